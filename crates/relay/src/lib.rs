@@ -1,0 +1,2 @@
+//! The split-TCP relay node.
+#![forbid(unsafe_code)]
