@@ -1,2 +1,25 @@
-//! The split-TCP relay node.
+//! The split-TCP relay node: takes each connection, makes one to its destination or to the next
+//! relay, and moves bytes both ways, so that each leg is a short control loop of its own
+//! (pied-piper 2.1).
+//!
+//! [`serve::run`] is the process, [`node::Node`] the node inside it. From the bottom up:
+//! [`direction`] moves one direction's bytes and knows when its FIN may be forwarded, [`session`]
+//! decides what a session's two legs mean for each other, [`worker`] is a thread with its
+//! poller, and a node is as many of those as there are CPUs. `docs/design/relay.md` has the
+//! state machines.
 #![forbid(unsafe_code)]
+
+pub mod addr;
+mod alarms;
+pub mod config;
+mod direction;
+pub mod end;
+mod exposition;
+pub mod metrics;
+pub mod node;
+mod pipes;
+pub mod serve;
+mod session;
+mod targets;
+mod token;
+mod worker;

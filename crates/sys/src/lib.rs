@@ -3,3 +3,11 @@
 //! This is the only crate of the workspace in which `unsafe` may appear. Nothing here has policy:
 //! each module wraps one family of system calls, states units and errors, and leaves decisions
 //! to its callers.
+
+pub mod epoll;
+pub mod limits;
+pub mod pipe;
+pub mod socket;
+
+/// The kernel's error number, as every module of this crate reports it.
+pub use rustix::io::Errno;

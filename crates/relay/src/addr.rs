@@ -1,0 +1,153 @@
+//! The addresses of a session, a type for each role, so that legs cannot be confused.
+
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+
+/// The address a listener is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ListenAddr(pub SocketAddr);
+
+/// The address a client connected from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientAddr(pub SocketAddr);
+
+/// The address the onward leg connects to: the destination or the next relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OnwardAddr(pub SocketAddr);
+
+/// Where connections go, as the configuration names it: `host:port`, host being a name or an
+/// address (IPv6 in brackets).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// A DNS name or the text of an IP address, without brackets.
+    pub host: String,
+    /// The TCP port, not 0.
+    pub port: u16,
+}
+
+/// Addresses written as one: `ADDRESS:PORT`, or `:PORT` for every IPv4 and IPv6 address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// The addresses to bind, at least one.
+    pub addrs: Vec<ListenAddr>,
+    /// It was written `:PORT`: a machine without IPv6 still listens on IPv4.
+    pub any: bool,
+}
+
+/// Why a text is not an address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddrError {
+    /// No port, or not a number that can be one.
+    #[error("`{0}` does not end in a port: write host:port, such as example.org:443 or [2001:db8::1]:443")]
+    Port(String),
+    /// Port 0 is no destination.
+    #[error("`{0}` has port 0, to which nothing can connect")]
+    PortZero(String),
+    /// No host before the port.
+    #[error("`{0}` names no host before its port")]
+    Host(String),
+    /// An IPv6 address without brackets cannot be told from its port.
+    #[error("`{0}` looks like an IPv6 address: put it in brackets, such as [2001:db8::1]:443")]
+    Brackets(String),
+    /// Not an IP address and port.
+    #[error("`{0}` is not an address to listen on: write ADDRESS:PORT, [ADDRESS]:PORT, or :PORT for all addresses")]
+    Listen(String),
+}
+
+// === impl Destination ===
+
+impl FromStr for Destination {
+    type Err = AddrError;
+
+    fn from_str(s: &str) -> Result<Self, AddrError> {
+        let (host, port) = s.rsplit_once(':').ok_or_else(|| AddrError::Port(s.into()))?;
+        let host = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
+            Some(inner) => {
+                inner.parse::<Ipv6Addr>().map_err(|_| AddrError::Host(s.into()))?;
+                inner
+            }
+            None if host.contains(':') => return Err(AddrError::Brackets(s.into())),
+            None => host,
+        };
+        if host.is_empty() || host.chars().any(char::is_whitespace) {
+            return Err(AddrError::Host(s.into()));
+        }
+        match port.parse() {
+            Ok(0) => Err(AddrError::PortZero(s.into())),
+            Ok(port) => Ok(Self { host: host.to_owned(), port }),
+            Err(_) => Err(AddrError::Port(s.into())),
+        }
+    }
+}
+
+impl fmt::Display for Destination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+// === impl Listen ===
+
+impl FromStr for Listen {
+    type Err = AddrError;
+
+    fn from_str(s: &str) -> Result<Self, AddrError> {
+        if let Some(port) = s.strip_prefix(':') {
+            let port: u16 = port.parse().map_err(|_| AddrError::Listen(s.into()))?;
+            let v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+            let v6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+            return Ok(Self { addrs: vec![ListenAddr(v4), ListenAddr(v6)], any: true });
+        }
+        let addr = s.parse().map_err(|_| AddrError::Listen(s.into()))?;
+        Ok(Self { addrs: vec![ListenAddr(addr)], any: false })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_destination_is_a_name_or_an_address_with_a_port() {
+        for (text, host, port) in [
+            ("example.org:443", "example.org", 443),
+            ("10.0.0.1:80", "10.0.0.1", 80),
+            ("[2001:db8::1]:80", "2001:db8::1", 80),
+        ] {
+            let d: Destination = text.parse().unwrap();
+            assert_eq!((d.host.as_str(), d.port), (host, port));
+            assert_eq!(d.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_bad_destination_says_what_is_wrong_with_it() {
+        let error = |s: &str| s.parse::<Destination>().unwrap_err();
+        assert_eq!(error("example.org"), AddrError::Port("example.org".into()));
+        assert_eq!(error("example.org:http"), AddrError::Port("example.org:http".into()));
+        assert_eq!(error("example.org:0"), AddrError::PortZero("example.org:0".into()));
+        assert_eq!(error(":80"), AddrError::Host(":80".into()));
+        assert_eq!(error("2001:db8::1:80"), AddrError::Brackets("2001:db8::1:80".into()));
+        assert_eq!(error("[nonsense]:80"), AddrError::Host("[nonsense]:80".into()));
+        assert_eq!(error("a b:80"), AddrError::Host("a b:80".into()));
+    }
+
+    #[test]
+    fn a_bare_port_listens_on_both_families() {
+        let listen: Listen = ":8080".parse().unwrap();
+        assert!(listen.any);
+        assert_eq!(listen.addrs.len(), 2);
+        assert!(listen.addrs[0].0.is_ipv4() && listen.addrs[1].0.is_ipv6());
+    }
+
+    #[test]
+    fn a_name_is_no_address_to_listen_on() {
+        assert!("localhost:80".parse::<Listen>().is_err());
+        assert!("127.0.0.1".parse::<Listen>().is_err());
+    }
+}

@@ -1,0 +1,377 @@
+//! The `[relay]` section of the configuration file, checked.
+//!
+//! A mistake is reported as one sentence with the file, the line and the field.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use serde::{Deserialize, Deserializer};
+use taut_sys::socket::Keepalive;
+use toml::Spanned;
+
+use crate::addr::{Destination, Listen};
+
+/// How a relay node runs.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Threads that move bytes; `None`: one for each CPU this process may run on.
+    pub workers: Option<u16>,
+    /// Sessions open at one time; further clients get RST. `None`: as many as the limit of open
+    /// descriptors has room for.
+    pub max_sessions: Option<u32>,
+    /// Where OpenMetrics are served; `None`: nowhere.
+    pub metrics: Option<std::net::SocketAddr>,
+    /// How long things may take.
+    pub timeouts: Timeouts,
+    /// How bytes are moved.
+    pub data: DataPath,
+    /// Dead-peer detection on both legs.
+    pub keepalive: Keepalive,
+    /// What is listened on, and where it goes. At least one.
+    pub forwards: Vec<Forward>,
+}
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// For each address of a destination: SYN to SYN-ACK.
+    pub connect: Duration,
+    /// Without a byte moved, once one side has ended its stream.
+    pub half_closed: Duration,
+    /// Without a byte acknowledged, while the bytes that a broken connection had still delivered
+    /// are passed on ahead of the RST.
+    pub flush: Duration,
+    /// From SIGTERM until the sessions that are still open are reset.
+    pub drain: Duration,
+    /// Between look-ups of destinations that are names.
+    pub resolve: Duration,
+}
+
+/// How bytes are moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataPath {
+    /// Bytes of a direction that are copied before it uses splice(2); `None`: all of them.
+    pub splice_after: Option<u64>,
+    /// Bytes asked for in each pipe.
+    pub pipe_size: usize,
+    /// Pipes of the whole node. A direction that gets none copies.
+    pub max_pipes: u32,
+}
+
+/// One `[[relay.forward]]`.
+#[derive(Clone, Debug)]
+pub struct Forward {
+    /// Where clients connect to.
+    pub listen: Vec<Listen>,
+    /// The destination or the next relay.
+    pub to: Destination,
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read {path}: {source}", path = path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: std::io::Error,
+    },
+    /// The file says something that cannot be.
+    #[error("{path}:{line}: {message}", path = path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// Its line, from 1.
+        line: usize,
+        /// The field and what is wrong with it.
+        message: String,
+    },
+    /// Nothing to do.
+    #[error("{path}: no [[relay.forward]]: say what to listen on and where it goes", path = path.display())]
+    NoForward {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+// === impl Config ===
+
+impl Config {
+    /// A configuration with every default and the given forwards.
+    pub fn new(forwards: Vec<Forward>) -> Self {
+        Self {
+            workers: None,
+            max_sessions: None,
+            metrics: None,
+            timeouts: Timeouts::default(),
+            data: DataPath::default(),
+            keepalive: Keepalive {
+                idle: Duration::from_secs(60),
+                interval: Duration::from_secs(15),
+                probes: 4,
+            },
+            forwards,
+        }
+    }
+
+    /// Reads the `[relay]` section of `path`.
+    ///
+    /// # Errors
+    /// [`ConfigError`], one sentence.
+    pub fn load(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        Self::parse(&text, path)
+    }
+
+    /// Reads the `[relay]` section of `text`; `path` is only named in errors.
+    ///
+    /// # Errors
+    /// [`ConfigError`], one sentence.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        let invalid = |offset: usize, message: String| {
+            let line = text.as_bytes()[..offset.min(text.len())].iter().filter(|&&b| b == b'\n');
+            ConfigError::Invalid { path: path.to_owned(), line: line.count() + 1, message }
+        };
+        let at = |error: &toml::de::Error| error.span().map_or(0, |span| span.start);
+
+        let parsed = toml::Deserializer::parse(text)
+            .map_err(|e| invalid(at(&e), one_sentence(e.message())))?;
+        let file: File = serde_path_to_error::deserialize(parsed).map_err(|e| {
+            let field = field_name(e.path());
+            let inner = e.inner();
+            let message = one_sentence(inner.message());
+            invalid(at(inner), format!("{field}: {message}"))
+        })?;
+        let Some(relay) = file.relay else {
+            return Err(ConfigError::NoForward { path: path.to_owned() });
+        };
+        if relay.forward.is_empty() {
+            return Err(ConfigError::NoForward { path: path.to_owned() });
+        }
+        relay.check().map_err(|(offset, message)| invalid(offset, message))
+    }
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(10),
+            half_closed: Duration::from_secs(600),
+            flush: Duration::from_secs(30),
+            drain: Duration::from_secs(30),
+            resolve: Duration::from_secs(30),
+        }
+    }
+}
+
+impl Default for DataPath {
+    fn default() -> Self {
+        Self { splice_after: Some(128 << 10), pipe_size: 256 << 10, max_pipes: 128 }
+    }
+}
+
+/// The path of a field as a person writes it.
+fn field_name(path: &serde_path_to_error::Path) -> String {
+    use serde_path_to_error::Segment;
+    let mut name = String::new();
+    for segment in path {
+        match segment {
+            // How `Spanned` is carried through serde, not a field of anybody's file.
+            Segment::Map { key } if key.starts_with("$__serde") => {}
+            Segment::Map { key } if name.is_empty() => name.push_str(key),
+            Segment::Map { key } => name.extend([".", key]),
+            Segment::Seq { index } => name.push_str(&format!("[{index}]")),
+            Segment::Enum { .. } | Segment::Unknown => {}
+        }
+    }
+    name
+}
+
+/// The parser's messages may go over several lines; a sentence does not.
+fn one_sentence(message: &str) -> String {
+    message.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+// === the file as it is written ===
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    relay: Option<Section>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Section {
+    workers: Option<Spanned<u16>>,
+    max_sessions: Option<Spanned<u32>>,
+    metrics: Option<Spanned<String>>,
+    connect_timeout: Option<Spanned<Time>>,
+    half_closed_timeout: Option<Spanned<Time>>,
+    flush_timeout: Option<Spanned<Time>>,
+    drain_timeout: Option<Time>,
+    resolve_interval: Option<Spanned<Time>>,
+    keepalive_idle: Option<Spanned<Time>>,
+    splice: Option<bool>,
+    splice_after: Option<ByteSize>,
+    pipe_size: Option<Spanned<ByteSize>>,
+    max_pipes: Option<u32>,
+    #[serde(default)]
+    forward: Vec<ForwardSection>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ForwardSection {
+    // The texts inside an untagged enum have no place of their own; the list has.
+    listen: Spanned<OneOrMany>,
+    to: Spanned<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected an address or a list of addresses")]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+struct Time(Duration);
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        humantime::parse_duration(&text).map(Time).map_err(|e| {
+            serde::de::Error::custom(format!("`{text}` is not a duration such as \"10s\": {e}"))
+        })
+    }
+}
+
+/// The kernel takes keepalive times in whole seconds from 1 to 32767.
+const KEEPALIVE_IDLE: std::ops::RangeInclusive<u64> = 1..=32_767;
+/// fs.pipe-max-size on a stock kernel; a page is the least there is.
+const PIPE_SIZE: std::ops::RangeInclusive<u64> = (4 << 10)..=(1 << 20);
+
+impl Section {
+    /// The checked configuration, or the offset of what is wrong and what it is.
+    fn check(self) -> Result<Config, (usize, String)> {
+        let mut config = Config::new(Vec::with_capacity(self.forward.len()));
+        config.workers = at_least_one(self.workers, "workers")?;
+        config.max_sessions = at_least_one(self.max_sessions, "max_sessions")?;
+        if let Some(metrics) = self.metrics {
+            let addr = metrics.get_ref().parse().map_err(|_| {
+                let text = metrics.get_ref();
+                (
+                    metrics.span().start,
+                    format!("relay.metrics: `{text}` is not ADDRESS:PORT, such as 127.0.0.1:9464"),
+                )
+            })?;
+            config.metrics = Some(addr);
+        }
+
+        let t = &mut config.timeouts;
+        set_time(&mut t.connect, self.connect_timeout, "connect_timeout")?;
+        set_time(&mut t.half_closed, self.half_closed_timeout, "half_closed_timeout")?;
+        set_time(&mut t.flush, self.flush_timeout, "flush_timeout")?;
+        set_time(&mut t.resolve, self.resolve_interval, "resolve_interval")?;
+        if let Some(Time(drain)) = self.drain_timeout {
+            t.drain = drain;
+        }
+        if let Some(idle) = self.keepalive_idle {
+            let seconds = idle.get_ref().0.as_secs();
+            if !KEEPALIVE_IDLE.contains(&seconds) {
+                let (least, most) = KEEPALIVE_IDLE.into_inner();
+                let message = format!("relay.keepalive_idle: must be from {least} s to {most} s");
+                return Err((idle.span().start, message));
+            }
+            config.keepalive.idle = Duration::from_secs(seconds);
+        }
+
+        let d = &mut config.data;
+        if let Some(after) = self.splice_after {
+            d.splice_after = Some(after.as_u64());
+        }
+        if self.splice == Some(false) {
+            d.splice_after = None;
+        }
+        if let Some(size) = self.pipe_size {
+            let bytes = size.get_ref().as_u64();
+            if !PIPE_SIZE.contains(&bytes) {
+                let message = format!("relay.pipe_size: `{}` is not from 4 KiB to 1 MiB", size.get_ref());
+                return Err((size.span().start, message));
+            }
+            d.pipe_size = usize::try_from(bytes).unwrap_or(usize::MAX);
+        }
+        if let Some(max) = self.max_pipes {
+            d.max_pipes = max;
+        }
+
+        for (i, forward) in self.forward.into_iter().enumerate() {
+            config.forwards.push(forward.check(i)?);
+        }
+        Ok(config)
+    }
+}
+
+impl ForwardSection {
+    fn check(self, i: usize) -> Result<Forward, (usize, String)> {
+        let to_at = self.to.span().start;
+        let to = parse(self.to.get_ref(), to_at, || format!("relay.forward[{i}].to"))?;
+        let listen_at = self.listen.span().start;
+        let listen = match self.listen.into_inner() {
+            OneOrMany::One(one) => vec![one],
+            OneOrMany::Many(many) => many,
+        };
+        if listen.is_empty() {
+            let message = format!("relay.forward[{i}].listen: no address to listen on");
+            return Err((listen_at, message));
+        }
+        let listen = listen
+            .iter()
+            .enumerate()
+            .map(|(j, addr)| {
+                parse(addr, listen_at, || format!("relay.forward[{i}].listen[{j}]"))
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(Forward { listen, to })
+    }
+}
+
+fn parse<T>(text: &str, at: usize, field: impl Fn() -> String) -> Result<T, (usize, String)>
+where
+    T: std::str::FromStr,
+    T::Err: std::fmt::Display,
+{
+    text.parse().map_err(|e| (at, format!("{}: {e}", field())))
+}
+
+fn at_least_one<T: Copy + Default + PartialEq>(
+    value: Option<Spanned<T>>,
+    field: &str,
+) -> Result<Option<T>, (usize, String)> {
+    match value {
+        Some(v) if *v.get_ref() == T::default() => {
+            Err((v.span().start, format!("relay.{field}: must be at least 1")))
+        }
+        other => Ok(other.map(Spanned::into_inner)),
+    }
+}
+
+fn set_time(
+    slot: &mut Duration,
+    value: Option<Spanned<Time>>,
+    field: &str,
+) -> Result<(), (usize, String)> {
+    let Some(value) = value else { return Ok(()) };
+    if value.get_ref().0.is_zero() {
+        return Err((value.span().start, format!("relay.{field}: must be more than 0")));
+    }
+    *slot = value.into_inner().0;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

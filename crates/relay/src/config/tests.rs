@@ -1,0 +1,113 @@
+use super::*;
+
+const FORWARD: &str = "[[relay.forward]]\nlisten = \":8080\"\nto = \"origin.example:80\"\n";
+
+fn parse(text: &str) -> Result<Config, ConfigError> {
+    Config::parse(text, Path::new("taut.toml"))
+}
+
+fn error(text: &str) -> String {
+    parse(text).unwrap_err().to_string()
+}
+
+#[test]
+fn the_least_configuration_is_one_forward() {
+    let config = parse(FORWARD).unwrap();
+    assert_eq!(config.forwards.len(), 1);
+    assert_eq!(config.forwards[0].to.to_string(), "origin.example:80");
+    assert_eq!(config.timeouts, Timeouts::default());
+    assert_eq!(config.data, DataPath::default());
+}
+
+#[test]
+fn every_field_is_read() {
+    let config = parse(
+        "[relay]\nworkers = 3\nmax_sessions = 100\nmetrics = \"127.0.0.1:9464\"\n\
+         connect_timeout = \"3s\"\nhalf_closed_timeout = \"1m\"\nflush_timeout = \"2s\"\n\
+         drain_timeout = \"0s\"\nresolve_interval = \"5m\"\nkeepalive_idle = \"20s\"\n\
+         splice_after = \"64KiB\"\npipe_size = \"1MiB\"\nmax_pipes = 7\n\
+         [[relay.forward]]\nlisten = [\"127.0.0.1:1\", \"[::1]:1\"]\nto = \"[::1]:80\"\n",
+    )
+    .unwrap();
+    assert_eq!(config.workers, Some(3));
+    assert_eq!(config.max_sessions, Some(100));
+    assert_eq!(config.metrics, Some("127.0.0.1:9464".parse().unwrap()));
+    assert_eq!(config.timeouts.connect, Duration::from_secs(3));
+    assert_eq!(config.timeouts.half_closed, Duration::from_secs(60));
+    assert_eq!(config.timeouts.flush, Duration::from_secs(2));
+    assert_eq!(config.timeouts.drain, Duration::ZERO);
+    assert_eq!(config.timeouts.resolve, Duration::from_secs(300));
+    assert_eq!(config.keepalive.idle, Duration::from_secs(20));
+    let data = DataPath { splice_after: Some(64 << 10), pipe_size: 1 << 20, max_pipes: 7 };
+    assert_eq!(config.data, data);
+    assert_eq!(config.forwards[0].listen.len(), 2);
+}
+
+#[test]
+fn splice_can_be_switched_off() {
+    let config = parse(&format!("[relay]\nsplice = false\n{FORWARD}")).unwrap();
+    assert_eq!(config.data.splice_after, None);
+}
+
+#[test]
+fn an_unknown_key_is_named_with_its_line() {
+    let e = error("[relay]\nworkers = 2\nworker = 3\n");
+    assert!(e.starts_with("taut.toml:3: relay.worker: unknown field `worker`"), "{e}");
+}
+
+#[test]
+fn an_unknown_section_is_named() {
+    let e = error("[rely]\nworkers = 2\n");
+    assert!(e.starts_with("taut.toml:1: rely: unknown field `rely`"), "{e}");
+}
+
+#[test]
+fn a_value_of_the_wrong_kind_is_named_with_its_field_and_line() {
+    let e = error("[relay]\n\nworkers = \"two\"\n");
+    assert!(e.starts_with("taut.toml:3: relay.workers: invalid type: string \"two\""), "{e}");
+}
+
+#[test]
+fn a_bad_address_is_named_with_its_field_and_line() {
+    let e = error("[[relay.forward]]\nlisten = \"here:80\"\nto = \"x:80\"\n");
+    assert!(e.starts_with("taut.toml:2: relay.forward[0].listen[0]: `here:80` is not"), "{e}");
+    let e = error("[[relay.forward]]\nlisten = \":80\"\nto = \"x\"\n");
+    assert!(e.starts_with("taut.toml:3: relay.forward[0].to: `x` does not end in a port"), "{e}");
+    let e = error(&format!("[relay]\nmetrics = \"9464\"\n{FORWARD}"));
+    assert!(e.starts_with("taut.toml:2: relay.metrics: `9464` is not ADDRESS:PORT"), "{e}");
+}
+
+#[test]
+fn figures_out_of_range_are_refused() {
+    for (line, field) in [
+        ("workers = 0", "relay.workers"),
+        ("max_sessions = 0", "relay.max_sessions"),
+        ("connect_timeout = \"0s\"", "relay.connect_timeout"),
+        ("pipe_size = \"2MiB\"", "relay.pipe_size"),
+        ("keepalive_idle = \"10h\"", "relay.keepalive_idle"),
+        ("connect_timeout = \"soon\"", "relay.connect_timeout"),
+        ("splice_after = \"many\"", "relay.splice_after"),
+    ] {
+        let e = error(&format!("[relay]\n{line}\n{FORWARD}"));
+        assert!(e.starts_with(&format!("taut.toml:2: {field}: ")), "{line}: {e}");
+        assert!(!e.contains('\n'), "{e}");
+    }
+}
+
+#[test]
+fn broken_toml_is_named_with_its_line() {
+    let e = error("[relay]\nworkers = = 2\n");
+    assert!(e.starts_with("taut.toml:2: "), "{e}");
+}
+
+#[test]
+fn a_file_without_a_forward_says_so() {
+    assert!(error("").contains("no [[relay.forward]]"));
+    assert!(error("[relay]\n").contains("no [[relay.forward]]"));
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let e = Config::load(Path::new("/nonexistent/taut.toml")).unwrap_err().to_string();
+    assert!(e.starts_with("cannot read /nonexistent/taut.toml: "), "{e}");
+}

@@ -1,0 +1,118 @@
+//! How a session ends: the causes that are counted and logged.
+
+use taut_sys::Errno;
+
+/// One of the two legs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Client,
+    Onward,
+}
+
+/// Why a session ended. The label of each is the `cause` in `taut_relay_ended_total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Both streams were passed on whole, FIN included.
+    Complete,
+    /// The client sent RST.
+    ClientReset,
+    /// The destination sent RST.
+    OnwardReset,
+    /// The client stopped answering.
+    ClientLost,
+    /// The destination stopped answering.
+    OnwardLost,
+    /// The destination answered the SYN with RST.
+    ConnectRefused,
+    /// The destination did not answer the SYN.
+    ConnectTimedOut,
+    /// There is no way to the destination, or the network says it cannot be reached.
+    ConnectUnreachable,
+    /// This machine had no descriptor, port or memory left for the onward leg.
+    NoResources,
+    /// One side had ended its stream, and nothing came from the other for too long.
+    HalfClosedTimeout,
+    /// It was still open when the node had to stop.
+    Stopped,
+}
+
+impl End {
+    /// Every cause.
+    pub const ALL: [Self; 11] = [
+        Self::Complete,
+        Self::ClientReset,
+        Self::OnwardReset,
+        Self::ClientLost,
+        Self::OnwardLost,
+        Self::ConnectRefused,
+        Self::ConnectTimedOut,
+        Self::ConnectUnreachable,
+        Self::NoResources,
+        Self::HalfClosedTimeout,
+        Self::Stopped,
+    ];
+
+    /// The name used in metrics and logs.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Complete => "complete",
+            Self::ClientReset => "client_reset",
+            Self::OnwardReset => "onward_reset",
+            Self::ClientLost => "client_lost",
+            Self::OnwardLost => "onward_lost",
+            Self::ConnectRefused => "connect_refused",
+            Self::ConnectTimedOut => "connect_timed_out",
+            Self::ConnectUnreachable => "connect_unreachable",
+            Self::NoResources => "no_resources",
+            Self::HalfClosedTimeout => "half_closed_timeout",
+            Self::Stopped => "stopped",
+        }
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self as usize
+    }
+
+    /// How an error on an established leg is counted.
+    pub(crate) fn of_leg(side: Side, error: Errno) -> Self {
+        let lost = matches!(
+            error,
+            Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::NETDOWN
+        );
+        match (side, lost) {
+            (Side::Client, false) => Self::ClientReset,
+            (Side::Client, true) => Self::ClientLost,
+            (Side::Onward, false) => Self::OnwardReset,
+            (Side::Onward, true) => Self::OnwardLost,
+        }
+    }
+
+    /// How an error while connecting is counted.
+    pub(crate) fn of_connect(error: Errno) -> Self {
+        match error {
+            Errno::CONNREFUSED | Errno::CONNRESET => Self::ConnectRefused,
+            Errno::TIMEDOUT => Self::ConnectTimedOut,
+            Errno::MFILE
+            | Errno::NFILE
+            | Errno::NOBUFS
+            | Errno::NOMEM
+            | Errno::NOSPC
+            | Errno::ADDRNOTAVAIL
+            | Errno::AGAIN => Self::NoResources,
+            _ => Self::ConnectUnreachable,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_have_their_own_place_and_label() {
+        for (i, end) in End::ALL.into_iter().enumerate() {
+            assert_eq!(end.index(), i);
+            assert_eq!(End::ALL.iter().filter(|e| e.label() == end.label()).count(), 1);
+        }
+    }
+}

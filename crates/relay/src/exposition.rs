@@ -1,0 +1,105 @@
+//! OpenMetrics over HTTP, for a scraper on a local port.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, CONTENT_TYPE};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+use crate::metrics::Metrics;
+
+/// Scrapers served at one time; more wait in the listen queue.
+const CONNECTIONS: usize = 16;
+/// A scraper that takes longer than this for all it asks is cut off.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The same, for its request's head.
+const HEAD_PATIENCE: Duration = Duration::from_secs(5);
+/// After accept failed for want of something.
+const PAUSE: Duration = Duration::from_millis(100);
+
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Serves `metrics` at `/metrics` for ever.
+pub(crate) async fn serve(listener: TcpListener, metrics: Metrics) {
+    let permits = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let Ok(permit) = permits.clone().acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a scraper");
+                sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let metrics = metrics.clone();
+        tokio::spawn(async move {
+            let service = service_fn(move |request: Request<Incoming>| {
+                std::future::ready(Ok::<_, Infallible>(answer(request.method(), request.uri().path(), &metrics)))
+            });
+            let connection = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_PATIENCE)
+                .serve_connection(TokioIo::new(stream), service);
+            if let Ok(Err(error)) = timeout(PATIENCE, connection).await {
+                tracing::debug!(%error, "a scraper's connection failed");
+            }
+            drop(permit);
+        });
+    }
+}
+
+fn answer(method: &Method, path: &str, metrics: &Metrics) -> Response<Full<Bytes>> {
+    if path != "/metrics" {
+        return plain(StatusCode::NOT_FOUND, "metrics are at /metrics\n");
+    }
+    if method != Method::GET && method != Method::HEAD {
+        let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "GET only\n");
+        response.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET, HEAD"));
+        return response;
+    }
+    match metrics.encode() {
+        Ok(text) => {
+            let mut response = Response::new(Full::new(Bytes::from(text)));
+            response
+                .headers_mut()
+                .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(OPENMETRICS));
+            response
+        }
+        Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "cannot encode the metrics\n"),
+    }
+}
+
+fn plain(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
+    *response.status_mut() = status;
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_get_of_metrics_is_answered_with_them() {
+        let metrics = Metrics::new(1);
+        let status = |method, path| answer(&method, path, &metrics).status();
+        assert_eq!(status(Method::GET, "/metrics"), StatusCode::OK);
+        assert_eq!(status(Method::GET, "/"), StatusCode::NOT_FOUND);
+        assert_eq!(status(Method::POST, "/metrics"), StatusCode::METHOD_NOT_ALLOWED);
+    }
+
+    #[test]
+    fn the_type_is_openmetrics() {
+        let response = answer(&Method::GET, "/metrics", &Metrics::new(1));
+        assert_eq!(response.headers()[CONTENT_TYPE], OPENMETRICS);
+    }
+}

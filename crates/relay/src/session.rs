@@ -1,0 +1,312 @@
+//! A session: the client's leg, the onward leg, and a direction each way between them.
+//!
+//! Decides what the kernel's reports mean for the session; it makes no socket and reads no
+//! clock. [`Session::handle`] takes note of readiness, [`Session::drive`] acts on it, and
+//! [`Session::deadline`] says when it wants to be driven without a report.
+//!
+//! ```text
+//!   Connecting --connected--> Relaying --both ended--> Lingering --all sent--> over, FIN
+//!       |                         |                        |
+//!       | refused, timed out,     | a leg broke            | a leg broke, stalled
+//!       | client gone             v                        v
+//!       +---------------------> Breaking --flushed,----> over, RST
+//!                                          stalled
+//! ```
+
+use std::time::{Duration, Instant};
+
+use taut_sys::Errno;
+use taut_sys::epoll::Readiness;
+
+use crate::config::Timeouts;
+use crate::direction::{Direction, Fault, Leg, Turn, Workshop};
+use crate::end::{End, Side};
+
+/// While the kernel is watched for bytes that are still to be acknowledged or sent, the first and
+/// the longest time between looks. It reports neither event, so it has to be asked.
+const FIRST_LOOK: Duration = Duration::from_millis(2);
+const LONGEST_LOOK: Duration = Duration::from_millis(500);
+
+/// One relayed connection.
+pub(crate) struct Session<L: Leg> {
+    client: L,
+    onward: Option<L>,
+    to_onward: Direction<L::Pipe>,
+    to_client: Direction<L::Pipe>,
+    phase: Phase,
+    /// What the poller said of the onward leg while it was connecting.
+    onward_ready: Option<Readiness>,
+    client_failed: bool,
+    onward_failed: bool,
+    /// When bytes or an end of stream last moved.
+    progress: Instant,
+}
+
+#[derive(Clone, Copy)]
+enum Phase {
+    /// The onward leg is on its way.
+    Connecting { until: Instant },
+    /// Bytes move.
+    Relaying,
+    /// One leg broke; what it had delivered goes to the other, and then RST.
+    Breaking { dead: Side, end: End, watch: Watch },
+    /// Both streams have ended; their tails are still in the kernel's send queues.
+    Lingering { watch: Watch },
+}
+
+/// Looks at a send queue from time to time, and how long it has not moved.
+#[derive(Clone, Copy)]
+struct Watch {
+    next: Instant,
+    pause: Duration,
+    /// Bytes in the send queue and bytes handed to it so far.
+    seen: (usize, u64),
+    moved_at: Instant,
+}
+
+/// What is to be done with a session after it was driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Nothing until it is reported ready or its deadline comes.
+    Wait,
+    /// Drive it again after the others had their turn.
+    Again,
+    /// Connecting failed with this; dial the next address or end it with
+    /// [`End::of_connect`].
+    Redial(Errno),
+    /// It is over, and both streams were passed on whole: close both legs gracefully.
+    Complete,
+    /// It is over: reset both legs.
+    Broken(End),
+}
+
+// === impl Session ===
+
+impl<L: Leg> Session<L> {
+    /// A session whose client has just been accepted.
+    pub(crate) fn new(client: L, now: Instant) -> Self {
+        Self {
+            client,
+            onward: None,
+            to_onward: Direction::new(),
+            to_client: Direction::new(),
+            phase: Phase::Connecting { until: now },
+            onward_ready: None,
+            client_failed: false,
+            onward_failed: false,
+            progress: now,
+        }
+    }
+
+    /// The onward leg is now being connected, until `until` at the latest.
+    pub(crate) fn dialled(&mut self, onward: L, until: Instant) {
+        self.onward = Some(onward);
+        self.onward_ready = None;
+        self.phase = Phase::Connecting { until };
+    }
+
+    /// The legs, to be closed.
+    pub(crate) fn into_legs(self) -> (L, Option<L>) {
+        (self.client, self.onward)
+    }
+
+    /// Pipes that still hold bytes, to be thrown away.
+    pub(crate) fn take_dirty_pipes(&mut self) -> impl Iterator<Item = L::Pipe> {
+        [self.to_onward.take_dirty_pipe(), self.to_client.take_dirty_pipe()].into_iter().flatten()
+    }
+
+    /// Bytes passed to the onward leg and to the client so far.
+    pub(crate) fn moved(&self) -> (u64, u64) {
+        (self.to_onward.moved(), self.to_client.moved())
+    }
+
+    /// Takes note of what is known of a leg.
+    pub(crate) fn handle(&mut self, side: Side, ready: Readiness) {
+        match side {
+            Side::Client => {
+                self.to_onward.handle_source(ready);
+                self.to_client.handle_sink(ready);
+                self.client_failed |= ready.failed();
+            }
+            Side::Onward if matches!(self.phase, Phase::Connecting { .. }) => {
+                self.onward_ready = Some(ready);
+            }
+            Side::Onward => {
+                self.to_client.handle_source(ready);
+                self.to_onward.handle_sink(ready);
+                self.onward_failed |= ready.failed();
+            }
+        }
+    }
+
+    /// When it has to be driven even if nothing is reported.
+    pub(crate) fn deadline(&self, timeouts: &Timeouts) -> Option<Instant> {
+        match self.phase {
+            Phase::Connecting { until } => Some(until),
+            Phase::Relaying if self.to_onward.ended() != self.to_client.ended() => {
+                Some(self.progress + timeouts.half_closed)
+            }
+            Phase::Relaying => None,
+            Phase::Breaking { watch, .. } | Phase::Lingering { watch } => Some(watch.next),
+        }
+    }
+
+    /// Does what can be done now.
+    pub(crate) fn drive<W>(&mut self, now: Instant, timeouts: &Timeouts, shop: &mut W) -> Step
+    where
+        W: Workshop<Pipe = L::Pipe>,
+    {
+        match self.phase {
+            Phase::Connecting { until } => self.connect(now, until, timeouts, shop),
+            Phase::Relaying => self.relay(now, timeouts, shop),
+            Phase::Breaking { .. } => self.flush(now, timeouts, shop),
+            Phase::Lingering { .. } => self.linger(now, timeouts),
+        }
+    }
+
+    fn connect<W>(&mut self, now: Instant, until: Instant, t: &Timeouts, shop: &mut W) -> Step
+    where
+        W: Workshop<Pipe = L::Pipe>,
+    {
+        if self.client_failed {
+            let error = self.client.take_error().err().unwrap_or(Errno::CONNRESET);
+            return Step::Broken(End::of_leg(Side::Client, error));
+        }
+        let Some(onward) = &self.onward else { return Step::Wait };
+        match self.onward_ready {
+            Some(ready) if ready.writable() => match onward.take_error() {
+                Ok(()) => {
+                    self.phase = Phase::Relaying;
+                    self.progress = now;
+                    self.handle(Side::Onward, ready);
+                    self.relay(now, t, shop)
+                }
+                Err(e) => Step::Redial(e),
+            },
+            _ if now >= until => Step::Redial(Errno::TIMEDOUT),
+            _ => Step::Wait,
+        }
+    }
+
+    fn relay<W>(&mut self, now: Instant, t: &Timeouts, shop: &mut W) -> Step
+    where
+        W: Workshop<Pipe = L::Pipe>,
+    {
+        let Some(onward) = &self.onward else { return Step::Wait };
+        if self.client_failed {
+            let error = self.client.take_error().err().unwrap_or(Errno::CONNRESET);
+            return self.break_off(Side::Client, error, now, t, shop);
+        }
+        if self.onward_failed {
+            let error = onward.take_error().err().unwrap_or(Errno::CONNRESET);
+            return self.break_off(Side::Onward, error, now, t, shop);
+        }
+        let before = (self.to_onward.position(), self.to_client.position());
+        let up = match self.to_onward.turn(&self.client, onward, shop) {
+            Ok(turn) => turn,
+            Err(Fault::From(e)) => return self.break_off(Side::Client, e, now, t, shop),
+            Err(Fault::To(e)) => return self.break_off(Side::Onward, e, now, t, shop),
+        };
+        let down = match self.to_client.turn(onward, &self.client, shop) {
+            Ok(turn) => turn,
+            Err(Fault::From(e)) => return self.break_off(Side::Onward, e, now, t, shop),
+            Err(Fault::To(e)) => return self.break_off(Side::Client, e, now, t, shop),
+        };
+        if (self.to_onward.position(), self.to_client.position()) != before {
+            self.progress = now;
+        }
+        match (up, down) {
+            (Turn::Ended, Turn::Ended) => {
+                self.phase = Phase::Lingering { watch: Watch::new(now) };
+                self.linger(now, t)
+            }
+            (Turn::Yielded, _) | (_, Turn::Yielded) => Step::Again,
+            (Turn::Ended, _) | (_, Turn::Ended) if now >= self.progress + t.half_closed => {
+                Step::Broken(End::HalfClosedTimeout)
+            }
+            _ => Step::Wait,
+        }
+    }
+
+    /// `dead` is gone. The other leg gets what it had delivered, then RST.
+    fn break_off<W>(&mut self, dead: Side, e: Errno, now: Instant, t: &Timeouts, shop: &mut W) -> Step
+    where
+        W: Workshop<Pipe = L::Pipe>,
+    {
+        match dead {
+            Side::Client => self.to_onward.break_off(),
+            Side::Onward => self.to_client.break_off(),
+        }
+        let end = End::of_leg(dead, e);
+        self.phase = Phase::Breaking { dead, end, watch: Watch::new(now) };
+        self.flush(now, t, shop)
+    }
+
+    fn flush<W>(&mut self, now: Instant, t: &Timeouts, shop: &mut W) -> Step
+    where
+        W: Workshop<Pipe = L::Pipe>,
+    {
+        let Phase::Breaking { dead, end, mut watch } = self.phase else { return Step::Wait };
+        let Some(onward) = &self.onward else { return Step::Broken(end) };
+        let (direction, from, to, survivor_failed) = match dead {
+            Side::Client => (&mut self.to_onward, &self.client, onward, self.onward_failed),
+            Side::Onward => (&mut self.to_client, onward, &self.client, self.client_failed),
+        };
+        if survivor_failed {
+            return Step::Broken(end);
+        }
+        match direction.turn(from, to, shop) {
+            Err(_) => return Step::Broken(end),
+            Ok(Turn::Yielded) => return Step::Again,
+            Ok(Turn::Blocked | Turn::Ended) => {}
+        }
+        // RST throws away what the survivor's peer has not acknowledged, so it has to wait.
+        let queued = to.unacknowledged();
+        if direction.finished() && queued == 0 {
+            return Step::Broken(end);
+        }
+        if watch.stalled((queued, direction.moved()), now, t.flush) {
+            return Step::Broken(end);
+        }
+        self.phase = Phase::Breaking { dead, end, watch };
+        Step::Wait
+    }
+
+    /// A socket that is closed with unsent bytes is the kernel's business, and the kernel gives
+    /// a slow reader a few minutes; it gets here what every other session gets.
+    fn linger(&mut self, now: Instant, t: &Timeouts) -> Step {
+        let Phase::Lingering { mut watch } = self.phase else { return Step::Wait };
+        let unsent = |leg: &L, failed: bool| if failed { 0 } else { leg.unsent() };
+        let queued = unsent(&self.client, self.client_failed)
+            + self.onward.as_ref().map_or(0, |onward| unsent(onward, self.onward_failed));
+        if queued == 0 {
+            return Step::Complete;
+        }
+        if watch.stalled((queued, 0), now, t.half_closed) {
+            return Step::Broken(End::HalfClosedTimeout);
+        }
+        self.phase = Phase::Lingering { watch };
+        Step::Wait
+    }
+}
+
+// === impl Watch ===
+
+impl Watch {
+    fn new(now: Instant) -> Self {
+        Self { next: now, pause: FIRST_LOOK, seen: (usize::MAX, 0), moved_at: now }
+    }
+
+    /// Takes note of the queue; `true` when it has not moved for `limit`.
+    fn stalled(&mut self, seen: (usize, u64), now: Instant, limit: Duration) -> bool {
+        if seen != self.seen {
+            self.seen = seen;
+            self.moved_at = now;
+        }
+        if now >= self.next {
+            self.next = now + self.pause;
+            self.pause = (self.pause * 2).min(LONGEST_LOOK);
+        }
+        now >= self.moved_at + limit
+    }
+}

@@ -1,0 +1,248 @@
+//! TCP sockets: listeners that share a port, and streams that are never blocking.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrAny, SocketFlags, SocketType, sockopt,
+};
+
+use crate::Errno;
+
+/// linux/sockios.h; libc has no name for it.
+const SIOCOUTQNSD: libc::Ioctl = 0x894B;
+
+/// When the kernel gives up on a peer that no longer answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keepalive {
+    /// Silence after which the first probe is sent.
+    pub idle: Duration,
+    /// Time between probes.
+    pub interval: Duration,
+    /// Unanswered probes after which the connection fails with `ETIMEDOUT`.
+    pub probes: u32,
+}
+
+/// What a relayed leg asks of its socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LegOptions {
+    /// Probes to find dead peers.
+    pub keepalive: Keepalive,
+}
+
+impl LegOptions {
+    fn apply(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
+        // A relay adds no waiting of its own: what one leg delivers the other sends at once.
+        sockopt::set_tcp_nodelay(fd, true)?;
+        // Urgent data stays in the stream, or its byte would vanish from what is relayed.
+        sockopt::set_socket_oobinline(fd, true)?;
+        sockopt::set_socket_keepalive(fd, true)?;
+        sockopt::set_tcp_keepidle(fd, self.keepalive.idle)?;
+        sockopt::set_tcp_keepintvl(fd, self.keepalive.interval)?;
+        sockopt::set_tcp_keepcnt(fd, self.keepalive.probes)?;
+        // Until the end of the stream has been forwarded, closing means aborting: if this process
+        // is killed, both peers see RST, never a FIN that makes half a file look whole.
+        sockopt::set_socket_linger(fd, Some(Duration::ZERO))
+    }
+}
+
+/// A listening socket, one of several that share its port (SO_REUSEPORT).
+#[derive(Debug)]
+pub struct Listener(OwnedFd);
+
+impl Listener {
+    /// Finds out whether `addr` can be listened on by nobody else's leave: SO_REUSEPORT alone
+    /// would let two processes of one user share a port without either knowing.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`.
+    pub fn probe(addr: SocketAddr) -> Result<(), Errno> {
+        let fd = Self::unbound(addr)?;
+        rustix::net::bind(&fd, &addr)
+    }
+
+    /// Listens on `addr`; accepted streams inherit `options`. An IPv6 address takes IPv6 only.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`, `EMFILE`.
+    pub fn bind(addr: SocketAddr, backlog: i32, options: &LegOptions) -> Result<Self, Errno> {
+        let fd = Self::unbound(addr)?;
+        sockopt::set_socket_reuseport(&fd, true)?;
+        options.apply(fd.as_fd())?;
+        rustix::net::bind(&fd, &addr)?;
+        rustix::net::listen(&fd, backlog)?;
+        Ok(Self(fd))
+    }
+
+    fn unbound(addr: SocketAddr) -> Result<OwnedFd, Errno> {
+        let fd = tcp_socket(addr)?;
+        sockopt::set_socket_reuseaddr(&fd, true)?;
+        if addr.is_ipv6() {
+            sockopt::set_ipv6_v6only(&fd, true)?;
+        }
+        Ok(fd)
+    }
+
+    /// Takes the next connection that is waiting, with its peer's address.
+    ///
+    /// # Errors
+    /// `EAGAIN` when none is waiting; `ECONNABORTED` when it went away; `EMFILE`, `ENFILE`,
+    /// `ENOBUFS`, `ENOMEM` when this machine is short of something.
+    pub fn accept(&self) -> Result<(Stream, SocketAddr), Errno> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (fd, peer) = rustix::net::acceptfrom_with(&self.0, flags)?;
+        let peer = peer.and_then(ip_addr).ok_or(Errno::AFNOSUPPORT)?;
+        Ok((Stream(fd), peer))
+    }
+
+    /// The address it listens on, with the port the kernel chose if it was asked to.
+    ///
+    /// # Errors
+    /// None in ordinary use.
+    pub fn local_addr(&self) -> Result<SocketAddr, Errno> {
+        ip_addr(rustix::net::getsockname(&self.0)?).ok_or(Errno::AFNOSUPPORT)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A TCP connection, or one on its way. No call on it blocks.
+///
+/// Dropping it resets the connection unless [`Stream::close_gracefully`] ends it.
+#[derive(Debug)]
+pub struct Stream(OwnedFd);
+
+impl Stream {
+    /// Starts to connect to `addr`. The stream is writable when that has been decided;
+    /// [`Stream::take_error`] then tells how.
+    ///
+    /// # Errors
+    /// What the kernel knows at once: `ENETUNREACH`, `EADDRNOTAVAIL` (no port left), `EMFILE`,
+    /// and for local destinations `ECONNREFUSED`.
+    pub fn connect(addr: SocketAddr, options: &LegOptions) -> Result<Self, Errno> {
+        let fd = tcp_socket(addr)?;
+        options.apply(fd.as_fd())?;
+        match rustix::net::connect(&fd, &addr) {
+            Ok(()) | Err(Errno::INPROGRESS) => Ok(Self(fd)),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Reads what has arrived; 0 is the end of the stream.
+    ///
+    /// # Errors
+    /// `EAGAIN` when nothing has arrived; otherwise the connection's error.
+    pub fn recv(&self, buf: &mut [u8]) -> Result<usize, Errno> {
+        rustix::net::recv(&self.0, buf, RecvFlags::empty()).map(|(n, _)| n)
+    }
+
+    /// Whether a read would give data (`Some(true)`), the end of the stream (`Some(false)`) or
+    /// nothing yet (`None`).
+    ///
+    /// # Errors
+    /// The connection's error.
+    pub fn peek(&self) -> Result<Option<bool>, Errno> {
+        match rustix::net::recv(&self.0, &mut [0u8; 1][..], RecvFlags::PEEK) {
+            Ok((n, _)) => Ok(Some(n > 0)),
+            Err(Errno::AGAIN) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Queues as much of `bytes` as there is room for.
+    ///
+    /// # Errors
+    /// `EAGAIN` without room; otherwise the connection's error.
+    pub fn send(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        rustix::net::send(&self.0, bytes, SendFlags::NOSIGNAL)
+    }
+
+    /// Sends FIN after what is queued.
+    ///
+    /// # Errors
+    /// `ENOTCONN` when the connection is gone.
+    pub fn shutdown_write(&self) -> Result<(), Errno> {
+        rustix::net::shutdown(&self.0, Shutdown::Write)
+    }
+
+    /// Fetches and clears the socket's error. Beware: once cleared, a read of a connection that
+    /// was reset returns 0, as at an orderly end.
+    pub fn take_error(&self) -> Result<(), Errno> {
+        sockopt::socket_error(&self.0)?
+    }
+
+    /// Bytes that the peer has not acknowledged yet, FIN included (SIOCOUTQ).
+    pub fn unacknowledged(&self) -> usize {
+        self.queue_length(libc::TIOCOUTQ)
+    }
+
+    /// Bytes that have not been sent even once (SIOCOUTQNSD): the peer's window or the
+    /// congestion window holds them back.
+    pub fn unsent(&self) -> usize {
+        self.queue_length(SIOCOUTQNSD)
+    }
+
+    /// 0 for a connection that is gone: nothing of it will ever be acknowledged.
+    fn queue_length(&self, request: libc::Ioctl) -> usize {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: SIOCOUTQ and SIOCOUTQNSD, the only requests passed here, write one int through
+        // the pointer and nothing else; the descriptor is open for as long as `self` is.
+        let rc = unsafe { libc::ioctl(self.0.as_raw_fd(), request, &mut bytes) };
+        if rc == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+    }
+
+    /// Closes without a reset: what is queued is still delivered, then FIN.
+    pub fn close_gracefully(self) {
+        // If this fails the connection is gone already, and closing is all there is to do.
+        let _ = sockopt::set_socket_linger(&self.0, None);
+    }
+
+    /// Closes with RST; what is queued is discarded. The same as dropping, said aloud.
+    pub fn abort(self) {}
+
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// `ENOTCONN` while it is not connected.
+    pub fn peer_addr(&self) -> Result<SocketAddr, Errno> {
+        rustix::net::getpeername(&self.0)?.and_then(ip_addr).ok_or(Errno::NOTCONN)
+    }
+
+    /// The address of this end.
+    ///
+    /// # Errors
+    /// None in ordinary use.
+    pub fn local_addr(&self) -> Result<SocketAddr, Errno> {
+        ip_addr(rustix::net::getsockname(&self.0)?).ok_or(Errno::AFNOSUPPORT)
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Whether `ip` belongs to this machine (as seen from this network namespace).
+pub fn is_local(ip: std::net::IpAddr) -> bool {
+    let any_port = SocketAddr::new(ip, 0);
+    tcp_socket(any_port).and_then(|fd| rustix::net::bind(&fd, &any_port)).is_ok()
+}
+
+fn tcp_socket(addr: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = match addr {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, Some(rustix::net::ipproto::TCP))
+}
+
+fn ip_addr(addr: SocketAddrAny) -> Option<SocketAddr> {
+    SocketAddr::try_from(addr).ok()
+}
