@@ -39,7 +39,9 @@ pub struct Listen {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddrError {
     /// No port, or not a number that can be one.
-    #[error("`{0}` does not end in a port: write host:port, such as example.org:443 or [2001:db8::1]:443")]
+    #[error(
+        "`{0}` does not end in a port: write host:port, such as example.org:443 or [2001:db8::1]:443"
+    )]
     Port(String),
     /// Port 0 is no destination.
     #[error("`{0}` has port 0, to which nothing can connect")]
@@ -51,7 +53,9 @@ pub enum AddrError {
     #[error("`{0}` looks like an IPv6 address: put it in brackets, such as [2001:db8::1]:443")]
     Brackets(String),
     /// Not an IP address and port.
-    #[error("`{0}` is not an address to listen on: write ADDRESS:PORT, [ADDRESS]:PORT, or :PORT for all addresses")]
+    #[error(
+        "`{0}` is not an address to listen on: write ADDRESS:PORT, [ADDRESS]:PORT, or :PORT for all addresses"
+    )]
     Listen(String),
 }
 
@@ -61,10 +65,14 @@ impl FromStr for Destination {
     type Err = AddrError;
 
     fn from_str(s: &str) -> Result<Self, AddrError> {
-        let (host, port) = s.rsplit_once(':').ok_or_else(|| AddrError::Port(s.into()))?;
+        let (host, port) = s
+            .rsplit_once(':')
+            .ok_or_else(|| AddrError::Port(s.into()))?;
         let host = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
             Some(inner) => {
-                inner.parse::<Ipv6Addr>().map_err(|_| AddrError::Host(s.into()))?;
+                inner
+                    .parse::<Ipv6Addr>()
+                    .map_err(|_| AddrError::Host(s.into()))?;
                 inner
             }
             None if host.contains(':') => return Err(AddrError::Brackets(s.into())),
@@ -75,7 +83,10 @@ impl FromStr for Destination {
         }
         match port.parse() {
             Ok(0) => Err(AddrError::PortZero(s.into())),
-            Ok(port) => Ok(Self { host: host.to_owned(), port }),
+            Ok(port) => Ok(Self {
+                host: host.to_owned(),
+                port,
+            }),
             Err(_) => Err(AddrError::Port(s.into())),
         }
     }
@@ -101,10 +112,16 @@ impl FromStr for Listen {
             let port: u16 = port.parse().map_err(|_| AddrError::Listen(s.into()))?;
             let v4 = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
             let v6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
-            return Ok(Self { addrs: vec![ListenAddr(v4), ListenAddr(v6)], any: true });
+            return Ok(Self {
+                addrs: vec![ListenAddr(v4), ListenAddr(v6)],
+                any: true,
+            });
         }
         let addr = s.parse().map_err(|_| AddrError::Listen(s.into()))?;
-        Ok(Self { addrs: vec![ListenAddr(addr)], any: false })
+        Ok(Self {
+            addrs: vec![ListenAddr(addr)],
+            any: false,
+        })
     }
 }
 
@@ -129,11 +146,23 @@ mod tests {
     fn a_bad_destination_says_what_is_wrong_with_it() {
         let error = |s: &str| s.parse::<Destination>().unwrap_err();
         assert_eq!(error("example.org"), AddrError::Port("example.org".into()));
-        assert_eq!(error("example.org:http"), AddrError::Port("example.org:http".into()));
-        assert_eq!(error("example.org:0"), AddrError::PortZero("example.org:0".into()));
+        assert_eq!(
+            error("example.org:http"),
+            AddrError::Port("example.org:http".into())
+        );
+        assert_eq!(
+            error("example.org:0"),
+            AddrError::PortZero("example.org:0".into())
+        );
         assert_eq!(error(":80"), AddrError::Host(":80".into()));
-        assert_eq!(error("2001:db8::1:80"), AddrError::Brackets("2001:db8::1:80".into()));
-        assert_eq!(error("[nonsense]:80"), AddrError::Host("[nonsense]:80".into()));
+        assert_eq!(
+            error("2001:db8::1:80"),
+            AddrError::Brackets("2001:db8::1:80".into())
+        );
+        assert_eq!(
+            error("[nonsense]:80"),
+            AddrError::Host("[nonsense]:80".into())
+        );
         assert_eq!(error("a b:80"), AddrError::Host("a b:80".into()));
     }
 

@@ -30,7 +30,10 @@ impl Alarms {
 
     /// Places whose time has come; their alarms stay until they are set anew.
     pub(crate) fn due(&self, now: Instant) -> impl Iterator<Item = Place> {
-        self.0.iter().take_while(move |&&(at, _)| at <= now).map(|&(_, place)| place)
+        self.0
+            .iter()
+            .take_while(move |&&(at, _)| at <= now)
+            .map(|&(_, place)| place)
     }
 }
 

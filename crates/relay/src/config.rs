@@ -122,8 +122,10 @@ impl Config {
     /// # Errors
     /// [`ConfigError`], one sentence.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
         Self::parse(&text, path)
     }
 
@@ -133,8 +135,14 @@ impl Config {
     /// [`ConfigError`], one sentence.
     pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let invalid = |offset: usize, message: String| {
-            let line = text.as_bytes()[..offset.min(text.len())].iter().filter(|&&b| b == b'\n');
-            ConfigError::Invalid { path: path.to_owned(), line: line.count() + 1, message }
+            let line = text.as_bytes()[..offset.min(text.len())]
+                .iter()
+                .filter(|&&b| b == b'\n');
+            ConfigError::Invalid {
+                path: path.to_owned(),
+                line: line.count() + 1,
+                message,
+            }
         };
         let at = |error: &toml::de::Error| error.span().map_or(0, |span| span.start);
 
@@ -147,12 +155,18 @@ impl Config {
             invalid(at(inner), format!("{field}: {message}"))
         })?;
         let Some(relay) = file.relay else {
-            return Err(ConfigError::NoForward { path: path.to_owned() });
+            return Err(ConfigError::NoForward {
+                path: path.to_owned(),
+            });
         };
         if relay.forward.is_empty() {
-            return Err(ConfigError::NoForward { path: path.to_owned() });
+            return Err(ConfigError::NoForward {
+                path: path.to_owned(),
+            });
         }
-        relay.check().map_err(|(offset, message)| invalid(offset, message))
+        relay
+            .check()
+            .map_err(|(offset, message)| invalid(offset, message))
     }
 }
 
@@ -170,7 +184,11 @@ impl Default for Timeouts {
 
 impl Default for DataPath {
     fn default() -> Self {
-        Self { splice_after: Some(128 << 10), pipe_size: 256 << 10, max_pipes: 128 }
+        Self {
+            splice_after: Some(128 << 10),
+            pipe_size: 256 << 10,
+            max_pipes: 128,
+        }
     }
 }
 
@@ -274,7 +292,11 @@ impl Section {
 
         let t = &mut config.timeouts;
         set_time(&mut t.connect, self.connect_timeout, "connect_timeout")?;
-        set_time(&mut t.half_closed, self.half_closed_timeout, "half_closed_timeout")?;
+        set_time(
+            &mut t.half_closed,
+            self.half_closed_timeout,
+            "half_closed_timeout",
+        )?;
         set_time(&mut t.flush, self.flush_timeout, "flush_timeout")?;
         set_time(&mut t.resolve, self.resolve_interval, "resolve_interval")?;
         if let Some(Time(drain)) = self.drain_timeout {
@@ -300,7 +322,10 @@ impl Section {
         if let Some(size) = self.pipe_size {
             let bytes = size.get_ref().as_u64();
             if !PIPE_SIZE.contains(&bytes) {
-                let message = format!("relay.pipe_size: `{}` is not from 4 KiB to 1 MiB", size.get_ref());
+                let message = format!(
+                    "relay.pipe_size: `{}` is not from 4 KiB to 1 MiB",
+                    size.get_ref()
+                );
                 return Err((size.span().start, message));
             }
             d.pipe_size = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -319,7 +344,9 @@ impl Section {
 impl ForwardSection {
     fn check(self, i: usize) -> Result<Forward, (usize, String)> {
         let to_at = self.to.span().start;
-        let to = parse(self.to.get_ref(), to_at, || format!("relay.forward[{i}].to"))?;
+        let to = parse(self.to.get_ref(), to_at, || {
+            format!("relay.forward[{i}].to")
+        })?;
         let listen_at = self.listen.span().start;
         let listen = match self.listen.into_inner() {
             OneOrMany::One(one) => vec![one],
@@ -333,7 +360,9 @@ impl ForwardSection {
             .iter()
             .enumerate()
             .map(|(j, addr)| {
-                parse(addr, listen_at, || format!("relay.forward[{i}].listen[{j}]"))
+                parse(addr, listen_at, || {
+                    format!("relay.forward[{i}].listen[{j}]")
+                })
             })
             .collect::<Result<_, _>>()?;
         Ok(Forward { listen, to })
@@ -367,7 +396,10 @@ fn set_time(
 ) -> Result<(), (usize, String)> {
     let Some(value) = value else { return Ok(()) };
     if value.get_ref().0.is_zero() {
-        return Err((value.span().start, format!("relay.{field}: must be more than 0")));
+        return Err((
+            value.span().start,
+            format!("relay.{field}: must be more than 0"),
+        ));
     }
     *slot = value.into_inner().0;
     Ok(())

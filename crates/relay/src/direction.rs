@@ -229,7 +229,11 @@ impl<P> Direction<P> {
     }
 
     fn end_of_stream(&mut self) {
-        self.state = if self.broken { State::Spent } else { State::Ending };
+        self.state = if self.broken {
+            State::Spent
+        } else {
+            State::Ending
+        };
     }
 
     /// Hands the parcel to `to`; `false` when some of it is left.
@@ -286,7 +290,9 @@ impl<P> Direction<P> {
         L: Leg<Pipe = P>,
         W: Workshop<Pipe = P>,
     {
-        let Parcel::Piped { pipe, left } = &mut self.parcel else { return Ok(()) };
+        let Parcel::Piped { pipe, left } = &mut self.parcel else {
+            return Ok(());
+        };
         match from.fill(pipe, SPLICE_MAX) {
             Ok(0) => match from.peek() {
                 Ok(Some(false)) => self.end_of_stream(),
@@ -348,7 +354,10 @@ impl<P> Direction<P> {
             if let Some(pipe) = self.take_dirty_pipe() {
                 shop.give_back(pipe);
             }
-            self.parcel = Parcel::Bytes { bytes: rest, sent: 0 };
+            self.parcel = Parcel::Bytes {
+                bytes: rest,
+                sent: 0,
+            };
         }
         fault.map_or(Ok(()), Err)
     }

@@ -112,7 +112,10 @@ mod tests {
     fn causes_have_their_own_place_and_label() {
         for (i, end) in End::ALL.into_iter().enumerate() {
             assert_eq!(end.index(), i);
-            assert_eq!(End::ALL.iter().filter(|e| e.label() == end.label()).count(), 1);
+            assert_eq!(
+                End::ALL.iter().filter(|e| e.label() == end.label()).count(),
+                1
+            );
         }
     }
 }

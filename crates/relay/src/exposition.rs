@@ -31,7 +31,9 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 pub(crate) async fn serve(listener: TcpListener, metrics: Metrics) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
-        let Ok(permit) = permits.clone().acquire_owned().await else { return };
+        let Ok(permit) = permits.clone().acquire_owned().await else {
+            return;
+        };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -43,7 +45,11 @@ pub(crate) async fn serve(listener: TcpListener, metrics: Metrics) {
         let metrics = metrics.clone();
         tokio::spawn(async move {
             let service = service_fn(move |request: Request<Incoming>| {
-                std::future::ready(Ok::<_, Infallible>(answer(request.method(), request.uri().path(), &metrics)))
+                std::future::ready(Ok::<_, Infallible>(answer(
+                    request.method(),
+                    request.uri().path(),
+                    &metrics,
+                )))
             });
             let connection = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -63,18 +69,24 @@ fn answer(method: &Method, path: &str, metrics: &Metrics) -> Response<Full<Bytes
     }
     if method != Method::GET && method != Method::HEAD {
         let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "GET only\n");
-        response.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET, HEAD"));
+        response
+            .headers_mut()
+            .insert(ALLOW, hyper::header::HeaderValue::from_static("GET, HEAD"));
         return response;
     }
     match metrics.encode() {
         Ok(text) => {
             let mut response = Response::new(Full::new(Bytes::from(text)));
-            response
-                .headers_mut()
-                .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(OPENMETRICS));
+            response.headers_mut().insert(
+                CONTENT_TYPE,
+                hyper::header::HeaderValue::from_static(OPENMETRICS),
+            );
             response
         }
-        Err(_) => plain(StatusCode::INTERNAL_SERVER_ERROR, "cannot encode the metrics\n"),
+        Err(_) => plain(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "cannot encode the metrics\n",
+        ),
     }
 }
 
@@ -94,7 +106,10 @@ mod tests {
         let status = |method, path| answer(&method, path, &metrics).status();
         assert_eq!(status(Method::GET, "/metrics"), StatusCode::OK);
         assert_eq!(status(Method::GET, "/"), StatusCode::NOT_FOUND);
-        assert_eq!(status(Method::POST, "/metrics"), StatusCode::METHOD_NOT_ALLOWED);
+        assert_eq!(
+            status(Method::POST, "/metrics"),
+            StatusCode::METHOD_NOT_ALLOWED
+        );
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub mod node;
 mod pipes;
 pub mod serve;
 mod session;
+#[cfg(test)]
+mod sim;
 mod targets;
 mod token;
 mod worker;

@@ -57,7 +57,9 @@ pub struct Metrics {
 
 impl Metrics {
     pub(crate) fn new(workers: usize) -> Self {
-        Self { workers: (0..workers).map(|_| Arc::default()).collect() }
+        Self {
+            workers: (0..workers).map(|_| Arc::default()).collect(),
+        }
     }
 
     pub(crate) fn worker(&self, i: usize) -> Arc<WorkerMetrics> {
@@ -107,7 +109,10 @@ impl Metrics {
     }
 
     fn sum(&self, figure: impl Fn(&WorkerMetrics) -> &Figure) -> u64 {
-        self.workers.iter().map(|w| figure(w).get()).fold(0, u64::wrapping_add)
+        self.workers
+            .iter()
+            .map(|w| figure(w).get())
+            .fold(0, u64::wrapping_add)
     }
 }
 
@@ -118,7 +123,11 @@ impl Collector for Metrics {
         let mut counter = |name, help, value: u64| -> Encoded {
             Count(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)
         };
-        counter("taut_relay_accepted", "Connections accepted from clients", self.sum(|w| &w.accepted))?;
+        counter(
+            "taut_relay_accepted",
+            "Connections accepted from clients",
+            self.sum(|w| &w.accepted),
+        )?;
         counter(
             "taut_relay_refused",
             "Connections reset because max_sessions were open",
@@ -182,8 +191,10 @@ struct Level(u64);
 impl Level {
     fn encode(&self, encoder: MetricEncoder<'_>) -> Encoded {
         // A gauge is a signed figure in this library; a level past i64 does not happen.
-        prometheus_client::metrics::gauge::ConstGauge::new(i64::try_from(self.0).unwrap_or(i64::MAX))
-            .encode(encoder)
+        prometheus_client::metrics::gauge::ConstGauge::new(
+            i64::try_from(self.0).unwrap_or(i64::MAX),
+        )
+        .encode(encoder)
     }
 }
 
@@ -215,7 +226,10 @@ mod tests {
             "taut_relay_ended_total{cause=\"complete\"} 0",
             "taut_relay_ended_total{cause=\"connect_refused\"} 5",
         ] {
-            assert!(text.lines().any(|l| l == line), "no line `{line}` in:\n{text}");
+            assert!(
+                text.lines().any(|l| l == line),
+                "no line `{line}` in:\n{text}"
+            );
         }
         assert!(text.ends_with("# EOF\n"));
     }

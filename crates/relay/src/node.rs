@@ -57,7 +57,9 @@ pub enum StartError {
         reason: ListenProblem,
     },
     /// A forward leads back to the node.
-    #[error("forwarding to {destination} would lead back to this relay, which listens on {listen}: every connection would go round until max_sessions are open")]
+    #[error(
+        "forwarding to {destination} would lead back to this relay, which listens on {listen}: every connection would go round until max_sessions are open"
+    )]
     Loop {
         /// The destination.
         destination: Destination,
@@ -141,7 +143,9 @@ impl Node {
         for forward in &config.forwards {
             targets.push(Targets::resolve(forward.to.clone())?);
         }
-        let legs = LegOptions { keepalive: config.keepalive };
+        let legs = LegOptions {
+            keepalive: config.keepalive,
+        };
         let (listen, mut doors) = bind_all(&config.forwards, workers, &legs)?;
         refuse_loops(&targets, &listen)?;
 
@@ -151,17 +155,34 @@ impl Node {
         for i in 0..workers {
             let doors = doors.pop().unwrap_or_default();
             let pipes = share_of(config.data.max_pipes as usize, workers, i);
-            let worker =
-                Worker::new(doors, &config.data, pipes, metrics.worker(i), shared.clone())
-                    .map_err(|e| StartError::Worker { worker: i, source: e.into() })?;
+            let worker = Worker::new(
+                doors,
+                &config.data,
+                pipes,
+                metrics.worker(i),
+                shared.clone(),
+            )
+            .map_err(|e| StartError::Worker {
+                worker: i,
+                source: e.into(),
+            })?;
             ready.push(worker);
         }
         let wakers = ready.iter().map(Worker::waker).collect();
         let shared = Arc::new(SharedHandle { shared, wakers });
         let (report, ended) = mpsc::unbounded_channel();
-        let mut node = Self { shared, listen, metrics, threads: Vec::new(), ended };
+        let mut node = Self {
+            shared,
+            listen,
+            metrics,
+            threads: Vec::new(),
+            ended,
+        };
         for (i, worker) in ready.into_iter().enumerate() {
-            let report = Report { to: report.clone(), what: Ended::Panicked };
+            let report = Report {
+                to: report.clone(),
+                what: Ended::Panicked,
+            };
             let thread = std::thread::Builder::new()
                 .name(format!("relay-{i}"))
                 .spawn(move || {
@@ -295,8 +316,12 @@ fn share_of(total: usize, n: usize, i: usize) -> usize {
 /// How many sessions the limit of open descriptors has room for, or what was asked.
 fn session_ceiling(config: &Config, workers: usize) -> Result<u32, StartError> {
     let limit = raise_open_files().unwrap_or(0);
-    let listeners: usize =
-        config.forwards.iter().flat_map(|f| &f.listen).map(|l| l.addrs.len()).sum();
+    let listeners: usize = config
+        .forwards
+        .iter()
+        .flat_map(|f| &f.listen)
+        .map(|l| l.addrs.len())
+        .sum();
     // A worker: its poller, its waker and its listeners.
     let fixed = OTHER_DESCRIPTORS
         + workers as u64 * (2 + listeners as u64)
@@ -307,13 +332,21 @@ fn session_ceiling(config: &Config, workers: usize) -> Result<u32, StartError> {
     };
     let needed = fixed + 2 * sessions;
     if needed > limit {
-        return Err(StartError::TooFewDescriptors { sessions, needed, limit });
+        return Err(StartError::TooFewDescriptors {
+            sessions,
+            needed,
+            limit,
+        });
     }
     Ok(u32::try_from(sessions).unwrap_or(u32::MAX))
 }
 
 fn listened_forwards(config: &Config) -> impl Iterator<Item = &Forward> {
-    config.forwards.iter().flat_map(|f| f.listen.iter().flat_map(move |l| l.addrs.iter().map(move |_| f)))
+    config.forwards.iter().flat_map(|f| {
+        f.listen
+            .iter()
+            .flat_map(move |l| l.addrs.iter().map(move |_| f))
+    })
 }
 
 /// Binds every address once for each worker.
@@ -325,10 +358,15 @@ fn bind_all(
     let mut listen = Vec::new();
     let mut doors: Vec<Vec<Door>> = (0..workers).map(|_| Vec::new()).collect();
     for (i, forward) in forwards.iter().enumerate() {
-        for (addr, optional) in
-            forward.listen.iter().flat_map(|l| l.addrs.iter().map(|a| (a.0, l.any && a.0.is_ipv6())))
+        for (addr, optional) in forward
+            .listen
+            .iter()
+            .flat_map(|l| l.addrs.iter().map(|a| (a.0, l.any && a.0.is_ipv6())))
         {
-            let problem = |e| StartError::Listen { addr, reason: listen_problem(addr, e) };
+            let problem = |e| StartError::Listen {
+                addr,
+                reason: listen_problem(addr, e),
+            };
             match Listener::probe(addr) {
                 Ok(()) => {}
                 Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) if optional => {

@@ -24,7 +24,13 @@ pub(crate) struct PipePool {
 
 impl PipePool {
     pub(crate) fn new(limit: usize, size: usize) -> Self {
-        Self { free: Vec::new(), made: 0, limit, size, refused_until: None }
+        Self {
+            free: Vec::new(),
+            made: 0,
+            limit,
+            size,
+            refused_until: None,
+        }
     }
 
     /// A clean pipe, or none: the caller then copies.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::time::{MissedTickBehavior, interval_at, sleep_until, Instant};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
 use crate::config::Config;
 use crate::exposition;
@@ -43,7 +43,9 @@ pub enum ServeError {
 /// [`ServeError`]: it did not start, and then nothing was started, or a worker was lost.
 pub fn run(config: &Config) -> Result<(), ServeError> {
     // The workers have threads of their own; this one has little to do.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
     runtime.block_on(serve(config))
 }
 
@@ -86,7 +88,11 @@ async fn drain(
     hurry: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let metrics = node.metrics();
-    tracing::info!(sessions = metrics.sessions(), ?patience, "draining: no new connections");
+    tracing::info!(
+        sessions = metrics.sessions(),
+        ?patience,
+        "draining: no new connections"
+    );
     node.drain();
     let deadline = sleep_until(Instant::now() + patience);
     let mut report = interval_at(Instant::now() + DRAIN_REPORT, DRAIN_REPORT);
@@ -102,7 +108,10 @@ async fn drain(
             _ = report.tick() => tracing::info!(sessions = metrics.sessions(), "draining"),
         }
     }
-    tracing::warn!(sessions = metrics.sessions(), "stopped; resetting the sessions that are left");
+    tracing::warn!(
+        sessions = metrics.sessions(),
+        "stopped; resetting the sessions that are left"
+    );
     node.stop();
     Ok(node.ended().await?)
 }

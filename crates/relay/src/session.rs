@@ -112,7 +112,12 @@ impl<L: Leg> Session<L> {
 
     /// Pipes that still hold bytes, to be thrown away.
     pub(crate) fn take_dirty_pipes(&mut self) -> impl Iterator<Item = L::Pipe> {
-        [self.to_onward.take_dirty_pipe(), self.to_client.take_dirty_pipe()].into_iter().flatten()
+        [
+            self.to_onward.take_dirty_pipe(),
+            self.to_client.take_dirty_pipe(),
+        ]
+        .into_iter()
+        .flatten()
     }
 
     /// Bytes passed to the onward leg and to the client so far.
@@ -172,7 +177,9 @@ impl<L: Leg> Session<L> {
             let error = self.client.take_error().err().unwrap_or(Errno::CONNRESET);
             return Step::Broken(End::of_leg(Side::Client, error));
         }
-        let Some(onward) = &self.onward else { return Step::Wait };
+        let Some(onward) = &self.onward else {
+            return Step::Wait;
+        };
         match self.onward_ready {
             Some(ready) if ready.writable() => match onward.take_error() {
                 Ok(()) => {
@@ -192,7 +199,9 @@ impl<L: Leg> Session<L> {
     where
         W: Workshop<Pipe = L::Pipe>,
     {
-        let Some(onward) = &self.onward else { return Step::Wait };
+        let Some(onward) = &self.onward else {
+            return Step::Wait;
+        };
         if self.client_failed {
             let error = self.client.take_error().err().unwrap_or(Errno::CONNRESET);
             return self.break_off(Side::Client, error, now, t, shop);
@@ -217,7 +226,9 @@ impl<L: Leg> Session<L> {
         }
         match (up, down) {
             (Turn::Ended, Turn::Ended) => {
-                self.phase = Phase::Lingering { watch: Watch::new(now) };
+                self.phase = Phase::Lingering {
+                    watch: Watch::new(now),
+                };
                 self.linger(now, t)
             }
             (Turn::Yielded, _) | (_, Turn::Yielded) => Step::Again,
@@ -229,7 +240,14 @@ impl<L: Leg> Session<L> {
     }
 
     /// `dead` is gone. The other leg gets what it had delivered, then RST.
-    fn break_off<W>(&mut self, dead: Side, e: Errno, now: Instant, t: &Timeouts, shop: &mut W) -> Step
+    fn break_off<W>(
+        &mut self,
+        dead: Side,
+        e: Errno,
+        now: Instant,
+        t: &Timeouts,
+        shop: &mut W,
+    ) -> Step
     where
         W: Workshop<Pipe = L::Pipe>,
     {
@@ -238,7 +256,11 @@ impl<L: Leg> Session<L> {
             Side::Onward => self.to_client.break_off(),
         }
         let end = End::of_leg(dead, e);
-        self.phase = Phase::Breaking { dead, end, watch: Watch::new(now) };
+        self.phase = Phase::Breaking {
+            dead,
+            end,
+            watch: Watch::new(now),
+        };
         self.flush(now, t, shop)
     }
 
@@ -246,11 +268,30 @@ impl<L: Leg> Session<L> {
     where
         W: Workshop<Pipe = L::Pipe>,
     {
-        let Phase::Breaking { dead, end, mut watch } = self.phase else { return Step::Wait };
-        let Some(onward) = &self.onward else { return Step::Broken(end) };
+        let Phase::Breaking {
+            dead,
+            end,
+            mut watch,
+        } = self.phase
+        else {
+            return Step::Wait;
+        };
+        let Some(onward) = &self.onward else {
+            return Step::Broken(end);
+        };
         let (direction, from, to, survivor_failed) = match dead {
-            Side::Client => (&mut self.to_onward, &self.client, onward, self.onward_failed),
-            Side::Onward => (&mut self.to_client, onward, &self.client, self.client_failed),
+            Side::Client => (
+                &mut self.to_onward,
+                &self.client,
+                onward,
+                self.onward_failed,
+            ),
+            Side::Onward => (
+                &mut self.to_client,
+                onward,
+                &self.client,
+                self.client_failed,
+            ),
         };
         if survivor_failed {
             return Step::Broken(end);
@@ -275,10 +316,15 @@ impl<L: Leg> Session<L> {
     /// A socket that is closed with unsent bytes is the kernel's business, and the kernel gives
     /// a slow reader a few minutes; it gets here what every other session gets.
     fn linger(&mut self, now: Instant, t: &Timeouts) -> Step {
-        let Phase::Lingering { mut watch } = self.phase else { return Step::Wait };
+        let Phase::Lingering { mut watch } = self.phase else {
+            return Step::Wait;
+        };
         let unsent = |leg: &L, failed: bool| if failed { 0 } else { leg.unsent() };
         let queued = unsent(&self.client, self.client_failed)
-            + self.onward.as_ref().map_or(0, |onward| unsent(onward, self.onward_failed));
+            + self
+                .onward
+                .as_ref()
+                .map_or(0, |onward| unsent(onward, self.onward_failed));
         if queued == 0 {
             return Step::Complete;
         }
@@ -294,7 +340,12 @@ impl<L: Leg> Session<L> {
 
 impl Watch {
     fn new(now: Instant) -> Self {
-        Self { next: now, pause: FIRST_LOOK, seen: (usize::MAX, 0), moved_at: now }
+        Self {
+            next: now,
+            pause: FIRST_LOOK,
+            seen: (usize::MAX, 0),
+            moved_at: now,
+        }
     }
 
     /// Takes note of the queue; `true` when it has not moved for `limit`.
@@ -310,3 +361,6 @@ impl Watch {
         now >= self.moved_at + limit
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -38,7 +38,10 @@ impl Targets {
     /// Looks the destination up; blocks for as long as the system's resolver takes.
     pub(crate) fn resolve(destination: Destination) -> Result<Self, ResolveError> {
         let addrs = look_up(&destination)?;
-        Ok(Self { destination, addrs: ArcSwap::from_pointee(addrs) })
+        Ok(Self {
+            destination,
+            addrs: ArcSwap::from_pointee(addrs),
+        })
     }
 
     /// Looks the destination up again. The addresses it had stay when that fails.

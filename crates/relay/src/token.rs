@@ -47,7 +47,10 @@ impl Token {
         }
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "the parts were made from 32 bits")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the parts were made from 32 bits"
+    )]
     pub(crate) fn decode(word: u64) -> Self {
         let low = word as u32;
         let leg = |side| {

@@ -101,7 +101,14 @@ impl Shared {
         targets: Vec<Targets>,
     ) -> Self {
         let order = AtomicU8::new(Order::Run as u8);
-        Self { order, open: AtomicU32::new(0), max_sessions, timeouts, legs, targets }
+        Self {
+            order,
+            open: AtomicU32::new(0),
+            max_sessions,
+            timeouts,
+            legs,
+            targets,
+        }
     }
 
     pub(crate) fn order(&self, order: Order) {
@@ -133,7 +140,11 @@ impl Shared {
 
 impl Door {
     pub(crate) fn new(listener: Listener, forward: usize) -> Self {
-        Self { listener, forward, resting_until: None }
+        Self {
+            listener,
+            forward,
+            resting_until: None,
+        }
     }
 }
 
@@ -235,7 +246,9 @@ impl Worker {
             Token::Waker => self.waker.clear(),
             Token::Listener(door) => self.accept(door as usize),
             Token::Leg(place, generation, side) => {
-                let Some(entry) = self.sessions.get_mut(place.0 as usize) else { return };
+                let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
+                    return;
+                };
                 if entry.generation != generation {
                     return;
                 }
@@ -249,7 +262,12 @@ impl Worker {
 
     fn accept(&mut self, door: usize) {
         for _ in 0..ACCEPTS {
-            let Some(Door { listener, forward, .. }) = self.doors.get(door) else { return };
+            let Some(Door {
+                listener, forward, ..
+            }) = self.doors.get(door)
+            else {
+                return;
+            };
             match listener.accept() {
                 Ok((stream, peer)) => {
                     let addrs = self.shared.targets[*forward].current();
@@ -281,7 +299,10 @@ impl Worker {
         let now = self.shop.now;
         for (i, door) in self.doors.iter_mut().enumerate() {
             if door.resting_until.is_some_and(|until| now >= until)
-                && self.poller.add(&door.listener, listener_token(i), Interest::Read).is_ok()
+                && self
+                    .poller
+                    .add(&door.listener, listener_token(i), Interest::Read)
+                    .is_ok()
             {
                 door.resting_until = None;
             }
@@ -329,7 +350,9 @@ impl Worker {
     /// Connects to the next address of the destination; with none left the session ends with the
     /// `last` error.
     fn dial(&mut self, place: Place, mut last: Errno) {
-        let Some(entry) = self.sessions.get_mut(place.0 as usize) else { return };
+        let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
+            return;
+        };
         while let Some(&OnwardAddr(addr)) = entry.addrs.get(entry.next_addr) {
             entry.next_addr += 1;
             let token = Token::Leg(place, entry.generation, Side::Onward).encode();
@@ -351,10 +374,14 @@ impl Worker {
     }
 
     fn drive(&mut self, place: Place) {
-        let Some(entry) = self.sessions.get_mut(place.0 as usize) else { return };
+        let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
+            return;
+        };
         entry.queued = false;
         let before = entry.session.moved();
-        let step = entry.session.drive(self.shop.now, &self.shared.timeouts, &mut self.shop);
+        let step = entry
+            .session
+            .drive(self.shop.now, &self.shared.timeouts, &mut self.shop);
         let after = entry.session.moved();
         self.shop.metrics.onward_bytes.add(after.0 - before.0);
         self.shop.metrics.client_bytes.add(after.1 - before.1);
@@ -373,14 +400,18 @@ impl Worker {
     }
 
     fn set_alarm(&mut self, place: Place) {
-        let Some(entry) = self.sessions.get_mut(place.0 as usize) else { return };
+        let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
+            return;
+        };
         let new = entry.session.deadline(&self.shared.timeouts);
         self.alarms.set(place, entry.deadline, new);
         entry.deadline = new;
     }
 
     fn end(&mut self, place: Place, end: End) {
-        let Some(mut entry) = self.sessions.try_remove(place.0 as usize) else { return };
+        let Some(mut entry) = self.sessions.try_remove(place.0 as usize) else {
+            return;
+        };
         self.alarms.set(place, entry.deadline, None);
         for pipe in entry.session.take_dirty_pipes() {
             drop(pipe);
@@ -405,12 +436,18 @@ impl Worker {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "a worker has fewer sessions than 2^32")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a worker has fewer sessions than 2^32"
+)]
 fn place(key: usize) -> Place {
     Place(key as u32)
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "a node has fewer listeners than 2^32")]
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a node has fewer listeners than 2^32"
+)]
 fn listener_token(i: usize) -> u64 {
     Token::Listener(i as u32).encode()
 }

@@ -24,24 +24,39 @@ pub enum Interest {
 pub struct Readiness(EventFlags);
 
 impl Readiness {
+    /// Data has arrived.
+    pub const DATA: Self = Self(EventFlags::IN);
+    /// There is room to write.
+    pub const ROOM: Self = Self(EventFlags::OUT);
+    /// The peer has ended its stream.
+    pub const PEER_ENDED: Self = Self(EventFlags::IN.union(EventFlags::RDHUP));
+    /// There is urgent data.
+    pub const URGENT: Self = Self(EventFlags::IN.union(EventFlags::PRI));
+    /// The connection has failed.
+    pub const FAILED: Self = Self(EventFlags::ERR.union(EventFlags::HUP));
+
     /// A read would not block: there is data, an end of stream or an error.
     pub fn readable(self) -> bool {
         self.0.intersects(
-            EventFlags::IN | EventFlags::PRI | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR,
+            EventFlags::IN
+                | EventFlags::PRI
+                | EventFlags::RDHUP
+                | EventFlags::HUP
+                | EventFlags::ERR,
         )
     }
 
     /// A write would not block: there is room, or an error.
     pub fn writable(self) -> bool {
-        self.0.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR)
+        self.0
+            .intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR)
     }
 
     /// A short read does not prove the socket empty: the stream has ended or failed, or has an
     /// urgent mark, at which reads stop.
     pub fn short_reads_prove_nothing(self) -> bool {
-        self.0.intersects(
-            EventFlags::PRI | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR,
-        )
+        self.0
+            .intersects(EventFlags::PRI | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR)
     }
 
     /// The socket has an error that nobody has fetched yet.
@@ -126,7 +141,10 @@ impl Waker {
     /// # Errors
     /// `EMFILE`, `ENFILE` or `ENOMEM`.
     pub fn new() -> Result<Self, Errno> {
-        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+        Ok(Self(eventfd(
+            0,
+            EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
+        )?))
     }
 
     /// Makes the poller return.

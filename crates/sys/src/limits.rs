@@ -11,7 +11,13 @@ use crate::Errno;
 pub fn raise_open_files() -> Result<u64, Errno> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
-        setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
+        setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: limit.maximum,
+                maximum: limit.maximum,
+            },
+        )?;
     }
     // No limit at all reads as None.
     Ok(limit.maximum.unwrap_or(u64::MAX))

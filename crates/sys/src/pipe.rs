@@ -43,7 +43,14 @@ impl Pipe {
     /// `EAGAIN` says either that the socket is empty or that the pipe is full. Otherwise the
     /// socket's error.
     pub fn fill(&self, from: &Stream, max: usize) -> Result<usize, Errno> {
-        splice(from, None, &self.write, None, max, SpliceFlags::NONBLOCK | SpliceFlags::MOVE)
+        splice(
+            from,
+            None,
+            &self.write,
+            None,
+            max,
+            SpliceFlags::NONBLOCK | SpliceFlags::MOVE,
+        )
     }
 
     /// Moves up to `len` bytes from the pipe to the socket's send queue.
@@ -54,6 +61,13 @@ impl Pipe {
     /// # Errors
     /// `EAGAIN` when the send queue is full; otherwise the socket's error.
     pub fn drain(&self, to: &Stream, len: usize) -> Result<usize, Errno> {
-        splice(&self.read, None, to, None, len, SpliceFlags::NONBLOCK | SpliceFlags::MOVE)
+        splice(
+            &self.read,
+            None,
+            to,
+            None,
+            len,
+            SpliceFlags::NONBLOCK | SpliceFlags::MOVE,
+        )
     }
 }

@@ -178,22 +178,13 @@ impl Stream {
 
     /// Bytes that the peer has not acknowledged yet, FIN included (SIOCOUTQ).
     pub fn unacknowledged(&self) -> usize {
-        self.queue_length(libc::TIOCOUTQ)
+        unacknowledged(self)
     }
 
     /// Bytes that have not been sent even once (SIOCOUTQNSD): the peer's window or the
     /// congestion window holds them back.
     pub fn unsent(&self) -> usize {
-        self.queue_length(SIOCOUTQNSD)
-    }
-
-    /// 0 for a connection that is gone: nothing of it will ever be acknowledged.
-    fn queue_length(&self, request: libc::Ioctl) -> usize {
-        let mut bytes: libc::c_int = 0;
-        // SAFETY: SIOCOUTQ and SIOCOUTQNSD, the only requests passed here, write one int through
-        // the pointer and nothing else; the descriptor is open for as long as `self` is.
-        let rc = unsafe { libc::ioctl(self.0.as_raw_fd(), request, &mut bytes) };
-        if rc == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+        queue_length(self.as_fd(), SIOCOUTQNSD)
     }
 
     /// Closes without a reset: what is queued is still delivered, then FIN.
@@ -210,7 +201,9 @@ impl Stream {
     /// # Errors
     /// `ENOTCONN` while it is not connected.
     pub fn peer_addr(&self) -> Result<SocketAddr, Errno> {
-        rustix::net::getpeername(&self.0)?.and_then(ip_addr).ok_or(Errno::NOTCONN)
+        rustix::net::getpeername(&self.0)?
+            .and_then(ip_addr)
+            .ok_or(Errno::NOTCONN)
     }
 
     /// The address of this end.
@@ -228,10 +221,30 @@ impl AsFd for Stream {
     }
 }
 
+/// Bytes that the peer of a TCP socket has not acknowledged yet, FIN included (SIOCOUTQ).
+pub fn unacknowledged(socket: impl AsFd) -> usize {
+    queue_length(socket.as_fd(), libc::TIOCOUTQ)
+}
+
+/// 0 for a connection that is gone: nothing of it will ever be acknowledged.
+fn queue_length(socket: BorrowedFd<'_>, request: libc::Ioctl) -> usize {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: SIOCOUTQ and SIOCOUTQNSD, the only requests passed here, write one int through the
+    // pointer and nothing else; a borrowed descriptor is open.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), request, &mut bytes) };
+    if rc == 0 {
+        usize::try_from(bytes).unwrap_or(0)
+    } else {
+        0
+    }
+}
+
 /// Whether `ip` belongs to this machine (as seen from this network namespace).
 pub fn is_local(ip: std::net::IpAddr) -> bool {
     let any_port = SocketAddr::new(ip, 0);
-    tcp_socket(any_port).and_then(|fd| rustix::net::bind(&fd, &any_port)).is_ok()
+    tcp_socket(any_port)
+        .and_then(|fd| rustix::net::bind(&fd, &any_port))
+        .is_ok()
 }
 
 fn tcp_socket(addr: SocketAddr) -> Result<OwnedFd, Errno> {
@@ -240,7 +253,12 @@ fn tcp_socket(addr: SocketAddr) -> Result<OwnedFd, Errno> {
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    rustix::net::socket_with(family, SocketType::STREAM, flags, Some(rustix::net::ipproto::TCP))
+    rustix::net::socket_with(
+        family,
+        SocketType::STREAM,
+        flags,
+        Some(rustix::net::ipproto::TCP),
+    )
 }
 
 fn ip_addr(addr: SocketAddrAny) -> Option<SocketAddr> {

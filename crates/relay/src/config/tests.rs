@@ -38,7 +38,11 @@ fn every_field_is_read() {
     assert_eq!(config.timeouts.drain, Duration::ZERO);
     assert_eq!(config.timeouts.resolve, Duration::from_secs(300));
     assert_eq!(config.keepalive.idle, Duration::from_secs(20));
-    let data = DataPath { splice_after: Some(64 << 10), pipe_size: 1 << 20, max_pipes: 7 };
+    let data = DataPath {
+        splice_after: Some(64 << 10),
+        pipe_size: 1 << 20,
+        max_pipes: 7,
+    };
     assert_eq!(config.data, data);
     assert_eq!(config.forwards[0].listen.len(), 2);
 }
@@ -52,29 +56,47 @@ fn splice_can_be_switched_off() {
 #[test]
 fn an_unknown_key_is_named_with_its_line() {
     let e = error("[relay]\nworkers = 2\nworker = 3\n");
-    assert!(e.starts_with("taut.toml:3: relay.worker: unknown field `worker`"), "{e}");
+    assert!(
+        e.starts_with("taut.toml:3: relay.worker: unknown field `worker`"),
+        "{e}"
+    );
 }
 
 #[test]
 fn an_unknown_section_is_named() {
     let e = error("[rely]\nworkers = 2\n");
-    assert!(e.starts_with("taut.toml:1: rely: unknown field `rely`"), "{e}");
+    assert!(
+        e.starts_with("taut.toml:1: rely: unknown field `rely`"),
+        "{e}"
+    );
 }
 
 #[test]
 fn a_value_of_the_wrong_kind_is_named_with_its_field_and_line() {
     let e = error("[relay]\n\nworkers = \"two\"\n");
-    assert!(e.starts_with("taut.toml:3: relay.workers: invalid type: string \"two\""), "{e}");
+    assert!(
+        e.starts_with("taut.toml:3: relay.workers: invalid type: string \"two\""),
+        "{e}"
+    );
 }
 
 #[test]
 fn a_bad_address_is_named_with_its_field_and_line() {
     let e = error("[[relay.forward]]\nlisten = \"here:80\"\nto = \"x:80\"\n");
-    assert!(e.starts_with("taut.toml:2: relay.forward[0].listen[0]: `here:80` is not"), "{e}");
+    assert!(
+        e.starts_with("taut.toml:2: relay.forward[0].listen[0]: `here:80` is not"),
+        "{e}"
+    );
     let e = error("[[relay.forward]]\nlisten = \":80\"\nto = \"x\"\n");
-    assert!(e.starts_with("taut.toml:3: relay.forward[0].to: `x` does not end in a port"), "{e}");
+    assert!(
+        e.starts_with("taut.toml:3: relay.forward[0].to: `x` does not end in a port"),
+        "{e}"
+    );
     let e = error(&format!("[relay]\nmetrics = \"9464\"\n{FORWARD}"));
-    assert!(e.starts_with("taut.toml:2: relay.metrics: `9464` is not ADDRESS:PORT"), "{e}");
+    assert!(
+        e.starts_with("taut.toml:2: relay.metrics: `9464` is not ADDRESS:PORT"),
+        "{e}"
+    );
 }
 
 #[test]
@@ -89,7 +111,10 @@ fn figures_out_of_range_are_refused() {
         ("splice_after = \"many\"", "relay.splice_after"),
     ] {
         let e = error(&format!("[relay]\n{line}\n{FORWARD}"));
-        assert!(e.starts_with(&format!("taut.toml:2: {field}: ")), "{line}: {e}");
+        assert!(
+            e.starts_with(&format!("taut.toml:2: {field}: ")),
+            "{line}: {e}"
+        );
         assert!(!e.contains('\n'), "{e}");
     }
 }
@@ -108,6 +133,8 @@ fn a_file_without_a_forward_says_so() {
 
 #[test]
 fn a_file_that_is_not_there_is_named() {
-    let e = Config::load(Path::new("/nonexistent/taut.toml")).unwrap_err().to_string();
+    let e = Config::load(Path::new("/nonexistent/taut.toml"))
+        .unwrap_err()
+        .to_string();
     assert!(e.starts_with("cannot read /nonexistent/taut.toml: "), "{e}");
 }

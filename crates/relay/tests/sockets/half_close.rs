@@ -1,0 +1,370 @@
+//! Who ends first, with data on the way or not, with a slow reader or not; who resets, and when;
+//! and what becomes of a connect that fails. Over real sockets, for every way of moving bytes.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use crate::rig::*;
+use taut_relay::end::End;
+
+const MIB: usize = 1 << 20;
+
+#[test]
+fn a_fin_from_the_client_still_lets_the_reply_through() {
+    for path in PATHS {
+        let rig = Rig::new(path);
+        let (mut client, mut server) = rig.pair();
+        client.write_all(b"request").unwrap();
+        end_writing(&client);
+        assert_eq!(read_to_fin(&mut server), b"request");
+        let reply = stream(3 * MIB, 1);
+        thread::scope(|s| {
+            s.spawn(|| {
+                server.write_all(&reply).unwrap();
+                end_writing(&server);
+            });
+            assert_same(&read_to_fin(&mut client), &reply);
+        });
+        rig.expect_end(End::Complete);
+    }
+}
+
+#[test]
+fn a_fin_from_the_server_still_lets_the_upload_through() {
+    for path in PATHS {
+        let rig = Rig::new(path);
+        let (mut client, mut server) = rig.pair();
+        server.write_all(b"go ahead").unwrap();
+        end_writing(&server);
+        assert_eq!(read_to_fin(&mut client), b"go ahead");
+        let upload = stream(3 * MIB, 2);
+        thread::scope(|s| {
+            s.spawn(|| {
+                client.write_all(&upload).unwrap();
+                end_writing(&client);
+            });
+            assert_same(&read_to_fin(&mut server), &upload);
+        });
+        rig.expect_end(End::Complete);
+    }
+}
+
+#[test]
+fn ends_without_a_byte_are_passed_on() {
+    for path in PATHS {
+        for client_first in [true, false] {
+            let rig = Rig::new(path);
+            let (mut client, mut server) = rig.pair();
+            let (first, second) = if client_first {
+                (&mut client, &mut server)
+            } else {
+                (&mut server, &mut client)
+            };
+            end_writing(first);
+            assert_eq!(read_to_fin(second), b"");
+            end_writing(second);
+            assert_eq!(read_to_fin(first), b"");
+            rig.expect_end(End::Complete);
+        }
+    }
+}
+
+#[test]
+fn both_may_end_with_data_on_the_way_in_both_directions() {
+    for path in PATHS {
+        let rig = Rig::new(path);
+        let (client, server) = rig.pair();
+        let (up, down) = (stream(16 * MIB, 3), stream(16 * MIB, 4));
+        thread::scope(|s| {
+            s.spawn(|| {
+                (&client).write_all(&up).unwrap();
+                end_writing(&client);
+            });
+            s.spawn(|| {
+                (&server).write_all(&down).unwrap();
+                end_writing(&server);
+            });
+            s.spawn(|| assert_same(&read_to_fin(&mut client.try_clone().unwrap()), &down));
+            assert_same(&read_to_fin(&mut server.try_clone().unwrap()), &up);
+        });
+        rig.expect_end(End::Complete);
+    }
+}
+
+#[test]
+fn a_fin_never_overtakes_bytes_that_a_slow_reader_has_not_taken() {
+    for path in PATHS {
+        for from_client in [true, false] {
+            let rig = Rig::new(path);
+            let (client, server) = rig.tight_pair();
+            let (mut writer, mut reader) = if from_client {
+                (client, server)
+            } else {
+                (server, client)
+            };
+            // The reader takes nothing until every buffer on the way is full.
+            let bytes = stream(24 * MIB, 5);
+            let sent = fill(&mut writer, &bytes);
+            assert!(sent < bytes.len(), "the writer was never held back");
+            thread::scope(|s| {
+                s.spawn(|| {
+                    writer.write_all(&bytes[sent..]).unwrap();
+                    end_writing(&writer);
+                });
+                assert_same(&read_to_fin(&mut reader), &bytes);
+            });
+            end_writing(&reader);
+            assert_eq!(read_to_fin(&mut writer), b"");
+            rig.expect_end(End::Complete);
+        }
+    }
+}
+
+#[test]
+fn a_tail_is_delivered_to_a_slow_reader_after_both_have_ended() {
+    for path in PATHS {
+        let rig = Rig::new(path);
+        let (mut client, mut server) = rig.tight_pair();
+        end_writing(&client);
+        assert_eq!(read_to_fin(&mut server), b"");
+        // More than the client's window, so that the relay is left with unsent bytes.
+        let reply = stream(MIB, 6);
+        thread::scope(|s| {
+            s.spawn(|| {
+                server.write_all(&reply).unwrap();
+                drop(server);
+            });
+            assert_same(&read_to_fin(&mut client), &reply);
+        });
+        rig.expect_end(End::Complete);
+    }
+}
+
+#[test]
+fn a_reset_from_either_end_reaches_the_other_as_a_reset() {
+    for path in PATHS {
+        for from_client in [true, false] {
+            let rig = Rig::new(path);
+            let (mut client, mut server) = rig.pair();
+            client.write_all(b"ping").unwrap();
+            server.read_exact(&mut [0; 4]).unwrap();
+            let (breaker, mut other, end) = if from_client {
+                (client, server, End::ClientReset)
+            } else {
+                (server, client, End::OnwardReset)
+            };
+            reset(breaker);
+            assert_eq!(read_to_rst(&mut other), b"");
+            rig.expect_end(end);
+        }
+    }
+}
+
+#[test]
+fn bytes_ahead_of_a_reset_are_delivered_and_then_the_reset() {
+    for path in PATHS {
+        for from_client in [true, false] {
+            let rig = Rig::new(path);
+            let (client, server) = rig.pair();
+            let (mut breaker, mut other, end) = if from_client {
+                (client, server, End::ClientReset)
+            } else {
+                (server, client, End::OnwardReset)
+            };
+            let bytes = stream(200 << 10, 7);
+            breaker.write_all(&bytes).unwrap();
+            // What the breaker's kernel still had would be lost with its own reset.
+            wait_for_acks(&breaker);
+            reset(breaker);
+            assert_same(&read_to_rst(&mut other), &bytes);
+            rig.expect_end(end);
+        }
+    }
+}
+
+#[test]
+fn a_reset_with_a_slow_reader_never_looks_like_an_end() {
+    for path in PATHS {
+        for from_client in [true, false] {
+            let rig = Rig::new(path);
+            let (client, server) = rig.tight_pair();
+            let (mut breaker, mut other, end) = if from_client {
+                (client, server, End::ClientReset)
+            } else {
+                (server, client, End::OnwardReset)
+            };
+            let bytes = stream(24 * MIB, 8);
+            let sent = fill(&mut breaker, &bytes);
+            reset(breaker);
+            let got = read_to_rst(&mut other);
+            assert!(got.len() <= sent);
+            assert_same(&got, &bytes[..got.len()]);
+            rig.expect_end(end);
+        }
+    }
+}
+
+#[test]
+fn a_reset_after_a_complete_stream_loses_nothing_of_it() {
+    for path in PATHS {
+        let rig = Rig::new(path);
+        let (mut client, mut server) = rig.tight_pair();
+        let reply = stream(300 << 10, 9);
+        server.write_all(&reply).unwrap();
+        end_writing(&server);
+        wait_for_acks(&server);
+        reset(server);
+        // FIN and RST have been sent one after the other; the client has read nothing yet.
+        let mut got = vec![0; reply.len()];
+        client.read_exact(&mut got).unwrap();
+        assert_same(&got, &reply);
+        rig.expect_end(End::OnwardReset);
+    }
+}
+
+#[test]
+fn a_client_that_stops_reading_for_good_stops_the_server() {
+    for path in PATHS {
+        let rig = Rig::new(path);
+        let (client, mut server) = rig.pair();
+        drop(client);
+        // The client's kernel answers what comes now with RST.
+        let bytes = stream(MIB, 10);
+        wait_until("the reset", || server.write_all(&bytes).is_err());
+        rig.expect_end(End::ClientReset);
+    }
+}
+
+#[test]
+fn urgent_data_stays_in_its_place_in_the_stream() {
+    for path in PATHS {
+        let rig = Rig::new(path);
+        let (mut client, mut server) = rig.pair();
+        let (before, after) = (stream(300 << 10, 11), stream(300 << 10, 12));
+        let expected = [&before[..], b"!", &after[..]].concat();
+        thread::scope(|s| {
+            s.spawn(|| {
+                client.write_all(&before).unwrap();
+                let oob = rustix::net::SendFlags::OOB;
+                assert_eq!(rustix::net::send(&client, b"!", oob).unwrap(), 1);
+                client.write_all(&after).unwrap();
+                end_writing(&client);
+            });
+            assert_same(&read_to_fin(&mut server), &expected);
+        });
+        drop(server);
+        rig.expect_end(End::Complete);
+    }
+}
+
+#[test]
+fn a_refused_connect_reaches_the_client_as_a_reset() {
+    let gone = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = gone.local_addr().unwrap();
+    drop(gone);
+    let node = start(addr, Path::Both, |_| {});
+    let mut client = TcpStream::connect(node.listen_addrs()[0].0).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(read_to_rst(&mut client), b"");
+    wait_until("the count", || {
+        node.metrics().ended(End::ConnectRefused) == 1
+    });
+    assert_eq!(node.metrics().sessions(), 0);
+}
+
+/// A listener whose queue is full: SYNs to it are dropped.
+struct DeadEnd {
+    listener: TcpListener,
+    queued: Vec<TcpStream>,
+}
+
+impl DeadEnd {
+    fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let addr = listener.local_addr().unwrap();
+        let mut queued = Vec::new();
+        // A backlog of n holds n + 1; the next one times out.
+        while let Ok(stream) = TcpStream::connect_timeout(&addr, Duration::from_millis(200)) {
+            queued.push(stream);
+            assert!(queued.len() < 16, "the queue never fills");
+        }
+        Self { listener, queued }
+    }
+}
+
+#[test]
+fn a_connect_that_times_out_reaches_the_client_as_a_reset() {
+    let dead_end = DeadEnd::new();
+    let rig = Rig::to(
+        dead_end.listener.try_clone().unwrap(),
+        Path::Both,
+        |config| {
+            config.timeouts.connect = Duration::from_millis(100);
+        },
+    );
+    let mut client = TcpStream::connect(rig.relay_addr()).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(read_to_rst(&mut client), b"");
+    rig.expect_end(End::ConnectTimedOut);
+}
+
+#[test]
+fn a_client_that_resets_while_the_connect_is_on_its_way_ends_the_session() {
+    let dead_end = DeadEnd::new();
+    let rig = Rig::to(dead_end.listener.try_clone().unwrap(), Path::Both, |_| {});
+    let client = TcpStream::connect(rig.relay_addr()).unwrap();
+    wait_until("the session", || rig.node.metrics().sessions() == 1);
+    reset(client);
+    rig.expect_end(End::ClientReset);
+}
+
+#[test]
+fn what_a_client_says_and_ends_while_the_connect_is_on_its_way_arrives() {
+    let mut dead_end = DeadEnd::new();
+    let rig = Rig::to(dead_end.listener.try_clone().unwrap(), Path::Both, |_| {});
+    let mut client = TcpStream::connect(rig.relay_addr()).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.write_all(b"early").unwrap();
+    end_writing(&client);
+    wait_until("the session", || rig.node.metrics().sessions() == 1);
+    // Room in the queue: the SYN's retransmission gets through.
+    let accepted: Vec<_> = dead_end
+        .queued
+        .drain(..)
+        .map(|_| dead_end.listener.accept().unwrap())
+        .collect();
+    let (mut server, _) = dead_end.listener.accept().unwrap();
+    drop(accepted);
+    assert_eq!(read_to_fin(&mut server), b"early");
+    server.write_all(b"answer").unwrap();
+    drop(server);
+    assert_eq!(read_to_fin(&mut client), b"answer");
+    rig.expect_end(End::Complete);
+}
+
+#[test]
+fn a_half_closed_session_in_which_nothing_moves_is_reset() {
+    let rig = Rig::with(Path::Both, |config| {
+        config.timeouts.half_closed = Duration::from_millis(50);
+    });
+    let (mut client, mut server) = rig.pair();
+    end_writing(&client);
+    assert_eq!(read_to_fin(&mut server), b"");
+    assert_eq!(read_to_rst(&mut client), b"");
+    rig.expect_end(End::HalfClosedTimeout);
+}
+
+#[test]
+fn a_broken_session_whose_reader_never_reads_is_reset_in_the_end() {
+    let rig = Rig::with(Path::Both, |config| {
+        config.timeouts.flush = Duration::from_millis(50)
+    });
+    let (mut client, server) = rig.tight_pair();
+    fill(&mut client, &stream(24 * MIB, 13));
+    reset(client);
+    rig.expect_end(End::ClientReset);
+    drop(server);
+}

@@ -1,0 +1,9 @@
+//! The relay node over real sockets.
+//!
+//! One binary, so that its tests share a rig.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+mod half_close;
+mod node;
+mod rig;

@@ -1,0 +1,212 @@
+//! A relay node in this process between a real client and a real server socket.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+use taut_relay::addr::Destination;
+use taut_relay::config::{Config, Forward};
+use taut_relay::end::End;
+use taut_relay::metrics::Metrics;
+use taut_relay::node::Node;
+
+/// A test that waits longer than this for something has failed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How the node under test moves bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Path {
+    Copy,
+    Splice,
+    /// The first 128 KiB are copied, the rest spliced.
+    Both,
+}
+
+pub(crate) const PATHS: [Path; 3] = [Path::Copy, Path::Splice, Path::Both];
+
+pub(crate) struct Rig {
+    pub(crate) node: Node,
+    pub(crate) server: TcpListener,
+    metrics: Metrics,
+}
+
+impl Rig {
+    pub(crate) fn new(path: Path) -> Self {
+        Self::with(path, |_| {})
+    }
+
+    pub(crate) fn with(path: Path, adjust: impl FnOnce(&mut Config)) -> Self {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::to(server, path, adjust)
+    }
+
+    pub(crate) fn to(server: TcpListener, path: Path, adjust: impl FnOnce(&mut Config)) -> Self {
+        let node = start(server.local_addr().unwrap(), path, adjust);
+        let metrics = node.metrics();
+        Self {
+            node,
+            server,
+            metrics,
+        }
+    }
+
+    pub(crate) fn relay_addr(&self) -> SocketAddr {
+        self.node.listen_addrs()[0].0
+    }
+
+    /// A client that is connected to a server through the node.
+    pub(crate) fn pair(&self) -> (TcpStream, TcpStream) {
+        let client = TcpStream::connect(self.relay_addr()).unwrap();
+        let (server, _) = self.server.accept().unwrap();
+        for s in [&client, &server] {
+            s.set_read_timeout(Some(PATIENCE)).unwrap();
+            s.set_write_timeout(Some(PATIENCE)).unwrap();
+        }
+        (client, server)
+    }
+
+    /// The same with small buffers at both ends, so that little suffices to fill them.
+    pub(crate) fn tight_pair(&self) -> (TcpStream, TcpStream) {
+        sockopt::set_socket_recv_buffer_size(&self.server, 16 << 10).unwrap();
+        let family = rustix::net::AddressFamily::INET;
+        let kind = rustix::net::SocketType::STREAM;
+        let fd = rustix::net::socket(family, kind, None).unwrap();
+        sockopt::set_socket_recv_buffer_size(&fd, 16 << 10).unwrap();
+        rustix::net::connect(&fd, &self.relay_addr()).unwrap();
+        let client = TcpStream::from(fd);
+        let (server, _) = self.server.accept().unwrap();
+        for s in [&client, &server] {
+            s.set_read_timeout(Some(PATIENCE)).unwrap();
+            s.set_write_timeout(Some(PATIENCE)).unwrap();
+        }
+        (client, server)
+    }
+
+    /// Waits until the one session has ended, and that in this way, with nothing left behind.
+    pub(crate) fn expect_end(&self, end: End) {
+        wait_until("the session's end", || {
+            self.metrics.sessions() == 0 && self.all_ends() > 0
+        });
+        for other in End::ALL {
+            let expected = u64::from(other == end);
+            assert_eq!(
+                self.metrics.ended(other),
+                expected,
+                "sessions ended as {}",
+                other.label()
+            );
+        }
+        assert_eq!(self.metrics.pipes_in_use(), 0);
+    }
+
+    fn all_ends(&self) -> u64 {
+        End::ALL
+            .into_iter()
+            .map(|end| self.metrics.ended(end))
+            .sum()
+    }
+}
+
+pub(crate) fn start(to: SocketAddr, path: Path, adjust: impl FnOnce(&mut Config)) -> Node {
+    let listen = "127.0.0.1:0".parse().unwrap();
+    let to = Destination {
+        host: to.ip().to_string(),
+        port: to.port(),
+    };
+    let mut config = Config::new(vec![Forward {
+        listen: vec![listen],
+        to,
+    }]);
+    config.workers = Some(2);
+    config.max_sessions = Some(64);
+    config.data.splice_after = match path {
+        Path::Copy => None,
+        Path::Splice => Some(0),
+        Path::Both => Some(128 << 10),
+    };
+    adjust(&mut config);
+    Node::start(&config).unwrap()
+}
+
+pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !happened() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Bytes that are different everywhere, so that a shifted or repeated part is seen.
+pub(crate) fn stream(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut bytes = Vec::with_capacity(len + 8);
+    while bytes.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(len);
+    bytes
+}
+
+pub(crate) fn assert_same(got: &[u8], expected: &[u8]) {
+    let differ = got.iter().zip(expected).position(|(a, b)| a != b);
+    assert_eq!(differ, None, "first differing byte");
+    assert_eq!(got.len(), expected.len(), "length");
+}
+
+/// Everything until the orderly end of the stream.
+pub(crate) fn read_to_fin(stream: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+/// Everything until the connection is reset; an orderly end is a failure.
+pub(crate) fn read_to_rst(stream: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let end = stream.read_to_end(&mut bytes);
+    let kind = end
+        .expect_err("the stream ended in good order instead of by RST")
+        .kind();
+    assert_eq!(kind, ErrorKind::ConnectionReset);
+    bytes
+}
+
+pub(crate) fn end_writing(stream: &TcpStream) {
+    stream.shutdown(Shutdown::Write).unwrap();
+}
+
+/// Closes with RST.
+pub(crate) fn reset(stream: TcpStream) {
+    sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
+}
+
+/// Writes what there is room for and returns how much that was.
+pub(crate) fn fill(stream: &mut TcpStream, bytes: &[u8]) -> usize {
+    stream.set_nonblocking(true).unwrap();
+    let mut written = 0;
+    let mut idle_since = Instant::now();
+    // Full is when nothing more was taken although the node had time to take it.
+    while written < bytes.len() && idle_since.elapsed() < Duration::from_millis(300) {
+        match stream.write(&bytes[written..]) {
+            Ok(n) => {
+                written += n;
+                idle_since = Instant::now();
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => std::thread::yield_now(),
+            Err(e) => panic!("write: {e}"),
+        }
+    }
+    stream.set_nonblocking(false).unwrap();
+    written
+}
+
+/// Waits until the other end's kernel has acknowledged everything.
+pub(crate) fn wait_for_acks(stream: &TcpStream) {
+    wait_until("acknowledgements", || {
+        taut_sys::socket::unacknowledged(stream) == 0
+    });
+}
