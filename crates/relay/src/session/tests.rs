@@ -55,7 +55,7 @@ impl Bench {
     }
 
     /// Lets time pass to the session's next deadline and drives it.
-    fn to_deadline(&mut self) -> Step {
+    fn run_to_deadline(&mut self) -> Step {
         self.now = self
             .session
             .deadline(&self.timeouts)
@@ -65,9 +65,9 @@ impl Bench {
     }
 
     /// Drives it at every deadline until it is over.
-    fn to_the_end(&mut self) -> Step {
+    fn run_to_the_end(&mut self) -> Step {
         for _ in 0..100_000 {
-            match self.to_deadline() {
+            match self.run_to_deadline() {
                 Step::Wait | Step::Again => {}
                 over => return over,
             }
@@ -95,7 +95,7 @@ fn an_idle_session_has_no_deadline() {
 fn a_connect_that_is_not_answered_is_given_up_at_its_time() {
     let mut bench = Bench::connecting();
     assert_eq!(bench.drive(), Step::Wait);
-    assert_eq!(bench.to_deadline(), Step::Redial(Errno::TIMEDOUT));
+    assert_eq!(bench.run_to_deadline(), Step::Redial(Errno::TIMEDOUT));
     assert_eq!(bench.passed(), bench.timeouts.connect);
 }
 
@@ -143,9 +143,9 @@ fn a_reset_waits_for_the_bytes_ahead_of_it_to_be_acknowledged() {
         bench.report(dead, |leg| leg.fail(Errno::CONNRESET));
         assert_eq!(bench.drive(), Step::Wait);
         assert_eq!(bench.leg(survivor).sent(), b"the last words");
-        assert_eq!(bench.to_deadline(), Step::Wait);
+        assert_eq!(bench.run_to_deadline(), Step::Wait);
         bench.leg(survivor).acknowledge();
-        assert_eq!(bench.to_deadline(), Step::Broken(end));
+        assert_eq!(bench.run_to_deadline(), Step::Broken(end));
         assert!(!bench.leg(survivor).fin_sent());
     }
 }
@@ -167,7 +167,7 @@ fn a_survivor_that_takes_nothing_is_waited_for_only_so_long() {
         bench.report(dead, |leg| leg.arrive(b"unwanted"));
         bench.report(dead, |leg| leg.fail(Errno::CONNRESET));
         assert_eq!(bench.drive(), Step::Wait);
-        assert_eq!(bench.to_the_end(), Step::Broken(end));
+        assert_eq!(bench.run_to_the_end(), Step::Broken(end));
         assert!(bench.passed() >= bench.timeouts.flush);
         assert!(bench.passed() < bench.timeouts.flush + 2 * LONGEST_LOOK);
         assert!(!bench.leg(survivor).fin_sent());
@@ -196,7 +196,7 @@ fn a_stream_that_was_complete_before_the_reset_keeps_its_fin() {
         bench.report(dead, |leg| leg.fail(Errno::PIPE));
         assert_eq!(bench.drive(), Step::Wait);
         bench.leg(survivor).acknowledge();
-        assert_eq!(bench.to_deadline(), Step::Broken(end));
+        assert_eq!(bench.run_to_deadline(), Step::Broken(end));
         assert_eq!(bench.leg(survivor).sent(), b"all of it");
         assert!(bench.leg(survivor).fin_sent());
     }
@@ -211,9 +211,9 @@ fn both_ends_complete_the_session_once_nothing_is_left_unsent() {
     bench.report(Side::Onward, SimLeg::end);
     assert_eq!(bench.drive(), Step::Wait);
     bench.leg(Side::Client).acknowledge();
-    assert_eq!(bench.to_deadline(), Step::Wait);
+    assert_eq!(bench.run_to_deadline(), Step::Wait);
     bench.leg(Side::Onward).acknowledge();
-    assert_eq!(bench.to_deadline(), Step::Complete);
+    assert_eq!(bench.run_to_deadline(), Step::Complete);
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn a_tail_that_nobody_takes_is_given_up() {
     bench.report(Side::Client, SimLeg::end);
     bench.report(Side::Onward, SimLeg::end);
     assert_eq!(bench.drive(), Step::Wait);
-    assert_eq!(bench.to_the_end(), Step::Broken(End::HalfClosedTimeout));
+    assert_eq!(bench.run_to_the_end(), Step::Broken(End::HalfClosedTimeout));
     assert!(bench.passed() >= bench.timeouts.half_closed);
 }
 
@@ -240,5 +240,8 @@ fn a_half_closed_session_ends_when_nothing_moves_for_too_long() {
     assert_eq!(bench.drive(), Step::Wait);
     bench.now += half + Duration::from_secs(1);
     assert_eq!(bench.drive(), Step::Wait);
-    assert_eq!(bench.to_deadline(), Step::Broken(End::HalfClosedTimeout));
+    assert_eq!(
+        bench.run_to_deadline(),
+        Step::Broken(End::HalfClosedTimeout)
+    );
 }
