@@ -4,10 +4,14 @@
 //! each module wraps one family of system calls, states units and errors, and leaves decisions
 //! to its callers.
 
+pub mod child;
 pub mod epoll;
 pub mod limits;
+pub mod netns;
 pub mod pipe;
+pub mod schedule;
 pub mod socket;
+pub mod tap;
 
 /// The kernel's error number, as every module of this crate reports it.
 pub use rustix::io::Errno;

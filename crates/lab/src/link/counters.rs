@@ -1,0 +1,99 @@
+//! What a link counted, and whether it was itself the bottleneck.
+
+use std::time::Duration;
+
+/// One direction's counters, as the model keeps them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct PathCounters {
+    /// Frames taken from the sending host; a super-frame counts once.
+    pub frames: u64,
+    /// Segments in those frames.
+    pub segments: u64,
+    /// Bytes in those segments, Ethernet header included.
+    pub bytes: u64,
+    /// Segments dropped because the queue was full: congestion, as asked.
+    pub queue_drops: u64,
+    /// Segments lost at random, as asked.
+    pub loss_drops: u64,
+    /// Segments dropped because the link's own memory was full: not asked.
+    pub memory_drops: u64,
+    /// Trains of segments that came due and were handed to the receiving host.
+    pub deliveries: u64,
+    /// Of those, the ones more than 1 ms past due.
+    pub late: u64,
+    /// The latest delivery.
+    pub latest: Duration,
+}
+
+/// What happened at the devices of one direction, outside the model.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct DeviceCounters {
+    /// Frames that no segmentation could make sense of, dropped.
+    pub malformed: u64,
+    /// Frames that the kernel dropped because the link did not take them in time.
+    pub not_taken: u64,
+    /// Trains that the receiving host's kernel refused.
+    pub refused: u64,
+}
+
+/// One direction of a link, up to now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct DirectionReport {
+    /// The model's counters.
+    pub path: PathCounters,
+    /// The devices' counters.
+    pub device: DeviceCounters,
+}
+
+// === impl DirectionReport ===
+
+impl DirectionReport {
+    /// Whether the link, and not the shape that was asked of it, held traffic up: more than one
+    /// delivery in a thousand late, or anything dropped that the shape does not drop.
+    pub fn overrun(&self) -> bool {
+        self.path.late * 1000 > self.path.deliveries
+            || self.path.memory_drops > 0
+            || self.device.not_taken > 0
+            || self.device.refused > 0
+    }
+}
+
+/// How the link's thread is scheduled.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub enum Scheduling {
+    /// Before every ordinary thread (SCHED_FIFO).
+    RealTime,
+    /// Among the ordinary threads, with a raised share (nice -15).
+    Nice,
+    /// Like any other thread: neither was permitted.
+    #[default]
+    Ordinary,
+}
+
+/// A link, up to now.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct LinkReport {
+    /// The two hosts, as `a-b`.
+    pub name: String,
+    /// What carries it: `user` or `netem`. Of netem nothing is counted.
+    pub backend: &'static str,
+    /// From the host named first to the other.
+    pub a_to_b: DirectionReport,
+    /// Back.
+    pub b_to_a: DirectionReport,
+    /// Processor time that the link's thread used; it includes the receiving hosts' share of handling
+    /// what is handed to them, up to the socket.
+    pub cpu: Duration,
+    /// How that thread is scheduled.
+    pub scheduling: Scheduling,
+}
+
+// === impl LinkReport ===
+
+impl LinkReport {
+    /// Whether the link was itself a bottleneck in either direction. A measurement during which it
+    /// was shows the link, not what was to be measured.
+    pub fn overrun(&self) -> bool {
+        self.a_to_b.overrun() || self.b_to_a.overrun()
+    }
+}

@@ -1,0 +1,259 @@
+//! Frames as a TAP with virtio-net headers carries them, and cutting runs of segments out of one.
+//!
+//! A host with segmentation offload hands over TCP super-frames: one set of headers before up to
+//! 64 KiB of payload, to be sent as segments of `gso_size` bytes. [`Frame::cut`] makes the frame that
+//! stands for segments `i..j` of it, itself a (smaller) super-frame, with the headers that those
+//! segments would have had (as Linux's `tcp_gso_segment` and `inet_gso_segment` make them).
+
+use std::ops::Range;
+
+use taut_sys::tap::VnetHeader;
+
+use super::checksum;
+use super::path::Segments;
+
+/// Why a frame cannot be carried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// Not even an Ethernet header.
+    #[error("the frame is shorter than its headers")]
+    Short,
+    /// The checksum is to be put beyond the end.
+    #[error("the checksum's place is outside the frame")]
+    ChecksumOutside,
+    /// Not one of the two kinds of TCP super-frame that were offered to the kernel.
+    #[error("segmentation of an unknown kind (GSO type {0})")]
+    UnknownGso(u8),
+    /// A super-frame whose headers are not what its virtio-net header says.
+    #[error("the headers of a super-frame contradict each other: {0}")]
+    Contradiction(&'static str),
+}
+
+const ETHERNET: usize = 14;
+const IPV4: u16 = 0x0800;
+const IPV6: u16 = 0x86dd;
+const TCP: u8 = 6;
+/// Where the checksum is in a TCP header.
+const TCP_CHECKSUM: usize = 16;
+
+const FIN: u8 = 0x01;
+const PSH: u8 = 0x08;
+const CWR: u8 = 0x80;
+
+/// A frame, borrowed from the buffer into which it was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frame<'a> {
+    header: VnetHeader,
+    bytes: &'a [u8],
+    tcp: Option<Super>,
+}
+
+/// Where things are in a super-frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Super {
+    ipv4: bool,
+    tcp_at: usize,
+    payload_at: usize,
+    segment: usize,
+    count: usize,
+}
+
+// === impl Frame ===
+
+impl<'a> Frame<'a> {
+    /// Reads what a TAP gave: a virtio-net header and an Ethernet frame.
+    ///
+    /// # Errors
+    /// When the frame cannot be carried; it is then to be dropped and counted.
+    pub fn parse(read: &'a [u8]) -> Result<Self, Malformed> {
+        let header = VnetHeader::read(read).ok_or(Malformed::Short)?;
+        let bytes = &read[VnetHeader::LEN..];
+        if bytes.len() < ETHERNET {
+            return Err(Malformed::Short);
+        }
+        if header.flags & VnetHeader::NEEDS_CSUM != 0 {
+            let end = usize::from(header.csum_start) + usize::from(header.csum_offset) + 2;
+            if end > bytes.len() {
+                return Err(Malformed::ChecksumOutside);
+            }
+        }
+        let tcp = match header.gso_type & !VnetHeader::GSO_ECN {
+            VnetHeader::GSO_NONE => None,
+            VnetHeader::GSO_TCPV4 => Some(Super::parse(&header, bytes, true)?),
+            VnetHeader::GSO_TCPV6 => Some(Super::parse(&header, bytes, false)?),
+            _ => return Err(Malformed::UnknownGso(header.gso_type)),
+        };
+        Ok(Self { header, bytes, tcp })
+    }
+
+    /// The frame's segments, by their lengths on the wire.
+    pub fn segments(&self) -> Segments {
+        // A frame is at most 64 KiB, so all lengths fit.
+        let wire = |len: usize| len as u32;
+        match &self.tcp {
+            None => Segments {
+                count: 1,
+                each: wire(self.bytes.len()),
+                last: wire(self.bytes.len()),
+            },
+            Some(tcp) => {
+                let payload = self.bytes.len() - tcp.payload_at;
+                let last = payload - (tcp.count - 1) * tcp.segment;
+                let each = if tcp.count == 1 { last } else { tcp.segment };
+                Segments {
+                    count: tcp.count,
+                    each: wire(tcp.payload_at + each),
+                    last: wire(tcp.payload_at + last),
+                }
+            }
+        }
+    }
+
+    /// The frame that stands for `run` of its segments, behind its virtio-net header, as a TAP takes
+    /// it.
+    ///
+    /// # Panics
+    /// When `run` is empty or not within [`Self::segments`].
+    pub fn cut(&self, run: Range<usize>) -> Vec<u8> {
+        let count = self.tcp.map_or(1, |tcp| tcp.count);
+        assert!(
+            run.start < run.end && run.end <= count,
+            "segments {run:?} of {count}"
+        );
+        match &self.tcp {
+            Some(tcp) => tcp.cut(self.header, self.bytes, run),
+            None => [&self.header.to_bytes(), self.bytes].concat(),
+        }
+    }
+}
+
+// === impl Super ===
+
+impl Super {
+    fn parse(header: &VnetHeader, frame: &[u8], ipv4: bool) -> Result<Self, Malformed> {
+        use Malformed::Contradiction;
+        if header.flags & VnetHeader::NEEDS_CSUM == 0
+            || usize::from(header.csum_offset) != TCP_CHECKSUM
+        {
+            return Err(Contradiction("no partial TCP checksum"));
+        }
+        let tcp_at = usize::from(header.csum_start);
+        let ip = &frame[ETHERNET..];
+        let ethertype = u16::from_be_bytes([frame[12], frame[13]]);
+        if ipv4 {
+            let fixed = ip.first_chunk::<20>().ok_or(Malformed::Short)?;
+            if ethertype != IPV4 || fixed[0] >> 4 != 4 || fixed[9] != TCP {
+                return Err(Contradiction("not TCP over IPv4"));
+            }
+            let header_len = usize::from(fixed[0] & 0x0f) * 4;
+            if header_len < fixed.len() || tcp_at != ETHERNET + header_len {
+                return Err(Contradiction(
+                    "the IPv4 header does not end where TCP begins",
+                ));
+            }
+            if usize::from(u16::from_be_bytes([fixed[2], fixed[3]])) != ip.len() {
+                return Err(Contradiction("the IPv4 total length is not the frame's"));
+            }
+            // More fragments, or an offset: RFC 791's flags but DF.
+            if u16::from_be_bytes([fixed[6], fixed[7]]) & 0xbfff != 0 {
+                return Err(Contradiction("a fragment"));
+            }
+        } else {
+            let fixed = ip.first_chunk::<40>().ok_or(Malformed::Short)?;
+            if ethertype != IPV6 || fixed[0] >> 4 != 6 {
+                return Err(Contradiction("not IPv6"));
+            }
+            // Extension headers may stand between; csum_start tells where TCP begins.
+            if tcp_at < ETHERNET + fixed.len() {
+                return Err(Contradiction("TCP begins inside the IPv6 header"));
+            }
+            if usize::from(u16::from_be_bytes([fixed[4], fixed[5]])) + fixed.len() != ip.len() {
+                return Err(Contradiction("the IPv6 payload length is not the frame's"));
+            }
+        }
+        let tcp = frame.get(tcp_at..).ok_or(Malformed::Short)?;
+        let fixed = tcp.first_chunk::<20>().ok_or(Malformed::Short)?;
+        let header_len = usize::from(fixed[12] >> 4) * 4;
+        if header_len < fixed.len() || header_len > tcp.len() {
+            return Err(Contradiction("the TCP header's length"));
+        }
+        let payload = tcp.len() - header_len;
+        let segment = usize::from(header.gso_size);
+        if segment == 0 || payload == 0 {
+            return Err(Contradiction("nothing to segment"));
+        }
+        Ok(Self {
+            ipv4,
+            tcp_at,
+            payload_at: tcp_at + header_len,
+            segment,
+            count: payload.div_ceil(segment),
+        })
+    }
+
+    fn cut(&self, mut header: VnetHeader, frame: &[u8], run: Range<usize>) -> Vec<u8> {
+        let payload = &frame[self.payload_at..];
+        let skipped = run.start * self.segment;
+        let payload = &payload[skipped..payload.len().min(run.end * self.segment)];
+        let first = run.start == 0;
+        let last = run.end == self.count;
+
+        // Without CWR in it there is nothing that only its first segment may carry.
+        header.gso_type = match (run.len(), first) {
+            (1, _) => VnetHeader::GSO_NONE,
+            (_, true) => header.gso_type,
+            (_, false) => header.gso_type & !VnetHeader::GSO_ECN,
+        };
+        header.gso_size = if run.len() == 1 { 0 } else { header.gso_size };
+        // The kernel's own figure may count only what it keeps in its linear part.
+        header.hdr_len = self.payload_at as u16;
+
+        let mut out = Vec::with_capacity(VnetHeader::LEN + self.payload_at + payload.len());
+        out.extend_from_slice(&header.to_bytes());
+        out.extend_from_slice(&frame[..self.payload_at]);
+        out.extend_from_slice(payload);
+        let cut = &mut out[VnetHeader::LEN..];
+
+        let ip_len = (cut.len() - ETHERNET) as u16;
+        let ip = &mut cut[ETHERNET..self.tcp_at];
+        if self.ipv4 {
+            put16(ip, 2, ip_len);
+            // Segments of one super-frame are numbered on from it.
+            put16(ip, 4, get16(ip, 4).wrapping_add(run.start as u16));
+            put16(ip, 10, 0);
+            let sum = checksum::complete(checksum::sum(ip));
+            put16(ip, 10, sum);
+        } else {
+            put16(ip, 4, ip_len - 40);
+        }
+
+        let tcp = &mut cut[self.tcp_at..];
+        let seq = u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]);
+        tcp[4..8].copy_from_slice(&seq.wrapping_add(skipped as u32).to_be_bytes());
+        if !last {
+            tcp[13] &= !(FIN | PSH);
+        }
+        if !first {
+            tcp[13] &= !CWR;
+        }
+        // The field holds the pseudo-header's sum. Only the length in it changes; correcting that
+        // alone (RFC 1624) is right whatever addresses went into it, a routing header's included.
+        let was = (frame.len() - self.tcp_at) as u16;
+        let is = tcp.len() as u16;
+        let partial = checksum::replace(get16(tcp, TCP_CHECKSUM), was, is);
+        put16(tcp, TCP_CHECKSUM, partial);
+        out
+    }
+}
+
+fn get16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn put16(bytes: &mut [u8], at: usize, value: u16) {
+    bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
+}
+
+#[cfg(test)]
+#[path = "frame_tests.rs"]
+mod tests;

@@ -1,0 +1,80 @@
+//! A link between two hosts of a world.
+
+use taut_sys::tap::Tap;
+
+use super::LinkError;
+use super::counters::{DeviceCounters, DirectionReport, LinkReport};
+use super::engine::Engine;
+use super::shape::LinkSpec;
+use crate::world::Host;
+
+/// Where one end of a link is.
+#[derive(Debug, Clone)]
+pub(crate) struct End {
+    /// The host, by its number in the world.
+    pub(crate) host: usize,
+    /// The device's name in that host.
+    pub(crate) device: String,
+}
+
+/// A link that exists.
+#[derive(Debug)]
+pub(crate) struct Link {
+    name: String,
+    ends: [End; 2],
+    engine: Engine,
+}
+
+// === impl Link ===
+
+impl Link {
+    /// Makes a device in each host and carries frames between them. The devices are down, without
+    /// addresses.
+    pub(crate) fn join(ends: [(&Host, End); 2], spec: &LinkSpec) -> Result<Self, LinkError> {
+        let [(a, end_a), (b, end_b)] = ends;
+        let name = format!("{}-{}", a.name(), b.name());
+        let tap = |host: &Host, end: &End| -> Result<Tap, LinkError> {
+            Ok(host.netns().run(|| Tap::create(&end.device))??)
+        };
+        let taps = [tap(a, &end_a)?, tap(b, &end_b)?];
+        let engine = Engine::start(&name, taps, spec).map_err(|source| LinkError::Start {
+            name: name.clone(),
+            source,
+        })?;
+        Ok(Self {
+            name,
+            ends: [end_a, end_b],
+            engine,
+        })
+    }
+
+    pub(crate) fn ends(&self) -> &[End; 2] {
+        &self.ends
+    }
+
+    /// Whether the kernel counts drops at its ends that are the link's own.
+    pub(crate) fn has_taps(&self) -> bool {
+        true
+    }
+
+    /// What the link itself counted.
+    pub(crate) fn report(&self) -> LinkReport {
+        let seen = self.engine.published();
+        let direction = |from: usize| DirectionReport {
+            path: seen.paths[from],
+            device: DeviceCounters {
+                malformed: seen.malformed[from],
+                refused: seen.refused[from],
+                not_taken: 0,
+            },
+        };
+        LinkReport {
+            name: self.name.clone(),
+            backend: "user",
+            a_to_b: direction(0),
+            b_to_a: direction(1),
+            cpu: seen.cpu,
+            scheduling: seen.scheduling,
+        }
+    }
+}

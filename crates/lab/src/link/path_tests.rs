@@ -1,0 +1,225 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::units::BitsPerSecond;
+
+const MS: u64 = 1_000_000;
+
+fn at(nanos: u64) -> Moment {
+    Moment(nanos)
+}
+
+fn segments(count: usize, each: u32) -> Segments {
+    Segments {
+        count,
+        each,
+        last: each,
+    }
+}
+
+/// Everything that comes out, with when.
+fn drain(path: &mut Path<(u32, Range<usize>)>) -> Vec<(u64, u32, Range<usize>)> {
+    let mut out = Vec::new();
+    while let Some(due) = path.next_due() {
+        assert!(path.poll_delivery(Moment(due.0 - 1)).is_none(), "early");
+        let (frame, run) = path.poll_delivery(due).unwrap();
+        out.push((due.0, frame, run));
+    }
+    out
+}
+
+fn offer(path: &mut Path<(u32, Range<usize>)>, now: u64, frame: u32, segments: Segments) {
+    path.handle_frame(at(now), segments, |run| (frame, run));
+}
+
+fn ms(delay: u64) -> Shape {
+    Shape::delay(Duration::from_millis(delay))
+}
+
+#[test]
+fn an_unlimited_path_only_delays() {
+    let mut path = Path::new(ms(10), 1, 0);
+    offer(&mut path, 5, 0, segments(40, 1514));
+    assert_eq!(drain(&mut path), [(10 * MS + 5, 0, 0..40)]);
+}
+
+#[test]
+fn a_segment_arrives_when_it_has_been_serialised_and_has_travelled() {
+    // 1250 bytes at 10 Mbit/s take 1 ms.
+    let mut path = Path::new(ms(10).rate(BitsPerSecond::mega(10)), 1, 0);
+    offer(&mut path, 0, 0, segments(1, 1250));
+    offer(&mut path, 0, 1, segments(1, 1250));
+    // The wire is free again by then.
+    offer(&mut path, 5 * MS, 2, segments(1, 1250));
+    assert_eq!(
+        drain(&mut path),
+        [(11 * MS, 0, 0..1), (12 * MS, 1, 0..1), (16 * MS, 2, 0..1)]
+    );
+}
+
+#[test]
+fn trains_are_no_longer_than_the_quantum() {
+    let trains = |rate| {
+        let mut path = Path::new(ms(1).rate(rate), 1, 0);
+        offer(&mut path, 0, 0, segments(20, 1514));
+        drain(&mut path)
+            .into_iter()
+            .map(|(.., run)| run.len())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(trains(BitsPerSecond::giga(1)), [8, 8, 4]);
+    assert_eq!(trains(BitsPerSecond::mega(100)), [1; 20]);
+    assert_eq!(trains(BitsPerSecond::giga(10)), [20]);
+}
+
+#[test]
+fn the_queue_holds_its_bytes_and_drops_what_comes_on_top() {
+    let shape = ms(1).rate(BitsPerSecond::mega(10)).queue(Bytes(5000));
+    let mut path = Path::new(shape, 1, 0);
+    offer(&mut path, 0, 0, segments(10, 1250));
+    assert_eq!(path.counters().queue_drops, 6);
+    // Half a segment has left by now, and half a one fits; then a whole one does.
+    offer(&mut path, MS / 2, 1, segments(1, 1250));
+    assert_eq!(path.counters().queue_drops, 7);
+    offer(&mut path, MS, 2, segments(1, 1250));
+    assert_eq!(path.counters().queue_drops, 7);
+    assert_eq!(drain(&mut path).len(), 5);
+}
+
+#[test]
+fn a_lost_segment_splits_its_train_and_still_takes_its_time_on_the_wire() {
+    let shape = ms(0).rate(BitsPerSecond::giga(10)).loss(0.2);
+    let mut path = Path::new(shape, 3, 0);
+    offer(&mut path, 0, 0, segments(50, 1250));
+    let lost = path.counters().loss_drops as usize;
+    assert!(lost > 0);
+    let out = drain(&mut path);
+    assert_eq!(
+        out.iter().map(|(.., run)| run.len()).sum::<usize>(),
+        50 - lost
+    );
+    for (due, _, run) in &out {
+        // One segment takes a microsecond, lost or not.
+        assert_eq!(*due, run.end as u64 * 1000);
+    }
+}
+
+#[test]
+fn loss_is_drawn_for_each_segment_and_not_for_each_frame() {
+    let lost = |count| {
+        let mut path = Path::new(ms(1).loss(0.01), 9, 0);
+        for frame in 0..(1_000_000 / count) {
+            offer(&mut path, 0, frame as u32, segments(count, 1514));
+            while path.poll_delivery(at(MS)).is_some() {}
+        }
+        path.counters().loss_drops
+    };
+    // The same draws, however they are packed into frames.
+    assert_eq!(lost(1), lost(40));
+    // Ten standard deviations of a binomial: 10 x sqrt(10^6 x 0.01 x 0.99).
+    assert!(lost(1).abs_diff(10_000) < 995, "{}", lost(1));
+}
+
+#[test]
+fn a_loss_of_one_loses_all_and_of_none_nothing() {
+    for (loss, lost) in [(1.0, 1000), (0.0, 0)] {
+        let mut path = Path::new(ms(1).loss(loss), 1, 0);
+        offer(&mut path, 0, 0, segments(1000, 100));
+        assert_eq!(path.counters().loss_drops, lost);
+    }
+}
+
+#[test]
+fn seeds_and_streams_lose_different_segments_and_the_same_seed_the_same() {
+    let lost = |seed, stream| {
+        let mut path = Path::new(ms(1).loss(0.5), seed, stream);
+        offer(&mut path, 0, 0, segments(200, 100));
+        drain(&mut path)
+    };
+    assert_eq!(lost(1, 0), lost(1, 0));
+    assert_ne!(lost(1, 0), lost(1, 1));
+    assert_ne!(lost(1, 0), lost(2, 0));
+}
+
+#[test]
+fn a_path_without_a_rate_is_bounded_all_the_same() {
+    let mut path = Path::new(ms(1000), 1, 0);
+    for frame in 0..2000 {
+        offer(&mut path, 0, frame, segments(44, 1514));
+    }
+    let kept: u64 = drain(&mut path)
+        .iter()
+        .map(|(.., run)| run.len() as u64 * 1514)
+        .sum();
+    assert!(kept <= LEAST_MEMORY && kept > LEAST_MEMORY - 1514);
+    assert!(path.counters().memory_drops > 0);
+    assert_eq!(path.counters().queue_drops, 0);
+}
+
+#[test]
+fn a_late_caller_is_counted_and_changes_nothing_else() {
+    let mut path = Path::new(ms(1), 1, 0);
+    for frame in 0..3 {
+        offer(&mut path, 0, frame, segments(1, 100));
+    }
+    assert!(path.poll_delivery(at(MS)).is_some());
+    assert!(path.poll_delivery(at(2 * MS)).is_some());
+    assert_eq!(path.counters().late, 0);
+    assert!(path.poll_delivery(at(2 * MS + 1)).is_some());
+    assert_eq!(path.counters().late, 1);
+    assert_eq!(path.counters().latest, Duration::from_nanos(MS + 1));
+}
+
+proptest! {
+    #[test]
+    fn order_is_kept_and_every_segment_is_accounted_for(
+        rate in prop::option::of(1_000_u64..20_000_000_000),
+        queue in 1514_u64..200_000,
+        loss in prop_oneof![Just(0.0), 0.0..1.0_f64],
+        delay in 0_u64..300,
+        offers in prop::collection::vec((0_u64..3 * MS, 1_usize..45, 60_u32..1515), 1..60),
+    ) {
+        let shape = Shape {
+            delay: Duration::from_millis(delay),
+            rate: rate.map(BitsPerSecond),
+            loss,
+            queue: Bytes(queue),
+        };
+        let mut path = Path::new(shape, 5, 0);
+        let mut now = 0;
+        for (frame, (gap, count, each)) in offers.iter().enumerate() {
+            now += gap;
+            let last = 60.min(*each);
+            offer(&mut path, now, frame as u32, Segments { count: *count, each: *each, last });
+            // What waits never exceeds the queue.
+            prop_assert!(rate.is_none() || path.waiting(at(now)) <= u128::from(queue));
+        }
+        let out = drain(&mut path);
+        let arrived: u64 = out.iter().map(|(.., run)| run.len() as u64).sum();
+        let counters = *path.counters();
+        prop_assert_eq!(
+            arrived + counters.queue_drops + counters.loss_drops + counters.memory_drops,
+            counters.segments
+        );
+        prop_assert_eq!(path.under_way_bytes, 0);
+        for pair in out.windows(2) {
+            let ((due_a, frame_a, run_a), (due_b, frame_b, run_b)) = (&pair[0], &pair[1]);
+            prop_assert!(due_a <= due_b);
+            prop_assert!((frame_a, run_a.end) <= (frame_b, run_b.start) || frame_a < frame_b);
+        }
+        // Nothing goes faster than the wire.
+        if let (Some(rate), Some((last_due, ..))) = (rate, out.last()) {
+            let bytes: u64 = out
+                .iter()
+                .map(|(_, frame, run)| {
+                    let (_, count, each) = offers[*frame as usize];
+                    let ends = u64::from(run.end == count);
+                    let last = u64::from(60.min(each));
+                    (run.len() as u64 - ends) * u64::from(each) + ends * last
+                })
+                .sum();
+            let time = u128::from(bytes) * 8_000_000_000 / u128::from(rate);
+            prop_assert!(u128::from(*last_due) + 1 >= time + u128::from(delay * MS));
+        }
+    }
+}

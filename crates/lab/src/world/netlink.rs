@@ -1,0 +1,221 @@
+//! Devices, addresses, neighbours and routes of one host, through rtnetlink.
+
+use std::net::IpAddr;
+
+use futures_util::TryStreamExt;
+use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::packet_route::link::{LinkAttribute, Stats64};
+use rtnetlink::packet_route::neighbour::NeighbourState;
+use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
+use taut_sys::netns::Netns;
+
+use super::WorldError;
+use super::plan::{self, Addresses};
+
+/// One end of a link: its device in the host, and what is at the other end.
+#[derive(Debug, Clone)]
+pub(crate) struct Device {
+    pub(crate) name: String,
+    pub(crate) link: usize,
+    /// 0 or 1.
+    pub(crate) end: usize,
+    pub(crate) mtu: u16,
+}
+
+/// Frames that may wait in the kernel for the link's thread to take them: at 64 KiB each more than
+/// a second's worth at 1 Gbit/s. TAPs keep a ring of this many.
+const TX_QUEUE: u32 = 4096;
+
+/// Why the kernel did not do what was asked of it.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum NetlinkError {
+    #[error("netlink: {0}")]
+    Socket(#[from] std::io::Error),
+    #[error("{what}: {source}")]
+    Refused {
+        what: String,
+        source: Box<rtnetlink::Error>,
+    },
+    #[error("there is no device {0}")]
+    NoDevice(String),
+}
+
+/// Brings up `lo` with the host's own addresses, and its devices with theirs.
+pub(crate) fn bring_up(
+    netns: &Netns,
+    own: Addresses,
+    devices: &[Device],
+) -> Result<(), WorldError> {
+    in_netns(netns, async |handle| {
+        let lo = index(&handle, "lo").await?;
+        let up = LinkUnspec::new_with_index(lo).up().build();
+        handle
+            .link()
+            .set(up)
+            .execute()
+            .await
+            .map_err(refused("lo up"))?;
+        add_addresses(&handle, lo, own, plan::HOST_PREFIX).await?;
+        for device in devices {
+            bring_up_device(&handle, device).await?;
+        }
+        Ok(())
+    })
+}
+
+async fn bring_up_device(handle: &Handle, device: &Device) -> Result<(), NetlinkError> {
+    let index = index(handle, &device.name).await?;
+    let up = LinkUnspec::new_with_index(index)
+        .address(plan::mac(device.link, device.end).to_vec())
+        .mtu(u32::from(device.mtu))
+        .txqueuelen(TX_QUEUE)
+        .up()
+        .build();
+    handle
+        .link()
+        .set(up)
+        .execute()
+        .await
+        .map_err(refused(&device.name))?;
+    add_addresses(
+        handle,
+        index,
+        plan::end(device.link, device.end),
+        plan::LINK_PREFIX,
+    )
+    .await?;
+    let far = 1 - device.end;
+    for address in plan::end(device.link, far).each() {
+        // Permanent, so that no question crosses a long path before the first packet does.
+        handle
+            .neighbours()
+            .add(index, address)
+            .link_layer_address(&plan::mac(device.link, far))
+            .state(NeighbourState::Permanent)
+            .execute()
+            .await
+            .map_err(refused(&format!("neighbour {address}")))?;
+    }
+    Ok(())
+}
+
+async fn add_addresses(
+    handle: &Handle,
+    index: u32,
+    addresses: Addresses,
+    prefixes: [u8; 2],
+) -> Result<(), NetlinkError> {
+    for (address, prefix) in addresses.each().into_iter().zip(prefixes) {
+        let what = format!("address {address}/{prefix}");
+        handle
+            .address()
+            .add(index, address, prefix)
+            .execute()
+            .await
+            .map_err(refused(&what))?;
+    }
+    Ok(())
+}
+
+/// Adds a host's routes; traffic that takes them comes from the host's own addresses.
+pub(crate) fn add_routes(
+    netns: &Netns,
+    own: Addresses,
+    devices: &[Device],
+    routes: &[plan::Route],
+) -> Result<(), WorldError> {
+    in_netns(netns, async |handle| {
+        for route in routes {
+            let (to, prefix) = route.destination;
+            let what = format!("route to {to}/{prefix}");
+            let device = devices.iter().find(|device| device.link == route.link);
+            let device = device.ok_or_else(|| NetlinkError::NoDevice(what.clone()))?;
+            let out = index(&handle, &device.name).await?;
+            let message = match (to, route.gateway) {
+                (IpAddr::V4(to), IpAddr::V4(gateway)) => {
+                    RouteMessageBuilder::<std::net::Ipv4Addr>::new()
+                        .destination_prefix(to, prefix)
+                        .gateway(gateway)
+                        .pref_source(own.v4)
+                        .output_interface(out)
+                        .build()
+                }
+                (IpAddr::V6(to), IpAddr::V6(gateway)) => {
+                    RouteMessageBuilder::<std::net::Ipv6Addr>::new()
+                        .destination_prefix(to, prefix)
+                        .gateway(gateway)
+                        .pref_source(own.v6)
+                        .output_interface(out)
+                        .build()
+                }
+                _ => unreachable!("a plan's gateway is of its destination's family"),
+            };
+            handle
+                .route()
+                .add(message)
+                .execute()
+                .await
+                .map_err(refused(&what))?;
+        }
+        Ok(())
+    })
+}
+
+/// What the kernel counted at device `name`.
+pub(crate) fn statistics(netns: &Netns, name: &str) -> Result<Stats64, WorldError> {
+    in_netns(netns, async |handle| {
+        let link = get(&handle, name).await?;
+        let stats = link
+            .attributes
+            .into_iter()
+            .find_map(|attribute| match attribute {
+                LinkAttribute::Stats64(stats) => Some(stats),
+                _ => None,
+            });
+        stats.ok_or_else(|| NetlinkError::NoDevice(name.to_owned()))
+    })
+}
+
+async fn index(handle: &Handle, name: &str) -> Result<u32, NetlinkError> {
+    Ok(get(handle, name).await?.header.index)
+}
+
+async fn get(
+    handle: &Handle,
+    name: &str,
+) -> Result<rtnetlink::packet_route::link::LinkMessage, NetlinkError> {
+    let mut request = handle.link().get().match_name(name.to_owned());
+    request.message_mut().header.interface_family = AddressFamily::Unspec;
+    let found = request.execute().try_next().await.map_err(refused(name))?;
+    found.ok_or_else(|| NetlinkError::NoDevice(name.to_owned()))
+}
+
+fn refused(what: &str) -> impl FnOnce(rtnetlink::Error) -> NetlinkError {
+    move |source| NetlinkError::Refused {
+        what: what.to_owned(),
+        source: Box::new(source),
+    }
+}
+
+/// Runs `job` with a netlink connection that was opened inside `netns`.
+fn in_netns<T: Send>(
+    netns: &Netns,
+    job: impl AsyncFnOnce(Handle) -> Result<T, NetlinkError> + Send,
+) -> Result<T, WorldError> {
+    let done = netns.run(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()?;
+        runtime.block_on(async {
+            let (connection, handle, _) = rtnetlink::new_connection()?;
+            let connection = tokio::spawn(connection);
+            let done = job(handle).await;
+            connection.abort();
+            done
+        })
+    })?;
+    done.map_err(|source| WorldError::Configure {
+        netns: netns.name().to_owned(),
+        source: Box::new(source),
+    })
+}

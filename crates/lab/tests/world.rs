@@ -1,0 +1,232 @@
+//! Worlds as an experiment sees them.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
+mod root;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use taut_lab::link::shape::{LinkSpec, Shape};
+use taut_lab::units::{BitsPerSecond, Bytes};
+use taut_lab::world::{World, WorldBuilder, WorldError};
+
+fn ms(delay: u64) -> Shape {
+    Shape::delay(Duration::from_millis(delay))
+}
+
+fn chain() -> World {
+    let link = LinkSpec::both(ms(1));
+    WorldBuilder::new("chain")
+        .host("client")
+        .host("relay")
+        .host("server")
+        .link("client", "relay", link)
+        .link("relay", "server", link)
+        .build()
+        .unwrap()
+}
+
+/// Sends `data` from `from` to `to`, and returns what arrived and from whom.
+fn carry(world: &World, from: &str, to: &str, v6: bool, data: &[u8]) -> (Vec<u8>, SocketAddr) {
+    let host = world.host(to);
+    let address: SocketAddr = match v6 {
+        true => (host.addr6(), 7777).into(),
+        false => (host.addr(), 7777).into(),
+    };
+    let listener = host.run(|| TcpListener::bind(address)).unwrap().unwrap();
+    let mut sender = world
+        .host(from)
+        .run(|| TcpStream::connect(address))
+        .unwrap()
+        .unwrap();
+    let (mut receiver, peer) = listener.accept().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || sender.write_all(data).unwrap());
+        let mut arrived = Vec::new();
+        receiver.read_to_end(&mut arrived).unwrap();
+        (arrived, peer)
+    })
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + i / 251) as u8).collect()
+}
+
+#[test]
+fn bytes_cross_a_router_unchanged_over_ipv4_and_ipv6() {
+    root::required();
+    let world = chain();
+    let data = pattern(3_000_000);
+    for v6 in [false, true] {
+        let (arrived, peer) = carry(&world, "client", "server", v6, &data);
+        assert!(
+            arrived == data,
+            "{} of {} bytes arrived",
+            arrived.len(),
+            data.len()
+        );
+        let client = world.host("client");
+        let own: std::net::IpAddr = if v6 {
+            client.addr6().into()
+        } else {
+            client.addr().into()
+        };
+        assert_eq!(peer.ip(), own, "traffic comes from the host's own address");
+    }
+    for report in world.link_reports().unwrap() {
+        assert_eq!(
+            report.a_to_b.device.malformed + report.b_to_a.device.malformed,
+            0
+        );
+        assert_eq!(
+            report.a_to_b.device.refused + report.b_to_a.device.refused,
+            0
+        );
+    }
+}
+
+#[test]
+fn bytes_survive_loss_and_a_short_queue() {
+    root::required();
+    let rough = ms(1)
+        .rate(BitsPerSecond::mega(200))
+        .queue(Bytes::kilo(60))
+        .loss(0.01);
+    let world = WorldBuilder::new("rough")
+        .host("a")
+        .host("b")
+        .link("a", "b", LinkSpec::both(rough).seed(7))
+        .build()
+        .unwrap();
+    let data = pattern(4_000_000);
+    for v6 in [false, true] {
+        let (arrived, _) = carry(&world, "a", "b", v6, &data);
+        assert!(
+            arrived == data,
+            "{} of {} bytes arrived",
+            arrived.len(),
+            data.len()
+        );
+    }
+    let report = &world.link_reports().unwrap()[0];
+    assert!(report.a_to_b.path.loss_drops > 0, "{report:?}");
+}
+
+#[test]
+fn no_neighbour_is_asked_for_on_the_wire() {
+    root::required();
+    let world = chain();
+    carry(&world, "client", "server", false, b"x");
+    carry(&world, "client", "server", true, b"x");
+    let mut list = Command::new("ip");
+    list.args(["neigh", "show"]).stdout(Stdio::piped());
+    let mut list = world.host("client").spawn(list).unwrap();
+    let mut text = String::new();
+    list.pipes()
+        .stdout
+        .take()
+        .unwrap()
+        .read_to_string(&mut text)
+        .unwrap();
+    assert!(list.wait().unwrap().success());
+    let asked = text
+        .lines()
+        .find(|line| !line.contains("PERMANENT") && !line.contains("NOARP"));
+    assert_eq!(asked, None);
+}
+
+#[test]
+fn a_process_runs_in_its_host_and_dies_with_its_handle() {
+    root::required();
+    let world = chain();
+    let mut sleep = Command::new("sleep");
+    sleep.arg("1000");
+    let child = world.host("relay").spawn(sleep).unwrap();
+    let pid = child.id();
+    let home = taut_sys::netns::NetnsId::of_process(pid);
+    assert_eq!(home, Some(world.host("relay").netns().id()));
+    drop(child);
+    assert_eq!(taut_sys::netns::NetnsId::of_process(pid), None);
+}
+
+#[test]
+fn a_world_starts_from_the_same_settings_everywhere_and_takes_its_own() {
+    root::required();
+    let world = WorldBuilder::new("settings")
+        .host("plain")
+        .host("tuned")
+        .link("plain", "tuned", LinkSpec::both(ms(1)))
+        .sysctl_everywhere("net.ipv4.tcp_sack", "0")
+        .sysctl("tuned", "net.ipv4.tcp_rmem", "4096 1000000 64000000")
+        .build()
+        .unwrap();
+    let get = |host: &str, key: &str| world.host(host).sysctl(key).unwrap();
+    assert_eq!(get("plain", "net.ipv4.tcp_rmem"), "4096 131072 6291456");
+    assert_eq!(get("plain", "net.ipv4.tcp_congestion_control"), "cubic");
+    assert_eq!(get("plain", "net.ipv4.ip_forward"), "0");
+    assert_eq!(get("plain", "net.ipv4.tcp_sack"), "0");
+    assert_eq!(get("tuned", "net.ipv4.tcp_sack"), "0");
+    assert_eq!(get("tuned", "net.ipv4.tcp_rmem"), "4096 1000000 64000000");
+}
+
+#[test]
+fn settings_of_the_whole_machine_are_refused() {
+    root::required();
+    let world = chain();
+    for key in [
+        "kernel.hostname",
+        "net.ipv4/../../kernel.hostname",
+        "vm.swappiness",
+    ] {
+        let refused = world.host("client").set_sysctl(key, "x");
+        assert!(
+            matches!(refused, Err(WorldError::Sysctl { .. })),
+            "{key}: {refused:?}"
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_a_reason_before_anything_is_made() {
+    let spec = LinkSpec::both(ms(1));
+    let with = |shape: Shape| {
+        WorldBuilder::new("w")
+            .host("a")
+            .host("b")
+            .link("a", "b", LinkSpec::both(shape))
+    };
+    let builders = [
+        (WorldBuilder::new("w").host("Über"), "lower-case"),
+        (
+            WorldBuilder::new("w").host("a").host("a"),
+            "two hosts called a",
+        ),
+        (
+            WorldBuilder::new("w").host("a").link("a", "b", spec),
+            "no host of it",
+        ),
+        (
+            WorldBuilder::new("w").host("a").link("a", "a", spec),
+            "to itself",
+        ),
+        (
+            WorldBuilder::new("w").sysctl("a", "net.x", "1"),
+            "no host of it",
+        ),
+        (with(ms(1).loss(1.5)), "between 0 and 1"),
+        (with(ms(1).rate(BitsPerSecond(0))), "carries nothing"),
+        (
+            with(ms(1).rate(BitsPerSecond::mega(1)).queue(Bytes(1000))),
+            "one frame",
+        ),
+    ];
+    for (builder, reason) in builders {
+        match builder.build() {
+            Err(WorldError::Impossible { why, .. }) => assert!(why.contains(reason), "{why}"),
+            other => panic!("expected {reason:?}, got {other:?}"),
+        }
+    }
+}
