@@ -34,6 +34,8 @@ pub enum Answer {
     },
     /// It was tried and this kernel or machine does not have it.
     No(String),
+    /// Only root can try it.
+    NeedsRoot,
     /// It could not be tried.
     Unknown(String),
 }
@@ -51,9 +53,15 @@ impl Answer {
 
     /// Reads an error as "the kernel has no such thing" or as "it could not be tried".
     fn of_error(error: &io::Error) -> Self {
+        // The number after it says nothing to a person.
         let text = error.to_string();
+        let text = text
+            .split(" (os error")
+            .next()
+            .unwrap_or_default()
+            .to_owned();
         match error.raw_os_error() {
-            Some(libc::EPERM | libc::EACCES) if !is_root() => Self::without_root(),
+            Some(libc::EPERM | libc::EACCES) if !is_root() => Self::NeedsRoot,
             // EPERM to root is a security policy: the feature is as good as absent.
             Some(
                 libc::EPERM
@@ -73,8 +81,13 @@ impl Answer {
         }
     }
 
-    fn without_root() -> Self {
-        Self::Unknown("not without root".to_owned())
+    /// Says what was tried, where the error alone would not.
+    fn about(self, what: &str) -> Self {
+        match self {
+            Self::No(why) => Self::No(format!("{what}: {why}")),
+            Self::Unknown(why) => Self::Unknown(format!("{what}: {why}")),
+            other => other,
+        }
     }
 }
 

@@ -55,11 +55,14 @@ pub fn tcp_congestion_ops() -> Answer {
         let Some((id, size)) = vmlinux_struct("bpf_struct_ops_tcp_congestion_ops") else {
             return Answer::No("the kernel's BTF has no bpf_struct_ops_tcp_congestion_ops".into());
         };
-        let options = sys::bpf_map_create_opts {
-            btf_vmlinux_value_type_id: id,
-            ..sys::bpf_map_create_opts::default()
-        };
-        Answer::of(map(sys::BPF_MAP_TYPE_STRUCT_OPS, size, &options))
+        Answer::of(own_types().and_then(|types| {
+            let options = sys::bpf_map_create_opts {
+                btf_fd: types.as_raw_fd().cast_unsigned(),
+                btf_vmlinux_value_type_id: id,
+                ..sys::bpf_map_create_opts::default()
+            };
+            map(sys::BPF_MAP_TYPE_STRUCT_OPS, size, &options)
+        }))
     })
 }
 
@@ -166,6 +169,30 @@ fn map(
     // SAFETY: the options outlive the call; a map may be without a name.
     owned(unsafe {
         sys::bpf_map_create(kind, std::ptr::null(), 4, value_size, 1, &raw const options)
+    })
+}
+
+/// Gives the kernel a description of one type, `int`. It wants some from whoever makes a struct_ops
+/// map, and does not look at it when the map's value is a type of its own.
+fn own_types() -> io::Result<OwnedFd> {
+    const MAGIC_AND_VERSION: u32 = u32::from_ne_bytes(if cfg!(target_endian = "little") {
+        [0x9F, 0xEB, 1, 0]
+    } else {
+        [0xEB, 0x9F, 1, 0]
+    });
+    const KIND_INT: u32 = 1 << 24;
+    // struct btf_header: lengths of itself, offset and length of the types, the same of the names.
+    // Then the type: its name's offset, kind, size in bytes, size in bits. Then the names.
+    let words = [MAGIC_AND_VERSION, 24, 0, 16, 16, 5, 1, KIND_INT, 4, 32];
+    let mut btf = words.map(u32::to_ne_bytes).concat();
+    btf.extend_from_slice(b"\0int\0");
+    // SAFETY: the description, of the length given, outlives the call; no options are passed.
+    owned(unsafe {
+        sys::bpf_btf_load(
+            btf.as_ptr().cast(),
+            btf.len() as sys::size_t,
+            std::ptr::null_mut(),
+        )
     })
 }
 

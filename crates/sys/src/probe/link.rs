@@ -16,21 +16,23 @@ pub fn namespaces() -> Answer {
 /// Pairs of virtual Ethernet devices.
 pub fn veth() -> Answer {
     unless_at_rest(&["veth"], || {
-        network::in_private(|| Answer::of(add("veth")))
+        network::in_private(|| Answer::of(add("veth")).about("a veth link"))
     })
 }
 
 /// The software bridge.
 pub fn bridge() -> Answer {
     unless_at_rest(&["bridge"], || {
-        network::in_private(|| Answer::of(add("bridge")))
+        network::in_private(|| Answer::of(add("bridge")).about("a bridge link"))
     })
 }
 
 /// TAP devices whose frames carry a virtio-net header, so that whole 64 KiB segments with
 /// unfinished checksums can be read and written (`IFF_VNET_HDR`, `TUNSETOFFLOAD`).
 pub fn tap_with_offload() -> Answer {
-    unless_at_rest(&["tun"], || network::in_private(|| Answer::of(tap())))
+    unless_at_rest(&["tun"], || {
+        network::in_private(|| Answer::of(tap()).about("/dev/net/tun"))
+    })
 }
 
 /// Adds a link of a kind, with a name of the kernel's choice.

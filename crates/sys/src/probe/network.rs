@@ -11,7 +11,7 @@ use super::{Answer, is_root};
 /// The loopback device of the namespace is there, down, as interface 1.
 pub(super) fn in_private(probe: impl FnOnce() -> Answer + Send) -> Answer {
     if !is_root() {
-        return Answer::without_root();
+        return Answer::NeedsRoot;
     }
     let run = || {
         // SAFETY: of what `unshare` can part, only the network is named, and that is an attribute of

@@ -1,7 +1,7 @@
 //! Processes and guests: pidfds, cgroups, virtual machines, kprobes.
 
 use std::fs::{self, File};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::{env, io};
 
@@ -46,22 +46,43 @@ pub fn freezer() -> Answer {
     }
 }
 
-/// Hardware virtualisation: a virtual machine can be made (and is closed at once).
+/// Hardware virtualisation: a virtual machine with a processor can be made. It is closed at once.
+///
+/// Under another hypervisor `/dev/kvm` may be there and a machine be made, yet not a processor.
 pub fn kvm() -> Answer {
-    /// linux/kvm.h: `_IO(0xAE, 0x01)`.
+    /// linux/kvm.h: `_IO(0xAE, 0x01)` and `_IO(0xAE, 0x41)`. Both take a number, the type of
+    /// machine and the number of the processor, and return a descriptor.
     const KVM_CREATE_VM: libc::Ioctl = 0xAE01;
-    let made = || -> io::Result<()> {
-        let kvm = File::options().read(true).write(true).open("/dev/kvm")?;
-        // SAFETY: KVM_CREATE_VM takes a number, the type of machine, and touches no memory of ours.
-        let vm = unsafe { libc::ioctl(kvm.as_raw_fd(), KVM_CREATE_VM, 0 as libc::c_ulong) };
-        if vm < 0 {
+    const KVM_CREATE_VCPU: libc::Ioctl = 0xAE41;
+    let make = |on: BorrowedFd<'_>, request| -> io::Result<OwnedFd> {
+        // SAFETY: `on` is open, and neither request reads or writes memory of ours.
+        let fd = unsafe { libc::ioctl(on.as_raw_fd(), request, 0 as libc::c_ulong) };
+        if fd < 0 {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the call has just made this descriptor and nobody else owns it.
-        drop(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(vm) });
-        Ok(())
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     };
-    Answer::of(made())
+    let made = || {
+        let kvm = File::options().read(true).write(true).open("/dev/kvm")?;
+        let machine = make(kvm.as_fd(), KVM_CREATE_VM)?;
+        make(machine.as_fd(), KVM_CREATE_VCPU)
+    };
+    match Answer::of(made()).about("/dev/kvm") {
+        // KVM in software (kvm_pvm) goes this far too, and then fails to boot ordinary kernels.
+        Answer::Yes if !processor_virtualises() => Answer::Unknown(
+            "a machine can be made, but without vmx or svm it may not boot a guest".to_owned(),
+        ),
+        answer => answer,
+    }
+}
+
+/// Whether the processor says that it has hardware support. Only x86 says so.
+fn processor_virtualises() -> bool {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let mut flags = text.lines().filter(|l| l.starts_with("flags"));
+    !cfg!(target_arch = "x86_64")
+        || flags.any(|l| l.split_whitespace().any(|f| f == "vmx" || f == "svm"))
 }
 
 /// A program of this name is in `PATH`, or where administrators' programs are.

@@ -36,7 +36,13 @@ fn attached(
     options: Option<[u8; 24]>,
 ) -> Answer {
     unless_at_rest(&[module], || {
-        network::in_private(|| Answer::of(add(kind, handle, parent, options)))
+        network::in_private(|| match add(kind, handle, parent, options) {
+            // How the kernel says that it knows no such qdisc.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                Answer::No(format!("no {kind} in this kernel"))
+            }
+            outcome => Answer::of(outcome),
+        })
     })
 }
 

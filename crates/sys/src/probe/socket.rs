@@ -127,9 +127,9 @@ pub fn local_port_range() -> Answer {
 pub fn congestion_control(name: &str) -> Answer {
     unless_at_rest(&[&format!("tcp_{name}")], || {
         match tcp_socket(AddressFamily::INET).and_then(|s| Ok(set_tcp_congestion(&s, name)?)) {
-            Err(e) if e.raw_os_error() == Some(libc::EPERM) && !is_root() => {
-                Answer::No("there, but not in net.ipv4.tcp_allowed_congestion_control".to_owned())
-            }
+            Err(e) if e.raw_os_error() == Some(libc::EPERM) && !is_root() => Answer::Unknown(
+                "there, but net.ipv4.tcp_allowed_congestion_control has it not".to_owned(),
+            ),
             outcome => Answer::of(outcome),
         }
     })
