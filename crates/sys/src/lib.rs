@@ -9,6 +9,7 @@ pub mod epoll;
 pub mod limits;
 pub mod netns;
 pub mod pipe;
+pub mod probe;
 pub mod schedule;
 pub mod socket;
 pub mod tap;

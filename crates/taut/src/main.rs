@@ -1,6 +1,8 @@
 //! `taut`: takes the slack out of TCP.
 #![forbid(unsafe_code)]
 
+mod doctor;
+mod lab;
 mod relay;
 
 use std::process::ExitCode;
@@ -9,7 +11,7 @@ use clap::{Parser, Subcommand};
 
 /// Takes the slack out of TCP.
 #[derive(Parser)]
-#[command(version, max_term_width = 100)]
+#[command(version, arg_required_else_help = true, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -17,8 +19,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a relay node: split long TCP connections into short ones.
     Relay(relay::Args),
+    Lab(lab::Args),
+    Doctor(doctor::Args),
 }
 
 /// What went wrong, and whether it was the user's doing.
@@ -33,9 +36,14 @@ pub(crate) enum Failure {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     log_to_stderr();
-    let result = match cli.command {
-        Command::Relay(args) => relay::run(args),
-    };
+    match cli.command {
+        Command::Relay(args) => exit_code(relay::run(args)),
+        Command::Lab(args) => exit_code(lab::run(args)),
+        Command::Doctor(args) => doctor::run(&args),
+    }
+}
+
+fn exit_code(result: Result<(), Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Usage(sentence)) => {

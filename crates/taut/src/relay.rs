@@ -13,6 +13,7 @@ use crate::Failure;
 /// Read when neither `--config` nor `--listen` is given.
 const DEFAULT_CONFIG: &str = "/etc/taut/taut.toml";
 
+/// Run a relay node: split long TCP connections into short ones
 #[derive(ClapArgs)]
 #[command(after_help = "\
 Without options, reads the [relay] section of /etc/taut/taut.toml. A relay on its own:

@@ -1,4 +1,91 @@
 //! Experiments: a world that loses time, what loses less, and the figures of both.
 
+pub mod idle_sessions;
 pub mod outcome;
+pub mod pied_piper;
+pub mod progress;
 pub mod stats;
+pub mod table;
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::peer::PeerError;
+use crate::peer::curl::FetchError;
+use crate::world::WorldError;
+use outcome::Outcome;
+
+/// How an experiment is to be run.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The short form, which ends within 60 s.
+    pub quick: bool,
+    /// Where random choices come from.
+    pub seed: u64,
+    /// Measurements of each configuration; `None`: as many as the form has.
+    pub runs: Option<usize>,
+    /// The `taut` binary that plays Taut's part.
+    pub taut: PathBuf,
+}
+
+/// An experiment that can be run.
+#[derive(Clone, Copy)]
+pub struct Experiment {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it shows, in one line.
+    pub about: &'static str,
+    /// Runs it.
+    pub run: fn(&Request) -> Result<Outcome, ExperimentError>,
+}
+
+/// Every experiment.
+pub const ALL: &[Experiment] = &[pied_piper::EXPERIMENT, idle_sessions::EXPERIMENT];
+
+/// Why an experiment could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ExperimentError {
+    /// Its world.
+    #[error(transparent)]
+    World(#[from] WorldError),
+    /// A program in it.
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+    /// A download.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// Something of the machine.
+    #[error("cannot {action}: {source}")]
+    Machine {
+        /// What was being done.
+        action: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The links could not keep up, so that what was measured is the lab.
+    #[error(
+        "{at}: the links were late in each of {tries} tries, so nothing was measured; this machine \
+         is too busy or too slow for the experiment (try again without other load)"
+    )]
+    Overrun {
+        /// Where.
+        at: String,
+        /// How often it was tried.
+        tries: usize,
+    },
+}
+
+impl ExperimentError {
+    fn machine(action: &str) -> impl FnOnce(io::Error) -> Self {
+        let action = action.to_owned();
+        move |source| Self::Machine { action, source }
+    }
+}
+
+impl std::fmt::Debug for Experiment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Experiment")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}

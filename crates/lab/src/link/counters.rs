@@ -48,6 +48,29 @@ pub struct DirectionReport {
 // === impl DirectionReport ===
 
 impl DirectionReport {
+    /// What came on top of `earlier`; the latest delivery is that of the whole time.
+    fn since(&self, earlier: &Self) -> Self {
+        let (now, then) = (&self.path, &earlier.path);
+        Self {
+            path: PathCounters {
+                frames: now.frames - then.frames,
+                segments: now.segments - then.segments,
+                bytes: now.bytes - then.bytes,
+                queue_drops: now.queue_drops - then.queue_drops,
+                loss_drops: now.loss_drops - then.loss_drops,
+                memory_drops: now.memory_drops - then.memory_drops,
+                deliveries: now.deliveries - then.deliveries,
+                late: now.late - then.late,
+                latest: now.latest,
+            },
+            device: DeviceCounters {
+                malformed: self.device.malformed - earlier.device.malformed,
+                not_taken: self.device.not_taken - earlier.device.not_taken,
+                refused: self.device.refused - earlier.device.refused,
+            },
+        }
+    }
+
     /// Whether the link, and not the shape that was asked of it, held traffic up: more than one
     /// delivery in a thousand late, or anything dropped that the shape does not drop.
     pub fn overrun(&self) -> bool {
@@ -91,6 +114,17 @@ pub struct LinkReport {
 // === impl LinkReport ===
 
 impl LinkReport {
+    /// What came on top of an `earlier` report of the same link.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            a_to_b: self.a_to_b.since(&earlier.a_to_b),
+            b_to_a: self.b_to_a.since(&earlier.b_to_a),
+            cpu: self.cpu.saturating_sub(earlier.cpu),
+            ..self.clone()
+        }
+    }
+
     /// Whether the link was itself a bottleneck in either direction. A measurement during which it
     /// was shows the link, not what was to be measured.
     pub fn overrun(&self) -> bool {

@@ -1,0 +1,66 @@
+# Taut: what there is to do here. `make` alone lists it.
+#
+# Every target first does the set-up it needs (scripts/setup): it names and installs the Debian packages that
+# are missing, and when none is, it changes nothing.
+
+CARGO := scripts/rust cargo
+TAUT  := target/release/taut
+
+# For `make lab`: which experiment, and more arguments for it, such as --quick or --seed 7.
+EXPERIMENT := pied-piper
+ARGS       :=
+
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.SUFFIXES:
+.PHONY: help demo test lint build bench lab report setup root release
+
+help: ## this list
+	@echo "Taut takes the slack out of TCP. What make can do here:"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+
+demo: root release ## build, move real files through two relays over a 274 ms path, write a report (root)
+	@mkdir -p target/demo
+	@echo "taut: running the demo: downloads end to end, through ssh, through two relays"
+	@$(TAUT) lab run pied-piper --json target/demo/pied-piper.json $(ARGS)
+	@$(TAUT) lab report target/demo
+	@echo "taut: the report is $(CURDIR)/target/demo/report.html"
+
+test: root lint ## set up, lint, and run every test (root)
+	@echo "taut: building and running the tests (cargo test)"
+	@$(CARGO) test --workspace --locked
+
+lint: setup ## formatting, clippy and shell scripts; warnings are errors
+	@scripts/lint
+
+build: release ## the release binary, target/release/taut
+
+bench: root release ## what an idle session costs a relay (root)
+	@echo "taut: running the benchmark: idle sessions on one relay"
+	@$(TAUT) lab run idle-sessions $(ARGS)
+
+lab: root release ## one experiment into target/lab: make lab EXPERIMENT=pied-piper ARGS=--quick (root)
+	@mkdir -p target/lab
+	@echo "taut: running the experiment $(EXPERIMENT)"
+	@$(TAUT) lab run $(EXPERIMENT) --json target/lab/$(EXPERIMENT).json $(ARGS)
+
+report: release ## one HTML page from the experiments that are in target/lab
+	@mkdir -p target/lab
+	@$(TAUT) lab report target/lab
+	@echo "taut: the report is $(CURDIR)/target/lab/report.html"
+
+# === not in the list: what the others stand on ===
+
+setup:
+	@scripts/setup
+
+# Before anything else of a target that will make network namespaces.
+root:
+	@scripts/setup --as-root
+
+release: setup
+	@echo "taut: building $(TAUT) (cargo build --release)"
+	@$(CARGO) build --release --locked
+
+# `root` must refuse before anything is built, and cargo locks its target directory anyway.
+.NOTPARALLEL:

@@ -1,0 +1,203 @@
+//! `idle-sessions`: what a session that says nothing costs a relay, and whether anything of it is
+//! left when it has ended.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use serde_json::Map;
+use taut_sys::limits::raise_open_files;
+
+use super::outcome::{Calibration, Check, Environment, Outcome, Series};
+use super::progress::Progress;
+use super::{Experiment, ExperimentError, Request};
+use crate::peer::{Service, relay};
+use crate::world::WorldBuilder;
+
+/// For the list of experiments.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "idle-sessions",
+    about: "memory and descriptors of 8,000 idle sessions on one relay",
+    run,
+};
+
+const SESSIONS: usize = 8_000;
+const SESSIONS_QUICK: usize = 2_000;
+/// Where the other end of every session listens.
+const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9000);
+/// Of the relay, to forget sessions whose ends have been closed.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks at it.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// What the relay and the kernel hold at one moment.
+#[derive(Clone, Copy)]
+struct Holding {
+    /// Descriptors of the relay.
+    descriptors: usize,
+    /// Resident memory of the relay, in bytes.
+    resident: u64,
+    /// The kernel's slabs, in bytes: of the whole machine.
+    slab: u64,
+}
+
+fn run(request: &Request) -> Result<Outcome, ExperimentError> {
+    let sessions = if request.quick {
+        SESSIONS_QUICK
+    } else {
+        SESSIONS
+    };
+    let machine = ExperimentError::machine;
+    enough_descriptors(sessions).map_err(machine("hold both ends of every session"))?;
+
+    let world = WorldBuilder::new("idle-sessions").host("relay").build()?;
+    let host = world.host("relay");
+    let server = host
+        .run(|| TcpListener::bind(SERVER))?
+        .map_err(machine("listen"))?;
+    let node = relay::relay(host, &request.taut, SERVER, world.dir())?;
+    let progress = Progress::new("idle-sessions: sessions opened", sessions as u64);
+
+    let holdings = host.run(|| {
+        // The connection that found out whether the relay serves is not one of those counted.
+        drop(server.accept()?);
+        all_over()?;
+        let empty = Holding::of(&node)?;
+        let mut open = Vec::with_capacity(sessions);
+        for _ in 0..sessions {
+            open.push(session(node.addr, &server)?);
+            progress.step();
+        }
+        let full = Holding::of(&node)?;
+        drop(open);
+        all_over()?;
+        Ok((empty, full, Holding::of(&node)?))
+    })?;
+    drop(progress);
+    let (empty, full, after) = holdings.map_err(machine("open idle sessions"))?;
+    Ok(outcome(request, sessions, empty, full, after))
+}
+
+fn outcome(
+    request: &Request,
+    sessions: usize,
+    empty: Holding,
+    full: Holding,
+    after: Holding,
+) -> Outcome {
+    let each = |full: u64, empty: u64| (full as f64 - empty as f64) / sessions as f64;
+    let resident = each(full.resident, empty.resident);
+    let slab = each(full.slab, empty.slab);
+    let descriptors = each(full.descriptors as u64, empty.descriptors as u64);
+    let left = after.descriptors as f64 - empty.descriptors as f64;
+    let of = |metric, unit, value| Series::of("relay", metric, unit, vec![value]);
+    Outcome {
+        experiment: EXPERIMENT.name.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        seed: request.seed,
+        quick: request.quick,
+        environment: Environment::here(),
+        // Every session is really there: one descriptor for each leg.
+        calibration: Calibration::of([
+            ("descriptors_per_session", Check { measured: descriptors, least: 2.0, most: 2.0 }),
+            ("descriptors_left", Check { measured: left, least: 0.0, most: 0.0 }),
+        ]),
+        headline: BTreeMap::from([
+            ("sessions".to_owned(), sessions as f64),
+            ("resident_bytes_per_session".to_owned(), resident),
+            ("kernel_bytes_per_session".to_owned(), slab),
+            ("descriptors_left".to_owned(), left),
+        ]),
+        series: [
+            of("resident memory per session", "B", resident),
+            of("kernel memory per session", "B", slab),
+        ]
+        .into_iter()
+        .flatten()
+        .collect(),
+        paper: Map::new(),
+        ideal: Map::new(),
+        notes: vec![
+            "Each session has carried a byte each way and then says nothing. Resident memory is the \
+             relay's own; kernel memory is the growth of all slabs of the machine, in which the \
+             client's and the server's sockets are half."
+                .to_owned(),
+        ],
+    }
+}
+
+/// A session that has carried a byte each way.
+fn session(relay: SocketAddr, server: &TcpListener) -> io::Result<(TcpStream, TcpStream)> {
+    let mut client = TcpStream::connect(relay)?;
+    let (mut far, _) = server.accept()?;
+    let mut byte = [0];
+    client.write_all(&[1])?;
+    far.read_exact(&mut byte)?;
+    far.write_all(&byte)?;
+    client.read_exact(&mut byte)?;
+    Ok((client, far))
+}
+
+/// Waits until the relay has no session.
+fn all_over() -> io::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while relay::open_sessions()? > 0 {
+        if Instant::now() > deadline {
+            return Err(io::Error::other(
+                "sessions whose both ends were closed never end",
+            ));
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// This process holds the client's and the server's end of every session.
+fn enough_descriptors(sessions: usize) -> io::Result<()> {
+    let needed = 2 * sessions as u64 + 64;
+    let limit = raise_open_files()?;
+    if needed > limit {
+        let message = format!("that takes {needed} descriptors, and this process may open {limit}");
+        return Err(io::Error::other(message));
+    }
+    Ok(())
+}
+
+impl Holding {
+    fn of(node: &Service) -> io::Result<Self> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", node.id()))?;
+        let meminfo = std::fs::read_to_string("/proc/meminfo")?;
+        Ok(Self {
+            descriptors: node.descriptors()?,
+            resident: kilobytes(&status, "VmRSS:")? * 1024,
+            slab: kilobytes(&meminfo, "Slab:")? * 1024,
+        })
+    }
+}
+
+/// The figure of a line such as `VmRSS:     1234 kB`.
+fn kilobytes(text: &str, key: &str) -> io::Result<u64> {
+    text.lines()
+        .find_map(|line| {
+            line.strip_prefix(key)?
+                .split_whitespace()
+                .next()?
+                .parse()
+                .ok()
+        })
+        .ok_or_else(|| io::Error::other(format!("the kernel does not say {key}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_is_found_by_its_key() {
+        let text = "Name:\ttaut\nVmRSS:\t    1234 kB\nSlab:   5 kB\n";
+        assert_eq!(kilobytes(text, "VmRSS:").unwrap(), 1234);
+        assert_eq!(kilobytes(text, "Slab:").unwrap(), 5);
+        assert!(kilobytes(text, "VmSwap:").is_err());
+    }
+}

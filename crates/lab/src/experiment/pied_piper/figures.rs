@@ -1,0 +1,178 @@
+//! From times to figures, beside the paper's and the ideal.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::measure::Measured;
+use super::{Condition, Size, Way, route};
+use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
+use crate::experiment::{Request, stats};
+use crate::peer::curl::Times;
+
+type Quantity = fn(&Times) -> f64;
+
+/// The metrics of a download, as series are called.
+const METRICS: [(&str, Quantity); 2] = [("ttfb", |t| t.first_byte), ("total", |t| t.total)];
+
+pub(super) fn outcome(measured: &Measured, environment: Environment, request: &Request) -> Outcome {
+    Outcome {
+        experiment: super::EXPERIMENT.name.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        seed: request.seed,
+        quick: request.quick,
+        environment,
+        calibration: calibration(measured),
+        headline: headline(measured),
+        series: series(measured),
+        paper: paper(),
+        ideal: ideal(),
+        notes: notes(measured),
+    }
+}
+
+fn middle(m: &Measured, key: (Condition, Way, Size), quantity: Quantity) -> Option<f64> {
+    let samples: Vec<f64> = m.times.get(&key)?.iter().map(quantity).collect();
+    stats::median(&samples)
+}
+
+/// The path has the round trips that were asked for, and a download over it is slow.
+fn calibration(m: &Measured) -> Calibration {
+    let ms = |d: std::time::Duration| d.as_secs_f64() * 1e3;
+    // The handshake as curl sees it: the round trip, and what a process takes to look.
+    let handshake = |way| {
+        middle(m, (Condition::Clean, way, Size::Kb10), |t| t.connect).map_or(f64::NAN, |s| s * 1e3)
+    };
+    let within = |measured, rtt| Check {
+        measured,
+        least: rtt,
+        most: rtt + 5.0,
+    };
+    let slow = total(m, Condition::Clean, Way::EndToEnd, Size::Mb1);
+    let slack = slow.map_or(f64::NAN, |s| s / ideal_total(Size::Mb1));
+    Calibration::of([
+        (
+            "e2e_handshake_ms",
+            within(handshake(Way::EndToEnd), ms(route::rtt())),
+        ),
+        (
+            "client_leg_handshake_ms",
+            within(handshake(Way::Relay), ms(route::LEGS[0].rtt())),
+        ),
+        (
+            "e2e_1mb_over_ideal",
+            Check {
+                measured: slack,
+                least: 3.0,
+                most: f64::MAX,
+            },
+        ),
+    ])
+}
+
+fn total(m: &Measured, condition: Condition, way: Way, size: Size) -> Option<f64> {
+    middle(m, (condition, way, size), |t| t.total)
+}
+
+fn headline(m: &Measured) -> BTreeMap<String, f64> {
+    let speedup = |condition, size| {
+        let e2e = total(m, condition, Way::EndToEnd, size)?;
+        Some(e2e / total(m, condition, Way::Relay, size)?)
+    };
+    let ttfb = middle(m, (Condition::Clean, Way::Relay, Size::Kb10), |t| {
+        t.first_byte
+    });
+    [
+        ("ttfb_over_floor_ms", ttfb.map(|s| (s - floor()) * 1e3)),
+        ("speedup_1mb", speedup(Condition::Clean, Size::Mb1)),
+        ("speedup_10mb", speedup(Condition::Clean, Size::Mb10)),
+        (
+            "speedup_10mb_loss_0p1",
+            speedup(Condition::Lossy, Size::Mb10),
+        ),
+    ]
+    .into_iter()
+    .filter_map(|(key, figure)| Some((key.to_owned(), figure?)))
+    .collect()
+}
+
+fn series(m: &Measured) -> Vec<Series> {
+    let mut all = Vec::new();
+    for condition in Condition::ALL {
+        for size in Size::ALL {
+            for way in Way::ALL {
+                let Some(times) = m.times.get(&(condition, way, size)) else {
+                    continue;
+                };
+                let name = format!("{}/{}{}", way.label(), size.label(), condition.suffix());
+                for (metric, quantity) in METRICS {
+                    let samples = times.iter().map(quantity).collect();
+                    all.extend(Series::of(&name, metric, "s", samples));
+                }
+            }
+        }
+    }
+    all
+}
+
+/// The least time to the first byte, in seconds: the client's handshake with the near relay and
+/// one round trip of the whole route. (The paper's "ideal" has no handshake at all.)
+fn floor() -> f64 {
+    (route::LEGS[0].rtt() + route::rtt()).as_secs_f64()
+}
+
+/// The least time of a download, in seconds: the floor, and the file at the rate of the slowest link.
+fn ideal_total(size: Size) -> f64 {
+    let slowest = route::LEGS
+        .iter()
+        .map(|leg| leg.rate().0)
+        .min()
+        .unwrap_or(u64::MAX);
+    floor() + size.bytes() as f64 * 8.0 / slowest as f64
+}
+
+fn ideal() -> Map<String, Value> {
+    let totals: Map<_, _> = Size::ALL
+        .iter()
+        .map(|s| (s.label().to_owned(), json!(ideal_total(*s))))
+        .collect();
+    Map::from_iter([
+        ("ttfb_s".to_owned(), json!(floor())),
+        ("total_s".to_owned(), Value::Object(totals)),
+    ])
+}
+
+/// What section 3.3 says in words; its figures 7 and 8 are bars without numbers.
+fn paper() -> Map<String, Value> {
+    Map::from_iter([
+        ("rtt_client_near_ms".to_owned(), json!(32.7)),
+        ("rtt_near_far_ms".to_owned(), json!(215)),
+        ("rtt_far_server_ms".to_owned(), json!(26)),
+        ("early_syn_saves_ms".to_owned(), json!(60)),
+        ("pool_saves_ms".to_owned(), json!(180)),
+        ("speedup_pied_piper_over_e2e_at_most".to_owned(), json!(3)),
+        ("speedup_64k_window_at_most".to_owned(), json!(7.91)),
+    ])
+}
+
+fn notes(m: &Measured) -> Vec<String> {
+    let mut notes = vec![
+        "Times are curl's, from its start: ttfb is time_starttransfer, total is time_total. Every \
+         download was compared with the server's file (SHA-256)."
+            .to_owned(),
+        "e2e is routed over the relays' hosts; the paper's went over the Internet. Congestion \
+         control is Cubic everywhere, as in the paper; buffers are the kernel's defaults."
+            .to_owned(),
+        "The relays connect onward only when a client has connected: no early SYN, connection pool \
+         or turbo start. The paper's figures of Pied Piper have all of them; its OCD baseline is \
+         `ssh` here."
+            .to_owned(),
+    ];
+    if m.disturbed > 0 {
+        notes.push(format!(
+            "{} downloads were done again because a link delivered late meanwhile.",
+            m.disturbed
+        ));
+    }
+    notes
+}

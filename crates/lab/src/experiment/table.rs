@@ -1,0 +1,130 @@
+//! An outcome as a person reads it on a terminal.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use super::outcome::{Outcome, Series};
+
+/// The outcome as text: a table for each metric, then the headline, the calibration and notes.
+pub fn render(outcome: &Outcome) -> String {
+    let mut text = String::new();
+    for (metric, unit) in metrics(outcome) {
+        let series: Vec<&Series> = outcome
+            .series
+            .iter()
+            .filter(|s| s.metric == metric)
+            .collect();
+        let _ = writeln!(text, "{metric} ({unit}): median [10 % .. 90 %]");
+        let _ = writeln!(text, "{}\n", pivot(&series));
+    }
+    for (key, value) in &outcome.headline {
+        let _ = writeln!(text, "{key:<28} {}", figure(*value));
+    }
+    let verdict = if outcome.calibration.ok {
+        "holds"
+    } else {
+        "DOES NOT HOLD"
+    };
+    let _ = writeln!(text, "\ncalibration {verdict}");
+    for (name, check) in &outcome.calibration.checks {
+        let mark = if check.holds() { "ok " } else { "BAD" };
+        let most = if check.most == f64::MAX {
+            String::new()
+        } else {
+            figure(check.most)
+        };
+        let _ = writeln!(
+            text,
+            "  {mark} {name:<26} {} (from {} to {most})",
+            figure(check.measured),
+            figure(check.least),
+        );
+    }
+    for note in &outcome.notes {
+        let _ = writeln!(text, "- {note}");
+    }
+    text
+}
+
+/// Metrics with their units, in the order of their first series.
+fn metrics(outcome: &Outcome) -> Vec<(String, String)> {
+    let mut seen = BTreeSet::new();
+    let pairs = outcome
+        .series
+        .iter()
+        .map(|s| (s.metric.clone(), s.unit.clone()));
+    pairs.filter(|pair| seen.insert(pair.clone())).collect()
+}
+
+/// A row for what follows the first `/` of the names, a column for what stands before it.
+fn pivot(series: &[&Series]) -> Table {
+    let mut columns: Vec<&str> = Vec::new();
+    let mut rows: Vec<&str> = Vec::new();
+    let mut cells = BTreeMap::new();
+    for s in series {
+        let (column, row) = s.name.split_once('/').unwrap_or((&s.name, ""));
+        if !columns.contains(&column) {
+            columns.push(column);
+        }
+        if !rows.contains(&row) {
+            rows.push(row);
+        }
+        cells.insert((row, column), s);
+    }
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED);
+    table.set_header(std::iter::once("").chain(columns.iter().copied()));
+    for row in rows {
+        let mut line = vec![row.to_owned()];
+        for column in &columns {
+            line.push(cells.get(&(row, *column)).map_or(String::new(), |s| {
+                format!(
+                    "{} [{} .. {}]",
+                    figure(s.median),
+                    figure(s.p10),
+                    figure(s.p90)
+                )
+            }));
+        }
+        table.add_row(line);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// Three significant digits, without an exponent.
+fn figure(value: f64) -> String {
+    let digits = match value.abs() {
+        v if v >= 100.0 => 0,
+        v if v >= 10.0 => 1,
+        v if v >= 1.0 => 2,
+        _ => 3,
+    };
+    format!("{value:.digits$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_have_three_digits() {
+        assert_eq!(figure(1234.5), "1234");
+        assert_eq!(figure(12.345), "12.3");
+        assert_eq!(figure(1.2345), "1.23");
+        assert_eq!(figure(0.306_4), "0.306");
+    }
+
+    #[test]
+    fn names_are_split_into_rows_and_columns() {
+        let of = |name| Series::of(name, "total", "s", vec![1.0]).unwrap();
+        let all = [of("e2e/1 MB"), of("relay/1 MB"), of("e2e/10 MB/0.1 % loss")];
+        let text = pivot(&all.iter().collect::<Vec<_>>()).to_string();
+        assert!(text.contains("e2e") && text.contains("relay"), "{text}");
+        assert!(text.contains("10 MB/0.1 % loss"), "{text}");
+    }
+}

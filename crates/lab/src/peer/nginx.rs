@@ -1,0 +1,53 @@
+//! nginx as the HTTP server of a world.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use super::{PeerError, Service, program};
+use crate::world::Host;
+
+/// Serves the files of `DIR/www` on port 80 of `host`.
+///
+/// # Errors
+/// [`PeerError`].
+pub fn serve(host: &Host, dir: &Path) -> Result<Service, PeerError> {
+    let addr = SocketAddr::from((host.addr(), 80));
+    let config = dir.join("nginx.conf");
+    let here = dir.display();
+    // Debian's defaults where it matters (sendfile, no tcp_nopush below it); its own user could
+    // not read the world's directory; temporary files stay in it.
+    let text = format!(
+        "daemon off;\n\
+         user root;\n\
+         worker_processes 1;\n\
+         pid {here}/nginx.pid;\n\
+         error_log stderr warn;\n\
+         events {{ worker_connections 512; }}\n\
+         http {{\n\
+           access_log off;\n\
+           sendfile on;\n\
+           default_type application/octet-stream;\n\
+           client_body_temp_path {here}/nginx-body;\n\
+           proxy_temp_path {here}/nginx-proxy;\n\
+           fastcgi_temp_path {here}/nginx-fastcgi;\n\
+           uwsgi_temp_path {here}/nginx-uwsgi;\n\
+           scgi_temp_path {here}/nginx-scgi;\n\
+           server {{ listen {addr}; root {here}/www; }}\n\
+         }}\n"
+    );
+    fs::write(&config, text).map_err(|source| PeerError::Prepare {
+        what: "nginx's configuration".into(),
+        source,
+    })?;
+    let mut command = Command::new(program::NGINX.name);
+    command
+        .arg("-e")
+        .arg("stderr")
+        .arg("-p")
+        .arg(dir)
+        .arg("-c")
+        .arg(&config);
+    Service::start(host, "nginx", command, addr, dir)
+}

@@ -1,0 +1,71 @@
+//! Whether the programs of an experiment are there, and which versions they are.
+
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+
+use super::PeerError;
+
+/// A program that an experiment needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// What to run.
+    pub name: &'static str,
+    /// The option that makes it say its version.
+    pub version: &'static str,
+    /// The Debian package that has it.
+    pub package: &'static str,
+}
+
+/// nginx.
+pub const NGINX: Program = Program {
+    name: "nginx",
+    version: "-v",
+    package: "nginx",
+};
+/// curl.
+pub const CURL: Program = Program {
+    name: "curl",
+    version: "--version",
+    package: "curl",
+};
+/// The OpenSSH client.
+pub const SSH: Program = Program {
+    name: "ssh",
+    version: "-V",
+    package: "openssh-client",
+};
+/// The OpenSSH server; its path must be absolute, for it starts itself anew for each connection.
+pub const SSHD: Program = Program {
+    name: "/usr/sbin/sshd",
+    version: "-V",
+    package: "openssh-server",
+};
+
+/// The first line that each program says of its version.
+///
+/// # Errors
+/// [`PeerError::Missing`], naming the package to install.
+pub fn versions(programs: &[Program]) -> Result<BTreeMap<String, String>, PeerError> {
+    programs
+        .iter()
+        .map(|program| {
+            let output = Command::new(program.name)
+                .arg(program.version)
+                .stdin(Stdio::null())
+                .output()
+                .map_err(|source| PeerError::Missing {
+                    program: program.name,
+                    package: program.package,
+                    source,
+                })?;
+            // Some say it on standard error; some (sshd of Debian 12) with a complaint before it.
+            let said = [output.stdout, output.stderr].concat();
+            let said = String::from_utf8_lossy(&said);
+            let line = said
+                .lines()
+                .find(|line| line.contains(|c: char| c.is_ascii_digit()))
+                .unwrap_or("version unknown");
+            Ok((program.name.to_owned(), line.trim().to_owned()))
+        })
+        .collect()
+}

@@ -1,0 +1,84 @@
+//! Network devices: what a lab's world, and a guest's host, are wired from.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+
+use super::module::unless_at_rest;
+use super::netlink::{ACK, CREATE, EXCL, Message, REQUEST, ROUTE};
+use super::{Answer, network};
+
+/// Network namespaces.
+pub fn namespaces() -> Answer {
+    network::try_one()
+}
+
+/// Pairs of virtual Ethernet devices.
+pub fn veth() -> Answer {
+    unless_at_rest(&["veth"], || {
+        network::in_private(|| Answer::of(add("veth")).about("a veth link"))
+    })
+}
+
+/// The software bridge.
+pub fn bridge() -> Answer {
+    unless_at_rest(&["bridge"], || {
+        network::in_private(|| Answer::of(add("bridge")).about("a bridge link"))
+    })
+}
+
+/// TAP devices whose frames carry a virtio-net header, so that whole 64 KiB segments with
+/// unfinished checksums can be read and written (`IFF_VNET_HDR`, `TUNSETOFFLOAD`).
+pub fn tap_with_offload() -> Answer {
+    unless_at_rest(&["tun"], || {
+        network::in_private(|| Answer::of(tap()).about("/dev/net/tun"))
+    })
+}
+
+/// Adds a link of a kind, with a name of the kernel's choice.
+fn add(kind: &str) -> io::Result<()> {
+    const RTM_NEWLINK: u16 = 16;
+    const IFLA_LINKINFO: u16 = 18;
+    const IFLA_INFO_KIND: u16 = 1;
+    const IFINFOMSG: [u8; 16] = [0; 16];
+    Message::default()
+        .message(RTM_NEWLINK, REQUEST | ACK | CREATE | EXCL, 1, |m| {
+            m.raw(&IFINFOMSG).nest(IFLA_LINKINFO, |m| {
+                m.attribute(IFLA_INFO_KIND, kind.as_bytes())
+            })
+        })
+        .ask(ROUTE, 1)
+}
+
+/// Makes a TAP device, which goes away when the file is closed.
+fn tap() -> io::Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/net/tun")?;
+    // SAFETY: an all-zero `ifreq` is a valid one: integers, bytes and unions of them.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The flags are bits of a C short; none of them is its sign.
+    request.ifr_ifru.ifru_flags =
+        (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
+    // SAFETY: `file` is open and TUNSETIFF reads and writes one `ifreq`, which outlives the call.
+    check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
+    let offload = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
+    // SAFETY: TUNSETOFFLOAD takes the flags by value and touches no memory of ours.
+    check(unsafe {
+        libc::ioctl(
+            file.as_raw_fd(),
+            libc::TUNSETOFFLOAD,
+            libc::c_ulong::from(offload),
+        )
+    })?;
+    Ok(file)
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,168 @@
+//! Just enough netlink to ask the kernel for one thing and hear yes or no.
+
+use std::io;
+
+use rustix::net::netlink::{self, SocketAddrNetlink};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send,
+    socket_with,
+};
+
+/// Marks an attribute that holds attributes.
+const NESTED: u16 = 0x8000;
+
+/// Links, addresses, qdiscs. The protocol's number is 0, which rustix writes as none.
+pub(super) const ROUTE: Option<Protocol> = None;
+/// nftables, among others.
+pub(super) const NETFILTER: Option<Protocol> = Some(netlink::NETFILTER);
+
+/// Request flags (linux/netlink.h).
+pub(super) const REQUEST: u16 = 0x1;
+pub(super) const ACK: u16 = 0x4;
+pub(super) const EXCL: u16 = 0x200;
+pub(super) const CREATE: u16 = 0x400;
+
+/// The kernel answers at once; this is against a kernel that does not.
+const PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// A netlink message, or several in a row, as it is built.
+#[derive(Default)]
+pub(super) struct Message(Vec<u8>);
+
+// === impl Message ===
+
+impl Message {
+    /// Appends a message: its header, then what `body` puts into it.
+    pub(super) fn message(
+        mut self,
+        kind: u16,
+        flags: u16,
+        sequence: u32,
+        body: impl FnOnce(Self) -> Self,
+    ) -> Self {
+        let start = self.0.len();
+        self.0.extend_from_slice(&[0; 4]);
+        self.0.extend_from_slice(&kind.to_ne_bytes());
+        self.0.extend_from_slice(&flags.to_ne_bytes());
+        self.0.extend_from_slice(&sequence.to_ne_bytes());
+        self.0.extend_from_slice(&[0; 4]);
+        let mut message = body(self);
+        let length = u32::try_from(message.0.len() - start).expect("a probe's message is short");
+        message.0[start..start + 4].copy_from_slice(&length.to_ne_bytes());
+        message
+    }
+
+    /// Appends bytes as they are: a family's fixed header.
+    pub(super) fn raw(mut self, bytes: &[u8]) -> Self {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    /// Appends an attribute.
+    pub(super) fn attribute(self, kind: u16, value: &[u8]) -> Self {
+        self.put(kind, |m| m.raw(value))
+    }
+
+    /// Appends an attribute that is a name, with the zero byte at its end.
+    pub(super) fn name(self, kind: u16, value: &str) -> Self {
+        self.put(kind, |m| m.raw(value.as_bytes()).raw(&[0]))
+    }
+
+    /// Appends an attribute that holds what `inside` puts there.
+    pub(super) fn nest(self, kind: u16, inside: impl FnOnce(Self) -> Self) -> Self {
+        self.put(kind | NESTED, inside)
+    }
+
+    fn put(mut self, kind: u16, value: impl FnOnce(Self) -> Self) -> Self {
+        let start = self.0.len();
+        self.0.extend_from_slice(&[0; 2]);
+        self.0.extend_from_slice(&kind.to_ne_bytes());
+        let mut message = value(self);
+        let length = u16::try_from(message.0.len() - start).expect("a probe's attribute is short");
+        message.0[start..start + 2].copy_from_slice(&length.to_ne_bytes());
+        message.0.resize(message.0.len().next_multiple_of(4), 0);
+        message
+    }
+
+    /// Sends this to the kernel and waits for the acknowledgement of message `last`.
+    ///
+    /// # Errors
+    /// The first error that any of the messages met.
+    pub(super) fn ask(self, protocol: Option<Protocol>, last: u32) -> io::Result<()> {
+        let socket = socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            protocol,
+        )?;
+        bind(&socket, &SocketAddrNetlink::new(0, 0))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        send(&socket, &self.0, SendFlags::empty())?;
+        let mut buffer = [0; 8192];
+        loop {
+            let (length, _) = recv(&socket, &mut buffer[..], RecvFlags::empty())?;
+            if acknowledges(&buffer[..length], last)? {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Whether a datagram from the kernel has the acknowledgement of message `last`.
+///
+/// # Errors
+/// The error of the first message in it that failed.
+fn acknowledges(mut datagram: &[u8], last: u32) -> io::Result<bool> {
+    const ERROR: u16 = 2;
+    const HEADER: usize = 16;
+    let word =
+        |bytes: &[u8], at: usize| -> Option<[u8; 4]> { bytes.get(at..at + 4)?.try_into().ok() };
+    while let (Some(length), Some(kind), Some(sequence)) =
+        (word(datagram, 0), word(datagram, 4), word(datagram, 8))
+    {
+        let length = u32::from_ne_bytes(length) as usize;
+        if u16::from_ne_bytes([kind[0], kind[1]]) == ERROR
+            && let Some(code) = word(datagram, HEADER)
+        {
+            match i32::from_ne_bytes(code) {
+                0 if u32::from_ne_bytes(sequence) == last => return Ok(true),
+                0 => {}
+                code => return Err(io::Error::from_raw_os_error(-code)),
+            }
+        }
+        let next = length.max(HEADER).next_multiple_of(4).min(datagram.len());
+        datagram = &datagram[next..];
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attribute_is_padded_but_its_length_is_not() {
+        let message = Message::default().name(1, "lo");
+        assert_eq!(message.0.len(), 8);
+        assert_eq!(message.0[..2], 7u16.to_ne_bytes());
+    }
+
+    #[test]
+    fn the_first_error_of_a_batch_is_the_answer() {
+        let reply = |sequence, code: i32| {
+            Message::default().message(2, 0, sequence, |m| m.raw(&code.to_ne_bytes()))
+        };
+        let mut datagram = reply(1, 0).0;
+        assert!(!acknowledges(&datagram, 2).unwrap());
+        datagram.extend(reply(2, -libc::ENOENT).0);
+        let error = acknowledges(&datagram, 2).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
+        assert!(acknowledges(&reply(2, 0).0, 2).unwrap());
+    }
+
+    #[test]
+    fn a_datagram_cut_short_is_no_answer() {
+        assert!(!acknowledges(&[1, 2, 3], 1).unwrap());
+    }
+}

@@ -1,0 +1,88 @@
+//! `taut doctor`: what this kernel and machine can do, what is set wrong, and the command that sets
+//! it right.
+//!
+//! The trying is `taut_sys::probe`'s. What a result means for Taut is judged in the modules below,
+//! which have no I/O: they are here, not in a crate, because they know every job and no job needs
+//! them.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use taut_sys::probe;
+
+use self::report::Report;
+use self::setting::Host;
+use self::severity::Severity;
+
+mod feature;
+mod report;
+mod setting;
+mod severity;
+mod table;
+
+/// Say what this machine can do for Taut, what is set wrong, and how to set it right.
+///
+/// Changes nothing. Exit status: 0 nothing blocks, 1 something does, 2 wrong use.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+    /// Also show the settings that are fine
+    #[arg(long)]
+    all: bool,
+}
+
+pub(crate) fn run(args: &Args) -> ExitCode {
+    let report = examine();
+    let written = match args.json {
+        true => json(&report),
+        false => io::stdout().write_all(table::render(&report, args.all).as_bytes()),
+    };
+    // A reader that has seen enough (`| head`) is no failure of the examination.
+    if let Err(e) = written
+        && e.kind() != io::ErrorKind::BrokenPipe
+    {
+        eprintln!("taut doctor: cannot write to standard output: {e}");
+        return ExitCode::FAILURE;
+    }
+    match report.verdict {
+        Severity::Blocks => ExitCode::FAILURE,
+        Severity::Slows | Severity::Fine => ExitCode::SUCCESS,
+    }
+}
+
+fn examine() -> Report {
+    let features = feature::FEATURES
+        .iter()
+        .map(|f| feature::judge(f, (f.probe)()))
+        .collect::<Vec<_>>();
+    let settings = setting::judge(&host());
+    Report::new(
+        probe::kernel_release(),
+        probe::is_root(),
+        features,
+        settings,
+    )
+}
+
+fn host() -> Host {
+    // A sysctl that this kernel does not have, or does not show, has no setting to be judged.
+    let read = |name: &&str| Some(((*name).to_owned(), probe::setting::sysctl(name).ok()??));
+    Host {
+        sysctls: setting::SYSCTLS
+            .iter()
+            .filter_map(read)
+            .collect::<BTreeMap<_, _>>(),
+        open_files: probe::setting::open_files_hard_limit(),
+        page: probe::setting::page_size(),
+        root: probe::is_root(),
+    }
+}
+
+fn json(report: &Report) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer_pretty(&mut out, report)?;
+    writeln!(out)
+}

@@ -1,0 +1,59 @@
+//! The whole of what was found. `docs/doctor.md` has its form as JSON; keep the two together.
+
+use serde::Serialize;
+
+use super::severity::Severity;
+use super::{feature, setting};
+
+/// All findings and what they come to.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// Taut's version.
+    pub(crate) version: &'static str,
+    /// The running kernel's release.
+    pub(crate) kernel: String,
+    /// Whether it was run as root; without, some features cannot be tried.
+    pub(crate) root: bool,
+    /// The worst of all findings.
+    pub(crate) verdict: Severity,
+    pub(crate) features: Vec<feature::Finding>,
+    pub(crate) settings: Vec<setting::Finding>,
+}
+
+// === impl Report ===
+
+impl Report {
+    pub(crate) fn new(
+        kernel: String,
+        root: bool,
+        features: Vec<feature::Finding>,
+        settings: Vec<setting::Finding>,
+    ) -> Self {
+        let severities = features
+            .iter()
+            .map(|f| f.severity)
+            .chain(settings.iter().map(|s| s.severity));
+        let verdict = severities.max().unwrap_or(Severity::Fine);
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            kernel,
+            root,
+            verdict,
+            features,
+            settings,
+        }
+    }
+
+    /// How many findings are of this severity.
+    pub(crate) fn count(&self, severity: Severity) -> usize {
+        self.features
+            .iter()
+            .filter(|f| f.severity == severity)
+            .count()
+            + self
+                .settings
+                .iter()
+                .filter(|s| s.severity == severity)
+                .count()
+    }
+}

@@ -1,0 +1,232 @@
+use super::*;
+
+/// A stock Debian 12 with 16 GiB, root's shell in a systemd session.
+fn stock() -> Host {
+    let sysctls = [
+        ("fs.file-max", "9223372036854775807"),
+        ("fs.nr_open", "1048576"),
+        ("fs.pipe-max-size", "1048576"),
+        ("fs.pipe-user-pages-soft", "16384"),
+        ("net.core.somaxconn", "4096"),
+        ("net.ipv4.conf.all.rp_filter", "0"),
+        ("net.ipv4.conf.all.src_valid_mark", "0"),
+        ("net.ipv4.conf.default.rp_filter", "2"),
+        ("net.ipv4.ip_local_port_range", "32768 60999"),
+        ("net.ipv4.tcp_abort_on_overflow", "0"),
+        ("net.ipv4.tcp_max_syn_backlog", "1024"),
+        ("net.ipv4.tcp_moderate_rcvbuf", "1"),
+        ("net.ipv4.tcp_mtu_probing", "0"),
+        ("net.ipv4.tcp_no_metrics_save", "0"),
+        ("net.ipv4.tcp_no_ssthresh_metrics_save", "1"),
+        ("net.ipv4.tcp_rmem", "4096 131072 6291456"),
+        ("net.ipv4.tcp_sack", "1"),
+        ("net.ipv4.tcp_slow_start_after_idle", "1"),
+        ("net.ipv4.tcp_timestamps", "1"),
+        ("net.ipv4.tcp_window_scaling", "1"),
+        ("net.ipv4.tcp_wmem", "4096 16384 4194304"),
+    ];
+    Host {
+        sysctls: sysctls.map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
+        open_files: 1_048_576,
+        page: 4_096,
+        root: true,
+    }
+}
+
+fn with(name: &str, value: &str) -> Host {
+    let mut host = stock();
+    host.sysctls.insert(name.to_owned(), value.to_owned());
+    host
+}
+
+fn finding(host: &Host, id: &str) -> Finding {
+    judge(host)
+        .into_iter()
+        .find(|f| f.id == id)
+        .unwrap_or_else(|| panic!("no finding {id}"))
+}
+
+fn command(host: &Host, id: &str) -> String {
+    let finding = finding(host, id);
+    assert_eq!(finding.severity, Severity::Slows, "{finding:?}");
+    finding.command.unwrap()
+}
+
+#[test]
+fn a_stock_debian_is_slow_only_on_long_fat_paths_and_after_idling() {
+    let findings = judge(&stock());
+    let slow = findings
+        .iter()
+        .filter(|f| f.severity != Severity::Fine)
+        .map(|f| f.id);
+    assert_eq!(
+        slow.collect::<Vec<_>>(),
+        [
+            "net.ipv4.tcp_rmem",
+            "net.ipv4.tcp_wmem",
+            "net.ipv4.tcp_slow_start_after_idle"
+        ]
+    );
+}
+
+#[test]
+fn every_setting_that_is_read_has_a_stock_value_here() {
+    let host = stock();
+    for name in SYSCTLS {
+        assert!(host.sysctls.contains_key(*name), "{name}");
+    }
+}
+
+#[test]
+fn a_buffer_is_raised_to_two_windows_and_its_other_two_numbers_are_kept() {
+    let rmem = finding(&stock(), "net.ipv4.tcp_rmem");
+    assert_eq!(
+        rmem.why,
+        "a connection gets about 91 Mbit/s at 274 ms, of 1000"
+    );
+    let command = rmem.command.unwrap();
+    assert_eq!(
+        command,
+        "sysctl -w net.ipv4.tcp_rmem='4096 131072 69206016'"
+    );
+    let cured = with("net.ipv4.tcp_rmem", "4096 131072 69206016");
+    assert_eq!(
+        finding(&cured, "net.ipv4.tcp_rmem").severity,
+        Severity::Fine
+    );
+}
+
+#[test]
+fn the_descriptors_of_a_node_are_counted() {
+    let mut host = stock();
+    host.open_files = 20_000;
+    assert_eq!(finding(&host, "RLIMIT_NOFILE").severity, Severity::Fine);
+    host.open_files = 1_024;
+    let few = finding(&host, "RLIMIT_NOFILE");
+    assert_eq!(few.severity, Severity::Slows);
+    assert_eq!(
+        few.why,
+        "a relay of this shell holds 320 sessions, not 8000"
+    );
+    assert_eq!(
+        few.command.unwrap(),
+        "prlimit --pid $$ --nofile=32768:32768"
+    );
+    host.open_files = 64;
+    assert_eq!(finding(&host, "RLIMIT_NOFILE").severity, Severity::Blocks);
+}
+
+#[test]
+fn a_ceiling_that_would_refuse_more_descriptors_is_raised_first() {
+    let mut host = with("fs.nr_open", "4096");
+    host.open_files = 4_096;
+    assert_eq!(
+        finding(&host, "RLIMIT_NOFILE").command.unwrap(),
+        "sysctl -w fs.nr_open=32768 && prlimit --pid $$ --nofile=32768:32768"
+    );
+}
+
+#[test]
+fn the_limit_of_pipe_pages_is_for_others_than_root() {
+    let mut host = with("fs.pipe-user-pages-soft", "1024");
+    assert_eq!(
+        finding(&host, "fs.pipe-user-pages-soft").severity,
+        Severity::Fine
+    );
+    host.root = false;
+    assert_eq!(
+        command(&host, "fs.pipe-user-pages-soft"),
+        "sysctl -w fs.pipe-user-pages-soft=8192"
+    );
+}
+
+#[test]
+fn larger_pages_need_fewer_of_them() {
+    let mut host = with("fs.pipe-user-pages-soft", "1024");
+    host.root = false;
+    host.page = 65_536;
+    assert_eq!(
+        finding(&host, "fs.pipe-user-pages-soft").severity,
+        Severity::Fine
+    );
+}
+
+#[test]
+fn switches_in_the_wrong_position_are_set_right() {
+    for (name, wrong, right) in [
+        ("net.ipv4.tcp_window_scaling", "0", "1"),
+        ("net.ipv4.tcp_sack", "0", "1"),
+        ("net.ipv4.tcp_timestamps", "0", "1"),
+        ("net.ipv4.tcp_moderate_rcvbuf", "0", "1"),
+        ("net.ipv4.tcp_slow_start_after_idle", "1", "0"),
+        ("net.ipv4.tcp_abort_on_overflow", "1", "0"),
+    ] {
+        assert_eq!(
+            command(&with(name, wrong), name),
+            format!("sysctl -w {name}={right}")
+        );
+        assert_eq!(finding(&with(name, right), name).severity, Severity::Fine);
+    }
+}
+
+#[test]
+fn timestamps_without_an_offset_are_still_timestamps() {
+    let host = with("net.ipv4.tcp_timestamps", "2");
+    assert_eq!(
+        finding(&host, "net.ipv4.tcp_timestamps").severity,
+        Severity::Fine
+    );
+}
+
+#[test]
+fn short_queues_and_few_ports_are_found() {
+    assert_eq!(
+        command(&with("net.core.somaxconn", "128"), "net.core.somaxconn"),
+        "sysctl -w net.core.somaxconn=4096"
+    );
+    let host = with("net.ipv4.ip_local_port_range", "60000 60999");
+    assert_eq!(
+        command(&host, "net.ipv4.ip_local_port_range"),
+        "sysctl -w net.ipv4.ip_local_port_range='10240 65535'"
+    );
+}
+
+#[test]
+fn remembered_losses_matter_only_where_the_threshold_is_kept() {
+    const ID: &str = "net.ipv4.tcp_no_metrics_save";
+    let mut host = stock();
+    host.sysctls.remove("net.ipv4.tcp_no_ssthresh_metrics_save");
+    assert_eq!(
+        command(&host, ID),
+        "sysctl -w net.ipv4.tcp_no_metrics_save=1"
+    );
+    host.sysctls.insert(ID.to_owned(), "1".to_owned());
+    assert_eq!(finding(&host, ID).severity, Severity::Fine);
+}
+
+#[test]
+fn a_strict_reverse_path_is_found_unless_marks_are_minded() {
+    const ID: &str = "net.ipv4.conf.all.rp_filter";
+    let mut host = with(ID, "1");
+    assert_eq!(
+        command(&host, ID),
+        "sysctl -w net.ipv4.conf.all.rp_filter=2"
+    );
+    host.sysctls.insert(
+        "net.ipv4.conf.all.src_valid_mark".to_owned(),
+        "1".to_owned(),
+    );
+    assert_eq!(finding(&host, ID).severity, Severity::Fine);
+}
+
+#[test]
+fn what_the_kernel_does_not_have_is_not_judged() {
+    let host = Host {
+        sysctls: BTreeMap::new(),
+        ..stock()
+    };
+    assert_eq!(
+        judge(&host).iter().map(|f| f.id).collect::<Vec<_>>(),
+        ["RLIMIT_NOFILE"]
+    );
+}
