@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use taut_lab::link::shape::{LinkSpec, Shape};
+use taut_lab::link::{LinkBackend, LinkError};
 use taut_lab::units::{BitsPerSecond, Bytes};
 use taut_lab::world::{World, WorldBuilder, WorldError};
 
@@ -228,5 +229,26 @@ fn what_cannot_be_is_refused_with_a_reason_before_anything_is_made() {
             Err(WorldError::Impossible { why, .. }) => assert!(why.contains(reason), "{why}"),
             other => panic!("expected {reason:?}, got {other:?}"),
         }
+    }
+}
+
+#[test]
+fn netem_carries_a_world_or_is_refused_by_name() {
+    root::required();
+    let shape = ms(2).rate(BitsPerSecond::mega(200));
+    let built = WorldBuilder::new("netem")
+        .host("a")
+        .host("b")
+        .link("a", "b", LinkSpec::both(shape))
+        .backend(LinkBackend::Netem)
+        .build();
+    match built {
+        Ok(world) => {
+            let data = pattern(300_000);
+            assert!(carry(&world, "a", "b", false, &data).0 == data);
+            assert_eq!(world.link_reports().unwrap()[0].backend, "netem");
+        }
+        Err(WorldError::Link(LinkError::NoNetem { name, .. })) => assert_eq!(name, "a-b"),
+        Err(other) => panic!("{other}"),
     }
 }

@@ -101,11 +101,13 @@ impl Drop for Engine {
 }
 
 /// The link's thread runs for a few microseconds at a time and must do so on time. Where the kernel
-/// lets it, it goes before ordinary threads.
+/// lets it, it goes before ordinary threads: with a raised share alone, other work on the machine makes
+/// it tens of milliseconds late (docs/design/lab-links.md has the figures). It cannot starve the
+/// hosts: real-time threads together get 95 % of a core (`sched_rt_runtime_us`).
 fn raise() -> Scheduling {
     // Without it waits end up to 50 us late: within what the link promises, if only just.
     let _ = schedule::exact_timers();
-    if std::env::var_os("TAUT_LAB_NICE").is_none() && schedule::real_time(1).is_ok() {
+    if schedule::real_time(1).is_ok() {
         Scheduling::RealTime
     } else if schedule::niceness(-15).is_ok() {
         Scheduling::Nice

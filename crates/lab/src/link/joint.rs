@@ -1,10 +1,12 @@
 //! A link between two hosts of a world.
 
+use taut_sys::netns::Netns;
 use taut_sys::tap::Tap;
 
 use super::LinkError;
 use super::counters::{DeviceCounters, DirectionReport, LinkReport};
-use super::engine::Engine;
+use super::engine::{Engine, Published};
+use super::netem;
 use super::shape::LinkSpec;
 use crate::world::Host;
 
@@ -22,17 +24,24 @@ pub(crate) struct End {
 pub(crate) struct Link {
     name: String,
     ends: [End; 2],
-    engine: Engine,
+    carrier: Carrier,
+}
+
+#[derive(Debug)]
+enum Carrier {
+    User(Engine),
+    /// Nothing to hold: the devices and disciplines go with the middle's namespace.
+    Netem,
 }
 
 // === impl Link ===
 
 impl Link {
-    /// Makes a device in each host and carries frames between them. The devices are down, without
-    /// addresses.
+    /// Makes a device in each host and carries frames between them in user space. The devices are
+    /// down, without addresses.
     pub(crate) fn join(ends: [(&Host, End); 2], spec: &LinkSpec) -> Result<Self, LinkError> {
         let [(a, end_a), (b, end_b)] = ends;
-        let name = format!("{}-{}", a.name(), b.name());
+        let name = Self::name(a, b);
         let tap = |host: &Host, end: &End| -> Result<Tap, LinkError> {
             Ok(host.netns().run(|| Tap::create(&end.device))??)
         };
@@ -44,8 +53,30 @@ impl Link {
         Ok(Self {
             name,
             ends: [end_a, end_b],
-            engine,
+            carrier: Carrier::User(engine),
         })
+    }
+
+    /// The same with the kernel's netem, in the namespace `middle`.
+    pub(crate) fn join_by_netem(
+        ends: [(&Host, End); 2],
+        middle: &Netns,
+        spec: &LinkSpec,
+    ) -> Result<Self, LinkError> {
+        let [(a, end_a), (b, end_b)] = ends;
+        let name = Self::name(a, b);
+        netem::probe(&name, middle)?;
+        let hosts = [(a.netns(), &*end_a.device), (b.netns(), &*end_b.device)];
+        netem::join(&name, middle, hosts, spec)?;
+        Ok(Self {
+            name,
+            ends: [end_a, end_b],
+            carrier: Carrier::Netem,
+        })
+    }
+
+    fn name(a: &Host, b: &Host) -> String {
+        format!("{}-{}", a.name(), b.name())
     }
 
     pub(crate) fn ends(&self) -> &[End; 2] {
@@ -54,12 +85,15 @@ impl Link {
 
     /// Whether the kernel counts drops at its ends that are the link's own.
     pub(crate) fn has_taps(&self) -> bool {
-        true
+        matches!(self.carrier, Carrier::User(_))
     }
 
     /// What the link itself counted.
     pub(crate) fn report(&self) -> LinkReport {
-        let seen = self.engine.published();
+        let (backend, seen) = match &self.carrier {
+            Carrier::User(engine) => ("user", engine.published()),
+            Carrier::Netem => ("netem", Published::default()),
+        };
         let direction = |from: usize| DirectionReport {
             path: seen.paths[from],
             device: DeviceCounters {
@@ -70,7 +104,7 @@ impl Link {
         };
         LinkReport {
             name: self.name.clone(),
-            backend: "user",
+            backend,
             a_to_b: direction(0),
             b_to_a: direction(1),
             cpu: seen.cpu,

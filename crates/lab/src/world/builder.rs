@@ -8,6 +8,7 @@ use super::netlink::{self, Device};
 use super::plan::{self, Edge};
 use super::{Host, Record, World, WorldError, sysctl};
 use crate::interrupt;
+use crate::link::LinkBackend;
 use crate::link::joint::{End, Link};
 use crate::link::shape::LinkSpec;
 
@@ -19,6 +20,7 @@ pub struct WorldBuilder {
     links: Vec<(String, String, LinkSpec)>,
     /// For one host, or for all.
     sysctls: Vec<(Option<String>, String, String)>,
+    backend: LinkBackend,
 }
 
 // === impl WorldBuilder ===
@@ -31,6 +33,7 @@ impl WorldBuilder {
             hosts: Vec::new(),
             links: Vec::new(),
             sysctls: Vec::new(),
+            backend: LinkBackend::Auto,
         }
     }
 
@@ -61,6 +64,12 @@ impl WorldBuilder {
     pub fn sysctl_everywhere(mut self, key: &str, value: &str) -> Self {
         self.sysctls.push((None, key.to_owned(), value.to_owned()));
         self
+    }
+
+    /// Says what is to carry the links; [`LinkBackend::Auto`] unless told.
+    #[must_use]
+    pub fn backend(self, backend: LinkBackend) -> Self {
+        Self { backend, ..self }
     }
 
     /// Sweeps up after dead worlds, then builds this one.
@@ -136,8 +145,17 @@ impl WorldBuilder {
                     mtu: spec.mtu,
                 });
             }
-            let (a, b) = (&world.hosts[ends[0].host], &world.hosts[ends[1].host]);
-            let joint = Link::join([(a, ends[0].clone()), (b, ends[1].clone())], spec)?;
+            let sides = [0, 1].map(|end| (&world.hosts[ends[end].host], ends[end].clone()));
+            let joint = match self.backend {
+                LinkBackend::Auto | LinkBackend::User => Link::join(sides, spec)?,
+                LinkBackend::Netem => {
+                    // No host's name has a dot in it.
+                    let middle = world.record.make_netns(&format!("link.{link}"));
+                    let middle = middle.map_err(|e| self.could_not("make a link's middle", e))?;
+                    sysctl::set(&middle, sysctl::MIDDLE.iter().copied())?;
+                    Link::join_by_netem(sides, &middle, spec)?
+                }
+            };
             world.links.push(joint);
         }
         for (host, devices) in world.hosts.iter_mut().zip(&devices) {

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use futures_util::TryStreamExt;
 use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::packet_route::link::{LinkAttribute, Stats64};
 use rtnetlink::packet_route::neighbour::NeighbourState;
 use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
@@ -107,12 +108,14 @@ async fn add_addresses(
 ) -> Result<(), NetlinkError> {
     for (address, prefix) in addresses.each().into_iter().zip(prefixes) {
         let what = format!("address {address}/{prefix}");
-        handle
-            .address()
-            .add(index, address, prefix)
-            .execute()
-            .await
-            .map_err(refused(&what))?;
+        let mut request = handle.address().add(index, address, prefix);
+        // Even where duplicates are not looked for, an IPv6 address without this is tentative until
+        // a kernel worker has run, and no route may have it as its source until then.
+        request
+            .message_mut()
+            .attributes
+            .push(AddressAttribute::Flags(AddressFlags::Nodad));
+        request.execute().await.map_err(refused(&what))?;
     }
     Ok(())
 }

@@ -56,8 +56,11 @@ fn kill_if_in(pid: Pid, netns: NetnsId) -> io::Result<bool> {
         other => other?,
     }
     let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
-    rustix::event::poll(&mut fds, Some(&PATIENCE))?;
-    Ok(true)
+    match rustix::event::poll(&mut fds, Some(&PATIENCE)) {
+        // The next round looks whether it has ended.
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(true),
+        Err(e) => Err(e.into()),
+    }
 }
 
 fn processes() -> io::Result<Vec<Pid>> {

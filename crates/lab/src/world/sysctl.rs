@@ -30,6 +30,12 @@ pub(crate) const FORWARDING: &[(&str, &str)] = &[
     ("net.ipv6.conf.all.forwarding", "1"),
 ];
 
+/// What the namespace in the middle of a netem link gets: it is no host and says nothing itself.
+pub(crate) const MIDDLE: &[(&str, &str)] = &[
+    ("net.ipv6.conf.all.disable_ipv6", "1"),
+    ("net.ipv6.conf.default.disable_ipv6", "1"),
+];
+
 /// Sets `net.*` sysctls of the host in `netns`.
 pub(crate) fn set<'a>(
     netns: &Netns,

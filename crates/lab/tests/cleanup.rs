@@ -1,0 +1,263 @@
+//! Whatever ends a world, nothing of it stays, and nothing else goes.
+
+#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+
+mod root;
+
+use std::io::{BufRead, BufReader, Read};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+use taut_lab::link::shape::{LinkSpec, Shape};
+use taut_lab::world::{World, WorldBuilder};
+use taut_sys::netns::{Netns, NetnsId};
+
+fn build() -> World {
+    let link = LinkSpec::both(Shape::delay(Duration::from_millis(1)));
+    WorldBuilder::new("cleanup")
+        .host("a")
+        .host("b")
+        .link("a", "b", link)
+        .build()
+        .unwrap()
+}
+
+/// What there is of the world `id`: namespaces, directory and record.
+fn traces(id: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for dir in [
+        "/run/netns",
+        "/run/taut/lab",
+        std::env::temp_dir().to_str().unwrap(),
+    ] {
+        let entries = std::fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        found.extend(entries.filter(|path| path.to_str().unwrap().contains(id)));
+    }
+    found
+}
+
+/// Sweeps, and where another test was sweeping up after `id` already, waits until it has.
+fn sweep(id: &str) {
+    World::sweep().unwrap();
+    if let Ok(record) = std::fs::File::open(Path::new("/run/taut/lab").join(id)) {
+        rustix::fs::flock(&record, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    }
+}
+
+fn sleep() -> Command {
+    let mut command = Command::new("sleep");
+    command.arg("1000");
+    command
+}
+
+#[test]
+fn a_dropped_world_leaves_nothing() {
+    root::required();
+    let world = build();
+    let id = world.id().to_owned();
+    std::fs::write(world.dir().join("file"), "x").unwrap();
+    // Two namespaces, the directory and the record.
+    assert_eq!(traces(&id).len(), 4, "{:?}", traces(&id));
+    let mut orphan = world.host("a").spawn(sleep()).unwrap();
+    drop(world);
+    assert_eq!(traces(&id), [] as [PathBuf; 0]);
+    // Killed with its world, though its handle is still held.
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(orphan.wait().unwrap().signal(), Some(9));
+}
+
+#[test]
+fn a_panic_tears_its_world_down_and_leaves_its_thread_where_it_was() {
+    root::required();
+    let home = Netns::current().unwrap().id();
+    let mut id = String::new();
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let world = build();
+        id = world.id().to_owned();
+        world.host("a").run(|| panic!("inside the host")).unwrap();
+    }));
+    assert_eq!(
+        *panicked.unwrap_err().downcast::<&str>().unwrap(),
+        "inside the host"
+    );
+    assert_eq!(traces(&id), [] as [PathBuf; 0]);
+    assert_eq!(Netns::current().unwrap().id(), home);
+}
+
+/// This test binary once more, as a process that builds a world and says its identifier and the pid of
+/// a process in it.
+struct Other {
+    process: Child,
+    world: String,
+    inhabitant: u32,
+}
+
+// === impl Other ===
+
+impl Other {
+    fn start() -> Self {
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "hold_a_world_when_asked_to", "--nocapture"])
+            .env("TAUT_LAB_HOLD_A_WORLD", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stdout.as_mut().unwrap()).lines();
+        let line = lines
+            .by_ref()
+            .map(Result::unwrap)
+            .find(|line| line.starts_with("world "));
+        let line = line.expect("the other process built no world");
+        let [_, world, pid] = line.split(' ').collect::<Vec<_>>().try_into().unwrap();
+        Self {
+            process,
+            world: world.to_owned(),
+            inhabitant: pid.parse().unwrap(),
+        }
+    }
+
+    fn end_with(mut self, signal: Signal) -> String {
+        let pid = Pid::from_raw(self.process.id() as i32).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+        let status = self.process.wait().unwrap();
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(status.signal(), Some(signal.as_raw()));
+        self.world
+    }
+}
+
+#[test]
+fn hold_a_world_when_asked_to() {
+    if std::env::var_os("TAUT_LAB_HOLD_A_WORLD").is_none() {
+        return;
+    }
+    taut_lab::interrupt::tear_down_on_signals().unwrap();
+    let world = build();
+    let inhabitant = world.host("a").spawn(sleep()).unwrap();
+    println!("\nworld {} {}", world.id(), inhabitant.id());
+    // Until the test that started this one ends it, or ends.
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
+
+fn wait_for_the_end_of(pid: u32) {
+    let pid = Pid::from_raw(pid as i32).unwrap();
+    if let Ok(pidfd) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+        let mut fds = [rustix::event::PollFd::new(
+            &pidfd,
+            rustix::event::PollFlags::IN,
+        )];
+        rustix::event::poll(&mut fds, None).unwrap();
+    }
+}
+
+#[test]
+fn a_killed_process_takes_its_children_with_it_and_a_sweep_removes_its_world_but_no_other() {
+    root::required();
+    let living = Other::start();
+    let dying = Other::start();
+    let own = build();
+    let inhabitant = dying.inhabitant;
+    let dead = dying.end_with(Signal::KILL);
+    wait_for_the_end_of(inhabitant);
+
+    sweep(&dead);
+    assert_eq!(traces(&dead), [] as [PathBuf; 0]);
+    for world in [&living.world, own.id()] {
+        assert_eq!(traces(world).len(), 4, "{:?}", traces(world));
+    }
+    let a = Netns::open(&format!("taut-{}-a", living.world)).unwrap();
+    assert_eq!(NetnsId::of_process(living.inhabitant), Some(a.id()));
+    living.end_with(Signal::KILL);
+}
+
+#[test]
+fn a_sweep_kills_what_still_lives_in_a_dead_world() {
+    root::required();
+    let dying = Other::start();
+    // Not started by the world's process, so it does not die with it.
+    let mut stranger = Command::new("ip")
+        .args([
+            "netns",
+            "exec",
+            &format!("taut-{}-b", dying.world),
+            "sleep",
+            "1000",
+        ])
+        .spawn()
+        .unwrap();
+    let b = Netns::open(&format!("taut-{}-b", dying.world)).unwrap();
+    while NetnsId::of_process(stranger.id()) != Some(b.id()) {
+        std::thread::yield_now();
+    }
+    let dead = dying.end_with(Signal::KILL);
+    sweep(&dead);
+    assert_eq!(traces(&dead), [] as [PathBuf; 0]);
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(stranger.wait().unwrap().signal(), Some(9));
+}
+
+#[test]
+fn a_signal_tears_the_world_down_before_it_ends_the_process() {
+    root::required();
+    for signal in [Signal::INT, Signal::TERM] {
+        let other = Other::start();
+        let inhabitant = other.inhabitant;
+        let id = other.end_with(signal);
+        assert_eq!(traces(&id), [] as [PathBuf; 0]);
+        wait_for_the_end_of(inhabitant);
+    }
+}
+
+#[test]
+fn namespaces_that_others_made_are_left_alone() {
+    root::required();
+    let name = format!("taut-test-{}", std::process::id());
+    let add = Command::new("ip")
+        .args(["netns", "add", &name])
+        .status()
+        .unwrap();
+    assert!(add.success());
+    let inside = Netns::open(&name).unwrap();
+    drop(build());
+    World::sweep().unwrap();
+    assert_eq!(Netns::open(&name).unwrap().id(), inside.id());
+    // And what we make and delete is as `ip netns` would have it.
+    let world = build();
+    let host = world.host("a").netns().name().to_owned();
+    let exec = Command::new("ip")
+        .args(["netns", "exec", &host, "true"])
+        .status()
+        .unwrap();
+    assert!(exec.success());
+    Netns::delete(&name).unwrap();
+    assert!(!Path::new("/run/netns").join(&name).exists());
+}
+
+#[test]
+fn a_record_can_only_name_what_is_its_own() {
+    root::required();
+    let victim = Netns::create(&format!("taut-victim-{}", std::process::id())).unwrap();
+    let dir = std::env::temp_dir().join(format!("taut-victim-{}", std::process::id()));
+    std::fs::create_dir(&dir).unwrap();
+    drop(build());
+    let id = format!("forged{}", std::process::id());
+    let record = Path::new("/run/taut/lab").join(&id);
+    let text = format!(
+        "world x\nnetns {}\ndir {}\nnetns half",
+        victim.name(),
+        dir.display()
+    );
+    std::fs::write(&record, text).unwrap();
+    sweep(&id);
+    assert!(!record.exists());
+    assert_eq!(Netns::open(victim.name()).unwrap().id(), victim.id());
+    assert!(dir.exists());
+    Netns::delete(victim.name()).unwrap();
+    std::fs::remove_dir(dir).unwrap();
+}
