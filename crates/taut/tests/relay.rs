@@ -1,0 +1,302 @@
+//! `taut relay` as a process: what it says of bad input, how it stops, what its death looks like.
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A test that waits longer than this for something has failed.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn taut() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taut"));
+    command
+        .arg("relay")
+        .stdin(Stdio::null())
+        .env_remove("TAUT_LOG");
+    command
+}
+
+/// Runs it with this configuration until it ends by itself.
+fn refused(config: &str) -> (Output, String) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&file, config).unwrap();
+    let output = taut().arg("--config").arg(file.path()).output().unwrap();
+    let said = String::from_utf8(output.stderr.clone()).unwrap();
+    (output, said)
+}
+
+/// One sentence on standard error, and nothing else.
+fn assert_one_sentence(said: &str, part: &str) {
+    let lines: Vec<&str> = said.lines().filter(|l| l.starts_with("taut: ")).collect();
+    assert_eq!(lines.len(), 1, "{said}");
+    assert!(lines[0].contains(part), "no `{part}` in: {said}");
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+/// A running relay, and what it has said so far.
+struct Running {
+    child: Child,
+    listen: SocketAddr,
+    said: BufReader<std::process::ChildStderr>,
+}
+
+impl Running {
+    /// Forwards a free port to `to`.
+    fn start(to: SocketAddr, more: &[&str]) -> Self {
+        let mut child = taut()
+            .args(["--listen", "127.0.0.1:0", "--to", &to.to_string()])
+            .args(more)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(child.stderr.take().unwrap());
+        let mut seen = String::new();
+        loop {
+            let mut line = String::new();
+            assert_ne!(said.read_line(&mut line).unwrap(), 0, "it ended: {seen}");
+            seen.push_str(&line);
+            if let Some((_, rest)) = line.split_once("listen=") {
+                let listen = rest.split_whitespace().next().unwrap().parse().unwrap();
+                return Self {
+                    child,
+                    listen,
+                    said,
+                };
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).unwrap();
+    }
+
+    fn end(mut self) -> (Option<i32>, String) {
+        let mut said = String::new();
+        self.said.read_to_string(&mut said).unwrap();
+        (self.child.wait().unwrap().code(), said)
+    }
+
+    /// Sockets it has open. (Pipes are kept for the next transfer.)
+    fn sockets(&self) -> usize {
+        let fds = fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap();
+        let links = fds.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+        links
+            .filter(|link| link.to_string_lossy().starts_with("socket:"))
+            .count()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn pair(relay: &Running, server: &TcpListener) -> (TcpStream, TcpStream) {
+    let client = TcpStream::connect(relay.listen).unwrap();
+    let (far, _) = server.accept().unwrap();
+    for s in [&client, &far] {
+        s.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+    (client, far)
+}
+
+fn server() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    (listener, addr)
+}
+
+const FORWARD: &str = "[[relay.forward]]\nlisten = \"127.0.0.1:0\"\nto = \"127.0.0.1:9\"\n";
+
+#[test]
+fn a_mistake_in_the_configuration_is_one_sentence_with_its_line() {
+    for (config, part) in [
+        (
+            format!("[relay]\nworker = 2\n{FORWARD}"),
+            ":2: relay.worker: unknown field `worker`",
+        ),
+        (
+            "[[relay.forward]]\nlisten = \"here\"\nto = \"x:1\"\n".into(),
+            ":2: relay.forward[0].listen[0]: `here`",
+        ),
+        (
+            "[[relay.forward]]\nlisten = \":1\"\nto = \"x\"\n".into(),
+            ":3: relay.forward[0].to: `x`",
+        ),
+        ("[relay]\nworkers = 2\n".into(), "no [[relay.forward]]"),
+        ("[relay\n".into(), ":1: "),
+    ] {
+        let (output, said) = refused(&config);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert_one_sentence(&said, part);
+    }
+}
+
+#[test]
+fn a_file_that_is_not_text_is_refused() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&file, [0xff, 0xfe, 0x00]).unwrap();
+    let output = taut().arg("--config").arg(file.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert_one_sentence(&String::from_utf8(output.stderr).unwrap(), "cannot read");
+}
+
+#[test]
+fn a_port_in_use_is_one_sentence() {
+    let (_holder, addr) = server();
+    let config = FORWARD.replace("127.0.0.1:0", &addr.to_string());
+    let (output, said) = refused(&config);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_one_sentence(
+        &said,
+        &format!("cannot listen on {addr}: the port is in use"),
+    );
+}
+
+#[test]
+fn a_metrics_port_in_use_is_one_sentence() {
+    let (_holder, addr) = server();
+    let (output, said) = refused(&format!("[relay]\nmetrics = \"{addr}\"\n{FORWARD}"));
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_one_sentence(&said, &format!("cannot serve metrics on {addr}"));
+}
+
+#[test]
+fn a_destination_that_resolves_to_nothing_is_one_sentence() {
+    let (output, said) = refused(&FORWARD.replace("127.0.0.1:9", "nowhere.invalid:80"));
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert_one_sentence(&said, "cannot look up `nowhere.invalid:80`");
+}
+
+#[test]
+fn too_few_descriptors_are_one_sentence() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&file, format!("[relay]\nmax_sessions = 1000\n{FORWARD}")).unwrap();
+    let output = Command::new("sh")
+        .args(["-c", "ulimit -n 256 && exec \"$0\" relay --config \"$1\""])
+        .arg(env!("CARGO_BIN_EXE_taut"))
+        .arg(file.path())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_one_sentence(&said, "file descriptors and this process may open 256");
+}
+
+#[test]
+fn a_second_relay_on_the_same_port_is_refused() {
+    let (_server, addr) = server();
+    let first = Running::start(addr, &[]);
+    let output = taut()
+        .args(["--listen", &first.listen.to_string(), "--to", "127.0.0.1:9"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_one_sentence(
+        &String::from_utf8(output.stderr).unwrap(),
+        "the port is in use",
+    );
+}
+
+#[test]
+fn sigterm_lets_the_open_session_end_and_then_the_process() {
+    let (server, addr) = server();
+    let relay = Running::start(addr, &[]);
+    let (mut client, mut far) = pair(&relay, &server);
+    relay.signal(Signal::TERM);
+    client.write_all(b"last words").unwrap();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut got = Vec::new();
+    far.read_to_end(&mut got).unwrap();
+    assert_eq!(got, b"last words");
+    drop(far);
+    assert_eq!(client.read(&mut [0]).unwrap(), 0);
+    let (code, said) = relay.end();
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("every session had ended"), "{said}");
+}
+
+#[test]
+fn a_second_signal_resets_what_is_left() {
+    let (server, addr) = server();
+    let relay = Running::start(addr, &[]);
+    let (mut client, mut far) = pair(&relay, &server);
+    relay.signal(Signal::TERM);
+    relay.signal(Signal::INT);
+    for end in [&mut client, &mut far] {
+        assert_eq!(
+            end.read(&mut [0]).unwrap_err().kind(),
+            ErrorKind::ConnectionReset
+        );
+    }
+    let (code, said) = relay.end();
+    assert_eq!(code, Some(0), "{said}");
+}
+
+#[test]
+fn a_killed_relay_looks_like_a_reset_never_like_the_end_of_a_file() {
+    let (server, addr) = server();
+    let relay = Running::start(addr, &[]);
+    let (mut client, mut far) = pair(&relay, &server);
+    far.write_all(b"half of a fi").unwrap();
+    let mut got = [0; 12];
+    client.read_exact(&mut got).unwrap();
+    relay.signal(Signal::KILL);
+    for end in [&mut client, &mut far] {
+        assert_eq!(
+            end.read(&mut [0]).unwrap_err().kind(),
+            ErrorKind::ConnectionReset
+        );
+    }
+}
+
+#[test]
+fn no_descriptor_is_left_of_sessions_that_ended_in_any_way() {
+    let (server, addr) = server();
+    let relay = Running::start(addr, &["--metrics", "127.0.0.1:0"]);
+    let before = relay.sockets();
+    let bulk = vec![7; 4 << 20];
+    for round in 0..30 {
+        let (mut client, mut far) = pair(&relay, &server);
+        match round % 3 {
+            // Complete, with enough to need a pipe.
+            0 => std::thread::scope(|s| {
+                s.spawn(|| {
+                    client.write_all(&bulk).unwrap();
+                    client.shutdown(std::net::Shutdown::Write).unwrap();
+                });
+                let mut got = Vec::new();
+                far.read_to_end(&mut got).unwrap();
+                assert_eq!(got.len(), bulk.len());
+            }),
+            // The receiver goes away in the middle of a transfer, so that a pipe has bytes in it.
+            1 => {
+                client.set_nonblocking(true).unwrap();
+                while client.write(&bulk).is_ok() {}
+                drop(far);
+                continue;
+            }
+            // The sender does.
+            _ => {
+                client.set_nonblocking(true).unwrap();
+                while client.write(&bulk).is_ok() {}
+                drop(client);
+                let _ = far.read_to_end(&mut Vec::new());
+                continue;
+            }
+        }
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while relay.sockets() > before && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(relay.sockets(), before);
+}
