@@ -54,21 +54,24 @@ impl Running {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut said = BufReader::new(child.stderr.take().unwrap());
+        let said = BufReader::new(child.stderr.take().unwrap());
+        // From here on it is killed when a test fails.
+        let mut relay = Self {
+            child,
+            listen: SocketAddr::from(([0; 4], 0)),
+            said,
+        };
         let mut seen = String::new();
-        loop {
+        while relay.listen.port() == 0 {
             let mut line = String::new();
-            assert_ne!(said.read_line(&mut line).unwrap(), 0, "it ended: {seen}");
-            seen.push_str(&line);
+            let read = relay.said.read_line(&mut line).unwrap();
+            assert_ne!(read, 0, "it ended: {seen}");
             if let Some((_, rest)) = line.split_once("listen=") {
-                let listen = rest.split_whitespace().next().unwrap().parse().unwrap();
-                return Self {
-                    child,
-                    listen,
-                    said,
-                };
+                relay.listen = rest.split_whitespace().next().unwrap().parse().unwrap();
             }
+            seen.push_str(&line);
         }
+        relay
     }
 
     fn signal(&self, signal: Signal) {
