@@ -182,13 +182,18 @@ impl Default for Timeouts {
     }
 }
 
+impl DataPath {
+    /// What a node does that is told nothing else.
+    pub const DEFAULT: Self = Self {
+        splice_after: Some(128 << 10),
+        pipe_size: 256 << 10,
+        max_pipes: 128,
+    };
+}
+
 impl Default for DataPath {
     fn default() -> Self {
-        Self {
-            splice_after: Some(128 << 10),
-            pipe_size: 256 << 10,
-            max_pipes: 128,
-        }
+        Self::DEFAULT
     }
 }
 

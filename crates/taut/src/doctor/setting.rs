@@ -32,7 +32,6 @@ pub(crate) const SYSCTLS: &[&str] = &[
     "net.ipv4.tcp_no_ssthresh_metrics_save",
     "net.ipv4.tcp_rmem",
     "net.ipv4.tcp_sack",
-    "net.ipv4.tcp_slow_start_after_idle",
     "net.ipv4.tcp_timestamps",
     "net.ipv4.tcp_window_scaling",
     "net.ipv4.tcp_wmem",

@@ -1,13 +1,14 @@
 //! Whether a node can hold the sessions it is meant for.
 
+use taut_relay::config::DataPath;
+
 use super::{Finding, Host, Severity, set};
 
 /// What one relay node is meant to hold at a time.
 const SESSIONS: u64 = 8_000;
 const DESCRIPTORS_A_SESSION: u64 = 2;
-/// `taut relay`'s defaults: `max_pipes` and `pipe_size`.
-const PIPES: u64 = 128;
-const PIPE_BYTES: u64 = 256 << 10;
+const PIPES: u64 = DataPath::DEFAULT.max_pipes as u64;
+const PIPE_BYTES: u64 = DataPath::DEFAULT.pipe_size as u64;
 /// Listeners, epoll instances, timers, logs, the metrics port.
 const OTHER_DESCRIPTORS: u64 = 128;
 /// All of them at once.

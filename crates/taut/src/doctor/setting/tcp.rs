@@ -33,11 +33,6 @@ const SWITCHES: &[Switch] = &[
         wrong: "receive windows do not grow with the path",
     },
     Switch {
-        name: "net.ipv4.tcp_slow_start_after_idle",
-        on: false,
-        wrong: "a leg that paused starts again from ten segments",
-    },
-    Switch {
         name: "net.ipv4.tcp_abort_on_overflow",
         on: false,
         wrong: "a burst of connections is reset, not asked to wait",

@@ -20,7 +20,6 @@ fn stock() -> Host {
         ("net.ipv4.tcp_no_ssthresh_metrics_save", "1"),
         ("net.ipv4.tcp_rmem", "4096 131072 6291456"),
         ("net.ipv4.tcp_sack", "1"),
-        ("net.ipv4.tcp_slow_start_after_idle", "1"),
         ("net.ipv4.tcp_timestamps", "1"),
         ("net.ipv4.tcp_window_scaling", "1"),
         ("net.ipv4.tcp_wmem", "4096 16384 4194304"),
@@ -61,11 +60,7 @@ fn a_stock_debian_is_slow_only_on_long_fat_paths_and_after_idling() {
         .map(|f| f.id);
     assert_eq!(
         slow.collect::<Vec<_>>(),
-        [
-            "net.ipv4.tcp_rmem",
-            "net.ipv4.tcp_wmem",
-            "net.ipv4.tcp_slow_start_after_idle"
-        ]
+        ["net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"]
     );
 }
 
@@ -158,7 +153,6 @@ fn switches_in_the_wrong_position_are_set_right() {
         ("net.ipv4.tcp_sack", "0", "1"),
         ("net.ipv4.tcp_timestamps", "0", "1"),
         ("net.ipv4.tcp_moderate_rcvbuf", "0", "1"),
-        ("net.ipv4.tcp_slow_start_after_idle", "1", "0"),
         ("net.ipv4.tcp_abort_on_overflow", "1", "0"),
     ] {
         assert_eq!(
