@@ -4,5 +4,6 @@
 pub mod experiment;
 pub mod interrupt;
 pub mod link;
+pub mod report;
 pub mod units;
 pub mod world;
