@@ -5,5 +5,6 @@ pub mod experiment;
 pub mod interrupt;
 pub mod link;
 pub mod peer;
+pub mod report;
 pub mod units;
 pub mod world;

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use taut_lab::experiment::outcome::Outcome;
 use taut_lab::experiment::{self, Experiment, Request, table};
-use taut_lab::interrupt;
 use taut_lab::world::World;
+use taut_lab::{interrupt, report};
 
 use crate::Failure;
 
@@ -21,6 +21,11 @@ enum Command {
     /// List the experiments
     List,
     Run(Run),
+    /// Make DIR/report.html from the outcomes (*.json) in DIR
+    Report {
+        /// Where `--json` wrote them
+        dir: PathBuf,
+    },
     /// Remove what experiments that were killed have left on this machine (`run` does so too)
     Sweep,
 }
@@ -53,6 +58,11 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             Ok(())
         }
         Command::Run(run) => run_one(&run),
+        Command::Report { dir } => {
+            let page = report::write(&dir).map_err(|e| Failure::Run(e.to_string()))?;
+            println!("{}", page.display());
+            Ok(())
+        }
         Command::Sweep => sweep(),
     }
 }

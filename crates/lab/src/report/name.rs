@@ -1,0 +1,42 @@
+//! What a series' name says.
+
+/// A series' name, taken apart: `relay/10 MB/0.1 % loss`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Name<'a> {
+    /// What is compared: `relay`.
+    pub(super) configuration: &'a str,
+    /// At what it is compared: `10 MB`.
+    pub(super) group: Option<&'a str>,
+    /// In which world; `None` in the experiment's own: `0.1 % loss`. Words beyond the third are
+    /// part of it.
+    pub(super) condition: Option<&'a str>,
+}
+
+// === impl Name ===
+
+impl<'a> Name<'a> {
+    pub(super) fn of(name: &'a str) -> Self {
+        let mut words = name.splitn(3, '/');
+        Self {
+            configuration: words.next().unwrap_or_default(),
+            group: words.next(),
+            condition: words.next(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_goes_from_the_general_to_the_particular() {
+        let all = Name::of("relay/10 MB/0.1 % loss/two flows");
+        assert_eq!(all.configuration, "relay");
+        assert_eq!(all.group, Some("10 MB"));
+        assert_eq!(all.condition, Some("0.1 % loss/two flows"));
+        let one = Name::of("relay");
+        assert_eq!(one.configuration, "relay");
+        assert_eq!((one.group, one.condition), (None, None));
+    }
+}

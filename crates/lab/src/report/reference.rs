@@ -1,0 +1,107 @@
+//! What the paper or an ideal system shows where a series was measured.
+//!
+//! An outcome's `paper` and `ideal` are free maps. A number in them belongs to a series when its
+//! key is the series' metric and unit (`ttfb_s`) and every key below that is a word of its name:
+//! `{"total_s": {"relay": {"1 MB": 0.9}}}` is of `relay/1 MB`, in whichever order the words are.
+
+use serde_json::{Map, Value};
+
+use super::name::Name;
+use crate::experiment::outcome::Series;
+
+/// What the paper measured where `series` was measured.
+///
+/// It has to name the configuration, and the condition if there is one: what the paper found of
+/// another configuration, or of a world without that loss, is no figure to compare with.
+pub(super) fn paper(paper: &Map<String, Value>, series: &Series) -> Option<f64> {
+    let name = Name::of(&series.name);
+    let (value, unused) = find(paper, series)?;
+    let named = |word: &str| !unused.contains(&word);
+    let condition = series.name.splitn(3, '/').nth(2).unwrap_or_default();
+    let condition_named = condition.split('/').filter(|w| !w.is_empty()).all(named);
+    (named(name.configuration) && condition_named).then_some(value)
+}
+
+/// What an ideal system would show where `series` was measured. It is a bound, so one number may
+/// stand for all configurations and conditions.
+pub(super) fn ideal(ideal: &Map<String, Value>, series: &Series) -> Option<f64> {
+    find(ideal, series).map(|(value, _)| value)
+}
+
+/// The number for `series`, and the words of its name that were not needed to find it.
+fn find<'a>(map: &Map<String, Value>, series: &'a Series) -> Option<(f64, Vec<&'a str>)> {
+    let words: Vec<&str> = series.name.split('/').collect();
+    let suffix: String = series
+        .unit
+        .to_lowercase()
+        .replace(|c: char| !c.is_alphanumeric(), "_");
+    [
+        format!("{}_{}", series.metric, series.unit),
+        format!("{}_{suffix}", series.metric),
+        series.metric.clone(),
+    ]
+    .iter()
+    .find_map(|key| below(map.get(key)?, &words))
+}
+
+fn below<'a>(value: &Value, words: &[&'a str]) -> Option<(f64, Vec<&'a str>)> {
+    match value {
+        Value::Number(number) => Some((number.as_f64()?, words.to_vec())),
+        Value::Object(map) => {
+            if let Some(Value::Number(number)) = map.get(&words.join("/")) {
+                return Some((number.as_f64()?, Vec::new()));
+            }
+            words.iter().enumerate().find_map(|(i, word)| {
+                let rest: Vec<&str> = [&words[..i], &words[i + 1..]].concat();
+                below(map.get(*word)?, &rest)
+            })
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn map(value: Value) -> Map<String, Value> {
+        value.as_object().unwrap().clone()
+    }
+
+    fn series(name: &str) -> Series {
+        Series::of(name, "total", "s", vec![1.0]).unwrap()
+    }
+
+    #[test]
+    fn an_ideal_is_found_by_metric_unit_and_size() {
+        let ideals = map(json!({"ttfb_s": 0.3, "total_s": {"10 kB": 0.4, "1 MB": 0.5}}));
+        assert_eq!(ideal(&ideals, &series("e2e/1 MB")), Some(0.5));
+        assert_eq!(ideal(&ideals, &series("e2e/1 MB/0.1 % loss")), Some(0.5));
+        assert_eq!(ideal(&ideals, &series("e2e/2 MB")), None);
+    }
+
+    #[test]
+    fn the_papers_words_may_come_in_any_order() {
+        for paper_says in [
+            json!({"total_s": {"e2e": {"1 MB": 2.5}}}),
+            json!({"total_s": {"1 MB": {"e2e": 2.5}}}),
+            json!({"total_s": {"e2e/1 MB": 2.5}}),
+            json!({"total_s": {"e2e": 2.5}}),
+        ] {
+            assert_eq!(paper(&map(paper_says), &series("e2e/1 MB")), Some(2.5));
+        }
+    }
+
+    #[test]
+    fn a_paper_figure_of_something_else_is_not_compared() {
+        let of_no_configuration = map(json!({"total_s": {"1 MB": 2.5}}));
+        assert_eq!(paper(&of_no_configuration, &series("e2e/1 MB")), None);
+        let without_loss = map(json!({"total_s": {"e2e": {"1 MB": 2.5}}}));
+        assert_eq!(paper(&without_loss, &series("e2e/1 MB/0.1 % loss")), None);
+        let with_loss = map(json!({"total_s": {"e2e": {"1 MB": {"0.1 % loss": 4.0}}}}));
+        assert_eq!(paper(&with_loss, &series("e2e/1 MB/0.1 % loss")), Some(4.0));
+        assert_eq!(paper(&with_loss, &series("e2e/1 MB")), None);
+    }
+}

@@ -1,0 +1,45 @@
+//! The report as a whole: from files to a page that parses.
+
+mod files;
+mod hostile;
+mod page;
+
+use roxmltree::{Document, Node};
+
+use super::folder::Run;
+use crate::experiment::outcome::Outcome;
+
+const PIED_PIPER: &str = include_str!("../testdata/pied-piper.json");
+const INCAST: &str = include_str!("../testdata/incast.json");
+const UNKNOWN: &str = include_str!("../testdata/unknown.json");
+
+fn run(json: &str) -> Run {
+    Run {
+        file: "run.json".to_owned(),
+        outcome: serde_json::from_str(json).unwrap(),
+    }
+}
+
+fn with(json: &str, change: impl FnOnce(&mut Outcome)) -> Run {
+    let mut run = run(json);
+    change(&mut run.outcome);
+    run
+}
+
+/// The page as XML, which it is but for the head's `meta` elements.
+fn xml(page: &str) -> String {
+    let start = page.find("<meta").unwrap();
+    let end = page.find("<title>").unwrap();
+    let body = page.strip_prefix("<!DOCTYPE html>").unwrap();
+    body.replace(&page[start..end], "")
+}
+
+/// All text a reader can see or point at, pieces set apart by spaces.
+fn text(xml: &str) -> String {
+    text_in(Document::parse(xml).unwrap().root())
+}
+
+fn text_in(node: Node<'_, '_>) -> String {
+    let texts = node.descendants().filter(Node::is_text);
+    texts.filter_map(|n| n.text()).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,84 @@
+//! Units: how they scale, and which way is better.
+
+/// What a change of a value means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Better {
+    Lower,
+    Higher,
+    Unknown,
+}
+
+/// A unit to show values in.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Unit {
+    /// What a value is multiplied with to be shown in it.
+    pub(super) factor: f64,
+    pub(super) label: String,
+}
+
+/// Which way is better for values of this unit. A time is a wait and a rate is work done; nothing
+/// is presumed of the rest.
+pub(super) fn better(unit: &str) -> Better {
+    match unit {
+        "s" | "ms" | "us" | "µs" | "ns" => Better::Lower,
+        rate if rate.ends_with("/s") => Better::Higher,
+        _ => Better::Unknown,
+    }
+}
+
+/// The unit as it is shown: a pure number has none.
+pub(super) fn label(unit: &str) -> &str {
+    if unit == "1" { "" } else { unit }
+}
+
+/// A number with its unit, if it has one.
+pub(super) fn with(number: String, unit: &str) -> String {
+    if unit.is_empty() {
+        number
+    } else {
+        format!("{number} {unit}")
+    }
+}
+
+// === impl Unit ===
+
+impl Unit {
+    /// The unit in which values up to `most` read best: seconds below one as milliseconds.
+    pub(super) fn fitting(unit: &str, most: f64) -> Self {
+        let (factor, label) = match unit {
+            "s" if most < 1e-3 => (1e6, "µs"),
+            "s" if most < 1.0 => (1e3, "ms"),
+            other => (1.0, label(other)),
+        };
+        Self {
+            factor,
+            label: label.to_owned(),
+        }
+    }
+
+    /// A value of the series' unit, in this one.
+    pub(super) fn of(&self, value: f64) -> f64 {
+        value * self.factor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_times_are_shown_in_smaller_units() {
+        assert_eq!(Unit::fitting("s", 0.3).label, "ms");
+        assert_eq!(Unit::fitting("s", 0.3).of(0.3), 300.0);
+        assert_eq!(Unit::fitting("s", 3.0).label, "s");
+        assert_eq!(Unit::fitting("Mbit/s", 0.3).label, "Mbit/s");
+        assert_eq!(Unit::fitting("1", 0.3).label, "");
+    }
+
+    #[test]
+    fn less_time_and_more_rate_is_better() {
+        assert_eq!(better("s"), Better::Lower);
+        assert_eq!(better("MB/s"), Better::Higher);
+        assert_eq!(better("1"), Better::Unknown);
+    }
+}
