@@ -236,7 +236,7 @@ struct Section {
     connect_timeout: Option<Spanned<Time>>,
     half_closed_timeout: Option<Spanned<Time>>,
     flush_timeout: Option<Spanned<Time>>,
-    drain_timeout: Option<Time>,
+    drain_timeout: Option<Spanned<Time>>,
     resolve_interval: Option<Spanned<Time>>,
     keepalive_idle: Option<Spanned<Time>>,
     splice: Option<bool>,
@@ -273,6 +273,11 @@ impl<'de> Deserialize<'de> for Time {
     }
 }
 
+/// What a time may be: long enough to be meant, short enough to be reckoned with.
+const TIME: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_secs(366 * 86_400);
+/// A look-up more often than this is a load on the resolver and no use to anybody.
+const RESOLVE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=*TIME.end();
 /// The kernel takes keepalive times in whole seconds from 1 to 32767.
 const KEEPALIVE_IDLE: std::ops::RangeInclusive<u64> = 1..=32_767;
 /// fs.pipe-max-size on a stock kernel; a page is the least there is.
@@ -296,17 +301,28 @@ impl Section {
         }
 
         let t = &mut config.timeouts;
-        set_time(&mut t.connect, self.connect_timeout, "connect_timeout")?;
+        set_time(
+            &mut t.connect,
+            self.connect_timeout,
+            TIME,
+            "connect_timeout",
+        )?;
         set_time(
             &mut t.half_closed,
             self.half_closed_timeout,
+            TIME,
             "half_closed_timeout",
         )?;
-        set_time(&mut t.flush, self.flush_timeout, "flush_timeout")?;
-        set_time(&mut t.resolve, self.resolve_interval, "resolve_interval")?;
-        if let Some(Time(drain)) = self.drain_timeout {
-            t.drain = drain;
-        }
+        set_time(&mut t.flush, self.flush_timeout, TIME, "flush_timeout")?;
+        // None at all is a way to stop at once.
+        let drain = Duration::ZERO..=*TIME.end();
+        set_time(&mut t.drain, self.drain_timeout, drain, "drain_timeout")?;
+        set_time(
+            &mut t.resolve,
+            self.resolve_interval,
+            RESOLVE,
+            "resolve_interval",
+        )?;
         if let Some(idle) = self.keepalive_idle {
             let seconds = idle.get_ref().0.as_secs();
             if !KEEPALIVE_IDLE.contains(&seconds) {
@@ -397,14 +413,14 @@ fn at_least_one<T: Copy + Default + PartialEq>(
 fn set_time(
     slot: &mut Duration,
     value: Option<Spanned<Time>>,
+    range: std::ops::RangeInclusive<Duration>,
     field: &str,
 ) -> Result<(), (usize, String)> {
     let Some(value) = value else { return Ok(()) };
-    if value.get_ref().0.is_zero() {
-        return Err((
-            value.span().start,
-            format!("relay.{field}: must be more than 0"),
-        ));
+    if !range.contains(&value.get_ref().0) {
+        let [least, most] = [range.start(), range.end()].map(|d| humantime::format_duration(*d));
+        let message = format!("relay.{field}: must be from {least} to {most}");
+        return Err((value.span().start, message));
     }
     *slot = value.into_inner().0;
     Ok(())

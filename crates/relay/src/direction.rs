@@ -36,6 +36,8 @@ pub(crate) trait Leg {
     fn take_error(&self) -> Result<(), Errno>;
     fn unacknowledged(&self) -> usize;
     fn unsent(&self) -> usize;
+    fn is_its_own_peer(&self) -> bool;
+    fn end_gracefully(&self);
 }
 
 /// What a worker lends a direction for the time of one turn.
@@ -45,6 +47,8 @@ pub(crate) trait Workshop {
     fn take_pipe(&mut self) -> Option<Self::Pipe>;
     /// An empty pipe comes back.
     fn give_back(&mut self, pipe: Self::Pipe);
+    /// Takes the `len` bytes that are in a pipe out of it.
+    fn empty(&mut self, pipe: &Self::Pipe, len: usize) -> Box<[u8]>;
     /// Room to copy through; as long as a copied parcel can be.
     fn scratch(&mut self) -> &mut [u8];
     /// Bytes that are copied before splice is used; `None`: all.
@@ -176,6 +180,24 @@ impl<P> Direction<P> {
         }
     }
 
+    /// Bytes wait in a pipe for a sink that takes none.
+    pub(crate) fn pins_a_pipe(&self) -> bool {
+        matches!(self.parcel, Parcel::Piped { .. })
+    }
+
+    /// Takes the bytes out of the pipe and gives it back: others can use it, and this sink is in
+    /// no hurry.
+    pub(crate) fn unpin<W: Workshop<Pipe = P>>(&mut self, shop: &mut W) {
+        let Parcel::Piped { pipe, left } = &self.parcel else {
+            return;
+        };
+        let bytes = shop.empty(pipe, *left);
+        if let Some(pipe) = self.take_dirty_pipe() {
+            shop.give_back(pipe);
+            self.parcel = Parcel::Bytes { bytes, sent: 0 };
+        }
+    }
+
     /// Moves what can be moved now, at most about [`TURN`] bytes.
     ///
     /// # Errors
@@ -294,16 +316,28 @@ impl<P> Direction<P> {
             return Ok(());
         };
         match from.fill(pipe, SPLICE_MAX) {
-            Ok(0) => match from.peek() {
-                Ok(Some(false)) => self.end_of_stream(),
-                // At an urgent mark splice says 0 for ever; a read goes past it.
-                Ok(Some(true)) => return self.collect_by_copy(from, to, shop),
-                Ok(None) => self.readable = false,
-                Err(e) => return Err(Fault::From(e)),
-            },
+            Ok(0) => return self.look_closer(from, to, shop),
             Ok(n) => *left = n,
-            // The pipe is empty, so it is the socket that has nothing.
-            Err(Errno::AGAIN) => self.readable = false,
+            // The pipe is empty, so it is the socket that has nothing, or is at an urgent mark.
+            Err(Errno::AGAIN) if !self.read_to_the_end => self.readable = false,
+            Err(Errno::AGAIN) => return self.look_closer(from, to, shop),
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(Fault::From(e)),
+        }
+        Ok(())
+    }
+
+    /// Splice moved nothing. It stops at an urgent mark, where it says `EAGAIN` for ever, or 0
+    /// once FIN is behind it; a read goes past the mark.
+    fn look_closer<L, W>(&mut self, from: &L, to: &L, shop: &mut W) -> Result<(), Fault>
+    where
+        L: Leg<Pipe = P>,
+        W: Workshop<Pipe = P>,
+    {
+        match from.peek() {
+            Ok(Some(false)) => self.end_of_stream(),
+            Ok(Some(true)) => return self.collect_by_copy(from, to, shop),
+            Ok(None) => self.readable = false,
             Err(Errno::INTR) => {}
             Err(e) => return Err(Fault::From(e)),
         }
@@ -402,6 +436,14 @@ impl Leg for Stream {
 
     fn unsent(&self) -> usize {
         Stream::unsent(self)
+    }
+
+    fn is_its_own_peer(&self) -> bool {
+        Stream::is_its_own_peer(self)
+    }
+
+    fn end_gracefully(&self) {
+        Stream::end_gracefully(self);
     }
 }
 

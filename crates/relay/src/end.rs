@@ -90,7 +90,7 @@ impl End {
     /// How an error while connecting is counted.
     pub(crate) fn of_connect(error: Errno) -> Self {
         match error {
-            Errno::CONNREFUSED | Errno::CONNRESET => Self::ConnectRefused,
+            Errno::CONNREFUSED => Self::ConnectRefused,
             Errno::TIMEDOUT => Self::ConnectTimedOut,
             Errno::MFILE
             | Errno::NFILE

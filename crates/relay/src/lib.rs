@@ -15,6 +15,7 @@ pub mod config;
 mod direction;
 pub mod end;
 mod exposition;
+mod loops;
 pub mod metrics;
 pub mod node;
 mod pipes;

@@ -13,13 +13,10 @@ use tokio::sync::mpsc;
 
 use crate::addr::{Destination, ListenAddr};
 use crate::config::{Config, Forward};
+use crate::loops::{self, Edge};
 use crate::metrics::Metrics;
-use crate::targets::{ResolveError, Targets};
-use crate::worker::{Door, Order, Shared, Worker};
-
-/// Connections the kernel keeps for each listener until they are accepted; it takes the lesser
-/// of this and `net.core.somaxconn`.
-const BACKLOG: i32 = 4096;
+use crate::targets::{Addrs, ResolveError, Targets, look_up};
+use crate::worker::{BACKLOG, Door, Order, Shared, Worker};
 
 /// Sessions of a node that was given no figure, at most.
 const DEFAULT_MAX_SESSIONS: u64 = 65_536;
@@ -33,12 +30,12 @@ const OTHER_DESCRIPTORS: u64 = 64;
 pub enum StartError {
     /// The limit of open descriptors is too low for what was asked.
     #[error(
-        "relay.max_sessions = {sessions} needs {needed} file descriptors and this process may open \
-         {limit}: raise the limit (`ulimit -n {needed}`, or LimitNOFILE={needed} in the systemd \
-         unit) or lower relay.max_sessions or relay.max_pipes"
+        "{sessions} sessions need {needed} file descriptors and this process may open {limit}: raise \
+         the limit (`ulimit -n {needed}`, or LimitNOFILE={needed} in the systemd unit) or lower \
+         relay.max_sessions, relay.max_pipes or relay.workers"
     )]
     TooFewDescriptors {
-        /// Sessions asked for.
+        /// Sessions asked for, or 1.
         sessions: u64,
         /// Descriptors that takes.
         needed: u64,
@@ -56,15 +53,14 @@ pub enum StartError {
         /// Why, and what to do.
         reason: ListenProblem,
     },
-    /// A forward leads back to the node.
+    /// A forward leads back to itself.
     #[error(
-        "forwarding to {destination} would lead back to this relay, which listens on {listen}: every connection would go round until max_sessions are open"
+        "forwarding to {destination} leads back to this relay's own listener for it: every connection \
+         would go round until max_sessions are open"
     )]
     Loop {
         /// The destination.
         destination: Destination,
-        /// The listener it leads to.
-        listen: SocketAddr,
     },
     /// The kernel refused something else.
     #[error("cannot set up worker {worker}: {source}")]
@@ -97,7 +93,6 @@ pub enum ListenProblem {
 #[derive(Debug)]
 pub struct Node {
     shared: Arc<SharedHandle>,
-    listen: Vec<ListenAddr>,
     metrics: Metrics,
     threads: Vec<JoinHandle<()>>,
     ended: mpsc::UnboundedReceiver<Ended>,
@@ -139,18 +134,21 @@ impl Node {
         let workers = config.workers.map_or_else(available_cpus, usize::from);
         let max_sessions = session_ceiling(config, workers)?;
 
-        let mut targets = Vec::with_capacity(config.forwards.len());
-        for forward in &config.forwards {
-            targets.push(Targets::resolve(forward.to.clone())?);
-        }
+        let targets = resolve_all(&config.forwards)?;
         let legs = LegOptions {
             keepalive: config.keepalive,
         };
         let (listen, mut doors) = bind_all(&config.forwards, workers, &legs)?;
-        refuse_loops(&targets, &listen)?;
+        let current: Vec<Addrs> = targets.iter().map(Targets::current).collect();
+        if let Some(i) = find_loop(&listen, &current) {
+            return Err(StartError::Loop {
+                destination: config.forwards[i].to.clone(),
+            });
+        }
 
         let metrics = Metrics::new(workers);
-        let shared = Arc::new(Shared::new(max_sessions, config.timeouts, legs, targets));
+        let shared = Shared::new(max_sessions, config.timeouts, legs, targets, listen);
+        let shared = Arc::new(shared);
         let mut ready = Vec::with_capacity(workers);
         for i in 0..workers {
             let doors = doors.pop().unwrap_or_default();
@@ -173,7 +171,6 @@ impl Node {
         let (report, ended) = mpsc::unbounded_channel();
         let mut node = Self {
             shared,
-            listen,
             metrics,
             threads: Vec::new(),
             ended,
@@ -196,16 +193,18 @@ impl Node {
             node.threads.push(thread);
         }
         tracing::info!(workers, max_sessions, "relaying");
-        for (listener, forward) in node.listen.iter().zip(listened_forwards(config)) {
-            tracing::info!(listen = %listener.0, to = %forward.to, "forwarding");
+        for (forward, listeners) in config.forwards.iter().zip(&node.shared.shared.listen) {
+            for listen in listeners {
+                tracing::info!(listen = %listen.0, to = %forward.to, "forwarding");
+            }
         }
         Ok(node)
     }
 
     /// The addresses listened on, with the ports the kernel chose where it was asked to, in the
     /// order of the configuration.
-    pub fn listen_addrs(&self) -> &[ListenAddr] {
-        &self.listen
+    pub fn listen_addrs(&self) -> Vec<ListenAddr> {
+        self.shared.shared.listen.concat()
     }
 
     /// What it counts.
@@ -261,18 +260,37 @@ impl SharedHandle {
         self.wakers.iter().for_each(|w| w.wake());
     }
 
-    /// Looks up again the destinations that are names. Blocks as long as the resolver does.
-    pub(crate) fn refresh_targets(&self) {
-        for targets in self.shared.targets.iter().filter(|t| t.is_a_name()) {
-            if let Err(error) = targets.refresh() {
-                tracing::warn!(%error, "keeping the addresses it had");
-            }
-        }
+    /// The forwards whose destinations are names.
+    pub(crate) fn names(&self) -> Vec<usize> {
+        let targets = self.shared.targets.iter().enumerate();
+        targets
+            .filter(|(_, t)| t.is_a_name())
+            .map(|(i, _)| i)
+            .collect()
     }
 
-    /// Whether anything has to be looked up again.
-    pub(crate) fn has_names(&self) -> bool {
-        self.shared.targets.iter().any(Targets::is_a_name)
+    /// Looks up again the destination of a forward. What it had stays when that gives nothing, or
+    /// a way back to this node. Blocks for as long as the resolver does.
+    pub(crate) fn refresh(&self, forward: usize) {
+        let targets = &self.shared.targets[forward];
+        let addrs = match look_up(targets.destination()) {
+            Ok(addrs) => addrs,
+            Err(error) => {
+                tracing::warn!(%error, "keeping the addresses it had");
+                return;
+            }
+        };
+        let mut all: Vec<Addrs> = self.shared.targets.iter().map(Targets::current).collect();
+        all[forward] = addrs.clone();
+        if find_loop(&self.shared.listen, &all).is_some() {
+            let destination = targets.destination();
+            tracing::warn!(
+                %destination, ?addrs,
+                "its new addresses lead back to this relay; keeping the ones it had"
+            );
+            return;
+        }
+        targets.replace(addrs);
     }
 }
 
@@ -341,11 +359,21 @@ fn session_ceiling(config: &Config, workers: usize) -> Result<u32, StartError> {
     Ok(u32::try_from(sessions).unwrap_or(u32::MAX))
 }
 
-fn listened_forwards(config: &Config) -> impl Iterator<Item = &Forward> {
-    config.forwards.iter().flat_map(|f| {
-        f.listen
-            .iter()
-            .flat_map(move |l| l.addrs.iter().map(move |_| f))
+/// Looks every destination up, all at the same time: a resolver that does not answer costs its
+/// time-out once.
+fn resolve_all(forwards: &[Forward]) -> Result<Vec<Targets>, ResolveError> {
+    std::thread::scope(|scope| {
+        let start = |f: &Forward| {
+            let to = f.to.clone();
+            scope.spawn(move || Targets::resolve(to))
+        };
+        let all: Vec<_> = forwards.iter().map(start).collect();
+        all.into_iter()
+            .map(|one| {
+                one.join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
+            .collect()
     })
 }
 
@@ -354,10 +382,11 @@ fn bind_all(
     forwards: &[Forward],
     workers: usize,
     legs: &LegOptions,
-) -> Result<(Vec<ListenAddr>, Vec<Vec<Door>>), StartError> {
+) -> Result<(Vec<Vec<ListenAddr>>, Vec<Vec<Door>>), StartError> {
     let mut listen = Vec::new();
     let mut doors: Vec<Vec<Door>> = (0..workers).map(|_| Vec::new()).collect();
     for (i, forward) in forwards.iter().enumerate() {
+        let mut own = Vec::new();
         for (addr, optional) in forward
             .listen
             .iter()
@@ -382,8 +411,9 @@ fn bind_all(
                 actual = listener.local_addr().map_err(problem)?;
                 worker_doors.push(Door::new(listener, i));
             }
-            listen.push(ListenAddr(actual));
+            own.push(ListenAddr(actual));
         }
+        listen.push(own);
     }
     Ok((listen, doors))
 }
@@ -397,26 +427,13 @@ fn listen_problem(addr: SocketAddr, error: Errno) -> ListenProblem {
     }
 }
 
-/// A destination that is one of the node's own listeners would be connected to by the node, which
-/// would accept it, and connect again.
-fn refuse_loops(targets: &[Targets], listen: &[ListenAddr]) -> Result<(), StartError> {
-    for target in targets {
-        for onward in target.current().iter() {
-            let leads_to = |l: &&ListenAddr| {
-                l.0.port() == onward.0.port()
-                    && l.0.is_ipv4() == onward.0.is_ipv4()
-                    && (l.0.ip() == onward.0.ip()
-                        || l.0.ip().is_unspecified() && is_local(onward.0.ip()))
-            };
-            if let Some(listener) = listen.iter().find(leads_to) {
-                return Err(StartError::Loop {
-                    destination: target.destination().clone(),
-                    listen: listener.0,
-                });
-            }
-        }
-    }
-    Ok(())
+fn find_loop(listen: &[Vec<ListenAddr>], onward: &[Addrs]) -> Option<usize> {
+    let edges: Vec<_> = listen
+        .iter()
+        .zip(onward)
+        .map(|(listen, onward)| Edge { listen, onward })
+        .collect();
+    loops::find(&edges, is_local)
 }
 
 #[cfg(test)]

@@ -1,18 +1,22 @@
 //! A node as a process: signals, metrics over HTTP, and names that are looked up again.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
 
 use crate::config::Config;
 use crate::exposition;
-use crate::node::{Node, StartError, WorkerLost};
+use crate::node::{Node, SharedHandle, StartError, WorkerLost};
 
 /// How often a draining node says how many sessions are left.
 const DRAIN_REPORT: Duration = Duration::from_secs(5);
+
+/// Names looked up at one time; more wait.
+const LOOK_UPS: usize = 16;
 
 /// Why the process ended.
 #[derive(Debug, thiserror::Error)]
@@ -45,14 +49,18 @@ pub fn run(config: &Config) -> Result<(), ServeError> {
     // The workers have threads of their own; this one has little to do.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .max_blocking_threads(LOOK_UPS)
         .build()?;
-    runtime.block_on(serve(config))
+    let result = runtime.block_on(serve(config));
+    // A look-up that hangs must not hold up the end.
+    runtime.shutdown_background();
+    result
 }
 
 async fn serve(config: &Config) -> Result<(), ServeError> {
     // First, so that a signal during the start is not lost.
-    let mut term = signal(SignalKind::terminate())?;
-    let mut int = signal(SignalKind::interrupt())?;
+    let mut stop = Stop::listen()?;
+    ignore_hangups()?;
 
     let metrics = match config.metrics {
         Some(addr) => Some(
@@ -62,24 +70,64 @@ async fn serve(config: &Config) -> Result<(), ServeError> {
         ),
         None => None,
     };
-    let mut node = Node::start(config)?;
+    // It looks names up, which may take long.
+    let start = tokio::task::spawn_blocking({
+        let config = config.clone();
+        move || Node::start(&config)
+    });
+    let mut node = tokio::select! {
+        started = start => started.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))?,
+        () = stop.asked() => return Ok(()),
+    };
     if let Some(listener) = metrics {
         tracing::info!(addr = %listener.local_addr()?, "serving OpenMetrics at /metrics");
         tokio::spawn(exposition::serve(listener, node.metrics()));
     }
-    if node.handle().has_names() {
-        tokio::spawn(look_up_again(config.timeouts.resolve, node.handle()));
+    for forward in node.handle().names() {
+        tokio::spawn(look_up_again(
+            config.timeouts.resolve,
+            node.handle(),
+            forward,
+        ));
     }
 
     tokio::select! {
         ended = node.ended() => return Ok(ended?),
-        _ = term.recv() => {}
-        _ = int.recv() => {}
+        () = stop.asked() => {}
     }
-    drain(&mut node, config.timeouts.drain, async {
-        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
-    })
-    .await
+    drain(&mut node, config.timeouts.drain, stop.asked()).await
+}
+
+/// SIGTERM and SIGINT.
+struct Stop {
+    term: Signal,
+    int: Signal,
+}
+
+impl Stop {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn asked(&mut self) {
+        tokio::select! { _ = self.term.recv() => {}, _ = self.int.recv() => {} }
+    }
+}
+
+/// SIGHUP is what is sent to make a server read its configuration again; its default is to kill.
+fn ignore_hangups() -> std::io::Result<()> {
+    let mut hangup = signal(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            tracing::warn!(
+                "SIGHUP: the configuration is read at the start only; restart to apply it"
+            );
+        }
+    });
+    Ok(())
 }
 
 async fn drain(
@@ -116,14 +164,14 @@ async fn drain(
     Ok(node.ended().await?)
 }
 
-/// Looks the destinations up again, on a thread that may block.
-async fn look_up_again(every: Duration, node: std::sync::Arc<crate::node::SharedHandle>) {
+/// Looks a destination up again from time to time, on a thread that may block.
+async fn look_up_again(every: Duration, node: Arc<SharedHandle>, forward: usize) {
     let mut ticks = interval_at(Instant::now() + every, every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let node = node.clone();
         // A panic in the resolver must not end the look-ups.
-        let _ = tokio::task::spawn_blocking(move || node.refresh_targets()).await;
+        let _ = tokio::task::spawn_blocking(move || node.refresh(forward)).await;
     }
 }

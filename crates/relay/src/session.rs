@@ -27,6 +27,10 @@ use crate::end::{End, Side};
 const FIRST_LOOK: Duration = Duration::from_millis(2);
 const LONGEST_LOOK: Duration = Duration::from_millis(500);
 
+/// How long bytes may wait in a pipe for a reader that takes none, before they are moved to
+/// memory: pipes are few, and such a reader has no use for a fast one.
+const PIPE_PATIENCE: Duration = Duration::from_secs(1);
+
 /// One relayed connection.
 pub(crate) struct Session<L: Leg> {
     client: L,
@@ -40,6 +44,11 @@ pub(crate) struct Session<L: Leg> {
     onward_failed: bool,
     /// When bytes or an end of stream last moved.
     progress: Instant,
+    /// When a pipe that is held is looked at.
+    pipe_look: Option<Instant>,
+    /// Bytes that the legs' peers had not acknowledged when a half-closed session was last found
+    /// to stand still.
+    queues: (usize, usize),
 }
 
 #[derive(Clone, Copy)]
@@ -50,8 +59,9 @@ enum Phase {
     Relaying,
     /// One leg broke; what it had delivered goes to the other, and then RST.
     Breaking { dead: Side, end: End, watch: Watch },
-    /// Both streams have ended; their tails are still in the kernel's send queues.
-    Lingering { watch: Watch },
+    /// Both streams have ended; their tails are still in the kernel's send queues. `cut`: a leg
+    /// failed before its tail was out.
+    Lingering { watch: Watch, cut: Option<End> },
 }
 
 /// Looks at a send queue from time to time, and how long it has not moved.
@@ -74,8 +84,9 @@ pub(crate) enum Step {
     /// Connecting failed with this; dial the next address or end it with
     /// [`End::of_connect`].
     Redial(Errno),
-    /// It is over, and both streams were passed on whole: close both legs gracefully.
-    Complete,
+    /// It is over, and what there was to pass on is in the kernel's hands: close both legs. The
+    /// cause is [`End::Complete`] unless a leg failed before its tail was out.
+    Done(End),
     /// It is over: reset both legs.
     Broken(End),
 }
@@ -95,6 +106,8 @@ impl<L: Leg> Session<L> {
             client_failed: false,
             onward_failed: false,
             progress: now,
+            pipe_look: None,
+            queues: (0, 0),
         }
     }
 
@@ -148,11 +161,12 @@ impl<L: Leg> Session<L> {
     pub(crate) fn deadline(&self, timeouts: &Timeouts) -> Option<Instant> {
         match self.phase {
             Phase::Connecting { until } => Some(until),
-            Phase::Relaying if self.to_onward.ended() != self.to_client.ended() => {
-                Some(self.progress + timeouts.half_closed)
+            Phase::Relaying => {
+                let half_closed = self.to_onward.ended() != self.to_client.ended();
+                let half_closed = half_closed.then(|| self.progress + timeouts.half_closed);
+                [half_closed, self.pipe_look].into_iter().flatten().min()
             }
-            Phase::Relaying => None,
-            Phase::Breaking { watch, .. } | Phase::Lingering { watch } => Some(watch.next),
+            Phase::Breaking { watch, .. } | Phase::Lingering { watch, .. } => Some(watch.next),
         }
     }
 
@@ -182,17 +196,30 @@ impl<L: Leg> Session<L> {
         };
         match self.onward_ready {
             Some(ready) if ready.writable() => match onward.take_error() {
+                // The bytes would go round in a circle, and the port would be taken from whom
+                // they are meant for.
+                Ok(()) if onward.is_its_own_peer() => Step::Redial(Errno::CONNREFUSED),
                 Ok(()) => {
-                    self.phase = Phase::Relaying;
-                    self.progress = now;
-                    self.handle(Side::Onward, ready);
+                    self.connected(ready, now);
                     self.relay(now, t, shop)
+                }
+                // Before a connection is established RST reads as ECONNREFUSED; these were
+                // connected, and may have delivered something before they broke.
+                Err(e @ (Errno::CONNRESET | Errno::PIPE)) => {
+                    self.connected(ready, now);
+                    self.break_off(Side::Onward, e, now, t, shop)
                 }
                 Err(e) => Step::Redial(e),
             },
             _ if now >= until => Step::Redial(Errno::TIMEDOUT),
             _ => Step::Wait,
         }
+    }
+
+    fn connected(&mut self, ready: Readiness, now: Instant) {
+        self.phase = Phase::Relaying;
+        self.progress = now;
+        self.handle(Side::Onward, ready);
     }
 
     fn relay<W>(&mut self, now: Instant, t: &Timeouts, shop: &mut W) -> Step
@@ -226,16 +253,47 @@ impl<L: Leg> Session<L> {
         }
         match (up, down) {
             (Turn::Ended, Turn::Ended) => {
+                self.client.end_gracefully();
+                onward.end_gracefully();
                 self.phase = Phase::Lingering {
                     watch: Watch::new(now),
+                    cut: None,
                 };
                 self.linger(now, t)
             }
             (Turn::Yielded, _) | (_, Turn::Yielded) => Step::Again,
             (Turn::Ended, _) | (_, Turn::Ended) if now >= self.progress + t.half_closed => {
-                Step::Broken(End::HalfClosedTimeout)
+                // A tail that the kernel still delivers is no standstill.
+                let queues = (self.client.unacknowledged(), onward.unacknowledged());
+                if queues == (0, 0) || queues == self.queues {
+                    return Step::Broken(End::HalfClosedTimeout);
+                }
+                self.queues = queues;
+                self.progress = now;
+                Step::Wait
             }
-            _ => Step::Wait,
+            _ => {
+                self.watch_pipes(now, shop);
+                Step::Wait
+            }
+        }
+    }
+
+    /// Gives back pipes whose bytes nobody takes.
+    fn watch_pipes<W: Workshop<Pipe = L::Pipe>>(&mut self, now: Instant, shop: &mut W) {
+        let directions = [&mut self.to_onward, &mut self.to_client];
+        if !directions.iter().any(|d| d.pins_a_pipe()) {
+            self.pipe_look = None;
+            return;
+        }
+        match self.pipe_look {
+            Some(look) if now < look => {}
+            Some(_) if now >= self.progress + PIPE_PATIENCE => {
+                directions.into_iter().for_each(|d| d.unpin(shop));
+                self.pipe_look = None;
+            }
+            // Something has moved since; looking now and then costs less than an alarm a turn.
+            _ => self.pipe_look = Some(now + PIPE_PATIENCE),
         }
     }
 
@@ -296,11 +354,10 @@ impl<L: Leg> Session<L> {
         if survivor_failed {
             return Step::Broken(end);
         }
-        match direction.turn(from, to, shop) {
+        let yielded = match direction.turn(from, to, shop) {
             Err(_) => return Step::Broken(end),
-            Ok(Turn::Yielded) => return Step::Again,
-            Ok(Turn::Blocked | Turn::Ended) => {}
-        }
+            Ok(turn) => turn == Turn::Yielded,
+        };
         // RST throws away what the survivor's peer has not acknowledged, so it has to wait.
         let queued = to.unacknowledged();
         if direction.finished() && queued == 0 {
@@ -310,29 +367,45 @@ impl<L: Leg> Session<L> {
             return Step::Broken(end);
         }
         self.phase = Phase::Breaking { dead, end, watch };
-        Step::Wait
+        if yielded { Step::Again } else { Step::Wait }
     }
 
     /// A socket that is closed with unsent bytes is the kernel's business, and the kernel gives
     /// a slow reader a few minutes; it gets here what every other session gets.
     fn linger(&mut self, now: Instant, t: &Timeouts) -> Step {
-        let Phase::Lingering { mut watch } = self.phase else {
+        let Phase::Lingering { mut watch, mut cut } = self.phase else {
             return Step::Wait;
         };
-        let unsent = |leg: &L, failed: bool| if failed { 0 } else { leg.unsent() };
-        let queued = unsent(&self.client, self.client_failed)
-            + self
-                .onward
-                .as_ref()
-                .map_or(0, |onward| unsent(onward, self.onward_failed));
+        let mut queued = 0;
+        for (side, leg, failed) in [
+            (Side::Client, Some(&self.client), self.client_failed),
+            (Side::Onward, self.onward.as_ref(), self.onward_failed),
+        ] {
+            let Some(leg) = leg else { continue };
+            if !failed {
+                queued += leg.unsent();
+            } else if cut.is_none() && watch.seen.0 > 0 {
+                // Fetched and cleared, the error says no more at the next look.
+                cut = leg.take_error().err().map(|e| End::of_leg(side, e));
+            }
+        }
         if queued == 0 {
-            return Step::Complete;
+            return Step::Done(cut.unwrap_or(End::Complete));
         }
         if watch.stalled((queued, 0), now, t.half_closed) {
-            return Step::Broken(End::HalfClosedTimeout);
+            return Step::Broken(cut.unwrap_or(End::HalfClosedTimeout));
         }
-        self.phase = Phase::Lingering { watch };
+        self.phase = Phase::Lingering { watch, cut };
         Step::Wait
+    }
+
+    /// What becomes of it when the node has to stop now.
+    pub(crate) fn stop(&self) -> Step {
+        match self.phase {
+            // The kernel has all of both streams, and delivers it without this process.
+            Phase::Lingering { cut, .. } => Step::Done(cut.unwrap_or(End::Complete)),
+            _ => Step::Broken(End::Stopped),
+        }
     }
 }
 
@@ -343,7 +416,7 @@ impl Watch {
         Self {
             next: now,
             pause: FIRST_LOOK,
-            seen: (usize::MAX, 0),
+            seen: (0, 0),
             moved_at: now,
         }
     }

@@ -36,6 +36,8 @@ struct State {
     acknowledged: usize,
     /// Bytes of what was written that the peer's window has let out.
     let_out: usize,
+    own_peer: bool,
+    graceful: bool,
 }
 
 impl SimLeg {
@@ -76,6 +78,22 @@ impl SimLeg {
         let mut s = self.0.borrow_mut();
         s.acknowledged = s.sent.len();
         s.let_out = s.sent.len();
+    }
+
+    /// The peer acknowledges some of what was written.
+    pub(crate) fn acknowledge_some(&self, n: usize) {
+        let mut s = self.0.borrow_mut();
+        s.acknowledged += n;
+        s.let_out = s.let_out.max(s.acknowledged);
+    }
+
+    /// The connection turns out to be one with itself.
+    pub(crate) fn meet_itself(&self) {
+        self.0.borrow_mut().own_peer = true;
+    }
+
+    pub(crate) fn is_graceful(&self) -> bool {
+        self.0.borrow().graceful
     }
 
     pub(crate) fn sent(&self) -> Vec<u8> {
@@ -192,6 +210,10 @@ impl Leg for SimLeg {
         let mut n = 0;
         while slots.len() < SLOTS {
             match s.take(max - n, false) {
+                // At the urgent mark: 0 once FIN is behind it, EAGAIN before.
+                Some(part) if part.is_empty() && n == 0 && !s.fin_arrived => {
+                    return Err(Errno::AGAIN);
+                }
                 Some(part) if part.is_empty() => return Ok(n),
                 Some(part) => {
                     n += part.len();
@@ -250,6 +272,14 @@ impl Leg for SimLeg {
         let s = self.0.borrow();
         s.sent.len() - s.let_out
     }
+
+    fn is_its_own_peer(&self) -> bool {
+        self.0.borrow().own_peer
+    }
+
+    fn end_gracefully(&self) {
+        self.0.borrow_mut().graceful = true;
+    }
 }
 
 /// A workshop whose pipes are counted, and must come back empty.
@@ -287,6 +317,12 @@ impl Workshop for SimShop {
             "a pipe came back with bytes in it"
         );
         self.lent -= 1;
+    }
+
+    fn empty(&mut self, pipe: &SimPipe, len: usize) -> Box<[u8]> {
+        let bytes: Vec<u8> = pipe.0.borrow_mut().drain(..).flatten().collect();
+        assert_eq!(bytes.len(), len);
+        bytes.into()
     }
 
     fn scratch(&mut self) -> &mut [u8] {

@@ -14,7 +14,7 @@ pub(crate) struct Targets {
     addrs: ArcSwap<Addrs>,
 }
 
-type Addrs = Arc<[OnwardAddr]>;
+pub(crate) type Addrs = Arc<[OnwardAddr]>;
 
 /// Why a destination has no address.
 #[derive(Debug, thiserror::Error)]
@@ -44,14 +44,14 @@ impl Targets {
         })
     }
 
-    /// Looks the destination up again. The addresses it had stay when that fails.
-    pub(crate) fn refresh(&self) -> Result<(), ResolveError> {
-        let addrs = look_up(&self.destination)?;
-        if **self.addrs.load() != addrs {
+    /// Puts others in place of its addresses.
+    pub(crate) fn replace(&self, addrs: Addrs) {
+        let before = self.addrs.swap(Arc::new(addrs.clone()));
+        // A resolver may turn the same addresses round at every look-up.
+        let same = before.len() == addrs.len() && before.iter().all(|a| addrs.contains(a));
+        if !same {
             tracing::info!(destination = %self.destination, ?addrs, "destination has new addresses");
-            self.addrs.store(Arc::new(addrs));
         }
-        Ok(())
     }
 
     /// The addresses, in the order in which they are tried.
@@ -69,7 +69,8 @@ impl Targets {
     }
 }
 
-fn look_up(destination: &Destination) -> Result<Addrs, ResolveError> {
+/// The addresses of a destination; blocks for as long as the system's resolver takes.
+pub(crate) fn look_up(destination: &Destination) -> Result<Addrs, ResolveError> {
     let lookup = (destination.host.as_str(), destination.port).to_socket_addrs();
     let found = lookup.map_err(|source| ResolveError::Lookup {
         destination: destination.clone(),

@@ -12,7 +12,7 @@ use taut_sys::epoll::{Interest, Poller, Report, Waker};
 use taut_sys::pipe::Pipe;
 use taut_sys::socket::{LegOptions, Listener, Stream};
 
-use crate::addr::{ClientAddr, OnwardAddr};
+use crate::addr::{ClientAddr, ListenAddr, OnwardAddr};
 use crate::alarms::Alarms;
 use crate::config::{DataPath, Timeouts};
 use crate::direction::Workshop;
@@ -23,6 +23,9 @@ use crate::session::{Session, Step};
 use crate::targets::Targets;
 use crate::token::{Generation, Place, Token};
 
+/// Connections the kernel keeps for each listener until they are accepted; it takes the lesser
+/// of this and `net.core.somaxconn`.
+pub(crate) const BACKLOG: i32 = 4096;
 /// Connections accepted from one listener before sessions get their turn again.
 const ACCEPTS: usize = 64;
 /// Bytes copied at a time, and the most a direction holds in memory.
@@ -50,6 +53,8 @@ pub(crate) struct Shared {
     pub(crate) timeouts: Timeouts,
     pub(crate) legs: LegOptions,
     pub(crate) targets: Vec<Targets>,
+    /// The listeners of each forward.
+    pub(crate) listen: Vec<Vec<ListenAddr>>,
 }
 
 /// One thread's share of a node.
@@ -83,6 +88,13 @@ struct Entry {
     queued: bool,
 }
 
+/// How a session's legs are closed.
+#[derive(Clone, Copy)]
+enum Close {
+    Gracefully,
+    Reset,
+}
+
 struct Shop {
     pipes: PipePool,
     scratch: Box<[u8]>,
@@ -99,6 +111,7 @@ impl Shared {
         timeouts: Timeouts,
         legs: LegOptions,
         targets: Vec<Targets>,
+        listen: Vec<Vec<ListenAddr>>,
     ) -> Self {
         let order = AtomicU8::new(Order::Run as u8);
         Self {
@@ -108,6 +121,7 @@ impl Shared {
             timeouts,
             legs,
             targets,
+            listen,
         }
     }
 
@@ -203,12 +217,22 @@ impl Worker {
             }
             for _ in 0..self.ready.len() {
                 if let Some(place) = self.ready.pop_front() {
+                    if let Some(entry) = self.sessions.get_mut(place.0 as usize) {
+                        entry.queued = false;
+                    }
                     self.drive(place);
                 }
             }
             let due: Vec<_> = self.alarms.due(self.shop.now).collect();
             for place in due {
-                self.drive(place);
+                // One that waits for its turn gets it there.
+                if self
+                    .sessions
+                    .get(place.0 as usize)
+                    .is_some_and(|e| !e.queued)
+                {
+                    self.drive(place);
+                }
             }
             self.wake_doors();
             match self.shared.ordered() {
@@ -223,7 +247,7 @@ impl Worker {
                     self.close_doors();
                     let all: Vec<_> = self.sessions.iter().map(|(key, _)| place(key)).collect();
                     for place in all {
-                        self.end(place, End::Stopped);
+                        self.stop(place);
                     }
                     return Ok(());
                 }
@@ -244,7 +268,9 @@ impl Worker {
     fn handle(&mut self, (token, readiness): Report) {
         match Token::decode(token) {
             Token::Waker => self.waker.clear(),
-            Token::Listener(door) => self.accept(door as usize),
+            Token::Listener(door) => {
+                self.accept(door as usize);
+            }
             Token::Leg(place, generation, side) => {
                 let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
                     return;
@@ -260,30 +286,32 @@ impl Worker {
         }
     }
 
-    fn accept(&mut self, door: usize) {
+    /// Takes some of the connections that wait; `true` when there may be more.
+    fn accept(&mut self, door: usize) -> bool {
         for _ in 0..ACCEPTS {
             let Some(Door {
                 listener, forward, ..
             }) = self.doors.get(door)
             else {
-                return;
+                return false;
             };
             match listener.accept() {
                 Ok((stream, peer)) => {
                     let addrs = self.shared.targets[*forward].current();
                     self.admit(stream, ClientAddr(peer), addrs);
                 }
-                Err(Errno::AGAIN) => return,
+                Err(Errno::AGAIN) => return false,
                 // It went away while it waited.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(error) => {
                     self.shop.metrics.accept_failed.add(1);
                     tracing::warn!(%error, "cannot accept a connection; trying again shortly");
                     self.rest(door);
-                    return;
+                    return false;
                 }
             }
         }
+        true
     }
 
     /// A listener stays readable while the connection it cannot hand out waits, so it has to be
@@ -298,13 +326,11 @@ impl Worker {
     fn wake_doors(&mut self) {
         let now = self.shop.now;
         for (i, door) in self.doors.iter_mut().enumerate() {
-            if door.resting_until.is_some_and(|until| now >= until)
-                && self
+            if door.resting_until.is_some_and(|until| now >= until) {
+                let watched = self
                     .poller
-                    .add(&door.listener, listener_token(i), Interest::Read)
-                    .is_ok()
-            {
-                door.resting_until = None;
+                    .add(&door.listener, listener_token(i), Interest::Read);
+                door.resting_until = watched.is_err().then(|| now + ACCEPT_PAUSE);
             }
         }
     }
@@ -313,7 +339,9 @@ impl Worker {
     /// and then no more.
     fn close_doors(&mut self) {
         for i in 0..self.doors.len() {
-            self.accept(i);
+            // The queue is no longer than this; without a bound, arrivals could keep it open.
+            let rounds = BACKLOG as usize / ACCEPTS + 1;
+            (0..rounds).find(|_| !self.accept(i));
         }
         self.doors.clear();
     }
@@ -343,7 +371,7 @@ impl Worker {
         self.shop.metrics.sessions.add(1);
         match watched {
             Ok(()) => self.dial(place, Errno::HOSTUNREACH),
-            Err(e) => self.end(place, End::of_connect(e)),
+            Err(e) => self.end(place, End::of_connect(e), Close::Reset),
         }
     }
 
@@ -370,14 +398,13 @@ impl Worker {
                 Err(e) => last = e,
             }
         }
-        self.end(place, End::of_connect(last));
+        self.end(place, End::of_connect(last), Close::Reset);
     }
 
     fn drive(&mut self, place: Place) {
         let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
             return;
         };
-        entry.queued = false;
         let before = entry.session.moved();
         let step = entry
             .session
@@ -394,8 +421,8 @@ impl Worker {
                 self.set_alarm(place);
             }
             Step::Redial(error) => self.dial(place, error),
-            Step::Complete => self.end(place, End::Complete),
-            Step::Broken(end) => self.end(place, end),
+            Step::Done(end) => self.end(place, end, Close::Gracefully),
+            Step::Broken(end) => self.end(place, end, Close::Reset),
         }
     }
 
@@ -408,7 +435,19 @@ impl Worker {
         entry.deadline = new;
     }
 
-    fn end(&mut self, place: Place, end: End) {
+    fn stop(&mut self, place: Place) {
+        match self
+            .sessions
+            .get(place.0 as usize)
+            .map(|e| e.session.stop())
+        {
+            Some(Step::Done(end)) => self.end(place, end, Close::Gracefully),
+            Some(_) => self.end(place, End::Stopped, Close::Reset),
+            None => {}
+        }
+    }
+
+    fn end(&mut self, place: Place, end: End, close: Close) {
         let Some(mut entry) = self.sessions.try_remove(place.0 as usize) else {
             return;
         };
@@ -419,12 +458,13 @@ impl Worker {
         }
         let (onward_bytes, client_bytes) = entry.session.moved();
         let (client, onward) = entry.session.into_legs();
-        if end == End::Complete {
-            client.close_gracefully();
-            onward.into_iter().for_each(Stream::close_gracefully);
-        } else {
-            client.abort();
-            onward.into_iter().for_each(Stream::abort);
+        match close {
+            // They have been told to end gracefully when both streams had ended.
+            Close::Gracefully => drop((client, onward)),
+            Close::Reset => {
+                client.abort();
+                onward.into_iter().for_each(Stream::abort);
+            }
         }
         self.shared.release();
         self.shop.metrics.sessions.sub(1);
@@ -463,6 +503,20 @@ impl Workshop for Shop {
 
     fn give_back(&mut self, pipe: Pipe) {
         self.pipes.give_back(pipe, &self.metrics);
+    }
+
+    fn empty(&mut self, pipe: &Pipe, len: usize) -> Box<[u8]> {
+        let mut bytes = vec![0; len].into_boxed_slice();
+        let mut at = 0;
+        while at < len {
+            match pipe.read(&mut bytes[at..]) {
+                Ok(n) if n > 0 => at += n,
+                Err(Errno::INTR) => {}
+                // Cannot be: `len` bytes are in it. What was read would be lost, so say so loudly.
+                other => panic!("a pipe with {len} bytes gave {other:?} after {at}"),
+            }
+        }
+        bytes
     }
 
     fn scratch(&mut self) -> &mut [u8] {

@@ -37,11 +37,12 @@ impl Pipe {
 
     /// Moves up to `max` bytes from the socket's receive queue into the pipe.
     ///
-    /// `Ok(0)` is *not* proof of an end of stream: the kernel also says it at an urgent mark.
+    /// It stops at an urgent mark and does not go past it: there it says `EAGAIN` or, when FIN
+    /// has arrived too, `Ok(0)`, which is therefore *not* proof of an end of stream.
     ///
     /// # Errors
-    /// `EAGAIN` says either that the socket is empty or that the pipe is full. Otherwise the
-    /// socket's error.
+    /// `EAGAIN` says that the socket is empty, or that the pipe is full, or that the socket is at
+    /// an urgent mark. Otherwise the socket's error.
     pub fn fill(&self, from: &Stream, max: usize) -> Result<usize, Errno> {
         splice(
             from,
@@ -51,6 +52,14 @@ impl Pipe {
             max,
             SpliceFlags::NONBLOCK | SpliceFlags::MOVE,
         )
+    }
+
+    /// Reads what is in the pipe.
+    ///
+    /// # Errors
+    /// `EAGAIN` when it is empty.
+    pub fn read(&self, buf: &mut [u8]) -> Result<usize, Errno> {
+        rustix::io::read(&self.read, buf)
     }
 
     /// Moves up to `len` bytes from the pipe to the socket's send queue.

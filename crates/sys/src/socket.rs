@@ -113,7 +113,7 @@ impl AsFd for Listener {
 
 /// A TCP connection, or one on its way. No call on it blocks.
 ///
-/// Dropping it resets the connection unless [`Stream::close_gracefully`] ends it.
+/// Dropping it resets the connection unless [`Stream::end_gracefully`] was called.
 #[derive(Debug)]
 pub struct Stream(OwnedFd);
 
@@ -187,14 +187,22 @@ impl Stream {
         queue_length(self.as_fd(), SIOCOUTQNSD)
     }
 
-    /// Closes without a reset: what is queued is still delivered, then FIN.
-    pub fn close_gracefully(self) {
+    /// From now on closing, and so the end of this process, delivers what is queued and then FIN.
+    pub fn end_gracefully(&self) {
         // If this fails the connection is gone already, and closing is all there is to do.
         let _ = sockopt::set_socket_linger(&self.0, None);
     }
 
-    /// Closes with RST; what is queued is discarded. The same as dropping, said aloud.
-    pub fn abort(self) {}
+    /// Closes with RST; what is queued is discarded.
+    pub fn abort(self) {
+        let _ = sockopt::set_socket_linger(&self.0, Some(Duration::ZERO));
+    }
+
+    /// Whether the connection is one with itself. Connecting to a local port that nobody listens
+    /// on gives that when the kernel happens to choose the same port as the source.
+    pub fn is_its_own_peer(&self) -> bool {
+        matches!((self.local_addr(), self.peer_addr()), (Ok(local), Ok(peer)) if local == peer)
+    }
 
     /// The peer's address.
     ///

@@ -3,8 +3,10 @@
 
 mod doctor;
 mod lab;
+mod log;
 mod relay;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -35,7 +37,8 @@ pub(crate) enum Failure {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    log_to_stderr();
+    // Dropped last: it writes out what has been logged.
+    let _log = log::to_stderr();
     match cli.command {
         Command::Relay(args) => exit_code(relay::run(args)),
         Command::Lab(args) => exit_code(lab::run(args)),
@@ -44,30 +47,12 @@ fn main() -> ExitCode {
 }
 
 fn exit_code(result: Result<(), Failure>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Usage(sentence)) => {
-            eprintln!("taut: {sentence}");
-            ExitCode::from(2)
-        }
-        Err(Failure::Run(sentence)) => {
-            eprintln!("taut: {sentence}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Logs go to standard error, `info` and above unless `TAUT_LOG` says otherwise (the syntax of
-/// tracing's `EnvFilter`, such as `TAUT_LOG=debug` or `TAUT_LOG=taut_relay=trace`).
-fn log_to_stderr() {
-    use std::io::IsTerminal;
-
-    use tracing_subscriber::EnvFilter;
-    let filter = EnvFilter::try_from_env("TAUT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_target(false)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
-        .init();
+    let (sentence, code) = match result {
+        Ok(()) => return ExitCode::SUCCESS,
+        Err(Failure::Usage(sentence)) => (sentence, ExitCode::from(2)),
+        Err(Failure::Run(sentence)) => (sentence, ExitCode::FAILURE),
+    };
+    // Nobody may be reading any more; eprintln! would panic.
+    let _ = writeln!(std::io::stderr(), "taut: {sentence}");
+    code
 }

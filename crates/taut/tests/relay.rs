@@ -42,7 +42,8 @@ fn assert_one_sentence(said: &str, part: &str) {
 struct Running {
     child: Child,
     listen: SocketAddr,
-    said: BufReader<std::process::ChildStderr>,
+    /// `None`: nobody reads what it says.
+    said: Option<BufReader<std::process::ChildStderr>>,
 }
 
 impl Running {
@@ -54,7 +55,7 @@ impl Running {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let said = BufReader::new(child.stderr.take().unwrap());
+        let said = child.stderr.take().map(BufReader::new);
         // From here on it is killed when a test fails.
         let mut relay = Self {
             child,
@@ -64,7 +65,7 @@ impl Running {
         let mut seen = String::new();
         while relay.listen.port() == 0 {
             let mut line = String::new();
-            let read = relay.said.read_line(&mut line).unwrap();
+            let read = relay.said.as_mut().unwrap().read_line(&mut line).unwrap();
             assert_ne!(read, 0, "it ended: {seen}");
             if let Some((_, rest)) = line.split_once("listen=") {
                 relay.listen = rest.split_whitespace().next().unwrap().parse().unwrap();
@@ -81,7 +82,7 @@ impl Running {
 
     fn end(mut self) -> (Option<i32>, String) {
         let mut said = String::new();
-        self.said.read_to_string(&mut said).unwrap();
+        self.said.take().unwrap().read_to_string(&mut said).unwrap();
         (self.child.wait().unwrap().code(), said)
     }
 
@@ -225,6 +226,24 @@ fn sigterm_lets_the_open_session_end_and_then_the_process() {
     let (code, said) = relay.end();
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("every session had ended"), "{said}");
+}
+
+#[test]
+fn nobody_reading_its_log_is_no_reason_to_die() {
+    let (server, addr) = server();
+    let mut relay = Running::start(addr, &[]);
+    let (mut client, mut far) = pair(&relay, &server);
+    relay.said = None;
+    relay.signal(Signal::HUP);
+    relay.signal(Signal::TERM);
+    client.write_all(b"still").unwrap();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut got = Vec::new();
+    far.read_to_end(&mut got).unwrap();
+    assert_eq!(got, b"still");
+    drop(far);
+    assert_eq!(client.read(&mut [0]).unwrap(), 0);
+    assert_eq!(relay.child.wait().unwrap().code(), Some(0));
 }
 
 #[test]

@@ -105,6 +105,17 @@ fn figures_out_of_range_are_refused() {
         ("workers = 0", "relay.workers"),
         ("max_sessions = 0", "relay.max_sessions"),
         ("connect_timeout = \"0s\"", "relay.connect_timeout"),
+        (
+            "connect_timeout = \"500000000000years\"",
+            "relay.connect_timeout",
+        ),
+        (
+            "half_closed_timeout = \"2years\"",
+            "relay.half_closed_timeout",
+        ),
+        ("flush_timeout = \"1us\"", "relay.flush_timeout"),
+        ("drain_timeout = \"2years\"", "relay.drain_timeout"),
+        ("resolve_interval = \"1ns\"", "relay.resolve_interval"),
         ("pipe_size = \"2MiB\"", "relay.pipe_size"),
         ("keepalive_idle = \"10h\"", "relay.keepalive_idle"),
         ("connect_timeout = \"soon\"", "relay.connect_timeout"),

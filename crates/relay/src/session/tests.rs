@@ -213,7 +213,7 @@ fn both_ends_complete_the_session_once_nothing_is_left_unsent() {
     bench.leg(Side::Client).acknowledge();
     assert_eq!(bench.run_to_deadline(), Step::Wait);
     bench.leg(Side::Onward).acknowledge();
-    assert_eq!(bench.run_to_deadline(), Step::Complete);
+    assert_eq!(bench.run_to_deadline(), Step::Done(End::Complete));
 }
 
 #[test]
@@ -238,10 +238,104 @@ fn a_half_closed_session_ends_when_nothing_moves_for_too_long() {
     bench.now += half;
     bench.report(Side::Onward, |leg| leg.arrive(b"still here"));
     assert_eq!(bench.drive(), Step::Wait);
+    bench.leg(Side::Client).acknowledge();
     bench.now += half + Duration::from_secs(1);
     assert_eq!(bench.drive(), Step::Wait);
     assert_eq!(
         bench.run_to_deadline(),
         Step::Broken(End::HalfClosedTimeout)
     );
+}
+
+#[test]
+fn a_tail_that_is_still_being_delivered_keeps_a_half_closed_session() {
+    let mut bench = Bench::relaying();
+    bench.report(Side::Onward, |leg| leg.arrive(&[7; 100]));
+    bench.report(Side::Onward, SimLeg::end);
+    assert_eq!(bench.drive(), Step::Wait);
+    // The client takes ten bytes in every period: slow, but not standing still.
+    for _ in 0..9 {
+        assert_eq!(bench.run_to_deadline(), Step::Wait);
+        bench.leg(Side::Client).acknowledge_some(10);
+    }
+    assert_eq!(bench.run_to_deadline(), Step::Wait);
+    // And now it takes no more.
+    assert_eq!(
+        bench.run_to_deadline(),
+        Step::Broken(End::HalfClosedTimeout)
+    );
+}
+
+#[test]
+fn a_connection_with_itself_is_a_refused_one() {
+    let mut bench = Bench::connecting();
+    bench.leg(Side::Onward).meet_itself();
+    bench.report(Side::Onward, |leg| leg.make_room(ROOM));
+    assert_eq!(bench.drive(), Step::Redial(Errno::CONNREFUSED));
+}
+
+#[test]
+fn what_a_server_said_before_it_reset_arrives_even_if_both_come_at_once() {
+    let mut bench = Bench::connecting();
+    bench.report(Side::Client, |leg| leg.make_room(ROOM));
+    bench.leg(Side::Onward).arrive(b"421 busy");
+    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNRESET));
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.leg(Side::Client).sent(), b"421 busy");
+    bench.leg(Side::Client).acknowledge();
+    assert_eq!(bench.run_to_deadline(), Step::Broken(End::OnwardReset));
+    assert!(!bench.leg(Side::Client).fin_sent());
+}
+
+/// A session whose streams have both ended, with a tail for the client still unsent.
+fn lingering() -> Bench {
+    let mut bench = Bench::relaying();
+    bench.report(Side::Client, SimLeg::end);
+    bench.report(Side::Onward, |leg| leg.arrive(b"tail"));
+    bench.report(Side::Onward, SimLeg::end);
+    assert_eq!(bench.drive(), Step::Wait);
+    bench
+}
+
+#[test]
+fn complete_streams_outlive_the_process() {
+    let bench = lingering();
+    assert!(bench.leg(Side::Client).is_graceful());
+    assert!(bench.leg(Side::Onward).is_graceful());
+    assert_eq!(bench.session.stop(), Step::Done(End::Complete));
+    let open = Bench::relaying();
+    assert!(!open.leg(Side::Client).is_graceful());
+    assert_eq!(open.session.stop(), Step::Broken(End::Stopped));
+}
+
+#[test]
+fn a_client_that_resets_before_its_tail_is_out_is_counted_as_that() {
+    let mut bench = lingering();
+    assert_eq!(bench.run_to_deadline(), Step::Wait);
+    bench.report(Side::Client, |leg| leg.fail(Errno::CONNRESET));
+    assert_eq!(bench.drive(), Step::Done(End::ClientReset));
+}
+
+#[test]
+fn a_reader_that_takes_nothing_keeps_no_pipe() {
+    let mut bench = Bench::connecting();
+    bench.report(Side::Onward, |leg| leg.make_room(ROOM));
+    assert_eq!(bench.drive(), Step::Wait);
+    // Room for the copied beginning and no more.
+    bench.report(Side::Client, |leg| leg.make_room(10));
+    bench.report(Side::Onward, |leg| leg.arrive(&[1; 8]));
+    assert_eq!(bench.drive(), Step::Wait);
+    bench.report(Side::Onward, |leg| leg.arrive(&[2; 8]));
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.shop.lent, 1);
+    for _ in 0..3 {
+        if bench.session.deadline(&bench.timeouts).is_some() {
+            assert_eq!(bench.run_to_deadline(), Step::Wait);
+        }
+    }
+    assert_eq!(bench.shop.lent, 0);
+    bench.report(Side::Client, |leg| leg.make_room(ROOM));
+    assert_eq!(bench.drive(), Step::Wait);
+    let expected = [[1; 8], [2; 8]].concat();
+    assert_eq!(bench.leg(Side::Client).sent(), expected);
 }

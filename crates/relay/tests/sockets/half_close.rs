@@ -260,6 +260,53 @@ fn urgent_data_stays_in_its_place_in_the_stream() {
 }
 
 #[test]
+fn urgent_data_in_an_open_stream_holds_nothing_up() {
+    for path in PATHS {
+        let rig = Rig::new(path);
+        let (mut client, mut server) = rig.pair();
+        let (before, after) = (stream(300 << 10, 14), stream(100_000, 15));
+        let expected = [&before[..], b"!", &after[..]].concat();
+        thread::scope(|s| {
+            s.spawn(|| {
+                client.write_all(&before).unwrap();
+                let oob = rustix::net::SendFlags::OOB;
+                assert_eq!(rustix::net::send(&client, b"!", oob).unwrap(), 1);
+                client.write_all(&after).unwrap();
+            });
+            // No FIN follows that could wake anybody.
+            let mut got = vec![0; expected.len()];
+            server.read_exact(&mut got).unwrap();
+            assert_same(&got, &expected);
+        });
+    }
+}
+
+#[test]
+fn a_half_closed_session_whose_tail_is_slow_is_not_reset() {
+    for path in PATHS {
+        let rig = Rig::with(path, |config| {
+            config.timeouts.half_closed = Duration::from_millis(100);
+        });
+        let (mut client, mut server) = rig.tight_pair();
+        let reply = stream(MIB, 16);
+        server.write_all(&reply).unwrap();
+        end_writing(&server);
+        // A little in each period, for many periods.
+        let mut got = Vec::new();
+        let mut part = [0; 16 << 10];
+        while got.len() < 40 * part.len() {
+            client.read_exact(&mut part).unwrap();
+            got.extend_from_slice(&part);
+            thread::sleep(Duration::from_millis(20));
+        }
+        got.extend(read_to_fin(&mut client));
+        assert_same(&got, &reply);
+        drop((client, server));
+        rig.expect_end(End::Complete);
+    }
+}
+
+#[test]
 fn a_refused_connect_reaches_the_client_as_a_reset() {
     let gone = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = gone.local_addr().unwrap();

@@ -62,6 +62,32 @@ fn without_pipes_everything_is_copied() {
 }
 
 #[test]
+fn readers_that_stop_leave_the_pipes_to_others() {
+    let rig = Rig::with(Path::Splice, |config| {
+        config.workers = Some(1);
+        config.data.max_pipes = 2;
+    });
+    let stalled: Vec<_> = (0..4)
+        .map(|i| {
+            let (mut client, server) = rig.tight_pair();
+            let bytes = stream(24 << 20, 10 + i);
+            let sent = fill(&mut client, &bytes);
+            (client, server, bytes, sent)
+        })
+        .collect();
+    wait_until("the pipes' return", || {
+        rig.node.metrics().pipes_in_use() == 0
+    });
+    // And nothing of what was in them is lost.
+    for (mut client, mut server, bytes, sent) in stalled {
+        end_writing(&client);
+        assert_same(&read_to_fin(&mut server), &bytes[..sent]);
+        drop(server);
+        assert_eq!(read_to_fin(&mut client), b"");
+    }
+}
+
+#[test]
 fn an_idle_session_holds_no_pipe() {
     let rig = Rig::new(Path::Splice);
     let (mut client, mut server) = rig.pair();
@@ -161,4 +187,9 @@ fn a_forward_to_itself_is_refused() {
         .port();
     let error = Node::start(&config(&format!(":{free}"), &format!("localhost:{free}")));
     assert!(matches!(error, Err(StartError::Loop { .. })), "{error:?}");
+    let mapped = Node::start(&config(
+        &format!("127.0.0.1:{free}"),
+        &format!("[::ffff:127.0.0.1]:{free}"),
+    ));
+    assert!(matches!(mapped, Err(StartError::Loop { .. })), "{mapped:?}");
 }
