@@ -51,7 +51,8 @@ fn sweep(id: &str) {
 
 fn sleep() -> Command {
     let mut command = Command::new("sleep");
-    command.arg("1000");
+    // Longer than any test takes, and not so long that one which fails to kill it hangs.
+    command.arg("60");
     command
 }
 

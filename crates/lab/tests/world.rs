@@ -144,7 +144,7 @@ fn a_process_runs_in_its_host_and_dies_with_its_handle() {
     root::required();
     let world = chain();
     let mut sleep = Command::new("sleep");
-    sleep.arg("1000");
+    sleep.arg("60");
     let child = world.host("relay").spawn(sleep).unwrap();
     let pid = child.id();
     let home = taut_sys::netns::NetnsId::of_process(pid);

@@ -102,7 +102,7 @@ impl Drop for Engine {
 
 /// The link's thread runs for a few microseconds at a time and must do so on time. Where the kernel
 /// lets it, it goes before ordinary threads: with a raised share alone, other work on the machine makes
-/// it tens of milliseconds late (docs/design/lab-links.md has the figures). It cannot starve the
+/// it milliseconds late (docs/design/lab-links.md has the figures). It cannot starve the
 /// hosts: real-time threads together get 95 % of a core (`sched_rt_runtime_us`).
 fn raise() -> Scheduling {
     // Without it waits end up to 50 us late: within what the link promises, if only just.

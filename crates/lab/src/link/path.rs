@@ -217,8 +217,12 @@ impl<P> Path<P> {
         let Some(rate) = self.shape.rate else {
             return 0;
         };
-        let busy = u128::from(self.free_at.saturating_sub(now.0));
-        (busy * u128::from(rate.0)).div_ceil(8_000_000_000)
+        let Some(busy) = self.free_at.checked_sub(now.0) else {
+            return 0;
+        };
+        // Exact, fraction and all: a queue that is full to the byte takes no byte more.
+        let bits = u128::from(busy) * u128::from(rate.0) + u128::from(self.free_at_fraction);
+        bits.div_ceil(8_000_000_000)
     }
 
     /// Moves the moment at which the wire falls free.

@@ -58,6 +58,31 @@ fn a_segment_arrives_when_it_has_been_serialised_and_has_travelled() {
 }
 
 #[test]
+fn fractions_of_a_nanosecond_add_up() {
+    // 100 bytes take 114 285.71 ns: 7 of them 800 000.
+    let mut path = Path::new(ms(0).rate(BitsPerSecond::mega(7)), 1, 0);
+    offer(&mut path, 0, 0, segments(7000, 100));
+    assert_eq!(
+        drain(&mut path).last().map(|(due, ..)| *due),
+        Some(800 * MS)
+    );
+}
+
+#[test]
+fn a_queue_takes_its_last_byte_and_none_more_at_any_rate() {
+    // Rates at which a nanosecond is no whole number of bytes.
+    for rate in [7_000_003, 3_333_333_333, 10_487_224_158] {
+        let shape = ms(0).rate(BitsPerSecond(rate)).queue(Bytes(18_059));
+        let mut path = Path::new(shape, 1, 0);
+        offer(&mut path, 0, 0, segments(20, 900));
+        offer(&mut path, 0, 1, segments(1, 60));
+        assert_eq!(path.counters().queue_drops, 1, "60 bytes do not fit in 59");
+        offer(&mut path, 0, 2, segments(1, 59));
+        assert_eq!(path.counters().queue_drops, 1, "59 do");
+    }
+}
+
+#[test]
 fn trains_are_no_longer_than_the_quantum() {
     let trains = |rate| {
         let mut path = Path::new(ms(1).rate(rate), 1, 0);
