@@ -377,12 +377,11 @@ fn resolve_all(forwards: &[Forward]) -> Result<Vec<Targets>, ResolveError> {
     })
 }
 
+/// The addresses of each forward, and the listeners of each worker.
+type Bound = (Vec<Vec<ListenAddr>>, Vec<Vec<Door>>);
+
 /// Binds every address once for each worker.
-fn bind_all(
-    forwards: &[Forward],
-    workers: usize,
-    legs: &LegOptions,
-) -> Result<(Vec<Vec<ListenAddr>>, Vec<Vec<Door>>), StartError> {
+fn bind_all(forwards: &[Forward], workers: usize, legs: &LegOptions) -> Result<Bound, StartError> {
     let mut listen = Vec::new();
     let mut doors: Vec<Vec<Door>> = (0..workers).map(|_| Vec::new()).collect();
     for (i, forward) in forwards.iter().enumerate() {
