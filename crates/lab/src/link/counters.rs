@@ -19,7 +19,7 @@ pub struct PathCounters {
     pub memory_drops: u64,
     /// Trains of segments that came due and were handed to the receiving host.
     pub deliveries: u64,
-    /// Of those, the ones more than 1 ms past due.
+    /// Of those, the ones past due by more than the shape tolerates.
     pub late: u64,
     /// The latest delivery.
     pub latest: Duration,

@@ -70,9 +70,6 @@ impl Segments {
 /// wire's pacing at this grain, and the host is not woken for every packet.
 pub const QUANTUM: Duration = Duration::from_micros(100);
 
-/// Deliveries later than this count as late.
-pub const LATE: Duration = Duration::from_millis(1);
-
 /// What is under way is bounded by the shape (rate x delay + queue), and at least by this where the
 /// rate is not.
 const LEAST_MEMORY: u64 = 64 << 20;
@@ -187,7 +184,7 @@ impl<P> Path<P> {
         self.counters.deliveries += 1;
         let lateness = now.since(Moment(train.due));
         self.counters.latest = self.counters.latest.max(lateness);
-        self.counters.late += u64::from(lateness > LATE);
+        self.counters.late += u64::from(lateness > self.shape.tolerance);
         Some(train.payload)
     }
 

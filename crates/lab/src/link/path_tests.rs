@@ -209,6 +209,7 @@ proptest! {
             rate: rate.map(BitsPerSecond),
             loss,
             queue: Bytes(queue),
+            ..Shape::default()
         };
         let mut path = Path::new(shape, 5, 0);
         let mut now = 0;

@@ -15,18 +15,22 @@ pub struct Shape {
     pub loss: f64,
     /// What may wait to be serialised; what comes on top is dropped (drop-tail).
     pub queue: Bytes,
+    /// A delivery counts as late when it is past due by more than this. What matters is what is
+    /// measured: half a percent of a round trip is nothing, and ten of them are a result.
+    pub tolerance: Duration,
 }
 
 // === impl Shape ===
 
 impl Default for Shape {
-    /// No delay, no rate limit, no loss, and a queue of 1 MB for when a rate is set.
+    /// No delay, no rate limit, no loss, a queue of 1 MB for when a rate is set, and late after 1 ms.
     fn default() -> Self {
         Self {
             delay: Duration::ZERO,
             rate: None,
             loss: 0.0,
             queue: Bytes::mega(1),
+            tolerance: Duration::from_millis(1),
         }
     }
 }
@@ -59,6 +63,12 @@ impl Shape {
     #[must_use]
     pub fn queue(self, queue: Bytes) -> Self {
         Self { queue, ..self }
+    }
+
+    /// The same, late only after `tolerance`.
+    #[must_use]
+    pub fn tolerance(self, tolerance: Duration) -> Self {
+        Self { tolerance, ..self }
     }
 
     /// Why no link can have this shape with frames of `frame` bytes, if none can.
