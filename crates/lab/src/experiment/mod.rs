@@ -62,17 +62,6 @@ pub enum ExperimentError {
         /// The system's error.
         source: io::Error,
     },
-    /// The links could not keep up, so that what was measured is the lab.
-    #[error(
-        "{at}: the links were late in each of {tries} tries, so nothing was measured; this machine \
-         is too busy or too slow for the experiment (try again without other load)"
-    )]
-    Overrun {
-        /// Where.
-        at: String,
-        /// How often it was tried.
-        tries: usize,
-    },
 }
 
 impl ExperimentError {

@@ -68,8 +68,9 @@ pub struct Check {
     pub measured: f64,
     /// The least that is accepted.
     pub least: f64,
-    /// The most that is accepted.
-    pub most: f64,
+    /// The most that is accepted, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most: Option<f64>,
 }
 
 /// One measured quantity in one configuration.
@@ -130,7 +131,7 @@ impl Calibration {
 impl Check {
     /// Whether the figure lies where it has to.
     pub fn holds(&self) -> bool {
-        (self.least..=self.most).contains(&self.measured)
+        self.measured >= self.least && self.most.is_none_or(|most| self.measured <= most)
     }
 }
 
@@ -161,7 +162,7 @@ mod tests {
         let check = |measured| Check {
             measured,
             least: 1.0,
-            most: 2.0,
+            most: Some(2.0),
         };
         assert!(Calibration::of([("a", check(1.0)), ("b", check(2.0))]).ok);
         assert!(!Calibration::of([("a", check(1.5)), ("b", check(2.1))]).ok);
@@ -175,7 +176,7 @@ mod tests {
             Check {
                 measured: 3.0,
                 least: 2.0,
-                most: 4.0,
+                most: Some(4.0),
             },
         )]);
         let json = serde_json::to_value(&calibration).unwrap();

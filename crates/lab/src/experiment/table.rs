@@ -30,17 +30,12 @@ pub fn render(outcome: &Outcome) -> String {
     let _ = writeln!(text, "\ncalibration {verdict}");
     for (name, check) in &outcome.calibration.checks {
         let mark = if check.holds() { "ok " } else { "BAD" };
-        let most = if check.most == f64::MAX {
-            String::new()
-        } else {
-            figure(check.most)
+        let range = match check.most {
+            Some(most) => format!("from {} to {}", figure(check.least), figure(most)),
+            None => format!("at least {}", figure(check.least)),
         };
-        let _ = writeln!(
-            text,
-            "  {mark} {name:<26} {} (from {} to {most})",
-            figure(check.measured),
-            figure(check.least),
-        );
+        let measured = figure(check.measured);
+        let _ = writeln!(text, "  {mark} {name:<26} {measured} ({range})");
     }
     for note in &outcome.notes {
         let _ = writeln!(text, "- {note}");

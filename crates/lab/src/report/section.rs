@@ -82,7 +82,7 @@ fn outside(name: &str, check: &Check) -> Markup {
     html! {
         code { (name) } " was " (number::measured(check.measured, 4))
         " and had to be from " (number::given(check.least))
-        " to " (number::given(check.most)) "."
+        @if let Some(most) = check.most { " to " (number::given(most)) } "."
     }
 }
 

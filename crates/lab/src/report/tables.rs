@@ -56,7 +56,7 @@ pub(super) fn calibration(calibration: &Calibration) -> Markup {
                                 td { code { (name) } }
                                 td.number { (number::given(check.least)) }
                                 td.number { (number::measured(check.measured, 4)) }
-                                td.number { (number::given(check.most)) }
+                                td.number { @if let Some(most) = check.most { (number::given(most)) } }
                                 td { @if check.holds() { "✓ held" } @else { "✗ did not hold" } }
                             }
                         }

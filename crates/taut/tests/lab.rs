@@ -1,0 +1,128 @@
+//! `taut lab` as a process: the short forms of the experiments, their JSON, the report, bad input.
+//!
+//! Times are not asserted here: the experiments check them, and say so in their exit status.
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn lab(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_taut"))
+        .arg("lab")
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Runs an experiment in its short form and returns what it wrote, having checked that the exit
+/// status says the same.
+fn outcome(name: &str, file: &Path) -> Value {
+    let json = file.to_str().unwrap();
+    let output = lab(&["run", name, "--quick", "--runs", "1", "--json", json]);
+    let text = fs::read_to_string(file).unwrap();
+    assert!(
+        !text.is_empty(),
+        "{name} measured nothing: {}",
+        said(&output)
+    );
+    let outcome: Value = serde_json::from_str(&text).unwrap();
+    let held = outcome["calibration"]["ok"].as_bool().unwrap();
+    assert_eq!(
+        output.status.code(),
+        Some(i32::from(!held)),
+        "{}",
+        said(&output)
+    );
+    for key in [
+        "experiment",
+        "version",
+        "seed",
+        "quick",
+        "environment",
+        "headline",
+        "series",
+    ] {
+        assert!(!outcome[key].is_null(), "{name} has no {key}");
+    }
+    assert_eq!(outcome["experiment"], name);
+    outcome
+}
+
+#[test]
+fn every_download_of_pied_piper_is_exact_and_its_report_can_be_drawn() {
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = outcome("pied-piper", &dir.path().join("pied-piper.json"));
+    // A file that differs from the server's would have ended the experiment.
+    let series = outcome["series"].as_array().unwrap();
+    for way in ["e2e", "ssh", "relay"] {
+        for size in ["10 kB", "100 kB", "1 MB", "10 MB", "10 MB/0.1 % loss"] {
+            for metric in ["ttfb", "total"] {
+                let name = format!("{way}/{size}");
+                let one = |s: &&Value| s["name"] == name.as_str() && s["metric"] == metric;
+                let found = series.iter().find(one);
+                assert!(found.is_some_and(|s| s["n"] == 1), "{metric} of {name}");
+            }
+        }
+    }
+    for key in ["ttfb_over_floor_ms", "speedup_1mb", "speedup_10mb_loss_0p1"] {
+        assert!(outcome["headline"][key].is_f64(), "{key}");
+    }
+
+    let report = lab(&["report", dir.path().to_str().unwrap()]);
+    assert!(report.status.success(), "{}", said(&report));
+    let page = fs::read_to_string(dir.path().join("report.html")).unwrap();
+    assert!(page.contains("<svg"));
+}
+
+#[test]
+fn idle_sessions_leave_no_descriptor() {
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = outcome("idle-sessions", &dir.path().join("idle.json"));
+    assert_eq!(outcome["calibration"]["ok"], true, "{outcome}");
+    assert_eq!(outcome["headline"]["descriptors_left"], 0.0);
+}
+
+#[test]
+fn an_experiment_that_is_not_there_is_a_usage_error_that_names_those_that_are() {
+    let output = lab(&["run", "pied-pipper"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        said(&output).contains("pied-piper, idle-sessions"),
+        "{}",
+        said(&output)
+    );
+    let list = lab(&["list"]);
+    assert!(
+        String::from_utf8(list.stdout)
+            .unwrap()
+            .lines()
+            .any(|l| l.starts_with("pied-piper"))
+    );
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_found_out_before_the_measuring() {
+    let output = lab(&["run", "pied-piper", "--json", "/nonexistent/out.json"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        said(&output).contains("/nonexistent/out.json"),
+        "{}",
+        said(&output)
+    );
+}
+
+#[test]
+fn a_folder_without_outcomes_has_no_report() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = lab(&["report", dir.path().to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(!dir.path().join("report.html").exists());
+}
