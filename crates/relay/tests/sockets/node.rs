@@ -185,7 +185,7 @@ fn a_forward_to_itself_is_refused() {
         .local_addr()
         .unwrap()
         .port();
-    let error = Node::start(&config(&format!(":{free}"), &format!("localhost:{free}")));
+    let error = Node::start(&config(&format!(":{free}"), &format!("127.0.0.1:{free}")));
     assert!(matches!(error, Err(StartError::Loop { .. })), "{error:?}");
     let mapped = Node::start(&config(
         &format!("127.0.0.1:{free}"),
