@@ -247,6 +247,34 @@ fn nobody_reading_its_log_is_no_reason_to_die() {
 }
 
 #[test]
+fn draining_serves_everybody_whom_the_kernel_has_let_in() {
+    const CLIENTS: usize = 300;
+    let (server, addr) = server();
+    let relay = Running::start(addr, &[]);
+    // While it stands still the kernel goes on to accept for it.
+    relay.signal(Signal::STOP);
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|_| TcpStream::connect(relay.listen).unwrap())
+        .collect();
+    relay.signal(Signal::TERM);
+    relay.signal(Signal::CONT);
+    let served = std::thread::spawn(move || {
+        for _ in 0..CLIENTS {
+            let (mut far, _) = server.accept().unwrap();
+            far.write_all(b"welcome").unwrap();
+        }
+    });
+    for mut client in clients {
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut got = Vec::new();
+        client.read_to_end(&mut got).unwrap();
+        assert_eq!(got, b"welcome");
+    }
+    served.join().unwrap();
+    assert_eq!(relay.end().0, Some(0));
+}
+
+#[test]
 fn a_second_signal_resets_what_is_left() {
     let (server, addr) = server();
     let relay = Running::start(addr, &[]);

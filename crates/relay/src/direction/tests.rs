@@ -137,6 +137,11 @@ fn nothing_is_read_that_there_is_no_room_for() {
     // Ten went out, at most one parcel is held, the rest waits where it closes the window.
     assert_eq!(bench.to.sent().len(), 10);
     assert!(bench.from.unread() >= 100 - 10 - 16);
+
+    // Without a parcel none is begun either.
+    let mut bench = Bench::new(None, 0, 16);
+    bench.play(&Event::Arrive(5));
+    assert_eq!(bench.from.unread(), 5);
 }
 
 #[test]
