@@ -4,7 +4,8 @@
 # are missing, and when none is, it changes nothing.
 
 CARGO := scripts/rust cargo
-TAUT  := target/release/taut
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+TAUT  := $(TARGET)/release/taut
 
 # For `make lab`: which experiment, and more arguments for it, such as --quick or --seed 7.
 EXPERIMENT := pied-piper

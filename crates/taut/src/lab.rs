@@ -1,5 +1,6 @@
 //! `taut lab`.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use taut_lab::experiment::outcome::Outcome;
@@ -52,16 +53,15 @@ struct Run {
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
     match args.command {
         Command::List => {
-            for experiment in experiment::ALL {
-                println!("{:<16} {}", experiment.name, experiment.about);
-            }
-            Ok(())
+            let lines = experiment::ALL
+                .iter()
+                .map(|e| format!("{:<16} {}\n", e.name, e.about));
+            print(&lines.collect::<String>())
         }
         Command::Run(run) => run_one(&run),
         Command::Report { dir } => {
             let page = report::write(&dir).map_err(|e| Failure::Run(e.to_string()))?;
-            println!("{}", page.display());
-            Ok(())
+            print(&format!("{}\n", page.display()))
         }
         Command::Sweep => sweep(),
     }
@@ -70,9 +70,20 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 fn run_one(args: &Run) -> Result<(), Failure> {
     let experiment = find(&args.name)?;
     let failed = |e: &dyn std::fmt::Display| Failure::Run(format!("{}: {e}", args.name));
-    if let Some(file) = &args.json {
-        // Before minutes of measuring, not after.
-        writable(file).map_err(|e| Failure::Usage(format!("--json {}: {e}", file.display())))?;
+    // Before minutes of measuring, not after; and what is there stays until there is better.
+    let json = args
+        .json
+        .as_deref()
+        .map(|file| Ok((file, beside(file)?)))
+        .transpose();
+    let json = json.map_err(|e: std::io::Error| match &args.json {
+        Some(file) => Failure::Usage(format!("--json {}: {e}", file.display())),
+        None => Failure::Usage(e.to_string()),
+    })?;
+    if !rustix::process::geteuid().is_root() {
+        return Err(failed(
+            &"experiments make network namespaces: run this as root",
+        ));
     }
     interrupt::tear_down_on_signals().map_err(|e| failed(&e))?;
     let request = Request {
@@ -82,17 +93,28 @@ fn run_one(args: &Run) -> Result<(), Failure> {
         taut: std::env::current_exe().map_err(|e| failed(&e))?,
     };
     let outcome = (experiment.run)(&request).map_err(|e| failed(&e))?;
-    print!("{}", table::render(&outcome));
-    if let Some(file) = &args.json {
-        write_json(&outcome, file)
+    if let Some((file, beside)) = json {
+        write_json(&outcome, beside, file)
             .map_err(|e| Failure::Run(format!("--json {}: {e}", file.display())))?;
     }
+    print(&table::render(&outcome))?;
     if !outcome.calibration.ok {
         return Err(failed(
             &"the world did not show what it is there to show (see calibration)",
         ));
     }
     Ok(())
+}
+
+/// To standard output. A reader that has seen enough (`| head`) is no failure.
+fn print(text: &str) -> Result<(), Failure> {
+    use std::io::{ErrorKind, Write as _};
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(Failure::Run(format!(
+            "cannot write to standard output: {e}"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 fn find(name: &str) -> Result<&'static Experiment, Failure> {
@@ -108,25 +130,32 @@ fn find(name: &str) -> Result<&'static Experiment, Failure> {
         })
 }
 
-fn writable(file: &Path) -> std::io::Result<()> {
-    std::fs::OpenOptions::new()
-        .append(true)
-        .create(true)
-        .open(file)
-        .map(drop)
+/// A file of no name yet in the directory of `file`, to take its place.
+fn beside(file: &Path) -> std::io::Result<tempfile::NamedTempFile> {
+    let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
+    tempfile::Builder::new()
+        // As an ordinary file has them, less the umask.
+        .permissions(std::fs::Permissions::from_mode(0o644))
+        .prefix(".taut-lab-")
+        .tempfile_in(dir.unwrap_or(Path::new(".")))
 }
 
-fn write_json(outcome: &Outcome, file: &Path) -> std::io::Result<()> {
-    let mut text = serde_json::to_string_pretty(outcome)?;
-    text.push('\n');
-    std::fs::write(file, text)
+fn write_json(
+    outcome: &Outcome,
+    mut beside: tempfile::NamedTempFile,
+    file: &Path,
+) -> std::io::Result<()> {
+    use std::io::Write as _;
+    serde_json::to_writer_pretty(&mut beside, outcome)?;
+    beside.write_all(b"\n")?;
+    beside.persist(file)?;
+    Ok(())
 }
 
 fn sweep() -> Result<(), Failure> {
     let swept = World::sweep().map_err(|e| Failure::Run(format!("cannot sweep: {e} (root?)")))?;
     match swept.len() {
-        0 => println!("nothing was left behind"),
-        _ => println!("removed what was left of {}", swept.join(", ")),
+        0 => print("nothing was left behind\n"),
+        _ => print(&format!("removed what was left of {}\n", swept.join(", "))),
     }
-    Ok(())
 }

@@ -1,5 +1,8 @@
 //! Order statistics of small samples.
 
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::{Rng, SeedableRng};
+
 /// The `p`-quantile of `samples` (0 to 1), interpolated linearly between the two nearest ranks
 /// (the definition of most spreadsheets and of NumPy's default); `None` of an empty sample.
 pub fn quantile(samples: &[f64], p: f64) -> Option<f64> {
@@ -15,6 +18,29 @@ pub fn quantile(samples: &[f64], p: f64) -> Option<f64> {
 /// The middle of `samples`.
 pub fn median(samples: &[f64]) -> Option<f64> {
     quantile(samples, 0.5)
+}
+
+/// Resamplings for an interval: enough that its ends do not depend on them.
+const RESAMPLINGS: usize = 4_000;
+
+/// The 90 % interval of `median(above) / median(below)`, by the percentile bootstrap: how much the
+/// ratio would vary if the same numbers of samples were taken again. `None` without samples.
+pub fn ratio_interval(above: &[f64], below: &[f64]) -> Option<(f64, f64)> {
+    // The same samples give the same interval.
+    let mut random = Pcg64Mcg::seed_from_u64(0);
+    let mut again = |samples: &[f64]| -> Option<f64> {
+        let n = samples.len() as u64;
+        let drawn: Vec<f64> = samples
+            .iter()
+            .map(|_| samples[(random.next_u64() % n) as usize])
+            .collect();
+        median(&drawn)
+    };
+    let ratios: Option<Vec<f64>> = (0..RESAMPLINGS)
+        .map(|_| Some(again(above)? / again(below)?))
+        .collect();
+    let ratios = ratios?;
+    Some((quantile(&ratios, 0.05)?, quantile(&ratios, 0.95)?))
 }
 
 #[cfg(test)]
@@ -41,5 +67,19 @@ mod tests {
         let samples: Vec<f64> = (0..=10).map(f64::from).collect();
         assert_eq!(quantile(&samples, 0.1), Some(1.0));
         assert_eq!(quantile(&samples, 0.95), Some(9.5));
+    }
+
+    #[test]
+    fn an_interval_holds_the_ratio_and_narrows_with_samples() {
+        let spread = |n: u32| -> Vec<f64> { (0..n).map(|i| f64::from(i % 10 + 5)).collect() };
+        let (low, high) = ratio_interval(&spread(200), &[2.0; 200]).unwrap();
+        assert!(
+            low <= 4.75 && 4.75 <= high && high - low < 1.5,
+            "{low} {high}"
+        );
+        let (few_low, few_high) = ratio_interval(&spread(5), &[2.0; 5]).unwrap();
+        assert!(few_low <= few_high);
+        assert_eq!(ratio_interval(&[3.0], &[1.5]), Some((2.0, 2.0)));
+        assert_eq!(ratio_interval(&[], &[1.0]), None);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -25,9 +26,19 @@ const PUBLISH_EVERY: Duration = Duration::from_millis(10);
 /// A running link. Dropping it stops the thread; its TAPs vanish with it.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    stop: OwnedFd,
+    /// Wakes the thread to look at what it was sent.
+    call: OwnedFd,
+    calls: Sender<Call>,
     thread: Option<JoinHandle<()>>,
     shared: Arc<Mutex<Published>>,
+}
+
+/// What a link's thread can be asked to do.
+#[derive(Debug)]
+enum Call {
+    Stop,
+    /// Losses come from here on from this seed; answered when it has been done.
+    Reseed(u64, SyncSender<()>),
 }
 
 /// What other threads may see.
@@ -50,13 +61,14 @@ impl Engine {
     /// # Errors
     /// When the kernel gives no descriptor or thread.
     pub(crate) fn start(name: &str, taps: [Tap; 2], spec: &LinkSpec) -> io::Result<Self> {
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let fds = [taps[0].as_fd(), taps[1].as_fd(), stop.as_fd()];
+        let fds = [taps[0].as_fd(), taps[1].as_fd(), call.as_fd()];
         for (token, fd) in fds.into_iter().enumerate() {
             epoll::add(&poll, fd, EventData::new_u64(token as u64), EventFlags::IN)?;
         }
         let shared = Arc::new(Mutex::new(Published::default()));
+        let (calls, called) = mpsc::channel();
         let mut carrier = Carrier {
             taps,
             paths: [
@@ -64,6 +76,8 @@ impl Engine {
                 Path::new(spec.b_to_a, spec.seed, 1),
             ],
             poll,
+            call: call.try_clone()?,
+            called,
             began: Instant::now(),
             buffer: vec![0; Tap::MAX_READ],
             seen: Published::default(),
@@ -78,10 +92,25 @@ impl Engine {
         let name: String = format!("link {name}").chars().take(15).collect();
         let thread = std::thread::Builder::new().name(name).spawn(body)?;
         Ok(Self {
-            stop,
+            call,
+            calls,
             thread: Some(thread),
             shared,
         })
+    }
+
+    /// Draws losses from another seed from now on.
+    pub(crate) fn reseed(&self, seed: u64) {
+        let (done, answer) = mpsc::sync_channel(1);
+        self.ask(Call::Reseed(seed, done));
+        // No answer: the thread is gone, which shows in what it no longer carries.
+        let _ = answer.recv();
+    }
+
+    fn ask(&self, call: Call) {
+        let _ = self.calls.send(call);
+        // An eventfd takes a one unless it holds 2^64 - 2 of them.
+        let _ = rustix::io::write(&self.call, &1_u64.to_ne_bytes());
     }
 
     pub(crate) fn published(&self) -> Published {
@@ -91,8 +120,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // An eventfd takes a one unless it holds 2^64 - 2 of them.
-        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        self.ask(Call::Stop);
         if let Some(thread) = self.thread.take() {
             // A panic there has been printed; the frames it lost show as a broken measurement.
             let _ = thread.join();
@@ -121,6 +149,8 @@ struct Carrier {
     /// `paths[i]` leads from `taps[i]` to the other.
     paths: [Path<Vec<u8>>; 2],
     poll: OwnedFd,
+    call: OwnedFd,
+    called: Receiver<Call>,
     began: Instant,
     buffer: Vec<u8>,
     seen: Published,
@@ -128,7 +158,7 @@ struct Carrier {
     shared: Arc<Mutex<Published>>,
 }
 
-const STOP: u64 = 2;
+const CALL: u64 = 2;
 
 // === impl Carrier ===
 
@@ -150,7 +180,8 @@ impl Carrier {
             }
             for event in &events {
                 let from = match event.data.u64() {
-                    STOP => return self.publish(true),
+                    CALL if self.stopped_by_calls() => return self.publish(true),
+                    CALL => continue,
                     token => usize::from(token == 1),
                 };
                 if let Err(e) = self.take(from) {
@@ -160,6 +191,23 @@ impl Carrier {
                 }
             }
         }
+    }
+
+    /// Does what it was asked; `true` when that is to stop.
+    fn stopped_by_calls(&mut self) -> bool {
+        let _ = rustix::io::read(&self.call, &mut [0; 8]);
+        while let Ok(call) = self.called.try_recv() {
+            match call {
+                Call::Stop => return true,
+                Call::Reseed(seed, done) => {
+                    for (stream, path) in self.paths.iter_mut().enumerate() {
+                        path.reseed(seed, stream as u64);
+                    }
+                    let _ = done.send(());
+                }
+            }
+        }
+        false
     }
 
     fn now(&self) -> Moment {

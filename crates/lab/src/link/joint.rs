@@ -75,6 +75,14 @@ impl Link {
         })
     }
 
+    /// Draws losses from another seed from now on. Netem has none.
+    pub(crate) fn reseed(&self, seed: u64) {
+        match &self.carrier {
+            Carrier::User(engine) => engine.reseed(seed),
+            Carrier::Netem => {}
+        }
+    }
+
     fn name(a: &Host, b: &Host) -> String {
         format!("{}-{}", a.name(), b.name())
     }

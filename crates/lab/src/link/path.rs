@@ -90,6 +90,11 @@ pub struct Path<P> {
     counters: PathCounters,
 }
 
+/// The draws of one direction.
+fn losses(seed: u64, stream: u64) -> Pcg64 {
+    Pcg64::new(u128::from(seed), u128::from(stream))
+}
+
 #[derive(Debug)]
 struct Train<P> {
     due: u64,
@@ -121,13 +126,18 @@ impl<P> Path<P> {
                 .saturating_add(shape.queue.0)
                 .saturating_mul(2)
                 .max(LEAST_MEMORY),
-            random: Pcg64::new(u128::from(seed), u128::from(stream)),
+            random: losses(seed, stream),
             free_at: 0,
             free_at_fraction: 0,
             under_way: VecDeque::new(),
             under_way_bytes: 0,
             counters: PathCounters::default(),
         }
+    }
+
+    /// Draws losses from another seed from now on: the next accepted segment meets its first draw.
+    pub fn reseed(&mut self, seed: u64, stream: u64) {
+        self.random = losses(seed, stream);
     }
 
     /// What has happened so far.

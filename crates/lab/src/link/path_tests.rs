@@ -249,3 +249,29 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_seed_that_is_set_again_brings_the_same_losses() {
+    let mut path = Path::new(ms(1).loss(0.3), 5, 0);
+    let lost = |path: &mut Path<_>, now: u64| {
+        offer(
+            path,
+            now,
+            0,
+            Segments {
+                count: 40,
+                each: 1000,
+                last: 1000,
+            },
+        );
+        drain(path)
+            .into_iter()
+            .flat_map(|(.., run)| run)
+            .collect::<Vec<_>>()
+    };
+    let first = lost(&mut path, 0);
+    let second = lost(&mut path, 100 * MS);
+    assert_ne!(first, second);
+    path.reseed(5, 0);
+    assert_eq!(lost(&mut path, 200 * MS), first);
+}

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -102,7 +102,7 @@ pub fn fetch(
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(run(e)),
         _ => {}
     }
-    let mut command = Command::new(program::CURL.name);
+    let mut command = program::CURL.command();
     // -q comes first: a user's .curlrc must not change what is measured.
     command
         .args(["-q", "--silent", "--show-error", "--fail", "--noproxy", "*"])

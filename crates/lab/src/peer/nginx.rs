@@ -3,7 +3,6 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::Command;
 
 use super::{PeerError, Service, program};
 use crate::world::Host;
@@ -22,26 +21,26 @@ pub fn serve(host: &Host, dir: &Path) -> Result<Service, PeerError> {
         "daemon off;\n\
          user root;\n\
          worker_processes 1;\n\
-         pid {here}/nginx.pid;\n\
+         pid \"{here}/nginx.pid\";\n\
          error_log stderr warn;\n\
          events {{ worker_connections 512; }}\n\
          http {{\n\
            access_log off;\n\
            sendfile on;\n\
            default_type application/octet-stream;\n\
-           client_body_temp_path {here}/nginx-body;\n\
-           proxy_temp_path {here}/nginx-proxy;\n\
-           fastcgi_temp_path {here}/nginx-fastcgi;\n\
-           uwsgi_temp_path {here}/nginx-uwsgi;\n\
-           scgi_temp_path {here}/nginx-scgi;\n\
-           server {{ listen {addr}; root {here}/www; }}\n\
+           client_body_temp_path \"{here}/nginx-body\";\n\
+           proxy_temp_path \"{here}/nginx-proxy\";\n\
+           fastcgi_temp_path \"{here}/nginx-fastcgi\";\n\
+           uwsgi_temp_path \"{here}/nginx-uwsgi\";\n\
+           scgi_temp_path \"{here}/nginx-scgi\";\n\
+           server {{ listen {addr}; root \"{here}/www\"; }}\n\
          }}\n"
     );
     fs::write(&config, text).map_err(|source| PeerError::Prepare {
         what: "nginx's configuration".into(),
         source,
     })?;
-    let mut command = Command::new(program::NGINX.name);
+    let mut command = program::NGINX.command();
     command
         .arg("-e")
         .arg("stderr")

@@ -1,6 +1,7 @@
 //! Whether the programs of an experiment are there, and which versions they are.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use super::PeerError;
@@ -34,12 +35,29 @@ pub const SSH: Program = Program {
     version: "-V",
     package: "openssh-client",
 };
-/// The OpenSSH server; its path must be absolute, for it starts itself anew for each connection.
+/// The OpenSSH server. Its path must be absolute, for it starts itself anew for each connection.
 pub const SSHD: Program = Program {
-    name: "/usr/sbin/sshd",
+    name: "sshd",
     version: "-V",
     package: "openssh-server",
 };
+
+impl Program {
+    /// A command that runs it.
+    pub fn command(&self) -> Command {
+        Command::new(self.path())
+    }
+
+    /// Where it is. Servers are in sbin, which not every user's PATH names.
+    fn path(&self) -> PathBuf {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path)
+            .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
+            .map(|dir| dir.join(self.name))
+            .find(|file| file.is_file())
+            .unwrap_or_else(|| self.name.into())
+    }
+}
 
 /// The first line that each program says of its version.
 ///
@@ -49,7 +67,8 @@ pub fn versions(programs: &[Program]) -> Result<BTreeMap<String, String>, PeerEr
     programs
         .iter()
         .map(|program| {
-            let output = Command::new(program.name)
+            let output = program
+                .command()
                 .arg(program.version)
                 .stdin(Stdio::null())
                 .output()

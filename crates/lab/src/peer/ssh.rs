@@ -74,8 +74,8 @@ impl Splitter {
         let config = dir.join(format!("sshd-{}.conf", host.name()));
         let text = format!(
             "ListenAddress {SSHD}\n\
-             HostKey {here}/host_key\n\
-             AuthorizedKeysFile {here}/authorized_keys\n\
+             HostKey \"{here}/host_key\"\n\
+             AuthorizedKeysFile \"{here}/authorized_keys\"\n\
              PidFile none\n\
              StrictModes no\n\
              PermitRootLogin prohibit-password\n\
@@ -89,12 +89,12 @@ impl Splitter {
             what: "sshd's configuration".into(),
             source,
         })?;
-        let mut sshd = Command::new(program::SSHD.name);
+        let mut sshd = program::SSHD.command();
         sshd.args(["-D", "-e", "-f"]).arg(&config);
         let sshd = Service::start(host, "sshd", sshd, SSHD, dir)?;
 
         let addr = SocketAddr::from((host.addr(), PORT));
-        let mut ssh = Command::new(program::SSH.name);
+        let mut ssh = program::SSH.command();
         ssh.args(["-F", "none", "-N", "-T"])
             .args([
                 "-o",

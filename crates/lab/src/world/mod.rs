@@ -158,6 +158,16 @@ impl World {
         self.host(name).addr()
     }
 
+    /// Has every link draw its losses from `seed` from now on, each from a stream of its own. Two
+    /// measurements that begin with the same seed on an idle world meet the same losses: the n-th
+    /// segment is lost in both, or in neither. (Links of netem draw as they like.)
+    pub fn reseed(&self, seed: u64) {
+        for (i, link) in self.links.iter().enumerate() {
+            // Far apart, so that the links of neighbouring seeds do not share streams.
+            link.reseed(seed ^ (i as u64 + 1) << 48);
+        }
+    }
+
     /// What each link has carried and dropped up to now (a busy link's figures may be 10 ms old).
     ///
     /// # Errors

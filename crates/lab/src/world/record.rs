@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, OFlags};
 use taut_sys::netns::Netns;
 
 use super::reaper;
@@ -65,7 +65,16 @@ impl Record {
         let Some(id) = path.file_name().and_then(|name| name.to_str()) else {
             return Ok(None);
         };
-        let file = match OpenOptions::new().read(true).append(true).open(path) {
+        let mut options = OpenOptions::new();
+        options.read(true).append(true);
+        // A record is a file. Neither a link to one nor a pipe, which would wait for a writer.
+        options.custom_flags(
+            OFlags::NOFOLLOW
+                .union(OFlags::NONBLOCK)
+                .bits()
+                .cast_signed(),
+        );
+        let file = match options.open(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             other => other?,
         };
@@ -105,7 +114,7 @@ impl Record {
 
     /// Makes the world's directory for temporary files, noting it first.
     pub(crate) fn make_dir(&self) -> io::Result<PathBuf> {
-        let path = std::env::temp_dir().join(self.dir_name());
+        let path = std::env::temp_dir().canonicalize()?.join(self.dir_name());
         let text = path
             .to_str()
             .ok_or_else(|| io::Error::other("TMPDIR is not UTF-8"))?;
@@ -170,10 +179,19 @@ impl Record {
         if path.file_name().and_then(|name| name.to_str()) != Some(&self.dir_name()) {
             return Ok(());
         }
-        match fs::remove_dir_all(path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
-            _ => Ok(()),
-        }
+        // Renamed first: another thread of a world that is being torn down by a signal may still be
+        // writing files into it by its name.
+        let gone = path.with_file_name(format!("{}.gone", self.dir_name()));
+        forgiving(fs::rename(path, &gone))?;
+        forgiving(fs::remove_dir_all(&gone))
+    }
+}
+
+/// What is not there need not be undone.
+fn forgiving(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
     }
 }
 
@@ -194,8 +212,15 @@ pub(crate) fn sweep() -> io::Result<Vec<String>> {
     };
     let mut swept = Vec::new();
     for entry in entries {
-        let Some(record) = Record::take_over(&entry?.path())? else {
-            continue;
+        let path = entry?.path();
+        let record = match Record::take_over(&path) {
+            Ok(Some(record)) => record,
+            Ok(None) => continue,
+            // Whatever it is, it is no reason to build no world.
+            Err(e) => {
+                tracing::warn!("{} is no record of a world: {e}", path.display());
+                continue;
+            }
         };
         match record.undo() {
             Ok(()) => swept.push(record.id),

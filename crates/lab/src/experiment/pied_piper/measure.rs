@@ -1,6 +1,6 @@
 //! Downloads, many times, in several worlds at once: the time goes into waiting for the path, so
-//! that worlds side by side do not get in each other's way. Where they do, the links notice, and
-//! the download is done again.
+//! that worlds side by side hardly get in each other's way. Where a link did deliver late, the
+//! download counts all the same (to leave it out would leave out the long ones) and is counted.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,9 +15,8 @@ use crate::experiment::progress::Progress;
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::curl::Times;
 
-/// How often a download is tried until one was not disturbed. The last one counts all the same, and
-/// is counted: the calibration does not hold then.
-const TRIES: usize = 4;
+/// Worlds side by side.
+pub(super) const LANES: [(Condition, usize); 2] = [(Condition::Clean, 3), (Condition::Lossy, 4)];
 
 /// What is downloaded how often.
 pub(super) struct Plan {
@@ -25,16 +24,22 @@ pub(super) struct Plan {
     lanes: BTreeMap<Condition, usize>,
 }
 
-type Job = (Way, Size);
+/// A way, a size, and the number of the measurement. The ways' n-th measurements of a size meet the
+/// same losses.
+type Job = (Way, Size, u64);
 
 /// Every download, in the order they were done.
 #[derive(Default)]
 pub(super) struct Measured {
     pub(super) times: BTreeMap<(Condition, Way, Size), Vec<Times>>,
-    /// Downloads that were done again because a link was late.
+    /// Downloads during which a link delivered late.
     pub(super) disturbed: usize,
-    /// Downloads that were disturbed at every try.
-    pub(super) unreliable: usize,
+}
+
+impl Measured {
+    pub(super) fn downloads(&self) -> usize {
+        self.times.values().map(Vec::len).sum()
+    }
 }
 
 // === impl Plan ===
@@ -54,9 +59,9 @@ impl Plan {
             (Condition::Lossy, lossy, &[Size::Mb10][..]),
         ] {
             let mut all = Vec::new();
-            for _ in 0..runs {
+            for run in 0..runs as u64 {
                 for way in Way::ALL {
-                    all.extend(sizes.iter().map(|&size| (way, size)));
+                    all.extend(sizes.iter().map(|&size| (way, size, run)));
                 }
             }
             // In no order that could favour anyone.
@@ -66,11 +71,11 @@ impl Plan {
             if request.quick {
                 // Jobs are taken from the end. The longest go first, or the last one would be
                 // waited for alone.
-                all.sort_by_key(|(way, size)| (*way == Way::EndToEnd, *size));
+                all.sort_by_key(|(way, size, _)| (*way == Way::EndToEnd, *size));
             }
             jobs.insert(condition, all);
         }
-        let lanes = BTreeMap::from([(Condition::Clean, 3), (Condition::Lossy, 4)]);
+        let lanes = BTreeMap::from(LANES);
         Self { jobs, lanes }
     }
 
@@ -98,12 +103,14 @@ pub(super) fn measure(
             for _ in 0..plan.lanes[&condition] {
                 let (number, measured, failed) = (lanes.len(), &measured, &failed);
                 lanes.push(scope.spawn(move || {
+                    let seed = request.seed;
                     let lane = Lane {
                         condition,
                         queue,
                         measured,
                         failed,
                         progress,
+                        seed,
                     };
                     let result = Route::build(condition, number, request)
                         .and_then(|route| lane.work(&route));
@@ -134,6 +141,7 @@ struct Lane<'a> {
     measured: &'a Mutex<Measured>,
     failed: &'a AtomicBool,
     progress: &'a Progress,
+    seed: u64,
 }
 
 impl Lane<'_> {
@@ -145,12 +153,11 @@ impl Lane<'_> {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .pop();
-            let Some((way, size)) = job else { break };
-            let (times, disturbed) = self.undisturbed(route, way, size)?;
+            let Some((way, size, run)) = job else { break };
+            let (times, disturbed) = self.download(route, way, size, run)?;
             let key = (self.condition, way, size);
             let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
-            measured.disturbed += disturbed;
-            measured.unreliable += usize::from(disturbed == TRIES);
+            measured.disturbed += usize::from(disturbed);
             measured.times.entry(key).or_default().push(times);
             drop(measured);
             self.progress.step();
@@ -158,23 +165,21 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Downloads until no link was late meanwhile; how often one was comes with it.
-    fn undisturbed(
+    /// One download, and whether a link delivered late meanwhile.
+    fn download(
         &self,
         route: &Route,
         way: Way,
         size: Size,
-    ) -> Result<(Times, usize), ExperimentError> {
-        let mut disturbed = 0;
-        loop {
-            let before = route.world().link_reports()?;
-            let times = route.download(way, size)?;
-            let after = route.world().link_reports()?;
-            let late = before.iter().zip(&after).any(|(b, a)| a.since(b).overrun());
-            disturbed += usize::from(late);
-            if !late || disturbed == TRIES {
-                return Ok((times, disturbed));
-            }
-        }
+        run: u64,
+    ) -> Result<(Times, bool), ExperimentError> {
+        route
+            .world()
+            .reseed(self.seed << 20 ^ run << 4 ^ size as u64);
+        let before = route.world().link_reports()?;
+        let times = route.download(way, size)?;
+        let after = route.world().link_reports()?;
+        let late = before.iter().zip(&after).any(|(b, a)| a.since(b).overrun());
+        Ok((times, late))
     }
 }
