@@ -66,6 +66,22 @@ pub struct Forward {
     pub listen: Vec<Listen>,
     /// The destination or the next relay.
     pub to: Destination,
+    /// Congestion control towards the client; `None`: the kernel's default.
+    pub client_congestion: Option<String>,
+    /// Congestion control towards the destination; `None`: the kernel's default.
+    pub onward_congestion: Option<String>,
+}
+
+impl Forward {
+    /// From `listen` to `to`, with the kernel's defaults on both legs.
+    pub fn new(listen: Vec<Listen>, to: Destination) -> Self {
+        Self {
+            listen,
+            to,
+            client_congestion: None,
+            onward_congestion: None,
+        }
+    }
 }
 
 /// Why there is no configuration.
@@ -253,6 +269,8 @@ struct ForwardSection {
     // The texts inside an untagged enum have no place of their own; the list has.
     listen: Spanned<OneOrMany>,
     to: Spanned<String>,
+    client_congestion: Option<String>,
+    onward_congestion: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -386,7 +404,11 @@ impl ForwardSection {
                 })
             })
             .collect::<Result<_, _>>()?;
-        Ok(Forward { listen, to })
+        Ok(Forward {
+            client_congestion: self.client_congestion,
+            onward_congestion: self.onward_congestion,
+            ..Forward::new(listen, to)
+        })
     }
 }
 

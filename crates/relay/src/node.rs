@@ -16,7 +16,7 @@ use crate::config::{Config, Forward};
 use crate::loops::{self, Edge};
 use crate::metrics::Metrics;
 use crate::targets::{Addrs, ResolveError, Targets, look_up};
-use crate::worker::{BACKLOG, Door, Order, Shared, Worker};
+use crate::worker::{BACKLOG, Door, Legs, Order, Shared, Worker};
 
 /// Sessions of a node that was given no figure, at most.
 const DEFAULT_MAX_SESSIONS: u64 = 65_536;
@@ -52,6 +52,18 @@ pub enum StartError {
         addr: SocketAddr,
         /// Why, and what to do.
         reason: ListenProblem,
+    },
+    /// There is no such congestion control for this process.
+    #[error(
+        "cannot use the congestion control `{name}`: {source}; \
+         `sysctl net.ipv4.tcp_available_congestion_control` shows what is loaded, `modprobe tcp_{name}` \
+         may load it"
+    )]
+    Congestion {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: std::io::Error,
     },
     /// A forward leads back to itself.
     #[error(
@@ -135,9 +147,7 @@ impl Node {
         let max_sessions = session_ceiling(config, workers)?;
 
         let targets = resolve_all(&config.forwards)?;
-        let legs = LegOptions {
-            keepalive: config.keepalive,
-        };
+        let legs = legs_of(config)?;
         let (listen, mut doors) = bind_all(&config.forwards, workers, &legs)?;
         let current: Vec<Addrs> = targets.iter().map(Targets::current).collect();
         if let Some(i) = find_loop(&listen, &current) {
@@ -377,11 +387,33 @@ fn resolve_all(forwards: &[Forward]) -> Result<Vec<Targets>, ResolveError> {
     })
 }
 
+/// What each forward's legs ask of their sockets, having found out that they can have it.
+fn legs_of(config: &Config) -> Result<Vec<Legs>, StartError> {
+    let leg = |congestion: &Option<String>| -> Result<LegOptions, StartError> {
+        let options = LegOptions {
+            keepalive: config.keepalive,
+            congestion: congestion.clone(),
+        };
+        options.probe().map_err(|e| StartError::Congestion {
+            name: congestion.clone().unwrap_or_default(),
+            source: e.into(),
+        })?;
+        Ok(options)
+    };
+    let legs = |f: &Forward| {
+        Ok(Legs {
+            client: leg(&f.client_congestion)?,
+            onward: leg(&f.onward_congestion)?,
+        })
+    };
+    config.forwards.iter().map(legs).collect()
+}
+
 /// The addresses of each forward, and the listeners of each worker.
 type Bound = (Vec<Vec<ListenAddr>>, Vec<Vec<Door>>);
 
 /// Binds every address once for each worker.
-fn bind_all(forwards: &[Forward], workers: usize, legs: &LegOptions) -> Result<Bound, StartError> {
+fn bind_all(forwards: &[Forward], workers: usize, legs: &[Legs]) -> Result<Bound, StartError> {
     let mut listen = Vec::new();
     let mut doors: Vec<Vec<Door>> = (0..workers).map(|_| Vec::new()).collect();
     for (i, forward) in forwards.iter().enumerate() {
@@ -406,7 +438,7 @@ fn bind_all(forwards: &[Forward], workers: usize, legs: &LegOptions) -> Result<B
             // With port 0 the first one gets a port, and the others share it.
             let mut actual = addr;
             for worker_doors in &mut doors {
-                let listener = Listener::bind(actual, BACKLOG, legs).map_err(problem)?;
+                let listener = Listener::bind(actual, BACKLOG, &legs[i].client).map_err(problem)?;
                 actual = listener.local_addr().map_err(problem)?;
                 worker_doors.push(Door::new(listener, i));
             }

@@ -51,10 +51,17 @@ pub(crate) struct Shared {
     open: AtomicU32,
     pub(crate) max_sessions: u32,
     pub(crate) timeouts: Timeouts,
-    pub(crate) legs: LegOptions,
+    /// Of each forward.
+    pub(crate) legs: Vec<Legs>,
     pub(crate) targets: Vec<Targets>,
     /// The listeners of each forward.
     pub(crate) listen: Vec<Vec<ListenAddr>>,
+}
+
+/// What the two legs of a forward ask of their sockets.
+pub(crate) struct Legs {
+    pub(crate) client: LegOptions,
+    pub(crate) onward: LegOptions,
 }
 
 /// One thread's share of a node.
@@ -81,6 +88,7 @@ struct Entry {
     session: Session<Stream>,
     generation: Generation,
     client: ClientAddr,
+    forward: usize,
     /// Addresses of the destination, in the order they are tried, and the next one.
     addrs: Arc<[OnwardAddr]>,
     next_addr: usize,
@@ -109,7 +117,7 @@ impl Shared {
     pub(crate) fn new(
         max_sessions: u32,
         timeouts: Timeouts,
-        legs: LegOptions,
+        legs: Vec<Legs>,
         targets: Vec<Targets>,
         listen: Vec<Vec<ListenAddr>>,
     ) -> Self {
@@ -297,8 +305,8 @@ impl Worker {
             };
             match listener.accept() {
                 Ok((stream, peer)) => {
-                    let addrs = self.shared.targets[*forward].current();
-                    self.admit(stream, ClientAddr(peer), addrs);
+                    let forward = *forward;
+                    self.admit(stream, ClientAddr(peer), forward);
                 }
                 Err(Errno::AGAIN) => return false,
                 // It went away while it waited.
@@ -346,7 +354,8 @@ impl Worker {
         self.doors.clear();
     }
 
-    fn admit(&mut self, client: Stream, addr: ClientAddr, addrs: Arc<[OnwardAddr]>) {
+    fn admit(&mut self, client: Stream, addr: ClientAddr, forward: usize) {
+        let addrs = self.shared.targets[forward].current();
         self.shop.metrics.accepted.add(1);
         if !self.shared.admit() {
             self.shop.metrics.refused_full.add(1);
@@ -363,6 +372,7 @@ impl Worker {
             session: Session::new(client, self.shop.now),
             generation,
             client: addr,
+            forward,
             addrs,
             next_addr: 0,
             deadline: None,
@@ -384,10 +394,11 @@ impl Worker {
         while let Some(&OnwardAddr(addr)) = entry.addrs.get(entry.next_addr) {
             entry.next_addr += 1;
             let token = Token::Leg(place, entry.generation, Side::Onward).encode();
-            let dialled = Stream::connect(addr, &self.shared.legs).and_then(|onward| {
-                self.poller.add(&onward, token, Interest::StreamEdges)?;
-                Ok(onward)
-            });
+            let dialled =
+                Stream::connect(addr, &self.shared.legs[entry.forward].onward).and_then(|onward| {
+                    self.poller.add(&onward, token, Interest::StreamEdges)?;
+                    Ok(onward)
+                });
             match dialled {
                 Ok(onward) => {
                     let until = self.shop.now + self.shared.timeouts.connect;

@@ -25,13 +25,25 @@ pub struct Keepalive {
 }
 
 /// What a relayed leg asks of its socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LegOptions {
     /// Probes to find dead peers.
     pub keepalive: Keepalive,
+    /// The congestion control of what is sent on it; `None`: the kernel's default.
+    pub congestion: Option<String>,
 }
 
 impl LegOptions {
+    /// Finds out whether sockets take these options.
+    ///
+    /// # Errors
+    /// `ENOENT`: the kernel has no such congestion control. `EPERM`: it has, but not for everybody
+    /// (`net.ipv4.tcp_allowed_congestion_control`).
+    pub fn probe(&self) -> Result<(), Errno> {
+        let any = SocketAddr::from((std::net::Ipv4Addr::UNSPECIFIED, 0));
+        self.apply(tcp_socket(any)?.as_fd())
+    }
+
     fn apply(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
         // A relay adds no waiting of its own: what one leg delivers the other sends at once.
         sockopt::set_tcp_nodelay(fd, true)?;
@@ -41,6 +53,9 @@ impl LegOptions {
         sockopt::set_tcp_keepidle(fd, self.keepalive.idle)?;
         sockopt::set_tcp_keepintvl(fd, self.keepalive.interval)?;
         sockopt::set_tcp_keepcnt(fd, self.keepalive.probes)?;
+        if let Some(name) = &self.congestion {
+            sockopt::set_tcp_congestion(fd, name)?;
+        }
         // Until the end of the stream has been forwarded, closing means aborting: if this process
         // is killed, both peers see RST, never a FIN that makes half a file look whole.
         sockopt::set_socket_linger(fd, Some(Duration::ZERO))
@@ -245,6 +260,15 @@ fn queue_length(socket: BorrowedFd<'_>, request: libc::Ioctl) -> usize {
     } else {
         0
     }
+}
+
+/// Whether sockets of this process can have the congestion control `name`. Asking for one that is
+/// a module loads it, where that is permitted.
+pub fn has_congestion_control(name: &str) -> bool {
+    let any = SocketAddr::from((std::net::Ipv4Addr::UNSPECIFIED, 0));
+    tcp_socket(any)
+        .and_then(|fd| sockopt::set_tcp_congestion(fd, name))
+        .is_ok()
 }
 
 /// Whether `ip` belongs to this machine (as seen from this network namespace).

@@ -47,10 +47,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
 
 /// The file, with the flags over it: a forward on the command line comes besides the file's.
 fn configuration(args: Args) -> Result<Config, ConfigError> {
-    let forward = args.to.map(|to| Forward {
-        listen: args.listen,
-        to,
-    });
+    let forward = args.to.map(|to| Forward::new(args.listen, to));
     let mut config = match (&args.config, forward) {
         (None, Some(forward)) => Config::new(vec![forward]),
         (None, None) => Config::load(Path::new(DEFAULT_CONFIG))?,

@@ -1,5 +1,6 @@
 //! `taut relay` on a host of a world.
 
+use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
@@ -10,24 +11,41 @@ use crate::world::Host;
 
 /// The port that relays listen on.
 pub const PORT: u16 = 8080;
+/// The port of a second listener, towards whose clients BBR is used.
+pub const BBR_PORT: u16 = 8081;
 /// Where they serve their metrics.
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
 
-/// Relays what comes to `host` at [`PORT`] to `to`; `taut` is the binary.
+/// Relays what comes to `host` at [`PORT`] to `to`, and, with `bbr`, what comes at [`BBR_PORT`]
+/// too; `taut` is the binary.
 ///
 /// # Errors
 /// [`PeerError`].
-pub fn relay(host: &Host, taut: &Path, to: SocketAddr, dir: &Path) -> Result<Service, PeerError> {
+pub fn relay(
+    host: &Host,
+    taut: &Path,
+    to: SocketAddr,
+    bbr: bool,
+    dir: &Path,
+) -> Result<Service, PeerError> {
     let addr = SocketAddr::from((host.addr(), PORT));
+    let mut text = format!(
+        "[relay]\nmetrics = \"{METRICS}\"\n\
+         [[relay.forward]]\nlisten = \"{addr}\"\nto = \"{to}\"\n"
+    );
+    if bbr {
+        let addr = SocketAddr::from((host.addr(), BBR_PORT));
+        text.push_str(&format!(
+            "[[relay.forward]]\nlisten = \"{addr}\"\nto = \"{to}\"\nclient_congestion = \"bbr\"\n"
+        ));
+    }
+    let config = dir.join(format!("taut-{}.toml", host.name()));
+    fs::write(&config, text).map_err(|source| PeerError::Prepare {
+        what: "a relay's configuration".into(),
+        source,
+    })?;
     let mut command = Command::new(taut);
-    command.args([
-        "relay",
-        "--listen",
-        &addr.to_string(),
-        "--to",
-        &to.to_string(),
-    ]);
-    command.args(["--metrics", &METRICS.to_string()]);
+    command.arg("relay").arg("--config").arg(&config);
     Service::start(host, "taut-relay", command, addr, dir)
 }
 

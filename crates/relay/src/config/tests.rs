@@ -26,7 +26,8 @@ fn every_field_is_read() {
          connect_timeout = \"3s\"\nhalf_closed_timeout = \"1m\"\nflush_timeout = \"2s\"\n\
          drain_timeout = \"0s\"\nresolve_interval = \"5m\"\nkeepalive_idle = \"20s\"\n\
          splice_after = \"64KiB\"\npipe_size = \"1MiB\"\nmax_pipes = 7\n\
-         [[relay.forward]]\nlisten = [\"127.0.0.1:1\", \"[::1]:1\"]\nto = \"[::1]:80\"\n",
+         [[relay.forward]]\nlisten = [\"127.0.0.1:1\", \"[::1]:1\"]\nto = \"[::1]:80\"\n\
+         client_congestion = \"bbr\"\nonward_congestion = \"cubic\"\n",
     )
     .unwrap();
     assert_eq!(config.workers, Some(3));
@@ -45,6 +46,11 @@ fn every_field_is_read() {
     };
     assert_eq!(config.data, data);
     assert_eq!(config.forwards[0].listen.len(), 2);
+    assert_eq!(config.forwards[0].client_congestion.as_deref(), Some("bbr"));
+    assert_eq!(
+        config.forwards[0].onward_congestion.as_deref(),
+        Some("cubic")
+    );
 }
 
 #[test]

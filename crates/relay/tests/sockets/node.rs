@@ -11,10 +11,10 @@ use taut_relay::node::{Node, StartError};
 
 fn config(listen: &str, to: &str) -> Config {
     let listen = vec![listen.parse().unwrap()];
-    let mut config = Config::new(vec![Forward {
+    let mut config = Config::new(vec![Forward::new(
         listen,
-        to: to.parse::<Destination>().unwrap(),
-    }]);
+        to.parse::<Destination>().unwrap(),
+    )]);
     config.workers = Some(2);
     config.max_sessions = Some(64);
     config
@@ -192,4 +192,16 @@ fn a_forward_to_itself_is_refused() {
         &format!("[::ffff:127.0.0.1]:{free}"),
     ));
     assert!(matches!(mapped, Err(StartError::Loop { .. })), "{mapped:?}");
+}
+
+#[test]
+fn a_congestion_control_that_is_not_there_is_refused_at_the_start() {
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut config = config("127.0.0.1:0", &server.local_addr().unwrap().to_string());
+    config.forwards[0].client_congestion = Some("reno".into());
+    config.forwards[0].onward_congestion = Some("reno".into());
+    assert!(Node::start(&config).is_ok());
+    config.forwards[0].onward_congestion = Some("no-such".into());
+    let error = Node::start(&config).unwrap_err();
+    assert!(matches!(error, StartError::Congestion { .. }), "{error}");
 }

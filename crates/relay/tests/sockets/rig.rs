@@ -114,10 +114,7 @@ pub(crate) fn start(to: SocketAddr, path: Path, adjust: impl FnOnce(&mut Config)
         host: to.ip().to_string(),
         port: to.port(),
     };
-    let mut config = Config::new(vec![Forward {
-        listen: vec![listen],
-        to,
-    }]);
+    let mut config = Config::new(vec![Forward::new(vec![listen], to)]);
     config.workers = Some(2);
     config.max_sessions = Some(64);
     config.data.splice_after = match path {

@@ -11,6 +11,8 @@ mod route;
 
 use std::collections::BTreeMap;
 
+use taut_sys::socket::has_congestion_control;
+
 use super::outcome::{Environment, Outcome};
 use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request};
@@ -42,6 +44,8 @@ pub(crate) enum Way {
     Ssh,
     /// `taut relay` on both.
     Relay,
+    /// The same, and the relay near the client uses BBR towards it.
+    RelayBbr,
 }
 
 /// What the client's link does.
@@ -85,13 +89,23 @@ impl Size {
 }
 
 impl Way {
-    pub(crate) const ALL: [Self; 3] = [Self::EndToEnd, Self::Ssh, Self::Relay];
+    pub(crate) const ALL: [Self; 4] = [Self::EndToEnd, Self::Ssh, Self::Relay, Self::RelayBbr];
+
+    /// The ways there are on this machine.
+    pub(crate) fn available() -> Vec<Self> {
+        let bbr = has_congestion_control("bbr");
+        Self::ALL
+            .into_iter()
+            .filter(|way| bbr || *way != Self::RelayBbr)
+            .collect()
+    }
 
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::EndToEnd => "e2e",
             Self::Ssh => "ssh",
             Self::Relay => "relay",
+            Self::RelayBbr => "relay-bbr",
         }
     }
 }

@@ -121,8 +121,9 @@ impl Route {
             .map_err(ExperimentError::machine("make the files to be downloaded"))?;
         let server = nginx::serve(world.host("server"), &dir)?;
         let (near, far) = (world.host("near"), world.host("far"));
-        let second = relay::relay(far, &request.taut, server.addr, &dir)?;
-        let first = relay::relay(near, &request.taut, second.addr, &dir)?;
+        let second = relay::relay(far, &request.taut, server.addr, false, &dir)?;
+        let bbr = Way::available().contains(&Way::RelayBbr);
+        let first = relay::relay(near, &request.taut, second.addr, bbr, &dir)?;
         let keys = ssh::Keys::generate(&dir)?;
         let far_ssh = ssh::Splitter::start(far, &keys, server.addr, &dir)?;
         let near_ssh = ssh::Splitter::start(near, &keys, far_ssh.addr(), &dir)?;
@@ -164,6 +165,7 @@ impl Route {
             Way::EndToEnd => self.server.addr,
             Way::Ssh => self.splitters[0].addr(),
             Way::Relay => self.relays[0].addr,
+            Way::RelayBbr => (self.relays[0].addr.ip(), relay::BBR_PORT).into(),
         }
     }
 }
