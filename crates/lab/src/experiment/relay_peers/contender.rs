@@ -7,8 +7,10 @@ pub(super) enum Contender {
     Direct,
     /// `taut relay`.
     Taut,
-    /// HAProxy, mode tcp.
+    /// HAProxy, mode tcp, left to find out by itself when to splice.
     Haproxy,
+    /// HAProxy told to splice: in bulk it is the faster, and bulk is all it is measured at.
+    HaproxySplice,
     /// nginx's stream module.
     Nginx,
     /// socat, a process for each connection.
@@ -20,10 +22,11 @@ pub(super) enum Contender {
 // === impl Contender ===
 
 impl Contender {
-    pub(super) const ALL: [Self; 6] = [
+    pub(super) const ALL: [Self; 7] = [
         Self::Direct,
         Self::Taut,
         Self::Haproxy,
+        Self::HaproxySplice,
         Self::Nginx,
         Self::Socat,
         Self::Ssh,
@@ -34,10 +37,16 @@ impl Contender {
             Self::Direct => "direct",
             Self::Taut => "taut",
             Self::Haproxy => "haproxy",
+            Self::HaproxySplice => "haproxy-splice",
             Self::Nginx => "nginx",
             Self::Socat => "socat",
             Self::Ssh => "ssh",
         }
+    }
+
+    /// Whether bulk is all it is measured at.
+    pub(super) fn is_for_bulk(self) -> bool {
+        self == Self::HaproxySplice
     }
 
     /// Whether thousands of sessions at once are something it is made for.

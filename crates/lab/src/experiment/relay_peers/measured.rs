@@ -51,7 +51,8 @@ impl Measured {
         echoes.map(quantity).collect()
     }
 
-    /// What a relay adds to the round trip, each measured against the direct one of its round.
+    /// What a relay adds to the round trip: to the middle of the direct ones, for a p99 has no
+    /// noise in common with another of the same round.
     pub(super) fn added(
         &self,
         beside: Beside,
@@ -59,11 +60,9 @@ impl Measured {
         quantity: fn(&Echo) -> f64,
     ) -> Vec<f64> {
         let direct = self.echo(beside, Contender::Direct, quantity);
-        let own = self.echo(beside, of, quantity);
-        own.iter()
-            .zip(direct)
-            .map(|(own, direct)| own - direct)
-            .collect()
+        let direct = stats::median(&direct).unwrap_or(f64::NAN);
+        let own = self.echo(beside, of, quantity).into_iter();
+        own.map(|own| own - direct).collect()
     }
 
     pub(super) fn resident(&self, of: Contender) -> Vec<f64> {

@@ -64,6 +64,7 @@ impl Plan {
         let mut idle = Vec::new();
         for _ in 0..idle_rounds {
             let mut round = Contender::ALL.to_vec();
+            round.retain(|contender| !contender.is_for_bulk());
             shuffle(&mut round, &mut random);
             idle.append(&mut round);
         }
@@ -71,6 +72,7 @@ impl Plan {
             let jobs = Job::ALL.into_iter();
             let mut round: Vec<_> = jobs
                 .flat_map(|job| Contender::ALL.map(|contender| (job, contender)))
+                .filter(|(job, contender)| *job == Job::Bulk || !contender.is_for_bulk())
                 .collect();
             shuffle(&mut round, &mut random);
             round

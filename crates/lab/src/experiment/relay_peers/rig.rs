@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use super::contender::Contender;
 use super::process_tree::ProcessTree;
 use crate::experiment::{ExperimentError, Request};
-use crate::peer::{PeerError, Service, haproxy, nginx_stream, relay, socat, ssh};
+use crate::peer::haproxy::{self, Splice};
+use crate::peer::{PeerError, Service, nginx_stream, relay, socat, ssh};
 use crate::world::{Host, World, WorldBuilder};
 
 /// One host, without a relay yet.
@@ -96,7 +97,8 @@ impl Rig {
                 return Ok((addr, ids.to_vec(), Running::Ssh(splitter)));
             }
             Contender::Taut => relay::relay(host, &self.taut, to, dir)?,
-            Contender::Haproxy => haproxy::relay(host, to, cpus, dir)?,
+            Contender::Haproxy => haproxy::relay(host, to, Splice::Auto, cpus, dir)?,
+            Contender::HaproxySplice => haproxy::relay(host, to, Splice::Always, cpus, dir)?,
             Contender::Nginx => nginx_stream::relay(host, to, cpus, dir)?,
             Contender::Socat => socat::relay(host, to, dir)?,
         };
