@@ -17,6 +17,7 @@ pub enum Splice {
     /// Always, and through pipes as large as those of `taut relay`.
     Always,
 }
+
 /// Sessions it has room for. It takes two descriptors for each and some more, which has to stay
 /// below the 20,000 that some machines allow.
 const SESSIONS: usize = 9_000;
