@@ -14,11 +14,11 @@ ARGS       :=
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help demo test lint build bench lab report setup root release
+.PHONY: help demo test lint build bench bench-relay lab report setup root release
 
 help: ## this list
 	@echo "Taut takes the slack out of TCP. What make can do here:"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
 demo: root release ## build, move real files through two relays over a 274 ms path, write a report (root)
 	@mkdir -p target/demo
@@ -39,6 +39,11 @@ build: release ## the release binary, target/release/taut
 bench: root release ## what an idle session costs a relay (root)
 	@echo "taut: running the benchmark: idle sessions on one relay"
 	@$(TAUT) lab run idle-sessions $(ARGS)
+
+bench-relay: root release ## taut relay beside HAProxy, nginx, socat and ssh, in target/lab too (root)
+	@mkdir -p target/lab
+	@echo "taut: running the benchmark: taut relay beside other relays"
+	@$(TAUT) lab run relay-peers --json target/lab/relay-peers.json $(ARGS)
 
 lab: root release ## one experiment into target/lab: make lab EXPERIMENT=pied-piper ARGS=--quick (root)
 	@mkdir -p target/lab

@@ -91,11 +91,47 @@ fn idle_sessions_leave_no_descriptor() {
 }
 
 #[test]
+fn every_relay_beside_taut_relays_exactly_and_is_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = outcome("relay-peers", &dir.path().join("relay-peers.json"));
+    for check in [
+        "contenders_that_relayed_exactly",
+        "bulk_bytes_missing",
+        "connections_failed",
+    ] {
+        let check = &outcome["calibration"][check];
+        assert_eq!(check["measured"], check["least"], "{outcome}");
+    }
+    let series = outcome["series"].as_array().unwrap();
+    for relay in ["taut", "haproxy", "nginx", "socat", "ssh"] {
+        for (what, metric) in [
+            ("bulk", "throughput"),
+            ("bulk", "cpu per GB"),
+            ("connections", "new connections"),
+            ("echo", "added p99"),
+            ("idle", "resident memory per session"),
+        ] {
+            let name = format!("{relay}/{what}");
+            let one = |s: &&Value| s["name"] == name.as_str() && s["metric"] == metric;
+            assert!(series.iter().any(|s| one(&s)), "{metric} of {name}");
+        }
+    }
+    for key in [
+        "bulk_throughput_over_best_of_haproxy_nginx",
+        "cpu_per_gb_over_haproxy",
+        "connections_over_haproxy",
+        "idle_memory_over_haproxy",
+    ] {
+        assert!(outcome["headline"][key].is_f64(), "{key}");
+    }
+}
+
+#[test]
 fn an_experiment_that_is_not_there_is_a_usage_error_that_names_those_that_are() {
     let output = lab(&["run", "pied-pipper"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        said(&output).contains("pied-piper, idle-sessions"),
+        said(&output).contains("pied-piper, idle-sessions, relay-peers"),
         "{}",
         said(&output)
     );

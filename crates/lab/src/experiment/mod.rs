@@ -4,6 +4,7 @@ pub mod idle_sessions;
 pub mod outcome;
 pub mod pied_piper;
 pub mod progress;
+pub mod relay_peers;
 pub mod stats;
 pub mod table;
 
@@ -40,7 +41,11 @@ pub struct Experiment {
 }
 
 /// Every experiment.
-pub const ALL: &[Experiment] = &[pied_piper::EXPERIMENT, idle_sessions::EXPERIMENT];
+pub const ALL: &[Experiment] = &[
+    pied_piper::EXPERIMENT,
+    idle_sessions::EXPERIMENT,
+    relay_peers::EXPERIMENT,
+];
 
 /// Why an experiment could not do what it was asked.
 #[derive(Debug, thiserror::Error)]

@@ -19,8 +19,9 @@ pub fn render(outcome: &Outcome) -> String {
         let _ = writeln!(text, "{metric} ({unit}): median [10 % .. 90 %]");
         let _ = writeln!(text, "{}\n", pivot(&series));
     }
+    let width = outcome.headline.keys().map(String::len).max().unwrap_or(0);
     for (key, value) in &outcome.headline {
-        let _ = writeln!(text, "{key:<28} {}", figure(*value));
+        let _ = writeln!(text, "{key:<width$}  {}", figure(*value));
     }
     let verdict = if outcome.calibration.ok {
         "holds"

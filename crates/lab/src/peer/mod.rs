@@ -2,9 +2,12 @@
 //! `taut` itself. Each runs on one host of a world and ends with it.
 
 pub mod curl;
+pub mod haproxy;
 pub mod nginx;
+pub mod nginx_stream;
 pub mod program;
 pub mod relay;
+pub mod socat;
 pub mod ssh;
 
 use std::fs::File;

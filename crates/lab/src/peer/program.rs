@@ -29,6 +29,18 @@ pub const CURL: Program = Program {
     version: "--version",
     package: "curl",
 };
+/// HAProxy.
+pub const HAPROXY: Program = Program {
+    name: "haproxy",
+    version: "-v",
+    package: "haproxy",
+};
+/// socat.
+pub const SOCAT: Program = Program {
+    name: "socat",
+    version: "-V",
+    package: "socat",
+};
 /// The OpenSSH client.
 pub const SSH: Program = Program {
     name: "ssh",

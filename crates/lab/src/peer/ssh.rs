@@ -60,7 +60,7 @@ impl Keys {
 /// One relay of the baseline: its sshd, and the ssh that forwards through it.
 #[derive(Debug)]
 pub struct Splitter {
-    _sshd: Service,
+    sshd: Service,
     forward: Service,
 }
 
@@ -115,14 +115,16 @@ impl Splitter {
             .arg(dir.join("user_key"))
             .args(["-L", &format!("{addr}:{to}"), "root@127.0.0.1"]);
         let forward = Service::start(host, "ssh", ssh, addr, dir)?;
-        Ok(Self {
-            _sshd: sshd,
-            forward,
-        })
+        Ok(Self { sshd, forward })
     }
 
     /// Where it accepts connections.
     pub fn addr(&self) -> SocketAddr {
         self.forward.addr
+    }
+
+    /// Its processes: the ssh that forwards, and the sshd whose children do the other half.
+    pub fn ids(&self) -> [u32; 2] {
+        [self.forward.id(), self.sshd.id()]
     }
 }

@@ -1,0 +1,98 @@
+//! One flow, as fast as it goes.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::{Duration, Instant};
+
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::{Rng, SeedableRng};
+use rustix::net::RecvFlags;
+use sha2::{Digest as _, Sha256};
+
+use super::pair::Pair;
+use super::rig::Entrance;
+
+/// Written at a time: large enough that the sender's system calls do not count.
+const WRITE: usize = 256 << 10;
+/// Taken at a time.
+const READ: usize = 1 << 20;
+/// Of the transfer whose contents are compared: past the point where any relay changes from
+/// copying to splicing.
+const COMPARED: usize = 16 << 20;
+
+/// One flow's figures.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bulk {
+    pub(super) sent: u64,
+    pub(super) received: u64,
+    pub(super) time: Duration,
+    /// Of the relay.
+    pub(super) cpu: Duration,
+}
+
+/// Sends for `time`, and takes what comes.
+pub(super) fn measure(entrance: &Entrance, time: Duration) -> io::Result<Bulk> {
+    let Pair { client, server } = Pair::open(entrance)?;
+    let before = entrance.processes.cpu()?;
+    let start = Instant::now();
+    let (sent, received) = std::thread::scope(|scope| {
+        let sender = scope.spawn(|| send(&client, start + time));
+        let received = discard(&server);
+        let sent = sender
+            .join()
+            .unwrap_or_else(|p| std::panic::resume_unwind(p));
+        Ok::<_, io::Error>((sent?, received?))
+    })?;
+    let time = start.elapsed();
+    let cpu = entrance.processes.cpu()?.saturating_sub(before);
+    Ok(Bulk {
+        sent,
+        received,
+        time,
+        cpu,
+    })
+}
+
+fn send(mut to: &TcpStream, until: Instant) -> io::Result<u64> {
+    let block = vec![0x5a; WRITE];
+    let mut sent = 0;
+    while Instant::now() < until {
+        sent += to.write(&block)? as u64;
+    }
+    to.shutdown(Shutdown::Write)?;
+    Ok(sent)
+}
+
+/// Takes everything up to the end of the stream and looks at nothing: with MSG_TRUNC the kernel
+/// drops the bytes (tcp(7)), so that the receiver takes as little of the machine as one can.
+pub(super) fn discard(from: &TcpStream) -> io::Result<u64> {
+    let mut room = vec![0; READ];
+    let mut received = 0;
+    loop {
+        match rustix::net::recv(from, &mut room[..], RecvFlags::TRUNC) {
+            Ok((_, 0)) => return Ok(received),
+            Ok((_, n)) => received += n as u64,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// Whether bytes that cannot be guessed come out as they went in.
+pub(super) fn relays_exactly(entrance: &Entrance, seed: u64) -> io::Result<bool> {
+    let mut bytes = vec![0; COMPARED];
+    Pcg64Mcg::seed_from_u64(seed).fill_bytes(&mut bytes);
+    let Pair { client, mut server } = Pair::open(entrance)?;
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            (&client).write_all(&bytes)?;
+            client.shutdown(Shutdown::Write)
+        });
+        let mut came = Vec::with_capacity(COMPARED);
+        server.read_to_end(&mut came)?;
+        sender
+            .join()
+            .unwrap_or_else(|p| std::panic::resume_unwind(p))?;
+        Ok(Sha256::digest(&came) == Sha256::digest(&bytes))
+    })
+}

@@ -1,0 +1,105 @@
+//! A byte there and back over connections that are there already.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::bulk::discard;
+use super::pair::Pair;
+use super::rig::Entrance;
+use crate::experiment::stats;
+
+/// Connections that take turns: a relay spreads them over its threads, and one alone could be
+/// lucky in where it lands.
+const CONNECTIONS: usize = 8;
+/// Between two bytes: rare enough that every one finds all threads asleep.
+const PAUSE: Duration = Duration::from_millis(1);
+/// The flow beside: 1 Gbit/s in bursts. One without a bound would fill every CPU of a small
+/// machine, and then it would be the scheduler that is measured.
+const BURST: usize = 125_000;
+
+/// What goes through the relay at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Beside {
+    Nothing,
+    Bulk,
+}
+
+/// Quantiles of the round trips of one measurement, in seconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Echo {
+    pub(super) p50: f64,
+    pub(super) p99: f64,
+}
+
+/// Sends bytes for `time`, each when the one before has come back and a pause is over.
+pub(super) fn measure(entrance: &Entrance, time: Duration, beside: Beside) -> io::Result<Echo> {
+    let pairs = (0..CONNECTIONS)
+        .map(|_| Pair::open(entrance))
+        .collect::<io::Result<Vec<_>>>()?;
+    let flow = match beside {
+        Beside::Nothing => None,
+        Beside::Bulk => Some(Pair::open(entrance)?),
+    };
+    let over = AtomicBool::new(false);
+    let times = std::thread::scope(|scope| {
+        for pair in &pairs {
+            scope.spawn(|| send_back(&pair.server));
+        }
+        if let Some(flow) = &flow {
+            scope.spawn(|| pour(&flow.client, &over));
+            scope.spawn(|| discard(&flow.server));
+        }
+        let times = round_trips(&pairs, time);
+        // Ends the threads, also when something went wrong.
+        over.store(true, Ordering::Relaxed);
+        for pair in pairs.iter().chain(&flow) {
+            let _ = pair.client.shutdown(Shutdown::Write);
+        }
+        times
+    })?;
+    let quantile = |p| stats::quantile(&times, p).unwrap_or(f64::NAN);
+    Ok(Echo {
+        p50: quantile(0.5),
+        p99: quantile(0.99),
+    })
+}
+
+fn round_trips(pairs: &[Pair], time: Duration) -> io::Result<Vec<f64>> {
+    let end = Instant::now() + time;
+    let mut times = Vec::new();
+    for mut client in pairs.iter().map(|pair| &pair.client).cycle() {
+        let start = Instant::now();
+        if start >= end {
+            break;
+        }
+        let mut byte = [1];
+        client.write_all(&byte)?;
+        client.read_exact(&mut byte)?;
+        times.push(start.elapsed().as_secs_f64());
+        std::thread::sleep(PAUSE);
+    }
+    Ok(times)
+}
+
+fn send_back(mut stream: &TcpStream) -> io::Result<()> {
+    // The pair's own patience is for its opening; here silence is no failure.
+    stream.set_read_timeout(None)?;
+    let mut byte = [0];
+    while stream.read(&mut byte)? > 0 {
+        stream.write_all(&byte)?;
+    }
+    Ok(())
+}
+
+fn pour(mut to: &TcpStream, over: &AtomicBool) -> io::Result<()> {
+    let burst = vec![0x5a; BURST];
+    let mut next = Instant::now();
+    while !over.load(Ordering::Relaxed) {
+        to.write_all(&burst)?;
+        next += PAUSE;
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+    }
+    Ok(())
+}

@@ -1,0 +1,248 @@
+//! From measurements to figures: series, ratios to the peers, and whether they can be believed.
+
+use std::collections::BTreeMap;
+
+use serde_json::Map;
+
+use super::contender::Contender::{self, Direct, Haproxy, HaproxySplice, Nginx, Taut};
+use super::echo::{Beside, Echo};
+use super::measured::Measured;
+use super::plan::Plan;
+use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
+use crate::experiment::{Request, stats};
+
+type Quantile = fn(&Echo) -> f64;
+
+const P50: Quantile = |echo| echo.p50 * 1e6;
+const P99: Quantile = |echo| echo.p99 * 1e6;
+
+pub(super) fn outcome(
+    measured: &Measured,
+    environment: Environment,
+    request: &Request,
+    plan: &Plan,
+) -> Outcome {
+    Outcome {
+        experiment: super::EXPERIMENT.name.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        seed: request.seed,
+        quick: request.quick,
+        environment,
+        calibration: calibration(measured),
+        headline: headline(measured),
+        series: series(measured),
+        // No paper compares relays of today.
+        paper: Map::new(),
+        ideal: Map::new(),
+        notes: notes(measured, plan),
+    }
+}
+
+fn series(m: &Measured) -> Vec<Series> {
+    let mut all = Vec::new();
+    let mut add = |what: &str, metric: &str, unit, samples: &dyn Fn(Contender) -> Vec<f64>| {
+        for of in Contender::ALL {
+            let name = format!("{}/{what}", of.label());
+            all.extend(Series::of(&name, metric, unit, samples(of)));
+        }
+    };
+    // What nobody relays takes no relay's time.
+    let relays = |of, samples: Vec<f64>| if of == Direct { Vec::new() } else { samples };
+
+    add("bulk", "throughput", "GB/s", &|of| {
+        m.bulk(of, |b| b.gigabytes_per_second())
+    });
+    add("bulk", "cpu per GB", "s", &|of| {
+        relays(of, m.bulk(of, |b| b.cpu_per_gigabyte()))
+    });
+    add("connections", "new connections", "1/s", &|of| {
+        m.storm(of, |s| s.per_second())
+    });
+    add("connections", "cpu per connection", "us", &|of| {
+        relays(of, m.storm(of, |s| s.microseconds_each()))
+    });
+    for (metric, quantile) in [("round trip p50", P50), ("round trip p99", P99)] {
+        for (beside, what) in [
+            (Beside::Nothing, "echo"),
+            (Beside::Bulk, "echo/beside 1 Gbit/s"),
+        ] {
+            add(what, metric, "us", &|of| m.echo(beside, of, quantile));
+        }
+    }
+    for (metric, quantile) in [("added p50", P50), ("added p99", P99)] {
+        for (beside, what) in [
+            (Beside::Nothing, "echo"),
+            (Beside::Bulk, "echo/beside 1 Gbit/s"),
+        ] {
+            add(what, metric, "us", &|of| {
+                relays(of, m.added(beside, of, quantile))
+            });
+        }
+    }
+    add("idle", "resident memory per session", "B", &|of| {
+        relays(of, m.resident(of))
+    });
+    add("idle", "kernel memory per session", "B", &|of| {
+        relays(of, m.slab(of))
+    });
+    all
+}
+
+/// Taut's figure over a peer's, medians both.
+fn ratio(taut: &[f64], peer: &[f64]) -> Option<f64> {
+    Some(stats::median(taut)? / stats::median(peer)?)
+}
+
+fn headline(m: &Measured) -> BTreeMap<String, f64> {
+    let throughput = |of| m.bulk(of, |b| b.gigabytes_per_second());
+    let cpu = |of| m.bulk(of, |b| b.cpu_per_gigabyte());
+    let by_middle = |a: &Vec<f64>, b: &Vec<f64>| f64::total_cmp(&middle(a), &middle(b));
+    // In bulk HAProxy is two, and the better one counts.
+    let fastest = [Haproxy, HaproxySplice, Nginx].map(throughput);
+    let fastest = fastest.into_iter().max_by(by_middle).unwrap_or_default();
+    let cheapest = [Haproxy, HaproxySplice].map(cpu);
+    let cheapest = cheapest.into_iter().min_by(by_middle).unwrap_or_default();
+    let over_haproxy =
+        |samples: &dyn Fn(Contender) -> Vec<f64>| ratio(&samples(Taut), &samples(Haproxy));
+    // Of whole round trips: what two relays add can be less than the noise, and the ratio of two
+    // such figures is anything, also negative.
+    let echo = |beside, quantile| over_haproxy(&|of| m.echo(beside, of, quantile));
+    [
+        (
+            "bulk_throughput_over_best_of_haproxy_nginx",
+            ratio(&throughput(Taut), &fastest),
+        ),
+        ("cpu_per_gb_over_haproxy", ratio(&cpu(Taut), &cheapest)),
+        (
+            "connections_over_haproxy",
+            over_haproxy(&|of| m.storm(of, |s| s.per_second())),
+        ),
+        (
+            "cpu_per_connection_over_haproxy",
+            over_haproxy(&|of| m.storm(of, |s| s.microseconds_each())),
+        ),
+        ("echo_p50_over_haproxy", echo(Beside::Nothing, P50)),
+        ("echo_p99_over_haproxy", echo(Beside::Nothing, P99)),
+        ("echo_p99_beside_bulk_over_haproxy", echo(Beside::Bulk, P99)),
+        (
+            "idle_memory_over_haproxy",
+            over_haproxy(&|of| m.resident(of)),
+        ),
+        (
+            "idle_kernel_memory_over_haproxy",
+            over_haproxy(&|of| m.slab(of)),
+        ),
+    ]
+    .into_iter()
+    .filter_map(|(key, figure)| Some((key.to_owned(), figure.filter(|f| f.is_finite())?)))
+    .collect()
+}
+
+fn middle(samples: &[f64]) -> f64 {
+    stats::median(samples).unwrap_or(f64::NAN)
+}
+
+fn calibration(m: &Measured) -> Calibration {
+    let exactly = |figure: f64, wanted: f64| Check {
+        measured: figure,
+        least: wanted,
+        most: Some(wanted),
+    };
+    let exact = m.exact.values().filter(|exact| **exact).count();
+    let missing = |of| m.bulk(of, |b| b.sent.abs_diff(b.received) as f64);
+    let missing: f64 = Contender::ALL.into_iter().flat_map(missing).sum();
+    let failed = |of| m.storm(of, |s| s.failed as f64);
+    let failed: f64 = Contender::ALL.into_iter().flat_map(failed).sum();
+
+    // The ends by themselves are faster than the fastest relay, so they do not hide it.
+    let throughput = |of| middle(&m.bulk(of, |b| b.gigabytes_per_second()));
+    let rate = |of| middle(&m.storm(of, |s| s.per_second()));
+    let relays = || Contender::ALL.into_iter().filter(|of| *of != Direct);
+    let fastest = |figure: &dyn Fn(Contender) -> f64| relays().map(figure).fold(0.0, f64::max);
+    let faster = |figure: &dyn Fn(Contender) -> f64| Check {
+        measured: figure(Direct) / fastest(figure),
+        least: 1.0,
+        most: None,
+    };
+
+    // A machine that did much else meanwhile would spread the figures that the ratios are made of.
+    let spread = [Taut, Haproxy]
+        .into_iter()
+        .flat_map(|of| {
+            [
+                m.bulk(of, |b| b.cpu_per_gigabyte()),
+                m.storm(of, |s| s.microseconds_each()),
+            ]
+        })
+        .map(|samples| spread(&samples))
+        .fold(0.0, f64::max);
+    Calibration::of([
+        (
+            "contenders_that_relayed_exactly",
+            exactly(exact as f64, Contender::ALL.len() as f64),
+        ),
+        ("bulk_bytes_missing", exactly(missing, 0.0)),
+        ("connections_failed", exactly(failed, 0.0)),
+        ("direct_bulk_over_fastest_relay", faster(&throughput)),
+        ("direct_connections_over_fastest_relay", faster(&rate)),
+        (
+            "cpu_spread_taut_haproxy",
+            Check {
+                measured: spread,
+                least: 0.0,
+                most: Some(0.5),
+            },
+        ),
+    ])
+}
+
+/// From the tenth to the ninetieth percentile, over the median.
+fn spread(samples: &[f64]) -> f64 {
+    let quantile = |p| stats::quantile(samples, p).unwrap_or(f64::NAN);
+    (quantile(0.9) - quantile(0.1)) / quantile(0.5)
+}
+
+fn notes(m: &Measured, plan: &Plan) -> Vec<String> {
+    let thousands = plan.idle_sessions(Taut);
+    let few = plan.idle_sessions(Contender::Ssh);
+    let mut notes = vec![
+        "Everything runs on one host over its loopback and shares its CPUs: throughput and new \
+         connections per second depend on how many there are, processor time much less. It is user \
+         and system time of the relay's processes, children included; what the kernel does for a \
+         segment on loopback is charged to whoever sent it."
+            .to_owned(),
+        "The bulk flow is written 256 KiB at a time and dropped by the receiver without a copy \
+         (MSG_TRUNC); contents were compared (SHA-256) in a transfer of their own of 16 MiB."
+            .to_owned(),
+        "New connections: 64 at once, one byte each way, closed by the client. The world keeps no \
+         TIME_WAIT (net.ipv4.tcp_max_tw_buckets=0), so that nobody runs out of ports."
+            .to_owned(),
+        "Echo: one byte each millisecond, in turn on 8 connections. What is added is the quantile \
+         less the median of the direct connection's, the ratios are of whole round trips; the flow beside goes through the \
+         same relay, 125 kB each millisecond."
+            .to_owned(),
+        format!(
+            "Idle: {thousands} sessions, of socat and ssh {few}, on a relay just started. Resident \
+             memory is Pss; kernel memory is the growth of the machine's slabs less that of as many \
+             direct connections, and is not told of socat and ssh, whose {few} sessions are too few \
+             to be seen."
+        ),
+        "HAProxy has `option splice-auto`, which may find no reason to splice; haproxy-splice is told to, \
+         with pipes of 256 KiB as taut's, and measured in bulk only. Ratios in bulk are to the better of \
+         the two. nginx and socat have their own buffer sizes and copy."
+            .to_owned(),
+        "ssh also encrypts, and all its sessions share one connection; socat starts a process for \
+         each."
+            .to_owned(),
+    ];
+    let direct = m.echo(Beside::Nothing, Direct, P99);
+    let quantile = |p| stats::quantile(&direct, p).unwrap_or(f64::NAN);
+    let noise = quantile(0.9) - quantile(0.1);
+    if noise > middle(&m.added(Beside::Nothing, Taut, P99)) {
+        notes.push(format!(
+            "The direct connection's own p99 varied by {noise:.0} us from round to round, more than a \
+             relay adds: the machine was busy, and the p99 of this run does not tell relays apart."
+        ));
+    }
+    notes
+}

@@ -1,0 +1,89 @@
+//! Memory of sessions that have carried a few bytes each way and then say nothing.
+
+use std::fs;
+use std::io;
+use std::time::Duration;
+
+use taut_sys::limits::raise_open_files;
+
+use super::contender::Contender;
+use super::pair::Pair;
+use super::process_tree::kilobytes;
+use super::rig::{Entrance, Rig};
+use crate::experiment::ExperimentError;
+
+/// Until what has just happened has been accounted for: sockets are freed a little after they
+/// are closed.
+const SETTLE: Duration = Duration::from_millis(300);
+
+/// What one session takes, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Idle {
+    /// Of the relay's processes.
+    pub(super) resident: f64,
+    /// Of the kernel's slabs: of the whole machine, with the sockets of both ends.
+    pub(super) slab: f64,
+}
+
+/// Memory at one moment, in bytes.
+#[derive(Clone, Copy)]
+struct Memory {
+    resident: u64,
+    slab: u64,
+}
+
+/// Opens `sessions` on a relay that has just been started.
+pub(super) fn measure(
+    rig: &Rig,
+    contender: Contender,
+    sessions: usize,
+) -> Result<Idle, ExperimentError> {
+    rig.inside("hold both ends of every session", || {
+        enough_descriptors(sessions)
+    })?;
+    let entrance = rig.start(contender)?;
+    let what = format!(
+        "open {sessions} idle sessions through {}",
+        contender.label()
+    );
+    rig.inside(&what, || {
+        // The first session pays for what is made once.
+        drop(Pair::open(&entrance)?);
+        let empty = Memory::now(&entrance)?;
+        let open = (0..sessions)
+            .map(|_| Pair::open(&entrance))
+            .collect::<io::Result<Vec<_>>>()?;
+        let full = Memory::now(&entrance)?;
+        drop(open);
+        let each = |full: u64, empty: u64| (full as f64 - empty as f64) / sessions as f64;
+        Ok(Idle {
+            resident: each(full.resident, empty.resident),
+            slab: each(full.slab, empty.slab),
+        })
+    })
+}
+
+/// This process holds the client's and the server's end of every session; the relays are its
+/// children and inherit the limit.
+fn enough_descriptors(sessions: usize) -> io::Result<()> {
+    let needed = 2 * sessions as u64 + 64;
+    let limit = raise_open_files()?;
+    if needed > limit {
+        let message = format!("that takes {needed} descriptors, and this process may open {limit}");
+        return Err(io::Error::other(message));
+    }
+    Ok(())
+}
+
+impl Memory {
+    fn now(entrance: &Entrance) -> io::Result<Self> {
+        std::thread::sleep(SETTLE);
+        let meminfo = fs::read_to_string("/proc/meminfo")?;
+        let slab = kilobytes(&meminfo, "Slab:")
+            .ok_or_else(|| io::Error::other("the kernel does not say how large its slabs are"))?;
+        Ok(Self {
+            resident: entrance.processes.memory()?,
+            slab: slab * 1024,
+        })
+    }
+}

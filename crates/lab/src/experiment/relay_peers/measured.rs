@@ -1,0 +1,109 @@
+//! What was measured, of every contender, in the order of the rounds.
+
+use std::collections::BTreeMap;
+
+use super::bulk::Bulk;
+use super::contender::Contender;
+use super::echo::{Beside, Echo};
+use super::idle::Idle;
+use super::storm::Storm;
+use crate::experiment::stats;
+
+/// All measurements.
+#[derive(Default)]
+pub(super) struct Measured {
+    /// Whether what came out was what went in.
+    pub(super) exact: BTreeMap<Contender, bool>,
+    pub(super) bulk: BTreeMap<Contender, Vec<Bulk>>,
+    pub(super) storm: BTreeMap<Contender, Vec<Storm>>,
+    pub(super) echo: BTreeMap<(Beside, Contender), Vec<Echo>>,
+    pub(super) idle: BTreeMap<Contender, Vec<Idle>>,
+}
+
+// === impl Measured ===
+
+impl Measured {
+    pub(super) fn bulk(&self, of: Contender, quantity: fn(&Bulk) -> f64) -> Vec<f64> {
+        self.bulk
+            .get(&of)
+            .into_iter()
+            .flatten()
+            .map(quantity)
+            .collect()
+    }
+
+    pub(super) fn storm(&self, of: Contender, quantity: fn(&Storm) -> f64) -> Vec<f64> {
+        self.storm
+            .get(&of)
+            .into_iter()
+            .flatten()
+            .map(quantity)
+            .collect()
+    }
+
+    pub(super) fn echo(
+        &self,
+        beside: Beside,
+        of: Contender,
+        quantity: fn(&Echo) -> f64,
+    ) -> Vec<f64> {
+        let echoes = self.echo.get(&(beside, of)).into_iter().flatten();
+        echoes.map(quantity).collect()
+    }
+
+    /// What a relay adds to the round trip: to the middle of the direct ones, for a p99 has no
+    /// noise in common with another of the same round.
+    pub(super) fn added(
+        &self,
+        beside: Beside,
+        of: Contender,
+        quantity: fn(&Echo) -> f64,
+    ) -> Vec<f64> {
+        let direct = self.echo(beside, Contender::Direct, quantity);
+        let direct = stats::median(&direct).unwrap_or(f64::NAN);
+        let own = self.echo(beside, of, quantity).into_iter();
+        own.map(|own| own - direct).collect()
+    }
+
+    pub(super) fn resident(&self, of: Contender) -> Vec<f64> {
+        let idle = self.idle.get(&of).into_iter().flatten();
+        idle.map(|idle| idle.resident).collect()
+    }
+
+    /// Slabs for the relay's own part of a session: what a direct one takes is its ends'.
+    /// Empty for those whose sessions are too few to be seen among the machine's slabs.
+    pub(super) fn slab(&self, of: Contender) -> Vec<f64> {
+        if !of.holds_thousands() {
+            return Vec::new();
+        }
+        let ends = self.idle.get(&Contender::Direct).into_iter().flatten();
+        let ends: Vec<f64> = ends.map(|idle| idle.slab).collect();
+        let ends = stats::median(&ends).unwrap_or(f64::NAN);
+        let idle = self.idle.get(&of).into_iter().flatten();
+        idle.map(|idle| idle.slab - ends).collect()
+    }
+}
+
+// === impl Bulk ===
+
+impl Bulk {
+    pub(super) fn gigabytes_per_second(&self) -> f64 {
+        self.received as f64 / 1e9 / self.time.as_secs_f64()
+    }
+
+    pub(super) fn cpu_per_gigabyte(&self) -> f64 {
+        self.cpu.as_secs_f64() / (self.received as f64 / 1e9)
+    }
+}
+
+// === impl Storm ===
+
+impl Storm {
+    pub(super) fn per_second(&self) -> f64 {
+        self.in_time as f64 / self.time.as_secs_f64()
+    }
+
+    pub(super) fn microseconds_each(&self) -> f64 {
+        self.cpu.as_secs_f64() * 1e6 / self.completed as f64
+    }
+}

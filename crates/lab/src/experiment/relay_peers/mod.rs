@@ -1,0 +1,99 @@
+//! `relay-peers`: `taut relay` beside HAProxy, nginx, socat and ssh, doing the same work.
+//!
+//! The world is one host, and everything goes over its loopback: there is no link whose process
+//! would take processor time from the relays or hide what they cost, so that what is compared is
+//! what a relay does for a byte, a message, a connection and an idle session. Sharing the host
+//! with both ends of every connection is the same handicap for all.
+
+mod bulk;
+mod contender;
+mod echo;
+mod figures;
+mod idle;
+mod measured;
+mod pair;
+mod plan;
+mod process_tree;
+mod rig;
+mod storm;
+
+use std::collections::BTreeMap;
+
+use super::outcome::{Environment, Outcome};
+use super::progress::Progress;
+use super::{Experiment, ExperimentError, Request};
+use crate::peer::{nginx_stream, program};
+use contender::Contender;
+use measured::Measured;
+use plan::{Job, Plan};
+use rig::Rig;
+
+/// For the list of experiments.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "relay-peers",
+    about: "taut relay beside HAProxy, nginx, socat and ssh: bulk, new connections, latency, idle memory",
+    run,
+};
+
+fn run(request: &Request) -> Result<Outcome, ExperimentError> {
+    let programs = program::versions(&[
+        program::HAPROXY,
+        program::NGINX,
+        program::SOCAT,
+        program::SSH,
+        program::SSHD,
+    ])?;
+    nginx_stream::available()?;
+    let plan = Plan::of(request);
+    let progress = Progress::new("relay-peers: measurements", plan.steps());
+    let mut measured = Measured::default();
+
+    let rig = Rig::build(request)?;
+    // Each on a relay that has only just started: what a storm of connections leaves in a
+    // relay's own reserves would hide what idle sessions take.
+    for &contender in &plan.idle {
+        let sessions = plan.idle_sessions(contender);
+        let idle = idle::measure(&rig, contender, sessions)?;
+        measured.idle.entry(contender).or_default().push(idle);
+        progress.step();
+    }
+    let entrances = rig.start_all(&Contender::ALL)?;
+    for (contender, entrance) in &entrances {
+        let exact = rig.inside("compare what was relayed", || {
+            bulk::relays_exactly(entrance, request.seed)
+        })?;
+        measured.exact.insert(*contender, exact);
+    }
+    for round in &plan.rounds {
+        for &(job, contender) in round {
+            let entrance = &entrances[&contender];
+            match job {
+                Job::Bulk => {
+                    let what = format!("relay in bulk through {}", contender.label());
+                    let bulk = rig.inside(&what, || bulk::measure(entrance, plan.bulk))?;
+                    measured.bulk.entry(contender).or_default().push(bulk);
+                }
+                Job::Storm => {
+                    let what = format!("open connections through {}", contender.label());
+                    let storm = rig.inside(&what, || storm::measure(entrance, plan.storm))?;
+                    measured.storm.entry(contender).or_default().push(storm);
+                }
+                Job::Echo(beside) => {
+                    let what = format!("echo through {}", contender.label());
+                    let echo = rig.inside(&what, || echo::measure(entrance, plan.echo, beside))?;
+                    let key = (beside, contender);
+                    measured.echo.entry(key).or_default().push(echo);
+                }
+            }
+            progress.step();
+        }
+    }
+    drop(progress);
+
+    let environment = Environment {
+        links: BTreeMap::from([("lo".to_owned(), "loopback, no delay".to_owned())]),
+        programs,
+        ..Environment::here()
+    };
+    Ok(figures::outcome(&measured, environment, request, &plan))
+}

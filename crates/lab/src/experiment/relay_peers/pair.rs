@@ -1,0 +1,48 @@
+//! Both ends of one relayed connection, held by one program.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::rig::Entrance;
+
+/// Of a relay, to connect onward and to pass a byte on.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A connection to a relay, and the one that the relay has made for it.
+pub(super) struct Pair {
+    pub(super) client: TcpStream,
+    pub(super) server: TcpStream,
+}
+
+// === impl Pair ===
+
+impl Pair {
+    /// Connects, finds the other end, and has carried bytes both ways when it returns.
+    pub(super) fn open(entrance: &Entrance) -> io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let token = NEXT.fetch_add(1, Ordering::Relaxed).to_ne_bytes();
+        let mut client = TcpStream::connect(entrance.addr)?;
+        client.set_nodelay(true)?;
+        client.set_read_timeout(Some(PATIENCE))?;
+        client.write_all(&token)?;
+        let mut server = loop {
+            let (mut server, _) = entrance.server.accept()?;
+            server.set_read_timeout(Some(PATIENCE))?;
+            let mut said = [0; 8];
+            // Others have waited here since somebody looked whether the relay serves.
+            if server.read_exact(&mut said).is_ok() && said == token {
+                break server;
+            }
+        };
+        server.set_nodelay(true)?;
+        server.write_all(&token)?;
+        let mut answer = [0; 8];
+        client.read_exact(&mut answer)?;
+        if answer != token {
+            return Err(io::Error::other("what came back is not what was sent"));
+        }
+        Ok(Self { client, server })
+    }
+}

@@ -1,0 +1,111 @@
+//! What is measured how often and how long, and in which order.
+
+use std::time::Duration;
+
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::{Rng, SeedableRng};
+
+use super::contender::Contender;
+use super::echo::Beside;
+use crate::experiment::Request;
+
+const IDLE_SESSIONS: usize = 8_000;
+const IDLE_SESSIONS_QUICK: usize = 2_000;
+/// For those that take a process, or a channel of one connection, for each session.
+const IDLE_SESSIONS_FEW: usize = 200;
+
+/// One measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Job {
+    /// A flow as fast as it goes.
+    Bulk,
+    /// New connections, as many as it takes.
+    Storm,
+    /// A byte there and back.
+    Echo(Beside),
+}
+
+impl Job {
+    const ALL: [Self; 4] = [
+        Self::Bulk,
+        Self::Storm,
+        Self::Echo(Beside::Nothing),
+        Self::Echo(Beside::Bulk),
+    ];
+}
+
+/// Everything that is to be measured.
+pub(super) struct Plan {
+    /// Whose idle sessions, in this order.
+    pub(super) idle: Vec<Contender>,
+    /// In every round each contender does each job once, in an order of its own: what the machine
+    /// does besides comes to all of them.
+    pub(super) rounds: Vec<Vec<(Job, Contender)>>,
+    /// How long each lasts.
+    pub(super) bulk: Duration,
+    pub(super) storm: Duration,
+    pub(super) echo: Duration,
+    sessions: usize,
+}
+
+// === impl Plan ===
+
+impl Plan {
+    pub(super) fn of(request: &Request) -> Self {
+        let mut random = Pcg64Mcg::seed_from_u64(request.seed);
+        let (rounds, idle_rounds) = match request.quick {
+            true => (3, 1),
+            false => (7, 3),
+        };
+        let rounds = request.runs.unwrap_or(rounds);
+        let idle_rounds = request.runs.unwrap_or(idle_rounds).min(idle_rounds);
+        let milliseconds =
+            |quick, full| Duration::from_millis(if request.quick { quick } else { full });
+        let mut idle = Vec::new();
+        for _ in 0..idle_rounds {
+            let mut round = Contender::ALL.to_vec();
+            round.retain(|contender| !contender.is_for_bulk());
+            shuffle(&mut round, &mut random);
+            idle.append(&mut round);
+        }
+        let rounds = (0..rounds).map(|_| {
+            let jobs = Job::ALL.into_iter();
+            let mut round: Vec<_> = jobs
+                .flat_map(|job| Contender::ALL.map(|contender| (job, contender)))
+                .filter(|(job, contender)| *job == Job::Bulk || !contender.is_for_bulk())
+                .collect();
+            shuffle(&mut round, &mut random);
+            round
+        });
+        Self {
+            idle,
+            rounds: rounds.collect(),
+            bulk: milliseconds(500, 1_500),
+            storm: milliseconds(500, 1_500),
+            echo: milliseconds(500, 1_000),
+            sessions: if request.quick {
+                IDLE_SESSIONS_QUICK
+            } else {
+                IDLE_SESSIONS
+            },
+        }
+    }
+
+    pub(super) fn steps(&self) -> u64 {
+        (self.idle.len() + self.rounds.iter().map(Vec::len).sum::<usize>()) as u64
+    }
+
+    /// Sessions that this one has to hold.
+    pub(super) fn idle_sessions(&self, contender: Contender) -> usize {
+        match contender.holds_thousands() {
+            true => self.sessions,
+            false => IDLE_SESSIONS_FEW,
+        }
+    }
+}
+
+fn shuffle<T>(all: &mut [T], random: &mut Pcg64Mcg) {
+    for i in (1..all.len()).rev() {
+        all.swap(i, (random.next_u64() % (i as u64 + 1)) as usize);
+    }
+}

@@ -1,0 +1,122 @@
+//! The world and what runs in it.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+
+use super::contender::Contender;
+use super::process_tree::ProcessTree;
+use crate::experiment::{ExperimentError, Request};
+use crate::peer::haproxy::{self, Splice};
+use crate::peer::{PeerError, Service, nginx_stream, relay, socat, ssh};
+use crate::world::{Host, World, WorldBuilder};
+
+/// One host, without a relay yet.
+pub(super) struct Rig {
+    world: World,
+    keys: ssh::Keys,
+    taut: PathBuf,
+    cpus: usize,
+}
+
+/// Where a client connects, and where the connection then arrives. The relay between ends when
+/// this is dropped.
+pub(super) struct Entrance {
+    pub(super) addr: SocketAddr,
+    pub(super) server: TcpListener,
+    pub(super) processes: ProcessTree,
+    _running: Running,
+}
+
+/// Keeps a relay alive.
+enum Running {
+    Nothing,
+    Service(#[expect(dead_code, reason = "it is there to be dropped")] Service),
+    Ssh(#[expect(dead_code, reason = "it is there to be dropped")] ssh::Splitter),
+}
+
+// === impl Rig ===
+
+impl Rig {
+    pub(super) fn build(request: &Request) -> Result<Self, ExperimentError> {
+        let host = "relay";
+        let world = WorldBuilder::new("relay-peers")
+            .host(host)
+            // Above every port that somebody listens on.
+            .sysctl(host, "net.ipv4.ip_local_port_range", "16384 65535")
+            // Nobody waits in TIME_WAIT. In earnest connections come from many addresses; here
+            // one pair of addresses would run out of ports, and looking for one that is free
+            // would cost whoever has relayed most connections before.
+            .sysctl(host, "net.ipv4.tcp_max_tw_buckets", "0")
+            .build()?;
+        let keys = ssh::Keys::generate(world.dir())?;
+        Ok(Self {
+            world,
+            keys,
+            taut: request.taut.clone(),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        })
+    }
+
+    /// Starts each of `contenders`; each has ports of its own.
+    pub(super) fn start_all(
+        &self,
+        contenders: &[Contender],
+    ) -> Result<BTreeMap<Contender, Entrance>, ExperimentError> {
+        contenders
+            .iter()
+            .map(|&contender| Ok((contender, self.start(contender)?)))
+            .collect()
+    }
+
+    /// Starts one.
+    pub(super) fn start(&self, contender: Contender) -> Result<Entrance, ExperimentError> {
+        let to = SocketAddr::from((Ipv4Addr::LOCALHOST, contender.server_port()));
+        let server = self.inside("listen", || TcpListener::bind(to))?;
+        let (addr, roots, running) = self.relay(contender, to)?;
+        Ok(Entrance {
+            addr,
+            server,
+            processes: ProcessTree::of(&roots),
+            _running: running,
+        })
+    }
+
+    fn relay(
+        &self,
+        contender: Contender,
+        to: SocketAddr,
+    ) -> Result<(SocketAddr, Vec<u32>, Running), PeerError> {
+        let (host, dir, cpus) = (self.host(), self.world.dir(), self.cpus);
+        let service = match contender {
+            Contender::Direct => return Ok((to, Vec::new(), Running::Nothing)),
+            Contender::Ssh => {
+                let splitter = ssh::Splitter::start(host, &self.keys, to, dir)?;
+                let (addr, ids) = (splitter.addr(), splitter.ids());
+                return Ok((addr, ids.to_vec(), Running::Ssh(splitter)));
+            }
+            Contender::Taut => relay::relay(host, &self.taut, to, false, dir)?,
+            Contender::Haproxy => haproxy::relay(host, to, Splice::Auto, cpus, dir)?,
+            Contender::HaproxySplice => haproxy::relay(host, to, Splice::Always, cpus, dir)?,
+            Contender::Nginx => nginx_stream::relay(host, to, cpus, dir)?,
+            Contender::Socat => socat::relay(host, to, dir)?,
+        };
+        Ok((service.addr, vec![service.id()], Running::Service(service)))
+    }
+
+    /// Does `job` on the host.
+    pub(super) fn inside<T: Send>(
+        &self,
+        what: &str,
+        job: impl FnOnce() -> io::Result<T> + Send,
+    ) -> Result<T, ExperimentError> {
+        self.host()
+            .run(job)?
+            .map_err(ExperimentError::machine(what))
+    }
+
+    fn host(&self) -> &Host {
+        self.world.host("relay")
+    }
+}

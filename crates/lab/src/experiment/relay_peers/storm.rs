@@ -1,0 +1,229 @@
+//! New connections: connect, a byte there and back, close; again and again, on many at once.
+//!
+//! The clients are one thread and the server another, both on epoll, so that as much as can be of
+//! the machine is the relay's.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, accept_with, connect, ipproto,
+    recv, send, socket_with, sockopt,
+};
+use slab::Slab;
+use taut_sys::epoll::{Interest, Poller, Readiness};
+
+use super::rig::Entrance;
+
+/// Connections under way at any time: enough that no relay waits for the clients.
+const AT_ONCE: usize = 64;
+/// Of what is under way when the time is over, to come to its end.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Of a relay, to close what both ends have closed, and to see its children off.
+const SETTLE: Duration = Duration::from_millis(50);
+/// The longest that a thread sleeps without a look at the clock.
+const LOOK: Duration = Duration::from_millis(10);
+/// Token of the server's listener; connections have the slab's small numbers.
+const LISTENER: u64 = u64::MAX;
+
+/// What came of one storm.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Storm {
+    /// Completed within the time.
+    pub(super) in_time: u64,
+    pub(super) time: Duration,
+    /// Completed, the last ones included.
+    pub(super) completed: u64,
+    pub(super) failed: u64,
+    /// Of the relay, for all of them.
+    pub(super) cpu: Duration,
+}
+
+/// How a look at a connection ended.
+enum Look {
+    Wait,
+    Complete,
+    Failed,
+}
+
+/// A client's connection.
+struct Client {
+    socket: OwnedFd,
+    has_asked: bool,
+}
+
+/// Makes connections for `time`.
+pub(super) fn measure(entrance: &Entrance, time: Duration) -> io::Result<Storm> {
+    entrance.server.set_nonblocking(true)?;
+    let before = entrance.processes.cpu()?;
+    let over = AtomicBool::new(false);
+    let storm = std::thread::scope(|scope| {
+        let server = scope.spawn(|| serve(&entrance.server, &over));
+        let storm = visit(entrance.addr, time);
+        over.store(true, Ordering::Relaxed);
+        server
+            .join()
+            .unwrap_or_else(|p| std::panic::resume_unwind(p))?;
+        storm
+    });
+    entrance.server.set_nonblocking(false)?;
+    let storm = storm?;
+    std::thread::sleep(SETTLE);
+    let cpu = entrance.processes.cpu()?.saturating_sub(before);
+    Ok(Storm { cpu, ..storm })
+}
+
+fn visit(to: SocketAddr, time: Duration) -> io::Result<Storm> {
+    let poller = Poller::new()?;
+    let mut clients: Vec<Option<Client>> = Vec::new();
+    for slot in 0..AT_ONCE {
+        clients.push(Some(Client::start(to, &poller, slot)?));
+    }
+    let mut storm = Storm {
+        in_time: 0,
+        time,
+        completed: 0,
+        failed: 0,
+        cpu: Duration::ZERO,
+    };
+    let end = Instant::now() + time;
+    let mut left = AT_ONCE;
+    let mut reports = Vec::new();
+    while left > 0 {
+        poller.wait(Some(LOOK), &mut reports)?;
+        let now = Instant::now();
+        for &(token, ready) in &reports {
+            let slot = token as usize;
+            let Some(place) = clients.get_mut(slot) else {
+                continue;
+            };
+            match place
+                .as_mut()
+                .map_or(Look::Wait, |client| client.look(ready))
+            {
+                Look::Wait => continue,
+                Look::Complete => {
+                    storm.completed += 1;
+                    storm.in_time += u64::from(now < end);
+                }
+                Look::Failed => storm.failed += 1,
+            }
+            *place = None;
+            if now < end {
+                *place = Some(Client::start(to, &poller, slot)?);
+            } else {
+                left -= 1;
+            }
+        }
+        if now > end + PATIENCE {
+            storm.failed += left as u64;
+            break;
+        }
+    }
+    Ok(storm)
+}
+
+fn serve(listener: &TcpListener, over: &AtomicBool) -> io::Result<()> {
+    let poller = Poller::new()?;
+    poller.add(listener, LISTENER, Interest::Read)?;
+    let mut open: Slab<OwnedFd> = Slab::new();
+    let mut reports = Vec::new();
+    let mut deadline = None;
+    loop {
+        poller.wait(Some(LOOK), &mut reports)?;
+        for &(token, ready) in &reports {
+            if token == LISTENER {
+                welcome(listener, &poller, &mut open)?;
+            } else if let Some(stream) = open.get(token as usize)
+                && answer(stream, ready)
+            {
+                open.remove(token as usize);
+            }
+        }
+        if over.load(Ordering::Relaxed) {
+            let end = *deadline.get_or_insert_with(|| Instant::now() + PATIENCE);
+            if open.is_empty() || Instant::now() > end {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn welcome(listener: &TcpListener, poller: &Poller, open: &mut Slab<OwnedFd>) -> io::Result<()> {
+    loop {
+        match accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
+            Ok(stream) => {
+                let place = open.vacant_entry();
+                poller.add(&stream, place.key() as u64, Interest::StreamEdges)?;
+                place.insert(stream);
+            }
+            Err(Errno::AGAIN) => return Ok(()),
+            // It went away while it waited.
+            Err(Errno::CONNABORTED | Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// Sends back what came; `true` at the end of the stream.
+fn answer(stream: &OwnedFd, ready: Readiness) -> bool {
+    let mut bytes = [0; 16];
+    loop {
+        match recv(stream, &mut bytes[..], RecvFlags::empty()) {
+            Ok((0, _)) => return true,
+            Ok((n, _)) => {
+                if send(stream, &bytes[..n], SendFlags::NOSIGNAL).is_err() {
+                    return true;
+                }
+                if !ready.short_reads_prove_nothing() {
+                    return false;
+                }
+            }
+            Err(Errno::AGAIN) => return false,
+            Err(Errno::INTR) => {}
+            Err(_) => return true,
+        }
+    }
+}
+
+// === impl Client ===
+
+impl Client {
+    fn start(to: SocketAddr, poller: &Poller, slot: usize) -> io::Result<Self> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+        let socket = socket_with(family, kind, flags, Some(ipproto::TCP))?;
+        sockopt::set_tcp_nodelay(&socket, true)?;
+        match connect(&socket, &to) {
+            Ok(()) | Err(Errno::INPROGRESS) => {}
+            Err(e) => return Err(e.into()),
+        }
+        poller.add(&socket, slot as u64, Interest::StreamEdges)?;
+        Ok(Self {
+            socket,
+            has_asked: false,
+        })
+    }
+
+    fn look(&mut self, ready: Readiness) -> Look {
+        if !self.has_asked && ready.writable() {
+            match send(&self.socket, &[1], SendFlags::NOSIGNAL) {
+                Ok(_) => self.has_asked = true,
+                Err(Errno::AGAIN) => {}
+                Err(_) => return Look::Failed,
+            }
+        }
+        if !ready.readable() {
+            return Look::Wait;
+        }
+        match recv(&self.socket, &mut [0u8; 16][..], RecvFlags::empty()) {
+            Ok((1, _)) => Look::Complete,
+            Err(Errno::AGAIN | Errno::INTR) => Look::Wait,
+            Ok(_) | Err(_) => Look::Failed,
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! nginx as a TCP relay: its stream module.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use super::{PeerError, Service, program};
+use crate::world::Host;
+
+/// The port it listens on.
+pub const PORT: u16 = 8082;
+/// Where Debian's package puts the module; it is loaded at run time.
+const MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
+/// A worker's connections, two for each session. Any worker may get them all.
+const CONNECTIONS: usize = 19_000;
+
+/// Whether nginx can play this part.
+///
+/// # Errors
+/// [`PeerError::Missing`], naming the package to install.
+pub fn available() -> Result<(), PeerError> {
+    fs::metadata(MODULE)
+        .map(drop)
+        .map_err(|source| PeerError::Missing {
+            program: "nginx's stream module",
+            package: "libnginx-mod-stream",
+            source,
+        })
+}
+
+/// Relays what comes to `host` at [`PORT`] to `to`, with a worker for each of `cpus`.
+///
+/// # Errors
+/// [`PeerError`].
+pub fn relay(host: &Host, to: SocketAddr, cpus: usize, dir: &Path) -> Result<Service, PeerError> {
+    let addr = SocketAddr::from((host.addr(), PORT));
+    let config = dir.join("nginx-stream.conf");
+    let here = dir.display();
+    // Its default backlog of 511 would refuse bursts that the others take.
+    let text = format!(
+        "load_module {MODULE};\n\
+         daemon off;\n\
+         user root;\n\
+         worker_processes {cpus};\n\
+         worker_rlimit_nofile {CONNECTIONS};\n\
+         pid {here}/nginx-stream.pid;\n\
+         error_log stderr error;\n\
+         events {{ worker_connections {CONNECTIONS}; }}\n\
+         stream {{\n\
+           server {{ listen {addr} backlog=4096; proxy_pass {to}; }}\n\
+         }}\n"
+    );
+    fs::write(&config, text).map_err(|source| PeerError::Prepare {
+        what: "nginx's configuration".into(),
+        source,
+    })?;
+    let mut command = Command::new(program::NGINX.name);
+    command
+        .arg("-e")
+        .arg("stderr")
+        .arg("-p")
+        .arg(dir)
+        .arg("-c")
+        .arg(&config);
+    Service::start(host, "nginx-stream", command, addr, dir)
+}

@@ -1,0 +1,27 @@
+//! socat as a TCP relay: a process for each connection.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use super::{PeerError, Service, program};
+use crate::world::Host;
+
+/// The port it listens on.
+pub const PORT: u16 = 8083;
+
+/// Relays what comes to `host` at [`PORT`] to `to`.
+///
+/// # Errors
+/// [`PeerError`].
+pub fn relay(host: &Host, to: SocketAddr, dir: &Path) -> Result<Service, PeerError> {
+    let addr = SocketAddr::from((host.addr(), PORT));
+    let mut command = Command::new(program::SOCAT.name);
+    // Its default backlog of 5 would refuse what waits for a fork. nodelay, as the others have it.
+    command.arg(format!(
+        "TCP-LISTEN:{PORT},bind={},reuseaddr,fork,backlog=4096,nodelay",
+        addr.ip()
+    ));
+    command.arg(format!("TCP:{to},nodelay"));
+    Service::start(host, "socat", command, addr, dir)
+}
