@@ -7,8 +7,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use serde_json::Map;
-use taut_sys::limits::raise_open_files;
 
+use super::descriptors::enough_descriptors;
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request};
@@ -149,17 +149,6 @@ fn all_over() -> io::Result<()> {
             ));
         }
         std::thread::sleep(LOOK);
-    }
-    Ok(())
-}
-
-/// This process holds the client's and the server's end of every session.
-fn enough_descriptors(sessions: usize) -> io::Result<()> {
-    let needed = 2 * sessions as u64 + 64;
-    let limit = raise_open_files()?;
-    if needed > limit {
-        let message = format!("that takes {needed} descriptors, and this process may open {limit}");
-        return Err(io::Error::other(message));
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! Experiments: a world that loses time, what loses less, and the figures of both.
 
+mod descriptors;
 pub mod idle_sessions;
 pub mod outcome;
 pub mod pied_piper;

@@ -4,13 +4,12 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
-use taut_sys::limits::raise_open_files;
-
 use super::contender::Contender;
 use super::pair::Pair;
 use super::process_tree::kilobytes;
 use super::rig::{Entrance, Rig};
 use crate::experiment::ExperimentError;
+use crate::experiment::descriptors::enough_descriptors;
 
 /// Until what has just happened has been accounted for: sockets are freed a little after they
 /// are closed.
@@ -61,18 +60,6 @@ pub(super) fn measure(
             slab: each(full.slab, empty.slab),
         })
     })
-}
-
-/// This process holds the client's and the server's end of every session; the relays are its
-/// children and inherit the limit.
-fn enough_descriptors(sessions: usize) -> io::Result<()> {
-    let needed = 2 * sessions as u64 + 64;
-    let limit = raise_open_files()?;
-    if needed > limit {
-        let message = format!("that takes {needed} descriptors, and this process may open {limit}");
-        return Err(io::Error::other(message));
-    }
-    Ok(())
 }
 
 impl Memory {
