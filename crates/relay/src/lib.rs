@@ -9,6 +9,7 @@
 //! state machines.
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod addr;
 mod alarms;
 pub mod config;
