@@ -9,6 +9,7 @@
 //! state machines.
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod addr;
 mod alarms;
 pub mod config;
@@ -23,6 +24,7 @@ pub mod serve;
 mod session;
 #[cfg(test)]
 mod sim;
+pub mod sources;
 mod targets;
 mod token;
 mod worker;

@@ -1,0 +1,107 @@
+//! The several spellings that IPv6 has for an IPv4 address.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// An address and the IPv4 addresses that are written inside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Forms {
+    /// As it is connected to; never an IPv4-mapped one, for Linux connects those by IPv4.
+    pub(super) addr: IpAddr,
+    /// The IPv4 host that a NAT64 with the well-known prefix connects it to: the same destination
+    /// by another name (RFC 6052 2.1).
+    pub(super) translated: Option<Ipv4Addr>,
+    /// IPv4 addresses that a tunnel or translator on the way may read out of it. A denial of one
+    /// of them counts; a permission does not, for many IPv6 hosts share it.
+    embedded: [Option<Ipv4Addr>; 2],
+}
+
+// === impl Forms ===
+
+impl Forms {
+    pub(super) fn of(addr: IpAddr) -> Self {
+        let addr = addr.to_canonical();
+        let (translated, embedded) = match addr {
+            IpAddr::V4(_) => (None, [None; 2]),
+            IpAddr::V6(v6) => (translated(v6), embedded(v6)),
+        };
+        Self {
+            addr,
+            translated,
+            embedded,
+        }
+    }
+
+    /// Those that lead to the same host: what allows one of them allows the address.
+    pub(super) fn alike(self) -> impl Iterator<Item = IpAddr> {
+        std::iter::once(self.addr).chain(self.translated.map(IpAddr::V4))
+    }
+
+    /// All: what denies one of them denies the address.
+    pub(super) fn all(self) -> impl Iterator<Item = IpAddr> {
+        self.alike()
+            .chain(self.embedded.into_iter().flatten().map(IpAddr::V4))
+    }
+}
+
+/// 64:ff9b::/96.
+fn translated(v6: Ipv6Addr) -> Option<Ipv4Addr> {
+    (v6.segments()[..6] == [0x64, 0xff9b, 0, 0, 0, 0]).then(|| last_32(v6))
+}
+
+fn embedded(v6: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
+    let s = v6.segments();
+    let o = v6.octets();
+    match s {
+        // 6to4 (RFC 3056 2).
+        [0x2002, ..] => [Some(Ipv4Addr::new(o[2], o[3], o[4], o[5])), None],
+        // Teredo: the server, and the client in complement (RFC 4380 4).
+        [0x2001, 0, ..] => [
+            Some(Ipv4Addr::new(o[4], o[5], o[6], o[7])),
+            Some(Ipv4Addr::from(!u32::from(last_32(v6)))),
+        ],
+        // NAT64 with a prefix of one's own (RFC 8215), of 48 bits or of 96 (RFC 6052 2.2).
+        [0x64, 0xff9b, 1, ..] => [
+            Some(Ipv4Addr::new(o[6], o[7], o[9], o[10])),
+            Some(last_32(v6)),
+        ],
+        // Neither of these two embeds anything.
+        [0, 0, 0, 0, 0, 0, 0, 0 | 1] => [None; 2],
+        // IPv4-compatible (RFC 4291 2.5.5.1) and IPv4-translated (RFC 7915).
+        [0, 0, 0, 0, 0, 0, ..] | [0, 0, 0, 0, 0xffff, 0, ..] => [Some(last_32(v6)), None],
+        _ => [None; 2],
+    }
+}
+
+fn last_32(v6: Ipv6Addr) -> Ipv4Addr {
+    let o = v6.octets();
+    Ipv4Addr::new(o[12], o[13], o[14], o[15])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_spelling_shows_its_ipv4_address() {
+        let v4: IpAddr = "169.254.1.2".parse().unwrap();
+        for text in [
+            "169.254.1.2",
+            "::ffff:169.254.1.2",
+            "::169.254.1.2",
+            "::ffff:0:169.254.1.2",
+            "64:ff9b::169.254.1.2",
+            "64:ff9b:1::169.254.1.2",
+            "64:ff9b:1:a9fe:1:200::",
+            "2002:a9fe:102::1",
+            "2001:0:a9fe:102::1",
+            "2001:0:1:2:3:4:5601:fefd",
+        ] {
+            let forms = Forms::of(text.parse().unwrap());
+            assert!(forms.all().any(|form| form == v4), "{text}: {forms:?}");
+        }
+        for text in ["::", "::1", "2001:db8::a9fe:102"] {
+            let addr = text.parse().unwrap();
+            assert_eq!(Forms::of(addr).all().collect::<Vec<_>>(), [addr]);
+        }
+    }
+}

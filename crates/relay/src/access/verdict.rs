@@ -1,0 +1,122 @@
+//! What is said of a destination.
+
+use std::fmt;
+
+/// Whether a destination may be gone to, and if not, why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Of an address: it may be connected to. Of a name: it may be looked up, and then each of its
+    /// addresses is judged.
+    Allowed,
+    /// The host is neither an address nor a name that DNS could know.
+    NotAName,
+    /// No rule allows it.
+    NotListed,
+    /// What allows it, a name or `*`, speaks of public addresses only, and this is none.
+    NotPublic,
+    /// A rule denies it.
+    DeniedRule,
+    /// 0.0.0.0/8 or `::`, which Linux takes for this machine (RFC 1122 3.2.1.3, RFC 4291 2.5.2).
+    Unspecified,
+    /// 127.0.0.0/8 or `::1`.
+    Loopback,
+    /// 169.254.0.0/16 (RFC 3927) or fe80::/10 (RFC 4291 2.5.6).
+    LinkLocal,
+    /// Where a cloud gives its guests their credentials.
+    Metadata,
+    /// 224.0.0.0/4 or ff00::/8.
+    Multicast,
+    /// 255.255.255.255.
+    Broadcast,
+    /// 240.0.0.0/4 (RFC 1112 4).
+    Reserved,
+    /// An address of this machine.
+    Own,
+    /// A relay of the mesh, or what only relays may reach.
+    MeshInternal,
+}
+
+// === impl Verdict ===
+
+impl Verdict {
+    /// Every verdict.
+    pub const ALL: [Self; 14] = [
+        Self::Allowed,
+        Self::NotAName,
+        Self::NotListed,
+        Self::NotPublic,
+        Self::DeniedRule,
+        Self::Unspecified,
+        Self::Loopback,
+        Self::LinkLocal,
+        Self::Metadata,
+        Self::Multicast,
+        Self::Broadcast,
+        Self::Reserved,
+        Self::Own,
+        Self::MeshInternal,
+    ];
+
+    /// The name used in metrics and logs.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::NotAName => "not_a_name",
+            Self::NotListed => "not_listed",
+            Self::NotPublic => "not_public",
+            Self::DeniedRule => "denied_rule",
+            Self::Unspecified => "unspecified",
+            Self::Loopback => "loopback",
+            Self::LinkLocal => "link_local",
+            Self::Metadata => "metadata",
+            Self::Multicast => "multicast",
+            Self::Broadcast => "broadcast",
+            Self::Reserved => "reserved",
+            Self::Own => "own",
+            Self::MeshInternal => "mesh_internal",
+        }
+    }
+
+    /// Whether it may be gone to.
+    pub fn is_allowed(self) -> bool {
+        self == Self::Allowed
+    }
+}
+
+impl fmt::Display for Verdict {
+    /// The end of a sentence that begins with the destination: "10.0.0.1:80 ...".
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Allowed => "is allowed",
+            Self::NotAName => "is neither an address nor a name",
+            Self::NotListed => "is not in the list of what is allowed",
+            Self::NotPublic => {
+                "is no public address: a rule that names its prefix would have to allow it"
+            }
+            Self::DeniedRule => "is denied by a rule",
+            Self::Unspecified => "is the unspecified address, which means this machine",
+            Self::Loopback => "is a loopback address",
+            Self::LinkLocal => "is a link-local address",
+            Self::Metadata => "is a cloud's metadata service",
+            Self::Multicast => "is a multicast address",
+            Self::Broadcast => "is the broadcast address",
+            Self::Reserved => "is a reserved address",
+            Self::Own => "is an address of this machine",
+            Self::MeshInternal => "belongs to the mesh itself",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_verdict_has_a_label_of_its_own() {
+        for (i, verdict) in Verdict::ALL.into_iter().enumerate() {
+            assert_eq!(verdict as usize, i);
+            let same = Verdict::ALL.iter().filter(|v| v.label() == verdict.label());
+            assert_eq!(same.count(), 1);
+        }
+    }
+}
