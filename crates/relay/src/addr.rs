@@ -18,7 +18,7 @@ pub struct OnwardAddr(pub SocketAddr);
 
 /// Where connections go, as the configuration names it: `host:port`, host being a name or an
 /// address (IPv6 in brackets).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Destination {
     /// A DNS name or the text of an IP address, without brackets.
     pub host: String,

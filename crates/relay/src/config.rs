@@ -12,6 +12,10 @@ use toml::Spanned;
 
 use crate::addr::{Destination, Listen};
 
+mod mesh;
+
+pub use mesh::{MeshConfig, Turbo};
+
 /// How a relay node runs.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -28,7 +32,9 @@ pub struct Config {
     pub data: DataPath,
     /// Dead-peer detection on both legs.
     pub keepalive: Keepalive,
-    /// What is listened on, and where it goes. At least one.
+    /// Its part in a mesh of relays, if it has one.
+    pub mesh: Option<MeshConfig>,
+    /// What is listened on, and where it goes. At least one, unless the mesh is listened to.
     pub forwards: Vec<Forward>,
 }
 
@@ -64,8 +70,10 @@ pub struct DataPath {
 pub struct Forward {
     /// Where clients connect to.
     pub listen: Vec<Listen>,
-    /// The destination or the next relay.
+    /// The destination, or the next relay when that is no part of the mesh.
     pub to: Destination,
+    /// The relays of the mesh that connections go through, in order; none: straight to `to`.
+    pub via: Vec<Destination>,
     /// Congestion control towards the client; `None`: the kernel's default.
     pub client_congestion: Option<String>,
     /// Congestion control towards the destination; `None`: the kernel's default.
@@ -78,6 +86,7 @@ impl Forward {
         Self {
             listen,
             to,
+            via: Vec::new(),
             client_congestion: None,
             onward_congestion: None,
         }
@@ -129,6 +138,7 @@ impl Config {
                 interval: Duration::from_secs(15),
                 probes: 4,
             },
+            mesh: None,
             forwards,
         }
     }
@@ -175,7 +185,8 @@ impl Config {
                 path: path.to_owned(),
             });
         };
-        if relay.forward.is_empty() {
+        let listens_to_mesh = relay.mesh.as_ref().is_some_and(|m| m.get_ref().listens());
+        if relay.forward.is_empty() && !listens_to_mesh {
             return Err(ConfigError::NoForward {
                 path: path.to_owned(),
             });
@@ -259,6 +270,7 @@ struct Section {
     splice_after: Option<ByteSize>,
     pipe_size: Option<Spanned<ByteSize>>,
     max_pipes: Option<u32>,
+    mesh: Option<Spanned<mesh::MeshSection>>,
     #[serde(default)]
     forward: Vec<ForwardSection>,
 }
@@ -269,6 +281,7 @@ struct ForwardSection {
     // The texts inside an untagged enum have no place of their own; the list has.
     listen: Spanned<OneOrMany>,
     to: Spanned<String>,
+    via: Option<Spanned<OneOrMany>>,
     client_congestion: Option<String>,
     onward_congestion: Option<String>,
 }
@@ -278,6 +291,15 @@ struct ForwardSection {
 enum OneOrMany {
     One(String),
     Many(Vec<String>),
+}
+
+impl OneOrMany {
+    fn into_vec(self) -> Vec<String> {
+        match self {
+            Self::One(one) => vec![one],
+            Self::Many(many) => many,
+        }
+    }
 }
 
 struct Time(Duration);
@@ -298,6 +320,8 @@ const TIME: std::ops::RangeInclusive<Duration> =
 const RESOLVE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=*TIME.end();
 /// The kernel takes keepalive times in whole seconds from 1 to 32767.
 const KEEPALIVE_IDLE: std::ops::RangeInclusive<u64> = 1..=32_767;
+/// Relays of a route; what a hello has room for, and the first one besides.
+const MAX_VIA: usize = 8;
 /// fs.pipe-max-size on a stock kernel; a page is the least there is.
 const PIPE_SIZE: std::ops::RangeInclusive<u64> = (4 << 10)..=(1 << 20);
 
@@ -373,7 +397,19 @@ impl Section {
             d.max_pipes = max;
         }
 
+        if let Some(mesh) = self.mesh {
+            let at = mesh.span().start;
+            config.mesh = Some(mesh.into_inner().check(at)?);
+        }
         for (i, forward) in self.forward.into_iter().enumerate() {
+            let via_at = forward.via.as_ref().map(|via| via.span().start);
+            if let (Some(at), None) = (via_at, &config.mesh) {
+                let message = format!(
+                    "relay.forward[{i}].via: there is no [relay.mesh] with the key_file that the \
+                     other relay would want to see"
+                );
+                return Err((at, message));
+            }
             config.forwards.push(forward.check(i)?);
         }
         Ok(config)
@@ -387,10 +423,7 @@ impl ForwardSection {
             format!("relay.forward[{i}].to")
         })?;
         let listen_at = self.listen.span().start;
-        let listen = match self.listen.into_inner() {
-            OneOrMany::One(one) => vec![one],
-            OneOrMany::Many(many) => many,
-        };
+        let listen = self.listen.into_inner().into_vec();
         if listen.is_empty() {
             let message = format!("relay.forward[{i}].listen: no address to listen on");
             return Err((listen_at, message));
@@ -404,12 +437,31 @@ impl ForwardSection {
                 })
             })
             .collect::<Result<_, _>>()?;
+        let via = match self.via {
+            Some(via) => relays(via, i)?,
+            None => Vec::new(),
+        };
         Ok(Forward {
+            via,
             client_congestion: self.client_congestion,
             onward_congestion: self.onward_congestion,
             ..Forward::new(listen, to)
         })
     }
+}
+
+/// The relays of `forward[i].via`.
+fn relays(via: Spanned<OneOrMany>, i: usize) -> Result<Vec<Destination>, (usize, String)> {
+    let at = via.span().start;
+    let texts = via.into_inner().into_vec();
+    if texts.is_empty() || texts.len() > MAX_VIA {
+        let message = format!("relay.forward[{i}].via: must name from 1 to {MAX_VIA} relays");
+        return Err((at, message));
+    }
+    let texts = texts.iter().enumerate();
+    texts
+        .map(|(j, text)| parse(text, at, || format!("relay.forward[{i}].via[{j}]")))
+        .collect()
 }
 
 fn parse<T>(text: &str, at: usize, field: impl Fn() -> String) -> Result<T, (usize, String)>

@@ -153,6 +153,23 @@ impl<P> Direction<P> {
         self.read_to_the_end = true;
     }
 
+    /// Nothing has been passed on, and nothing is on its way.
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.moved == 0 && self.state == State::Open && self.is_empty()
+    }
+
+    /// The leg that was written is gone; another will come. Only for one that
+    /// [is untouched](Self::is_untouched).
+    pub(crate) fn lose_sink(&mut self) {
+        self.writable = false;
+    }
+
+    /// The same for the leg that was read.
+    pub(crate) fn lose_source(&mut self) {
+        self.readable = false;
+        self.read_to_the_end = false;
+    }
+
     /// Nothing is left to do for this direction.
     pub(crate) fn finished(&self) -> bool {
         match self.state {

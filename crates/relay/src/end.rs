@@ -28,6 +28,10 @@ pub enum End {
     ConnectTimedOut,
     /// There is no way to the destination, or the network says it cannot be reached.
     ConnectUnreachable,
+    /// The destination's name has no address, or none could be found out.
+    LookUpFailed,
+    /// The destination's name leads to addresses that the configuration does not allow.
+    NotAllowed,
     /// This machine had no descriptor, port or memory left for the onward leg.
     NoResources,
     /// One side had ended its stream, and nothing came from the other for too long.
@@ -38,7 +42,7 @@ pub enum End {
 
 impl End {
     /// Every cause.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Complete,
         Self::ClientReset,
         Self::OnwardReset,
@@ -47,6 +51,8 @@ impl End {
         Self::ConnectRefused,
         Self::ConnectTimedOut,
         Self::ConnectUnreachable,
+        Self::LookUpFailed,
+        Self::NotAllowed,
         Self::NoResources,
         Self::HalfClosedTimeout,
         Self::Stopped,
@@ -63,6 +69,8 @@ impl End {
             Self::ConnectRefused => "connect_refused",
             Self::ConnectTimedOut => "connect_timed_out",
             Self::ConnectUnreachable => "connect_unreachable",
+            Self::LookUpFailed => "look_up_failed",
+            Self::NotAllowed => "not_allowed",
             Self::NoResources => "no_resources",
             Self::HalfClosedTimeout => "half_closed_timeout",
             Self::Stopped => "stopped",

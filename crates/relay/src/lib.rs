@@ -12,16 +12,21 @@
 pub mod access;
 pub mod addr;
 mod alarms;
+mod arrivals;
 pub mod config;
 mod direction;
 pub mod end;
 mod exposition;
+mod inbox;
 mod loops;
 pub mod metrics;
 pub mod node;
 mod pipes;
+mod pool;
+mod resolver;
 pub mod serve;
 mod session;
+pub mod setup;
 #[cfg(test)]
 mod sim;
 pub mod sources;

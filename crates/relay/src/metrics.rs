@@ -8,7 +8,10 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
+use taut_mesh::acceptor::Rejection;
+
 use crate::end::End;
+use crate::worker::Refusal;
 
 /// A figure that one thread writes and any may read.
 ///
@@ -45,6 +48,22 @@ pub(crate) struct WorkerMetrics {
     pub(crate) pipe_misses: Figure,
     pub(crate) pipes_refused: Figure,
     pub(crate) ended: [Figure; End::ALL.len()],
+    pub(crate) pool_ready: Figure,
+    pub(crate) pool_hits: Figure,
+    pub(crate) pool_misses: Figure,
+    pub(crate) pool_retries: Figure,
+    pub(crate) pool_expired: Figure,
+    pub(crate) pool_dead: Figure,
+    pub(crate) pool_dials_failed: Figure,
+    pub(crate) pool_peers_rejected: Figure,
+    pub(crate) mesh_accepted: Figure,
+    pub(crate) mesh_unproven: Figure,
+    pub(crate) mesh_ready: Figure,
+    pub(crate) mesh_evicted: Figure,
+    pub(crate) mesh_refused_full: Figure,
+    pub(crate) mesh_hellos: Figure,
+    pub(crate) mesh_rejected: [Figure; Rejection::ALL.len()],
+    pub(crate) mesh_refused: [Figure; Refusal::ALL.len()],
 }
 
 /// What a node counts.
@@ -94,6 +113,27 @@ impl Metrics {
     /// Clients that were refused because the node was full.
     pub fn refused_full(&self) -> u64 {
         self.sum(|w| &w.refused_full)
+    }
+
+    /// Connections to other relays that are ready for use.
+    pub fn pool_ready(&self) -> u64 {
+        self.sum(|w| &w.pool_ready)
+    }
+
+    /// Sessions that found a connection to the next relay ready, and those that did not.
+    pub fn pool_hits_and_misses(&self) -> (u64, u64) {
+        (self.sum(|w| &w.pool_hits), self.sum(|w| &w.pool_misses))
+    }
+
+    /// Sessions that other relays have asked for.
+    pub fn mesh_hellos(&self) -> u64 {
+        self.sum(|w| &w.mesh_hellos)
+    }
+
+    /// Connections at the mesh port that were closed for what they said or did not say.
+    pub fn mesh_rejected(&self) -> u64 {
+        let all = Rejection::ALL.into_iter();
+        all.map(|r| self.sum(|w| &w.mesh_rejected[r.index()])).sum()
     }
 
     /// The figures as OpenMetrics text.
@@ -160,6 +200,8 @@ impl Collector for Metrics {
             self.pipes_in_use(),
         )?;
 
+        self.encode_mesh(&mut encoder)?;
+
         let (onward, client) = self.bytes();
         let help = "Bytes passed on, by the leg that they were written to";
         let mut family =
@@ -173,6 +215,110 @@ impl Collector for Metrics {
             encoder.encode_descriptor("taut_relay_ended", help, None, MetricType::Counter)?;
         for end in End::ALL {
             Count(self.ended(end)).encode(family.encode_family(&[("cause", end.label())])?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Metrics {
+    /// The pools' and the mesh port's figures.
+    fn encode_mesh(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        type Of = fn(&WorkerMetrics) -> &Figure;
+        let counters: [(&str, &str, Of); 11] = [
+            (
+                "taut_relay_pool_hits",
+                "Sessions that found a connection ready",
+                |w| &w.pool_hits,
+            ),
+            (
+                "taut_relay_pool_misses",
+                "Sessions for which a connection had to be made",
+                |w| &w.pool_misses,
+            ),
+            (
+                "taut_relay_pool_retries",
+                "Connections made anew because one from the pool was dead, or could not be made at first",
+                |w| &w.pool_retries,
+            ),
+            (
+                "taut_relay_pool_expired",
+                "Unused connections closed because of their age",
+                |w| &w.pool_expired,
+            ),
+            (
+                "taut_relay_pool_dead",
+                "Unused connections found to be dead",
+                |w| &w.pool_dead,
+            ),
+            (
+                "taut_relay_pool_dials_failed",
+                "Connections to other relays that could not be made",
+                |w| &w.pool_dials_failed,
+            ),
+            (
+                "taut_relay_pool_peers_rejected",
+                "Relays dialled that could not prove that they belong to the mesh",
+                |w| &w.pool_peers_rejected,
+            ),
+            (
+                "taut_relay_mesh_accepted",
+                "Connections accepted at the mesh port",
+                |w| &w.mesh_accepted,
+            ),
+            (
+                "taut_relay_mesh_evicted",
+                "Connections without proof of a key that were closed to make room for others",
+                |w| &w.mesh_evicted,
+            ),
+            (
+                "taut_relay_mesh_refused_full",
+                "Connections of other relays that were closed because max_ready waited already",
+                |w| &w.mesh_refused_full,
+            ),
+            (
+                "taut_relay_mesh_hellos",
+                "Sessions that other relays have asked for",
+                |w| &w.mesh_hellos,
+            ),
+        ];
+        for (name, help, of) in counters {
+            let encoder = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            Count(self.sum(of)).encode(encoder)?;
+        }
+        let gauges: [(&str, &str, Of); 3] = [
+            (
+                "taut_relay_pool_ready",
+                "Connections to other relays that are ready for use",
+                |w| &w.pool_ready,
+            ),
+            (
+                "taut_relay_mesh_unproven",
+                "Connections at the mesh port that have not proven that they hold a key",
+                |w| &w.mesh_unproven,
+            ),
+            (
+                "taut_relay_mesh_ready",
+                "Connections of other relays that wait to be used",
+                |w| &w.mesh_ready,
+            ),
+        ];
+        for (name, help, of) in gauges {
+            let encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            Level(self.sum(of)).encode(encoder)?;
+        }
+        let help = "Connections at the mesh port that were closed, by what was wrong with them";
+        let name = "taut_relay_mesh_rejected";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for rejection in Rejection::ALL {
+            let count = Count(self.sum(|w| &w.mesh_rejected[rejection.index()]));
+            count.encode(family.encode_family(&[("cause", rejection.label())])?)?;
+        }
+        let help = "Sessions that other relays asked for and did not get, by cause";
+        let name = "taut_relay_mesh_refused";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for refusal in Refusal::ALL {
+            let count = Count(self.sum(|w| &w.mesh_refused[refusal.index()]));
+            count.encode(family.encode_family(&[("cause", refusal.label())])?)?;
         }
         Ok(())
     }

@@ -5,18 +5,24 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use arc_swap::ArcSwap;
+use taut_mesh::hello::Target;
+use taut_mesh::key::{KeyError, Keys};
 use taut_sys::Errno;
-use taut_sys::epoll::Waker;
 use taut_sys::limits::raise_open_files;
 use taut_sys::socket::{LegOptions, Listener, is_local};
 use tokio::sync::mpsc;
 
-use crate::addr::{Destination, ListenAddr};
-use crate::config::{Config, Forward};
+use crate::access::{Destinations, TooManyRules};
+use crate::addr::{Destination, Listen, ListenAddr};
+use crate::config::{Config, Forward, MeshConfig};
+use crate::inbox::{Inbox, Letter};
 use crate::loops::{self, Edge};
 use crate::metrics::Metrics;
+use crate::resolver::Resolver;
+use crate::setup::{Mesh, Peer, Route, Way};
 use crate::targets::{Addrs, ResolveError, Targets, look_up};
-use crate::worker::{BACKLOG, Door, Legs, Order, Shared, Worker};
+use crate::worker::{BACKLOG, Door, Order, Purpose, Shared, Worker};
 
 /// Sessions of a node that was given no figure, at most.
 const DEFAULT_MAX_SESSIONS: u64 = 65_536;
@@ -74,6 +80,15 @@ pub enum StartError {
         /// The destination.
         destination: Destination,
     },
+    /// There is no key for the mesh.
+    #[error("relay.mesh.key_file: {0}")]
+    Key(#[from] KeyError),
+    /// More rules than are looked through for every session.
+    #[error("relay.mesh: {0}")]
+    Rules(#[from] TooManyRules),
+    /// The threads that look names up could not be started.
+    #[error("cannot start the threads that look names up: {0}")]
+    Resolver(std::io::Error),
     /// The kernel refused something else.
     #[error("cannot set up worker {worker}: {source}")]
     Worker {
@@ -113,7 +128,7 @@ pub struct Node {
 /// What ends and refreshes a node from any thread.
 pub(crate) struct SharedHandle {
     shared: Arc<Shared>,
-    wakers: Vec<Arc<Waker>>,
+    inboxes: Vec<Arc<Inbox>>,
 }
 
 /// How a worker's thread ended.
@@ -146,18 +161,64 @@ impl Node {
         let workers = config.workers.map_or_else(available_cpus, usize::from);
         let max_sessions = session_ceiling(config, workers)?;
 
-        let targets = resolve_all(&config.forwards)?;
+        let keys = match &config.mesh {
+            Some(mesh) => Some(Keys::load(&mesh.key_file)?),
+            None => None,
+        };
+        let (targets, peers) = resolve_all(config)?;
         let legs = legs_of(config)?;
-        let (listen, mut doors) = bind_all(&config.forwards, workers, &legs)?;
-        let current: Vec<Addrs> = targets.iter().map(Targets::current).collect();
-        if let Some(i) = find_loop(&listen, &current) {
+        let peers = peers_of(config, peers)?;
+        let mut doors: Vec<Vec<Door>> = (0..workers).map(|_| Vec::new()).collect();
+        let mut routes = Vec::new();
+        for ((forward, targets), legs) in config.forwards.iter().zip(targets).zip(legs) {
+            let (client, onward) = legs;
+            let (listen, listeners) = bind(&forward.listen, workers, &client)?;
+            let route = Arc::new(Route {
+                listen,
+                way: way(forward, targets, onward, &peers),
+            });
+            hang(&mut doors, listeners, &Purpose::Forward(route.clone()));
+            routes.push(route);
+        }
+        let mesh = match (&config.mesh, keys) {
+            (Some(mesh), Some(keys)) => {
+                let leg = mesh_leg(config)?;
+                let (listen, listeners) = bind(&mesh.listen, workers, &leg)?;
+                hang(&mut doors, listeners, &Purpose::Mesh);
+                Some(Arc::new(Mesh {
+                    keys: ArcSwap::from_pointee(keys),
+                    hop_limit: mesh.hop_limit,
+                    pool: mesh.pool,
+                    arrivals: mesh.arrivals,
+                    access: access(mesh, &listen, &peers)?,
+                    onward: Arc::new(plain_leg(config)),
+                    listen,
+                    peers,
+                }))
+            }
+            _ => None,
+        };
+        if let Some(i) = find_loop(&routes, None) {
             return Err(StartError::Loop {
                 destination: config.forwards[i].to.clone(),
             });
         }
+        // Only sessions from the mesh bring names that nobody has looked up before.
+        let takes_sessions = mesh.as_ref().is_some_and(|m| !m.listen.is_empty());
+        let resolver = match takes_sessions {
+            true => Some(Resolver::start().map_err(StartError::Resolver)?),
+            false => None,
+        };
 
         let metrics = Metrics::new(workers);
-        let shared = Shared::new(max_sessions, config.timeouts, legs, targets, listen);
+        let shared = Shared::new(
+            u32::try_from(workers).unwrap_or(u32::MAX),
+            max_sessions,
+            config.timeouts,
+            routes,
+            mesh,
+            resolver,
+        );
         let shared = Arc::new(shared);
         let mut ready = Vec::with_capacity(workers);
         for i in 0..workers {
@@ -176,8 +237,8 @@ impl Node {
             })?;
             ready.push(worker);
         }
-        let wakers = ready.iter().map(Worker::waker).collect();
-        let shared = Arc::new(SharedHandle { shared, wakers });
+        let inboxes = ready.iter().map(Worker::inbox).collect();
+        let shared = Arc::new(SharedHandle { shared, inboxes });
         let (report, ended) = mpsc::unbounded_channel();
         let mut node = Self {
             shared,
@@ -203,10 +264,14 @@ impl Node {
             node.threads.push(thread);
         }
         tracing::info!(workers, max_sessions, "relaying");
-        for (forward, listeners) in config.forwards.iter().zip(&node.shared.shared.listen) {
-            for listen in listeners {
-                tracing::info!(listen = %listen.0, to = %forward.to, "forwarding");
+        let shared = &node.shared.shared;
+        for (forward, route) in config.forwards.iter().zip(&shared.routes) {
+            for listen in &route.listen {
+                tracing::info!(listen = %listen.0, to = %forward.to, via = ?forward.via, "forwarding");
             }
+        }
+        for listen in shared.mesh.iter().flat_map(|mesh| &mesh.listen) {
+            tracing::info!(listen = %listen.0, "taking sessions from the mesh");
         }
         Ok(node)
     }
@@ -214,7 +279,14 @@ impl Node {
     /// The addresses listened on, with the ports the kernel chose where it was asked to, in the
     /// order of the configuration.
     pub fn listen_addrs(&self) -> Vec<ListenAddr> {
-        self.shared.shared.listen.concat()
+        let routes = self.shared.shared.routes.iter();
+        routes.flat_map(|route| &route.listen).copied().collect()
+    }
+
+    /// The addresses at which other relays are listened to.
+    pub fn mesh_addrs(&self) -> Vec<ListenAddr> {
+        let mesh = self.shared.shared.mesh.iter();
+        mesh.flat_map(|mesh| &mesh.listen).copied().collect()
     }
 
     /// What it counts.
@@ -224,6 +296,12 @@ impl Node {
 
     pub(crate) fn handle(&self) -> Arc<SharedHandle> {
         self.shared.clone()
+    }
+
+    /// Puts others in place of the mesh's keys. Sessions go on; connections that none uses, and
+    /// that were made with a key which is no longer held, are closed.
+    pub fn replace_keys(&self, keys: Keys) {
+        self.shared.replace_keys(keys);
     }
 
     /// Takes no more connections; [`Node::ended`] returns when the last session has ended.
@@ -267,22 +345,45 @@ impl Drop for Node {
 impl SharedHandle {
     fn order(&self, order: Order) {
         self.shared.order(order);
-        self.wakers.iter().for_each(|w| w.wake());
+        self.inboxes.iter().for_each(|inbox| inbox.waker().wake());
     }
 
-    /// The forwards whose destinations are names.
+    /// The addresses that are looked up here: those of forwards, then those of peers.
+    fn targets(&self) -> Vec<&Targets> {
+        let forwards = self.shared.routes.iter().filter_map(|r| match &r.way {
+            Way::Direct { targets, .. } => Some(targets),
+            Way::Mesh { .. } => None,
+        });
+        let peers = self.shared.mesh.iter().flat_map(|mesh| &mesh.peers);
+        forwards.chain(peers.map(|peer| &peer.targets)).collect()
+    }
+
+    /// Which of these are names, by their places.
     pub(crate) fn names(&self) -> Vec<usize> {
-        let targets = self.shared.targets.iter().enumerate();
+        let targets = self.targets().into_iter().enumerate();
         targets
             .filter(|(_, t)| t.is_a_name())
             .map(|(i, _)| i)
             .collect()
     }
 
-    /// Looks up again the destination of a forward. What it had stays when that gives nothing, or
-    /// a way back to this node. Blocks for as long as the resolver does.
-    pub(crate) fn refresh(&self, forward: usize) {
-        let targets = &self.shared.targets[forward];
+    /// Puts others in place of the mesh's keys. Connections that were made with one that is no
+    /// longer among them are closed unless a session uses them.
+    pub(crate) fn replace_keys(&self, keys: Keys) {
+        if let Some(mesh) = &self.shared.mesh {
+            mesh.keys.store(Arc::new(keys));
+            for inbox in &self.inboxes {
+                inbox.post(Letter::NewKeys);
+            }
+        }
+    }
+
+    /// Looks one of them up again. What it had stays when that gives nothing, or a way back to
+    /// this node. Blocks for as long as the resolver does.
+    pub(crate) fn refresh(&self, place: usize) {
+        let Some(&targets) = self.targets().get(place) else {
+            return;
+        };
         let addrs = match look_up(targets.destination()) {
             Ok(addrs) => addrs,
             Err(error) => {
@@ -290,9 +391,7 @@ impl SharedHandle {
                 return;
             }
         };
-        let mut all: Vec<Addrs> = self.shared.targets.iter().map(Targets::current).collect();
-        all[forward] = addrs.clone();
-        if find_loop(&self.shared.listen, &all).is_some() {
+        if find_loop(&self.shared.routes, Some((targets, &addrs))).is_some() {
             let destination = targets.destination();
             tracing::warn!(
                 %destination, ?addrs,
@@ -344,16 +443,19 @@ fn share_of(total: usize, n: usize, i: usize) -> usize {
 /// How many sessions the limit of open descriptors has room for, or what was asked.
 fn session_ceiling(config: &Config, workers: usize) -> Result<u32, StartError> {
     let limit = raise_open_files().unwrap_or(0);
+    let mesh_listeners = config.mesh.iter().flat_map(|m| &m.listen);
     let listeners: usize = config
         .forwards
         .iter()
         .flat_map(|f| &f.listen)
+        .chain(mesh_listeners)
         .map(|l| l.addrs.len())
         .sum();
     // A worker: its poller, its waker and its listeners.
     let fixed = OTHER_DESCRIPTORS
         + workers as u64 * (2 + listeners as u64)
-        + 2 * u64::from(config.data.max_pipes);
+        + 2 * u64::from(config.data.max_pipes)
+        + config.mesh.as_ref().map_or(0, mesh_descriptors);
     let sessions = match config.max_sessions {
         Some(asked) => u64::from(asked),
         None => (limit.saturating_sub(fixed) / 2).clamp(1, DEFAULT_MAX_SESSIONS),
@@ -369,30 +471,71 @@ fn session_ceiling(config: &Config, workers: usize) -> Result<u32, StartError> {
     Ok(u32::try_from(sessions).unwrap_or(u32::MAX))
 }
 
-/// Looks every destination up, all at the same time: a resolver that does not answer costs its
-/// time-out once.
-fn resolve_all(forwards: &[Forward]) -> Result<Vec<Targets>, ResolveError> {
+/// What the mesh's connections without a session take at most.
+fn mesh_descriptors(mesh: &MeshConfig) -> u64 {
+    let arrivals = match mesh.listen.is_empty() {
+        true => 0,
+        false => u64::from(mesh.arrivals.max_unproven) + u64::from(mesh.arrivals.max_ready),
+    };
+    arrivals + u64::from(mesh.pool.max)
+}
+
+/// The relays that this node dials: the first of every route, and those that others may name.
+fn dialled_relays(config: &Config) -> Vec<Destination> {
+    let mut relays: Vec<Destination> = Vec::new();
+    let first = config.forwards.iter().filter_map(|f| f.via.first());
+    let named = config.mesh.iter().flat_map(|mesh| &mesh.peers);
+    for relay in first.chain(named) {
+        if !relays.contains(relay) {
+            relays.push(relay.clone());
+        }
+    }
+    relays
+}
+
+/// Looks up every destination and every relay, all at the same time: a resolver that does not
+/// answer costs its time-out once. A destination behind other relays is looked up by the last.
+fn resolve_all(config: &Config) -> Result<(Vec<Option<Targets>>, Vec<Targets>), ResolveError> {
+    let destination = |f: &Forward| f.via.is_empty().then(|| f.to.clone());
+    let relays = dialled_relays(config);
     std::thread::scope(|scope| {
-        let start = |f: &Forward| {
-            let to = f.to.clone();
-            scope.spawn(move || Targets::resolve(to))
+        let start = |to: Destination| scope.spawn(move || Targets::resolve(to));
+        let forwards: Vec<_> = config
+            .forwards
+            .iter()
+            .map(|f| destination(f).map(start))
+            .collect();
+        let relays: Vec<_> = relays.into_iter().map(start).collect();
+        let join = |one: std::thread::ScopedJoinHandle<'_, _>| {
+            one.join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
-        let all: Vec<_> = forwards.iter().map(start).collect();
-        all.into_iter()
-            .map(|one| {
-                one.join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            })
-            .collect()
+        let forwards = forwards.into_iter().map(|f| f.map(join).transpose());
+        let forwards = forwards.collect::<Result<_, _>>()?;
+        let relays = relays.into_iter().map(join).collect::<Result<_, _>>()?;
+        Ok((forwards, relays))
     })
 }
 
+/// What a leg asks of its socket that is no part of the mesh and has nothing of its own.
+fn plain_leg(config: &Config) -> LegOptions {
+    LegOptions {
+        keepalive: config.keepalive,
+        congestion: None,
+    }
+}
+
+/// What legs between relays ask of their sockets, having found out that they can have it.
+fn mesh_leg(config: &Config) -> Result<LegOptions, StartError> {
+    Ok(plain_leg(config))
+}
+
 /// What each forward's legs ask of their sockets, having found out that they can have it.
-fn legs_of(config: &Config) -> Result<Vec<Legs>, StartError> {
+fn legs_of(config: &Config) -> Result<Vec<(LegOptions, LegOptions)>, StartError> {
     let leg = |congestion: &Option<String>| -> Result<LegOptions, StartError> {
         let options = LegOptions {
-            keepalive: config.keepalive,
             congestion: congestion.clone(),
+            ..plain_leg(config)
         };
         options.probe().map_err(|e| StartError::Congestion {
             name: congestion.clone().unwrap_or_default(),
@@ -400,53 +543,114 @@ fn legs_of(config: &Config) -> Result<Vec<Legs>, StartError> {
         })?;
         Ok(options)
     };
-    let legs = |f: &Forward| {
-        Ok(Legs {
-            client: leg(&f.client_congestion)?,
-            onward: leg(&f.onward_congestion)?,
-        })
-    };
+    let legs = |f: &Forward| Ok((leg(&f.client_congestion)?, leg(&f.onward_congestion)?));
     config.forwards.iter().map(legs).collect()
 }
 
-/// The addresses of each forward, and the listeners of each worker.
-type Bound = (Vec<Vec<ListenAddr>>, Vec<Vec<Door>>);
+fn peers_of(config: &Config, targets: Vec<Targets>) -> Result<Vec<Arc<Peer>>, StartError> {
+    let options = mesh_leg(config)?;
+    let peer = |(id, targets)| {
+        Arc::new(Peer {
+            id,
+            targets,
+            options: options.clone(),
+        })
+    };
+    Ok(targets.into_iter().enumerate().map(peer).collect())
+}
+
+/// How a forward's connections go on. `targets`: of its destination, if it is dialled from here.
+fn way(
+    forward: &Forward,
+    targets: Option<Targets>,
+    options: LegOptions,
+    peers: &[Arc<Peer>],
+) -> Way {
+    let first = forward.via.first();
+    let peer = peers
+        .iter()
+        .find(|peer| Some(peer.targets.destination()) == first);
+    match (targets, peer) {
+        (None, Some(peer)) => Way::Mesh {
+            peer: peer.clone(),
+            route: forward.via[1..].iter().map(target).collect(),
+            destination: target(&forward.to),
+        },
+        (Some(targets), _) => Way::Direct {
+            targets,
+            options: Arc::new(options),
+        },
+        (None, None) => unreachable!("every first relay of a route has been looked up"),
+    }
+}
+
+/// A destination as a hello names it.
+fn target(destination: &Destination) -> Target {
+    match destination.host.parse() {
+        Ok(ip) => Target::Addr(SocketAddr::new(ip, destination.port)),
+        Err(_) => Target::Name {
+            host: destination.host.clone(),
+            port: destination.port,
+        },
+    }
+}
+
+/// Where sessions from the mesh may go.
+fn access(
+    mesh: &MeshConfig,
+    listen: &[ListenAddr],
+    peers: &[Arc<Peer>],
+) -> Result<Destinations, TooManyRules> {
+    let own = listen.iter().map(|l| l.0);
+    let others = peers.iter().flat_map(|peer| {
+        let addrs = peer.targets.current();
+        addrs.iter().map(|a| a.0).collect::<Vec<_>>()
+    });
+    let mut access = Destinations::new(mesh.allow.clone(), mesh.deny.clone())?;
+    access.set_mesh(own.chain(others).map(|addr| addr.ip().into()));
+    Ok(access)
+}
+
+/// The addresses of a list, and the listeners of each worker.
+type Bound = (Vec<ListenAddr>, Vec<Vec<Listener>>);
 
 /// Binds every address once for each worker.
-fn bind_all(forwards: &[Forward], workers: usize, legs: &[Legs]) -> Result<Bound, StartError> {
-    let mut listen = Vec::new();
-    let mut doors: Vec<Vec<Door>> = (0..workers).map(|_| Vec::new()).collect();
-    for (i, forward) in forwards.iter().enumerate() {
-        let mut own = Vec::new();
-        for (addr, optional) in forward
-            .listen
-            .iter()
-            .flat_map(|l| l.addrs.iter().map(|a| (a.0, l.any && a.0.is_ipv6())))
-        {
-            let problem = |e| StartError::Listen {
-                addr,
-                reason: listen_problem(addr, e),
-            };
-            match Listener::probe(addr) {
-                Ok(()) => {}
-                Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) if optional => {
-                    tracing::info!(%addr, "this machine has no IPv6; listening on IPv4 only");
-                    continue;
-                }
-                Err(e) => return Err(problem(e)),
+fn bind(listen: &[Listen], workers: usize, options: &LegOptions) -> Result<Bound, StartError> {
+    let mut own = Vec::new();
+    let mut listeners: Vec<Vec<Listener>> = (0..workers).map(|_| Vec::new()).collect();
+    for (addr, optional) in listen
+        .iter()
+        .flat_map(|l| l.addrs.iter().map(|a| (a.0, l.any && a.0.is_ipv6())))
+    {
+        let problem = |e| StartError::Listen {
+            addr,
+            reason: listen_problem(addr, e),
+        };
+        match Listener::probe(addr) {
+            Ok(()) => {}
+            Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) if optional => {
+                tracing::info!(%addr, "this machine has no IPv6; listening on IPv4 only");
+                continue;
             }
-            // With port 0 the first one gets a port, and the others share it.
-            let mut actual = addr;
-            for worker_doors in &mut doors {
-                let listener = Listener::bind(actual, BACKLOG, &legs[i].client).map_err(problem)?;
-                actual = listener.local_addr().map_err(problem)?;
-                worker_doors.push(Door::new(listener, i));
-            }
-            own.push(ListenAddr(actual));
+            Err(e) => return Err(problem(e)),
         }
-        listen.push(own);
+        // With port 0 the first one gets a port, and the others share it.
+        let mut actual = addr;
+        for worker in &mut listeners {
+            let listener = Listener::bind(actual, BACKLOG, options).map_err(problem)?;
+            actual = listener.local_addr().map_err(problem)?;
+            worker.push(listener);
+        }
+        own.push(ListenAddr(actual));
     }
-    Ok((listen, doors))
+    Ok((own, listeners))
+}
+
+/// Gives each worker its listeners of one purpose.
+fn hang(doors: &mut [Vec<Door>], listeners: Vec<Vec<Listener>>, purpose: &Purpose) {
+    for (worker, listeners) in doors.iter_mut().zip(listeners) {
+        worker.extend(listeners.into_iter().map(|l| Door::new(l, purpose.clone())));
+    }
 }
 
 fn listen_problem(addr: SocketAddr, error: Errno) -> ListenProblem {
@@ -458,11 +662,28 @@ fn listen_problem(addr: SocketAddr, error: Errno) -> ListenProblem {
     }
 }
 
-fn find_loop(listen: &[Vec<ListenAddr>], onward: &[Addrs]) -> Option<usize> {
-    let edges: Vec<_> = listen
+/// The first forward that leads back to itself, when the addresses of `new` are what is said there.
+fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) -> Option<usize> {
+    let onward: Vec<Addrs> = routes
         .iter()
-        .zip(onward)
-        .map(|(listen, onward)| Edge { listen, onward })
+        .map(|route| {
+            let targets = match &route.way {
+                Way::Direct { targets, .. } => targets,
+                Way::Mesh { peer, .. } => &peer.targets,
+            };
+            match new {
+                Some((which, addrs)) if std::ptr::eq(which, targets) => addrs.clone(),
+                _ => targets.current(),
+            }
+        })
+        .collect();
+    let edges: Vec<_> = routes
+        .iter()
+        .zip(&onward)
+        .map(|(route, onward)| Edge {
+            listen: &route.listen,
+            onward,
+        })
         .collect();
     loops::find(&edges, is_local)
 }

@@ -49,6 +49,8 @@ pub(crate) struct Session<L: Leg> {
     /// Bytes that the legs' peers had not acknowledged when a half-closed session was last found
     /// to stand still.
     queues: (usize, usize),
+    /// The onward leg had been made beforehand, and may have died since without a word.
+    ready_made: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -81,8 +83,8 @@ pub(crate) enum Step {
     Wait,
     /// Drive it again after the others had their turn.
     Again,
-    /// Connecting failed with this; dial the next address or end it with
-    /// [`End::of_connect`].
+    /// Connecting failed with this, or the leg that was made beforehand turned out to be dead
+    /// before a byte was passed to it; dial the next address or end it with [`End::of_connect`].
     Redial(Errno),
     /// It is over, and what there was to pass on is in the kernel's hands: close both legs. The
     /// cause is [`End::Complete`] unless a leg failed before its tail was out.
@@ -108,6 +110,7 @@ impl<L: Leg> Session<L> {
             progress: now,
             pipe_look: None,
             queues: (0, 0),
+            ready_made: false,
         }
     }
 
@@ -116,6 +119,24 @@ impl<L: Leg> Session<L> {
         self.onward = Some(onward);
         self.onward_ready = None;
         self.phase = Phase::Connecting { until };
+    }
+
+    /// An onward leg is being got ready elsewhere, until `until` at the latest.
+    pub(crate) fn awaits(&mut self, until: Instant) {
+        self.onward = None;
+        self.onward_ready = None;
+        self.phase = Phase::Connecting { until };
+    }
+
+    /// Here is an onward leg that is connected. When it was `made_before` it was needed and it
+    /// breaks before a byte of this session has gone through it, another one is asked for
+    /// ([`Step::Redial`]).
+    pub(crate) fn joined(&mut self, onward: L, made_before: bool, now: Instant) {
+        self.onward = Some(onward);
+        self.onward_ready = None;
+        self.ready_made = made_before;
+        self.phase = Phase::Relaying;
+        self.progress = now;
     }
 
     /// The legs, to be closed.
@@ -131,6 +152,11 @@ impl<L: Leg> Session<L> {
         ]
         .into_iter()
         .flatten()
+    }
+
+    /// It has no onward leg, and nothing is known against its getting one.
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(self.phase, Phase::Connecting { .. }) && self.onward.is_none()
     }
 
     /// Bytes passed to the onward leg and to the client so far.
@@ -192,7 +218,10 @@ impl<L: Leg> Session<L> {
             return Step::Broken(End::of_leg(Side::Client, error));
         }
         let Some(onward) = &self.onward else {
-            return Step::Wait;
+            return match now >= until {
+                true => Step::Redial(Errno::TIMEDOUT),
+                false => Step::Wait,
+            };
         };
         match self.onward_ready {
             Some(ready) if ready.writable() => match onward.take_error() {
@@ -309,6 +338,15 @@ impl<L: Leg> Session<L> {
     where
         W: Workshop<Pipe = L::Pipe>,
     {
+        if dead == Side::Onward && self.ready_made && self.is_untouched() {
+            self.ready_made = false;
+            self.onward = None;
+            self.onward_failed = false;
+            self.to_onward.lose_sink();
+            self.to_client.lose_source();
+            self.phase = Phase::Connecting { until: now };
+            return Step::Redial(e);
+        }
         match dead {
             Side::Client => self.to_onward.break_off(),
             Side::Onward => self.to_client.break_off(),
@@ -320,6 +358,13 @@ impl<L: Leg> Session<L> {
             watch: Watch::new(now),
         };
         self.flush(now, t, shop)
+    }
+
+    /// Nothing of this session has been passed to the onward leg or come from it. What the kernel
+    /// has been given may have arrived although no acknowledgement came back; so not a byte may
+    /// have been.
+    fn is_untouched(&self) -> bool {
+        self.to_onward.is_untouched() && self.to_client.is_untouched()
     }
 
     fn flush<W>(&mut self, now: Instant, t: &Timeouts, shop: &mut W) -> Step

@@ -1,4 +1,5 @@
-//! What the poller reports: which session and leg, told from those that had its place before.
+//! What the poller reports: which session and leg, or which connection that is not yet part of a
+//! session, told from those that had its place before.
 
 use crate::end::Side;
 
@@ -17,11 +18,15 @@ pub(crate) enum Token {
     Waker,
     Listener(u32),
     Leg(Place, Generation, Side),
+    /// A connection at the mesh port that has not said its hello.
+    Arrival(Place, Generation),
+    /// A connection to another relay that no session uses yet.
+    Spare(Place, Generation),
 }
 
-const KIND_SHIFT: u32 = 62;
+const KIND_SHIFT: u32 = 61;
 const GENERATION_SHIFT: u32 = 32;
-const GENERATION_BITS: u32 = 30;
+const GENERATION_BITS: u32 = 29;
 
 // === impl Generation ===
 
@@ -35,15 +40,16 @@ impl Generation {
 
 impl Token {
     pub(crate) fn encode(self) -> u64 {
+        let of = |kind: u64, place: Place, generation: Generation| {
+            kind << KIND_SHIFT | u64::from(generation.0) << GENERATION_SHIFT | u64::from(place.0)
+        };
         match self {
             Self::Waker => 0,
             Self::Listener(i) => 1 << KIND_SHIFT | u64::from(i),
-            Self::Leg(place, generation, side) => {
-                let kind = if side == Side::Client { 2 } else { 3 };
-                kind << KIND_SHIFT
-                    | u64::from(generation.0) << GENERATION_SHIFT
-                    | u64::from(place.0)
-            }
+            Self::Leg(place, generation, Side::Client) => of(2, place, generation),
+            Self::Leg(place, generation, Side::Onward) => of(3, place, generation),
+            Self::Arrival(place, generation) => of(4, place, generation),
+            Self::Spare(place, generation) => of(5, place, generation),
         }
     }
 
@@ -52,16 +58,16 @@ impl Token {
         reason = "the parts were made from 32 bits"
     )]
     pub(crate) fn decode(word: u64) -> Self {
-        let low = word as u32;
-        let leg = |side| {
-            let generation = (word >> GENERATION_SHIFT) as u32 & ((1 << GENERATION_BITS) - 1);
-            Self::Leg(Place(low), Generation(generation), side)
-        };
+        let place = Place(word as u32);
+        let generation =
+            Generation((word >> GENERATION_SHIFT) as u32 & ((1 << GENERATION_BITS) - 1));
         match word >> KIND_SHIFT {
             0 => Self::Waker,
-            1 => Self::Listener(low),
-            2 => leg(Side::Client),
-            _ => leg(Side::Onward),
+            1 => Self::Listener(place.0),
+            2 => Self::Leg(place, generation, Side::Client),
+            3 => Self::Leg(place, generation, Side::Onward),
+            4 => Self::Arrival(place, generation),
+            _ => Self::Spare(place, generation),
         }
     }
 }
@@ -80,6 +86,8 @@ mod tests {
                 Token::Listener(place),
                 Token::Leg(Place(place), Generation(generation), Side::Client),
                 Token::Leg(Place(place), Generation(generation), Side::Onward),
+                Token::Arrival(Place(place), Generation(generation)),
+                Token::Spare(Place(place), Generation(generation)),
             ] {
                 prop_assert_eq!(Token::decode(token.encode()), token);
             }

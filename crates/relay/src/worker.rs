@@ -7,21 +7,31 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use slab::Slab;
-use taut_sys::Errno;
-use taut_sys::epoll::{Interest, Poller, Report, Waker};
+use taut_mesh::hello::{Hello, SessionId};
+use taut_sys::epoll::{Interest, Poller, Report};
 use taut_sys::pipe::Pipe;
 use taut_sys::socket::{LegOptions, Listener, Stream};
+use taut_sys::{Errno, random};
 
-use crate::addr::{ClientAddr, ListenAddr, OnwardAddr};
+use crate::addr::{ClientAddr, OnwardAddr};
 use crate::alarms::Alarms;
+use crate::arrivals::Arrivals;
 use crate::config::{DataPath, Timeouts};
 use crate::direction::Workshop;
 use crate::end::{End, Side};
+use crate::inbox::{Inbox, Letter};
 use crate::metrics::WorkerMetrics;
 use crate::pipes::PipePool;
+use crate::pool::Pools;
+use crate::resolver::Resolver;
 use crate::session::{Session, Step};
-use crate::targets::Targets;
+use crate::setup::{Mesh, Peer, Route, Way};
+use crate::targets::Addrs;
 use crate::token::{Generation, Place, Token};
+
+mod mesh;
+
+pub(crate) use mesh::Refusal;
 
 /// Connections the kernel keeps for each listener until they are accepted; it takes the lesser
 /// of this and `net.core.somaxconn`.
@@ -51,49 +61,69 @@ pub(crate) struct Shared {
     open: AtomicU32,
     pub(crate) max_sessions: u32,
     pub(crate) timeouts: Timeouts,
-    /// Of each forward.
-    pub(crate) legs: Vec<Legs>,
-    pub(crate) targets: Vec<Targets>,
-    /// The listeners of each forward.
-    pub(crate) listen: Vec<Vec<ListenAddr>>,
-}
-
-/// What the two legs of a forward ask of their sockets.
-pub(crate) struct Legs {
-    pub(crate) client: LegOptions,
-    pub(crate) onward: LegOptions,
+    /// One for each worker.
+    pub(crate) workers: u32,
+    pub(crate) routes: Vec<Arc<Route>>,
+    pub(crate) mesh: Option<Arc<Mesh>>,
+    pub(crate) resolver: Option<Resolver>,
 }
 
 /// One thread's share of a node.
 pub(crate) struct Worker {
     poller: Poller,
-    waker: Arc<Waker>,
+    inbox: Arc<Inbox>,
     doors: Vec<Door>,
     sessions: Slab<Entry>,
     generation: Generation,
     alarms: Alarms,
     ready: VecDeque<Place>,
+    arrivals: Arrivals,
+    pools: Pools,
     shop: Shop,
     shared: Arc<Shared>,
 }
 
-/// A listener and the forward it belongs to.
+/// A listener and what its connections are for.
 pub(crate) struct Door {
     pub(crate) listener: Listener,
-    pub(crate) forward: usize,
+    pub(crate) purpose: Purpose,
     resting_until: Option<Instant>,
+}
+
+/// What the connections of a listener are for.
+#[derive(Clone)]
+pub(crate) enum Purpose {
+    /// Each is a session of this forward.
+    Forward(Arc<Route>),
+    /// They come from other relays, which will ask for sessions.
+    Mesh,
 }
 
 struct Entry {
     session: Session<Stream>,
     generation: Generation,
     client: ClientAddr,
-    forward: usize,
-    /// Addresses of the destination, in the order they are tried, and the next one.
-    addrs: Arc<[OnwardAddr]>,
-    next_addr: usize,
+    errand: Errand,
     deadline: Option<Instant>,
     queued: bool,
+}
+
+/// What a session's onward leg is still to be got by.
+enum Errand {
+    /// By connecting to the addresses of the destination, one after the other.
+    Dial {
+        addrs: Addrs,
+        next: usize,
+        options: Arc<LegOptions>,
+    },
+    /// The addresses of the destination are being looked up.
+    LookUp { name: String },
+    /// By asking another relay, with this hello.
+    Ask {
+        peer: Arc<Peer>,
+        hello: Box<Hello>,
+        tries_left: u8,
+    },
 }
 
 /// How a session's legs are closed.
@@ -115,11 +145,12 @@ struct Shop {
 
 impl Shared {
     pub(crate) fn new(
+        workers: u32,
         max_sessions: u32,
         timeouts: Timeouts,
-        legs: Vec<Legs>,
-        targets: Vec<Targets>,
-        listen: Vec<Vec<ListenAddr>>,
+        routes: Vec<Arc<Route>>,
+        mesh: Option<Arc<Mesh>>,
+        resolver: Option<Resolver>,
     ) -> Self {
         let order = AtomicU8::new(Order::Run as u8);
         Self {
@@ -127,10 +158,16 @@ impl Shared {
             open: AtomicU32::new(0),
             max_sessions,
             timeouts,
-            legs,
-            targets,
-            listen,
+            workers,
+            routes,
+            mesh,
+            resolver,
         }
+    }
+
+    /// One worker's part of a figure that is the whole node's; at least 1 of at least 1.
+    fn share(&self, of_node: u32) -> u32 {
+        of_node.div_ceil(self.workers)
     }
 
     pub(crate) fn order(&self, order: Order) {
@@ -161,10 +198,10 @@ impl Shared {
 // === impl Door ===
 
 impl Door {
-    pub(crate) fn new(listener: Listener, forward: usize) -> Self {
+    pub(crate) fn new(listener: Listener, purpose: Purpose) -> Self {
         Self {
             listener,
-            forward,
+            purpose,
             resting_until: None,
         }
     }
@@ -183,32 +220,39 @@ impl Worker {
         shared: Arc<Shared>,
     ) -> Result<Self, Errno> {
         let poller = Poller::new()?;
-        let waker = Arc::new(Waker::new()?);
-        poller.add(&*waker, Token::Waker.encode(), Interest::Read)?;
+        let inbox = Arc::new(Inbox::new()?);
+        poller.add(inbox.waker(), Token::Waker.encode(), Interest::Read)?;
         for (i, door) in doors.iter().enumerate() {
             poller.add(&door.listener, listener_token(i), Interest::Read)?;
         }
+        let now = Instant::now();
+        let pools = match &shared.mesh {
+            Some(mesh) => Pools::new(&mesh.peers, mesh::share_of_pool(mesh.pool, &shared), now),
+            None => Pools::default(),
+        };
         Ok(Self {
             poller,
-            waker,
+            inbox,
             doors,
             sessions: Slab::new(),
             generation: Generation::default(),
             alarms: Alarms::default(),
             ready: VecDeque::new(),
+            arrivals: Arrivals::default(),
+            pools,
             shop: Shop {
                 pipes: PipePool::new(max_pipes, data.pipe_size),
                 scratch: vec![0; SCRATCH].into(),
                 splice_after: data.splice_after,
                 metrics,
-                now: Instant::now(),
+                now,
             },
             shared,
         })
     }
 
-    pub(crate) fn waker(&self) -> Arc<Waker> {
-        self.waker.clone()
+    pub(crate) fn inbox(&self) -> Arc<Inbox> {
+        self.inbox.clone()
     }
 
     /// Works until it is ordered to end.
@@ -223,6 +267,7 @@ impl Worker {
             for &report in &reports {
                 self.handle(report);
             }
+            self.tend_mesh();
             for _ in 0..self.ready.len() {
                 if let Some(place) = self.ready.pop_front() {
                     if let Some(entry) = self.sessions.get_mut(place.0 as usize) {
@@ -247,7 +292,9 @@ impl Worker {
                 Order::Run => {}
                 Order::Drain => {
                     self.close_doors();
-                    if self.sessions.is_empty() {
+                    // Hellos that are on their way are waited for; what else stands at the mesh
+                    // port has its deadlines.
+                    if self.sessions.is_empty() && self.arrivals.is_empty() {
                         return Ok(());
                     }
                 }
@@ -269,13 +316,23 @@ impl Worker {
             return Some(Duration::ZERO);
         }
         let resting = self.doors.iter().filter_map(|d| d.resting_until).min();
-        let next = [self.alarms.next(), resting].into_iter().flatten().min()?;
+        let mesh = [self.pools.next(), self.arrivals.next()];
+        let next = [self.alarms.next(), resting]
+            .into_iter()
+            .chain(mesh)
+            .flatten()
+            .min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
     fn handle(&mut self, (token, readiness): Report) {
         match Token::decode(token) {
-            Token::Waker => self.waker.clear(),
+            Token::Waker => {
+                self.inbox.waker().clear();
+                for letter in self.inbox.take() {
+                    self.read(letter);
+                }
+            }
             Token::Listener(door) => {
                 self.accept(door as usize);
             }
@@ -291,6 +348,19 @@ impl Worker {
                     self.ready.push_back(place);
                 }
             }
+            Token::Arrival(place, generation) => self.hear(place, generation, readiness),
+            Token::Spare(place, generation) => self.prepare(place, generation, readiness),
+        }
+    }
+
+    fn read(&mut self, letter: Letter) {
+        match letter {
+            Letter::Resolved {
+                place,
+                generation,
+                addrs,
+            } => self.resolved(place, generation, addrs),
+            Letter::NewKeys => self.drop_old_keys(),
         }
     }
 
@@ -298,16 +368,16 @@ impl Worker {
     fn accept(&mut self, door: usize) -> bool {
         for _ in 0..ACCEPTS {
             let Some(Door {
-                listener, forward, ..
+                listener, purpose, ..
             }) = self.doors.get(door)
             else {
                 return false;
             };
             match listener.accept() {
-                Ok((stream, peer)) => {
-                    let forward = *forward;
-                    self.admit(stream, ClientAddr(peer), forward);
-                }
+                Ok((stream, peer)) => match purpose.clone() {
+                    Purpose::Forward(route) => self.admit(stream, ClientAddr(peer), &route),
+                    Purpose::Mesh => self.take_in(stream, peer),
+                },
                 Err(Errno::AGAIN) => return false,
                 // It went away while it waited.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
@@ -352,36 +422,66 @@ impl Worker {
             (0..rounds).find(|_| !self.accept(i));
         }
         self.doors.clear();
+        self.retire_mesh();
     }
 
-    fn admit(&mut self, client: Stream, addr: ClientAddr, forward: usize) {
-        let addrs = self.shared.targets[forward].current();
+    /// A client has come.
+    fn admit(&mut self, client: Stream, addr: ClientAddr, route: &Route) {
         self.shop.metrics.accepted.add(1);
+        let errand = errand_of(route, addr, &self.shared);
+        self.open(client, addr, errand);
+    }
+
+    /// Begins a session.
+    fn open(&mut self, client: Stream, addr: ClientAddr, errand: Errand) {
+        if let Some(key) = self.seat(client, addr, errand) {
+            self.go_on(place(key), true, Errno::HOSTUNREACH);
+        }
+    }
+
+    /// Gives a session its place, or resets the client when there is none.
+    fn seat(&mut self, client: Stream, addr: ClientAddr, errand: Errand) -> Option<usize> {
         if !self.shared.admit() {
             self.shop.metrics.refused_full.add(1);
             client.abort();
-            return;
+            return None;
         }
         self.generation = self.generation.next();
         let generation = self.generation;
         let vacant = self.sessions.vacant_entry();
-        let place = place(vacant.key());
-        let token = Token::Leg(place, generation, Side::Client).encode();
-        let watched = self.poller.add(&client, token, Interest::StreamEdges);
+        let key = vacant.key();
+        let token = Token::Leg(place(key), generation, Side::Client).encode();
+        // A connection from another relay is watched already.
+        let watched = match self.poller.add(&client, token, Interest::StreamEdges) {
+            Err(Errno::EXIST) => self.poller.rename(&client, token, Interest::StreamEdges),
+            other => other,
+        };
         vacant.insert(Entry {
             session: Session::new(client, self.shop.now),
             generation,
             client: addr,
-            forward,
-            addrs,
-            next_addr: 0,
+            errand,
             deadline: None,
             queued: false,
         });
         self.shop.metrics.sessions.add(1);
         match watched {
-            Ok(()) => self.dial(place, Errno::HOSTUNREACH),
-            Err(e) => self.end(place, End::of_connect(e), Close::Reset),
+            Ok(()) => Some(key),
+            Err(e) => {
+                self.end(place(key), End::of_connect(e), Close::Reset);
+                None
+            }
+        }
+    }
+
+    /// Gets the session an onward leg in the way its errand says; when there is no further one it
+    /// ends with the `last` error. `at_first`: none has been tried before.
+    fn go_on(&mut self, place: Place, at_first: bool, last: Errno) {
+        match self.sessions.get(place.0 as usize).map(|e| &e.errand) {
+            Some(Errand::Dial { .. }) => self.dial(place, last),
+            Some(Errand::LookUp { .. }) => self.look_up(place),
+            Some(Errand::Ask { .. }) => self.ask(place, at_first, last),
+            None => {}
         }
     }
 
@@ -391,14 +491,21 @@ impl Worker {
         let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
             return;
         };
-        while let Some(&OnwardAddr(addr)) = entry.addrs.get(entry.next_addr) {
-            entry.next_addr += 1;
+        let Errand::Dial {
+            addrs,
+            next,
+            options,
+        } = &mut entry.errand
+        else {
+            return;
+        };
+        while let Some(&OnwardAddr(addr)) = addrs.get(*next) {
+            *next += 1;
             let token = Token::Leg(place, entry.generation, Side::Onward).encode();
-            let dialled =
-                Stream::connect(addr, &self.shared.legs[entry.forward].onward).and_then(|onward| {
-                    self.poller.add(&onward, token, Interest::StreamEdges)?;
-                    Ok(onward)
-                });
+            let dialled = Stream::connect(addr, options).and_then(|onward| {
+                self.poller.add(&onward, token, Interest::StreamEdges)?;
+                Ok(onward)
+            });
             match dialled {
                 Ok(onward) => {
                     let until = self.shop.now + self.shared.timeouts.connect;
@@ -431,7 +538,7 @@ impl Worker {
                 }
                 self.set_alarm(place);
             }
-            Step::Redial(error) => self.dial(place, error),
+            Step::Redial(error) => self.go_on(place, false, error),
             Step::Done(end) => self.end(place, end, Close::Gracefully),
             Step::Broken(end) => self.end(place, end, Close::Reset),
         }
@@ -484,6 +591,32 @@ impl Worker {
             client = %entry.client.0, cause = end.label(), onward_bytes, client_bytes,
             "session over"
         );
+    }
+}
+
+/// What a client of this forward needs.
+fn errand_of(route: &Route, client: ClientAddr, shared: &Shared) -> Errand {
+    match &route.way {
+        Way::Direct { targets, options } => Errand::Dial {
+            addrs: targets.current(),
+            next: 0,
+            options: options.clone(),
+        },
+        Way::Mesh {
+            peer,
+            route,
+            destination,
+        } => Errand::Ask {
+            peer: peer.clone(),
+            hello: Box::new(Hello {
+                source: client.0,
+                destination: destination.clone(),
+                route: route.clone(),
+                hops_left: shared.mesh.as_ref().map_or(1, |m| m.hop_limit),
+                session: SessionId(random::bytes()),
+            }),
+            tries_left: mesh::tries(peer),
+        },
     }
 }
 

@@ -19,6 +19,21 @@ pub enum Interest {
     StreamEdges,
 }
 
+impl Interest {
+    fn flags(self) -> EventFlags {
+        match self {
+            Self::Read => EventFlags::IN,
+            Self::StreamEdges => {
+                EventFlags::IN
+                    | EventFlags::OUT
+                    | EventFlags::RDHUP
+                    | EventFlags::PRI
+                    | EventFlags::ET
+            }
+        }
+    }
+}
+
 /// What is known of a descriptor since it was last looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Readiness(EventFlags);
@@ -89,17 +104,16 @@ impl Poller {
     /// # Errors
     /// `ENOSPC` when `fs.epoll.max_user_watches` is reached, `ENOMEM`, `EEXIST`.
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<(), Errno> {
-        let flags = match interest {
-            Interest::Read => EventFlags::IN,
-            Interest::StreamEdges => {
-                EventFlags::IN
-                    | EventFlags::OUT
-                    | EventFlags::RDHUP
-                    | EventFlags::PRI
-                    | EventFlags::ET
-            }
-        };
-        epoll::add(&self.0, fd, EventData::new_u64(token), flags)
+        epoll::add(&self.0, fd, EventData::new_u64(token), interest.flags())
+    }
+
+    /// Reports `fd`, which is watched already, as `token` from now on, beginning with what it is
+    /// ready for at this moment.
+    ///
+    /// # Errors
+    /// `ENOENT` when it was not watched, `ENOMEM`.
+    pub fn rename(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<(), Errno> {
+        epoll::modify(&self.0, fd, EventData::new_u64(token), interest.flags())
     }
 
     /// Stops watching `fd`. A closed descriptor needs no such call.

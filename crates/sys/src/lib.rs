@@ -10,6 +10,7 @@ pub mod limits;
 pub mod netns;
 pub mod pipe;
 pub mod probe;
+pub mod random;
 pub mod schedule;
 pub mod socket;
 pub mod tap;

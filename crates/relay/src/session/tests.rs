@@ -339,3 +339,56 @@ fn a_reader_that_takes_nothing_keeps_no_pipe() {
     let expected = [[1; 8], [2; 8]].concat();
     assert_eq!(bench.leg(Side::Client).sent(), expected);
 }
+
+/// A session whose onward leg is a connection that had been made beforehand.
+fn joined() -> Bench {
+    let mut bench = Bench::connecting();
+    bench.report(Side::Client, |leg| leg.make_room(ROOM));
+    bench.session.awaits(bench.now + bench.timeouts.connect);
+    bench.session.joined(SimLeg::default(), true, bench.now);
+    bench.report(Side::Onward, |leg| leg.make_room(ROOM));
+    assert_eq!(bench.drive(), Step::Wait);
+    bench
+}
+
+#[test]
+fn a_connection_that_was_dead_when_it_was_taken_is_replaced_and_nothing_is_lost() {
+    let mut bench = joined();
+    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNRESET));
+    assert_eq!(bench.drive(), Step::Redial(Errno::CONNRESET));
+    assert!(bench.session.is_waiting());
+    bench.report(Side::Client, |leg| leg.arrive(b"request"));
+    bench.session.awaits(bench.now + bench.timeouts.connect);
+    assert_eq!(bench.drive(), Step::Wait);
+    bench.session.joined(SimLeg::default(), false, bench.now);
+    bench.report(Side::Onward, |leg| leg.make_room(ROOM));
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.leg(Side::Onward).sent(), b"request");
+}
+
+#[test]
+fn a_connection_that_dies_after_a_byte_went_into_it_is_not_replaced() {
+    let mut bench = joined();
+    bench.report(Side::Client, |leg| leg.arrive(b"request"));
+    assert_eq!(bench.drive(), Step::Wait);
+    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNRESET));
+    assert_eq!(bench.drive(), Step::Broken(End::OnwardReset));
+}
+
+#[test]
+fn a_replacement_that_dies_too_ends_the_session() {
+    let mut bench = joined();
+    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNRESET));
+    assert_eq!(bench.drive(), Step::Redial(Errno::CONNRESET));
+    bench.session.joined(SimLeg::default(), false, bench.now);
+    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNRESET));
+    assert_eq!(bench.drive(), Step::Broken(End::OnwardReset));
+}
+
+#[test]
+fn a_connection_that_never_comes_is_waited_for_only_so_long() {
+    let mut bench = Bench::connecting();
+    bench.session.awaits(bench.now + bench.timeouts.connect);
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.run_to_deadline(), Step::Redial(Errno::TIMEDOUT));
+}

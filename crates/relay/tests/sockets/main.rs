@@ -5,5 +5,6 @@
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 mod half_close;
+mod mesh;
 mod node;
 mod rig;

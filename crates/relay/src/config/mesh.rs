@@ -1,0 +1,258 @@
+//! `[relay.mesh]`: the node's part in a mesh of relays.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::{OneOrMany, TIME, Time, parse, set_time};
+use crate::access::Rule;
+use crate::addr::{Destination, Listen};
+use crate::setup::{ArrivalLimits, PoolLimits};
+
+/// Relays a session may go through, counted from the first. RFC 9110 has no such figure for
+/// proxies; eight is more than any sensible route has.
+const HOP_LIMIT: u8 = 8;
+
+/// A node's part in a mesh.
+#[derive(Clone, Debug)]
+pub struct MeshConfig {
+    /// The file with the key, or the two keys, that all relays of the mesh have.
+    pub key_file: PathBuf,
+    /// Where other relays connect to; none: this node only dials.
+    pub listen: Vec<Listen>,
+    /// Where sessions from other relays may go.
+    pub allow: Vec<Rule>,
+    /// Exceptions from `allow`.
+    pub deny: Vec<Rule>,
+    /// Relays to which sessions from other relays may be passed on, besides those that forwards
+    /// go through.
+    pub peers: Vec<Destination>,
+    /// Relays that a session may go through.
+    pub hop_limit: u8,
+    /// Connections held ready.
+    pub pool: PoolLimits,
+    /// What connections to the mesh port may cost before they carry a session.
+    pub arrivals: ArrivalLimits,
+    /// How legs between relays are sped up; `None`: not at all.
+    pub turbo: Option<Turbo>,
+}
+
+/// What legs between relays get that others do not (pied-piper 3.2, improvement 4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turbo {
+    /// What such a leg begins to send at, in bytes a second.
+    pub rate: u64,
+    /// Bytes that may be under way on a leg: its initial window and its socket buffers.
+    pub window: u32,
+}
+
+impl Default for Turbo {
+    fn default() -> Self {
+        Self {
+            rate: 125_000_000,
+            // 1 Gbit/s over 32 ms, or 150 Mbit/s over 215 ms.
+            window: 4 << 20,
+        }
+    }
+}
+
+impl MeshConfig {
+    /// A part in the mesh of this key with every default: it listens nowhere and lets nobody go
+    /// anywhere.
+    pub fn new(key_file: PathBuf) -> Self {
+        Self {
+            key_file,
+            listen: Vec::new(),
+            allow: Vec::new(),
+            deny: Vec::new(),
+            peers: Vec::new(),
+            hop_limit: HOP_LIMIT,
+            pool: PoolLimits::default(),
+            arrivals: ArrivalLimits::default(),
+            turbo: Some(Turbo::default()),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MeshSection {
+    key_file: Option<PathBuf>,
+    listen: Option<Spanned<OneOrMany>>,
+    allow: Option<Spanned<OneOrMany>>,
+    deny: Option<Spanned<OneOrMany>>,
+    peers: Option<Spanned<OneOrMany>>,
+    hop_limit: Option<Spanned<u8>>,
+    pool_min: Option<u32>,
+    pool_max: Option<Spanned<u32>>,
+    pool_max_age: Option<Spanned<Time>>,
+    max_unproven: Option<Spanned<u32>>,
+    max_ready: Option<Spanned<u32>>,
+    handshake_timeout: Option<Spanned<Time>>,
+    hello_timeout: Option<Spanned<Time>>,
+    idle_timeout: Option<Spanned<Time>>,
+    turbo: Option<bool>,
+    rate: Option<Spanned<String>>,
+    window: Option<Spanned<ByteSize>>,
+}
+
+/// An idle one is replaced by its maker before the other side gives it up.
+const POOL_AGE: std::ops::RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(3600);
+/// What the kernel takes as a congestion window and as a buffer, and what is of any use.
+const WINDOW: std::ops::RangeInclusive<u64> = (64 << 10)..=(256 << 20);
+
+impl MeshSection {
+    /// Whether it gives the node something to listen on.
+    pub(super) fn listens(&self) -> bool {
+        self.listen.is_some()
+    }
+
+    /// The checked section; `at` is where it begins.
+    pub(super) fn check(self, at: usize) -> Result<MeshConfig, (usize, String)> {
+        let Some(key_file) = self.key_file else {
+            let message = "relay.mesh.key_file: a mesh needs a key, or anybody could send sessions \
+                           through this relay; make one with `openssl rand -hex 32`, give it to \
+                           every relay and name its file here";
+            return Err((at, message.into()));
+        };
+        let mut mesh = MeshConfig::new(key_file);
+        mesh.listen = list(self.listen, "listen")?;
+        mesh.allow = list(self.allow, "allow")?;
+        mesh.deny = list(self.deny, "deny")?;
+        mesh.peers = list(self.peers, "peers")?;
+        if let Some(limit) = self.hop_limit {
+            if *limit.get_ref() == 0 {
+                let message = "relay.mesh.hop_limit: must be at least 1".into();
+                return Err((limit.span().start, message));
+            }
+            mesh.hop_limit = limit.into_inner();
+        }
+
+        let pool = &mut mesh.pool;
+        let asked_min = self.pool_min;
+        if let Some(max) = self.pool_max {
+            pool.max = *max.get_ref();
+            let min = asked_min.unwrap_or(0);
+            if min > pool.max {
+                let message = format!("relay.mesh.pool_max: must be at least pool_min ({min})");
+                return Err((max.span().start, message));
+            }
+        }
+        pool.min = asked_min.unwrap_or(pool.min).min(pool.max);
+        set_time(
+            &mut pool.max_age,
+            self.pool_max_age,
+            POOL_AGE,
+            "mesh.pool_max_age",
+        )?;
+
+        let arrivals = &mut mesh.arrivals;
+        for (slot, value, name) in [
+            (
+                &mut arrivals.max_unproven,
+                self.max_unproven,
+                "max_unproven",
+            ),
+            (&mut arrivals.max_ready, self.max_ready, "max_ready"),
+        ] {
+            let name = format!("mesh.{name}");
+            *slot = super::at_least_one(value, &name)?.unwrap_or(*slot);
+        }
+        let times = &mut arrivals.times;
+        for (slot, value, name) in [
+            (
+                &mut times.handshake,
+                self.handshake_timeout,
+                "mesh.handshake_timeout",
+            ),
+            (&mut times.hello, self.hello_timeout, "mesh.hello_timeout"),
+            (&mut times.idle, self.idle_timeout, "mesh.idle_timeout"),
+        ] {
+            set_time(slot, value, TIME, name)?;
+        }
+
+        let mut turbo = Turbo::default();
+        if let Some(rate) = self.rate {
+            turbo.rate = bytes_per_second(rate.get_ref()).ok_or_else(|| {
+                let message = format!(
+                    "relay.mesh.rate: `{}` is not a rate such as \"1gbit\" or \"200mbit\"",
+                    rate.get_ref()
+                );
+                (rate.span().start, message)
+            })?;
+        }
+        if let Some(window) = self.window {
+            let bytes = window.get_ref().as_u64();
+            let fits = u32::try_from(bytes)
+                .ok()
+                .filter(|_| WINDOW.contains(&bytes));
+            turbo.window = fits.ok_or_else(|| {
+                let message = format!(
+                    "relay.mesh.window: `{}` is not from 64 KiB to 256 MiB",
+                    window.get_ref()
+                );
+                (window.span().start, message)
+            })?;
+        }
+        mesh.turbo = (self.turbo != Some(false)).then_some(turbo);
+        Ok(mesh)
+    }
+}
+
+/// A list of things that are written as text.
+fn list<T>(field: Option<Spanned<OneOrMany>>, name: &str) -> Result<Vec<T>, (usize, String)>
+where
+    T: std::str::FromStr,
+    T::Err: std::fmt::Display,
+{
+    let Some(field) = field else {
+        return Ok(Vec::new());
+    };
+    let at = field.span().start;
+    let texts = field.into_inner().into_vec();
+    let texts = texts.iter().enumerate();
+    texts
+        .map(|(i, text)| parse(text, at, || format!("relay.mesh.{name}[{i}]")))
+        .collect()
+}
+
+/// A rate in tc(8)'s manner: a figure and `kbit`, `mbit` or `gbit`.
+fn bytes_per_second(text: &str) -> Option<u64> {
+    let text = text.trim().to_ascii_lowercase();
+    let (figure, bits) = [("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)]
+        .iter()
+        .find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, bits)))?;
+    let figure: f64 = figure.trim().parse().ok()?;
+    let bytes = figure * bits / 8.0;
+    // From 8 kbit/s to 1 Tbit/s.
+    if !(1e3..=1.25e11).contains(&bytes) {
+        return None;
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the range has been checked"
+    )]
+    Some(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_written_as_tc_does() {
+        assert_eq!(bytes_per_second("1gbit"), Some(125_000_000));
+        assert_eq!(bytes_per_second("2.5 Gbit"), Some(312_500_000));
+        assert_eq!(bytes_per_second("100mbit"), Some(12_500_000));
+        for bad in [
+            "", "1", "gbit", "-1gbit", "nangbit", "infgbit", "0mbit", "1e9gbit",
+        ] {
+            assert_eq!(bytes_per_second(bad), None, "{bad}");
+        }
+    }
+}

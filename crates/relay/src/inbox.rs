@@ -1,0 +1,59 @@
+//! What other threads have to say to a worker.
+
+use std::sync::{Mutex, PoisonError};
+
+use taut_sys::Errno;
+use taut_sys::epoll::Waker;
+
+use crate::targets::{Addrs, ResolveError};
+use crate::token::{Generation, Place};
+
+/// A worker's letter box.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    letters: Mutex<Vec<Letter>>,
+    waker: Waker,
+}
+
+/// A message to a worker.
+#[derive(Debug)]
+pub(crate) enum Letter {
+    /// The addresses of the name that a session's hello asked for.
+    Resolved {
+        place: Place,
+        generation: Generation,
+        addrs: Result<Addrs, ResolveError>,
+    },
+    /// The mesh has other keys.
+    NewKeys,
+}
+
+impl Inbox {
+    /// # Errors
+    /// The kernel's, when there is no descriptor for it.
+    pub(crate) fn new() -> Result<Self, Errno> {
+        Ok(Self {
+            letters: Mutex::default(),
+            waker: Waker::new()?,
+        })
+    }
+
+    /// What the worker's poller watches.
+    pub(crate) fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
+    /// Leaves a letter and wakes the worker. The lock is held for as long as it takes to push.
+    pub(crate) fn post(&self, letter: Letter) {
+        self.letters
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(letter);
+        self.waker.wake();
+    }
+
+    /// Takes what is there.
+    pub(crate) fn take(&self) -> Vec<Letter> {
+        std::mem::take(&mut *self.letters.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -1,0 +1,116 @@
+//! What a node does at present: where each listener's connections go, and the mesh it is part of.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use taut_mesh::hello::Target;
+use taut_mesh::key::Keys;
+use taut_sys::socket::LegOptions;
+
+use crate::access::Destinations;
+use crate::addr::ListenAddr;
+use crate::targets::Targets;
+
+/// One `[[relay.forward]]`, ready to be used.
+#[derive(Debug)]
+pub(crate) struct Route {
+    pub(crate) listen: Vec<ListenAddr>,
+    pub(crate) way: Way,
+}
+
+/// How a forward's connections go on.
+#[derive(Debug)]
+pub(crate) enum Way {
+    /// By a connection of their own.
+    Direct {
+        targets: Targets,
+        options: Arc<LegOptions>,
+    },
+    /// Through the mesh, beginning with `peer`.
+    Mesh {
+        peer: Arc<Peer>,
+        /// The relays after `peer`.
+        route: Vec<Target>,
+        destination: Target,
+    },
+}
+
+/// A relay that this one dials.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    /// Its place among the pools of every worker.
+    pub(crate) id: usize,
+    pub(crate) targets: Targets,
+    pub(crate) options: LegOptions,
+}
+
+/// The node's part in a mesh.
+#[derive(Debug)]
+pub(crate) struct Mesh {
+    pub(crate) keys: ArcSwap<Keys>,
+    pub(crate) peers: Vec<Arc<Peer>>,
+    pub(crate) hop_limit: u8,
+    pub(crate) pool: PoolLimits,
+    pub(crate) arrivals: ArrivalLimits,
+    /// Where sessions from the mesh may go.
+    pub(crate) access: Destinations,
+    /// What legs to their destinations ask of their sockets.
+    pub(crate) onward: Arc<LegOptions>,
+    pub(crate) listen: Vec<ListenAddr>,
+}
+
+/// How many connections are held ready for each peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolLimits {
+    /// At least so many, of the whole node.
+    pub min: u32,
+    /// At most so many; 0: none, each is made when it is needed.
+    pub max: u32,
+    /// Age at which an unused one is replaced, give or take a fifth.
+    pub max_age: Duration,
+}
+
+/// What connections to the mesh port may cost before they carry a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArrivalLimits {
+    /// Connections that have not proven that they hold a key, of the whole node. When a further
+    /// one comes the oldest is closed: an honest peer is done within two round trips.
+    pub max_unproven: u32,
+    /// Connections that have, and wait to be used.
+    pub max_ready: u32,
+    /// How long each step may take.
+    pub times: taut_mesh::acceptor::Limits,
+}
+
+impl Default for PoolLimits {
+    fn default() -> Self {
+        Self {
+            min: 4,
+            max: 128,
+            // Below the idle time-outs of the middleboxes of the public clouds, of which the
+            // shortest is four minutes.
+            max_age: Duration::from_secs(180),
+        }
+    }
+}
+
+impl Default for ArrivalLimits {
+    fn default() -> Self {
+        Self {
+            max_unproven: 256,
+            max_ready: 1024,
+            times: taut_mesh::acceptor::Limits::default(),
+        }
+    }
+}
+
+impl Mesh {
+    /// The peer at this address, if sessions may be passed on to it.
+    pub(crate) fn peer(&self, target: &Target) -> Option<&Arc<Peer>> {
+        let wanted = target.to_string();
+        self.peers
+            .iter()
+            .find(|peer| peer.targets.destination().to_string() == wanted)
+    }
+}

@@ -1,0 +1,397 @@
+//! What a worker does for the mesh: connections to other relays and from them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use taut_mesh::hello::{Hello, Target};
+use taut_sys::Errno;
+use taut_sys::epoll::{Interest, Readiness};
+use taut_sys::socket::Stream;
+
+use super::{Close, Errand, Shared, Worker};
+use crate::access::Verdict;
+use crate::addr::{ClientAddr, Destination, OnwardAddr};
+use crate::arrivals::{Request, Rules};
+use crate::end::{End, Side};
+use crate::pool::{Outcome, Spare, Terms, Waiter};
+use crate::resolver::LookUp;
+use crate::setup::{Mesh, Peer, PoolLimits};
+use crate::targets::{Addrs, ResolveError};
+use crate::token::{Generation, Place, Token};
+
+/// Connections that a session tries with a peer: one that was ready, and then each of its
+/// addresses.
+pub(super) fn tries(peer: &Peer) -> u8 {
+    u8::try_from(peer.targets.current().len())
+        .unwrap_or(u8::MAX)
+        .saturating_add(1)
+}
+
+/// One worker's part of the node's pools.
+pub(super) fn share_of_pool(pool: PoolLimits, shared: &Shared) -> PoolLimits {
+    PoolLimits {
+        min: if pool.min == 0 {
+            0
+        } else {
+            shared.share(pool.min)
+        },
+        max: if pool.max == 0 {
+            0
+        } else {
+            shared.share(pool.max)
+        },
+        ..pool
+    }
+}
+
+/// Calls `$do` with what the pools are run with.
+macro_rules! with_terms {
+    ($worker:expr, $mesh:ident, |$pools:ident, $terms:ident| $do:expr) => {
+        if let Some($mesh) = $worker.shared.mesh.clone() {
+            let keys = $mesh.keys.load();
+            let $terms = Terms {
+                poller: &$worker.poller,
+                keys: &keys,
+                limits: share_of_pool($mesh.pool, &$worker.shared),
+                timeout: $worker.shared.timeouts.connect,
+                metrics: &$worker.shop.metrics,
+                now: $worker.shop.now,
+            };
+            let $pools = &mut $worker.pools;
+            Some($do)
+        } else {
+            None
+        }
+    };
+}
+
+/// Calls `$do` with what arrivals are treated by.
+macro_rules! with_rules {
+    ($worker:expr, |$arrivals:ident, $rules:ident| $do:expr) => {
+        if let Some(mesh) = $worker.shared.mesh.clone() {
+            let keys = mesh.keys.load();
+            let $rules = Rules {
+                poller: &$worker.poller,
+                keys: &keys,
+                times: mesh.arrivals.times,
+                max_unproven: $worker.shared.share(mesh.arrivals.max_unproven) as usize,
+                max_ready: $worker.shared.share(mesh.arrivals.max_ready) as usize,
+                metrics: &$worker.shop.metrics,
+                now: $worker.shop.now,
+            };
+            let $arrivals = &mut $worker.arrivals;
+            Some($do)
+        } else {
+            None
+        }
+    };
+}
+
+impl Worker {
+    // === connections to other relays ===
+
+    /// Gets the session a connection to its peer: one from the pool at first, later only fresh
+    /// ones, since what made one of the pool useless may have hit them all.
+    pub(super) fn ask(&mut self, place: Place, at_first: bool, last: Errno) {
+        let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
+            return;
+        };
+        let waiter = (place, entry.generation);
+        let Errand::Ask {
+            peer, tries_left, ..
+        } = &mut entry.errand
+        else {
+            return;
+        };
+        if *tries_left == 0 {
+            self.end(place, End::of_connect(last), Close::Reset);
+            return;
+        }
+        *tries_left -= 1;
+        let peer = peer.id;
+        let spare = with_terms!(self, mesh, |pools, terms| {
+            let spare = at_first.then(|| pools.take(peer, &terms)).flatten();
+            if spare.is_none() {
+                pools.dial_for(peer, waiter, &terms);
+            }
+            spare
+        });
+        match spare.flatten() {
+            Some(spare) => self.join(place, spare, true),
+            None => {
+                if !at_first {
+                    self.shop.metrics.pool_retries.add(1);
+                }
+                let until = self.shop.now + self.shared.timeouts.connect;
+                if let Some(entry) = self.sessions.get_mut(place.0 as usize) {
+                    entry.session.awaits(until);
+                }
+                self.set_alarm(place);
+            }
+        }
+    }
+
+    /// Says the session's hello on a connection and makes it the onward leg.
+    fn join(&mut self, place: Place, spare: Spare, made_before: bool) {
+        let now = self.shop.now;
+        let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
+            return;
+        };
+        let Errand::Ask { hello, .. } = &entry.errand else {
+            return;
+        };
+        let token = Token::Leg(place, entry.generation, Side::Onward).encode();
+        let message = spare.ready.hello(hello);
+        let said = match spare.stream.send(&message) {
+            Ok(n) if n == message.len() => {
+                self.poller
+                    .rename(&spare.stream, token, Interest::StreamEdges)
+            }
+            Ok(_) => Err(Errno::NOBUFS),
+            Err(e) => Err(e),
+        };
+        match said {
+            Ok(()) => {
+                entry.session.joined(spare.stream, made_before, now);
+                if !std::mem::replace(&mut entry.queued, true) {
+                    self.ready.push_back(place);
+                }
+            }
+            Err(e) => self.ask(place, false, e),
+        }
+    }
+
+    /// A connection that no session uses yet is reported.
+    pub(super) fn prepare(&mut self, place: Place, generation: Generation, ready: Readiness) {
+        with_terms!(self, mesh, |pools, terms| {
+            pools.handle(place, generation, ready, &terms);
+        });
+    }
+
+    /// Everything of the mesh that is due.
+    pub(super) fn tend_mesh(&mut self) {
+        if self.pools.next().is_some_and(|at| at <= self.shop.now) {
+            with_terms!(self, mesh, |pools, terms| pools.tend(&terms));
+        }
+        if self.arrivals.next().is_some_and(|at| at <= self.shop.now) {
+            with_rules!(self, |arrivals, rules| arrivals.expire(&rules));
+        }
+        while let Some(outcome) = self.pools.next_outcome() {
+            match outcome {
+                Outcome::Serve(waiter, spare) => {
+                    if self.waits(waiter) {
+                        self.join(waiter.0, spare, false);
+                    }
+                }
+                Outcome::Fail(waiter, error) => {
+                    if self.waits(waiter) {
+                        self.ask(waiter.0, false, error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the session is still there and still without an onward leg.
+    fn waits(&self, (place, generation): Waiter) -> bool {
+        self.sessions
+            .get(place.0 as usize)
+            .is_some_and(|e| e.generation == generation && e.session.is_waiting())
+    }
+
+    /// The node takes no more sessions.
+    pub(super) fn retire_mesh(&mut self) {
+        with_terms!(self, mesh, |pools, terms| pools.close(&terms));
+        with_rules!(self, |arrivals, rules| arrivals.retire(&rules));
+    }
+
+    /// The mesh has other keys.
+    pub(super) fn drop_old_keys(&mut self) {
+        with_terms!(self, mesh, |pools, terms| pools.drop_old_keys(&terms));
+        with_rules!(self, |arrivals, rules| arrivals.drop_old_keys(&rules));
+    }
+
+    // === connections from other relays ===
+
+    /// A connection has come to the mesh port.
+    pub(super) fn take_in(&mut self, stream: Stream, from: SocketAddr) {
+        with_rules!(self, |arrivals, rules| arrivals.admit(stream, from, &rules));
+    }
+
+    /// A connection without a hello is reported.
+    pub(super) fn hear(&mut self, place: Place, generation: Generation, ready: Readiness) {
+        let request = with_rules!(self, |arrivals, rules| {
+            arrivals.handle(place, generation, ready, &rules)
+        });
+        if let Some(request) = request.flatten() {
+            self.serve(request);
+        }
+    }
+
+    /// Begins the session that another relay asks for, if it may go where it wants to.
+    fn serve(&mut self, request: Request) {
+        let Some(mesh) = self.shared.mesh.clone() else {
+            return;
+        };
+        let Request {
+            stream,
+            from,
+            hello,
+        } = request;
+        self.shop.metrics.mesh_hellos.add(1);
+        match errand(&mesh, *hello) {
+            Ok((client, errand)) => self.open(stream, client, errand),
+            Err(refusal) => {
+                self.shop.metrics.mesh_refused[refusal.index()].add(1);
+                tracing::info!(%from, cause = refusal.label(), "refused a session from the mesh");
+                stream.abort();
+            }
+        }
+    }
+
+    /// Orders the addresses of the session's destination.
+    pub(super) fn look_up(&mut self, place: Place) {
+        let until = self.shop.now + self.shared.timeouts.connect;
+        let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
+            return;
+        };
+        let Errand::LookUp { name } = &entry.errand else {
+            return;
+        };
+        let ordered = name.parse::<Destination>().is_ok_and(|destination| {
+            let order = LookUp {
+                destination,
+                inbox: self.inbox.clone(),
+                place,
+                generation: entry.generation,
+            };
+            self.shared
+                .resolver
+                .as_ref()
+                .is_some_and(|resolver| resolver.order(order))
+        });
+        if !ordered {
+            self.end(place, End::NoResources, Close::Reset);
+            return;
+        }
+        entry.session.awaits(until);
+        self.set_alarm(place);
+    }
+
+    /// The addresses are there; each is judged as if it had been asked for itself.
+    pub(super) fn resolved(
+        &mut self,
+        place: Place,
+        generation: Generation,
+        addrs: Result<Addrs, ResolveError>,
+    ) {
+        if !self.waits((place, generation)) {
+            return;
+        }
+        let Some(mesh) = self.shared.mesh.clone() else {
+            return;
+        };
+        let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
+            return;
+        };
+        let Errand::LookUp { name } = &entry.errand else {
+            return;
+        };
+        let found = match addrs {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::info!(%error, "a session from the mesh ends");
+                self.end(place, End::LookUpFailed, Close::Reset);
+                return;
+            }
+        };
+        let host = name.parse::<Destination>().map(|d| d.host).ok();
+        let allowed: Addrs = found
+            .iter()
+            .copied()
+            .filter(|addr| mesh.access.check_addr(addr.0, host.as_deref()).is_allowed())
+            .collect();
+        if allowed.is_empty() {
+            tracing::info!(%name, addrs = ?found, "its addresses are not allowed");
+            self.end(place, End::NotAllowed, Close::Reset);
+            return;
+        }
+        entry.errand = Errand::Dial {
+            addrs: allowed,
+            next: 0,
+            options: mesh.onward.clone(),
+        };
+        self.dial(place, Errno::HOSTUNREACH);
+    }
+}
+
+/// Why a session from the mesh is not begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The configuration does not allow the destination.
+    Destination,
+    /// The next relay of its route is not one that this node knows.
+    NextRelay,
+    /// It has been through as many relays as it may.
+    HopLimit,
+}
+
+impl Refusal {
+    /// Every cause.
+    pub(crate) const ALL: [Self; 3] = [Self::Destination, Self::NextRelay, Self::HopLimit];
+
+    /// Its name in metrics and logs.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Destination => "destination",
+            Self::NextRelay => "next_relay",
+            Self::HopLimit => "hop_limit",
+        }
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self as usize
+    }
+}
+
+/// Whose session a hello asks for and how it is to be got on its way.
+fn errand(mesh: &Arc<Mesh>, hello: Hello) -> Result<(ClientAddr, Errand), Refusal> {
+    let client = ClientAddr(hello.source);
+    if let Some((next, onward)) = hello.onward().map_err(|_| Refusal::HopLimit)? {
+        let peer = mesh.peer(&next).ok_or(Refusal::NextRelay)?.clone();
+        let errand = Errand::Ask {
+            tries_left: tries(&peer),
+            peer,
+            hello: Box::new(onward),
+        };
+        return Ok((client, errand));
+    }
+    let errand = match hello.destination {
+        Target::Addr(addr) => {
+            let verdict = mesh.access.check_addr(addr, None);
+            if !verdict.is_allowed() {
+                return Err(refused(&addr, verdict));
+            }
+            Errand::Dial {
+                addrs: [OnwardAddr(addr)].into(),
+                next: 0,
+                options: mesh.onward.clone(),
+            }
+        }
+        Target::Name { ref host, port } => {
+            let verdict = mesh.access.check_name(host, port);
+            if !verdict.is_allowed() {
+                return Err(refused(&hello.destination, verdict));
+            }
+            Errand::LookUp {
+                name: hello.destination.to_string(),
+            }
+        }
+    };
+    Ok((client, errand))
+}
+
+fn refused(destination: &impl std::fmt::Display, verdict: Verdict) -> Refusal {
+    tracing::info!(%destination, cause = verdict.label(), "not an allowed destination");
+    Refusal::Destination
+}

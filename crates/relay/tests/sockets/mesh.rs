@@ -1,0 +1,487 @@
+//! Relays that know each other: the pool, the hello, and what outsiders can do.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use taut_mesh::dialler::{Dialler, Ready};
+use taut_mesh::hello::{Hello, SessionId, Target};
+use taut_mesh::key::Keys;
+use taut_relay::addr::Destination;
+use taut_relay::config::{Config, Forward, MeshConfig};
+use taut_relay::end::End;
+use taut_relay::node::Node;
+
+use crate::rig::*;
+
+const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+const OTHER: &str = "ffeeddccbbaa99887766554433221100ffeeddccbbaa99887766554433221100";
+
+/// Key files, a near relay, a far one, and a server behind it.
+struct Mesh {
+    dir: tempfile::TempDir,
+    near: Node,
+    far: Node,
+    server: TcpListener,
+}
+
+fn keys(text: &str) -> Keys {
+    Keys::parse(text).unwrap()
+}
+
+fn destination(addr: SocketAddr) -> Destination {
+    addr.to_string().parse().unwrap()
+}
+
+fn key_file(dir: &tempfile::TempDir, name: &str, text: &str) -> PathBuf {
+    let path = dir.path().join(name);
+    let mut file = std::fs::File::options()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(&path)
+        .unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    path
+}
+
+/// A node that takes sessions from the mesh at `listen` and lets them go to loopback.
+fn far(key_file: PathBuf, listen: &str, adjust: impl FnOnce(&mut Config)) -> Node {
+    let mut mesh = MeshConfig::new(key_file);
+    mesh.listen = vec![listen.parse().unwrap()];
+    mesh.allow = vec!["127.0.0.1/32:*".parse().unwrap()];
+    let mut config = Config::new(Vec::new());
+    config.workers = Some(2);
+    config.max_sessions = Some(64);
+    config.mesh = Some(mesh);
+    adjust(&mut config);
+    Node::start(&config).unwrap()
+}
+
+/// A node that forwards to `to` through these relays.
+fn near(
+    key_file: PathBuf,
+    via: &[SocketAddr],
+    to: Destination,
+    adjust: impl FnOnce(&mut Config),
+) -> Node {
+    let mut forward = Forward::new(vec!["127.0.0.1:0".parse().unwrap()], to);
+    forward.via = via.iter().copied().map(destination).collect();
+    let mut config = Config::new(vec![forward]);
+    config.workers = Some(1);
+    config.max_sessions = Some(64);
+    let mut mesh = MeshConfig::new(key_file);
+    mesh.pool.min = 2;
+    mesh.pool.max = 4;
+    config.mesh = Some(mesh);
+    adjust(&mut config);
+    Node::start(&config).unwrap()
+}
+
+impl Mesh {
+    fn new() -> Self {
+        Self::with(|_| {}, |_| {})
+    }
+
+    fn with(adjust_near: impl FnOnce(&mut Config), adjust_far: impl FnOnce(&mut Config)) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let key = key_file(&dir, "key", KEY);
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let far = far(key.clone(), "127.0.0.1:0", adjust_far);
+        let to = destination(server.local_addr().unwrap());
+        let near = near(key, &[far.mesh_addrs()[0].0], to, adjust_near);
+        Self {
+            dir,
+            near,
+            far,
+            server,
+        }
+    }
+
+    fn wait_for_pool(&self) {
+        wait_until("the pool", || self.near.metrics().pool_ready() >= 2);
+    }
+
+    fn connect(&self) -> TcpStream {
+        let client = TcpStream::connect(self.near.listen_addrs()[0].0).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        client
+    }
+
+    fn pair(&self) -> (TcpStream, TcpStream) {
+        let client = self.connect();
+        let (server, _) = self.server.accept().unwrap();
+        server.set_read_timeout(Some(PATIENCE)).unwrap();
+        (client, server)
+    }
+
+    /// Nobody has connected to the server.
+    fn nothing_dialled(&self) {
+        self.server.set_nonblocking(true).unwrap();
+        let error = self.server.accept().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        self.server.set_nonblocking(false).unwrap();
+    }
+
+    fn mesh_port(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.far.mesh_addrs()[0].0).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+}
+
+/// Sends both streams through a session at the same time and compares them.
+fn exchange(client: &mut TcpStream, server: &mut TcpStream, len: usize) {
+    let (up, down) = (stream(len, 1), stream(len, 2));
+    let (mut client_out, mut server_out) =
+        (client.try_clone().unwrap(), server.try_clone().unwrap());
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            client_out.write_all(&up).unwrap();
+            client_out.shutdown(Shutdown::Write).unwrap();
+        });
+        s.spawn(|| {
+            server_out.write_all(&down).unwrap();
+            server_out.shutdown(Shutdown::Write).unwrap();
+        });
+        let at_server = s.spawn(|| read_to_fin(server));
+        assert_same(&read_to_fin(client), &down);
+        assert_same(&at_server.join().unwrap(), &up);
+    });
+}
+
+/// A connection to the mesh port that holds a key, as far as the point where it could say a hello.
+fn proven(stream: &mut TcpStream, keys: &Keys) -> Ready {
+    let (mut dialler, opening) = Dialler::new([7; 32], Instant::now(), PATIENCE, keys);
+    stream.write_all(&opening).unwrap();
+    loop {
+        let n = stream.read(dialler.space()).unwrap();
+        assert_ne!(n, 0, "the mesh port has closed");
+        if let Some(proof) = dialler.advance(n, Instant::now()).unwrap() {
+            stream.write_all(&proof).unwrap();
+            return dialler.ready().unwrap();
+        }
+    }
+}
+
+fn hello(to: SocketAddr) -> Hello {
+    Hello {
+        source: "192.0.2.1:1234".parse().unwrap(),
+        destination: Target::Addr(to),
+        route: Vec::new(),
+        hops_left: 8,
+        session: SessionId([0; 16]),
+    }
+}
+
+/// Reads until the connection is gone, in whatever way; what was read.
+fn read_to_the_end(stream: &mut TcpStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    match stream.read_to_end(&mut bytes) {
+        Ok(_) => {}
+        Err(e) => assert_ne!(e.kind(), ErrorKind::WouldBlock, "it stays open"),
+    }
+    bytes
+}
+
+#[test]
+fn a_session_takes_a_connection_that_was_ready_and_both_streams_arrive_whole() {
+    let mesh = Mesh::new();
+    mesh.wait_for_pool();
+    let (mut client, mut server) = mesh.pair();
+    exchange(&mut client, &mut server, 3 << 20);
+    wait_until("the end of both", || {
+        [&mesh.near, &mesh.far]
+            .iter()
+            .all(|n| n.metrics().ended(End::Complete) == 1)
+    });
+    assert_eq!(mesh.near.metrics().pool_hits_and_misses(), (1, 0));
+    assert_eq!(mesh.far.metrics().mesh_hellos(), 1);
+    mesh.wait_for_pool();
+}
+
+#[test]
+fn without_a_pool_each_session_gets_a_fresh_connection() {
+    let mesh = Mesh::with(
+        |near| {
+            let pool = &mut near.mesh.as_mut().unwrap().pool;
+            (pool.min, pool.max) = (0, 0);
+        },
+        |_| {},
+    );
+    for _ in 0..3 {
+        let (mut client, mut server) = mesh.pair();
+        exchange(&mut client, &mut server, 10_000);
+    }
+    assert_eq!(mesh.near.metrics().pool_hits_and_misses(), (0, 3));
+    assert_eq!(mesh.near.metrics().pool_ready(), 0);
+}
+
+#[test]
+fn more_sessions_at_once_than_are_ready_all_get_through() {
+    let mesh = Mesh::new();
+    mesh.wait_for_pool();
+    let pairs: Vec<_> = (0..20).map(|_| mesh.connect()).collect();
+    let servers: Vec<_> = (0..20).map(|_| mesh.server.accept().unwrap().0).collect();
+    drop((pairs, servers));
+    wait_until("the end of all", || mesh.near.metrics().sessions() == 0);
+    assert_eq!(mesh.far.metrics().mesh_hellos(), 20);
+}
+
+#[test]
+fn a_relay_with_another_key_gets_nothing_through() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let far = far(key_file(&dir, "a", KEY), "127.0.0.1:0", |_| {});
+    let to = destination(server.local_addr().unwrap());
+    let near = near(
+        key_file(&dir, "b", OTHER),
+        &[far.mesh_addrs()[0].0],
+        to,
+        |_| {},
+    );
+    let mut client = TcpStream::connect(near.listen_addrs()[0].0).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(read_to_rst(&mut client), b"");
+    wait_until("the count", || far.metrics().mesh_rejected() > 0);
+    server.set_nonblocking(true).unwrap();
+    assert_eq!(server.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+}
+
+#[test]
+fn where_a_session_may_not_go_it_is_reset() {
+    let mesh = Mesh::with(
+        |_| {},
+        |far| far.mesh.as_mut().unwrap().allow = vec!["127.0.0.1/32:9".parse().unwrap()],
+    );
+    mesh.wait_for_pool();
+    assert_eq!(read_to_rst(&mut mesh.connect()), b"");
+    mesh.nothing_dialled();
+    assert_eq!(mesh.far.metrics().sessions(), 0);
+}
+
+#[test]
+fn a_name_is_looked_up_by_the_last_relay_and_its_addresses_are_judged() {
+    for (allow, works) in [("127.0.0.1/32:*", true), ("localhost:*", false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let key = key_file(&dir, "key", KEY);
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let far = far(key.clone(), "127.0.0.1:0", |config| {
+            config.mesh.as_mut().unwrap().allow = vec![allow.parse().unwrap()];
+        });
+        let port = server.local_addr().unwrap().port();
+        let to = format!("localhost:{port}").parse().unwrap();
+        let near = near(key, &[far.mesh_addrs()[0].0], to, |_| {});
+        let mut client = TcpStream::connect(near.listen_addrs()[0].0).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        if works {
+            let (mut server, _) = server.accept().unwrap();
+            exchange(&mut client, &mut server, 1000);
+        } else {
+            assert_eq!(read_to_rst(&mut client), b"");
+            assert_eq!(far.metrics().ended(End::NotAllowed), 1);
+        }
+    }
+}
+
+#[test]
+fn a_route_leads_through_relays_that_know_each_other_and_ends_at_the_hop_limit() {
+    for (hop_limit, works) in [(2, true), (1, false)] {
+        let dir = tempfile::tempdir().unwrap();
+        let key = key_file(&dir, "key", KEY);
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = destination(server.local_addr().unwrap());
+        let last = far(key.clone(), "127.0.0.1:0", |_| {});
+        let last_addr = last.mesh_addrs()[0].0;
+        let middle = far(key.clone(), "127.0.0.1:0", |config| {
+            config.mesh.as_mut().unwrap().peers = vec![destination(last_addr)];
+        });
+        let route = [middle.mesh_addrs()[0].0, last_addr];
+        let near = near(key, &route, to, |config| {
+            config.mesh.as_mut().unwrap().hop_limit = hop_limit;
+        });
+        let mut client = TcpStream::connect(near.listen_addrs()[0].0).unwrap();
+        client.set_read_timeout(Some(PATIENCE)).unwrap();
+        if works {
+            let (mut server, _) = server.accept().unwrap();
+            exchange(&mut client, &mut server, 100_000);
+        } else {
+            assert_eq!(read_to_rst(&mut client), b"");
+        }
+    }
+}
+
+#[test]
+fn a_relay_that_nobody_has_named_is_no_next_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = key_file(&dir, "key", KEY);
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    let last = far(key.clone(), "127.0.0.1:0", |_| {});
+    let middle = far(key.clone(), "127.0.0.1:0", |_| {});
+    let route = [middle.mesh_addrs()[0].0, last.mesh_addrs()[0].0];
+    let to = destination(server.local_addr().unwrap());
+    let near = near(key, &route, to, |_| {});
+    let mut client = TcpStream::connect(near.listen_addrs()[0].0).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(read_to_rst(&mut client), b"");
+    assert_eq!(last.metrics().mesh_hellos(), 0);
+}
+
+#[test]
+fn connections_that_die_while_idle_are_replaced_and_sessions_go_on() {
+    let mut mesh = Mesh::new();
+    mesh.wait_for_pool();
+    let addr = mesh.far.mesh_addrs()[0].0;
+    let key = key_file(&mesh.dir, "key", KEY);
+    // The old one is gone before the new one binds its port.
+    mesh.far = far(key.clone(), "127.0.0.1:0", |_| {});
+    mesh.far = far(key, &addr.to_string(), |_| {});
+    let (mut client, mut server) = mesh.pair();
+    exchange(&mut client, &mut server, 1 << 20);
+}
+
+#[test]
+fn keys_are_replaced_one_after_the_other_without_a_session_lost() {
+    let mesh = Mesh::new();
+    mesh.wait_for_pool();
+    let (mut client, mut server) = mesh.pair();
+    let both = format!("{KEY}\n{OTHER}\n");
+    let other_first = format!("{OTHER}\n{KEY}\n");
+    for (step, text) in [both.as_str(), &other_first, OTHER].into_iter().enumerate() {
+        for node in [&mesh.far, &mesh.near] {
+            node.replace_keys(keys(text));
+            let (mut client, mut server) = mesh.pair();
+            exchange(&mut client, &mut server, 10_000);
+        }
+        assert_eq!(mesh.far.metrics().mesh_rejected(), 0, "step {step}");
+    }
+    // The one from before still holds.
+    exchange(&mut client, &mut server, 1 << 20);
+    // The old key is worth nothing now.
+    let mut old = mesh.mesh_port();
+    let (_, opening) = Dialler::new([7; 32], Instant::now(), PATIENCE, &keys(KEY));
+    old.write_all(&opening).unwrap();
+    assert_eq!(read_to_the_end(&mut old), b"");
+}
+
+#[test]
+fn a_draining_relay_takes_its_connections_out_of_the_pools_of_others() {
+    let mesh = Mesh::new();
+    mesh.wait_for_pool();
+    let (mut client, mut server) = mesh.pair();
+    mesh.far.drain();
+    wait_until("an empty pool", || mesh.near.metrics().pool_ready() == 0);
+    exchange(&mut client, &mut server, 1 << 20);
+    assert_eq!(read_to_rst(&mut mesh.connect()), b"");
+}
+
+#[test]
+fn an_outsider_gets_nothing_dialled_and_harms_nobody() {
+    let mesh = Mesh::with(|_| {}, |far| far.max_sessions = Some(64));
+    mesh.wait_for_pool();
+    let (mut client, mut server) = mesh.pair();
+    let to = mesh.server.local_addr().unwrap();
+
+    // A megabyte of noise.
+    let mut noisy = mesh.mesh_port();
+    let _ = noisy.write_all(&stream(1 << 20, 9));
+    assert_eq!(read_to_the_end(&mut noisy), b"");
+
+    // A recorded session, replayed.
+    let mut honest = mesh.mesh_port();
+    let (mut dialler, opening) = Dialler::new([3; 32], Instant::now(), PATIENCE, &keys(KEY));
+    let mut recorded = opening.clone();
+    honest.write_all(&opening).unwrap();
+    let proof = loop {
+        let n = honest.read(dialler.space()).unwrap();
+        if let Some(proof) = dialler.advance(n, Instant::now()).unwrap() {
+            break proof;
+        }
+    };
+    recorded.extend_from_slice(&proof);
+    recorded.extend_from_slice(&dialler.ready().unwrap().hello(&hello(to)));
+    let mut replayed = mesh.mesh_port();
+    replayed.write_all(&recorded).unwrap();
+    read_to_the_end(&mut replayed);
+    mesh.nothing_dialled();
+
+    // Another protocol, byte by byte.
+    let mut dripping = mesh.mesh_port();
+    for byte in b"GET / HTTP/1.1\r\n" {
+        if dripping.write_all(&[*byte]).is_err() {
+            break;
+        }
+    }
+    assert_eq!(read_to_the_end(&mut dripping), b"");
+
+    // Five thousand connections that say nothing.
+    let crowd: Vec<_> = (0..5000).map(|_| mesh.mesh_port()).collect();
+    wait_until("most of them to be closed", || {
+        crowd.iter().filter(|s| s.peek_closed()).count() >= 5000 - 300
+    });
+    mesh.nothing_dialled();
+
+    // Meanwhile others have what they had, and get what they ask for.
+    exchange(&mut client, &mut server, 1 << 20);
+    let (mut client, mut server) = mesh.pair();
+    exchange(&mut client, &mut server, 1 << 20);
+    drop(crowd);
+}
+
+#[test]
+fn a_peer_with_a_key_gets_its_hello_served_and_a_dead_one_closed() {
+    let mesh = Mesh::new();
+    let mut peer = mesh.mesh_port();
+    let ready = proven(&mut peer, &keys(KEY));
+    let to = mesh.server.local_addr().unwrap();
+    peer.write_all(&ready.hello(&hello(to))).unwrap();
+    let (mut server, _) = mesh.server.accept().unwrap();
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    exchange(&mut peer, &mut server, 100_000);
+
+    // The same hello on another connection of the same peer says nothing.
+    let mut other = mesh.mesh_port();
+    let _ = proven(&mut other, &keys(KEY));
+    other.write_all(&ready.hello(&hello(to))).unwrap();
+    assert_eq!(read_to_the_end(&mut other), b"");
+    mesh.nothing_dialled();
+}
+
+#[test]
+fn silence_at_the_mesh_port_has_an_end() {
+    let mesh = Mesh::with(
+        |_| {},
+        |far| {
+            let times = &mut far.mesh.as_mut().unwrap().arrivals.times;
+            times.handshake = Duration::from_millis(100);
+            times.hello = Duration::from_millis(100);
+        },
+    );
+    let mut silent = mesh.mesh_port();
+    assert_eq!(read_to_the_end(&mut silent), b"");
+    let mut half = mesh.mesh_port();
+    let ready = proven(&mut half, &keys(KEY));
+    let to = mesh.server.local_addr().unwrap();
+    half.write_all(&ready.hello(&hello(to))[..20]).unwrap();
+    assert_eq!(read_to_the_end(&mut half), b"");
+    mesh.nothing_dialled();
+}
+
+trait PeekClosed {
+    fn peek_closed(&self) -> bool;
+}
+
+impl PeekClosed for TcpStream {
+    /// Whether the other end has closed or reset it.
+    fn peek_closed(&self) -> bool {
+        self.set_nonblocking(true).unwrap();
+        match self.peek(&mut [0]) {
+            Ok(0) => true,
+            Ok(_) => panic!("the mesh port has spoken to somebody without a key"),
+            Err(e) => e.kind() != ErrorKind::WouldBlock,
+        }
+    }
+}
