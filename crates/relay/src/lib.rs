@@ -13,6 +13,7 @@ pub mod addr;
 mod alarms;
 pub mod config;
 mod direction;
+pub mod early_syn;
 pub mod end;
 mod exposition;
 mod loops;
