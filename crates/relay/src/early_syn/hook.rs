@@ -15,7 +15,10 @@ pub(super) enum Hook {
         link: OwnedFd,
     },
     /// A filter of the clsact queueing discipline.
-    Filter(Filter),
+    Filter {
+        #[expect(dead_code, reason = "it is held, and detached when it is dropped")]
+        filter: Filter,
+    },
 }
 
 /// A filter of clsact. One that a killed process has left behind still writes into a ring that
@@ -36,7 +39,8 @@ impl Hook {
         match taut_sys::bpf::attach_tcx_ingress(program, ifindex) {
             Ok(link) => Ok(Self::Link { link }),
             Err(Errno::INVAL | Errno::OPNOTSUPP) => {
-                Filter::attach(program, ifindex).map(Self::Filter)
+                let filter = Filter::attach(program, ifindex)?;
+                Ok(Self::Filter { filter })
             }
             Err(e) => Err(e.into()),
         }

@@ -12,6 +12,8 @@ mod devices;
 mod hook;
 mod limiter;
 mod limits;
+#[cfg(test)]
+mod program_tests;
 mod rate;
 mod wire;
 
@@ -20,7 +22,9 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{
+    MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder,
+};
 
 pub use cookies::{read_syncookies_sent, syncookies_sent};
 pub use devices::{Device, Devices};
@@ -165,10 +169,24 @@ impl EarlySyn {
         watch: &[(SocketAddr, u32)],
         events_per_second: u32,
     ) -> Result<Self, EarlySynError> {
+        let mut early_syn = Self::load(devices, watch, events_per_second)?;
+        early_syn.refresh()?;
+        if early_syn.hooks.is_empty() {
+            return Err(EarlySynError::NoDevice);
+        }
+        Ok(early_syn)
+    }
+
+    /// The program, ready to be attached.
+    fn load(
+        devices: Devices,
+        watch: &[(SocketAddr, u32)],
+        events_per_second: u32,
+    ) -> Result<Self, EarlySynError> {
         if watch.len() > WATCHED_MAX {
             return Err(EarlySynError::TooManyListeners(watch.len()));
         }
-        let object = load(events_per_second)?;
+        let object = load_object(events_per_second)?;
         let watched = map(&object, "watched")?;
         for (addr, listener) in watch {
             watched
@@ -181,19 +199,14 @@ impl EarlySyn {
         }
         let (ring, taken) = ring(&object)?;
         let readable = MapHandle::try_from(&map(&object, "ring")?).map_err(EarlySynError::Load)?;
-        let mut early_syn = Self {
+        Ok(Self {
             ring,
             readable,
             taken,
             hooks: Vec::new(),
             devices,
             object,
-        };
-        early_syn.refresh()?;
-        if early_syn.hooks.is_empty() {
-            return Err(EarlySynError::NoDevice);
-        }
-        Ok(early_syn)
+        })
     }
 
     /// Looks at the devices again: attaches to those that have come, forgets those that have gone.
@@ -269,7 +282,7 @@ impl fmt::Debug for EarlySyn {
     }
 }
 
-fn load(events_per_second: u32) -> Result<Object, EarlySynError> {
+fn load_object(events_per_second: u32) -> Result<Object, EarlySynError> {
     // What libbpf has to say beside the error is for those who look for a fault.
     libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Warn, |_, text| {
         tracing::debug!(target: "libbpf", "{}", text.trim_end());

@@ -74,6 +74,9 @@ mod tests {
         let now = Instant::now();
         assert_eq!(at_once(Rate::new(0, 5), &mut now.clone(), now, 10), 0);
         assert_eq!(at_once(Rate::new(5, 0), &mut now.clone(), now, 10), 1);
-        assert_eq!(at_once(Rate::new(u32::MAX, 3), &mut now.clone(), now, 10), 3);
+        assert_eq!(
+            at_once(Rate::new(u32::MAX, 3), &mut now.clone(), now, 10),
+            3
+        );
     }
 }
