@@ -4,6 +4,7 @@
 //! each module wraps one family of system calls, states units and errors, and leaves decisions
 //! to its callers.
 
+pub mod bpf;
 pub mod child;
 pub mod epoll;
 pub mod limits;

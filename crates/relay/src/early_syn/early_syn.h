@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What the program at the device and the relay say to one another. The relay
+ * reads these structs by their offsets (wire.rs); the test
+ * `the_structs_are_laid_out_as_the_relay_reads_them` holds the two together.
+ */
+#ifndef TAUT_EARLY_SYN_H
+#define TAUT_EARLY_SYN_H
+
+#include <linux/types.h>
+
+/* Address and port of a listener. An address of zeroes is every address of
+ * its family. An IPv4 address is in the first four bytes, the others are zero.
+ */
+struct early_syn_watch {
+	__u8 addr[16];
+	__be16 port;
+	__u16 version;		/* of IP: 4 or 6 */
+};
+
+/* A SYN for a watched listener. */
+struct early_syn_event {
+	__u64 seen_ns;		/* CLOCK_MONOTONIC */
+	__u8 saddr[16];
+	__u8 daddr[16];
+	__be16 sport;
+	__be16 dport;
+	__u32 version;		/* of IP: 4 or 6 */
+	__u32 listener;		/* the number that it is watched under */
+	__u32 ifindex;
+};
+
+/* What became of a packet; each has a counter. */
+enum early_syn_exit {
+	EARLY_SYN_EMITTED,
+	EARLY_SYN_OTHER_HOST,	/* not sent to this machine's own MAC */
+	EARLY_SYN_NOT_TCP,
+	EARLY_SYN_FRAGMENT,
+	EARLY_SYN_MALFORMED,	/* too short, or lengths that cannot be */
+	EARLY_SYN_NOT_SYN,
+	EARLY_SYN_NOT_WATCHED,
+	EARLY_SYN_NOT_LOCAL,	/* to a watched port, but passing through */
+	EARLY_SYN_OVER_CEILING,
+	EARLY_SYN_RING_FULL,
+	EARLY_SYN_EXITS,
+};
+
+#endif

@@ -1,0 +1,249 @@
+//! Which SYNs may make the relay set something up. Decides only: no sockets, no clock.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use super::deadlines::Deadlines;
+use super::limits::Limits;
+use super::{FourTuple, SynEvent};
+
+/// What becomes of a SYN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Set the onward path up; the connection is pending until [`Limiter::settled`] or
+    /// [`Limiter::expire`].
+    Admit,
+    /// It is pending already: a retransmitted SYN, or one that was seen on two devices on its way
+    /// in.
+    Merged,
+    /// The connection was accepted before its SYN was read.
+    Late,
+    /// Its prefix has had its share.
+    OverSourceRate,
+    /// Its listener has had its share.
+    OverDestinationRate,
+    /// As many are pending as may be.
+    TooManyPending,
+    /// The kernel sends SYN cookies, or did a moment ago.
+    CookiesActive,
+}
+
+/// How often each thing has happened, since the limiter was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// [`Verdict::Admit`].
+    pub admitted: u64,
+    /// [`Verdict::Merged`].
+    pub merged: u64,
+    /// [`Verdict::Late`].
+    pub late: u64,
+    /// [`Verdict::OverSourceRate`].
+    pub over_source_rate: u64,
+    /// [`Verdict::OverDestinationRate`].
+    pub over_destination_rate: u64,
+    /// [`Verdict::TooManyPending`].
+    pub too_many_pending: u64,
+    /// [`Verdict::CookiesActive`].
+    pub cookies_active: u64,
+    /// SYNs whose prefix had no place in the table, and that were held to the shared rate.
+    pub prefix_table_full: u64,
+    /// Admitted ones that were joined with an accepted connection, or given up.
+    pub settled: u64,
+    /// Admitted ones whose client did not come.
+    pub expired: u64,
+    /// Early accepts that were forgotten because too many were remembered.
+    pub accepted_forgotten: u64,
+}
+
+/// Clients that are likely to be one party: what a forger on another network cannot choose freely
+/// for long where source addresses are checked (BCP 38), and what one customer is often given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Prefix {
+    /// /24
+    V4([u8; 3]),
+    /// /48
+    V6([u8; 6]),
+}
+
+/// Holds SYNs to the [`Limits`].
+#[derive(Debug)]
+pub struct Limiter {
+    limits: Limits,
+    counts: Counts,
+    pending: Deadlines<FourTuple>,
+    accepted: Deadlines<FourTuple>,
+    /// When each prefix's bucket is full again. One that is full is like one that was never there,
+    /// so nothing is lost when it is forgotten, and no other is ever forgotten: who forges sources
+    /// cannot wash away what is held against one.
+    prefixes: Deadlines<Prefix>,
+    /// The bucket of prefixes that have no place.
+    other_prefixes: Option<Instant>,
+    /// As many as there are listeners: their numbers are the relay's own.
+    listeners: HashMap<u32, Instant>,
+    cookies_sent: Option<u64>,
+    refuse_until: Option<Instant>,
+}
+
+// === impl Limiter ===
+
+impl Limiter {
+    /// A limiter that has seen nothing.
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            limits,
+            counts: Counts::default(),
+            pending: Deadlines::default(),
+            accepted: Deadlines::default(),
+            prefixes: Deadlines::default(),
+            other_prefixes: None,
+            listeners: HashMap::new(),
+            cookies_sent: None,
+            refuse_until: None,
+        }
+    }
+
+    /// Decides about `syn`, which was read at `now`.
+    pub fn admit(&mut self, syn: &SynEvent, now: Instant) -> Verdict {
+        let verdict = self.decide(syn, now);
+        let count = match verdict {
+            Verdict::Admit => &mut self.counts.admitted,
+            Verdict::Merged => &mut self.counts.merged,
+            Verdict::Late => &mut self.counts.late,
+            Verdict::OverSourceRate => &mut self.counts.over_source_rate,
+            Verdict::OverDestinationRate => &mut self.counts.over_destination_rate,
+            Verdict::TooManyPending => &mut self.counts.too_many_pending,
+            Verdict::CookiesActive => &mut self.counts.cookies_active,
+        };
+        *count += 1;
+        verdict
+    }
+
+    fn decide(&mut self, syn: &SynEvent, now: Instant) -> Verdict {
+        let connection = syn.connection();
+        // A retransmission does not make the life of what is pending longer: a forger could keep
+        // it for ever.
+        if self.pending.get(&connection).is_some() {
+            return Verdict::Merged;
+        }
+        if self.accepted.get(&connection).is_some_and(|at| now < at) {
+            return Verdict::Late;
+        }
+        if self.refuse_until.is_some_and(|until| now < until) {
+            return Verdict::CookiesActive;
+        }
+        if self.pending.len() >= self.limits.pending {
+            return Verdict::TooManyPending;
+        }
+        // The source before the listener: what is refused to one source is not taken from others.
+        if !self.take_source(Prefix::of(connection.client().ip()), now) {
+            return Verdict::OverSourceRate;
+        }
+        let bucket = self.listeners.entry(syn.listener).or_insert(now);
+        let Some(full_at) = self.limits.listener.take(*bucket, now) else {
+            return Verdict::OverDestinationRate;
+        };
+        *bucket = full_at;
+        self.pending.set(connection, now + self.limits.ttl);
+        Verdict::Admit
+    }
+
+    /// Takes a token of `prefix`, or of those without a place.
+    fn take_source(&mut self, prefix: Prefix, now: Instant) -> bool {
+        let rate = self.limits.source;
+        let known = self.prefixes.get(&prefix);
+        if known.is_none() && self.prefixes.len() >= self.limits.source_prefixes {
+            self.prefixes.pop_due(now);
+        }
+        if known.is_some() || self.prefixes.len() < self.limits.source_prefixes {
+            let taken = rate.take(known.unwrap_or(now), now);
+            if let Some(full_at) = taken {
+                self.prefixes.set(prefix, full_at);
+            }
+            return taken.is_some();
+        }
+        self.counts.prefix_table_full += 1;
+        let taken = rate.take(self.other_prefixes.unwrap_or(now), now);
+        if taken.is_some() {
+            self.other_prefixes = taken;
+        }
+        taken.is_some()
+    }
+
+    /// The pending `connection` was accepted and joined, or its set-up has failed; says whether it
+    /// was pending.
+    pub fn settled(&mut self, connection: FourTuple) -> bool {
+        let was = self.pending.remove(&connection);
+        self.counts.settled += u64::from(was);
+        was
+    }
+
+    /// `connection` was accepted and nothing was pending for it: its SYN may still be on its way
+    /// from the ring, if it comes from near by.
+    pub fn accepted_without(&mut self, connection: FourTuple, now: Instant) {
+        while self.accepted.pop_due(now).is_some() {}
+        if self.limits.accepted_remembered == 0 {
+            return;
+        }
+        if self.accepted.get(&connection).is_none()
+            && self.accepted.len() >= self.limits.accepted_remembered
+        {
+            self.accepted.pop();
+            self.counts.accepted_forgotten += 1;
+        }
+        self.accepted
+            .set(connection, now + self.limits.accepted_memory);
+    }
+
+    /// Takes out the pending connections whose client has not come in time.
+    pub fn expire(&mut self, now: Instant) -> Vec<FourTuple> {
+        let expired: Vec<_> = std::iter::from_fn(|| self.pending.pop_due(now)).collect();
+        self.counts.expired += expired.len() as u64;
+        expired
+    }
+
+    /// When [`Limiter::expire`] will have something to do.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.pending.next()
+    }
+
+    /// Notes how many SYN cookies the kernel has sent, to be called about once a second
+    /// ([`super::read_syncookies_sent`]). While there are ever more, and
+    /// [`Limits::cookies_quiet`] longer, everything is refused.
+    pub fn note_cookies(&mut self, sent_total: u64, now: Instant) {
+        if self.cookies_sent.is_some_and(|before| sent_total > before) {
+            self.refuse_until = Some(now + self.limits.cookies_quiet);
+        }
+        self.cookies_sent = Some(sent_total);
+    }
+
+    /// Connections that are pending.
+    pub fn pending(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// What has happened so far.
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+}
+
+// === impl Prefix ===
+
+impl Prefix {
+    fn of(ip: IpAddr) -> Self {
+        match ip.to_canonical() {
+            IpAddr::V4(ip) => {
+                let [a, b, c, _] = ip.octets();
+                Self::V4([a, b, c])
+            }
+            IpAddr::V6(ip) => {
+                let [a, b, c, d, e, f, ..] = ip.octets();
+                Self::V6([a, b, c, d, e, f])
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
