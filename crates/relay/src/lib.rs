@@ -24,6 +24,7 @@ pub mod serve;
 mod session;
 #[cfg(test)]
 mod sim;
+pub mod sources;
 mod targets;
 mod token;
 mod worker;

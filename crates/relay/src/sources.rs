@@ -1,0 +1,187 @@
+//! How many sessions each source has open, and no more of them than it may.
+//!
+//! A source is an IPv4 address or an IPv6 /64: whoever has one address of a /64 has all of them
+//! (RFC 6177, RFC 7934). All workers share one count.
+//!
+//! | bound | value | when it is reached |
+//! |---|---|---|
+//! | sessions of a source | `limit`, default [`UNLIMITED`] | [`Sources::admit`] gives nothing, [`Sources::refused`] counts |
+//! | sources | as many as there are sessions: an entry goes with its last one | |
+//! | memory | some 40 bytes a source; tables shrink when three quarters of them are empty | |
+//!
+//! It is on the path of every accept: a lock of one of 64 shards, held for one look into a hash
+//! table and never over a system call.
+
+use std::collections::HashMap;
+use std::collections::hash_map::{Entry, RandomState};
+use std::hash::BuildHasher;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A limit that nobody reaches.
+pub const UNLIMITED: u32 = u32::MAX;
+
+/// Workers rarely meet at one of so many locks.
+const SHARDS: usize = 64;
+
+/// An empty table may stay this large.
+const SMALL: usize = 64;
+
+/// Sessions of every source that has any.
+#[derive(Debug)]
+pub struct Sources {
+    shards: [Shard; SHARDS],
+    /// Keyed at random: nobody can choose addresses that collide.
+    hasher: RandomState,
+    limit: AtomicU32,
+    refused: AtomicU64,
+}
+
+/// Aligned so that shards do not share cache lines.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shard(Mutex<HashMap<Source, u32>>);
+
+/// Who is counted as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Source {
+    V4(u32),
+    /// The upper half of the address.
+    V6(u64),
+}
+
+/// One session's place. It is given back when this is dropped.
+#[derive(Debug)]
+#[must_use = "the place is given back when this is dropped"]
+pub struct Permit {
+    sources: Arc<Sources>,
+    source: Source,
+}
+
+// === impl Sources ===
+
+impl Sources {
+    /// Counts sessions; each source may have `limit` at one time.
+    pub fn new(limit: u32) -> Arc<Self> {
+        Arc::new(Self {
+            shards: std::array::from_fn(|_| Shard::default()),
+            hasher: RandomState::new(),
+            limit: AtomicU32::new(limit),
+            refused: AtomicU64::new(0),
+        })
+    }
+
+    /// A place for one more session of the source that `ip` belongs to, or `None` when it has all
+    /// that it may have.
+    pub fn admit(self: &Arc<Self>, ip: IpAddr) -> Option<Permit> {
+        let source = Source::of(ip);
+        let limit = self.limit.load(Ordering::Relaxed);
+        let admitted = {
+            let mut shard = self.shard(source);
+            let open = shard.get(&source).copied().unwrap_or(0);
+            // UNLIMITED is also where the count would overflow.
+            open < limit && {
+                shard.insert(source, open + 1);
+                true
+            }
+        };
+        if !admitted {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(Permit {
+            sources: self.clone(),
+            source,
+        })
+    }
+
+    /// Sets the limit anew. Sessions above it stay.
+    pub fn set_limit(&self, limit: u32) {
+        self.limit.store(limit, Ordering::Relaxed);
+    }
+
+    /// Sessions that the source of `ip` has open now.
+    pub fn open(&self, ip: IpAddr) -> u32 {
+        let source = Source::of(ip);
+        self.shard(source).get(&source).copied().unwrap_or(0)
+    }
+
+    /// Sources that have a session open now.
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| lock(&shard.0).len()).sum()
+    }
+
+    /// Whether nobody has a session open.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Sessions that were refused.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    fn release(&self, source: Source) {
+        let mut shard = self.shard(source);
+        let Entry::Occupied(mut open) = shard.entry(source) else {
+            return;
+        };
+        *open.get_mut() -= 1;
+        if *open.get() == 0 {
+            open.remove();
+            // A flood of sources must not leave its tables behind.
+            if shard.capacity() > SMALL && shard.len() < shard.capacity() / 4 {
+                let room = (shard.len() * 2).max(SMALL / 2);
+                shard.shrink_to(room);
+            }
+        }
+    }
+
+    fn shard(&self, source: Source) -> MutexGuard<'_, HashMap<Source, u32>> {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the remainder is below the number of shards"
+        )]
+        let i = (self.hasher.hash_one(source) % SHARDS as u64) as usize;
+        lock(&self.shards[i].0)
+    }
+}
+
+/// Nothing that is done under the lock leaves the table half changed, whoever panics.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// === impl Permit ===
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.sources.release(self.source);
+    }
+}
+
+// === impl Source ===
+
+impl Source {
+    fn of(ip: IpAddr) -> Self {
+        match ip.to_canonical() {
+            IpAddr::V4(v4) => Self::V4(v4.into()),
+            // All IPv4 clients that a NAT64 brings share one /64, and are as many sources
+            // (RFC 6052 2.1).
+            IpAddr::V6(v6) => match v6.segments() {
+                [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
+                    Self::V4(u32::from(high) << 16 | u32::from(low))
+                }
+                [a, b, c, d, ..] => Self::V6(
+                    [a, b, c, d]
+                        .into_iter()
+                        .fold(0, |bits, s| bits << 16 | u64::from(s)),
+                ),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
