@@ -13,6 +13,7 @@ pub mod probe;
 pub mod schedule;
 pub mod socket;
 pub mod tap;
+pub mod tcp_info;
 
 /// The kernel's error number, as every module of this crate reports it.
 pub use rustix::io::Errno;
