@@ -98,7 +98,7 @@ fn what_an_admission_costs() {
                 let sources = &sources;
                 scope.spawn(move || {
                     for i in 0..ROUNDS {
-                        let source = Ipv4Addr::from(t << 24 | i % 10_000);
+                        let source = Ipv4Addr::from((t << 24) | (i % 10_000));
                         drop(sources.admit(source.into()));
                     }
                 });
