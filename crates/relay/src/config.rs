@@ -11,6 +11,7 @@ use taut_sys::socket::Keepalive;
 use toml::Spanned;
 
 use crate::addr::{Destination, Listen};
+use crate::early_syn::{Devices, Limits};
 
 mod mesh;
 
@@ -32,10 +33,30 @@ pub struct Config {
     pub data: DataPath,
     /// Dead-peer detection on both legs.
     pub keepalive: Keepalive,
+    /// Where SYNs are looked for, by forwards that have `early_syn`.
+    pub early_syn: EarlySynConfig,
     /// Its part in a mesh of relays, if it has one.
     pub mesh: Option<MeshConfig>,
     /// What is listened on, and where it goes. At least one, unless the mesh is listened to.
     pub forwards: Vec<Forward>,
+}
+
+/// Where SYNs are looked for, and how much they may make this machine do.
+#[derive(Clone, Debug)]
+pub struct EarlySynConfig {
+    /// The network devices.
+    pub devices: Devices,
+    /// The bounds.
+    pub limits: Limits,
+}
+
+impl Default for EarlySynConfig {
+    fn default() -> Self {
+        Self {
+            devices: Devices::AllUp,
+            limits: Limits::default(),
+        }
+    }
 }
 
 /// How long things may take.
@@ -74,6 +95,9 @@ pub struct Forward {
     pub to: Destination,
     /// The relays of the mesh that connections go through, in order; none: straight to `to`.
     pub via: Vec<Destination>,
+    /// Whether the way onward is begun when the client's SYN is seen, before its handshake is
+    /// done (pied-piper 3.2, improvement 1).
+    pub early_syn: bool,
     /// Congestion control towards the client; `None`: the kernel's default.
     pub client_congestion: Option<String>,
     /// Congestion control towards the destination; `None`: the kernel's default.
@@ -87,6 +111,7 @@ impl Forward {
             listen,
             to,
             via: Vec::new(),
+            early_syn: false,
             client_congestion: None,
             onward_congestion: None,
         }
@@ -138,6 +163,7 @@ impl Config {
                 interval: Duration::from_secs(15),
                 probes: 4,
             },
+            early_syn: EarlySynConfig::default(),
             mesh: None,
             forwards,
         }
@@ -270,6 +296,7 @@ struct Section {
     splice_after: Option<ByteSize>,
     pipe_size: Option<Spanned<ByteSize>>,
     max_pipes: Option<u32>,
+    early_syn_devices: Option<OneOrMany>,
     mesh: Option<Spanned<mesh::MeshSection>>,
     #[serde(default)]
     forward: Vec<ForwardSection>,
@@ -282,6 +309,8 @@ struct ForwardSection {
     listen: Spanned<OneOrMany>,
     to: Spanned<String>,
     via: Option<Spanned<OneOrMany>>,
+    #[serde(default)]
+    early_syn: bool,
     client_congestion: Option<String>,
     onward_congestion: Option<String>,
 }
@@ -397,6 +426,9 @@ impl Section {
             d.max_pipes = max;
         }
 
+        if let Some(devices) = self.early_syn_devices {
+            config.early_syn.devices = Devices::Named(devices.into_vec());
+        }
         if let Some(mesh) = self.mesh {
             let at = mesh.span().start;
             config.mesh = Some(mesh.into_inner().check(at)?);
@@ -443,6 +475,7 @@ impl ForwardSection {
         };
         Ok(Forward {
             via,
+            early_syn: self.early_syn,
             client_congestion: self.client_congestion,
             onward_congestion: self.onward_congestion,
             ..Forward::new(listen, to)

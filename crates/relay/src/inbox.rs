@@ -1,10 +1,14 @@
 //! What other threads have to say to a worker.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use taut_sys::Errno;
 use taut_sys::epoll::Waker;
+use taut_sys::socket::Stream;
 
+use crate::addr::ClientAddr;
+use crate::early_syn::FourTuple;
+use crate::setup::Route;
 use crate::targets::{Addrs, ResolveError};
 use crate::token::{Generation, Place};
 
@@ -26,6 +30,20 @@ pub(crate) enum Letter {
     },
     /// The mesh has other keys.
     NewKeys,
+    /// A client's SYN to the listener of this forward has been seen.
+    Syn {
+        connection: FourTuple,
+        forward: usize,
+    },
+    /// The client of an early SYN has not come.
+    NoClient { connection: FourTuple },
+    /// The client of an early SYN has been accepted by another worker.
+    Client {
+        client: Stream,
+        addr: ClientAddr,
+        route: Arc<Route>,
+        connection: FourTuple,
+    },
 }
 
 impl Inbox {

@@ -15,6 +15,7 @@ mod alarms;
 mod arrivals;
 pub mod config;
 mod direction;
+mod early;
 pub mod early_syn;
 pub mod end;
 mod exposition;

@@ -10,6 +10,7 @@ use prometheus_client::registry::Registry;
 
 use taut_mesh::acceptor::Rejection;
 
+use crate::early::Table;
 use crate::end::End;
 use crate::worker::Refusal;
 
@@ -56,6 +57,9 @@ pub(crate) struct WorkerMetrics {
     pub(crate) pool_dead: Figure,
     pub(crate) pool_dials_failed: Figure,
     pub(crate) pool_peers_rejected: Figure,
+    pub(crate) early_begun: Figure,
+    pub(crate) early_joined: Figure,
+    pub(crate) early_unused: Figure,
     pub(crate) mesh_accepted: Figure,
     pub(crate) mesh_unproven: Figure,
     pub(crate) mesh_ready: Figure,
@@ -70,14 +74,16 @@ pub(crate) struct WorkerMetrics {
 #[derive(Clone, Debug)]
 pub struct Metrics {
     workers: Arc<[Arc<WorkerMetrics>]>,
+    early: Option<Arc<Table>>,
 }
 
 // === impl Metrics ===
 
 impl Metrics {
-    pub(crate) fn new(workers: usize) -> Self {
+    pub(crate) fn new(workers: usize, early: Option<Arc<Table>>) -> Self {
         Self {
             workers: (0..workers).map(|_| Arc::default()).collect(),
+            early,
         }
     }
 
@@ -201,6 +207,7 @@ impl Collector for Metrics {
         )?;
 
         self.encode_mesh(&mut encoder)?;
+        self.encode_early(&mut encoder)?;
 
         let (onward, client) = self.bytes();
         let help = "Bytes passed on, by the leg that they were written to";
@@ -324,6 +331,59 @@ impl Metrics {
     }
 }
 
+impl Metrics {
+    /// Early SYN's figures.
+    fn encode_early(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        type Of = fn(&WorkerMetrics) -> &Figure;
+        let counters: [(&str, &str, Of); 3] = [
+            (
+                "taut_relay_early_begun",
+                "Onward legs begun when a client's SYN was seen",
+                |w| &w.early_begun,
+            ),
+            (
+                "taut_relay_early_joined",
+                "Clients whose onward leg was under way when they were accepted",
+                |w| &w.early_joined,
+            ),
+            (
+                "taut_relay_early_unused",
+                "Onward legs begun early whose client did not come",
+                |w| &w.early_unused,
+            ),
+        ];
+        for (name, help, of) in counters {
+            let encoder = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            Count(self.sum(of)).encode(encoder)?;
+        }
+        let Some(table) = &self.early else {
+            return Ok(());
+        };
+        let (counts, exits) = table.counts();
+        let help = "SYNs that the program reported, by what was decided about them";
+        let name = "taut_relay_early_syns";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (verdict, count) in [
+            ("admitted", counts.admitted),
+            ("merged", counts.merged),
+            ("late", counts.late),
+            ("over_source_rate", counts.over_source_rate),
+            ("over_destination_rate", counts.over_destination_rate),
+            ("too_many_pending", counts.too_many_pending),
+            ("cookies_active", counts.cookies_active),
+        ] {
+            Count(count).encode(family.encode_family(&[("verdict", verdict)])?)?;
+        }
+        let help = "Packets that the program looked at, by what became of them";
+        let name = "taut_relay_early_packets";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (exit, count) in exits.iter().flat_map(|exits| exits.each()) {
+            Count(count).encode(family.encode_family(&[("exit", exit)])?)?;
+        }
+        Ok(())
+    }
+}
+
 struct Count(u64);
 
 impl Count {
@@ -350,7 +410,7 @@ mod tests {
 
     #[test]
     fn figures_of_all_workers_are_added_up() {
-        let metrics = Metrics::new(2);
+        let metrics = Metrics::new(2, None);
         metrics.worker(0).onward_bytes.add(3);
         metrics.worker(1).onward_bytes.add(4);
         metrics.worker(1).sessions.add(2);
@@ -361,7 +421,7 @@ mod tests {
 
     #[test]
     fn the_text_is_openmetrics_with_every_cause_from_the_start() {
-        let metrics = Metrics::new(1);
+        let metrics = Metrics::new(1, None);
         metrics.worker(0).ended[End::ConnectRefused.index()].add(5);
         let text = metrics.encode().unwrap();
         for line in [

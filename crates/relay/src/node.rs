@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use crate::access::{Destinations, TooManyRules};
 use crate::addr::{Destination, Listen, ListenAddr};
 use crate::config::{Config, Forward, MeshConfig};
+use crate::early::{Reader, ReaderError, Table};
 use crate::inbox::{Inbox, Letter};
 use crate::loops::{self, Edge};
 use crate::metrics::Metrics;
@@ -86,6 +87,9 @@ pub enum StartError {
     /// More rules than are looked through for every session.
     #[error("relay.mesh: {0}")]
     Rules(#[from] TooManyRules),
+    /// SYNs cannot be watched.
+    #[error("{0}; leave `early_syn` out to go on without it")]
+    EarlySyn(#[from] ReaderError),
     /// The threads that look names up could not be started.
     #[error("cannot start the threads that look names up: {0}")]
     Resolver(std::io::Error),
@@ -122,6 +126,7 @@ pub struct Node {
     shared: Arc<SharedHandle>,
     metrics: Metrics,
     threads: Vec<JoinHandle<()>>,
+    early: Option<Reader>,
     ended: mpsc::UnboundedReceiver<Ended>,
 }
 
@@ -175,6 +180,7 @@ impl Node {
             let (listen, listeners) = bind(&forward.listen, workers, &client)?;
             let route = Arc::new(Route {
                 listen,
+                early_syn: forward.early_syn,
                 way: way(forward, targets, onward, &peers),
             });
             hang(&mut doors, listeners, &Purpose::Forward(route.clone()));
@@ -210,7 +216,10 @@ impl Node {
             false => None,
         };
 
-        let metrics = Metrics::new(workers);
+        let early = routes.iter().any(|route: &Arc<Route>| route.early_syn);
+        let early = early.then(|| Arc::new(Table::new(config.early_syn.limits)));
+
+        let metrics = Metrics::new(workers, early.clone());
         let shared = Shared::new(
             u32::try_from(workers).unwrap_or(u32::MAX),
             max_sessions,
@@ -218,6 +227,7 @@ impl Node {
             routes,
             mesh,
             resolver,
+            early.clone(),
         );
         let shared = Arc::new(shared);
         let mut ready = Vec::with_capacity(workers);
@@ -225,6 +235,7 @@ impl Node {
             let doors = doors.pop().unwrap_or_default();
             let pipes = share_of(config.data.max_pipes as usize, workers, i);
             let worker = Worker::new(
+                i,
                 doors,
                 &config.data,
                 pipes,
@@ -237,13 +248,19 @@ impl Node {
             })?;
             ready.push(worker);
         }
-        let inboxes = ready.iter().map(Worker::inbox).collect();
+        let inboxes: Vec<_> = ready.iter().map(Worker::inbox).collect();
+        shared.introduce(inboxes.clone());
+        let early = match early {
+            Some(table) => Some(early_reader(config, &shared, table, inboxes.clone())?),
+            None => None,
+        };
         let shared = Arc::new(SharedHandle { shared, inboxes });
         let (report, ended) = mpsc::unbounded_channel();
         let mut node = Self {
             shared,
             metrics,
             threads: Vec::new(),
+            early,
             ended,
         };
         for (i, worker) in ready.into_iter().enumerate() {
@@ -305,7 +322,9 @@ impl Node {
     }
 
     /// Takes no more connections; [`Node::ended`] returns when the last session has ended.
-    pub fn drain(&self) {
+    pub fn drain(&mut self) {
+        // What is foreseen now could not be served.
+        self.early = None;
         self.shared.order(Order::Drain);
     }
 
@@ -557,6 +576,23 @@ fn peers_of(config: &Config, targets: Vec<Targets>) -> Result<Vec<Arc<Peer>>, St
         })
     };
     Ok(targets.into_iter().enumerate().map(peer).collect())
+}
+
+/// Watches for SYNs to the listeners of the forwards that have early SYN.
+fn early_reader(
+    config: &Config,
+    shared: &Shared,
+    table: Arc<Table>,
+    inboxes: Vec<Arc<Inbox>>,
+) -> Result<Reader, ReaderError> {
+    let watch: Vec<_> = (0..)
+        .zip(&shared.routes)
+        .filter(|(_, route)| route.early_syn)
+        .flat_map(|(i, route)| route.listen.iter().map(move |listen| (listen.0, i)))
+        .collect();
+    let limits = config.early_syn.limits;
+    let devices = config.early_syn.devices.clone();
+    Reader::start(devices, &watch, limits, table, inboxes)
 }
 
 /// How a forward's connections go on. `targets`: of its destination, if it is dialled from here.

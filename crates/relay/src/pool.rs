@@ -136,6 +136,11 @@ impl Pools {
         self.dial(peer, terms);
     }
 
+    /// Makes a connection that a session is expected to want in a moment.
+    pub(crate) fn dial_ahead(&mut self, peer: usize, terms: &Terms<'_>) {
+        self.dial(peer, terms);
+    }
+
     /// What is to be told to sessions.
     pub(crate) fn next_outcome(&mut self) -> Option<Outcome> {
         self.outcomes.pop_front()

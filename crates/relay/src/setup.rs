@@ -17,6 +17,8 @@ use crate::targets::Targets;
 pub(crate) struct Route {
     pub(crate) listen: Vec<ListenAddr>,
     pub(crate) way: Way,
+    /// Its onward legs are begun when the client's SYN is seen.
+    pub(crate) early_syn: bool,
 }
 
 /// How a forward's connections go on.

@@ -1,9 +1,9 @@
 //! A worker: one thread with its own listeners, poller, sessions and pipes. It shares nothing on
 //! the path of the bytes; the kernel spreads connections over the workers (SO_REUSEPORT).
 
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use slab::Slab;
@@ -18,6 +18,8 @@ use crate::alarms::Alarms;
 use crate::arrivals::Arrivals;
 use crate::config::{DataPath, Timeouts};
 use crate::direction::Workshop;
+use crate::early::Table;
+use crate::early_syn::FourTuple;
 use crate::end::{End, Side};
 use crate::inbox::{Inbox, Letter};
 use crate::metrics::WorkerMetrics;
@@ -28,7 +30,9 @@ use crate::session::{Session, Step};
 use crate::setup::{Mesh, Peer, Route, Way};
 use crate::targets::Addrs;
 use crate::token::{Generation, Place, Token};
+use crate::worker::early::Early;
 
+mod early;
 mod mesh;
 
 pub(crate) use mesh::Refusal;
@@ -66,10 +70,16 @@ pub(crate) struct Shared {
     pub(crate) routes: Vec<Arc<Route>>,
     pub(crate) mesh: Option<Arc<Mesh>>,
     pub(crate) resolver: Option<Resolver>,
+    /// Who has an onward leg for whom, when early SYN is on.
+    pub(crate) early: Option<Arc<Table>>,
+    /// The workers', in their order.
+    inboxes: OnceLock<Vec<Arc<Inbox>>>,
 }
 
 /// One thread's share of a node.
 pub(crate) struct Worker {
+    /// Its place among the workers.
+    index: usize,
     poller: Poller,
     inbox: Arc<Inbox>,
     doors: Vec<Door>,
@@ -79,6 +89,8 @@ pub(crate) struct Worker {
     ready: VecDeque<Place>,
     arrivals: Arrivals,
     pools: Pools,
+    /// Onward legs whose client has not been accepted yet; bounded by the limiter.
+    early: HashMap<FourTuple, Early>,
     shop: Shop,
     shared: Arc<Shared>,
 }
@@ -151,6 +163,7 @@ impl Shared {
         routes: Vec<Arc<Route>>,
         mesh: Option<Arc<Mesh>>,
         resolver: Option<Resolver>,
+        early: Option<Arc<Table>>,
     ) -> Self {
         let order = AtomicU8::new(Order::Run as u8);
         Self {
@@ -162,7 +175,19 @@ impl Shared {
             routes,
             mesh,
             resolver,
+            early,
+            inboxes: OnceLock::new(),
         }
+    }
+
+    /// Makes the workers known to each other.
+    pub(crate) fn introduce(&self, inboxes: Vec<Arc<Inbox>>) {
+        // They are introduced once.
+        let _ = self.inboxes.set(inboxes);
+    }
+
+    fn inboxes(&self) -> &[Arc<Inbox>] {
+        self.inboxes.get().map_or(&[], Vec::as_slice)
     }
 
     /// One worker's part of a figure that is the whole node's; at least 1 of at least 1.
@@ -213,6 +238,7 @@ impl Worker {
     /// # Errors
     /// The kernel's, when there is no descriptor or memory for it.
     pub(crate) fn new(
+        index: usize,
         doors: Vec<Door>,
         data: &DataPath,
         max_pipes: usize,
@@ -231,6 +257,7 @@ impl Worker {
             None => Pools::default(),
         };
         Ok(Self {
+            index,
             poller,
             inbox,
             doors,
@@ -240,6 +267,7 @@ impl Worker {
             ready: VecDeque::new(),
             arrivals: Arrivals::default(),
             pools,
+            early: HashMap::new(),
             shop: Shop {
                 pipes: PipePool::new(max_pipes, data.pipe_size),
                 scratch: vec![0; SCRATCH].into(),
@@ -361,6 +389,17 @@ impl Worker {
                 addrs,
             } => self.resolved(place, generation, addrs),
             Letter::NewKeys => self.drop_old_keys(),
+            Letter::Syn {
+                connection,
+                forward,
+            } => self.foresee(connection, forward),
+            Letter::NoClient { connection } => self.forget(connection),
+            Letter::Client {
+                client,
+                addr,
+                route,
+                connection,
+            } => self.unite(client, addr, &route, connection),
         }
     }
 
@@ -375,7 +414,7 @@ impl Worker {
             };
             match listener.accept() {
                 Ok((stream, peer)) => match purpose.clone() {
-                    Purpose::Forward(route) => self.admit(stream, ClientAddr(peer), &route),
+                    Purpose::Forward(route) => self.welcome(stream, ClientAddr(peer), &route),
                     Purpose::Mesh => self.take_in(stream, peer),
                 },
                 Err(Errno::AGAIN) => return false,

@@ -131,6 +131,19 @@ impl Worker {
         }
     }
 
+    /// A connection for a session that is foreseen; with none ready one is made, so that it is
+    /// when the client comes.
+    pub(super) fn spare_or_dial(&mut self, peer: usize) -> Option<Spare> {
+        with_terms!(self, mesh, |pools, terms| {
+            let spare = pools.take(peer, &terms);
+            if spare.is_none() {
+                pools.dial_ahead(peer, &terms);
+            }
+            spare
+        })
+        .flatten()
+    }
+
     /// Says the session's hello on a connection and makes it the onward leg.
     fn join(&mut self, place: Place, spare: Spare, made_before: bool) {
         let now = self.shop.now;

@@ -1,0 +1,155 @@
+//! Sessions whose client's handshake is still under way (early SYN, pied-piper 3.2): the onward leg
+//! is set up when the SYN is seen, and joined to the client when that is accepted.
+
+use std::sync::Arc;
+
+use taut_sys::epoll::Interest;
+use taut_sys::socket::Stream;
+
+use super::{Close, Errand, Worker, errand_of, place};
+use crate::addr::{ClientAddr, OnwardAddr};
+use crate::early_syn::FourTuple;
+use crate::end::{End, Side};
+use crate::inbox::Letter;
+use crate::setup::Route;
+use crate::token::Token;
+
+/// An onward leg that waits for its client.
+pub(super) struct Early {
+    errand: Errand,
+    onward: Stream,
+    /// Whether the leg is one that had been made before and has been told its hello.
+    told: bool,
+}
+
+impl Worker {
+    /// A client's SYN is here: what it will need is begun.
+    pub(super) fn foresee(&mut self, connection: FourTuple, forward: usize) {
+        let Some(route) = self.shared.routes.get(forward).cloned() else {
+            return;
+        };
+        let errand = errand_of(&route, ClientAddr(connection.client()), &self.shared);
+        match self.begin(errand) {
+            Some(early) => {
+                self.shop.metrics.early_begun.add(1);
+                self.early.insert(connection, early);
+            }
+            None => {
+                if let Some(table) = &self.shared.early {
+                    table.given_up(connection);
+                }
+            }
+        }
+    }
+
+    /// An onward leg that is connected or on its way.
+    fn begin(&mut self, mut errand: Errand) -> Option<Early> {
+        match &mut errand {
+            Errand::Dial {
+                addrs,
+                next,
+                options,
+            } => {
+                let &OnwardAddr(addr) = addrs.first()?;
+                let onward = Stream::connect(addr, options).ok()?;
+                *next = 1;
+                Some(Early {
+                    errand,
+                    onward,
+                    told: false,
+                })
+            }
+            Errand::Ask {
+                peer,
+                hello,
+                tries_left,
+            } => {
+                let peer = peer.id;
+                let spare = self.spare_or_dial(peer)?;
+                let message = spare.ready.hello(hello);
+                let sent = spare.stream.send(&message).ok()?;
+                *tries_left -= 1;
+                (sent == message.len()).then_some(Early {
+                    errand,
+                    onward: spare.stream,
+                    told: true,
+                })
+            }
+            Errand::LookUp { .. } => None,
+        }
+    }
+
+    /// The client has not come.
+    pub(super) fn forget(&mut self, connection: FourTuple) {
+        // Dropping it resets it: whoever was connected to learns that nobody comes.
+        if self.early.remove(&connection).is_some() {
+            self.shop.metrics.early_unused.add(1);
+        }
+    }
+
+    /// A client has been accepted; with early SYN its onward leg may be under way at some worker.
+    pub(super) fn welcome(&mut self, client: Stream, addr: ClientAddr, route: &Arc<Route>) {
+        let table = self.shared.early.as_ref().filter(|_| route.early_syn);
+        let Some((table, Ok(local))) = table.map(|table| (table, client.local_addr())) else {
+            return self.admit(client, addr, route);
+        };
+        let connection = FourTuple::new(addr.0, local);
+        match table.accepted(connection, self.shop.now) {
+            None => self.admit(client, addr, route),
+            Some(owner) if owner == self.index => self.unite(client, addr, route, connection),
+            Some(owner) => match self.shared.inboxes().get(owner) {
+                Some(inbox) => inbox.post(Letter::Client {
+                    client,
+                    addr,
+                    route: route.clone(),
+                    connection,
+                }),
+                None => self.admit(client, addr, route),
+            },
+        }
+    }
+
+    /// The client whose onward leg is here has come.
+    pub(super) fn unite(
+        &mut self,
+        client: Stream,
+        addr: ClientAddr,
+        route: &Arc<Route>,
+        connection: FourTuple,
+    ) {
+        let Some(early) = self.early.remove(&connection) else {
+            return self.admit(client, addr, route);
+        };
+        self.shop.metrics.accepted.add(1);
+        self.shop.metrics.early_joined.add(1);
+        let Early {
+            errand,
+            onward,
+            told,
+        } = early;
+        let Some(key) = self.seat(client, addr, errand) else {
+            // Full, and the client has been told.
+            return;
+        };
+        let place = place(key);
+        let until = self.shop.now + self.shared.timeouts.connect;
+        let Some(entry) = self.sessions.get_mut(key) else {
+            return;
+        };
+        let token = Token::Leg(place, entry.generation, Side::Onward).encode();
+        let watched = match told {
+            true => self.poller.rename(&onward, token, Interest::StreamEdges),
+            false => self.poller.add(&onward, token, Interest::StreamEdges),
+        };
+        if let Err(e) = watched {
+            self.end(place, End::of_connect(e), Close::Reset);
+            return;
+        }
+        if told {
+            entry.session.joined(onward, true, self.shop.now);
+        } else {
+            entry.session.dialled(onward, until);
+        }
+        self.set_alarm(place);
+    }
+}
