@@ -242,9 +242,12 @@ impl Acceptor {
     }
 }
 
-/// `now` and `wait`, of which a year is as good as for ever (the sum of any two could overflow).
+/// As good as for ever, and no overflow when it is added to an instant.
+pub(crate) const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// `wait` after `now`, or [`FOREVER`].
 pub(crate) fn after(now: Instant, wait: Duration) -> Instant {
-    now + wait.min(Duration::from_secs(365 * 24 * 3600))
+    now + wait.min(FOREVER)
 }
 
 #[cfg(test)]

@@ -156,3 +156,6 @@ impl Ready {
         keys.contains(&self.0.key)
     }
 }
+
+#[cfg(test)]
+mod tests;

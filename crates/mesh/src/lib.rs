@@ -13,9 +13,14 @@
 
 pub mod acceptor;
 pub mod dialler;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod hello;
 pub mod key;
 pub mod pool;
 pub mod proxy;
 mod rejection;
+#[cfg(test)]
+mod sim;
 mod wire;

@@ -12,14 +12,14 @@
 //!
 //! λ follows the arrivals within seconds when it rises, and takes a minute to sink; what fell is
 //! never dialled again, for nothing is closed because the target sank: connections are used, or
-//! come of age. A miss raises the target at once.
+//! come of age. Every miss raises the target by one at once: arrivals in bursts are not Poisson.
 
 mod backoff;
 
 use std::time::{Duration, Instant};
 
 use self::backoff::Backoff;
-use crate::acceptor::after;
+use crate::acceptor::{FOREVER, after};
 
 /// The rate follows arrivals that increase with this time constant.
 const RISE: Duration = Duration::from_secs(2);
@@ -60,8 +60,8 @@ pub struct Sizer {
     rate: f64,
     /// The highest rate of late, as of `seen`.
     peak: f64,
-    /// Connections on top, after misses, as of `seen`.
-    margin: f64,
+    /// The size that would have been enough at misses of late, as of `seen`.
+    enough: f64,
     /// When the three were brought up to date.
     seen: Instant,
     /// When the last session came; `None` before the first.
@@ -99,7 +99,7 @@ impl Sizer {
             bounds,
             rate: 0.0,
             peak: 0.0,
-            margin: 0.0,
+            enough: 0.0,
             seen: now,
             last_arrival: None,
             setup: None,
@@ -124,8 +124,8 @@ impl Sizer {
             return;
         }
         self.bring_up_to(now);
-        let size = f64::from(self.target(now));
-        self.margin = (self.margin + (size / 4.0).max(1.0)).min(f64::from(self.bounds.ceiling));
+        // Not more than one on top: the rate may be about to show the same need.
+        self.enough = f64::from(self.target(now).saturating_add(1).min(self.bounds.ceiling));
     }
 
     /// A connection became ready, `setup` after it was dialled.
@@ -155,8 +155,8 @@ impl Sizer {
         let fade = self.fade(now, DECAY);
         let setup = self.setup.unwrap_or(FIRST_SETUP.as_secs_f64());
         let under_way = self.peak * fade * setup;
-        let needed = under_way + DEVIATIONS * under_way.sqrt() + self.margin * fade;
-        self.bounds.clamp(needed.ceil() + 1.0)
+        let needed = (under_way + DEVIATIONS * under_way.sqrt()).ceil() + 1.0;
+        self.bounds.clamp(needed.max((self.enough * fade).ceil()))
     }
 
     /// How many connections to dial at `now`, `ready` being held and `under_way` being dialled. After
@@ -182,7 +182,7 @@ impl Sizer {
         self.rate *= self.fade(now, RISE);
         let fade = self.fade(now, DECAY);
         self.peak = (self.peak * fade).max(self.rate);
-        self.margin *= fade;
+        self.enough *= fade;
         self.seen = self.seen.max(now);
     }
 
@@ -196,6 +196,8 @@ impl Sizer {
 /// When a connection that became ready at `now` is too old to be used: after `max_age`, ±20 % by
 /// `random`, so that connections made together do not all go together.
 pub fn expiry(now: Instant, max_age: Duration, random: u64) -> Instant {
+    // Bounded before it is multiplied, which could overflow.
+    let max_age = max_age.min(FOREVER);
     after(now, max_age.mul_f64(0.8 + 0.4 * unit(random)))
 }
 

@@ -204,3 +204,6 @@ pub(crate) fn introduction(nonce: &Nonce) -> Vec<u8> {
     proxy::push_tlv(&mut message, kind::NONCE, nonce);
     message
 }
+
+#[cfg(test)]
+mod tests;

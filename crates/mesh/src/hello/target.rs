@@ -144,3 +144,6 @@ fn is_host_name(host: &str) -> bool {
 pub(super) fn cut(host: &str) -> &[u8] {
     &host.as_bytes()[..host.len().min(MAX_HOST + 1)]
 }
+
+#[cfg(test)]
+mod tests;

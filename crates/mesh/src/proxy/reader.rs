@@ -111,6 +111,12 @@ impl Framer {
         self.filled > 0
     }
 
+    /// Bytes of memory it holds beside itself.
+    #[cfg(test)]
+    pub(crate) fn heap(&self) -> usize {
+        self.whole.capacity()
+    }
+
     pub(crate) fn space(&mut self) -> &mut [u8] {
         let filled = usize::from(self.filled);
         if self.whole.is_empty() {
