@@ -22,6 +22,7 @@ pub mod node;
 mod pipes;
 pub mod serve;
 mod session;
+pub mod session_log;
 #[cfg(test)]
 mod sim;
 pub mod sources;
