@@ -29,6 +29,7 @@ mod resolver;
 pub mod serve;
 mod session;
 pub mod setup;
+pub mod session_log;
 #[cfg(test)]
 mod sim;
 pub mod sources;

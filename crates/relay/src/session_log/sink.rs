@@ -1,0 +1,137 @@
+//! Where lines end up, whole or not at all.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use super::record::SessionRecord;
+
+/// Lines on their way into a file.
+pub(super) struct Sink {
+    out: Box<dyn Write + Send>,
+    /// Opened again by this.
+    path: Option<PathBuf>,
+    lines: Vec<u8>,
+    /// How many lines that is.
+    count: u64,
+    /// What was written last is the beginning of a line only.
+    torn: bool,
+    /// Said once, not for each line.
+    failing: bool,
+}
+
+/// What became of lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Outcome {
+    pub(super) written: u64,
+    pub(super) failed: u64,
+}
+
+// === impl Sink ===
+
+impl Sink {
+    pub(super) fn stdout() -> Self {
+        // Its own buffer ends at each line; lines are gathered here already.
+        Self::new(Box::new(io::stdout()), None)
+    }
+
+    pub(super) fn file(path: &Path) -> io::Result<Self> {
+        Ok(Self::new(Box::new(open(path)?), Some(path.to_owned())))
+    }
+
+    pub(super) fn new(out: Box<dyn Write + Send>, path: Option<PathBuf>) -> Self {
+        Self {
+            out,
+            path,
+            lines: Vec::new(),
+            count: 0,
+            torn: false,
+            failing: false,
+        }
+    }
+
+    /// Bytes that wait for a flush.
+    pub(super) fn waiting(&self) -> usize {
+        self.lines.len()
+    }
+
+    pub(super) fn add(&mut self, record: &SessionRecord) {
+        // Writing into memory what has only text and numbers cannot fail.
+        if serde_json::to_writer(&mut self.lines, record).is_ok() {
+            self.lines.push(b'\n');
+            self.count += 1;
+        }
+    }
+
+    pub(super) fn reopen(&mut self) {
+        let Some(path) = &self.path else { return };
+        match open(path) {
+            Ok(file) => {
+                self.out = Box::new(file);
+                self.torn = false;
+            }
+            Err(e) => {
+                let path = path.display();
+                tracing::warn!("cannot reopen the session log {path}: {e}; the old file goes on");
+            }
+        }
+    }
+
+    /// Writes what waits. What cannot be written is given up, so that nothing piles up here.
+    pub(super) fn flush(&mut self) -> Outcome {
+        if self.lines.is_empty() {
+            return Outcome::default();
+        }
+        let (done, error) = self.write_out();
+        let whole = self.lines[..done].iter().filter(|&&b| b == b'\n').count() as u64;
+        let outcome = Outcome {
+            written: whole,
+            failed: self.count - whole,
+        };
+        if done > 0 {
+            self.torn = self.lines[done - 1] != b'\n';
+        }
+        self.lines.clear();
+        self.count = 0;
+        match (error, self.failing) {
+            (Some(e), false) => tracing::warn!(
+                "cannot write the session log: {e}; records are dropped until it is mended"
+            ),
+            (None, true) => tracing::info!("the session log is written again"),
+            _ => {}
+        }
+        self.failing = outcome.failed > 0;
+        outcome
+    }
+
+    /// Bytes of `lines` that were written, and what kept the rest back.
+    fn write_out(&mut self) -> (usize, Option<io::Error>) {
+        if self.torn {
+            // The rest of a torn line will never come; the next one must not be glued to it.
+            match self.out.write(b"\n") {
+                Ok(1) => self.torn = false,
+                Ok(_) => return (0, Some(io::ErrorKind::WriteZero.into())),
+                Err(e) => return (0, Some(e)),
+            }
+        }
+        let mut done = 0;
+        while done < self.lines.len() {
+            match self.out.write(&self.lines[done..]) {
+                Ok(0) => return (done, Some(io::ErrorKind::WriteZero.into())),
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return (done, Some(e)),
+            }
+        }
+        (done, self.out.flush().err())
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .append(true)
+        .create(true)
+        .mode(0o640)
+        .open(path)
+}
