@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn only_a_get_of_metrics_is_answered_with_them() {
-        let metrics = Metrics::new(1);
+        let metrics = Metrics::new(1, None);
         let status = |method, path| answer(&method, path, &metrics).status();
         assert_eq!(status(Method::GET, "/metrics"), StatusCode::OK);
         assert_eq!(status(Method::GET, "/"), StatusCode::NOT_FOUND);
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn the_type_is_openmetrics() {
-        let response = answer(&Method::GET, "/metrics", &Metrics::new(1));
+        let response = answer(&Method::GET, "/metrics", &Metrics::new(1, None));
         assert_eq!(response.headers()[CONTENT_TYPE], OPENMETRICS);
     }
 }

@@ -28,8 +28,8 @@ mod pool;
 mod resolver;
 pub mod serve;
 mod session;
-pub mod setup;
 pub mod session_log;
+pub mod setup;
 #[cfg(test)]
 mod sim;
 pub mod sources;

@@ -369,7 +369,7 @@ fn keys_are_replaced_one_after_the_other_without_a_session_lost() {
 
 #[test]
 fn a_draining_relay_takes_its_connections_out_of_the_pools_of_others() {
-    let mesh = Mesh::new();
+    let mut mesh = Mesh::new();
     mesh.wait_for_pool();
     let (mut client, mut server) = mesh.pair();
     mesh.far.drain();
