@@ -1,7 +1,7 @@
 //! The program on one device.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use libbpf_rs::{TC_INGRESS, TcHook};
 use taut_sys::Errno;
@@ -24,7 +24,10 @@ pub(super) enum Hook {
 /// A filter of clsact. One that a killed process has left behind still writes into a ring that
 /// nobody reads, until the next one takes its place.
 #[derive(Debug)]
-pub(super) struct Filter(TcHook);
+pub(super) struct Filter {
+    program: OwnedFd,
+    ifindex: i32,
+}
 
 /// The filter's place among those of a device, so that the next process finds what a killed one
 /// has left. Filters without a place of their own get theirs from 49152 down.
@@ -51,15 +54,24 @@ impl Hook {
 
 impl Filter {
     pub(super) fn attach(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<Self> {
-        let mut hook = TcHook::new(program);
-        hook.ifindex(i32::try_from(ifindex).map_err(|_| Errno::NODEV)?)
+        let system = |e: libbpf_rs::Error| io::Error::other(e.to_string());
+        let filter = Self {
+            program: program.try_clone_to_owned()?,
+            ifindex: i32::try_from(ifindex).map_err(|_| Errno::NODEV)?,
+        };
+        let mut hook = filter.hook();
+        hook.create().map_err(system)?;
+        hook.replace(true).attach().map_err(system)?;
+        Ok(filter)
+    }
+
+    fn hook(&self) -> TcHook {
+        let mut hook = TcHook::new(self.program.as_fd());
+        hook.ifindex(self.ifindex)
             .attach_point(TC_INGRESS)
             .priority(PRIORITY)
-            .handle(HANDLE)
-            .replace(true);
-        let system = |e: libbpf_rs::Error| io::Error::other(e.to_string());
-        hook.create().map_err(system)?;
-        hook.attach().map(Self).map_err(system)
+            .handle(HANDLE);
+        hook
     }
 }
 
@@ -67,6 +79,9 @@ impl Drop for Filter {
     fn drop(&mut self) {
         // A device that has gone has taken its filters with it. The clsact itself stays: without
         // filters it does nothing, and others may have put theirs there since.
-        let _ = self.0.detach();
+        let _ = self.hook().detach();
     }
 }
+
+#[cfg(test)]
+mod tests;

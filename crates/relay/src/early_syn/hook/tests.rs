@@ -1,0 +1,66 @@
+//! The filter of clsact, which kernels without tcx get; loopback of a private namespace is enough.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
+
+use taut_sys::netns::Netns;
+
+use super::*;
+use crate::early_syn::{Device, Devices, EarlySyn};
+
+fn output(program: &str, netns: &Netns, arguments: &str) -> String {
+    let mut command = Command::new(program);
+    command.args(["-n", netns.name()]);
+    let output = command.args(arguments.split(' ')).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn filtered(addr: SocketAddr) -> EarlySyn {
+    let mut early_syn = EarlySyn::load(Devices::AllUp, &[(addr, 1)], 100).unwrap();
+    let program = early_syn.object.progs().next().unwrap();
+    let filter = Filter::attach(program.as_fd(), 1).unwrap();
+    let lo = Device {
+        name: "lo".into(),
+        ifindex: 1,
+    };
+    early_syn.hooks.push((lo, Hook::Filter { filter }));
+    early_syn
+}
+
+#[test]
+fn a_filter_does_the_same_as_a_link_takes_a_dead_ones_place_and_goes_when_dropped() {
+    assert!(
+        rustix::process::geteuid().is_root(),
+        "this test makes a network namespace and must run as root; `make test` does"
+    );
+    let netns = Netns::create(&format!("taut-syn-{}-filter", std::process::id())).unwrap();
+    output("ip", &netns, "link set lo up");
+    let filters = || {
+        let shown = output("tc", &netns, "filter show dev lo ingress");
+        shown.lines().filter(|l| l.contains(" handle ")).count()
+    };
+    let seen = netns.run(|| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        // As a process leaves it that was killed.
+        std::mem::forget(filtered(addr));
+        let mut early_syn = filtered(addr);
+        let two = filters();
+        let client = TcpStream::connect(addr).unwrap();
+        let mut events = Vec::new();
+        early_syn.take(&mut events);
+        let from = client.local_addr().unwrap();
+        (
+            two,
+            events.iter().map(|e| e.client == from).collect::<Vec<_>>(),
+        )
+        // Here it is dropped.
+    });
+    let after = filters();
+    Netns::delete(netns.name()).unwrap();
+    assert_eq!(seen.unwrap(), (1, vec![true]));
+    assert_eq!(after, 0);
+}

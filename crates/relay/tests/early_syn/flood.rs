@@ -1,0 +1,67 @@
+//! A flood of forged SYNs, and what of it reaches whom.
+
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::time::Instant;
+
+use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto};
+use taut_relay::early_syn::{Devices, Limiter, Limits};
+
+use crate::rig::{LINK, Net, RELAY};
+
+/// Sends a SYN from each of `count` addresses that nobody has, in prefixes of their own.
+fn forge(net: &Net, to: SocketAddrV4, count: u32) {
+    let send = || {
+        let raw = rustix::net::socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::RAW));
+        let raw = raw.unwrap();
+        for n in 0..count {
+            let from = Ipv4Addr::from_bits(0x2000_0000 + (n << 8));
+            // The kernel puts in the length and the checksum of IPv4; that of TCP is wrong, which a
+            // program at a device does not look at.
+            let mut packet = [0u8; 40];
+            packet[0] = 0x45;
+            packet[8] = 64;
+            packet[9] = 6;
+            packet[12..16].copy_from_slice(&from.octets());
+            packet[16..20].copy_from_slice(&to.ip().octets());
+            packet[20..22].copy_from_slice(&5000u16.to_be_bytes());
+            packet[22..24].copy_from_slice(&to.port().to_be_bytes());
+            packet[32] = 5 << 4;
+            packet[33] = 0x02;
+            let sent = rustix::net::sendto(&raw, &packet, SendFlags::empty(), &to);
+            assert_eq!(sent, Ok(packet.len()));
+        }
+    };
+    net.client.run(send).unwrap();
+}
+
+#[test]
+fn a_flood_of_forged_syns_is_bounded_at_the_device_and_again_by_the_limiter() {
+    const FORGED: u32 = 20_000;
+    const CEILING: u32 = 1000;
+    let net = Net::new();
+    let to = SocketAddrV4::new(RELAY, 80);
+    let _listener = net.listen(SocketAddr::V4(to));
+    let devices = Devices::Named(vec![LINK.to_owned()]);
+    let mut watch = net.watch_on(devices, &[to.into()], CEILING);
+    let start = Instant::now();
+    forge(&net, to, FORGED);
+    // A ceiling is of seconds of the clock, of which one may end in between.
+    let seconds = u32::try_from(start.elapsed().as_secs()).unwrap() + 2;
+    let exits = watch.0.exits().unwrap();
+    let looked_at = exits.emitted + exits.over_ceiling + exits.ring_full;
+    assert_eq!(looked_at, u64::from(FORGED), "{exits:?}");
+    assert!(
+        exits.emitted <= u64::from(CEILING * seconds),
+        "{exits:?} in at most {seconds} s"
+    );
+
+    let events = watch.events(exits.emitted as usize);
+    let limits = Limits::default();
+    let mut limiter = Limiter::new(limits);
+    let now = Instant::now();
+    for event in &events {
+        limiter.admit(event, now);
+    }
+    assert_eq!(limiter.pending(), limits.pending);
+    assert_eq!(limiter.counts().admitted, limits.pending as u64);
+}

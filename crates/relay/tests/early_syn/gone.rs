@@ -1,0 +1,77 @@
+//! Nothing stays on a device, whichever way the relay ends.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
+use taut_relay::early_syn::{Devices, EarlySyn};
+use taut_sys::netns::Netns;
+
+use crate::rig::{LINK, Net, PATIENCE, RELAY};
+
+/// Links at the device, of which there is one of that number.
+fn links(ifindex: u32) -> usize {
+    let here = |info: &LinkTypeInfo| matches!(info, LinkTypeInfo::Tcx(t) if t.ifindex == ifindex);
+    LinkInfoIter::default()
+        .filter(|link| here(&link.info))
+        .count()
+}
+
+/// Waits until there is none: who lists links, as other tests do, holds each open for a moment.
+fn wait_until_none(ifindex: u32) {
+    let deadline = Instant::now() + PATIENCE;
+    while links(ifindex) > 0 {
+        assert!(Instant::now() < deadline, "a link has stayed");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_drop_takes_the_program_off_the_device() {
+    let net = Net::new();
+    let watch = net.watch(&[(RELAY, 80).into()]);
+    assert_eq!(links(net.ifindex), 1);
+    drop(watch);
+    wait_until_none(net.ifindex);
+}
+
+/// Where the other process finds its namespace.
+const HOLD: &str = "TAUT_RELAY_HOLD_EARLY_SYN";
+
+#[test]
+fn a_kill_takes_the_program_off_the_device() {
+    let net = Net::new();
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "gone::hold_it_when_asked_to", "--nocapture"])
+        .env(HOLD, net.relay.name())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(process.stdout.as_mut().unwrap()).lines();
+    let attached = lines.map_while(Result::ok).any(|l| l.contains("attached"));
+    let there = links(net.ifindex);
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert!(attached, "the other process attached nothing");
+    assert_eq!(there, 1);
+    wait_until_none(net.ifindex);
+}
+
+/// The other process of the test above.
+#[test]
+fn hold_it_when_asked_to() {
+    let Some(name) = std::env::var_os(HOLD) else {
+        return;
+    };
+    let netns = Netns::open(name.to_str().unwrap()).unwrap();
+    let addr = SocketAddr::from((RELAY, 80));
+    let devices = Devices::Named(vec![LINK.to_owned()]);
+    let attach = || EarlySyn::attach(devices, &[(addr, 0)], 1);
+    let _held = netns.run(attach).unwrap().unwrap();
+    println!("attached");
+    // Until it is killed, or the test that started it has ended.
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}

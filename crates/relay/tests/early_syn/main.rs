@@ -1,0 +1,9 @@
+//! Early SYN on real devices: two namespaces, a link between them, and the program at the relay's
+//! end of it.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+mod flood;
+mod gone;
+mod rig;
+mod seen;
