@@ -391,8 +391,8 @@ fn resolve_all(forwards: &[Forward]) -> Result<Vec<Targets>, ResolveError> {
 fn legs_of(config: &Config) -> Result<Vec<Legs>, StartError> {
     let leg = |congestion: &Option<String>| -> Result<LegOptions, StartError> {
         let options = LegOptions {
-            keepalive: config.keepalive,
             congestion: congestion.clone(),
+            ..LegOptions::new(config.keepalive)
         };
         options.probe().map_err(|e| StartError::Congestion {
             name: congestion.clone().unwrap_or_default(),
