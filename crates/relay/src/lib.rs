@@ -18,6 +18,7 @@ mod exposition;
 mod loops;
 pub mod metrics;
 pub mod node;
+pub mod pipe;
 mod pipes;
 pub mod serve;
 mod session;
