@@ -23,6 +23,7 @@ use crate::metrics::Metrics;
 use crate::resolver::Resolver;
 use crate::setup::{Mesh, Peer, Route, Way};
 use crate::targets::{Addrs, ResolveError, Targets, look_up};
+use crate::turbo::TurboStart;
 use crate::worker::{BACKLOG, Door, Order, Purpose, Shared, Worker};
 
 /// Sessions of a node that was given no figure, at most.
@@ -127,6 +128,8 @@ pub struct Node {
     metrics: Metrics,
     threads: Vec<JoinHandle<()>>,
     early: Option<Reader>,
+    /// What legs between relays use, for as long as there are any.
+    _turbo: TurboStart,
     ended: mpsc::UnboundedReceiver<Ended>,
 }
 
@@ -172,7 +175,9 @@ impl Node {
         };
         let (targets, peers) = resolve_all(config)?;
         let legs = legs_of(config)?;
-        let peers = peers_of(config, peers)?;
+        let turbo = config.mesh.as_ref().and_then(|mesh| mesh.turbo);
+        let turbo = TurboStart::begin(config.keepalive, turbo);
+        let peers = peers_of(peers, turbo.leg());
         let mut doors: Vec<Vec<Door>> = (0..workers).map(|_| Vec::new()).collect();
         let mut routes = Vec::new();
         for ((forward, targets), legs) in config.forwards.iter().zip(targets).zip(legs) {
@@ -188,8 +193,7 @@ impl Node {
         }
         let mesh = match (&config.mesh, keys) {
             (Some(mesh), Some(keys)) => {
-                let leg = mesh_leg(config)?;
-                let (listen, listeners) = bind(&mesh.listen, workers, &leg)?;
+                let (listen, listeners) = bind(&mesh.listen, workers, turbo.leg())?;
                 hang(&mut doors, listeners, &Purpose::Mesh);
                 Some(Arc::new(Mesh {
                     keys: ArcSwap::from_pointee(keys),
@@ -261,6 +265,7 @@ impl Node {
             metrics,
             threads: Vec::new(),
             early,
+            _turbo: turbo,
             ended,
         };
         for (i, worker) in ready.into_iter().enumerate() {
@@ -538,15 +543,7 @@ fn resolve_all(config: &Config) -> Result<(Vec<Option<Targets>>, Vec<Targets>), 
 
 /// What a leg asks of its socket that is no part of the mesh and has nothing of its own.
 fn plain_leg(config: &Config) -> LegOptions {
-    LegOptions {
-        keepalive: config.keepalive,
-        congestion: None,
-    }
-}
-
-/// What legs between relays ask of their sockets, having found out that they can have it.
-fn mesh_leg(config: &Config) -> Result<LegOptions, StartError> {
-    Ok(plain_leg(config))
+    LegOptions::new(config.keepalive)
 }
 
 /// What each forward's legs ask of their sockets, having found out that they can have it.
@@ -566,8 +563,7 @@ fn legs_of(config: &Config) -> Result<Vec<(LegOptions, LegOptions)>, StartError>
     config.forwards.iter().map(legs).collect()
 }
 
-fn peers_of(config: &Config, targets: Vec<Targets>) -> Result<Vec<Arc<Peer>>, StartError> {
-    let options = mesh_leg(config)?;
+fn peers_of(targets: Vec<Targets>, options: &LegOptions) -> Vec<Arc<Peer>> {
     let peer = |(id, targets)| {
         Arc::new(Peer {
             id,
@@ -575,7 +571,7 @@ fn peers_of(config: &Config, targets: Vec<Targets>) -> Result<Vec<Arc<Peer>>, St
             options: options.clone(),
         })
     };
-    Ok(targets.into_iter().enumerate().map(peer).collect())
+    targets.into_iter().enumerate().map(peer).collect()
 }
 
 /// Watches for SYNs to the listeners of the forwards that have early SYN.

@@ -10,57 +10,14 @@ use rustix::net::{
 
 use crate::Errno;
 
+mod info;
+mod leg;
+
+pub use info::TcpInfo;
+pub use leg::{Keepalive, LegOptions};
+
 /// linux/sockios.h; libc has no name for it.
 const SIOCOUTQNSD: libc::Ioctl = 0x894B;
-
-/// When the kernel gives up on a peer that no longer answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keepalive {
-    /// Silence after which the first probe is sent.
-    pub idle: Duration,
-    /// Time between probes.
-    pub interval: Duration,
-    /// Unanswered probes after which the connection fails with `ETIMEDOUT`.
-    pub probes: u32,
-}
-
-/// What a relayed leg asks of its socket.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LegOptions {
-    /// Probes to find dead peers.
-    pub keepalive: Keepalive,
-    /// The congestion control of what is sent on it; `None`: the kernel's default.
-    pub congestion: Option<String>,
-}
-
-impl LegOptions {
-    /// Finds out whether sockets take these options.
-    ///
-    /// # Errors
-    /// `ENOENT`: the kernel has no such congestion control. `EPERM`: it has, but not for everybody
-    /// (`net.ipv4.tcp_allowed_congestion_control`).
-    pub fn probe(&self) -> Result<(), Errno> {
-        let any = SocketAddr::from((std::net::Ipv4Addr::UNSPECIFIED, 0));
-        self.apply(tcp_socket(any)?.as_fd())
-    }
-
-    fn apply(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
-        // A relay adds no waiting of its own: what one leg delivers the other sends at once.
-        sockopt::set_tcp_nodelay(fd, true)?;
-        // Urgent data stays in the stream, or its byte would vanish from what is relayed.
-        sockopt::set_socket_oobinline(fd, true)?;
-        sockopt::set_socket_keepalive(fd, true)?;
-        sockopt::set_tcp_keepidle(fd, self.keepalive.idle)?;
-        sockopt::set_tcp_keepintvl(fd, self.keepalive.interval)?;
-        sockopt::set_tcp_keepcnt(fd, self.keepalive.probes)?;
-        if let Some(name) = &self.congestion {
-            sockopt::set_tcp_congestion(fd, name)?;
-        }
-        // Until the end of the stream has been forwarded, closing means aborting: if this process
-        // is killed, both peers see RST, never a FIN that makes half a file look whole.
-        sockopt::set_socket_linger(fd, Some(Duration::ZERO))
-    }
-}
 
 /// A listening socket, one of several that share its port (SO_REUSEPORT).
 #[derive(Debug)]
@@ -185,6 +142,32 @@ impl Stream {
         rustix::net::shutdown(&self.0, Shutdown::Write)
     }
 
+    /// Has the peer say what its receive window is: sends a window probe, which the peer answers
+    /// with an acknowledgement, a round trip later. An end that accepted a connection and has not sent
+    /// anything since has not told more of its window than the 64 kB that fit a SYN-ACK (RFC 7323
+    /// 2.2), however large it is. For an end that is to send much as the first thing it does;
+    /// a byte either way does the same. The stream stays as it was.
+    ///
+    /// # Errors
+    /// `EPERM` without CAP_NET_ADMIN; `EINVAL` or `ENOTCONN` when it is not connected.
+    pub fn ask_for_window(&self) -> Result<(), Errno> {
+        let reuse = sockopt::socket_reuseaddr(&self.0)?;
+        // Leaving repair mode is what sends the probe (TCP_REPAIR_OFF); nothing happens in between.
+        leg::set_repair(self.as_fd(), true)?;
+        leg::set_repair(self.as_fd(), false)?;
+        // It leaves this off, and an accepted stream without it would keep the next process from
+        // listening on the port.
+        sockopt::set_socket_reuseaddr(&self.0, reuse)
+    }
+
+    /// The kernel's account of the connection.
+    ///
+    /// # Errors
+    /// None in ordinary use.
+    pub fn info(&self) -> Result<TcpInfo, Errno> {
+        TcpInfo::of(self)
+    }
+
     /// Fetches and clears the socket's error. Beware: once cleared, a read of a connection that
     /// was reset returns 0, as at an orderly end.
     pub fn take_error(&self) -> Result<(), Errno> {
@@ -242,6 +225,10 @@ impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
 /// Bytes that the peer of a TCP socket has not acknowledged yet, FIN included (SIOCOUTQ).
