@@ -77,7 +77,7 @@ fn persistent_loss_hands_the_connection_to_the_kernels_own_control() {
 fn a_queue_that_stands_lowers_the_rate_to_what_the_link_carries() {
     let link = BitsPerSecond::mega(50);
     let narrow = Shape::delay(DELAY).rate(link).queue(Bytes::mega(8));
-    let mut relays = Relays::new("pipe-queue", 3, narrow, Shape::delay(DELAY));
+    let mut relays = Relays::new("pipe-queue", 3, narrow, Shape::delay(DELAY)).over_ipv6();
     let listener = relays.listen(&mesh());
     let (near, far) = relays.connect(&listener, &mesh());
     let far_ip = relays.far().ip();
