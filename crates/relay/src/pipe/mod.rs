@@ -120,6 +120,11 @@ impl Pipe {
     /// # Errors
     /// See [`Unavailable`]; nothing is left behind then.
     pub fn load(options: &PipeOptions) -> Result<Self, Unavailable> {
+        if options.rate == 0 || options.rate > layout::MAX_RATE {
+            return Err(Unavailable::Options(
+                "its rate must be between 1 byte and 1 TB a second",
+            ));
+        }
         // The verifier's account of a refusal is long, and not for the terminal.
         libbpf_rs::set_print(Some((PrintLevel::Warn, |_, message| {
             tracing::debug!(target: "libbpf", "{}", message.trim_end());
@@ -137,11 +142,6 @@ impl Pipe {
                 .collect(),
             rate_sample: rate_sample_argument()?,
         };
-        if options.rate == 0 || options.rate > layout::MAX_RATE {
-            return Err(Unavailable::Options(
-                "its rate must be between 1 byte and 1 TB a second",
-            ));
-        }
         if config.fallback.is_empty() {
             return Err(Unavailable::NoFallback(options.fallback.clone()));
         }
@@ -243,4 +243,30 @@ fn cong_control_arguments(btf: &Btf<'_>) -> Option<usize> {
     let pointer = Ptr::try_from(pointer).ok()?;
     let function = FuncProto::try_from(pointer.referenced_type()).ok()?;
     Some(function.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_without_sense_are_refused_before_the_kernel_is_asked() {
+        for rate in [0, layout::MAX_RATE + 1] {
+            let options = PipeOptions {
+                rate,
+                ..PipeOptions::default()
+            };
+            assert!(matches!(Pipe::load(&options), Err(Unavailable::Options(_))));
+        }
+    }
+
+    #[test]
+    fn without_anything_to_fall_back_to_there_is_no_pipe() {
+        let options = PipeOptions {
+            fallback: vec!["no-such-one".to_owned()],
+            ..PipeOptions::default()
+        };
+        let refused = Pipe::load(&options).expect_err("nothing to fall back to");
+        assert!(refused.to_string().contains("no-such-one"), "{refused}");
+    }
 }

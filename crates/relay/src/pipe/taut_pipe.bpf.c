@@ -1,24 +1,25 @@
-// SPDX-License-Identifier: (GPL-2.0 OR MIT)
+// SPDX-License-Identifier: GPL-2.0-only
 /*
  * taut_pipe: congestion control for the leg between two relays, where congestion is rare.
  *
- * "We essentially want a simple high-rate sending protocol capable of dealing with the very rare loss
- * events, without necessarily backing off" (pied-piper 3.1). So a connection starts at the rate its
- * leg is configured for, or the one last known to reach that peer; it is paced, so that a window
- * of megabytes is no burst; a lost segment is sent again and changes nothing else; and time spent idle
- * takes nothing away, because the kernel leaves the window of a control with cong_control alone.
+ * "We essentially want a simple high-rate sending protocol capable of dealing with the very
+ * rare loss events, without necessarily backing off" (pied-piper 3.1). So a connection starts
+ * at the rate its leg is configured for, or the one last known to reach that peer; it is
+ * paced, so that a window of megabytes is no burst; a lost segment is sent again and changes
+ * nothing else; and time spent idle takes nothing away, because the kernel leaves the window
+ * of a control with cong_control alone.
  *
  * What makes that safe to run where the premise is wrong:
  *
- *  - Loss that persists. More than 2 % lost in each of three rounds in succession, a round being a
- *    round trip and at least 256 segments, hands the connection to the kernel's own control, with a
- *    window of what was delivered in a round trip. The peer's known rate is lowered, so that the next
- *    connection does not learn it the same way.
- *  - A queue that stands. When in three rounds in succession not one segment came back within twice the
- *    least round trip, while less came out of the path than was put in, the rate is lowered to what
- *    comes out. That costs no throughput, and gives the queue back to whoever shares the link.
- *  - The window is bounded by the least round trip, not by the smoothed one: a window that grows with
- *    the round trip would follow the queue that it makes.
+ *  - Loss that persists. More than 2 % lost in each of three rounds in succession, a round
+ *    being a round trip and at least 256 segments, hands the connection to the kernel's own
+ *    control, with a window of what was delivered in a round trip. The peer's known rate is
+ *    lowered, so that the next connection does not learn it the same way.
+ *  - A queue that stands. When in three rounds in succession not one segment came back within
+ *    twice the least round trip, and what waits is ours, the rate is lowered to what comes out
+ *    of the path. That costs no throughput, and gives the queue back to whoever shares it.
+ *  - The window is bounded by the least round trip, not by the smoothed one: a window that
+ *    grows with the round trip would follow the queue that it makes.
  *
  * docs/design/turbo.md has the reasons for the figures.
  */
@@ -104,7 +105,7 @@ struct tcp_congestion_ops {
 #define SOL_TCP			6
 #define TCP_CONGESTION		13
 #define SK_PACING_NONE		0
-#define SK_PACING_NEEDED	1	/* by the kernel's own timer; fq takes over where there is one */
+#define SK_PACING_NEEDED	1	/* by the kernel's own timer, unless there is fq */
 
 #define USEC_PER_SEC		1000000ULL
 #define NSEC_PER_SEC		1000000000ULL
@@ -117,16 +118,16 @@ struct tcp_congestion_ops {
 #define QUEUE_SLACK_US		5000	/* CoDel's target (RFC 8289 4.3) */
 #define QUEUE_SHARE		8	/* of the initial window */
 #define CLEAR_ROUNDS		8
-#define WINDOW_MIN		10	/* segments; what any connection may begin with (RFC 6928) */
-#define KNOWN_FOR		(3600 * NSEC_PER_SEC)	/* as long as the kernel keeps its TCP metrics */
+#define WINDOW_MIN		10	/* segments, as any connection begins (RFC 6928) */
+#define KNOWN_FOR		(3600 * NSEC_PER_SEC)	/* as the kernel keeps TCP metrics */
 
 /* A connection's state, in the 104 bytes that the kernel gives a congestion control. */
 struct pipe {
 	__u64	rate;			/* paced at, bytes a second */
-	__u64	delivery;		/* highest rate at which this round's segments were delivered */
-	__u32	round_delivered;	/* tp->delivered, lost and delivered_ce when the round began */
-	__u32	round_lost;
-	__u32	round_marked;
+	__u64	delivery;		/* highest rate of delivery in this round */
+	__u32	round_delivered;	/* tp->delivered when the round began */
+	__u32	round_lost;		/* tp->lost then */
+	__u32	round_marked;		/* tp->delivered_ce then */
 	__u32	round_rtt_us;		/* the least of the round; 0: no sample yet */
 	__u8	lossy;			/* rounds in succession, with loss above the threshold */
 	__u8	queued;			/* with a queue that stood throughout */
@@ -154,8 +155,9 @@ struct {
 } peers SEC(".maps");
 
 /*
- * Argument N of a program. In assembler, because the compiler would make one load from a computed address
- * of two loads in two branches, and the verifier takes no computed address in the context.
+ * Argument N of a program. In assembler, because the compiler would make one load from a
+ * computed address of two loads in two branches, and the verifier takes no computed address in
+ * the context.
  */
 #define ARGUMENT(ctx, n) ({							\
 	__u64 argument;								\
@@ -169,8 +171,9 @@ static __always_inline void count_add(enum pipe_count which, __u64 n)
 	__u32 key = which;
 	__u64 *value = bpf_map_lookup_elem(&counts, &key);
 
+	/* Atomic even on one CPU: a softirq may come between while a backlog is worked off. */
 	if (value)
-		*value += n;
+		__sync_fetch_and_add(value, n);
 }
 
 static __always_inline struct tcp_sock *tcp_sk(struct sock *sk)
@@ -354,7 +357,7 @@ static __always_inline _Bool fall_back(struct sock *sk, struct pipe *p)
 
 		if (!config.fallback[i][0])
 			continue;
-		/* Byte by byte: as volatile; a memcpy would be of the zeros that stand in this file. */
+		/* As volatile: a memcpy would be of the zeros that stand in this file. */
 		for (j = 0; j < PIPE_CA_NAME_MAX; j++)
 			name[j] = config.fallback[i][j];
 		if (!bpf_setsockopt(sk, SOL_TCP, TCP_CONGESTION, name, sizeof(name))) {
@@ -382,9 +385,10 @@ static __always_inline _Bool end_round(struct sock *sk, struct pipe *p)
 	lossy = ((__u64)lost + marked) * LOSS_ONE_IN > (__u64)delivered + lost;
 	used = p->delivery >= p->rate - p->rate / 4;
 	/*
-	 * A queue of ours is one that we put more into than comes out, and that much of it is ours (what
-	 * comes out a second, times the wait). In somebody else's queue what we send comes out as fast as
-	 * it goes in, or is little; to slow down would only make room for more of theirs.
+	 * A queue of ours is one that we put more into than comes out, and that much of it is
+	 * ours (what comes out a second, times the wait). In somebody else's queue what we
+	 * send comes out as fast as it goes in, or is little; to slow down would only make
+	 * room for more of theirs.
 	 */
 	if (p->round_rtt_us > rtt + slack)
 		waiting = p->delivery * (p->round_rtt_us - rtt) / USEC_PER_SEC;
@@ -448,7 +452,7 @@ void taut_pipe_cong_control(unsigned long long *ctx)
 	struct pipe *p = pipe_of(sk);
 	const struct rate_sample *rs;
 
-	/* The branch not taken reads an argument that this kernel does not pass; the verifier drops it. */
+	/* The verifier drops the branch not taken: it reads what this kernel does not pass. */
 	if (config.cong_control_rs == 3)
 		rs = (const struct rate_sample *)ARGUMENT(ctx, 3);
 	else
@@ -461,7 +465,7 @@ void taut_pipe_cong_control(unsigned long long *ctx)
 			p->delivery = rate;
 		if (rs->rtt_us > 0 && (!p->round_rtt_us || rs->rtt_us < p->round_rtt_us))
 			p->round_rtt_us = rs->rtt_us;
-		/* Something that was sent after the round began has arrived: that took a round trip. */
+		/* What was sent after the round began has arrived: a round trip. */
 		if ((__s32)(rs->prior_delivered - p->round_delivered) >= 0 &&
 		    tp->delivered - p->round_delivered >= ROUND_MIN && end_round(sk, p))
 			return;	/* what was p belongs to another control now */
@@ -480,4 +484,4 @@ struct tcp_congestion_ops taut_pipe = {
 	.cong_control	= (void *)taut_pipe_cong_control,
 };
 
-char _license[] SEC("license") = "Dual MIT/GPL";
+char _license[] SEC("license") = "GPL";

@@ -1,6 +1,7 @@
-/* SPDX-License-Identifier: (GPL-2.0 OR MIT) */
+/* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What taut_pipe and its loader agree on. The loader's half is layout.rs; the sizes are checked on both sides.
+ * What taut_pipe and its loader agree on. The loader's half is layout.rs, address.rs and
+ * counters.rs.
  */
 #ifndef TAUT_PIPE_H
 #define TAUT_PIPE_H
@@ -15,7 +16,8 @@
 struct pipe_config {
 	__u64	rate;			/* bytes a second */
 	__u32	initial_window;		/* bytes */
-	__u32	cong_control_rs;	/* which argument of cong_control is the rate sample: 1, since Linux 6.10 3 */
+	/* Which argument of cong_control is the rate sample: 1, since Linux 6.10 3. */
+	__u32	cong_control_rs;
 	char	fallback[PIPE_FALLBACKS][PIPE_CA_NAME_MAX];	/* tried in turn; "" is none */
 };
 

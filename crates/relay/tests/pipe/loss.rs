@@ -54,12 +54,7 @@ fn persistent_loss_hands_the_connection_to_the_kernels_own_control() {
     let listener = relays.listen(&mesh());
     let (near, far) = relays.connect(&listener, &mesh());
     assert_eq!(congestion(&near), pipe().name());
-    let mut handed = 0;
-    send_until(&near, &far, |sent| {
-        handed = sent;
-        congestion(&near) != pipe().name()
-    });
-    println!("handed over after at most {handed} bytes");
+    send_until(&near, &far, |_| congestion(&near) != pipe().name());
     let options = PipeOptions::default();
     let expected = options
         .fallback
@@ -82,7 +77,7 @@ fn persistent_loss_hands_the_connection_to_the_kernels_own_control() {
 fn a_queue_that_stands_lowers_the_rate_to_what_the_link_carries() {
     let link = BitsPerSecond::mega(50);
     let narrow = Shape::delay(DELAY).rate(link).queue(Bytes::mega(8));
-    let mut relays = Relays::new("pipe-queue", 3, narrow, Shape::delay(DELAY));
+    let mut relays = Relays::new("pipe-queue", 3, narrow, Shape::delay(DELAY)).over_ipv6();
     let listener = relays.listen(&mesh());
     let (near, far) = relays.connect(&listener, &mesh());
     let far_ip = relays.far().ip();
@@ -97,7 +92,6 @@ fn a_queue_that_stands_lowers_the_rate_to_what_the_link_carries() {
     assert!(pipe().counters().unwrap().get(Count::Capped) >= 1);
     let known = pipe().known_rate(far_ip).unwrap().unwrap();
     let carried = link.0 / 8;
-    println!("{known} bytes a second on a link of {carried}");
     assert!(
         known <= carried,
         "{known} bytes a second on a link of {carried}"
@@ -106,4 +100,13 @@ fn a_queue_that_stands_lowers_the_rate_to_what_the_link_carries() {
         known >= carried / 4,
         "{known} bytes a second on a link of {carried}"
     );
+
+    // The next connection begins with that, finds no queue, and tries for more.
+    let (near, far) = relays.connect(&listener, &mesh());
+    assert_eq!(near.info().unwrap().pacing_rate, known);
+    send_until(&near, &far, |_| {
+        pipe().known_rate(far_ip).unwrap().unwrap() > known
+    });
+    assert!(pipe().counters().unwrap().get(Count::Raised) >= 1);
+    assert_eq!(congestion(&near), pipe().name());
 }

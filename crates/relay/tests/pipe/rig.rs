@@ -35,6 +35,7 @@ pub(crate) fn pipe() -> &'static Pipe {
 pub(crate) struct Relays {
     world: World,
     port: u16,
+    v6: bool,
 }
 
 impl Relays {
@@ -47,11 +48,24 @@ impl Relays {
         }
         let link = LinkSpec::each(there, back);
         let world = world.host("far").link("near", "far", link).build().unwrap();
-        Self { world, port: 7000 }
+        Self {
+            world,
+            port: 7000,
+            v6: false,
+        }
+    }
+
+    /// The same, over IPv6.
+    pub(crate) fn over_ipv6(self) -> Self {
+        Self { v6: true, ..self }
     }
 
     pub(crate) fn far(&self) -> SocketAddr {
-        (self.world.addr("far"), self.port).into()
+        let far = self.world.host("far");
+        match self.v6 {
+            true => (far.addr6(), self.port).into(),
+            false => (far.addr(), self.port).into(),
+        }
     }
 
     pub(crate) fn near_sysctl(&self, key: &str) -> String {
