@@ -4,10 +4,12 @@
 //! each module wraps one family of system calls, states units and errors, and leaves decisions
 //! to its callers.
 
+pub mod activation;
 pub mod child;
 pub mod epoll;
 pub mod limits;
 pub mod netns;
+pub mod passing;
 pub mod pipe;
 pub mod probe;
 pub mod schedule;
