@@ -11,6 +11,7 @@ pub mod limits;
 pub mod netns;
 pub mod passing;
 pub mod pipe;
+pub mod privileges;
 pub mod probe;
 pub mod schedule;
 pub mod socket;
