@@ -16,6 +16,7 @@ pub mod config;
 mod direction;
 pub mod end;
 mod exposition;
+pub mod handover;
 mod loops;
 pub mod metrics;
 pub mod node;
