@@ -47,6 +47,28 @@ impl Listener {
         Ok(Self(fd))
     }
 
+    /// Listens by a socket that somebody else has bound: the service manager, or the process that
+    /// this one takes over from. What bound it has also said whether an IPv6 address takes IPv4.
+    ///
+    /// # Errors
+    /// Those of [`listening_addr`], and those of [`LegOptions::probe`].
+    pub fn from_fd(fd: OwnedFd, options: &LegOptions) -> Result<Self, Errno> {
+        listening_addr(&fd)?;
+        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        options.apply(fd.as_fd())?;
+        Ok(Self(fd))
+    }
+
+    /// The same socket by one more descriptor, to be handed to another process. The port is
+    /// listened on until the last of them is closed.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub fn duplicate(&self) -> Result<OwnedFd, Errno> {
+        rustix::io::fcntl_dupfd_cloexec(&self.0, 0)
+    }
+
     fn unbound(addr: SocketAddr) -> Result<OwnedFd, Errno> {
         let fd = tcp_socket(addr)?;
         sockopt::set_socket_reuseaddr(&fd, true)?;
@@ -247,6 +269,28 @@ fn queue_length(socket: BorrowedFd<'_>, request: libc::Ioctl) -> usize {
     } else {
         0
     }
+}
+
+/// The address that `socket` listens on, if it is a TCP socket that listens.
+///
+/// # Errors
+/// `ENOTSOCK`; `EAFNOSUPPORT`: neither IPv4 nor IPv6; `EPROTOTYPE`: not TCP; `EINVAL`: it does
+/// not listen.
+pub fn listening_addr(socket: impl AsFd) -> Result<SocketAddr, Errno> {
+    let family = sockopt::socket_domain(&socket)?;
+    if family != AddressFamily::INET && family != AddressFamily::INET6 {
+        return Err(Errno::AFNOSUPPORT);
+    }
+    // MPTCP is a stream as well, and another protocol.
+    let tcp = sockopt::socket_type(&socket)? == SocketType::STREAM
+        && sockopt::socket_protocol(&socket)? == Some(rustix::net::ipproto::TCP);
+    if !tcp {
+        return Err(Errno::PROTOTYPE);
+    }
+    if !sockopt::socket_acceptconn(&socket)? {
+        return Err(Errno::INVAL);
+    }
+    ip_addr(rustix::net::getsockname(&socket)?).ok_or(Errno::AFNOSUPPORT)
 }
 
 /// Whether sockets of this process can have the congestion control `name`. Asking for one that is
