@@ -8,6 +8,7 @@ pub mod nginx_stream;
 pub mod program;
 pub mod relay;
 pub mod socat;
+pub mod ss;
 pub mod ssh;
 
 use std::fs::File;
