@@ -1,5 +1,7 @@
 //! What is downloaded, which way, and under which condition.
 
+use taut_sys::socket::has_congestion_control;
+
 /// A file to be downloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Size {
@@ -13,8 +15,8 @@ pub(crate) enum Size {
     Mb50,
 }
 
-/// How a download goes. Each way from [`Way::Split`] on has one improvement more than the one before
-/// it (pied-piper 3.2).
+/// How a download goes. From [`Way::Split`] to [`Way::Taut`], each has one improvement more than the
+/// one before it (pied-piper 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Way {
     /// One connection, over a path that has none of the relays' hosts in it but the client's first
@@ -24,8 +26,17 @@ pub(crate) enum Way {
     Routed,
     /// ssh port forwarding on both relays: the paper's "OCD Baseline".
     Ssh,
-    /// `taut relay` on both: the paper's "K-Split +TP".
+    /// `taut relay` on both, each dialling onward when its client is there: the paper's "K-Split
+    /// +TP".
     Split,
+    /// Each dials when its client's SYN has come: "K-Split +TP+ES".
+    EarlySyn,
+    /// The near relay has connections to the far one ready: "K-Split +TP+ES+CP".
+    Pool,
+    /// Between relays, windows are large and slow start is left out: "Pied Piper".
+    Taut,
+    /// The same, and the near relay uses BBR towards the client.
+    TautBbr,
 }
 
 /// What the client and its link do.
@@ -72,14 +83,20 @@ impl Size {
 
 impl Way {
     /// In the order of the paper's figures.
-    pub(crate) const ALL: [Self; 4] = [Self::EndToEnd, Self::Routed, Self::Ssh, Self::Split];
-
-    /// The one with everything that Taut has.
-    pub(crate) const BEST: Self = Self::Split;
+    pub(crate) const ALL: [Self; 8] = [
+        Self::EndToEnd,
+        Self::Routed,
+        Self::Ssh,
+        Self::Split,
+        Self::EarlySyn,
+        Self::Pool,
+        Self::Taut,
+        Self::TautBbr,
+    ];
 
     /// Whether this kernel has what the way needs.
     pub(crate) fn available(self) -> bool {
-        true
+        self != Self::TautBbr || has_congestion_control("bbr")
     }
 
     pub(crate) fn label(self) -> &'static str {
@@ -88,6 +105,10 @@ impl Way {
             Self::Routed => "routed",
             Self::Ssh => "ssh",
             Self::Split => "split",
+            Self::EarlySyn => "split+es",
+            Self::Pool => "split+es+pool",
+            Self::Taut => "taut",
+            Self::TautBbr => "taut-bbr",
         }
     }
 }

@@ -28,7 +28,7 @@ use figures::Found;
 /// For the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "pied-piper",
-    about: "a 274 ms path: downloads end to end, through ssh on two relays, and through two taut relays",
+    about: "a 274 ms path: downloads end to end, through ssh, and through two taut relays; two flows at a bottleneck",
     run,
 };
 

@@ -35,23 +35,31 @@ struct Part {
 const FULL: [Part; 3] = [
     Part {
         condition: Condition::Clean,
-        lanes: 4,
+        lanes: 3,
         runs: 50,
-        ways: &Way::ALL,
+        ways: &[
+            Way::EndToEnd,
+            Way::Routed,
+            Way::Ssh,
+            Way::Split,
+            Way::EarlySyn,
+            Way::Pool,
+            Way::Taut,
+        ],
         sizes: &Size::ALL,
     },
     Part {
         condition: Condition::Lossy,
-        lanes: 3,
+        lanes: 2,
         runs: 20,
-        ways: &[Way::EndToEnd, Way::Ssh, Way::Split],
+        ways: &[Way::EndToEnd, Way::Ssh, Way::Split, Way::Taut, Way::TautBbr],
         sizes: &[Size::Mb10],
     },
     Part {
         condition: Condition::Window,
         lanes: 4,
         runs: 50,
-        ways: &[Way::EndToEnd, Way::Split],
+        ways: &[Way::EndToEnd, Way::Pool, Way::Taut],
         sizes: &[Size::Kb10, Size::Mb1, Size::Mb10],
     },
 ];
@@ -60,23 +68,23 @@ const FULL: [Part; 3] = [
 const QUICK: [Part; 3] = [
     Part {
         condition: Condition::Clean,
-        lanes: 2,
+        lanes: 3,
         runs: 2,
-        ways: &[Way::EndToEnd, Way::Split],
+        ways: &[Way::EndToEnd, Way::Split, Way::Taut],
         sizes: &[Size::Kb10, Size::Mb1, Size::Mb10],
     },
     Part {
         condition: Condition::Lossy,
         lanes: 3,
-        runs: 3,
-        ways: &[Way::EndToEnd, Way::Split],
+        runs: 2,
+        ways: &[Way::EndToEnd, Way::Split, Way::Taut],
         sizes: &[Size::Mb10],
     },
     Part {
         condition: Condition::Window,
         lanes: 1,
         runs: 1,
-        ways: &[Way::EndToEnd, Way::Split],
+        ways: &[Way::EndToEnd, Way::Taut],
         sizes: &[Size::Mb1],
     },
 ];
@@ -177,7 +185,7 @@ mod tests {
     #[test]
     fn the_short_form_measures_what_the_headline_needs() {
         let batches = of(&request(true, 1));
-        for way in [Way::EndToEnd, Way::Split] {
+        for way in [Way::EndToEnd, Way::Taut] {
             for (condition, size) in [
                 (Condition::Clean, Size::Kb10),
                 (Condition::Clean, Size::Mb1),

@@ -29,7 +29,7 @@ const APART: Duration = Duration::from_millis(20);
 const LANES: usize = 4;
 
 /// Which way the long flow goes: as in figure 14, and as in figure 15.
-pub(super) const WAYS: [Way; 2] = [Way::Routed, Way::BEST];
+pub(super) const WAYS: [Way; 2] = [Way::Routed, Way::Taut];
 
 /// What is measured how often.
 pub(super) struct Plan {
@@ -40,7 +40,7 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn of(request: &Request) -> Self {
         let (size, runs) = match request.quick {
-            // The paper's size takes the bottleneck 8 s.
+            // As small as leaves the flows time to find a balance.
             true => (Size::Mb20, 1),
             false => (Size::Mb50, 10),
         };

@@ -9,7 +9,7 @@ use crate::experiment::stats;
 
 /// Those that were measured: the short form leaves some out.
 pub(super) fn of(found: &Found) -> BTreeMap<String, f64> {
-    let best = Way::BEST;
+    let best = Way::Taut;
     let speedup = |condition, way, size| {
         Some(found.total(condition, Way::EndToEnd, size)? / found.total(condition, way, size)?)
     };
@@ -27,12 +27,17 @@ pub(super) fn of(found: &Found) -> BTreeMap<String, f64> {
         ))
     };
     let ttfb = found.first_byte(best);
+    // What each improvement takes off the time to the first byte.
+    let saves = |before, after| Some((found.first_byte(before)? - found.first_byte(after)?) * 1e3);
     let (one, ten) = (Size::Mb1, Size::Mb10);
     [
         (
             "ttfb_over_floor_ms",
             ttfb.map(|s| (s - ideal::first_byte_floor()) * 1e3),
         ),
+        ("early_syn_saves_ms", saves(Way::Split, Way::EarlySyn)),
+        ("pool_saves_ms", saves(Way::EarlySyn, Way::Pool)),
+        ("turbo_saves_ttfb_ms", saves(Way::Pool, Way::Taut)),
         ("speedup_1mb", speedup(Condition::Clean, best, one)),
         ("speedup_10mb", speedup(Condition::Clean, best, ten)),
         ("over_ideal_1mb_ms", far(one).map(|d| d.over_ms)),
@@ -42,6 +47,10 @@ pub(super) fn of(found: &Found) -> BTreeMap<String, f64> {
         (
             "speedup_10mb_loss_0p1",
             speedup(Condition::Lossy, best, ten),
+        ),
+        (
+            "speedup_10mb_loss_0p1_bbr",
+            speedup(Condition::Lossy, Way::TautBbr, ten),
         ),
         ("speedup_10mb_loss_0p1_low", spread.map(|(low, _)| low)),
         ("speedup_10mb_loss_0p1_high", spread.map(|(_, high)| high)),

@@ -74,6 +74,12 @@ pub(super) fn notes(found: &Found) -> Vec<String> {
          hosts as routers. Congestion control is Cubic, as in the paper, and buffers are the kernel's \
          defaults, wherever nothing else is said."
             .to_owned(),
+        "split, split+es, split+es+pool and taut are taut relay with one improvement more each: early \
+         SYN, connections between the relays ready before they are needed, and turbo start between \
+         the relays (taut has all, and the headline is taut's). The relays' legs to the client and to \
+         the server are Cubic in all of them; in taut-bbr alone, the near relay sends to the client by \
+         BBR. ssh is the paper's OCD Baseline."
+            .to_owned(),
         "over_ideal and times_ideal compare a download with the ideal pipe of section 3.1: one round \
          trip of the whole route, and the file at the rate of the slowest link. ttfb_floor_s has the \
          client's handshake with the near relay besides."
