@@ -12,7 +12,7 @@ use crate::experiment::outcome::Series;
 const METRICS: [(&str, Quantity); 2] = [("ttfb", |t| t.first_byte), ("total", |t| t.total)];
 /// Of the two flows' throughput over time, as in the paper's figures 14 and 15.
 const BIN: Duration = Duration::from_secs(1);
-/// Seconds that are shown: more than two flows can take, and a bound for what may come.
+/// Seconds that are shown, from the begin. Two flows take some 40; what comes later is left out.
 const MOST_BINS: u32 = 60;
 
 pub(super) fn of(found: &Found) -> Vec<Series> {
@@ -89,7 +89,7 @@ fn shares(found: &Found, way: Way) -> Vec<Series> {
     ] {
         let rates: Vec<Vec<f64>> = contests.iter().map(|c| rates(c, BIN, bins)).collect();
         for bin in 0..bins as usize {
-            let name = format!("{flow}/{bin} s/the other {}", way.label());
+            let name = format!("{flow}/{bin} s/long flow {}", way.label());
             let samples = rates.iter().map(|rates| rates[bin]).collect();
             all.extend(Series::of(&name, "throughput", "Mbit/s", samples));
         }

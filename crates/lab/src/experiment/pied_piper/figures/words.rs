@@ -57,7 +57,7 @@ pub(super) fn paper() -> Map<String, Value> {
             "jain_two_flows_routed".to_owned(),
             json!(
                 "\u{201c}the flow with the shorter RTT hogs the bottleneck link, and the longer-RTT flow \
-                 ramps up only at the end\u{201d} (figure 14)"
+                 ramps up only at the end of the shorter flow\u{201d} (figure 14)"
             ),
         ),
     ])
