@@ -1,7 +1,7 @@
 //! A node: everything it needs is acquired before anything is started, so that a start either
 //! succeeds or leaves nothing behind.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -91,6 +91,9 @@ pub enum StartError {
     /// SYNs cannot be watched.
     #[error("{0}; leave `early_syn` out to go on without it")]
     EarlySyn(#[from] ReaderError),
+    /// This machine does not say which addresses it has.
+    #[error("cannot find out this machine's own addresses: {0}")]
+    Addresses(std::io::Error),
     /// The threads that look names up could not be started.
     #[error("cannot start the threads that look names up: {0}")]
     Resolver(std::io::Error),
@@ -128,8 +131,6 @@ pub struct Node {
     metrics: Metrics,
     threads: Vec<JoinHandle<()>>,
     early: Option<Reader>,
-    /// What legs between relays use, for as long as there are any.
-    _turbo: TurboStart,
     ended: mpsc::UnboundedReceiver<Ended>,
 }
 
@@ -223,7 +224,7 @@ impl Node {
         let early = routes.iter().any(|route: &Arc<Route>| route.early_syn);
         let early = early.then(|| Arc::new(Table::new(config.early_syn.limits)));
 
-        let metrics = Metrics::new(workers, early.clone());
+        let metrics = Metrics::new(workers, early.clone(), turbo);
         let shared = Shared::new(
             u32::try_from(workers).unwrap_or(u32::MAX),
             max_sessions,
@@ -265,7 +266,6 @@ impl Node {
             metrics,
             threads: Vec::new(),
             early,
-            _turbo: turbo,
             ended,
         };
         for (i, worker) in ready.into_iter().enumerate() {
@@ -632,7 +632,7 @@ fn access(
     mesh: &MeshConfig,
     listen: &[ListenAddr],
     peers: &[Arc<Peer>],
-) -> Result<Destinations, TooManyRules> {
+) -> Result<Destinations, StartError> {
     let own = listen.iter().map(|l| l.0);
     let others = peers.iter().flat_map(|peer| {
         let addrs = peer.targets.current();
@@ -640,7 +640,18 @@ fn access(
     });
     let mut access = Destinations::new(mesh.allow.clone(), mesh.deny.clone())?;
     access.set_mesh(own.chain(others).map(|addr| addr.ip().into()));
+    access.set_own(own_addresses()?);
     Ok(access)
+}
+
+/// The addresses that this machine has at present.
+fn own_addresses() -> Result<Vec<IpAddr>, StartError> {
+    let own = nix::ifaddrs::getifaddrs().map_err(|e| StartError::Addresses(e.into()))?;
+    let ip = |address: nix::sys::socket::SockaddrStorage| {
+        let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
+    };
+    Ok(own.filter_map(|i| i.address).filter_map(ip).collect())
 }
 
 /// The addresses of a list, and the listeners of each worker.

@@ -3,7 +3,7 @@
 use taut_sys::socket::{Keepalive, LegOptions, has_congestion_control};
 
 use crate::config::Turbo;
-use crate::pipe::{Pipe, PipeOptions};
+use crate::pipe::{Counters, Pipe, PipeOptions};
 
 /// The kernel's congestion control that, like `taut_pipe`, loses nothing of its window while a
 /// connection is idle; for kernels that do not take the other.
@@ -13,7 +13,7 @@ const NEXT_BEST: &str = "bbr";
 #[derive(Debug)]
 pub(crate) struct TurboStart {
     leg: LegOptions,
-    _pipe: Option<Pipe>,
+    pipe: Option<Pipe>,
 }
 
 impl TurboStart {
@@ -23,7 +23,7 @@ impl TurboStart {
         let Some(turbo) = turbo else {
             return Self {
                 leg: plain,
-                _pipe: None,
+                pipe: None,
             };
         };
         let options = PipeOptions {
@@ -47,8 +47,13 @@ impl TurboStart {
                 pacing_ceiling: Some(turbo.rate),
                 ..plain
             },
-            _pipe: pipe,
+            pipe,
         }
+    }
+
+    /// What `taut_pipe` has counted, if it is in use.
+    pub(crate) fn counters(&self) -> Option<Counters> {
+        self.pipe.as_ref()?.counters().ok()
     }
 
     /// What such a leg asks of its socket.

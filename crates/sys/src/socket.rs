@@ -9,11 +9,10 @@ use rustix::net::{
 };
 
 use crate::Errno;
+use crate::tcp_info::TcpInfo;
 
-mod info;
 mod leg;
 
-pub use info::TcpInfo;
 pub use leg::{Keepalive, LegOptions};
 
 /// linux/sockios.h; libc has no name for it.

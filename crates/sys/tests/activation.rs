@@ -36,14 +36,11 @@ fn the_other_process() {
             assert!(activation::take().unwrap().is_empty());
             for socket in sockets {
                 println!("{} {}", socket.name, socket.addr);
-                let options = LegOptions {
-                    keepalive: Keepalive {
-                        idle: Duration::from_secs(60),
-                        interval: Duration::from_secs(15),
-                        probes: 4,
-                    },
-                    congestion: None,
-                };
+                let options = LegOptions::new(Keepalive {
+                    idle: Duration::from_secs(60),
+                    interval: Duration::from_secs(15),
+                    probes: 4,
+                });
                 let listener = Listener::from_fd(socket.fd, &options).unwrap();
                 let (stream, _) = listener.accept().unwrap();
                 stream.send(b"hello").unwrap();

@@ -24,14 +24,11 @@ const SOCKETS: u64 = 3;
 const CLIENTS: usize = 32;
 
 fn options() -> LegOptions {
-    LegOptions {
-        keepalive: Keepalive {
-            idle: Duration::from_secs(60),
-            interval: Duration::from_secs(15),
-            probes: 4,
-        },
-        congestion: None,
-    }
+    LegOptions::new(Keepalive {
+        idle: Duration::from_secs(60),
+        interval: Duration::from_secs(15),
+        probes: 4,
+    })
 }
 
 /// Tells everybody who connects its process number; until another takes over.

@@ -124,7 +124,7 @@ pub(crate) fn congestion(stream: &Stream) -> String {
 /// Bytes of a stream's congestion window.
 pub(crate) fn window(stream: &Stream) -> u32 {
     let info = stream.info().unwrap();
-    info.congestion_window * info.segment
+    info.snd_cwnd * info.snd_mss
 }
 
 fn wait_for(socket: impl AsFd, what: PollFlags) {
