@@ -25,6 +25,7 @@ pub mod metrics;
 pub mod node;
 mod pipes;
 mod pool;
+pub mod refused;
 mod resolver;
 pub mod serve;
 mod session;

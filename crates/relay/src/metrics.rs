@@ -12,6 +12,7 @@ use taut_mesh::acceptor::Rejection;
 
 use crate::early::Table;
 use crate::end::End;
+use crate::refused::Refused;
 use crate::worker::Refusal;
 
 /// A figure that one thread writes and any may read.
@@ -39,7 +40,7 @@ impl Figure {
 #[repr(align(128))]
 pub(crate) struct WorkerMetrics {
     pub(crate) accepted: Figure,
-    pub(crate) refused_full: Figure,
+    pub(crate) refused: [Figure; Refused::ALL.len()],
     pub(crate) accept_failed: Figure,
     pub(crate) sessions: Figure,
     pub(crate) onward_bytes: Figure,
@@ -116,9 +117,14 @@ impl Metrics {
         self.sum(|w| &w.ended[end.index()])
     }
 
+    /// Connections and sessions that were refused for this reason.
+    pub fn refused(&self, cause: Refused) -> u64 {
+        self.sum(|w| &w.refused[cause.index()])
+    }
+
     /// Clients that were refused because the node was full.
     pub fn refused_full(&self) -> u64 {
-        self.sum(|w| &w.refused_full)
+        self.refused(Refused::Full)
     }
 
     /// Connections to other relays that are ready for use.
@@ -175,11 +181,6 @@ impl Collector for Metrics {
             self.sum(|w| &w.accepted),
         )?;
         counter(
-            "taut_relay_refused",
-            "Connections reset because max_sessions were open",
-            self.sum(|w| &w.refused_full),
-        )?;
-        counter(
             "taut_relay_accept_errors",
             "Connections that could not be accepted for want of descriptors or memory",
             self.sum(|w| &w.accept_failed),
@@ -215,6 +216,14 @@ impl Collector for Metrics {
             encoder.encode_descriptor("taut_relay_bytes", help, None, MetricType::Counter)?;
         for (leg, bytes) in [("onward", onward), ("client", client)] {
             Count(bytes).encode(family.encode_family(&[("leg", leg)])?)?;
+        }
+
+        let help = "Connections reset before anything was done for them, by cause";
+        let mut family =
+            encoder.encode_descriptor("taut_relay_refused", help, None, MetricType::Counter)?;
+        for cause in Refused::ALL {
+            let count = Count(self.refused(cause));
+            count.encode(family.encode_family(&[("cause", cause.label())])?)?;
         }
 
         let help = "Sessions that ended, by cause";
@@ -431,6 +440,8 @@ mod tests {
             "taut_relay_bytes_total{leg=\"client\"} 0",
             "taut_relay_ended_total{cause=\"complete\"} 0",
             "taut_relay_ended_total{cause=\"connect_refused\"} 5",
+            "taut_relay_refused_total{cause=\"full\"} 0",
+            "taut_relay_refused_total{cause=\"source_limit\"} 0",
         ] {
             assert!(
                 text.lines().any(|l| l == line),

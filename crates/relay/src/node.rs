@@ -22,6 +22,7 @@ use crate::loops::{self, Edge};
 use crate::metrics::Metrics;
 use crate::resolver::Resolver;
 use crate::setup::{Mesh, Peer, Route, Way};
+use crate::sources::{Sources, UNLIMITED};
 use crate::targets::{Addrs, ResolveError, Targets, look_up};
 use crate::worker::{BACKLOG, Door, Order, Purpose, Shared, Worker};
 
@@ -181,6 +182,7 @@ impl Node {
             let route = Arc::new(Route {
                 listen,
                 early_syn: forward.early_syn,
+                sources: forward.sources.clone(),
                 way: way(forward, targets, onward, &peers),
             });
             hang(&mut doors, listeners, &Purpose::Forward(route.clone()));
@@ -196,6 +198,7 @@ impl Node {
                     hop_limit: mesh.hop_limit,
                     pool: mesh.pool,
                     arrivals: mesh.arrivals,
+                    sources: mesh.sources.clone(),
                     access: access(mesh, &listen, &peers)?,
                     onward: Arc::new(plain_leg(config)),
                     listen,
@@ -223,6 +226,7 @@ impl Node {
         let shared = Shared::new(
             u32::try_from(workers).unwrap_or(u32::MAX),
             max_sessions,
+            Sources::new(config.max_sessions_per_source.unwrap_or(UNLIMITED)),
             config.timeouts,
             routes,
             mesh,

@@ -8,7 +8,7 @@ use taut_mesh::hello::Target;
 use taut_mesh::key::Keys;
 use taut_sys::socket::LegOptions;
 
-use crate::access::Destinations;
+use crate::access::{Destinations, Sources};
 use crate::addr::ListenAddr;
 use crate::targets::Targets;
 
@@ -17,6 +17,8 @@ use crate::targets::Targets;
 pub(crate) struct Route {
     pub(crate) listen: Vec<ListenAddr>,
     pub(crate) way: Way,
+    /// Who may connect.
+    pub(crate) sources: Sources,
     /// Its onward legs are begun when the client's SYN is seen.
     pub(crate) early_syn: bool,
 }
@@ -55,6 +57,8 @@ pub(crate) struct Mesh {
     pub(crate) hop_limit: u8,
     pub(crate) pool: PoolLimits,
     pub(crate) arrivals: ArrivalLimits,
+    /// Which relays may connect.
+    pub(crate) sources: Sources,
     /// Where sessions from the mesh may go.
     pub(crate) access: Destinations,
     /// What legs to their destinations ask of their sockets.

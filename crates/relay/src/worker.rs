@@ -2,6 +2,7 @@
 //! the path of the bytes; the kernel spreads connections over the workers (SO_REUSEPORT).
 
 use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use taut_sys::pipe::Pipe;
 use taut_sys::socket::{LegOptions, Listener, Stream};
 use taut_sys::{Errno, random};
 
+use crate::access;
 use crate::addr::{ClientAddr, OnwardAddr};
 use crate::alarms::Alarms;
 use crate::arrivals::Arrivals;
@@ -25,9 +27,11 @@ use crate::inbox::{Inbox, Letter};
 use crate::metrics::WorkerMetrics;
 use crate::pipes::PipePool;
 use crate::pool::Pools;
+use crate::refused::Refused;
 use crate::resolver::Resolver;
 use crate::session::{Session, Step};
 use crate::setup::{Mesh, Peer, Route, Way};
+use crate::sources::{Permit, Sources};
 use crate::targets::Addrs;
 use crate::token::{Generation, Place, Token};
 use crate::worker::early::Early;
@@ -64,6 +68,8 @@ pub(crate) struct Shared {
     order: AtomicU8,
     open: AtomicU32,
     pub(crate) max_sessions: u32,
+    /// Sessions of each source.
+    pub(crate) sources: Arc<Sources>,
     pub(crate) timeouts: Timeouts,
     /// One for each worker.
     pub(crate) workers: u32,
@@ -118,6 +124,8 @@ struct Entry {
     errand: Errand,
     deadline: Option<Instant>,
     queued: bool,
+    /// Its source's, given back with it.
+    _permit: Permit,
 }
 
 /// What a session's onward leg is still to be got by.
@@ -156,9 +164,14 @@ struct Shop {
 // === impl Shared ===
 
 impl Shared {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is another part of the node"
+    )]
     pub(crate) fn new(
         workers: u32,
         max_sessions: u32,
+        sources: Arc<Sources>,
         timeouts: Timeouts,
         routes: Vec<Arc<Route>>,
         mesh: Option<Arc<Mesh>>,
@@ -170,6 +183,7 @@ impl Shared {
             order,
             open: AtomicU32::new(0),
             max_sessions,
+            sources,
             timeouts,
             workers,
             routes,
@@ -414,7 +428,11 @@ impl Worker {
             };
             match listener.accept() {
                 Ok((stream, peer)) => match purpose.clone() {
-                    Purpose::Forward(route) => self.welcome(stream, ClientAddr(peer), &route),
+                    Purpose::Forward(route) => {
+                        if let Some(stream) = self.let_in(stream, peer, &route.sources) {
+                            self.welcome(stream, ClientAddr(peer), &route);
+                        }
+                    }
                     Purpose::Mesh => self.take_in(stream, peer),
                 },
                 Err(Errno::AGAIN) => return false,
@@ -464,6 +482,27 @@ impl Worker {
         self.retire_mesh();
     }
 
+    /// Resets a connection whose source may not come.
+    fn let_in(
+        &self,
+        stream: Stream,
+        from: SocketAddr,
+        sources: &access::Sources,
+    ) -> Option<Stream> {
+        match Refused::of(sources.check(from.ip())) {
+            None => Some(stream),
+            Some(cause) => {
+                self.refuse(stream, cause);
+                None
+            }
+        }
+    }
+
+    fn refuse(&self, stream: Stream, cause: Refused) {
+        self.shop.metrics.refused[cause.index()].add(1);
+        stream.abort();
+    }
+
     /// A client has come.
     fn admit(&mut self, client: Stream, addr: ClientAddr, route: &Route) {
         self.shop.metrics.accepted.add(1);
@@ -480,9 +519,13 @@ impl Worker {
 
     /// Gives a session its place, or resets the client when there is none.
     fn seat(&mut self, client: Stream, addr: ClientAddr, errand: Errand) -> Option<usize> {
+        // Of a session from the mesh: the client that the hello names.
+        let Some(permit) = self.shared.sources.admit(addr.0.ip()) else {
+            self.refuse(client, Refused::SourceLimit);
+            return None;
+        };
         if !self.shared.admit() {
-            self.shop.metrics.refused_full.add(1);
-            client.abort();
+            self.refuse(client, Refused::Full);
             return None;
         }
         self.generation = self.generation.next();
@@ -502,6 +545,7 @@ impl Worker {
             errand,
             deadline: None,
             queued: false,
+            _permit: permit,
         });
         self.shop.metrics.sessions.add(1);
         match watched {

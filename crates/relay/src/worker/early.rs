@@ -28,8 +28,12 @@ impl Worker {
         let Some(route) = self.shared.routes.get(forward).cloned() else {
             return;
         };
-        let errand = errand_of(&route, ClientAddr(connection.client()), &self.shared);
-        match self.begin(errand) {
+        let client = connection.client();
+        let begun = match route.sources.check(client.ip()).is_allowed() {
+            true => self.begin(errand_of(&route, ClientAddr(client), &self.shared)),
+            false => None,
+        };
+        match begun {
             Some(early) => {
                 self.shop.metrics.early_begun.add(1);
                 self.early.insert(connection, early);

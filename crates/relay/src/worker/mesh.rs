@@ -228,7 +228,12 @@ impl Worker {
 
     /// A connection has come to the mesh port.
     pub(super) fn take_in(&mut self, stream: Stream, from: SocketAddr) {
-        with_rules!(self, |arrivals, rules| arrivals.admit(stream, from, &rules));
+        let Some(mesh) = self.shared.mesh.clone() else {
+            return;
+        };
+        if let Some(stream) = self.let_in(stream, from, &mesh.sources) {
+            with_rules!(self, |arrivals, rules| arrivals.admit(stream, from, &rules));
+        }
     }
 
     /// A connection without a hello is reported.

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 mod half_close;
+mod limits;
 mod mesh;
 mod node;
 mod rig;

@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use taut_mesh::dialler::{Dialler, Ready};
 use taut_mesh::hello::{Hello, SessionId, Target};
 use taut_mesh::key::Keys;
+use taut_relay::access::Sources;
 use taut_relay::addr::Destination;
 use taut_relay::config::{Config, Forward, MeshConfig};
 use taut_relay::end::End;
 use taut_relay::node::Node;
+use taut_relay::refused::Refused;
 
 use crate::rig::*;
 
@@ -365,6 +367,52 @@ fn keys_are_replaced_one_after_the_other_without_a_session_lost() {
     let (_, opening) = Dialler::new([7; 32], Instant::now(), PATIENCE, &keys(KEY));
     old.write_all(&opening).unwrap();
     assert_eq!(read_to_the_end(&mut old), b"");
+}
+
+#[test]
+fn sessions_from_the_mesh_are_counted_under_the_client_that_the_hello_names() {
+    let mesh = Mesh::with(|_| {}, |far| far.max_sessions_per_source = Some(1));
+    let to = mesh.server.local_addr().unwrap();
+    let ask = |source: &str| {
+        let mut peer = mesh.mesh_port();
+        let ready = proven(&mut peer, &keys(KEY));
+        let source = source.parse().unwrap();
+        let hello = Hello {
+            source,
+            ..hello(to)
+        };
+        peer.write_all(&ready.hello(&hello)).unwrap();
+        peer
+    };
+    let mut first = ask("192.0.2.1:1000");
+    let (mut server, _) = mesh.server.accept().unwrap();
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(read_to_the_end(&mut ask("192.0.2.1:1001")), b"");
+    assert_eq!(mesh.far.metrics().refused(Refused::SourceLimit), 1);
+    // Another client of the same relay is another source.
+    let mut second = ask("192.0.2.2:1000");
+    let (mut other, _) = mesh.server.accept().unwrap();
+    other.set_read_timeout(Some(PATIENCE)).unwrap();
+    exchange(&mut second, &mut other, 1000);
+    exchange(&mut first, &mut server, 1000);
+}
+
+#[test]
+fn a_relay_from_elsewhere_is_not_even_heard() {
+    let mesh = Mesh::with(
+        |near| near.mesh.as_mut().unwrap().pool.max = 0,
+        |far| {
+            let from = vec!["10.0.0.0/8".parse().unwrap()];
+            far.mesh.as_mut().unwrap().sources = Sources::new(Some(from), Vec::new()).unwrap();
+        },
+    );
+    let mut peer = mesh.mesh_port();
+    assert_eq!(read_to_the_end(&mut peer), b"");
+    let metrics = mesh.far.metrics();
+    wait_until("the count", || {
+        metrics.refused(Refused::SourceNotListed) > 0
+    });
+    assert_eq!(metrics.mesh_rejected(), 0);
 }
 
 #[test]
