@@ -8,4 +8,5 @@ mod half_close;
 mod limits;
 mod mesh;
 mod node;
+mod reload;
 mod rig;

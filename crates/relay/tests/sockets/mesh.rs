@@ -52,6 +52,10 @@ fn key_file(dir: &tempfile::TempDir, name: &str, text: &str) -> PathBuf {
 
 /// A node that takes sessions from the mesh at `listen` and lets them go to loopback.
 fn far(key_file: PathBuf, listen: &str, adjust: impl FnOnce(&mut Config)) -> Node {
+    Node::start(&far_config(key_file, listen, adjust)).unwrap()
+}
+
+fn far_config(key_file: PathBuf, listen: &str, adjust: impl FnOnce(&mut Config)) -> Config {
     let mut mesh = MeshConfig::new(key_file);
     mesh.listen = vec![listen.parse().unwrap()];
     mesh.allow = vec!["127.0.0.1/32:*".parse().unwrap()];
@@ -60,7 +64,7 @@ fn far(key_file: PathBuf, listen: &str, adjust: impl FnOnce(&mut Config)) -> Nod
     config.max_sessions = Some(64);
     config.mesh = Some(mesh);
     adjust(&mut config);
-    Node::start(&config).unwrap()
+    config
 }
 
 /// A node that forwards to `to` through these relays.
@@ -70,6 +74,15 @@ fn near(
     to: Destination,
     adjust: impl FnOnce(&mut Config),
 ) -> Node {
+    Node::start(&near_config(key_file, via, to, adjust)).unwrap()
+}
+
+fn near_config(
+    key_file: PathBuf,
+    via: &[SocketAddr],
+    to: Destination,
+    adjust: impl FnOnce(&mut Config),
+) -> Config {
     let mut forward = Forward::new(vec!["127.0.0.1:0".parse().unwrap()], to);
     forward.via = via.iter().copied().map(destination).collect();
     let mut config = Config::new(vec![forward]);
@@ -80,7 +93,7 @@ fn near(
     mesh.pool.max = 4;
     config.mesh = Some(mesh);
     adjust(&mut config);
-    Node::start(&config).unwrap()
+    config
 }
 
 impl Mesh {
@@ -413,6 +426,76 @@ fn a_relay_from_elsewhere_is_not_even_heard() {
         metrics.refused(Refused::SourceNotListed) > 0
     });
     assert_eq!(metrics.mesh_rejected(), 0);
+}
+
+#[test]
+fn keys_rotate_through_their_file_at_a_reload() {
+    let mesh = Mesh::new();
+    mesh.wait_for_pool();
+    let (mut client, mut server) = mesh.pair();
+    let to = destination(mesh.server.local_addr().unwrap());
+    let far_addr = mesh.far.mesh_addrs()[0].0;
+    let key = mesh.dir.path().join("key");
+    // As asked for at the start: the port that the kernel chose then stays.
+    let at_far = far_config(key.clone(), "127.0.0.1:0", |_| {});
+    let at_near = near_config(key, &[far_addr], to, |_| {});
+    for text in [
+        format!("{KEY}\n{OTHER}\n"),
+        format!("{OTHER}\n{KEY}\n"),
+        OTHER.into(),
+    ] {
+        key_file(&mesh.dir, "key", &text);
+        mesh.far.reload(&at_far).unwrap();
+        mesh.near.reload(&at_near).unwrap();
+        assert_eq!(mesh.far.mesh_addrs()[0].0, far_addr);
+        let (mut client, mut server) = mesh.pair();
+        exchange(&mut client, &mut server, 10_000);
+    }
+    exchange(&mut client, &mut server, 1 << 20);
+    wait_until("the old key's end", || {
+        let mut old = mesh.mesh_port();
+        let (_, opening) = Dialler::new([7; 32], Instant::now(), PATIENCE, &keys(KEY));
+        old.write_all(&opening).unwrap();
+        read_to_the_end(&mut old).is_empty()
+    });
+    // A file that is no key changes nothing.
+    key_file(&mesh.dir, "key", "what?");
+    assert!(mesh.far.reload(&at_far).is_err());
+    let (mut client, mut server) = mesh.pair();
+    exchange(&mut client, &mut server, 1000);
+}
+
+#[test]
+fn a_pool_outlives_a_reload_and_goes_with_its_relay() {
+    let mesh = Mesh::new();
+    mesh.wait_for_pool();
+    let to = destination(mesh.server.local_addr().unwrap());
+    let far_addr = mesh.far.mesh_addrs()[0].0;
+    let key = mesh.dir.path().join("key");
+    let through = |relay| near_config(key.clone(), &[relay], to.clone(), |_| {});
+    mesh.near.reload(&through(far_addr)).unwrap();
+    let (mut client, mut server) = mesh.pair();
+    exchange(&mut client, &mut server, 1000);
+    assert_eq!(mesh.near.metrics().pool_hits_and_misses(), (1, 0));
+
+    let other = far(key.clone(), "127.0.0.1:0", |_| {});
+    let (mut client, mut server) = mesh.pair();
+    mesh.near.reload(&through(other.mesh_addrs()[0].0)).unwrap();
+    wait_until("a session at the other relay", || {
+        let (mut client, mut server) = mesh.pair();
+        exchange(&mut client, &mut server, 1000);
+        other.metrics().mesh_hellos() > 0
+    });
+    // What was begun through the first one goes on.
+    exchange(&mut client, &mut server, 1 << 20);
+    let before = mesh.far.metrics().mesh_hellos();
+    // And back: the relay has the number that it had.
+    mesh.near.reload(&through(far_addr)).unwrap();
+    wait_until("a session at the first relay", || {
+        let (mut client, mut server) = mesh.pair();
+        exchange(&mut client, &mut server, 1000);
+        mesh.far.metrics().mesh_hellos() > before
+    });
 }
 
 #[test]
