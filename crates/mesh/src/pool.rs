@@ -107,6 +107,11 @@ impl Sizer {
         }
     }
 
+    /// Sets other bounds. What has been learnt of the traffic stays.
+    pub fn set_bounds(&mut self, bounds: Bounds) {
+        self.bounds = bounds;
+    }
+
     /// A session came that needs a connection, at `now`; whether it found one or not.
     pub fn arrived(&mut self, now: Instant) {
         self.bring_up_to(now);

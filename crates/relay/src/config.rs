@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer};
 use taut_sys::socket::Keepalive;
 use toml::Spanned;
 
+use crate::access::{SourcePrefix, Sources};
 use crate::addr::{Destination, Listen};
 use crate::early_syn::{Devices, Limits};
 
@@ -25,6 +26,9 @@ pub struct Config {
     /// Sessions open at one time; further clients get RST. `None`: as many as the limit of open
     /// descriptors has room for.
     pub max_sessions: Option<u32>,
+    /// Sessions that each source, an IPv4 address or an IPv6 /64, may have open at one time;
+    /// `None`: as many as there are.
+    pub max_sessions_per_source: Option<u32>,
     /// Where OpenMetrics are served; `None`: nowhere.
     pub metrics: Option<std::net::SocketAddr>,
     /// How long things may take.
@@ -66,6 +70,8 @@ pub struct Timeouts {
     pub connect: Duration,
     /// Without a byte moved, once one side has ended its stream.
     pub half_closed: Duration,
+    /// Without a byte moved either way; `None`: a session may be silent for ever.
+    pub idle: Option<Duration>,
     /// Without a byte acknowledged, while the bytes that a broken connection had still delivered
     /// are passed on ahead of the RST.
     pub flush: Duration,
@@ -98,6 +104,8 @@ pub struct Forward {
     /// Whether the way onward is begun when the client's SYN is seen, before its handshake is
     /// done (pied-piper 3.2, improvement 1).
     pub early_syn: bool,
+    /// Who may connect.
+    pub sources: Sources,
     /// Congestion control towards the client; `None`: the kernel's default.
     pub client_congestion: Option<String>,
     /// Congestion control towards the destination; `None`: the kernel's default.
@@ -112,6 +120,7 @@ impl Forward {
             to,
             via: Vec::new(),
             early_syn: false,
+            sources: Sources::default(),
             client_congestion: None,
             onward_congestion: None,
         }
@@ -155,6 +164,7 @@ impl Config {
         Self {
             workers: None,
             max_sessions: None,
+            max_sessions_per_source: None,
             metrics: None,
             timeouts: Timeouts::default(),
             data: DataPath::default(),
@@ -228,6 +238,7 @@ impl Default for Timeouts {
         Self {
             connect: Duration::from_secs(10),
             half_closed: Duration::from_secs(600),
+            idle: None,
             flush: Duration::from_secs(30),
             drain: Duration::from_secs(30),
             resolve: Duration::from_secs(30),
@@ -285,9 +296,11 @@ struct File {
 struct Section {
     workers: Option<Spanned<u16>>,
     max_sessions: Option<Spanned<u32>>,
+    max_sessions_per_source: Option<Spanned<u32>>,
     metrics: Option<Spanned<String>>,
     connect_timeout: Option<Spanned<Time>>,
     half_closed_timeout: Option<Spanned<Time>>,
+    idle_timeout: Option<Spanned<Time>>,
     flush_timeout: Option<Spanned<Time>>,
     drain_timeout: Option<Spanned<Time>>,
     resolve_interval: Option<Spanned<Time>>,
@@ -311,6 +324,8 @@ struct ForwardSection {
     via: Option<Spanned<OneOrMany>>,
     #[serde(default)]
     early_syn: bool,
+    from: Option<Spanned<OneOrMany>>,
+    not_from: Option<Spanned<OneOrMany>>,
     client_congestion: Option<String>,
     onward_congestion: Option<String>,
 }
@@ -360,6 +375,8 @@ impl Section {
         let mut config = Config::new(Vec::with_capacity(self.forward.len()));
         config.workers = at_least_one(self.workers, "workers")?;
         config.max_sessions = at_least_one(self.max_sessions, "max_sessions")?;
+        config.max_sessions_per_source =
+            at_least_one(self.max_sessions_per_source, "max_sessions_per_source")?;
         if let Some(metrics) = self.metrics {
             let addr = metrics.get_ref().parse().map_err(|_| {
                 let text = metrics.get_ref();
@@ -384,6 +401,11 @@ impl Section {
             TIME,
             "half_closed_timeout",
         )?;
+        if self.idle_timeout.is_some() {
+            let mut idle = Duration::ZERO;
+            set_time(&mut idle, self.idle_timeout, TIME, "idle_timeout")?;
+            t.idle = Some(idle);
+        }
         set_time(&mut t.flush, self.flush_timeout, TIME, "flush_timeout")?;
         // None at all is a way to stop at once.
         let drain = Duration::ZERO..=*TIME.end();
@@ -476,11 +498,35 @@ impl ForwardSection {
         Ok(Forward {
             via,
             early_syn: self.early_syn,
+            sources: sources(self.from, self.not_from, &format!("relay.forward[{i}]"))?,
             client_congestion: self.client_congestion,
             onward_congestion: self.onward_congestion,
             ..Forward::new(listen, to)
         })
     }
+}
+
+/// Who may connect, by the `from` and `not_from` of a section.
+fn sources(
+    from: Option<Spanned<OneOrMany>>,
+    not_from: Option<Spanned<OneOrMany>>,
+    section: &str,
+) -> Result<Sources, (usize, String)> {
+    let prefixes = |list: Spanned<OneOrMany>, name| -> Result<Vec<SourcePrefix>, _> {
+        let at = list.span().start;
+        let texts = list.into_inner().into_vec();
+        let texts = texts.iter().enumerate();
+        texts
+            .map(|(j, text)| parse(text, at, || format!("{section}.{name}[{j}]")))
+            .collect()
+    };
+    let at = from.as_ref().or(not_from.as_ref()).map(|l| l.span().start);
+    let from = from.map(|list| prefixes(list, "from")).transpose()?;
+    let not_from = not_from
+        .map(|list| prefixes(list, "not_from"))
+        .transpose()?;
+    Sources::new(from, not_from.unwrap_or_default())
+        .map_err(|e| (at.unwrap_or(0), format!("{section}.from: {e}")))
 }
 
 /// The relays of `forward[i].via`.

@@ -210,7 +210,7 @@ impl Work {
                 };
                 self.inboxes[worker].post(Letter::Syn {
                     connection,
-                    forward: syn.listener as usize,
+                    forward: syn.listener,
                 });
             }
             self.expire(now);

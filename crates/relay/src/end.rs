@@ -36,13 +36,15 @@ pub enum End {
     NoResources,
     /// One side had ended its stream, and nothing came from the other for too long.
     HalfClosedTimeout,
+    /// Nothing went either way for longer than `idle_timeout`.
+    IdleTimeout,
     /// It was still open when the node had to stop.
     Stopped,
 }
 
 impl End {
     /// Every cause.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Complete,
         Self::ClientReset,
         Self::OnwardReset,
@@ -55,6 +57,7 @@ impl End {
         Self::NotAllowed,
         Self::NoResources,
         Self::HalfClosedTimeout,
+        Self::IdleTimeout,
         Self::Stopped,
     ];
 
@@ -73,6 +76,7 @@ impl End {
             Self::NotAllowed => "not_allowed",
             Self::NoResources => "no_resources",
             Self::HalfClosedTimeout => "half_closed_timeout",
+            Self::IdleTimeout => "idle_timeout",
             Self::Stopped => "stopped",
         }
     }

@@ -8,9 +8,10 @@ use taut_sys::socket::Stream;
 
 use crate::addr::ClientAddr;
 use crate::early_syn::FourTuple;
-use crate::setup::Route;
+use crate::setup::{Route, Setup};
 use crate::targets::{Addrs, ResolveError};
 use crate::token::{Generation, Place};
+use crate::worker::NewDoor;
 
 /// A worker's letter box.
 #[derive(Debug)]
@@ -28,13 +29,15 @@ pub(crate) enum Letter {
         generation: Generation,
         addrs: Result<Addrs, ResolveError>,
     },
+    /// Another configuration is at work: the listeners of this worker that belong to it.
+    Reloaded {
+        setup: Arc<Setup>,
+        doors: Vec<NewDoor>,
+    },
     /// The mesh has other keys.
     NewKeys,
     /// A client's SYN to the listener of this forward has been seen.
-    Syn {
-        connection: FourTuple,
-        forward: usize,
-    },
+    Syn { connection: FourTuple, forward: u32 },
     /// The client of an early SYN has not come.
     NoClient { connection: FourTuple },
     /// The client of an early SYN has been accepted by another worker.

@@ -27,6 +27,7 @@ pub mod node;
 pub mod pipe;
 mod pipes;
 mod pool;
+pub mod refused;
 mod resolver;
 pub mod serve;
 mod session;

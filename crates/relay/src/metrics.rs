@@ -13,6 +13,7 @@ use taut_mesh::acceptor::Rejection;
 use crate::early::Table;
 use crate::end::End;
 use crate::pipe::Count as PipeCount;
+use crate::refused::Refused;
 use crate::turbo::TurboStart;
 use crate::worker::Refusal;
 
@@ -41,7 +42,7 @@ impl Figure {
 #[repr(align(128))]
 pub(crate) struct WorkerMetrics {
     pub(crate) accepted: Figure,
-    pub(crate) refused_full: Figure,
+    pub(crate) refused: [Figure; Refused::ALL.len()],
     pub(crate) accept_failed: Figure,
     pub(crate) sessions: Figure,
     pub(crate) onward_bytes: Figure,
@@ -84,12 +85,19 @@ pub struct Metrics {
 // === impl Metrics ===
 
 impl Metrics {
-    pub(crate) fn new(workers: usize, early: Option<Arc<Table>>, turbo: TurboStart) -> Self {
+    pub(crate) fn new(workers: usize, early: Option<Arc<Table>>, turbo: Arc<TurboStart>) -> Self {
         Self {
             workers: (0..workers).map(|_| Arc::default()).collect(),
             early,
-            turbo: Arc::new(turbo),
+            turbo,
         }
+    }
+
+    /// Of a node that has just begun, without a mesh.
+    #[cfg(test)]
+    pub(crate) fn of_nothing(workers: usize) -> Self {
+        let keepalive = crate::config::Config::new(Vec::new()).keepalive;
+        Self::new(workers, None, Arc::new(TurboStart::begin(keepalive, None)))
     }
 
     pub(crate) fn worker(&self, i: usize) -> Arc<WorkerMetrics> {
@@ -121,9 +129,14 @@ impl Metrics {
         self.sum(|w| &w.ended[end.index()])
     }
 
+    /// Connections and sessions that were refused for this reason.
+    pub fn refused(&self, cause: Refused) -> u64 {
+        self.sum(|w| &w.refused[cause.index()])
+    }
+
     /// Clients that were refused because the node was full.
     pub fn refused_full(&self) -> u64 {
-        self.sum(|w| &w.refused_full)
+        self.refused(Refused::Full)
     }
 
     /// Connections to other relays that are ready for use.
@@ -180,11 +193,6 @@ impl Collector for Metrics {
             self.sum(|w| &w.accepted),
         )?;
         counter(
-            "taut_relay_refused",
-            "Connections reset because max_sessions were open",
-            self.sum(|w| &w.refused_full),
-        )?;
-        counter(
             "taut_relay_accept_errors",
             "Connections that could not be accepted for want of descriptors or memory",
             self.sum(|w| &w.accept_failed),
@@ -221,6 +229,14 @@ impl Collector for Metrics {
             encoder.encode_descriptor("taut_relay_bytes", help, None, MetricType::Counter)?;
         for (leg, bytes) in [("onward", onward), ("client", client)] {
             Count(bytes).encode(family.encode_family(&[("leg", leg)])?)?;
+        }
+
+        let help = "Connections reset before anything was done for them, by cause";
+        let mut family =
+            encoder.encode_descriptor("taut_relay_refused", help, None, MetricType::Counter)?;
+        for cause in Refused::ALL {
+            let count = Count(self.refused(cause));
+            count.encode(family.encode_family(&[("cause", cause.label())])?)?;
         }
 
         let help = "Sessions that ended, by cause";
@@ -431,14 +447,9 @@ impl Level {
 mod tests {
     use super::*;
 
-    fn metrics_of(workers: usize) -> Metrics {
-        let turbo = TurboStart::begin(crate::config::Config::new(Vec::new()).keepalive, None);
-        Metrics::new(workers, None, turbo)
-    }
-
     #[test]
     fn figures_of_all_workers_are_added_up() {
-        let metrics = metrics_of(2);
+        let metrics = Metrics::of_nothing(2);
         metrics.worker(0).onward_bytes.add(3);
         metrics.worker(1).onward_bytes.add(4);
         metrics.worker(1).sessions.add(2);
@@ -449,7 +460,7 @@ mod tests {
 
     #[test]
     fn the_text_is_openmetrics_with_every_cause_from_the_start() {
-        let metrics = metrics_of(1);
+        let metrics = Metrics::of_nothing(1);
         metrics.worker(0).ended[End::ConnectRefused.index()].add(5);
         let text = metrics.encode().unwrap();
         for line in [
@@ -459,6 +470,8 @@ mod tests {
             "taut_relay_bytes_total{leg=\"client\"} 0",
             "taut_relay_ended_total{cause=\"complete\"} 0",
             "taut_relay_ended_total{cause=\"connect_refused\"} 5",
+            "taut_relay_refused_total{cause=\"full\"} 0",
+            "taut_relay_refused_total{cause=\"source_limit\"} 0",
         ] {
             assert!(
                 text.lines().any(|l| l == line),

@@ -2,8 +2,9 @@
 //! succeeds or leaves nothing behind.
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use taut_mesh::hello::Target;
@@ -21,10 +22,16 @@ use crate::inbox::{Inbox, Letter};
 use crate::loops::{self, Edge};
 use crate::metrics::Metrics;
 use crate::resolver::Resolver;
-use crate::setup::{Mesh, Peer, Route, Way};
+use crate::setup::{Mesh, Peer, Route, Setup, Way};
+use crate::sources::{Sources, UNLIMITED};
 use crate::targets::{Addrs, ResolveError, Targets, look_up};
 use crate::turbo::TurboStart;
-use crate::worker::{BACKLOG, Door, Order, Purpose, Shared, Worker};
+use crate::worker::{BACKLOG, DoorId, NewDoor, Order, Purpose, Shared, Worker};
+
+mod holdings;
+mod reload;
+
+use holdings::{Held, Holdings};
 
 /// Sessions of a node that was given no figure, at most.
 const DEFAULT_MAX_SESSIONS: u64 = 65_536;
@@ -130,7 +137,6 @@ pub struct Node {
     shared: Arc<SharedHandle>,
     metrics: Metrics,
     threads: Vec<JoinHandle<()>>,
-    early: Option<Reader>,
     ended: mpsc::UnboundedReceiver<Ended>,
 }
 
@@ -138,6 +144,17 @@ pub struct Node {
 pub(crate) struct SharedHandle {
     shared: Arc<Shared>,
     inboxes: Vec<Arc<Inbox>>,
+    present: Mutex<Present>,
+    /// Apart from the above, which a look-up may hold for long.
+    early: Mutex<Option<Reader>>,
+}
+
+/// The configuration at work, and what is held for it.
+struct Present {
+    config: Config,
+    holdings: Holdings,
+    /// What legs between relays use.
+    turbo: Arc<TurboStart>,
 }
 
 /// How a worker's thread ended.
@@ -170,74 +187,31 @@ impl Node {
         let workers = config.workers.map_or_else(available_cpus, usize::from);
         let max_sessions = session_ceiling(config, workers)?;
 
-        let keys = match &config.mesh {
-            Some(mesh) => Some(Keys::load(&mesh.key_file)?),
-            None => None,
-        };
-        let (targets, peers) = resolve_all(config)?;
-        let legs = legs_of(config)?;
         let turbo = config.mesh.as_ref().and_then(|mesh| mesh.turbo);
-        let turbo = TurboStart::begin(config.keepalive, turbo);
-        let peers = peers_of(peers, turbo.leg());
-        let mut doors: Vec<Vec<Door>> = (0..workers).map(|_| Vec::new()).collect();
-        let mut routes = Vec::new();
-        for ((forward, targets), legs) in config.forwards.iter().zip(targets).zip(legs) {
-            let (client, onward) = legs;
-            let (listen, listeners) = bind(&forward.listen, workers, &client)?;
-            let route = Arc::new(Route {
-                listen,
-                early_syn: forward.early_syn,
-                way: way(forward, targets, onward, &peers),
-            });
-            hang(&mut doors, listeners, &Purpose::Forward(route.clone()));
-            routes.push(route);
-        }
-        let mesh = match (&config.mesh, keys) {
-            (Some(mesh), Some(keys)) => {
-                let (listen, listeners) = bind(&mesh.listen, workers, turbo.leg())?;
-                hang(&mut doors, listeners, &Purpose::Mesh);
-                Some(Arc::new(Mesh {
-                    keys: ArcSwap::from_pointee(keys),
-                    hop_limit: mesh.hop_limit,
-                    pool: mesh.pool,
-                    arrivals: mesh.arrivals,
-                    access: access(mesh, &listen, &peers)?,
-                    onward: Arc::new(plain_leg(config)),
-                    listen,
-                    peers,
-                }))
-            }
-            _ => None,
-        };
-        if let Some(i) = find_loop(&routes, None) {
-            return Err(StartError::Loop {
-                destination: config.forwards[i].to.clone(),
-            });
-        }
-        // Only sessions from the mesh bring names that nobody has looked up before.
-        let takes_sessions = mesh.as_ref().is_some_and(|m| !m.listen.is_empty());
-        let resolver = match takes_sessions {
-            true => Some(Resolver::start().map_err(StartError::Resolver)?),
-            false => None,
-        };
+        let turbo = Arc::new(TurboStart::begin(config.keepalive, turbo));
+        let Assembly {
+            setup,
+            doors: mut all_doors,
+            mut holdings,
+        } = assemble(config, workers, turbo.leg(), &Holdings::default())?;
 
-        let early = routes.iter().any(|route: &Arc<Route>| route.early_syn);
+        let early = setup.routes.iter().any(|route| route.early_syn);
         let early = early.then(|| Arc::new(Table::new(config.early_syn.limits)));
 
-        let metrics = Metrics::new(workers, early.clone(), turbo);
+        let metrics = Metrics::new(workers, early.clone(), turbo.clone());
         let shared = Shared::new(
             u32::try_from(workers).unwrap_or(u32::MAX),
             max_sessions,
-            config.timeouts,
-            routes,
-            mesh,
-            resolver,
+            Sources::new(config.max_sessions_per_source.unwrap_or(UNLIMITED)),
+            setup,
             early.clone(),
         );
         let shared = Arc::new(shared);
+        let setup = shared.setup();
+        start_resolver(&shared, &setup)?;
         let mut ready = Vec::with_capacity(workers);
         for i in 0..workers {
-            let doors = doors.pop().unwrap_or_default();
+            let doors = all_doors.pop().unwrap_or_default();
             let pipes = share_of(config.data.max_pipes as usize, workers, i);
             let worker = Worker::new(
                 i,
@@ -256,16 +230,25 @@ impl Node {
         let inboxes: Vec<_> = ready.iter().map(Worker::inbox).collect();
         shared.introduce(inboxes.clone());
         let early = match early {
-            Some(table) => Some(early_reader(config, &shared, table, inboxes.clone())?),
+            Some(table) => Some(early_reader(config, &setup, table, inboxes.clone())?),
             None => None,
         };
-        let shared = Arc::new(SharedHandle { shared, inboxes });
+        holdings.setup = Some(setup.clone());
+        let shared = Arc::new(SharedHandle {
+            shared,
+            inboxes,
+            present: Mutex::new(Present {
+                config: config.clone(),
+                holdings,
+                turbo,
+            }),
+            early: Mutex::new(early),
+        });
         let (report, ended) = mpsc::unbounded_channel();
         let mut node = Self {
             shared,
             metrics,
             threads: Vec::new(),
-            early,
             ended,
         };
         for (i, worker) in ready.into_iter().enumerate() {
@@ -286,28 +269,22 @@ impl Node {
             node.threads.push(thread);
         }
         tracing::info!(workers, max_sessions, "relaying");
-        let shared = &node.shared.shared;
-        for (forward, route) in config.forwards.iter().zip(&shared.routes) {
-            for listen in &route.listen {
-                tracing::info!(listen = %listen.0, to = %forward.to, via = ?forward.via, "forwarding");
-            }
-        }
-        for listen in shared.mesh.iter().flat_map(|mesh| &mesh.listen) {
-            tracing::info!(listen = %listen.0, "taking sessions from the mesh");
-        }
+        announce(config, &setup);
         Ok(node)
     }
 
     /// The addresses listened on, with the ports the kernel chose where it was asked to, in the
     /// order of the configuration.
     pub fn listen_addrs(&self) -> Vec<ListenAddr> {
-        let routes = self.shared.shared.routes.iter();
+        let setup = self.shared.shared.setup();
+        let routes = setup.routes.iter();
         routes.flat_map(|route| &route.listen).copied().collect()
     }
 
     /// The addresses at which other relays are listened to.
     pub fn mesh_addrs(&self) -> Vec<ListenAddr> {
-        let mesh = self.shared.shared.mesh.iter();
+        let setup = self.shared.shared.setup();
+        let mesh = setup.mesh.iter();
         mesh.flat_map(|mesh| &mesh.listen).copied().collect()
     }
 
@@ -326,10 +303,22 @@ impl Node {
         self.shared.replace_keys(keys);
     }
 
+    /// Puts another configuration to work. Sessions go on, and keep what they began with; listeners
+    /// at unchanged addresses keep their sockets and queues; what only a restart can change stays
+    /// and is said in a warning each.
+    ///
+    /// Blocks for as long as the resolver takes for names that are new.
+    ///
+    /// # Errors
+    /// [`StartError`], and then nothing has changed.
+    pub fn reload(&self, config: &Config) -> Result<(), StartError> {
+        self.shared.reload(config)
+    }
+
     /// Takes no more connections; [`Node::ended`] returns when the last session has ended.
     pub fn drain(&mut self) {
         // What is foreseen now could not be served.
-        self.early = None;
+        self.shared.forget_early();
         self.shared.order(Order::Drain);
     }
 
@@ -354,6 +343,93 @@ impl Node {
     }
 }
 
+/// Says what is listened on and where it goes.
+fn announce(config: &Config, setup: &Setup) {
+    for (forward, route) in config.forwards.iter().zip(&setup.routes) {
+        for listen in &route.listen {
+            tracing::info!(listen = %listen.0, to = %forward.to, via = ?forward.via, "forwarding");
+        }
+    }
+    for listen in setup.mesh.iter().flat_map(|mesh| &mesh.listen) {
+        tracing::info!(listen = %listen.0, "taking sessions from the mesh");
+    }
+}
+
+/// What a configuration comes to when everything that it needs has been acquired.
+struct Assembly {
+    setup: Setup,
+    /// Each worker's.
+    doors: Vec<Vec<NewDoor>>,
+    holdings: Holdings,
+}
+
+/// Acquires what `config` needs besides what is held `before`. Dropped, it is all given back.
+fn assemble(
+    config: &Config,
+    workers: usize,
+    mesh_leg: &LegOptions,
+    before: &Holdings,
+) -> Result<Assembly, StartError> {
+    let keys = match &config.mesh {
+        Some(mesh) => Some(Keys::load(&mesh.key_file)?),
+        None => None,
+    };
+    let mut next = before.successor();
+    let (targets, peers) = resolve_all(config, before)?;
+    let legs = legs_of(config)?;
+    let peers = peers_of(mesh_leg, peers, before, &mut next);
+    let mut doors: Vec<Vec<NewDoor>> = (0..workers).map(|_| Vec::new()).collect();
+    let mut routes = Vec::new();
+    for ((forward, targets), legs) in config.forwards.iter().zip(targets).zip(legs) {
+        let (client, onward) = legs;
+        let (listen, opened) = bind(&forward.listen, workers, &client, before, &mut next)?;
+        let route = Route {
+            id: 0,
+            listen,
+            early_syn: forward.early_syn,
+            sources: forward.sources.clone(),
+            way: way(forward, targets, onward, &peers),
+        };
+        let route = before.route(route, &mut next);
+        let purpose = Purpose::Forward(route.clone());
+        hang(&mut doors, opened, &purpose, &client);
+        routes.push(route);
+    }
+    let mesh = match (&config.mesh, keys) {
+        (Some(mesh), Some(keys)) => {
+            let (listen, opened) = bind(&mesh.listen, workers, mesh_leg, before, &mut next)?;
+            hang(&mut doors, opened, &Purpose::Mesh, mesh_leg);
+            Some(Arc::new(Mesh {
+                keys: ArcSwap::from_pointee(keys),
+                hop_limit: mesh.hop_limit,
+                pool: mesh.pool,
+                arrivals: mesh.arrivals,
+                sources: mesh.sources.clone(),
+                access: access(mesh, &listen, &peers)?,
+                onward: Arc::new(plain_leg(config)),
+                listen,
+                peers,
+            }))
+        }
+        _ => None,
+    };
+    if let Some(i) = find_loop(&routes, None) {
+        return Err(StartError::Loop {
+            destination: config.forwards[i].to.clone(),
+        });
+    }
+    let setup = Setup {
+        timeouts: Arc::new(config.timeouts),
+        routes,
+        mesh,
+    };
+    Ok(Assembly {
+        setup,
+        doors,
+        holdings: next,
+    })
+}
+
 impl Drop for Node {
     fn drop(&mut self) {
         self.stop();
@@ -372,29 +448,45 @@ impl SharedHandle {
         self.inboxes.iter().for_each(|inbox| inbox.waker().wake());
     }
 
-    /// The addresses that are looked up here: those of forwards, then those of peers.
-    fn targets(&self) -> Vec<&Targets> {
-        let forwards = self.shared.routes.iter().filter_map(|r| match &r.way {
+    /// The names that are looked up here: those of forwards, then those of peers.
+    pub(crate) fn names(&self) -> Vec<Arc<Targets>> {
+        let setup = self.shared.setup();
+        let forwards = setup.routes.iter().filter_map(|r| match &r.way {
             Way::Direct { targets, .. } => Some(targets),
             Way::Mesh { .. } => None,
         });
-        let peers = self.shared.mesh.iter().flat_map(|mesh| &mesh.peers);
-        forwards.chain(peers.map(|peer| &peer.targets)).collect()
+        let peers = setup.mesh.iter().flat_map(|mesh| &mesh.peers);
+        let all = forwards.chain(peers.map(|peer| &peer.targets));
+        let mut names: Vec<Arc<Targets>> = Vec::new();
+        for targets in all.filter(|t| t.is_a_name()) {
+            // Forwards to one destination may share what is known of it.
+            if !names.iter().any(|known| Arc::ptr_eq(known, targets)) {
+                names.push(targets.clone());
+            }
+        }
+        names
     }
 
-    /// Which of these are names, by their places.
-    pub(crate) fn names(&self) -> Vec<usize> {
-        let targets = self.targets().into_iter().enumerate();
-        targets
-            .filter(|(_, t)| t.is_a_name())
-            .map(|(i, _)| i)
-            .collect()
+    /// How often they are.
+    pub(crate) fn resolve_interval(&self) -> Duration {
+        self.shared.setup().timeouts.resolve
+    }
+
+    /// SYNs are no longer watched.
+    fn forget_early(&self) {
+        // Its thread is waited for, and not with the lock held.
+        let reader = self.early().take();
+        drop(reader);
+    }
+
+    fn early(&self) -> MutexGuard<'_, Option<Reader>> {
+        self.early.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts others in place of the mesh's keys. Connections that were made with one that is no
     /// longer among them are closed unless a session uses them.
     pub(crate) fn replace_keys(&self, keys: Keys) {
-        if let Some(mesh) = &self.shared.mesh {
+        if let Some(mesh) = &self.shared.setup().mesh {
             mesh.keys.store(Arc::new(keys));
             for inbox in &self.inboxes {
                 inbox.post(Letter::NewKeys);
@@ -404,10 +496,7 @@ impl SharedHandle {
 
     /// Looks one of them up again. What it had stays when that gives nothing, or a way back to
     /// this node. Blocks for as long as the resolver does.
-    pub(crate) fn refresh(&self, place: usize) {
-        let Some(&targets) = self.targets().get(place) else {
-            return;
-        };
+    pub(crate) fn refresh(&self, targets: &Arc<Targets>) {
         let addrs = match look_up(targets.destination()) {
             Ok(addrs) => addrs,
             Err(error) => {
@@ -415,7 +504,7 @@ impl SharedHandle {
                 return;
             }
         };
-        if find_loop(&self.shared.routes, Some((targets, &addrs))).is_some() {
+        if find_loop(&self.shared.setup().routes, Some((targets, &addrs))).is_some() {
             let destination = targets.destination();
             tracing::warn!(
                 %destination, ?addrs,
@@ -517,22 +606,44 @@ fn dialled_relays(config: &Config) -> Vec<Destination> {
     relays
 }
 
-/// Looks up every destination and every relay, all at the same time: a resolver that does not
+/// The addresses of each forward's destination, if it is dialled from here, and of each relay.
+type Resolved = (Vec<Option<Arc<Targets>>>, Vec<Arc<Targets>>);
+
+/// A look-up, or what an earlier one found.
+enum LookUp<'s> {
+    Known(Arc<Targets>),
+    Started(std::thread::ScopedJoinHandle<'s, Result<Arc<Targets>, ResolveError>>),
+}
+
+/// Looks up every destination and every relay that is not known yet, all at the same time: a resolver that does not
 /// answer costs its time-out once. A destination behind other relays is looked up by the last.
-fn resolve_all(config: &Config) -> Result<(Vec<Option<Targets>>, Vec<Targets>), ResolveError> {
+fn resolve_all(config: &Config, before: &Holdings) -> Result<Resolved, ResolveError> {
     let destination = |f: &Forward| f.via.is_empty().then(|| f.to.clone());
     let relays = dialled_relays(config);
     std::thread::scope(|scope| {
-        let start = |to: Destination| scope.spawn(move || Targets::resolve(to));
+        let look_up = |to: Destination, known: Option<Arc<Targets>>| match known {
+            Some(known) => LookUp::Known(known),
+            None => LookUp::Started(scope.spawn(move || Targets::resolve(to).map(Arc::new))),
+        };
+        let direct = |to: Destination| {
+            let known = before.target(&to);
+            look_up(to, known)
+        };
+        let relay = |to: Destination| {
+            let known = before.peer(&to).map(|peer| peer.targets.clone());
+            look_up(to, known)
+        };
         let forwards: Vec<_> = config
             .forwards
             .iter()
-            .map(|f| destination(f).map(start))
+            .map(|f| destination(f).map(direct))
             .collect();
-        let relays: Vec<_> = relays.into_iter().map(start).collect();
-        let join = |one: std::thread::ScopedJoinHandle<'_, _>| {
-            one.join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        let relays: Vec<_> = relays.into_iter().map(relay).collect();
+        let join = |one: LookUp<'_>| match one {
+            LookUp::Known(targets) => Ok(targets),
+            LookUp::Started(thread) => thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
         };
         let forwards = forwards.into_iter().map(|f| f.map(join).transpose());
         let forwards = forwards.collect::<Result<_, _>>()?;
@@ -563,28 +674,43 @@ fn legs_of(config: &Config) -> Result<Vec<(LegOptions, LegOptions)>, StartError>
     config.forwards.iter().map(legs).collect()
 }
 
-fn peers_of(targets: Vec<Targets>, options: &LegOptions) -> Vec<Arc<Peer>> {
-    let peer = |(id, targets)| {
-        Arc::new(Peer {
-            id,
-            targets,
-            options: options.clone(),
-        })
+fn peers_of(
+    options: &LegOptions,
+    targets: Vec<Arc<Targets>>,
+    before: &Holdings,
+    next: &mut Holdings,
+) -> Vec<Arc<Peer>> {
+    let peer = |targets: Arc<Targets>| {
+        let id = next.peer_id(targets.destination());
+        holdings::peer(before, id, targets, options.clone())
     };
-    targets.into_iter().enumerate().map(peer).collect()
+    targets.into_iter().map(peer).collect()
+}
+
+/// Starts the threads that look names up, if there are none and somebody may need them: only
+/// sessions from the mesh bring names that nobody has looked up before.
+fn start_resolver(shared: &Shared, setup: &Setup) -> Result<(), StartError> {
+    let takes_sessions = setup.mesh.as_ref().is_some_and(|m| !m.listen.is_empty());
+    if takes_sessions && shared.resolver.get().is_none() {
+        let resolver = Resolver::start().map_err(StartError::Resolver)?;
+        // Nobody else sets it: reloads come one after the other.
+        let _ = shared.resolver.set(resolver);
+    }
+    Ok(())
 }
 
 /// Watches for SYNs to the listeners of the forwards that have early SYN.
 fn early_reader(
     config: &Config,
-    shared: &Shared,
+    setup: &Setup,
     table: Arc<Table>,
     inboxes: Vec<Arc<Inbox>>,
 ) -> Result<Reader, ReaderError> {
-    let watch: Vec<_> = (0..)
-        .zip(&shared.routes)
-        .filter(|(_, route)| route.early_syn)
-        .flat_map(|(i, route)| route.listen.iter().map(move |listen| (listen.0, i)))
+    let watch: Vec<_> = setup
+        .routes
+        .iter()
+        .filter(|route| route.early_syn)
+        .flat_map(|route| route.listen.iter().map(|listen| (listen.0, route.id)))
         .collect();
     let limits = config.early_syn.limits;
     let devices = config.early_syn.devices.clone();
@@ -594,7 +720,7 @@ fn early_reader(
 /// How a forward's connections go on. `targets`: of its destination, if it is dialled from here.
 fn way(
     forward: &Forward,
-    targets: Option<Targets>,
+    targets: Option<Arc<Targets>>,
     options: LegOptions,
     peers: &[Arc<Peer>],
 ) -> Way {
@@ -654,13 +780,19 @@ fn own_addresses() -> Result<Vec<IpAddr>, StartError> {
     Ok(own.filter_map(|i| i.address).filter_map(ip).collect())
 }
 
-/// The addresses of a list, and the listeners of each worker.
-type Bound = (Vec<ListenAddr>, Vec<Vec<Listener>>);
+/// The addresses of a list, and what each worker gets of them.
+type Bound = (Vec<ListenAddr>, Vec<Vec<(DoorId, Option<Arc<Listener>>)>>);
 
-/// Binds every address once for each worker.
-fn bind(listen: &[Listen], workers: usize, options: &LegOptions) -> Result<Bound, StartError> {
+/// Binds every address once for each worker, unless it is bound already.
+fn bind(
+    listen: &[Listen],
+    workers: usize,
+    options: &LegOptions,
+    before: &Holdings,
+    next: &mut Holdings,
+) -> Result<Bound, StartError> {
     let mut own = Vec::new();
-    let mut listeners: Vec<Vec<Listener>> = (0..workers).map(|_| Vec::new()).collect();
+    let mut opened: Vec<Vec<_>> = (0..workers).map(|_| Vec::new()).collect();
     for (addr, optional) in listen
         .iter()
         .flat_map(|l| l.addrs.iter().map(|a| (a.0, l.any && a.0.is_ipv6())))
@@ -669,8 +801,19 @@ fn bind(listen: &[Listen], workers: usize, options: &LegOptions) -> Result<Bound
             addr,
             reason: listen_problem(addr, e),
         };
+        let nth = next.doors.iter().filter(|door| door.asked == addr).count();
+        if let Some(held) = before.held(addr, nth) {
+            opened
+                .iter_mut()
+                .for_each(|worker| worker.push((held.id, None)));
+            own.push(ListenAddr(held.actual));
+            next.doors.push(held.clone());
+            continue;
+        }
         match Listener::probe(addr) {
             Ok(()) => {}
+            // It is this node that is in the way, with an address that it may be about to leave.
+            Err(Errno::ADDRINUSE) if before.overlaps(addr) && !next.overlaps(addr) => {}
             Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) if optional => {
                 tracing::info!(%addr, "this machine has no IPv6; listening on IPv4 only");
                 continue;
@@ -679,20 +822,37 @@ fn bind(listen: &[Listen], workers: usize, options: &LegOptions) -> Result<Bound
         }
         // With port 0 the first one gets a port, and the others share it.
         let mut actual = addr;
-        for worker in &mut listeners {
+        let id = next.new_door();
+        for worker in &mut opened {
             let listener = Listener::bind(actual, BACKLOG, options).map_err(problem)?;
             actual = listener.local_addr().map_err(problem)?;
-            worker.push(listener);
+            worker.push((id, Some(Arc::new(listener))));
         }
         own.push(ListenAddr(actual));
+        next.doors.push(Held {
+            id,
+            asked: addr,
+            actual,
+        });
     }
-    Ok((own, listeners))
+    Ok((own, opened))
 }
 
 /// Gives each worker its listeners of one purpose.
-fn hang(doors: &mut [Vec<Door>], listeners: Vec<Vec<Listener>>, purpose: &Purpose) {
-    for (worker, listeners) in doors.iter_mut().zip(listeners) {
-        worker.extend(listeners.into_iter().map(|l| Door::new(l, purpose.clone())));
+fn hang(
+    doors: &mut [Vec<NewDoor>],
+    opened: Vec<Vec<(DoorId, Option<Arc<Listener>>)>>,
+    purpose: &Purpose,
+    options: &LegOptions,
+) {
+    let door = |(id, listener)| NewDoor {
+        id,
+        listener,
+        purpose: purpose.clone(),
+        options: options.clone(),
+    };
+    for (worker, opened) in doors.iter_mut().zip(opened) {
+        worker.extend(opened.into_iter().map(door));
     }
 }
 
@@ -710,7 +870,7 @@ fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) -> Option<u
     let onward: Vec<Addrs> = routes
         .iter()
         .map(|route| {
-            let targets = match &route.way {
+            let targets: &Targets = match &route.way {
                 Way::Direct { targets, .. } => targets,
                 Way::Mesh { peer, .. } => &peer.targets,
             };

@@ -73,6 +73,8 @@ struct Pool {
     waiters: VecDeque<Waiter>,
     /// Which of the peer's addresses is dialled next.
     next_addr: usize,
+    /// It is no relay of this node any more; only sessions that wait for it get anything.
+    retired: bool,
 }
 
 struct Conn {
@@ -95,23 +97,41 @@ enum State {
 impl Pools {
     /// Pools for these peers, each empty.
     pub(crate) fn new(peers: &[Arc<Peer>], limits: PoolLimits, now: Instant) -> Self {
-        let bounds = Bounds {
-            floor: limits.min,
-            ceiling: limits.max,
-        };
-        let pool = |peer: &Arc<Peer>| Pool {
-            peer: peer.clone(),
-            sizer: Sizer::new(bounds, now, u64::from_ne_bytes(random::bytes())),
-            ready: VecDeque::new(),
-            under_way: 0,
-            waiters: VecDeque::new(),
-            next_addr: 0,
-        };
         Self {
-            pools: peers.iter().map(pool).collect(),
+            pools: peers
+                .iter()
+                .map(|peer| Pool::new(peer, limits, now))
+                .collect(),
             tend_at: (!peers.is_empty()).then_some(now),
             ..Self::default()
         }
+    }
+
+    /// These are the peers from now on, and the limits are those of `terms`.
+    /// What is ready for others is closed; what is ready for those that stay is kept.
+    pub(crate) fn adopt(&mut self, peers: &[Arc<Peer>], terms: &Terms<'_>) {
+        for i in 0..self.pools.len() {
+            let pool = &mut self.pools[i];
+            match peers.iter().find(|peer| peer.id == i) {
+                Some(peer) => {
+                    pool.peer = peer.clone();
+                    pool.retired = false;
+                    pool.sizer.set_bounds(bounds(terms.limits));
+                }
+                None => {
+                    pool.retired = true;
+                    self.empty(i, terms);
+                }
+            }
+        }
+        // Numbers are given in this order, and none is left out.
+        let mut new: Vec<_> = peers.iter().filter(|p| p.id >= self.pools.len()).collect();
+        new.sort_by_key(|peer| peer.id);
+        let new = new
+            .into_iter()
+            .map(|p| Pool::new(p, terms.limits, terms.now));
+        self.pools.extend(new);
+        self.tend_at = (!peers.is_empty()).then_some(terms.now);
     }
 
     /// A connection that is ready now, for a session that has just come.
@@ -194,6 +214,9 @@ impl Pools {
         self.tend_at = (!self.pools.is_empty()).then(|| terms.now + TEND_EVERY);
         for i in 0..self.pools.len() {
             let pool = &mut self.pools[i];
+            if pool.retired {
+                continue;
+            }
             let ready = u32::try_from(pool.ready.len()).unwrap_or(u32::MAX);
             // Those that sessions wait for are not for the pool.
             let waiting = u32::try_from(pool.waiters.len()).unwrap_or(u32::MAX);
@@ -222,10 +245,15 @@ impl Pools {
     pub(crate) fn close(&mut self, terms: &Terms<'_>) {
         self.tend_at = None;
         for i in 0..self.pools.len() {
-            while let Some(place) = self.pools[i].ready.pop_front() {
-                terms.metrics.pool_ready.sub(1);
-                self.remove(place);
-            }
+            self.empty(i, terms);
+        }
+    }
+
+    /// Closes what is ready in a pool.
+    fn empty(&mut self, i: usize, terms: &Terms<'_>) {
+        while let Some(place) = self.pools[i].ready.pop_front() {
+            terms.metrics.pool_ready.sub(1);
+            self.remove(place);
         }
     }
 
@@ -303,6 +331,10 @@ impl Pools {
                 .extend(spare.map(|s| Outcome::Serve(waiter, s)));
             return;
         }
+        if pool.retired {
+            self.remove(place);
+            return;
+        }
         let until = expiry(
             terms.now,
             terms.limits.max_age,
@@ -336,6 +368,28 @@ enum Progress {
     Waiting,
     /// It has just been completed.
     Done,
+}
+
+impl Pool {
+    fn new(peer: &Arc<Peer>, limits: PoolLimits, now: Instant) -> Self {
+        let seed = u64::from_ne_bytes(random::bytes());
+        Self {
+            peer: peer.clone(),
+            sizer: Sizer::new(bounds(limits), now, seed),
+            ready: VecDeque::new(),
+            under_way: 0,
+            waiters: VecDeque::new(),
+            next_addr: 0,
+            retired: false,
+        }
+    }
+}
+
+fn bounds(limits: PoolLimits) -> Bounds {
+    Bounds {
+        floor: limits.min,
+        ceiling: limits.max,
+    }
 }
 
 impl Conn {

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, interval_at, sleep, sleep_until};
 
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::exposition;
 use crate::node::{Node, SharedHandle, StartError, WorkerLost};
+use crate::targets::Targets;
 
 /// How often a draining node says how many sessions are left.
 const DRAIN_REPORT: Duration = Duration::from_secs(5);
@@ -40,27 +42,30 @@ pub enum ServeError {
     Control(#[from] std::io::Error),
 }
 
+/// Reads the configuration again.
+pub type Reread = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
+
 /// Runs a node until SIGTERM or SIGINT has drained it; a second signal, or
-/// `timeouts.drain`, resets what is left.
+/// `timeouts.drain`, resets what is left. At SIGHUP what `reread` gives is put to work.
 ///
 /// # Errors
 /// [`ServeError`]: it did not start, and then nothing was started, or a worker was lost.
-pub fn run(config: &Config) -> Result<(), ServeError> {
+pub fn run(config: &Config, reread: Reread) -> Result<(), ServeError> {
     // The workers have threads of their own; this one has little to do.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(LOOK_UPS)
         .build()?;
-    let result = runtime.block_on(serve(config));
+    let result = runtime.block_on(serve(config, reread));
     // A look-up that hangs must not hold up the end.
     runtime.shutdown_background();
     result
 }
 
-async fn serve(config: &Config) -> Result<(), ServeError> {
+async fn serve(config: &Config, reread: Reread) -> Result<(), ServeError> {
     // First, so that a signal during the start is not lost.
     let mut stop = Stop::listen()?;
-    ignore_hangups()?;
+    let hangup = signal(SignalKind::hangup())?;
 
     let metrics = match config.metrics {
         Some(addr) => Some(
@@ -83,13 +88,8 @@ async fn serve(config: &Config) -> Result<(), ServeError> {
         tracing::info!(addr = %listener.local_addr()?, "serving OpenMetrics at /metrics");
         tokio::spawn(exposition::serve(listener, node.metrics()));
     }
-    for forward in node.handle().names() {
-        tokio::spawn(look_up_again(
-            config.timeouts.resolve,
-            node.handle(),
-            forward,
-        ));
-    }
+    tokio::spawn(look_up_again(node.handle()));
+    tokio::spawn(reload_at(hangup, node.handle(), reread));
 
     tokio::select! {
         ended = node.ended() => return Ok(ended?),
@@ -117,17 +117,26 @@ impl Stop {
     }
 }
 
-/// SIGHUP is what is sent to make a server read its configuration again; its default is to kill.
-fn ignore_hangups() -> std::io::Result<()> {
-    let mut hangup = signal(SignalKind::hangup())?;
-    tokio::spawn(async move {
-        while hangup.recv().await.is_some() {
-            tracing::warn!(
-                "SIGHUP: the configuration is read at the start only; restart to apply it"
-            );
-        }
-    });
-    Ok(())
+/// Reads the configuration again at each SIGHUP. Several that come during one reload are one.
+async fn reload_at(mut hangup: Signal, node: Arc<SharedHandle>, reread: Reread) {
+    let reread = Arc::new(reread);
+    while hangup.recv().await.is_some() {
+        let (node, reread) = (node.clone(), reread.clone());
+        // It looks names up, which may take long. A panic is reported by the panic hook, and must
+        // not be the last reload.
+        let _ = tokio::task::spawn_blocking(move || reload(&node, &reread)).await;
+    }
+}
+
+fn reload(node: &SharedHandle, reread: &Reread) {
+    let done = match reread() {
+        Ok(config) => node.reload(&config).map_err(|e| e.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    match done {
+        Ok(()) => tracing::info!("SIGHUP: the configuration has been read again"),
+        Err(error) => tracing::error!("SIGHUP: {error}; keeping the configuration there was"),
+    }
 }
 
 async fn drain(
@@ -164,14 +173,22 @@ async fn drain(
     Ok(node.ended().await?)
 }
 
-/// Looks a destination up again from time to time, on a thread that may block.
-async fn look_up_again(every: Duration, node: Arc<SharedHandle>, forward: usize) {
-    let mut ticks = interval_at(Instant::now() + every, every);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+/// Looks names up again from time to time, on threads that may block: which names, and how often,
+/// may change. One that takes long holds up no other, and is not asked for twice.
+async fn look_up_again(node: Arc<SharedHandle>) {
+    let mut under_way: Vec<(Arc<Targets>, JoinHandle<()>)> = Vec::new();
     loop {
-        ticks.tick().await;
-        let node = node.clone();
-        // A panic in the resolver must not end the look-ups.
-        let _ = tokio::task::spawn_blocking(move || node.refresh(forward)).await;
+        sleep(node.resolve_interval()).await;
+        under_way.retain(|(_, look_up)| !look_up.is_finished());
+        for targets in node.names() {
+            if under_way.iter().any(|(t, _)| Arc::ptr_eq(t, &targets)) {
+                continue;
+            }
+            let look_up = tokio::task::spawn_blocking({
+                let (node, targets) = (node.clone(), targets.clone());
+                move || node.refresh(&targets)
+            });
+            under_way.push((targets, look_up));
+        }
     }
 }

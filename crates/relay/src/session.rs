@@ -49,6 +49,9 @@ pub(crate) struct Session<L: Leg> {
     /// Bytes that the legs' peers had not acknowledged when a half-closed session was last found
     /// to stand still.
     queues: (usize, usize),
+    /// What the look at whether it is idle counts from: not later than `progress`, and moved up to
+    /// it only then, so that bytes that move cost no new alarm.
+    idle_from: Instant,
     /// The onward leg had been made beforehand, and may have died since without a word.
     ready_made: bool,
 }
@@ -110,6 +113,7 @@ impl<L: Leg> Session<L> {
             progress: now,
             pipe_look: None,
             queues: (0, 0),
+            idle_from: now,
             ready_made: false,
         }
     }
@@ -137,6 +141,7 @@ impl<L: Leg> Session<L> {
         self.ready_made = made_before;
         self.phase = Phase::Relaying;
         self.progress = now;
+        self.idle_from = now;
     }
 
     /// The legs, to be closed.
@@ -190,7 +195,9 @@ impl<L: Leg> Session<L> {
             Phase::Relaying => {
                 let half_closed = self.to_onward.ended() != self.to_client.ended();
                 let half_closed = half_closed.then(|| self.progress + timeouts.half_closed);
-                [half_closed, self.pipe_look].into_iter().flatten().min()
+                let idle = timeouts.idle.map(|idle| self.idle_from + idle);
+                let looks = [half_closed, idle, self.pipe_look];
+                looks.into_iter().flatten().min()
             }
             Phase::Breaking { watch, .. } | Phase::Lingering { watch, .. } => Some(watch.next),
         }
@@ -248,6 +255,7 @@ impl<L: Leg> Session<L> {
     fn connected(&mut self, ready: Readiness, now: Instant) {
         self.phase = Phase::Relaying;
         self.progress = now;
+        self.idle_from = now;
         self.handle(Side::Onward, ready);
     }
 
@@ -292,20 +300,43 @@ impl<L: Leg> Session<L> {
             }
             (Turn::Yielded, _) | (_, Turn::Yielded) => Step::Again,
             (Turn::Ended, _) | (_, Turn::Ended) if now >= self.progress + t.half_closed => {
-                // A tail that the kernel still delivers is no standstill.
-                let queues = (self.client.unacknowledged(), onward.unacknowledged());
-                if queues == (0, 0) || queues == self.queues {
-                    return Step::Broken(End::HalfClosedTimeout);
+                match self.stands_still(now) {
+                    true => Step::Broken(End::HalfClosedTimeout),
+                    false => Step::Wait,
                 }
-                self.queues = queues;
-                self.progress = now;
-                Step::Wait
             }
-            _ => {
-                self.watch_pipes(now, shop);
-                Step::Wait
-            }
+            _ => match self.is_idle(now, t) {
+                true => Step::Broken(End::IdleTimeout),
+                false => {
+                    self.watch_pipes(now, shop);
+                    Step::Wait
+                }
+            },
         }
+    }
+
+    /// Whether the kernel, too, has delivered nothing since the last look: a tail on its way is no
+    /// standstill.
+    fn stands_still(&mut self, now: Instant) -> bool {
+        let onward = self.onward.as_ref().map_or(0, Leg::unacknowledged);
+        let queues = (self.client.unacknowledged(), onward);
+        if queues == (0, 0) || queues == self.queues {
+            return true;
+        }
+        self.queues = queues;
+        self.progress = now;
+        false
+    }
+
+    /// Whether nothing has moved either way for longer than it may.
+    fn is_idle(&mut self, now: Instant, t: &Timeouts) -> bool {
+        let Some(idle) = t.idle else { return false };
+        if now < self.idle_from + idle {
+            return false;
+        }
+        let idle = now >= self.progress + idle && self.stands_still(now);
+        self.idle_from = self.progress;
+        idle
     }
 
     /// Gives back pipes whose bytes nobody takes.

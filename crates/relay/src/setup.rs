@@ -8,15 +8,29 @@ use taut_mesh::hello::Target;
 use taut_mesh::key::Keys;
 use taut_sys::socket::LegOptions;
 
-use crate::access::Destinations;
+use crate::access::{Destinations, Sources};
 use crate::addr::ListenAddr;
+use crate::config::Timeouts;
 use crate::targets::Targets;
+
+/// What new sessions are begun by. A reload puts another in its place; sessions keep what they
+/// began with.
+#[derive(Debug)]
+pub(crate) struct Setup {
+    pub(crate) timeouts: Arc<Timeouts>,
+    pub(crate) routes: Vec<Arc<Route>>,
+    pub(crate) mesh: Option<Arc<Mesh>>,
+}
 
 /// One `[[relay.forward]]`, ready to be used.
 #[derive(Debug)]
 pub(crate) struct Route {
+    /// Its number: of no other route of this process, before or after.
+    pub(crate) id: u32,
     pub(crate) listen: Vec<ListenAddr>,
     pub(crate) way: Way,
+    /// Who may connect.
+    pub(crate) sources: Sources,
     /// Its onward legs are begun when the client's SYN is seen.
     pub(crate) early_syn: bool,
 }
@@ -26,7 +40,7 @@ pub(crate) struct Route {
 pub(crate) enum Way {
     /// By a connection of their own.
     Direct {
-        targets: Targets,
+        targets: Arc<Targets>,
         options: Arc<LegOptions>,
     },
     /// Through the mesh, beginning with `peer`.
@@ -43,7 +57,7 @@ pub(crate) enum Way {
 pub(crate) struct Peer {
     /// Its place among the pools of every worker.
     pub(crate) id: usize,
-    pub(crate) targets: Targets,
+    pub(crate) targets: Arc<Targets>,
     pub(crate) options: LegOptions,
 }
 
@@ -55,6 +69,8 @@ pub(crate) struct Mesh {
     pub(crate) hop_limit: u8,
     pub(crate) pool: PoolLimits,
     pub(crate) arrivals: ArrivalLimits,
+    /// Which relays may connect.
+    pub(crate) sources: Sources,
     /// Where sessions from the mesh may go.
     pub(crate) access: Destinations,
     /// What legs to their destinations ask of their sockets.

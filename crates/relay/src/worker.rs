@@ -1,11 +1,13 @@
 //! A worker: one thread with its own listeners, poller, sessions and pipes. It shares nothing on
 //! the path of the bytes; the kernel spreads connections over the workers (SO_REUSEPORT).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use slab::Slab;
 use taut_mesh::hello::{Hello, SessionId};
 use taut_sys::epoll::{Interest, Poller, Report};
@@ -13,6 +15,7 @@ use taut_sys::pipe::Pipe;
 use taut_sys::socket::{LegOptions, Listener, Stream};
 use taut_sys::{Errno, random};
 
+use crate::access;
 use crate::addr::{ClientAddr, OnwardAddr};
 use crate::alarms::Alarms;
 use crate::arrivals::Arrivals;
@@ -25,13 +28,16 @@ use crate::inbox::{Inbox, Letter};
 use crate::metrics::WorkerMetrics;
 use crate::pipes::PipePool;
 use crate::pool::Pools;
+use crate::refused::Refused;
 use crate::resolver::Resolver;
 use crate::session::{Session, Step};
-use crate::setup::{Mesh, Peer, Route, Way};
+use crate::setup::{Peer, Route, Setup, Way};
+use crate::sources::{Permit, Sources};
 use crate::targets::Addrs;
 use crate::token::{Generation, Place, Token};
 use crate::worker::early::Early;
 
+mod doors;
 mod early;
 mod mesh;
 
@@ -63,13 +69,15 @@ pub(crate) enum Order {
 pub(crate) struct Shared {
     order: AtomicU8,
     open: AtomicU32,
-    pub(crate) max_sessions: u32,
-    pub(crate) timeouts: Timeouts,
+    pub(crate) max_sessions: AtomicU32,
+    /// Sessions of each source.
+    pub(crate) sources: Arc<Sources>,
     /// One for each worker.
     pub(crate) workers: u32,
-    pub(crate) routes: Vec<Arc<Route>>,
-    pub(crate) mesh: Option<Arc<Mesh>>,
-    pub(crate) resolver: Option<Resolver>,
+    /// What workers take over when they are told.
+    setup: ArcSwap<Setup>,
+    /// There is one from the first time that sessions from the mesh are taken.
+    pub(crate) resolver: OnceLock<Resolver>,
     /// Who has an onward leg for whom, when early SYN is on.
     pub(crate) early: Option<Arc<Table>>,
     /// The workers', in their order.
@@ -82,7 +90,7 @@ pub(crate) struct Worker {
     index: usize,
     poller: Poller,
     inbox: Arc<Inbox>,
-    doors: Vec<Door>,
+    doors: BTreeMap<DoorId, Door>,
     sessions: Slab<Entry>,
     generation: Generation,
     alarms: Alarms,
@@ -92,18 +100,35 @@ pub(crate) struct Worker {
     /// Onward legs whose client has not been accepted yet; bounded by the limiter.
     early: HashMap<FourTuple, Early>,
     shop: Shop,
+    /// What new sessions are begun by.
+    setup: Arc<Setup>,
     shared: Arc<Shared>,
 }
 
-/// A listener and what its connections are for.
-pub(crate) struct Door {
-    pub(crate) listener: Listener,
+/// The number of an address that is listened on, the same at every worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct DoorId(pub(crate) u32);
+
+/// A worker's share of an address that is to be listened on.
+#[derive(Debug)]
+pub(crate) struct NewDoor {
+    pub(crate) id: DoorId,
+    /// `None`: it has one.
+    pub(crate) listener: Option<Arc<Listener>>,
     pub(crate) purpose: Purpose,
+    /// What is asked of the sockets of accepted connections.
+    pub(crate) options: LegOptions,
+}
+
+/// A listener and what its connections are for.
+struct Door {
+    listener: Arc<Listener>,
+    purpose: Purpose,
     resting_until: Option<Instant>,
 }
 
 /// What the connections of a listener are for.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) enum Purpose {
     /// Each is a session of this forward.
     Forward(Arc<Route>),
@@ -116,8 +141,11 @@ struct Entry {
     generation: Generation,
     client: ClientAddr,
     errand: Errand,
+    timeouts: Arc<Timeouts>,
     deadline: Option<Instant>,
     queued: bool,
+    /// Its source's, given back with it.
+    _permit: Permit,
 }
 
 /// What a session's onward leg is still to be got by.
@@ -159,22 +187,19 @@ impl Shared {
     pub(crate) fn new(
         workers: u32,
         max_sessions: u32,
-        timeouts: Timeouts,
-        routes: Vec<Arc<Route>>,
-        mesh: Option<Arc<Mesh>>,
-        resolver: Option<Resolver>,
+        sources: Arc<Sources>,
+        setup: Setup,
         early: Option<Arc<Table>>,
     ) -> Self {
         let order = AtomicU8::new(Order::Run as u8);
         Self {
             order,
             open: AtomicU32::new(0),
-            max_sessions,
-            timeouts,
+            max_sessions: AtomicU32::new(max_sessions),
+            sources,
             workers,
-            routes,
-            mesh,
-            resolver,
+            setup: ArcSwap::from_pointee(setup),
+            resolver: OnceLock::new(),
             early,
             inboxes: OnceLock::new(),
         }
@@ -184,6 +209,15 @@ impl Shared {
     pub(crate) fn introduce(&self, inboxes: Vec<Arc<Inbox>>) {
         // They are introduced once.
         let _ = self.inboxes.set(inboxes);
+    }
+
+    /// The configuration at work.
+    pub(crate) fn setup(&self) -> Arc<Setup> {
+        self.setup.load_full()
+    }
+
+    pub(crate) fn replace(&self, setup: Arc<Setup>) {
+        self.setup.store(setup);
     }
 
     fn inboxes(&self) -> &[Arc<Inbox>] {
@@ -199,7 +233,7 @@ impl Shared {
         self.order.fetch_max(order as u8, Ordering::Release);
     }
 
-    fn ordered(&self) -> Order {
+    pub(crate) fn ordered(&self) -> Order {
         match self.order.load(Ordering::Acquire) {
             0 => Order::Run,
             1 => Order::Drain,
@@ -208,7 +242,8 @@ impl Shared {
     }
 
     fn admit(&self) -> bool {
-        let admitted = self.open.fetch_add(1, Ordering::Relaxed) < self.max_sessions;
+        let max = self.max_sessions.load(Ordering::Relaxed);
+        let admitted = self.open.fetch_add(1, Ordering::Relaxed) < max;
         if !admitted {
             self.release();
         }
@@ -223,7 +258,7 @@ impl Shared {
 // === impl Door ===
 
 impl Door {
-    pub(crate) fn new(listener: Listener, purpose: Purpose) -> Self {
+    fn new(listener: Arc<Listener>, purpose: Purpose) -> Self {
         Self {
             listener,
             purpose,
@@ -239,7 +274,7 @@ impl Worker {
     /// The kernel's, when there is no descriptor or memory for it.
     pub(crate) fn new(
         index: usize,
-        doors: Vec<Door>,
+        doors: Vec<NewDoor>,
         data: &DataPath,
         max_pipes: usize,
         metrics: Arc<WorkerMetrics>,
@@ -248,11 +283,17 @@ impl Worker {
         let poller = Poller::new()?;
         let inbox = Arc::new(Inbox::new()?);
         poller.add(inbox.waker(), Token::Waker.encode(), Interest::Read)?;
-        for (i, door) in doors.iter().enumerate() {
-            poller.add(&door.listener, listener_token(i), Interest::Read)?;
+        let mut own = BTreeMap::new();
+        for door in doors {
+            let Some(listener) = door.listener else {
+                continue;
+            };
+            poller.add(&*listener, listener_token(door.id), Interest::Read)?;
+            own.insert(door.id, Door::new(listener, door.purpose));
         }
         let now = Instant::now();
-        let pools = match &shared.mesh {
+        let setup = shared.setup();
+        let pools = match &setup.mesh {
             Some(mesh) => Pools::new(&mesh.peers, mesh::share_of_pool(mesh.pool, &shared), now),
             None => Pools::default(),
         };
@@ -260,7 +301,7 @@ impl Worker {
             index,
             poller,
             inbox,
-            doors,
+            doors: own,
             sessions: Slab::new(),
             generation: Generation::default(),
             alarms: Alarms::default(),
@@ -275,6 +316,7 @@ impl Worker {
                 metrics,
                 now,
             },
+            setup,
             shared,
         })
     }
@@ -343,7 +385,7 @@ impl Worker {
         if !self.ready.is_empty() {
             return Some(Duration::ZERO);
         }
-        let resting = self.doors.iter().filter_map(|d| d.resting_until).min();
+        let resting = self.doors.values().filter_map(|d| d.resting_until).min();
         let mesh = [self.pools.next(), self.arrivals.next()];
         let next = [self.alarms.next(), resting]
             .into_iter()
@@ -362,7 +404,7 @@ impl Worker {
                 }
             }
             Token::Listener(door) => {
-                self.accept(door as usize);
+                self.accept(DoorId(door));
             }
             Token::Leg(place, generation, side) => {
                 let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
@@ -389,6 +431,7 @@ impl Worker {
                 addrs,
             } => self.resolved(place, generation, addrs),
             Letter::NewKeys => self.drop_old_keys(),
+            Letter::Reloaded { setup, doors } => self.reload(setup, doors),
             Letter::Syn {
                 connection,
                 forward,
@@ -404,17 +447,21 @@ impl Worker {
     }
 
     /// Takes some of the connections that wait; `true` when there may be more.
-    fn accept(&mut self, door: usize) -> bool {
+    fn accept(&mut self, door: DoorId) -> bool {
         for _ in 0..ACCEPTS {
             let Some(Door {
                 listener, purpose, ..
-            }) = self.doors.get(door)
+            }) = self.doors.get(&door)
             else {
                 return false;
             };
             match listener.accept() {
                 Ok((stream, peer)) => match purpose.clone() {
-                    Purpose::Forward(route) => self.welcome(stream, ClientAddr(peer), &route),
+                    Purpose::Forward(route) => {
+                        if let Some(stream) = self.let_in(stream, peer, &route.sources) {
+                            self.welcome(stream, ClientAddr(peer), &route);
+                        }
+                    }
                     Purpose::Mesh => self.take_in(stream, peer),
                 },
                 Err(Errno::AGAIN) => return false,
@@ -433,20 +480,20 @@ impl Worker {
 
     /// A listener stays readable while the connection it cannot hand out waits, so it has to be
     /// left unwatched for a while.
-    fn rest(&mut self, door: usize) {
-        if let Some(door) = self.doors.get_mut(door) {
+    fn rest(&mut self, door: DoorId) {
+        if let Some(door) = self.doors.get_mut(&door) {
             door.resting_until = Some(self.shop.now + ACCEPT_PAUSE);
-            let _ = self.poller.remove(&door.listener);
+            let _ = self.poller.remove(&*door.listener);
         }
     }
 
     fn wake_doors(&mut self) {
         let now = self.shop.now;
-        for (i, door) in self.doors.iter_mut().enumerate() {
+        for (&id, door) in &mut self.doors {
             if door.resting_until.is_some_and(|until| now >= until) {
                 let watched = self
                     .poller
-                    .add(&door.listener, listener_token(i), Interest::Read);
+                    .add(&*door.listener, listener_token(id), Interest::Read);
                 door.resting_until = watched.is_err().then(|| now + ACCEPT_PAUSE);
             }
         }
@@ -455,19 +502,38 @@ impl Worker {
     /// Takes what is already waiting, so that nobody who was let in by the kernel is thrown out,
     /// and then no more.
     fn close_doors(&mut self) {
-        for i in 0..self.doors.len() {
-            // The queue is no longer than this; without a bound, arrivals could keep it open.
-            let rounds = BACKLOG as usize / ACCEPTS + 1;
-            (0..rounds).find(|_| !self.accept(i));
+        let all: Vec<_> = self.doors.keys().copied().collect();
+        for id in all {
+            self.close_door(id);
         }
-        self.doors.clear();
         self.retire_mesh();
+    }
+
+    /// Resets a connection whose source may not come.
+    fn let_in(
+        &self,
+        stream: Stream,
+        from: SocketAddr,
+        sources: &access::Sources,
+    ) -> Option<Stream> {
+        match Refused::of(sources.check(from.ip())) {
+            None => Some(stream),
+            Some(cause) => {
+                self.refuse(stream, cause);
+                None
+            }
+        }
+    }
+
+    fn refuse(&self, stream: Stream, cause: Refused) {
+        self.shop.metrics.refused[cause.index()].add(1);
+        stream.abort();
     }
 
     /// A client has come.
     fn admit(&mut self, client: Stream, addr: ClientAddr, route: &Route) {
         self.shop.metrics.accepted.add(1);
-        let errand = errand_of(route, addr, &self.shared);
+        let errand = errand_of(route, addr, &self.setup);
         self.open(client, addr, errand);
     }
 
@@ -480,9 +546,13 @@ impl Worker {
 
     /// Gives a session its place, or resets the client when there is none.
     fn seat(&mut self, client: Stream, addr: ClientAddr, errand: Errand) -> Option<usize> {
+        // Of a session from the mesh: the client that the hello names.
+        let Some(permit) = self.shared.sources.admit(addr.0.ip()) else {
+            self.refuse(client, Refused::SourceLimit);
+            return None;
+        };
         if !self.shared.admit() {
-            self.shop.metrics.refused_full.add(1);
-            client.abort();
+            self.refuse(client, Refused::Full);
             return None;
         }
         self.generation = self.generation.next();
@@ -500,8 +570,10 @@ impl Worker {
             generation,
             client: addr,
             errand,
+            timeouts: self.setup.timeouts.clone(),
             deadline: None,
             queued: false,
+            _permit: permit,
         });
         self.shop.metrics.sessions.add(1);
         match watched {
@@ -547,7 +619,7 @@ impl Worker {
             });
             match dialled {
                 Ok(onward) => {
-                    let until = self.shop.now + self.shared.timeouts.connect;
+                    let until = self.shop.now + entry.timeouts.connect;
                     entry.session.dialled(onward, until);
                     self.set_alarm(place);
                     return;
@@ -565,7 +637,7 @@ impl Worker {
         let before = entry.session.moved();
         let step = entry
             .session
-            .drive(self.shop.now, &self.shared.timeouts, &mut self.shop);
+            .drive(self.shop.now, &entry.timeouts, &mut self.shop);
         let after = entry.session.moved();
         self.shop.metrics.onward_bytes.add(after.0 - before.0);
         self.shop.metrics.client_bytes.add(after.1 - before.1);
@@ -587,7 +659,7 @@ impl Worker {
         let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
             return;
         };
-        let new = entry.session.deadline(&self.shared.timeouts);
+        let new = entry.session.deadline(&entry.timeouts);
         self.alarms.set(place, entry.deadline, new);
         entry.deadline = new;
     }
@@ -634,7 +706,7 @@ impl Worker {
 }
 
 /// What a client of this forward needs.
-fn errand_of(route: &Route, client: ClientAddr, shared: &Shared) -> Errand {
+fn errand_of(route: &Route, client: ClientAddr, setup: &Setup) -> Errand {
     match &route.way {
         Way::Direct { targets, options } => Errand::Dial {
             addrs: targets.current(),
@@ -651,7 +723,7 @@ fn errand_of(route: &Route, client: ClientAddr, shared: &Shared) -> Errand {
                 source: client.0,
                 destination: destination.clone(),
                 route: route.clone(),
-                hops_left: shared.mesh.as_ref().map_or(1, |m| m.hop_limit),
+                hops_left: setup.mesh.as_ref().map_or(1, |m| m.hop_limit),
                 session: SessionId(random::bytes()),
             }),
             tries_left: mesh::tries(peer),
@@ -667,12 +739,8 @@ fn place(key: usize) -> Place {
     Place(key as u32)
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "a node has fewer listeners than 2^32"
-)]
-fn listener_token(i: usize) -> u64 {
-    Token::Listener(i as u32).encode()
+fn listener_token(id: DoorId) -> u64 {
+    Token::Listener(id.0).encode()
 }
 
 // === impl Workshop for Shop ===

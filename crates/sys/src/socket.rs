@@ -89,6 +89,20 @@ impl Listener {
         Ok((Stream(fd), peer))
     }
 
+    /// Has the streams that are accepted from now on inherit `options`. Without a congestion control
+    /// among them it is the kernel's default again.
+    ///
+    /// # Errors
+    /// Those of [`LegOptions::probe`].
+    pub fn set_options(&self, options: &LegOptions) -> Result<(), Errno> {
+        options.apply(self.0.as_fd())?;
+        if options.congestion.is_none() {
+            let default = sockopt::tcp_congestion(tcp_socket(self.local_addr()?)?)?;
+            sockopt::set_tcp_congestion(&self.0, &default)?;
+        }
+        Ok(())
+    }
+
     /// The address it listens on, with the port the kernel chose if it was asked to.
     ///
     /// # Errors

@@ -21,7 +21,7 @@ Without options, reads the [relay] section of /etc/taut/taut.toml. A relay on it
   taut relay --listen :8080 --to origin.example:80
 
 SIGTERM and SIGINT drain: no new connections, and the open ones have relay.drain_timeout to end; \
-a second signal resets them.")]
+a second signal resets them. SIGHUP reads the configuration again; sessions go on.")]
 pub(crate) struct Args {
     /// Configuration file
     #[arg(short, long, value_name = "FILE")]
@@ -41,13 +41,15 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    let config = configuration(args).map_err(|e| Failure::Usage(e.to_string()))?;
-    serve::run(&config).map_err(|e| Failure::Run(e.to_string()))
+    let config = configuration(&args).map_err(|e| Failure::Usage(e.to_string()))?;
+    let reread = Box::new(move || configuration(&args));
+    serve::run(&config, reread).map_err(|e| Failure::Run(e.to_string()))
 }
 
 /// The file, with the flags over it: a forward on the command line comes besides the file's.
-fn configuration(args: Args) -> Result<Config, ConfigError> {
-    let forward = args.to.map(|to| Forward::new(args.listen, to));
+fn configuration(args: &Args) -> Result<Config, ConfigError> {
+    let to = args.to.as_ref();
+    let forward = to.map(|to| Forward::new(args.listen.clone(), to.clone()));
     let mut config = match (&args.config, forward) {
         (None, Some(forward)) => Config::new(vec![forward]),
         (None, None) => Config::load(Path::new(DEFAULT_CONFIG))?,

@@ -4,6 +4,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -49,12 +50,18 @@ struct Running {
 impl Running {
     /// Forwards a free port to `to`.
     fn start(to: SocketAddr, more: &[&str]) -> Self {
-        let mut child = taut()
-            .args(["--listen", "127.0.0.1:0", "--to", &to.to_string()])
-            .args(more)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let to = to.to_string();
+        let args = ["--listen", "127.0.0.1:0", "--to", &to];
+        Self::run(taut().args(args).args(more))
+    }
+
+    /// Runs by this file.
+    fn by(config: &Path) -> Self {
+        Self::run(taut().arg("--config").arg(config))
+    }
+
+    fn run(command: &mut Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let said = child.stderr.take().map(BufReader::new);
         // From here on it is killed when a test fails.
         let mut relay = Self {
@@ -73,6 +80,20 @@ impl Running {
             seen.push_str(&line);
         }
         relay
+    }
+
+    /// Reads what it says up to a line with `part` in it.
+    fn until_it_says(&mut self, part: &str) -> String {
+        let mut seen = String::new();
+        loop {
+            let mut line = String::new();
+            let read = self.said.as_mut().unwrap().read_line(&mut line).unwrap();
+            assert_ne!(read, 0, "it ended: {seen}");
+            seen.push_str(&line);
+            if line.contains(part) {
+                return seen;
+            }
+        }
     }
 
     fn signal(&self, signal: Signal) {
@@ -226,6 +247,54 @@ fn sigterm_lets_the_open_session_end_and_then_the_process() {
     let (code, said) = relay.end();
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("every session had ended"), "{said}");
+}
+
+#[test]
+fn sighup_reads_the_configuration_again_and_sessions_go_on() {
+    let (server, addr) = server();
+    let (other, other_addr) = self::server();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let forward = |listen: &str, to: SocketAddr| {
+        format!("[[relay.forward]]\nlisten = \"{listen}\"\nto = \"{to}\"\n")
+    };
+    fs::write(file.path(), forward("127.0.0.1:0", addr)).unwrap();
+    let mut relay = Running::by(file.path());
+    let (mut client, mut far) = pair(&relay, &server);
+
+    // A mistake changes nothing and is said with its line.
+    fs::write(file.path(), "[relay]\nworker = 2\n").unwrap();
+    relay.signal(Signal::HUP);
+    let said = relay.until_it_says("keeping the configuration there was");
+    assert!(said.contains(":2: relay.worker: unknown field"), "{said}");
+    drop(pair(&relay, &server));
+
+    let text = "[relay]\nworkers = 13\nmax_pipes = 3\n".to_owned()
+        + &forward("127.0.0.1:0", addr)
+        + &forward("127.0.0.5:0", other_addr);
+    fs::write(file.path(), text).unwrap();
+    relay.signal(Signal::HUP);
+    let said = relay.until_it_says("has been read again");
+    for part in ["relay.workers cannot be changed", "max_pipes cannot be"] {
+        assert_eq!(said.matches(part).count(), 1, "no `{part}` in: {said}");
+    }
+    let (_, rest) = said.split_once("listen=127.0.0.5:").unwrap();
+    let port: u16 = rest.split_whitespace().next().unwrap().parse().unwrap();
+    let through_new = TcpStream::connect(("127.0.0.5", port)).unwrap();
+    other.accept().unwrap();
+    drop(through_new);
+
+    fs::write(file.path(), forward("127.0.0.5:0", other_addr)).unwrap();
+    relay.signal(Signal::HUP);
+    relay.until_it_says("has been read again");
+    let deadline = Instant::now() + PATIENCE;
+    while TcpListener::bind(relay.listen).is_err() {
+        assert!(Instant::now() < deadline, "the old port stays open");
+    }
+    client.write_all(b"still here").unwrap();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut got = Vec::new();
+    far.read_to_end(&mut got).unwrap();
+    assert_eq!(got, b"still here");
 }
 
 #[test]

@@ -7,8 +7,8 @@ use bytesize::ByteSize;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{OneOrMany, TIME, Time, parse, set_time};
-use crate::access::Rule;
+use super::{OneOrMany, TIME, Time, parse, set_time, sources};
+use crate::access::{Rule, Sources};
 use crate::addr::{Destination, Listen};
 use crate::setup::{ArrivalLimits, PoolLimits};
 
@@ -23,6 +23,8 @@ pub struct MeshConfig {
     pub key_file: PathBuf,
     /// Where other relays connect to; none: this node only dials.
     pub listen: Vec<Listen>,
+    /// Which relays may connect, by their own addresses.
+    pub sources: Sources,
     /// Where sessions from other relays may go.
     pub allow: Vec<Rule>,
     /// Exceptions from `allow`.
@@ -66,6 +68,7 @@ impl MeshConfig {
         Self {
             key_file,
             listen: Vec::new(),
+            sources: Sources::default(),
             allow: Vec::new(),
             deny: Vec::new(),
             peers: Vec::new(),
@@ -82,6 +85,8 @@ impl MeshConfig {
 pub(super) struct MeshSection {
     key_file: Option<PathBuf>,
     listen: Option<Spanned<OneOrMany>>,
+    from: Option<Spanned<OneOrMany>>,
+    not_from: Option<Spanned<OneOrMany>>,
     allow: Option<Spanned<OneOrMany>>,
     deny: Option<Spanned<OneOrMany>>,
     peers: Option<Spanned<OneOrMany>>,
@@ -121,6 +126,7 @@ impl MeshSection {
         };
         let mut mesh = MeshConfig::new(key_file);
         mesh.listen = list(self.listen, "listen")?;
+        mesh.sources = sources(self.from, self.not_from, "relay.mesh")?;
         mesh.allow = list(self.allow, "allow")?;
         mesh.deny = list(self.deny, "deny")?;
         mesh.peers = list(self.peers, "peers")?;

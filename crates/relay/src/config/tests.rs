@@ -110,6 +110,11 @@ fn figures_out_of_range_are_refused() {
     for (line, field) in [
         ("workers = 0", "relay.workers"),
         ("max_sessions = 0", "relay.max_sessions"),
+        (
+            "max_sessions_per_source = 0",
+            "relay.max_sessions_per_source",
+        ),
+        ("idle_timeout = \"0s\"", "relay.idle_timeout"),
         ("connect_timeout = \"0s\"", "relay.connect_timeout"),
         (
             "connect_timeout = \"500000000000years\"",
@@ -154,4 +159,32 @@ fn a_file_that_is_not_there_is_named() {
         .unwrap_err()
         .to_string();
     assert!(e.starts_with("cannot read /nonexistent/taut.toml: "), "{e}");
+}
+
+#[test]
+fn who_may_come_is_read_and_a_bad_prefix_is_named() {
+    let config = Config::parse(
+        &format!(
+            "[relay]\nidle_timeout = \"5m\"\nmax_sessions_per_source = 7\n{FORWARD}\
+             from = [\"10.0.0.0/8\", \"2001:db8::/32\"]\nnot_from = \"10.6.0.0/16\"\n"
+        ),
+        Path::new("taut.toml"),
+    )
+    .unwrap();
+    assert_eq!(config.timeouts.idle, Some(Duration::from_secs(300)));
+    assert_eq!(config.max_sessions_per_source, Some(7));
+    let check = |ip: &str| {
+        let sources = &config.forwards[0].sources;
+        sources.check(ip.parse().unwrap()).is_allowed()
+    };
+    assert!(check("10.0.0.1") && check("2001:db8::1"));
+    assert!(!check("10.6.0.1") && !check("192.0.2.1"));
+
+    let e = error(&format!("{FORWARD}from = [\"10.0.0.0/8\", \"here\"]\n"));
+    assert!(e.contains(": relay.forward[0].from[1]: "), "{e}");
+    let e = error("[relay.mesh]\nkey_file = \"k\"\nlisten = \":1\"\nnot_from = \"10.0.0.1/8\"\n");
+    assert!(
+        e.starts_with("taut.toml:4: relay.mesh.not_from[0]: "),
+        "{e}"
+    );
 }

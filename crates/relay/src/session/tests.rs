@@ -267,6 +267,53 @@ fn a_tail_that_is_still_being_delivered_keeps_a_half_closed_session() {
 }
 
 #[test]
+fn an_idle_session_ends_at_its_time_and_not_before() {
+    let mut bench = Bench::relaying();
+    let idle = Duration::from_secs(60);
+    bench.timeouts.idle = Some(idle);
+    let mut last = bench.now;
+    // A byte now and then, either way, keeps it.
+    for (i, side) in [Side::Client, Side::Onward, Side::Client]
+        .into_iter()
+        .enumerate()
+    {
+        bench.now += idle - Duration::from_secs(1);
+        last = bench.now;
+        bench.report(side, |leg| leg.arrive(b"."));
+        assert_eq!(bench.drive(), Step::Wait, "byte {i}");
+        bench.leg(Side::Client).acknowledge();
+        bench.leg(Side::Onward).acknowledge();
+    }
+    assert_eq!(bench.run_to_the_end(), Step::Broken(End::IdleTimeout));
+    assert_eq!(bench.now, last + idle);
+}
+
+#[test]
+fn bytes_that_the_kernel_still_delivers_are_no_idleness() {
+    let mut bench = Bench::relaying();
+    bench.timeouts.idle = Some(Duration::from_secs(60));
+    bench.report(Side::Onward, |leg| leg.arrive(&[7; 100]));
+    assert_eq!(bench.drive(), Step::Wait);
+    for _ in 0..9 {
+        assert_eq!(bench.run_to_deadline(), Step::Wait);
+        bench.leg(Side::Client).acknowledge_some(10);
+    }
+    assert_eq!(bench.run_to_deadline(), Step::Wait);
+    assert_eq!(bench.run_to_deadline(), Step::Broken(End::IdleTimeout));
+}
+
+#[test]
+fn a_session_that_moves_bytes_does_not_move_its_alarm() {
+    let mut bench = Bench::relaying();
+    bench.timeouts.idle = Some(Duration::from_secs(60));
+    let alarm = bench.session.deadline(&bench.timeouts);
+    bench.now += Duration::from_secs(1);
+    bench.report(Side::Client, |leg| leg.arrive(b"."));
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.session.deadline(&bench.timeouts), alarm);
+}
+
+#[test]
 fn a_connection_with_itself_is_a_refused_one() {
     let mut bench = Bench::connecting();
     bench.leg(Side::Onward).meet_itself();

@@ -16,6 +16,8 @@ use crate::token::Token;
 
 /// An onward leg that waits for its client.
 pub(super) struct Early {
+    /// The number of the forward that it was begun for.
+    route: u32,
     errand: Errand,
     onward: Stream,
     /// Whether the leg is one that had been made before and has been told its hello.
@@ -24,12 +26,20 @@ pub(super) struct Early {
 
 impl Worker {
     /// A client's SYN is here: what it will need is begun.
-    pub(super) fn foresee(&mut self, connection: FourTuple, forward: usize) {
-        let Some(route) = self.shared.routes.get(forward).cloned() else {
+    pub(super) fn foresee(&mut self, connection: FourTuple, forward: u32) {
+        let route = self.setup.routes.iter().find(|r| r.id == forward).cloned();
+        let Some(route) = route else {
+            if let Some(table) = &self.shared.early {
+                table.given_up(connection);
+            }
             return;
         };
-        let errand = errand_of(&route, ClientAddr(connection.client()), &self.shared);
-        match self.begin(errand) {
+        let client = connection.client();
+        let begun = match route.sources.check(client.ip()).is_allowed() {
+            true => self.begin(&route, errand_of(&route, ClientAddr(client), &self.setup)),
+            false => None,
+        };
+        match begun {
             Some(early) => {
                 self.shop.metrics.early_begun.add(1);
                 self.early.insert(connection, early);
@@ -43,7 +53,7 @@ impl Worker {
     }
 
     /// An onward leg that is connected or on its way.
-    fn begin(&mut self, mut errand: Errand) -> Option<Early> {
+    fn begin(&mut self, route: &Arc<Route>, mut errand: Errand) -> Option<Early> {
         match &mut errand {
             Errand::Dial {
                 addrs,
@@ -54,6 +64,7 @@ impl Worker {
                 let onward = Stream::connect(addr, options).ok()?;
                 *next = 1;
                 Some(Early {
+                    route: route.id,
                     errand,
                     onward,
                     told: false,
@@ -70,6 +81,7 @@ impl Worker {
                 let sent = spare.stream.send(&message).ok()?;
                 *tries_left -= 1;
                 (sent == message.len()).then_some(Early {
+                    route: route.id,
                     errand,
                     onward: spare.stream,
                     told: true,
@@ -117,12 +129,15 @@ impl Worker {
         route: &Arc<Route>,
         connection: FourTuple,
     ) {
-        let Some(early) = self.early.remove(&connection) else {
+        let early = self.early.remove(&connection);
+        // The listener may have been given to another forward since; dropped, the leg is reset.
+        let Some(early) = early.filter(|early| early.route == route.id) else {
             return self.admit(client, addr, route);
         };
         self.shop.metrics.accepted.add(1);
         self.shop.metrics.early_joined.add(1);
         let Early {
+            route: _,
             errand,
             onward,
             told,
@@ -132,10 +147,10 @@ impl Worker {
             return;
         };
         let place = place(key);
-        let until = self.shop.now + self.shared.timeouts.connect;
         let Some(entry) = self.sessions.get_mut(key) else {
             return;
         };
+        let until = self.shop.now + entry.timeouts.connect;
         let token = Token::Leg(place, entry.generation, Side::Onward).encode();
         let watched = match told {
             true => self.poller.rename(&onward, token, Interest::StreamEdges),

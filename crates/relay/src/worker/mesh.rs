@@ -47,13 +47,13 @@ pub(super) fn share_of_pool(pool: PoolLimits, shared: &Shared) -> PoolLimits {
 /// Calls `$do` with what the pools are run with.
 macro_rules! with_terms {
     ($worker:expr, $mesh:ident, |$pools:ident, $terms:ident| $do:expr) => {
-        if let Some($mesh) = $worker.shared.mesh.clone() {
+        if let Some($mesh) = $worker.setup.mesh.clone() {
             let keys = $mesh.keys.load();
             let $terms = Terms {
                 poller: &$worker.poller,
                 keys: &keys,
                 limits: share_of_pool($mesh.pool, &$worker.shared),
-                timeout: $worker.shared.timeouts.connect,
+                timeout: $worker.setup.timeouts.connect,
                 metrics: &$worker.shop.metrics,
                 now: $worker.shop.now,
             };
@@ -68,7 +68,7 @@ macro_rules! with_terms {
 /// Calls `$do` with what arrivals are treated by.
 macro_rules! with_rules {
     ($worker:expr, |$arrivals:ident, $rules:ident| $do:expr) => {
-        if let Some(mesh) = $worker.shared.mesh.clone() {
+        if let Some(mesh) = $worker.setup.mesh.clone() {
             let keys = mesh.keys.load();
             let $rules = Rules {
                 poller: &$worker.poller,
@@ -122,8 +122,8 @@ impl Worker {
                 if !at_first {
                     self.shop.metrics.pool_retries.add(1);
                 }
-                let until = self.shop.now + self.shared.timeouts.connect;
                 if let Some(entry) = self.sessions.get_mut(place.0 as usize) {
+                    let until = self.shop.now + entry.timeouts.connect;
                     entry.session.awaits(until);
                 }
                 self.set_alarm(place);
@@ -218,6 +218,20 @@ impl Worker {
         with_rules!(self, |arrivals, rules| arrivals.retire(&rules));
     }
 
+    /// Another configuration is at work.
+    pub(super) fn reload_mesh(&mut self) {
+        with_terms!(self, mesh, |pools, terms| pools.adopt(&mesh.peers, &terms));
+        let listens = self
+            .setup
+            .mesh
+            .as_ref()
+            .is_some_and(|m| !m.listen.is_empty());
+        if !listens {
+            with_rules!(self, |arrivals, rules| arrivals.retire(&rules));
+        }
+        self.drop_old_keys();
+    }
+
     /// The mesh has other keys.
     pub(super) fn drop_old_keys(&mut self) {
         with_terms!(self, mesh, |pools, terms| pools.drop_old_keys(&terms));
@@ -228,7 +242,12 @@ impl Worker {
 
     /// A connection has come to the mesh port.
     pub(super) fn take_in(&mut self, stream: Stream, from: SocketAddr) {
-        with_rules!(self, |arrivals, rules| arrivals.admit(stream, from, &rules));
+        let Some(mesh) = self.setup.mesh.clone() else {
+            return;
+        };
+        if let Some(stream) = self.let_in(stream, from, &mesh.sources) {
+            with_rules!(self, |arrivals, rules| arrivals.admit(stream, from, &rules));
+        }
     }
 
     /// A connection without a hello is reported.
@@ -243,7 +262,7 @@ impl Worker {
 
     /// Begins the session that another relay asks for, if it may go where it wants to.
     fn serve(&mut self, request: Request) {
-        let Some(mesh) = self.shared.mesh.clone() else {
+        let Some(mesh) = self.setup.mesh.clone() else {
             return;
         };
         let Request {
@@ -264,7 +283,6 @@ impl Worker {
 
     /// Orders the addresses of the session's destination.
     pub(super) fn look_up(&mut self, place: Place) {
-        let until = self.shop.now + self.shared.timeouts.connect;
         let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
             return;
         };
@@ -280,14 +298,14 @@ impl Worker {
             };
             self.shared
                 .resolver
-                .as_ref()
+                .get()
                 .is_some_and(|resolver| resolver.order(order))
         });
         if !ordered {
             self.end(place, End::NoResources, Close::Reset);
             return;
         }
-        entry.session.awaits(until);
+        entry.session.awaits(self.shop.now + entry.timeouts.connect);
         self.set_alarm(place);
     }
 
@@ -301,7 +319,7 @@ impl Worker {
         if !self.waits((place, generation)) {
             return;
         }
-        let Some(mesh) = self.shared.mesh.clone() else {
+        let Some(mesh) = self.setup.mesh.clone() else {
             return;
         };
         let Some(entry) = self.sessions.get_mut(place.0 as usize) else {

@@ -5,6 +5,8 @@
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 mod half_close;
+mod limits;
 mod mesh;
 mod node;
+mod reload;
 mod rig;

@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use taut_mesh::dialler::{Dialler, Ready};
 use taut_mesh::hello::{Hello, SessionId, Target};
 use taut_mesh::key::Keys;
+use taut_relay::access::Sources;
 use taut_relay::addr::Destination;
 use taut_relay::config::{Config, Forward, MeshConfig};
 use taut_relay::end::End;
 use taut_relay::node::Node;
+use taut_relay::refused::Refused;
 
 use crate::rig::*;
 
@@ -50,6 +52,10 @@ fn key_file(dir: &tempfile::TempDir, name: &str, text: &str) -> PathBuf {
 
 /// A node that takes sessions from the mesh at `listen` and lets them go to loopback.
 fn far(key_file: PathBuf, listen: &str, adjust: impl FnOnce(&mut Config)) -> Node {
+    Node::start(&far_config(key_file, listen, adjust)).unwrap()
+}
+
+fn far_config(key_file: PathBuf, listen: &str, adjust: impl FnOnce(&mut Config)) -> Config {
     let mut mesh = MeshConfig::new(key_file);
     mesh.listen = vec![listen.parse().unwrap()];
     mesh.allow = vec!["127.0.0.1/32:*".parse().unwrap()];
@@ -58,7 +64,7 @@ fn far(key_file: PathBuf, listen: &str, adjust: impl FnOnce(&mut Config)) -> Nod
     config.max_sessions = Some(64);
     config.mesh = Some(mesh);
     adjust(&mut config);
-    Node::start(&config).unwrap()
+    config
 }
 
 /// A node that forwards to `to` through these relays.
@@ -68,6 +74,15 @@ fn near(
     to: Destination,
     adjust: impl FnOnce(&mut Config),
 ) -> Node {
+    Node::start(&near_config(key_file, via, to, adjust)).unwrap()
+}
+
+fn near_config(
+    key_file: PathBuf,
+    via: &[SocketAddr],
+    to: Destination,
+    adjust: impl FnOnce(&mut Config),
+) -> Config {
     let mut forward = Forward::new(vec!["127.0.0.1:0".parse().unwrap()], to);
     forward.via = via.iter().copied().map(destination).collect();
     let mut config = Config::new(vec![forward]);
@@ -78,7 +93,7 @@ fn near(
     mesh.pool.max = 4;
     config.mesh = Some(mesh);
     adjust(&mut config);
-    Node::start(&config).unwrap()
+    config
 }
 
 impl Mesh {
@@ -365,6 +380,122 @@ fn keys_are_replaced_one_after_the_other_without_a_session_lost() {
     let (_, opening) = Dialler::new([7; 32], Instant::now(), PATIENCE, &keys(KEY));
     old.write_all(&opening).unwrap();
     assert_eq!(read_to_the_end(&mut old), b"");
+}
+
+#[test]
+fn sessions_from_the_mesh_are_counted_under_the_client_that_the_hello_names() {
+    let mesh = Mesh::with(|_| {}, |far| far.max_sessions_per_source = Some(1));
+    let to = mesh.server.local_addr().unwrap();
+    let ask = |source: &str| {
+        let mut peer = mesh.mesh_port();
+        let ready = proven(&mut peer, &keys(KEY));
+        let source = source.parse().unwrap();
+        let hello = Hello {
+            source,
+            ..hello(to)
+        };
+        peer.write_all(&ready.hello(&hello)).unwrap();
+        peer
+    };
+    let mut first = ask("192.0.2.1:1000");
+    let (mut server, _) = mesh.server.accept().unwrap();
+    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(read_to_the_end(&mut ask("192.0.2.1:1001")), b"");
+    assert_eq!(mesh.far.metrics().refused(Refused::SourceLimit), 1);
+    // Another client of the same relay is another source.
+    let mut second = ask("192.0.2.2:1000");
+    let (mut other, _) = mesh.server.accept().unwrap();
+    other.set_read_timeout(Some(PATIENCE)).unwrap();
+    exchange(&mut second, &mut other, 1000);
+    exchange(&mut first, &mut server, 1000);
+}
+
+#[test]
+fn a_relay_from_elsewhere_is_not_even_heard() {
+    let mesh = Mesh::with(
+        |near| near.mesh.as_mut().unwrap().pool.max = 0,
+        |far| {
+            let from = vec!["10.0.0.0/8".parse().unwrap()];
+            far.mesh.as_mut().unwrap().sources = Sources::new(Some(from), Vec::new()).unwrap();
+        },
+    );
+    let mut peer = mesh.mesh_port();
+    assert_eq!(read_to_the_end(&mut peer), b"");
+    let metrics = mesh.far.metrics();
+    wait_until("the count", || {
+        metrics.refused(Refused::SourceNotListed) > 0
+    });
+    assert_eq!(metrics.mesh_rejected(), 0);
+}
+
+#[test]
+fn keys_rotate_through_their_file_at_a_reload() {
+    let mesh = Mesh::new();
+    mesh.wait_for_pool();
+    let (mut client, mut server) = mesh.pair();
+    let to = destination(mesh.server.local_addr().unwrap());
+    let far_addr = mesh.far.mesh_addrs()[0].0;
+    let key = mesh.dir.path().join("key");
+    // As asked for at the start: the port that the kernel chose then stays.
+    let at_far = far_config(key.clone(), "127.0.0.1:0", |_| {});
+    let at_near = near_config(key, &[far_addr], to, |_| {});
+    for text in [
+        format!("{KEY}\n{OTHER}\n"),
+        format!("{OTHER}\n{KEY}\n"),
+        OTHER.into(),
+    ] {
+        key_file(&mesh.dir, "key", &text);
+        mesh.far.reload(&at_far).unwrap();
+        mesh.near.reload(&at_near).unwrap();
+        assert_eq!(mesh.far.mesh_addrs()[0].0, far_addr);
+        let (mut client, mut server) = mesh.pair();
+        exchange(&mut client, &mut server, 10_000);
+    }
+    exchange(&mut client, &mut server, 1 << 20);
+    wait_until("the old key's end", || {
+        let mut old = mesh.mesh_port();
+        let (_, opening) = Dialler::new([7; 32], Instant::now(), PATIENCE, &keys(KEY));
+        old.write_all(&opening).unwrap();
+        read_to_the_end(&mut old).is_empty()
+    });
+    // A file that is no key changes nothing.
+    key_file(&mesh.dir, "key", "what?");
+    assert!(mesh.far.reload(&at_far).is_err());
+    let (mut client, mut server) = mesh.pair();
+    exchange(&mut client, &mut server, 1000);
+}
+
+#[test]
+fn a_pool_outlives_a_reload_and_goes_with_its_relay() {
+    let mesh = Mesh::new();
+    mesh.wait_for_pool();
+    let to = destination(mesh.server.local_addr().unwrap());
+    let far_addr = mesh.far.mesh_addrs()[0].0;
+    let key = mesh.dir.path().join("key");
+    let through = |relay| near_config(key.clone(), &[relay], to.clone(), |_| {});
+    mesh.near.reload(&through(far_addr)).unwrap();
+    let (mut client, mut server) = mesh.pair();
+    exchange(&mut client, &mut server, 1000);
+    assert_eq!(mesh.near.metrics().pool_hits_and_misses(), (1, 0));
+
+    let other = far(key.clone(), "127.0.0.1:0", |_| {});
+    let (mut client, mut server) = mesh.pair();
+    mesh.near.reload(&through(other.mesh_addrs()[0].0)).unwrap();
+    wait_until("a session at the other relay", || {
+        let (mut client, mut server) = mesh.pair();
+        exchange(&mut client, &mut server, 1000);
+        other.metrics().mesh_hellos() > 0
+    });
+    // What was begun through the first one goes on.
+    exchange(&mut client, &mut server, 1 << 20);
+    let before = mesh.far.metrics().mesh_hellos();
+    // And back: the relay has the number that it had.
+    mesh.near.reload(&through(far_addr)).unwrap();
+    wait_until("a session at the first relay", || {
+        let (mut client, mut server) = mesh.pair();
+        exchange(&mut client, &mut server, 1000);
+        mesh.far.metrics().mesh_hellos() > before
+    });
 }
 
 #[test]

@@ -1,0 +1,175 @@
+//! What a node holds from one configuration to the next: open addresses, look-ups, relays.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use taut_sys::socket::LegOptions;
+
+use crate::addr::Destination;
+use crate::setup::{Mesh, Peer, Route, Setup, Way};
+use crate::targets::Targets;
+use crate::worker::DoorId;
+
+/// What is there already when a configuration is made into a [`Setup`].
+///
+/// Numbers are given once in the life of a process: what is on its way under an old one must not
+/// be taken for something new.
+#[derive(Debug, Default)]
+pub(super) struct Holdings {
+    /// The configuration that is at work; none at the start.
+    pub(super) setup: Option<Arc<Setup>>,
+    /// The addresses that are listened on.
+    pub(super) doors: Vec<Held>,
+    next_door: u32,
+    next_route: u32,
+    /// Every relay there has been, by its number.
+    peers: Vec<Destination>,
+}
+
+/// An address that is listened on.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    pub(super) id: DoorId,
+    /// As the configuration has it; its port may be 0.
+    pub(super) asked: SocketAddr,
+    /// With the port that the kernel chose.
+    pub(super) actual: SocketAddr,
+}
+
+// === impl Holdings ===
+
+impl Holdings {
+    /// What the next configuration begins with: the numbers go on, and nothing is listened on.
+    pub(super) fn successor(&self) -> Self {
+        Self {
+            setup: None,
+            doors: Vec::new(),
+            next_door: self.next_door,
+            next_route: self.next_route,
+            peers: self.peers.clone(),
+        }
+    }
+
+    /// A number for an address that is newly listened on.
+    pub(super) fn new_door(&mut self) -> DoorId {
+        let id = DoorId(self.next_door);
+        self.next_door += 1;
+        id
+    }
+
+    /// The `nth` address that was asked for in these words.
+    pub(super) fn held(&self, asked: SocketAddr, nth: usize) -> Option<&Held> {
+        self.doors.iter().filter(|d| d.asked == asked).nth(nth)
+    }
+
+    /// Whether one of them is in the way of a listener at `addr`: the same port, of the same
+    /// family.
+    pub(super) fn overlaps(&self, addr: SocketAddr) -> bool {
+        self.doors.iter().any(|door| {
+            door.actual.port() == addr.port() && door.actual.is_ipv4() == addr.is_ipv4()
+        })
+    }
+
+    /// The number of the relay at `destination`, for ever.
+    pub(super) fn peer_id(&mut self, destination: &Destination) -> usize {
+        if let Some(id) = self.peers.iter().position(|known| known == destination) {
+            return id;
+        }
+        self.peers.push(destination.clone());
+        self.peers.len() - 1
+    }
+
+    /// The addresses of `destination`, if a forward knows them.
+    pub(super) fn target(&self, destination: &Destination) -> Option<Arc<Targets>> {
+        let routes = self.setup.iter().flat_map(|setup| &setup.routes);
+        let mut known = routes.filter_map(|route| match &route.way {
+            Way::Direct { targets, .. } => Some(targets),
+            Way::Mesh { .. } => None,
+        });
+        known.find(|t| t.destination() == destination).cloned()
+    }
+
+    fn mesh(&self) -> Option<&Arc<Mesh>> {
+        self.setup.as_ref().and_then(|setup| setup.mesh.as_ref())
+    }
+
+    /// The relay at `destination`, if it is known.
+    pub(super) fn peer(&self, destination: &Destination) -> Option<&Arc<Peer>> {
+        let mut peers = self.mesh().into_iter().flat_map(|mesh| &mesh.peers);
+        peers.find(|peer| peer.targets.destination() == destination)
+    }
+
+    /// `route` under a number: its own of before if it is the same.
+    pub(super) fn route(&self, mut route: Route, next: &mut Self) -> Arc<Route> {
+        let mut routes = self.setup.iter().flat_map(|setup| &setup.routes);
+        if let Some(same) = routes.find(|before| is_same(before, &route)) {
+            return same.clone();
+        }
+        route.id = next.next_route;
+        next.next_route += 1;
+        Arc::new(route)
+    }
+}
+
+/// Whether connections of the two are treated alike.
+fn is_same(a: &Route, b: &Route) -> bool {
+    let ways = match (&a.way, &b.way) {
+        (
+            Way::Direct { targets, options },
+            Way::Direct {
+                targets: other,
+                options: others,
+            },
+        ) => Arc::ptr_eq(targets, other) && options == others,
+        (
+            Way::Mesh {
+                peer,
+                route,
+                destination,
+            },
+            Way::Mesh {
+                peer: other,
+                route: others,
+                destination: to,
+            },
+        ) => Arc::ptr_eq(peer, other) && route == others && destination == to,
+        _ => false,
+    };
+    ways && a.listen == b.listen && a.early_syn == b.early_syn && a.sources == b.sources
+}
+
+/// The peer under its number, the one of before if nothing has changed.
+pub(super) fn peer(
+    before: &Holdings,
+    id: usize,
+    targets: Arc<Targets>,
+    options: LegOptions,
+) -> Arc<Peer> {
+    match before.peer(targets.destination()) {
+        Some(known) if known.options == options && Arc::ptr_eq(&known.targets, &targets) => {
+            known.clone()
+        }
+        _ => Arc::new(Peer {
+            id,
+            targets,
+            options,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_go_on_from_one_configuration_to_the_next() {
+        let mut first = Holdings::default();
+        let a: Destination = "a:1".parse().unwrap();
+        let b: Destination = "b:1".parse().unwrap();
+        assert_eq!((first.peer_id(&a), first.peer_id(&b)), (0, 1));
+        let door = first.new_door();
+        let mut next = first.successor();
+        assert_eq!(next.peer_id(&b), 1);
+        assert_ne!(next.new_door(), door);
+    }
+}

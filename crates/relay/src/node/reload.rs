@@ -1,0 +1,191 @@
+//! Another configuration for a node that runs.
+//!
+//! Everything the new one needs is acquired before anything changes, as at the start; so one that
+//! cannot be had changes nothing. Then the workers are told. Sessions keep what they began with.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use super::{
+    Assembly, Present, SharedHandle, StartError, announce, assemble, early_reader, session_ceiling,
+    start_resolver,
+};
+use crate::config::Config;
+use crate::inbox::Letter;
+use crate::setup::{Route, Setup};
+use crate::sources::UNLIMITED;
+use crate::worker::Order;
+
+impl SharedHandle {
+    /// Puts `config` to work. What only a restart can change stays, and is said in a warning each.
+    /// Blocks for as long as the resolver does; reloads come one after the other.
+    ///
+    /// # Errors
+    /// [`StartError`], and then nothing has changed.
+    pub(crate) fn reload(&self, config: &Config) -> Result<(), StartError> {
+        let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut config = config.clone();
+        for kept in keep_what_stays(&mut config, &present.config) {
+            tracing::warn!("{kept} cannot be changed while the relay runs; restart to apply it");
+        }
+        let workers = self.inboxes.len();
+        let max_sessions = match session_ceiling(&config, workers) {
+            Ok(max_sessions) => max_sessions,
+            Err(error) => {
+                tracing::warn!(%error, "keeping the max_sessions there were");
+                config.max_sessions = present.config.max_sessions;
+                self.shared.max_sessions.load(Ordering::Relaxed)
+            }
+        };
+        let Assembly {
+            setup,
+            doors,
+            mut holdings,
+        } = assemble(&config, workers, present.turbo.leg(), &present.holdings)?;
+        let setup = Arc::new(setup);
+        start_resolver(&self.shared, &setup)?;
+        let watch = self.watch(&config, &setup, &present)?;
+
+        // From here on nothing fails. A node that drains has no use for it any more.
+        if self.shared.ordered() != Order::Run {
+            return Ok(());
+        }
+        holdings.setup = Some(setup.clone());
+        self.shared
+            .max_sessions
+            .store(max_sessions, Ordering::Relaxed);
+        let per_source = config.max_sessions_per_source.unwrap_or(UNLIMITED);
+        self.shared.sources.set_limit(per_source);
+        self.shared.replace(setup.clone());
+        for (inbox, doors) in self.inboxes.iter().zip(doors) {
+            inbox.post(Letter::Reloaded {
+                setup: setup.clone(),
+                doors,
+            });
+        }
+        announce(&config, &setup);
+        present.config = config;
+        present.holdings = holdings;
+        if let Watch::Anew(reader) = watch {
+            // Its thread is waited for, and not with the lock held.
+            let old = std::mem::replace(&mut *self.early(), reader);
+            drop(old);
+        }
+        Ok(())
+    }
+
+    /// Early SYN for these routes. A reader of its own: until the old one is gone, a SYN that both
+    /// report is one to the limiter.
+    fn watch(
+        &self,
+        config: &Config,
+        setup: &Setup,
+        present: &Present,
+    ) -> Result<Watch, StartError> {
+        let before = present.holdings.setup.as_deref();
+        let same = before.is_some_and(|before| watched(before).eq(watched(setup)));
+        if same {
+            return Ok(Watch::AsBefore);
+        }
+        let Some(table) = &self.shared.early else {
+            return Ok(Watch::AsBefore);
+        };
+        if watched(setup).next().is_none() {
+            return Ok(Watch::Anew(None));
+        }
+        let reader = early_reader(config, setup, table.clone(), self.inboxes.clone())?;
+        Ok(Watch::Anew(Some(reader)))
+    }
+}
+
+/// What becomes of the thread that reads early SYN's events.
+enum Watch {
+    AsBefore,
+    Anew(Option<crate::early::Reader>),
+}
+
+/// The numbers of the routes whose SYNs are watched.
+fn watched(setup: &Setup) -> impl Iterator<Item = u32> {
+    let routes = setup
+        .routes
+        .iter()
+        .filter(|route: &&Arc<Route>| route.early_syn);
+    routes.map(|route| route.id)
+}
+
+/// Puts back into `new` what a running node cannot change, and names what that was.
+fn keep_what_stays(new: &mut Config, old: &Config) -> Vec<&'static str> {
+    let mut kept = Vec::new();
+    let mut keep = |name, changed: bool| {
+        if changed {
+            kept.push(name);
+        }
+    };
+    keep("relay.workers", new.workers != old.workers);
+    new.workers = old.workers;
+    keep("relay.metrics", new.metrics != old.metrics);
+    new.metrics = old.metrics;
+    keep(
+        "relay.splice, splice_after, pipe_size or max_pipes",
+        new.data != old.data,
+    );
+    new.data = old.data;
+    keep(
+        "relay.early_syn_devices",
+        new.early_syn.devices != old.early_syn.devices,
+    );
+    new.early_syn = old.early_syn.clone();
+    let turbo = |config: &Config| config.mesh.as_ref().and_then(|mesh| mesh.turbo);
+    if new.mesh.is_some() && turbo(new) != turbo(old) {
+        keep("relay.mesh.turbo, rate or window", true);
+    }
+    if new.mesh.is_none() && old.mesh.is_some() {
+        keep("the absence of [relay.mesh]", true);
+        new.mesh = old.mesh.clone();
+    }
+    let had_early_syn = old.forwards.iter().any(|f| f.early_syn);
+    if !had_early_syn {
+        let asked = new.forwards.iter().any(|f| f.early_syn);
+        keep("early_syn of the first forward that has it", asked);
+        new.forwards.iter_mut().for_each(|f| f.early_syn = false);
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Forward;
+
+    fn config() -> Config {
+        let listen = vec!["127.0.0.1:0".parse().unwrap()];
+        let to = "127.0.0.1:9".parse().unwrap();
+        Config::new(vec![Forward::new(listen, to)])
+    }
+
+    #[test]
+    fn what_only_a_restart_can_change_stays_and_is_named_once() {
+        let old = config();
+        let mut new = config();
+        assert!(keep_what_stays(&mut new, &old).is_empty());
+        new.workers = Some(7);
+        new.metrics = Some("127.0.0.1:1".parse().unwrap());
+        new.data.max_pipes = 1;
+        new.data.splice_after = None;
+        new.forwards[0].early_syn = true;
+        new.timeouts.idle = Some(std::time::Duration::from_secs(1));
+        assert_eq!(
+            keep_what_stays(&mut new, &old),
+            [
+                "relay.workers",
+                "relay.metrics",
+                "relay.splice, splice_after, pipe_size or max_pipes",
+                "early_syn of the first forward that has it",
+            ]
+        );
+        assert_eq!(new.workers, old.workers);
+        assert_eq!(new.data, old.data);
+        assert!(!new.forwards[0].early_syn);
+        assert!(new.timeouts.idle.is_some());
+    }
+}

@@ -1,0 +1,66 @@
+//! Why a client does not become a session: the causes that are counted.
+
+use crate::access::SourceVerdict;
+
+/// Why a connection was reset before anything was done for it. The label of each is the `cause` in
+/// `taut_relay_refused_total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// `max_sessions` were open.
+    Full,
+    /// Its source had `max_sessions_per_source` open.
+    SourceLimit,
+    /// There is a list of those who may come, and it is not in it.
+    SourceNotListed,
+    /// A prefix denies it.
+    SourceDenied,
+}
+
+// === impl Refused ===
+
+impl Refused {
+    /// Every cause.
+    pub const ALL: [Self; 4] = [
+        Self::Full,
+        Self::SourceLimit,
+        Self::SourceNotListed,
+        Self::SourceDenied,
+    ];
+
+    /// The name used in metrics and logs.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Full => "full",
+            Self::SourceLimit => "source_limit",
+            Self::SourceNotListed => SourceVerdict::NotListed.label(),
+            Self::SourceDenied => SourceVerdict::Denied.label(),
+        }
+    }
+
+    pub(crate) fn index(self) -> usize {
+        self as usize
+    }
+
+    /// What a judgement of the client's address comes to; `None`: it may come.
+    pub(crate) fn of(verdict: SourceVerdict) -> Option<Self> {
+        match verdict {
+            SourceVerdict::Allowed => None,
+            SourceVerdict::NotListed => Some(Self::SourceNotListed),
+            SourceVerdict::Denied => Some(Self::SourceDenied),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_have_their_own_place_and_label() {
+        for (i, refused) in Refused::ALL.into_iter().enumerate() {
+            assert_eq!(refused.index(), i);
+            let same = Refused::ALL.iter().filter(|r| r.label() == refused.label());
+            assert_eq!(same.count(), 1);
+        }
+    }
+}

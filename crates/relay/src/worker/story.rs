@@ -1,0 +1,216 @@
+//! What is measured of a session, and what is told of it when it is over.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use taut_mesh::hello;
+use taut_sys::random;
+use taut_sys::socket::Stream;
+use taut_sys::tcp_info::TcpInfo;
+
+use super::{Entry, Errand};
+use crate::addr::ClientAddr;
+use crate::end::End;
+use crate::metrics::WorkerMetrics;
+use crate::session_log::{Direction, SessionId, SessionRecord};
+use crate::setup::Route;
+
+/// When what happened to a session.
+#[derive(Debug)]
+pub(super) struct Timeline {
+    begun: Instant,
+    /// When its onward leg was last dialled from here.
+    dialled: Option<Instant>,
+    /// When its onward leg was ready; the last one, if it took more than one.
+    ready: Option<Instant>,
+    /// Its set-up has been counted.
+    counted: bool,
+    /// When the first byte was written to the onward leg and to the client.
+    first: (Option<Instant>, Option<Instant>),
+}
+
+/// Whose session it is.
+pub(super) enum Origin<'a> {
+    /// A client of this forward.
+    Forward(&'a Route),
+    /// Another relay's, of this number.
+    Mesh {
+        session: hello::SessionId,
+        destination: String,
+    },
+}
+
+/// What only the session log wants to know.
+pub(super) struct Story {
+    session: SessionId,
+    forward: Arc<str>,
+    listener: SocketAddr,
+    destination: Arc<str>,
+    relay: Option<Arc<str>>,
+    /// Asked for when it is there: of a connection that was reset nobody can tell.
+    address: Option<SocketAddr>,
+}
+
+// === impl Timeline ===
+
+impl Timeline {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            begun: now,
+            dialled: None,
+            ready: None,
+            counted: false,
+            first: (None, None),
+        }
+    }
+
+    /// An onward leg is being connected.
+    pub(super) fn dialled(&mut self, now: Instant) {
+        self.dialled = Some(now);
+        self.ready = None;
+    }
+
+    /// The onward leg is no longer of any use.
+    pub(super) fn lost(&mut self) {
+        self.dialled = None;
+        self.ready = None;
+    }
+
+    /// The session stands like this now; `true` when its onward leg has just become ready.
+    pub(super) fn note(
+        &mut self,
+        now: Instant,
+        connected: bool,
+        (to_onward, to_client): (u64, u64),
+        metrics: &WorkerMetrics,
+    ) -> bool {
+        let fresh = connected && self.ready.is_none();
+        if fresh {
+            self.ready = Some(now);
+            if let Some(dialled) = self.dialled.take() {
+                metrics.dial_direct.observe(now - dialled);
+            }
+            if !std::mem::replace(&mut self.counted, true) {
+                metrics.setup.observe(now - self.begun);
+            }
+        }
+        if to_onward > 0 && self.first.0.is_none() {
+            self.first.0 = Some(now);
+        }
+        if to_client > 0 && self.first.1.is_none() {
+            self.first.1 = Some(now);
+            metrics.first_byte.observe(now - self.begun);
+        }
+        fresh
+    }
+
+    fn since_begun(&self, then: Option<Instant>) -> Option<Duration> {
+        then.map(|then| then - self.begun)
+    }
+}
+
+// === impl Story ===
+
+impl Story {
+    /// Of a session that begins.
+    pub(super) fn new(origin: &Origin<'_>, client: &Stream, errand: &Errand) -> Self {
+        let (forward, destination, session) = match origin {
+            Origin::Forward(route) => (route.name.clone(), route.destination.clone(), None),
+            Origin::Mesh {
+                session,
+                destination,
+            } => ("mesh".into(), destination.as_str().into(), Some(session.0)),
+        };
+        let (session, relay) = match errand {
+            Errand::Ask { peer, hello, .. } => {
+                let relay = peer.targets.destination().to_string();
+                (Some(hello.session.0), Some(relay.into()))
+            }
+            Errand::Dial { .. } | Errand::LookUp { .. } => (session, None),
+        };
+        let unknown = SocketAddr::from(([0; 4], 0));
+        Self {
+            session: SessionId(u128::from_be_bytes(session.unwrap_or_else(random::bytes))),
+            forward,
+            listener: client.local_addr().unwrap_or(unknown),
+            destination,
+            relay,
+            address: None,
+        }
+    }
+
+    /// Its onward leg is connected.
+    pub(super) fn connected(&mut self, onward: &Stream) {
+        self.address = onward.peer_addr().ok();
+    }
+
+    /// All of it; the legs are still open.
+    pub(super) fn tell(self, entry: &Entry, now: Instant, end: End) -> SessionRecord {
+        let Entry {
+            session, timeline, ..
+        } = entry;
+        let ClientAddr(client) = entry.client;
+        let (to_onward, to_client) = session.moved();
+        let (up, down) = session.spliced();
+        let (client_leg, onward_leg) = session.legs();
+        let direction = |bytes, first, spliced| Direction {
+            bytes,
+            first_byte: timeline.since_begun(first),
+            spliced,
+        };
+        SessionRecord {
+            time: SystemTime::now(),
+            session: self.session,
+            forward: self.forward,
+            client,
+            listener: self.listener,
+            destination: Some(self.destination),
+            address: self.address,
+            relay: self.relay,
+            cause: end.label(),
+            setup: timeline.since_begun(timeline.ready),
+            total: now - timeline.begun,
+            to_onward: direction(to_onward, timeline.first.0, up),
+            to_client: direction(to_client, timeline.first.1, down),
+            client_tcp: TcpInfo::of(client_leg).ok(),
+            onward_tcp: onward_leg.and_then(|onward| TcpInfo::of(onward).ok()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::histogram::Totals;
+
+    #[test]
+    fn a_session_is_counted_once_and_told_by_its_last_onward_leg() {
+        let metrics = WorkerMetrics::default();
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut timeline = Timeline::new(start);
+        timeline.dialled(at(10));
+        assert!(!timeline.note(at(20), false, (0, 0), &metrics));
+        assert!(timeline.note(at(40), true, (0, 0), &metrics));
+        assert!(!timeline.note(at(41), true, (5, 0), &metrics));
+        // It was dead; another one takes its place.
+        timeline.lost();
+        assert!(timeline.note(at(90), true, (5, 0), &metrics));
+        assert!(!timeline.note(at(95), true, (5, 7), &metrics));
+        assert!(!timeline.note(at(99), true, (9, 9), &metrics));
+        let totals = |h| Totals::of(std::iter::once(h));
+        for (histogram, millis) in [
+            (&metrics.dial_direct, 30),
+            (&metrics.setup, 40),
+            (&metrics.first_byte, 95),
+        ] {
+            assert_eq!(totals(histogram).count(), 1);
+            assert_eq!(totals(histogram).nanos, millis * 1_000_000);
+        }
+        assert_eq!(
+            timeline.since_begun(timeline.ready),
+            Some(Duration::from_millis(90))
+        );
+    }
+}

@@ -1,0 +1,100 @@
+//! Who may come, how many of them, and for how long they may be silent.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use taut_relay::access::{SourcePrefix, Sources};
+use taut_relay::end::End;
+use taut_relay::refused::Refused;
+
+use crate::rig::*;
+
+fn prefixes(texts: &[&str]) -> Vec<SourcePrefix> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+/// A client that is turned away.
+fn expect_refusal(rig: &Rig, cause: Refused, so_far: u64) {
+    let mut client = TcpStream::connect(rig.relay_addr()).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(read_to_rst(&mut client), b"");
+    let metrics = rig.node.metrics();
+    wait_until("the count", || metrics.refused(cause) == so_far + 1);
+    let all = Refused::ALL.into_iter().map(|cause| metrics.refused(cause));
+    assert_eq!(all.sum::<u64>(), so_far + 1);
+}
+
+#[test]
+fn a_source_has_no_more_sessions_than_it_may() {
+    let rig = Rig::with(Path::Both, |config| {
+        config.max_sessions_per_source = Some(2);
+    });
+    let mut pairs = vec![rig.pair(), rig.pair()];
+    expect_refusal(&rig, Refused::SourceLimit, 0);
+    // The place of one that ended is free again.
+    let (client, server) = pairs.remove(0);
+    drop((client, server));
+    wait_until("the session's end", || rig.node.metrics().sessions() == 1);
+    pairs.push(rig.pair());
+    expect_refusal(&rig, Refused::SourceLimit, 1);
+}
+
+#[test]
+fn a_client_that_is_refused_for_want_of_room_leaves_no_trace_in_its_sources_count() {
+    let rig = Rig::with(Path::Both, |config| {
+        config.max_sessions = Some(1);
+        config.max_sessions_per_source = Some(2);
+    });
+    let pair = rig.pair();
+    for refused in 0..3 {
+        expect_refusal(&rig, Refused::Full, refused);
+    }
+    drop(pair);
+    wait_until("the session's end", || rig.node.metrics().sessions() == 0);
+    rig.pair();
+}
+
+#[test]
+fn only_listed_sources_get_in() {
+    let rig = Rig::with(Path::Both, |config| {
+        config.forwards[0].sources =
+            Sources::new(Some(prefixes(&["10.0.0.0/8"])), Vec::new()).unwrap();
+    });
+    expect_refusal(&rig, Refused::SourceNotListed, 0);
+    let rig = Rig::with(Path::Both, |config| {
+        config.forwards[0].sources = Sources::new(None, prefixes(&["127.0.0.0/8"])).unwrap();
+    });
+    expect_refusal(&rig, Refused::SourceDenied, 0);
+    let rig = Rig::with(Path::Both, |config| {
+        config.forwards[0].sources =
+            Sources::new(Some(prefixes(&["127.0.0.1"])), prefixes(&["127.0.0.2"])).unwrap();
+    });
+    let (mut client, mut server) = rig.pair();
+    client.write_all(b"listed").unwrap();
+    end_writing(&client);
+    assert_eq!(read_to_fin(&mut server), b"listed");
+}
+
+#[test]
+fn a_session_that_is_silent_for_too_long_is_reset() {
+    let rig = Rig::with(Path::Both, |config| {
+        config.timeouts.idle = Some(Duration::from_millis(200));
+    });
+    let (mut client, mut server) = rig.pair();
+    assert_eq!(read_to_rst(&mut client), b"");
+    assert_eq!(read_to_rst(&mut server), b"");
+    rig.expect_end(End::IdleTimeout);
+}
+
+#[test]
+fn a_listener_that_nobody_may_use_does_not_reach_the_destination() {
+    let server = TcpListener::bind("127.0.0.1:0").unwrap();
+    server.set_nonblocking(true).unwrap();
+    let rig = Rig::to(server, Path::Both, |config| {
+        config.forwards[0].sources = Sources::new(Some(Vec::new()), Vec::new()).unwrap();
+    });
+    expect_refusal(&rig, Refused::SourceNotListed, 0);
+    let error = rig.server.accept().unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+}
