@@ -19,6 +19,7 @@ mod early;
 pub mod early_syn;
 pub mod end;
 mod exposition;
+mod histogram;
 mod inbox;
 mod loops;
 pub mod metrics;
