@@ -13,6 +13,7 @@ use toml::Spanned;
 use crate::access::{SourcePrefix, Sources};
 use crate::addr::{Destination, Listen};
 use crate::early_syn::{Devices, Limits};
+use crate::session_log;
 
 mod mesh;
 
@@ -29,6 +30,8 @@ pub struct Config {
     /// Sessions that each source, an IPv4 address or an IPv6 /64, may have open at one time;
     /// `None`: as many as there are.
     pub max_sessions_per_source: Option<u32>,
+    /// Where a line for each session that has ended goes; `None`: nowhere.
+    pub session_log: Option<session_log::Target>,
     /// Where OpenMetrics are served; `None`: nowhere.
     pub metrics: Option<std::net::SocketAddr>,
     /// How long things may take.
@@ -165,6 +168,7 @@ impl Config {
             workers: None,
             max_sessions: None,
             max_sessions_per_source: None,
+            session_log: None,
             metrics: None,
             timeouts: Timeouts::default(),
             data: DataPath::default(),
@@ -297,6 +301,7 @@ struct Section {
     workers: Option<Spanned<u16>>,
     max_sessions: Option<Spanned<u32>>,
     max_sessions_per_source: Option<Spanned<u32>>,
+    session_log: Option<PathBuf>,
     metrics: Option<Spanned<String>>,
     connect_timeout: Option<Spanned<Time>>,
     half_closed_timeout: Option<Spanned<Time>>,
@@ -377,6 +382,10 @@ impl Section {
         config.max_sessions = at_least_one(self.max_sessions, "max_sessions")?;
         config.max_sessions_per_source =
             at_least_one(self.max_sessions_per_source, "max_sessions_per_source")?;
+        config.session_log = self.session_log.map(|path| match path.as_os_str() == "-" {
+            true => session_log::Target::Stdout,
+            false => session_log::Target::File(path),
+        });
         if let Some(metrics) = self.metrics {
             let addr = metrics.get_ref().parse().map_err(|_| {
                 let text = metrics.get_ref();

@@ -70,6 +70,7 @@ pub(crate) struct Direction<P> {
     broken: bool,
     state: State,
     moved: u64,
+    spliced: bool,
 }
 
 enum Parcel<P> {
@@ -120,7 +121,13 @@ impl<P> Direction<P> {
             broken: false,
             state: State::Open,
             moved: 0,
+            spliced: false,
         }
+    }
+
+    /// Whether some of its bytes were spliced.
+    pub(crate) fn spliced(&self) -> bool {
+        self.spliced
     }
 
     /// Takes note of what is known of the leg that is read.
@@ -334,7 +341,10 @@ impl<P> Direction<P> {
         };
         match from.fill(pipe, SPLICE_MAX) {
             Ok(0) => return self.look_closer(from, to, shop),
-            Ok(n) => *left = n,
+            Ok(n) => {
+                *left = n;
+                self.spliced = true;
+            }
             // The pipe is empty, so it is the socket that has nothing, or is at an urgent mark.
             Err(Errno::AGAIN) if !self.read_to_the_end => self.readable = false,
             Err(Errno::AGAIN) => return self.look_closer(from, to, shop),

@@ -63,7 +63,7 @@ impl Totals {
 
     /// Each bucket's upper bound and what is in it alone; the last bound stands for infinity.
     pub(crate) fn bounded(&self) -> Vec<(f64, u64)> {
-        let bounds = BOUNDS.into_iter().chain([f64::MAX]);
+        let bounds = BOUNDS.into_iter().chain([f64::INFINITY]);
         bounds.zip(self.buckets).collect()
     }
 }

@@ -20,6 +20,7 @@ pub mod early_syn;
 pub mod end;
 mod exposition;
 pub mod handover;
+mod histogram;
 mod inbox;
 mod loops;
 pub mod metrics;

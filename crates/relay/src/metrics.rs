@@ -6,14 +6,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Registry, Unit};
 
 use taut_mesh::acceptor::Rejection;
 
 use crate::early::Table;
 use crate::end::End;
+use crate::histogram::{Histogram, Totals};
 use crate::pipe::Count as PipeCount;
 use crate::refused::Refused;
+use crate::session_log::Recorder;
 use crate::turbo::TurboStart;
 use crate::worker::Refusal;
 
@@ -52,6 +54,10 @@ pub(crate) struct WorkerMetrics {
     pub(crate) pipe_misses: Figure,
     pub(crate) pipes_refused: Figure,
     pub(crate) ended: [Figure; End::ALL.len()],
+    pub(crate) dial_direct: Histogram,
+    pub(crate) dial_mesh: Histogram,
+    pub(crate) setup: Histogram,
+    pub(crate) first_byte: Histogram,
     pub(crate) pool_ready: Figure,
     pub(crate) pool_hits: Figure,
     pub(crate) pool_misses: Figure,
@@ -80,6 +86,7 @@ pub struct Metrics {
     early: Option<Arc<Table>>,
     /// Kept here for as long as anybody asks: legs between relays use it.
     turbo: Arc<TurboStart>,
+    log: Option<Recorder>,
 }
 
 // === impl Metrics ===
@@ -90,6 +97,7 @@ impl Metrics {
             workers: (0..workers).map(|_| Arc::default()).collect(),
             early,
             turbo,
+            log: None,
         }
     }
 
@@ -98,6 +106,11 @@ impl Metrics {
     pub(crate) fn of_nothing(workers: usize) -> Self {
         let keepalive = crate::config::Config::new(Vec::new()).keepalive;
         Self::new(workers, None, Arc::new(TurboStart::begin(keepalive, None)))
+    }
+
+    /// The same with the session log's figures.
+    pub(crate) fn with_log(self, log: Option<Recorder>) -> Self {
+        Self { log, ..self }
     }
 
     pub(crate) fn worker(&self, i: usize) -> Arc<WorkerMetrics> {
@@ -222,6 +235,8 @@ impl Collector for Metrics {
         self.encode_mesh(&mut encoder)?;
         self.encode_early(&mut encoder)?;
         self.encode_turbo(&mut encoder)?;
+        self.encode_times(&mut encoder)?;
+        self.encode_log(&mut encoder)?;
 
         let (onward, client) = self.bytes();
         let help = "Bytes passed on, by the leg that they were written to";
@@ -247,6 +262,64 @@ impl Collector for Metrics {
         }
         Ok(())
     }
+}
+
+impl Metrics {
+    /// How long things took.
+    fn encode_times(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        type Of = fn(&WorkerMetrics) -> &Histogram;
+        let totals = |of: Of| Totals::of(self.workers.iter().map(|w| of(w)));
+        let kind = MetricType::Histogram;
+        let help = "Time from SYN to a connected onward leg (direct), or to a proven one that was made because none was ready (mesh)";
+        let name = "taut_relay_dial";
+        let mut family = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), kind)?;
+        let legs: [(&str, Of); 2] = [("direct", |w| &w.dial_direct), ("mesh", |w| &w.dial_mesh)];
+        for (leg, of) in legs {
+            encode_histogram(totals(of), family.encode_family(&[("leg", leg)])?)?;
+        }
+        let others: [(&str, &str, Of); 2] = [
+            (
+                "taut_relay_setup",
+                "Time from accept until the onward leg was ready",
+                |w| &w.setup,
+            ),
+            (
+                "taut_relay_first_byte",
+                "Time from accept until the first byte was written to the client",
+                |w| &w.first_byte,
+            ),
+        ];
+        for (name, help, of) in others {
+            let unit = Some(&Unit::Seconds);
+            let encoder = encoder.encode_descriptor(name, help, unit, kind)?;
+            encode_histogram(totals(of), encoder)?;
+        }
+        Ok(())
+    }
+
+    /// What became of the session log's records.
+    fn encode_log(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        let Some(log) = &self.log else {
+            return Ok(());
+        };
+        let counts = log.counts();
+        let help = "Records of the session log, by what became of them";
+        let name = "taut_relay_session_log_records";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (outcome, count) in [
+            ("written", counts.written),
+            ("dropped", counts.dropped),
+            ("failed", counts.failed),
+        ] {
+            Count(count).encode(family.encode_family(&[("outcome", outcome)])?)?;
+        }
+        Ok(())
+    }
+}
+
+fn encode_histogram(totals: Totals, mut encoder: MetricEncoder<'_>) -> Encoded {
+    let (sum, count) = (totals.seconds(), totals.count());
+    encoder.encode_histogram::<NoLabelSet>(sum, count, &totals.bounded(), None)
 }
 
 impl Metrics {
@@ -462,8 +535,20 @@ mod tests {
     fn the_text_is_openmetrics_with_every_cause_from_the_start() {
         let metrics = Metrics::of_nothing(1);
         metrics.worker(0).ended[End::ConnectRefused.index()].add(5);
+        metrics
+            .worker(0)
+            .setup
+            .observe(std::time::Duration::from_millis(30));
         let text = metrics.encode().unwrap();
         for line in [
+            "# TYPE taut_relay_setup_seconds histogram",
+            "# UNIT taut_relay_setup_seconds seconds",
+            "taut_relay_setup_seconds_sum 0.03",
+            "taut_relay_setup_seconds_count 1",
+            "taut_relay_setup_seconds_bucket{le=\"0.025\"} 0",
+            "taut_relay_setup_seconds_bucket{le=\"0.05\"} 1",
+            "taut_relay_setup_seconds_bucket{le=\"+Inf\"} 1",
+            "taut_relay_dial_seconds_count{leg=\"mesh\"} 0",
             "# TYPE taut_relay_sessions gauge",
             "taut_relay_sessions 0",
             "taut_relay_accepted_total 0",

@@ -22,6 +22,7 @@ use crate::inbox::{Inbox, Letter};
 use crate::loops::{self, Edge};
 use crate::metrics::Metrics;
 use crate::resolver::Resolver;
+use crate::session_log::{self, SessionLog, SessionLogError};
 use crate::setup::{Mesh, Peer, Route, Setup, Way};
 use crate::sources::{Sources, UNLIMITED};
 use crate::targets::{Addrs, ResolveError, Targets, look_up};
@@ -39,6 +40,9 @@ const DEFAULT_MAX_SESSIONS: u64 = 65_536;
 /// Descriptors besides those of sessions, pipes and listeners: standard streams, log, resolver,
 /// metrics and a few to spare.
 const OTHER_DESCRIPTORS: u64 = 64;
+
+/// How long the end waits for the session log's last records to be written.
+const LOG_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Why a node did not start.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +99,9 @@ pub enum StartError {
     /// More rules than are looked through for every session.
     #[error("relay.mesh: {0}")]
     Rules(#[from] TooManyRules),
+    /// Sessions cannot be logged.
+    #[error("relay.session_log: {0}")]
+    SessionLog(#[from] SessionLogError),
     /// SYNs cannot be watched.
     #[error("{0}; leave `early_syn` out to go on without it")]
     EarlySyn(#[from] ReaderError),
@@ -147,6 +154,7 @@ pub(crate) struct SharedHandle {
     present: Mutex<Present>,
     /// Apart from the above, which a look-up may hold for long.
     early: Mutex<Option<Reader>>,
+    log: Mutex<Option<SessionLog>>,
 }
 
 /// The configuration at work, and what is held for it.
@@ -198,12 +206,19 @@ impl Node {
         let early = setup.routes.iter().any(|route| route.early_syn);
         let early = early.then(|| Arc::new(Table::new(config.early_syn.limits)));
 
-        let metrics = Metrics::new(workers, early.clone(), turbo.clone());
+        let log = match config.session_log.clone() {
+            Some(target) => Some(SessionLog::start(target, session_log::CAPACITY)?),
+            None => None,
+        };
+        let recorder = log.as_ref().map(SessionLog::recorder);
+        let metrics =
+            Metrics::new(workers, early.clone(), turbo.clone()).with_log(recorder.clone());
         let shared = Shared::new(
             u32::try_from(workers).unwrap_or(u32::MAX),
             max_sessions,
             Sources::new(config.max_sessions_per_source.unwrap_or(UNLIMITED)),
             setup,
+            recorder,
             early.clone(),
         );
         let shared = Arc::new(shared);
@@ -243,6 +258,7 @@ impl Node {
                 turbo,
             }),
             early: Mutex::new(early),
+            log: Mutex::new(log),
         });
         let (report, ended) = mpsc::unbounded_channel();
         let mut node = Self {
@@ -385,6 +401,11 @@ fn assemble(
         let (listen, opened) = bind(&forward.listen, workers, &client, before, &mut next)?;
         let route = Route {
             id: 0,
+            name: listen
+                .first()
+                .map_or_else(String::new, |l| l.0.to_string())
+                .into(),
+            destination: forward.to.to_string().into(),
             listen,
             early_syn: forward.early_syn,
             sources: forward.sources.clone(),
@@ -437,6 +458,11 @@ impl Drop for Node {
             // A panic has been reported by `ended` and by the panic hook.
             let _ = thread.join();
         }
+        // Nothing is recorded any more.
+        let log = self.shared.log().take();
+        if log.is_some_and(|log| !log.finish(LOG_PATIENCE)) {
+            tracing::warn!("the session log's last records could not be written in time");
+        }
     }
 }
 
@@ -477,6 +503,17 @@ impl SharedHandle {
         // Its thread is waited for, and not with the lock held.
         let reader = self.early().take();
         drop(reader);
+    }
+
+    /// The session log's file is opened anew by its path.
+    fn reopen_log(&self) {
+        if let Some(log) = &*self.log() {
+            log.reopen();
+        }
+    }
+
+    fn log(&self) -> MutexGuard<'_, Option<SessionLog>> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn early(&self) -> MutexGuard<'_, Option<Reader>> {

@@ -324,7 +324,9 @@ impl Pools {
         };
         let pool = &mut self.pools[conn.pool];
         pool.under_way -= 1;
-        pool.sizer.dial_succeeded(terms.now - conn.begun);
+        let time = terms.now - conn.begun;
+        pool.sizer.dial_succeeded(time);
+        terms.metrics.dial_mesh.observe(time);
         if let Some(waiter) = pool.waiters.pop_front() {
             let spare = self.remove(place).and_then(Conn::into_spare);
             self.outcomes

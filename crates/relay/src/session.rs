@@ -164,6 +164,21 @@ impl<L: Leg> Session<L> {
         matches!(self.phase, Phase::Connecting { .. }) && self.onward.is_none()
     }
 
+    /// The legs.
+    pub(crate) fn legs(&self) -> (&L, Option<&L>) {
+        (&self.client, self.onward.as_ref())
+    }
+
+    /// Its onward leg has been connected.
+    pub(crate) fn is_connected(&self) -> bool {
+        !matches!(self.phase, Phase::Connecting { .. })
+    }
+
+    /// Whether bytes to the onward leg and to the client were spliced.
+    pub(crate) fn spliced(&self) -> (bool, bool) {
+        (self.to_onward.spliced(), self.to_client.spliced())
+    }
+
     /// Bytes passed to the onward leg and to the client so far.
     pub(crate) fn moved(&self) -> (u64, u64) {
         (self.to_onward.moved(), self.to_client.moved())

@@ -27,6 +27,10 @@ pub(crate) struct Setup {
 pub(crate) struct Route {
     /// Its number: of no other route of this process, before or after.
     pub(crate) id: u32,
+    /// What the session log calls it: the first address it listens on.
+    pub(crate) name: Arc<str>,
+    /// The destination, `host:port`.
+    pub(crate) destination: Arc<str>,
     pub(crate) listen: Vec<ListenAddr>,
     pub(crate) way: Way,
     /// Who may connect.

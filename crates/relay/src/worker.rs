@@ -31,15 +31,18 @@ use crate::pool::Pools;
 use crate::refused::Refused;
 use crate::resolver::Resolver;
 use crate::session::{Session, Step};
+use crate::session_log::Recorder;
 use crate::setup::{Peer, Route, Setup, Way};
 use crate::sources::{Permit, Sources};
 use crate::targets::Addrs;
 use crate::token::{Generation, Place, Token};
 use crate::worker::early::Early;
+use crate::worker::story::{Origin, Story, Timeline};
 
 mod doors;
 mod early;
 mod mesh;
+mod story;
 
 pub(crate) use mesh::Refusal;
 
@@ -78,6 +81,8 @@ pub(crate) struct Shared {
     setup: ArcSwap<Setup>,
     /// There is one from the first time that sessions from the mesh are taken.
     pub(crate) resolver: OnceLock<Resolver>,
+    /// Where sessions are recorded when they have ended.
+    log: Option<Recorder>,
     /// Who has an onward leg for whom, when early SYN is on.
     pub(crate) early: Option<Arc<Table>>,
     /// The workers', in their order.
@@ -142,6 +147,9 @@ struct Entry {
     client: ClientAddr,
     errand: Errand,
     timeouts: Arc<Timeouts>,
+    timeline: Timeline,
+    /// For the session log, if there is one.
+    story: Option<Box<Story>>,
     deadline: Option<Instant>,
     queued: bool,
     /// Its source's, given back with it.
@@ -189,6 +197,7 @@ impl Shared {
         max_sessions: u32,
         sources: Arc<Sources>,
         setup: Setup,
+        log: Option<Recorder>,
         early: Option<Arc<Table>>,
     ) -> Self {
         let order = AtomicU8::new(Order::Run as u8);
@@ -200,6 +209,7 @@ impl Shared {
             workers,
             setup: ArcSwap::from_pointee(setup),
             resolver: OnceLock::new(),
+            log,
             early,
             inboxes: OnceLock::new(),
         }
@@ -534,18 +544,24 @@ impl Worker {
     fn admit(&mut self, client: Stream, addr: ClientAddr, route: &Route) {
         self.shop.metrics.accepted.add(1);
         let errand = errand_of(route, addr, &self.setup);
-        self.open(client, addr, errand);
+        self.open(client, addr, errand, &Origin::Forward(route));
     }
 
     /// Begins a session.
-    fn open(&mut self, client: Stream, addr: ClientAddr, errand: Errand) {
-        if let Some(key) = self.seat(client, addr, errand) {
+    fn open(&mut self, client: Stream, addr: ClientAddr, errand: Errand, origin: &Origin<'_>) {
+        if let Some(key) = self.seat(client, addr, errand, origin) {
             self.go_on(place(key), true, Errno::HOSTUNREACH);
         }
     }
 
     /// Gives a session its place, or resets the client when there is none.
-    fn seat(&mut self, client: Stream, addr: ClientAddr, errand: Errand) -> Option<usize> {
+    fn seat(
+        &mut self,
+        client: Stream,
+        addr: ClientAddr,
+        errand: Errand,
+        origin: &Origin<'_>,
+    ) -> Option<usize> {
         // Of a session from the mesh: the client that the hello names.
         let Some(permit) = self.shared.sources.admit(addr.0.ip()) else {
             self.refuse(client, Refused::SourceLimit);
@@ -555,6 +571,8 @@ impl Worker {
             self.refuse(client, Refused::Full);
             return None;
         }
+        let log = self.shared.log.is_some();
+        let story = log.then(|| Box::new(Story::new(origin, &client, &errand)));
         self.generation = self.generation.next();
         let generation = self.generation;
         let vacant = self.sessions.vacant_entry();
@@ -571,6 +589,8 @@ impl Worker {
             client: addr,
             errand,
             timeouts: self.setup.timeouts.clone(),
+            timeline: Timeline::new(self.shop.now),
+            story,
             deadline: None,
             queued: false,
             _permit: permit,
@@ -621,6 +641,7 @@ impl Worker {
                 Ok(onward) => {
                     let until = self.shop.now + entry.timeouts.connect;
                     entry.session.dialled(onward, until);
+                    entry.timeline.dialled(self.shop.now);
                     self.set_alarm(place);
                     return;
                 }
@@ -641,6 +662,15 @@ impl Worker {
         let after = entry.session.moved();
         self.shop.metrics.onward_bytes.add(after.0 - before.0);
         self.shop.metrics.client_bytes.add(after.1 - before.1);
+        let connected = entry.session.is_connected();
+        let metrics = &self.shop.metrics;
+        if entry
+            .timeline
+            .note(self.shop.now, connected, after, metrics)
+            && let (Some(story), (_, Some(onward))) = (&mut entry.story, entry.session.legs())
+        {
+            story.connected(onward);
+        }
         match step {
             Step::Wait => self.set_alarm(place),
             Step::Again => {
@@ -649,7 +679,10 @@ impl Worker {
                 }
                 self.set_alarm(place);
             }
-            Step::Redial(error) => self.go_on(place, false, error),
+            Step::Redial(error) => {
+                entry.timeline.lost();
+                self.go_on(place, false, error);
+            }
             Step::Done(end) => self.end(place, end, Close::Gracefully),
             Step::Broken(end) => self.end(place, end, Close::Reset),
         }
@@ -684,6 +717,9 @@ impl Worker {
         for pipe in entry.session.take_dirty_pipes() {
             drop(pipe);
             self.shop.pipes.forget(&self.shop.metrics);
+        }
+        if let (Some(story), Some(log)) = (entry.story.take(), &self.shared.log) {
+            log.record(Box::new(story.tell(&entry, self.shop.now, end)));
         }
         let (onward_bytes, client_bytes) = entry.session.moved();
         let (client, onward) = entry.session.into_legs();

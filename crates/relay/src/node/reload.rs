@@ -24,6 +24,8 @@ impl SharedHandle {
     /// [`StartError`], and then nothing has changed.
     pub(crate) fn reload(&self, config: &Config) -> Result<(), StartError> {
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whatever becomes of the rest: it may have been rotated.
+        self.reopen_log();
         let mut config = config.clone();
         for kept in keep_what_stays(&mut config, &present.config) {
             tracing::warn!("{kept} cannot be changed while the relay runs; restart to apply it");
@@ -125,6 +127,8 @@ fn keep_what_stays(new: &mut Config, old: &Config) -> Vec<&'static str> {
     new.workers = old.workers;
     keep("relay.metrics", new.metrics != old.metrics);
     new.metrics = old.metrics;
+    keep("relay.session_log", new.session_log != old.session_log);
+    new.session_log = old.session_log.clone();
     keep(
         "relay.splice, splice_after, pipe_size or max_pipes",
         new.data != old.data,

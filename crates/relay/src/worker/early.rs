@@ -6,7 +6,7 @@ use std::sync::Arc;
 use taut_sys::epoll::Interest;
 use taut_sys::socket::Stream;
 
-use super::{Close, Errand, Worker, errand_of, place};
+use super::{Close, Errand, Origin, Worker, errand_of, place};
 use crate::addr::{ClientAddr, OnwardAddr};
 use crate::early_syn::FourTuple;
 use crate::end::{End, Side};
@@ -142,7 +142,7 @@ impl Worker {
             onward,
             told,
         } = early;
-        let Some(key) = self.seat(client, addr, errand) else {
+        let Some(key) = self.seat(client, addr, errand, &Origin::Forward(route)) else {
             // Full, and the client has been told.
             return;
         };

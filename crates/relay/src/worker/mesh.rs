@@ -8,7 +8,7 @@ use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Readiness};
 use taut_sys::socket::Stream;
 
-use super::{Close, Errand, Shared, Worker};
+use super::{Close, Errand, Origin, Shared, Worker};
 use crate::access::Verdict;
 use crate::addr::{ClientAddr, Destination, OnwardAddr};
 use crate::arrivals::{Request, Rules};
@@ -271,8 +271,16 @@ impl Worker {
             hello,
         } = request;
         self.shop.metrics.mesh_hellos.add(1);
+        let origin = Origin::Mesh {
+            session: hello.session,
+            // Nobody asks for it otherwise.
+            destination: match self.shared.log {
+                Some(_) => hello.destination.to_string(),
+                None => String::new(),
+            },
+        };
         match errand(&mesh, *hello) {
-            Ok((client, errand)) => self.open(stream, client, errand),
+            Ok((client, errand)) => self.open(stream, client, errand, &origin),
             Err(refusal) => {
                 self.shop.metrics.mesh_refused[refusal.index()].add(1);
                 tracing::info!(%from, cause = refusal.label(), "refused a session from the mesh");

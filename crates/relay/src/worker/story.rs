@@ -154,6 +154,8 @@ impl Story {
         let (to_onward, to_client) = session.moved();
         let (up, down) = session.spliced();
         let (client_leg, onward_leg) = session.legs();
+        // One that never answered has nothing to tell.
+        let onward_leg = onward_leg.filter(|_| session.is_connected());
         let direction = |bytes, first, spliced| Direction {
             bytes,
             first_byte: timeline.since_begun(first),

@@ -10,3 +10,4 @@ mod mesh;
 mod node;
 mod reload;
 mod rig;
+mod session_log;

@@ -15,8 +15,10 @@ use taut_relay::config::{Config, Forward, MeshConfig};
 use taut_relay::end::End;
 use taut_relay::node::Node;
 use taut_relay::refused::Refused;
+use taut_relay::session_log::Target as LogTarget;
 
 use crate::rig::*;
+use crate::session_log::records;
 
 const KEY: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 const OTHER: &str = "ffeeddccbbaa99887766554433221100ffeeddccbbaa99887766554433221100";
@@ -426,6 +428,31 @@ fn a_relay_from_elsewhere_is_not_even_heard() {
         metrics.refused(Refused::SourceNotListed) > 0
     });
     assert_eq!(metrics.mesh_rejected(), 0);
+}
+
+#[test]
+fn both_relays_log_a_session_under_one_number() {
+    let dir = tempfile::tempdir().unwrap();
+    let [near, far] = ["near", "far"].map(|name| dir.path().join(name));
+    let log = |path: &std::path::Path| Some(LogTarget::File(path.to_owned()));
+    let mesh = Mesh::with(
+        |config| config.session_log = log(&near),
+        |config| config.session_log = log(&far),
+    );
+    mesh.wait_for_pool();
+    let (mut client, mut server) = mesh.pair();
+    exchange(&mut client, &mut server, 1000);
+    let [near, far] = [near, far].map(|path| records(&path, 1).remove(0));
+    assert_eq!(near["session"], far["session"]);
+    assert_eq!(near["client"], far["client"]);
+    assert_eq!(near["destination"], far["destination"]);
+    let relay = mesh.far.mesh_addrs()[0].0.to_string();
+    assert_eq!(
+        (&near["relay"], &near["address"]),
+        (&relay.as_str().into(), &relay.as_str().into())
+    );
+    assert_eq!(far["forward"], "mesh");
+    assert!(near["setup_us"].is_u64() && far["setup_us"].is_u64());
 }
 
 #[test]
