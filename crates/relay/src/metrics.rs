@@ -12,7 +12,8 @@ use taut_mesh::acceptor::Rejection;
 
 use crate::early::Table;
 use crate::end::End;
-use crate::worker::Refusal;
+use crate::intercept::{Exits, Method, Status};
+use crate::worker::{Refusal, Unproxied};
 
 /// A figure that one thread writes and any may read.
 ///
@@ -60,6 +61,10 @@ pub(crate) struct WorkerMetrics {
     pub(crate) early_begun: Figure,
     pub(crate) early_joined: Figure,
     pub(crate) early_unused: Figure,
+    pub(crate) intercept_refused: Figure,
+    pub(crate) proxy_waiting: Figure,
+    pub(crate) proxy_headers: Figure,
+    pub(crate) proxy_refused: [Figure; Unproxied::ALL.len()],
     pub(crate) mesh_accepted: Figure,
     pub(crate) mesh_unproven: Figure,
     pub(crate) mesh_ready: Figure,
@@ -75,6 +80,7 @@ pub(crate) struct WorkerMetrics {
 pub struct Metrics {
     workers: Arc<[Arc<WorkerMetrics>]>,
     early: Option<Arc<Table>>,
+    intercept: Arc<Status>,
 }
 
 // === impl Metrics ===
@@ -84,7 +90,13 @@ impl Metrics {
         Self {
             workers: (0..workers).map(|_| Arc::default()).collect(),
             early,
+            intercept: Arc::default(),
         }
+    }
+
+    /// Where interception says what it counts.
+    pub(crate) fn intercept(&self) -> Arc<Status> {
+        self.intercept.clone()
     }
 
     pub(crate) fn worker(&self, i: usize) -> Arc<WorkerMetrics> {
@@ -140,6 +152,23 @@ impl Metrics {
     pub fn mesh_rejected(&self) -> u64 {
         let all = Rejection::ALL.into_iter();
         all.map(|r| self.sum(|w| &w.mesh_rejected[r.index()])).sum()
+    }
+
+    /// How connections are intercepted, if any are, and what has become of packets as of a moment
+    /// ago.
+    pub fn interception(&self) -> Option<(Method, Exits)> {
+        self.intercept.get()
+    }
+
+    /// Intercepted connections that were reset because their destination is not allowed.
+    pub fn intercept_refused(&self) -> u64 {
+        self.sum(|w| &w.intercept_refused)
+    }
+
+    /// Connections that were reset for want of a PROXY protocol header that is believed.
+    pub fn proxy_refused(&self) -> u64 {
+        let all = Unproxied::ALL.into_iter();
+        all.map(|u| self.sum(|w| &w.proxy_refused[u.index()])).sum()
     }
 
     /// The figures as OpenMetrics text.
@@ -208,6 +237,7 @@ impl Collector for Metrics {
 
         self.encode_mesh(&mut encoder)?;
         self.encode_early(&mut encoder)?;
+        self.encode_identity(&mut encoder)?;
 
         let (onward, client) = self.bytes();
         let help = "Bytes passed on, by the leg that they were written to";
@@ -332,6 +362,53 @@ impl Metrics {
 }
 
 impl Metrics {
+    /// Figures of interception and of PROXY protocol headers.
+    fn encode_identity(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        let mut counter = |name, help, value: u64| -> Encoded {
+            Count(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)
+        };
+        counter(
+            "taut_relay_intercept_refused",
+            "Intercepted connections reset because their destination is not allowed",
+            self.sum(|w| &w.intercept_refused),
+        )?;
+        counter(
+            "taut_relay_proxy_headers",
+            "Connections that began with a PROXY protocol header",
+            self.sum(|w| &w.proxy_headers),
+        )?;
+        let help = "Connections that wait for the end of their PROXY protocol header";
+        let name = "taut_relay_proxy_waiting";
+        let waiting = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        Level(self.sum(|w| &w.proxy_waiting)).encode(waiting)?;
+        let help = "Connections reset for want of a PROXY protocol header that is believed";
+        let name = "taut_relay_proxy_refused";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for why in Unproxied::ALL {
+            let count = Count(self.sum(|w| &w.proxy_refused[why.index()]));
+            count.encode(family.encode_family(&[("cause", why.label())])?)?;
+        }
+        let Some((method, exits)) = self.intercept.get() else {
+            return Ok(());
+        };
+        let help = "How connections are intercepted: 1 for the method that is used";
+        let name = "taut_relay_intercept_method";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (label, of) in [("bpf", Method::Bpf), ("nft", Method::Nft)] {
+            let level = Level(u64::from(of == method));
+            level.encode(family.encode_family(&[("method", label)])?)?;
+        }
+        if method == Method::Bpf {
+            let help = "Packets that the program looked at, by what became of them";
+            let name = "taut_relay_intercept_packets";
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (exit, count) in exits.each() {
+                Count(count).encode(family.encode_family(&[("exit", exit)])?)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Early SYN's figures.
     fn encode_early(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Figure;

@@ -15,15 +15,16 @@ use tokio::sync::mpsc;
 
 use crate::access::{Destinations, TooManyRules};
 use crate::addr::{Destination, Listen, ListenAddr};
-use crate::config::{Config, Forward, MeshConfig};
+use crate::config::{Config, Forward, InterceptConfig, MeshConfig, Transparent};
 use crate::early::{Reader, ReaderError, Table};
 use crate::inbox::{Inbox, Letter};
+use crate::intercept::{InterceptError, Interception, Plan};
 use crate::loops::{self, Edge};
 use crate::metrics::Metrics;
 use crate::resolver::Resolver;
-use crate::setup::{Mesh, Peer, Route, Way};
+use crate::setup::{Mesh, Onward, Original, Peer, Route, Way};
 use crate::targets::{Addrs, ResolveError, Targets, look_up};
-use crate::worker::{BACKLOG, Door, Order, Purpose, Shared, Worker};
+use crate::worker::{BACKLOG, Door, MAX_WAITING, Order, Purpose, Shared, Worker};
 
 /// Sessions of a node that was given no figure, at most.
 const DEFAULT_MAX_SESSIONS: u64 = 65_536;
@@ -85,8 +86,14 @@ pub enum StartError {
     #[error("relay.mesh.key_file: {0}")]
     Key(#[from] KeyError),
     /// More rules than are looked through for every session.
-    #[error("relay.mesh: {0}")]
+    #[error("relay.mesh or relay.forward, allow or deny: {0}")]
     Rules(#[from] TooManyRules),
+    /// Connections cannot be intercepted.
+    #[error(transparent)]
+    Intercept(#[from] InterceptError),
+    /// This machine's own addresses are not known.
+    #[error("cannot list this machine's addresses: {0}")]
+    OwnAddresses(std::io::Error),
     /// SYNs cannot be watched.
     #[error("{0}; leave `early_syn` out to go on without it")]
     EarlySyn(#[from] ReaderError),
@@ -127,6 +134,8 @@ pub struct Node {
     metrics: Metrics,
     threads: Vec<JoinHandle<()>>,
     early: Option<Reader>,
+    /// Until the last session has ended, for its packets have to be brought here.
+    intercept: Option<Interception>,
     ended: mpsc::UnboundedReceiver<Ended>,
 }
 
@@ -177,11 +186,17 @@ impl Node {
         let mut routes = Vec::new();
         for ((forward, targets), legs) in config.forwards.iter().zip(targets).zip(legs) {
             let (client, onward) = legs;
-            let (listen, listeners) = bind(&forward.listen, workers, &client)?;
+            let transparent = forward.transparent.is_some();
+            let (listen, listeners) = bind(&forward.listen, workers, &client, transparent)?;
+            let way = match &forward.transparent {
+                None => way(forward, targets, onward, &peers),
+                Some(transparent) => original(forward, transparent, &listen, onward, &peers)?,
+            };
             let route = Arc::new(Route {
                 listen,
                 early_syn: forward.early_syn,
-                way: way(forward, targets, onward, &peers),
+                way,
+                identity: forward.identity.clone(),
             });
             hang(&mut doors, listeners, &Purpose::Forward(route.clone()));
             routes.push(route);
@@ -189,7 +204,7 @@ impl Node {
         let mesh = match (&config.mesh, keys) {
             (Some(mesh), Some(keys)) => {
                 let leg = mesh_leg(config)?;
-                let (listen, listeners) = bind(&mesh.listen, workers, &leg)?;
+                let (listen, listeners) = bind(&mesh.listen, workers, &leg, false)?;
                 hang(&mut doors, listeners, &Purpose::Mesh);
                 Some(Arc::new(Mesh {
                     keys: ArcSwap::from_pointee(keys),
@@ -198,6 +213,7 @@ impl Node {
                     arrivals: mesh.arrivals,
                     access: access(mesh, &listen, &peers)?,
                     onward: Arc::new(plain_leg(config)),
+                    borrow: mesh.borrow,
                     listen,
                     peers,
                 }))
@@ -205,9 +221,10 @@ impl Node {
             _ => None,
         };
         if let Some(i) = find_loop(&routes, None) {
-            return Err(StartError::Loop {
-                destination: config.forwards[i].to.clone(),
-            });
+            // One that takes connections to wherever they want to go has no address to be found.
+            if let Some(destination) = config.forwards[i].to.clone() {
+                return Err(StartError::Loop { destination });
+            }
         }
         // Only sessions from the mesh bring names that nobody has looked up before.
         let takes_sessions = mesh.as_ref().is_some_and(|m| !m.listen.is_empty());
@@ -254,6 +271,10 @@ impl Node {
             Some(table) => Some(early_reader(config, &shared, table, inboxes.clone())?),
             None => None,
         };
+        let intercept = match plan(config, &shared) {
+            Some(plan) => Some(Interception::start(plan, metrics.intercept())?),
+            None => None,
+        };
         let shared = Arc::new(SharedHandle { shared, inboxes });
         let (report, ended) = mpsc::unbounded_channel();
         let mut node = Self {
@@ -261,6 +282,7 @@ impl Node {
             metrics,
             threads: Vec::new(),
             early,
+            intercept,
             ended,
         };
         for (i, worker) in ready.into_iter().enumerate() {
@@ -284,7 +306,9 @@ impl Node {
         let shared = &node.shared.shared;
         for (forward, route) in config.forwards.iter().zip(&shared.routes) {
             for listen in &route.listen {
-                tracing::info!(listen = %listen.0, to = %forward.to, via = ?forward.via, "forwarding");
+                let to = forward.to.as_ref().map(ToString::to_string);
+                let to = to.as_deref().unwrap_or("where clients want to go");
+                tracing::info!(listen = %listen.0, to, via = ?forward.via, "forwarding");
             }
         }
         for listen in shared.mesh.iter().flat_map(|mesh| &mesh.listen) {
@@ -356,6 +380,7 @@ impl Drop for Node {
             // A panic has been reported by `ended` and by the panic hook.
             let _ = thread.join();
         }
+        self.intercept = None;
     }
 }
 
@@ -371,7 +396,7 @@ impl SharedHandle {
     fn targets(&self) -> Vec<&Targets> {
         let forwards = self.shared.routes.iter().filter_map(|r| match &r.way {
             Way::Direct { targets, .. } => Some(targets),
-            Way::Mesh { .. } => None,
+            Way::Mesh { .. } | Way::Original(_) => None,
         });
         let peers = self.shared.mesh.iter().flat_map(|mesh| &mesh.peers);
         forwards.chain(peers.map(|peer| &peer.targets)).collect()
@@ -474,7 +499,8 @@ fn session_ceiling(config: &Config, workers: usize) -> Result<u32, StartError> {
     let fixed = OTHER_DESCRIPTORS
         + workers as u64 * (2 + listeners as u64)
         + 2 * u64::from(config.data.max_pipes)
-        + config.mesh.as_ref().map_or(0, mesh_descriptors);
+        + config.mesh.as_ref().map_or(0, mesh_descriptors)
+        + introduced_descriptors(config);
     let sessions = match config.max_sessions {
         Some(asked) => u64::from(asked),
         None => (limit.saturating_sub(fixed) / 2).clamp(1, DEFAULT_MAX_SESSIONS),
@@ -499,6 +525,15 @@ fn mesh_descriptors(mesh: &MeshConfig) -> u64 {
     arrivals + u64::from(mesh.pool.max)
 }
 
+/// What connections without a whole PROXY protocol header take at most.
+fn introduced_descriptors(config: &Config) -> u64 {
+    let introduced = |f: &Forward| f.identity.accept_proxy.is_some();
+    match config.forwards.iter().any(introduced) {
+        true => u64::from(MAX_WAITING),
+        false => 0,
+    }
+}
+
 /// The relays that this node dials: the first of every route, and those that others may name.
 fn dialled_relays(config: &Config) -> Vec<Destination> {
     let mut relays: Vec<Destination> = Vec::new();
@@ -515,7 +550,7 @@ fn dialled_relays(config: &Config) -> Vec<Destination> {
 /// Looks up every destination and every relay, all at the same time: a resolver that does not
 /// answer costs its time-out once. A destination behind other relays is looked up by the last.
 fn resolve_all(config: &Config) -> Result<(Vec<Option<Targets>>, Vec<Targets>), ResolveError> {
-    let destination = |f: &Forward| f.via.is_empty().then(|| f.to.clone());
+    let destination = |f: &Forward| f.to.clone().filter(|_| f.via.is_empty());
     let relays = dialled_relays(config);
     std::thread::scope(|scope| {
         let start = |to: Destination| scope.spawn(move || Targets::resolve(to));
@@ -606,18 +641,69 @@ fn way(
     let peer = peers
         .iter()
         .find(|peer| Some(peer.targets.destination()) == first);
-    match (targets, peer) {
-        (None, Some(peer)) => Way::Mesh {
+    match (targets, peer, &forward.to) {
+        (None, Some(peer), Some(to)) => Way::Mesh {
             peer: peer.clone(),
             route: forward.via[1..].iter().map(target).collect(),
-            destination: target(&forward.to),
+            destination: target(to),
         },
-        (Some(targets), _) => Way::Direct {
+        (Some(targets), ..) => Way::Direct {
             targets,
             options: Arc::new(options),
         },
-        (None, None) => unreachable!("every first relay of a route has been looked up"),
+        (None, ..) => unreachable!("every first relay of a route has been looked up"),
     }
+}
+
+/// How a transparent forward's connections go on.
+fn original(
+    forward: &Forward,
+    transparent: &Transparent,
+    listen: &[ListenAddr],
+    options: LegOptions,
+    peers: &[Arc<Peer>],
+) -> Result<Way, StartError> {
+    let mut access = Destinations::new(transparent.allow.clone(), transparent.deny.clone())?;
+    let own = nix::ifaddrs::getifaddrs().map_err(|e| StartError::OwnAddresses(e.into()))?;
+    access.set_own(own.filter_map(|a| ip_of(a.address.as_ref()?)));
+    access.set_mesh(addrs_of(peers).map(|addr| addr.ip().into()));
+    let first = forward.via.first();
+    let peer = first.and_then(|first| peers.iter().find(|p| p.targets.destination() == first));
+    let onward = match peer {
+        Some(peer) => Onward::Mesh {
+            peer: peer.clone(),
+            route: forward.via[1..].iter().map(target).collect(),
+        },
+        None => Onward::Direct(Arc::new(options)),
+    };
+    Ok(Way::Original(Box::new(Original {
+        taking: transparent.taking(listen.iter().map(|l| l.0).collect()),
+        access,
+        onward,
+    })))
+}
+
+fn ip_of(addr: &nix::sys::socket::SockaddrStorage) -> Option<std::net::IpAddr> {
+    let v4 = addr.as_sockaddr_in().map(|a| a.ip().into());
+    v4.or_else(|| addr.as_sockaddr_in6().map(|a| a.ip().into()))
+}
+
+/// What has to be brought to this node from the network, if anything has.
+fn plan(config: &Config, shared: &Shared) -> Option<Plan> {
+    let takings = shared.routes.iter().filter_map(|route| match &route.way {
+        Way::Original(original) => Some(original.taking.clone()),
+        _ => None,
+    });
+    let takings: Vec<_> = takings.collect();
+    let borrows = config.forwards.iter().any(|f| f.identity.borrow)
+        || config.mesh.as_ref().is_some_and(|mesh| mesh.borrow);
+    let InterceptConfig { mark, method } = config.intercept;
+    (borrows || !takings.is_empty()).then_some(Plan {
+        takings,
+        borrows,
+        mark,
+        method,
+    })
 }
 
 /// A destination as a hello names it.
@@ -638,20 +724,34 @@ fn access(
     peers: &[Arc<Peer>],
 ) -> Result<Destinations, TooManyRules> {
     let own = listen.iter().map(|l| l.0);
-    let others = peers.iter().flat_map(|peer| {
-        let addrs = peer.targets.current();
-        addrs.iter().map(|a| a.0).collect::<Vec<_>>()
-    });
+    let others = addrs_of(peers);
     let mut access = Destinations::new(mesh.allow.clone(), mesh.deny.clone())?;
     access.set_mesh(own.chain(others).map(|addr| addr.ip().into()));
     Ok(access)
+}
+
+/// The addresses of the relays that are dialled.
+fn addrs_of(peers: &[Arc<Peer>]) -> impl Iterator<Item = SocketAddr> {
+    peers.iter().flat_map(|peer| {
+        let addrs = peer.targets.current();
+        addrs.iter().map(|a| a.0).collect::<Vec<_>>()
+    })
 }
 
 /// The addresses of a list, and the listeners of each worker.
 type Bound = (Vec<ListenAddr>, Vec<Vec<Listener>>);
 
 /// Binds every address once for each worker.
-fn bind(listen: &[Listen], workers: usize, options: &LegOptions) -> Result<Bound, StartError> {
+fn bind(
+    listen: &[Listen],
+    workers: usize,
+    options: &LegOptions,
+    transparent: bool,
+) -> Result<Bound, StartError> {
+    let listen_on = match transparent {
+        true => Listener::bind_transparent,
+        false => Listener::bind,
+    };
     let mut own = Vec::new();
     let mut listeners: Vec<Vec<Listener>> = (0..workers).map(|_| Vec::new()).collect();
     for (addr, optional) in listen
@@ -673,7 +773,7 @@ fn bind(listen: &[Listen], workers: usize, options: &LegOptions) -> Result<Bound
         // With port 0 the first one gets a port, and the others share it.
         let mut actual = addr;
         for worker in &mut listeners {
-            let listener = Listener::bind(actual, BACKLOG, options).map_err(problem)?;
+            let listener = listen_on(actual, BACKLOG, options).map_err(problem)?;
             actual = listener.local_addr().map_err(problem)?;
             worker.push(listener);
         }
@@ -706,6 +806,8 @@ fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) -> Option<u
             let targets = match &route.way {
                 Way::Direct { targets, .. } => targets,
                 Way::Mesh { peer, .. } => &peer.targets,
+                // Where it goes is judged for each connection.
+                Way::Original(_) => return Addrs::from([]),
             };
             match new {
                 Some((which, addrs)) if std::ptr::eq(which, targets) => addrs.clone(),

@@ -10,6 +10,8 @@ use taut_sys::socket::LegOptions;
 
 use crate::access::Destinations;
 use crate::addr::ListenAddr;
+use crate::identity::Identity;
+use crate::intercept::Taking;
 use crate::targets::Targets;
 
 /// One `[[relay.forward]]`, ready to be used.
@@ -19,6 +21,8 @@ pub(crate) struct Route {
     pub(crate) way: Way,
     /// Its onward legs are begun when the client's SYN is seen.
     pub(crate) early_syn: bool,
+    /// How its clients' addresses are learnt and passed on.
+    pub(crate) identity: Identity,
 }
 
 /// How a forward's connections go on.
@@ -35,6 +39,31 @@ pub(crate) enum Way {
         /// The relays after `peer`.
         route: Vec<Target>,
         destination: Target,
+    },
+    /// To where each client wanted to go.
+    Original(Box<Original>),
+}
+
+/// A transparent forward's way.
+#[derive(Debug)]
+pub(crate) struct Original {
+    /// What it takes.
+    pub(crate) taking: Taking,
+    /// Where sessions may go.
+    pub(crate) access: Destinations,
+    pub(crate) onward: Onward,
+}
+
+/// How a transparent forward's connections go on.
+#[derive(Debug)]
+pub(crate) enum Onward {
+    /// By a connection of their own.
+    Direct(Arc<LegOptions>),
+    /// Through the mesh, beginning with `peer`.
+    Mesh {
+        peer: Arc<Peer>,
+        /// The relays after `peer`.
+        route: Vec<Target>,
     },
 }
 
@@ -59,6 +88,8 @@ pub(crate) struct Mesh {
     pub(crate) access: Destinations,
     /// What legs to their destinations ask of their sockets.
     pub(crate) onward: Arc<LegOptions>,
+    /// These legs come from the address of the client.
+    pub(crate) borrow: bool,
     pub(crate) listen: Vec<ListenAddr>,
 }
 

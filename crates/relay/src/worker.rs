@@ -2,6 +2,7 @@
 //! the path of the bytes; the kernel spreads connections over the workers (SO_REUSEPORT).
 
 use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use taut_sys::pipe::Pipe;
 use taut_sys::socket::{LegOptions, Listener, Stream};
 use taut_sys::{Errno, random};
 
+use crate::access::{Verdict, may_be_borrowed};
 use crate::addr::{ClientAddr, OnwardAddr};
 use crate::alarms::Alarms;
 use crate::arrivals::Arrivals;
@@ -21,6 +23,7 @@ use crate::direction::Workshop;
 use crate::early::Table;
 use crate::early_syn::FourTuple;
 use crate::end::{End, Side};
+use crate::identity::Introduction;
 use crate::inbox::{Inbox, Letter};
 use crate::metrics::WorkerMetrics;
 use crate::pipes::PipePool;
@@ -31,11 +34,15 @@ use crate::setup::{Mesh, Peer, Route, Way};
 use crate::targets::Addrs;
 use crate::token::{Generation, Place, Token};
 use crate::worker::early::Early;
+use crate::worker::preface::Prefaces;
 
 mod early;
 mod mesh;
+mod original;
+mod preface;
 
 pub(crate) use mesh::Refusal;
+pub(crate) use preface::{MAX_WAITING, Unproxied};
 
 /// Connections the kernel keeps for each listener until they are accepted; it takes the lesser
 /// of this and `net.core.somaxconn`.
@@ -91,6 +98,8 @@ pub(crate) struct Worker {
     pools: Pools,
     /// Onward legs whose client has not been accepted yet; bounded by the limiter.
     early: HashMap<FourTuple, Early>,
+    /// Connections that are to begin with a PROXY protocol header.
+    prefaces: Prefaces,
     shop: Shop,
     shared: Arc<Shared>,
 }
@@ -127,6 +136,8 @@ enum Errand {
         addrs: Addrs,
         next: usize,
         options: Arc<LegOptions>,
+        /// From the client's address.
+        borrow: bool,
     },
     /// The addresses of the destination are being looked up.
     LookUp { name: String },
@@ -268,6 +279,7 @@ impl Worker {
             arrivals: Arrivals::default(),
             pools,
             early: HashMap::new(),
+            prefaces: Prefaces::default(),
             shop: Shop {
                 pipes: PipePool::new(max_pipes, data.pipe_size),
                 scratch: vec![0; SCRATCH].into(),
@@ -296,6 +308,7 @@ impl Worker {
                 self.handle(report);
             }
             self.tend_mesh();
+            self.tend_prefaces();
             for _ in 0..self.ready.len() {
                 if let Some(place) = self.ready.pop_front() {
                     if let Some(entry) = self.sessions.get_mut(place.0 as usize) {
@@ -322,7 +335,10 @@ impl Worker {
                     self.close_doors();
                     // Hellos that are on their way are waited for; what else stands at the mesh
                     // port has its deadlines.
-                    if self.sessions.is_empty() && self.arrivals.is_empty() {
+                    if self.sessions.is_empty()
+                        && self.arrivals.is_empty()
+                        && self.prefaces.is_empty()
+                    {
                         return Ok(());
                     }
                 }
@@ -344,7 +360,11 @@ impl Worker {
             return Some(Duration::ZERO);
         }
         let resting = self.doors.iter().filter_map(|d| d.resting_until).min();
-        let mesh = [self.pools.next(), self.arrivals.next()];
+        let mesh = [
+            self.pools.next(),
+            self.arrivals.next(),
+            self.prefaces.next(),
+        ];
         let next = [self.alarms.next(), resting]
             .into_iter()
             .chain(mesh)
@@ -378,6 +398,7 @@ impl Worker {
             }
             Token::Arrival(place, generation) => self.hear(place, generation, readiness),
             Token::Spare(place, generation) => self.prepare(place, generation, readiness),
+            Token::Preface(place, generation) => self.read_header(place, generation, readiness),
         }
     }
 
@@ -414,6 +435,9 @@ impl Worker {
             };
             match listener.accept() {
                 Ok((stream, peer)) => match purpose.clone() {
+                    Purpose::Forward(route) if route.identity.accept_proxy.is_some() => {
+                        self.await_header(stream, peer, &route);
+                    }
                     Purpose::Forward(route) => self.welcome(stream, ClientAddr(peer), &route),
                     Purpose::Mesh => self.take_in(stream, peer),
                 },
@@ -464,16 +488,35 @@ impl Worker {
         self.retire_mesh();
     }
 
-    /// A client has come.
-    fn admit(&mut self, client: Stream, addr: ClientAddr, route: &Route) {
+    /// A client has come. `to`: what it connected to, if that was another machine, which told us.
+    fn admit(&mut self, client: Stream, addr: ClientAddr, to: Option<SocketAddr>, route: &Route) {
         self.shop.metrics.accepted.add(1);
-        let errand = errand_of(route, addr, &self.shared);
-        self.open(client, addr, errand);
+        let local = || to.or_else(|| client.local_addr().ok());
+        let errand = match errand_of(route, addr, local, &self.shared) {
+            Ok(errand) => errand,
+            Err(verdict) => {
+                self.shop.metrics.intercept_refused.add(1);
+                tracing::info!(
+                    client = %addr.0, to = ?local(), cause = verdict.label(),
+                    "not an allowed destination"
+                );
+                client.abort();
+                return;
+            }
+        };
+        let introduction = local().filter(|_| route.identity.send_proxy).map(|to| {
+            let client = addr.0;
+            Introduction { client, to }.header()
+        });
+        self.open(client, addr, errand, introduction.unwrap_or_default());
     }
 
-    /// Begins a session.
-    fn open(&mut self, client: Stream, addr: ClientAddr, errand: Errand) {
+    /// Begins a session; its destination is told `introduction` first.
+    fn open(&mut self, client: Stream, addr: ClientAddr, errand: Errand, introduction: Vec<u8>) {
         if let Some(key) = self.seat(client, addr, errand) {
+            if let Some(entry) = self.sessions.get_mut(key) {
+                entry.session.introduce(introduction);
+            }
             self.go_on(place(key), true, Errno::HOSTUNREACH);
         }
     }
@@ -534,14 +577,25 @@ impl Worker {
             addrs,
             next,
             options,
+            borrow,
         } = &mut entry.errand
         else {
             return;
         };
+        let source = borrow.then(|| entry.client.0.ip().to_canonical());
+        if source.is_some_and(|ip| !may_be_borrowed(ip)) {
+            tracing::info!(client = %entry.client.0, "its address cannot be borrowed");
+            self.end(place, End::NotAllowed, Close::Reset);
+            return;
+        }
         while let Some(&OnwardAddr(addr)) = addrs.get(*next) {
             *next += 1;
             let token = Token::Leg(place, entry.generation, Side::Onward).encode();
-            let dialled = Stream::connect(addr, options).and_then(|onward| {
+            let dialled = match source {
+                None => Stream::connect(addr, options),
+                Some(source) => Stream::connect_from(addr, source, options),
+            };
+            let dialled = dialled.and_then(|onward| {
                 self.poller.add(&onward, token, Interest::StreamEdges)?;
                 Ok(onward)
             });
@@ -633,13 +687,25 @@ impl Worker {
     }
 }
 
-/// What a client of this forward needs.
-fn errand_of(route: &Route, client: ClientAddr, shared: &Shared) -> Errand {
-    match &route.way {
+/// What a client of this forward needs, or why it gets nothing. `to`: what it connected to.
+fn errand_of(
+    route: &Route,
+    client: ClientAddr,
+    to: impl FnOnce() -> Option<SocketAddr>,
+    shared: &Shared,
+) -> Result<Errand, Verdict> {
+    let borrow = route.identity.borrow;
+    Ok(match &route.way {
+        Way::Original(way) => {
+            // The connection is gone already when it has no address.
+            let to = to().ok_or(Verdict::Unspecified)?;
+            original::errand(way, client, to, borrow, shared)?
+        }
         Way::Direct { targets, options } => Errand::Dial {
             addrs: targets.current(),
             next: 0,
             options: options.clone(),
+            borrow,
         },
         Way::Mesh {
             peer,
@@ -656,7 +722,7 @@ fn errand_of(route: &Route, client: ClientAddr, shared: &Shared) -> Errand {
             }),
             tries_left: mesh::tries(peer),
         },
-    }
+    })
 }
 
 #[expect(

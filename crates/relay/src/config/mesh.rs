@@ -36,6 +36,8 @@ pub struct MeshConfig {
     pub pool: PoolLimits,
     /// What connections to the mesh port may cost before they carry a session.
     pub arrivals: ArrivalLimits,
+    /// Legs to destinations come from the client's address, as the first relay has given it.
+    pub borrow: bool,
     /// How legs between relays are sped up; `None`: not at all.
     pub turbo: Option<Turbo>,
 }
@@ -72,6 +74,7 @@ impl MeshConfig {
             hop_limit: HOP_LIMIT,
             pool: PoolLimits::default(),
             arrivals: ArrivalLimits::default(),
+            borrow: false,
             turbo: Some(Turbo::default()),
         }
     }
@@ -94,6 +97,7 @@ pub(super) struct MeshSection {
     handshake_timeout: Option<Spanned<Time>>,
     hello_timeout: Option<Spanned<Time>>,
     idle_timeout: Option<Spanned<Time>>,
+    source: Option<Spanned<String>>,
     turbo: Option<bool>,
     rate: Option<Spanned<String>>,
     window: Option<Spanned<ByteSize>>,
@@ -131,6 +135,8 @@ impl MeshSection {
             }
             mesh.hop_limit = limit.into_inner();
         }
+
+        mesh.borrow = super::transparent::borrow(self.source.as_ref(), "relay.mesh.source")?;
 
         let pool = &mut mesh.pool;
         let asked_min = self.pool_min;

@@ -28,8 +28,9 @@ impl Worker {
         let Some(route) = self.shared.routes.get(forward).cloned() else {
             return;
         };
-        let errand = errand_of(&route, ClientAddr(connection.client()), &self.shared);
-        match self.begin(errand) {
+        let client = ClientAddr(connection.client());
+        let errand = errand_of(&route, client, || Some(connection.local()), &self.shared);
+        match errand.ok().and_then(|errand| self.begin(errand)) {
             Some(early) => {
                 self.shop.metrics.early_begun.add(1);
                 self.early.insert(connection, early);
@@ -49,6 +50,7 @@ impl Worker {
                 addrs,
                 next,
                 options,
+                ..
             } => {
                 let &OnwardAddr(addr) = addrs.first()?;
                 let onward = Stream::connect(addr, options).ok()?;
@@ -91,11 +93,11 @@ impl Worker {
     pub(super) fn welcome(&mut self, client: Stream, addr: ClientAddr, route: &Arc<Route>) {
         let table = self.shared.early.as_ref().filter(|_| route.early_syn);
         let Some((table, Ok(local))) = table.map(|table| (table, client.local_addr())) else {
-            return self.admit(client, addr, route);
+            return self.admit(client, addr, None, route);
         };
         let connection = FourTuple::new(addr.0, local);
         match table.accepted(connection, self.shop.now) {
-            None => self.admit(client, addr, route),
+            None => self.admit(client, addr, None, route),
             Some(owner) if owner == self.index => self.unite(client, addr, route, connection),
             Some(owner) => match self.shared.inboxes().get(owner) {
                 Some(inbox) => inbox.post(Letter::Client {
@@ -104,7 +106,7 @@ impl Worker {
                     route: route.clone(),
                     connection,
                 }),
-                None => self.admit(client, addr, route),
+                None => self.admit(client, addr, None, route),
             },
         }
     }
@@ -118,7 +120,7 @@ impl Worker {
         connection: FourTuple,
     ) {
         let Some(early) = self.early.remove(&connection) else {
-            return self.admit(client, addr, route);
+            return self.admit(client, addr, None, route);
         };
         self.shop.metrics.accepted.add(1);
         self.shop.metrics.early_joined.add(1);

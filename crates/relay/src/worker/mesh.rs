@@ -253,7 +253,7 @@ impl Worker {
         } = request;
         self.shop.metrics.mesh_hellos.add(1);
         match errand(&mesh, *hello) {
-            Ok((client, errand)) => self.open(stream, client, errand),
+            Ok((client, errand)) => self.open(stream, client, errand, Vec::new()),
             Err(refusal) => {
                 self.shop.metrics.mesh_refused[refusal.index()].add(1);
                 tracing::info!(%from, cause = refusal.label(), "refused a session from the mesh");
@@ -333,6 +333,7 @@ impl Worker {
             addrs: allowed,
             next: 0,
             options: mesh.onward.clone(),
+            borrow: mesh.borrow,
         };
         self.dial(place, Errno::HOSTUNREACH);
     }
@@ -389,6 +390,7 @@ fn errand(mesh: &Arc<Mesh>, hello: Hello) -> Result<(ClientAddr, Errand), Refusa
                 addrs: [OnwardAddr(addr)].into(),
                 next: 0,
                 options: mesh.onward.clone(),
+                borrow: mesh.borrow,
             }
         }
         Target::Name { ref host, port } => {
