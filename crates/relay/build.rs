@@ -7,7 +7,11 @@ use std::path::PathBuf;
 use libbpf_cargo::SkeletonBuilder;
 
 /// The programs: folder under `src`, name.
-const PROGRAMS: &[(&str, &str)] = &[("early_syn", "early_syn"), ("pipe", "taut_pipe")];
+const PROGRAMS: &[(&str, &str)] = &[
+    ("early_syn", "early_syn"),
+    ("intercept", "intercept"),
+    ("pipe", "taut_pipe"),
+];
 
 fn main() {
     let out: PathBuf = env::var_os("OUT_DIR").expect("cargo sets OUT_DIR").into();
@@ -21,6 +25,8 @@ fn main() {
         // Where Debian keeps `asm/`, which clang does not look into when it compiles for BPF.
         format!("-idirafter/usr/include/{arch}-linux-gnu"),
     ];
+    // Headers that several of them include.
+    println!("cargo:rerun-if-changed=src/bpf");
     for (folder, name) in PROGRAMS {
         let source = format!("src/{folder}/{name}.bpf.c");
         println!("cargo:rerun-if-changed=src/{folder}");

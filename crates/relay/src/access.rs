@@ -26,6 +26,12 @@ pub use rule::{Pattern, Ports, Rule, RuleError};
 pub use sources::{SourcePrefix, SourceVerdict, Sources};
 pub use verdict::Verdict;
 
+/// Whether a connection may be made in the name of `addr`: it is one machine's, and a network can
+/// bring answers to it.
+pub(crate) fn may_be_borrowed(addr: std::net::IpAddr) -> bool {
+    blocks::denied(addr).next().is_none()
+}
+
 /// Rules that one list may have.
 pub const MAX_RULES: usize = 4096;
 

@@ -13,11 +13,14 @@ use toml::Spanned;
 use crate::access::{SourcePrefix, Sources};
 use crate::addr::{Destination, Listen};
 use crate::early_syn::{Devices, Limits};
+use crate::identity::Identity;
 use crate::session_log;
 
 mod mesh;
+mod transparent;
 
 pub use mesh::{MeshConfig, Turbo};
+pub use transparent::{InterceptConfig, Transparent};
 
 /// How a relay node runs.
 #[derive(Clone, Debug)]
@@ -42,6 +45,8 @@ pub struct Config {
     pub keepalive: Keepalive,
     /// Where SYNs are looked for, by forwards that have `early_syn`.
     pub early_syn: EarlySynConfig,
+    /// How transparent forwards get their connections.
+    pub intercept: InterceptConfig,
     /// Its part in a mesh of relays, if it has one.
     pub mesh: Option<MeshConfig>,
     /// What is listened on, and where it goes. At least one, unless the mesh is listened to.
@@ -100,8 +105,13 @@ pub struct DataPath {
 pub struct Forward {
     /// Where clients connect to.
     pub listen: Vec<Listen>,
-    /// The destination, or the next relay when that is no part of the mesh.
-    pub to: Destination,
+    /// The destination, or the next relay when that is no part of the mesh. `None`: where each
+    /// client wanted to go (`transparent`).
+    pub to: Option<Destination>,
+    /// What is intercepted.
+    pub transparent: Option<Transparent>,
+    /// How its clients' addresses are learnt and passed on.
+    pub identity: Identity,
     /// The relays of the mesh that connections go through, in order; none: straight to `to`.
     pub via: Vec<Destination>,
     /// Whether the way onward is begun when the client's SYN is seen, before its handshake is
@@ -116,11 +126,59 @@ pub struct Forward {
 }
 
 impl Forward {
+    /// What does not go together, as the end of a sentence that begins with the forward.
+    fn contradiction(&self) -> Option<&'static str> {
+        let Identity {
+            borrow,
+            send_proxy,
+            accept_proxy,
+        } = &self.identity;
+        let introduced = accept_proxy.is_some();
+        Some(match (&self.to, &self.transparent) {
+            (None, None) => {
+                ".to: say where connections go, or `transparent = true`: where their clients want to"
+            }
+            (Some(_), Some(_)) => {
+                ": `to` and `transparent` say different things of where connections go; leave one out"
+            }
+            (_, Some(_)) if introduced => {
+                ".accept_proxy: an intercepted connection is the client's own, and begins with no header"
+            }
+            _ if self.early_syn
+                && (self.transparent.is_some() || introduced || *send_proxy || *borrow) =>
+            {
+                ".early_syn: it does not go together with transparent, source, send_proxy or accept_proxy"
+            }
+            _ if !self.via.is_empty() && (*send_proxy || *borrow) => {
+                ".via: `send_proxy` and `source` are for connections to the destination itself; write \
+                 `source` into [relay.mesh] of the last relay"
+            }
+            _ => return None,
+        })
+    }
+
+    /// Connections that are intercepted, to where each client wanted to go.
+    pub fn transparent(listen: Vec<Listen>, transparent: Transparent) -> Self {
+        Self {
+            listen,
+            to: None,
+            transparent: Some(transparent),
+            identity: Identity::default(),
+            via: Vec::new(),
+            early_syn: false,
+            sources: Sources::default(),
+            client_congestion: None,
+            onward_congestion: None,
+        }
+    }
+
     /// From `listen` to `to`, with the kernel's defaults on both legs.
     pub fn new(listen: Vec<Listen>, to: Destination) -> Self {
         Self {
             listen,
-            to,
+            to: Some(to),
+            transparent: None,
+            identity: Identity::default(),
             via: Vec::new(),
             early_syn: false,
             sources: Sources::default(),
@@ -178,6 +236,7 @@ impl Config {
                 probes: 4,
             },
             early_syn: EarlySynConfig::default(),
+            intercept: InterceptConfig::default(),
             mesh: None,
             forwards,
         }
@@ -315,6 +374,8 @@ struct Section {
     pipe_size: Option<Spanned<ByteSize>>,
     max_pipes: Option<u32>,
     early_syn_devices: Option<OneOrMany>,
+    intercept_mark: Option<Spanned<u32>>,
+    intercept_by: Option<Spanned<String>>,
     mesh: Option<Spanned<mesh::MeshSection>>,
     #[serde(default)]
     forward: Vec<ForwardSection>,
@@ -325,7 +386,18 @@ struct Section {
 struct ForwardSection {
     // The texts inside an untagged enum have no place of their own; the list has.
     listen: Spanned<OneOrMany>,
-    to: Spanned<String>,
+    to: Option<Spanned<String>>,
+    transparent: Option<Spanned<bool>>,
+    ports: Option<Spanned<Vec<u16>>>,
+    destinations: Option<Spanned<OneOrMany>>,
+    devices: Option<Spanned<OneOrMany>>,
+    allow: Option<Spanned<OneOrMany>>,
+    deny: Option<Spanned<OneOrMany>>,
+    source: Option<Spanned<String>>,
+    #[serde(default)]
+    send_proxy: bool,
+    accept_proxy: Option<Spanned<bool>>,
+    proxy_from: Option<Spanned<OneOrMany>>,
     via: Option<Spanned<OneOrMany>>,
     #[serde(default)]
     early_syn: bool,
@@ -460,6 +532,16 @@ impl Section {
         if let Some(devices) = self.early_syn_devices {
             config.early_syn.devices = Devices::Named(devices.into_vec());
         }
+        if let Some(mark) = self.intercept_mark {
+            if *mark.get_ref() == 0 {
+                let message = "relay.intercept_mark: 0 is what packets without a mark have";
+                return Err((mark.span().start, message.into()));
+            }
+            config.intercept.mark = mark.into_inner();
+        }
+        if let Some(method) = self.intercept_by {
+            config.intercept.method = Some(transparent::method(&method)?);
+        }
         if let Some(mesh) = self.mesh {
             let at = mesh.span().start;
             config.mesh = Some(mesh.into_inner().check(at)?);
@@ -481,10 +563,12 @@ impl Section {
 
 impl ForwardSection {
     fn check(self, i: usize) -> Result<Forward, (usize, String)> {
-        let to_at = self.to.span().start;
-        let to = parse(self.to.get_ref(), to_at, || {
-            format!("relay.forward[{i}].to")
-        })?;
+        let to = match &self.to {
+            Some(to) => Some(parse(to.get_ref(), to.span().start, || {
+                format!("relay.forward[{i}].to")
+            })?),
+            None => None,
+        };
         let listen_at = self.listen.span().start;
         let listen = self.listen.into_inner().into_vec();
         if listen.is_empty() {
@@ -499,19 +583,41 @@ impl ForwardSection {
                     format!("relay.forward[{i}].listen[{j}]")
                 })
             })
-            .collect::<Result<_, _>>()?;
+            .collect::<Result<Vec<_>, _>>()?;
         let via = match self.via {
             Some(via) => relays(via, i)?,
             None => Vec::new(),
         };
-        Ok(Forward {
+        let identity = transparent::identity(
+            i,
+            self.source.as_ref(),
+            self.send_proxy,
+            self.accept_proxy.as_ref(),
+            self.proxy_from.as_ref(),
+        )?;
+        let transparent = transparent::Written {
+            transparent: self.transparent,
+            ports: self.ports,
+            destinations: self.destinations,
+            devices: self.devices,
+            allow: self.allow,
+            deny: self.deny,
+        };
+        let forward = Forward {
+            transparent: transparent.check(i, listen_at, &listen)?,
+            listen,
+            to,
+            identity,
             via,
             early_syn: self.early_syn,
             sources: sources(self.from, self.not_from, &format!("relay.forward[{i}]"))?,
             client_congestion: self.client_congestion,
             onward_congestion: self.onward_congestion,
-            ..Forward::new(listen, to)
-        })
+        };
+        match forward.contradiction() {
+            None => Ok(forward),
+            Some(what) => Err((listen_at, format!("relay.forward[{i}]{what}"))),
+        }
     }
 }
 

@@ -130,6 +130,14 @@ impl<P> Direction<P> {
         self.spliced
     }
 
+    /// The stream begins with these bytes, ahead of the source's own. Only for a direction that
+    /// [is untouched](Self::is_untouched).
+    pub(crate) fn begin_with(&mut self, bytes: Box<[u8]>) {
+        if !bytes.is_empty() {
+            self.parcel = Parcel::Bytes { bytes, sent: 0 };
+        }
+    }
+
     /// Takes note of what is known of the leg that is read.
     pub(crate) fn handle_source(&mut self, ready: Readiness) {
         self.readable |= ready.readable();

@@ -13,11 +13,12 @@ use taut_mesh::acceptor::Rejection;
 use crate::early::Table;
 use crate::end::End;
 use crate::histogram::{Histogram, Totals};
+use crate::intercept::{Exits, Method, Status};
 use crate::pipe::Count as PipeCount;
 use crate::refused::Refused;
 use crate::session_log::Recorder;
 use crate::turbo::TurboStart;
-use crate::worker::Refusal;
+use crate::worker::{Refusal, Unproxied};
 
 /// A figure that one thread writes and any may read.
 ///
@@ -69,6 +70,10 @@ pub(crate) struct WorkerMetrics {
     pub(crate) early_begun: Figure,
     pub(crate) early_joined: Figure,
     pub(crate) early_unused: Figure,
+    pub(crate) intercept_refused: Figure,
+    pub(crate) proxy_waiting: Figure,
+    pub(crate) proxy_headers: Figure,
+    pub(crate) proxy_refused: [Figure; Unproxied::ALL.len()],
     pub(crate) mesh_accepted: Figure,
     pub(crate) mesh_unproven: Figure,
     pub(crate) mesh_ready: Figure,
@@ -87,6 +92,7 @@ pub struct Metrics {
     /// Kept here for as long as anybody asks: legs between relays use it.
     turbo: Arc<TurboStart>,
     log: Option<Recorder>,
+    intercept: Arc<Status>,
 }
 
 // === impl Metrics ===
@@ -98,6 +104,7 @@ impl Metrics {
             early,
             turbo,
             log: None,
+            intercept: Arc::default(),
         }
     }
 
@@ -111,6 +118,11 @@ impl Metrics {
     /// The same with the session log's figures.
     pub(crate) fn with_log(self, log: Option<Recorder>) -> Self {
         Self { log, ..self }
+    }
+
+    /// Where interception says what it counts.
+    pub(crate) fn intercept(&self) -> Arc<Status> {
+        self.intercept.clone()
     }
 
     pub(crate) fn worker(&self, i: usize) -> Arc<WorkerMetrics> {
@@ -171,6 +183,23 @@ impl Metrics {
     pub fn mesh_rejected(&self) -> u64 {
         let all = Rejection::ALL.into_iter();
         all.map(|r| self.sum(|w| &w.mesh_rejected[r.index()])).sum()
+    }
+
+    /// How connections are intercepted, if any are, and what has become of packets as of a moment
+    /// ago.
+    pub fn interception(&self) -> Option<(Method, Exits)> {
+        self.intercept.get()
+    }
+
+    /// Intercepted connections that were reset because their destination is not allowed.
+    pub fn intercept_refused(&self) -> u64 {
+        self.sum(|w| &w.intercept_refused)
+    }
+
+    /// Connections that were reset for want of a PROXY protocol header that is believed.
+    pub fn proxy_refused(&self) -> u64 {
+        let all = Unproxied::ALL.into_iter();
+        all.map(|u| self.sum(|w| &w.proxy_refused[u.index()])).sum()
     }
 
     /// The figures as OpenMetrics text.
@@ -237,6 +266,7 @@ impl Collector for Metrics {
         self.encode_turbo(&mut encoder)?;
         self.encode_times(&mut encoder)?;
         self.encode_log(&mut encoder)?;
+        self.encode_identity(&mut encoder)?;
 
         let (onward, client) = self.bytes();
         let help = "Bytes passed on, by the leg that they were written to";
@@ -427,6 +457,53 @@ impl Metrics {
 }
 
 impl Metrics {
+    /// Figures of interception and of PROXY protocol headers.
+    fn encode_identity(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        let mut counter = |name, help, value: u64| -> Encoded {
+            Count(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)
+        };
+        counter(
+            "taut_relay_intercept_refused",
+            "Intercepted connections reset because their destination is not allowed",
+            self.sum(|w| &w.intercept_refused),
+        )?;
+        counter(
+            "taut_relay_proxy_headers",
+            "Connections that began with a PROXY protocol header",
+            self.sum(|w| &w.proxy_headers),
+        )?;
+        let help = "Connections that wait for the end of their PROXY protocol header";
+        let name = "taut_relay_proxy_waiting";
+        let waiting = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        Level(self.sum(|w| &w.proxy_waiting)).encode(waiting)?;
+        let help = "Connections reset for want of a PROXY protocol header that is believed";
+        let name = "taut_relay_proxy_refused";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for why in Unproxied::ALL {
+            let count = Count(self.sum(|w| &w.proxy_refused[why.index()]));
+            count.encode(family.encode_family(&[("cause", why.label())])?)?;
+        }
+        let Some((method, exits)) = self.intercept.get() else {
+            return Ok(());
+        };
+        let help = "How connections are intercepted: 1 for the method that is used";
+        let name = "taut_relay_intercept_method";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (label, of) in [("bpf", Method::Bpf), ("nft", Method::Nft)] {
+            let level = Level(u64::from(of == method));
+            level.encode(family.encode_family(&[("method", label)])?)?;
+        }
+        if method == Method::Bpf {
+            let help = "Packets that the program looked at, by what became of them";
+            let name = "taut_relay_intercept_packets";
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (exit, count) in exits.each() {
+                Count(count).encode(family.encode_family(&[("exit", exit)])?)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Early SYN's figures.
     fn encode_early(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Figure;

@@ -16,18 +16,19 @@ use tokio::sync::mpsc;
 
 use crate::access::{Destinations, TooManyRules};
 use crate::addr::{Destination, Listen, ListenAddr};
-use crate::config::{Config, Forward, MeshConfig};
+use crate::config::{Config, Forward, InterceptConfig, MeshConfig, Transparent};
 use crate::early::{Reader, ReaderError, Table};
 use crate::inbox::{Inbox, Letter};
+use crate::intercept::{InterceptError, Interception, Plan};
 use crate::loops::{self, Edge};
 use crate::metrics::Metrics;
 use crate::resolver::Resolver;
 use crate::session_log::{self, SessionLog, SessionLogError};
-use crate::setup::{Mesh, Peer, Route, Setup, Way};
+use crate::setup::{Mesh, Onward, Original, Peer, Route, Setup, Way};
 use crate::sources::{Sources, UNLIMITED};
 use crate::targets::{Addrs, ResolveError, Targets, look_up};
 use crate::turbo::TurboStart;
-use crate::worker::{BACKLOG, DoorId, NewDoor, Order, Purpose, Shared, Worker};
+use crate::worker::{BACKLOG, DoorId, MAX_WAITING, NewDoor, Order, Purpose, Shared, Worker};
 
 mod holdings;
 mod reload;
@@ -97,11 +98,14 @@ pub enum StartError {
     #[error("relay.mesh.key_file: {0}")]
     Key(#[from] KeyError),
     /// More rules than are looked through for every session.
-    #[error("relay.mesh: {0}")]
+    #[error("relay.mesh or relay.forward, allow or deny: {0}")]
     Rules(#[from] TooManyRules),
     /// Sessions cannot be logged.
     #[error("relay.session_log: {0}")]
     SessionLog(#[from] SessionLogError),
+    /// Connections cannot be intercepted.
+    #[error(transparent)]
+    Intercept(#[from] InterceptError),
     /// SYNs cannot be watched.
     #[error("{0}; leave `early_syn` out to go on without it")]
     EarlySyn(#[from] ReaderError),
@@ -144,6 +148,8 @@ pub struct Node {
     shared: Arc<SharedHandle>,
     metrics: Metrics,
     threads: Vec<JoinHandle<()>>,
+    /// Until the last session has ended, for its packets have to be brought here.
+    intercept: Option<Interception>,
     ended: mpsc::UnboundedReceiver<Ended>,
 }
 
@@ -248,6 +254,10 @@ impl Node {
             Some(table) => Some(early_reader(config, &setup, table, inboxes.clone())?),
             None => None,
         };
+        let intercept = match plan(config, &setup) {
+            Some(plan) => Some(Interception::start(plan, metrics.intercept())?),
+            None => None,
+        };
         holdings.setup = Some(setup.clone());
         let shared = Arc::new(SharedHandle {
             shared,
@@ -265,6 +275,7 @@ impl Node {
             shared,
             metrics,
             threads: Vec::new(),
+            intercept,
             ended,
         };
         for (i, worker) in ready.into_iter().enumerate() {
@@ -363,7 +374,7 @@ impl Node {
 fn announce(config: &Config, setup: &Setup) {
     for (forward, route) in config.forwards.iter().zip(&setup.routes) {
         for listen in &route.listen {
-            tracing::info!(listen = %listen.0, to = %forward.to, via = ?forward.via, "forwarding");
+            tracing::info!(listen = %listen.0, to = %route.destination, via = ?forward.via, "forwarding");
         }
     }
     for listen in setup.mesh.iter().flat_map(|mesh| &mesh.listen) {
@@ -398,18 +409,34 @@ fn assemble(
     let mut routes = Vec::new();
     for ((forward, targets), legs) in config.forwards.iter().zip(targets).zip(legs) {
         let (client, onward) = legs;
-        let (listen, opened) = bind(&forward.listen, workers, &client, before, &mut next)?;
+        let transparent = forward.transparent.is_some();
+        let (listen, opened) = bind(
+            &forward.listen,
+            workers,
+            &client,
+            before,
+            &mut next,
+            transparent,
+        )?;
+        let way = match &forward.transparent {
+            None => way(forward, targets, onward, &peers),
+            Some(transparent) => original(forward, transparent, &listen, onward, &peers)?,
+        };
         let route = Route {
             id: 0,
             name: listen
                 .first()
                 .map_or_else(String::new, |l| l.0.to_string())
                 .into(),
-            destination: forward.to.to_string().into(),
+            destination: match &forward.to {
+                Some(to) => to.to_string().into(),
+                None => "where clients want to go".into(),
+            },
             listen,
             early_syn: forward.early_syn,
             sources: forward.sources.clone(),
-            way: way(forward, targets, onward, &peers),
+            way,
+            identity: forward.identity.clone(),
         };
         let route = before.route(route, &mut next);
         let purpose = Purpose::Forward(route.clone());
@@ -418,7 +445,7 @@ fn assemble(
     }
     let mesh = match (&config.mesh, keys) {
         (Some(mesh), Some(keys)) => {
-            let (listen, opened) = bind(&mesh.listen, workers, mesh_leg, before, &mut next)?;
+            let (listen, opened) = bind(&mesh.listen, workers, mesh_leg, before, &mut next, false)?;
             hang(&mut doors, opened, &Purpose::Mesh, mesh_leg);
             Some(Arc::new(Mesh {
                 keys: ArcSwap::from_pointee(keys),
@@ -428,6 +455,7 @@ fn assemble(
                 sources: mesh.sources.clone(),
                 access: access(mesh, &listen, &peers)?,
                 onward: Arc::new(plain_leg(config)),
+                borrow: mesh.borrow,
                 listen,
                 peers,
             }))
@@ -435,9 +463,10 @@ fn assemble(
         _ => None,
     };
     if let Some(i) = find_loop(&routes, None) {
-        return Err(StartError::Loop {
-            destination: config.forwards[i].to.clone(),
-        });
+        // One that takes connections to wherever they want to go has no address to be found.
+        if let Some(destination) = config.forwards[i].to.clone() {
+            return Err(StartError::Loop { destination });
+        }
     }
     let setup = Setup {
         timeouts: Arc::new(config.timeouts),
@@ -458,6 +487,7 @@ impl Drop for Node {
             // A panic has been reported by `ended` and by the panic hook.
             let _ = thread.join();
         }
+        self.intercept = None;
         // Nothing is recorded any more.
         let log = self.shared.log().take();
         if log.is_some_and(|log| !log.finish(LOG_PATIENCE)) {
@@ -479,7 +509,7 @@ impl SharedHandle {
         let setup = self.shared.setup();
         let forwards = setup.routes.iter().filter_map(|r| match &r.way {
             Way::Direct { targets, .. } => Some(targets),
-            Way::Mesh { .. } => None,
+            Way::Mesh { .. } | Way::Original(_) => None,
         });
         let peers = setup.mesh.iter().flat_map(|mesh| &mesh.peers);
         let all = forwards.chain(peers.map(|peer| &peer.targets));
@@ -605,7 +635,8 @@ fn session_ceiling(config: &Config, workers: usize) -> Result<u32, StartError> {
     let fixed = OTHER_DESCRIPTORS
         + workers as u64 * (2 + listeners as u64)
         + 2 * u64::from(config.data.max_pipes)
-        + config.mesh.as_ref().map_or(0, mesh_descriptors);
+        + config.mesh.as_ref().map_or(0, mesh_descriptors)
+        + introduced_descriptors(config);
     let sessions = match config.max_sessions {
         Some(asked) => u64::from(asked),
         None => (limit.saturating_sub(fixed) / 2).clamp(1, DEFAULT_MAX_SESSIONS),
@@ -628,6 +659,15 @@ fn mesh_descriptors(mesh: &MeshConfig) -> u64 {
         false => u64::from(mesh.arrivals.max_unproven) + u64::from(mesh.arrivals.max_ready),
     };
     arrivals + u64::from(mesh.pool.max)
+}
+
+/// What connections without a whole PROXY protocol header take at most.
+fn introduced_descriptors(config: &Config) -> u64 {
+    let introduced = |f: &Forward| f.identity.accept_proxy.is_some();
+    match config.forwards.iter().any(introduced) {
+        true => u64::from(MAX_WAITING),
+        false => 0,
+    }
 }
 
 /// The relays that this node dials: the first of every route, and those that others may name.
@@ -655,7 +695,7 @@ enum LookUp<'s> {
 /// Looks up every destination and every relay that is not known yet, all at the same time: a resolver that does not
 /// answer costs its time-out once. A destination behind other relays is looked up by the last.
 fn resolve_all(config: &Config, before: &Holdings) -> Result<Resolved, ResolveError> {
-    let destination = |f: &Forward| f.via.is_empty().then(|| f.to.clone());
+    let destination = |f: &Forward| f.to.clone().filter(|_| f.via.is_empty());
     let relays = dialled_relays(config);
     std::thread::scope(|scope| {
         let look_up = |to: Destination, known: Option<Arc<Targets>>| match known {
@@ -765,18 +805,63 @@ fn way(
     let peer = peers
         .iter()
         .find(|peer| Some(peer.targets.destination()) == first);
-    match (targets, peer) {
-        (None, Some(peer)) => Way::Mesh {
+    match (targets, peer, &forward.to) {
+        (None, Some(peer), Some(to)) => Way::Mesh {
             peer: peer.clone(),
             route: forward.via[1..].iter().map(target).collect(),
-            destination: target(&forward.to),
+            destination: target(to),
         },
-        (Some(targets), _) => Way::Direct {
+        (Some(targets), ..) => Way::Direct {
             targets,
             options: Arc::new(options),
         },
-        (None, None) => unreachable!("every first relay of a route has been looked up"),
+        (None, ..) => unreachable!("every first relay of a route has been looked up"),
     }
+}
+
+/// How a transparent forward's connections go on.
+fn original(
+    forward: &Forward,
+    transparent: &Transparent,
+    listen: &[ListenAddr],
+    options: LegOptions,
+    peers: &[Arc<Peer>],
+) -> Result<Way, StartError> {
+    let mut access = Destinations::new(transparent.allow.clone(), transparent.deny.clone())?;
+    access.set_own(own_addresses()?);
+    access.set_mesh(addrs_of(peers).map(|addr| addr.ip().into()));
+    let first = forward.via.first();
+    let peer = first.and_then(|first| peers.iter().find(|p| p.targets.destination() == first));
+    let onward = match peer {
+        Some(peer) => Onward::Mesh {
+            peer: peer.clone(),
+            route: forward.via[1..].iter().map(target).collect(),
+        },
+        None => Onward::Direct(Arc::new(options)),
+    };
+    Ok(Way::Original(Box::new(Original {
+        taking: transparent.taking(listen.iter().map(|l| l.0).collect()),
+        access,
+        onward,
+    })))
+}
+
+/// What has to be brought to this node from the network, if anything has.
+fn plan(config: &Config, setup: &Setup) -> Option<Plan> {
+    let takings = setup.routes.iter().filter_map(|route| match &route.way {
+        Way::Original(original) => Some(original.taking.clone()),
+        _ => None,
+    });
+    let takings: Vec<_> = takings.collect();
+    let borrows = config.forwards.iter().any(|f| f.identity.borrow)
+        || config.mesh.as_ref().is_some_and(|mesh| mesh.borrow);
+    let InterceptConfig { mark, method } = config.intercept;
+    (borrows || !takings.is_empty()).then_some(Plan {
+        takings,
+        borrows,
+        mark,
+        method,
+    })
 }
 
 /// A destination as a hello names it.
@@ -797,14 +882,19 @@ fn access(
     peers: &[Arc<Peer>],
 ) -> Result<Destinations, StartError> {
     let own = listen.iter().map(|l| l.0);
-    let others = peers.iter().flat_map(|peer| {
-        let addrs = peer.targets.current();
-        addrs.iter().map(|a| a.0).collect::<Vec<_>>()
-    });
+    let others = addrs_of(peers);
     let mut access = Destinations::new(mesh.allow.clone(), mesh.deny.clone())?;
     access.set_mesh(own.chain(others).map(|addr| addr.ip().into()));
     access.set_own(own_addresses()?);
     Ok(access)
+}
+
+/// The addresses of the relays that are dialled.
+fn addrs_of(peers: &[Arc<Peer>]) -> impl Iterator<Item = SocketAddr> {
+    peers.iter().flat_map(|peer| {
+        let addrs = peer.targets.current();
+        addrs.iter().map(|a| a.0).collect::<Vec<_>>()
+    })
 }
 
 /// The addresses that this machine has at present.
@@ -827,7 +917,12 @@ fn bind(
     options: &LegOptions,
     before: &Holdings,
     next: &mut Holdings,
+    transparent: bool,
 ) -> Result<Bound, StartError> {
+    let listen_on = match transparent {
+        true => Listener::bind_transparent,
+        false => Listener::bind,
+    };
     let mut own = Vec::new();
     let mut opened: Vec<Vec<_>> = (0..workers).map(|_| Vec::new()).collect();
     for (addr, optional) in listen
@@ -861,7 +956,7 @@ fn bind(
         let mut actual = addr;
         let id = next.new_door();
         for worker in &mut opened {
-            let listener = Listener::bind(actual, BACKLOG, options).map_err(problem)?;
+            let listener = listen_on(actual, BACKLOG, options).map_err(problem)?;
             actual = listener.local_addr().map_err(problem)?;
             worker.push((id, Some(Arc::new(listener))));
         }
@@ -910,6 +1005,8 @@ fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) -> Option<u
             let targets: &Targets = match &route.way {
                 Way::Direct { targets, .. } => targets,
                 Way::Mesh { peer, .. } => &peer.targets,
+                // Where it goes is judged for each connection.
+                Way::Original(_) => return Addrs::from([]),
             };
             match new {
                 Some((which, addrs)) if std::ptr::eq(which, targets) => addrs.clone(),

@@ -118,6 +118,11 @@ impl<L: Leg> Session<L> {
         }
     }
 
+    /// What the onward leg gets begins with these bytes, before the client has said anything.
+    pub(crate) fn introduce(&mut self, bytes: Vec<u8>) {
+        self.to_onward.begin_with(bytes.into());
+    }
+
     /// The onward leg is now being connected, until `until` at the latest.
     pub(crate) fn dialled(&mut self, onward: L, until: Instant) {
         self.onward = Some(onward);

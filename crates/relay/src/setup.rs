@@ -11,6 +11,8 @@ use taut_sys::socket::LegOptions;
 use crate::access::{Destinations, Sources};
 use crate::addr::ListenAddr;
 use crate::config::Timeouts;
+use crate::identity::Identity;
+use crate::intercept::Taking;
 use crate::targets::Targets;
 
 /// What new sessions are begun by. A reload puts another in its place; sessions keep what they
@@ -37,6 +39,8 @@ pub(crate) struct Route {
     pub(crate) sources: Sources,
     /// Its onward legs are begun when the client's SYN is seen.
     pub(crate) early_syn: bool,
+    /// How its clients' addresses are learnt and passed on.
+    pub(crate) identity: Identity,
 }
 
 /// How a forward's connections go on.
@@ -53,6 +57,31 @@ pub(crate) enum Way {
         /// The relays after `peer`.
         route: Vec<Target>,
         destination: Target,
+    },
+    /// To where each client wanted to go.
+    Original(Box<Original>),
+}
+
+/// A transparent forward's way.
+#[derive(Debug)]
+pub(crate) struct Original {
+    /// What it takes.
+    pub(crate) taking: Taking,
+    /// Where sessions may go.
+    pub(crate) access: Destinations,
+    pub(crate) onward: Onward,
+}
+
+/// How a transparent forward's connections go on.
+#[derive(Debug)]
+pub(crate) enum Onward {
+    /// By a connection of their own.
+    Direct(Arc<LegOptions>),
+    /// Through the mesh, beginning with `peer`.
+    Mesh {
+        peer: Arc<Peer>,
+        /// The relays after `peer`.
+        route: Vec<Target>,
     },
 }
 
@@ -79,6 +108,8 @@ pub(crate) struct Mesh {
     pub(crate) access: Destinations,
     /// What legs to their destinations ask of their sockets.
     pub(crate) onward: Arc<LegOptions>,
+    /// These legs come from the address of the client.
+    pub(crate) borrow: bool,
     pub(crate) listen: Vec<ListenAddr>,
 }
 

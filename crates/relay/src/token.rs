@@ -22,6 +22,8 @@ pub(crate) enum Token {
     Arrival(Place, Generation),
     /// A connection to another relay that no session uses yet.
     Spare(Place, Generation),
+    /// A client's connection whose PROXY protocol header is not whole.
+    Preface(Place, Generation),
 }
 
 const KIND_SHIFT: u32 = 61;
@@ -50,6 +52,7 @@ impl Token {
             Self::Leg(place, generation, Side::Onward) => of(3, place, generation),
             Self::Arrival(place, generation) => of(4, place, generation),
             Self::Spare(place, generation) => of(5, place, generation),
+            Self::Preface(place, generation) => of(6, place, generation),
         }
     }
 
@@ -67,7 +70,8 @@ impl Token {
             2 => Self::Leg(place, generation, Side::Client),
             3 => Self::Leg(place, generation, Side::Onward),
             4 => Self::Arrival(place, generation),
-            _ => Self::Spare(place, generation),
+            5 => Self::Spare(place, generation),
+            _ => Self::Preface(place, generation),
         }
     }
 }
@@ -88,6 +92,7 @@ mod tests {
                 Token::Leg(Place(place), Generation(generation), Side::Onward),
                 Token::Arrival(Place(place), Generation(generation)),
                 Token::Spare(Place(place), Generation(generation)),
+                Token::Preface(Place(place), Generation(generation)),
             ] {
                 prop_assert_eq!(Token::decode(token.encode()), token);
             }

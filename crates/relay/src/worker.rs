@@ -15,7 +15,7 @@ use taut_sys::pipe::Pipe;
 use taut_sys::socket::{LegOptions, Listener, Stream};
 use taut_sys::{Errno, random};
 
-use crate::access;
+use crate::access::{self, Verdict, may_be_borrowed};
 use crate::addr::{ClientAddr, OnwardAddr};
 use crate::alarms::Alarms;
 use crate::arrivals::Arrivals;
@@ -24,6 +24,7 @@ use crate::direction::Workshop;
 use crate::early::Table;
 use crate::early_syn::FourTuple;
 use crate::end::{End, Side};
+use crate::identity::Introduction;
 use crate::inbox::{Inbox, Letter};
 use crate::metrics::WorkerMetrics;
 use crate::pipes::PipePool;
@@ -37,14 +38,18 @@ use crate::sources::{Permit, Sources};
 use crate::targets::Addrs;
 use crate::token::{Generation, Place, Token};
 use crate::worker::early::Early;
+use crate::worker::preface::Prefaces;
 use crate::worker::story::{Origin, Story, Timeline};
 
 mod doors;
 mod early;
 mod mesh;
+mod original;
+mod preface;
 mod story;
 
 pub(crate) use mesh::Refusal;
+pub(crate) use preface::{MAX_WAITING, Unproxied};
 
 /// Connections the kernel keeps for each listener until they are accepted; it takes the lesser
 /// of this and `net.core.somaxconn`.
@@ -104,6 +109,8 @@ pub(crate) struct Worker {
     pools: Pools,
     /// Onward legs whose client has not been accepted yet; bounded by the limiter.
     early: HashMap<FourTuple, Early>,
+    /// Connections that are to begin with a PROXY protocol header.
+    prefaces: Prefaces,
     shop: Shop,
     /// What new sessions are begun by.
     setup: Arc<Setup>,
@@ -163,6 +170,8 @@ enum Errand {
         addrs: Addrs,
         next: usize,
         options: Arc<LegOptions>,
+        /// From the client's address.
+        borrow: bool,
     },
     /// The addresses of the destination are being looked up.
     LookUp { name: String },
@@ -319,6 +328,7 @@ impl Worker {
             arrivals: Arrivals::default(),
             pools,
             early: HashMap::new(),
+            prefaces: Prefaces::default(),
             shop: Shop {
                 pipes: PipePool::new(max_pipes, data.pipe_size),
                 scratch: vec![0; SCRATCH].into(),
@@ -348,6 +358,7 @@ impl Worker {
                 self.handle(report);
             }
             self.tend_mesh();
+            self.tend_prefaces();
             for _ in 0..self.ready.len() {
                 if let Some(place) = self.ready.pop_front() {
                     if let Some(entry) = self.sessions.get_mut(place.0 as usize) {
@@ -374,7 +385,10 @@ impl Worker {
                     self.close_doors();
                     // Hellos that are on their way are waited for; what else stands at the mesh
                     // port has its deadlines.
-                    if self.sessions.is_empty() && self.arrivals.is_empty() {
+                    if self.sessions.is_empty()
+                        && self.arrivals.is_empty()
+                        && self.prefaces.is_empty()
+                    {
                         return Ok(());
                     }
                 }
@@ -396,7 +410,11 @@ impl Worker {
             return Some(Duration::ZERO);
         }
         let resting = self.doors.values().filter_map(|d| d.resting_until).min();
-        let mesh = [self.pools.next(), self.arrivals.next()];
+        let mesh = [
+            self.pools.next(),
+            self.arrivals.next(),
+            self.prefaces.next(),
+        ];
         let next = [self.alarms.next(), resting]
             .into_iter()
             .chain(mesh)
@@ -430,6 +448,7 @@ impl Worker {
             }
             Token::Arrival(place, generation) => self.hear(place, generation, readiness),
             Token::Spare(place, generation) => self.prepare(place, generation, readiness),
+            Token::Preface(place, generation) => self.read_header(place, generation, readiness),
         }
     }
 
@@ -467,6 +486,9 @@ impl Worker {
             };
             match listener.accept() {
                 Ok((stream, peer)) => match purpose.clone() {
+                    Purpose::Forward(route) if route.identity.accept_proxy.is_some() => {
+                        self.await_header(stream, peer, &route);
+                    }
                     Purpose::Forward(route) => {
                         if let Some(stream) = self.let_in(stream, peer, &route.sources) {
                             self.welcome(stream, ClientAddr(peer), &route);
@@ -540,16 +562,48 @@ impl Worker {
         stream.abort();
     }
 
-    /// A client has come.
-    fn admit(&mut self, client: Stream, addr: ClientAddr, route: &Route) {
+    /// A client has come. `to`: what it connected to, if that was another machine, which told us.
+    fn admit(&mut self, client: Stream, addr: ClientAddr, to: Option<SocketAddr>, route: &Route) {
         self.shop.metrics.accepted.add(1);
-        let errand = errand_of(route, addr, &self.setup);
-        self.open(client, addr, errand, &Origin::Forward(route));
+        let local = || to.or_else(|| client.local_addr().ok());
+        let errand = match errand_of(route, addr, local, &self.setup) {
+            Ok(errand) => errand,
+            Err(verdict) => {
+                self.shop.metrics.intercept_refused.add(1);
+                tracing::info!(
+                    client = %addr.0, to = ?local(), cause = verdict.label(),
+                    "not an allowed destination"
+                );
+                client.abort();
+                return;
+            }
+        };
+        let introduction = local().filter(|_| route.identity.send_proxy).map(|to| {
+            let client = addr.0;
+            Introduction { client, to }.header()
+        });
+        self.open(
+            client,
+            addr,
+            errand,
+            &Origin::Forward(route),
+            introduction.unwrap_or_default(),
+        );
     }
 
-    /// Begins a session.
-    fn open(&mut self, client: Stream, addr: ClientAddr, errand: Errand, origin: &Origin<'_>) {
+    /// Begins a session; its destination is told `introduction` first.
+    fn open(
+        &mut self,
+        client: Stream,
+        addr: ClientAddr,
+        errand: Errand,
+        origin: &Origin<'_>,
+        introduction: Vec<u8>,
+    ) {
         if let Some(key) = self.seat(client, addr, errand, origin) {
+            if let Some(entry) = self.sessions.get_mut(key) {
+                entry.session.introduce(introduction);
+            }
             self.go_on(place(key), true, Errno::HOSTUNREACH);
         }
     }
@@ -626,14 +680,25 @@ impl Worker {
             addrs,
             next,
             options,
+            borrow,
         } = &mut entry.errand
         else {
             return;
         };
+        let source = borrow.then(|| entry.client.0.ip().to_canonical());
+        if source.is_some_and(|ip| !may_be_borrowed(ip)) {
+            tracing::info!(client = %entry.client.0, "its address cannot be borrowed");
+            self.end(place, End::NotAllowed, Close::Reset);
+            return;
+        }
         while let Some(&OnwardAddr(addr)) = addrs.get(*next) {
             *next += 1;
             let token = Token::Leg(place, entry.generation, Side::Onward).encode();
-            let dialled = Stream::connect(addr, options).and_then(|onward| {
+            let dialled = match source {
+                None => Stream::connect(addr, options),
+                Some(source) => Stream::connect_from(addr, source, options),
+            };
+            let dialled = dialled.and_then(|onward| {
                 self.poller.add(&onward, token, Interest::StreamEdges)?;
                 Ok(onward)
             });
@@ -741,13 +806,25 @@ impl Worker {
     }
 }
 
-/// What a client of this forward needs.
-fn errand_of(route: &Route, client: ClientAddr, setup: &Setup) -> Errand {
-    match &route.way {
+/// What a client of this forward needs, or why it gets nothing. `to`: what it connected to.
+fn errand_of(
+    route: &Route,
+    client: ClientAddr,
+    to: impl FnOnce() -> Option<SocketAddr>,
+    setup: &Setup,
+) -> Result<Errand, Verdict> {
+    let borrow = route.identity.borrow;
+    Ok(match &route.way {
+        Way::Original(way) => {
+            // The connection is gone already when it has no address.
+            let to = to().ok_or(Verdict::Unspecified)?;
+            original::errand(way, client, to, borrow, setup)?
+        }
         Way::Direct { targets, options } => Errand::Dial {
             addrs: targets.current(),
             next: 0,
             options: options.clone(),
+            borrow,
         },
         Way::Mesh {
             peer,
@@ -764,7 +841,7 @@ fn errand_of(route: &Route, client: ClientAddr, setup: &Setup) -> Errand {
             }),
             tries_left: mesh::tries(peer),
         },
-    }
+    })
 }
 
 #[expect(

@@ -15,6 +15,10 @@ mod leg;
 
 pub use leg::{Keepalive, LegOptions};
 
+mod transparent;
+
+pub use transparent::probe_transparent;
+
 /// linux/sockios.h; libc has no name for it.
 const SIOCOUTQNSD: libc::Ioctl = 0x894B;
 
@@ -38,9 +42,19 @@ impl Listener {
     /// # Errors
     /// `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`, `EMFILE`.
     pub fn bind(addr: SocketAddr, backlog: i32, options: &LegOptions) -> Result<Self, Errno> {
+        Self::bind_with(addr, backlog, options, |_| Ok(()))
+    }
+
+    fn bind_with(
+        addr: SocketAddr,
+        backlog: i32,
+        options: &LegOptions,
+        more: impl FnOnce(BorrowedFd<'_>) -> Result<(), Errno>,
+    ) -> Result<Self, Errno> {
         let fd = Self::unbound(addr)?;
         sockopt::set_socket_reuseport(&fd, true)?;
         options.apply(fd.as_fd())?;
+        more(fd.as_fd())?;
         rustix::net::bind(&fd, &addr)?;
         rustix::net::listen(&fd, backlog)?;
         Ok(Self(fd))

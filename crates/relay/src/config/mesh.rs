@@ -38,6 +38,8 @@ pub struct MeshConfig {
     pub pool: PoolLimits,
     /// What connections to the mesh port may cost before they carry a session.
     pub arrivals: ArrivalLimits,
+    /// Legs to destinations come from the client's address, as the first relay has given it.
+    pub borrow: bool,
     /// How legs between relays are sped up; `None`: not at all.
     pub turbo: Option<Turbo>,
 }
@@ -75,6 +77,7 @@ impl MeshConfig {
             hop_limit: HOP_LIMIT,
             pool: PoolLimits::default(),
             arrivals: ArrivalLimits::default(),
+            borrow: false,
             turbo: Some(Turbo::default()),
         }
     }
@@ -99,6 +102,7 @@ pub(super) struct MeshSection {
     handshake_timeout: Option<Spanned<Time>>,
     hello_timeout: Option<Spanned<Time>>,
     idle_timeout: Option<Spanned<Time>>,
+    source: Option<Spanned<String>>,
     turbo: Option<bool>,
     rate: Option<Spanned<String>>,
     window: Option<Spanned<ByteSize>>,
@@ -137,6 +141,8 @@ impl MeshSection {
             }
             mesh.hop_limit = limit.into_inner();
         }
+
+        mesh.borrow = super::transparent::borrow(self.source.as_ref(), "relay.mesh.source")?;
 
         let pool = &mut mesh.pool;
         let asked_min = self.pool_min;

@@ -14,7 +14,10 @@ fn error(text: &str) -> String {
 fn the_least_configuration_is_one_forward() {
     let config = parse(FORWARD).unwrap();
     assert_eq!(config.forwards.len(), 1);
-    assert_eq!(config.forwards[0].to.to_string(), "origin.example:80");
+    assert_eq!(
+        config.forwards[0].to.as_ref().unwrap().to_string(),
+        "origin.example:80"
+    );
     assert_eq!(config.timeouts, Timeouts::default());
     assert_eq!(config.data, DataPath::default());
 }

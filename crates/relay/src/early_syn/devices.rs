@@ -35,7 +35,7 @@ impl Devices {
     pub(super) fn find(&self) -> Result<Vec<Device>, EarlySynError> {
         let names = match self {
             Self::Named(names) => names.clone(),
-            Self::AllUp => up()?,
+            Self::AllUp => Self::up().map_err(EarlySynError::List)?,
         };
         let mut found = Vec::new();
         for name in names {
@@ -48,19 +48,19 @@ impl Devices {
         }
         Ok(found)
     }
-}
 
-/// The names of the devices that are up, but for loopback.
-fn up() -> Result<Vec<String>, EarlySynError> {
-    let listed = getifaddrs().map_err(|e| EarlySynError::List(e.into()))?;
-    // A device is listed once for itself and once for each of its addresses.
-    let flags: BTreeMap<_, _> = listed.map(|a| (a.interface_name, a.flags)).collect();
-    let wanted = |flags: InterfaceFlags| {
-        flags.contains(InterfaceFlags::IFF_UP) && !flags.contains(InterfaceFlags::IFF_LOOPBACK)
-    };
-    Ok(flags
-        .into_iter()
-        .filter(|(_, flags)| wanted(*flags))
-        .map(|(name, _)| name)
-        .collect())
+    /// The names of the devices that are up, but for loopback.
+    pub(crate) fn up() -> std::io::Result<Vec<String>> {
+        let listed = getifaddrs()?;
+        // A device is listed once for itself and once for each of its addresses.
+        let flags: BTreeMap<_, _> = listed.map(|a| (a.interface_name, a.flags)).collect();
+        let wanted = |flags: InterfaceFlags| {
+            flags.contains(InterfaceFlags::IFF_UP) && !flags.contains(InterfaceFlags::IFF_LOOPBACK)
+        };
+        Ok(flags
+            .into_iter()
+            .filter(|(_, flags)| wanted(*flags))
+            .map(|(name, _)| name)
+            .collect())
+    }
 }

@@ -84,7 +84,7 @@ impl Holdings {
         let routes = self.setup.iter().flat_map(|setup| &setup.routes);
         let mut known = routes.filter_map(|route| match &route.way {
             Way::Direct { targets, .. } => Some(targets),
-            Way::Mesh { .. } => None,
+            Way::Mesh { .. } | Way::Original(_) => None,
         });
         known.find(|t| t.destination() == destination).cloned()
     }
@@ -135,7 +135,10 @@ fn is_same(a: &Route, b: &Route) -> bool {
         ) => Arc::ptr_eq(peer, other) && route == others && destination == to,
         _ => false,
     };
-    ways && a.listen == b.listen && a.early_syn == b.early_syn && a.sources == b.sources
+    ways && a.listen == b.listen
+        && a.early_syn == b.early_syn
+        && a.sources == b.sources
+        && a.identity == b.identity
 }
 
 /// The peer under its number, the one of before if nothing has changed.

@@ -10,7 +10,7 @@ use super::{
     Assembly, Present, SharedHandle, StartError, announce, assemble, early_reader, session_ceiling,
     start_resolver,
 };
-use crate::config::Config;
+use crate::config::{Config, Forward};
 use crate::inbox::Letter;
 use crate::setup::{Route, Setup};
 use crate::sources::UNLIMITED;
@@ -146,6 +146,38 @@ fn keep_what_stays(new: &mut Config, old: &Config) -> Vec<&'static str> {
     if new.mesh.is_none() && old.mesh.is_some() {
         keep("the absence of [relay.mesh]", true);
         new.mesh = old.mesh.clone();
+    }
+    let is_transparent = |f: &&Forward| f.transparent.is_some();
+    let transparent = |config: &Config| -> Vec<Forward> {
+        config
+            .forwards
+            .iter()
+            .filter(is_transparent)
+            .cloned()
+            .collect()
+    };
+    let intercepted = |forwards: &[Forward]| -> Vec<_> {
+        let parts = forwards.iter();
+        parts
+            .map(|f| (f.listen.clone(), f.transparent.clone()))
+            .collect()
+    };
+    let (wanted, present) = (transparent(new), transparent(old));
+    if intercepted(&wanted) != intercepted(&present) {
+        keep("transparent forwards", true);
+        new.forwards.retain(|f| f.transparent.is_none());
+        new.forwards.extend(present);
+    }
+    let borrows = |config: &Config| {
+        let forwards = config.forwards.iter().any(|f| f.identity.borrow);
+        forwards || config.mesh.as_ref().is_some_and(|mesh| mesh.borrow)
+    };
+    if borrows(new) && !borrows(old) {
+        keep("the first `source = \"client\"`", true);
+        new.forwards
+            .iter_mut()
+            .for_each(|f| f.identity.borrow = false);
+        new.mesh.iter_mut().for_each(|mesh| mesh.borrow = false);
     }
     let had_early_syn = old.forwards.iter().any(|f| f.early_syn);
     if !had_early_syn {

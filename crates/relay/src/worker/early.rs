@@ -34,12 +34,12 @@ impl Worker {
             }
             return;
         };
-        let client = connection.client();
-        let begun = match route.sources.check(client.ip()).is_allowed() {
-            true => self.begin(&route, errand_of(&route, ClientAddr(client), &self.setup)),
+        let client = ClientAddr(connection.client());
+        let errand = match route.sources.check(client.0.ip()).is_allowed() {
+            true => errand_of(&route, client, || Some(connection.local()), &self.setup).ok(),
             false => None,
         };
-        match begun {
+        match errand.and_then(|errand| self.begin(&route, errand)) {
             Some(early) => {
                 self.shop.metrics.early_begun.add(1);
                 self.early.insert(connection, early);
@@ -59,6 +59,7 @@ impl Worker {
                 addrs,
                 next,
                 options,
+                ..
             } => {
                 let &OnwardAddr(addr) = addrs.first()?;
                 let onward = Stream::connect(addr, options).ok()?;
@@ -103,11 +104,11 @@ impl Worker {
     pub(super) fn welcome(&mut self, client: Stream, addr: ClientAddr, route: &Arc<Route>) {
         let table = self.shared.early.as_ref().filter(|_| route.early_syn);
         let Some((table, Ok(local))) = table.map(|table| (table, client.local_addr())) else {
-            return self.admit(client, addr, route);
+            return self.admit(client, addr, None, route);
         };
         let connection = FourTuple::new(addr.0, local);
         match table.accepted(connection, self.shop.now) {
-            None => self.admit(client, addr, route),
+            None => self.admit(client, addr, None, route),
             Some(owner) if owner == self.index => self.unite(client, addr, route, connection),
             Some(owner) => match self.shared.inboxes().get(owner) {
                 Some(inbox) => inbox.post(Letter::Client {
@@ -116,7 +117,7 @@ impl Worker {
                     route: route.clone(),
                     connection,
                 }),
-                None => self.admit(client, addr, route),
+                None => self.admit(client, addr, None, route),
             },
         }
     }
@@ -132,7 +133,7 @@ impl Worker {
         let early = self.early.remove(&connection);
         // The listener may have been given to another forward since; dropped, the leg is reset.
         let Some(early) = early.filter(|early| early.route == route.id) else {
-            return self.admit(client, addr, route);
+            return self.admit(client, addr, None, route);
         };
         self.shop.metrics.accepted.add(1);
         self.shop.metrics.early_joined.add(1);

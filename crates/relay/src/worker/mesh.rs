@@ -280,7 +280,7 @@ impl Worker {
             },
         };
         match errand(&mesh, *hello) {
-            Ok((client, errand)) => self.open(stream, client, errand, &origin),
+            Ok((client, errand)) => self.open(stream, client, errand, &origin, Vec::new()),
             Err(refusal) => {
                 self.shop.metrics.mesh_refused[refusal.index()].add(1);
                 tracing::info!(%from, cause = refusal.label(), "refused a session from the mesh");
@@ -359,6 +359,7 @@ impl Worker {
             addrs: allowed,
             next: 0,
             options: mesh.onward.clone(),
+            borrow: mesh.borrow,
         };
         self.dial(place, Errno::HOSTUNREACH);
     }
@@ -415,6 +416,7 @@ fn errand(mesh: &Arc<Mesh>, hello: Hello) -> Result<(ClientAddr, Errand), Refusa
                 addrs: [OnwardAddr(addr)].into(),
                 next: 0,
                 options: mesh.onward.clone(),
+                borrow: mesh.borrow,
             }
         }
         Target::Name { ref host, port } => {

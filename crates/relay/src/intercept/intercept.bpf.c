@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * Interception: gives connections that pass through this machine to the
+ * relay, though they are addressed to somebody else.
+ *
+ * It runs at the ingress of a device. A packet that is to be taken gets its
+ * socket (bpf_sk_assign), and a mark. The socket alone is not enough: routing
+ * comes next, and what is addressed to another machine would be forwarded, or,
+ * because it has a socket, dropped. A policy rule for the mark leads to a table
+ * in which every address is local (docs/design/interception.md).
+ *
+ * Taken are, in this order:
+ * 1. packets that have a socket already, of the client's connection or, when
+ *    the relay borrows clients' addresses, of the onward one;
+ * 2. first segments that a rule names, and answers to the SYN cookies that
+ *    were sent for such.
+ *
+ * All else goes on as if nobody had looked: above all what is addressed to
+ * this machine itself, and connections that were there before the relay.
+ */
+#include <linux/pkt_cls.h>
+
+#include "../bpf/tcp_headers.h"
+#include "intercept.h"
+
+#define RULES_MAX	4096
+
+/* From linux/tcp.h's enum in the kernel; part of the ABI (TCP_INFO). */
+#define TCP_STATE_LISTEN	10
+
+/* What a policy rule of the relay's leads to local delivery. */
+const volatile __u32 mark SEC(".rodata.config") = 0;
+/* Onward connections have clients' addresses: look for their sockets too,
+ * which no rule can name.
+ */
+const volatile __u32 borrows SEC(".rodata.config") = 0;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, RULES_MAX);
+	__type(key, struct intercept_rule);
+	__type(value, struct intercept_listener);
+} rules SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, INTERCEPT_EXITS);
+	__type(key, __u32);
+	__type(value, __u64);
+} exits SEC(".maps");
+
+/* The listener for a first segment like this one, if there is a rule. */
+static __always_inline struct intercept_listener *
+find_rule(struct __sk_buff *skb, const struct tcp_found *found)
+{
+	struct intercept_listener *listener;
+	struct intercept_rule key = {};
+
+	key.prefix_bits = INTERCEPT_EXACT_BITS +
+			  (found->version == 4 ? 32 : 128);
+	key.ifindex = skb->ifindex;
+	key.port = found->tcp.dest;
+	key.version = found->version;
+	__builtin_memcpy(key.addr, found->daddr, sizeof(key.addr));
+	listener = bpf_map_lookup_elem(&rules, &key);
+	if (listener)
+		return listener;
+	key.ifindex = 0;
+	return bpf_map_lookup_elem(&rules, &key);
+}
+
+/* Whether the packet passes through this machine: INTERCEPT_NEW, or why not. */
+static __always_inline enum intercept_exit
+passes_through(struct __sk_buff *skb, const struct tcp_found *found)
+{
+	struct bpf_fib_lookup route = {};
+
+	route.l4_protocol = IPPROTO_TCP;
+	route.ifindex = skb->ifindex;
+	if (found->version == 4) {
+		route.family = AF_INET;
+		__builtin_memcpy(&route.ipv4_src, found->saddr, 4);
+		__builtin_memcpy(&route.ipv4_dst, found->daddr, 4);
+	} else {
+		route.family = AF_INET6;
+		__builtin_memcpy(route.ipv6_src, found->saddr, 16);
+		__builtin_memcpy(route.ipv6_dst, found->daddr, 16);
+	}
+	switch (bpf_fib_lookup(skb, &route, sizeof(route), 0)) {
+	case BPF_FIB_LKUP_RET_NOT_FWDED:
+		return INTERCEPT_LOCAL;
+	case BPF_FIB_LKUP_RET_FWD_DISABLED:
+		return INTERCEPT_NOT_ROUTING;
+	default:
+		return INTERCEPT_NEW;
+	}
+}
+
+static __always_inline struct bpf_sock *
+lookup(struct __sk_buff *skb, const struct tcp_found *found,
+       const __u8 *daddr, __be16 dport)
+{
+	struct bpf_sock_tuple tuple = {};
+
+	if (found->version == 4) {
+		__builtin_memcpy(&tuple.ipv4.saddr, found->saddr, 4);
+		__builtin_memcpy(&tuple.ipv4.daddr, daddr, 4);
+		tuple.ipv4.sport = found->tcp.source;
+		tuple.ipv4.dport = dport;
+		return bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv4),
+					  BPF_F_CURRENT_NETNS, 0);
+	}
+	__builtin_memcpy(tuple.ipv6.saddr, found->saddr, 16);
+	__builtin_memcpy(tuple.ipv6.daddr, daddr, 16);
+	tuple.ipv6.sport = found->tcp.source;
+	tuple.ipv6.dport = dport;
+	return bpf_skc_lookup_tcp(skb, &tuple, sizeof(tuple.ipv6),
+				  BPF_F_CURRENT_NETNS, 0);
+}
+
+static __always_inline bool is_any(const __u8 *addr)
+{
+	const __u64 *words = (const __u64 *)addr;
+
+	return !words[0] && !words[1];
+}
+
+/* Whether this is the last part of a handshake that the listener has sent a
+ * cookie for, and so keeps no socket for.
+ */
+static __always_inline bool answers_cookie(struct __sk_buff *skb,
+					   const struct tcp_found *found,
+					   struct bpf_sock *listener)
+{
+	struct tcphdr tcp = found->tcp;
+	struct ipv6hdr ip6;
+	struct iphdr ip;
+
+	if (!tcp.ack || tcp.syn || tcp.rst)
+		return false;
+	if (found->version == 4) {
+		if (load(skb, found->network, &ip, sizeof(ip)))
+			return false;
+		/* The helper knows no options; it reads only the addresses. */
+		ip.ihl = 5;
+		return !bpf_tcp_check_syncookie(listener, &ip, sizeof(ip),
+						&tcp, sizeof(tcp));
+	}
+	if (load(skb, found->network, &ip6, sizeof(ip6)))
+		return false;
+	return !bpf_tcp_check_syncookie(listener, &ip6, sizeof(ip6), &tcp,
+					sizeof(tcp));
+}
+
+static __always_inline enum intercept_exit look(struct __sk_buff *skb)
+{
+	struct intercept_listener *to;
+	struct tcp_found found = {};
+	enum intercept_exit exit;
+	struct bpf_sock *sk;
+	const __u8 *addr;
+
+	/* What goes to another MAC is a bridge's or a macvlan's, which see it
+	 * for themselves once it is theirs.
+	 */
+	if (skb->pkt_type != PACKET_HOST)
+		return INTERCEPT_OTHER_HOST;
+	switch (find_tcp(skb, &found)) {
+	case TCP_FOUND:
+		break;
+	case TCP_NONE:
+		return INTERCEPT_NOT_TCP;
+	case TCP_FRAGMENT:
+		return INTERCEPT_FRAGMENT;
+	case TCP_SOURCE_ROUTED:
+		return INTERCEPT_NO_RULE;
+	default:
+		return INTERCEPT_MALFORMED;
+	}
+
+	to = find_rule(skb, &found);
+	if (!to && !borrows)
+		return INTERCEPT_NO_RULE;
+	/* The machine's own services are none of our business, and a socket
+	 * that listens on every address would be found for any.
+	 */
+	exit = passes_through(skb, &found);
+	if (exit != INTERCEPT_NEW)
+		return to ? exit : INTERCEPT_NO_RULE;
+
+	sk = lookup(skb, &found, found.daddr, found.tcp.dest);
+	if (sk && sk->state != TCP_STATE_LISTEN) {
+		exit = INTERCEPT_KNOWN;
+		goto give;
+	}
+	if (sk)
+		bpf_sk_release(sk);
+	if (!to)
+		return INTERCEPT_NO_RULE;
+
+	addr = is_any(to->addr) ? found.daddr : to->addr;
+	sk = lookup(skb, &found, addr, to->port);
+	if (!sk)
+		return INTERCEPT_NO_LISTENER;
+	if (sk->state != TCP_STATE_LISTEN) {
+		bpf_sk_release(sk);
+		return INTERCEPT_NO_LISTENER;
+	}
+	if (is_first_segment(&found.tcp)) {
+		exit = INTERCEPT_NEW;
+	} else if (answers_cookie(skb, &found, sk)) {
+		exit = INTERCEPT_COOKIE;
+	} else {
+		bpf_sk_release(sk);
+		return INTERCEPT_FOREIGN;
+	}
+give:
+	if (bpf_sk_assign(skb, sk, 0))
+		exit = INTERCEPT_NOT_GIVEN;
+	else
+		skb->mark = mark;
+	bpf_sk_release(sk);
+	return exit;
+}
+
+SEC("tc")
+int intercept(struct __sk_buff *skb)
+{
+	__u32 exit = look(skb);
+	__u64 *count = bpf_map_lookup_elem(&exits, &exit);
+
+	if (count)
+		(*count)++;
+	return TC_ACT_UNSPEC;
+}
+
+/* So that the object describes these types, for the relay's test to compare. */
+const struct intercept_rule *describe_rule __attribute__((unused));
+const struct intercept_listener *describe_listener __attribute__((unused));
+const enum intercept_exit *describe_exit __attribute__((unused));
+
+char LICENSE[] SEC("license") = "GPL";

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What the program at the device and the relay say to one another. The relay
+ * writes these structs by their offsets (wire.rs); the test
+ * `the_structs_are_laid_out_as_the_relay_writes_them` holds the two together.
+ */
+#ifndef TAUT_INTERCEPT_H
+#define TAUT_INTERCEPT_H
+
+#include <linux/types.h>
+
+/* Which connections are taken: of a device (0: any), to a port, to a prefix.
+ * The address is last because only its bits are a prefix of each other; all
+ * that stands before it has to be equal.
+ */
+struct intercept_rule {
+	__u32 prefix_bits;	/* INTERCEPT_EXACT_BITS and the prefix's own */
+	__u32 ifindex;
+	__be16 port;
+	__u16 version;		/* of IP: 4 or 6 */
+	__u8 addr[16];		/* an IPv4 address is in the first four */
+};
+
+#define INTERCEPT_EXACT_BITS	64
+
+/* Who gets them. An address of zeroes: it listens on every address. */
+struct intercept_listener {
+	__u8 addr[16];
+	__be16 port;
+	__u16 unused;
+};
+
+/* What became of a packet; each has a counter. */
+enum intercept_exit {
+	INTERCEPT_NEW,		/* first segment, given to the listener */
+	INTERCEPT_COOKIE,	/* answer to a SYN cookie, likewise */
+	INTERCEPT_KNOWN,	/* given to the socket of its connection */
+	INTERCEPT_OTHER_HOST,	/* not sent to this machine's own MAC */
+	INTERCEPT_NOT_TCP,
+	INTERCEPT_FRAGMENT,
+	INTERCEPT_MALFORMED,	/* too short, or lengths that cannot be */
+	INTERCEPT_NO_RULE,
+	INTERCEPT_LOCAL,	/* to this machine itself, or no way to it */
+	INTERCEPT_NOT_ROUTING,	/* the device does not forward at all */
+	INTERCEPT_FOREIGN,	/* of a connection that began without the relay */
+	INTERCEPT_NO_LISTENER,	/* the relay takes no more */
+	INTERCEPT_NOT_GIVEN,	/* the kernel would not assign the socket */
+	INTERCEPT_EXITS,
+};
+
+#endif

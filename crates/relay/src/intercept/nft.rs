@@ -1,0 +1,187 @@
+//! nftables' TPROXY, where the kernel does not take the BPF program.
+//!
+//! One table with one chain, put there and taken away as a whole. What it cannot do that the
+//! program can: answers to SYN cookies are not recognised, so that new connections fail while a
+//! SYN flood lasts.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::process::{Command, Stdio};
+
+use super::Plan;
+
+/// The table's name, in the family `inet`.
+const NAME: &str = "taut_intercept";
+
+/// The table in place. Dropped, it is gone; a kill leaves it, for the next start to replace.
+#[derive(Debug)]
+pub(super) struct Table(());
+
+/// Why nftables cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum NftError {
+    /// There is no such program, or it cannot be run.
+    #[error("`nft` cannot be run: {0} (it is in the package nftables)")]
+    Run(#[source] io::Error),
+    /// It, or the kernel, refused.
+    #[error("`nft` says: {0}")]
+    Refused(String),
+}
+
+// === impl Table ===
+
+impl Table {
+    /// Puts the table there, in place of one that a killed process has left.
+    pub(super) fn put(plan: &Plan) -> Result<Self, NftError> {
+        nft(&script(plan))?;
+        Ok(Self(()))
+    }
+
+    /// Takes away what a killed process has left.
+    pub(super) fn remove_stale() -> Result<(), NftError> {
+        nft(&removal())
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        if let Err(error) = nft(&removal()) {
+            tracing::warn!(%error, "`nft delete table inet {NAME}` takes the table away");
+        }
+    }
+}
+
+/// That there is no such table, whether there was one or not.
+fn removal() -> String {
+    // Deleting what is not there is an error; adding what is there is none.
+    format!("add table inet {NAME}\ndelete table inet {NAME}\n")
+}
+
+/// The whole table, as one transaction.
+fn script(plan: &Plan) -> String {
+    let mark = plan.mark;
+    let mut rules = String::new();
+    // Those that are connected, in either direction; `wildcard 0` leaves out listeners on every
+    // address, which would fit everything.
+    let known = "meta l4proto tcp fib daddr type != local socket transparent 1 socket wildcard 0";
+    let _ = writeln!(rules, "    {known} meta mark set {mark} accept");
+    let takings = plan.takings.iter().flat_map(|taking| {
+        let of = move |(net, listener)| (net, listener, taking);
+        taking.destinations().into_iter().map(of)
+    });
+    let mut takings: Vec<_> = takings.collect();
+    // The narrowest destination first, as the program has it; the order among equals stays.
+    takings.sort_by_key(|(net, ..)| std::cmp::Reverse(net.prefix_len()));
+    for (net, listener, taking) in takings {
+        let family = if net.addr().is_ipv4() { "ip" } else { "ip6" };
+        let devices: Vec<_> = taking.devices.iter().map(|d| format!("\"{d}\"")).collect();
+        let devices = match devices.is_empty() {
+            true => "iifname != \"lo\"".to_owned(),
+            false => format!("iifname {{ {} }}", devices.join(", ")),
+        };
+        // A prefix of length 0 is no set of addresses to nft; the family is all there is to say.
+        let to = match net.prefix_len() {
+            0 if net.addr().is_ipv4() => "meta nfproto ipv4".to_owned(),
+            0 => "meta nfproto ipv6".to_owned(),
+            _ => format!("{family} daddr {net}"),
+        };
+        let ports: Vec<_> = taking.ports.iter().map(u16::to_string).collect();
+        let ports = ports.join(", ");
+        let place = match listener.ip() {
+            ip if ip.is_unspecified() => format!(":{}", listener.port()),
+            _ => listener.to_string(),
+        };
+        let which = format!("{devices} {to} tcp dport {{ {ports} }}");
+        // In the middle of its handshake a connection has but a request, of which `wildcard` knows
+        // nothing.
+        let _ = writeln!(
+            rules,
+            "    {which} fib daddr type != local socket transparent 1 meta mark set {mark} accept"
+        );
+        let _ = writeln!(
+            rules,
+            "    {which} tcp flags & (fin | syn | rst | ack) == syn fib daddr type != local \
+             tproxy {family} to {place} meta mark set {mark} accept"
+        );
+    }
+    format!(
+        "{}table inet {NAME} {{\n  chain take {{\n    type filter hook prerouting priority mangle; \
+         policy accept;\n{rules}  }}\n}}\n",
+        removal()
+    )
+}
+
+/// Runs `nft` with this on its standard input, in the network namespace of the calling thread.
+fn nft(script: &str) -> Result<(), NftError> {
+    let mut child = Command::new("nft")
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(NftError::Run)?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // If it has ended, what it said on the way is worth more than a broken pipe.
+        let _ = stdin.write_all(script.as_bytes());
+    }
+    let output = child.wait_with_output().map_err(NftError::Run)?;
+    match output.status.success() {
+        true => Ok(()),
+        false => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said = said.split_whitespace().collect::<Vec<_>>().join(" ");
+            Err(NftError::Refused(said))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{MARK, Taking};
+    use super::*;
+
+    #[test]
+    fn the_script_names_the_narrowest_destination_first_and_only_first_segments() {
+        let taking = |destinations: &[&str], listen: &[&str], devices: &[&str]| Taking {
+            ports: vec![80, 443],
+            destinations: destinations.iter().map(|d| d.parse().unwrap()).collect(),
+            devices: devices.iter().map(|d| (*d).to_owned()).collect(),
+            listen: listen.iter().map(|l| l.parse().unwrap()).collect(),
+        };
+        let plan = Plan {
+            takings: vec![
+                taking(&[], &["0.0.0.0:8443", "[::]:8443"], &[]),
+                taking(&["192.0.2.0/24"], &["10.0.0.1:8444"], &["eth1", "eth2"]),
+            ],
+            borrows: false,
+            mark: MARK,
+            method: None,
+        };
+        let script = script(&plan);
+        let lines: Vec<_> = script.lines().filter(|l| l.contains("tproxy")).collect();
+        let rest = "tcp dport { 80, 443 } tcp flags & (fin | syn | rst | ack) == syn \
+                    fib daddr type != local tproxy";
+        for (line, start, end) in [
+            (
+                lines[0],
+                "iifname { \"eth1\", \"eth2\" } ip daddr 192.0.2.0/24",
+                "ip to 10.0.0.1:8444",
+            ),
+            (
+                lines[1],
+                "iifname != \"lo\" meta nfproto ipv4",
+                "ip to :8443",
+            ),
+            (
+                lines[2],
+                "iifname != \"lo\" meta nfproto ipv6",
+                "ip6 to :8443",
+            ),
+        ] {
+            let expected = format!("    {start} {rest} {end} meta mark set 29793 accept");
+            assert_eq!(line, expected);
+        }
+        assert_eq!(lines.len(), 3);
+        assert!(script.starts_with("add table inet taut_intercept\ndelete table"));
+    }
+}

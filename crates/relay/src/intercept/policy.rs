@@ -1,0 +1,207 @@
+//! The policy route: packets with the mark are looked up in a table where every address is local.
+//!
+//! Priority and table are always the same, so that what a killed process has left is found and
+//! replaced. The rule's protocol (`ip -d rule`) says by what method that process intercepted, and
+//! so what else it has left.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use futures_util::TryStreamExt as _;
+use rtnetlink::packet_route::route::{RouteMessage, RouteProtocol, RouteScope, RouteType};
+use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use rtnetlink::{Handle, IpVersion, RouteMessageBuilder};
+use taut_sys::Errno;
+
+use super::Method;
+
+/// The routing table in which every address is local.
+pub const TABLE: u32 = 29_793;
+
+/// The priority of the rule that leads there: before those of VPNs and the administrator's, for a
+/// marked packet is nobody else's any more.
+pub const PRIORITY: u32 = 74;
+
+/// Numbers that no routing daemon has (rt_protos) for the two methods.
+const BPF_PROTOCOL: u8 = 0x74;
+const NFT_PROTOCOL: u8 = 0x75;
+
+/// The rules and routes in place. Dropped, they are gone.
+#[derive(Debug)]
+pub(super) struct PolicyRoute {
+    method: Method,
+}
+
+/// Why there is no policy route.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyError {
+    /// Netlink cannot be spoken.
+    #[error("interception: cannot speak netlink: {0}")]
+    Socket(#[source] std::io::Error),
+    /// The kernel refused.
+    #[error(
+        "interception: cannot {what}: {source}; it needs CAP_NET_ADMIN, or root, and a kernel in which \
+         `ip rule add priority {PRIORITY} fwmark {mark:#x} lookup {TABLE}` and \
+         `ip route add local default dev lo table {TABLE}` work"
+    )]
+    Refused {
+        /// What was tried.
+        what: &'static str,
+        /// The mark that the rule is for.
+        mark: u32,
+        /// The kernel's answer.
+        source: Box<rtnetlink::Error>,
+    },
+    /// Loopback is not there.
+    #[error("interception: there is no device `lo` to route to; `ip link` lists those there are")]
+    NoLoopback,
+}
+
+// === impl PolicyRoute ===
+
+impl PolicyRoute {
+    /// Sets rules and routes up, for IPv4 and, where there is any, IPv6.
+    pub(super) fn set_up(mark: u32, method: Method) -> Result<Self, PolicyError> {
+        let lo = nix::net::if_::if_nametoindex("lo").map_err(|_| PolicyError::NoLoopback)?;
+        // Dropped, it takes away what has been done when one of the steps fails.
+        let policy = Self { method };
+        with_netlink(async |handle| {
+            for version in [IpVersion::V4, IpVersion::V6] {
+                let refused = |what| {
+                    move |source| PolicyError::Refused {
+                        what,
+                        mark,
+                        source: Box::new(source),
+                    }
+                };
+                let route = handle.route().add(route(&version, lo)).replace();
+                match route.execute().await {
+                    Err(e) if is_v6(&version) && is_unsupported(&e) => continue,
+                    other => other.map_err(refused("add the local route"))?,
+                }
+                let mut add = handle
+                    .rule()
+                    .add()
+                    .action(RuleAction::ToTable)
+                    .priority(PRIORITY)
+                    .fw_mark(mark)
+                    .table_id(TABLE);
+                let protocol = RouteProtocol::Other(protocol(policy.method));
+                let message = add.message_mut();
+                message.attributes.push(RuleAttribute::Protocol(protocol));
+                let added = match version {
+                    IpVersion::V4 => add.v4().execute().await,
+                    IpVersion::V6 => add.v6().execute().await,
+                };
+                added.map_err(refused("add the policy rule"))?;
+            }
+            Ok(())
+        })?;
+        Ok(policy)
+    }
+
+    /// Takes away what a killed process has left, and says by what methods it had intercepted.
+    pub(super) fn remove_stale() -> Result<Vec<Method>, PolicyError> {
+        with_netlink(async |handle| Ok(remove(&handle).await))
+    }
+}
+
+impl Drop for PolicyRoute {
+    fn drop(&mut self) {
+        if let Err(error) = Self::remove_stale() {
+            tracing::warn!(
+                %error,
+                "the policy route stays; `ip rule delete priority {PRIORITY}` and `ip route flush \
+                 table {TABLE}` take it away, with -6 for IPv6"
+            );
+        }
+    }
+}
+
+/// Takes away every rule of ours, and the route.
+async fn remove(handle: &Handle) -> Vec<Method> {
+    let mut found = Vec::new();
+    for version in [IpVersion::V4, IpVersion::V6] {
+        let rules = handle.rule().get(version.clone()).execute();
+        // Without IPv6 there is nothing to list.
+        let rules: Vec<_> = rules.try_collect().await.unwrap_or_default();
+        for rule in rules {
+            if let Some(method) = ours(&rule) {
+                found.push(method);
+                if let Err(error) = handle.rule().del(rule).execute().await {
+                    tracing::warn!(%error, "cannot remove a policy rule");
+                }
+            }
+        }
+        let lo = nix::net::if_::if_nametoindex("lo").unwrap_or(1);
+        // There is none, mostly.
+        let _ = handle.route().del(route(&version, lo)).execute().await;
+    }
+    found
+}
+
+/// By what method it was made, if it is one of these rules.
+fn ours(rule: &RuleMessage) -> Option<Method> {
+    let has = |attribute| rule.attributes.contains(&attribute);
+    if !has(RuleAttribute::Priority(PRIORITY)) || !has(RuleAttribute::Table(TABLE)) {
+        return None;
+    }
+    [Method::Bpf, Method::Nft]
+        .into_iter()
+        .find(|m| has(RuleAttribute::Protocol(RouteProtocol::Other(protocol(*m)))))
+}
+
+fn protocol(method: Method) -> u8 {
+    match method {
+        Method::Bpf => BPF_PROTOCOL,
+        Method::Nft => NFT_PROTOCOL,
+    }
+}
+
+/// `local default dev lo table TABLE`.
+fn route(version: &IpVersion, lo: u32) -> RouteMessage {
+    match version {
+        IpVersion::V4 => RouteMessageBuilder::<Ipv4Addr>::new()
+            .table_id(TABLE)
+            .kind(RouteType::Local)
+            .scope(RouteScope::Host)
+            .output_interface(lo)
+            .build(),
+        IpVersion::V6 => RouteMessageBuilder::<Ipv6Addr>::new()
+            .table_id(TABLE)
+            .kind(RouteType::Local)
+            .output_interface(lo)
+            .build(),
+    }
+}
+
+fn is_v6(version: &IpVersion) -> bool {
+    matches!(version, IpVersion::V6)
+}
+
+/// The kernel has no IPv6.
+fn is_unsupported(error: &rtnetlink::Error) -> bool {
+    let rtnetlink::Error::NetlinkError(message) = error else {
+        return false;
+    };
+    let code = message.raw_code().unsigned_abs().cast_signed();
+    [Errno::AFNOSUPPORT, Errno::OPNOTSUPP]
+        .iter()
+        .any(|e| e.raw_os_error() == code)
+}
+
+/// Runs `job` with a netlink connection of the calling thread's network namespace.
+fn with_netlink<T>(
+    job: impl AsyncFnOnce(Handle) -> Result<T, PolicyError>,
+) -> Result<T, PolicyError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .map_err(PolicyError::Socket)?;
+    runtime.block_on(async {
+        let (connection, handle, _) = rtnetlink::new_connection().map_err(PolicyError::Socket)?;
+        let connection = tokio::spawn(connection);
+        let done = job(handle).await;
+        connection.abort();
+        done
+    })
+}

@@ -1,0 +1,243 @@
+//! Interception at work: the thread that sets it up, follows the devices, and takes it away.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use nix::net::if_::if_nametoindex;
+
+use super::policy::PolicyRoute;
+use super::program::Program;
+use super::{Exits, InterceptError, Method, Plan, nft, rules_of};
+use crate::early_syn::Devices;
+
+/// How often the devices are looked at, and the program's counters are read.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// The abstract UNIX address that is bound while a process intercepts. It belongs to the network
+/// namespace, as what is intercepted does, and the kernel takes it back however the process ends.
+pub(super) const LOCK: &str = "taut-interception";
+
+/// What is known of the interception from other threads.
+#[derive(Debug, Default)]
+pub(crate) struct Status(Mutex<Option<(Method, Exits)>>);
+
+/// Interception for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Interception {
+    /// Dropped, the thread ends.
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+// === impl Status ===
+
+impl Status {
+    /// The method that is used, and what it has counted (with nftables: nothing).
+    pub(crate) fn get(&self) -> Option<(Method, Exits)> {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, method: Method, exits: Exits) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((method, exits));
+    }
+}
+
+// === impl Interception ===
+
+impl Interception {
+    /// Begins to intercept, in the network namespace of the calling thread.
+    ///
+    /// # Errors
+    /// [`InterceptError`], and then everything is as it was.
+    pub(crate) fn start(plan: Plan, status: Arc<Status>) -> Result<Self, InterceptError> {
+        let (stop, stopped) = channel::<()>();
+        // What it takes away must be of the namespace in which it was put there, and a thread stays
+        // in its own.
+        let (tell, told) = sync_channel(1);
+        let thread = std::thread::Builder::new()
+            .name("intercept".into())
+            .spawn(move || match Work::begin(plan, status) {
+                Ok(mut work) => {
+                    let _ = tell.send(Ok(()));
+                    while stopped.recv_timeout(LOOK_EVERY) == Err(RecvTimeoutError::Timeout) {
+                        work.look();
+                    }
+                }
+                Err(error) => {
+                    let _ = tell.send(Err(error));
+                }
+            })
+            .map_err(InterceptError::Thread)?;
+        let interception = Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        };
+        match told.recv() {
+            Ok(begun) => begun.map(|()| interception),
+            Err(_) => Err(InterceptError::Died),
+        }
+    }
+}
+
+impl Drop for Interception {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the thread has. Fields are dropped in their order: first nothing more is marked, then the
+/// mark loses its meaning.
+struct Work {
+    hook: Hook,
+    #[expect(dead_code, reason = "it is held, and taken away when it is dropped")]
+    policy: PolicyRoute,
+    #[expect(
+        dead_code,
+        reason = "it is held, and the name is free when it is dropped"
+    )]
+    lock: UnixListener,
+    plan: Plan,
+    status: Arc<Status>,
+}
+
+enum Hook {
+    Program(Box<Program>),
+    Table {
+        #[expect(dead_code, reason = "it is held, and taken away when it is dropped")]
+        table: nft::Table,
+    },
+}
+
+// === impl Work ===
+
+impl Work {
+    fn begin(plan: Plan, status: Arc<Status>) -> Result<Self, InterceptError> {
+        taut_sys::socket::probe_transparent().map_err(|e| InterceptError::Transparent(e.into()))?;
+        let lock = lock()?;
+        let named = plan.takings.iter().flat_map(|taking| &taking.devices);
+        for device in named {
+            if if_nametoindex(device.as_str()).is_err() {
+                return Err(InterceptError::NoSuchDevice(device.clone()));
+            }
+        }
+        let left = PolicyRoute::remove_stale()?;
+        if left.contains(&Method::Nft) {
+            nft::Table::remove_stale()?;
+        }
+        let program = match plan.method {
+            Some(Method::Nft) => None,
+            _ => match load(&plan) {
+                Ok(program) => Some(Ok(program)),
+                Err(error @ InterceptError::Program(_)) if plan.method.is_none() => {
+                    Some(Err(error))
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        let (hook, policy) = match program {
+            Some(Ok(mut program)) => {
+                let policy = PolicyRoute::set_up(plan.mark, Method::Bpf)?;
+                // Only now may packets get the mark.
+                program.set_rules(rules_of(&plan.takings, |d| if_nametoindex(d).ok()))?;
+                (Hook::Program(Box::new(program)), policy)
+            }
+            refused => {
+                let policy = PolicyRoute::set_up(plan.mark, Method::Nft)?;
+                let table = match (nft::Table::put(&plan), refused) {
+                    (Ok(table), _) => table,
+                    (Err(nft), Some(Err(InterceptError::Program(program)))) => {
+                        return Err(InterceptError::Neither { program, nft });
+                    }
+                    (Err(nft), _) => return Err(nft.into()),
+                };
+                (Hook::Table { table }, policy)
+            }
+        };
+        let mut work = Self {
+            hook,
+            policy,
+            lock,
+            plan,
+            status,
+        };
+        tracing::info!(method = ?work.method(), mark = work.plan.mark, "intercepting");
+        work.look();
+        Ok(work)
+    }
+
+    fn method(&self) -> Method {
+        match self.hook {
+            Hook::Program(_) => Method::Bpf,
+            Hook::Table { .. } => Method::Nft,
+        }
+    }
+
+    /// Follows the devices that have come, gone, or come back under another number.
+    fn look(&mut self) {
+        let mut exits = Exits::default();
+        if let Hook::Program(program) = &mut self.hook {
+            // The rules first: those of a device that has gone may not fit another.
+            let rules = rules_of(&self.plan.takings, |d| if_nametoindex(d).ok());
+            let followed = program.set_rules(rules).map_err(InterceptError::from);
+            let followed = followed.and_then(|()| {
+                let devices = devices(&self.plan)?;
+                Ok(program.set_devices(&devices)?)
+            });
+            if let Err(error) = followed {
+                tracing::debug!(%error, "a network device is not intercepted at");
+            }
+            exits = program.exits().unwrap_or_default();
+        }
+        self.status.set(self.method(), exits);
+    }
+}
+
+/// The program on its devices, as yet without a rule.
+fn load(plan: &Plan) -> Result<Program, InterceptError> {
+    let mut program = Program::load(plan.mark, plan.borrows)?;
+    let devices = devices(plan)?;
+    // On every device there must be something to see at least where it was asked for.
+    program.set_devices(&devices)?;
+    Ok(program)
+}
+
+/// The devices at which the program has to be: those that are named, or all. Replies to addresses
+/// that are borrowed may come in anywhere.
+fn devices(plan: &Plan) -> Result<BTreeMap<u32, String>, InterceptError> {
+    let anywhere = plan.borrows || plan.takings.iter().any(|taking| taking.devices.is_empty());
+    let names = match anywhere {
+        true => up()?,
+        false => Vec::new(),
+    };
+    let named = plan
+        .takings
+        .iter()
+        .flat_map(|taking| taking.devices.clone());
+    let indexed = |name: String| Some((if_nametoindex(name.as_str()).ok()?, name));
+    Ok(names.into_iter().chain(named).filter_map(indexed).collect())
+}
+
+/// The devices that are up, but for loopback.
+fn up() -> Result<Vec<String>, InterceptError> {
+    let failed = |e: io::Error| InterceptError::Devices(e);
+    Devices::up().map_err(failed)
+}
+
+/// Makes sure that nobody else intercepts in this network namespace.
+fn lock() -> Result<UnixListener, InterceptError> {
+    let addr = SocketAddr::from_abstract_name(LOCK).map_err(InterceptError::Thread)?;
+    UnixListener::bind_addr(&addr).map_err(|e| match e.kind() {
+        io::ErrorKind::AddrInUse => InterceptError::Taken,
+        _ => InterceptError::Thread(e),
+    })
+}

@@ -1,0 +1,194 @@
+//! Nothing stays on the machine, whichever way the relay ends.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+
+use taut_relay::intercept::{Method, TABLE};
+use taut_relay::node::{Node, StartError};
+use taut_sys::netns::Netns;
+
+use crate::rig::*;
+
+/// What interception may have put into a namespace: policy rules, their table, nft's tables.
+fn traces(netns: &Netns) -> Vec<String> {
+    let mut traces = Vec::new();
+    for family in ["-4", "-6"] {
+        let rules = ip(netns, &format!("{family} rule show"));
+        traces.extend(
+            rules
+                .lines()
+                .filter(|l| l.contains("fwmark"))
+                .map(str::to_owned),
+        );
+        let line = format!("{family} route show table {TABLE}");
+        // An empty table is an error to `ip`.
+        let mut route = Command::new("ip");
+        let route = route
+            .args(["-n", netns.name()])
+            .args(line.split(' '))
+            .output()
+            .unwrap();
+        let routes = String::from_utf8(route.stdout).unwrap();
+        traces.extend(routes.lines().map(str::to_owned));
+    }
+    let tables = exec(netns, &["nft", "list", "tables"]).stdout;
+    let tables = String::from_utf8(tables).unwrap();
+    traces.extend(tables.lines().map(str::to_owned));
+    traces
+}
+
+/// A connection reaches the server without the relay.
+fn assert_routed(net: &Net) {
+    for server in SERVER {
+        let listener = net.listen(&net.server, server, PORT);
+        let client = net.connect(server, PORT);
+        assert_eq!(accepted(&listener).1, client.local_addr().unwrap());
+    }
+}
+
+/// A connection reaches the server by way of the relay.
+fn assert_taken(net: &Net) {
+    for (server, relay) in SERVER.into_iter().zip(ROUTER_TO_SERVER) {
+        let listener = net.listen(&net.server, server, PORT);
+        let _client = net.connect(server, PORT);
+        assert_eq!(accepted(&listener).1.ip().to_string(), relay);
+    }
+}
+
+#[test]
+fn a_stop_leaves_nothing_and_connections_are_routed_again() {
+    for method in METHODS {
+        let net = Net::new();
+        let before = traces(&net.router);
+        assert_eq!(before, [""; 0]);
+        let node = net.intercept(method);
+        assert_taken(&net);
+        let during = traces(&net.router);
+        let expected = if method == Method::Bpf { 4 } else { 5 };
+        assert_eq!(during.len(), expected, "{during:?}");
+        drop(node);
+        assert_eq!(traces(&net.router), before);
+        assert_routed(&net);
+    }
+}
+
+/// Where the other process finds its namespace, and what it is to do there.
+const HOLD: &str = "TAUT_RELAY_HOLD_INTERCEPTION";
+
+#[test]
+fn what_a_kill_leaves_is_replaced_by_the_next_start_and_gone_after_it() {
+    for (killed, next) in [
+        (Method::Bpf, Method::Bpf),
+        (Method::Bpf, Method::Nft),
+        (Method::Nft, Method::Nft),
+        (Method::Nft, Method::Bpf),
+    ] {
+        let net = Net::new();
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "cleanup::hold_it_when_asked_to", "--nocapture"])
+            .env(HOLD, format!("{killed:?} {}", net.router.name()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.as_mut().unwrap()).lines();
+        let begun = lines
+            .map_while(Result::ok)
+            .any(|l| l.contains("intercepting"));
+        if begun {
+            assert_taken(&net);
+        }
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert!(begun, "the other process did not begin");
+        assert_ne!(
+            traces(&net.router),
+            [""; 0],
+            "a kill has left nothing: what is tested here?"
+        );
+
+        let node = net.intercept(next);
+        assert_taken(&net);
+        let expected = if next == Method::Bpf { 4 } else { 5 };
+        let during = traces(&net.router);
+        assert_eq!(during.len(), expected, "{killed:?}, {next:?}: {during:?}");
+        drop(node);
+        assert_eq!(traces(&net.router), [""; 0], "{killed:?}, {next:?}");
+        assert_routed(&net);
+    }
+}
+
+/// The other process of the test above.
+#[test]
+fn hold_it_when_asked_to() {
+    let Ok(asked) = std::env::var(HOLD) else {
+        return;
+    };
+    let (method, name) = asked.split_once(' ').unwrap();
+    let method = if method == "Bpf" {
+        Method::Bpf
+    } else {
+        Method::Nft
+    };
+    let netns = Netns::open(name).unwrap();
+    let config = config(method, vec![forward()]);
+    let _held = netns.run(|| Node::start(&config)).unwrap().unwrap();
+    println!("intercepting");
+    // Until it is killed, or the test that started it has ended.
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}
+
+#[test]
+fn after_a_kill_of_the_program_connections_are_routed_at_once() {
+    // Its links go with the process; the rule that is left is for a mark that nobody sets.
+    let net = Net::new();
+    let node = net.intercept(Method::Bpf);
+    drop(node);
+    ip(
+        &net.router,
+        &format!("rule add priority 74 fwmark 0x7461 lookup {TABLE}"),
+    );
+    ip(
+        &net.router,
+        &format!("route add local default dev lo table {TABLE}"),
+    );
+    assert_routed(&net);
+}
+
+#[test]
+fn two_relays_do_not_take_each_others_connections() {
+    let net = Net::new();
+    let _first = net.intercept(Method::Bpf);
+    let mut other = forward();
+    other.listen = vec![":8444".parse().unwrap()];
+    let config = config(Method::Bpf, vec![other]);
+    let refused = net
+        .router
+        .run(|| Node::start(&config))
+        .unwrap()
+        .unwrap_err();
+    assert!(matches!(refused, StartError::Intercept(_)), "{refused}");
+    assert!(
+        refused.to_string().contains("another relay intercepts"),
+        "{refused}"
+    );
+    assert_taken(&net);
+}
+
+#[test]
+fn a_device_that_is_not_there_is_refused_and_nothing_is_left() {
+    let net = Net::new();
+    let mut forward = forward();
+    forward.transparent.as_mut().unwrap().devices = vec!["nowhere".to_owned()];
+    let config = config(Method::Bpf, vec![forward]);
+    let refused = net
+        .router
+        .run(|| Node::start(&config))
+        .unwrap()
+        .unwrap_err();
+    assert!(
+        refused.to_string().contains("no network device `nowhere`"),
+        "{refused}"
+    );
+    assert_eq!(traces(&net.router), [""; 0]);
+}

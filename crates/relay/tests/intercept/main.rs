@@ -1,0 +1,8 @@
+//! Interception in three namespaces: a client, a router with the relay on it, a server.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+mod cleanup;
+mod rig;
+mod taken;
+mod untouched;
