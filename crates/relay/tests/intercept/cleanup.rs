@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
-use taut_relay::intercept::{Method, TABLE};
+use taut_relay::intercept::{Method, TABLE, is_running, presence};
 use taut_relay::node::{Node, StartError};
 use taut_sys::netns::Netns;
 
@@ -37,6 +37,13 @@ fn traces(netns: &Netns) -> Vec<String> {
     traces
 }
 
+/// Whether a relay intercepts, and what there is of rule and route for each family.
+fn doctors_view(net: &Net) -> (bool, [(bool, bool); 2]) {
+    let look = || (is_running().unwrap(), presence().unwrap());
+    let (running, there) = net.router.run(look).unwrap();
+    (running, there.map(|p| (p.rule, p.route)))
+}
+
 /// A connection reaches the server without the relay.
 fn assert_routed(net: &Net) {
     for server in SERVER {
@@ -66,7 +73,9 @@ fn a_stop_leaves_nothing_and_connections_are_routed_again() {
         let during = traces(&net.router);
         let expected = if method == Method::Bpf { 4 } else { 5 };
         assert_eq!(during.len(), expected, "{during:?}");
+        assert_eq!(doctors_view(&net), (true, [(true, true); 2]));
         drop(node);
+        assert_eq!(doctors_view(&net), (false, [(false, false); 2]));
         assert_eq!(traces(&net.router), before);
         assert_routed(&net);
     }
