@@ -788,6 +788,10 @@ impl Worker {
         }
         let (onward_bytes, client_bytes) = entry.session.moved();
         let (client, onward) = entry.session.into_legs();
+        // First, so that whoever sees the connection end sees it counted.
+        self.shared.release();
+        self.shop.metrics.sessions.sub(1);
+        self.shop.metrics.ended[end.index()].add(1);
         match close {
             // They have been told to end gracefully when both streams had ended.
             Close::Gracefully => drop((client, onward)),
@@ -796,9 +800,6 @@ impl Worker {
                 onward.into_iter().for_each(Stream::abort);
             }
         }
-        self.shared.release();
-        self.shop.metrics.sessions.sub(1);
-        self.shop.metrics.ended[end.index()].add(1);
         tracing::debug!(
             client = %entry.client.0, cause = end.label(), onward_bytes, client_bytes,
             "session over"

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use taut_relay::intercept;
 use taut_sys::probe;
 
 use self::report::Report;
@@ -78,6 +79,10 @@ fn host() -> Host {
         open_files: probe::setting::open_files_hard_limit(),
         page: probe::setting::page_size(),
         root: probe::is_root(),
+        intercepting: match intercept::is_running() {
+            Ok(true) => intercept::presence().ok(),
+            _ => None,
+        },
     }
 }
 

@@ -15,10 +15,11 @@ mod wire;
 use std::io;
 
 pub use nft::NftError;
-pub use policy::{PRIORITY, PolicyError, TABLE};
+pub use policy::{PRIORITY, PolicyError, Presence, TABLE, presence};
 pub use program::ProgramError;
 pub(crate) use rules::rules_of;
 pub use rules::{RULES_MAX, Taking};
+pub use thread::is_running;
 pub(crate) use thread::{Interception, Status};
 pub use wire::Exits;
 

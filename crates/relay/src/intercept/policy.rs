@@ -7,7 +7,9 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use futures_util::TryStreamExt as _;
-use rtnetlink::packet_route::route::{RouteMessage, RouteProtocol, RouteScope, RouteType};
+use rtnetlink::packet_route::route::{
+    RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType,
+};
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use rtnetlink::{Handle, IpVersion, RouteMessageBuilder};
 use taut_sys::Errno;
@@ -54,6 +56,41 @@ pub enum PolicyError {
     /// Loopback is not there.
     #[error("interception: there is no device `lo` to route to; `ip link` lists those there are")]
     NoLoopback,
+}
+
+/// What of the policy route there is, for one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Presence {
+    /// The rule, by its priority and table.
+    pub rule: bool,
+    /// The route that makes every address local.
+    pub route: bool,
+}
+
+/// What there is of the policy route for IPv4 and for IPv6, whoever has put it there.
+///
+/// # Errors
+/// [`PolicyError::Socket`]: netlink cannot be spoken.
+pub fn presence() -> Result<[Presence; 2], PolicyError> {
+    with_netlink(async |handle| {
+        let mut found = [Presence {
+            rule: false,
+            route: false,
+        }; 2];
+        for (found, version) in found.iter_mut().zip([IpVersion::V4, IpVersion::V6]) {
+            let rules = handle.rule().get(version.clone()).execute();
+            let rules: Vec<_> = rules.try_collect().await.unwrap_or_default();
+            found.rule = rules.iter().any(is_in_place);
+            let routes = handle.route().get(route(&version, 0)).execute();
+            let routes: Vec<_> = routes.try_collect().await.unwrap_or_default();
+            found.route = routes.iter().any(|route| {
+                route.header.kind == RouteType::Local
+                    && route.header.destination_prefix_length == 0
+                    && route.attributes.contains(&RouteAttribute::Table(TABLE))
+            });
+        }
+        Ok(found)
+    })
 }
 
 // === impl PolicyRoute ===
@@ -139,10 +176,16 @@ async fn remove(handle: &Handle) -> Vec<Method> {
     found
 }
 
+/// It has our priority and leads to our table.
+fn is_in_place(rule: &RuleMessage) -> bool {
+    let has = |attribute| rule.attributes.contains(&attribute);
+    has(RuleAttribute::Priority(PRIORITY)) && has(RuleAttribute::Table(TABLE))
+}
+
 /// By what method it was made, if it is one of these rules.
 fn ours(rule: &RuleMessage) -> Option<Method> {
     let has = |attribute| rule.attributes.contains(&attribute);
-    if !has(RuleAttribute::Priority(PRIORITY)) || !has(RuleAttribute::Table(TABLE)) {
+    if !is_in_place(rule) {
         return None;
     }
     [Method::Bpf, Method::Nft]

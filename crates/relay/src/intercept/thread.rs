@@ -233,6 +233,18 @@ fn up() -> Result<Vec<String>, InterceptError> {
     Devices::up().map_err(failed)
 }
 
+/// Whether a process intercepts in this network namespace.
+///
+/// # Errors
+/// When the kernel does not show its UNIX sockets.
+pub fn is_running() -> io::Result<bool> {
+    let sockets = std::fs::read_to_string("/proc/thread-self/net/unix")?;
+    let name = format!("@{LOCK}");
+    Ok(sockets
+        .lines()
+        .any(|l| l.split_whitespace().last() == Some(name.as_str())))
+}
+
 /// Makes sure that nobody else intercepts in this network namespace.
 fn lock() -> Result<UnixListener, InterceptError> {
     let addr = SocketAddr::from_abstract_name(LOCK).map_err(InterceptError::Thread)?;

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 
-use taut_relay::intercept::{Method, TABLE};
+use taut_relay::intercept::{Method, TABLE, is_running, presence};
 use taut_relay::node::{Node, StartError};
 use taut_sys::netns::Netns;
 
@@ -37,6 +37,13 @@ fn traces(netns: &Netns) -> Vec<String> {
     traces
 }
 
+/// Whether a relay intercepts, and what there is of rule and route for each family.
+fn doctors_view(net: &Net) -> (bool, [(bool, bool); 2]) {
+    let look = || (is_running().unwrap(), presence().unwrap());
+    let (running, there) = net.router.run(look).unwrap();
+    (running, there.map(|p| (p.rule, p.route)))
+}
+
 /// A connection reaches the server without the relay.
 fn assert_routed(net: &Net) {
     for server in SERVER {
@@ -66,7 +73,9 @@ fn a_stop_leaves_nothing_and_connections_are_routed_again() {
         let during = traces(&net.router);
         let expected = if method == Method::Bpf { 4 } else { 5 };
         assert_eq!(during.len(), expected, "{during:?}");
+        assert_eq!(doctors_view(&net), (true, [(true, true); 2]));
         drop(node);
+        assert_eq!(doctors_view(&net), (false, [(false, false); 2]));
         assert_eq!(traces(&net.router), before);
         assert_routed(&net);
     }
@@ -107,6 +116,8 @@ fn what_a_kill_leaves_is_replaced_by_the_next_start_and_gone_after_it() {
             "a kill has left nothing: what is tested here?"
         );
 
+        // What is left takes nothing from anybody meanwhile.
+        assert_routed(&net);
         let node = net.intercept(next);
         assert_taken(&net);
         let expected = if next == Method::Bpf { 4 } else { 5 };
@@ -136,23 +147,6 @@ fn hold_it_when_asked_to() {
     println!("intercepting");
     // Until it is killed, or the test that started it has ended.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
-}
-
-#[test]
-fn after_a_kill_of_the_program_connections_are_routed_at_once() {
-    // Its links go with the process; the rule that is left is for a mark that nobody sets.
-    let net = Net::new();
-    let node = net.intercept(Method::Bpf);
-    drop(node);
-    ip(
-        &net.router,
-        &format!("rule add priority 74 fwmark 0x7461 lookup {TABLE}"),
-    );
-    ip(
-        &net.router,
-        &format!("route add local default dev lo table {TABLE}"),
-    );
-    assert_routed(&net);
 }
 
 #[test]

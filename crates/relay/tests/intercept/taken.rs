@@ -120,7 +120,9 @@ fn a_server_that_refuses_is_a_reset_to_the_client() {
     let net = Net::new();
     let node = net.intercept(Method::Bpf);
     assert_reset(&net, SERVER[0], PORT);
-    assert_eq!(node.metrics().ended(End::ConnectRefused), 1);
+    wait_until("the session's end", || {
+        node.metrics().ended(End::ConnectRefused) == 1
+    });
 }
 
 #[test]

@@ -3,6 +3,8 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
+use taut_relay::intercept::Method;
+
 use crate::rig::*;
 
 /// A byte each way.
@@ -76,6 +78,29 @@ fn what_comes_in_at_another_device_is_routed_as_ever() {
         let client = net.connect(SERVER[0], PORT);
         assert_eq!(accepted(&listener).1, client.local_addr().unwrap());
     }
+}
+
+/// What `taut doctor` says of these two, and why it looks at them: no counter of the kernel's does.
+#[test]
+fn a_source_filter_that_minds_the_mark_drops_what_is_taken() {
+    let net = Net::new();
+    let node = net.intercept(Method::Bpf);
+    let listener = net.listen(&net.server, SERVER[0], PORT);
+    for knob in ["rp_filter", "src_valid_mark"] {
+        net.set(&net.router, &format!("ipv4/conf/all/{knob}"), "1");
+    }
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| net.connect(SERVER[0], PORT));
+        wait_until("a SYN that is given to the relay", || {
+            node.metrics().interception().unwrap().1.new > 0
+        });
+        assert!(!client.is_finished());
+        assert_eq!(node.metrics().sessions(), 0);
+        // The client's next SYN comes through.
+        net.set(&net.router, "ipv4/conf/all/src_valid_mark", "0");
+        let _client = client.join().unwrap();
+        accepted(&listener);
+    });
 }
 
 #[test]

@@ -40,7 +40,7 @@ impl Group {
         match self {
             Self::Relay => "Relay",
             Self::Lab => "Lab",
-            Self::Intercept => "Interception (for jobs to come)",
+            Self::Intercept => "Interception",
             Self::Bpf => "BPF (for jobs to come)",
             Self::Guests => "Processes and guests (for jobs to come)",
         }

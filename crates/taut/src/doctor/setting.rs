@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use serde::Serialize;
+use taut_relay::intercept::Presence;
 
 use super::severity::Severity;
 
 mod capacity;
+mod routing;
 mod tcp;
 mod window;
 
@@ -23,6 +25,7 @@ pub(crate) const SYSCTLS: &[&str] = &[
     "net.ipv4.conf.all.rp_filter",
     "net.ipv4.conf.all.src_valid_mark",
     "net.ipv4.conf.default.rp_filter",
+    "net.ipv4.ip_forward",
     "net.ipv4.ip_local_port_range",
     "net.ipv4.tcp_abort_on_overflow",
     "net.ipv4.tcp_max_syn_backlog",
@@ -35,6 +38,7 @@ pub(crate) const SYSCTLS: &[&str] = &[
     "net.ipv4.tcp_timestamps",
     "net.ipv4.tcp_window_scaling",
     "net.ipv4.tcp_wmem",
+    "net.ipv6.conf.all.forwarding",
 ];
 
 /// The settings of a machine, as they were read.
@@ -48,6 +52,9 @@ pub(crate) struct Host {
     pub(crate) page: u64,
     /// Root is exempt from some limits.
     pub(crate) root: bool,
+    /// What there is of the policy route of a relay that intercepts here now, for IPv4 and IPv6.
+    /// `None`: none does, or it cannot be told.
+    pub(crate) intercepting: Option<[Presence; 2]>,
 }
 
 // === impl Host ===
@@ -120,5 +127,6 @@ pub(crate) fn judge(host: &Host) -> Vec<Finding> {
     let mut findings = capacity::judge(host);
     findings.extend(window::judge(host));
     findings.extend(tcp::judge(host));
+    findings.extend(routing::judge(host));
     findings
 }

@@ -72,11 +72,11 @@ pub(crate) const FEATURES: &[Feature] = &[
     of(Lab, ("bridge", "bridge", "guests on one segment", "no world with guests on a bridge",
         Fine, link::bridge)),
 
-    of(Intercept, ("nft_tproxy", "nftables TPROXY", "taking connections unasked, without BPF", "BPF sk_lookup or sk_assign is used",
+    of(Intercept, ("nft_tproxy", "nftables TPROXY", "transparent forwards, without BPF", "a BPF program at the device is used",
         Fine, nft_tproxy)),
     of(Intercept, ("clsact", "clsact", "BPF at a device, before tcx", "tcx is used",
         Fine, qdisc::clsact)),
-    of(Intercept, ("tcx", "tcx", "BPF at a device, gone with its owner", "clsact is used",
+    of(Intercept, ("tcx", "tcx", "BPF at a device, gone with its owner", "clsact or nftables is used",
         Fine, bpf::tcx)),
     of(Intercept, ("sk_lookup", "BPF sk_lookup", "listening on any address and port", "nftables TPROXY is used",
         Fine, bpf::sk_lookup)),

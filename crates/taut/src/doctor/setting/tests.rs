@@ -11,6 +11,7 @@ fn stock() -> Host {
         ("net.ipv4.conf.all.rp_filter", "0"),
         ("net.ipv4.conf.all.src_valid_mark", "0"),
         ("net.ipv4.conf.default.rp_filter", "2"),
+        ("net.ipv4.ip_forward", "0"),
         ("net.ipv4.ip_local_port_range", "32768 60999"),
         ("net.ipv4.tcp_abort_on_overflow", "0"),
         ("net.ipv4.tcp_max_syn_backlog", "1024"),
@@ -23,12 +24,14 @@ fn stock() -> Host {
         ("net.ipv4.tcp_timestamps", "1"),
         ("net.ipv4.tcp_window_scaling", "1"),
         ("net.ipv4.tcp_wmem", "4096 16384 4194304"),
+        ("net.ipv6.conf.all.forwarding", "0"),
     ];
     Host {
         sysctls: sysctls.map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
         open_files: 1_048_576,
         page: 4_096,
         root: true,
+        intercepting: None,
     }
 }
 
@@ -222,5 +225,74 @@ fn what_the_kernel_does_not_have_is_not_judged() {
     assert_eq!(
         judge(&host).iter().map(|f| f.id).collect::<Vec<_>>(),
         ["RLIMIT_NOFILE"]
+    );
+}
+
+const THERE: Presence = Presence {
+    rule: true,
+    route: true,
+};
+
+/// As [`with`], while a relay intercepts.
+fn intercepting(settings: &[(&str, &str)], there: [Presence; 2]) -> Host {
+    let mut host = stock();
+    for (name, value) in settings {
+        host.sysctls.insert((*name).to_owned(), (*value).to_owned());
+    }
+    host.intercepting = Some(there);
+    host
+}
+
+#[test]
+fn forwarding_is_missed_only_where_a_relay_intercepts() {
+    const ID: &str = "net.ipv4.ip_forward";
+    assert_eq!(finding(&stock(), ID).severity, Severity::Fine);
+    assert_eq!(
+        command(&intercepting(&[], [THERE; 2]), ID),
+        "sysctl -w net.ipv4.ip_forward=1"
+    );
+    let router = intercepting(&[(ID, "1")], [THERE; 2]);
+    assert_eq!(finding(&router, ID).severity, Severity::Fine);
+}
+
+#[test]
+fn a_source_filter_that_minds_the_mark_is_found_where_a_relay_intercepts() {
+    const ID: &str = "net.ipv4.conf.all.src_valid_mark";
+    let strict = ("net.ipv4.conf.all.rp_filter", "1");
+    let host = intercepting(&[strict, (ID, "1")], [THERE; 2]);
+    assert_eq!(command(&host, ID), format!("sysctl -w {ID}=0"));
+    // One of them alone does no harm.
+    let host = intercepting(
+        &[("net.ipv4.conf.default.rp_filter", "0"), (ID, "1")],
+        [THERE; 2],
+    );
+    assert_eq!(finding(&host, ID).severity, Severity::Fine);
+    assert!(judge(&with(ID, "1")).iter().all(|f| f.id != ID));
+}
+
+#[test]
+fn a_policy_route_that_somebody_has_taken_away_is_found() {
+    const RULE: &str = "ip rule 74";
+    const ROUTE: &str = "ip route table 29793";
+    let gone = Presence {
+        rule: false,
+        route: false,
+    };
+    assert!(
+        judge(&stock())
+            .iter()
+            .all(|f| f.id != RULE && f.id != ROUTE)
+    );
+    let whole = intercepting(&[], [THERE; 2]);
+    assert_eq!(finding(&whole, RULE).severity, Severity::Fine);
+    assert_eq!(finding(&whole, ROUTE).severity, Severity::Fine);
+    let host = intercepting(&[], [THERE, gone]);
+    assert_eq!(
+        command(&host, RULE),
+        "ip -6 rule add priority 74 fwmark 0x7461 lookup 29793"
+    );
+    assert_eq!(
+        command(&host, ROUTE),
+        "ip -6 route add local default dev lo table 29793"
     );
 }

@@ -1,0 +1,308 @@
+//! The PROXY protocol in and out, with proxies and servers of other makes.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use taut_mesh::proxy::{Command as Kind, Header, MAX_HEADER, Reader};
+use taut_relay::access::{SourcePrefix, Sources};
+use taut_relay::addr::Destination;
+use taut_relay::config::{Config, Forward};
+use taut_relay::identity::Identity;
+use taut_relay::node::Node;
+use taut_sys::netns::Netns;
+use tempfile::TempDir;
+
+/// A test that waits longer than this for something has failed.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A namespace with nothing but loopback, so that every port in it is free.
+struct Place(Netns);
+
+impl Place {
+    fn new() -> Self {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "this test makes a network namespace and must run as root; `make test` does"
+        );
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let made = MADE.fetch_add(1, Ordering::Relaxed);
+        let place =
+            Self(Netns::create(&format!("taut-proxy-{}-{made}", std::process::id())).unwrap());
+        assert!(
+            place
+                .command(&["ip", "link", "set", "lo", "up"])
+                .status()
+                .unwrap()
+                .success()
+        );
+        place
+    }
+
+    fn command(&self, line: &[&str]) -> Command {
+        let mut command = Command::new("ip");
+        command
+            .args(["netns", "exec", self.0.name()])
+            .args(line)
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn listen(&self, port: u16) -> TcpListener {
+        let addr = SocketAddr::from(([127, 0, 0, 1], port));
+        self.0.run(|| TcpListener::bind(addr)).unwrap().unwrap()
+    }
+
+    fn connect(&self, port: u16) -> TcpStream {
+        let addr = SocketAddr::from(([127, 0, 0, 1], port));
+        let stream = self.0.run(|| TcpStream::connect(addr)).unwrap().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// A relay from port 8000 to port 9000.
+    fn relay(&self, identity: Identity) -> Node {
+        let to = Destination {
+            host: "127.0.0.1".to_owned(),
+            port: 9000,
+        };
+        let mut forward = Forward::new(vec!["127.0.0.1:8000".parse().unwrap()], to);
+        forward.identity = identity;
+        let mut config = Config::new(vec![forward]);
+        config.workers = Some(2);
+        config.max_sessions = Some(64);
+        self.0.run(|| Node::start(&config)).unwrap().unwrap()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = Netns::delete(self.0.name());
+    }
+}
+
+/// A process of another make, until it is dropped.
+struct Peer(Child);
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn identity(send: bool, accept_from: Option<&str>) -> Identity {
+    let believed = |prefix: &str| {
+        let prefix: SourcePrefix = prefix.parse().unwrap();
+        Sources::new(Some(vec![prefix]), Vec::new()).unwrap()
+    };
+    Identity {
+        borrow: false,
+        send_proxy: send,
+        accept_proxy: accept_from.map(believed),
+    }
+}
+
+fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !happened() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn accept(listener: &TcpListener) -> TcpStream {
+    let (stream, _) = listener.accept().unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+fn read_header(stream: &mut TcpStream) -> Header {
+    let mut reader = Reader::new(MAX_HEADER);
+    loop {
+        let n = stream.read(reader.space()).unwrap();
+        assert_ne!(n, 0, "the stream ended before the header did");
+        if let Some(header) = reader.advance(n).unwrap() {
+            return header;
+        }
+    }
+}
+
+fn assert_reset(mut stream: TcpStream) {
+    let end = stream.read_to_end(&mut Vec::new());
+    assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionReset);
+}
+
+fn header(client: &str, to: &str) -> Vec<u8> {
+    let header = Header {
+        command: Kind::Proxy,
+        addresses: Some((client.parse().unwrap(), to.parse().unwrap())),
+        tlvs: Vec::new(),
+    };
+    header.encode().unwrap()
+}
+
+#[test]
+fn haproxy_in_front_and_nginx_behind_agree_on_who_the_client_is() {
+    let place = Place::new();
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(
+        path("nginx.conf"),
+        "daemon off; master_process off; pid nginx.pid; error_log stderr; events {}\n\
+         http { access_log off; client_body_temp_path .; proxy_temp_path .; fastcgi_temp_path .;\n\
+         uwsgi_temp_path .; scgi_temp_path .;\n\
+         server { listen 127.0.0.1:9000 proxy_protocol; location / { return 200\n\
+         \"$proxy_protocol_addr $proxy_protocol_port $proxy_protocol_server_port\"; } } }\n",
+    )
+    .unwrap();
+    std::fs::write(
+        path("haproxy.cfg"),
+        "defaults\n mode tcp\n timeout connect 30s\n timeout client 30s\n timeout server 30s\n\
+         listen front\n bind 127.0.0.1:7000\n server relay 127.0.0.1:8000 send-proxy-v2\n",
+    )
+    .unwrap();
+    let nginx = ["nginx", "-p", &path(""), "-c", "nginx.conf"];
+    let _nginx = Peer(place.command(&nginx).spawn().unwrap());
+    wait_until("nginx", || folder.path().join("nginx.pid").exists());
+    let node = place.relay(identity(true, Some("127.0.0.0/8")));
+    let mut haproxy = place.command(&["haproxy", "-db", "-q", "-f", &path("haproxy.cfg")]);
+    let _haproxy = Peer(haproxy.stderr(Stdio::null()).spawn().unwrap());
+    let front = SocketAddr::from(([127, 0, 0, 1], 7000));
+    let up = || place.0.run(|| TcpStream::connect(front).is_ok()).unwrap();
+    wait_until("haproxy", up);
+    let line = [
+        "curl",
+        "-sS",
+        "--noproxy",
+        "*",
+        "--max-time",
+        "30",
+        "-w",
+        "|%{local_port}",
+    ];
+    let output = place
+        .command(&line)
+        .arg("http://127.0.0.1:7000/")
+        .output()
+        .unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let (page, port) = said.split_once('|').unwrap();
+    assert_eq!(
+        page,
+        format!("127.0.0.1 {port} 7000"),
+        "{:?}",
+        output.stderr
+    );
+    assert_eq!(node.metrics().proxy_refused(), 0);
+}
+
+#[test]
+fn a_server_that_speaks_first_is_told_of_a_client_that_is_silent() {
+    let place = Place::new();
+    let _node = place.relay(identity(true, None));
+    let server = place.listen(9000);
+    let mut client = place.connect(8000);
+    let mut far = accept(&server);
+    let told = read_header(&mut far).addresses.unwrap();
+    assert_eq!(
+        told,
+        (client.local_addr().unwrap(), client.peer_addr().unwrap())
+    );
+    far.write_all(b"hello").unwrap();
+    let mut said = [0; 5];
+    client.read_exact(&mut said).unwrap();
+    // And one that never says anything: the header, and then the end.
+    client.shutdown(Shutdown::Write).unwrap();
+    assert_eq!(far.read(&mut said).unwrap(), 0);
+}
+
+#[test]
+fn a_header_in_pieces_is_read_and_not_a_byte_after_it() {
+    let place = Place::new();
+    let node = place.relay(identity(true, Some("127.0.0.1")));
+    let server = place.listen(9000);
+    let sent = header("[2001:db8::7]:700", "[2001:db8::8]:443");
+    for pieces in [1, 16, sent.len(), sent.len() + 4] {
+        let mut client = place.connect(8000);
+        client.set_nodelay(true).unwrap();
+        let stream = [&sent[..], b"rest"].concat();
+        for piece in stream.chunks(pieces) {
+            client.write_all(piece).unwrap();
+        }
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut far = accept(&server);
+        let told = read_header(&mut far).addresses.unwrap();
+        assert_eq!(told.0, "[2001:db8::7]:700".parse().unwrap());
+        assert_eq!(told.1, "[2001:db8::8]:443".parse().unwrap());
+        let mut rest = Vec::new();
+        far.read_to_end(&mut rest).unwrap();
+        assert_eq!(rest, b"rest", "in pieces of {pieces}");
+    }
+    assert_eq!(node.metrics().proxy_refused(), 0);
+}
+
+#[test]
+fn a_health_check_of_the_proxy_itself_is_its_own_client() {
+    let place = Place::new();
+    let _node = place.relay(identity(true, Some("127.0.0.1")));
+    let server = place.listen(9000);
+    let mut client = place.connect(8000);
+    let local = Header {
+        command: Kind::Local,
+        addresses: None,
+        tlvs: Vec::new(),
+    };
+    client.write_all(&local.encode().unwrap()).unwrap();
+    let told = read_header(&mut accept(&server)).addresses.unwrap();
+    assert_eq!(told.0, client.local_addr().unwrap());
+}
+
+#[test]
+fn who_is_not_believed_says_nothing_of_use_or_nothing_in_time_is_reset() {
+    let place = Place::new();
+    let server = place.listen(9000);
+    server.set_nonblocking(true).unwrap();
+    let header = header("192.0.2.7:700", "192.0.2.8:443");
+    {
+        let node = place.relay(identity(false, Some("192.0.2.0/24")));
+        assert_reset(place.connect(8000));
+        assert_eq!(node.metrics().proxy_refused(), 1);
+    }
+    let node = place.relay(identity(false, Some("127.0.0.1")));
+    // A client that thinks it speaks to the server, and version 1.
+    for said in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        b"PROXY TCP4 1.2.3.4 1.2.3.4 1 1\r\n",
+    ] {
+        let mut client = place.connect(8000);
+        client.write_all(said).unwrap();
+        assert_reset(client);
+    }
+    // Half a header, and a client that goes away in the middle of one.
+    let mut slow = place.connect(8000);
+    slow.write_all(&header[..20]).unwrap();
+    let mut gone = place.connect(8000);
+    gone.write_all(&header[..20]).unwrap();
+    gone.shutdown(Shutdown::Write).unwrap();
+    assert_reset(gone);
+    assert_reset(slow);
+    assert_eq!(node.metrics().proxy_refused(), 4);
+    let text = node.metrics().encode().unwrap();
+    for line in [
+        "taut_relay_proxy_refused_total{cause=\"malformed\"} 2",
+        "taut_relay_proxy_refused_total{cause=\"gone\"} 1",
+        "taut_relay_proxy_refused_total{cause=\"timed_out\"} 1",
+        "taut_relay_proxy_waiting 0",
+    ] {
+        assert!(
+            text.lines().any(|l| l == line),
+            "no line `{line}` in:\n{text}"
+        );
+    }
+    assert_eq!(server.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+}
