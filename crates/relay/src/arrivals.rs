@@ -132,7 +132,7 @@ impl Arrivals {
         if arrival.generation != generation || !readiness.readable() {
             return None;
         }
-        let heard = arrival.listen(rules);
+        let heard = arrival.listen(self.ready >= rules.max_ready, rules);
         let deadline = Some(arrival.acceptor.deadline());
         self.alarms.set(place, arrival.deadline, deadline);
         arrival.deadline = deadline;
@@ -162,6 +162,11 @@ impl Arrivals {
                 self.reject(place, rejection, rules);
                 None
             }
+            Err(Farewell::Full) => {
+                rules.metrics.mesh_refused_full.add(1);
+                self.remove(place, rules);
+                None
+            }
             // A peer that no longer needs a connection closes it; so do those who only knock.
             Err(Farewell::Gone) => {
                 self.remove(place, rules);
@@ -170,20 +175,22 @@ impl Arrivals {
         }
     }
 
-    /// Tells those that are ready that they will not be needed: their peers take them out of
-    /// their pools. A hello that is on its way is still served.
-    pub(crate) fn retire(&mut self, rules: &Rules<'_>) {
-        let all: Vec<_> = self.conns.iter().map(|(key, _)| key).collect();
-        for key in all {
+    /// Resets those that wait: their peers take them out of their pools. A hello that has come is
+    /// served, one that has begun to come is waited for. Never by FIN: to a dialler whose hello
+    /// crosses it, it would be the orderly end of an empty reply.
+    pub(crate) fn retire(&mut self, rules: &Rules<'_>) -> Vec<Request> {
+        let all = self.conns.iter().map(|(key, a)| (key, a.generation));
+        let all: Vec<_> = all.collect();
+        let mut requests = Vec::new();
+        for (key, generation) in all {
             let place = Place(u32::try_from(key).unwrap_or(u32::MAX));
-            let stays = self
-                .conns
-                .get(key)
-                .is_some_and(|a| a.proven && a.stream.shutdown_write().is_ok());
-            if !stays {
+            requests.extend(self.handle(place, generation, Readiness::DATA, rules));
+            let begun = |a: &Arrival| a.generation == generation && a.acceptor.hello_begun();
+            if !self.conns.get(key).is_some_and(begun) {
                 self.remove(place, rules);
             }
         }
+        requests
     }
 
     /// Closes what was proven with a key that is no longer held.
@@ -251,6 +258,7 @@ impl Arrivals {
 /// Why a connection ends before its hello.
 enum Farewell {
     Gone,
+    Full,
     Rejected(Rejection),
 }
 
@@ -263,8 +271,9 @@ impl Arrival {
         }
     }
 
-    /// Reads until there is a hello, or no more.
-    fn listen(&mut self, rules: &Rules<'_>) -> Result<Option<Box<Hello>>, Farewell> {
+    /// Reads until there is a hello, or no more. `full`: no more is greeted, so that the dialler's
+    /// dial has failed and it makes a pause.
+    fn listen(&mut self, full: bool, rules: &Rules<'_>) -> Result<Option<Box<Hello>>, Farewell> {
         loop {
             let n = match self.stream.recv(self.acceptor.space()) {
                 Ok(0) => return Err(self.farewell()),
@@ -275,6 +284,7 @@ impl Arrival {
             };
             match self.acceptor.advance(n, rules.now, rules.keys) {
                 Ok(Event::More | Event::Proven) => {}
+                Ok(Event::Greet(_)) if full => return Err(Farewell::Full),
                 Ok(Event::Greet(greeting)) => match self.stream.send(&greeting) {
                     Ok(n) if n == greeting.len() => {}
                     _ => return Err(Farewell::Gone),

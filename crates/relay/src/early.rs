@@ -69,6 +69,12 @@ impl Table {
         owner
     }
 
+    /// Whether this worker is still to get something under way for this connection: it may have
+    /// been accepted before the worker read of its SYN.
+    pub(crate) fn is_awaited(&self, connection: FourTuple, worker: usize) -> bool {
+        self.lock().owners.get(&connection) == Some(&worker)
+    }
+
     /// Nothing was or could be got under way for this connection after all.
     pub(crate) fn given_up(&self, connection: FourTuple) {
         let mut inner = self.lock();
@@ -208,7 +214,7 @@ impl Work {
                     inner.owners.insert(connection, worker);
                     worker
                 };
-                self.inboxes[worker].post(Letter::Syn {
+                let _ = self.inboxes[worker].post(Letter::Syn {
                     connection,
                     forward: syn.listener,
                 });
@@ -232,7 +238,7 @@ impl Work {
                 .collect()
         };
         for (connection, worker) in expired {
-            self.inboxes[worker].post(Letter::NoClient { connection });
+            let _ = self.inboxes[worker].post(Letter::NoClient { connection });
         }
     }
 

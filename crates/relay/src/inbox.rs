@@ -16,7 +16,8 @@ use crate::worker::NewDoor;
 /// A worker's letter box.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    letters: Mutex<Vec<Letter>>,
+    /// None: its worker has ended.
+    letters: Mutex<Option<Vec<Letter>>>,
     waker: Waker,
 }
 
@@ -54,7 +55,7 @@ impl Inbox {
     /// The kernel's, when there is no descriptor for it.
     pub(crate) fn new() -> Result<Self, Errno> {
         Ok(Self {
-            letters: Mutex::default(),
+            letters: Mutex::new(Some(Vec::new())),
             waker: Waker::new()?,
         })
     }
@@ -65,16 +66,34 @@ impl Inbox {
     }
 
     /// Leaves a letter and wakes the worker. The lock is held for as long as it takes to push.
-    pub(crate) fn post(&self, letter: Letter) {
-        self.letters
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(letter);
+    ///
+    /// # Errors
+    /// The letter, when the worker has ended.
+    pub(crate) fn post(&self, letter: Letter) -> Result<(), Letter> {
+        match &mut *self.lock() {
+            Some(letters) => letters.push(letter),
+            None => return Err(letter),
+        }
         self.waker.wake();
+        Ok(())
     }
 
     /// Takes what is there.
     pub(crate) fn take(&self) -> Vec<Letter> {
-        std::mem::take(&mut *self.letters.lock().unwrap_or_else(PoisonError::into_inner))
+        self.lock().as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Takes no more letters, unless there are some: `false` then.
+    pub(crate) fn close_if_empty(&self) -> bool {
+        let mut letters = self.lock();
+        let empty = letters.as_ref().is_none_or(Vec::is_empty);
+        if empty {
+            *letters = None;
+        }
+        empty
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Vec<Letter>>> {
+        self.letters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -556,7 +556,7 @@ impl SharedHandle {
         if let Some(mesh) = &self.shared.setup().mesh {
             mesh.keys.store(Arc::new(keys));
             for inbox in &self.inboxes {
-                inbox.post(Letter::NewKeys);
+                let _ = inbox.post(Letter::NewKeys);
             }
         }
     }
@@ -635,7 +635,9 @@ fn session_ceiling(config: &Config, workers: usize) -> Result<u32, StartError> {
     let fixed = OTHER_DESCRIPTORS
         + workers as u64 * (2 + listeners as u64)
         + 2 * u64::from(config.data.max_pipes)
-        + config.mesh.as_ref().map_or(0, mesh_descriptors)
+        + config.mesh.as_ref().map_or(0, |mesh| {
+            mesh_descriptors(mesh, dialled_relays(config).len() as u64)
+        })
         + introduced_descriptors(config);
     let sessions = match config.max_sessions {
         Some(asked) => u64::from(asked),
@@ -653,12 +655,12 @@ fn session_ceiling(config: &Config, workers: usize) -> Result<u32, StartError> {
 }
 
 /// What the mesh's connections without a session take at most.
-fn mesh_descriptors(mesh: &MeshConfig) -> u64 {
+fn mesh_descriptors(mesh: &MeshConfig, relays: u64) -> u64 {
     let arrivals = match mesh.listen.is_empty() {
         true => 0,
         false => u64::from(mesh.arrivals.max_unproven) + u64::from(mesh.arrivals.max_ready),
     };
-    arrivals + u64::from(mesh.pool.max)
+    arrivals + relays * u64::from(mesh.pool.max)
 }
 
 /// What connections without a whole PROXY protocol header take at most.

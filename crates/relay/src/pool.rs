@@ -81,6 +81,8 @@ struct Conn {
     stream: Stream,
     generation: Generation,
     pool: usize,
+    /// The pool's `next_addr` when it was dialled.
+    addr: usize,
     state: State,
     begun: Instant,
     deadline: Option<Instant>,
@@ -158,7 +160,14 @@ impl Pools {
 
     /// Makes a connection that a session is expected to want in a moment.
     pub(crate) fn dial_ahead(&mut self, peer: usize, terms: &Terms<'_>) {
-        self.dial(peer, terms);
+        let pool = &self.pools[peer];
+        // Nobody waits for it, and anybody may have asked for it: not beyond what the pool may be,
+        // and not while the peer cannot be reached.
+        let room = pool.under_way < terms.limits.max.max(1);
+        let may = pool.sizer.retry_at().is_none_or(|at| terms.now >= at);
+        if room && may {
+            self.dial(peer, terms);
+        }
     }
 
     /// What is to be told to sessions.
@@ -261,7 +270,8 @@ impl Pools {
         let pool = &mut self.pools[i];
         pool.under_way += 1;
         let addrs = pool.peer.targets.current();
-        let addr = addrs[pool.next_addr % addrs.len()].0;
+        let tried = pool.next_addr;
+        let addr = addrs[tried % addrs.len()].0;
         self.generation = self.generation.next();
         let generation = self.generation;
         let vacant = self.conns.vacant_entry();
@@ -278,21 +288,25 @@ impl Pools {
                     stream,
                     generation,
                     pool: i,
+                    addr: tried,
                     state: State::Connecting,
                     begun: terms.now,
                     deadline: Some(deadline),
                 });
                 self.alarms.set(place, None, Some(deadline));
             }
-            Err(error) => self.failed(i, error, terms),
+            Err(error) => self.failed(i, tried, error, terms),
         }
     }
 
     /// A connection could not be made.
-    fn failed(&mut self, i: usize, error: Errno, terms: &Terms<'_>) {
+    fn failed(&mut self, i: usize, tried: usize, error: Errno, terms: &Terms<'_>) {
         let pool = &mut self.pools[i];
         pool.under_way -= 1;
-        pool.next_addr = pool.next_addr.wrapping_add(1);
+        // Dials that failed together are one step: two must not lead back to where they began.
+        if pool.next_addr == tried {
+            pool.next_addr = tried.wrapping_add(1);
+        }
         pool.sizer.dial_failed(terms.now);
         terms.metrics.pool_dials_failed.add(1);
         tracing::debug!(peer = %pool.peer.targets.destination(), %error, "cannot reach a relay");
@@ -306,14 +320,14 @@ impl Pools {
         let Some(conn) = self.conns.get(place.0 as usize) else {
             return;
         };
-        let pool = conn.pool;
+        let (pool, tried) = (conn.pool, conn.addr);
         if matches!(conn.state, State::Ready(_)) {
             terms.metrics.pool_dead.add(1);
             self.tend_at = Some(terms.now);
             self.discard(place, terms);
         } else {
             self.remove(place);
-            self.failed(pool, error, terms);
+            self.failed(pool, tried, error, terms);
         }
     }
 

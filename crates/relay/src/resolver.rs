@@ -74,7 +74,7 @@ fn work(queue: &Mutex<Receiver<LookUp>>, memory: &Memory) {
                 remember(memory, order.destination.clone(), addrs.clone());
             }),
         };
-        order.inbox.post(Letter::Resolved {
+        let _ = order.inbox.post(Letter::Resolved {
             place: order.place,
             generation: order.generation,
             addrs,

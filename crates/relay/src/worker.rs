@@ -388,6 +388,7 @@ impl Worker {
                     if self.sessions.is_empty()
                         && self.arrivals.is_empty()
                         && self.prefaces.is_empty()
+                        && self.inbox.close_if_empty()
                     {
                         return Ok(());
                     }
@@ -664,7 +665,8 @@ impl Worker {
     fn go_on(&mut self, place: Place, at_first: bool, last: Errno) {
         match self.sessions.get(place.0 as usize).map(|e| &e.errand) {
             Some(Errand::Dial { .. }) => self.dial(place, last),
-            Some(Errand::LookUp { .. }) => self.look_up(place),
+            Some(Errand::LookUp { .. }) if at_first => self.look_up(place),
+            Some(Errand::LookUp { .. }) => self.end(place, End::of_connect(last), Close::Reset),
             Some(Errand::Ask { .. }) => self.ask(place, at_first, last),
             None => {}
         }

@@ -60,7 +60,7 @@ impl SharedHandle {
         self.shared.sources.set_limit(per_source);
         self.shared.replace(setup.clone());
         for (inbox, doors) in self.inboxes.iter().zip(doors) {
-            inbox.post(Letter::Reloaded {
+            let _ = inbox.post(Letter::Reloaded {
                 setup: setup.clone(),
                 doors,
             });

@@ -34,6 +34,12 @@ impl Worker {
             }
             return;
         };
+        // Accepted before this was read: its session has a leg of its own, and what were begun now
+        // nobody would ever ask for or take back.
+        let table = self.shared.early.as_ref();
+        if !table.is_some_and(|table| table.is_awaited(connection, self.index)) {
+            return;
+        }
         let client = ClientAddr(connection.client());
         let errand = match route.sources.check(client.0.ip()).is_allowed() {
             true => errand_of(&route, client, || Some(connection.local()), &self.setup).ok(),
@@ -111,12 +117,18 @@ impl Worker {
             None => self.admit(client, addr, None, route),
             Some(owner) if owner == self.index => self.unite(client, addr, route, connection),
             Some(owner) => match self.shared.inboxes().get(owner) {
-                Some(inbox) => inbox.post(Letter::Client {
-                    client,
-                    addr,
-                    route: route.clone(),
-                    connection,
-                }),
+                Some(inbox) => {
+                    let letter = Letter::Client {
+                        client,
+                        addr,
+                        route: route.clone(),
+                        connection,
+                    };
+                    // A worker that has ended has let go of its legs.
+                    if let Err(Letter::Client { client, .. }) = inbox.post(letter) {
+                        self.admit(client, addr, None, route);
+                    }
+                }
                 None => self.admit(client, addr, None, route),
             },
         }

@@ -215,7 +215,10 @@ impl Worker {
     /// The node takes no more sessions.
     pub(super) fn retire_mesh(&mut self) {
         with_terms!(self, mesh, |pools, terms| pools.close(&terms));
-        with_rules!(self, |arrivals, rules| arrivals.retire(&rules));
+        let requests = with_rules!(self, |arrivals, rules| arrivals.retire(&rules));
+        for request in requests.into_iter().flatten() {
+            self.serve(request);
+        }
     }
 
     /// Another configuration is at work.

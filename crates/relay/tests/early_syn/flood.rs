@@ -10,10 +10,14 @@ use crate::rig::{LINK, Net, RELAY};
 
 /// Sends a SYN from each of `count` addresses that nobody has, in prefixes of their own.
 pub(crate) fn forge(net: &Net, to: SocketAddrV4, count: u32) {
+    forge_from(net, to, 0, count);
+}
+
+pub(crate) fn forge_from(net: &Net, to: SocketAddrV4, first: u32, count: u32) {
     let send = || {
         let raw = rustix::net::socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::RAW));
         let raw = raw.unwrap();
-        for n in 0..count {
+        for n in first..first + count {
             let from = Ipv4Addr::from_bits(0x2000_0000 + (n << 8));
             // The kernel puts in the length and the checksum of IPv4; that of TCP is wrong, which a
             // program at a device does not look at.
