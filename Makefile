@@ -23,7 +23,7 @@ help: ## this list
 demo: root release ## build, move real files through two relays over a 274 ms path, write a report (root)
 	@mkdir -p target/demo
 	@echo "taut: running the demo: downloads end to end, through ssh, through two relays"
-	@$(TAUT) lab run pied-piper --json target/demo/pied-piper.json $(ARGS)
+	@$(TAUT) lab run pied-piper --json target/demo/pied-piper.json $(or $(ARGS),--runs 2)
 	@$(TAUT) lab report target/demo
 	@echo "taut: the report is $(CURDIR)/target/demo/report.html"
 

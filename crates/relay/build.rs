@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use libbpf_cargo::SkeletonBuilder;
 
 /// The programs: folder under `src`, name.
-const PROGRAMS: &[(&str, &str)] = &[("early_syn", "early_syn")];
+const PROGRAMS: &[(&str, &str)] = &[("early_syn", "early_syn"), ("pipe", "taut_pipe")];
 
 fn main() {
     let out: PathBuf = env::var_os("OUT_DIR").expect("cargo sets OUT_DIR").into();

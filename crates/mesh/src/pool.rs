@@ -7,7 +7,7 @@
 //! connections are under way, so that n is the mean and a few standard deviations, √a each:
 //!
 //! ```text
-//! n = ⌈a + 3√a⌉ + 1            P(empty) = P(Poisson(a) ≥ n) < 0.4 %  for every a
+//! n = ⌈a + 3√a⌉ + 1            P(empty) = P(Poisson(a) ≥ n) < 0.5 %  for every a
 //! ```
 //!
 //! λ follows the arrivals within seconds when it rises, and takes a minute to sink; what fell is

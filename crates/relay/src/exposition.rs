@@ -102,7 +102,11 @@ mod tests {
 
     #[test]
     fn only_a_get_of_metrics_is_answered_with_them() {
-        let metrics = Metrics::new(1, None);
+        let metrics = Metrics::new(
+            1,
+            None,
+            crate::turbo::TurboStart::begin(crate::config::Config::new(Vec::new()).keepalive, None),
+        );
         let status = |method, path| answer(&method, path, &metrics).status();
         assert_eq!(status(Method::GET, "/metrics"), StatusCode::OK);
         assert_eq!(status(Method::GET, "/"), StatusCode::NOT_FOUND);
@@ -114,7 +118,18 @@ mod tests {
 
     #[test]
     fn the_type_is_openmetrics() {
-        let response = answer(&Method::GET, "/metrics", &Metrics::new(1, None));
+        let response = answer(
+            &Method::GET,
+            "/metrics",
+            &Metrics::new(
+                1,
+                None,
+                crate::turbo::TurboStart::begin(
+                    crate::config::Config::new(Vec::new()).keepalive,
+                    None,
+                ),
+            ),
+        );
         assert_eq!(response.headers()[CONTENT_TYPE], OPENMETRICS);
     }
 }

@@ -13,8 +13,10 @@ use taut_mesh::acceptor::Rejection;
 use crate::early::Table;
 use crate::end::End;
 use crate::histogram::{Histogram, Totals};
+use crate::pipe::Count as PipeCount;
 use crate::refused::Refused;
 use crate::session_log::Recorder;
+use crate::turbo::TurboStart;
 use crate::worker::Refusal;
 
 /// A figure that one thread writes and any may read.
@@ -83,16 +85,19 @@ pub struct Metrics {
     workers: Arc<[Arc<WorkerMetrics>]>,
     early: Option<Arc<Table>>,
     log: Option<Recorder>,
+    /// Kept here for as long as anybody asks: legs between relays use it.
+    turbo: Arc<TurboStart>,
 }
 
 // === impl Metrics ===
 
 impl Metrics {
-    pub(crate) fn new(workers: usize, early: Option<Arc<Table>>) -> Self {
+    pub(crate) fn new(workers: usize, early: Option<Arc<Table>>, turbo: TurboStart) -> Self {
         Self {
             workers: (0..workers).map(|_| Arc::default()).collect(),
             early,
             log: None,
+            turbo: Arc::new(turbo),
         }
     }
 
@@ -224,6 +229,7 @@ impl Collector for Metrics {
         self.encode_early(&mut encoder)?;
         self.encode_times(&mut encoder)?;
         self.encode_log(&mut encoder)?;
+        self.encode_turbo(&mut encoder)?;
 
         let (onward, client) = self.bytes();
         let help = "Bytes passed on, by the leg that they were written to";
@@ -466,6 +472,23 @@ impl Metrics {
     }
 }
 
+impl Metrics {
+    /// The figures of `taut_pipe`.
+    fn encode_turbo(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        let Some(counters) = self.turbo.counters() else {
+            return Ok(());
+        };
+        let help = "What the congestion control of legs between relays has done, by event";
+        let name = "taut_relay_pipe_events";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for count in PipeCount::ALL {
+            let value = Count(counters.get(count));
+            value.encode(family.encode_family(&[("event", count.label())])?)?;
+        }
+        Ok(())
+    }
+}
+
 struct Count(u64);
 
 impl Count {
@@ -490,9 +513,14 @@ impl Level {
 mod tests {
     use super::*;
 
+    fn metrics_of(workers: usize) -> Metrics {
+        let turbo = TurboStart::begin(crate::config::Config::new(Vec::new()).keepalive, None);
+        Metrics::new(workers, None, turbo)
+    }
+
     #[test]
     fn figures_of_all_workers_are_added_up() {
-        let metrics = Metrics::new(2, None);
+        let metrics = metrics_of(2);
         metrics.worker(0).onward_bytes.add(3);
         metrics.worker(1).onward_bytes.add(4);
         metrics.worker(1).sessions.add(2);
@@ -503,7 +531,7 @@ mod tests {
 
     #[test]
     fn the_text_is_openmetrics_with_every_cause_from_the_start() {
-        let metrics = Metrics::new(1, None);
+        let metrics = metrics_of(1);
         metrics.worker(0).ended[End::ConnectRefused.index()].add(5);
         metrics
             .worker(0)

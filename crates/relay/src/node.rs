@@ -1,7 +1,7 @@
 //! A node: everything it needs is acquired before anything is started, so that a start either
 //! succeeds or leaves nothing behind.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -26,6 +26,7 @@ use crate::session_log::{self, SessionLog, SessionLogError};
 use crate::setup::{Mesh, Peer, Route, Setup, Way};
 use crate::sources::{Sources, UNLIMITED};
 use crate::targets::{Addrs, ResolveError, Targets, look_up};
+use crate::turbo::TurboStart;
 use crate::worker::{BACKLOG, DoorId, NewDoor, Order, Purpose, Shared, Worker};
 
 mod holdings;
@@ -104,6 +105,9 @@ pub enum StartError {
     /// SYNs cannot be watched.
     #[error("{0}; leave `early_syn` out to go on without it")]
     EarlySyn(#[from] ReaderError),
+    /// This machine does not say which addresses it has.
+    #[error("cannot find out this machine's own addresses: {0}")]
+    Addresses(std::io::Error),
     /// The threads that look names up could not be started.
     #[error("cannot start the threads that look names up: {0}")]
     Resolver(std::io::Error),
@@ -157,6 +161,8 @@ pub(crate) struct SharedHandle {
 struct Present {
     config: Config,
     holdings: Holdings,
+    /// What legs between relays ask of their sockets.
+    mesh_leg: LegOptions,
 }
 
 /// How a worker's thread ended.
@@ -189,11 +195,14 @@ impl Node {
         let workers = config.workers.map_or_else(available_cpus, usize::from);
         let max_sessions = session_ceiling(config, workers)?;
 
+        let turbo = config.mesh.as_ref().and_then(|mesh| mesh.turbo);
+        let turbo = TurboStart::begin(config.keepalive, turbo);
+        let mesh_leg = turbo.leg().clone();
         let Assembly {
             setup,
             doors: mut all_doors,
             mut holdings,
-        } = assemble(config, workers, &Holdings::default())?;
+        } = assemble(config, workers, &mesh_leg, &Holdings::default())?;
 
         let early = setup.routes.iter().any(|route| route.early_syn);
         let early = early.then(|| Arc::new(Table::new(config.early_syn.limits)));
@@ -203,7 +212,7 @@ impl Node {
             None => None,
         };
         let recorder = log.as_ref().map(SessionLog::recorder);
-        let metrics = Metrics::new(workers, early.clone()).with_log(recorder.clone());
+        let metrics = Metrics::new(workers, early.clone(), turbo).with_log(recorder.clone());
         let shared = Shared::new(
             u32::try_from(workers).unwrap_or(u32::MAX),
             max_sessions,
@@ -246,6 +255,7 @@ impl Node {
             present: Mutex::new(Present {
                 config: config.clone(),
                 holdings,
+                mesh_leg,
             }),
             early: Mutex::new(early),
             log: Mutex::new(log),
@@ -370,7 +380,12 @@ struct Assembly {
 }
 
 /// Acquires what `config` needs besides what is held `before`. Dropped, it is all given back.
-fn assemble(config: &Config, workers: usize, before: &Holdings) -> Result<Assembly, StartError> {
+fn assemble(
+    config: &Config,
+    workers: usize,
+    mesh_leg: &LegOptions,
+    before: &Holdings,
+) -> Result<Assembly, StartError> {
     let keys = match &config.mesh {
         Some(mesh) => Some(Keys::load(&mesh.key_file)?),
         None => None,
@@ -378,7 +393,7 @@ fn assemble(config: &Config, workers: usize, before: &Holdings) -> Result<Assemb
     let mut next = before.successor();
     let (targets, peers) = resolve_all(config, before)?;
     let legs = legs_of(config)?;
-    let peers = peers_of(config, peers, before, &mut next)?;
+    let peers = peers_of(peers, mesh_leg, before, &mut next);
     let mut doors: Vec<Vec<NewDoor>> = (0..workers).map(|_| Vec::new()).collect();
     let mut routes = Vec::new();
     for ((forward, targets), legs) in config.forwards.iter().zip(targets).zip(legs) {
@@ -403,9 +418,8 @@ fn assemble(config: &Config, workers: usize, before: &Holdings) -> Result<Assemb
     }
     let mesh = match (&config.mesh, keys) {
         (Some(mesh), Some(keys)) => {
-            let leg = mesh_leg(config)?;
-            let (listen, opened) = bind(&mesh.listen, workers, &leg, before, &mut next)?;
-            hang(&mut doors, opened, &Purpose::Mesh, &leg);
+            let (listen, opened) = bind(&mesh.listen, workers, mesh_leg, before, &mut next)?;
+            hang(&mut doors, opened, &Purpose::Mesh, mesh_leg);
             Some(Arc::new(Mesh {
                 keys: ArcSwap::from_pointee(keys),
                 hop_limit: mesh.hop_limit,
@@ -677,15 +691,7 @@ fn resolve_all(config: &Config, before: &Holdings) -> Result<Resolved, ResolveEr
 
 /// What a leg asks of its socket that is no part of the mesh and has nothing of its own.
 fn plain_leg(config: &Config) -> LegOptions {
-    LegOptions {
-        keepalive: config.keepalive,
-        congestion: None,
-    }
-}
-
-/// What legs between relays ask of their sockets, having found out that they can have it.
-fn mesh_leg(config: &Config) -> Result<LegOptions, StartError> {
-    Ok(plain_leg(config))
+    LegOptions::new(config.keepalive)
 }
 
 /// What each forward's legs ask of their sockets, having found out that they can have it.
@@ -706,17 +712,16 @@ fn legs_of(config: &Config) -> Result<Vec<(LegOptions, LegOptions)>, StartError>
 }
 
 fn peers_of(
-    config: &Config,
     targets: Vec<Arc<Targets>>,
+    options: &LegOptions,
     before: &Holdings,
     next: &mut Holdings,
-) -> Result<Vec<Arc<Peer>>, StartError> {
-    let options = mesh_leg(config)?;
+) -> Vec<Arc<Peer>> {
     let peer = |targets: Arc<Targets>| {
         let id = next.peer_id(targets.destination());
         holdings::peer(before, id, targets, options.clone())
     };
-    Ok(targets.into_iter().map(peer).collect())
+    targets.into_iter().map(peer).collect()
 }
 
 /// Starts the threads that look names up, if there are none and somebody may need them: only
@@ -790,7 +795,7 @@ fn access(
     mesh: &MeshConfig,
     listen: &[ListenAddr],
     peers: &[Arc<Peer>],
-) -> Result<Destinations, TooManyRules> {
+) -> Result<Destinations, StartError> {
     let own = listen.iter().map(|l| l.0);
     let others = peers.iter().flat_map(|peer| {
         let addrs = peer.targets.current();
@@ -798,7 +803,18 @@ fn access(
     });
     let mut access = Destinations::new(mesh.allow.clone(), mesh.deny.clone())?;
     access.set_mesh(own.chain(others).map(|addr| addr.ip().into()));
+    access.set_own(own_addresses()?);
     Ok(access)
+}
+
+/// The addresses that this machine has at present.
+fn own_addresses() -> Result<Vec<IpAddr>, StartError> {
+    let own = nix::ifaddrs::getifaddrs().map_err(|e| StartError::Addresses(e.into()))?;
+    let ip = |address: nix::sys::socket::SockaddrStorage| {
+        let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
+    };
+    Ok(own.filter_map(|i| i.address).filter_map(ip).collect())
 }
 
 /// The addresses of a list, and what each worker gets of them.

@@ -4,12 +4,15 @@
 //! each module wraps one family of system calls, states units and errors, and leaves decisions
 //! to its callers.
 
+pub mod activation;
 pub mod bpf;
 pub mod child;
 pub mod epoll;
 pub mod limits;
 pub mod netns;
+pub mod passing;
 pub mod pipe;
+pub mod privileges;
 pub mod probe;
 pub mod random;
 pub mod schedule;

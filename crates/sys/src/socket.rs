@@ -9,58 +9,14 @@ use rustix::net::{
 };
 
 use crate::Errno;
+use crate::tcp_info::TcpInfo;
+
+mod leg;
+
+pub use leg::{Keepalive, LegOptions};
 
 /// linux/sockios.h; libc has no name for it.
 const SIOCOUTQNSD: libc::Ioctl = 0x894B;
-
-/// When the kernel gives up on a peer that no longer answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Keepalive {
-    /// Silence after which the first probe is sent.
-    pub idle: Duration,
-    /// Time between probes.
-    pub interval: Duration,
-    /// Unanswered probes after which the connection fails with `ETIMEDOUT`.
-    pub probes: u32,
-}
-
-/// What a relayed leg asks of its socket.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LegOptions {
-    /// Probes to find dead peers.
-    pub keepalive: Keepalive,
-    /// The congestion control of what is sent on it; `None`: the kernel's default.
-    pub congestion: Option<String>,
-}
-
-impl LegOptions {
-    /// Finds out whether sockets take these options.
-    ///
-    /// # Errors
-    /// `ENOENT`: the kernel has no such congestion control. `EPERM`: it has, but not for everybody
-    /// (`net.ipv4.tcp_allowed_congestion_control`).
-    pub fn probe(&self) -> Result<(), Errno> {
-        let any = SocketAddr::from((std::net::Ipv4Addr::UNSPECIFIED, 0));
-        self.apply(tcp_socket(any)?.as_fd())
-    }
-
-    fn apply(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
-        // A relay adds no waiting of its own: what one leg delivers the other sends at once.
-        sockopt::set_tcp_nodelay(fd, true)?;
-        // Urgent data stays in the stream, or its byte would vanish from what is relayed.
-        sockopt::set_socket_oobinline(fd, true)?;
-        sockopt::set_socket_keepalive(fd, true)?;
-        sockopt::set_tcp_keepidle(fd, self.keepalive.idle)?;
-        sockopt::set_tcp_keepintvl(fd, self.keepalive.interval)?;
-        sockopt::set_tcp_keepcnt(fd, self.keepalive.probes)?;
-        if let Some(name) = &self.congestion {
-            sockopt::set_tcp_congestion(fd, name)?;
-        }
-        // Until the end of the stream has been forwarded, closing means aborting: if this process
-        // is killed, both peers see RST, never a FIN that makes half a file look whole.
-        sockopt::set_socket_linger(fd, Some(Duration::ZERO))
-    }
-}
 
 /// A listening socket, one of several that share its port (SO_REUSEPORT).
 #[derive(Debug)]
@@ -88,6 +44,28 @@ impl Listener {
         rustix::net::bind(&fd, &addr)?;
         rustix::net::listen(&fd, backlog)?;
         Ok(Self(fd))
+    }
+
+    /// Listens by a socket that somebody else has bound: the service manager, or the process that
+    /// this one takes over from. What bound it has also said whether an IPv6 address takes IPv4.
+    ///
+    /// # Errors
+    /// Those of [`listening_addr`], and those of [`LegOptions::probe`].
+    pub fn from_fd(fd: OwnedFd, options: &LegOptions) -> Result<Self, Errno> {
+        listening_addr(&fd)?;
+        rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
+        rustix::io::ioctl_fionbio(&fd, true)?;
+        options.apply(fd.as_fd())?;
+        Ok(Self(fd))
+    }
+
+    /// The same socket by one more descriptor, to be handed to another process. The port is
+    /// listened on until the last of them is closed.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub fn duplicate(&self) -> Result<OwnedFd, Errno> {
+        rustix::io::fcntl_dupfd_cloexec(&self.0, 0)
     }
 
     fn unbound(addr: SocketAddr) -> Result<OwnedFd, Errno> {
@@ -199,6 +177,32 @@ impl Stream {
         rustix::net::shutdown(&self.0, Shutdown::Write)
     }
 
+    /// Has the peer say what its receive window is: sends a window probe, which the peer answers
+    /// with an acknowledgement, a round trip later. An end that accepted a connection and has not sent
+    /// anything since has not told more of its window than the 64 kB that fit a SYN-ACK (RFC 7323
+    /// 2.2), however large it is. For an end that is to send much as the first thing it does;
+    /// a byte either way does the same. The stream stays as it was.
+    ///
+    /// # Errors
+    /// `EPERM` without CAP_NET_ADMIN; `EINVAL` or `ENOTCONN` when it is not connected.
+    pub fn ask_for_window(&self) -> Result<(), Errno> {
+        let reuse = sockopt::socket_reuseaddr(&self.0)?;
+        // Leaving repair mode is what sends the probe (TCP_REPAIR_OFF); nothing happens in between.
+        leg::set_repair(self.as_fd(), true)?;
+        leg::set_repair(self.as_fd(), false)?;
+        // It leaves this off, and an accepted stream without it would keep the next process from
+        // listening on the port.
+        sockopt::set_socket_reuseaddr(&self.0, reuse)
+    }
+
+    /// The kernel's account of the connection.
+    ///
+    /// # Errors
+    /// None in ordinary use.
+    pub fn info(&self) -> Result<TcpInfo, Errno> {
+        TcpInfo::of(self)
+    }
+
     /// Fetches and clears the socket's error. Beware: once cleared, a read of a connection that
     /// was reset returns 0, as at an orderly end.
     pub fn take_error(&self) -> Result<(), Errno> {
@@ -258,6 +262,10 @@ impl AsFd for Stream {
     }
 }
 
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
 /// Bytes that the peer of a TCP socket has not acknowledged yet, FIN included (SIOCOUTQ).
 pub fn unacknowledged(socket: impl AsFd) -> usize {
     queue_length(socket.as_fd(), libc::TIOCOUTQ)
@@ -274,6 +282,28 @@ fn queue_length(socket: BorrowedFd<'_>, request: libc::Ioctl) -> usize {
     } else {
         0
     }
+}
+
+/// The address that `socket` listens on, if it is a TCP socket that listens.
+///
+/// # Errors
+/// `ENOTSOCK`; `EAFNOSUPPORT`: neither IPv4 nor IPv6; `EPROTOTYPE`: not TCP; `EINVAL`: it does
+/// not listen.
+pub fn listening_addr(socket: impl AsFd) -> Result<SocketAddr, Errno> {
+    let family = sockopt::socket_domain(&socket)?;
+    if family != AddressFamily::INET && family != AddressFamily::INET6 {
+        return Err(Errno::AFNOSUPPORT);
+    }
+    // MPTCP is a stream as well, and another protocol.
+    let tcp = sockopt::socket_type(&socket)? == SocketType::STREAM
+        && sockopt::socket_protocol(&socket)? == Some(rustix::net::ipproto::TCP);
+    if !tcp {
+        return Err(Errno::PROTOTYPE);
+    }
+    if !sockopt::socket_acceptconn(&socket)? {
+        return Err(Errno::INVAL);
+    }
+    ip_addr(rustix::net::getsockname(&socket)?).ok_or(Errno::AFNOSUPPORT)
 }
 
 /// Whether sockets of this process can have the congestion control `name`. Asking for one that is

@@ -62,8 +62,30 @@ fn every_download_of_pied_piper_is_exact_and_its_report_can_be_drawn() {
     let outcome = outcome("pied-piper", &dir.path().join("pied-piper.json"));
     // A file that differs from the server's would have ended the experiment.
     let series = outcome["series"].as_array().unwrap();
-    for way in ["e2e", "ssh", "relay"] {
-        for size in ["10 kB", "100 kB", "1 MB", "10 MB", "10 MB/0.1 % loss"] {
+    for (way, sizes) in [
+        (
+            "e2e",
+            &[
+                "10 kB",
+                "1 MB",
+                "10 MB",
+                "10 MB/0.1 % loss",
+                "1 MB/64 kB window",
+            ][..],
+        ),
+        ("split", &["10 kB", "1 MB", "10 MB", "10 MB/0.1 % loss"]),
+        (
+            "taut",
+            &[
+                "10 kB",
+                "1 MB",
+                "10 MB",
+                "10 MB/0.1 % loss",
+                "1 MB/64 kB window",
+            ],
+        ),
+    ] {
+        for size in sizes {
             for metric in ["ttfb", "total"] {
                 let name = format!("{way}/{size}");
                 let one = |s: &&Value| s["name"] == name.as_str() && s["metric"] == metric;
@@ -72,9 +94,18 @@ fn every_download_of_pied_piper_is_exact_and_its_report_can_be_drawn() {
             }
         }
     }
-    for key in ["ttfb_over_floor_ms", "speedup_1mb", "speedup_10mb_loss_0p1"] {
+    for key in [
+        "ttfb_over_floor_ms",
+        "speedup_1mb",
+        "speedup_10mb_loss_0p1",
+        "speedup_1mb_64k_window",
+        "jain_two_flows",
+        "jain_two_flows_routed",
+    ] {
         assert!(outcome["headline"][key].is_f64(), "{key}");
     }
+    let window = &outcome["calibration"]["client_window_seen_by_server_bytes"];
+    assert_eq!(window["measured"], 65_535.0, "{outcome}");
 
     let report = lab(&["report", dir.path().to_str().unwrap()]);
     assert!(report.status.success(), "{}", said(&report));

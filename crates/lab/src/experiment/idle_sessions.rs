@@ -56,7 +56,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let server = host
         .run(|| TcpListener::bind(SERVER))?
         .map_err(machine("listen"))?;
-    let node = relay::relay(host, &request.taut, SERVER, false, world.dir())?;
+    let node = relay::relay(host, &request.taut, SERVER, world.dir())?;
     let progress = Progress::new("idle-sessions: sessions opened", sessions as u64);
 
     let holdings = host.run(|| {

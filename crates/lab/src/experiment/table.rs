@@ -7,6 +7,9 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use super::outcome::{Outcome, Series};
 
+/// A metric with more rows than this is a curve, which a table of figures does not show.
+const LONGEST: usize = 30;
+
 /// The outcome as text: a table for each metric, then the headline, the calibration and notes.
 pub fn render(outcome: &Outcome) -> String {
     let mut text = String::new();
@@ -17,7 +20,16 @@ pub fn render(outcome: &Outcome) -> String {
             .filter(|s| s.metric == metric)
             .collect();
         let _ = writeln!(text, "{metric} ({unit}): median [10 % .. 90 %]");
-        let _ = writeln!(text, "{}\n", pivot(&series));
+        let table = pivot(&series);
+        let rows = table.row_iter().count();
+        if rows > LONGEST {
+            let _ = writeln!(
+                text,
+                "{rows} rows: in --json, and drawn by `taut lab report`\n"
+            );
+        } else {
+            let _ = writeln!(text, "{table}\n");
+        }
     }
     let width = outcome.headline.keys().map(String::len).max().unwrap_or(0);
     for (key, value) in &outcome.headline {
@@ -105,7 +117,10 @@ fn figure(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Map;
+
     use super::*;
+    use crate::experiment::outcome::{Calibration, Environment};
 
     #[test]
     fn figures_have_three_digits() {
@@ -113,6 +128,34 @@ mod tests {
         assert_eq!(figure(12.345), "12.3");
         assert_eq!(figure(1.2345), "1.23");
         assert_eq!(figure(0.306_4), "0.306");
+    }
+
+    #[test]
+    fn a_curve_is_named_and_not_listed() {
+        let rows = |n: usize| -> String {
+            let series = (0..n).filter_map(|i| {
+                Series::of(&format!("flow/{i} s"), "throughput", "Mbit/s", vec![7.0])
+            });
+            render(&Outcome {
+                experiment: "two flows".to_owned(),
+                version: "0".to_owned(),
+                seed: 1,
+                quick: false,
+                environment: Environment::here(),
+                calibration: Calibration::of([]),
+                headline: BTreeMap::new(),
+                series: series.collect(),
+                paper: Map::new(),
+                ideal: Map::new(),
+                notes: Vec::new(),
+            })
+        };
+        assert!(rows(LONGEST).contains("7.00 ["));
+        let curve = rows(LONGEST + 1);
+        assert!(
+            !curve.contains("7.00 [") && curve.contains("31 rows"),
+            "{curve}"
+        );
     }
 
     #[test]

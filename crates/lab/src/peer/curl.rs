@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -102,40 +102,90 @@ pub fn fetch(
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(run(e)),
         _ => {}
     }
+    let mut command = command(&url);
+    command
+        .args(["--write-out", "%{json}", "--output"])
+        .arg(into);
+    let mut said = Vec::new();
+    // It is short enough for a pipe, as is a complaint, so reading one after the other cannot block.
+    drain(host, command, &url, |part| said.extend_from_slice(part))?;
+    if Digest::of(into).map_err(run)? != expected {
+        return Err(FetchError::Differs { url });
+    }
+    serde_json::from_slice(&said).map_err(|e| run(e.into()))
+}
+
+/// Downloads the same and keeps none of it: `arrived` is told of every part's bytes as it comes, and
+/// the whole is compared with what it should be.
+///
+/// # Errors
+/// [`FetchError`].
+pub fn watch(
+    host: &Host,
+    at: SocketAddr,
+    name: &str,
+    expected: Digest,
+    mut arrived: impl FnMut(usize),
+) -> Result<(), FetchError> {
+    let url = format!("http://{at}/{name}");
+    let mut command = command(&url);
+    command.args(["--no-buffer", "--output", "-"]);
+    let mut hash = Sha256::new();
+    drain(host, command, &url, |part| {
+        arrived(part.len());
+        hash.update(part);
+    })?;
+    match Digest(hash.finalize().into()) == expected {
+        true => Ok(()),
+        false => Err(FetchError::Differs { url }),
+    }
+}
+
+/// curl, as every download runs it.
+fn command(url: &str) -> Command {
     let mut command = program::CURL.command();
     // -q comes first: a user's .curlrc must not change what is measured.
     command
         .args(["-q", "--silent", "--show-error", "--fail", "--noproxy", "*"])
-        .args([
-            "--max-time",
-            &LIMIT.as_secs().to_string(),
-            "--write-out",
-            "%{json}",
-            "--output",
-        ])
-        .arg(into)
-        .arg(&url)
+        .args(["--max-time", &LIMIT.as_secs().to_string()])
+        .arg(url)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
+    command
+}
+
+/// Runs curl on `host`; `part` gets its output as it comes.
+fn drain(
+    host: &Host,
+    command: Command,
+    url: &str,
+    mut part: impl FnMut(&[u8]),
+) -> Result<(), FetchError> {
+    let run = |source| FetchError::Run {
+        url: url.to_owned(),
+        source,
+    };
     let mut child = host.spawn(command).map_err(run)?;
-    let (mut said, mut complaint) = (String::new(), String::new());
-    // Both are short enough for a pipe, so reading one after the other cannot block.
+    let mut complaint = String::new();
     if let Some(mut out) = child.pipes().stdout.take() {
-        out.read_to_string(&mut said).map_err(run)?;
+        let mut buffer = vec![0; 1 << 16];
+        loop {
+            match out.read(&mut buffer).map_err(run)? {
+                0 => break,
+                n => part(&buffer[..n]),
+            }
+        }
     }
     if let Some(mut err) = child.pipes().stderr.take() {
         err.read_to_string(&mut complaint).map_err(run)?;
     }
     let status = child.wait().map_err(run)?;
-    if !status.success() {
-        return Err(FetchError::Failed {
-            url,
+    match status.success() {
+        true => Ok(()),
+        false => Err(FetchError::Failed {
+            url: url.to_owned(),
             said: complaint.trim().to_owned(),
-        });
+        }),
     }
-    if Digest::of(into).map_err(run)? != expected {
-        return Err(FetchError::Differs { url });
-    }
-    serde_json::from_str(&said).map_err(|e| run(e.into()))
 }

@@ -8,6 +8,7 @@ pub mod nginx_stream;
 pub mod program;
 pub mod relay;
 pub mod socat;
+pub mod ss;
 pub mod ssh;
 
 use std::fs::File;
@@ -55,7 +56,7 @@ pub enum PeerError {
         /// The system's error.
         source: io::Error,
     },
-    /// It ended before it accepted a connection, or never did.
+    /// It ended before it accepted a connection, or never did what it is there for.
     #[error("{name}: {how}; it said: {said}")]
     NotServing {
         /// The program and its host.
@@ -74,6 +75,8 @@ pub enum PeerError {
 #[derive(Debug)]
 pub struct Service {
     child: Child,
+    name: String,
+    log: PathBuf,
     /// Where it accepts connections.
     pub addr: SocketAddr,
 }
@@ -105,7 +108,12 @@ impl Service {
         let deadline = Instant::now() + START_LIMIT;
         loop {
             if host.run(|| TcpStream::connect(addr))?.is_ok() {
-                return Ok(Self { child, addr });
+                return Ok(Self {
+                    child,
+                    name,
+                    log,
+                    addr,
+                });
             }
             let ended = child.wait_for(ATTEMPT_PAUSE).map_err(start)?;
             let how = match ended {
@@ -132,6 +140,15 @@ impl Service {
         self.child.id()
     }
 
+    /// That it accepts connections and still does not serve: `how`, and the end of its log.
+    fn not_serving(&self, how: String) -> PeerError {
+        PeerError::NotServing {
+            name: self.name.clone(),
+            how,
+            said: last_words(&self.log),
+        }
+    }
+
     /// Descriptors it has open.
     ///
     /// # Errors
@@ -142,7 +159,7 @@ impl Service {
 }
 
 /// The end of a log, on one line.
-fn last_words(log: &PathBuf) -> String {
+fn last_words(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
     match lines.len() {

@@ -7,32 +7,33 @@ use std::path::Path;
 use super::{PeerError, Service, program};
 use crate::world::Host;
 
-/// Serves the files of `DIR/www` on port 80 of `host`.
+/// Serves the files of `DIR/www` on port 80 of `host`. Several hosts may share `dir`.
 ///
 /// # Errors
 /// [`PeerError`].
 pub fn serve(host: &Host, dir: &Path) -> Result<Service, PeerError> {
     let addr = SocketAddr::from((host.addr(), 80));
-    let config = dir.join("nginx.conf");
-    let here = dir.display();
+    let config = dir.join(format!("nginx-{}.conf", host.name()));
+    let (here, own) = (dir.display(), dir.join(format!("nginx-{}", host.name())));
+    let own = own.display();
     // Debian's defaults where it matters (sendfile, no tcp_nopush below it); its own user could
     // not read the world's directory; temporary files stay in it.
     let text = format!(
         "daemon off;\n\
          user root;\n\
          worker_processes 1;\n\
-         pid \"{here}/nginx.pid\";\n\
+         pid \"{own}.pid\";\n\
          error_log stderr warn;\n\
          events {{ worker_connections 512; }}\n\
          http {{\n\
            access_log off;\n\
            sendfile on;\n\
            default_type application/octet-stream;\n\
-           client_body_temp_path \"{here}/nginx-body\";\n\
-           proxy_temp_path \"{here}/nginx-proxy\";\n\
-           fastcgi_temp_path \"{here}/nginx-fastcgi\";\n\
-           uwsgi_temp_path \"{here}/nginx-uwsgi\";\n\
-           scgi_temp_path \"{here}/nginx-scgi\";\n\
+           client_body_temp_path \"{own}-body\";\n\
+           proxy_temp_path \"{own}-proxy\";\n\
+           fastcgi_temp_path \"{own}-fastcgi\";\n\
+           uwsgi_temp_path \"{own}-uwsgi\";\n\
+           scgi_temp_path \"{own}-scgi\";\n\
            server {{ listen {addr}; root \"{here}/www\"; }}\n\
          }}\n"
     );

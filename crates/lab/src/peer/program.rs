@@ -41,6 +41,12 @@ pub const SOCAT: Program = Program {
     version: "-V",
     package: "socat",
 };
+/// ss, which shows connections.
+pub const SS: Program = Program {
+    name: "ss",
+    version: "-V",
+    package: "iproute2",
+};
 /// The OpenSSH client.
 pub const SSH: Program = Program {
     name: "ssh",

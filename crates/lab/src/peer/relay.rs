@@ -3,50 +3,198 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::Path;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
+
+use serde::{Serialize, Serializer};
 
 use super::{PeerError, Service};
+use crate::units::BitsPerSecond;
 use crate::world::Host;
 
-/// The port that relays listen on.
+/// The port that a relay with one forward listens on.
 pub const PORT: u16 = 8080;
-/// The port of a second listener, towards whose clients BBR is used.
-pub const BBR_PORT: u16 = 8081;
-/// Where they serve their metrics.
-const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
+/// Where a host's first relay serves its metrics; others take the ports after it.
+pub const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
 
-/// Relays what comes to `host` at [`PORT`] to `to`, and, with `bbr`, what comes at [`BBR_PORT`]
-/// too; `taut` is the binary.
+/// How long a relay may take to fill its pool.
+const POOL_LIMIT: Duration = Duration::from_secs(20);
+/// Between two looks at it.
+const POOL_PAUSE: Duration = Duration::from_millis(50);
+
+/// What a relay's configuration file says (`docs/relay.md`).
+#[derive(Clone, Debug, Serialize)]
+pub struct Config {
+    /// The only section.
+    pub relay: Node,
+}
+
+/// `[relay]`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Node {
+    /// Where metrics are served.
+    pub metrics: SocketAddr,
+    /// `[relay.mesh]`; `None`: it is of no mesh.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mesh: Option<Mesh>,
+    /// `[[relay.forward]]`.
+    #[serde(rename = "forward", skip_serializing_if = "Vec::is_empty")]
+    pub forwards: Vec<Forward>,
+}
+
+/// `[relay.mesh]`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Mesh {
+    /// The mesh's key, as [`make_key`] makes it.
+    pub key_file: PathBuf,
+    /// Where other relays connect; `None`: nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
+    /// Where sessions from the mesh may go, as `PREFIX:PORT`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub allow: Vec<String>,
+    /// Connections to each next relay that are kept ready.
+    pub pool_min: u32,
+    /// Whether mesh legs skip slow start and have large windows.
+    pub turbo: bool,
+    /// What they start at, with `turbo`.
+    #[serde(serialize_with = "as_tc_writes_it")]
+    pub rate: BitsPerSecond,
+}
+
+/// `[[relay.forward]]`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Forward {
+    /// Where clients connect.
+    pub listen: SocketAddr,
+    /// The next relay's mesh address; `None`: the session goes to `to` itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub via: Option<SocketAddr>,
+    /// Where the session goes.
+    pub to: SocketAddr,
+    /// Whether the onward leg is begun at the client's SYN.
+    #[serde(skip_serializing_if = "is_false")]
+    pub early_syn: bool,
+    /// Congestion control towards clients; `None`: the kernel's default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_congestion: Option<String>,
+}
+
+// === impl Forward ===
+
+impl Forward {
+    /// From `listen` to `to`, with the relay's defaults.
+    pub fn new(listen: SocketAddr, to: SocketAddr) -> Self {
+        Self {
+            listen,
+            via: None,
+            to,
+            early_syn: false,
+            client_congestion: None,
+        }
+    }
+}
+
+/// Relays what comes to `host` at [`PORT`] to `to`; `taut` is the binary.
 ///
 /// # Errors
 /// [`PeerError`].
-pub fn relay(
+pub fn relay(host: &Host, taut: &Path, to: SocketAddr, dir: &Path) -> Result<Service, PeerError> {
+    let addr = SocketAddr::from((host.addr(), PORT));
+    let node = Node {
+        metrics: METRICS,
+        mesh: None,
+        forwards: vec![Forward::new(addr, to)],
+    };
+    start(host, taut, "relay", node, addr, dir)
+}
+
+/// Starts a relay called `name` on `host`, and waits until it accepts connections at `addr`.
+///
+/// # Errors
+/// [`PeerError`].
+pub fn start(
     host: &Host,
     taut: &Path,
-    to: SocketAddr,
-    bbr: bool,
+    name: &str,
+    node: Node,
+    addr: SocketAddr,
     dir: &Path,
 ) -> Result<Service, PeerError> {
-    let addr = SocketAddr::from((host.addr(), PORT));
-    let mut text = format!(
-        "[relay]\nmetrics = \"{METRICS}\"\n\
-         [[relay.forward]]\nlisten = \"{addr}\"\nto = \"{to}\"\n"
-    );
-    if bbr {
-        let addr = SocketAddr::from((host.addr(), BBR_PORT));
-        text.push_str(&format!(
-            "[[relay.forward]]\nlisten = \"{addr}\"\nto = \"{to}\"\nclient_congestion = \"bbr\"\n"
-        ));
-    }
-    let config = dir.join(format!("taut-{}.toml", host.name()));
-    fs::write(&config, text).map_err(|source| PeerError::Prepare {
-        what: "a relay's configuration".into(),
-        source,
-    })?;
+    let config = dir.join(format!("taut-{name}-{}.toml", host.name()));
+    let text = toml::to_string(&Config { relay: node });
+    text.map_err(io::Error::other)
+        .and_then(|text| fs::write(&config, text))
+        .map_err(|source| PeerError::Prepare {
+            what: "a relay's configuration".into(),
+            source,
+        })?;
     let mut command = Command::new(taut);
     command.arg("relay").arg("--config").arg(&config);
-    Service::start(host, "taut-relay", command, addr, dir)
+    Service::start(host, &format!("taut-{name}"), command, addr, dir)
+}
+
+/// Writes a new key for a mesh to `file`, for its owner only.
+///
+/// # Errors
+/// [`PeerError::Prepare`].
+pub fn make_key(file: &Path) -> Result<(), PeerError> {
+    let write = || {
+        let mut key = [0; 32];
+        let filled = rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty())?;
+        if filled < key.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut options = fs::OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(file)?;
+        writeln!(file, "{hex}")
+    };
+    write().map_err(|source| PeerError::Prepare {
+        what: "a mesh's key".into(),
+        source,
+    })
+}
+
+/// Waits until `relay`, whose metrics are at `metrics` on `host`, has at least `least` connections
+/// to next relays ready.
+///
+/// # Errors
+/// [`PeerError::NotServing`] when it has not after [`POOL_LIMIT`], or does not say.
+pub fn wait_for_pool(
+    relay: &Service,
+    host: &Host,
+    metrics: SocketAddr,
+    least: u32,
+) -> Result<(), PeerError> {
+    let deadline = Instant::now() + POOL_LIMIT;
+    loop {
+        let said = host.run(|| scrape(metrics))?;
+        let ready = match &said {
+            Ok(said) => sum(said, "taut_relay_pool_ready"),
+            Err(_) => None,
+        };
+        if ready.is_some_and(|ready| ready >= f64::from(least)) {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            let how = match (said, ready) {
+                (Err(e), _) => format!("its metrics at {metrics} cannot be read ({e})"),
+                (Ok(_), None) => "its metrics do not have taut_relay_pool_ready".to_owned(),
+                (Ok(_), Some(ready)) => format!(
+                    "its pool has {ready} connections ready and not {least} after {POOL_LIMIT:?}"
+                ),
+            };
+            return Err(relay.not_serving(how));
+        }
+        std::thread::sleep(POOL_PAUSE);
+    }
 }
 
 /// Sessions that the relay on this host says are open. To be called inside the host.
@@ -54,12 +202,147 @@ pub fn relay(
 /// # Errors
 /// The system's, or that the relay does not say.
 pub fn open_sessions() -> io::Result<u64> {
-    let mut scrape = TcpStream::connect(METRICS)?;
+    let said = scrape(METRICS)?;
+    sum(&said, "taut_relay_sessions")
+        .map(|sessions| sessions as u64)
+        .ok_or_else(|| io::Error::other("the relay's metrics do not have taut_relay_sessions"))
+}
+
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+/// A rate as tc(8) and `[relay.mesh]` read it: `1gbit`, `25mbit`.
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn as_tc_writes_it<S: Serializer>(rate: &BitsPerSecond, to: S) -> Result<S::Ok, S::Error> {
+    let text = match rate.0 {
+        n if n % 1_000_000_000 == 0 => format!("{}gbit", n / 1_000_000_000),
+        n if n % 1_000_000 == 0 => format!("{}mbit", n / 1_000_000),
+        n => format!("{n}bit"),
+    };
+    to.serialize_str(&text)
+}
+
+/// What a relay says of itself at `metrics`.
+fn scrape(metrics: SocketAddr) -> io::Result<String> {
+    let mut scrape = TcpStream::connect(metrics)?;
     scrape.write_all(b"GET /metrics HTTP/1.1\r\nHost: relay\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();
     scrape.read_to_string(&mut answer)?;
-    answer
+    Ok(answer)
+}
+
+/// The values of the metric `name`, whatever its labels, added up; `None` where there is none.
+fn sum(exposition: &str, name: &str) -> Option<f64> {
+    exposition
         .lines()
-        .find_map(|line| line.strip_prefix("taut_relay_sessions ")?.parse().ok())
-        .ok_or_else(|| io::Error::other("the relay's metrics do not have taut_relay_sessions"))
+        .filter_map(|line| {
+            let rest = line.strip_prefix(name)?;
+            let value = match rest.strip_prefix('{') {
+                Some(labelled) => labelled.rsplit_once("} ")?.1,
+                None => rest.strip_prefix(' ')?,
+            };
+            value.split(' ').next()?.parse::<f64>().ok()
+        })
+        .reduce(|a, b| a + b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_metric_is_summed_over_its_labels_and_not_over_its_namesakes() {
+        let said = "HTTP/1.1 200 OK\r\n\r\n# TYPE pool gauge\npool{peer=\"a\"} 3\n\
+                    pool{peer=\"b } 9\"} 4\npool_misses 7\nother 1\n# EOF\n";
+        assert_eq!(sum(said, "pool"), Some(7.0));
+        assert_eq!(sum(said, "other"), Some(1.0));
+        assert_eq!(sum(said, "absent"), None);
+    }
+
+    #[test]
+    fn what_is_not_said_is_not_in_the_file() {
+        let text = written(None, vec![Forward::new(addr(1), addr(2))]);
+        let expected = "[relay]\nmetrics = \"127.0.0.1:9464\"\n\n[[relay.forward]]\n\
+                        listen = \"10.0.0.1:8080\"\nto = \"10.0.0.2:8080\"\n";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_mesh_is_written_as_its_documentation_has_it() {
+        let mesh = Mesh {
+            key_file: "/w/mesh.key".into(),
+            listen: Some(addr(2)),
+            allow: vec!["10.0.0.3/32:80".to_owned()],
+            pool_min: 4,
+            turbo: false,
+            rate: BitsPerSecond::giga(1),
+        };
+        let forward = Forward {
+            via: Some(addr(2)),
+            early_syn: true,
+            client_congestion: Some("bbr".to_owned()),
+            ..Forward::new(addr(1), addr(3))
+        };
+        let text = written(Some(mesh), vec![forward]);
+        let table: toml::Table = toml::from_str(&text).unwrap();
+        let expected: toml::Table = toml::from_str(
+            r#"
+            [relay]
+            metrics = "127.0.0.1:9464"
+            [relay.mesh]
+            key_file = "/w/mesh.key"
+            listen = "10.0.0.2:8080"
+            allow = ["10.0.0.3/32:80"]
+            pool_min = 4
+            turbo = false
+            rate = "1gbit"
+            [[relay.forward]]
+            listen = "10.0.0.1:8080"
+            via = "10.0.0.2:8080"
+            to = "10.0.0.3:8080"
+            early_syn = true
+            client_congestion = "bbr"
+            "#,
+        )
+        .unwrap();
+        assert_eq!(table, expected, "{text}");
+    }
+
+    #[test]
+    fn a_key_is_64_hex_digits_that_only_its_owner_can_read() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let files = ["a", "b"].map(|name| dir.path().join(name));
+        let keys = files.each_ref().map(|file| {
+            make_key(file).unwrap();
+            fs::read_to_string(file).unwrap()
+        });
+        assert_eq!(keys[0].trim_end().len(), 64);
+        assert!(keys[0].trim_end().bytes().all(|b| b.is_ascii_hexdigit()));
+        assert_ne!(keys[0], keys[1]);
+        let mode = fs::metadata(&files[0]).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(make_key(&files[0]).is_err(), "an old key is never replaced");
+    }
+
+    fn addr(host: u8) -> SocketAddr {
+        SocketAddr::from(([10, 0, 0, host], 8080))
+    }
+
+    fn written(mesh: Option<Mesh>, forwards: Vec<Forward>) -> String {
+        let relay = Node {
+            metrics: METRICS,
+            mesh,
+            forwards,
+        };
+        toml::to_string(&Config { relay }).unwrap()
+    }
 }

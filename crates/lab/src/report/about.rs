@@ -21,9 +21,17 @@ const KNOWN: &[About] = &[
         story: "A client downloads files of several sizes over a path of 274 ms: a short leg to a \
                 relay near it, a long one between two relays, and a short one to the server. End to \
                 end, handshakes and slow start each pay the whole path. Relays that end TCP on \
-                either side make three short loops of one long one. After “Pied Piper” (3.3), which \
+                either side make three short loops of one long one; each configuration after “split” \
+                adds one improvement. The same for a client with a small receive window, and two \
+                flows to one client, a short and a long one. After “Pied Piper” (3.3 and 6.3), which \
                 measured such a route between San Francisco and Bangalore.",
-        figures: &[("ttfb", "Figure 7"), ("total", "Figure 8")],
+        figures: &[
+            ("ttfb", "Figure 7"),
+            ("total", "Figure 8, and with a 64 kB window Figure 9"),
+            ("over_ideal", "Figure 5a"),
+            ("times_ideal", "Figure 5a"),
+            ("throughput", "Figures 14 (routed) and 15 (taut)"),
+        ],
     },
     About {
         name: "idle-sessions",
@@ -53,6 +61,10 @@ pub(super) fn metric(name: &str) -> String {
     match name {
         "ttfb" => "Time to first byte".to_owned(),
         "total" => "Download time".to_owned(),
+        "over_ideal" => "Download time over the ideal pipe\u{2019}s".to_owned(),
+        "times_ideal" => "Download time as a multiple of the ideal pipe\u{2019}s".to_owned(),
+        "jain" => "Jain\u{2019}s index of fairness".to_owned(),
+        "long_flow_share" => "The long flow\u{2019}s share".to_owned(),
         other => {
             let words = other.replace('_', " ");
             let mut letters = words.chars();

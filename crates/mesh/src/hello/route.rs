@@ -54,6 +54,7 @@ pub(super) fn decode(mut bytes: &[u8]) -> Option<Vec<Target>> {
             },
             _ => return None,
         });
+        // `Hello::check` has the rule; here it bounds what is kept.
         if route.len() > MAX_ROUTE {
             return None;
         }

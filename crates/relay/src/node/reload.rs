@@ -43,7 +43,7 @@ impl SharedHandle {
             setup,
             doors,
             mut holdings,
-        } = assemble(&config, workers, &present.holdings)?;
+        } = assemble(&config, workers, &present.mesh_leg, &present.holdings)?;
         let setup = Arc::new(setup);
         start_resolver(&self.shared, &setup)?;
         let watch = self.watch(&config, &setup, &present)?;
@@ -142,6 +142,11 @@ fn keep_what_stays(new: &mut Config, old: &Config) -> Vec<&'static str> {
     if new.mesh.is_none() && old.mesh.is_some() {
         keep("the absence of [relay.mesh]", true);
         new.mesh = old.mesh.clone();
+    }
+    let turbo = old.mesh.as_ref().and_then(|mesh| mesh.turbo);
+    if let Some(mesh) = &mut new.mesh {
+        keep("relay.mesh.turbo, rate or window", mesh.turbo != turbo);
+        mesh.turbo = turbo;
     }
     let had_early_syn = old.forwards.iter().any(|f| f.early_syn);
     if !had_early_syn {

@@ -9,7 +9,7 @@ use taut_relay::early_syn::{Devices, Limiter, Limits};
 use crate::rig::{LINK, Net, RELAY};
 
 /// Sends a SYN from each of `count` addresses that nobody has, in prefixes of their own.
-fn forge(net: &Net, to: SocketAddrV4, count: u32) {
+pub(crate) fn forge(net: &Net, to: SocketAddrV4, count: u32) {
     let send = || {
         let raw = rustix::net::socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::RAW));
         let raw = raw.unwrap();

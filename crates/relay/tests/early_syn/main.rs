@@ -5,5 +5,6 @@
 
 mod flood;
 mod gone;
+mod joined;
 mod rig;
 mod seen;

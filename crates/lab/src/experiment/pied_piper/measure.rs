@@ -2,31 +2,18 @@
 //! that worlds side by side hardly get in each other's way. Where a link did deliver late, the
 //! download counts all the same (to leave it out would leave out the long ones) and is counted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use rand_pcg::Pcg64Mcg;
-use rand_pcg::rand_core::{Rng, SeedableRng};
-
-use super::route::Route;
-use super::{Condition, Size, Way};
+use super::download::{Condition, Size, Way};
+use super::plan::{Batch, Job};
+use super::route::Setting;
+use super::stage::Stage;
+use super::window;
 use crate::experiment::progress::Progress;
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::curl::Times;
-
-/// Worlds side by side.
-pub(super) const LANES: [(Condition, usize); 2] = [(Condition::Clean, 3), (Condition::Lossy, 4)];
-
-/// What is downloaded how often.
-pub(super) struct Plan {
-    jobs: BTreeMap<Condition, Vec<Job>>,
-    lanes: BTreeMap<Condition, usize>,
-}
-
-/// A way, a size, and the number of the measurement. The ways' n-th measurements of a size meet the
-/// same losses.
-type Job = (Way, Size, u64);
 
 /// Every download, in the order they were done.
 #[derive(Default)]
@@ -34,89 +21,60 @@ pub(super) struct Measured {
     pub(super) times: BTreeMap<(Condition, Way, Size), Vec<Times>>,
     /// Downloads during which a link delivered late.
     pub(super) disturbed: usize,
+    /// The client's window as the server saw it where it is meant to be small, in bytes.
+    pub(super) window: Option<u64>,
+    /// Worlds side by side.
+    pub(super) worlds: usize,
 }
 
 impl Measured {
     pub(super) fn downloads(&self) -> usize {
         self.times.values().map(Vec::len).sum()
     }
-}
 
-// === impl Plan ===
-
-impl Plan {
-    pub(super) fn of(request: &Request) -> Self {
-        let (clean, lossy) = match (request.runs, request.quick) {
-            (Some(runs), _) => (runs, runs),
-            (None, true) => (2, 3),
-            // With loss, times spread over an order of magnitude.
-            (None, false) => (8, 20),
-        };
-        let ways = Way::available();
-        let mut random = Pcg64Mcg::seed_from_u64(request.seed);
-        let mut jobs = BTreeMap::new();
-        for (condition, runs, sizes) in [
-            (Condition::Clean, clean, &Size::ALL[..]),
-            (Condition::Lossy, lossy, &[Size::Mb10][..]),
-        ] {
-            let mut all = Vec::new();
-            for run in 0..runs as u64 {
-                for &way in &ways {
-                    all.extend(sizes.iter().map(|&size| (way, size, run)));
-                }
-            }
-            // In no order that could favour anyone.
-            for i in (1..all.len()).rev() {
-                all.swap(i, (random.next_u64() % (i as u64 + 1)) as usize);
-            }
-            if request.quick {
-                // Jobs are taken from the end. The longest go first, or the last one would be
-                // waited for alone.
-                all.sort_by_key(|(way, size, _)| (*way == Way::EndToEnd, *size));
-            }
-            jobs.insert(condition, all);
-        }
-        let lanes = BTreeMap::from(LANES);
-        Self { jobs, lanes }
-    }
-
-    pub(super) fn downloads(&self) -> u64 {
-        self.jobs.values().map(|jobs| jobs.len() as u64).sum()
+    /// A quantity of every download of one kind; empty where there was none.
+    pub(super) fn samples(
+        &self,
+        condition: Condition,
+        way: Way,
+        size: Size,
+        quantity: impl Fn(&Times) -> f64,
+    ) -> Vec<f64> {
+        let times = self.times.get(&(condition, way, size));
+        times.into_iter().flatten().map(quantity).collect()
     }
 }
 
-/// Does what the plan says.
+/// Does all of `batches`.
 pub(super) fn measure(
-    plan: &Plan,
+    batches: &[Batch],
     request: &Request,
     progress: &Progress,
 ) -> Result<Measured, ExperimentError> {
     let measured = Mutex::new(Measured::default());
     let failed = AtomicBool::new(false);
-    let queues: BTreeMap<_, _> = plan
-        .jobs
+    let queues: Vec<Mutex<VecDeque<Job>>> = batches
         .iter()
-        .map(|(c, jobs)| (*c, Mutex::new(jobs.clone())))
+        .map(|batch| Mutex::new(batch.jobs.clone()))
         .collect();
     std::thread::scope(|scope| {
         let mut lanes = Vec::new();
-        for (&condition, queue) in &queues {
-            for _ in 0..plan.lanes[&condition] {
-                let (number, measured, failed) = (lanes.len(), &measured, &failed);
+        for (batch, queue) in batches.iter().zip(&queues) {
+            for number_here in 0..batch.lanes {
+                let lane = Lane {
+                    batch,
+                    queue,
+                    measured: &measured,
+                    failed: &failed,
+                    progress,
+                    request,
+                    first: number_here == 0,
+                };
+                let number = lanes.len();
                 lanes.push(scope.spawn(move || {
-                    let seed = request.seed;
-                    let lane = Lane {
-                        condition,
-                        queue,
-                        measured,
-                        failed,
-                        progress,
-                        seed,
-                    };
-                    let result = Route::build(condition, number, request)
-                        .and_then(|route| lane.work(&route));
+                    let result = lane.build(number).and_then(|stage| lane.work(&stage));
                     if result.is_err() {
-                        failed.store(true, Ordering::Relaxed);
+                        lane.failed.store(true, Ordering::Relaxed);
                     }
                     result
                 }));
@@ -129,35 +87,53 @@ pub(super) fn measure(
         Ok(())
     })
     .map(|()| {
-        measured
+        let mut measured = measured
             .into_inner()
-            .unwrap_or_else(PoisonError::into_inner)
+            .unwrap_or_else(PoisonError::into_inner);
+        measured.worlds = batches.iter().map(|batch| batch.lanes).sum();
+        measured
     })
 }
 
 /// One world's share of the work.
 struct Lane<'a> {
-    condition: Condition,
-    queue: &'a Mutex<Vec<Job>>,
+    batch: &'a Batch,
+    queue: &'a Mutex<VecDeque<Job>>,
     measured: &'a Mutex<Measured>,
     failed: &'a AtomicBool,
     progress: &'a Progress,
-    seed: u64,
+    request: &'a Request,
+    /// The first of its condition.
+    first: bool,
 }
 
 impl Lane<'_> {
-    fn work(&self, route: &Route) -> Result<(), ExperimentError> {
+    fn build(&self, number: usize) -> Result<Stage, ExperimentError> {
+        let setting = Setting::of(self.batch.condition);
+        Stage::build(
+            setting,
+            &self.batch.ways(),
+            &Size::ALL,
+            number,
+            self.request,
+        )
+    }
+
+    fn work(&self, stage: &Stage) -> Result<(), ExperimentError> {
+        if self.first && self.batch.condition == Condition::Window {
+            let window = window::on_the_wire(stage)?;
+            self.measured().window = Some(window);
+        }
         // When one lane has failed the experiment has; the others need not go on.
         while !self.failed.load(Ordering::Relaxed) {
-            let job = self
-                .queue
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .pop();
-            let Some((way, size, run)) = job else { break };
-            let (times, disturbed) = self.download(route, way, size, run)?;
-            let key = (self.condition, way, size);
-            let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some((way, size, run)) = queue.pop_front() else {
+                break;
+            };
+            drop(queue);
+            let (times, disturbed) = self.download(stage, way, size, run)?;
+            let key = (self.batch.condition, way, size);
+            let mut measured = self.measured();
             measured.disturbed += usize::from(disturbed);
             measured.times.entry(key).or_default().push(times);
             drop(measured);
@@ -166,20 +142,23 @@ impl Lane<'_> {
         Ok(())
     }
 
+    fn measured(&self) -> std::sync::MutexGuard<'_, Measured> {
+        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// One download, and whether a link delivered late meanwhile.
     fn download(
         &self,
-        route: &Route,
+        stage: &Stage,
         way: Way,
         size: Size,
         run: u64,
     ) -> Result<(Times, bool), ExperimentError> {
-        route
-            .world()
-            .reseed(self.seed << 20 ^ run << 4 ^ size as u64);
-        let before = route.world().link_reports()?;
-        let times = route.download(way, size)?;
-        let after = route.world().link_reports()?;
+        let world = stage.world();
+        world.reseed(self.request.seed << 20 ^ run << 4 ^ size as u64);
+        let before = world.link_reports()?;
+        let times = stage.download(way, size)?;
+        let after = world.link_reports()?;
         let late = before.iter().zip(&after).any(|(b, a)| a.since(b).overrun());
         Ok((times, late))
     }

@@ -1,22 +1,13 @@
-//! The world: client - near relay - far relay - server, with everything running on it.
+//! The world: client - near relay - far relay - server, and the Internet's own path beside it.
 
-use std::fs;
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use rand_pcg::Pcg64Mcg;
-use rand_pcg::rand_core::{Rng, SeedableRng};
-
-use super::{Condition, Size, Way};
-use crate::experiment::{ExperimentError, Request};
+use super::download::Condition;
 use crate::link::shape::{LinkSpec, Shape};
-use crate::peer::curl::{self, Digest, Times};
-use crate::peer::{Service, nginx, relay, ssh};
 use crate::units::{BitsPerSecond, Bytes};
-use crate::world::{World, WorldBuilder};
+use crate::world::{World, WorldBuilder, WorldError};
 
-/// A link of the route.
+/// A link of the world.
 pub(super) struct Leg {
     ends: [&'static str; 2],
     /// Round trip, in tenths of a millisecond: the paper's figures have one decimal.
@@ -49,6 +40,27 @@ pub(super) const LEGS: [Leg; 3] = [
     },
 ];
 
+/// The rest of the Internet's own path, from the client's first router (which the near relay's host
+/// plays too) to a server that has the same files. The paper does not give its round trip; here both
+/// paths have the same, so that what the relays do is all that differs.
+const BYPASS: Leg = Leg {
+    ends: ["near", "origin"],
+    rtt_tenths_ms: LEGS[1].rtt_tenths_ms + LEGS[2].rtt_tenths_ms,
+    rate: BitsPerSecond::giga(1),
+    queue: Bytes::kilo(6_250),
+};
+
+/// What the client's link carries where its two flows of pied-piper 6.3 share it. The paper does not
+/// say what its line carried; this is what the FCC called broadband when it was written. Files of
+/// 50 MB then take long enough for two loops to find a balance: Cubic's step from one loss to the
+/// next grows with the window (RFC 9438, 4.2), and at 100 Mbit/s it would be as long as the download.
+pub(super) const BOTTLENECK: BitsPerSecond = BitsPerSecond::mega(25);
+
+/// Its queue there: one round trip of that link at its rate, as routers were long given.
+pub(super) fn bottleneck_queue() -> Bytes {
+    BOTTLENECK.in_time(LEGS[0].rtt())
+}
+
 impl Leg {
     pub(super) const fn rtt(&self) -> Duration {
         Duration::from_micros(self.rtt_tenths_ms * 100)
@@ -56,6 +68,10 @@ impl Leg {
 
     pub(super) fn rate(&self) -> BitsPerSecond {
         self.rate
+    }
+
+    fn all() -> impl Iterator<Item = &'static Self> {
+        LEGS.iter().chain([&BYPASS])
     }
 }
 
@@ -66,7 +82,7 @@ pub(super) fn rtt() -> Duration {
 
 /// The links for the environment of an outcome.
 pub(super) fn describe() -> impl Iterator<Item = (String, String)> {
-    LEGS.iter().map(|leg| {
+    Leg::all().map(|leg| {
         let text = format!(
             "{:?} round trip, {}, queue {}",
             leg.rtt(),
@@ -81,105 +97,83 @@ pub(super) fn describe() -> impl Iterator<Item = (String, String)> {
 /// (Times are compared with each other and with the floor, which is 306 ms.)
 const TOLERANCE: Duration = Duration::from_millis(5);
 
-/// The world with its services. Services go before the world they run in.
-pub(super) struct Route {
-    relays: [Service; 2],
-    splitters: [ssh::Splitter; 2],
-    server: Service,
-    digests: Vec<(Size, Digest)>,
-    world: World,
+/// How one world differs from another.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Setting {
+    /// The share of segments lost on the client's link.
+    loss: f64,
+    /// Another rate and queue there than [`LEGS`] has.
+    bottleneck: Option<(BitsPerSecond, Bytes)>,
+    /// The client does not scale its window (RFC 7323, 2), which so cannot pass 65,535 bytes
+    /// whatever its buffers are.
+    unscaled_window: bool,
 }
 
-impl Route {
-    pub(super) fn build(
-        condition: Condition,
-        lane: usize,
-        request: &Request,
-    ) -> Result<Self, ExperimentError> {
-        let seed = request.seed.wrapping_mul(1_000).wrapping_add(lane as u64);
-        let mut builder = WorldBuilder::new("pied-piper");
-        for host in ["client", "near", "far", "server"] {
-            builder = builder.host(host);
+impl Setting {
+    pub(super) fn of(condition: Condition) -> Self {
+        let plain = Self::default();
+        match condition {
+            Condition::Clean => plain,
+            Condition::Lossy => Self {
+                loss: 0.001,
+                ..plain
+            },
+            Condition::Window => Self {
+                unscaled_window: true,
+                ..plain
+            },
         }
-        for (i, leg) in LEGS.iter().enumerate() {
-            let loss = match condition {
-                Condition::Lossy if i == 0 => 0.001,
-                _ => 0.0,
-            };
-            let shape = Shape::delay(leg.rtt() / 2)
-                .rate(leg.rate)
-                .queue(leg.queue)
-                .loss(loss)
-                .tolerance(TOLERANCE);
-            let spec = LinkSpec::both(shape).seed(seed.wrapping_mul(LEGS.len() as u64) + i as u64);
-            builder = builder.link(leg.ends[0], leg.ends[1], spec);
-        }
-        let world = builder.build()?;
-        let dir = world.dir().to_owned();
-
-        let digests = make_files(&dir.join("www"), request.seed)
-            .map_err(ExperimentError::machine("make the files to be downloaded"))?;
-        let server = nginx::serve(world.host("server"), &dir)?;
-        let (near, far) = (world.host("near"), world.host("far"));
-        let second = relay::relay(far, &request.taut, server.addr, false, &dir)?;
-        let bbr = Way::available().contains(&Way::RelayBbr);
-        let first = relay::relay(near, &request.taut, second.addr, bbr, &dir)?;
-        let keys = ssh::Keys::generate(&dir)?;
-        let far_ssh = ssh::Splitter::start(far, &keys, server.addr, &dir)?;
-        let near_ssh = ssh::Splitter::start(near, &keys, far_ssh.addr(), &dir)?;
-        Ok(Self {
-            relays: [first, second],
-            splitters: [near_ssh, far_ssh],
-            server,
-            digests,
-            world,
-        })
     }
 
-    pub(super) fn world(&self) -> &World {
-        &self.world
-    }
-
-    /// Downloads one file and compares it with what the server has.
-    pub(super) fn download(&self, way: Way, size: Size) -> Result<Times, ExperimentError> {
-        let into: PathBuf = self.world.dir().join("download");
-        let digest = self
-            .digests
-            .iter()
-            .find(|(s, _)| *s == size)
-            .map(|(_, d)| *d);
-        let digest = digest.ok_or_else(|| std::io::ErrorKind::NotFound.into());
-        let digest = digest.map_err(ExperimentError::machine("find what the file should be"))?;
-        Ok(curl::fetch(
-            self.world.host("client"),
-            self.entrance(way),
-            size.file(),
-            digest,
-            &into,
-        )?)
-    }
-
-    /// What the client connects to.
-    fn entrance(&self, way: Way) -> SocketAddr {
-        match way {
-            Way::EndToEnd => self.server.addr,
-            Way::Ssh => self.splitters[0].addr(),
-            Way::Relay => self.relays[0].addr,
-            Way::RelayBbr => (self.relays[0].addr.ip(), relay::BBR_PORT).into(),
+    /// Two flows to one client.
+    pub(super) fn bottleneck() -> Self {
+        Self {
+            bottleneck: Some((BOTTLENECK, bottleneck_queue())),
+            ..Self::default()
         }
     }
 }
 
-fn make_files(dir: &std::path::Path, seed: u64) -> std::io::Result<Vec<(Size, Digest)>> {
-    fs::create_dir(dir)?;
-    let mut random = Pcg64Mcg::seed_from_u64(seed);
-    let mut digests = Vec::new();
-    for size in Size::ALL {
-        let mut bytes = vec![0; size.bytes()];
-        random.fill_bytes(&mut bytes);
-        let path = dir.join(size.file());
-        fs::write(&path, bytes)?;
-        digests.push((size, Digest::of(&path)?));
+/// Builds it, with nothing running on it.
+pub(super) fn build(setting: Setting, seed: u64) -> Result<World, WorldError> {
+    let mut builder = WorldBuilder::new("pied-piper");
+    for host in ["client", "near", "far", "server", "origin"] {
+        builder = builder.host(host);
     }
-    Ok(digests)
+    for (i, leg) in Leg::all().enumerate() {
+        let (mut loss, mut rate, mut queue) = (0.0, leg.rate, leg.queue);
+        // The client's, which every way shares.
+        if i == 0 {
+            loss = setting.loss;
+            (rate, queue) = setting.bottleneck.unwrap_or((rate, queue));
+        }
+        let shape = Shape::delay(leg.rtt() / 2)
+            .rate(rate)
+            .queue(queue)
+            .loss(loss)
+            .tolerance(TOLERANCE);
+        let spec = LinkSpec::both(shape).seed(seed.wrapping_mul(8) + i as u64);
+        builder = builder.link(leg.ends[0], leg.ends[1], spec);
+    }
+    if setting.unscaled_window {
+        builder = builder.sysctl("client", "net.ipv4.tcp_window_scaling", "0");
+    }
+    builder.build()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_paths_have_the_papers_round_trip() {
+        assert_eq!(rtt(), Duration::from_micros(273_700));
+        assert_eq!(LEGS[0].rtt() + BYPASS.rtt(), rtt());
+    }
+
+    #[test]
+    fn the_shared_bottleneck_holds_one_round_trip() {
+        // 25 Mbit/s for 32.7 ms.
+        assert_eq!(bottleneck_queue(), Bytes(102_187));
+    }
 }

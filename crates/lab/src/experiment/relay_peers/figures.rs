@@ -61,6 +61,12 @@ fn series(m: &Measured) -> Vec<Series> {
     add("connections", "cpu per connection", "us", &|of| {
         relays(of, m.storm(of, |s| s.microseconds_each()))
     });
+    add("connections", "set-up p50", "us", &|of| {
+        m.storm(of, |s| s.setup_p50 * 1e6)
+    });
+    add("connections", "set-up p99.9", "us", &|of| {
+        m.storm(of, |s| s.setup_p999 * 1e6)
+    });
     for (metric, quantile) in [("round trip p50", P50), ("round trip p99", P99)] {
         for (beside, what) in [
             (Beside::Nothing, "echo"),
@@ -120,6 +126,10 @@ fn headline(m: &Measured) -> BTreeMap<String, f64> {
         (
             "cpu_per_connection_over_haproxy",
             over_haproxy(&|of| m.storm(of, |s| s.microseconds_each())),
+        ),
+        (
+            "setup_p999_over_haproxy",
+            over_haproxy(&|of| m.storm(of, |s| s.setup_p999)),
         ),
         ("echo_p50_over_haproxy", echo(Beside::Nothing, P50)),
         ("echo_p99_over_haproxy", echo(Beside::Nothing, P99)),

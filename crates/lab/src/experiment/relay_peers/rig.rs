@@ -96,7 +96,7 @@ impl Rig {
                 let (addr, ids) = (splitter.addr(), splitter.ids());
                 return Ok((addr, ids.to_vec(), Running::Ssh(splitter)));
             }
-            Contender::Taut => relay::relay(host, &self.taut, to, false, dir)?,
+            Contender::Taut => relay::relay(host, &self.taut, to, dir)?,
             Contender::Haproxy => haproxy::relay(host, to, Splice::Auto, cpus, dir)?,
             Contender::HaproxySplice => haproxy::relay(host, to, Splice::Always, cpus, dir)?,
             Contender::Nginx => nginx_stream::relay(host, to, cpus, dir)?,

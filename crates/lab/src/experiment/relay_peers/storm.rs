@@ -18,6 +18,7 @@ use slab::Slab;
 use taut_sys::epoll::{Interest, Poller, Readiness};
 
 use super::rig::Entrance;
+use crate::experiment::stats;
 
 /// Connections under way at any time: enough that no relay waits for the clients.
 const AT_ONCE: usize = 64;
@@ -41,6 +42,10 @@ pub(super) struct Storm {
     pub(super) failed: u64,
     /// Of the relay, for all of them.
     pub(super) cpu: Duration,
+    /// From connect to the byte that came back, in seconds: the middle, and what one in a thousand
+    /// exceeds.
+    pub(super) setup_p50: f64,
+    pub(super) setup_p999: f64,
 }
 
 /// How a look at a connection ended.
@@ -54,6 +59,7 @@ enum Look {
 struct Client {
     socket: OwnedFd,
     has_asked: bool,
+    since: Instant,
 }
 
 /// Makes connections for `time`.
@@ -89,7 +95,10 @@ fn visit(to: SocketAddr, time: Duration) -> io::Result<Storm> {
         completed: 0,
         failed: 0,
         cpu: Duration::ZERO,
+        setup_p50: f64::NAN,
+        setup_p999: f64::NAN,
     };
+    let mut setups = Vec::new();
     let end = Instant::now() + time;
     let mut left = AT_ONCE;
     let mut reports = Vec::new();
@@ -109,6 +118,8 @@ fn visit(to: SocketAddr, time: Duration) -> io::Result<Storm> {
                 Look::Complete => {
                     storm.completed += 1;
                     storm.in_time += u64::from(now < end);
+                    let since = place.as_ref().map_or(now, |client| client.since);
+                    setups.push(since.elapsed().as_secs_f64());
                 }
                 Look::Failed => storm.failed += 1,
             }
@@ -124,6 +135,8 @@ fn visit(to: SocketAddr, time: Duration) -> io::Result<Storm> {
             break;
         }
     }
+    storm.setup_p50 = stats::quantile(&setups, 0.5).unwrap_or(f64::NAN);
+    storm.setup_p999 = stats::quantile(&setups, 0.999).unwrap_or(f64::NAN);
     Ok(storm)
 }
 
@@ -195,6 +208,7 @@ fn answer(stream: &OwnedFd, ready: Readiness) -> bool {
 impl Client {
     fn start(to: SocketAddr, poller: &Poller, slot: usize) -> io::Result<Self> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let since = Instant::now();
         let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
         let socket = socket_with(family, kind, flags, Some(ipproto::TCP))?;
         sockopt::set_tcp_nodelay(&socket, true)?;
@@ -206,6 +220,7 @@ impl Client {
         Ok(Self {
             socket,
             has_asked: false,
+            since,
         })
     }
 

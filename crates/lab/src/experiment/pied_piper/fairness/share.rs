@@ -1,0 +1,181 @@
+//! How two flows shared a bottleneck: what is made of the moments at which their bytes came.
+
+use std::time::Duration;
+
+/// What came of one flow: how many bytes, and how long after the contest's begin. In order.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Arrivals(Vec<(Duration, usize)>);
+
+/// The two flows of one contest.
+#[derive(Clone, Debug)]
+pub(crate) struct Contest {
+    /// From the near relay's host.
+    pub(super) short: Arrivals,
+    /// From the far server.
+    pub(super) long: Arrivals,
+}
+
+/// Jain's index of fairness of `rates`: `(sum x)^2 / (n * sum x^2)`, from 1/n, where one has all, to
+/// 1, where all have the same (R. Jain, D. Chiu, W. Hawe, "A Quantitative Measure of Fairness and
+/// Discrimination for Resource Allocation in Shared Computer Systems", DEC-TR-301, 1984). `None` where
+/// nobody has anything.
+pub(super) fn jain(rates: &[f64]) -> Option<f64> {
+    let sum: f64 = rates.iter().sum();
+    let squares: f64 = rates.iter().map(|x| x * x).sum();
+    (squares > 0.0).then(|| sum * sum / (rates.len() as f64 * squares))
+}
+
+// === impl Arrivals ===
+
+impl Arrivals {
+    /// Notes that `bytes` came `after` the begin, which is no sooner than what was noted before.
+    pub(super) fn note(&mut self, after: Duration, bytes: usize) {
+        self.0.push((after, bytes));
+    }
+
+    /// From the first byte to the last.
+    fn active(&self) -> Option<(Duration, Duration)> {
+        Some((self.0.first()?.0, self.0.last()?.0))
+    }
+
+    /// Bytes that came at `from` or later, and before `to`.
+    fn between(&self, from: Duration, to: Duration) -> usize {
+        let inside = self.0.iter().filter(|(at, _)| (from..to).contains(at));
+        inside.map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Mbit/s between the two moments.
+    fn rate(&self, from: Duration, to: Duration) -> f64 {
+        let seconds = to.saturating_sub(from).as_secs_f64();
+        self.between(from, to) as f64 * 8.0 / 1e6 / seconds
+    }
+
+    /// Mbit/s in each of `bins` parts of `width`, from the begin.
+    fn rates(&self, width: Duration, bins: u32) -> Vec<f64> {
+        (0..bins)
+            .map(|i| self.rate(width * i, width * (i + 1)))
+            .collect()
+    }
+}
+
+// === impl Contest ===
+
+impl Contest {
+    /// While both flows were active: from the later first byte to the earlier last one. `None` if
+    /// they never were.
+    fn both(&self) -> Option<(Duration, Duration)> {
+        let (a, b) = (self.short.active()?, self.long.active()?);
+        let (from, to) = (a.0.max(b.0), a.1.min(b.1));
+        (from < to).then_some((from, to))
+    }
+
+    /// Jain's index of the two rates while both were active. A flow that got nothing until the other
+    /// had all got nothing of the bottleneck: 1/2.
+    pub(crate) fn jain(&self) -> f64 {
+        let rates = self.both().map(|(from, to)| self.rates_in(from, to));
+        rates.and_then(|rates| jain(&rates)).unwrap_or(0.5)
+    }
+
+    /// The long flow's part of what both got meanwhile, from 0 to 1; a half is fair.
+    pub(crate) fn long_share(&self) -> f64 {
+        match self.both().map(|(from, to)| self.rates_in(from, to)) {
+            Some([short, long]) if short + long > 0.0 => long / (short + long),
+            _ => 0.0,
+        }
+    }
+
+    fn rates_in(&self, from: Duration, to: Duration) -> [f64; 2] {
+        [self.short.rate(from, to), self.long.rate(from, to)]
+    }
+
+    /// Mbit/s of the flow from the near relay's host in each of `bins` parts of `width`.
+    pub(crate) fn short_rates(&self, width: Duration, bins: u32) -> Vec<f64> {
+        self.short.rates(width, bins)
+    }
+
+    /// The same of the flow from the far server.
+    pub(crate) fn long_rates(&self, width: Duration, bins: u32) -> Vec<f64> {
+        self.long.rates(width, bins)
+    }
+
+    /// When the last byte of either came.
+    pub(crate) fn end(&self) -> Duration {
+        let ends = [&self.short, &self.long].map(|flow| flow.active().map(|(_, end)| end));
+        ends.into_iter().flatten().max().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    /// `bytes` every 10 ms, from `from` to `to` (in ms).
+    fn steady(from: u64, to: u64, bytes: usize) -> Arrivals {
+        let mut arrivals = Arrivals::default();
+        for at in (from..=to).step_by(10) {
+            arrivals.note(ms(at), bytes);
+        }
+        arrivals
+    }
+
+    #[test]
+    fn equal_rates_are_fair_and_one_that_has_all_is_one_in_n() {
+        assert_eq!(jain(&[3.0, 3.0]), Some(1.0));
+        assert_eq!(jain(&[5.0, 0.0]), Some(0.5));
+        assert_eq!(jain(&[1.0, 0.0, 0.0, 0.0]), Some(0.25));
+        // The paper of 1984 has this: 10 of 100 users with everything are 10 % fair.
+        let ten_of_a_hundred: Vec<f64> = (0..100).map(|i| f64::from(i < 10)).collect();
+        assert!((jain(&ten_of_a_hundred).unwrap() - 0.1).abs() < 1e-12);
+        assert_eq!(jain(&[0.0, 0.0]), None);
+        assert_eq!(jain(&[]), None);
+    }
+
+    #[test]
+    fn only_the_time_that_both_are_active_counts() {
+        // Alone for its first second and its last, the short flow has what it likes.
+        let short = steady(0, 3_000, 9_000);
+        let long = steady(1_000, 2_000, 3_000);
+        let contest = Contest { short, long };
+        assert!((contest.long_share() - 0.25).abs() < 1e-9);
+        assert!((contest.jain() - 0.8).abs() < 1e-9, "{}", contest.jain());
+        assert_eq!(contest.end(), ms(3_000));
+    }
+
+    #[test]
+    fn flows_one_after_the_other_have_not_shared() {
+        let contest = Contest {
+            short: steady(0, 500, 1_000),
+            long: steady(600, 900, 1_000),
+        };
+        assert_eq!((contest.jain(), contest.long_share()), (0.5, 0.0));
+    }
+
+    #[test]
+    fn rates_are_megabits_in_each_bin() {
+        let mut arrivals = Arrivals::default();
+        arrivals.note(ms(0), 125_000);
+        arrivals.note(ms(999), 125_000);
+        arrivals.note(ms(1_000), 250_000);
+        assert_eq!(arrivals.rates(ms(1_000), 3), [2.0, 2.0, 0.0]);
+    }
+
+    proptest! {
+        #[test]
+        fn the_index_is_from_one_in_n_to_one_and_knows_no_unit(
+            rates in prop::collection::vec(0.0f64..1e9, 1..20),
+            factor in 1e-3f64..1e3,
+        ) {
+            let Some(index) = jain(&rates) else { return Ok(()) };
+            let least = 1.0 / rates.len() as f64;
+            prop_assert!((least - 1e-9..=1.0 + 1e-9).contains(&index), "{index}");
+            let scaled: Vec<f64> = rates.iter().map(|x| x * factor).collect();
+            prop_assert!((jain(&scaled).unwrap_or(f64::NAN) - index).abs() < 1e-6);
+        }
+    }
+}

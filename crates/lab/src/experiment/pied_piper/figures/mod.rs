@@ -1,0 +1,83 @@
+//! From times to figures, beside the paper's and the ideal.
+
+mod calibration;
+mod headline;
+mod series;
+mod words;
+
+use super::download::{Condition, Size, Way};
+use super::fairness::{self, Contests};
+use super::measure::Measured;
+use crate::experiment::outcome::{Environment, Outcome};
+use crate::experiment::{Request, stats};
+use crate::peer::curl::Times;
+
+/// All that was found.
+pub(super) struct Found {
+    pub(super) measured: Measured,
+    pub(super) contests: Contests,
+    /// What each flow of a contest downloaded.
+    pub(super) flow: Size,
+}
+
+type Quantity = fn(&Times) -> f64;
+
+pub(super) fn outcome(found: &Found, environment: Environment, request: &Request) -> Outcome {
+    Outcome {
+        experiment: super::EXPERIMENT.name.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        seed: request.seed,
+        quick: request.quick,
+        environment,
+        calibration: calibration::of(found),
+        headline: headline::of(found),
+        series: series::of(found),
+        paper: words::paper(),
+        ideal: words::ideal(),
+        notes: words::notes(found),
+    }
+}
+
+// === impl Found ===
+
+impl Found {
+    fn median(
+        &self,
+        condition: Condition,
+        way: Way,
+        size: Size,
+        quantity: Quantity,
+    ) -> Option<f64> {
+        stats::median(&self.measured.samples(condition, way, size, quantity))
+    }
+
+    /// The median time of a whole download, in seconds.
+    fn total(&self, condition: Condition, way: Way, size: Size) -> Option<f64> {
+        self.median(condition, way, size, |t| t.total)
+    }
+
+    /// The median time to the first byte without loss, in seconds. Of the smallest file: what comes
+    /// after the first byte does not matter to it.
+    fn first_byte(&self, way: Way) -> Option<f64> {
+        self.median(Condition::Clean, way, Size::Kb10, |t| t.first_byte)
+    }
+
+    /// Jain's index of each contest in which the long flow went this way.
+    fn jain(&self, way: Way) -> Vec<f64> {
+        self.of_contests(way, fairness::share::Contest::jain)
+    }
+
+    /// The long flow's part in each of them.
+    fn long_share(&self, way: Way) -> Vec<f64> {
+        self.of_contests(way, fairness::share::Contest::long_share)
+    }
+
+    fn of_contests(&self, way: Way, figure: fn(&fairness::share::Contest) -> f64) -> Vec<f64> {
+        self.contests
+            .get(&way)
+            .into_iter()
+            .flatten()
+            .map(figure)
+            .collect()
+    }
+}

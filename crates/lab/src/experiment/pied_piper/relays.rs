@@ -1,0 +1,177 @@
+//! The relays of a world: which processes, with which configuration, for which ways.
+//!
+//! | process | near | far |
+//! |---|---|---|
+//! | `relay` | dials the far one | dials the server |
+//! | `pool` | a node of a mesh, without turbo start | its peer |
+//! | `turbo` | a node of another, with it | its peer |
+//!
+//! Turbo start is a node's and not a forward's, hence the two meshes.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use super::download::Way;
+use super::route;
+use crate::peer::relay::{self, Forward, Mesh, Node};
+use crate::peer::{PeerError, Service};
+use crate::world::{Host, World};
+
+/// Connections that the near relay keeps ready: downloads come one at a time, and one that is used
+/// is replaced before the next begins.
+const POOL: u32 = 4;
+
+/// Relay processes, and where the ways through them begin. A process ends when this is dropped.
+#[derive(Default)]
+pub(super) struct Relays {
+    pub(super) entrances: Vec<(Way, SocketAddr)>,
+    services: Vec<Service>,
+}
+
+/// What relays are started with.
+#[derive(Clone, Copy)]
+pub(super) struct Site<'a> {
+    pub(super) world: &'a World,
+    /// The binary.
+    pub(super) taut: &'a Path,
+    /// Where sessions end.
+    pub(super) server: SocketAddr,
+}
+
+/// A mesh of two nodes.
+#[derive(Clone, Copy)]
+struct Pair {
+    name: &'static str,
+    turbo: bool,
+    /// Where the far node listens for the near one.
+    mesh_port: u16,
+    /// Where each node serves its metrics, above [`relay::METRICS`].
+    metrics: u16,
+    ways: &'static [Way],
+}
+
+const PAIRS: [Pair; 2] = [
+    Pair {
+        name: "pool",
+        turbo: false,
+        mesh_port: 7001,
+        metrics: 1,
+        ways: &[Way::Pool],
+    },
+    Pair {
+        name: "turbo",
+        turbo: true,
+        mesh_port: 7000,
+        metrics: 2,
+        ways: &[Way::Taut, Way::TautBbr],
+    },
+];
+
+impl Relays {
+    /// Starts what `ways` need, the far relays first, and waits until pools are filled.
+    pub(super) fn start(site: Site<'_>, ways: &[Way]) -> Result<Self, PeerError> {
+        let of = |candidates: &[Way]| -> Vec<Way> {
+            let wanted = candidates.iter().filter(|way| ways.contains(way));
+            wanted.copied().collect()
+        };
+        let mut relays = Self::default();
+        relays.chain(site, &of(&[Way::Split, Way::EarlySyn]))?;
+        for pair in PAIRS {
+            relays.mesh(site, pair, &of(pair.ways))?;
+        }
+        Ok(relays)
+    }
+
+    /// Two relays that dial the next one when a client has come, with a forward for each way.
+    fn chain(&mut self, site: Site<'_>, ways: &[Way]) -> Result<(), PeerError> {
+        let mut to = vec![site.server; ways.len()];
+        for host in ["far", "near"] {
+            let host = site.world.host(host);
+            let entrances: Vec<SocketAddr> = ways.iter().map(|way| entrance(host, *way)).collect();
+            let Some(&first) = entrances.first() else {
+                return Ok(());
+            };
+            let forward = |(i, way): (usize, &Way)| Forward {
+                early_syn: *way == Way::EarlySyn,
+                ..Forward::new(entrances[i], to[i])
+            };
+            let node = Node {
+                metrics: relay::METRICS,
+                mesh: None,
+                forwards: ways.iter().enumerate().map(forward).collect(),
+            };
+            self.run(site, host, "relay", node, first)?;
+            to = entrances;
+        }
+        self.entrances.extend(ways.iter().copied().zip(to));
+        Ok(())
+    }
+
+    /// Two nodes of a mesh, with a forward for each way on the near one.
+    fn mesh(&mut self, site: Site<'_>, pair: Pair, ways: &[Way]) -> Result<(), PeerError> {
+        let Some(&first) = ways.first() else {
+            return Ok(());
+        };
+        let (near, far) = (site.world.host("near"), site.world.host("far"));
+        let key_file = site.world.dir().join(format!("{}.key", pair.name));
+        relay::make_key(&key_file)?;
+        let door = SocketAddr::from((far.addr(), pair.mesh_port));
+        let mesh = Mesh {
+            key_file,
+            listen: None,
+            allow: Vec::new(),
+            pool_min: POOL,
+            turbo: pair.turbo,
+            rate: route::LEGS[1].rate(),
+        };
+        let mut metrics = relay::METRICS;
+        metrics.set_port(metrics.port() + pair.metrics);
+
+        let far_node = Node {
+            metrics,
+            mesh: Some(Mesh {
+                listen: Some(door),
+                allow: vec![format!("{}/32:{}", site.server.ip(), site.server.port())],
+                ..mesh.clone()
+            }),
+            forwards: Vec::new(),
+        };
+        self.run(site, far, pair.name, far_node, door)?;
+
+        let forward = |way: &Way| Forward {
+            via: Some(door),
+            early_syn: true,
+            client_congestion: (*way == Way::TautBbr).then(|| "bbr".to_owned()),
+            ..Forward::new(entrance(near, *way), site.server)
+        };
+        let near_node = Node {
+            metrics,
+            mesh: Some(mesh),
+            forwards: ways.iter().map(forward).collect(),
+        };
+        let relay = self.run(site, near, pair.name, near_node, entrance(near, first))?;
+        relay::wait_for_pool(relay, near, metrics, POOL)?;
+        let entrances = ways.iter().map(|way| (*way, entrance(near, *way)));
+        self.entrances.extend(entrances);
+        Ok(())
+    }
+
+    fn run(
+        &mut self,
+        site: Site<'_>,
+        host: &Host,
+        name: &str,
+        node: Node,
+        addr: SocketAddr,
+    ) -> Result<&Service, PeerError> {
+        let service = relay::start(host, site.taut, name, node, addr, site.world.dir())?;
+        let number = self.services.len();
+        self.services.push(service);
+        Ok(&self.services[number])
+    }
+}
+
+/// Where the forward of a way listens on `host`; each way has a port of its own.
+fn entrance(host: &Host, way: Way) -> SocketAddr {
+    SocketAddr::from((host.addr(), relay::PORT + way as u16))
+}

@@ -1,0 +1,233 @@
+//! The old process's side: a thread that waits for a new process to ask.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use taut_sys::Errno;
+use taut_sys::passing::{Counter, MAX_DESCRIPTORS};
+use taut_sys::socket::listening_addr;
+
+use super::message::{Giving, Message, Next};
+use super::{HandoverError, MAX_SOCKETS, START, STEP, Talk};
+
+/// How long the thread rests when this machine has no descriptor for a conversation.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Waits at a path for a new process that takes over.
+///
+/// It holds a duplicate of every socket that it offers: drop it before the node drains for another
+/// reason, or their ports stay open with nobody to accept. Dropping it does not wait, and what is
+/// being said at that moment is said to the end; the node is not told any more.
+#[derive(Debug)]
+pub struct Giver {
+    shared: Arc<Shared>,
+}
+
+/// What has happened at a [`Giver`] so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Events {
+    /// Conversations that ended before the new process served.
+    pub failed: u64,
+    /// 1 once the sockets have been handed over.
+    pub handed_over: u64,
+}
+
+#[derive(Debug)]
+struct Shared {
+    counter: Counter,
+    path: PathBuf,
+    stopped: AtomicBool,
+    offered: Mutex<Arc<Vec<(SocketAddr, OwnedFd)>>>,
+    failed: AtomicU64,
+    handed_over: AtomicU64,
+    start: Duration,
+}
+
+// === impl Giver ===
+
+impl Giver {
+    /// Listens at `path` and offers `sockets`, which may wait in this process or be duplicates.
+    /// `on_taken` is called once, on the giver's thread, when a new process serves in this one's
+    /// place: it begins the drain.
+    ///
+    /// # Errors
+    /// [`HandoverError`]: the path cannot be bound, a socket does not listen, there are more than
+    /// [`MAX_SOCKETS`], or no thread can be started.
+    pub fn start(
+        path: &Path,
+        sockets: Vec<OwnedFd>,
+        on_taken: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, HandoverError> {
+        Self::with(path, sockets, START, on_taken)
+    }
+
+    pub(super) fn with(
+        path: &Path,
+        sockets: Vec<OwnedFd>,
+        start: Duration,
+        on_taken: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, HandoverError> {
+        let call = |what, source| HandoverError::Call {
+            path: path.to_owned(),
+            what,
+            source,
+        };
+        let offered = named(path, sockets)?;
+        let counter = Counter::bind(path).map_err(|e| call("listen", e))?;
+        let shared = Arc::new(Shared {
+            counter,
+            path: path.to_owned(),
+            stopped: AtomicBool::new(false),
+            offered: Mutex::new(Arc::new(offered)),
+            failed: AtomicU64::new(0),
+            handed_over: AtomicU64::new(0),
+            start,
+        });
+        let thread = shared.clone();
+        std::thread::Builder::new()
+            .name("taut-handover".to_owned())
+            .spawn(move || thread.run(on_taken))
+            .map_err(|e| {
+                let source = Errno::from_io_error(&e).unwrap_or(Errno::AGAIN);
+                call("start a thread", source)
+            })?;
+        Ok(Self { shared })
+    }
+
+    /// Offers `sockets` from now on, and not what was offered before: for a node that listens
+    /// elsewhere since its configuration was read again.
+    ///
+    /// # Errors
+    /// [`HandoverError`] as at the start; what was offered before then stays offered.
+    pub fn offer(&self, sockets: Vec<OwnedFd>) -> Result<(), HandoverError> {
+        let offered = named(&self.shared.path, sockets)?;
+        *self.shared.offered() = Arc::new(offered);
+        Ok(())
+    }
+
+    /// What has happened so far.
+    pub fn events(&self) -> Events {
+        Events {
+            failed: self.shared.failed.load(Ordering::Relaxed),
+            handed_over: self.shared.handed_over.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for Giver {
+    fn drop(&mut self) {
+        self.shared.stopped.store(true, Ordering::SeqCst);
+        *self.shared.offered() = Arc::default();
+        self.shared.counter.close();
+    }
+}
+
+fn named(path: &Path, sockets: Vec<OwnedFd>) -> Result<Vec<(SocketAddr, OwnedFd)>, HandoverError> {
+    if sockets.len() > MAX_SOCKETS {
+        return Err(HandoverError::Protocol {
+            path: path.to_owned(),
+            reason: format!(
+                "{} sockets are too many, {MAX_SOCKETS} is the most",
+                sockets.len()
+            ),
+        });
+    }
+    let name = |fd: OwnedFd| match listening_addr(&fd) {
+        Ok(addr) => Ok((addr, fd)),
+        Err(source) => Err(HandoverError::Call {
+            path: path.to_owned(),
+            what: "offer a socket",
+            source,
+        }),
+    };
+    sockets.into_iter().map(name).collect()
+}
+
+// === impl Shared ===
+
+impl Shared {
+    fn offered(&self) -> std::sync::MutexGuard<'_, Arc<Vec<(SocketAddr, OwnedFd)>>> {
+        self.offered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stopped(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst)
+    }
+
+    fn run(&self, on_taken: impl FnOnce()) {
+        while !self.stopped() {
+            let channel = match self.counter.accept() {
+                Ok(channel) => channel,
+                Err(_) if self.stopped() => return,
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(e) => {
+                    tracing::warn!("handover at {}: cannot accept: {e}", self.path.display());
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+            };
+            let talk = Talk {
+                channel,
+                path: self.path.clone(),
+            };
+            match self.converse(&talk) {
+                Ok(()) => {
+                    self.handed_over.store(1, Ordering::Relaxed);
+                    // From here on they are the new process's: what it closes shall be closed.
+                    *self.offered() = Arc::default();
+                    on_taken();
+                    // It serves; whether it hears this changes nothing.
+                    let _ = talk.send(&Message::Draining, &[]);
+                    return;
+                }
+                Err(e) => {
+                    self.failed.fetch_add(1, Ordering::Relaxed);
+                    tracing::warn!("{e}; this process goes on");
+                }
+            }
+        }
+    }
+
+    /// From `Take` to `Serving`.
+    fn converse(&self, talk: &Talk) -> Result<(), HandoverError> {
+        talk.check_user()?;
+        let patience = |time| {
+            let set = talk.channel.set_patience(time);
+            set.map_err(|e| talk.call("set a timeout", e))
+        };
+        patience(STEP)?;
+        let mut state = Giving::default();
+        loop {
+            let (message, _) = talk.receive()?;
+            match state.handle(&message).map_err(|e| talk.protocol(e))? {
+                Next::Give => {
+                    self.give(talk)?;
+                    patience(self.start)?;
+                }
+                Next::Drain if self.stopped() => {
+                    // The node stops already, by itself; nobody is to be told.
+                    return Err(talk.protocol("this process stops already".to_owned()));
+                }
+                Next::Drain => return Ok(()),
+            }
+        }
+    }
+
+    fn give(&self, talk: &Talk) -> Result<(), HandoverError> {
+        let offered = self.offered().clone();
+        talk.send(&Message::offer(offered.len()), &[])?;
+        for batch in offered.chunks(MAX_DESCRIPTORS) {
+            let addrs = batch.iter().map(|(addr, _)| *addr).collect();
+            let fds: Vec<BorrowedFd<'_>> = batch.iter().map(|(_, fd)| fd.as_fd()).collect();
+            talk.send(&Message::Sockets { addrs }, &fds)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,245 @@
+//! What the two processes say, and in which order. No socket is used here.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+use taut_sys::passing::MAX_DESCRIPTORS;
+
+use super::MAX_SOCKETS;
+
+/// Raised when a process that knows only the older one could not go on.
+const VERSION: u32 = 1;
+
+/// One message, as JSON.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "snake_case")]
+pub(super) enum Message {
+    /// New: give me your sockets.
+    Take { version: u32 },
+    /// Old: so many will come.
+    Offer { version: u32, sockets: usize },
+    /// Old: these, in the order of the descriptors that come with it.
+    Sockets { addrs: Vec<SocketAddr> },
+    /// New: I accept.
+    Serving,
+    /// Old: I do not any more.
+    Draining,
+}
+
+/// What the old process does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Send the offer and all sockets.
+    Give,
+    /// Drain, and say so.
+    Drain,
+}
+
+/// The old process's side of a conversation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Giving {
+    #[default]
+    Unasked,
+    Given,
+    Over,
+}
+
+/// The new process's side of a conversation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Taking {
+    #[default]
+    Asked,
+    /// So many are still to come.
+    Offered(usize),
+    Over,
+}
+
+/// Whether a process of user `own` gives sockets to, or takes them from, one of user `other`.
+pub(super) fn may_talk(other: u32, own: u32) -> bool {
+    other == 0 || other == own
+}
+
+// === impl Message ===
+
+impl Message {
+    pub(super) fn take() -> Self {
+        Self::Take { version: VERSION }
+    }
+
+    pub(super) fn offer(sockets: usize) -> Self {
+        Self::Offer {
+            version: VERSION,
+            sockets,
+        }
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        // Numbers and text into memory: it cannot fail. Were it to, the other would hang up on
+        // what is no message.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        serde_json::from_slice(bytes)
+            .map_err(|e| format!("what the other process says is no message: {e}"))
+    }
+}
+
+// === impl Giving ===
+
+impl Giving {
+    /// Hears what the new process says.
+    pub(super) fn handle(&mut self, message: &Message) -> Result<Next, String> {
+        match (*self, message) {
+            (Self::Unasked, Message::Take { version: VERSION }) => {
+                *self = Self::Given;
+                Ok(Next::Give)
+            }
+            (Self::Unasked, Message::Take { version }) => Err(other_version(*version)),
+            (Self::Given, Message::Serving) => {
+                *self = Self::Over;
+                Ok(Next::Drain)
+            }
+            (state, message) => Err(format!("{message:?} was said in state {state:?}")),
+        }
+    }
+}
+
+// === impl Taking ===
+
+impl Taking {
+    /// Hears what the old process says, with so many descriptors; returns the address of each.
+    pub(super) fn handle(
+        &mut self,
+        message: Message,
+        descriptors: usize,
+    ) -> Result<Vec<SocketAddr>, String> {
+        match (*self, message) {
+            (Self::Asked, Message::Offer { version, .. }) if version != VERSION => {
+                Err(other_version(version))
+            }
+            (Self::Asked, Message::Offer { sockets, .. }) if sockets > MAX_SOCKETS => Err(format!(
+                "{sockets} sockets are offered, {MAX_SOCKETS} is the most"
+            )),
+            (Self::Asked, Message::Offer { sockets, .. }) if descriptors == 0 => {
+                *self = Self::Offered(sockets);
+                Ok(Vec::new())
+            }
+            (Self::Offered(left), Message::Sockets { addrs })
+                if (1..=MAX_DESCRIPTORS.min(left)).contains(&descriptors)
+                    && addrs.len() == descriptors =>
+            {
+                *self = Self::Offered(left - descriptors);
+                Ok(addrs)
+            }
+            (Self::Offered(0), Message::Draining) if descriptors == 0 => {
+                *self = Self::Over;
+                Ok(Vec::new())
+            }
+            (state, message) => Err(format!(
+                "{message:?} was said with {descriptors} descriptors in state {state:?}"
+            )),
+        }
+    }
+
+    /// Whether every socket has come.
+    pub(super) fn has_all(self) -> bool {
+        matches!(self, Self::Offered(0) | Self::Over)
+    }
+}
+
+fn other_version(version: u32) -> String {
+    format!(
+        "the other process speaks version {version}, this one {VERSION}: \
+         restart without a handover, or go by a release that knows both"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sockets(n: usize) -> Message {
+        Message::Sockets {
+            addrs: vec!["[2001:db8::1]:443".parse().unwrap(); n],
+        }
+    }
+
+    #[test]
+    fn the_old_process_drains_only_after_it_has_given_and_is_told() {
+        let mut old = Giving::default();
+        assert!(old.handle(&Message::Serving).is_err());
+        assert_eq!(old.handle(&Message::take()), Ok(Next::Give));
+        assert!(old.handle(&Message::take()).is_err());
+        assert_eq!(old.handle(&Message::Serving), Ok(Next::Drain));
+        assert!(old.handle(&Message::Serving).is_err());
+        let error = Giving::default().handle(&Message::Take { version: 2 });
+        assert!(error.unwrap_err().contains("speaks version 2, this one 1"));
+    }
+
+    #[test]
+    fn the_new_process_takes_exactly_what_was_offered() {
+        let mut new = Taking::default();
+        assert!(new.handle(sockets(1), 1).is_err());
+        new.handle(Message::offer(254), 0).unwrap();
+        assert!(new.handle(sockets(2), 1).is_err());
+        assert!(new.handle(sockets(254), 254).is_err());
+        assert_eq!(new.handle(sockets(253), 253).unwrap().len(), 253);
+        assert!(!new.has_all());
+        assert!(new.handle(Message::Draining, 0).is_err());
+        assert!(new.handle(sockets(2), 2).is_err());
+        new.handle(sockets(1), 1).unwrap();
+        assert!(new.has_all());
+        assert!(new.handle(sockets(1), 1).is_err());
+        new.handle(Message::Draining, 0).unwrap();
+
+        assert!(
+            Taking::default()
+                .handle(Message::offer(MAX_SOCKETS + 1), 0)
+                .is_err()
+        );
+        let other = Message::Offer {
+            version: 9,
+            sockets: 1,
+        };
+        assert!(Taking::default().handle(other, 0).is_err());
+    }
+
+    #[test]
+    fn the_longest_message_fits() {
+        let addr = "[ffff:ffff:ffff:ffff:ffff:ffff:255.255.255.255%4294967295]:65535";
+        let addrs = vec![addr.parse().unwrap(); MAX_DESCRIPTORS];
+        assert!(Message::Sockets { addrs }.encode().len() <= super::super::MAX_MESSAGE);
+    }
+
+    #[test]
+    fn only_root_and_the_same_user_are_talked_to() {
+        assert!(may_talk(0, 1000) && may_talk(1000, 1000) && may_talk(0, 0));
+        assert!(!may_talk(1001, 1000) && !may_talk(1000, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_is_said_is_a_panic(
+            bytes in prop::collection::vec(any::<u8>(), 0..64),
+            talk in prop::collection::vec((0usize..5, 0usize..300), 0..12),
+        ) {
+            let _ = Message::decode(&bytes);
+            let (mut old, mut new) = (Giving::default(), Taking::default());
+            for (which, n) in talk {
+                let message = match which {
+                    0 => Message::take(),
+                    1 => Message::offer(n),
+                    2 => sockets(n),
+                    3 => Message::Serving,
+                    _ => Message::Draining,
+                };
+                prop_assert_eq!(Message::decode(&message.encode()), Ok(message.clone()));
+                let _ = old.handle(&message);
+                let _ = new.handle(message, n);
+            }
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Names of congestion controls. They are registered for the whole machine, across namespaces.
+
+/// TCP_CA_NAME_MAX, with the NUL at the end.
+pub(super) const NAME_MAX: usize = 16;
+
+/// The plain name.
+const NAME: &str = "taut_pipe";
+
+/// Names to try in turn: the plain one, then one that only the process `pid` takes.
+pub(super) fn candidates(pid: u32) -> [String; 2] {
+    [NAME.to_owned(), format!("{NAME}.{}", base36(pid))]
+}
+
+/// Writes `name` into the beginning of `into` as a C string, cut to what a name may have.
+pub(super) fn write(name: &str, into: &mut [u8]) {
+    let into = &mut into[..NAME_MAX];
+    into.fill(0);
+    let len = name.len().min(NAME_MAX - 1);
+    into[..len].copy_from_slice(&name.as_bytes()[..len]);
+}
+
+/// At most five digits for any process number that Linux gives (below 2^22).
+fn base36(mut n: u32) -> String {
+    let mut digits = Vec::new();
+    loop {
+        digits.push(char::from_digit(n % 36, 36).unwrap_or('0'));
+        n /= 36;
+        if n == 0 {
+            break;
+        }
+    }
+    digits.iter().rev().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_first_choice_is_the_plain_name() {
+        assert_eq!(candidates(0), ["taut_pipe", "taut_pipe.0"]);
+        assert_eq!(candidates(36 * 36 + 35)[1], "taut_pipe.10z");
+    }
+
+    #[test]
+    fn a_name_is_cut_and_ends_with_nul() {
+        let mut field = [0xFF; NAME_MAX + 1];
+        write("a-name-that-is-far-too-long", &mut field);
+        assert_eq!(&field, b"a-name-that-is-\0\xFF");
+    }
+
+    proptest! {
+        #[test]
+        fn every_process_has_a_name_that_fits_and_is_its_own(a in 0u32..1 << 22, b in 0u32..1 << 22) {
+            let [_, name] = candidates(a);
+            prop_assert!(name.len() < NAME_MAX);
+            prop_assert!(name.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_' || c == b'.'));
+            prop_assert_eq!(a == b, name == candidates(b)[1].clone());
+        }
+    }
+}

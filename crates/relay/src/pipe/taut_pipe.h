@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What taut_pipe and its loader agree on. The loader's half is layout.rs, address.rs and
+ * counters.rs.
+ */
+#ifndef TAUT_PIPE_H
+#define TAUT_PIPE_H
+
+#include <linux/types.h>
+
+#define PIPE_CA_NAME_MAX	16	/* TCP_CA_NAME_MAX, with the NUL */
+#define PIPE_FALLBACKS		3
+#define PIPE_PEERS		4096	/* remote addresses whose rate is remembered */
+
+/* Read-only once loaded. */
+struct pipe_config {
+	__u64	rate;			/* bytes a second */
+	__u32	initial_window;		/* bytes */
+	/* Which argument of cong_control is the rate sample: 1, since Linux 6.10 3. */
+	__u32	cong_control_rs;
+	char	fallback[PIPE_FALLBACKS][PIPE_CA_NAME_MAX];	/* tried in turn; "" is none */
+};
+
+/* An IPv6 address, or an IPv4 one mapped into IPv6, in network order. */
+struct pipe_peer {
+	__u32	addr[4];
+};
+
+struct pipe_known {
+	__u64	rate;	/* bytes a second that are known to get through */
+	__u64	stamp;	/* when that was found, ktime in nanoseconds */
+};
+
+enum pipe_count {
+	PIPE_STARTED,			/* connections that began with taut_pipe */
+	PIPE_STARTED_KNOWN,		/* of these, at the peer's last known rate */
+	PIPE_LOST,			/* segments lost, and sent again without backing off */
+	PIPE_MARKED,			/* segments that a router marked instead (ECN) */
+	PIPE_LOSSY_ROUNDS,		/* rounds with more loss than the threshold */
+	PIPE_FELL_BACK,			/* connections handed to the kernel's own control */
+	PIPE_FALL_BACK_FAILED,		/* the kernel took none of the names; slowed down instead */
+	PIPE_CAPPED,			/* rates lowered because of a standing queue */
+	PIPE_RAISED,			/* lowered rates raised again */
+	PIPE_PEER_NOT_KEPT,		/* a rate that could not be written down */
+	PIPE_COUNTS,
+};
+
+#endif

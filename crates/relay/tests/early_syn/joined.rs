@@ -1,0 +1,166 @@
+//! Onward legs that are begun at the SYN, and the clients that they are joined with.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use taut_lab::link::shape::{LinkSpec, Shape};
+use taut_lab::world::{World, WorldBuilder};
+use taut_relay::config::{Config, Forward};
+use taut_relay::metrics::Metrics;
+use taut_relay::node::Node;
+
+use crate::flood::forge;
+use crate::rig::{Net, PATIENCE, RELAY};
+
+const PORT: u16 = 8080;
+
+/// A figure of the node, all its labels together.
+fn figure(metrics: &Metrics, name: &str) -> u64 {
+    let text = metrics.encode().unwrap();
+    text.lines()
+        .filter(|line| {
+            line.strip_prefix(name)
+                .is_some_and(|l| l.starts_with([' ', '{']))
+        })
+        .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+        .sum()
+}
+
+fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !happened() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A relay with early SYN in front of `server`.
+fn relay(listen: SocketAddr, server: SocketAddr, workers: u16) -> Node {
+    let to = server.to_string().parse().unwrap();
+    let mut forward = Forward::new(vec![listen.to_string().parse().unwrap()], to);
+    forward.early_syn = true;
+    let mut config = Config::new(vec![forward]);
+    config.workers = Some(workers);
+    config.max_sessions = Some(256);
+    Node::start(&config).unwrap()
+}
+
+/// A client far enough away for its handshake to take longer than anything the relay does.
+fn world(name: &str) -> World {
+    let link = LinkSpec::both(Shape::delay(Duration::from_millis(40)));
+    WorldBuilder::new(name)
+        .host("client")
+        .host("relay")
+        .link("client", "relay", link)
+        .build()
+        .unwrap()
+}
+
+#[test]
+fn the_server_is_connected_to_before_the_client_is_accepted_and_every_byte_arrives() {
+    const CLIENTS: usize = 40;
+    let world = world("early-joined");
+    let (client, host) = (world.host("client"), world.host("relay"));
+    let listen = SocketAddr::from((host.addr(), PORT));
+    let bind = || TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = host.run(bind).unwrap();
+    let to = server.local_addr().unwrap();
+    // More than one, so that most clients are accepted by another worker than the one that has
+    // their onward leg.
+    let node = host.run(|| relay(listen, to, 4)).unwrap();
+
+    std::thread::scope(|s| {
+        let served = s.spawn(|| {
+            for _ in 0..CLIENTS {
+                let (mut stream, _) = server.accept().unwrap();
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                let mut said = Vec::new();
+                stream.read_to_end(&mut said).unwrap();
+                stream.write_all(&said).unwrap();
+            }
+        });
+        let connect = |i: usize| {
+            let mut stream = TcpStream::connect(listen).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let said = vec![i as u8; 1000 + i];
+            stream.write_all(&said).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+            let mut heard = Vec::new();
+            stream.read_to_end(&mut heard).unwrap();
+            assert_eq!(heard, said);
+        };
+        let all: Vec<_> = (0..CLIENTS)
+            .map(|i| s.spawn(move || client.run(|| connect(i)).unwrap()))
+            .collect();
+        all.into_iter().for_each(|one| one.join().unwrap());
+        served.join().unwrap();
+    });
+    let metrics = node.metrics();
+    assert_eq!(
+        figure(&metrics, "taut_relay_early_begun_total"),
+        CLIENTS as u64
+    );
+    assert_eq!(
+        figure(&metrics, "taut_relay_early_joined_total"),
+        CLIENTS as u64
+    );
+    assert_eq!(
+        figure(&metrics, "taut_relay_accepted_total"),
+        CLIENTS as u64
+    );
+    wait_until("the end of all", || metrics.sessions() == 0);
+}
+
+#[test]
+fn a_server_that_refuses_is_a_reset_for_the_client_and_nothing_stays() {
+    let world = world("early-refused");
+    let (client, host) = (world.host("client"), world.host("relay"));
+    let listen = SocketAddr::from((host.addr(), PORT));
+    // A port that was free a moment ago, with nobody behind it.
+    let nobody = host
+        .run(|| {
+            TcpListener::bind("127.0.0.1:0")
+                .unwrap()
+                .local_addr()
+                .unwrap()
+        })
+        .unwrap();
+    let node = host.run(|| relay(listen, nobody, 2)).unwrap();
+    let connect = || {
+        let mut stream = TcpStream::connect(listen).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.read(&mut [0]).unwrap_err().kind()
+    };
+    let end = client.run(connect).unwrap();
+    assert_eq!(end, std::io::ErrorKind::ConnectionReset);
+    let metrics = node.metrics();
+    wait_until("the end", || metrics.sessions() == 0);
+}
+
+#[test]
+fn forged_syns_make_only_so_many_connections_and_these_are_given_up() {
+    const FORGED: u32 = 5000;
+    let net = Net::new();
+    let to = SocketAddrV4::new(RELAY, PORT);
+    let server = net
+        .relay
+        .run(|| TcpListener::bind("127.0.0.1:0").unwrap())
+        .unwrap();
+    let addr = server.local_addr().unwrap();
+    let mut node = net.relay.run(|| relay(to.into(), addr, 2)).unwrap();
+    let metrics = node.metrics();
+    forge(&net, to, FORGED);
+    wait_until("the events", || {
+        figure(&metrics, "taut_relay_early_syns_total") >= u64::from(FORGED)
+    });
+    let begun = figure(&metrics, "taut_relay_early_begun_total");
+    assert!((1..=256).contains(&begun), "{begun} set up at one time");
+    // Each is reset when its client has not come.
+    wait_until("the last to be given up", || {
+        figure(&metrics, "taut_relay_early_unused_total") == begun
+    });
+    assert_eq!(metrics.sessions(), 0);
+    assert_eq!(figure(&metrics, "taut_relay_accepted_total"), 0);
+    node.drain();
+}

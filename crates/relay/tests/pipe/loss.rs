@@ -1,0 +1,112 @@
+//! What a connection does about loss, and about a queue.
+
+use std::time::Duration;
+
+use taut_lab::link::shape::Shape;
+use taut_lab::units::{BitsPerSecond, Bytes};
+use taut_relay::pipe::{Count, PipeOptions};
+use taut_sys::socket::{Stream, has_congestion_control};
+
+use crate::rig::{Relays, WINDOW, congestion, mesh, pipe, receive, send, window};
+
+const DELAY: Duration = Duration::from_millis(5);
+
+/// What no test here needs more than.
+const MOST: usize = 256 << 20;
+
+/// Sends 64 KiB after 64 KiB until `enough` says so after one, then the end of the stream, and waits
+/// for far to see it.
+fn send_until(near: &Stream, far: &Stream, mut enough: impl FnMut(usize) -> bool) {
+    const STEP: usize = 1 << 16;
+    std::thread::scope(|scope| {
+        scope.spawn(|| receive(far, usize::MAX));
+        let sent = (1..=MOST / STEP).find(|n| {
+            send(near, STEP);
+            enough(n * STEP)
+        });
+        near.shutdown_write().unwrap();
+        assert!(sent.is_some(), "it did not happen within {MOST} bytes");
+    });
+}
+
+#[test]
+fn rare_loss_is_repaired_and_takes_nothing_off_the_window() {
+    let lossy = Shape::delay(DELAY).loss(0.001);
+    let mut relays = Relays::new("pipe-rare", 1, lossy, Shape::delay(DELAY));
+    let listener = relays.listen(&mesh());
+    let (near, far) = relays.connect(&listener, &mesh());
+    let mut least = u32::MAX;
+    send_until(&near, &far, |sent| {
+        least = least.min(window(&near));
+        sent >= 24 << 20
+    });
+    let info = near.info().unwrap();
+    assert!(info.total_retrans > 0, "nothing was lost");
+    assert!(least >= WINDOW - info.snd_mss, "{least}");
+    assert_eq!(congestion(&near), pipe().name());
+    assert_eq!(pipe().known_rate(relays.far().ip()).unwrap(), None);
+}
+
+#[test]
+fn persistent_loss_hands_the_connection_to_the_kernels_own_control() {
+    let lossy = Shape::delay(DELAY).loss(0.05);
+    let mut relays = Relays::new("pipe-lossy", 2, lossy, Shape::delay(DELAY));
+    let listener = relays.listen(&mesh());
+    let (near, far) = relays.connect(&listener, &mesh());
+    assert_eq!(congestion(&near), pipe().name());
+    send_until(&near, &far, |_| congestion(&near) != pipe().name());
+    let options = PipeOptions::default();
+    let expected = options
+        .fallback
+        .into_iter()
+        .find(|name| has_congestion_control(name));
+    assert_eq!(Some(congestion(&near)), expected);
+    let counters = pipe().counters().unwrap();
+    assert!(counters.get(Count::FellBack) >= 1);
+    assert!(counters.get(Count::LossyRounds) >= 3);
+    assert!(counters.get(Count::Lost) > 0);
+    // The next one to that peer is not to learn it the same way.
+    let known = pipe().known_rate(relays.far().ip()).unwrap().unwrap();
+    assert!(known < options.rate, "{known}");
+    let (near, _far) = relays.connect(&listener, &mesh());
+    assert_eq!(near.info().unwrap().pacing_rate, Some(known));
+    assert!(pipe().counters().unwrap().get(Count::StartedKnown) >= 1);
+}
+
+#[test]
+fn a_queue_that_stands_lowers_the_rate_to_what_the_link_carries() {
+    let link = BitsPerSecond::mega(50);
+    let narrow = Shape::delay(DELAY).rate(link).queue(Bytes::mega(8));
+    let mut relays = Relays::new("pipe-queue", 3, narrow, Shape::delay(DELAY)).over_ipv6();
+    let listener = relays.listen(&mesh());
+    let (near, far) = relays.connect(&listener, &mesh());
+    let far_ip = relays.far().ip();
+    send_until(&near, &far, |_| {
+        pipe().known_rate(far_ip).unwrap().is_some()
+    });
+    assert_eq!(
+        congestion(&near),
+        pipe().name(),
+        "nothing is lost, so nothing is handed over"
+    );
+    assert!(pipe().counters().unwrap().get(Count::Capped) >= 1);
+    let known = pipe().known_rate(far_ip).unwrap().unwrap();
+    let carried = link.0 / 8;
+    assert!(
+        known <= carried,
+        "{known} bytes a second on a link of {carried}"
+    );
+    assert!(
+        known >= carried / 4,
+        "{known} bytes a second on a link of {carried}"
+    );
+
+    // The next connection begins with that, finds no queue, and tries for more.
+    let (near, far) = relays.connect(&listener, &mesh());
+    assert_eq!(near.info().unwrap().pacing_rate, Some(known));
+    send_until(&near, &far, |_| {
+        pipe().known_rate(far_ip).unwrap().unwrap() > known
+    });
+    assert!(pipe().counters().unwrap().get(Count::Raised) >= 1);
+    assert_eq!(congestion(&near), pipe().name());
+}

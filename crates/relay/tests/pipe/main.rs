@@ -1,0 +1,11 @@
+//! `taut_pipe` and the profile of a leg, between hosts of a world with a delay.
+//!
+//! One binary, so that its tests share a registration and run beside one another: one waits for half a
+//! minute.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+mod idle;
+mod loss;
+mod registration;
+mod rig;

@@ -1,0 +1,134 @@
+//! Giving up privileges, each time in a process of its own that has one thread (no test harness).
+
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+use std::net::TcpListener;
+use std::process::Command;
+
+use taut_sys::privileges::{Capability, PrivilegesError, drop_to};
+
+/// CAP_NET_BIND_SERVICE is number 10 (linux/capability.h).
+const NET_BIND_SERVICE: u64 = 1 << 10;
+
+const CASES: [(&str, fn()); 6] = [
+    ("a_user_without_capabilities", a_user_without_capabilities),
+    ("a_user_with_one_capability", a_user_with_one_capability),
+    (
+        "the_same_user_with_one_capability",
+        the_same_user_with_one_capability,
+    ),
+    ("threads_inherit_what_is_left", threads_inherit_what_is_left),
+    ("other_threads_are_an_error", other_threads_are_an_error),
+    ("an_unknown_user_is_an_error", an_unknown_user_is_an_error),
+];
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    if let Ok(name) = std::env::var("TAUT_CASE") {
+        let case = CASES.iter().find(|(n, _)| *n == name).unwrap();
+        return case.1();
+    }
+    // cargo test -- --list and the like are for harnesses.
+    if args.any(|arg| arg == "--list") {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        println!("privileges: not tested, for only root has some to give up");
+        return;
+    }
+    for (name, _) in CASES {
+        let this = std::env::current_exe().unwrap();
+        let output = Command::new(this).env("TAUT_CASE", name).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{name}: {said}");
+        println!("test {name} ... ok");
+    }
+}
+
+/// A line of this thread's status.
+fn status(field: &str) -> String {
+    let text = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let line = text.lines().find_map(|l| l.strip_prefix(field)).unwrap();
+    line.trim_start_matches(':')
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+fn set(field: &str) -> u64 {
+    u64::from_str_radix(&status(field), 16).unwrap()
+}
+
+fn assert_left(left: u64) {
+    assert_eq!(set("CapEff"), left);
+    assert_eq!(set("CapPrm"), left);
+    assert_eq!(set("CapBnd"), left);
+    assert_eq!((set("CapInh"), set("CapAmb")), (0, 0));
+    assert_eq!(status("NoNewPrivs"), "1");
+}
+
+fn a_user_without_capabilities() {
+    drop_to(Some("nobody"), &[]).unwrap();
+    assert_eq!(status("Uid"), "65534 65534 65534 65534");
+    assert_eq!(status("Gid"), "65534 65534 65534 65534");
+    assert_eq!(status("Groups"), "65534");
+    assert_left(0);
+    assert!(std::fs::File::open("/etc/shadow").is_err());
+    // And there is no way back.
+    assert!(drop_to(Some("root"), &[]).is_err());
+    let root = Command::new("id").arg("-u").output().unwrap();
+    assert_eq!(root.stdout, b"65534\n");
+}
+
+fn a_user_with_one_capability() {
+    drop_to(Some("nobody"), &[Capability::NetBindService]).unwrap();
+    assert_eq!(status("Uid"), "65534 65534 65534 65534");
+    assert_left(NET_BIND_SERVICE);
+    // Any free port below 1024 will do.
+    assert!((1..1024).any(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()));
+}
+
+fn the_same_user_with_one_capability() {
+    drop_to(None, &[Capability::NetBindService]).unwrap();
+    assert_eq!(status("Uid"), "0 0 0 0");
+    assert_left(NET_BIND_SERVICE);
+    // What was given up cannot be kept a second time.
+    let again = drop_to(None, &[Capability::NetAdmin]);
+    assert!(matches!(
+        again,
+        Err(PrivilegesError::Missing("CAP_NET_ADMIN"))
+    ));
+    drop_to(None, &[]).unwrap();
+    assert_eq!(set("CapEff"), 0);
+}
+
+fn threads_inherit_what_is_left() {
+    drop_to(Some("nobody"), &[Capability::NetBindService]).unwrap();
+    let thread = std::thread::spawn(|| {
+        assert_eq!(status("Uid"), "65534 65534 65534 65534");
+        assert_left(NET_BIND_SERVICE);
+    });
+    thread.join().unwrap();
+}
+
+fn other_threads_are_an_error() {
+    let (end, wait) = std::sync::mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || wait.recv().is_err());
+    let error = drop_to(Some("nobody"), &[]).unwrap_err();
+    assert!(matches!(error, PrivilegesError::Threads(2)), "{error}");
+    // Nothing has been changed.
+    assert_eq!(status("Uid"), "0 0 0 0");
+    assert_eq!(status("NoNewPrivs"), "0");
+    drop(end);
+    assert!(thread.join().unwrap());
+}
+
+fn an_unknown_user_is_an_error() {
+    let error = drop_to(Some("no such user"), &[]).unwrap_err().to_string();
+    assert!(
+        error.starts_with("there is no user `no such user`"),
+        "{error}"
+    );
+    assert!(drop_to(Some("a\0b"), &[]).is_err());
+    assert_eq!(status("Uid"), "0 0 0 0");
+}
