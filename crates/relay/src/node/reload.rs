@@ -43,7 +43,13 @@ impl SharedHandle {
             setup,
             doors,
             mut holdings,
-        } = assemble(&config, workers, &present.mesh_leg, &present.holdings)?;
+        } = assemble(
+            &config,
+            workers,
+            &present.mesh_leg,
+            &present.holdings,
+            &mut Vec::new(),
+        )?;
         let setup = Arc::new(setup);
         start_resolver(&self.shared, &setup)?;
         let watch = self.watch(&config, &setup, &present)?;
@@ -127,6 +133,10 @@ fn keep_what_stays(new: &mut Config, old: &Config) -> Vec<&'static str> {
     new.workers = old.workers;
     keep("relay.metrics", new.metrics != old.metrics);
     new.metrics = old.metrics;
+    keep("relay.handover", new.handover != old.handover);
+    new.handover = old.handover.clone();
+    keep("relay.user", new.user != old.user);
+    new.user = old.user.clone();
     keep("relay.session_log", new.session_log != old.session_log);
     new.session_log = old.session_log.clone();
     keep(
