@@ -35,6 +35,10 @@ pub struct Config {
     pub max_sessions_per_source: Option<u32>,
     /// Where a line for each session that has ended goes; `None`: nowhere.
     pub session_log: Option<session_log::Target>,
+    /// Where a new process asks this one for its listening sockets; `None`: nowhere.
+    pub handover: Option<PathBuf>,
+    /// The user that the process becomes at its start; `None`: it stays who it is.
+    pub user: Option<String>,
     /// Where OpenMetrics are served; `None`: nowhere.
     pub metrics: Option<std::net::SocketAddr>,
     /// How long things may take.
@@ -227,6 +231,8 @@ impl Config {
             max_sessions: None,
             max_sessions_per_source: None,
             session_log: None,
+            handover: None,
+            user: None,
             metrics: None,
             timeouts: Timeouts::default(),
             data: DataPath::default(),
@@ -361,6 +367,8 @@ struct Section {
     max_sessions: Option<Spanned<u32>>,
     max_sessions_per_source: Option<Spanned<u32>>,
     session_log: Option<PathBuf>,
+    handover: Option<PathBuf>,
+    user: Option<String>,
     metrics: Option<Spanned<String>>,
     connect_timeout: Option<Spanned<Time>>,
     half_closed_timeout: Option<Spanned<Time>>,
@@ -458,6 +466,8 @@ impl Section {
             true => session_log::Target::Stdout,
             false => session_log::Target::File(path),
         });
+        config.handover = self.handover;
+        config.user = self.user;
         if let Some(metrics) = self.metrics {
             let addr = metrics.get_ref().parse().map_err(|_| {
                 let text = metrics.get_ref();

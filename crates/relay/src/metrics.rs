@@ -98,11 +98,11 @@ pub struct Metrics {
 // === impl Metrics ===
 
 impl Metrics {
-    pub(crate) fn new(workers: usize, early: Option<Arc<Table>>, turbo: Arc<TurboStart>) -> Self {
+    pub(crate) fn new(workers: usize, early: Option<Arc<Table>>, turbo: TurboStart) -> Self {
         Self {
             workers: (0..workers).map(|_| Arc::default()).collect(),
             early,
-            turbo,
+            turbo: Arc::new(turbo),
             log: None,
             intercept: Arc::default(),
         }
@@ -112,7 +112,7 @@ impl Metrics {
     #[cfg(test)]
     pub(crate) fn of_nothing(workers: usize) -> Self {
         let keepalive = crate::config::Config::new(Vec::new()).keepalive;
-        Self::new(workers, None, Arc::new(TurboStart::begin(keepalive, None)))
+        Self::new(workers, None, TurboStart::begin(keepalive, None))
     }
 
     /// The same with the session log's figures.

@@ -2,6 +2,7 @@
 //! succeeds or leaves nothing behind.
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use crate::access::{Destinations, TooManyRules};
 use crate::addr::{Destination, Listen, ListenAddr};
 use crate::config::{Config, Forward, InterceptConfig, MeshConfig, Transparent};
 use crate::early::{Reader, ReaderError, Table};
+use crate::handover::Passed;
 use crate::inbox::{Inbox, Letter};
 use crate::intercept::{InterceptError, Interception, Plan};
 use crate::loops::{self, Edge};
@@ -167,8 +169,8 @@ pub(crate) struct SharedHandle {
 struct Present {
     config: Config,
     holdings: Holdings,
-    /// What legs between relays use.
-    turbo: Arc<TurboStart>,
+    /// What legs between relays ask of their sockets.
+    mesh_leg: LegOptions,
 }
 
 /// How a worker's thread ended.
@@ -198,16 +200,35 @@ impl Node {
     /// # Errors
     /// [`StartError`], and then nothing has been started.
     pub fn start(config: &Config) -> Result<Self, StartError> {
+        Self::start_with(config, Vec::new())
+    }
+
+    /// The same, with sockets that somebody else has bound: those at addresses of the configuration
+    /// are listened on, the others are closed.
+    ///
+    /// # Errors
+    /// [`StartError`], and then nothing has been started.
+    pub fn start_with(config: &Config, mut inherited: Vec<Passed>) -> Result<Self, StartError> {
         let workers = config.workers.map_or_else(available_cpus, usize::from);
         let max_sessions = session_ceiling(config, workers)?;
 
         let turbo = config.mesh.as_ref().and_then(|mesh| mesh.turbo);
-        let turbo = Arc::new(TurboStart::begin(config.keepalive, turbo));
+        let turbo = TurboStart::begin(config.keepalive, turbo);
+        let mesh_leg = turbo.leg().clone();
         let Assembly {
             setup,
             doors: mut all_doors,
             mut holdings,
-        } = assemble(config, workers, turbo.leg(), &Holdings::default())?;
+        } = assemble(
+            config,
+            workers,
+            &mesh_leg,
+            &Holdings::default(),
+            &mut inherited,
+        )?;
+        for Passed { addr, .. } in inherited {
+            tracing::warn!(%addr, "a socket that was handed over is not in the configuration; closing it");
+        }
 
         let early = setup.routes.iter().any(|route| route.early_syn);
         let early = early.then(|| Arc::new(Table::new(config.early_syn.limits)));
@@ -217,8 +238,7 @@ impl Node {
             None => None,
         };
         let recorder = log.as_ref().map(SessionLog::recorder);
-        let metrics =
-            Metrics::new(workers, early.clone(), turbo.clone()).with_log(recorder.clone());
+        let metrics = Metrics::new(workers, early.clone(), turbo).with_log(recorder.clone());
         let shared = Shared::new(
             u32::try_from(workers).unwrap_or(u32::MAX),
             max_sessions,
@@ -265,7 +285,7 @@ impl Node {
             present: Mutex::new(Present {
                 config: config.clone(),
                 holdings,
-                turbo,
+                mesh_leg,
             }),
             early: Mutex::new(early),
             log: Mutex::new(log),
@@ -396,6 +416,7 @@ fn assemble(
     workers: usize,
     mesh_leg: &LegOptions,
     before: &Holdings,
+    inherited: &mut Vec<Passed>,
 ) -> Result<Assembly, StartError> {
     let keys = match &config.mesh {
         Some(mesh) => Some(Keys::load(&mesh.key_file)?),
@@ -404,7 +425,7 @@ fn assemble(
     let mut next = before.successor();
     let (targets, peers) = resolve_all(config, before)?;
     let legs = legs_of(config)?;
-    let peers = peers_of(mesh_leg, peers, before, &mut next);
+    let peers = peers_of(peers, mesh_leg, before, &mut next);
     let mut doors: Vec<Vec<NewDoor>> = (0..workers).map(|_| Vec::new()).collect();
     let mut routes = Vec::new();
     for ((forward, targets), legs) in config.forwards.iter().zip(targets).zip(legs) {
@@ -417,6 +438,7 @@ fn assemble(
             before,
             &mut next,
             transparent,
+            inherited,
         )?;
         let way = match &forward.transparent {
             None => way(forward, targets, onward, &peers),
@@ -445,7 +467,15 @@ fn assemble(
     }
     let mesh = match (&config.mesh, keys) {
         (Some(mesh), Some(keys)) => {
-            let (listen, opened) = bind(&mesh.listen, workers, mesh_leg, before, &mut next, false)?;
+            let (listen, opened) = bind(
+                &mesh.listen,
+                workers,
+                mesh_leg,
+                before,
+                &mut next,
+                false,
+                inherited,
+            )?;
             hang(&mut doors, opened, &Purpose::Mesh, mesh_leg);
             Some(Arc::new(Mesh {
                 keys: ArcSwap::from_pointee(keys),
@@ -533,6 +563,15 @@ impl SharedHandle {
         // Its thread is waited for, and not with the lock held.
         let reader = self.early().take();
         drop(reader);
+    }
+
+    /// The listening sockets, by descriptors of their own.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub(crate) fn sockets(&self) -> Result<Vec<OwnedFd>, Errno> {
+        let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+        present.holdings.duplicates()
     }
 
     /// The session log's file is opened anew by its path.
@@ -632,8 +671,10 @@ fn session_ceiling(config: &Config, workers: usize) -> Result<u32, StartError> {
         .map(|l| l.addrs.len())
         .sum();
     // A worker: its poller, its waker and its listeners.
+    // What is offered to a next process is held twice.
+    let copies = if config.handover.is_some() { 2 } else { 1 };
     let fixed = OTHER_DESCRIPTORS
-        + workers as u64 * (2 + listeners as u64)
+        + workers as u64 * (2 + copies * listeners as u64)
         + 2 * u64::from(config.data.max_pipes)
         + config.mesh.as_ref().map_or(0, |mesh| {
             mesh_descriptors(mesh, dialled_relays(config).len() as u64)
@@ -754,8 +795,8 @@ fn legs_of(config: &Config) -> Result<Vec<(LegOptions, LegOptions)>, StartError>
 }
 
 fn peers_of(
-    options: &LegOptions,
     targets: Vec<Arc<Targets>>,
+    options: &LegOptions,
     before: &Holdings,
     next: &mut Holdings,
 ) -> Vec<Arc<Peer>> {
@@ -920,6 +961,7 @@ fn bind(
     before: &Holdings,
     next: &mut Holdings,
     transparent: bool,
+    inherited: &mut Vec<Passed>,
 ) -> Result<Bound, StartError> {
     let listen_on = match transparent {
         true => Listener::bind_transparent,
@@ -937,11 +979,30 @@ fn bind(
         };
         let nth = next.doors.iter().filter(|door| door.asked == addr).count();
         if let Some(held) = before.held(addr, nth) {
-            opened
-                .iter_mut()
-                .for_each(|worker| worker.push((held.id, None)));
+            for worker in &mut opened {
+                worker.extend(held.ids.iter().map(|&id| (id, None)));
+            }
             own.push(ListenAddr(held.actual));
             next.doors.push(held.clone());
+            continue;
+        }
+        let sockets = adopt(inherited, addr, workers, options).map_err(problem)?;
+        if !sockets.is_empty() {
+            let mut ids = Vec::new();
+            for round in sockets.chunks(workers) {
+                let id = next.new_door();
+                ids.push(id);
+                for (worker, listener) in opened.iter_mut().zip(round) {
+                    worker.push((id, Some(listener.clone())));
+                }
+            }
+            own.push(ListenAddr(addr));
+            next.doors.push(Held {
+                ids,
+                asked: addr,
+                actual: addr,
+                listeners: sockets.iter().map(Arc::downgrade).collect(),
+            });
             continue;
         }
         match Listener::probe(addr) {
@@ -957,19 +1018,49 @@ fn bind(
         // With port 0 the first one gets a port, and the others share it.
         let mut actual = addr;
         let id = next.new_door();
+        let mut listeners = Vec::with_capacity(workers);
         for worker in &mut opened {
             let listener = listen_on(actual, BACKLOG, options).map_err(problem)?;
             actual = listener.local_addr().map_err(problem)?;
-            worker.push((id, Some(Arc::new(listener))));
+            let listener = Arc::new(listener);
+            listeners.push(Arc::downgrade(&listener));
+            worker.push((id, Some(listener)));
         }
         own.push(ListenAddr(actual));
         next.doors.push(Held {
-            id,
+            ids: vec![id],
             asked: addr,
             actual,
+            listeners,
         });
     }
     Ok((own, opened))
+}
+
+/// Takes the sockets at `addr` out of those that were inherited. Every one is listened on, for there
+/// may be somebody in its queue; with fewer than `workers` of them some are shared.
+fn adopt(
+    inherited: &mut Vec<Passed>,
+    addr: SocketAddr,
+    workers: usize,
+    options: &LegOptions,
+) -> Result<Vec<Arc<Listener>>, Errno> {
+    let (here, elsewhere) = std::mem::take(inherited)
+        .into_iter()
+        .partition::<Vec<_>, _>(|passed| passed.addr == addr);
+    *inherited = elsewhere;
+    let mut sockets = Vec::with_capacity(here.len().max(workers));
+    for Passed { fd, .. } in here {
+        sockets.push(Arc::new(Listener::from_fd(fd, options)?));
+    }
+    for i in sockets.len()..workers {
+        let Some(socket) = sockets.get(i % sockets.len().max(1)) else {
+            break;
+        };
+        let shared = Listener::from_fd(socket.duplicate()?, options)?;
+        sockets.push(Arc::new(shared));
+    }
+    Ok(sockets)
 }
 
 /// Gives each worker its listeners of one purpose.

@@ -1,6 +1,7 @@
 //! A node as a process: signals, metrics over HTTP, and names that are looked up again.
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,8 +12,13 @@ use tokio::time::{Instant, interval_at, sleep, sleep_until};
 
 use crate::config::{Config, ConfigError};
 use crate::exposition;
+use crate::handover::{HandoverError, Passed};
 use crate::node::{Node, SharedHandle, StartError, WorkerLost};
 use crate::targets::Targets;
+
+mod takeover;
+
+use takeover::{Offer, Takeover};
 
 /// How often a draining node says how many sessions are left.
 const DRAIN_REPORT: Duration = Duration::from_secs(5);
@@ -34,6 +40,9 @@ pub enum ServeError {
         /// Why.
         source: std::io::Error,
     },
+    /// The process that runs already does not hand over, or nobody could be handed over to.
+    #[error(transparent)]
+    Handover(#[from] HandoverError),
     /// It could not go on.
     #[error(transparent)]
     Lost(#[from] WorkerLost),
@@ -48,29 +57,37 @@ pub type Reread = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
 /// Runs a node until SIGTERM or SIGINT has drained it; a second signal, or
 /// `timeouts.drain`, resets what is left. At SIGHUP what `reread` gives is put to work.
 ///
+/// `inherited` are sockets that the service manager has bound; with `handover` in the
+/// configuration those of a process that runs already are taken over too, and it drains.
+///
 /// # Errors
 /// [`ServeError`]: it did not start, and then nothing was started, or a worker was lost.
-pub fn run(config: &Config, reread: Reread) -> Result<(), ServeError> {
+pub fn run(config: &Config, inherited: Vec<Passed>, reread: Reread) -> Result<(), ServeError> {
     // The workers have threads of their own; this one has little to do.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(LOOK_UPS)
         .build()?;
-    let result = runtime.block_on(serve(config, reread));
+    let result = runtime.block_on(serve(config, inherited, reread));
     // A look-up that hangs must not hold up the end.
     runtime.shutdown_background();
     result
 }
 
-async fn serve(config: &Config, reread: Reread) -> Result<(), ServeError> {
+async fn serve(
+    config: &Config,
+    mut inherited: Vec<Passed>,
+    reread: Reread,
+) -> Result<(), ServeError> {
     // First, so that a signal during the start is not lost.
     let mut stop = Stop::listen()?;
     let hangup = signal(SignalKind::hangup())?;
 
+    let mut taken = Takeover::begin(config).await?;
+    inherited.extend(taken.sockets());
     let metrics = match config.metrics {
         Some(addr) => Some(
-            TcpListener::bind(addr)
-                .await
+            metrics_listener(addr, &mut inherited)
                 .map_err(|source| ServeError::Metrics { addr, source })?,
         ),
         None => None,
@@ -78,24 +95,51 @@ async fn serve(config: &Config, reread: Reread) -> Result<(), ServeError> {
     // It looks names up, which may take long.
     let start = tokio::task::spawn_blocking({
         let config = config.clone();
-        move || Node::start(&config)
+        move || Node::start_with(&config, inherited)
     });
     let mut node = tokio::select! {
         started = start => started.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))?,
         () = stop.asked() => return Ok(()),
     };
+    let mut scrapers = None;
+    let mut offered = None;
     if let Some(listener) = metrics {
         tracing::info!(addr = %listener.local_addr()?, "serving OpenMetrics at /metrics");
-        tokio::spawn(exposition::serve(listener, node.metrics()));
+        offered = Some(listener.as_fd().try_clone_to_owned()?);
+        let listener = TcpListener::from_std(listener)?;
+        scrapers = Some(tokio::spawn(exposition::serve(listener, node.metrics())));
     }
+    taken.serving().await;
+    let offer = Arc::new(Offer::start(config, node.handle(), offered)?);
     tokio::spawn(look_up_again(node.handle()));
-    tokio::spawn(reload_at(hangup, node.handle(), reread));
+    tokio::spawn(reload_at(hangup, node.handle(), offer.clone(), reread));
 
     tokio::select! {
         ended = node.ended() => return Ok(ended?),
         () = stop.asked() => {}
+        () = offer.taken() => {
+            tracing::info!("another process has taken over the listening sockets");
+            // Who asks from now on is to be told the other's figures.
+            scrapers.iter().for_each(|task| task.abort());
+        }
     }
+    // Ports must not stay open with nobody to accept.
+    offer.end();
     drain(&mut node, config.timeouts.drain, stop.asked()).await
+}
+
+/// A listener that was inherited, or a new one.
+fn metrics_listener(
+    addr: SocketAddr,
+    inherited: &mut Vec<Passed>,
+) -> std::io::Result<std::net::TcpListener> {
+    let place = inherited.iter().position(|passed| passed.addr == addr);
+    let listener = match place {
+        Some(place) => inherited.swap_remove(place).fd.into(),
+        None => std::net::TcpListener::bind(addr)?,
+    };
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 /// SIGTERM and SIGINT.
@@ -118,13 +162,17 @@ impl Stop {
 }
 
 /// Reads the configuration again at each SIGHUP. Several that come during one reload are one.
-async fn reload_at(mut hangup: Signal, node: Arc<SharedHandle>, reread: Reread) {
+async fn reload_at(mut hangup: Signal, node: Arc<SharedHandle>, offer: Arc<Offer>, reread: Reread) {
     let reread = Arc::new(reread);
     while hangup.recv().await.is_some() {
-        let (node, reread) = (node.clone(), reread.clone());
+        let (node, offer, reread) = (node.clone(), offer.clone(), reread.clone());
         // It looks names up, which may take long. A panic is reported by the panic hook, and must
         // not be the last reload.
-        let _ = tokio::task::spawn_blocking(move || reload(&node, &reread)).await;
+        let _ = tokio::task::spawn_blocking(move || {
+            reload(&node, &reread);
+            offer.renew(&node);
+        })
+        .await;
     }
 }
 

@@ -37,12 +37,20 @@ pub(crate) enum Failure {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // Dropped last: it writes out what has been logged.
-    let _log = log::to_stderr();
     match cli.command {
-        Command::Relay(args) => exit_code(relay::run(args)),
-        Command::Lab(args) => exit_code(lab::run(args)),
-        Command::Doctor(args) => doctor::run(&args),
+        Command::Relay(args) => exit_code(relay::prepare(args).and_then(|job| {
+            // It starts a thread; and dropped last, it writes out what has been logged.
+            let _log = log::to_stderr();
+            relay::run(job)
+        })),
+        Command::Lab(args) => {
+            let _log = log::to_stderr();
+            exit_code(lab::run(args))
+        }
+        Command::Doctor(args) => {
+            let _log = log::to_stderr();
+            doctor::run(&args)
+        }
     }
 }
 

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use clap::Args as ClapArgs;
 use taut_relay::addr::{Destination, Listen};
 use taut_relay::config::{Config, ConfigError, Forward};
+use taut_relay::handover::Passed;
 use taut_relay::serve;
+use taut_sys::activation::{self, Activated};
+use taut_sys::privileges::{self, Capability};
 
 use crate::Failure;
 
@@ -40,10 +43,54 @@ pub(crate) struct Args {
     metrics: Option<SocketAddr>,
 }
 
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
+/// A relay that is about to start, with the privileges that it will have.
+pub(crate) struct Job {
+    args: Args,
+    config: Config,
+    inherited: Vec<Passed>,
+}
+
+/// What has to be done while this process has one thread: privileges are each thread's own. It
+/// gives up here what it does not need, so that what it acquires at the start it can acquire
+/// again when the configuration is read again.
+pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
+    let run = |e: &dyn std::fmt::Display| Failure::Run(e.to_string());
     let config = configuration(&args).map_err(|e| Failure::Usage(e.to_string()))?;
+    let activated = activation::take().map_err(|e| run(&e))?;
+    let passed = |socket: Activated| Passed {
+        addr: socket.addr,
+        fd: socket.fd,
+    };
+    let inherited = activated.into_iter().map(passed).collect();
+    if let Some(user) = &config.user {
+        privileges::drop_to(Some(user), &needed(&config)).map_err(|e| run(&e))?;
+    }
+    Ok(Job {
+        args,
+        config,
+        inherited,
+    })
+}
+
+/// What a relay cannot do without, also when it is told to read its configuration again.
+fn needed(config: &Config) -> Vec<Capability> {
+    // Congestion controls and buffers of legs; ports below 1024.
+    let mut needed = vec![Capability::NetAdmin, Capability::NetBindService];
+    let turbo = config.mesh.as_ref().is_some_and(|m| m.turbo.is_some());
+    if turbo || config.forwards.iter().any(|f| f.early_syn) {
+        needed.extend([Capability::Bpf, Capability::Perfmon]);
+    }
+    needed
+}
+
+pub(crate) fn run(job: Job) -> Result<(), Failure> {
+    let Job {
+        args,
+        config,
+        inherited,
+    } = job;
     let reread = Box::new(move || configuration(&args));
-    serve::run(&config, reread).map_err(|e| Failure::Run(e.to_string()))
+    serve::run(&config, inherited, reread).map_err(|e| Failure::Run(e.to_string()))
 }
 
 /// The file, with the flags over it: a forward on the command line comes besides the file's.

@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -295,6 +296,216 @@ fn sighup_reads_the_configuration_again_and_sessions_go_on() {
     let mut got = Vec::new();
     far.read_to_end(&mut got).unwrap();
     assert_eq!(got, b"still here");
+}
+
+/// Ends a storm and its server, also when the test fails in between.
+struct Calm<'a> {
+    stop: &'a AtomicBool,
+    done: &'a AtomicBool,
+    server: SocketAddr,
+}
+
+impl Drop for Calm<'_> {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.done.store(true, Ordering::SeqCst);
+        let _ = TcpStream::connect(self.server);
+    }
+}
+
+/// A port that is free now.
+fn free_port() -> SocketAddr {
+    server().1
+}
+
+#[test]
+fn a_new_process_takes_over_while_clients_storm_and_none_is_lost() {
+    let (server, addr) = server();
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("taut.toml");
+    let (listen, metrics) = (free_port(), free_port());
+    let handover = dir.path().join("handover");
+    let text = |workers| {
+        format!(
+            "[relay]\nworkers = {workers}\nmetrics = \"{metrics}\"\nhandover = {handover:?}\n\
+             [[relay.forward]]\nlisten = \"{listen}\"\nto = \"{addr}\"\n"
+        )
+    };
+    fs::write(&config, text(2)).unwrap();
+    let old = Running::by(&config);
+    let (mut client, mut far) = pair(&old, &server);
+
+    let (stop, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    let served = AtomicUsize::new(0);
+    std::thread::scope(|s| {
+        let server = server.try_clone().unwrap();
+        let (stop, done, served) = (&stop, &done, &served);
+        s.spawn(move || {
+            while !done.load(Ordering::SeqCst) {
+                let (mut far, _) = server.accept().unwrap();
+                let _ = far.write_all(b"welcome");
+            }
+        });
+        let storm = |_| {
+            s.spawn(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    let mut client = TcpStream::connect(listen).unwrap();
+                    client.set_read_timeout(Some(PATIENCE)).unwrap();
+                    let mut got = Vec::new();
+                    client.read_to_end(&mut got).unwrap();
+                    assert_eq!(got, b"welcome");
+                    served.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        };
+        let calm = Calm {
+            stop,
+            done,
+            server: addr,
+        };
+        let clients: Vec<_> = (0..8).map(storm).collect();
+        let wait_for_more = || {
+            let (before, deadline) = (served.load(Ordering::SeqCst), Instant::now() + PATIENCE);
+            while served.load(Ordering::SeqCst) < before + 50 {
+                assert!(Instant::now() < deadline, "nobody is served any more");
+                std::thread::yield_now();
+            }
+        };
+        wait_for_more();
+        // With fewer workers than there are sockets, and then with more.
+        fs::write(&config, text(1)).unwrap();
+        let mut middle = Running::by(&config);
+        middle.until_it_says("took over");
+        // The session from before still is the old process's.
+        client.write_all(b"still here").unwrap();
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut got = Vec::new();
+        far.read_to_end(&mut got).unwrap();
+        assert_eq!(got, b"still here");
+        drop(far);
+        let (code, said) = old.end();
+        assert_eq!(code, Some(0), "{said}");
+        assert!(said.contains("another process has taken over"), "{said}");
+        wait_for_more();
+        fs::write(&config, text(3)).unwrap();
+        let mut new = Running::by(&config);
+        new.until_it_says("took over");
+        let (code, said) = middle.end();
+        assert_eq!(code, Some(0), "{said}");
+        wait_for_more();
+        // And it is the new one that tells what happens.
+        let mut scraper = TcpStream::connect(metrics).unwrap();
+        scraper
+            .write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            .unwrap();
+        let mut page = String::new();
+        scraper.read_to_string(&mut page).unwrap();
+        assert!(page.contains("taut_relay_accepted_total"), "{page}");
+        stop.store(true, Ordering::SeqCst);
+        // The storm needs somebody to serve it up to its end.
+        for client in clients {
+            client.join().unwrap();
+        }
+        drop(calm);
+        new.signal(Signal::TERM);
+        assert_eq!(new.end().0, Some(0));
+    });
+}
+
+#[test]
+fn a_new_process_that_cannot_start_leaves_the_old_one_to_go_on() {
+    let (server, addr) = server();
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("taut.toml");
+    let listen = free_port();
+    let handover = dir.path().join("handover");
+    let text = |to: &str| {
+        format!(
+            "[relay]\nhandover = {handover:?}\n\
+             [[relay.forward]]\nlisten = \"{listen}\"\nto = \"{to}\"\n"
+        )
+    };
+    fs::write(&config, text(&addr.to_string())).unwrap();
+    let old = Running::by(&config);
+    fs::write(&config, text("nowhere.invalid:80")).unwrap();
+    let output = taut().arg("--config").arg(&config).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let (mut client, mut far) = pair(&old, &server);
+    far.write_all(b"as before").unwrap();
+    drop(far);
+    let mut got = Vec::new();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    client.read_to_end(&mut got).unwrap();
+    assert_eq!(got, b"as before");
+}
+
+#[test]
+fn a_socket_of_the_service_manager_is_listened_on_with_what_is_in_its_queue() {
+    let (server, addr) = server();
+    let activated = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = activated.local_addr().unwrap();
+    let mut early = TcpStream::connect(listen).unwrap();
+    early.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", "LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\" 3<&0"])
+        .arg(env!("CARGO_BIN_EXE_taut"))
+        .args(["relay", "--listen", &listen.to_string()])
+        .args(["--to", &addr.to_string()])
+        .stdin(Stdio::from(std::os::fd::OwnedFd::from(activated)));
+    let relay = Running::run(&mut command);
+    assert_eq!(relay.listen, listen);
+    let (mut far, _) = server.accept().unwrap();
+    far.write_all(b"welcome").unwrap();
+    drop(far);
+    let mut got = Vec::new();
+    early.shutdown(std::net::Shutdown::Write).unwrap();
+    early.read_to_end(&mut got).unwrap();
+    assert_eq!(got, b"welcome");
+    drop(pair(&relay, &server));
+}
+
+#[test]
+fn a_relay_that_becomes_another_user_keeps_what_a_reload_needs() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not tested: only root has privileges to give up");
+        return;
+    }
+    let (server, addr) = server();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    fs::set_permissions(file.path(), permissions).unwrap();
+    let forward = format!("[[relay.forward]]\nlisten = \"127.0.0.1:0\"\nto = \"{addr}\"\n");
+    fs::write(
+        file.path(),
+        format!("[relay]\nuser = \"nobody\"\n{forward}"),
+    )
+    .unwrap();
+    let mut relay = Running::by(file.path());
+    let status = fs::read_to_string(format!("/proc/{}/status", relay.child.id())).unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find_map(|l| l.strip_prefix(name)).unwrap();
+        line.trim_start_matches(':').trim().to_owned()
+    };
+    assert!(!field("Uid").starts_with('0'), "{status}");
+    assert_eq!(field("NoNewPrivs"), "1");
+    // CAP_NET_BIND_SERVICE is 10, CAP_NET_ADMIN 12 (linux/capability.h).
+    let kept = 1 << 10 | 1 << 12;
+    assert_eq!(
+        u64::from_str_radix(&field("CapEff"), 16),
+        Ok(kept),
+        "{status}"
+    );
+    drop(pair(&relay, &server));
+    let more = forward.replace("127.0.0.1:0", "127.0.0.6:0");
+    fs::write(
+        file.path(),
+        format!("[relay]\nuser = \"nobody\"\n{forward}{more}"),
+    )
+    .unwrap();
+    relay.signal(Signal::HUP);
+    relay.until_it_says("has been read again");
+    drop(pair(&relay, &server));
 }
 
 #[test]

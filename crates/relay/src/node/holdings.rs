@@ -1,9 +1,11 @@
 //! What a node holds from one configuration to the next: open addresses, look-ups, relays.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
 
-use taut_sys::socket::LegOptions;
+use taut_sys::Errno;
+use taut_sys::socket::{LegOptions, Listener};
 
 use crate::addr::Destination;
 use crate::setup::{Mesh, Peer, Route, Setup, Way};
@@ -29,11 +31,15 @@ pub(super) struct Holdings {
 /// An address that is listened on.
 #[derive(Clone, Debug)]
 pub(super) struct Held {
-    pub(super) id: DoorId,
+    /// One for each socket that a worker has there; more than one when more were inherited than
+    /// there are workers.
+    pub(super) ids: Vec<DoorId>,
     /// As the configuration has it; its port may be 0.
     pub(super) asked: SocketAddr,
     /// With the port that the kernel chose.
     pub(super) actual: SocketAddr,
+    /// The workers' sockets, which are theirs to close.
+    pub(super) listeners: Vec<Weak<Listener>>,
 }
 
 // === impl Holdings ===
@@ -55,6 +61,14 @@ impl Holdings {
         let id = DoorId(self.next_door);
         self.next_door += 1;
         id
+    }
+
+    /// The sockets that are listened on, by descriptors of their own.
+    pub(super) fn duplicates(&self) -> Result<Vec<OwnedFd>, Errno> {
+        let all = self.doors.iter().flat_map(|door| &door.listeners);
+        all.filter_map(Weak::upgrade)
+            .map(|listener| listener.duplicate())
+            .collect()
     }
 
     /// The `nth` address that was asked for in these words.

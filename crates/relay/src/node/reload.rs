@@ -43,7 +43,13 @@ impl SharedHandle {
             setup,
             doors,
             mut holdings,
-        } = assemble(&config, workers, present.turbo.leg(), &present.holdings)?;
+        } = assemble(
+            &config,
+            workers,
+            &present.mesh_leg,
+            &present.holdings,
+            &mut Vec::new(),
+        )?;
         let setup = Arc::new(setup);
         start_resolver(&self.shared, &setup)?;
         let watch = self.watch(&config, &setup, &present)?;
@@ -127,6 +133,10 @@ fn keep_what_stays(new: &mut Config, old: &Config) -> Vec<&'static str> {
     new.workers = old.workers;
     keep("relay.metrics", new.metrics != old.metrics);
     new.metrics = old.metrics;
+    keep("relay.handover", new.handover != old.handover);
+    new.handover = old.handover.clone();
+    keep("relay.user", new.user != old.user);
+    new.user = old.user.clone();
     keep("relay.session_log", new.session_log != old.session_log);
     new.session_log = old.session_log.clone();
     keep(
@@ -139,10 +149,6 @@ fn keep_what_stays(new: &mut Config, old: &Config) -> Vec<&'static str> {
         new.early_syn.devices != old.early_syn.devices,
     );
     new.early_syn = old.early_syn.clone();
-    let turbo = |config: &Config| config.mesh.as_ref().and_then(|mesh| mesh.turbo);
-    if new.mesh.is_some() && turbo(new) != turbo(old) {
-        keep("relay.mesh.turbo, rate or window", true);
-    }
     if new.mesh.is_none() && old.mesh.is_some() {
         keep("the absence of [relay.mesh]", true);
         new.mesh = old.mesh.clone();
@@ -178,6 +184,11 @@ fn keep_what_stays(new: &mut Config, old: &Config) -> Vec<&'static str> {
             .iter_mut()
             .for_each(|f| f.identity.borrow = false);
         new.mesh.iter_mut().for_each(|mesh| mesh.borrow = false);
+    }
+    let turbo = old.mesh.as_ref().and_then(|mesh| mesh.turbo);
+    if let Some(mesh) = &mut new.mesh {
+        keep("relay.mesh.turbo, rate or window", mesh.turbo != turbo);
+        mesh.turbo = turbo;
     }
     let had_early_syn = old.forwards.iter().any(|f| f.early_syn);
     if !had_early_syn {
