@@ -644,8 +644,6 @@ impl PeekClosed for TcpStream {
     }
 }
 
-// === review ===
-
 fn count(node: &Node, name: &str) -> u64 {
     let text = node.metrics().encode().unwrap();
     let of = |l: &str| l.rsplit_once(' ').unwrap().1.parse::<f64>().unwrap() as u64;
@@ -656,9 +654,8 @@ fn count(node: &Node, name: &str) -> u64 {
         .sum()
 }
 
-/// mesh.md: "A hello that was under way at that moment is still served."
 #[test]
-fn rev_a_hello_under_way_at_the_drain_is_served_or_reset_but_never_ends_in_good_order() {
+fn a_hello_under_way_at_the_drain_is_served_or_reset_but_never_ends_in_good_order() {
     let mut mesh = Mesh::new();
     let mut peer = mesh.mesh_port();
     let ready = proven(&mut peer, &keys(KEY));
@@ -667,31 +664,33 @@ fn rev_a_hello_under_way_at_the_drain_is_served_or_reset_but_never_ends_in_good_
     });
     let to = mesh.server.local_addr().unwrap();
     mesh.far.drain();
-    // What the wire looks like when the hello and the FIN cross: the hello is sent by an end that
-    // has not seen the FIN yet.
-    assert_eq!(peer.peek(&mut [0]).unwrap(), 0);
+    // When the hello crosses what the relay says, the end that sent it cannot tell an orderly end
+    // from that of an empty reply.
+    match peer.peek(&mut [0]) {
+        Err(_) => return,
+        Ok(n) => assert_eq!(n, 0),
+    }
     peer.write_all(&ready.hello(&hello(to))).unwrap();
     peer.write_all(b"ping").unwrap();
     let (mut server, _) = mesh.server.accept().unwrap();
     let mut ping = [0; 4];
     server.read_exact(&mut ping).unwrap();
-    eprintln!("the server got {:?}", std::str::from_utf8(&ping));
     server.write_all(b"pong").unwrap();
     drop(server);
     let mut got = Vec::new();
     let end = peer.read_to_end(&mut got);
-    eprintln!("the peer got {got:?}, {end:?}");
     assert!(
         got == b"pong" || end.is_err(),
         "an orderly end without the reply"
     );
 }
 
-/// The same with two relays, at random times.
+/// The same with two relays, and the drain at another moment each time: the pauses are there to make
+/// the moments differ, not to wait for anything.
 #[test]
-fn rev_no_client_sees_an_orderly_end_of_nothing_when_a_relay_drains() {
+fn no_client_sees_an_orderly_end_of_nothing_when_a_relay_drains() {
     let mut ends = std::collections::BTreeMap::<String, u32>::new();
-    for round in 0..60u64 {
+    for round in 0..15u64 {
         let mut mesh = Mesh::new();
         mesh.wait_for_pool();
         let server = mesh.server.try_clone().unwrap();
@@ -714,52 +713,35 @@ fn rev_no_client_sees_an_orderly_end_of_nothing_when_a_relay_drains() {
         let go = std::thread::spawn(move || {
             let mut ends = Vec::new();
             for _ in 0..6 {
-                std::thread::sleep(Duration::from_micros(round * 3));
+                std::thread::sleep(Duration::from_micros(round * 12));
                 let Ok(mut client) = TcpStream::connect(addr) else {
                     continue;
                 };
                 client.set_read_timeout(Some(PATIENCE)).unwrap();
-                let _ = client.write_all(b"ping");
+                // Whoever is told of a reset reads an end after it.
+                if let Err(e) = client.write_all(b"ping") {
+                    ends.push(format!("\"\" Err({:?})", e.kind()));
+                    continue;
+                }
                 let mut got = Vec::new();
                 let end = client.read_to_end(&mut got).map_err(|e| e.kind());
                 ends.push(format!("{:?} {end:?}", String::from_utf8_lossy(&got)));
             }
             ends
         });
-        std::thread::sleep(Duration::from_micros(300 + round * 10));
-        if std::env::var_os("REV_NO_DRAIN").is_none() {
-            mesh.far.drain();
-        }
+        std::thread::sleep(Duration::from_micros(300 + round * 40));
+        mesh.far.drain();
         for end in go.join().unwrap() {
             *ends.entry(end).or_default() += 1;
         }
         serve.join().unwrap();
-        if std::env::var_os("REV_SHOW").is_some() {
-            for (who, n) in [("near", &mesh.near), ("far", &mesh.far)] {
-                let m = n.metrics();
-                let of: Vec<_> = End::ALL
-                    .into_iter()
-                    .filter(|e| m.ended(*e) > 0)
-                    .map(|e| (e.label(), m.ended(e)))
-                    .collect();
-                eprintln!(
-                    "{round} {who} {of:?} bytes {:?} dead {} retries {} hellos {}",
-                    m.bytes(),
-                    count(n, "taut_relay_pool_dead_total"),
-                    count(n, "taut_relay_pool_retries_total"),
-                    m.mesh_hellos()
-                );
-            }
-            eprintln!("{ends:?}");
-        }
     }
-    eprintln!("{ends:#?}");
     assert!(!ends.contains_key("\"\" Ok(0)"), "{ends:?}");
 }
 
 /// A relay whose mesh port is full is not dialled without a pause.
 #[test]
-fn rev_a_full_mesh_port_is_not_hammered() {
+fn a_full_mesh_port_is_not_hammered() {
     let mesh = Mesh::with(
         |near| {
             let pool = &mut near.mesh.as_mut().unwrap().pool;
@@ -772,18 +754,15 @@ fn rev_a_full_mesh_port_is_not_hammered() {
     );
     mesh.wait_for_pool();
     let before = count(&mesh.far, "taut_relay_mesh_accepted_total");
+    // The pauses between dials are what is looked at; without any there are thousands in this time.
     std::thread::sleep(Duration::from_secs(2));
     let dials = count(&mesh.far, "taut_relay_mesh_accepted_total") - before;
-    eprintln!(
-        "{dials} dials in 2 s; refused {}",
-        count(&mesh.far, "taut_relay_mesh_refused_full_total")
-    );
     assert!(dials < 100, "{dials} dials in 2 s");
 }
 
 /// A session tries each address of its peer; here the first one (::1) refuses.
 #[test]
-fn rev_sessions_at_the_same_time_each_try_every_address_of_a_peer() {
+fn sessions_at_the_same_time_each_try_every_address_of_a_peer() {
     let mut lost = 0;
     for _ in 0..30 {
         let dir = tempfile::tempdir().unwrap();
@@ -811,44 +790,5 @@ fn rev_sessions_at_the_same_time_each_try_every_address_of_a_peer() {
         lost += near.metrics().ended(End::ConnectRefused);
         clients.clear();
     }
-    eprintln!("{lost} of 240 sessions were refused though the second address is up");
-    assert_eq!(lost, 0);
-}
-
-/// To be run where DNS is silent: `REV_DNS=1`, 127.0.0.1:53 free, resolv.conf naming it.
-#[test]
-fn rev_a_lookup_that_hangs_ends_the_session_at_connect_timeout_and_is_ordered_once() {
-    if std::env::var_os("REV_DNS").is_none() {
-        return;
-    }
-    let dns = std::net::UdpSocket::bind("127.0.0.1:53").unwrap();
-    dns.set_nonblocking(true).unwrap();
-    let mesh = Mesh::with(
-        |_| {},
-        |far| {
-            far.workers = Some(1);
-            far.timeouts.connect = Duration::from_millis(500);
-            far.mesh.as_mut().unwrap().allow = vec!["*:*".parse().unwrap()];
-        },
-    );
-    let mut peer = mesh.mesh_port();
-    let ready = proven(&mut peer, &keys(KEY));
-    let mut h = hello(mesh.server.local_addr().unwrap());
-    h.destination = Target::Name {
-        host: "slow.example".into(),
-        port: 80,
-    };
-    peer.write_all(&ready.hello(&h)).unwrap();
-    let start = Instant::now();
-    peer.set_read_timeout(Some(Duration::from_secs(4))).unwrap();
-    let end = peer.read(&mut [0]);
-    let mut queries = 0;
-    while dns.recv(&mut [0; 512]).is_ok() {
-        queries += 1;
-    }
-    eprintln!(
-        "after {:?}: {end:?}, {queries} queries (A and AAAA)",
-        start.elapsed()
-    );
-    assert!(start.elapsed() < Duration::from_secs(2));
+    assert_eq!(lost, 0, "of 240 sessions, though the second address is up");
 }
