@@ -14,7 +14,7 @@ ARGS       :=
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help demo test lint build bench bench-relay lab report setup root release
+.PHONY: help demo test lint build bench bench-relay lab report setup root release soak
 
 help: ## this list
 	@echo "Taut takes the slack out of TCP. What make can do here:"
@@ -49,6 +49,11 @@ lab: root release ## one experiment into target/lab: make lab EXPERIMENT=pied-pi
 	@mkdir -p target/lab
 	@echo "taut: running the experiment $(EXPERIMENT)"
 	@$(TAUT) lab run $(EXPERIMENT) --json target/lab/$(EXPERIMENT).json $(ARGS)
+
+soak: root release ## ten minutes of sessions while relays are killed, links cut, keys changed (root)
+	@mkdir -p target/lab
+	@echo "taut: running the experiment soak"
+	@$(TAUT) lab run soak --json target/lab/soak.json $(ARGS)
 
 report: release ## one HTML page from the experiments that are in target/lab
 	@mkdir -p target/lab

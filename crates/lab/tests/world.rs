@@ -5,7 +5,7 @@
 mod root;
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -251,4 +251,47 @@ fn netem_carries_a_world_or_is_refused_by_name() {
         Err(WorldError::Link(LinkError::NoNetem { name, .. })) => assert_eq!(name, "a-b"),
         Err(other) => panic!("{other}"),
     }
+}
+
+#[test]
+fn a_cut_link_carries_nothing_and_a_mended_one_all_that_was_held_up() {
+    root::required();
+    let world = chain();
+    let from = SocketAddr::from((world.addr("client"), 7778));
+    let socket = |host, at| world.host(host).run(|| UdpSocket::bind(at)).unwrap();
+    let sender = socket("client", from).unwrap();
+    let at = SocketAddr::from((world.addr("server"), 7778));
+    let receiver = socket("server", at).unwrap();
+    let hear = || {
+        let mut word = [0; 8];
+        let (n, _) = receiver.recv_from(&mut word).unwrap();
+        word[..n].to_vec()
+    };
+    sender.send_to(b"before", at).unwrap();
+    assert_eq!(hear(), b"before");
+    // In either order of the names.
+    world.cut("server", "relay", true);
+    let dropped = || {
+        let reports = world.link_reports().unwrap();
+        reports.iter().map(|r| r.a_to_b.path.cut_drops).sum::<u64>()
+    };
+    sender.send_to(b"lost", at).unwrap();
+    while dropped() == 0 {
+        std::thread::yield_now();
+    }
+    world.cut("relay", "server", false);
+    sender.send_to(b"after", at).unwrap();
+    assert_eq!(hear(), b"after");
+    // A stream waits for the line and arrives whole.
+    world.cut("relay", "server", true);
+    let data = pattern(100_000);
+    std::thread::scope(|scope| {
+        let carried = scope.spawn(|| carry(&world, "client", "server", false, &data));
+        let before = dropped();
+        while dropped() == before {
+            std::thread::yield_now();
+        }
+        world.cut("relay", "server", false);
+        assert_eq!(carried.join().unwrap().0, data);
+    });
 }

@@ -162,7 +162,7 @@ fn an_experiment_that_is_not_there_is_a_usage_error_that_names_those_that_are() 
     let output = lab(&["run", "pied-pipper"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        said(&output).contains("pied-piper, idle-sessions, relay-peers"),
+        said(&output).contains("pied-piper, idle-sessions, relay-peers, soak"),
         "{}",
         said(&output)
     );

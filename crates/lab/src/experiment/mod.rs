@@ -6,6 +6,7 @@ pub mod outcome;
 pub mod pied_piper;
 pub mod progress;
 pub mod relay_peers;
+pub mod soak;
 pub mod stats;
 pub mod table;
 
@@ -46,6 +47,7 @@ pub const ALL: &[Experiment] = &[
     pied_piper::EXPERIMENT,
     idle_sessions::EXPERIMENT,
     relay_peers::EXPERIMENT,
+    soak::EXPERIMENT,
 ];
 
 /// Why an experiment could not do what it was asked.

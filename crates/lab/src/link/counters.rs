@@ -15,6 +15,8 @@ pub struct PathCounters {
     pub queue_drops: u64,
     /// Segments lost at random, as asked.
     pub loss_drops: u64,
+    /// Segments dropped because the link was cut, as asked.
+    pub cut_drops: u64,
     /// Segments dropped because the link's own memory was full: not asked.
     pub memory_drops: u64,
     /// Trains of segments that came due and were handed to the receiving host.
@@ -58,6 +60,7 @@ impl DirectionReport {
                 bytes: now.bytes - then.bytes,
                 queue_drops: now.queue_drops - then.queue_drops,
                 loss_drops: now.loss_drops - then.loss_drops,
+                cut_drops: now.cut_drops - then.cut_drops,
                 memory_drops: now.memory_drops - then.memory_drops,
                 deliveries: now.deliveries - then.deliveries,
                 late: now.late - then.late,

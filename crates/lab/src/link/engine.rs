@@ -39,6 +39,8 @@ enum Call {
     Stop,
     /// Losses come from here on from this seed; answered when it has been done.
     Reseed(u64, SyncSender<()>),
+    /// From here on nothing gets through, or everything does again; answered when it is so.
+    Cut(bool, SyncSender<()>),
 }
 
 /// What other threads may see.
@@ -104,6 +106,13 @@ impl Engine {
         let (done, answer) = mpsc::sync_channel(1);
         self.ask(Call::Reseed(seed, done));
         // No answer: the thread is gone, which shows in what it no longer carries.
+        let _ = answer.recv();
+    }
+
+    /// Cuts the link in both directions, or mends it.
+    pub(crate) fn cut(&self, is_cut: bool) {
+        let (done, answer) = mpsc::sync_channel(1);
+        self.ask(Call::Cut(is_cut, done));
         let _ = answer.recv();
     }
 
@@ -202,6 +211,12 @@ impl Carrier {
                 Call::Reseed(seed, done) => {
                     for (stream, path) in self.paths.iter_mut().enumerate() {
                         path.reseed(seed, stream as u64);
+                    }
+                    let _ = done.send(());
+                }
+                Call::Cut(is_cut, done) => {
+                    for path in &mut self.paths {
+                        path.cut(is_cut);
                     }
                     let _ = done.send(());
                 }

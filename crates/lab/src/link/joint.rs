@@ -41,7 +41,7 @@ impl Link {
     /// down, without addresses.
     pub(crate) fn join(ends: [(&Host, End); 2], spec: &LinkSpec) -> Result<Self, LinkError> {
         let [(a, end_a), (b, end_b)] = ends;
-        let name = Self::name(a, b);
+        let name = Self::name_of(a, b);
         let tap = |host: &Host, end: &End| -> Result<Tap, LinkError> {
             Ok(host.netns().run(|| Tap::create(&end.device))??)
         };
@@ -64,7 +64,7 @@ impl Link {
         spec: &LinkSpec,
     ) -> Result<Self, LinkError> {
         let [(a, end_a), (b, end_b)] = ends;
-        let name = Self::name(a, b);
+        let name = Self::name_of(a, b);
         netem::probe(&name, middle)?;
         let hosts = [(a.netns(), &*end_a.device), (b.netns(), &*end_b.device)];
         netem::join(&name, middle, hosts, spec)?;
@@ -83,7 +83,16 @@ impl Link {
         }
     }
 
-    fn name(a: &Host, b: &Host) -> String {
+    /// Cuts it in both directions, or mends it; `false` when nothing here can: netem.
+    pub(crate) fn cut(&self, is_cut: bool) -> bool {
+        match &self.carrier {
+            Carrier::User(engine) => engine.cut(is_cut),
+            Carrier::Netem => return false,
+        }
+        true
+    }
+
+    fn name_of(a: &Host, b: &Host) -> String {
         format!("{}-{}", a.name(), b.name())
     }
 

@@ -82,6 +82,7 @@ pub struct Path<P> {
     loss_below: u128,
     memory: u64,
     random: Pcg64,
+    is_cut: bool,
     /// When the last accepted segment has left, in nanoseconds and `1/rate`ths of one.
     free_at: u64,
     free_at_fraction: u64,
@@ -127,6 +128,7 @@ impl<P> Path<P> {
                 .saturating_mul(2)
                 .max(LEAST_MEMORY),
             random: losses(seed, stream),
+            is_cut: false,
             free_at: 0,
             free_at_fraction: 0,
             under_way: VecDeque::new(),
@@ -138,6 +140,12 @@ impl<P> Path<P> {
     /// Draws losses from another seed from now on: the next accepted segment meets its first draw.
     pub fn reseed(&mut self, seed: u64, stream: u64) {
         self.random = losses(seed, stream);
+    }
+
+    /// Cuts the wire, or mends it. While it is cut nothing that arrives gets through; what is under
+    /// way has passed the cut already.
+    pub fn cut(&mut self, is_cut: bool) {
+        self.is_cut = is_cut;
     }
 
     /// What has happened so far.
@@ -155,6 +163,10 @@ impl<P> Path<P> {
     ) {
         self.counters.frames += 1;
         self.counters.segments += segments.count as u64;
+        if self.is_cut {
+            self.counters.cut_drops += segments.count as u64;
+            return;
+        }
         let longest = self.longest_train(segments.each);
         let mut train = Gathering::default();
         for index in 0..segments.count {

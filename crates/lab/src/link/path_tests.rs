@@ -275,3 +275,18 @@ fn a_seed_that_is_set_again_brings_the_same_losses() {
     path.reseed(5, 0);
     assert_eq!(lost(&mut path, 200 * MS), first);
 }
+
+#[test]
+fn nothing_passes_a_cut_and_what_had_passed_it_arrives() {
+    let mut path = Path::new(ms(10), 1, 0);
+    offer(&mut path, 0, 0, segments(2, 1514));
+    path.cut(true);
+    offer(&mut path, 1, 1, segments(3, 1514));
+    path.cut(false);
+    offer(&mut path, 2, 2, segments(1, 1514));
+    assert_eq!(
+        drain(&mut path),
+        [(10 * MS, 0, 0..2), (10 * MS + 2, 2, 0..1)]
+    );
+    assert_eq!(path.counters().cut_drops, 3);
+}

@@ -15,9 +15,10 @@ use std::fs::File;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use taut_sys::child::Child;
 
 use crate::world::{Host, WorldError};
@@ -138,6 +139,31 @@ impl Service {
     /// Its process.
     pub fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Sends it `signal`; that it has ended is no error.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
+        self.child.signal(signal)
+    }
+
+    /// Waits until it has ended, for `limit` at most; `None`: it has not.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn wait_for(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
+        self.child.wait_for(limit)
+    }
+
+    /// What it has said so far, on standard output and standard error.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn said(&self) -> io::Result<String> {
+        // The last line may be half there, and a program may say what is not UTF-8.
+        Ok(String::from_utf8_lossy(&std::fs::read(&self.log)?).into_owned())
     }
 
     /// That it accepts connections and still does not serve: `how`, and the end of its log.

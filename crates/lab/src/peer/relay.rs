@@ -230,8 +230,8 @@ fn as_tc_writes_it<S: Serializer>(rate: &BitsPerSecond, to: S) -> Result<S::Ok, 
     to.serialize_str(&text)
 }
 
-/// What a relay says of itself at `metrics`.
-fn scrape(metrics: SocketAddr) -> io::Result<String> {
+/// What a relay says of itself at `metrics`. To be called inside its host.
+pub(crate) fn scrape(metrics: SocketAddr) -> io::Result<String> {
     let mut scrape = TcpStream::connect(metrics)?;
     scrape.write_all(b"GET /metrics HTTP/1.1\r\nHost: relay\r\nConnection: close\r\n\r\n")?;
     let mut answer = String::new();
@@ -240,7 +240,7 @@ fn scrape(metrics: SocketAddr) -> io::Result<String> {
 }
 
 /// The values of the metric `name`, whatever its labels, added up; `None` where there is none.
-fn sum(exposition: &str, name: &str) -> Option<f64> {
+pub(crate) fn sum(exposition: &str, name: &str) -> Option<f64> {
     exposition
         .lines()
         .filter_map(|line| {

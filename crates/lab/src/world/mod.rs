@@ -168,6 +168,28 @@ impl World {
         }
     }
 
+    /// Cuts every link between the hosts called `a` and `b`, or mends it: nothing gets through in either
+    /// direction. To TCP a cut is silence, as of a dead line; the devices stay up and no route goes.
+    ///
+    /// # Panics
+    /// When there is no such host, when no link joins the two, or when theirs is one of netem.
+    #[track_caller]
+    pub fn cut(&self, a: &str, b: &str, is_cut: bool) {
+        let number = |name: &str| self.hosts.iter().position(|host| host.name() == name);
+        let ends = [a, b].map(number);
+        let joins = |link: &&Link| {
+            let [one, other] = link.ends().each_ref().map(|end| Some(end.host));
+            ends == [one, other] || ends == [other, one]
+        };
+        let cut = self.links.iter().filter(joins);
+        let cut = cut.map(|link| link.cut(is_cut)).collect::<Vec<_>>();
+        assert!(
+            !cut.is_empty() && cut.iter().all(|done| *done),
+            "world {}: no link {a}-{b} that can be cut",
+            self.name
+        );
+    }
+
     /// What each link has carried and dropped up to now (a busy link's figures may be 10 ms old).
     ///
     /// # Errors

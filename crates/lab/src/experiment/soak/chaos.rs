@@ -1,0 +1,339 @@
+//! Does to the relays what the plan says, one thing after the other.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use taut_sys::bpf::Object;
+
+use super::ends::Run;
+use super::plan::{Act, Event, Side};
+use super::rig::{DRAIN, Rig, Settings, new_key};
+use super::watch::{Processes, bpf_objects};
+use crate::experiment::ExperimentError;
+use crate::peer::Service;
+
+/// Beyond `drain_timeout`, for a stop to be over.
+const STOP: Duration = Duration::from_secs(5);
+/// For the answer to SIGHUP.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Between two looks for it.
+const LOOK: Duration = Duration::from_millis(20);
+/// What a relay's log says at SIGHUP, whatever it makes of it.
+const HANGUP: &str = "SIGHUP";
+/// What it says when it does not know how to read its configuration again.
+const CANNOT: &str = "read at the start only";
+
+/// What was done, and what came of it.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    pub(super) kills: u64,
+    pub(super) stops: u64,
+    pub(super) cuts: u64,
+    pub(super) rotations: u64,
+    pub(super) reloads: u64,
+    /// Events left out because the relay does not read its configuration again.
+    pub(super) left_out: u64,
+    /// A sentence for each thing that did not go as it has to.
+    pub(super) faults: Vec<String>,
+    /// BPF programs and maps of all processes.
+    pub(super) objects: BTreeSet<Object>,
+    /// What was done when, for whoever has to find out what happened.
+    pub(super) log: Vec<String>,
+}
+
+/// A relay and what it was last told.
+struct Relay {
+    service: Service,
+    settings: Settings,
+    life: u32,
+}
+
+/// The relays, running.
+pub(super) struct Chaos<'a> {
+    rig: &'a Rig,
+    processes: &'a Processes,
+    /// In the order of [`Side::BOTH`].
+    relays: [Relay; 2],
+    key: String,
+    reloads: bool,
+    pub(super) done: Done,
+}
+
+/// How a relay took SIGHUP.
+enum Answer {
+    Read,
+    CannotReload,
+    Refused(String),
+}
+
+// === impl Chaos ===
+
+impl<'a> Chaos<'a> {
+    /// Starts both relays and finds out whether they read their configuration again.
+    pub(super) fn start(rig: &'a Rig, processes: &'a Processes) -> Result<Self, ExperimentError> {
+        let key = new_key(rig.world.dir())?;
+        let begin = |side| -> Result<Relay, ExperimentError> {
+            let settings = Settings::default();
+            let written = rig.write_keys(side, std::slice::from_ref(&key));
+            written
+                .and_then(|()| rig.write_config(side, settings))
+                .map_err(ExperimentError::machine("write a relay's configuration"))?;
+            Ok(Relay {
+                service: rig.start(side, 0)?,
+                settings,
+                life: 0,
+            })
+        };
+        let far = begin(Side::Far)?;
+        let near = begin(Side::Near)?;
+        let mut chaos = Self {
+            rig,
+            processes,
+            relays: [near, far],
+            key,
+            reloads: true,
+            done: Done::default(),
+        };
+        for side in Side::BOTH {
+            chaos.begun(side)?;
+        }
+        chaos.reloads = !matches!(chaos.hang_up(Side::Far)?, Answer::CannotReload);
+        Ok(chaos)
+    }
+
+    pub(super) fn reloads(&self) -> bool {
+        self.reloads
+    }
+
+    pub(super) fn process(&self, side: Side) -> u32 {
+        self.relays[side as usize].service.id()
+    }
+
+    /// Does everything, each thing at its time or as soon as the one before it is done.
+    pub(super) fn wreak(&mut self, events: &[Event], run: &Run) -> Result<(), ExperimentError> {
+        for event in events {
+            std::thread::sleep(event.at.saturating_sub(run.now()));
+            if run.is_over_early() {
+                break;
+            }
+            let from = run.now();
+            let what = format!("{:?}", event.act);
+            let breaks = self.act(event.act)?;
+            let to = run.now();
+            if breaks {
+                run.ledger.disrupted(from, to);
+            }
+            let (from, to) = (from.as_secs_f64(), to.as_secs_f64());
+            self.done
+                .log
+                .push(format!("{from:.2} s to {to:.2} s: {what}"));
+        }
+        Ok(())
+    }
+
+    /// Whether sessions may break by it.
+    fn act(&mut self, act: Act) -> Result<bool, ExperimentError> {
+        match act {
+            Act::Kill { side, pause } => {
+                self.note_objects(side);
+                self.relays[side as usize]
+                    .service
+                    .signal(Signal::KILL)
+                    .map_err(ExperimentError::machine("kill a relay"))?;
+                self.ended(side, DRAIN)?;
+                std::thread::sleep(pause);
+                self.restart(side)?;
+                self.done.kills += 1;
+                Ok(true)
+            }
+            Act::Stop(side) => {
+                self.stop(side)?;
+                self.restart(side)?;
+                self.done.stops += 1;
+                Ok(true)
+            }
+            Act::Cut { line, time } => {
+                self.rig.cut(line, true);
+                std::thread::sleep(time);
+                self.rig.cut(line, false);
+                self.done.cuts += 1;
+                Ok(true)
+            }
+            Act::Rotate | Act::Reload(_) if !self.reloads => {
+                self.done.left_out += 1;
+                Ok(false)
+            }
+            Act::Rotate => {
+                self.rotate()?;
+                self.done.rotations += 1;
+                Ok(false)
+            }
+            Act::Reload(side) => {
+                self.reload(side)?;
+                self.done.reloads += 1;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Ends both relays as an operator does.
+    pub(super) fn finish(mut self) -> Result<Done, ExperimentError> {
+        for side in Side::BOTH {
+            self.stop(side)?;
+        }
+        Ok(self.done)
+    }
+
+    /// Puts both configurations back to what they were at the start.
+    pub(super) fn settle(&mut self) -> Result<(), ExperimentError> {
+        for side in Side::BOTH {
+            if self.relays[side as usize].settings.changed {
+                self.reload(side)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn rotate(&mut self) -> Result<(), ExperimentError> {
+        let (old, new) = (self.key.clone(), new_key(self.rig.world.dir())?);
+        let steps = [
+            vec![old.clone(), new.clone()],
+            vec![new.clone(), old],
+            vec![new.clone()],
+        ];
+        for keys in steps {
+            for side in Side::BOTH {
+                let written = self.rig.write_keys(side, &keys);
+                written.map_err(ExperimentError::machine("write a mesh's keys"))?;
+                self.told(side)?;
+            }
+        }
+        self.key = new;
+        Ok(())
+    }
+
+    /// The other configuration; its forward has to come or go.
+    fn reload(&mut self, side: Side) -> Result<(), ExperimentError> {
+        let settings = &mut self.relays[side as usize].settings;
+        settings.changed = !settings.changed;
+        let settings = *settings;
+        let written = self.rig.write_config(side, settings);
+        written.map_err(ExperimentError::machine("write a relay's configuration"))?;
+        self.told(side)?;
+        let extra = self.rig.extra(side);
+        // It says nothing, so that it must not reach the server as a session: reset, not closed.
+        let connect = || {
+            TcpStream::connect(extra).and_then(|stream| {
+                rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
+                Ok(())
+            })
+        };
+        let listens = self.rig.host(side).run(connect)?.is_ok();
+        if listens != settings.changed {
+            let does = if listens { "still" } else { "not" };
+            let name = side.name();
+            let fault = format!("after a reload the {name} relay does {does} listen at {extra}");
+            self.done.faults.push(fault);
+        }
+        Ok(())
+    }
+
+    /// Has a relay read its configuration again.
+    fn told(&mut self, side: Side) -> Result<(), ExperimentError> {
+        let fault = match self.hang_up(side)? {
+            Answer::Read => return Ok(()),
+            Answer::CannotReload => "it cannot".to_owned(),
+            Answer::Refused(why) => why,
+        };
+        let name = side.name();
+        let fault = format!("the {name} relay did not read its configuration again: {fault}");
+        self.done.faults.push(fault);
+        Ok(())
+    }
+
+    fn hang_up(&mut self, side: Side) -> Result<Answer, ExperimentError> {
+        let service = &self.relays[side as usize].service;
+        let answers = || -> io::Result<Vec<String>> {
+            let said = service.said()?;
+            let whole = said.rsplit_once('\n').map_or("", |(whole, _)| whole);
+            let lines = whole.lines().filter(|line| line.contains(HANGUP));
+            Ok(lines.map(str::to_owned).collect())
+        };
+        let wait = || -> io::Result<Answer> {
+            let before = answers()?.len();
+            service.signal(Signal::HUP)?;
+            let deadline = Instant::now() + ANSWER;
+            while Instant::now() < deadline {
+                if let Some(line) = answers()?.get(before) {
+                    return Ok(match line {
+                        line if line.contains(CANNOT) => Answer::CannotReload,
+                        line if line.contains("ERROR") => Answer::Refused(line.clone()),
+                        _ => Answer::Read,
+                    });
+                }
+                std::thread::sleep(LOOK);
+            }
+            Ok(Answer::Refused(format!("it said nothing for {ANSWER:?}")))
+        };
+        wait().map_err(ExperimentError::machine("send SIGHUP to a relay"))
+    }
+
+    fn stop(&mut self, side: Side) -> Result<(), ExperimentError> {
+        self.note_objects(side);
+        let service = &self.relays[side as usize].service;
+        service
+            .signal(Signal::TERM)
+            .map_err(ExperimentError::machine("stop a relay"))?;
+        self.ended(side, DRAIN + STOP)
+    }
+
+    /// Waits for a relay's end, which a signal has asked for, and looks at how it went.
+    fn ended(&mut self, side: Side, limit: Duration) -> Result<(), ExperimentError> {
+        self.processes.set(side, None);
+        let Relay { service, life, .. } = &mut self.relays[side as usize];
+        let look = |service: &mut Service| Ok((service.wait_for(limit)?, service.said()?));
+        let (status, said) =
+            look(service).map_err(ExperimentError::machine("wait for a relay's end"))?;
+        let name = format!("the {} relay, process {life},", side.name());
+        match status {
+            None => {
+                let fault = format!("{name} had not ended {limit:?} after it was asked to");
+                self.done.faults.push(fault);
+            }
+            Some(status) => {
+                use std::os::unix::process::ExitStatusExt as _;
+                if !status.success() && status.signal() != Some(Signal::KILL.as_raw()) {
+                    self.done.faults.push(format!("{name} ended with {status}"));
+                }
+            }
+        }
+        if let Some(line) = said.lines().find(|line| line.contains("panicked")) {
+            self.done.faults.push(format!("{name} said: {line}"));
+        }
+        Ok(())
+    }
+
+    fn restart(&mut self, side: Side) -> Result<(), ExperimentError> {
+        let relay = &mut self.relays[side as usize];
+        relay.life += 1;
+        relay.service = self.rig.start(side, relay.life)?;
+        self.begun(side)
+    }
+
+    fn begun(&mut self, side: Side) -> Result<(), ExperimentError> {
+        self.processes.set(side, Some(self.process(side)));
+        self.note_objects(side);
+        Ok(())
+    }
+
+    /// Remembers what of BPF's the relay has, to look for it when it has ended.
+    fn note_objects(&mut self, side: Side) {
+        // None of a process that is gone.
+        if let Ok(objects) = bpf_objects(self.process(side)) {
+            self.done.objects.extend(objects);
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Both ends of the sessions: sockets, and nothing decided.
+
+use std::cell::Cell;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt::set_socket_linger;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::{JoinSet, LocalSet};
+
+use super::ledger::{Break, End, Ledger, Seen};
+use super::plan::Plan;
+use super::transfer::{Comparison, Content, First, HEADER, Transfer, Way};
+
+/// Without a byte for so long an end gives a session up, and says so by RST. More than the relays
+/// take to notice whatever happens to them here.
+pub(super) const IDLE: Duration = Duration::from_secs(20);
+/// Until a connection has to be there.
+const CONNECT: Duration = Duration::from_secs(15);
+/// Sessions under way at any time; the next one waits. Four hundred come in what a link is cut
+/// for; many more than these under way means that the machine cannot carry the load.
+pub(super) const AT_ONCE: usize = 2_000;
+/// Of one read or write.
+const CHUNK: usize = 16 << 10;
+/// Between two looks at what stands still.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// What both ends share with those who watch. Times are since `began`.
+pub(super) struct Run {
+    pub(super) began: Instant,
+    pub(super) ledger: Ledger,
+    /// The client has had all of its sessions.
+    pub(super) over: Notify,
+    /// It cannot go on.
+    given_up: AtomicBool,
+}
+
+/// What the client did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Load {
+    pub(super) begun: u64,
+    /// Sessions that had to wait because [`AT_ONCE`] were under way.
+    pub(super) held_back: u64,
+}
+
+/// When a session last moved.
+struct Movement(Cell<Instant>);
+
+// === impl Run ===
+
+impl Run {
+    pub(super) fn new() -> Self {
+        Self {
+            began: Instant::now(),
+            ledger: Ledger::default(),
+            over: Notify::new(),
+            given_up: AtomicBool::new(false),
+        }
+    }
+
+    /// Has everybody stop where they are.
+    pub(super) fn give_up(&self) {
+        self.given_up.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether nothing more is to begin: something is silently wrong, or it cannot go on.
+    pub(super) fn is_over_early(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed) || self.ledger.is_wrong()
+    }
+
+    /// Waits for the time `at`; `false` when nothing is to begin then.
+    pub(super) async fn until(&self, at: Duration) -> bool {
+        loop {
+            let left = at.saturating_sub(self.now());
+            if self.is_over_early() {
+                return false;
+            }
+            if left.is_zero() {
+                return true;
+            }
+            tokio::time::sleep(left.min(LOOK)).await;
+        }
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+}
+
+// === the client ===
+
+/// Begins the plan's sessions when their time has come, `after` the run began, and returns when all
+/// have ended, one way or another. To be called inside the client's host.
+pub(super) fn load(plan: &Plan, to: SocketAddr, run: &Arc<Run>) -> io::Result<Load> {
+    runtime()?.block_on(LocalSet::new().run_until(async {
+        let mut load = Load::default();
+        let mut open = JoinSet::new();
+        let room = Arc::new(Semaphore::new(AT_ONCE));
+        for (number, at) in plan.arrivals() {
+            if !run.until(at).await {
+                break;
+            }
+            load.held_back += u64::from(room.available_permits() == 0);
+            let Ok(place) = room.clone().acquire_owned().await else {
+                break;
+            };
+            load.begun += 1;
+            let (transfer, run) = (Transfer::of(plan.seed, number), run.clone());
+            open.spawn_local(async move {
+                run.ledger.begin(number, run.now());
+                let seen = seen(ask(transfer, to).await);
+                run.ledger.end(number, End::Client, seen, run.now());
+                drop(place);
+            });
+            while open.try_join_next().is_some() {}
+        }
+        while open.join_next().await.is_some() {}
+        Ok(load)
+    }))
+}
+
+async fn ask(transfer: Transfer, to: SocketAddr) -> Result<(), Seen> {
+    let connecting = tokio::time::timeout(CONNECT, TcpStream::connect(to));
+    let mut stream = connecting
+        .await
+        .map_err(|_| Seen::Broken(Break::TimedOut))?
+        .map_err(broken)?;
+    reset_on_close(&stream, true)?;
+    let movement = Movement::new();
+    let ended = Notify::new();
+    let (mut from, mut into) = stream.split();
+    let receive = async {
+        let comparison = transfer.comparison(Way::Down);
+        receive(&mut from, comparison, &movement).await?;
+        ended.notify_one();
+        Ok(())
+    };
+    let send = async {
+        let mut content = transfer.content(Way::Up);
+        if transfer.first == First::Server {
+            let second_half = transfer.up / 2;
+            send(&mut into, &mut content, second_half, &movement).await?;
+            ended.notified().await;
+        }
+        send(&mut into, &mut content, 0, &movement).await?;
+        into.shutdown().await.map_err(broken)
+    };
+    movement
+        .watch(async { tokio::try_join!(send, receive) })
+        .await?;
+    reset_on_close(&stream, false)
+}
+
+// === the server ===
+
+/// Serves whatever comes until the client has had its sessions and all have ended here too.
+/// To be called inside the server's host.
+pub(super) fn serve(listener: std::net::TcpListener, seed: u64, run: &Arc<Run>) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    runtime()?.block_on(LocalSet::new().run_until(async {
+        let listener = TcpListener::from_std(listener)?;
+        let mut open = JoinSet::new();
+        let mut over = pin!(run.over.notified());
+        loop {
+            let stream = tokio::select! {
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => stream,
+                    // It went away while it waited.
+                    Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => continue,
+                    Err(e) => return Err(e),
+                },
+                () = &mut over => break,
+            };
+            let run = run.clone();
+            open.spawn_local(async move {
+                let (number, result) = answer(stream, seed).await;
+                match number {
+                    Some(number) => {
+                        let seen = seen(result);
+                        run.ledger.end(number, End::Server, seen, run.now());
+                    }
+                    None => run.ledger.nameless(seen(result)),
+                }
+            });
+            while open.try_join_next().is_some() {}
+        }
+        while open.join_next().await.is_some() {}
+        Ok(())
+    }))
+}
+
+/// Serves one session; its number, once it is known.
+async fn answer(mut stream: TcpStream, seed: u64) -> (Option<u64>, Result<(), Seen>) {
+    let movement = Movement::new();
+    let mut header = [0; HEADER];
+    let begin = async {
+        reset_on_close(&stream, true)?;
+        stream.read_exact(&mut header).await.map_err(|e| {
+            // An orderly end in the middle of a header, or before it.
+            if e.kind() == io::ErrorKind::UnexpectedEof {
+                return Seen::Wrong(super::transfer::Wrong::Short {
+                    arrived: 0,
+                    missing: HEADER as u64,
+                });
+            }
+            broken(e)
+        })
+    };
+    if let Err(seen) = movement.watch(begin).await {
+        return (None, Err(seen));
+    }
+    let number = Transfer::number_in(&header);
+    (
+        Some(number),
+        reply(&mut stream, Transfer::of(seed, number), &header).await,
+    )
+}
+
+async fn reply(stream: &mut TcpStream, transfer: Transfer, header: &[u8]) -> Result<(), Seen> {
+    let mut comparison = transfer.comparison(Way::Up);
+    comparison.take(header).map_err(Seen::Wrong)?;
+    let movement = Movement::new();
+    let ended = Notify::new();
+    let (mut from, mut into) = stream.split();
+    let receive = async {
+        receive(&mut from, comparison, &movement).await?;
+        ended.notify_one();
+        Ok(())
+    };
+    let send = async {
+        let mut content = transfer.content(Way::Down);
+        if transfer.first == First::Client {
+            // The trailer says that everything is here.
+            let trailer = content.left() - transfer.down;
+            send(&mut into, &mut content, trailer, &movement).await?;
+            ended.notified().await;
+        }
+        send(&mut into, &mut content, 0, &movement).await?;
+        into.shutdown().await.map_err(broken)
+    };
+    movement
+        .watch(async { tokio::try_join!(send, receive) })
+        .await?;
+    reset_on_close(stream, false)
+}
+
+// === what both do ===
+
+/// Sends until `rest` bytes of `content` are left.
+async fn send(
+    into: &mut WriteHalf<'_>,
+    content: &mut Content,
+    rest: u64,
+    movement: &Movement,
+) -> Result<(), Seen> {
+    let mut chunk = vec![0; CHUNK];
+    while content.left() > rest {
+        let room = CHUNK.min(usize::try_from(content.left() - rest).unwrap_or(CHUNK));
+        let n = content.fill(&mut chunk[..room]);
+        let mut bytes = &chunk[..n];
+        while !bytes.is_empty() {
+            let n = into.write(bytes).await.map_err(broken)?;
+            movement.note();
+            bytes = &bytes[n..];
+        }
+    }
+    Ok(())
+}
+
+/// Receives to the end of the stream.
+async fn receive(
+    from: &mut ReadHalf<'_>,
+    mut comparison: Comparison,
+    movement: &Movement,
+) -> Result<(), Seen> {
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        let n = from.read(&mut chunk).await.map_err(broken)?;
+        movement.note();
+        if n == 0 {
+            return comparison.end().map_err(Seen::Wrong);
+        }
+        comparison.take(&chunk[..n]).map_err(Seen::Wrong)?;
+    }
+}
+
+fn seen(result: Result<(), Seen>) -> Seen {
+    result.err().unwrap_or(Seen::Exact)
+}
+
+fn broken(e: io::Error) -> Seen {
+    Seen::Broken(match e.kind() {
+        io::ErrorKind::ConnectionRefused => Break::Refused,
+        io::ErrorKind::ConnectionReset
+        | io::ErrorKind::ConnectionAborted
+        | io::ErrorKind::BrokenPipe
+        | io::ErrorKind::NotConnected => Break::Reset,
+        io::ErrorKind::TimedOut => Break::TimedOut,
+        _ => Break::Other,
+    })
+}
+
+/// Until a session is complete its end is an RST, so that giving up can be told from being done.
+fn reset_on_close(stream: &TcpStream, on: bool) -> Result<(), Seen> {
+    set_socket_linger(stream, on.then_some(Duration::ZERO)).map_err(|e| broken(e.into()))
+}
+
+pub(super) fn runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+}
+
+// === impl Movement ===
+
+impl Movement {
+    fn new() -> Self {
+        Self(Cell::new(Instant::now()))
+    }
+
+    fn note(&self) {
+        self.0.set(Instant::now());
+    }
+
+    /// Waits for `work`, unless nothing has moved for [`IDLE`].
+    async fn watch<T>(&self, work: impl Future<Output = Result<T, Seen>>) -> Result<T, Seen> {
+        let mut work = pin!(work);
+        loop {
+            match tokio::time::timeout(LOOK, &mut work).await {
+                Ok(done) => return done,
+                Err(_) if self.0.get().elapsed() > IDLE => {
+                    return Err(Seen::Broken(Break::TimedOut));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+}

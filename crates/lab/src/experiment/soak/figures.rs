@@ -1,0 +1,313 @@
+//! The outcome of a run: figures, and what they have to be.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::Map;
+
+use super::chaos::Done;
+use super::ends::Load;
+use super::ledger::{Break, Sum};
+use super::outsider::Attack;
+use super::plan::{Plan, Side};
+use super::rig::Rig;
+use super::watch::{Holding, Sample};
+use crate::experiment::Request;
+use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
+use crate::experiment::stats;
+
+/// By how much a relay's resident memory at the end of the load may be above that in its middle.
+/// What a leak of one session's memory for each session would do in the short form already is
+/// several times that; what pools and queues that happen to be fuller do is less.
+const GROWTH: f64 = 1.25;
+/// The least share of sessions that are exact: chaos takes its part, and this says that there was
+/// something left to be harmed.
+const LEAST_EXACT: f64 = 0.5;
+/// Samples of a series: more say nothing more and make a large file.
+const SAMPLES: usize = 2_000;
+
+/// Everything that was seen.
+pub(super) struct Found {
+    pub(super) sum: Sum,
+    /// Sessions that the plan has.
+    pub(super) planned: u64,
+    pub(super) load: Load,
+    pub(super) attack: Attack,
+    pub(super) samples: Vec<Sample>,
+    /// What the relays held before the load, and when all was over, by [`Side`].
+    pub(super) idle: [Holding; 2],
+    pub(super) left: [Holding; 2],
+    /// Their descriptors by kind, before and after.
+    pub(super) kinds: [[BTreeMap<String, usize>; 2]; 2],
+    /// What their last processes have counted.
+    pub(super) counters: [String; 2],
+    /// From the last session's end until they held that.
+    pub(super) settled: Duration,
+    pub(super) reloads: bool,
+    pub(super) done: Done,
+    /// Connections that an outsider brought about.
+    pub(super) dialled: u64,
+    pub(super) leftovers: Vec<String>,
+}
+
+pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome {
+    let sum = &found.sum;
+    let leaked = found.leaked_descriptors();
+    let growth = growth(&found.samples, plan.load);
+    let exact = ("exact", sum.exact as f64);
+    let exactly = |measured: f64, figure: f64| Check {
+        measured,
+        least: figure,
+        most: Some(figure),
+    };
+    let none = |measured: f64| exactly(measured, 0.0);
+    let at_least = |measured: u64, least: f64| Check {
+        measured: measured as f64,
+        least,
+        most: None,
+    };
+    let left = |of: fn(&Holding) -> f64| found.left.iter().map(of).sum::<f64>();
+    let (done, attack) = (&found.done, &found.attack);
+    let reloaded = f64::from(u8::from(found.reloads));
+    let checks = [
+        ("silently_wrong", none(sum.wrong as f64)),
+        ("broken_unexplained", none(sum.unexplained as f64)),
+        (
+            "exact_share",
+            Check {
+                measured: sum.exact as f64 / (sum.sessions.max(1)) as f64,
+                least: LEAST_EXACT,
+                most: None,
+            },
+        ),
+        (
+            "sessions_begun",
+            at_least(sum.sessions, found.planned as f64),
+        ),
+        // What breaks or grows while the machine cannot carry the load is no relay's doing.
+        ("sessions_held_back", none(found.load.held_back as f64)),
+        ("leaked_descriptors", none(leaked)),
+        ("sessions_left", none(left(|h| h.sessions))),
+        ("pipes_in_use_left", none(left(|h| h.pipes_in_use))),
+        (
+            "rss_growth",
+            Check {
+                // Nothing to compare is nothing shown.
+                measured: growth.unwrap_or(0.0),
+                least: f64::MIN_POSITIVE,
+                most: Some(GROWTH),
+            },
+        ),
+        ("kernel_leftovers", none(found.leftovers.len() as f64)),
+        ("relay_faults", none(done.faults.len() as f64)),
+        ("outsider_dialled", none(found.dialled as f64)),
+        ("outsider_heard_bytes", none(attack.heard as f64)),
+        ("outsider_not_closed", none(attack.kept as f64)),
+        ("outsider_replays", at_least(attack.replays, 1.0)),
+        ("kills", at_least(done.kills, 1.0)),
+        ("stops", at_least(done.stops, 1.0)),
+        ("cuts", at_least(done.cuts, 1.0)),
+        ("rotations", at_least(done.rotations, reloaded)),
+        ("reloads", at_least(done.reloads, reloaded)),
+    ];
+    let headline = [
+        ("sessions", sum.sessions as f64),
+        exact,
+        ("broken_visibly", sum.broken() as f64),
+        ("broken_unexplained", sum.unexplained as f64),
+        ("silently_wrong", sum.wrong as f64),
+        ("leaked_descriptors", leaked),
+        ("rss_growth", growth.unwrap_or(0.0)),
+        ("outsider_connections", attack.connections as f64),
+        ("outsider_dialled", found.dialled as f64),
+    ];
+    Outcome {
+        experiment: super::EXPERIMENT.name.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        seed: request.seed,
+        quick: request.quick,
+        environment: Environment {
+            links: BTreeMap::from_iter(Rig::describe()),
+            ..Environment::here()
+        },
+        calibration: Calibration::of(checks),
+        headline: headline.map(|(key, value)| (key.to_owned(), value)).into(),
+        series: series(found),
+        paper: Map::new(),
+        ideal: Map::new(),
+        notes: notes(found),
+    }
+}
+
+fn series(found: &Found) -> Vec<Series> {
+    let mut series = Vec::new();
+    let times = thin(&found.sum.times);
+    series.extend(Series::of("exact sessions", "time", "s", times));
+    for side in Side::BOTH {
+        let own = || found.samples.iter().filter(move |s| s.side == side);
+        let resident: Vec<f64> = own().map(|s| s.resident).collect();
+        series.extend(Series::of(
+            side.name(),
+            "resident memory",
+            "B",
+            thin(&resident),
+        ));
+        let descriptors: Vec<f64> = own().map(|s| s.descriptors).collect();
+        let name = side.name();
+        series.extend(Series::of(
+            name,
+            "descriptors",
+            "descriptors",
+            thin(&descriptors),
+        ));
+    }
+    let settled = vec![found.settled.as_secs_f64()];
+    series.extend(Series::of("relays", "time to come to rest", "s", settled));
+    series
+}
+
+fn notes(found: &Found) -> Vec<String> {
+    let Found { done, attack, .. } = found;
+    let broken = &found.sum.broken;
+    let each = |how| broken.get(&how).copied().unwrap_or(0);
+    let mut notes = vec![
+        format!(
+            "Broken as the client saw it, or else the server: {} reset, {} refused, {} timed out, {} \
+             otherwise. {} sessions waited because too many were under way.",
+            each(Break::Reset),
+            each(Break::Refused),
+            each(Break::TimedOut),
+            each(Break::Other),
+            found.load.held_back
+        ),
+        format!(
+            "{} kills, {} stops, {} cuts, {} changes of key, {} reloads; {} connections of the \
+             outsider's, {} of them recordings, {} refused.",
+            done.kills,
+            done.stops,
+            done.cuts,
+            done.rotations,
+            done.reloads,
+            attack.connections,
+            attack.replays,
+            attack.refused
+        ),
+    ];
+    if !found.reloads {
+        notes.push(format!(
+            "This relay reads its configuration and keys at its start only: {} changes of them were \
+             left out.",
+            done.left_out
+        ));
+    }
+    notes.extend(found.sum.faults.iter().cloned());
+    notes.extend(done.faults.iter().cloned());
+    notes.extend(
+        found
+            .leftovers
+            .iter()
+            .map(|what| format!("left in the kernel: {what}")),
+    );
+    if found.leaked_descriptors() > 0.0 {
+        let [before, after] = &found.kinds;
+        notes.push(format!(
+            "Held before the load {:?}, after it {:?}.",
+            found.idle, found.left
+        ));
+        for (side, (before, after)) in Side::BOTH.iter().zip(before.iter().zip(after)) {
+            let name = side.name();
+            notes.push(format!(
+                "Descriptors of the {name} relay at rest: {before:?} before the load, {after:?} after it."
+            ));
+        }
+    }
+    // Only where there is something to be found out.
+    let is_clean = found.sum.unexplained + found.sum.wrong == 0 && done.faults.is_empty();
+    if !is_clean {
+        for (side, counters) in Side::BOTH.iter().zip(&found.counters) {
+            let name = side.name();
+            notes.push(format!(
+                "the {name} relay's last process has counted: {counters}"
+            ));
+        }
+        notes.extend(done.log.iter().cloned());
+    }
+    notes
+}
+
+/// The largest ratio, of any relay, of its memory in the last tenth of the load to that in the tenth
+/// after its middle, of one and the same process; `None` when none lived as long.
+fn growth(samples: &[Sample], load: Duration) -> Option<f64> {
+    let of = |side: Side| {
+        let last = samples.iter().rfind(|s| s.side == side)?.process;
+        let median = |from: Duration, to: Duration| {
+            let own = samples
+                .iter()
+                .filter(|s| s.side == side && s.process == last);
+            let during = own.filter(|s| (from..to).contains(&s.at));
+            stats::median(&during.map(|s| s.resident).collect::<Vec<_>>())
+        };
+        Some(median(load * 9 / 10, load)? / median(load / 2, load * 6 / 10)?)
+    };
+    let ratios = Side::BOTH.map(of);
+    // One that cannot be compared says nothing of itself, and must not pass.
+    ratios.into_iter().reduce(|a, b| Some(a?.max(b?))).flatten()
+}
+
+/// At most [`SAMPLES`] of them, evenly taken.
+fn thin(samples: &[f64]) -> Vec<f64> {
+    let step = samples.len().div_ceil(SAMPLES).max(1);
+    samples.iter().copied().step_by(step).collect()
+}
+
+// === impl Found ===
+
+impl Found {
+    fn leaked_descriptors(&self) -> f64 {
+        let sides = self.left.iter().zip(&self.idle);
+        sides
+            .map(|(left, idle)| (left.descriptors - idle.descriptors).max(0.0))
+            .sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(seconds: u64, side: Side, process: u32, resident: f64) -> Sample {
+        Sample {
+            at: Duration::from_secs(seconds),
+            side,
+            process,
+            resident,
+            descriptors: 1.0,
+        }
+    }
+
+    #[test]
+    fn memory_is_compared_within_one_process_and_the_worst_relay_counts() {
+        let load = Duration::from_secs(100);
+        let mut samples = vec![
+            sample(10, Side::Near, 1, 1.0),
+            sample(55, Side::Near, 2, 10.0),
+            sample(70, Side::Near, 2, 90.0),
+            sample(95, Side::Near, 2, 11.0),
+            sample(55, Side::Far, 3, 10.0),
+            sample(95, Side::Far, 3, 15.0),
+        ];
+        assert_eq!(growth(&samples, load), Some(1.5));
+        // A process that was not there in the middle.
+        samples.push(sample(96, Side::Far, 4, 15.0));
+        assert_eq!(growth(&samples, load), None);
+        assert_eq!(growth(&[], load), None);
+    }
+
+    #[test]
+    fn few_samples_stay_and_many_are_thinned() {
+        assert_eq!(thin(&[1.0, 2.0]), [1.0, 2.0]);
+        let many = vec![0.0; 10 * SAMPLES + 1];
+        assert!(thin(&many).len() <= SAMPLES);
+        assert!(thin(&[]).is_empty());
+    }
+}

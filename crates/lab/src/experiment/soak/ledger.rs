@@ -1,0 +1,342 @@
+//! What became of every session, from both of its ends, and what can explain it.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::transfer::Wrong;
+
+/// After something that breaks sessions is over, what it broke may show this late: a connection
+/// whose RST was lost says so when it is next used, and one that waits for the next relay gives up
+/// after `connect_timeout`.
+const AFTERMATH: Duration = Duration::from_secs(5);
+
+/// Faults that are told one by one; more are counted only.
+const TOLD: usize = 20;
+
+/// How one end of a session saw it go wrong, visibly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Break {
+    /// Nobody listened.
+    Refused,
+    /// RST.
+    Reset,
+    /// Nothing moved for too long, and it gave up.
+    TimedOut,
+    /// Any other error of the system.
+    Other,
+}
+
+/// How one end of a session saw it end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    Exact,
+    Broken(Break),
+    Wrong(Wrong),
+}
+
+/// One of the two ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Client,
+    Server,
+}
+
+/// What both ends make of a session together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Exact,
+    Broken(Break),
+    Wrong(Wrong),
+}
+
+/// A time during which sessions may break.
+#[derive(Clone, Copy, Debug)]
+struct Disruption {
+    from: Duration,
+    to: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Session {
+    begun: Duration,
+    ended: Duration,
+    client: Option<Seen>,
+    server: Option<Seen>,
+}
+
+#[derive(Default)]
+struct Entries {
+    sessions: BTreeMap<u64, Session>,
+    /// Connections at the server that ended before they said which session they are.
+    nameless: Vec<Seen>,
+    disruptions: Vec<Disruption>,
+    /// Something is silently wrong.
+    is_wrong: bool,
+}
+
+/// Shared by everybody who sees something. Times are since the run's beginning.
+#[derive(Default)]
+pub(super) struct Ledger(Mutex<Entries>);
+
+/// The sum of a ledger.
+#[derive(Debug, Default)]
+pub(super) struct Sum {
+    pub(super) sessions: u64,
+    pub(super) exact: u64,
+    pub(super) broken: BTreeMap<Break, u64>,
+    /// Of the broken, those that nothing explains.
+    pub(super) unexplained: u64,
+    pub(super) wrong: u64,
+    /// Seconds that exact sessions took.
+    pub(super) times: Vec<f64>,
+    /// A sentence for each of the first that should not be.
+    pub(super) faults: Vec<String>,
+}
+
+// === impl Ledger ===
+
+impl Ledger {
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The client begins session `number`.
+    pub(super) fn begin(&self, number: u64, now: Duration) {
+        let session = Session {
+            begun: now,
+            ended: now,
+            client: None,
+            server: None,
+        };
+        self.entries().sessions.insert(number, session);
+    }
+
+    /// One end has seen session `number` end.
+    pub(super) fn end(&self, number: u64, end: End, seen: Seen, now: Duration) {
+        let mut entries = self.entries();
+        entries.is_wrong |= matches!(seen, Seen::Wrong(_));
+        match entries.sessions.get_mut(&number) {
+            Some(session) => {
+                session.ended = session.ended.max(now);
+                let place = match end {
+                    End::Client => &mut session.client,
+                    End::Server => &mut session.server,
+                };
+                // A session that arrives twice must be wrong once.
+                *place = Some(match (*place, seen) {
+                    (None, seen) => seen,
+                    (Some(first @ Seen::Wrong(_)), _) => first,
+                    (_, Seen::Wrong(wrong)) => Seen::Wrong(wrong),
+                    (Some(Seen::Exact), Seen::Exact) => Seen::Wrong(Wrong::Unknown),
+                    (Some(first), _) => first,
+                });
+            }
+            None => entries.nameless.push(seen),
+        }
+    }
+
+    /// A connection arrived at the server and ended without saying which session it is.
+    pub(super) fn nameless(&self, seen: Seen) {
+        let mut entries = self.entries();
+        entries.is_wrong |= !matches!(seen, Seen::Broken(_));
+        entries.nameless.push(seen);
+    }
+
+    /// From `from` to `to` sessions may break.
+    pub(super) fn disrupted(&self, from: Duration, to: Duration) {
+        self.entries().disruptions.push(Disruption { from, to });
+    }
+
+    /// Everything, once everybody has said what there is to say.
+    pub(super) fn sum(&self) -> Sum {
+        let entries = self.entries();
+        let mut sum = Sum::default();
+        for (number, session) in &entries.sessions {
+            sum.sessions += 1;
+            match session.verdict() {
+                Verdict::Exact => {
+                    sum.exact += 1;
+                    let time = session.ended.saturating_sub(session.begun);
+                    sum.times.push(time.as_secs_f64());
+                }
+                Verdict::Broken(how) => {
+                    *sum.broken.entry(how).or_default() += 1;
+                    if !entries.disruptions.iter().any(|d| d.explains(session)) {
+                        sum.unexplained += 1;
+                        sum.tell(format!(
+                            "session {number} broke and nothing explains it: {session}"
+                        ));
+                    }
+                }
+                Verdict::Wrong(_) => {
+                    sum.wrong += 1;
+                    sum.tell(format!("session {number} is silently wrong: {session}"));
+                }
+            }
+        }
+        for seen in &entries.nameless {
+            // Broken before they began: those of sessions that the client has seen break.
+            if let Seen::Exact | Seen::Wrong(_) = seen {
+                sum.wrong += 1;
+                sum.tell(format!(
+                    "a connection without a session at the server: {seen:?}"
+                ));
+            }
+        }
+        sum
+    }
+
+    /// Whether something is silently wrong already.
+    pub(super) fn is_wrong(&self) -> bool {
+        self.entries().is_wrong
+    }
+}
+
+// === impl Session ===
+
+impl Session {
+    fn verdict(&self) -> Verdict {
+        match (self.client, self.server) {
+            (Some(Seen::Wrong(wrong)), _) | (_, Some(Seen::Wrong(wrong))) => Verdict::Wrong(wrong),
+            (Some(Seen::Exact), Some(Seen::Exact)) => Verdict::Exact,
+            // It has had the trailer, which only a server gives.
+            (Some(Seen::Exact), None) => Verdict::Wrong(Wrong::Unknown),
+            (Some(Seen::Broken(how)), _) | (_, Some(Seen::Broken(how))) => Verdict::Broken(how),
+            (None, _) => Verdict::Broken(Break::TimedOut),
+        }
+    }
+}
+
+impl std::fmt::Display for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { begun, ended, .. } = self;
+        write!(
+            f,
+            "from {:.2} s to {:.2} s, client {:?}, server {:?}",
+            begun.as_secs_f64(),
+            ended.as_secs_f64(),
+            self.client,
+            self.server
+        )
+    }
+}
+
+// === impl Disruption ===
+
+impl Disruption {
+    fn explains(&self, session: &Session) -> bool {
+        session.begun <= self.to + AFTERMATH && session.ended >= self.from
+    }
+}
+
+// === impl Sum ===
+
+impl Sum {
+    pub(super) fn broken(&self) -> u64 {
+        self.broken.values().sum()
+    }
+
+    fn tell(&mut self, fault: String) {
+        if self.faults.len() < TOLD {
+            self.faults.push(fault);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHORT: Seen = Seen::Wrong(Wrong::Short {
+        arrived: 1,
+        missing: 1,
+    });
+    const RESET: Seen = Seen::Broken(Break::Reset);
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// One session from 10 s to 12 s.
+    fn one(client: Option<Seen>, server: Option<Seen>) -> Ledger {
+        let ledger = Ledger::default();
+        ledger.begin(1, at(10));
+        for (end, seen) in [(End::Client, client), (End::Server, server)] {
+            if let Some(seen) = seen {
+                ledger.end(1, end, seen, at(12));
+            }
+        }
+        ledger
+    }
+
+    #[test]
+    fn a_session_is_exact_when_both_ends_say_so() {
+        let sum = one(Some(Seen::Exact), Some(Seen::Exact)).sum();
+        assert_eq!(
+            (sum.sessions, sum.exact, sum.broken(), sum.wrong),
+            (1, 1, 0, 0)
+        );
+        assert_eq!(sum.times, [2.0]);
+        for (client, server) in [
+            (Some(Seen::Exact), Some(RESET)),
+            (Some(RESET), Some(Seen::Exact)),
+            (Some(RESET), None),
+            (None, None),
+        ] {
+            let sum = one(client, server).sum();
+            assert_eq!(
+                (sum.exact, sum.broken(), sum.wrong),
+                (0, 1, 0),
+                "{client:?} {server:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_one_end_sees_wrong_is_wrong_whatever_the_other_says() {
+        for other in [None, Some(Seen::Exact), Some(RESET)] {
+            assert_eq!(one(Some(SHORT), other).sum().wrong, 1);
+            let ledger = one(other, Some(SHORT));
+            assert!(ledger.is_wrong());
+            assert_eq!(ledger.sum().wrong, 1);
+        }
+        assert!(!one(Some(Seen::Exact), Some(RESET)).is_wrong());
+    }
+
+    #[test]
+    fn an_answer_that_no_server_gave_is_wrong() {
+        assert_eq!(one(Some(Seen::Exact), None).sum().wrong, 1);
+    }
+
+    #[test]
+    fn a_session_that_arrives_twice_is_wrong() {
+        let ledger = one(Some(Seen::Exact), Some(Seen::Exact));
+        ledger.end(1, End::Server, Seen::Exact, at(13));
+        assert_eq!(ledger.sum().wrong, 1);
+    }
+
+    #[test]
+    fn connections_without_a_session_may_break_and_may_not_end_in_order() {
+        for (seen, wrong) in [(RESET, 0), (SHORT, 1), (Seen::Exact, 1)] {
+            let ledger = Ledger::default();
+            ledger.nameless(seen);
+            assert_eq!(ledger.sum().wrong, wrong);
+        }
+    }
+
+    #[test]
+    fn only_what_happened_meanwhile_or_just_before_explains_a_break() {
+        let explained = |from, to| {
+            let ledger = one(Some(RESET), None);
+            ledger.disrupted(at(from), at(to));
+            ledger.sum().unexplained == 0
+        };
+        assert!(explained(11, 11));
+        assert!(explained(2, 30));
+        assert!(explained(4, 10 - AFTERMATH.as_secs()));
+        assert!(!explained(1, 9 - AFTERMATH.as_secs()));
+        assert!(!explained(13, 14), "it had ended");
+        assert_eq!(one(Some(RESET), None).sum().faults.len(), 1);
+    }
+}

@@ -1,0 +1,203 @@
+//! `soak`: a mesh under load while everything happens to it that happens to machines.
+//!
+//! Two hundred sessions a second of every size and in both orders of half-close, of which each byte
+//! is compared, over two `taut relay` that are killed, stopped, told to read keys and configuration
+//! again, cut off from one another, and beset by somebody without a key. A session may break, and
+//! then both what it sees and when it sees it must fit what was being done; it may never end in
+//! order with bytes missing or changed. When it is over nothing may be left.
+
+mod chaos;
+mod ends;
+mod figures;
+mod ledger;
+mod outsider;
+mod plan;
+mod rig;
+mod transfer;
+mod watch;
+
+use std::io;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::descriptors::enough_descriptors;
+use super::outcome::Outcome;
+use super::{Experiment, ExperimentError, Request};
+use chaos::Chaos;
+use ends::Run;
+use figures::Found;
+use plan::{Plan, Side};
+use rig::Rig;
+use taut_sys::bpf::Object;
+use watch::{Enough, Holding, Processes};
+
+/// For the list of experiments.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "soak",
+    about: "a mesh under load while relays are killed, links cut, keys changed, and an outsider attacks",
+    run,
+};
+
+/// For the kernel to be rid of what ended processes and namespaces had.
+const BURIAL: Duration = Duration::from_secs(20);
+/// Between two looks whether it is.
+const LOOK: Duration = Duration::from_millis(50);
+
+fn run(request: &Request) -> Result<Outcome, ExperimentError> {
+    let machine = ExperimentError::machine;
+    enough_descriptors(ends::AT_ONCE + outsider::AT_ONCE)
+        .map_err(machine("hold both ends of every session"))?;
+    let plan = Plan::of(request);
+    let rig = Rig::build(request.seed, &request.taut)?;
+    let listen = |at| -> Result<TcpListener, ExperimentError> {
+        let listener = rig.world.host("server").run(|| TcpListener::bind(at))?;
+        listener.map_err(machine("listen"))
+    };
+    let (server, trap) = (listen(rig.server())?, listen(rig.trap())?);
+
+    let processes = Processes::default();
+    let mut chaos = Chaos::start(&rig, &processes)?;
+    let rest = |chaos: &Chaos<'_>, idle: Option<&[Holding; 2]>| {
+        let of = |side: Side| {
+            let idle = idle.map(|idle| &idle[side as usize]);
+            Holding::at_rest(&rig, side, chaos.process(side), idle)
+        };
+        let both = of(Side::Near).and_then(|near| Ok([near, of(Side::Far)?]));
+        both.map_err(machine("see what the relays hold"))
+    };
+    let idle = rest(&chaos, None)?;
+    let kinds = |chaos: &Chaos<'_>| {
+        let both = Side::BOTH.map(|side| watch::kinds(chaos.process(side)));
+        let [near, far] = both;
+        near.and_then(|near| Ok([near, far?]))
+            .map_err(machine("see what the relays hold"))
+    };
+    let idle_kinds = kinds(&chaos)?;
+
+    eprintln!(
+        "soak: {} s of {} sessions/s, {} events",
+        plan.load.as_secs(),
+        plan.rate,
+        plan.events.len()
+    );
+    let run = Arc::new(Run::new());
+    let enough = Enough::default();
+    let (load, attack, samples) = std::thread::scope(|scope| {
+        let served =
+            scope.spawn(|| inside(&rig, "server", || ends::serve(server, plan.seed, &run)));
+        let samples = scope.spawn(|| processes.sample(&run, &enough));
+        let attack =
+            scope.spawn(|| inside(&rig, "outsider", || outsider::attack(&plan, &rig, &run)));
+        let load = scope.spawn(|| {
+            let load = inside(&rig, "client", || ends::load(&plan, rig.entrance(), &run));
+            enough.say();
+            run.over.notify_one();
+            load
+        });
+        let wreaked = chaos.wreak(&plan.events, &run);
+        if wreaked.is_err() {
+            run.give_up();
+        }
+        let load = joined(load)?;
+        joined(served)?;
+        wreaked?;
+        let samples = samples
+            .join()
+            .unwrap_or_else(|p| std::panic::resume_unwind(p));
+        Ok::<_, ExperimentError>((load, joined(attack)?, samples))
+    })?;
+    chaos.settle()?;
+    let began = Instant::now();
+    let left = rest(&chaos, Some(&idle))?;
+    let settled = began.elapsed();
+    let kinds = [idle_kinds, kinds(&chaos)?];
+    let counters = Side::BOTH.map(|side| watch::counters(&rig, side));
+    let [near, far] = counters;
+    let counters = near
+        .and_then(|near| Ok([near, far?]))
+        .map_err(machine("see what the relays have counted"))?;
+    let reloads = chaos.reloads();
+    let done = chaos.finish()?;
+    let dialled = dialled(&trap).map_err(machine("look who has come"))?;
+
+    let id = rig.world.id().to_owned();
+    drop(trap);
+    rig.world
+        .tear_down()
+        .map_err(machine("take the world down"))?;
+    let leftovers = leftovers(&done.objects, &id).map_err(machine("look what is left"))?;
+    let found = Found {
+        sum: run.ledger.sum(),
+        planned: plan.arrivals().count() as u64,
+        load,
+        attack,
+        samples,
+        idle,
+        left,
+        kinds,
+        counters,
+        settled,
+        reloads,
+        done,
+        dialled,
+        leftovers,
+    };
+    Ok(figures::outcome(&found, &plan, request))
+}
+
+/// Does `job` on a host.
+fn inside<T: Send>(
+    rig: &Rig,
+    host: &str,
+    job: impl FnOnce() -> io::Result<T> + Send,
+) -> Result<T, ExperimentError> {
+    let done = rig.world.host(host).run(job)?;
+    done.map_err(ExperimentError::machine(&format!("go on at the {host}")))
+}
+
+fn joined<T>(
+    thread: std::thread::ScopedJoinHandle<'_, Result<T, ExperimentError>>,
+) -> Result<T, ExperimentError> {
+    thread
+        .join()
+        .unwrap_or_else(|p| std::panic::resume_unwind(p))
+}
+
+/// Connections that nobody who was entitled to it has asked for.
+fn dialled(trap: &TcpListener) -> io::Result<u64> {
+    trap.set_nonblocking(true)?;
+    let mut dialled = 0;
+    loop {
+        match trap.accept() {
+            Ok(_) => dialled += 1,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(dialled),
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// What the relays and their world have left in the kernel, in words.
+fn leftovers<'a>(
+    objects: impl IntoIterator<Item = &'a Object>,
+    world: &str,
+) -> io::Result<Vec<String>> {
+    let deadline = Instant::now() + BURIAL;
+    let mut left = Vec::new();
+    for object in objects {
+        while object.exists()? {
+            if Instant::now() > deadline {
+                left.push(format!("{object:?} of BPF's"));
+                break;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+    for entry in std::fs::read_dir(taut_sys::netns::NETNS_DIR)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.starts_with(&format!("taut-{world}-")) {
+            left.push(format!("the network namespace {name}"));
+        }
+    }
+    Ok(left)
+}

@@ -1,0 +1,253 @@
+//! Somebody without a key at the mesh port: silent, dripping, noisy, in another protocol, and with
+//! what was recorded of those who have one.
+
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::{Rng, SeedableRng};
+use taut_mesh::dialler::Dialler;
+use taut_mesh::hello::{Hello, SessionId, Target};
+use taut_mesh::key::Keys;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::task::{JoinSet, LocalSet};
+
+use super::ends::{Run, runtime};
+use super::plan::{Plan, Side, Storm};
+use super::rig::Rig;
+
+/// Bytes of one that is noisy.
+const NOISE: usize = 1 << 20;
+/// Between two bytes of one that drips.
+const DRIP: Duration = Duration::from_millis(200);
+/// Until a connection has to be closed by the relay, which has `handshake_timeout`, 5 s.
+const LIFE: Duration = Duration::from_secs(15);
+/// Open at one time; the next one waits.
+pub(super) const AT_ONCE: usize = 1_000;
+/// The most that a recorded opening is answered with: one message of the handshake
+/// (docs/design/mesh-hello.md).
+const GREETING: u64 = 256;
+
+/// What came of it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Attack {
+    pub(super) connections: u64,
+    /// Connections that were refused, or reset before they were there.
+    pub(super) refused: u64,
+    /// Recordings that were played.
+    pub(super) replays: u64,
+    /// Bytes said to those who had nothing recorded, and beyond a greeting to those who had.
+    pub(super) heard: u64,
+    /// Connections that the relay has not closed in time.
+    pub(super) kept: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Manner {
+    Silent,
+    Dripping,
+    Noisy,
+    OtherProtocol,
+    Replay,
+}
+
+/// What went over the wire in somebody else's name.
+struct Recording {
+    opening: Vec<u8>,
+    /// Proof and hello.
+    rest: Vec<u8>,
+}
+
+/// How a connection of the outsider's ended.
+struct Met {
+    heard: u64,
+    closed: bool,
+}
+
+/// Comes whenever the plan says so. To be called inside the outsider's host.
+pub(super) fn attack(plan: &Plan, rig: &Rig, run: &Arc<Run>) -> io::Result<Attack> {
+    runtime()?.block_on(LocalSet::new().run_until(async {
+        let mut attack = Attack::default();
+        for (number, storm) in (0..).zip(&plan.storms) {
+            if !run.until(storm.at).await {
+                break;
+            }
+            // Keys change: what was recorded long ago would be refused for that alone.
+            let recording = record(rig).await.ok().map(Rc::new);
+            one(
+                *storm,
+                plan.seed ^ number,
+                rig.mesh_port(),
+                recording,
+                &mut attack,
+            )
+            .await;
+        }
+        Ok(attack)
+    }))
+}
+
+async fn one(
+    storm: Storm,
+    seed: u64,
+    to: SocketAddr,
+    recording: Option<Rc<Recording>>,
+    attack: &mut Attack,
+) {
+    let began = Instant::now();
+    let room = Arc::new(Semaphore::new(AT_ONCE));
+    let mut open = JoinSet::new();
+    for n in 0..storm.connections {
+        tokio::time::sleep_until((began + storm.time * n / storm.connections).into()).await;
+        let Ok(place) = room.clone().acquire_owned().await else {
+            break;
+        };
+        let manner = match n % 50 {
+            0 => Manner::Noisy,
+            1..=4 => Manner::Replay,
+            5..=9 => Manner::Dripping,
+            10..=14 => Manner::OtherProtocol,
+            _ => Manner::Silent,
+        };
+        let manner = match (manner, &recording) {
+            (Manner::Replay, None) => Manner::Silent,
+            _ => manner,
+        };
+        let recording = recording.clone();
+        let seed = seed.wrapping_mul(1 << 20).wrapping_add(u64::from(n));
+        open.spawn_local(async move {
+            let met = meet(to, manner, recording.as_deref(), seed).await;
+            drop(place);
+            (manner, met)
+        });
+        while let Some(Ok((manner, met))) = open.try_join_next() {
+            attack.count(manner, met);
+        }
+    }
+    while let Some(Ok((manner, met))) = open.join_next().await {
+        attack.count(manner, met);
+    }
+}
+
+/// One connection; `None` when there was none.
+async fn meet(
+    to: SocketAddr,
+    manner: Manner,
+    recording: Option<&Recording>,
+    seed: u64,
+) -> Option<Met> {
+    let connecting = tokio::time::timeout(LIFE, TcpStream::connect(to));
+    let mut stream = connecting.await.ok()?.ok()?;
+    let mut heard = 0;
+    let (mut from, mut into) = stream.split();
+    let speak = async {
+        // Being cut off while it speaks is what is to happen to it.
+        match (manner, recording) {
+            (Manner::Silent, _) | (Manner::Replay, None) => {}
+            (Manner::Dripping, _) => drip(&mut into).await,
+            (Manner::Noisy, _) => {
+                let mut noise = vec![0; NOISE];
+                let mut random = Pcg64Mcg::seed_from_u64(seed);
+                random.fill_bytes(&mut noise);
+                let _ = into.write_all(&noise).await;
+            }
+            (Manner::OtherProtocol, _) => {
+                let _ = into
+                    .write_all(b"GET / HTTP/1.1\r\nHost: relay\r\n\r\n")
+                    .await;
+            }
+            (Manner::Replay, Some(recording)) => {
+                let _ = into.write_all(&recording.opening).await;
+                let _ = into.write_all(&recording.rest).await;
+            }
+        }
+    };
+    let listen = async {
+        let mut bytes = [0; 512];
+        // An error is an RST: that is closed as well.
+        while let Ok(n @ 1..) = from.read(&mut bytes).await {
+            heard += n as u64;
+        }
+    };
+    let both = async {
+        let mut listen = std::pin::pin!(listen);
+        tokio::select! {
+            () = &mut listen => return,
+            () = speak => {}
+        }
+        listen.await;
+    };
+    let closed = tokio::time::timeout(LIFE, both).await.is_ok();
+    Some(Met { heard, closed })
+}
+
+/// The beginning of a header of the PROXY protocol, byte by byte, and then nothing that is one.
+async fn drip(into: &mut tokio::net::tcp::WriteHalf<'_>) {
+    let signature = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\x50";
+    for byte in signature.iter().copied().chain(std::iter::repeat(0)) {
+        if into.write_all(&[byte]).await.is_err() {
+            return;
+        }
+        tokio::time::sleep(DRIP).await;
+    }
+}
+
+/// What a relay that holds the key says, up to the hello, which would have been for the trap.
+async fn record(rig: &Rig) -> io::Result<Recording> {
+    let keys = Keys::load(&rig.key_file(Side::Far)).map_err(io::Error::other)?;
+    let mut nonce = [0; 32];
+    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())?;
+    let (mut dialler, opening) = Dialler::new(nonce, Instant::now(), LIFE, &keys);
+    let work = async {
+        let mut stream = TcpStream::connect(rig.mesh_port()).await?;
+        stream.write_all(&opening).await?;
+        let proof = loop {
+            let n = stream.read(dialler.space()).await?;
+            if n == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let step = dialler.advance(n, Instant::now());
+            if let Some(proof) = step.map_err(|e| io::Error::other(e.label()))? {
+                break proof;
+            }
+        };
+        stream.write_all(&proof).await?;
+        let hello = Hello {
+            source: SocketAddr::from(([192, 0, 2, 1], 1234)),
+            destination: Target::Addr(rig.trap()),
+            route: Vec::new(),
+            hops_left: 8,
+            session: SessionId([0; 16]),
+        };
+        let ready = dialler.ready().ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Recording {
+            opening,
+            rest: [proof, ready.hello(&hello)].concat(),
+        })
+    };
+    tokio::time::timeout(LIFE, work).await?
+}
+
+// === impl Attack ===
+
+impl Attack {
+    fn count(&mut self, manner: Manner, met: Option<Met>) {
+        self.connections += 1;
+        let Some(met) = met else {
+            self.refused += 1;
+            return;
+        };
+        let may_hear = match manner {
+            Manner::Replay => GREETING,
+            _ => 0,
+        };
+        self.replays += u64::from(matches!(manner, Manner::Replay));
+        self.heard += met.heard.saturating_sub(may_hear);
+        self.kept += u64::from(!met.closed);
+    }
+}

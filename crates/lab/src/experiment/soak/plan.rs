@@ -1,0 +1,278 @@
+//! When sessions begin and what is done to the relays meanwhile: all of it from the seed.
+
+use std::time::Duration;
+
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::{Rng, SeedableRng};
+
+use crate::experiment::Request;
+
+/// Sessions begun in a second, in the mean.
+const RATE: u32 = 200;
+
+/// A relay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Side {
+    Near,
+    Far,
+}
+
+/// A link of the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Line {
+    ClientNear,
+    NearFar,
+    FarServer,
+}
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Act {
+    /// SIGKILL, and a new process after `pause`.
+    Kill { side: Side, pause: Duration },
+    /// SIGTERM, and a new process when the old one has ended.
+    Stop(Side),
+    /// Nothing passes the link for `time`.
+    Cut { line: Line, time: Duration },
+    /// A new key takes the old one's place, in the three steps of docs/design/mesh-hello.md.
+    Rotate,
+    /// The configuration changes: timeouts, and a forward comes or goes.
+    Reload(Side),
+}
+
+/// Something that is done, and when: since the beginning of the load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Event {
+    pub(super) at: Duration,
+    pub(super) act: Act,
+}
+
+/// A time in which an outsider comes to the mesh port again and again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Storm {
+    pub(super) at: Duration,
+    pub(super) time: Duration,
+    pub(super) connections: u32,
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) seed: u64,
+    /// How long sessions begin.
+    pub(super) load: Duration,
+    /// Sessions a second, in the mean.
+    pub(super) rate: u32,
+    /// In order. No relay is killed or stopped after the middle of the load, so that the memory of
+    /// one process can be compared from there to the end.
+    pub(super) events: Vec<Event>,
+    pub(super) storms: Vec<Storm>,
+}
+
+/// A form of the experiment.
+struct Form {
+    /// Seconds.
+    load: u64,
+    /// Between two events, in ms; the first comes after one of these.
+    pause: u64,
+    storms: u32,
+    /// Seconds of one.
+    storm: u64,
+    /// Of all storms.
+    connections: u32,
+}
+
+const FULL: Form = Form {
+    load: 580,
+    pause: 9_000,
+    storms: 5,
+    storm: 20,
+    connections: 5_000,
+};
+
+/// What leaves time within a minute for the start, the last sessions and the end.
+const QUICK: Form = Form {
+    load: 30,
+    pause: 2_500,
+    storms: 2,
+    storm: 4,
+    connections: 5_000,
+};
+
+// === impl Plan ===
+
+impl Plan {
+    pub(super) fn of(request: &Request) -> Self {
+        let form = if request.quick { QUICK } else { FULL };
+        let load = Duration::from_secs(form.load);
+        let mut random = Pcg64Mcg::seed_from_u64(request.seed);
+        let half = load / 2;
+        // Nothing begins in the last tenth: it is where the end is measured.
+        let until = load * 9 / 10;
+        let pause = Duration::from_millis(form.pause);
+        let times = (1..).map(|n| pause * n).take_while(|at| *at < until);
+        let (early, late): (Vec<_>, Vec<_>) = times.partition(|at| *at + pause < half);
+        // The short form has no time for more than that every process ends once each way.
+        let first = if request.quick { deadly } else { everything };
+        let mut events = fill(&early, first, &mut random);
+        events.extend(fill(&late, harmless, &mut random));
+        let storms = (0..form.storms).map(|n| Storm {
+            // Evenly over the load, so that some meet relays that have just started.
+            at: load * (2 * n + 1) / (2 * form.storms),
+            time: Duration::from_secs(form.storm),
+            connections: form.connections / form.storms,
+        });
+        Self {
+            seed: request.seed,
+            load,
+            rate: RATE,
+            events,
+            storms: storms.collect(),
+        }
+    }
+
+    /// When each session begins: a Poisson process, numbered from 0.
+    pub(super) fn arrivals(&self) -> impl Iterator<Item = (u64, Duration)> {
+        let (rate, load) = (f64::from(self.rate), self.load);
+        let mut random = Pcg64Mcg::seed_from_u64(!self.seed);
+        let mut at = 0.0;
+        let gaps = std::iter::repeat_with(move || {
+            let unit = (random.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
+            at -= (1.0 - unit).ln() / rate;
+            Duration::from_secs_f64(at)
+        });
+        (0..).zip(gaps).take_while(move |(_, at)| *at < load)
+    }
+}
+
+type Draw<'a> = &'a mut dyn FnMut(u64) -> u64;
+
+/// An event at each of these times: each kind once before any comes again, in an order of its own
+/// each time.
+fn fill(times: &[Duration], kinds: fn(Draw<'_>) -> Vec<Act>, random: &mut Pcg64Mcg) -> Vec<Event> {
+    let mut draw = |below: u64| random.next_u64() % below;
+    let mut bag: Vec<Act> = Vec::new();
+    let mut events = Vec::with_capacity(times.len());
+    for &at in times {
+        if bag.is_empty() {
+            bag = kinds(&mut draw);
+        }
+        let index = usize::try_from(draw(bag.len() as u64)).unwrap_or(0);
+        let act = bag.swap_remove(index);
+        events.push(Event { at, act });
+    }
+    events
+}
+
+fn ms(range: std::ops::Range<u64>, draw: Draw<'_>) -> Duration {
+    Duration::from_millis(range.start + draw(range.end - range.start))
+}
+
+/// What ends processes.
+fn deadly(draw: Draw<'_>) -> Vec<Act> {
+    let mut kill = |side| Act::Kill {
+        side,
+        pause: ms(100..1_000, draw),
+    };
+    vec![
+        kill(Side::Near),
+        kill(Side::Far),
+        Act::Stop(Side::Near),
+        Act::Stop(Side::Far),
+    ]
+}
+
+/// What does not.
+fn harmless(draw: Draw<'_>) -> Vec<Act> {
+    let lines = [Line::ClientNear, Line::NearFar, Line::FarServer];
+    let line = lines[usize::try_from(draw(3)).unwrap_or(0)];
+    vec![
+        Act::Cut {
+            line,
+            time: ms(200..3_000, draw),
+        },
+        Act::Rotate,
+        Act::Reload(Side::Near),
+        Act::Reload(Side::Far),
+    ]
+}
+
+fn everything(draw: Draw<'_>) -> Vec<Act> {
+    let mut all = deadly(draw);
+    all.extend(harmless(draw));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn plan(quick: bool, seed: u64) -> Plan {
+        Plan::of(&Request {
+            quick,
+            seed,
+            runs: None,
+            taut: "taut".into(),
+        })
+    }
+
+    fn kind(act: &Act) -> String {
+        let text = format!("{act:?}");
+        text.split(" {").next().unwrap_or_default().to_owned()
+    }
+
+    #[test]
+    fn both_forms_have_every_kind_of_event_in_order() {
+        for quick in [false, true] {
+            let plan = plan(quick, 1);
+            let kinds: BTreeSet<String> = plan.events.iter().map(|e| kind(&e.act)).collect();
+            for wanted in [
+                "Cut",
+                "Kill",
+                "Reload(Far)",
+                "Reload(Near)",
+                "Rotate",
+                "Stop(Far)",
+            ] {
+                assert!(kinds.contains(wanted), "{wanted} in {kinds:?}");
+            }
+            assert!(plan.events.is_sorted_by_key(|e| e.at));
+            assert!(plan.events.last().unwrap().at < plan.load);
+            let connections: u32 = plan.storms.iter().map(|s| s.connections).sum();
+            assert_eq!(connections, 5_000);
+            assert!(plan.storms.iter().all(|s| s.at + s.time < plan.load));
+        }
+    }
+
+    #[test]
+    fn no_process_ends_in_the_second_half() {
+        for seed in 0..20 {
+            let plan = plan(false, seed);
+            for event in &plan.events {
+                if matches!(event.act, Act::Kill { .. } | Act::Stop(_)) {
+                    assert!(event.at < plan.load / 2, "{event:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_seed_is_a_plan() {
+        assert_eq!(plan(false, 1).events, plan(false, 1).events);
+        assert_ne!(plan(false, 1).events, plan(false, 2).events);
+        assert!(plan(true, 1).arrivals().eq(plan(true, 1).arrivals()));
+        assert!(!plan(true, 1).arrivals().eq(plan(true, 2).arrivals()));
+    }
+
+    #[test]
+    fn as_many_sessions_begin_as_the_rate_says() {
+        let plan = plan(false, 1);
+        let expected = plan.load.as_secs() as f64 * f64::from(plan.rate);
+        let begun = plan.arrivals().count() as f64;
+        // Four standard deviations.
+        assert!((begun - expected).abs() < 4.0 * expected.sqrt(), "{begun}");
+        assert!(plan.arrivals().map(|(_, at)| at).is_sorted());
+    }
+}

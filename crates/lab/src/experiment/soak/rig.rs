@@ -1,0 +1,270 @@
+//! The world, and what is written for its relays.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::plan::{Line, Side};
+use crate::link::shape::{LinkSpec, Shape};
+use crate::peer::relay::{self, Forward, Mesh, Node};
+use crate::peer::{PeerError, Service};
+use crate::units::{BitsPerSecond, Bytes};
+use crate::world::{Host, World, WorldBuilder, WorldError};
+
+/// Where the far relay listens for the near one.
+const MESH_PORT: u16 = 7000;
+/// Where sessions end.
+const SERVER_PORT: u16 = 9000;
+/// Where nobody who is entitled to it has anything sent: what arrives here was an outsider's doing.
+const TRAP_PORT: u16 = 9001;
+/// Connections that the near relay keeps ready at least.
+const POOL: u32 = 8;
+/// What the relays give a stop, and so the longest that one takes.
+pub(super) const DRAIN: Duration = Duration::from_secs(3);
+
+/// A link: its ends, its delay one way in ms, and its share of lost segments.
+const LINKS: [(&str, &str, u64, f64); 4] = [
+    ("client", "near", 2, 0.0),
+    // Losses where the relays are to be quickest.
+    ("near", "far", 10, 0.0005),
+    ("far", "server", 1, 0.0),
+    ("outsider", "far", 1, 0.0),
+];
+const RATE: BitsPerSecond = BitsPerSecond::giga(1);
+const QUEUE: Bytes = Bytes::mega(4);
+
+/// The world with nothing running in it.
+pub(super) struct Rig {
+    pub(super) world: World,
+    taut: PathBuf,
+}
+
+/// What a relay is to do: what can change while it runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Settings {
+    /// Other timeouts, and a forward more.
+    pub(super) changed: bool,
+}
+
+/// The configuration file.
+#[derive(Serialize)]
+struct Config {
+    relay: Section,
+}
+
+#[derive(Serialize)]
+struct Section {
+    max_sessions: u32,
+    connect_timeout: &'static str,
+    half_closed_timeout: &'static str,
+    flush_timeout: &'static str,
+    drain_timeout: String,
+    /// A peer whose RST was lost is asked after this.
+    keepalive_idle: &'static str,
+    #[serde(flatten)]
+    node: Node,
+}
+
+// === impl Rig ===
+
+impl Rig {
+    pub(super) fn build(seed: u64, taut: &Path) -> Result<Self, WorldError> {
+        let mut builder = WorldBuilder::new("soak");
+        for host in ["client", "near", "far", "server", "outsider"] {
+            // Two hundred a second, for minutes, between the same two addresses.
+            builder = builder
+                .host(host)
+                .sysctl(host, "net.ipv4.ip_local_port_range", "16384 65535")
+                .sysctl(host, "net.ipv4.tcp_max_tw_buckets", "1024");
+        }
+        for (number, (a, b, delay, loss)) in (0_u64..).zip(LINKS) {
+            let shape = Self::shape(delay, loss);
+            let spec = LinkSpec::both(shape).seed(seed.wrapping_mul(8).wrapping_add(number));
+            builder = builder.link(a, b, spec);
+        }
+        Ok(Self {
+            world: builder.build()?,
+            taut: taut.to_owned(),
+        })
+    }
+
+    fn shape(delay: u64, loss: f64) -> Shape {
+        Shape::delay(Duration::from_millis(delay))
+            .rate(RATE)
+            .queue(QUEUE)
+            .loss(loss)
+    }
+
+    /// The links for the environment of an outcome.
+    pub(super) fn describe() -> impl Iterator<Item = (String, String)> {
+        LINKS.into_iter().map(|(a, b, delay, loss)| {
+            let text = format!(
+                "{} ms round trip, {RATE}, loss {} %",
+                2 * delay,
+                100.0 * loss
+            );
+            (format!("{a}-{b}"), text)
+        })
+    }
+
+    pub(super) fn host(&self, side: Side) -> &Host {
+        self.world.host(side.name())
+    }
+
+    /// Where sessions begin.
+    pub(super) fn entrance(&self) -> SocketAddr {
+        SocketAddr::from((self.world.addr("near"), relay::PORT))
+    }
+
+    /// Where the forward listens that comes and goes at `side`.
+    pub(super) fn extra(&self, side: Side) -> SocketAddr {
+        SocketAddr::from((self.host(side).addr(), relay::PORT + 1))
+    }
+
+    pub(super) fn server(&self) -> SocketAddr {
+        SocketAddr::from((self.world.addr("server"), SERVER_PORT))
+    }
+
+    pub(super) fn trap(&self) -> SocketAddr {
+        SocketAddr::from((self.world.addr("server"), TRAP_PORT))
+    }
+
+    pub(super) fn mesh_port(&self) -> SocketAddr {
+        SocketAddr::from((self.world.addr("far"), MESH_PORT))
+    }
+
+    /// Cuts a link or mends it.
+    pub(super) fn cut(&self, line: Line, is_cut: bool) {
+        let (a, b, ..) = LINKS[line as usize];
+        self.world.cut(a, b, is_cut);
+    }
+
+    /// The file with the keys of `side`.
+    pub(super) fn key_file(&self, side: Side) -> PathBuf {
+        self.world.dir().join(format!("{}.keys", side.name()))
+    }
+
+    /// Writes the keys of `side`, the first of which it makes messages with. At no moment is the
+    /// file half there.
+    pub(super) fn write_keys(&self, side: Side, keys: &[String]) -> io::Result<()> {
+        let file = self.key_file(side);
+        let new = file.with_extension("new");
+        let mut options = fs::OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600);
+        let mut out = options.open(&new)?;
+        for key in keys {
+            writeln!(out, "{key}")?;
+        }
+        fs::rename(new, file)
+    }
+
+    /// Writes the configuration of `side`, in the same manner.
+    pub(super) fn write_config(&self, side: Side, settings: Settings) -> io::Result<()> {
+        let relay = self.section(side, settings);
+        let text = toml::to_string(&Config { relay }).map_err(io::Error::other)?;
+        let file = self.config_file(side);
+        let new = file.with_extension("new");
+        fs::write(&new, text)?;
+        fs::rename(new, file)
+    }
+
+    fn config_file(&self, side: Side) -> PathBuf {
+        self.world.dir().join(format!("{}.toml", side.name()))
+    }
+
+    fn section(&self, side: Side, settings: Settings) -> Section {
+        let mut mesh = Mesh {
+            key_file: self.key_file(side),
+            listen: None,
+            allow: Vec::new(),
+            pool_min: POOL,
+            turbo: true,
+            rate: RATE,
+        };
+        let mut forwards = Vec::new();
+        match side {
+            Side::Near => forwards.push(Forward {
+                via: Some(self.mesh_port()),
+                early_syn: true,
+                ..Forward::new(self.entrance(), self.server())
+            }),
+            Side::Far => {
+                mesh.listen = Some(self.mesh_port());
+                mesh.allow = [SERVER_PORT, TRAP_PORT]
+                    .map(|port| format!("{}/32:{port}", self.world.addr("server")))
+                    .to_vec();
+            }
+        }
+        if settings.changed {
+            forwards.push(Forward::new(self.extra(side), self.server()));
+        }
+        let pick = |plain, changed| if settings.changed { changed } else { plain };
+        Section {
+            max_sessions: 8_192,
+            connect_timeout: pick("5s", "6s"),
+            half_closed_timeout: pick("15s", "14s"),
+            flush_timeout: pick("10s", "9s"),
+            drain_timeout: format!("{DRAIN:?}"),
+            keepalive_idle: "5s",
+            node: Node {
+                metrics: relay::METRICS,
+                mesh: Some(mesh),
+                forwards,
+            },
+        }
+    }
+
+    /// Starts the relay of `side`, whose `life`-th process it is, and waits until it serves.
+    pub(super) fn start(&self, side: Side, life: u32) -> Result<Service, PeerError> {
+        let mut command = Command::new(&self.taut);
+        command
+            .arg("relay")
+            .arg("--config")
+            .arg(self.config_file(side));
+        let (host, dir) = (self.host(side), self.world.dir());
+        // Its metrics' port is there before anything else. A connection to the entrance would be a
+        // session, and one that says nothing.
+        let name = format!("taut-{life}");
+        let service = Service::start(host, &name, command, relay::METRICS, dir)?;
+        let least = match side {
+            Side::Near => 1,
+            // It has none, and says so once it runs.
+            Side::Far => 0,
+        };
+        relay::wait_for_pool(&service, host, relay::METRICS, least)?;
+        Ok(service)
+    }
+}
+
+// === impl Side ===
+
+impl Side {
+    pub(super) const BOTH: [Self; 2] = [Self::Near, Self::Far];
+
+    /// The relay's host.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Near => "near",
+            Self::Far => "far",
+        }
+    }
+}
+
+/// A new key, as `openssl rand -hex 32` makes it.
+pub(super) fn new_key(dir: &Path) -> Result<String, PeerError> {
+    let file = dir.join("new.key");
+    let failed = |source| PeerError::Prepare {
+        what: "a mesh's key".into(),
+        source,
+    };
+    relay::make_key(&file)?;
+    let key = fs::read_to_string(&file).map_err(failed)?;
+    fs::remove_file(&file).map_err(failed)?;
+    Ok(key.trim_end().to_owned())
+}

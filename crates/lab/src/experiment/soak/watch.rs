@@ -1,0 +1,237 @@
+//! What the relays hold: descriptors, pipes, sessions, memory, and what of BPF's is theirs.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use taut_sys::bpf::Object;
+
+use super::ends::Run;
+use super::plan::Side;
+use super::rig::Rig;
+use crate::peer::relay;
+
+/// Between two looks at memory.
+const SAMPLE: Duration = Duration::from_millis(500);
+/// Between two looks at what has to come to rest.
+const LOOK: Duration = Duration::from_millis(100);
+/// What a relay gets to be rid of everything once nobody wants anything of it: its longest timeout
+/// for a peer that has vanished, and more.
+const REST: Duration = Duration::from_secs(45);
+
+/// What a relay holds at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Holding {
+    pub(super) sessions: f64,
+    pub(super) pipes_in_use: f64,
+    /// Connections at the mesh port that have proved nothing.
+    unproven: f64,
+    /// Pipes, empty or not.
+    pipes: f64,
+    /// Connections to other relays that wait for a session.
+    pool_ready: f64,
+    /// Connections from other relays that wait for one.
+    mesh_ready: f64,
+    /// Descriptors beyond those of sessions, pipes and connections between relays that are ready:
+    /// what does not change with load.
+    pub(super) descriptors: f64,
+}
+
+/// Resident memory of one process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sample {
+    pub(super) at: Duration,
+    pub(super) side: Side,
+    pub(super) process: u32,
+    /// Bytes.
+    pub(super) resident: f64,
+    pub(super) descriptors: f64,
+}
+
+/// The relays' processes, while they run.
+#[derive(Debug, Default)]
+pub(super) struct Processes(Mutex<[Option<u32>; 2]>);
+
+/// Says when samples are no longer wanted.
+#[derive(Debug, Default)]
+pub(super) struct Enough {
+    is_enough: Mutex<bool>,
+    changed: Condvar,
+}
+
+// === impl Holding ===
+
+impl Holding {
+    /// What the relay of `side`, whose process this is, holds.
+    pub(super) fn of(rig: &Rig, side: Side, process: u32) -> io::Result<Self> {
+        let said = rig.host(side).run(|| relay::scrape(relay::METRICS));
+        let said = said.map_err(io::Error::other)??;
+        let figure = |name: &str| {
+            relay::sum(&said, name)
+                .ok_or_else(|| io::Error::other(format!("the relay does not say {name}")))
+        };
+        let sessions = figure("taut_relay_sessions")?;
+        let unproven = figure("taut_relay_mesh_unproven")?;
+        let pipes = figure("taut_relay_pipes")?;
+        let pool_ready = figure("taut_relay_pool_ready")?;
+        let mesh_ready = figure("taut_relay_mesh_ready")?;
+        let accounted = 2.0 * (sessions + pipes) + unproven + pool_ready + mesh_ready;
+        Ok(Self {
+            sessions,
+            pipes_in_use: figure("taut_relay_pipes_in_use")?,
+            unproven,
+            pipes,
+            pool_ready,
+            mesh_ready,
+            descriptors: descriptors(process)? - accounted,
+        })
+    }
+
+    /// What it holds when it has come to rest: when it has no session and no descriptor more than
+    /// in `idle` for two looks, or when [`REST`] is over.
+    pub(super) fn at_rest(
+        rig: &Rig,
+        side: Side,
+        process: u32,
+        idle: Option<&Self>,
+    ) -> io::Result<Self> {
+        let deadline = Instant::now() + REST;
+        let mut last = Self::of(rig, side, process)?;
+        loop {
+            std::thread::sleep(LOOK);
+            let now = Self::of(rig, side, process)?;
+            let rests = now.sessions + now.pipes_in_use + now.unproven == 0.0
+                && idle.is_none_or(|idle| now.descriptors <= idle.descriptors);
+            if (rests && now == last) || Instant::now() > deadline {
+                return Ok(now);
+            }
+            last = now;
+        }
+    }
+}
+
+/// What the relay of `side` has counted of ends, of its pool and of its mesh port, where it is not 0.
+pub(super) fn counters(rig: &Rig, side: Side) -> io::Result<String> {
+    let said = rig.host(side).run(|| relay::scrape(relay::METRICS));
+    let said = said.map_err(io::Error::other)??;
+    let told = ["ended", "pool", "mesh", "early"].map(|group| format!("taut_relay_{group}_"));
+    let counters = said.lines().filter_map(|line| {
+        let is_told = told.iter().any(|group| line.starts_with(group));
+        (is_told && !line.ends_with(" 0")).then(|| line.trim_start_matches("taut_relay_"))
+    });
+    Ok(counters.collect::<Vec<_>>().join(", "))
+}
+
+/// Descriptors of a process by their kind: `socket`, `pipe`, `anon_inode:[eventpoll]`.
+pub(super) fn kinds(process: u32) -> io::Result<BTreeMap<String, usize>> {
+    let mut kinds = BTreeMap::new();
+    for entry in fs::read_dir(format!("/proc/{process}/fd"))? {
+        // One that was closed meanwhile is none.
+        if let Ok(target) = fs::read_link(entry?.path()) {
+            let target = target.to_string_lossy().into_owned();
+            // Of `socket:[1234]` the number says nothing.
+            let kind = target
+                .split(":[")
+                .next()
+                .map_or(target.clone(), str::to_owned);
+            *kinds.entry(kind).or_default() += 1;
+        }
+    }
+    Ok(kinds)
+}
+
+/// Descriptors of a process.
+fn descriptors(process: u32) -> io::Result<f64> {
+    Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count() as f64)
+}
+
+/// Resident memory of a process, in bytes.
+fn resident(process: u32) -> io::Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{process}/statm"))?;
+    let pages = text.split(' ').nth(1).and_then(|pages| pages.parse().ok());
+    let pages: u64 = pages.ok_or(io::ErrorKind::InvalidData)?;
+    Ok((pages * rustix::param::page_size() as u64) as f64)
+}
+
+/// BPF programs and maps that a process refers to.
+pub(super) fn bpf_objects(process: u32) -> io::Result<BTreeSet<Object>> {
+    let entries = fs::read_dir(format!("/proc/{process}/fdinfo"))?;
+    // A descriptor that was closed meanwhile is none.
+    let texts = entries.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok());
+    Ok(texts.filter_map(|text| Object::of_fdinfo(&text)).collect())
+}
+
+// === impl Processes ===
+
+impl Processes {
+    pub(super) fn set(&self, side: Side, process: Option<u32>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)[side as usize] = process;
+    }
+
+    fn running(&self) -> impl Iterator<Item = (Side, u32)> + use<> {
+        let now = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sides = Side::BOTH.into_iter().zip(now);
+        sides.filter_map(|(side, process)| Some((side, process?)))
+    }
+
+    /// Looks at their memory until it is enough.
+    pub(super) fn sample(&self, run: &Run, enough: &Enough) -> Vec<Sample> {
+        let mut samples = Vec::new();
+        loop {
+            for (side, process) in self.running() {
+                // One that has just been killed has none.
+                if let (Ok(resident), Ok(descriptors)) = (resident(process), descriptors(process)) {
+                    samples.push(Sample {
+                        at: run.now(),
+                        side,
+                        process,
+                        resident,
+                        descriptors,
+                    });
+                }
+            }
+            if enough.within(SAMPLE) {
+                return samples;
+            }
+        }
+    }
+}
+
+// === impl Enough ===
+
+impl Enough {
+    pub(super) fn say(&self) {
+        *self
+            .is_enough
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+
+    /// Whether it is said within `time`.
+    fn within(&self, time: Duration) -> bool {
+        let is_enough = self
+            .is_enough
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(is_enough, time, |is| !*is);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_memory_and_descriptors() {
+        let process = std::process::id();
+        assert!(resident(process).unwrap() > 1e6);
+        let before = descriptors(process).unwrap();
+        let file = fs::File::open("/proc/self/statm").unwrap();
+        assert!(descriptors(process).unwrap() >= 3.0, "{before}");
+        drop(file);
+    }
+}
