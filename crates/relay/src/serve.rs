@@ -104,9 +104,10 @@ async fn serve(
     let mut scrapers = None;
     let mut offered = None;
     if let Some(listener) = metrics {
-        tracing::info!(addr = %listener.local_addr()?, "serving OpenMetrics at /metrics");
+        let addr = listener.local_addr()?;
         offered = Some(listener.as_fd().try_clone_to_owned()?);
         let listener = TcpListener::from_std(listener)?;
+        tracing::info!(%addr, "serving OpenMetrics at /metrics");
         scrapers = Some(tokio::spawn(exposition::serve(listener, node.metrics())));
     }
     taken.serving().await;

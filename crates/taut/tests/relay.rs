@@ -591,7 +591,9 @@ fn a_killed_relay_looks_like_a_reset_never_like_the_end_of_a_file() {
 #[test]
 fn no_descriptor_is_left_of_sessions_that_ended_in_any_way() {
     let (server, addr) = server();
-    let relay = Running::start(addr, &["--metrics", "127.0.0.1:0"]);
+    let mut relay = Running::start(addr, &["--metrics", "127.0.0.1:0"]);
+    // The last that it opens.
+    relay.until_it_says("serving OpenMetrics");
     let before = relay.sockets();
     let bulk = vec![7; 4 << 20];
     for round in 0..30 {
