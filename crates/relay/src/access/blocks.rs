@@ -2,7 +2,7 @@
 //! those that are not of the public Internet.
 //!
 //! From IANA's registries of special-purpose addresses (RFC 6890 and its updates) and, for
-//! metadata services, from the clouds' own documentation.
+//! metadata services, from lists that public projects keep against server-side request forgery.
 
 use std::net::IpAddr;
 use std::sync::LazyLock;
