@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use taut_lab::link::shape::{LinkSpec, Shape};
 use taut_lab::world::{World, WorldBuilder};
-use taut_relay::config::{Config, Forward};
+use taut_relay::config::{Config, Forward, MeshConfig};
 use taut_relay::metrics::Metrics;
 use taut_relay::node::Node;
 
-use crate::flood::forge;
-use crate::rig::{Net, PATIENCE, RELAY};
+use crate::flood::{forge, forge_from};
+use crate::rig::{LINK, Net, PATIENCE, RELAY};
 
 const PORT: u16 = 8080;
 
@@ -166,4 +166,93 @@ fn forged_syns_make_only_so_many_connections_and_these_are_given_up() {
     assert_eq!(metrics.sessions(), 0);
     assert_eq!(figure(&metrics, "taut_relay_accepted_total"), 0);
     node.drain();
+}
+
+#[test]
+fn no_onward_leg_outlives_its_client_also_where_accept_comes_before_the_syns_report() {
+    const CLIENTS: usize = 200;
+    // Without delay, the handshake is often over before the report of its SYN has been read.
+    let net = Net::new();
+    let server = net
+        .relay
+        .run(|| TcpListener::bind("127.0.0.1:0").unwrap())
+        .unwrap();
+    let to = server.local_addr().unwrap();
+    let listen = SocketAddr::from((RELAY, PORT));
+    let node = net.relay.run(|| relay(listen, to, 1)).unwrap();
+    let metrics = node.metrics();
+    for _ in 0..CLIENTS {
+        let client = net.connect(listen);
+        rustix::net::sockopt::set_socket_linger(&client, Some(Duration::ZERO)).unwrap();
+    }
+    let all = |name: &str| figure(&metrics, &format!("taut_relay_{name}_total"));
+    wait_until(
+        "the clients to be accepted, and every leg joined or given up",
+        || {
+            all("accepted") == CLIENTS as u64
+                && all("early_begun") == all("early_joined") + all("early_unused")
+                && metrics.sessions() == 0
+        },
+    );
+    // What the relay has set up is in the listener's queue by now, and has to end.
+    server.set_nonblocking(true).unwrap();
+    let mut met = 0;
+    while let Ok((mut leg, _)) = server.accept() {
+        leg.set_read_timeout(Some(PATIENCE)).unwrap();
+        leg.set_nonblocking(false).unwrap();
+        let end = leg.read(&mut [0]);
+        assert!(
+            !matches!(&end, Err(e) if e.kind() == std::io::ErrorKind::WouldBlock),
+            "a leg is left without a client"
+        );
+        met += 1;
+    }
+    assert!(met > 0, "the relay has connected to nobody");
+}
+
+#[test]
+fn forged_syns_to_a_forward_through_a_relay_that_does_not_answer_make_no_more_dials_than_the_pool_may_hold()
+ {
+    const ROUNDS: u32 = 8;
+    const FORGED: u32 = 500;
+    const POOL: u32 = 4;
+    let net = Net::new();
+    // Its SYNs are swallowed: nobody has this address.
+    net.ip(
+        &net.relay,
+        &format!("neigh add 10.9.0.77 lladdr 02:00:00:00:00:77 dev {LINK}"),
+    );
+    // (Made with mode 0600, as a key file has to be.)
+    let keys = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(keys.path(), "42".repeat(32)).unwrap();
+    let to = SocketAddrV4::new(RELAY, PORT);
+    let mut forward = Forward::new(
+        vec![to.to_string().parse().unwrap()],
+        "10.0.0.1:80".parse().unwrap(),
+    );
+    forward.early_syn = true;
+    forward.via = vec!["10.9.0.77:7000".parse().unwrap()];
+    let mut config = Config::new(vec![forward]);
+    config.workers = Some(1);
+    config.max_sessions = Some(100);
+    let mut mesh = MeshConfig::new(keys.path().to_owned());
+    (mesh.pool.min, mesh.pool.max) = (0, POOL);
+    mesh.turbo = None;
+    config.mesh = Some(mesh);
+    let node = net.relay.run(|| Node::start(&config).unwrap()).unwrap();
+    let metrics = node.metrics();
+    for round in 1..=ROUNDS {
+        // From others each time, so that they are not taken for repetitions.
+        forge_from(&net, to, round * FORGED, FORGED);
+        wait_until("the reports", || {
+            figure(&metrics, "taut_relay_early_syns_total") >= u64::from(round * FORGED)
+        });
+        // All that this relay has under way are legs to the other, of this network namespace.
+        let mut dials = 0;
+        wait_until("the first dial", || {
+            dials = net.sockets(&net.relay, "syn-sent");
+            dials > 0
+        });
+        assert!(dials <= POOL as usize, "{dials} dials under way");
+    }
 }

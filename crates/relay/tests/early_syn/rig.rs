@@ -91,6 +91,16 @@ impl Net {
         self.client.run(connect).unwrap().unwrap()
     }
 
+    /// How many TCP sockets of a namespace `ss` finds in `state`.
+    pub(crate) fn sockets(&self, netns: &Netns, state: &str) -> usize {
+        let output = Command::new("ss")
+            .args(["-N", netns.name(), "-Htn", "state", state])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "ss: {output:?}");
+        String::from_utf8_lossy(&output.stdout).lines().count()
+    }
+
     /// Watches for SYNs to `addrs` on the link.
     pub(crate) fn watch(&self, addrs: &[SocketAddr]) -> Watch {
         self.watch_on(Devices::Named(vec![LINK.to_owned()]), addrs, u32::MAX)
