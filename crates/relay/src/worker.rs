@@ -579,7 +579,7 @@ impl Worker {
                 return;
             }
         };
-        let introduction = local().filter(|_| route.identity.send_proxy).map(|to| {
+        let introduction = route.identity.send_proxy.then(local).flatten().map(|to| {
             let client = addr.0;
             Introduction { client, to }.header()
         });
