@@ -17,6 +17,7 @@ use taut_sys::{Errno, random};
 
 use crate::alarms::Alarms;
 use crate::metrics::WorkerMetrics;
+use crate::route_metrics::Relays;
 use crate::token::{Generation, Place, Token};
 
 /// What a worker's arrivals are treated by.
@@ -30,6 +31,8 @@ pub(crate) struct Rules<'a> {
     /// Connections that have, and have no hello yet.
     pub(crate) max_ready: usize,
     pub(crate) metrics: &'a WorkerMetrics,
+    /// Where those are noted that have proven that they hold a key, if anybody wants to know.
+    pub(crate) relays: Option<&'a Relays>,
     pub(crate) now: Instant,
 }
 
@@ -142,6 +145,9 @@ impl Arrivals {
             rules.metrics.mesh_unproven.sub(1);
             self.ready += 1;
             rules.metrics.mesh_ready.add(1);
+            if let Some(relays) = rules.relays {
+                relays.proven(arrival.from.ip(), rules.now);
+            }
         }
         match heard {
             Ok(Some(hello)) => {

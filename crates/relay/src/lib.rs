@@ -32,6 +32,7 @@ mod pipes;
 mod pool;
 pub mod refused;
 mod resolver;
+pub mod route_metrics;
 pub mod serve;
 mod session;
 pub mod session_log;

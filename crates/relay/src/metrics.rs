@@ -16,6 +16,7 @@ use crate::histogram::{Histogram, Totals};
 use crate::intercept::{Exits, Method, Status};
 use crate::pipe::Count as PipeCount;
 use crate::refused::Refused;
+use crate::route_metrics;
 use crate::session_log::Recorder;
 use crate::turbo::TurboStart;
 use crate::worker::{Refusal, Unproxied};
@@ -93,6 +94,7 @@ pub struct Metrics {
     turbo: Arc<TurboStart>,
     log: Option<Recorder>,
     intercept: Arc<Status>,
+    routes: Arc<route_metrics::Status>,
 }
 
 // === impl Metrics ===
@@ -105,6 +107,7 @@ impl Metrics {
             turbo: Arc::new(turbo),
             log: None,
             intercept: Arc::default(),
+            routes: Arc::default(),
         }
     }
 
@@ -123,6 +126,16 @@ impl Metrics {
     /// Where interception says what it counts.
     pub(crate) fn intercept(&self) -> Arc<Status> {
         self.intercept.clone()
+    }
+
+    /// The initial window that routes to other relays are to have, if they are to.
+    pub(crate) fn route_segments(&self) -> Option<u32> {
+        self.turbo.route_segments()
+    }
+
+    /// Routes to other relays that have an initial window: those there are, and the relays without.
+    pub fn route_metrics(&self) -> Arc<route_metrics::Status> {
+        self.routes.clone()
     }
 
     pub(crate) fn worker(&self, i: usize) -> Arc<WorkerMetrics> {
@@ -557,8 +570,28 @@ impl Metrics {
 }
 
 impl Metrics {
-    /// The figures of `taut_pipe`.
+    /// The figures of `taut_pipe`, or of what stands in for it.
     fn encode_turbo(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        if self.turbo.route_segments().is_some() {
+            let mut gauge = |name, help, value: u64| -> Encoded {
+                Level(value).encode(encoder.encode_descriptor(
+                    name,
+                    help,
+                    None,
+                    MetricType::Gauge,
+                )?)
+            };
+            gauge(
+                "taut_relay_route_metrics",
+                "Addresses of other relays whose route has an initial window",
+                self.routes.in_place(),
+            )?;
+            gauge(
+                "taut_relay_route_metrics_without",
+                "Addresses of other relays whose route could not be given one",
+                self.routes.without(),
+            )?;
+        }
         let Some(counters) = self.turbo.counters() else {
             return Ok(());
         };

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use taut_mesh::hello::Target;
@@ -25,6 +25,7 @@ use crate::intercept::{InterceptError, Interception, Plan};
 use crate::loops::{self, Edge};
 use crate::metrics::Metrics;
 use crate::resolver::Resolver;
+use crate::route_metrics::{self, Job, RouteMetrics};
 use crate::session_log::{self, SessionLog, SessionLogError};
 use crate::setup::{Mesh, Onward, Original, Peer, Route, Setup, Way};
 use crate::sources::{Sources, UNLIMITED};
@@ -150,6 +151,8 @@ pub struct Node {
     shared: Arc<SharedHandle>,
     metrics: Metrics,
     threads: Vec<JoinHandle<()>>,
+    /// Until no more sessions are taken.
+    routes: Option<RouteMetrics>,
     /// Until the last session has ended, for its packets have to be brought here.
     intercept: Option<Interception>,
     ended: mpsc::UnboundedReceiver<Ended>,
@@ -239,6 +242,7 @@ impl Node {
         };
         let recorder = log.as_ref().map(SessionLog::recorder);
         let metrics = Metrics::new(workers, early.clone(), turbo).with_log(recorder.clone());
+        let relays = metrics.route_segments().map(|_| Arc::default());
         let shared = Shared::new(
             u32::try_from(workers).unwrap_or(u32::MAX),
             max_sessions,
@@ -246,6 +250,7 @@ impl Node {
             setup,
             recorder,
             early.clone(),
+            relays,
         );
         let shared = Arc::new(shared);
         let setup = shared.setup();
@@ -278,6 +283,11 @@ impl Node {
             Some(plan) => Some(Interception::start(plan, metrics.intercept())?),
             None => None,
         };
+        // Before the pools are filled: a connection's first window is that of its route at the time.
+        let routes = route_metrics(&shared, &metrics);
+        if routes.is_none() && config.mesh.is_some() {
+            route_metrics::remove_stale();
+        }
         holdings.setup = Some(setup.clone());
         let shared = Arc::new(SharedHandle {
             shared,
@@ -295,6 +305,7 @@ impl Node {
             shared,
             metrics,
             threads: Vec::new(),
+            routes,
             intercept,
             ended,
         };
@@ -367,6 +378,8 @@ impl Node {
         // What is foreseen now could not be served.
         self.shared.forget_early();
         self.shared.order(Order::Drain);
+        // The process that goes on has its own.
+        self.routes = None;
     }
 
     /// Resets what is still open.
@@ -517,6 +530,7 @@ impl Drop for Node {
             // A panic has been reported by `ended` and by the panic hook.
             let _ = thread.join();
         }
+        self.routes = None;
         self.intercept = None;
         // Nothing is recorded any more.
         let log = self.shared.log().take();
@@ -619,6 +633,7 @@ impl SharedHandle {
             return;
         }
         targets.replace(addrs);
+        self.shared.relays_may_differ();
     }
 }
 
@@ -887,6 +902,30 @@ fn original(
         access,
         onward,
     })))
+}
+
+/// Routes with an initial window to the mesh's other relays, where nothing else opens it.
+fn route_metrics(shared: &Arc<Shared>, metrics: &Metrics) -> Option<RouteMetrics> {
+    let relays = shared.relays.clone()?;
+    let job = Job {
+        segments: metrics.route_segments()?,
+        changed: relays.changed(),
+        status: metrics.route_metrics(),
+        wanted: Box::new({
+            let shared = shared.clone();
+            move || {
+                let setup = shared.setup();
+                let dialled = setup.mesh.iter().flat_map(|mesh| addrs_of(&mesh.peers));
+                let dialled = dialled.map(|addr| addr.ip());
+                dialled.chain(relays.current(Instant::now())).collect()
+            }
+        }),
+    };
+    RouteMetrics::start(job)
+        .inspect_err(|error| {
+            tracing::warn!("{error}; legs between relays begin with 10 segments");
+        })
+        .ok()
 }
 
 /// What has to be brought to this node from the network, if anything has.

@@ -4,6 +4,7 @@ use taut_sys::socket::{Keepalive, LegOptions, has_congestion_control};
 
 use crate::config::Turbo;
 use crate::pipe::{Counters, Pipe, PipeOptions};
+use crate::route_metrics::segments_of;
 
 /// The kernel's congestion control that, like `taut_pipe`, loses nothing of its window while a
 /// connection is idle; for kernels that do not take the other.
@@ -14,6 +15,8 @@ const NEXT_BEST: &str = "bbr";
 pub(crate) struct TurboStart {
     leg: LegOptions,
     pipe: Option<Pipe>,
+    /// What the routes to other relays have to say of the initial window, because no pipe does.
+    route_segments: Option<u32>,
 }
 
 impl TurboStart {
@@ -24,6 +27,7 @@ impl TurboStart {
             return Self {
                 leg: plain,
                 pipe: None,
+                route_segments: None,
             };
         };
         let options = PipeOptions {
@@ -47,6 +51,7 @@ impl TurboStart {
                 pacing_ceiling: Some(turbo.rate),
                 ..plain
             },
+            route_segments: pipe.is_none().then(|| segments_of(turbo.window)),
             pipe,
         }
     }
@@ -54,6 +59,12 @@ impl TurboStart {
     /// What `taut_pipe` has counted, if it is in use.
     pub(crate) fn counters(&self) -> Option<Counters> {
         self.pipe.as_ref()?.counters().ok()
+    }
+
+    /// The initial window in segments that the routes to other relays are to have, if it has to come
+    /// from there.
+    pub(crate) fn route_segments(&self) -> Option<u32> {
+        self.route_segments
     }
 
     /// What such a leg asks of its socket.

@@ -31,6 +31,7 @@ use crate::pipes::PipePool;
 use crate::pool::Pools;
 use crate::refused::Refused;
 use crate::resolver::Resolver;
+use crate::route_metrics::{Relays, Visit};
 use crate::session::{Session, Step};
 use crate::session_log::Recorder;
 use crate::setup::{Peer, Route, Setup, Way};
@@ -90,6 +91,8 @@ pub(crate) struct Shared {
     log: Option<Recorder>,
     /// Who has an onward leg for whom, when early SYN is on.
     pub(crate) early: Option<Arc<Table>>,
+    /// Which relays connect here, where that matters for routes.
+    pub(crate) relays: Option<Arc<Relays>>,
     /// The workers', in their order.
     inboxes: OnceLock<Vec<Arc<Inbox>>>,
 }
@@ -161,6 +164,8 @@ struct Entry {
     queued: bool,
     /// Its source's, given back with it.
     _permit: Permit,
+    /// The relay that it comes from is here while it lasts.
+    _visit: Option<Visit>,
 }
 
 /// What a session's onward leg is still to be got by.
@@ -208,6 +213,7 @@ impl Shared {
         setup: Setup,
         log: Option<Recorder>,
         early: Option<Arc<Table>>,
+        relays: Option<Arc<Relays>>,
     ) -> Self {
         let order = AtomicU8::new(Order::Run as u8);
         Self {
@@ -220,6 +226,7 @@ impl Shared {
             resolver: OnceLock::new(),
             log,
             early,
+            relays,
             inboxes: OnceLock::new(),
         }
     }
@@ -237,6 +244,14 @@ impl Shared {
 
     pub(crate) fn replace(&self, setup: Arc<Setup>) {
         self.setup.store(setup);
+        self.relays_may_differ();
+    }
+
+    /// The relays that are dialled may have other addresses.
+    pub(crate) fn relays_may_differ(&self) {
+        if let Some(relays) = &self.relays {
+            relays.changed().notify_one();
+        }
     }
 
     fn inboxes(&self) -> &[Arc<Inbox>] {
@@ -628,6 +643,10 @@ impl Worker {
         }
         let log = self.shared.log.is_some();
         let story = log.then(|| Box::new(Story::new(origin, &client, &errand)));
+        let visit = match (&self.shared.relays, origin) {
+            (Some(relays), Origin::Mesh { relay, .. }) => relays.visit(*relay),
+            _ => None,
+        };
         self.generation = self.generation.next();
         let generation = self.generation;
         let vacant = self.sessions.vacant_entry();
@@ -649,6 +668,7 @@ impl Worker {
             deadline: None,
             queued: false,
             _permit: permit,
+            _visit: visit,
         });
         self.shop.metrics.sessions.add(1);
         match watched {

@@ -77,6 +77,7 @@ macro_rules! with_rules {
                 max_unproven: $worker.shared.share(mesh.arrivals.max_unproven) as usize,
                 max_ready: $worker.shared.share(mesh.arrivals.max_ready) as usize,
                 metrics: &$worker.shop.metrics,
+                relays: $worker.shared.relays.as_deref(),
                 now: $worker.shop.now,
             };
             let $arrivals = &mut $worker.arrivals;
@@ -275,6 +276,7 @@ impl Worker {
         } = request;
         self.shop.metrics.mesh_hellos.add(1);
         let origin = Origin::Mesh {
+            relay: from.ip(),
             session: hello.session,
             // Nobody asks for it otherwise.
             destination: match self.shared.log {

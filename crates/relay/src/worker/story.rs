@@ -1,6 +1,6 @@
 //! What is measured of a session, and what is told of it when it is over.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -36,6 +36,7 @@ pub(super) enum Origin<'a> {
     Forward(&'a Route),
     /// Another relay's, of this number.
     Mesh {
+        relay: IpAddr,
         session: hello::SessionId,
         destination: String,
     },
@@ -120,6 +121,7 @@ impl Story {
             Origin::Mesh {
                 session,
                 destination,
+                ..
             } => ("mesh".into(), destination.as_str().into(), Some(session.0)),
         };
         let (session, relay) = match errand {

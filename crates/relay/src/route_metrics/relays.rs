@@ -1,0 +1,185 @@
+//! Relays that connect here: it is to them that downloads are sent.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::Notify;
+
+use super::{MAX_ADDRESSES, REMEMBERED};
+
+/// Who has proven to be of the mesh lately, or has sessions. Pure.
+#[derive(Debug, Default)]
+struct Seen(BTreeMap<IpAddr, Traces>);
+
+#[derive(Debug)]
+struct Traces {
+    last: Instant,
+    sessions: u32,
+}
+
+/// The same for all workers.
+#[derive(Debug, Default)]
+pub(crate) struct Relays {
+    seen: Mutex<Seen>,
+    changed: Arc<Notify>,
+}
+
+/// A session of a relay, which is not forgotten meanwhile.
+#[derive(Debug)]
+pub(crate) struct Visit {
+    relays: Arc<Relays>,
+    address: IpAddr,
+}
+
+// === impl Seen ===
+
+impl Seen {
+    /// A relay has proven itself; `true` if it is new. Of more than [`MAX_ADDRESSES`] nothing is
+    /// noted.
+    fn proven(&mut self, address: IpAddr, now: Instant) -> bool {
+        if let Some(traces) = self.0.get_mut(&address) {
+            traces.last = now;
+            return false;
+        }
+        if self.0.len() >= MAX_ADDRESSES {
+            self.forget(now);
+        }
+        let fits = self.0.len() < MAX_ADDRESSES;
+        if fits {
+            let traces = Traces {
+                last: now,
+                sessions: 0,
+            };
+            self.0.insert(address, traces);
+        }
+        fits
+    }
+
+    /// It has begun a session; `false` if it is not noted.
+    fn begun(&mut self, address: IpAddr) -> bool {
+        let traces = self.0.get_mut(&address);
+        traces.map(|traces| traces.sessions += 1).is_some()
+    }
+
+    /// A session that was noted has ended.
+    fn ended(&mut self, address: IpAddr, now: Instant) {
+        if let Some(traces) = self.0.get_mut(&address) {
+            traces.sessions = traces.sessions.saturating_sub(1);
+            traces.last = now;
+        }
+    }
+
+    /// Those that are remembered.
+    fn current(&mut self, now: Instant) -> Vec<IpAddr> {
+        self.forget(now);
+        self.0.keys().copied().collect()
+    }
+
+    fn forget(&mut self, now: Instant) {
+        self.0.retain(|_, traces| {
+            traces.sessions > 0 || now.saturating_duration_since(traces.last) < REMEMBERED
+        });
+    }
+}
+
+// === impl Relays ===
+
+impl Relays {
+    /// What is told when there are others.
+    pub(crate) fn changed(&self) -> Arc<Notify> {
+        self.changed.clone()
+    }
+
+    /// A connection from there has proven that it is of the mesh.
+    pub(crate) fn proven(&self, address: IpAddr, now: Instant) {
+        if self.lock().proven(address.to_canonical(), now) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// It has begun a session.
+    pub(crate) fn visit(self: &Arc<Self>, address: IpAddr) -> Option<Visit> {
+        let address = address.to_canonical();
+        self.lock().begun(address).then(|| Visit {
+            relays: self.clone(),
+            address,
+        })
+    }
+
+    /// Those that are remembered.
+    pub(crate) fn current(&self, now: Instant) -> Vec<IpAddr> {
+        self.lock().current(now)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Visit ===
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        self.relays.lock().ended(self.address, Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    fn ip(i: usize) -> IpAddr {
+        Ipv4Addr::from(0x0A00_0000 + u32::try_from(i).unwrap()).into()
+    }
+
+    #[test]
+    fn a_relay_is_remembered_for_ten_minutes_after_its_last_proof() {
+        let (mut seen, begin) = (Seen::default(), Instant::now());
+        assert!(seen.proven(ip(1), begin));
+        let later = begin + REMEMBERED / 2;
+        assert!(!seen.proven(ip(1), later), "it is known");
+        assert_eq!(seen.current(begin + REMEMBERED), [ip(1)]);
+        assert!(seen.current(later + REMEMBERED).is_empty());
+    }
+
+    #[test]
+    fn a_relay_with_a_session_is_not_forgotten() {
+        let (mut seen, begin) = (Seen::default(), Instant::now());
+        seen.proven(ip(1), begin);
+        assert!(seen.begun(ip(1)));
+        let end = begin + 5 * REMEMBERED;
+        assert_eq!(seen.current(end), [ip(1)]);
+        seen.ended(ip(1), end);
+        assert_eq!(seen.current(end + REMEMBERED / 2), [ip(1)]);
+        assert!(seen.current(end + REMEMBERED).is_empty());
+    }
+
+    #[test]
+    fn no_more_are_noted_than_get_a_route_until_others_are_forgotten() {
+        let (mut seen, begin) = (Seen::default(), Instant::now());
+        for i in 0..MAX_ADDRESSES {
+            assert!(seen.proven(ip(i), begin));
+        }
+        assert!(!seen.proven(ip(MAX_ADDRESSES), begin));
+        assert!(!seen.begun(ip(MAX_ADDRESSES)));
+        assert_eq!(seen.current(begin).len(), MAX_ADDRESSES);
+        assert!(seen.proven(ip(MAX_ADDRESSES), begin + REMEMBERED));
+        assert_eq!(seen.current(begin + REMEMBERED), [ip(MAX_ADDRESSES)]);
+    }
+
+    #[test]
+    fn a_visit_lasts_until_it_is_dropped() {
+        let relays = Arc::new(Relays::default());
+        let now = Instant::now();
+        assert!(relays.visit(ip(1)).is_none(), "nobody has proven anything");
+        relays.proven("::ffff:10.0.0.1".parse().unwrap(), now);
+        let visit = relays.visit(ip(1)).unwrap();
+        assert_eq!(relays.current(now + 9 * REMEMBERED), [ip(1)]);
+        drop(visit);
+        assert!(relays.current(now + 9 * REMEMBERED).is_empty());
+    }
+}

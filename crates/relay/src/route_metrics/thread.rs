@@ -1,0 +1,367 @@
+//! The thread that keeps the routes as they are to be, and takes them away.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use rtnetlink::Handle;
+use rtnetlink::packet_route::route::RouteMessage;
+use tokio::runtime::Runtime;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use super::netlink::{self, Changes};
+use super::plan::{Plan, Without, choose, copy, plan};
+use super::{Job, LOOK_AT_LEAST, LOOK_AT_MOST, PROTOCOL, RouteMetricsError, TABLE};
+
+/// The abstract UNIX address that is bound while a process keeps the routes. It belongs to the network
+/// namespace, as the routes do, and the kernel takes it back however the process ends. Of two
+/// processes one has them, and the other one when it ends: they do not undo each other's.
+const LOCK: &str = "taut-route-metrics";
+
+/// Routes with an initial window for as long as this lives.
+#[derive(Debug)]
+pub struct RouteMetrics {
+    stop: Arc<Notify>,
+    thread: Option<JoinHandle<()>>,
+}
+
+// === impl RouteMetrics ===
+
+impl RouteMetrics {
+    /// Puts the routes in place, in the network namespace of the calling thread, and follows
+    /// what changes. While another process does that for its own relays there are none of this one's.
+    ///
+    /// # Errors
+    /// [`RouteMetricsError`], and then everything is as it was.
+    pub fn start(job: Job) -> Result<Self, RouteMetricsError> {
+        let stop = Arc::new(Notify::new());
+        // What it takes away must be of the namespace in which it was put there, and a thread stays
+        // in its own.
+        let (tell, told) = sync_channel(1);
+        let thread = std::thread::Builder::new()
+            .name("turbo-routes".into())
+            .spawn({
+                let stop = stop.clone();
+                move || run(job, &stop, &tell)
+            })
+            .map_err(RouteMetricsError::Thread)?;
+        // Dropped, it waits for the thread.
+        let routes = Self {
+            stop,
+            thread: Some(thread),
+        };
+        match told.recv() {
+            Ok(begun) => begun.map(|()| routes),
+            Err(_) => Err(RouteMetricsError::Died),
+        }
+    }
+}
+
+impl Drop for RouteMetrics {
+    fn drop(&mut self) {
+        self.stop.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Takes away what a killed process has left, for a node that sets none itself.
+pub(crate) fn remove_stale() {
+    let removed = std::thread::Builder::new()
+        .name("turbo-routes".into())
+        // Dropped, what could be had takes everything along.
+        .spawn(|| drop(Held::take()))
+        .map(JoinHandle::join);
+    if let Err(error) = removed {
+        tracing::warn!(%error, "cannot look for routes that a killed relay has left");
+    }
+}
+
+type Begun = Result<(), RouteMetricsError>;
+
+fn run(job: Job, stop: &Notify, tell: &SyncSender<Begun>) {
+    // Outside the runtime, for it needs one of its own to take the routes away; also after a panic.
+    let mut held = None;
+    let status = job.status.clone();
+    let ended = runtime().and_then(|runtime| runtime.block_on(follow(job, stop, &mut held, tell)));
+    drop(held);
+    status.set(0, 0);
+    if let Err(error) = ended {
+        // Nobody listens to more than the first.
+        if let Err(unheard) = tell.try_send(Err(error)) {
+            tracing::error!(?unheard, "route metrics have ended");
+        }
+    }
+}
+
+/// Keeps the routes until it is told to stop.
+async fn follow(
+    job: Job,
+    stop: &Notify,
+    held: &mut Option<Held>,
+    tell: &SyncSender<Begun>,
+) -> Result<(), RouteMetricsError> {
+    let changes = Changes::listen().map_err(RouteMetricsError::Netlink)?;
+    let (connection, handle, _) =
+        rtnetlink::new_connection_with_strict_check().map_err(RouteMetricsError::Netlink)?;
+    tokio::spawn(connection);
+    let mut work = Work {
+        job,
+        handle,
+        put: BTreeMap::new(),
+        said: BTreeMap::new(),
+        said_too_many: false,
+        said_taken: false,
+        said_error: false,
+    };
+    let mut begun = false;
+    loop {
+        changes.drain();
+        let looked = work.look(held).await;
+        match looked {
+            Err(error) if !begun => return Err(error),
+            Err(error) => {
+                if !std::mem::replace(&mut work.said_error, true) {
+                    tracing::warn!("{error}");
+                }
+            }
+            Ok(()) => work.said_error = false,
+        }
+        if !std::mem::replace(&mut begun, true) {
+            let _ = tell.send(Ok(()));
+        }
+        let mut schedule = Schedule::new(Instant::now(), held.is_some());
+        loop {
+            // While the next look is due anyhow, reports stay where they are.
+            let waits = !schedule.is_asked;
+            tokio::select! {
+                () = stop.notified() => return Ok(()),
+                () = sleep_until(schedule.next()) => break,
+                () = changes.next(), if waits => schedule.ask(),
+                () = work.job.changed.notified(), if waits => schedule.ask(),
+            }
+        }
+    }
+}
+
+/// When routes are to be looked at again. Pure.
+struct Schedule {
+    looked: Instant,
+    is_asked: bool,
+}
+
+// === impl Schedule ===
+
+impl Schedule {
+    /// They were looked at. Where another process has them (`held` is false) it is tried again soon.
+    fn new(looked: Instant, held: bool) -> Self {
+        Self {
+            looked,
+            is_asked: !held,
+        }
+    }
+
+    /// Something has changed.
+    fn ask(&mut self) {
+        self.is_asked = true;
+    }
+
+    /// A change after quiet is looked at at once, further ones together.
+    fn next(&self) -> Instant {
+        match self.is_asked {
+            true => self.looked + LOOK_AT_MOST,
+            false => self.looked + LOOK_AT_LEAST,
+        }
+    }
+}
+
+/// What the thread has.
+struct Work {
+    job: Job,
+    handle: Handle,
+    /// What was put there, as it was asked for.
+    put: BTreeMap<IpAddr, RouteMessage>,
+    /// What was said of addresses that have none.
+    said: BTreeMap<IpAddr, Without>,
+    said_too_many: bool,
+    said_taken: bool,
+    said_error: bool,
+}
+
+// === impl Work ===
+
+impl Work {
+    /// Looks at everything there is and makes it what it is to be.
+    async fn look(&mut self, held: &mut Option<Held>) -> Result<(), RouteMetricsError> {
+        if held.is_none() {
+            *held = Held::take().map_err(RouteMetricsError::Lock)?;
+            if held.is_none() {
+                if !std::mem::replace(&mut self.said_taken, true) {
+                    tracing::info!("another relay here sets route metrics; waiting for its end");
+                }
+                return Ok(());
+            }
+            // What a killed process has left.
+            netlink::remove_all(&self.handle).await;
+        }
+        netlink::ensure_rules(&self.handle).await?;
+        let (chosen, too_many) = choose((self.job.wanted)());
+        let mut copies = BTreeMap::new();
+        let mut without = BTreeMap::new();
+        for address in chosen {
+            let matched = netlink::matched(&self.handle, address).await;
+            let copy = matched
+                .ok_or(Without::NoRoute)
+                .and_then(|matched| copy(address, &matched, self.job.segments));
+            match copy {
+                Ok(copy) => drop(copies.insert(address, copy)),
+                Err(why) => drop(without.insert(address, why)),
+            }
+        }
+        let found = netlink::found(&self.handle).await;
+        let Plan {
+            put,
+            remove,
+            occupied,
+        } = plan(&copies, &self.put, &found);
+        without.extend(occupied.into_iter().map(|a| (a, Without::Occupied)));
+        self.put.retain(|address, _| copies.contains_key(address));
+        for address in remove {
+            self.remove(address).await;
+        }
+        for (address, route) in put {
+            let is_new = !self.put.contains_key(&address);
+            match netlink::put(&self.handle, route.clone()).await {
+                Ok(()) => {
+                    self.put.insert(address, route);
+                    if is_new {
+                        let segments = self.job.segments;
+                        tracing::info!(%address, segments, "connections to this relay begin with a larger window");
+                    }
+                }
+                Err(error) => {
+                    tracing::debug!(%error, %address, "cannot add a route");
+                    without.insert(address, Without::Refused);
+                    // Rather none than one that leads where the real one no longer does.
+                    if !is_new {
+                        self.remove(address).await;
+                    }
+                }
+            }
+        }
+        self.say(&without, too_many);
+        self.put.retain(|address, _| !without.contains_key(address));
+        let status = &self.job.status;
+        status.set(self.put.len(), without.len() + too_many);
+        Ok(())
+    }
+
+    async fn remove(&mut self, address: IpAddr) {
+        self.put.remove(&address);
+        if let Err(error) = netlink::remove(&self.handle, address).await {
+            // It may have gone with its device in the meantime.
+            tracing::debug!(%error, %address, "cannot remove a route with an initial window");
+        }
+    }
+
+    /// Says once why an address has none.
+    fn say(&mut self, without: &BTreeMap<IpAddr, Without>, too_many: usize) {
+        for (address, why) in without {
+            if self.said.insert(*address, *why) != Some(*why) {
+                let why = why.reason();
+                tracing::info!(%address, why, "connections to this relay begin with 10 segments");
+            }
+        }
+        self.said.retain(|address, _| without.contains_key(address));
+        if too_many > 0 && !std::mem::replace(&mut self.said_too_many, true) {
+            let why = Without::TooMany.reason();
+            tracing::warn!(
+                relays = too_many,
+                why,
+                "connections to some relays begin with 10 segments"
+            );
+        }
+    }
+}
+
+/// The right to keep the routes. Dropped, they are gone.
+struct Held {
+    #[expect(
+        dead_code,
+        reason = "it is held, and the name is free when it is dropped"
+    )]
+    lock: UnixListener,
+}
+
+// === impl Held ===
+
+impl Held {
+    /// `None`: another process has it.
+    fn take() -> io::Result<Option<Self>> {
+        let addr = SocketAddr::from_abstract_name(LOCK)?;
+        match UnixListener::bind_addr(&addr) {
+            Ok(lock) => Ok(Some(Self { lock })),
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let removed = runtime().and_then(|runtime| {
+            runtime.block_on(async {
+                let (connection, handle, _) = rtnetlink::new_connection_with_strict_check()
+                    .map_err(RouteMetricsError::Netlink)?;
+                tokio::spawn(connection);
+                netlink::remove_all(&handle).await;
+                Ok(())
+            })
+        });
+        if let Err(error) = removed {
+            tracing::warn!(
+                "{error}; the routes stay; `ip rule flush protocol {PROTOCOL}` and `ip route flush table \
+                 {TABLE}` take them away, with -6 for IPv6"
+            );
+        }
+    }
+}
+
+fn runtime() -> Result<Runtime, RouteMetricsError> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()
+        .map_err(RouteMetricsError::Netlink)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_change_after_quiet_is_looked_at_at_once_and_others_once_a_second() {
+        let looked = Instant::now();
+        let mut schedule = Schedule::new(looked, true);
+        assert_eq!(schedule.next(), looked + LOOK_AT_LEAST);
+        schedule.ask();
+        schedule.ask();
+        // That is in the past when there was quiet.
+        assert_eq!(schedule.next(), looked + LOOK_AT_MOST);
+    }
+
+    #[tokio::test]
+    async fn what_another_process_has_is_tried_again_soon() {
+        let looked = Instant::now();
+        let schedule = Schedule::new(looked, false);
+        assert_eq!(schedule.next(), looked + LOOK_AT_MOST);
+    }
+}

@@ -1,0 +1,99 @@
+//! Nothing stays on the machine, whichever way the relay ends.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::IpAddr;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use taut_relay::route_metrics::{Job, RouteMetrics, Status};
+use taut_sys::netns::Netns;
+use tokio::sync::Notify;
+
+use crate::rig::*;
+
+#[test]
+fn a_stop_leaves_nothing() {
+    let relays = Relays::new("route-stop");
+    assert_eq!(relays.traces(), [""; 0]);
+    // Some far away, some on the link.
+    let gateways = relays.ways().map(|[way, _]| -> IpAddr {
+        let gateway = way.split(' ').nth(1);
+        gateway.unwrap().parse().unwrap()
+    });
+    let wanted: Vec<_> = relays.far().into_iter().chain(gateways).collect();
+    let routes = relays.routes(&wanted);
+    let during = relays.traces();
+    assert_eq!(during.len(), 6, "two rules and four routes: {during:?}");
+    let status = routes.status.clone();
+    drop(routes);
+    assert_eq!(relays.traces(), [""; 0]);
+    assert_eq!(status.in_place(), 0);
+}
+
+/// Where the other process finds its namespace, and the address that it is to have a route to.
+const HOLD: &str = "TAUT_RELAY_HOLD_ROUTE";
+
+/// Not a test by itself: what the process does that is killed below.
+#[test]
+fn hold_it_when_asked_to() {
+    let Ok(what) = std::env::var(HOLD) else {
+        return;
+    };
+    let (netns, far) = what.split_once(' ').unwrap();
+    let far: IpAddr = far.parse().unwrap();
+    let job = Job {
+        segments: SEGMENTS,
+        wanted: Box::new(move || vec![far]),
+        changed: Arc::new(Notify::new()),
+        status: Arc::new(Status::default()),
+    };
+    let netns = Netns::open(netns).unwrap();
+    let _routes = netns.run(|| RouteMetrics::start(job)).unwrap().unwrap();
+    println!("\nrouting");
+    // Until it is killed, or its parent is gone.
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+#[test]
+fn what_a_kill_leaves_is_removed_by_the_next_start() {
+    let relays = Relays::new("route-killed");
+    let [far, far6] = relays.far();
+    let netns = relays.world.host("near").netns().name();
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "cleanup::hold_it_when_asked_to", "--nocapture"])
+        .env(HOLD, format!("{netns} {far}"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(process.stdout.as_mut().unwrap()).lines();
+    let begun = lines
+        .map_while(Result::ok)
+        .any(|line| line.contains("routing"));
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert!(begun, "the other process did not begin");
+    assert!(
+        is_ours(&relays.route(far)),
+        "a kill has left nothing: what is tested here?"
+    );
+
+    let routes = relays.routes(&[far6]);
+    assert!(!is_ours(&relays.route(far)));
+    assert!(is_ours(&relays.route(far6)));
+    drop(routes);
+    assert_eq!(relays.traces(), [""; 0]);
+}
+
+#[test]
+fn of_two_relays_the_second_has_routes_when_the_first_has_ended() {
+    let relays = Relays::new("route-two");
+    let [v4, v6] = relays.far();
+    let first = relays.routes(&[v4]);
+    let second = relays.routes(&[v6]);
+    assert_eq!((first.status.in_place(), second.status.in_place()), (1, 0));
+    drop(first);
+    wait_until("the second's", || second.status.in_place() == 1);
+    assert!(!is_ours(&relays.route(v4)));
+    assert!(is_ours(&relays.route(v6)));
+}

@@ -1,0 +1,8 @@
+//! Routes with an initial congestion window, between hosts of a world.
+
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+mod cleanup;
+mod node;
+mod rig;
+mod routes;

@@ -1,0 +1,214 @@
+//! Two relays with two ways between them.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use taut_lab::link::shape::{LinkSpec, Shape};
+use taut_lab::world::{World, WorldBuilder};
+use taut_relay::route_metrics::{Job, LOOK_AT_LEAST, PROTOCOL, RouteMetrics, Status, TABLE};
+use taut_sys::socket::{Keepalive, LegOptions, Listener, Stream};
+use tokio::sync::Notify;
+
+/// A test that waits longer than this for something has failed. It is less than what passes between two looks
+/// at routes of which nothing is reported: what the tests wait for has to be noticed.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+const _: () = assert!(PATIENCE.as_secs() < LOOK_AT_LEAST.as_secs());
+
+/// The initial window that tests ask for, in segments.
+pub(crate) const SEGMENTS: u32 = 1381;
+
+pub(crate) struct Relays {
+    pub(crate) world: World,
+}
+
+/// Routes that a test has asked for, and how to ask for others.
+pub(crate) struct Routes {
+    /// Dropped, the routes are gone.
+    _routes: RouteMetrics,
+    wanted: Arc<Mutex<Vec<IpAddr>>>,
+    changed: Arc<Notify>,
+    pub(crate) status: Arc<Status>,
+}
+
+// === impl Relays ===
+
+impl Relays {
+    /// `near` and `far`, by way of `left` or of `right`.
+    pub(crate) fn new(name: &str) -> Self {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "this test makes network namespaces and must run as root; `make test` does"
+        );
+        let link = LinkSpec::both(Shape::delay(Duration::from_millis(1)));
+        let mut world = WorldBuilder::new(name)
+            .host("near")
+            .host("left")
+            .host("right")
+            .host("far");
+        for (a, b) in [
+            ("near", "left"),
+            ("near", "right"),
+            ("left", "far"),
+            ("right", "far"),
+        ] {
+            world = world.link(a, b, link);
+        }
+        Self {
+            world: world.build().unwrap(),
+        }
+    }
+
+    /// The far relay's addresses.
+    pub(crate) fn far(&self) -> [IpAddr; 2] {
+        let far = self.world.host("far");
+        [far.addr().into(), far.addr6().into()]
+    }
+
+    /// Runs `ip` at a host and returns what it says.
+    pub(crate) fn ip(&self, host: &str, line: &str) -> String {
+        let netns = self.world.host(host).netns().name();
+        let mut ip = Command::new("ip");
+        let output = ip
+            .args(["-n", netns])
+            .args(line.split(' '))
+            .output()
+            .unwrap();
+        // An empty table is an error to `ip`.
+        let why = String::from_utf8_lossy(&output.stderr);
+        let ok = output.status.success() || why.contains("table does not exist");
+        assert!(ok, "ip {line}: {why}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Every rule of ours and everything in our table, at near.
+    pub(crate) fn traces(&self) -> Vec<String> {
+        let mut traces = Vec::new();
+        for family in ["-4", "-6"] {
+            let rules = self.ip("near", &format!("{family} rule show"));
+            let ours = format!("lookup {TABLE}");
+            let rules = rules.lines().filter(|line| line.contains(&ours));
+            traces.extend(rules.map(str::to_owned));
+            let line = format!("{family} route show table {TABLE}");
+            traces.extend(self.ip("near", &line).lines().map(str::to_owned));
+        }
+        traces
+    }
+
+    /// The route that near's TCP takes to `address`.
+    pub(crate) fn route(&self, address: IpAddr) -> String {
+        let get = format!("route get fibmatch {address} ipproto tcp");
+        self.ip("near", &get)
+    }
+
+    /// By what near can reach far, over IPv4 and over IPv6: `via GATEWAY dev DEVICE`.
+    pub(crate) fn ways(&self) -> [[String; 2]; 2] {
+        ["-4", "-6"].map(|family| {
+            let routes = self.ip("near", &format!("{family} route show"));
+            let ways = routes.lines().filter_map(|line| {
+                let words: Vec<_> = line.split_whitespace().collect();
+                let via = words.iter().position(|word| *word == "via")?;
+                Some(words.get(via..via + 4)?.join(" "))
+            });
+            let ways: BTreeSet<_> = ways.collect();
+            let ways: Vec<_> = ways.into_iter().collect();
+            ways.try_into().unwrap()
+        })
+    }
+
+    /// The device of near's through which a route leads.
+    pub(crate) fn device(&self, route: &str) -> String {
+        let mut words = route.split_whitespace().skip_while(|word| *word != "dev");
+        words.nth(1).unwrap().to_owned()
+    }
+
+    /// Routes for these addresses, at near.
+    pub(crate) fn routes(&self, wanted: &[IpAddr]) -> Routes {
+        let wanted = Arc::new(Mutex::new(wanted.to_vec()));
+        let (changed, status) = (Arc::new(Notify::new()), Arc::new(Status::default()));
+        let job = Job {
+            segments: SEGMENTS,
+            wanted: Box::new({
+                let wanted = wanted.clone();
+                move || wanted.lock().unwrap().clone()
+            }),
+            changed: changed.clone(),
+            status: status.clone(),
+        };
+        let near = self.world.host("near");
+        let start = || RouteMetrics::start(job);
+        Routes {
+            _routes: near.run(start).unwrap().unwrap(),
+            wanted,
+            changed,
+            status,
+        }
+    }
+
+    /// Has far listen.
+    pub(crate) fn listen(&self, address: IpAddr, port: u16) -> Listener {
+        let addr = SocketAddr::new(address, port);
+        let listen = || Listener::bind(addr, 16, &options("cubic"));
+        self.world.host("far").run(listen).unwrap().unwrap()
+    }
+
+    /// A connection from near to `listener`, and far's end of it.
+    pub(crate) fn connect(&self, listener: &Listener, congestion: &str) -> (Stream, Stream) {
+        let addr = listener.local_addr().unwrap();
+        let connect = || Stream::connect(addr, &options(congestion));
+        let near = self.world.host("near").run(connect).unwrap().unwrap();
+        wait_for(&near, PollFlags::OUT);
+        near.take_error().unwrap();
+        wait_for(listener, PollFlags::IN);
+        let (far, _) = listener.accept().unwrap();
+        (near, far)
+    }
+}
+
+// === impl Routes ===
+
+impl Routes {
+    /// From now on these are wanted.
+    pub(crate) fn want(&self, wanted: &[IpAddr]) {
+        *self.wanted.lock().unwrap() = wanted.to_vec();
+        self.changed.notify_one();
+    }
+}
+
+fn options(congestion: &str) -> LegOptions {
+    let keepalive = Keepalive {
+        idle: Duration::from_secs(60),
+        interval: Duration::from_secs(15),
+        probes: 4,
+    };
+    LegOptions {
+        congestion: Some(congestion.to_owned()),
+        ..LegOptions::new(keepalive)
+    }
+}
+
+/// A route that is ours, as `ip` shows it.
+pub(crate) fn is_ours(route: &str) -> bool {
+    let proto = format!("proto {PROTOCOL}");
+    let window = format!("initcwnd {SEGMENTS}");
+    route.contains(&proto) && route.contains(&window)
+}
+
+fn wait_for(socket: impl AsFd, what: PollFlags) {
+    let mut fds = [PollFd::new(&socket, what)];
+    let patience = PATIENCE.try_into().unwrap();
+    let ready = rustix::event::poll(&mut fds, Some(&patience)).unwrap();
+    assert_eq!(ready, 1, "waited in vain for {what:?}");
+}
+
+pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !happened() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
