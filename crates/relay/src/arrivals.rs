@@ -3,9 +3,10 @@
 //! What they may say, and in what time, is decided by [`Acceptor`]; here it is read, never past
 //! the hello, for after it comes the client's stream.
 
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slab::Slab;
 use taut_mesh::acceptor::{Acceptor, Event, Limits, Rejection};
@@ -18,7 +19,12 @@ use taut_sys::{Errno, random};
 use crate::alarms::Alarms;
 use crate::metrics::WorkerMetrics;
 use crate::route_metrics::Relays;
+use crate::sources::Source;
 use crate::token::{Generation, Place, Token};
+
+/// One without a proof that is younger does not give way to another of its own source. An honest
+/// relay is done within two round trips.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// What a worker's arrivals are treated by.
 pub(crate) struct Rules<'a> {
@@ -45,6 +51,8 @@ pub(crate) struct Arrivals {
     /// Those without a proof in the order in which they came, and others that were among them.
     queue: VecDeque<(Place, Generation)>,
     unproven: usize,
+    /// The same, by where they come from.
+    by_source: HashMap<Source, usize>,
     ready: usize,
 }
 
@@ -52,6 +60,7 @@ struct Arrival {
     stream: Stream,
     from: SocketAddr,
     acceptor: Acceptor,
+    since: Instant,
     /// It was counted as ready.
     proven: bool,
     generation: Generation,
@@ -77,7 +86,12 @@ impl Arrivals {
     pub(crate) fn admit(&mut self, stream: Stream, from: SocketAddr, rules: &Rules<'_>) {
         rules.metrics.mesh_accepted.add(1);
         if self.unproven >= rules.max_unproven {
-            self.evict(rules);
+            let Some(place) = self.gives_way(Source::of(from.ip()), rules.now) else {
+                rules.metrics.mesh_refused_full.add(1);
+                return;
+            };
+            rules.metrics.mesh_evicted.add(1);
+            self.remove(place, rules);
         }
         self.generation = self.generation.next();
         let generation = self.generation;
@@ -95,12 +109,14 @@ impl Arrivals {
             stream,
             from,
             acceptor,
+            since: rules.now,
             proven: false,
             generation,
             deadline,
         });
         self.queue.push_back((place, generation));
         self.unproven += 1;
+        *self.by_source.entry(Source::of(from.ip())).or_default() += 1;
         rules.metrics.mesh_unproven.add(1);
     }
 
@@ -141,12 +157,12 @@ impl Arrivals {
         arrival.deadline = deadline;
         if arrival.acceptor.is_proven() && !arrival.proven {
             arrival.proven = true;
-            self.unproven -= 1;
-            rules.metrics.mesh_unproven.sub(1);
+            let from = arrival.from;
+            self.is_settled(from, rules);
             self.ready += 1;
             rules.metrics.mesh_ready.add(1);
             if let Some(relays) = rules.relays {
-                relays.proven(arrival.from.ip(), rules.now);
+                relays.proven(from.ip(), rules.now);
             }
         }
         match heard {
@@ -212,17 +228,29 @@ impl Arrivals {
         }
     }
 
-    /// Closes the oldest one without a proof.
-    fn evict(&mut self, rules: &Rules<'_>) {
-        while let Some((place, generation)) = self.queue.pop_front() {
-            let unproven = self
-                .conns
-                .get(place.0 as usize)
-                .is_some_and(|a| a.generation == generation && !a.proven);
-            if unproven {
-                rules.metrics.mesh_evicted.add(1);
-                self.remove(place, rules);
-                return;
+    /// Who without a proof gives way to one of `newcomer`'s: the oldest of the source that has most.
+    /// If that is the newcomer's own, nobody who is young: they are further on than the new one, and
+    /// a relay that makes many at a time would undo its own work.
+    fn gives_way(&self, newcomer: Source, now: Instant) -> Option<Place> {
+        let most = self.by_source.values().copied().max()?;
+        let of_most = |source| self.by_source.get(&source) == Some(&most);
+        let (place, oldest) = self.queue.iter().find_map(|&(place, generation)| {
+            let arrival = self.conns.get(place.0 as usize)?;
+            let counts = arrival.generation == generation && !arrival.proven;
+            (counts && of_most(Source::of(arrival.from.ip()))).then_some((place, arrival))
+        })?;
+        let is_young = now.saturating_duration_since(oldest.since) < GRACE;
+        (!is_young || !of_most(newcomer)).then_some(place)
+    }
+
+    /// One that counted among those without a proof no longer does.
+    fn is_settled(&mut self, from: SocketAddr, rules: &Rules<'_>) {
+        self.unproven -= 1;
+        rules.metrics.mesh_unproven.sub(1);
+        if let Entry::Occupied(mut count) = self.by_source.entry(Source::of(from.ip())) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
             }
         }
     }
@@ -243,8 +271,7 @@ impl Arrivals {
             self.ready -= 1;
             rules.metrics.mesh_ready.sub(1);
         } else {
-            self.unproven -= 1;
-            rules.metrics.mesh_unproven.sub(1);
+            self.is_settled(arrival.from, rules);
         }
         // What is at the front and long gone would only grow.
         while let Some(&(front, generation)) = self.queue.front() {

@@ -67,6 +67,7 @@ pub(crate) struct WorkerMetrics {
     pub(crate) pool_expired: Figure,
     pub(crate) pool_dead: Figure,
     pub(crate) pool_dials_failed: Figure,
+    pub(crate) pool_dials_postponed: Figure,
     pub(crate) pool_peers_rejected: Figure,
     pub(crate) early_begun: Figure,
     pub(crate) early_joined: Figure,
@@ -369,7 +370,7 @@ impl Metrics {
     /// The pools' and the mesh port's figures.
     fn encode_mesh(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Figure;
-        let counters: [(&str, &str, Of); 11] = [
+        let counters: [(&str, &str, Of); 12] = [
             (
                 "taut_relay_pool_hits",
                 "Sessions that found a connection ready",
@@ -399,6 +400,11 @@ impl Metrics {
                 "taut_relay_pool_dials_failed",
                 "Connections to other relays that could not be made",
                 |w| &w.pool_dials_failed,
+            ),
+            (
+                "taut_relay_pool_dials_postponed",
+                "Sessions for which no connection to another relay was begun at once, because enough were under way",
+                |w| &w.pool_dials_postponed,
             ),
             (
                 "taut_relay_pool_peers_rejected",

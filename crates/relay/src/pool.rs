@@ -24,6 +24,11 @@ use crate::token::{Generation, Place, Token};
 /// How often sizes are looked at when nothing else gives cause to.
 const TEND_EVERY: Duration = Duration::from_secs(1);
 
+/// Connections that a worker makes to one peer at one time, at most, where its share of `pool_max` is
+/// not more. Further sessions wait for one of these: a peer that is slow is not helped by more, and
+/// one that is full undoes what it had begun.
+const DIALS_AT_ONCE: u32 = 64;
+
 /// A session that waits for a connection.
 pub(crate) type Waiter = (Place, Generation);
 
@@ -94,6 +99,15 @@ enum State {
     Ready(Ready),
 }
 
+// === impl Terms ===
+
+impl Terms<'_> {
+    /// Connections to one peer that may be under way.
+    fn dials_at_once(&self) -> u32 {
+        self.limits.max.max(DIALS_AT_ONCE)
+    }
+}
+
 // === impl Pools ===
 
 impl Pools {
@@ -152,10 +166,33 @@ impl Pools {
         self.remove(place)?.into_spare()
     }
 
-    /// Makes a connection for `waiter` at once; an [`Outcome`] tells what came of it.
+    /// Makes a connection for `waiter`, at once or when its turn comes; an [`Outcome`] tells what came
+    /// of it.
     pub(crate) fn dial_for(&mut self, peer: usize, waiter: Waiter, terms: &Terms<'_>) {
         self.pools[peer].waiters.push_back(waiter);
-        self.dial(peer, terms);
+        if self.pools[peer].under_way < terms.dials_at_once() {
+            self.dial(peer, terms);
+        } else {
+            terms.metrics.pool_dials_postponed.add(1);
+        }
+    }
+
+    /// This session waits no longer.
+    pub(crate) fn forget(&mut self, peer: usize, waiter: Waiter) {
+        if let Some(pool) = self.pools.get_mut(peer) {
+            pool.waiters.retain(|&w| w != waiter);
+        }
+    }
+
+    /// Makes connections for sessions whose turn has come.
+    fn dial_for_waiters(&mut self, peer: usize, terms: &Terms<'_>) {
+        // A dial that fails at once takes a session with it, so this ends.
+        while let pool = &self.pools[peer]
+            && (pool.under_way as usize) < pool.waiters.len()
+            && pool.under_way < terms.dials_at_once()
+        {
+            self.dial(peer, terms);
+        }
     }
 
     /// Makes a connection that a session is expected to want in a moment.
@@ -230,9 +267,12 @@ impl Pools {
             // Those that sessions wait for are not for the pool.
             let waiting = u32::try_from(pool.waiters.len()).unwrap_or(u32::MAX);
             let coming = pool.under_way.saturating_sub(waiting);
-            for _ in 0..pool.sizer.dials_wanted(ready, coming, terms.now) {
+            let wanted = pool.sizer.dials_wanted(ready, coming, terms.now);
+            let may = terms.dials_at_once().saturating_sub(pool.under_way);
+            for _ in 0..wanted.min(may) {
                 self.dial(i, terms);
             }
+            self.dial_for_waiters(i, terms);
         }
     }
 
@@ -328,6 +368,7 @@ impl Pools {
         } else {
             self.remove(place);
             self.failed(pool, tried, error, terms);
+            self.dial_for_waiters(pool, terms);
         }
     }
 
@@ -342,9 +383,11 @@ impl Pools {
         pool.sizer.dial_succeeded(time);
         terms.metrics.dial_mesh.observe(time);
         if let Some(waiter) = pool.waiters.pop_front() {
+            let peer = conn.pool;
             let spare = self.remove(place).and_then(Conn::into_spare);
             self.outcomes
                 .extend(spare.map(|s| Outcome::Serve(waiter, s)));
+            self.dial_for_waiters(peer, terms);
             return;
         }
         if pool.retired {

@@ -127,8 +127,9 @@ pub struct PoolLimits {
 /// What connections to the mesh port may cost before they carry a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArrivalLimits {
-    /// Connections that have not proven that they hold a key, of the whole node. When a further
-    /// one comes the oldest is closed: an honest peer is done within two round trips.
+    /// Connections that have not proven that they hold a key, of the whole node. When a further one
+    /// comes, the oldest of the source that has most is closed; one that comes from that source
+    /// itself is refused unless that oldest has had a second, in which an honest peer is done.
     pub max_unproven: u32,
     /// Connections that have, and wait to be used.
     pub max_ready: u32,
@@ -151,7 +152,7 @@ impl Default for PoolLimits {
 impl Default for ArrivalLimits {
     fn default() -> Self {
         Self {
-            max_unproven: 256,
+            max_unproven: 512,
             max_ready: 1024,
             times: taut_mesh::acceptor::Limits::default(),
         }

@@ -45,7 +45,7 @@ struct Shard(Mutex<HashMap<Source, u32>>);
 
 /// Who is counted as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Source {
+pub(crate) enum Source {
     V4(u32),
     /// The upper half of the address.
     V6(u64),
@@ -164,7 +164,7 @@ impl Drop for Permit {
 // === impl Source ===
 
 impl Source {
-    fn of(ip: IpAddr) -> Self {
+    pub(crate) fn of(ip: IpAddr) -> Self {
         match ip.to_canonical() {
             IpAddr::V4(v4) => Self::V4(v4.into()),
             // All IPv4 clients that a NAT64 brings share one /64, and are as many sources

@@ -163,7 +163,7 @@ struct Entry {
     deadline: Option<Instant>,
     queued: bool,
     /// Its source's, given back with it.
-    _permit: Permit,
+    permit: Permit,
     /// The relay that it comes from is here while it lasts.
     _visit: Option<Visit>,
 }
@@ -638,6 +638,8 @@ impl Worker {
             return None;
         };
         if !self.shared.admit() {
+            // First: who sees the reset and tries again must not meet its own trace.
+            drop(permit);
             self.refuse(client, Refused::Full);
             return None;
         }
@@ -667,7 +669,7 @@ impl Worker {
             story,
             deadline: None,
             queued: false,
-            _permit: permit,
+            permit,
             _visit: visit,
         });
         self.shop.metrics.sessions.add(1);
@@ -801,6 +803,12 @@ impl Worker {
             return;
         };
         self.alarms.set(place, entry.deadline, None);
+        if let Errand::Ask { peer, .. } = &entry.errand
+            && entry.session.is_waiting()
+        {
+            // Otherwise a connection would be made for nobody.
+            self.pools.forget(peer.id, (place, entry.generation));
+        }
         for pipe in entry.session.take_dirty_pipes() {
             drop(pipe);
             self.shop.pipes.forget(&self.shop.metrics);
@@ -810,7 +818,8 @@ impl Worker {
         }
         let (onward_bytes, client_bytes) = entry.session.moved();
         let (client, onward) = entry.session.into_legs();
-        // First, so that whoever sees the connection end sees it counted.
+        // First, so that whoever sees the connection end sees it counted, and its place free.
+        drop(entry.permit);
         self.shared.release();
         self.shop.metrics.sessions.sub(1);
         self.shop.metrics.ended[end.index()].add(1);

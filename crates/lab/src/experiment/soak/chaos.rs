@@ -19,6 +19,8 @@ use crate::peer::Service;
 const STOP: Duration = Duration::from_secs(5);
 /// For the answer to SIGHUP.
 const ANSWER: Duration = Duration::from_secs(10);
+/// How long a listener may take to come or go after a reload.
+const RELOAD_PATIENCE: Duration = Duration::from_secs(5);
 /// Between two looks for it.
 const LOOK: Duration = Duration::from_millis(20);
 /// What a relay's log says at SIGHUP, whatever it makes of it.
@@ -231,7 +233,15 @@ impl<'a> Chaos<'a> {
                 Ok(())
             })
         };
-        let listens = self.rig.host(side).run(connect)?.is_ok();
+        // Each worker lets go of its own socket when it next looks up from its sessions.
+        let deadline = Instant::now() + RELOAD_PATIENCE;
+        let listens = loop {
+            let listens = self.rig.host(side).run(connect)?.is_ok();
+            if listens == settings.changed || Instant::now() >= deadline {
+                break listens;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
         if listens != settings.changed {
             let does = if listens { "still" } else { "not" };
             let name = side.name();
