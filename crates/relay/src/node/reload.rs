@@ -6,10 +6,12 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use super::{
-    Assembly, Present, SharedHandle, StartError, announce, assemble, early_reader, session_ceiling,
-    start_resolver,
-};
+use super::StartError;
+use super::assemble::{Assembly, assemble};
+use super::descriptors::session_ceiling;
+use super::handle::{Present, SharedHandle};
+use super::start::announce;
+use super::threads::{early_reader, start_resolver};
 use crate::config::{Config, Forward};
 use crate::inbox::Letter;
 use crate::setup::{Route, Setup};

@@ -1,0 +1,162 @@
+//! From a configuration to what workers work by.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use taut_mesh::key::Keys;
+use taut_sys::socket::LegOptions;
+
+use super::StartError;
+use super::bind::{bind, hang};
+use super::holdings::{self, Holdings};
+use super::look_ups::resolve_all;
+use super::loops::find_loop;
+use super::ways::{access, original, way};
+use crate::config::{Config, Forward};
+use crate::handover::Passed;
+use crate::setup::{Mesh, Peer, Route, Setup};
+use crate::targets::Targets;
+use crate::worker::{NewDoor, Purpose};
+
+/// What a configuration comes to when everything that it needs has been acquired.
+pub(super) struct Assembly {
+    pub(super) setup: Setup,
+    /// Each worker's.
+    pub(super) doors: Vec<Vec<NewDoor>>,
+    pub(super) holdings: Holdings,
+}
+
+/// Acquires what `config` needs besides what is held `before`. Dropped, it is all given back.
+pub(super) fn assemble(
+    config: &Config,
+    workers: usize,
+    mesh_leg: &LegOptions,
+    before: &Holdings,
+    inherited: &mut Vec<Passed>,
+) -> Result<Assembly, StartError> {
+    let keys = match &config.mesh {
+        Some(mesh) => Some(Keys::load(&mesh.key_file)?),
+        None => None,
+    };
+    let mut next = before.successor();
+    let (targets, peers) = resolve_all(config, before)?;
+    let legs = legs_of(config)?;
+    let peers = peers_of(peers, mesh_leg, before, &mut next);
+    let mut doors: Vec<Vec<NewDoor>> = (0..workers).map(|_| Vec::new()).collect();
+    let mut routes = Vec::new();
+    for ((forward, targets), legs) in config.forwards.iter().zip(targets).zip(legs) {
+        let (client, onward) = legs;
+        let transparent = forward.transparent.is_some();
+        let (listen, opened) = bind(
+            &forward.listen,
+            workers,
+            &client,
+            before,
+            &mut next,
+            transparent,
+            inherited,
+        )?;
+        let way = match &forward.transparent {
+            None => way(forward, targets, onward, &peers),
+            Some(transparent) => original(forward, transparent, &listen, onward, &peers)?,
+        };
+        let route = Route {
+            id: 0,
+            name: listen
+                .first()
+                .map_or_else(String::new, |l| l.0.to_string())
+                .into(),
+            destination: match &forward.to {
+                Some(to) => to.to_string().into(),
+                None => "where clients want to go".into(),
+            },
+            listen,
+            early_syn: forward.early_syn,
+            sources: forward.sources.clone(),
+            way,
+            identity: forward.identity.clone(),
+        };
+        let route = before.route(route, &mut next);
+        let purpose = Purpose::Forward(route.clone());
+        hang(&mut doors, opened, &purpose, &client);
+        routes.push(route);
+    }
+    let mesh = match (&config.mesh, keys) {
+        (Some(mesh), Some(keys)) => {
+            let (listen, opened) = bind(
+                &mesh.listen,
+                workers,
+                mesh_leg,
+                before,
+                &mut next,
+                false,
+                inherited,
+            )?;
+            hang(&mut doors, opened, &Purpose::Mesh, mesh_leg);
+            Some(Arc::new(Mesh {
+                keys: ArcSwap::from_pointee(keys),
+                hop_limit: mesh.hop_limit,
+                pool: mesh.pool,
+                arrivals: mesh.arrivals,
+                sources: mesh.sources.clone(),
+                access: access(mesh, &listen, &peers)?,
+                onward: Arc::new(plain_leg(config)),
+                borrow: mesh.borrow,
+                listen,
+                peers,
+            }))
+        }
+        _ => None,
+    };
+    if let Some(i) = find_loop(&routes, None) {
+        // One that takes connections to wherever they want to go has no address to be found.
+        if let Some(destination) = config.forwards[i].to.clone() {
+            return Err(StartError::Loop { destination });
+        }
+    }
+    let setup = Setup {
+        timeouts: Arc::new(config.timeouts),
+        routes,
+        mesh,
+    };
+    Ok(Assembly {
+        setup,
+        doors,
+        holdings: next,
+    })
+}
+
+/// What a leg asks of its socket that is no part of the mesh and has nothing of its own.
+fn plain_leg(config: &Config) -> LegOptions {
+    LegOptions::new(config.keepalive)
+}
+
+/// What each forward's legs ask of their sockets, having found out that they can have it.
+fn legs_of(config: &Config) -> Result<Vec<(LegOptions, LegOptions)>, StartError> {
+    let leg = |congestion: &Option<String>| -> Result<LegOptions, StartError> {
+        let options = LegOptions {
+            congestion: congestion.clone(),
+            ..plain_leg(config)
+        };
+        options.probe().map_err(|e| StartError::Congestion {
+            name: congestion.clone().unwrap_or_default(),
+            source: e.into(),
+        })?;
+        Ok(options)
+    };
+    let legs = |f: &Forward| Ok((leg(&f.client_congestion)?, leg(&f.onward_congestion)?));
+    config.forwards.iter().map(legs).collect()
+}
+
+fn peers_of(
+    targets: Vec<Arc<Targets>>,
+    options: &LegOptions,
+    before: &Holdings,
+    next: &mut Holdings,
+) -> Vec<Arc<Peer>> {
+    let peer = |targets: Arc<Targets>| {
+        let id = next.peer_id(targets.destination());
+        holdings::peer(before, id, targets, options.clone())
+    };
+    targets.into_iter().map(peer).collect()
+}

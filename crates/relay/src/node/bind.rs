@@ -1,0 +1,153 @@
+//! Addresses are bound, or taken from what is bound already.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use taut_sys::Errno;
+use taut_sys::socket::{LegOptions, Listener};
+
+use super::holdings::{Held, Holdings};
+use super::{ListenProblem, StartError};
+use crate::addr::{Listen, ListenAddr};
+use crate::handover::Passed;
+use crate::worker::{BACKLOG, DoorId, NewDoor, Purpose};
+
+/// The addresses of a list, and what each worker gets of them.
+type Bound = (Vec<ListenAddr>, Vec<Vec<(DoorId, Option<Arc<Listener>>)>>);
+
+/// Binds every address once for each worker, unless it is bound already.
+pub(super) fn bind(
+    listen: &[Listen],
+    workers: usize,
+    options: &LegOptions,
+    before: &Holdings,
+    next: &mut Holdings,
+    transparent: bool,
+    inherited: &mut Vec<Passed>,
+) -> Result<Bound, StartError> {
+    let listen_on = match transparent {
+        true => Listener::bind_transparent,
+        false => Listener::bind,
+    };
+    let mut own = Vec::new();
+    let mut opened: Vec<Vec<_>> = (0..workers).map(|_| Vec::new()).collect();
+    for (addr, optional) in listen
+        .iter()
+        .flat_map(|l| l.addrs.iter().map(|a| (a.0, l.any && a.0.is_ipv6())))
+    {
+        let problem = |e| StartError::Listen {
+            addr,
+            reason: listen_problem(addr, e),
+        };
+        let nth = next.doors.iter().filter(|door| door.asked == addr).count();
+        if let Some(held) = before.held(addr, nth) {
+            for worker in &mut opened {
+                worker.extend(held.ids.iter().map(|&id| (id, None)));
+            }
+            own.push(ListenAddr(held.actual));
+            next.doors.push(held.clone());
+            continue;
+        }
+        let sockets = adopt(inherited, addr, workers, options).map_err(problem)?;
+        if !sockets.is_empty() {
+            let mut ids = Vec::new();
+            for round in sockets.chunks(workers) {
+                let id = next.new_door();
+                ids.push(id);
+                for (worker, listener) in opened.iter_mut().zip(round) {
+                    worker.push((id, Some(listener.clone())));
+                }
+            }
+            own.push(ListenAddr(addr));
+            next.doors.push(Held {
+                ids,
+                asked: addr,
+                actual: addr,
+                listeners: sockets.iter().map(Arc::downgrade).collect(),
+            });
+            continue;
+        }
+        match Listener::probe(addr) {
+            Ok(()) => {}
+            // It is this node that is in the way, with an address that it may be about to leave.
+            Err(Errno::ADDRINUSE) if before.overlaps(addr) && !next.overlaps(addr) => {}
+            Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) if optional => {
+                tracing::info!(%addr, "this machine has no IPv6; listening on IPv4 only");
+                continue;
+            }
+            Err(e) => return Err(problem(e)),
+        }
+        // With port 0 the first one gets a port, and the others share it.
+        let mut actual = addr;
+        let id = next.new_door();
+        let mut listeners = Vec::with_capacity(workers);
+        for worker in &mut opened {
+            let listener = listen_on(actual, BACKLOG, options).map_err(problem)?;
+            actual = listener.local_addr().map_err(problem)?;
+            let listener = Arc::new(listener);
+            listeners.push(Arc::downgrade(&listener));
+            worker.push((id, Some(listener)));
+        }
+        own.push(ListenAddr(actual));
+        next.doors.push(Held {
+            ids: vec![id],
+            asked: addr,
+            actual,
+            listeners,
+        });
+    }
+    Ok((own, opened))
+}
+
+/// Takes the sockets at `addr` out of those that were inherited. Every one is listened on, for there
+/// may be somebody in its queue; with fewer than `workers` of them some are shared.
+fn adopt(
+    inherited: &mut Vec<Passed>,
+    addr: SocketAddr,
+    workers: usize,
+    options: &LegOptions,
+) -> Result<Vec<Arc<Listener>>, Errno> {
+    let (here, elsewhere) = std::mem::take(inherited)
+        .into_iter()
+        .partition::<Vec<_>, _>(|passed| passed.addr == addr);
+    *inherited = elsewhere;
+    let mut sockets = Vec::with_capacity(here.len().max(workers));
+    for Passed { fd, .. } in here {
+        sockets.push(Arc::new(Listener::from_fd(fd, options)?));
+    }
+    for i in sockets.len()..workers {
+        let Some(socket) = sockets.get(i % sockets.len().max(1)) else {
+            break;
+        };
+        let shared = Listener::from_fd(socket.duplicate()?, options)?;
+        sockets.push(Arc::new(shared));
+    }
+    Ok(sockets)
+}
+
+/// Gives each worker its listeners of one purpose.
+pub(super) fn hang(
+    doors: &mut [Vec<NewDoor>],
+    opened: Vec<Vec<(DoorId, Option<Arc<Listener>>)>>,
+    purpose: &Purpose,
+    options: &LegOptions,
+) {
+    let door = |(id, listener)| NewDoor {
+        id,
+        listener,
+        purpose: purpose.clone(),
+        options: options.clone(),
+    };
+    for (worker, opened) in doors.iter_mut().zip(opened) {
+        worker.extend(opened.into_iter().map(door));
+    }
+}
+
+fn listen_problem(addr: SocketAddr, error: Errno) -> ListenProblem {
+    match error {
+        Errno::ADDRINUSE => ListenProblem::InUse(addr.port()),
+        Errno::ADDRNOTAVAIL => ListenProblem::NotHere,
+        Errno::ACCESS => ListenProblem::Privileged,
+        e => ListenProblem::Other(e.into()),
+    }
+}

@@ -1,0 +1,69 @@
+//! How many file descriptors a node needs, and how many sessions those there are have room for.
+
+use taut_sys::limits::raise_open_files;
+
+use super::StartError;
+use super::look_ups::dialled_relays;
+use crate::config::{Config, Forward, MeshConfig};
+use crate::worker::MAX_WAITING;
+
+/// Sessions of a node that was given no figure, at most.
+const DEFAULT_MAX_SESSIONS: u64 = 65_536;
+
+/// Descriptors besides those of sessions, pipes and listeners: standard streams, log, resolver,
+/// metrics and a few to spare.
+const OTHER_DESCRIPTORS: u64 = 64;
+
+/// How many sessions the limit of open descriptors has room for, or what was asked.
+pub(super) fn session_ceiling(config: &Config, workers: usize) -> Result<u32, StartError> {
+    let limit = raise_open_files().unwrap_or(0);
+    let mesh_listeners = config.mesh.iter().flat_map(|m| &m.listen);
+    let listeners: usize = config
+        .forwards
+        .iter()
+        .flat_map(|f| &f.listen)
+        .chain(mesh_listeners)
+        .map(|l| l.addrs.len())
+        .sum();
+    // A worker: its poller, its waker and its listeners.
+    // What is offered to a next process is held twice.
+    let copies = if config.handover.is_some() { 2 } else { 1 };
+    let fixed = OTHER_DESCRIPTORS
+        + workers as u64 * (2 + copies * listeners as u64)
+        + 2 * u64::from(config.data.max_pipes)
+        + config.mesh.as_ref().map_or(0, |mesh| {
+            mesh_descriptors(mesh, dialled_relays(config).len() as u64)
+        })
+        + introduced_descriptors(config);
+    let sessions = match config.max_sessions {
+        Some(asked) => u64::from(asked),
+        None => (limit.saturating_sub(fixed) / 2).clamp(1, DEFAULT_MAX_SESSIONS),
+    };
+    let needed = fixed + 2 * sessions;
+    if needed > limit {
+        return Err(StartError::TooFewDescriptors {
+            sessions,
+            needed,
+            limit,
+        });
+    }
+    Ok(u32::try_from(sessions).unwrap_or(u32::MAX))
+}
+
+/// What the mesh's connections without a session take at most.
+fn mesh_descriptors(mesh: &MeshConfig, relays: u64) -> u64 {
+    let arrivals = match mesh.listen.is_empty() {
+        true => 0,
+        false => u64::from(mesh.arrivals.max_unproven) + u64::from(mesh.arrivals.max_ready),
+    };
+    arrivals + relays * u64::from(mesh.pool.max)
+}
+
+/// What connections without a whole PROXY protocol header take at most.
+fn introduced_descriptors(config: &Config) -> u64 {
+    let introduced = |f: &Forward| f.identity.accept_proxy.is_some();
+    match config.forwards.iter().any(introduced) {
+        true => u64::from(MAX_WAITING),
+        false => 0,
+    }
+}

@@ -1,0 +1,109 @@
+//! Why a node does not start, or cannot take another configuration.
+
+use std::net::SocketAddr;
+
+use taut_mesh::key::KeyError;
+
+use crate::access::TooManyRules;
+use crate::addr::Destination;
+use crate::early::ReaderError;
+use crate::intercept::InterceptError;
+use crate::session_log::SessionLogError;
+use crate::targets::ResolveError;
+
+/// Why a node did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The limit of open descriptors is too low for what was asked.
+    #[error(
+        "{sessions} sessions need {needed} file descriptors and this process may open {limit}: raise \
+         the limit (`ulimit -n {needed}`, or LimitNOFILE={needed} in the systemd unit) or lower \
+         relay.max_sessions, relay.max_pipes or relay.workers"
+    )]
+    TooFewDescriptors {
+        /// Sessions asked for, or 1.
+        sessions: u64,
+        /// Descriptors that takes.
+        needed: u64,
+        /// The hard limit.
+        limit: u64,
+    },
+    /// A destination has no address.
+    #[error("{0}; check the name and /etc/resolv.conf")]
+    Resolve(#[from] ResolveError),
+    /// Something cannot be listened on.
+    #[error("cannot listen on {addr}: {reason}")]
+    Listen {
+        /// The address.
+        addr: SocketAddr,
+        /// Why, and what to do.
+        reason: ListenProblem,
+    },
+    /// There is no such congestion control for this process.
+    #[error(
+        "cannot use the congestion control `{name}`: {source}; \
+         `sysctl net.ipv4.tcp_available_congestion_control` shows what is loaded, `modprobe tcp_{name}` \
+         may load it"
+    )]
+    Congestion {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A forward leads back to itself.
+    #[error(
+        "forwarding to {destination} leads back to this relay's own listener for it: every connection \
+         would go round until max_sessions are open"
+    )]
+    Loop {
+        /// The destination.
+        destination: Destination,
+    },
+    /// There is no key for the mesh.
+    #[error("relay.mesh.key_file: {0}")]
+    Key(#[from] KeyError),
+    /// More rules than are looked through for every session.
+    #[error("relay.mesh or relay.forward, allow or deny: {0}")]
+    Rules(#[from] TooManyRules),
+    /// Sessions cannot be logged.
+    #[error("relay.session_log: {0}")]
+    SessionLog(#[from] SessionLogError),
+    /// Connections cannot be intercepted.
+    #[error(transparent)]
+    Intercept(#[from] InterceptError),
+    /// SYNs cannot be watched.
+    #[error("{0}; leave `early_syn` out to go on without it")]
+    EarlySyn(#[from] ReaderError),
+    /// This machine does not say which addresses it has.
+    #[error("cannot find out this machine's own addresses: {0}")]
+    Addresses(std::io::Error),
+    /// The threads that look names up could not be started.
+    #[error("cannot start the threads that look names up: {0}")]
+    Resolver(std::io::Error),
+    /// The kernel refused something else.
+    #[error("cannot set up worker {worker}: {source}")]
+    Worker {
+        /// Which one.
+        worker: usize,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// Why an address cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenProblem {
+    /// Somebody else has the port.
+    #[error("the port is in use; `ss -ltnp 'sport = :{0}'` shows by whom")]
+    InUse(u16),
+    /// It is not an address of this machine.
+    #[error("it is not an address of this machine; `ip address` shows those")]
+    NotHere,
+    /// Low ports are privileged.
+    #[error("ports below net.ipv4.ip_unprivileged_port_start need root or CAP_NET_BIND_SERVICE")]
+    Privileged,
+    /// Anything else.
+    #[error("{0}")]
+    Other(std::io::Error),
+}

@@ -1,0 +1,67 @@
+//! Names are looked up: those of destinations and of relays.
+
+use std::sync::Arc;
+
+use super::holdings::Holdings;
+use crate::addr::Destination;
+use crate::config::{Config, Forward};
+use crate::targets::{ResolveError, Targets};
+
+/// The relays that this node dials: the first of every route, and those that others may name.
+pub(super) fn dialled_relays(config: &Config) -> Vec<Destination> {
+    let mut relays: Vec<Destination> = Vec::new();
+    let first = config.forwards.iter().filter_map(|f| f.via.first());
+    let named = config.mesh.iter().flat_map(|mesh| &mesh.peers);
+    for relay in first.chain(named) {
+        if !relays.contains(relay) {
+            relays.push(relay.clone());
+        }
+    }
+    relays
+}
+
+/// The addresses of each forward's destination, if it is dialled from here, and of each relay.
+type Resolved = (Vec<Option<Arc<Targets>>>, Vec<Arc<Targets>>);
+
+/// A look-up, or what an earlier one found.
+enum LookUp<'s> {
+    Known(Arc<Targets>),
+    Started(std::thread::ScopedJoinHandle<'s, Result<Arc<Targets>, ResolveError>>),
+}
+
+/// Looks up every destination and every relay that is not known yet, all at the same time: a resolver that does not
+/// answer costs its time-out once. A destination behind other relays is looked up by the last.
+pub(super) fn resolve_all(config: &Config, before: &Holdings) -> Result<Resolved, ResolveError> {
+    let destination = |f: &Forward| f.to.clone().filter(|_| f.via.is_empty());
+    let relays = dialled_relays(config);
+    std::thread::scope(|scope| {
+        let look_up = |to: Destination, known: Option<Arc<Targets>>| match known {
+            Some(known) => LookUp::Known(known),
+            None => LookUp::Started(scope.spawn(move || Targets::resolve(to).map(Arc::new))),
+        };
+        let direct = |to: Destination| {
+            let known = before.target(&to);
+            look_up(to, known)
+        };
+        let relay = |to: Destination| {
+            let known = before.peer(&to).map(|peer| peer.targets.clone());
+            look_up(to, known)
+        };
+        let forwards: Vec<_> = config
+            .forwards
+            .iter()
+            .map(|f| destination(f).map(direct))
+            .collect();
+        let relays: Vec<_> = relays.into_iter().map(relay).collect();
+        let join = |one: LookUp<'_>| match one {
+            LookUp::Known(targets) => Ok(targets),
+            LookUp::Started(thread) => thread
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        };
+        let forwards = forwards.into_iter().map(|f| f.map(join).transpose());
+        let forwards = forwards.collect::<Result<_, _>>()?;
+        let relays = relays.into_iter().map(join).collect::<Result<_, _>>()?;
+        Ok((forwards, relays))
+    })
+}

@@ -1,0 +1,37 @@
+//! Whether a node's forwards lead back to itself.
+
+use std::sync::Arc;
+
+use taut_sys::socket::is_local;
+
+use crate::loops::{self, Edge};
+use crate::setup::{Route, Way};
+use crate::targets::{Addrs, Targets};
+
+/// The first forward that leads back to itself, when the addresses of `new` are what is said there.
+pub(super) fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) -> Option<usize> {
+    let onward: Vec<Addrs> = routes
+        .iter()
+        .map(|route| {
+            let targets: &Targets = match &route.way {
+                Way::Direct { targets, .. } => targets,
+                Way::Mesh { peer, .. } => &peer.targets,
+                // Where it goes is judged for each connection.
+                Way::Original(_) => return Addrs::from([]),
+            };
+            match new {
+                Some((which, addrs)) if std::ptr::eq(which, targets) => addrs.clone(),
+                _ => targets.current(),
+            }
+        })
+        .collect();
+    let edges: Vec<_> = routes
+        .iter()
+        .zip(&onward)
+        .map(|(route, onward)| Edge {
+            listen: &route.listen,
+            onward,
+        })
+        .collect();
+    loops::find(&edges, is_local)
+}

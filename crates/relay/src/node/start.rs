@@ -1,0 +1,192 @@
+//! The start: first everything is acquired, then the threads begin.
+
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::mpsc;
+
+use super::assemble::{Assembly, assemble};
+use super::descriptors::session_ceiling;
+use super::ended::{Ended, Report};
+use super::handle::{Present, SharedHandle};
+use super::holdings::Holdings;
+use super::threads::{early_reader, plan, route_metrics, start_resolver};
+use super::{Node, StartError};
+use crate::config::Config;
+use crate::early::Table;
+use crate::handover::Passed;
+use crate::intercept::Interception;
+use crate::metrics::Metrics;
+use crate::route_metrics;
+use crate::session_log::{self, SessionLog};
+use crate::setup::Setup;
+use crate::sources::{Sources, UNLIMITED};
+use crate::turbo::TurboStart;
+use crate::worker::{Shared, Worker};
+
+impl Node {
+    /// Acquires everything `config` asks for and starts to relay.
+    ///
+    /// # Errors
+    /// [`StartError`], and then nothing has been started.
+    pub fn start(config: &Config) -> Result<Self, StartError> {
+        Self::start_with(config, Vec::new())
+    }
+
+    /// The same, with sockets that somebody else has bound: those at addresses of the configuration
+    /// are listened on, the others are closed.
+    ///
+    /// # Errors
+    /// [`StartError`], and then nothing has been started.
+    pub fn start_with(config: &Config, mut inherited: Vec<Passed>) -> Result<Self, StartError> {
+        let workers = config.workers.map_or_else(available_cpus, usize::from);
+        let max_sessions = session_ceiling(config, workers)?;
+
+        let turbo = config.mesh.as_ref().and_then(|mesh| mesh.turbo);
+        let turbo = TurboStart::begin(config.keepalive, turbo);
+        let mesh_leg = turbo.leg().clone();
+        let Assembly {
+            setup,
+            doors: mut all_doors,
+            mut holdings,
+        } = assemble(
+            config,
+            workers,
+            &mesh_leg,
+            &Holdings::default(),
+            &mut inherited,
+        )?;
+        for Passed { addr, .. } in inherited {
+            tracing::warn!(%addr, "a socket that was handed over is not in the configuration; closing it");
+        }
+
+        let early = setup.routes.iter().any(|route| route.early_syn);
+        let early = early.then(|| Arc::new(Table::new(config.early_syn.limits)));
+
+        let log = match config.session_log.clone() {
+            Some(target) => Some(SessionLog::start(target, session_log::CAPACITY)?),
+            None => None,
+        };
+        let recorder = log.as_ref().map(SessionLog::recorder);
+        let metrics = Metrics::new(workers, early.clone(), turbo).with_log(recorder.clone());
+        let relays = metrics.route_segments().map(|_| Arc::default());
+        let shared = Shared::new(
+            u32::try_from(workers).unwrap_or(u32::MAX),
+            max_sessions,
+            Sources::new(config.max_sessions_per_source.unwrap_or(UNLIMITED)),
+            setup,
+            recorder,
+            early.clone(),
+            relays,
+        );
+        let shared = Arc::new(shared);
+        let setup = shared.setup();
+        start_resolver(&shared, &setup)?;
+        let mut ready = Vec::with_capacity(workers);
+        for i in 0..workers {
+            let doors = all_doors.pop().unwrap_or_default();
+            let pipes = share_of(config.data.max_pipes as usize, workers, i);
+            let worker = Worker::new(
+                i,
+                doors,
+                &config.data,
+                pipes,
+                metrics.worker(i),
+                shared.clone(),
+            )
+            .map_err(|e| StartError::Worker {
+                worker: i,
+                source: e.into(),
+            })?;
+            ready.push(worker);
+        }
+        let inboxes: Vec<_> = ready.iter().map(Worker::inbox).collect();
+        shared.introduce(inboxes.clone());
+        let early = match early {
+            Some(table) => Some(early_reader(config, &setup, table, inboxes.clone())?),
+            None => None,
+        };
+        let intercept = match plan(config, &setup) {
+            Some(plan) => Some(Interception::start(plan, metrics.intercept())?),
+            None => None,
+        };
+        // Before the pools are filled: a connection's first window is that of its route at the time.
+        let routes = route_metrics(&shared, &metrics);
+        if routes.is_none() && config.mesh.is_some() {
+            route_metrics::remove_stale();
+        }
+        holdings.setup = Some(setup.clone());
+        let shared = Arc::new(SharedHandle {
+            shared,
+            inboxes,
+            present: Mutex::new(Present {
+                config: config.clone(),
+                holdings,
+                mesh_leg,
+            }),
+            early: Mutex::new(early),
+            log: Mutex::new(log),
+        });
+        let (report, ended) = mpsc::unbounded_channel();
+        let mut node = Self {
+            shared,
+            metrics,
+            threads: Vec::new(),
+            routes,
+            intercept,
+            ended,
+        };
+        for (i, worker) in ready.into_iter().enumerate() {
+            let report = Report {
+                to: report.clone(),
+                what: Ended::Panicked,
+            };
+            let thread = std::thread::Builder::new()
+                .name(format!("relay-{i}"))
+                .spawn(move || {
+                    report.set(match worker.run() {
+                        Ok(()) => Ended::AsOrdered,
+                        Err(e) => Ended::Failed(e),
+                    });
+                })
+                // Dropping the node stops the threads that were started.
+                .map_err(|source| StartError::Worker { worker: i, source })?;
+            node.threads.push(thread);
+        }
+        tracing::info!(workers, max_sessions, "relaying");
+        announce(config, &setup);
+        Ok(node)
+    }
+}
+
+/// Says what is listened on and where it goes.
+pub(super) fn announce(config: &Config, setup: &Setup) {
+    for (forward, route) in config.forwards.iter().zip(&setup.routes) {
+        for listen in &route.listen {
+            tracing::info!(listen = %listen.0, to = %route.destination, via = ?forward.via, "forwarding");
+        }
+    }
+    for listen in setup.mesh.iter().flat_map(|mesh| &mesh.listen) {
+        tracing::info!(listen = %listen.0, "taking sessions from the mesh");
+    }
+}
+
+fn available_cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The `i`-th of `n` parts of `total` that differ by one at most.
+fn share_of(total: usize, n: usize, i: usize) -> usize {
+    total / n + usize::from(i < total % n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_add_up_to_the_total() {
+        for (total, n) in [(128, 3), (2, 4), (0, 2), (7, 7)] {
+            assert_eq!((0..n).map(|i| share_of(total, n, i)).sum::<usize>(), total);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! The threads that a node has besides its workers, and what each is told.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::StartError;
+use super::ways::addrs_of;
+use crate::config::{Config, InterceptConfig};
+use crate::early::{Reader, ReaderError, Table};
+use crate::inbox::Inbox;
+use crate::intercept::Plan;
+use crate::metrics::Metrics;
+use crate::resolver::Resolver;
+use crate::route_metrics::{Job, RouteMetrics};
+use crate::setup::{Setup, Way};
+use crate::worker::Shared;
+
+/// Starts the threads that look names up, if there are none and somebody may need them: only
+/// sessions from the mesh bring names that nobody has looked up before.
+pub(super) fn start_resolver(shared: &Shared, setup: &Setup) -> Result<(), StartError> {
+    let takes_sessions = setup.mesh.as_ref().is_some_and(|m| !m.listen.is_empty());
+    if takes_sessions && shared.resolver.get().is_none() {
+        let resolver = Resolver::start().map_err(StartError::Resolver)?;
+        // Nobody else sets it: reloads come one after the other.
+        let _ = shared.resolver.set(resolver);
+    }
+    Ok(())
+}
+
+/// Watches for SYNs to the listeners of the forwards that have early SYN.
+pub(super) fn early_reader(
+    config: &Config,
+    setup: &Setup,
+    table: Arc<Table>,
+    inboxes: Vec<Arc<Inbox>>,
+) -> Result<Reader, ReaderError> {
+    let watch: Vec<_> = setup
+        .routes
+        .iter()
+        .filter(|route| route.early_syn)
+        .flat_map(|route| route.listen.iter().map(|listen| (listen.0, route.id)))
+        .collect();
+    let limits = config.early_syn.limits;
+    let devices = config.early_syn.devices.clone();
+    Reader::start(devices, &watch, limits, table, inboxes)
+}
+
+/// Routes with an initial window to the mesh's other relays, where nothing else opens it.
+pub(super) fn route_metrics(shared: &Arc<Shared>, metrics: &Metrics) -> Option<RouteMetrics> {
+    let relays = shared.relays.clone()?;
+    let job = Job {
+        segments: metrics.route_segments()?,
+        changed: relays.changed(),
+        status: metrics.route_metrics(),
+        wanted: Box::new({
+            let shared = shared.clone();
+            move || {
+                let setup = shared.setup();
+                let dialled = setup.mesh.iter().flat_map(|mesh| addrs_of(&mesh.peers));
+                let dialled = dialled.map(|addr| addr.ip());
+                dialled.chain(relays.current(Instant::now())).collect()
+            }
+        }),
+    };
+    RouteMetrics::start(job)
+        .inspect_err(|error| {
+            tracing::warn!("{error}; legs between relays begin with 10 segments");
+        })
+        .ok()
+}
+
+/// What has to be brought to this node from the network, if anything has.
+pub(super) fn plan(config: &Config, setup: &Setup) -> Option<Plan> {
+    let takings = setup.routes.iter().filter_map(|route| match &route.way {
+        Way::Original(original) => Some(original.taking.clone()),
+        _ => None,
+    });
+    let takings: Vec<_> = takings.collect();
+    let borrows = config.forwards.iter().any(|f| f.identity.borrow)
+        || config.mesh.as_ref().is_some_and(|mesh| mesh.borrow);
+    let InterceptConfig { mark, method } = config.intercept;
+    (borrows || !takings.is_empty()).then_some(Plan {
+        takings,
+        borrows,
+        mark,
+        method,
+    })
+}

@@ -1,0 +1,109 @@
+//! How sessions go on from here, and where they may go.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use taut_mesh::hello::Target;
+use taut_sys::socket::LegOptions;
+
+use super::StartError;
+use crate::access::Destinations;
+use crate::addr::{Destination, ListenAddr};
+use crate::config::{Forward, MeshConfig, Transparent};
+use crate::setup::{Onward, Original, Peer, Way};
+use crate::targets::Targets;
+
+/// How a forward's connections go on. `targets`: of its destination, if it is dialled from here.
+pub(super) fn way(
+    forward: &Forward,
+    targets: Option<Arc<Targets>>,
+    options: LegOptions,
+    peers: &[Arc<Peer>],
+) -> Way {
+    let first = forward.via.first();
+    let peer = peers
+        .iter()
+        .find(|peer| Some(peer.targets.destination()) == first);
+    match (targets, peer, &forward.to) {
+        (None, Some(peer), Some(to)) => Way::Mesh {
+            peer: peer.clone(),
+            route: forward.via[1..].iter().map(target).collect(),
+            destination: target(to),
+        },
+        (Some(targets), ..) => Way::Direct {
+            targets,
+            options: Arc::new(options),
+        },
+        (None, ..) => unreachable!("every first relay of a route has been looked up"),
+    }
+}
+
+/// How a transparent forward's connections go on.
+pub(super) fn original(
+    forward: &Forward,
+    transparent: &Transparent,
+    listen: &[ListenAddr],
+    options: LegOptions,
+    peers: &[Arc<Peer>],
+) -> Result<Way, StartError> {
+    let mut access = Destinations::new(transparent.allow.clone(), transparent.deny.clone())?;
+    access.set_own(own_addresses()?);
+    access.set_mesh(addrs_of(peers).map(|addr| addr.ip().into()));
+    let first = forward.via.first();
+    let peer = first.and_then(|first| peers.iter().find(|p| p.targets.destination() == first));
+    let onward = match peer {
+        Some(peer) => Onward::Mesh {
+            peer: peer.clone(),
+            route: forward.via[1..].iter().map(target).collect(),
+        },
+        None => Onward::Direct(Arc::new(options)),
+    };
+    Ok(Way::Original(Box::new(Original {
+        taking: transparent.taking(listen.iter().map(|l| l.0).collect()),
+        access,
+        onward,
+    })))
+}
+
+/// A destination as a hello names it.
+fn target(destination: &Destination) -> Target {
+    match destination.host.parse() {
+        Ok(ip) => Target::Addr(SocketAddr::new(ip, destination.port)),
+        Err(_) => Target::Name {
+            host: destination.host.clone(),
+            port: destination.port,
+        },
+    }
+}
+
+/// Where sessions from the mesh may go.
+pub(super) fn access(
+    mesh: &MeshConfig,
+    listen: &[ListenAddr],
+    peers: &[Arc<Peer>],
+) -> Result<Destinations, StartError> {
+    let own = listen.iter().map(|l| l.0);
+    let others = addrs_of(peers);
+    let mut access = Destinations::new(mesh.allow.clone(), mesh.deny.clone())?;
+    access.set_mesh(own.chain(others).map(|addr| addr.ip().into()));
+    access.set_own(own_addresses()?);
+    Ok(access)
+}
+
+/// The addresses of the relays that are dialled.
+pub(super) fn addrs_of(peers: &[Arc<Peer>]) -> impl Iterator<Item = SocketAddr> {
+    peers.iter().flat_map(|peer| {
+        let addrs = peer.targets.current();
+        addrs.iter().map(|a| a.0).collect::<Vec<_>>()
+    })
+}
+
+/// The addresses that this machine has at present.
+fn own_addresses() -> Result<Vec<IpAddr>, StartError> {
+    let own = nix::ifaddrs::getifaddrs().map_err(|e| StartError::Addresses(e.into()))?;
+    let ip = |address: nix::sys::socket::SockaddrStorage| {
+        let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+        v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
+    };
+    Ok(own.filter_map(|i| i.address).filter_map(ip).collect())
+}
