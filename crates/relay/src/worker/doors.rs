@@ -1,12 +1,69 @@
-//! A worker's listeners, and what becomes of them when the configuration changes.
+//! A worker's listeners: what comes in by each, and what becomes of them when the configuration
+//! changes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use taut_sys::Errno;
 use taut_sys::epoll::Interest;
+use taut_sys::socket::{LegOptions, Listener};
 
-use super::{ACCEPTS, BACKLOG, Door, DoorId, NewDoor, Worker, listener_token};
-use crate::setup::Setup;
+use super::Worker;
+use crate::addr::ClientAddr;
+use crate::setup::{Route, Setup};
+use crate::token::Token;
+
+/// Connections the kernel keeps for each listener until they are accepted; it takes the lesser
+/// of this and `net.core.somaxconn`.
+pub(crate) const BACKLOG: i32 = 4096;
+/// Connections accepted from one listener before sessions get their turn again.
+const ACCEPTS: usize = 64;
+/// How long a listener rests when the machine has no descriptor or memory for a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The number of an address that is listened on, the same at every worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct DoorId(pub(crate) u32);
+
+/// A worker's share of an address that is to be listened on.
+#[derive(Debug)]
+pub(crate) struct NewDoor {
+    pub(crate) id: DoorId,
+    /// `None`: it has one.
+    pub(crate) listener: Option<Arc<Listener>>,
+    pub(crate) purpose: Purpose,
+    /// What is asked of the sockets of accepted connections.
+    pub(crate) options: LegOptions,
+}
+
+/// A listener and what its connections are for.
+pub(super) struct Door {
+    listener: Arc<Listener>,
+    purpose: Purpose,
+    pub(super) resting_until: Option<Instant>,
+}
+
+/// What the connections of a listener are for.
+#[derive(Clone, Debug)]
+pub(crate) enum Purpose {
+    /// Each is a session of this forward.
+    Forward(Arc<Route>),
+    /// They come from other relays, which will ask for sessions.
+    Mesh,
+}
+
+// === impl Door ===
+
+impl Door {
+    pub(super) fn new(listener: Arc<Listener>, purpose: Purpose) -> Self {
+        Self {
+            listener,
+            purpose,
+            resting_until: None,
+        }
+    }
+}
 
 impl Worker {
     /// Another configuration is at work. Listeners that are no part of it are closed after what is
@@ -51,6 +108,72 @@ impl Worker {
         self.doors.insert(id, door);
     }
 
+    /// Takes some of the connections that wait; `true` when there may be more.
+    pub(super) fn accept(&mut self, door: DoorId) -> bool {
+        for _ in 0..ACCEPTS {
+            let Some(Door {
+                listener, purpose, ..
+            }) = self.doors.get(&door)
+            else {
+                return false;
+            };
+            match listener.accept() {
+                Ok((stream, peer)) => match purpose.clone() {
+                    Purpose::Forward(route) if route.identity.accept_proxy.is_some() => {
+                        self.await_header(stream, peer, &route);
+                    }
+                    Purpose::Forward(route) => {
+                        if let Some(stream) = self.let_in(stream, peer, &route.sources) {
+                            self.welcome(stream, ClientAddr(peer), &route);
+                        }
+                    }
+                    Purpose::Mesh => self.take_in(stream, peer),
+                },
+                Err(Errno::AGAIN) => return false,
+                // It went away while it waited.
+                Err(Errno::CONNABORTED | Errno::INTR) => {}
+                Err(error) => {
+                    self.shop.metrics.accept_failed.add(1);
+                    tracing::warn!(%error, "cannot accept a connection; trying again shortly");
+                    self.rest(door);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    /// A listener stays readable while the connection it cannot hand out waits, so it has to be
+    /// left unwatched for a while.
+    fn rest(&mut self, door: DoorId) {
+        if let Some(door) = self.doors.get_mut(&door) {
+            door.resting_until = Some(self.shop.now + ACCEPT_PAUSE);
+            let _ = self.poller.remove(&*door.listener);
+        }
+    }
+
+    pub(super) fn wake_doors(&mut self) {
+        let now = self.shop.now;
+        for (&id, door) in &mut self.doors {
+            if door.resting_until.is_some_and(|until| now >= until) {
+                let watched = self
+                    .poller
+                    .add(&*door.listener, listener_token(id), Interest::Read);
+                door.resting_until = watched.is_err().then(|| now + ACCEPT_PAUSE);
+            }
+        }
+    }
+
+    /// Takes what is already waiting, so that nobody who was let in by the kernel is thrown out,
+    /// and then no more.
+    pub(super) fn close_doors(&mut self) {
+        let all: Vec<_> = self.doors.keys().copied().collect();
+        for id in all {
+            self.close_door(id);
+        }
+        self.retire_mesh();
+    }
+
     /// Takes what is already waiting, so that nobody who was let in by the kernel is thrown out,
     /// and then no more.
     pub(super) fn close_door(&mut self, id: DoorId) {
@@ -62,4 +185,8 @@ impl Worker {
             let _ = self.poller.remove(&*door.listener);
         }
     }
+}
+
+pub(super) fn listener_token(id: DoorId) -> u64 {
+    Token::Listener(id.0).encode()
 }

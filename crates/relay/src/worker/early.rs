@@ -6,7 +6,10 @@ use std::sync::Arc;
 use taut_sys::epoll::Interest;
 use taut_sys::socket::Stream;
 
-use super::{Close, Errand, Origin, Worker, errand_of, place};
+use super::Worker;
+use super::errand::{Errand, errand_of};
+use super::sessions::{Close, place};
+use super::story::Origin;
 use crate::addr::{ClientAddr, OnwardAddr};
 use crate::early_syn::FourTuple;
 use crate::end::{End, Side};

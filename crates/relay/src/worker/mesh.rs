@@ -8,7 +8,10 @@ use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Readiness};
 use taut_sys::socket::Stream;
 
-use super::{Close, Errand, Origin, Shared, Worker};
+use super::errand::Errand;
+use super::sessions::Close;
+use super::story::Origin;
+use super::{Shared, Worker};
 use crate::access::Verdict;
 use crate::addr::{ClientAddr, Destination, OnwardAddr};
 use crate::arrivals::{Request, Rules};

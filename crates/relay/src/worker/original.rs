@@ -6,7 +6,8 @@ use std::net::SocketAddr;
 use taut_mesh::hello::{Hello, SessionId, Target};
 use taut_sys::random;
 
-use super::{Errand, mesh};
+use super::errand::Errand;
+use super::mesh;
 use crate::access::Verdict;
 use crate::addr::{ClientAddr, OnwardAddr};
 use crate::setup::{Onward, Original, Setup};

@@ -18,7 +18,8 @@ use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Readiness};
 use taut_sys::socket::Stream;
 
-use super::{Worker, place};
+use super::Worker;
+use super::sessions::place;
 use crate::access::SourceVerdict;
 use crate::addr::ClientAddr;
 use crate::setup::Route;

@@ -9,7 +9,8 @@ use taut_sys::random;
 use taut_sys::socket::Stream;
 use taut_sys::tcp_info::TcpInfo;
 
-use super::{Entry, Errand};
+use super::errand::Errand;
+use super::sessions::Entry;
 use crate::addr::ClientAddr;
 use crate::end::End;
 use crate::metrics::WorkerMetrics;

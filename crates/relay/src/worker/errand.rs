@@ -1,0 +1,136 @@
+//! How a session gets its onward leg.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use taut_mesh::hello::{Hello, SessionId};
+use taut_sys::epoll::Interest;
+use taut_sys::socket::{LegOptions, Stream};
+use taut_sys::{Errno, random};
+
+use super::sessions::Close;
+use super::{Worker, mesh, original};
+use crate::access::{Verdict, may_be_borrowed};
+use crate::addr::{ClientAddr, OnwardAddr};
+use crate::end::{End, Side};
+use crate::setup::{Peer, Route, Setup, Way};
+use crate::targets::Addrs;
+use crate::token::{Place, Token};
+
+/// What a session's onward leg is still to be got by.
+pub(super) enum Errand {
+    /// By connecting to the addresses of the destination, one after the other.
+    Dial {
+        addrs: Addrs,
+        next: usize,
+        options: Arc<LegOptions>,
+        /// From the client's address.
+        borrow: bool,
+    },
+    /// The addresses of the destination are being looked up.
+    LookUp { name: String },
+    /// By asking another relay, with this hello.
+    Ask {
+        peer: Arc<Peer>,
+        hello: Box<Hello>,
+        tries_left: u8,
+    },
+}
+
+impl Worker {
+    /// Gets the session an onward leg in the way its errand says; when there is no further one it
+    /// ends with the `last` error. `at_first`: none has been tried before.
+    pub(super) fn go_on(&mut self, place: Place, at_first: bool, last: Errno) {
+        match self.sessions.get(place.0 as usize).map(|e| &e.errand) {
+            Some(Errand::Dial { .. }) => self.dial(place, last),
+            Some(Errand::LookUp { .. }) if at_first => self.look_up(place),
+            Some(Errand::LookUp { .. }) => self.end(place, End::of_connect(last), Close::Reset),
+            Some(Errand::Ask { .. }) => self.ask(place, at_first, last),
+            None => {}
+        }
+    }
+
+    /// Connects to the next address of the destination; with none left the session ends with the
+    /// `last` error.
+    pub(super) fn dial(&mut self, place: Place, mut last: Errno) {
+        let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
+            return;
+        };
+        let Errand::Dial {
+            addrs,
+            next,
+            options,
+            borrow,
+        } = &mut entry.errand
+        else {
+            return;
+        };
+        let source = borrow.then(|| entry.client.0.ip().to_canonical());
+        if source.is_some_and(|ip| !may_be_borrowed(ip)) {
+            tracing::info!(client = %entry.client.0, "its address cannot be borrowed");
+            self.end(place, End::NotAllowed, Close::Reset);
+            return;
+        }
+        while let Some(&OnwardAddr(addr)) = addrs.get(*next) {
+            *next += 1;
+            let token = Token::Leg(place, entry.generation, Side::Onward).encode();
+            let dialled = match source {
+                None => Stream::connect(addr, options),
+                Some(source) => Stream::connect_from(addr, source, options),
+            };
+            let dialled = dialled.and_then(|onward| {
+                self.poller.add(&onward, token, Interest::StreamEdges)?;
+                Ok(onward)
+            });
+            match dialled {
+                Ok(onward) => {
+                    let until = self.shop.now + entry.timeouts.connect;
+                    entry.session.dialled(onward, until);
+                    entry.timeline.dialled(self.shop.now);
+                    self.set_alarm(place);
+                    return;
+                }
+                Err(e) => last = e,
+            }
+        }
+        self.end(place, End::of_connect(last), Close::Reset);
+    }
+}
+
+/// What a client of this forward needs, or why it gets nothing. `to`: what it connected to.
+pub(super) fn errand_of(
+    route: &Route,
+    client: ClientAddr,
+    to: impl FnOnce() -> Option<SocketAddr>,
+    setup: &Setup,
+) -> Result<Errand, Verdict> {
+    let borrow = route.identity.borrow;
+    Ok(match &route.way {
+        Way::Original(way) => {
+            // The connection is gone already when it has no address.
+            let to = to().ok_or(Verdict::Unspecified)?;
+            original::errand(way, client, to, borrow, setup)?
+        }
+        Way::Direct { targets, options } => Errand::Dial {
+            addrs: targets.current(),
+            next: 0,
+            options: options.clone(),
+            borrow,
+        },
+        Way::Mesh {
+            peer,
+            route,
+            destination,
+        } => Errand::Ask {
+            peer: peer.clone(),
+            hello: Box::new(Hello {
+                source: client.0,
+                destination: destination.clone(),
+                route: route.clone(),
+                hops_left: setup.mesh.as_ref().map_or(1, |m| m.hop_limit),
+                session: SessionId(random::bytes()),
+            }),
+            tries_left: mesh::tries(peer),
+        },
+    })
+}

@@ -1,0 +1,58 @@
+//! What sessions move their bytes with: a worker's pipes and the buffer that it copies through.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use taut_sys::Errno;
+use taut_sys::pipe::Pipe;
+
+use crate::direction::Workshop;
+use crate::metrics::WorkerMetrics;
+use crate::pipes::PipePool;
+
+/// Bytes copied at a time, and the most a direction holds in memory.
+pub(super) const SCRATCH: usize = 64 << 10;
+
+pub(super) struct Shop {
+    pub(super) pipes: PipePool,
+    pub(super) scratch: Box<[u8]>,
+    pub(super) splice_after: Option<u64>,
+    pub(super) metrics: Arc<WorkerMetrics>,
+    pub(super) now: Instant,
+}
+
+// === impl Workshop for Shop ===
+
+impl Workshop for Shop {
+    type Pipe = Pipe;
+
+    fn take_pipe(&mut self) -> Option<Pipe> {
+        self.pipes.take(self.now, &self.metrics)
+    }
+
+    fn give_back(&mut self, pipe: Pipe) {
+        self.pipes.give_back(pipe, &self.metrics);
+    }
+
+    fn empty(&mut self, pipe: &Pipe, len: usize) -> Box<[u8]> {
+        let mut bytes = vec![0; len].into_boxed_slice();
+        let mut at = 0;
+        while at < len {
+            match pipe.read(&mut bytes[at..]) {
+                Ok(n) if n > 0 => at += n,
+                Err(Errno::INTR) => {}
+                // Cannot be: `len` bytes are in it. What was read would be lost, so say so loudly.
+                other => panic!("a pipe with {len} bytes gave {other:?} after {at}"),
+            }
+        }
+        bytes
+    }
+
+    fn scratch(&mut self) -> &mut [u8] {
+        &mut self.scratch
+    }
+
+    fn splice_after(&self) -> Option<u64> {
+        self.splice_after
+    }
+}
