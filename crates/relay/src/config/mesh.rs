@@ -7,7 +7,7 @@ use bytesize::ByteSize;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{OneOrMany, TIME, Time, parse, set_time, sources};
+use super::file::{OneOrMany, TIME, Time, at_least_one, parse, set_time, sources};
 use crate::access::{Rule, Sources};
 use crate::addr::{Destination, Listen};
 use crate::setup::{ArrivalLimits, PoolLimits};
@@ -172,7 +172,7 @@ impl MeshSection {
             (&mut arrivals.max_ready, self.max_ready, "max_ready"),
         ] {
             let name = format!("mesh.{name}");
-            *slot = super::at_least_one(value, &name)?.unwrap_or(*slot);
+            *slot = at_least_one(value, &name)?.unwrap_or(*slot);
         }
         let times = &mut arrivals.times;
         for (slot, value, name) in [

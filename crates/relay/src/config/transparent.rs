@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use toml::Spanned;
 
-use super::{OneOrMany, parse};
+use super::file::{OneOrMany, parse};
 use crate::access::{Rule, SourcePrefix, Sources};
 use crate::addr::Listen;
 use crate::identity::Identity;

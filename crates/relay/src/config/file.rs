@@ -1,0 +1,368 @@
+//! The file as it is written, and what makes a configuration of it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use serde::{Deserialize, Deserializer};
+use toml::Spanned;
+
+use super::{Config, Forward, mesh, transparent};
+use crate::access::{SourcePrefix, Sources};
+use crate::addr::Destination;
+use crate::early_syn::Devices;
+use crate::session_log;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct File {
+    pub(super) relay: Option<Section>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Section {
+    workers: Option<Spanned<u16>>,
+    max_sessions: Option<Spanned<u32>>,
+    max_sessions_per_source: Option<Spanned<u32>>,
+    session_log: Option<PathBuf>,
+    handover: Option<PathBuf>,
+    user: Option<String>,
+    metrics: Option<Spanned<String>>,
+    connect_timeout: Option<Spanned<Time>>,
+    half_closed_timeout: Option<Spanned<Time>>,
+    idle_timeout: Option<Spanned<Time>>,
+    flush_timeout: Option<Spanned<Time>>,
+    drain_timeout: Option<Spanned<Time>>,
+    resolve_interval: Option<Spanned<Time>>,
+    keepalive_idle: Option<Spanned<Time>>,
+    splice: Option<bool>,
+    splice_after: Option<ByteSize>,
+    pipe_size: Option<Spanned<ByteSize>>,
+    max_pipes: Option<u32>,
+    early_syn_devices: Option<OneOrMany>,
+    intercept_mark: Option<Spanned<u32>>,
+    intercept_by: Option<Spanned<String>>,
+    pub(super) mesh: Option<Spanned<mesh::MeshSection>>,
+    #[serde(default)]
+    pub(super) forward: Vec<ForwardSection>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ForwardSection {
+    // The texts inside an untagged enum have no place of their own; the list has.
+    listen: Spanned<OneOrMany>,
+    to: Option<Spanned<String>>,
+    transparent: Option<Spanned<bool>>,
+    ports: Option<Spanned<Vec<u16>>>,
+    destinations: Option<Spanned<OneOrMany>>,
+    devices: Option<Spanned<OneOrMany>>,
+    allow: Option<Spanned<OneOrMany>>,
+    deny: Option<Spanned<OneOrMany>>,
+    source: Option<Spanned<String>>,
+    #[serde(default)]
+    send_proxy: bool,
+    accept_proxy: Option<Spanned<bool>>,
+    proxy_from: Option<Spanned<OneOrMany>>,
+    via: Option<Spanned<OneOrMany>>,
+    #[serde(default)]
+    early_syn: bool,
+    from: Option<Spanned<OneOrMany>>,
+    not_from: Option<Spanned<OneOrMany>>,
+    client_congestion: Option<String>,
+    onward_congestion: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected an address or a list of addresses")]
+pub(super) enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl OneOrMany {
+    pub(super) fn into_vec(self) -> Vec<String> {
+        match self {
+            Self::One(one) => vec![one],
+            Self::Many(many) => many,
+        }
+    }
+}
+
+pub(super) struct Time(pub(super) Duration);
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        humantime::parse_duration(&text).map(Time).map_err(|e| {
+            serde::de::Error::custom(format!("`{text}` is not a duration such as \"10s\": {e}"))
+        })
+    }
+}
+
+/// What a time may be: long enough to be meant, short enough to be reckoned with.
+pub(super) const TIME: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_secs(366 * 86_400);
+/// A look-up more often than this is a load on the resolver and no use to anybody.
+const RESOLVE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=*TIME.end();
+/// The kernel takes keepalive times in whole seconds from 1 to 32767.
+const KEEPALIVE_IDLE: std::ops::RangeInclusive<u64> = 1..=32_767;
+/// Relays of a route; what a hello has room for, and the first one besides.
+const MAX_VIA: usize = 8;
+/// fs.pipe-max-size on a stock kernel; a page is the least there is.
+const PIPE_SIZE: std::ops::RangeInclusive<u64> = (4 << 10)..=(1 << 20);
+
+impl Section {
+    /// The checked configuration, or the offset of what is wrong and what it is.
+    pub(super) fn check(self) -> Result<Config, (usize, String)> {
+        let mut config = Config::new(Vec::with_capacity(self.forward.len()));
+        config.workers = at_least_one(self.workers, "workers")?;
+        config.max_sessions = at_least_one(self.max_sessions, "max_sessions")?;
+        config.max_sessions_per_source =
+            at_least_one(self.max_sessions_per_source, "max_sessions_per_source")?;
+        config.session_log = self.session_log.map(|path| match path.as_os_str() == "-" {
+            true => session_log::Target::Stdout,
+            false => session_log::Target::File(path),
+        });
+        config.handover = self.handover;
+        config.user = self.user;
+        if let Some(metrics) = self.metrics {
+            let addr = metrics.get_ref().parse().map_err(|_| {
+                let text = metrics.get_ref();
+                (
+                    metrics.span().start,
+                    format!("relay.metrics: `{text}` is not ADDRESS:PORT, such as 127.0.0.1:9464"),
+                )
+            })?;
+            config.metrics = Some(addr);
+        }
+
+        let t = &mut config.timeouts;
+        set_time(
+            &mut t.connect,
+            self.connect_timeout,
+            TIME,
+            "connect_timeout",
+        )?;
+        set_time(
+            &mut t.half_closed,
+            self.half_closed_timeout,
+            TIME,
+            "half_closed_timeout",
+        )?;
+        if self.idle_timeout.is_some() {
+            let mut idle = Duration::ZERO;
+            set_time(&mut idle, self.idle_timeout, TIME, "idle_timeout")?;
+            t.idle = Some(idle);
+        }
+        set_time(&mut t.flush, self.flush_timeout, TIME, "flush_timeout")?;
+        // None at all is a way to stop at once.
+        let drain = Duration::ZERO..=*TIME.end();
+        set_time(&mut t.drain, self.drain_timeout, drain, "drain_timeout")?;
+        set_time(
+            &mut t.resolve,
+            self.resolve_interval,
+            RESOLVE,
+            "resolve_interval",
+        )?;
+        if let Some(idle) = self.keepalive_idle {
+            let seconds = idle.get_ref().0.as_secs();
+            if !KEEPALIVE_IDLE.contains(&seconds) {
+                let (least, most) = KEEPALIVE_IDLE.into_inner();
+                let message = format!("relay.keepalive_idle: must be from {least} s to {most} s");
+                return Err((idle.span().start, message));
+            }
+            config.keepalive.idle = Duration::from_secs(seconds);
+        }
+
+        let d = &mut config.data;
+        if let Some(after) = self.splice_after {
+            d.splice_after = Some(after.as_u64());
+        }
+        if self.splice == Some(false) {
+            d.splice_after = None;
+        }
+        if let Some(size) = self.pipe_size {
+            let bytes = size.get_ref().as_u64();
+            if !PIPE_SIZE.contains(&bytes) {
+                let message = format!(
+                    "relay.pipe_size: `{}` is not from 4 KiB to 1 MiB",
+                    size.get_ref()
+                );
+                return Err((size.span().start, message));
+            }
+            d.pipe_size = usize::try_from(bytes).unwrap_or(usize::MAX);
+        }
+        if let Some(max) = self.max_pipes {
+            d.max_pipes = max;
+        }
+
+        if let Some(devices) = self.early_syn_devices {
+            config.early_syn.devices = Devices::Named(devices.into_vec());
+        }
+        if let Some(mark) = self.intercept_mark {
+            if *mark.get_ref() == 0 {
+                let message = "relay.intercept_mark: 0 is what packets without a mark have";
+                return Err((mark.span().start, message.into()));
+            }
+            config.intercept.mark = mark.into_inner();
+        }
+        if let Some(method) = self.intercept_by {
+            config.intercept.method = Some(transparent::method(&method)?);
+        }
+        if let Some(mesh) = self.mesh {
+            let at = mesh.span().start;
+            config.mesh = Some(mesh.into_inner().check(at)?);
+        }
+        for (i, forward) in self.forward.into_iter().enumerate() {
+            let via_at = forward.via.as_ref().map(|via| via.span().start);
+            if let (Some(at), None) = (via_at, &config.mesh) {
+                let message = format!(
+                    "relay.forward[{i}].via: there is no [relay.mesh] with the key_file that the \
+                     other relay would want to see"
+                );
+                return Err((at, message));
+            }
+            config.forwards.push(forward.check(i)?);
+        }
+        Ok(config)
+    }
+}
+
+impl ForwardSection {
+    fn check(self, i: usize) -> Result<Forward, (usize, String)> {
+        let to = match &self.to {
+            Some(to) => Some(parse(to.get_ref(), to.span().start, || {
+                format!("relay.forward[{i}].to")
+            })?),
+            None => None,
+        };
+        let listen_at = self.listen.span().start;
+        let listen = self.listen.into_inner().into_vec();
+        if listen.is_empty() {
+            let message = format!("relay.forward[{i}].listen: no address to listen on");
+            return Err((listen_at, message));
+        }
+        let listen = listen
+            .iter()
+            .enumerate()
+            .map(|(j, addr)| {
+                parse(addr, listen_at, || {
+                    format!("relay.forward[{i}].listen[{j}]")
+                })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let via = match self.via {
+            Some(via) => relays(via, i)?,
+            None => Vec::new(),
+        };
+        let identity = transparent::identity(
+            i,
+            self.source.as_ref(),
+            self.send_proxy,
+            self.accept_proxy.as_ref(),
+            self.proxy_from.as_ref(),
+        )?;
+        let transparent = transparent::Written {
+            transparent: self.transparent,
+            ports: self.ports,
+            destinations: self.destinations,
+            devices: self.devices,
+            allow: self.allow,
+            deny: self.deny,
+        };
+        let forward = Forward {
+            transparent: transparent.check(i, listen_at, &listen)?,
+            listen,
+            to,
+            identity,
+            via,
+            early_syn: self.early_syn,
+            sources: sources(self.from, self.not_from, &format!("relay.forward[{i}]"))?,
+            client_congestion: self.client_congestion,
+            onward_congestion: self.onward_congestion,
+        };
+        match forward.contradiction() {
+            None => Ok(forward),
+            Some(what) => Err((listen_at, format!("relay.forward[{i}]{what}"))),
+        }
+    }
+}
+
+/// Who may connect, by the `from` and `not_from` of a section.
+pub(super) fn sources(
+    from: Option<Spanned<OneOrMany>>,
+    not_from: Option<Spanned<OneOrMany>>,
+    section: &str,
+) -> Result<Sources, (usize, String)> {
+    let prefixes = |list: Spanned<OneOrMany>, name| -> Result<Vec<SourcePrefix>, _> {
+        let at = list.span().start;
+        let texts = list.into_inner().into_vec();
+        let texts = texts.iter().enumerate();
+        texts
+            .map(|(j, text)| parse(text, at, || format!("{section}.{name}[{j}]")))
+            .collect()
+    };
+    let at = from.as_ref().or(not_from.as_ref()).map(|l| l.span().start);
+    let from = from.map(|list| prefixes(list, "from")).transpose()?;
+    let not_from = not_from
+        .map(|list| prefixes(list, "not_from"))
+        .transpose()?;
+    Sources::new(from, not_from.unwrap_or_default())
+        .map_err(|e| (at.unwrap_or(0), format!("{section}.from: {e}")))
+}
+
+/// The relays of `forward[i].via`.
+fn relays(via: Spanned<OneOrMany>, i: usize) -> Result<Vec<Destination>, (usize, String)> {
+    let at = via.span().start;
+    let texts = via.into_inner().into_vec();
+    if texts.is_empty() || texts.len() > MAX_VIA {
+        let message = format!("relay.forward[{i}].via: must name from 1 to {MAX_VIA} relays");
+        return Err((at, message));
+    }
+    let texts = texts.iter().enumerate();
+    texts
+        .map(|(j, text)| parse(text, at, || format!("relay.forward[{i}].via[{j}]")))
+        .collect()
+}
+
+pub(super) fn parse<T>(
+    text: &str,
+    at: usize,
+    field: impl Fn() -> String,
+) -> Result<T, (usize, String)>
+where
+    T: std::str::FromStr,
+    T::Err: std::fmt::Display,
+{
+    text.parse().map_err(|e| (at, format!("{}: {e}", field())))
+}
+
+pub(super) fn at_least_one<T: Copy + Default + PartialEq>(
+    value: Option<Spanned<T>>,
+    field: &str,
+) -> Result<Option<T>, (usize, String)> {
+    match value {
+        Some(v) if *v.get_ref() == T::default() => {
+            Err((v.span().start, format!("relay.{field}: must be at least 1")))
+        }
+        other => Ok(other.map(Spanned::into_inner)),
+    }
+}
+
+pub(super) fn set_time(
+    slot: &mut Duration,
+    value: Option<Spanned<Time>>,
+    range: std::ops::RangeInclusive<Duration>,
+    field: &str,
+) -> Result<(), (usize, String)> {
+    let Some(value) = value else { return Ok(()) };
+    if !range.contains(&value.get_ref().0) {
+        let [least, most] = [range.start(), range.end()].map(|d| humantime::format_duration(*d));
+        let message = format!("relay.{field}: must be from {least} to {most}");
+        return Err((value.span().start, message));
+    }
+    *slot = value.into_inner().0;
+    Ok(())
+}
