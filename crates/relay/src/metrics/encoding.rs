@@ -1,0 +1,263 @@
+//! The figures as OpenMetrics.
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Unit;
+
+use super::{Figure, Metrics, WorkerMetrics};
+use crate::end::End;
+use crate::histogram::{Histogram, Totals};
+use crate::intercept::Method;
+use crate::refused::Refused;
+use crate::worker::Unproxied;
+
+mod mesh;
+
+type Encoded = Result<(), std::fmt::Error>;
+
+struct Count(u64);
+
+impl Count {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Encoded {
+        encoder.encode_counter::<NoLabelSet, u64, u64>(&self.0, None)
+    }
+}
+
+struct Level(u64);
+
+impl Level {
+    fn encode(&self, encoder: MetricEncoder<'_>) -> Encoded {
+        // A gauge is a signed figure in this library; a level past i64 does not happen.
+        prometheus_client::metrics::gauge::ConstGauge::new(
+            i64::try_from(self.0).unwrap_or(i64::MAX),
+        )
+        .encode(encoder)
+    }
+}
+
+impl Collector for Metrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Encoded {
+        let mut counter = |name, help, value: u64| -> Encoded {
+            Count(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)
+        };
+        counter(
+            "taut_relay_accepted",
+            "Connections accepted from clients",
+            self.sum(|w| &w.accepted),
+        )?;
+        counter(
+            "taut_relay_accept_errors",
+            "Connections that could not be accepted for want of descriptors or memory",
+            self.sum(|w| &w.accept_failed),
+        )?;
+        counter(
+            "taut_relay_pipe_misses",
+            "Times a bulk transfer copied because no pipe was free",
+            self.sum(|w| &w.pipe_misses),
+        )?;
+        counter(
+            "taut_relay_pipes_refused",
+            "Times the kernel refused a pipe",
+            self.sum(|w| &w.pipes_refused),
+        )?;
+
+        let mut gauge = |name, help, value: u64| -> Encoded {
+            Level(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
+        };
+        gauge("taut_relay_sessions", "Sessions open now", self.sessions())?;
+        gauge("taut_relay_pipes", "Pipes open now", self.pipes_open())?;
+        gauge(
+            "taut_relay_pipes_in_use",
+            "Pipes with bytes on their way through them now",
+            self.pipes_in_use(),
+        )?;
+
+        self.encode_mesh(&mut encoder)?;
+        self.encode_early(&mut encoder)?;
+        self.encode_turbo(&mut encoder)?;
+        self.encode_times(&mut encoder)?;
+        self.encode_log(&mut encoder)?;
+        self.encode_identity(&mut encoder)?;
+
+        let (onward, client) = self.bytes();
+        let help = "Bytes passed on, by the leg that they were written to";
+        let mut family =
+            encoder.encode_descriptor("taut_relay_bytes", help, None, MetricType::Counter)?;
+        for (leg, bytes) in [("onward", onward), ("client", client)] {
+            Count(bytes).encode(family.encode_family(&[("leg", leg)])?)?;
+        }
+
+        let help = "Connections reset before anything was done for them, by cause";
+        let mut family =
+            encoder.encode_descriptor("taut_relay_refused", help, None, MetricType::Counter)?;
+        for cause in Refused::ALL {
+            let count = Count(self.refused(cause));
+            count.encode(family.encode_family(&[("cause", cause.label())])?)?;
+        }
+
+        let help = "Sessions that ended, by cause";
+        let mut family =
+            encoder.encode_descriptor("taut_relay_ended", help, None, MetricType::Counter)?;
+        for end in End::ALL {
+            Count(self.ended(end)).encode(family.encode_family(&[("cause", end.label())])?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Metrics {
+    /// How long things took.
+    fn encode_times(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        type Of = fn(&WorkerMetrics) -> &Histogram;
+        let totals = |of: Of| Totals::of(self.workers.iter().map(|w| of(w)));
+        let kind = MetricType::Histogram;
+        let help = "Time from SYN to a connected onward leg (direct), or to a proven one that was made because none was ready (mesh)";
+        let name = "taut_relay_dial";
+        let mut family = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), kind)?;
+        let legs: [(&str, Of); 2] = [("direct", |w| &w.dial_direct), ("mesh", |w| &w.dial_mesh)];
+        for (leg, of) in legs {
+            encode_histogram(totals(of), family.encode_family(&[("leg", leg)])?)?;
+        }
+        let others: [(&str, &str, Of); 2] = [
+            (
+                "taut_relay_setup",
+                "Time from accept until the onward leg was ready",
+                |w| &w.setup,
+            ),
+            (
+                "taut_relay_first_byte",
+                "Time from accept until the first byte was written to the client",
+                |w| &w.first_byte,
+            ),
+        ];
+        for (name, help, of) in others {
+            let unit = Some(&Unit::Seconds);
+            let encoder = encoder.encode_descriptor(name, help, unit, kind)?;
+            encode_histogram(totals(of), encoder)?;
+        }
+        Ok(())
+    }
+
+    /// What became of the session log's records.
+    fn encode_log(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        let Some(log) = &self.log else {
+            return Ok(());
+        };
+        let counts = log.counts();
+        let help = "Records of the session log, by what became of them";
+        let name = "taut_relay_session_log_records";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (outcome, count) in [
+            ("written", counts.written),
+            ("dropped", counts.dropped),
+            ("failed", counts.failed),
+        ] {
+            Count(count).encode(family.encode_family(&[("outcome", outcome)])?)?;
+        }
+        Ok(())
+    }
+
+    /// Figures of interception and of PROXY protocol headers.
+    fn encode_identity(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        let mut counter = |name, help, value: u64| -> Encoded {
+            Count(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)
+        };
+        counter(
+            "taut_relay_intercept_refused",
+            "Intercepted connections reset because their destination is not allowed",
+            self.sum(|w| &w.intercept_refused),
+        )?;
+        counter(
+            "taut_relay_proxy_headers",
+            "Connections that began with a PROXY protocol header",
+            self.sum(|w| &w.proxy_headers),
+        )?;
+        let help = "Connections that wait for the end of their PROXY protocol header";
+        let name = "taut_relay_proxy_waiting";
+        let waiting = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        Level(self.sum(|w| &w.proxy_waiting)).encode(waiting)?;
+        let help = "Connections reset for want of a PROXY protocol header that is believed";
+        let name = "taut_relay_proxy_refused";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for why in Unproxied::ALL {
+            let count = Count(self.sum(|w| &w.proxy_refused[why.index()]));
+            count.encode(family.encode_family(&[("cause", why.label())])?)?;
+        }
+        let Some((method, exits)) = self.intercept.get() else {
+            return Ok(());
+        };
+        let help = "How connections are intercepted: 1 for the method that is used";
+        let name = "taut_relay_intercept_method";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for (label, of) in [("bpf", Method::Bpf), ("nft", Method::Nft)] {
+            let level = Level(u64::from(of == method));
+            level.encode(family.encode_family(&[("method", label)])?)?;
+        }
+        if method == Method::Bpf {
+            let help = "Packets that the program looked at, by what became of them";
+            let name = "taut_relay_intercept_packets";
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            for (exit, count) in exits.each() {
+                Count(count).encode(family.encode_family(&[("exit", exit)])?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Early SYN's figures.
+    fn encode_early(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        type Of = fn(&WorkerMetrics) -> &Figure;
+        let counters: [(&str, &str, Of); 3] = [
+            (
+                "taut_relay_early_begun",
+                "Onward legs begun when a client's SYN was seen",
+                |w| &w.early_begun,
+            ),
+            (
+                "taut_relay_early_joined",
+                "Clients whose onward leg was under way when they were accepted",
+                |w| &w.early_joined,
+            ),
+            (
+                "taut_relay_early_unused",
+                "Onward legs begun early whose client did not come",
+                |w| &w.early_unused,
+            ),
+        ];
+        for (name, help, of) in counters {
+            let encoder = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            Count(self.sum(of)).encode(encoder)?;
+        }
+        let Some(table) = &self.early else {
+            return Ok(());
+        };
+        let (counts, exits) = table.counts();
+        let help = "SYNs that the program reported, by what was decided about them";
+        let name = "taut_relay_early_syns";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (verdict, count) in [
+            ("admitted", counts.admitted),
+            ("merged", counts.merged),
+            ("late", counts.late),
+            ("over_source_rate", counts.over_source_rate),
+            ("over_destination_rate", counts.over_destination_rate),
+            ("too_many_pending", counts.too_many_pending),
+            ("cookies_active", counts.cookies_active),
+        ] {
+            Count(count).encode(family.encode_family(&[("verdict", verdict)])?)?;
+        }
+        let help = "Packets that the program looked at, by what became of them";
+        let name = "taut_relay_early_packets";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for (exit, count) in exits.iter().flat_map(|exits| exits.each()) {
+            Count(count).encode(family.encode_family(&[("exit", exit)])?)?;
+        }
+        Ok(())
+    }
+}
+
+fn encode_histogram(totals: Totals, mut encoder: MetricEncoder<'_>) -> Encoded {
+    let (sum, count) = (totals.seconds(), totals.count());
+    encoder.encode_histogram::<NoLabelSet>(sum, count, &totals.bounded(), None)
+}

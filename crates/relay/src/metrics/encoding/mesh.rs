@@ -1,0 +1,154 @@
+//! The figures of connections between relays.
+
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::MetricType;
+use taut_mesh::acceptor::Rejection;
+
+use super::{Count, Encoded, Level};
+use crate::metrics::{Figure, Metrics, WorkerMetrics};
+use crate::pipe::Count as PipeCount;
+use crate::worker::Refusal;
+
+impl Metrics {
+    /// The pools' and the mesh port's figures.
+    pub(super) fn encode_mesh(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        type Of = fn(&WorkerMetrics) -> &Figure;
+        let counters: [(&str, &str, Of); 12] = [
+            (
+                "taut_relay_pool_hits",
+                "Sessions that found a connection ready",
+                |w| &w.pool_hits,
+            ),
+            (
+                "taut_relay_pool_misses",
+                "Sessions for which a connection had to be made",
+                |w| &w.pool_misses,
+            ),
+            (
+                "taut_relay_pool_retries",
+                "Connections made anew because one from the pool was dead, or could not be made at first",
+                |w| &w.pool_retries,
+            ),
+            (
+                "taut_relay_pool_expired",
+                "Unused connections closed because of their age",
+                |w| &w.pool_expired,
+            ),
+            (
+                "taut_relay_pool_dead",
+                "Unused connections found to be dead",
+                |w| &w.pool_dead,
+            ),
+            (
+                "taut_relay_pool_dials_failed",
+                "Connections to other relays that could not be made",
+                |w| &w.pool_dials_failed,
+            ),
+            (
+                "taut_relay_pool_dials_postponed",
+                "Sessions for which no connection to another relay was begun at once, because enough were under way",
+                |w| &w.pool_dials_postponed,
+            ),
+            (
+                "taut_relay_pool_peers_rejected",
+                "Relays dialled that could not prove that they belong to the mesh",
+                |w| &w.pool_peers_rejected,
+            ),
+            (
+                "taut_relay_mesh_accepted",
+                "Connections accepted at the mesh port",
+                |w| &w.mesh_accepted,
+            ),
+            (
+                "taut_relay_mesh_evicted",
+                "Connections without proof of a key that were closed to make room for others",
+                |w| &w.mesh_evicted,
+            ),
+            (
+                "taut_relay_mesh_refused_full",
+                "Connections of other relays that were closed because max_ready waited already",
+                |w| &w.mesh_refused_full,
+            ),
+            (
+                "taut_relay_mesh_hellos",
+                "Sessions that other relays have asked for",
+                |w| &w.mesh_hellos,
+            ),
+        ];
+        for (name, help, of) in counters {
+            let encoder = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+            Count(self.sum(of)).encode(encoder)?;
+        }
+        let gauges: [(&str, &str, Of); 3] = [
+            (
+                "taut_relay_pool_ready",
+                "Connections to other relays that are ready for use",
+                |w| &w.pool_ready,
+            ),
+            (
+                "taut_relay_mesh_unproven",
+                "Connections at the mesh port that have not proven that they hold a key",
+                |w| &w.mesh_unproven,
+            ),
+            (
+                "taut_relay_mesh_ready",
+                "Connections of other relays that wait to be used",
+                |w| &w.mesh_ready,
+            ),
+        ];
+        for (name, help, of) in gauges {
+            let encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            Level(self.sum(of)).encode(encoder)?;
+        }
+        let help = "Connections at the mesh port that were closed, by what was wrong with them";
+        let name = "taut_relay_mesh_rejected";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for rejection in Rejection::ALL {
+            let count = Count(self.sum(|w| &w.mesh_rejected[rejection.index()]));
+            count.encode(family.encode_family(&[("cause", rejection.label())])?)?;
+        }
+        let help = "Sessions that other relays asked for and did not get, by cause";
+        let name = "taut_relay_mesh_refused";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for refusal in Refusal::ALL {
+            let count = Count(self.sum(|w| &w.mesh_refused[refusal.index()]));
+            count.encode(family.encode_family(&[("cause", refusal.label())])?)?;
+        }
+        Ok(())
+    }
+
+    /// The figures of `taut_pipe`, or of what stands in for it.
+    pub(super) fn encode_turbo(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
+        if self.turbo.route_segments().is_some() {
+            let mut gauge = |name, help, value: u64| -> Encoded {
+                Level(value).encode(encoder.encode_descriptor(
+                    name,
+                    help,
+                    None,
+                    MetricType::Gauge,
+                )?)
+            };
+            gauge(
+                "taut_relay_route_metrics",
+                "Addresses of other relays whose route has an initial window",
+                self.routes.in_place(),
+            )?;
+            gauge(
+                "taut_relay_route_metrics_without",
+                "Addresses of other relays whose route could not be given one",
+                self.routes.without(),
+            )?;
+        }
+        let Some(counters) = self.turbo.counters() else {
+            return Ok(());
+        };
+        let help = "What the congestion control of legs between relays has done, by event";
+        let name = "taut_relay_pipe_events";
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        for count in PipeCount::ALL {
+            let value = Count(counters.get(count));
+            value.encode(family.encode_family(&[("event", count.label())])?)?;
+        }
+        Ok(())
+    }
+}
