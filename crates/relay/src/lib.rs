@@ -26,6 +26,7 @@ mod inbox;
 pub mod intercept;
 mod loops;
 pub mod metrics;
+mod netlink;
 pub mod node;
 pub mod pipe;
 mod pipes;

@@ -12,9 +12,9 @@ use rtnetlink::packet_route::route::{
 };
 use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use rtnetlink::{Handle, IpVersion, RouteMessageBuilder};
-use taut_sys::Errno;
 
 use super::Method;
+use crate::netlink::is_unsupported;
 
 /// The routing table in which every address is local.
 pub const TABLE: u32 = 29_793;
@@ -219,17 +219,6 @@ fn route(version: &IpVersion, lo: u32) -> RouteMessage {
 
 fn is_v6(version: &IpVersion) -> bool {
     matches!(version, IpVersion::V6)
-}
-
-/// The kernel has no IPv6.
-fn is_unsupported(error: &rtnetlink::Error) -> bool {
-    let rtnetlink::Error::NetlinkError(message) = error else {
-        return false;
-    };
-    let code = message.raw_code().unsigned_abs().cast_signed();
-    [Errno::AFNOSUPPORT, Errno::OPNOTSUPP]
-        .iter()
-        .any(|e| e.raw_os_error() == code)
 }
 
 /// Runs `job` with a netlink connection of the calling thread's network namespace.

@@ -11,10 +11,10 @@ use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use rtnetlink::packet_route::{AddressFamily, IpProtocol};
 use rtnetlink::sys::{AsyncSocket as _, AsyncSocketExt as _, SocketAddr, TokioSocket};
 use rtnetlink::{Handle, IpVersion, MulticastGroup};
-use taut_sys::Errno;
 
 use super::plan::{address, family, host_route, is_ours, prefix_length};
 use super::{PRIORITY, PROTOCOL, RouteMetricsError, TABLE};
+use crate::netlink::is_unsupported;
 
 /// What may change how a relay is reached. Of a device that goes down the kernel does not report
 /// every route that goes with it.
@@ -173,15 +173,4 @@ async fn rules(handle: &Handle, version: IpVersion) -> Vec<RuleMessage> {
 fn is_our_rule(rule: &RuleMessage) -> bool {
     let has = |attribute| rule.attributes.contains(&attribute);
     has(RuleAttribute::Table(TABLE)) && has(RuleAttribute::Protocol(RouteProtocol::Other(PROTOCOL)))
-}
-
-/// The kernel has no IPv6.
-fn is_unsupported(error: &rtnetlink::Error) -> bool {
-    let rtnetlink::Error::NetlinkError(message) = error else {
-        return false;
-    };
-    let code = message.raw_code().unsigned_abs().cast_signed();
-    [Errno::AFNOSUPPORT, Errno::OPNOTSUPP]
-        .iter()
-        .any(|e| e.raw_os_error() == code)
 }
