@@ -1,14 +1,14 @@
 //! Nothing stays on a device, whichever way the relay ends.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::net::SocketAddr;
-use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use libbpf_rs::query::{LinkInfoIter, LinkTypeInfo};
 use taut_relay::early_syn::{Devices, EarlySyn};
 use taut_sys::netns::Netns;
 
+use crate::killed::kill_when_it_says;
 use crate::rig::{LINK, Net, PATIENCE, RELAY};
 
 /// Links at the device, of which there is one of that number.
@@ -43,19 +43,9 @@ const HOLD: &str = "TAUT_RELAY_HOLD_EARLY_SYN";
 #[test]
 fn a_kill_takes_the_program_off_the_device() {
     let net = Net::new();
-    let mut process = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "gone::hold_it_when_asked_to", "--nocapture"])
-        .env(HOLD, net.relay.name())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(process.stdout.as_mut().unwrap()).lines();
-    let attached = lines.map_while(Result::ok).any(|l| l.contains("attached"));
-    let there = links(net.ifindex);
-    process.kill().unwrap();
-    process.wait().unwrap();
-    assert!(attached, "the other process attached nothing");
+    let asked = (HOLD, net.relay.name().to_owned());
+    let hold = "gone::hold_it_when_asked_to";
+    let there = kill_when_it_says("attached", hold, asked, || links(net.ifindex));
     assert_eq!(there, 1);
     wait_until_none(net.ifindex);
 }

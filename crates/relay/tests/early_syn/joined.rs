@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use taut_lab::link::shape::{LinkSpec, Shape};
 use taut_lab::world::{World, WorldBuilder};
@@ -12,6 +12,11 @@ use taut_relay::node::Node;
 
 use crate::flood::{forge, forge_from};
 use crate::rig::{LINK, Net, PATIENCE, RELAY};
+
+#[path = "../shared/wait.rs"]
+mod wait;
+
+use wait::wait_until;
 
 const PORT: u16 = 8080;
 
@@ -25,14 +30,6 @@ fn figure(metrics: &Metrics, name: &str) -> u64 {
         })
         .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
         .sum()
-}
-
-fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !happened() {
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// A relay with early SYN in front of `server`.

@@ -6,5 +6,7 @@
 mod flood;
 mod gone;
 mod joined;
+#[path = "../shared/killed.rs"]
+mod killed;
 mod rig;
 mod seen;

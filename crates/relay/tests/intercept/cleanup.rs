@@ -1,12 +1,13 @@
 //! Nothing stays on the machine, whichever way the relay ends.
 
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Command, Stdio};
+use std::io::Read;
+use std::process::Command;
 
 use taut_relay::intercept::{Method, TABLE, is_running, presence};
 use taut_relay::node::{Node, StartError};
 use taut_sys::netns::Netns;
 
+use crate::killed::kill_when_it_says;
 use crate::rig::*;
 
 /// What interception may have put into a namespace: policy rules, their table, nft's tables.
@@ -93,23 +94,9 @@ fn what_a_kill_leaves_is_replaced_by_the_next_start_and_gone_after_it() {
         (Method::Nft, Method::Bpf),
     ] {
         let net = Net::new();
-        let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "cleanup::hold_it_when_asked_to", "--nocapture"])
-            .env(HOLD, format!("{killed:?} {}", net.router.name()))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(process.stdout.as_mut().unwrap()).lines();
-        let begun = lines
-            .map_while(Result::ok)
-            .any(|l| l.contains("intercepting"));
-        if begun {
-            assert_taken(&net);
-        }
-        process.kill().unwrap();
-        process.wait().unwrap();
-        assert!(begun, "the other process did not begin");
+        let asked = (HOLD, format!("{killed:?} {}", net.router.name()));
+        let hold = "cleanup::hold_it_when_asked_to";
+        kill_when_it_says("intercepting", hold, asked, || assert_taken(&net));
         assert_ne!(
             traces(&net.router),
             [""; 0],

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 mod cleanup;
+#[path = "../shared/killed.rs"]
+mod killed;
 mod rig;
 mod taken;
 mod untouched;

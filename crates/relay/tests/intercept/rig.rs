@@ -4,13 +4,18 @@ use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use taut_relay::config::{Config, Forward, Transparent};
 use taut_relay::intercept::Method;
 use taut_relay::node::Node;
 use taut_sys::netns::Netns;
 use tempfile::TempDir;
+
+#[path = "../shared/wait.rs"]
+mod wait;
+
+pub(crate) use wait::wait_until;
 
 /// A test that waits longer than this for something has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -213,14 +218,6 @@ pub(crate) fn curl(netns: &Netns, url: &str) -> Result<String, String> {
 pub(crate) fn url(ip: &str, port: u16) -> String {
     let addr = SocketAddr::new(ip.parse::<IpAddr>().unwrap(), port);
     format!("http://{addr}/")
-}
-
-pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !happened() {
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// Connects as the client and waits for RST; an orderly end is a failure.

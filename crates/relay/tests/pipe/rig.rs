@@ -1,17 +1,24 @@
 //! Two relays with a link between them.
 
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::PollFlags;
 use rustix::net::sockopt;
 use taut_lab::link::shape::{LinkSpec, Shape};
 use taut_lab::world::{World, WorldBuilder};
 use taut_relay::pipe::{Pipe, PipeOptions};
 use taut_sys::Errno;
 use taut_sys::socket::{Keepalive, LegOptions, Listener, Stream};
+
+#[path = "../shared/poll.rs"]
+mod poll;
+#[path = "../shared/wait.rs"]
+mod wait;
+
+use poll::wait_for;
+pub(crate) use wait::wait_until;
 
 /// A test that waits longer than this for something has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -125,21 +132,6 @@ pub(crate) fn congestion(stream: &Stream) -> String {
 pub(crate) fn window(stream: &Stream) -> u32 {
     let info = stream.info().unwrap();
     info.snd_cwnd * info.snd_mss
-}
-
-fn wait_for(socket: impl AsFd, what: PollFlags) {
-    let mut fds = [PollFd::new(&socket, what)];
-    let patience = PATIENCE.try_into().unwrap();
-    let ready = rustix::event::poll(&mut fds, Some(&patience)).unwrap();
-    assert_eq!(ready, 1, "waited in vain for {what:?}");
-}
-
-pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !happened() {
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// Queues `len` bytes, waiting for room.

@@ -6,7 +6,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use taut_mesh::proxy::{Command as Kind, Header, MAX_HEADER, Reader};
 use taut_relay::access::{SourcePrefix, Sources};
@@ -16,6 +16,11 @@ use taut_relay::identity::Identity;
 use taut_relay::node::Node;
 use taut_sys::netns::Netns;
 use tempfile::TempDir;
+
+#[path = "../shared/wait.rs"]
+mod wait;
+
+use wait::wait_until;
 
 /// A test that waits longer than this for something has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -104,14 +109,6 @@ fn identity(send: bool, accept_from: Option<&str>) -> Identity {
         borrow: false,
         send_proxy: send,
         accept_proxy: accept_from.map(believed),
-    }
-}
-
-fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !happened() {
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

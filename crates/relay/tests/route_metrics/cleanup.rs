@@ -1,14 +1,14 @@
 //! Nothing stays on the machine, whichever way the relay ends.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::net::IpAddr;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use taut_relay::route_metrics::{Job, RouteMetrics, Status};
 use taut_sys::netns::Netns;
 use tokio::sync::Notify;
 
+use crate::killed::kill_when_it_says;
 use crate::rig::*;
 
 #[test]
@@ -59,20 +59,8 @@ fn what_a_kill_leaves_is_removed_by_the_next_start() {
     let relays = Relays::new("route-killed");
     let [far, far6] = relays.far();
     let netns = relays.world.host("near").netns().name();
-    let mut process = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "cleanup::hold_it_when_asked_to", "--nocapture"])
-        .env(HOLD, format!("{netns} {far}"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(process.stdout.as_mut().unwrap()).lines();
-    let begun = lines
-        .map_while(Result::ok)
-        .any(|line| line.contains("routing"));
-    process.kill().unwrap();
-    process.wait().unwrap();
-    assert!(begun, "the other process did not begin");
+    let asked = (HOLD, format!("{netns} {far}"));
+    kill_when_it_says("routing", "cleanup::hold_it_when_asked_to", asked, || ());
     assert!(
         is_ours(&relays.route(far)),
         "a kill has left nothing: what is tested here?"

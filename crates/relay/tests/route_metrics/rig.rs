@@ -2,17 +2,24 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::PollFlags;
 use taut_lab::link::shape::{LinkSpec, Shape};
 use taut_lab::world::{World, WorldBuilder};
 use taut_relay::route_metrics::{Job, LOOK_AT_LEAST, PROTOCOL, RouteMetrics, Status, TABLE};
 use taut_sys::socket::{Keepalive, LegOptions, Listener, Stream};
 use tokio::sync::Notify;
+
+#[path = "../shared/poll.rs"]
+mod poll;
+#[path = "../shared/wait.rs"]
+mod wait;
+
+use poll::wait_for;
+pub(crate) use wait::wait_until;
 
 /// A test that waits longer than this for something has failed. It is less than what passes between two looks
 /// at routes of which nothing is reported: what the tests wait for has to be noticed.
@@ -196,19 +203,4 @@ pub(crate) fn is_ours(route: &str) -> bool {
     let proto = format!("proto {PROTOCOL}");
     let window = format!("initcwnd {SEGMENTS}");
     route.contains(&proto) && route.contains(&window)
-}
-
-fn wait_for(socket: impl AsFd, what: PollFlags) {
-    let mut fds = [PollFd::new(&socket, what)];
-    let patience = PATIENCE.try_into().unwrap();
-    let ready = rustix::event::poll(&mut fds, Some(&patience)).unwrap();
-    assert_eq!(ready, 1, "waited in vain for {what:?}");
-}
-
-pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !happened() {
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }

@@ -11,6 +11,11 @@ use taut_relay::end::End;
 use taut_relay::metrics::Metrics;
 use taut_relay::node::Node;
 
+#[path = "../shared/wait.rs"]
+mod wait;
+
+pub(crate) use wait::wait_until;
+
 /// A test that waits longer than this for something has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -124,14 +129,6 @@ pub(crate) fn start(to: SocketAddr, path: Path, adjust: impl FnOnce(&mut Config)
     };
     adjust(&mut config);
     Node::start(&config).unwrap()
-}
-
-pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !happened() {
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// Bytes that are different everywhere, so that a shifted or repeated part is seen.

@@ -1,0 +1,14 @@
+//! Waiting for as long as the including module's `PATIENCE` lasts; then the test has failed.
+
+use std::time::{Duration, Instant};
+
+use super::PATIENCE;
+
+/// Until something has happened that nobody reports.
+pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !happened() {
+        assert!(Instant::now() < deadline, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
