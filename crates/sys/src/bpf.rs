@@ -1,10 +1,57 @@
 //! BPF programs at the kernel's hooks, where libbpf-rs has no call for it.
 
+pub mod tc;
+
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use libbpf_rs::libbpf_sys as sys;
 
 use crate::Errno;
+
+/// The kernel's count of how often each program runs and for how long (Linux 5.8), while this is
+/// held. It costs every program of the machine some tens of nanoseconds a run.
+#[derive(Debug)]
+pub struct RunTimes {
+    #[expect(dead_code, reason = "it is held, and closed when it is dropped")]
+    enabled: OwnedFd,
+}
+
+// === impl RunTimes ===
+
+impl RunTimes {
+    /// Begins to count.
+    ///
+    /// # Errors
+    /// `EPERM` without CAP_SYS_ADMIN.
+    pub fn enable() -> Result<Self, Errno> {
+        // SAFETY: the call takes a number and touches no memory of this process.
+        let fd = unsafe { sys::bpf_enable_stats(sys::BPF_STATS_RUN_TIME) };
+        if fd < 0 {
+            return Err(Errno::from_raw_os_error(-fd));
+        }
+        // SAFETY: the call has made this descriptor and nobody else owns it.
+        let enabled = unsafe { OwnedFd::from_raw_fd(fd) };
+        Ok(Self { enabled })
+    }
+}
+
+/// How long a program has run, while somebody held [`RunTimes`].
+///
+/// # Errors
+/// `EINVAL` when the descriptor is of no program.
+pub fn run_time(program: BorrowedFd<'_>) -> Result<Duration, Errno> {
+    let mut info = sys::bpf_prog_info::default();
+    let mut len = size_of::<sys::bpf_prog_info>() as u32;
+    // SAFETY: the kernel writes at most `len` bytes, which `info` has; all its pointers are null and
+    // their lengths zero, so that it writes nowhere else.
+    let done =
+        unsafe { sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut len) };
+    if done < 0 {
+        return Err(Errno::from_raw_os_error(-done));
+    }
+    Ok(Duration::from_nanos(info.run_time_ns))
+}
 
 /// Something of BPF's that lives in the kernel for as long as somebody refers to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -52,34 +99,6 @@ impl Object {
             }
         })
     }
-}
-
-/// Attaches `program`, of type SCHED_CLS, to what device `ifindex` of the calling thread's network
-/// namespace receives, after the programs that are there already (tcx, Linux 6.6).
-///
-/// The link is the descriptor: the program is detached when the last copy of it is closed, however
-/// the process ends.
-///
-/// # Errors
-/// `EINVAL` where the kernel has no tcx; `ENODEV` when there is no such device; `EPERM` without
-/// CAP_NET_ADMIN and CAP_BPF.
-pub fn attach_tcx_ingress(program: BorrowedFd<'_>, ifindex: u32) -> Result<OwnedFd, Errno> {
-    let ifindex = i32::try_from(ifindex).map_err(|_| Errno::NODEV)?;
-    // SAFETY: the program's descriptor is open for the length of the call; no options are passed.
-    let link = unsafe {
-        sys::bpf_link_create(
-            program.as_raw_fd(),
-            ifindex,
-            sys::BPF_TCX_INGRESS,
-            std::ptr::null(),
-        )
-    };
-    if link < 0 {
-        // libbpf gives the error as a negative number.
-        return Err(Errno::from_raw_os_error(-link));
-    }
-    // SAFETY: the call has made this descriptor and nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(link) })
 }
 
 #[cfg(test)]

@@ -77,7 +77,7 @@ impl VnetHeader {
     }
 }
 
-/// An open TAP device; it vanishes when this is dropped.
+/// An open TAP device; it vanishes when this is dropped, unless it has been made to [stay](Tap::stay).
 #[derive(Debug)]
 pub struct Tap {
     fd: OwnedFd,
@@ -130,17 +130,41 @@ impl Tap {
         check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const header_len) })
             .map_err(|e| failed("could not set its header's length", e))?;
 
-        let offload = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+        let tap = Self { fd };
+        tap.set_segmentation_offload(true)
+            .map_err(|e| failed("could not turn on checksum and segmentation offload", e))?;
+        Ok(tap)
+    }
+
+    /// Leaves the device in its network namespace when this is dropped, so that another process can open
+    /// it by its name. It then goes with the namespace.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn stay(self) -> io::Result<()> {
+        // SAFETY: TUNSETPERSIST takes its argument by value.
+        check(unsafe {
+            let yes: libc::c_ulong = 1;
+            libc::ioctl(self.fd.as_raw_fd(), libc::TUNSETPERSIST, yes)
+        })
+    }
+
+    /// Whether it is given TCP super-frames whole, or their segments one by one. Checksums may be
+    /// partial either way.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn set_segmentation_offload(&self, whole: bool) -> io::Result<()> {
+        let segmentation = libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+        let offload = libc::TUN_F_CSUM | if whole { segmentation } else { 0 };
         // SAFETY: TUNSETOFFLOAD takes its argument by value.
         check(unsafe {
             libc::ioctl(
-                fd.as_raw_fd(),
+                self.fd.as_raw_fd(),
                 libc::TUNSETOFFLOAD,
                 libc::c_ulong::from(offload),
             )
         })
-        .map_err(|e| failed("could not turn on checksum and segmentation offload", e))?;
-        Ok(Self { fd })
     }
 
     /// Takes the next frame, header first, into `buffer` and returns its length.
@@ -164,6 +188,19 @@ impl Tap {
 impl AsFd for Tap {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// A TAP that another process has made and handed on, as [`Tap::create`] makes them.
+impl From<OwnedFd> for Tap {
+    fn from(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+}
+
+impl From<Tap> for OwnedFd {
+    fn from(tap: Tap) -> Self {
+        tap.fd
     }
 }
 

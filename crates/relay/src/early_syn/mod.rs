@@ -9,7 +9,8 @@
 mod cookies;
 mod deadlines;
 mod devices;
-mod hook;
+#[cfg(test)]
+mod filter_tests;
 mod limiter;
 mod limits;
 #[cfg(test)]
@@ -28,10 +29,10 @@ use libbpf_rs::{
 
 pub use cookies::{read_syncookies_sent, syncookies_sent};
 pub use devices::{Device, Devices};
-use hook::Hook;
 pub use limiter::{Counts, Limiter, Verdict};
 pub use limits::Limits;
 pub use rate::Rate;
+use taut_sys::bpf::tc::{AttachPoint, Attached};
 pub use wire::Exits;
 
 /// The program, compiled by `build.rs`.
@@ -42,6 +43,9 @@ pub const TAKE_MAX: usize = 1024;
 
 /// Listeners that can be watched (`WATCHED_MAX` of the program).
 pub const WATCHED_MAX: usize = 256;
+
+/// The filter's place among those of a device, where there is no tcx.
+const FILTER_PRIORITY: u32 = 50_773;
 
 /// A client's SYN that has reached this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +79,7 @@ pub struct EarlySyn {
     readable: MapHandle,
     // The ring's callback puts events here. Nobody else has it while `take` runs.
     taken: Arc<Mutex<Vec<SynEvent>>>,
-    hooks: Vec<(Device, Hook)>,
+    hooks: Vec<(Device, Attached)>,
     devices: Devices,
     object: Object,
 }
@@ -225,7 +229,8 @@ impl EarlySyn {
                 .progs()
                 .find(|p| p.name() == "early_syn")
                 .ok_or(EarlySynError::Part("program `early_syn`"))?;
-            match Hook::attach(program.as_fd(), device.ifindex) {
+            let (point, priority) = (AttachPoint::Ingress, FILTER_PRIORITY);
+            match Attached::attach(program.as_fd(), device.ifindex, point, priority) {
                 Ok(hook) => self.hooks.push((device, hook)),
                 Err(source) => {
                     return Err(EarlySynError::Attach {

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
 use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder};
+use taut_sys::bpf::tc::{AttachPoint, attach_tcx};
 
 use super::rules::Rule;
 use super::wire::{self, Exits};
@@ -109,7 +110,7 @@ impl Program {
             if self.links.contains_key(&ifindex) {
                 continue;
             }
-            match taut_sys::bpf::attach_tcx_ingress(program.as_fd(), ifindex) {
+            match attach_tcx(program.as_fd(), ifindex, AttachPoint::Ingress) {
                 Ok(link) => {
                     self.links.insert(ifindex, link);
                 }

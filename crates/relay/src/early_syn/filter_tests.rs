@@ -5,10 +5,10 @@
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 
+use taut_sys::bpf::tc::Filter;
 use taut_sys::netns::Netns;
 
 use super::*;
-use crate::early_syn::{Device, Devices, EarlySyn};
 
 fn output(program: &str, netns: &Netns, arguments: &str) -> String {
     let mut command = Command::new(program);
@@ -21,12 +21,13 @@ fn output(program: &str, netns: &Netns, arguments: &str) -> String {
 fn filtered(addr: SocketAddr) -> EarlySyn {
     let mut early_syn = EarlySyn::load(Devices::AllUp, &[(addr, 1)], 100).unwrap();
     let program = early_syn.object.progs().next().unwrap();
-    let filter = Filter::attach(program.as_fd(), 1).unwrap();
+    let point = AttachPoint::Ingress;
+    let filter = Filter::attach(program.as_fd(), 1, point, FILTER_PRIORITY).unwrap();
     let lo = Device {
         name: "lo".into(),
         ifindex: 1,
     };
-    early_syn.hooks.push((lo, Hook::Filter { filter }));
+    early_syn.hooks.push((lo, Attached::Filter(filter)));
     early_syn
 }
 
