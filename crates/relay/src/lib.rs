@@ -18,7 +18,6 @@ mod direction;
 mod early;
 pub mod early_syn;
 pub mod end;
-mod exposition;
 pub mod handover;
 mod histogram;
 pub mod identity;

@@ -11,7 +11,6 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, interval_at, sleep, sleep_until};
 
 use crate::config::{Config, ConfigError};
-use crate::exposition;
 use crate::handover::{HandoverError, Passed};
 use crate::node::{Node, SharedHandle, StartError, WorkerLost};
 use crate::targets::Targets;
@@ -108,7 +107,9 @@ async fn serve(
         offered = Some(listener.as_fd().try_clone_to_owned()?);
         let listener = TcpListener::from_std(listener)?;
         tracing::info!(%addr, "serving OpenMetrics at /metrics");
-        scrapers = Some(tokio::spawn(exposition::serve(listener, node.metrics())));
+        let metrics = node.metrics();
+        let encode = move || metrics.encode();
+        scrapers = Some(tokio::spawn(taut_exposition::serve(listener, encode)));
     }
     taken.serving().await;
     let offer = Arc::new(Offer::start(config, node.handle(), offered)?);

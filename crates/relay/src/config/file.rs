@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
@@ -17,6 +18,9 @@ use crate::session_log;
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
     pub(super) relay: Option<Section>,
+    /// Another job's.
+    #[serde(rename = "snoop")]
+    _snoop: Option<IgnoredAny>,
 }
 
 #[derive(Deserialize)]

@@ -1,6 +1,9 @@
-//! OpenMetrics over HTTP, for a scraper on a local port.
+//! OpenMetrics over HTTP, for a scraper on a local port. What is told is the job's own affair.
+
+#![forbid(unsafe_code)]
 
 use std::convert::Infallible;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,8 +17,6 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-use crate::metrics::Metrics;
-
 /// Scrapers served at one time; more wait in the listen queue.
 const CONNECTIONS: usize = 16;
 /// A scraper that takes longer than this for all it asks is cut off.
@@ -27,8 +28,11 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Serves `metrics` at `/metrics` for ever.
-pub(crate) async fn serve(listener: TcpListener, metrics: Metrics) {
+/// Serves what `encode` tells at `/metrics` for ever: an exposition in OpenMetrics' text format.
+pub async fn serve<E>(listener: TcpListener, encode: E)
+where
+    E: Fn() -> Result<String, fmt::Error> + Clone + Send + Sync + 'static,
+{
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let Ok(permit) = permits.clone().acquire_owned().await else {
@@ -42,13 +46,13 @@ pub(crate) async fn serve(listener: TcpListener, metrics: Metrics) {
                 continue;
             }
         };
-        let metrics = metrics.clone();
+        let encode = encode.clone();
         tokio::spawn(async move {
             let service = service_fn(move |request: Request<Incoming>| {
                 std::future::ready(Ok::<_, Infallible>(answer(
                     request.method(),
                     request.uri().path(),
-                    &metrics,
+                    &encode,
                 )))
             });
             let connection = hyper::server::conn::http1::Builder::new()
@@ -63,7 +67,11 @@ pub(crate) async fn serve(listener: TcpListener, metrics: Metrics) {
     }
 }
 
-fn answer(method: &Method, path: &str, metrics: &Metrics) -> Response<Full<Bytes>> {
+fn answer(
+    method: &Method,
+    path: &str,
+    encode: impl Fn() -> Result<String, fmt::Error>,
+) -> Response<Full<Bytes>> {
     if path != "/metrics" {
         return plain(StatusCode::NOT_FOUND, "metrics are at /metrics\n");
     }
@@ -74,7 +82,7 @@ fn answer(method: &Method, path: &str, metrics: &Metrics) -> Response<Full<Bytes
             .insert(ALLOW, hyper::header::HeaderValue::from_static("GET, HEAD"));
         return response;
     }
-    match metrics.encode() {
+    match encode() {
         Ok(text) => {
             let mut response = Response::new(Full::new(Bytes::from(text)));
             response.headers_mut().insert(
@@ -100,10 +108,13 @@ fn plain(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
 mod tests {
     use super::*;
 
+    fn told() -> Result<String, fmt::Error> {
+        Ok("# EOF\n".to_owned())
+    }
+
     #[test]
     fn only_a_get_of_metrics_is_answered_with_them() {
-        let metrics = Metrics::of_nothing(1);
-        let status = |method, path| answer(&method, path, &metrics).status();
+        let status = |method, path| answer(&method, path, told).status();
         assert_eq!(status(Method::GET, "/metrics"), StatusCode::OK);
         assert_eq!(status(Method::GET, "/"), StatusCode::NOT_FOUND);
         assert_eq!(
@@ -113,8 +124,14 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_told_is_an_error_of_the_server() {
+        let answer = answer(&Method::GET, "/metrics", || Err(fmt::Error));
+        assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    }
+
+    #[test]
     fn the_type_is_openmetrics() {
-        let response = answer(&Method::GET, "/metrics", &Metrics::of_nothing(1));
+        let response = answer(&Method::GET, "/metrics", told);
         assert_eq!(response.headers()[CONTENT_TYPE], OPENMETRICS);
     }
 }
