@@ -5,6 +5,7 @@ mod doctor;
 mod lab;
 mod log;
 mod relay;
+mod snoop;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -22,6 +23,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Relay(relay::Args),
+    Snoop(snoop::Args),
     Lab(lab::Args),
     Doctor(doctor::Args),
 }
@@ -43,6 +45,10 @@ fn main() -> ExitCode {
             let _log = log::to_stderr();
             relay::run(job)
         })),
+        Command::Snoop(args) => {
+            let _log = log::to_stderr();
+            exit_code(snoop::run(args))
+        }
         Command::Lab(args) => {
             let _log = log::to_stderr();
             exit_code(lab::run(args))

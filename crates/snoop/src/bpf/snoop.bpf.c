@@ -1,0 +1,795 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The host acknowledges for a guest that is waiting for its CPU (vsnoop-paper
+ * III and IV). Two programs at the guest's tap; each tap has its own copy of
+ * both, and of the maps.
+ *
+ *   towards the guest (egress): put a segment into the ring, see from the
+ *	result that it is there, and turn what is left of it into the
+ *	acknowledgement that the guest will give, which enters the tap as if
+ *	the guest had sent it.
+ *   from the guest (ingress): learn what it offers, drop the acknowledgements
+ *	that say nothing new, and lift those of segments that have to pass.
+ *
+ * flow.h decides and touches no packet. docs/design/snoop.md says why.
+ */
+#include <linux/pkt_cls.h>
+
+#include <bpf/bpf_core_read.h>
+
+#include "flow.h"
+
+#define CHECKSUM_UNNECESSARY	1
+#define CHECKSUM_PARTIAL	3
+#define RING_BYTES		(64 * 1024)
+#define OPENING_NS		(10ULL * 1000 * 1000 * 1000)
+#define SUM_AT_ONCE		508	/* and no more than 512 when rounded up */
+#define SUMS			(10 * 1024 / SUM_AT_ONCE)	/* and a jumbo frame */
+
+/* What of the kernel's own buffer and device is looked at. */
+struct net_device {
+	__u64 features;
+	unsigned int gso_max_size;
+	unsigned int gso_ipv4_max_size;
+	__u16 gso_max_segs;
+} __attribute__((preserve_access_index));
+
+struct sk_buff {
+	struct net_device *dev;
+	unsigned char *head;
+	unsigned int end;
+	__u8 ip_summed:2;
+} __attribute__((preserve_access_index));
+
+struct skb_shared_info {
+	unsigned int gso_type;
+} __attribute__((preserve_access_index));
+
+/* linux/netdev_features.h and linux/skbuff.h: a device that takes frames of type
+ * t whole has the feature GSO_SHIFT + t. Of an untrusted sender's the header is
+ * looked at, and they are not cut up for that.
+ */
+#define GSO_SHIFT	16
+#define GSO_DODGY	2
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);	/* user space says how many */
+	__type(key, struct snoop_key);
+	__type(value, struct snoop_flow);
+} flows SEC(".maps");
+
+/* Of a listener of the guest's: handshakes between the SYN-ACK and the first
+ * sign of the guest's that there is a connection.
+ */
+struct listener {
+	__u8 addr[16];
+	__u16 port;
+	__u16 version;
+};
+
+struct opening {
+	__u32 count;
+	__u32 pad;
+	__u64 last_ns;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, struct listener);
+	__type(value, struct opening);
+} handshakes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, SNOOP_TG_EXITS);
+	__type(key, __u32);
+	__type(value, __u64);
+} to_guest_exits SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, SNOOP_FG_EXITS);
+	__type(key, __u32);
+	__type(value, __u64);
+} from_guest_exits SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, RING_BYTES);
+} events SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct snoop_config);
+} config SEC(".maps");
+
+/* Where data is summed: helpers of older kernels take 512 bytes at a time. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u8[512]);
+} summing SEC(".maps");
+
+/* Whether it is measured where the time goes: for benchmarks. */
+SEC(".rodata.config")
+const volatile bool measured;
+
+/* Nanoseconds of both programs' in all. */
+struct spent {
+	__u64 delivery;		/* into the ring, and all that it brings with it */
+	__u64 lookup;
+	__u64 nothing;		/* what measuring costs, once for each of the others */
+	__u64 deliveries;
+	__u64 lookups;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct spent);
+} spending SEC(".maps");
+
+static __always_inline void count(void *map, __u32 exit)
+{
+	__u64 *counter = bpf_map_lookup_elem(map, &exit);
+
+	if (counter)
+		(*counter)++;
+}
+
+static __always_inline __u64 clock(void)
+{
+	return measured ? bpf_ktime_get_ns() : 0;
+}
+
+static __always_inline void spend(bool lookup, __u64 from, __u64 to)
+{
+	__u32 zero = 0;
+	struct spent *s;
+
+	if (!measured)
+		return;
+	s = bpf_map_lookup_elem(&spending, &zero);
+	if (!s)
+		return;
+	if (lookup) {
+		s->lookup += to - from;
+		s->lookups++;
+		return;
+	}
+	s->delivery += to - from;
+	s->deliveries++;
+	from = bpf_ktime_get_ns();
+	s->nothing += bpf_ktime_get_ns() - from;
+}
+
+static __always_inline struct snoop_flow *find_flow(struct snoop_key *key)
+{
+	__u64 from = clock();
+	struct snoop_flow *f = bpf_map_lookup_elem(&flows, key);
+
+	spend(true, from, clock());
+	return f;
+}
+
+static __always_inline struct snoop_flow *new_flow(struct snoop_key *key)
+{
+	/* Too large for two on the stack, and zero it has to be. */
+	static const struct snoop_flow none;
+
+	if (bpf_map_update_elem(&flows, key, &none, BPF_NOEXIST))
+		return NULL;
+	return bpf_map_lookup_elem(&flows, key);
+}
+
+static __always_inline void listener_of(const struct snoop_key *key,
+					struct listener *listener)
+{
+	__builtin_memcpy(listener->addr, key->guest, sizeof(listener->addr));
+	listener->port = key->guest_port;
+	listener->version = key->version;
+}
+
+/* Whether the guest's accept queue has a place that is this flow's alone. (A
+ * client that vanishes in its handshake keeps the place for that long.)
+ */
+static __always_inline bool begins_alone(const struct snoop_key *key, __u64 now)
+{
+	struct opening first = { .count = 1, .last_ns = now }, *open;
+	struct listener listener = {};
+	bool alone;
+
+	listener_of(key, &listener);
+	open = bpf_map_lookup_elem(&handshakes, &listener);
+	if (!open)
+		return !bpf_map_update_elem(&handshakes, &listener, &first,
+					    BPF_NOEXIST);
+	if (now > open->last_ns + OPENING_NS)
+		open->count = 0;
+	alone = __sync_fetch_and_add(&open->count, 1) == 0;
+	open->last_ns = now;
+	return alone;
+}
+
+static __always_inline void has_begun(const struct snoop_key *key)
+{
+	struct listener listener = {};
+	struct opening *open;
+
+	listener_of(key, &listener);
+	open = bpf_map_lookup_elem(&handshakes, &listener);
+	if (open && open->count)
+		__sync_fetch_and_add(&open->count, -1);
+}
+
+static __always_inline void forget(struct snoop_flow *f, struct snoop_key *key)
+{
+	bool counted;
+
+	bpf_spin_lock(&f->lock);
+	counted = f->counted;
+	f->counted = 0;
+	bpf_spin_unlock(&f->lock);
+	if (counted)
+		has_begun(key);
+	bpf_map_delete_elem(&flows, key);
+}
+
+/* (The context is the kernel's own buffer, so that what has no name in it can be
+ * read like anything else of the kernel's; bpf_cast_to_kern_ctx() is of 6.2.)
+ */
+static __always_inline __u32 checksum_state(struct __sk_buff *skb)
+{
+	const struct sk_buff *kernels = (void *)skb;
+
+	return BPF_CORE_READ_BITFIELD_PROBED(kernels, ip_summed);
+}
+
+/* Whether the frame reaches the ring as one. If the kernel cuts it up for the
+ * tap, the result of its delivery is that of the last part alone.
+ */
+static __always_inline bool arrives_whole(struct __sk_buff *skb)
+{
+	const struct sk_buff *kernels = (void *)skb;
+	const struct skb_shared_info *shared;
+	const struct net_device *dev;
+	__u64 needed;
+
+	if (!skb->gso_size)
+		return true;
+	dev = BPF_CORE_READ(kernels, dev);
+	if (skb->len >= BPF_CORE_READ(dev, gso_max_size) ||
+	    skb->gso_segs > BPF_CORE_READ(dev, gso_max_segs))
+		return false;
+	if (bpf_core_field_exists(dev->gso_ipv4_max_size) &&
+	    skb->len >= BPF_CORE_READ(dev, gso_ipv4_max_size))
+		return false;
+	shared = (void *)(BPF_CORE_READ(kernels, head) +
+			  BPF_CORE_READ(kernels, end));
+	needed = BPF_CORE_READ(shared, gso_type) & ~GSO_DODGY;
+	needed <<= GSO_SHIFT;
+	return (BPF_CORE_READ(dev, features) & needed) == needed;
+}
+
+static __always_inline __u16 fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+/* The sum of so many words of 32 bits, not folded (RFC 1071 2 B). */
+static __always_inline __u64 sum_words(const void *from, int count)
+{
+	const __u32 *words = from;
+	__u64 sum = 0;
+	int i;
+
+	for (i = 0; i < count; i++)
+		sum += words[i];
+	return sum;
+}
+
+/* The sum of TCP's pseudo-header (RFC 9293 3.1), where TCP has @len bytes. */
+static __always_inline __u64 pseudo_sum(const struct snoop_key *key, __u32 len)
+{
+	/* What an IPv4 address leaves of its place is zero. */
+	return sum_words(key, 8) + bpf_htonl(len) + bpf_htonl(IPPROTO_TCP);
+}
+
+/* Whether TCP's checksum is right: @len bytes from @at, of which nobody has
+ * said so. (One that is wrong would be dropped by the guest, and nothing but
+ * the guest's silence would tell.)
+ */
+__noinline int sums_up(struct __sk_buff *skb, __u32 at, __u32 len, __u64 sum)
+{
+	__u32 zero = 0, size, i;
+	__u8 *bytes = bpf_map_lookup_elem(&summing, &zero);
+
+	if (!bytes)
+		return false;
+	for (i = 0; i < SUMS && len; i++) {
+		size = len;
+		if (size > SUM_AT_ONCE)
+			size = SUM_AT_ONCE;
+		/* The last ones may be no whole word. */
+		if (size & 3)
+			*(__u32 *)(bytes + (size & SUM_AT_ONCE)) = 0;
+		if (bpf_skb_load_bytes(skb, at, bytes, size))
+			return false;
+		sum += (__u32)bpf_csum_diff(NULL, 0, (__be32 *)bytes,
+					    (size + 3) & ~3, 0);
+		at += size;
+		len -= size;
+	}
+	return !len && fold(sum) == 0xffff;
+}
+
+/* What an acknowledgement says. */
+struct answer {
+	__u32 seq;
+	__u32 ack;
+	__u32 tsval;
+	__u32 tsecr;
+	__u32 vm_word;
+	__u32 summed;	/* as it was with the segment's own checksum */
+	__u8 to[ETH_ALEN];
+	__u8 from[ETH_ALEN];
+	__u16 window;
+	bool has_ts;
+	__u8 tos;
+	__u8 ttl;
+};
+
+struct answer_tcp {
+	struct tcphdr tcp;
+	__be32 options[3];
+};
+
+/* With the two bytes before Ethernet's header that align what follows it. */
+struct answer_v4 {
+	__u8 align[2];
+	struct ethhdr eth;
+	struct iphdr ip;
+	struct answer_tcp tcp;
+};
+
+struct answer_v6 {
+	__u8 align[2];
+	struct ethhdr eth;
+	struct ipv6hdr ip;
+	struct answer_tcp tcp;
+};
+
+static __always_inline void write_tcp(struct answer_tcp *to,
+				      const struct snoop_key *key,
+				      const struct answer *a)
+{
+	__u8 *bytes = (__u8 *)&to->tcp;
+
+	to->tcp.source = key->guest_port;
+	to->tcp.dest = key->peer_port;
+	to->tcp.seq = bpf_htonl(a->seq);
+	to->tcp.ack_seq = bpf_htonl(a->ack);
+	bytes[12] = (a->has_ts ? 8 : 5) << 4;
+	bytes[13] = TH_ACK;
+	to->tcp.window = bpf_htons(a->window);
+	if (a->has_ts) {
+		to->options[0] = bpf_htonl(USUAL_START);
+		to->options[1] = bpf_htonl(a->tsval);
+		to->options[2] = bpf_htonl(a->tsecr);
+	}
+}
+
+/* The sum of TCP, given that of its pseudo-header: for hardware (or whoever
+ * else will finish it) that alone, and not inverted.
+ */
+static __always_inline void sum_tcp(struct answer_tcp *to, __u64 pseudo,
+				    __u32 summed)
+{
+	__u64 sum;
+
+	if (summed == CHECKSUM_PARTIAL) {
+		to->tcp.check = fold(pseudo);
+		return;
+	}
+	sum = sum_words(to, sizeof(*to) / 4);
+	to->tcp.check = ~fold(pseudo + sum);
+}
+
+/* Writes the acknowledgement over what is left of the segment. */
+__noinline int write_v4(struct __sk_buff *skb, const struct snoop_key *key,
+			const struct answer *a)
+{
+	struct answer_v4 to = {};
+	__u32 tcp_len;
+
+	if (!key || !a)
+		return -1;
+	tcp_len = sizeof(struct tcphdr) + (a->has_ts ? USUAL_OPTIONS : 0);
+
+	if (bpf_skb_change_tail(skb, L4_AT_V4 + tcp_len, 0))
+		return -1;
+	__builtin_memcpy(to.eth.h_dest, a->to, ETH_ALEN);
+	__builtin_memcpy(to.eth.h_source, a->from, ETH_ALEN);
+	to.eth.h_proto = bpf_htons(ETH_P_IP);
+	to.ip.version = 4;
+	to.ip.ihl = 5;
+	to.ip.tos = a->tos;
+	to.ip.tot_len = bpf_htons(sizeof(to.ip) + tcp_len);
+	to.ip.frag_off = bpf_htons(0x4000);
+	to.ip.ttl = a->ttl;
+	to.ip.protocol = IPPROTO_TCP;
+	__builtin_memcpy(&to.ip.saddr, key->guest, 4);
+	__builtin_memcpy(&to.ip.daddr, key->peer, 4);
+	to.ip.check = ~fold(sum_words(&to.ip, sizeof(to.ip) / 4));
+
+	write_tcp(&to.tcp, key, a);
+	sum_tcp(&to.tcp, pseudo_sum(key, tcp_len), a->summed);
+	if (a->has_ts)
+		return bpf_skb_store_bytes(skb, 0, &to.eth,
+					   L4_AT_V4 + sizeof(to.tcp),
+					   BPF_F_RECOMPUTE_CSUM |
+					   BPF_F_INVALIDATE_HASH);
+	return bpf_skb_store_bytes(skb, 0, &to.eth,
+				   L4_AT_V4 + sizeof(to.tcp.tcp),
+				   BPF_F_RECOMPUTE_CSUM |
+				   BPF_F_INVALIDATE_HASH);
+}
+
+__noinline int write_v6(struct __sk_buff *skb, const struct snoop_key *key,
+			const struct answer *a)
+{
+	struct answer_v6 to = {};
+	__u32 tcp_len;
+
+	if (!key || !a)
+		return -1;
+	tcp_len = sizeof(struct tcphdr) + (a->has_ts ? USUAL_OPTIONS : 0);
+
+	if (bpf_skb_change_tail(skb, L4_AT_V6 + tcp_len, 0))
+		return -1;
+	__builtin_memcpy(to.eth.h_dest, a->to, ETH_ALEN);
+	__builtin_memcpy(to.eth.h_source, a->from, ETH_ALEN);
+	to.eth.h_proto = bpf_htons(ETH_P_IPV6);
+	*(__u32 *)&to.ip = a->vm_word & ~bpf_htonl(ECN_MASK << 20);
+	to.ip.payload_len = bpf_htons(tcp_len);
+	to.ip.nexthdr = IPPROTO_TCP;
+	to.ip.hop_limit = a->ttl;
+	__builtin_memcpy(&to.ip.saddr, key->guest, 16);
+	__builtin_memcpy(&to.ip.daddr, key->peer, 16);
+
+	write_tcp(&to.tcp, key, a);
+	sum_tcp(&to.tcp, pseudo_sum(key, tcp_len), a->summed);
+	if (a->has_ts)
+		return bpf_skb_store_bytes(skb, 0, &to.eth,
+					   L4_AT_V6 + sizeof(to.tcp),
+					   BPF_F_RECOMPUTE_CSUM |
+					   BPF_F_INVALIDATE_HASH);
+	return bpf_skb_store_bytes(skb, 0, &to.eth,
+				   L4_AT_V6 + sizeof(to.tcp.tcp),
+				   BPF_F_RECOMPUTE_CSUM |
+				   BPF_F_INVALIDATE_HASH);
+}
+
+/* The segment has been delivered by its clone; what is left of it is taken off
+ * at the tap's other hook. (Dropped here, it would be an error to a sender on
+ * this host.)
+ */
+static __always_inline int discard(struct __sk_buff *skb)
+{
+	skb->mark = SNOOP_LEFTOVER;
+	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
+}
+
+SEC("tc")
+int snoop_to_guest(struct __sk_buff *skb)
+{
+	enum snoop_to_guest verdict;
+	struct snoop_config *c;
+	struct segment s = {};
+	struct snoop_key key = {};
+	struct answer answer = {};
+	struct lift lift = {};
+	struct snoop_flow *f;
+	__u32 mark, zero = 0;
+	__u64 now, before;
+	long rc;
+
+	if (skb->mark == SNOOP_DELIVERY) {
+		count(&to_guest_exits, SNOOP_TG_OURS);
+		return TC_ACT_UNSPEC;
+	}
+	switch (read_segment(skb, true, &s, &key)) {
+	case SEGMENT_FOUND:
+		break;
+	case SEGMENT_NONE:
+		count(&to_guest_exits, SNOOP_TG_NOT_TCP);
+		return TC_ACT_UNSPEC;
+	default:
+		count(&to_guest_exits, SNOOP_TG_MALFORMED);
+		return TC_ACT_UNSPEC;
+	}
+	if (!s.len && !(s.flags & ~(TH_ACK | TH_PSH | TH_ECE | TH_CWR))) {
+		f = s.options.has_ts ? find_flow(&key) : NULL;
+		if (f)
+			tell_time(f, &s);
+		count(&to_guest_exits, SNOOP_TG_NO_DATA);
+		return TC_ACT_UNSPEC;
+	}
+	c = bpf_map_lookup_elem(&config, &zero);
+	if (!c)
+		return TC_ACT_UNSPEC;
+	now = bpf_ktime_get_coarse_ns();
+	f = find_flow(&key);
+	if (s.flags & TH_RST) {
+		if (f) {
+			bpf_spin_lock(&f->lock);
+			see_peer_reset(f, &s);
+			bpf_spin_unlock(&f->lock);
+		}
+		count(&to_guest_exits, SNOOP_TG_RST);
+		return TC_ACT_UNSPEC;
+	}
+	if (s.flags & TH_SYN) {
+		if (!f)
+			f = new_flow(&key);
+		if (!f) {
+			count(&to_guest_exits, SNOOP_TG_FLOWS_FULL);
+			return TC_ACT_UNSPEC;
+		}
+		bpf_spin_lock(&f->lock);
+		see_peer_syn(f, &s);
+		f->seen_ns = now;
+		bpf_spin_unlock(&f->lock);
+		count(&to_guest_exits, SNOOP_TG_SYN);
+		return TC_ACT_UNSPEC;
+	}
+	if (!f) {
+		count(&to_guest_exits, SNOOP_TG_NO_FLOW);
+		return TC_ACT_UNSPEC;
+	}
+	f->seen_ns = now;
+	if (!c->on || now > c->until_ns) {
+		/* What comes now is for the guest to acknowledge. */
+		bpf_spin_lock(&f->lock);
+		if (s.len && f->mode == SNOOP_ACTIVE)
+			f->mode = SNOOP_UNEXPECTED_SEQ;
+		goes_ahead(f, &s);
+		tell_time(f, &s);
+		bpf_spin_unlock(&f->lock);
+		count(&to_guest_exits, SNOOP_TG_OFF);
+		return TC_ACT_UNSPEC;
+	}
+	if (!might_acknowledge(f, c, &s)) {
+		bpf_spin_lock(&f->lock);
+		verdict = may_acknowledge(f, c, &s);
+		goes_ahead(f, &s);
+		tell_time(f, &s);
+		bpf_spin_unlock(&f->lock);
+		/* Had it become possible meanwhile, it is as if it had not. */
+		count(&to_guest_exits, verdict == SNOOP_TG_ACKED ?
+						SNOOP_TG_OVERTAKEN : verdict);
+		return TC_ACT_UNSPEC;
+	}
+	if (!arrives_whole(skb)) {
+		bpf_spin_lock(&f->lock);
+		go_offline(f, &s, SNOOP_UNEXPECTED_SEQ);
+		goes_ahead(f, &s);
+		tell_time(f, &s);
+		bpf_spin_unlock(&f->lock);
+		count(&to_guest_exits, SNOOP_TG_IN_PARTS);
+		return TC_ACT_UNSPEC;
+	}
+	answer.summed = checksum_state(skb);
+	if (answer.summed != CHECKSUM_PARTIAL &&
+	    answer.summed != CHECKSUM_UNNECESSARY &&
+	    !sums_up(skb, s.l4_at, s.header + s.len,
+		     pseudo_sum(&key, s.header + s.len))) {
+		bpf_spin_lock(&f->lock);
+		go_offline(f, &s, SNOOP_UNEXPECTED_SEQ);
+		bpf_spin_unlock(&f->lock);
+		count(&to_guest_exits, SNOOP_TG_CHECKSUM);
+		return TC_ACT_UNSPEC;
+	}
+
+	mark = skb->mark;
+	skb->mark = SNOOP_DELIVERY;
+	before = clock();
+	rc = bpf_clone_redirect(skb, skb->ifindex, 0);
+	spend(false, before, clock());
+	if (rc) {
+		bpf_spin_lock(&f->lock);
+		go_offline(f, &s, SNOOP_NO_BUF);
+		if (rc < 0)
+			goes_ahead(f, &s);
+		bpf_spin_unlock(&f->lock);
+		if (rc < 0) {
+			skb->mark = mark;
+			count(&to_guest_exits, SNOOP_TG_NOT_CLONED);
+			return TC_ACT_UNSPEC;
+		}
+		count(&to_guest_exits, SNOOP_TG_RING_FULL);
+		return TC_ACT_SHOT;
+	}
+	bpf_spin_lock(&f->lock);
+	verdict = may_acknowledge(f, c, &s);
+	if (verdict == SNOOP_TG_ACKED)
+		delivered(f, c, &s, &lift);
+	else
+		goes_ahead(f, &s);
+	tell_time(f, &s);
+	answer.seq = f->vm_snd;
+	answer.tsval = f->ts_vm;
+	answer.has_ts = has_timestamps(f);
+	answer.tos = f->tos;
+	answer.ttl = f->ttl;
+	answer.vm_word = f->vm_word;
+	__builtin_memcpy(answer.from, f->vm_mac, ETH_ALEN);
+	__builtin_memcpy(answer.to, f->peer_mac, ETH_ALEN);
+	bpf_spin_unlock(&f->lock);
+	if (verdict != SNOOP_TG_ACKED) {
+		count(&to_guest_exits, verdict);
+		return discard(skb);
+	}
+	answer.ack = lift.ack;
+	answer.window = lift.window;
+	answer.tsecr = s.options.tsval;
+	if (key.version == 4 ? write_v4(skb, &key, &answer)
+			     : write_v6(skb, &key, &answer)) {
+		count(&to_guest_exits, SNOOP_TG_NO_ACK);
+		return discard(skb);
+	}
+	count(&to_guest_exits, SNOOP_TG_ACKED);
+	skb->mark = SNOOP_ACK;
+	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
+}
+
+/* Puts another number and window into a segment. */
+static __always_inline int write_lift(struct __sk_buff *skb,
+				      const struct segment *s,
+				      const struct lift *lift)
+{
+	__u32 at = s->l4_at == L4_AT_V4 ? L4_AT_V4 : L4_AT_V6;
+	__be32 ack = bpf_htonl(lift->ack);
+	__be16 window = bpf_htons(lift->window);
+	__u32 sum_at = at + __builtin_offsetof(struct tcphdr, check);
+
+	if (bpf_l4_csum_replace(skb, sum_at, bpf_htonl(s->ack), ack, 4) ||
+	    bpf_l4_csum_replace(skb, sum_at, bpf_htons(s->window), window, 2) ||
+	    bpf_skb_store_bytes(skb, at + __builtin_offsetof(struct tcphdr,
+							     ack_seq),
+				&ack, sizeof(ack), 0) ||
+	    bpf_skb_store_bytes(skb, at + __builtin_offsetof(struct tcphdr,
+							     window),
+				&window, sizeof(window), 0))
+		return -1;
+	return 0;
+}
+
+static __always_inline void tell_broken(const struct snoop_key *key,
+					__u32 vm_seq, __u32 told_seq)
+{
+	struct snoop_event *event;
+
+	event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+	if (!event)
+		return;
+	event->key = *key;
+	event->vm_seq = vm_seq;
+	event->told_seq = told_seq;
+	bpf_ringbuf_submit(event, 0);
+}
+
+SEC("tc")
+int snoop_from_guest(struct __sk_buff *skb)
+{
+	enum snoop_from_guest verdict;
+	struct snoop_config *c;
+	struct segment s = {};
+	struct snoop_key key = {};
+	struct lift lift = {};
+	struct snoop_flow *f;
+	bool alone, count_it;
+	__u32 told, zero = 0;
+	__u64 now;
+
+	if (skb->mark == SNOOP_ACK) {
+		skb->mark = 0;
+		count(&from_guest_exits, SNOOP_FG_OURS);
+		return TC_ACT_UNSPEC;
+	}
+	if (skb->mark == SNOOP_LEFTOVER) {
+		count(&from_guest_exits, SNOOP_FG_LEFTOVER);
+		return TC_ACT_SHOT;
+	}
+	switch (read_segment(skb, false, &s, &key)) {
+	case SEGMENT_FOUND:
+		break;
+	case SEGMENT_NONE:
+		count(&from_guest_exits, SNOOP_FG_NOT_TCP);
+		return TC_ACT_UNSPEC;
+	default:
+		count(&from_guest_exits, SNOOP_FG_MALFORMED);
+		return TC_ACT_UNSPEC;
+	}
+	c = bpf_map_lookup_elem(&config, &zero);
+	if (!c)
+		return TC_ACT_UNSPEC;
+	now = bpf_ktime_get_coarse_ns();
+	f = find_flow(&key);
+	if (s.flags & TH_RST) {
+		if (f)
+			forget(f, &key);
+		count(&from_guest_exits, SNOOP_FG_RST);
+		return TC_ACT_UNSPEC;
+	}
+	if (!f) {
+		/* Nothing to begin with: it is ending, or says nothing. */
+		if (s.flags & TH_FIN ||
+		    !(s.flags & (TH_ACK | TH_SYN))) {
+			count(&from_guest_exits, SNOOP_FG_NO_FLOW);
+			return TC_ACT_UNSPEC;
+		}
+		f = new_flow(&key);
+		if (!f) {
+			count(&from_guest_exits, SNOOP_FG_FLOWS_FULL);
+			return TC_ACT_UNSPEC;
+		}
+		bpf_spin_lock(&f->lock);
+		if (!(s.flags & TH_SYN))
+			begin_in_midflow(f);
+		bpf_spin_unlock(&f->lock);
+	}
+	if (s.flags & TH_SYN) {
+		/* The SYN-ACK of a listener's. */
+		count_it = s.flags & TH_ACK && c->start_early && !f->counted;
+		alone = count_it && begins_alone(&key, now);
+		bpf_spin_lock(&f->lock);
+		see_guest_syn(f, c, &s);
+		f->seen_ns = now;
+		if (count_it)
+			f->counted = 1;
+		if (alone && f->mode == SNOOP_UNPROVEN)
+			f->mode = SNOOP_ACTIVE;
+		bpf_spin_unlock(&f->lock);
+		count(&from_guest_exits, SNOOP_FG_SYN);
+		lift.ack = s.ack;
+		lift.window = syn_window(c, &s);
+		if (s.flags & TH_ACK && lift.window < s.window &&
+		    write_lift(skb, &s, &lift))
+			count(&from_guest_exits, SNOOP_FG_NOT_LIFTED);
+		return TC_ACT_UNSPEC;
+	}
+	bpf_spin_lock(&f->lock);
+	verdict = hear_guest(f, c, c->on && now <= c->until_ns, &s, &lift);
+	told = f->told_seq;
+	f->seen_ns = now;
+	bpf_spin_unlock(&f->lock);
+	if (lift.begun)
+		has_begun(&key);
+	count(&from_guest_exits, verdict);
+	switch (verdict) {
+	case SNOOP_FG_SUPPRESSED:
+		return TC_ACT_SHOT;
+	case SNOOP_FG_LIFTED:
+		if (write_lift(skb, &s, &lift))
+			count(&from_guest_exits, SNOOP_FG_NOT_LIFTED);
+		return TC_ACT_UNSPEC;
+	case SNOOP_FG_BROKEN:
+		tell_broken(&key, s.ack, told);
+		return TC_ACT_UNSPEC;
+	default:
+		return TC_ACT_UNSPEC;
+	}
+}
+
+char LICENSE[] SEC("license") = "GPL";

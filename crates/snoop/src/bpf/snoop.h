@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What the programs share with user space (src/wire.rs has the same).
+ */
+#ifndef TAUT_SNOOP_H
+#define TAUT_SNOOP_H
+
+#include <linux/types.h>
+
+/* Marks of our own packets on their way through the tap: a segment that is
+ * being delivered, our acknowledgement on its way back, and what is left of a
+ * segment that has been delivered and not acknowledged.
+ */
+#define SNOOP_DELIVERY	0x74617574
+#define SNOOP_ACK	0x74617575
+#define SNOOP_LEFTOVER	0x74617576
+
+/* FL_MODE (vsnoop-paper III-B), and what comes before it. */
+enum snoop_mode {
+	SNOOP_SYN,		/* the handshake is under way */
+	SNOOP_UNPROVEN,		/* the guest has shown nothing of it yet */
+	SNOOP_ACTIVE,
+	SNOOP_UNEXPECTED_SEQ,
+	SNOOP_NO_BUF,
+	SNOOP_BYPASS,
+	SNOOP_MODES,
+};
+
+/* Why a flow is in SNOOP_BYPASS. */
+enum snoop_bypass {
+	SNOOP_TOUCHED,		/* it is not */
+	SNOOP_CLOSING,
+	SNOOP_URGENT,
+	SNOOP_MD5,
+	SNOOP_TCP_AO,
+	SNOOP_MPTCP,
+	SNOOP_ACCECN,
+	SNOOP_FAST_OPEN,
+	SNOOP_ECT,
+	SNOOP_OPTION,
+	SNOOP_BROKEN_PROMISE,
+	SNOOP_BYPASSES,
+};
+
+/* Ways out of the program towards the guest. */
+enum snoop_to_guest {
+	SNOOP_TG_NOT_TCP,	/* or a fragment, or with IP options */
+	SNOOP_TG_MALFORMED,
+	SNOOP_TG_OURS,		/* the delivery itself */
+	SNOOP_TG_OFF,		/* the tap is being left */
+	SNOOP_TG_NO_FLOW,
+	SNOOP_TG_FLOWS_FULL,
+	SNOOP_TG_SYN,
+	SNOOP_TG_RST,
+	SNOOP_TG_BYPASS,
+	SNOOP_TG_NO_DATA,
+	SNOOP_TG_UNLEARNT,	/* of the window or the timestamps too little is known */
+	SNOOP_TG_OUT_OF_ORDER,
+	SNOOP_TG_MISDIRECTED,	/* not for the guest, or nothing that it would take */
+	SNOOP_TG_CE,
+	SNOOP_TG_OPTIONS,
+	SNOOP_TG_BEYOND_WINDOW,
+	SNOOP_TG_BUDGET,
+	SNOOP_TG_CHECKSUM,
+	SNOOP_TG_IN_PARTS,	/* the tap would get it as many segments */
+	SNOOP_TG_NOT_CLONED,	/* passed on as it was */
+	SNOOP_TG_RING_FULL,	/* dropped by the ring */
+	SNOOP_TG_OVERTAKEN,	/* passed: another CPU was there between two looks */
+	SNOOP_TG_NO_ACK,	/* in the ring, and could not be turned into an acknowledgement */
+	SNOOP_TG_ACKED,
+	SNOOP_TG_EXITS,
+};
+
+/* Ways out of the program from the guest. */
+enum snoop_from_guest {
+	SNOOP_FG_NOT_TCP,
+	SNOOP_FG_MALFORMED,
+	SNOOP_FG_OURS,		/* our acknowledgement */
+	SNOOP_FG_LEFTOVER,	/* dropped: what had been delivered */
+	SNOOP_FG_FLOWS_FULL,
+	SNOOP_FG_NO_FLOW,
+	SNOOP_FG_SYN,
+	SNOOP_FG_RST,
+	SNOOP_FG_FIN,
+	SNOOP_FG_BYPASS,
+	SNOOP_FG_PASSED,
+	SNOOP_FG_SUPPRESSED,	/* dropped: an acknowledgement that says nothing new */
+	SNOOP_FG_LIFTED,
+	SNOOP_FG_NOT_LIFTED,	/* passed as it was, because it could not be changed */
+	SNOOP_FG_BROKEN,	/* passed: the guest lacks what was promised */
+	SNOOP_FG_EXITS,
+};
+
+/* How a tap is served. Written by user space. */
+struct snoop_config {
+	__u32 on;		/* acknowledge early */
+	__u32 buf_size;		/* no window is wider; 0: none is narrowed */
+	__u32 guest_rcvbuf;	/* with grow: what the guest takes; else 0 */
+	__u32 start_early;
+	__u32 ecn;		/* also flows with ECT */
+	__u32 ring;		/* places; 0: windows are not bounded by it */
+	__u32 sharing;		/* flows that fill it */
+	__u32 pad;
+	__u64 until_ns;		/* CLOCK_MONOTONIC; later nobody watches, and it counts as off */
+};
+
+/* Of the guest's end and of its peer's; an IPv4 address is in the first four
+ * bytes and the rest is zero.
+ */
+struct snoop_key {
+	__u8 guest[16];
+	__u8 peer[16];
+	__u16 guest_port;	/* network order */
+	__u16 peer_port;
+	__u16 vlan;		/* with the bit that says that there is a tag */
+	__u16 version;		/* 4 or 6 */
+};
+
+/* What can be known of a flow (docs/design/snoop.md). Sequence numbers are in
+ * host order.
+ */
+struct snoop_flow {
+#ifdef __bpf__
+	struct bpf_spin_lock lock;
+#else
+	__u32 lock;
+#endif
+	__u32 next_seq;
+	__u32 told_seq;		/* the sender has an acknowledgement up to here */
+	__u32 vm_seq;
+	__u32 rcv_edge;
+	__u32 told_edge;
+	__u32 grown_edge;
+	__u32 far_edge;		/* the farthest that the guest has offered */
+	__u32 ahead;		/* the end of what may be in the ring beyond a hole */
+	__u32 begun;		/* the peer's first byte */
+	__u32 vm_snd;
+	__u32 ts_vm;
+	__u32 ts_peer;		/* the latest TSval of the peer's */
+	__u32 vm_widest;	/* the widest window that the guest has offered */
+	__u32 charged;		/* of the guest's buffer, by what it has not acknowledged */
+	__u32 frame;		/* bytes of data in a frame, on average */
+	__u32 vm_word;		/* IPv6: the first word of the guest's header */
+	__u32 pending;		/* of a SYN that the guest has not answered: as begun, */
+	__u32 pending_ts;	/* as ts_peer, */
+	__u8 pending_flags;	/* as flags; 0: there is none */
+	__u8 pending_bypass;
+	__u8 vm_mac[6];		/* the guest's, and whom it sends to */
+	__u8 peer_mac[6];
+	__u16 mss;
+	__u8 scale;		/* of the guest's window; 15: a lower bound is not known either */
+	__u8 mode;
+	__u8 bypass;
+	__u8 flags;
+	__u8 tos;		/* of the guest's packets */
+	__u8 ttl;
+	__u8 counted;		/* among the handshakes of its listener */
+	__u8 pad[5];
+	__u64 seen_ns;		/* when the last packet came (CLOCK_MONOTONIC, coarse) */
+	__u64 acked_segments;
+	__u64 acked_bytes;
+	__u64 suppressed;
+	__u64 lifted;
+};
+
+#define SNOOP_F_PEER_SYN	0x01	/* its SYN has been seen */
+#define SNOOP_F_VM_SYN		0x02
+#define SNOOP_F_PEER_SCALES	0x04
+#define SNOOP_F_VM_SCALES	0x08
+#define SNOOP_F_PEER_TS		0x10
+#define SNOOP_F_VM_TS		0x20
+#define SNOOP_F_VM_CLIENT	0x40	/* the guest opened it */
+#define SNOOP_F_LEARNT		0x80	/* an acknowledgement of the guest's has been seen */
+
+/* To user space: a guest has not got what was promised. */
+struct snoop_event {
+	struct snoop_key key;
+	__u32 vm_seq;
+	__u32 told_seq;
+};
+
+#endif

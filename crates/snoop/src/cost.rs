@@ -1,0 +1,382 @@
+//! What the programs cost on this machine, by the kernel's own count of their running time.
+//!
+//! In a network namespace of its own: five guests' taps at a bridge, and one sender's. Segments are
+//! written by a sender and lie in the ring until the guest takes them; nobody waits for them, so that
+//! no waking is measured.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use rustix::process::getpid;
+use serde::Serialize;
+use taut_sys::bpf::RunTimes;
+use taut_sys::netns::{Netns, NetnsError};
+use taut_sys::tap::{Tap, TapError as SysTapError};
+
+use crate::program::{Program, ProgramError};
+use crate::records::Records;
+use crate::tap::{self, Prepared, TapError};
+use crate::wire::{Config, Spent};
+
+mod frames;
+
+use frames::{Ends, Stream};
+
+/// Guests, as in the paper's second scenario (V-B).
+const GUESTS: usize = 5;
+
+/// Bytes of a segment, with timestamps in a frame of 1514.
+const SEGMENT: usize = 1448;
+
+/// Segments of one stream until its guest acknowledges them: less than its window.
+const BATCH: usize = 40;
+
+/// What a tap's ring holds.
+const RING: u32 = 16_384;
+
+/// Segments of a scenario, if nothing else is said.
+const SEGMENTS: usize = 200_000;
+
+/// The figures are medians of so many rounds, each with and without the programs.
+const ROUNDS: usize = 7;
+
+/// Why nothing could be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum CostError {
+    /// The namespace.
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
+    /// Its taps.
+    #[error(transparent)]
+    Device(#[from] SysTapError),
+    /// Their preparation.
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// The programs.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    /// The kernel's count.
+    #[error("the kernel does not count how long programs run: {0} (Linux 5.8, CAP_SYS_ADMIN)")]
+    RunTimes(#[from] taut_sys::Errno),
+    /// Frames did not go the way they should.
+    #[error("{0}: the measurement would say nothing")]
+    Astray(String),
+    /// A frame could not be sent.
+    #[error("cannot send a frame: {0}")]
+    Send(#[from] io::Error),
+}
+
+/// What one scenario costs. All in nanoseconds a packet.
+#[derive(Clone, Debug, Serialize)]
+pub struct Cost {
+    /// `1 stream` or `100 streams, 5 taps`.
+    pub scenario: String,
+    /// Whether TCP's checksum is left to the device, as it is from senders on this host.
+    pub partial_checksum: bool,
+    /// Bytes of data in a frame.
+    pub frame: usize,
+    /// Towards the guest, a segment that is acknowledged, less what putting it into the ring takes.
+    pub ack: f64,
+    /// Putting it into the ring, by way of a clone.
+    pub delivery: f64,
+    /// Towards the guest, a packet that passes (without data).
+    pub pass_to_guest: f64,
+    /// From the guest, an acknowledgement that is dropped (none is where a frame is many segments).
+    pub suppress: Option<f64>,
+    /// From the guest, one that passes.
+    pub pass_from_guest: f64,
+    /// Finding the flow, of each of these.
+    pub lookup: f64,
+    /// What a segment costs its sender more than without the programs: all of the above and the way of
+    /// the acknowledgement back through the bridge.
+    pub added: f64,
+}
+
+struct World {
+    netns: Netns,
+    guests: Vec<Tap>,
+    peer: Tap,
+    /// Each guest's, if it has one.
+    served: Vec<(Option<Program>, Prepared)>,
+    streams: Vec<Stream>,
+}
+
+/// Measures all scenarios. `step` is called once for each, before it.
+///
+/// # Errors
+/// [`CostError`]; nothing is left behind.
+pub fn measure(
+    segments: Option<usize>,
+    mut step: impl FnMut(&str),
+) -> Result<Vec<Cost>, CostError> {
+    let segments = segments.unwrap_or(SEGMENTS);
+    let mut costs = Vec::new();
+    for (scenario, streams, taps) in [("1 stream", 1, 1), ("100 streams, 5 taps", 100, GUESTS)] {
+        for (frame, partial) in [(SEGMENT, true), (SEGMENT, false), (40 * SEGMENT, true)] {
+            step(&format!("{scenario}, {frame} bytes"));
+            let ends = Ends { partial, frame };
+            // A frame of many segments is worth as many.
+            let frames = segments * SEGMENT / frame;
+            costs.push(cost(scenario, streams, taps, ends, frames)?);
+        }
+    }
+    Ok(costs)
+}
+
+fn cost(
+    scenario: &str,
+    streams: usize,
+    taps: usize,
+    ends: Ends,
+    frames: usize,
+) -> Result<Cost, CostError> {
+    let world = |served| World::new(taps, streams, ends, served);
+    let (mut bare, mut served, mut measured) =
+        (world(None)?, world(Some(false))?, world(Some(true))?);
+    let each = |time: Duration, count: usize| time.as_secs_f64() * 1e9 / count as f64;
+    let mut rounds = Vec::with_capacity(ROUNDS);
+    for _ in 0..ROUNDS {
+        let frames = frames / ROUNDS;
+        let without = bare.run(frames)?;
+        let with = served.run(frames)?;
+        let _counting = RunTimes::enable()?;
+        let counted = served.run(frames)?;
+        let split = measured.run(frames)?.spent;
+        let suppressing = counted.suppressing.max(1);
+        rounds.push([
+            each(counted.acked, frames) - split.delivery_ns(),
+            split.delivery_ns(),
+            each(counted.passed_to_guest, counted.passing),
+            each(counted.suppressed, suppressing),
+            each(counted.passed_from_guest, counted.passing),
+            split.lookup_ns(),
+            each(with.sending, frames) - each(without.sending, frames),
+        ]);
+    }
+    let median = |figure: usize| {
+        let mut all: Vec<f64> = rounds.iter().map(|round| round[figure]).collect();
+        all.sort_by(f64::total_cmp);
+        all[ROUNDS / 2]
+    };
+    Ok(Cost {
+        scenario: scenario.to_owned(),
+        partial_checksum: ends.partial,
+        frame: ends.frame,
+        ack: median(0),
+        delivery: median(1),
+        pass_to_guest: median(2),
+        suppress: (ends.frame == SEGMENT).then(|| median(3)),
+        pass_from_guest: median(4),
+        lookup: median(5),
+        added: median(6),
+    })
+}
+
+/// The programs at a tap of the calling thread's network namespace.
+fn serve(ifindex: u32, measured: bool) -> Result<Program, ProgramError> {
+    let mut program = Program::load_measured(256, measured)?;
+    program.attach(ifindex)?;
+    let config = Config {
+        on: true,
+        ..Config::default()
+    };
+    program.configure(&config, Duration::MAX)?;
+    Ok(program)
+}
+
+/// What a run has seen.
+#[derive(Default)]
+struct Run {
+    /// The programs' time for the segments that were acknowledged, with their delivery.
+    acked: Duration,
+    passed_to_guest: Duration,
+    passed_from_guest: Duration,
+    passing: usize,
+    suppressed: Duration,
+    suppressing: usize,
+    /// The senders' own time for the segments.
+    sending: Duration,
+    /// Where the programs' time went, if they measured it.
+    spent: Spent,
+}
+
+// === impl World ===
+
+impl World {
+    /// Guests' taps and streams to them. `served`: with the programs, and whether these measure where
+    /// their time goes.
+    fn new(
+        taps: usize,
+        streams: usize,
+        ends: Ends,
+        served: Option<bool>,
+    ) -> Result<Self, CostError> {
+        let kind = match served {
+            None => "bare",
+            Some(false) => "served",
+            Some(true) => "measured",
+        };
+        let name = format!("taut-snoop-cost-{}-{kind}", getpid().as_raw_pid());
+        let netns = Netns::create(&name)?;
+        // From here on the drop takes it away.
+        let records = Records::default();
+        let made = netns.run(|| -> Result<_, CostError> {
+            let guests = (0..taps).map(|n| Tap::create(&format!("guest{n}")));
+            let guests = guests.collect::<Result<Vec<_>, _>>()?;
+            let peer = Tap::create("peer")?;
+            tap::bridge("bridge", RING)?;
+            let mut all = Vec::new();
+            for device in tap::devices()? {
+                if !device.name.starts_with("guest") {
+                    continue;
+                }
+                let prepared = Prepared::prepare(&device, None, &records)?;
+                let program = served
+                    .map(|measured| serve(device.index, measured))
+                    .transpose()?;
+                all.push((program, prepared));
+            }
+            Ok((guests, peer, all))
+        });
+        let (guests, peer, served) = match made {
+            Ok(Ok(made)) => made,
+            Ok(Err(error)) => {
+                Netns::delete(netns.name())?;
+                return Err(error);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let mut world = Self {
+            netns,
+            guests,
+            peer,
+            served,
+            streams: Vec::with_capacity(streams),
+        };
+        for number in 0..streams {
+            let mut stream = Stream::new(number, number % taps, ends);
+            world.open(&mut stream)?;
+            world.streams.push(stream);
+        }
+        world.empty();
+        Ok(world)
+    }
+
+    fn run(&mut self, frames: usize) -> Result<Run, CostError> {
+        let (acked, spent) = (self.acked()?, self.spent()?);
+        let mut run = Run::default();
+        let mut streams = std::mem::take(&mut self.streams);
+        let mut left = frames;
+        while left > 0 {
+            for stream in &mut streams {
+                let now = stream.batch().min(left);
+                left -= now;
+                self.transfer(stream, now, &mut run)?;
+            }
+        }
+        self.streams = streams;
+        let acked = self.acked()? - acked;
+        if self.programs().next().is_some() && acked != frames as u64 {
+            let why = format!("{acked} of {frames} segments were acknowledged");
+            return Err(CostError::Astray(why));
+        }
+        run.spent = self.spent()?.less(spent);
+        Ok(run)
+    }
+
+    /// A connection, and the first segment, which the guest acknowledges itself.
+    fn open(&self, stream: &mut Stream) -> Result<(), CostError> {
+        let guest = &self.guests[stream.guest];
+        for (from_guest, frame) in stream.handshake() {
+            if from_guest { guest } else { &self.peer }.write(&frame)?;
+        }
+        Ok(())
+    }
+
+    /// Segments that are acknowledged, the guest's acknowledgements of all but the last (which are
+    /// dropped), and some packets each way that pass: that of the last, and segments without data.
+    fn transfer(&self, stream: &mut Stream, count: usize, run: &mut Run) -> Result<(), CostError> {
+        let guest = &self.guests[stream.guest];
+        let data: Vec<_> = (0..count).map(|_| stream.data()).collect();
+        let (before, begun) = (self.run_time("snoop_to_guest")?, Instant::now());
+        for frame in &data {
+            self.peer.write(frame)?;
+        }
+        run.sending += begun.elapsed();
+        run.acked += self.run_time("snoop_to_guest")?.saturating_sub(before);
+
+        let acks = stream.guest_acks(count);
+        let Some((last, others)) = acks.split_last() else {
+            return Ok(());
+        };
+        let before = self.run_time("snoop_from_guest")?;
+        for frame in others {
+            guest.write(frame)?;
+        }
+        run.suppressed += self.run_time("snoop_from_guest")?.saturating_sub(before);
+        run.suppressing += others.len();
+
+        // The last passes, and as often as it is said.
+        let before = self.run_time("snoop_from_guest")?;
+        for _ in 0..BATCH {
+            guest.write(last)?;
+        }
+        run.passed_from_guest += self.run_time("snoop_from_guest")?.saturating_sub(before);
+        let empty = stream.empty();
+        let before = self.run_time("snoop_to_guest")?;
+        for _ in 0..BATCH {
+            self.peer.write(&empty)?;
+        }
+        run.passed_to_guest += self.run_time("snoop_to_guest")?.saturating_sub(before);
+        run.passing += BATCH;
+        self.empty();
+        Ok(())
+    }
+
+    /// Everything that lies in the rings is taken.
+    fn empty(&self) {
+        let mut buffer = vec![0; Tap::MAX_READ];
+        for tap in self.guests.iter().chain([&self.peer]) {
+            while tap.read(&mut buffer).is_ok() {}
+        }
+    }
+
+    fn run_time(&self, name: &'static str) -> Result<Duration, CostError> {
+        let mut all = Duration::ZERO;
+        for program in self.programs() {
+            all += program.run_time(name)?;
+        }
+        Ok(all)
+    }
+
+    fn programs(&self) -> impl Iterator<Item = &Program> {
+        self.served
+            .iter()
+            .filter_map(|(program, _)| program.as_ref())
+    }
+
+    fn acked(&self) -> Result<u64, CostError> {
+        let mut all = 0;
+        for program in self.programs() {
+            all += program.to_guest()?.of("acked");
+        }
+        Ok(all)
+    }
+
+    fn spent(&self) -> Result<Spent, CostError> {
+        let mut all = Spent::default();
+        for program in self.programs() {
+            all = all.and(program.spent()?);
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let served = std::mem::take(&mut self.served);
+        // Nobody can do more about it.
+        let _ = self.netns.run(|| drop(served));
+        let _ = Netns::delete(self.netns.name());
+    }
+}

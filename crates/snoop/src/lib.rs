@@ -1,0 +1,17 @@
+//! The host acknowledges for a guest that is waiting for its CPU (vSnoop, as BPF on the guest's
+//! tap). [`program`] has the two programs at a tap and what they keep; `docs/design/snoop.md` says
+//! when it is safe.
+
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod cost;
+pub mod follow;
+mod metrics;
+pub mod program;
+mod qdisc;
+pub mod records;
+pub mod serve;
+pub mod stalls;
+pub mod tap;
+pub mod wire;

@@ -1,0 +1,228 @@
+//! What is told to a scraper.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::serve::TapStatus;
+
+/// The state of all taps at one moment.
+#[derive(Debug)]
+struct Snapshot(Vec<TapStatus>);
+
+/// States, as `taut_snoop_tap_state` tells them.
+const STATES: [&str; 4] = ["on", "draining", "off", "unfit"];
+
+/// Modes, as `taut_snoop_flows` tells them.
+const MODES: [&str; 6] = [
+    "SYN",
+    "UNPROVEN",
+    "ACTIVE",
+    "UNEXPECTED_SEQ",
+    "NO_BUF",
+    "BYPASS",
+];
+
+/// An exposition in OpenMetrics' text format of these taps.
+///
+/// # Errors
+/// The library's.
+pub(crate) fn encode(taps: Vec<TapStatus>) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Snapshot(taps)));
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+// === impl Snapshot ===
+
+impl Snapshot {
+    /// A family with a figure for each label of each tap.
+    fn family<'t, L: AsRef<str> + 't>(
+        &'t self,
+        encoder: &mut DescriptorEncoder<'_>,
+        (name, help): (&str, &str),
+        label: &str,
+        figures: impl Fn(&'t TapStatus) -> Vec<(L, Figure)>,
+    ) -> fmt::Result {
+        let kind = match self.0.first().map(&figures).unwrap_or_default().first() {
+            Some((_, Figure::Level(_))) => MetricType::Gauge,
+            _ => MetricType::Counter,
+        };
+        let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+        for tap in &self.0 {
+            for (value, figure) in figures(tap) {
+                let labels = [("tap", &*tap.tap), (label, value.as_ref())];
+                figure.encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A figure of each tap.
+    fn each(
+        &self,
+        encoder: &mut DescriptorEncoder<'_>,
+        (name, help): (&str, &str),
+        unit: Option<&Unit>,
+        kind: MetricType,
+        figure: impl Fn(&TapStatus) -> Figure,
+    ) -> fmt::Result {
+        let mut family = encoder.encode_descriptor(name, help, unit, kind)?;
+        for tap in &self.0 {
+            figure(tap).encode(family.encode_family(&[("tap", &*tap.tap)])?)?;
+        }
+        Ok(())
+    }
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let ways = |ways: &[(String, u64)]| -> Vec<(String, Figure)> {
+            let figure = |(way, count): &(String, u64)| (way.clone(), Figure::Count(*count));
+            ways.iter().map(figure).collect()
+        };
+        self.family(
+            &mut encoder,
+            (
+                "taut_snoop_to_guest",
+                "Packets towards the guest, by their way out of the program",
+            ),
+            "exit",
+            |tap| ways(&tap.to_guest),
+        )?;
+        self.family(
+            &mut encoder,
+            (
+                "taut_snoop_from_guest",
+                "Packets from the guest, by their way out of the program",
+            ),
+            "exit",
+            |tap| ways(&tap.from_guest),
+        )?;
+        self.family(
+            &mut encoder,
+            ("taut_snoop_tap_state", "1 for the state that the tap is in"),
+            "state",
+            |tap| {
+                let is =
+                    |state: &&'static str| (*state, Figure::Level(u64::from(tap.state == *state)));
+                STATES.iter().map(is).collect()
+            },
+        )?;
+        self.family(
+            &mut encoder,
+            ("taut_snoop_flows", "Flows that are followed, by FL_MODE"),
+            "mode",
+            |tap| {
+                let of = |mode: &&'static str| {
+                    let flows = tap.flows.iter().filter(|flow| flow.mode == *mode);
+                    (*mode, Figure::Level(flows.count() as u64))
+                };
+                MODES.iter().map(of).collect()
+            },
+        )?;
+        let (gauge, counter) = (MetricType::Gauge, MetricType::Counter);
+        self.each(
+            &mut encoder,
+            (
+                "taut_snoop_promised",
+                "Bytes that senders have an acknowledgement of and that are still in the guest's ring",
+            ),
+            Some(&Unit::Bytes),
+            gauge,
+            |tap| {
+                let promised = tap.flows.iter().map(|flow| u64::from(flow.promised));
+                Figure::Level(promised.sum())
+            },
+        )?;
+        self.each(
+            &mut encoder,
+            (
+                "taut_snoop_broken_promises",
+                "Promises that the guest turned out not to have",
+            ),
+            None,
+            counter,
+            |tap| Figure::Count(tap.broken_promises),
+        )
+    }
+}
+
+enum Figure {
+    Count(u64),
+    Level(u64),
+}
+
+// === impl Figure ===
+
+impl Figure {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        match self {
+            Self::Count(count) => encoder
+                .encode_counter::<prometheus_client::encoding::NoLabelSet, u64, u64>(count, None),
+            // A gauge is a signed figure in this library; a level past i64 does not happen.
+            Self::Level(level) => prometheus_client::metrics::gauge::ConstGauge::new(
+                i64::try_from(*level).unwrap_or(i64::MAX),
+            )
+            .encode(encoder),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use super::*;
+    use crate::serve::FlowStatus;
+
+    fn tap() -> TapStatus {
+        TapStatus {
+            tap: "vnet0".into(),
+            state: "on".into(),
+            why: None,
+            ring: 500,
+            broken_promises: 2,
+            to_guest: vec![("acked".into(), 7)],
+            from_guest: vec![("passed".into(), 8)],
+            flows: vec![FlowStatus {
+                peer: ([10, 0, 0, 2], 5000).into(),
+                guest: ([10, 0, 0, 1], 80).into(),
+                mode: "ACTIVE".into(),
+                bypass: None,
+                promised: 1448,
+                acked_segments: 7,
+                acked_bytes: 10_000,
+                suppressed: 0,
+                lifted: 0,
+            }],
+        }
+    }
+
+    #[test]
+    fn every_figure_of_a_tap_is_told() {
+        let text = encode(vec![tap()]).unwrap();
+        for line in [
+            "taut_snoop_to_guest_total{tap=\"vnet0\",exit=\"acked\"} 7",
+            "taut_snoop_from_guest_total{tap=\"vnet0\",exit=\"passed\"} 8",
+            "taut_snoop_tap_state{tap=\"vnet0\",state=\"on\"} 1",
+            "taut_snoop_tap_state{tap=\"vnet0\",state=\"off\"} 0",
+            "taut_snoop_flows{tap=\"vnet0\",mode=\"ACTIVE\"} 1",
+            "taut_snoop_flows{tap=\"vnet0\",mode=\"BYPASS\"} 0",
+            "taut_snoop_promised_bytes{tap=\"vnet0\"} 1448",
+            "taut_snoop_broken_promises_total{tap=\"vnet0\"} 2",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn without_taps_there_is_an_exposition_too() {
+        assert!(encode(Vec::new()).unwrap().ends_with("# EOF\n"));
+    }
+}

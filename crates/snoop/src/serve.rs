@@ -1,0 +1,468 @@
+//! Taps served by a process, which answers questions at a UNIX socket.
+//!
+//! A question is one line of JSON, and so is the answer: `{"do":"status"}`, `{"do":"off","tap":"tap0"}`,
+//! `{"do":"on","tap":"tap0"}`. The answer to `off` comes when nothing that was promised at that tap is
+//! still to be taken by its guest.
+
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use rustix::fs::Mode;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::follow::{Follow, LOOK_EVERY, Options, State, Status};
+use crate::metrics;
+use crate::tap::TapError;
+
+/// Where questions are answered, if nothing else is said.
+pub const CONTROL: &str = "/run/taut/snoop.sock";
+
+/// The longest question, in bytes.
+const QUESTION_MAX: u64 = 4096;
+
+/// Who asks has so long for the question.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Who may ask at one time; the others are turned away.
+const ASKERS: usize = 16;
+
+/// How often it is looked whether a tap is drained.
+const DRAIN_LOOK: Duration = Duration::from_millis(10);
+
+/// Why taps are not served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The devices cannot be listed.
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// There is no place for questions.
+    #[error("cannot answer at {path}: {source}; choose another --control")]
+    Control {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Another process answers there.
+    #[error(
+        "another process serves taps already and answers at {0}; stop it, or choose another --control"
+    )]
+    Taken(PathBuf),
+    /// There is no place for scrapers.
+    #[error("cannot serve metrics at {addr}: {source}; choose another --metrics")]
+    Metrics {
+        /// Where.
+        addr: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The process's own set-up failed.
+    #[error("cannot set up signals and timers: {0}")]
+    Setup(#[from] io::Error),
+}
+
+/// Why a question has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// Nobody answers.
+    #[error("nobody answers at {path}: {source}; is `taut snoop --tap ...` running?")]
+    Nobody {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The answer is none.
+    #[error("what came from {path} is no answer: {source}")]
+    Garbled {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// The answer is no.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// What may be asked.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Question {
+    /// How it goes.
+    Status,
+    /// To acknowledge nothing more at a tap, and to say when all that was promised has been taken.
+    Off {
+        /// Its name.
+        tap: String,
+    },
+    /// To acknowledge again.
+    On {
+        /// Its name.
+        tap: String,
+    },
+}
+
+/// What is answered.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// It is not, and why.
+    Error(String),
+    /// How it goes.
+    Taps(Vec<TapStatus>),
+}
+
+/// A tap, as it is told of.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
+pub struct TapStatus {
+    /// Its name.
+    pub tap: String,
+    /// `on`, `draining`, `off` or `unfit`.
+    pub state: String,
+    /// What is wrong, if it is unfit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<String>,
+    /// Places of its ring.
+    pub ring: u32,
+    /// Promises that the guest turned out not to have.
+    pub broken_promises: u64,
+    /// Packets towards the guest, by their way out of the program.
+    pub to_guest: Vec<(String, u64)>,
+    /// Packets from it.
+    pub from_guest: Vec<(String, u64)>,
+    /// Its flows.
+    pub flows: Vec<FlowStatus>,
+}
+
+/// A flow, as it is told of.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
+pub struct FlowStatus {
+    /// The sender.
+    pub peer: SocketAddr,
+    /// The guest.
+    pub guest: SocketAddr,
+    /// FL_MODE, in the paper's words.
+    pub mode: String,
+    /// Why, in BYPASS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bypass: Option<String>,
+    /// Bytes that the sender believes the guest to have and that are still in its ring.
+    pub promised: u32,
+    /// Segments that were acknowledged for it.
+    pub acked_segments: u64,
+    /// Their bytes.
+    pub acked_bytes: u64,
+    /// Its own acknowledgements that were dropped.
+    pub suppressed: u64,
+    /// Its segments whose acknowledgement was lifted.
+    pub lifted: u64,
+}
+
+enum Event {
+    /// A question and where its answer goes.
+    Asked(Question, SyncSender<Answer>),
+    Stop,
+}
+
+/// Serves taps of the calling thread's network namespace until SIGTERM or SIGINT.
+///
+/// # Errors
+/// [`ServeError`]; the taps are as they were.
+pub fn run(
+    options: Options,
+    control: &Path,
+    metrics: Option<SocketAddr>,
+) -> Result<(), ServeError> {
+    more_descriptors();
+    let (tell, told) = sync_channel(ASKERS);
+    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    let scrapers = metrics.map(bind).transpose()?;
+    let listener = listen(control)?;
+    if let Some(scrapers) = scrapers {
+        std::thread::Builder::new()
+            .name("snoop-metrics".into())
+            .spawn({
+                let tell = tell.clone();
+                move || serve_metrics(scrapers, tell)
+            })?;
+    }
+    std::thread::Builder::new()
+        .name("snoop-signals".into())
+        .spawn({
+            let tell = tell.clone();
+            move || {
+                if signals.forever().next().is_some() {
+                    // Nobody is there if it has ended already.
+                    let _ = tell.send(Event::Stop);
+                }
+            }
+        })?;
+    std::thread::Builder::new()
+        .name("snoop-control".into())
+        .spawn(move || answer_all(&listener, &tell))?;
+
+    let mut follow = Follow::new(options);
+    let mut draining: Vec<(String, SyncSender<Answer>)> = Vec::new();
+    let mut look_at = Instant::now();
+    let mut looked = false;
+    let result = loop {
+        let now = Instant::now();
+        if now >= look_at {
+            // At the first, it is a fault that somebody should hear of; later it may pass, and until it
+            // does nothing is promised for longer than the lease.
+            match follow.look(monotonic()) {
+                Err(error) if !looked => break Err(error.into()),
+                Err(error) => tracing::warn!("{error}"),
+                Ok(()) => looked = true,
+            }
+            look_at = now + LOOK_EVERY;
+        }
+        draining.retain(|(tap, to)| {
+            let done = follow.is_drained(tap).unwrap_or(false);
+            if done {
+                // Who asked may have gone.
+                let _ = to.try_send(Answer::Done);
+            }
+            !done
+        });
+        let mut patience = look_at.saturating_duration_since(Instant::now());
+        if !draining.is_empty() {
+            patience = patience.min(DRAIN_LOOK);
+        }
+        match told.recv_timeout(patience) {
+            Ok(Event::Asked(Question::Off { tap }, to)) if follow.turn_off(&tap) => {
+                draining.push((tap, to));
+            }
+            Ok(Event::Asked(question, to)) => {
+                if let Question::On { tap } = &question {
+                    draining.retain(|(waits_for, to)| {
+                        if waits_for == tap {
+                            let _ =
+                                to.try_send(Answer::Error(format!("{tap} was turned on again")));
+                        }
+                        waits_for != tap
+                    });
+                }
+                let _ = to.try_send(answer(&mut follow, question));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break Ok(()),
+        }
+    };
+    // Nobody is left to answer.
+    let _ = std::fs::remove_file(control);
+    drop(follow);
+    tracing::info!("stopped; connections go on, acknowledged by their guests alone");
+    result
+}
+
+/// Asks the process that serves taps.
+///
+/// # Errors
+/// [`AskError`].
+pub fn ask(control: &Path, question: &Question) -> Result<Answer, AskError> {
+    let nobody = |source| AskError::Nobody {
+        path: control.to_owned(),
+        source,
+    };
+    let garbled = |source| AskError::Garbled {
+        path: control.to_owned(),
+        source,
+    };
+    let mut stream = UnixStream::connect(control).map_err(nobody)?;
+    let mut line = serde_json::to_string(question).map_err(garbled)?;
+    line.push('\n');
+    stream.write_all(line.as_bytes()).map_err(nobody)?;
+    let mut answer = String::new();
+    BufReader::new(stream)
+        .read_line(&mut answer)
+        .map_err(nobody)?;
+    match serde_json::from_str(&answer).map_err(garbled)? {
+        Answer::Error(why) => Err(AskError::Refused(why)),
+        answer => Ok(answer),
+    }
+}
+
+fn bind(addr: SocketAddr) -> Result<TcpListener, ServeError> {
+    let listener = TcpListener::bind(addr).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    });
+    listener.map_err(|source| ServeError::Metrics { addr, source })
+}
+
+fn serve_metrics(listener: TcpListener, tell: SyncSender<Event>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let encode = move || match tell_and_wait(&tell, Question::Status) {
+        Answer::Taps(taps) => metrics::encode(taps),
+        _ => Err(std::fmt::Error),
+    };
+    let served = runtime.and_then(|runtime| {
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            taut_exposition::serve(listener, encode).await;
+            Ok(())
+        })
+    });
+    if let Err(error) = served {
+        tracing::error!(%error, "cannot serve metrics");
+    }
+}
+
+/// A listener that only its owner may ask at. What a killed process has left is replaced.
+fn listen(control: &Path) -> Result<UnixListener, ServeError> {
+    let failed = |source| ServeError::Control {
+        path: control.to_owned(),
+        source,
+    };
+    if let Some(folder) = control.parent() {
+        std::fs::create_dir_all(folder).map_err(failed)?;
+    }
+    if UnixStream::connect(control).is_ok() {
+        return Err(ServeError::Taken(control.to_owned()));
+    }
+    match std::fs::symlink_metadata(control) {
+        Ok(found) if found.file_type().is_socket() => {
+            std::fs::remove_file(control).map_err(failed)?;
+        }
+        Ok(_) => return Err(failed(io::ErrorKind::AlreadyExists.into())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(failed(error)),
+    }
+    // Nobody else may ask, from the first moment.
+    let before = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
+    let listener = UnixListener::bind(control).map_err(failed);
+    umask(before);
+    listener
+}
+
+fn answer_all(listener: &UnixListener, tell: &SyncSender<Event>) {
+    let askers = Arc::new(AtomicUsize::new(0));
+    for stream in listener.incoming() {
+        let Ok(stream) = stream else { continue };
+        if askers.load(Ordering::Relaxed) >= ASKERS {
+            continue;
+        }
+        askers.fetch_add(1, Ordering::Relaxed);
+        let (tell, counted) = (tell.clone(), askers.clone());
+        let asker = std::thread::Builder::new().name("snoop-asker".into());
+        let started = asker.spawn(move || {
+            if let Err(error) = answer_one(stream, &tell) {
+                tracing::debug!(%error, "a question has no answer");
+            }
+            counted.fetch_sub(1, Ordering::Relaxed);
+        });
+        if started.is_err() {
+            askers.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn answer_one(mut stream: UnixStream, tell: &SyncSender<Event>) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut line = String::new();
+    BufReader::new((&stream).take(QUESTION_MAX)).read_line(&mut line)?;
+    let answer = match serde_json::from_str(&line) {
+        Ok(question) => tell_and_wait(tell, question),
+        Err(error) => Answer::Error(format!("that is no question: {error}")),
+    };
+    let mut line = serde_json::to_string(&answer)?;
+    line.push('\n');
+    stream.write_all(line.as_bytes())
+}
+
+fn tell_and_wait(tell: &SyncSender<Event>, question: Question) -> Answer {
+    let (to, answered) = sync_channel(1);
+    let asked = tell.send(Event::Asked(question, to));
+    let answer = asked.ok().and_then(|()| answered.recv().ok());
+    answer.unwrap_or_else(|| Answer::Error("the process is about to end".into()))
+}
+
+fn answer(follow: &mut Follow, question: Question) -> Answer {
+    let unknown = |tap: &str| Answer::Error(format!("no tap {tap} is served"));
+    match question {
+        Question::Status => match follow.status() {
+            Ok(taps) => Answer::Taps(taps.into_iter().map(TapStatus::from).collect()),
+            Err(error) => Answer::Error(error.to_string()),
+        },
+        Question::Off { tap } => unknown(&tap),
+        Question::On { tap } => match follow.turn_on(&tap) {
+            Ok(true) => Answer::Done,
+            Ok(false) => unknown(&tap),
+            Err(error) => Answer::Error(error.to_string()),
+        },
+    }
+}
+
+/// A tap takes 17 descriptors.
+fn more_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let all = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, all) {
+        tracing::warn!(%error, "cannot raise the limit of descriptors; {:?} are enough for few taps", limit.current);
+    }
+}
+
+/// The clock of the programs.
+fn monotonic() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    Duration::try_from(now).unwrap_or_default()
+}
+
+// === impl TapStatus ===
+
+impl From<Status> for TapStatus {
+    fn from(status: Status) -> Self {
+        let (state, why) = match status.state {
+            State::On => ("on", None),
+            State::Draining => ("draining", None),
+            State::Off => ("off", None),
+            State::Unfit(why) => ("unfit", Some(why)),
+        };
+        let named = |(label, count): (&str, u64)| (label.to_owned(), count);
+        let flow = |(key, flow): (crate::wire::Key, crate::wire::Flow)| FlowStatus {
+            peer: key.peer,
+            guest: key.guest,
+            mode: flow.mode.label().into(),
+            bypass: match flow.mode {
+                crate::wire::Mode::Bypass(why) => Some(why.label().into()),
+                _ => None,
+            },
+            promised: flow.promised(),
+            acked_segments: flow.acked_segments,
+            acked_bytes: flow.acked_bytes,
+            suppressed: flow.suppressed,
+            lifted: flow.lifted,
+        };
+        Self {
+            tap: status.tap,
+            state: state.into(),
+            why,
+            ring: status.ring,
+            broken_promises: status.broken,
+            to_guest: status.to_guest.iter().map(named).collect(),
+            from_guest: status.from_guest.iter().map(named).collect(),
+            flows: status.flows.into_iter().map(flow).collect(),
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Taps that come, go, and are not what they should be.
+
+use std::time::Duration;
+
+use taut_snoop::follow::{Follow, Options, REST, State};
+use taut_snoop::records::Records;
+use taut_snoop::stalls::LOOKS;
+use taut_snoop::wire::Mode;
+
+use crate::conn::{Conn, Terms};
+use crate::rig::Rig;
+
+/// Everything in the rig's namespace that its names say is a guest's.
+fn follow(rig: &Rig, ring: Option<u32>) -> Follow {
+    let taps = vec![glob::Pattern::new("guest*").unwrap()];
+    let mut follow = Follow::new(Options {
+        ring,
+        records: Records::at(&rig.folder()),
+        ..Options::new(taps)
+    });
+    look(rig, &mut follow);
+    follow
+}
+
+fn look(rig: &Rig, follow: &mut Follow) {
+    rig.within(|| follow.look(now())).unwrap();
+}
+
+/// The clock of the programs.
+fn now() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::try_from(now).unwrap()
+}
+
+fn states(follow: &Follow) -> Vec<(String, State)> {
+    let status = follow.status().unwrap();
+    status.into_iter().map(|tap| (tap.tap, tap.state)).collect()
+}
+
+fn on() -> Vec<(String, State)> {
+    vec![("guest".to_owned(), State::On)]
+}
+
+#[test]
+fn a_tap_is_served_while_it_is_there_and_then_is_what_it_was() {
+    let rig = Rig::bare(100);
+    let before = rig.tc("qdisc show dev guest");
+    assert!(!before.contains("noqueue"), "{before}");
+    let followed = follow(&rig, None);
+    assert_eq!(states(&followed), on());
+    assert!(rig.tc("qdisc show dev guest").contains("noqueue"));
+    rig.within(|| drop(followed));
+    assert_eq!(rig.tc("qdisc show dev guest"), before);
+    assert_eq!(std::fs::read_dir(rig.folder()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_queueing_discipline_comes_back_with_its_options() {
+    let rig = Rig::bare(100);
+    rig.tc("qdisc replace dev guest root pfifo limit 77");
+    let followed = follow(&rig, None);
+    assert!(rig.tc("qdisc show dev guest").contains("noqueue"));
+    rig.within(|| drop(followed));
+    assert!(rig.tc("qdisc show dev guest").contains("limit 77p"));
+}
+
+#[test]
+fn a_tap_that_never_had_a_queue_has_none_afterwards() {
+    let rig = Rig::bare(100);
+    rig.tc("qdisc replace dev guest root noqueue");
+    let followed = follow(&rig, None);
+    assert_eq!(states(&followed), on());
+    rig.within(|| drop(followed));
+    assert!(rig.tc("qdisc show dev guest").contains("noqueue"));
+}
+
+#[test]
+fn a_tap_that_is_shaped_is_left_alone() {
+    let rig = Rig::bare(100);
+    rig.tc("qdisc replace dev guest root tbf rate 10mbit burst 10k latency 50ms");
+    assert_eq!(states(&follow(&rig, None)), []);
+    assert!(rig.tc("qdisc show dev guest").contains("tbf"));
+}
+
+#[test]
+fn taps_that_come_later_are_found_and_those_that_go_are_forgotten() {
+    let rig = Rig::bare(100);
+    let mut followed = follow(&rig, None);
+    rig.ip("tuntap add guest2 mode tap");
+    look(&rig, &mut followed);
+    assert_eq!(states(&followed).len(), 2);
+    rig.ip("link del guest2");
+    look(&rig, &mut followed);
+    assert_eq!(states(&followed), on());
+}
+
+#[test]
+fn what_is_no_tap_of_one_queue_is_left_alone_and_the_others_are_served() {
+    let rig = Rig::bare(100);
+    rig.ip("tuntap add guest-tun mode tun");
+    rig.ip("link add guest-veth type veth peer name other");
+    rig.ip("tuntap add guest-many mode tap multi_queue");
+    let followed = follow(&rig, None);
+    assert_eq!(states(&followed), on());
+}
+
+#[test]
+fn the_ring_is_made_larger_and_never_smaller() {
+    let rig = Rig::bare(100);
+    let followed = follow(&rig, Some(1000));
+    assert_eq!(states(&followed), on());
+    assert!(rig.ip("link show guest").contains("qlen 1000"));
+    rig.within(|| drop(followed));
+    // There may be something in it that was promised.
+    assert!(rig.ip("link show guest").contains("qlen 1000"));
+    let followed = follow(&rig, Some(10));
+    assert_eq!(states(&followed), []);
+    assert!(rig.ip("link show guest").contains("qlen 1000"));
+}
+
+#[test]
+fn a_queue_before_the_ring_ends_all_promises() {
+    let mut rig = Rig::bare(100);
+    let mut followed = follow(&rig, None);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    rig.tc("qdisc replace dev guest root pfifo limit 5");
+    look(&rig, &mut followed);
+    assert!(matches!(&states(&followed)[0].1, State::Unfit(_)));
+    let data = conn.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer(), []);
+    // It was somebody's will, and stays.
+    rig.within(|| drop(followed));
+    assert!(rig.tc("qdisc show dev guest").contains("pfifo"));
+}
+
+#[test]
+fn turned_off_a_tap_is_drained_when_its_guest_has_taken_everything() {
+    let mut rig = Rig::bare(100);
+    let mut followed = follow(&rig, None);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let data = conn.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+    assert!(followed.turn_off("guest"));
+    assert!(!followed.turn_off("nobody"));
+    assert!(!followed.is_drained("guest").unwrap());
+    look(&rig, &mut followed);
+    assert_eq!(states(&followed)[0].1, State::Draining);
+    let more = conn.data(1000);
+    rig.peer_sends(&more);
+    assert_eq!(rig.at_peer(), [], "nothing more is promised");
+    rig.at_guest();
+    let ack = conn.guest_acks(data.seq + 1000);
+    rig.guest_sends(&ack);
+    assert!(followed.is_drained("guest").unwrap());
+    look(&rig, &mut followed);
+    assert_eq!(states(&followed)[0].1, State::Off);
+    // And on again.
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    rig.at_peer();
+    assert!(rig.within(|| followed.turn_on("guest")).unwrap());
+    let data = conn.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+}
+
+#[test]
+fn what_a_guest_has_lost_is_found_out_and_it_is_left_alone_if_it_is_more_than_one_flow() {
+    let mut rig = Rig::bare(100);
+    let mut followed = follow(&rig, None);
+    let mut conns: Vec<_> = (5000..5003)
+        .map(|port| {
+            Conn::new(Terms {
+                port,
+                ..Terms::default()
+            })
+        })
+        .collect();
+    for (n, conn) in conns.iter_mut().enumerate() {
+        conn.open_and_prove(&mut rig);
+        let data = conn.data(1000);
+        rig.peer_sends(&data);
+        assert_eq!(rig.at_peer().len(), 1);
+        // It loses what is in its ring, and does not know: what it says is that it has nothing new.
+        rig.empty_unread();
+        for _ in 0..LOOKS {
+            assert_eq!(states(&followed), on());
+            let ack = conn.guest_acks(conn.guest_ack);
+            rig.guest_sends(&ack);
+            look(&rig, &mut followed);
+        }
+        rig.at_peer();
+        assert_eq!(followed.status().unwrap()[0].broken, n as u64 + 1);
+        // The flow is left alone, and owes nothing that will ever be taken.
+        let data = conn.data(1000);
+        rig.peer_sends(&data);
+        assert_eq!(rig.at_peer(), []);
+        assert!(followed.is_drained("guest").unwrap());
+        rig.empty_unread();
+    }
+    let status = &followed.status().unwrap()[0];
+    assert!(matches!(status.state, State::Unfit(_)), "{status:?}");
+    // It may be another by then.
+    rig.within(|| followed.look(now() + REST + Duration::from_secs(1)))
+        .unwrap();
+    look(&rig, &mut followed);
+    assert_eq!(states(&followed), on());
+}
+
+#[test]
+fn one_process_serves_a_tap() {
+    let rig = Rig::bare(100);
+    let first = follow(&rig, None);
+    assert_eq!(states(&follow(&rig, None)), []);
+    rig.within(|| drop(first));
+    assert_eq!(states(&follow(&rig, None)), on());
+}
+
+#[test]
+fn where_a_filter_may_take_what_has_been_acknowledged_nothing_is() {
+    // What it does is not looked at.
+    let line = "filter add dev guest egress bpf bytecode";
+    let take: Vec<_> = line.split(' ').chain(["1,6 0 0 0,"]).collect();
+    let rig = Rig::bare(100);
+    rig.tc("qdisc add dev guest clsact");
+    rig.run("tc", &take);
+    assert_eq!(states(&follow(&rig, None)), []);
+    rig.tc("filter del dev guest egress");
+    let mut followed = follow(&rig, None);
+    assert_eq!(states(&followed), on());
+    // And if it comes later.
+    rig.run("tc", &take);
+    look(&rig, &mut followed);
+    assert!(matches!(&states(&followed)[0].1, State::Unfit(_)));
+}
+
+#[test]
+fn a_tap_is_not_turned_on_over_a_queue() {
+    let rig = Rig::bare(100);
+    let mut followed = follow(&rig, None);
+    followed.turn_off("guest");
+    rig.tc("qdisc replace dev guest root pfifo limit 5");
+    let said = rig.within(|| followed.turn_on("guest")).unwrap_err();
+    assert!(said.to_string().contains("root noqueue"), "{said}");
+    look(&rig, &mut followed);
+    assert_ne!(states(&followed), on());
+}
+
+#[test]
+fn handshakes_that_nobody_answers_are_forgotten_soon_and_connections_are_not() {
+    let mut rig = Rig::bare(100);
+    let mut followed = follow(&rig, None);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let syn = Conn::new(Terms {
+        port: 5001,
+        ..Terms::default()
+    })
+    .syn();
+    rig.peer_sends(&syn);
+    let modes = |follow: &Follow| {
+        let flows = follow.status().unwrap().remove(0).flows;
+        let mut modes: Vec<_> = flows.into_iter().map(|(_, flow)| flow.mode).collect();
+        modes.sort();
+        modes
+    };
+    assert_eq!(modes(&followed), [Mode::Syn, Mode::Active]);
+    let now = now();
+    rig.within(|| followed.look(now + Duration::from_secs(60)))
+        .unwrap();
+    assert_eq!(modes(&followed), [Mode::Syn, Mode::Active]);
+    rig.within(|| followed.look(now + Duration::from_secs(130)))
+        .unwrap();
+    assert_eq!(modes(&followed), [Mode::Active]);
+    rig.within(|| followed.look(now + Duration::from_secs(4 * 3600)))
+        .unwrap();
+    assert_eq!(modes(&followed), []);
+}
+
+#[test]
+fn when_nobody_watches_nothing_is_promised() {
+    let mut rig = Rig::bare(100);
+    let mut followed = follow(&rig, None);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    // As if the last look had been an hour ago.
+    let before = now().saturating_sub(Duration::from_secs(3600));
+    rig.within(|| followed.look(before)).unwrap();
+    let data = conn.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer(), []);
+    look(&rig, &mut followed);
+    rig.at_guest();
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    rig.at_peer();
+    let data = conn.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+}

@@ -1,0 +1,18 @@
+//! What comes in at a guest's tap and what comes out: for every state, hazard and option.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "frames are shorter than 64 KiB"
+)]
+
+mod checker;
+mod conn;
+mod rig;
+
+mod ends;
+mod follow;
+mod offline;
+mod promise;
+mod reverse;
+mod start;

@@ -1,0 +1,341 @@
+//! When the host goes offline for a flow, and comes back.
+
+use taut_snoop::wire::{Bypass, Mode};
+
+use crate::conn::{Conn, Terms};
+use crate::promise::ON;
+use crate::rig::{ACK, CWR, Rig, Segment};
+
+/// SACK, with one block (RFC 2018).
+fn sack(conn: &Conn, from: u32, to: u32) -> Vec<u8> {
+    let mut options = conn.options(true);
+    options.extend([1, 1, 5, 10]);
+    options.extend(from.to_be_bytes());
+    options.extend(to.to_be_bytes());
+    options
+}
+
+/// The next segment in order is acknowledged.
+fn is_online(rig: &mut Rig, conn: &mut Conn) {
+    let data = conn.data(1000);
+    rig.peer_sends(&data);
+    let acks = rig.at_peer();
+    assert_eq!(acks.len(), 1, "{acks:?}");
+    assert_eq!(acks[0].ack, conn.peer_seq);
+    assert_eq!(rig.flow().mode, Mode::Active);
+    rig.at_guest();
+    rig.checker.settle();
+}
+
+#[test]
+fn a_hole_is_left_to_the_guest_until_it_is_filled() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let lost = conn.data(1448);
+    for _ in 0..3 {
+        let data = conn.data(1448);
+        rig.peer_sends(&data);
+    }
+    assert_eq!(rig.at_peer(), []);
+    assert_eq!(rig.flow().mode, Mode::UnexpectedSeq);
+    // The guest's duplicate acknowledgements pass as they are.
+    let after = lost.seq + 1448;
+    let mut duplicate = conn.guest_acks(lost.seq);
+    duplicate.options = sack(&conn, after, after + 1448);
+    rig.guest_sends(&duplicate);
+    rig.guest_sends(&duplicate);
+    assert_eq!(rig.at_peer(), [duplicate.clone(), duplicate]);
+    // The repetition fills the hole: it is in order, and all of it is the guest's to acknowledge.
+    rig.peer_sends(&conn.again(&lost));
+    let acks = rig.at_peer();
+    assert_eq!(
+        acks[0].ack, after,
+        "the hole's end, and not what the guest has beyond it"
+    );
+    rig.at_guest();
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    assert_eq!(rig.at_peer(), [ack]);
+    is_online(&mut rig, &mut conn);
+}
+
+#[test]
+fn repetitions_keepalives_and_probes_of_a_closed_window_are_the_guests_to_answer() {
+    let mut rig = Rig::new(500, ON);
+    let terms = Terms {
+        scale: None,
+        window: 3000,
+        ..Terms::default()
+    };
+    let mut conn = Conn::new(terms);
+    conn.open_and_prove(&mut rig);
+    let first = conn.data(1500);
+    rig.peer_sends(&first);
+    assert_eq!(rig.at_peer().len(), 1);
+    // Its acknowledgement was lost.
+    rig.peer_sends(&first);
+    assert_eq!(rig.at_peer(), []);
+    is_online(&mut rig, &mut conn);
+    let fill = conn.data(500);
+    rig.peer_sends(&fill);
+    assert_eq!(rig.at_peer()[0].window, 0);
+    let mut keepalive = conn.data(0);
+    keepalive.seq -= 1;
+    keepalive.flags = ACK;
+    rig.peer_sends(&keepalive);
+    let mut probe = keepalive.clone();
+    (probe.seq, probe.len) = (conn.peer_seq, 1);
+    rig.peer_sends(&probe);
+    assert_eq!(rig.at_peer(), []);
+    let seen = rig.at_guest();
+    assert_eq!(seen[seen.len() - 2..], [keepalive, probe]);
+}
+
+#[test]
+fn what_has_marks_of_congestion_is_the_guests_to_answer() {
+    let config = taut_snoop::wire::Config { ecn: true, ..ON };
+    let mut rig = Rig::new(500, config);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let mut data = conn.data(1000);
+    data.ecn = 2;
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1, "ECT is no mark");
+    let mut data = conn.data(1000);
+    data.ecn = 3;
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer(), []);
+    assert_eq!(rig.exits("ce"), 1);
+    assert_eq!(rig.flow().mode, Mode::UnexpectedSeq);
+    rig.at_guest();
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    rig.at_peer();
+    let mut data = conn.data(1000);
+    data.flags |= CWR;
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer(), []);
+}
+
+#[test]
+fn without_leave_flows_that_may_be_marked_are_not_touched() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let mut data = conn.data(1000);
+    data.ecn = 2;
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer(), []);
+    assert_eq!(rig.flow().mode, Mode::Bypass(Bypass::Ect));
+}
+
+#[test]
+fn timestamps_that_are_missing_or_too_many_are_the_guests_to_judge() {
+    for agreed in [false, true] {
+        let mut rig = Rig::new(500, ON);
+        let terms = Terms {
+            timestamps: agreed,
+            ..Terms::default()
+        };
+        let mut conn = Conn::new(terms);
+        conn.open_and_prove(&mut rig);
+        conn.terms.timestamps = !agreed;
+        let data = conn.data(1000);
+        rig.peer_sends(&data);
+        assert_eq!(rig.at_peer(), []);
+        assert_eq!(rig.exits("options"), 1);
+    }
+}
+
+#[test]
+fn turned_off_nothing_more_is_promised_and_what_was_is_kept() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let data = conn.data(1448);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+    assert_eq!(rig.flow().promised(), 1448);
+    rig.configure(taut_snoop::wire::Config { on: false, ..ON });
+    let more = conn.data(1448);
+    rig.peer_sends(&more);
+    assert_eq!(rig.at_peer(), []);
+    assert_eq!(rig.at_guest().len(), 2);
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    assert_eq!(rig.at_peer(), [ack]);
+    assert_eq!(rig.flow().promised(), 0);
+    rig.configure(ON);
+    is_online(&mut rig, &mut conn);
+}
+
+#[test]
+fn when_the_programs_are_gone_the_flow_goes_on() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    for _ in 0..3 {
+        let data = conn.data(1448);
+        rig.peer_sends(&data);
+    }
+    assert_eq!(rig.at_peer().len(), 3);
+    rig.detach();
+    assert_eq!(rig.at_guest().len(), 3);
+    // What the guest says now is old to the peer, and no more than that.
+    let ack = conn.guest_acks(conn.peer_seq.wrapping_sub(1448));
+    rig.guest_sends(&ack);
+    let last = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&last);
+    assert_eq!(rig.at_peer(), [ack, last]);
+    let data = conn.data(1448);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer(), []);
+    assert_eq!(rig.at_guest(), [data]);
+}
+
+#[test]
+fn a_guest_that_lacks_what_was_promised_is_found_out() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let lost: Segment = conn.data(1448);
+    rig.peer_sends(&lost);
+    let next = conn.data(1448);
+    rig.peer_sends(&next);
+    assert_eq!(rig.at_peer().len(), 2);
+    rig.at_guest();
+    // It has the second only.
+    let mut broken = conn.guest_acks(lost.seq);
+    broken.options = sack(&conn, next.seq, next.seq + 1448);
+    rig.guest_sends(&broken);
+    assert_eq!(rig.at_peer(), [broken]);
+    assert_eq!(rig.flow().mode, Mode::Bypass(Bypass::BrokenPromise));
+    let told = rig.program.as_ref().unwrap().broken();
+    assert_eq!(told.len(), 1);
+    assert_eq!(
+        (told[0].vm_seq, told[0].told_seq),
+        (lost.seq, conn.peer_seq)
+    );
+    assert_eq!(told[0].key.guest.port(), 80);
+}
+
+/// The guest has taken `beyond` and tells of the hole before it, while what fills the hole is in the
+/// ring and promised.
+fn tells_of_a_hole_that_has_been_filled(rig: &mut Rig, conn: &mut Conn, hole: &Segment, end: u32) {
+    let edge = conn.guest_ack.wrapping_add(conn.terms.window);
+    rig.peer_sends(&conn.again(hole));
+    let early = rig.at_peer();
+    assert_eq!(early.len(), 1, "{hole:?}");
+    assert!(edge.wrapping_sub(early[0].ack) <= conn.terms.window);
+    let mut old = conn.guest_acks(hole.seq);
+    old.options = sack(conn, hole.seq + 1448, end);
+    rig.guest_sends(&old);
+    assert_eq!(rig.at_peer(), [old]);
+    assert_eq!(rig.flow().mode, Mode::Active, "no promise is broken");
+    rig.at_guest();
+    let all = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&all);
+    assert_eq!(rig.at_peer(), [all]);
+    rig.checker.settle();
+    is_online(rig, conn);
+}
+
+#[test]
+fn what_the_guest_says_of_a_hole_before_it_comes_to_what_fills_it_is_no_loss() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    // Lost on its way to the host; two come after it, and then it is repeated.
+    let hole = conn.data(1448);
+    for _ in 0..2 {
+        let beyond = conn.data(1448);
+        rig.peer_sends(&beyond);
+    }
+    assert_eq!(rig.at_peer(), []);
+    let end = conn.peer_seq;
+    tells_of_a_hole_that_has_been_filled(&mut rig, &mut conn, &hole, end);
+}
+
+#[test]
+fn nor_is_it_where_what_is_beyond_the_hole_came_before_the_programs_or_while_they_were_off() {
+    for off in [false, true] {
+        let mut rig = Rig::new(500, ON);
+        let mut conn = Conn::new(Terms {
+            scale: None,
+            ..Terms::default()
+        });
+        conn.open_and_prove(&mut rig);
+        match off {
+            true => rig.configure(taut_snoop::wire::Config { on: false, ..ON }),
+            false => rig.detach(),
+        }
+        let hole = conn.data(1448);
+        let beyond = conn.data(1448);
+        rig.peer_sends(&beyond);
+        match off {
+            true => rig.configure(ON),
+            false => rig.attach_anew(ON),
+        }
+        // Data of the guest's says that there is a connection.
+        let word = conn.guest_data(1);
+        rig.guest_sends(&word);
+        rig.at_peer();
+        let end = conn.peer_seq;
+        tells_of_a_hole_that_has_been_filled(&mut rig, &mut conn, &hole, end);
+    }
+}
+
+#[test]
+fn a_guest_that_lacks_what_filled_a_hole_is_found_out_by_what_came_later() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let hole = conn.data(1448);
+    let beyond = conn.data(1448);
+    rig.peer_sends(&beyond);
+    rig.peer_sends(&conn.again(&hole));
+    assert_eq!(rig.at_peer().len(), 1);
+    let lost = conn.guest_acks(beyond.seq);
+    rig.guest_sends(&lost);
+    let all = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&all);
+    let lost = conn.data(1448);
+    rig.peer_sends(&lost);
+    let next = conn.data(1448);
+    rig.peer_sends(&next);
+    rig.at_peer();
+    rig.at_guest();
+    let mut broken = conn.guest_acks(lost.seq);
+    broken.options = sack(&conn, next.seq, next.seq + 1448);
+    rig.guest_sends(&broken);
+    assert_eq!(rig.flow().mode, Mode::Bypass(Bypass::BrokenPromise));
+}
+
+#[test]
+fn what_the_guest_would_throw_away_as_too_old_is_not_acknowledged() {
+    // What made it too old is data, or an acknowledgement alone.
+    for by_data in [true, false] {
+        let mut rig = Rig::new(500, ON);
+        let mut conn = Conn::new(Terms::default());
+        conn.open_and_prove(&mut rig);
+        let mut late = conn.data(1000);
+        let mut newer = if by_data { late.clone() } else { conn.data(0) };
+        conn.peer_clock += 50;
+        newer.options = conn.options(false);
+        if by_data {
+            // The peer has sent it again, and the first was only slow; then more came.
+            rig.peer_sends(&newer);
+            assert_eq!(rig.at_peer().len(), 1);
+            late.seq = late.seq.wrapping_add(1000);
+        } else {
+            newer.flags = ACK;
+            rig.peer_sends(&newer);
+        }
+        rig.peer_sends(&late);
+        assert_eq!(rig.at_peer(), [], "by data: {by_data}");
+        assert_eq!(rig.exits("options"), 1);
+        assert_eq!(rig.flow().mode, Mode::UnexpectedSeq);
+        rig.at_guest();
+    }
+}

@@ -1,0 +1,447 @@
+//! What is acknowledged for the guest, and how.
+
+use taut_snoop::wire::{Config, Mode};
+
+use crate::checker::tsecr;
+use crate::conn::{Conn, Terms};
+use crate::rig::{Checksum, Rig};
+
+pub(crate) const ON: Config = Config {
+    on: true,
+    buf_size: 0,
+    guest_rcvbuf: 0,
+    start_early: false,
+    ecn: false,
+    ring: 0,
+    sharing: 0,
+};
+
+/// Three segments are acknowledged while the guest does not look, each as the guest would.
+fn three_segments(rig: &mut Rig, terms: Terms, len: usize) {
+    let mut conn = Conn::new(terms);
+    conn.open_and_prove(rig);
+    let scale = terms.scale.unwrap_or(0);
+    let edge = conn.guest_ack.wrapping_add(terms.window >> scale << scale);
+    for _ in 0..3 {
+        let data = conn.data(len);
+        rig.peer_sends(&data);
+        assert_eq!(rig.at_peer(), [conn.early(conn.peer_seq, edge)]);
+    }
+    assert_eq!(rig.at_guest().len(), 3);
+    assert_eq!(rig.flow().mode, Mode::Active);
+    assert_eq!(rig.flow().acked_segments, 3);
+    rig.checker.settle();
+}
+
+#[test]
+fn segments_in_order_are_acknowledged_as_the_guest_would() {
+    for v6 in [false, true] {
+        for checksum in [Checksum::Full, Checksum::Partial] {
+            for timestamps in [false, true] {
+                let mut rig = Rig::new(500, ON);
+                (rig.v6, rig.checksum) = (v6, checksum);
+                let terms = Terms {
+                    timestamps,
+                    ..Terms::default()
+                };
+                three_segments(&mut rig, terms, 1448);
+            }
+        }
+    }
+}
+
+#[test]
+fn frames_that_are_many_segments_get_one_acknowledgement() {
+    for v6 in [false, true] {
+        let mut rig = Rig::new(500, ON);
+        rig.v6 = v6;
+        let terms = Terms {
+            window: 200_000,
+            ..Terms::default()
+        };
+        three_segments(&mut rig, terms, 60_000);
+    }
+}
+
+#[test]
+fn every_window_scale_and_size_of_segment_does() {
+    for scale in 0..=14 {
+        let mut rig = Rig::new(500, ON);
+        let terms = Terms {
+            scale: Some(scale),
+            window: 65_535 << scale.min(4),
+            ..Terms::default()
+        };
+        three_segments(&mut rig, terms, 1000);
+    }
+    for mss in [536, 1460, 4000, 8948] {
+        let mut rig = Rig::new(500, ON);
+        rig.mss = mss;
+        let terms = Terms {
+            mss: mss as u16,
+            ..Terms::default()
+        };
+        three_segments(&mut rig, terms, mss);
+    }
+    let mut rig = Rig::new(500, ON);
+    let terms = Terms {
+        scale: None,
+        ..Terms::default()
+    };
+    three_segments(&mut rig, terms, 1448);
+}
+
+#[test]
+fn sequence_numbers_may_wrap() {
+    for before in 0..6 {
+        let mut rig = Rig::new(500, ON);
+        let terms = Terms {
+            peer_isn: 0u32.wrapping_sub(1448 * before + 3),
+            guest_isn: u32::MAX,
+            ..Terms::default()
+        };
+        three_segments(&mut rig, terms, 1448);
+    }
+}
+
+#[test]
+fn the_timestamp_that_comes_back_is_the_segments_own() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    for _ in 0..2 {
+        let data = conn.data(1000);
+        rig.peer_sends(&data);
+        let [ack] = &rig.at_peer()[..] else {
+            panic!("one acknowledgement for one segment")
+        };
+        assert_eq!(tsecr(&ack.options), Some(conn.peer_clock));
+    }
+}
+
+#[test]
+fn nothing_beyond_the_guests_right_edge_is_acknowledged() {
+    let mut rig = Rig::new(500, ON);
+    let terms = Terms {
+        scale: None,
+        window: 5000,
+        ..Terms::default()
+    };
+    let mut conn = Conn::new(terms);
+    conn.open_and_prove(&mut rig);
+    let edge = conn.guest_ack + 5000;
+    for _ in 0..3 {
+        let data = conn.data(1448);
+        rig.peer_sends(&data);
+        assert_eq!(rig.at_peer(), [conn.early(conn.peer_seq, edge)]);
+    }
+    // 656 bytes are left.
+    let data = conn.data(657);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer(), []);
+    assert_eq!(rig.flow().mode, Mode::NoBuf);
+    assert_eq!(rig.exits("beyond_window"), 1);
+    assert_eq!(rig.at_guest().len(), 4, "it is the guest's to decide");
+    rig.checker.settle();
+}
+
+#[test]
+fn what_the_ring_does_not_take_is_not_acknowledged() {
+    let mut rig = Rig::new(8, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let mut acked = 0;
+    for _ in 0..12 {
+        let data = conn.data(1448);
+        rig.peer_sends(&data);
+        acked += rig.at_peer().len();
+    }
+    assert_eq!(rig.exits("ring_full"), 1, "the others are out of order");
+    assert_eq!(rig.flow().mode, Mode::UnexpectedSeq);
+    assert_eq!(rig.at_guest().len(), acked);
+    rig.checker.settle();
+    // The guest has taken it, and the peer repeats what was lost.
+    let ack = conn.guest_acks(rig.flow().next_seq);
+    rig.guest_sends(&ack);
+    rig.at_peer();
+    conn.peer_seq = ack.ack;
+    let data = conn.data(1448);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+    assert_eq!(rig.flow().mode, Mode::Active);
+}
+
+#[test]
+fn many_small_segments_are_charged_as_full_ones() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let mut acked = 0;
+    for _ in 0..100 {
+        let data = conn.data(10);
+        rig.peer_sends(&data);
+        acked += rig.at_peer().len();
+    }
+    assert!((40..=46).contains(&acked), "{acked} of 64000 / 1460");
+    assert_eq!(rig.exits("budget"), 1);
+}
+
+#[test]
+fn every_length_of_data_is_summed_up_rightly() {
+    for v6 in [false, true] {
+        let mut rig = Rig::new(500, ON);
+        rig.v6 = v6;
+        rig.mss = 9000;
+        let terms = Terms {
+            window: 1 << 20,
+            mss: 100,
+            ..Terms::default()
+        };
+        let mut conn = Conn::new(terms);
+        conn.open_and_prove(&mut rig);
+        for len in (1..9).chain(470..530).chain(990..1030).chain([1448, 8928]) {
+            let data = conn.data(len);
+            rig.peer_sends(&data);
+            assert_eq!(rig.at_peer().len(), 1, "{len} bytes");
+        }
+        assert_eq!(rig.exits("checksum"), 0);
+    }
+}
+
+#[test]
+fn a_segment_whose_checksum_is_wrong_is_not_acknowledged() {
+    for v6 in [false, true] {
+        for len in [1, 512, 1447, 1448] {
+            let mut rig = Rig::new(500, ON);
+            rig.v6 = v6;
+            let mut conn = Conn::new(Terms::default());
+            conn.open_and_prove(&mut rig);
+            rig.checksum = Checksum::Wrong;
+            let data = conn.data(len);
+            rig.peer_sends(&data);
+            assert_eq!(rig.at_peer(), []);
+            assert_eq!(rig.exits("checksum"), 1);
+            assert_eq!(rig.flow().mode, Mode::UnexpectedSeq);
+            // It is repeated, and this time arrives whole.
+            rig.checksum = Checksum::Full;
+            rig.empty_unread();
+            rig.peer_sends(&data);
+            assert_eq!(rig.at_peer().len(), 1);
+            assert_eq!(rig.flow().mode, Mode::Active);
+        }
+    }
+}
+
+#[test]
+fn no_window_is_wider_than_the_buffer() {
+    let config = Config {
+        buf_size: 10_000,
+        ..ON
+    };
+    let mut rig = Rig::new(500, config);
+    let terms = Terms {
+        scale: None,
+        ..Terms::default()
+    };
+    let mut conn = Conn::new(terms);
+    let syn = conn.syn();
+    rig.peer_sends(&syn);
+    let syn_ack = conn.syn_ack();
+    rig.guest_sends(&syn_ack);
+    assert_eq!(rig.at_peer()[0].window, 10_000);
+    rig.at_guest();
+    let first = conn.data(100);
+    rig.peer_sends(&first);
+    rig.at_guest();
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    let seen = rig.at_peer();
+    assert_eq!((seen[0].ack, seen[0].window), (ack.ack, 10_000));
+    let data = conn.data(1448);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer()[0].window, 10_000);
+}
+
+#[test]
+fn growth_goes_beyond_the_guests_window_and_not_beyond_its_buffer() {
+    let config = Config {
+        guest_rcvbuf: 100_000,
+        ..ON
+    };
+    let mut rig = Rig::new(500, config);
+    let terms = Terms {
+        window: 14_592,
+        ..Terms::default()
+    };
+    let mut conn = Conn::new(terms);
+    conn.open_and_prove(&mut rig);
+    let from = conn.guest_ack;
+    let mut told = 0;
+    for _ in 0..100 {
+        let data = conn.data(1448);
+        rig.peer_sends(&data);
+        let Some(ack) = rig.at_peer().pop() else {
+            break;
+        };
+        told = ack.ack.wrapping_sub(from);
+    }
+    assert!(told > 14_592, "{told} bytes: no more than the window");
+    assert!((90_000..=100_000).contains(&told), "{told} bytes");
+}
+
+#[test]
+fn tags_of_vlans_stay_with_their_flows() {
+    for (v6, checksum, len) in [
+        (false, Checksum::Full, 1448),
+        (true, Checksum::Partial, 1428),
+        (false, Checksum::Partial, 20_000),
+    ] {
+        let mut rig = Rig::new(500, ON);
+        rig.vlan = Some(5);
+        (rig.v6, rig.checksum) = (v6, checksum);
+        three_segments(&mut rig, Terms::default(), len);
+        let flows = rig.program.as_ref().unwrap().flows().unwrap();
+        assert_eq!(flows[0].0.vlan, Some(5));
+    }
+}
+
+#[test]
+fn a_frame_that_the_tap_gets_in_parts_is_not_acknowledged() {
+    for v6 in [false, true] {
+        let mut rig = Rig::new(500, ON);
+        rig.v6 = v6;
+        rig.guest.set_segmentation_offload(false).unwrap();
+        let mut conn = Conn::new(Terms::default());
+        conn.open_and_prove(&mut rig);
+        // Each part may be lost, and only the last one's fate would be known.
+        let data = conn.data(20_000);
+        rig.peer_sends(&data);
+        assert_eq!(rig.at_peer(), []);
+        assert_eq!(rig.exits("in_parts"), 1);
+        assert_eq!(rig.at_guest().len(), 20_000usize.div_ceil(rig.mss));
+        let ack = conn.guest_acks(conn.peer_seq);
+        rig.guest_sends(&ack);
+        rig.at_peer();
+        let data = conn.data(1000);
+        rig.peer_sends(&data);
+        assert_eq!(rig.at_peer().len(), 1, "single segments are");
+    }
+}
+
+#[test]
+fn no_flow_is_told_of_more_than_its_share_of_the_ring() {
+    let mut rig = Rig::new(100, Config { ring: 40, ..ON });
+    let terms = |port| Terms {
+        scale: None,
+        window: 10_000,
+        mss: 1000,
+        port,
+        ..Terms::default()
+    };
+    // Alone: forty segments.
+    let mut first = Conn::new(terms(5000));
+    first.open_and_prove(&mut rig);
+    first.terms.window = 65_535;
+    let wider = first.guest_acks(first.peer_seq);
+    rig.guest_sends(&wider);
+    assert_eq!(rig.at_peer()[0].window, 40_000);
+    let data = first.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer()[0].window, 39_000);
+    rig.at_guest();
+    // Of two each has twenty.
+    rig.configure(Config {
+        sharing: 2,
+        ring: 40,
+        ..ON
+    });
+    let mut second = Conn::new(terms(5001));
+    second.open_and_prove(&mut rig);
+    for _ in 0..2 {
+        let data = second.data(1000);
+        rig.peer_sends(&data);
+    }
+    rig.at_peer();
+    let data = first.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(
+        rig.at_peer()[0].window,
+        38_000,
+        "what was told is not taken back"
+    );
+    rig.at_guest();
+    second.terms.window = 65_535;
+    let wider = second.guest_acks(second.guest_ack + 1000);
+    rig.guest_sends(&wider);
+    let seen = rig.at_peer();
+    assert_eq!((seen[0].ack, seen[0].window), (second.peer_seq, 19_000));
+    // When the other has nothing there any more, it has all of it.
+    rig.configure(Config { ring: 40, ..ON });
+    let data = second.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer()[0].window, 38_000);
+}
+
+#[test]
+fn no_window_that_is_open_is_closed_however_small_the_buffer_is() {
+    for scale in [7, 12, 14] {
+        let config = Config {
+            buf_size: 4096,
+            ring: 8,
+            sharing: 100,
+            ..ON
+        };
+        let mut rig = Rig::new(500, config);
+        let terms = Terms {
+            scale: Some(scale),
+            window: 1 << 20,
+            ..Terms::default()
+        };
+        let mut conn = Conn::new(terms);
+        conn.open_and_prove_narrowed(&mut rig);
+        for _ in 0..20 {
+            let data = conn.data(1000);
+            rig.peer_sends(&data);
+            let acks = rig.at_peer();
+            assert!(acks[0].window > 0, "scale {scale}");
+            rig.at_guest();
+            let ack = conn.guest_acks(conn.peer_seq);
+            rig.guest_sends(&ack);
+            assert!(rig.at_peer()[0].window > 0, "scale {scale}");
+        }
+    }
+}
+
+#[test]
+fn what_is_not_for_the_guest_or_nothing_it_would_take_is_not_acknowledged() {
+    for odd in 0..3 {
+        let mut rig = Rig::new(500, ON);
+        let mut conn = Conn::new(Terms::default());
+        conn.open_and_prove(&mut rig);
+        let mut data = conn.data(1000);
+        match odd {
+            0 => data.ack = conn.guest_seq + 1_000_000,
+            1 => data.ack = conn.guest_seq.wrapping_sub(1 << 30),
+            _ => rig.to_mac = Some([2, 0, 0, 0, 0, 9]),
+        }
+        rig.peer_sends(&data);
+        assert_eq!(rig.at_peer(), [], "{odd}");
+        assert_eq!(rig.exits("misdirected"), 1, "{odd}");
+        rig.to_mac = None;
+        data.ack = conn.guest_seq;
+        rig.peer_sends(&data);
+        assert_eq!(rig.at_peer().len(), 1, "{odd}: the right one is");
+    }
+}
+
+#[test]
+fn a_device_that_has_super_frames_cut_up_by_their_size_gets_them_in_parts() {
+    let mut rig = Rig::new(500, ON);
+    rig.ip("link set guest gso_max_size 16000");
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let data = conn.data(20_000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer(), []);
+    assert_eq!(rig.exits("in_parts"), 1);
+}

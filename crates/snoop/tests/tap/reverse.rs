@@ -1,0 +1,130 @@
+//! What the guest sends: what is dropped, what is lifted, and what must pass.
+
+use crate::conn::{Conn, Terms};
+use crate::promise::ON;
+use crate::rig::{ECE, Rig};
+
+/// Five segments that were acknowledged for the guest, each of 1000 bytes.
+fn promised(rig: &mut Rig, terms: Terms) -> Conn {
+    let mut conn = Conn::new(terms);
+    conn.open_and_prove(rig);
+    for _ in 0..5 {
+        let data = conn.data(1000);
+        rig.peer_sends(&data);
+    }
+    assert_eq!(rig.at_peer().len(), 5);
+    assert_eq!(rig.at_guest().len(), 5);
+    conn
+}
+
+#[test]
+fn an_acknowledgement_of_what_is_acknowledged_is_dropped_and_that_of_the_last_byte_passes() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = promised(&mut rig, Terms::default());
+    let start = conn.guest_ack;
+    let edge = start + conn.terms.window;
+    for done in [2000, 4000] {
+        // Nobody reads: its right edge stays.
+        conn.terms.window = edge - start - done;
+        let ack = conn.guest_acks(start + done);
+        rig.guest_sends(&ack);
+    }
+    assert_eq!(rig.at_peer(), []);
+    assert_eq!(rig.flow().suppressed, 2);
+    conn.terms.window = edge - start - 5000;
+    let last = conn.guest_acks(start + 5000);
+    rig.guest_sends(&last);
+    assert_eq!(rig.at_peer(), [last]);
+}
+
+#[test]
+fn an_update_of_the_window_passes_with_the_number_that_the_peer_has() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = promised(&mut rig, Terms::default());
+    let start = conn.guest_ack;
+    // What it has taken has been read: the window is as wide as before.
+    let update = conn.guest_acks(start + 2000);
+    rig.guest_sends(&update);
+    let seen = rig.at_peer();
+    assert_eq!(seen.len(), 1);
+    assert_eq!(seen[0].ack, start + 5000);
+    let edge = start + 2000 + conn.terms.window;
+    assert_eq!(u32::from(seen[0].window), (edge - start - 5000) >> 7);
+    assert_eq!(seen[0].options, update.options);
+}
+
+#[test]
+fn a_window_that_was_closed_is_opened() {
+    let mut rig = Rig::new(500, ON);
+    let terms = Terms {
+        scale: None,
+        window: 5000,
+        mss: 1000,
+        ..Terms::default()
+    };
+    let mut conn = promised(&mut rig, terms);
+    // The peer was told zero. The guest has read 1000 of the 5000.
+    let update = conn.guest_acks(conn.guest_ack + 1000);
+    rig.guest_sends(&update);
+    let seen = rig.at_peer();
+    assert_eq!((seen[0].ack, seen[0].window), (conn.peer_seq, 1000));
+}
+
+#[test]
+fn data_passes_with_the_number_lifted_whatever_its_checksum_is() {
+    for v6 in [false, true] {
+        for checksum in [crate::rig::Checksum::Full, crate::rig::Checksum::Partial] {
+            let mut rig = Rig::new(500, ON);
+            rig.v6 = v6;
+            let mut conn = promised(&mut rig, Terms::default());
+            rig.checksum = checksum;
+            for len in [10, 1448, 20_000] {
+                let mut data = conn.guest_data(len);
+                rig.guest_sends(&data);
+                data.ack = conn.peer_seq;
+                let seen = rig.at_peer();
+                assert_eq!(seen.len(), 1, "{checksum:?}, {len}");
+                assert_eq!(
+                    (seen[0].seq, seen[0].ack, seen[0].len),
+                    (data.seq, data.ack, len)
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn with_sack_or_marks_the_guests_own_words_pass() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = promised(&mut rig, Terms::default());
+    let start = conn.guest_ack;
+    conn.terms.window -= 1000;
+    // D-SACK: below what it acknowledges (RFC 2883).
+    let mut dsack = conn.guest_acks(start + 1000);
+    dsack.options.extend([1, 1, 5, 10]);
+    dsack.options.extend(start.to_be_bytes());
+    dsack.options.extend((start + 500).to_be_bytes());
+    rig.guest_sends(&dsack);
+    conn.terms.window -= 1000;
+    let mut echo = conn.guest_acks(start + 2000);
+    echo.flags |= ECE;
+    rig.guest_sends(&echo);
+    assert_eq!(rig.at_peer(), [dsack, echo]);
+}
+
+#[test]
+fn the_hosts_acknowledgements_carry_the_guests_next_sequence_number_and_clock() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = promised(&mut rig, Terms::default());
+    let data = conn.guest_data(700);
+    rig.guest_sends(&data);
+    rig.at_peer();
+    let more = conn.data(1000);
+    rig.peer_sends(&more);
+    let seen = rig.at_peer();
+    assert_eq!(seen[0].seq, conn.guest_seq);
+    assert_eq!(
+        crate::checker::tsval(&seen[0].options),
+        Some(conn.guest_clock)
+    );
+}

@@ -1,0 +1,359 @@
+//! How a flow begins: by its handshake, or in its middle.
+
+use taut_snoop::wire::{Config, Mode};
+
+use crate::checker::tsval;
+use crate::conn::{Conn, Terms};
+use crate::promise::ON;
+use crate::rig::Rig;
+
+const EARLY: Config = Config {
+    start_early: true,
+    ..ON
+};
+
+#[test]
+fn before_the_guest_has_shown_a_connection_nothing_is_acknowledged() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open(&mut rig);
+    for _ in 0..5 {
+        let data = conn.data(1448);
+        rig.peer_sends(&data);
+    }
+    assert_eq!(rig.at_peer(), []);
+    assert_eq!(rig.flow().mode, Mode::Unproven);
+    let seen = rig.at_guest();
+    assert_eq!(seen.len(), 5);
+    // Its first acknowledgement speaks for itself, and for what it names.
+    let two = conn.guest_acks(seen[2].seq);
+    rig.guest_sends(&two);
+    assert_eq!(rig.at_peer(), [two]);
+    let all = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&all);
+    rig.at_peer();
+    let data = conn.data(1448);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+    assert_eq!(rig.flow().mode, Mode::Active);
+    rig.at_guest();
+    rig.checker.settle();
+}
+
+/// The accept queue is full: the guest forgets the handshake's end and all that came with it.
+#[test]
+fn what_a_full_accept_queue_has_swallowed_is_not_acknowledged_with_what_comes_after() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open(&mut rig);
+    let first = conn.data(1000);
+    rig.peer_sends(&first);
+    for _ in 0..7 {
+        let lost = conn.data(1000);
+        rig.peer_sends(&lost);
+    }
+    rig.empty_unread();
+    // The peer repeats the first, and this time there is room.
+    rig.peer_sends(&first);
+    assert_eq!(rig.at_peer(), []);
+    rig.at_guest();
+    let ack = conn.guest_acks(first.seq + 1000);
+    rig.guest_sends(&ack);
+    assert_eq!(rig.at_peer(), [ack]);
+    rig.checker.settle();
+}
+
+#[test]
+fn nothing_but_the_guest_ends_the_wait_for_its_proof() {
+    // Out of order, without timestamps, beyond the window: and then the first.
+    for strange in 0..3 {
+        let mut rig = Rig::new(500, ON);
+        let mut conn = Conn::new(Terms::default());
+        conn.open(&mut rig);
+        let first = conn.data(1000);
+        let mut other = conn.data(1000);
+        match strange {
+            0 => {}
+            1 => (other.seq, other.options) = (first.seq, Vec::new()),
+            _ => (other.seq, other.len) = (first.seq, 65_000),
+        }
+        rig.peer_sends(&other);
+        rig.peer_sends(&first);
+        assert_eq!(rig.at_peer(), [], "{strange}");
+        assert_eq!(rig.flow().mode, Mode::Unproven);
+    }
+}
+
+#[test]
+fn a_guest_that_opens_connections_is_served_too() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    let mut syn = conn.syn_ack();
+    (syn.flags, syn.ack) = (crate::rig::SYN, 0);
+    rig.guest_sends(&syn);
+    let mut syn_ack = conn.syn();
+    (syn_ack.flags, syn_ack.ack) = (crate::rig::SYN | crate::rig::ACK, conn.guest_seq);
+    // Somebody else's answer comes first.
+    let mut forged = syn_ack.clone();
+    (forged.ack, forged.seq) = (conn.guest_seq + 7, 99);
+    rig.peer_sends(&forged);
+    rig.peer_sends(&syn_ack);
+    rig.at_guest();
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    rig.at_peer();
+    let data = conn.data(1000);
+    rig.peer_sends(&data);
+    let seen = rig.at_peer();
+    assert_eq!(seen.len(), 1);
+    assert_eq!(seen[0].ack, conn.peer_seq);
+}
+
+#[test]
+fn a_forged_syn_or_reset_changes_nothing_for_those_who_do_not_listen_to_it() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let mut syn = conn.data(0);
+    (syn.flags, syn.seq, syn.ack, syn.options) =
+        (crate::rig::SYN, 0x7777_7777, 0, conn.syn_options(false));
+    rig.peer_sends(&syn);
+    let mut reset = conn.data(0);
+    (reset.flags, reset.seq) = (crate::rig::RST, 0x7777_7777);
+    rig.peer_sends(&reset);
+    // A challenge (RFC 5961 4.2).
+    let challenge = conn.guest_acks(conn.guest_ack);
+    rig.guest_sends(&challenge);
+    rig.at_peer();
+    rig.at_guest();
+    let data = conn.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+    assert_eq!(rig.flow().mode, Mode::Active);
+}
+
+#[test]
+fn data_of_the_guests_is_proof_too() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open(&mut rig);
+    let greeting = conn.guest_data(20);
+    rig.guest_sends(&greeting);
+    assert_eq!(rig.at_peer(), [greeting]);
+    let data = conn.data(1448);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+}
+
+#[test]
+fn with_start_early_the_first_segment_is_acknowledged_and_of_two_handshakes_one() {
+    let mut rig = Rig::new(500, EARLY);
+    let mut first = Conn::new(Terms::default());
+    let mut second = Conn::new(Terms {
+        port: 5001,
+        ..Terms::default()
+    });
+    first.open(&mut rig);
+    second.open(&mut rig);
+    let data = second.data(1448);
+    rig.peer_sends(&data);
+    assert_eq!(
+        rig.at_peer(),
+        [],
+        "another is before it in the accept queue"
+    );
+    let data = first.data(1448);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+    rig.at_guest();
+    // Both are there now, so the next one is alone.
+    for conn in [&mut first, &mut second] {
+        let ack = conn.guest_acks(conn.peer_seq);
+        rig.guest_sends(&ack);
+    }
+    rig.at_peer();
+    let mut third = Conn::new(Terms {
+        port: 5002,
+        ..Terms::default()
+    });
+    third.open(&mut rig);
+    let data = third.data(1448);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+    rig.at_guest();
+    rig.checker.settle();
+}
+
+#[test]
+fn a_repeated_syn_ack_is_one_handshake() {
+    let mut rig = Rig::new(500, EARLY);
+    let mut conn = Conn::new(Terms::default());
+    let syn = conn.syn();
+    rig.peer_sends(&syn);
+    let syn_ack = conn.syn_ack();
+    rig.guest_sends(&syn_ack);
+    rig.guest_sends(&syn_ack);
+    assert_eq!(rig.at_peer().len(), 2);
+    let data = conn.data(1448);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+    rig.at_guest();
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    rig.at_peer();
+    let mut next = Conn::new(Terms {
+        port: 5001,
+        ..Terms::default()
+    });
+    next.open(&mut rig);
+    let data = next.data(1448);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+}
+
+#[test]
+fn in_mid_flow_nothing_is_done_until_the_window_is_known_to_be_wide_enough() {
+    let mut rig = Rig::new(500, ON);
+    rig.detach();
+    let terms = Terms {
+        window: 64_000,
+        scale: Some(7),
+        ..Terms::default()
+    };
+    let mut conn = Conn::new(terms);
+    conn.open_and_prove(&mut rig);
+    rig.attach_anew(ON);
+    // 64000 >> 7 is 500: as far as is known the window is of 500 bytes.
+    let mut early = 0;
+    for _ in 0..40 {
+        let ack = conn.guest_acks(conn.peer_seq);
+        rig.guest_sends(&ack);
+        assert_eq!(rig.at_peer(), [ack]);
+        for _ in 0..4 {
+            let data = conn.data(1448);
+            rig.peer_sends(&data);
+            early += rig.at_peer().len();
+        }
+        rig.at_guest();
+        rig.checker.settle();
+    }
+    assert!(early > 0, "its scale was never found out");
+    assert_eq!(rig.flow().mode, Mode::Active);
+}
+
+#[test]
+fn without_a_word_of_the_guests_a_flow_that_is_met_is_left_alone() {
+    let mut rig = Rig::new(500, ON);
+    rig.detach();
+    let mut conn = Conn::new(Terms {
+        scale: None,
+        ..Terms::default()
+    });
+    conn.open_and_prove(&mut rig);
+    rig.attach_anew(ON);
+    let data = conn.data(1448);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer(), []);
+    assert_eq!(rig.exits("no_flow"), 1);
+    // And a window without scale is known at once.
+    rig.at_guest();
+    // An acknowledgement alone may be a handshake's, of a connection that finds no place.
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    rig.at_peer();
+    let data = conn.data(1448);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer(), []);
+    rig.at_guest();
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    rig.at_peer();
+    let data = conn.data(1448);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+}
+
+#[test]
+fn a_connection_that_is_over_at_once_gives_its_place_back() {
+    let mut rig = Rig::new(500, EARLY);
+    for port in 5000..5003 {
+        let mut conn = Conn::new(Terms {
+            port,
+            ..Terms::default()
+        });
+        conn.open(&mut rig);
+        let data = conn.data(1448);
+        rig.peer_sends(&data);
+        assert_eq!(rig.at_peer().len(), 1, "port {port}");
+        // The sender is done before the guest has said a word.
+        let mut fin = conn.data(0);
+        fin.flags |= crate::rig::FIN;
+        rig.peer_sends(&fin);
+        rig.at_guest();
+        let ack = conn.guest_acks(conn.peer_seq);
+        rig.guest_sends(&ack);
+        rig.at_peer();
+    }
+}
+#[test]
+fn in_mid_flow_the_guests_clock_may_stand_anywhere() {
+    // A TSval begins where it likes (RFC 7323 5.4), and signed comparison with 0 is no order.
+    for clock in [700, 0x7fff_ff00, 0x8000_0001, 0xffff_ff00] {
+        let mut rig = Rig::new(500, ON);
+        rig.detach();
+        let mut conn = Conn::new(Terms {
+            scale: None,
+            ..Terms::default()
+        });
+        conn.guest_clock = clock;
+        conn.open_and_prove(&mut rig);
+        rig.attach_anew(ON);
+        let ack = conn.guest_data(1);
+        rig.guest_sends(&ack);
+        rig.at_peer();
+        let data = conn.data(1448);
+        rig.peer_sends(&data);
+        let [early] = &rig.at_peer()[..] else {
+            panic!("one acknowledgement for one segment")
+        };
+        assert_eq!(tsval(&early.options), tsval(&ack.options), "{clock}");
+    }
+}
+
+#[test]
+fn in_mid_flow_nothing_grows() {
+    let grows = Config {
+        guest_rcvbuf: 1 << 20,
+        ..ON
+    };
+    let mut rig = Rig::new(500, ON);
+    rig.detach();
+    let mut conn = Conn::new(Terms {
+        window: 256_000,
+        scale: Some(7),
+        ..Terms::default()
+    });
+    conn.open_and_prove(&mut rig);
+    rig.attach_anew(grows);
+    let mut acked = 0;
+    for _ in 0..40 {
+        let ack = conn.guest_acks(conn.peer_seq);
+        rig.guest_sends(&ack);
+        let edge = ack.ack.wrapping_add(256_000);
+        rig.at_peer();
+        for _ in 0..20 {
+            let data = conn.data(1448);
+            rig.peer_sends(&data);
+            for early in rig.at_peer() {
+                // As the sender counts, which knows the scale.
+                let told = early.ack.wrapping_add(u32::from(early.window) << 7);
+                let over = told.wrapping_sub(edge).cast_signed();
+                assert!(over <= 0, "told {over} bytes beyond what the guest offers");
+                acked += 1;
+            }
+        }
+        rig.at_guest();
+        rig.checker.settle();
+    }
+    assert!(acked > 0, "nothing was tried");
+}

@@ -1,0 +1,247 @@
+//! `taut snoop` as a process: taps in a network namespace, questions at its socket, its end.
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use taut_sys::child::Child;
+use taut_sys::netns::Netns;
+use taut_sys::tap::Tap;
+
+/// A namespace with a tap, and where a process of the test answers.
+struct Host {
+    netns: Arc<Netns>,
+    dir: tempfile::TempDir,
+    _tap: Tap,
+}
+
+impl Host {
+    fn new(name: &str) -> Self {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "this test makes network namespaces and must run as root; `make test` does"
+        );
+        let netns = Netns::create(&format!("taut-snoop-{}-{name}", std::process::id())).unwrap();
+        let tap = netns.run(|| Tap::create("vnet0").unwrap()).unwrap();
+        let host = Self {
+            netns: Arc::new(netns),
+            dir: tempfile::tempdir().unwrap(),
+            _tap: tap,
+        };
+        host.ip("link set lo up");
+        host
+    }
+
+    fn ip(&self, line: &str) -> String {
+        self.command("ip", line)
+    }
+
+    fn tc(&self, line: &str) -> String {
+        self.command("tc", line)
+    }
+
+    fn command(&self, program: &str, line: &str) -> String {
+        let mut command = Command::new(program);
+        command
+            .args(["-n", self.netns.name()])
+            .args(line.split(' '));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{program} {line}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn control(&self) -> PathBuf {
+        self.dir.path().join("control")
+    }
+
+    fn taut(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taut"));
+        command.arg("snoop").args(args);
+        command.arg("--control").arg(self.control());
+        command.stdin(Stdio::null()).env_remove("TAUT_LOG");
+        command
+    }
+
+    /// A process that has said `words`.
+    fn serving(&self, args: &[&str], words: &str) -> Serving {
+        let mut command = self.taut(args);
+        command.stderr(Stdio::piped());
+        let mut child = Child::spawn(self.netns.clone(), command).unwrap();
+        let stderr = child.pipes().stderr.take().unwrap();
+        let mut said = BufReader::new(stderr);
+        let mut line = String::new();
+        while !line.contains(words) {
+            line.clear();
+            assert!(
+                said.read_line(&mut line).unwrap() > 0,
+                "it ended before `{words}`"
+            );
+        }
+        Serving { child, said }
+    }
+
+    fn ask(&self, args: &[&str]) -> Output {
+        self.taut(args).output().unwrap()
+    }
+
+    fn status(&self) -> Value {
+        let output = self.ask(&["status", "--json"]);
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = Netns::delete(self.netns.name());
+    }
+}
+
+struct Serving {
+    child: Child,
+    said: BufReader<std::process::ChildStderr>,
+}
+
+impl Serving {
+    fn wait_for(&mut self, words: &str) {
+        let mut line = String::new();
+        while !line.contains(words) {
+            line.clear();
+            assert!(
+                self.said.read_line(&mut line).unwrap() > 0,
+                "it ended before `{words}`"
+            );
+        }
+    }
+}
+
+/// One sentence, and the exit status.
+fn refused(output: &Output, status: i32, part: &str) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(status), "{said}");
+    assert_eq!(said.trim().lines().count(), 1, "{said}");
+    assert!(said.contains(part), "no `{part}` in: {said}");
+}
+
+#[test]
+fn it_serves_what_comes_answers_and_leaves_the_tap_as_it_was() {
+    let host = Host::new("serve");
+    let before = host.tc("qdisc show dev vnet0");
+    let mut serving = host.serving(&["--tap", "vnet*"], "serving");
+    let status = host.status();
+    assert_eq!(
+        (&status[0]["tap"], &status[0]["state"]),
+        (&"vnet0".into(), &"on".into())
+    );
+    host.ip("tuntap add vnet1 mode tap");
+    serving.wait_for("vnet1");
+    assert_eq!(host.status().as_array().unwrap().len(), 2);
+    host.ip("link del vnet1");
+    serving.wait_for("gone");
+
+    let off = host.ask(&["--off", "vnet0"]);
+    assert!(off.status.success(), "{off:?}");
+    serving.wait_for("drained");
+    assert!(host.ask(&["--on", "vnet0"]).status.success());
+    assert_eq!(host.status()[0]["state"], "on");
+    let table = String::from_utf8(host.ask(&["status"]).stdout).unwrap();
+    assert!(table.contains("vnet0: on"), "{table}");
+    refused(&host.ask(&["--off", "vnet7"]), 1, "no tap vnet7 is served");
+    refused(
+        &host.ask(&["--tap", "vnet*"]),
+        1,
+        "another process serves taps",
+    );
+
+    serving.child.signal(Signal::TERM).unwrap();
+    assert!(serving.child.wait().unwrap().success());
+    assert_eq!(host.tc("qdisc show dev vnet0"), before);
+    assert!(!host.control().exists());
+    refused(&host.ask(&["status"]), 1, "nobody answers");
+}
+
+#[test]
+fn killed_it_is_followed_by_another_which_puts_back_what_it_left() {
+    let host = Host::new("kill");
+    host.tc("qdisc replace dev vnet0 root pfifo limit 77");
+    let before = host.tc("qdisc show dev vnet0");
+    let mut serving = host.serving(&["--tap", "vnet0"], "serving");
+    serving.child.kill().unwrap();
+    assert!(host.tc("qdisc show dev vnet0").contains("noqueue"));
+    let mut serving = host.serving(&["--tap", "vnet0"], "serving");
+    serving.child.signal(Signal::INT).unwrap();
+    assert!(serving.child.wait().unwrap().success());
+    assert_eq!(host.tc("qdisc show dev vnet0"), before);
+}
+
+#[test]
+fn a_scraper_is_told() {
+    let host = Host::new("scrape");
+    let _serving = host.serving(
+        &["--tap", "vnet0", "--metrics", "127.0.0.1:9465"],
+        "serving",
+    );
+    let addr: SocketAddr = "127.0.0.1:9465".parse().unwrap();
+    let text = host.netns.run(|| {
+        let mut stream = TcpStream::connect(addr).unwrap();
+        let request = "GET /metrics HTTP/1.1\r\nHost: taut\r\nConnection: close\r\n\r\n";
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    });
+    let text = text.unwrap();
+    assert!(
+        text.contains("taut_snoop_tap_state{tap=\"vnet0\",state=\"on\"} 1"),
+        "{text}"
+    );
+    assert!(text.ends_with("# EOF\n"), "{text}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_touched() {
+    let host = Host::new("bad");
+    let file = host.dir.path().join("taut.toml");
+    std::fs::write(&file, "[snoop]\ntaps = [\"a\"]\nrings = 1\n").unwrap();
+    let file = file.to_str().unwrap();
+    for (args, part) in [
+        (&["--config", "/dev/null"][..], "no tap is named"),
+        (&["--config", file], "unknown field `rings`"),
+        (&["--config", "/nowhere"], "cannot read /nowhere"),
+        (&["--tap", "a", "--grow"], "needs guest_rcvbuf"),
+        (&["--tap", "a", "--buffer", "1GiB"], "have to be less"),
+        (&["--tap", "a", "--ring", "0"], "1 to 65,536"),
+    ] {
+        let output = host.ask(args);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+        assert!(said.contains(part), "{args:?}: no `{part}` in: {said}");
+        assert!(!said.contains("panicked"), "{said}");
+    }
+    refused(
+        &host.ask(&["--tap", "a", "--metrics", "192.0.2.1:1"]),
+        1,
+        "cannot serve metrics at 192.0.2.1:1",
+    );
+}
+
+#[test]
+fn what_a_packet_costs_is_measured() {
+    let mut taut = Command::new(env!("CARGO_BIN_EXE_taut"));
+    let output = taut
+        .args(["snoop", "cost", "--json", "--segments", "2000"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let costs: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(costs.as_array().unwrap().len(), 6);
+    for cost in costs.as_array().unwrap() {
+        assert!(cost["delivery"].as_f64().unwrap() > 0.0, "{cost}");
+        assert!(cost["pass_to_guest"].as_f64().unwrap() > 0.0, "{cost}");
+    }
+}
