@@ -14,7 +14,7 @@ ARGS       :=
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help demo test lint build bench bench-relay lab report setup root release soak
+.PHONY: help demo test lint build bench bench-relay lab report setup root release soak soak-snoop
 
 help: ## this list
 	@echo "Taut takes the slack out of TCP. What make can do here:"
@@ -54,6 +54,11 @@ soak: root release ## ten minutes of sessions while relays are killed, links cut
 	@mkdir -p target/lab
 	@echo "taut: running the experiment soak"
 	@$(TAUT) lab run soak --json target/lab/soak.json $(ARGS)
+
+soak-snoop: root release ## ten minutes of streams to a guest while taut snoop is killed and turned off (root)
+	@mkdir -p target/lab
+	@echo "taut: running the experiment snoop-soak"
+	@$(TAUT) lab run snoop-soak --json target/lab/snoop-soak.json $(ARGS)
 
 report: release ## one HTML page from the experiments that are in target/lab
 	@mkdir -p target/lab

@@ -1,8 +1,11 @@
 //! `taut lab`.
 
+use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use taut_lab::experiment::consolidate::guest::{self, Guest};
+use taut_lab::experiment::consolidate::{driver, kernel};
 use taut_lab::experiment::outcome::Outcome;
 use taut_lab::experiment::{self, Experiment, Request, table};
 use taut_lab::world::World;
@@ -29,7 +32,34 @@ enum Command {
     },
     /// Remove what experiments that were killed have left on this machine (`run` does so too)
     Sweep,
+    /// The init of a guest; experiments start it
+    #[command(hide = true)]
+    Guest(GuestArgs),
+    /// Becomes a guest's kernel; experiments start it
+    #[command(hide = true)]
+    Kernel {
+        #[arg(last = true)]
+        args: Vec<String>,
+    },
+    /// The driver domain between the TAPs on standard input and output; experiments start it
+    #[command(hide = true)]
+    Driver,
 }
+
+/// What a guest is told.
+#[derive(clap::Args)]
+struct GuestArgs {
+    #[arg(long)]
+    address: Ipv4Addr,
+    #[arg(long, value_parser = guest::parse_mac)]
+    mac: Mac,
+    #[arg(long, value_parser = clap::value_parser!(u8).range(..=100))]
+    load: u8,
+    #[arg(long, value_parser = guest::parse_neighbour)]
+    neighbour: Vec<(Ipv4Addr, [u8; 6])>,
+}
+
+type Mac = [u8; 6];
 
 /// Run one experiment and print its figures
 #[derive(clap::Args)]
@@ -64,7 +94,33 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
             print(&format!("{}\n", page.display()))
         }
         Command::Sweep => sweep(),
+        Command::Guest(args) => {
+            let failed = guest::run(&Guest {
+                address: args.address,
+                mac: args.mac,
+                load: args.load,
+                neighbours: args.neighbour,
+            });
+            failed.map_err(|e| Failure::Run(format!("the guest cannot go on: {e}")))
+        }
+        Command::Kernel { args } => {
+            let e = kernel::become_one(&args);
+            Err(Failure::Run(format!(
+                "cannot become linux.uml: {e} (Debian package user-mode-linux)"
+            )))
+        }
+        Command::Driver => driver(),
     }
+}
+
+fn driver() -> Result<(), Failure> {
+    use std::os::fd::AsFd as _;
+    let ends = || {
+        let wire = std::io::stdin().as_fd().try_clone_to_owned()?;
+        let uplink = std::io::stdout().as_fd().try_clone_to_owned()?;
+        driver::carry(wire, uplink)
+    };
+    ends().map_err(|e| Failure::Run(format!("the driver domain cannot go on: {e}")))
 }
 
 fn run_one(args: &Run) -> Result<(), Failure> {

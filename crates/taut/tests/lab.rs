@@ -114,6 +114,48 @@ fn every_download_of_pied_piper_is_exact_and_its_report_can_be_drawn() {
 }
 
 #[test]
+fn every_stream_to_a_guest_is_exact_and_each_configuration_is_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = outcome("consolidate", &dir.path().join("consolidate.json"));
+    // A stream that differs from what was sent would have ended the experiment.
+    let series = outcome["series"].as_array().unwrap();
+    for configuration in [
+        "as it comes",
+        "tuned",
+        "snoop",
+        "snoop --grow",
+        "snoop --grow --start-early",
+    ] {
+        for size in ["100 kB", "1 MB"] {
+            for metric in ["sender_data_phase", "receiver_with_handshake"] {
+                let name = format!("{configuration}/{size}");
+                let one = |s: &&Value| s["name"] == name.as_str() && s["metric"] == metric;
+                let found = series.iter().find(one);
+                assert!(found.is_some_and(|s| s["n"] == 1), "{metric} of {name}");
+            }
+        }
+    }
+    for key in [
+        "baseline_100kb_mb_s",
+        "tuned_gain_100kb",
+        "snoop_gain_100kb",
+        "snoop_grow_gain_100kb",
+        "worst_cell_ratio",
+    ] {
+        assert!(outcome["headline"][key].is_f64(), "{key}");
+    }
+    for check in ["broken_promises", "segments_dropped_by_guests"] {
+        let check = &outcome["calibration"][check];
+        assert_eq!(check["measured"], check["most"], "{outcome}");
+    }
+
+    let report = lab(&["report", dir.path().to_str().unwrap()]);
+    assert!(report.status.success(), "{}", said(&report));
+    let page = fs::read_to_string(dir.path().join("report.html")).unwrap();
+    assert!(page.contains("<svg") && page.contains("A guest that waits for its core"));
+}
+
+#[test]
 fn idle_sessions_leave_no_descriptor() {
     let dir = tempfile::tempdir().unwrap();
     let outcome = outcome("idle-sessions", &dir.path().join("idle.json"));
@@ -162,7 +204,8 @@ fn an_experiment_that_is_not_there_is_a_usage_error_that_names_those_that_are() 
     let output = lab(&["run", "pied-pipper"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        said(&output).contains("pied-piper, idle-sessions, relay-peers, soak"),
+        said(&output)
+            .contains("pied-piper, consolidate, idle-sessions, relay-peers, soak, snoop-soak"),
         "{}",
         said(&output)
     );

@@ -1,11 +1,13 @@
 //! Experiments: a world that loses time, what loses less, and the figures of both.
 
+pub mod consolidate;
 mod descriptors;
 pub mod idle_sessions;
 pub mod outcome;
 pub mod pied_piper;
 pub mod progress;
 pub mod relay_peers;
+pub mod snoop_soak;
 pub mod soak;
 pub mod stats;
 pub mod table;
@@ -45,9 +47,11 @@ pub struct Experiment {
 /// Every experiment.
 pub const ALL: &[Experiment] = &[
     pied_piper::EXPERIMENT,
+    consolidate::EXPERIMENT,
     idle_sessions::EXPERIMENT,
     relay_peers::EXPERIMENT,
     soak::EXPERIMENT,
+    snoop_soak::EXPERIMENT,
 ];
 
 /// Why an experiment could not do what it was asked.

@@ -34,6 +34,20 @@ const KNOWN: &[About] = &[
         ],
     },
     About {
+        name: "consolidate",
+        title: "A guest that waits for its core",
+        story: "A client on a fast network sends to a guest that shares one core with others and with \
+                the driver domain that carries its packets. What it sends waits until the guest has \
+                its slice, and its acknowledgements wait for the driver domain’s, so that a \
+                round trip takes as long as a round of the scheduler. taut snoop acknowledges what \
+                has been put into the guest’s ring. Each figure is given at both ends, with the \
+                handshake and without. After “vSnoop” (V-C).",
+        figures: &[
+            ("sender_data_phase", "Figures 5 and 6"),
+            ("receiver_data_phase", "Figures 5 and 6"),
+        ],
+    },
+    About {
         name: "idle-sessions",
         title: "Sessions that say nothing",
         story: "One relay holds thousands of sessions, each of which has carried a byte each way. \
@@ -59,6 +73,12 @@ pub(super) fn rank(experiment: &str) -> usize {
 /// A metric in words.
 pub(super) fn metric(name: &str) -> String {
     match name {
+        "sender_data_phase" => {
+            "Throughput at the sender, first byte to last acknowledgement".to_owned()
+        }
+        "sender_with_handshake" => "The same, from connect()".to_owned(),
+        "receiver_data_phase" => "Throughput at the receiver, first byte to last".to_owned(),
+        "receiver_with_handshake" => "The same, from the sender\u{2019}s connect()".to_owned(),
         "ttfb" => "Time to first byte".to_owned(),
         "total" => "Download time".to_owned(),
         "over_ideal" => "Download time over the ideal pipe\u{2019}s".to_owned(),

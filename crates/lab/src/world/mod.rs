@@ -26,7 +26,7 @@
 mod builder;
 mod congestion;
 mod host;
-mod netlink;
+pub(crate) mod netlink;
 mod plan;
 mod reaper;
 mod record;

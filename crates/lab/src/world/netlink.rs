@@ -179,7 +179,7 @@ pub(crate) fn statistics(netns: &Netns, name: &str) -> Result<Stats64, WorldErro
     })
 }
 
-async fn index(handle: &Handle, name: &str) -> Result<u32, NetlinkError> {
+pub(crate) async fn index(handle: &Handle, name: &str) -> Result<u32, NetlinkError> {
     Ok(get(handle, name).await?.header.index)
 }
 
@@ -193,7 +193,7 @@ async fn get(
     found.ok_or_else(|| NetlinkError::NoDevice(name.to_owned()))
 }
 
-fn refused(what: &str) -> impl FnOnce(rtnetlink::Error) -> NetlinkError {
+pub(crate) fn refused(what: &str) -> impl FnOnce(rtnetlink::Error) -> NetlinkError {
     move |source| NetlinkError::Refused {
         what: what.to_owned(),
         source: Box::new(source),
@@ -205,20 +205,25 @@ fn in_netns<T: Send>(
     netns: &Netns,
     job: impl AsyncFnOnce(Handle) -> Result<T, NetlinkError> + Send,
 ) -> Result<T, WorldError> {
-    let done = netns.run(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .build()?;
-        runtime.block_on(async {
-            let (connection, handle, _) = rtnetlink::new_connection()?;
-            let connection = tokio::spawn(connection);
-            let done = job(handle).await;
-            connection.abort();
-            done
-        })
-    })?;
+    let done = netns.run(|| with_netlink(job))?;
     done.map_err(|source| WorldError::Configure {
         netns: netns.name().to_owned(),
         source: Box::new(source),
+    })
+}
+
+/// Runs `job` with a netlink connection of the calling thread's network namespace.
+pub(crate) fn with_netlink<T>(
+    job: impl AsyncFnOnce(Handle) -> Result<T, NetlinkError>,
+) -> Result<T, NetlinkError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()?;
+    runtime.block_on(async {
+        let (connection, handle, _) = rtnetlink::new_connection()?;
+        let connection = tokio::spawn(connection);
+        let done = job(handle).await;
+        connection.abort();
+        done
     })
 }

@@ -1,0 +1,40 @@
+//! The load of a guest that is not idle.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// How long it computes and rests together. A guest's clock ticks every 10 ms (HZ=100), and a rest ends
+/// at a tick.
+const PERIOD: Duration = Duration::from_millis(50);
+
+/// Computes `load` per cent of the time (0 to 100), for ever.
+///
+/// It asks for the time all the while. In User Mode Linux that is a system call, and a call stops
+/// the process until the guest's kernel has seen it. So when the kernel's process is stopped, this one
+/// goes on for some microseconds at most: stopping it as well is not possible, since the kernel traces
+/// it and takes a SIGSTOP for a fault.
+pub(super) fn burn(load: u8) {
+    let busy = PERIOD * u32::from(load.min(100)) / 100;
+    loop {
+        let began = Instant::now();
+        while began.elapsed() < busy {
+            compute();
+        }
+        let rest = PERIOD.saturating_sub(began.elapsed());
+        if !rest.is_zero() {
+            std::thread::sleep(rest);
+        }
+    }
+}
+
+/// Some 20 us of work.
+fn compute() {
+    let mut value = 1_u64;
+    for step in 0..20_000_u64 {
+        value = black_box(
+            value
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(step),
+        );
+    }
+}

@@ -1,0 +1,168 @@
+//! What runs in a guest: `taut lab guest`, as the init of a User Mode Linux kernel.
+
+pub(super) mod burner;
+mod network;
+mod receiver;
+pub(super) mod talk;
+
+use std::io;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+use rustix::mount::MountFlags;
+
+use self::receiver::{Entrance, Room};
+use self::talk::{Answer, Ask, Counters, Lines, Settings};
+use super::transfer;
+
+/// What a guest is told when it starts.
+#[derive(Clone, Debug)]
+pub struct Guest {
+    /// Its address; its network is a /24.
+    pub address: Ipv4Addr,
+    /// Others in its network and their MAC addresses, so that nobody has to ask for them.
+    pub neighbours: Vec<(Ipv4Addr, [u8; 6])>,
+    /// Its own MAC address.
+    pub mac: [u8; 6],
+    /// Its load, in per cent.
+    pub load: u8,
+}
+
+/// Runs a guest. It returns only when something fails, and the guest's kernel ends with it.
+///
+/// # Errors
+/// What failed, for the guest's console.
+pub fn run(guest: &Guest) -> io::Result<()> {
+    for (what, at) in [("proc", "/proc"), ("sysfs", "/sys")] {
+        rustix::mount::mount(what, at, what, MountFlags::empty(), None)?;
+    }
+    network::configure(guest)?;
+    let load = guest.load;
+    if load > 0 {
+        std::thread::Builder::new().spawn(move || burner::burn(load))?;
+    }
+    let room = Room::default();
+    let mut entrance = Some(Entrance::open(talk::STREAMS, &room)?);
+    let control = TcpListener::bind((Ipv4Addr::UNSPECIFIED, talk::CONTROL))?;
+    loop {
+        let (stream, _) = control.accept()?;
+        // The lab has gone, or asks anew.
+        if let Err(e) = answer_all(stream, guest, &room, &mut entrance) {
+            eprintln!("a question had no answer: {e}");
+        }
+    }
+}
+
+fn answer_all(
+    stream: TcpStream,
+    guest: &Guest,
+    room: &Room,
+    entrance: &mut Option<Entrance>,
+) -> io::Result<()> {
+    let mut lines = Lines::over(stream, None)?;
+    while let Some(ask) = lines.hear::<Ask>()? {
+        let answer = match answer(ask, guest, room, entrance) {
+            Ok(answer) => answer,
+            Err(e) => Answer::Failed(e.to_string()),
+        };
+        lines.say(&answer)?;
+    }
+    Ok(())
+}
+
+fn answer(
+    ask: Ask,
+    guest: &Guest,
+    room: &Room,
+    entrance: &mut Option<Entrance>,
+) -> io::Result<Answer> {
+    Ok(match ask {
+        Ask::Clock => Answer::Clock(transfer::now()),
+        Ask::Settings(settings) => {
+            apply(&settings, guest)?;
+            // A connection's buffers are as its listener's, which are as the settings were when it was made.
+            *entrance = None;
+            *entrance = Some(Entrance::open(talk::STREAMS, room)?);
+            Answer::Done
+        }
+        Ask::Expect { streams, bytes } => {
+            room.expect(streams, bytes);
+            Answer::Done
+        }
+        Ask::Counters => Answer::Counters(Counters::parse(&std::fs::read_to_string(
+            "/proc/net/netstat",
+        )?)),
+        Ask::Send(send) => {
+            let bytes = transfer::bytes(send.seed, send.bytes);
+            Answer::Sent(transfer::send(send.to, &bytes)?)
+        }
+    })
+}
+
+fn apply(settings: &Settings, guest: &Guest) -> io::Result<()> {
+    let rmem = settings.rmem.map(|bytes| bytes.to_string()).join(" ");
+    std::fs::write("/proc/sys/net/ipv4/tcp_rmem", rmem)?;
+    network::route(guest, settings.initrwnd)
+}
+
+// === impl Guest ===
+
+impl Guest {
+    /// As arguments of `taut lab guest`, which reads them again.
+    pub(super) fn to_args(&self) -> Vec<String> {
+        let mac = |mac: &[u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+        let mut args = vec![
+            format!("--address={}", self.address),
+            format!("--mac={}", mac(&self.mac)),
+            format!("--load={}", self.load),
+        ];
+        let neighbours = self.neighbours.iter();
+        args.extend(neighbours.map(|(address, of)| format!("--neighbour={address}={}", mac(of))));
+        args
+    }
+}
+
+/// Reads a MAC address.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_mac(text: &str) -> Result<[u8; 6], String> {
+    let bytes: Option<Vec<u8>> = text
+        .split(':')
+        .map(|byte| u8::from_str_radix(byte, 16).ok())
+        .collect();
+    bytes
+        .and_then(|bytes| bytes.try_into().ok())
+        .ok_or_else(|| format!("{text} is no MAC address such as 02:78:00:00:00:01"))
+}
+
+/// Reads a neighbour: `ADDRESS=MAC`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_neighbour(text: &str) -> Result<(Ipv4Addr, [u8; 6]), String> {
+    let (address, mac) = text.split_once('=').ok_or("a neighbour is ADDRESS=MAC")?;
+    let address = address.parse().map_err(|e| format!("{address}: {e}"))?;
+    Ok((address, parse_mac(mac)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_guest_is_told_can_be_read_again() {
+        let (address, mac) = (Ipv4Addr::new(10, 78, 0, 1), [2, 0x78, 0, 0, 0xff, 1]);
+        let guest = Guest {
+            address,
+            mac,
+            load: 60,
+            neighbours: vec![(address, mac)],
+        };
+        let args = guest.to_args();
+        let neighbour = args[3].strip_prefix("--neighbour=").unwrap();
+        assert_eq!(parse_neighbour(neighbour), Ok((address, mac)));
+        assert_eq!(parse_mac(args[1].strip_prefix("--mac=").unwrap()), Ok(mac));
+        assert!(parse_mac("02:78").is_err());
+        assert!(parse_neighbour("10.78.0.1").is_err());
+    }
+}

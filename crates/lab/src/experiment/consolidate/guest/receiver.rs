@@ -1,0 +1,116 @@
+//! The application in the guest: it takes streams, and says when it had what.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::{PollFd, PollFlags};
+use sha2::{Digest as _, Sha256};
+
+use super::talk::Received;
+use crate::experiment::consolidate::transfer::now;
+
+/// What is read at a time.
+const READ: usize = 256 * 1024;
+/// What is hashed at a time, between two looks at the clock: see [`super::burner`].
+const HASHED: usize = 16 * 1024;
+
+/// Room for streams, touched in advance: a page fault costs User Mode Linux more than the page's bytes.
+#[derive(Clone, Default)]
+pub(super) struct Room(Arc<Mutex<Vec<Vec<u8>>>>);
+
+// === impl Room ===
+
+impl Room {
+    /// Has room for `streams` streams of `bytes` bytes each.
+    pub(super) fn expect(&self, streams: usize, bytes: usize) {
+        let mut room = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // One byte more, to see that there is no more.
+        let size = bytes + 1;
+        if room.len() == streams && room.iter().all(|buffer| buffer.len() == size) {
+            return;
+        }
+        // Before what takes its place is made.
+        room.clear();
+        room.shrink_to_fit();
+        room.extend((0..streams).map(|_| vec![1; size]));
+    }
+
+    fn take(&self) -> Option<Vec<u8>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn give_back(&self, buffer: Vec<u8>) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(buffer);
+    }
+}
+
+/// Where streams are taken.
+pub(super) struct Entrance(Arc<TcpListener>);
+
+impl Entrance {
+    /// Takes streams from now on.
+    pub(super) fn open(port: u16, room: &Room) -> io::Result<Self> {
+        let listener = Arc::new(TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?);
+        let (taken, room) = (Arc::clone(&listener), room.clone());
+        std::thread::Builder::new().spawn(move || receive(&taken, &room))?;
+        Ok(Self(listener))
+    }
+}
+
+impl Drop for Entrance {
+    fn drop(&mut self) {
+        // Who waits in `accept` has an error then, and ends.
+        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
+    }
+}
+
+/// Takes streams, each on a thread of its own, until the listener fails.
+fn receive(listener: &TcpListener, room: &Room) -> io::Result<()> {
+    loop {
+        let (stream, _) = listener.accept()?;
+        let accepted = now();
+        let room = room.clone();
+        std::thread::Builder::new().spawn(move || {
+            // Whoever sent it finds out by the answer that does not come.
+            let Some(mut buffer) = room.take() else {
+                return;
+            };
+            let _ = one(stream, accepted, &mut buffer);
+            room.give_back(buffer);
+        })?;
+    }
+}
+
+fn one(mut stream: TcpStream, accepted: u64, buffer: &mut [u8]) -> io::Result<()> {
+    let mut fds = [PollFd::new(&stream, PollFlags::IN)];
+    rustix::event::poll(&mut fds, None)?;
+    let first = now();
+    let (mut bytes, mut last) = (0, first);
+    while bytes < buffer.len() {
+        let end = buffer.len().min(bytes + READ);
+        match stream.read(&mut buffer[bytes..end])? {
+            0 => break,
+            read => {
+                bytes += read;
+                last = now();
+            }
+        }
+    }
+    let mut digest = Sha256::new();
+    for part in buffer[..bytes].chunks(HASHED) {
+        digest.update(part);
+        let _ = now();
+    }
+    let received = Received {
+        accepted,
+        first,
+        last,
+        bytes,
+        digest: digest.finalize().into(),
+    };
+    stream.write_all(&serde_json::to_vec(&received)?)
+}

@@ -1,0 +1,173 @@
+//! What the lab asks a guest, and what the guest answers: a line of JSON each.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Where a guest is asked.
+pub(in super::super) const CONTROL: u16 = 5000;
+/// Where it takes streams.
+pub(in super::super) const STREAMS: u16 = 5001;
+
+/// The longest line.
+const LONGEST: u64 = 64 * 1024;
+
+/// A question to a guest.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+pub(in super::super) enum Ask {
+    /// What time it is.
+    Clock,
+    /// To receive by these settings from now on.
+    Settings(Settings),
+    /// To have room for so many streams of so many bytes.
+    Expect { streams: usize, bytes: usize },
+    /// What its TCP has counted.
+    Counters,
+    /// To send a stream to another guest.
+    Send(Send),
+}
+
+/// How a guest's TCP receives.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
+pub(in super::super) struct Settings {
+    /// `net.ipv4.tcp_rmem`: least, default and most, in bytes.
+    pub(in super::super) rmem: [u32; 3],
+    /// The first window of a connection in segments, an attribute of the route; 0: the kernel's own.
+    pub(in super::super) initrwnd: u32,
+}
+
+/// A stream for a guest to send.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(in super::super) struct Send {
+    pub(in super::super) to: SocketAddr,
+    pub(in super::super) seed: u64,
+    pub(in super::super) bytes: usize,
+}
+
+/// A guest's answer.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(in super::super) enum Answer {
+    /// Its clock, in nanoseconds.
+    Clock(u64),
+    /// It is done.
+    Done,
+    /// What has been counted.
+    Counters(Counters),
+    /// The stream has been sent and received.
+    Sent(super::super::transfer::Sent),
+    /// It could not be done.
+    Failed(String),
+}
+
+/// What a guest's TCP has lost, from its `/proc/net/netstat`.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
+pub(in super::super) struct Counters {
+    /// Segments dropped because the socket's memory was used up.
+    pub(in super::super) rcv_q_drop: u64,
+    /// Segments dropped because the window was closed.
+    pub(in super::super) zero_window_drop: u64,
+    /// Segments of an old timestamp.
+    pub(in super::super) paws: u64,
+    /// Out-of-order segments thrown away for want of memory.
+    pub(in super::super) ofo_pruned: u64,
+    /// Times the receive queue had to be squeezed.
+    pub(in super::super) pruned: u64,
+}
+
+/// What a guest's application says of a stream. Times are the guest's own clock's, in nanoseconds.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(in super::super) struct Received {
+    /// The connection was accepted.
+    pub(in super::super) accepted: u64,
+    /// There was a byte to read.
+    pub(in super::super) first: u64,
+    /// The last byte had been read.
+    pub(in super::super) last: u64,
+    pub(in super::super) bytes: usize,
+    /// SHA-256 of all of them.
+    pub(in super::super) digest: [u8; 32],
+}
+
+/// A connection over which lines go.
+pub(in super::super) struct Lines {
+    reader: BufReader<TcpStream>,
+}
+
+// === impl Lines ===
+
+impl Lines {
+    pub(in super::super) fn over(
+        stream: TcpStream,
+        patience: Option<Duration>,
+    ) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(patience)?;
+        stream.set_write_timeout(patience)?;
+        Ok(Self {
+            reader: BufReader::new(stream),
+        })
+    }
+
+    pub(in super::super) fn say(&mut self, what: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_vec(what)?;
+        line.push(b'\n');
+        self.reader.get_mut().write_all(&line)
+    }
+
+    /// The next line; `None`: there will be no more.
+    pub(in super::super) fn hear<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        let mut line = String::new();
+        (&mut self.reader).take(LONGEST).read_line(&mut line)?;
+        match line.is_empty() {
+            true => Ok(None),
+            false => Ok(Some(serde_json::from_str(&line)?)),
+        }
+    }
+}
+
+// === impl Counters ===
+
+impl Counters {
+    /// Reads them out of `/proc/net/netstat`: a line of names and a line of figures.
+    pub(super) fn parse(netstat: &str) -> Self {
+        let figure = |name: &str| {
+            netstat
+                .lines()
+                .zip(netstat.lines().skip(1))
+                .find_map(|(names, figures)| {
+                    let at = names.split_whitespace().position(|word| word == name)?;
+                    figures.split_whitespace().nth(at)?.parse().ok()
+                })
+        };
+        Self {
+            rcv_q_drop: figure("TCPRcvQDrop").unwrap_or(0),
+            zero_window_drop: figure("TCPZeroWindowDrop").unwrap_or(0),
+            paws: figure("PAWSEstab").unwrap_or(0),
+            ofo_pruned: figure("OfoPruned").unwrap_or(0),
+            pruned: figure("PruneCalled").unwrap_or(0),
+        }
+    }
+
+    /// What was lost for want of memory.
+    pub(in super::super) fn lost(&self) -> u64 {
+        self.rcv_q_drop + self.zero_window_drop
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_stand_under_their_names() {
+        let text = "TcpExt: SyncookiesSent PAWSEstab TCPRcvQDrop TCPZeroWindowDrop\n\
+                    TcpExt: 1 2 3 4\nIpExt: InNoRoutes PruneCalled\nIpExt: 5 6\n";
+        let counters = Counters::parse(text);
+        assert_eq!((counters.paws, counters.lost(), counters.pruned), (2, 7, 6));
+    }
+}

@@ -1,0 +1,166 @@
+//! What was measured.
+
+use std::collections::BTreeMap;
+
+use super::costs::Cost;
+use super::guest::talk::Counters;
+use super::plan::{Cell, Configuration};
+use super::rig::Ended;
+use super::transfer::Sent;
+use crate::experiment::stats;
+
+/// Throughput of a transfer in MB/s (10^6 bytes a second), by four clocks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Sample {
+    /// From the sender's first write until all bytes were acknowledged.
+    pub(super) sender: f64,
+    /// The same from its `connect`.
+    pub(super) sender_handshake: f64,
+    /// From the first byte that the receiving application could read to its last.
+    pub(super) receiver: f64,
+    /// From the sender's `connect` to the receiver's last byte.
+    pub(super) receiver_handshake: f64,
+    /// The longest time between two looks at what had been acknowledged, in seconds.
+    pub(super) longest_look: f64,
+    /// Segments sent again.
+    pub(super) repeated: u32,
+}
+
+// === impl Sample ===
+
+impl Sample {
+    /// Of streams that were sent at once, `bytes` each. All times are the host's clock's.
+    pub(super) fn of(bytes: usize, sent: &[Sent]) -> Self {
+        let bytes = (bytes * sent.len()) as f64;
+        let first = |time: fn(&Sent) -> u64| sent.iter().map(time).min().unwrap_or(0);
+        let last = |time: fn(&Sent) -> u64| sent.iter().map(time).max().unwrap_or(0);
+        // Bytes a microsecond are MB/s. (The compared clocks may disagree by some microseconds.)
+        let rate = |from: u64, to: u64| bytes / (to.saturating_sub(from).max(1) as f64 / 1e3);
+        let (connect, acked) = (first(|s| s.connect), last(|s| s.acked));
+        let all_read = last(|s| s.received.last);
+        Self {
+            sender: rate(first(|s| s.write), acked),
+            sender_handshake: rate(connect, acked),
+            receiver: rate(first(|s| s.received.first), all_read),
+            receiver_handshake: rate(connect, all_read),
+            longest_look: last(|s| s.longest_look) as f64 / 1e9,
+            repeated: sent.iter().map(|s| s.repeated).sum(),
+        }
+    }
+}
+
+/// Where a sample belongs: the condition's name, the size's, the configuration.
+type Key = (String, usize, Configuration);
+
+/// All samples of a run.
+#[derive(Default)]
+pub(super) struct Measured {
+    /// Conditions and sizes in the order in which they came.
+    pub(super) cells: Vec<Cell>,
+    samples: BTreeMap<Key, Vec<Sample>>,
+    /// Of slices, in seconds.
+    pub(super) off: Vec<f64>,
+    pub(super) late: Vec<f64>,
+    pub(super) real_time: bool,
+    /// Of each machine's receiving guest.
+    pub(super) counters: Vec<Counters>,
+    pub(super) broken_promises: u64,
+    /// The most of any machine.
+    pub(super) stopped_share: f64,
+    /// Deliveries of links, and how many of them were late.
+    pub(super) deliveries: u64,
+    pub(super) late_deliveries: u64,
+    /// Of a packet.
+    pub(super) costs: Vec<Cost>,
+}
+
+// === impl Measured ===
+
+impl Measured {
+    pub(super) fn add(&mut self, cell: &Cell, configuration: Configuration, sample: Sample) {
+        let same = |known: &&Cell| known.condition == cell.condition && known.size == cell.size;
+        if !self.cells.iter().any(|known| same(&known)) {
+            self.cells.push(*cell);
+        }
+        let key = (cell.condition.to_string(), cell.size, configuration);
+        self.samples.entry(key).or_default().push(sample);
+    }
+
+    pub(super) fn end(&mut self, ended: Ended) {
+        self.real_time = true;
+        for kept in ended.kept {
+            self.real_time &= kept.scheduling == crate::link::counters::Scheduling::RealTime;
+            self.off.extend(kept.off);
+            self.late.extend(kept.late);
+        }
+        self.counters.push(ended.counters);
+        for direction in ended
+            .links
+            .iter()
+            .flat_map(|link| [link.a_to_b, link.b_to_a])
+        {
+            self.deliveries += direction.path.deliveries;
+            self.late_deliveries += direction.path.late;
+        }
+    }
+
+    /// One figure of all samples of a cell.
+    pub(super) fn samples(
+        &self,
+        cell: &Cell,
+        configuration: Configuration,
+        figure: fn(&Sample) -> f64,
+    ) -> Vec<f64> {
+        let key = (cell.condition.to_string(), cell.size, configuration);
+        let samples = self.samples.get(&key).into_iter().flatten();
+        samples.map(figure).collect()
+    }
+
+    /// The median throughput at the sender, in the data phase.
+    pub(super) fn median(&self, cell: &Cell, configuration: Configuration) -> Option<f64> {
+        stats::median(&self.samples(cell, configuration, |s| s.sender))
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Sample> {
+        self.samples.values().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::consolidate::guest::talk::Received;
+
+    fn sent(at: u64) -> Sent {
+        Sent {
+            connect: at,
+            write: at + 1_000_000,
+            acked: at + 3_000_000,
+            longest_look: 100_000,
+            repeated: 1,
+            received: Received {
+                accepted: at,
+                first: at + 2_000_000,
+                last: at + 4_000_000,
+                bytes: 1_000,
+                digest: [0; 32],
+            },
+        }
+    }
+
+    #[test]
+    fn a_rate_is_bytes_over_the_time_of_its_phase() {
+        let sample = Sample::of(1_000_000, &[sent(7)]);
+        assert_eq!(sample.sender, 500.0);
+        assert_eq!(sample.receiver, 500.0);
+        assert_eq!(sample.receiver_handshake, 250.0);
+        assert!((sample.sender_handshake - 1_000.0 / 3.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn streams_at_once_count_from_the_first_to_the_last() {
+        let sample = Sample::of(1_000_000, &[sent(0), sent(2_000_000)]);
+        assert_eq!(sample.sender, 500.0);
+        assert_eq!(sample.repeated, 2);
+    }
+}

@@ -1,0 +1,106 @@
+//! `consolidate`: transfers to a guest that shares its core with others, and whose driver domain does
+//! too (vsnoop-paper V-C, figures 5 and 6).
+//!
+//! Guests are kernels of their own (User Mode Linux), each on a tap; a gate plays the hypervisor's
+//! scheduler. See `docs/design/lab-worlds.md`.
+
+mod cores;
+mod costs;
+pub mod driver;
+mod figures;
+mod gate;
+pub mod guest;
+pub mod kernel;
+mod measured;
+mod network;
+mod plan;
+mod rig;
+mod slices;
+mod snooping;
+mod transfer;
+mod uml;
+
+use super::outcome::Outcome;
+use super::progress::Progress;
+use super::{Experiment, ExperimentError, Request};
+use crate::peer::program;
+use cores::Cores;
+use measured::Measured;
+use plan::{Part, Plan, Scenario};
+use rig::Rig;
+
+/// For the list of experiments.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "consolidate",
+    about: "transfers to a guest that waits for its core: as it comes, tuned, and with taut snoop",
+    run,
+};
+
+fn run(request: &Request) -> Result<Outcome, ExperimentError> {
+    let programs = program::versions(&[uml::KERNEL])?;
+    let failed = ExperimentError::machine;
+    let cores = Cores::choose().map_err(failed("share a core among guests"))?;
+    let plan = Plan::of(request);
+    let progress = Progress::new("consolidate: transfers", plan.steps());
+    let mut measured = Measured::default();
+    // On a thread of its own, whose cores are inherited by all that it starts, and nobody else's.
+    let measure = || {
+        cores
+            .keep_off()
+            .map_err(failed("keep off the shared core"))?;
+        for part in &plan.parts {
+            measure(request, part, cores, &mut measured, &progress)?;
+        }
+        Ok::<_, ExperimentError>(())
+    };
+    std::thread::scope(|scope| match scope.spawn(measure).join() {
+        Ok(done) => done,
+        Err(panic) => std::panic::resume_unwind(panic),
+    })?;
+    drop(progress);
+    eprintln!("consolidate: what a packet costs");
+    let costs = costs::measure(request).map_err(failed("measure what a packet costs"))?;
+    measured.costs = costs;
+    Ok(figures::outcome(&measured, programs, request))
+}
+
+fn measure(
+    request: &Request,
+    part: &Part,
+    cores: Cores,
+    measured: &mut Measured,
+    progress: &Progress,
+) -> Result<(), ExperimentError> {
+    let failed = ExperimentError::machine;
+    let sender = part.has(Scenario::SenderGuest);
+    let mut rig = Rig::build(request, part.machine, sender, cores)?;
+    let share = rig.stopped_share();
+    let share = share.map_err(failed("see what stopped guests take"))?;
+    measured.stopped_share = measured.stopped_share.max(share);
+    for block in &part.blocks {
+        let label = block.configuration.label();
+        let configured = rig.configure(block.configuration);
+        configured.map_err(failed(&format!("set up `{label}`")))?;
+        for (cell, often) in &block.transfers {
+            let action = format!(
+                "transfer {} {} with `{label}`",
+                cell.size_label(),
+                cell.condition
+            );
+            let done = rig.transfers(cell, *often, |sample| {
+                tracing::debug!(
+                    "{label}, {} {}: {sample:?}",
+                    cell.size_label(),
+                    cell.condition
+                );
+                measured.add(cell, block.configuration, sample);
+                progress.step();
+            });
+            done.map_err(failed(&action))?;
+        }
+        let broken = rig.broken_promises();
+        measured.broken_promises += broken.map_err(failed("ask taut snoop how it went"))?;
+    }
+    measured.end(rig.end()?);
+    Ok(())
+}

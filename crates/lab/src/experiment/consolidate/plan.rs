@@ -1,0 +1,384 @@
+//! What is measured where and how often, and in which order.
+
+use std::fmt;
+
+use super::guest::talk::Settings;
+use crate::experiment::Request;
+
+/// What is done for the guest that receives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Configuration {
+    /// Nothing: a tap as `ip tuntap` makes it, a guest as its kernel boots.
+    AsItComes,
+    /// What can be had without acknowledging for it: a long ring, no queue before it, and room for
+    /// what comes before the guest runs.
+    Tuned,
+    /// Tuned, and acknowledged within the window that the guest offers.
+    Snoop,
+    /// The same from the first segment.
+    Early,
+    /// Beyond that window.
+    Grow,
+    /// Both.
+    GrowEarly,
+}
+
+/// What the guest's default receive buffer is tuned to, in bytes.
+const BUFFER: u32 = 4 << 20;
+
+/// How much of it a connection is sure to take, read or not, in bytes. The kernel counts what a
+/// segment takes of its memory and not its bytes: see docs/design/lab-worlds.md.
+pub(super) const GUEST_RCVBUF: u32 = 1 << 20;
+
+/// Places of a tuned tap's ring.
+pub(super) const RING: u32 = 4096;
+
+/// The largest first window that the kernel takes (`ip route ... initrwnd`), in segments; it is a 16 bit field
+/// in a SYN-ACK all the same.
+const INITRWND: u32 = 65_535;
+
+impl Configuration {
+    pub(super) const ALL: [Self; 6] = [
+        Self::AsItComes,
+        Self::Tuned,
+        Self::Snoop,
+        Self::Early,
+        Self::Grow,
+        Self::GrowEarly,
+    ];
+
+    pub(super) fn label(self) -> &'static str {
+        match self {
+            Self::AsItComes => "as it comes",
+            Self::Tuned => "tuned",
+            Self::Snoop => "snoop",
+            Self::Early => "snoop --start-early",
+            Self::Grow => "snoop --grow",
+            Self::GrowEarly => "snoop --grow --start-early",
+        }
+    }
+
+    pub(super) fn is_tuned(self) -> bool {
+        self != Self::AsItComes
+    }
+
+    /// How the guest receives.
+    pub(super) fn settings(self) -> Settings {
+        match self.is_tuned() {
+            // The kernel's own.
+            false => Settings {
+                rmem: [4096, 131_072, 6_291_456],
+                initrwnd: 0,
+            },
+            true => Settings {
+                rmem: [4096, BUFFER, 6_291_456.max(BUFFER)],
+                initrwnd: INITRWND,
+            },
+        }
+    }
+
+    /// What `taut snoop` is told beside the tap; `None`: it does not run.
+    pub(super) fn snoop(self) -> Option<Vec<String>> {
+        let mut args = vec!["--ring".to_owned(), RING.to_string()];
+        let grow = [
+            "--grow".to_owned(),
+            "--guest-rcvbuf".to_owned(),
+            GUEST_RCVBUF.to_string(),
+        ];
+        if !self.is_tuned() || self == Self::Tuned {
+            return None;
+        }
+        if matches!(self, Self::Grow | Self::GrowEarly) {
+            args.extend(grow);
+        }
+        if matches!(self, Self::Early | Self::GrowEarly) {
+            args.push("--start-early".to_owned());
+        }
+        Some(args)
+    }
+}
+
+/// The machine that guests share. Another one needs other guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Machine {
+    pub(super) guests: usize,
+    /// Of each of them, in per cent.
+    pub(super) load: u8,
+}
+
+/// What is done on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scenario {
+    /// One connection.
+    Plain,
+    /// Ten at once.
+    Concurrent,
+    /// The driver domain has another core.
+    DriverApart,
+    /// The sender is a guest on another host, one of three.
+    SenderGuest,
+}
+
+impl Scenario {
+    pub(super) fn connections(self) -> usize {
+        if self == Self::Concurrent { 10 } else { 1 }
+    }
+}
+
+/// A condition under which sizes are transferred: one of the paper's nine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Condition {
+    pub(super) machine: Machine,
+    pub(super) scenario: Scenario,
+}
+
+/// The world of figure 5.
+const THREE: Machine = Machine {
+    guests: 3,
+    load: 60,
+};
+
+impl fmt::Display for Condition {
+    /// What a series' name has in its third place; nothing in the world of figure 5.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.scenario, self.machine) {
+            (Scenario::Plain, THREE) => Ok(()),
+            (Scenario::Plain, Machine { guests: 1, .. }) => write!(f, "1 guest"),
+            (Scenario::Plain, Machine { guests, load: 60 }) => write!(f, "{guests} guests"),
+            (Scenario::Plain, Machine { load, .. }) => write!(f, "load of {load} %"),
+            (Scenario::Concurrent, _) => write!(f, "10 connections"),
+            (Scenario::DriverApart, _) => write!(f, "driver on a core of its own"),
+            (Scenario::SenderGuest, _) => write!(f, "sender a guest too"),
+        }
+    }
+}
+
+/// Transfers of one size under one condition, with each configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cell {
+    pub(super) condition: Condition,
+    /// Bytes of each stream.
+    pub(super) size: usize,
+    /// Transfers with each configuration.
+    pub(super) runs: usize,
+}
+
+impl Cell {
+    /// The size as a series' name has it.
+    pub(super) fn size_label(&self) -> String {
+        match self.size {
+            kilo if kilo < 1_000_000 => format!("{} kB", kilo / 1_000),
+            mega => format!("{} MB", mega / 1_000_000),
+        }
+    }
+
+    /// How many of its transfers are in this block of so many.
+    fn runs_in(&self, block: usize, blocks: usize) -> usize {
+        self.runs / blocks + usize::from(block < self.runs % blocks)
+    }
+}
+
+/// One step: a configuration is set up, and these are transferred with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    pub(super) configuration: Configuration,
+    /// How often each.
+    pub(super) transfers: Vec<(Cell, usize)>,
+}
+
+/// All that is measured on one machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) machine: Machine,
+    /// In every few blocks each configuration has its turn, so that what drifts meets all alike.
+    pub(super) blocks: Vec<Block>,
+}
+
+const KB: usize = 1_000;
+const MB: usize = 1_000_000;
+
+/// Sizes and how often each, in figure 6.
+const SIZES: [(usize, usize); 5] = [
+    (50 * KB, 5),
+    (100 * KB, 5),
+    (MB, 3),
+    (10 * MB, 2),
+    (100 * MB, 1),
+];
+/// And in the world of figure 5.
+const SIZES_FIGURE_5: [(usize, usize); 5] = [
+    (50 * KB, 10),
+    (100 * KB, 1_000),
+    (MB, 10),
+    (10 * MB, 3),
+    (100 * MB, 1),
+];
+const SIZES_QUICK: [(usize, usize); 2] = [(100 * KB, 8), (MB, 3)];
+
+/// Everything that is to be measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) parts: Vec<Part>,
+}
+
+// === impl Plan ===
+
+impl Plan {
+    pub(super) fn of(request: &Request) -> Self {
+        let runs = |runs| request.runs.unwrap_or(runs);
+        let cells = |condition: Condition, sizes: &[(usize, usize)]| -> Vec<Cell> {
+            sizes
+                .iter()
+                .map(|&(size, often)| Cell {
+                    condition,
+                    size,
+                    runs: runs(often),
+                })
+                // Ten such streams would be more than a guest has memory for.
+                .filter(|cell| cell.size * condition.scenario.connections() <= 100 * MB)
+                .collect()
+        };
+        let on = |machine, scenario| Condition { machine, scenario };
+        if request.quick {
+            let cells = cells(on(THREE, Scenario::Plain), &SIZES_QUICK);
+            return Self {
+                parts: vec![Part::of(THREE, &cells, 1)],
+            };
+        }
+        let mut three = cells(on(THREE, Scenario::Plain), &SIZES_FIGURE_5);
+        for scenario in [
+            Scenario::Concurrent,
+            Scenario::DriverApart,
+            Scenario::SenderGuest,
+        ] {
+            three.extend(cells(on(THREE, scenario), &SIZES));
+        }
+        let mut parts = vec![Part::of(THREE, &three, 10)];
+        let others = [(1, 60), (2, 60), (5, 60), (3, 40), (3, 80), (3, 100)];
+        for (guests, load) in others {
+            let machine = Machine { guests, load };
+            let cells = cells(on(machine, Scenario::Plain), &SIZES);
+            parts.push(Part::of(machine, &cells, 2));
+        }
+        Self { parts }
+    }
+
+    pub(super) fn steps(&self) -> u64 {
+        let blocks = self.parts.iter().flat_map(|part| &part.blocks);
+        let transfers = blocks.flat_map(|block| &block.transfers);
+        transfers.map(|(_, often)| *often as u64).sum()
+    }
+}
+
+// === impl Part ===
+
+impl Part {
+    fn of(machine: Machine, cells: &[Cell], rounds: usize) -> Self {
+        let blocks = (0..rounds).flat_map(|round| {
+            let mut order = Configuration::ALL;
+            // Who comes after whom changes too.
+            order.rotate_left(round % Configuration::ALL.len());
+            order.map(|configuration| Block {
+                configuration,
+                transfers: cells
+                    .iter()
+                    .map(|cell| (*cell, cell.runs_in(round, rounds)))
+                    .filter(|(_, often)| *often > 0)
+                    .collect(),
+            })
+        });
+        Self {
+            machine,
+            blocks: blocks.filter(|block| !block.transfers.is_empty()).collect(),
+        }
+    }
+
+    /// Whether a sender that is a guest is needed.
+    pub(super) fn has(&self, scenario: Scenario) -> bool {
+        let transfers = self.blocks.iter().flat_map(|block| &block.transfers);
+        transfers
+            .map(|(cell, _)| cell)
+            .any(|cell| cell.condition.scenario == scenario)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+
+    fn plan(quick: bool, runs: Option<usize>) -> Plan {
+        Plan::of(&Request {
+            quick,
+            seed: 1,
+            runs,
+            taut: "taut".into(),
+        })
+    }
+
+    fn counts(plan: &Plan) -> BTreeMap<(String, usize, Configuration), usize> {
+        let mut counts = BTreeMap::new();
+        for block in plan.parts.iter().flat_map(|part| &part.blocks) {
+            for (cell, often) in &block.transfers {
+                let key = (cell.condition.to_string(), cell.size, block.configuration);
+                *counts.entry(key).or_default() += often;
+            }
+        }
+        counts
+    }
+
+    #[test]
+    fn figure_5_has_a_thousand_transfers_of_each_configuration() {
+        let counts = counts(&plan(false, None));
+        for configuration in Configuration::ALL {
+            assert_eq!(counts[&(String::new(), 100 * KB, configuration)], 1_000);
+        }
+    }
+
+    #[test]
+    fn every_condition_has_a_name_of_its_own_and_every_configuration() {
+        let counts = counts(&plan(false, None));
+        let conditions: BTreeSet<_> = counts.keys().map(|(name, ..)| name).collect();
+        assert_eq!(conditions.len(), 10, "{conditions:?}");
+        // Ten streams of 100 MB are left out.
+        assert_eq!(counts.len(), (10 * 5 - 1) * Configuration::ALL.len());
+    }
+
+    #[test]
+    fn the_number_of_runs_can_be_said() {
+        for quick in [true, false] {
+            assert!(
+                counts(&plan(quick, Some(3)))
+                    .values()
+                    .all(|count| *count == 3)
+            );
+        }
+    }
+
+    #[test]
+    fn a_part_has_one_machine() {
+        for part in plan(false, None).parts {
+            for (cell, _) in part.blocks.iter().flat_map(|block| &block.transfers) {
+                assert_eq!(cell.condition.machine, part.machine);
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_are_named_as_quantities() {
+        let condition = Condition {
+            machine: THREE,
+            scenario: Scenario::Plain,
+        };
+        let label = |size| {
+            Cell {
+                condition,
+                size,
+                runs: 1,
+            }
+            .size_label()
+        };
+        assert_eq!([label(50 * KB), label(100 * MB)], ["50 kB", "100 MB"]);
+    }
+}

@@ -1,0 +1,362 @@
+//! The world with its processes: guests, driver domain, gates, and `taut snoop` where it is wanted.
+
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::{Rng, SeedableRng};
+use rustix::process::Signal;
+use sha2::{Digest as _, Sha256};
+use taut_sys::child::Child;
+use taut_sys::schedule;
+
+use super::cores::{self, Cores};
+use super::gate::{Gate, Kept, Sharers};
+use super::guest::{Guest, talk};
+use super::measured::Sample;
+use super::network::{self, CLIENT, HOST, SENDER, Who};
+use super::plan::{Cell, Configuration, Machine, Scenario};
+use super::slices::{Shape, Slices};
+use super::snooping::Snooping;
+use super::transfer::{self, Sent};
+use super::uml::{Booting, Uml};
+use crate::experiment::{ExperimentError, Request};
+use crate::link::counters::LinkReport;
+use crate::world::World;
+
+/// What the guests of another host, beside the one that sends, are: turns in which nobody runs.
+const SENDERS_HOST: usize = 3;
+
+/// A machine that guests share.
+pub(super) struct Rig {
+    // In the order in which they go: its tap is there for as long as it runs, and a gate lets
+    // everybody run when it ends.
+    snooping: Option<Snooping>,
+    gate: Gate,
+    sender: Option<(Gate, Uml)>,
+    guests: Vec<Uml>,
+    driver: Arc<Child>,
+    world: World,
+    cores: Cores,
+    machine: Machine,
+    taut: PathBuf,
+    /// Of phases and slices.
+    random: Pcg64Mcg,
+    /// Of streams: the next one's.
+    stream: u64,
+}
+
+/// What a machine tells when it goes.
+pub(super) struct Ended {
+    pub(super) kept: Vec<Kept>,
+    pub(super) counters: talk::Counters,
+    pub(super) links: Vec<LinkReport>,
+}
+
+// === impl Rig ===
+
+impl Rig {
+    /// Builds the world and boots its guests; the core is not shared yet.
+    pub(super) fn build(
+        request: &Request,
+        machine: Machine,
+        sender: bool,
+        cores: Cores,
+    ) -> Result<Self, ExperimentError> {
+        let failed = ExperimentError::machine;
+        let (world, ends) = network::build(machine.guests, sender)?;
+        let driver =
+            start_driver(&world, request, ends).map_err(failed("start the driver domain"))?;
+        cores
+            .share(driver.id())
+            .map_err(failed("place the driver domain"))?;
+        let everybody: Vec<Who> = [Who::Client, Who::Sender]
+            .into_iter()
+            .chain((0..machine.guests).map(Who::Guest))
+            .collect();
+        let boot = |host: &str, tap: &str, who: Who| {
+            let neighbours = everybody.iter().filter(|other| **other != who);
+            let guest = Guest {
+                address: who.address(),
+                mac: who.mac(),
+                load: machine.load,
+                neighbours: neighbours.map(|who| (who.address(), who.mac())).collect(),
+            };
+            let start = || {
+                let booting =
+                    Booting::start(world.host(host), &request.taut, tap, guest, world.dir())?;
+                // What it starts from here on inherits its place.
+                match who {
+                    Who::Guest(_) => cores.share(booting.id())?,
+                    Who::Client | Who::Sender => cores.set_apart(booting.id())?,
+                }
+                Ok(booting)
+            };
+            start().map_err(failed("start a guest"))
+        };
+        let mut booting = Vec::new();
+        for guest in 0..machine.guests {
+            booting.push(boot(HOST, &network::tap(guest), Who::Guest(guest))?);
+        }
+        let sending = sender
+            .then(|| boot(SENDER, SENDER, Who::Sender))
+            .transpose()?;
+        let ready = |guest: Booting| {
+            let up = guest.ready(world.host(CLIENT));
+            up.map_err(failed("boot a guest"))
+        };
+        let guests = booting
+            .into_iter()
+            .map(ready)
+            .collect::<Result<Vec<_>, _>>()?;
+        let sending = sending.map(ready).transpose()?;
+        for guest in &guests {
+            cores.share(guest.id()).map_err(failed("place a guest"))?;
+        }
+        let gate = Gate::start(Sharers {
+            driver: Some(Arc::clone(&driver)),
+            guests: guests
+                .iter()
+                .map(|guest| Some(Arc::clone(&guest.process)))
+                .collect(),
+        });
+        let sender = sending.map(|guest| {
+            cores.set_apart(guest.id())?;
+            let mut guests = vec![None; SENDERS_HOST];
+            guests[0] = Some(Arc::clone(&guest.process));
+            let gate = Gate::start(Sharers {
+                driver: None,
+                guests,
+            })?;
+            Ok((gate, guest))
+        });
+        Ok(Self {
+            gate: gate.map_err(failed("start the gate"))?,
+            sender: sender
+                .transpose()
+                .map_err(failed("start the sender's gate"))?,
+            snooping: None,
+            guests,
+            driver,
+            world,
+            cores,
+            machine,
+            taut: request.taut.clone(),
+            random: Pcg64Mcg::seed_from_u64(request.seed),
+            stream: request.seed << 32,
+        })
+    }
+
+    /// Sets a configuration up. The gates are open meanwhile.
+    pub(super) fn configure(&mut self, configuration: Configuration) -> io::Result<()> {
+        self.open();
+        let began = Instant::now();
+        self.snooping = None;
+        tracing::debug!("taut snoop has ended after {:?}", began.elapsed());
+        self.guests[0].set(configuration.settings())?;
+        let tap = network::tap(0);
+        network::tune(self.world.host(HOST), &tap, configuration.is_tuned())?;
+        if let Some(args) = configuration.snoop() {
+            // Who has nothing to do now would only make it load its programs late.
+            self.gate.halt();
+            let (host, dir) = (self.world.host(HOST), self.world.dir());
+            tracing::debug!("the guest and its tap are set after {:?}", began.elapsed());
+            self.snooping = Some(Snooping::start(host, &self.taut, &tap, &args, dir)?);
+            tracing::debug!("taut snoop serves after {:?}", began.elapsed());
+            self.gate.open();
+        }
+        Ok(())
+    }
+
+    /// Promises that a guest turned out not to have, of the `taut snoop` that runs.
+    pub(super) fn broken_promises(&self) -> io::Result<u64> {
+        self.snooping
+            .as_ref()
+            .map_or(Ok(0), Snooping::broken_promises)
+    }
+
+    /// Transfers of one cell, one after the other, with the core shared.
+    pub(super) fn transfers(
+        &mut self,
+        cell: &Cell,
+        often: usize,
+        mut each: impl FnMut(Sample),
+    ) -> io::Result<()> {
+        self.open();
+        self.guests[0].expect(cell.condition.scenario.connections(), cell.size)?;
+        let apart = cell.condition.scenario == Scenario::DriverApart;
+        match apart {
+            true => self.cores.set_apart(self.driver.id())?,
+            false => self.cores.share(self.driver.id())?,
+        }
+        let shape = Shape::of(self.machine.guests, !apart);
+        self.gate.close(Slices::new(shape, self.random.next_u64()));
+        if cell.condition.scenario == Scenario::SenderGuest
+            && let Some((gate, _)) = &self.sender
+        {
+            let shape = Shape::of(SENDERS_HOST, true);
+            gate.close(Slices::new(shape, self.random.next_u64()));
+        }
+        for _ in 0..often {
+            let phase = self.random.next_u64() as f64 / u64::MAX as f64;
+            std::thread::sleep(shape.cycle().mul_f64(phase));
+            match self.transfer(cell) {
+                Ok(sample) => each(sample),
+                Err(e) => return Err(self.explained(&e)),
+            }
+        }
+        self.open();
+        Ok(())
+    }
+
+    /// A failure, with what the guest and `taut snoop` have counted until then.
+    fn explained(&mut self, e: &io::Error) -> io::Error {
+        self.open();
+        let counters = self.guests[0].counters();
+        let snooping = self.snooping.as_ref().map(Snooping::status);
+        io::Error::other(format!(
+            "{e}; the guest has counted {counters:?}; taut snoop says {snooping:?}"
+        ))
+    }
+
+    fn open(&self) {
+        self.gate.open();
+        if let Some((gate, _)) = &self.sender {
+            gate.open();
+        }
+    }
+
+    fn transfer(&mut self, cell: &Cell) -> io::Result<Sample> {
+        let to = SocketAddr::from((self.guests[0].address, talk::STREAMS));
+        let first = self.stream;
+        self.stream += cell.condition.scenario.connections() as u64;
+        let seeds = first..self.stream;
+        let streams: Vec<Vec<u8>> = seeds.map(|seed| transfer::bytes(seed, cell.size)).collect();
+        let mut sent = match (cell.condition.scenario, &mut self.sender) {
+            (Scenario::SenderGuest, Some((_, guest))) => {
+                let (seed, bytes) = (first, cell.size);
+                let mut sent = guest.send(talk::Send { to, seed, bytes })?;
+                for time in [&mut sent.connect, &mut sent.write, &mut sent.acked] {
+                    *time = guest.on_host(*time);
+                }
+                vec![sent]
+            }
+            _ => self.send_all(to, &streams)?,
+        };
+        for (sent, stream) in sent.iter_mut().zip(&streams) {
+            let received = &mut sent.received;
+            if received.bytes != stream.len()
+                || received.digest != <[u8; 32]>::from(Sha256::digest(stream))
+            {
+                return Err(io::Error::other(format!(
+                    "a stream of {} bytes reached the guest as {} bytes that are not the same: {}",
+                    stream.len(),
+                    received.bytes,
+                    cell.condition
+                )));
+            }
+            let guest = &self.guests[0];
+            for time in [
+                &mut received.accepted,
+                &mut received.first,
+                &mut received.last,
+            ] {
+                *time = guest.on_host(*time);
+            }
+        }
+        Ok(Sample::of(cell.size, &sent))
+    }
+
+    /// Sends the streams at once from the client.
+    fn send_all(&self, to: SocketAddr, streams: &[Vec<u8>]) -> io::Result<Vec<Sent>> {
+        let client = self.world.host(CLIENT);
+        let sent = client.run(|| {
+            std::thread::scope(|scope| {
+                let senders: Vec<_> = streams
+                    .iter()
+                    .map(|stream| {
+                        scope.spawn(move || {
+                            // Looks are to be where they are planned; a late one is told.
+                            let _ = schedule::exact_timers();
+                            if schedule::real_time(1).is_err() {
+                                let _ = schedule::niceness(-15);
+                            }
+                            transfer::send(to, stream)
+                        })
+                    })
+                    .collect();
+                let sent = senders.into_iter().map(|sender| sender.join());
+                sent.map(|sent| sent.unwrap_or_else(|_| Err(io::Error::other("a sender panicked"))))
+                    .collect::<io::Result<Vec<_>>>()
+            })
+        });
+        sent.map_err(io::Error::other)?
+    }
+
+    /// What part of a core a stopped guest still takes: its load goes on in processes of its own,
+    /// which nobody stops.
+    pub(super) fn stopped_share(&self) -> io::Result<f64> {
+        self.gate.halt();
+        // Who computes goes on to its next system call.
+        std::thread::sleep(Duration::from_millis(10));
+        let began = Instant::now();
+        let used = || {
+            self.guests
+                .iter()
+                .map(|guest| cores::used(guest.id()))
+                .sum::<io::Result<u64>>()
+        };
+        let before = used()?;
+        std::thread::sleep(Duration::from_millis(200));
+        let share = (used()? - before) as f64 / began.elapsed().as_nanos() as f64;
+        self.gate.open();
+        Ok(share)
+    }
+
+    /// Takes it down.
+    pub(super) fn end(mut self) -> Result<Ended, ExperimentError> {
+        self.open();
+        let counters = self.guests[0].counters();
+        let counters =
+            counters.map_err(ExperimentError::machine("ask the guest what it has lost"))?;
+        let links = self.world.link_reports()?;
+        let mut kept = vec![self.gate.end()];
+        if let Some((gate, _)) = self.sender.take() {
+            kept.push(gate.end());
+        }
+        Ok(Ended {
+            kept,
+            counters,
+            links,
+        })
+    }
+}
+
+fn start_driver(
+    world: &World,
+    request: &Request,
+    ends: network::DriverEnds,
+) -> io::Result<Arc<Child>> {
+    let log = File::create(world.dir().join("driver.log"))?;
+    let mut command = Command::new(&request.taut);
+    command
+        .args(["lab", "driver"])
+        .stdin(Stdio::from(ends.wire))
+        .stdout(Stdio::from(ends.uplink))
+        .stderr(log);
+    Ok(Arc::new(world.host(HOST).spawn(command)?))
+}
+
+/// How long `signal` has to end a process.
+pub(super) const END: Duration = Duration::from_secs(10);
+
+/// Ends a process as an operator would.
+pub(super) fn terminate(child: &mut Child) -> io::Result<bool> {
+    child.signal(Signal::TERM)?;
+    Ok(child.wait_for(END)?.is_some())
+}

@@ -1,0 +1,97 @@
+//! `taut snoop` at the receiving guest's tap.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use taut_sys::child::Child;
+
+use super::rig::terminate;
+use crate::world::Host;
+
+/// How long it may take until it serves the tap.
+const START: Duration = Duration::from_secs(20);
+/// Between two looks whether it does.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The process. Dropped, it is told to end, and its tap is as it was.
+pub(super) struct Snooping {
+    child: Child,
+    taut: PathBuf,
+    control: PathBuf,
+}
+
+// === impl Snooping ===
+
+impl Snooping {
+    /// Starts it and waits until it serves `tap`.
+    pub(super) fn start(
+        host: &Host,
+        taut: &Path,
+        tap: &str,
+        args: &[String],
+        dir: &Path,
+    ) -> io::Result<Self> {
+        let control = dir.join("snoop.sock");
+        let log = dir.join("snoop.log");
+        let out = File::create(&log)?;
+        let mut command = Command::new(taut);
+        command
+            .args(["snoop", "--tap", tap, "--control"])
+            .arg(&control)
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(out.try_clone()?)
+            .stderr(out);
+        let mut snooping = Self {
+            child: host.spawn(command)?,
+            taut: taut.to_owned(),
+            control,
+        };
+        let deadline = Instant::now() + START;
+        while !snooping.serves() {
+            let ended = snooping.child.wait_for(PAUSE)?;
+            if ended.is_some() || Instant::now() > deadline {
+                let said = std::fs::read_to_string(&log).unwrap_or_default();
+                return Err(io::Error::other(format!(
+                    "taut snoop does not serve {tap}: {said}"
+                )));
+            }
+        }
+        Ok(snooping)
+    }
+
+    fn serves(&self) -> bool {
+        self.status()
+            .is_ok_and(|taps| taps.iter().any(|tap| tap["state"] == "on"))
+    }
+
+    /// All that it says of itself.
+    pub(super) fn status(&self) -> io::Result<Vec<Value>> {
+        let output = Command::new(&self.taut)
+            .args(["snoop", "status", "--json", "--control"])
+            .arg(&self.control)
+            .stdin(Stdio::null())
+            .output()?;
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    /// Promises that the guest turned out not to have.
+    pub(super) fn broken_promises(&self) -> io::Result<u64> {
+        let taps = self.status()?;
+        Ok(taps
+            .iter()
+            .filter_map(|tap| tap["broken_promises"].as_u64())
+            .sum())
+    }
+}
+
+impl Drop for Snooping {
+    fn drop(&mut self) {
+        // One that does not end is killed, and its programs go with it.
+        let _ = terminate(&mut self.child);
+    }
+}

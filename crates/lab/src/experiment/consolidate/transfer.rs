@@ -1,0 +1,121 @@
+//! The sender: a stream over a connection of its own, and when what of it had happened.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::{Rng, SeedableRng};
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+use taut_sys::tcp_info::TcpInfo;
+
+use super::guest::talk::Received;
+
+/// Between two looks at what has been acknowledged.
+const LOOK: Duration = Duration::from_micros(100);
+/// A stream that takes longer has failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A stream as its sender saw it, and what its receiver said. Times are of the sender's clock, in
+/// nanoseconds.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct Sent {
+    /// Before `connect`.
+    pub(super) connect: u64,
+    /// Before the first byte was written.
+    pub(super) write: u64,
+    /// All bytes had been acknowledged.
+    pub(super) acked: u64,
+    /// The longest time between two looks at that.
+    pub(super) longest_look: u64,
+    /// Segments that were sent again.
+    pub(super) repeated: u32,
+    pub(super) received: Received,
+}
+
+/// This machine's clock: CLOCK_MONOTONIC, in nanoseconds.
+pub(super) fn now() -> u64 {
+    let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The bytes of a stream.
+pub(super) fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    Pcg64Mcg::seed_from_u64(seed).fill_bytes(&mut bytes);
+    bytes
+}
+
+/// Sends `bytes`, watches until the last has been acknowledged, ends the stream, and hears what the
+/// receiver says. The end comes by itself: a FIN with the last bytes would be another stream's last
+/// bytes than those of an application that has not closed yet.
+///
+/// # Errors
+/// When the connection fails, or takes longer than [`PATIENCE`].
+pub(super) fn send(to: SocketAddr, bytes: &[u8]) -> io::Result<Sent> {
+    let connect = now();
+    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    stream.set_nodelay(true)?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let write = now();
+    stream.write_all(bytes)?;
+    // The SYN counts as one.
+    let all = bytes.len() as u64 + 1;
+    let (mut looked, mut longest_look) = (now(), 0);
+    let (acked, repeated) = loop {
+        let info = TcpInfo::of(&stream)?;
+        let at = now();
+        longest_look = longest_look.max(at - looked);
+        looked = at;
+        if info.bytes_acked.is_some_and(|acked| acked >= all) {
+            break (at, info.total_retrans);
+        }
+        if Duration::from_nanos(at - write) > PATIENCE {
+            let e = format!("not all of a stream was acknowledged within {PATIENCE:?}");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, e));
+        }
+        std::thread::sleep(LOOK);
+    };
+    stream.shutdown(Shutdown::Write)?;
+    let mut said = Vec::new();
+    stream.read_to_end(&mut said)?;
+    let received = serde_json::from_slice(&said).map_err(|e| {
+        io::Error::other(format!(
+            "the receiver did not say what it had received: {e}"
+        ))
+    })?;
+    Ok(Sent {
+        connect,
+        write,
+        acked,
+        longest_look,
+        repeated,
+        received,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_makes_the_bytes() {
+        assert_eq!(bytes(1, 1000), bytes(1, 1000));
+        assert_eq!(bytes(1, 1000)[..100], bytes(1, 100)[..]);
+        assert_ne!(bytes(1, 1000), bytes(2, 1000));
+    }
+
+    #[test]
+    fn a_receiver_that_says_nothing_is_an_error() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let receiver = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_to_end(&mut Vec::new()).unwrap();
+        });
+        assert!(send(to, b"a few bytes").is_err());
+        receiver.join().unwrap();
+    }
+}

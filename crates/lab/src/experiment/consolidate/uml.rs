@@ -1,0 +1,218 @@
+//! A guest: a User Mode Linux kernel on a tap, whose init is `taut lab guest`.
+
+use std::fs::File;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use taut_sys::child::Child;
+
+use super::guest::Guest;
+use super::guest::talk::{self, Answer, Ask, Counters, Lines, Settings};
+use super::transfer::{self, Sent};
+use crate::peer::program::Program;
+use crate::world::Host;
+
+/// The kernel.
+pub(super) const KERNEL: Program = Program {
+    name: "linux.uml",
+    version: "--version",
+    package: "user-mode-linux",
+};
+
+/// The C library's functions are to leave alone what the kernel does not keep for two threads.
+const NO_WIDE_REGISTERS: &str = "GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-AVX2,-AVX";
+/// A guest's memory, as the paper's had.
+const MEMORY: &str = "mem=256M";
+/// How long it may take to boot.
+const BOOT: Duration = Duration::from_secs(60);
+/// How long it may take to answer.
+const PATIENCE: Duration = Duration::from_secs(150);
+/// Between two attempts to connect to a guest that boots.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Questions for the time, of which the one with the quickest answer counts.
+const CLOCK_QUESTIONS: usize = 30;
+
+/// A kernel that boots.
+pub(super) struct Booting {
+    child: Child,
+    guest: Guest,
+    log: std::path::PathBuf,
+}
+
+/// A guest that answers. It is killed when this and all who share its process are dropped.
+pub(super) struct Uml {
+    pub(super) process: Arc<Child>,
+    control: Lines,
+    /// What its clock has to be advanced by to show the host's, in nanoseconds.
+    ahead: i64,
+    pub(super) address: Ipv4Addr,
+}
+
+// === impl Booting ===
+
+impl Booting {
+    /// Starts a guest on `tap` of `host`.
+    pub(super) fn start(
+        host: &Host,
+        taut: &Path,
+        tap: &str,
+        guest: Guest,
+        dir: &Path,
+    ) -> io::Result<Self> {
+        let log = dir.join(format!("{tap}.log"));
+        let out = File::create(&log)?;
+        let mut command = Command::new(taut);
+        command.args([
+            "lab",
+            "kernel",
+            "--",
+            MEMORY,
+            "root=/dev/root",
+            "rootfstype=hostfs",
+            "rootflags=/",
+            "ro",
+            "console=tty0",
+            "con=null",
+            "con0=null,fd:1",
+        ]);
+        // Where it keeps its socket and its number; else in the home directory.
+        command.arg(format!("uml_dir={}", dir.display()));
+        command.arg(format!("umid={tap}.uml"));
+        command.arg(format!("init={}", taut.display()));
+        command.arg(format!("vec0:transport=tap,ifname={tap},depth=128,gro=1"));
+        // Becomes init's environment: see `kernel`.
+        command.arg(NO_WIDE_REGISTERS);
+        command.args(["--", "lab", "guest"]).args(guest.to_args());
+        command
+            .current_dir(dir)
+            .env("HOME", dir)
+            .stdin(Stdio::null())
+            .stderr(out.try_clone()?)
+            .stdout(out);
+        let child = host.spawn(command)?;
+        Ok(Self { child, guest, log })
+    }
+
+    /// Its process, which leads its group.
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until it answers `client`, and compares the clocks.
+    pub(super) fn ready(mut self, client: &Host) -> io::Result<Uml> {
+        let to = SocketAddr::from((self.guest.address, talk::CONTROL));
+        let deadline = Instant::now() + BOOT;
+        let stream = loop {
+            let connected = client
+                .run(|| TcpStream::connect_timeout(&to, Duration::from_secs(2)))
+                .map_err(io::Error::other)?;
+            if let Ok(stream) = connected {
+                break stream;
+            }
+            if let Some(status) = self.child.wait_for(PAUSE)? {
+                return Err(self.failed(&format!("ended ({status})")));
+            }
+            if Instant::now() > deadline {
+                return Err(self.failed(&format!("does not answer at {to} after {BOOT:?}")));
+            }
+        };
+        let mut uml = Uml {
+            process: Arc::new(self.child),
+            control: Lines::over(stream, Some(PATIENCE))?,
+            ahead: 0,
+            address: self.guest.address,
+        };
+        uml.compare_clocks()?;
+        Ok(uml)
+    }
+
+    fn failed(&self, how: &str) -> io::Error {
+        let text = std::fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text
+            .lines()
+            .filter(|line| !line.trim().is_empty())
+            .collect();
+        let end = lines[lines.len().saturating_sub(5)..].join(" | ");
+        io::Error::other(format!("the guest {how}; its console ends: {end}"))
+    }
+}
+
+// === impl Uml ===
+
+impl Uml {
+    /// Its process, which leads its group.
+    pub(super) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// A time of its clock, by the host's.
+    pub(super) fn on_host(&self, guest: u64) -> u64 {
+        guest.saturating_add_signed(self.ahead)
+    }
+
+    pub(super) fn set(&mut self, settings: Settings) -> io::Result<()> {
+        self.done(&Ask::Settings(settings))
+    }
+
+    pub(super) fn expect(&mut self, streams: usize, bytes: usize) -> io::Result<()> {
+        self.done(&Ask::Expect { streams, bytes })
+    }
+
+    pub(super) fn counters(&mut self) -> io::Result<Counters> {
+        match self.ask(&Ask::Counters)? {
+            Answer::Counters(counters) => Ok(counters),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Has it send a stream. Times are its own clock's.
+    pub(super) fn send(&mut self, send: talk::Send) -> io::Result<Sent> {
+        match self.ask(&Ask::Send(send))? {
+            Answer::Sent(sent) => Ok(sent),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn done(&mut self, ask: &Ask) -> io::Result<()> {
+        match self.ask(ask)? {
+            Answer::Done => Ok(()),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn ask(&mut self, ask: &Ask) -> io::Result<Answer> {
+        self.control.say(ask)?;
+        match self.control.hear()? {
+            Some(Answer::Failed(why)) => Err(io::Error::other(format!("the guest says: {why}"))),
+            Some(answer) => Ok(answer),
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    /// The guest's clock is the host's less a constant, since User Mode Linux reads it there.
+    fn compare_clocks(&mut self) -> io::Result<()> {
+        let mut best = u64::MAX;
+        for _ in 0..CLOCK_QUESTIONS {
+            let before = transfer::now();
+            let answer = self.ask(&Ask::Clock)?;
+            let took = transfer::now() - before;
+            let Answer::Clock(guest) = answer else {
+                return Err(unexpected(&answer));
+            };
+            if took < best {
+                best = took;
+                self.ahead = (before + took / 2).cast_signed() - guest.cast_signed();
+            }
+        }
+        Ok(())
+    }
+}
+
+fn unexpected(answer: &Answer) -> io::Error {
+    io::Error::other(format!("the guest answers what was not asked: {answer:?}"))
+}

@@ -1,0 +1,272 @@
+//! `taut snoop` at the guest's tap, and what is done to it.
+
+use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use super::plan::{Act, Options, Phase};
+use super::rig::{Rig, TAP};
+use crate::experiment::ExperimentError;
+use crate::peer::Service;
+
+/// Where it is seen that the process runs.
+const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9477);
+/// For the tap to be served, or a told process to end.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// For `--off` to return: the guest waits for its CPU a second at most, acknowledges after 0.5 s at
+/// most (RFC 9293 3.8.6.3), and may have to be sent something twice.
+const DRAINED: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(10);
+
+/// What was done, and what came of it.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    pub(super) kills: u64,
+    /// New processes in the place of others.
+    pub(super) restarts: u64,
+    pub(super) offs: u64,
+    /// Promises that the processes themselves have found broken.
+    pub(super) broken: u64,
+    /// Packets towards the guest by their way out of the program, as the processes have counted.
+    pub(super) ways: BTreeMap<String, u64>,
+    /// The longest that `--off` took.
+    pub(super) longest_off: Duration,
+    /// A sentence for each thing that did not go as it has to.
+    pub(super) faults: Vec<String>,
+}
+
+/// The process that serves the guest's tap, if there is to be one.
+pub(super) struct Chaos<'a> {
+    rig: &'a Rig,
+    phase: Phase,
+    service: Option<Service>,
+    done: &'a mut Done,
+    lives: u32,
+}
+
+// === impl Chaos ===
+
+impl<'a> Chaos<'a> {
+    /// Starts it, with the phase's options.
+    pub(super) fn start(
+        rig: &'a Rig,
+        phase: Phase,
+        done: &'a mut Done,
+    ) -> Result<Self, ExperimentError> {
+        let mut chaos = Self {
+            rig,
+            phase,
+            service: None,
+            done,
+            lives: 0,
+        };
+        if phase.options != Options::Off {
+            chaos.begin()?;
+        }
+        Ok(chaos)
+    }
+
+    /// Does what the phase has, until `over` says that it is, and ends the process in order.
+    pub(super) fn wreak(mut self, over: &Receiver<()>) -> Result<(), ExperimentError> {
+        if self.service.is_none() {
+            let _ = over.recv();
+            return Ok(());
+        }
+        for (pause, act) in self.phase.acts() {
+            match over.recv_timeout(pause) {
+                Err(RecvTimeoutError::Timeout) => self.act(act)?,
+                _ => break,
+            }
+        }
+        self.stop()
+    }
+
+    fn act(&mut self, act: Act) -> Result<(), ExperimentError> {
+        match act {
+            Act::Kill(pause) => {
+                self.note();
+                self.end(Signal::KILL)?;
+                std::thread::sleep(pause);
+                self.begin()?;
+                self.done.kills += 1;
+                self.done.restarts += 1;
+            }
+            Act::Stop(pause) => {
+                self.stop()?;
+                std::thread::sleep(pause);
+                self.begin()?;
+                self.done.restarts += 1;
+            }
+            Act::Off(pause) => {
+                let began = Instant::now();
+                if self.ask("--off")? {
+                    self.done.offs += 1;
+                }
+                self.done.longest_off = self.done.longest_off.max(began.elapsed());
+                std::thread::sleep(pause);
+                self.ask("--on")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self) -> Result<(), ExperimentError> {
+        self.note();
+        self.end(Signal::TERM)
+    }
+
+    fn end(&mut self, signal: Signal) -> Result<(), ExperimentError> {
+        let Some(mut service) = self.service.take() else {
+            return Ok(());
+        };
+        let machine = ExperimentError::machine;
+        service.signal(signal).map_err(machine("end taut snoop"))?;
+        let ended = service
+            .wait_for(PATIENCE)
+            .map_err(machine("await its end"))?;
+        match ended {
+            None => self.fault(format!("taut snoop does not end at {signal:?}")),
+            Some(status) if signal == Signal::TERM && !status.success() => {
+                self.fault(format!("taut snoop ended with {status}"));
+            }
+            Some(_) => {}
+        }
+        let said = service.said().unwrap_or_default();
+        for line in said.lines() {
+            if line.contains("ERROR") || line.contains("panicked") {
+                self.fault(format!("taut snoop said: {line}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a process and waits until it serves the tap.
+    fn begin(&mut self) -> Result<(), ExperimentError> {
+        let mut command = Command::new(&self.rig.taut);
+        command
+            .args(["snoop", "--tap", TAP, "--metrics", &METRICS.to_string()])
+            .arg("--control")
+            .arg(self.rig.control())
+            .args(self.phase.options.arguments());
+        let host = self.rig.world.host("host");
+        self.lives += 1;
+        let name = format!("snoop-{}-{}", self.phase.number, self.lives);
+        let service = Service::start(host, &name, command, METRICS, self.rig.world.dir())?;
+        let deadline = Instant::now() + PATIENCE;
+        while status(self.rig)?[0]["state"] != "on" {
+            if Instant::now() > deadline {
+                let said = service.said().unwrap_or_default();
+                self.fault(format!("taut snoop does not serve {TAP}; it said: {said}"));
+                break;
+            }
+            std::thread::sleep(LOOK);
+        }
+        self.service = Some(service);
+        Ok(())
+    }
+
+    /// Runs `taut snoop --off` or `--on`; whether it returned in time and content.
+    fn ask(&mut self, what: &str) -> Result<bool, ExperimentError> {
+        let machine = ExperimentError::machine;
+        let mut command = Command::new(&self.rig.taut);
+        command
+            .args(["snoop", what, TAP, "--control"])
+            .arg(self.rig.control())
+            .stdin(Stdio::null());
+        let host = self.rig.world.host("host");
+        let asked = host.spawn(command);
+        let mut asked = asked.map_err(machine("ask taut snoop"))?;
+        let ended = asked
+            .wait_for(DRAINED)
+            .map_err(machine("await an answer"))?;
+        match ended {
+            Some(status) if status.success() => return Ok(true),
+            Some(status) => self.fault(format!("taut snoop {what} ended with {status}")),
+            None => {
+                let status = status(self.rig)?;
+                self.fault(format!(
+                    "taut snoop {what} has not returned after {DRAINED:?}: {status}"
+                ));
+            }
+        }
+        Ok(false)
+    }
+
+    /// Keeps what only the process knows, before it ends.
+    fn note(&mut self) {
+        let Ok(status) = status(self.rig) else { return };
+        self.done.broken += status[0]["broken_promises"].as_u64().unwrap_or(0);
+        for way in status[0]["to_guest"].as_array().into_iter().flatten() {
+            let label = way[0].as_str().unwrap_or_default().to_owned();
+            *self.done.ways.entry(label).or_default() += way[1].as_u64().unwrap_or(0);
+        }
+        if status[0]["state"] != "on" {
+            let (state, why) = (&status[0]["state"], &status[0]["why"]);
+            self.fault(format!("{TAP} is {state} when it has to be on: {why}"));
+        }
+    }
+
+    fn fault(&mut self, what: String) {
+        let options = self.phase.options.name();
+        let single = if self.phase.single {
+            ", single segments"
+        } else {
+            ""
+        };
+        let ring = self.phase.ring;
+        self.done
+            .faults
+            .push(format!("{what} (phase {options}{single}, ring of {ring})"));
+    }
+}
+
+/// What `taut snoop status --json` says; nothing when nobody answers.
+pub(super) fn status(rig: &Rig) -> Result<Value, ExperimentError> {
+    let output = Command::new(&rig.taut)
+        .args(["snoop", "status", "--json", "--control"])
+        .arg(rig.control())
+        .output()
+        .map_err(ExperimentError::machine("run taut snoop status"))?;
+    match serde_json::from_slice(&output.stdout) {
+        Ok(status) if output.status.success() => Ok(status),
+        _ => Ok(Value::Null),
+    }
+}
+
+/// Of a status, what is about the flow with these ports.
+pub(super) fn of_flow(status: &Value, ports: [u16; 2]) -> String {
+    let has = |flow: &&Value| {
+        let ends = [&flow["peer"], &flow["guest"]];
+        ends.iter().zip(ports).all(|(end, port)| {
+            let end = end.as_str().unwrap_or_default();
+            end.ends_with(&format!(":{port}"))
+        })
+    };
+    let flows = status[0]["flows"].as_array();
+    match flows.and_then(|flows| flows.iter().find(has)) {
+        Some(flow) => flow.to_string(),
+        None => "taut snoop does not know the flow".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flow_is_found_by_both_ports() {
+        let status = serde_json::json!([{"flows": [
+            {"peer": "10.0.0.1:1000", "guest": "10.0.0.2:80", "mode": "ACTIVE"},
+            {"peer": "[fd66::1]:2000", "guest": "[fd66::2]:80", "mode": "NO_BUF"},
+        ]}]);
+        assert!(of_flow(&status, [1000, 80]).contains("ACTIVE"));
+        assert!(of_flow(&status, [2000, 80]).contains("NO_BUF"));
+        assert!(of_flow(&status, [2000, 81]).contains("not know"));
+        assert!(of_flow(&Value::Null, [1, 2]).contains("not know"));
+    }
+}

@@ -1,0 +1,436 @@
+//! Watches both sides of the host for a promise that could be broken.
+//!
+//! It knows what the guest has said and what has come out of its ring, and nothing of `taut snoop`.
+//! What it is told has to be in the order of causes: what the guest sends before it enters the tap,
+//! what the peer gets after it has left the host.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use super::segment::{ACK, FlowId, RST, SYN, Segment};
+
+/// By so much may what was sent at one time be seen out of order: two CPUs' queues, on a machine
+/// that has other things to do.
+const REORDERED: Duration = Duration::from_secs(1);
+/// Violations that are told of in full.
+const DESCRIBED: usize = 8;
+/// What is told of each: the last frames of its flow.
+const RECENT: usize = 24;
+
+/// What must not be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Violation {
+    /// Acknowledged by so many bytes beyond what the guest offers to take.
+    BeyondEdge(u32),
+    /// A window that ends so many bytes beyond what it offers.
+    WindowBeyondEdge(u32),
+    /// Acknowledged, and so many bytes have not been in the ring.
+    NotInRing(u32),
+    /// An acknowledgement by so many bytes lower than one of a while before, and not the guest's own.
+    WentBack(u32),
+    /// A sequence number that the guest has not come to.
+    SequenceAhead(u32),
+    /// No timestamps where they were agreed upon.
+    NoTimestamps,
+    /// A TSval that the guest has not come to, or has left behind.
+    WrongTsval(u32),
+    /// A TSecr that the peer has never sent.
+    WrongTsecr(u32),
+    /// A checksum that is wrong.
+    Checksum,
+}
+
+/// Where a frame was seen.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    PeerSends,
+    GuestGot,
+    GuestSends,
+    PeerGot,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    /// Frames with data that have come to the host for the guest.
+    pub(super) data: u64,
+    /// Acknowledgements of what the guest had not acknowledged itself.
+    pub(super) early: u64,
+    pub(super) violations: u64,
+    /// The first of them, in words.
+    pub(super) described: Vec<String>,
+}
+
+/// Of all flows.
+#[derive(Debug, Default)]
+pub(super) struct Checker {
+    flows: HashMap<FlowId, Watched>,
+    /// Flows with something acknowledged that has not been seen to leave the ring yet.
+    owed: Vec<FlowId>,
+    /// How far beyond the guest's edge may be promised, in bytes (`--grow`).
+    beyond: u32,
+    pub(super) seen: Seen,
+}
+
+#[derive(Debug, Default)]
+struct Watched {
+    peer: Option<Opening>,
+    guest: Option<Opening>,
+    /// The end of what has come out of the ring without a hole.
+    taken: u32,
+    /// What has come beyond a hole: starts and ends.
+    beyond_hole: Vec<(u32, u32)>,
+    /// The guest's right edge; `None`: it has said nothing.
+    edge: Option<u32>,
+    /// Numbers that the guest has acknowledged itself, and the highest.
+    own: HashSet<u32>,
+    own_high: u32,
+    /// The guest's next sequence number.
+    snd: u32,
+    /// The guest's TSval.
+    tsval: Option<Lagged>,
+    /// The peer's, all of them.
+    peer_stamps: HashSet<u32>,
+    /// What has been acknowledged to the peer.
+    told: Option<Lagged>,
+    recent: VecDeque<(Place, Segment)>,
+}
+
+/// What a SYN has said.
+#[derive(Clone, Copy, Debug)]
+struct Opening {
+    isn: u32,
+    scale: Option<u8>,
+    has_stamps: bool,
+}
+
+/// A number that grows, and what it was a while ago.
+#[derive(Clone, Copy, Debug)]
+struct Lagged {
+    high: u32,
+    recent: Option<u32>,
+    past: Option<u32>,
+    turned: Instant,
+}
+
+// === impl Checker ===
+
+impl Checker {
+    /// Forgets all flows, and allows promises by `beyond` bytes beyond the guest's edge from now on.
+    pub(super) fn begin_phase(&mut self, beyond: u32) {
+        *self = Self {
+            beyond,
+            seen: std::mem::take(&mut self.seen),
+            ..Self::default()
+        };
+    }
+
+    /// A frame enters the host for the guest.
+    pub(super) fn peer_sends(&mut self, segment: &Segment) {
+        let flow = self.flow(Place::PeerSends, segment);
+        if segment.has(SYN) {
+            let known = flow.peer.is_some_and(|opening| opening.isn == segment.seq);
+            if !known && !segment.has(ACK) {
+                flow.begin_anew();
+            }
+            if !known {
+                flow.peer = Some(Opening::of(segment));
+                flow.taken = segment.seq.wrapping_add(1);
+            }
+        }
+        if let Some((value, _)) = segment.stamps {
+            flow.peer_stamps.insert(value);
+        }
+        self.seen.data += u64::from(segment.len > 0);
+        self.sound(segment);
+    }
+
+    /// A frame has left the ring: so it had been in it.
+    pub(super) fn guest_got(&mut self, segment: &Segment) {
+        let flow = self.flow(Place::GuestGot, segment);
+        if !segment.has(SYN | RST) {
+            flow.arrived(segment);
+        }
+        self.sound(segment);
+    }
+
+    /// The ring is empty: everything that was acknowledged has to have been there.
+    pub(super) fn settle(&mut self) {
+        for id in std::mem::take(&mut self.owed) {
+            let Some(flow) = self.flows.get_mut(&id) else {
+                continue;
+            };
+            let Some(told) = &flow.told else { continue };
+            let missing = told.high.wrapping_sub(flow.taken);
+            if missing.cast_signed() > 0 {
+                self.violated(id, Violation::NotInRing(missing));
+            }
+        }
+    }
+
+    /// The guest sends a frame.
+    pub(super) fn guest_sends(&mut self, segment: &Segment, now: Instant) {
+        let flow = self.flow(Place::GuestSends, segment);
+        if segment.has(SYN) {
+            let known = flow.guest.is_some_and(|opening| opening.isn == segment.seq);
+            if !known && !segment.has(ACK) {
+                flow.begin_anew();
+            }
+            if !known {
+                flow.guest = Some(Opening::of(segment));
+                flow.snd = segment.end();
+            }
+        }
+        if segment.has(ACK) && !segment.has(RST) {
+            let edge = segment.ack.wrapping_add(flow.window(segment));
+            flow.edge = Some(flow.edge.map_or(edge, |known| later(known, edge)));
+            flow.own_high = match flow.own.is_empty() {
+                true => segment.ack,
+                false => later(flow.own_high, segment.ack),
+            };
+            flow.own.insert(segment.ack);
+        }
+        flow.snd = later(flow.snd, segment.end());
+        if let Some((value, _)) = segment.stamps {
+            Lagged::raise(&mut flow.tsval, value, now);
+        }
+        self.sound(segment);
+    }
+
+    /// A frame has left the host for the peer.
+    pub(super) fn peer_got(&mut self, segment: &Segment, now: Instant) {
+        self.sound(segment);
+        let beyond = self.beyond;
+        let flow = self.flow(Place::PeerGot, segment);
+        if segment.has(SYN | RST) || !segment.has(ACK) || !flow.is_open() {
+            return;
+        }
+        let mut violations = flow.wrong_stamps(segment, now);
+        let edge = flow.edge.unwrap_or(flow.taken).wrapping_add(beyond);
+        let over = segment.ack.wrapping_sub(edge);
+        if over.cast_signed() > 0 {
+            violations.push(Violation::BeyondEdge(over));
+        }
+        let right = segment.ack.wrapping_add(flow.window(segment));
+        if is_after(right, edge) {
+            violations.push(Violation::WindowBeyondEdge(right.wrapping_sub(edge)));
+        }
+        let ahead = segment.seq.wrapping_sub(flow.snd);
+        if ahead.cast_signed() > 0 {
+            violations.push(Violation::SequenceAhead(ahead));
+        }
+        let before = flow.told.map(|told| told.high);
+        Lagged::raise(&mut flow.told, segment.ack, now);
+        let past = flow.told.and_then(|told| told.past);
+        if let Some(past) = past
+            && is_after(past, segment.ack)
+            && !flow.own.contains(&segment.ack)
+        {
+            violations.push(Violation::WentBack(past.wrapping_sub(segment.ack)));
+        }
+        let advances = before.is_none_or(|before| is_after(segment.ack, before));
+        let early = advances && is_after(segment.ack, flow.own_high);
+        let owed = is_after(segment.ack, flow.taken);
+        self.seen.early += u64::from(early);
+        if owed {
+            self.owed.push(segment.flow);
+        }
+        for violation in violations {
+            self.violated(segment.flow, violation);
+        }
+    }
+
+    fn flow(&mut self, place: Place, segment: &Segment) -> &mut Watched {
+        let flow = self.flows.entry(segment.flow).or_default();
+        if flow.recent.len() == RECENT {
+            flow.recent.pop_front();
+        }
+        flow.recent.push_back((place, *segment));
+        flow
+    }
+
+    fn sound(&mut self, segment: &Segment) {
+        if !segment.sound {
+            self.violated(segment.flow, Violation::Checksum);
+        }
+    }
+
+    fn violated(&mut self, id: FlowId, violation: Violation) {
+        self.seen.violations += 1;
+        if self.seen.described.len() >= DESCRIBED {
+            return;
+        }
+        let Some(flow) = self.flows.get(&id) else {
+            return;
+        };
+        let frames: Vec<_> = flow.recent.iter().map(|f| Told(f).to_string()).collect();
+        self.seen.described.push(format!(
+            "{violation}; flow {id:?}, taken {}, edge {:?}, highest acknowledgement of its own {}; its last \
+             frames: {}",
+            flow.taken,
+            flow.edge,
+            flow.own_high,
+            frames.join(" | ")
+        ));
+    }
+}
+
+// === impl Watched ===
+
+impl Watched {
+    /// The ports are used again.
+    fn begin_anew(&mut self) {
+        let recent = std::mem::take(&mut self.recent);
+        *self = Self {
+            recent,
+            ..Self::default()
+        };
+    }
+
+    /// Both SYNs have been seen.
+    fn is_open(&self) -> bool {
+        self.peer.is_some() && self.guest.is_some()
+    }
+
+    /// A window of the guest's in bytes. In a SYN it has no scale (RFC 7323 2.2).
+    fn window(&self, segment: &Segment) -> u32 {
+        let scale = match (self.peer, self.guest) {
+            (Some(peer), Some(guest)) if !segment.has(SYN) => peer.scale.and(guest.scale),
+            _ => None,
+        };
+        u32::from(segment.window) << scale.unwrap_or(0)
+    }
+
+    fn arrived(&mut self, segment: &Segment) {
+        self.beyond_hole.push((segment.seq, segment.end()));
+        while let Some(next) = self
+            .beyond_hole
+            .iter()
+            .position(|(from, to)| !is_after(*from, self.taken) && is_after(*to, self.taken))
+        {
+            self.taken = self.beyond_hole.swap_remove(next).1;
+        }
+        let taken = self.taken;
+        self.beyond_hole.retain(|(_, to)| is_after(*to, taken));
+    }
+
+    /// (RFC 7323 3.2: once agreed upon, every segment has them.)
+    fn wrong_stamps(&self, segment: &Segment, now: Instant) -> Vec<Violation> {
+        let agreed = [self.peer, self.guest]
+            .iter()
+            .all(|opening| opening.is_some_and(|opening| opening.has_stamps));
+        let Some((value, echo)) = segment.stamps else {
+            return Vec::from_iter(agreed.then_some(Violation::NoTimestamps));
+        };
+        let mut wrong = Vec::new();
+        let fits = self.tsval.is_some_and(|known| {
+            let past = known.as_of(now).past;
+            !is_after(value, known.high) && past.is_none_or(|past| !is_after(past, value))
+        });
+        if !fits {
+            wrong.push(Violation::WrongTsval(value));
+        }
+        if !self.peer_stamps.contains(&echo) {
+            wrong.push(Violation::WrongTsecr(echo));
+        }
+        wrong
+    }
+}
+
+// === impl Opening ===
+
+impl Opening {
+    fn of(syn: &Segment) -> Self {
+        Self {
+            isn: syn.seq,
+            scale: syn.scale,
+            has_stamps: syn.stamps.is_some(),
+        }
+    }
+}
+
+// === impl Lagged ===
+
+impl Lagged {
+    fn raise(number: &mut Option<Self>, value: u32, now: Instant) {
+        let Some(known) = number else {
+            *number = Some(Self {
+                high: value,
+                recent: None,
+                past: None,
+                turned: now,
+            });
+            return;
+        };
+        *known = known.as_of(now);
+        known.high = later(known.high, value);
+    }
+
+    /// `past` is then no younger than [`REORDERED`]; `None`: nothing is.
+    fn as_of(mut self, now: Instant) -> Self {
+        if now.saturating_duration_since(self.turned) >= REORDERED {
+            self.past = self.recent;
+            self.recent = Some(self.high);
+            self.turned = now;
+        }
+        self
+    }
+}
+
+/// By signed difference (RFC 9293 3.4).
+fn is_after(a: u32, b: u32) -> bool {
+    a.wrapping_sub(b).cast_signed() > 0
+}
+
+fn later(a: u32, b: u32) -> u32 {
+    if is_after(b, a) { b } else { a }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BeyondEdge(n) => {
+                write!(f, "{n} bytes acknowledged beyond the guest's right edge")
+            }
+            Self::WindowBeyondEdge(n) => {
+                write!(f, "a window that ends {n} bytes beyond the guest's")
+            }
+            Self::NotInRing(n) => {
+                write!(f, "{n} bytes acknowledged that were not in the ring")
+            }
+            Self::WentBack(n) => write!(
+                f,
+                "an acknowledgement {n} bytes lower than one of a second before, and not the guest's own"
+            ),
+            Self::SequenceAhead(n) => {
+                write!(f, "a sequence number {n} beyond the guest's")
+            }
+            Self::NoTimestamps => f.write_str("no timestamps, which were agreed upon"),
+            Self::WrongTsval(n) => write!(f, "a TSval ({n}) that is not the guest's"),
+            Self::WrongTsecr(n) => write!(f, "a TSecr ({n}) that the peer has never sent"),
+            Self::Checksum => f.write_str("a wrong checksum"),
+        }
+    }
+}
+
+/// A frame in short.
+struct Told<'a>(&'a (Place, Segment));
+
+impl fmt::Display for Told<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (place, segment) = self.0;
+        write!(
+            f,
+            "{place:?} {:02x} {}+{} ack {} win {}",
+            segment.flags, segment.seq, segment.len, segment.ack, segment.window
+        )?;
+        match segment.stamps {
+            Some((value, echo)) => write!(f, " ts {value} {echo}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,227 @@
+//! The outcome of a run: figures, and what they have to be.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use serde_json::Map;
+
+use super::chaos::Done;
+use super::mangle::Mangled;
+use super::plan::Options;
+use super::transfer::Streams;
+use crate::experiment::Request;
+use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
+
+/// The least share of segments that the host has to acknowledge where it may: less says that
+/// hardly anything was tried. Handshakes, holes, closed windows, full rings and a process that is
+/// away take their part.
+const LEAST_EARLY: f64 = 0.1;
+
+/// Everything that was seen.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) planned: u64,
+    pub(super) streams: Streams,
+    pub(super) done: Done,
+    pub(super) parts: Vec<Part>,
+    /// Violations, in words.
+    pub(super) described: Vec<String>,
+    pub(super) violations: u64,
+    pub(super) pauses: u64,
+    pub(super) refused: u64,
+    pub(super) mangled: [Mangled; 2],
+}
+
+/// Of one phase.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub(super) options: Options,
+    pub(super) data: u64,
+    pub(super) early: u64,
+    pub(super) dropped: u64,
+    pub(super) time: Duration,
+}
+
+pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
+    let exactly = |measured: u64, figure: u64| Check {
+        measured: measured as f64,
+        least: figure as f64,
+        most: Some(figure as f64),
+    };
+    let none = |measured: u64| exactly(measured, 0);
+    let once = |measured: u64| Check {
+        measured: measured as f64,
+        least: 1.0,
+        most: None,
+    };
+    let (streams, done) = (&found.streams, &found.done);
+    let transfers = streams.transfers.load(Ordering::Relaxed);
+    let wrong = streams.wrong.load(Ordering::Relaxed);
+    let hung = streams.hung.load(Ordering::Relaxed);
+    let dropped = found.parts.iter().map(|part| part.dropped).sum();
+    let mangled = |of: fn(&Mangled) -> u64| found.mangled.iter().map(of).sum::<u64>();
+    let early = share(&found.parts, |options| options != Options::Off);
+    let control = found.parts.iter().filter(|p| p.options == Options::Off);
+    let control_early = control.map(|part| part.early).sum();
+    let checks = [
+        ("transfers", exactly(transfers, found.planned)),
+        ("streams_wrong", none(wrong)),
+        ("streams_hung", none(hung)),
+        ("violations", none(found.violations)),
+        ("broken_promises", none(done.broken)),
+        ("process_faults", none(done.faults.len() as u64)),
+        ("guest_refused", none(found.refused)),
+        (
+            "acked_early_share",
+            Check {
+                measured: early.unwrap_or(0.0),
+                least: LEAST_EARLY,
+                most: None,
+            },
+        ),
+        // The checker can tell the guest's own from others.
+        ("acked_early_control", none(control_early)),
+        ("kills", once(done.kills)),
+        ("restarts", once(done.restarts)),
+        ("offs", once(done.offs)),
+        ("pauses", once(found.pauses)),
+        ("ring_drops", once(dropped)),
+        ("lost", once(mangled(|m| m.lost))),
+        ("doubled", once(mangled(|m| m.doubled))),
+        ("late", once(mangled(|m| m.late))),
+    ];
+    let headline = [
+        ("transfers", transfers as f64),
+        ("streams_wrong", wrong as f64),
+        ("streams_hung", hung as f64),
+        ("violations", found.violations as f64),
+        ("acked_early_share", early.unwrap_or(0.0)),
+        ("kills", done.kills as f64),
+        ("restarts", done.restarts as f64),
+        ("offs", done.offs as f64),
+        ("pauses", found.pauses as f64),
+        ("ring_drops", dropped as f64),
+    ];
+    let links = [
+        (
+            "peer-host",
+            "each way 0.5 % of frames lost, 0.5 % doubled, 0.5 % late by up to 8 frames or 3 ms",
+        ),
+        (
+            "host-guest",
+            "a tap's ring of 8 to 500 frames, emptied between pauses of 0 to 100 ms and now and then 1 s",
+        ),
+    ];
+    Outcome {
+        experiment: super::EXPERIMENT.name.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        seed: request.seed,
+        quick: request.quick,
+        environment: Environment {
+            links: links
+                .map(|(name, text)| (name.to_owned(), text.to_owned()))
+                .into(),
+            ..Environment::here()
+        },
+        calibration: Calibration::of(checks),
+        headline: headline.map(|(key, value)| (key.to_owned(), value)).into(),
+        series: series(found),
+        paper: Map::new(),
+        ideal: Map::new(),
+        notes: notes(found),
+    }
+}
+
+/// Data segments that the host acknowledged, of all in phases of these options.
+fn share(parts: &[Part], of: impl Fn(Options) -> bool) -> Option<f64> {
+    let parts = || parts.iter().filter(|part| of(part.options));
+    let data: u64 = parts().map(|part| part.data).sum();
+    let early: u64 = parts().map(|part| part.early).sum();
+    (data > 0).then(|| early as f64 / data as f64)
+}
+
+fn series(found: &Found) -> Vec<Series> {
+    let mut by: BTreeMap<_, Vec<&Part>> = BTreeMap::new();
+    for part in &found.parts {
+        by.entry(part.options).or_default().push(part);
+    }
+    let mut series = Vec::new();
+    for (options, parts) in by {
+        let shares = parts
+            .iter()
+            .filter_map(|part| share(std::slice::from_ref(*part), |_| true));
+        let name = options.name();
+        series.extend(Series::of(name, "acked early", "share", shares.collect()));
+        let times = parts.iter().map(|part| part.time.as_secs_f64());
+        series.extend(Series::of(name, "time", "s", times.collect()));
+    }
+    series
+}
+
+fn notes(found: &Found) -> Vec<String> {
+    let done = &found.done;
+    let [to, from] = &found.mangled;
+    let bytes = found.streams.bytes.load(Ordering::Relaxed);
+    let data: u64 = found.parts.iter().map(|part| part.data).sum();
+    let mut notes = vec![
+        format!(
+            "{bytes} bytes of streams, {data} frames of data for the guest; lost {} and {}, doubled {} and \
+             {}, late {} and {} (towards the guest, and back).",
+            to.lost, from.lost, to.doubled, from.doubled, to.late, from.late
+        ),
+        format!("The longest `--off` took {:?}.", done.longest_off),
+        format!(
+            "Towards the guest, as the processes have counted: {}.",
+            ways(done)
+        ),
+    ];
+    notes.extend(found.described.iter().cloned());
+    notes.extend(found.streams.described());
+    notes.extend(done.faults.iter().cloned());
+    notes
+}
+
+fn ways(done: &Done) -> String {
+    let ways = done.ways.iter().filter(|(_, count)| **count > 0);
+    let ways: Vec<_> = ways.map(|(way, count)| format!("{way} {count}")).collect();
+    ways.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(options: Options, data: u64, early: u64) -> Part {
+        Part {
+            options,
+            data,
+            early,
+            dropped: 0,
+            time: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn the_share_is_of_the_phases_with_a_process() {
+        let parts = [
+            part(Options::Plain, 100, 50),
+            part(Options::Grow, 300, 150),
+            part(Options::Off, 1_000, 0),
+        ];
+        let on = |options| options != Options::Off;
+        assert_eq!(share(&parts, on), Some(0.5));
+        assert_eq!(share(&[], on), None);
+    }
+
+    #[test]
+    fn nothing_done_is_no_success() {
+        let request = Request {
+            quick: true,
+            seed: 1,
+            runs: None,
+            taut: std::path::PathBuf::new(),
+        };
+        assert!(!outcome(&Found::default(), &request).calibration.ok);
+    }
+}
