@@ -10,7 +10,7 @@ use taut_sys::Errno;
 use taut_sys::bpf::run_time;
 use taut_sys::bpf::tc::{AttachPoint, Attached};
 
-use crate::wire::{Broken, Config, Flow, FromGuest, Key, Spent, ToGuest};
+use crate::wire::{Broken, Config, FLOW, Flow, FromGuest, KEY, Key, Spent, ToGuest};
 
 /// The programs, compiled by `build.rs`.
 const PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/snoop.bpf.o"));
@@ -107,6 +107,11 @@ impl Program {
             .set_initial_value(&[u8::from(measured)])
             .map_err(ProgramError::Load)?;
         let object = open.load().map_err(ProgramError::Load)?;
+        let flows = map(&object, "flows")?;
+        let sizes = (flows.key_size() as usize, flows.value_size() as usize);
+        if sizes != (KEY, FLOW) {
+            return Err(ProgramError::Part("map `flows` of this layout"));
+        }
         let broken = Arc::new(Mutex::new(Vec::new()));
         let mut events = RingBufferBuilder::new();
         let map = map(&object, "events")?;

@@ -37,6 +37,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Who may ask at one time; the others are turned away.
 const ASKERS: usize = 16;
 
+/// After a question could not be taken for want of something.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// How often it is looked whether a tap is drained.
 const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
@@ -355,7 +358,11 @@ fn listen(control: &Path) -> Result<UnixListener, ServeError> {
 fn answer_all(listener: &UnixListener, tell: &SyncSender<Event>) {
     let askers = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
-        let Ok(stream) = stream else { continue };
+        let Ok(stream) = stream else {
+            // Without descriptors it would fail again at once.
+            std::thread::sleep(PAUSE);
+            continue;
+        };
         if askers.load(Ordering::Relaxed) >= ASKERS {
             continue;
         }

@@ -166,8 +166,8 @@ exits! {
 }
 
 /// Bytes of `struct snoop_key`, `struct snoop_flow` and `struct snoop_event`.
-const KEY: usize = 40;
-const FLOW: usize = 144;
+pub(crate) const KEY: usize = 40;
+pub(crate) const FLOW: usize = 144;
 const EVENT: usize = KEY + 8;
 
 /// Where `mode` and `bypass` are in `struct snoop_flow`.

@@ -339,3 +339,29 @@ fn what_the_guest_would_throw_away_as_too_old_is_not_acknowledged() {
         rig.at_guest();
     }
 }
+
+#[test]
+fn turned_off_the_guests_words_are_its_own_and_nothing_is_owed_anew() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let promised = conn.data(1000);
+    rig.peer_sends(&promised);
+    assert_eq!(rig.at_peer().len(), 1);
+    rig.configure(taut_snoop::wire::Config { on: false, ..ON });
+    for _ in 0..3 {
+        let data = conn.data(1000);
+        rig.peer_sends(&data);
+    }
+    rig.at_guest();
+    let owed = rig.flow().promised();
+    assert_eq!(owed, 1000);
+    // One after the other, each with a wider window: nothing is lifted to what was not promised.
+    for taken in 1..=4 {
+        conn.terms.window += 1000;
+        let ack = conn.guest_acks(promised.seq + taken * 1000);
+        rig.guest_sends(&ack);
+        assert_eq!(rig.at_peer(), [ack]);
+        assert_eq!(rig.flow().promised(), 0);
+    }
+}

@@ -357,3 +357,40 @@ fn in_mid_flow_nothing_grows() {
     }
     assert!(acked > 0, "nothing was tried");
 }
+
+#[test]
+fn a_window_that_a_guest_takes_back_is_no_sign_of_its_scale() {
+    let mut rig = Rig::new(500, ON);
+    rig.detach();
+    let mut conn = Conn::new(Terms {
+        scale: None,
+        window: 6000,
+        ..Terms::default()
+    });
+    conn.open_and_prove(&mut rig);
+    rig.attach_anew(ON);
+    let word = conn.guest_data(1);
+    rig.guest_sends(&word);
+    rig.at_peer();
+    for _ in 0..6 {
+        // It says that it has no room, and takes what was on its way all the same.
+        conn.terms.window = 0;
+        let shut = conn.guest_acks(conn.guest_ack);
+        rig.guest_sends(&shut);
+        let data = conn.data(1000);
+        rig.peer_sends(&data);
+        rig.at_guest();
+        conn.terms.window = 6000;
+        let ack = conn.guest_acks(conn.peer_seq);
+        rig.guest_sends(&ack);
+        rig.at_peer();
+    }
+    let edge = conn.guest_ack.wrapping_add(6000);
+    assert_eq!(rig.flow().rcv_edge, edge, "by its scale, which is none");
+    for _ in 0..8 {
+        let data = conn.data(1000);
+        rig.peer_sends(&data);
+    }
+    let told = rig.at_peer().iter().map(|ack| ack.ack).max().unwrap();
+    assert!(edge.wrapping_sub(told).cast_signed() >= 0);
+}
