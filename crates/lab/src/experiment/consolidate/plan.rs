@@ -213,7 +213,7 @@ const SIZES_FIGURE_5: [(usize, usize); 5] = [
     (10 * MB, 3),
     (100 * MB, 1),
 ];
-const SIZES_QUICK: [(usize, usize); 2] = [(100 * KB, 8), (MB, 3)];
+const SIZES_QUICK: [(usize, usize); 2] = [(100 * KB, 5), (MB, 2)];
 
 /// Everything that is to be measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
