@@ -256,7 +256,9 @@ impl Follow {
         let mut found = false;
         for served in self.taps.values_mut().filter(|s| s.device.name == name) {
             found = true;
-            if served.state == State::On {
+            // Also one that rests is not to come back by itself.
+            served.broken_at = None;
+            if served.state != State::Off {
                 served.set(config, State::Draining);
             }
         }
@@ -280,7 +282,7 @@ impl Follow {
     /// whether there is one.
     ///
     /// # Errors
-    /// [`TapError::Queued`], or [`TapError::Socket`]: the devices cannot be listed.
+    /// [`TapError::Queued`], [`TapError::Filtered`], or [`TapError::Socket`]: the devices cannot be listed.
     pub fn turn_on(&mut self, name: &str) -> Result<bool, TapError> {
         let config = self.options.config;
         let devices = tap::devices()?;
@@ -288,8 +290,13 @@ impl Follow {
         for served in self.taps.values_mut().filter(|s| s.device.name == name) {
             found = true;
             let device = devices.iter().find(|d| d.index == served.device.index);
-            if device.is_some_and(Device::has_queue) {
-                return Err(TapError::Queued(name.to_owned()));
+            if let Some(device) = device {
+                if device.has_queue() {
+                    return Err(TapError::Queued(name.to_owned()));
+                }
+                if tap::is_filtered(device, served.program.egress_links(), FILTER_PRIORITY)? {
+                    return Err(TapError::Filtered(name.to_owned()));
+                }
             }
             served.broken_flows = 0;
             served.broken_at = None;
@@ -319,10 +326,13 @@ impl Served {
     }
 
     fn configure(&self, config: Config) -> Result<(), ProgramError> {
-        let on = self.state == State::On;
-        let ring = self.device.ring;
-        self.program
-            .configure(&Config { on, ring, ..config }, self.until)
+        let config = Config {
+            on: self.state == State::On,
+            ring: self.device.ring,
+            sharing: self.sharing,
+            ..config
+        };
+        self.program.configure(&config, self.until)
     }
 
     fn watch(&mut self, config: Config, now: Duration) {

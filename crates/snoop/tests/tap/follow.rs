@@ -204,7 +204,41 @@ fn what_a_guest_has_lost_is_found_out_and_it_is_left_alone_if_it_is_more_than_on
     }
     let status = &followed.status().unwrap()[0];
     assert!(matches!(status.state, State::Unfit(_)), "{status:?}");
-    // It may be another by then.
+    // Who wants it off meanwhile has it off for good.
+    let mut later = now() + REST + Duration::from_secs(1);
+    let mut rest = |followed: &mut Follow| {
+        rig.within(|| followed.look(later)).unwrap();
+        later += REST;
+        look(&rig, followed);
+    };
+    followed.turn_off("guest");
+    rest(&mut followed);
+    assert_eq!(states(&followed)[0].1, State::Off);
+    assert!(rig.within(|| followed.turn_on("guest")).unwrap());
+    assert_eq!(states(&followed), on());
+}
+
+#[test]
+fn a_guest_that_has_lost_much_may_be_another_after_a_while() {
+    let mut rig = Rig::bare(100);
+    let mut followed = follow(&rig, None);
+    for port in 5000..5003 {
+        let mut conn = Conn::new(Terms {
+            port,
+            ..Terms::default()
+        });
+        conn.open_and_prove(&mut rig);
+        let data = conn.data(1000);
+        rig.peer_sends(&data);
+        rig.empty_unread();
+        for _ in 0..LOOKS {
+            let ack = conn.guest_acks(conn.guest_ack);
+            rig.guest_sends(&ack);
+            look(&rig, &mut followed);
+        }
+        rig.at_peer();
+    }
+    assert!(matches!(&states(&followed)[0].1, State::Unfit(_)));
     rig.within(|| followed.look(now() + REST + Duration::from_secs(1)))
         .unwrap();
     look(&rig, &mut followed);
@@ -301,4 +335,48 @@ fn when_nobody_watches_nothing_is_promised() {
     let data = conn.data(1000);
     rig.peer_sends(&data);
     assert_eq!(rig.at_peer().len(), 1);
+}
+
+#[test]
+fn flows_that_fill_the_ring_share_it() {
+    let mut rig = Rig::bare(40);
+    let mut followed = follow(&rig, None);
+    let mut conns = [5000, 5001].map(|port| {
+        Conn::new(Terms {
+            scale: None,
+            window: 10_000,
+            mss: 1000,
+            port,
+            ..Terms::default()
+        })
+    });
+    for conn in &mut conns {
+        conn.open_and_prove(&mut rig);
+    }
+    // Both have much acknowledged between two looks.
+    for conn in &mut conns {
+        for _ in 0..100 {
+            let data = conn.data(1000);
+            rig.peer_sends(&data);
+            rig.at_guest();
+            let ack = conn.guest_acks(conn.peer_seq);
+            rig.guest_sends(&ack);
+            rig.at_peer();
+        }
+    }
+    look(&rig, &mut followed);
+    let told = |rig: &mut Rig, conn: &mut Conn| {
+        conn.terms.window = 65_535;
+        let wider = conn.guest_acks(conn.peer_seq);
+        rig.guest_sends(&wider);
+        rig.at_peer()[0].window
+    };
+    assert_eq!(
+        told(&mut rig, &mut conns[0]),
+        20_000,
+        "half of forty segments"
+    );
+    // And once one of them rests, the other has it all.
+    look(&rig, &mut followed);
+    assert_eq!(told(&mut rig, &mut conns[1]), 40_000);
 }
