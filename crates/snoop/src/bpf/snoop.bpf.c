@@ -18,13 +18,10 @@
 #include <bpf/bpf_core_read.h>
 
 #include "flow.h"
+#include "ack.h"
 
-#define CHECKSUM_UNNECESSARY	1
-#define CHECKSUM_PARTIAL	3
 #define RING_BYTES		(64 * 1024)
 #define OPENING_NS		(10ULL * 1000 * 1000 * 1000)
-#define SUM_AT_ONCE		508	/* and no more than 512 when rounded up */
-#define SUMS			(10 * 1024 / SUM_AT_ONCE)	/* and a jumbo frame */
 
 /* What of the kernel's own buffer and device is looked at. */
 struct net_device {
@@ -106,14 +103,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct snoop_config);
 } config SEC(".maps");
-
-/* Where data is summed: helpers of older kernels take 512 bytes at a time. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u8[512]);
-} summing SEC(".maps");
 
 /* Whether it is measured where the time goes: for benchmarks. */
 SEC(".rodata.config")
@@ -275,209 +264,6 @@ static __always_inline bool arrives_whole(struct __sk_buff *skb)
 	needed = BPF_CORE_READ(shared, gso_type) & ~GSO_DODGY;
 	needed <<= GSO_SHIFT;
 	return (BPF_CORE_READ(dev, features) & needed) == needed;
-}
-
-static __always_inline __u16 fold(__u64 sum)
-{
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return sum;
-}
-
-/* The sum of so many words of 32 bits, not folded (RFC 1071 2 B). */
-static __always_inline __u64 sum_words(const void *from, int count)
-{
-	const __u32 *words = from;
-	__u64 sum = 0;
-	int i;
-
-	for (i = 0; i < count; i++)
-		sum += words[i];
-	return sum;
-}
-
-/* The sum of TCP's pseudo-header (RFC 9293 3.1), where TCP has @len bytes. */
-static __always_inline __u64 pseudo_sum(const struct snoop_key *key, __u32 len)
-{
-	/* What an IPv4 address leaves of its place is zero. */
-	return sum_words(key, 8) + bpf_htonl(len) + bpf_htonl(IPPROTO_TCP);
-}
-
-/* Whether TCP's checksum is right: @len bytes from @at, of which nobody has
- * said so. (One that is wrong would be dropped by the guest, and nothing but
- * the guest's silence would tell.)
- */
-__noinline int sums_up(struct __sk_buff *skb, __u32 at, __u32 len, __u64 sum)
-{
-	__u32 zero = 0, size, i;
-	__u8 *bytes = bpf_map_lookup_elem(&summing, &zero);
-
-	if (!bytes)
-		return false;
-	for (i = 0; i < SUMS && len; i++) {
-		size = len;
-		if (size > SUM_AT_ONCE)
-			size = SUM_AT_ONCE;
-		/* The last ones may be no whole word. */
-		if (size & 3)
-			*(__u32 *)(bytes + (size & SUM_AT_ONCE)) = 0;
-		if (bpf_skb_load_bytes(skb, at, bytes, size))
-			return false;
-		sum += (__u32)bpf_csum_diff(NULL, 0, (__be32 *)bytes,
-					    (size + 3) & ~3, 0);
-		at += size;
-		len -= size;
-	}
-	return !len && fold(sum) == 0xffff;
-}
-
-/* What an acknowledgement says. */
-struct answer {
-	__u32 seq;
-	__u32 ack;
-	__u32 tsval;
-	__u32 tsecr;
-	__u32 vm_word;
-	__u32 summed;	/* as it was with the segment's own checksum */
-	__u8 to[ETH_ALEN];
-	__u8 from[ETH_ALEN];
-	__u16 window;
-	bool has_ts;
-	__u8 tos;
-	__u8 ttl;
-};
-
-struct answer_tcp {
-	struct tcphdr tcp;
-	__be32 options[3];
-};
-
-/* With the two bytes before Ethernet's header that align what follows it. */
-struct answer_v4 {
-	__u8 align[2];
-	struct ethhdr eth;
-	struct iphdr ip;
-	struct answer_tcp tcp;
-};
-
-struct answer_v6 {
-	__u8 align[2];
-	struct ethhdr eth;
-	struct ipv6hdr ip;
-	struct answer_tcp tcp;
-};
-
-static __always_inline void write_tcp(struct answer_tcp *to,
-				      const struct snoop_key *key,
-				      const struct answer *a)
-{
-	__u8 *bytes = (__u8 *)&to->tcp;
-
-	to->tcp.source = key->guest_port;
-	to->tcp.dest = key->peer_port;
-	to->tcp.seq = bpf_htonl(a->seq);
-	to->tcp.ack_seq = bpf_htonl(a->ack);
-	bytes[12] = (a->has_ts ? 8 : 5) << 4;
-	bytes[13] = TH_ACK;
-	to->tcp.window = bpf_htons(a->window);
-	if (a->has_ts) {
-		to->options[0] = bpf_htonl(USUAL_START);
-		to->options[1] = bpf_htonl(a->tsval);
-		to->options[2] = bpf_htonl(a->tsecr);
-	}
-}
-
-/* The sum of TCP, given that of its pseudo-header: for hardware (or whoever
- * else will finish it) that alone, and not inverted.
- */
-static __always_inline void sum_tcp(struct answer_tcp *to, __u64 pseudo,
-				    __u32 summed)
-{
-	__u64 sum;
-
-	if (summed == CHECKSUM_PARTIAL) {
-		to->tcp.check = fold(pseudo);
-		return;
-	}
-	sum = sum_words(to, sizeof(*to) / 4);
-	to->tcp.check = ~fold(pseudo + sum);
-}
-
-/* Writes the acknowledgement over what is left of the segment. */
-__noinline int write_v4(struct __sk_buff *skb, const struct snoop_key *key,
-			const struct answer *a)
-{
-	struct answer_v4 to = {};
-	__u32 tcp_len;
-
-	if (!key || !a)
-		return -1;
-	tcp_len = sizeof(struct tcphdr) + (a->has_ts ? USUAL_OPTIONS : 0);
-
-	if (bpf_skb_change_tail(skb, L4_AT_V4 + tcp_len, 0))
-		return -1;
-	__builtin_memcpy(to.eth.h_dest, a->to, ETH_ALEN);
-	__builtin_memcpy(to.eth.h_source, a->from, ETH_ALEN);
-	to.eth.h_proto = bpf_htons(ETH_P_IP);
-	to.ip.version = 4;
-	to.ip.ihl = 5;
-	to.ip.tos = a->tos;
-	to.ip.tot_len = bpf_htons(sizeof(to.ip) + tcp_len);
-	to.ip.frag_off = bpf_htons(0x4000);
-	to.ip.ttl = a->ttl;
-	to.ip.protocol = IPPROTO_TCP;
-	__builtin_memcpy(&to.ip.saddr, key->guest, 4);
-	__builtin_memcpy(&to.ip.daddr, key->peer, 4);
-	to.ip.check = ~fold(sum_words(&to.ip, sizeof(to.ip) / 4));
-
-	write_tcp(&to.tcp, key, a);
-	sum_tcp(&to.tcp, pseudo_sum(key, tcp_len), a->summed);
-	if (a->has_ts)
-		return bpf_skb_store_bytes(skb, 0, &to.eth,
-					   L4_AT_V4 + sizeof(to.tcp),
-					   BPF_F_RECOMPUTE_CSUM |
-					   BPF_F_INVALIDATE_HASH);
-	return bpf_skb_store_bytes(skb, 0, &to.eth,
-				   L4_AT_V4 + sizeof(to.tcp.tcp),
-				   BPF_F_RECOMPUTE_CSUM |
-				   BPF_F_INVALIDATE_HASH);
-}
-
-__noinline int write_v6(struct __sk_buff *skb, const struct snoop_key *key,
-			const struct answer *a)
-{
-	struct answer_v6 to = {};
-	__u32 tcp_len;
-
-	if (!key || !a)
-		return -1;
-	tcp_len = sizeof(struct tcphdr) + (a->has_ts ? USUAL_OPTIONS : 0);
-
-	if (bpf_skb_change_tail(skb, L4_AT_V6 + tcp_len, 0))
-		return -1;
-	__builtin_memcpy(to.eth.h_dest, a->to, ETH_ALEN);
-	__builtin_memcpy(to.eth.h_source, a->from, ETH_ALEN);
-	to.eth.h_proto = bpf_htons(ETH_P_IPV6);
-	*(__u32 *)&to.ip = a->vm_word & ~bpf_htonl(ECN_MASK << 20);
-	to.ip.payload_len = bpf_htons(tcp_len);
-	to.ip.nexthdr = IPPROTO_TCP;
-	to.ip.hop_limit = a->ttl;
-	__builtin_memcpy(&to.ip.saddr, key->guest, 16);
-	__builtin_memcpy(&to.ip.daddr, key->peer, 16);
-
-	write_tcp(&to.tcp, key, a);
-	sum_tcp(&to.tcp, pseudo_sum(key, tcp_len), a->summed);
-	if (a->has_ts)
-		return bpf_skb_store_bytes(skb, 0, &to.eth,
-					   L4_AT_V6 + sizeof(to.tcp),
-					   BPF_F_RECOMPUTE_CSUM |
-					   BPF_F_INVALIDATE_HASH);
-	return bpf_skb_store_bytes(skb, 0, &to.eth,
-				   L4_AT_V6 + sizeof(to.tcp.tcp),
-				   BPF_F_RECOMPUTE_CSUM |
-				   BPF_F_INVALIDATE_HASH);
 }
 
 /* The segment has been delivered by its clone; what is left of it is taken off

@@ -23,7 +23,6 @@ enum snoop_mode {
 	SNOOP_UNEXPECTED_SEQ,
 	SNOOP_NO_BUF,
 	SNOOP_BYPASS,
-	SNOOP_MODES,
 };
 
 /* Why a flow is in SNOOP_BYPASS. */
@@ -39,7 +38,6 @@ enum snoop_bypass {
 	SNOOP_ECT,
 	SNOOP_OPTION,
 	SNOOP_BROKEN_PROMISE,
-	SNOOP_BYPASSES,
 };
 
 /* Ways out of the program towards the guest. */
