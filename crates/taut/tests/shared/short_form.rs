@@ -1,0 +1,35 @@
+//! The short form of an experiment, and what holds of its outcome however slow the machine is.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+/// Runs it, and does not ask whether its calibration holds.
+pub(crate) fn short_form(experiment: &str) -> Value {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("outcome.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_taut"))
+        .args(["lab", "run", experiment, "--quick", "--json"])
+        .arg(&file)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    serde_json::from_slice(&fs::read(&file).unwrap()).expect(&said)
+}
+
+/// These checks of its calibration have measured nothing.
+pub(crate) fn assert_none(outcome: &Value, checks: &[&str]) {
+    for check in checks {
+        let measured = &outcome["calibration"][check]["measured"];
+        assert_eq!(*measured, 0.0, "{check}: {:#}", outcome["notes"]);
+    }
+}
+
+/// These figures of its headline are more than nothing.
+pub(crate) fn assert_some(outcome: &Value, keys: &[&str]) {
+    for key in keys {
+        assert!(outcome["headline"][key].as_f64().unwrap() > 0.0, "{key}");
+    }
+}
