@@ -378,7 +378,7 @@ impl Served {
         for one in &broken {
             tracing::error!(
                 tap = %self.device.name, flow = %one.key, lacks = one.told_seq.wrapping_sub(one.vm_seq),
-                "the guest lacks bytes that were acknowledged for it, which cannot be repaired"
+                "the guest lacks bytes that were acknowledged for it, which cannot be repaired: {}", one.sign
             );
             self.program.leave(&one.key)?;
         }

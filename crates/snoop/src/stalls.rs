@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use crate::wire::{Broken, Bypass, Flow, Key, Mode};
+use crate::wire::{Broken, Bypass, Flow, Key, Mode, Sign};
 
 /// Looks at a guest that was heard in between, and had acknowledged nothing of what was promised,
 /// until the promise counts as broken. An acknowledgement is delayed by 500 ms at most (RFC 9293
@@ -56,6 +56,7 @@ impl Stalls {
                         key: *key,
                         vm_seq: flow.vm_seq,
                         told_seq: flow.told_seq,
+                        sign: Sign::Stall,
                     });
                 }
             }

@@ -115,6 +115,20 @@ pub struct Broken {
     pub vm_seq: u32,
     /// What the sender was told that it has.
     pub told_seq: u32,
+    /// How it showed.
+    pub sign: Sign,
+}
+
+/// How a guest shows that it lacks what was promised for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// It acknowledges selectively what came after it (RFC 2018).
+    Sack {
+        /// From the first byte that it lacks to the end of what it has, in bytes.
+        reach: u32,
+    },
+    /// It is awake, and does not acknowledge it.
+    Stall,
 }
 
 macro_rules! exits {
@@ -168,7 +182,7 @@ exits! {
 /// Bytes of `struct snoop_key`, `struct snoop_flow` and `struct snoop_event`.
 pub(crate) const KEY: usize = 40;
 pub(crate) const FLOW: usize = 144;
-const EVENT: usize = KEY + 8;
+const EVENT: usize = KEY + 12;
 
 /// Where `mode` and `bypass` are in `struct snoop_flow`.
 const MODE_AT: usize = 93;
@@ -367,11 +381,24 @@ impl Broken {
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..EVENT)?;
         let mut rest = Reader(&bytes[KEY..]);
+        let (vm_seq, told_seq, sack_end) = (rest.u32()?, rest.u32()?, rest.u32()?);
         Some(Self {
             key: Key::decode(bytes)?,
-            vm_seq: rest.u32()?,
-            told_seq: rest.u32()?,
+            vm_seq,
+            told_seq,
+            sign: Sign::Sack {
+                reach: sack_end.wrapping_sub(vm_seq),
+            },
         })
+    }
+}
+
+impl fmt::Display for Sign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sack { reach } => write!(f, "it has some of the {reach} from there on"),
+            Self::Stall => write!(f, "it is awake and acknowledges none"),
+        }
     }
 }
 

@@ -62,15 +62,16 @@ static __always_inline __u16 window_from(const struct snoop_flow *f,
 					 __u32 ack, __u32 edge)
 {
 	__u32 most = c->buf_size ? ack + c->buf_size : edge;
-	__u32 window, share, scale = scale_of(f);
+	__u32 window, scale = scale_of(f);
+	__u64 share;
 
 	if (c->ring) {
 		share = f->frame > f->mss ? f->frame : f->mss;
-		share = (__u64)share * c->ring / (c->sharing ? c->sharing : 1);
+		share = share * c->ring / (c->sharing ? c->sharing : 1);
 		if (share > SHARE_MAX)
 			share = SHARE_MAX;
-		if (after(most, f->vm_seq + share))
-			most = f->vm_seq + share;
+		if (after(most, f->vm_seq + (__u32)share))
+			most = f->vm_seq + (__u32)share;
 	}
 	if (before(most, f->told_edge))
 		most = f->told_edge;
@@ -249,6 +250,7 @@ static __always_inline void see_guest_syn(struct snoop_flow *f,
 	const struct options *o = &s->options;
 	__u8 flags = SNOOP_F_VM_SYN, pending = f->pending_flags;
 	__u8 why = reason_in_syn(s);
+	bool repeated = false;
 
 	if (o->has_scale)
 		flags |= SNOOP_F_VM_SCALES;
@@ -268,6 +270,7 @@ static __always_inline void see_guest_syn(struct snoop_flow *f,
 		begin_anew(f, flags | SNOOP_F_PEER_SYN | SNOOP_F_PEER_SCALES |
 				      SNOOP_F_PEER_TS);
 		f->ts_peer = o->tsecr;
+		repeated = true;
 	} else {
 		return;
 	}
@@ -283,6 +286,12 @@ static __always_inline void see_guest_syn(struct snoop_flow *f,
 		f->begun = s->ack;
 		begin_at(f, s->ack, s->window);
 		f->told_edge = s->ack + syn_window(c, s);
+		/* The first one was sent before we were here, and what it called
+		 * for may be in the ring: nothing beyond the window, for no other
+		 * has been told.
+		 */
+		if (repeated)
+			f->ahead = f->rcv_edge;
 		f->flags |= SNOOP_F_LEARNT;
 		f->mode = SNOOP_UNPROVEN;
 	}

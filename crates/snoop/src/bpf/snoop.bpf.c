@@ -431,6 +431,11 @@ int snoop_to_guest(struct __sk_buff *skb)
 	answer.tsecr = s.options.tsval;
 	if (key.version == 4 ? write_v4(skb, &key, &answer)
 			     : write_v6(skb, &key, &answer)) {
+		/* The sender has not been told: the guest tells it. */
+		bpf_spin_lock(&f->lock);
+		if (f->mode == SNOOP_ACTIVE)
+			f->mode = SNOOP_UNEXPECTED_SEQ;
+		bpf_spin_unlock(&f->lock);
 		count(&to_guest_exits, SNOOP_TG_NO_ACK);
 		return discard(skb);
 	}
@@ -462,7 +467,7 @@ static __always_inline int write_lift(struct __sk_buff *skb,
 }
 
 static __always_inline void tell_broken(const struct snoop_key *key,
-					__u32 vm_seq, __u32 told_seq)
+					const struct segment *s, __u32 told_seq)
 {
 	struct snoop_event *event;
 
@@ -470,8 +475,9 @@ static __always_inline void tell_broken(const struct snoop_key *key,
 	if (!event)
 		return;
 	event->key = *key;
-	event->vm_seq = vm_seq;
+	event->vm_seq = s->ack;
 	event->told_seq = told_seq;
+	event->sack_end = s->options.sack_end;
 	bpf_ringbuf_submit(event, 0);
 }
 
@@ -571,7 +577,7 @@ int snoop_from_guest(struct __sk_buff *skb)
 			count(&from_guest_exits, SNOOP_FG_NOT_LIFTED);
 		return TC_ACT_UNSPEC;
 	case SNOOP_FG_BROKEN:
-		tell_broken(&key, s.ack, told);
+		tell_broken(&key, &s, told);
 		return TC_ACT_UNSPEC;
 	default:
 		return TC_ACT_UNSPEC;

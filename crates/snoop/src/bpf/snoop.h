@@ -175,6 +175,7 @@ struct snoop_event {
 	struct snoop_key key;
 	__u32 vm_seq;
 	__u32 told_seq;
+	__u32 sack_end;		/* of the block that shows it */
 };
 
 #endif

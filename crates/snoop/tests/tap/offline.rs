@@ -1,6 +1,6 @@
 //! When the host goes offline for a flow, and comes back.
 
-use taut_snoop::wire::{Bypass, Mode};
+use taut_snoop::wire::{Bypass, Config, Mode, Sign};
 
 use crate::conn::{Conn, Terms};
 use crate::promise::ON;
@@ -218,6 +218,42 @@ fn a_guest_that_lacks_what_was_promised_is_found_out() {
         (lost.seq, conn.peer_seq)
     );
     assert_eq!(told[0].key.guest.port(), 80);
+    assert_eq!(told[0].sign, Sign::Sack { reach: 2 * 1448 });
+}
+
+/// A process that comes in the middle of a handshake has not seen what its beginning called for.
+#[test]
+fn what_came_before_a_repeated_syn_ack_is_no_sign_of_a_broken_promise() {
+    for start_early in [false, true] {
+        let mut rig = Rig::new(500, Config { start_early, ..ON });
+        let mut conn = Conn::new(Terms::default());
+        let syn = conn.syn();
+        rig.peer_sends(&syn);
+        rig.at_guest();
+        rig.detach();
+        let syn_ack = conn.syn_ack();
+        rig.guest_sends(&syn_ack);
+        // The guest is away. Of what comes meanwhile the second is lost.
+        let segments: Vec<_> = (0..4).map(|_| conn.data(1448)).collect();
+        for n in [0, 2, 3] {
+            rig.peer_sends(&segments[n]);
+        }
+        rig.attach_anew(Config { start_early, ..ON });
+        rig.guest_sends(&syn_ack);
+        rig.at_peer();
+        // It is back, and has come to the first of them.
+        let one = conn.guest_acks(segments[1].seq);
+        rig.guest_sends(&one);
+        assert_eq!(rig.at_peer(), [one]);
+        let again = conn.again(&segments[1]);
+        rig.peer_sends(&again);
+        assert_eq!(rig.at_peer().len(), 1, "it is promised");
+        let mut hole = conn.guest_acks(segments[1].seq);
+        hole.options = sack(&conn, segments[2].seq, conn.peer_seq);
+        rig.guest_sends(&hole);
+        assert_eq!(rig.at_peer(), [hole]);
+        assert_eq!(rig.flow().mode, Mode::Active, "{start_early}");
+    }
 }
 
 /// The guest has taken `beyond` and tells of the hole before it, while what fills the hole is in the

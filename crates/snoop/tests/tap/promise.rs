@@ -445,3 +445,26 @@ fn a_device_that_has_super_frames_cut_up_by_their_size_gets_them_in_parts() {
     assert_eq!(rig.at_peer(), []);
     assert_eq!(rig.exits("in_parts"), 1);
 }
+
+#[test]
+fn a_ring_of_millions_of_places_narrows_nothing() {
+    // With segments of 1000, 32 bits wrap to 296 bytes.
+    let mut rig = Rig::new(
+        100,
+        Config {
+            ring: 4_294_968,
+            ..ON
+        },
+    );
+    let mut conn = Conn::new(Terms {
+        scale: None,
+        window: 10_000,
+        mss: 1000,
+        ..Terms::default()
+    });
+    conn.open_and_prove(&mut rig);
+    conn.terms.window = 65_535;
+    let wider = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&wider);
+    assert_eq!(rig.at_peer(), [wider]);
+}
