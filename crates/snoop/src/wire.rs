@@ -181,11 +181,11 @@ exits! {
 
 /// Bytes of `struct snoop_key`, `struct snoop_flow` and `struct snoop_event`.
 pub(crate) const KEY: usize = 40;
-pub(crate) const FLOW: usize = 144;
+pub(crate) const FLOW: usize = 152;
 const EVENT: usize = KEY + 12;
 
 /// Where `mode` and `bypass` are in `struct snoop_flow`.
-const MODE_AT: usize = 93;
+const MODE_AT: usize = 101;
 
 /// The bit beside a VLAN's number that says that there is one.
 const TAGGED: u16 = 0x8000;
@@ -315,7 +315,7 @@ impl Flow {
         let _told_edge = read.u32()?;
         let grown_edge = read.u32()?;
         // What only the programs need: from `far_edge` to `mss`.
-        let _: [u8; 12 * 4 + 2 + 12 + 2] = read.take()?;
+        let _: [u8; 14 * 4 + 2 + 12 + 2] = read.take()?;
         let [_scale, mode, bypass, _flags, _tos, _ttl, _counted] = read.take()?;
         let _: [u8; 5] = read.take()?;
         let seen_ns = read.u64()?;

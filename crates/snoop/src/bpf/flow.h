@@ -190,6 +190,9 @@ static __always_inline void begin_at(struct snoop_flow *f, __u32 first,
 	f->told_edge = f->rcv_edge;
 	f->grown_edge = f->rcv_edge;
 	f->far_edge = f->rcv_edge;
+	f->extra = 0;
+	f->extra_older = 0;
+	f->extra_mark = first;
 }
 
 /* A new connection. */
@@ -198,7 +201,6 @@ static __always_inline void begin_anew(struct snoop_flow *f, __u8 flags)
 	f->flags = flags;
 	f->mode = SNOOP_SYN;
 	f->bypass = SNOOP_TOUCHED;
-	f->charged = 0;
 	f->vm_widest = 0;
 	f->frame = 0;
 	f->acked_segments = 0;
@@ -355,6 +357,16 @@ static __always_inline bool is_acceptable(const struct snoop_flow *f,
 	       !before(s->ack, f->vm_snd - ACK_BEHIND);
 }
 
+/* What a segment takes of the guest's buffer beyond its bytes: the guest's kernel
+ * accounts for buffers (a page's half for a segment of a full size, or of one
+ * byte), and offers half of its memory as window.
+ */
+static __always_inline __u32 extra_of(const struct snoop_flow *f,
+				      const struct segment *s)
+{
+	return s->len < f->mss - f->mss / 5 ? f->mss - s->len : 0;
+}
+
 /* THE place where it is decided whether a segment that is put into the ring may
  * be acknowledged. That it is in the ring is what moves NEXT_SEQ (see
  * delivered()).
@@ -363,7 +375,7 @@ static __always_inline enum snoop_to_guest
 may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 		const struct segment *s)
 {
-	__u32 edge = promise_edge(f, c), charge;
+	__u32 edge = promise_edge(f, c), charged;
 
 	if (f->mode == SNOOP_BYPASS)
 		return SNOOP_TG_BYPASS;
@@ -426,9 +438,10 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 		f->mode = SNOOP_NO_BUF;
 		return SNOOP_TG_BEYOND_WINDOW;
 	}
-	/* The guest's kernel accounts for buffers, not for bytes. */
-	charge = s->len > f->mss ? s->len : f->mss;
-	if (f->charged + charge > room(f->vm_seq, edge) + f->mss) {
+	/* One that is small is let in at the window's end. */
+	charged = s->seq + s->len - f->vm_seq + f->extra + f->extra_older;
+	charged += extra_of(f, s);
+	if (charged > room(f->vm_seq, edge) + f->mss) {
 		f->mode = SNOOP_NO_BUF;
 		return SNOOP_TG_BUDGET;
 	}
@@ -443,7 +456,7 @@ static __always_inline void delivered(struct snoop_flow *f,
 {
 	f->next_seq += s->len;
 	f->frame = f->frame ? f->frame - f->frame / 8 + s->len / 8 : s->len;
-	f->charged += s->len > f->mss ? s->len : f->mss;
+	f->extra += extra_of(f, s);
 	f->mode = SNOOP_ACTIVE;
 	grow(f, c);
 	lift->ack = f->next_seq;
@@ -468,7 +481,7 @@ static __always_inline void go_offline(struct snoop_flow *f,
 static __always_inline void learn(struct snoop_flow *f,
 				  const struct segment *s)
 {
-	__u32 acked, window;
+	__u32 window;
 
 	if (f->scale == SCALE_UNKNOWN) {
 		f->scale = 0;
@@ -498,8 +511,6 @@ static __always_inline void learn(struct snoop_flow *f,
 	if (!(f->flags & SNOOP_F_VM_SYN) && s->options.has_ts)
 		f->flags |= SNOOP_F_VM_TS;
 	if (after(s->ack, f->vm_seq)) {
-		acked = s->ack - f->vm_seq;
-		f->charged = f->charged > acked ? f->charged - acked : 0;
 		f->vm_seq = s->ack;
 		if (before(f->ahead, s->ack))
 			f->ahead = s->ack;
@@ -514,8 +525,12 @@ static __always_inline void learn(struct snoop_flow *f,
 	}
 	if (after(s->ack, f->next_seq))
 		f->next_seq = s->ack;
-	if (f->vm_seq == f->next_seq)
-		f->charged = 0;
+	/* The guest has all of the older ones: those since are now older. */
+	if (!before(f->vm_seq, f->extra_mark)) {
+		f->extra_older = f->vm_seq == f->next_seq ? 0 : f->extra;
+		f->extra = 0;
+		f->extra_mark = f->next_seq;
+	}
 	if (before(f->vm_snd, s->seq + s->len))
 		f->vm_snd = s->seq + s->len;
 	if (s->options.has_ts && !before(s->options.tsval, f->ts_vm))

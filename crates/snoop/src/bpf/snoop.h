@@ -136,7 +136,9 @@ struct snoop_flow {
 	__u32 ts_vm;
 	__u32 ts_peer;		/* the latest TSval of the peer's */
 	__u32 vm_widest;	/* the widest window that the guest has offered */
-	__u32 charged;		/* of the guest's buffer, by what it has not acknowledged */
+	__u32 extra;		/* that small segments take of the guest's buffer, and */
+	__u32 extra_older;	/* of those before this: */
+	__u32 extra_mark;
 	__u32 frame;		/* bytes of data in a frame, on average */
 	__u32 vm_word;		/* IPv6: the first word of the guest's header */
 	__u32 pending;		/* of a SYN that the guest has not answered: as begun, */

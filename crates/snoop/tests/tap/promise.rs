@@ -187,6 +187,55 @@ fn many_small_segments_are_charged_as_full_ones() {
 }
 
 #[test]
+fn a_window_is_promised_to_its_last_byte() {
+    for timestamps in [false, true] {
+        let terms = Terms {
+            timestamps,
+            window: 1 << 20,
+            ..Terms::default()
+        };
+        let full = if timestamps { 1448 } else { 1460 };
+        let mut rig = Rig::new(1000, ON);
+        let mut conn = Conn::new(terms);
+        conn.open_and_prove(&mut rig);
+        let edge = conn.guest_ack.wrapping_add(1 << 20);
+        while conn.peer_seq != edge {
+            let left = edge.wrapping_sub(conn.peer_seq) as usize;
+            let data = conn.data(left.min(full));
+            rig.peer_sends(&data);
+            let acks = rig.at_peer();
+            assert_eq!(acks.len(), 1, "{left} bytes before the edge");
+        }
+        rig.at_guest();
+        rig.checker.settle();
+    }
+}
+
+/// What small segments take is given back, also where there is always something that the guest has not
+/// acknowledged.
+#[test]
+fn a_flow_that_never_rests_does_not_use_its_window_up() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let mut before = conn.peer_seq;
+    for round in 0..200 {
+        let between = conn.peer_seq;
+        for len in [1448, 100, 1448, 100] {
+            let data = conn.data(len);
+            rig.peer_sends(&data);
+            assert_eq!(rig.at_peer().len(), 1, "round {round}");
+        }
+        rig.at_guest();
+        // It is always a round behind.
+        let ack = conn.guest_acks(std::mem::replace(&mut before, between));
+        rig.guest_sends(&ack);
+        rig.at_peer();
+    }
+    rig.checker.settle();
+}
+
+#[test]
 fn every_length_of_data_is_summed_up_rightly() {
     for v6 in [false, true] {
         let mut rig = Rig::new(500, ON);
