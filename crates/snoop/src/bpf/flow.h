@@ -375,7 +375,7 @@ static __always_inline enum snoop_to_guest
 may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 		const struct segment *s)
 {
-	__u32 edge = promise_edge(f, c), charged;
+	__u32 edge = promise_edge(f, c), charged, offered;
 
 	if (f->mode == SNOOP_BYPASS)
 		return SNOOP_TG_BYPASS;
@@ -438,10 +438,13 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 		f->mode = SNOOP_NO_BUF;
 		return SNOOP_TG_BEYOND_WINDOW;
 	}
-	/* One that is small is let in at the window's end. */
+	/* A sender ends each window that it fills with one that is small: of
+	 * these an eighth is let in.
+	 */
 	charged = s->seq + s->len - f->vm_seq + f->extra + f->extra_older;
 	charged += extra_of(f, s);
-	if (charged > room(f->vm_seq, edge) + f->mss) {
+	offered = room(f->vm_seq, edge);
+	if (charged > offered + offered / 8 + f->mss) {
 		f->mode = SNOOP_NO_BUF;
 		return SNOOP_TG_BUDGET;
 	}
