@@ -199,10 +199,10 @@ const MB: usize = 1_000_000;
 
 /// Sizes and how often each, in figure 6.
 const SIZES: [(usize, usize); 5] = [
-    (50 * KB, 5),
-    (100 * KB, 5),
-    (MB, 3),
-    (10 * MB, 2),
+    (50 * KB, 7),
+    (100 * KB, 7),
+    (MB, 5),
+    (10 * MB, 3),
     (100 * MB, 1),
 ];
 /// And in the world of figure 5.
