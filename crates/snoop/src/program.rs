@@ -22,6 +22,9 @@ pub const FLOWS: u32 = 4096;
 /// The filters' place among those of a device, where there is no tcx.
 pub(crate) const FILTER_PRIORITY: u32 = 50_774;
 
+/// Flows that are listed in one call, at most.
+const BATCH: u32 = 16_384;
+
 /// Broken promises that are kept until somebody reads them; more are not told of.
 const EVENTS_MAX: usize = 1024;
 
@@ -189,18 +192,28 @@ impl Program {
         FromGuest::read(|exit| self.count("from_guest_exits", exit))
     }
 
-    /// The flows that are followed. While packets come and go some may be missed, or found twice.
+    /// The flows that are followed. While packets come and go some that are new may be missed.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
     pub fn flows(&self) -> Result<Vec<(Key, Flow)>, ProgramError> {
         let map = map(&self.object, "flows")?;
-        let mut flows = Vec::new();
-        for key in map.keys() {
-            // It may be gone in the meantime.
-            let flow = map.lookup(&key, MapFlags::LOCK).map_err(refused("flows"))?;
-            let flow = flow.and_then(|bytes| Flow::decode(&bytes));
-            flows.extend(Key::decode(&key).zip(flow));
+        // Many in one call, bucket after bucket, so that it comes to an end however many come and go;
+        // more than any bucket holds, for a batch that does not take a bucket ends the list in silence.
+        let batch = map.max_entries().min(BATCH);
+        let listed = map
+            .lookup_batch(batch, MapFlags::LOCK, MapFlags::ANY)
+            .map_err(refused("flows"))?;
+        let mut flows: Vec<_> = listed
+            .filter_map(|(key, flow)| Key::decode(&key).zip(Flow::decode(&flow)))
+            .collect();
+        if flows.is_empty() {
+            // Nothing, or a failure that was not told: there cannot be many that are new.
+            for key in map.keys().take(map.max_entries() as usize) {
+                let flow = map.lookup(&key, MapFlags::LOCK).map_err(refused("flows"))?;
+                let flow = flow.and_then(|bytes| Flow::decode(&bytes));
+                flows.extend(Key::decode(&key).zip(flow));
+            }
         }
         Ok(flows)
     }

@@ -9,11 +9,12 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
 use rustix::time::{ClockId, clock_gettime};
@@ -31,13 +32,15 @@ pub const CONTROL: &str = "/run/taut/snoop.sock";
 /// The longest question, in bytes.
 const QUESTION_MAX: u64 = 4096;
 
-/// Who asks has so long for the question.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Who asks has so long for the question, and an answer that does not wait for a guest is awaited for so
+/// long.
+pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Who may ask at one time; the others are turned away.
 const ASKERS: usize = 16;
 
-/// After a question could not be taken for want of something.
+/// How often it is looked whether who waits for an answer is still there, and how long nobody is heard
+/// after a question could not be taken for want of something.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// How often it is looked whether a tap is drained.
@@ -94,6 +97,9 @@ pub enum AskError {
         /// Why.
         source: serde_json::Error,
     },
+    /// There is no answer yet.
+    #[error("there is no answer after {0:?}")]
+    Late(Duration),
     /// The answer is no.
     #[error("{0}")]
     Refused(String),
@@ -177,8 +183,27 @@ pub struct FlowStatus {
 
 enum Event {
     /// A question and where its answer goes.
-    Asked(Question, SyncSender<Answer>),
+    Asked(Question, Asker),
     Stop,
+}
+
+/// Who waits for an answer.
+struct Asker {
+    to: SyncSender<Answer>,
+    waits: Weak<()>,
+}
+
+// === impl Asker ===
+
+impl Asker {
+    fn tell(&self, answer: Answer) {
+        // It may have gone.
+        let _ = self.to.try_send(answer);
+    }
+
+    fn is_there(&self) -> bool {
+        self.waits.strong_count() > 0
+    }
 }
 
 /// Serves taps of the calling thread's network namespace until SIGTERM or SIGINT.
@@ -218,8 +243,10 @@ pub fn run(
         .name("snoop-control".into())
         .spawn(move || answer_all(&listener, &tell))?;
 
+    options.records.sweep(&crate::tap::devices()?);
     let mut follow = Follow::new(options);
-    let mut draining: Vec<(String, SyncSender<Answer>)> = Vec::new();
+    // As many as there are askers at most: who has gone has made room.
+    let mut draining: Vec<(String, Asker)> = Vec::new();
     let mut look_at = Instant::now();
     let mut looked = false;
     let result = loop {
@@ -234,33 +261,31 @@ pub fn run(
             }
             look_at = now + LOOK_EVERY;
         }
-        draining.retain(|(tap, to)| {
+        draining.retain(|(tap, asker)| {
             let done = follow.is_drained(tap).unwrap_or(false);
             if done {
-                // Who asked may have gone.
-                let _ = to.try_send(Answer::Done);
+                asker.tell(Answer::Done);
             }
-            !done
+            !done && asker.is_there()
         });
         let mut patience = look_at.saturating_duration_since(Instant::now());
         if !draining.is_empty() {
             patience = patience.min(DRAIN_LOOK);
         }
         match told.recv_timeout(patience) {
-            Ok(Event::Asked(Question::Off { tap }, to)) if follow.turn_off(&tap) => {
-                draining.push((tap, to));
+            Ok(Event::Asked(Question::Off { tap }, asker)) if follow.turn_off(&tap) => {
+                draining.push((tap, asker));
             }
-            Ok(Event::Asked(question, to)) => {
+            Ok(Event::Asked(question, asker)) => {
                 if let Question::On { tap } = &question {
-                    draining.retain(|(waits_for, to)| {
+                    draining.retain(|(waits_for, asker)| {
                         if waits_for == tap {
-                            let _ =
-                                to.try_send(Answer::Error(format!("{tap} was turned on again")));
+                            asker.tell(Answer::Error(format!("{tap} was turned on again")));
                         }
                         waits_for != tap
                     });
                 }
-                let _ = to.try_send(answer(&mut follow, question));
+                asker.tell(answer(&mut follow, question));
             }
             Err(RecvTimeoutError::Timeout) => {}
             Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break Ok(()),
@@ -273,11 +298,11 @@ pub fn run(
     result
 }
 
-/// Asks the process that serves taps.
+/// Asks the process that serves taps, and waits for the answer no longer than `patience`.
 ///
 /// # Errors
 /// [`AskError`].
-pub fn ask(control: &Path, question: &Question) -> Result<Answer, AskError> {
+pub fn ask(control: &Path, question: &Question, patience: Duration) -> Result<Answer, AskError> {
     let nobody = |source| AskError::Nobody {
         path: control.to_owned(),
         source,
@@ -290,10 +315,13 @@ pub fn ask(control: &Path, question: &Question) -> Result<Answer, AskError> {
     let mut line = serde_json::to_string(question).map_err(garbled)?;
     line.push('\n');
     stream.write_all(line.as_bytes()).map_err(nobody)?;
+    stream.set_read_timeout(Some(patience)).map_err(nobody)?;
     let mut answer = String::new();
-    BufReader::new(stream)
-        .read_line(&mut answer)
-        .map_err(nobody)?;
+    let heard = BufReader::new(stream).read_line(&mut answer);
+    heard.map_err(|e| match e.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => AskError::Late(patience),
+        _ => nobody(e),
+    })?;
     match serde_json::from_str(&answer).map_err(garbled)? {
         Answer::Error(why) => Err(AskError::Refused(why)),
         answer => Ok(answer),
@@ -312,8 +340,8 @@ fn serve_metrics(listener: TcpListener, tell: SyncSender<Event>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
-    let encode = move || match tell_and_wait(&tell, Question::Status) {
-        Answer::Taps(taps) => metrics::encode(taps),
+    let encode = move || match tell_and_wait(&tell, Question::Status, || false) {
+        Some(Answer::Taps(taps)) => metrics::encode(taps),
         _ => Err(std::fmt::Error),
     };
     let served = runtime.and_then(|runtime| {
@@ -387,7 +415,10 @@ fn answer_one(mut stream: UnixStream, tell: &SyncSender<Event>) -> io::Result<()
     let mut line = String::new();
     BufReader::new((&stream).take(QUESTION_MAX)).read_line(&mut line)?;
     let answer = match serde_json::from_str(&line) {
-        Ok(question) => tell_and_wait(tell, question),
+        Ok(question) => match tell_and_wait(tell, question, || is_gone(&stream)) {
+            Some(answer) => answer,
+            None => return Ok(()),
+        },
         Err(error) => Answer::Error(format!("that is no question: {error}")),
     };
     let mut line = serde_json::to_string(&answer)?;
@@ -395,11 +426,38 @@ fn answer_one(mut stream: UnixStream, tell: &SyncSender<Event>) -> io::Result<()
     stream.write_all(line.as_bytes())
 }
 
-fn tell_and_wait(tell: &SyncSender<Event>, question: Question) -> Answer {
+/// `None`: who asked has `gone` before there was an answer.
+fn tell_and_wait(
+    tell: &SyncSender<Event>,
+    question: Question,
+    gone: impl Fn() -> bool,
+) -> Option<Answer> {
     let (to, answered) = sync_channel(1);
-    let asked = tell.send(Event::Asked(question, to));
-    let answer = asked.ok().and_then(|()| answered.recv().ok());
-    answer.unwrap_or_else(|| Answer::Error("the process is about to end".into()))
+    let here = Arc::new(());
+    let waits = Arc::downgrade(&here);
+    let ends = || Answer::Error("the process is about to end".into());
+    if tell
+        .send(Event::Asked(question, Asker { to, waits }))
+        .is_err()
+    {
+        return Some(ends());
+    }
+    loop {
+        match answered.recv_timeout(PAUSE) {
+            Ok(answer) => return Some(answer),
+            Err(RecvTimeoutError::Timeout) if gone() => return None,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Some(ends()),
+        }
+    }
+}
+
+/// Whether the other end has closed.
+fn is_gone(stream: &UnixStream) -> bool {
+    // Both ways: who has sent its question may close its half.
+    let mut fds = [PollFd::new(stream, PollFlags::empty())];
+    let now = Timespec::default();
+    matches!(poll(&mut fds, Some(&now)), Ok(1..))
 }
 
 fn answer(follow: &mut Follow, question: Question) -> Answer {
@@ -473,3 +531,6 @@ impl From<Status> for TapStatus {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use bytesize::ByteSize;
 use clap::{Args as ClapArgs, Subcommand};
@@ -12,7 +13,7 @@ use glob::Pattern;
 use taut_snoop::config::{CONFIG, Settings};
 use taut_snoop::cost::{self, Cost};
 use taut_snoop::follow::Options;
-use taut_snoop::serve::{self, Answer, CONTROL, Question, TapStatus};
+use taut_snoop::serve::{self, Answer, AskError, CONTROL, Question, TapStatus};
 
 use crate::Failure;
 
@@ -47,6 +48,10 @@ pub(crate) struct Args {
     /// was promised
     #[arg(long, value_name = "TAP", conflicts_with_all = ["tap", "on"])]
     off: Option<String>,
+
+    /// With --off: how long its guest has for that; after it, acknowledging stays off and this fails
+    #[arg(long, value_name = "SECONDS", requires = "off", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+    wait: u32,
 
     /// Acknowledge at it again
     #[arg(long, value_name = "TAP", conflicts_with = "tap")]
@@ -119,7 +124,18 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         (None, None, None) => return serve(&args),
     };
     let control = args.control.as_deref().unwrap_or(Path::new(CONTROL));
-    let answer = serve::ask(control, &question).map_err(|e| Failure::Run(e.to_string()))?;
+    let patience = match question {
+        Question::Off { .. } => Duration::from_secs(args.wait.into()),
+        Question::On { .. } | Question::Status => serve::PATIENCE,
+    };
+    let answer = serve::ask(control, &question, patience);
+    let answer = answer.map_err(|e| match (e, &question) {
+        (AskError::Late(_), Question::Off { tap }) => Failure::Run(format!(
+            "the guest at {tap} has not taken all that was promised within {patience:?} (see `taut snoop status`); \
+             nothing more is acknowledged for it until `taut snoop --on {tap}`"
+        )),
+        (e, _) => Failure::Run(e.to_string()),
+    })?;
     let Answer::Taps(taps) = answer else {
         return Ok(());
     };

@@ -255,6 +255,37 @@ fn one_process_serves_a_tap() {
 }
 
 #[test]
+fn what_was_written_down_of_guests_that_are_gone_is_removed_and_nothing_else() {
+    let rig = Rig::bare(100);
+    let followed = follow(&rig, None);
+    let devices = rig.within(taut_snoop::tap::devices).unwrap();
+    let own = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry.unwrap().file_name().into_string().unwrap()
+    };
+    let mut kept: Vec<_> = std::fs::read_dir(rig.folder()).unwrap().map(own).collect();
+    assert_eq!(kept.len(), 2, "its record and its lock: {kept:?}");
+    let (netns, _) = kept[0].split_once('-').unwrap();
+    for gone in [
+        format!("{netns}-77-vnet7"),
+        format!("{netns}-77-vnet7.lock"),
+        format!("{netns}-78-vnet.begun"),
+        "1-77-vnet7".to_owned(),
+        "README".to_owned(),
+    ] {
+        std::fs::write(rig.folder().join(gone), "").unwrap();
+    }
+    let records = Records::at(&rig.folder());
+    rig.within(|| records.sweep(&devices));
+    // Another namespace's, and what is nobody's record.
+    kept.extend(["1-77-vnet7".to_owned(), "README".to_owned()]);
+    let mut left: Vec<_> = std::fs::read_dir(rig.folder()).unwrap().map(own).collect();
+    kept.sort();
+    left.sort();
+    assert_eq!(left, kept);
+    rig.within(|| drop(followed));
+}
+
+#[test]
 fn where_a_filter_may_take_what_has_been_acknowledged_nothing_is() {
     // What it does is not looked at.
     let line = "filter add dev guest egress bpf bytecode";
