@@ -23,6 +23,8 @@ fn main() {
             "-mcpu=v3".to_owned(),
             // Where Debian keeps `asm/`, which clang does not look into when it compiles for BPF.
             format!("-idirafter/usr/include/{arch}-linux-gnu"),
+            // And where it keeps those of another architecture that is built for.
+            format!("-idirafter/usr/{arch}-linux-gnu/include"),
         ])
         .build()
         .unwrap_or_else(|e| {

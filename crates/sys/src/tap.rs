@@ -116,7 +116,8 @@ impl Tap {
             return Err(failed("a device's name has 1 to 15 bytes", source));
         }
         for (slot, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
-            *slot = byte.cast_signed();
+            // (A C char is signed here and unsigned there.)
+            *slot = byte as libc::c_char;
         }
         let kind = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
         request.ifr_ifru.ifru_flags =
