@@ -169,3 +169,26 @@ fn an_option_that_nobody_knows_is_the_guests_to_judge() {
     assert_eq!(rig.at_peer(), []);
     assert_eq!(rig.flow().mode, Mode::Bypass(Bypass::Option));
 }
+
+#[test]
+fn who_sends_data_with_the_syn_is_not_touched() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    // Without an option, too (RFC 9293 3.10.7.2).
+    let mut syn = conn.syn();
+    syn.len = 100;
+    conn.peer_seq += 100;
+    rig.peer_sends(&syn);
+    assert_eq!(rig.at_guest(), [syn]);
+    // The guest takes the SYN alone.
+    let syn_ack = conn.syn_ack();
+    rig.guest_sends(&syn_ack);
+    assert_eq!(rig.at_peer(), [syn_ack]);
+    assert_eq!(rig.flow().mode, Mode::Bypass(Bypass::FastOpen));
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    assert_eq!(rig.at_peer(), [ack]);
+    let data = conn.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer(), []);
+}

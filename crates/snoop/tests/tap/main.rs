@@ -10,9 +10,12 @@ mod checker;
 mod conn;
 mod rig;
 
+mod cpus;
 mod ends;
 mod follow;
+mod headers;
 mod offline;
+mod opening;
 mod promise;
 mod reverse;
 mod start;

@@ -401,3 +401,49 @@ fn turned_off_the_guests_words_are_its_own_and_nothing_is_owed_anew() {
         assert_eq!(rig.flow().promised(), 0);
     }
 }
+
+#[test]
+fn what_overlaps_a_promise_is_the_guests_to_put_together() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let promised = conn.data(1000);
+    rig.peer_sends(&promised);
+    assert_eq!(rig.at_peer().len(), 1);
+    // Cut anew: half of it is old, half of it is new.
+    let mut overlap = conn.data(500);
+    (overlap.seq, overlap.len) = (promised.seq + 500, 1000);
+    rig.peer_sends(&overlap);
+    assert_eq!(rig.at_peer(), []);
+    assert_eq!(rig.exits("out_of_order"), 1);
+    assert_eq!(rig.flow().mode, Mode::UnexpectedSeq);
+    assert_eq!(rig.flow().promised(), 1000, "and no more than that");
+    assert_eq!(rig.at_guest().len(), 2);
+    let all = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&all);
+    assert_eq!(rig.at_peer(), [all]);
+    is_online(&mut rig, &mut conn);
+}
+
+#[test]
+fn whatever_comes_no_acknowledgement_goes_back_or_is_said_twice() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms {
+        peer_isn: u32::MAX - 5000,
+        ..Terms::default()
+    });
+    conn.open_and_prove(&mut rig);
+    let start = conn.peer_seq;
+    let segments: Vec<_> = (0..10).map(|_| conn.data(1000)).collect();
+    let mut told = Vec::new();
+    // In order, out of order, repeated: as on a path with many ways.
+    for n in [0, 2, 1, 2, 3, 3, 0, 4, 8, 5, 6, 7, 7, 8, 9, 1, 9] {
+        rig.peer_sends(&conn.again(&segments[n]));
+        told.extend(rig.at_peer().iter().map(|ack| ack.ack.wrapping_sub(start)));
+    }
+    // (What was out of order is promised when it is repeated in order.)
+    let all: Vec<_> = (1..=10).map(|n| n * 1000).collect();
+    assert_eq!(told, all);
+    rig.at_guest();
+    rig.checker.settle();
+}

@@ -521,3 +521,32 @@ fn a_ring_of_millions_of_places_narrows_nothing() {
     rig.guest_sends(&wider);
     assert_eq!(rig.at_peer(), [wider]);
 }
+
+#[test]
+fn the_largest_segments_and_frames_do_too() {
+    for v6 in [false, true] {
+        let mut rig = Rig::new(500, ON);
+        rig.v6 = v6;
+        for device in ["guest", "peer", "bridge"] {
+            rig.ip(&format!("link set {device} mtu 9200"));
+        }
+        rig.mss = 9000;
+        let terms = Terms {
+            mss: 9000,
+            window: 1 << 20,
+            ..Terms::default()
+        };
+        let mut conn = Conn::new(terms);
+        conn.open_and_prove(&mut rig);
+        let edge = conn.guest_ack + terms.window;
+        // An MSS of 9000, and a frame (GSO) as long as the device takes it whole.
+        let most = 65_535 - 14 - if v6 { 40 + 32 } else { 20 + 32 };
+        for len in [9000, most, 9000] {
+            let data = conn.data(len);
+            rig.peer_sends(&data);
+            assert_eq!(rig.at_peer(), [conn.early(conn.peer_seq, edge)], "{len}");
+            assert_eq!(rig.at_guest(), [data]);
+        }
+        rig.checker.settle();
+    }
+}

@@ -128,3 +128,44 @@ fn the_hosts_acknowledgements_carry_the_guests_next_sequence_number_and_clock() 
         Some(conn.guest_clock)
     );
 }
+
+#[test]
+fn what_the_guest_says_is_understood_where_numbers_wrap() {
+    // From a number before 2^32 to one after it, whichever of the five segments it is in.
+    for before in [1, 101, 1101, 2101, 3101, 4101, 5101] {
+        let mut rig = Rig::new(500, ON);
+        let mut conn = promised(
+            &mut rig,
+            Terms {
+                peer_isn: 0u32.wrapping_sub(before + 1),
+                guest_isn: u32::MAX - 1,
+                ..Terms::default()
+            },
+        );
+        let start = conn.guest_ack;
+        let edge = start.wrapping_add(conn.terms.window);
+        let at = |n: u32| start.wrapping_add(n * 1000);
+        // Dropped: it says nothing new.
+        conn.terms.window = edge.wrapping_sub(at(1));
+        let ack = conn.guest_acks(at(1));
+        rig.guest_sends(&ack);
+        assert_eq!(rig.at_peer(), [], "{before}");
+        // Lifted: data, and a right edge that has moved.
+        let data = conn.guest_data(10);
+        rig.guest_sends(&data);
+        assert_eq!(rig.at_peer()[0].ack, conn.peer_seq, "{before}");
+        conn.terms.window += 2000;
+        let update = conn.guest_acks(at(2));
+        rig.guest_sends(&update);
+        let seen = rig.at_peer();
+        assert_eq!(seen[0].ack, conn.peer_seq, "{before}");
+        let told = seen[0].ack.wrapping_add(u32::from(seen[0].window) << 7);
+        let guests = at(2).wrapping_add(u32::from(update.window) << 7);
+        assert!(guests.wrapping_sub(told) < 1 << 7, "{before}");
+        // As it is: it is the last.
+        let last = conn.guest_acks(at(5));
+        rig.guest_sends(&last);
+        assert_eq!(rig.at_peer(), [last], "{before}");
+        assert_eq!(rig.flow().promised(), 0);
+    }
+}

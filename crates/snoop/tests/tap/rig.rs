@@ -120,6 +120,14 @@ impl Rig {
             checker: Checker::new(false),
         };
         rig.ip("link add bridge type bridge mcast_snooping 0");
+        // Where the kernel's bridge looks into IP (br_netfilter), it throws away what is to be tried here.
+        // Most hosts have no such setting.
+        rig.within(|| {
+            for family in ["iptables", "ip6tables", "arptables"] {
+                let _ =
+                    std::fs::write(format!("/proc/sys/net/bridge/bridge-nf-call-{family}"), "0");
+            }
+        });
         for tap in ["guest", "peer"] {
             rig.ip(&format!("link set {tap} addrgenmode none"));
             rig.ip(&format!("link set {tap} mtu 9000 master bridge up"));
@@ -181,7 +189,7 @@ impl Rig {
     }
 
     /// The frame of a segment, with the header that a device gives with it.
-    fn frame(&self, from_guest: bool, segment: &Segment) -> Vec<u8> {
+    pub(crate) fn frame(&self, from_guest: bool, segment: &Segment) -> Vec<u8> {
         let (guest, peer) = self.addrs();
         let (from, to) = match from_guest {
             true => (guest, peer),
@@ -322,18 +330,31 @@ impl Rig {
         while self.guest.read(&mut buffer).is_ok() {}
     }
 
+    /// The frames that have come to the guest, or to the peer, since it last looked: without the device's
+    /// header, whatever they are.
+    pub(crate) fn frames_at(&mut self, guest: bool) -> Vec<Vec<u8>> {
+        self.mark(!guest);
+        let mut frames = Vec::new();
+        self.each_frame(guest, |_, frame| frames.push(frame.to_vec()));
+        frames.retain(|frame| frame[12..14] != MARKER);
+        frames
+    }
+
     fn drain(&self, guest: bool) -> Vec<Segment> {
+        let mut seen = Vec::new();
+        self.each_frame(guest, |vnet, frame| {
+            seen.extend(self.parse(vnet, frame, !guest));
+        });
+        seen
+    }
+
+    fn each_frame(&self, guest: bool, mut job: impl FnMut(&VnetHeader, &[u8])) {
         let tap = if guest { &self.guest } else { &self.peer };
         let mut buffer = vec![0; Tap::MAX_READ];
-        let mut seen = Vec::new();
         while let Ok(len) = tap.read(&mut buffer) {
             let vnet = VnetHeader::read(&buffer).unwrap();
-            let frame = &buffer[VnetHeader::LEN..len];
-            if let Some(segment) = self.parse(&vnet, frame, !guest) {
-                seen.push(segment);
-            }
+            job(&vnet, &buffer[VnetHeader::LEN..len]);
         }
-        seen
     }
 
     /// Reads a frame and makes sure that all its checksums are right.

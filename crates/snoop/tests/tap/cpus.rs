@@ -1,0 +1,242 @@
+//! Frames that come to the tap from two CPUs at once.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use taut_snoop::wire::Mode;
+use taut_sys::tap::Tap;
+
+use crate::conn::{Conn, Terms};
+use crate::promise::ON;
+use crate::rig::{Rig, Segment};
+
+/// How long what has been acknowledged may be on its way to the peer: a CPU that is not idle hands it on
+/// when it comes to it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const WIDE: Terms = Terms {
+    scale: Some(7),
+    timestamps: true,
+    mss: 1460,
+    window: 1 << 20,
+    peer_isn: 0u32.wrapping_sub(50_000),
+    guest_isn: 9_000_000,
+    port: 5000,
+};
+
+/// Two CPUs, or nothing and why.
+fn two_cpus() -> Option<[usize; 2]> {
+    let allowed = sched_getaffinity(None).unwrap();
+    let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+    let two = [cpus.next(), cpus.next()];
+    let [Some(first), Some(second)] = two else {
+        eprintln!("not tried: it takes two CPUs, and this process may use one only");
+        return None;
+    };
+    Some([first, second])
+}
+
+/// Each writes its frames from a CPU of its own, and the n-th of both are written at once.
+fn write_at_once(cpus: [usize; 2], work: [(&Tap, &[Vec<u8>]); 2]) {
+    let ready = AtomicUsize::new(0);
+    let write_all = |cpu: usize, tap: &Tap, frames: &[Vec<u8>]| {
+        let mut only = CpuSet::new();
+        only.set(cpu);
+        sched_setaffinity(None, &only).unwrap();
+        let mut written = Ok(());
+        for (before, frame) in frames.iter().enumerate() {
+            ready.fetch_add(1, Ordering::AcqRel);
+            while ready.load(Ordering::Acquire) < 2 * (before + 1) {
+                std::hint::spin_loop();
+            }
+            written = written.and(tap.write(frame));
+        }
+        written
+    };
+    assert_eq!(
+        work[0].1.len(),
+        work[1].1.len(),
+        "else one waits for the other"
+    );
+    thread::scope(|scope| {
+        let writers = [0, 1].map(|n| {
+            let (tap, frames) = work[n];
+            scope.spawn(move || write_all(cpus[n], tap, frames))
+        });
+        for writer in writers {
+            writer.join().unwrap().unwrap();
+        }
+    });
+}
+
+/// What has come to the peer once everything that was acknowledged for the guest has.
+fn at_peer_in_the_end(rig: &mut Rig, acked_before: u64) -> Vec<Segment> {
+    let acked = rig.exits("acked") - acked_before;
+    let until = Instant::now() + PATIENCE;
+    let mut seen = Vec::new();
+    while (seen.len() as u64) < acked {
+        assert!(Instant::now() < until, "{} of {acked} came", seen.len());
+        seen.extend(rig.at_peer());
+        thread::yield_now();
+    }
+    seen.extend(rig.at_peer());
+    seen
+}
+
+/// The numbers that are acknowledged, from the lowest.
+fn numbers(seen: &[Segment], from: u32) -> Vec<u32> {
+    let mut numbers: Vec<_> = seen.iter().map(|ack| ack.ack).collect();
+    numbers.sort_by_key(|ack| ack.wrapping_sub(from));
+    numbers
+}
+
+/// The guest takes everything, and says so.
+fn guest_takes(rig: &mut Rig, conn: &mut Conn) {
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    rig.at_peer();
+}
+
+#[test]
+fn two_flows_from_two_cpus_are_served_as_if_each_were_alone() {
+    const SEGMENTS: u32 = 200;
+    let Some(cpus) = two_cpus() else { return };
+    let mut rig = Rig::new(500, ON);
+    let mut conns = [5000, 5001].map(|port| Conn::new(Terms { port, ..WIDE }));
+    for conn in &mut conns {
+        conn.open_and_prove(&mut rig);
+    }
+    for round in 1..=10 {
+        let before = rig.exits("acked");
+        let starts = [0, 1].map(|n| conns[n].peer_seq);
+        let frames = conns.each_mut().map(|conn| {
+            // (Summed up by the programs themselves.)
+            let frame = |_| rig.frame(false, &conn.data(1000));
+            (0..SEGMENTS).map(frame).collect::<Vec<_>>()
+        });
+        write_at_once(cpus, [(&rig.peer, &frames[0]), (&rig.peer, &frames[1])]);
+        let acks = at_peer_in_the_end(&mut rig, before);
+        let seen = rig.at_guest();
+        rig.checker.settle();
+        for (conn, start) in conns.iter().zip(starts) {
+            let port = conn.terms.port;
+            let ends: Vec<_> = (1..=SEGMENTS)
+                .map(|n| start.wrapping_add(n * 1000))
+                .collect();
+            let own: Vec<_> = acks
+                .iter()
+                .filter(|ack| ack.ports.1 == port)
+                .cloned()
+                .collect();
+            assert_eq!(numbers(&own, start), ends, "round {round}, port {port}");
+            let got: Vec<_> = seen
+                .iter()
+                .filter(|segment| segment.ports.0 == port)
+                .map(|segment| segment.seq.wrapping_add(1000))
+                .collect();
+            assert_eq!(got, ends, "round {round}, port {port}: the guest's stream");
+        }
+        for conn in &mut conns {
+            guest_takes(&mut rig, conn);
+        }
+    }
+}
+
+#[test]
+fn a_segment_that_comes_twice_at_once_is_promised_once() {
+    const SEGMENTS: u32 = 200;
+    let Some(cpus) = two_cpus() else { return };
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(WIDE);
+    conn.open_and_prove(&mut rig);
+    for round in 1..=10 {
+        let before = rig.exits("acked");
+        let start = conn.peer_seq;
+        let frames: Vec<_> = (0..SEGMENTS)
+            .map(|_| rig.frame(false, &conn.data(1000)))
+            .collect();
+        write_at_once(cpus, [(&rig.peer, &frames), (&rig.peer, &frames)]);
+        let acks = at_peer_in_the_end(&mut rig, before);
+        let ends: Vec<_> = (1..=SEGMENTS)
+            .map(|n| start.wrapping_add(n * 1000))
+            .collect();
+        assert_eq!(numbers(&acks, start), ends, "round {round}");
+        assert_eq!(rig.flow().next_seq, conn.peer_seq);
+        assert_eq!(rig.at_guest().len() as u32, 2 * SEGMENTS, "both passed");
+        rig.checker.settle();
+        guest_takes(&mut rig, &mut conn);
+        assert_eq!(rig.flow().promised(), 0);
+    }
+}
+
+#[test]
+fn of_neighbours_that_race_no_more_is_promised_than_is_in_order() {
+    let Some(cpus) = two_cpus() else { return };
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(WIDE);
+    conn.open_and_prove(&mut rig);
+    let mut promised = 0;
+    for _ in 0..300 {
+        let before = rig.exits("acked");
+        let start = conn.peer_seq;
+        let pair = [conn.data(1000), conn.data(500)];
+        let frames = pair.each_ref().map(|data| [rig.frame(false, data)]);
+        write_at_once(cpus, [(&rig.peer, &frames[0]), (&rig.peer, &frames[1])]);
+        let acks = at_peer_in_the_end(&mut rig, before);
+        let first = start.wrapping_add(1000);
+        let told = numbers(&acks, start);
+        // Nothing, where the second has overtaken the first and made it old (PAWS); else the first, and
+        // its neighbour if that came later.
+        assert!(
+            [first, conn.peer_seq].starts_with(&told),
+            "{told:?} from {start}"
+        );
+        promised += told.len();
+        assert_eq!(rig.at_guest().len(), 2);
+        rig.checker.settle();
+        guest_takes(&mut rig, &mut conn);
+    }
+    assert!(promised > 0, "nothing was tried");
+    let data = conn.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+    assert_eq!(rig.flow().mode, Mode::Active);
+}
+
+#[test]
+fn what_the_guest_says_meanwhile_takes_no_promise_back() {
+    const SEGMENTS: u32 = 100;
+    let Some(cpus) = two_cpus() else { return };
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(WIDE);
+    conn.open_and_prove(&mut rig);
+    let mut taken = conn.peer_seq;
+    for round in 1..=20 {
+        let before = rig.exits("acked");
+        let start = conn.peer_seq;
+        let data: Vec<_> = (0..SEGMENTS)
+            .map(|_| rig.frame(false, &conn.data(1000)))
+            .collect();
+        // Of what came in the round before, segment by segment; its application does not read.
+        let words: Vec<_> = (0..SEGMENTS)
+            .map(|n| {
+                if round > 1 {
+                    taken = start.wrapping_sub((SEGMENTS - 1 - n) * 1000);
+                }
+                let ack = conn.guest_acks(taken);
+                rig.checker.guest_sends(&ack);
+                rig.frame(true, &ack)
+            })
+            .collect();
+        write_at_once(cpus, [(&rig.peer, &data), (&rig.guest, &words)]);
+        assert_eq!(rig.exits("acked") - before, u64::from(SEGMENTS));
+        assert_eq!(rig.flow().next_seq, conn.peer_seq, "round {round}");
+        let told = at_peer_in_the_end(&mut rig, before);
+        let highest = numbers(&told, start.wrapping_sub(1 << 30)).pop();
+        assert_eq!(highest, Some(conn.peer_seq));
+        assert_eq!(rig.at_guest().len() as u32, SEGMENTS);
+        rig.checker.settle();
+    }
+}

@@ -1,0 +1,272 @@
+//! Handshakes that are not the usual one: both ends at once, over an old connection, refused.
+
+use std::slice::from_ref;
+
+use taut_snoop::wire::{Bypass, Mode};
+
+use crate::checker::Checker;
+use crate::conn::{Conn, Terms};
+use crate::promise::ON;
+use crate::rig::{ACK, FIN, RST, Rig, SYN, Segment};
+
+/// The guest takes the next segment itself, and the one after that is acknowledged for it.
+fn proves_and_is_served(rig: &mut Rig, conn: &mut Conn) {
+    let first = conn.data(100);
+    rig.peer_sends(&first);
+    assert_eq!(rig.at_peer(), [], "before the guest's proof");
+    assert_eq!(rig.at_guest(), [first]);
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    assert_eq!(rig.at_peer(), [ack]);
+    is_served(rig, conn);
+}
+
+/// The next segment is acknowledged as the guest would.
+fn is_served(rig: &mut Rig, conn: &mut Conn) {
+    let scale = conn.terms.scale.unwrap_or(0);
+    let edge = conn
+        .guest_ack
+        .wrapping_add(conn.terms.window >> scale << scale);
+    let data = conn.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer(), [conn.early(conn.peer_seq, edge)]);
+    assert_eq!(rig.flow().mode, Mode::Active);
+    assert_eq!(rig.at_guest(), [data]);
+    rig.checker.settle();
+}
+
+/// What the peer sends is the guest's to answer.
+fn is_not_served(rig: &mut Rig, conn: &mut Conn) {
+    let data = conn.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer(), []);
+    assert_eq!(rig.at_guest(), [data]);
+}
+
+fn flows(rig: &Rig) -> usize {
+    rig.program.as_ref().unwrap().flows().unwrap().len()
+}
+
+fn reset(of: Segment, seq: u32) -> Segment {
+    Segment {
+        seq,
+        ack: 0,
+        flags: RST,
+        window: 0,
+        options: Vec::new(),
+        len: 0,
+        ..of
+    }
+}
+
+/// RFC 9293 3.5, figure 8.
+#[test]
+fn both_ends_may_open_at_once() {
+    for guest_answers_first in [false, true] {
+        let mut rig = Rig::new(500, ON);
+        let mut conn = Conn::new(Terms::default());
+        let mut guest_syn = conn.syn_ack();
+        (guest_syn.flags, guest_syn.ack) = (SYN, 0);
+        let peer_syn = conn.syn();
+        rig.guest_sends(&guest_syn);
+        rig.peer_sends(&peer_syn);
+        assert_eq!(rig.at_peer(), from_ref(&guest_syn));
+        assert_eq!(rig.at_guest(), from_ref(&peer_syn));
+        // Each answers by its own SYN once more, now with an acknowledgement.
+        let flags = SYN | ACK;
+        let guest_answer = Segment {
+            flags,
+            ack: conn.peer_seq,
+            ..guest_syn
+        };
+        let peer_answer = Segment {
+            flags,
+            ack: conn.guest_seq,
+            ..peer_syn
+        };
+        if guest_answers_first {
+            rig.guest_sends(&guest_answer);
+            assert_eq!(rig.at_peer(), from_ref(&guest_answer));
+        }
+        rig.peer_sends(&peer_answer);
+        assert_eq!(rig.at_guest(), [peer_answer]);
+        if !guest_answers_first {
+            rig.guest_sends(&guest_answer);
+            assert_eq!(rig.at_peer(), [guest_answer]);
+        }
+        assert_eq!(rig.flow().mode, Mode::Unproven);
+        assert_eq!(rig.flow().next_seq, conn.peer_seq);
+        proves_and_is_served(&mut rig, &mut conn);
+    }
+}
+
+/// RFC 9293 3.5.1, figure 9: the peer has forgotten the connection, and the guest has not.
+#[test]
+fn a_peer_that_has_forgotten_the_connection_finds_out_and_may_open_another() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    is_served(&mut rig, &mut conn);
+    let terms = Terms {
+        peer_isn: 400,
+        guest_isn: 77_000_000,
+        ..Terms::default()
+    };
+    let mut again = Conn::new(terms);
+    let syn = again.syn();
+    rig.peer_sends(&syn);
+    assert_eq!(rig.at_guest(), from_ref(&syn));
+    // The guest says where it is (RFC 5961 4.2); by the ring's order it has all that was promised.
+    let challenge = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&challenge);
+    assert_eq!(rig.at_peer(), from_ref(&challenge));
+    let kill = reset(syn.clone(), challenge.ack);
+    rig.peer_sends(&kill);
+    assert_eq!(rig.at_guest(), [kill]);
+    assert_eq!(rig.flow().mode, Mode::Bypass(Bypass::Closing));
+    assert_eq!(rig.flow().promised(), 0);
+    is_not_served(&mut rig, &mut conn);
+    rig.checker = Checker::new(false);
+    // Repeated after its timeout, it is taken.
+    rig.peer_sends(&syn);
+    assert_eq!(rig.at_guest(), [syn]);
+    let syn_ack = again.syn_ack();
+    rig.guest_sends(&syn_ack);
+    assert_eq!(rig.at_peer(), [syn_ack]);
+    proves_and_is_served(&mut rig, &mut again);
+}
+
+/// RFC 9293 3.5.1, figure 10: it is the guest that has forgotten.
+#[test]
+fn a_guest_that_has_forgotten_the_connection_says_so_and_is_heard() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let data = conn.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1, "nobody can know it yet");
+    assert_eq!(rig.at_guest(), from_ref(&data));
+    let mut refusal = reset(data, conn.guest_seq);
+    refusal.ports = (refusal.ports.1, refusal.ports.0);
+    rig.guest_sends(&refusal);
+    assert_eq!(rig.at_peer(), [refusal]);
+    assert_eq!(flows(&rig), 0);
+    is_not_served(&mut rig, &mut conn);
+    rig.checker = Checker::new(false);
+    let mut again = Conn::new(Terms {
+        peer_isn: 3,
+        ..Terms::default()
+    });
+    again.open(&mut rig);
+    proves_and_is_served(&mut rig, &mut again);
+}
+
+#[test]
+fn a_connection_that_the_guest_refuses_leaves_nothing_behind() {
+    for v6 in [false, true] {
+        let mut rig = Rig::new(500, ON);
+        rig.v6 = v6;
+        let mut conn = Conn::new(Terms::default());
+        let syn = conn.syn();
+        rig.peer_sends(&syn);
+        assert_eq!(rig.at_guest(), from_ref(&syn));
+        // RFC 9293 3.10.7.1.
+        let mut refusal = reset(syn, 0);
+        refusal.ports = (refusal.ports.1, refusal.ports.0);
+        (refusal.flags, refusal.ack) = (RST | ACK, conn.peer_seq);
+        rig.guest_sends(&refusal);
+        assert_eq!(rig.at_peer(), [refusal]);
+        assert_eq!(flows(&rig), 0);
+        // Who goes on all the same is not answered by the host.
+        is_not_served(&mut rig, &mut conn);
+        assert_eq!(flows(&rig), 0);
+        rig.checker = Checker::new(false);
+        let mut again = Conn::new(Terms::default());
+        again.open(&mut rig);
+        proves_and_is_served(&mut rig, &mut again);
+    }
+}
+
+/// Both ends have closed; the guest, or the peer, is in TIME-WAIT.
+fn closed(rig: &mut Rig, terms: Terms) -> Conn {
+    let mut conn = Conn::new(terms);
+    conn.open_and_prove(rig);
+    is_served(rig, &mut conn);
+    let mut fin = conn.data(0);
+    fin.flags = FIN | ACK;
+    rig.peer_sends(&fin);
+    assert_eq!(rig.at_guest(), [fin]);
+    let mut last = conn.guest_acks(conn.peer_seq.wrapping_add(1));
+    last.flags |= FIN;
+    conn.guest_seq = conn.guest_seq.wrapping_add(1);
+    conn.peer_seq = conn.peer_seq.wrapping_add(1);
+    rig.guest_sends(&last);
+    assert_eq!(rig.at_peer(), [last]);
+    assert_eq!(rig.flow().mode, Mode::Bypass(Bypass::Closing));
+    conn
+}
+
+#[test]
+fn ports_that_are_used_again_begin_with_lower_numbers_if_they_like() {
+    for timestamps in [false, true] {
+        // Lower by a little, and by nearly half of all numbers.
+        for back in [10_000, 0x7000_0000] {
+            let mut rig = Rig::new(500, ON);
+            let terms = Terms {
+                timestamps,
+                ..Terms::default()
+            };
+            let mut old = closed(&mut rig, terms);
+            rig.checker = Checker::new(false);
+            let mut again = Conn::new(Terms {
+                peer_isn: terms.peer_isn.wrapping_sub(back),
+                guest_isn: terms.guest_isn.wrapping_sub(back),
+                ..terms
+            });
+            again.peer_clock = old.peer_clock + 10;
+            let syn = again.syn();
+            rig.peer_sends(&syn);
+            assert_eq!(rig.at_guest(), [syn]);
+            // A late one of the old connection's, before the guest has decided.
+            is_not_served(&mut rig, &mut old);
+            let syn_ack = again.syn_ack();
+            rig.guest_sends(&syn_ack);
+            assert_eq!(rig.at_peer(), [syn_ack]);
+            assert_eq!(rig.flow().next_seq, again.peer_seq);
+            proves_and_is_served(&mut rig, &mut again);
+            assert_eq!(rig.flow().acked_segments, 1, "the old ones are not its own");
+        }
+    }
+}
+
+/// RFC 1337: the guest is in TIME-WAIT, and does not take the new SYN for one.
+#[test]
+fn a_guest_that_answers_for_the_old_connection_is_not_silenced() {
+    let mut rig = Rig::new(500, ON);
+    let terms = Terms {
+        timestamps: false,
+        ..Terms::default()
+    };
+    let mut old = closed(&mut rig, terms);
+    let mut again = Conn::new(Terms {
+        peer_isn: terms.peer_isn - 5000,
+        guest_isn: 5,
+        ..terms
+    });
+    let syn = again.syn();
+    rig.peer_sends(&syn);
+    assert_eq!(rig.at_guest(), from_ref(&syn));
+    let answer = old.guest_acks(old.peer_seq);
+    rig.guest_sends(&answer);
+    assert_eq!(rig.at_peer(), from_ref(&answer));
+    let kill = reset(syn.clone(), answer.ack);
+    rig.peer_sends(&kill);
+    assert_eq!(rig.at_guest(), [kill]);
+    rig.checker = Checker::new(false);
+    rig.peer_sends(&syn);
+    assert_eq!(rig.at_guest(), [syn]);
+    let syn_ack = again.syn_ack();
+    rig.guest_sends(&syn_ack);
+    assert_eq!(rig.at_peer(), [syn_ack]);
+    proves_and_is_served(&mut rig, &mut again);
+}
