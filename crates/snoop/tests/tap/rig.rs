@@ -483,13 +483,13 @@ fn index_of(name: &str) -> u32 {
 }
 
 /// The sum of RFC 1071, not folded.
-fn internet_sum(bytes: &[u8], start: u64) -> u64 {
+pub(crate) fn internet_sum(bytes: &[u8], start: u64) -> u64 {
     bytes.chunks(2).fold(start, |sum, pair| {
         sum + u64::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]))
     })
 }
 
-fn fold(mut sum: u64) -> u16 {
+pub(crate) fn fold(mut sum: u64) -> u16 {
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
