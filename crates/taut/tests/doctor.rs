@@ -102,6 +102,24 @@ fn what_every_linux_has_is_found() {
     }
 }
 
+/// The parts are tried one by one, so that who lacks one knows which.
+#[test]
+fn where_the_programs_of_snoop_load_each_of_their_parts_is_found() {
+    let report: Value = serde_json::from_slice(&doctor(&["--json"]).stdout).unwrap();
+    let features = report["features"].as_array().unwrap();
+    let of_snoop = features.iter().filter(|f| f["group"] == "snoop");
+    let of_snoop: BTreeMap<_, _> = of_snoop
+        .map(|f| (f["id"].as_str().unwrap(), f["state"].as_str().unwrap()))
+        .collect();
+    if of_snoop["snoop_programs"] != "yes" {
+        println!("not tried: the programs do not load here: {of_snoop:?}");
+        return;
+    }
+    for part in ["sched_cls", "clone_redirect", "bpf_loop", "bpf_ringbuf"] {
+        assert_eq!(of_snoop[part], "yes", "{part} of {of_snoop:?}");
+    }
+}
+
 #[test]
 fn an_examination_leaves_the_host_as_it_was() {
     let before = traces();

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use libbpf_rs::btf::types::Struct;
@@ -10,6 +10,10 @@ use libbpf_rs::btf::{Btf, HasSize};
 use libbpf_rs::libbpf_sys as sys;
 
 use super::{Answer, network};
+use crate::bpf::tc::{AttachPoint, attach_tcx};
+
+/// The loopback device of a private network.
+const LOOPBACK: u32 = 1;
 
 /// bpf(2) can be used at all by who asks.
 pub fn permitted() -> Answer {
@@ -80,20 +84,62 @@ pub fn tcp_iterator() -> Answer {
 
 /// Attaching to a device without a qdisc, by a link that goes away with its owner.
 pub fn tcx() -> Answer {
-    const LOOPBACK: i32 = 1;
+    linked(&[AttachPoint::Ingress])
+}
+
+/// The same at both of a device's hooks, and before the programs that are there already.
+pub fn tcx_at_both_hooks() -> Answer {
+    linked(&[AttachPoint::IngressFirst, AttachPoint::Egress])
+}
+
+/// Delivering a copy of a packet, whose result says what became of it (`bpf_clone_redirect`).
+pub fn clone_redirect() -> Answer {
+    helper(sys::BPF_FUNC_clone_redirect, "bpf_clone_redirect")
+}
+
+/// Loops whose body the verifier looks at once (`bpf_loop`, Linux 5.17).
+pub fn loops() -> Answer {
+    helper(sys::BPF_FUNC_loop, "bpf_loop")
+}
+
+/// Telling user space of events, in order (`BPF_MAP_TYPE_RINGBUF`, Linux 5.8).
+pub fn ring_buffer() -> Answer {
+    when_permitted(|| {
+        // SAFETY: there are no options, and there need not be any.
+        let there =
+            unsafe { sys::libbpf_probe_bpf_map_type(sys::BPF_MAP_TYPE_RINGBUF, std::ptr::null()) };
+        probed(there, "maps of type ringbuf")
+    })
+}
+
+/// A helper function that programs at a device call.
+fn helper(id: sys::bpf_func_id, name: &str) -> Answer {
+    when_permitted(|| {
+        // SAFETY: there are no options, and there need not be any.
+        let there = unsafe {
+            sys::libbpf_probe_bpf_helper(sys::BPF_PROG_TYPE_SCHED_CLS, id, std::ptr::null())
+        };
+        probed(there, name)
+    })
+}
+
+/// Reads what one of libbpf's own probes says.
+fn probed(there: libc::c_int, name: &str) -> Answer {
+    match there {
+        0 => Answer::No(format!("no {name} in this kernel")),
+        1.. => Answer::Yes,
+        error => Answer::of_error(&io::Error::from_raw_os_error(-error)),
+    }
+}
+
+fn linked(points: &[AttachPoint]) -> Answer {
     when_permitted(|| {
         network::in_private(|| {
-            let attach = || -> io::Result<OwnedFd> {
+            let attach = || -> io::Result<Vec<OwnedFd>> {
                 let program = load(sys::BPF_PROG_TYPE_SCHED_CLS, 0, 0)?;
-                // SAFETY: the program's descriptor is open; no options are passed.
-                owned(unsafe {
-                    sys::bpf_link_create(
-                        program.as_raw_fd(),
-                        LOOPBACK,
-                        sys::BPF_TCX_INGRESS,
-                        std::ptr::null(),
-                    )
-                })
+                let attach = |point| attach_tcx(program.as_fd(), LOOPBACK, point);
+                let links = points.iter().map(|point| attach(*point));
+                Ok(links.collect::<Result<_, _>>()?)
             };
             Answer::of(attach())
         })
@@ -210,4 +256,21 @@ fn vmlinux_struct(name: &str) -> Option<(u32, u32)> {
     let btf = Btf::from_vmlinux().ok()?;
     let found = btf.type_by_name::<Struct<'_>>(name)?;
     Some((found.type_id().into(), u32::try_from(found.size()).ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_helper_that_no_kernel_has_is_not_found() {
+        assert_ne!(helper(0x7fff_ffff, "bpf_nonsense"), Answer::Yes);
+    }
+
+    #[test]
+    fn what_was_probed_is_there_or_is_not_or_cannot_be_told() {
+        assert_eq!(probed(1, "x"), Answer::Yes);
+        assert_eq!(probed(0, "x"), Answer::No("no x in this kernel".into()));
+        assert!(matches!(probed(-libc::ENOMEM, "x"), Answer::Unknown(_)));
+    }
 }

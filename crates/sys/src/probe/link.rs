@@ -27,11 +27,20 @@ pub fn bridge() -> Answer {
     })
 }
 
+/// TAP devices: a guest's end of its link.
+pub fn tap() -> Answer {
+    tap_that(|| open_tap(0).map(drop))
+}
+
 /// TAP devices whose frames carry a virtio-net header, so that whole 64 KiB segments with
 /// unfinished checksums can be read and written (`IFF_VNET_HDR`, `TUNSETOFFLOAD`).
 pub fn tap_with_offload() -> Answer {
+    tap_that(tap_with_whole_segments)
+}
+
+fn tap_that(probe: fn() -> io::Result<()>) -> Answer {
     unless_at_rest(&["tun"], || {
-        network::in_private(|| Answer::of(tap()).about("/dev/net/tun"))
+        network::in_private(|| Answer::of(probe()).about("/dev/net/tun"))
     })
 }
 
@@ -50,8 +59,8 @@ fn add(kind: &str) -> io::Result<()> {
         .ask(ROUTE, 1)
 }
 
-/// Makes a TAP device, which goes away when the file is closed.
-fn tap() -> io::Result<File> {
+/// Makes a TAP device, with more flags, which goes away when the file is closed.
+fn open_tap(flags: libc::c_int) -> io::Result<File> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -59,10 +68,14 @@ fn tap() -> io::Result<File> {
     // SAFETY: an all-zero `ifreq` is a valid one: integers, bytes and unions of them.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // The flags are bits of a C short; none of them is its sign.
-    request.ifr_ifru.ifru_flags =
-        (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | flags) as libc::c_short;
     // SAFETY: `file` is open and TUNSETIFF reads and writes one `ifreq`, which outlives the call.
     check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
+    Ok(file)
+}
+
+fn tap_with_whole_segments() -> io::Result<()> {
+    let file = open_tap(libc::IFF_VNET_HDR)?;
     let offload = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
     // SAFETY: TUNSETOFFLOAD takes the flags by value and touches no memory of ours.
     check(unsafe {
@@ -71,8 +84,7 @@ fn tap() -> io::Result<File> {
             libc::TUNSETOFFLOAD,
             libc::c_ulong::from(offload),
         )
-    })?;
-    Ok(file)
+    })
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {

@@ -15,27 +15,32 @@ pub fn netem() -> Answer {
     // struct tc_netem_qopt: latency, limit, loss, gap, duplicate, jitter. A limit of 0 drops all.
     let mut options = [0; 24];
     options[4..8].copy_from_slice(&1000u32.to_ne_bytes());
-    attached("netem", "sch_netem", 0, ROOT, Some(options))
+    attached("netem", &["sch_netem"], 0, ROOT, Some(options))
 }
 
 /// Pacing and fair queueing by flow.
 pub fn fq() -> Answer {
-    attached("fq", "sch_fq", 0, ROOT, None)
+    attached("fq", &["sch_fq"], 0, ROOT, None)
+}
+
+/// No queue before a device: what it does not take is refused there and then.
+pub fn noqueue() -> Answer {
+    attached("noqueue", &[], 0, ROOT, None)
 }
 
 /// The hook for BPF at a device's ingress and egress.
 pub fn clsact() -> Answer {
-    attached("clsact", "sch_ingress", CLSACT_HANDLE, CLSACT, None)
+    attached("clsact", &["sch_ingress"], CLSACT_HANDLE, CLSACT, None)
 }
 
 fn attached(
     kind: &str,
-    module: &str,
+    modules: &[&str],
     handle: u32,
     parent: u32,
     options: Option<[u8; 24]>,
 ) -> Answer {
-    unless_at_rest(&[module], || {
+    unless_at_rest(modules, || {
         network::in_private(|| match add(kind, handle, parent, options) {
             // How the kernel says that it knows no such qdisc.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {

@@ -29,6 +29,7 @@ pub(crate) enum Group {
     Relay,
     Lab,
     Intercept,
+    Snoop,
     Bpf,
     Guests,
 }
@@ -41,6 +42,7 @@ impl Group {
             Self::Relay => "Relay",
             Self::Lab => "Lab",
             Self::Intercept => "Interception",
+            Self::Snoop => "Snoop",
             Self::Bpf => "BPF (for jobs to come)",
             Self::Guests => "Processes and guests (for jobs to come)",
         }

@@ -1,8 +1,9 @@
 //! The features, in the order in which they are shown.
 
+use taut_snoop::program::Program;
 use taut_sys::probe::{Answer, bpf, link, nft_tproxy, process, qdisc, socket};
 
-use super::Group::{Bpf, Guests, Intercept, Lab, Relay};
+use super::Group::{Bpf, Guests, Intercept, Lab, Relay, Snoop};
 use super::{Feature, Group};
 use crate::doctor::severity::Severity::{self, Blocks, Fine, Slows};
 
@@ -83,12 +84,27 @@ pub(crate) const FEATURES: &[Feature] = &[
     of(Intercept, ("sk_reuseport", "BPF sk_reuseport", "choosing the core that takes a connection", "the kernel's hash chooses",
         Fine, bpf::sk_reuseport)),
 
+    of(Snoop, ("sched_cls", "BPF sched_cls", "programs at a tap", "no taut snoop",
+        Fine, bpf::sched_cls)),
+    of(Snoop, ("snoop_programs", "the programs themselves", "acknowledging for guests", "no taut snoop",
+        Fine, snoop_programs)),
+    of(Snoop, ("clone_redirect", "bpf_clone_redirect", "knowing what the ring has taken", "no taut snoop: no promise could be kept",
+        Fine, bpf::clone_redirect)),
+    of(Snoop, ("bpf_loop", "bpf_loop", "reading the options of TCP", "no taut snoop",
+        Fine, bpf::loops)),
+    of(Snoop, ("bpf_ringbuf", "BPF ring buffer", "hearing of a guest that lost what was promised", "no taut snoop",
+        Fine, bpf::ring_buffer)),
+    of(Snoop, ("tcx_both", "tcx at both hooks", "programs at a tap that go with their process", "clsact is used; what is killed leaves them, and they rest after 10 s",
+        Fine, bpf::tcx_at_both_hooks)),
+    of(Snoop, ("tap", "TAP", "the devices of guests", "no taut snoop: macvtap, vhost-user and SR-IOV have no ring that is seen",
+        Fine, link::tap)),
+    of(Snoop, ("noqueue", "noqueue", "nothing that drops before the ring", "taps that have a queue are left alone",
+        Fine, qdisc::noqueue)),
+
     of(Bpf, ("bpf", "bpf system call", "everything below", "no BPF at all",
         Fine, bpf::permitted)),
     of(Bpf, ("btf", "kernel BTF", "one program for many kernels", "BPF programs cannot be loaded",
         Fine, bpf::btf)),
-    of(Bpf, ("sched_cls", "BPF sched_cls", "acknowledging for guests (taut snoop)", "no taut snoop",
-        Fine, bpf::sched_cls)),
     of(Bpf, ("sock_ops", "BPF sock_ops", "windows of each leg", "route metrics are used",
         Fine, bpf::sock_ops)),
     of(Bpf, ("tcp_struct_ops", "BPF congestion control", "Taut's own congestion controls", "the kernel's are used",
@@ -111,3 +127,14 @@ pub(crate) const FEATURES: &[Feature] = &[
     of(Guests, ("qemu", "QEMU", "guests with modules and BPF", QEMU.1,
         Fine, || process::program(QEMU.0))),
 ];
+
+/// Whether the kernel takes the programs of `taut snoop`, which names what it does not like.
+fn snoop_programs() -> Answer {
+    match bpf::permitted() {
+        Answer::Yes => match Program::load(1) {
+            Ok(_) => Answer::Yes,
+            Err(error) => Answer::No(error.to_string()),
+        },
+        other => other,
+    }
+}
