@@ -185,7 +185,7 @@ pub(crate) const FLOW: usize = 152;
 const EVENT: usize = KEY + 12;
 
 /// Where `mode` and `bypass` are in `struct snoop_flow`.
-const MODE_AT: usize = 101;
+const MODE_AT: usize = 105;
 
 /// The bit beside a VLAN's number that says that there is one.
 const TAGGED: u16 = 0x8000;
@@ -315,9 +315,9 @@ impl Flow {
         let _told_edge = read.u32()?;
         let grown_edge = read.u32()?;
         // What only the programs need: from `far_edge` to `mss`.
-        let _: [u8; 14 * 4 + 2 + 12 + 2] = read.take()?;
+        let _: [u8; 15 * 4 + 2 + 12 + 2] = read.take()?;
         let [_scale, mode, bypass, _flags, _tos, _ttl, _counted] = read.take()?;
-        let _: [u8; 5] = read.take()?;
+        let _: [u8; 1] = read.take()?;
         let seen_ns = read.u64()?;
         Some(Self {
             mode: Mode::decode(mode, bypass)?,

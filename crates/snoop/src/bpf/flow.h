@@ -13,8 +13,8 @@
 #define SHARE_MAX	(1U << 30)
 #define MSS_USUAL	1460	/* where the SYN has not been seen */
 
-/* How far a peer's acknowledgement may be behind what the guest has sent. */
-#define ACK_BEHIND	(1U << 24)
+/* A segment's number that is farther behind is nobody's repetition. */
+#define SEQ_BEHIND	(1U << 24)
 
 /* What the caller is to do with a guest's segment. */
 struct lift {
@@ -134,14 +134,17 @@ static __always_inline void goes_ahead(struct snoop_flow *f,
 		f->ahead = end;
 }
 
-/* Everything of the peer's that passes tells how late it is there. (Without the
- * lock, where it has no data.)
+/* Everything of the peer's that passes tells how late it is there, and what it has
+ * of the guest's. (Without the lock, where it has no data.)
  */
-static __always_inline void tell_time(struct snoop_flow *f,
+static __always_inline void hear_peer(struct snoop_flow *f,
 				      const struct segment *s)
 {
 	if (s->options.has_ts && after(s->options.tsval, f->ts_peer))
 		f->ts_peer = s->options.tsval;
+	if (s->flags & TH_ACK && after(s->ack, f->vm_una) &&
+	    !after(s->ack, f->vm_snd))
+		f->vm_una = s->ack;
 }
 
 /* What the sender is told by the guest's SYN-ACK. */
@@ -280,6 +283,7 @@ static __always_inline void see_guest_syn(struct snoop_flow *f,
 	f->scale = o->scale > SCALE_MAX ? SCALE_MAX : o->scale;
 	f->ts_vm = o->tsval;
 	f->vm_snd = s->seq + 1;
+	f->vm_una = s->seq;
 	f->mss = o->mss ? o->mss : MSS_DEFAULT;
 	see_guest(f, s);
 	/* A window in a SYN has no scale (RFC 7323 2.2). */
@@ -348,13 +352,15 @@ static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
 }
 
 /* Whether the guest will see to it that the segment is of this connection: else
- * it throws it away, whatever is in it (RFC 9293 3.10.7.4, RFC 5961 5.2).
+ * it throws it away, whatever is in it (RFC 9293 3.10.7.4, RFC 5961 5.2). How far
+ * behind an acknowledgement may be is the widest window that the peer has offered,
+ * which is not kept here: one that is behind at all is the guest's to judge.
  */
 static __always_inline bool is_acceptable(const struct snoop_flow *f,
 					  const struct segment *s)
 {
 	return same_mac(s->to, f->vm_mac) && !after(s->ack, f->vm_snd) &&
-	       !before(s->ack, f->vm_snd - ACK_BEHIND);
+	       !before(s->ack, f->vm_una);
 }
 
 /* What a segment takes of the guest's buffer beyond its bytes: the guest's kernel
@@ -382,7 +388,7 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 	if (!(f->flags & SNOOP_F_LEARNT) || f->mode == SNOOP_SYN)
 		return SNOOP_TG_UNLEARNT;
 	/* A stranger's changes nothing. */
-	if (after(s->seq, edge) || before(s->seq, f->vm_seq - ACK_BEHIND))
+	if (after(s->seq, edge) || before(s->seq, f->vm_seq - SEQ_BEHIND))
 		return SNOOP_TG_OUT_OF_ORDER;
 	if (!is_acceptable(f, s))
 		return SNOOP_TG_MISDIRECTED;
@@ -490,6 +496,7 @@ static __always_inline void learn(struct snoop_flow *f,
 		f->scale = 0;
 		begin_at(f, s->ack, s->window);
 		f->vm_snd = s->seq;
+		f->vm_una = s->seq;
 		/* What is in the ring already was not seen. It is within the
 		 * window by its widest scale, and by that of 512 if the guest
 		 * offers less by now.

@@ -256,6 +256,19 @@ read_tcp(struct __sk_buff *skb, const struct tcphdr *tcp, __u32 l4_at,
 	return SEGMENT_FOUND;
 }
 
+/* The sum over a header without options (RFC 791 3.1). */
+static __always_inline bool header_sums_up(const struct iphdr *ip)
+{
+	const __u32 *words = (const __u32 *)ip;
+	__u64 sum;
+
+	sum = (__u64)words[0] + words[1] + words[2] + words[3] + words[4];
+	sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum == 0xffff;
+}
+
 /* Finds the segment in a frame. @to_guest says which end is the guest's.
  * Returns an enum segment_verdict.
  */
@@ -293,9 +306,12 @@ __noinline int read_segment(struct __sk_buff *skb, __u32 to_guest,
 		    ip->version != 4 ||
 		    ip->frag_off & bpf_htons(IP_MF_OFFSET))
 			return SEGMENT_NONE;
+		/* What is wrong here is thrown away (RFC 1122 3.2.1.2). */
+		if (to_guest && !header_sums_up(ip))
+			return SEGMENT_MALFORMED;
 		total = bpf_ntohs(ip->tot_len);
-		/* Longer than the field can say (BIG TCP). */
-		if (!total)
+		/* A super-frame that is longer than the field can say (BIG TCP). */
+		if (!total && skb->gso_size)
 			total = skb->len - L3_AT;
 		if (total < sizeof(*ip) || total > skb->len - L3_AT)
 			return SEGMENT_MALFORMED;
@@ -317,7 +333,7 @@ __noinline int read_segment(struct __sk_buff *skb, __u32 to_guest,
 		if (ip->nexthdr != IPPROTO_TCP || ip->version != 6)
 			return SEGMENT_NONE;
 		total = bpf_ntohs(ip->payload_len);
-		if (!total)
+		if (!total && skb->gso_size)
 			total = skb->len - L4_AT_V6;
 		if (total > skb->len - L4_AT_V6)
 			return SEGMENT_MALFORMED;

@@ -305,9 +305,9 @@ int snoop_to_guest(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	}
 	if (!s.len && !(s.flags & ~(TH_ACK | TH_PSH | TH_ECE | TH_CWR))) {
-		f = s.options.has_ts ? find_flow(&key) : NULL;
+		f = find_flow(&key);
 		if (f)
-			tell_time(f, &s);
+			hear_peer(f, &s);
 		count(&to_guest_exits, SNOOP_TG_NO_DATA);
 		return TC_ACT_UNSPEC;
 	}
@@ -350,7 +350,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 		if (s.len && f->mode == SNOOP_ACTIVE)
 			f->mode = SNOOP_UNEXPECTED_SEQ;
 		goes_ahead(f, &s);
-		tell_time(f, &s);
+		hear_peer(f, &s);
 		bpf_spin_unlock(&f->lock);
 		count(&to_guest_exits, SNOOP_TG_OFF);
 		return TC_ACT_UNSPEC;
@@ -359,7 +359,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 		bpf_spin_lock(&f->lock);
 		verdict = may_acknowledge(f, c, &s);
 		goes_ahead(f, &s);
-		tell_time(f, &s);
+		hear_peer(f, &s);
 		bpf_spin_unlock(&f->lock);
 		/* Had it become possible meanwhile, it is as if it had not. */
 		count(&to_guest_exits, verdict == SNOOP_TG_ACKED ?
@@ -370,7 +370,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 		bpf_spin_lock(&f->lock);
 		go_offline(f, &s, SNOOP_UNEXPECTED_SEQ);
 		goes_ahead(f, &s);
-		tell_time(f, &s);
+		hear_peer(f, &s);
 		bpf_spin_unlock(&f->lock);
 		count(&to_guest_exits, SNOOP_TG_IN_PARTS);
 		return TC_ACT_UNSPEC;
@@ -412,7 +412,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 		delivered(f, c, &s, &lift);
 	else
 		goes_ahead(f, &s);
-	tell_time(f, &s);
+	hear_peer(f, &s);
 	answer.seq = f->vm_snd;
 	answer.tsval = f->ts_vm;
 	answer.has_ts = has_timestamps(f);

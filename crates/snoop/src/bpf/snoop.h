@@ -133,6 +133,7 @@ struct snoop_flow {
 	__u32 ahead;		/* the end of what may be in the ring beyond a hole */
 	__u32 begun;		/* the peer's first byte */
 	__u32 vm_snd;
+	__u32 vm_una;		/* of it, what the peer has acknowledged */
 	__u32 ts_vm;
 	__u32 ts_peer;		/* the latest TSval of the peer's */
 	__u32 vm_widest;	/* the widest window that the guest has offered */
@@ -155,7 +156,7 @@ struct snoop_flow {
 	__u8 tos;		/* of the guest's packets */
 	__u8 ttl;
 	__u8 counted;		/* among the handshakes of its listener */
-	__u8 pad[5];
+	__u8 pad;
 	__u64 seen_ns;		/* when the last packet came (CLOCK_MONOTONIC, coarse) */
 	__u64 acked_segments;
 	__u64 acked_bytes;

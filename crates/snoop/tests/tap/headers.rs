@@ -198,3 +198,68 @@ fn from_the_guest_it_passes_untouched_and_nothing_is_learnt() {
         }
     }
 }
+
+/// A guest throws these away for what IP says of them: the TCP in them is right.
+#[test]
+fn a_segment_whose_ip_header_is_wrong_is_not_acknowledged() {
+    let wrong: &[(bool, Change)] = &[
+        // RFC 1122 3.2.1.2.
+        (
+            false,
+            ("the header's sum", |frame| {
+                let mut frame = frame.to_vec();
+                frame[IP_AT + 10] ^= 1;
+                frame
+            }),
+        ),
+        (
+            false,
+            ("no length", |frame| {
+                let (mut ip, rest) = Ipv4Header::from_slice(&frame[IP_AT..]).unwrap();
+                ip.total_len = 0;
+                ip.header_checksum = ip.calc_header_checksum();
+                [&frame[..IP_AT], &ip.to_bytes(), rest].concat()
+            }),
+        ),
+        (
+            true,
+            ("no length", |frame| {
+                let mut frame = frame.to_vec();
+                frame[IP_AT + 4..IP_AT + 6].fill(0);
+                frame
+            }),
+        ),
+    ];
+    for (v6, (what, change)) in wrong {
+        let mut rig = Rig::new(500, ON);
+        rig.v6 = *v6;
+        let mut conn = Conn::new(Terms::default());
+        conn.open_and_prove(&mut rig);
+        let data = conn.data(1000);
+        let odd = change(&rig.frame(false, &data));
+        rig.peer.write(&odd).unwrap();
+        assert_eq!(
+            rig.frames_at(false),
+            <[Vec<u8>; 0]>::default(),
+            "{v6} {what}"
+        );
+        assert_eq!(
+            rig.frames_at(true),
+            [&odd[VnetHeader::LEN..]],
+            "{v6} {what}"
+        );
+        is_promised(&mut rig, &conn, &data, what);
+    }
+}
+
+/// RFC 5961 5.2: older by more than the widest window that the peer has offered, it is thrown away.
+#[test]
+fn a_segment_whose_acknowledgement_is_too_old_for_the_guest_is_not_acknowledged() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = Conn::new(Terms::default());
+    conn.open_and_prove(&mut rig);
+    let mut data = conn.data(1000);
+    data.ack = data.ack.wrapping_sub(1 << 20);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer(), []);
+}

@@ -87,8 +87,6 @@ impl Changes {
                 Change::Append { bytes } => frame.extend(bytes),
             }
         }
-        // (The programs do not look at these, and a guest throws the frame away.)
-        mend_ip(&mut frame);
         if self.summed {
             sum_up(&mut frame);
         }
@@ -163,22 +161,6 @@ fn sum_up(frame: &mut [u8]) {
     frame[field.clone()].fill(0);
     let sum = !fold(parts.sum(frame));
     frame[field].copy_from_slice(&sum.to_be_bytes());
-}
-
-/// Makes a length of IP's not 0, which stands for one that is longer than can be said (BIG TCP), and its
-/// sum right.
-fn mend_ip(frame: &mut [u8]) {
-    let length = match frame.get(TYPE_AT..IP_AT) {
-        Some([8, 0]) => IP_AT + 2,
-        Some([0x86, 0xdd]) => IP_AT + 4,
-        _ => return,
-    };
-    if let Some(length) = frame.get_mut(length..length + 2)
-        && length == [0, 0]
-    {
-        length[1] = 1;
-    }
-    sum_up_ip(frame);
 }
 
 fn sum_up_ip(frame: &mut [u8]) {

@@ -467,7 +467,7 @@ fn no_window_that_is_open_is_closed_however_small_the_buffer_is() {
 
 #[test]
 fn what_is_not_for_the_guest_or_nothing_it_would_take_is_not_acknowledged() {
-    for odd in 0..3 {
+    for odd in 0..4 {
         let mut rig = Rig::new(500, ON);
         let mut conn = Conn::new(Terms::default());
         conn.open_and_prove(&mut rig);
@@ -475,6 +475,7 @@ fn what_is_not_for_the_guest_or_nothing_it_would_take_is_not_acknowledged() {
         match odd {
             0 => data.ack = conn.guest_seq + 1_000_000,
             1 => data.ack = conn.guest_seq.wrapping_sub(1 << 30),
+            2 => data.ack = conn.guest_seq.wrapping_sub(1),
             _ => rig.to_mac = Some([2, 0, 0, 0, 0, 9]),
         }
         rig.peer_sends(&data);
