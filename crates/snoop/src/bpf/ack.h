@@ -63,9 +63,12 @@ __noinline int sums_up(struct __sk_buff *skb, __u32 at, __u32 len, __u64 sum)
 	if (!bytes)
 		return false;
 	for (i = 0; i < SUMS && len; i++) {
-		size = len;
-		if (size > SUM_AT_ONCE)
-			size = SUM_AT_ONCE;
+		/* One less, for Linux 6.1 does not see that it is not zero. */
+		size = len - 1;
+		if (size >= SUM_AT_ONCE)
+			size = SUM_AT_ONCE - 1;
+		barrier_var(size);
+		size++;
 		/* The last ones may be no whole word. */
 		if (size & 3)
 			*(__u32 *)(bytes + (size & SUM_AT_ONCE)) = 0;

@@ -203,7 +203,13 @@ __noinline int read_options(struct __sk_buff *skb, __u32 at, __u32 len,
 {
 	struct reading r = {};
 
-	if (!options || len < 4 || len > OPTIONS_MAX)
+	if (!options || len < 4)
+		return -1;
+	/* Else the compiler makes one comparison of both, of another register
+	 * than what is read with, and Linux 6.1 does not see that it is bounded.
+	 */
+	barrier_var(len);
+	if (len > OPTIONS_MAX)
 		return -1;
 	if (bpf_skb_load_bytes(skb, at, r.bytes, len))
 		return -1;
