@@ -1,10 +1,11 @@
 //! A guest and its peer, each a TAP at a bridge, and both in the hands of the test: what goes into one
 //! comes out of the other, or not, and every answer is seen.
 
+use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -119,7 +120,17 @@ impl Rig {
             mss: 1448,
             checker: Checker::new(false),
         };
-        rig.ip("link add bridge type bridge mcast_snooping 0");
+        // In one go, for a process costs much where the processor is emulated.
+        rig.ips(&format!(
+            "link add bridge type bridge mcast_snooping 0
+            link set guest addrgenmode none
+            link set peer addrgenmode none
+            link set guest mtu 9000 master bridge txqueuelen {ring} up
+            link set peer mtu 9000 master bridge up
+            link set bridge addrgenmode none
+            link set bridge mtu 9000 up
+            "
+        ));
         // Where the kernel's bridge looks into IP (br_netfilter), it throws away what is to be tried here.
         // Most hosts have no such setting.
         rig.within(|| {
@@ -128,17 +139,23 @@ impl Rig {
                     std::fs::write(format!("/proc/sys/net/bridge/bridge-nf-call-{family}"), "0");
             }
         });
-        for tap in ["guest", "peer"] {
-            rig.ip(&format!("link set {tap} addrgenmode none"));
-            rig.ip(&format!("link set {tap} mtu 9000 master bridge up"));
-        }
-        rig.ip(&format!("link set guest txqueuelen {ring}"));
-        rig.ip("link set bridge addrgenmode none");
-        rig.ip("link set bridge mtu 9000 up");
         // The bridge learns where both are.
         rig.mark(true);
         rig.mark(false);
         rig
+    }
+
+    /// `ip` in the rig's namespace, with many lines.
+    fn ips(&self, lines: &str) {
+        let mut ip = Command::new("ip")
+            .args(["-n", self.netns.name(), "-batch", "-"])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = ip.stdin.take().unwrap();
+        input.write_all(lines.as_bytes()).unwrap();
+        drop(input);
+        assert!(ip.wait().unwrap().success(), "ip {lines}");
     }
 
     /// `ip` in the rig's namespace; what it says.
@@ -149,6 +166,23 @@ impl Rig {
     /// `tc` likewise.
     pub(crate) fn tc(&self, line: &str) -> String {
         self.command("tc", line)
+    }
+
+    /// The queueing disciplines of the guest's tap. (clsact is none, and stays where programs have
+    /// been put on by it.)
+    pub(crate) fn queues(&self) -> String {
+        let shown = self.tc("qdisc show dev guest");
+        let queues = shown.lines().filter(|line| !line.contains("clsact"));
+        queues.collect::<Vec<_>>().join("\n")
+    }
+
+    /// How many filters of clsact are at the guest's tap, from it and towards it.
+    pub(crate) fn filters(&self) -> (usize, usize) {
+        let count = |point: &str| {
+            let shown = self.tc(&format!("filter show dev guest {point}"));
+            shown.lines().filter(|l| l.contains(" handle ")).count()
+        };
+        (count("ingress"), count("egress"))
     }
 
     fn command(&self, program: &str, line: &str) -> String {

@@ -8,8 +8,9 @@ use libbpf_rs::libbpf_sys as sys;
 use libbpf_rs::{TC_EGRESS, TC_INGRESS, TcHook};
 
 use crate::Errno;
+use crate::netns::Netns;
 
-/// A program on a device; dropped, it is taken off.
+/// A program on a device; dropped, it is taken off, whatever network namespace the thread is in.
 #[derive(Debug)]
 pub enum Attached {
     /// A link (tcx, Linux 6.6), which also goes when the process is killed.
@@ -23,6 +24,8 @@ pub enum Attached {
 #[derive(Debug)]
 pub struct Filter {
     program: OwnedFd,
+    /// Where `ifindex` is this device and no other.
+    netns: Netns,
     ifindex: i32,
     point: AttachPoint,
     priority: u32,
@@ -113,6 +116,7 @@ impl Filter {
         let system = |e: libbpf_rs::Error| io::Error::other(e.to_string());
         let filter = Self {
             program: program.try_clone_to_owned()?,
+            netns: Netns::current().map_err(io::Error::other)?,
             ifindex: i32::try_from(ifindex).map_err(|_| Errno::NODEV)?,
             point,
             priority,
@@ -140,7 +144,10 @@ impl Drop for Filter {
     fn drop(&mut self) {
         // A device that has gone has taken its filters with it. The clsact itself stays: without
         // filters it does nothing, and others may have put theirs there since.
-        let _ = self.hook().detach();
+        match Netns::current() {
+            Ok(here) if here.id() == self.netns.id() => drop(self.hook().detach()),
+            _ => drop(self.netns.run(|| self.hook().detach())),
+        }
     }
 }
 
