@@ -17,7 +17,7 @@ use crate::peer::program::Program;
 use crate::world::Host;
 
 /// The kernel.
-pub(super) const KERNEL: Program = Program {
+pub(in crate::experiment) const KERNEL: Program = Program {
     name: "linux.uml",
     version: "--version",
     package: "user-mode-linux",
@@ -37,26 +37,26 @@ const PAUSE: Duration = Duration::from_millis(20);
 const CLOCK_QUESTIONS: usize = 30;
 
 /// A kernel that boots.
-pub(super) struct Booting {
+pub(in crate::experiment) struct Booting {
     child: Child,
     guest: Guest,
     log: std::path::PathBuf,
 }
 
 /// A guest that answers. It is killed when this and all who share its process are dropped.
-pub(super) struct Uml {
-    pub(super) process: Arc<Child>,
+pub(in crate::experiment) struct Uml {
+    pub(in crate::experiment) process: Arc<Child>,
     control: Lines,
     /// What its clock has to be advanced by to show the host's, in nanoseconds.
     ahead: i64,
-    pub(super) address: Ipv4Addr,
+    pub(in crate::experiment) address: Ipv4Addr,
 }
 
 // === impl Booting ===
 
 impl Booting {
     /// Starts a guest on `tap` of `host`.
-    pub(super) fn start(
+    pub(in crate::experiment) fn start(
         host: &Host,
         taut: &Path,
         tap: &str,
@@ -98,12 +98,12 @@ impl Booting {
     }
 
     /// Its process, which leads its group.
-    pub(super) fn id(&self) -> u32 {
+    pub(in crate::experiment) fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Waits until it answers `client`, and compares the clocks.
-    pub(super) fn ready(mut self, client: &Host) -> io::Result<Uml> {
+    pub(in crate::experiment) fn ready(mut self, client: &Host) -> io::Result<Uml> {
         let to = SocketAddr::from((self.guest.address, talk::CONTROL));
         let deadline = Instant::now() + BOOT;
         let stream = loop {
@@ -146,24 +146,24 @@ impl Booting {
 
 impl Uml {
     /// Its process, which leads its group.
-    pub(super) fn id(&self) -> u32 {
+    pub(in crate::experiment) fn id(&self) -> u32 {
         self.process.id()
     }
 
     /// A time of its clock, by the host's.
-    pub(super) fn on_host(&self, guest: u64) -> u64 {
+    pub(in crate::experiment) fn on_host(&self, guest: u64) -> u64 {
         guest.saturating_add_signed(self.ahead)
     }
 
-    pub(super) fn set(&mut self, settings: Settings) -> io::Result<()> {
+    pub(in crate::experiment) fn set(&mut self, settings: Settings) -> io::Result<()> {
         self.done(&Ask::Settings(settings))
     }
 
-    pub(super) fn expect(&mut self, streams: usize, bytes: usize) -> io::Result<()> {
+    pub(in crate::experiment) fn expect(&mut self, streams: usize, bytes: usize) -> io::Result<()> {
         self.done(&Ask::Expect { streams, bytes })
     }
 
-    pub(super) fn counters(&mut self) -> io::Result<Counters> {
+    pub(in crate::experiment) fn counters(&mut self) -> io::Result<Counters> {
         match self.ask(&Ask::Counters)? {
             Answer::Counters(counters) => Ok(counters),
             other => Err(unexpected(&other)),
@@ -171,7 +171,7 @@ impl Uml {
     }
 
     /// Has it send a stream. Times are its own clock's.
-    pub(super) fn send(&mut self, send: talk::Send) -> io::Result<Sent> {
+    pub(in crate::experiment) fn send(&mut self, send: talk::Send) -> io::Result<Sent> {
         match self.ask(&Ask::Send(send))? {
             Answer::Sent(sent) => Ok(sent),
             other => Err(unexpected(&other)),
