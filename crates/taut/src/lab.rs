@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use taut_lab::experiment::consolidate::guest::{self, Guest};
-use taut_lab::experiment::consolidate::{driver, kernel};
+use taut_lab::experiment::guests::guest::{self, Guest};
+use taut_lab::experiment::guests::{driver, kernel};
 use taut_lab::experiment::outcome::Outcome;
 use taut_lab::experiment::{self, Experiment, Request, table};
 use taut_lab::world::World;

@@ -2,6 +2,7 @@
 
 pub mod consolidate;
 mod descriptors;
+pub mod guests;
 pub mod idle_sessions;
 pub mod outcome;
 pub mod pied_piper;

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
+use super::EXPERIMENT;
 use super::measured::{Measured, Sample};
 use super::network::CLIENT;
-use super::plan::{Cell, Configuration, GUEST_RCVBUF, RING};
-use super::{EXPERIMENT, uml};
+use super::plan::Cell;
+use crate::experiment::guests::configuration::{Configuration, GUEST_RCVBUF, RING};
+use crate::experiment::guests::uml;
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
 use crate::experiment::{Request, stats};
 
@@ -258,7 +260,7 @@ fn notes(measured: &Measured) -> Vec<String> {
         "{} of {} deliveries of the links were more than 1 ms late.",
         measured.late_deliveries, measured.deliveries
     ));
-    let sum = |of: fn(&super::guest::talk::Counters) -> u64| {
+    let sum = |of: fn(&crate::experiment::guests::guest::talk::Counters) -> u64| {
         measured.counters.iter().map(of).sum::<u64>()
     };
     notes.push(format!(

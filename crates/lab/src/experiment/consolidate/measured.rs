@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::costs::Cost;
-use super::guest::talk::Counters;
-use super::plan::{Cell, Configuration};
+use super::plan::Cell;
 use super::rig::Ended;
-use super::transfer::Sent;
+use crate::experiment::guests::configuration::Configuration;
+use crate::experiment::guests::guest::talk::Counters;
+use crate::experiment::guests::transfer::Sent;
 use crate::experiment::stats;
 
 /// Throughput of a transfer in MB/s (10^6 bytes a second), by four clocks.
@@ -129,7 +130,7 @@ impl Measured {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::consolidate::guest::talk::Received;
+    use crate::experiment::guests::guest::talk::Received;
 
     fn sent(at: u64) -> Sent {
         Sent {

@@ -4,27 +4,19 @@
 //! Guests are kernels of their own (User Mode Linux), each on a tap; a gate plays the hypervisor's
 //! scheduler. See `docs/design/lab-worlds.md`.
 
-mod cores;
 mod costs;
-pub mod driver;
 mod figures;
-mod gate;
-pub mod guest;
-pub mod kernel;
 mod measured;
 mod network;
 mod plan;
 mod rig;
-mod slices;
-mod snooping;
-mod transfer;
-mod uml;
 
+use super::guests::cores::Cores;
+use super::guests::uml;
 use super::outcome::Outcome;
 use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::program;
-use cores::Cores;
 use measured::Measured;
 use plan::{Part, Plan, Scenario};
 use rig::Rig;

@@ -1,30 +1,30 @@
 //! The world with its processes: guests, driver domain, gates, and `taut snoop` where it is wanted.
 
-use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
-use rustix::process::Signal;
 use sha2::{Digest as _, Sha256};
 use taut_sys::child::Child;
 use taut_sys::schedule;
 
-use super::cores::{self, Cores};
-use super::gate::{Gate, Kept, Sharers};
-use super::guest::{Guest, talk};
 use super::measured::Sample;
 use super::network::{self, CLIENT, HOST, SENDER, Who};
-use super::plan::{Cell, Configuration, Machine, Scenario};
-use super::slices::{Shape, Slices};
-use super::snooping::Snooping;
-use super::transfer::{self, Sent};
-use super::uml::{Booting, Uml};
+use super::plan::{Cell, Machine, Scenario};
+use crate::experiment::guests::configuration::Configuration;
+use crate::experiment::guests::cores::{self, Cores};
+use crate::experiment::guests::driver;
+use crate::experiment::guests::gate::{Gate, Kept, Sharers};
+use crate::experiment::guests::guest::{Guest, talk};
+use crate::experiment::guests::network::{tap, tune};
+use crate::experiment::guests::slices::{Shape, Slices};
+use crate::experiment::guests::snooping::Snooping;
+use crate::experiment::guests::transfer::{self, Sent};
+use crate::experiment::guests::uml::{Booting, Uml};
 use crate::experiment::{ExperimentError, Request};
 use crate::link::counters::LinkReport;
 use crate::world::World;
@@ -70,8 +70,8 @@ impl Rig {
     ) -> Result<Self, ExperimentError> {
         let failed = ExperimentError::machine;
         let (world, ends) = network::build(machine.guests, sender)?;
-        let driver =
-            start_driver(&world, request, ends).map_err(failed("start the driver domain"))?;
+        let driver = driver::start(world.host(HOST), &request.taut, world.dir(), ends)
+            .map_err(failed("start the driver domain"))?;
         cores
             .share(driver.id())
             .map_err(failed("place the driver domain"))?;
@@ -101,7 +101,7 @@ impl Rig {
         };
         let mut booting = Vec::new();
         for guest in 0..machine.guests {
-            booting.push(boot(HOST, &network::tap(guest), Who::Guest(guest))?);
+            booting.push(boot(HOST, &tap(guest), Who::Guest(guest))?);
         }
         let sending = sender
             .then(|| boot(SENDER, SENDER, Who::Sender))
@@ -159,8 +159,8 @@ impl Rig {
         self.snooping = None;
         tracing::debug!("taut snoop has ended after {:?}", began.elapsed());
         self.guests[0].set(configuration.settings())?;
-        let tap = network::tap(0);
-        network::tune(self.world.host(HOST), &tap, configuration.is_tuned())?;
+        let tap = tap(0);
+        tune(self.world.host(HOST), &tap, configuration.is_tuned())?;
         if let Some(args) = configuration.snoop() {
             // Who has nothing to do now would only make it load its programs late.
             self.gate.halt();
@@ -335,28 +335,4 @@ impl Rig {
             links,
         })
     }
-}
-
-fn start_driver(
-    world: &World,
-    request: &Request,
-    ends: network::DriverEnds,
-) -> io::Result<Arc<Child>> {
-    let log = File::create(world.dir().join("driver.log"))?;
-    let mut command = Command::new(&request.taut);
-    command
-        .args(["lab", "driver"])
-        .stdin(Stdio::from(ends.wire))
-        .stdout(Stdio::from(ends.uplink))
-        .stderr(log);
-    Ok(Arc::new(world.host(HOST).spawn(command)?))
-}
-
-/// How long `signal` has to end a process.
-pub(super) const END: Duration = Duration::from_secs(10);
-
-/// Ends a process as an operator would.
-pub(super) fn terminate(child: &mut Child) -> io::Result<bool> {
-    child.signal(Signal::TERM)?;
-    Ok(child.wait_for(END)?.is_some())
 }

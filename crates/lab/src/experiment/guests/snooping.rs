@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde_json::Value;
 use taut_sys::child::Child;
 
-use super::rig::terminate;
 use crate::world::Host;
 
 /// How long it may take until it serves the tap.
@@ -18,7 +18,7 @@ const START: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The process. Dropped, it is told to end, and its tap is as it was.
-pub(super) struct Snooping {
+pub(in crate::experiment) struct Snooping {
     child: Child,
     taut: PathBuf,
     control: PathBuf,
@@ -28,7 +28,7 @@ pub(super) struct Snooping {
 
 impl Snooping {
     /// Starts it and waits until it serves `tap`.
-    pub(super) fn start(
+    pub(in crate::experiment) fn start(
         host: &Host,
         taut: &Path,
         tap: &str,
@@ -70,7 +70,7 @@ impl Snooping {
     }
 
     /// All that it says of itself.
-    pub(super) fn status(&self) -> io::Result<Vec<Value>> {
+    pub(in crate::experiment) fn status(&self) -> io::Result<Vec<Value>> {
         let output = Command::new(&self.taut)
             .args(["snoop", "status", "--json", "--control"])
             .arg(&self.control)
@@ -80,7 +80,7 @@ impl Snooping {
     }
 
     /// Promises that the guest turned out not to have.
-    pub(super) fn broken_promises(&self) -> io::Result<u64> {
+    pub(in crate::experiment) fn broken_promises(&self) -> io::Result<u64> {
         let taps = self.status()?;
         Ok(taps
             .iter()
@@ -94,4 +94,13 @@ impl Drop for Snooping {
         // One that does not end is killed, and its programs go with it.
         let _ = terminate(&mut self.child);
     }
+}
+
+/// How long `signal` has to end a process.
+const END: Duration = Duration::from_secs(10);
+
+/// Ends a process as an operator would.
+fn terminate(child: &mut Child) -> io::Result<bool> {
+    child.signal(Signal::TERM)?;
+    Ok(child.wait_for(END)?.is_some())
 }

@@ -10,7 +10,7 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 
 /// Who may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(in crate::experiment) enum Turn {
     /// The driver domain.
     Driver,
     /// The guest of this number.
@@ -19,18 +19,18 @@ pub(super) enum Turn {
 
 /// What a core is shared by, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(in crate::experiment) struct Shape {
     /// Guests on this core.
-    pub(super) guests: usize,
+    pub(in crate::experiment) guests: usize,
     /// What a guest gets at a time.
-    pub(super) guest: Duration,
+    pub(in crate::experiment) guest: Duration,
     /// What the driver domain gets before each guest; `None`: it is on another core.
-    pub(super) driver: Option<Duration>,
+    pub(in crate::experiment) driver: Option<Duration>,
 }
 
 impl Shape {
     /// The paper's, with so many guests.
-    pub(super) fn of(guests: usize, driver_here: bool) -> Self {
+    pub(in crate::experiment) fn of(guests: usize, driver_here: bool) -> Self {
         Self {
             guests,
             guest: Duration::from_millis(30),
@@ -39,7 +39,7 @@ impl Shape {
     }
 
     /// From one slice of a guest to its next.
-    pub(super) fn cycle(&self) -> Duration {
+    pub(in crate::experiment) fn cycle(&self) -> Duration {
         let both = self.guest + self.driver.unwrap_or_default();
         both * u32::try_from(self.guests).unwrap_or(1)
     }
@@ -47,9 +47,9 @@ impl Shape {
 
 /// A slice of the core's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Slice {
-    pub(super) turn: Turn,
-    pub(super) length: Duration,
+pub(in crate::experiment) struct Slice {
+    pub(in crate::experiment) turn: Turn,
+    pub(in crate::experiment) length: Duration,
 }
 
 /// How far a slice is from its length at most: a tenth in all. Without it, transfers that follow each
@@ -58,7 +58,7 @@ const JITTER: f64 = 0.05;
 
 /// Slices without end. The guests' order is drawn once; a scheduler's queue keeps its order too.
 #[derive(Clone, Debug)]
-pub(super) struct Slices {
+pub(in crate::experiment) struct Slices {
     shape: Shape,
     order: Vec<usize>,
     next: usize,
@@ -69,7 +69,7 @@ pub(super) struct Slices {
 // === impl Slices ===
 
 impl Slices {
-    pub(super) fn new(shape: Shape, seed: u64) -> Self {
+    pub(in crate::experiment) fn new(shape: Shape, seed: u64) -> Self {
         let mut random = Pcg64Mcg::seed_from_u64(seed);
         let mut order: Vec<usize> = (0..shape.guests).collect();
         for i in (1..order.len()).rev() {
@@ -85,12 +85,12 @@ impl Slices {
     }
 
     /// Whether the driver domain is on this core.
-    pub(super) fn has_driver(&self) -> bool {
+    pub(in crate::experiment) fn has_driver(&self) -> bool {
         self.shape.driver.is_some()
     }
 
     /// The next slice. A core without guests is the driver's.
-    pub(super) fn take(&mut self) -> Slice {
+    pub(in crate::experiment) fn take(&mut self) -> Slice {
         if let Some(driver) = self.shape.driver
             && !self.driver_was
         {

@@ -8,9 +8,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Where a guest is asked.
-pub(in super::super) const CONTROL: u16 = 5000;
+pub(in crate::experiment) const CONTROL: u16 = 5000;
 /// Where it takes streams.
-pub(in super::super) const STREAMS: u16 = 5001;
+pub(in crate::experiment) const STREAMS: u16 = 5001;
 
 /// The longest line.
 const LONGEST: u64 = 64 * 1024;
@@ -18,7 +18,7 @@ const LONGEST: u64 = 64 * 1024;
 /// A question to a guest.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
-pub(in super::super) enum Ask {
+pub(in crate::experiment) enum Ask {
     /// What time it is.
     Clock,
     /// To receive by these settings from now on.
@@ -33,25 +33,25 @@ pub(in super::super) enum Ask {
 
 /// How a guest's TCP receives.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
-pub(in super::super) struct Settings {
+pub(in crate::experiment) struct Settings {
     /// `net.ipv4.tcp_rmem`: least, default and most, in bytes.
-    pub(in super::super) rmem: [u32; 3],
+    pub(in crate::experiment) rmem: [u32; 3],
     /// The first window of a connection in segments, an attribute of the route; 0: the kernel's own.
-    pub(in super::super) initrwnd: u32,
+    pub(in crate::experiment) initrwnd: u32,
 }
 
 /// A stream for a guest to send.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(in super::super) struct Send {
-    pub(in super::super) to: SocketAddr,
-    pub(in super::super) seed: u64,
-    pub(in super::super) bytes: usize,
+pub(in crate::experiment) struct Send {
+    pub(in crate::experiment) to: SocketAddr,
+    pub(in crate::experiment) seed: u64,
+    pub(in crate::experiment) bytes: usize,
 }
 
 /// A guest's answer.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(in super::super) enum Answer {
+pub(in crate::experiment) enum Answer {
     /// Its clock, in nanoseconds.
     Clock(u64),
     /// It is done.
@@ -59,49 +59,49 @@ pub(in super::super) enum Answer {
     /// What has been counted.
     Counters(Counters),
     /// The stream has been sent and received.
-    Sent(super::super::transfer::Sent),
+    Sent(crate::experiment::guests::transfer::Sent),
     /// It could not be done.
     Failed(String),
 }
 
 /// What a guest's TCP has lost, from its `/proc/net/netstat`.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
-pub(in super::super) struct Counters {
+pub(in crate::experiment) struct Counters {
     /// Segments dropped because the socket's memory was used up.
-    pub(in super::super) rcv_q_drop: u64,
+    pub(in crate::experiment) rcv_q_drop: u64,
     /// Segments dropped because the window was closed.
-    pub(in super::super) zero_window_drop: u64,
+    pub(in crate::experiment) zero_window_drop: u64,
     /// Segments of an old timestamp.
-    pub(in super::super) paws: u64,
+    pub(in crate::experiment) paws: u64,
     /// Out-of-order segments thrown away for want of memory.
-    pub(in super::super) ofo_pruned: u64,
+    pub(in crate::experiment) ofo_pruned: u64,
     /// Times the receive queue had to be squeezed.
-    pub(in super::super) pruned: u64,
+    pub(in crate::experiment) pruned: u64,
 }
 
 /// What a guest's application says of a stream. Times are the guest's own clock's, in nanoseconds.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(in super::super) struct Received {
+pub(in crate::experiment) struct Received {
     /// The connection was accepted.
-    pub(in super::super) accepted: u64,
+    pub(in crate::experiment) accepted: u64,
     /// There was a byte to read.
-    pub(in super::super) first: u64,
+    pub(in crate::experiment) first: u64,
     /// The last byte had been read.
-    pub(in super::super) last: u64,
-    pub(in super::super) bytes: usize,
+    pub(in crate::experiment) last: u64,
+    pub(in crate::experiment) bytes: usize,
     /// SHA-256 of all of them.
-    pub(in super::super) digest: [u8; 32],
+    pub(in crate::experiment) digest: [u8; 32],
 }
 
 /// A connection over which lines go.
-pub(in super::super) struct Lines {
+pub(in crate::experiment) struct Lines {
     reader: BufReader<TcpStream>,
 }
 
 // === impl Lines ===
 
 impl Lines {
-    pub(in super::super) fn over(
+    pub(in crate::experiment) fn over(
         stream: TcpStream,
         patience: Option<Duration>,
     ) -> io::Result<Self> {
@@ -113,14 +113,14 @@ impl Lines {
         })
     }
 
-    pub(in super::super) fn say(&mut self, what: &impl Serialize) -> io::Result<()> {
+    pub(in crate::experiment) fn say(&mut self, what: &impl Serialize) -> io::Result<()> {
         let mut line = serde_json::to_vec(what)?;
         line.push(b'\n');
         self.reader.get_mut().write_all(&line)
     }
 
     /// The next line; `None`: there will be no more.
-    pub(in super::super) fn hear<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+    pub(in crate::experiment) fn hear<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let mut line = String::new();
         (&mut self.reader).take(LONGEST).read_line(&mut line)?;
         match line.is_empty() {
@@ -154,7 +154,7 @@ impl Counters {
     }
 
     /// What was lost for want of memory.
-    pub(in super::super) fn lost(&self) -> u64 {
+    pub(in crate::experiment) fn lost(&self) -> u64 {
         self.rcv_q_drop + self.zero_window_drop
     }
 }

@@ -20,19 +20,19 @@ use crate::link::counters::Scheduling;
 const KEPT: usize = 1 << 18;
 
 /// Those who share a core. Who is not there has its turn all the same, and nobody runs then.
-pub(super) struct Sharers {
-    pub(super) driver: Option<Arc<Child>>,
-    pub(super) guests: Vec<Option<Arc<Child>>>,
+pub(in crate::experiment) struct Sharers {
+    pub(in crate::experiment) driver: Option<Arc<Child>>,
+    pub(in crate::experiment) guests: Vec<Option<Arc<Child>>>,
 }
 
 /// How well slices were kept.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Kept {
+pub(in crate::experiment) struct Kept {
     /// Of each slice, by how much it was longer or shorter than planned, in seconds.
-    pub(super) off: Vec<f64>,
+    pub(in crate::experiment) off: Vec<f64>,
     /// Of each slice's end, how late the signals had been sent, in seconds.
-    pub(super) late: Vec<f64>,
-    pub(super) scheduling: Scheduling,
+    pub(in crate::experiment) late: Vec<f64>,
+    pub(in crate::experiment) scheduling: Scheduling,
 }
 
 enum Call {
@@ -46,7 +46,7 @@ enum Call {
 }
 
 /// The thread. Dropped, it ends, and everybody runs.
-pub(super) struct Gate {
+pub(in crate::experiment) struct Gate {
     calls: Sender<Call>,
     thread: Option<JoinHandle<Kept>>,
 }
@@ -55,7 +55,7 @@ pub(super) struct Gate {
 
 impl Gate {
     /// Starts the thread; everybody runs until the gate is closed.
-    pub(super) fn start(sharers: Sharers) -> io::Result<Self> {
+    pub(in crate::experiment) fn start(sharers: Sharers) -> io::Result<Self> {
         let (calls, called) = mpsc::channel();
         let body = move || {
             let scheduling = raise();
@@ -81,17 +81,17 @@ impl Gate {
     }
 
     /// From now on the core is shared.
-    pub(super) fn close(&self, slices: Slices) {
+    pub(in crate::experiment) fn close(&self, slices: Slices) {
         self.ask(|done| Call::Close(slices, done));
     }
 
     /// From now on everybody runs.
-    pub(super) fn open(&self) {
+    pub(in crate::experiment) fn open(&self) {
         self.ask(Call::Open);
     }
 
     /// From now on nobody runs.
-    pub(super) fn halt(&self) {
+    pub(in crate::experiment) fn halt(&self) {
         self.ask(Call::Halt);
     }
 
@@ -103,7 +103,7 @@ impl Gate {
     }
 
     /// Ends it and tells how well it kept the slices.
-    pub(super) fn end(mut self) -> Kept {
+    pub(in crate::experiment) fn end(mut self) -> Kept {
         self.stop()
     }
 

@@ -12,9 +12,9 @@ const NICE: i32 = -15;
 
 /// The two sorts of cores of this experiment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cores {
+pub(in crate::experiment) struct Cores {
     /// The one that guests and their driver domain share.
-    pub(super) shared: usize,
+    pub(in crate::experiment) shared: usize,
 }
 
 // === impl Cores ===
@@ -24,7 +24,7 @@ impl Cores {
     ///
     /// # Errors
     /// When there is only one.
-    pub(super) fn choose() -> io::Result<Self> {
+    pub(in crate::experiment) fn choose() -> io::Result<Self> {
         match std::thread::available_parallelism()?.get() {
             1 => Err(io::Error::other(
                 "there is one CPU; the experiment needs one for the guests and one for everybody else",
@@ -40,19 +40,19 @@ impl Cores {
     }
 
     /// Keeps the calling thread, and those it will start, off the shared core.
-    pub(super) fn keep_off(self) -> io::Result<()> {
+    pub(in crate::experiment) fn keep_off(self) -> io::Result<()> {
         Ok(sched_setaffinity(None, &self.others())?)
     }
 
     /// Keeps a process group on the shared core, and what its processes will start.
-    pub(super) fn share(self, group: u32) -> io::Result<()> {
+    pub(in crate::experiment) fn share(self, group: u32) -> io::Result<()> {
         let mut set = CpuSet::new();
         set.set(self.shared);
         place(group, &set)
     }
 
     /// Keeps a process group off the shared core.
-    pub(super) fn set_apart(self, group: u32) -> io::Result<()> {
+    pub(in crate::experiment) fn set_apart(self, group: u32) -> io::Result<()> {
         place(group, &self.others())
     }
 }
@@ -77,7 +77,7 @@ fn place(group: u32, set: &CpuSet) -> io::Result<()> {
 }
 
 /// Processor time of a process group up to now, in nanoseconds.
-pub(super) fn used(group: u32) -> io::Result<u64> {
+pub(in crate::experiment) fn used(group: u32) -> io::Result<u64> {
     let mut sum = 0;
     for process in members(group)? {
         let text = fs::read_to_string(format!("/proc/{process}/schedstat")).unwrap_or_default();

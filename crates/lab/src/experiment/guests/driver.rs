@@ -1,13 +1,20 @@
 //! The driver domain: a process that carries frames between the wire and the host's bridge, and does
 //! nothing else. It is what the gate stops when the driver domain does not have the core.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags};
+use taut_sys::child::Child;
 use taut_sys::tap::Tap;
 
+use super::network::DriverEnds;
 use crate::link::frame::Frame;
+use crate::world::Host;
 
 /// Frames from one side before the other has its turn.
 const BURST: usize = 32;
@@ -61,4 +68,21 @@ fn burst(from: &Tap, to: &Tap, buffer: &mut [u8]) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Starts it on `host`, with its log in `dir`.
+pub(in crate::experiment) fn start(
+    host: &Host,
+    taut: &Path,
+    dir: &Path,
+    ends: DriverEnds,
+) -> io::Result<Arc<Child>> {
+    let log = File::create(dir.join("driver.log"))?;
+    let mut command = Command::new(taut);
+    command
+        .args(["lab", "driver"])
+        .stdin(Stdio::from(ends.wire))
+        .stdout(Stdio::from(ends.uplink))
+        .stderr(log);
+    Ok(Arc::new(host.spawn(command)?))
 }

@@ -20,28 +20,28 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A stream as its sender saw it, and what its receiver said. Times are of the sender's clock, in
 /// nanoseconds.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(super) struct Sent {
+pub(in crate::experiment) struct Sent {
     /// Before `connect`.
-    pub(super) connect: u64,
+    pub(in crate::experiment) connect: u64,
     /// Before the first byte was written.
-    pub(super) write: u64,
+    pub(in crate::experiment) write: u64,
     /// All bytes had been acknowledged.
-    pub(super) acked: u64,
+    pub(in crate::experiment) acked: u64,
     /// The longest time between two looks at that.
-    pub(super) longest_look: u64,
+    pub(in crate::experiment) longest_look: u64,
     /// Segments that were sent again.
-    pub(super) repeated: u32,
-    pub(super) received: Received,
+    pub(in crate::experiment) repeated: u32,
+    pub(in crate::experiment) received: Received,
 }
 
 /// This machine's clock: CLOCK_MONOTONIC, in nanoseconds.
-pub(super) fn now() -> u64 {
+pub(in crate::experiment) fn now() -> u64 {
     let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// The bytes of a stream.
-pub(super) fn bytes(seed: u64, len: usize) -> Vec<u8> {
+pub(in crate::experiment) fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     Pcg64Mcg::seed_from_u64(seed).fill_bytes(&mut bytes);
     bytes
@@ -53,7 +53,7 @@ pub(super) fn bytes(seed: u64, len: usize) -> Vec<u8> {
 ///
 /// # Errors
 /// When the connection fails, or takes longer than [`PATIENCE`].
-pub(super) fn send(to: SocketAddr, bytes: &[u8]) -> io::Result<Sent> {
+pub(in crate::experiment) fn send(to: SocketAddr, bytes: &[u8]) -> io::Result<Sent> {
     let connect = now();
     let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
     stream.set_nodelay(true)?;

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags};
 use sha2::{Digest as _, Sha256};
 
 use super::talk::Received;
-use crate::experiment::consolidate::transfer::now;
+use crate::experiment::guests::transfer::now;
 
 /// What is read at a time.
 const READ: usize = 256 * 1024;

@@ -3,7 +3,7 @@
 pub(super) mod burner;
 mod network;
 mod receiver;
-pub(super) mod talk;
+pub(in crate::experiment) mod talk;
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -108,7 +108,7 @@ fn apply(settings: &Settings, guest: &Guest) -> io::Result<()> {
 
 impl Guest {
     /// As arguments of `taut lab guest`, which reads them again.
-    pub(super) fn to_args(&self) -> Vec<String> {
+    pub(in crate::experiment) fn to_args(&self) -> Vec<String> {
         let mac = |mac: &[u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
         let mut args = vec![
             format!("--address={}", self.address),

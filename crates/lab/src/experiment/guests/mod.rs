@@ -1,0 +1,16 @@
+//! Guests, and a machine that they share: what the experiments with guests have in common.
+//!
+//! Guests are kernels of their own (User Mode Linux), each on a tap; a gate plays the hypervisor's
+//! scheduler. See `docs/design/lab-worlds.md`.
+
+pub(super) mod configuration;
+pub(super) mod cores;
+pub mod driver;
+pub(super) mod gate;
+pub mod guest;
+pub mod kernel;
+pub(super) mod network;
+pub(super) mod slices;
+pub(super) mod snooping;
+pub(super) mod transfer;
+pub(super) mod uml;

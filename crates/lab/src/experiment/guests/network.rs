@@ -1,0 +1,114 @@
+//! What the networks of guests are made of: a wire, bridges, and taps.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use taut_sys::tap::Tap;
+
+use super::configuration::RING;
+use crate::link::shape::{LinkSpec, Shape};
+use crate::units::{BitsPerSecond, Bytes};
+use crate::world::Host;
+
+/// Places of the rings through which frames come to the driver domain: what a network card and its
+/// driver have room for. They are not what is measured.
+const DRIVER_RING: u32 = 4096;
+
+/// Places that the kernel gives a tap's ring by itself (TUN_READQ_SIZE).
+const RING_AS_IT_COMES: u32 = 500;
+
+/// Where a guest's packets go in and out.
+pub(in crate::experiment) fn tap(guest: usize) -> String {
+    format!("guest{guest}")
+}
+
+/// A Gigabit Ethernet, with the latency of a switch.
+pub(in crate::experiment) fn wire() -> LinkSpec {
+    let shape = Shape::delay(Duration::from_micros(50))
+        .rate(BitsPerSecond::giga(1))
+        .queue(Bytes::mega(2));
+    LinkSpec::both(shape)
+}
+
+/// What the driver domain holds.
+pub(in crate::experiment) struct DriverEnds {
+    pub(in crate::experiment) wire: OwnedFd,
+    pub(in crate::experiment) uplink: OwnedFd,
+}
+
+/// A bridge that does what switches do, and says nothing itself.
+pub(in crate::experiment) fn bridge(host: &Host) -> io::Result<()> {
+    for key in ["all", "default"] {
+        let key = format!("net.ipv6.conf.{key}.disable_ipv6");
+        host.set_sysctl(&key, "1").map_err(io::Error::other)?;
+    }
+    // It forgets nobody within a run: what it does not know goes to all guests.
+    ip(
+        host,
+        "link add name switch type bridge mcast_snooping 0 ageing_time 3600000",
+    )?;
+    ip(host, "link set dev switch up")
+}
+
+pub(in crate::experiment) fn join(host: &Host, device: &str) -> io::Result<()> {
+    ip(host, &format!("link set dev {device} master switch up"))
+}
+
+/// A TAP on the bridge whose other side is held here.
+pub(in crate::experiment) fn held(host: &Host, name: &str) -> io::Result<Tap> {
+    let tap = host.run(|| Tap::create(name)).map_err(io::Error::other)?;
+    let tap = tap.map_err(io::Error::other)?;
+    ip(
+        host,
+        &format!("link set dev {name} txqueuelen {DRIVER_RING}"),
+    )?;
+    join(host, name)?;
+    Ok(tap)
+}
+
+/// A TAP on the bridge for a guest to open.
+pub(in crate::experiment) fn standing(host: &Host, name: &str) -> io::Result<()> {
+    let tap = host.run(|| Tap::create(name)).map_err(io::Error::other)?;
+    tap.map_err(io::Error::other)?.stay()?;
+    join(host, name)
+}
+
+/// Gives a guest's tap a long ring with no queue before it, or what it had by itself.
+pub(in crate::experiment) fn tune(host: &Host, tap: &str, tuned: bool) -> io::Result<()> {
+    let ring = if tuned { RING } else { RING_AS_IT_COMES };
+    ip(host, &format!("link set dev {tap} txqueuelen {ring}"))?;
+    let discipline = match tuned {
+        true => "noqueue".to_owned(),
+        false => std::fs::read_to_string("/proc/sys/net/core/default_qdisc")?,
+    };
+    let netns = host.netns().name();
+    let discipline = discipline.trim();
+    run(
+        "tc",
+        &format!("-n {netns} qdisc replace dev {tap} root {discipline}"),
+    )
+}
+
+pub(in crate::experiment) fn ip(host: &Host, what: &str) -> io::Result<()> {
+    run("ip", &format!("-n {} {what}", host.netns().name()))
+}
+
+fn run(program: &str, line: &str) -> io::Result<()> {
+    let output = Command::new(program)
+        .args(line.split_whitespace())
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| io::Error::other(format!("{program}: {e} (Debian package iproute2)")))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(io::Error::other(format!(
+                "{program} {line}: {}",
+                said.trim()
+            )))
+        }
+    }
+}
