@@ -170,6 +170,7 @@ fn calibration(measured: &Measured) -> Calibration {
         ),
         ("segments_dropped_by_guests", none(lost)),
         ("broken_promises", none(measured.broken_promises)),
+        ("failed_transfers", none(measured.failures.len() as u64)),
         (
             "stopped_guests_share_of_core",
             at_most(measured.stopped_share, 0.02),
@@ -219,6 +220,7 @@ fn notes(measured: &Measured) -> Vec<String> {
          (as --start-early); its figures stand beside both. It does not say at which end it measured."
             .to_owned(),
     ];
+    notes.extend(measured.failures.iter().cloned());
     if let Some(cell) = figure_5(measured) {
         let of = |configuration| measured.median(cell, configuration).unwrap_or(f64::NAN);
         let (with, without) = (of(Configuration::GrowEarly), of(Configuration::Grow));

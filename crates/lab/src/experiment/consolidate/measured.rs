@@ -66,6 +66,8 @@ pub(super) struct Measured {
     /// Of each machine's receiving guest.
     pub(super) counters: Vec<Counters>,
     pub(super) broken_promises: u64,
+    /// A sentence for each transfer that failed. Those that were to follow it in its block are left out.
+    pub(super) failures: Vec<String>,
     /// The most of any machine.
     pub(super) stopped_share: f64,
     /// Deliveries of links, and how many of them were late.

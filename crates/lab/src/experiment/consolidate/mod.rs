@@ -28,6 +28,10 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
+/// Transfers that may fail before the run does: what was measured until then is worth telling, and that
+/// they failed too.
+const FAILURES_MAX: usize = 10;
+
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let programs = program::versions(&[uml::KERNEL])?;
     let failed = ExperimentError::machine;
@@ -88,7 +92,13 @@ fn measure(
                 measured.add(cell, block.configuration, sample);
                 progress.step();
             });
-            done.map_err(failed(&action))?;
+            if let Err(e) = done {
+                tracing::error!("cannot {action}: {e}");
+                measured.failures.push(format!("cannot {action}: {e}"));
+                if measured.failures.len() > FAILURES_MAX {
+                    return Err(failed(&action)(e));
+                }
+            }
         }
         let broken = rig.broken_promises();
         measured.broken_promises += broken.map_err(failed("ask taut snoop how it went"))?;

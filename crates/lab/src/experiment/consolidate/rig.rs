@@ -218,7 +218,7 @@ impl Rig {
     fn explained(&mut self, e: &io::Error) -> io::Error {
         self.open();
         let counters = self.guests[0].counters();
-        let snooping = self.snooping.as_ref().map(Snooping::status);
+        let snooping = self.snooping.as_ref().map(Snooping::counts);
         io::Error::other(format!(
             "{e}; the guest has counted {counters:?}; taut snoop says {snooping:?}"
         ))
