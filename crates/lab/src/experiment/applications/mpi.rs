@@ -14,7 +14,7 @@ use taut_sys::child::Child;
 
 use super::network::{CLIENT_ADDRESS, GUESTS, address};
 use super::plan::{Arm, Mpi, Pattern};
-use super::rig::Rig;
+use super::rig::{IN_STEP, Rig};
 use crate::experiment::guests::guest::talk::Start;
 use crate::experiment::guests::uml::NO_WIDE_REGISTERS;
 use crate::peer::program::Program;
@@ -112,7 +112,12 @@ impl Collectives {
         rig.begin(arm);
         tracing::debug!("all processes are there after {:?}", started.elapsed());
         let began = Instant::now();
+        let mut in_step = began;
         let has_enough = |text: &str| {
+            if in_step.elapsed() > IN_STEP {
+                rig.begin(arm);
+                in_step = Instant::now();
+            }
             let least = mpi.least_often(&timed_in(text));
             least >= mpi.times || least > 0 && began.elapsed() > mpi.lasts
         };
@@ -144,7 +149,7 @@ fn wait_for(
     mpiexec: &mut Child,
     said: &std::path::Path,
     patience: Duration,
-    enough: impl Fn(&str) -> bool,
+    mut enough: impl FnMut(&str) -> bool,
 ) -> io::Result<String> {
     let deadline = Instant::now() + patience;
     loop {

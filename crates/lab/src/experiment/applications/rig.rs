@@ -24,6 +24,10 @@ use crate::experiment::{ExperimentError, Request};
 use crate::link::counters::LinkReport;
 use crate::world::{Host, World};
 
+/// How long the two hosts' rounds stay as they are to each other. How long a packet waits depends on it, and
+/// jitter alone would change it little within a run.
+pub(super) const IN_STEP: Duration = Duration::from_secs(1);
+
 /// Two machines that guests share.
 pub(super) struct Rig {
     // In the order in which they go: taps are there for as long as `taut snoop` runs, and a gate lets
@@ -150,13 +154,16 @@ impl Rig {
         self.snooping.iter().map(Snooping::broken_promises).sum()
     }
 
-    /// From now on the cores are shared, if they are to be.
+    /// From now on the cores are shared, if they are to be: by rounds that begin at a random moment of each other's.
+    /// To be called again after [`IN_STEP`].
     pub(super) fn begin(&mut self, arm: Arm) {
         if !arm.shared {
             return;
         }
         for gate in &self.gates {
             let shape = Shape::of(EACH, true);
+            let phase = self.random.next_u64() as f64 / u64::MAX as f64;
+            std::thread::sleep(shape.cycle().mul_f64(phase));
             gate.close(Slices::new(shape, self.random.next_u64()));
         }
     }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::network::address;
 use super::plan::{Arm, Browsing, Connections, Web};
-use super::rig::Rig;
+use super::rig::{IN_STEP, Rig};
 use crate::experiment::guests::guest::programs::SCRATCH;
 use crate::experiment::guests::guest::talk::Start;
 use crate::peer::program::Program;
@@ -201,15 +201,18 @@ impl Auction {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit());
-        rig.begin(arm);
         let said = (|| {
             let mut wrk = rig.client().spawn(command)?;
             rig.place(&wrk)?;
+            rig.begin(arm);
+            while wrk.wait_for(IN_STEP)?.is_none() {
+                rig.begin(arm);
+            }
             let mut said = String::new();
+            // Less than a pipe holds.
             if let Some(out) = wrk.pipes().stdout.as_mut() {
                 out.read_to_string(&mut said)?;
             }
-            wrk.wait()?;
             Ok(said)
         })();
         rig.open();
