@@ -1,5 +1,6 @@
 //! Experiments: a world that loses time, what loses less, and the figures of both.
 
+pub mod applications;
 pub mod consolidate;
 mod descriptors;
 pub mod guests;
@@ -49,6 +50,7 @@ pub struct Experiment {
 pub const ALL: &[Experiment] = &[
     pied_piper::EXPERIMENT,
     consolidate::EXPERIMENT,
+    applications::EXPERIMENT,
     idle_sessions::EXPERIMENT,
     relay_peers::EXPERIMENT,
     soak::EXPERIMENT,

@@ -48,6 +48,20 @@ const KNOWN: &[About] = &[
         ],
     },
     About {
+        name: "applications",
+        title: "Applications in guests that wait for their cores",
+        story: "Two hosts, each with two guests and a driver domain on one core. A web server in a \
+                guest of one asks a database in a guest of the other for each page that browsers \
+                ask it for; then four processes of a parallel program, one in each guest, broadcast \
+                to each other and exchange. taut snoop serves all guests’ taps. “Cores not shared” is \
+                how fast the applications are when nobody waits. After “vSnoop” (V-D).",
+        figures: &[
+            ("web_requests", "Table II"),
+            ("mpi_broadcast", "Figure 8b"),
+            ("mpi_alltoall", "Figure 8c"),
+        ],
+    },
+    About {
         name: "idle-sessions",
         title: "Sessions that say nothing",
         story: "One relay holds thousands of sessions, each of which has carried a byte each way. \

@@ -166,7 +166,14 @@ impl Rig {
             self.gate.halt();
             let (host, dir) = (self.world.host(HOST), self.world.dir());
             tracing::debug!("the guest and its tap are set after {:?}", began.elapsed());
-            self.snooping = Some(Snooping::start(host, &self.taut, &tap, &args, dir)?);
+            self.snooping = Some(Snooping::start(
+                host,
+                &self.taut,
+                "snoop",
+                &[tap],
+                &args,
+                dir,
+            )?);
             tracing::debug!("taut snoop serves after {:?}", began.elapsed());
             self.gate.open();
         }

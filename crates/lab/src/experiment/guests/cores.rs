@@ -33,6 +33,14 @@ impl Cores {
         }
     }
 
+    /// For guests of another host: the core before that one, which is everybody else's too where
+    /// there are two.
+    pub(in crate::experiment) fn before(self) -> Self {
+        Self {
+            shared: self.shared.saturating_sub(1),
+        }
+    }
+
     fn others(self) -> CpuSet {
         let mut set = CpuSet::new();
         (0..self.shared).for_each(|cpu| set.set(cpu));

@@ -77,7 +77,7 @@ pub(in crate::experiment) fn start(
     dir: &Path,
     ends: DriverEnds,
 ) -> io::Result<Arc<Child>> {
-    let log = File::create(dir.join("driver.log"))?;
+    let log = File::create(dir.join(format!("driver-{}.log", host.name())))?;
     let mut command = Command::new(taut);
     command
         .args(["lab", "driver"])

@@ -1,4 +1,4 @@
-//! `taut snoop` at the receiving guest's tap.
+//! `taut snoop` at guests' taps.
 
 use std::fs::File;
 use std::io;
@@ -17,30 +17,34 @@ const START: Duration = Duration::from_secs(20);
 /// Between two looks whether it does.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The process. Dropped, it is told to end, and its tap is as it was.
+/// The process. Dropped, it is told to end, and its taps are as they were.
 pub(in crate::experiment) struct Snooping {
     child: Child,
     taut: PathBuf,
     control: PathBuf,
+    taps: usize,
 }
 
 // === impl Snooping ===
 
 impl Snooping {
-    /// Starts it and waits until it serves `tap`.
+    /// Starts it and waits until it serves all of `taps`. One that has a name of its own may run beside others.
     pub(in crate::experiment) fn start(
         host: &Host,
         taut: &Path,
-        tap: &str,
+        name: &str,
+        taps: &[String],
         args: &[String],
         dir: &Path,
     ) -> io::Result<Self> {
-        let control = dir.join("snoop.sock");
-        let log = dir.join("snoop.log");
+        let control = dir.join(format!("{name}.sock"));
+        let log = dir.join(format!("{name}.log"));
         let out = File::create(&log)?;
         let mut command = Command::new(taut);
         command
-            .args(["snoop", "--tap", tap, "--control"])
+            .arg("snoop")
+            .args(taps.iter().flat_map(|tap| ["--tap", tap]))
+            .arg("--control")
             .arg(&control)
             .args(args)
             .stdin(Stdio::null())
@@ -50,6 +54,7 @@ impl Snooping {
             child: host.spawn(command)?,
             taut: taut.to_owned(),
             control,
+            taps: taps.len(),
         };
         let deadline = Instant::now() + START;
         while !snooping.serves() {
@@ -57,7 +62,8 @@ impl Snooping {
             if ended.is_some() || Instant::now() > deadline {
                 let said = std::fs::read_to_string(&log).unwrap_or_default();
                 return Err(io::Error::other(format!(
-                    "taut snoop does not serve {tap}: {said}"
+                    "taut snoop does not serve {}: {said}",
+                    taps.join(" and ")
                 )));
             }
         }
@@ -66,7 +72,7 @@ impl Snooping {
 
     fn serves(&self) -> bool {
         self.status()
-            .is_ok_and(|taps| taps.iter().any(|tap| tap["state"] == "on"))
+            .is_ok_and(|taps| taps.iter().filter(|tap| tap["state"] == "on").count() == self.taps)
     }
 
     /// All that it says of itself.

@@ -185,6 +185,11 @@ impl Uml {
         }
     }
 
+    /// Has it run a program.
+    pub(in crate::experiment) fn start(&mut self, start: talk::Start) -> io::Result<()> {
+        self.done(&Ask::Start(start))
+    }
+
     fn done(&mut self, ask: &Ask) -> io::Result<()> {
         match self.ask(ask)? {
             Answer::Done => Ok(()),

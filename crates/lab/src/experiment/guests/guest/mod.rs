@@ -2,6 +2,7 @@
 
 pub(super) mod burner;
 mod network;
+pub(in crate::experiment) mod programs;
 mod receiver;
 pub(in crate::experiment) mod talk;
 
@@ -10,6 +11,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use rustix::mount::MountFlags;
 
+use self::programs::Programs;
 use self::receiver::{Entrance, Room};
 use self::talk::{Answer, Ask, Counters, Lines, Settings};
 use super::transfer;
@@ -42,11 +44,12 @@ pub fn run(guest: &Guest) -> io::Result<()> {
     }
     let room = Room::default();
     let mut entrance = Some(Entrance::open(talk::STREAMS, &room)?);
+    let mut programs = Programs::default();
     let control = TcpListener::bind((Ipv4Addr::UNSPECIFIED, talk::CONTROL))?;
     loop {
         let (stream, _) = control.accept()?;
         // The lab has gone, or asks anew.
-        if let Err(e) = answer_all(stream, guest, &room, &mut entrance) {
+        if let Err(e) = answer_all(stream, guest, &room, &mut entrance, &mut programs) {
             eprintln!("a question had no answer: {e}");
         }
     }
@@ -57,10 +60,11 @@ fn answer_all(
     guest: &Guest,
     room: &Room,
     entrance: &mut Option<Entrance>,
+    programs: &mut Programs,
 ) -> io::Result<()> {
     let mut lines = Lines::over(stream, None)?;
     while let Some(ask) = lines.hear::<Ask>()? {
-        let answer = match answer(ask, guest, room, entrance) {
+        let answer = match answer(ask, guest, room, entrance, programs) {
             Ok(answer) => answer,
             Err(e) => Answer::Failed(e.to_string()),
         };
@@ -74,6 +78,7 @@ fn answer(
     guest: &Guest,
     room: &Room,
     entrance: &mut Option<Entrance>,
+    programs: &mut Programs,
 ) -> io::Result<Answer> {
     Ok(match ask {
         Ask::Clock => Answer::Clock(transfer::now()),
@@ -94,6 +99,10 @@ fn answer(
         Ask::Send(send) => {
             let bytes = transfer::bytes(send.seed, send.bytes);
             Answer::Sent(transfer::send(send.to, &bytes)?)
+        }
+        Ask::Start(start) => {
+            programs.start(&start, guest)?;
+            Answer::Done
         }
     })
 }

@@ -29,6 +29,19 @@ pub(in crate::experiment) enum Ask {
     Counters,
     /// To send a stream to another guest.
     Send(Send),
+    /// To run a program.
+    Start(Start),
+}
+
+/// A program for a guest to run, from the host's file system.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(in crate::experiment) struct Start {
+    /// What it is called; one that runs under the same name is killed before.
+    pub(in crate::experiment) name: String,
+    pub(in crate::experiment) program: String,
+    pub(in crate::experiment) args: Vec<String>,
+    /// Its environment, beside the guest's own.
+    pub(in crate::experiment) env: Vec<(String, String)>,
 }
 
 /// How a guest's TCP receives.

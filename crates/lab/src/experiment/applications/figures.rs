@@ -1,0 +1,214 @@
+//! From measurements to figures: series, gains, and whether the world showed the problem.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::measured::Measured;
+use super::plan::{Arm, Browsing, Pattern, Plan, size_label};
+use super::web::Seen;
+use super::{EXPERIMENT, uml};
+use crate::experiment::guests::configuration::{GUEST_RCVBUF, RING};
+use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
+use crate::experiment::{Request, stats};
+
+/// One figure of a run of browsers.
+type Figure = fn(&Seen) -> f64;
+
+/// What is told of browsers, what it is called, and its unit.
+const METRICS: [(&str, &str, Figure); 3] = [
+    ("web_requests", "requests/s", Seen::requests_s),
+    ("web_latency_p50", "s", |seen| seen.p50_us / 1e6),
+    ("web_latency_p90", "s", |seen| seen.p90_us / 1e6),
+];
+
+pub(super) fn outcome(
+    measured: &Measured,
+    plan: &Plan,
+    programs: BTreeMap<String, String>,
+    request: &Request,
+) -> Outcome {
+    let kernel = programs.get(uml::KERNEL.name).cloned().unwrap_or_default();
+    let link = "1 Gbit/s, 0.1 ms round trip";
+    let host = format!("{link}, through a driver domain in slices of 10 ms");
+    Outcome {
+        experiment: EXPERIMENT.name.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        seed: request.seed,
+        quick: request.quick,
+        environment: Environment {
+            links: BTreeMap::from([
+                ("client-switch".to_owned(), link.to_owned()),
+                ("switch-host-a".to_owned(), host.clone()),
+                ("switch-host-b".to_owned(), host),
+            ]),
+            guests: vec![format!(
+                "User Mode Linux {kernel}, 256 MB, slices of 30 ms, two on each of two hosts"
+            )],
+            programs,
+            ..Environment::here()
+        },
+        calibration: calibration(measured, plan),
+        headline: headline(measured, plan),
+        series: series(measured, plan),
+        paper: paper(),
+        ideal: Map::new(),
+        notes: notes(measured, plan),
+    }
+}
+
+fn series(measured: &Measured, plan: &Plan) -> Vec<Series> {
+    let mut all = Vec::new();
+    for (metric, unit, figure) in METRICS {
+        for arm in Arm::ALL {
+            for browsing in &plan.web.browsing {
+                let samples = measured.web(arm, *browsing, figure);
+                all.extend(Series::of(&name(arm, *browsing), metric, unit, samples));
+            }
+        }
+    }
+    for pattern in Pattern::ALL {
+        let metric = format!("mpi_{}", pattern.name());
+        for arm in Arm::ALL {
+            for bytes in &plan.mpi.sizes {
+                let name = format!("{}/{}", arm.label(), size_label(*bytes));
+                let times = measured.mpi(arm, pattern, *bytes).to_vec();
+                all.extend(Series::of(&name, &metric, "s", times));
+            }
+        }
+    }
+    all
+}
+
+fn name(arm: Arm, browsing: Browsing) -> String {
+    let plural = if browsing.browsers == 1 { "" } else { "s" };
+    let name = format!("{}/{} browser{plural}", arm.label(), browsing.browsers);
+    match browsing.connections.to_string() {
+        default if default.is_empty() => name,
+        connections => format!("{name}/{connections}"),
+    }
+}
+
+fn headline(measured: &Measured, plan: &Plan) -> BTreeMap<String, f64> {
+    let requests = |arm| measured.requests_s(arm, plan.web.headline);
+    let web_gain = |arm| Some(requests(arm)? / requests(Arm::TUNED)?);
+    let mpi_gain = |arm, pattern| measured.times_as_long(Arm::TUNED, arm, pattern);
+    let (broadcast, alltoall) = (Pattern::Broadcast, Pattern::Alltoall);
+    [
+        ("web_requests_s_tuned", requests(Arm::TUNED)),
+        ("web_requests_s_snoop", requests(Arm::SNOOP)),
+        ("web_gain_snoop", web_gain(Arm::SNOOP)),
+        ("web_gain_grow", web_gain(Arm::PAPERS)),
+        ("mpi_bcast_gain", mpi_gain(Arm::SNOOP, broadcast)),
+        ("mpi_bcast_gain_grow", mpi_gain(Arm::PAPERS, broadcast)),
+        ("mpi_alltoall_gain", mpi_gain(Arm::SNOOP, alltoall)),
+        ("mpi_alltoall_gain_grow", mpi_gain(Arm::PAPERS, alltoall)),
+    ]
+    .into_iter()
+    .filter_map(|(key, figure)| Some((key.to_owned(), figure.filter(|f| f.is_finite())?)))
+    .collect()
+}
+
+fn calibration(measured: &Measured, plan: &Plan) -> Calibration {
+    let off: Vec<f64> = measured.off.iter().map(|off| off.abs()).collect();
+    let none = |measured: u64| Check {
+        measured: measured as f64,
+        least: 0.0,
+        most: Some(0.0),
+    };
+    let at_most = |measured, most| Check {
+        measured,
+        least: 0.0,
+        most: Some(most),
+    };
+    let at_least = |measured: Option<f64>, least| Check {
+        measured: measured.unwrap_or(f64::NAN),
+        least,
+        most: None,
+    };
+    let requests = |arm| measured.requests_s(arm, plan.web.headline);
+    let slower = |pattern| measured.times_as_long(Arm::TUNED, Arm::NOT_SHARED, pattern);
+    let web = requests(Arm::NOT_SHARED)
+        .zip(requests(Arm::TUNED))
+        .map(|(alone, shared)| alone / shared);
+    let lost = measured
+        .counters
+        .iter()
+        .map(|counters| counters.lost())
+        .sum();
+    Calibration::of([
+        ("web_slowed_by_sharing", at_least(web, 1.5)),
+        (
+            "mpi_broadcast_slowed_by_sharing",
+            at_least(slower(Pattern::Broadcast), 1.5),
+        ),
+        (
+            "mpi_alltoall_slowed_by_sharing",
+            at_least(slower(Pattern::Alltoall), 1.5),
+        ),
+        ("pages_failed", none(measured.errors())),
+        (
+            "slices_off_plan_p90_ms",
+            at_most(stats::quantile(&off, 0.9).unwrap_or(f64::NAN) * 1e3, 2.0),
+        ),
+        ("segments_dropped_by_guests", none(lost)),
+        ("broken_promises", none(measured.broken_promises)),
+        (
+            "stopped_guests_share_of_core",
+            at_most(measured.stopped_share, 0.02),
+        ),
+    ])
+}
+
+/// Table II; figure 8 is only a picture.
+fn paper() -> Map<String, Value> {
+    let mut paper = Map::new();
+    paper.insert("web_requests_s_tuned".to_owned(), json!(29));
+    paper.insert("web_requests_s_snoop".to_owned(), json!(37));
+    paper.insert("web_gain_grow".to_owned(), json!(1.275));
+    paper
+}
+
+fn notes(measured: &Measured, plan: &Plan) -> Vec<String> {
+    let headline = plan.web.headline;
+    let mut notes = vec![
+        "Two hosts, each with a core, a gate and a driver domain of its own, and two guests that have it for 30 ms \
+         each, with 10 ms of the driver domain before: 37.5 % of the core. Slices are not given back by who has \
+         nothing to do. Where there are two CPUs, the client and the links share the core of host-b."
+            .to_owned(),
+        "Web: nginx and PHP in one guest, MariaDB in one on the other host; the other guest of each host has a load \
+         of 30 %. A page is a category with all its items, 50 kB, for which PHP makes a connection to the database \
+         (or keeps one: `connections kept`). Browsers ask for the next page as soon as they have one (wrk)."
+            .to_owned(),
+        format!(
+            "web_requests_s and web_gain are of {} browsers with new connections. web_gain_grow is of `{}`, as the \
+             paper's vSnoop; the paper's figures are of 180 browsers and another application (RUBiS).",
+            headline.browsers,
+            Arm::PAPERS.label()
+        ),
+        "MPI: a process in each of the four guests, MPICH over TCP; whoever waits polls, so that each guest's \
+         neighbour is never idle. Times are of the slowest process, from a barrier on. The mpi gains are how many \
+         times as long `tuned` takes: geometric means over the message sizes."
+            .to_owned(),
+        format!(
+            "Tuned: {RING} places in the taps' rings, no queueing discipline, 4 MiB default receive buffer and the \
+             largest first window in all guests, also where cores are not shared. --grow: --guest-rcvbuf \
+             {GUEST_RCVBUF}. `taut snoop` serves the taps of all four guests."
+        ),
+    ];
+    let late = |p| stats::quantile(&measured.late, p).unwrap_or(f64::NAN) * 1e3;
+    let class = match measured.not_real_time {
+        0 => "with SCHED_FIFO",
+        _ => "WITHOUT SCHED_FIFO, which was refused",
+    };
+    notes.push(format!(
+        "Slices ended late by {:.3} ms (p50) and {:.3} ms (p99); the gates ran {class}.",
+        late(0.5),
+        late(0.99)
+    ));
+    notes.push(format!(
+        "{} of {} deliveries of the links were more than 1 ms late.",
+        measured.late_deliveries, measured.deliveries
+    ));
+    notes
+}

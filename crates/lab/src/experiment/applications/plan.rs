@@ -1,0 +1,245 @@
+//! What is measured how often, and in which order.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::network::GUESTS;
+use crate::experiment::Request;
+use crate::experiment::guests::configuration::Configuration;
+
+/// What is compared: how guests are served, and whether they wait for their cores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Arm {
+    pub(super) configuration: Configuration,
+    /// Guests have their slices; otherwise everybody runs.
+    pub(super) shared: bool,
+}
+
+// === impl Arm ===
+
+impl Arm {
+    /// How guests receive in all of them.
+    pub(super) const SETTINGS: Configuration = Configuration::Tuned;
+
+    /// What the others are compared with.
+    pub(super) const TUNED: Self = Self::sharing(Configuration::Tuned);
+    /// Acknowledged within the guest's window.
+    pub(super) const SNOOP: Self = Self::sharing(Configuration::Snoop);
+    /// As the paper's vSnoop: beyond the guest's window and from the first segment.
+    pub(super) const PAPERS: Self = Self::sharing(Configuration::GrowEarly);
+    /// The applications themselves.
+    pub(super) const NOT_SHARED: Self = Self {
+        configuration: Configuration::Tuned,
+        shared: false,
+    };
+
+    pub(super) const ALL: [Self; 6] = [
+        Self::NOT_SHARED,
+        Self::TUNED,
+        Self::SNOOP,
+        Self::sharing(Configuration::Early),
+        Self::sharing(Configuration::Grow),
+        Self::PAPERS,
+    ];
+    /// Of the short form.
+    const QUICK: [Self; 4] = [Self::NOT_SHARED, Self::TUNED, Self::SNOOP, Self::PAPERS];
+
+    const fn sharing(configuration: Configuration) -> Self {
+        Self {
+            configuration,
+            shared: true,
+        }
+    }
+
+    pub(super) fn label(self) -> &'static str {
+        match self.shared {
+            true => self.configuration.label(),
+            false => "cores not shared",
+        }
+    }
+}
+
+/// How the web server reaches its database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Connections {
+    /// A page has a connection of its own, as PHP has it by default.
+    New,
+    /// Each of the web server's processes keeps one.
+    Kept,
+}
+
+impl fmt::Display for Connections {
+    /// What a series' name has in its third place; nothing for what is the default.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::New => Ok(()),
+            Self::Kept => write!(f, "connections kept"),
+        }
+    }
+}
+
+/// Browsers that ask for page after page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Browsing {
+    pub(super) browsers: usize,
+    pub(super) connections: Connections,
+}
+
+/// What all of a parallel program's processes do together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Pattern {
+    Broadcast,
+    Alltoall,
+}
+
+impl Pattern {
+    pub(super) const ALL: [Self; 2] = [Self::Broadcast, Self::Alltoall];
+
+    /// As `collectives.c` calls it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Broadcast => "broadcast",
+            Self::Alltoall => "alltoall",
+        }
+    }
+}
+
+/// A message size as a series' name has it.
+pub(super) fn size_label(bytes: usize) -> String {
+    match bytes {
+        small if small < 1_000 => format!("{small} B"),
+        large => format!("{} kB", large / 1_000),
+    }
+}
+
+/// The two-tier application.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Web {
+    pub(super) browsing: Vec<Browsing>,
+    /// How long each is measured.
+    pub(super) lasts: Duration,
+    /// What the headline is of.
+    pub(super) headline: Browsing,
+}
+
+/// The parallel program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Mpi {
+    /// Bytes of a message.
+    pub(super) sizes: Vec<usize>,
+    /// How often each pattern and size in a run, at most.
+    pub(super) times: usize,
+    /// How long a run goes on when each of them has been done once.
+    pub(super) lasts: Duration,
+}
+
+/// Everything that is to be measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) web: Web,
+    pub(super) mpi: Mpi,
+    /// What is set up one after the other, in each part.
+    pub(super) order: Vec<Arm>,
+}
+
+/// The loads of the guests in the world of figure 7: the web server, its neighbour, the database, its
+/// neighbour.
+pub(super) const WEB_LOADS: [u8; GUESTS] = [0, 30, 0, 30];
+/// And where all four are processes of a parallel program, which poll and so are never idle.
+pub(super) const MPI_LOADS: [u8; GUESTS] = [0; GUESTS];
+
+// === impl Plan ===
+
+impl Plan {
+    pub(super) fn of(request: &Request) -> Self {
+        let quick = request.quick;
+        let headline = Browsing {
+            browsers: 8,
+            connections: Connections::New,
+        };
+        let browsing = match quick {
+            true => vec![headline],
+            false => [Connections::New, Connections::Kept]
+                .into_iter()
+                .flat_map(|connections| {
+                    [1, 8, 32].map(|browsers| Browsing {
+                        browsers,
+                        connections,
+                    })
+                })
+                .collect(),
+        };
+        let rounds = request.runs.unwrap_or(if quick { 1 } else { 2 });
+        let arms: &[Arm] = if quick { &Arm::QUICK } else { &Arm::ALL };
+        let order = (0..rounds).flat_map(|round| {
+            let mut order = arms.to_vec();
+            // Who comes after whom changes too.
+            order.rotate_left(round % arms.len());
+            order
+        });
+        Self {
+            web: Web {
+                browsing,
+                lasts: Duration::from_secs(if quick { 6 } else { 8 }),
+                headline,
+            },
+            mpi: Mpi {
+                sizes: match quick {
+                    true => vec![16_000],
+                    false => vec![1_000, 16_000, 64_000, 256_000],
+                },
+                times: if quick { 5 } else { 20 },
+                lasts: Duration::from_secs(if quick { 4 } else { 60 }),
+            },
+            order: order.collect(),
+        }
+    }
+
+    pub(super) fn steps(&self) -> u64 {
+        (self.order.len() * (self.web.browsing.len() + 1)) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(quick: bool, runs: Option<usize>) -> Plan {
+        Plan::of(&Request {
+            quick,
+            seed: 1,
+            runs,
+            taut: "taut".into(),
+        })
+    }
+
+    #[test]
+    fn every_arm_comes_equally_often_and_in_changing_order() {
+        let plan = plan(false, Some(4));
+        for arm in Arm::ALL {
+            assert_eq!(plan.order.iter().filter(|one| **one == arm).count(), 4);
+        }
+        assert_ne!(plan.order[..6], plan.order[6..12]);
+    }
+
+    #[test]
+    fn both_forms_measure_what_the_headline_is_of() {
+        for plan in [plan(true, None), plan(false, None)] {
+            assert!(plan.web.browsing.contains(&plan.web.headline));
+            for arm in [Arm::NOT_SHARED, Arm::TUNED, Arm::SNOOP, Arm::PAPERS] {
+                assert!(plan.order.contains(&arm), "{arm:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn arms_have_names_of_their_own() {
+        let labels: std::collections::BTreeSet<_> = Arm::ALL.map(Arm::label).into();
+        assert_eq!(labels.len(), Arm::ALL.len());
+    }
+
+    #[test]
+    fn sizes_are_named_as_quantities() {
+        assert_eq!([500, 64_000].map(size_label), ["500 B", "64 kB"]);
+    }
+}

@@ -1,0 +1,86 @@
+//! Programs that a guest runs beside the lab's own part of it: servers, the ranks of a parallel program.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
+
+use rustix::io::Errno;
+use rustix::mount::MountFlags;
+use rustix::process::{Pid, Signal, WaitOptions};
+
+use super::Guest;
+use super::talk::Start;
+
+/// What programs may write to: a file system in the guest's memory. All else is the host's, and read-only.
+pub(in crate::experiment) const SCRATCH: &str = "/mnt";
+/// Where the C library makes shared memory.
+const SHARED_MEMORY: &str = "/dev/shm";
+
+/// Those that run, each the leader of a process group. What they say is on the guest's console.
+#[derive(Default)]
+pub(super) struct Programs {
+    prepared: bool,
+    running: BTreeMap<String, Child>,
+}
+
+// === impl Programs ===
+
+impl Programs {
+    /// Starts one, in the place of the one of the same name.
+    pub(super) fn start(&mut self, start: &Start, guest: &Guest) -> io::Result<()> {
+        if !self.prepared {
+            prepare(guest)?;
+            self.prepared = true;
+        }
+        if let Some(before) = self.running.remove(&start.name) {
+            end(before)?;
+        }
+        let child = Command::new(&start.program)
+            .args(&start.args)
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("HOME", SCRATCH)
+            .env("TMPDIR", SCRATCH)
+            .envs(start.env.iter().cloned())
+            .current_dir(SCRATCH)
+            .process_group(0)
+            .stdin(Stdio::null())
+            .spawn()
+            .map_err(|e| io::Error::other(format!("{}: {e}", start.program)))?;
+        self.running.insert(start.name.clone(), child);
+        Ok(())
+    }
+}
+
+/// What programs expect of a machine, and the lab's own part does not.
+fn prepare(guest: &Guest) -> io::Result<()> {
+    std::fs::create_dir_all(SHARED_MEMORY)?;
+    for at in [SCRATCH, SHARED_MEMORY] {
+        rustix::mount::mount("tmpfs", at, "tmpfs", MountFlags::empty(), None)?;
+    }
+    // MPI takes processes on hosts of one name for processes on one host.
+    Ok(rustix::system::sethostname(
+        guest.address.to_string().as_bytes(),
+    )?)
+}
+
+/// Kills a program's group, and waits until none of it is left: ports are free then.
+fn end(mut child: Child) -> io::Result<()> {
+    let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    if let Some(group) = group {
+        match rustix::process::kill_process_group(group, Signal::KILL) {
+            // It had ended by itself.
+            Err(Errno::SRCH) | Ok(()) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    child.wait()?;
+    // Its children have become this process's, which is init.
+    while let Some(group) = group {
+        match rustix::process::waitpgid(group, WaitOptions::empty()) {
+            Ok(_) => {}
+            Err(_) => break,
+        }
+    }
+    Ok(())
+}
