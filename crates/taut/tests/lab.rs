@@ -204,8 +204,9 @@ fn an_experiment_that_is_not_there_is_a_usage_error_that_names_those_that_are() 
     let output = lab(&["run", "pied-pipper"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        said(&output)
-            .contains("pied-piper, consolidate, idle-sessions, relay-peers, soak, snoop-soak"),
+        said(&output).contains(
+            "pied-piper, consolidate, applications, idle-sessions, relay-peers, soak, snoop-soak"
+        ),
         "{}",
         said(&output)
     );
