@@ -373,12 +373,17 @@ impl Served {
 
     fn watch_promises(&mut self, config: Config, now: Duration) -> Result<(), ProgramError> {
         let flows = self.program.flows()?;
-        let mut broken = self.program.broken();
-        broken.extend(self.stalls.look(self.heard()?, &flows));
+        for doubt in self.program.doubts() {
+            tracing::warn!(
+                tap = %self.device.name, flow = %doubt.key, lacks = doubt.lacks, reach = doubt.reach,
+                "the guest seems to lack bytes that were acknowledged for it; the flow is left alone"
+            );
+        }
+        let broken = self.stalls.look(self.heard()?, &flows);
         for one in &broken {
             tracing::error!(
                 tap = %self.device.name, flow = %one.key, lacks = one.told_seq.wrapping_sub(one.vm_seq),
-                "the guest lacks bytes that were acknowledged for it, which cannot be repaired: {}", one.sign
+                "the guest lacks bytes that were acknowledged for it, which cannot be repaired"
             );
             self.program.leave(&one.key)?;
         }
@@ -468,9 +473,9 @@ fn patience(flow: &Flow) -> Duration {
         // What is owed is not forgotten.
         _ if flow.promised() > 0 => IDLE,
         // A SYN that nobody answers, or that nobody meant (a flood of them would fill the table).
-        Mode::Syn | Mode::Unproven | Mode::Bypass(Bypass::Closing | Bypass::BrokenPromise) => {
-            IDLE_SHORT
-        }
+        Mode::Syn
+        | Mode::Unproven
+        | Mode::Bypass(Bypass::Closing | Bypass::BrokenPromise | Bypass::Doubt) => IDLE_SHORT,
         _ => IDLE,
     }
 }

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, RingBuffer, RingBufferBuilder};
 use taut_sys::Errno;
-use taut_sys::bpf::run_time;
 use taut_sys::bpf::tc::{AttachPoint, Attached};
+use taut_sys::bpf::{Entry, hash_entries, run_time};
 
-use crate::wire::{Broken, Config, FLOW, Flow, FromGuest, KEY, Key, Spent, ToGuest};
+use crate::wire::{Config, Doubt, FLOW, Flow, FromGuest, KEY, Key, Spent, ToGuest};
 
 /// The programs, compiled by `build.rs`.
 const PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/snoop.bpf.o"));
@@ -22,10 +22,7 @@ pub const FLOWS: u32 = 4096;
 /// The filters' place among those of a device, where there is no tcx.
 pub(crate) const FILTER_PRIORITY: u32 = 50_774;
 
-/// Flows that are listed in one call, at most.
-const BATCH: u32 = 16_384;
-
-/// Broken promises that are kept until somebody reads them; more are not told of.
+/// Doubts that are kept until somebody reads them; more are not told of.
 const EVENTS_MAX: usize = 1024;
 
 /// The programs at one tap. Dropped, or when the process ends, they are gone, and the flows go on.
@@ -34,7 +31,7 @@ pub struct Program {
     attached: Vec<Attached>,
     object: Object,
     events: RingBuffer<'static>,
-    broken: Arc<Mutex<Vec<Broken>>>,
+    doubts: Arc<Mutex<Vec<Doubt>>>,
 }
 
 /// Why the programs cannot be used.
@@ -65,6 +62,12 @@ pub enum ProgramError {
     RunTime {
         /// Which.
         name: &'static str,
+        /// What the kernel says.
+        source: Errno,
+    },
+    /// The flows cannot be listed.
+    #[error("the BPF programs' flows cannot be listed: {source}")]
+    Listing {
         /// What the kernel says.
         source: Errno,
     },
@@ -115,18 +118,18 @@ impl Program {
         if sizes != (KEY, FLOW) {
             return Err(ProgramError::Part("map `flows` of this layout"));
         }
-        let broken = Arc::new(Mutex::new(Vec::new()));
+        let doubts = Arc::new(Mutex::new(Vec::new()));
         let mut events = RingBufferBuilder::new();
         let map = map(&object, "events")?;
         events
             .add(&map, {
-                let broken = broken.clone();
+                let doubts = doubts.clone();
                 move |bytes: &[u8]| {
-                    let mut broken = broken.lock().unwrap_or_else(PoisonError::into_inner);
-                    if let Some(event) = Broken::decode(bytes)
-                        && broken.len() < EVENTS_MAX
+                    let mut doubts = doubts.lock().unwrap_or_else(PoisonError::into_inner);
+                    if let Some(event) = Doubt::decode(bytes)
+                        && doubts.len() < EVENTS_MAX
                     {
-                        broken.push(event);
+                        doubts.push(event);
                     }
                     0
                 }
@@ -137,7 +140,7 @@ impl Program {
             attached: Vec::new(),
             object,
             events,
-            broken,
+            doubts,
         })
     }
 
@@ -198,24 +201,10 @@ impl Program {
     /// [`ProgramError::Map`].
     pub fn flows(&self) -> Result<Vec<(Key, Flow)>, ProgramError> {
         let map = map(&self.object, "flows")?;
-        // Many in one call, bucket after bucket, so that it comes to an end however many come and go;
-        // more than any bucket holds, for a batch that does not take a bucket ends the list in silence.
-        let batch = map.max_entries().min(BATCH);
-        let listed = map
-            .lookup_batch(batch, MapFlags::LOCK, MapFlags::ANY)
-            .map_err(refused("flows"))?;
-        let mut flows: Vec<_> = listed
-            .filter_map(|(key, flow)| Key::decode(&key).zip(Flow::decode(&flow)))
-            .collect();
-        if flows.is_empty() {
-            // Nothing, or a failure that was not told: there cannot be many that are new.
-            for key in map.keys().take(map.max_entries() as usize) {
-                let flow = map.lookup(&key, MapFlags::LOCK).map_err(refused("flows"))?;
-                let flow = flow.and_then(|bytes| Flow::decode(&bytes));
-                flows.extend(Key::decode(&key).zip(flow));
-            }
-        }
-        Ok(flows)
+        let listed = hash_entries(map.as_fd(), KEY, FLOW, MapFlags::LOCK.bits());
+        let listed = listed.map_err(|source| ProgramError::Listing { source })?;
+        let flow = |(key, flow): &Entry| Key::decode(key).zip(Flow::decode(flow));
+        Ok(listed.iter().filter_map(flow).collect())
     }
 
     /// Forgets a flow. It goes on without us, and is met again in its middle.
@@ -231,12 +220,12 @@ impl Program {
         }
     }
 
-    /// Promises that were found broken since the last call.
-    pub fn broken(&self) -> Vec<Broken> {
+    /// Promises that came to look broken since the last call.
+    pub fn doubts(&self) -> Vec<Doubt> {
         // An error says that there is nothing now.
         let _ = self.events.poll(Duration::ZERO);
-        let mut broken = self.broken.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut *broken)
+        let mut doubts = self.doubts.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *doubts)
     }
 
     /// Where the time went.

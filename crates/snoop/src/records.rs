@@ -60,7 +60,15 @@ impl Records {
                 continue;
             };
             let of_one = |end| name.strip_suffix(end).is_some_and(|d| present.contains(d));
-            if !present.contains(name) && !of_one(LOCK) && !of_one(BEGUN) {
+            if present.contains(name) || of_one(LOCK) || of_one(BEGUN) {
+                continue;
+            }
+            // A tap that has come since, or that has another name by now, is somebody's.
+            let record = [LOCK, BEGUN].iter().find_map(|end| name.strip_suffix(end));
+            let record = self.0.join(record.unwrap_or(name));
+            let held = File::open(beside(&record, LOCK))
+                .is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err());
+            if !held {
                 // Another process may have done it.
                 let _ = fs::remove_file(entry.path());
             }

@@ -32,9 +32,12 @@ pub const CONTROL: &str = "/run/taut/snoop.sock";
 /// The longest question, in bytes.
 const QUESTION_MAX: u64 = 4096;
 
-/// Who asks has so long for the question, and an answer that does not wait for a guest is awaited for so
-/// long.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+/// Who asks has so long for the question.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// An answer that does not wait for a guest is awaited for so long: a process that begins loads its
+/// programs for each tap before it answers.
+pub const ANSWER: Duration = Duration::from_secs(30);
 
 /// Who may ask at one time; the others are turned away.
 const ASKERS: usize = 16;

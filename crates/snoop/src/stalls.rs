@@ -1,12 +1,13 @@
 //! Guests that are alive and do not take what was promised for them.
 //!
-//! A hole below what was promised shows in the guest's SACK, if something comes after it. The last
-//! that was promised may be lost without a trace: the sender believes that the guest has it, and
-//! nobody repeats it. What is left to see is a guest that answers others, and that not.
+//! A hole below what was promised shows in the guest's SACK, if something comes after it; a client may
+//! make that look so. The last that was promised may be lost without a trace: the sender believes that
+//! the guest has it, and nobody repeats it. What is left to see in either case is a guest that answers
+//! others, and that not.
 
 use std::collections::HashMap;
 
-use crate::wire::{Broken, Bypass, Flow, Key, Mode, Sign};
+use crate::wire::{Broken, Bypass, Flow, Key, Mode};
 
 /// Looks at a guest that was heard in between, and had acknowledged nothing of what was promised,
 /// until the promise counts as broken. An acknowledgement is delayed by 500 ms at most (RFC 9293
@@ -56,7 +57,6 @@ impl Stalls {
                         key: *key,
                         vm_seq: flow.vm_seq,
                         told_seq: flow.told_seq,
-                        sign: Sign::Stall,
                     });
                 }
             }

@@ -44,6 +44,8 @@ pub enum Bypass {
     Option,
     /// The guest lacks what was acknowledged for it.
     BrokenPromise,
+    /// It looks like that.
+    Doubt,
 }
 
 /// Of a guest's end and its peer's.
@@ -115,20 +117,18 @@ pub struct Broken {
     pub vm_seq: u32,
     /// What the sender was told that it has.
     pub told_seq: u32,
-    /// How it showed.
-    pub sign: Sign,
 }
 
-/// How a guest shows that it lacks what was promised for it.
+/// A guest seems to lack what was promised for it: it acknowledges selectively what came after it
+/// (RFC 2018).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sign {
-    /// It acknowledges selectively what came after it (RFC 2018).
-    Sack {
-        /// From the first byte that it lacks to the end of what it has, in bytes.
-        reach: u32,
-    },
-    /// It is awake, and does not acknowledge it.
-    Stall,
+pub struct Doubt {
+    /// Whose.
+    pub key: Key,
+    /// Bytes that were promised and that it does not acknowledge.
+    pub lacks: u32,
+    /// From the first of these to the end of what it has, in bytes.
+    pub reach: u32,
 }
 
 macro_rules! exits {
@@ -175,7 +175,7 @@ exits! {
     /// Packets from the guest, by their way out of the program (`enum snoop_from_guest`).
     FromGuest {
         "not_tcp", "malformed", "ours", "leftover", "flows_full", "no_flow", "syn", "rst", "fin", "bypass",
-        "passed", "suppressed", "lifted", "not_lifted", "broken",
+        "passed", "suppressed", "lifted", "not_lifted", "doubt",
     }
 }
 
@@ -233,6 +233,7 @@ impl Bypass {
             8 => Self::Ect,
             9 => Self::Option,
             10 => Self::BrokenPromise,
+            11 => Self::Doubt,
             _ => return None,
         })
     }
@@ -250,6 +251,7 @@ impl Bypass {
             Self::Ect => "ect",
             Self::Option => "option",
             Self::BrokenPromise => "broken_promise",
+            Self::Doubt => "doubt",
         }
     }
 }
@@ -374,9 +376,9 @@ impl Config {
     }
 }
 
-// === impl Broken ===
+// === impl Doubt ===
 
-impl Broken {
+impl Doubt {
     /// `None` if it is none.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..EVENT)?;
@@ -384,21 +386,9 @@ impl Broken {
         let (vm_seq, told_seq, sack_end) = (rest.u32()?, rest.u32()?, rest.u32()?);
         Some(Self {
             key: Key::decode(bytes)?,
-            vm_seq,
-            told_seq,
-            sign: Sign::Sack {
-                reach: sack_end.wrapping_sub(vm_seq),
-            },
+            lacks: told_seq.wrapping_sub(vm_seq),
+            reach: sack_end.wrapping_sub(vm_seq),
         })
-    }
-}
-
-impl fmt::Display for Sign {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Sack { reach } => write!(f, "it has some of the {reach} from there on"),
-            Self::Stall => write!(f, "it is awake and acknowledges none"),
-        }
     }
 }
 
@@ -546,7 +536,7 @@ mod tests {
 
         #[test]
         fn nothing_that_is_read_makes_it_panic(bytes: Vec<u8>) {
-            let _ = (Key::decode(&bytes), Flow::decode(&bytes), Broken::decode(&bytes));
+            let _ = (Key::decode(&bytes), Flow::decode(&bytes), Doubt::decode(&bytes));
         }
     }
 }

@@ -3,6 +3,7 @@
 pub mod tc;
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr;
 use std::time::Duration;
 
 use libbpf_rs::libbpf_sys as sys;
@@ -51,6 +52,85 @@ pub fn run_time(program: BorrowedFd<'_>) -> Result<Duration, Errno> {
         return Err(Errno::from_raw_os_error(-done));
     }
     Ok(Duration::from_nanos(info.run_time_ns))
+}
+
+/// Elements that are asked for in one call, at first.
+const BATCH: usize = 1024;
+
+/// More than any bucket holds.
+const BATCH_MAX: usize = 1 << 20;
+
+/// Calls that a signal may end before one says something.
+const INTERRUPTIONS: u32 = 1000;
+
+/// A key of a map, and its value.
+pub type Entry = (Vec<u8>, Vec<u8>);
+
+/// All elements of a hash map whose keys and values have these sizes, as pairs of both. It goes on bucket
+/// after bucket, so that it comes to an end however many come and go meanwhile. What is there all the
+/// time is listed once; of the others some are missed, and one that is taken out and put in again may
+/// come twice. `flags` are those of each element, such as `BPF_F_LOCK`.
+///
+/// # Errors
+/// `EINVAL` where it is no such map, or has no such flags.
+pub fn hash_entries(
+    map: BorrowedFd<'_>,
+    key_size: usize,
+    value_size: usize,
+    flags: u64,
+) -> Result<Vec<Entry>, Errno> {
+    let opts = sys::bpf_map_batch_opts {
+        sz: size_of::<sys::bpf_map_batch_opts>() as u64,
+        elem_flags: flags,
+        ..Default::default()
+    };
+    let mut size = BATCH;
+    let mut entries = Vec::new();
+    // Of a hash map the place to go on from is a bucket's number.
+    let (mut from, mut next) = (None, 0_u32);
+    let mut interruptions = 0;
+    loop {
+        let (mut keys, mut values) = (vec![0; size * key_size], vec![0; size * value_size]);
+        let mut count = size as u32;
+        let start = from.as_mut().map_or(ptr::null_mut(), ptr::from_mut::<u32>);
+        // SAFETY: `keys` and `values` have room for `count` elements of the sizes that the caller has said
+        // are the map's; `start` and `next` are a bucket's number each, as hash maps have it; all of them
+        // and `opts` live until the call returns.
+        let done = unsafe {
+            sys::bpf_map_lookup_batch(
+                map.as_raw_fd(),
+                start.cast(),
+                (&raw mut next).cast(),
+                keys.as_mut_ptr().cast(),
+                values.as_mut_ptr().cast(),
+                &raw mut count,
+                &raw const opts,
+            )
+        };
+        let error = (done != 0).then(|| Errno::from_raw_os_error(-done));
+        match error {
+            // Not all of a bucket fits; a batch that is not full is no end, but one before a full bucket.
+            Some(Errno::NOSPC) if count == 0 && size < BATCH_MAX => {
+                size *= 2;
+                continue;
+            }
+            Some(Errno::INTR) if interruptions < INTERRUPTIONS => {
+                interruptions += 1;
+                continue;
+            }
+            None | Some(Errno::NOENT) => {}
+            Some(error) => return Err(error),
+        }
+        let pairs = keys
+            .chunks_exact(key_size)
+            .zip(values.chunks_exact(value_size));
+        let found = pairs.take(count as usize);
+        entries.extend(found.map(|(key, value)| (key.to_vec(), value.to_vec())));
+        if error.is_some() {
+            return Ok(entries);
+        }
+        from = Some(next);
+    }
 }
 
 /// Something of BPF's that lives in the kernel for as long as somebody refers to it.

@@ -126,13 +126,13 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let control = args.control.as_deref().unwrap_or(Path::new(CONTROL));
     let patience = match question {
         Question::Off { .. } => Duration::from_secs(args.wait.into()),
-        Question::On { .. } | Question::Status => serve::PATIENCE,
+        Question::On { .. } | Question::Status => serve::ANSWER,
     };
     let answer = serve::ask(control, &question, patience);
     let answer = answer.map_err(|e| match (e, &question) {
         (AskError::Late(_), Question::Off { tap }) => Failure::Run(format!(
-            "the guest at {tap} has not taken all that was promised within {patience:?} (see `taut snoop status`); \
-             nothing more is acknowledged for it until `taut snoop --on {tap}`"
+            "within {patience:?} the process that serves {tap} has not answered, or its guest has not taken all that \
+             was promised (see `taut snoop status`); {tap} is or will be off until `taut snoop --on {tap}`"
         )),
         (e, _) => Failure::Run(e.to_string()),
     })?;

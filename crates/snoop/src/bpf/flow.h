@@ -128,10 +128,17 @@ static __always_inline void grow(struct snoop_flow *f,
 static __always_inline void goes_ahead(struct snoop_flow *f,
 				       const struct segment *s)
 {
-	__u32 end = s->seq + s->len;
+	__u32 end = s->seq + s->len + !!(s->flags & TH_FIN);
 
-	if (s->len && after(end, f->next_seq) && after(end, f->ahead))
+	/* (What is no data and no end, ends where it begins.) */
+	if (end != s->seq && after(end, f->next_seq) && after(end, f->ahead))
 		f->ahead = end;
+}
+
+static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
+{
+	return !((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) |
+		 (a[3] ^ b[3]) | (a[4] ^ b[4]) | (a[5] ^ b[5]));
 }
 
 /* Everything of the peer's that passes tells how late it is there, and what it has
@@ -140,6 +147,16 @@ static __always_inline void goes_ahead(struct snoop_flow *f,
 static __always_inline void hear_peer(struct snoop_flow *f,
 				      const struct segment *s)
 {
+	__u32 edge = after(f->grown_edge, f->rcv_edge) ? f->grown_edge
+							: f->rcv_edge;
+
+	/* What the guest will not look at tells it nothing. (In mid-flow the edge
+	 * may be farther than is known; what is beyond it sets no time there
+	 * either, for it does not come in order: RFC 7323 4.3.)
+	 */
+	if (!same_mac(s->to, f->vm_mac) || after(s->seq, edge) ||
+	    before(s->seq, f->vm_seq - SEQ_BEHIND))
+		return;
 	if (s->options.has_ts && after(s->options.tsval, f->ts_peer))
 		f->ts_peer = s->options.tsval;
 	if (s->flags & TH_ACK && after(s->ack, f->vm_una) &&
@@ -345,12 +362,6 @@ static __always_inline bool might_acknowledge(const struct snoop_flow *f,
 	       !after(s->seq + s->len, promise_edge(f, c));
 }
 
-static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
-{
-	return !((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) |
-		 (a[3] ^ b[3]) | (a[4] ^ b[4]) | (a[5] ^ b[5]));
-}
-
 /* Whether the guest will see to it that the segment is of this connection: else
  * it throws it away, whatever is in it (RFC 9293 3.10.7.4, RFC 5961 5.2). How far
  * behind an acknowledgement may be is the widest window that the peer has offered,
@@ -364,8 +375,9 @@ static __always_inline bool is_acceptable(const struct snoop_flow *f,
 }
 
 /* What a segment takes of the guest's buffer beyond its bytes: the guest's kernel
- * accounts for buffers (a page's half for a segment of a full size, or of one
- * byte), and offers half of its memory as window.
+ * accounts for buffers (some 2,300 bytes for a segment of 1,448, or of one byte),
+ * and offers half of its memory as window; since Linux 6.6 the part that data had
+ * of the buffers that it has seen.
  */
 static __always_inline __u32 extra_of(const struct snoop_flow *f,
 				      const struct segment *s)
@@ -445,7 +457,8 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 		return SNOOP_TG_BEYOND_WINDOW;
 	}
 	/* A sender ends each window that it fills with one that is small: of
-	 * these an eighth is let in.
+	 * these an eighth is let in. That many and a whole window take 9/8 * 2,304
+	 * / 1,448 = 1.8 times the window of memory, and there is twice of it.
 	 */
 	charged = s->seq + s->len - f->vm_seq + f->extra + f->extra_older;
 	charged += extra_of(f, s);
@@ -609,13 +622,15 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	learn(f, s);
 	/* The ring keeps order: what is beyond the hole came after what was
 	 * promised to be in it, or it was there before (see goes_ahead()), and
-	 * the guest has yet to come to the promise.
+	 * the guest has yet to come to the promise. A client may have brought it
+	 * there in packets that are not read here, so it is no proof: this flow is
+	 * left alone, and whether the guest takes the promise will be seen.
 	 */
 	if (s->options.has_sack && before(s->ack, f->told_seq) &&
 	    after(s->options.sack_start, s->ack) &&
 	    after(s->options.sack_end, f->ahead)) {
-		bypass(f, SNOOP_BROKEN_PROMISE);
-		return SNOOP_FG_BROKEN;
+		bypass(f, SNOOP_DOUBT);
+		return SNOOP_FG_DOUBT;
 	}
 	/* Who opened the connection has it. What came before the proof has been
 	 * seen by nobody but the guest: it begins with what the guest has.

@@ -310,8 +310,8 @@ __noinline int read_segment(struct __sk_buff *skb, __u32 to_guest,
 		if (to_guest && !header_sums_up(ip))
 			return SEGMENT_MALFORMED;
 		total = bpf_ntohs(ip->tot_len);
-		/* A super-frame that is longer than the field can say (BIG TCP). */
-		if (!total && skb->gso_size)
+		/* Longer than the field can say (BIG TCP). */
+		if (!total && skb->len - L3_AT > 0xffff)
 			total = skb->len - L3_AT;
 		if (total < sizeof(*ip) || total > skb->len - L3_AT)
 			return SEGMENT_MALFORMED;
@@ -333,7 +333,7 @@ __noinline int read_segment(struct __sk_buff *skb, __u32 to_guest,
 		if (ip->nexthdr != IPPROTO_TCP || ip->version != 6)
 			return SEGMENT_NONE;
 		total = bpf_ntohs(ip->payload_len);
-		if (!total && skb->gso_size)
+		if (!total && skb->len - L4_AT_V6 > 0xffff)
 			total = skb->len - L4_AT_V6;
 		if (total > skb->len - L4_AT_V6)
 			return SEGMENT_MALFORMED;

@@ -224,6 +224,9 @@ static __always_inline void forget(struct snoop_flow *f, struct snoop_key *key)
 	bpf_spin_lock(&f->lock);
 	counted = f->counted;
 	f->counted = 0;
+	/* Should it not be taken out: the map may be busy. */
+	bypass(f, SNOOP_CLOSING);
+	f->vm_seq = f->told_seq;
 	bpf_spin_unlock(&f->lock);
 	if (counted)
 		has_begun(key);
@@ -347,7 +350,9 @@ int snoop_to_guest(struct __sk_buff *skb)
 	if (!c->on || now > c->until_ns) {
 		/* What comes now is for the guest to acknowledge. */
 		bpf_spin_lock(&f->lock);
-		if (s.len && f->mode == SNOOP_ACTIVE)
+		if (s.flags & TH_FIN && is_acceptable(f, &s))
+			bypass(f, SNOOP_CLOSING);
+		else if (s.len && f->mode == SNOOP_ACTIVE)
 			f->mode = SNOOP_UNEXPECTED_SEQ;
 		goes_ahead(f, &s);
 		hear_peer(f, &s);
@@ -395,8 +400,10 @@ int snoop_to_guest(struct __sk_buff *skb)
 	if (rc) {
 		bpf_spin_lock(&f->lock);
 		go_offline(f, &s, SNOOP_NO_BUF);
-		if (rc < 0)
+		if (rc < 0) {
 			goes_ahead(f, &s);
+			hear_peer(f, &s);
+		}
 		bpf_spin_unlock(&f->lock);
 		if (rc < 0) {
 			skb->mark = mark;
@@ -407,7 +414,15 @@ int snoop_to_guest(struct __sk_buff *skb)
 		return TC_ACT_SHOT;
 	}
 	bpf_spin_lock(&f->lock);
-	verdict = may_acknowledge(f, c, &s);
+	/* Turned off meanwhile: whoever did so looks at this flow's promises next,
+	 * under its lock.
+	 */
+	if (c->on) {
+		verdict = may_acknowledge(f, c, &s);
+	} else {
+		verdict = SNOOP_TG_OFF;
+		go_offline(f, &s, SNOOP_UNEXPECTED_SEQ);
+	}
 	if (verdict == SNOOP_TG_ACKED)
 		delivered(f, c, &s, &lift);
 	else
@@ -466,8 +481,8 @@ static __always_inline int write_lift(struct __sk_buff *skb,
 	return 0;
 }
 
-static __always_inline void tell_broken(const struct snoop_key *key,
-					const struct segment *s, __u32 told_seq)
+static __always_inline void tell_doubt(const struct snoop_key *key,
+				       const struct segment *s, __u32 told_seq)
 {
 	struct snoop_event *event;
 
@@ -576,8 +591,8 @@ int snoop_from_guest(struct __sk_buff *skb)
 		if (write_lift(skb, &s, &lift))
 			count(&from_guest_exits, SNOOP_FG_NOT_LIFTED);
 		return TC_ACT_UNSPEC;
-	case SNOOP_FG_BROKEN:
-		tell_broken(&key, &s, told);
+	case SNOOP_FG_DOUBT:
+		tell_doubt(&key, &s, told);
 		return TC_ACT_UNSPEC;
 	default:
 		return TC_ACT_UNSPEC;

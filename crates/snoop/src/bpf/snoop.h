@@ -38,6 +38,7 @@ enum snoop_bypass {
 	SNOOP_ECT,
 	SNOOP_OPTION,
 	SNOOP_BROKEN_PROMISE,
+	SNOOP_DOUBT,		/* it looks like one */
 };
 
 /* Ways out of the program towards the guest. */
@@ -85,7 +86,7 @@ enum snoop_from_guest {
 	SNOOP_FG_SUPPRESSED,	/* dropped: an acknowledgement that says nothing new */
 	SNOOP_FG_LIFTED,
 	SNOOP_FG_NOT_LIFTED,	/* passed as it was, because it could not be changed */
-	SNOOP_FG_BROKEN,	/* passed: the guest lacks what was promised */
+	SNOOP_FG_DOUBT,		/* passed: the guest seems to lack what was promised */
 	SNOOP_FG_EXITS,
 };
 
@@ -173,7 +174,7 @@ struct snoop_flow {
 #define SNOOP_F_VM_CLIENT	0x40	/* the guest opened it */
 #define SNOOP_F_LEARNT		0x80	/* an acknowledgement of the guest's has been seen */
 
-/* To user space: a guest has not got what was promised. */
+/* To user space: a guest seems not to have got what was promised. */
 struct snoop_event {
 	struct snoop_key key;
 	__u32 vm_seq;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use taut_snoop::follow::{Follow, Options, REST, State};
 use taut_snoop::records::Records;
 use taut_snoop::stalls::LOOKS;
-use taut_snoop::wire::Mode;
+use taut_snoop::wire::{Bypass, Mode};
 
 use crate::conn::{Conn, Terms};
 use crate::rig::Rig;
@@ -224,6 +224,41 @@ fn what_a_guest_has_lost_is_found_out_and_it_is_left_alone_if_it_is_more_than_on
     assert_eq!(states(&followed)[0].1, State::Off);
     assert!(rig.within(|| followed.turn_on("guest")).unwrap());
     assert_eq!(states(&followed), on());
+}
+
+/// What lies beyond a hole may have come in packets that are not read here, as a client may choose.
+#[test]
+fn what_only_looks_like_a_loss_is_the_end_for_its_flow_and_for_nobody_else() {
+    for taken in [true, false] {
+        let mut rig = Rig::bare(100);
+        let mut followed = follow(&rig, None);
+        let mut conn = Conn::new(Terms::default());
+        conn.open_and_prove(&mut rig);
+        let data = conn.data(1000);
+        rig.peer_sends(&data);
+        assert_eq!(rig.at_peer().len(), 1);
+        let mut odd = conn.guest_acks(data.seq);
+        odd.options.extend([1, 1, 5, 10]);
+        odd.options.extend(conn.peer_seq.to_be_bytes());
+        odd.options.extend((conn.peer_seq + 500).to_be_bytes());
+        rig.guest_sends(&odd);
+        look(&rig, &mut followed);
+        assert_eq!(
+            followed.status().unwrap()[0].flows[0].1.mode,
+            Mode::Bypass(Bypass::Doubt)
+        );
+        assert!(!followed.is_drained("guest").unwrap(), "it may be taken");
+        for _ in 1..LOOKS {
+            assert_eq!(followed.status().unwrap()[0].broken, 0);
+            let ack = if taken { conn.peer_seq } else { data.seq };
+            let ack = conn.guest_acks(ack);
+            rig.guest_sends(&ack);
+            look(&rig, &mut followed);
+        }
+        let broken = followed.status().unwrap()[0].broken;
+        assert_eq!(broken, u64::from(!taken));
+        assert!(followed.is_drained("guest").unwrap());
+    }
 }
 
 #[test]

@@ -133,6 +133,26 @@ fn a_forged_syn_or_reset_changes_nothing_for_those_who_do_not_listen_to_it() {
 }
 
 #[test]
+fn a_strangers_clock_silences_no_flow() {
+    for data in [0, 1000] {
+        let mut rig = Rig::new(500, ON);
+        let mut conn = Conn::new(Terms::default());
+        conn.open_and_prove(&mut rig);
+        let mut forged = conn.data(0);
+        (forged.len, forged.seq) = (data, forged.seq.wrapping_add(1 << 30));
+        let clock = conn.peer_clock;
+        conn.peer_clock = clock.wrapping_add(i32::MAX as u32);
+        forged.options = conn.options(false);
+        conn.peer_clock = clock;
+        rig.peer_sends(&forged);
+        rig.at_guest();
+        let data = conn.data(1000);
+        rig.peer_sends(&data);
+        assert_eq!(rig.at_peer().len(), 1);
+    }
+}
+
+#[test]
 fn data_of_the_guests_is_proof_too() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());

@@ -32,6 +32,8 @@ pub(super) struct Done {
     pub(super) offs: u64,
     /// Promises that the processes themselves have found broken.
     pub(super) broken: u64,
+    /// Those that looked like that.
+    pub(super) doubts: u64,
     /// Packets towards the guest by their way out of the program, as the processes have counted.
     pub(super) ways: BTreeMap<String, u64>,
     /// The longest that `--off` took.
@@ -201,6 +203,11 @@ impl<'a> Chaos<'a> {
     fn note(&mut self) {
         let Ok(status) = status(self.rig) else { return };
         self.done.broken += status[0]["broken_promises"].as_u64().unwrap_or(0);
+        for way in status[0]["from_guest"].as_array().into_iter().flatten() {
+            if way[0] == "doubt" {
+                self.done.doubts += way[1].as_u64().unwrap_or(0);
+            }
+        }
         for way in status[0]["to_guest"].as_array().into_iter().flatten() {
             let label = way[0].as_str().unwrap_or_default().to_owned();
             *self.done.ways.entry(label).or_default() += way[1].as_u64().unwrap_or(0);

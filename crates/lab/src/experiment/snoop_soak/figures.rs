@@ -70,6 +70,7 @@ pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
         ("streams_hung", none(hung)),
         ("violations", none(found.violations)),
         ("broken_promises", none(done.broken)),
+        ("doubts", none(done.doubts)),
         ("process_faults", none(done.faults.len() as u64)),
         ("guest_refused", none(found.refused)),
         (
