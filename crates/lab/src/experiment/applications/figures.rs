@@ -43,7 +43,8 @@ pub(super) fn outcome(
                 ("switch-host-b".to_owned(), host),
             ]),
             guests: vec![format!(
-                "User Mode Linux {kernel}, 256 MB, slices of 30 ms, two on each of two hosts"
+                "User Mode Linux {kernel}, {} GiB, slices of 30 ms, two on each of two hosts",
+                uml::MEMORY_GIB
             )],
             programs,
             ..Environment::here()

@@ -41,7 +41,10 @@ pub(super) fn outcome(
                 "1 Gbit/s, 0.1 ms round trip, through a driver domain in slices of 10 ms"
                     .to_owned(),
             )]),
-            guests: vec![format!("User Mode Linux {kernel}, 256 MB, slices of 30 ms")],
+            guests: vec![format!(
+                "User Mode Linux {kernel}, {} GiB, slices of 30 ms",
+                uml::MEMORY_GIB
+            )],
             programs,
             ..Environment::here()
         },

@@ -30,10 +30,10 @@ pub(in crate::experiment) const NO_WIDE_REGISTERS: (&str, &str) = (
     "GLIBC_TUNABLES",
     "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX2,-AVX,-AVX_Fast_Unaligned_Load",
 );
-/// A guest's memory. The paper's had 256 MB, of which Linux gives TCP's buffers about a tenth
+/// A guest's memory, in GiB. The paper's had 256 MB, of which Linux gives TCP's buffers about a tenth
 /// (`tcp_mem`); ten connections with today's windows need more, and then the guest drops what it had
 /// offered to take, and what had been acknowledged for it with it (docs/snoop.md, what a guest needs).
-const MEMORY: &str = "mem=1G";
+pub(in crate::experiment) const MEMORY_GIB: u32 = 1;
 /// How long it may take to boot.
 const BOOT: Duration = Duration::from_secs(60);
 /// How long it may take to answer.
@@ -77,7 +77,7 @@ impl Booting {
             "lab",
             "kernel",
             "--",
-            MEMORY,
+            &format!("mem={MEMORY_GIB}G"),
             "root=/dev/root",
             "rootfstype=hostfs",
             "rootflags=/",
