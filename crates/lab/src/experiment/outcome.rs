@@ -73,6 +73,42 @@ pub struct Check {
     pub most: Option<f64>,
 }
 
+// === impl Check ===
+
+impl Check {
+    /// This figure and no other.
+    pub fn exactly(measured: f64, figure: f64) -> Self {
+        Self {
+            measured,
+            least: figure,
+            most: Some(figure),
+        }
+    }
+
+    /// Nothing of what is counted.
+    pub fn none(measured: u64) -> Self {
+        Self::exactly(measured as f64, 0.0)
+    }
+
+    /// From `least` on.
+    pub fn at_least(measured: f64, least: f64) -> Self {
+        Self {
+            measured,
+            least,
+            most: None,
+        }
+    }
+
+    /// From 0 to `most`.
+    pub fn at_most(measured: f64, most: f64) -> Self {
+        Self {
+            measured,
+            least: 0.0,
+            most: Some(most),
+        }
+    }
+}
+
 /// One measured quantity in one configuration.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Series {

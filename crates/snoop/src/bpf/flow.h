@@ -399,7 +399,7 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 		return SNOOP_TG_BYPASS;
 	if (!(f->flags & SNOOP_F_LEARNT) || f->mode == SNOOP_SYN)
 		return SNOOP_TG_UNLEARNT;
-	/* A stranger's changes nothing. */
+	/* A stranger's does not change the mode. */
 	if (after(s->seq, edge) || before(s->seq, f->vm_seq - SEQ_BEHIND))
 		return SNOOP_TG_OUT_OF_ORDER;
 	if (!is_acceptable(f, s))

@@ -112,21 +112,7 @@ fn headline(measured: &Measured, plan: &Plan) -> BTreeMap<String, f64> {
 
 fn calibration(measured: &Measured, plan: &Plan) -> Calibration {
     let off: Vec<f64> = measured.off.iter().map(|off| off.abs()).collect();
-    let none = |measured: u64| Check {
-        measured: measured as f64,
-        least: 0.0,
-        most: Some(0.0),
-    };
-    let at_most = |measured, most| Check {
-        measured,
-        least: 0.0,
-        most: Some(most),
-    };
-    let at_least = |measured: Option<f64>, least| Check {
-        measured: measured.unwrap_or(f64::NAN),
-        least,
-        most: None,
-    };
+    let slowed = |by: Option<f64>| Check::at_least(by.unwrap_or(f64::NAN), 1.5);
     let requests = |arm| measured.requests_s(arm, plan.web.headline);
     let slower = |pattern| measured.times_as_long(Arm::TUNED, Arm::NOT_SHARED, pattern);
     let web = requests(Arm::NOT_SHARED)
@@ -138,25 +124,25 @@ fn calibration(measured: &Measured, plan: &Plan) -> Calibration {
         .map(|counters| counters.lost())
         .sum();
     Calibration::of([
-        ("web_slowed_by_sharing", at_least(web, 1.5)),
+        ("web_slowed_by_sharing", slowed(web)),
         (
             "mpi_broadcast_slowed_by_sharing",
-            at_least(slower(Pattern::Broadcast), 1.5),
+            slowed(slower(Pattern::Broadcast)),
         ),
         (
             "mpi_alltoall_slowed_by_sharing",
-            at_least(slower(Pattern::Alltoall), 1.5),
+            slowed(slower(Pattern::Alltoall)),
         ),
-        ("pages_failed", none(measured.errors())),
+        ("pages_failed", Check::none(measured.errors())),
         (
             "slices_off_plan_p90_ms",
-            at_most(stats::quantile(&off, 0.9).unwrap_or(f64::NAN) * 1e3, 2.0),
+            Check::at_most(stats::quantile(&off, 0.9).unwrap_or(f64::NAN) * 1e3, 2.0),
         ),
-        ("segments_dropped_by_guests", none(lost)),
-        ("broken_promises", none(measured.broken_promises)),
+        ("segments_dropped_by_guests", Check::none(lost)),
+        ("broken_promises", Check::none(measured.broken_promises)),
         (
             "stopped_guests_share_of_core",
-            at_most(measured.stopped_share, 0.02),
+            Check::at_most(measured.stopped_share, 0.02),
         ),
     ])
 }

@@ -141,16 +141,6 @@ fn calibration(measured: &Measured) -> Calibration {
         .and_then(|cell| measured.median(cell, Configuration::AsItComes))
         .unwrap_or(f64::NAN);
     let off: Vec<f64> = measured.off.iter().map(|off| off.abs()).collect();
-    let none = |measured: u64| Check {
-        measured: measured as f64,
-        least: 0.0,
-        most: Some(0.0),
-    };
-    let at_most = |measured, most| Check {
-        measured,
-        least: 0.0,
-        most: Some(most),
-    };
     let lost = measured
         .counters
         .iter()
@@ -163,20 +153,24 @@ fn calibration(measured: &Measured) -> Calibration {
             Check {
                 measured: baseline,
                 least: 0.12,
-                // Three rounds of the scheduler are 0.278; the paper's senders, which began with a window of                // two or three segments and not of ten, needed more.
+                // Three rounds of the scheduler are 0.278; the paper's senders, which began with a window of
+                // two or three segments and not of ten, needed more.
                 most: Some(0.3),
             },
         ),
         (
             "slices_off_plan_p90_ms",
-            at_most(stats::quantile(&off, 0.9).unwrap_or(f64::NAN) * 1e3, 2.0),
+            Check::at_most(stats::quantile(&off, 0.9).unwrap_or(f64::NAN) * 1e3, 2.0),
         ),
-        ("segments_dropped_by_guests", none(lost)),
-        ("broken_promises", none(measured.broken_promises)),
-        ("failed_transfers", none(measured.failures.len() as u64)),
+        ("segments_dropped_by_guests", Check::none(lost)),
+        ("broken_promises", Check::none(measured.broken_promises)),
+        (
+            "failed_transfers",
+            Check::none(measured.failures.len() as u64),
+        ),
         (
             "stopped_guests_share_of_core",
-            at_most(measured.stopped_share, 0.02),
+            Check::at_most(measured.stopped_share, 0.02),
         ),
     ])
 }

@@ -153,11 +153,6 @@ fn middle(samples: &[f64]) -> f64 {
 }
 
 fn calibration(m: &Measured) -> Calibration {
-    let exactly = |figure: f64, wanted: f64| Check {
-        measured: figure,
-        least: wanted,
-        most: Some(wanted),
-    };
     let exact = m.exact.values().filter(|exact| **exact).count();
     let missing = |of| m.bulk(of, |b| b.sent.abs_diff(b.received) as f64);
     let missing: f64 = Contender::ALL.into_iter().flat_map(missing).sum();
@@ -169,11 +164,8 @@ fn calibration(m: &Measured) -> Calibration {
     let rate = |of| middle(&m.storm(of, |s| s.per_second()));
     let relays = || Contender::ALL.into_iter().filter(|of| *of != Direct);
     let fastest = |figure: &dyn Fn(Contender) -> f64| relays().map(figure).fold(0.0, f64::max);
-    let faster = |figure: &dyn Fn(Contender) -> f64| Check {
-        measured: figure(Direct) / fastest(figure),
-        least: 1.0,
-        most: None,
-    };
+    let faster =
+        |figure: &dyn Fn(Contender) -> f64| Check::at_least(figure(Direct) / fastest(figure), 1.0);
 
     // A machine that did much else meanwhile would spread the figures that the ratios are made of.
     let spread = [Taut, Haproxy]
@@ -189,20 +181,13 @@ fn calibration(m: &Measured) -> Calibration {
     Calibration::of([
         (
             "contenders_that_relayed_exactly",
-            exactly(exact as f64, Contender::ALL.len() as f64),
+            Check::exactly(exact as f64, Contender::ALL.len() as f64),
         ),
-        ("bulk_bytes_missing", exactly(missing, 0.0)),
-        ("connections_failed", exactly(failed, 0.0)),
+        ("bulk_bytes_missing", Check::exactly(missing, 0.0)),
+        ("connections_failed", Check::exactly(failed, 0.0)),
         ("direct_bulk_over_fastest_relay", faster(&throughput)),
         ("direct_connections_over_fastest_relay", faster(&rate)),
-        (
-            "cpu_spread_taut_haproxy",
-            Check {
-                measured: spread,
-                least: 0.0,
-                most: Some(0.5),
-            },
-        ),
+        ("cpu_spread_taut_haproxy", Check::at_most(spread, 0.5)),
     ])
 }
 

@@ -44,17 +44,7 @@ pub(super) struct Part {
 }
 
 pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
-    let exactly = |measured: u64, figure: u64| Check {
-        measured: measured as f64,
-        least: figure as f64,
-        most: Some(figure as f64),
-    };
-    let none = |measured: u64| exactly(measured, 0);
-    let once = |measured: u64| Check {
-        measured: measured as f64,
-        least: 1.0,
-        most: None,
-    };
+    let once = |measured: u64| Check::at_least(measured as f64, 1.0);
     let (streams, done) = (&found.streams, &found.done);
     let transfers = streams.transfers.load(Ordering::Relaxed);
     let wrong = streams.wrong.load(Ordering::Relaxed);
@@ -65,24 +55,23 @@ pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
     let control = found.parts.iter().filter(|p| p.options == Options::Off);
     let control_early = control.map(|part| part.early).sum();
     let checks = [
-        ("transfers", exactly(transfers, found.planned)),
-        ("streams_wrong", none(wrong)),
-        ("streams_hung", none(hung)),
-        ("violations", none(found.violations)),
-        ("broken_promises", none(done.broken)),
-        ("doubts", none(done.doubts)),
-        ("process_faults", none(done.faults.len() as u64)),
-        ("guest_refused", none(found.refused)),
+        (
+            "transfers",
+            Check::exactly(transfers as f64, found.planned as f64),
+        ),
+        ("streams_wrong", Check::none(wrong)),
+        ("streams_hung", Check::none(hung)),
+        ("violations", Check::none(found.violations)),
+        ("broken_promises", Check::none(done.broken)),
+        ("doubts", Check::none(done.doubts)),
+        ("process_faults", Check::none(done.faults.len() as u64)),
+        ("guest_refused", Check::none(found.refused)),
         (
             "acked_early_share",
-            Check {
-                measured: early.unwrap_or(0.0),
-                least: LEAST_EARLY,
-                most: None,
-            },
+            Check::at_least(early.unwrap_or(0.0), LEAST_EARLY),
         ),
         // The checker can tell the guest's own from others.
-        ("acked_early_control", none(control_early)),
+        ("acked_early_control", Check::none(control_early)),
         ("kills", once(done.kills)),
         ("restarts", once(done.restarts)),
         ("offs", once(done.offs)),

@@ -55,17 +55,8 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
     let leaked = found.leaked_descriptors();
     let growth = growth(&found.samples, plan.load);
     let exact = ("exact", sum.exact as f64);
-    let exactly = |measured: f64, figure: f64| Check {
-        measured,
-        least: figure,
-        most: Some(figure),
-    };
-    let none = |measured: f64| exactly(measured, 0.0);
-    let at_least = |measured: u64, least: f64| Check {
-        measured: measured as f64,
-        least,
-        most: None,
-    };
+    let none = |measured: f64| Check::exactly(measured, 0.0);
+    let at_least = |measured: u64, least: f64| Check::at_least(measured as f64, least);
     let left = |of: fn(&Holding) -> f64| found.left.iter().map(of).sum::<f64>();
     let (done, attack) = (&found.done, &found.attack);
     let reloaded = f64::from(u8::from(found.reloads));
@@ -74,11 +65,7 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
         ("broken_unexplained", none(sum.unexplained as f64)),
         (
             "exact_share",
-            Check {
-                measured: sum.exact as f64 / (sum.sessions.max(1)) as f64,
-                least: LEAST_EXACT,
-                most: None,
-            },
+            Check::at_least(sum.exact as f64 / (sum.sessions.max(1)) as f64, LEAST_EXACT),
         ),
         (
             "sessions_begun",

@@ -75,12 +75,13 @@ fn end(mut child: Child) -> io::Result<()> {
         }
     }
     child.wait()?;
+    let Some(group) = group else { return Ok(()) };
     // Its children have become this process's, which is init.
-    while let Some(group) = group {
+    loop {
         match rustix::process::waitpgid(group, WaitOptions::empty()) {
-            Ok(_) => {}
-            Err(_) => break,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(Errno::CHILD) => return Ok(()),
+            Err(e) => return Err(e.into()),
         }
     }
-    Ok(())
 }
