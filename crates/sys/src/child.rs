@@ -23,6 +23,20 @@ pub struct Child {
     reaped: Option<ExitStatus>,
 }
 
+/// User and system time of this process's children that have ended and been waited for, theirs included.
+///
+/// # Errors
+/// None that is known.
+pub fn children_cpu_time() -> io::Result<Duration> {
+    let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN)?;
+    let time = |time: nix::sys::time::TimeVal| {
+        let micros = u64::try_from(time.tv_usec()).unwrap_or_default();
+        Duration::from_secs(u64::try_from(time.tv_sec()).unwrap_or_default())
+            + Duration::from_micros(micros)
+    };
+    Ok(time(usage.user_time()) + time(usage.system_time()))
+}
+
 // === impl Child ===
 
 impl Child {

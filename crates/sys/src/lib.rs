@@ -16,6 +16,7 @@ pub mod privileges;
 pub mod probe;
 pub mod random;
 pub mod schedule;
+pub mod sock_diag;
 pub mod socket;
 pub mod tap;
 pub mod tcp_info;

@@ -41,6 +41,15 @@ impl NetnsError {
     pub fn io_error(&self) -> &io::Error {
         &self.source
     }
+
+    /// There is no such namespace, or no such process, (any more).
+    pub fn is_gone(&self) -> bool {
+        // INVAL: a name on which nothing is mounted any more is no namespace.
+        matches!(
+            Errno::from_io_error(&self.source),
+            Some(Errno::NOENT | Errno::SRCH | Errno::INVAL)
+        )
+    }
 }
 
 fn hint(source: &io::Error) -> &'static str {
@@ -70,10 +79,19 @@ impl NetnsId {
 
     /// The namespace of process `pid`; `None` when there is no such process any more.
     pub fn of_process(pid: u32) -> Option<Self> {
+        Self::try_of_process(pid).ok()
+    }
+
+    /// The same, and why it is not known.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such process; `PermissionDenied` when it is another user's and the caller has
+    /// no CAP_SYS_PTRACE.
+    pub fn try_of_process(pid: u32) -> io::Result<Self> {
         fs::metadata(format!("/proc/{pid}/ns/net"))
-            .ok()
             .as_ref()
             .map(Self::of)
+            .map_err(|e| io::Error::from(e.kind()))
     }
 }
 
@@ -128,6 +146,18 @@ impl Netns {
     /// The namespace that the calling thread is in.
     pub fn current() -> Result<Self, NetnsError> {
         Self::open_path("(current)", Path::new("/proc/thread-self/ns/net"))
+    }
+
+    /// Opens the namespace that process `pid` is in.
+    ///
+    /// # Errors
+    /// [`NetnsError::is_gone`] when there is no such process; `PermissionDenied` when it is another
+    /// user's and the caller has no CAP_SYS_PTRACE.
+    pub fn of_process(pid: u32) -> Result<Self, NetnsError> {
+        Self::open_path(
+            &format!("of process {pid}"),
+            Path::new(&format!("/proc/{pid}/ns/net")),
+        )
     }
 
     fn open_path(name: &str, path: &Path) -> Result<Self, NetnsError> {

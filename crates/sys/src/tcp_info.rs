@@ -15,6 +15,15 @@ const ROOM: usize = 512;
 /// What Linux has filled since 2.6: without it there is nothing to report.
 const LEAST: usize = 104;
 
+/// `tcpi_options` (linux/tcp.h).
+const OPT_TIMESTAMPS: u8 = 1;
+const OPT_SACK: u8 = 2;
+const OPT_WSCALE: u8 = 4;
+const OPT_ECN: u8 = 8;
+
+/// `TCP_INFINITE_SSTHRESH` (net/tcp.h).
+const INFINITE_SSTHRESH: u32 = 0x7fff_ffff;
+
 /// A connection at one moment, from this end. Rates are in bytes a second, windows of the
 /// congestion control in segments, all other amounts in bytes unless said otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +41,44 @@ pub struct TcpInfo {
     pub snd_cwnd: u32,
     /// Segment size for sending.
     pub snd_mss: u32,
+    /// Segment size that the peer is seen to send.
+    pub rcv_mss: u32,
+    /// Where the congestion control stands (RFC 5681, RFC 6582).
+    pub ca_state: CaState,
+    /// Window scales, of the peer's window and of the one advertised; `None`: not in use (RFC 7323).
+    pub window_scales: Option<(u8, u8)>,
+    /// Timestamps are in use (RFC 7323).
+    pub timestamps: bool,
+    /// Selective acknowledgements are in use (RFC 2018).
+    pub sack: bool,
+    /// ECN is in use (RFC 3168).
+    pub ecn: bool,
+    /// The last `delivery_rate` was measured while the application, not the network, was short of data.
+    pub delivery_rate_app_limited: bool,
+    /// Retransmission time-out (RFC 6298).
+    pub rto: Duration,
+    /// Probes of a closed window, or of a peer that is silent, without an answer.
+    pub probes: u8,
+    /// Doublings of the retransmission time-out.
+    pub backoff: u8,
+    /// Segments sent and not acknowledged.
+    pub unacked: u32,
+    /// Of them, acknowledged selectively.
+    pub sacked: u32,
+    /// Of them, sent again.
+    pub retrans: u32,
+    /// Since data was last sent, to a tick.
+    pub last_data_sent: Duration,
+    /// Since data last came, to a tick.
+    pub last_data_recv: Duration,
+    /// Since an acknowledgement last came, to a tick.
+    pub last_ack_recv: Duration,
+    /// Path MTU.
+    pub pmtu: u32,
+    /// Slow start threshold, in segments; `None`: there was no congestion yet.
+    pub snd_ssthresh: Option<u32>,
+    /// Segment size that was advertised.
+    pub advmss: u32,
     /// Segments now taken for lost.
     pub lost: u32,
     /// Segments by which the path is known to reorder.
@@ -46,6 +93,18 @@ pub struct TcpInfo {
     pub rcv_ssthresh: u32,
     /// Rate at which segments are spaced; `None`: not paced, or Linux before 3.15.
     pub pacing_rate: Option<u64>,
+    /// The most that the pacing rate may be; `None`: no limit, or Linux before 3.15.
+    pub max_pacing_rate: Option<u64>,
+    /// Segments sent, and received; Linux 4.2.
+    pub segs_out: Option<u32>,
+    /// See `segs_out`.
+    pub segs_in: Option<u32>,
+    /// Bytes in the send buffer that were not sent yet; Linux 4.6.
+    pub notsent_bytes: Option<u32>,
+    /// Segments with data that came, and that were sent; Linux 4.6.
+    pub data_segs_in: Option<u32>,
+    /// See `data_segs_in`.
+    pub data_segs_out: Option<u32>,
     /// Rate at which the peer has received of late; Linux 4.9.
     pub delivery_rate: Option<u64>,
     /// Payload that the peer has acknowledged, FIN and SYN counted as a byte each; Linux 4.1.
@@ -58,6 +117,18 @@ pub struct TcpInfo {
     pub bytes_retrans: Option<u64>,
     /// Segments that the peer has received; Linux 4.18.
     pub delivered: Option<u32>,
+    /// Of them, with a mark of congestion (ECN); Linux 4.18.
+    pub delivered_ce: Option<u32>,
+    /// Segments that the peer had twice (RFC 2883); Linux 4.19.
+    pub dsack_dups: Option<u32>,
+    /// Times that reordering was seen; Linux 4.19.
+    pub reord_seen: Option<u32>,
+    /// Segments that came out of order; Linux 5.4.
+    pub rcv_ooopack: Option<u32>,
+    /// Retransmission time-outs, ever; Linux 6.7.
+    pub total_rto: Option<u16>,
+    /// Time spent in recovering from them; Linux 6.7.
+    pub total_rto_time: Option<Duration>,
     /// Time with something to send or unacknowledged; Linux 4.10, as the next two.
     pub busy_time: Option<Duration>,
     /// Of it, time held back by the peer's window.
@@ -68,6 +139,36 @@ pub struct TcpInfo {
     pub snd_wnd: Option<u32>,
     /// The window advertised to the peer; Linux 6.2.
     pub rcv_wnd: Option<u32>,
+}
+
+/// Where a connection's congestion control stands: the kernel's `tcp_ca_state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CaState {
+    /// Nothing is amiss.
+    Open,
+    /// Duplicate acknowledgements come.
+    Disorder,
+    /// The window is being reduced, for ECN's sake or that of the local queue.
+    Cwr,
+    /// Fast retransmission.
+    Recovery,
+    /// After a time-out.
+    Loss,
+    /// One that this code does not know.
+    Other(u8),
+}
+
+impl CaState {
+    fn of(number: u8) -> Self {
+        match number {
+            0 => Self::Open,
+            1 => Self::Disorder,
+            2 => Self::Cwr,
+            3 => Self::Recovery,
+            4 => Self::Loss,
+            other => Self::Other(other),
+        }
+    }
 }
 
 // === impl TcpInfo ===
@@ -113,6 +214,10 @@ impl TcpInfo {
         // No sample yet.
         let sample = |offset| u32_at(offset).filter(|&us| us != 0).map(micros);
         let time = |offset| u64_at(offset).map(Duration::from_micros);
+        let millis = |offset| Some(Duration::from_millis(u32_at(offset)?.into()));
+        let rate = |offset| u64_at(offset).filter(|&rate| rate != u64::MAX);
+        let options = *answer.get(5)?;
+        let scales = *answer.get(6)?;
         Some(Self {
             rtt: sample(68),
             rttvar: sample(68).and(u32_at(72)).map(micros),
@@ -121,6 +226,26 @@ impl TcpInfo {
             rcv_rtt: sample(92),
             snd_cwnd: u32_at(80)?,
             snd_mss: u32_at(16)?,
+            rcv_mss: u32_at(20)?,
+            ca_state: CaState::of(*answer.get(1)?),
+            // Bit fields, in the order of little-endian machines.
+            window_scales: (options & OPT_WSCALE != 0).then_some((scales & 0xf, scales >> 4)),
+            timestamps: options & OPT_TIMESTAMPS != 0,
+            sack: options & OPT_SACK != 0,
+            ecn: options & OPT_ECN != 0,
+            delivery_rate_app_limited: *answer.get(7)? & 1 != 0,
+            rto: micros(u32_at(8)?),
+            probes: *answer.get(3)?,
+            backoff: *answer.get(4)?,
+            unacked: u32_at(24)?,
+            sacked: u32_at(28)?,
+            retrans: u32_at(36)?,
+            last_data_sent: millis(44)?,
+            last_data_recv: millis(52)?,
+            last_ack_recv: millis(56)?,
+            pmtu: u32_at(60)?,
+            snd_ssthresh: u32_at(76).filter(|&segments| segments < INFINITE_SSTHRESH),
+            advmss: u32_at(84)?,
             lost: u32_at(32)?,
             reordering: u32_at(88)?,
             retransmits: *answer.get(2)?,
@@ -128,13 +253,25 @@ impl TcpInfo {
             rcv_space: u32_at(96)?,
             rcv_ssthresh: u32_at(64)?,
             // ~0 stands for no limit.
-            pacing_rate: u64_at(104).filter(|&rate| rate != u64::MAX),
+            pacing_rate: rate(104),
+            max_pacing_rate: rate(112),
+            segs_out: u32_at(136),
+            segs_in: u32_at(140),
+            notsent_bytes: u32_at(144),
+            data_segs_in: u32_at(152),
+            data_segs_out: u32_at(156),
             delivery_rate: u64_at(160),
             bytes_acked: u64_at(120),
             bytes_received: u64_at(128),
             bytes_sent: u64_at(200),
             bytes_retrans: u64_at(208),
             delivered: u32_at(192),
+            delivered_ce: u32_at(196),
+            dsack_dups: u32_at(216),
+            reord_seen: u32_at(220),
+            rcv_ooopack: u32_at(224),
+            total_rto: number(answer, 240).map(u16::from_ne_bytes),
+            total_rto_time: millis(244),
             busy_time: time(168),
             rwnd_limited: time(176),
             sndbuf_limited: time(184),
@@ -188,16 +325,53 @@ mod tests {
             (info.reordering, offset_of!(c, tcpi_reordering)),
             (info.total_retrans, offset_of!(c, tcpi_total_retrans)),
             (info.rcv_space, offset_of!(c, tcpi_rcv_space)),
+            (info.rcv_mss, offset_of!(c, tcpi_rcv_mss)),
+            (info.unacked, offset_of!(c, tcpi_unacked)),
+            (info.sacked, offset_of!(c, tcpi_sacked)),
+            (info.retrans, offset_of!(c, tcpi_retrans)),
+            (info.pmtu, offset_of!(c, tcpi_pmtu)),
+            (info.snd_ssthresh.unwrap(), offset_of!(c, tcpi_snd_ssthresh)),
+            (info.advmss, offset_of!(c, tcpi_advmss)),
             (info.rcv_ssthresh, offset_of!(c, tcpi_rcv_ssthresh)),
         ] {
             assert_eq!(value as usize, offset);
         }
+        let millis = |offset: usize| Duration::from_millis(offset as u64);
+        assert_eq!(info.rto, micros(offset_of!(c, tcpi_rto)).unwrap());
+        assert_eq!(
+            info.last_data_sent,
+            millis(offset_of!(c, tcpi_last_data_sent))
+        );
+        assert_eq!(
+            info.last_data_recv,
+            millis(offset_of!(c, tcpi_last_data_recv))
+        );
+        assert_eq!(
+            info.last_ack_recv,
+            millis(offset_of!(c, tcpi_last_ack_recv))
+        );
         // Beyond the C library's: linux/tcp.h.
+        for (value, offset) in [
+            (info.segs_out, 136),
+            (info.segs_in, 140),
+            (info.notsent_bytes, 144),
+            (info.data_segs_in, 152),
+            (info.data_segs_out, 156),
+            (info.delivered_ce, 196),
+            (info.dsack_dups, 216),
+            (info.reord_seen, 220),
+            (info.rcv_ooopack, 224),
+        ] {
+            assert_eq!(value, Some(offset));
+        }
+        assert_eq!(info.total_rto, Some(240));
+        assert_eq!(info.total_rto_time, Some(millis(244)));
         assert_eq!(info.min_rtt, micros(148));
         assert_eq!(info.delivered, Some(192));
         assert_eq!((info.snd_wnd, info.rcv_wnd), (Some(228), Some(232)));
         for (value, offset) in [
             (info.pacing_rate, 104),
+            (info.max_pacing_rate, 112),
             (info.bytes_acked, 120),
             (info.bytes_received, 128),
             (info.delivery_rate, 160),
@@ -227,6 +401,23 @@ mod tests {
             assert_eq!(info.snd_wnd.is_some(), len >= 232);
             assert_eq!(info.rcv_wnd.is_some(), len >= 236);
         }
+    }
+
+    #[test]
+    fn bit_fields_are_read_where_the_kernel_puts_them() {
+        let mut answer = vec![0; 240];
+        (answer[1], answer[5], answer[6], answer[7]) = (3, OPT_WSCALE | OPT_SACK, 0xa7, 1);
+        answer[76..80].copy_from_slice(&INFINITE_SSTHRESH.to_ne_bytes());
+        let info = TcpInfo::parse(&answer).unwrap();
+        assert_eq!(info.ca_state, CaState::Recovery);
+        assert_eq!(info.window_scales, Some((7, 10)));
+        assert!(info.sack && !info.timestamps && !info.ecn);
+        assert!(info.delivery_rate_app_limited);
+        assert_eq!(info.snd_ssthresh, None);
+        answer[5] = OPT_TIMESTAMPS | OPT_ECN;
+        let info = TcpInfo::parse(&answer).unwrap();
+        assert_eq!(info.window_scales, None);
+        assert!(info.timestamps && info.ecn && !info.sack);
     }
 
     #[test]

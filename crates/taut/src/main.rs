@@ -4,8 +4,11 @@
 mod doctor;
 mod lab;
 mod log;
+mod observe;
 mod relay;
 mod snoop;
+mod top;
+mod why;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -22,6 +25,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Top(top::Args),
+    Why(why::Args),
     Relay(relay::Args),
     Snoop(snoop::Args),
     Lab(lab::Args),
@@ -49,6 +54,8 @@ fn main() -> ExitCode {
             let _log = log::to_stderr();
             exit_code(snoop::run(args))
         }
+        Command::Top(args) => exit_code(top::run(&args)),
+        Command::Why(args) => exit_code(why::run(&args)),
         Command::Lab(args) => {
             let _log = log::to_stderr();
             exit_code(lab::run(args))

@@ -1,0 +1,136 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn nginx() -> Process {
+    Process::for_tests(812, "nginx", Some("0123456789ab"))
+}
+
+fn takes(filter: &str) -> bool {
+    let process = nginx();
+    filter.parse::<Filter>().unwrap().takes(&Subject {
+        local: "192.0.2.7:41000".parse().unwrap(),
+        remote: "10.1.2.3:443".parse().unwrap(),
+        state: State::Established,
+        congestion_control: Some("cubic"),
+        netns: "blue",
+        process: Some(&process),
+    })
+}
+
+#[test]
+fn filters_are_read_as_people_write_them() {
+    for filter in [
+        "",
+        "dst 10.0.0.0/8 and dport 443",
+        "dst 10.0.0.0/8 dport 443",
+        "dst port 443",
+        "dport = 443",
+        "dport :443",
+        "sport 40000-42000",
+        "port 443 && ! src 10.0.0.0/8",
+        "host 192.0.2.7",
+        "10.1.2.3",
+        "812",
+        "pid 812",
+        "nginx",
+        "'nginx' and not \"web content\"",
+        "not process 'or'and not \"(sd-pam)\"",
+        "ngin*",
+        "process ng?nx",
+        "container 0123*",
+        "netns blue",
+        "state established",
+        "state ESTAB",
+        "cc cubic",
+        "(dport 80 or dport 443) and nginx",
+        "not(dport 80)or dport 22",
+        "!dport 80",
+        "dport 22 or dport 443 and nginx",
+    ] {
+        assert!(takes(filter), "{filter}");
+    }
+    for filter in [
+        "src 10.0.0.0/8",
+        "dport 80",
+        "dport 444-500",
+        "sshd",
+        "811",
+        "not nginx",
+        "2001:db8::/32",
+        "(dport 22 or dport 443) and sshd",
+        "not not not dport 443",
+        "state close-wait",
+        "netns -",
+        "cc bbr",
+    ] {
+        assert!(!takes(filter), "{filter}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said_with_the_word() {
+    for (filter, says) in [
+        (
+            "dport https",
+            "expected a port such as 443, or ports such as 8000-8100, at \"https\"",
+        ),
+        ("dport", "at its end"),
+        ("dport 500-400", "expected a port"),
+        ("dst 10.0.0.0/99", "expected an address or a network"),
+        ("(dport 443", "expected `)`, at its end"),
+        ("dport 443)", "at \")\""),
+        (
+            "dport 443 and",
+            "expected an address, a port, a process or a pid, at its end",
+        ),
+        ("or nginx", "at \"or\""),
+        ("state drunk", "expected a state"),
+        ("pid -1", "expected a pid"),
+        ("process [", "expected a process's name"),
+        ("process 'web content", "a quote is not closed"),
+        ("'dport' 443 sshd )", "at \")\""),
+    ] {
+        let error = filter.parse::<Filter>().unwrap_err().to_string();
+        assert!(error.contains(says), "{filter}: {error}");
+    }
+}
+
+#[test]
+fn depth_and_length_have_bounds() {
+    assert!(
+        format!("{}1{}", "(".repeat(32), ")".repeat(32))
+            .parse::<Filter>()
+            .is_ok()
+    );
+    for filter in ["(".repeat(33), "! ".repeat(33), "1 ".repeat(4000)] {
+        let error = filter.parse::<Filter>().unwrap_err().to_string();
+        assert!(error.contains("at most"), "{error}");
+    }
+}
+
+#[test]
+fn only_some_filters_need_the_owner() {
+    let asks = |filter: &str| filter.parse::<Filter>().unwrap().asks_for_owner();
+    assert!(asks("nginx") && asks("dport 1 or not pid 3") && asks("container a*"));
+    assert!(!asks("") && !asks("dst 10.0.0.0/8 and not dport 80"));
+}
+
+proptest! {
+    #[test]
+    fn nothing_that_is_typed_does_harm(text in "[ a-z0-9()!&|.:/*\\[\\]-]{0,60}") {
+        let _ = text.parse::<Filter>();
+    }
+
+    #[test]
+    fn any_bytes_do_no_harm(text in "\\PC{0,60}") {
+        let _ = text.parse::<Filter>();
+    }
+
+    #[test]
+    fn a_filter_and_its_negation_share_nothing(
+        word in prop::sample::select(vec!["dport 443", "nginx", "src 10.0.0.0/8", "1 or 812", "cc bbr"])
+    ) {
+        prop_assert_ne!(takes(word), takes(&format!("not ({word})")));
+    }
+}

@@ -1,0 +1,142 @@
+//! Looks, owners and what was seen before, put together.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use taut_sys::sock_diag::Connection;
+
+use crate::filter::{Filter, Subject};
+use crate::look::{LookError, Looked, Looker, Scope};
+use crate::owner::{Owners, Process};
+use crate::table::{Keep, Table, Tracked};
+use crate::verdict::Context;
+
+/// Observes the connections of the machine, look by look.
+#[derive(Debug)]
+pub struct Observer {
+    looker: Looker,
+    table: Table,
+    owners: Owners,
+    began: Instant,
+    context: Context,
+}
+
+/// A connection of the last look.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// The kernel's name of the socket.
+    pub cookie: u64,
+    /// What was seen of it.
+    pub tracked: &'a Tracked,
+    /// Who has it, if that is known.
+    pub process: Option<&'a Process>,
+}
+
+// === impl Observer ===
+
+impl Observer {
+    /// Has not looked yet.
+    pub fn new(scope: Scope, keep: Keep) -> Self {
+        Self {
+            looker: Looker::new(scope),
+            table: Table::new(keep),
+            owners: Owners::default(),
+            began: Instant::now(),
+            context: context(),
+        }
+    }
+
+    /// Looks at all connections, and keeps those that are meant, as far as that can be told without their owner.
+    ///
+    /// # Errors
+    /// [`LookError`]: there is nothing to see.
+    pub fn look(&mut self, filter: &Filter) -> Result<Looked, LookError> {
+        self.table.begin();
+        let (table, began) = (&mut self.table, self.began);
+        let all = filter.asks_for_owner();
+        let looked = self.looker.look(|netns, at, connection| {
+            if all || filter.takes(&subject(&netns.name, &connection, None)) {
+                table.see(&netns.name, at.duration_since(began), connection);
+            }
+        })?;
+        self.table.end(|_, _| {});
+        let sockets = self.table.iter();
+        self.owners
+            .look(sockets.map(|(cookie, tracked)| (cookie, tracked.last().connection.inode)));
+        Ok(looked)
+    }
+
+    /// Those of the last look that are meant, in no order.
+    pub fn seen<'a>(&'a self, filter: &'a Filter) -> impl Iterator<Item = Seen<'a>> {
+        let seen = self.table.iter().map(|(cookie, tracked)| Seen {
+            cookie,
+            tracked,
+            process: self.owners.of(cookie).map(|process| &**process),
+        });
+        seen.filter(|seen| {
+            let connection = &seen.tracked.last().connection;
+            filter.takes(&subject(&seen.tracked.netns, connection, seen.process))
+        })
+    }
+
+    /// The one of this cookie, if it was there at the last look.
+    pub fn get(&self, cookie: u64) -> Option<Seen<'_>> {
+        Some(Seen {
+            cookie,
+            tracked: self.table.get(cookie)?,
+            process: self.owners.of(cookie).map(|process| &**process),
+        })
+    }
+
+    /// What else is known where this one is.
+    pub fn context(&self, seen: &Seen<'_>) -> Context {
+        match &*seen.tracked.netns {
+            "-" => self.context,
+            // Others have bounds of their own.
+            _ => Context::default(),
+        }
+    }
+
+    /// Since the first look.
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// Connections for which there was no room at the last look.
+    pub fn left_out(&self) -> usize {
+        self.table.left_out()
+    }
+
+    /// Processes whose descriptors the caller may not see.
+    pub fn denied(&self) -> usize {
+        self.owners.denied()
+    }
+}
+
+/// The bounds that the kernel sets in the caller's own namespace.
+fn context() -> Context {
+    Context {
+        wmem_max: third("/proc/sys/net/ipv4/tcp_wmem"),
+        rmem_max: third("/proc/sys/net/ipv4/tcp_rmem"),
+    }
+}
+
+fn third(path: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    text.split_ascii_whitespace().nth(2)?.parse().ok()
+}
+
+fn subject<'a>(
+    netns: &'a str,
+    connection: &'a Connection,
+    process: Option<&'a Process>,
+) -> Subject<'a> {
+    Subject {
+        local: connection.local,
+        remote: connection.remote,
+        state: connection.state,
+        congestion_control: connection.congestion_control.as_ref().map(|cc| cc.as_str()),
+        netns,
+        process,
+    }
+}

@@ -1,0 +1,277 @@
+//! A process, as `/proc` tells of it, and a walk over all of them.
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::CStr;
+use std::fs;
+use std::io::Read as _;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{CWD, Dir, Mode, OFlags, openat, readlinkat_raw};
+
+use taut_sys::Errno;
+
+use crate::plain;
+
+/// A process has no more than this to say in one file.
+const TEXT_MAX: u64 = 16 << 10;
+
+/// A process that has, or had, a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Number.
+    pub pid: u32,
+    /// Name (`comm`), fit for a terminal.
+    pub name: String,
+    /// Container, by the beginning of its identity.
+    pub container: Option<String>,
+    /// When it began, in ticks since the machine did: with its number, which process it is.
+    pub(super) began: u64,
+}
+
+/// A walk over the descriptors of all processes, some at a time.
+#[derive(Debug)]
+pub(super) struct Walk {
+    root: PathBuf,
+    pids: Vec<u32>,
+    current: Option<Current>,
+    /// Processes whose descriptors the caller may not see.
+    pub(super) denied: usize,
+}
+
+/// A process whose descriptors are being read.
+#[derive(Debug)]
+struct Current {
+    pid: u32,
+    process: Option<Arc<Process>>,
+    directory: OwnedFd,
+    descriptors: OwnedFd,
+    entries: Dir,
+}
+
+// === impl Process ===
+
+impl Process {
+    /// Whether the process of this number is still this one, and still this program.
+    pub(super) fn is_still(&self, root: &Path) -> bool {
+        let now = || {
+            let directory = open(CWD, &root.join(self.pid.to_string())).ok()?;
+            parse_stat(&read(&directory, "stat")?)
+        };
+        now().is_some_and(|(name, began)| began == self.began && name == self.name)
+    }
+
+    /// One that there is not.
+    #[cfg(test)]
+    pub(crate) fn for_tests(pid: u32, name: &str, container: Option<&str>) -> Self {
+        Self {
+            pid,
+            name: name.into(),
+            container: container.map(Into::into),
+            began: 1,
+        }
+    }
+
+    /// What `directory`, which is this process's also when its number is given to another, says.
+    fn read(directory: &OwnedFd, pid: u32) -> Option<Self> {
+        let (name, began) = parse_stat(&read(directory, "stat")?)?;
+        let cgroup = read(directory, "cgroup").unwrap_or_default();
+        Some(Self {
+            pid,
+            name,
+            container: container(&String::from_utf8_lossy(&cgroup)),
+            began,
+        })
+    }
+}
+
+/// Name and beginning, of `/proc/PID/stat`: `1 (name) S 2 3 ...`, where a name may have anything in it.
+fn parse_stat(stat: &[u8]) -> Option<(String, u64)> {
+    let open = stat.iter().position(|&byte| byte == b'(')?;
+    let close = stat.iter().rposition(|&byte| byte == b')')?;
+    let name = plain::text(stat.get(open + 1..close)?);
+    // The 22nd field; the name is the second.
+    let rest = std::str::from_utf8(stat.get(close + 1..)?).ok()?;
+    let began = rest.split_ascii_whitespace().nth(19)?.parse().ok()?;
+    Some((name, began))
+}
+
+/// The beginning of a container's identity, of `/proc/PID/cgroup`. Runtimes name the cgroup after it: 64
+/// hexadecimal digits, alone or between a prefix and a suffix.
+fn container(cgroup: &str) -> Option<String> {
+    const DIGITS: usize = 64;
+    const SHOWN: usize = 12;
+    let of = |part: &str| {
+        let mut words = part.split(|c: char| !c.is_ascii_hexdigit());
+        let id = words.find(|word| word.len() == DIGITS)?;
+        Some(id[..SHOWN].to_owned())
+    };
+    // The innermost.
+    cgroup
+        .lines()
+        .find_map(|line| line.rsplit('/').find_map(of))
+}
+
+fn open(at: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat(at, path, flags, Mode::empty())
+}
+
+fn read(directory: &OwnedFd, name: &str) -> Option<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = openat(directory, name, flags, Mode::empty()).ok()?;
+    let mut text = Vec::new();
+    fs::File::from(file)
+        .take(TEXT_MAX)
+        .read_to_end(&mut text)
+        .ok()?;
+    Some(text)
+}
+
+// === impl Walk ===
+
+impl Walk {
+    /// Over the processes that there are now: `first`, then the others.
+    pub(super) fn new(root: &Path, first: &HashSet<u32>) -> Self {
+        let entries = fs::read_dir(root).into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let mut pids: Vec<u32> = pids.filter(|pid| !first.contains(pid)).collect();
+        // From the end.
+        pids.extend(first);
+        Self {
+            root: root.to_owned(),
+            pids,
+            current: None,
+            denied: 0,
+        }
+    }
+
+    /// Goes on for so many descriptors and processes, and takes out of `wanted` the sockets that it finds, with who
+    /// has them. `true`: it has been everywhere, or has found all.
+    pub(super) fn go_on(
+        &mut self,
+        reads: usize,
+        wanted: &mut HashMap<u32, Vec<u64>>,
+        mut found: impl FnMut(u64, &Arc<Process>),
+    ) -> bool {
+        for _ in 0..reads {
+            if wanted.is_empty() {
+                return true;
+            }
+            let Some(current) = &mut self.current else {
+                let Some(pid) = self.pids.pop() else {
+                    return true;
+                };
+                match Current::of(&self.root, pid) {
+                    Ok(current) => self.current = Some(current),
+                    Err(Errno::ACCESS | Errno::PERM) => self.denied += 1,
+                    // It has ended.
+                    Err(_) => {}
+                }
+                continue;
+            };
+            let Some(entry) = current.entries.next() else {
+                self.current = None;
+                continue;
+            };
+            if let Ok(entry) = entry
+                && let Some(inode) = socket(&current.descriptors, entry.file_name())
+                && let Some(cookies) = wanted.remove(&inode)
+                && let Some(process) = current.process()
+            {
+                cookies
+                    .into_iter()
+                    .for_each(|cookie| found(cookie, &process));
+            }
+        }
+        false
+    }
+}
+
+// === impl Current ===
+
+impl Current {
+    fn of(root: &Path, pid: u32) -> Result<Self, Errno> {
+        let directory = open(CWD, &root.join(pid.to_string()))?;
+        let descriptors = open(&directory, Path::new("fd"))?;
+        Ok(Self {
+            entries: Dir::read_from(&descriptors)?,
+            pid,
+            process: None,
+            directory,
+            descriptors,
+        })
+    }
+
+    fn process(&mut self) -> Option<Arc<Process>> {
+        if self.process.is_none() {
+            self.process = Process::read(&self.directory, self.pid).map(Arc::new);
+        }
+        self.process.clone()
+    }
+}
+
+/// The inode of the socket that this descriptor is.
+fn socket(descriptors: &OwnedFd, name: &CStr) -> Option<u32> {
+    let mut link = [0u8; 64];
+    let length = readlinkat_raw(descriptors, name, &mut link).ok()?;
+    let inode = link
+        .get(..length)?
+        .strip_prefix(b"socket:[")?
+        .strip_suffix(b"]")?;
+    std::str::from_utf8(inode).ok()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_name_with_brackets_and_spaces_is_read_whole() {
+        let rest = (4..=22).map(|n| format!(" {n}")).collect::<String>();
+        let stat = format!("7 (a) R (b\x1b) S{rest} 23");
+        assert_eq!(
+            parse_stat(stat.as_bytes()),
+            Some(("a) R (b\u{fffd}".to_owned(), 22))
+        );
+        assert_eq!(parse_stat(b"7 (a) S 1"), None);
+        assert_eq!(parse_stat(b")("), None);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_file_says_is_read_without_harm(text in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse_stat(&text);
+            let _ = container(&String::from_utf8_lossy(&text));
+        }
+
+        /// A name chosen to look like what comes after it changes nothing of that.
+        #[test]
+        fn a_name_cannot_forge_what_follows_it(name in "[() 0-9SR]{0,15}") {
+            let zeros = " 0".repeat(18);
+            let stat = format!("7 ({name}) S{zeros} 4711 0");
+            prop_assert_eq!(parse_stat(stat.as_bytes()), Some((name, 4711)));
+        }
+    }
+
+    #[test]
+    fn containers_are_told_by_their_runtimes_names() {
+        let id = "0123456789abcdef".repeat(4);
+        for cgroup in [
+            format!("0::/system.slice/docker-{id}.scope\n"),
+            format!("0::/kubepods.slice/pod1.slice/cri-containerd-{id}.scope/init\n"),
+            format!("12:cpu:/docker/{id}\n0::/\n"),
+            format!("0::/machine.slice/libpod-{id}.scope/container\n"),
+        ] {
+            assert_eq!(
+                container(&cgroup).as_deref(),
+                Some("0123456789ab"),
+                "{cgroup}"
+            );
+        }
+        assert_eq!(container("0::/user.slice/user-1000.slice\n"), None);
+    }
+}

@@ -1,0 +1,326 @@
+//! What limits a connection: a factor, how sure that is, and why.
+//!
+//! Of who holds a sender back at each moment the kernel keeps account: its application, the peer's window or
+//! the send buffer ([`Shares`](crate::window::Shares)). So the first cut is exact to a tick of the kernel's clock, and only what is left to the network has to be
+//! inferred. Each rule (in `sending` and `receiving`) finds a factor and its *weight*: the share of the window's time
+//! that it accounts for. The heaviest is the verdict.
+
+mod receiving;
+mod sending;
+mod units;
+
+use serde::Serialize;
+use taut_sys::sock_diag::State;
+
+use crate::window::Window;
+
+/// What may limit a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Factor {
+    /// No data went either way.
+    Idle,
+    /// The sending application has nothing more to send, or waits for answers.
+    SenderApplication,
+    /// The send buffer is full, and less than the path takes.
+    SendBuffer,
+    /// The receiving application reads slowly.
+    ReceiverApplication,
+    /// The receive buffer, and with it the window, is less than the path takes.
+    ReceiveBuffer,
+    /// The congestion window is still growing.
+    SlowStart,
+    /// Segments are lost, and not for want of room in a queue that is full.
+    Loss,
+    /// The path is full, and a long queue stands in it.
+    Queue,
+    /// The sender paces itself, as it was told.
+    Pacing,
+    /// Full segments do not get through.
+    PathMtu,
+    /// Nothing comes back, and time-outs pass.
+    Timeouts,
+    /// The path carries what it can: nothing is to be repaired.
+    Link,
+    /// It is decided at the other end, which sees more.
+    Peer,
+    /// None of these is found.
+    Unclear,
+}
+
+/// How far a verdict is to be trusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Confidence {
+    /// It accounts for less than half of the time, or for little more than another factor.
+    Unclear,
+    /// For half of it at least.
+    Likely,
+    /// For most of it, and nothing else comes near.
+    Sure,
+}
+
+/// A figure that a verdict rests on.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Evidence {
+    /// In words, with the figures.
+    pub text: String,
+    /// The figures: names of RFC 4898 where it has one, values in bytes, seconds, segments or shares.
+    pub figures: Vec<(&'static str, f64)>,
+}
+
+/// A verdict.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Verdict {
+    /// What limits.
+    pub factor: Factor,
+    /// How sure that is.
+    pub confidence: Confidence,
+    /// The share of the time that it accounts for.
+    pub weight: f64,
+    /// Why.
+    pub evidence: Vec<Evidence>,
+    /// What would help; nothing where there is nothing to do.
+    pub remedy: Option<String>,
+}
+
+/// What is known beside the connection itself. What is not known is `None`, and some rules say less.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Context {
+    /// The most that the kernel gives a send buffer (`net.ipv4.tcp_wmem`, the third figure).
+    pub wmem_max: Option<u64>,
+    /// The most that it gives a receive buffer (`net.ipv4.tcp_rmem`, the third figure).
+    pub rmem_max: Option<u64>,
+}
+
+/// A factor that a rule found.
+#[derive(Debug)]
+struct Finding {
+    factor: Factor,
+    weight: f64,
+    evidence: Vec<Evidence>,
+    remedy: Option<String>,
+}
+
+/// The least weight of a factor that is named at all.
+const LEAST: f64 = 0.1;
+/// The least weight at which a factor is `likely`.
+const LIKELY: f64 = 0.5;
+/// The least weight at which it is `sure`, if no other factor has half as much.
+const SURE: f64 = 0.75;
+
+/// What limits the connection in this window.
+pub fn verdict(window: &Window<'_>, context: &Context) -> Verdict {
+    if let Some(handshake) = handshake(window) {
+        return handshake;
+    }
+    let mut findings = match (sends(window), window.shares()) {
+        (Some(true), Some(shares)) => sending::findings(window, shares, context),
+        (Some(false), _) => receiving::findings(window, context),
+        (Some(true), None) => Vec::new(),
+        (None, _) => return receiving::unread(window).unwrap_or_else(|| idle(window)),
+    };
+    findings.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+    let next = findings.get(1).map_or(0.0, |finding| finding.weight);
+    let first = findings.into_iter().next();
+    let Some(first) = first.filter(|first| first.weight > LEAST) else {
+        return unclear();
+    };
+    let confidence = match first.weight {
+        weight if weight >= SURE && next <= weight / 2.0 => Confidence::Sure,
+        weight if weight >= LIKELY => Confidence::Likely,
+        _ => Confidence::Unclear,
+    };
+    first.told(confidence)
+}
+
+/// A connection that is not open yet: a SYN has no time-account.
+fn handshake(window: &Window<'_>) -> Option<Verdict> {
+    let last = window.samples().last()?;
+    if !matches!(last.connection.state, State::SynSent | State::SynRecv) {
+        return None;
+    }
+    let again = f64::from(window.last().retransmits);
+    if again == 0.0 {
+        return Some(unclear());
+    }
+    let finding = Finding::new(Factor::Timeouts, 1.0)
+        .because(
+            format!("the handshake was begun {again} times more, and nothing came back"),
+            &[("CurTimeoutCount", again)],
+        )
+        .helps("see whether the peer is there, and what drops its packets (firewall, route)");
+    Some(finding.told(Confidence::Sure))
+}
+
+/// Whether this end is the one that sends most; `None`: neither does, nor tries to.
+fn sends(window: &Window<'_>) -> Option<bool> {
+    let out = window.more(|info| info.bytes_acked);
+    let came = window.more(|info| info.bytes_received);
+    // What was sent and not acknowledged is a try.
+    let tries =
+        window.last().unacked > 0 || window.last().notsent_bytes.is_some_and(|bytes| bytes > 0);
+    match (out, came) {
+        (0, 0) => tries.then_some(true),
+        (out, came) => Some(out >= came),
+    }
+}
+
+fn idle(window: &Window<'_>) -> Verdict {
+    let elapsed = window.elapsed().as_secs_f64();
+    Verdict {
+        factor: Factor::Idle,
+        confidence: Confidence::Sure,
+        weight: 1.0,
+        evidence: vec![Evidence {
+            text: format!("no data went either way for {elapsed:.1} s, and none is waiting"),
+            figures: vec![("elapsed", elapsed)],
+        }],
+        remedy: None,
+    }
+}
+
+fn unclear() -> Verdict {
+    Verdict {
+        factor: Factor::Unclear,
+        confidence: Confidence::Unclear,
+        weight: 0.0,
+        evidence: Vec::new(),
+        remedy: Some("watch it for longer, or at the other end".into()),
+    }
+}
+
+// === impl Factor ===
+
+impl Factor {
+    /// All of them.
+    pub const ALL: [Self; 14] = [
+        Self::Idle,
+        Self::SenderApplication,
+        Self::SendBuffer,
+        Self::ReceiverApplication,
+        Self::ReceiveBuffer,
+        Self::SlowStart,
+        Self::Loss,
+        Self::Queue,
+        Self::Pacing,
+        Self::PathMtu,
+        Self::Timeouts,
+        Self::Link,
+        Self::Peer,
+        Self::Unclear,
+    ];
+
+    /// A letter, for a history.
+    pub fn letter(self) -> char {
+        match self {
+            Self::Idle => '.',
+            Self::SenderApplication => 'a',
+            Self::SendBuffer => 's',
+            Self::ReceiverApplication => 'r',
+            Self::ReceiveBuffer => 'w',
+            Self::SlowStart => 'g',
+            Self::Loss => 'l',
+            Self::Queue => 'q',
+            Self::Pacing => 'p',
+            Self::PathMtu => 'm',
+            Self::Timeouts => 't',
+            Self::Link => '=',
+            Self::Peer => '>',
+            Self::Unclear => '?',
+        }
+    }
+
+    /// Its name where there is little room.
+    pub fn short(self) -> &'static str {
+        match self {
+            Self::SenderApplication => "app-snd",
+            Self::SendBuffer => "sndbuf",
+            Self::ReceiverApplication => "app-rcv",
+            Self::ReceiveBuffer => "rcvbuf",
+            Self::SlowStart => "slow-st",
+            Self::PathMtu => "pmtu",
+            Self::Timeouts => "timeout",
+            other => other.name(),
+        }
+    }
+
+    /// Its name, as it is written in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::SenderApplication => "sender-application",
+            Self::SendBuffer => "send-buffer",
+            Self::ReceiverApplication => "receiver-application",
+            Self::ReceiveBuffer => "receive-buffer",
+            Self::SlowStart => "slow-start",
+            Self::Loss => "loss",
+            Self::Queue => "queue",
+            Self::Pacing => "pacing",
+            Self::PathMtu => "path-mtu",
+            Self::Timeouts => "timeouts",
+            Self::Link => "link",
+            Self::Peer => "peer",
+            Self::Unclear => "unclear",
+        }
+    }
+
+    /// In a sentence that begins with the connection.
+    pub fn sentence(self) -> &'static str {
+        match self {
+            Self::Idle => "is idle",
+            Self::SenderApplication => "is limited by the sending application",
+            Self::SendBuffer => "is limited by the send buffer",
+            Self::ReceiverApplication => {
+                "is limited by the receiving application, which reads slowly"
+            }
+            Self::ReceiveBuffer => "is limited by the receive buffer",
+            Self::SlowStart => "is limited by slow start: its congestion window is still growing",
+            Self::Loss => "is limited by loss on the path",
+            Self::Queue => "fills the path, and a long queue stands in it",
+            Self::Pacing => "is limited by the pacing rate that was set for it",
+            Self::PathMtu => "is limited by the path MTU: full segments do not get through",
+            Self::Timeouts => "is limited by time-outs: nothing comes back",
+            Self::Link => "carries what the path can: nothing is to be repaired",
+            Self::Peer => "is limited at its other end, which has the answer",
+            Self::Unclear => "is limited by nothing that is recognised",
+        }
+    }
+}
+
+impl Finding {
+    fn new(factor: Factor, weight: f64) -> Self {
+        Self {
+            factor,
+            weight: weight.clamp(0.0, 1.0),
+            evidence: Vec::new(),
+            remedy: None,
+        }
+    }
+
+    fn because(mut self, text: String, figures: &[(&'static str, f64)]) -> Self {
+        self.evidence.push(Evidence {
+            text,
+            figures: figures.to_vec(),
+        });
+        self
+    }
+
+    fn told(self, confidence: Confidence) -> Verdict {
+        Verdict {
+            factor: self.factor,
+            confidence,
+            weight: self.weight,
+            evidence: self.evidence,
+            remedy: self.remedy,
+        }
+    }
+
+    fn helps(mut self, remedy: impl Into<String>) -> Self {
+        self.remedy = Some(remedy.into());
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests;

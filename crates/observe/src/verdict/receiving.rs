@@ -1,0 +1,143 @@
+//! At the end that receives, which sees its own windows and its own application, and not what holds the sender
+//! back otherwise.
+
+use taut_sys::sock_diag::State;
+
+use super::units::{bytes, percent, rate, seconds, time};
+use super::{Confidence, Context, Factor, Finding, Verdict};
+use crate::window::{Sample, Window};
+
+/// A buffer of which this share is taken, overhead included, is nearly all that a window can fill.
+const FULL: f64 = 0.4;
+/// A sender that uses this share of the window in each round trip is held by it.
+const WINDOW_USED: f64 = 0.7;
+
+pub(super) fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
+    let waits = waits(window);
+    let mut findings = Vec::new();
+    if waits > 0.0 {
+        findings.push(application(window, waits));
+    }
+    let used = used(window);
+    if let Some(used) = used {
+        findings.push(buffer(window, context, used * (1.0 - waits)));
+    }
+    let rest = 1.0 - findings.iter().map(|finding| finding.weight).sum::<f64>();
+    findings.push(
+        Finding::new(Factor::Peer, rest)
+            .because(
+                format!(
+                    "{} came, and neither the window nor its reader held it",
+                    rate(window.received_rate())
+                ),
+                &[("rate", window.received_rate())],
+            )
+            .helps("ask at the other end: taut why there"),
+    );
+    findings
+}
+
+/// What waits to be read while nothing goes either way; `None`: nothing does.
+pub(super) fn unread(window: &Window<'_>) -> Option<Verdict> {
+    let connection = &window.samples().last()?.connection;
+    // The peer's FIN takes a place in the queue.
+    let ends = matches!(
+        connection.state,
+        State::CloseWait | State::LastAck | State::Closing
+    );
+    let waits = connection.recv_queue.saturating_sub(u32::from(ends));
+    (waits > 0).then(|| {
+        Finding::new(Factor::ReceiverApplication, 1.0)
+            .because(
+                format!(
+                    "{} wait to be read, and nothing was read",
+                    bytes(waits.into())
+                ),
+                &[("CurAppRQueue", waits.into())],
+            )
+            .helps("nothing in TCP: the application at this end does not read")
+            .told(Confidence::Sure)
+    })
+}
+
+/// How often the receive buffer was nearly full of what nobody had read.
+fn waits(window: &Window<'_>) -> f64 {
+    let full = |sample: &&&Sample| {
+        let connection = &sample.connection;
+        let taken = connection
+            .memory
+            .is_some_and(|m| f64::from(m.rmem_alloc) > f64::from(m.rcvbuf) * FULL);
+        // What is out of order takes room too, and nobody can read it.
+        let offered = sample.info().and_then(|info| info.rcv_wnd);
+        taken && connection.recv_queue > offered.unwrap_or(0)
+    };
+    let samples = window.samples();
+    samples.iter().filter(full).count() as f64 / samples.len().max(1) as f64
+}
+
+fn application(window: &Window<'_>, waits: f64) -> Finding {
+    let queue = window
+        .samples()
+        .last()
+        .map_or(0, |sample| sample.connection.recv_queue);
+    Finding::new(Factor::ReceiverApplication, waits)
+        .because(
+            format!(
+                "in {} of the looks more waited to be read than the window had room for; at the last {}",
+                percent(waits),
+                bytes(queue.into())
+            ),
+            &[("full_share", waits), ("CurAppRQueue", queue.into())],
+        )
+        .helps("nothing in TCP: the application at this end reads slowly")
+}
+
+/// How much of the window a round trip uses, when it is so much that the window must be what holds the sender
+/// back.
+fn used(window: &Window<'_>) -> Option<f64> {
+    let rtt = window.mean(|info| seconds(info.rcv_rtt))?;
+    let offered = window.mean(|info| info.rcv_wnd.map(f64::from))?;
+    let used = window.received_rate() * rtt / offered.max(1.0);
+    (used >= WINDOW_USED).then_some(used.min(1.0))
+}
+
+fn buffer(window: &Window<'_>, context: &Context, weight: f64) -> Finding {
+    let rtt = window
+        .mean(|info| seconds(info.rcv_rtt))
+        .unwrap_or_default();
+    let offered = window
+        .mean(|info| info.rcv_wnd.map(f64::from))
+        .unwrap_or_default();
+    let finding = Finding::new(Factor::ReceiveBuffer, weight).because(
+        format!(
+            "a window of {} in each round trip of {} is all that comes: {}",
+            bytes(offered),
+            time(rtt),
+            rate(window.received_rate())
+        ),
+        &[
+            ("CurRwinSent", offered),
+            ("rcv_rtt", rtt),
+            ("rate", window.received_rate()),
+        ],
+    );
+    let rcvbuf = window
+        .samples()
+        .last()
+        .and_then(|sample| sample.connection.memory);
+    let rcvbuf = rcvbuf.map(|memory| u64::from(memory.rcvbuf));
+    match (rcvbuf, context.rmem_max, window.last().window_scales) {
+        (_, _, None) => finding.helps("no window scaling, so that 64 KiB is all that can be offered"),
+        (Some(rcvbuf), Some(most), _) if rcvbuf >= most => finding.helps(format!(
+            "raise the third figure of net.ipv4.tcp_rmem, which is {}, unless the application sets SO_RCVBUF",
+            bytes(most as f64)
+        )),
+        (Some(rcvbuf), Some(most), _) => finding.helps(format!(
+            "the buffer is {}, and the kernel may give {}: if it stays so, the application sets SO_RCVBUF, which \
+             keeps the kernel from it",
+            bytes(rcvbuf as f64),
+            bytes(most as f64)
+        )),
+        _ => finding.helps("a larger receive buffer"),
+    }
+}

@@ -1,0 +1,317 @@
+//! At the end that sends.
+
+use taut_sys::tcp_info::{CaState, TcpInfo};
+
+use super::units::{bytes, percent, rate, seconds, time};
+use super::{Context, Factor, Finding};
+use crate::window::{Shares, Window};
+
+/// What is so in more than this share of the looks is so for most of the time.
+const OFTEN: f64 = 0.5;
+/// A window that falls below this share of the widest that it was is one that a reader has left to fill.
+const WINDOW_FALLS: f64 = 0.7;
+/// The congestion window grows by this much at least within a window that is called slow start.
+const GROWS: f64 = 1.3;
+/// Loss that matters: the share of segments. Below, even Reno has windows of a hundred segments and more.
+const LOSS_MATTERS: f64 = 1e-4;
+/// A round trip this much longer than its least is still one without a queue.
+const NO_QUEUE: f64 = 1.25;
+/// Below it a difference of round trips says nothing of queues, in seconds.
+const MILLISECOND: f64 = 0.001;
+/// And one that is longer by this and by [`LONG_QUEUE_SECONDS`] has a long one.
+const LONG_QUEUE: f64 = 2.0;
+/// What a person on a call notices, in seconds.
+const LONG_QUEUE_SECONDS: f64 = 0.03;
+/// As near as a rate comes to the one that it is paced at, headers being counted there and not here.
+const NEAR_PACE: f64 = 0.85;
+/// Of the congestion window this share is in flight when it is the window that limits.
+const IN_FLIGHT: f64 = 0.7;
+/// The constant of equation 2.2 of the thesis (Mathis et al. 1997), for one acknowledgement every segment.
+const MATHIS: f64 = 1.22;
+/// What is said to fit Mathis' bound is within this factor of it: Cubic does better than Reno, BBR much better.
+const NEAR_MATHIS: f64 = 4.0;
+
+pub(super) fn findings(window: &Window<'_>, shares: Shares, context: &Context) -> Vec<Finding> {
+    let idle = application(window, shares);
+    // What is neither the application's nor a buffer's.
+    let network = shares.network * (1.0 - waits(window));
+    let mut findings = vec![
+        idle,
+        send_buffer(window, shares, context),
+        receiver(window, shares),
+    ];
+    // In this order each takes what fits it, and leaves the rest: what is seen for certain comes first.
+    let rules = [timeouts, path_mtu, pacing, slow_start, loss, queue, link];
+    findings.extend(rules.iter().find_map(|rule| rule(window, network)));
+    findings
+}
+
+/// How often what was sent waited for an answer and there was nothing to send: neither idle nor limited by
+/// anything but the round trip.
+fn waits(window: &Window<'_>) -> f64 {
+    window.often(|info| {
+        info.delivery_rate_app_limited
+            && info.notsent_bytes == Some(0)
+            && info.unacked < info.snd_cwnd
+            && info.ca_state == CaState::Open
+    })
+}
+
+fn application(window: &Window<'_>, shares: Shares) -> Finding {
+    let waits = shares.network * waits(window);
+    let finding = Finding::new(Factor::SenderApplication, shares.idle + waits).because(
+        format!(
+            "for {} of the time nothing was there to send",
+            percent(shares.idle)
+        ),
+        &[("idle_share", shares.idle)],
+    );
+    if waits < 0.05 {
+        return finding.helps("nothing in TCP: look at the application");
+    }
+    finding
+        .because(
+            format!(
+                "for {} all was sent, and the window was not full: it waited for the round trip",
+                percent(waits)
+            ),
+            &[("waiting_share", waits)],
+        )
+        .helps("fewer round trips: several requests at a time, or a relay nearer to the peer (taut relay)")
+}
+
+fn send_buffer(window: &Window<'_>, shares: Shares, context: &Context) -> Finding {
+    let finding = Finding::new(Factor::SendBuffer, shares.send_buffer).because(
+        format!(
+            "for {} of the time the send buffer was full",
+            percent(shares.send_buffer)
+        ),
+        &[("SndLimTimeSnd_share", shares.send_buffer)],
+    );
+    let memory = window
+        .samples()
+        .last()
+        .and_then(|sample| sample.connection.memory);
+    let Some(memory) = memory else {
+        return finding.helps("a larger send buffer");
+    };
+    let sndbuf = f64::from(memory.sndbuf);
+    let finding = finding.because(
+        format!("it holds {}, overhead included", bytes(sndbuf)),
+        &[("SndBuf", sndbuf)],
+    );
+    match context.wmem_max {
+        Some(most) if u64::from(memory.sndbuf) >= most => finding.helps(format!(
+            "raise the third figure of net.ipv4.tcp_wmem, which is {}, unless the application sets SO_SNDBUF",
+            bytes(most as f64)
+        )),
+        Some(most) => finding.helps(format!(
+            "the kernel may give {}: if the buffer stays as it is, the application sets SO_SNDBUF, which keeps the \
+             kernel from it",
+            bytes(most as f64)
+        )),
+        None => finding.helps("a larger send buffer"),
+    }
+}
+
+fn receiver(window: &Window<'_>, shares: Shares) -> Finding {
+    let share = shares.receiver;
+    let held = (
+        format!(
+            "for {} of the time the peer's window was full",
+            percent(share)
+        ),
+        [("SndLimTimeRwin_share", share)],
+    );
+    let (least, most) = window.range(|info| info.snd_wnd).unwrap_or_default();
+    let probes = window.range(|info| Some(info.probes)).unwrap_or_default().1;
+    // A window of less than a segment is a closed one, also when it stands.
+    if fell(window) || probes > 0 || least < window.last().snd_mss {
+        return Finding::new(Factor::ReceiverApplication, share)
+            .because(held.0, &held.1)
+            .because(
+                format!(
+                    "the window went between {} and {}: what is sent waits to be read",
+                    bytes(least.into()),
+                    bytes(most.into())
+                ),
+                &[
+                    ("CurRwinRcvd_least", least.into()),
+                    ("CurRwinRcvd_most", most.into()),
+                ],
+            )
+            .helps("nothing in TCP: the application at the peer reads slowly");
+    }
+    let finding = Finding::new(Factor::ReceiveBuffer, share)
+        .because(held.0, &held.1)
+        .because(
+            format!("it stands at {}, and does not fall", bytes(most.into())),
+            &[("CurRwinRcvd", most.into())],
+        );
+    match window.last().window_scales {
+        None => finding.helps("the peer uses no window scaling, so that 64 KiB is all that it can offer"),
+        Some(_) => finding.helps(
+            "at the peer: a larger receive buffer; its application may set SO_RCVBUF, or net.ipv4.tcp_rmem may be small",
+        ),
+    }
+}
+
+/// Whether the peer's window was once much narrower than it had been.
+fn fell(window: &Window<'_>) -> bool {
+    let mut widest = 0.0;
+    window
+        .infos()
+        .filter_map(|info| info.snd_wnd)
+        .any(|snd_wnd| {
+            widest = f64::max(widest, snd_wnd.into());
+            f64::from(snd_wnd) < widest * WINDOW_FALLS
+        })
+}
+
+fn timeouts(window: &Window<'_>, network: f64) -> Option<Finding> {
+    let often = window.often(|info| info.retransmits > 0 || info.backoff > 0);
+    let silent = window.last().last_ack_recv.as_secs_f64();
+    (often > OFTEN && shrinks(window).is_none()).then(|| {
+        Finding::new(Factor::Timeouts, network)
+            .because(
+                format!("in {} of the looks the same segment had been sent again without an answer", percent(often)),
+                &[("CurTimeoutCount_share", often)],
+            )
+            .because(
+                format!("the last acknowledgement came {} ago", time(silent)),
+                &[("since_last_ack", silent)],
+            )
+            .helps("see whether the peer is there, and what drops packets on the way (firewall, conntrack, route)")
+    })
+}
+
+fn shrinks(window: &Window<'_>) -> Option<(u32, u32)> {
+    let (before, now) = (window.first().snd_mss, window.last().snd_mss);
+    (now < before).then_some((before, now))
+}
+
+fn path_mtu(window: &Window<'_>, network: f64) -> Option<Finding> {
+    let (before, now) = shrinks(window)?;
+    let lost = window.more_wrapping(|info| Some(info.total_retrans));
+    (lost > 0).then(|| {
+        Finding::new(Factor::PathMtu, network)
+            .because(
+                format!("segments became smaller, from {before} to {now} bytes, after {lost} had to be sent again"),
+                &[("CurMSS_before", before.into()), ("CurMSS", now.into())],
+            )
+            .helps("let ICMP \"fragmentation needed\" through, set the MTU of the tunnel, or net.ipv4.tcp_mtu_probing=1")
+    })
+}
+
+fn pacing(window: &Window<'_>, network: f64) -> Option<Finding> {
+    let most = window.last().max_pacing_rate? as f64;
+    let sent = window.sent_rate();
+    (sent >= most * NEAR_PACE).then(|| {
+        Finding::new(Factor::Pacing, network)
+            .because(
+                format!("it sends {}, and may send {}", rate(sent), rate(most)),
+                &[("rate", sent), ("max_pacing_rate", most)],
+            )
+            .helps("the application, or its manager, sets SO_MAX_PACING_RATE")
+    })
+}
+
+fn slow_start(window: &Window<'_>, network: f64) -> Option<Finding> {
+    let in_it = |info: &TcpInfo| {
+        info.snd_ssthresh
+            .is_none_or(|ssthresh| info.snd_cwnd < ssthresh)
+    };
+    let often = window.often(in_it);
+    let (first, last) = (window.first().snd_cwnd, window.last().snd_cwnd);
+    let lost = window.more_wrapping(|info| Some(info.total_retrans));
+    let grew = f64::from(last) >= f64::from(first) * GROWS;
+    (often > OFTEN && grew && lost == 0).then(|| {
+        let rtt = window.mean(|info| seconds(info.rtt)).unwrap_or_default();
+        Finding::new(Factor::SlowStart, network * often)
+            .because(
+                format!("the congestion window grew from {first} to {last} segments, and nothing was lost"),
+                &[("CurCwnd_first", first.into()), ("CurCwnd_last", last.into())],
+            )
+            .because(
+                format!("each step takes a round trip of {}", time(rtt)),
+                &[("SmoothedRTT", rtt)],
+            )
+            .helps("keep connections open, or put a relay on the way (taut relay)")
+    })
+}
+
+/// How long a round trip is without a queue, and on the average.
+fn round_trips(window: &Window<'_>) -> Option<(f64, f64)> {
+    let least = window.range(|info| info.min_rtt)?.0.as_secs_f64();
+    let mean = window.mean(|info| seconds(info.rtt))?;
+    (least > 0.0).then_some((least, mean))
+}
+
+fn loss(window: &Window<'_>, network: f64) -> Option<Finding> {
+    let lost = window.loss();
+    let (least, mean) = round_trips(window)?;
+    if lost < LOSS_MATTERS || mean > least * NO_QUEUE + MILLISECOND {
+        return None;
+    }
+    let mss = f64::from(window.last().snd_mss);
+    let bound = mss * MATHIS / (mean * lost.sqrt());
+    let sent = window.sent_rate();
+    let near = sent <= bound * NEAR_MATHIS;
+    Some(
+        Finding::new(Factor::Loss, network * if near { 1.0 } else { 0.6 })
+            .because(
+                format!(
+                    "{} of the segments were lost, while the round trip of {} was that of an empty path ({})",
+                    percent(lost),
+                    time(mean),
+                    time(least)
+                ),
+                &[("loss", lost), ("SmoothedRTT", mean), ("MinRTT", least)],
+            )
+            .because(
+                format!(
+                    "with that loss Reno reaches {} (Mathis); it sends {}",
+                    rate(bound),
+                    rate(sent)
+                ),
+                &[("mathis_bound", bound), ("rate", sent)],
+            )
+            .helps("repair what loses packets; or BBR, which minds it less; or a relay before the lossy part (taut relay)"),
+    )
+}
+
+fn queue(window: &Window<'_>, network: f64) -> Option<Finding> {
+    let (least, mean) = round_trips(window)?;
+    (mean > least * LONG_QUEUE && mean > least + LONG_QUEUE_SECONDS).then(|| {
+        Finding::new(Factor::Queue, network)
+            .because(
+                format!("the round trip is {}, and {} without a queue", time(mean), time(least)),
+                &[("SmoothedRTT", mean), ("MinRTT", least)],
+            )
+            .because(
+                format!("it sends {} into it", rate(window.sent_rate())),
+                &[("rate", window.sent_rate())],
+            )
+            .helps("a short queue where it stands (fq_codel, CAKE), or BBR at this end; the rate will be the same")
+    })
+}
+
+fn link(window: &Window<'_>, network: f64) -> Option<Finding> {
+    let (least, mean) = round_trips(window)?;
+    let full = window.often(|info| f64::from(info.unacked) >= f64::from(info.snd_cwnd) * IN_FLIGHT);
+    (mean > least).then(|| {
+        Finding::new(Factor::Link, network * full).because(
+            format!(
+                "it sends {} steadily; the round trip of {} is not far from the least, {}",
+                rate(window.sent_rate()),
+                time(mean),
+                time(least)
+            ),
+            &[
+                ("rate", window.sent_rate()),
+                ("SmoothedRTT", mean),
+                ("MinRTT", least),
+            ],
+        )
+    })
+}

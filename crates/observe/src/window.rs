@@ -1,0 +1,290 @@
+//! Looks at one connection in a row, and what went on between the first and the last.
+
+use std::time::Duration;
+
+use taut_sys::sock_diag::Connection;
+use taut_sys::tcp_info::TcpInfo;
+
+/// A connection in one look.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// When, since the observation began.
+    pub at: Duration,
+    /// What was seen.
+    pub connection: Connection,
+}
+
+/// Two looks or more, of which each has `tcp_info`.
+#[derive(Clone, Debug)]
+pub struct Window<'a> {
+    samples: Vec<&'a Sample>,
+    first: &'a TcpInfo,
+    last: &'a TcpInfo,
+}
+
+/// Of the time of a window, who held the sender back. They add up to 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Shares {
+    /// The application: nothing to send, and nothing on its way.
+    pub idle: f64,
+    /// The peer's window (`SndLimTimeRwin` of RFC 4898).
+    pub receiver: f64,
+    /// The send buffer (`SndLimTimeSnd`).
+    pub send_buffer: f64,
+    /// None of these: the congestion window, pacing, or the round trip of what is on its way.
+    pub network: f64,
+}
+
+// === impl Sample ===
+
+impl Sample {
+    /// What the kernel says of it; nothing during a handshake.
+    pub fn info(&self) -> Option<&TcpInfo> {
+        self.connection.info.as_ref()
+    }
+}
+
+// === impl Window ===
+
+impl<'a> Window<'a> {
+    /// Of these looks, oldest first. `None`: less than two of them have `tcp_info`, or there is no time
+    /// between them.
+    pub fn of(samples: impl IntoIterator<Item = &'a Sample>) -> Option<Self> {
+        let samples = samples.into_iter().filter(|sample| sample.info().is_some());
+        let samples: Vec<_> = samples.collect();
+        let (first, last) = (*samples.first()?, *samples.last()?);
+        (first.at < last.at).then_some(Self {
+            first: first.info()?,
+            last: last.info()?,
+            samples,
+        })
+    }
+
+    /// All looks, oldest first.
+    pub fn infos(&self) -> impl Iterator<Item = &'a TcpInfo> {
+        self.samples.iter().filter_map(|sample| sample.info())
+    }
+
+    /// The same, with their connections.
+    pub fn samples(&self) -> &[&'a Sample] {
+        &self.samples
+    }
+
+    /// The first look.
+    pub fn first(&self) -> &'a TcpInfo {
+        self.first
+    }
+
+    /// The last look.
+    pub fn last(&self) -> &'a TcpInfo {
+        self.last
+    }
+
+    /// From the first look to the last.
+    pub fn elapsed(&self) -> Duration {
+        let at = |sample: Option<&&Sample>| sample.map_or(Duration::ZERO, |sample| sample.at);
+        at(self.samples.last()).saturating_sub(at(self.samples.first()))
+    }
+
+    /// How much more of it there is at the last look; nothing where the kernel does not tell.
+    pub fn more<T: Into<u64>>(&self, of: impl Fn(&TcpInfo) -> Option<T>) -> u64 {
+        match (of(self.first), of(self.last)) {
+            (Some(first), Some(last)) => last.into().saturating_sub(first.into()),
+            _ => 0,
+        }
+    }
+
+    /// The same of a count of 32 bits, which may have turned over.
+    pub fn more_wrapping(&self, of: impl Fn(&TcpInfo) -> Option<u32>) -> u32 {
+        match (of(self.first), of(self.last)) {
+            (Some(first), Some(last)) => last.wrapping_sub(first),
+            _ => 0,
+        }
+    }
+
+    /// How much longer it is at the last look.
+    pub fn longer(&self, of: impl Fn(&TcpInfo) -> Option<Duration>) -> Duration {
+        match (of(self.first), of(self.last)) {
+            (Some(first), Some(last)) => last.saturating_sub(first),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// Payload that the peer acknowledged, in bytes a second.
+    pub fn sent_rate(&self) -> f64 {
+        self.more(|info| info.bytes_acked) as f64 / self.elapsed().as_secs_f64()
+    }
+
+    /// Payload that came in order, in bytes a second.
+    pub fn received_rate(&self) -> f64 {
+        self.more(|info| info.bytes_received) as f64 / self.elapsed().as_secs_f64()
+    }
+
+    /// Of the segments with data that were sent, the share that was sent again and that the peer did not
+    /// have already.
+    pub fn loss(&self) -> f64 {
+        let again = self.more_wrapping(|info| Some(info.total_retrans));
+        let twice = self.more_wrapping(|info| info.dsack_dups);
+        let sent = self.more_wrapping(|info| info.data_segs_out);
+        match sent {
+            0 => 0.0,
+            sent => f64::from(again.saturating_sub(twice)) / f64::from(sent),
+        }
+    }
+
+    /// Who held the sender back; `None` where the kernel does not tell (before Linux 4.10).
+    pub fn shares(&self) -> Option<Shares> {
+        self.last.busy_time?;
+        let elapsed = self.elapsed().as_secs_f64();
+        let share = |time: Duration| (time.as_secs_f64() / elapsed).clamp(0.0, 1.0);
+        let busy = share(self.longer(|info| info.busy_time));
+        let receiver = share(self.longer(|info| info.rwnd_limited)).min(busy);
+        let send_buffer = share(self.longer(|info| info.sndbuf_limited)).min(busy - receiver);
+        Some(Shares {
+            idle: 1.0 - busy,
+            receiver,
+            send_buffer,
+            network: busy - receiver - send_buffer,
+        })
+    }
+
+    /// The mean of a figure over the looks that have it.
+    pub fn mean(&self, of: impl Fn(&TcpInfo) -> Option<f64>) -> Option<f64> {
+        let (mut sum, mut count) = (0.0, 0.0);
+        for value in self.infos().filter_map(of) {
+            sum += value;
+            count += 1.0;
+        }
+        (count > 0.0).then(|| sum / count)
+    }
+
+    /// The share of the looks in which it is so.
+    pub fn often(&self, is: impl Fn(&TcpInfo) -> bool) -> f64 {
+        let (mut so, mut count) = (0u32, 0u32);
+        for info in self.infos() {
+            so += u32::from(is(info));
+            count += 1;
+        }
+        f64::from(so) / f64::from(count.max(1))
+    }
+
+    /// The least and the most of a figure.
+    pub fn range<T: Ord + Copy>(&self, of: impl Fn(&TcpInfo) -> Option<T>) -> Option<(T, T)> {
+        let mut values = self.infos().filter_map(of);
+        let first = values.next()?;
+        Some(values.fold((first, first), |(least, most), value| {
+            (least.min(value), most.max(value))
+        }))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use taut_sys::sock_diag::State;
+
+    use super::*;
+
+    /// An established connection after so many milliseconds, of which `set` says what is not zero.
+    pub(crate) fn sample(millis: u64, set: impl FnOnce(&mut TcpInfo)) -> Sample {
+        let mut info = TcpInfo::parse(&[0; 256]).unwrap();
+        info.snd_mss = 1448;
+        info.rcv_mss = 1448;
+        info.snd_cwnd = 10;
+        info.rto = Duration::from_millis(200);
+        info.max_pacing_rate = None;
+        set(&mut info);
+        Sample {
+            at: Duration::from_millis(millis),
+            connection: Connection {
+                local: "192.0.2.1:1000".parse().unwrap(),
+                remote: "192.0.2.2:2000".parse().unwrap(),
+                cookie: 1,
+                state: State::Established,
+                recv_queue: 0,
+                send_queue: 0,
+                uid: 0,
+                inode: 1,
+                memory: None,
+                congestion_control: None,
+                cgroup: None,
+                info: Some(info),
+            },
+        }
+    }
+
+    #[test]
+    fn shares_add_up() {
+        let secs = |secs| Some(Duration::from_secs(secs));
+        let samples = [
+            sample(0, |info| info.busy_time = secs(1)),
+            sample(10_000, |info| {
+                info.busy_time = secs(9);
+                info.rwnd_limited = secs(4);
+                info.sndbuf_limited = secs(1);
+            }),
+        ];
+        let shares = Window::of(&samples).unwrap().shares().unwrap();
+        assert_eq!(
+            shares,
+            Shares {
+                idle: 1.0 - 0.8,
+                receiver: 0.4,
+                send_buffer: 0.1,
+                network: 0.8 - 0.4 - 0.1
+            }
+        );
+    }
+
+    #[test]
+    fn rates_are_of_the_time_between_the_looks() {
+        let samples = [
+            sample(500, |info| {
+                (info.bytes_acked, info.bytes_received) = (Some(1), Some(1))
+            }),
+            sample(2500, |info| {
+                (info.bytes_acked, info.bytes_received) = (Some(2001), Some(4001))
+            }),
+        ];
+        let window = Window::of(&samples).unwrap();
+        assert_eq!(
+            (window.sent_rate(), window.received_rate()),
+            (1000.0, 2000.0)
+        );
+    }
+
+    #[test]
+    fn counts_that_turn_over_go_on() {
+        let samples = [
+            sample(0, |info| {
+                (info.total_retrans, info.data_segs_out) = (u32::MAX, Some(u32::MAX - 50))
+            }),
+            sample(1, |info| {
+                (info.total_retrans, info.data_segs_out) = (1, Some(49))
+            }),
+        ];
+        assert_eq!(Window::of(&samples).unwrap().loss(), 0.02);
+    }
+
+    #[test]
+    fn what_was_sent_twice_for_nothing_was_not_lost() {
+        let samples = [
+            sample(0, |info| {
+                (info.data_segs_out, info.dsack_dups) = (Some(0), Some(0))
+            }),
+            sample(1, |info| {
+                (info.data_segs_out, info.dsack_dups) = (Some(100), Some(4));
+                info.total_retrans = 5;
+            }),
+        ];
+        assert_eq!(Window::of(&samples).unwrap().loss(), 0.01);
+    }
+
+    #[test]
+    fn one_look_is_no_window() {
+        assert!(Window::of(&[sample(0, |_| {})]).is_none());
+        assert!(Window::of(&[sample(0, |_| {}), sample(0, |_| {})]).is_none());
+        let mut handshake = sample(5, |_| {});
+        handshake.connection.info = None;
+        assert!(Window::of(&[sample(0, |_| {}), handshake]).is_none());
+    }
+}

@@ -1,0 +1,124 @@
+//! What `taut top` and `taut why` have in common.
+
+use std::io::Write as _;
+
+use clap::Args as ClapArgs;
+use taut_observe::filter::Filter;
+use taut_observe::look::{Looked, Scope};
+use taut_observe::observer::Observer;
+use taut_observe::table::Keep;
+
+use crate::Failure;
+
+/// Which connections.
+#[derive(ClapArgs)]
+pub(crate) struct Which {
+    /// Which connections: `dst 10.0.0.0/8 and dport 443`, a pid, a process
+    #[arg(value_name = "FILTER")]
+    filter: Vec<String>,
+
+    /// Only of this network namespace (of /run/netns)
+    #[arg(long, value_name = "NAME", conflicts_with = "own_netns")]
+    netns: Option<String>,
+
+    /// Only of the network namespace in which this is started
+    #[arg(long)]
+    own_netns: bool,
+
+    /// Connections that are kept; more are counted [default: 100000, and 10000 with `why`]
+    #[arg(long, value_name = "COUNT", value_parser = count)]
+    connections: Option<usize>,
+}
+
+fn count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("a number, 1 at least".into()),
+        Ok(count) => Ok(count),
+    }
+}
+
+// === impl Which ===
+
+impl Which {
+    /// The filter.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn filter(&self) -> Result<Filter, Failure> {
+        let filter = self.text();
+        filter.parse().map_err(|e| {
+            Failure::Usage(format!(
+                "filter {filter:?}: {e} (the words are in docs/observe.md)"
+            ))
+        })
+    }
+
+    /// The filter as it was typed.
+    pub(crate) fn text(&self) -> String {
+        self.filter.join(" ")
+    }
+
+    /// One who observes, and keeps so many connections if nothing else is said, and so many looks at each.
+    pub(crate) fn observer(&self, connections: usize, samples: usize) -> Observer {
+        let scope = match &self.netns {
+            Some(name) => Scope::Named(name.clone()),
+            None if self.own_netns => Scope::Own,
+            None => Scope::Machine,
+        };
+        let keep = Keep {
+            connections: self.connections.unwrap_or(connections),
+            samples,
+        };
+        Observer::new(scope, keep)
+    }
+}
+
+/// Says, once, what cannot be seen.
+#[derive(Default)]
+pub(crate) struct Missing {
+    said: [bool; 5],
+}
+
+// === impl Missing ===
+
+impl Missing {
+    /// After a look: to whoever reads the error output.
+    pub(crate) fn say(&mut self, observer: &Observer, looked: &Looked) {
+        if let Some(sentence) = self.sentence(observer, looked) {
+            // Nobody may be reading any more.
+            let _ = writeln!(std::io::stderr(), "taut: {sentence}");
+        }
+    }
+
+    /// After a look: what is missing, and was not said before.
+    pub(crate) fn sentence(&mut self, observer: &Observer, looked: &Looked) -> Option<String> {
+        let left_out = observer.left_out();
+        let missing = [
+            (
+                looked.denied,
+                "network namespaces may not be entered, so that their connections are missing: run this as root",
+            ),
+            (
+                observer.denied(),
+                "processes may not be looked into, so that their connections have no name: run this as root",
+            ),
+            (
+                looked.hidden,
+                "processes may be in network namespaces whose connections are missing: run this as root",
+            ),
+            (left_out, "connections are left out: see --connections"),
+            (
+                looked.left_out + looked.incomplete,
+                "namespaces or answers of the kernel are left out",
+            ),
+        ];
+        let mut sentences = Vec::new();
+        for ((count, what), said) in missing.into_iter().zip(&mut self.said) {
+            if count > 0 && !*said {
+                *said = true;
+                sentences.push(format!("{count} {what}"));
+            }
+        }
+        (!sentences.is_empty()).then(|| sentences.join("; "))
+    }
+}

@@ -1,0 +1,573 @@
+//! `taut top` and `taut why` as processes: connections of real kernels in namespaces of their own.
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::ffi::OsStrExt as _;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+use taut_sys::netns::Netns;
+
+/// A namespace with a `lo`.
+struct Host(Arc<Netns>);
+
+impl Host {
+    fn new(name: &str) -> Self {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "this test makes network namespaces and must run as root; `make test` does"
+        );
+        let netns = Netns::create(&format!("taut-observe-{}-{name}", std::process::id())).unwrap();
+        let host = Self(Arc::new(netns));
+        host.ip("link set lo up");
+        host
+    }
+
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn ip(&self, line: &str) -> Output {
+        let mut command = Command::new("ip");
+        command.args(["-n", self.name()]).args(line.split(' '));
+        command.output().unwrap()
+    }
+
+    /// Both ends of a connection.
+    fn connection(&self) -> (TcpStream, TcpStream) {
+        let listener = self
+            .0
+            .run(|| TcpListener::bind("127.0.0.1:0"))
+            .unwrap()
+            .unwrap();
+        let to = listener.local_addr().unwrap();
+        let client = self.0.run(|| TcpStream::connect(to)).unwrap().unwrap();
+        (client, listener.accept().unwrap().0)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = Netns::delete(self.name());
+    }
+}
+
+fn taut(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taut"));
+    command
+        .args(args)
+        .stdin(Stdio::null())
+        .env_remove("TAUT_LOG");
+    command
+}
+
+fn records(args: &[&str]) -> Vec<Value> {
+    let output = taut(args).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let lines = output
+        .stdout
+        .split(|&byte| byte == b'\n')
+        .filter(|line| !line.is_empty());
+    lines
+        .map(|line| serde_json::from_slice(line).unwrap())
+        .collect()
+}
+
+/// `taut` that goes on until this is dropped.
+struct Running {
+    child: Child,
+    said: BufReader<ChildStdout>,
+}
+
+impl Running {
+    fn start(args: &[&str]) -> Self {
+        let mut child = taut(args).stdout(Stdio::piped()).spawn().unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap());
+        Self { child, said }
+    }
+
+    /// The next line; none: it has ended.
+    fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        (self.said.read_line(&mut line).unwrap() > 0).then_some(line)
+    }
+
+    /// All of a table.
+    fn look(&mut self) -> String {
+        let mut table = String::new();
+        loop {
+            let line = self.line().expect("it goes on");
+            if line == "\n" {
+                return table;
+            }
+            table.push_str(&line);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn me() -> u64 {
+    std::process::id().into()
+}
+
+#[test]
+fn a_connection_of_another_namespace_is_told_with_its_process() {
+    let host = Host::new("owner");
+    let (mut client, mut server) = host.connection();
+    client.write_all(&[7; 3000]).unwrap();
+    server.read_exact(&mut [0; 3000]).unwrap();
+    let near = client.local_addr().unwrap().to_string();
+    for args in [
+        vec!["top", "--json", "-n", "1", "--netns", host.name()],
+        vec!["top", "--json", "-n", "1", "netns", host.name()],
+        vec!["why", "--json", "--for", "500ms", "netns", host.name()],
+    ] {
+        let records = records(&args);
+        assert_eq!(records.len(), 2, "{args:?}: {records:?}");
+        let sent = records
+            .iter()
+            .find(|record| record["local"] == *near)
+            .unwrap();
+        assert_eq!(sent["netns"], host.name());
+        assert_eq!(sent["state"], "ESTABLISHED");
+        assert_eq!(sent["process"]["pid"], me());
+        assert_eq!(sent["instruments"]["HCDataOctetsOut"], 3000);
+        assert!(sent["instruments"]["SmoothedRTT"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn a_filter_takes_what_it_says_and_a_wrong_one_is_explained() {
+    let host = Host::new("filter");
+    let (client, server) = host.connection();
+    let port = server.local_addr().unwrap().port().to_string();
+    let base = ["top", "--json", "-n", "1", "--netns", host.name()];
+    let count = |filter: &[&str]| records(&[&base, filter].concat()).len();
+    assert_eq!(count(&["dport", &port]), 1);
+    assert_eq!(count(&["port", &port, "and", "pid", &me().to_string()]), 2);
+    assert_eq!(count(&["not", "port", &port]), 0);
+    drop(client);
+    let output = taut(&["top", "--batch", "dport", "https"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("\"https\"") && said.contains("443"), "{said}");
+}
+
+#[test]
+fn a_name_that_moves_the_cursor_moves_nothing() {
+    let host = Host::new("hostile");
+    let listener = host
+        .0
+        .run(|| TcpListener::bind("127.0.0.1:0"))
+        .unwrap()
+        .unwrap();
+    let to = listener.local_addr().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir
+        .path()
+        .join(std::ffi::OsStr::from_bytes(b"\x1b[2J) R\n\xe2\x80\xae\xff"));
+    std::os::unix::fs::symlink("/bin/bash", &program).unwrap();
+    let mut child = Command::new("ip");
+    child
+        .args(["netns", "exec", host.name()])
+        .arg(&program)
+        .arg("-c");
+    child.arg(format!(
+        "exec 3<>/dev/tcp/127.0.0.1/{}; read -r <&3",
+        to.port()
+    ));
+    let mut child = child.spawn().unwrap();
+    let (held, _) = listener.accept().unwrap();
+
+    let table = taut(&[
+        "top",
+        "--batch",
+        "-n",
+        "2",
+        "--interval",
+        "50ms",
+        "--netns",
+        host.name(),
+    ]);
+    let table = { table }.output().unwrap().stdout;
+    let text = String::from_utf8(table).unwrap();
+    assert!(text.contains(&format!("/{}", child.id())), "{text}");
+    assert!(
+        text.chars().all(|c| c == '\n' || !c.is_control()),
+        "{text:?}"
+    );
+    assert!(!text.contains('\u{202e}'), "{text:?}");
+    // Titles and two connections, twice.
+    assert_eq!(text.lines().count(), 8, "{text}");
+    drop(held);
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_namespace_is_let_go_when_its_owner_does() {
+    let (host, beside) = (Host::new("vanishes"), Host::new("stays"));
+    let made = host.ip(&format!(
+        "link add v0 type veth peer name v1 netns {}",
+        beside.name()
+    ));
+    assert!(made.status.success(), "{made:?}");
+    let ends = host.connection();
+    let mut top = Running::start(&["top", "--batch", "--interval", "20ms"]);
+    let near = ends.0.local_addr().unwrap().to_string();
+    while !top.look().contains(&near) {}
+    drop((ends, host));
+    // The kernel takes the one end of the pair away when the other end's namespace is gone.
+    let gone = |_| {
+        top.look();
+        !beside.ip("link show v1").status.success()
+    };
+    assert!((0..2000).any(gone), "the namespace is held");
+}
+
+#[test]
+fn connections_that_come_and_go_leave_neither_strangers_names_nor_broken_lines() {
+    let host = Host::new("churn");
+    let listener = host
+        .0
+        .run(|| TcpListener::bind("127.0.0.1:0"))
+        .unwrap()
+        .unwrap();
+    let to: SocketAddr = listener.local_addr().unwrap();
+    let (stop, made) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while let Ok((stream, _)) = listener.accept() {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                drop(stream);
+            }
+        });
+        scope.spawn(|| {
+            host.0
+                .run(|| {
+                    // Most are open for a moment, some for as long as the test takes.
+                    let (mut open, mut kept) = (std::collections::VecDeque::new(), Vec::new());
+                    while !stop.load(Ordering::Relaxed) {
+                        if let Ok(stream) = TcpStream::connect(to) {
+                            match made.fetch_add(1, Ordering::Relaxed) % 200 {
+                                0 if kept.len() < 500 => kept.push(stream),
+                                _ => open.push_back(stream),
+                            }
+                        }
+                        if open.len() > 200 {
+                            open.pop_front();
+                        }
+                    }
+                    // The one that lets the listener go.
+                    let _ = TcpStream::connect(to);
+                })
+                .unwrap();
+        });
+        let mut top = Running::start(&[
+            "top",
+            "--json",
+            "--interval",
+            "50ms",
+            "--netns",
+            host.name(),
+        ]);
+        let (mut lines, mut owned) = (0, 0);
+        while made.load(Ordering::Relaxed) < 20_000 || lines < 2000 {
+            let line = top.line().expect("it goes on");
+            let record: Value = serde_json::from_str(&line).unwrap();
+            lines += 1;
+            if let Some(pid) = record["process"]["pid"].as_u64() {
+                assert_eq!(pid, me(), "{record}");
+                owned += 1;
+            }
+        }
+        assert!(owned > 0);
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn without_root_what_is_missing_is_said_once() {
+    let dir = tempfile::Builder::new()
+        .prefix("taut")
+        .tempdir_in("/tmp")
+        .unwrap();
+    let binary = dir.path().join("taut");
+    std::fs::copy(env!("CARGO_BIN_EXE_taut"), &binary).unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(dir.path(), open).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let mut command = Command::new("setpriv");
+    command.args([
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "--bounding-set=-all",
+    ]);
+    command
+        .arg(&binary)
+        .args(["top", "--batch", "-n", "3", "--interval", "20ms"]);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let (shown, said) = (
+        String::from_utf8(output.stdout).unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    );
+    assert!(
+        shown.contains(&listener.local_addr().unwrap().to_string()),
+        "{shown}"
+    );
+    assert_eq!(
+        said.matches("processes may not be looked into").count(),
+        1,
+        "{said}"
+    );
+    assert!(
+        said.lines().all(|line| line.contains("run this as root")),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_reader_that_does_not_read_is_told_at_both_ends() {
+    let host = Host::new("reader");
+    let (mut client, server) = host.connection();
+    let near = client.local_addr().unwrap().to_string();
+    let writes = std::thread::spawn(move || while client.write_all(&[7; 65536]).is_ok() {});
+    // Until nothing more goes, and a while after that: the window is closed, and stays so.
+    let (mut closed, mut looks) = (0, 0);
+    let mut top = Running::start(&[
+        "top",
+        "--json",
+        "--interval",
+        "20ms",
+        "--netns",
+        host.name(),
+    ]);
+    loop {
+        let record: Value = serde_json::from_str(&top.line().unwrap()).unwrap();
+        let instrument = |name: &str| record["instruments"][name].as_u64();
+        let stands = instrument("CurRwinRcvd").is_some_and(|window| window < 1000)
+            && instrument("CurAppWQueue").is_some_and(|queue| queue > 0);
+        closed += u32::from(stands);
+        if closed == 100 {
+            break;
+        }
+        looks += 1;
+        assert!(looks < 20_000, "the window never closes: {record}");
+    }
+    drop(top);
+    let told = records(&["why", "--json", "--for", "3s", "--netns", host.name()]);
+    assert_eq!(told.len(), 2);
+    for record in &told {
+        assert_eq!(
+            record["verdict"]["factor"], "receiver-application",
+            "{record}"
+        );
+    }
+    let text = taut(&["why", "--for", "1s", "--netns", host.name()])
+        .output()
+        .unwrap();
+    let text = String::from_utf8(text.stdout).unwrap();
+    assert!(text.contains(&near), "{text}");
+    assert_eq!(
+        text.matches("is limited by the receiving application")
+            .count(),
+        2,
+        "{text}"
+    );
+    drop(server);
+    writes.join().unwrap();
+}
+
+#[test]
+fn without_a_terminal_it_says_what_to_do() {
+    let output = taut(&["top"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        String::from_utf8(output.stderr)
+            .unwrap()
+            .contains("--batch")
+    );
+}
+
+/// A terminal of this size, in which something runs; tmux plays it.
+struct Terminal {
+    dir: tempfile::TempDir,
+}
+
+impl Terminal {
+    fn start(width: u16, height: u16, program: &[&str]) -> Self {
+        let terminal = Self {
+            dir: tempfile::tempdir().unwrap(),
+        };
+        let (width, height) = (width.to_string(), height.to_string());
+        let mut args = vec!["new-session", "-d", "-x", &width, "-y", &height, "--"];
+        args.extend(program);
+        terminal.tmux(&args);
+        // What was on the screen before is there afterwards.
+        terminal.tmux(&["set-option", "-g", "remain-on-exit", "on"]);
+        terminal
+    }
+
+    fn tmux(&self, args: &[&str]) -> String {
+        let mut command = Command::new("tmux");
+        command
+            .arg("-S")
+            .arg(self.dir.path().join("socket"))
+            .args(["-f", "/dev/null"]);
+        let output = command
+            .args(args)
+            .env("LC_ALL", "C.UTF-8")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "tmux {args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn keys(&self, keys: &[&str]) {
+        self.tmux(&[&["send-keys"], keys].concat());
+    }
+
+    fn screen(&self) -> String {
+        self.tmux(&["capture-pane", "-p"])
+    }
+
+    /// The screen as soon as it is so.
+    fn until(&self, what: &str, is: impl Fn(&str) -> bool) -> String {
+        // A bound for one that never comes; a screen is read in some milliseconds.
+        for _ in 0..20_000 {
+            let screen = self.screen();
+            if is(&screen) {
+                return screen;
+            }
+        }
+        panic!("never {what}:\n{}", self.screen());
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let mut command = Command::new("tmux");
+        command
+            .arg("-S")
+            .arg(self.dir.path().join("socket"))
+            .arg("kill-server");
+        let _ = command.output();
+    }
+}
+
+#[test]
+fn a_terminal_shows_connections_opens_one_and_is_left_as_it_was() {
+    let host = Host::new("screen");
+    let (client, server) = host.connection();
+    let (near, far) = (
+        client.local_addr().unwrap().to_string(),
+        server.local_addr().unwrap().to_string(),
+    );
+    for (width, height) in [(80, 24), (200, 50)] {
+        let top = format!(
+            "echo before; {} top --interval 50ms --netns {}; echo left $?; exec bash --norc",
+            env!("CARGO_BIN_EXE_taut"),
+            host.name()
+        );
+        let terminal = Terminal::start(width, height, &["bash", "--norc", "-c", &top]);
+        let table = terminal.until("the table", |screen| {
+            screen.contains(&near) && screen.contains("idle")
+        });
+        let lines: Vec<&str> = table.lines().collect();
+        assert!(lines[0].starts_with("taut top: 2 connections"), "{table}");
+        assert!(
+            lines[1].starts_with("PEER") && table.contains("q quit"),
+            "{table}"
+        );
+        assert!(
+            lines
+                .iter()
+                .all(|line| line.chars().count() <= width.into()),
+            "{table}"
+        );
+
+        // A filter, and a wrong one before it.
+        terminal.keys(&["/", "d", "p", "o", "r", "t", "Enter"]);
+        terminal.until("an error", |screen| screen.contains("expected a port"));
+        let port = format!(" {}", server.local_addr().unwrap().port());
+        terminal.keys(&["-l", &port]);
+        terminal.keys(&["Enter"]);
+        let filtered = terminal.until("one line", |screen| screen.contains("1 connections"));
+        assert!(filtered.contains(&far), "{filtered}");
+
+        // One connection, and back.
+        terminal.keys(&["Enter"]);
+        let opened = terminal.until("evidence", |screen| screen.contains("It is idle."));
+        assert!(opened.contains(&format!("{near} -> {far}")), "{opened}");
+        assert!(
+            opened.contains("CurCwnd") && opened.contains("rtt ms"),
+            "{opened}"
+        );
+        terminal.keys(&["Escape"]);
+        terminal.until("the table again", |screen| screen.contains("PEER"));
+
+        // It becomes smaller while it runs, and larger again.
+        terminal.tmux(&["resize-window", "-x", "60", "-y", "10"]);
+        terminal.until("a smaller screen", |screen| {
+            screen.lines().count() <= 10 && screen.contains("taut top") && screen.contains("q quit")
+        });
+        terminal.tmux(&["resize-window", "-x", "100", "-y", "30"]);
+        terminal.until("a larger screen", |screen| {
+            screen.lines().count() == 30 && screen.contains("q quit")
+        });
+
+        terminal.keys(&["q"]);
+        let after = terminal.until("the end", |screen| screen.contains("left 0"));
+        assert!(
+            after.contains("before") && !after.contains("PEER"),
+            "{after}"
+        );
+        // The terminal echoes again what is typed.
+        terminal.keys(&["-l", "echo seen-$((40+2))"]);
+        terminal.keys(&["Enter"]);
+        terminal.until("the shell", |screen| screen.contains("seen-42"));
+    }
+}
+
+#[test]
+fn what_ends_it_from_outside_leaves_the_terminal_as_it_was() {
+    let host = Host::new("killed");
+    let (_client, server) = host.connection();
+    let far = server.local_addr().unwrap().to_string();
+    let top = format!(
+        "{} top --interval 50ms --netns {}; echo left; exec bash --norc",
+        env!("CARGO_BIN_EXE_taut"),
+        host.name()
+    );
+    for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
+        let terminal = Terminal::start(80, 24, &["bash", "--norc", "-c", &top]);
+        terminal.until("the table", |screen| screen.contains(&far));
+        let shell = terminal.tmux(&["list-panes", "-F", "#{pane_pid}"]);
+        let shell = shell.trim();
+        let children =
+            std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).unwrap();
+        let top = Pid::from_raw(children.trim().parse().unwrap()).unwrap();
+        rustix::process::kill_process(top, signal).unwrap();
+        let after = terminal.until("the end", |screen| screen.contains("left"));
+        assert!(!after.contains("PEER"), "{signal:?}: {after}");
+        terminal.keys(&["-l", "echo seen-$((40+2))"]);
+        terminal.keys(&["Enter"]);
+        terminal.until("the shell", |screen| screen.contains("seen-42"));
+    }
+}
