@@ -164,6 +164,14 @@ fn idle_sessions_leave_no_descriptor() {
 }
 
 #[test]
+fn looks_at_many_connections_see_all_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = outcome("observe-cost", &dir.path().join("observe-cost.json"));
+    assert_eq!(outcome["calibration"]["ok"], true, "{outcome}");
+    assert_eq!(outcome["series"].as_array().unwrap().len(), 6);
+}
+
+#[test]
 fn every_relay_beside_taut_relays_exactly_and_is_measured() {
     let dir = tempfile::tempdir().unwrap();
     let outcome = outcome("relay-peers", &dir.path().join("relay-peers.json"));
@@ -205,7 +213,7 @@ fn an_experiment_that_is_not_there_is_a_usage_error_that_names_those_that_are() 
     assert_eq!(output.status.code(), Some(2));
     assert!(
         said(&output).contains(
-            "pied-piper, consolidate, applications, idle-sessions, relay-peers, soak, snoop-soak"
+            "pied-piper, consolidate, applications, idle-sessions, observe-cost, relay-peers, soak, snoop-soak"
         ),
         "{}",
         said(&output)

@@ -5,6 +5,7 @@ pub mod consolidate;
 mod descriptors;
 pub mod guests;
 pub mod idle_sessions;
+pub mod observe_cost;
 pub mod outcome;
 pub mod pied_piper;
 pub mod progress;
@@ -52,6 +53,7 @@ pub const ALL: &[Experiment] = &[
     consolidate::EXPERIMENT,
     applications::EXPERIMENT,
     idle_sessions::EXPERIMENT,
+    observe_cost::EXPERIMENT,
     relay_peers::EXPERIMENT,
     soak::EXPERIMENT,
     snoop_soak::EXPERIMENT,

@@ -69,6 +69,14 @@ const KNOWN: &[About] = &[
                 they have ended.",
         figures: &[],
     },
+    About {
+        name: "observe-cost",
+        title: "What looking costs",
+        story: "Thousands of connections are there, and taut top looks at all of them once a second. \
+                Counted is the processor time that this takes, and that of ss, which prints the \
+                kernel’s figures and says nothing about them.",
+        figures: &[],
+    },
 ];
 
 /// What is known of an experiment.
