@@ -9,6 +9,7 @@ mod state;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use ratatui::DefaultTerminal;
@@ -23,6 +24,9 @@ use crate::view::Sort;
 
 /// A signal that is to end it is heeded within this time.
 const HEED: Duration = Duration::from_millis(200);
+
+/// Keys that wait to be heeded; more wait in the terminal.
+const EVENTS: usize = 64;
 
 /// How it begins.
 #[derive(Clone, Debug)]
@@ -83,6 +87,7 @@ fn show(
     ends: &AtomicBool,
     mut missing: impl FnMut(&Observer, &Looked) -> Option<String>,
 ) -> Result<(), ScreenError> {
+    let events = events();
     let mut next = Instant::now();
     while !ends.load(Ordering::Relaxed) {
         if next <= Instant::now() {
@@ -97,24 +102,43 @@ fn show(
             next = (next + interval).max(Instant::now());
         }
         terminal.draw(|frame| draw::draw(frame, &mut state))?;
-        if !event::poll(next.saturating_duration_since(Instant::now()).min(HEED))? {
-            continue;
-        }
+        let wait = next.saturating_duration_since(Instant::now()).min(HEED);
         // All that has come, before it is drawn again.
-        loop {
-            if let Some(key) = key(&event::read()?) {
+        let mut event = match events.recv_timeout(wait) {
+            Err(RecvTimeoutError::Timeout) => continue,
+            // It has said why.
+            Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            Ok(event) => Some(event),
+        };
+        while let Some(come) = event {
+            if let Some(key) = key(&come?) {
                 match state.key(key) {
                     Then::Quit => return Ok(()),
                     Then::Choose => state.choose(observer),
                     Then::Nothing => {}
                 }
             }
-            if !event::poll(Duration::ZERO)? {
-                break;
-            }
+            event = events.try_recv().ok();
         }
     }
     Ok(())
+}
+
+/// What comes from the terminal, until it cannot be read any more. On a thread of its own, which ends with the
+/// process: of a terminal that has gone away the library never returns, and then it is up to the signal, or to
+/// what cannot be drawn any more, to end it.
+fn events() -> Receiver<io::Result<Event>> {
+    let (sender, receiver) = mpsc::sync_channel(EVENTS);
+    std::thread::spawn(move || {
+        loop {
+            let event = event::read();
+            let last = event.is_err();
+            if sender.send(event).is_err() || last {
+                return;
+            }
+        }
+    });
+    receiver
 }
 
 /// What a key means; `None`: nothing here. A change of size is drawn as every event is.

@@ -546,6 +546,43 @@ fn a_terminal_shows_connections_opens_one_and_is_left_as_it_was() {
 }
 
 #[test]
+fn a_terminal_that_goes_away_ends_it() {
+    let host = Host::new("hangup");
+    let (_client, server) = host.connection();
+    let far = server.local_addr().unwrap().to_string();
+    let top = [
+        env!("CARGO_BIN_EXE_taut"),
+        "top",
+        "--interval",
+        "50ms",
+        "--netns",
+        host.name(),
+    ];
+    // With and without somebody to tell it: a shell's `nohup` keeps the signal away.
+    for before in [vec![], vec!["env", "--ignore-signal=HUP"]] {
+        let terminal = Terminal::start(80, 24, &[&before[..], &top].concat());
+        terminal.until("the table", |screen| screen.contains(&far));
+        let pid = terminal.tmux(&["list-panes", "-F", "#{pane_pid}"]);
+        let pid = Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
+        let ended = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        drop(terminal);
+        let mut wait = [rustix::event::PollFd::new(
+            &ended,
+            rustix::event::PollFlags::IN,
+        )];
+        let limit = rustix::event::Timespec {
+            tv_sec: 60,
+            tv_nsec: 0,
+        };
+        let over = rustix::event::poll(&mut wait, Some(&limit)).unwrap();
+        if over == 0 {
+            rustix::process::kill_process(pid, Signal::KILL).unwrap();
+        }
+        assert_eq!(over, 1, "{before:?}: it goes on");
+    }
+}
+
+#[test]
 fn what_ends_it_from_outside_leaves_the_terminal_as_it_was() {
     let host = Host::new("killed");
     let (_client, server) = host.connection();
