@@ -75,6 +75,9 @@ struct Run {
     /// Measurements of each configuration [default: the experiment's own]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     runs: Option<u16>,
+    /// Only what has this in its name, such as `10 MB` or `2 guests` (consolidate)
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
     /// Write the outcome here too, as one JSON object (docs/lab.md)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -126,6 +129,12 @@ fn driver() -> Result<(), Failure> {
 fn run_one(args: &Run) -> Result<(), Failure> {
     let experiment = find(&args.name)?;
     let failed = |e: &dyn std::fmt::Display| Failure::Run(format!("{}: {e}", args.name));
+    if args.only.is_some() && !experiment.has_parts {
+        return Err(Failure::Usage(format!(
+            "{} has no parts: --only is not for it",
+            args.name
+        )));
+    }
     // Before minutes of measuring, not after; and what is there stays until there is better.
     let json = args
         .json
@@ -146,6 +155,7 @@ fn run_one(args: &Run) -> Result<(), Failure> {
         quick: args.quick,
         seed: args.seed,
         runs: args.runs.map(usize::from),
+        only: args.only.clone(),
         taut: std::env::current_exe().map_err(|e| failed(&e))?,
     };
     let outcome = (experiment.run)(&request).map_err(|e| failed(&e))?;

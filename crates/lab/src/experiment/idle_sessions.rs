@@ -19,6 +19,7 @@ use crate::world::WorldBuilder;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "idle-sessions",
     about: "memory and descriptors of 8,000 idle sessions on one relay",
+    has_parts: false,
     run,
 };
 

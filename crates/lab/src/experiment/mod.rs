@@ -13,6 +13,7 @@ pub mod relay_peers;
 pub mod snoop_soak;
 pub mod soak;
 pub mod stats;
+mod steal;
 pub mod table;
 
 use std::io;
@@ -32,6 +33,8 @@ pub struct Request {
     pub seed: u64,
     /// Measurements of each configuration; `None`: as many as the form has.
     pub runs: Option<usize>,
+    /// Only what has this in its name, of an experiment that has parts.
+    pub only: Option<String>,
     /// The `taut` binary that plays Taut's part.
     pub taut: PathBuf,
 }
@@ -43,6 +46,8 @@ pub struct Experiment {
     pub name: &'static str,
     /// What it shows, in one line.
     pub about: &'static str,
+    /// Whether a part of it can be run by itself.
+    pub has_parts: bool,
     /// Runs it.
     pub run: fn(&Request) -> Result<Outcome, ExperimentError>,
 }
@@ -68,6 +73,11 @@ pub enum ExperimentError {
     /// A program in it.
     #[error(transparent)]
     Peer(#[from] PeerError),
+    /// The part that was asked for.
+    #[error(
+        "nothing of it has `{0}` in its name: they are as in the figures, such as `100 kB 2 guests`"
+    )]
+    NoPart(String),
     /// A download.
     #[error(transparent)]
     Fetch(#[from] FetchError),

@@ -19,6 +19,7 @@ use crate::world::{Host, WorldBuilder};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "observe-cost",
     about: "CPU of `taut top --batch` at 1 Hz beside `ss -tinem`, at 10,000 connections and at 100",
+    has_parts: false,
     run,
 };
 

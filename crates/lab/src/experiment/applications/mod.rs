@@ -27,6 +27,7 @@ use web::Auction;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "applications",
     about: "a web server with its database and an MPI program, in guests that wait for their cores",
+    has_parts: false,
     run,
 };
 

@@ -209,6 +209,7 @@ mod tests {
             quick,
             seed: 1,
             runs,
+            only: None,
             taut: "taut".into(),
         })
     }

@@ -66,6 +66,10 @@ pub(super) struct Measured {
     /// Of each machine's receiving guest.
     pub(super) counters: Vec<Counters>,
     pub(super) broken_promises: u64,
+    /// And what was said of them.
+    pub(super) broken: Vec<String>,
+    /// Of the machine itself.
+    pub(super) steal: Option<String>,
     /// A sentence for each transfer that failed. Those that were to follow it in its block are left out.
     pub(super) failures: Vec<String>,
     /// The most of any machine.

@@ -15,6 +15,7 @@ use super::guests::cores::Cores;
 use super::guests::uml;
 use super::outcome::Outcome;
 use super::progress::Progress;
+use super::steal::Steal;
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::program;
 use measured::Measured;
@@ -25,6 +26,7 @@ use rig::Rig;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "consolidate",
     about: "transfers to a guest that waits for its core: as it comes, tuned, and with taut snoop",
+    has_parts: true,
     run,
 };
 
@@ -37,6 +39,10 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let failed = ExperimentError::machine;
     let cores = Cores::choose().map_err(failed("share a core among guests"))?;
     let plan = Plan::of(request);
+    if let (true, Some(only)) = (plan.parts.is_empty(), &request.only) {
+        return Err(ExperimentError::NoPart(only.clone()));
+    }
+    let began = Steal::now();
     let progress = Progress::new("consolidate: transfers", plan.steps());
     let mut measured = Measured::default();
     // On a thread of its own, whose cores are inherited by all that it starts, and nobody else's.
@@ -57,6 +63,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     eprintln!("consolidate: what a packet costs");
     let costs = costs::measure(request).map_err(failed("measure what a packet costs"))?;
     measured.costs = costs;
+    measured.steal = Steal::note_since(began);
     Ok(figures::outcome(&measured, programs, request))
 }
 
@@ -101,7 +108,17 @@ fn measure(
             }
         }
         let broken = rig.broken_promises();
-        measured.broken_promises += broken.map_err(failed("ask taut snoop how it went"))?;
+        let broken = broken.map_err(failed("ask taut snoop how it went"))?;
+        measured.broken_promises += broken;
+        if broken > 0 {
+            let (guests, load) = (part.machine.guests, part.machine.load);
+            let note = format!(
+                "{broken} promises were broken with `{label}` ({guests} guests, load of {load} %); taut snoop says {:?}",
+                rig.snoop_says()
+            );
+            tracing::error!("{note}");
+            measured.broken.push(note);
+        }
     }
     measured.end(rig.end()?);
     Ok(())

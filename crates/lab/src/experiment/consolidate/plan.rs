@@ -79,6 +79,13 @@ impl Cell {
         }
     }
 
+    /// What it is called: its size, and what it is measured under.
+    pub(super) fn name(&self) -> String {
+        format!("{} {}", self.size_label(), self.condition)
+            .trim_end()
+            .to_owned()
+    }
+
     /// How many of its transfers are in this block of so many.
     fn runs_in(&self, block: usize, blocks: usize) -> usize {
         self.runs / blocks + usize::from(block < self.runs % blocks)
@@ -145,6 +152,12 @@ impl Plan {
                 })
                 // Ten such streams would be more than a guest has memory for.
                 .filter(|cell| cell.size * condition.scenario.connections() <= 100 * MB)
+                .filter(|cell| {
+                    request
+                        .only
+                        .as_ref()
+                        .is_none_or(|only| cell.name().contains(only))
+                })
                 .collect()
         };
         let on = |machine, scenario| Condition { machine, scenario };
@@ -169,6 +182,7 @@ impl Plan {
             let cells = cells(on(machine, Scenario::Plain), &SIZES);
             parts.push(Part::of(machine, &cells, 2));
         }
+        parts.retain(|part| !part.blocks.is_empty());
         Self { parts }
     }
 
@@ -232,6 +246,7 @@ mod tests {
             quick,
             seed: 1,
             runs,
+            only: None,
             taut: "taut".into(),
         })
     }
@@ -278,6 +293,29 @@ mod tests {
                     .all(|count| *count == 3)
             );
         }
+    }
+
+    #[test]
+    fn a_part_can_be_asked_for_by_its_name() {
+        let of = |only: &str| {
+            let plan = Plan::of(&Request {
+                quick: false,
+                seed: 1,
+                runs: None,
+                only: Some(only.into()),
+                taut: "taut".into(),
+            });
+            counts(&plan)
+                .into_keys()
+                .map(|(condition, size, _)| (condition, size))
+                .collect::<BTreeSet<_>>()
+        };
+        assert_eq!(
+            of("100 kB 2 guests"),
+            BTreeSet::from([("2 guests".into(), 100 * KB)])
+        );
+        assert_eq!(of("100 kB").len(), 10);
+        assert_eq!(of("no such").len(), 0);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use taut_sys::child::Child;
 use taut_sys::schedule;
@@ -185,6 +186,11 @@ impl Rig {
         self.snooping
             .as_ref()
             .map_or(Ok(0), Snooping::broken_promises)
+    }
+
+    /// What the `taut snoop` that runs has counted.
+    pub(super) fn snoop_says(&self) -> Option<io::Result<Vec<Value>>> {
+        self.snooping.as_ref().map(Snooping::counts)
     }
 
     /// Transfers of one cell, one after the other, with the core shared.

@@ -29,6 +29,7 @@ use figures::Found;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "pied-piper",
     about: "a 274 ms path: downloads end to end, through ssh, and through two taut relays; two flows at a bottleneck",
+    has_parts: false,
     run,
 };
 

@@ -154,6 +154,7 @@ mod tests {
             quick,
             seed,
             runs: None,
+            only: None,
             taut: "taut".into(),
         }
     }

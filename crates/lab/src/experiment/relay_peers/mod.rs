@@ -32,6 +32,7 @@ use rig::Rig;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "relay-peers",
     about: "taut relay beside HAProxy, nginx, socat and ssh: bulk, new connections, latency, idle memory",
+    has_parts: false,
     run,
 };
 

@@ -210,6 +210,7 @@ mod tests {
             quick: true,
             seed: 1,
             runs: None,
+            only: None,
             taut: std::path::PathBuf::new(),
         };
         assert!(!outcome(&Found::default(), &request).calibration.ok);

@@ -33,6 +33,7 @@ use rig::Rig;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "snoop-soak",
     about: "taut snoop under loss, reordering, full rings, pauses of the guest, kills and --off: is every byte there",
+    has_parts: false,
     run,
 };
 

@@ -296,6 +296,7 @@ mod tests {
             quick,
             seed: 1,
             runs: None,
+            only: None,
             taut: PathBuf::new(),
         })
     }

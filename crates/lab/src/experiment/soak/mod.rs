@@ -36,6 +36,7 @@ use watch::{Enough, Holding, Processes};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "soak",
     about: "a mesh under load while relays are killed, links cut, keys changed, and an outsider attacks",
+    has_parts: false,
     run,
 };
 

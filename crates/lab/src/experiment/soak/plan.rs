@@ -214,6 +214,7 @@ mod tests {
             quick,
             seed,
             runs: None,
+            only: None,
             taut: "taut".into(),
         })
     }
