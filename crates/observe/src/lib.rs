@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod explain;
 pub mod filter;
 pub mod instruments;
 pub mod look;

@@ -9,7 +9,7 @@ use crate::filter::{Filter, Subject};
 use crate::look::{LookError, Looked, Looker, Scope};
 use crate::owner::{Owners, Process};
 use crate::table::{Keep, Table, Tracked};
-use crate::verdict::Context;
+use crate::verdict::{Context, Verdict, verdict};
 
 /// Observes the connections of the machine, look by look.
 #[derive(Debug)]
@@ -88,8 +88,14 @@ impl Observer {
         })
     }
 
+    /// What limits it; nothing before the second look.
+    pub fn verdict(&self, seen: &Seen<'_>) -> Option<Verdict> {
+        let window = seen.tracked.window()?;
+        Some(verdict(&window, &self.context_of(seen)))
+    }
+
     /// What else is known where this one is.
-    pub fn context(&self, seen: &Seen<'_>) -> Context {
+    fn context_of(&self, seen: &Seen<'_>) -> Context {
         match &*seen.tracked.netns {
             "-" => self.context,
             // Others have bounds of their own.

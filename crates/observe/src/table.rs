@@ -1,5 +1,6 @@
 //! What is known of all connections, look after look.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use taut_sys::sock_diag::Connection;
 use crate::window::{Sample, Window};
 
 /// A look at a connection, at most; they are kept in rooms of powers of two.
-pub const SAMPLE_BYTES: usize = 768;
+const SAMPLE_BYTES: usize = 768;
 const _: () = assert!(size_of::<Sample>() <= SAMPLE_BYTES);
 
 /// What is kept of each.
@@ -67,12 +68,12 @@ impl Table {
         // What has ended meanwhile takes no room: it goes at the end of the look.
         let room = self.seen < self.keep.connections;
         let tracked = match self.tracked.entry(cookie) {
-            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(_) if !room => {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(_) if !room => {
                 self.left_out += 1;
                 return;
             }
-            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Tracked {
+            Entry::Vacant(entry) => entry.insert(Tracked {
                 netns: netns.into(),
                 samples: VecDeque::new(),
                 look: 0,

@@ -190,6 +190,19 @@ fn unclear() -> Verdict {
     }
 }
 
+// === impl Confidence ===
+
+impl Confidence {
+    /// What follows a sentence that is not sure.
+    pub fn doubt(self) -> &'static str {
+        match self {
+            Self::Sure => "",
+            Self::Likely => " (likely)",
+            Self::Unclear => " (not clear)",
+        }
+    }
+}
+
 // === impl Factor ===
 
 impl Factor {

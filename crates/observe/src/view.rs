@@ -7,7 +7,7 @@ use unicode_width::UnicodeWidthStr as _;
 
 use crate::observer::Seen;
 use crate::record::Rates;
-use crate::verdict::{Confidence, Context, Factor, verdict};
+use crate::verdict::{Confidence, Factor, Verdict};
 
 /// What a table is sorted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,6 +23,39 @@ pub enum Sort {
     Peer,
     /// The process's name.
     Process,
+}
+
+// === impl Sort ===
+
+impl Sort {
+    /// All, in the order in which a key goes through them.
+    pub const ALL: [Self; 5] = [
+        Self::Rate,
+        Self::Rtt,
+        Self::Retrans,
+        Self::Peer,
+        Self::Process,
+    ];
+
+    /// Its name, as it is typed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rate => "rate",
+            Self::Rtt => "rtt",
+            Self::Retrans => "retrans",
+            Self::Peer => "peer",
+            Self::Process => "process",
+        }
+    }
+
+    /// The one after it.
+    pub fn next(self) -> Self {
+        let mut after = Self::ALL
+            .into_iter()
+            .cycle()
+            .skip_while(|sort| *sort != self);
+        after.nth(1).unwrap_or_default()
+    }
 }
 
 /// A line.
@@ -89,12 +122,8 @@ impl Row {
         }
     }
 
-    /// With its verdict.
-    pub fn judged(mut self, seen: &Seen<'_>, context: &Context) -> Self {
-        let verdict = seen
-            .tracked
-            .window()
-            .map(|window| verdict(&window, context));
+    /// With what limits it.
+    pub fn judged(mut self, verdict: Option<Verdict>) -> Self {
         self.limit = verdict.map(|verdict| (verdict.factor, verdict.confidence));
         self
     }
@@ -247,6 +276,13 @@ mod tests {
         let mut rows = [row(3, 5.0), row(1, 5.0), row(2, 9.0)];
         sort_by(&mut rows, |row| row, Sort::Rate);
         assert_eq!(rows.map(|row| row.cookie), [2, 1, 3]);
+    }
+
+    #[test]
+    fn a_key_goes_through_all_orders() {
+        let after: Vec<_> = Sort::ALL.iter().map(|sort| sort.next()).collect();
+        assert_eq!(after[..4], Sort::ALL[1..]);
+        assert_eq!(after[4], Sort::ALL[0]);
     }
 
     #[test]

@@ -3,13 +3,13 @@
 use std::io::{self, BufWriter, ErrorKind, IsTerminal as _, Write};
 use std::time::{Duration, Instant};
 
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::Args as ClapArgs;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use taut_observe::filter::Filter;
 use taut_observe::observer::{Observer, Seen};
 use taut_observe::record::Record;
 use taut_observe::screen;
-use taut_observe::verdict::verdict;
-use taut_observe::view::{self, Row};
+use taut_observe::view::{self, Row, Sort};
 
 use crate::Failure;
 use crate::observe::{Missing, Which};
@@ -24,7 +24,7 @@ const CONNECTIONS: usize = 100_000;
 #[command(after_help = "\
   taut top                           a table that goes on; ? for its keys
   taut top --batch                   a table each second, the fastest first
-  taut top --batch -n 1 dport 443    once, and of these only
+  taut top --batch -n 2 dport 443    of these only; rates and limits are there from the second on
   taut top --json | jq .             a line for each connection and look")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -51,18 +51,19 @@ pub(crate) struct Args {
     rows: Option<usize>,
 
     /// By what the lines are sorted
-    #[arg(long, value_name = "KEY", value_enum, default_value_t)]
+    #[arg(long, value_name = "KEY", default_value = Sort::default().name(), value_parser = sort())]
     sort: Sort,
 }
 
-#[derive(Clone, Copy, Default, ValueEnum)]
-enum Sort {
-    #[default]
-    Rate,
-    Rtt,
-    Retrans,
-    Peer,
-    Process,
+/// The name of an order.
+fn sort() -> impl TypedValueParser<Value = Sort> {
+    let names = PossibleValuesParser::new(Sort::ALL.map(Sort::name));
+    names.map(|name| {
+        Sort::ALL
+            .into_iter()
+            .find(|sort| sort.name() == name)
+            .unwrap_or_default()
+    })
 }
 
 /// A time between looks.
@@ -91,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let options = screen::Options {
             filter: args.which.text(),
             interval: args.interval,
-            sort: args.sort.into(),
+            sort: args.sort,
         };
         let missing = |observer: &Observer, looked: &_| missing.sentence(observer, looked);
         return screen::run(&mut observer, filter, &options, missing)
@@ -127,15 +128,11 @@ impl Args {
             .seen(filter)
             .map(|seen| (Row::of(&seen), seen))
             .collect();
-        view::sort_by(&mut seen, |(row, _)| row, self.sort.into());
+        view::sort_by(&mut seen, |(row, _)| row, self.sort);
         seen.truncate(self.rows.unwrap_or(usize::MAX));
         if self.json {
             for (_, seen) in &seen {
-                let context = observer.context(seen);
-                let verdict = seen
-                    .tracked
-                    .window()
-                    .map(|window| verdict(&window, &context));
+                let verdict = observer.verdict(seen);
                 let record = Record::of(seen.cookie, seen.tracked, seen.process, verdict);
                 serde_json::to_writer(&mut out, &record)?;
                 out.write_all(b"\n")?;
@@ -143,23 +140,11 @@ impl Args {
         } else {
             let rows = seen
                 .into_iter()
-                .map(|(row, seen)| row.judged(&seen, &observer.context(&seen)));
+                .map(|(row, seen)| row.judged(observer.verdict(&seen)));
             let rows: Vec<_> = rows.collect();
             out.write_all(view::table(&rows).as_bytes())?;
             out.write_all(b"\n")?;
         }
         out.flush()
-    }
-}
-
-impl From<Sort> for view::Sort {
-    fn from(sort: Sort) -> Self {
-        match sort {
-            Sort::Rate => Self::Rate,
-            Sort::Rtt => Self::Rtt,
-            Sort::Retrans => Self::Retrans,
-            Sort::Peer => Self::Peer,
-            Sort::Process => Self::Process,
-        }
     }
 }

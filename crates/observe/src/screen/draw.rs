@@ -12,7 +12,7 @@ use ratatui::widgets::{Paragraph, Widget as _, Wrap};
 use super::state::{Details, POINTS, Point, State};
 use crate::instruments::Unit;
 use crate::verdict::{Confidence, Factor};
-use crate::view::{Row, Sort};
+use crate::view::Row;
 
 /// A column: its title, its width where there is little room and where there is much, and what is in it.
 struct Column {
@@ -367,11 +367,7 @@ fn open(buffer: &mut Buffer, area: Rect, details: &Details, state: &State) {
         String::new(),
     ];
     if let Some(verdict) = &details.verdict {
-        let doubt = match verdict.confidence {
-            Confidence::Sure => "",
-            Confidence::Likely => " (likely)",
-            Confidence::Unclear => " (not clear)",
-        };
+        let doubt = verdict.confidence.doubt();
         lines.push(format!("It {}{doubt}.", verdict.factor.sentence()));
         lines.extend(
             verdict
@@ -529,31 +525,6 @@ fn ms(seconds: f64) -> String {
         ms if ms >= 99.95 => format!("{ms:.0}"),
         ms if ms >= 9.995 => format!("{ms:.1}"),
         ms => format!("{ms:.2}"),
-    }
-}
-
-// === impl Sort ===
-
-impl Sort {
-    /// The one after it.
-    pub(super) fn next(self) -> Self {
-        match self {
-            Self::Rate => Self::Rtt,
-            Self::Rtt => Self::Retrans,
-            Self::Retrans => Self::Peer,
-            Self::Peer => Self::Process,
-            Self::Process => Self::Rate,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Rate => "rate",
-            Self::Rtt => "rtt",
-            Self::Retrans => "retransmissions",
-            Self::Peer => "peer",
-            Self::Process => "process",
-        }
     }
 }
 

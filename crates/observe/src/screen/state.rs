@@ -6,7 +6,7 @@ use super::Options;
 use crate::filter::Filter;
 use crate::instruments::{INSTRUMENTS, Unit};
 use crate::observer::Observer;
-use crate::verdict::{Factor, Verdict, verdict};
+use crate::verdict::{Factor, Verdict};
 use crate::view::{self, Row, Sort};
 
 /// Looks of which the chief instruments are kept.
@@ -156,7 +156,7 @@ impl State {
         let filter = std::mem::replace(&mut self.filter, Filter::all());
         let rows = observer
             .seen(&filter)
-            .map(|seen| Row::of(&seen).judged(&seen, &observer.context(&seen)));
+            .map(|seen| Row::of(&seen).judged(observer.verdict(&seen)));
         self.rows = rows.collect();
         self.filter = filter;
         view::sort_by(&mut self.rows, |row| row, self.sort);
@@ -178,16 +178,12 @@ impl State {
             return;
         };
         let connection = &seen.tracked.last().connection;
-        let context = observer.context(&seen);
         let read = |i: &crate::instruments::Instrument| Some((i.name, i.read(connection)?, i.unit));
         *details = Details {
             row: Row::of(&seen),
             state: connection.state.name(),
             netns: seen.tracked.netns.to_string(),
-            verdict: seen
-                .tracked
-                .window()
-                .map(|window| verdict(&window, &context)),
+            verdict: observer.verdict(&seen),
             instruments: INSTRUMENTS.iter().filter_map(read).collect(),
             ended: false,
         };
