@@ -9,6 +9,7 @@ pub mod bpf;
 pub mod child;
 pub mod epoll;
 pub mod limits;
+mod netlink;
 pub mod netns;
 pub mod passing;
 pub mod pipe;

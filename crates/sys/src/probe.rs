@@ -15,7 +15,6 @@ pub mod setting;
 pub mod socket;
 
 mod module;
-mod netlink;
 mod network;
 mod nft;
 

@@ -16,14 +16,13 @@ use rustix::net::{
 };
 
 use crate::Errno;
+use crate::netlink::{DUMP, Message, REQUEST};
 use crate::tcp_info::TcpInfo;
 
 /// linux/netlink.h and linux/sock_diag.h.
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const NLM_F_REQUEST: u16 = 0x1;
-const NLM_F_DUMP: u16 = 0x300;
 const NLM_F_DUMP_INTR: u16 = 0x10;
 
 /// Attributes of linux/inet_diag.h.
@@ -208,7 +207,7 @@ impl SockDiag {
         self.sequence = self.sequence.wrapping_add(1);
         send(
             &self.socket,
-            &request(family, self.sequence),
+            request(family, self.sequence).bytes(),
             SendFlags::empty(),
         )?;
         let end = Instant::now() + LIST_MAX;
@@ -228,21 +227,19 @@ impl SockDiag {
     }
 }
 
-/// `struct nlmsghdr`, then `struct inet_diag_req_v2`.
-fn request(family: u8, sequence: u32) -> [u8; 72] {
+/// A request for the list of `family`.
+fn request(family: u8, sequence: u32) -> Message {
     let asked = [INET_DIAG_INFO, INET_DIAG_CONG, INET_DIAG_SKMEMINFO];
     let extensions = asked.iter().fold(0u8, |bits, ext| bits | 1 << (ext - 1));
-    let mut request = [0; 72];
-    request[0..4].copy_from_slice(&72u32.to_ne_bytes());
-    request[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    request[6..8].copy_from_slice(&(NLM_F_REQUEST | NLM_F_DUMP).to_ne_bytes());
-    request[8..12].copy_from_slice(&sequence.to_ne_bytes());
     #[expect(clippy::cast_possible_truncation, reason = "6")]
     let protocol = libc::IPPROTO_TCP as u8;
-    request[16..19].copy_from_slice(&[family, protocol, extensions]);
-    request[20..24].copy_from_slice(&STATES.to_ne_bytes());
-    // What follows, `struct inet_diag_sockid`, is read for a single socket only.
-    request
+    // `struct inet_diag_req_v2`; its `struct inet_diag_sockid` is read for a single socket only.
+    Message::default().message(SOCK_DIAG_BY_FAMILY, REQUEST | DUMP, sequence, |message| {
+        message
+            .raw(&[family, protocol, extensions, 0])
+            .raw(&STATES.to_ne_bytes())
+            .raw(&[0; 48])
+    })
 }
 
 /// Hands over the connections of a datagram. `true`: it was the last.
@@ -531,14 +528,8 @@ mod tests {
 
     /// A message about `sequence`, as the kernel would send it.
     fn message(kind: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
-        let mut message = Vec::new();
-        message.extend(u32::try_from(16 + body.len()).unwrap().to_ne_bytes());
-        message.extend(kind.to_ne_bytes());
-        message.extend([0; 2]);
-        message.extend(sequence.to_ne_bytes());
-        message.extend([0; 4]);
-        message.extend(body);
-        message
+        let message = Message::default().message(kind, 0, sequence, |message| message.raw(body));
+        message.bytes().to_vec()
     }
 
     fn parsed(datagram: &[u8]) -> (Result<bool, Errno>, Listed) {

@@ -5,8 +5,8 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 use super::module::unless_at_rest;
-use super::netlink::{ACK, CREATE, EXCL, Message, REQUEST, ROUTE};
 use super::{Answer, network};
+use crate::netlink::{ACK, CREATE, EXCL, Message, REQUEST, ROUTE};
 
 /// Network namespaces.
 pub fn namespaces() -> Answer {

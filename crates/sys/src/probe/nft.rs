@@ -3,8 +3,8 @@
 use std::io;
 
 use super::module::unless_at_rest;
-use super::netlink::{ACK, CREATE, Message, NETFILTER, REQUEST};
 use super::{Answer, network};
+use crate::netlink::{ACK, CREATE, Message, NETFILTER, REQUEST};
 
 /// nftables can hand a packet to a socket that is not at its destination (TPROXY).
 pub fn tproxy() -> Answer {

@@ -3,8 +3,8 @@
 use std::io;
 
 use super::module::unless_at_rest;
-use super::netlink::{ACK, CREATE, EXCL, Message, REQUEST, ROUTE};
 use super::{Answer, network};
+use crate::netlink::{ACK, CREATE, EXCL, Message, REQUEST, ROUTE};
 
 const ROOT: u32 = 0xFFFF_FFFF;
 const CLSACT: u32 = 0xFFFF_FFF1;

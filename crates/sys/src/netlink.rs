@@ -1,4 +1,4 @@
-//! Just enough netlink to ask the kernel for one thing and hear yes or no.
+//! Netlink messages as they are built, and just enough to hear yes or no.
 
 use std::io;
 
@@ -13,28 +13,34 @@ use rustix::net::{
 const NESTED: u16 = 0x8000;
 
 /// Links, addresses, qdiscs. The protocol's number is 0, which rustix writes as none.
-pub(super) const ROUTE: Option<Protocol> = None;
+pub(crate) const ROUTE: Option<Protocol> = None;
 /// nftables, among others.
-pub(super) const NETFILTER: Option<Protocol> = Some(netlink::NETFILTER);
+pub(crate) const NETFILTER: Option<Protocol> = Some(netlink::NETFILTER);
 
 /// Request flags (linux/netlink.h).
-pub(super) const REQUEST: u16 = 0x1;
-pub(super) const ACK: u16 = 0x4;
-pub(super) const EXCL: u16 = 0x200;
-pub(super) const CREATE: u16 = 0x400;
+pub(crate) const REQUEST: u16 = 0x1;
+pub(crate) const DUMP: u16 = 0x300;
+pub(crate) const ACK: u16 = 0x4;
+pub(crate) const EXCL: u16 = 0x200;
+pub(crate) const CREATE: u16 = 0x400;
 
 /// The kernel answers at once; this is against a kernel that does not.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// A netlink message, or several in a row, as it is built.
 #[derive(Default)]
-pub(super) struct Message(Vec<u8>);
+pub(crate) struct Message(Vec<u8>);
 
 // === impl Message ===
 
 impl Message {
+    /// What is sent.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     /// Appends a message: its header, then what `body` puts into it.
-    pub(super) fn message(
+    pub(crate) fn message(
         mut self,
         kind: u16,
         flags: u16,
@@ -54,23 +60,23 @@ impl Message {
     }
 
     /// Appends bytes as they are: a family's fixed header.
-    pub(super) fn raw(mut self, bytes: &[u8]) -> Self {
+    pub(crate) fn raw(mut self, bytes: &[u8]) -> Self {
         self.0.extend_from_slice(bytes);
         self
     }
 
     /// Appends an attribute.
-    pub(super) fn attribute(self, kind: u16, value: &[u8]) -> Self {
+    pub(crate) fn attribute(self, kind: u16, value: &[u8]) -> Self {
         self.put(kind, |m| m.raw(value))
     }
 
     /// Appends an attribute that is a name, with the zero byte at its end.
-    pub(super) fn name(self, kind: u16, value: &str) -> Self {
+    pub(crate) fn name(self, kind: u16, value: &str) -> Self {
         self.put(kind, |m| m.raw(value.as_bytes()).raw(&[0]))
     }
 
     /// Appends an attribute that holds what `inside` puts there.
-    pub(super) fn nest(self, kind: u16, inside: impl FnOnce(Self) -> Self) -> Self {
+    pub(crate) fn nest(self, kind: u16, inside: impl FnOnce(Self) -> Self) -> Self {
         self.put(kind | NESTED, inside)
     }
 
@@ -89,7 +95,7 @@ impl Message {
     ///
     /// # Errors
     /// The first error that any of the messages met.
-    pub(super) fn ask(self, protocol: Option<Protocol>, last: u32) -> io::Result<()> {
+    pub(crate) fn ask(self, protocol: Option<Protocol>, last: u32) -> io::Result<()> {
         let socket = socket_with(
             AddressFamily::NETLINK,
             SocketType::RAW,
