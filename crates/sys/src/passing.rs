@@ -24,13 +24,12 @@ pub const MAX_DESCRIPTORS: usize = 253;
 const BACKLOG: i32 = 8;
 
 /// A Unix socket that others connect to, by a path with mode 0600.
+///
+/// Its path stays when it is closed. Only the process that put a socket there may take it away, and
+/// between the look at whose it is and the removal another process can put its own there: then the
+/// path of one that listens would be gone. A socket that nobody listens at is in nobody's way.
 #[derive(Debug)]
-pub struct Counter {
-    fd: OwnedFd,
-    path: PathBuf,
-    /// Device and inode of what this process has put at the path.
-    place: (u64, u64),
-}
+pub struct Counter(OwnedFd);
 
 /// One conversation with another process. Calls on it wait, at most as long as was set.
 #[derive(Debug)]
@@ -54,15 +53,10 @@ impl Counter {
         let beside = PathBuf::from(beside);
         let _ = rustix::fs::unlink(&beside);
         rustix::net::bind(&fd, &SocketAddrUnix::new(&beside)?)?;
-        let placed = rustix::net::listen(&fd, BACKLOG)
-            .and_then(|()| identity(&beside))
-            .and_then(|place| rustix::fs::rename(&beside, path).map(|()| place));
+        let placed =
+            rustix::net::listen(&fd, BACKLOG).and_then(|()| rustix::fs::rename(&beside, path));
         match placed {
-            Ok(place) => Ok(Self {
-                fd,
-                path: path.to_owned(),
-                place,
-            }),
+            Ok(()) => Ok(Self(fd)),
             Err(e) => {
                 let _ = rustix::fs::unlink(&beside);
                 Err(e)
@@ -75,16 +69,13 @@ impl Counter {
     /// # Errors
     /// `EINVAL` after [`Counter::close`]; `EMFILE`, `ENFILE`, `ENOMEM`.
     pub fn accept(&self) -> Result<Channel, Errno> {
-        rustix::net::accept_with(&self.fd, SocketFlags::CLOEXEC).map(Channel)
+        rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC).map(Channel)
     }
 
-    /// Ends [`Counter::accept`] wherever it waits, now and later, and takes the path away unless
-    /// another process has put its own there.
+    /// Ends [`Counter::accept`] wherever it waits, now and later. From now on nobody listens at the
+    /// path, unless another process has put its own socket there.
     pub fn close(&self) {
-        let _ = rustix::net::shutdown(&self.fd, Shutdown::Both);
-        if identity(&self.path) == Ok(self.place) {
-            let _ = rustix::fs::unlink(&self.path);
-        }
+        let _ = rustix::net::shutdown(&self.0, Shutdown::Both);
     }
 }
 
@@ -92,11 +83,6 @@ impl Drop for Counter {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-fn identity(path: &Path) -> Result<(u64, u64), Errno> {
-    let stat = rustix::fs::lstat(path)?;
-    Ok((stat.st_dev, stat.st_ino))
 }
 
 // === impl Channel ===
@@ -273,14 +259,13 @@ mod tests {
         let first = Counter::bind(&path).unwrap();
         let second = Counter::bind(&path).unwrap();
         drop(first);
+        // Whenever the first goes, it leaves the path alone.
         let near = Channel::connect(&path, PATIENCE).unwrap();
         assert!(near.is_some());
         second.accept().unwrap();
         second.close();
         assert_eq!(second.accept().err(), Some(Errno::INVAL));
-        assert!(!path.exists());
-        // What a killed process left behind is nobody, and in nobody's way.
-        let _ = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        // What is left behind is nobody, and in nobody's way.
         assert!(path.exists());
         assert!(Channel::connect(&path, PATIENCE).is_ok_and(|c| c.is_none()));
         Counter::bind(&path).unwrap();

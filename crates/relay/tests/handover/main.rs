@@ -46,7 +46,9 @@ fn a_server() {
                 .collect()
         }
         _ => {
-            let addr: SocketAddr = std::env::var("TAUT_LISTEN").unwrap().parse().unwrap();
+            let listen = std::env::var("TAUT_LISTEN").unwrap();
+            assert_ne!(listen, "", "there was nobody to take from");
+            let addr: SocketAddr = listen.parse().unwrap();
             let first = Listener::bind(addr, 1024, &options()).unwrap();
             let addr = first.local_addr().unwrap();
             let rest = (1..SOCKETS).map(|_| Listener::bind(addr, 1024, &options()).unwrap());
@@ -179,13 +181,21 @@ impl Storm {
         }
     }
 
+    /// However the test goes on: who waits for the clients waits no longer.
+    fn ends(&self) -> impl Drop + '_ {
+        struct Ends<'a>(&'a AtomicBool);
+        impl Drop for Ends<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::SeqCst);
+            }
+        }
+        Ends(&self.stop)
+    }
+
     fn until(&self, what: &str, condition: impl Fn() -> bool) {
         let start = Instant::now();
         while !condition() {
-            if start.elapsed() > PATIENCE {
-                self.stop.store(true, Ordering::SeqCst);
-                panic!("{what}: it does not come");
-            }
+            assert!(start.elapsed() <= PATIENCE, "{what}: it does not come");
             std::thread::yield_now();
         }
     }
@@ -230,6 +240,7 @@ fn a_storm_of_connects_over_handovers_loses_none() {
         for _ in 0..CLIENTS {
             scope.spawn(|| storm.blow());
         }
+        let ends = storm.ends();
         storm.go_on();
         let mut serving = first;
         for _ in 0..5 {
@@ -249,7 +260,7 @@ fn a_storm_of_connects_over_handovers_loses_none() {
             storm.go_on();
             serving = next;
         }
-        storm.stop.store(true, Ordering::SeqCst);
+        drop(ends);
         // It outlives the clients that are still with it.
         serving
     });
