@@ -167,7 +167,7 @@ exits! {
     ToGuest {
         "not_tcp", "malformed", "ours", "off", "no_flow", "flows_full", "syn", "rst", "bypass", "no_data",
         "unlearnt", "out_of_order", "misdirected", "ce", "options", "beyond_window", "budget", "checksum", "in_parts", "not_cloned",
-        "ring_full", "overtaken", "no_ack", "acked",
+        "ring_full", "overtaken", "no_ack", "held", "acked",
     }
 }
 
@@ -181,11 +181,11 @@ exits! {
 
 /// Bytes of `struct snoop_key`, `struct snoop_flow` and `struct snoop_event`.
 pub(crate) const KEY: usize = 40;
-pub(crate) const FLOW: usize = 152;
+pub(crate) const FLOW: usize = 160;
 const EVENT: usize = KEY + 12;
 
 /// Where `mode` and `bypass` are in `struct snoop_flow`.
-const MODE_AT: usize = 105;
+const MODE_AT: usize = 113;
 
 /// The bit beside a VLAN's number that says that there is one.
 const TAGGED: u16 = 0x8000;
@@ -317,7 +317,7 @@ impl Flow {
         let _told_edge = read.u32()?;
         let grown_edge = read.u32()?;
         // What only the programs need: from `far_edge` to `mss`.
-        let _: [u8; 15 * 4 + 2 + 12 + 2] = read.take()?;
+        let _: [u8; 17 * 4 + 2 + 12 + 2] = read.take()?;
         let [_scale, mode, bypass, _flags, _tos, _ttl, _counted] = read.take()?;
         let _: [u8; 1] = read.take()?;
         let seen_ns = read.u64()?;

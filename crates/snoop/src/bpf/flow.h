@@ -16,9 +16,15 @@
 /* A segment's number that is farther behind is nobody's repetition. */
 #define SEQ_BEHIND	(1U << 24)
 
-/* What the caller is to do with a guest's segment. */
+/* Segments that each get an acknowledgement, at the start and after each gap. A
+ * sender with a small window waits for every one of them.
+ */
+#define QUICK_SEGMENTS	16
+
+/* What the sender is told, or the caller is to do with a guest's segment. */
 struct lift {
 	__u32 ack;
+	__u32 tsecr;
 	__u16 window;
 	bool begun;	/* it was a handshake until now */
 };
@@ -213,6 +219,7 @@ static __always_inline void begin_at(struct snoop_flow *f, __u32 first,
 	f->extra = 0;
 	f->extra_older = 0;
 	f->extra_mark = first;
+	f->quick = QUICK_SEGMENTS;
 }
 
 /* A new connection. */
@@ -470,23 +477,48 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 	return SNOOP_TG_ACKED;
 }
 
-/* The segment is in the ring, and may be acknowledged. */
-static __always_inline void delivered(struct snoop_flow *f,
-				      const struct snoop_config *c,
-				      const struct segment *s,
-				      struct lift *lift)
+/* Every second full segment is acknowledged at once (RFC 5681 4.2), as the guest
+ * would do: what is told of each costs the way back, and the sender, twice as
+ * much. With the sender waiting there would be none that follows: so not where
+ * it has pushed, or has window for no more than this one's successor.
+ */
+static __always_inline bool may_be_held(const struct snoop_flow *f,
+					const struct segment *s)
 {
+	return !f->quick && !(s->flags & TH_PSH) && s->len <= f->mss &&
+	       !extra_of(f, s) && f->next_seq - f->told_seq == s->len &&
+	       !before(f->told_edge, f->next_seq + 2 * f->mss);
+}
+
+/* The segment is in the ring, and may be acknowledged. */
+static __always_inline enum snoop_to_guest
+delivered(struct snoop_flow *f, const struct snoop_config *c,
+	  const struct segment *s, struct lift *lift)
+{
+	bool with_held = f->next_seq != f->told_seq;
+
 	f->next_seq += s->len;
 	f->frame = f->frame ? f->frame - f->frame / 8 + s->len / 8 : s->len;
 	f->extra += extra_of(f, s);
+	if (f->mode != SNOOP_ACTIVE)
+		f->quick = QUICK_SEGMENTS;
 	f->mode = SNOOP_ACTIVE;
 	grow(f, c);
+	if (may_be_held(f, s)) {
+		f->held_ts = s->options.tsval;
+		return SNOOP_TG_HELD;
+	}
+	if (f->quick)
+		f->quick--;
 	lift->ack = f->next_seq;
+	/* Of what is acknowledged, the first (RFC 7323 4.3). */
+	lift->tsecr = with_held ? f->held_ts : s->options.tsval;
 	lift->window = window_from(f, c, f->next_seq, promise_edge(f, c));
+	f->acked_segments += with_held ? 2 : 1;
+	f->acked_bytes += f->next_seq - f->told_seq;
 	f->told_seq = f->next_seq;
 	f->told_edge = f->next_seq + ((__u32)lift->window << scale_of(f));
-	f->acked_segments++;
-	f->acked_bytes += s->len;
+	return SNOOP_TG_ACKED;
 }
 
 /* It is not in the ring, or the guest would not take it from there. */
@@ -649,8 +681,10 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	lift->ack = f->next_seq;
 	lift->window = window_from(f, c, f->next_seq, promise_edge(f, c));
 	edge = f->next_seq + ((__u32)lift->window << scale_of(f));
-	/* It says nothing that the sender has not been told. */
-	if (!s->len && f->told_seq == f->next_seq &&
+	/* It says nothing that the sender has not been told. (What is held will
+	 * be told with the next one, or by the guest when it has it.)
+	 */
+	if (!s->len && !after(s->ack, f->told_seq) &&
 	    !after(edge, f->told_edge)) {
 		f->suppressed++;
 		return SNOOP_FG_SUPPRESSED;

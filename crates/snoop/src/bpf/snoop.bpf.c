@@ -424,7 +424,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 		go_offline(f, &s, SNOOP_UNEXPECTED_SEQ);
 	}
 	if (verdict == SNOOP_TG_ACKED)
-		delivered(f, c, &s, &lift);
+		verdict = delivered(f, c, &s, &lift);
 	else
 		goes_ahead(f, &s);
 	hear_peer(f, &s);
@@ -443,7 +443,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 	}
 	answer.ack = lift.ack;
 	answer.window = lift.window;
-	answer.tsecr = s.options.tsval;
+	answer.tsecr = lift.tsecr;
 	if (key.version == 4 ? write_v4(skb, &key, &answer)
 			     : write_v6(skb, &key, &answer)) {
 		/* The sender has not been told: the guest tells it. */

@@ -66,6 +66,7 @@ enum snoop_to_guest {
 	SNOOP_TG_RING_FULL,	/* dropped by the ring */
 	SNOOP_TG_OVERTAKEN,	/* passed: another CPU was there between two looks */
 	SNOOP_TG_NO_ACK,	/* in the ring, and could not be turned into an acknowledgement */
+	SNOOP_TG_HELD,		/* in the ring, and acknowledged with the next one */
 	SNOOP_TG_ACKED,
 	SNOOP_TG_EXITS,
 };
@@ -145,6 +146,8 @@ struct snoop_flow {
 	__u32 vm_word;		/* IPv6: the first word of the guest's header */
 	__u32 pending;		/* of a SYN that the guest has not answered: as begun, */
 	__u32 pending_ts;	/* as ts_peer, */
+	__u32 held_ts;		/* TSval of the segment that is held */
+	__u32 spare;
 	__u8 pending_flags;	/* as flags; 0: there is none */
 	__u8 pending_bypass;
 	__u8 vm_mac[6];		/* the guest's, and whom it sends to */
@@ -157,7 +160,7 @@ struct snoop_flow {
 	__u8 tos;		/* of the guest's packets */
 	__u8 ttl;
 	__u8 counted;		/* among the handshakes of its listener */
-	__u8 pad;
+	__u8 quick;		/* segments that each get an acknowledgement yet */
 	__u64 seen_ns;		/* when the last packet came (CLOCK_MONOTONIC, coarse) */
 	__u64 acked_segments;
 	__u64 acked_bytes;

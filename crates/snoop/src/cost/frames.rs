@@ -84,10 +84,12 @@ impl Stream {
         frames
     }
 
-    /// The next segment (or many, in one frame) of the sender's.
+    /// The next segment (or many, in one frame) of the sender's. It is pushed, so that none is held
+    /// until the next: an acknowledgement for each is what costs most.
     pub(super) fn data(&mut self) -> Vec<u8> {
         let len = self.ends.frame;
-        let header = self.header(false, self.next);
+        let mut header = self.header(false, self.next);
+        header.psh = true;
         self.next = self.next.wrapping_add(len as u32);
         self.frame(false, header, len)
     }

@@ -14,6 +14,7 @@ mod cpus;
 mod ends;
 mod follow;
 mod headers;
+mod held;
 mod hostile;
 mod offline;
 mod opening;

@@ -15,7 +15,7 @@ use super::guest::talk::Received;
 /// Between two looks at what has been acknowledged.
 const LOOK: Duration = Duration::from_micros(100);
 /// A stream that takes longer has failed.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A stream as its sender saw it, and what its receiver said. Times are of the sender's clock, in
 /// nanoseconds.
