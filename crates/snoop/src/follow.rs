@@ -151,6 +151,7 @@ impl Options {
                 ecn: settings.ecn,
                 ring: 0,
                 sharing: 0,
+                awake_ticks: Config::AWAKE,
             },
             ring: settings.ring,
             flows: settings.flows.unwrap_or(FLOWS),
@@ -265,13 +266,14 @@ impl Follow {
         found
     }
 
-    /// Whether nothing that was promised at the tap is still to be taken by its guest.
+    /// Whether nothing that was promised at the tap, or would be with what comes after it, is still to be
+    /// taken by its guest.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
     pub fn is_drained(&self, name: &str) -> Result<bool, ProgramError> {
         for served in self.taps.values().filter(|s| s.device.name == name) {
-            if promised(&served.program.flows()?) > 0 {
+            if owed(&served.program.flows()?) > 0 {
                 return Ok(false);
             }
         }
@@ -409,7 +411,7 @@ impl Served {
             self.set(config, State::On);
         }
         self.sharing = self.sharers(&flows);
-        if self.state == State::Draining && promised(&flows) == 0 {
+        if self.state == State::Draining && owed(&flows) == 0 {
             tracing::info!(tap = %self.device.name, "drained: nothing is owed");
             self.state = State::Off;
         }
@@ -460,12 +462,12 @@ impl Served {
     }
 }
 
-/// Bytes that senders believe a guest to have and that it has not taken.
-fn promised(flows: &[(Key, Flow)]) -> u64 {
+/// Bytes that senders believe a guest to have, or may come to, and that it has not taken.
+fn owed(flows: &[(Key, Flow)]) -> u64 {
     // What was lost will not be taken.
     let lost = Mode::Bypass(Bypass::BrokenPromise);
     let open = flows.iter().filter(|(_, flow)| flow.mode != lost);
-    open.map(|(_, flow)| u64::from(flow.promised())).sum()
+    open.map(|(_, flow)| u64::from(flow.owed())).sum()
 }
 
 fn patience(flow: &Flow) -> Duration {

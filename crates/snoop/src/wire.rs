@@ -106,6 +106,9 @@ pub struct Config {
     pub ring: u32,
     /// How many those are.
     pub sharing: u32,
+    /// For so many times 2^20 ns after it was heard the guest is taken to be awake, and every second full
+    /// segment is acknowledged; 0: each is. See [`Config::AWAKE`].
+    pub awake_ticks: u32,
 }
 
 /// A guest lacks what was promised for it.
@@ -346,7 +349,19 @@ impl Flow {
     /// Bytes that the sender has been told of and the guest has not acknowledged: what would be lost
     /// with the guest.
     pub fn promised(&self) -> u32 {
-        let ahead = self.told_seq.wrapping_sub(self.vm_seq);
+        self.ahead_of_guest(self.told_seq)
+    }
+
+    /// The same, and what may still become such: what is held will be promised with the next segment.
+    pub fn owed(&self) -> u32 {
+        match self.mode {
+            Mode::Bypass(_) => self.promised(),
+            _ => self.promised().max(self.ahead_of_guest(self.next_seq)),
+        }
+    }
+
+    fn ahead_of_guest(&self, seq: u32) -> u32 {
+        let ahead = seq.wrapping_sub(self.vm_seq);
         // The guest may be further than what was told.
         if ahead.cast_signed() > 0 { ahead } else { 0 }
     }
@@ -355,6 +370,9 @@ impl Flow {
 // === impl Config ===
 
 impl Config {
+    /// More than a tick of the kernel's clock, and less than a slice of a scheduler's.
+    pub const AWAKE: u32 = 9;
+
     pub(crate) fn encode(&self, until: Duration) -> [u8; 40] {
         let words = [
             u32::from(self.on),
@@ -364,7 +382,7 @@ impl Config {
             u32::from(self.ecn),
             self.ring,
             self.sharing,
-            0,
+            self.awake_ticks,
         ];
         let mut bytes = [0; 40];
         for (to, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {

@@ -21,6 +21,9 @@
  */
 #define QUICK_SEGMENTS	16
 
+/* Of a time: ticks of 2^20 ns. */
+#define TICK_SHIFT	20
+
 /* What the sender is told, or the caller is to do with a guest's segment. */
 struct lift {
 	__u32 ack;
@@ -477,15 +480,18 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 	return SNOOP_TG_ACKED;
 }
 
-/* Every second full segment is acknowledged at once (RFC 5681 4.2), as the guest
- * would do: what is told of each costs the way back, and the sender, twice as
- * much. With the sender waiting there would be none that follows: so not where
- * it has pushed, or has window for no more than this one's successor.
+/* While the guest is awake every second full segment is acknowledged at once (RFC
+ * 5681 4.2), as the guest would do: to tell of each costs the way back, and the
+ * sender, twice as much, and gains nothing. Should the sender wait for what is
+ * held, it waits for the guest, as without us. It is not made to where that can
+ * be seen: it has pushed, or has window for no more than this one's successor.
  */
 static __always_inline bool may_be_held(const struct snoop_flow *f,
-					const struct segment *s)
+					const struct snoop_config *c,
+					const struct segment *s, __u64 now)
 {
-	return !f->quick && !(s->flags & TH_PSH) && s->len <= f->mss &&
+	return (__u32)(now >> TICK_SHIFT) - f->heard < c->awake_ticks &&
+	       !f->quick && !(s->flags & TH_PSH) && s->len <= f->mss &&
 	       !extra_of(f, s) && f->next_seq - f->told_seq == s->len &&
 	       !before(f->told_edge, f->next_seq + 2 * f->mss);
 }
@@ -493,7 +499,7 @@ static __always_inline bool may_be_held(const struct snoop_flow *f,
 /* The segment is in the ring, and may be acknowledged. */
 static __always_inline enum snoop_to_guest
 delivered(struct snoop_flow *f, const struct snoop_config *c,
-	  const struct segment *s, struct lift *lift)
+	  const struct segment *s, __u64 now, struct lift *lift)
 {
 	bool with_held = f->next_seq != f->told_seq;
 
@@ -504,7 +510,7 @@ delivered(struct snoop_flow *f, const struct snoop_config *c,
 		f->quick = QUICK_SEGMENTS;
 	f->mode = SNOOP_ACTIVE;
 	grow(f, c);
-	if (may_be_held(f, s)) {
+	if (may_be_held(f, c, s, now)) {
 		f->held_ts = s->options.tsval;
 		return SNOOP_TG_HELD;
 	}
@@ -689,6 +695,10 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 		f->suppressed++;
 		return SNOOP_FG_SUPPRESSED;
 	}
+	/* It tells of what was held, too. */
+	if (f->told_seq != f->next_seq)
+		f->acked_segments++;
+	f->acked_bytes += f->next_seq - f->told_seq;
 	f->told_seq = f->next_seq;
 	f->told_edge = edge;
 	f->lifted++;

@@ -424,7 +424,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 		go_offline(f, &s, SNOOP_UNEXPECTED_SEQ);
 	}
 	if (verdict == SNOOP_TG_ACKED)
-		verdict = delivered(f, c, &s, &lift);
+		verdict = delivered(f, c, &s, now, &lift);
 	else
 		goes_ahead(f, &s);
 	hear_peer(f, &s);
@@ -580,6 +580,7 @@ int snoop_from_guest(struct __sk_buff *skb)
 	verdict = hear_guest(f, c, c->on && now <= c->until_ns, &s, &lift);
 	told = f->told_seq;
 	f->seen_ns = now;
+	f->heard = now >> TICK_SHIFT;
 	bpf_spin_unlock(&f->lock);
 	if (lift.begun)
 		has_begun(&key);

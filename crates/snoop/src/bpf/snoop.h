@@ -100,7 +100,7 @@ struct snoop_config {
 	__u32 ecn;		/* also flows with ECT */
 	__u32 ring;		/* places; 0: windows are not bounded by it */
 	__u32 sharing;		/* flows that fill it */
-	__u32 pad;
+	__u32 awake_ticks;	/* of 2^20 ns, after it was heard; 0: each segment is acknowledged */
 	__u64 until_ns;		/* CLOCK_MONOTONIC; later nobody watches, and it counts as off */
 };
 
@@ -147,7 +147,7 @@ struct snoop_flow {
 	__u32 pending;		/* of a SYN that the guest has not answered: as begun, */
 	__u32 pending_ts;	/* as ts_peer, */
 	__u32 held_ts;		/* TSval of the segment that is held */
-	__u32 spare;
+	__u32 heard;		/* when the guest's last packet came, of 2^20 ns */
 	__u8 pending_flags;	/* as flags; 0: there is none */
 	__u8 pending_bypass;
 	__u8 vm_mac[6];		/* the guest's, and whom it sends to */

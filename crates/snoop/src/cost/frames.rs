@@ -84,12 +84,10 @@ impl Stream {
         frames
     }
 
-    /// The next segment (or many, in one frame) of the sender's. It is pushed, so that none is held
-    /// until the next: an acknowledgement for each is what costs most.
+    /// The next segment (or many, in one frame) of the sender's.
     pub(super) fn data(&mut self) -> Vec<u8> {
         let len = self.ends.frame;
-        let mut header = self.header(false, self.next);
-        header.psh = true;
+        let header = self.header(false, self.next);
         self.next = self.next.wrapping_add(len as u32);
         self.frame(false, header, len)
     }

@@ -1,6 +1,6 @@
-//! Every second full segment is acknowledged, where the sender does not wait.
+//! While the guest is awake every second full segment is acknowledged, where the sender does not wait.
 
-use taut_snoop::wire::Mode;
+use taut_snoop::wire::{Config, Mode};
 
 use crate::checker::tsecr;
 use crate::conn::{Conn, Terms};
@@ -11,6 +11,11 @@ use crate::rig::{ACK, Rig, Segment};
 const QUICK: u32 = 16;
 const FULL: usize = 1448;
 const NOTHING: [u32; 0] = [];
+/// Whenever it was heard.
+const AWAKE: Config = Config {
+    awake_ticks: u32::MAX,
+    ..ON
+};
 
 /// A segment of a sender that has more to send.
 fn more(conn: &mut Conn, len: usize) -> Segment {
@@ -43,7 +48,7 @@ fn under_way(rig: &mut Rig) -> Conn {
 #[test]
 fn every_second_full_segment_is_acknowledged_once_the_first_have_been() {
     for v6 in [false, true] {
-        let mut rig = Rig::new(500, ON);
+        let mut rig = Rig::new(500, AWAKE);
         rig.v6 = v6;
         let mut conn = under_way(&mut rig);
         let edge = conn.guest_ack + (conn.terms.window >> 7 << 7);
@@ -75,7 +80,7 @@ fn every_second_full_segment_is_acknowledged_once_the_first_have_been() {
 
 #[test]
 fn what_a_sender_may_wait_for_is_acknowledged_at_once() {
-    let mut rig = Rig::new(500, ON);
+    let mut rig = Rig::new(500, AWAKE);
     let mut conn = under_way(&mut rig);
     for _ in 0..2 {
         let pushed = conn.data(FULL);
@@ -96,7 +101,7 @@ fn what_a_sender_may_wait_for_is_acknowledged_at_once() {
 
 #[test]
 fn after_a_gap_the_next_are_acknowledged_one_by_one() {
-    let mut rig = Rig::new(500, ON);
+    let mut rig = Rig::new(500, AWAKE);
     let mut conn = under_way(&mut rig);
     let held = more(&mut conn, FULL);
     assert_eq!(acks_of(&mut rig, &held), NOTHING);
@@ -121,7 +126,7 @@ fn after_a_gap_the_next_are_acknowledged_one_by_one() {
 
 #[test]
 fn a_sender_that_has_no_window_for_two_more_is_told_at_once() {
-    let mut rig = Rig::new(500, ON);
+    let mut rig = Rig::new(500, AWAKE);
     let mut conn = under_way(&mut rig);
     // All but three segments of the window, in frames of many.
     let left = conn.guest_ack + conn.terms.window - conn.peer_seq - 3 * FULL as u32;
@@ -136,7 +141,7 @@ fn a_sender_that_has_no_window_for_two_more_is_told_at_once() {
 
 #[test]
 fn the_guests_own_acknowledgement_ends_what_is_held() {
-    let mut rig = Rig::new(500, ON);
+    let mut rig = Rig::new(500, AWAKE);
     let mut conn = under_way(&mut rig);
     let told = conn.peer_seq;
     let held = more(&mut conn, FULL);
@@ -159,4 +164,56 @@ fn the_guests_own_acknowledgement_ends_what_is_held() {
     let data = more(&mut conn, FULL);
     assert_eq!(acks_of(&mut rig, &data), [conn.peer_seq]);
     rig.checker.settle();
+}
+
+#[test]
+fn of_a_guest_that_is_not_heard_each_segment_is_acknowledged() {
+    let mut rig = Rig::new(500, ON);
+    let mut conn = under_way(&mut rig);
+    for _ in 0..4 {
+        let data = more(&mut conn, FULL);
+        assert_eq!(acks_of(&mut rig, &data), [conn.peer_seq]);
+    }
+    // It was heard this long ago: the clock goes on by itself.
+    rig.configure(Config {
+        awake_ticks: 1000,
+        ..ON
+    });
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    rig.at_peer();
+    let held = more(&mut conn, FULL);
+    assert_eq!(acks_of(&mut rig, &held), NOTHING);
+    assert_eq!(rig.exits("held"), 1);
+}
+
+#[test]
+fn what_is_held_is_owed_and_not_promised() {
+    let mut rig = Rig::new(500, AWAKE);
+    let mut conn = under_way(&mut rig);
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    rig.at_peer();
+    let held = more(&mut conn, FULL);
+    assert_eq!(acks_of(&mut rig, &held), NOTHING);
+    // Were the ring emptied now and the tap turned on again, it would be promised with the next.
+    assert_eq!((rig.flow().promised(), rig.flow().owed()), (0, FULL as u32));
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    rig.at_peer();
+    assert_eq!((rig.flow().promised(), rig.flow().owed()), (0, 0));
+}
+
+#[test]
+fn a_segment_of_the_guests_that_tells_of_what_is_held_is_counted() {
+    let mut rig = Rig::new(500, AWAKE);
+    let mut conn = under_way(&mut rig);
+    let held = more(&mut conn, FULL);
+    assert_eq!(acks_of(&mut rig, &held), NOTHING);
+    let answer = conn.guest_data(100);
+    rig.guest_sends(&answer);
+    assert_eq!(rig.at_peer().last().unwrap().ack, conn.peer_seq);
+    let flow = rig.flow();
+    assert_eq!(flow.acked_segments, u64::from(QUICK) + 1);
+    assert_eq!(flow.acked_bytes, (u64::from(QUICK) + 1) * FULL as u64);
 }

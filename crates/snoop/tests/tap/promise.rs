@@ -14,6 +14,7 @@ pub(crate) const ON: Config = Config {
     ecn: false,
     ring: 0,
     sharing: 0,
+    awake_ticks: 0,
 };
 
 /// Three segments are acknowledged while the guest does not look, each as the guest would.
