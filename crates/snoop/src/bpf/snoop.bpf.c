@@ -11,14 +11,17 @@
  *   from the guest (ingress): learn what it offers, drop the acknowledgements
  *	that say nothing new, and lift those of segments that have to pass.
  *
- * flow.h decides and touches no packet. docs/design/snoop.md says why.
+ * flow.h and those beside it decide and touch no packet. docs/design/snoop.md says
+ * why.
  */
 #include <linux/pkt_cls.h>
 
 #include <bpf/bpf_core_read.h>
 
-#include "flow.h"
 #include "ack.h"
+#include "guest.h"
+#include "handshake.h"
+#include "promise.h"
 
 #define RING_BYTES		(64 * 1024)
 #define OPENING_NS		(10ULL * 1000 * 1000 * 1000)

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What a guest's segment tells of it, and whether it passes.
+ */
+#ifndef TAUT_GUEST_H
+#define TAUT_GUEST_H
+
+#include "window.h"
+
+/* What the guest says of itself. */
+static __always_inline void learn(struct snoop_flow *f,
+				  const struct segment *s)
+{
+	__u32 window;
+
+	if (f->scale == SCALE_UNKNOWN) {
+		f->scale = 0;
+		begin_at(f, s->ack, s->window);
+		f->vm_snd = s->seq;
+		f->vm_una = s->seq;
+		/* What is in the ring already was not seen. It is within the
+		 * window by its widest scale, and by that of 512 if the guest
+		 * offers less by now.
+		 */
+		window = s->window > 512 ? s->window : 512;
+		f->ahead = s->ack + (window << SCALE_MAX);
+		/* Any number may be the first, and half of them are before 0. */
+		f->ts_vm = s->options.tsval;
+		/* What it has seen last of the peer's. */
+		f->ts_peer = s->options.tsecr;
+	} else if (!(f->flags & SNOOP_F_VM_SYN) &&
+		   after(s->ack, f->far_edge + f->mss)) {
+		/* In mid-flow: it has taken more than it ever offered by the scale
+		 * that was assumed, so the scale is more. (Less than a segment more
+		 * is a window that was taken back.)
+		 */
+		if (f->scale < SCALE_MAX)
+			f->scale++;
+		f->far_edge = s->ack;
+	}
+	f->flags |= SNOOP_F_LEARNT;
+	if (!(f->flags & SNOOP_F_VM_SYN) && s->options.has_ts)
+		f->flags |= SNOOP_F_VM_TS;
+	if (after(s->ack, f->vm_seq)) {
+		f->vm_seq = s->ack;
+		if (before(f->ahead, s->ack))
+			f->ahead = s->ack;
+	}
+	if (!before(s->ack, f->vm_seq)) {
+		window = (__u32)s->window << scale_of(f);
+		f->rcv_edge = s->ack + window;
+		if (f->vm_widest < window)
+			f->vm_widest = window;
+		if (before(f->far_edge, f->rcv_edge))
+			f->far_edge = f->rcv_edge;
+	}
+	if (after(s->ack, f->next_seq))
+		f->next_seq = s->ack;
+	/* The guest has all of the older ones: those since are now older. */
+	if (!before(f->vm_seq, f->extra_mark)) {
+		f->extra_older = f->vm_seq == f->next_seq ? 0 : f->extra;
+		f->extra = 0;
+		f->extra_mark = f->next_seq;
+	}
+	if (before(f->vm_snd, s->seq + s->len))
+		f->vm_snd = s->seq + s->len;
+	if (s->options.has_ts && !before(s->options.tsval, f->ts_vm))
+		f->ts_vm = s->options.tsval;
+	see_guest(f, s);
+}
+
+/* It passes as it is, but for a window that is too wide. */
+static __always_inline enum snoop_from_guest
+pass(struct snoop_flow *f, const struct snoop_config *c, bool on,
+     const struct segment *s, struct lift *lift)
+{
+	__u16 window = s->window;
+
+	if (on)
+		window = window_from(f, c, s->ack, f->rcv_edge);
+	if (after(s->ack, f->told_seq))
+		f->told_seq = s->ack;
+	if (!before(s->ack, f->told_seq))
+		f->told_edge = s->ack + ((__u32)window << scale_of(f));
+	if (window >= s->window)
+		return SNOOP_FG_PASSED;
+	lift->ack = s->ack;
+	lift->window = window;
+	return SNOOP_FG_LIFTED;
+}
+
+/* A segment of the guest's that is no SYN and no RST. @on: something may be said
+ * for it.
+ */
+static __always_inline enum snoop_from_guest
+hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
+	   const struct segment *s, struct lift *lift)
+{
+	/* A connection is there when it has taken data, or sends some. What has
+	 * only been met says by its first acknowledgement nothing of that: the
+	 * handshake of a connection that finds no place ends with one, too.
+	 */
+	bool met = f->scale == SCALE_UNKNOWN;
+	bool proof = s->len || s->flags & TH_FIN ||
+		     (!met && after(s->ack, f->vm_seq));
+	__u32 edge;
+
+	/* Also where the flow is left alone by now: the place in the accept
+	 * queue has been taken.
+	 */
+	if (f->counted && proof) {
+		f->counted = 0;
+		lift->begun = true;
+	}
+	if (f->mode == SNOOP_BYPASS || s->flags & TH_FIN) {
+		/* Promises are kept count of to their end. */
+		if (s->flags & TH_ACK && after(s->ack, f->vm_seq))
+			f->vm_seq = s->ack;
+		if (f->mode == SNOOP_BYPASS)
+			return SNOOP_FG_BYPASS;
+		bypass(f, SNOOP_CLOSING);
+		return SNOOP_FG_FIN;
+	}
+	if (!(s->flags & TH_ACK) || f->mode == SNOOP_SYN)
+		return SNOOP_FG_PASSED;
+	if (s->options.bypass) {
+		bypass(f, s->options.bypass);
+		return SNOOP_FG_BYPASS;
+	}
+	learn(f, s);
+	/* The ring keeps order: what is beyond the hole came after what was
+	 * promised to be in it, or it was there before (see goes_ahead()), and
+	 * the guest has yet to come to the promise. A client may have brought it
+	 * there in packets that are not read here, so it is no proof: this flow is
+	 * left alone, and whether the guest takes the promise will be seen.
+	 */
+	if (s->options.has_sack && before(s->ack, f->told_seq) &&
+	    after(s->options.sack_start, s->ack) &&
+	    after(s->options.sack_end, f->ahead)) {
+		bypass(f, SNOOP_DOUBT);
+		return SNOOP_FG_DOUBT;
+	}
+	/* Who opened the connection has it. What came before the proof has been
+	 * seen by nobody but the guest: it begins with what the guest has.
+	 */
+	if (f->mode == SNOOP_UNPROVEN &&
+	    (proof || f->flags & SNOOP_F_VM_CLIENT)) {
+		f->mode = SNOOP_ACTIVE;
+		f->next_seq = f->vm_seq;
+	}
+	if (!on && f->mode == SNOOP_ACTIVE)
+		f->mode = SNOOP_UNEXPECTED_SEQ;
+	if (f->mode != SNOOP_ACTIVE || !before(s->ack, f->next_seq) ||
+	    s->options.has_sack || s->options.other ||
+	    s->flags & (TH_ECE | TH_CWR | TH_URG))
+		return pass(f, c, on, s, lift);
+	lift->ack = f->next_seq;
+	lift->window = window_from(f, c, f->next_seq, promise_edge(f, c));
+	edge = f->next_seq + ((__u32)lift->window << scale_of(f));
+	/* It says nothing that the sender has not been told. (What is held will
+	 * be told with the next one, or by the guest when it has it.)
+	 */
+	if (!s->len && !after(s->ack, f->told_seq) &&
+	    !after(edge, f->told_edge)) {
+		f->suppressed++;
+		return SNOOP_FG_SUPPRESSED;
+	}
+	/* It tells of what was held, too. */
+	if (f->told_seq != f->next_seq)
+		f->acked_segments++;
+	f->acked_bytes += f->next_seq - f->told_seq;
+	f->told_seq = f->next_seq;
+	f->told_edge = edge;
+	f->lifted++;
+	return SNOOP_FG_LIFTED;
+}
+
+#endif

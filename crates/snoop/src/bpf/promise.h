@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Whether a segment that is put into the ring may be acknowledged for the guest.
+ */
+#ifndef TAUT_PROMISE_H
+#define TAUT_PROMISE_H
+
+#include "window.h"
+
+/* Whether it looks as if the segment might be acknowledged, at a moment at
+ * which somebody else may be changing the flow. Only what is decided under the
+ * lock counts; this spares one that would be taken before delivery.
+ */
+static __always_inline bool might_acknowledge(const struct snoop_flow *f,
+					      const struct snoop_config *c,
+					      const struct segment *s)
+{
+	return f->mode >= SNOOP_ACTIVE && f->mode <= SNOOP_NO_BUF &&
+	       s->seq == f->next_seq && s->len &&
+	       (s->flags | TH_PSH) == (TH_ACK | TH_PSH) &&
+	       !s->options.bypass && !s->options.other &&
+	       (c->ecn || !(s->tos & ECN_MASK)) &&
+	       !after(s->seq + s->len, promise_edge(f, c));
+}
+
+/* Whether the guest will see to it that the segment is of this connection: else
+ * it throws it away, whatever is in it (RFC 9293 3.10.7.4, RFC 5961 5.2). How far
+ * behind an acknowledgement may be is the widest window that the peer has offered,
+ * which is not kept here: one that is behind at all is the guest's to judge.
+ */
+static __always_inline bool is_acceptable(const struct snoop_flow *f,
+					  const struct segment *s)
+{
+	return same_mac(s->to, f->vm_mac) && !after(s->ack, f->vm_snd) &&
+	       !before(s->ack, f->vm_una);
+}
+
+/* What a segment takes of the guest's buffer beyond its bytes: the guest's kernel
+ * accounts for buffers (some 2,300 bytes for a segment of 1,448, or of one byte),
+ * and offers half of its memory as window; since Linux 6.6 the part that data had
+ * of the buffers that it has seen.
+ */
+static __always_inline __u32 extra_of(const struct snoop_flow *f,
+				      const struct segment *s)
+{
+	return s->len < f->mss - f->mss / 5 ? f->mss - s->len : 0;
+}
+
+/* THE place where it is decided whether a segment that is put into the ring may
+ * be acknowledged. That it is in the ring is what moves NEXT_SEQ (see
+ * delivered()).
+ */
+static __always_inline enum snoop_to_guest
+may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
+		const struct segment *s)
+{
+	__u32 edge = promise_edge(f, c), charged, offered;
+
+	if (f->mode == SNOOP_BYPASS)
+		return SNOOP_TG_BYPASS;
+	if (!(f->flags & SNOOP_F_LEARNT) || f->mode == SNOOP_SYN)
+		return SNOOP_TG_UNLEARNT;
+	/* A stranger's does not change the mode. */
+	if (after(s->seq, edge) || before(s->seq, f->vm_seq - SEQ_BEHIND))
+		return SNOOP_TG_OUT_OF_ORDER;
+	if (!is_acceptable(f, s))
+		return SNOOP_TG_MISDIRECTED;
+	if (s->flags & TH_FIN) {
+		bypass(f, SNOOP_CLOSING);
+		return SNOOP_TG_BYPASS;
+	}
+	if (s->flags & TH_URG) {
+		bypass(f, SNOOP_URGENT);
+		return SNOOP_TG_BYPASS;
+	}
+	if (s->options.bypass || s->options.other) {
+		bypass(f, s->options.bypass ? s->options.bypass : SNOOP_OPTION);
+		return SNOOP_TG_BYPASS;
+	}
+	if (!s->len)
+		return SNOOP_TG_NO_DATA;
+	if (s->tos & ECN_MASK && !c->ecn) {
+		bypass(f, SNOOP_ECT);
+		return SNOOP_TG_BYPASS;
+	}
+	if (f->mode == SNOOP_UNPROVEN)
+		return SNOOP_TG_UNLEARNT;
+	if (s->seq != f->next_seq) {
+		f->mode = SNOOP_UNEXPECTED_SEQ;
+		return SNOOP_TG_OUT_OF_ORDER;
+	}
+	if ((s->tos & ECN_MASK) == ECN_CE || s->ae ||
+	    s->flags & (TH_CWR | TH_ECE)) {
+		f->mode = SNOOP_UNEXPECTED_SEQ;
+		return SNOOP_TG_CE;
+	}
+	if (s->flags != TH_ACK && s->flags != (TH_ACK | TH_PSH)) {
+		f->mode = SNOOP_UNEXPECTED_SEQ;
+		return SNOOP_TG_OPTIONS;
+	}
+	/* In mid-flow it is the first segment that tells. */
+	if (f->flags & SNOOP_F_VM_TS && !(f->flags & SNOOP_F_PEER_SYN) &&
+	    s->options.has_ts)
+		f->flags |= SNOOP_F_PEER_TS;
+	if (s->options.has_ts != has_timestamps(f)) {
+		f->mode = SNOOP_UNEXPECTED_SEQ;
+		return SNOOP_TG_OPTIONS;
+	}
+	/* An old one would be thrown away by the guest, which by the time it comes
+	 * to it may have seen all that went before (PAWS, RFC 7323 5.3).
+	 */
+	if (s->options.has_ts && before(s->options.tsval, f->ts_peer)) {
+		f->mode = SNOOP_UNEXPECTED_SEQ;
+		return SNOOP_TG_OPTIONS;
+	}
+	if (after(s->seq + s->len, edge)) {
+		f->mode = SNOOP_NO_BUF;
+		return SNOOP_TG_BEYOND_WINDOW;
+	}
+	/* A sender ends each window that it fills with one that is small: of
+	 * these an eighth is let in. That many and a whole window take 9/8 * 2,304
+	 * / 1,448 = 1.8 times the window of memory, and there is twice of it.
+	 */
+	charged = s->seq + s->len - f->vm_seq + f->extra + f->extra_older;
+	charged += extra_of(f, s);
+	offered = room(f->vm_seq, edge);
+	if (charged > offered + offered / 8 + f->mss) {
+		f->mode = SNOOP_NO_BUF;
+		return SNOOP_TG_BUDGET;
+	}
+	return SNOOP_TG_ACKED;
+}
+
+/* While the guest is awake every second full segment is acknowledged at once (RFC
+ * 5681 4.2), as the guest would do: to tell of each costs the way back, and the
+ * sender, twice as much, and gains nothing. Should the sender wait for what is
+ * held, it waits for the guest, as without us. It is not made to where that can
+ * be seen: it has pushed, or has window for no more than this one's successor.
+ */
+static __always_inline bool may_be_held(const struct snoop_flow *f,
+					const struct snoop_config *c,
+					const struct segment *s, __u64 now)
+{
+	return (__u32)(now >> TICK_SHIFT) - f->heard < c->awake_ticks &&
+	       !f->quick && !(s->flags & TH_PSH) && s->len <= f->mss &&
+	       !extra_of(f, s) && f->next_seq - f->told_seq == s->len &&
+	       !before(f->told_edge, f->next_seq + 2 * f->mss);
+}
+
+/* The segment is in the ring, and may be acknowledged. */
+static __always_inline enum snoop_to_guest
+delivered(struct snoop_flow *f, const struct snoop_config *c,
+	  const struct segment *s, __u64 now, struct lift *lift)
+{
+	bool with_held = f->next_seq != f->told_seq;
+
+	f->next_seq += s->len;
+	f->frame = f->frame ? f->frame - f->frame / 8 + s->len / 8 : s->len;
+	f->extra += extra_of(f, s);
+	if (f->mode != SNOOP_ACTIVE)
+		f->quick = QUICK_SEGMENTS;
+	f->mode = SNOOP_ACTIVE;
+	grow(f, c);
+	if (may_be_held(f, c, s, now)) {
+		f->held_ts = s->options.tsval;
+		return SNOOP_TG_HELD;
+	}
+	if (f->quick)
+		f->quick--;
+	lift->ack = f->next_seq;
+	/* Of what is acknowledged, the first (RFC 7323 4.3). */
+	lift->tsecr = with_held ? f->held_ts : s->options.tsval;
+	lift->window = window_from(f, c, f->next_seq, promise_edge(f, c));
+	f->acked_segments += with_held ? 2 : 1;
+	f->acked_bytes += f->next_seq - f->told_seq;
+	f->told_seq = f->next_seq;
+	f->told_edge = f->next_seq + ((__u32)lift->window << scale_of(f));
+	return SNOOP_TG_ACKED;
+}
+
+/* It is not in the ring, or the guest would not take it from there. */
+static __always_inline void go_offline(struct snoop_flow *f,
+				       const struct segment *s,
+				       enum snoop_mode mode)
+{
+	if (f->mode >= SNOOP_ACTIVE && f->mode <= SNOOP_NO_BUF &&
+	    s->seq == f->next_seq)
+		f->mode = mode;
+}
+
+#endif
