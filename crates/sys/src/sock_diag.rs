@@ -3,6 +3,8 @@
 //! A list is no snapshot: the kernel walks its tables bucket by bucket, and connections come and go
 //! meanwhile. Each is read under its own lock.
 
+mod ends;
+
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -14,6 +16,8 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, recv, send,
     socket_with,
 };
+
+pub use ends::{Ended, Ends};
 
 use crate::Errno;
 use crate::netlink::{DUMP, Message, REQUEST};
@@ -63,6 +67,8 @@ pub enum State {
     LastAck,
     /// Both have closed at one time.
     Closing,
+    /// It has ended: of [`Ends`] only.
+    Closed,
 }
 
 /// All of [`State`], as `idiag_states` has them.
@@ -102,6 +108,23 @@ pub struct Memory {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CongestionControl([u8; 16]);
 
+/// What sock_diag does not tell, and a program in the kernel does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Inside {
+    /// The widest window that may be offered, in bytes.
+    pub window_clamp: u32,
+    /// Bytes of a packet that looks for a larger MTU of the path; 0: none is on its way.
+    pub probe_size: u32,
+    /// The application has set its send buffer (`SO_SNDBUF`): the kernel leaves it alone.
+    pub sndbuf_locked: bool,
+    /// The application has set its receive buffer (`SO_RCVBUF`).
+    pub rcvbuf_locked: bool,
+    /// Who paces: 0 nobody, 1 TCP itself, 2 the fq queueing discipline.
+    pub pacing: u8,
+    /// It looks for the path's MTU by itself (RFC 4821).
+    pub mtu_probing: bool,
+}
+
 /// A connection at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
@@ -129,6 +152,8 @@ pub struct Connection {
     pub cgroup: Option<u64>,
     /// What else there is; nothing of a handshake that came from the peer, until it is over.
     pub info: Option<TcpInfo>,
+    /// What is not of sock_diag: for whoever has another source.
+    pub inside: Option<Inside>,
 }
 
 /// How a list came about.
@@ -301,6 +326,15 @@ impl Connection {
     /// Reads `struct inet_diag_msg` and the attributes after it; `None` for what is none, or is in
     /// a state that was not asked for.
     fn parse(message: &[u8]) -> Option<Self> {
+        Self::parse_in(State::of(*message.get(1)?)?, message)
+    }
+
+    /// The same of one that has ended, in whatever state it was then.
+    fn parse_ended(message: &[u8]) -> Option<Self> {
+        Self::parse_in(State::Closed, message)
+    }
+
+    fn parse_in(state: State, message: &[u8]) -> Option<Self> {
         let fixed: &[u8; MESSAGE] = message.get(..MESSAGE)?.try_into().ok()?;
         let word =
             |at: usize| -> [u8; 4] { [fixed[at], fixed[at + 1], fixed[at + 2], fixed[at + 3]] };
@@ -319,7 +353,7 @@ impl Connection {
             Some(SocketAddr::new(ip, port))
         };
         let mut connection = Self {
-            state: State::of(fixed[1])?,
+            state,
             local: address(4, 8)?,
             remote: address(6, 24)?,
             cookie: u64::from(number(44)) | u64::from(number(48)) << 32,
@@ -331,6 +365,7 @@ impl Connection {
             congestion_control: None,
             cgroup: None,
             info: None,
+            inside: None,
         };
         for attribute in NlasIterator::new(&message[MESSAGE..]) {
             // What follows cannot be found any more.
@@ -383,6 +418,7 @@ impl State {
             Self::CloseWait => "CLOSE-WAIT",
             Self::LastAck => "LAST-ACK",
             Self::Closing => "CLOSING",
+            Self::Closed => "CLOSED",
         }
     }
 }
