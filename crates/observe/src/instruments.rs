@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use taut_sys::sock_diag::{Connection, Memory};
+use taut_sys::sock_diag::{Connection, Inside, Memory};
 use taut_sys::tcp_info::TcpInfo;
 
 /// In which unit a value is.
@@ -24,6 +24,8 @@ pub enum Unit {
     Count,
     /// Bits by which a window is shifted.
     Shift,
+    /// 0 or 1.
+    Flag,
 }
 
 /// An instrument.
@@ -60,6 +62,7 @@ impl Unit {
             Self::Segments => "segments",
             Self::Count => "count",
             Self::Shift => "bits",
+            Self::Flag => "0 or 1",
         }
     }
 }
@@ -79,6 +82,10 @@ fn time(connection: &Connection, read: impl Fn(&TcpInfo) -> Option<Duration>) ->
 
 fn memory(connection: &Connection, read: impl Fn(&Memory) -> u32) -> Option<f64> {
     Some(read(connection.memory.as_ref()?).into())
+}
+
+fn inside<T: Into<f64>>(connection: &Connection, read: impl Fn(&Inside) -> T) -> Option<f64> {
+    Some(read(connection.inside.as_ref()?).into())
 }
 
 /// Segments of the size for sending, in bytes.
@@ -153,6 +160,10 @@ instruments! {
     "wmem_queued" Bytes "skmem.wmem_queued, overhead included" => |c| memory(c, |m| m.wmem_queued);
     "rmem_alloc" Bytes "skmem.rmem_alloc, overhead included" => |c| memory(c, |m| m.rmem_alloc);
     "drops" Count "skmem.drops" => |c| memory(c, |m| m.drops);
+    "sndbuf_locked" Flag "BPF: sk_userlocks: the application has set SO_SNDBUF" => |c| inside(c, |i| u8::from(i.sndbuf_locked));
+    "rcvbuf_locked" Flag "BPF: sk_userlocks: the application has set SO_RCVBUF" => |c| inside(c, |i| u8::from(i.rcvbuf_locked));
+    "window_clamp" Bytes "BPF: window_clamp: no wider window is offered" => |c| inside(c, |i| i.window_clamp);
+    "mtu_probing" Flag "BPF: icsk_mtup.enabled" => |c| inside(c, |i| u8::from(i.mtu_probing));
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 
 pub mod explain;
 pub mod filter;
+mod inside;
 pub mod instruments;
 pub mod look;
 pub mod namespaces;
@@ -15,7 +16,9 @@ pub mod owner;
 pub mod plain;
 pub mod record;
 pub mod screen;
+mod steal;
 pub mod table;
 pub mod verdict;
 pub mod view;
+pub mod watch;
 pub mod window;

@@ -10,6 +10,7 @@ use taut_sys::Errno;
 use taut_sys::netns::{NetnsError, NetnsId};
 use taut_sys::sock_diag::{Connection, Listed, SockDiag};
 
+use crate::inside::Iterator;
 use crate::namespaces::{self, Namespace};
 
 /// A namespace that came since is found this much later at most.
@@ -34,6 +35,8 @@ pub struct Looker {
     left_out: usize,
     hidden: usize,
     found: Option<Instant>,
+    /// Nothing without BPF.
+    inside: Option<Iterator>,
 }
 
 /// What a look came to, beside connections.
@@ -51,6 +54,8 @@ pub struct Looked {
     pub connections: usize,
     /// Messages of the kernel that this code does not know, and lists that it calls not whole.
     pub incomplete: usize,
+    /// What only BPF tells is missing.
+    pub without_bpf: bool,
 }
 
 /// Why nothing can be seen.
@@ -82,6 +87,7 @@ impl Looker {
             left_out: 0,
             hidden: 0,
             found: None,
+            inside: load(),
         }
     }
 
@@ -105,7 +111,13 @@ impl Looker {
         }
         looked.left_out = self.left_out;
         looked.hidden = self.hidden;
+        looked.without_bpf = self.inside.is_none();
         Ok(looked)
+    }
+
+    /// Where it looked last, and will look next.
+    pub(crate) fn namespaces(&self) -> &[Namespace] {
+        &self.namespaces
     }
 
     /// Looks into all namespaces but those that are done. `true`: one was not there any more.
@@ -120,8 +132,12 @@ impl Looker {
             if done.contains(&namespace.id) {
                 continue;
             }
-            let socket = match namespace.run(SockDiag::open) {
-                Ok(Some(socket)) => socket,
+            let open = || {
+                let list = self.inside.as_ref().and_then(|inside| inside.list().ok());
+                (SockDiag::open(), list)
+            };
+            let (socket, list) = match namespace.run(open) {
+                Ok(Some(opened)) => opened,
                 Ok(None) => {
                     lost = true;
                     continue;
@@ -135,8 +151,14 @@ impl Looker {
             };
             done.insert(namespace.id);
             let at = Instant::now();
-            let listed =
-                socket.and_then(|mut socket| socket.connections(|c| each(namespace, at, c)));
+            let inside = list.and_then(|list| list.read().ok());
+            let mut inside = inside.unwrap_or_default();
+            let listed = socket.and_then(|mut socket| {
+                socket.connections(|mut connection| {
+                    connection.inside = inside.remove(&connection.cookie);
+                    each(namespace, at, connection);
+                })
+            });
             match listed {
                 Ok(listed) => looked.add(listed),
                 Err(source) if index == 0 => {
@@ -167,6 +189,17 @@ impl Looker {
             Scope::Named(name) => self.namespaces = vec![namespaces::named(name)?],
         }
         Ok(())
+    }
+}
+
+/// What BPF tells is more, and not needed.
+fn load() -> Option<Iterator> {
+    match Iterator::load() {
+        Ok(inside) => Some(inside),
+        Err(error) => {
+            tracing::debug!(%error, "connections are looked at without BPF");
+            None
+        }
     }
 }
 

@@ -1,15 +1,18 @@
 //! Looks, owners and what was seen before, put together.
 
 use std::fs;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use taut_sys::sock_diag::Connection;
 
 use crate::filter::{Filter, Subject};
 use crate::look::{LookError, Looked, Looker, Scope};
+use crate::namespaces::Namespace;
 use crate::owner::{Owners, Process};
+use crate::steal::Steal;
 use crate::table::{Keep, Table, Tracked};
-use crate::verdict::{Context, Verdict, verdict};
+use crate::verdict::{Confidence, Context, Factor, Verdict, limit, verdict};
 
 /// Observes the connections of the machine, look by look.
 #[derive(Debug)]
@@ -19,6 +22,7 @@ pub struct Observer {
     owners: Owners,
     began: Instant,
     context: Context,
+    steal: Steal,
 }
 
 /// A connection of the last look.
@@ -43,6 +47,7 @@ impl Observer {
             owners: Owners::default(),
             began: Instant::now(),
             context: context(),
+            steal: Steal::default(),
         }
     }
 
@@ -51,6 +56,16 @@ impl Observer {
     /// # Errors
     /// [`LookError`]: there is nothing to see.
     pub fn look(&mut self, filter: &Filter) -> Result<Looked, LookError> {
+        self.look_and(filter, |_, _, _| {})
+    }
+
+    /// The same, and hands over those that are not there any more.
+    pub(crate) fn look_and(
+        &mut self,
+        filter: &Filter,
+        mut ended: impl FnMut(u64, Tracked, Option<Arc<Process>>),
+    ) -> Result<Looked, LookError> {
+        self.steal.look();
         self.table.begin();
         let (table, began) = (&mut self.table, self.began);
         let all = filter.asks_for_owner();
@@ -59,7 +74,9 @@ impl Observer {
                 table.see(&netns.name, at.duration_since(began), connection);
             }
         })?;
-        self.table.end(|_, _| {});
+        let owners = &self.owners;
+        self.table
+            .end(|cookie, tracked| ended(cookie, tracked, owners.of(cookie).cloned()));
         let sockets = self.table.iter();
         self.owners
             .look(sockets.map(|(cookie, tracked)| (cookie, tracked.last().connection.inode)));
@@ -90,22 +107,69 @@ impl Observer {
 
     /// What limits it; nothing before the second look.
     pub fn verdict(&self, seen: &Seen<'_>) -> Option<Verdict> {
+        self.verdict_of(seen.tracked)
+    }
+
+    /// The same in brief.
+    pub fn limit(&self, seen: &Seen<'_>) -> Option<(Factor, Confidence)> {
         let window = seen.tracked.window()?;
-        Some(verdict(&window, &self.context_of(seen)))
+        Some(limit(&window, &self.context_of(seen.tracked)))
+    }
+
+    /// The same, also of one that has ended.
+    pub(crate) fn verdict_of(&self, tracked: &Tracked) -> Option<Verdict> {
+        let window = tracked.window()?;
+        Some(verdict(&window, &self.context_of(tracked)))
+    }
+
+    /// Takes out the one of this cookie, with its owner: it has ended.
+    pub(crate) fn take(&mut self, cookie: u64) -> Option<(Tracked, Option<Arc<Process>>)> {
+        let tracked = self.table.take(cookie)?;
+        Some((tracked, self.owners.of(cookie).cloned()))
+    }
+
+    /// Whether it is one that the filter means.
+    pub(crate) fn is_meant(
+        &self,
+        filter: &Filter,
+        tracked: &Tracked,
+        process: Option<&Process>,
+    ) -> bool {
+        filter.takes(&subject(
+            &tracked.netns,
+            &tracked.last().connection,
+            process,
+        ))
+    }
+
+    /// Where it looks.
+    pub(crate) fn namespaces(&self) -> &[Namespace] {
+        self.looker.namespaces()
     }
 
     /// What else is known where this one is.
-    fn context_of(&self, seen: &Seen<'_>) -> Context {
-        match &*seen.tracked.netns {
-            "-" => self.context,
+    fn context_of(&self, tracked: &Tracked) -> Context {
+        match &*tracked.netns {
+            "-" => Context {
+                steal: self.steal.share(),
+                ..self.context
+            },
             // Others have bounds of their own.
-            _ => Context::default(),
+            _ => Context {
+                steal: self.steal.share(),
+                ..Context::default()
+            },
         }
     }
 
     /// Since the first look.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
+    }
+
+    /// How many connections were kept at the last look.
+    pub fn kept(&self) -> usize {
+        self.table.iter().count()
     }
 
     /// Connections for which there was no room at the last look.
@@ -124,6 +188,7 @@ fn context() -> Context {
     Context {
         wmem_max: third("/proc/sys/net/ipv4/tcp_wmem"),
         rmem_max: third("/proc/sys/net/ipv4/tcp_rmem"),
+        steal: None,
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use taut_sys::sock_diag::Connection;
+use taut_sys::tcp_info::TcpInfo;
 
 use crate::window::{Sample, Window};
 
@@ -102,6 +103,11 @@ impl Table {
         }
     }
 
+    /// Takes the one of this cookie out: it has ended.
+    pub fn take(&mut self, cookie: u64) -> Option<Tracked> {
+        self.tracked.remove(&cookie)
+    }
+
     /// Connections of the last look, by cookie.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &Tracked)> {
         self.tracked
@@ -123,6 +129,35 @@ impl Table {
 // === impl Tracked ===
 
 impl Tracked {
+    /// One that was seen once.
+    pub fn only(netns: Arc<str>, sample: Sample) -> Self {
+        Self {
+            netns,
+            samples: VecDeque::from([sample]),
+            look: 0,
+        }
+    }
+
+    /// It has ended so. What the kernel does not tell at an end stays as it was last.
+    pub fn finish(&mut self, end: Sample) {
+        let last = &self.last().connection;
+        let mut connection = Connection {
+            state: end.connection.state,
+            recv_queue: end.connection.recv_queue,
+            send_queue: end.connection.send_queue,
+            ..last.clone()
+        };
+        // The kernel clears what its application throws away (SO_LINGER of 0) before it tells of it.
+        let whole = |info: &TcpInfo| info.segs_out != Some(0);
+        if end.connection.info.as_ref().is_some_and(whole) {
+            connection.info = end.connection.info;
+        }
+        self.samples.push_back(Sample {
+            at: end.at,
+            connection,
+        });
+    }
+
     /// The last look at it.
     pub fn last(&self) -> &Sample {
         self.samples.back().expect("it was made when it was seen")
@@ -206,5 +241,21 @@ mod tests {
         look(&mut table, 0, &[1, 1]);
         assert_eq!(table.get(1).unwrap().samples.len(), 1);
         assert!(table.get(1).unwrap().window().is_none());
+    }
+
+    #[test]
+    fn an_end_that_the_kernel_has_cleared_tells_nothing_new() {
+        let of = |segs, acked| {
+            sample(segs, |info| {
+                info.segs_out = Some(segs as u32);
+                info.bytes_acked = Some(acked);
+            })
+        };
+        let acked = |tracked: &Tracked| tracked.last().info().unwrap().bytes_acked;
+        let mut tracked = Tracked::only("-".into(), of(9, 700));
+        tracked.finish(of(12, 900));
+        assert_eq!(acked(&tracked), Some(900));
+        tracked.finish(of(0, 0));
+        assert_eq!(acked(&tracked), Some(900));
     }
 }

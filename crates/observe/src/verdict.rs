@@ -36,6 +36,10 @@ pub enum Factor {
     Queue,
     /// The sender paces itself, as it was told.
     Pacing,
+    /// Something on the way drops what is more than a rate.
+    RateLimit,
+    /// An end, or a machine on the way, is kept from its CPU again and again.
+    Descheduled,
     /// Full segments do not get through.
     PathMtu,
     /// Nothing comes back, and time-outs pass.
@@ -91,11 +95,21 @@ pub struct Context {
     pub wmem_max: Option<u64>,
     /// The most that it gives a receive buffer (`net.ipv4.tcp_rmem`, the third figure).
     pub rmem_max: Option<u64>,
+    /// The share of its CPUs' time that a hypervisor took from this machine.
+    pub steal: Option<f64>,
+}
+
+/// Whether evidence and remedy are put into words, which takes most of the time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Words {
+    Said,
+    None,
 }
 
 /// A factor that a rule found.
 #[derive(Debug)]
 struct Finding {
+    words: Words,
     factor: Factor,
     weight: f64,
     evidence: Vec<Evidence>,
@@ -111,20 +125,32 @@ const SURE: f64 = 0.75;
 
 /// What limits the connection in this window.
 pub fn verdict(window: &Window<'_>, context: &Context) -> Verdict {
-    if let Some(handshake) = handshake(window) {
+    judge(window, context, Words::Said)
+}
+
+/// The same in brief, and nothing of it in words.
+pub fn limit(window: &Window<'_>, context: &Context) -> (Factor, Confidence) {
+    let verdict = judge(window, context, Words::None);
+    (verdict.factor, verdict.confidence)
+}
+
+fn judge(window: &Window<'_>, context: &Context, words: Words) -> Verdict {
+    if let Some(handshake) = handshake(window, words) {
         return handshake;
     }
     let mut findings = match (sends(window), window.shares()) {
-        (Some(true), Some(shares)) => sending::findings(window, shares, context),
-        (Some(false), _) => receiving::findings(window, context),
+        (Some(true), Some(shares)) => sending::findings(window, shares, context, words),
+        (Some(false), _) => receiving::findings(window, context, words),
         (Some(true), None) => Vec::new(),
-        (None, _) => return receiving::unread(window).unwrap_or_else(|| idle(window)),
+        (None, _) => {
+            return receiving::unread(window, words).unwrap_or_else(|| idle(window, words));
+        }
     };
     findings.sort_by(|a, b| b.weight.total_cmp(&a.weight));
     let next = findings.get(1).map_or(0.0, |finding| finding.weight);
     let first = findings.into_iter().next();
     let Some(first) = first.filter(|first| first.weight > LEAST) else {
-        return unclear();
+        return unclear(words);
     };
     let confidence = match first.weight {
         weight if weight >= SURE && next <= weight / 2.0 => Confidence::Sure,
@@ -135,18 +161,18 @@ pub fn verdict(window: &Window<'_>, context: &Context) -> Verdict {
 }
 
 /// A connection that is not open yet: a SYN has no time-account.
-fn handshake(window: &Window<'_>) -> Option<Verdict> {
+fn handshake(window: &Window<'_>, words: Words) -> Option<Verdict> {
     let last = window.samples().last()?;
     if !matches!(last.connection.state, State::SynSent | State::SynRecv) {
         return None;
     }
     let again = f64::from(window.last().retransmits);
     if again == 0.0 {
-        return Some(unclear());
+        return Some(unclear(words));
     }
-    let finding = Finding::new(Factor::Timeouts, 1.0)
+    let finding = Finding::new(words, Factor::Timeouts, 1.0)
         .because(
-            format!("the handshake was begun {again} times more, and nothing came back"),
+            || format!("the handshake was begun {again} times more, and nothing came back"),
             &[("CurTimeoutCount", again)],
         )
         .helps("see whether the peer is there, and what drops its packets (firewall, route)");
@@ -160,34 +186,28 @@ fn sends(window: &Window<'_>) -> Option<bool> {
     // What was sent and not acknowledged is a try.
     let tries =
         window.last().unacked > 0 || window.last().notsent_bytes.is_some_and(|bytes| bytes > 0);
+    // And what is sent again and again is what matters, whatever came before.
+    let again = window.last().retransmits > 0;
     match (out, came) {
         (0, 0) => tries.then_some(true),
-        (out, came) => Some(out >= came),
+        (out, came) => Some(again || out >= came),
     }
 }
 
-fn idle(window: &Window<'_>) -> Verdict {
+fn idle(window: &Window<'_>, words: Words) -> Verdict {
     let elapsed = window.elapsed().as_secs_f64();
-    Verdict {
-        factor: Factor::Idle,
-        confidence: Confidence::Sure,
-        weight: 1.0,
-        evidence: vec![Evidence {
-            text: format!("no data went either way for {elapsed:.1} s, and none is waiting"),
-            figures: vec![("elapsed", elapsed)],
-        }],
-        remedy: None,
-    }
+    Finding::new(words, Factor::Idle, 1.0)
+        .because(
+            || format!("no data went either way for {elapsed:.1} s, and none is waiting"),
+            &[("elapsed", elapsed)],
+        )
+        .told(Confidence::Sure)
 }
 
-fn unclear() -> Verdict {
-    Verdict {
-        factor: Factor::Unclear,
-        confidence: Confidence::Unclear,
-        weight: 0.0,
-        evidence: Vec::new(),
-        remedy: Some("watch it for longer, or at the other end".into()),
-    }
+fn unclear(words: Words) -> Verdict {
+    Finding::new(words, Factor::Unclear, 0.0)
+        .helps("watch it for longer, or at the other end")
+        .told(Confidence::Unclear)
 }
 
 // === impl Confidence ===
@@ -207,7 +227,7 @@ impl Confidence {
 
 impl Factor {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Idle,
         Self::SenderApplication,
         Self::SendBuffer,
@@ -217,12 +237,19 @@ impl Factor {
         Self::Loss,
         Self::Queue,
         Self::Pacing,
+        Self::RateLimit,
+        Self::Descheduled,
         Self::PathMtu,
         Self::Timeouts,
         Self::Link,
         Self::Peer,
         Self::Unclear,
     ];
+
+    /// Its place in [`Factor::ALL`].
+    pub fn index(self) -> usize {
+        self as usize
+    }
 
     /// A letter, for a history.
     pub fn letter(self) -> char {
@@ -236,6 +263,8 @@ impl Factor {
             Self::Loss => 'l',
             Self::Queue => 'q',
             Self::Pacing => 'p',
+            Self::RateLimit => 'x',
+            Self::Descheduled => 'd',
             Self::PathMtu => 'm',
             Self::Timeouts => 't',
             Self::Link => '=',
@@ -252,6 +281,8 @@ impl Factor {
             Self::ReceiverApplication => "app-rcv",
             Self::ReceiveBuffer => "rcvbuf",
             Self::SlowStart => "slow-st",
+            Self::RateLimit => "limiter",
+            Self::Descheduled => "no-cpu",
             Self::PathMtu => "pmtu",
             Self::Timeouts => "timeout",
             other => other.name(),
@@ -270,6 +301,8 @@ impl Factor {
             Self::Loss => "loss",
             Self::Queue => "queue",
             Self::Pacing => "pacing",
+            Self::RateLimit => "rate-limit",
+            Self::Descheduled => "descheduled",
             Self::PathMtu => "path-mtu",
             Self::Timeouts => "timeouts",
             Self::Link => "link",
@@ -292,6 +325,8 @@ impl Factor {
             Self::Loss => "is limited by loss on the path",
             Self::Queue => "fills the path, and a long queue stands in it",
             Self::Pacing => "is limited by the pacing rate that was set for it",
+            Self::RateLimit => "is limited by a rate limiter on the way, which drops what is more",
+            Self::Descheduled => "waits for a machine that is kept from its CPU again and again",
             Self::PathMtu => "is limited by the path MTU: full segments do not get through",
             Self::Timeouts => "is limited by time-outs: nothing comes back",
             Self::Link => "carries what the path can: nothing is to be repaired",
@@ -302,8 +337,9 @@ impl Factor {
 }
 
 impl Finding {
-    fn new(factor: Factor, weight: f64) -> Self {
+    fn new(words: Words, factor: Factor, weight: f64) -> Self {
         Self {
+            words,
             factor,
             weight: weight.clamp(0.0, 1.0),
             evidence: Vec::new(),
@@ -311,11 +347,13 @@ impl Finding {
         }
     }
 
-    fn because(mut self, text: String, figures: &[(&'static str, f64)]) -> Self {
-        self.evidence.push(Evidence {
-            text,
-            figures: figures.to_vec(),
-        });
+    fn because(mut self, text: impl FnOnce() -> String, figures: &[(&'static str, f64)]) -> Self {
+        if self.words == Words::Said {
+            self.evidence.push(Evidence {
+                text: text(),
+                figures: figures.to_vec(),
+            });
+        }
         self
     }
 
@@ -329,8 +367,14 @@ impl Finding {
         }
     }
 
-    fn helps(mut self, remedy: impl Into<String>) -> Self {
-        self.remedy = Some(remedy.into());
+    fn helps(self, remedy: &str) -> Self {
+        self.helps_with(|| remedy.to_owned())
+    }
+
+    fn helps_with(mut self, remedy: impl FnOnce() -> String) -> Self {
+        if self.words == Words::Said {
+            self.remedy = Some(remedy());
+        }
         self
     }
 }

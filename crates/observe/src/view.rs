@@ -7,7 +7,7 @@ use unicode_width::UnicodeWidthStr as _;
 
 use crate::observer::Seen;
 use crate::record::Rates;
-use crate::verdict::{Confidence, Factor, Verdict};
+use crate::verdict::{Confidence, Factor};
 
 /// What a table is sorted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -123,8 +123,8 @@ impl Row {
     }
 
     /// With what limits it.
-    pub fn judged(mut self, verdict: Option<Verdict>) -> Self {
-        self.limit = verdict.map(|verdict| (verdict.factor, verdict.confidence));
+    pub fn judged(mut self, limit: Option<(Factor, Confidence)>) -> Self {
+        self.limit = limit;
         self
     }
 

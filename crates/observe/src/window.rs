@@ -158,6 +158,55 @@ impl<'a> Window<'a> {
         (count > 0.0).then(|| sum / count)
     }
 
+    /// Payload that the peer acknowledged, in bytes a second, of each part of the window that is so long at least.
+    pub fn sent_rates(&self, part: Duration) -> Vec<f64> {
+        let mut rates = Vec::new();
+        let mut from: Option<(Duration, u64)> = None;
+        for sample in &self.samples {
+            let Some(acked) = sample.info().and_then(|info| info.bytes_acked) else {
+                continue;
+            };
+            let Some((at, before)) = from else {
+                from = Some((sample.at, acked));
+                continue;
+            };
+            let time = sample.at.saturating_sub(at);
+            if time >= part {
+                rates.push(acked.saturating_sub(before) as f64 / time.as_secs_f64());
+                from = Some((sample.at, acked));
+            }
+        }
+        rates
+    }
+
+    /// How far one figure goes with another over the looks that have both, from -1 to 1 (Pearson's
+    /// coefficient). `None`: less than four of them, or one that stands.
+    pub fn correlation(
+        &self,
+        one: impl Fn(&TcpInfo) -> Option<f64>,
+        other: impl Fn(&TcpInfo) -> Option<f64>,
+    ) -> Option<f64> {
+        let pairs = self
+            .infos()
+            .filter_map(|info| Some((one(info)?, other(info)?)));
+        let pairs: Vec<_> = pairs.collect();
+        if pairs.len() < 4 {
+            return None;
+        }
+        let count = pairs.len() as f64;
+        let sums = pairs.iter().fold((0.0, 0.0), |s, p| (s.0 + p.0, s.1 + p.1));
+        let means = (sums.0 / count, sums.1 / count);
+        let (mut both, mut first, mut second) = (0.0, 0.0, 0.0);
+        for (a, b) in pairs {
+            let (a, b) = (a - means.0, b - means.1);
+            both += a * b;
+            first += a * a;
+            second += b * b;
+        }
+        let all = (first * second).sqrt();
+        (all > 0.0).then(|| both / all)
+    }
+
     /// The share of the looks in which it is so.
     pub fn often(&self, is: impl Fn(&TcpInfo) -> bool) -> f64 {
         let (mut so, mut count) = (0u32, 0u32);
@@ -208,6 +257,7 @@ pub(crate) mod tests {
                 congestion_control: None,
                 cgroup: None,
                 info: Some(info),
+                inside: None,
             },
         }
     }
@@ -277,6 +327,48 @@ pub(crate) mod tests {
             }),
         ];
         assert_eq!(Window::of(&samples).unwrap().loss(), 0.01);
+    }
+
+    #[test]
+    fn rates_of_parts_are_each_of_its_own_time() {
+        let samples = [
+            (0, 0),
+            (100, 100),
+            (500, 500),
+            (800, 900),
+            (1000, 1500),
+            (1100, 1500),
+        ];
+        let samples = samples.map(|(at, acked)| sample(at, |info| info.bytes_acked = Some(acked)));
+        let window = Window::of(&samples).unwrap();
+        assert_eq!(
+            window.sent_rates(Duration::from_millis(500)),
+            [1000.0, 2000.0]
+        );
+    }
+
+    #[test]
+    fn what_goes_together_correlates() {
+        let of = |pairs: &[(u32, u64)]| {
+            let samples = pairs.iter().zip(0..).map(|(&(unacked, millis), at)| {
+                sample(at * 100, |info| {
+                    info.unacked = unacked;
+                    info.rtt = Some(Duration::from_millis(millis));
+                })
+            });
+            let samples: Vec<_> = samples.collect();
+            let window = Window::of(&samples).unwrap();
+            window.correlation(
+                |info| Some(info.unacked.into()),
+                |info| info.rtt.map(|rtt| rtt.as_secs_f64()),
+            )
+        };
+        let near = |found: Option<f64>, is: f64| (found.unwrap() - is).abs() < 1e-9;
+        assert!(near(of(&[(1, 10), (2, 20), (3, 30), (4, 40)]), 1.0));
+        assert!(near(of(&[(1, 40), (2, 30), (3, 20), (4, 10)]), -1.0));
+        assert!(near(of(&[(1, 10), (2, 20), (2, 10), (1, 20)]), 0.0));
+        assert_eq!(of(&[(1, 10), (2, 10), (3, 10), (4, 10)]), None);
+        assert_eq!(of(&[(1, 10), (2, 20), (3, 30)]), None);
     }
 
     #[test]

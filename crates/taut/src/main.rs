@@ -8,6 +8,7 @@ mod observe;
 mod relay;
 mod snoop;
 mod top;
+mod watch;
 mod why;
 
 use std::io::Write as _;
@@ -27,6 +28,7 @@ struct Cli {
 enum Command {
     Top(top::Args),
     Why(why::Args),
+    Watch(watch::Args),
     Relay(relay::Args),
     Snoop(snoop::Args),
     Lab(lab::Args),
@@ -56,6 +58,10 @@ fn main() -> ExitCode {
         }
         Command::Top(args) => exit_code(top::run(&args)),
         Command::Why(args) => exit_code(why::run(&args)),
+        Command::Watch(args) => {
+            let _log = log::to_stderr();
+            exit_code(watch::run(&args))
+        }
         Command::Lab(args) => {
             let _log = log::to_stderr();
             exit_code(lab::run(args))

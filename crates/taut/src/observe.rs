@@ -76,7 +76,7 @@ impl Which {
 /// Says, once, what cannot be seen.
 #[derive(Default)]
 pub(crate) struct Missing {
-    said: [bool; 5],
+    said: [bool; 6],
 }
 
 // === impl Missing ===
@@ -110,6 +110,11 @@ impl Missing {
             (
                 looked.left_out + looked.incomplete,
                 "namespaces or answers of the kernel are left out",
+            ),
+            (
+                usize::from(looked.without_bpf),
+                "source is missing, BPF, so that nothing says whether applications have set their buffers: run this as \
+                 root, on a kernel with BTF",
             ),
         ];
         let mut sentences = Vec::new();

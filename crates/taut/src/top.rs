@@ -140,7 +140,7 @@ impl Args {
         } else {
             let rows = seen
                 .into_iter()
-                .map(|(row, seen)| row.judged(observer.verdict(&seen)));
+                .map(|(row, seen)| row.judged(observer.limit(&seen)));
             let rows: Vec<_> = rows.collect();
             out.write_all(view::table(&rows).as_bytes())?;
             out.write_all(b"\n")?;

@@ -1,9 +1,11 @@
 //! Reads a filter.
 //!
-//!     or      = and { ("or" | "||") and }
-//!     and     = not { ["and" | "&&"] not }
-//!     not     = { "not" | "!" } primary
-//!     primary = "(" or ")" | test
+//! ```text
+//! or      = and { ("or" | "||") and }
+//! and     = not { ["and" | "&&"] not }
+//! not     = { "not" | "!" } primary
+//! primary = "(" or ")" | test
+//! ```
 //!
 //! A word may stand in quotes, and then is none of these.
 

@@ -145,7 +145,8 @@ OUT and IN are payload in bits a second, CWND segments. HISTORY has a letter a l
   a sender-application   s send-buffer      r receiver-application   w receive-buffer
   g slow-start           l loss             q queue                  p pacing
   m path-mtu             t timeouts         = link                   > peer
-  . idle                 ? unclear          A question mark after a factor: it is likely, not sure.";
+  x rate-limit           d descheduled      . idle                   ? unclear
+A question mark after a factor: it is likely, not sure.";
 
 /// Draws all of it.
 pub(super) fn draw(frame: &mut Frame<'_>, state: &mut State) {
@@ -341,11 +342,14 @@ fn letter(point: &Point) -> Span<'static> {
 fn color(factor: Factor) -> Style {
     match factor {
         Factor::Idle | Factor::Unclear | Factor::Peer => Style::new().add_modifier(Modifier::DIM),
-        Factor::Link | Factor::SenderApplication | Factor::Pacing => Style::new().fg(Color::Blue),
+        Factor::Link | Factor::SenderApplication | Factor::Pacing | Factor::RateLimit => {
+            Style::new().fg(Color::Blue)
+        }
         Factor::SendBuffer
         | Factor::ReceiverApplication
         | Factor::ReceiveBuffer
         | Factor::SlowStart
+        | Factor::Descheduled
         | Factor::Queue => Style::new().fg(Color::Yellow),
         Factor::Loss | Factor::PathMtu | Factor::Timeouts => {
             Style::new().fg(Color::Yellow).add_modifier(Modifier::BOLD)
@@ -488,7 +492,7 @@ fn told(value: f64, unit: Unit) -> String {
         Unit::Bytes => bytes(value),
         Unit::BytesPerSecond => format!("{}bit/s", bits(value)),
         Unit::Seconds => format!("{value:.4} s"),
-        Unit::Segments | Unit::Count | Unit::Shift => format!("{value:.0}"),
+        Unit::Segments | Unit::Count | Unit::Shift | Unit::Flag => format!("{value:.0}"),
     }
 }
 

@@ -156,7 +156,7 @@ impl State {
         let filter = std::mem::replace(&mut self.filter, Filter::all());
         let rows = observer
             .seen(&filter)
-            .map(|seen| Row::of(&seen).judged(observer.verdict(&seen)));
+            .map(|seen| Row::of(&seen).judged(observer.limit(&seen)));
         self.rows = rows.collect();
         self.filter = filter;
         view::sort_by(&mut self.rows, |row| row, self.sort);

@@ -4,7 +4,7 @@
 use taut_sys::sock_diag::State;
 
 use super::units::{bytes, percent, rate, seconds, time};
-use super::{Confidence, Context, Factor, Finding, Verdict};
+use super::{Confidence, Context, Factor, Finding, Verdict, Words};
 use crate::window::{Sample, Window};
 
 /// A buffer of which this share is taken, overhead included, is nearly all that a window can fill.
@@ -12,24 +12,26 @@ const FULL: f64 = 0.4;
 /// A sender that uses this share of the window in each round trip is held by it.
 const WINDOW_USED: f64 = 0.7;
 
-pub(super) fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
+pub(super) fn findings(window: &Window<'_>, context: &Context, words: Words) -> Vec<Finding> {
     let waits = waits(window);
     let mut findings = Vec::new();
     if waits > 0.0 {
-        findings.push(application(window, waits));
+        findings.push(application(window, waits, words));
     }
     let used = used(window);
     if let Some(used) = used {
-        findings.push(buffer(window, context, used * (1.0 - waits)));
+        findings.push(buffer(window, context, used * (1.0 - waits), words));
     }
     let rest = 1.0 - findings.iter().map(|finding| finding.weight).sum::<f64>();
     findings.push(
-        Finding::new(Factor::Peer, rest)
+        Finding::new(words, Factor::Peer, rest)
             .because(
-                format!(
-                    "{} came, and neither the window nor its reader held it",
-                    rate(window.received_rate())
-                ),
+                || {
+                    format!(
+                        "{} came, and neither the window nor its reader held it",
+                        rate(window.received_rate())
+                    )
+                },
                 &[("rate", window.received_rate())],
             )
             .helps("ask at the other end: taut why there"),
@@ -38,7 +40,7 @@ pub(super) fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
 }
 
 /// What waits to be read while nothing goes either way; `None`: nothing does.
-pub(super) fn unread(window: &Window<'_>) -> Option<Verdict> {
+pub(super) fn unread(window: &Window<'_>, words: Words) -> Option<Verdict> {
     let connection = &window.samples().last()?.connection;
     // The peer's FIN takes a place in the queue.
     let ends = matches!(
@@ -47,12 +49,14 @@ pub(super) fn unread(window: &Window<'_>) -> Option<Verdict> {
     );
     let waits = connection.recv_queue.saturating_sub(u32::from(ends));
     (waits > 0).then(|| {
-        Finding::new(Factor::ReceiverApplication, 1.0)
+        Finding::new(words, Factor::ReceiverApplication, 1.0)
             .because(
-                format!(
-                    "{} wait to be read, and nothing was read",
-                    bytes(waits.into())
-                ),
+                || {
+                    format!(
+                        "{} wait to be read, and nothing was read",
+                        bytes(waits.into())
+                    )
+                },
                 &[("CurAppRQueue", waits.into())],
             )
             .helps("nothing in TCP: the application at this end does not read")
@@ -75,14 +79,14 @@ fn waits(window: &Window<'_>) -> f64 {
     samples.iter().filter(full).count() as f64 / samples.len().max(1) as f64
 }
 
-fn application(window: &Window<'_>, waits: f64) -> Finding {
+fn application(window: &Window<'_>, waits: f64, words: Words) -> Finding {
     let queue = window
         .samples()
         .last()
         .map_or(0, |sample| sample.connection.recv_queue);
-    Finding::new(Factor::ReceiverApplication, waits)
+    Finding::new(words, Factor::ReceiverApplication, waits)
         .because(
-            format!(
+            || format!(
                 "in {} of the looks more waited to be read than the window had room for; at the last {}",
                 percent(waits),
                 bytes(queue.into())
@@ -101,43 +105,58 @@ fn used(window: &Window<'_>) -> Option<f64> {
     (used >= WINDOW_USED).then_some(used.min(1.0))
 }
 
-fn buffer(window: &Window<'_>, context: &Context, weight: f64) -> Finding {
+fn buffer(window: &Window<'_>, context: &Context, weight: f64, words: Words) -> Finding {
     let rtt = window
         .mean(|info| seconds(info.rcv_rtt))
         .unwrap_or_default();
     let offered = window
         .mean(|info| info.rcv_wnd.map(f64::from))
         .unwrap_or_default();
-    let finding = Finding::new(Factor::ReceiveBuffer, weight).because(
-        format!(
-            "a window of {} in each round trip of {} is all that comes: {}",
-            bytes(offered),
-            time(rtt),
-            rate(window.received_rate())
-        ),
+    let finding = Finding::new(words, Factor::ReceiveBuffer, weight).because(
+        || {
+            format!(
+                "a window of {} in each round trip of {} is all that comes: {}",
+                bytes(offered),
+                time(rtt),
+                rate(window.received_rate())
+            )
+        },
         &[
             ("CurRwinSent", offered),
             ("rcv_rtt", rtt),
             ("rate", window.received_rate()),
         ],
     );
-    let rcvbuf = window
-        .samples()
-        .last()
-        .and_then(|sample| sample.connection.memory);
-    let rcvbuf = rcvbuf.map(|memory| u64::from(memory.rcvbuf));
-    match (rcvbuf, context.rmem_max, window.last().window_scales) {
-        (_, _, None) => finding.helps("no window scaling, so that 64 KiB is all that can be offered"),
-        (Some(rcvbuf), Some(most), _) if rcvbuf >= most => finding.helps(format!(
-            "raise the third figure of net.ipv4.tcp_rmem, which is {}, unless the application sets SO_RCVBUF",
-            bytes(most as f64)
-        )),
-        (Some(rcvbuf), Some(most), _) => finding.helps(format!(
-            "the buffer is {}, and the kernel may give {}: if it stays so, the application sets SO_RCVBUF, which \
-             keeps the kernel from it",
-            bytes(rcvbuf as f64),
-            bytes(most as f64)
-        )),
+    let last = window.samples().last().map(|sample| &sample.connection);
+    let rcvbuf = last.and_then(|c| c.memory).map(|m| u64::from(m.rcvbuf));
+    let locked = last
+        .and_then(|c| c.inside)
+        .map(|inside| inside.rcvbuf_locked);
+    if window.last().window_scales.is_none() {
+        return finding.helps("no window scaling, so that 64 KiB is all that can be offered");
+    }
+    match (locked, rcvbuf, context.rmem_max) {
+        (Some(true), ..) => finding.helps(
+            "the application sets SO_RCVBUF, which keeps the kernel from sizing the buffer: it should not",
+        ),
+        (_, Some(rcvbuf), Some(most)) if rcvbuf >= most => finding.helps_with(|| {
+            let unless = match locked {
+                None => ", unless the application sets SO_RCVBUF",
+                Some(_) => "",
+            };
+            let most = bytes(most as f64);
+            format!("raise the third figure of net.ipv4.tcp_rmem, which is {most}{unless}")
+        }),
+        (Some(false), ..) => finding.helps(
+            "the kernel sizes it, and may go on; if it does not, net.ipv4.tcp_mem bounds all buffers together",
+        ),
+        (None, Some(rcvbuf), Some(most)) => finding.helps_with(|| {
+            let (rcvbuf, most) = (bytes(rcvbuf as f64), bytes(most as f64));
+            format!(
+                "the buffer is {rcvbuf}, and the kernel may give {most}: if it stays so, the application sets \
+                 SO_RCVBUF, which keeps the kernel from it"
+            )
+        }),
         _ => finding.helps("a larger receive buffer"),
     }
 }

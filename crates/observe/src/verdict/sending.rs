@@ -1,9 +1,11 @@
 //! At the end that sends.
 
+use std::time::Duration;
+
 use taut_sys::tcp_info::{CaState, TcpInfo};
 
 use super::units::{bytes, percent, rate, seconds, time};
-use super::{Context, Factor, Finding};
+use super::{Context, Factor, Finding, Words};
 use crate::window::{Shares, Window};
 
 /// What is so in more than this share of the looks is so for most of the time.
@@ -28,21 +30,50 @@ const NEAR_PACE: f64 = 0.85;
 const IN_FLIGHT: f64 = 0.7;
 /// The constant of equation 2.2 of the thesis (Mathis et al. 1997), for one acknowledgement every segment.
 const MATHIS: f64 = 1.22;
+/// A round trip that goes with what is in flight so closely, and varies by this share of its least, is made
+/// by a queue: what was lost was lost for want of room there.
+const FOLLOWS: f64 = 0.5;
+const QUEUE_VARIES: f64 = 0.03;
+/// Of what is not certain at one end: likely, and never sure.
+const NOT_CERTAIN: f64 = 0.7;
+/// A rate limiter lets the same through in each part of this length, and a sender that loses at random does not:
+/// the deviation of a part from the mean.
+const PART: Duration = Duration::from_millis(500);
+const STEADY: f64 = 0.1;
+/// And what it drops is more than this share.
+const LIMITER_DROPS: f64 = 0.005;
+/// A round trip that is this many times its least, and this much longer in seconds, is not one of an empty path;
+const WAITS: f64 = 2.0;
+const WAITS_SECONDS: f64 = 0.002;
+/// and if it deviates by this share of itself, whoever answers is there at one time and away at another. A queue
+/// is long for many round trips on end.
+const DEVIATES: f64 = 0.3;
+/// Of a machine's CPUs: what a neighbour takes now and then is less.
+const STOLEN: f64 = 0.05;
 /// What is said to fit Mathis' bound is within this factor of it: Cubic does better than Reno, BBR much better.
 const NEAR_MATHIS: f64 = 4.0;
 
-pub(super) fn findings(window: &Window<'_>, shares: Shares, context: &Context) -> Vec<Finding> {
-    let idle = application(window, shares);
+pub(super) fn findings(
+    window: &Window<'_>,
+    shares: Shares,
+    context: &Context,
+    words: Words,
+) -> Vec<Finding> {
+    let idle = application(window, shares, words);
     // What is neither the application's nor a buffer's.
     let network = shares.network * (1.0 - waits(window));
-    let mut findings = vec![
-        idle,
-        send_buffer(window, shares, context),
-        receiver(window, shares),
-    ];
+    let mut findings = vec![idle, send_buffer(window, shares, context, words)];
+    // The window of one that is away fills, too.
+    if let Some(away) = descheduled(window, network + shares.receiver, context, words) {
+        findings.push(away);
+        return findings;
+    }
+    findings.push(receiver(window, shares, words));
     // In this order each takes what fits it, and leaves the rest: what is seen for certain comes first.
-    let rules = [timeouts, path_mtu, pacing, slow_start, loss, queue, link];
-    findings.extend(rules.iter().find_map(|rule| rule(window, network)));
+    let rules = [
+        black_hole, timeouts, path_mtu, pacing, slow_start, rate_limit, loss, queue, link,
+    ];
+    findings.extend(rules.iter().find_map(|rule| rule(window, network, words)));
     findings
 }
 
@@ -57,13 +88,15 @@ fn waits(window: &Window<'_>) -> f64 {
     })
 }
 
-fn application(window: &Window<'_>, shares: Shares) -> Finding {
+fn application(window: &Window<'_>, shares: Shares, words: Words) -> Finding {
     let waits = shares.network * waits(window);
-    let finding = Finding::new(Factor::SenderApplication, shares.idle + waits).because(
-        format!(
-            "for {} of the time nothing was there to send",
-            percent(shares.idle)
-        ),
+    let finding = Finding::new(words, Factor::SenderApplication, shares.idle + waits).because(
+        || {
+            format!(
+                "for {} of the time nothing was there to send",
+                percent(shares.idle)
+            )
+        },
         &[("idle_share", shares.idle)],
     );
     if waits < 0.05 {
@@ -71,7 +104,7 @@ fn application(window: &Window<'_>, shares: Shares) -> Finding {
     }
     finding
         .because(
-            format!(
+            || format!(
                 "for {} all was sent, and the window was not full: it waited for the round trip",
                 percent(waits)
             ),
@@ -80,12 +113,14 @@ fn application(window: &Window<'_>, shares: Shares) -> Finding {
         .helps("fewer round trips: several requests at a time, or a relay nearer to the peer (taut relay)")
 }
 
-fn send_buffer(window: &Window<'_>, shares: Shares, context: &Context) -> Finding {
-    let finding = Finding::new(Factor::SendBuffer, shares.send_buffer).because(
-        format!(
-            "for {} of the time the send buffer was full",
-            percent(shares.send_buffer)
-        ),
+fn send_buffer(window: &Window<'_>, shares: Shares, context: &Context, words: Words) -> Finding {
+    let finding = Finding::new(words, Factor::SendBuffer, shares.send_buffer).because(
+        || {
+            format!(
+                "for {} of the time the send buffer was full",
+                percent(shares.send_buffer)
+            )
+        },
         &[("SndLimTimeSnd_share", shares.send_buffer)],
     );
     let memory = window
@@ -97,44 +132,59 @@ fn send_buffer(window: &Window<'_>, shares: Shares, context: &Context) -> Findin
     };
     let sndbuf = f64::from(memory.sndbuf);
     let finding = finding.because(
-        format!("it holds {}, overhead included", bytes(sndbuf)),
+        || format!("it holds {}, overhead included", bytes(sndbuf)),
         &[("SndBuf", sndbuf)],
     );
-    match context.wmem_max {
-        Some(most) if u64::from(memory.sndbuf) >= most => finding.helps(format!(
-            "raise the third figure of net.ipv4.tcp_wmem, which is {}, unless the application sets SO_SNDBUF",
-            bytes(most as f64)
-        )),
-        Some(most) => finding.helps(format!(
-            "the kernel may give {}: if the buffer stays as it is, the application sets SO_SNDBUF, which keeps the \
-             kernel from it",
-            bytes(most as f64)
-        )),
-        None => finding.helps("a larger send buffer"),
+    let inside = window.samples().last().and_then(|s| s.connection.inside);
+    let locked = inside.map(|inside| inside.sndbuf_locked);
+    let most = context.wmem_max;
+    match (locked, most) {
+        (Some(true), _) => finding.helps(
+            "the application sets SO_SNDBUF, which keeps the kernel from sizing the buffer: it should not",
+        ),
+        (_, Some(most)) if u64::from(memory.sndbuf) >= most => finding.helps_with(|| {
+            let unless = match locked {
+                None => ", unless the application sets SO_SNDBUF",
+                Some(_) => "",
+            };
+            let most = bytes(most as f64);
+            format!("raise the third figure of net.ipv4.tcp_wmem, which is {most}{unless}")
+        }),
+        (Some(false), _) => finding.helps(
+            "the kernel sizes it, and may go on; if it does not, net.ipv4.tcp_mem bounds all buffers together",
+        ),
+        (None, Some(most)) => finding.helps_with(|| {
+            let most = bytes(most as f64);
+            format!(
+                "the kernel may give {most}: if the buffer stays as it is, the application sets SO_SNDBUF, which \
+                 keeps the kernel from it"
+            )
+        }),
+        (None, None) => finding.helps("a larger send buffer"),
     }
 }
 
-fn receiver(window: &Window<'_>, shares: Shares) -> Finding {
+fn receiver(window: &Window<'_>, shares: Shares, words: Words) -> Finding {
     let share = shares.receiver;
-    let held = (
-        format!(
-            "for {} of the time the peer's window was full",
-            percent(share)
-        ),
-        [("SndLimTimeRwin_share", share)],
-    );
+    let held = || {
+        let held = percent(share);
+        format!("for {held} of the time the peer's window was full")
+    };
+    let figures = [("SndLimTimeRwin_share", share)];
     let (least, most) = window.range(|info| info.snd_wnd).unwrap_or_default();
     let probes = window.range(|info| Some(info.probes)).unwrap_or_default().1;
     // A window of less than a segment is a closed one, also when it stands.
     if fell(window) || probes > 0 || least < window.last().snd_mss {
-        return Finding::new(Factor::ReceiverApplication, share)
-            .because(held.0, &held.1)
+        return Finding::new(words, Factor::ReceiverApplication, share)
+            .because(held, &figures)
             .because(
-                format!(
-                    "the window went between {} and {}: what is sent waits to be read",
-                    bytes(least.into()),
-                    bytes(most.into())
-                ),
+                || {
+                    format!(
+                        "the window went between {} and {}: what is sent waits to be read",
+                        bytes(least.into()),
+                        bytes(most.into())
+                    )
+                },
                 &[
                     ("CurRwinRcvd_least", least.into()),
                     ("CurRwinRcvd_most", most.into()),
@@ -142,10 +192,10 @@ fn receiver(window: &Window<'_>, shares: Shares) -> Finding {
             )
             .helps("nothing in TCP: the application at the peer reads slowly");
     }
-    let finding = Finding::new(Factor::ReceiveBuffer, share)
-        .because(held.0, &held.1)
+    let finding = Finding::new(words, Factor::ReceiveBuffer, share)
+        .because(held, &figures)
         .because(
-            format!("it stands at {}, and does not fall", bytes(most.into())),
+            || format!("it stands at {}, and does not fall", bytes(most.into())),
             &[("CurRwinRcvd", most.into())],
         );
     match window.last().window_scales {
@@ -168,17 +218,46 @@ fn fell(window: &Window<'_>) -> bool {
         })
 }
 
-fn timeouts(window: &Window<'_>, network: f64) -> Option<Finding> {
-    let often = window.often(|info| info.retransmits > 0 || info.backoff > 0);
+/// How often a segment had been sent again and was not answered.
+fn unanswered(window: &Window<'_>) -> f64 {
+    window.often(|info| info.retransmits > 0 || info.backoff > 0)
+}
+
+/// The handshake went through, and what is shorter than a segment, and none that is full: a link on the way
+/// takes no such packets, and the router that says so is not heard (RFC 2923 2.1).
+fn black_hole(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {
+    let last = window.last();
+    let acked = last.bytes_acked?;
+    let connection = &window.samples().last()?.connection;
+    let waits = connection.send_queue;
+    (unanswered(window) > OFTEN && acked < last.snd_mss.into() && waits >= last.snd_mss).then(|| {
+        Finding::new(words, Factor::PathMtu, network * NOT_CERTAIN)
+            .because(
+                || format!(
+                    "no segment of {} bytes was ever acknowledged, though the connection was made and {} bytes came",
+                    last.snd_mss,
+                    last.bytes_received.unwrap_or(0)
+                ),
+                &[
+                    ("CurMSS", last.snd_mss.into()),
+                    ("HCThruOctetsAcked", acked as f64),
+                ],
+            )
+            .helps("let ICMP \"fragmentation needed\" through, set the MTU of the tunnel, or net.ipv4.tcp_mtu_probing=1")
+    })
+}
+
+fn timeouts(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {
+    let often = unanswered(window);
     let silent = window.last().last_ack_recv.as_secs_f64();
     (often > OFTEN && shrinks(window).is_none()).then(|| {
-        Finding::new(Factor::Timeouts, network)
+        Finding::new(words, Factor::Timeouts, network)
             .because(
-                format!("in {} of the looks the same segment had been sent again without an answer", percent(often)),
+                || format!("in {} of the looks the same segment had been sent again without an answer", percent(often)),
                 &[("CurTimeoutCount_share", often)],
             )
             .because(
-                format!("the last acknowledgement came {} ago", time(silent)),
+                || format!("the last acknowledgement came {} ago", time(silent)),
                 &[("since_last_ack", silent)],
             )
             .helps("see whether the peer is there, and what drops packets on the way (firewall, conntrack, route)")
@@ -190,33 +269,33 @@ fn shrinks(window: &Window<'_>) -> Option<(u32, u32)> {
     (now < before).then_some((before, now))
 }
 
-fn path_mtu(window: &Window<'_>, network: f64) -> Option<Finding> {
+fn path_mtu(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {
     let (before, now) = shrinks(window)?;
     let lost = window.more_wrapping(|info| Some(info.total_retrans));
     (lost > 0).then(|| {
-        Finding::new(Factor::PathMtu, network)
+        Finding::new(words, Factor::PathMtu, network)
             .because(
-                format!("segments became smaller, from {before} to {now} bytes, after {lost} had to be sent again"),
+                || format!("segments became smaller, from {before} to {now} bytes, after {lost} had to be sent again"),
                 &[("CurMSS_before", before.into()), ("CurMSS", now.into())],
             )
             .helps("let ICMP \"fragmentation needed\" through, set the MTU of the tunnel, or net.ipv4.tcp_mtu_probing=1")
     })
 }
 
-fn pacing(window: &Window<'_>, network: f64) -> Option<Finding> {
+fn pacing(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {
     let most = window.last().max_pacing_rate? as f64;
     let sent = window.sent_rate();
     (sent >= most * NEAR_PACE).then(|| {
-        Finding::new(Factor::Pacing, network)
+        Finding::new(words, Factor::Pacing, network)
             .because(
-                format!("it sends {}, and may send {}", rate(sent), rate(most)),
+                || format!("it sends {}, and may send {}", rate(sent), rate(most)),
                 &[("rate", sent), ("max_pacing_rate", most)],
             )
             .helps("the application, or its manager, sets SO_MAX_PACING_RATE")
     })
 }
 
-fn slow_start(window: &Window<'_>, network: f64) -> Option<Finding> {
+fn slow_start(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {
     let in_it = |info: &TcpInfo| {
         info.snd_ssthresh
             .is_none_or(|ssthresh| info.snd_cwnd < ssthresh)
@@ -227,13 +306,13 @@ fn slow_start(window: &Window<'_>, network: f64) -> Option<Finding> {
     let grew = f64::from(last) >= f64::from(first) * GROWS;
     (often > OFTEN && grew && lost == 0).then(|| {
         let rtt = window.mean(|info| seconds(info.rtt)).unwrap_or_default();
-        Finding::new(Factor::SlowStart, network * often)
+        Finding::new(words, Factor::SlowStart, network * often)
             .because(
-                format!("the congestion window grew from {first} to {last} segments, and nothing was lost"),
+                || format!("the congestion window grew from {first} to {last} segments, and nothing was lost"),
                 &[("CurCwnd_first", first.into()), ("CurCwnd_last", last.into())],
             )
             .because(
-                format!("each step takes a round trip of {}", time(rtt)),
+                || format!("each step takes a round trip of {}", time(rtt)),
                 &[("SmoothedRTT", rtt)],
             )
             .helps("keep connections open, or put a relay on the way (taut relay)")
@@ -247,10 +326,81 @@ fn round_trips(window: &Window<'_>) -> Option<(f64, f64)> {
     (least > 0.0).then_some((least, mean))
 }
 
-fn loss(window: &Window<'_>, network: f64) -> Option<Finding> {
+/// A round trip that is now that of an empty path, and now much longer.
+fn descheduled(
+    window: &Window<'_>,
+    weight: f64,
+    context: &Context,
+    words: Words,
+) -> Option<Finding> {
+    let (least, mean) = round_trips(window)?;
+    let deviates = window.mean(|info| seconds(info.rttvar))?;
+    let waits = mean > least * WAITS && mean > least + WAITS_SECONDS;
+    (waits && deviates > mean * DEVIATES && unanswered(window) < OFTEN).then(|| {
+        Finding::new(words, Factor::Descheduled, weight)
+            .because(
+                || format!(
+                    "the round trip is {} at times, {} on the average, and deviates from that by {}: a queue would be steadier",
+                    time(least),
+                    time(mean),
+                    time(deviates)
+                ),
+                &[("MinRTT", least), ("SmoothedRTT", mean), ("RTTVar", deviates)],
+            )
+    })
+    .map(|finding| match context.steal {
+        Some(steal) if steal > STOLEN => finding
+            .because(
+                || format!("from this machine {} of its CPUs' time was taken", percent(steal)),
+                &[("steal", steal)],
+            )
+            .helps("a larger share of CPU for this machine; on it, if it is the sender: taut guest"),
+        _ => finding.helps(
+            "on the host of the guest that receives: taut snoop; or a larger share of CPU for whoever waits for it",
+        ),
+    })
+}
+
+/// The same rate in each part, much loss, and no queue.
+fn rate_limit(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {
     let lost = window.loss();
     let (least, mean) = round_trips(window)?;
-    if lost < LOSS_MATTERS || mean > least * NO_QUEUE + MILLISECOND {
+    if lost < LIMITER_DROPS || mean > least * NO_QUEUE + MILLISECOND || fills_a_queue(window, least)
+    {
+        return None;
+    }
+    let rates = window.sent_rates(PART);
+    let sent = rates.iter().sum::<f64>() / rates.len() as f64;
+    let squares = rates.iter().map(|rate| (rate / sent - 1.0).powi(2));
+    let deviation = (squares.sum::<f64>() / rates.len() as f64).sqrt();
+    (rates.len() >= 5 && deviation < STEADY).then(|| {
+        Finding::new(words, Factor::RateLimit, network * NOT_CERTAIN)
+            .because(
+                || format!(
+                    "{} in each half second, within {}, while {} of the segments were dropped and no queue was there",
+                    rate(sent),
+                    percent(deviation),
+                    percent(lost)
+                ),
+                &[("rate", sent), ("rate_deviation", deviation), ("loss", lost)],
+            )
+            .helps("ask whoever runs the path what rate was agreed; pacing at it (SO_MAX_PACING_RATE, BBR) saves the losses")
+    })
+}
+
+/// Whether the round trip is longer the more is in flight. Where the path has room left it is not.
+fn fills_a_queue(window: &Window<'_>, least: f64) -> bool {
+    let (shortest, longest) = window.range(|info| info.rtt).unwrap_or_default();
+    let varies = (longest.saturating_sub(shortest)).as_secs_f64();
+    let follows = window.correlation(|info| Some(info.unacked.into()), |info| seconds(info.rtt));
+    varies > least * QUEUE_VARIES && varies > MILLISECOND && follows.is_some_and(|c| c > FOLLOWS)
+}
+
+fn loss(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {
+    let lost = window.loss();
+    let (least, mean) = round_trips(window)?;
+    if lost < LOSS_MATTERS || mean > least * NO_QUEUE + MILLISECOND || fills_a_queue(window, least)
+    {
         return None;
     }
     let mss = f64::from(window.last().snd_mss);
@@ -258,9 +408,9 @@ fn loss(window: &Window<'_>, network: f64) -> Option<Finding> {
     let sent = window.sent_rate();
     let near = sent <= bound * NEAR_MATHIS;
     Some(
-        Finding::new(Factor::Loss, network * if near { 1.0 } else { 0.6 })
+        Finding::new(words, Factor::Loss, network * if near { 1.0 } else { 0.6 })
             .because(
-                format!(
+                || format!(
                     "{} of the segments were lost, while the round trip of {} was that of an empty path ({})",
                     percent(lost),
                     time(mean),
@@ -269,7 +419,7 @@ fn loss(window: &Window<'_>, network: f64) -> Option<Finding> {
                 &[("loss", lost), ("SmoothedRTT", mean), ("MinRTT", least)],
             )
             .because(
-                format!(
+                || format!(
                     "with that loss Reno reaches {} (Mathis); it sends {}",
                     rate(bound),
                     rate(sent)
@@ -280,33 +430,35 @@ fn loss(window: &Window<'_>, network: f64) -> Option<Finding> {
     )
 }
 
-fn queue(window: &Window<'_>, network: f64) -> Option<Finding> {
+fn queue(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {
     let (least, mean) = round_trips(window)?;
     (mean > least * LONG_QUEUE && mean > least + LONG_QUEUE_SECONDS).then(|| {
-        Finding::new(Factor::Queue, network)
+        Finding::new(words, Factor::Queue, network)
             .because(
-                format!("the round trip is {}, and {} without a queue", time(mean), time(least)),
+                || format!("the round trip is {}, and {} without a queue", time(mean), time(least)),
                 &[("SmoothedRTT", mean), ("MinRTT", least)],
             )
             .because(
-                format!("it sends {} into it", rate(window.sent_rate())),
+                || format!("it sends {} into it", rate(window.sent_rate())),
                 &[("rate", window.sent_rate())],
             )
             .helps("a short queue where it stands (fq_codel, CAKE), or BBR at this end; the rate will be the same")
     })
 }
 
-fn link(window: &Window<'_>, network: f64) -> Option<Finding> {
+fn link(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {
     let (least, mean) = round_trips(window)?;
     let full = window.often(|info| f64::from(info.unacked) >= f64::from(info.snd_cwnd) * IN_FLIGHT);
     (mean > least).then(|| {
-        Finding::new(Factor::Link, network * full).because(
-            format!(
-                "it sends {} steadily; the round trip of {} is not far from the least, {}",
-                rate(window.sent_rate()),
-                time(mean),
-                time(least)
-            ),
+        Finding::new(words, Factor::Link, network * full).because(
+            || {
+                format!(
+                    "it sends {} steadily; the round trip of {} is not far from the least, {}",
+                    rate(window.sent_rate()),
+                    time(mean),
+                    time(least)
+                )
+            },
             &[
                 ("rate", window.sent_rate()),
                 ("SmoothedRTT", mean),

@@ -40,7 +40,11 @@ fn sender(set: impl Fn(u64, &mut TcpInfo)) -> Vec<Sample> {
 }
 
 fn found(samples: &[Sample]) -> Verdict {
-    verdict(&Window::of(samples).unwrap(), &Context::default())
+    let (window, context) = (Window::of(samples).unwrap(), Context::default());
+    let verdict = verdict(&window, &context);
+    let brief = (verdict.factor, verdict.confidence);
+    assert_eq!(limit(&window, &context), brief);
+    verdict
 }
 
 fn of_half_seconds(look: u64, share: f64) -> Option<Duration> {
@@ -135,7 +139,12 @@ fn a_window_that_grows_without_loss_is_slow_start() {
 
 #[test]
 fn loss_without_a_queue_is_loss_and_with_one_the_link() {
-    let loses = |look: u64, info: &mut TcpInfo| info.total_retrans = look as u32 * 4;
+    // A window like a saw, as random losses make it.
+    let loses = |look: u64, info: &mut TcpInfo| {
+        info.total_retrans = look as u32 * 4;
+        let rate = |look: u64| 350_000 + 100_000 * (look % 4);
+        info.bytes_acked = Some((0..look).map(rate).sum());
+    };
     let empty = found(&sender(loses));
     assert_eq!(
         (empty.factor, empty.confidence),
@@ -188,6 +197,85 @@ fn repeating_into_silence_is_time_outs() {
         (found.factor, found.confidence),
         (Factor::Timeouts, Confidence::Sure)
     );
+}
+
+#[test]
+fn where_only_full_segments_get_no_answer_the_path_is_narrower() {
+    let stuck = |acked, queued| {
+        let mut samples = sender(|look, info| {
+            info.bytes_acked = Some(acked);
+            info.bytes_received = Some(if look == 0 { 0 } else { 400 });
+            info.ca_state = CaState::Loss;
+            info.retransmits = look.min(6) as u8;
+            info.total_retrans = look.min(6) as u32;
+        });
+        for sample in &mut samples {
+            sample.connection.send_queue = queued;
+        }
+        found(&samples).factor
+    };
+    // Its answer's header got through.
+    assert_eq!(stuck(241, 100_000), Factor::PathMtu);
+    assert_eq!(stuck(1, 100_000), Factor::PathMtu);
+    // Full ones did, before.
+    assert_eq!(stuck(1_000_000, 100_000), Factor::Timeouts);
+    // None was tried.
+    assert_eq!(stuck(1, 500), Factor::Timeouts);
+}
+
+#[test]
+fn losses_of_a_queue_that_is_short_are_the_links() {
+    // A window like a saw, and one segment in a thousand lost where it is widest.
+    let lossy = |rtt: fn(u64) -> u64| {
+        let found = found(&sender(|look, info| {
+            info.snd_cwnd = 14 + 2 * (look % 4) as u32;
+            info.unacked = info.snd_cwnd;
+            info.rtt = Some(Duration::from_micros(rtt(look)));
+            info.data_segs_out = Some(look as u32 * 1000);
+            info.total_retrans = look as u32;
+        }));
+        found.factor
+    };
+    assert_eq!(lossy(|look| 20_200 + look % 4 * 1200), Factor::Link);
+    assert_eq!(lossy(|look| 20_200 + look % 3), Factor::Loss);
+    // It varies, and not with the window.
+    assert_eq!(
+        lossy(|look| 20_200 + (look * 5 + 3) % 7 * 700),
+        Factor::Loss
+    );
+}
+
+#[test]
+fn a_rate_that_stands_while_much_is_dropped_is_a_limiters() {
+    let limited = |rate: fn(u64) -> u64| {
+        let found = found(&sender(|look, info| {
+            info.bytes_acked = Some((0..look).map(rate).sum());
+            info.total_retrans = look as u32 * 10;
+        }));
+        (found.factor, found.confidence)
+    };
+    assert_eq!(
+        limited(|_| 500_000),
+        (Factor::RateLimit, Confidence::Likely)
+    );
+    let saw = limited(|look| 350_000 + 100_000 * (look % 4));
+    assert_eq!(saw, (Factor::Loss, Confidence::Sure));
+}
+
+#[test]
+fn a_round_trip_that_comes_and_goes_is_of_one_that_is_away() {
+    let round_trip = |rtt: u64, deviates: u64| {
+        let found = found(&sender(|look, info| {
+            info.rtt = Some(Duration::from_millis(rtt));
+            info.rttvar = Some(Duration::from_millis(deviates));
+            info.min_rtt = Some(Duration::from_micros(300));
+            info.rwnd_limited = of_half_seconds(look, 0.6);
+        }));
+        (found.factor, found.confidence)
+    };
+    assert_eq!(round_trip(25, 15), (Factor::Descheduled, Confidence::Sure));
+    assert_eq!(round_trip(25, 2).0, Factor::ReceiveBuffer);
+    assert_eq!(round_trip(1, 1).0, Factor::ReceiveBuffer);
 }
 
 #[test]
@@ -257,6 +345,21 @@ fn a_receiver_knows_its_own_application_and_buffer() {
     );
     assert!(locked.remedy.unwrap().contains("SO_RCVBUF"));
     assert!(narrow(Some(131_072)).remedy.unwrap().contains("tcp_rmem"));
+    let known = |rcvbuf_locked| {
+        let samples = receiver(|_, sample| {
+            if let Some(info) = &mut sample.connection.info {
+                info.rcv_rtt = Some(Duration::from_millis(100));
+                info.rcv_wnd = Some(100_000);
+            }
+            sample.connection.inside = Some(taut_sys::sock_diag::Inside {
+                rcvbuf_locked,
+                ..Default::default()
+            });
+        });
+        found(&samples).remedy.unwrap()
+    };
+    assert!(known(true).starts_with("the application sets SO_RCVBUF"));
+    assert!(known(false).starts_with("the kernel sizes it"));
 }
 
 #[test]

@@ -1,0 +1,330 @@
+//! What is told to a scraper: sums and histograms, by process and by the peer's network.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use ipnet::IpNet;
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+
+use super::{Counts, Event, Told};
+use crate::owner::Process;
+use crate::verdict::Factor;
+
+/// Pairs of a process's name and a network that have histograms of their own; what comes later is `other`.
+pub const PAIRS: usize = 500;
+/// Names of processes that have counters of their own; what comes later is `other`.
+pub const PROCESSES: usize = 500;
+/// Networks of peers, in bits: what one site usually has.
+const PREFIX_V4: u8 = 24;
+const PREFIX_V6: u8 = 48;
+/// What stands for all that have no labels of their own, and for a process that is not known.
+const OTHER: &str = "other";
+const UNKNOWN: &str = "unknown";
+
+type Labels = Vec<(&'static str, String)>;
+type Seconds = Counter<f64, AtomicU64>;
+type Histograms = Family<Labels, Histogram, fn() -> Histogram>;
+
+/// The figures.
+pub struct Metrics {
+    registry: Arc<Registry>,
+    limited: Family<Labels, Seconds>,
+    ended: Family<Labels, Counter>,
+    rtt: Histograms,
+    retransmitted: Histograms,
+    open: Gauge,
+    left_out: Gauge,
+    unseen: Counter,
+    unheard: Counter,
+    missed: Counter,
+    lost: Counter,
+    counts: Counts,
+    pairs: Known<(String, String)>,
+    processes: Known<String>,
+}
+
+/// What has labels of its own.
+struct Known<T> {
+    known: HashSet<T>,
+    most: usize,
+}
+
+/// Round trips from 0.1 ms to 13 s.
+fn round_trips() -> Histogram {
+    Histogram::new(exponential_buckets(0.0001, 2.0, 18))
+}
+
+/// Shares from one in a hundred thousand to one half.
+fn shares() -> Histogram {
+    Histogram::new(exponential_buckets(0.00001, 3.0, 11))
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("taut_watch");
+        let metrics = Self {
+            registry: Arc::default(),
+            limited: Family::default(),
+            ended: Family::default(),
+            rtt: Family::new_with_constructor(round_trips),
+            retransmitted: Family::new_with_constructor(shares),
+            open: Gauge::default(),
+            left_out: Gauge::default(),
+            unseen: Counter::default(),
+            unheard: Counter::default(),
+            missed: Counter::default(),
+            lost: Counter::default(),
+            counts: Counts::default(),
+            pairs: Known::of(PAIRS),
+            processes: Known::of(PROCESSES),
+        };
+        let register = &mut registry;
+        register.register(
+            "limited_seconds",
+            "Time of connections, by what limited them",
+            metrics.limited.clone(),
+        );
+        register.register(
+            "ended",
+            "Connections that have ended, by what limited them for longest",
+            metrics.ended.clone(),
+        );
+        register.register(
+            "rtt_seconds",
+            "Smoothed round trips of connections at their end",
+            metrics.rtt.clone(),
+        );
+        register.register(
+            "retransmitted_ratio",
+            "Bytes sent again over bytes sent, of connections at their end",
+            metrics.retransmitted.clone(),
+        );
+        register.register(
+            "connections",
+            "Connections of the last look",
+            metrics.open.clone(),
+        );
+        register.register(
+            "connections_left_out",
+            "Connections of the last look for which there was no room",
+            metrics.left_out.clone(),
+        );
+        register.register(
+            "unseen",
+            "Connections that have ended and were in no look",
+            metrics.unseen.clone(),
+        );
+        register.register(
+            "unheard",
+            "Connections that have ended without the kernel's telling",
+            metrics.unheard.clone(),
+        );
+        register.register(
+            "missed",
+            "Times that the kernel had no room for ends that were not read in time",
+            metrics.missed.clone(),
+        );
+        register.register(
+            "lines_lost",
+            "Lines that could not be written",
+            metrics.lost.clone(),
+        );
+        Self {
+            registry: Arc::new(registry),
+            ..metrics
+        }
+    }
+}
+
+// === impl Metrics ===
+
+impl Metrics {
+    /// An exposition in OpenMetrics' text format, of the moment at which it is called.
+    pub fn exposition(
+        &self,
+    ) -> impl Fn() -> Result<String, fmt::Error> + Clone + Send + Sync + use<> {
+        let registry = self.registry.clone();
+        move || {
+            let mut text = String::new();
+            text::encode(&mut text, &registry)?;
+            Ok(text)
+        }
+    }
+
+    /// A factor has limited a connection of this process for so long.
+    pub fn limited(&mut self, process: Option<&Process>, factor: Factor, seconds: f64) {
+        let process = self.process(process);
+        let labels = vec![("factor", factor.name().to_owned()), ("process", process)];
+        self.limited.get_or_create(&labels).inc_by(seconds);
+    }
+
+    /// A connection was told of.
+    pub fn told(&mut self, told: &Told<'_>) {
+        if told.event != Event::End {
+            return;
+        }
+        let factor = told.life.and_then(|life| life.longest());
+        let labels = vec![
+            (
+                "factor",
+                factor.unwrap_or(Factor::Unclear).name().to_owned(),
+            ),
+            ("process", self.process(told.process)),
+        ];
+        self.ended.get_or_create(&labels).inc();
+        let connection = &told.tracked.last().connection;
+        let Some(info) = &connection.info else {
+            return;
+        };
+        let process = told.process.map_or(UNKNOWN, |process| &process.name);
+        let pair = (process.to_owned(), network(connection.remote.ip()));
+        let (process, peer) = self.pairs.or(pair, || (OTHER.to_owned(), OTHER.to_owned()));
+        let labels = vec![("process", process), ("peer", peer)];
+        if let Some(rtt) = info.rtt {
+            self.rtt.get_or_create(&labels).observe(rtt.as_secs_f64());
+        }
+        if let (Some(again), Some(sent @ 1..)) = (info.bytes_retrans, info.bytes_sent) {
+            let share = again as f64 / sent as f64;
+            self.retransmitted.get_or_create(&labels).observe(share);
+        }
+    }
+
+    /// A look is over.
+    pub fn looked(&mut self, open: usize, left_out: usize, counts: Counts) {
+        self.open.set(i64::try_from(open).unwrap_or(i64::MAX));
+        self.left_out
+            .set(i64::try_from(left_out).unwrap_or(i64::MAX));
+        let before = std::mem::replace(&mut self.counts, counts);
+        self.unseen.inc_by(counts.unseen - before.unseen);
+        self.unheard.inc_by(counts.unheard - before.unheard);
+        self.missed.inc_by(counts.missed - before.missed);
+    }
+
+    /// A line could not be written.
+    pub fn lost(&self) {
+        self.lost.inc();
+    }
+
+    fn process(&mut self, process: Option<&Process>) -> String {
+        match process {
+            Some(process) => self.processes.or(process.name.clone(), || OTHER.to_owned()),
+            None => UNKNOWN.to_owned(),
+        }
+    }
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Metrics").finish_non_exhaustive()
+    }
+}
+
+// === impl Known ===
+
+impl<T: Eq + std::hash::Hash + Clone> Known<T> {
+    fn of(most: usize) -> Self {
+        Self {
+            known: HashSet::new(),
+            most,
+        }
+    }
+
+    /// This one, if it has labels or there is room for it; else the other.
+    fn or(&mut self, one: T, other: impl FnOnce() -> T) -> T {
+        if self.known.contains(&one) {
+            return one;
+        }
+        if self.known.len() >= self.most {
+            return other();
+        }
+        self.known.insert(one.clone());
+        one
+    }
+}
+
+/// The network that an address is in.
+fn network(address: IpAddr) -> String {
+    let bits = match address {
+        IpAddr::V4(_) => PREFIX_V4,
+        IpAddr::V6(_) => PREFIX_V6,
+    };
+    // No prefix is too long.
+    IpNet::new(address, bits).map_or_else(|_| OTHER.to_owned(), |net| net.trunc().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::table::Tracked;
+    use crate::watch::Life;
+    use crate::window::tests::sample;
+
+    fn ended(remote: &str) -> Tracked {
+        let mut sample = sample(0, |info| {
+            info.rtt = Some(Duration::from_millis(20));
+            (info.bytes_sent, info.bytes_retrans) = (Some(1000), Some(10));
+        });
+        sample.connection.remote = remote.parse().unwrap();
+        Tracked::only("-".into(), sample)
+    }
+
+    fn tell(metrics: &mut Metrics, tracked: &Tracked, life: Option<&Life>) {
+        metrics.told(&Told {
+            event: Event::End,
+            cookie: 1,
+            tracked,
+            process: None,
+            life,
+            verdict: None,
+        });
+    }
+
+    #[test]
+    fn ends_are_told_by_network_and_by_what_limited_longest() {
+        let mut metrics = Metrics::default();
+        let mut life = Life::default();
+        life.limited[Factor::Loss.index()] = 3.0;
+        life.limited[Factor::Idle.index()] = 1.0;
+        tell(&mut metrics, &ended("192.0.2.77:80"), Some(&life));
+        tell(&mut metrics, &ended("192.0.2.78:80"), None);
+        tell(&mut metrics, &ended("[2001:db8:1:2::3]:80"), None);
+        metrics.limited(None, Factor::Loss, 2.5);
+        let text = metrics.exposition()().unwrap();
+        for line in [
+            r#"taut_watch_ended_total{factor="loss",process="unknown"} 1"#,
+            r#"taut_watch_ended_total{factor="unclear",process="unknown"} 2"#,
+            r#"taut_watch_rtt_seconds_count{process="unknown",peer="192.0.2.0/24"} 2"#,
+            r#"taut_watch_rtt_seconds_count{process="unknown",peer="2001:db8:1::/48"} 1"#,
+            r#"taut_watch_retransmitted_ratio_sum{process="unknown",peer="192.0.2.0/24"} 0.02"#,
+            r#"taut_watch_limited_seconds_total{factor="loss",process="unknown"} 2.5"#,
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn there_are_only_so_many_labels() {
+        let mut metrics = Metrics::default();
+        for number in 0..PAIRS + 5 {
+            let remote = format!("10.{}.{}.1:80", number / 256, number % 256);
+            tell(&mut metrics, &ended(&remote), None);
+        }
+        let text = metrics.exposition()().unwrap();
+        let series = text
+            .lines()
+            .filter(|line| line.starts_with("taut_watch_rtt_seconds_count"));
+        assert_eq!(series.count(), PAIRS + 1);
+        let other = r#"taut_watch_rtt_seconds_count{process="other",peer="other"} 5"#;
+        assert!(text.contains(other));
+    }
+}
