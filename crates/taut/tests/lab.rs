@@ -172,6 +172,22 @@ fn looks_at_many_connections_see_all_of_them() {
 }
 
 #[test]
+fn what_limits_a_connection_is_said_of_each_cause() {
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = outcome("verdicts", &dir.path().join("verdicts.json"));
+    let series = outcome["series"].as_array().unwrap();
+    let used = series.iter().filter(|s| s["metric"] == "bottleneck");
+    assert_eq!(
+        used.count() as f64,
+        outcome["headline"]["runs"],
+        "{outcome}"
+    );
+    // How often it is right is not for one run of each to say; all at once would not be chance.
+    let right = outcome["headline"]["right_share"].as_f64().unwrap();
+    assert!(right > 0.5, "{outcome}");
+}
+
+#[test]
 fn every_relay_beside_taut_relays_exactly_and_is_measured() {
     let dir = tempfile::tempdir().unwrap();
     let outcome = outcome("relay-peers", &dir.path().join("relay-peers.json"));
@@ -213,7 +229,7 @@ fn an_experiment_that_is_not_there_is_a_usage_error_that_names_those_that_are() 
     assert_eq!(output.status.code(), Some(2));
     assert!(
         said(&output).contains(
-            "pied-piper, consolidate, applications, idle-sessions, observe-cost, relay-peers, soak, snoop-soak"
+            "pied-piper, consolidate, applications, idle-sessions, observe-cost, verdicts, relay-peers, soak, snoop-soak"
         ),
         "{}",
         said(&output)

@@ -15,6 +15,7 @@ pub mod soak;
 pub mod stats;
 mod steal;
 pub mod table;
+pub mod verdicts;
 
 use std::io;
 use std::path::PathBuf;
@@ -59,6 +60,7 @@ pub const ALL: &[Experiment] = &[
     applications::EXPERIMENT,
     idle_sessions::EXPERIMENT,
     observe_cost::EXPERIMENT,
+    verdicts::EXPERIMENT,
     relay_peers::EXPERIMENT,
     soak::EXPERIMENT,
     snoop_soak::EXPERIMENT,

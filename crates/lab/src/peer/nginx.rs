@@ -7,11 +7,29 @@ use std::path::Path;
 use super::{PeerError, Service, program};
 use crate::world::Host;
 
+/// What a server has beside the usual.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Own<'a> {
+    /// After the address in `listen`, such as ` sndbuf=16384`.
+    pub listen: &'a str,
+    /// Directives of the server, such as `limit_rate 10000;`.
+    pub server: &'a str,
+}
+
 /// Serves the files of `DIR/www` on port 80 of `host`. Several hosts may share `dir`.
 ///
 /// # Errors
 /// [`PeerError`].
 pub fn serve(host: &Host, dir: &Path) -> Result<Service, PeerError> {
+    serve_with(host, dir, &Own::default())
+}
+
+/// The same, with what it has of its own.
+///
+/// # Errors
+/// [`PeerError`].
+pub fn serve_with(host: &Host, dir: &Path, with: &Own<'_>) -> Result<Service, PeerError> {
+    let Own { listen, server } = with;
     let addr = SocketAddr::from((host.addr(), 80));
     let config = dir.join(format!("nginx-{}.conf", host.name()));
     let (here, own) = (dir.display(), dir.join(format!("nginx-{}", host.name())));
@@ -34,7 +52,7 @@ pub fn serve(host: &Host, dir: &Path) -> Result<Service, PeerError> {
            fastcgi_temp_path \"{own}-fastcgi\";\n\
            uwsgi_temp_path \"{own}-uwsgi\";\n\
            scgi_temp_path \"{own}-scgi\";\n\
-           server {{ listen {addr}; root \"{here}/www\"; }}\n\
+           server {{ listen {addr}{listen}; root \"{here}/www\"; {server} }}\n\
          }}\n"
     );
     fs::write(&config, text).map_err(|source| PeerError::Prepare {

@@ -41,6 +41,18 @@ pub const SOCAT: Program = Program {
     version: "-V",
     package: "socat",
 };
+/// iperf3, which paces what it sends where it is told to.
+pub const IPERF3: Program = Program {
+    name: "iperf3",
+    version: "--version",
+    package: "iperf3",
+};
+/// nft.
+pub const NFT: Program = Program {
+    name: "nft",
+    version: "--version",
+    package: "nftables",
+};
 /// ss, which shows connections.
 pub const SS: Program = Program {
     name: "ss",

@@ -16,6 +16,9 @@ use crate::experiment::{Request, stats};
 /// One figure of a transfer.
 type Figure = fn(&Sample) -> f64;
 
+/// Acknowledging early is to have no less than this of what tuning alone has.
+const NO_LESS: f64 = 0.95;
+
 /// What is measured, and what it is called.
 const METRICS: [(&str, Figure); 4] = [
     ("sender_data_phase", |s| s.sender),
@@ -112,10 +115,37 @@ fn headline(measured: &Measured) -> BTreeMap<String, f64> {
             "worst_cell_ratio",
             worst_cell(measured).map(|(_, _, ratio)| ratio),
         ),
+        ("cells_below", Some(below(measured).len() as f64)),
     ]
     .into_iter()
     .filter_map(|(key, figure)| Some((key.to_owned(), figure.filter(|f| f.is_finite())?)))
     .collect()
+}
+
+/// Cells in which acknowledging early has less than [`NO_LESS`] of tuning alone, and not by chance: the whole
+/// interval of the ratio is below.
+fn below(measured: &Measured) -> Vec<String> {
+    let mut below = Vec::new();
+    for cell in &measured.cells {
+        for configuration in Configuration::ALL {
+            if configuration.snoop().is_none() {
+                continue;
+            }
+            let samples = |of| measured.samples(cell, of, |s| s.sender);
+            let (own, tuned) = (samples(configuration), samples(Configuration::Tuned));
+            // Of one or two nobody knows how much they vary.
+            if own.len().min(tuned.len()) < 3 {
+                continue;
+            }
+            if let Some((least, most)) = stats::ratio_interval(&own, &tuned)
+                && most < NO_LESS
+            {
+                let name = name(cell, configuration);
+                below.push(format!("`{name}` ({least:.2} to {most:.2})"));
+            }
+        }
+    }
+    below
 }
 
 /// Where acknowledging early does least over tuning alone.
@@ -243,6 +273,13 @@ fn notes(measured: &Measured) -> Vec<String> {
         let name = name(cell, configuration);
         notes.push(format!(
             "worst_cell_ratio is of `{name}`: {ratio:.2} of `tuned`."
+        ));
+    }
+    let below = below(measured);
+    if !below.is_empty() {
+        notes.push(format!(
+            "Less than {NO_LESS} of `tuned`, and not by chance (90 % interval of the ratio): {}.",
+            below.join(", ")
         ));
     }
     let late = |p| stats::quantile(&measured.late, p).unwrap_or(f64::NAN) * 1e3;

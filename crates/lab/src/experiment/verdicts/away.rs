@@ -1,0 +1,93 @@
+//! A guest that is kept from its CPU, at the end that receives.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::experiment::guests::gate::{Gate, Sharers};
+use crate::experiment::guests::guest::Guest;
+use crate::experiment::guests::guest::talk::Start;
+use crate::experiment::guests::network::{bridge, ip, join, standing};
+use crate::experiment::guests::slices::{Shape, Slices};
+use crate::experiment::guests::uml::{Booting, Uml};
+use crate::world::{Host, World};
+
+/// Where the guest finds the server: beside the addresses of worlds.
+pub(super) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
+const SERVER_MAC: [u8; 6] = [2, 0x78, 0, 0, 0, 1];
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 10);
+const GUEST_MAC: [u8; 6] = [2, 0x78, 0, 0, 0, 10];
+const TAP: &str = "guest0";
+
+/// The guest, and who decides when it runs.
+pub(super) struct Away {
+    // Everybody runs when it ends.
+    gate: Gate,
+    guest: Uml,
+    shape: Shape,
+    seed: u64,
+}
+
+// === impl Away ===
+
+impl Away {
+    /// A guest on a bridge with the link of `client`, which shares its core with so many as `sharers` says, itself
+    /// included. It runs all the time yet.
+    pub(super) fn boot(world: &World, taut: &Path, sharers: usize, seed: u64) -> io::Result<Self> {
+        let (server, client) = (world.host("server"), world.host("client"));
+        lay_out(server, client)?;
+        let guest = Guest {
+            address: GUEST,
+            mac: GUEST_MAC,
+            load: 0,
+            neighbours: vec![(SERVER, SERVER_MAC)],
+        };
+        let guest = Booting::start(client, taut, TAP, guest, world.dir())?.ready(server)?;
+        let mut guests = vec![None; sharers];
+        guests[0] = Some(Arc::clone(&guest.process));
+        let gate = Gate::start(Sharers {
+            driver: None,
+            guests,
+        })?;
+        Ok(Self {
+            gate,
+            guest,
+            shape: Shape::of(sharers, false),
+            seed,
+        })
+    }
+
+    /// It begins to download, and from now on it runs in its slices only.
+    pub(super) fn download(&mut self, url: &str) -> io::Result<()> {
+        let args = ["-q", "--silent", "--output", "/dev/null", url];
+        self.guest.start(Start {
+            name: "curl".to_owned(),
+            program: "curl".to_owned(),
+            args: args.map(str::to_owned).into(),
+            env: Vec::new(),
+        })?;
+        self.gate.close(Slices::new(self.shape, self.seed));
+        Ok(())
+    }
+}
+
+fn lay_out(server: &Host, client: &Host) -> io::Result<()> {
+    let mac = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+    let device = &server.devices()[0];
+    ip(
+        server,
+        &format!("link set dev {device} address {}", mac(SERVER_MAC)),
+    )?;
+    ip(server, &format!("addr add {SERVER}/24 dev {device}"))?;
+    ip(
+        server,
+        &format!(
+            "neigh replace {GUEST} lladdr {} dev {device} nud permanent",
+            mac(GUEST_MAC)
+        ),
+    )?;
+    bridge(client)?;
+    join(client, &client.devices()[0])?;
+    standing(client, TAP)
+}

@@ -1,0 +1,347 @@
+//! What is made to limit a connection, and what a verdict should say of it.
+
+use std::time::Duration;
+
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::{Rng as _, SeedableRng as _};
+
+use crate::link::shape::{LinkSpec, Shape};
+use crate::units::{BitsPerSecond, Bytes};
+
+/// What is made to limit a connection. Data goes from `server` to `client`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Cause {
+    /// A connection that nobody uses.
+    Idle,
+    /// nginx is told to send slowly (`limit_rate`).
+    SlowSender,
+    /// curl asks for one small file after the other: a round trip for each.
+    Questions,
+    /// nginx has a small SO_SNDBUF.
+    SendBuffer,
+    /// curl reads slowly (`--limit-rate`), seen from the sender.
+    SlowReader,
+    /// The same, seen from the reader.
+    SlowReaderHere,
+    /// `tcp_rmem` of the client is small.
+    ReceiveBuffer,
+    /// The same, seen from there.
+    ReceiveBufferHere,
+    /// The client has no window scaling.
+    NoScaling,
+    /// A connection that has just begun, on a long path.
+    SlowStart,
+    /// Segments are lost at random.
+    Loss,
+    /// A bottleneck with a queue that is much longer than the path.
+    Queue,
+    /// iperf3 sets SO_MAX_PACING_RATE.
+    Pacing,
+    /// Whatever is more than a rate is dropped before the client (nft's `limit rate`).
+    Policer,
+    /// The client is a guest that shares a core with others.
+    Descheduled,
+    /// A narrower link on the way, whose router says nothing.
+    BlackHole,
+    /// The same, and the kernel finds out by itself (`tcp_mtu_probing`).
+    MtuProbing,
+    /// The path is cut while data goes.
+    Cut,
+    /// The path is cut before the connection is made, seen from the client.
+    NoAnswer,
+    /// A bottleneck with a queue as long as it should be.
+    Link,
+    /// The same, seen from the receiver.
+    Elsewhere,
+}
+
+/// Which end is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Server,
+    Client,
+}
+
+/// One run: a cause, and everything that varies. The same seed gives the same.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Case {
+    pub(super) cause: Cause,
+    /// Of the link's losses.
+    pub(super) seed: u64,
+    /// A round trip of the empty path.
+    pub(super) round_trip: Duration,
+    pub(super) rate: BitsPerSecond,
+    /// What waits at the bottleneck at most.
+    pub(super) queue: Bytes,
+    pub(super) loss: f64,
+    /// What the cause itself is set to: bytes a second of an application or of pacing, bytes of a buffer, of
+    /// a file, or of the narrow link's packets.
+    pub(super) knob: u64,
+}
+
+// === impl Cause ===
+
+impl Cause {
+    pub(super) const ALL: [Self; 21] = [
+        Self::Idle,
+        Self::SlowSender,
+        Self::Questions,
+        Self::SendBuffer,
+        Self::SlowReader,
+        Self::SlowReaderHere,
+        Self::ReceiveBuffer,
+        Self::ReceiveBufferHere,
+        Self::NoScaling,
+        Self::SlowStart,
+        Self::Loss,
+        Self::Queue,
+        Self::Pacing,
+        Self::Policer,
+        Self::Descheduled,
+        Self::BlackHole,
+        Self::MtuProbing,
+        Self::Cut,
+        Self::NoAnswer,
+        Self::Link,
+        Self::Elsewhere,
+    ];
+
+    /// What it is called in figures.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::SlowSender => "slow sender",
+            Self::Questions => "questions",
+            Self::SendBuffer => "send buffer",
+            Self::SlowReader => "slow reader",
+            Self::SlowReaderHere => "slow reader (seen there)",
+            Self::ReceiveBuffer => "receive buffer",
+            Self::ReceiveBufferHere => "receive buffer (seen there)",
+            Self::NoScaling => "no window scaling",
+            Self::SlowStart => "slow start",
+            Self::Loss => "loss",
+            Self::Queue => "queue",
+            Self::Pacing => "pacing",
+            Self::Policer => "policer",
+            Self::Descheduled => "descheduled guest",
+            Self::BlackHole => "path MTU, black hole",
+            Self::MtuProbing => "path MTU, probed",
+            Self::Cut => "cut",
+            Self::NoAnswer => "no answer",
+            Self::Link => "link",
+            Self::Elsewhere => "link (seen by the receiver)",
+        }
+    }
+
+    /// The factor that a verdict should name, as `taut why --json` writes it.
+    pub(super) fn factor(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::SlowSender | Self::Questions => "sender-application",
+            Self::SendBuffer => "send-buffer",
+            Self::SlowReader | Self::SlowReaderHere => "receiver-application",
+            Self::ReceiveBuffer | Self::ReceiveBufferHere | Self::NoScaling => "receive-buffer",
+            Self::SlowStart => "slow-start",
+            Self::Loss => "loss",
+            Self::Queue => "queue",
+            Self::Pacing => "pacing",
+            Self::Policer => "rate-limit",
+            Self::Descheduled => "descheduled",
+            Self::BlackHole | Self::MtuProbing => "path-mtu",
+            Self::Cut | Self::NoAnswer => "timeouts",
+            Self::Link => "link",
+            Self::Elsewhere => "peer",
+        }
+    }
+
+    pub(super) fn watched(self) -> End {
+        match self {
+            Self::SlowReaderHere | Self::ReceiveBufferHere | Self::NoAnswer | Self::Elsewhere => {
+                End::Client
+            }
+            _ => End::Server,
+        }
+    }
+
+    /// How long data goes before it is watched, so that what happens at a start is over; nothing where the
+    /// start is what is to be seen.
+    pub(super) fn warm_up(self) -> Option<Duration> {
+        match self {
+            Self::SlowStart | Self::BlackHole | Self::MtuProbing | Self::NoAnswer => None,
+            Self::Idle => Some(Duration::from_secs(1)),
+            _ => Some(Duration::from_secs(5)),
+        }
+    }
+
+    /// How long it is watched, on a path of this round trip.
+    pub(super) fn watch(self, round_trip: Duration) -> Duration {
+        match self {
+            // A handshake, a question, and six doublings.
+            Self::SlowStart => round_trip * 8,
+            // Until the kernel has begun to look for a size that gets through.
+            Self::MtuProbing => Duration::from_secs(12),
+            _ => Duration::from_secs(5),
+        }
+    }
+
+    /// What share of the bottleneck is used if the world is as it should be.
+    pub(super) fn expected_use(self) -> (f64, f64) {
+        match self {
+            Self::Queue | Self::Link | Self::Elsewhere => (0.8, 1.05),
+            Self::SlowStart | Self::MtuProbing | Self::Descheduled => (0.0, 1.05),
+            Self::Idle | Self::Cut | Self::NoAnswer | Self::BlackHole => (0.0, 0.05),
+            _ => (0.0, 0.75),
+        }
+    }
+}
+
+// === impl Case ===
+
+impl Case {
+    /// The `run`th of a cause.
+    pub(super) fn of(cause: Cause, seed: u64, run: usize) -> Self {
+        let mut draw = Draw::new(seed, cause, run);
+        let millis = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+        let (round_trip, rate) = match cause {
+            // Buffers and losses limit where a path holds much.
+            Cause::SendBuffer
+            | Cause::ReceiveBuffer
+            | Cause::ReceiveBufferHere
+            | Cause::NoScaling => (draw.within(60.0, 200.0), draw.within(20.0, 60.0)),
+            Cause::SlowStart => (draw.within(150.0, 300.0), draw.within(100.0, 200.0)),
+            Cause::Loss => (draw.within(20.0, 100.0), draw.within(30.0, 60.0)),
+            Cause::Queue => (draw.within(10.0, 60.0), draw.within(4.0, 20.0)),
+            Cause::Descheduled => (draw.within(0.2, 4.0), draw.within(100.0, 400.0)),
+            _ => (draw.within(10.0, 150.0), draw.within(8.0, 50.0)),
+        };
+        let round_trip = millis(round_trip);
+        let rate = BitsPerSecond((rate * 1e6) as u64);
+        let path = rate.in_time(round_trip).0;
+        let queue = match cause {
+            Cause::Queue => rate.in_time(millis(draw.within(200.0, 800.0))).0,
+            // From half of what the path holds to all of it, and no more than is told from a long one.
+            Cause::Link | Cause::Elsewhere => {
+                let own = path as f64 * draw.within(0.5, 1.0);
+                (own as u64).min(rate.in_time(millis(25.0)).0)
+            }
+            Cause::SlowStart => 4 * path,
+            // No bottleneck: the guest is.
+            Cause::Descheduled => 1 << 20,
+            _ => path,
+        };
+        let share = |draw: &mut Draw, of: u64, from: f64, to: f64| {
+            (of as f64 * draw.within(from, to)) as u64
+        };
+        let knob = match cause {
+            Cause::SlowSender
+            | Cause::SlowReader
+            | Cause::SlowReaderHere
+            | Cause::Pacing
+            | Cause::Policer => share(&mut draw, rate.0 / 8, 0.05, 0.4),
+            // The kernel doubles it, for what it costs to keep it, and no buffer is less than 4608 bytes.
+            Cause::SendBuffer => share(&mut draw, path, 0.05, 0.2).max(8192),
+            Cause::ReceiveBuffer | Cause::ReceiveBufferHere => {
+                share(&mut draw, path, 0.1, 0.4).max(16_384)
+            }
+            Cause::Questions => draw.within(300.0, 12_000.0) as u64,
+            Cause::BlackHole | Cause::MtuProbing => draw.within(1280.0, 1460.0) as u64,
+            // Of this many, one runs.
+            Cause::Descheduled => 2 + draw.random.next_u64() % 4,
+            _ => 0,
+        };
+        Self {
+            cause,
+            seed: draw.random.next_u64(),
+            round_trip,
+            rate,
+            queue: Bytes(queue.max(3 * 1514)),
+            loss: match cause {
+                Cause::Loss => draw.within(0.003, 0.03),
+                _ => 0.0,
+            },
+            knob,
+        }
+    }
+
+    /// The link with the bottleneck, from the server.
+    pub(super) fn link(&self) -> LinkSpec {
+        let bare = Shape::delay(self.round_trip / 2);
+        let there = bare.rate(self.rate).queue(self.queue).loss(self.loss);
+        LinkSpec::each(there, bare).seed(self.seed)
+    }
+
+    /// Whether the path has a narrower link in it.
+    pub(super) fn is_narrow(&self) -> bool {
+        matches!(self.cause, Cause::BlackHole | Cause::MtuProbing)
+    }
+}
+
+/// Random choices of one run.
+struct Draw {
+    random: Pcg64Mcg,
+}
+
+// === impl Draw ===
+
+impl Draw {
+    fn new(seed: u64, cause: Cause, run: usize) -> Self {
+        // Far apart, so that neither causes nor runs share a stream.
+        let own = (cause as u64 + 1) << 32 | run as u64;
+        Self {
+            random: Pcg64Mcg::seed_from_u64(seed ^ own.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+        }
+    }
+
+    /// As often between 10 and 20 as between 100 and 200.
+    fn within(&mut self, least: f64, most: f64) -> f64 {
+        let share = self.random.next_u64() as f64 / u64::MAX as f64;
+        least * (most / least).powf(share)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_seed_gives_the_same_and_another_another() {
+        for cause in Cause::ALL {
+            assert_eq!(Case::of(cause, 1, 3), Case::of(cause, 1, 3));
+            assert_ne!(Case::of(cause, 1, 3), Case::of(cause, 2, 3));
+            assert_ne!(Case::of(cause, 1, 3), Case::of(cause, 1, 4));
+        }
+    }
+
+    #[test]
+    fn every_case_is_one_that_its_cause_limits() {
+        for cause in Cause::ALL {
+            for run in 0..200 {
+                let case = Case::of(cause, 7, run);
+                assert_eq!(case.link().fault(), None, "{case:?}");
+                let path = case.rate.in_time(case.round_trip).0;
+                match cause {
+                    // Doubled by the kernel, of which half is payload.
+                    Cause::SendBuffer => assert!(case.knob * 2 < path, "{case:?}"),
+                    Cause::ReceiveBuffer | Cause::ReceiveBufferHere => {
+                        assert!(case.knob < path / 2, "{case:?}");
+                    }
+                    Cause::NoScaling => assert!(65_535 < path * 3 / 4, "{case:?}"),
+                    Cause::Loss => {
+                        let mathis =
+                            1448.0 * 1.22 / (case.round_trip.as_secs_f64() * case.loss.sqrt());
+                        assert!(mathis * 8.0 < case.rate.0 as f64, "{case:?}");
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_those_of_one_cause() {
+        let mut names: Vec<_> = Cause::ALL.map(Cause::name).into();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Cause::ALL.len());
+    }
+}

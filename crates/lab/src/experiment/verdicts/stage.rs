@@ -1,0 +1,356 @@
+//! The world of one run, and the programs in it.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use taut_sys::child::Child;
+
+use super::away::{self, Away};
+use super::cause::{Case, Cause, End};
+use super::matrix::Said;
+use crate::experiment::{ExperimentError, Request};
+use crate::link::shape::{LinkSpec, Shape};
+use crate::peer::{Service, nginx, program};
+use crate::world::{Host, World, WorldBuilder};
+
+/// Bytes of a download that does not end while it is watched.
+const LARGE: u64 = 4 << 30;
+/// One after the other, more than are asked for while it is watched.
+const QUESTIONS: u32 = 100_000;
+/// Where iperf3 listens.
+const IPERF_PORT: u16 = 5201;
+/// The longest that iperf3 may take until it listens again.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Between two looks at that.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A world with programs in it.
+pub(super) struct Stage<'a> {
+    case: &'a Case,
+    // In this order: who asks goes before who answers.
+    away: Option<Away>,
+    talking: Option<Child>,
+    serving: Option<Service>,
+    world: World,
+}
+
+/// What a run has shown.
+pub(super) struct Shown {
+    pub(super) said: Said,
+    /// The share of the bottleneck that was used while it was watched.
+    pub(super) used: f64,
+}
+
+/// What is read of a line of `taut why --json`.
+#[derive(Deserialize)]
+struct Line {
+    verdict: Option<Verdict>,
+}
+
+#[derive(Deserialize)]
+struct Verdict {
+    factor: String,
+    confidence: String,
+}
+
+/// Runs a case.
+pub(super) fn run(case: &Case, request: &Request) -> Result<Shown, ExperimentError> {
+    let mut stage = Stage::build(case, request)?;
+    if case.cause == Cause::NoAnswer {
+        stage.cut();
+    }
+    if let Some(time) = case.cause.warm_up() {
+        stage.talk()?;
+        // What is to be seen is what it does after this time.
+        std::thread::sleep(time);
+    }
+    if case.cause == Cause::Cut {
+        stage.cut();
+    }
+    let before = stage.carried()?;
+    let watch = case.cause.watch(case.round_trip);
+    let mut why = stage
+        .why(request, watch)
+        .map_err(ExperimentError::machine("start taut why"))?;
+    if case.cause.warm_up().is_none() {
+        stage.talk()?;
+    }
+    let said = said(&mut why).map_err(ExperimentError::machine("read what taut why says"))?;
+    let bits = 8.0 * (stage.carried()? - before) as f64;
+    Ok(Shown {
+        said,
+        used: bits / (case.rate.0 as f64 * watch.as_secs_f64()),
+    })
+}
+
+/// What it says of the connection that carries most.
+fn said(why: &mut Child) -> io::Result<Said> {
+    let mut line = String::new();
+    if let Some(out) = why.pipes().stdout.take() {
+        let mut lines = BufReader::new(out);
+        lines.read_line(&mut line)?;
+        // It is to end by itself.
+        io::copy(&mut lines, &mut io::sink())?;
+    }
+    let status = why.wait()?;
+    if !status.success() {
+        return Err(io::Error::other(format!("it failed ({status})")));
+    }
+    let verdict = match line.trim() {
+        "" => None,
+        line => serde_json::from_str::<Line>(line)?.verdict,
+    };
+    Ok(match verdict {
+        Some(verdict) => Said {
+            factor: verdict.factor,
+            sure: verdict.confidence == "sure",
+        },
+        None => Said {
+            factor: "nothing".to_owned(),
+            sure: false,
+        },
+    })
+}
+
+// === impl Stage ===
+
+impl<'a> Stage<'a> {
+    fn build(case: &'a Case, request: &Request) -> Result<Self, ExperimentError> {
+        let mut world = WorldBuilder::new("verdicts").host("server").host("client");
+        world = match case.is_narrow() {
+            false => world.link("server", "client", case.link()),
+            true => {
+                let plain = LinkSpec::both(Shape::default());
+                let narrow = LinkSpec {
+                    mtu: case.knob as u16,
+                    ..plain
+                };
+                // Both ends have links of the usual MTU, so that neither offers an MSS that fits.
+                world
+                    .host("near")
+                    .host("far")
+                    .link("server", "near", case.link())
+                    .link("near", "far", narrow)
+                    .link("far", "client", plain)
+            }
+        };
+        world = match case.cause {
+            Cause::ReceiveBuffer | Cause::ReceiveBufferHere => {
+                // As much for what it costs to keep it.
+                let most = (2 * case.knob).to_string();
+                world.sysctl(
+                    "client",
+                    "net.ipv4.tcp_rmem",
+                    &format!("4096 {most} {most}"),
+                )
+            }
+            Cause::NoScaling => world.sysctl("client", "net.ipv4.tcp_window_scaling", "0"),
+            Cause::MtuProbing => world.sysctl("server", "net.ipv4.tcp_mtu_probing", "1"),
+            _ => world,
+        };
+        let world = world.build()?;
+        let mut stage = Self {
+            case,
+            away: None,
+            talking: None,
+            serving: None,
+            world,
+        };
+        match case.cause {
+            Cause::BlackHole | Cause::MtuProbing => stage.silence()?,
+            Cause::Policer => stage.police()?,
+            Cause::Descheduled => {
+                let sharers = usize::try_from(case.knob).unwrap_or(usize::MAX);
+                let away = Away::boot(&stage.world, &request.taut, sharers, case.seed);
+                stage.away = Some(away.map_err(ExperimentError::machine("boot a guest"))?);
+            }
+            _ => {}
+        }
+        stage.serve()?;
+        Ok(stage)
+    }
+
+    /// The router before the narrow link says nothing of what it drops.
+    fn silence(&self) -> Result<(), ExperimentError> {
+        self.filter(
+            "near",
+            "table inet lab { chain out { type filter hook output priority 0; \
+             icmp type destination-unreachable drop; icmpv6 type packet-too-big drop; }; }",
+        )
+    }
+
+    /// What comes to the client at more than the rate, after a tenth of a second's worth, is dropped.
+    fn police(&self) -> Result<(), ExperimentError> {
+        let (rate, burst) = (self.case.knob, (self.case.knob / 10).max(15_000));
+        self.filter(
+            "client",
+            &format!(
+                "table inet lab {{ chain in {{ type filter hook input priority 0; \
+                 tcp sport 80 limit rate over {rate} bytes/second burst {burst} bytes drop; }}; }}"
+            ),
+        )
+    }
+
+    fn filter(&self, host: &str, rules: &str) -> Result<(), ExperimentError> {
+        let mut nft = program::NFT.command();
+        nft.arg(rules).stdin(Stdio::null());
+        let done = self
+            .world
+            .host(host)
+            .spawn(nft)
+            .and_then(|mut nft| nft.wait());
+        match done {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(io::Error::other(format!("nft: {status}"))),
+            Err(e) => Err(e),
+        }
+        .map_err(ExperimentError::machine("set a host's rules with nft"))
+    }
+
+    fn serve(&mut self) -> Result<(), ExperimentError> {
+        let dir = self.world.dir();
+        if self.case.cause == Cause::Pacing {
+            let client = self.world.host("client");
+            let mut server = program::IPERF3.command();
+            server.args([
+                "--server",
+                "--forceflush",
+                "--port",
+                &IPERF_PORT.to_string(),
+            ]);
+            let addr = SocketAddr::from((client.addr(), IPERF_PORT));
+            let service = Service::start(client, "iperf3", server, addr, dir)?;
+            // It has taken the first connection, which asked whether it is there, for a test, and begins anew.
+            let began = Instant::now();
+            while service
+                .said()
+                .unwrap_or_default()
+                .matches("Server listening")
+                .count()
+                < 2
+            {
+                if began.elapsed() > PATIENCE {
+                    let e = io::Error::other(
+                        "iperf3 does not listen again after a connection without a test",
+                    );
+                    return Err(ExperimentError::machine("start iperf3")(e));
+                }
+                std::thread::sleep(PAUSE);
+            }
+            self.serving = Some(service);
+            return Ok(());
+        }
+        let www = dir.join("www");
+        let make =
+            |name: &str, len: u64| -> io::Result<()> { File::create(www.join(name))?.set_len(len) };
+        let made = fs::create_dir_all(&www)
+            .and_then(|()| make("large", LARGE))
+            .and_then(|()| make("small", self.case.knob.min(1 << 20)));
+        made.map_err(ExperimentError::machine("make nginx's files"))?;
+        let knob = self.case.knob;
+        let listen = match self.case.cause {
+            Cause::SendBuffer => format!(" sndbuf={knob}"),
+            Cause::Descheduled => format!("; listen {}:80", away::SERVER),
+            _ => String::new(),
+        };
+        let location = match self.case.cause {
+            Cause::SlowSender => format!("limit_rate {knob};"),
+            // One connection, however many are asked.
+            Cause::Questions => format!("keepalive_requests {QUESTIONS};"),
+            _ => String::new(),
+        };
+        let own = nginx::Own {
+            listen: &listen,
+            server: &location,
+        };
+        let server = self.world.host("server");
+        self.serving = Some(nginx::serve_with(server, dir, &own)?);
+        Ok(())
+    }
+
+    /// The program that makes the connection.
+    fn talk(&mut self) -> Result<(), ExperimentError> {
+        if let Some(away) = &mut self.away {
+            let url = format!("http://{}/large", away::SERVER);
+            let begun = away.download(&url);
+            return begun.map_err(ExperimentError::machine("start curl in a guest"));
+        }
+        let server = SocketAddr::from((self.world.addr("server"), 80));
+        let (host, mut command) = match self.case.cause {
+            Cause::Idle => {
+                let mut socat = program::SOCAT.command();
+                socat.arg("-").arg(format!("TCP:{server}"));
+                // It has nothing to say until this is dropped.
+                socat.stdin(Stdio::piped());
+                ("client", socat)
+            }
+            Cause::Pacing => {
+                let mut iperf = program::IPERF3.command();
+                let client = self.world.addr("client").to_string();
+                iperf.args(["--client", &client, "--port", &IPERF_PORT.to_string()]);
+                iperf.args([
+                    "--time",
+                    "60",
+                    "--fq-rate",
+                    &(8 * self.case.knob).to_string(),
+                ]);
+                iperf.stdin(Stdio::null());
+                ("server", iperf)
+            }
+            cause => {
+                let mut curl = program::CURL.command();
+                curl.args(["-q", "--silent", "--noproxy", "*", "--output", "/dev/null"]);
+                curl.stdin(Stdio::null());
+                if matches!(cause, Cause::SlowReader | Cause::SlowReaderHere) {
+                    curl.args(["--limit-rate", &self.case.knob.to_string()]);
+                }
+                match cause {
+                    Cause::Questions => curl.arg(format!("http://{server}/small?[1-{QUESTIONS}]")),
+                    _ => curl.arg(format!("http://{server}/large")),
+                };
+                ("client", curl)
+            }
+        };
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let child = self.world.host(host).spawn(command);
+        self.talking = Some(child.map_err(ExperimentError::machine("start a client"))?);
+        Ok(())
+    }
+
+    fn cut(&self) {
+        self.world.cut("server", "client", true);
+    }
+
+    /// Bytes that the bottleneck has taken from the server.
+    fn carried(&self) -> Result<u64, ExperimentError> {
+        let reports = self.world.link_reports()?;
+        Ok(reports.first().map_or(0, |link| link.a_to_b.path.bytes))
+    }
+
+    fn watched(&self) -> &Host {
+        match self.case.cause.watched() {
+            End::Server => self.world.host("server"),
+            End::Client => self.world.host("client"),
+        }
+    }
+
+    /// `taut why`, which looks from now on.
+    fn why(&self, request: &Request, watch: Duration) -> io::Result<Child> {
+        let mut why = Command::new(&request.taut);
+        why.args(["why", "--json", "--own-netns"]);
+        why.args(["--for", &format!("{}ms", watch.as_millis())]);
+        why.args(match (self.case.cause, self.case.cause.watched()) {
+            (Cause::Pacing, _) => ["dport", "5201"],
+            (_, End::Server) => ["sport", "80"],
+            (_, End::Client) => ["dport", "80"],
+        });
+        why.stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        self.watched().spawn(why)
+    }
+}
