@@ -70,7 +70,9 @@ mod tests {
     #[test]
     fn a_line_has_the_record_and_its_time() {
         let mut tracked = Tracked::only("-".into(), sample(1000, |_| {}));
-        tracked.finish(sample(6500, |info| info.bytes_acked = Some(77)));
+        tracked.finish(sample(6500, |info| {
+            (info.segs_out, info.bytes_acked) = (Some(9), Some(77));
+        }));
         let mut life = Life {
             since: Duration::from_secs(1),
             ..Life::default()
