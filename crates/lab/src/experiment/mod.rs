@@ -77,7 +77,7 @@ pub enum ExperimentError {
     Peer(#[from] PeerError),
     /// The part that was asked for.
     #[error(
-        "nothing of it has `{0}` in its name: they are as in the figures, such as `100 kB 2 guests`"
+        "nothing of it has `{0}` in its name: names are as in its figures"
     )]
     NoPart(String),
     /// A download.

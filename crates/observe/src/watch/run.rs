@@ -18,7 +18,7 @@ use crate::observer::Observer;
 use crate::owner::Process;
 use crate::verdict::Factor;
 
-/// Between two readings of what has ended: at 5,000 ends a second, a quarter of what the kernel keeps.
+/// Between two readings of what has ended; what the kernel has no room for in that time is counted.
 const HEAR_EVERY: Duration = Duration::from_millis(250);
 
 /// How it is done.

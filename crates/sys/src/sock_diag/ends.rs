@@ -14,7 +14,7 @@ use crate::Errno;
 /// Groups SKNLGRP_INET_TCP_DESTROY and SKNLGRP_INET6_TCP_DESTROY of linux/sock_diag.h, as bits.
 const GROUPS: u32 = 1 << 0 | 1 << 2;
 
-/// What may wait to be read: some 5,000 ends. The kernel counts twice as much, and takes it from the ordinary
+/// What may wait to be read, in bytes. The kernel counts twice as much, and takes it from the ordinary
 /// bound of buffers only when the caller may not (CAP_NET_ADMIN).
 const BUFFER: usize = 4 << 20;
 
