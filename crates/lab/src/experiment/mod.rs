@@ -76,9 +76,7 @@ pub enum ExperimentError {
     #[error(transparent)]
     Peer(#[from] PeerError),
     /// The part that was asked for.
-    #[error(
-        "nothing of it has `{0}` in its name: names are as in its figures"
-    )]
+    #[error("nothing of it has `{0}` in its name: names are as in its figures")]
     NoPart(String),
     /// A download.
     #[error(transparent)]
