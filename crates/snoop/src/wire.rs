@@ -106,8 +106,8 @@ pub struct Config {
     pub ring: u32,
     /// How many those are.
     pub sharing: u32,
-    /// For so many times 2^20 ns after it was heard the guest is taken to be awake, and every second full
-    /// segment is acknowledged; 0: each is. See [`Config::AWAKE`].
+    /// For so many times 2^20 ns after it was heard the guest is taken to be awake, and an acknowledgement
+    /// is of several full segments; 0: each is acknowledged. See [`Config::AWAKE`].
     pub awake_ticks: u32,
 }
 
@@ -184,11 +184,11 @@ exits! {
 
 /// Bytes of `struct snoop_key`, `struct snoop_flow` and `struct snoop_event`.
 pub(crate) const KEY: usize = 40;
-pub(crate) const FLOW: usize = 160;
+pub(crate) const FLOW: usize = 168;
 const EVENT: usize = KEY + 12;
 
 /// Where `mode` and `bypass` are in `struct snoop_flow`.
-const MODE_AT: usize = 113;
+const MODE_AT: usize = 117;
 
 /// The bit beside a VLAN's number that says that there is one.
 const TAGGED: u16 = 0x8000;
@@ -320,9 +320,9 @@ impl Flow {
         let _told_edge = read.u32()?;
         let grown_edge = read.u32()?;
         // What only the programs need: from `far_edge` to `mss`.
-        let _: [u8; 17 * 4 + 2 + 12 + 2] = read.take()?;
+        let _: [u8; 18 * 4 + 2 + 12 + 2] = read.take()?;
         let [_scale, mode, bypass, _flags, _tos, _ttl, _counted] = read.take()?;
-        let _: [u8; 1] = read.take()?;
+        let _: [u8; 5] = read.take()?;
         let seen_ns = read.u64()?;
         Some(Self {
             mode: Mode::decode(mode, bypass)?,

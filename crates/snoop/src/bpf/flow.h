@@ -14,10 +14,20 @@
 /* A segment's number that is farther behind is nobody's repetition. */
 #define SEQ_BEHIND	(1U << 24)
 
-/* Segments that each get an acknowledgement, at the start and after each gap. A
- * sender with a small window waits for every one of them.
+/* An acknowledgement may be of so many segments while the guest is awake: a
+ * receiver that merges what comes together (GRO) acknowledges up to 64 KiB at once.
  */
-#define QUICK_SEGMENTS	16
+#define STRETCH_MAX	8
+
+/* Of a run. Since a gap the sender may be avoiding congestion. */
+#define RUN_GAP		0x80
+#define RUN_MAX		(8 * STRETCH_MAX)
+
+/* Without data for so many times as long as a guest is taken to be awake, a run
+ * begins anew: the sender's window may be that of a start again (RFC 5681 4.1; Linux
+ * waits for 200 ms at least).
+ */
+#define IDLE		8
 
 /* Of a time: ticks of 2^20 ns. */
 #define TICK_SHIFT	20
@@ -129,7 +139,8 @@ static __always_inline void begin_at(struct snoop_flow *f, __u32 first,
 	f->extra = 0;
 	f->extra_older = 0;
 	f->extra_mark = first;
-	f->quick = QUICK_SEGMENTS;
+	f->run = 0;
+	f->held = 0;
 }
 
 #endif

@@ -75,11 +75,20 @@ pass(struct snoop_flow *f, const struct snoop_config *c, bool on,
      const struct segment *s, struct lift *lift)
 {
 	__u16 window = s->window;
+	__u32 still_held;
 
 	if (on)
 		window = window_from(f, c, s->ack, f->rcv_edge);
-	if (after(s->ack, f->told_seq))
+	if (after(s->ack, f->told_seq)) {
+		/* What is still held came no earlier than what it tells of. */
+		if (s->options.has_ts && after(s->options.tsecr, f->held_ts))
+			f->held_ts = s->options.tsecr;
 		f->told_seq = s->ack;
+		still_held = room(f->told_seq, f->next_seq) + f->mss - 1;
+		still_held /= f->mss;
+		if (f->held > still_held)
+			f->held = still_held;
+	}
 	if (!before(s->ack, f->told_seq))
 		f->told_edge = s->ack + ((__u32)window << scale_of(f));
 	if (window >= s->window)
@@ -166,8 +175,8 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 		return SNOOP_FG_SUPPRESSED;
 	}
 	/* It tells of what was held, too. */
-	if (f->told_seq != f->next_seq)
-		f->acked_segments++;
+	f->acked_segments += f->held;
+	f->held = 0;
 	f->acked_bytes += f->next_seq - f->told_seq;
 	f->told_seq = f->next_seq;
 	f->told_edge = edge;

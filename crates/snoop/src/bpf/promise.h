@@ -131,20 +131,50 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 	return SNOOP_TG_ACKED;
 }
 
-/* While the guest is awake every second full segment is acknowledged at once (RFC
- * 5681 4.2), as the guest would do: to tell of each costs the way back, and the
- * sender, twice as much, and gains nothing. Should the sender wait for what is
- * held, it waits for the guest, as without us. It is not made to where that can
- * be seen: it has pushed, or has window for no more than this one's successor.
+/* How many segments an acknowledgement may be of: no more than what the sender's
+ * window must be by now, so that it never waits for one. From a start the window is
+ * a segment, and one more for each acknowledgement (RFC 5681 3.1); since a gap it
+ * may be two, and one more for as many as it is.
+ */
+static __always_inline __u32 stretch_of(const struct snoop_flow *f)
+{
+	__u32 stretch = f->run & RUN_GAP ? 1 + (f->run & ~RUN_GAP) / 8 : f->run;
+
+	if (!stretch)
+		return 1;
+	return stretch < STRETCH_MAX ? stretch : STRETCH_MAX;
+}
+
+/* While the guest is awake it need not be spoken for, but it may be put off its CPU
+ * with the next tick: it is spoken for, of several full segments at a time, as it
+ * would do itself. To tell of each costs the way back, and the sender, many times as
+ * much, and gains nothing. Should the sender wait for what is held, it waits for the
+ * guest, as without us. It is not made to where that can be seen: it has pushed, or
+ * has no window for as many again.
  */
 static __always_inline bool may_be_held(const struct snoop_flow *f,
 					const struct snoop_config *c,
 					const struct segment *s, __u64 now)
 {
+	__u32 stretch = stretch_of(f);
+
 	return (__u32)(now >> TICK_SHIFT) - f->heard < c->awake_ticks &&
-	       !f->quick && !(s->flags & TH_PSH) && s->len <= f->mss &&
-	       !extra_of(f, s) && f->next_seq - f->told_seq == s->len &&
-	       !before(f->told_edge, f->next_seq + 2 * f->mss);
+	       !(s->flags & TH_PSH) && s->len <= f->mss && !extra_of(f, s) &&
+	       f->held + 1 < stretch &&
+	       !before(f->told_edge, f->next_seq + stretch * f->mss);
+}
+
+/* A segment that is the first after a gap, or after a pause, begins a run. */
+static __always_inline void begin_run(struct snoop_flow *f,
+				      const struct snoop_config *c, __u64 now)
+{
+	__u32 tick = now >> TICK_SHIFT;
+
+	if (f->mode != SNOOP_ACTIVE)
+		f->run = RUN_GAP;
+	else if ((tick - f->fed) / IDLE > c->awake_ticks)
+		f->run &= RUN_GAP;
+	f->fed = tick;
 }
 
 /* The segment is in the ring, and may be acknowledged. */
@@ -152,26 +182,26 @@ static __always_inline enum snoop_to_guest
 delivered(struct snoop_flow *f, const struct snoop_config *c,
 	  const struct segment *s, __u64 now, struct lift *lift)
 {
-	bool with_held = f->next_seq != f->told_seq;
-
+	if (f->next_seq == f->told_seq)
+		f->held_ts = s->options.tsval;
 	f->next_seq += s->len;
 	f->frame = f->frame ? f->frame - f->frame / 8 + s->len / 8 : s->len;
 	f->extra += extra_of(f, s);
-	if (f->mode != SNOOP_ACTIVE)
-		f->quick = QUICK_SEGMENTS;
+	begin_run(f, c, now);
 	f->mode = SNOOP_ACTIVE;
 	grow(f, c);
 	if (may_be_held(f, c, s, now)) {
-		f->held_ts = s->options.tsval;
+		f->held++;
 		return SNOOP_TG_HELD;
 	}
-	if (f->quick)
-		f->quick--;
+	if ((f->run & ~RUN_GAP) < RUN_MAX)
+		f->run++;
 	lift->ack = f->next_seq;
 	/* Of what is acknowledged, the first (RFC 7323 4.3). */
-	lift->tsecr = with_held ? f->held_ts : s->options.tsval;
+	lift->tsecr = f->held_ts;
 	lift->window = window_from(f, c, f->next_seq, promise_edge(f, c));
-	f->acked_segments += with_held ? 2 : 1;
+	f->acked_segments += f->held + 1;
+	f->held = 0;
 	f->acked_bytes += f->next_seq - f->told_seq;
 	f->told_seq = f->next_seq;
 	f->told_edge = f->next_seq + ((__u32)lift->window << scale_of(f));

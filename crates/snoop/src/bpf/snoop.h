@@ -146,8 +146,9 @@ struct snoop_flow {
 	__u32 vm_word;		/* IPv6: the first word of the guest's header */
 	__u32 pending;		/* of a SYN that the guest has not answered: as begun, */
 	__u32 pending_ts;	/* as ts_peer, */
-	__u32 held_ts;		/* TSval of the segment that is held */
+	__u32 held_ts;		/* TSval of the first segment that is held */
 	__u32 heard;		/* when the guest's last packet came, of 2^20 ns */
+	__u32 fed;		/* when data was last put into the ring, likewise */
 	__u8 pending_flags;	/* as flags; 0: there is none */
 	__u8 pending_bypass;
 	__u8 vm_mac[6];		/* the guest's, and whom it sends to */
@@ -160,7 +161,9 @@ struct snoop_flow {
 	__u8 tos;		/* of the guest's packets */
 	__u8 ttl;
 	__u8 counted;		/* among the handshakes of its listener */
-	__u8 quick;		/* segments that each get an acknowledgement yet */
+	__u8 run;		/* acknowledgements since the start, or since a gap, to RUN_MAX */
+	__u8 held;		/* segments of which the sender has not been told */
+	__u8 unused[3];
 	__u64 seen_ns;		/* when the last packet came (CLOCK_MONOTONIC, coarse) */
 	__u64 acked_segments;
 	__u64 acked_bytes;

@@ -1,14 +1,19 @@
-//! While the guest is awake every second full segment is acknowledged, where the sender does not wait.
+//! While the guest is awake an acknowledgement is of several full segments, where the sender does not wait.
+
+use std::time::Duration;
 
 use taut_snoop::wire::{Config, Mode};
 
 use crate::checker::tsecr;
 use crate::conn::{Conn, Terms};
 use crate::promise::ON;
-use crate::rig::{ACK, Rig, Segment};
+use crate::rig::{ACK, ECE, Rig, Segment};
 
-/// Segments that each get an acknowledgement: QUICK_SEGMENTS.
-const QUICK: u32 = 16;
+/// Of how many segments each of the first acknowledgements is: never of more than a sender's window must be, which
+/// is one more after each (RFC 5681 3.1).
+const FIRST: [u32; 8] = [1, 1, 2, 3, 4, 5, 6, 7];
+/// And each of those that follow: STRETCH_MAX.
+const STRETCH: u32 = 8;
 const FULL: usize = 1448;
 const NOTHING: [u32; 0] = [];
 /// Whenever it was heard.
@@ -31,49 +36,66 @@ fn acks_of(rig: &mut Rig, segment: &Segment) -> Vec<u32> {
     rig.at_peer().iter().map(|ack| ack.ack).collect()
 }
 
+/// Full segments, of which the last alone is acknowledged, and the others with it.
+fn one_for(rig: &mut Rig, conn: &mut Conn, segments: u32) {
+    for _ in 1..segments {
+        let held = more(conn, FULL);
+        assert_eq!(acks_of(rig, &held), NOTHING);
+    }
+    let data = more(conn, FULL);
+    assert_eq!(acks_of(rig, &data), [conn.peer_seq]);
+}
+
 /// A connection whose first segments are over.
 fn under_way(rig: &mut Rig) -> Conn {
     let mut conn = Conn::new(Terms {
         window: 200_000,
+        // What is said of a window is of a multiple of this, as a full segment is.
+        scale: Some(3),
         ..Terms::default()
     });
     conn.open_and_prove(rig);
-    for _ in 0..QUICK {
-        let data = more(&mut conn, FULL);
-        assert_eq!(acks_of(rig, &data), [conn.peer_seq]);
+    for segments in FIRST {
+        one_for(rig, &mut conn, segments);
     }
     conn
 }
 
 #[test]
-fn every_second_full_segment_is_acknowledged_once_the_first_have_been() {
+fn an_acknowledgement_is_of_more_segments_from_one_to_the_next() {
     for v6 in [false, true] {
         let mut rig = Rig::new(500, AWAKE);
         rig.v6 = v6;
         let mut conn = under_way(&mut rig);
-        let edge = conn.guest_ack + (conn.terms.window >> 7 << 7);
+        let edge = conn.guest_ack + (conn.terms.window);
+        let (mut segments, bytes) = (FIRST.iter().sum::<u32>(), FULL as u32);
         for _ in 0..4 {
-            let held = more(&mut conn, FULL);
-            rig.peer_sends(&held);
-            assert_eq!(rig.at_peer(), []);
-            assert_eq!(rig.at_guest(), [held]);
             let promised = rig.flow().promised();
-            let clock = conn.peer_clock;
+            let clock = conn.peer_clock + 1;
+            for _ in 1..STRETCH {
+                let held = more(&mut conn, FULL);
+                rig.peer_sends(&held);
+                assert_eq!(rig.at_peer(), []);
+                assert_eq!(rig.at_guest(), [held]);
+                assert_eq!(rig.flow().promised(), promised);
+            }
             let data = more(&mut conn, FULL);
             rig.peer_sends(&data);
-            assert_eq!(rig.flow().promised(), promised + 2 * FULL as u32);
+            segments += STRETCH;
+            assert_eq!(rig.flow().promised(), promised + STRETCH * bytes);
             let seen = rig.at_peer();
             assert_eq!(seen.len(), 1);
             // RFC 7323 4.3: of the first that is acknowledged, so that the wait shows.
             assert_eq!(tsecr(&seen[0].options), Some(clock));
-            conn.peer_clock = clock;
+            let now = std::mem::replace(&mut conn.peer_clock, clock);
             assert_eq!(seen, [conn.early(conn.peer_seq, edge)]);
-            conn.peer_clock += 1;
+            conn.peer_clock = now;
             rig.at_guest();
         }
-        assert_eq!(rig.exits("held"), 4);
-        assert_eq!(rig.flow().acked_segments, u64::from(QUICK) + 8);
-        assert_eq!(rig.flow().acked_bytes, (u64::from(QUICK) + 8) * FULL as u64);
+        let acks = FIRST.len() as u64 + 4;
+        assert_eq!(rig.exits("held"), u64::from(segments) - acks);
+        assert_eq!(rig.flow().acked_segments, u64::from(segments));
+        assert_eq!(rig.flow().acked_bytes, u64::from(segments * bytes));
         rig.checker.settle();
     }
 }
@@ -95,8 +117,64 @@ fn what_a_sender_may_wait_for_is_acknowledged_at_once() {
     assert_eq!(acks_of(&mut rig, &held), NOTHING);
     let last = conn.data(10);
     assert_eq!(acks_of(&mut rig, &last), [conn.peer_seq]);
-    assert_eq!(rig.exits("held"), 1);
+    one_for(&mut rig, &mut conn, STRETCH);
     rig.checker.settle();
+}
+
+/// Senders that wait for every acknowledgement, with the least windows that there are: the guest says nothing.
+#[test]
+fn a_sender_with_a_small_window_never_waits_for_what_is_held() {
+    for after_a_gap in [false, true] {
+        let mut rig = Rig::new(500, AWAKE);
+        let mut conn = Conn::new(Terms {
+            window: 900_000,
+            ..Terms::default()
+        });
+        conn.open_and_prove(&mut rig);
+        // Slow start from a segment; or avoidance of congestion from two, an eighth of a segment at least.
+        let mut window: f64 = 1.0;
+        if after_a_gap {
+            window = 2.0;
+            let lost = more(&mut conn, FULL);
+            let beyond = more(&mut conn, FULL);
+            assert_eq!(acks_of(&mut rig, &beyond), NOTHING);
+            let again = conn.again(&lost);
+            assert_eq!(acks_of(&mut rig, &again).len(), 1);
+            let ack = conn.guest_acks(conn.peer_seq);
+            rig.guest_sends(&ack);
+            rig.at_peer();
+        }
+        let mut in_flight = 0.0;
+        for _ in 0..300 {
+            in_flight += 1.0;
+            let data = more(&mut conn, FULL);
+            if acks_of(&mut rig, &data).is_empty() {
+                assert!(in_flight < window, "it waits, with a window of {window}");
+                continue;
+            }
+            in_flight = 0.0;
+            window += if after_a_gap { 1.0 / window } else { 1.0 };
+        }
+        assert!(rig.exits("held") > 200, "{}", rig.exits("held"));
+    }
+}
+
+#[test]
+fn after_a_pause_it_is_as_at_the_start() {
+    let mut rig = Rig::new(500, AWAKE);
+    let mut conn = under_way(&mut rig);
+    one_for(&mut rig, &mut conn, STRETCH);
+    // Eight times as long as the guest is taken to be awake. (Longer does no harm.)
+    rig.configure(Config {
+        awake_ticks: 1,
+        ..ON
+    });
+    std::thread::sleep(Duration::from_millis(30));
+    one_for(&mut rig, &mut conn, FIRST[0]);
+    rig.configure(AWAKE);
+    for segments in &FIRST[1..] {
+        one_for(&mut rig, &mut conn, *segments);
+    }
 }
 
 #[test]
@@ -115,28 +193,41 @@ fn after_a_gap_the_next_are_acknowledged_one_by_one() {
     let ack = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&ack);
     assert_eq!(rig.at_peer(), [ack]);
-    for _ in 1..QUICK {
-        let data = more(&mut conn, FULL);
-        assert_eq!(acks_of(&mut rig, &data), [conn.peer_seq]);
+    for _ in 1..8 {
+        one_for(&mut rig, &mut conn, 1);
     }
-    let held = more(&mut conn, FULL);
-    assert_eq!(acks_of(&mut rig, &held), NOTHING);
+    // One more for each eight acknowledgements.
+    for segments in [2, 3] {
+        for _ in 0..8 {
+            one_for(&mut rig, &mut conn, segments);
+        }
+    }
     rig.checker.settle();
 }
 
 #[test]
-fn a_sender_that_has_no_window_for_two_more_is_told_at_once() {
+fn a_sender_that_has_no_window_for_as_many_more_is_told_at_once() {
     let mut rig = Rig::new(500, AWAKE);
     let mut conn = under_way(&mut rig);
-    // All but three segments of the window, in frames of many.
-    let left = conn.guest_ack + conn.terms.window - conn.peer_seq - 3 * FULL as u32;
+    // All but a segment and eight of the largest, in frames of many.
+    let edge = conn.guest_ack + (conn.terms.window);
+    let left = edge - conn.peer_seq - FULL as u32 - STRETCH * u32::from(conn.terms.mss);
     for len in [left / 4, left / 4, left / 4, left - left / 4 * 3] {
         let data = more(&mut conn, len as usize);
         assert_eq!(acks_of(&mut rig, &data), [conn.peer_seq]);
     }
+    let held = rig.exits("held");
+    let data = more(&mut conn, FULL);
+    assert_eq!(
+        acks_of(&mut rig, &data),
+        NOTHING,
+        "there is window for eight"
+    );
     let data = more(&mut conn, FULL);
     assert_eq!(acks_of(&mut rig, &data), [conn.peer_seq]);
-    assert_eq!(rig.exits("held"), 0);
+    let data = more(&mut conn, FULL);
+    assert_eq!(acks_of(&mut rig, &data), [conn.peer_seq]);
+    assert_eq!(rig.exits("held"), held + 1);
 }
 
 #[test]
@@ -147,7 +238,7 @@ fn the_guests_own_acknowledgement_ends_what_is_held() {
     let held = more(&mut conn, FULL);
     assert_eq!(acks_of(&mut rig, &held), NOTHING);
     // Nothing that the sender does not know: its application has read nothing.
-    let edge = conn.guest_ack + (conn.terms.window >> 7 << 7);
+    let edge = conn.guest_ack + (conn.terms.window);
     for known in [told - 5 * FULL as u32, told] {
         conn.terms.window = edge - known;
         let known = conn.guest_acks(known);
@@ -159,17 +250,52 @@ fn the_guests_own_acknowledgement_ends_what_is_held() {
     assert_eq!(rig.at_peer(), [own]);
     assert_eq!(rig.flow().promised(), 0);
     // What the guest has told of is not held with the next.
-    let next = more(&mut conn, FULL);
-    assert_eq!(acks_of(&mut rig, &next), NOTHING);
+    one_for(&mut rig, &mut conn, STRETCH);
+    rig.checker.settle();
+}
+
+#[test]
+fn the_guest_may_tell_of_some_of_what_is_held() {
+    let mut rig = Rig::new(500, AWAKE);
+    let mut conn = under_way(&mut rig);
+    let acked = rig.flow().acked_segments;
+    let first = conn.peer_seq;
+    for _ in 0..5 {
+        let held = more(&mut conn, FULL);
+        assert_eq!(acks_of(&mut rig, &held), NOTHING);
+    }
+    // It has the first three, and their clock was this.
+    let now = conn.peer_clock;
+    conn.peer_clock -= 2;
+    let mut own = conn.guest_acks(first + 3 * FULL as u32);
+    // Else it would tell of all of it, here.
+    own.flags |= ECE;
+    rig.guest_sends(&own);
+    assert_eq!(rig.at_peer(), [own]);
+    let told = conn.peer_clock;
+    conn.peer_clock = now;
+    assert_eq!(rig.flow().promised(), 0);
+    assert_eq!(rig.flow().owed(), 2 * FULL as u32);
+    for _ in 0..5 {
+        let held = more(&mut conn, FULL);
+        assert_eq!(acks_of(&mut rig, &held), NOTHING);
+    }
     let data = more(&mut conn, FULL);
-    assert_eq!(acks_of(&mut rig, &data), [conn.peer_seq]);
+    rig.peer_sends(&data);
+    let seen = rig.at_peer();
+    rig.at_guest();
+    assert_eq!(seen[0].ack, conn.peer_seq);
+    assert_eq!(tsecr(&seen[0].options), Some(told));
+    assert_eq!(rig.flow().acked_segments, acked + 8);
     rig.checker.settle();
 }
 
 #[test]
 fn of_a_guest_that_is_not_heard_each_segment_is_acknowledged() {
-    let mut rig = Rig::new(500, ON);
+    let mut rig = Rig::new(500, AWAKE);
     let mut conn = under_way(&mut rig);
+    rig.configure(ON);
+    let before = rig.exits("held");
     for _ in 0..4 {
         let data = more(&mut conn, FULL);
         assert_eq!(acks_of(&mut rig, &data), [conn.peer_seq]);
@@ -184,7 +310,7 @@ fn of_a_guest_that_is_not_heard_each_segment_is_acknowledged() {
     rig.at_peer();
     let held = more(&mut conn, FULL);
     assert_eq!(acks_of(&mut rig, &held), NOTHING);
-    assert_eq!(rig.exits("held"), 1);
+    assert_eq!(rig.exits("held"), before + 1);
 }
 
 #[test]
@@ -214,6 +340,7 @@ fn a_segment_of_the_guests_that_tells_of_what_is_held_is_counted() {
     rig.guest_sends(&answer);
     assert_eq!(rig.at_peer().last().unwrap().ack, conn.peer_seq);
     let flow = rig.flow();
-    assert_eq!(flow.acked_segments, u64::from(QUICK) + 1);
-    assert_eq!(flow.acked_bytes, (u64::from(QUICK) + 1) * FULL as u64);
+    let segments = u64::from(FIRST.iter().sum::<u32>()) + 1;
+    assert_eq!(flow.acked_segments, segments);
+    assert_eq!(flow.acked_bytes, segments * FULL as u64);
 }

@@ -9,6 +9,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
+
 use etherparse::{PacketBuilder, SlicedPacket, TcpHeader, TransportSlice};
 use taut_snoop::program::Program;
 use taut_snoop::wire::{Config, Flow};
@@ -69,6 +71,36 @@ fn payload(seq: u32, len: usize) -> Vec<u8> {
         .collect()
 }
 
+/// What is redirected waits in the backlog of the CPU that sent it, which `ksoftirqd` may have to come for: a frame
+/// from another CPU, and one that is written meanwhile, overtakes it.
+fn stay_on_this_cpu() {
+    let mut here = CpuSet::new();
+    here.set(sched_getcpu());
+    sched_setaffinity(None, &here).unwrap();
+}
+
+/// Until the kernel has taken everything out of this CPU's backlog. (What it has taken out it has also dealt with
+/// when a process has the CPU again.)
+fn wait_for_backlog() {
+    let cpu = sched_getcpu();
+    while backlog_of(cpu) > 0 {
+        std::thread::yield_now();
+    }
+}
+
+/// Packets in the backlog of a CPU, of all namespaces.
+fn backlog_of(cpu: usize) -> u32 {
+    let stat = std::fs::read_to_string("/proc/net/softnet_stat").unwrap();
+    let lines = stat.lines().map(|line| {
+        let fields = line.split_whitespace();
+        let numbers = fields.map(|field| u32::from_str_radix(field, 16).unwrap());
+        // The 12th is the backlog's length and the 13th whose it is, since Linux 5.10; more follow since.
+        numbers.skip(11).take(2).collect::<Vec<_>>()
+    });
+    let mut of_cpu = lines.filter(|line| line[1] as usize == cpu);
+    of_cpu.next().unwrap()[0]
+}
+
 pub(crate) struct Rig {
     netns: Netns,
     pub(crate) guest: Tap,
@@ -103,6 +135,7 @@ impl Rig {
             rustix::process::geteuid().is_root(),
             "this test makes network namespaces and must run as root; `make test` does"
         );
+        stay_on_this_cpu();
         static MADE: AtomicU32 = AtomicU32::new(0);
         let made = MADE.fetch_add(1, Ordering::Relaxed);
         let netns = Netns::create(&format!("taut-snoop-{}-{made}", std::process::id())).unwrap();
@@ -344,6 +377,7 @@ impl Rig {
 
     /// Sends a frame that is no IP to the other end; it follows what was sent before.
     fn mark(&mut self, from_guest: bool) {
+        wait_for_backlog();
         let (from, to) = match from_guest {
             true => (GUEST_MAC, PEER_MAC),
             false => (PEER_MAC, GUEST_MAC),
