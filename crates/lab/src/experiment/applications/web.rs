@@ -49,6 +49,8 @@ const ITEMS: usize = 25;
 const START: Duration = Duration::from_secs(60);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How much longer a run may last than the plan has it, for its first page to come.
+const LONGER: u32 = 8;
 /// How long a page may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -178,13 +180,31 @@ impl Auction {
         wait_for_page(rig, 0).map(drop)
     }
 
-    /// Browses for a while, and shares the cores meanwhile.
+    /// Browses for a while, and shares the cores meanwhile. Where no page comes in that time, for longer: of no
+    /// page there is no rate to compare with.
     pub(super) fn browse(
         &self,
         rig: &mut Rig,
         arm: Arm,
         browsing: Browsing,
         web: &Web,
+    ) -> io::Result<Seen> {
+        let mut lasts = web.lasts;
+        loop {
+            let seen = self.browse_for(rig, arm, browsing, lasts)?;
+            if seen.requests > 0 || lasts >= web.lasts * LONGER {
+                return Ok(seen);
+            }
+            lasts *= 2;
+        }
+    }
+
+    fn browse_for(
+        &self,
+        rig: &mut Rig,
+        arm: Arm,
+        browsing: Browsing,
+        lasts: Duration,
     ) -> io::Result<Seen> {
         let kept = match browsing.connections {
             Connections::New => "",
@@ -194,7 +214,7 @@ impl Auction {
         command
             .args(["--threads", "1", "--timeout", "60s"])
             .args(["--connections", &browsing.browsers.to_string()])
-            .args(["--duration", &format!("{}s", web.lasts.as_secs())])
+            .args(["--duration", &format!("{}s", lasts.as_secs())])
             .arg("--script")
             .arg(rig.dir().join("browse.lua"))
             .arg(format!("http://{}/?{kept}category=", address(SERVER)))

@@ -122,6 +122,38 @@ fn headline(measured: &Measured) -> BTreeMap<String, f64> {
     .collect()
 }
 
+/// How the senders that are guests themselves came out of slow start, if there are any.
+fn slow_starts(measured: &Measured) -> Option<String> {
+    let mut all = Vec::new();
+    let of_guests = |cell: &&Cell| cell.condition.scenario.is_sent_by_guest();
+    for cell in measured.cells.iter().filter(of_guests) {
+        for configuration in Configuration::ALL {
+            let figure = |of| stats::median(&measured.samples(cell, configuration, of));
+            // Where it goes on, no number is too large.
+            let threshold = figure(|s| s.ssthresh.map_or(f64::INFINITY, f64::from));
+            let Some((threshold, again)) = threshold.zip(figure(|s| f64::from(s.repeated))) else {
+                continue;
+            };
+            let threshold = match threshold.is_finite() {
+                true => format!("{threshold:.0}"),
+                false => "no".to_owned(),
+            };
+            all.push(format!(
+                "`{}` {threshold} ({again:.0})",
+                name(cell, configuration)
+            ));
+        }
+    }
+    (!all.is_empty()).then(|| {
+        format!(
+            "Slow start threshold at the end, in segments, and segments sent again, medians of senders that are guests: \
+             {}. A low threshold where nothing was sent again is HyStart's (RFC 9406): round trips are short as long \
+             as the host answers for the receiver, so that the sender's own pauses look to it like a queue that fills.",
+            all.join(", ")
+        )
+    })
+}
+
 /// Cells in which acknowledging early has less than [`NO_LESS`] of tuning alone, and not by chance: the whole
 /// interval of the ratio is below.
 fn below(measured: &Measured) -> Vec<String> {
@@ -304,6 +336,7 @@ fn notes(measured: &Measured) -> Vec<String> {
         looks.len(),
         stats::quantile(&looks, 0.9).unwrap_or(f64::NAN) * 1e3
     ));
+    notes.extend(slow_starts(measured));
     notes.push(format!(
         "{} of {} deliveries of the links were more than 1 ms late.",
         measured.late_deliveries, measured.deliveries

@@ -25,6 +25,8 @@ pub(super) struct Sample {
     pub(super) longest_look: f64,
     /// Segments sent again.
     pub(super) repeated: u32,
+    /// The least slow start threshold of its streams at the end, in segments; nothing while slow start goes on.
+    pub(super) ssthresh: Option<u32>,
 }
 
 // === impl Sample ===
@@ -46,6 +48,7 @@ impl Sample {
             receiver_handshake: rate(connect, all_read),
             longest_look: last(|s| s.longest_look) as f64 / 1e9,
             repeated: sent.iter().map(|s| s.repeated).sum(),
+            ssthresh: sent.iter().filter_map(|s| s.ssthresh).min(),
         }
     }
 }
@@ -145,6 +148,7 @@ mod tests {
             acked: at + 3_000_000,
             longest_look: 100_000,
             repeated: 1,
+            ssthresh: None,
             received: Received {
                 accepted: at,
                 first: at + 2_000_000,
@@ -166,8 +170,10 @@ mod tests {
 
     #[test]
     fn streams_at_once_count_from_the_first_to_the_last() {
-        let sample = Sample::of(1_000_000, &[sent(0), sent(2_000_000)]);
+        let mut other = sent(2_000_000);
+        other.ssthresh = Some(60);
+        let sample = Sample::of(1_000_000, &[sent(0), other]);
         assert_eq!(sample.sender, 500.0);
-        assert_eq!(sample.repeated, 2);
+        assert_eq!((sample.repeated, sample.ssthresh), (2, Some(60)));
     }
 }

@@ -75,7 +75,7 @@ fn measure(
     progress: &Progress,
 ) -> Result<(), ExperimentError> {
     let failed = ExperimentError::machine;
-    let sender = part.has(Scenario::SenderGuest);
+    let sender = part.has(Scenario::is_sent_by_guest);
     let mut rig = Rig::build(request, part.machine, sender, cores)?;
     let share = rig.stopped_share();
     let share = share.map_err(failed("see what stopped guests take"))?;

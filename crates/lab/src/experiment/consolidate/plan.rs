@@ -24,11 +24,17 @@ pub(super) enum Scenario {
     DriverApart,
     /// The sender is a guest on another host, one of three.
     SenderGuest,
+    /// And slow start does not end when round trips become longer.
+    NoHyStart,
 }
 
 impl Scenario {
     pub(super) fn connections(self) -> usize {
         if self == Self::Concurrent { 10 } else { 1 }
+    }
+
+    pub(super) fn is_sent_by_guest(self) -> bool {
+        matches!(self, Self::SenderGuest | Self::NoHyStart)
     }
 }
 
@@ -56,6 +62,7 @@ impl fmt::Display for Condition {
             (Scenario::Concurrent, _) => write!(f, "10 connections"),
             (Scenario::DriverApart, _) => write!(f, "driver on a core of its own"),
             (Scenario::SenderGuest, _) => write!(f, "sender a guest too"),
+            (Scenario::NoHyStart, _) => write!(f, "sender a guest without HyStart"),
         }
     }
 }
@@ -127,6 +134,8 @@ const SIZES_FIGURE_5: [(usize, usize); 5] = [
     (10 * MB, 3),
     (100 * MB, 1),
 ];
+/// Sizes in which it matters how slow start ends, and how often each.
+const SIZES_LONG: [(usize, usize); 2] = [(MB, 5), (10 * MB, 5)];
 /// Of `snoop --start-early`, at most.
 const EARLY_RUNS: usize = 200;
 const SIZES_QUICK: [(usize, usize); 2] = [(100 * KB, 5), (MB, 2)];
@@ -175,6 +184,7 @@ impl Plan {
         ] {
             three.extend(cells(on(THREE, scenario), &SIZES));
         }
+        three.extend(cells(on(THREE, Scenario::NoHyStart), &SIZES_LONG));
         let mut parts = vec![Part::of(THREE, &three, 10)];
         let others = [(1, 60), (2, 60), (5, 60), (3, 40), (3, 80), (3, 100)];
         for (guests, load) in others {
@@ -226,12 +236,12 @@ impl Part {
         }
     }
 
-    /// Whether a sender that is a guest is needed.
-    pub(super) fn has(&self, scenario: Scenario) -> bool {
+    /// Whether one of its scenarios is such.
+    pub(super) fn has(&self, is_such: fn(Scenario) -> bool) -> bool {
         let transfers = self.blocks.iter().flat_map(|block| &block.transfers);
         transfers
             .map(|(cell, _)| cell)
-            .any(|cell| cell.condition.scenario == scenario)
+            .any(|cell| is_such(cell.condition.scenario))
     }
 }
 
@@ -279,9 +289,9 @@ mod tests {
     fn every_condition_has_a_name_of_its_own_and_every_configuration() {
         let counts = counts(&plan(false, None));
         let conditions: BTreeSet<_> = counts.keys().map(|(name, ..)| name).collect();
-        assert_eq!(conditions.len(), 10, "{conditions:?}");
-        // Ten streams of 100 MB are left out.
-        assert_eq!(counts.len(), (10 * 5 - 1) * Configuration::ALL.len());
+        assert_eq!(conditions.len(), 11, "{conditions:?}");
+        // Ten streams of 100 MB are left out, and without HyStart there are two sizes.
+        assert_eq!(counts.len(), (10 * 5 - 1 + 2) * Configuration::ALL.len());
     }
 
     #[test]

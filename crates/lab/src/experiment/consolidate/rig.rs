@@ -209,7 +209,7 @@ impl Rig {
         }
         let shape = Shape::of(self.machine.guests, !apart);
         self.gate.close(Slices::new(shape, self.random.next_u64()));
-        if cell.condition.scenario == Scenario::SenderGuest
+        if cell.condition.scenario.is_sent_by_guest()
             && let Some((gate, _)) = &self.sender
         {
             let shape = Shape::of(SENDERS_HOST, true);
@@ -251,9 +251,14 @@ impl Rig {
         let seeds = first..self.stream;
         let streams: Vec<Vec<u8>> = seeds.map(|seed| transfer::bytes(seed, cell.size)).collect();
         let mut sent = match (cell.condition.scenario, &mut self.sender) {
-            (Scenario::SenderGuest, Some((_, guest))) => {
+            (scenario, Some((_, guest))) if scenario.is_sent_by_guest() => {
                 let (seed, bytes) = (first, cell.size);
-                let mut sent = guest.send(talk::Send { to, seed, bytes })?;
+                let mut sent = guest.send(talk::Send {
+                    to,
+                    seed,
+                    bytes,
+                    hystart: scenario != Scenario::NoHyStart,
+                })?;
                 for time in [&mut sent.connect, &mut sent.write, &mut sent.acked] {
                     *time = guest.on_host(*time);
                 }

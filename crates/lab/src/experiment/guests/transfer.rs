@@ -31,6 +31,8 @@ pub(in crate::experiment) struct Sent {
     pub(in crate::experiment) longest_look: u64,
     /// Segments that were sent again.
     pub(in crate::experiment) repeated: u32,
+    /// The slow start threshold at the end, in segments; nothing while slow start goes on.
+    pub(in crate::experiment) ssthresh: Option<u32>,
     pub(in crate::experiment) received: Received,
 }
 
@@ -64,13 +66,13 @@ pub(in crate::experiment) fn send(to: SocketAddr, bytes: &[u8]) -> io::Result<Se
     // The SYN counts as one.
     let all = bytes.len() as u64 + 1;
     let (mut looked, mut longest_look) = (now(), 0);
-    let (acked, repeated) = loop {
+    let (acked, info) = loop {
         let info = TcpInfo::of(&stream)?;
         let at = now();
         longest_look = longest_look.max(at - looked);
         looked = at;
         if info.bytes_acked.is_some_and(|acked| acked >= all) {
-            break (at, info.total_retrans);
+            break (at, info);
         }
         if Duration::from_nanos(at - write) > PATIENCE {
             let e = format!("not all of a stream was acknowledged within {PATIENCE:?}");
@@ -91,7 +93,8 @@ pub(in crate::experiment) fn send(to: SocketAddr, bytes: &[u8]) -> io::Result<Se
         write,
         acked,
         longest_look,
-        repeated,
+        repeated: info.total_retrans,
+        ssthresh: info.snd_ssthresh,
         received,
     })
 }

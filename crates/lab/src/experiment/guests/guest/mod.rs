@@ -16,6 +16,9 @@ use self::receiver::{Entrance, Room};
 use self::talk::{Answer, Ask, Counters, Lines, Settings};
 use super::transfer;
 
+/// Whether CUBIC has it.
+const HYSTART: &str = "/sys/module/tcp_cubic/parameters/hystart";
+
 /// What a guest is told when it starts.
 #[derive(Clone, Debug)]
 pub struct Guest {
@@ -97,6 +100,7 @@ fn answer(
             "/proc/net/netstat",
         )?)),
         Ask::Send(send) => {
+            std::fs::write(HYSTART, u8::from(send.hystart).to_string())?;
             let bytes = transfer::bytes(send.seed, send.bytes);
             Answer::Sent(transfer::send(send.to, &bytes)?)
         }

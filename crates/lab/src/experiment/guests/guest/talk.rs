@@ -59,6 +59,8 @@ pub(in crate::experiment) struct Send {
     pub(in crate::experiment) to: SocketAddr,
     pub(in crate::experiment) seed: u64,
     pub(in crate::experiment) bytes: usize,
+    /// Whether CUBIC ends slow start when round trips become longer (RFC 9406).
+    pub(in crate::experiment) hystart: bool,
 }
 
 /// A guest's answer.
