@@ -352,7 +352,7 @@ impl Flow {
         self.ahead_of_guest(self.told_seq)
     }
 
-    /// The same, and what may still become such: what is held will be promised with the next segment.
+    /// The same, and what may still become such: what is held will be promised with one of the next segments.
     pub fn owed(&self) -> u32 {
         match self.mode {
             Mode::Bypass(_) => self.promised(),

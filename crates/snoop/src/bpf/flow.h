@@ -14,20 +14,28 @@
 /* A segment's number that is farther behind is nobody's repetition. */
 #define SEQ_BEHIND	(1U << 24)
 
-/* An acknowledgement may be of so many segments while the guest is awake: a
- * receiver that merges what comes together (GRO) acknowledges up to 64 KiB at once.
+/* An acknowledgement may be of so many segments while the guest is awake. Less than
+ * this no sender's window is for long: three is what it is restarted with (RFC 5681
+ * 3.1), and four the least of BBR's.
  */
-#define STRETCH_MAX	8
+#define STRETCH_MAX	4
 
-/* Of a run. Since a gap the sender may be avoiding congestion. */
+/* Of a run: it began with a gap or a pause, after which the sender may be avoiding
+ * congestion with a small window, and not at a start.
+ */
 #define RUN_GAP		0x80
 #define RUN_MAX		(8 * STRETCH_MAX)
 
 /* Without data for so many times as long as a guest is taken to be awake, a run
- * begins anew: the sender's window may be that of a start again (RFC 5681 4.1; Linux
- * waits for 200 ms at least).
+ * begins anew: the sender may have timed out (Linux does after 200 ms at least), or
+ * be as after idling (RFC 5681 4.1).
  */
 #define IDLE		8
+
+/* And for more than this part of it, a sender may have waited: a guest that is awake
+ * has told of what is held before. (The clock's own ticks may be 4 ms.)
+ */
+#define WAITED		2
 
 /* Of a time: ticks of 2^20 ns. */
 #define TICK_SHIFT	20
@@ -141,6 +149,7 @@ static __always_inline void begin_at(struct snoop_flow *f, __u32 first,
 	f->extra_mark = first;
 	f->run = 0;
 	f->held = 0;
+	f->stretch_most = STRETCH_MAX;
 }
 
 #endif

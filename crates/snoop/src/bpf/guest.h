@@ -69,13 +69,27 @@ static __always_inline void learn(struct snoop_flow *f,
 	see_guest(f, s);
 }
 
+/* The guest tells of some of what is held. If nothing has come for long, the sender
+ * may have waited for that: with as many as were held in flight, it is never to wait
+ * again. It may have a small buffer, or a window that is small for a while (BBR's, to
+ * see the round trip of an empty path).
+ */
+static __always_inline void guest_tells(struct snoop_flow *f,
+					const struct snoop_config *c, __u64 now)
+{
+	__u32 tick = now >> TICK_SHIFT;
+
+	if (f->held && tick - f->fed > c->awake_ticks / WAITED &&
+	    f->held < f->stretch_most)
+		f->stretch_most = f->held;
+}
+
 /* It passes as it is, but for a window that is too wide. */
 static __always_inline enum snoop_from_guest
 pass(struct snoop_flow *f, const struct snoop_config *c, bool on,
      const struct segment *s, struct lift *lift)
 {
 	__u16 window = s->window;
-	__u32 still_held;
 
 	if (on)
 		window = window_from(f, c, s->ack, f->rcv_edge);
@@ -84,10 +98,9 @@ pass(struct snoop_flow *f, const struct snoop_config *c, bool on,
 		if (s->options.has_ts && after(s->options.tsecr, f->held_ts))
 			f->held_ts = s->options.tsecr;
 		f->told_seq = s->ack;
-		still_held = room(f->told_seq, f->next_seq) + f->mss - 1;
-		still_held /= f->mss;
-		if (f->held > still_held)
-			f->held = still_held;
+		/* Of some of it, the rest still counts as all. */
+		if (!before(f->told_seq, f->next_seq))
+			f->held = 0;
 	}
 	if (!before(s->ack, f->told_seq))
 		f->told_edge = s->ack + ((__u32)window << scale_of(f));
@@ -103,7 +116,7 @@ pass(struct snoop_flow *f, const struct snoop_config *c, bool on,
  */
 static __always_inline enum snoop_from_guest
 hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
-	   const struct segment *s, struct lift *lift)
+	   const struct segment *s, __u64 now, struct lift *lift)
 {
 	/* A connection is there when it has taken data, or sends some. What has
 	 * only been met says by its first acknowledgement nothing of that: the
@@ -136,6 +149,8 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 		bypass(f, s->options.bypass);
 		return SNOOP_FG_BYPASS;
 	}
+	if (after(s->ack, f->told_seq))
+		guest_tells(f, c, now);
 	learn(f, s);
 	/* The ring keeps order: what is beyond the hole came after what was
 	 * promised to be in it, or it was there before (see goes_ahead()), and
@@ -167,7 +182,7 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	lift->window = window_from(f, c, f->next_seq, promise_edge(f, c));
 	edge = f->next_seq + ((__u32)lift->window << scale_of(f));
 	/* It says nothing that the sender has not been told. (What is held will
-	 * be told with the next one, or by the guest when it has it.)
+	 * be told with one of the next, or by the guest when it has it.)
 	 */
 	if (!s->len && !after(s->ack, f->told_seq) &&
 	    !after(edge, f->told_edge)) {

@@ -131,26 +131,27 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 	return SNOOP_TG_ACKED;
 }
 
-/* How many segments an acknowledgement may be of: no more than what the sender's
- * window must be by now, so that it never waits for one. From a start the window is
- * a segment, and one more for each acknowledgement (RFC 5681 3.1); since a gap it
- * may be two, and one more for as many as it is.
+/* How many segments an acknowledgement may be of. The sender should not come to wait
+ * for one: from a start its congestion window is a segment, and one more for each
+ * acknowledgement (RFC 5681 3.1); since a gap or a pause it may be two, and one more
+ * for as many as it is. What else bounds what it has in flight cannot be known before
+ * it was seen to wait (see guest_tells()).
  */
 static __always_inline __u32 stretch_of(const struct snoop_flow *f)
 {
 	__u32 stretch = f->run & RUN_GAP ? 1 + (f->run & ~RUN_GAP) / 8 : f->run;
 
-	if (!stretch)
-		return 1;
-	return stretch < STRETCH_MAX ? stretch : STRETCH_MAX;
+	if (stretch > f->stretch_most)
+		stretch = f->stretch_most;
+	return stretch ? stretch : 1;
 }
 
 /* While the guest is awake it need not be spoken for, but it may be put off its CPU
- * with the next tick: it is spoken for, of several full segments at a time, as it
- * would do itself. To tell of each costs the way back, and the sender, many times as
- * much, and gains nothing. Should the sender wait for what is held, it waits for the
- * guest, as without us. It is not made to where that can be seen: it has pushed, or
- * has no window for as many again.
+ * with the next tick. So it is spoken for, of several full segments at a time: to
+ * tell of each costs the way back, and the sender, many times as much, and gains
+ * nothing. Should the sender wait for what is held, it waits for the guest, as without
+ * us. It is not made to where that can be seen: it has pushed, has no window for as
+ * many again, or is filling a gap (RFC 5681 4.2).
  */
 static __always_inline bool may_be_held(const struct snoop_flow *f,
 					const struct snoop_config *c,
@@ -160,7 +161,7 @@ static __always_inline bool may_be_held(const struct snoop_flow *f,
 
 	return (__u32)(now >> TICK_SHIFT) - f->heard < c->awake_ticks &&
 	       !(s->flags & TH_PSH) && s->len <= f->mss && !extra_of(f, s) &&
-	       f->held + 1 < stretch &&
+	       f->held + 1 < stretch && !before(f->next_seq, f->ahead) &&
 	       !before(f->told_edge, f->next_seq + stretch * f->mss);
 }
 
@@ -172,8 +173,11 @@ static __always_inline void begin_run(struct snoop_flow *f,
 
 	if (f->mode != SNOOP_ACTIVE)
 		f->run = RUN_GAP;
-	else if ((tick - f->fed) / IDLE > c->awake_ticks)
-		f->run &= RUN_GAP;
+	/* What was lost and is the next one is no gap here. A flow that has just
+	 * begun has been fed nothing.
+	 */
+	else if (f->acked_bytes && (tick - f->fed) / IDLE >= c->awake_ticks)
+		f->run = RUN_GAP;
 	f->fed = tick;
 }
 
@@ -194,7 +198,9 @@ delivered(struct snoop_flow *f, const struct snoop_config *c,
 		f->held++;
 		return SNOOP_TG_HELD;
 	}
-	if ((f->run & ~RUN_GAP) < RUN_MAX)
+	/* A window grows with what fills it. */
+	if (!(s->flags & TH_PSH) && !extra_of(f, s) &&
+	    (f->run & ~RUN_GAP) < RUN_MAX)
 		f->run++;
 	lift->ack = f->next_seq;
 	/* Of what is acknowledged, the first (RFC 7323 4.3). */

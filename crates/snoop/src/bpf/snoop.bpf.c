@@ -580,7 +580,8 @@ int snoop_from_guest(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	}
 	bpf_spin_lock(&f->lock);
-	verdict = hear_guest(f, c, c->on && now <= c->until_ns, &s, &lift);
+	verdict = hear_guest(f, c, c->on && now <= c->until_ns, &s, now,
+			     &lift);
 	told = f->told_seq;
 	f->seen_ns = now;
 	f->heard = now >> TICK_SHIFT;

@@ -66,7 +66,7 @@ enum snoop_to_guest {
 	SNOOP_TG_RING_FULL,	/* dropped by the ring */
 	SNOOP_TG_OVERTAKEN,	/* passed: another CPU was there between two looks */
 	SNOOP_TG_NO_ACK,	/* in the ring, and could not be turned into an acknowledgement */
-	SNOOP_TG_HELD,		/* in the ring, and acknowledged with the next one */
+	SNOOP_TG_HELD,		/* in the ring, and acknowledged with a later one */
 	SNOOP_TG_ACKED,
 	SNOOP_TG_EXITS,
 };
@@ -161,9 +161,10 @@ struct snoop_flow {
 	__u8 tos;		/* of the guest's packets */
 	__u8 ttl;
 	__u8 counted;		/* among the handshakes of its listener */
-	__u8 run;		/* acknowledgements since the start, or since a gap, to RUN_MAX */
+	__u8 run;		/* acknowledgements since the start, or since a gap or pause, to RUN_MAX */
 	__u8 held;		/* segments of which the sender has not been told */
-	__u8 unused[3];
+	__u8 stretch_most;	/* segments of an acknowledgement, as was seen of this sender */
+	__u8 unused[2];
 	__u64 seen_ns;		/* when the last packet came (CLOCK_MONOTONIC, coarse) */
 	__u64 acked_segments;
 	__u64 acked_bytes;
