@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::ser::{SerializeMap as _, Serializer};
 use taut_sys::sock_diag::Connection;
 
-use crate::instruments::INSTRUMENTS;
+use crate::instruments::{INSTRUMENTS, Instrument};
 use crate::owner::Process;
 use crate::table::Tracked;
 use crate::verdict::Verdict;
@@ -106,6 +106,15 @@ impl Rates {
             sent: step.sent_rate(),
             received: step.received_rate(),
         })
+    }
+}
+
+// === impl Instruments ===
+
+impl Instruments<'_> {
+    /// One of them; nothing where the kernel does not tell.
+    pub fn read(&self, instrument: &Instrument) -> Option<f64> {
+        instrument.read(self.0)
     }
 }
 

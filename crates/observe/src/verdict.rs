@@ -213,6 +213,15 @@ fn unclear(words: Words) -> Verdict {
 // === impl Confidence ===
 
 impl Confidence {
+    /// Its name, as it is written in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sure => "sure",
+            Self::Likely => "likely",
+            Self::Unclear => "unclear",
+        }
+    }
+
     /// What follows a sentence that is not sure.
     pub fn doubt(self) -> &'static str {
         match self {

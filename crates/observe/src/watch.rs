@@ -9,6 +9,7 @@ mod ends;
 pub mod files;
 pub mod line;
 pub mod metrics;
+pub mod parquet;
 pub mod run;
 
 use std::collections::{HashMap, HashSet};

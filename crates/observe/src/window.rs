@@ -217,6 +217,13 @@ impl<'a> Window<'a> {
         f64::from(so) / f64::from(count.max(1))
     }
 
+    /// The share of the looks in which it is so of a look and its `tcp_info`.
+    pub fn often_of_looks(&self, is: impl Fn(&Sample, &TcpInfo) -> bool) -> f64 {
+        let looks = self.samples.iter();
+        let so = looks.filter(|look| look.info().is_some_and(|info| is(look, info)));
+        so.count() as f64 / self.samples.len().max(1) as f64
+    }
+
     /// The least and the most of a figure.
     pub fn range<T: Ord + Copy>(&self, of: impl Fn(&TcpInfo) -> Option<T>) -> Option<(T, T)> {
         let mut values = self.infos().filter_map(of);

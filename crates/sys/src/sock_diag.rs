@@ -86,7 +86,7 @@ const STATES: u32 = {
 
 /// A connection's memory: what is in its queues, and the bounds of them. Bytes, as the kernel
 /// accounts them: with the overhead of buffers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
     /// In the receive queues.
     pub rmem_alloc: u32,

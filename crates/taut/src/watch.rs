@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueEnum};
 use taut_observe::watch::Watcher;
 use taut_observe::watch::files::Rotation;
 use taut_observe::watch::run::{self, Options, WatchError};
@@ -25,6 +25,7 @@ const CONNECTIONS: usize = 100_000;
   taut watch --to /var/log/taut --keep 30      to files there, of 100 MB or a day
   taut watch --open-every 1m dport 443         of these, and of open ones each minute
   taut watch --metrics 127.0.0.1:9466 --to /var/log/taut
+  taut watch --format parquet --to /var/log/taut --file-time 1h
 
 Nothing is changed. SIGTERM and SIGINT end it.")]
 pub(crate) struct Args {
@@ -43,6 +44,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     to: Option<PathBuf>,
 
+    /// With --to: what files are. One of Parquet can be read when it is whole, after --file-time at the latest
+    #[arg(long, value_enum, default_value_t = Format::Jsonl, requires = "to")]
+    format: Format,
+
     /// With --to: a file is no longer than this
     #[arg(long, value_name = "BYTES", default_value = "100MB", requires = "to")]
     file_size: ByteSize,
@@ -58,6 +63,14 @@ pub(crate) struct Args {
     /// Serve metrics (OpenMetrics) at http://ADDRESS/metrics
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    /// Lines of JSON
+    Jsonl,
+    /// Apache Parquet: a table with a column for each figure
+    Parquet,
 }
 
 fn file_time(text: &str) -> Result<Duration, String> {
@@ -76,10 +89,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         time: args.file_time,
         keep: usize::try_from(args.keep).unwrap_or(usize::MAX),
     };
+    let format = match args.format {
+        Format::Jsonl => run::Format::Lines,
+        Format::Parquet => run::Format::Parquet,
+    };
     let options = Options {
         interval: args.interval,
         open_every: args.open_every,
-        to: args.to.clone().map(|dir| (dir, rotation)),
+        to: args.to.clone().map(|dir| (dir, format, rotation)),
         metrics: args.metrics,
     };
     let mut missing = Missing::default();

@@ -6,7 +6,7 @@ use taut_sys::tcp_info::{CaState, TcpInfo};
 
 use super::units::{bytes, percent, rate, seconds, time};
 use super::{Context, Factor, Finding, Words};
-use crate::window::{Shares, Window};
+use crate::window::{Sample, Shares, Window};
 
 /// What is so in more than this share of the looks is so for most of the time.
 const OFTEN: f64 = 0.5;
@@ -61,7 +61,7 @@ pub(super) fn findings(
 ) -> Vec<Finding> {
     let idle = application(window, shares, words);
     // What is neither the application's nor a buffer's.
-    let network = shares.network * (1.0 - waits(window));
+    let network = shares.network * (1.0 - waits(window) - full(window));
     let mut findings = vec![idle, send_buffer(window, shares, context, words)];
     // The window of one that is away fills, too.
     if let Some(away) = descheduled(window, network + shares.receiver, context, words) {
@@ -80,12 +80,28 @@ pub(super) fn findings(
 /// How often what was sent waited for an answer and there was nothing to send: neither idle nor limited by
 /// anything but the round trip.
 fn waits(window: &Window<'_>) -> f64 {
-    window.often(|info| {
+    window.often_of_looks(|look, info| {
         info.delivery_rate_app_limited
             && info.notsent_bytes == Some(0)
             && info.unacked < info.snd_cwnd
             && info.ca_state == CaState::Open
+            && !is_full(look)
     })
+}
+
+/// How often the send buffer was full of what had been sent, and the congestion window was not. The kernel begins
+/// to account for that only when it sends something at a moment at which somebody waits for room: a program that
+/// is woken, fills the buffer in one go and sees that it is full after that is not seen by it.
+fn full(window: &Window<'_>) -> f64 {
+    window.often_of_looks(|look, info| {
+        info.notsent_bytes == Some(0) && info.unacked < info.snd_cwnd && is_full(look)
+    })
+}
+
+/// Whether a program would wait for room: the kernel wakes it when a third is free (`sk_stream_is_writeable()`).
+fn is_full(look: &Sample) -> bool {
+    let memory = look.connection.memory;
+    memory.is_some_and(|m| 3 * u64::from(m.wmem_queued) >= 2 * u64::from(m.sndbuf))
 }
 
 fn application(window: &Window<'_>, shares: Shares, words: Words) -> Finding {
@@ -114,14 +130,19 @@ fn application(window: &Window<'_>, shares: Shares, words: Words) -> Finding {
 }
 
 fn send_buffer(window: &Window<'_>, shares: Shares, context: &Context, words: Words) -> Finding {
-    let finding = Finding::new(words, Factor::SendBuffer, shares.send_buffer).because(
+    let seen_full = shares.network * full(window);
+    let share = shares.send_buffer + seen_full;
+    let finding = Finding::new(words, Factor::SendBuffer, share).because(
         || {
             format!(
-                "for {} of the time the send buffer was full",
-                percent(shares.send_buffer)
+                "for {} of the time the send buffer was full, and all of it on its way",
+                percent(share)
             )
         },
-        &[("SndLimTimeSnd_share", shares.send_buffer)],
+        &[
+            ("SndLimTimeSnd_share", shares.send_buffer),
+            ("seen_full_share", seen_full),
+        ],
     );
     let memory = window
         .samples()

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use taut_sys::sock_diag::State;
+use taut_sys::sock_diag::{Memory, State};
 use taut_sys::tcp_info::{CaState, TcpInfo};
 
 use super::*;
@@ -93,6 +93,31 @@ fn a_full_send_buffer_is_told_by_the_kernel() {
         (found.factor, found.confidence),
         (Factor::SendBuffer, Confidence::Sure)
     );
+}
+
+#[test]
+fn a_buffer_that_is_seen_full_is_the_cause_also_where_the_kernel_does_not_account_for_it() {
+    let with_buffer = |queued: u32| {
+        let mut samples = sender(|_, info| {
+            info.delivery_rate_app_limited = true;
+            info.notsent_bytes = Some(0);
+            info.unacked = 10;
+        });
+        for sample in &mut samples {
+            sample.connection.memory = Some(Memory {
+                sndbuf: 30_000,
+                wmem_queued: queued,
+                ..Memory::default()
+            });
+        }
+        found(&samples)
+    };
+    let full = with_buffer(20_000);
+    assert_eq!(
+        (full.factor, full.confidence),
+        (Factor::SendBuffer, Confidence::Sure)
+    );
+    assert_eq!(with_buffer(19_999).factor, Factor::SenderApplication);
 }
 
 #[test]

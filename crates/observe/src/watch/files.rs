@@ -1,19 +1,76 @@
 //! Files that are written one after the other, and of which the oldest go.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufWriter, Write as _};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// What a file's name begins with, and ends with.
+/// What a file's name begins with.
 const PREFIX: &str = "connections-";
-const SUFFIX: &str = ".jsonl";
+/// What the name of one ends with that cannot be read before it has been closed.
+const PART: &str = ".part";
+
+/// What is in a file.
+pub trait Body: Sized {
+    /// What is written at a time.
+    type Entry<'a>;
+
+    /// What a file's name ends with.
+    const SUFFIX: &'static str;
+    /// Whether it can be read while it is written.
+    const READS_AT_ONCE: bool;
+
+    /// In an empty file.
+    ///
+    /// # Errors
+    /// The system's.
+    fn begin(file: File) -> io::Result<Self>;
+
+    /// Bytes that it has, or about so many.
+    fn length(&self) -> u64;
+
+    /// Bytes that this would add, or about so many.
+    fn length_of(entry: &Self::Entry<'_>) -> u64;
+
+    /// Entries that would be lost if it could not be written any more.
+    fn at_stake(&self) -> u64;
+
+    /// Adds an entry.
+    ///
+    /// # Errors
+    /// The system's.
+    fn write(&mut self, entry: Self::Entry<'_>) -> io::Result<()>;
+
+    /// Writes out what can be read at once.
+    ///
+    /// # Errors
+    /// The system's.
+    fn flush(&mut self) -> io::Result<()>;
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// The system's.
+    fn close(self) -> io::Result<()>;
+
+    /// Gives it up after a fault: nothing more is written.
+    fn give_up(self);
+}
+
+/// Entries that could not be written.
+#[derive(Debug)]
+pub struct Lost {
+    /// How many.
+    pub entries: u64,
+    /// Why.
+    pub error: io::Error,
+}
 
 /// When the next file begins, and how many are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rotation {
-    /// With the line that would make a file longer than this, in bytes. One that is longer by itself has a file of
+    /// With the entry that would make a file longer than this, in bytes. One that is longer by itself has a file of
     /// its own.
     pub size: u64,
     /// When a file is so old.
@@ -24,22 +81,22 @@ pub struct Rotation {
 
 /// The files in a directory. Others in it are left alone.
 #[derive(Debug)]
-pub struct Files {
+pub struct Files<B> {
     dir: PathBuf,
     rotation: Rotation,
-    current: Option<Current>,
+    current: Option<Current<B>>,
 }
 
 #[derive(Debug)]
-struct Current {
-    file: BufWriter<File>,
-    length: u64,
+struct Current<B> {
+    body: B,
+    path: PathBuf,
     began: SystemTime,
 }
 
 // === impl Files ===
 
-impl Files {
+impl<B: Body> Files<B> {
     /// In this directory, which is made if it is not there.
     ///
     /// # Errors
@@ -53,91 +110,128 @@ impl Files {
         })
     }
 
-    /// Writes a line, into the next file if it is time for that.
+    /// Writes an entry, into the next file if it is time for that.
     ///
     /// # Errors
-    /// The system's, such as a full disk. The line is lost, or half written; the next one begins a new file.
-    pub fn write(&mut self, now: SystemTime, line: &[u8]) -> io::Result<()> {
-        let written = self.try_write(now, line);
-        if written.is_err() {
-            // What is buffered would fail again when it is dropped.
-            if let Some(current) = self.current.take() {
-                let _ = current.file.into_parts();
-            }
-        }
-        written
-    }
-
-    fn try_write(&mut self, now: SystemTime, line: &[u8]) -> io::Result<()> {
-        let length = line.len() as u64;
-        if self
-            .current
-            .as_ref()
-            .is_some_and(|current| self.is_over(current, now, length))
-        {
+    /// The system's, such as a full disk. The entry is lost, or half written; the next one begins a new file.
+    pub fn write(&mut self, now: SystemTime, entry: B::Entry<'_>) -> Result<(), Lost> {
+        let length = B::length_of(&entry);
+        let is_over = |current: &Current<B>| self.is_over(current, now, length);
+        if self.current.as_ref().is_some_and(is_over) {
             self.close()?;
         }
         let current = match &mut self.current {
             Some(current) => current,
-            none => none.insert(Self::begin(&self.dir, now)?),
+            none => {
+                let begun = Self::begin(&self.dir, now, self.rotation.keep);
+                none.insert(begun.map_err(|error| Lost { entries: 1, error })?)
+            }
         };
-        if current.length == 0 {
-            Self::prune(&self.dir, self.rotation.keep)?;
+        match current.body.write(entry) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.give_up(error)),
         }
-        current.file.write_all(line)?;
-        current.length += length;
-        Ok(())
     }
 
-    fn is_over(&self, current: &Current, now: SystemTime, more: u64) -> bool {
+    fn is_over(&self, current: &Current<B>, now: SystemTime, more: u64) -> bool {
+        let length = current.body.length();
+        self.is_old(current, now) || length > 0 && length + more > self.rotation.size
+    }
+
+    fn is_old(&self, current: &Current<B>, now: SystemTime) -> bool {
         // A clock that was set back does not begin a file.
         let age = now.duration_since(current.began).unwrap_or_default();
         age >= self.rotation.time
-            || current.length > 0 && current.length + more > self.rotation.size
     }
 
-    /// Writes out what is buffered.
+    /// Writes out what can be read at once, and ends a file whose time is over.
     ///
     /// # Errors
-    /// The system's.
-    pub fn flush(&mut self) -> io::Result<()> {
+    /// As [`Files::write`].
+    pub fn flush(&mut self, now: SystemTime) -> Result<(), Lost> {
         match &mut self.current {
-            Some(current) => current.file.flush(),
             None => Ok(()),
+            Some(current) if B::READS_AT_ONCE => match current.body.flush() {
+                Ok(()) => Ok(()),
+                Err(error) => Err(self.give_up(error)),
+            },
+            Some(_) => {
+                let is_old = |current: &Current<B>| self.is_old(current, now);
+                match self.current.as_ref().is_some_and(is_old) {
+                    true => self.close(),
+                    false => Ok(()),
+                }
+            }
         }
     }
 
     /// Ends the file that is written.
     ///
     /// # Errors
-    /// The system's.
-    pub fn close(&mut self) -> io::Result<()> {
-        match self.current.take() {
-            Some(mut current) => current.file.flush(),
-            None => Ok(()),
+    /// As [`Files::write`].
+    pub fn close(&mut self) -> Result<(), Lost> {
+        let Some(current) = self.current.take() else {
+            return Ok(());
+        };
+        let entries = current.body.at_stake();
+        let closed = current.body.close().and_then(|()| match B::READS_AT_ONCE {
+            true => Ok(()),
+            false => fs::rename(with_part(&current.path), &current.path),
+        });
+        closed.map_err(|error| {
+            Self::remove_part(&current.path);
+            Lost { entries, error }
+        })
+    }
+
+    /// What is buffered would fail again.
+    fn give_up(&mut self, error: io::Error) -> Lost {
+        let mut entries = 1;
+        if let Some(current) = self.current.take() {
+            entries = entries.max(current.body.at_stake());
+            current.body.give_up();
+            Self::remove_part(&current.path);
+        }
+        Lost { entries, error }
+    }
+
+    /// One that was not closed is of no use, and takes room.
+    fn remove_part(path: &Path) {
+        if !B::READS_AT_ONCE {
+            // Should it stay, it counts among those of which the oldest go.
+            let _ = fs::remove_file(with_part(path));
         }
     }
 
-    fn begin(dir: &Path, now: SystemTime) -> io::Result<Current> {
+    fn begin(dir: &Path, now: SystemTime, keep: usize) -> io::Result<Current<B>> {
         // No colons: not every file system and program takes them.
         let time = humantime::format_rfc3339_seconds(now)
             .to_string()
             .replace(':', "-");
         // Another of the same second.
         let names = (0..1000u32).map(|number| match number {
-            0 => format!("{PREFIX}{time}{SUFFIX}"),
-            number => format!("{PREFIX}{time}.{number:03}{SUFFIX}"),
+            0 => format!("{PREFIX}{time}{}", B::SUFFIX),
+            number => format!("{PREFIX}{time}.{number:03}{}", B::SUFFIX),
         });
-        for name in names {
+        for path in names.map(|name| dir.join(name)) {
+            let (written, other) = match B::READS_AT_ONCE {
+                true => (path.clone(), None),
+                false => (with_part(&path), Some(&path)),
+            };
+            if other.is_some_and(|other| other.exists()) {
+                continue;
+            }
             // Who talks to whom is not everybody's business.
             let mut options = OpenOptions::new();
             options.write(true).create_new(true).mode(0o640);
-            match options.open(dir.join(name)) {
+            match options.open(written) {
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
                 opened => {
+                    let body = B::begin(opened?)?;
+                    Self::prune(dir, keep)?;
                     return Ok(Current {
-                        file: BufWriter::new(opened?),
-                        length: 0,
+                        body,
+                        path,
                         began: now,
                     });
                 }
@@ -151,13 +245,16 @@ impl Files {
         let mut names = Vec::new();
         for entry in fs::read_dir(dir)? {
             let name = entry?.file_name();
-            let ours = |name: &&str| name.starts_with(PREFIX) && name.ends_with(SUFFIX);
+            let ours = |name: &&str| {
+                let whole = name.strip_suffix(PART).unwrap_or(name);
+                name.starts_with(PREFIX) && whole.ends_with(B::SUFFIX)
+            };
             if let Some(name) = name.to_str().filter(ours) {
                 names.push(name.to_owned());
             }
         }
         // Their names are their times.
-        names.sort_unstable_by(|a, b| stem(a).cmp(stem(b)));
+        names.sort_unstable_by(|a, b| stem::<B>(a).cmp(stem::<B>(b)));
         let over = names.len().saturating_sub(keep.max(1));
         for name in &names[..over] {
             match fs::remove_file(dir.join(name)) {
@@ -171,13 +268,21 @@ impl Files {
 }
 
 /// By which a name sorts: the second of a time comes after the first, which has no number.
-fn stem(name: &str) -> &str {
-    name.strip_suffix(SUFFIX).unwrap_or(name)
+fn stem<B: Body>(name: &str) -> &str {
+    let whole = name.strip_suffix(PART).unwrap_or(name);
+    whole.strip_suffix(B::SUFFIX).unwrap_or(whole)
+}
+
+fn with_part(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(PART);
+    name.into()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::watch::line::Lines;
 
     const ROTATION: Rotation = Rotation {
         size: 100,
@@ -194,7 +299,7 @@ mod tests {
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
-        names.sort_unstable_by(|a, b| stem(a).cmp(stem(b)));
+        names.sort_unstable_by(|a, b| stem::<Lines>(a).cmp(stem::<Lines>(b)));
         names
     }
 
@@ -206,7 +311,7 @@ mod tests {
     #[test]
     fn a_file_is_as_long_and_as_old_as_it_may_be() {
         let dir = tempfile::tempdir().unwrap();
-        let mut files = Files::in_dir(dir.path(), ROTATION).unwrap();
+        let mut files = Files::<Lines>::in_dir(dir.path(), ROTATION).unwrap();
         for second in [0, 0, 1] {
             files.write(at(second), &[b'x'; 40]).unwrap();
         }
@@ -230,7 +335,7 @@ mod tests {
     #[test]
     fn a_line_that_is_longer_than_a_file_has_one() {
         let dir = tempfile::tempdir().unwrap();
-        let mut files = Files::in_dir(dir.path(), ROTATION).unwrap();
+        let mut files = Files::<Lines>::in_dir(dir.path(), ROTATION).unwrap();
         for length in [10, 500, 10] {
             files.write(at(0), &vec![b'x'; length]).unwrap();
         }
@@ -243,7 +348,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("connections-and-more.txt"), "").unwrap();
         for run in 0..2 {
-            let mut files = Files::in_dir(dir.path(), ROTATION).unwrap();
+            let mut files = Files::<Lines>::in_dir(dir.path(), ROTATION).unwrap();
             for second in 0..4 {
                 files.write(at(run * 1000 + second), &[b'x'; 90]).unwrap();
             }
@@ -263,7 +368,7 @@ mod tests {
     #[test]
     fn files_of_one_second_have_numbers() {
         let dir = tempfile::tempdir().unwrap();
-        let mut files = Files::in_dir(dir.path(), ROTATION).unwrap();
+        let mut files = Files::<Lines>::in_dir(dir.path(), ROTATION).unwrap();
         for length in [91, 92, 93, 94] {
             files.write(at(5), &vec![b'x'; length]).unwrap();
         }
@@ -275,12 +380,12 @@ mod tests {
     fn after_a_fault_the_next_line_begins_a_file() {
         let dir = tempfile::tempdir().unwrap();
         let within = dir.path().join("within");
-        let mut files = Files::in_dir(&within, ROTATION).unwrap();
+        let mut files = Files::<Lines>::in_dir(&within, ROTATION).unwrap();
         fs::remove_dir(&within).unwrap();
         assert!(files.write(at(0), b"lost\n").is_err());
         fs::create_dir(&within).unwrap();
         files.write(at(0), b"kept\n").unwrap();
-        files.flush().unwrap();
+        files.flush(at(0)).unwrap();
         assert_eq!(lengths(&within), [5]);
     }
 }

@@ -1,61 +1,124 @@
-//! A line of JSON for what is told.
+//! A line of JSON for what is told, and files of them.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufWriter, Write as _};
 use std::time::SystemTime;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
+use super::files::Body;
 use super::{Event, Told};
 use crate::record::Record;
 use crate::verdict::Factor;
 
 /// A record with what is known of a connection's time.
 #[derive(Serialize)]
-struct Line<'a> {
+pub(super) struct Line<'a> {
     /// When it was told (RFC 3339, UTC).
-    time: String,
+    #[serde(serialize_with = "rfc3339")]
+    pub(super) time: SystemTime,
     /// `end` or `open`.
-    event: &'static str,
+    pub(super) event: &'static str,
     /// Since it was first seen; nothing of one that was in no look.
-    seconds: Option<f64>,
+    pub(super) seconds: Option<f64>,
     /// Seconds that each factor limited it.
-    limited: BTreeMap<&'static str, f64>,
+    pub(super) limited: BTreeMap<&'static str, f64>,
     #[serde(flatten)]
-    record: Record<'a>,
+    pub(super) record: Record<'a>,
 }
 
-/// Appends the line, with its end.
-///
-/// # Errors
-/// The library's.
-pub fn write(told: &Told<'_>, now: SystemTime, to: &mut Vec<u8>) -> serde_json::Result<()> {
-    let seconds = told.life.map(|life| {
-        let last = told.tracked.last().at;
-        last.saturating_sub(life.since).as_secs_f64()
-    });
-    let limited = told.life.into_iter().flat_map(|life| {
-        let each = Factor::ALL.iter().zip(life.limited);
-        each.filter(|(_, seconds)| *seconds > 0.0)
-            .map(|(factor, seconds)| (factor.name(), seconds))
-    });
-    let line = Line {
-        time: humantime::format_rfc3339_millis(now).to_string(),
-        event: match told.event {
-            Event::End => "end",
-            Event::Open => "open",
-        },
-        seconds,
-        limited: limited.collect(),
-        record: Record::of(
-            told.cookie,
-            told.tracked,
-            told.process,
-            told.verdict.clone(),
-        ),
-    };
-    serde_json::to_writer(&mut *to, &line)?;
-    to.push(b'\n');
-    Ok(())
+/// Lines in a file.
+#[derive(Debug)]
+pub struct Lines {
+    file: BufWriter<File>,
+    length: u64,
+}
+
+fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&humantime::format_rfc3339_millis(*time))
+}
+
+// === impl Line ===
+
+impl<'a> Line<'a> {
+    pub(super) fn of(told: &'a Told<'_>, now: SystemTime) -> Self {
+        let seconds = told.life.map(|life| {
+            let last = told.tracked.last().at;
+            last.saturating_sub(life.since).as_secs_f64()
+        });
+        let limited = told.life.into_iter().flat_map(|life| {
+            let each = Factor::ALL.iter().zip(life.limited);
+            each.filter(|(_, seconds)| *seconds > 0.0)
+                .map(|(factor, seconds)| (factor.name(), seconds))
+        });
+        Self {
+            time: now,
+            event: match told.event {
+                Event::End => "end",
+                Event::Open => "open",
+            },
+            seconds,
+            limited: limited.collect(),
+            record: Record::of(
+                told.cookie,
+                told.tracked,
+                told.process,
+                told.verdict.clone(),
+            ),
+        }
+    }
+
+    /// Appends it, with its end.
+    pub(super) fn write(&self, to: &mut Vec<u8>) -> serde_json::Result<()> {
+        serde_json::to_writer(&mut *to, self)?;
+        to.push(b'\n');
+        Ok(())
+    }
+}
+
+// === impl Lines ===
+
+impl Body for Lines {
+    type Entry<'a> = &'a [u8];
+
+    const SUFFIX: &'static str = ".jsonl";
+    const READS_AT_ONCE: bool = true;
+
+    fn begin(file: File) -> io::Result<Self> {
+        let file = BufWriter::new(file);
+        Ok(Self { file, length: 0 })
+    }
+
+    fn length(&self) -> u64 {
+        self.length
+    }
+
+    fn length_of(entry: &&[u8]) -> u64 {
+        entry.len() as u64
+    }
+
+    fn at_stake(&self) -> u64 {
+        1
+    }
+
+    fn write(&mut self, entry: &[u8]) -> io::Result<()> {
+        self.length += entry.len() as u64;
+        self.file.write_all(entry)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+
+    fn close(mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+
+    fn give_up(self) {
+        // What is buffered would fail again when it is dropped.
+        let _ = self.file.into_parts();
+    }
 }
 
 #[cfg(test)]
@@ -88,7 +151,7 @@ mod tests {
         };
         let mut text = Vec::new();
         let now = SystemTime::UNIX_EPOCH + Duration::from_millis(1_500);
-        write(&told, now, &mut text).unwrap();
+        Line::of(&told, now).write(&mut text).unwrap();
         assert_eq!(text.pop(), Some(b'\n'));
         let line: serde_json::Value = serde_json::from_slice(&text).unwrap();
         assert_eq!(line["time"], "1970-01-01T00:00:01.500Z");

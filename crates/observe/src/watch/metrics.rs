@@ -133,8 +133,8 @@ impl Default for Metrics {
             metrics.missed.clone(),
         );
         register.register(
-            "lines_lost",
-            "Lines that could not be written",
+            "records_lost",
+            "Records that could not be written",
             metrics.lost.clone(),
         );
         Self {
@@ -209,8 +209,8 @@ impl Metrics {
     }
 
     /// A line could not be written.
-    pub fn lost(&self) {
-        self.lost.inc();
+    pub fn lost(&self, records: u64) {
+        self.lost.inc_by(records);
     }
 
     fn process(&mut self, process: Option<&Process>) -> String {

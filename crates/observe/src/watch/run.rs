@@ -10,9 +10,11 @@ use std::time::{Duration, Instant, SystemTime};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
-use super::files::{Files, Rotation};
+use super::files::{Files, Lost, Rotation};
+use super::line::{Line, Lines};
 use super::metrics::Metrics;
-use super::{Audience, Told, Watcher, line};
+use super::parquet::{Parquet, row};
+use super::{Audience, Told, Watcher};
 use crate::look::{LookError, Looked};
 use crate::observer::Observer;
 use crate::owner::Process;
@@ -28,10 +30,19 @@ pub struct Options {
     pub interval: Duration,
     /// So often open connections are told of, too.
     pub open_every: Option<Duration>,
-    /// Where lines go; else standard output.
-    pub to: Option<(PathBuf, Rotation)>,
+    /// Where records go; else to standard output, as lines.
+    pub to: Option<(PathBuf, Format, Rotation)>,
     /// Where scrapers ask.
     pub metrics: Option<SocketAddr>,
+}
+
+/// Of files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Lines of JSON.
+    Lines,
+    /// Apache Parquet.
+    Parquet,
 }
 
 /// Why it ended.
@@ -40,7 +51,7 @@ pub enum WatchError {
     /// There is nothing to see.
     #[error(transparent)]
     Look(#[from] LookError),
-    /// The directory for lines.
+    /// The directory for files.
     #[error("cannot write to {dir}: {source}", dir = dir.display())]
     Dir {
         /// Which.
@@ -64,9 +75,10 @@ pub enum WatchError {
     Begin(io::Error),
 }
 
-/// Where lines go.
+/// Where records go.
 enum Output {
-    Files(Files),
+    Lines(Files<Lines>),
+    Parquet(Box<Files<Parquet>>),
     Stdout(BufWriter<Stdout>),
 }
 
@@ -125,11 +137,16 @@ pub fn run(
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
     watcher.hear(&mut teller);
-    teller.flush();
+    teller.close();
     match teller.end {
         Some(e) if e.kind() != ErrorKind::BrokenPipe => Err(WatchError::Write(e)),
         _ => Ok(()),
     }
+}
+
+/// The loss of one record.
+fn one(error: io::Error) -> Lost {
+    Lost { entries: 1, error }
 }
 
 // === impl Teller ===
@@ -137,12 +154,17 @@ pub fn run(
 impl Teller {
     fn new(options: &Options) -> Result<Self, WatchError> {
         let output = match &options.to {
-            Some((dir, rotation)) => {
-                let files = Files::in_dir(dir, *rotation).map_err(|source| WatchError::Dir {
+            Some((dir, format, rotation)) => {
+                let output = match format {
+                    Format::Lines => Files::in_dir(dir, *rotation).map(Output::Lines),
+                    Format::Parquet => {
+                        Files::in_dir(dir, *rotation).map(|files| Output::Parquet(Box::new(files)))
+                    }
+                };
+                output.map_err(|source| WatchError::Dir {
                     dir: dir.clone(),
                     source,
-                })?;
-                Output::Files(files)
+                })?
             }
             None => Output::Stdout(BufWriter::new(io::stdout())),
         };
@@ -184,21 +206,35 @@ impl Teller {
 
     /// Lines are read while they are new.
     fn flush(&mut self) {
+        let now = SystemTime::now();
         let flushed = match &mut self.output {
-            Output::Files(files) => files.flush(),
-            Output::Stdout(out) => out.flush(),
+            Output::Lines(files) => files.flush(now),
+            Output::Parquet(files) => files.flush(now),
+            Output::Stdout(out) => out.flush().map_err(one),
         };
-        if let Err(e) = flushed {
-            self.failed(e);
+        if let Err(lost) = flushed {
+            self.failed(lost);
         }
     }
 
-    fn failed(&mut self, e: io::Error) {
-        self.metrics.lost();
+    fn close(&mut self) {
+        let closed = match &mut self.output {
+            Output::Lines(files) => files.close(),
+            Output::Parquet(files) => files.close(),
+            Output::Stdout(out) => out.flush().map_err(one),
+        };
+        if let Err(lost) = closed {
+            self.failed(lost);
+        }
+    }
+
+    fn failed(&mut self, lost: Lost) {
+        self.metrics.lost(lost.entries);
+        let e = lost.error;
         if let Output::Stdout(_) = self.output {
             self.end = Some(e);
         } else if self.fault.replace(e.kind()) != Some(e.kind()) {
-            tracing::error!(error = %e, "lines are lost; watching goes on");
+            tracing::error!(error = %e, records = lost.entries, "records are lost; watching goes on");
         }
     }
 }
@@ -209,17 +245,23 @@ impl Audience for Teller {
         if self.end.is_some() {
             return;
         }
-        self.line.clear();
         let now = SystemTime::now();
-        let written = line::write(told, now, &mut self.line)
-            .map_err(io::Error::from)
-            .and_then(|()| match &mut self.output {
-                Output::Files(files) => files.write(now, &self.line),
-                Output::Stdout(out) => out.write_all(&self.line),
-            });
+        let record = Line::of(told, now);
+        let written = match &mut self.output {
+            Output::Parquet(files) => files.write(now, row(&record)),
+            lines => {
+                self.line.clear();
+                let text = record.write(&mut self.line);
+                text.map_err(|e| one(e.into())).and_then(|()| match lines {
+                    Output::Lines(files) => files.write(now, &self.line),
+                    Output::Stdout(out) => out.write_all(&self.line).map_err(one),
+                    Output::Parquet(_) => Ok(()),
+                })
+            }
+        };
         match written {
             Ok(()) if self.fault.take().is_some() => {
-                tracing::info!("lines can be written again");
+                tracing::info!("records can be written again");
             }
             Ok(()) => {}
             Err(e) => self.failed(e),

@@ -188,7 +188,7 @@ impl Cause {
     pub(super) fn expected_use(self) -> (f64, f64) {
         match self {
             Self::Queue | Self::Link | Self::Elsewhere => (0.8, 1.05),
-            Self::SlowStart | Self::MtuProbing | Self::Descheduled => (0.0, 1.05),
+            Self::SlowStart | Self::MtuProbing => (0.0, 1.05),
             Self::Idle | Self::Cut | Self::NoAnswer | Self::BlackHole => (0.0, 0.05),
             _ => (0.0, 0.75),
         }
@@ -211,7 +211,7 @@ impl Case {
             Cause::SlowStart => (draw.within(150.0, 300.0), draw.within(100.0, 200.0)),
             Cause::Loss => (draw.within(20.0, 100.0), draw.within(30.0, 60.0)),
             Cause::Queue => (draw.within(10.0, 60.0), draw.within(4.0, 20.0)),
-            Cause::Descheduled => (draw.within(0.2, 4.0), draw.within(100.0, 400.0)),
+            Cause::Descheduled => (draw.within(0.2, 4.0), draw.within(400.0, 1000.0)),
             _ => (draw.within(10.0, 150.0), draw.within(8.0, 50.0)),
         };
         let round_trip = millis(round_trip);

@@ -1,0 +1,484 @@
+//! Records as rows of Apache Parquet: a column for each figure, so that programs for tables read them at once.
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::sync::{Arc, LazyLock};
+use std::time::UNIX_EPOCH;
+
+use parquet::basic::{Compression, LogicalType, Repetition, TimeUnit, Type as Physical};
+use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
+use parquet::errors::ParquetError;
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
+use parquet::schema::types::Type;
+
+use super::files::Body;
+use super::line::Line;
+use crate::instruments::INSTRUMENTS;
+use crate::verdict::Factor;
+
+/// Rows that are kept until they are written, as a group; some kilobytes each.
+const GROUP: usize = 4096;
+
+/// How to get a figure out of a record.
+type FigureOf = Box<dyn Fn(&Line<'_>) -> Option<f64> + Send + Sync>;
+
+/// How to get what is in a column out of a record; nothing where the record has none.
+enum Cell {
+    Text(fn(&Line<'_>) -> Option<String>),
+    Whole(fn(&Line<'_>) -> Option<u64>),
+    /// Milliseconds since 1970.
+    Time(fn(&Line<'_>) -> u64),
+    Figure(FigureOf),
+}
+
+/// All columns, with their names.
+static COLUMNS: LazyLock<Vec<(String, Cell)>> = LazyLock::new(columns);
+
+/// What is in a place of the table.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Words.
+    Text(String),
+    /// A whole number.
+    Whole(u64),
+    /// Any other.
+    Figure(f64),
+}
+
+/// A record, by columns.
+pub type Row = Vec<Option<Value>>;
+
+/// Rows in a file.
+pub struct Parquet {
+    writer: SerializedFileWriter<File>,
+    /// Rows that are not written yet, and the bytes that their values have.
+    pending: Vec<Row>,
+    pending_bytes: u64,
+    /// All of them.
+    rows: u64,
+}
+
+/// The record as a row.
+pub(super) fn row(line: &Line<'_>) -> Row {
+    let value = |(_, cell): &(String, Cell)| match cell {
+        Cell::Text(of) => of(line).map(Value::Text),
+        Cell::Whole(of) => of(line).map(Value::Whole),
+        Cell::Time(of) => Some(Value::Whole(of(line))),
+        Cell::Figure(of) => of(line).map(Value::Figure),
+    };
+    COLUMNS.iter().map(value).collect()
+}
+
+fn columns() -> Vec<(String, Cell)> {
+    let record: [(&str, Cell); 21] = [
+        ("time", Cell::Time(millis)),
+        ("event", Cell::Text(|line| Some(line.event.to_owned()))),
+        ("seconds", Cell::Figure(Box::new(|line| line.seconds))),
+        ("cookie", Cell::Whole(|line| Some(line.record.cookie))),
+        (
+            "netns",
+            Cell::Text(|line| Some(line.record.netns.to_owned())),
+        ),
+        (
+            "local_address",
+            Cell::Text(|line| Some(line.record.local.ip().to_string())),
+        ),
+        (
+            "local_port",
+            Cell::Whole(|line| Some(line.record.local.port().into())),
+        ),
+        (
+            "remote_address",
+            Cell::Text(|line| Some(line.record.remote.ip().to_string())),
+        ),
+        (
+            "remote_port",
+            Cell::Whole(|line| Some(line.record.remote.port().into())),
+        ),
+        (
+            "state",
+            Cell::Text(|line| Some(line.record.state.to_owned())),
+        ),
+        ("uid", Cell::Whole(|line| Some(line.record.uid.into()))),
+        ("cgroup", Cell::Whole(|line| line.record.cgroup)),
+        (
+            "pid",
+            Cell::Whole(|line| Some(line.record.process.as_ref()?.pid.into())),
+        ),
+        (
+            "process",
+            Cell::Text(|line| Some(line.record.process.as_ref()?.name.to_owned())),
+        ),
+        (
+            "container",
+            Cell::Text(|line| Some(line.record.process.as_ref()?.container?.to_owned())),
+        ),
+        (
+            "congestion_control",
+            Cell::Text(|line| line.record.congestion_control.map(str::to_owned)),
+        ),
+        (
+            "sent_rate",
+            Cell::Figure(Box::new(|line| Some(line.record.rates?.sent))),
+        ),
+        (
+            "received_rate",
+            Cell::Figure(Box::new(|line| Some(line.record.rates?.received))),
+        ),
+        (
+            "factor",
+            Cell::Text(|line| Some(line.record.verdict.as_ref()?.factor.name().to_owned())),
+        ),
+        (
+            "confidence",
+            Cell::Text(|line| Some(line.record.verdict.as_ref()?.confidence.name().to_owned())),
+        ),
+        (
+            "weight",
+            Cell::Figure(Box::new(|line| Some(line.record.verdict.as_ref()?.weight))),
+        ),
+    ];
+    let limited = Factor::ALL.map(|factor| {
+        let name = format!("limited_{}", factor.name().replace('-', "_"));
+        let of = move |line: &Line<'_>| line.limited.get(factor.name()).copied();
+        (name, Cell::Figure(Box::new(of)))
+    });
+    let instruments = INSTRUMENTS.iter().map(|instrument| {
+        let of = |line: &Line<'_>| line.record.instruments.read(instrument);
+        (instrument.name.to_owned(), Cell::Figure(Box::new(of)))
+    });
+    let record = record.map(|(name, cell)| (name.to_owned(), cell));
+    record
+        .into_iter()
+        .chain(limited)
+        .chain(instruments)
+        .collect()
+}
+
+fn millis(line: &Line<'_>) -> u64 {
+    let since = line.time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn schema() -> Result<Type, ParquetError> {
+    let columns = COLUMNS.iter().map(|(name, cell)| {
+        let (physical, logical) = match cell {
+            Cell::Text(_) => (Physical::BYTE_ARRAY, Some(LogicalType::String)),
+            Cell::Whole(_) => (Physical::INT64, Some(LogicalType::integer(64, false))),
+            Cell::Time(_) => (
+                Physical::INT64,
+                Some(LogicalType::timestamp(true, TimeUnit::MILLIS)),
+            ),
+            Cell::Figure(_) => (Physical::DOUBLE, None),
+        };
+        let column = Type::primitive_type_builder(name, physical)
+            .with_repetition(Repetition::OPTIONAL)
+            .with_logical_type(logical)
+            .build()?;
+        Ok(Arc::new(column))
+    });
+    Type::group_type_builder("connection")
+        .with_fields(columns.collect::<Result<_, ParquetError>>()?)
+        .build()
+}
+
+/// Writes what the rows have in the `at`th column.
+fn write_column(
+    column: &mut SerializedColumnWriter<'_>,
+    rows: &[Row],
+    at: usize,
+) -> Result<(), ParquetError> {
+    let cells = || rows.iter().map(|row| row.get(at).and_then(Option::as_ref));
+    // 1 where there is a value.
+    let levels: Vec<i16> = cells().map(|cell| cell.is_some().into()).collect();
+    let values = || cells().flatten();
+    match COLUMNS.get(at).map(|(_, cell)| cell) {
+        Some(Cell::Text(_)) => {
+            let texts: Vec<_> = values()
+                .filter_map(|value| match value {
+                    Value::Text(text) => Some(ByteArray::from(text.as_str())),
+                    _ => None,
+                })
+                .collect();
+            let column = column.typed::<ByteArrayType>();
+            column.write_batch(&texts, Some(&levels), None)?;
+        }
+        Some(Cell::Whole(_) | Cell::Time(_)) => {
+            let wholes: Vec<_> = values()
+                .filter_map(|value| match value {
+                    // Of numbers without a sign the bits are kept (LogicalTypes.md of the format).
+                    Value::Whole(whole) => Some(whole.cast_signed()),
+                    _ => None,
+                })
+                .collect();
+            let column = column.typed::<Int64Type>();
+            column.write_batch(&wholes, Some(&levels), None)?;
+        }
+        Some(Cell::Figure(_)) => {
+            let figures: Vec<_> = values()
+                .filter_map(|value| match value {
+                    Value::Figure(figure) => Some(*figure),
+                    _ => None,
+                })
+                .collect();
+            let column = column.typed::<DoubleType>();
+            column.write_batch(&figures, Some(&levels), None)?;
+        }
+        None => {}
+    }
+    Ok(())
+}
+
+// === impl Parquet ===
+
+impl fmt::Debug for Parquet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut parquet = f.debug_struct("Parquet");
+        parquet.field("rows", &self.rows).finish_non_exhaustive()
+    }
+}
+
+impl Parquet {
+    /// Writes the rows that are kept.
+    fn write_group(&mut self) -> Result<(), ParquetError> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        let mut group = self.writer.next_row_group()?;
+        let mut at = 0;
+        while let Some(mut column) = group.next_column()? {
+            write_column(&mut column, &self.pending, at)?;
+            column.close()?;
+            at += 1;
+        }
+        group.close()?;
+        self.pending.clear();
+        self.pending_bytes = 0;
+        Ok(())
+    }
+}
+
+impl Body for Parquet {
+    type Entry<'a> = Row;
+
+    const SUFFIX: &'static str = ".parquet";
+    // What is where stands at its end.
+    const READS_AT_ONCE: bool = false;
+
+    fn begin(file: File) -> io::Result<Self> {
+        let properties = WriterProperties::builder()
+            .set_compression(Compression::SNAPPY)
+            .set_created_by(format!("taut {}", env!("CARGO_PKG_VERSION")))
+            .build();
+        let schema = Arc::new(schema()?);
+        Ok(Self {
+            writer: SerializedFileWriter::new(file, schema, Arc::new(properties))?,
+            pending: Vec::new(),
+            pending_bytes: 0,
+            rows: 0,
+        })
+    }
+
+    fn length(&self) -> u64 {
+        self.writer.bytes_written() as u64 + self.pending_bytes
+    }
+
+    fn length_of(row: &Row) -> u64 {
+        let of = |value: &Value| match value {
+            Value::Text(text) => text.len() as u64,
+            Value::Whole(_) | Value::Figure(_) => 8,
+        };
+        row.iter().flatten().map(of).sum()
+    }
+
+    fn at_stake(&self) -> u64 {
+        self.rows
+    }
+
+    fn write(&mut self, row: Row) -> io::Result<()> {
+        self.rows += 1;
+        self.pending_bytes += Self::length_of(&row);
+        self.pending.push(row);
+        if self.pending.len() >= GROUP {
+            self.write_group()?;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn close(mut self) -> io::Result<()> {
+        self.write_group()?;
+        self.writer.close()?;
+        Ok(())
+    }
+
+    fn give_up(self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+    use std::time::{Duration, SystemTime};
+
+    use parquet::file::reader::{FileReader as _, SerializedFileReader};
+    use parquet::record::Field;
+
+    use super::*;
+    use crate::table::Tracked;
+    use crate::watch::files::{Files, Rotation};
+    use crate::watch::{Event, Life, Told};
+    use crate::window::tests::sample;
+
+    const ROTATION: Rotation = Rotation {
+        size: 1 << 30,
+        time: Duration::from_secs(60),
+        keep: 10,
+    };
+
+    fn at(second: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(second)
+    }
+
+    /// A record of a connection of which so many bytes were acknowledged.
+    fn record(now: SystemTime, acked: u64) -> Row {
+        let mut tracked = Tracked::only("blue".into(), sample(1000, |_| {}));
+        tracked.finish(sample(6500, |info| {
+            (info.segs_out, info.bytes_acked) = (Some(9), Some(acked));
+        }));
+        let mut life = Life {
+            since: Duration::from_secs(1),
+            ..Life::default()
+        };
+        life.limited[Factor::Loss.index()] = 2.5;
+        let told = Told {
+            event: Event::End,
+            cookie: u64::MAX,
+            tracked: &tracked,
+            process: None,
+            life: Some(&life),
+            verdict: None,
+        };
+        row(&Line::of(&told, now))
+    }
+
+    /// The rows of all files, as another reader sees them, by the names of their columns.
+    fn read(dir: &Path) -> Vec<BTreeMap<String, Field>> {
+        let mut paths: Vec<_> = std::fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.extension().is_some_and(|e| e == "parquet"))
+            .collect();
+        paths.sort();
+        let mut rows = Vec::new();
+        for path in paths {
+            let reader = SerializedFileReader::new(File::open(path).unwrap()).unwrap();
+            for row in reader.get_row_iter(None).unwrap() {
+                let row = row.unwrap();
+                let columns = row.get_column_iter();
+                rows.push(columns.map(|(k, v)| (k.clone(), v.clone())).collect());
+            }
+        }
+        rows
+    }
+
+    #[test]
+    fn a_row_has_what_a_line_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut files = Files::<Parquet>::in_dir(dir.path(), ROTATION).unwrap();
+        files.write(at(1), record(at(1), 77)).unwrap();
+        assert_eq!(read(dir.path()).len(), 0, "it is not whole yet");
+        files.close().unwrap();
+        let rows = read(dir.path());
+        assert_eq!(rows.len(), 1);
+        let text = |text: &str| Field::Str(text.to_owned());
+        for (column, is) in [
+            ("time", Field::TimestampMillis(1000)),
+            ("event", text("end")),
+            ("seconds", Field::Double(5.5)),
+            ("cookie", Field::ULong(u64::MAX)),
+            ("netns", text("blue")),
+            ("local_address", text("192.0.2.1")),
+            ("local_port", Field::ULong(1000)),
+            ("process", Field::Null),
+            ("factor", Field::Null),
+            ("limited_loss", Field::Double(2.5)),
+            ("limited_queue", Field::Null),
+            ("HCThruOctetsAcked", Field::Double(77.0)),
+        ] {
+            assert_eq!(rows[0][column], is, "{column}");
+        }
+        assert_eq!(rows[0].len(), COLUMNS.len(), "no name stands twice");
+    }
+
+    #[test]
+    fn rows_stay_in_order_over_groups_and_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut files = Files::<Parquet>::in_dir(dir.path(), ROTATION).unwrap();
+        let all = GROUP as u64 + 10;
+        for number in 0..all {
+            files.write(at(0), record(at(0), number)).unwrap();
+        }
+        // Nothing more comes, and its time is over.
+        files.flush(at(59)).unwrap();
+        assert_eq!(read(dir.path()).len(), 0);
+        files.flush(at(60)).unwrap();
+        assert_eq!(read(dir.path()).len() as u64, all);
+        files.write(at(61), record(at(61), all)).unwrap();
+        files.close().unwrap();
+        let acked = |row: &BTreeMap<String, Field>| row["HCThruOctetsAcked"].clone();
+        let read: Vec<_> = read(dir.path()).iter().map(acked).collect();
+        let written: Vec<_> = (0..=all).map(|n| Field::Double(n as f64)).collect();
+        assert_eq!(read, written);
+    }
+
+    #[test]
+    fn a_file_is_about_as_long_as_it_may_be_and_one_that_was_not_closed_counts_among_the_oldest() {
+        let dir = tempfile::tempdir().unwrap();
+        let rotation = Rotation {
+            size: 3 * Parquet::length_of(&record(at(0), 1)) + 10,
+            keep: 2,
+            ..ROTATION
+        };
+        std::fs::write(
+            dir.path()
+                .join("connections-1960-01-01T00-00-00Z.parquet.part"),
+            "",
+        )
+        .unwrap();
+        let mut files = Files::<Parquet>::in_dir(dir.path(), rotation).unwrap();
+        for second in 0..9 {
+            files.write(at(second), record(at(second), second)).unwrap();
+        }
+        files.close().unwrap();
+        let names = std::fs::read_dir(dir.path()).unwrap();
+        assert_eq!(names.count(), 2);
+        assert!(read(dir.path()).len() < 9);
+        assert_eq!(
+            read(dir.path()).last().unwrap()["time"],
+            Field::TimestampMillis(8000)
+        );
+    }
+
+    #[test]
+    fn with_a_file_that_cannot_be_closed_all_of_it_is_lost_and_nothing_is_left_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut files = Files::<Parquet>::in_dir(dir.path(), ROTATION).unwrap();
+        for _ in 0..3 {
+            files.write(at(0), record(at(0), 1)).unwrap();
+        }
+        // Its name is taken from it.
+        for entry in std::fs::read_dir(dir.path()).unwrap() {
+            std::fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+        assert_eq!(files.close().unwrap_err().entries, 3);
+        files.write(at(0), record(at(0), 1)).unwrap();
+        files.close().unwrap();
+        assert_eq!(read(dir.path()).len(), 1);
+    }
+}
