@@ -35,6 +35,14 @@ pub struct Shares {
     pub network: f64,
 }
 
+/// Sums over pairs of figures, each less its mean: of their products, and of the squares of either.
+#[derive(Default)]
+struct Moments {
+    both: f64,
+    first: f64,
+    second: f64,
+}
+
 // === impl Sample ===
 
 impl Sample {
@@ -186,6 +194,16 @@ impl<'a> Window<'a> {
         one: impl Fn(&TcpInfo) -> Option<f64>,
         other: impl Fn(&TcpInfo) -> Option<f64>,
     ) -> Option<f64> {
+        let moments = self.moments(one, other)?;
+        let all = (moments.first * moments.second).sqrt();
+        (all > 0.0).then(|| moments.both / all)
+    }
+
+    fn moments(
+        &self,
+        one: impl Fn(&TcpInfo) -> Option<f64>,
+        other: impl Fn(&TcpInfo) -> Option<f64>,
+    ) -> Option<Moments> {
         let pairs = self
             .infos()
             .filter_map(|info| Some((one(info)?, other(info)?)));
@@ -196,15 +214,25 @@ impl<'a> Window<'a> {
         let count = pairs.len() as f64;
         let sums = pairs.iter().fold((0.0, 0.0), |s, p| (s.0 + p.0, s.1 + p.1));
         let means = (sums.0 / count, sums.1 / count);
-        let (mut both, mut first, mut second) = (0.0, 0.0, 0.0);
+        let mut moments = Moments::default();
         for (a, b) in pairs {
             let (a, b) = (a - means.0, b - means.1);
-            both += a * b;
-            first += a * a;
-            second += b * b;
+            moments.both += a * b;
+            moments.first += a * a;
+            moments.second += b * b;
         }
-        let all = (first * second).sqrt();
-        (all > 0.0).then(|| both / all)
+        Some(moments)
+    }
+
+    /// How much more of `other` there is for each more of `one` (least squares). `None` as of
+    /// [`Window::correlation`].
+    pub fn slope(
+        &self,
+        one: impl Fn(&TcpInfo) -> Option<f64>,
+        other: impl Fn(&TcpInfo) -> Option<f64>,
+    ) -> Option<f64> {
+        let moments = self.moments(one, other)?;
+        (moments.first > 0.0).then(|| moments.both / moments.first)
     }
 
     /// The share of the looks in which it is so.
@@ -376,6 +404,22 @@ pub(crate) mod tests {
         assert!(near(of(&[(1, 10), (2, 20), (2, 10), (1, 20)]), 0.0));
         assert_eq!(of(&[(1, 10), (2, 10), (3, 10), (4, 10)]), None);
         assert_eq!(of(&[(1, 10), (2, 20), (3, 30)]), None);
+    }
+
+    #[test]
+    fn a_slope_is_of_the_one_for_the_other() {
+        let samples = [(1, 30), (2, 50), (3, 70), (4, 90)].map(|(unacked, millis)| {
+            sample(millis, |info| {
+                info.unacked = unacked;
+                info.rtt = Some(Duration::from_millis(millis));
+            })
+        });
+        let window = Window::of(&samples).unwrap();
+        let slope = window.slope(
+            |info| Some(info.unacked.into()),
+            |info| info.rtt.map(|rtt| rtt.as_secs_f64()),
+        );
+        assert!((slope.unwrap() - 0.02).abs() < 1e-12);
     }
 
     #[test]

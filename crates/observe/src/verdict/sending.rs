@@ -34,6 +34,8 @@ const MATHIS: f64 = 1.22;
 /// by a queue: what was lost was lost for want of room there.
 const FOLLOWS: f64 = 0.5;
 const QUEUE_VARIES: f64 = 0.03;
+/// And what is more in flight waits there for this share of the time that it takes at the rate of all.
+const OWN_RATE: f64 = 0.6;
 /// Of what is not certain at one end: likely, and never sure.
 const NOT_CERTAIN: f64 = 0.7;
 /// A rate limiter lets the same through in each part of this length, and a sender that loses at random does not:
@@ -48,6 +50,12 @@ const WAITS_SECONDS: f64 = 0.002;
 /// and if it deviates by this share of itself, whoever answers is there at one time and away at another. A queue
 /// is long for many round trips on end.
 const DEVIATES: f64 = 0.3;
+/// The same is so if no acknowledgement has come for so long, in seconds and in times of what lies between two of
+/// them on the average,
+const SILENT_SECONDS: f64 = 0.01;
+const SILENT: f64 = 10.0;
+/// and so many segments are in flight: of a few each is answered late, as acknowledgements are delayed.
+const MANY: f64 = 8.0;
 /// Of a machine's CPUs: what a neighbour takes now and then is less.
 const STOLEN: f64 = 0.05;
 /// What is said to fit Mathis' bound is within this factor of it: Cubic does better than Reno, BBR much better.
@@ -63,16 +71,21 @@ pub(super) fn findings(
     // What is neither the application's nor a buffer's.
     let network = shares.network * (1.0 - waits(window) - full(window));
     let mut findings = vec![idle, send_buffer(window, shares, context, words)];
+    // What is seen for certain comes first.
+    let certain = [black_hole, timeouts, path_mtu, pacing];
+    if let Some(finding) = certain.iter().find_map(|rule| rule(window, network, words)) {
+        findings.push(receiver(window, shares, words));
+        findings.push(finding);
+        return findings;
+    }
     // The window of one that is away fills, too.
     if let Some(away) = descheduled(window, network + shares.receiver, context, words) {
         findings.push(away);
         return findings;
     }
     findings.push(receiver(window, shares, words));
-    // In this order each takes what fits it, and leaves the rest: what is seen for certain comes first.
-    let rules = [
-        black_hole, timeouts, path_mtu, pacing, slow_start, rate_limit, loss, queue, link,
-    ];
+    // In this order each takes what fits it, and leaves the rest.
+    let rules = [slow_start, rate_limit, loss, queue, link];
     findings.extend(rules.iter().find_map(|rule| rule(window, network, words)));
     findings
 }
@@ -89,13 +102,11 @@ fn waits(window: &Window<'_>) -> f64 {
     })
 }
 
-/// How often the send buffer was full of what had been sent, and the congestion window was not. The kernel begins
+/// How often the send buffer was full of what had been sent: nothing waited for the congestion window. The kernel begins
 /// to account for that only when it sends something at a moment at which somebody waits for room: a program that
 /// is woken, fills the buffer in one go and sees that it is full after that is not seen by it.
 fn full(window: &Window<'_>) -> f64 {
-    window.often_of_looks(|look, info| {
-        info.notsent_bytes == Some(0) && info.unacked < info.snd_cwnd && is_full(look)
-    })
+    window.often_of_looks(|look, info| info.notsent_bytes == Some(0) && is_full(look))
 }
 
 /// Whether a program would wait for room: the kernel wakes it when a third is free (`sk_stream_is_writeable()`).
@@ -357,7 +368,9 @@ fn descheduled(
     let (least, mean) = round_trips(window)?;
     let deviates = window.mean(|info| seconds(info.rttvar))?;
     let waits = mean > least * WAITS && mean > least + WAITS_SECONDS;
-    (waits && deviates > mean * DEVIATES && unanswered(window) < OFTEN).then(|| {
+    let in_flight = window.mean(|info| Some(info.unacked.into()))?;
+    let comes_and_goes = deviates > mean * DEVIATES || is_answered_in_bursts(window);
+    (waits && in_flight >= MANY && comes_and_goes && unanswered(window) < OFTEN).then(|| {
         Finding::new(words, Factor::Descheduled, weight)
             .because(
                 || format!(
@@ -380,6 +393,14 @@ fn descheduled(
             "on the host of the guest that receives: taut snoop; or a larger share of CPU for whoever waits for it",
         ),
     })
+}
+
+/// Whether acknowledgements come together, and none for long: from a queue they come one by one.
+fn is_answered_in_bursts(window: &Window<'_>) -> bool {
+    let silent = window.mean(|info| Some(info.last_ack_recv.as_secs_f64()));
+    // Between two of a receiver that acknowledges every second segment.
+    let apart = 2.0 * f64::from(window.last().snd_mss) / window.sent_rate();
+    silent.is_some_and(|silent| silent > SILENT_SECONDS && silent > apart * SILENT)
 }
 
 /// The same rate in each part, much loss, and no queue.
@@ -409,12 +430,20 @@ fn rate_limit(window: &Window<'_>, network: f64, words: Words) -> Option<Finding
     })
 }
 
-/// Whether the round trip is longer the more is in flight. Where the path has room left it is not.
+/// Whether the round trip is longer the more is in flight, by as much as what is more takes at this rate: where the
+/// path has room left, a burst waits for itself only, at the rate of the path.
 fn fills_a_queue(window: &Window<'_>, least: f64) -> bool {
     let (shortest, longest) = window.range(|info| info.rtt).unwrap_or_default();
     let varies = (longest.saturating_sub(shortest)).as_secs_f64();
     let follows = window.correlation(|info| Some(info.unacked.into()), |info| seconds(info.rtt));
-    varies > least * QUEUE_VARIES && varies > MILLISECOND && follows.is_some_and(|c| c > FOLLOWS)
+    let longer = window.slope(
+        |info| Some(f64::from(info.unacked) * f64::from(info.snd_mss)),
+        |info| seconds(info.rtt),
+    );
+    varies > least * QUEUE_VARIES
+        && varies > MILLISECOND
+        && follows.is_some_and(|c| c > FOLLOWS)
+        && longer.is_some_and(|seconds_a_byte| seconds_a_byte * window.sent_rate() > OWN_RATE)
 }
 
 fn loss(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {

@@ -211,6 +211,7 @@ impl Case {
             Cause::SlowStart => (draw.within(150.0, 300.0), draw.within(100.0, 200.0)),
             Cause::Loss => (draw.within(20.0, 100.0), draw.within(30.0, 60.0)),
             Cause::Queue => (draw.within(10.0, 60.0), draw.within(4.0, 20.0)),
+            Cause::Link | Cause::Elsewhere => (draw.within(10.0, 40.0), draw.within(8.0, 50.0)),
             Cause::Descheduled => (draw.within(0.2, 4.0), draw.within(400.0, 1000.0)),
             _ => (draw.within(10.0, 150.0), draw.within(8.0, 50.0)),
         };
@@ -219,11 +220,8 @@ impl Case {
         let path = rate.in_time(round_trip).0;
         let queue = match cause {
             Cause::Queue => rate.in_time(millis(draw.within(200.0, 800.0))).0,
-            // From half of what the path holds to all of it, and no more than is told from a long one.
-            Cause::Link | Cause::Elsewhere => {
-                let own = path as f64 * draw.within(0.5, 1.0);
-                (own as u64).min(rate.in_time(millis(25.0)).0)
-            }
+            // As CUBIC needs it to keep a path full (it gives up 0.3 of its window), and less than twice the path.
+            Cause::Link | Cause::Elsewhere => (path as f64 * draw.within(0.6, 0.9)) as u64,
             Cause::SlowStart => 4 * path,
             // No bottleneck: the guest is.
             Cause::Descheduled => 1 << 20,
