@@ -44,6 +44,8 @@ const PART: Duration = Duration::from_millis(500);
 const STEADY: f64 = 0.1;
 /// And what it drops is more than this share.
 const LIMITER_DROPS: f64 = 0.005;
+/// So much a queue drops only where the path has room for a few segments.
+const LIMITER_DROPS_MUCH: f64 = 0.02;
 /// A round trip that is this many times its least, and this much longer in seconds, is not one of an empty path;
 const WAITS: f64 = 2.0;
 const WAITS_SECONDS: f64 = 0.002;
@@ -407,8 +409,9 @@ fn is_answered_in_bursts(window: &Window<'_>) -> bool {
 fn rate_limit(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {
     let lost = window.loss();
     let (least, mean) = round_trips(window)?;
-    if lost < LIMITER_DROPS || mean > least * NO_QUEUE + MILLISECOND || fills_a_queue(window, least)
-    {
+    // Of a window of few segments each is answered late, as acknowledgements are delayed, and no queue is seen.
+    let waits = mean > least * NO_QUEUE + MILLISECOND && lost < LIMITER_DROPS_MUCH;
+    if lost < LIMITER_DROPS || waits || fills_a_queue(window, least) {
         return None;
     }
     let rates = window.sent_rates(PART);
