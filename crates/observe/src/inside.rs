@@ -12,7 +12,7 @@ use taut_sys::sock_diag::Inside;
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/connection.bpf.o"));
 
 /// Bytes of `struct connection` of connection.h.
-const RECORD: usize = 24;
+const RECORD: usize = 16;
 /// Read at a time; the kernel fills no more than a few pages.
 const ROOM: usize = 64 << 10;
 
@@ -110,18 +110,13 @@ impl List {
 }
 
 fn parse(record: &[u8; RECORD]) -> (u64, Inside) {
-    let word = |at: usize| {
-        u32::from_ne_bytes([record[at], record[at + 1], record[at + 2], record[at + 3]])
-    };
     let cookie = u64::from_ne_bytes(*record.first_chunk().unwrap_or(&[0; 8]));
-    let locks = record[16];
+    let locks = record[12];
     let inside = Inside {
-        window_clamp: word(8),
-        probe_size: word(12),
+        window_clamp: u32::from_ne_bytes([record[8], record[9], record[10], record[11]]),
         sndbuf_locked: locks & SNDBUF_LOCKED != 0,
         rcvbuf_locked: locks & RCVBUF_LOCKED != 0,
-        pacing: record[17],
-        mtu_probing: record[18] != 0,
+        mtu_probing: record[13] != 0,
     };
     (cookie, inside)
 }

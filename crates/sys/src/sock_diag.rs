@@ -113,14 +113,10 @@ pub struct CongestionControl([u8; 16]);
 pub struct Inside {
     /// The widest window that may be offered, in bytes.
     pub window_clamp: u32,
-    /// Bytes of a packet that looks for a larger MTU of the path; 0: none is on its way.
-    pub probe_size: u32,
     /// The application has set its send buffer (`SO_SNDBUF`): the kernel leaves it alone.
     pub sndbuf_locked: bool,
     /// The application has set its receive buffer (`SO_RCVBUF`).
     pub rcvbuf_locked: bool,
-    /// Who paces: 0 nobody, 1 TCP itself, 2 the fq queueing discipline.
-    pub pacing: u8,
     /// It looks for the path's MTU by itself (RFC 4821).
     pub mtu_probing: bool,
 }

@@ -1,60 +1,19 @@
 //! `taut top` and `taut why` as processes: connections of real kernels in namespaces of their own.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
+#[path = "shared/host.rs"]
+mod host;
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::ffi::OsStrExt as _;
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
-use std::sync::Arc;
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use taut_sys::netns::Netns;
 
-/// A namespace with a `lo`.
-struct Host(Arc<Netns>);
-
-impl Host {
-    fn new(name: &str) -> Self {
-        assert!(
-            rustix::process::geteuid().is_root(),
-            "this test makes network namespaces and must run as root; `make test` does"
-        );
-        let netns = Netns::create(&format!("taut-observe-{}-{name}", std::process::id())).unwrap();
-        let host = Self(Arc::new(netns));
-        host.ip("link set lo up");
-        host
-    }
-
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn ip(&self, line: &str) -> Output {
-        let mut command = Command::new("ip");
-        command.args(["-n", self.name()]).args(line.split(' '));
-        command.output().unwrap()
-    }
-
-    /// Both ends of a connection.
-    fn connection(&self) -> (TcpStream, TcpStream) {
-        let listener = self
-            .0
-            .run(|| TcpListener::bind("127.0.0.1:0"))
-            .unwrap()
-            .unwrap();
-        let to = listener.local_addr().unwrap();
-        let client = self.0.run(|| TcpStream::connect(to)).unwrap().unwrap();
-        (client, listener.accept().unwrap().0)
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = Netns::delete(self.name());
-    }
-}
+use host::Host;
 
 fn taut(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taut"));
@@ -123,7 +82,7 @@ fn me() -> u64 {
 #[test]
 fn a_connection_of_another_namespace_is_told_with_its_process() {
     let host = Host::new("owner");
-    let (mut client, mut server) = host.connection();
+    let (mut client, mut server) = host.connection(&host.listener());
     client.write_all(&[7; 3000]).unwrap();
     server.read_exact(&mut [0; 3000]).unwrap();
     let near = client.local_addr().unwrap().to_string();
@@ -149,7 +108,7 @@ fn a_connection_of_another_namespace_is_told_with_its_process() {
 #[test]
 fn a_filter_takes_what_it_says_and_a_wrong_one_is_explained() {
     let host = Host::new("filter");
-    let (client, server) = host.connection();
+    let (client, server) = host.connection(&host.listener());
     let port = server.local_addr().unwrap().port().to_string();
     let base = ["top", "--json", "-n", "1", "--netns", host.name()];
     let count = |filter: &[&str]| records(&[&base, filter].concat()).len();
@@ -223,7 +182,7 @@ fn a_namespace_is_let_go_when_its_owner_does() {
         beside.name()
     ));
     assert!(made.status.success(), "{made:?}");
-    let ends = host.connection();
+    let ends = host.connection(&host.listener());
     let mut top = Running::start(&["top", "--batch", "--interval", "20ms"]);
     let near = ends.0.local_addr().unwrap().to_string();
     while !top.look().contains(&near) {}
@@ -345,7 +304,7 @@ fn without_root_what_is_missing_is_said_once() {
 #[test]
 fn a_reader_that_does_not_read_is_told_at_both_ends() {
     let host = Host::new("reader");
-    let (mut client, server) = host.connection();
+    let (mut client, server) = host.connection(&host.listener());
     let near = client.local_addr().unwrap().to_string();
     let writes = std::thread::spawn(move || while client.write_all(&[7; 65536]).is_ok() {});
     // Until nothing more goes, and a while after that: the window is closed, and stays so.
@@ -474,7 +433,7 @@ impl Drop for Terminal {
 #[test]
 fn a_terminal_shows_connections_opens_one_and_is_left_as_it_was() {
     let host = Host::new("screen");
-    let (client, server) = host.connection();
+    let (client, server) = host.connection(&host.listener());
     let (near, far) = (
         client.local_addr().unwrap().to_string(),
         server.local_addr().unwrap().to_string(),
@@ -548,7 +507,7 @@ fn a_terminal_shows_connections_opens_one_and_is_left_as_it_was() {
 #[test]
 fn a_terminal_that_goes_away_ends_it() {
     let host = Host::new("hangup");
-    let (_client, server) = host.connection();
+    let (_client, server) = host.connection(&host.listener());
     let far = server.local_addr().unwrap().to_string();
     let top = [
         env!("CARGO_BIN_EXE_taut"),
@@ -585,7 +544,7 @@ fn a_terminal_that_goes_away_ends_it() {
 #[test]
 fn what_ends_it_from_outside_leaves_the_terminal_as_it_was() {
     let host = Host::new("killed");
-    let (_client, server) = host.connection();
+    let (_client, server) = host.connection(&host.listener());
     let far = server.local_addr().unwrap().to_string();
     let top = format!(
         "{} top --interval 50ms --netns {}; echo left; exec bash --norc",

@@ -1,6 +1,9 @@
 //! `taut watch` as a process: connections of real kernels in namespaces of their own.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
+#[path = "shared/host.rs"]
+mod host;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
@@ -8,56 +11,16 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parquet::file::reader::{FileReader as _, SerializedFileReader};
 use parquet::record::Field;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use taut_sys::netns::Netns;
+
+use host::Host;
 
 const PATIENCE: Duration = Duration::from_secs(30);
-
-/// A namespace with a `lo`.
-struct Host(Arc<Netns>);
-
-impl Host {
-    fn new(name: &str) -> Self {
-        assert!(
-            rustix::process::geteuid().is_root(),
-            "this test makes network namespaces and must run as root; `make test` does"
-        );
-        let netns = Netns::create(&format!("taut-watch-{}-{name}", std::process::id())).unwrap();
-        let host = Self(Arc::new(netns));
-        let mut up = Command::new("ip");
-        up.args(["-n", host.name(), "link", "set", "lo", "up"]);
-        assert!(up.status().unwrap().success());
-        host
-    }
-
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn listener(&self) -> TcpListener {
-        let bind = || TcpListener::bind("127.0.0.1:0").unwrap();
-        self.0.run(bind).unwrap()
-    }
-
-    /// Both ends of a connection.
-    fn connection(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
-        let to = listener.local_addr().unwrap();
-        let client = self.0.run(|| TcpStream::connect(to).unwrap()).unwrap();
-        (client, listener.accept().unwrap().0)
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = Netns::delete(self.name());
-    }
-}
 
 /// `taut watch` until it is told to stop.
 struct Watch(Child);

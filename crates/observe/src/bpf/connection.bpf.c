@@ -26,12 +26,10 @@ struct bpf_iter__tcp {
 
 struct sock {
 	__u8 sk_userlocks:4;
-	__u32 sk_pacing_status;
 } __attribute__((preserve_access_index));
 
 struct inet_connection_sock {
 	struct {
-		__u32 probe_size:31;
 		__u32 enabled:1;
 	} icsk_mtup;
 } __attribute__((preserve_access_index));
@@ -58,13 +56,10 @@ int taut_connections(struct bpf_iter__tcp *ctx)
 	sk = (struct sock *)tp;
 	seen.cookie = bpf_get_socket_cookie(tp);
 	seen.window_clamp = tp->window_clamp;
-	seen.probe_size = BPF_CORE_READ_BITFIELD(&tp->inet_conn,
-						 icsk_mtup.probe_size);
 	seen.mtu_probing = !!BPF_CORE_READ_BITFIELD(&tp->inet_conn,
 						    icsk_mtup.enabled);
 	seen.locks = BPF_CORE_READ_BITFIELD(sk, sk_userlocks) &
 		     (CONNECTION_SNDBUF_LOCKED | CONNECTION_RCVBUF_LOCKED);
-	seen.pacing = sk->sk_pacing_status;
 	bpf_seq_write(ctx->meta->seq, &seen, sizeof(seen));
 	return 0;
 }

@@ -10,11 +10,9 @@
 struct connection {
 	__u64 cookie;
 	__u32 window_clamp;	/* the widest window that may be offered */
-	__u32 probe_size;	/* of a packet that looks for a larger MTU; 0: none */
 	__u8 locks;		/* of enum connection_locks */
-	__u8 pacing;		/* who paces: 0 nobody, 1 TCP itself, 2 fq */
 	__u8 mtu_probing;	/* it looks for the path's MTU by itself */
-	__u8 pad[5];
+	__u8 pad[2];
 };
 
 /* Buffers that the application has set (SO_SNDBUF, SO_RCVBUF), so that the

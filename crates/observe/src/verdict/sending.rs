@@ -63,32 +63,37 @@ const STOLEN: f64 = 0.05;
 /// What is said to fit Mathis' bound is within this factor of it: Cubic does better than Reno, BBR much better.
 const NEAR_MATHIS: f64 = 4.0;
 
+/// Looks whether a factor accounts for what is left to the network.
+type Rule = fn(&Window<'_>, f64, Words) -> Option<Finding>;
+
 pub(super) fn findings(
     window: &Window<'_>,
     shares: Shares,
     context: &Context,
     words: Words,
 ) -> Vec<Finding> {
-    let idle = application(window, shares, words);
+    let (waiting, full) = (
+        shares.network * waits(window),
+        shares.network * full(window),
+    );
     // What is neither the application's nor a buffer's.
-    let network = shares.network * (1.0 - waits(window) - full(window));
-    let mut findings = vec![idle, send_buffer(window, shares, context, words)];
-    // What is seen for certain comes first.
-    let certain = [black_hole, timeouts, path_mtu, pacing];
-    if let Some(finding) = certain.iter().find_map(|rule| rule(window, network, words)) {
-        findings.push(receiver(window, shares, words));
-        findings.push(finding);
-        return findings;
-    }
+    let network = shares.network - waiting - full;
+    let mut findings = vec![
+        application(shares, waiting, words),
+        send_buffer(window, shares, full, context, words),
+    ];
+    let first = |rules: &[Rule]| rules.iter().find_map(|rule| rule(window, network, words));
+    // In this order each takes what fits it, and leaves the rest: what is seen for certain comes first.
+    let certain = first(&[black_hole, timeouts, path_mtu, pacing]);
     // The window of one that is away fills, too.
-    if let Some(away) = descheduled(window, network + shares.receiver, context, words) {
+    if certain.is_none()
+        && let Some(away) = descheduled(window, network + shares.receiver, context, words)
+    {
         findings.push(away);
         return findings;
     }
     findings.push(receiver(window, shares, words));
-    // In this order each takes what fits it, and leaves the rest.
-    let rules = [slow_start, rate_limit, loss, queue, link];
-    findings.extend(rules.iter().find_map(|rule| rule(window, network, words)));
+    findings.extend(certain.or_else(|| first(&[slow_start, rate_limit, loss, queue, link])));
     findings
 }
 
@@ -117,8 +122,7 @@ fn is_full(look: &Sample) -> bool {
     memory.is_some_and(|m| 3 * u64::from(m.wmem_queued) >= 2 * u64::from(m.sndbuf))
 }
 
-fn application(window: &Window<'_>, shares: Shares, words: Words) -> Finding {
-    let waits = shares.network * waits(window);
+fn application(shares: Shares, waits: f64, words: Words) -> Finding {
     let finding = Finding::new(words, Factor::SenderApplication, shares.idle + waits).because(
         || {
             format!(
@@ -142,8 +146,13 @@ fn application(window: &Window<'_>, shares: Shares, words: Words) -> Finding {
         .helps("fewer round trips: several requests at a time, or a relay nearer to the peer (taut relay)")
 }
 
-fn send_buffer(window: &Window<'_>, shares: Shares, context: &Context, words: Words) -> Finding {
-    let seen_full = shares.network * full(window);
+fn send_buffer(
+    window: &Window<'_>,
+    shares: Shares,
+    seen_full: f64,
+    context: &Context,
+    words: Words,
+) -> Finding {
     let share = shares.send_buffer + seen_full;
     let finding = Finding::new(words, Factor::SendBuffer, share).because(
         || {

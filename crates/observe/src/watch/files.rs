@@ -149,19 +149,13 @@ impl<B: Body> Files<B> {
     /// # Errors
     /// As [`Files::write`].
     pub fn flush(&mut self, now: SystemTime) -> Result<(), Lost> {
-        match &mut self.current {
-            None => Ok(()),
-            Some(current) if B::READS_AT_ONCE => match current.body.flush() {
-                Ok(()) => Ok(()),
-                Err(error) => Err(self.give_up(error)),
-            },
-            Some(_) => {
-                let is_old = |current: &Current<B>| self.is_old(current, now);
-                match self.current.as_ref().is_some_and(is_old) {
-                    true => self.close(),
-                    false => Ok(()),
-                }
-            }
+        let is_old = |current: &Current<B>| self.is_old(current, now);
+        if self.current.as_ref().is_some_and(is_old) {
+            return self.close();
+        }
+        match self.current.as_mut().map(|current| current.body.flush()) {
+            Some(Err(error)) => Err(self.give_up(error)),
+            _ => Ok(()),
         }
     }
 

@@ -208,7 +208,7 @@ impl Metrics {
         self.missed.inc_by(counts.missed - before.missed);
     }
 
-    /// A line could not be written.
+    /// So many records could not be written.
     pub fn lost(&self, records: u64) {
         self.lost.inc_by(records);
     }

@@ -14,9 +14,8 @@
 /* A segment's number that is farther behind is nobody's repetition. */
 #define SEQ_BEHIND	(1U << 24)
 
-/* An acknowledgement may be of so many segments while the guest is awake. Less than
- * this no sender's window is for long: three is what it is restarted with (RFC 5681
- * 3.1), and four the least of BBR's.
+/* An acknowledgement may be of so many segments while the guest is awake. Four is the
+ * least that BBR has in flight, while it looks for the round trip of an empty path.
  */
 #define STRETCH_MAX	4
 
