@@ -6,8 +6,10 @@
 
 use std::time::Duration;
 
-use taut_sys::sock_diag::{Connection, Inside, Memory};
+use taut_sys::sock_diag::{Connection, Events, Inside, Memory};
 use taut_sys::tcp_info::TcpInfo;
+
+use crate::happened::Happened;
 
 /// In which unit a value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +28,8 @@ pub enum Unit {
     Shift,
     /// 0 or 1.
     Flag,
+    /// A share or a multiple.
+    Ratio,
 }
 
 /// An instrument.
@@ -63,6 +67,7 @@ impl Unit {
             Self::Count => "count",
             Self::Shift => "bits",
             Self::Flag => "0 or 1",
+            Self::Ratio => "ratio",
         }
     }
 }
@@ -86,6 +91,14 @@ fn memory(connection: &Connection, read: impl Fn(&Memory) -> u32) -> Option<f64>
 
 fn inside<T: Into<f64>>(connection: &Connection, read: impl Fn(&Inside) -> T) -> Option<f64> {
     Some(read(connection.inside.as_ref()?).into())
+}
+
+fn events<T: Into<f64>>(
+    connection: &Connection,
+    read: impl Fn(&Events) -> Option<T>,
+) -> Option<f64> {
+    let events = connection.inside.as_ref()?.events.as_ref()?;
+    read(events).map(Into::into)
 }
 
 /// Segments of the size for sending, in bytes.
@@ -163,6 +176,20 @@ instruments! {
     "sndbuf_locked" Flag "BPF: sk_userlocks: the application has set SO_SNDBUF" => |c| inside(c, |i| u8::from(i.sndbuf_locked));
     "rcvbuf_locked" Flag "BPF: sk_userlocks: the application has set SO_RCVBUF" => |c| inside(c, |i| u8::from(i.rcvbuf_locked));
     "window_clamp" Bytes "BPF: window_clamp: no wider window is offered" => |c| inside(c, |i| i.window_clamp);
+    "MaxRTT" Seconds "events: rack.rtt_us" => |c| events(c, |e| (e.rtts > 0).then_some(e.rtt_most.as_secs_f64()));
+    "CountRTT" Count "events: rack.rtt_us, each once" => |c| events(c, |e| Some(e.rtts));
+    "HCSumRTT" Seconds "events: rack.rtt_us, each once" => |c| events(c, |e| Some(e.rtt_sum.as_secs_f64()));
+    "CongSignals" Count "events: from Open or Disorder into CWR, Recovery or Loss" => |c| events(c, |e| Some(e.signals));
+    "FastRetran" Count "events: from Open or Disorder into Recovery" => |c| events(c, |e| Some(e.fast_retransmits));
+    "PreCongSumRTT" Seconds "events: rack.rtt_us at each signal" => |c| events(c, |e| Some(e.signal_rtt_sum.as_secs_f64()));
+    "PreCongSumCwnd" Bytes "events: prior_cwnd * snd_mss at each signal" => |c| {
+        let mss = f64::from(c.info.as_ref()?.snd_mss);
+        events(c, |e| Some(e.signal_cwnd_sum as f64 * mss))
+    };
+    "signal_interval" Segments "events: delivered, from a signal to the next: mean" => |c| events(c, |e| Some(Happened(*e).intervals()?.mean));
+    "signal_interval_deviation" Segments "events: the same: deviation" => |c| events(c, |e| Some(Happened(*e).intervals()?.deviation));
+    "signal_unevenness" Ratio "events: the same, less what the mean rate would have delivered: deviation over mean" => |c| events(c, |e| Happened(*e).unevenness());
+    "signal_cwnd_deviation" Segments "events: prior_cwnd at each signal: deviation" => |c| events(c, |e| Some(Happened(*e).windows()?.deviation));
     "mtu_probing" Flag "BPF: icsk_mtup.enabled" => |c| inside(c, |i| u8::from(i.mtu_probing));
 }
 

@@ -5,8 +5,10 @@
 
 #![forbid(unsafe_code)]
 
+mod away;
 pub mod explain;
 pub mod filter;
+mod happened;
 mod inside;
 pub mod instruments;
 pub mod look;

@@ -3,14 +3,14 @@
 //! A namespace is held for as long as its list takes, and not between looks, so that one that its
 //! owner gives up goes away.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use taut_sys::Errno;
 use taut_sys::netns::{NetnsError, NetnsId};
 use taut_sys::sock_diag::{Connection, Listed, SockDiag};
 
-use crate::inside::Iterator;
+use crate::inside::{Iterator, List};
 use crate::namespaces::{self, Namespace};
 
 /// A namespace that came since is found this much later at most.
@@ -37,6 +37,7 @@ pub struct Looker {
     found: Option<Instant>,
     /// Nothing without BPF.
     inside: Option<Iterator>,
+    events: bool,
 }
 
 /// What a look came to, beside connections.
@@ -56,6 +57,8 @@ pub struct Looked {
     pub incomplete: usize,
     /// What only BPF tells is missing.
     pub without_bpf: bool,
+    /// Events between looks are to be counted, and cannot be.
+    pub without_events: bool,
 }
 
 /// Why nothing can be seen.
@@ -79,15 +82,16 @@ pub enum LookError {
 // === impl Looker ===
 
 impl Looker {
-    /// Has not looked yet.
-    pub fn new(scope: Scope) -> Self {
+    /// Has not looked yet. `events`: what happens between looks is to be counted, which costs some time at each segment.
+    pub fn new(scope: Scope, events: bool) -> Self {
         Self {
             scope,
             namespaces: Vec::new(),
             left_out: 0,
             hidden: 0,
             found: None,
-            inside: load(),
+            inside: load(events),
+            events,
         }
     }
 
@@ -101,6 +105,9 @@ impl Looker {
         mut each: impl FnMut(&Namespace, Instant, Connection),
     ) -> Result<Looked, LookError> {
         self.find()?;
+        if let Some(inside) = &self.inside {
+            inside.begin();
+        }
         let mut looked = Looked::default();
         let mut done = HashSet::new();
         if self.pass(&mut done, &mut looked, &mut each)? && self.scope == Scope::Machine {
@@ -112,6 +119,8 @@ impl Looker {
         looked.left_out = self.left_out;
         looked.hidden = self.hidden;
         looked.without_bpf = self.inside.is_none();
+        let counts_events = self.inside.as_ref().is_some_and(Iterator::counts_events);
+        looked.without_events = self.events && !counts_events;
         Ok(looked)
     }
 
@@ -132,10 +141,7 @@ impl Looker {
             if done.contains(&namespace.id) {
                 continue;
             }
-            let open = || {
-                let list = self.inside.as_ref().and_then(|inside| inside.list().ok());
-                (SockDiag::open(), list)
-            };
+            let open = || (SockDiag::open(), self.inside.as_ref().map(Iterator::list));
             let (socket, list) = match namespace.run(open) {
                 Ok(Some(opened)) => opened,
                 Ok(None) => {
@@ -151,8 +157,15 @@ impl Looker {
             };
             done.insert(namespace.id);
             let at = Instant::now();
-            let inside = list.and_then(|list| list.read().ok());
-            let mut inside = inside.unwrap_or_default();
+            let inside = list.map(|list| list.map(List::read));
+            let mut inside = match inside {
+                None => HashMap::new(),
+                Some(Ok(Ok(inside))) => inside,
+                Some(_) => {
+                    looked.incomplete += 1;
+                    HashMap::new()
+                }
+            };
             let listed = socket.and_then(|mut socket| {
                 socket.connections(|mut connection| {
                     connection.inside = inside.remove(&connection.cookie);
@@ -193,8 +206,8 @@ impl Looker {
 }
 
 /// What BPF tells is more, and not needed.
-fn load() -> Option<Iterator> {
-    match Iterator::load() {
+fn load(events: bool) -> Option<Iterator> {
+    match Iterator::load(events) {
         Ok(inside) => Some(inside),
         Err(error) => {
             tracing::debug!(%error, "connections are looked at without BPF");
@@ -226,7 +239,7 @@ mod tests {
         let local = client.local_addr().unwrap();
         for scope in [Scope::Own, Scope::Machine] {
             let mut seen = Vec::new();
-            let mut looker = Looker::new(scope);
+            let mut looker = Looker::new(scope, true);
             let looked = looker
                 .look(|n, _, c| seen.push((n.name.clone(), c.local)))
                 .unwrap();
@@ -237,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_name_that_nobody_has_is_an_error_that_says_so() {
-        let mut looker = Looker::new(Scope::Named("taut-no-such".into()));
+        let mut looker = Looker::new(Scope::Named("taut-no-such".into()), false);
         let error = looker.look(|_, _, _| {}).unwrap_err().to_string();
         assert!(error.contains("taut-no-such"), "{error}");
     }

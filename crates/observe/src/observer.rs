@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use taut_sys::sock_diag::Connection;
 
+use crate::away::Away;
 use crate::filter::{Filter, Subject};
 use crate::look::{LookError, Looked, Looker, Scope};
 use crate::namespaces::Namespace;
@@ -23,6 +24,7 @@ pub struct Observer {
     began: Instant,
     context: Context,
     steal: Steal,
+    away: Option<Away>,
 }
 
 /// A connection of the last look.
@@ -39,16 +41,22 @@ pub struct Seen<'a> {
 // === impl Observer ===
 
 impl Observer {
-    /// Has not looked yet.
-    pub fn new(scope: Scope, keep: Keep) -> Self {
+    /// Has not looked yet. `events`: also what happens between looks is counted ([`Looker::new`]).
+    pub fn new(scope: Scope, keep: Keep, events: bool) -> Self {
         Self {
-            looker: Looker::new(scope),
+            looker: Looker::new(scope, events),
             table: Table::new(keep),
             owners: Owners::default(),
             began: Instant::now(),
             context: context(),
             steal: Steal::default(),
+            away: None,
         }
+    }
+
+    /// From now on it is also measured how long this machine is kept from its CPUs.
+    pub fn measure_away(&mut self) {
+        self.away = Away::measure();
     }
 
     /// Looks at all connections, and keeps those that are meant, as far as that can be told without their owner.
@@ -149,16 +157,15 @@ impl Observer {
 
     /// What else is known where this one is.
     fn context_of(&self, tracked: &Tracked) -> Context {
-        match &*tracked.netns {
-            "-" => Context {
-                steal: self.steal.share(),
-                ..self.context
-            },
+        let bounds = match &*tracked.netns {
+            "-" => self.context,
             // Others have bounds of their own.
-            _ => Context {
-                steal: self.steal.share(),
-                ..Context::default()
-            },
+            _ => Context::default(),
+        };
+        Context {
+            steal: self.steal.share(),
+            away: self.away.as_ref().map(Away::share),
+            ..bounds
         }
     }
 
@@ -189,6 +196,7 @@ fn context() -> Context {
         wmem_max: third("/proc/sys/net/ipv4/tcp_wmem"),
         rmem_max: third("/proc/sys/net/ipv4/tcp_rmem"),
         steal: None,
+        away: None,
     }
 }
 

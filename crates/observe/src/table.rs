@@ -11,7 +11,7 @@ use taut_sys::tcp_info::TcpInfo;
 use crate::window::{Sample, Window};
 
 /// A look at a connection, at most; they are kept in rooms of powers of two.
-const SAMPLE_BYTES: usize = 768;
+const SAMPLE_BYTES: usize = 896;
 const _: () = assert!(size_of::<Sample>() <= SAMPLE_BYTES);
 
 /// What is kept of each.

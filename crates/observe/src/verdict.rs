@@ -97,6 +97,8 @@ pub struct Context {
     pub rmem_max: Option<u64>,
     /// The share of its CPUs' time that a hypervisor took from this machine.
     pub steal: Option<f64>,
+    /// The share of the time for which this machine was kept from its CPUs, as one who sleeps sees it.
+    pub away: Option<f64>,
 }
 
 /// Whether evidence and remedy are put into words, which takes most of the time.
@@ -122,6 +124,8 @@ const LEAST: f64 = 0.1;
 const LIKELY: f64 = 0.5;
 /// The least weight at which it is `sure`, if no other factor has half as much.
 const SURE: f64 = 0.75;
+/// Who sleeps on a busy machine wakes late, too; this much of the time is more.
+const AWAY: f64 = 0.25;
 
 /// What limits the connection in this window.
 pub fn verdict(window: &Window<'_>, context: &Context) -> Verdict {
@@ -146,6 +150,7 @@ fn judge(window: &Window<'_>, context: &Context, words: Words) -> Verdict {
             return receiving::unread(window, words).unwrap_or_else(|| idle(window, words));
         }
     };
+    away(&mut findings, context, words);
     findings.sort_by(|a, b| b.weight.total_cmp(&a.weight));
     let next = findings.get(1).map_or(0.0, |finding| finding.weight);
     let first = findings.into_iter().next();
@@ -158,6 +163,36 @@ fn judge(window: &Window<'_>, context: &Context, words: Words) -> Verdict {
         _ => Confidence::Unclear,
     };
     first.told(confidence)
+}
+
+/// While this machine is kept from its CPUs its applications seem to have nothing to send, and its peers not to
+/// answer: what is found is of the rest of the time.
+fn away(findings: &mut Vec<Finding>, context: &Context, words: Words) {
+    let Some(away) = context.away.filter(|away| *away > AWAY) else {
+        return;
+    };
+    let is_descheduled = |finding: &Finding| finding.factor == Factor::Descheduled;
+    // By round trips it was found to be so for longer: the peer is, too.
+    if findings
+        .iter()
+        .any(|f| is_descheduled(f) && f.weight >= away)
+    {
+        return;
+    }
+    findings.retain(|finding| !is_descheduled(finding));
+    for finding in findings.iter_mut() {
+        finding.weight *= 1.0 - away;
+    }
+    let finding = Finding::new(words, Factor::Descheduled, away)
+        .because(
+            || {
+                let share = units::percent(away);
+                format!("for {share} of the time this machine did not run: whoever slept woke late")
+            },
+            &[("away", away)],
+        )
+        .helps("a larger share of CPU for this machine; if it sends: taut guest");
+    findings.push(finding);
 }
 
 /// A connection that is not open yet: a SYN has no time-account.

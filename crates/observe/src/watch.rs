@@ -352,7 +352,7 @@ mod tests {
             samples: 6,
         };
         let filter = format!("dport {port}").parse().unwrap();
-        Watcher::new(Observer::new(Scope::Own, keep), filter)
+        Watcher::new(Observer::new(Scope::Own, keep, false), filter)
     }
 
     /// Until so many ends were told of.

@@ -5,6 +5,8 @@ use std::time::Duration;
 use taut_sys::sock_diag::Connection;
 use taut_sys::tcp_info::TcpInfo;
 
+use crate::happened::Happened;
+
 /// A connection in one look.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
@@ -118,6 +120,13 @@ impl<'a> Window<'a> {
         }
     }
 
+    /// What happened from the first look to the last; nothing where nobody counts.
+    pub(crate) fn happened(&self) -> Option<Happened> {
+        let events = |sample: Option<&&Sample>| sample?.connection.inside?.events;
+        let (first, last) = (self.samples.first(), self.samples.last());
+        Some(Happened::between(&events(first)?, &events(last)?))
+    }
+
     /// Payload that the peer acknowledged, in bytes a second.
     pub fn sent_rate(&self) -> f64 {
         self.more(|info| info.bytes_acked) as f64 / self.elapsed().as_secs_f64()
@@ -131,13 +140,17 @@ impl<'a> Window<'a> {
     /// Of the segments with data that were sent, the share that was sent again and that the peer did not
     /// have already.
     pub fn loss(&self) -> f64 {
+        match self.more_wrapping(|info| info.data_segs_out) {
+            0 => 0.0,
+            sent => f64::from(self.repeated()) / f64::from(sent),
+        }
+    }
+
+    /// Segments that were sent again, and that the peer did not have already.
+    pub fn repeated(&self) -> u32 {
         let again = self.more_wrapping(|info| Some(info.total_retrans));
         let twice = self.more_wrapping(|info| info.dsack_dups);
-        let sent = self.more_wrapping(|info| info.data_segs_out);
-        match sent {
-            0 => 0.0,
-            sent => f64::from(again.saturating_sub(twice)) / f64::from(sent),
-        }
+        again.saturating_sub(twice)
     }
 
     /// Who held the sender back; `None` where the kernel does not tell (before Linux 4.10).

@@ -119,6 +119,44 @@ pub struct Inside {
     pub rcvbuf_locked: bool,
     /// It looks for the path's MTU by itself (RFC 4821).
     pub mtu_probing: bool,
+    /// What happened between looks; nothing where nobody counts.
+    pub events: Option<Events>,
+}
+
+/// What happened to a connection since the first look at it.
+///
+/// A signal is what makes the congestion window smaller: a loss, a time-out, or ECN's echo
+/// (`tcpEStatsPerfCongSignals` of RFC 4898).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Events {
+    /// Round trips that were measured.
+    pub rtts: u32,
+    /// All of them together.
+    pub rtt_sum: Duration,
+    /// The longest; zero before the first.
+    pub rtt_most: Duration,
+    /// Signals.
+    pub signals: u32,
+    /// Of them, those that began a fast retransmission.
+    pub fast_retransmits: u32,
+    /// The round trips before them, all together.
+    pub signal_rtt_sum: Duration,
+    /// The congestion windows that they found, all together, in segments.
+    pub signal_cwnd_sum: u64,
+    /// And the squares of these.
+    pub signal_cwnd_squares: u64,
+    /// Pairs of a signal and the next, less than 69 s apart.
+    pub between: u32,
+    /// Segments that were delivered from one to the next, all together.
+    pub between_sum: u64,
+    /// And the squares of these.
+    pub between_squares: u64,
+    /// Times from one to the next, all together, in 2^16 ns.
+    pub between_times: u64,
+    /// And the squares of these.
+    pub between_time_squares: u64,
+    /// And the products of either and the other.
+    pub between_products: u64,
 }
 
 /// A connection at one moment.

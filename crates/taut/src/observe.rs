@@ -25,6 +25,10 @@ pub(crate) struct Which {
     #[arg(long)]
     own_netns: bool,
 
+    /// Look only, and count nothing between looks, which takes a little time at each segment
+    #[arg(long)]
+    no_events: bool,
+
     /// Connections that are kept; more are counted [default: 100000, and 10000 with `why`]
     #[arg(long, value_name = "COUNT", value_parser = count)]
     connections: Option<usize>,
@@ -69,14 +73,14 @@ impl Which {
             connections: self.connections.unwrap_or(connections),
             samples,
         };
-        Observer::new(scope, keep)
+        Observer::new(scope, keep, !self.no_events)
     }
 }
 
 /// Says, once, what cannot be seen.
 #[derive(Default)]
 pub(crate) struct Missing {
-    said: [bool; 6],
+    said: [bool; 7],
 }
 
 // === impl Missing ===
@@ -115,6 +119,11 @@ impl Missing {
                 usize::from(looked.without_bpf),
                 "source is missing, BPF, so that nothing says whether applications have set their buffers: run this as \
                  root, on a kernel with BTF",
+            ),
+            (
+                usize::from(looked.without_events && !looked.without_bpf),
+                "source is missing, the tracepoints of TCP, so that nothing counts what happens between looks (Linux \
+                 5.19 has them; --no-events does without)",
             ),
         ];
         let mut sentences = Vec::new();

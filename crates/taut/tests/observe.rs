@@ -302,6 +302,73 @@ fn without_root_what_is_missing_is_said_once() {
 }
 
 #[test]
+fn what_happens_between_looks_is_counted_unless_that_is_not_wanted() {
+    let host = Host::new("events");
+    let (mut client, mut server) = host.connection(&host.listener());
+    let (near, port) = (
+        client.local_addr().unwrap().to_string(),
+        server.local_addr().unwrap().port(),
+    );
+    // What is more than a rate is dropped.
+    let mut nft = Command::new("ip");
+    nft.args(["netns", "exec", host.name(), "nft"]).arg(format!(
+        "table inet test {{ chain in {{ type filter hook input priority 0; \
+         tcp dport {port} limit rate over 2 mbytes/second burst 200 kbytes drop; }}; }}"
+    ));
+    assert!(nft.status().unwrap().success());
+    let ends = [&client, &server].map(|end| end.try_clone().unwrap());
+    let writes = std::thread::spawn(move || while client.write_all(&[7; 65536]).is_ok() {});
+    let reads = std::thread::spawn(move || {
+        let mut room = vec![0; 65536];
+        while matches!(server.read(&mut room), Ok(read) if read > 0) {}
+    });
+    let mut top = Running::start(&[
+        "top",
+        "--json",
+        "--interval",
+        "50ms",
+        "--netns",
+        host.name(),
+    ]);
+    let (mut looks, mut quiet) = (0, true);
+    let record = loop {
+        let record: Value = serde_json::from_str(&top.line().unwrap()).unwrap();
+        if record["local"] != *near {
+            continue;
+        }
+        let signals = record["instruments"]["CongSignals"].as_u64();
+        // It counts from the first look on, whatever was before.
+        quiet &= looks > 0 || signals == Some(0);
+        if signals >= Some(4) {
+            break record;
+        }
+        looks += 1;
+        assert!(looks < 2000, "nothing is counted: {record}");
+    };
+    assert!(quiet);
+    let instrument = |name: &str| record["instruments"][name].as_f64().unwrap();
+    assert!(instrument("CountRTT") <= instrument("SegsIn"), "{record}");
+    assert!(instrument("signal_interval") > 0.0, "{record}");
+    assert!(instrument("PreCongSumCwnd") >= instrument("CongSignals") * instrument("CurMSS"));
+    let mean = instrument("HCSumRTT") / instrument("CountRTT");
+    assert!(mean > 0.0 && mean <= instrument("MaxRTT"), "{record}");
+
+    let base = ["top", "--json", "-n", "1", "--netns", host.name()];
+    let without = records(&[&base[..], &["--no-events"]].concat());
+    assert_eq!(without.len(), 2);
+    for record in without {
+        assert_eq!(record["instruments"].get("CongSignals"), None, "{record}");
+        assert!(record["instruments"].get("window_clamp").is_some());
+    }
+    for end in ends {
+        end.shutdown(std::net::Shutdown::Both).unwrap();
+    }
+    for thread in [writes, reads] {
+        thread.join().unwrap();
+    }
+}
+
+#[test]
 fn a_reader_that_does_not_read_is_told_at_both_ends() {
     let host = Host::new("reader");
     let (mut client, server) = host.connection(&host.listener());

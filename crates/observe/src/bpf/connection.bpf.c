@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * What of connections only the kernel sees: sock_diag does not tell whether an
- * application has set a buffer, and what else bounds a window.
+ * application has set a buffer, what else bounds a window, nor what happened
+ * between two looks.
+ *
+ * The iterator gives each connection a place for what happens to it, which
+ * goes with the socket; the other two programs count there, and do nothing at
+ * a connection that has none. All three run with the socket's lock held.
  */
 #include <linux/types.h>
 #include <linux/bpf.h>
@@ -17,7 +22,9 @@ struct bpf_iter_meta {
 	struct seq_file *seq;
 } __attribute__((preserve_access_index));
 
-struct sock_common;
+struct sock_common {
+	unsigned char skc_state;
+} __attribute__((preserve_access_index));
 
 struct bpf_iter__tcp {
 	struct bpf_iter_meta *meta;
@@ -29,6 +36,7 @@ struct sock {
 } __attribute__((preserve_access_index));
 
 struct inet_connection_sock {
+	__u8 icsk_ca_state:5;
 	struct {
 		__u32 enabled:1;
 	} icsk_mtup;
@@ -37,13 +45,76 @@ struct inet_connection_sock {
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 	__u32 window_clamp;
+	__u32 delivered;
+	__u32 prior_cwnd;
+	__u32 undo_marker;
+	struct {
+		__u64 mstamp;
+		__u32 rtt_us;
+	} rack;
 } __attribute__((preserve_access_index));
+
+/* The kernel's enum tcp_ca_state, whose numbers tcp_info has too. */
+enum {
+	CA_CWR = 2,
+	CA_RECOVERY = 3,
+	CA_LOSS = 4,
+};
+
+enum { STATE_LISTEN = 10 };
+
+struct place {
+	struct connection_events counts;
+	/* When that was sent whose round trip was counted last: one that is
+	 * seen again is not counted again.
+	 */
+	__u64 rtt_of;
+	__u64 signal_at;
+	__u32 delivered;	/* at the last signal */
+	__u32 pad;
+};
+
+/* Two signals that are further apart, in time (69 s) or in segments, are not of
+ * one time, and the squares of what is less can be added up for long.
+ */
+#define APART (1U << 20)
+#define APART_SEGMENTS (1U << 24)
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct place);
+} places SEC(".maps");
+
+/* How many connections may have a place in this look. None: nobody counts. */
+__u32 room;
+
+static __always_inline struct place *place_of(struct sock_common *common,
+					      struct tcp_sock *tp)
+{
+	struct place *place;
+
+	place = bpf_sk_storage_get(&places, common, NULL, 0);
+	if (!room || common->skc_state == STATE_LISTEN)
+		return place;
+	if (!place) {
+		place = bpf_sk_storage_get(&places, common, NULL,
+					   BPF_SK_STORAGE_GET_F_CREATE);
+		if (!place)
+			return NULL;
+		place->rtt_of = tp->rack.mstamp;
+	}
+	room--;
+	return place;
+}
 
 SEC("iter/tcp")
 int taut_connections(struct bpf_iter__tcp *ctx)
 {
 	struct connection seen = {};
 	struct sock_common *common = ctx->sk_common;
+	struct place *place;
 	struct tcp_sock *tp;
 	struct sock *sk;
 
@@ -60,7 +131,80 @@ int taut_connections(struct bpf_iter__tcp *ctx)
 						    icsk_mtup.enabled);
 	seen.locks = BPF_CORE_READ_BITFIELD(sk, sk_userlocks) &
 		     (CONNECTION_SNDBUF_LOCKED | CONNECTION_RCVBUF_LOCKED);
+	place = place_of(common, tp);
+	if (place) {
+		seen.has_events = 1;
+		seen.events = place->counts;
+	}
 	bpf_seq_write(ctx->meta->seq, &seen, sizeof(seen));
+	return 0;
+}
+
+/* A segment came, and what was acknowledged before it has been measured. */
+SEC("tp_btf/tcp_probe")
+int taut_round_trip(__u64 *ctx)
+{
+	struct sock *sk = (struct sock *)ctx[0];
+	struct place *place = bpf_sk_storage_get(&places, sk, NULL, 0);
+	struct tcp_sock *tp;
+	__u32 rtt;
+
+	if (!place)
+		return 0;
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!tp || tp->rack.mstamp == place->rtt_of)
+		return 0;
+	place->rtt_of = tp->rack.mstamp;
+	rtt = tp->rack.rtt_us;
+	place->counts.rtts++;
+	place->counts.rtt_sum += rtt;
+	if (rtt > place->counts.rtt_most)
+		place->counts.rtt_most = rtt;
+	return 0;
+}
+
+/* The state of congestion control becomes another. */
+SEC("tp_btf/tcp_cong_state_set")
+int taut_congestion(__u64 *ctx)
+{
+	struct sock *sk = (struct sock *)ctx[0];
+	__u8 to = ctx[1];
+	struct place *place = bpf_sk_storage_get(&places, sk, NULL, 0);
+	__u64 cwnd, between, time, now;
+	struct tcp_sock *tp;
+	__u8 from;
+
+	if (!place)
+		return 0;
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!tp)
+		return 0;
+	from = BPF_CORE_READ_BITFIELD(&tp->inet_conn, icsk_ca_state);
+	/* Until all is repaired it is one signal, also where repairs are lost. */
+	if (to < CA_CWR || from >= CA_CWR)
+		return 0;
+	/* A segment that was too large for the path: the window stays. */
+	if (to == CA_LOSS && !tp->undo_marker)
+		return 0;
+	now = bpf_ktime_get_ns() >> CONNECTION_TIME_SHIFT;
+	time = now - place->signal_at;
+	between = (__u32)(tp->delivered - place->delivered);
+	if (place->counts.signals && time < APART && between < APART_SEGMENTS) {
+		place->counts.between++;
+		place->counts.between_sum += between;
+		place->counts.between_squares += between * between;
+		place->counts.between_times += time;
+		place->counts.between_time_squares += time * time;
+		place->counts.between_products += between * time;
+	}
+	place->signal_at = now;
+	place->delivered = tp->delivered;
+	cwnd = tp->prior_cwnd;
+	place->counts.signals++;
+	place->counts.fast_retransmits += to == CA_RECOVERY;
+	place->counts.signal_cwnd_sum += cwnd;
+	place->counts.signal_cwnd_squares += cwnd * cwnd;
+	place->counts.signal_rtt_sum += tp->rack.rtt_us;
 	return 0;
 }
 

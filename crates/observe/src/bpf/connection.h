@@ -7,13 +7,43 @@
 
 #include <linux/types.h>
 
+/*
+ * What happened between looks, since the first of them. Round trips in us,
+ * windows in segments. A signal is what makes the congestion window smaller: a
+ * loss, a time-out, ECN's echo (tcpEStatsPerfCongSignals of RFC 4898).
+ */
+struct connection_events {
+	__u64 rtt_sum;
+	__u64 signal_rtt_sum;	/* of the round trip before each signal */
+	__u64 signal_cwnd_sum;	/* of the window that each found */
+	__u64 signal_cwnd_squares;
+	__u64 between_sum;	/* of segments delivered from one to the next */
+	__u64 between_squares;
+	__u64 between_times;	/* of the times from one to the next, of 65.5 us */
+	__u64 between_time_squares;
+	__u64 between_products;	/* of either and the other */
+	__u32 rtts;		/* round trips that were measured */
+	__u32 rtt_most;
+	__u32 signals;
+	__u32 fast_retransmits;
+	__u32 between;		/* pairs of signals, less than 69 s apart */
+	__u32 pad;
+};
+
+/* Of nanoseconds, for the times between signals. */
+#define CONNECTION_TIME_SHIFT 16
+
 struct connection {
 	__u64 cookie;
 	__u32 window_clamp;	/* the widest window that may be offered */
 	__u8 locks;		/* of enum connection_locks */
 	__u8 mtu_probing;	/* it looks for the path's MTU by itself */
-	__u8 pad[2];
+	__u8 has_events;	/* what follows is of this connection */
+	__u8 pad;
+	struct connection_events events;
 };
+
+_Static_assert(sizeof(struct connection) == 112, "as src/inside.rs has it");
 
 /* Buffers that the application has set (SO_SNDBUF, SO_RCVBUF), so that the
  * kernel leaves them alone. The kernel's SOCK_SNDBUF_LOCK, SOCK_RCVBUF_LOCK.

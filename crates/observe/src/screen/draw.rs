@@ -493,6 +493,7 @@ fn told(value: f64, unit: Unit) -> String {
         Unit::BytesPerSecond => format!("{}bit/s", bits(value)),
         Unit::Seconds => format!("{value:.4} s"),
         Unit::Segments | Unit::Count | Unit::Shift | Unit::Flag => format!("{value:.0}"),
+        Unit::Ratio => format!("{value:.3}"),
     }
 }
 

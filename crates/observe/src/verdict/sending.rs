@@ -6,6 +6,7 @@ use taut_sys::tcp_info::{CaState, TcpInfo};
 
 use super::units::{bytes, percent, rate, seconds, time};
 use super::{Context, Factor, Finding, Words};
+use crate::happened::Happened;
 use crate::window::{Sample, Shares, Window};
 
 /// What is so in more than this share of the looks is so for most of the time.
@@ -20,6 +21,8 @@ const LOSS_MATTERS: f64 = 1e-4;
 const NO_QUEUE: f64 = 1.25;
 /// Below it a difference of round trips says nothing of queues, in seconds.
 const MILLISECOND: f64 = 0.001;
+/// A path that is full has a queue, however short: the round trip is at least so many times its least.
+const LINK_QUEUE: f64 = 1.1;
 /// And one that is longer by this and by [`LONG_QUEUE_SECONDS`] has a long one.
 const LONG_QUEUE: f64 = 2.0;
 /// What a person on a call notices, in seconds.
@@ -60,6 +63,16 @@ const SILENT: f64 = 10.0;
 const MANY: f64 = 8.0;
 /// Of a machine's CPUs: what a neighbour takes now and then is less.
 const STOLEN: f64 = 0.05;
+/// A window of fewer segments: each is answered late, as acknowledgements are delayed, and no queue is seen.
+const FEW: f64 = 4.0;
+/// Losses that come at the same rate each time: delivered from one signal to the next, less what the mean rate
+/// would have delivered, as a share.
+const EVEN: f64 = 0.06;
+/// And a bucket that is empty drops several segments; at random it is one at a time.
+const TOGETHER: f64 = 1.8;
+/// The same, of fewer than three signals.
+const TOGETHER_ALONE: f64 = 3.0;
+const LIMITER_HELPS: &str = "ask whoever runs the path what rate was agreed; pacing at it (SO_MAX_PACING_RATE, BBR) saves the losses";
 /// What is said to fit Mathis' bound is within this factor of it: Cubic does better than Reno, BBR much better.
 const NEAR_MATHIS: f64 = 4.0;
 
@@ -414,13 +427,20 @@ fn is_answered_in_bursts(window: &Window<'_>) -> bool {
     silent.is_some_and(|silent| silent > SILENT_SECONDS && silent > apart * SILENT)
 }
 
-/// The same rate in each part, much loss, and no queue.
+/// Loss for which no queue is the cause, and that comes when a bucket of tokens is empty, which it is at the same
+/// rate each time, and not at random.
 fn rate_limit(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {
     let lost = window.loss();
     let (least, mean) = round_trips(window)?;
+    if lost < LOSS_MATTERS || is_lost_at_a_queue(window, least) {
+        return None;
+    }
+    if let Some(happened) = window.happened() {
+        return limiter_by_signals(window, &happened, network, words);
+    }
     // Of a window of few segments each is answered late, as acknowledgements are delayed, and no queue is seen.
     let waits = mean > least * NO_QUEUE + MILLISECOND && lost < LIMITER_DROPS_MUCH;
-    if lost < LIMITER_DROPS || waits || fills_a_queue(window, least) {
+    if lost < LIMITER_DROPS || waits {
         return None;
     }
     let rates = window.sent_rates(PART);
@@ -438,8 +458,65 @@ fn rate_limit(window: &Window<'_>, network: f64, words: Words) -> Option<Finding
                 ),
                 &[("rate", sent), ("rate_deviation", deviation), ("loss", lost)],
             )
-            .helps("ask whoever runs the path what rate was agreed; pacing at it (SO_MAX_PACING_RATE, BBR) saves the losses")
+            .helps(LIMITER_HELPS)
     })
+}
+
+fn limiter_by_signals(
+    window: &Window<'_>,
+    happened: &Happened,
+    network: f64,
+    words: Words,
+) -> Option<Finding> {
+    let signals = f64::from(happened.0.signals);
+    let together = f64::from(window.repeated()) / signals.max(1.0);
+    let unevenness = happened.unevenness();
+    let is_limiter = match unevenness {
+        Some(unevenness) => together > TOGETHER && unevenness < EVEN,
+        None => together > TOGETHER_ALONE,
+    };
+    if !is_limiter {
+        return None;
+    }
+    let finding = Finding::new(words, Factor::RateLimit, network * NOT_CERTAIN).because(
+        || {
+            format!(
+                "the congestion window was made smaller {signals} times, and each time {together:.1} segments were dropped, \
+                 on the average, while the round trip was that of an empty path"
+            )
+        },
+        &[("CongSignals", signals), ("lost_per_signal", together)],
+    );
+    let finding = match unevenness {
+        None => finding,
+        Some(unevenness) => finding.because(
+            || {
+                format!(
+                    "from one to the next {} were carried, within {}",
+                    rate(window.sent_rate()),
+                    percent(unevenness)
+                )
+            },
+            &[
+                ("rate", window.sent_rate()),
+                ("signal_unevenness", unevenness),
+            ],
+        ),
+    };
+    Some(finding.helps(LIMITER_HELPS))
+}
+
+/// Whether what was lost was lost for want of room in a queue: the round trip before it was longer.
+fn is_lost_at_a_queue(window: &Window<'_>, least: f64) -> bool {
+    let happened = window.happened();
+    let of_few = happened
+        .and_then(|happened| happened.windows())
+        .is_some_and(|windows| windows.mean < FEW && window.loss() > LIMITER_DROPS_MUCH);
+    match happened.and_then(|happened| happened.round_trip_at_signals()) {
+        Some(_) if of_few => false,
+        Some(at) => at > least * NO_QUEUE + MILLISECOND,
+        None => fills_a_queue(window, least),
+    }
 }
 
 /// Whether the round trip is longer the more is in flight, by as much as what is more takes at this rate: where the
@@ -461,7 +538,9 @@ fn fills_a_queue(window: &Window<'_>, least: f64) -> bool {
 fn loss(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {
     let lost = window.loss();
     let (least, mean) = round_trips(window)?;
-    if lost < LOSS_MATTERS || mean > least * NO_QUEUE + MILLISECOND || fills_a_queue(window, least)
+    if lost < LOSS_MATTERS
+        || mean > least * NO_QUEUE + MILLISECOND
+        || is_lost_at_a_queue(window, least)
     {
         return None;
     }
@@ -511,7 +590,8 @@ fn queue(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {
 fn link(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {
     let (least, mean) = round_trips(window)?;
     let full = window.often(|info| f64::from(info.unacked) >= f64::from(info.snd_cwnd) * IN_FLIGHT);
-    (mean > least).then(|| {
+    // Where no queue is seen there is room, and the congestion window may only not have grown into it yet.
+    (mean > least * LINK_QUEUE).then(|| {
         Finding::new(words, Factor::Link, network * full).because(
             || {
                 format!(

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use taut_sys::sock_diag::{Memory, State};
+use taut_sys::sock_diag::{Events, Inside, Memory, State};
 use taut_sys::tcp_info::{CaState, TcpInfo};
 
 use super::*;
@@ -28,7 +28,7 @@ fn sender(set: impl Fn(u64, &mut TcpInfo)) -> Vec<Sample> {
             info.dsack_dups = Some(0);
             info.snd_wnd = Some(1 << 20);
             info.window_scales = Some((7, 7));
-            info.rtt = Some(Duration::from_micros(20_400));
+            info.rtt = Some(Duration::from_micros(22_400));
             info.min_rtt = Some(Duration::from_millis(20));
             info.snd_cwnd = 14;
             info.unacked = 14;
@@ -518,4 +518,81 @@ proptest! {
         prop_assert!((0.0..=1.0).contains(&found.weight), "{found:?}");
         prop_assert!(found.evidence.iter().all(|e| !e.text.contains("NaN") && !e.text.contains("inf")));
     }
+}
+
+/// What a sender that loses one segment of fifty sees of it: so many signals, of which each found a round trip of so
+/// many milliseconds, and from one to the next so many segments went.
+fn losing(signals: u32, millis: u64, between: &[u64]) -> Verdict {
+    let mut samples = sender(|look, info| info.total_retrans = look as u32 * 7);
+    let sum = |of: fn(u64) -> u64| between.iter().copied().map(of).sum();
+    let events = Events {
+        signals,
+        signal_rtt_sum: Duration::from_millis(millis) * signals,
+        between: between.len() as u32,
+        between_sum: sum(|segments| segments),
+        between_squares: sum(|segments| segments * segments),
+        // The same time each.
+        between_times: sum(|_| 100),
+        between_time_squares: sum(|_| 100 * 100),
+        between_products: sum(|segments| segments * 100),
+        ..Events::default()
+    };
+    let last = samples.len() - 1;
+    for (at, sample) in samples.iter_mut().enumerate() {
+        sample.connection.inside = Some(Inside {
+            events: Some(if at == last {
+                events
+            } else {
+                Events::default()
+            }),
+            ..Inside::default()
+        });
+    }
+    found(&samples)
+}
+
+#[test]
+fn a_limiter_drops_several_at_a_time_and_at_the_same_rate_each_time() {
+    let limiter = losing(20, 22, &[175; 19]);
+    assert_eq!(
+        (limiter.factor, limiter.confidence),
+        (Factor::RateLimit, Confidence::Likely)
+    );
+    assert!(limiter.evidence[0].text.contains("20 times"), "{limiter:?}");
+    // One at a time, or at another rate each time.
+    assert_eq!(losing(60, 22, &[58; 59]).factor, Factor::Loss);
+    assert_eq!(losing(20, 22, &[100, 250].repeat(9)).factor, Factor::Loss);
+    // Of two signals nobody knows how even they are.
+    assert_eq!(losing(2, 22, &[1750]).factor, Factor::RateLimit);
+    assert_eq!(losing(30, 22, &[]).factor, Factor::Loss);
+    // And from a full queue.
+    assert_eq!(losing(20, 40, &[175; 19]).factor, Factor::Link);
+}
+
+#[test]
+fn a_path_on_which_nothing_waits_is_not_full() {
+    let found = found(&sender(|_, info| {
+        info.rtt = Some(Duration::from_micros(20_200));
+    }));
+    assert_eq!(found.factor, Factor::Unclear);
+}
+
+#[test]
+fn a_machine_that_did_not_run_limits_whatever_else_seems_to() {
+    let samples = sender(|look, info| info.busy_time = of_half_seconds(look, 0.3));
+    let window = Window::of(&samples).unwrap();
+    let with = |away| {
+        let context = Context {
+            away: Some(away),
+            ..Context::default()
+        };
+        verdict(&window, &context)
+    };
+    assert_eq!(with(0.2).factor, Factor::SenderApplication);
+    let away = with(0.8);
+    assert_eq!(
+        (away.factor, away.confidence),
+        (Factor::Descheduled, Confidence::Sure)
+    );
+    assert!(away.evidence[0].text.contains("80 %"), "{away:?}");
 }

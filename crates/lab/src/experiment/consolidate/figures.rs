@@ -138,16 +138,23 @@ fn slow_starts(measured: &Measured) -> Option<String> {
                 true => format!("{threshold:.0}"),
                 false => "no".to_owned(),
             };
+            let [hystart, probes, timeouts] = [
+                figure(|s| s.counted.map_or(0.0, |counted| counted.hystart as f64)),
+                figure(|s| s.counted.map_or(0.0, |c| c.loss_probe_recoveries as f64)),
+                figure(|s| s.counted.map_or(0.0, |counted| counted.timeouts as f64)),
+            ]
+            .map(Option::unwrap_or_default);
             all.push(format!(
-                "`{}` {threshold} ({again:.0})",
+                "`{}` {threshold} ({again:.0}, {hystart:.0}, {probes:.0}, {timeouts:.0})",
                 name(cell, configuration)
             ));
         }
     }
     (!all.is_empty()).then(|| {
         format!(
-            "Slow start threshold at the end, in segments, and segments sent again, medians of senders that are guests: \
-             {}. A low threshold where nothing was sent again is HyStart's (RFC 9406): round trips are short as long \
+            "Slow start threshold at the end, in segments, and in brackets segments sent again, ends of slow start by \
+             HyStart, loss probes that were taken to have repaired a loss, and time-outs, medians of senders that are \
+             guests: {}. A low threshold where nothing was sent again is HyStart's (RFC 9406): round trips are short as long \
              as the host answers for the receiver, so that the sender's own pauses look to it like a queue that fills.",
             all.join(", ")
         )
@@ -353,4 +360,87 @@ fn notes(measured: &Measured) -> Vec<String> {
         sum(|c| c.paws)
     ));
     notes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::consolidate::plan::{Condition, Machine, Scenario};
+
+    fn cell(scenario: Scenario) -> Cell {
+        let machine = Machine {
+            guests: 3,
+            load: 60,
+        };
+        Cell {
+            condition: Condition { machine, scenario },
+            size: 100_000,
+            runs: 5,
+        }
+    }
+
+    fn sample(sender: f64, ssthresh: Option<u32>, repeated: u32) -> Sample {
+        Sample {
+            sender,
+            sender_handshake: sender,
+            receiver: sender,
+            receiver_handshake: sender,
+            longest_look: 0.0,
+            repeated,
+            ssthresh,
+            counted: None,
+        }
+    }
+
+    fn measured(scenario: Scenario, rates: &[(Configuration, &[f64])]) -> Measured {
+        let mut measured = Measured::default();
+        for (configuration, rates) in rates {
+            for rate in *rates {
+                let sample = sample(*rate, None, 0);
+                measured.add(&cell(scenario), *configuration, sample);
+            }
+        }
+        measured
+    }
+
+    #[test]
+    fn a_cell_is_below_only_where_that_is_not_by_chance() {
+        let measured = measured(
+            Scenario::Plain,
+            &[
+                (Configuration::AsItComes, &[0.1; 5]),
+                (Configuration::Tuned, &[1.0, 1.01, 0.99, 1.0, 1.0]),
+                (Configuration::Snoop, &[0.9, 0.9, 0.91, 0.89, 0.9]),
+                (Configuration::Early, &[0.5, 1.2, 0.9, 1.1, 0.4]),
+                (Configuration::Grow, &[0.1, 0.1]),
+                (Configuration::GrowEarly, &[0.96; 5]),
+            ],
+        );
+        let below = below(&measured);
+        assert_eq!(below.len(), 1, "{below:?}");
+        assert!(below[0].starts_with("`snoop/100 kB` (0.8"), "{below:?}");
+        assert_eq!(headline(&measured)["cells_below"], 1.0);
+        assert!(headline(&measured)["worst_cell_ratio"] < 0.11);
+    }
+
+    #[test]
+    fn slow_starts_are_told_of_senders_that_are_guests_alone() {
+        let mut measured = measured(Scenario::Plain, &[(Configuration::Tuned, &[1.0; 3])]);
+        assert_eq!(slow_starts(&measured), None);
+        for (ssthresh, repeated) in [(None, 0), (Some(60), 2), (Some(40), 3)] {
+            let sample = sample(1.0, ssthresh, repeated);
+            measured.add(&cell(Scenario::SenderGuest), Configuration::Snoop, sample);
+        }
+        let sample = sample(1.0, None, 0);
+        measured.add(&cell(Scenario::NoHyStart), Configuration::Tuned, sample);
+        let told = slow_starts(&measured).unwrap();
+        assert!(
+            told.contains("`snoop/100 kB/sender a guest too` 60 (2, 0, 0, 0), "),
+            "{told}"
+        );
+        assert!(
+            told.contains("`tuned/100 kB/sender a guest without HyStart` no (0, 0, 0, 0)"),
+            "{told}"
+        );
+    }
 }

@@ -27,6 +27,8 @@ pub(super) struct Sample {
     pub(super) repeated: u32,
     /// The least slow start threshold of its streams at the end, in segments; nothing while slow start goes on.
     pub(super) ssthresh: Option<u32>,
+    /// What the sender's TCP has counted meanwhile, if it is a guest.
+    pub(super) counted: Option<Counters>,
 }
 
 // === impl Sample ===
@@ -49,6 +51,7 @@ impl Sample {
             longest_look: last(|s| s.longest_look) as f64 / 1e9,
             repeated: sent.iter().map(|s| s.repeated).sum(),
             ssthresh: sent.iter().filter_map(|s| s.ssthresh).min(),
+            counted: sent.iter().find_map(|s| s.counted),
         }
     }
 }
@@ -149,6 +152,7 @@ mod tests {
             longest_look: 100_000,
             repeated: 1,
             ssthresh: None,
+            counted: None,
             received: Received {
                 accepted: at,
                 first: at + 2_000_000,

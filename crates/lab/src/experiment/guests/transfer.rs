@@ -10,7 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use taut_sys::tcp_info::TcpInfo;
 
-use super::guest::talk::Received;
+use super::guest::talk::{Counters, Received};
 
 /// Between two looks at what has been acknowledged.
 const LOOK: Duration = Duration::from_micros(100);
@@ -33,6 +33,8 @@ pub(in crate::experiment) struct Sent {
     pub(in crate::experiment) repeated: u32,
     /// The slow start threshold at the end, in segments; nothing while slow start goes on.
     pub(in crate::experiment) ssthresh: Option<u32>,
+    /// What the sender's TCP has counted meanwhile, if it is a guest, which sends nothing else.
+    pub(in crate::experiment) counted: Option<Counters>,
     pub(in crate::experiment) received: Received,
 }
 
@@ -95,6 +97,7 @@ pub(in crate::experiment) fn send(to: SocketAddr, bytes: &[u8]) -> io::Result<Se
         longest_look,
         repeated: info.total_retrans,
         ssthresh: info.snd_ssthresh,
+        counted: None,
         received,
     })
 }

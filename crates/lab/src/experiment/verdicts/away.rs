@@ -1,4 +1,4 @@
-//! A guest that is kept from its CPU, at the end that receives.
+//! A guest that is kept from its CPU, at the end that receives or at the one that sends.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -19,6 +19,8 @@ const SERVER_MAC: [u8; 6] = [2, 0x78, 0, 0, 0, 1];
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 10);
 const GUEST_MAC: [u8; 6] = [2, 0x78, 0, 0, 0, 10];
 const TAP: &str = "guest0";
+/// Who listens may have been started at the same time.
+const TRIES: &str = "retry=100,interval=0.1";
 
 /// The guest, and who decides when it runs.
 pub(super) struct Away {
@@ -60,15 +62,39 @@ impl Away {
 
     /// It begins to download, and from now on it runs in its slices only.
     pub(super) fn download(&mut self, url: &str) -> io::Result<()> {
-        let args = ["-q", "--silent", "--output", "/dev/null", url];
+        self.talk("curl", &["-q", "--silent", "--output", "/dev/null", url])
+    }
+
+    /// The same, and it sends to this port of the server's.
+    pub(super) fn upload(&mut self, port: u16) -> io::Result<()> {
+        let to = format!("TCP:{SERVER}:{port},{TRIES}");
+        self.talk("socat", &["-u", "OPEN:/dev/zero", &to])
+    }
+
+    fn talk(&mut self, program: &str, args: &[&str]) -> io::Result<()> {
         self.guest.start(Start {
-            name: "curl".to_owned(),
-            program: "curl".to_owned(),
-            args: args.map(str::to_owned).into(),
+            name: program.to_owned(),
+            program: program.to_owned(),
+            args: args.iter().map(ToString::to_string).collect(),
             env: Vec::new(),
         })?;
         self.gate.close(Slices::new(self.shape, self.seed));
         Ok(())
+    }
+
+    /// It runs `taut` with these arguments, and sends what that says to this port of the server's.
+    pub(super) fn say(&mut self, taut: &Path, args: &[&str], port: u16) -> io::Result<()> {
+        let script = format!(
+            "{{ \"$TAUT\" \"$@\" || echo it failed; }} | socat -u STDIN TCP:{SERVER}:{port},{TRIES}"
+        );
+        let mut all = vec!["-c".to_owned(), script, "sh".to_owned()];
+        all.extend(args.iter().map(ToString::to_string));
+        self.guest.start(Start {
+            name: "taut".to_owned(),
+            program: "sh".to_owned(),
+            args: all,
+            env: vec![("TAUT".to_owned(), taut.display().to_string())],
+        })
     }
 }
 

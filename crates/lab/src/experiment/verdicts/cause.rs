@@ -53,6 +53,8 @@ pub(super) enum Cause {
     Link,
     /// The same, seen from the receiver.
     Elsewhere,
+    /// The server is a guest that shares a core with others, and sends; seen from there.
+    DescheduledSender,
 }
 
 /// Which end is watched.
@@ -60,6 +62,8 @@ pub(super) enum Cause {
 pub(super) enum End {
     Server,
     Client,
+    /// The guest that sends.
+    Guest,
 }
 
 /// One run: a cause, and everything that varies. The same seed gives the same.
@@ -82,7 +86,7 @@ pub(super) struct Case {
 // === impl Cause ===
 
 impl Cause {
-    pub(super) const ALL: [Self; 21] = [
+    pub(super) const ALL: [Self; 22] = [
         Self::Idle,
         Self::SlowSender,
         Self::Questions,
@@ -104,6 +108,7 @@ impl Cause {
         Self::NoAnswer,
         Self::Link,
         Self::Elsewhere,
+        Self::DescheduledSender,
     ];
 
     /// What it is called in figures.
@@ -130,6 +135,7 @@ impl Cause {
             Self::NoAnswer => "no answer",
             Self::Link => "link",
             Self::Elsewhere => "link (seen by the receiver)",
+            Self::DescheduledSender => "descheduled guest that sends",
         }
     }
 
@@ -146,7 +152,7 @@ impl Cause {
             Self::Queue => "queue",
             Self::Pacing => "pacing",
             Self::Policer => "rate-limit",
-            Self::Descheduled => "descheduled",
+            Self::Descheduled | Self::DescheduledSender => "descheduled",
             Self::BlackHole | Self::MtuProbing => "path-mtu",
             Self::Cut | Self::NoAnswer => "timeouts",
             Self::Link => "link",
@@ -159,6 +165,7 @@ impl Cause {
             Self::SlowReaderHere | Self::ReceiveBufferHere | Self::NoAnswer | Self::Elsewhere => {
                 End::Client
             }
+            Self::DescheduledSender => End::Guest,
             _ => End::Server,
         }
     }
@@ -212,7 +219,9 @@ impl Case {
             Cause::Loss => (draw.within(20.0, 100.0), draw.within(30.0, 60.0)),
             Cause::Queue => (draw.within(10.0, 60.0), draw.within(4.0, 20.0)),
             Cause::Link | Cause::Elsewhere => (draw.within(10.0, 40.0), draw.within(8.0, 50.0)),
-            Cause::Descheduled => (draw.within(0.2, 4.0), draw.within(400.0, 1000.0)),
+            Cause::Descheduled | Cause::DescheduledSender => {
+                (draw.within(0.2, 4.0), draw.within(400.0, 1000.0))
+            }
             _ => (draw.within(10.0, 150.0), draw.within(8.0, 50.0)),
         };
         let round_trip = millis(round_trip);
@@ -224,7 +233,7 @@ impl Case {
             Cause::Link | Cause::Elsewhere => (path as f64 * draw.within(0.6, 0.9)) as u64,
             Cause::SlowStart => 4 * path,
             // No bottleneck: the guest is.
-            Cause::Descheduled => 1 << 20,
+            Cause::Descheduled | Cause::DescheduledSender => 1 << 20,
             _ => path,
         };
         let share = |draw: &mut Draw, of: u64, from: f64, to: f64| {
@@ -244,7 +253,7 @@ impl Case {
             Cause::Questions => draw.within(300.0, 12_000.0) as u64,
             Cause::BlackHole | Cause::MtuProbing => draw.within(1280.0, 1460.0) as u64,
             // Of this many, one runs.
-            Cause::Descheduled => 2 + draw.random.next_u64() % 4,
+            Cause::Descheduled | Cause::DescheduledSender => 2 + draw.random.next_u64() % 4,
             _ => 0,
         };
         Self {
@@ -261,11 +270,15 @@ impl Case {
         }
     }
 
-    /// The link with the bottleneck, from the server.
+    /// The link with the bottleneck, from who sends.
     pub(super) fn link(&self) -> LinkSpec {
         let bare = Shape::delay(self.round_trip / 2);
         let there = bare.rate(self.rate).queue(self.queue).loss(self.loss);
-        LinkSpec::each(there, bare).seed(self.seed)
+        let link = match self.cause {
+            Cause::DescheduledSender => LinkSpec::each(bare, there),
+            _ => LinkSpec::each(there, bare),
+        };
+        link.seed(self.seed)
     }
 
     /// Whether the path has a narrower link in it.

@@ -23,6 +23,9 @@ const LARGE: u64 = 4 << 30;
 const QUESTIONS: u32 = 100_000;
 /// Where iperf3 listens.
 const IPERF_PORT: u16 = 5201;
+/// Where what a guest sends is taken and thrown away, and where what it says of that is heard.
+const SINK_PORT: u16 = 5009;
+const HEARD_PORT: u16 = 5010;
 /// The longest that iperf3 may take until it listens again.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Between two looks at that.
@@ -100,6 +103,7 @@ fn said(why: &mut Child) -> io::Result<Said> {
     if !status.success() {
         return Err(io::Error::other(format!("it failed ({status})")));
     }
+    tracing::debug!("taut why says {}", line.trim());
     let verdict = match line.trim() {
         "" => None,
         line => serde_json::from_str::<Line>(line)?.verdict,
@@ -163,7 +167,7 @@ impl<'a> Stage<'a> {
         match case.cause {
             Cause::BlackHole | Cause::MtuProbing => stage.silence()?,
             Cause::Policer => stage.police()?,
-            Cause::Descheduled => {
+            Cause::Descheduled | Cause::DescheduledSender => {
                 let sharers = usize::try_from(case.knob).unwrap_or(usize::MAX);
                 let away = Away::boot(&stage.world, &request.taut, sharers, case.seed);
                 stage.away = Some(away.map_err(ExperimentError::machine("boot a guest"))?);
@@ -213,6 +217,15 @@ impl<'a> Stage<'a> {
 
     fn serve(&mut self) -> Result<(), ExperimentError> {
         let dir = self.world.dir();
+        if self.case.cause == Cause::DescheduledSender {
+            let mut sink = program::SOCAT.command();
+            let listen = format!("TCP-LISTEN:{SINK_PORT},fork");
+            sink.args(["-u", &listen, "OPEN:/dev/null"]);
+            let addr = SocketAddr::from((away::SERVER, SINK_PORT));
+            let service = Service::start(self.world.host("server"), "socat", sink, addr, dir)?;
+            self.serving = Some(service);
+            return Ok(());
+        }
         if self.case.cause == Cause::Pacing {
             let client = self.world.host("client");
             let mut server = program::IPERF3.command();
@@ -275,9 +288,11 @@ impl<'a> Stage<'a> {
     /// The program that makes the connection.
     fn talk(&mut self) -> Result<(), ExperimentError> {
         if let Some(away) = &mut self.away {
-            let url = format!("http://{}/large", away::SERVER);
-            let begun = away.download(&url);
-            return begun.map_err(ExperimentError::machine("start curl in a guest"));
+            let begun = match self.case.cause {
+                Cause::DescheduledSender => away.upload(SINK_PORT),
+                _ => away.download(&format!("http://{}/large", away::SERVER)),
+            };
+            return begun.map_err(ExperimentError::machine("start a program in a guest"));
         }
         let server = SocketAddr::from((self.world.addr("server"), 80));
         let (host, mut command) = match self.case.cause {
@@ -325,32 +340,55 @@ impl<'a> Stage<'a> {
         self.world.cut("server", "client", true);
     }
 
-    /// Bytes that the bottleneck has taken from the server.
+    /// Bytes that the bottleneck has taken from who sends.
     fn carried(&self) -> Result<u64, ExperimentError> {
         let reports = self.world.link_reports()?;
-        Ok(reports.first().map_or(0, |link| link.a_to_b.path.bytes))
+        Ok(reports.first().map_or(0, |link| match self.case.cause {
+            Cause::DescheduledSender => link.b_to_a.path.bytes,
+            _ => link.a_to_b.path.bytes,
+        }))
     }
 
     fn watched(&self) -> &Host {
         match self.case.cause.watched() {
-            End::Server => self.world.host("server"),
+            // What a guest says arrives there.
+            End::Server | End::Guest => self.world.host("server"),
             End::Client => self.world.host("client"),
         }
     }
 
-    /// `taut why`, which looks from now on.
-    fn why(&self, request: &Request, watch: Duration) -> io::Result<Child> {
-        let mut why = Command::new(&request.taut);
-        why.args(["why", "--json", "--own-netns"]);
-        why.args(["--for", &format!("{}ms", watch.as_millis())]);
-        why.args(match (self.case.cause, self.case.cause.watched()) {
-            (Cause::Pacing, _) => ["dport", "5201"],
-            (_, End::Server) => ["sport", "80"],
-            (_, End::Client) => ["dport", "80"],
-        });
-        why.stdin(Stdio::null())
+    /// `taut why`, which looks from now on, or who hears what one in the guest says.
+    fn why(&mut self, request: &Request, watch: Duration) -> io::Result<Child> {
+        let filter = match (self.case.cause, self.case.cause.watched()) {
+            (Cause::Pacing, _) => format!("dport {IPERF_PORT}"),
+            (_, End::Server) => "sport 80".to_owned(),
+            (_, End::Client) => "dport 80".to_owned(),
+            (_, End::Guest) => format!("dport {SINK_PORT}"),
+        };
+        let watch = format!("{}ms", watch.as_millis());
+        let args = ["why", "--json", "--own-netns", "--for", &watch, &filter];
+        let mut command = match &self.away {
+            Some(_) if self.case.cause.watched() == End::Guest => {
+                let mut socat = program::SOCAT.command();
+                // One that has nothing to say for so long will not say it.
+                let listen = format!("TCP-LISTEN:{HEARD_PORT},accept-timeout=60");
+                socat.args(["-T", "60", "-u", &listen, "STDOUT"]);
+                socat
+            }
+            _ => {
+                let mut why = Command::new(&request.taut);
+                why.args(args);
+                why
+            }
+        };
+        command
+            .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null());
-        self.watched().spawn(why)
+        let heard = self.watched().spawn(command)?;
+        if let (End::Guest, Some(away)) = (self.case.cause.watched(), &mut self.away) {
+            away.say(&request.taut, &args, HEARD_PORT)?;
+        }
+        Ok(heard)
     }
 }

@@ -96,19 +96,25 @@ fn answer(
             room.expect(streams, bytes);
             Answer::Done
         }
-        Ask::Counters => Answer::Counters(Counters::parse(&std::fs::read_to_string(
-            "/proc/net/netstat",
-        )?)),
+        Ask::Counters => Answer::Counters(counters()?),
         Ask::Send(send) => {
             std::fs::write(HYSTART, u8::from(send.hystart).to_string())?;
             let bytes = transfer::bytes(send.seed, send.bytes);
-            Answer::Sent(transfer::send(send.to, &bytes)?)
+            let before = counters()?;
+            let mut sent = transfer::send(send.to, &bytes)?;
+            sent.counted = Some(counters()?.since(&before));
+            Answer::Sent(sent)
         }
         Ask::Start(start) => {
             programs.start(&start, guest)?;
             Answer::Done
         }
     })
+}
+
+fn counters() -> io::Result<Counters> {
+    let netstat = std::fs::read_to_string("/proc/net/netstat")?;
+    Ok(Counters::parse(&netstat))
 }
 
 fn apply(settings: &Settings, guest: &Guest) -> io::Result<()> {

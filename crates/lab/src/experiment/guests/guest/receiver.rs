@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::{PollFd, PollFlags};
 use sha2::{Digest as _, Sha256};
@@ -17,34 +17,45 @@ const HASHED: usize = 16 * 1024;
 
 /// Room for streams, touched in advance: a page fault costs User Mode Linux more than the page's bytes.
 #[derive(Clone, Default)]
-pub(super) struct Room(Arc<Mutex<Vec<Vec<u8>>>>);
+pub(super) struct Room(Arc<Mutex<Buffers>>);
+
+#[derive(Default)]
+struct Buffers {
+    free: Vec<Vec<u8>>,
+    size: usize,
+}
 
 // === impl Room ===
 
 impl Room {
     /// Has room for `streams` streams of `bytes` bytes each.
     pub(super) fn expect(&self, streams: usize, bytes: usize) {
-        let mut room = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buffers = self.buffers();
         // One byte more, to see that there is no more.
         let size = bytes + 1;
-        if room.len() == streams && room.iter().all(|buffer| buffer.len() == size) {
+        if buffers.free.len() == streams && buffers.size == size {
             return;
         }
         // Before what takes its place is made.
-        room.clear();
-        room.shrink_to_fit();
-        room.extend((0..streams).map(|_| vec![1; size]));
+        buffers.free = Vec::new();
+        buffers.size = size;
+        buffers.free.extend((0..streams).map(|_| vec![1; size]));
     }
 
     fn take(&self) -> Option<Vec<u8>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
+        self.buffers().free.pop()
     }
 
+    /// One of another size is of a stream that was expected before: its thread may come to run only now.
     fn give_back(&self, buffer: Vec<u8>) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(buffer);
+        let mut buffers = self.buffers();
+        if buffer.len() == buffers.size {
+            buffers.free.push(buffer);
+        }
+    }
+
+    fn buffers(&self) -> MutexGuard<'_, Buffers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -113,4 +124,23 @@ fn one(mut stream: TcpStream, accepted: u64, buffer: &mut [u8]) -> io::Result<()
         digest: digest.finalize().into(),
     };
     stream.write_all(&serde_json::to_vec(&received)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_back_late_is_not_given_to_a_stream_that_is_longer() {
+        let room = Room::default();
+        room.expect(1, 10);
+        let late = room.take().unwrap();
+        room.expect(1, 1000);
+        room.give_back(late);
+        let next = room.take().unwrap();
+        assert_eq!(next.len(), 1001);
+        room.give_back(next);
+        assert_eq!(room.take().map(|buffer| buffer.len()), Some(1001));
+        assert_eq!(room.take(), None);
+    }
 }

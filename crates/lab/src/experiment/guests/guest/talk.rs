@@ -79,7 +79,7 @@ pub(in crate::experiment) enum Answer {
     Failed(String),
 }
 
-/// What a guest's TCP has lost, from its `/proc/net/netstat`.
+/// What a guest's TCP has lost, and what it took for lost, from its `/proc/net/netstat`.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
 pub(in crate::experiment) struct Counters {
     /// Segments dropped because the socket's memory was used up.
@@ -92,6 +92,15 @@ pub(in crate::experiment) struct Counters {
     pub(in crate::experiment) ofo_pruned: u64,
     /// Times the receive queue had to be squeezed.
     pub(in crate::experiment) pruned: u64,
+    /// Slow starts that ended because round trips became longer (RFC 9406).
+    pub(in crate::experiment) hystart: u64,
+    /// Tail loss probes, and those of them that were taken to have repaired a loss.
+    pub(in crate::experiment) loss_probes: u64,
+    pub(in crate::experiment) loss_probe_recoveries: u64,
+    /// Retransmission time-outs.
+    pub(in crate::experiment) timeouts: u64,
+    /// Segments sent again by fast retransmission.
+    pub(in crate::experiment) fast_retransmits: u64,
 }
 
 /// What a guest's application says of a stream. Times are the guest's own clock's, in nanoseconds.
@@ -159,12 +168,34 @@ impl Counters {
                     figures.split_whitespace().nth(at)?.parse().ok()
                 })
         };
+        let figure = |name: &str| figure(name).unwrap_or(0);
         Self {
-            rcv_q_drop: figure("TCPRcvQDrop").unwrap_or(0),
-            zero_window_drop: figure("TCPZeroWindowDrop").unwrap_or(0),
-            paws: figure("PAWSEstab").unwrap_or(0),
-            ofo_pruned: figure("OfoPruned").unwrap_or(0),
-            pruned: figure("PruneCalled").unwrap_or(0),
+            rcv_q_drop: figure("TCPRcvQDrop"),
+            zero_window_drop: figure("TCPZeroWindowDrop"),
+            paws: figure("PAWSEstab"),
+            ofo_pruned: figure("OfoPruned"),
+            pruned: figure("PruneCalled"),
+            hystart: figure("TCPHystartTrainDetect") + figure("TCPHystartDelayDetect"),
+            loss_probes: figure("TCPLossProbes"),
+            loss_probe_recoveries: figure("TCPLossProbeRecovery"),
+            timeouts: figure("TCPTimeouts"),
+            fast_retransmits: figure("TCPFastRetrans"),
+        }
+    }
+
+    /// What has been counted since it was this.
+    pub(super) fn since(&self, before: &Self) -> Self {
+        Self {
+            rcv_q_drop: self.rcv_q_drop - before.rcv_q_drop,
+            zero_window_drop: self.zero_window_drop - before.zero_window_drop,
+            paws: self.paws - before.paws,
+            ofo_pruned: self.ofo_pruned - before.ofo_pruned,
+            pruned: self.pruned - before.pruned,
+            hystart: self.hystart - before.hystart,
+            loss_probes: self.loss_probes - before.loss_probes,
+            loss_probe_recoveries: self.loss_probe_recoveries - before.loss_probe_recoveries,
+            timeouts: self.timeouts - before.timeouts,
+            fast_retransmits: self.fast_retransmits - before.fast_retransmits,
         }
     }
 

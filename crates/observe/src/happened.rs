@@ -1,0 +1,178 @@
+//! What the events of a connection come to, between two looks or since the first.
+
+use taut_sys::sock_diag::Events;
+
+/// Events of some time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Happened(pub(crate) Events);
+
+/// How figures lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Spread {
+    /// How many there are.
+    pub(crate) count: u32,
+    /// Mean.
+    pub(crate) mean: f64,
+    /// Standard deviation, as of a sample; nothing of one alone.
+    pub(crate) deviation: f64,
+}
+
+// === impl Happened ===
+
+impl Happened {
+    /// From one look to another. The longest round trip is that of all until then.
+    pub(crate) fn between(first: &Events, last: &Events) -> Self {
+        Self(Events {
+            rtts: last.rtts.wrapping_sub(first.rtts),
+            rtt_sum: last.rtt_sum.saturating_sub(first.rtt_sum),
+            rtt_most: last.rtt_most,
+            signals: last.signals.wrapping_sub(first.signals),
+            fast_retransmits: last.fast_retransmits.wrapping_sub(first.fast_retransmits),
+            signal_rtt_sum: last.signal_rtt_sum.saturating_sub(first.signal_rtt_sum),
+            signal_cwnd_sum: last.signal_cwnd_sum.wrapping_sub(first.signal_cwnd_sum),
+            signal_cwnd_squares: last
+                .signal_cwnd_squares
+                .wrapping_sub(first.signal_cwnd_squares),
+            between: last.between.wrapping_sub(first.between),
+            between_sum: last.between_sum.wrapping_sub(first.between_sum),
+            between_squares: last.between_squares.wrapping_sub(first.between_squares),
+            between_times: last.between_times.wrapping_sub(first.between_times),
+            between_time_squares: last
+                .between_time_squares
+                .wrapping_sub(first.between_time_squares),
+            between_products: last.between_products.wrapping_sub(first.between_products),
+        })
+    }
+
+    /// The mean of the round trips before a signal, in seconds.
+    pub(crate) fn round_trip_at_signals(&self) -> Option<f64> {
+        let signals = self.0.signals;
+        (signals > 0).then(|| self.0.signal_rtt_sum.as_secs_f64() / f64::from(signals))
+    }
+
+    /// Segments that were delivered from one signal to the next.
+    pub(crate) fn intervals(&self) -> Option<Spread> {
+        let of = &self.0;
+        Spread::of(of.between, of.between_sum, of.between_squares)
+    }
+
+    /// By how much what was delivered from one signal to the next is another than at the mean rate, as a share of
+    /// its mean. (The residual of a line through the origin.)
+    pub(crate) fn unevenness(&self) -> Option<f64> {
+        let of = &self.0;
+        if of.between < 2 || of.between_sum == 0 || of.between_times == 0 {
+            return None;
+        }
+        let count = f64::from(of.between);
+        let (sum, squares) = (of.between_sum as f64, of.between_squares as f64);
+        let (times, products) = (of.between_times as f64, of.between_products as f64);
+        let rate = sum / times;
+        let residual =
+            squares - 2.0 * rate * products + rate * rate * of.between_time_squares as f64;
+        Some((residual.max(0.0) / (count - 1.0)).sqrt() / (sum / count))
+    }
+
+    /// Congestion windows that signals found, in segments.
+    pub(crate) fn windows(&self) -> Option<Spread> {
+        let of = &self.0;
+        Spread::of(of.signals, of.signal_cwnd_sum, of.signal_cwnd_squares)
+    }
+}
+
+// === impl Spread ===
+
+impl Spread {
+    fn of(count: u32, sum: u64, squares: u64) -> Option<Self> {
+        if count == 0 {
+            return None;
+        }
+        let of = f64::from(count);
+        let mean = sum as f64 / of;
+        let variance = (squares as f64 / of - mean * mean).max(0.0);
+        let sample = of / (of - 1.0).max(1.0);
+        Some(Self {
+            count,
+            mean,
+            deviation: (variance * sample).sqrt(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_spread_is_that_of_the_figures() {
+        // 2, 4, 6.
+        let spread = Spread::of(3, 12, 56).unwrap();
+        assert!((spread.mean - 4.0).abs() < 1e-12);
+        assert!((spread.deviation - 2.0).abs() < 1e-12);
+        assert_eq!(Spread::of(0, 0, 0), None);
+        assert_eq!(Spread::of(1, 7, 49).unwrap().deviation, 0.0);
+    }
+
+    #[test]
+    fn a_steady_rate_is_even_however_far_apart_signals_are() {
+        let of = |pairs: &[(u64, u64)]| {
+            let sum = |figure: fn(&(u64, u64)) -> u64| pairs.iter().map(figure).sum();
+            let events = Events {
+                between: pairs.len() as u32,
+                between_sum: sum(|p| p.0),
+                between_squares: sum(|p| p.0 * p.0),
+                between_times: sum(|p| p.1),
+                between_time_squares: sum(|p| p.1 * p.1),
+                between_products: sum(|p| p.0 * p.1),
+                ..Events::default()
+            };
+            Happened(events).unevenness()
+        };
+        assert!(of(&[(10, 1000), (20, 2000), (5, 500)]).unwrap() < 1e-6);
+        // 10 less than the mean of 20, and 10 more.
+        let uneven = of(&[(10, 1000), (30, 1000)]).unwrap();
+        assert!((uneven - 200_f64.sqrt() / 20.0).abs() < 1e-9);
+        assert_eq!(of(&[(10, 1000)]), None);
+        assert_eq!(of(&[(0, 1000), (0, 1000)]), None);
+    }
+
+    #[test]
+    fn what_happened_is_what_is_more() {
+        let millis = Duration::from_millis;
+        let first = Events {
+            rtts: u32::MAX,
+            rtt_sum: millis(100),
+            signals: 3,
+            signal_rtt_sum: millis(30),
+            signal_cwnd_sum: u64::MAX,
+            between: 2,
+            between_sum: 100,
+            between_squares: 5000,
+            ..Events::default()
+        };
+        let last = Events {
+            rtts: 3,
+            rtt_sum: millis(180),
+            signals: 5,
+            signal_rtt_sum: millis(90),
+            signal_cwnd_sum: 19,
+            signal_cwnd_squares: 202,
+            between: 4,
+            between_sum: 300,
+            between_squares: 25_000,
+            ..Events::default()
+        };
+        let happened = Happened::between(&first, &last);
+        assert_eq!((happened.0.rtts, happened.0.rtt_sum), (4, millis(80)));
+        assert_eq!(happened.round_trip_at_signals(), Some(0.03));
+        assert_eq!(happened.intervals().unwrap().mean, 100.0);
+        // 9 and 11.
+        let windows = happened.windows().unwrap();
+        assert_eq!((windows.count, windows.mean), (2, 10.0));
+        assert!((windows.deviation - 2.0_f64.sqrt()).abs() < 1e-12);
+        let nothing = Happened::between(&last, &last);
+        assert_eq!(nothing.round_trip_at_signals(), None);
+        assert_eq!((nothing.intervals(), nothing.windows()), (None, None));
+    }
+}
