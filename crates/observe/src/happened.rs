@@ -2,6 +2,9 @@
 
 use taut_sys::sock_diag::Events;
 
+/// Of times between signals, in seconds.
+const TICK: f64 = 65_536e-9;
+
 /// Events of some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Happened(pub(crate) Events);
@@ -54,6 +57,12 @@ impl Happened {
     pub(crate) fn intervals(&self) -> Option<Spread> {
         let of = &self.0;
         Spread::of(of.between, of.between_sum, of.between_squares)
+    }
+
+    /// Segments a second, from signal to signal.
+    pub(crate) fn rate(&self) -> f64 {
+        let seconds = self.0.between_times as f64 * TICK;
+        self.0.between_sum as f64 / seconds.max(TICK)
     }
 
     /// By how much what was delivered from one signal to the next is another than at the mean rate, as a share of
@@ -134,6 +143,13 @@ mod tests {
         let uneven = of(&[(10, 1000), (30, 1000)]).unwrap();
         assert!((uneven - 200_f64.sqrt() / 20.0).abs() < 1e-9);
         assert_eq!(of(&[(10, 1000)]), None);
+        let events = Events {
+            between_sum: 2_000_000,
+            between_times: 1000,
+            ..Events::default()
+        };
+        // 1000 times 65.5 us.
+        assert!((Happened(events).rate() - 2e6 / 65.536e-3).abs() < 1e-3);
         assert_eq!(of(&[(0, 1000), (0, 1000)]), None);
     }
 
@@ -149,6 +165,9 @@ mod tests {
             between: 2,
             between_sum: 100,
             between_squares: 5000,
+            between_times: u64::MAX,
+            between_time_squares: 7,
+            between_products: 9,
             ..Events::default()
         };
         let last = Events {
@@ -161,12 +180,24 @@ mod tests {
             between: 4,
             between_sum: 300,
             between_squares: 25_000,
+            between_times: 19,
+            between_time_squares: 207,
+            between_products: 2009,
             ..Events::default()
         };
         let happened = Happened::between(&first, &last);
         assert_eq!((happened.0.rtts, happened.0.rtt_sum), (4, millis(80)));
         assert_eq!(happened.round_trip_at_signals(), Some(0.03));
         assert_eq!(happened.intervals().unwrap().mean, 100.0);
+        let of = &happened.0;
+        assert_eq!(
+            (
+                of.between_times,
+                of.between_time_squares,
+                of.between_products
+            ),
+            (20, 200, 2000)
+        );
         // 9 and 11.
         let windows = happened.windows().unwrap();
         assert_eq!((windows.count, windows.mean), (2, 10.0));

@@ -182,7 +182,7 @@ instruments! {
     "CongSignals" Count "events: from Open or Disorder into CWR, Recovery or Loss" => |c| events(c, |e| Some(e.signals));
     "FastRetran" Count "events: from Open or Disorder into Recovery" => |c| events(c, |e| Some(e.fast_retransmits));
     "PreCongSumRTT" Seconds "events: rack.rtt_us at each signal" => |c| events(c, |e| Some(e.signal_rtt_sum.as_secs_f64()));
-    "PreCongSumCwnd" Bytes "events: prior_cwnd * snd_mss at each signal" => |c| {
+    "PreCongSumCwnd" Bytes "events: prior_cwnd at each signal * snd_mss" => |c| {
         let mss = f64::from(c.info.as_ref()?.snd_mss);
         events(c, |e| Some(e.signal_cwnd_sum as f64 * mss))
     };

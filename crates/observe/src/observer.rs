@@ -25,6 +25,8 @@ pub struct Observer {
     context: Context,
     steal: Steal,
     away: Option<Away>,
+    /// At the last look.
+    away_share: Option<f64>,
 }
 
 /// A connection of the last look.
@@ -51,6 +53,7 @@ impl Observer {
             context: context(),
             steal: Steal::default(),
             away: None,
+            away_share: None,
         }
     }
 
@@ -74,6 +77,7 @@ impl Observer {
         mut ended: impl FnMut(u64, Tracked, Option<Arc<Process>>),
     ) -> Result<Looked, LookError> {
         self.steal.look();
+        self.away_share = self.away.as_ref().map(Away::share);
         self.table.begin();
         let (table, began) = (&mut self.table, self.began);
         let all = filter.asks_for_owner();
@@ -164,7 +168,7 @@ impl Observer {
         };
         Context {
             steal: self.steal.share(),
-            away: self.away.as_ref().map(Away::share),
+            away: self.away_share,
             ..bounds
         }
     }

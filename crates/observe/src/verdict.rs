@@ -124,8 +124,10 @@ const LEAST: f64 = 0.1;
 const LIKELY: f64 = 0.5;
 /// The least weight at which it is `sure`, if no other factor has half as much.
 const SURE: f64 = 0.75;
-/// Who sleeps on a busy machine wakes late, too; this much of the time is more.
+/// A machine that is away for less than this share of the time is not limited by that.
 const AWAY: f64 = 0.25;
+/// It is `likely` at most: a quota of CPU time makes who sleeps late, too.
+const AWAY_MOST: f64 = 0.74;
 
 /// What limits the connection in this window.
 pub fn verdict(window: &Window<'_>, context: &Context) -> Verdict {
@@ -150,7 +152,7 @@ fn judge(window: &Window<'_>, context: &Context, words: Words) -> Verdict {
             return receiving::unread(window, words).unwrap_or_else(|| idle(window, words));
         }
     };
-    away(&mut findings, context, words);
+    away(&mut findings, context, sends(window) == Some(true), words);
     findings.sort_by(|a, b| b.weight.total_cmp(&a.weight));
     let next = findings.get(1).map_or(0.0, |finding| finding.weight);
     let first = findings.into_iter().next();
@@ -167,32 +169,34 @@ fn judge(window: &Window<'_>, context: &Context, words: Words) -> Verdict {
 
 /// While this machine is kept from its CPUs its applications seem to have nothing to send, and its peers not to
 /// answer: what is found is of the rest of the time.
-fn away(findings: &mut Vec<Finding>, context: &Context, words: Words) {
+fn away(findings: &mut Vec<Finding>, context: &Context, sends: bool, words: Words) {
     let Some(away) = context.away.filter(|away| *away > AWAY) else {
         return;
     };
-    let is_descheduled = |finding: &Finding| finding.factor == Factor::Descheduled;
-    // By round trips it was found to be so for longer: the peer is, too.
-    if findings
-        .iter()
-        .any(|f| is_descheduled(f) && f.weight >= away)
-    {
-        return;
-    }
-    findings.retain(|finding| !is_descheduled(finding));
+    let mut weight = away.min(AWAY_MOST);
+    // Round trips are longer for it, too.
+    findings.retain(|finding| {
+        let is_other = finding.factor != Factor::Descheduled;
+        if !is_other {
+            weight = weight.max(finding.weight.min(AWAY_MOST));
+        }
+        is_other
+    });
     for finding in findings.iter_mut() {
         finding.weight *= 1.0 - away;
     }
-    let finding = Finding::new(words, Factor::Descheduled, away)
+    let finding = Finding::new(words, Factor::Descheduled, weight)
         .because(
             || {
                 let share = units::percent(away);
-                format!("for {share} of the time this machine did not run: whoever slept woke late")
+                format!("for {share} of the time this machine did not run: who slept woke late, with no other in the way")
             },
             &[("away", away)],
-        )
-        .helps("a larger share of CPU for this machine; if it sends: taut guest");
-    findings.push(finding);
+        );
+    findings.push(finding.helps(match sends {
+        true => "a larger share of CPU for this machine; on it: taut guest",
+        false => "a larger share of CPU for this machine; on its host: taut snoop",
+    }));
 }
 
 /// A connection that is not open yet: a SYN has no time-account.

@@ -16,7 +16,7 @@ use crate::observe::{Missing, Which};
 
 /// Looks that a verdict rests on.
 const SAMPLES: usize = 6;
-/// Connections that are kept, if nothing else is said: 6 kB each.
+/// Connections that are kept, if nothing else is said: 7 kB each.
 const CONNECTIONS: usize = 100_000;
 
 /// What each TCP connection is doing, and what limits it

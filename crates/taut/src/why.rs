@@ -14,7 +14,7 @@ use crate::observe::{Missing, Which};
 const BETWEEN: Duration = Duration::from_millis(100);
 /// Looks that are kept of each connection.
 const SAMPLES: usize = 60;
-/// Connections that are kept, if nothing else is said: 50 kB each.
+/// Connections that are kept, if nothing else is said: 57 kB each.
 const CONNECTIONS: usize = 10_000;
 
 /// Explain what limits connections

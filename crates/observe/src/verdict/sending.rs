@@ -21,8 +21,10 @@ const LOSS_MATTERS: f64 = 1e-4;
 const NO_QUEUE: f64 = 1.25;
 /// Below it a difference of round trips says nothing of queues, in seconds.
 const MILLISECOND: f64 = 0.001;
-/// A path that is full has a queue, however short: the round trip is at least so many times its least.
+/// A path that is full has a queue, however short: the round trip is so many times its least, or so many seconds longer
+/// (CoDel lets 5 ms stand).
 const LINK_QUEUE: f64 = 1.1;
+const LINK_QUEUE_SECONDS: f64 = 0.004;
 /// And one that is longer by this and by [`LONG_QUEUE_SECONDS`] has a long one.
 const LONG_QUEUE: f64 = 2.0;
 /// What a person on a call notices, in seconds.
@@ -72,6 +74,9 @@ const EVEN: f64 = 0.06;
 const TOGETHER: f64 = 1.8;
 /// The same, of fewer than three signals.
 const TOGETHER_ALONE: f64 = 3.0;
+/// Pairs of signals that are enough to see whether they come at the same rate; with fewer it is less than likely.
+const ENOUGH: u32 = 4;
+const NOT_LIKELY: f64 = 0.45;
 const LIMITER_HELPS: &str = "ask whoever runs the path what rate was agreed; pacing at it (SO_MAX_PACING_RATE, BBR) saves the losses";
 /// What is said to fit Mathis' bound is within this factor of it: Cubic does better than Reno, BBR much better.
 const NEAR_MATHIS: f64 = 4.0;
@@ -468,8 +473,9 @@ fn limiter_by_signals(
     network: f64,
     words: Words,
 ) -> Option<Finding> {
+    let at_signals = happened.round_trip_at_signals()?;
     let signals = f64::from(happened.0.signals);
-    let together = f64::from(window.repeated()) / signals.max(1.0);
+    let together = f64::from(window.repeated()) / signals;
     let unevenness = happened.unevenness();
     let is_limiter = match unevenness {
         Some(unevenness) => together > TOGETHER && unevenness < EVEN,
@@ -478,30 +484,40 @@ fn limiter_by_signals(
     if !is_limiter {
         return None;
     }
-    let finding = Finding::new(words, Factor::RateLimit, network * NOT_CERTAIN).because(
+    // Few may come at the same rate by chance.
+    let certain = match happened.0.between {
+        ENOUGH.. => NOT_CERTAIN,
+        _ => NOT_LIKELY,
+    };
+    let finding = Finding::new(words, Factor::RateLimit, network * certain).because(
         || {
             format!(
                 "the congestion window was made smaller {signals} times, and each time {together:.1} segments were dropped, \
-                 on the average, while the round trip was that of an empty path"
+                 on the average, after a round trip of {}",
+                time(at_signals)
             )
         },
-        &[("CongSignals", signals), ("lost_per_signal", together)],
+        &[
+            ("CongSignals", signals),
+            ("lost_per_signal", together),
+            ("rtt_at_signals", at_signals),
+        ],
     );
     let finding = match unevenness {
         None => finding,
-        Some(unevenness) => finding.because(
-            || {
-                format!(
-                    "from one to the next {} were carried, within {}",
-                    rate(window.sent_rate()),
-                    percent(unevenness)
-                )
-            },
-            &[
-                ("rate", window.sent_rate()),
-                ("signal_unevenness", unevenness),
-            ],
-        ),
+        Some(unevenness) => {
+            let carried = happened.rate() * f64::from(window.last().snd_mss);
+            finding.because(
+                || {
+                    format!(
+                        "from one time to the next {} were carried, within {}",
+                        rate(carried),
+                        percent(unevenness)
+                    )
+                },
+                &[("rate", carried), ("signal_unevenness", unevenness)],
+            )
+        }
     };
     Some(finding.helps(LIMITER_HELPS))
 }
@@ -591,7 +607,7 @@ fn link(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {
     let (least, mean) = round_trips(window)?;
     let full = window.often(|info| f64::from(info.unacked) >= f64::from(info.snd_cwnd) * IN_FLIGHT);
     // Where no queue is seen there is room, and the congestion window may only not have grown into it yet.
-    (mean > least * LINK_QUEUE).then(|| {
+    (mean > least * LINK_QUEUE || mean > least + LINK_QUEUE_SECONDS).then(|| {
         Finding::new(words, Factor::Link, network * full).because(
             || {
                 format!(

@@ -562,9 +562,15 @@ fn a_limiter_drops_several_at_a_time_and_at_the_same_rate_each_time() {
     // One at a time, or at another rate each time.
     assert_eq!(losing(60, 22, &[58; 59]).factor, Factor::Loss);
     assert_eq!(losing(20, 22, &[100, 250].repeat(9)).factor, Factor::Loss);
-    // Of two signals nobody knows how even they are.
+    // Of few nobody knows how even they are.
+    let few = losing(3, 22, &[1750, 1750]);
+    assert_eq!(
+        (few.factor, few.confidence),
+        (Factor::RateLimit, Confidence::Unclear)
+    );
     assert_eq!(losing(2, 22, &[1750]).factor, Factor::RateLimit);
     assert_eq!(losing(30, 22, &[]).factor, Factor::Loss);
+    assert_eq!(losing(0, 22, &[]).factor, Factor::Loss);
     // And from a full queue.
     assert_eq!(losing(20, 40, &[175; 19]).factor, Factor::Link);
 }
@@ -592,7 +598,8 @@ fn a_machine_that_did_not_run_limits_whatever_else_seems_to() {
     let away = with(0.8);
     assert_eq!(
         (away.factor, away.confidence),
-        (Factor::Descheduled, Confidence::Sure)
+        (Factor::Descheduled, Confidence::Likely)
     );
     assert!(away.evidence[0].text.contains("80 %"), "{away:?}");
+    assert!(away.remedy.unwrap().contains("taut guest"));
 }

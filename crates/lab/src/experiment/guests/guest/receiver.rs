@@ -22,6 +22,7 @@ pub(super) struct Room(Arc<Mutex<Buffers>>);
 #[derive(Default)]
 struct Buffers {
     free: Vec<Vec<u8>>,
+    streams: usize,
     size: usize,
 }
 
@@ -38,7 +39,7 @@ impl Room {
         }
         // Before what takes its place is made.
         buffers.free = Vec::new();
-        buffers.size = size;
+        (buffers.streams, buffers.size) = (streams, size);
         buffers.free.extend((0..streams).map(|_| vec![1; size]));
     }
 
@@ -49,7 +50,7 @@ impl Room {
     /// One of another size is of a stream that was expected before: its thread may come to run only now.
     fn give_back(&self, buffer: Vec<u8>) {
         let mut buffers = self.buffers();
-        if buffer.len() == buffers.size {
+        if buffer.len() == buffers.size && buffers.free.len() < buffers.streams {
             buffers.free.push(buffer);
         }
     }
