@@ -12,7 +12,11 @@ pub fn quantile(samples: &[f64], p: f64) -> Option<f64> {
     let (below, part) = (rank.floor(), rank.fract());
     let low = sorted[below as usize];
     let high = sorted.get(below as usize + 1).copied().unwrap_or(low);
-    Some(low + (high - low) * part)
+    // Of a rank that is whole the next one does not matter, which may be infinite.
+    match part == 0.0 || low == high {
+        true => Some(low),
+        false => Some(low + (high - low) * part),
+    }
 }
 
 /// The middle of `samples`.
@@ -50,6 +54,8 @@ mod tests {
     #[test]
     fn the_median_is_in_the_middle() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[f64::INFINITY, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[f64::INFINITY; 2]), Some(f64::INFINITY));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
         assert_eq!(median(&[7.0]), Some(7.0));
         assert_eq!(median(&[]), None);
