@@ -85,15 +85,12 @@ impl Shared {
     fn sleep(&self) {
         // Who goes first waits for nobody; in a guest that is busy another's wait would be the machine's absence, too.
         let goes_first = schedule::real_time(1).is_ok();
-        let mut waited = Waited::of_this_thread();
+        let mut waited = (!goes_first).then(Waited::of_this_thread);
         while !self.ends.load(Ordering::Relaxed) {
             let began = Instant::now();
             std::thread::sleep(NAP);
             let time = began.elapsed();
-            let waited = match goes_first {
-                true => Duration::ZERO,
-                false => waited.more(),
-            };
+            let waited = waited.as_mut().map_or(Duration::ZERO, Waited::more);
             let mut slept = self.slept.lock().unwrap_or_else(PoisonError::into_inner);
             slept.add(time.saturating_sub(waited));
         }

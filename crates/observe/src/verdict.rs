@@ -144,7 +144,8 @@ fn judge(window: &Window<'_>, context: &Context, words: Words) -> Verdict {
     if let Some(handshake) = handshake(window, words) {
         return handshake;
     }
-    let mut findings = match (sends(window), window.shares()) {
+    let sends = sends(window);
+    let mut findings = match (sends, window.shares()) {
         (Some(true), Some(shares)) => sending::findings(window, shares, context, words),
         (Some(false), _) => receiving::findings(window, context, words),
         (Some(true), None) => Vec::new(),
@@ -152,7 +153,7 @@ fn judge(window: &Window<'_>, context: &Context, words: Words) -> Verdict {
             return receiving::unread(window, words).unwrap_or_else(|| idle(window, words));
         }
     };
-    away(&mut findings, context, sends(window) == Some(true), words);
+    away(&mut findings, context, sends == Some(true), words);
     findings.sort_by(|a, b| b.weight.total_cmp(&a.weight));
     let next = findings.get(1).map_or(0.0, |finding| finding.weight);
     let first = findings.into_iter().next();

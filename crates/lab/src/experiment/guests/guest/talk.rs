@@ -94,13 +94,10 @@ pub(in crate::experiment) struct Counters {
     pub(in crate::experiment) pruned: u64,
     /// Slow starts that ended because round trips became longer (RFC 9406).
     pub(in crate::experiment) hystart: u64,
-    /// Tail loss probes, and those of them that were taken to have repaired a loss.
-    pub(in crate::experiment) loss_probes: u64,
+    /// Tail loss probes that were taken to have repaired a loss.
     pub(in crate::experiment) loss_probe_recoveries: u64,
     /// Retransmission time-outs.
     pub(in crate::experiment) timeouts: u64,
-    /// Segments sent again by fast retransmission.
-    pub(in crate::experiment) fast_retransmits: u64,
 }
 
 /// What a guest's application says of a stream. Times are the guest's own clock's, in nanoseconds.
@@ -176,10 +173,8 @@ impl Counters {
             ofo_pruned: figure("OfoPruned"),
             pruned: figure("PruneCalled"),
             hystart: figure("TCPHystartTrainDetect") + figure("TCPHystartDelayDetect"),
-            loss_probes: figure("TCPLossProbes"),
             loss_probe_recoveries: figure("TCPLossProbeRecovery"),
             timeouts: figure("TCPTimeouts"),
-            fast_retransmits: figure("TCPFastRetrans"),
         }
     }
 
@@ -192,10 +187,8 @@ impl Counters {
             ofo_pruned: self.ofo_pruned - before.ofo_pruned,
             pruned: self.pruned - before.pruned,
             hystart: self.hystart - before.hystart,
-            loss_probes: self.loss_probes - before.loss_probes,
             loss_probe_recoveries: self.loss_probe_recoveries - before.loss_probe_recoveries,
             timeouts: self.timeouts - before.timeouts,
-            fast_retransmits: self.fast_retransmits - before.fast_retransmits,
         }
     }
 
