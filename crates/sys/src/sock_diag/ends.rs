@@ -129,7 +129,8 @@ mod tests {
 
     use super::*;
     use crate::netlink::Message;
-    use crate::sock_diag::{MESSAGE, State};
+    use crate::sock_diag::State;
+    use crate::sock_diag::connection::MESSAGE;
 
     const PATIENCE: Duration = Duration::from_secs(10);
 

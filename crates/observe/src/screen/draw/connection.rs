@@ -1,0 +1,156 @@
+//! One connection, opened.
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+use ratatui::text::Span;
+use ratatui::widgets::{Paragraph, Widget as _, Wrap};
+
+use super::super::state::{Details, POINTS, Point, State};
+use super::figures::{bits, bytes, ms, told};
+use super::{line_of, put};
+
+/// One connection: what limits it, how the chief instruments went, and all the others.
+pub(super) fn open(buffer: &mut Buffer, area: Rect, details: &Details, state: &State) {
+    let row = &details.row;
+    let who = row
+        .process
+        .as_ref()
+        .map_or(String::new(), |(name, pid)| format!(", {name}/{pid}"));
+    let ended = if details.ended { ", has ended" } else { "" };
+    let mut lines = vec![
+        format!("{} -> {}{who}", row.local, row.peer),
+        format!("{}, namespace {}{ended}", details.state, details.netns),
+        String::new(),
+    ];
+    if let Some(verdict) = &details.verdict {
+        let doubt = verdict.confidence.doubt();
+        lines.push(format!("It {}{doubt}.", verdict.factor.sentence()));
+        lines.extend(
+            verdict
+                .evidence
+                .iter()
+                .map(|evidence| format!("  {}", evidence.text)),
+        );
+        lines.extend(
+            verdict
+                .remedy
+                .iter()
+                .map(|remedy| format!("What helps: {remedy}")),
+        );
+        lines.push(String::new());
+    }
+    let text = Paragraph::new(lines.join("\n")).wrap(Wrap { trim: false });
+    let used = wrapped(&lines, area.width).min(area.height);
+    text.render(area, buffer);
+    let rest = Rect {
+        y: area.y + used,
+        height: area.height - used,
+        ..area
+    };
+    let used = series(buffer, rest, row.cookie, state);
+    instruments(
+        buffer,
+        Rect {
+            y: rest.y + used,
+            height: rest.height - used,
+            ..rest
+        },
+        details,
+    );
+}
+
+/// Lines that these take at this width. A word that is moved to the next line may make it one more; then what
+/// comes after is written over an empty line.
+fn wrapped(lines: &[String], width: u16) -> u16 {
+    let of = |line: &String| {
+        Span::raw(line)
+            .width()
+            .div_ceil(usize::from(width).max(1))
+            .max(1)
+    };
+    u16::try_from(lines.iter().map(of).sum::<usize>()).unwrap_or(u16::MAX)
+}
+
+/// The chief instruments of the last looks, a line each. Returns how many lines that are.
+fn series(buffer: &mut Buffer, area: Rect, cookie: u64, state: &State) -> u16 {
+    type Series = (&'static str, fn(&Point) -> f64, fn(f64) -> String);
+    let all: [Series; 5] = [
+        ("out", |point| point.sent, bits),
+        ("in", |point| point.received, bits),
+        ("rtt ms", |point| point.rtt, ms),
+        ("cwnd", |point| point.cwnd, |value| format!("{value:.0}")),
+        ("rwnd", |point| point.rwnd, bytes),
+    ];
+    for ((name, of, tell), y) in all.iter().zip(0..area.height) {
+        let values: Vec<f64> = state.history(cookie).map(of).collect();
+        let most = values.iter().copied().fold(0.0, f64::max);
+        let now = values.last().copied().unwrap_or_default();
+        let head = format!("{name:<7}{:>8} ", tell(now));
+        let tail = format!(" most {}", tell(most));
+        let room = usize::from(area.width)
+            .saturating_sub(head.len() + tail.len())
+            .min(POINTS);
+        let shown = &values[values.len().saturating_sub(room)..];
+        let bars: String = shown.iter().map(|value| bar(*value, most)).collect();
+        put(
+            buffer,
+            line_of(area, y),
+            &format!("{head}{bars:<room$}{tail}"),
+            Style::new(),
+        );
+    }
+    area.height.min(6)
+}
+
+/// A value beside the most, as an eighth of a cell's height each.
+fn bar(value: f64, most: f64) -> char {
+    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    if most <= 0.0 || value <= 0.0 {
+        return '_';
+    }
+    let eighth = BARS
+        .iter()
+        .zip(1..)
+        .find(|&(_, n)| value * 8.0 <= most * f64::from(n));
+    eighth.map_or('█', |(bar, _)| *bar)
+}
+
+/// All instruments, in as many columns as there is room for.
+fn instruments(buffer: &mut Buffer, area: Rect, details: &Details) {
+    const WIDTH: u16 = 38;
+    let columns = (area.width / WIDTH).max(1);
+    for ((name, value, unit), index) in details.instruments.iter().zip(0u16..) {
+        let (x, y) = (index % columns * WIDTH, index / columns);
+        if y >= area.height {
+            return;
+        }
+        let cell = Rect {
+            x: area.x + x,
+            y: area.y + y,
+            width: (WIDTH - 2).min(area.width.saturating_sub(x)),
+            height: 1,
+        };
+        put(
+            buffer,
+            cell,
+            &format!("{name:<21} {:>12}", told(*value, *unit)),
+            Style::new(),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_stand_as_high_as_their_values() {
+        let bars: String = [0.0, 1.0, 4.0, 7.9, 8.0]
+            .iter()
+            .map(|v| bar(*v, 8.0))
+            .collect();
+        assert_eq!(bars, "_▁▄██");
+        assert_eq!(bar(0.0, 0.0), '_');
+    }
+}
