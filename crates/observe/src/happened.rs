@@ -65,9 +65,9 @@ impl Happened {
         self.0.between_sum as f64 / seconds.max(TICK)
     }
 
-    /// By how much what was delivered from one signal to the next is another than at the mean rate, as a share of
-    /// its mean. (The residual of a line through the origin.)
-    pub(crate) fn unevenness(&self) -> Option<f64> {
+    /// Segments that were delivered from one signal to the next, and by how many that is another than at the mean
+    /// rate. (The residual of a line through the origin.)
+    pub(crate) fn uneven(&self) -> Option<Spread> {
         let of = &self.0;
         if of.between < 2 || of.between_sum == 0 || of.between_times == 0 {
             return None;
@@ -78,7 +78,11 @@ impl Happened {
         let rate = sum / times;
         let residual =
             squares - 2.0 * rate * products + rate * rate * of.between_time_squares as f64;
-        Some((residual.max(0.0) / (count - 1.0)).sqrt() / (sum / count))
+        Some(Spread {
+            count: of.between,
+            mean: sum / count,
+            deviation: (residual.max(0.0) / (count - 1.0)).sqrt(),
+        })
     }
 
     /// Congestion windows that signals found, in segments.
@@ -136,12 +140,12 @@ mod tests {
                 between_products: sum(|p| p.0 * p.1),
                 ..Events::default()
             };
-            Happened(events).unevenness()
+            Happened(events).uneven().map(|uneven| uneven.deviation)
         };
         assert!(of(&[(10, 1000), (20, 2000), (5, 500)]).unwrap() < 1e-6);
         // 10 less than the mean of 20, and 10 more.
         let uneven = of(&[(10, 1000), (30, 1000)]).unwrap();
-        assert!((uneven - 200_f64.sqrt() / 20.0).abs() < 1e-9);
+        assert!((uneven - 200_f64.sqrt()).abs() < 1e-9);
         assert_eq!(of(&[(10, 1000)]), None);
         let events = Events {
             between_sum: 2_000_000,

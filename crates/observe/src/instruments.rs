@@ -188,7 +188,7 @@ instruments! {
     };
     "signal_interval" Segments "events: delivered, from a signal to the next: mean" => |c| events(c, |e| Some(Happened(*e).intervals()?.mean));
     "signal_interval_deviation" Segments "events: the same: deviation" => |c| events(c, |e| Some(Happened(*e).intervals()?.deviation));
-    "signal_unevenness" Ratio "events: the same, less what the mean rate would have delivered: deviation over mean" => |c| events(c, |e| Happened(*e).unevenness());
+    "signal_unevenness" Segments "events: the same, less what the mean rate would have delivered: deviation" => |c| events(c, |e| Some(Happened(*e).uneven()?.deviation));
     "signal_cwnd_deviation" Segments "events: prior_cwnd at each signal: deviation" => |c| events(c, |e| Some(Happened(*e).windows()?.deviation));
     "mtu_probing" Flag "BPF: icsk_mtup.enabled" => |c| inside(c, |i| u8::from(i.mtu_probing));
 }

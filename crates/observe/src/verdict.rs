@@ -183,8 +183,9 @@ fn away(findings: &mut Vec<Finding>, context: &Context, sends: bool, words: Word
         }
         is_other
     });
+    // Of the rest of the time a part goes by in waiting for what came late, which nobody can tell from what they find.
     for finding in findings.iter_mut() {
-        finding.weight *= 1.0 - away;
+        finding.weight *= (1.0 - away) * (1.0 - away);
     }
     let finding = Finding::new(words, Factor::Descheduled, weight)
         .because(

@@ -153,6 +153,30 @@ impl<'a> Window<'a> {
         again.saturating_sub(twice)
     }
 
+    /// The share of the time between looks in which the peer's window was filled: more was acknowledged than the
+    /// window's far end moved on by, twice as much at least, so that it waits to be read. Nothing where the kernel does not tell the
+    /// window (before Linux 5.4).
+    pub fn filled(&self) -> f64 {
+        let mut filled = Duration::ZERO;
+        let looks = self.samples.iter().filter_map(|sample| {
+            let info = sample.info()?;
+            Some((sample.at, info.bytes_acked?, u64::from(info.snd_wnd?)))
+        });
+        let mut before = None;
+        for (at, acked, window) in looks {
+            if let Some((from, acked_before, end)) =
+                before.replace((at, acked, acked.saturating_add(window)))
+            {
+                let came = acked.saturating_sub(acked_before);
+                let read = acked.saturating_add(window).saturating_sub(end);
+                if read < came / 2 {
+                    filled += at.saturating_sub(from);
+                }
+            }
+        }
+        filled.as_secs_f64() / self.elapsed().as_secs_f64()
+    }
+
     /// Who held the sender back; `None` where the kernel does not tell (before Linux 4.10).
     pub fn shares(&self) -> Option<Shares> {
         self.last.busy_time?;
@@ -375,6 +399,29 @@ pub(crate) mod tests {
             }),
         ];
         assert_eq!(Window::of(&samples).unwrap().loss(), 0.01);
+    }
+
+    #[test]
+    fn a_window_is_filled_while_its_end_stands() {
+        let of = |looks: &[(u64, u64, u32)]| {
+            let samples = looks.iter().map(|&(at, acked, window)| {
+                sample(at, |info| {
+                    (info.bytes_acked, info.snd_wnd) = (Some(acked), Some(window));
+                })
+            });
+            let samples: Vec<_> = samples.collect();
+            Window::of(&samples).unwrap().filled()
+        };
+        // 600 came and nothing was read for 300 of 400 ms, and then all of it.
+        let looks = [
+            (0, 0, 900),
+            (100, 200, 700),
+            (300, 600, 300),
+            (400, 600, 900),
+        ];
+        assert!((of(&looks) - 0.75).abs() < 1e-12);
+        // It is read as it comes, and nothing comes.
+        assert_eq!(of(&[(0, 0, 900), (100, 200, 900), (200, 200, 900)]), 0.0);
     }
 
     #[test]

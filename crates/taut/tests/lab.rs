@@ -183,7 +183,7 @@ fn what_limits_a_connection_is_said_of_each_cause() {
         "{outcome}"
     );
     // How often it is right is not for one run of each to say; all at once would not be chance.
-    let right = outcome["headline"]["right_share"].as_f64().unwrap();
+    let right = outcome["headline"]["accuracy"].as_f64().unwrap();
     assert!(right > 0.5, "{outcome}");
 }
 

@@ -11,6 +11,12 @@ use crate::window::{Sample, Window};
 const FULL: f64 = 0.4;
 /// A sender that uses this share of the window in each round trip is held by it.
 const WINDOW_USED: f64 = 0.7;
+/// What waits to be read for so long, in seconds, is acknowledged late.
+const LATE_SECONDS: f64 = 0.008;
+/// And makes round trips longer by what nobody sees here.
+const NOT_CERTAIN: f64 = 0.7;
+/// That it is the other end is what is left, and never sure.
+const PEER_MOST: f64 = 0.74;
 
 pub(super) fn findings(window: &Window<'_>, context: &Context, words: Words) -> Vec<Finding> {
     let waits = waits(window);
@@ -22,9 +28,15 @@ pub(super) fn findings(window: &Window<'_>, context: &Context, words: Words) -> 
     if let Some(used) = used {
         findings.push(buffer(window, context, used * (1.0 - waits), words));
     }
+    if waits == 0.0
+        && used.is_none()
+        && let Some(late) = late(window, words)
+    {
+        findings.push(late);
+    }
     let rest = 1.0 - findings.iter().map(|finding| finding.weight).sum::<f64>();
     findings.push(
-        Finding::new(words, Factor::Peer, rest)
+        Finding::new(words, Factor::Peer, rest * PEER_MOST)
             .because(
                 || {
                     format!(
@@ -61,6 +73,31 @@ pub(super) fn unread(window: &Window<'_>, words: Words) -> Option<Verdict> {
             )
             .helps("nothing in TCP: the application at this end does not read")
             .told(Confidence::Sure)
+    })
+}
+
+/// A reader that has room, but does not keep up: what it has not read is acknowledged after a delay, and the sender waits for that.
+fn late(window: &Window<'_>, words: Words) -> Option<Finding> {
+    let samples = window.samples();
+    let unread = samples
+        .iter()
+        .map(|sample| f64::from(sample.connection.recv_queue));
+    let unread = unread.sum::<f64>() / samples.len().max(1) as f64;
+    // What is in a queue, over what goes through it (Little).
+    let waits = unread / window.received_rate();
+    (waits > LATE_SECONDS).then(|| {
+        Finding::new(words, Factor::ReceiverApplication, NOT_CERTAIN)
+            .because(
+                || {
+                    format!(
+                        "{} wait to be read on the average, for {} each, and are acknowledged late",
+                        bytes(unread),
+                        time(waits)
+                    )
+                },
+                &[("CurAppRQueue_mean", unread), ("unread_time", waits)],
+            )
+            .helps("nothing in TCP: the application at this end reads late, or in large parts that are far apart")
     })
 }
 

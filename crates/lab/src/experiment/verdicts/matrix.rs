@@ -34,14 +34,14 @@ impl Matrix {
     }
 
     /// The share of all runs that was judged rightly.
-    pub(super) fn right_share(&self) -> f64 {
+    pub(super) fn accuracy(&self) -> f64 {
         let each = self.said.keys().map(|cause| self.right(*cause));
         let (runs, right) = each.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
         share(right, runs)
     }
 
     /// The same of one cause.
-    pub(super) fn right_share_of(&self, cause: Cause) -> f64 {
+    pub(super) fn accuracy_of(&self, cause: Cause) -> f64 {
         let (runs, right) = self.right(cause);
         share(right, runs)
     }
@@ -51,12 +51,12 @@ impl Matrix {
         let each = self
             .said
             .keys()
-            .map(|cause| (*cause, self.right_share_of(*cause)));
+            .map(|cause| (*cause, self.accuracy_of(*cause)));
         each.min_by(|a, b| a.1.total_cmp(&b.1))
     }
 
     /// The share of all runs in which something wrong was said without a doubt.
-    pub(super) fn surely_wrong_share(&self) -> f64 {
+    pub(super) fn confident_wrong_rate(&self) -> f64 {
         let all = self
             .said
             .iter()
@@ -111,10 +111,10 @@ mod tests {
         matrix.add(Cause::Link, said("link", true));
         matrix.add(Cause::Link, said("link", true));
         matrix.add(Cause::Link, said("link", false));
-        assert_eq!(matrix.right_share(), 4.0 / 6.0);
+        assert_eq!(matrix.accuracy(), 4.0 / 6.0);
         assert_eq!(matrix.worst(), Some((Cause::Loss, 0.5)));
-        assert_eq!(matrix.right_share_of(Cause::Link), 0.75);
-        assert_eq!(matrix.surely_wrong_share(), 1.0 / 6.0);
+        assert_eq!(matrix.accuracy_of(Cause::Link), 0.75);
+        assert_eq!(matrix.confident_wrong_rate(), 1.0 / 6.0);
         let cells = matrix.cells();
         assert_eq!(cells.iter().map(|(.., count)| count).sum::<usize>(), 6);
         assert!(cells.contains(&(Cause::Link, "loss", 1)));
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn of_nothing_there_is_no_share() {
         let matrix = Matrix::default();
-        assert!(matrix.right_share().is_nan());
+        assert!(matrix.accuracy().is_nan());
         assert_eq!(matrix.worst(), None);
     }
 }

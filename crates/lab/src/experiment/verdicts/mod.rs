@@ -126,13 +126,16 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
     }
     notes.extend(wrong(done));
     let mut headline = BTreeMap::from([
-        ("right_share".to_owned(), matrix.right_share()),
-        ("surely_wrong_share".to_owned(), matrix.surely_wrong_share()),
+        ("accuracy".to_owned(), matrix.accuracy()),
+        (
+            "confident_wrong_rate".to_owned(),
+            matrix.confident_wrong_rate(),
+        ),
         ("runs".to_owned(), done.len() as f64),
     ]);
     if let Some((cause, share)) = matrix.worst() {
-        headline.insert("worst_cause_right_share".to_owned(), share);
-        notes.push(format!("worst_cause_right_share is of `{}`.", cause.name()));
+        headline.insert("worst_cause_accuracy".to_owned(), share);
+        notes.push(format!("worst_cause_accuracy is of `{}`.", cause.name()));
     }
     notes.push(
         "Each run has a world of its own, whose rates, round trips, buffers, losses and sizes come from the seed. \

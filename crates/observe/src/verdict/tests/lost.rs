@@ -1,0 +1,171 @@
+//! What does not get through.
+
+use super::*;
+
+#[test]
+fn loss_without_a_queue_is_loss_and_with_one_the_link() {
+    // A window like a saw, as random losses make it.
+    let loses = |look: u64, info: &mut TcpInfo| {
+        info.total_retrans = look as u32 * 4;
+        let rate = |look: u64| 350_000 + 100_000 * (look % 4);
+        info.bytes_acked = Some((0..look).map(rate).sum());
+    };
+    let empty = found(&sender(loses));
+    assert_eq!(
+        (empty.factor, empty.confidence),
+        (Factor::Loss, Confidence::Sure)
+    );
+    let full = found(&sender(|look, info| {
+        loses(look, info);
+        info.rtt = Some(Duration::from_millis(38));
+    }));
+    assert_eq!(full.factor, Factor::Link);
+}
+
+#[test]
+fn segments_that_shrink_after_loss_are_the_paths_mtu() {
+    let found = found(&sender(|look, info| {
+        info.total_retrans = look.min(4) as u32;
+        info.retransmits = u8::from(look < 7);
+        info.snd_mss = if look < 7 { 1448 } else { 1024 };
+    }));
+    assert_eq!(found.factor, Factor::PathMtu);
+}
+
+#[test]
+fn repeating_into_silence_is_time_outs() {
+    let found = found(&sender(|look, info| {
+        info.bytes_acked = Some(1);
+        info.ca_state = CaState::Loss;
+        info.retransmits = look.min(6) as u8;
+        info.total_retrans = look.min(6) as u32;
+    }));
+    assert_eq!(
+        (found.factor, found.confidence),
+        (Factor::Timeouts, Confidence::Sure)
+    );
+}
+
+#[test]
+fn where_only_full_segments_get_no_answer_the_path_is_narrower() {
+    let stuck = |acked, queued| {
+        let mut samples = sender(|look, info| {
+            info.bytes_acked = Some(acked);
+            info.bytes_received = Some(if look == 0 { 0 } else { 400 });
+            info.ca_state = CaState::Loss;
+            info.retransmits = look.min(6) as u8;
+            info.total_retrans = look.min(6) as u32;
+        });
+        for sample in &mut samples {
+            sample.connection.send_queue = queued;
+        }
+        found(&samples).factor
+    };
+    // Its answer's header got through.
+    assert_eq!(stuck(241, 100_000), Factor::PathMtu);
+    assert_eq!(stuck(1, 100_000), Factor::PathMtu);
+    // Full ones did, before.
+    assert_eq!(stuck(1_000_000, 100_000), Factor::Timeouts);
+    // None was tried.
+    assert_eq!(stuck(1, 500), Factor::Timeouts);
+}
+
+#[test]
+fn losses_of_a_queue_that_is_short_are_the_links() {
+    // A window like a saw, and one segment in a thousand lost where it is widest.
+    let lossy = |rtt: fn(u64) -> u64| {
+        let found = found(&sender(|look, info| {
+            info.snd_cwnd = 14 + 2 * (look % 4) as u32;
+            info.unacked = info.snd_cwnd;
+            info.rtt = Some(Duration::from_micros(rtt(look)));
+            info.data_segs_out = Some(look as u32 * 1000);
+            info.total_retrans = look as u32;
+        }));
+        found.factor
+    };
+    // Two segments more take 2.9 ms at 1 MB/s.
+    assert_eq!(lossy(|look| 20_200 + look % 4 * 2900), Factor::Link);
+    // A burst that waits for itself only, on a path that is twice as fast.
+    assert_eq!(lossy(|look| 20_200 + look % 4 * 1200), Factor::Loss);
+    assert_eq!(lossy(|look| 20_200 + look % 3), Factor::Loss);
+    // It varies, and not with the window.
+    assert_eq!(
+        lossy(|look| 20_200 + (look * 5 + 3) % 7 * 700),
+        Factor::Loss
+    );
+}
+
+#[test]
+fn a_rate_that_stands_while_much_is_dropped_is_a_limiters() {
+    let limited = |rate: fn(u64) -> u64| {
+        let found = found(&sender(|look, info| {
+            info.bytes_acked = Some((0..look).map(rate).sum());
+            info.total_retrans = look as u32 * 10;
+        }));
+        (found.factor, found.confidence)
+    };
+    assert_eq!(
+        limited(|_| 500_000),
+        (Factor::RateLimit, Confidence::Likely)
+    );
+    let saw = limited(|look| 350_000 + 100_000 * (look % 4));
+    assert_eq!(saw, (Factor::Loss, Confidence::Sure));
+}
+
+/// What a sender that loses one segment of fifty sees of it: so many signals, of which each found a round trip of so
+/// many milliseconds, and from one to the next so many segments went.
+fn losing(signals: u32, millis: u64, between: &[u64]) -> Verdict {
+    let mut samples = sender(|look, info| info.total_retrans = look as u32 * 7);
+    let sum = |of: fn(u64) -> u64| between.iter().copied().map(of).sum();
+    let events = Events {
+        signals,
+        signal_rtt_sum: Duration::from_millis(millis) * signals,
+        between: between.len() as u32,
+        between_sum: sum(|segments| segments),
+        between_squares: sum(|segments| segments * segments),
+        // The same time each.
+        between_times: sum(|_| 100),
+        between_time_squares: sum(|_| 100 * 100),
+        between_products: sum(|segments| segments * 100),
+        ..Events::default()
+    };
+    let last = samples.len() - 1;
+    for (at, sample) in samples.iter_mut().enumerate() {
+        sample.connection.inside = Some(Inside {
+            events: Some(if at == last {
+                events
+            } else {
+                Events::default()
+            }),
+            ..Inside::default()
+        });
+    }
+    found(&samples)
+}
+
+#[test]
+fn a_limiter_drops_several_at_a_time_and_at_the_same_rate_each_time() {
+    let limiter = losing(20, 22, &[175; 19]);
+    assert_eq!(
+        (limiter.factor, limiter.confidence),
+        (Factor::RateLimit, Confidence::Likely)
+    );
+    assert!(limiter.evidence[0].text.contains("20 times"), "{limiter:?}");
+    // Also if it is one at a time, but not at another rate each time.
+    assert_eq!(losing(60, 22, &[58; 59]).factor, Factor::RateLimit);
+    assert_eq!(losing(60, 22, &[40, 76].repeat(29)).factor, Factor::Loss);
+    assert_eq!(losing(20, 22, &[100, 250].repeat(9)).factor, Factor::Loss);
+    // Of few nobody knows how even they are.
+    let few = losing(3, 22, &[1750, 1750]);
+    assert_eq!(
+        (few.factor, few.confidence),
+        (Factor::RateLimit, Confidence::Unclear)
+    );
+    assert_eq!(losing(2, 22, &[1750]).factor, Factor::RateLimit);
+    // Of a few segments nobody knows, either.
+    assert_eq!(losing(400, 22, &[6, 11].repeat(199)).factor, Factor::Loss);
+    assert_eq!(losing(30, 22, &[]).factor, Factor::Loss);
+    assert_eq!(losing(0, 22, &[]).factor, Factor::Loss);
+    // And from a full queue.
+    assert_eq!(losing(20, 40, &[175; 19]).factor, Factor::Link);
+}

@@ -1,0 +1,88 @@
+//! The peer's window, and who reads there.
+
+use super::*;
+
+#[test]
+fn a_window_that_stands_is_a_buffers_and_one_that_moves_a_readers() {
+    let limited = |look: u64, info: &mut TcpInfo| info.rwnd_limited = of_half_seconds(look, 0.95);
+    let stands = found(&sender(limited));
+    assert_eq!(
+        (stands.factor, stands.confidence),
+        (Factor::ReceiveBuffer, Confidence::Sure)
+    );
+    let moves = found(&sender(|look, info| {
+        limited(look, info);
+        info.snd_wnd = Some(if look % 3 == 0 { 0 } else { 1 << 18 });
+    }));
+    assert_eq!(
+        (moves.factor, moves.confidence),
+        (Factor::ReceiverApplication, Confidence::Sure)
+    );
+    // It grows as the kernel gives more.
+    let grows = found(&sender(|look, info| {
+        limited(look, info);
+        info.snd_wnd = Some(65536 << look.min(3));
+    }));
+    assert_eq!(grows.factor, Factor::ReceiveBuffer);
+    let unscaled = found(&sender(|look, info| {
+        limited(look, info);
+        (info.snd_wnd, info.window_scales) = (Some(65535), None);
+    }));
+    assert!(unscaled.remedy.unwrap().contains("no window scaling"));
+}
+
+#[test]
+fn a_window_that_stays_closed_is_the_readers() {
+    let found = found(&sender(|look, info| {
+        info.rwnd_limited = of_half_seconds(look, 1.0);
+        info.bytes_acked = Some(1);
+        info.snd_wnd = Some(0);
+    }));
+    assert_eq!(
+        (found.factor, found.confidence),
+        (Factor::ReceiverApplication, Confidence::Sure)
+    );
+}
+
+/// A reader that takes in one look what came in the four before it; the window is used up for `receiver` of the time.
+fn late(receiver: f64) -> Vec<Sample> {
+    sender(|look, info| {
+        info.rwnd_limited = of_half_seconds(look, receiver);
+        info.bytes_acked = Some(look * 500_000);
+        info.snd_wnd = Some(2_000_000 - look as u32 % 5 * 500_000);
+        info.rtt = Some(Duration::from_millis(50));
+        info.rttvar = Some(Duration::from_millis(20));
+    })
+}
+
+#[test]
+fn a_window_that_fills_and_is_used_up_is_the_readers_also_while_the_network_limits() {
+    let slow = found(&late(0.2));
+    assert_eq!(
+        (slow.factor, slow.confidence),
+        (Factor::ReceiverApplication, Confidence::Sure)
+    );
+    assert!(slow.evidence[0].text.contains("80 %"), "{slow:?}");
+    // It has room for all that comes.
+    assert_ne!(found(&late(0.0)).factor, Factor::ReceiverApplication);
+}
+
+#[test]
+fn acknowledgements_that_come_together_and_late_are_a_readers_and_later_of_one_that_is_away() {
+    let late = |longest: u64, silent: u64| {
+        found(&sender(|_, info| {
+            info.unacked = 40;
+            info.rtt = Some(Duration::from_millis(longest));
+            info.rttvar = Some(Duration::from_millis(longest / 2));
+            info.last_ack_recv = Duration::from_millis(silent);
+        }))
+    };
+    let reader = late(55, 25);
+    assert_eq!(
+        (reader.factor, reader.confidence),
+        (Factor::ReceiverApplication, Confidence::Likely)
+    );
+    assert_eq!(late(90, 25).factor, Factor::Descheduled);
+    // One by one, as from a queue.
+    assert_eq!(late(55, 2).factor, Factor::Descheduled);
+}

@@ -1,0 +1,151 @@
+//! At the end that receives.
+
+use super::*;
+
+/// A receiver over five seconds, of 1 MB/s.
+fn receiver(set: impl Fn(u64, &mut Sample)) -> Vec<Sample> {
+    let looks = (0..LOOKS).map(|look| {
+        let mut sample = sample(look * 500, |info| {
+            info.bytes_acked = Some(1);
+            info.bytes_received = Some(look * 500_000);
+            info.busy_time = Some(Duration::ZERO);
+            info.window_scales = Some((7, 7));
+        });
+        sample.connection.memory = Some(taut_sys::sock_diag::Memory {
+            rmem_alloc: 0,
+            rcvbuf: 131_072,
+            wmem_alloc: 0,
+            sndbuf: 0,
+            fwd_alloc: 0,
+            wmem_queued: 0,
+            drops: 0,
+        });
+        set(look, &mut sample);
+        sample
+    });
+    looks.collect()
+}
+
+#[test]
+fn a_receiver_knows_its_own_application_and_buffer() {
+    let slow = found(&receiver(|_, sample| {
+        sample.connection.recv_queue = 60_000;
+        if let Some(memory) = &mut sample.connection.memory {
+            memory.rmem_alloc = 120_000;
+        }
+    }));
+    assert_eq!(
+        (slow.factor, slow.confidence),
+        (Factor::ReceiverApplication, Confidence::Sure)
+    );
+    let narrow = |rmem_max| {
+        let samples = receiver(|_, sample| {
+            if let Some(info) = &mut sample.connection.info {
+                info.rcv_rtt = Some(Duration::from_millis(100));
+                info.rcv_wnd = Some(100_000);
+            }
+        });
+        let context = Context {
+            rmem_max,
+            ..Context::default()
+        };
+        verdict(&Window::of(&samples).unwrap(), &context)
+    };
+    let locked = narrow(Some(6 << 20));
+    assert_eq!(
+        (locked.factor, locked.confidence),
+        (Factor::ReceiveBuffer, Confidence::Sure)
+    );
+    assert!(locked.remedy.unwrap().contains("SO_RCVBUF"));
+    assert!(narrow(Some(131_072)).remedy.unwrap().contains("tcp_rmem"));
+    let known = |rcvbuf_locked| {
+        let samples = receiver(|_, sample| {
+            if let Some(info) = &mut sample.connection.info {
+                info.rcv_rtt = Some(Duration::from_millis(100));
+                info.rcv_wnd = Some(100_000);
+            }
+            sample.connection.inside = Some(taut_sys::sock_diag::Inside {
+                rcvbuf_locked,
+                ..Default::default()
+            });
+        });
+        found(&samples).remedy.unwrap()
+    };
+    assert!(known(true).starts_with("the application sets SO_RCVBUF"));
+    assert!(known(false).starts_with("the kernel sizes it"));
+}
+
+#[test]
+fn what_waits_to_be_read_is_not_idle() {
+    let found = found(&receiver(|_, sample| {
+        sample.connection.recv_queue = 60_000;
+        if let (Some(info), Some(memory)) =
+            (&mut sample.connection.info, &mut sample.connection.memory)
+        {
+            info.bytes_received = Some(60_000);
+            memory.rmem_alloc = 120_000;
+        }
+    }));
+    assert_eq!(found.factor, Factor::ReceiverApplication);
+}
+
+#[test]
+fn the_peers_farewell_is_nothing_that_waits_to_be_read() {
+    let found = found(&receiver(|_, sample| {
+        sample.connection.state = State::CloseWait;
+        sample.connection.recv_queue = 1;
+        if let Some(info) = &mut sample.connection.info {
+            info.bytes_received = Some(60_000);
+        }
+    }));
+    assert_eq!(found.factor, Factor::Idle);
+}
+
+#[test]
+fn a_little_that_nobody_reads_is_the_applications() {
+    let found = found(&receiver(|_, sample| {
+        sample.connection.recv_queue = 500;
+        if let Some(info) = &mut sample.connection.info {
+            info.bytes_received = Some(60_000);
+        }
+    }));
+    assert_eq!(
+        (found.factor, found.confidence),
+        (Factor::ReceiverApplication, Confidence::Sure)
+    );
+}
+
+#[test]
+fn what_is_out_of_order_is_not_unread() {
+    let found = found(&receiver(|_, sample| {
+        if let (Some(info), Some(memory)) =
+            (&mut sample.connection.info, &mut sample.connection.memory)
+        {
+            info.rcv_wnd = Some(60_000);
+            memory.rmem_alloc = 120_000;
+        }
+    }));
+    assert_eq!(found.factor, Factor::Peer);
+}
+
+#[test]
+fn a_reader_that_is_late_is_told_before_its_buffer_is_full() {
+    let late = |queue: u32| {
+        found(&receiver(|_, sample| {
+            sample.connection.recv_queue = queue;
+        }))
+    };
+    let slow = late(30_000);
+    assert_eq!(
+        (slow.factor, slow.confidence),
+        (Factor::ReceiverApplication, Confidence::Likely)
+    );
+    assert!(slow.evidence[0].text.contains("30.0 ms"), "{slow:?}");
+    assert_eq!(late(5000).factor, Factor::Peer);
+}
+
+#[test]
+fn what_a_receiver_cannot_know_it_does_not_say() {
+    let found = found(&receiver(|_, _| {}));
+    assert_eq!(found.factor, Factor::Peer);
+}
