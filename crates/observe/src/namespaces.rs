@@ -123,10 +123,7 @@ impl Namespace {
     ///
     /// # Errors
     /// It may not be entered.
-    pub(crate) fn run<T: Send>(
-        &self,
-        job: impl FnOnce() -> T + Send,
-    ) -> Result<Option<T>, NetnsError> {
+    pub fn run<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<Option<T>, NetnsError> {
         let netns = match &self.way {
             Way::Own => return Ok(Some(job())),
             Way::Named(name) => Netns::open(name),

@@ -155,7 +155,7 @@ impl Observer {
     }
 
     /// Where it looks.
-    pub(crate) fn namespaces(&self) -> &[Namespace] {
+    pub fn namespaces(&self) -> &[Namespace] {
         self.looker.namespaces()
     }
 

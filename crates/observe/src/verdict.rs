@@ -126,8 +126,8 @@ const LIKELY: f64 = 0.5;
 const SURE: f64 = 0.75;
 /// A machine that is away for less than this share of the time is not limited by that.
 const AWAY: f64 = 0.25;
-/// It is `likely` at most: a quota of CPU time makes who sleeps late, too.
-const AWAY_MOST: f64 = 0.74;
+/// The most of what is `likely`, and never `sure`.
+const LIKELY_MOST: f64 = 0.74;
 
 /// What limits the connection in this window.
 pub fn verdict(window: &Window<'_>, context: &Context) -> Verdict {
@@ -154,6 +154,7 @@ fn judge(window: &Window<'_>, context: &Context, words: Words) -> Verdict {
         }
     };
     away(&mut findings, context, sends == Some(true), words);
+    let mut findings = merged(findings);
     findings.sort_by(|a, b| b.weight.total_cmp(&a.weight));
     let next = findings.get(1).map_or(0.0, |finding| finding.weight);
     let first = findings.into_iter().next();
@@ -168,18 +169,34 @@ fn judge(window: &Window<'_>, context: &Context, words: Words) -> Verdict {
     first.told(confidence)
 }
 
+/// What two rules find is one finding.
+fn merged(findings: Vec<Finding>) -> Vec<Finding> {
+    let mut all: Vec<Finding> = Vec::with_capacity(findings.len());
+    for finding in findings {
+        match all.iter_mut().find(|other| other.factor == finding.factor) {
+            Some(other) => {
+                other.weight = (other.weight + finding.weight).min(1.0);
+                other.evidence.extend(finding.evidence);
+            }
+            None => all.push(finding),
+        }
+    }
+    all
+}
+
 /// While this machine is kept from its CPUs its applications seem to have nothing to send, and its peers not to
 /// answer: what is found is of the rest of the time.
 fn away(findings: &mut Vec<Finding>, context: &Context, sends: bool, words: Words) {
     let Some(away) = context.away.filter(|away| *away > AWAY) else {
         return;
     };
-    let mut weight = away.min(AWAY_MOST);
+    // A quota of CPU time makes who sleeps late, too.
+    let mut weight = away.min(LIKELY_MOST);
     // Round trips are longer for it, too.
     findings.retain(|finding| {
         let is_other = finding.factor != Factor::Descheduled;
         if !is_other {
-            weight = weight.max(finding.weight.min(AWAY_MOST));
+            weight = weight.max(finding.weight.min(LIKELY_MOST));
         }
         is_other
     });

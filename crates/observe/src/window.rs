@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use taut_sys::sock_diag::Connection;
-use taut_sys::tcp_info::TcpInfo;
+use taut_sys::tcp_info::{CaState, TcpInfo};
 
 use crate::happened::Happened;
 
@@ -154,22 +154,28 @@ impl<'a> Window<'a> {
     }
 
     /// The share of the time between looks in which the peer's window was filled: more was acknowledged than the
-    /// window's far end moved on by, twice as much at least, so that it waits to be read. Nothing where the kernel does not tell the
-    /// window (before Linux 5.4).
+    /// window's far end moved on by, twice as much at least, so that it waits to be read. While a lost segment is awaited what comes after
+    /// it waits, too, and that does not count. Nothing where the kernel does not tell the window (before Linux 5.4).
     pub fn filled(&self) -> f64 {
         let mut filled = Duration::ZERO;
         let looks = self.samples.iter().filter_map(|sample| {
             let info = sample.info()?;
-            Some((sample.at, info.bytes_acked?, u64::from(info.snd_wnd?)))
+            let is_whole = info.ca_state == CaState::Open && info.sacked == 0;
+            Some((
+                sample.at,
+                info.bytes_acked?,
+                u64::from(info.snd_wnd?),
+                is_whole,
+            ))
         });
         let mut before = None;
-        for (at, acked, window) in looks {
+        for (at, acked, window, is_whole) in looks {
             if let Some((from, acked_before, end)) =
                 before.replace((at, acked, acked.saturating_add(window)))
             {
                 let came = acked.saturating_sub(acked_before);
                 let read = acked.saturating_add(window).saturating_sub(end);
-                if read < came / 2 {
+                if read < came / 2 && is_whole {
                     filled += at.saturating_sub(from);
                 }
             }

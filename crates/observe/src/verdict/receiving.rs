@@ -1,22 +1,22 @@
 //! At the end that receives, which sees its own windows and its own application, and not what holds the sender
 //! back otherwise.
 
-use taut_sys::sock_diag::State;
+use taut_sys::sock_diag::{Connection, State};
 
 use super::units::{bytes, percent, rate, seconds, time};
-use super::{Confidence, Context, Factor, Finding, Verdict, Words};
+use super::{Confidence, Context, Factor, Finding, LIKELY_MOST, Verdict, Words};
 use crate::window::{Sample, Window};
 
 /// A buffer of which this share is taken, overhead included, is nearly all that a window can fill.
 const FULL: f64 = 0.4;
 /// A sender that uses this share of the window in each round trip is held by it.
 const WINDOW_USED: f64 = 0.7;
-/// What waits to be read for so long, in seconds, is acknowledged late.
+/// What waits to be read for so long, in seconds, is acknowledged late; of fewer bytes some wait for the others (a record of TLS, what a
+/// program has asked for in one part).
 const LATE_SECONDS: f64 = 0.008;
+const LATE_BYTES: f64 = 8192.0;
 /// And makes round trips longer by what nobody sees here.
 const NOT_CERTAIN: f64 = 0.7;
-/// That it is the other end is what is left, and never sure.
-const PEER_MOST: f64 = 0.74;
 
 pub(super) fn findings(window: &Window<'_>, context: &Context, words: Words) -> Vec<Finding> {
     let waits = waits(window);
@@ -35,8 +35,9 @@ pub(super) fn findings(window: &Window<'_>, context: &Context, words: Words) -> 
         findings.push(late);
     }
     let rest = 1.0 - findings.iter().map(|finding| finding.weight).sum::<f64>();
+    // That it is the other end is what is left, and never sure.
     findings.push(
-        Finding::new(words, Factor::Peer, rest * PEER_MOST)
+        Finding::new(words, Factor::Peer, rest.min(LIKELY_MOST))
             .because(
                 || {
                     format!(
@@ -54,12 +55,7 @@ pub(super) fn findings(window: &Window<'_>, context: &Context, words: Words) -> 
 /// What waits to be read while nothing goes either way; `None`: nothing does.
 pub(super) fn unread(window: &Window<'_>, words: Words) -> Option<Verdict> {
     let connection = &window.samples().last()?.connection;
-    // The peer's FIN takes a place in the queue.
-    let ends = matches!(
-        connection.state,
-        State::CloseWait | State::LastAck | State::Closing
-    );
-    let waits = connection.recv_queue.saturating_sub(u32::from(ends));
+    let waits = unread_bytes(connection);
     (waits > 0).then(|| {
         Finding::new(words, Factor::ReceiverApplication, 1.0)
             .because(
@@ -79,13 +75,17 @@ pub(super) fn unread(window: &Window<'_>, words: Words) -> Option<Verdict> {
 /// A reader that has room, but does not keep up: what it has not read is acknowledged after a delay, and the sender waits for that.
 fn late(window: &Window<'_>, words: Words) -> Option<Finding> {
     let samples = window.samples();
-    let unread = samples
-        .iter()
-        .map(|sample| f64::from(sample.connection.recv_queue));
-    let unread = unread.sum::<f64>() / samples.len().max(1) as f64;
+    let queues = || {
+        samples
+            .iter()
+            .map(|sample| unread_bytes(&sample.connection))
+    };
+    let segment = window.last().rcv_mss;
+    let often = queues().filter(|queue| *queue > segment).count() * 2 > samples.len();
+    let unread = queues().map(f64::from).sum::<f64>() / samples.len().max(1) as f64;
     // What is in a queue, over what goes through it (Little).
     let waits = unread / window.received_rate();
-    (waits > LATE_SECONDS).then(|| {
+    (often && unread > LATE_BYTES && waits > LATE_SECONDS).then(|| {
         Finding::new(words, Factor::ReceiverApplication, NOT_CERTAIN)
             .because(
                 || {
@@ -99,6 +99,16 @@ fn late(window: &Window<'_>, words: Words) -> Option<Finding> {
             )
             .helps("nothing in TCP: the application at this end reads late, or in large parts that are far apart")
     })
+}
+
+/// What waits to be read.
+fn unread_bytes(connection: &Connection) -> u32 {
+    // The peer's FIN takes a place in the queue.
+    let ends = matches!(
+        connection.state,
+        State::CloseWait | State::LastAck | State::Closing
+    );
+    connection.recv_queue.saturating_sub(u32::from(ends))
 }
 
 /// How often the receive buffer was nearly full of what nobody had read.

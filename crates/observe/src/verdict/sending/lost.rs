@@ -168,7 +168,11 @@ fn limiter_by_signals(
     let (is_limiter, certain) = match happened.0.between {
         ENOUGH.. => (
             is_even && (windows < SMALL || !is_queued(window, NO_QUEUE)?),
-            NOT_CERTAIN,
+            // Who sends at one rate, as BBR does, loses evenly whatever it loses by; but at random one at a time.
+            match together > TOGETHER {
+                true => NOT_CERTAIN,
+                false => NOT_LIKELY,
+            },
         ),
         few => {
             let least = if few == 0 { TOGETHER_ALONE } else { TOGETHER };

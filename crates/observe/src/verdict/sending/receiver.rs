@@ -1,21 +1,20 @@
 //! The peer's window, and who reads there.
 
 use super::super::units::{bytes, percent, time};
-use super::super::{Factor, Finding, Words};
+use super::super::{Factor, Finding, LIKELY, LIKELY_MOST, Words};
 use super::NOT_CERTAIN;
 use super::waits::{MANY, is_answered_in_bursts, round_trips};
 use crate::window::{Shares, Window};
 
-/// A reader that does not keep up lets the window fill for more of the time than this; while a lost segment is
-/// awaited it fills, too, for less.
+/// The share of the time for which the window of a reader that does not keep up is being filled; of others it is for less.
 const FILLED: f64 = 0.15;
-/// And the window is used up now and then.
+/// And for which it is used up: then it is the reader's rate at which it is filled again.
 const USED_UP: f64 = 0.02;
 /// How long an acknowledgement is delayed (Linux: `TCP_DELACK_MIN`, 40 ms), a tick of a clock of 100 Hz, and what the burst that it
 /// answers took.
 const DELAYED_SECONDS: f64 = 0.065;
 /// From a queue one comes half of what lies between two after the look before, on the average.
-const TOGETHER: f64 = 2.0;
+const BURSTS: f64 = 2.0;
 /// On the average it is so much at least; in bursts, but in time, acknowledgements also come to who fills no queue.
 const LATE_SECONDS: f64 = 0.01;
 
@@ -29,10 +28,12 @@ pub(super) fn window(window: &Window<'_>, shares: Shares, words: Words) -> Findi
         format!("for {held} of the time the peer's window was full")
     };
     let figures = [("SndLimTimeRwin_share", share)];
-    let (least, most) = window.range(|info| info.snd_wnd).unwrap_or_default();
+    let range = window.range(|info| info.snd_wnd);
+    let most = range.map_or(0, |(_, most)| most);
     let probes = window.range(|info| Some(info.probes)).unwrap_or_default().1;
     // A window of less than a segment is a closed one, also when it stands.
-    if fell(window) || probes > 0 || least < window.last().snd_mss {
+    let is_closed = range.is_some_and(|(least, _)| least < window.last().snd_mss);
+    if fell(window) || probes > 0 || is_closed {
         return application(window, shares, 0.0, words);
     }
     let finding = Finding::new(words, Factor::ReceiveBuffer, share)
@@ -64,38 +65,40 @@ pub(super) fn application(
 ) -> Finding {
     let (least, most) = window.range(|info| info.snd_wnd).unwrap_or_default();
     let filled = window.filled();
-    Finding::new(
-        words,
-        Factor::ReceiverApplication,
-        shares.receiver + network * NOT_CERTAIN,
-    )
-    .because(
-        || {
-            format!(
-                "for {} of the time the peer's window was full, and for {} it was being filled",
-                percent(shares.receiver),
-                percent(filled)
-            )
-        },
-        &[
-            ("SndLimTimeRwin_share", shares.receiver),
-            ("filled_share", filled),
-        ],
-    )
-    .because(
-        || {
-            format!(
-                "the window went between {} and {}: what is sent waits to be read",
-                bytes(least.into()),
-                bytes(most.into())
-            )
-        },
-        &[
-            ("CurRwinRcvd_least", least.into()),
-            ("CurRwinRcvd_most", most.into()),
-        ],
-    )
-    .helps("nothing in TCP: the application at the peer reads slowly")
+    // The kernel's own account makes it sure, and what is concluded beside that does not.
+    let at_most = match shares.receiver >= LIKELY {
+        true => 1.0,
+        false => LIKELY_MOST,
+    };
+    let weight = (shares.receiver + network * NOT_CERTAIN).min(at_most);
+    Finding::new(words, Factor::ReceiverApplication, weight)
+        .because(
+            || {
+                format!(
+                    "for {} of the time the peer's window was full, and for {} it was being filled",
+                    percent(shares.receiver),
+                    percent(filled)
+                )
+            },
+            &[
+                ("SndLimTimeRwin_share", shares.receiver),
+                ("filled_share", filled),
+            ],
+        )
+        .because(
+            || {
+                format!(
+                    "the window went between {} and {}: what is sent waits to be read",
+                    bytes(least.into()),
+                    bytes(most.into())
+                )
+            },
+            &[
+                ("CurRwinRcvd_least", least.into()),
+                ("CurRwinRcvd_most", most.into()),
+            ],
+        )
+        .helps("nothing in TCP: the application at the peer reads slowly")
 }
 
 /// A peer acknowledges at once what its application has read, and what it has not after a delay (`__tcp_ack_snd_check()`: when
@@ -107,14 +110,13 @@ pub(super) fn acknowledges_late(
     words: Words,
 ) -> Option<Finding> {
     let (least, mean) = round_trips(window)?;
-    let longest = match window.happened() {
-        Some(happened) => happened.0.rtt_most.as_secs_f64(),
-        None => window.range(|info| info.rtt)?.1.as_secs_f64(),
-    };
+    // Without events nobody knows the longest: what looks see is smoothed.
+    let happened = window.happened().filter(|happened| happened.0.rtts > 0)?;
+    let longest = happened.0.rtt_most.as_secs_f64();
     let in_flight = window.mean(|info| Some(info.unacked.into()))?;
     let silent = window.mean(|info| Some(info.last_ack_recv.as_secs_f64()))?;
     (in_flight >= MANY
-        && is_answered_in_bursts(window, TOGETHER)
+        && is_answered_in_bursts(window, BURSTS)
         && mean > least + LATE_SECONDS
         && longest < least + DELAYED_SECONDS)
         .then(|| {
