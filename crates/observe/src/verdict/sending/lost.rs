@@ -35,9 +35,11 @@ const SMALL: f64 = 10.0;
 /// delivered, to so many segments for each that is lost at a signal (of several the first is heard of, and the last is meant), and to
 /// this share for the time at which that is heard.
 const EVEN_SEGMENTS: f64 = 4.0;
+/// Of more than so many that are lost at a signal the others are of the same burst.
+const TOGETHER_MOST: f64 = 6.0;
 const EVEN_SHARE: f64 = 0.01;
 /// What is even by that is so by chance if it is more than this share of what was delivered.
-const UNEVEN: f64 = 0.25;
+const UNEVEN: f64 = 0.3;
 /// Pairs of signals that are enough to see that; with fewer it is less than likely,
 const ENOUGH: u32 = 4;
 /// and so many segments have to be lost at each, on a path without a queue: a bucket that is empty drops several, and at random it
@@ -160,7 +162,8 @@ fn limiter_by_signals(
     let together = f64::from(window.repeated()) / signals;
     let uneven = happened.uneven();
     let is_even = uneven.is_some_and(|uneven| {
-        uneven.deviation < EVEN_SEGMENTS * together.max(1.0) + uneven.mean * EVEN_SHARE
+        uneven.deviation
+            < EVEN_SEGMENTS * together.clamp(1.0, TOGETHER_MOST) + uneven.mean * EVEN_SHARE
             && uneven.deviation < uneven.mean * UNEVEN
     });
     // Few may come at the same rate by chance.
@@ -232,14 +235,17 @@ fn is_queued(window: &Window<'_>, times: f64) -> Option<bool> {
 /// Whether what was lost was lost for want of room in a queue: the round trip before it was longer.
 fn is_lost_at_a_queue(window: &Window<'_>, least: f64) -> bool {
     let happened = window.happened();
-    let of_few = happened
-        .and_then(|happened| happened.windows())
-        .is_some_and(|windows| windows.mean < FEW && window.loss() > LIMITER_DROPS_MUCH);
     match happened.and_then(|happened| happened.round_trip_at_signals()) {
-        Some(_) if of_few => false,
+        Some(_) if is_of_few(window) => false,
         Some(at) => at > least * NO_QUEUE + MILLISECOND,
         None => fills_a_queue(window, least),
     }
+}
+
+/// Whether windows are of so few segments, for what is lost of them, that round trips say nothing of queues.
+fn is_of_few(window: &Window<'_>) -> bool {
+    let windows = window.happened().and_then(|happened| happened.windows());
+    windows.is_some_and(|windows| windows.mean < FEW && window.loss() > LIMITER_DROPS_MUCH)
 }
 
 /// Whether the round trip is longer the more is in flight, by as much as what is more takes at this rate: where the
@@ -261,21 +267,29 @@ fn fills_a_queue(window: &Window<'_>, least: f64) -> bool {
 pub(super) fn loss(window: &Window<'_>, network: f64, words: Words) -> Option<Finding> {
     let lost = window.loss();
     let (least, mean) = round_trips(window)?;
-    if lost < LOSS_MATTERS
-        || mean > least * NO_QUEUE + MILLISECOND
-        || is_lost_at_a_queue(window, least)
-    {
+    let of_few = is_of_few(window);
+    let is_long = mean > least * NO_QUEUE + MILLISECOND;
+    if lost < LOSS_MATTERS || is_long && !of_few || is_lost_at_a_queue(window, least) {
         return None;
     }
     let mss = f64::from(window.last().snd_mss);
     let bound = mss * MATHIS / (mean * lost.sqrt());
     let sent = window.sent_rate();
     let near = sent <= bound * NEAR_MATHIS;
+    let certain = match (near, of_few) {
+        (true, false) => 1.0,
+        (true, true) => NOT_CERTAIN,
+        (false, _) => 0.6,
+    };
+    let whose = match of_few {
+        true => "is of windows of a few segments",
+        false => "was that of an empty path",
+    };
     Some(
-        Finding::new(words, Factor::Loss, network * if near { 1.0 } else { 0.6 })
+        Finding::new(words, Factor::Loss, network * certain)
             .because(
                 || format!(
-                    "{} of the segments were lost, while the round trip of {} was that of an empty path ({})",
+                    "{} of the segments were lost, while the round trip of {} {whose} ({} at least)",
                     percent(lost),
                     time(mean),
                     time(least)

@@ -122,7 +122,7 @@ pub(super) fn descheduled(
 /// come one by one.
 pub(super) fn is_answered_in_bursts(window: &Window<'_>, times: f64) -> bool {
     // Where nothing is on its way nothing is to be answered.
-    let silent = window.mean(|info| (info.unacked > 0).then(|| info.last_ack_recv.as_secs_f64()));
+    let silent = window.mean(|info| (info.unacked > 0).then_some(info.last_ack_recv.as_secs_f64()));
     // Between two of a receiver that acknowledges every second segment.
     let apart = 2.0 * f64::from(window.last().snd_mss) / window.sent_rate();
     silent.is_some_and(|silent| silent > SILENT_SECONDS && silent > apart * times)

@@ -167,7 +167,7 @@ fn a_limiter_drops_several_at_a_time_and_at_the_same_rate_each_time() {
     );
     assert_eq!(losing(2, 22, &[1750]).factor, Factor::RateLimit);
     // Of a few segments nobody knows, either.
-    assert_eq!(losing(400, 22, &[6, 11].repeat(199)).factor, Factor::Loss);
+    assert_eq!(losing(400, 22, &[5, 12].repeat(199)).factor, Factor::Loss);
     assert_eq!(losing(30, 22, &[]).factor, Factor::Loss);
     assert_eq!(losing(0, 22, &[]).factor, Factor::Loss);
     // And from a full queue.
