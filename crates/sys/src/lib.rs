@@ -5,6 +5,7 @@
 //! to its callers.
 
 pub mod activation;
+pub mod borrow;
 pub mod bpf;
 pub mod child;
 pub mod epoll;

@@ -7,7 +7,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -82,7 +82,7 @@ impl NetnsId {
         Self::try_of_process(pid).ok()
     }
 
-    /// The same, and why it is not known.
+    /// The same as [`NetnsId::of_process`], and why it is not known.
     ///
     /// # Errors
     /// `NotFound` when there is no such process; `PermissionDenied` when it is another user's and the caller has
@@ -92,6 +92,34 @@ impl NetnsId {
             .as_ref()
             .map(Self::of)
             .map_err(|e| io::Error::from(e.kind()))
+    }
+}
+
+/// The kernel's name of the namespace that the calling thread is in, which does not come again before the machine is
+/// started anew (`SO_NETNS_COOKIE`).
+///
+/// # Errors
+/// `ENOPROTOOPT` before Linux 5.14.
+pub fn cookie() -> io::Result<u64> {
+    /// asm-generic/socket.h, which x86-64 and arm64 have.
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let socket = std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))?;
+    let mut cookie = 0_u64;
+    let mut len = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `cookie` and the length to `len`; both live until the call
+    // returns.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut len,
+        )
+    };
+    match done {
+        0 => Ok(cookie),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

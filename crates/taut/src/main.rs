@@ -8,6 +8,7 @@ mod observe;
 mod relay;
 mod snoop;
 mod top;
+mod tune;
 mod watch;
 mod why;
 
@@ -29,6 +30,7 @@ enum Command {
     Top(top::Args),
     Why(why::Args),
     Watch(watch::Args),
+    Tune(tune::Args),
     Relay(relay::Args),
     Snoop(snoop::Args),
     Lab(lab::Args),
@@ -58,6 +60,10 @@ fn main() -> ExitCode {
         }
         Command::Top(args) => exit_code(top::run(&args)),
         Command::Why(args) => exit_code(why::run(&args)),
+        Command::Tune(args) => {
+            let _log = log::to_stderr();
+            exit_code(tune::run(&args))
+        }
         Command::Watch(args) => {
             let _log = log::to_stderr();
             exit_code(watch::run(&args))

@@ -5,6 +5,7 @@ pub mod consolidate;
 mod descriptors;
 pub mod guests;
 pub mod idle_sessions;
+pub mod long_fat;
 pub mod observe_cost;
 pub mod outcome;
 pub mod pied_piper;
@@ -61,6 +62,7 @@ pub const ALL: &[Experiment] = &[
     idle_sessions::EXPERIMENT,
     observe_cost::EXPERIMENT,
     verdicts::EXPERIMENT,
+    long_fat::EXPERIMENT,
     relay_peers::EXPERIMENT,
     soak::EXPERIMENT,
     snoop_soak::EXPERIMENT,

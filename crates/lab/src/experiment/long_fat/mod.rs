@@ -1,0 +1,185 @@
+//! `long-fat`: one connection over 1 Gbit/s and up to 200 ms: what its buffers let through, and what they let through once
+//! `taut tune --apply` has begun (thesis 6.2).
+
+mod stage;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::outcome::{Calibration, Check, Environment, Outcome, Series};
+use super::progress::Progress;
+use super::{Experiment, ExperimentError, Request, stats};
+use crate::peer::program;
+use stage::{Fixed, Seen, Settings, Stage};
+
+/// For the list of experiments.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "long-fat",
+    about: "one connection over 1 Gbit/s x 1 to 200 ms, with buffers fixed at 64 kB and not, before and after `taut tune`",
+    has_parts: false,
+    run,
+};
+
+/// Of the link, in bits a second.
+const RATE: u64 = 1_000_000_000;
+/// What the issue of applications that fix their buffers is shown at.
+const LONG: Duration = Duration::from_millis(100);
+/// Round trips of the paths.
+const ROUND_TRIPS: [u64; 4] = [1, 20, 100, 200];
+/// What applications fix their buffers at, in bytes.
+const FIXED: u64 = 65_536;
+/// Windows of the thesis' figure 6.2, in bytes, and more.
+const WINDOWS: [u64; 6] = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 8 << 20];
+/// Measurements of each.
+const RUNS: usize = 3;
+
+/// Rates of one configuration, run after run, in Mbit/s.
+#[derive(Default)]
+struct Rates {
+    before: Vec<f64>,
+    after: Vec<f64>,
+    /// The window of the first run, look by look.
+    windows: Vec<f64>,
+}
+
+fn run(request: &Request) -> Result<Outcome, ExperimentError> {
+    let runs = request.runs.unwrap_or(if request.quick { 1 } else { RUNS });
+    let round_trips: &[u64] = if request.quick { &[100] } else { &ROUND_TRIPS };
+    let windows: &[u64] = if request.quick {
+        &WINDOWS[..2]
+    } else {
+        &WINDOWS
+    };
+    let programs = program::versions(&[program::SOCAT])?;
+    let steps = runs * round_trips.len() * (Settings::ALL.len() * Fixed::ALL.len() + windows.len());
+    let progress = Progress::new("long-fat: transfers", steps as u64);
+    let mut all: BTreeMap<(u64, Settings, Fixed), Rates> = BTreeMap::new();
+    let mut by_window: BTreeMap<(u64, u64), Vec<f64>> = BTreeMap::new();
+    let mut overruns = 0;
+    for &millis in round_trips {
+        for settings in Settings::ALL {
+            let stage = Stage::build(Duration::from_millis(millis), RATE, settings, request)?;
+            for _ in 0..runs {
+                for fixed in Fixed::ALL {
+                    let seen = stage.transfer(fixed, FIXED)?;
+                    let rates = all.entry((millis, settings, fixed)).or_default();
+                    rates.add(&seen);
+                    overruns += u64::from(seen.overrun);
+                    progress.step();
+                }
+            }
+            if settings == Settings::Kernel {
+                for &window in windows {
+                    for _ in 0..runs {
+                        let seen = stage.transfer(Fixed::ReceiverFromStart, window)?;
+                        by_window
+                            .entry((millis, window))
+                            .or_default()
+                            .push(seen.before);
+                        overruns += u64::from(seen.overrun);
+                        progress.step();
+                    }
+                }
+            }
+        }
+    }
+    drop(progress);
+    let mut environment = Environment::here();
+    environment.programs = programs;
+    for millis in round_trips {
+        let link = "1 Gbit/s, a queue of as much as the path holds and 256 KiB at least";
+        environment
+            .links
+            .insert(format!("{millis} ms"), link.to_owned());
+    }
+    Ok(outcome(request, environment, &all, &by_window, overruns))
+}
+
+fn outcome(
+    request: &Request,
+    environment: Environment,
+    all: &BTreeMap<(u64, Settings, Fixed), Rates>,
+    by_window: &BTreeMap<(u64, u64), Vec<f64>>,
+    overruns: u64,
+) -> Outcome {
+    let millis = LONG.as_millis() as u64;
+    let median = |settings, fixed, of: fn(&Rates) -> &Vec<f64>| {
+        let rates = all.get(&(millis, settings, fixed)).map(of);
+        rates
+            .and_then(|rates| stats::median(rates))
+            .unwrap_or(f64::NAN)
+    };
+    // What one connection gets of the link's bits as payload: headers are the rest.
+    let payload = RATE as f64 / 1e6 * 1448.0 / 1514.0;
+    let share = |fixed| median(Settings::Taut, fixed, |rates| &rates.after) / payload;
+    let before = median(Settings::Taut, Fixed::Receiver, |rates| &rates.before);
+    let free = median(Settings::Kernel, Fixed::Nobody, |rates| &rates.after) / payload;
+    let mut series = Vec::new();
+    for ((millis, settings, fixed), rates) in all {
+        let name = format!("{}/{millis} ms/{}", settings.name(), fixed.name());
+        series.extend(Series::of(&name, "before", "Mbit/s", rates.before.clone()));
+        series.extend(Series::of(&name, "after", "Mbit/s", rates.after.clone()));
+        series.extend(Series::of(
+            &name,
+            "window, each 250 ms",
+            "kB",
+            rates.windows.clone(),
+        ));
+    }
+    for ((millis, window), rates) in by_window {
+        let name = format!("window/{millis} ms/{} KiB", window >> 10);
+        series.extend(Series::of(&name, "throughput", "Mbit/s", rates.clone()));
+    }
+    let paper = json!({
+        "throughput_mbit_s_window_16_kb": 132, "throughput_mbit_s_window_2_mb": 438,
+        "throughput_mbit_s_before": 150, "throughput_mbit_s_after": 580, "window_untuned_bytes": 2896,
+    });
+    Outcome {
+        experiment: EXPERIMENT.name.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        seed: request.seed,
+        quick: request.quick,
+        environment,
+        calibration: Calibration::of([
+            // The problem is there: 64 kB in each 100 ms.
+            ("locked_rcvbuf_before_mbit", Check { measured: before, least: 3.0, most: Some(12.0) }),
+            ("link_overruns", Check::none(overruns)),
+        ]),
+        headline: BTreeMap::from([
+            ("locked_rcvbuf_before_mbit".to_owned(), before),
+            ("locked_rcvbuf_after_share".to_owned(), share(Fixed::Receiver)),
+            ("locked_sndbuf_after_share".to_owned(), share(Fixed::Sender)),
+            ("kernel_alone_share".to_owned(), free),
+        ]),
+        series,
+        paper: paper.as_object().cloned().unwrap_or_default(),
+        ideal: json!({"locked_rcvbuf_after_share": 1.0, "locked_sndbuf_after_share": 1.0})
+            .as_object()
+            .cloned()
+            .unwrap_or_default(),
+        notes: vec![
+            "`before` is the third and fourth second of a connection; `after` the fifth second after `taut tune --apply` began at \
+             both ends (`taut`), or the same time with nothing changed (`kernel`) and with the settings of tuned's profile \
+             network-throughput (`tuned`). Shares are of what the link carries as payload."
+                .to_owned(),
+            "Buffers are fixed after connecting (socat's rcvbuf-late and sndbuf-late), but in `window`, where the receiver fixes its own \
+             before: then the scale of its window is fixed by that, too."
+                .to_owned(),
+            "The thesis measured on gigabit Ethernet without a delay, and kernels of 2008.".to_owned(),
+        ],
+    }
+}
+
+// === impl Rates ===
+
+impl Rates {
+    fn add(&mut self, seen: &Seen) {
+        self.before.push(seen.before);
+        self.after.extend(seen.after);
+        if self.windows.is_empty() {
+            self.windows.clone_from(&seen.windows);
+        }
+    }
+}

@@ -1,0 +1,290 @@
+//! A path with one connection on it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use taut_sys::child::Child;
+use taut_sys::sock_diag::SockDiag;
+
+use crate::experiment::{ExperimentError, Request};
+use crate::link::counters::LinkReport;
+use crate::link::shape::{LinkSpec, Shape};
+use crate::peer::program;
+use crate::units::{BitsPerSecond, Bytes};
+use crate::world::{Host, World, WorldBuilder};
+
+/// Where the sender listens.
+const PORT: u16 = 9000;
+/// Before it is looked at how much goes through: slow start is over, and `taut tune` has nothing to do with it.
+const WARM_UP: Duration = Duration::from_secs(2);
+/// How long that is looked at.
+const BEFORE: Duration = Duration::from_secs(2);
+/// From the beginning of `taut tune` to the end of what is looked at,
+const AFTER: Duration = Duration::from_secs(5);
+/// which is the last part of it.
+const LAST: Duration = Duration::from_secs(1);
+/// Between looks at the window.
+const LOOK: Duration = Duration::from_millis(250);
+/// Somebody to begin, or to end.
+const PATIENCE: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_millis(20);
+/// A process reads and writes so much at a time, or a gigabit would be too much for it.
+const BLOCK: &str = "262144";
+
+/// Who sets buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Settings {
+    /// The kernel, as it comes.
+    Kernel,
+    /// The kernel, with the settings of tuned's profile network-throughput.
+    Tuned,
+    /// `taut tune --apply`, at both ends, after a while.
+    Taut,
+}
+
+/// Who has fixed a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Fixed {
+    /// Nobody.
+    Nobody,
+    /// The receiver its receive buffer, after connecting.
+    Receiver,
+    /// The sender its send buffer, after connecting.
+    Sender,
+    /// The receiver, before connecting; it is only looked at as it is.
+    ReceiverFromStart,
+}
+
+/// What one transfer has shown.
+pub(super) struct Seen {
+    /// Mbit/s of payload, before.
+    pub(super) before: f64,
+    /// And after.
+    pub(super) after: Option<f64>,
+    /// The window that the receiver offered, in kB, look by look.
+    pub(super) windows: Vec<f64>,
+    /// The link was too slow to be the link that was asked for.
+    pub(super) overrun: bool,
+}
+
+/// The path.
+pub(super) struct Stage<'a> {
+    world: World,
+    settings: Settings,
+    request: &'a Request,
+}
+
+/// How far a transfer has come.
+#[derive(Clone, Copy)]
+struct Progress {
+    at: Instant,
+    received: u64,
+    window: u32,
+}
+
+// === impl Settings ===
+
+impl Settings {
+    pub(super) const ALL: [Self; 3] = [Self::Kernel, Self::Tuned, Self::Taut];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Tuned => "tuned",
+            Self::Taut => "taut",
+        }
+    }
+}
+
+// === impl Fixed ===
+
+impl Fixed {
+    /// Those that are shown before and after.
+    pub(super) const ALL: [Self; 3] = [Self::Nobody, Self::Receiver, Self::Sender];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Nobody => "nothing fixed",
+            Self::Receiver => "receiver fixed",
+            Self::Sender => "sender fixed",
+            Self::ReceiverFromStart => "receiver fixed before",
+        }
+    }
+}
+
+// === impl Stage ===
+
+impl<'a> Stage<'a> {
+    pub(super) fn build(
+        round_trip: Duration,
+        rate: u64,
+        settings: Settings,
+        request: &'a Request,
+    ) -> Result<Self, ExperimentError> {
+        let rate = BitsPerSecond(rate);
+        let bare = Shape::delay(round_trip / 2);
+        let queue = Bytes(rate.in_time(round_trip).0.max(256 << 10));
+        let link = LinkSpec::each(bare.rate(rate).queue(queue), bare).seed(request.seed);
+        let mut world = WorldBuilder::new("long-fat")
+            .host("sender")
+            .host("receiver")
+            .link("sender", "receiver", link)
+            .sysctl_everywhere("net.ipv4.tcp_congestion_control", "cubic");
+        if settings == Settings::Tuned {
+            world = world
+                .sysctl_everywhere("net.ipv4.tcp_rmem", "4096 131072 16777216")
+                .sysctl_everywhere("net.ipv4.tcp_wmem", "4096 16384 16777216");
+        }
+        Ok(Self {
+            world: world.build()?,
+            settings,
+            request,
+        })
+    }
+
+    /// One connection, and what goes through it.
+    pub(super) fn transfer(&self, fixed: Fixed, bytes: u64) -> Result<Seen, ExperimentError> {
+        let machine = ExperimentError::machine;
+        let reports = self.world.link_reports()?;
+        let (sender, receiver) = (self.world.host("sender"), self.world.host("receiver"));
+        let _sends = spawn(sender, &sends(fixed, bytes)).map_err(machine("start socat"))?;
+        listens(sender).map_err(machine("wait for socat to listen"))?;
+        let to = SocketAddr::from((self.world.addr("sender"), PORT));
+        let _receives =
+            spawn(receiver, &receives(fixed, bytes, to)).map_err(machine("start socat"))?;
+        std::thread::sleep(WARM_UP);
+        let mut windows = Vec::new();
+        let mut watch = |time: Duration| watch(receiver, time, &mut windows);
+        let before = watch(BEFORE).map_err(machine("look at a connection"))?;
+        let after = match fixed {
+            Fixed::ReceiverFromStart => None,
+            _ => {
+                let tuners = match self.settings {
+                    Settings::Taut => self.tune().map_err(machine("start taut tune"))?,
+                    Settings::Kernel | Settings::Tuned => Vec::new(),
+                };
+                watch(AFTER - LAST).map_err(machine("look at a connection"))?;
+                let after = watch(LAST).map_err(machine("look at a connection"))?;
+                tuners
+                    .into_iter()
+                    .try_for_each(end)
+                    .map_err(machine("end taut tune"))?;
+                Some(after)
+            }
+        };
+        Ok(Seen {
+            before,
+            after,
+            windows,
+            overrun: overrun(&reports, &self.world.link_reports()?),
+        })
+    }
+
+    fn tune(&self) -> io::Result<Vec<Child>> {
+        ["sender", "receiver"]
+            .into_iter()
+            .map(|host| {
+                let journal = self.world.dir().join(format!("{host}.journal"));
+                let mut tune = Command::new(&self.request.taut);
+                tune.args(["tune", "--apply", "--own-netns", "--json", "--journal"]);
+                tune.arg(journal).stdin(Stdio::null());
+                tune.stdout(Stdio::null()).stderr(Stdio::null());
+                self.world.host(host).spawn(tune)
+            })
+            .collect()
+    }
+}
+
+fn sends(fixed: Fixed, bytes: u64) -> Vec<String> {
+    let mut listen = format!("TCP-LISTEN:{PORT},reuseaddr");
+    if fixed == Fixed::Sender {
+        listen += &format!(",sndbuf-late={bytes}");
+    }
+    ["-u", "-b", BLOCK, "OPEN:/dev/zero", &listen]
+        .map(str::to_owned)
+        .into()
+}
+
+fn receives(fixed: Fixed, bytes: u64, to: SocketAddr) -> Vec<String> {
+    let mut connect = format!("TCP:{to}");
+    match fixed {
+        Fixed::Receiver => connect += &format!(",rcvbuf-late={bytes}"),
+        Fixed::ReceiverFromStart => connect += &format!(",rcvbuf={bytes}"),
+        Fixed::Nobody | Fixed::Sender => {}
+    }
+    ["-u", "-b", BLOCK, &connect, "OPEN:/dev/null"]
+        .map(str::to_owned)
+        .into()
+}
+
+fn spawn(host: &Host, args: &[String]) -> io::Result<Child> {
+    let mut socat = program::SOCAT.command();
+    socat.args(args).stdin(Stdio::null());
+    socat.stdout(Stdio::null()).stderr(Stdio::null());
+    host.spawn(socat)
+}
+
+/// Until somebody listens there.
+fn listens(host: &Host) -> io::Result<()> {
+    let began = Instant::now();
+    let line = format!(":{PORT:04X} 00000000:0000 0A");
+    while began.elapsed() < PATIENCE {
+        let tables = host.run(|| std::fs::read_to_string("/proc/thread-self/net/tcp"));
+        if tables.map_err(io::Error::other)??.contains(&line) {
+            return Ok(());
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Err(io::Error::other("socat does not listen"))
+}
+
+/// Mbit/s of payload that come in this time.
+fn watch(receiver: &Host, time: Duration, windows: &mut Vec<f64>) -> io::Result<f64> {
+    let first = progress(receiver)?;
+    let mut last = first;
+    while last.at < first.at + time {
+        std::thread::sleep(LOOK.min((first.at + time).saturating_duration_since(Instant::now())));
+        last = progress(receiver)?;
+        windows.push(f64::from(last.window) / 1e3);
+    }
+    let bits = 8.0 * (last.received - first.received) as f64;
+    Ok(bits / 1e6 / (last.at - first.at).as_secs_f64())
+}
+
+fn progress(receiver: &Host) -> io::Result<Progress> {
+    let found = receiver.run(|| {
+        let mut found = None;
+        SockDiag::open()?.connections(|connection| {
+            if let (PORT, Some(info)) = (connection.remote.port(), &connection.info) {
+                found = Some(Progress {
+                    at: Instant::now(),
+                    received: info.bytes_received.unwrap_or(0),
+                    window: info.rcv_wnd.unwrap_or(0),
+                });
+            }
+        })?;
+        Ok::<_, taut_sys::Errno>(found)
+    });
+    let found = found.map_err(io::Error::other)??;
+    found.ok_or_else(|| io::Error::other("the connection has ended"))
+}
+
+/// Tells it to end, and waits for that.
+fn end(mut tune: Child) -> io::Result<()> {
+    tune.signal(Signal::TERM)?;
+    match tune.wait_for(PATIENCE)? {
+        Some(status) if status.success() => Ok(()),
+        Some(status) => Err(io::Error::other(format!("it failed ({status})"))),
+        None => Err(io::Error::other("it does not end")),
+    }
+}
+
+fn overrun(before: &[LinkReport], after: &[LinkReport]) -> bool {
+    before.iter().zip(after).any(|(before, after)| {
+        let more = after.since(before);
+        more.a_to_b.overrun() || more.b_to_a.overrun()
+    })
+}

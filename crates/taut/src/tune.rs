@@ -1,0 +1,293 @@
+//! `taut tune`.
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::{Duration, Instant};
+
+use clap::Args as ClapArgs;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::flag;
+use taut_observe::filter::Filter;
+use taut_tune::actuate::{Actuators, Undone};
+use taut_tune::journal::{self, Journal};
+use taut_tune::tuner::{Lists, Outcome, Round, SAMPLES, Told, Tuner};
+
+use crate::Failure;
+use crate::observe::{Missing, Which};
+
+/// Connections that are looked at, if nothing else is said: 4 kB each.
+const CONNECTIONS: usize = 100_000;
+/// How soon an end is heard of.
+const NAP: Duration = Duration::from_millis(50);
+/// Changes that wait for a reader of the output; more are not told.
+const UNREAD: usize = 10_000;
+/// At the end the output is waited for so long.
+const READS: Duration = Duration::from_secs(1);
+
+/// Give connections the buffers that their paths can use
+#[derive(ClapArgs)]
+#[command(after_help = "\
+  taut tune                                  say what would be changed, and why; nothing is
+  taut tune --apply                          change it, and change it back at the end
+  taut tune --apply --skip 'port 22'         but not these
+  taut tune --undo                           change back what a process that was killed has changed")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    which: Which,
+
+    /// Make the changes, and undo them at the end
+    #[arg(long)]
+    apply: bool,
+
+    /// Only say what would be changed, which it does without this, too
+    #[arg(long, conflicts_with = "apply")]
+    advise: bool,
+
+    /// Undo what a process that was killed has changed, and end
+    #[arg(long, conflicts_with_all = ["apply", "advise"])]
+    undo: bool,
+
+    /// Leave these connections alone (may be given again)
+    #[arg(long, value_name = "FILTER")]
+    skip: Vec<String>,
+
+    /// Between looks
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::top::interval)]
+    interval: Duration,
+
+    /// End after this time
+    #[arg(long = "for", value_name = "TIME", value_parser = crate::top::interval)]
+    time: Option<Duration>,
+
+    /// A line of JSON for each change
+    #[arg(long)]
+    json: bool,
+
+    /// Where it is written down what was there before
+    #[arg(long, value_name = "FILE", default_value = journal::PATH)]
+    journal: PathBuf,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    if args.undo {
+        return undo(&args.journal);
+    }
+    let lists = lists(args)?;
+    let ends = Arc::new(AtomicBool::new(false));
+    // Before anything is changed: who hears of an end undoes it.
+    for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
+        flag::register(signal, Arc::clone(&ends))
+            .map_err(|e| Failure::Run(format!("cannot hear signals: {e}")))?;
+    }
+    let actuators = match args.apply {
+        true => Some(actuators(&args.journal)?),
+        false => None,
+    };
+    let observer = args.which.observer(CONNECTIONS, SAMPLES);
+    let mut tuner = Tuner::new(observer, lists, actuators);
+    let printer = Printer::new(Arc::clone(&ends));
+    let result = rounds(args, &mut tuner, &ends, &printer);
+    // Whoever reads slowly, or not at all, keeps nothing from being undone.
+    let undone = tuner.end();
+    if args.apply {
+        say_undone(&undone);
+    }
+    printer.end();
+    result
+}
+
+fn rounds(
+    args: &Args,
+    tuner: &mut Tuner,
+    ends: &AtomicBool,
+    printer: &Printer,
+) -> Result<(), Failure> {
+    let ends = || ends.load(Ordering::Relaxed);
+    let mut missing = Missing::default();
+    let (mut all_left, mut untold) = (false, false);
+    let began = Instant::now();
+    let is_over = || args.time.is_some_and(|time| began.elapsed() >= time);
+    while !ends() {
+        let look = Instant::now();
+        let round = tuner.round(ends).map_err(|e| Failure::Run(e.to_string()))?;
+        missing.say(tuner.observer(), &round.looked);
+        say_once(
+            &mut all_left,
+            leaves_all(&round),
+            "every connection is one that is to be left alone (FILTER, --skip)",
+        );
+        let told = round.told.iter().map(|told| text(told, args.json));
+        let missed = told.filter(|line| !printer.print(line)).count();
+        say_once(
+            &mut untold,
+            missed > 0,
+            "nobody reads as fast as changes are made: some are not told",
+        );
+        let next = look + args.interval;
+        while !ends() && !is_over() && Instant::now() < next {
+            std::thread::sleep(NAP.min(next.saturating_duration_since(Instant::now())));
+        }
+        if is_over() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn leaves_all(round: &Round) -> bool {
+    round.connections > 0 && round.left_alone == round.connections
+}
+
+fn say_once(said: &mut bool, is_so: bool, sentence: &str) {
+    if is_so && !std::mem::replace(said, true) {
+        say(sentence);
+    }
+}
+
+fn lists(args: &Args) -> Result<Lists, Failure> {
+    let only = args.which.filter()?;
+    let skip = args.skip.iter().map(|text| {
+        if text.trim().is_empty() || text.trim() == args.which.text().trim() {
+            return Err(Failure::Usage(format!(
+                "--skip {text:?} leaves nothing to tune: say which connections are to be left alone"
+            )));
+        }
+        text.parse::<Filter>().map_err(|e| {
+            Failure::Usage(format!(
+                "--skip {text:?}: {e} (the words are in docs/observe.md)"
+            ))
+        })
+    });
+    Ok(Lists {
+        only,
+        skip: skip.collect::<Result<_, _>>()?,
+    })
+}
+
+/// With what a process that ended without undoing it had changed undone.
+fn actuators(path: &Path) -> Result<Actuators, Failure> {
+    if !taut_sys::probe::is_root() {
+        return Err(Failure::Run(
+            "--apply: run this as root; without it, it only says what it would do".into(),
+        ));
+    }
+    let journal = Journal::open(path).map_err(|e| Failure::Run(e.to_string()))?;
+    let is_left = journal.entries().next().is_some();
+    let mut actuators = Actuators::new(journal);
+    if is_left {
+        say("what a process that was killed has changed is undone first");
+        say_undone(&actuators.undo());
+    }
+    Ok(actuators)
+}
+
+fn undo(path: &Path) -> Result<(), Failure> {
+    if !path.exists() {
+        say("nothing is to be undone");
+        return Ok(());
+    }
+    let journal = Journal::open(path).map_err(|e| Failure::Run(e.to_string()))?;
+    let mut actuators = Actuators::new(journal);
+    let undone = actuators.undo();
+    actuators.close();
+    say_undone(&undone);
+    match undone.failed {
+        0 => Ok(()),
+        failed => Err(Failure::Run(format!(
+            "{failed} changes could not be undone, and are kept in {}",
+            path.display()
+        ))),
+    }
+}
+
+fn say_undone(undone: &Undone) {
+    let Undone {
+        restored,
+        gone,
+        others,
+        failed,
+    } = undone;
+    say(&format!(
+        "undone: {restored} as before, {gone} ended meanwhile, {others} changed by others since and left, {failed} failed"
+    ));
+}
+
+fn say(sentence: &str) {
+    // Nobody may be reading any more.
+    let _ = writeln!(io::stderr(), "taut: {sentence}");
+}
+
+fn text(told: &Told, json: bool) -> String {
+    match json {
+        // It has nothing in it that JSON has not.
+        true => serde_json::to_string(told).unwrap_or_default(),
+        false => line(told),
+    }
+}
+
+fn line(told: &Told) -> String {
+    let who = match &told.connection {
+        None => format!("namespace {}", told.netns),
+        Some(connection) => {
+            let process = match &connection.process {
+                Some((name, pid)) => format!(" ({name}/{pid})"),
+                None => String::new(),
+            };
+            format!("{} -> {}{process}", connection.local, connection.remote)
+        }
+    };
+    let outcome = match &told.outcome {
+        Outcome::Advised => "would change".to_owned(),
+        Outcome::Made => "changed".to_owned(),
+        Outcome::Gone => "not changed, it has ended".to_owned(),
+        Outcome::NoOwner => "not changed, nobody is known to have it".to_owned(),
+        Outcome::Failed(why) => format!("not changed ({why})"),
+    };
+    format!(
+        "{who}: {outcome}: {}\n    why: {}\n    expected: {}",
+        told.change, told.because, told.expected
+    )
+}
+
+/// Writes lines to standard output, and keeps nobody waiting.
+struct Printer {
+    lines: SyncSender<String>,
+    written: Receiver<()>,
+}
+
+// === impl Printer ===
+
+impl Printer {
+    /// `ends` is set when nobody reads any more.
+    fn new(ends: Arc<AtomicBool>) -> Self {
+        let (lines, waiting) = sync_channel::<String>(UNREAD);
+        let (writes, written) = sync_channel(1);
+        std::thread::spawn(move || {
+            for line in waiting {
+                let mut out = io::stdout().lock();
+                if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
+                    ends.store(true, Ordering::Relaxed);
+                    break;
+                }
+            }
+            // Nobody may be waiting.
+            let _ = writes.try_send(());
+        });
+        Self { lines, written }
+    }
+
+    /// `false`: there is no room.
+    fn print(&self, line: &str) -> bool {
+        let sent = self.lines.try_send(line.to_owned());
+        !matches!(sent, Err(TrySendError::Full(_)))
+    }
+
+    fn end(self) {
+        drop(self.lines);
+        // It has all been written, or nobody reads.
+        let _ = self.written.recv_timeout(READS);
+    }
+}

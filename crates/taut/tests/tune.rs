@@ -1,0 +1,259 @@
+//! `taut tune` as a process: what it changes in namespaces of its own, and that it leaves nothing changed.
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+#[path = "shared/host.rs"]
+mod host;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use host::Host;
+
+fn tune(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taut"));
+    command
+        .arg("tune")
+        .args(args)
+        .stdin(Stdio::null())
+        .env_remove("TAUT_LOG");
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    tune(args).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// All settings of TCP and of sockets in a namespace, by path.
+fn settings(host: &Host) -> BTreeMap<String, String> {
+    let read = || {
+        let mut all = BTreeMap::new();
+        for directory in ["/proc/sys/net/ipv4", "/proc/sys/net/core"] {
+            for entry in fs::read_dir(directory).unwrap().flatten() {
+                // Some are written only.
+                if let Ok(text) = fs::read_to_string(entry.path()) {
+                    all.insert(entry.path().display().to_string(), text);
+                }
+            }
+        }
+        all
+    };
+    let mut all = host.0.run(read).unwrap();
+    // They count, or are drawn by lot.
+    all.retain(|path, _| !path.ends_with("tcp_fastopen_key"));
+    all
+}
+
+fn rmem(host: &Host) -> String {
+    let read = || fs::read_to_string("/proc/sys/net/ipv4/tcp_rmem").unwrap();
+    host.0.run(read).unwrap()
+}
+
+/// `taut tune --apply` in a namespace, once it has raised both maxima.
+fn applying(host: &Host, journal: &Path) -> Child {
+    let journal = journal.to_str().unwrap();
+    let args = [
+        "--apply",
+        "--json",
+        "--netns",
+        host.name(),
+        "--journal",
+        journal,
+    ];
+    let mut child = tune(&args).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    for _ in 0..2 {
+        let line = lines.next().expect("it says what it changes").unwrap();
+        let told: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(told["outcome"], "made", "{line}");
+        assert_eq!(told["netns"], host.name(), "{line}");
+    }
+    child
+}
+
+fn end(mut child: Child, signal: Signal) {
+    kill_process(Pid::from_child(&child), signal).unwrap();
+    child.wait().unwrap();
+}
+
+/// A namespace whose maxima are what Linux 6.1 has.
+fn host(name: &str) -> Host {
+    let host = Host::new(name);
+    let set = || {
+        fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 131072 6291456").unwrap();
+        fs::write("/proc/sys/net/ipv4/tcp_wmem", "4096 16384 4194304").unwrap();
+    };
+    host.0.run(set).unwrap();
+    host
+}
+
+#[test]
+fn what_it_only_advises_it_does_not_change() {
+    let host = host("advise");
+    let before = settings(&host);
+    let output = run(&["--json", "--netns", host.name(), "--for", "1s"]);
+    assert!(output.status.success(), "{output:?}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let told: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    // Each once, in however many looks.
+    assert_eq!(told.len(), 2, "{lines}");
+    for told in told {
+        assert_eq!(told["outcome"], "advised");
+        assert!(
+            told["change"].as_str().unwrap().contains("60000000"),
+            "{told}"
+        );
+        assert!(
+            told["because"].as_str().unwrap().contains("window scale"),
+            "{told}"
+        );
+    }
+    assert_eq!(settings(&host), before);
+}
+
+#[test]
+fn what_it_changes_it_changes_back_at_the_end() {
+    let host = host("apply");
+    let dir = tempfile::tempdir().unwrap();
+    let journal = dir.path().join("journal");
+    let before = settings(&host);
+    for signal in [Signal::TERM, Signal::INT] {
+        let child = applying(&host, &journal);
+        assert!(rmem(&host).contains("60000000"));
+        end(child, signal);
+        assert_eq!(settings(&host), before);
+        assert!(!journal.exists());
+    }
+}
+
+#[test]
+fn what_a_killed_one_has_changed_is_changed_back_by_the_next_and_by_undo() {
+    let host = host("killed");
+    let dir = tempfile::tempdir().unwrap();
+    let journal = dir.path().join("journal");
+    let before = settings(&host);
+    end(applying(&host, &journal), Signal::KILL);
+    assert!(rmem(&host).contains("60000000"));
+    let output = run(&["--undo", "--journal", journal.to_str().unwrap()]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(said(&output).contains("2 as before"), "{output:?}");
+    assert_eq!(settings(&host), before);
+    assert!(!journal.exists());
+
+    end(applying(&host, &journal), Signal::KILL);
+    // What it finds is what was there before the first.
+    end(applying(&host, &journal), Signal::TERM);
+    assert_eq!(settings(&host), before);
+    let output = run(&["--undo", "--journal", journal.to_str().unwrap()]);
+    assert!(
+        said(&output).contains("nothing is to be undone"),
+        "{output:?}"
+    );
+}
+
+#[test]
+fn a_setting_that_somebody_has_changed_since_is_left_to_him() {
+    let host = host("others");
+    let dir = tempfile::tempdir().unwrap();
+    let journal = dir.path().join("journal");
+    end(applying(&host, &journal), Signal::KILL);
+    let set = || fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 131072 7777777").unwrap();
+    host.0.run(set).unwrap();
+    let output = run(&["--undo", "--journal", journal.to_str().unwrap()]);
+    assert!(said(&output).contains("1 as before"), "{output:?}");
+    assert!(said(&output).contains("1 changed by others"), "{output:?}");
+    assert!(rmem(&host).contains("7777777"));
+}
+
+#[test]
+fn one_tunes_at_a_time() {
+    let host = host("twice");
+    let dir = tempfile::tempdir().unwrap();
+    let journal = dir.path().join("journal");
+    let child = applying(&host, &journal);
+    let path = journal.to_str().unwrap();
+    for args in [
+        ["--apply", "--netns", host.name(), "--journal", path].as_slice(),
+        &["--undo", "--journal", path],
+    ] {
+        let second = run(args);
+        assert_eq!(second.status.code(), Some(1));
+        assert!(
+            said(&second).contains("one `taut tune --apply` at a time"),
+            "{second:?}"
+        );
+    }
+    end(child, Signal::TERM);
+}
+
+#[test]
+fn a_namespace_that_vanishes_while_it_is_tuned_is_no_end() {
+    let (host, other) = (host("stays"), host("vanishes"));
+    let dir = tempfile::tempdir().unwrap();
+    let journal = dir.path().join("journal");
+    let child = applying(&other, &journal);
+    drop(other);
+    end(child, Signal::TERM);
+    assert!(!journal.exists());
+    drop(host);
+}
+
+#[test]
+fn lists_that_leave_nothing_to_tune_are_told() {
+    let host = host("lists");
+    let listener = host.listener();
+    let _connection = host.connection(&listener);
+    let port = format!("port {}", listener.local_addr().unwrap().port());
+    let of = |skip: &str| {
+        let args = ["--netns", host.name(), "--for", "500ms", "--skip", skip];
+        let output = run(&args);
+        assert!(output.status.success(), "{output:?}");
+        said(&output)
+    };
+    assert!(of(&port).contains("to be left alone"));
+    assert!(!of("port 1").contains("to be left alone"));
+}
+
+#[test]
+fn what_is_no_journal_is_left_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("hosts");
+    fs::write(&path, "127.0.0.1 localhost\n").unwrap();
+    for action in ["--undo", "--apply"] {
+        let output = run(&[action, "--journal", path.to_str().unwrap()]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(
+            said(&output).contains("no journal of taut tune"),
+            "{output:?}"
+        );
+        assert_eq!(fs::read_to_string(&path).unwrap(), "127.0.0.1 localhost\n");
+    }
+}
+
+#[test]
+fn bad_input_is_told_and_changes_nothing() {
+    for (args, sentence) in [
+        (["--skip", "port x"].as_slice(), "--skip \"port x\""),
+        (&["port 80", "--skip", "port 80"], "leaves nothing to tune"),
+        (&["--skip", ""], "leaves nothing to tune"),
+        (&["--apply", "--advise"], "cannot be used with"),
+        (&["--undo", "--apply"], "cannot be used with"),
+        (&["--for", "long"], "--for"),
+    ] {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {output:?}");
+        assert!(said(&output).contains(sentence), "{args:?}: {output:?}");
+    }
+}

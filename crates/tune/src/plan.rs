@@ -1,0 +1,135 @@
+//! What is to be changed, of what was seen: pure.
+//!
+//! The kernel goes on sizing every buffer. Those that an application has fixed, and that hold their connection, are given back to it, and
+//! its maxima are raised to what long paths take.
+
+use crate::demand::{Demand, Direction, WINDOW_MOST};
+
+/// What the kernel may give a buffer, if it gives less as it comes, in bytes with overhead: five times the widest window of most paths. (With 24 MB
+/// 7.6 MB were on their way: its own account of a segment is three times what it carries.)
+pub const READY: u64 = 5 * WINDOW_MOST;
+
+/// Something to change.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Change {
+    /// A buffer that was fixed: the kernel is to size it again.
+    Free {
+        /// Whose: the kernel's name of the socket.
+        cookie: u64,
+        /// Which.
+        direction: Direction,
+        /// Why.
+        demand: Demand,
+        /// From what on, in bytes with overhead. From what it is it would not grow: the kernel makes a receive buffer larger when more
+        /// is read in a round trip than ever before, and no more than the buffer lets through can be.
+        to: u64,
+    },
+    /// The most that the kernel gives a buffer of a namespace: the third figure of `tcp_rmem` or `tcp_wmem`.
+    Maximum {
+        /// Which.
+        direction: Direction,
+        /// What it is.
+        from: u64,
+        /// What it is to be.
+        to: u64,
+    },
+}
+
+/// Whether this buffer is to be given back to the kernel.
+pub fn free(cookie: u64, direction: Direction, demand: &Demand) -> Option<Change> {
+    let is_held = demand.is_fixed == Some(true) && demand.is_held;
+    // The socket's options are of 31 bits, and the kernel doubles them.
+    let to = demand.wants.min(u64::from(u32::MAX / 4));
+    (is_held && to > demand.has).then_some(Change::Free {
+        cookie,
+        direction,
+        demand: *demand,
+        to,
+    })
+}
+
+/// Whether a namespace's maximum is to be raised. It never is made less.
+pub fn maximum(direction: Direction, from: u64) -> Option<Change> {
+    (from < READY).then_some(Change::Maximum {
+        direction,
+        from,
+        to: READY,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::demand::Because;
+
+    #[test]
+    fn a_fixed_buffer_is_freed_where_it_holds_its_connection() {
+        let fixed = Demand {
+            has: 128 << 10,
+            queued: 0,
+            wants: 1 << 20,
+            is_fixed: Some(true),
+            is_held: true,
+            because: Because::Grows {
+                window: 64 << 10,
+                round_trip: Duration::from_millis(100),
+            },
+        };
+        let to = |demand: Demand| match free(1, Direction::Receive, &demand) {
+            Some(Change::Free { to, .. }) => Some(to),
+            _ => None,
+        };
+        assert_eq!(to(fixed), Some(1 << 20));
+        assert_eq!(
+            to(Demand {
+                is_held: false,
+                ..fixed
+            }),
+            None
+        );
+        assert_eq!(
+            to(Demand {
+                is_fixed: Some(false),
+                ..fixed
+            }),
+            None
+        );
+        // Nobody says whether it is.
+        assert_eq!(
+            to(Demand {
+                is_fixed: None,
+                ..fixed
+            }),
+            None
+        );
+        assert_eq!(
+            to(Demand {
+                wants: 128 << 10,
+                ..fixed
+            }),
+            None
+        );
+        assert_eq!(
+            to(Demand {
+                wants: u64::MAX,
+                ..fixed
+            }),
+            Some((1 << 30) - 1)
+        );
+    }
+
+    #[test]
+    fn maxima_are_raised_and_never_made_less() {
+        assert_eq!(
+            maximum(Direction::Send, 4 << 20),
+            Some(Change::Maximum {
+                direction: Direction::Send,
+                from: 4 << 20,
+                to: 60_000_000,
+            })
+        );
+        assert_eq!(maximum(Direction::Receive, 64 << 20), None);
+    }
+}

@@ -1,0 +1,331 @@
+//! Looks, plans, and says what is planned or makes it.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+
+use taut_observe::filter::{Filter, Subject};
+use taut_observe::look::{LookError, Looked};
+use taut_observe::namespaces::Namespace;
+use taut_observe::observer::{Observer, Seen};
+use taut_sys::netns::NetnsId;
+
+use crate::actuate::{Actuators, Made, Socket, Undone, maxima};
+use crate::demand::{Direction, demand};
+use crate::plan::{Change, free, maximum};
+use crate::words;
+
+/// Looks after which what would still be changed is said, or tried, again.
+const AGAIN: u64 = 60;
+/// The most that is remembered of that; beyond it nothing is said or tried.
+const REMEMBERED: usize = 100_000;
+/// Whole looks in which a connection was not there before it is taken to have ended: a list may miss one.
+const ENDED: u32 = 5;
+
+/// Looks that are kept of each connection: what it has shown is the most of them.
+pub const SAMPLES: usize = 4;
+
+/// Which connections are tuned.
+#[derive(Debug)]
+pub struct Lists {
+    /// These,
+    pub only: Filter,
+    /// and of them none of these.
+    pub skip: Vec<Filter>,
+}
+
+/// Tunes, or says what it would do.
+#[derive(Debug)]
+pub struct Tuner {
+    observer: Observer,
+    lists: Lists,
+    /// Nothing: it only says.
+    actuators: Option<Actuators>,
+    /// Namespaces whose maxima were looked at. Once: what somebody sets after that is his.
+    known: HashSet<NetnsId>,
+    /// What was said or tried of a connection, and in which look.
+    tried: HashMap<(u64, Direction), u64>,
+    /// Connections whose buffers were changed, and in how many looks they were missing.
+    changed: HashMap<u64, u32>,
+    look: u64,
+}
+
+/// What was said or done.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Told {
+    /// Of which connection; nothing of a namespace's maximum.
+    pub connection: Option<Connection>,
+    /// Of which namespace.
+    pub netns: String,
+    /// What.
+    pub change: String,
+    /// Why.
+    pub because: String,
+    /// What is expected of it.
+    pub expected: String,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+/// A connection, as it is told.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Connection {
+    /// The kernel's name of the socket.
+    pub cookie: u64,
+    /// This end.
+    pub local: SocketAddr,
+    /// The other.
+    pub remote: SocketAddr,
+    /// Process, and its number.
+    pub process: Option<(String, u32)>,
+}
+
+/// What came of a change.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// It was only said.
+    Advised,
+    /// It was made.
+    Made,
+    /// What was to be changed has ended.
+    Gone,
+    /// Nobody is known to have the socket.
+    NoOwner,
+    /// It could not be made.
+    Failed(String),
+}
+
+/// A look, and what came of it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Round {
+    /// What was said or done.
+    pub told: Vec<Told>,
+    /// Connections that were looked at.
+    pub connections: usize,
+    /// Of them, those on a list of connections that are left alone.
+    pub left_alone: usize,
+    /// What the look came to.
+    pub looked: Looked,
+}
+
+/// A change of a connection, and who has it.
+struct Planned {
+    change: Change,
+    connection: Connection,
+    netns: String,
+    inode: u32,
+}
+
+// === impl Lists ===
+
+impl Lists {
+    fn leaves_alone(&self, seen: &Seen<'_>) -> bool {
+        let connection = &seen.tracked.last().connection;
+        let subject = Subject {
+            local: connection.local,
+            remote: connection.remote,
+            state: connection.state,
+            congestion_control: connection.congestion_control.as_ref().map(|cc| cc.as_str()),
+            netns: &seen.tracked.netns,
+            process: seen.process,
+        };
+        !self.only.takes(&subject) || self.skip.iter().any(|skip| skip.takes(&subject))
+    }
+}
+
+// === impl Tuner ===
+
+impl Tuner {
+    /// One that only says what it would do, without `actuators`.
+    pub fn new(observer: Observer, lists: Lists, actuators: Option<Actuators>) -> Self {
+        Self {
+            observer,
+            lists,
+            actuators,
+            known: HashSet::new(),
+            tried: HashMap::new(),
+            changed: HashMap::new(),
+            look: 0,
+        }
+    }
+
+    /// Looks, and says or does what is to be done now. `ends`: whether it is to stop before it is through.
+    ///
+    /// # Errors
+    /// [`LookError`]: there is nothing to see.
+    pub fn round(&mut self, ends: impl Fn() -> bool) -> Result<Round, LookError> {
+        let everything = Filter::all();
+        let looked = self.observer.look(&everything)?;
+        self.look += 1;
+        let mut round = Round {
+            told: self.maxima(),
+            looked,
+            ..Round::default()
+        };
+        let limit = self.look.saturating_sub(AGAIN);
+        self.tried.retain(|_, look| *look > limit);
+        let planned = self.plan(&everything, &mut round);
+        for planned in planned {
+            if ends() {
+                break;
+            }
+            round.told.push(self.make(planned));
+        }
+        self.forget_ended(&looked);
+        Ok(round)
+    }
+
+    /// Of namespaces that were not there before.
+    fn maxima(&mut self) -> Vec<Told> {
+        let namespaces: Vec<Namespace> = self.observer.namespaces().to_vec();
+        let there: HashSet<NetnsId> = namespaces.iter().map(|namespace| namespace.id).collect();
+        self.known.retain(|id| there.contains(id));
+        let mut told = Vec::new();
+        for namespace in &namespaces {
+            if !self.known.insert(namespace.id) {
+                continue;
+            }
+            let found = match maxima(namespace) {
+                Ok(Some(found)) => found,
+                // It has ended.
+                Ok(None) => continue,
+                Err(error) => {
+                    tracing::debug!(%error, "a namespace's maxima are not known");
+                    continue;
+                }
+            };
+            for (direction, most) in found {
+                let Some(change @ Change::Maximum { to, .. }) = maximum(direction, most) else {
+                    continue;
+                };
+                let outcome = match &mut self.actuators {
+                    None => Outcome::Advised,
+                    Some(actuators) => match actuators.maximum(namespace, direction, to) {
+                        Ok(true) => Outcome::Made,
+                        Ok(false) => Outcome::Gone,
+                        Err(error) => Outcome::Failed(error.to_string()),
+                    },
+                };
+                told.push(tell(&change, None, namespace.name.clone(), outcome));
+            }
+        }
+        told
+    }
+
+    /// What is to be changed of connections, and was not tried just now.
+    fn plan(&mut self, everything: &Filter, round: &mut Round) -> Vec<Planned> {
+        let mut planned = Vec::new();
+        for seen in self.observer.seen(everything) {
+            round.connections += 1;
+            if self.lists.leaves_alone(&seen) {
+                round.left_alone += 1;
+                continue;
+            }
+            let Some(window) = seen.tracked.window() else {
+                continue;
+            };
+            for direction in [Direction::Send, Direction::Receive] {
+                let change = demand(&window, direction)
+                    .and_then(|demand| free(seen.cookie, direction, &demand));
+                let Some(change) = change else { continue };
+                let key = (seen.cookie, direction);
+                if self.tried.contains_key(&key) || self.tried.len() >= REMEMBERED {
+                    continue;
+                }
+                self.tried.insert(key, self.look);
+                let connection = &seen.tracked.last().connection;
+                planned.push(Planned {
+                    change,
+                    connection: Connection {
+                        cookie: seen.cookie,
+                        local: connection.local,
+                        remote: connection.remote,
+                        process: seen
+                            .process
+                            .map(|process| (process.name.clone(), process.pid)),
+                    },
+                    netns: seen.tracked.netns.to_string(),
+                    inode: connection.inode,
+                });
+            }
+        }
+        planned
+    }
+
+    fn make(&mut self, planned: Planned) -> Told {
+        let Planned {
+            change,
+            connection,
+            netns,
+            inode,
+        } = planned;
+        let outcome = match (&mut self.actuators, &change, &connection.process) {
+            (None, ..) => Outcome::Advised,
+            (Some(_), Change::Maximum { .. }, _) | (Some(_), _, None) => Outcome::NoOwner,
+            (Some(actuators), Change::Free { direction, to, .. }, Some((_, pid))) => {
+                let socket = Socket {
+                    cookie: connection.cookie,
+                    inode,
+                    pid: *pid,
+                };
+                let to = u32::try_from(*to).unwrap_or(u32::MAX);
+                match actuators.free(&socket, *direction, to) {
+                    Ok(Made::Set { .. }) => {
+                        self.changed.insert(connection.cookie, 0);
+                        Outcome::Made
+                    }
+                    Ok(Made::Gone) => Outcome::Gone,
+                    Err(error) => Outcome::Failed(error.to_string()),
+                }
+            }
+        };
+        tell(&change, Some(connection), netns, outcome)
+    }
+
+    /// Those that are not there any more, also in the next looks: nothing of them is to be undone.
+    fn forget_ended(&mut self, looked: &Looked) {
+        let is_whole = looked.incomplete == 0 && looked.denied == 0 && looked.left_out == 0;
+        if !is_whole || self.observer.left_out() > 0 {
+            return;
+        }
+        let observer = &self.observer;
+        let ended = self.changed.extract_if(|cookie, missing| {
+            match observer.get(*cookie) {
+                Some(_) => *missing = 0,
+                None => *missing += 1,
+            }
+            *missing >= ENDED
+        });
+        for (cookie, _) in ended {
+            if let Some(actuators) = &mut self.actuators {
+                actuators.forget(cookie);
+            }
+        }
+    }
+
+    /// Whoever is asked what cannot be seen.
+    pub fn observer(&self) -> &Observer {
+        &self.observer
+    }
+
+    /// Undoes all that was changed, and ends.
+    pub fn end(self) -> Undone {
+        let Some(mut actuators) = self.actuators else {
+            return Undone::default();
+        };
+        let undone = actuators.undo();
+        actuators.close();
+        undone
+    }
+}
+
+fn tell(change: &Change, connection: Option<Connection>, netns: String, outcome: Outcome) -> Told {
+    Told {
+        connection,
+        netns,
+        change: words::change(change),
+        because: words::because(change),
+        expected: words::expected(change),
+        outcome,
+    }
+}

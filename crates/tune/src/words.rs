@@ -1,0 +1,138 @@
+//! Changes in words.
+
+use std::time::Duration;
+
+use bytesize::ByteSize;
+
+use crate::actuate::setting;
+use crate::demand::{Because, Demand, Direction};
+use crate::plan::Change;
+
+fn size(bytes: u64) -> impl std::fmt::Display {
+    ByteSize(bytes).display().iec()
+}
+
+fn buffer(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Send => "send buffer",
+        Direction::Receive => "receive buffer",
+    }
+}
+
+/// What sets it.
+fn option(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Send => "SO_SNDBUF",
+        Direction::Receive => "SO_RCVBUF",
+    }
+}
+
+/// What is changed.
+pub(crate) fn change(change: &Change) -> String {
+    match change {
+        Change::Free {
+            direction,
+            demand,
+            to,
+            ..
+        } => format!(
+            "{} {} -> {}, and the kernel sizes it again, which {} had ended",
+            buffer(*direction),
+            size(demand.has),
+            size(*to),
+            option(*direction),
+        ),
+        Change::Maximum {
+            direction,
+            from,
+            to,
+        } => format!(
+            "{}, the third figure: {from} -> {to} ({} -> {})",
+            setting(*direction),
+            size(*from),
+            size(*to)
+        ),
+    }
+}
+
+/// Why it is changed.
+pub(crate) fn because(change: &Change) -> String {
+    match change {
+        Change::Free { demand, .. } => held(demand),
+        Change::Maximum { .. } => {
+            "a connection's window scale is fixed by it when it begins, for as long as it lasts"
+                .to_owned()
+        }
+    }
+}
+
+fn held(demand: &Demand) -> String {
+    match demand.because {
+        Because::Idle => "nothing goes this way".to_owned(),
+        Because::Shown { window, round_trip } | Because::Grows { window, round_trip } => format!(
+            "a window of {} in each round trip of {:.1} ms is all that it lets through, {}",
+            size(window),
+            round_trip.as_secs_f64() * 1e3,
+            rate(window, round_trip)
+        ),
+    }
+}
+
+/// What is expected of it.
+pub(crate) fn expected(change: &Change) -> String {
+    match change {
+        Change::Free { direction, .. } => format!(
+            "it grows with what the path takes, up to the third figure of {}",
+            setting(*direction)
+        ),
+        Change::Maximum { .. } => {
+            "connections that begin from now on can fill longer paths".to_owned()
+        }
+    }
+}
+
+fn rate(window: u64, round_trip: Duration) -> String {
+    let bits = 8.0 * window as f64 / round_trip.as_secs_f64().max(1e-6);
+    match bits {
+        bits if bits >= 1e9 => format!("{:.1} Gbit/s", bits / 1e9),
+        bits if bits >= 1e6 => format!("{:.1} Mbit/s", bits / 1e6),
+        bits => format!("{:.0} kbit/s", bits / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_is_said_with_its_reason_and_what_is_expected() {
+        let of = Change::Free {
+            cookie: 1,
+            direction: Direction::Receive,
+            demand: Demand {
+                has: 131_072,
+                queued: 0,
+                wants: 1 << 20,
+                is_fixed: Some(true),
+                is_held: true,
+                because: Because::Grows {
+                    window: 65_536,
+                    round_trip: Duration::from_millis(100),
+                },
+            },
+            to: 1 << 20,
+        };
+        assert_eq!(
+            change(&of),
+            "receive buffer 128.0 KiB -> 1.0 MiB, and the kernel sizes it again, which SO_RCVBUF had ended"
+        );
+        assert_eq!(
+            because(&of),
+            "a window of 64.0 KiB in each round trip of 100.0 ms is all that it lets through, 5.2 Mbit/s"
+        );
+        assert_eq!(
+            expected(&of),
+            "it grows with what the path takes, up to the third figure of net.ipv4.tcp_rmem"
+        );
+    }
+}
