@@ -59,10 +59,14 @@ pub(crate) fn change(change: &Change) -> String {
 pub(crate) fn because(change: &Change) -> String {
     match change {
         Change::Free { demand, .. } => held(demand),
-        Change::Maximum { .. } => {
-            "a connection's window scale is fixed by it when it begins, for as long as it lasts"
-                .to_owned()
-        }
+        Change::Maximum {
+            direction: Direction::Receive,
+            ..
+        } => "a connection's window scale is fixed by it when it begins, for as long as it lasts".to_owned(),
+        Change::Maximum {
+            direction: Direction::Send,
+            ..
+        } => "a sender has no more on its way than its buffer holds, whatever its window scale lets it have".to_owned(),
     }
 }
 
@@ -85,9 +89,14 @@ pub(crate) fn expected(change: &Change) -> String {
             "it grows with what the path takes, up to the third figure of {}",
             setting(*direction)
         ),
-        Change::Maximum { .. } => {
-            "connections that begin from now on can fill longer paths".to_owned()
-        }
+        Change::Maximum {
+            direction: Direction::Receive,
+            ..
+        } => "connections that begin from now on can fill longer paths".to_owned(),
+        Change::Maximum {
+            direction: Direction::Send,
+            ..
+        } => "senders can fill longer paths".to_owned(),
     }
 }
 
