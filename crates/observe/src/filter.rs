@@ -79,6 +79,11 @@ impl Filter {
             .any(&|test| matches!(test, Test::Pid(_) | Test::Process(_) | Test::Container(_)))
     }
 
+    /// Whether every connection is meant.
+    pub fn takes_all(&self) -> bool {
+        self.0 == Expr::All
+    }
+
     /// Whether this one is meant.
     pub fn takes(&self, subject: &Subject<'_>) -> bool {
         self.0.takes(subject)

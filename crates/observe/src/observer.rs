@@ -1,6 +1,7 @@
 //! Looks, owners and what was seen before, put together.
 
 use std::fs;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use taut_sys::sock_diag::Connection;
 
 use crate::away::Away;
 use crate::filter::{Filter, Subject};
-use crate::look::{LookError, Looked, Looker, Scope};
+use crate::look::{LookError, Looked, Looker, Scope, Sees};
 use crate::namespaces::Namespace;
 use crate::owner::{Owners, Process};
 use crate::steal::Steal;
@@ -27,6 +28,15 @@ pub struct Observer {
     away: Option<Away>,
     /// At the last look.
     away_share: Option<f64>,
+}
+
+/// Puts what a look finds into a table.
+struct Keeper<'a> {
+    table: &'a mut Table,
+    /// Times are since then.
+    began: Instant,
+    /// Who is meant, if that can be told without the owner.
+    filter: Option<&'a Filter>,
 }
 
 /// A connection of the last look.
@@ -78,14 +88,13 @@ impl Observer {
     ) -> Result<Looked, LookError> {
         self.steal.look();
         self.away_share = self.away.as_ref().map(Away::share);
-        self.table.begin();
-        let (table, began) = (&mut self.table, self.began);
-        let all = filter.asks_for_owner();
-        let looked = self.looker.look(|netns, at, connection| {
-            if all || filter.takes(&subject(&netns.name, &connection, None)) {
-                table.see(&netns.name, at.duration_since(began), connection);
-            }
-        })?;
+        let number = self.table.begin();
+        let mut keeper = Keeper {
+            table: &mut self.table,
+            began: self.began,
+            filter: (!filter.asks_for_owner()).then_some(filter),
+        };
+        let looked = self.looker.look(number, &mut keeper)?;
         let owners = &self.owners;
         self.table
             .end(|cookie, tracked| ended(cookie, tracked, owners.of(cookie).cloned()));
@@ -102,7 +111,11 @@ impl Observer {
             tracked,
             process: self.owners.of(cookie).map(|process| &**process),
         });
-        seen.filter(|seen| {
+        let all = filter.takes_all();
+        seen.filter(move |seen| {
+            if all {
+                return true;
+            }
             let connection = &seen.tracked.last().connection;
             filter.takes(&subject(&seen.tracked.netns, connection, seen.process))
         })
@@ -124,8 +137,16 @@ impl Observer {
 
     /// The same in brief.
     pub fn limit(&self, seen: &Seen<'_>) -> Option<(Factor, Confidence)> {
-        let window = seen.tracked.window()?;
-        Some(limit(&window, &self.context_of(seen.tracked)))
+        let tracked = seen.tracked;
+        // While nothing goes either way nobody limits it.
+        if let Some(known) = tracked.limit.get() {
+            return Some(known);
+        }
+        let limit = limit(&tracked.window()?, &self.context_of(tracked));
+        if tracked.rests() {
+            tracked.limit.set(Some(limit));
+        }
+        Some(limit)
     }
 
     /// The same, also of one that has ended.
@@ -191,6 +212,31 @@ impl Observer {
     /// Processes whose descriptors the caller may not see.
     pub fn denied(&self) -> usize {
         self.owners.denied()
+    }
+}
+
+// === impl Keeper ===
+
+impl Sees for Keeper<'_> {
+    fn see(&mut self, namespace: &Namespace, at: Instant, connection: Connection) {
+        let is_meant = |filter: &Filter| filter.takes(&subject(&namespace.name, &connection, None));
+        if self.filter.is_none_or(is_meant) {
+            let at = at.duration_since(self.began);
+            self.table.see(&namespace.name, at, connection);
+        } else {
+            self.table.put_aside(connection.cookie);
+        }
+    }
+
+    fn rests(
+        &mut self,
+        namespace: &Namespace,
+        at: Instant,
+        cookie: u64,
+        since: NonZeroU64,
+    ) -> bool {
+        let at = at.duration_since(self.began);
+        self.table.rests(&namespace.name, at, cookie, since)
     }
 }
 

@@ -6,10 +6,11 @@
 
 mod process;
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
 
 pub use self::process::Process;
 use self::process::Walk;
@@ -29,9 +30,9 @@ const RENEW: u32 = 30;
 pub struct Owners {
     proc: PathBuf,
     /// By cookie: an inode's number comes again.
-    known: HashMap<u64, Known>,
+    known: FxHashMap<u64, Known>,
     walk: Option<Walk>,
-    wanted: HashMap<u32, Vec<u64>>,
+    wanted: FxHashMap<u32, Vec<u64>>,
     looks: u32,
     /// Processes that are still to be asked.
     unchecked: Vec<Arc<Process>>,
@@ -62,9 +63,9 @@ impl Owners {
     fn in_proc(proc: PathBuf) -> Self {
         Self {
             proc,
-            known: HashMap::new(),
+            known: FxHashMap::default(),
             walk: None,
-            wanted: HashMap::new(),
+            wanted: FxHashMap::default(),
             looks: 0,
             unchecked: Vec::new(),
             denied: 0,
@@ -116,12 +117,12 @@ impl Owners {
                 .known
                 .values()
                 .filter_map(|known| known.process.as_ref());
-            let holders: HashMap<u32, &Arc<Process>> = holders.map(|p| (p.pid, p)).collect();
+            let holders: FxHashMap<u32, &Arc<Process>> = holders.map(|p| (p.pid, p)).collect();
             self.unchecked = holders.into_values().cloned().collect();
         }
         let rest = self.unchecked.len().saturating_sub(CHECKS);
         let asked = self.unchecked.drain(rest..);
-        let changed: HashMap<u32, Arc<Process>> = asked
+        let changed: FxHashMap<u32, Arc<Process>> = asked
             .filter(|process| !process.is_still(&self.proc))
             .map(|process| (process.pid, process))
             .collect();

@@ -52,7 +52,7 @@ pub struct Owner<'a> {
 }
 
 /// Payload a second.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
     /// Sent, and acknowledged by the peer.
     pub sent: f64,
@@ -101,6 +101,9 @@ impl<'a> Record<'a> {
 impl Rates {
     /// Between the last two looks; `None` before the second.
     pub fn of(tracked: &Tracked) -> Option<Self> {
+        if tracked.is_as_before() {
+            return Some(Self::default());
+        }
         let step = tracked.step()?;
         Some(Self {
             sent: step.sent_rate(),

@@ -1,13 +1,17 @@
 //! What is known of all connections, look after look.
 
+use std::cell::Cell;
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustc_hash::FxHashMap;
 use taut_sys::sock_diag::Connection;
 use taut_sys::tcp_info::TcpInfo;
 
+use crate::verdict::{Confidence, Factor};
 use crate::window::{Sample, Window};
 
 /// A look at a connection, at most; they are kept in rooms of powers of two.
@@ -27,7 +31,9 @@ pub struct Keep {
 #[derive(Debug)]
 pub struct Table {
     keep: Keep,
-    tracked: HashMap<u64, Tracked>,
+    tracked: FxHashMap<u64, Tracked>,
+    /// Those that are not kept, because they are not meant: the look in which each was read, and the last that found it.
+    aside: FxHashMap<u64, (u64, u64)>,
     look: u64,
     seen: usize,
     left_out: usize,
@@ -39,8 +45,18 @@ pub struct Tracked {
     /// Its namespace's name.
     pub netns: Arc<str>,
     samples: VecDeque<Sample>,
+    /// The last look that found it.
     look: u64,
+    /// The last look in which all of it was read.
+    read: u64,
+    /// Looks since then: all of them found it as it was.
+    rested: usize,
+    /// What limits it, found when all looks that are kept were alike: so it is until it is read again.
+    pub(crate) limit: Cell<Option<(Factor, Confidence)>>,
 }
+
+/// Looks for which there is room from the beginning on, at most.
+const ROOM: usize = 8;
 
 // === impl Table ===
 
@@ -49,23 +65,54 @@ impl Table {
     pub fn new(keep: Keep) -> Self {
         Self {
             keep,
-            tracked: HashMap::new(),
+            tracked: FxHashMap::default(),
+            aside: FxHashMap::default(),
             look: 0,
             seen: 0,
             left_out: 0,
         }
     }
 
-    /// A look begins.
-    pub fn begin(&mut self) {
+    /// A look begins: its number.
+    pub fn begin(&mut self) -> NonZeroU64 {
         self.look += 1;
         self.seen = 0;
         self.left_out = 0;
+        NonZeroU64::new(self.look).unwrap_or(NonZeroU64::MIN)
+    }
+
+    /// It is as it was in the look of that number and in all since. `false`: it was not seen then.
+    pub fn rests(&mut self, netns: &str, at: Duration, cookie: u64, since: NonZeroU64) -> bool {
+        if let Some((read, look)) = self.aside.get_mut(&cookie) {
+            *look = self.look;
+            return *read >= since.get();
+        }
+        let Some(tracked) = self.tracked.get_mut(&cookie) else {
+            return false;
+        };
+        if tracked.read < since.get() {
+            return false;
+        }
+        if tracked.look != self.look {
+            tracked.look = self.look;
+            self.seen += 1;
+            tracked.is_in(netns);
+            tracked.rest(at, self.keep);
+        }
+        true
+    }
+
+    /// It is not kept, whatever happens while it is as it is now.
+    pub fn put_aside(&mut self, cookie: u64) {
+        if self.aside.len() < self.keep.connections {
+            self.aside.insert(cookie, (self.look, self.look));
+        }
     }
 
     /// A connection was seen, so long after the observation began.
     pub fn see(&mut self, netns: &str, at: Duration, connection: Connection) {
         let cookie = connection.cookie;
+        self.aside.remove(&cookie);
         // What has ended meanwhile takes no room: it goes at the end of the look.
         let room = self.seen < self.keep.connections;
         let tracked = match self.tracked.entry(cookie) {
@@ -76,28 +123,29 @@ impl Table {
             }
             Entry::Vacant(entry) => entry.insert(Tracked {
                 netns: netns.into(),
-                samples: VecDeque::new(),
+                samples: VecDeque::with_capacity(self.keep.samples.min(ROOM)),
                 look: 0,
+                read: 0,
+                rested: 0,
+                limit: Cell::new(None),
             }),
         };
         // A list may have a connection twice when others come and go meanwhile.
         if tracked.look == self.look {
             return;
         }
-        tracked.look = self.look;
+        (tracked.look, tracked.read) = (self.look, self.look);
         self.seen += 1;
-        if *tracked.netns != *netns {
-            tracked.netns = netns.into();
-        }
-        if tracked.samples.len() == self.keep.samples.max(2) {
-            tracked.samples.pop_front();
-        }
-        tracked.samples.push_back(Sample { at, connection });
+        tracked.rested = 0;
+        tracked.limit.set(None);
+        tracked.is_in(netns);
+        tracked.push(Sample { at, connection }, self.keep);
     }
 
     /// The look is over: what was not seen in it has ended, and is handed over.
     pub fn end(&mut self, mut ended: impl FnMut(u64, Tracked)) {
         let look = self.look;
+        self.aside.retain(|_, (_, last)| *last == look);
         for (cookie, tracked) in self.tracked.extract_if(|_, tracked| tracked.look != look) {
             ended(cookie, tracked);
         }
@@ -135,7 +183,55 @@ impl Tracked {
             netns,
             samples: VecDeque::from([sample]),
             look: 0,
+            read: 0,
+            rested: 0,
+            limit: Cell::new(None),
         }
+    }
+
+    /// Its namespace may have another name now.
+    fn is_in(&mut self, netns: &str) {
+        if *self.netns != *netns {
+            self.netns = netns.into();
+        }
+    }
+
+    /// It is as it was at the last look.
+    fn rest(&mut self, at: Duration, keep: Keep) {
+        if self.rests() && self.samples.len() == keep.samples.max(2) {
+            // All of them are alike: the first becomes the last, and nothing is copied.
+            let last = self.last();
+            let by = at.saturating_sub(last.at);
+            let times = last.info().map(TcpInfo::times);
+            self.samples.rotate_left(1);
+            if let Some(sample) = self.samples.back_mut() {
+                sample.at = at;
+                if let (Some(info), Some(times)) = (&mut sample.connection.info, times) {
+                    info.set_times(times.later(by));
+                }
+            }
+        } else {
+            let connection = self.last().later(at);
+            self.push(Sample { at, connection }, keep);
+        }
+        self.rested += 1;
+    }
+
+    /// All looks that are kept found it as it is.
+    pub(crate) fn rests(&self) -> bool {
+        self.rested + 1 >= self.samples.len() && self.rested > 0
+    }
+
+    /// The last look found it as it was at the one before.
+    pub(crate) fn is_as_before(&self) -> bool {
+        self.rested > 0
+    }
+
+    fn push(&mut self, sample: Sample, keep: Keep) {
+        if self.samples.len() == keep.samples.max(2) {
+            self.samples.pop_front();
+        }
+        self.samples.push_back(sample);
     }
 
     /// It has ended so. What the kernel does not tell at an end stays as it was last.
@@ -225,6 +321,80 @@ mod tests {
             table.get(1).unwrap().step().unwrap().elapsed(),
             Duration::from_secs(1)
         );
+    }
+
+    /// One that has done nothing since the first second.
+    fn silent(second: u64) -> Connection {
+        let set = |info: &mut TcpInfo| {
+            let since = Duration::from_secs(second);
+            (info.last_data_sent, info.last_ack_recv) = (since, since);
+            info.last_data_recv = since + Duration::from_secs(1);
+            info.busy_time = Some(Duration::from_secs(7));
+        };
+        let mut connection = sample(0, set).connection;
+        connection.cookie = 1;
+        connection
+    }
+
+    #[test]
+    fn one_that_rests_looks_as_if_it_were_read() {
+        let (mut resting, mut read) = (table(10), table(10));
+        for second in 0..9 {
+            let at = Duration::from_secs(second);
+            let first = resting.begin().get() - second;
+            read.begin();
+            let since = NonZeroU64::new(first).unwrap();
+            match second {
+                0 => {
+                    assert!(!resting.rests("-", at, 1, since), "it was never read");
+                    resting.see("-", at, silent(second));
+                }
+                _ => assert!(resting.rests("-", at, 1, since)),
+            }
+            // Twice in one look is once.
+            assert!(resting.rests("-", at, 1, since));
+            read.see("-", at, silent(second));
+            let (one, other) = (resting.get(1).unwrap(), read.get(1).unwrap());
+            assert_eq!(one.samples, other.samples);
+            assert_eq!(one.rests(), second > 0);
+            for table in [&mut resting, &mut read] {
+                table.end(|cookie, _| panic!("{cookie} has ended"));
+            }
+        }
+        let number = resting.begin();
+        let at = Duration::from_secs(9);
+        assert!(!resting.rests("-", at, 1, number), "it has changed since");
+        resting.see("-", at, silent(9));
+        assert!(!resting.get(1).unwrap().rests());
+    }
+
+    #[test]
+    fn what_is_not_meant_is_not_read_again_while_it_rests() {
+        let mut table = table(10);
+        let first = table.begin();
+        table.put_aside(7);
+        table.end(|_, _| {});
+        for _ in 0..2 {
+            table.begin();
+            assert!(table.rests("-", Duration::ZERO, 7, first));
+            table.end(|_, _| {});
+            assert!(table.get(7).is_none());
+        }
+        let number = table.begin();
+        assert!(!table.rests("-", Duration::ZERO, 7, number));
+        let mut connection = silent(0);
+        connection.cookie = 7;
+        table.see("-", Duration::ZERO, connection);
+        assert!(table.rests("-", Duration::ZERO, 7, number));
+        table.end(|_, _| {});
+        assert!(table.get(7).is_some() && table.aside.is_empty());
+        // What is not found any more is forgotten.
+        table.begin();
+        table.put_aside(8);
+        table.end(|_, _| {});
+        table.begin();
+        table.end(|_, _| {});
+        assert!(table.aside.is_empty());
     }
 
     #[test]

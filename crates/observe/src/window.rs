@@ -52,6 +52,16 @@ impl Sample {
     pub fn info(&self) -> Option<&TcpInfo> {
         self.connection.info.as_ref()
     }
+
+    /// The connection at a later time, if nothing has happened since.
+    pub fn later(&self, at: Duration) -> Connection {
+        let by = at.saturating_sub(self.at);
+        let mut connection = self.connection.clone();
+        if let Some(info) = &mut connection.info {
+            info.set_times(info.times().later(by));
+        }
+        connection
+    }
 }
 
 // === impl Window ===

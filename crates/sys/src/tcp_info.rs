@@ -171,9 +171,35 @@ impl CaState {
     }
 }
 
+/// How long ago a connection did something last: [`TcpInfo::times`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times([Duration; 3]);
+
+// === impl Times ===
+
+impl Times {
+    /// So much later, if nothing has happened since.
+    #[must_use]
+    pub fn later(self, by: Duration) -> Self {
+        Self(self.0.map(|time| time.saturating_add(by)))
+    }
+}
+
 // === impl TcpInfo ===
 
 impl TcpInfo {
+    /// What becomes more while nothing happens.
+    pub fn times(&self) -> Times {
+        Times([self.last_data_sent, self.last_data_recv, self.last_ack_recv])
+    }
+
+    /// These are its [`Self::times`] now.
+    pub fn set_times(&mut self, Times([sent, received, acked]): Times) {
+        self.last_data_sent = sent;
+        self.last_data_recv = received;
+        self.last_ack_recv = acked;
+    }
+
     /// Asks the kernel about `socket`.
     ///
     /// # Errors

@@ -141,8 +141,7 @@ impl Args {
             let rows = seen
                 .into_iter()
                 .map(|(row, seen)| row.judged(observer.limit(&seen)));
-            let rows: Vec<_> = rows.collect();
-            out.write_all(view::table(&rows).as_bytes())?;
+            view::table(rows, &mut out)?;
             out.write_all(b"\n")?;
         }
         out.flush()

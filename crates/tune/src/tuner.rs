@@ -242,7 +242,7 @@ impl Tuner {
                         remote: connection.remote,
                         process: seen
                             .process
-                            .map(|process| (process.name.clone(), process.pid)),
+                            .map(|process| (process.name.to_string(), process.pid)),
                     },
                     netns: seen.tracked.netns.to_string(),
                     inode: connection.inode,

@@ -12,6 +12,7 @@
 #include <linux/bpf.h>
 
 #include <bpf/bpf_core_read.h>
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 #include "connection.h"
@@ -22,8 +23,22 @@ struct bpf_iter_meta {
 	struct seq_file *seq;
 } __attribute__((preserve_access_index));
 
+struct in6_addr {
+	struct {
+		__be32 u6_addr32[4];
+	} in6_u;
+} __attribute__((preserve_access_index));
+
 struct sock_common {
+	__be32 skc_daddr;
+	__be32 skc_rcv_saddr;
+	__be16 skc_dport;
+	__u16 skc_num;
+	unsigned short skc_family;
 	unsigned char skc_state;
+	int skc_bound_dev_if;
+	struct in6_addr skc_v6_daddr;
+	struct in6_addr skc_v6_rcv_saddr;
 } __attribute__((preserve_access_index));
 
 struct bpf_iter__tcp {
@@ -31,11 +46,20 @@ struct bpf_iter__tcp {
 	struct sock_common *sk_common;
 } __attribute__((preserve_access_index));
 
+struct socket;
+struct tcp_congestion_ops;
+
 struct sock {
+	struct socket *sk_socket;
+	int sk_sndbuf;
+	int sk_rcvbuf;
+	unsigned long sk_max_pacing_rate;
 	__u8 sk_userlocks:4;
 } __attribute__((preserve_access_index));
 
 struct inet_connection_sock {
+	const struct tcp_congestion_ops *icsk_ca_ops;
+	__u32 icsk_pmtu_cookie;
 	__u8 icsk_ca_state:5;
 	struct {
 		__u32 enabled:1;
@@ -45,6 +69,11 @@ struct inet_connection_sock {
 struct tcp_sock {
 	struct inet_connection_sock inet_conn;
 	__u32 window_clamp;
+	__u32 segs_in;
+	__u32 segs_out;
+	__u32 write_seq;
+	__u32 snd_una;
+	__u32 copied_seq;
 	__u32 delivered;
 	__u32 prior_cwnd;
 	__u32 undo_marker;
@@ -61,10 +90,44 @@ enum {
 	CA_LOSS = 4,
 };
 
-enum { STATE_LISTEN = 10 };
+enum {
+	FAMILY_INET = 2,
+	FAMILY_INET6 = 10,
+};
+
+enum {
+	STATE_TIME_WAIT = 6,
+	STATE_LISTEN = 10,
+};
+
+/* What a connection that rests has: it cannot be seen to be another while all
+ * of this is the same, but for the time that passes.
+ */
+struct state {
+	__u64 congestion_ops;
+	__u64 max_pacing_rate;
+	__u32 segs_in;
+	__u32 segs_out;
+	__u32 write_seq;
+	__u32 copied_seq;
+	__u32 sndbuf;
+	__u32 rcvbuf;
+	__u32 window_clamp;
+	__u32 pmtu;
+	__u16 state;
+	__u8 locks;
+	__u8 mtu_probing;
+	__u8 has_owner;		/* not so before it is accepted */
+	__u8 pad[3];
+};
+
+#define STATE_WORDS (sizeof(struct state) / sizeof(__u64))
 
 struct place {
 	struct connection_events counts;
+	/* As the last look found it, and the first one that found it so. */
+	struct state state;
+	__u64 changed;
 	/* When that was sent whose round trip was counted last: one that is
 	 * seen again is not counted again.
 	 */
@@ -87,8 +150,10 @@ struct {
 	__type(value, struct place);
 } places SEC(".maps");
 
-/* How many connections may have a place in this look. None: nobody counts. */
-__u32 room;
+struct look {
+	__u64 number;	/* the first is 1 */
+	__u64 room;	/* how many connections may have a place; none: nobody counts */
+} this_look;
 
 static __always_inline struct place *place_of(struct sock_common *common,
 					      struct tcp_sock *tp)
@@ -96,7 +161,7 @@ static __always_inline struct place *place_of(struct sock_common *common,
 	struct place *place;
 
 	place = bpf_sk_storage_get(&places, common, NULL, 0);
-	if (!room || common->skc_state == STATE_LISTEN)
+	if (!this_look.room)
 		return place;
 	if (!place) {
 		place = bpf_sk_storage_get(&places, common, NULL,
@@ -105,8 +170,66 @@ static __always_inline struct place *place_of(struct sock_common *common,
 			return NULL;
 		place->rtt_of = tp->rack.mstamp;
 	}
-	room--;
+	this_look.room--;
 	return place;
+}
+
+static __always_inline void name(struct connection *seen,
+				 struct sock_common *common)
+{
+	seen->cookie = bpf_get_socket_cookie(common);
+	seen->family = common->skc_family;
+	seen->interface = common->skc_bound_dev_if;
+	seen->local_port = bpf_htons(common->skc_num);
+	seen->remote_port = common->skc_dport;
+	if (seen->family == FAMILY_INET) {
+		seen->local[0] = common->skc_rcv_saddr;
+		seen->remote[0] = common->skc_daddr;
+	} else if (seen->family == FAMILY_INET6 &&
+		   bpf_core_field_exists(common->skc_v6_daddr)) {
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			seen->local[i] = common->skc_v6_rcv_saddr.in6_u.u6_addr32[i];
+			seen->remote[i] = common->skc_v6_daddr.in6_u.u6_addr32[i];
+		}
+	}
+}
+
+/* Whether it rests, and has since the look before: then sock_diag has nothing
+ * new to tell. One that waits for an acknowledgement does not rest.
+ */
+static __always_inline void compare(struct place *place, struct tcp_sock *tp,
+				    const struct connection *seen, __u16 state)
+{
+	struct sock *sk = (struct sock *)tp;
+	struct state now = {
+		.max_pacing_rate = sk->sk_max_pacing_rate,
+		.segs_in = tp->segs_in,
+		.segs_out = tp->segs_out,
+		.write_seq = tp->write_seq,
+		.copied_seq = tp->copied_seq,
+		.sndbuf = sk->sk_sndbuf,
+		.rcvbuf = sk->sk_rcvbuf,
+		.window_clamp = seen->window_clamp,
+		.pmtu = tp->inet_conn.icsk_pmtu_cookie,
+		.state = state,
+		.locks = seen->locks,
+		.mtu_probing = seen->mtu_probing,
+		.has_owner = !!sk->sk_socket,
+	};
+	const __u64 *one = (const __u64 *)&now;
+	__u64 *other = (__u64 *)&place->state, differs = 0;
+
+	/* As a number: the verifier compares no pointers. */
+	bpf_core_read(&now.congestion_ops, sizeof(now.congestion_ops),
+		      &tp->inet_conn.icsk_ca_ops);
+#pragma unroll
+	for (__u32 i = 0; i < STATE_WORDS; i++) {
+		differs |= one[i] ^ other[i];
+		other[i] = one[i];
+	}
+	if (differs || now.write_seq != tp->snd_una)
+		place->changed = this_look.number;
 }
 
 SEC("iter/tcp")
@@ -117,15 +240,20 @@ int taut_connections(struct bpf_iter__tcp *ctx)
 	struct place *place;
 	struct tcp_sock *tp;
 	struct sock *sk;
+	__u8 state;
 
 	if (!common)
 		return 0;
-	/* Neither one that waits (TIME-WAIT) nor one that is being made. */
-	tp = bpf_skc_to_tcp_sock(common);
-	if (!tp)
+	state = common->skc_state;
+	if (state == STATE_LISTEN || state == STATE_TIME_WAIT)
 		return 0;
+	name(&seen, common);
+	tp = bpf_skc_to_tcp_sock(common);
+	/* One that is being made. */
+	if (!tp)
+		goto write;
 	sk = (struct sock *)tp;
-	seen.cookie = bpf_get_socket_cookie(tp);
+	seen.is_whole = 1;
 	seen.window_clamp = tp->window_clamp;
 	seen.mtu_probing = !!BPF_CORE_READ_BITFIELD(&tp->inet_conn,
 						    icsk_mtup.enabled);
@@ -133,9 +261,12 @@ int taut_connections(struct bpf_iter__tcp *ctx)
 		     (CONNECTION_SNDBUF_LOCKED | CONNECTION_RCVBUF_LOCKED);
 	place = place_of(common, tp);
 	if (place) {
+		compare(place, tp, &seen, state);
+		seen.changed = place->changed;
 		seen.has_events = 1;
 		seen.events = place->counts;
 	}
+write:
 	bpf_seq_write(ctx->meta->seq, &seen, sizeof(seen));
 	return 0;
 }

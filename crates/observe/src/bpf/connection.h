@@ -38,12 +38,21 @@ struct connection {
 	__u32 window_clamp;	/* the widest window that may be offered */
 	__u8 locks;		/* of enum connection_locks */
 	__u8 mtu_probing;	/* it looks for the path's MTU by itself */
-	__u8 has_events;	/* what follows is of this connection */
-	__u8 pad;
+	__u8 has_events;	/* what follows the name is of this connection */
+	__u8 is_whole;		/* not one that is being made, which has a name only */
+	__u64 changed;		/* the look that first found it as it is; 0: unknown */
+	/* Its name, as sock_diag is asked for it (struct inet_diag_sockid). */
+	__u32 interface;
+	__u32 local[4];
+	__u32 remote[4];
+	__be16 local_port;
+	__be16 remote_port;
+	__u16 family;
+	__u16 pad[3];
 	struct connection_events events;
 };
 
-_Static_assert(sizeof(struct connection) == 112, "as src/inside.rs has it");
+_Static_assert(sizeof(struct connection) == 168, "as src/inside.rs has it");
 
 /* Buffers that the application has set (SO_SNDBUF, SO_RCVBUF), so that the
  * kernel leaves them alone. The kernel's SOCK_SNDBUF_LOCK, SOCK_RCVBUF_LOCK.

@@ -1,6 +1,6 @@
 //! A process, as `/proc` tells of it, and a walk over all of them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ffi::CStr;
 use std::fs;
 use std::io::Read as _;
@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustc_hash::FxHashMap;
 use rustix::fs::{CWD, Dir, Mode, OFlags, openat, readlinkat_raw};
 
 use taut_sys::Errno;
@@ -23,7 +24,7 @@ pub struct Process {
     /// Number.
     pub pid: u32,
     /// Name (`comm`), fit for a terminal.
-    pub name: String,
+    pub name: Arc<str>,
     /// Container, by the beginning of its identity.
     pub container: Option<String>,
     /// When it began, in ticks since the machine did: with its number, which process it is.
@@ -59,7 +60,7 @@ impl Process {
             let directory = open(CWD, &root.join(self.pid.to_string())).ok()?;
             parse_stat(&read(&directory, "stat")?)
         };
-        now().is_some_and(|(name, began)| began == self.began && name == self.name)
+        now().is_some_and(|(name, began)| began == self.began && *name == *self.name)
     }
 
     /// One that there is not.
@@ -79,7 +80,7 @@ impl Process {
         let cgroup = read(directory, "cgroup").unwrap_or_default();
         Some(Self {
             pid,
-            name,
+            name: name.into(),
             container: container(&String::from_utf8_lossy(&cgroup)),
             began,
         })
@@ -152,7 +153,7 @@ impl Walk {
     pub(super) fn go_on(
         &mut self,
         reads: usize,
-        wanted: &mut HashMap<u32, Vec<u64>>,
+        wanted: &mut FxHashMap<u32, Vec<u64>>,
         mut found: impl FnMut(u64, &Arc<Process>),
     ) -> bool {
         for _ in 0..reads {

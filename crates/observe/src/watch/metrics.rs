@@ -215,7 +215,9 @@ impl Metrics {
 
     fn process(&mut self, process: Option<&Process>) -> String {
         match process {
-            Some(process) => self.processes.or(process.name.clone(), || OTHER.to_owned()),
+            Some(process) => self
+                .processes
+                .or(process.name.to_string(), || OTHER.to_owned()),
             None => UNKNOWN.to_owned(),
         }
     }

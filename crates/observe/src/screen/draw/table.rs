@@ -80,7 +80,7 @@ fn process(row: &Row, width: usize) -> String {
     };
     let number = format!("/{pid}");
     match width.saturating_sub(number.len()) {
-        room if room < 12 => name.clone(),
+        room if room < 12 => name.to_string(),
         room => format!("{}{number}", name.chars().take(room).collect::<String>()),
     }
 }
