@@ -3,6 +3,8 @@
 //! A namespace is held for as long as its list takes, and not between looks, so that one that its
 //! owner gives up goes away.
 
+mod changed;
+
 use std::collections::HashSet;
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
@@ -11,21 +13,22 @@ use rustc_hash::FxHashMap;
 
 use taut_sys::Errno;
 use taut_sys::netns::{NetnsError, NetnsId};
-use taut_sys::sock_diag::{Connection, Inside, Listed, SockDiag, SocketId};
+use taut_sys::sock_diag::{Connection, Listed, SockDiag};
 
-use crate::inside::{Iterator, List};
+use self::changed::Changed;
+use crate::inside::Iterator;
 use crate::namespaces::{self, Namespace};
 
 /// A namespace that came since is found this much later at most.
 pub const FIND_EVERY: Duration = Duration::from_secs(5);
 
-/// Every so many looks all connections are read, whether they seem to have changed or not: what the program in the kernel compares
-/// need not be all that there is.
-const ANEW_EVERY: u64 = 30;
+/// The kernel's table of connections is walked through so much later at most, which finds what has no place yet: connections that
+/// somebody is opening to this machine.
+const WALK_EVERY: Duration = FIND_EVERY;
 
-/// Of all connections, one of so many may have changed for them to be asked for one by one: that costs some three times as much
-/// each as a list does.
-const FEW: usize = 4;
+/// All connections are read so much later at most, whether they seem to have changed or not: what the program in the kernel
+/// compares need not be all that there is.
+const ANEW_EVERY: Duration = Duration::from_secs(30);
 
 /// Who is told what a look finds.
 pub trait Sees {
@@ -60,6 +63,10 @@ pub struct Looker {
     /// Nothing without BPF.
     inside: Option<Iterator>,
     events: bool,
+    /// When the last walk began that gave all connections a place, and what it came to. Nothing: there was none.
+    walked: Option<(Instant, Looked)>,
+    /// When all connections were read last.
+    anew: Option<Instant>,
 }
 
 /// What a look came to, beside connections.
@@ -75,6 +82,8 @@ pub struct Looked {
     pub hidden: usize,
     /// Connections that were handed over.
     pub connections: usize,
+    /// Connections whose events are not counted: there is no room for more.
+    pub without_place: usize,
     /// Messages of the kernel that this code does not know, and lists that it calls not whole.
     pub incomplete: usize,
     /// What only BPF tells is missing.
@@ -114,6 +123,8 @@ impl Looker {
             found: None,
             inside: load(events),
             events,
+            walked: None,
+            anew: None,
         }
     }
 
@@ -125,9 +136,17 @@ impl Looker {
     pub fn look(&mut self, number: NonZeroU64, to: &mut impl Sees) -> Result<Looked, LookError> {
         self.find()?;
         if let Some(inside) = &self.inside {
-            inside.begin(number.get());
+            inside.begin(number.get(), self.only());
         }
-        let anew = number.get().is_multiple_of(ANEW_EVERY);
+        let began = Instant::now();
+        if let Some((walked, looked)) = self.walked
+            && began.duration_since(walked) < WALK_EVERY
+            && let Some(looked) = self.places(looked, to)
+        {
+            return Ok(looked);
+        }
+        let is_past = |anew: Instant| began.duration_since(anew) >= ANEW_EVERY;
+        let anew = self.anew.is_none_or(is_past);
         let mut looked = Looked::default();
         let mut done = HashSet::new();
         if self.pass(&mut done, &mut looked, anew, to)? && self.scope == Scope::Machine {
@@ -141,7 +160,65 @@ impl Looker {
         looked.without_bpf = self.inside.is_none();
         let counts_events = self.inside.as_ref().is_some_and(Iterator::counts_events);
         looked.without_events = self.events && !counts_events;
+        if !counts_events {
+            looked.without_place = 0;
+        }
+        let is_whole = counts_events && looked.without_place == 0 && looked.incomplete == 0;
+        self.walked = is_whole.then_some((began, looked));
+        if anew {
+            self.anew = Some(began);
+        }
         Ok(looked)
+    }
+
+    /// The only namespace that is looked into.
+    fn only(&self) -> Option<u32> {
+        let only = self
+            .namespaces
+            .first()
+            .filter(|_| self.scope != Scope::Machine)?;
+        u32::try_from(only.id.inode()).ok()
+    }
+
+    /// Looks at connections that have a place, in all namespaces at once. `walked` is what the last walk came to. Nothing: that
+    /// does not do, and a walk is needed.
+    fn places(&self, walked: Looked, to: &mut impl Sees) -> Option<Looked> {
+        let at = Instant::now();
+        let list = self.inside.as_ref()?.places()?.ok()?;
+        let namespaces = self.namespaces.iter().enumerate();
+        let known: FxHashMap<u64, usize> = namespaces
+            .map(|(index, namespace)| (namespace.id.inode(), index))
+            .collect();
+        let mut changed: FxHashMap<usize, Changed> = FxHashMap::default();
+        let mut is_whole = true;
+        let read = list.read(|found| {
+            let Some(&index) = known.get(&found.netns.into()) else {
+                return;
+            };
+            let changed = changed.entry(index).or_default();
+            is_whole &= changed.add(&found, &self.namespaces[index], at, to);
+        });
+        if read.is_err() || !is_whole {
+            return None;
+        }
+        let mut looked = Looked {
+            connections: 0,
+            ..walked
+        };
+        for (index, changed) in changed {
+            if changed.is_none() {
+                looked.connections += changed.rest;
+                continue;
+            }
+            let namespace = &self.namespaces[index];
+            let socket = namespace.run(SockDiag::open).ok()??.ok()?;
+            let listed = changed.read(socket, namespace, at, to).ok()?;
+            if listed.unknown > 0 || listed.interrupted {
+                return None;
+            }
+            looked.connections += listed.connections;
+        }
+        Some(looked)
     }
 
     /// Where it looked last, and will look next.
@@ -182,17 +259,24 @@ impl Looker {
                 .map(|list| list.map(|list| Changed::of(list, namespace, at, anew, to)))
             {
                 None => None,
-                Some(Ok(Ok(changed))) => Some(changed),
+                Some(Ok(Ok(changed))) => {
+                    looked.without_place += changed.without_place;
+                    Some(changed)
+                }
                 Some(_) => {
                     looked.incomplete += 1;
                     None
                 }
             };
-            match socket.and_then(|socket| read(socket, namespace, at, changed, to)) {
+            let listed = socket.and_then(|mut socket| match changed {
+                Some(changed) => changed.read(socket, namespace, at, to),
+                None => socket.connections(|connection| to.see(namespace, at, connection)),
+            });
+            match listed {
                 Ok(listed) => looked.add(listed),
                 Err(source) if index == 0 => {
                     return Err(LookError::List {
-                        namespace: namespace.name.clone(),
+                        namespace: namespace.name.to_string(),
                         source,
                     });
                 }
@@ -218,72 +302,6 @@ impl Looker {
             Scope::Named(name) => self.namespaces = vec![namespaces::named(name)?],
         }
         Ok(())
-    }
-}
-
-/// Reads what has changed, or everything where that is not known or is much.
-fn read(
-    mut socket: SockDiag,
-    namespace: &Namespace,
-    at: Instant,
-    changed: Option<Changed>,
-    to: &mut impl Sees,
-) -> Result<Listed, Errno> {
-    let Some(Changed {
-        wanted,
-        mut inside,
-        rest,
-    }) = changed
-    else {
-        return socket.connections(|connection| to.see(namespace, at, connection));
-    };
-    let each = |mut connection: Connection| {
-        connection.inside = inside.remove(&connection.cookie);
-        to.see(namespace, at, connection);
-    };
-    if wanted.len() * FEW > rest {
-        return socket.connections(each);
-    }
-    let mut listed = socket.each_of(&wanted, each)?;
-    listed.connections += rest;
-    Ok(listed)
-}
-
-/// What the program in the kernel found in a namespace.
-#[derive(Default)]
-struct Changed {
-    /// These are to be read.
-    wanted: Vec<SocketId>,
-    /// By cookie: what it told of them.
-    inside: FxHashMap<u64, Inside>,
-    /// How many others there are.
-    rest: usize,
-}
-
-// === impl Changed ===
-
-impl Changed {
-    fn of(
-        list: List,
-        namespace: &Namespace,
-        at: Instant,
-        anew: bool,
-        to: &mut impl Sees,
-    ) -> std::io::Result<Self> {
-        let mut changed = Self::default();
-        list.read(|found| {
-            let cookie = found.id.cookie;
-            let rests = |since| !anew && to.rests(namespace, at, cookie, since);
-            if found.since.is_some_and(rests) {
-                changed.rest += 1;
-                return;
-            }
-            changed.wanted.push(found.id);
-            if let Some(inside) = found.inside {
-                changed.inside.insert(cookie, inside);
-            }
-        })?;
-        Ok(changed)
     }
 }
 
@@ -320,7 +338,7 @@ mod tests {
 
     impl Sees for Seen {
         fn see(&mut self, namespace: &Namespace, _: Instant, connection: Connection) {
-            self.0.push((namespace.name.clone(), connection));
+            self.0.push((namespace.name.to_string(), connection));
         }
 
         fn rests(&mut self, _: &Namespace, _: Instant, _: u64, _: NonZeroU64) -> bool {

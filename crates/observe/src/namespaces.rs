@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io::ErrorKind;
+use std::sync::Arc;
 
 use taut_sys::netns::{NETNS_DIR, Netns, NetnsError, NetnsId};
 
@@ -17,7 +18,7 @@ pub struct Namespace {
     /// Which.
     pub id: NetnsId,
     /// What it is called: its name in `/run/netns`, fit for a terminal, else a process that is in it.
-    pub name: String,
+    pub name: Arc<str>,
     way: Way,
 }
 
@@ -58,7 +59,11 @@ pub fn all() -> Result<Found, NetnsError> {
             return;
         }
         match found.namespaces.len() < NAMESPACES {
-            true => found.namespaces.push(Namespace { id, name, way }),
+            true => found.namespaces.push(Namespace {
+                id,
+                name: name.into(),
+                way,
+            }),
             false => found.left_out += 1,
         }
     };
@@ -111,7 +116,7 @@ pub fn own() -> Result<Namespace, NetnsError> {
 pub fn named(name: &str) -> Result<Namespace, NetnsError> {
     Ok(Namespace {
         id: Netns::open(name)?.id(),
-        name: plain::text(name.as_bytes()),
+        name: plain::text(name.as_bytes()).into(),
         way: Way::Named(name.into()),
     })
 }

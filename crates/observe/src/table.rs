@@ -82,7 +82,13 @@ impl Table {
     }
 
     /// It is as it was in the look of that number and in all since. `false`: it was not seen then.
-    pub fn rests(&mut self, netns: &str, at: Duration, cookie: u64, since: NonZeroU64) -> bool {
+    pub fn rests(
+        &mut self,
+        netns: &Arc<str>,
+        at: Duration,
+        cookie: u64,
+        since: NonZeroU64,
+    ) -> bool {
         if let Some((read, look)) = self.aside.get_mut(&cookie) {
             *look = self.look;
             return *read >= since.get();
@@ -110,7 +116,7 @@ impl Table {
     }
 
     /// A connection was seen, so long after the observation began.
-    pub fn see(&mut self, netns: &str, at: Duration, connection: Connection) {
+    pub fn see(&mut self, netns: &Arc<str>, at: Duration, connection: Connection) {
         let cookie = connection.cookie;
         self.aside.remove(&cookie);
         // What has ended meanwhile takes no room: it goes at the end of the look.
@@ -122,7 +128,7 @@ impl Table {
                 return;
             }
             Entry::Vacant(entry) => entry.insert(Tracked {
-                netns: netns.into(),
+                netns: netns.clone(),
                 samples: VecDeque::with_capacity(self.keep.samples.min(ROOM)),
                 look: 0,
                 read: 0,
@@ -190,9 +196,9 @@ impl Tracked {
     }
 
     /// Its namespace may have another name now.
-    fn is_in(&mut self, netns: &str) {
-        if *self.netns != *netns {
-            self.netns = netns.into();
+    fn is_in(&mut self, netns: &Arc<str>) {
+        if !Arc::ptr_eq(&self.netns, netns) {
+            self.netns = netns.clone();
         }
     }
 
@@ -287,7 +293,7 @@ mod tests {
         for &cookie in cookies {
             let mut connection = sample(0, |_| {}).connection;
             connection.cookie = cookie;
-            table.see("-", Duration::from_secs(second), connection);
+            table.see(&"-".into(), Duration::from_secs(second), connection);
         }
         let mut ended = Vec::new();
         table.end(|cookie, _| ended.push(cookie));
@@ -346,14 +352,17 @@ mod tests {
             let since = NonZeroU64::new(first).unwrap();
             match second {
                 0 => {
-                    assert!(!resting.rests("-", at, 1, since), "it was never read");
-                    resting.see("-", at, silent(second));
+                    assert!(
+                        !resting.rests(&"-".into(), at, 1, since),
+                        "it was never read"
+                    );
+                    resting.see(&"-".into(), at, silent(second));
                 }
-                _ => assert!(resting.rests("-", at, 1, since)),
+                _ => assert!(resting.rests(&"-".into(), at, 1, since)),
             }
             // Twice in one look is once.
-            assert!(resting.rests("-", at, 1, since));
-            read.see("-", at, silent(second));
+            assert!(resting.rests(&"-".into(), at, 1, since));
+            read.see(&"-".into(), at, silent(second));
             let (one, other) = (resting.get(1).unwrap(), read.get(1).unwrap());
             assert_eq!(one.samples, other.samples);
             assert_eq!(one.rests(), second > 0);
@@ -363,8 +372,11 @@ mod tests {
         }
         let number = resting.begin();
         let at = Duration::from_secs(9);
-        assert!(!resting.rests("-", at, 1, number), "it has changed since");
-        resting.see("-", at, silent(9));
+        assert!(
+            !resting.rests(&"-".into(), at, 1, number),
+            "it has changed since"
+        );
+        resting.see(&"-".into(), at, silent(9));
         assert!(!resting.get(1).unwrap().rests());
     }
 
@@ -376,16 +388,16 @@ mod tests {
         table.end(|_, _| {});
         for _ in 0..2 {
             table.begin();
-            assert!(table.rests("-", Duration::ZERO, 7, first));
+            assert!(table.rests(&"-".into(), Duration::ZERO, 7, first));
             table.end(|_, _| {});
             assert!(table.get(7).is_none());
         }
         let number = table.begin();
-        assert!(!table.rests("-", Duration::ZERO, 7, number));
+        assert!(!table.rests(&"-".into(), Duration::ZERO, 7, number));
         let mut connection = silent(0);
         connection.cookie = 7;
-        table.see("-", Duration::ZERO, connection);
-        assert!(table.rests("-", Duration::ZERO, 7, number));
+        table.see(&"-".into(), Duration::ZERO, connection);
+        assert!(table.rests(&"-".into(), Duration::ZERO, 7, number));
         table.end(|_, _| {});
         assert!(table.get(7).is_some() && table.aside.is_empty());
         // What is not found any more is forgotten.

@@ -77,6 +77,11 @@ impl NetnsId {
         }
     }
 
+    /// Its inode, by which the kernel's own programs know it.
+    pub fn inode(self) -> u64 {
+        self.inode
+    }
+
     /// The namespace of process `pid`; `None` when there is no such process any more.
     pub fn of_process(pid: u32) -> Option<Self> {
         Self::try_of_process(pid).ok()

@@ -80,7 +80,7 @@ impl Which {
 /// Says, once, what cannot be seen.
 #[derive(Default)]
 pub(crate) struct Missing {
-    said: [bool; 7],
+    said: [bool; 8],
 }
 
 // === impl Missing ===
@@ -114,6 +114,10 @@ impl Missing {
             (
                 looked.left_out + looked.incomplete,
                 "namespaces or answers of the kernel are left out",
+            ),
+            (
+                looked.without_place,
+                "connections are too many for what happens to them between looks to be counted",
             ),
             (
                 usize::from(looked.without_bpf),

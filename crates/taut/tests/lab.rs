@@ -168,7 +168,8 @@ fn looks_at_many_connections_see_all_of_them() {
     let dir = tempfile::tempdir().unwrap();
     let outcome = outcome("observe-cost", &dir.path().join("observe-cost.json"));
     assert_eq!(outcome["calibration"]["ok"], true, "{outcome}");
-    assert_eq!(outcome["series"].as_array().unwrap().len(), 6);
+    // Of each of four, at two numbers of idle connections and one of busy.
+    assert_eq!(outcome["series"].as_array().unwrap().len(), 12);
 }
 
 #[test]

@@ -531,7 +531,7 @@ fn write(namespace: &Namespace, direction: Direction, text: &str) -> Result<bool
 fn failed(namespace: &Namespace, direction: Direction, error: io::Error) -> ActuateError {
     ActuateError::Setting {
         direction,
-        netns: namespace.name.clone(),
+        netns: namespace.name.to_string(),
         error,
     }
 }

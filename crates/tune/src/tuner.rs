@@ -206,7 +206,7 @@ impl Tuner {
                         Err(error) => Outcome::Failed(error.to_string()),
                     },
                 };
-                told.push(tell(&change, None, namespace.name.clone(), outcome));
+                told.push(tell(&change, None, namespace.name.to_string(), outcome));
             }
         }
         told

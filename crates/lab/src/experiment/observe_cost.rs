@@ -1,9 +1,11 @@
 //! `observe-cost`: what it costs to look at many connections once a second.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use serde_json::Map;
@@ -18,21 +20,45 @@ use crate::world::{Host, WorldBuilder};
 /// For the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "observe-cost",
-    about: "CPU of `taut top --batch` at 1 Hz beside `ss -tinem`, at 10,000 connections and at 100",
+    about: "CPU of `taut top --batch` at 1 Hz beside `ss -tinem`, at 10,000 connections, idle and busy, and at 100",
     has_parts: false,
     run,
 };
 
 /// Connections that are there, half of them the other half's peers.
-const CONNECTIONS: [usize; 2] = [10_000, 100];
-const CONNECTIONS_QUICK: [usize; 2] = [2_000, 100];
+const CASES: [Case; 3] = [
+    Case::idle(10_000),
+    Case::idle(100),
+    Case {
+        connections: 10_000,
+        is_busy: true,
+    },
+];
+const CASES_QUICK: [Case; 3] = [
+    Case::idle(2_000),
+    Case::idle(100),
+    Case {
+        connections: 2_000,
+        is_busy: true,
+    },
+];
 /// Looks of one measurement, a second apart.
-const LOOKS: u32 = 10;
+const LOOKS: u32 = 20;
 const LOOKS_QUICK: u32 = 3;
 /// Measurements of each.
-const RUNS: usize = 5;
+const RUNS: usize = 3;
 /// Between looks.
 const SECOND: Duration = Duration::from_secs(1);
+/// Every busy connection carries something each way so often, which is within any second.
+const ROUND: Duration = Duration::from_millis(800);
+
+/// What is looked at.
+#[derive(Clone, Copy)]
+struct Case {
+    connections: usize,
+    /// All of them carry something between two looks. Else none does.
+    is_busy: bool,
+}
 
 /// Who looks.
 #[derive(Clone, Copy)]
@@ -41,47 +67,49 @@ enum Who {
     Top,
     /// A line of JSON for each.
     TopJson,
+    /// The same, one look: what a start costs.
+    TopOnce,
     /// The kernel's figures, as text.
     Ss,
 }
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let machine = ExperimentError::machine;
-    let (connections, looks) = match request.quick {
-        true => (CONNECTIONS_QUICK, LOOKS_QUICK),
-        false => (CONNECTIONS, LOOKS),
+    let (cases, looks) = match request.quick {
+        true => (CASES_QUICK, LOOKS_QUICK),
+        false => (CASES, LOOKS),
     };
+    let most = cases[0].connections;
     let runs = request.runs.unwrap_or(if request.quick { 1 } else { RUNS });
-    enough_descriptors(connections[0] / 2)
-        .map_err(machine("hold both ends of every connection"))?;
+    enough_descriptors(most / 2).map_err(machine("hold both ends of every connection"))?;
     let world = WorldBuilder::new("observe-cost").host("host").build()?;
     let host = world.host("host");
-    let progress = Progress::new("observe-cost: measurements", (2 * 3 * runs) as u64);
+    let progress = Progress::new(
+        "observe-cost: measurements",
+        (cases.len() * Who::ALL.len() * runs) as u64,
+    );
     let (mut series, mut headline, mut seen) = (Vec::new(), BTreeMap::new(), 0.0);
-    for count in connections {
+    for case in cases {
         let held = host
-            .run(|| open(count))?
+            .run(|| Held::open(case))?
             .map_err(machine("open connections"))?;
-        if count == connections[0] {
+        if case.connections == most && !case.is_busy {
             seen = lines(request, host).map_err(machine("count connections"))? as f64;
         }
-        let mut shares: [Vec<f64>; 3] = Default::default();
+        let mut shares: [Vec<f64>; Who::ALL.len()] = Default::default();
         for _ in 0..runs {
-            for (who, shares) in [Who::Top, Who::TopJson, Who::Ss]
-                .into_iter()
-                .zip(&mut shares)
-            {
+            for (who, shares) in Who::ALL.into_iter().zip(&mut shares) {
                 let share = measure(request, host, who, looks);
                 shares.push(share.map_err(machine(who.name()))?);
                 progress.step();
             }
         }
         drop(held);
-        for (who, shares) in [Who::Top, Who::TopJson, Who::Ss].into_iter().zip(shares) {
+        for (who, shares) in Who::ALL.into_iter().zip(shares) {
             let median = stats::median(&shares).unwrap_or(f64::NAN);
-            headline.insert(format!("{}_{count}_core_share", who.key()), median);
+            headline.insert(format!("{}_{}_core_share", who.key(), case.key()), median);
             series.extend(Series::of(
-                &format!("{}/{count} connections", who.name()),
+                &format!("{}/{}", who.name(), case.name()),
                 "CPU",
                 "of a core",
                 shares,
@@ -98,7 +126,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         // All of them are looked at.
         calibration: Calibration::of([(
             "connections_seen",
-            Check::exactly(seen, connections[0] as f64),
+            Check::exactly(seen, most as f64),
         )]),
         headline,
         series,
@@ -106,20 +134,19 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         ideal: Map::new(),
         notes: vec![
             "User and system time of the processes, start and first look included, over the time that they \
-             looked. The connections are idle; both ends of each are on the machine, and counted. `ss` is \
-             started for each look."
+             looked. Both ends of each connection are on the machine, and counted; the idle carry nothing, the busy \
+             a byte each way within every second. `ss` is started for each look. `-n 1` is one look alone, over \
+             a second: what a start costs."
                 .to_owned(),
         ],
     })
 }
 
-/// So many ends of connections.
-fn open(count: usize) -> io::Result<Vec<(TcpStream, TcpStream)>> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    let to = listener.local_addr()?;
-    (0..count / 2)
-        .map(|_| Ok((TcpStream::connect(to)?, listener.accept()?.0)))
-        .collect()
+/// Connections, while this is there.
+struct Held {
+    /// Whoever keeps them busy: until this goes.
+    busy: Option<(mpsc::Sender<()>, JoinHandle<io::Result<()>>)>,
+    _pairs: Arc<Vec<(TcpStream, TcpStream)>>,
 }
 
 /// Connections that a look has.
@@ -137,7 +164,12 @@ fn measure(request: &Request, host: &Host, who: Who, looks: u32) -> io::Result<f
     let before = children_cpu_time()?;
     let processes = match who {
         Who::Ss => looks,
-        Who::Top | Who::TopJson => 1,
+        Who::Top | Who::TopJson | Who::TopOnce => 1,
+    };
+    let looks = if matches!(who, Who::TopOnce) {
+        1
+    } else {
+        looks
     };
     let began = Instant::now();
     for process in 0..processes {
@@ -147,7 +179,7 @@ fn measure(request: &Request, host: &Host, who: Who, looks: u32) -> io::Result<f
             return Err(io::Error::other(format!("{}: {status}", who.name())));
         }
         if matches!(who, Who::Ss) {
-            std::thread::sleep((SECOND * (process + 1)).saturating_sub(began.elapsed()));
+            thread::sleep((SECOND * (process + 1)).saturating_sub(began.elapsed()));
         }
     }
     let used = children_cpu_time()?.saturating_sub(before);
@@ -155,13 +187,95 @@ fn measure(request: &Request, host: &Host, who: Who, looks: u32) -> io::Result<f
     Ok(used.as_secs_f64() / (SECOND * looks).as_secs_f64())
 }
 
+// === impl Case ===
+
+impl Case {
+    const fn idle(connections: usize) -> Self {
+        Self {
+            connections,
+            is_busy: false,
+        }
+    }
+
+    fn name(self) -> String {
+        let what = if self.is_busy { "busy" } else { "idle" };
+        format!("{} {what} connections", self.connections)
+    }
+
+    fn key(self) -> String {
+        let busy = if self.is_busy { "_busy" } else { "" };
+        format!("{}{busy}", self.connections)
+    }
+}
+
+// === impl Held ===
+
+impl Held {
+    /// In the namespace in which it is called.
+    fn open(case: Case) -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let to = listener.local_addr()?;
+        let pairs = (0..case.connections / 2).map(|_| {
+            let ends = (TcpStream::connect(to)?, listener.accept()?.0);
+            // What is written goes out at once.
+            ends.0.set_nodelay(true)?;
+            ends.1.set_nodelay(true)?;
+            Ok(ends)
+        });
+        let pairs = Arc::new(pairs.collect::<io::Result<Vec<_>>>()?);
+        let busy = case.is_busy.then(|| {
+            let (stop, stopped) = mpsc::channel();
+            let pairs = pairs.clone();
+            (stop, thread::spawn(move || talk(&pairs, &stopped)))
+        });
+        Ok(Self {
+            busy,
+            _pairs: pairs,
+        })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some((stop, talking)) = self.busy.take() {
+            drop(stop);
+            if let Ok(Err(error)) = talking.join() {
+                tracing::warn!(%error, "the connections were not kept busy");
+            }
+        }
+    }
+}
+
+/// A byte each way over each of them, again and again.
+fn talk(pairs: &[(TcpStream, TcpStream)], stopped: &mpsc::Receiver<()>) -> io::Result<()> {
+    let mut byte = [0];
+    let mut next = Instant::now();
+    loop {
+        for (mut client, mut server) in pairs.iter().map(|(client, server)| (client, server)) {
+            client.write_all(&byte)?;
+            server.read_exact(&mut byte)?;
+            server.write_all(&byte)?;
+            client.read_exact(&mut byte)?;
+        }
+        next = (next + ROUND).max(Instant::now());
+        let wait = next.saturating_duration_since(Instant::now());
+        match stopped.recv_timeout(wait) {
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            _ => return Ok(()),
+        }
+    }
+}
+
 // === impl Who ===
 
 impl Who {
+    const ALL: [Self; 4] = [Self::Top, Self::TopJson, Self::TopOnce, Self::Ss];
+
     fn name(self) -> &'static str {
         match self {
             Self::Top => "taut top --batch",
             Self::TopJson => "taut top --json",
+            Self::TopOnce => "taut top --batch -n 1",
             Self::Ss => "ss -tinem",
         }
     }
@@ -170,6 +284,7 @@ impl Who {
         match self {
             Self::Top => "top_batch",
             Self::TopJson => "top_json",
+            Self::TopOnce => "top_once",
             Self::Ss => "ss",
         }
     }
@@ -177,11 +292,11 @@ impl Who {
     fn command(self, request: &Request, looks: u32) -> Command {
         let mut command = match self {
             Self::Ss => Command::new("ss"),
-            Self::Top | Self::TopJson => Command::new(&request.taut),
+            Self::Top | Self::TopJson | Self::TopOnce => Command::new(&request.taut),
         };
         match self {
             Self::Ss => command.arg("-tinem"),
-            Self::Top => command.args(["top", "--batch"]),
+            Self::Top | Self::TopOnce => command.args(["top", "--batch"]),
             Self::TopJson => command.args(["top", "--json"]),
         };
         if !matches!(self, Self::Ss) {

@@ -72,9 +72,10 @@ const KNOWN: &[About] = &[
     About {
         name: "observe-cost",
         title: "What looking costs",
-        story: "Thousands of connections are there, and taut top looks at all of them once a second. \
-                Counted is the processor time that this takes, and that of ss, which prints the \
-                kernel’s figures and says nothing about them.",
+        story: "Thousands of connections are there, idle or each with something to carry, and taut \
+                top looks at all of them once a second. Counted is the processor time that this \
+                takes, and that of ss, which prints the kernel’s figures and says nothing about \
+                them.",
         figures: &[],
     },
 ];

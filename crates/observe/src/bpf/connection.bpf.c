@@ -4,12 +4,16 @@
  * application has set a buffer, what else bounds a window, nor what happened
  * between two looks.
  *
- * The iterator gives each connection a place for what happens to it, which
- * goes with the socket; the other two programs count there, and do nothing at
- * a connection that has none. All three run with the socket's lock held.
+ * Each connection has a place for what happens to it, which goes with the
+ * socket. Places are given by a walk over all connections (taut_connections),
+ * which takes long where there are few, as the kernel's table has room for many;
+ * and when a connection is opened (taut_opened), so that most looks need only go
+ * over the places (taut_places). Two programs count in them, with the socket's
+ * lock held, and do nothing at a connection that has none.
  */
 #include <linux/types.h>
 #include <linux/bpf.h>
+#include <stdbool.h>
 
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
@@ -29,6 +33,14 @@ struct in6_addr {
 	} in6_u;
 } __attribute__((preserve_access_index));
 
+struct ns_common {
+	unsigned int inum;
+} __attribute__((preserve_access_index));
+
+struct net {
+	struct ns_common ns;
+} __attribute__((preserve_access_index));
+
 struct sock_common {
 	__be32 skc_daddr;
 	__be32 skc_rcv_saddr;
@@ -37,6 +49,9 @@ struct sock_common {
 	unsigned short skc_family;
 	unsigned char skc_state;
 	int skc_bound_dev_if;
+	struct {
+		struct net *net;
+	} skc_net;
 	struct in6_addr skc_v6_daddr;
 	struct in6_addr skc_v6_rcv_saddr;
 } __attribute__((preserve_access_index));
@@ -44,6 +59,14 @@ struct sock_common {
 struct bpf_iter__tcp {
 	struct bpf_iter_meta *meta;
 	struct sock_common *sk_common;
+} __attribute__((preserve_access_index));
+
+struct sock;
+
+struct bpf_iter__bpf_sk_storage_map {
+	struct bpf_iter_meta *meta;
+	struct sock *sk;
+	void *value;
 } __attribute__((preserve_access_index));
 
 struct socket;
@@ -96,7 +119,10 @@ enum {
 };
 
 enum {
+	STATE_ESTABLISHED = 1,
+	STATE_SYN_SENT = 2,
 	STATE_TIME_WAIT = 6,
+	STATE_CLOSE = 7,
 	STATE_LISTEN = 10,
 };
 
@@ -134,7 +160,7 @@ struct place {
 	__u64 rtt_of;
 	__u64 signal_at;
 	__u32 delivered;	/* at the last signal */
-	__u32 pad;
+	__u32 version;		/* of counts; odd while they are written */
 };
 
 /* Two signals that are further apart, in time (69 s) or in segments, are not of
@@ -152,7 +178,9 @@ struct {
 
 struct look {
 	__u64 number;	/* the first is 1 */
-	__u64 room;	/* how many connections may have a place; none: nobody counts */
+	__s64 room;	/* how many connections may have a place; none: nobody counts */
+	__u32 netns;	/* inode of the only namespace of which they may be; 0: all */
+	__u32 pad;
 } this_look;
 
 static __always_inline struct place *place_of(struct sock_common *common,
@@ -161,7 +189,7 @@ static __always_inline struct place *place_of(struct sock_common *common,
 	struct place *place;
 
 	place = bpf_sk_storage_get(&places, common, NULL, 0);
-	if (!this_look.room)
+	if (this_look.room <= 0)
 		return place;
 	if (!place) {
 		place = bpf_sk_storage_get(&places, common, NULL,
@@ -177,7 +205,6 @@ static __always_inline struct place *place_of(struct sock_common *common,
 static __always_inline void name(struct connection *seen,
 				 struct sock_common *common)
 {
-	seen->cookie = bpf_get_socket_cookie(common);
 	seen->family = common->skc_family;
 	seen->interface = common->skc_bound_dev_if;
 	seen->local_port = bpf_htons(common->skc_num);
@@ -232,6 +259,52 @@ static __always_inline void compare(struct place *place, struct tcp_sock *tp,
 		place->changed = this_look.number;
 }
 
+/* Whoever counts has the socket's lock, and the reader has not: it sees all of an
+ * event or nothing.
+ */
+static __always_inline void begin_count(struct place *place)
+{
+	__sync_fetch_and_add(&place->version, 1);
+}
+
+static __always_inline void end_count(struct place *place)
+{
+	__sync_fetch_and_add(&place->version, 1);
+}
+
+/* How often the counts are read again that were written meanwhile. */
+#define READS 4
+
+static __always_inline bool read_counts(struct place *place,
+					struct connection_events *counts)
+{
+	__u32 version;
+
+	for (int i = 0; i < READS; i++) {
+		version = __sync_fetch_and_add(&place->version, 0);
+		*counts = place->counts;
+		if (version % 2 == 0 &&
+		    version == __sync_fetch_and_add(&place->version, 0))
+			return true;
+	}
+	return false;
+}
+
+static __always_inline void describe(struct connection *seen,
+				     struct sock_common *common,
+				     struct tcp_sock *tp)
+{
+	struct sock *sk = (struct sock *)tp;
+
+	name(seen, common);
+	seen->is_whole = 1;
+	seen->window_clamp = tp->window_clamp;
+	seen->mtu_probing = !!BPF_CORE_READ_BITFIELD(&tp->inet_conn,
+						     icsk_mtup.enabled);
+	seen->locks = BPF_CORE_READ_BITFIELD(sk, sk_userlocks) &
+		      (CONNECTION_SNDBUF_LOCKED | CONNECTION_RCVBUF_LOCKED);
+}
+
 SEC("iter/tcp")
 int taut_connections(struct bpf_iter__tcp *ctx)
 {
@@ -239,7 +312,6 @@ int taut_connections(struct bpf_iter__tcp *ctx)
 	struct sock_common *common = ctx->sk_common;
 	struct place *place;
 	struct tcp_sock *tp;
-	struct sock *sk;
 	__u8 state;
 
 	if (!common)
@@ -247,27 +319,79 @@ int taut_connections(struct bpf_iter__tcp *ctx)
 	state = common->skc_state;
 	if (state == STATE_LISTEN || state == STATE_TIME_WAIT)
 		return 0;
-	name(&seen, common);
+	seen.head.cookie = bpf_get_socket_cookie(common);
+	seen.head.netns = common->skc_net.net->ns.inum;
+	seen.head.size = sizeof(seen);
 	tp = bpf_skc_to_tcp_sock(common);
-	/* One that is being made. */
-	if (!tp)
+	if (!tp) {
+		/* One that is being made. */
+		name(&seen, common);
 		goto write;
-	sk = (struct sock *)tp;
-	seen.is_whole = 1;
-	seen.window_clamp = tp->window_clamp;
-	seen.mtu_probing = !!BPF_CORE_READ_BITFIELD(&tp->inet_conn,
-						    icsk_mtup.enabled);
-	seen.locks = BPF_CORE_READ_BITFIELD(sk, sk_userlocks) &
-		     (CONNECTION_SNDBUF_LOCKED | CONNECTION_RCVBUF_LOCKED);
+	}
+	describe(&seen, common, tp);
 	place = place_of(common, tp);
 	if (place) {
 		compare(place, tp, &seen, state);
-		seen.changed = place->changed;
-		seen.has_events = 1;
-		seen.events = place->counts;
+		seen.head.changed = place->changed;
+		seen.has_events = read_counts(place, &seen.events);
 	}
 write:
 	bpf_seq_write(ctx->meta->seq, &seen, sizeof(seen));
+	return 0;
+}
+
+SEC("iter/bpf_sk_storage_map")
+int taut_places(struct bpf_iter__bpf_sk_storage_map *ctx)
+{
+	struct connection seen = {};
+	struct place *place = ctx->value;
+	struct sock *sk = ctx->sk;
+	struct sock_common *common = (struct sock_common *)sk;
+	struct tcp_sock *tp;
+	__u8 state;
+
+	if (!sk || !place)
+		return 0;
+	state = common->skc_state;
+	if (state == STATE_LISTEN || state == STATE_TIME_WAIT ||
+	    state == STATE_CLOSE)
+		return 0;
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (!tp)
+		return 0;
+	this_look.room--;
+	seen.head.cookie = bpf_get_socket_cookie(tp);
+	seen.head.netns = common->skc_net.net->ns.inum;
+	describe(&seen, common, tp);
+	compare(place, tp, &seen, state);
+	seen.head.changed = place->changed;
+	if (place->changed && place->changed < this_look.number) {
+		seen.head.size = sizeof(seen.head);
+		bpf_seq_write(ctx->meta->seq, &seen.head, sizeof(seen.head));
+		return 0;
+	}
+	seen.head.size = sizeof(seen);
+	seen.has_events = read_counts(place, &seen.events);
+	bpf_seq_write(ctx->meta->seq, &seen, sizeof(seen));
+	return 0;
+}
+
+/* A connection is opened, by this end or by the peer. */
+SEC("tp_btf/inet_sock_set_state")
+int taut_opened(__u64 *ctx)
+{
+	struct sock *sk = (struct sock *)ctx[0];
+	struct sock_common *common = (struct sock_common *)sk;
+	int state = ctx[2];
+	struct tcp_sock *tp;
+
+	if (state != STATE_ESTABLISHED && state != STATE_SYN_SENT)
+		return 0;
+	if (this_look.netns && this_look.netns != common->skc_net.net->ns.inum)
+		return 0;
+	tp = bpf_skc_to_tcp_sock(sk);
+	if (tp)
+		place_of(common, tp);
 	return 0;
 }
 
@@ -287,10 +411,12 @@ int taut_round_trip(__u64 *ctx)
 		return 0;
 	place->rtt_of = tp->rack.mstamp;
 	rtt = tp->rack.rtt_us;
+	begin_count(place);
 	place->counts.rtts++;
 	place->counts.rtt_sum += rtt;
 	if (rtt > place->counts.rtt_most)
 		place->counts.rtt_most = rtt;
+	end_count(place);
 	return 0;
 }
 
@@ -320,6 +446,7 @@ int taut_congestion(__u64 *ctx)
 	now = bpf_ktime_get_ns() >> CONNECTION_TIME_SHIFT;
 	time = now - place->signal_at;
 	between = (__u32)(tp->delivered - place->delivered);
+	begin_count(place);
 	if (place->counts.signals && time < APART && between < APART_SEGMENTS) {
 		place->counts.between++;
 		place->counts.between_sum += between;
@@ -336,6 +463,7 @@ int taut_congestion(__u64 *ctx)
 	place->counts.signal_cwnd_sum += cwnd;
 	place->counts.signal_cwnd_squares += cwnd * cwnd;
 	place->counts.signal_rtt_sum += tp->rack.rtt_us;
+	end_count(place);
 	return 0;
 }
 

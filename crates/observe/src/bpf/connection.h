@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the iterator writes for each connection (src/inside.rs has the same).
+ * What the iterators write for each connection (src/inside.rs has the same).
  */
 #ifndef TAUT_CONNECTION_H
 #define TAUT_CONNECTION_H
@@ -33,14 +33,21 @@ struct connection_events {
 /* Of nanoseconds, for the times between signals. */
 #define CONNECTION_TIME_SHIFT 16
 
-struct connection {
+/* Of each record; one of a connection that rests has no more than this. */
+struct connection_head {
 	__u64 cookie;
+	__u64 changed;		/* the look that first found it as it is; 0: unknown */
+	__u32 netns;		/* inode of its network namespace */
+	__u32 size;		/* bytes of this record */
+};
+
+struct connection {
+	struct connection_head head;
 	__u32 window_clamp;	/* the widest window that may be offered */
 	__u8 locks;		/* of enum connection_locks */
 	__u8 mtu_probing;	/* it looks for the path's MTU by itself */
 	__u8 has_events;	/* what follows the name is of this connection */
 	__u8 is_whole;		/* not one that is being made, which has a name only */
-	__u64 changed;		/* the look that first found it as it is; 0: unknown */
 	/* Its name, as sock_diag is asked for it (struct inet_diag_sockid). */
 	__u32 interface;
 	__u32 local[4];
@@ -52,7 +59,8 @@ struct connection {
 	struct connection_events events;
 };
 
-_Static_assert(sizeof(struct connection) == 168, "as src/inside.rs has it");
+_Static_assert(sizeof(struct connection_head) == 24, "as src/inside.rs has it");
+_Static_assert(sizeof(struct connection) == 176, "as src/inside.rs has it");
 
 /* Buffers that the application has set (SO_SNDBUF, SO_RCVBUF), so that the
  * kernel leaves them alone. The kernel's SOCK_SNDBUF_LOCK, SOCK_RCVBUF_LOCK.

@@ -33,7 +33,7 @@ impl Listeners {
                 continue;
             }
             if let Ok(Some(Ok(ends))) = namespace.run(Ends::open) {
-                let netns = namespace.name.as_str().into();
+                let netns = namespace.name.clone();
                 self.by_netns.insert(namespace.id, Listener { netns, ends });
             }
         }
