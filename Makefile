@@ -37,9 +37,10 @@ test: root lint ## set up, lint, and run every test (root)
 	@$(CARGO) test --workspace --locked
 	@$(MAKE) old-kernel-short
 
-test-old-kernel: setup ## snoop's tests on Linux 6.1, the oldest that Taut is for, in a guest of QEMU's
-	@echo "taut: building the tests of snoop and running them on Linux 6.1 (scripts/on-kernel)"
+test-old-kernel: setup ## tests of snoop and observe on Linux 6.1, the oldest that Taut is for, in a guest of QEMU's
+	@echo "taut: building the tests of snoop and observe and running them on Linux 6.1 (scripts/on-kernel)"
 	@$(CARGO) test --locked -p taut-snoop --test tap $(ON_OLD_KERNEL)
+	@$(CARGO) test --locked -p taut-observe --lib $(ON_OLD_KERNEL)
 
 lint: setup ## formatting, clippy and shell scripts; warnings are errors
 	@scripts/lint
@@ -86,6 +87,7 @@ report: release ## one HTML page from the experiments that are in target/lab
 old-kernel-short:
 	@echo "taut: running some tests on Linux 6.1 too (scripts/on-kernel; all of them: make test-old-kernel)"
 	@$(CARGO) test --locked -p taut-snoop --test tap $(ON_OLD_KERNEL) -- follow::
+	@$(CARGO) test --locked -p taut-observe --lib $(ON_OLD_KERNEL) -- inside:: look::
 
 setup:
 	@scripts/setup

@@ -19,6 +19,10 @@ const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/connection.bpf.
 /// Read at a time; the kernel fills no more than a few pages.
 const ROOM: usize = 64 << 10;
 
+/// Bytes of `struct look` of connection.bpf.c, and where it has those that have no place.
+const LOOK: usize = 32;
+const MISSED: std::ops::Range<usize> = 16..24;
+
 const WALK: &str = "taut_connections";
 const PLACES: &str = "taut_places";
 const PLACES_MAP: &str = "places";
@@ -98,13 +102,19 @@ impl Iterator {
     }
 
     /// The look of this number begins, at all namespaces or at the one of this inode.
-    pub(crate) fn begin(&self, look: u64, netns: Option<u32>) {
+    ///
+    /// How many connections are known to have no place; nothing where events are not counted, or cannot be now.
+    pub(crate) fn begin(&self, look: u64, netns: Option<u32>) -> Option<u64> {
         let counted = self
             .events
             .as_ref()
             .map(|events| events.begin_look(look, netns));
-        if let Some(Err(error)) = counted {
-            tracing::debug!(%error, "no room for the events of more connections");
+        match counted? {
+            Ok(missed) => Some(missed),
+            Err(error) => {
+                tracing::debug!(%error, "the programs are not told that a look begins");
+                None
+            }
         }
     }
 
@@ -124,6 +134,16 @@ impl Iterator {
     pub(crate) fn places(&self) -> Option<Result<List, InsideError>> {
         let events = self.events.as_ref()?;
         Some(Iter::new(&events.places).map(List).map_err(Into::into))
+    }
+}
+
+#[cfg(test)]
+impl Iterator {
+    /// Takes its place away from a socket, as if there had been no room for it.
+    pub(crate) fn take_place(&self, socket: &impl std::os::fd::AsRawFd) {
+        let mut maps = self._object.maps();
+        let places = maps.find(|map| map.name() == PLACES_MAP).unwrap();
+        places.delete(&socket.as_raw_fd().to_ne_bytes()).unwrap();
     }
 }
 
@@ -162,13 +182,19 @@ impl Counting {
         })
     }
 
-    /// Writes `struct look` of connection.bpf.c.
-    fn begin_look(&self, look: u64, netns: Option<u32>) -> Result<(), libbpf_rs::Error> {
-        let mut value = [0; 24];
+    /// Reads and writes `struct look` of connection.bpf.c.
+    fn begin_look(&self, look: u64, netns: Option<u32>) -> Result<u64, libbpf_rs::Error> {
+        let key = 0u32.to_ne_bytes();
+        let before = self.look.lookup(&key, MapFlags::ANY)?;
+        let missed = before
+            .as_deref()
+            .and_then(|look| look.get(MISSED)?.first_chunk());
+        let mut value = [0; LOOK];
         value[..8].copy_from_slice(&look.to_ne_bytes());
         value[8..16].copy_from_slice(&COUNTED.to_ne_bytes());
-        value[16..20].copy_from_slice(&netns.unwrap_or_default().to_ne_bytes());
-        self.look.update(&0u32.to_ne_bytes(), &value, MapFlags::ANY)
+        value[24..28].copy_from_slice(&netns.unwrap_or_default().to_ne_bytes());
+        self.look.update(&key, &value, MapFlags::ANY)?;
+        Ok(missed.map_or(0, |missed| u64::from_ne_bytes(*missed)))
     }
 }
 

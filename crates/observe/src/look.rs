@@ -7,13 +7,14 @@ mod changed;
 
 use std::collections::HashSet;
 use std::num::NonZeroU64;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
 use taut_sys::Errno;
 use taut_sys::netns::{NetnsError, NetnsId};
-use taut_sys::sock_diag::{Connection, Listed, SockDiag};
+use taut_sys::sock_diag::{Connection, Listed, SockDiag, SocketId};
 
 use self::changed::Changed;
 use crate::inside::Iterator;
@@ -32,6 +33,12 @@ const ANEW_EVERY: Duration = Duration::from_secs(30);
 
 /// Who is told what a look finds.
 pub trait Sees {
+    /// A look begins: its number, more than that of the one before. `again`: what was told since the last call is told anew.
+    fn begin(&mut self, again: bool) -> NonZeroU64;
+
+    /// Those that were there and were not found: with the name of the namespace of each.
+    fn missing(&self) -> Vec<(Arc<str>, SocketId)>;
+
     /// A connection, with its namespace and when that was looked into.
     fn see(&mut self, namespace: &Namespace, at: Instant, connection: Connection);
 
@@ -63,8 +70,12 @@ pub struct Looker {
     /// Nothing without BPF.
     inside: Option<Iterator>,
     events: bool,
-    /// When the last walk began that gave all connections a place, and what it came to. Nothing: there was none.
+    /// When the last walk began that was whole, and what it came to. Nothing: it was not.
     walked: Option<(Instant, Looked)>,
+    /// When it was tried last to do without a walk and that failed.
+    failed: Option<Instant>,
+    /// Namespaces that may not be entered.
+    denied: HashSet<u64>,
     /// When all connections were read last.
     anew: Option<Instant>,
 }
@@ -124,37 +135,47 @@ impl Looker {
             inside: load(events),
             events,
             walked: None,
+            failed: None,
+            denied: HashSet::new(),
             anew: None,
         }
     }
 
-    /// Tells of every connection. `number` is this look's, more than that of the one before.
+    /// Tells of every connection.
     ///
     /// # Errors
     /// [`LookError`]: the caller's own namespace, or the one that was named, cannot be looked into.
     /// Another's only is counted.
-    pub fn look(&mut self, number: NonZeroU64, to: &mut impl Sees) -> Result<Looked, LookError> {
+    pub fn look(&mut self, to: &mut impl Sees) -> Result<Looked, LookError> {
         self.find()?;
-        if let Some(inside) = &self.inside {
-            inside.begin(number.get(), self.only());
-        }
+        let mut missed = self.begin(to, false);
         let began = Instant::now();
+        let is_within = |at: Instant| began.duration_since(at) < WALK_EVERY;
         if let Some((walked, looked)) = self.walked
-            && began.duration_since(walked) < WALK_EVERY
-            && let Some(looked) = self.places(looked, to)
+            && is_within(walked)
+            && missed == Some(0)
+            && !self.failed.is_some_and(is_within)
         {
-            return Ok(looked);
+            if let Some(looked) = self.places(looked, to) {
+                self.confirm(to);
+                return Ok(looked);
+            }
+            self.failed = Some(began);
+            missed = self.begin(to, true);
         }
         let is_past = |anew: Instant| began.duration_since(anew) >= ANEW_EVERY;
-        let anew = self.anew.is_none_or(is_past);
+        // Nor does a program that was not told of this look know what has changed in it.
+        let anew = self.anew.is_none_or(is_past) || missed.is_none();
         let mut looked = Looked::default();
         let mut done = HashSet::new();
+        self.denied.clear();
         if self.pass(&mut done, &mut looked, anew, to)? && self.scope == Scope::Machine {
             // The process by which one was known has ended; others may be in it.
             self.found = None;
             self.find()?;
             self.pass(&mut done, &mut looked, anew, to)?;
         }
+        self.confirm(to);
         looked.left_out = self.left_out;
         looked.hidden = self.hidden;
         looked.without_bpf = self.inside.is_none();
@@ -163,12 +184,40 @@ impl Looker {
         if !counts_events {
             looked.without_place = 0;
         }
-        let is_whole = counts_events && looked.without_place == 0 && looked.incomplete == 0;
+        let is_whole = missed.is_some() && looked.incomplete == 0;
         self.walked = is_whole.then_some((began, looked));
         if anew {
             self.anew = Some(began);
         }
         Ok(looked)
+    }
+
+    /// How many connections are known to have no place; nothing where that is not known.
+    fn begin(&self, to: &mut impl Sees, again: bool) -> Option<u64> {
+        let number = to.begin(again);
+        self.inside.as_ref()?.begin(number.get(), self.only())
+    }
+
+    /// Asks for those that were not found, by name. No list is a snapshot: one that is read while others end may leave
+    /// out what there is, and one by places what has none.
+    fn confirm(&self, to: &mut impl Sees) {
+        let mut missing: FxHashMap<Arc<str>, Vec<SocketId>> = FxHashMap::default();
+        for (netns, id) in to.missing() {
+            missing.entry(netns).or_default().push(id);
+        }
+        for namespace in &self.namespaces {
+            let Some(wanted) = missing.get(&namespace.name) else {
+                continue;
+            };
+            let at = Instant::now();
+            // Of a namespace that has gone there is nothing to confirm.
+            if let Ok(Some(Ok(mut socket))) = namespace.run(SockDiag::open) {
+                let found = socket.each_of(wanted, |connection| to.see(namespace, at, connection));
+                if let Err(error) = found {
+                    tracing::debug!(%error, netns = %namespace.name, "connections were not found, and may be there");
+                }
+            }
+        }
     }
 
     /// The only namespace that is looked into.
@@ -186,6 +235,7 @@ impl Looker {
         let at = Instant::now();
         let list = self.inside.as_ref()?.places()?.ok()?;
         let namespaces = self.namespaces.iter().enumerate();
+        let namespaces = namespaces.filter(|(_, netns)| !self.denied.contains(&netns.id.inode()));
         let known: FxHashMap<u64, usize> = namespaces
             .map(|(index, namespace)| (namespace.id.inode(), index))
             .collect();
@@ -195,6 +245,9 @@ impl Looker {
             let Some(&index) = known.get(&found.netns.into()) else {
                 return;
             };
+            if !is_whole {
+                return;
+            }
             let changed = changed.entry(index).or_default();
             is_whole &= changed.add(&found, &self.namespaces[index], at, to);
         });
@@ -221,6 +274,16 @@ impl Looker {
         Some(looked)
     }
 
+    #[cfg(test)]
+    pub(crate) fn inside(&self) -> &Iterator {
+        self.inside.as_ref().unwrap()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn failed(&self) -> Option<Instant> {
+        self.failed
+    }
+
     /// Where it looked last, and will look next.
     pub(crate) fn namespaces(&self) -> &[Namespace] {
         &self.namespaces
@@ -228,7 +291,7 @@ impl Looker {
 
     /// Looks into all namespaces but those that are done. `true`: one was not there any more.
     fn pass(
-        &self,
+        &mut self,
         done: &mut HashSet<NetnsId>,
         looked: &mut Looked,
         anew: bool,
@@ -249,6 +312,7 @@ impl Looker {
                 Err(e) if index == 0 => return Err(e.into()),
                 Err(_) => {
                     done.insert(namespace.id);
+                    self.denied.insert(namespace.id.inode());
                     looked.denied += 1;
                     continue;
                 }
@@ -337,6 +401,14 @@ mod tests {
     struct Seen(Vec<(String, Connection)>);
 
     impl Sees for Seen {
+        fn begin(&mut self, _: bool) -> NonZeroU64 {
+            NonZeroU64::MIN
+        }
+
+        fn missing(&self) -> Vec<(Arc<str>, SocketId)> {
+            Vec::new()
+        }
+
         fn see(&mut self, namespace: &Namespace, _: Instant, connection: Connection) {
             self.0.push((namespace.name.to_string(), connection));
         }
@@ -354,7 +426,7 @@ mod tests {
         for scope in [Scope::Own, Scope::Machine] {
             let mut seen = Seen::default();
             let mut looker = Looker::new(scope, true);
-            let looked = looker.look(NonZeroU64::MIN, &mut seen).unwrap();
+            let looked = looker.look(&mut seen).unwrap();
             assert_eq!(looked.connections, seen.0.len());
             let is_it = |(netns, c): &(String, Connection)| netns == "-" && c.local == local;
             let found = seen.0.iter().find(|found| is_it(found)).unwrap();
@@ -365,10 +437,7 @@ mod tests {
     #[test]
     fn a_name_that_nobody_has_is_an_error_that_says_so() {
         let mut looker = Looker::new(Scope::Named("taut-no-such".into()), false);
-        let error = looker
-            .look(NonZeroU64::MIN, &mut Seen::default())
-            .unwrap_err()
-            .to_string();
+        let error = looker.look(&mut Seen::default()).unwrap_err().to_string();
         assert!(error.contains("taut-no-such"), "{error}");
     }
 }

@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use taut_sys::sock_diag::Connection;
+use taut_sys::sock_diag::{Connection, SocketId};
 
 use crate::away::Away;
 use crate::filter::{Filter, Subject};
@@ -88,13 +88,12 @@ impl Observer {
     ) -> Result<Looked, LookError> {
         self.steal.look();
         self.away_share = self.away.as_ref().map(Away::share);
-        let number = self.table.begin();
         let mut keeper = Keeper {
             table: &mut self.table,
             began: self.began,
             filter: (!filter.asks_for_owner()).then_some(filter),
         };
-        let looked = self.looker.look(number, &mut keeper)?;
+        let looked = self.looker.look(&mut keeper)?;
         let owners = &self.owners;
         self.table
             .end(|cookie, tracked| ended(cookie, tracked, owners.of(cookie).cloned()));
@@ -218,6 +217,17 @@ impl Observer {
 // === impl Keeper ===
 
 impl Sees for Keeper<'_> {
+    fn begin(&mut self, again: bool) -> NonZeroU64 {
+        self.table.begin(again)
+    }
+
+    fn missing(&self) -> Vec<(Arc<str>, SocketId)> {
+        let missing = self.table.missing();
+        missing
+            .map(|tracked| (tracked.netns.clone(), tracked.id()))
+            .collect()
+    }
+
     fn see(&mut self, namespace: &Namespace, at: Instant, connection: Connection) {
         let is_meant = |filter: &Filter| filter.takes(&subject(&namespace.name, &connection, None));
         if self.filter.is_none_or(is_meant) {
@@ -267,5 +277,105 @@ fn subject<'a>(
         congestion_control: connection.congestion_control.as_ref().map(|cc| cc.as_str()),
         netns,
         process,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    const KEEP: Keep = Keep {
+        connections: 100_000,
+        samples: 6,
+    };
+
+    fn cookies(observer: &Observer, end: &TcpStream) -> Vec<u64> {
+        let local = end.local_addr().unwrap();
+        let all = Filter::all();
+        let seen = observer.seen(&all);
+        seen.filter(|seen| seen.tracked.last().connection.local == local)
+            .map(|seen| seen.cookie)
+            .collect()
+    }
+
+    #[test]
+    fn looks_by_places_miss_nothing_and_end_what_has_ended() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let open = || {
+            (
+                TcpStream::connect(to).unwrap(),
+                listener.accept().unwrap().0,
+            )
+        };
+        let filter = Filter::all();
+        let mut observer = Observer::new(Scope::Own, KEEP, true);
+        let (mut first, mut peer) = open();
+        observer.look(&filter).unwrap();
+        let [cookie] = cookies(&observer, &first)[..] else {
+            panic!("it was there");
+        };
+        // One that was opened since is found without a walk, and so is what the first has done.
+        let second = open();
+        first.write_all(&[7; 100]).unwrap();
+        peer.read_exact(&mut [0; 100]).unwrap();
+        observer.look(&filter).unwrap();
+        assert!(observer.looker.failed().is_none());
+        assert_eq!(cookies(&observer, &second.0).len(), 1);
+        let sent = |observer: &Observer| {
+            let seen = observer.get(cookie).unwrap();
+            seen.tracked.last().info().unwrap().bytes_sent
+        };
+        assert_eq!(sent(&observer), Some(100));
+        // One that lists leave out is asked for by name.
+        observer.looker.inside().take_place(&first);
+        first.write_all(&[7; 100]).unwrap();
+        for _ in 0..3 {
+            observer.look(&filter).unwrap();
+            assert_eq!(sent(&observer), Some(200));
+            assert!(
+                observer
+                    .get(cookie)
+                    .unwrap()
+                    .tracked
+                    .last()
+                    .connection
+                    .inside
+                    .is_some()
+            );
+        }
+        // And one that has ended is not there.
+        let mut ended = Vec::new();
+        drop((first, peer));
+        while observer.get(cookie).is_some() {
+            observer
+                .look_and(&filter, |cookie, _, _| ended.push(cookie))
+                .unwrap();
+        }
+        assert!(ended.contains(&cookie));
+        assert!(observer.looker.failed().is_none());
+        assert_eq!(cookies(&observer, &second.0).len(), 1);
+    }
+
+    #[test]
+    fn a_table_that_is_full_leaves_out_the_same_with_every_kind_of_look() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let _ends: Vec<_> = (0..4)
+            .map(|_| (TcpStream::connect(to).unwrap(), listener.accept().unwrap()))
+            .collect();
+        let keep = Keep {
+            connections: 3,
+            samples: 6,
+        };
+        let filter: Filter = format!("port {}", to.port()).parse().unwrap();
+        let mut observer = Observer::new(Scope::Own, keep, true);
+        for _ in 0..4 {
+            observer.look(&filter).unwrap();
+            assert_eq!((observer.kept(), observer.left_out()), (3, 5));
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
-use taut_sys::sock_diag::Connection;
+use taut_sys::sock_diag::{Connection, SocketId};
 use taut_sys::tcp_info::TcpInfo;
 
 use crate::verdict::{Confidence, Factor};
@@ -35,6 +35,8 @@ pub struct Table {
     /// Those that are not kept, because they are not meant: the look in which each was read, and the last that found it.
     aside: FxHashMap<u64, (u64, u64)>,
     look: u64,
+    /// The look of which this one takes the place.
+    instead: Option<u64>,
     seen: usize,
     left_out: usize,
 }
@@ -44,6 +46,7 @@ pub struct Table {
 pub struct Tracked {
     /// Its namespace's name.
     pub netns: Arc<str>,
+    id: SocketId,
     samples: VecDeque<Sample>,
     /// The last look that found it.
     look: u64,
@@ -68,13 +71,15 @@ impl Table {
             tracked: FxHashMap::default(),
             aside: FxHashMap::default(),
             look: 0,
+            instead: None,
             seen: 0,
             left_out: 0,
         }
     }
 
-    /// A look begins: its number.
-    pub fn begin(&mut self) -> NonZeroU64 {
+    /// A look begins: its number. `again`: it takes the place of the last.
+    pub fn begin(&mut self, again: bool) -> NonZeroU64 {
+        self.instead = again.then_some(self.look);
         self.look += 1;
         self.seen = 0;
         self.left_out = 0;
@@ -100,23 +105,29 @@ impl Table {
             return false;
         }
         if tracked.look != self.look {
+            // It has its sample of this look if that was begun before.
+            let has_sample = self.instead == Some(tracked.look);
             tracked.look = self.look;
             self.seen += 1;
-            tracked.is_in(netns);
-            tracked.rest(at, self.keep);
+            if !has_sample {
+                tracked.is_in(netns);
+                tracked.rest(at, self.keep);
+            }
         }
         true
     }
 
     /// It is not kept, whatever happens while it is as it is now.
     pub fn put_aside(&mut self, cookie: u64) {
-        if self.aside.len() < self.keep.connections {
-            self.aside.insert(cookie, (self.look, self.look));
+        let has_room = self.aside.len() < self.keep.connections;
+        match self.aside.entry(cookie) {
+            Entry::Vacant(_) if !has_room => {}
+            entry => drop(entry.insert_entry((self.look, self.look))),
         }
     }
 
     /// A connection was seen, so long after the observation began.
-    pub fn see(&mut self, netns: &Arc<str>, at: Duration, connection: Connection) {
+    pub fn see(&mut self, netns: &Arc<str>, at: Duration, mut connection: Connection) {
         let cookie = connection.cookie;
         self.aside.remove(&cookie);
         // What has ended meanwhile takes no room: it goes at the end of the look.
@@ -129,6 +140,7 @@ impl Table {
             }
             Entry::Vacant(entry) => entry.insert(Tracked {
                 netns: netns.clone(),
+                id: connection.id(),
                 samples: VecDeque::with_capacity(self.keep.samples.min(ROOM)),
                 look: 0,
                 read: 0,
@@ -140,12 +152,28 @@ impl Table {
         if tracked.look == self.look {
             return;
         }
+        if self.instead == Some(tracked.look) {
+            tracked.samples.pop_back();
+        }
+        // What this look's programs left out was asked for by name, and they told of it before.
+        if connection.inside.is_none()
+            && let Some(last) = tracked.samples.back()
+        {
+            connection.inside = last.connection.inside;
+        }
+        tracked.id = connection.id();
         (tracked.look, tracked.read) = (self.look, self.look);
         self.seen += 1;
         tracked.rested = 0;
         tracked.limit.set(None);
         tracked.is_in(netns);
         tracked.push(Sample { at, connection }, self.keep);
+    }
+
+    /// Those of the last look that this one has not found.
+    pub fn missing(&self) -> impl Iterator<Item = &Tracked> {
+        let tracked = self.tracked.values();
+        tracked.filter(|tracked| tracked.look != self.look)
     }
 
     /// The look is over: what was not seen in it has ended, and is handed over.
@@ -187,6 +215,7 @@ impl Tracked {
     pub fn only(netns: Arc<str>, sample: Sample) -> Self {
         Self {
             netns,
+            id: sample.connection.id(),
             samples: VecDeque::from([sample]),
             look: 0,
             read: 0,
@@ -231,6 +260,11 @@ impl Tracked {
     /// The last look found it as it was at the one before.
     pub(crate) fn is_as_before(&self) -> bool {
         self.rested > 0
+    }
+
+    /// By this it is found again.
+    pub fn id(&self) -> SocketId {
+        self.id
     }
 
     fn push(&mut self, sample: Sample, keep: Keep) {
@@ -289,7 +323,7 @@ mod tests {
     }
 
     fn look(table: &mut Table, second: u64, cookies: &[u64]) -> Vec<u64> {
-        table.begin();
+        table.begin(false);
         for &cookie in cookies {
             let mut connection = sample(0, |_| {}).connection;
             connection.cookie = cookie;
@@ -347,8 +381,8 @@ mod tests {
         let (mut resting, mut read) = (table(10), table(10));
         for second in 0..9 {
             let at = Duration::from_secs(second);
-            let first = resting.begin().get() - second;
-            read.begin();
+            let first = resting.begin(false).get() - second;
+            read.begin(false);
             let since = NonZeroU64::new(first).unwrap();
             match second {
                 0 => {
@@ -370,7 +404,7 @@ mod tests {
                 table.end(|cookie, _| panic!("{cookie} has ended"));
             }
         }
-        let number = resting.begin();
+        let number = resting.begin(false);
         let at = Duration::from_secs(9);
         assert!(
             !resting.rests(&"-".into(), at, 1, number),
@@ -381,18 +415,57 @@ mod tests {
     }
 
     #[test]
+    fn a_look_that_takes_anothers_place_has_one_sample_of_each() {
+        let netns: Arc<str> = "-".into();
+        let mut table = table(10);
+        let at = Duration::from_secs;
+        let of = |table: &mut Table, cookie, second| {
+            let mut connection = silent(second);
+            connection.cookie = cookie;
+            table.see(&netns, at(second), connection);
+        };
+        let first = table.begin(false);
+        for cookie in [1, 2, 3] {
+            of(&mut table, cookie, 0);
+        }
+        table.end(|_, _| {});
+        // Of the next look one has rested and two are read when it is given up.
+        table.begin(false);
+        assert!(table.rests(&"-".into(), at(1), 1, first));
+        of(&mut table, 2, 1);
+        of(&mut table, 3, 1);
+        let again = table.begin(true);
+        assert_eq!(table.missing().count(), 3);
+        // By then the one has changed and one of the two rests, and one has ended.
+        assert!(!table.rests(&"-".into(), at(2), 1, again));
+        of(&mut table, 1, 2);
+        assert!(table.rests(&"-".into(), at(2), 2, first));
+        assert_eq!(table.missing().count(), 1);
+        let mut ended = Vec::new();
+        table.end(|cookie, _| ended.push(cookie));
+        assert_eq!(ended, [3]);
+        let times = |cookie| {
+            let samples = table.get(cookie).unwrap().samples.iter();
+            samples
+                .map(|sample| sample.at.as_secs())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!((times(1), times(2)), (vec![0, 2], vec![0, 1]));
+    }
+
+    #[test]
     fn what_is_not_meant_is_not_read_again_while_it_rests() {
         let mut table = table(10);
-        let first = table.begin();
+        let first = table.begin(false);
         table.put_aside(7);
         table.end(|_, _| {});
         for _ in 0..2 {
-            table.begin();
+            table.begin(false);
             assert!(table.rests(&"-".into(), Duration::ZERO, 7, first));
             table.end(|_, _| {});
             assert!(table.get(7).is_none());
         }
-        let number = table.begin();
+        let number = table.begin(false);
         assert!(!table.rests(&"-".into(), Duration::ZERO, 7, number));
         let mut connection = silent(0);
         connection.cookie = 7;
@@ -401,10 +474,10 @@ mod tests {
         table.end(|_, _| {});
         assert!(table.get(7).is_some() && table.aside.is_empty());
         // What is not found any more is forgotten.
-        table.begin();
+        table.begin(false);
         table.put_aside(8);
         table.end(|_, _| {});
-        table.begin();
+        table.begin(false);
         table.end(|_, _| {});
         assert!(table.aside.is_empty());
     }

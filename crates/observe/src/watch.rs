@@ -216,6 +216,13 @@ impl Watcher {
     fn live(&mut self, to: &mut impl Audience) {
         for seen in self.observer.seen(&self.filter) {
             let at = seen.tracked.last().at;
+            // It is there after all.
+            if let Some(gone) = self.gone.remove(&seen.cookie) {
+                self.lives.insert(seen.cookie, gone.life);
+            }
+            for told in &mut self.told {
+                told.remove(&seen.cookie);
+            }
             let life = self.lives.entry(seen.cookie).or_insert_with(|| Life {
                 since: at,
                 last: at,

@@ -32,6 +32,10 @@ const NLMSG_DONE: u16 = 3;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLM_F_DUMP_INTR: u16 = 0x10;
 
+/// `idiag_timer` of `struct inet_diag_msg`, and its value for TIME-WAIT.
+const TIMER: usize = 2;
+const TIMER_WAIT: u8 = 3;
+
 /// Bytes of one answer; the kernel fills no more than 32 KiB.
 const ROOM: usize = 64 << 10;
 
@@ -86,6 +90,8 @@ const STATES: u32 = {
 pub struct Listed {
     /// Connections that were handed over.
     pub connections: usize,
+    /// Sockets in TIME-WAIT, of which nothing is told: also those that say FIN-WAIT-2, when nobody has them any more.
+    pub waiting: usize,
     /// Messages that are none that this code knows. A newer kernel's; they are left out.
     pub unknown: usize,
     /// The kernel says that the list is not whole.
@@ -187,7 +193,11 @@ impl SockDiag {
         mut each: impl FnMut(Connection),
     ) -> Result<Listed, Errno> {
         let mut listed = Listed::default();
+        let end = Instant::now() + LIST_MAX;
         for wanted in wanted.chunks(AT_ONCE) {
+            if Instant::now() > end {
+                return Err(Errno::TIMEDOUT);
+            }
             self.sequence = self.sequence.wrapping_add(1);
             let message = wanted.iter().fold(Message::default(), |message, id| {
                 ask(message, REQUEST, id.family, self.sequence, &id.bytes())
@@ -203,7 +213,8 @@ impl SockDiag {
                 if whole > filled {
                     return Err(Errno::MSGSIZE);
                 }
-                let answered = |listed: &Listed| listed.connections + listed.unknown;
+                let answered =
+                    |listed: &Listed| listed.connections + listed.waiting + listed.unknown;
                 let before = answered(&listed);
                 match parse(
                     &self.answer[..filled],
@@ -268,6 +279,9 @@ fn parse(
         }
         listed.interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
         match message.message_type() {
+            SOCK_DIAG_BY_FAMILY if message.payload().get(TIMER) == Some(&TIMER_WAIT) => {
+                listed.waiting += 1;
+            }
             SOCK_DIAG_BY_FAMILY => match Connection::parse(message.payload()) {
                 Some(connection) => {
                     listed.connections += 1;

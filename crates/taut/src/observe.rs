@@ -117,7 +117,8 @@ impl Missing {
             ),
             (
                 looked.without_place,
-                "connections are too many for what happens to them between looks to be counted",
+                "connections have no place in which what happens to them between looks is counted (there are 100,000 \
+                 places; or net.core.optmem_max leaves no room)",
             ),
             (
                 usize::from(looked.without_bpf),

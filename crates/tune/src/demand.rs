@@ -196,6 +196,8 @@ mod tests {
                 local: "192.0.2.1:1000".parse().unwrap(),
                 remote: "192.0.2.2:2000".parse().unwrap(),
                 cookie: 1,
+                is_v6: false,
+                interface: 0,
                 state: State::Established,
                 recv_queue: 0,
                 send_queue: 0,

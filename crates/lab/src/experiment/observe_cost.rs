@@ -89,6 +89,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         (cases.len() * Who::ALL.len() * runs) as u64,
     );
     let (mut series, mut headline, mut seen) = (Vec::new(), BTreeMap::new(), 0.0);
+    let mut slowest = Duration::ZERO;
     for case in cases {
         let held = host
             .run(|| Held::open(case))?
@@ -104,7 +105,9 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
                 progress.step();
             }
         }
-        drop(held);
+        if let Some(round) = held.end().map_err(machine("keep connections busy"))? {
+            slowest = slowest.max(round);
+        }
         for (who, shares) in Who::ALL.into_iter().zip(shares) {
             let median = stats::median(&shares).unwrap_or(f64::NAN);
             headline.insert(format!("{}_{}_core_share", who.key(), case.key()), median);
@@ -124,10 +127,18 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         quick: request.quick,
         environment: Environment::here(),
         // All of them are looked at.
-        calibration: Calibration::of([(
-            "connections_seen",
-            Check::exactly(seen, most as f64),
-        )]),
+        calibration: Calibration::of([
+            ("connections_seen", Check::exactly(seen, most as f64)),
+            // All that are busy carry something between any two looks.
+            (
+                "slowest_round_seconds",
+                Check {
+                    measured: slowest.as_secs_f64(),
+                    least: 0.0,
+                    most: Some(SECOND.as_secs_f64()),
+                },
+            ),
+        ]),
         headline,
         series,
         paper: Map::new(),
@@ -145,7 +156,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
 /// Connections, while this is there.
 struct Held {
     /// Whoever keeps them busy: until this goes.
-    busy: Option<(mpsc::Sender<()>, JoinHandle<io::Result<()>>)>,
+    busy: Option<(mpsc::Sender<()>, JoinHandle<io::Result<Duration>>)>,
     _pairs: Arc<Vec<(TcpStream, TcpStream)>>,
 }
 
@@ -233,24 +244,31 @@ impl Held {
             _pairs: pairs,
         })
     }
-}
 
-impl Drop for Held {
-    fn drop(&mut self) {
-        if let Some((stop, talking)) = self.busy.take() {
-            drop(stop);
-            if let Ok(Err(error)) = talking.join() {
-                tracing::warn!(%error, "the connections were not kept busy");
-            }
+    /// The longest time in which one of them carried nothing, of those that were busy.
+    fn end(self) -> io::Result<Option<Duration>> {
+        let Some((stop, talking)) = self.busy else {
+            return Ok(None);
+        };
+        drop(stop);
+        match talking.join() {
+            Ok(slowest) => slowest.map(Some),
+            Err(_) => Err(io::Error::other(
+                "the thread that keeps them busy has failed",
+            )),
         }
     }
 }
 
-/// A byte each way over each of them, again and again.
-fn talk(pairs: &[(TcpStream, TcpStream)], stopped: &mpsc::Receiver<()>) -> io::Result<()> {
+/// A byte each way over each of them, again and again: the longest from one time to the next.
+fn talk(pairs: &[(TcpStream, TcpStream)], stopped: &mpsc::Receiver<()>) -> io::Result<Duration> {
     let mut byte = [0];
     let mut next = Instant::now();
+    let (mut before, mut slowest) = (next, Duration::ZERO);
     loop {
+        let began = Instant::now();
+        slowest = slowest.max(began.duration_since(before));
+        before = began;
         for (mut client, mut server) in pairs.iter().map(|(client, server)| (client, server)) {
             client.write_all(&byte)?;
             server.read_exact(&mut byte)?;
@@ -261,7 +279,7 @@ fn talk(pairs: &[(TcpStream, TcpStream)], stopped: &mpsc::Receiver<()>) -> io::R
         let wait = next.saturating_duration_since(Instant::now());
         match stopped.recv_timeout(wait) {
             Err(mpsc::RecvTimeoutError::Timeout) => {}
-            _ => return Ok(()),
+            _ => return Ok(slowest),
         }
     }
 }

@@ -96,6 +96,7 @@ struct tcp_sock {
 	__u32 segs_out;
 	__u32 write_seq;
 	__u32 snd_una;
+	__u32 rcv_nxt;
 	__u32 copied_seq;
 	__u32 delivered;
 	__u32 prior_cwnd;
@@ -121,13 +122,15 @@ enum {
 enum {
 	STATE_ESTABLISHED = 1,
 	STATE_SYN_SENT = 2,
+	STATE_SYN_RECV = 3,
 	STATE_TIME_WAIT = 6,
 	STATE_CLOSE = 7,
 	STATE_LISTEN = 10,
 };
 
-/* What a connection that rests has: it cannot be seen to be another while all
- * of this is the same, but for the time that passes.
+/* What a connection that rests has: while all of this is the same what
+ * sock_diag tells is, too, but for the time that passes, its user and segments
+ * that a filter drops.
  */
 struct state {
 	__u64 congestion_ops;
@@ -135,7 +138,11 @@ struct state {
 	__u32 segs_in;
 	__u32 segs_out;
 	__u32 write_seq;
+	__u32 snd_una;
+	__u32 rcv_nxt;
 	__u32 copied_seq;
+	__u32 rtts;
+	__u32 signals;
 	__u32 sndbuf;
 	__u32 rcvbuf;
 	__u32 window_clamp;
@@ -179,26 +186,31 @@ struct {
 struct look {
 	__u64 number;	/* the first is 1 */
 	__s64 room;	/* how many connections may have a place; none: nobody counts */
+	__u64 missed;	/* those that have none since the look before */
 	__u32 netns;	/* inode of the only namespace of which they may be; 0: all */
 	__u32 pad;
 } this_look;
 
-static __always_inline struct place *place_of(struct sock_common *common,
-					      struct tcp_sock *tp)
+static __always_inline struct place *place_of(struct sock_common *common)
 {
-	struct place *place;
+	return bpf_sk_storage_get(&places, common, NULL, 0);
+}
 
-	place = bpf_sk_storage_get(&places, common, NULL, 0);
-	if (this_look.room <= 0)
-		return place;
-	if (!place) {
+/* One that has none. */
+static __always_inline struct place *give_place(struct sock_common *common,
+						struct tcp_sock *tp)
+{
+	struct place *place = NULL;
+
+	if (this_look.room > 0)
 		place = bpf_sk_storage_get(&places, common, NULL,
 					   BPF_SK_STORAGE_GET_F_CREATE);
-		if (!place)
-			return NULL;
-		place->rtt_of = tp->rack.mstamp;
+	if (!place) {
+		__sync_fetch_and_add(&this_look.missed, 1);
+		return NULL;
 	}
-	this_look.room--;
+	__sync_fetch_and_add(&this_look.room, -1);
+	place->rtt_of = tp->rack.mstamp;
 	return place;
 }
 
@@ -234,7 +246,11 @@ static __always_inline void compare(struct place *place, struct tcp_sock *tp,
 		.segs_in = tp->segs_in,
 		.segs_out = tp->segs_out,
 		.write_seq = tp->write_seq,
+		.snd_una = tp->snd_una,
+		.rcv_nxt = tp->rcv_nxt,
 		.copied_seq = tp->copied_seq,
+		.rtts = place->counts.rtts,
+		.signals = place->counts.signals,
 		.sndbuf = sk->sk_sndbuf,
 		.rcvbuf = sk->sk_rcvbuf,
 		.window_clamp = seen->window_clamp,
@@ -255,7 +271,7 @@ static __always_inline void compare(struct place *place, struct tcp_sock *tp,
 		differs |= one[i] ^ other[i];
 		other[i] = one[i];
 	}
-	if (differs || now.write_seq != tp->snd_una)
+	if (differs || now.write_seq != now.snd_una || state == STATE_SYN_RECV)
 		place->changed = this_look.number;
 }
 
@@ -264,12 +280,13 @@ static __always_inline void compare(struct place *place, struct tcp_sock *tp,
  */
 static __always_inline void begin_count(struct place *place)
 {
-	__sync_fetch_and_add(&place->version, 1);
+	/* Not an addition: without its result that would order nothing. */
+	__sync_lock_test_and_set(&place->version, place->version + 1);
 }
 
 static __always_inline void end_count(struct place *place)
 {
-	__sync_fetch_and_add(&place->version, 1);
+	__sync_lock_test_and_set(&place->version, place->version + 1);
 }
 
 /* How often the counts are read again that were written meanwhile. */
@@ -329,7 +346,11 @@ int taut_connections(struct bpf_iter__tcp *ctx)
 		goto write;
 	}
 	describe(&seen, common, tp);
-	place = place_of(common, tp);
+	place = place_of(common);
+	if (place)
+		__sync_fetch_and_add(&this_look.room, -1);
+	else
+		place = give_place(common, tp);
 	if (place) {
 		compare(place, tp, &seen, state);
 		seen.head.changed = place->changed;
@@ -359,7 +380,7 @@ int taut_places(struct bpf_iter__bpf_sk_storage_map *ctx)
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
 		return 0;
-	this_look.room--;
+	__sync_fetch_and_add(&this_look.room, -1);
 	seen.head.cookie = bpf_get_socket_cookie(tp);
 	seen.head.netns = common->skc_net.net->ns.inum;
 	describe(&seen, common, tp);
@@ -372,6 +393,8 @@ int taut_places(struct bpf_iter__bpf_sk_storage_map *ctx)
 	}
 	seen.head.size = sizeof(seen);
 	seen.has_events = read_counts(place, &seen.events);
+	if (!seen.has_events)
+		place->changed = this_look.number + 1;
 	bpf_seq_write(ctx->meta->seq, &seen, sizeof(seen));
 	return 0;
 }
@@ -390,8 +413,8 @@ int taut_opened(__u64 *ctx)
 	if (this_look.netns && this_look.netns != common->skc_net.net->ns.inum)
 		return 0;
 	tp = bpf_skc_to_tcp_sock(sk);
-	if (tp)
-		place_of(common, tp);
+	if (tp && !place_of(common))
+		give_place(common, tp);
 	return 0;
 }
 

@@ -11,8 +11,8 @@ use super::Sees;
 use crate::inside::{Found, List};
 use crate::namespaces::Namespace;
 
-/// Of all connections, one of so many may have changed for them to be asked for one by one: that costs some three times as much
-/// each as a list does.
+/// For each connection that has changed so many must rest for them to be asked for by name: that costs some three times as
+/// much each as a list does.
 const FEW: usize = 4;
 
 /// What the programs in the kernel found in a namespace.
@@ -96,16 +96,24 @@ impl Changed {
         at: Instant,
         to: &mut impl Sees,
     ) -> Result<Listed, Errno> {
-        let each = |mut connection: Connection| {
+        let mut each = |mut connection: Connection| {
             connection.inside = self.inside.remove(&connection.cookie);
             to.see(namespace, at, connection);
         };
         if self.wanted.len() * FEW > self.rest {
             return socket.connections(each);
         }
-        let mut listed = socket.each_of(&self.wanted, each)?;
-        listed.connections += self.rest;
-        Ok(listed)
+        match socket.each_of(&self.wanted, &mut each) {
+            Ok(mut listed) => {
+                listed.connections += self.rest;
+                Ok(listed)
+            }
+            // Their answers found no room, say: a list is another way.
+            Err(error) => {
+                tracing::debug!(%error, netns = %namespace.name, "connections are listed that were asked for by name");
+                socket.connections(each)
+            }
+        }
     }
 }
 

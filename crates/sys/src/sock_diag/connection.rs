@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use netlink_packet_core::NlasIterator;
 
-use super::State;
+use super::{SocketId, State};
 use crate::tcp_info::TcpInfo;
 
 /// Attributes of linux/inet_diag.h.
@@ -101,6 +101,10 @@ pub struct Connection {
     pub remote: SocketAddr,
     /// The kernel's name of the socket, which is given once in a boot; addresses come again.
     pub cookie: u64,
+    /// It is an IPv6 socket, whoever its peer is.
+    pub is_v6: bool,
+    /// The device to which it is bound; 0: none.
+    pub interface: u32,
     /// State.
     pub state: State,
     /// Bytes that came and were not read (`CurAppRQueue` of RFC 4898).
@@ -137,6 +141,33 @@ impl Connection {
         Self::parse_in(State::Closed, message)
     }
 
+    /// By this it is found again.
+    pub fn id(&self) -> SocketId {
+        let address = |address: IpAddr| match (address, self.is_v6) {
+            (IpAddr::V4(ip), true) => ip.to_ipv6_mapped().octets(),
+            (IpAddr::V6(ip), _) => ip.octets(),
+            (IpAddr::V4(ip), false) => {
+                let mut bytes = [0; 16];
+                bytes[..4].copy_from_slice(&ip.octets());
+                bytes
+            }
+        };
+        let family = if self.is_v6 {
+            libc::AF_INET6
+        } else {
+            libc::AF_INET
+        };
+        SocketId {
+            family: u8::try_from(family).unwrap_or_default(),
+            local_port: self.local.port(),
+            remote_port: self.remote.port(),
+            local: address(self.local.ip()),
+            remote: address(self.remote.ip()),
+            interface: self.interface,
+            cookie: self.cookie,
+        }
+    }
+
     fn parse_in(state: State, message: &[u8]) -> Option<Self> {
         let fixed: &[u8; MESSAGE] = message.get(..MESSAGE)?.try_into().ok()?;
         let word =
@@ -160,6 +191,8 @@ impl Connection {
             local: address(4, 8)?,
             remote: address(6, 24)?,
             cookie: u64::from(number(44)) | u64::from(number(48)) << 32,
+            is_v6: i32::from(fixed[0]) == libc::AF_INET6,
+            interface: number(40),
             recv_queue: number(56),
             send_queue: number(60),
             uid: number(64),
