@@ -31,13 +31,20 @@ const WALK_EVERY: Duration = FIND_EVERY;
 /// compares need not be all that there is.
 const ANEW_EVERY: Duration = Duration::from_secs(30);
 
+/// So many that were not found are asked for by name; for more a list costs less.
+const BY_NAME: usize = 2_000;
+
 /// Who is told what a look finds.
 pub trait Sees {
     /// A look begins: its number, more than that of the one before. `again`: what was told since the last call is told anew.
     fn begin(&mut self, again: bool) -> NonZeroU64;
 
-    /// Those that were there and were not found: with the name of the namespace of each.
-    fn missing(&self) -> Vec<(Arc<str>, SocketId)>;
+    /// Those that were there and were not found, with the name of the namespace of each. `walked`: through the kernel's table, which
+    /// has those that are being made, too; else they are there until a walk does not find them.
+    fn missing(&mut self, walked: bool) -> Vec<(Arc<str>, SocketId)>;
+
+    /// It is not known whether these are there: they have not ended.
+    fn unknown(&mut self, ids: &[SocketId]);
 
     /// A connection, with its namespace and when that was looked into.
     fn see(&mut self, namespace: &Namespace, at: Instant, connection: Connection);
@@ -157,7 +164,7 @@ impl Looker {
             && !self.failed.is_some_and(is_within)
         {
             if let Some(looked) = self.places(looked, to) {
-                self.confirm(to);
+                self.confirm(to, false);
                 return Ok(looked);
             }
             self.failed = Some(began);
@@ -175,7 +182,7 @@ impl Looker {
             self.find()?;
             self.pass(&mut done, &mut looked, anew, to)?;
         }
-        self.confirm(to);
+        self.confirm(to, true);
         looked.left_out = self.left_out;
         looked.hidden = self.hidden;
         looked.without_bpf = self.inside.is_none();
@@ -198,24 +205,38 @@ impl Looker {
         self.inside.as_ref()?.begin(number.get(), self.only())
     }
 
-    /// Asks for those that were not found, by name. No list is a snapshot: one that is read while others end may leave
+    /// Asks for those that were not found. No list is a snapshot: one that is read while others end may leave
     /// out what there is, and one by places what has none.
-    fn confirm(&self, to: &mut impl Sees) {
+    fn confirm(&mut self, to: &mut impl Sees, walked: bool) {
         let mut missing: FxHashMap<Arc<str>, Vec<SocketId>> = FxHashMap::default();
-        for (netns, id) in to.missing() {
+        for (netns, id) in to.missing(walked) {
             missing.entry(netns).or_default().push(id);
         }
+        // Of a namespace that is not there any more there is nothing to confirm.
         for namespace in &self.namespaces {
-            let Some(wanted) = missing.get(&namespace.name) else {
+            let Some(ids) = missing.get(&namespace.name) else {
                 continue;
             };
             let at = Instant::now();
-            // Of a namespace that has gone there is nothing to confirm.
-            if let Ok(Some(Ok(mut socket))) = namespace.run(SockDiag::open) {
-                let found = socket.each_of(wanted, |connection| to.see(namespace, at, connection));
-                if let Err(error) = found {
-                    tracing::debug!(%error, netns = %namespace.name, "connections were not found, and may be there");
+            let mut see = |connection| to.see(namespace, at, connection);
+            let listed = match namespace.run(SockDiag::open) {
+                Ok(Some(Ok(mut socket))) if ids.len() <= BY_NAME => socket
+                    .each_of(ids, &mut see)
+                    .or_else(|_| socket.connections(see)),
+                Ok(Some(Ok(mut socket))) => socket.connections(see),
+                // The process by which it was known has ended; others may be in it.
+                Ok(None) => {
+                    self.found = None;
+                    to.unknown(ids);
+                    continue;
                 }
+                Ok(Some(Err(error))) => Err(error),
+                // It may not be entered, and was not before.
+                Err(_) => continue,
+            };
+            if let Err(error) = listed {
+                tracing::debug!(%error, netns = %namespace.name, "connections were not found, and may be there");
+                to.unknown(ids);
             }
         }
     }
@@ -405,9 +426,11 @@ mod tests {
             NonZeroU64::MIN
         }
 
-        fn missing(&self) -> Vec<(Arc<str>, SocketId)> {
+        fn missing(&mut self, _: bool) -> Vec<(Arc<str>, SocketId)> {
             Vec::new()
         }
+
+        fn unknown(&mut self, _: &[SocketId]) {}
 
         fn see(&mut self, namespace: &Namespace, _: Instant, connection: Connection) {
             self.0.push((namespace.name.to_string(), connection));

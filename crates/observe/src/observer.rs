@@ -221,7 +221,10 @@ impl Sees for Keeper<'_> {
         self.table.begin(again)
     }
 
-    fn missing(&self) -> Vec<(Arc<str>, SocketId)> {
+    fn missing(&mut self, walked: bool) -> Vec<(Arc<str>, SocketId)> {
+        if !walked {
+            self.table.keep_handshakes();
+        }
         let missing = self.table.missing();
         missing
             .map(|tracked| (tracked.netns.clone(), tracked.id()))
@@ -236,6 +239,10 @@ impl Sees for Keeper<'_> {
         } else {
             self.table.put_aside(connection.cookie);
         }
+    }
+
+    fn unknown(&mut self, ids: &[SocketId]) {
+        ids.iter().for_each(|id| self.table.keep(id.cookie));
     }
 
     fn rests(

@@ -32,14 +32,28 @@ pub struct Keep {
 pub struct Table {
     keep: Keep,
     tracked: FxHashMap<u64, Tracked>,
-    /// Those that are not kept, because they are not meant: the look in which each was read, and the last that found it.
-    aside: FxHashMap<u64, (u64, u64)>,
+    /// Those that are not kept.
+    aside: FxHashMap<u64, Aside>,
     look: u64,
     /// The look of which this one takes the place.
     instead: Option<u64>,
     seen: usize,
     left_out: usize,
 }
+
+/// One that is not kept.
+#[derive(Clone, Copy, Debug)]
+struct Aside {
+    /// The look in which it was read.
+    read: u64,
+    /// The last look that found it.
+    look: u64,
+    /// It is meant, and there is no room for it.
+    is_left_out: bool,
+}
+
+/// Those that are not kept of which something is known, at most.
+const ASIDE: usize = 1_000_000;
 
 /// A connection.
 #[derive(Debug)]
@@ -94,9 +108,14 @@ impl Table {
         cookie: u64,
         since: NonZeroU64,
     ) -> bool {
-        if let Some((read, look)) = self.aside.get_mut(&cookie) {
-            *look = self.look;
-            return *read >= since.get();
+        if let Some(aside) = self.aside.get_mut(&cookie) {
+            let has_room = self.seen < self.keep.connections;
+            let is_known = aside.read >= since.get() && !(aside.is_left_out && has_room);
+            if is_known && aside.look != self.look {
+                self.left_out += usize::from(aside.is_left_out);
+            }
+            aside.look = self.look;
+            return is_known;
         }
         let Some(tracked) = self.tracked.get_mut(&cookie) else {
             return false;
@@ -119,10 +138,39 @@ impl Table {
 
     /// It is not kept, whatever happens while it is as it is now.
     pub fn put_aside(&mut self, cookie: u64) {
-        let has_room = self.aside.len() < self.keep.connections;
+        self.set_aside(cookie, false);
+    }
+
+    fn set_aside(&mut self, cookie: u64, is_left_out: bool) {
+        let has_room = self.aside.len() < ASIDE;
+        let aside = Aside {
+            read: self.look,
+            look: self.look,
+            is_left_out,
+        };
         match self.aside.entry(cookie) {
             Entry::Vacant(_) if !has_room => {}
-            entry => drop(entry.insert_entry((self.look, self.look))),
+            entry => drop(entry.insert_entry(aside)),
+        }
+    }
+
+    /// Those that are being made are there until a look that would find them does not.
+    pub fn keep_handshakes(&mut self) {
+        for tracked in self.tracked.values_mut() {
+            if tracked.look != self.look && tracked.last().info().is_none() {
+                tracked.look = self.look;
+                self.seen += 1;
+            }
+        }
+    }
+
+    /// It is not known whether it is there: it stays as it is.
+    pub fn keep(&mut self, cookie: u64) {
+        if let Some(tracked) = self.tracked.get_mut(&cookie)
+            && tracked.look != self.look
+        {
+            tracked.look = self.look;
+            self.seen += 1;
         }
     }
 
@@ -136,6 +184,7 @@ impl Table {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(_) if !room => {
                 self.left_out += 1;
+                self.set_aside(cookie, true);
                 return;
             }
             Entry::Vacant(entry) => entry.insert(Tracked {
@@ -179,7 +228,7 @@ impl Table {
     /// The look is over: what was not seen in it has ended, and is handed over.
     pub fn end(&mut self, mut ended: impl FnMut(u64, Tracked)) {
         let look = self.look;
-        self.aside.retain(|_, (_, last)| *last == look);
+        self.aside.retain(|_, aside| aside.look == look);
         for (cookie, tracked) in self.tracked.extract_if(|_, tracked| tracked.look != look) {
             ended(cookie, tracked);
         }
@@ -412,6 +461,63 @@ mod tests {
         );
         resting.see(&"-".into(), at, silent(9));
         assert!(!resting.get(1).unwrap().rests());
+    }
+
+    #[test]
+    fn what_may_be_there_stays_as_it_is() {
+        let mut table = table(10);
+        let netns: Arc<str> = "-".into();
+        table.begin(false);
+        for cookie in [1, 2, 3] {
+            let mut connection = silent(0);
+            connection.cookie = cookie;
+            if cookie == 1 {
+                // A handshake of the peer's.
+                connection.info = None;
+            }
+            table.see(&netns, Duration::ZERO, connection);
+        }
+        table.end(|_, _| {});
+        table.begin(false);
+        table.keep_handshakes();
+        table.keep(2);
+        table.keep(9);
+        assert_eq!(table.missing().count(), 1);
+        let mut ended = Vec::new();
+        table.end(|cookie, _| ended.push(cookie));
+        assert_eq!(ended, [3]);
+        assert_eq!(table.get(2).unwrap().samples.len(), 1);
+    }
+
+    #[test]
+    fn one_for_which_there_is_no_room_is_counted_while_it_rests_and_read_when_there_is() {
+        let mut table = table(1);
+        let netns: Arc<str> = "-".into();
+        let connection = |cookie| {
+            let mut connection = silent(0);
+            connection.cookie = cookie;
+            connection
+        };
+        let first = table.begin(false);
+        table.see(&netns, Duration::ZERO, connection(1));
+        table.see(&netns, Duration::ZERO, connection(2));
+        assert_eq!(table.left_out(), 1);
+        table.end(|_, _| {});
+        table.begin(false);
+        for _ in 0..2 {
+            assert!(table.rests(&netns, Duration::ZERO, 1, first));
+            assert!(table.rests(&netns, Duration::ZERO, 2, first));
+        }
+        assert_eq!(table.left_out(), 1);
+        table.end(|_, _| {});
+        table.begin(false);
+        assert!(
+            !table.rests(&netns, Duration::ZERO, 2, first),
+            "there is room"
+        );
+        table.see(&netns, Duration::ZERO, connection(2));
+        table.end(|_, _| {});
+        assert!(table.get(2).is_some() && table.aside.is_empty());
     }
 
     #[test]

@@ -153,6 +153,10 @@ impl Watcher {
                 };
                 gone.insert(cookie, left);
             })?;
+        // However long the look took, it was missed at its end.
+        let missed = self.observer.elapsed();
+        let new = self.gone.values_mut().filter(|gone| gone.since == since);
+        new.for_each(|gone| gone.since = missed);
         self.listeners.listen(self.observer.namespaces());
         self.live(to);
         self.hear(to);
