@@ -1,8 +1,10 @@
 //! Verdicts in sentences, for `taut why`.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
+
+use serde::Serialize;
 
 use crate::filter::Filter;
 use crate::observer::{Observer, Seen};
@@ -16,15 +18,32 @@ pub struct Judged<'a> {
     verdict: Option<Verdict>,
     /// Payload of the window, both ways.
     carried: u64,
+    /// What somebody has changed of it, in sentences.
+    tuned: &'a [String],
 }
 
-/// Those of the last look that are meant; those that carry most first.
-pub fn judged<'a>(observer: &'a Observer, filter: &'a Filter) -> Vec<Judged<'a>> {
+/// A line of JSON.
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    record: Record<'a>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    tuned: &'a [String],
+}
+
+/// Those of the last look that are meant; those that carry most first. `tuned`: what somebody has changed of them, in sentences, by
+/// cookie.
+pub fn judged<'a>(
+    observer: &'a Observer,
+    filter: &'a Filter,
+    tuned: &'a HashMap<u64, Vec<String>>,
+) -> Vec<Judged<'a>> {
     let judged = observer.seen(filter).map(|seen| Judged {
         verdict: observer.verdict(&seen),
         carried: seen.tracked.window().map_or(0, |window| {
             window.more(|info| info.bytes_acked) + window.more(|info| info.bytes_received)
         }),
+        tuned: tuned.get(&seen.cookie).map_or(&[], Vec::as_slice),
         seen,
     });
     let mut judged: Vec<_> = judged.collect();
@@ -38,9 +57,15 @@ pub fn judged<'a>(observer: &'a Observer, filter: &'a Filter) -> Vec<Judged<'a>>
 /// The library's.
 pub fn json(judged: &[Judged<'_>]) -> serde_json::Result<String> {
     let mut text = String::new();
-    for Judged { seen, verdict, .. } in judged {
+    for Judged {
+        seen,
+        verdict,
+        tuned,
+        ..
+    } in judged
+    {
         let record = Record::of(seen.cookie, seen.tracked, seen.process, verdict.clone());
-        text.push_str(&serde_json::to_string(&record)?);
+        text.push_str(&serde_json::to_string(&Line { record, tuned })?);
         text.push('\n');
     }
     Ok(text)
@@ -106,6 +131,9 @@ impl Judged<'_> {
         }
         if let Some(remedy) = &verdict.remedy {
             text.push_str(&format!("  what helps: {remedy}\n"));
+        }
+        for sentence in self.tuned {
+            text.push_str(&format!("  {sentence}\n"));
         }
         text
     }

@@ -13,6 +13,7 @@ use signal_hook::flag;
 use taut_observe::filter::Filter;
 use taut_tune::actuate::{Actuators, Undone};
 use taut_tune::journal::{self, Journal};
+use taut_tune::log::Log;
 use taut_tune::tuner::{Lists, Outcome, Round, SAMPLES, Told, Tuner};
 
 use crate::Failure;
@@ -89,11 +90,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let observer = args.which.observer(CONNECTIONS, SAMPLES);
     let mut tuner = Tuner::new(observer, lists, actuators);
     let printer = Printer::new(Arc::clone(&ends));
-    let result = rounds(args, &mut tuner, &ends, &printer);
+    let mut noted = Noting::of(args);
+    let result = rounds(args, &mut tuner, &ends, &printer, &mut noted);
     // Whoever reads slowly, or not at all, keeps nothing from being undone.
     let undone = tuner.end();
     if args.apply {
         say_undone(&undone);
+        forget(&args.journal, &undone);
     }
     printer.end();
     result
@@ -104,6 +107,7 @@ fn rounds(
     tuner: &mut Tuner,
     ends: &AtomicBool,
     printer: &Printer,
+    noted: &mut Noting,
 ) -> Result<(), Failure> {
     let ends = || ends.load(Ordering::Relaxed);
     let mut missing = Missing::default();
@@ -119,6 +123,7 @@ fn rounds(
             leaves_all(&round),
             "every connection is one that is to be left alone (FILTER, --skip)",
         );
+        round.told.iter().for_each(|told| noted.note(told));
         let told = round.told.iter().map(|told| text(told, args.json));
         let missed = told.filter(|line| !printer.print(line)).count();
         say_once(
@@ -179,7 +184,9 @@ fn actuators(path: &Path) -> Result<Actuators, Failure> {
     let mut actuators = Actuators::new(journal);
     if is_left {
         say("what a process that was killed has changed is undone first");
-        say_undone(&actuators.undo());
+        let undone = actuators.undo();
+        say_undone(&undone);
+        forget(path, &undone);
     }
     Ok(actuators)
 }
@@ -194,6 +201,7 @@ fn undo(path: &Path) -> Result<(), Failure> {
     let undone = actuators.undo();
     actuators.close();
     say_undone(&undone);
+    forget(path, &undone);
     match undone.failed {
         0 => Ok(()),
         failed => Err(Failure::Run(format!(
@@ -250,6 +258,40 @@ fn line(told: &Told) -> String {
         "{who}: {outcome}: {}\n    why: {}\n    expected: {}",
         told.change, told.because, told.expected
     )
+}
+
+/// What was undone is told by `taut why` no more; what was not, is.
+fn forget(journal: &Path, undone: &Undone) {
+    if undone.failed > 0 {
+        return;
+    }
+    if let Err(error) = Log::of(journal).undone() {
+        say(&format!(
+            "`taut why` may tell of what is undone: the log stays: {error}"
+        ));
+    }
+}
+
+/// Notes what is done in the log, if that can be: nothing depends on it.
+struct Noting(Option<Log>);
+
+// === impl Noting ===
+
+impl Noting {
+    /// What is only said is not noted.
+    fn of(args: &Args) -> Self {
+        Self(args.apply.then(|| Log::of(&args.journal)))
+    }
+
+    fn note(&mut self, told: &Told) {
+        let Some(log) = &mut self.0 else { return };
+        if let Err(error) = log.note(told) {
+            self.0 = None;
+            say(&format!(
+                "`taut why` will not know of all changes: the log cannot be written: {error}"
+            ));
+        }
+    }
 }
 
 /// Writes lines to standard output, and keeps nobody waiting.

@@ -1,11 +1,14 @@
 //! `taut why`.
 
+use std::collections::HashMap;
 use std::io::{self, ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args as ClapArgs;
 use indicatif::{ProgressBar, ProgressStyle};
 use taut_observe::explain;
+use taut_tune::log;
 
 use crate::Failure;
 use crate::observe::{Missing, Which};
@@ -40,6 +43,10 @@ pub(crate) struct Args {
     /// A line of JSON for each connection
     #[arg(long, conflicts_with = "explain")]
     json: bool,
+
+    /// Where `taut tune` writes what it has changed
+    #[arg(long, value_name = "FILE", default_value = log::PATH)]
+    tune_log: PathBuf,
 }
 
 fn watch(text: &str) -> Result<Duration, String> {
@@ -73,7 +80,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         std::thread::sleep(between.max(cost * 10).saturating_sub(cost).min(left));
     }
     progress.finish_and_clear();
-    let judged = explain::judged(&observer, &filter);
+    let tuned = tuned(&args.tune_log);
+    let judged = explain::judged(&observer, &filter, &tuned);
     let text = match args.json {
         true => explain::json(&judged).map_err(|e| Failure::Run(e.to_string()))?,
         false => explain::text(&judged, observer.elapsed(), args.explain),
@@ -82,6 +90,22 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         // Nobody reads any more.
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Ok(()),
         written => written.map_err(|e| Failure::Run(format!("cannot write: {e}"))),
+    }
+}
+
+/// What `taut tune` has done to each connection, by cookie, in sentences.
+fn tuned(log: &Path) -> HashMap<u64, Vec<String>> {
+    match log::read(log) {
+        Ok(all) => {
+            let sentences = |of: Vec<log::Noted>| of.iter().map(log::Noted::sentence).collect();
+            all.into_iter()
+                .map(|(cookie, of)| (cookie, sentences(of)))
+                .collect()
+        }
+        Err(error) => {
+            tracing::debug!(%error, path = %log.display(), "what taut tune has changed is not known");
+            HashMap::new()
+        }
     }
 }
 

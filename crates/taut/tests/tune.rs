@@ -12,6 +12,8 @@ use std::process::{Child, Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use taut_tune::log::Log;
+use taut_tune::tuner::{Connection, Outcome, Told};
 
 use host::Host;
 
@@ -208,6 +210,51 @@ fn a_namespace_that_vanishes_while_it_is_tuned_is_no_end() {
     end(child, Signal::TERM);
     assert!(!journal.exists());
     drop(host);
+}
+
+#[test]
+fn why_tells_what_was_tuned_until_it_is_undone() {
+    let host = host("log");
+    let dir = tempfile::tempdir().unwrap();
+    let journal = dir.path().join("tune.journal");
+    let listener = host.listener();
+    let port = listener.local_addr().unwrap().port();
+    let (client, _server) = host.connection(&listener);
+    let cookie = rustix::net::sockopt::socket_cookie(&client).unwrap();
+    let why = |json: bool| {
+        let log = journal.with_extension("log");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_taut"));
+        command.args(["why", "--for", "500ms", "--netns", host.name()]);
+        command.args(["--tune-log", log.to_str().unwrap()]);
+        command.args(json.then_some("--json"));
+        let output = command.arg(format!("dport {port}")).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let tuned = || -> Value { serde_json::from_str::<Value>(&why(true)).unwrap()["tuned"].take() };
+    assert_eq!(tuned(), Value::Null);
+    // As the tuner writes it.
+    let told = Told {
+        connection: Some(Connection {
+            cookie,
+            local: client.local_addr().unwrap(),
+            remote: client.peer_addr().unwrap(),
+            process: None,
+        }),
+        netns: host.name().to_owned(),
+        change: "receive buffer 128.0 KiB -> 12.5 MiB".to_owned(),
+        because: String::new(),
+        expected: String::new(),
+        outcome: Outcome::Made,
+    };
+    Log::of(&journal).note(&told).unwrap();
+    let sentences = tuned();
+    let sentence = sentences[0].as_str().unwrap();
+    assert!(sentence.starts_with("tuned "), "{sentence}");
+    assert!(sentence.ends_with(&told.change), "{sentence}");
+    assert!(why(false).contains(sentence.rsplit("ago: ").next().unwrap()));
+    // Who undoes what the journal has takes it away; what it does not have was undone before.
+    end(applying(&host, &journal), Signal::TERM);
+    assert_eq!(tuned(), Value::Null);
 }
 
 #[test]

@@ -120,6 +120,19 @@ pub enum JournalError {
     },
 }
 
+// === impl Thing ===
+
+impl Thing {
+    /// The cookie of the namespace and the name of the setting, if it is one.
+    pub fn setting(&self) -> Option<(u64, &'static str)> {
+        match self {
+            Self::SendMaximum(netns) => Some((*netns, "net/ipv4/tcp_wmem")),
+            Self::ReceiveMaximum(netns) => Some((*netns, "net/ipv4/tcp_rmem")),
+            Self::SendBuffer(_) | Self::ReceiveBuffer(_) => None,
+        }
+    }
+}
+
 // === impl Journal ===
 
 impl Journal {
@@ -322,13 +335,13 @@ impl Journal {
 }
 
 /// Which boot of the kernel this is.
-fn boot() -> io::Result<String> {
+pub(crate) fn boot() -> io::Result<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(boot.trim_end().to_owned())
 }
 
 /// Whether nobody else can have written it: who may write to its directory could have put it there.
-fn is_ours(path: &Path, file: &File) -> io::Result<bool> {
+pub(crate) fn is_ours(path: &Path, file: &File) -> io::Result<bool> {
     let me = rustix::process::geteuid().as_raw();
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => fs::metadata(parent)?,

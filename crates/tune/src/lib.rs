@@ -1,7 +1,7 @@
 //! `taut tune`: every connection gets the buffer that its path can use.
 //!
 //! What decides is pure: [`demand`] says what a connection wants, and [`plan`] what is to be changed. [`actuate`] makes changes after
-//! [`journal`] has them, and [`tuner`] puts all of it together. [`allocate`] shares a budget out, and [`settle`] keeps what is granted
+//! [`journal`] has them, and [`tuner`] puts all of it together; [`log`] tells others of it. [`allocate`] shares a budget out, and [`settle`] keeps what is granted
 //! from changing with every breath of a connection: docs/design/tune.md says what they are for.
 
 #![forbid(unsafe_code)]
@@ -10,6 +10,7 @@ pub mod actuate;
 pub mod allocate;
 pub mod demand;
 pub mod journal;
+pub mod log;
 pub mod plan;
 pub mod settle;
 pub mod tuner;

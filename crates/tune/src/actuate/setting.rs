@@ -1,0 +1,81 @@
+//! A namespace's settings: files below /proc/sys.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use taut_observe::namespaces::Namespace;
+use taut_sys::netns;
+
+use super::ActuateError;
+use crate::demand::Direction;
+
+/// The kernel's bounds of buffers in this direction.
+pub(super) fn of(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Send => "net/ipv4/tcp_wmem",
+        Direction::Receive => "net/ipv4/tcp_rmem",
+    }
+}
+
+fn path(name: &str) -> PathBuf {
+    Path::new("/proc/sys").join(name)
+}
+
+/// Whether two texts of a setting say the same.
+pub(super) fn same(one: &str, other: &str) -> bool {
+    one.split_whitespace().eq(other.split_whitespace())
+}
+
+/// The cookie of a namespace, and its setting; `None`: it is gone.
+pub(super) fn read(
+    namespace: &Namespace,
+    name: &str,
+) -> Result<Option<(u64, String)>, ActuateError> {
+    let path = path(name);
+    let read = move || -> io::Result<_> { Ok((netns::cookie()?, fs::read_to_string(path)?)) };
+    let found = namespace.run(read)?;
+    let found = found.transpose().map_err(|e| failed(namespace, name, e))?;
+    Ok(found.map(|(cookie, text)| (cookie, text.trim_end().to_owned())))
+}
+
+/// `false`: it is gone.
+pub(super) fn write(namespace: &Namespace, name: &str, text: &str) -> Result<bool, ActuateError> {
+    let path = path(name);
+    let written = namespace.run(|| fs::write(path, text))?;
+    let written = written
+        .transpose()
+        .map_err(|e| failed(namespace, name, e))?;
+    Ok(written.is_some())
+}
+
+pub(super) fn failed(namespace: &Namespace, name: &str, error: io::Error) -> ActuateError {
+    ActuateError::Setting {
+        name: name.to_owned(),
+        netns: namespace.name.to_string(),
+        error,
+    }
+}
+
+/// The most that the kernel gives a buffer of this namespace, in either direction; `None`: it is gone.
+///
+/// # Errors
+/// [`ActuateError`].
+pub fn maxima(namespace: &Namespace) -> Result<Option<[(Direction, u64); 2]>, ActuateError> {
+    let mut found = [(Direction::Send, 0), (Direction::Receive, 0)];
+    for (direction, most) in &mut found {
+        let name = of(*direction);
+        let Some((_, text)) = read(namespace, name)? else {
+            return Ok(None);
+        };
+        let third = text
+            .split_whitespace()
+            .nth(2)
+            .and_then(|word| word.parse().ok());
+        *most = third.ok_or_else(|| {
+            let error = io::Error::other(format!("{text:?} has no third figure"));
+            failed(namespace, name, error)
+        })?;
+    }
+    Ok(Some(found))
+}

@@ -1,0 +1,166 @@
+//! On sockets of this process.
+
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+
+use rustix::net::sockopt;
+use taut_sys::borrow::{Buffers, Lender, Locks};
+
+use super::setting::same;
+use super::socket::descriptors;
+use super::*;
+
+fn actuators() -> (Actuators, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let journal = Journal::open(&dir.path().join("journal")).unwrap();
+    (Actuators::new(journal), dir)
+}
+
+fn connection() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    (near, far)
+}
+
+fn socket(stream: &TcpStream) -> Socket {
+    let inode = rustix::fs::fstat(stream).unwrap().st_ino;
+    Socket {
+        cookie: sockopt::socket_cookie(stream).unwrap(),
+        inode: u32::try_from(inode).unwrap(),
+        pid: std::process::id(),
+    }
+}
+
+fn buffers(stream: &TcpStream) -> Buffers {
+    let own = Lender::of(std::process::id()).unwrap();
+    let cookie = sockopt::socket_cookie(stream.as_fd()).unwrap();
+    let lent = own.lend(stream.as_raw_fd(), cookie).unwrap().unwrap();
+    lent.buffers().unwrap()
+}
+
+#[test]
+fn a_fixed_buffer_is_freed_and_fixed_again() {
+    let (near, _far) = connection();
+    sockopt::set_socket_recv_buffer_size(&near, 50_000).unwrap();
+    sockopt::set_socket_send_buffer_size(&near, 60_000).unwrap();
+    let fixed = buffers(&near);
+    let (mut actuators, _dir) = actuators();
+    let made = actuators
+        .free(&socket(&near), Direction::Receive, 400_000)
+        .unwrap();
+    assert_eq!(
+        made,
+        Made::Set {
+            from: 100_000,
+            to: 400_000
+        }
+    );
+    let free = buffers(&near);
+    assert!(!free.locks.receive && free.locks.send, "{free:?}");
+    assert_eq!((free.receive, free.send), (400_000, fixed.send));
+    let restored = Undone {
+        restored: 1,
+        ..Undone::default()
+    };
+    assert_eq!(actuators.undo(), restored);
+    assert_eq!(buffers(&near), fixed);
+    assert_eq!(actuators.journal().entries().count(), 0);
+}
+
+#[test]
+fn a_buffer_is_never_freed_to_less_than_it_has() {
+    let (near, _far) = connection();
+    sockopt::set_socket_send_buffer_size(&near, 60_000).unwrap();
+    let (mut actuators, _dir) = actuators();
+    actuators
+        .free(&socket(&near), Direction::Send, 10_000)
+        .unwrap();
+    let free = buffers(&near);
+    assert_eq!((free.send, free.locks), (120_000, Locks::default()));
+}
+
+#[test]
+fn what_a_killed_process_changed_is_undone_by_the_next() {
+    let (near, _far) = connection();
+    sockopt::set_socket_send_buffer_size(&near, 60_000).unwrap();
+    let fixed = buffers(&near);
+    let (mut first, dir) = actuators();
+    first
+        .free(&socket(&near), Direction::Send, 200_000)
+        .unwrap();
+    first
+        .free(&socket(&near), Direction::Send, 300_000)
+        .unwrap();
+    drop(first);
+    let journal = Journal::open(&dir.path().join("journal")).unwrap();
+    let mut next = Actuators::new(journal);
+    assert_eq!(next.undo().restored, 1);
+    assert_eq!(buffers(&near), fixed);
+    next.close();
+    assert!(!dir.path().join("journal").exists());
+}
+
+#[test]
+fn what_its_application_has_fixed_since_is_left_as_it_is() {
+    let (near, _far) = connection();
+    sockopt::set_socket_send_buffer_size(&near, 60_000).unwrap();
+    let (mut actuators, _dir) = actuators();
+    actuators
+        .free(&socket(&near), Direction::Send, 200_000)
+        .unwrap();
+    sockopt::set_socket_send_buffer_size(&near, 70_000).unwrap();
+    let anew = buffers(&near);
+    assert_eq!(actuators.undo().others, 1);
+    assert_eq!(buffers(&near), anew);
+}
+
+#[test]
+fn what_is_gone_is_neither_changed_nor_undone() {
+    let (near, _far) = connection();
+    let of = socket(&near);
+    let (mut actuators, _dir) = actuators();
+    actuators.free(&of, Direction::Send, 20_000).unwrap();
+    drop(near);
+    // What was borrowed is this process's, too, until it is given back.
+    while !descriptors(&of).unwrap().is_empty() {
+        std::thread::yield_now();
+    }
+    assert_eq!(
+        actuators.free(&of, Direction::Send, 30_000).unwrap(),
+        Made::Gone
+    );
+    assert_eq!(actuators.undo().gone, 1);
+    // A process that is not there.
+    let nobody = Socket {
+        pid: 4_194_305,
+        ..of
+    };
+    assert_eq!(
+        actuators.free(&nobody, Direction::Send, 1).unwrap(),
+        Made::Gone
+    );
+}
+
+#[test]
+fn a_socket_that_was_passed_on_is_found_at_who_has_it() {
+    let (near, _far) = connection();
+    sockopt::set_socket_send_buffer_size(&near, 60_000).unwrap();
+    let fixed = buffers(&near);
+    let (mut actuators, _dir) = actuators();
+    actuators
+        .free(&socket(&near), Direction::Send, 200_000)
+        .unwrap();
+    let mut entry = actuators.journal().entries().next().unwrap().clone();
+    if let Value::Buffer { owner, .. } = &mut entry.before {
+        owner.0 = 4_194_305;
+    }
+    let undone = undo_buffer(socket(&near).cookie, Direction::Send, &entry).unwrap();
+    assert_eq!((undone, buffers(&near)), (Undo::Restored, fixed));
+}
+
+#[test]
+fn settings_are_compared_by_what_they_say() {
+    assert!(same("4096\t16384\t4194304\n", "4096 16384 4194304"));
+    assert!(!same("4096 16384", "4096 16384 1"));
+}

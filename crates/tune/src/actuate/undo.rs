@@ -1,0 +1,151 @@
+//! Undoing one change, whatever has happened since.
+
+use std::collections::HashMap;
+use std::io;
+
+use taut_observe::namespaces::{self, Namespace};
+use taut_sys::Errno;
+use taut_sys::netns;
+
+use super::setting::{read, same, write};
+use super::socket::{borrow, holder, is_fixed, set};
+use super::{ActuateError, Socket};
+use crate::demand::Direction;
+use crate::journal::{Entry, Value};
+
+/// How often namespaces are looked through, while some vanish meanwhile.
+const TRIES: usize = 3;
+
+/// What came of undoing one thing.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Undo {
+    Restored,
+    Gone,
+    Others,
+}
+
+/// The namespaces that there are, by cookie.
+pub(super) struct Spaces {
+    by_cookie: HashMap<u64, Namespace>,
+    /// Not all of them could be looked into.
+    is_partial: bool,
+}
+
+// === impl Spaces ===
+
+impl Spaces {
+    pub(super) fn now() -> Self {
+        let mut spaces = Self {
+            by_cookie: HashMap::new(),
+            is_partial: true,
+        };
+        // One is known by a process that may have ended, while another is still in it: then it is found by that.
+        for _ in 0..TRIES {
+            let Ok(found) = namespaces::all() else {
+                return spaces;
+            };
+            // Where a process may not be looked into, nothing was changed either, or it has a name.
+            spaces.is_partial = found.left_out > 0;
+            let mut vanished = false;
+            for namespace in found.namespaces {
+                match namespace.run(netns::cookie) {
+                    Ok(Some(Ok(cookie))) => {
+                        spaces.by_cookie.insert(cookie, namespace);
+                    }
+                    Ok(None) => vanished = true,
+                    Ok(Some(Err(error))) => {
+                        tracing::warn!(%error, "a namespace's cookie is not known");
+                        spaces.is_partial = true;
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "a namespace cannot be entered");
+                        spaces.is_partial = true;
+                    }
+                }
+            }
+            if !vanished {
+                break;
+            }
+        }
+        spaces
+    }
+}
+
+pub(super) fn undo_setting(
+    spaces: &Spaces,
+    cookie: u64,
+    name: &str,
+    entry: &Entry,
+) -> Result<Undo, ActuateError> {
+    let failed = |error: &str| ActuateError::Setting {
+        name: name.to_owned(),
+        netns: format!("with cookie {cookie}"),
+        error: io::Error::other(error),
+    };
+    let Some(namespace) = spaces.by_cookie.get(&cookie) else {
+        return match spaces.is_partial {
+            true => Err(failed("not all namespaces could be looked into")),
+            false => Ok(Undo::Gone),
+        };
+    };
+    let Value::Text(before) = &entry.before else {
+        return Err(failed("the journal does not say what it was"));
+    };
+    let Some((_, now)) = read(namespace, name)? else {
+        return Err(failed("it cannot be entered any more"));
+    };
+    let is = |value: &Value| matches!(value, Value::Text(text) if same(text, &now));
+    if same(before, &now) {
+        // It was written down, and its writer ended before it was made.
+        return Ok(Undo::Restored);
+    }
+    if !is(&entry.after) && !entry.earlier.as_ref().is_some_and(is) {
+        return Ok(Undo::Others);
+    }
+    match write(namespace, name, before)? {
+        true => Ok(Undo::Restored),
+        false => Err(failed("it cannot be entered any more")),
+    }
+}
+
+pub(super) fn undo_buffer(
+    cookie: u64,
+    direction: Direction,
+    entry: &Entry,
+) -> Result<Undo, ActuateError> {
+    let (
+        &Value::Buffer {
+            bytes: size,
+            is_fixed: was_fixed,
+            owner: (pid, inode),
+        },
+        &Value::Buffer {
+            is_fixed: made_fixed,
+            ..
+        },
+    ) = (&entry.before, &entry.after)
+    else {
+        return Err(ActuateError::Socket {
+            pid: 0,
+            error: Errno::INVAL,
+        });
+    };
+    let failed = |error| ActuateError::Socket { pid, error };
+    let socket = Socket { cookie, inode, pid };
+    let borrowed = match borrow(&socket).map_err(failed)? {
+        Some(borrowed) => borrowed,
+        // It may have been passed on.
+        None => match holder(&socket).map_err(failed)? {
+            Some(borrowed) => borrowed,
+            None => return Ok(Undo::Gone),
+        },
+    };
+    let buffers = borrowed.buffers().map_err(failed)?;
+    // Its application has fixed it anew.
+    if is_fixed(&buffers, direction) != made_fixed {
+        return Ok(Undo::Others);
+    }
+    // What is in it stays; what comes beyond it the peer sends again.
+    set(&borrowed, &buffers, direction, size, was_fixed).map_err(failed)?;
+    Ok(Undo::Restored)
+}
