@@ -61,6 +61,9 @@ pub enum CostError {
     /// Frames did not go the way they should.
     #[error("{0}: the measurement would say nothing")]
     Astray(String),
+    /// It was to end.
+    #[error("ended before it was through")]
+    Ended,
     /// A frame could not be sent.
     #[error("cannot send a frame: {0}")]
     Send(#[from] io::Error),
@@ -101,23 +104,24 @@ struct World {
     streams: Vec<Stream>,
 }
 
-/// Measures all scenarios. `step` is called once for each, before it.
+/// Measures all scenarios. `step` is called once for each, before it; `ends` often: whether to give up.
 ///
 /// # Errors
 /// [`CostError`]; nothing is left behind.
 pub fn measure(
     segments: Option<usize>,
     mut step: impl FnMut(&str),
+    ends: impl Fn() -> bool,
 ) -> Result<Vec<Cost>, CostError> {
     let segments = segments.unwrap_or(SEGMENTS);
     let mut costs = Vec::new();
     for (scenario, streams, taps) in [("1 stream", 1, 1), ("100 streams, 5 taps", 100, GUESTS)] {
         for (frame, partial) in [(SEGMENT, true), (SEGMENT, false), (40 * SEGMENT, true)] {
             step(&format!("{scenario}, {frame} bytes"));
-            let ends = Ends { partial, frame };
+            let of = Ends { partial, frame };
             // A frame of many segments is worth as many.
             let frames = segments * SEGMENT / frame;
-            costs.push(cost(scenario, streams, taps, ends, frames)?);
+            costs.push(cost(scenario, streams, taps, of, frames, &ends)?);
         }
     }
     Ok(costs)
@@ -127,15 +131,19 @@ fn cost(
     scenario: &str,
     streams: usize,
     taps: usize,
-    ends: Ends,
+    of: Ends,
     frames: usize,
+    ends: &impl Fn() -> bool,
 ) -> Result<Cost, CostError> {
-    let world = |served| World::new(taps, streams, ends, served);
+    let world = |served| World::new(taps, streams, of, served);
     let (mut bare, mut served, mut measured) =
         (world(None)?, world(Some(false))?, world(Some(true))?);
     let each = |time: Duration, count: usize| time.as_secs_f64() * 1e9 / count as f64;
     let mut rounds = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {
+        if ends() {
+            return Err(CostError::Ended);
+        }
         let frames = frames / ROUNDS;
         let without = bare.run(frames)?;
         let with = served.run(frames)?;
@@ -160,12 +168,12 @@ fn cost(
     };
     Ok(Cost {
         scenario: scenario.to_owned(),
-        partial_checksum: ends.partial,
-        frame: ends.frame,
+        partial_checksum: of.partial,
+        frame: of.frame,
         ack: median(0),
         delivery: median(1),
         pass_to_guest: median(2),
-        suppress: (ends.frame == SEGMENT).then(|| median(3)),
+        suppress: (of.frame == SEGMENT).then(|| median(3)),
         pass_from_guest: median(4),
         lookup: median(5),
         added: median(6),

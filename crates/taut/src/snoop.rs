@@ -3,6 +3,8 @@
 use std::io::{ErrorKind, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytesize::ByteSize;
@@ -10,6 +12,8 @@ use clap::{Args as ClapArgs, Subcommand};
 use comfy_table::presets::UTF8_HORIZONTAL_ONLY;
 use comfy_table::{CellAlignment, Table};
 use glob::Pattern;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::flag;
 use taut_snoop::config::{CONFIG, Settings};
 use taut_snoop::cost::{self, Cost};
 use taut_snoop::follow::Options;
@@ -192,7 +196,16 @@ fn configured(args: &Args) -> Result<Settings, Failure> {
 fn cost(json: bool, segments: Option<u32>) -> Result<(), Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::Run(format!("cost: {e}"));
     let segments = segments.map(|segments| segments as usize);
-    let costs = cost::measure(segments, |scenario| eprintln!("measuring {scenario}"));
+    let ended = Arc::new(AtomicBool::new(false));
+    // Who is killed by a signal leaves its namespaces and programs behind.
+    for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
+        flag::register(signal, Arc::clone(&ended)).map_err(|e| failed(&e))?;
+    }
+    let costs = cost::measure(
+        segments,
+        |scenario| eprintln!("measuring {scenario}"),
+        || ended.load(Ordering::Relaxed),
+    );
     let costs = costs.map_err(|e| failed(&e))?;
     let text = match json {
         true => serde_json::to_string_pretty(&costs).map_err(|e| failed(&e))?,

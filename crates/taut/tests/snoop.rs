@@ -245,3 +245,31 @@ fn what_a_packet_costs_is_measured() {
         assert!(cost["pass_to_guest"].as_f64().unwrap() > 0.0, "{cost}");
     }
 }
+
+#[test]
+fn a_measurement_that_is_ended_leaves_nothing() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taut"));
+    command.args(["snoop", "cost"]).stderr(Stdio::piped());
+    let mut child = command.stdin(Stdio::null()).spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.starts_with("measuring"), "{line}");
+    let of_it = format!("taut-snoop-cost-{}-", child.id());
+    let namespaces = || {
+        let entries = std::fs::read_dir("/run/netns").unwrap().flatten();
+        let names = entries.map(|entry| entry.file_name().into_string().unwrap_or_default());
+        names.filter(|name| name.starts_with(&of_it)).count()
+    };
+    // It has begun to make them, or has ended for another reason.
+    while namespaces() == 0 && child.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, Signal::TERM).unwrap();
+    let status = child.wait().unwrap();
+    assert_eq!(status.code(), Some(1), "{status}");
+    said.read_to_string(&mut line).unwrap();
+    assert!(line.contains("ended before it was through"), "{line}");
+    assert_eq!(namespaces(), 0);
+}
