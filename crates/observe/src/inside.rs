@@ -26,7 +26,7 @@ const MISSED: std::ops::Range<usize> = 16..24;
 const WALK: &str = "taut_connections";
 const PLACES: &str = "taut_places";
 const PLACES_MAP: &str = "places";
-/// Connections that may be counted in a look, each with some 400 bytes of the kernel's memory. Who has a place keeps it.
+/// Connections that may be counted in a look, each with some 700 bytes of the kernel's memory. Who has a place keeps it.
 const COUNTED: u64 = 100_000;
 
 /// The programs; the walk is ready to be run in any network namespace.
