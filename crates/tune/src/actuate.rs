@@ -12,7 +12,7 @@ use taut_sys::netns::NetnsError;
 
 pub use self::setting::maxima;
 use self::setting::{read, write};
-use self::socket::{borrow, bytes, is_fixed, set};
+use self::socket::{Holders, bytes, is_fixed, set};
 use self::undo::{Spaces, Undo, undo_buffer, undo_setting};
 use crate::demand::Direction;
 use crate::journal::{Entry, Journal, Thing, Value};
@@ -88,6 +88,7 @@ pub enum ActuateError {
 #[derive(Debug)]
 pub struct Actuators {
     journal: Journal,
+    holders: Holders,
 }
 
 fn hint(error: Errno) -> &'static str {
@@ -113,12 +114,20 @@ pub fn setting(direction: Direction) -> &'static str {
 impl Actuators {
     /// Writes into this journal.
     pub fn new(journal: Journal) -> Self {
-        Self { journal }
+        Self {
+            journal,
+            holders: Holders::default(),
+        }
     }
 
     /// What was changed and not undone.
     pub fn journal(&self) -> &Journal {
         &self.journal
+    }
+
+    /// Others may have opened, closed and passed on sockets since.
+    pub fn begin(&mut self) {
+        self.holders.begin();
     }
 
     /// The kernel is to size this buffer again, from so many bytes on, with overhead; not from less than it is.
@@ -135,7 +144,7 @@ impl Actuators {
             pid: socket.pid,
             error,
         };
-        let Some(borrowed) = borrow(socket).map_err(failed)? else {
+        let Some(borrowed) = self.holders.borrow(socket).map_err(failed)? else {
             return Ok(Made::Gone);
         };
         let buffers = borrowed.buffers().map_err(failed)?;
@@ -198,15 +207,18 @@ impl Actuators {
     /// Undoes all that is in the journal. What fails stays there.
     pub fn undo(&mut self) -> Undone {
         let mut undone = Undone::default();
+        self.begin();
         let entries: Vec<Entry> = self.journal.entries().cloned().collect();
         let is_setting = |entry: &Entry| entry.thing.setting().is_some();
         // A machine may have thousands of namespaces: they are looked through once, and only if it is for something.
         let spaces = entries.iter().any(is_setting).then(Spaces::now);
         for entry in entries {
             let undo = match (&entry.thing, entry.thing.setting(), &spaces) {
-                (Thing::SendBuffer(cookie), ..) => undo_buffer(*cookie, Direction::Send, &entry),
+                (Thing::SendBuffer(cookie), ..) => {
+                    undo_buffer(&mut self.holders, *cookie, Direction::Send, &entry)
+                }
                 (Thing::ReceiveBuffer(cookie), ..) => {
-                    undo_buffer(*cookie, Direction::Receive, &entry)
+                    undo_buffer(&mut self.holders, *cookie, Direction::Receive, &entry)
                 }
                 (_, Some((netns, name)), Some(spaces)) => undo_setting(spaces, netns, name, &entry),
                 _ => {

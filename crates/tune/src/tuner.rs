@@ -165,6 +165,9 @@ impl Tuner {
         let limit = self.look.saturating_sub(AGAIN);
         self.tried.retain(|_, look| *look > limit);
         let planned = self.plan(&everything, &mut round);
+        if let Some(actuators) = &mut self.actuators {
+            actuators.begin();
+        }
         for planned in planned {
             if ends() {
                 break;

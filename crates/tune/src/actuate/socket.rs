@@ -1,9 +1,9 @@
 //! A socket of another process, and its buffers.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::RawFd;
-use std::path::Path;
 
 use taut_sys::Errno;
 use taut_sys::borrow::{Borrowed, Buffers, Lender};
@@ -11,8 +11,10 @@ use taut_sys::borrow::{Borrowed, Buffers, Lender};
 use super::Socket;
 use crate::demand::Direction;
 
-/// Descriptors of a process that are looked at for one socket; one that has more is not looked through.
+/// Descriptors of a process that are looked at; one that has more is not looked through.
 const DESCRIPTORS: usize = 1 << 20;
+/// Processes whose sockets are remembered; with more, all are read anew.
+const PROCESSES: usize = 10_000;
 
 pub(super) fn set(
     borrowed: &Borrowed,
@@ -50,59 +52,120 @@ pub(super) fn is_fixed(buffers: &Buffers, direction: Direction) -> bool {
     }
 }
 
-/// The socket; `None`: its process has none like it, or is not there.
-pub(super) fn borrow(socket: &Socket) -> Result<Option<Borrowed>, Errno> {
-    let lender = match Lender::of(socket.pid) {
-        Err(Errno::SRCH) => return Ok(None),
-        other => other?,
-    };
-    for descriptor in descriptors(socket)? {
-        match lender.lend(descriptor, socket.cookie) {
-            Ok(Some(borrowed)) => return Ok(Some(borrowed)),
-            // It is another by now; the socket may be found under another number.
-            Ok(None) => {}
-            Err(Errno::SRCH) => return Ok(None),
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(None)
+/// Which process has which sockets, under which numbers: read once for many.
+#[derive(Debug, Default)]
+pub(super) struct Holders {
+    processes: HashMap<u32, Process>,
+    round: u64,
 }
 
-/// Numbers under which the process has a socket of this inode.
-pub(super) fn descriptors(socket: &Socket) -> Result<Vec<RawFd>, Errno> {
-    let entries = match fs::read_dir(format!("/proc/{}/fd", socket.pid)) {
+/// A process's sockets, as they were.
+#[derive(Debug)]
+struct Process {
+    /// Numbers by inode; or why they cannot be read.
+    sockets: Result<HashMap<u32, Vec<RawFd>>, Errno>,
+    /// The round in which they were read,
+    read: u64,
+    /// and the last in which they were asked for.
+    asked: u64,
+}
+
+// === impl Holders ===
+
+impl Holders {
+    /// What is known from now on may be wrong, and is read again where it is.
+    pub(super) fn begin(&mut self) {
+        let last = self.round;
+        self.round += 1;
+        self.processes.retain(|_, process| process.asked == last);
+    }
+
+    /// The socket; `None`: its process has none like it, or is not there.
+    pub(super) fn borrow(&mut self, socket: &Socket) -> Result<Option<Borrowed>, Errno> {
+        let lender = match Lender::of(socket.pid) {
+            Err(Errno::SRCH) => return Ok(None),
+            other => other?,
+        };
+        loop {
+            let (numbers, is_fresh) = self.numbers(socket)?;
+            for number in numbers {
+                match lender.lend(number, socket.cookie) {
+                    Ok(Some(borrowed)) => return Ok(Some(borrowed)),
+                    // It is another by now; the socket may be found under another number.
+                    Ok(None) => {}
+                    Err(Errno::SRCH) => return Ok(None),
+                    Err(error) => return Err(error),
+                }
+            }
+            if is_fresh {
+                return Ok(None);
+            }
+            self.processes.remove(&socket.pid);
+        }
+    }
+
+    /// The socket, of whoever has it now.
+    pub(super) fn anybody(&mut self, socket: &Socket) -> Result<Option<Borrowed>, Errno> {
+        let entries =
+            fs::read_dir("/proc").map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+        let pids = entries.flatten();
+        let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let mut last = Ok(None);
+        for pid in pids.filter(|pid| *pid != socket.pid) {
+            match self.borrow(&Socket { pid, ..*socket }) {
+                Ok(None) => {}
+                Ok(found) => return Ok(found),
+                // Somebody else may have it, too.
+                Err(error) => last = Err(error),
+            }
+        }
+        last
+    }
+
+    /// Numbers under which the process has a socket of this inode, and whether that was read in this round.
+    fn numbers(&mut self, socket: &Socket) -> Result<(Vec<RawFd>, bool), Errno> {
+        if self.processes.len() >= PROCESSES && !self.processes.contains_key(&socket.pid) {
+            self.processes.clear();
+        }
+        let round = self.round;
+        let process = self.processes.entry(socket.pid);
+        let process = process.or_insert_with(|| Process {
+            sockets: sockets(socket.pid),
+            read: round,
+            asked: round,
+        });
+        process.asked = round;
+        match &process.sockets {
+            Ok(sockets) => {
+                let numbers = sockets.get(&socket.inode).cloned().unwrap_or_default();
+                Ok((numbers, process.read == round))
+            }
+            Err(error) => Err(*error),
+        }
+    }
+}
+
+/// The sockets of a process, by inode.
+fn sockets(pid: u32) -> Result<HashMap<u32, Vec<RawFd>>, Errno> {
+    let mut found: HashMap<u32, Vec<RawFd>> = HashMap::new();
+    let entries = match fs::read_dir(format!("/proc/{pid}/fd")) {
         // It has ended.
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(found),
         Err(e) => return Err(Errno::from_io_error(&e).unwrap_or(Errno::IO)),
         Ok(entries) => entries,
     };
-    let target = format!("socket:[{}]", socket.inode);
-    let mut found = Vec::new();
     for (count, entry) in entries.flatten().enumerate() {
         if count == DESCRIPTORS {
             return Err(Errno::MFILE);
         }
-        let is_it = fs::read_link(entry.path()).is_ok_and(|link| link == Path::new(&target));
+        let inode = fs::read_link(entry.path()).ok().and_then(|link| {
+            let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+            inode.parse().ok()
+        });
         let number = || entry.file_name().to_str()?.parse::<RawFd>().ok();
-        found.extend(is_it.then(number).flatten());
-    }
-    Ok(found)
-}
-
-/// The socket, of whoever has it now.
-pub(super) fn holder(socket: &Socket) -> Result<Option<Borrowed>, Errno> {
-    let entries =
-        fs::read_dir("/proc").map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
-    let pids = entries.flatten();
-    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let mut last = Ok(None);
-    for pid in pids.filter(|pid| *pid != socket.pid) {
-        match borrow(&Socket { pid, ..*socket }) {
-            Ok(None) => {}
-            Ok(found) => return Ok(found),
-            // Somebody else may have it, too.
-            Err(error) => last = Err(error),
+        if let Some((inode, number)) = inode.zip(number()) {
+            found.entry(inode).or_default().push(number);
         }
     }
-    last
+    Ok(found)
 }

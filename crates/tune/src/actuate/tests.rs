@@ -7,7 +7,7 @@ use rustix::net::sockopt;
 use taut_sys::borrow::{Buffers, Lender, Locks};
 
 use super::setting::same;
-use super::socket::descriptors;
+use super::socket::Holders;
 use super::*;
 
 fn actuators() -> (Actuators, tempfile::TempDir) {
@@ -123,7 +123,8 @@ fn what_is_gone_is_neither_changed_nor_undone() {
     actuators.free(&of, Direction::Send, 20_000).unwrap();
     drop(near);
     // What was borrowed is this process's, too, until it is given back.
-    while !descriptors(&of).unwrap().is_empty() {
+    let is_there = || Holders::default().borrow(&of).unwrap().is_some();
+    while is_there() {
         std::thread::yield_now();
     }
     assert_eq!(
@@ -155,8 +156,35 @@ fn a_socket_that_was_passed_on_is_found_at_who_has_it() {
     if let Value::Buffer { owner, .. } = &mut entry.before {
         owner.0 = 4_194_305;
     }
-    let undone = undo_buffer(socket(&near).cookie, Direction::Send, &entry).unwrap();
+    let undone = undo_buffer(
+        &mut Holders::default(),
+        socket(&near).cookie,
+        Direction::Send,
+        &entry,
+    )
+    .unwrap();
     assert_eq!((undone, buffers(&near)), (Undo::Restored, fixed));
+}
+
+#[test]
+fn what_is_remembered_of_a_process_is_read_again_where_it_is_wrong() {
+    let mut holders = Holders::default();
+    holders.begin();
+    let (near, _far) = connection();
+    assert!(holders.borrow(&socket(&near)).unwrap().is_some());
+    // One that was opened since, in this round and in the next.
+    let (later, _far) = connection();
+    assert!(holders.borrow(&socket(&later)).unwrap().is_none());
+    holders.begin();
+    assert!(holders.borrow(&socket(&later)).unwrap().is_some());
+    assert!(holders.borrow(&socket(&near)).unwrap().is_some());
+    // Under another number.
+    let of = socket(&near);
+    let moved = near.try_clone().unwrap();
+    drop(near);
+    holders.begin();
+    assert!(holders.borrow(&of).unwrap().is_some());
+    drop(moved);
 }
 
 #[test]

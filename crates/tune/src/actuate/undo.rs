@@ -8,7 +8,7 @@ use taut_sys::Errno;
 use taut_sys::netns;
 
 use super::setting::{read, same, write};
-use super::socket::{borrow, holder, is_fixed, set};
+use super::socket::{Holders, is_fixed, set};
 use super::{ActuateError, Socket};
 use crate::demand::Direction;
 use crate::journal::{Entry, Value};
@@ -109,6 +109,7 @@ pub(super) fn undo_setting(
 }
 
 pub(super) fn undo_buffer(
+    holders: &mut Holders,
     cookie: u64,
     direction: Direction,
     entry: &Entry,
@@ -132,10 +133,10 @@ pub(super) fn undo_buffer(
     };
     let failed = |error| ActuateError::Socket { pid, error };
     let socket = Socket { cookie, inode, pid };
-    let borrowed = match borrow(&socket).map_err(failed)? {
+    let borrowed = match holders.borrow(&socket).map_err(failed)? {
         Some(borrowed) => borrowed,
         // It may have been passed on.
-        None => match holder(&socket).map_err(failed)? {
+        None => match holders.anybody(&socket).map_err(failed)? {
             Some(borrowed) => borrowed,
             None => return Ok(Undo::Gone),
         },
