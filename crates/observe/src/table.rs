@@ -302,7 +302,7 @@ impl Tracked {
     }
 
     /// All looks that are kept found it as it is.
-    pub(crate) fn rests(&self) -> bool {
+    pub fn rests(&self) -> bool {
         self.rested + 1 >= self.samples.len() && self.rested > 0
     }
 

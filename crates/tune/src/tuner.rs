@@ -224,6 +224,10 @@ impl Tuner {
                 round.left_alone += 1;
                 continue;
             }
+            // Who has done nothing in all looks that are kept wants nothing new.
+            if seen.tracked.rests() {
+                continue;
+            }
             let Some(window) = seen.tracked.window() else {
                 continue;
             };
