@@ -286,6 +286,8 @@ impl Looker {
             }
             let namespace = &self.namespaces[index];
             let socket = namespace.run(SockDiag::open).ok()??.ok()?;
+            // Rates are of the time between readings: entering a namespace took some of it.
+            let at = Instant::now();
             let listed = changed.read(socket, namespace, at, to).ok()?;
             if listed.unknown > 0 || listed.interrupted {
                 return None;
