@@ -19,6 +19,9 @@ pub struct PathCounters {
     pub cut_drops: u64,
     /// Segments dropped because the link's own memory was full: not asked.
     pub memory_drops: u64,
+    /// Bytes handed to the receiving host, Ethernet header included: never above the rate, where
+    /// `bytes` is while the queue fills, or drops.
+    pub delivered_bytes: u64,
     /// Trains of segments that came due and were handed to the receiving host.
     pub deliveries: u64,
     /// Of those, the ones past due by more than the shape tolerates.
@@ -62,6 +65,7 @@ impl DirectionReport {
                 loss_drops: now.loss_drops - then.loss_drops,
                 cut_drops: now.cut_drops - then.cut_drops,
                 memory_drops: now.memory_drops - then.memory_drops,
+                delivered_bytes: now.delivered_bytes - then.delivered_bytes,
                 deliveries: now.deliveries - then.deliveries,
                 late: now.late - then.late,
                 latest: now.latest,

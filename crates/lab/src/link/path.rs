@@ -203,6 +203,7 @@ impl<P> Path<P> {
         }
         let train = self.under_way.pop_front()?;
         self.under_way_bytes -= train.bytes;
+        self.counters.delivered_bytes += train.bytes;
         self.counters.deliveries += 1;
         let lateness = now.since(Moment(train.due));
         self.counters.latest = self.counters.latest.max(lateness);

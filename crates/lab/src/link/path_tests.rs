@@ -233,17 +233,18 @@ proptest! {
             prop_assert!(due_a <= due_b);
             prop_assert!((frame_a, run_a.end) <= (frame_b, run_b.start) || frame_a < frame_b);
         }
+        let bytes: u64 = out
+            .iter()
+            .map(|(_, frame, run)| {
+                let (_, count, each) = offers[*frame as usize];
+                let ends = u64::from(run.end == count);
+                let last = u64::from(60.min(each));
+                (run.len() as u64 - ends) * u64::from(each) + ends * last
+            })
+            .sum();
+        prop_assert_eq!(counters.delivered_bytes, bytes);
         // Nothing goes faster than the wire.
         if let (Some(rate), Some((last_due, ..))) = (rate, out.last()) {
-            let bytes: u64 = out
-                .iter()
-                .map(|(_, frame, run)| {
-                    let (_, count, each) = offers[*frame as usize];
-                    let ends = u64::from(run.end == count);
-                    let last = u64::from(60.min(each));
-                    (run.len() as u64 - ends) * u64::from(each) + ends * last
-                })
-                .sum();
             let time = u128::from(bytes) * 8_000_000_000 / u128::from(rate);
             prop_assert!(u128::from(*last_due) + 1 >= time + u128::from(delay * MS));
         }

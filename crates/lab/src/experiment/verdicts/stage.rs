@@ -343,12 +343,12 @@ impl<'a> Stage<'a> {
         self.world.cut("server", "client", true);
     }
 
-    /// Bytes that the bottleneck has taken from who sends.
+    /// Bytes that the bottleneck has let through.
     fn carried(&self) -> Result<u64, ExperimentError> {
         let reports = self.world.link_reports()?;
         Ok(reports.first().map_or(0, |link| match self.case.cause {
-            Cause::DescheduledSender => link.b_to_a.path.bytes,
-            _ => link.a_to_b.path.bytes,
+            Cause::DescheduledSender => link.b_to_a.path.delivered_bytes,
+            _ => link.a_to_b.path.delivered_bytes,
         }))
     }
 
