@@ -43,6 +43,8 @@ pub(super) enum Settings {
     Tuned,
     /// `taut tune --apply`, at both ends, after a while.
     Taut,
+    /// The same, of connections that began under the receive buffers' maximum of Linux before 6.16: the scale of their windows is of that.
+    TautNarrow,
 }
 
 /// Who has fixed a buffer.
@@ -88,13 +90,14 @@ struct Progress {
 // === impl Settings ===
 
 impl Settings {
-    pub(super) const ALL: [Self; 3] = [Self::Kernel, Self::Tuned, Self::Taut];
+    pub(super) const ALL: [Self; 4] = [Self::Kernel, Self::Tuned, Self::Taut, Self::TautNarrow];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
             Self::Tuned => "tuned",
             Self::Taut => "taut",
+            Self::TautNarrow => "taut, 6 MiB at first",
         }
     }
 }
@@ -133,11 +136,15 @@ impl<'a> Stage<'a> {
             .host("receiver")
             .link("sender", "receiver", link)
             .sysctl_everywhere("net.ipv4.tcp_congestion_control", "cubic");
-        if settings == Settings::Tuned {
-            world = world
-                .sysctl_everywhere("net.ipv4.tcp_rmem", "4096 131072 16777216")
-                .sysctl_everywhere("net.ipv4.tcp_wmem", "4096 16384 16777216");
-        }
+        let (receive, send) = match settings {
+            // As Linux 6.16 and later come.
+            Settings::Kernel | Settings::Taut => (32 << 20, 4 << 20),
+            Settings::Tuned => (16 << 20, 16 << 20),
+            Settings::TautNarrow => (6 << 20, 4 << 20),
+        };
+        world = world
+            .sysctl_everywhere("net.ipv4.tcp_rmem", &format!("4096 131072 {receive}"))
+            .sysctl_everywhere("net.ipv4.tcp_wmem", &format!("4096 16384 {send}"));
         Ok(Self {
             world: world.build()?,
             settings,
@@ -163,7 +170,9 @@ impl<'a> Stage<'a> {
             Fixed::ReceiverFromStart => None,
             _ => {
                 let tuners = match self.settings {
-                    Settings::Taut => self.tune().map_err(machine("start taut tune"))?,
+                    Settings::Taut | Settings::TautNarrow => {
+                        self.tune().map_err(machine("start taut tune"))?
+                    }
                     Settings::Kernel | Settings::Tuned => Vec::new(),
                 };
                 watch(AFTER - LAST).map_err(machine("look at a connection"))?;
