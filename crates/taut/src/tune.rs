@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
+use bytesize::ByteSize;
 use clap::Args as ClapArgs;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag;
 use taut_observe::filter::Filter;
 use taut_tune::actuate::{Actuators, Undone};
+use taut_tune::budget::{self, Bounds, Budget};
 use taut_tune::journal::{self, Journal};
 use taut_tune::log::Log;
 use taut_tune::tuner::{Lists, Outcome, Round, SAMPLES, Told, Tuner};
@@ -34,6 +36,7 @@ const READS: Duration = Duration::from_secs(1);
   taut tune                                  say what would be changed, and why; nothing is
   taut tune --apply                          change it, and change it back at the end
   taut tune --apply --skip 'port 22'         but not these
+  taut tune --apply --budget 64MiB           and all buffers together hold no more than that
   taut tune --undo                           change back what a process that was killed has changed")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -54,6 +57,18 @@ pub(crate) struct Args {
     /// Leave these connections alone (may be given again)
     #[arg(long, value_name = "FILTER")]
     skip: Vec<String>,
+
+    /// Memory that all buffers may hold together, as in 64MiB: everyone has a max-min fair share
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    budget: Option<u64>,
+
+    /// Of the budget, what connections of one control group may hold together
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "budget")]
+    per_cgroup: Option<u64>,
+
+    /// Of the budget, what connections with one address may hold together
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "budget")]
+    per_destination: Option<u64>,
 
     /// Between looks
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::top::interval)]
@@ -77,6 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return undo(&args.journal);
     }
     let lists = lists(args)?;
+    let budget = budget(args)?;
     let ends = Arc::new(AtomicBool::new(false));
     // Before anything is changed: who hears of an end undoes it.
     for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
@@ -89,6 +105,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let observer = args.which.observer(CONNECTIONS, SAMPLES);
     let mut tuner = Tuner::new(observer, lists, actuators);
+    if let Some(budget) = budget {
+        tuner = tuner.with_budget(budget);
+    }
     let printer = Printer::new(Arc::clone(&ends));
     let mut noted = Noting::of(args);
     let result = rounds(args, &mut tuner, &ends, &printer, &mut noted);
@@ -111,7 +130,7 @@ fn rounds(
 ) -> Result<(), Failure> {
     let ends = || ends.load(Ordering::Relaxed);
     let mut missing = Missing::default();
-    let (mut all_left, mut untold) = (false, false);
+    let (mut all_left, mut untold, mut over) = (false, false, false);
     let began = Instant::now();
     let is_over = || args.time.is_some_and(|time| began.elapsed() >= time);
     while !ends() {
@@ -122,6 +141,11 @@ fn rounds(
             &mut all_left,
             leaves_all(&round),
             "every connection is one that is to be left alone (FILTER, --skip)",
+        );
+        say_once(
+            &mut over,
+            round.over > 0,
+            "the budget is too small for what is queued, and for the least that each connection needs: it is passed",
         );
         round.told.iter().for_each(|told| noted.note(told));
         let told = round.told.iter().map(|told| text(told, args.json));
@@ -150,6 +174,45 @@ fn say_once(said: &mut bool, is_so: bool, sentence: &str) {
     if is_so && !std::mem::replace(said, true) {
         say(sentence);
     }
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    let size: ByteSize = text
+        .parse()
+        .map_err(|_| "not a size: write it as in 64MiB".to_owned())?;
+    Ok(size.as_u64())
+}
+
+fn budget(args: &Args) -> Result<Option<Budget>, Failure> {
+    let Some(total) = args.budget else {
+        return Ok(None);
+    };
+    let least = budget::LEAST;
+    if total < least {
+        return Err(Failure::Usage(format!(
+            "--budget {}: it has to be {} at least: a few connections need that",
+            ByteSize(total).display().iec(),
+            ByteSize(least).display().iec()
+        )));
+    }
+    for (name, part) in [
+        ("per-cgroup", args.per_cgroup),
+        ("per-destination", args.per_destination),
+    ] {
+        let Some(part) = part else { continue };
+        if part == 0 || part > total {
+            return Err(Failure::Usage(format!(
+                "--{name} {}: a part of --budget {} is needed, more than nothing and not more than all",
+                ByteSize(part).display().iec(),
+                ByteSize(total).display().iec()
+            )));
+        }
+    }
+    Ok(Some(Budget::new(Bounds {
+        total,
+        per_cgroup: args.per_cgroup,
+        per_destination: args.per_destination,
+    })))
 }
 
 fn lists(args: &Args) -> Result<Lists, Failure> {

@@ -230,7 +230,7 @@ fn an_experiment_that_is_not_there_is_a_usage_error_that_names_those_that_are() 
     assert_eq!(output.status.code(), Some(2));
     assert!(
         said(&output).contains(
-            "pied-piper, consolidate, applications, idle-sessions, observe-cost, verdicts, long-fat, relay-peers, soak, snoop-soak"
+            "pied-piper, consolidate, applications, idle-sessions, observe-cost, verdicts, long-fat, budget, relay-peers, soak, snoop-soak"
         ),
         "{}",
         said(&output)
@@ -242,6 +242,35 @@ fn an_experiment_that_is_not_there_is_a_usage_error_that_names_those_that_are() 
             .lines()
             .any(|l| l.starts_with("pied-piper"))
     );
+}
+
+#[test]
+fn a_budget_is_kept_to_and_the_machines_bound_is_set_back() {
+    let bound = || fs::read_to_string("/proc/sys/net/ipv4/tcp_mem").unwrap();
+    let before = bound();
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = outcome("budget", &dir.path().join("budget.json"));
+    let peak = outcome["headline"]["peak_over_budget"].as_f64().unwrap();
+    assert!(peak > 0.1 && peak <= 1.05, "{peak}");
+    for key in ["jain", "goodput_over_kernel", "least_satisfied"] {
+        assert!(outcome["headline"][key].is_f64(), "{key}");
+    }
+    assert_eq!(bound(), before);
+}
+
+#[test]
+fn every_way_over_a_long_fat_path_is_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = outcome("long-fat", &dir.path().join("long-fat.json"));
+    for key in [
+        "locked_rcvbuf_before_mbit",
+        "locked_rcvbuf_after_share",
+        "locked_sndbuf_after_share",
+        "locked_rcvbuf_after_share_narrow",
+        "kernel_alone_share",
+    ] {
+        assert!(outcome["headline"][key].is_f64(), "{key}");
+    }
 }
 
 #[test]

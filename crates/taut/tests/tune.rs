@@ -6,12 +6,18 @@ mod host;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use taut_sys::borrow::{Lender, Locks};
 use taut_tune::log::Log;
 use taut_tune::tuner::{Connection, Outcome, Told};
 
@@ -257,6 +263,115 @@ fn why_tells_what_was_tuned_until_it_is_undone() {
     assert_eq!(tuned(), Value::Null);
 }
 
+/// Sends from one to the other until it is dropped.
+struct Busy {
+    ends: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Busy {
+    fn new(mut from: TcpStream, mut to: TcpStream) -> Self {
+        let ends = Arc::new(AtomicBool::new(false));
+        let first = Arc::clone(&ends);
+        let sends = move || {
+            let block = vec![0; 1 << 16];
+            while !first.load(Ordering::Relaxed) && from.write_all(&block).is_ok() {}
+            from.shutdown(Shutdown::Write).unwrap();
+        };
+        let reads = move || {
+            let mut block = vec![0; 1 << 16];
+            while to.read(&mut block).is_ok_and(|len| len > 0) {}
+        };
+        let threads = vec![std::thread::spawn(sends), std::thread::spawn(reads)];
+        Self { ends, threads }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap();
+        }
+    }
+}
+
+fn locks(stream: &TcpStream) -> Locks {
+    let cookie = rustix::net::sockopt::socket_cookie(stream).unwrap();
+    let own = Lender::of(std::process::id()).unwrap();
+    let lent = own.lend(stream.as_raw_fd(), cookie).unwrap().unwrap();
+    lent.buffers().unwrap().locks
+}
+
+#[test]
+fn what_is_set_for_a_budget_is_undone_at_the_end_and_after_a_kill() {
+    let host = host("budget");
+    let dir = tempfile::tempdir().unwrap();
+    let journal = dir.path().join("tune.journal");
+    let journal = journal.to_str().unwrap();
+    let before = settings(&host);
+    let listener = host.listener();
+    let (client, server) = host.connection(&listener);
+    // One that rests, and has more than who rests is to have.
+    let (giant, _other) = host.connection(&listener);
+    rustix::net::sockopt::set_socket_send_buffer_size(&giant, 500_000).unwrap();
+    let of_giant = locks(&giant);
+    let _busy = Busy::new(client.try_clone().unwrap(), server);
+    for signal in [Signal::TERM, Signal::KILL] {
+        let args = [
+            "--apply",
+            "--budget",
+            "8MiB",
+            "--json",
+            "--interval",
+            "200ms",
+            "--netns",
+            host.name(),
+            "--journal",
+            journal,
+        ];
+        let mut child = tune(&args).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        // Both buffers of the busy one at its sending end, or at its other one, and the giant's.
+        let (port, giants) = (client.local_addr().unwrap(), giant.local_addr().unwrap());
+        let mut missing = vec![port.to_string(), giants.to_string()];
+        for line in lines {
+            let told: Value = serde_json::from_str(&line.unwrap()).unwrap();
+            let is_sized = told["change"]
+                .as_str()
+                .unwrap()
+                .contains("its share of the budget");
+            if is_sized {
+                assert_eq!(told["outcome"], "made", "{told}");
+                missing.retain(|addr| *addr != told["connection"]["local"].as_str().unwrap());
+            }
+            if missing.is_empty() {
+                break;
+            }
+        }
+        assert_eq!(missing, Vec::<String>::new());
+        assert!(locks(&client).send && locks(&giant).send);
+        assert_eq!(
+            rustix::net::sockopt::socket_send_buffer_size(&giant).unwrap(),
+            128 << 10
+        );
+        assert_ne!(settings(&host), before);
+        end(child, signal);
+        if signal == Signal::KILL {
+            assert!(locks(&client).send);
+            assert!(run(&["--undo", "--journal", journal]).status.success());
+        }
+        assert_eq!(locks(&client), Locks::default());
+        assert_eq!(locks(&giant), of_giant);
+        assert_eq!(
+            rustix::net::sockopt::socket_send_buffer_size(&giant).unwrap(),
+            1_000_000
+        );
+        assert_eq!(settings(&host), before);
+        assert!(!Path::new(journal).exists());
+    }
+}
+
 #[test]
 fn lists_that_leave_nothing_to_tune_are_told() {
     let host = host("lists");
@@ -298,6 +413,17 @@ fn bad_input_is_told_and_changes_nothing() {
         (&["--apply", "--advise"], "cannot be used with"),
         (&["--undo", "--apply"], "cannot be used with"),
         (&["--for", "long"], "--for"),
+        (&["--budget", "much"], "not a size"),
+        (&["--budget", "1023KiB"], "it has to be 1.0 MiB at least"),
+        (&["--per-cgroup", "1MiB"], "--budget"),
+        (
+            &["--budget", "8MiB", "--per-cgroup", "9MiB"],
+            "--per-cgroup 9.0 MiB",
+        ),
+        (
+            &["--budget", "8MiB", "--per-destination", "0"],
+            "--per-destination",
+        ),
     ] {
         let output = run(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}: {output:?}");

@@ -170,6 +170,49 @@ impl Actuators {
         })
     }
 
+    /// This buffer is to be so large, with overhead, and the kernel sizes it no more; a receive buffer is not made smaller than what is in it.
+    ///
+    /// # Errors
+    /// [`ActuateError`].
+    pub fn size(
+        &mut self,
+        socket: &Socket,
+        direction: Direction,
+        to: u32,
+    ) -> Result<Made, ActuateError> {
+        let failed = |error| ActuateError::Socket {
+            pid: socket.pid,
+            error,
+        };
+        let Some(borrowed) = self.holders.borrow(socket).map_err(failed)? else {
+            return Ok(Made::Gone);
+        };
+        let buffers = borrowed.buffers().map_err(failed)?;
+        let (from, was_fixed) = (bytes(&buffers, direction), is_fixed(&buffers, direction));
+        let owner = (socket.pid, socket.inode);
+        let of = |bytes, is_fixed| Value::Buffer {
+            bytes,
+            is_fixed,
+            owner,
+        };
+        let thing = buffer(socket.cookie, direction);
+        let is_anew = self
+            .journal
+            .entry(&thing)
+            .is_some_and(|entry| !undo::is_as_made(entry, from, was_fixed));
+        if is_anew {
+            // Its application has set it since: that is what it goes back to.
+            self.journal.undone(&thing).map_err(ActuateError::Journal)?;
+        }
+        self.note(thing, of(from, was_fixed), of(to, true))?;
+        set(&borrowed, &buffers, direction, to, true).map_err(failed)?;
+        // Without a size of the kernel's own, the window is bounded by the buffer that it began with.
+        if direction == Direction::Receive && to > from {
+            borrowed.set_window_clamp(to).map_err(failed)?;
+        }
+        Ok(Made::Set { from, to })
+    }
+
     /// Sets a namespace's maximum. `false`: the namespace is gone.
     ///
     /// # Errors

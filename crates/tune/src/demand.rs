@@ -43,6 +43,8 @@ pub struct Demand {
     pub queued: u64,
     /// The buffer that it wants; zero: none beyond what is queued.
     pub wants: u64,
+    /// The largest buffer that is of any use to it: more than it wants while it grows, or is held.
+    pub most: u64,
     /// Somebody has set its buffer, so that the kernel does not size it; `None`: nobody says.
     pub is_fixed: Option<bool>,
     /// Its buffer is what limits it, as far as this end sees.
@@ -106,10 +108,12 @@ fn sending(window: &Window<'_>) -> Option<Demand> {
         let grew = f64::from(info.snd_cwnd) > f64::from(window.first().snd_cwnd) * GROWS;
         of(cwnd.max(carried), round_trip, grew || is_held)
     };
+    let overhead = overhead(memory.wmem_queued, connection.send_queue);
     Some(Demand {
         has: memory.sndbuf.into(),
         queued: memory.wmem_queued.into(),
-        wants: wants(because, overhead(memory.wmem_queued, connection.send_queue)),
+        wants: wants(because, overhead),
+        most: most(because, overhead),
         is_fixed: connection.inside.map(|inside| inside.sndbuf_locked),
         is_held,
         because,
@@ -138,10 +142,12 @@ fn receiving(window: &Window<'_>) -> Option<Demand> {
             of((carried as u64).max(taken.into()), round_trip, is_held)
         }
     };
+    let overhead = overhead(memory.rmem_alloc, connection.recv_queue);
     Some(Demand {
         has: memory.rcvbuf.into(),
         queued: memory.rmem_alloc.into(),
-        wants: wants(because, overhead(memory.rmem_alloc, connection.recv_queue)),
+        wants: wants(because, overhead),
+        most: most(because, overhead),
         is_fixed: connection.inside.map(|inside| inside.rcvbuf_locked),
         is_held,
         because,
@@ -166,6 +172,15 @@ fn wants(because: Because, overhead: f64) -> u64 {
             .min(window_most(round_trip).saturating_mul(2)),
     };
     (payload as f64 * overhead) as u64
+}
+
+fn most(because: Because, overhead: f64) -> u64 {
+    match because {
+        Because::Idle | Because::Shown { .. } => wants(because, overhead),
+        Because::Grows { round_trip, .. } => {
+            (window_most(round_trip).saturating_mul(2) as f64 * overhead) as u64
+        }
+    }
 }
 
 /// What a byte of payload takes, of a queue that holds so much with and without its overhead.

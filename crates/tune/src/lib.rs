@@ -8,6 +8,7 @@
 
 pub mod actuate;
 pub mod allocate;
+pub mod budget;
 pub mod demand;
 pub mod journal;
 pub mod log;

@@ -24,6 +24,24 @@ pub enum Change {
         /// is read in a round trip than ever before, and no more than the buffer lets through can be.
         to: u64,
     },
+    /// A buffer that is to have its share of a budget: the kernel is to size it no more.
+    Size {
+        /// Whose: the kernel's name of the socket.
+        cookie: u64,
+        /// Which.
+        direction: Direction,
+        /// Why.
+        demand: Demand,
+        /// How large, in bytes with overhead.
+        to: u64,
+    },
+    /// The same maximum of send buffers, under a budget: what a connection may have before it has been looked at.
+    Start {
+        /// What it is.
+        from: u64,
+        /// What it is to be.
+        to: u64,
+    },
     /// The most that the kernel gives a buffer of a namespace: the third figure of `tcp_rmem` or `tcp_wmem`.
     Maximum {
         /// Which.
@@ -33,6 +51,18 @@ pub enum Change {
         /// What it is to be.
         to: u64,
     },
+}
+
+// === impl Change ===
+
+impl Change {
+    /// Whether a buffer may hold more after it than before.
+    pub fn widens(&self) -> bool {
+        match self {
+            Self::Size { demand, to, .. } | Self::Free { demand, to, .. } => *to > demand.has,
+            Self::Maximum { from, to, .. } | Self::Start { from, to } => to > from,
+        }
+    }
 }
 
 /// Whether this buffer is to be given back to the kernel.
@@ -70,6 +100,7 @@ mod tests {
             has: 128 << 10,
             queued: 0,
             wants: 1 << 20,
+            most: 1 << 20,
             is_fixed: Some(true),
             is_held: true,
             because: Because::Grows {

@@ -9,8 +9,9 @@ use taut_observe::namespaces::Namespace;
 use taut_observe::observer::{Observer, Seen};
 use taut_sys::netns::NetnsId;
 
-use crate::actuate::{Actuators, Made, Socket, Undone, maxima};
-use crate::demand::{Direction, demand};
+use crate::actuate::{ActuateError, Actuators, Made, Socket, Undone, maxima};
+use crate::budget::{Budget, Claim};
+use crate::demand::{Because, Demand, Direction, demand};
 use crate::plan::{Change, free, maximum};
 use crate::words;
 
@@ -40,6 +41,10 @@ pub struct Tuner {
     lists: Lists,
     /// Nothing: it only says.
     actuators: Option<Actuators>,
+    /// Nothing: none.
+    budget: Option<Budget>,
+    /// With one: what send buffers of a namespace may have before they are looked at, as it was set; nothing: somebody else sets it.
+    starts: HashMap<NetnsId, Option<u64>>,
     /// Namespaces whose maxima were looked at. Once: what somebody sets after that is his.
     known: HashSet<NetnsId>,
     /// What was said or tried of a connection, and in which look.
@@ -104,6 +109,10 @@ pub struct Round {
     pub connections: usize,
     /// Of them, those on a list of connections that are left alone.
     pub left_alone: usize,
+    /// With a budget: what all buffers may come to hold.
+    pub granted: u64,
+    /// And by how much what cannot be taken away is more than may be granted.
+    pub over: u64,
     /// What the look came to.
     pub looked: Looked,
 }
@@ -133,6 +142,27 @@ impl Lists {
     }
 }
 
+// === impl Planned ===
+
+impl Planned {
+    fn of(change: Change, seen: &Seen<'_>) -> Self {
+        let connection = &seen.tracked.last().connection;
+        Self {
+            change,
+            connection: Connection {
+                cookie: seen.cookie,
+                local: connection.local,
+                remote: connection.remote,
+                process: seen
+                    .process
+                    .map(|process| (process.name.to_string(), process.pid)),
+            },
+            netns: seen.tracked.netns.to_string(),
+            inode: connection.inode,
+        }
+    }
+}
+
 // === impl Tuner ===
 
 impl Tuner {
@@ -142,10 +172,21 @@ impl Tuner {
             observer,
             lists,
             actuators,
+            budget: None,
+            starts: HashMap::new(),
             known: HashSet::new(),
             tried: HashMap::new(),
             changed: HashMap::new(),
             look: 0,
+        }
+    }
+
+    /// One whose connections are to hold no more than this.
+    #[must_use]
+    pub fn with_budget(self, budget: Budget) -> Self {
+        Self {
+            budget: Some(budget),
+            ..self
         }
     }
 
@@ -164,7 +205,14 @@ impl Tuner {
         };
         let limit = self.look.saturating_sub(AGAIN);
         self.tried.retain(|_, look| *look > limit);
-        let planned = self.plan(&everything, &mut round);
+        let planned = match self.budget.take() {
+            None => self.plan(&everything, &mut round),
+            Some(mut budget) => {
+                let planned = self.share(&mut budget, &everything, &mut round);
+                self.budget = Some(budget);
+                planned
+            }
+        };
         if let Some(actuators) = &mut self.actuators {
             actuators.begin();
         }
@@ -198,19 +246,119 @@ impl Tuner {
                 }
             };
             for (direction, most) in found {
+                // With a budget it is what is left.
+                if direction == Direction::Send && self.budget.is_some() {
+                    continue;
+                }
                 let Some(change @ Change::Maximum { to, .. }) = maximum(direction, most) else {
                     continue;
                 };
-                let outcome = match &mut self.actuators {
-                    None => Outcome::Advised,
-                    Some(actuators) => match actuators.maximum(namespace, direction, to) {
-                        Ok(true) => Outcome::Made,
-                        Ok(false) => Outcome::Gone,
-                        Err(error) => Outcome::Failed(error.to_string()),
-                    },
-                };
+                let outcome = set_maximum(self.actuators.as_mut(), namespace, direction, to);
                 told.push(tell(&change, None, namespace.name.to_string(), outcome));
             }
+        }
+        told
+    }
+
+    /// What is to be changed so that everyone has his share of the budget.
+    fn share(
+        &mut self,
+        budget: &mut Budget,
+        everything: &Filter,
+        round: &mut Round,
+    ) -> Vec<Planned> {
+        let mut claims = Vec::new();
+        let mut begun = 0;
+        for seen in self.observer.seen(everything) {
+            round.connections += 1;
+            let is_listed = self.lists.leaves_alone(&seen);
+            round.left_alone += usize::from(is_listed);
+            let window = seen.tracked.window();
+            begun += usize::from(window.is_none());
+            let connection = &seen.tracked.last().connection;
+            for direction in [Direction::Send, Direction::Receive] {
+                let key = (seen.cookie, direction);
+                let asked = match &window {
+                    // Who has done nothing in all looks that are kept wants nothing.
+                    Some(window) if !seen.tracked.rests() => demand(window, direction),
+                    _ => resting(connection, direction),
+                };
+                let Some(demand) = asked else { continue };
+                // What could not be set is tried again after a while.
+                let is_tried = self.actuators.is_some() && self.tried.contains_key(&key);
+                claims.push(Claim {
+                    cookie: seen.cookie,
+                    direction,
+                    demand,
+                    // Nor is one whose demand nobody knows yet.
+                    is_left_alone: is_listed || is_tried || window.is_none(),
+                    cgroup: connection.cgroup,
+                    destination: connection.remote.ip().to_canonical(),
+                });
+            }
+        }
+        let shared = budget.share(&claims);
+        (round.granted, round.over) = (shared.granted, shared.over);
+        round
+            .told
+            .extend(self.start(budget.start(shared.granted, begun)));
+        let mut planned = Vec::new();
+        for change in shared.changes {
+            let Change::Size {
+                cookie, direction, ..
+            } = change
+            else {
+                continue;
+            };
+            // What is only said is not said again in each look.
+            if self.actuators.is_none() {
+                let key = (cookie, direction);
+                if self.tried.contains_key(&key) || self.tried.len() >= REMEMBERED {
+                    continue;
+                }
+                self.tried.insert(key, self.look);
+            }
+            if let Some(seen) = self.observer.get(cookie) {
+                planned.push(Planned::of(change, &seen));
+            }
+        }
+        planned
+    }
+
+    /// Sets what send buffers may have before they are looked at, where it is far from what it should be.
+    fn start(&mut self, to: u64) -> Vec<Told> {
+        let namespaces: Vec<Namespace> = self.observer.namespaces().to_vec();
+        let there: HashSet<NetnsId> = namespaces.iter().map(|namespace| namespace.id).collect();
+        self.starts.retain(|id, _| there.contains(id));
+        let mut told = Vec::new();
+        for namespace in &namespaces {
+            let before = self.starts.get(&namespace.id).copied();
+            let is_near = |now: u64| to >= now - now / 4 && to <= now.saturating_mul(2);
+            match before {
+                Some(None) => continue,
+                Some(Some(now)) if is_near(now) => continue,
+                _ => {}
+            }
+            let now = match maxima(namespace) {
+                Ok(Some([(_, now), _])) => now,
+                // It has ended.
+                Ok(None) => continue,
+                Err(error) => {
+                    tracing::debug!(%error, "a namespace's maxima are not known");
+                    continue;
+                }
+            };
+            let change = Change::Start { from: now, to };
+            let is_others =
+                self.actuators.is_some() && before.flatten().is_some_and(|set| set != now);
+            let outcome = match is_others {
+                true => Outcome::Failed(
+                    "somebody else has set it meanwhile, and it is left to him".to_owned(),
+                ),
+                false => set_maximum(self.actuators.as_mut(), namespace, Direction::Send, to),
+            };
+            self.starts.insert(namespace.id, (!is_others).then_some(to));
+            told.push(tell(&change, None, namespace.name.to_string(), outcome));
         }
         told
     }
@@ -240,20 +388,7 @@ impl Tuner {
                     continue;
                 }
                 self.tried.insert(key, self.look);
-                let connection = &seen.tracked.last().connection;
-                planned.push(Planned {
-                    change,
-                    connection: Connection {
-                        cookie: seen.cookie,
-                        local: connection.local,
-                        remote: connection.remote,
-                        process: seen
-                            .process
-                            .map(|process| (process.name.to_string(), process.pid)),
-                    },
-                    netns: seen.tracked.netns.to_string(),
-                    inode: connection.inode,
-                });
+                planned.push(Planned::of(change, &seen));
             }
         }
         planned
@@ -268,15 +403,25 @@ impl Tuner {
         } = planned;
         let outcome = match (&mut self.actuators, &change, &connection.process) {
             (None, ..) => Outcome::Advised,
-            (Some(_), Change::Maximum { .. }, _) | (Some(_), _, None) => Outcome::NoOwner,
-            (Some(actuators), Change::Free { direction, to, .. }, Some((_, pid))) => {
+            (Some(_), _, None) | (Some(_), Change::Maximum { .. } | Change::Start { .. }, _) => {
+                Outcome::NoOwner
+            }
+            (
+                Some(actuators),
+                Change::Free { direction, to, .. } | Change::Size { direction, to, .. },
+                Some((_, pid)),
+            ) => {
                 let socket = Socket {
                     cookie: connection.cookie,
                     inode,
                     pid: *pid,
                 };
                 let to = u32::try_from(*to).unwrap_or(u32::MAX);
-                match actuators.free(&socket, *direction, to) {
+                let made = match &change {
+                    Change::Size { .. } => actuators.size(&socket, *direction, to),
+                    _ => actuators.free(&socket, *direction, to),
+                };
+                match made {
                     Ok(Made::Set { .. }) => {
                         self.changed.insert(connection.cookie, 0);
                         Outcome::Made
@@ -286,6 +431,13 @@ impl Tuner {
                 }
             }
         };
+        if let (Change::Size { direction, .. }, Outcome::NoOwner | Outcome::Failed(_)) =
+            (&change, &outcome)
+            && self.tried.len() < REMEMBERED
+        {
+            self.tried
+                .insert((connection.cookie, *direction), self.look);
+        }
         tell(&change, Some(connection), netns, outcome)
     }
 
@@ -324,6 +476,51 @@ impl Tuner {
         actuators.close();
         undone
     }
+}
+
+/// Of a namespace; without actuators it is only said.
+fn set_maximum(
+    actuators: Option<&mut Actuators>,
+    namespace: &Namespace,
+    direction: Direction,
+    to: u64,
+) -> Outcome {
+    let set = |actuators: &mut Actuators| -> Result<bool, ActuateError> {
+        actuators.maximum(namespace, direction, to)
+    };
+    match actuators.map(set) {
+        None => Outcome::Advised,
+        Some(Ok(true)) => Outcome::Made,
+        Some(Ok(false)) => Outcome::Gone,
+        Some(Err(error)) => Outcome::Failed(error.to_string()),
+    }
+}
+
+/// What a connection through which nothing goes has in a buffer; `None`: the kernel does not tell.
+fn resting(connection: &taut_sys::sock_diag::Connection, direction: Direction) -> Option<Demand> {
+    let memory = connection.memory?;
+    let inside = connection.inside;
+    let (has, queued, is_fixed) = match direction {
+        Direction::Send => (
+            memory.sndbuf,
+            memory.wmem_queued,
+            inside.map(|inside| inside.sndbuf_locked),
+        ),
+        Direction::Receive => (
+            memory.rcvbuf,
+            memory.rmem_alloc,
+            inside.map(|inside| inside.rcvbuf_locked),
+        ),
+    };
+    Some(Demand {
+        has: has.into(),
+        queued: queued.into(),
+        wants: 0,
+        most: 0,
+        is_fixed,
+        is_held: false,
+        because: Because::Idle,
+    })
 }
 
 fn tell(change: &Change, connection: Option<Connection>, netns: String, outcome: Outcome) -> Told {

@@ -42,6 +42,23 @@ pub(crate) fn change(change: &Change) -> String {
             size(*to),
             option(*direction),
         ),
+        Change::Size {
+            direction,
+            demand,
+            to,
+            ..
+        } => format!(
+            "{} {} -> {}, its share of the budget, where it stays until that is another",
+            buffer(*direction),
+            size(demand.has),
+            size(*to)
+        ),
+        Change::Start { from, to } => format!(
+            "{}, the third figure: {from} -> {to} ({} -> {})",
+            setting(Direction::Send),
+            size(*from),
+            size(*to)
+        ),
         Change::Maximum {
             direction,
             from,
@@ -59,6 +76,8 @@ pub(crate) fn change(change: &Change) -> String {
 pub(crate) fn because(change: &Change) -> String {
     match change {
         Change::Free { demand, .. } => held(demand),
+        Change::Size { demand, .. } => uses(demand),
+        Change::Start { .. } => "a connection that begins takes of what is left of the budget before it has been looked at".to_owned(),
         Change::Maximum {
             direction: Direction::Receive,
             ..
@@ -82,6 +101,29 @@ fn held(demand: &Demand) -> String {
     }
 }
 
+fn uses(demand: &Demand) -> String {
+    let Demand {
+        wants,
+        is_held,
+        because,
+        ..
+    } = demand;
+    match because {
+        Because::Idle => "nothing goes this way".to_owned(),
+        Because::Shown { window, round_trip } | Because::Grows { window, round_trip } => format!(
+            "a window of {} in each round trip of {:.1} ms{} wants {}",
+            size(*window),
+            round_trip.as_secs_f64() * 1e3,
+            match (is_held, because) {
+                (true, _) => ", held by its buffer,",
+                (false, Because::Grows { .. }) => ", and growing,",
+                (false, _) => "",
+            },
+            size(*wants)
+        ),
+    }
+}
+
 /// What is expected of it.
 pub(crate) fn expected(change: &Change) -> String {
     match change {
@@ -89,6 +131,14 @@ pub(crate) fn expected(change: &Change) -> String {
             "it grows with what the path takes, up to the third figure of {}",
             setting(*direction)
         ),
+        Change::Size { to, demand, .. } => match (*to < demand.has, demand.because) {
+            (true, Because::Idle) => {
+                "it holds no more when it wakes up, until its share is another".to_owned()
+            }
+            (true, _) => "what it holds beyond that goes to others".to_owned(),
+            (false, _) => "it grows into it, if its path takes it".to_owned(),
+        },
+        Change::Start { .. } => "what begins at once fits into the budget".to_owned(),
         Change::Maximum {
             direction: Direction::Receive,
             ..
@@ -122,6 +172,7 @@ mod tests {
                 has: 131_072,
                 queued: 0,
                 wants: 1 << 20,
+                most: 1 << 20,
                 is_fixed: Some(true),
                 is_held: true,
                 because: Because::Grows {

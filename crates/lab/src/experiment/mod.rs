@@ -1,6 +1,7 @@
 //! Experiments: a world that loses time, what loses less, and the figures of both.
 
 pub mod applications;
+pub mod budget;
 pub mod consolidate;
 mod descriptors;
 pub mod guests;
@@ -63,6 +64,7 @@ pub const ALL: &[Experiment] = &[
     observe_cost::EXPERIMENT,
     verdicts::EXPERIMENT,
     long_fat::EXPERIMENT,
+    budget::EXPERIMENT,
     relay_peers::EXPERIMENT,
     soak::EXPERIMENT,
     snoop_soak::EXPERIMENT,

@@ -42,7 +42,7 @@ pub fn serve_with(host: &Host, dir: &Path, with: &Own<'_>) -> Result<Service, Pe
          worker_processes 1;\n\
          pid \"{own}.pid\";\n\
          error_log stderr warn;\n\
-         events {{ worker_connections 512; }}\n\
+         events {{ worker_connections 1024; }}\n\
          http {{\n\
            access_log off;\n\
            sendfile on;\n\

@@ -190,6 +190,15 @@ impl World {
         );
     }
 
+    /// Has all TCP sockets of the *machine* hold no more than so much, in pages (`net.ipv4.tcp_mem`: low, pressure, most), for as long as this
+    /// world lives. No namespace has one of its own.
+    ///
+    /// # Errors
+    /// When it cannot be set.
+    pub fn bound_tcp_memory(&self, bounds: [u64; 3]) -> io::Result<()> {
+        self.record.bound_tcp_memory(bounds)
+    }
+
     /// What each link has carried and dropped up to now (a busy link's figures may be 10 ms old).
     ///
     /// # Errors

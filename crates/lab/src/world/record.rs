@@ -17,6 +17,8 @@ use super::reaper;
 
 /// Where records are kept.
 pub(crate) const RECORDS: &str = "/run/taut/lab";
+/// The one setting of the whole machine that a world may change.
+const TCP_MEM: &str = "/proc/sys/net/ipv4/tcp_mem";
 
 /// The record of a world, locked.
 #[derive(Debug)]
@@ -122,6 +124,15 @@ impl Record {
         Ok(path)
     }
 
+    /// Sets what TCP may hold on this machine, in pages (`net.ipv4.tcp_mem`), noting first what it is.
+    pub(crate) fn bound_tcp_memory(&self, [low, pressure, most]: [u64; 3]) -> io::Result<()> {
+        let before = fs::read_to_string(TCP_MEM)?;
+        let before = before.split_whitespace().collect::<Vec<_>>().join(" ");
+        self.noting("tcp_mem", &before, || {
+            fs::write(TCP_MEM, format!("{low} {pressure} {most}"))
+        })
+    }
+
     fn dir_name(&self) -> String {
         format!("taut-lab-{}", self.id)
     }
@@ -164,6 +175,7 @@ impl Record {
             let undone = match line.split_once(' ') {
                 Some(("netns", name)) if name.starts_with(&self.netns_name("")) => undo_netns(name),
                 Some(("dir", path)) => self.undo_dir(Path::new(path)),
+                Some(("tcp_mem", bounds)) => undo_tcp_memory(bounds),
                 // Only a name; or cut short by a kill, and then nothing was made for it.
                 _ => Ok(()),
             };
@@ -192,6 +204,15 @@ fn forgiving(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
+    }
+}
+
+/// A line that was cut short by a kill has fewer figures, and nothing was set for it.
+fn undo_tcp_memory(bounds: &str) -> io::Result<()> {
+    let figures = bounds.split(' ').filter(|word| word.parse::<u64>().is_ok());
+    match figures.count() {
+        3 => fs::write(TCP_MEM, bounds),
+        _ => Ok(()),
     }
 }
 

@@ -192,3 +192,45 @@ fn settings_are_compared_by_what_they_say() {
     assert!(same("4096\t16384\t4194304\n", "4096 16384 4194304"));
     assert!(!same("4096 16384", "4096 16384 1"));
 }
+
+#[test]
+fn a_buffer_that_is_sized_stays_so_until_it_is_undone() {
+    let (near, _far) = connection();
+    let before = buffers(&near);
+    let (mut actuators, _dir) = actuators();
+    for to in [300_000, 40_000] {
+        for direction in [Direction::Send, Direction::Receive] {
+            actuators.size(&socket(&near), direction, to).unwrap();
+        }
+        let sized = buffers(&near);
+        assert_eq!((sized.send, sized.receive), (to, to));
+        assert!(sized.locks.send && sized.locks.receive);
+    }
+    assert_eq!(actuators.undo().restored, 2);
+    let after = buffers(&near);
+    assert_eq!((after.send, after.locks), (before.send, before.locks));
+    assert_eq!(after.receive, before.receive.max(40_000));
+}
+
+#[test]
+fn what_its_application_has_fixed_while_it_was_sized_is_what_it_goes_back_to() {
+    let (near, _far) = connection();
+    let (mut actuators, _dir) = actuators();
+    let size = |actuators: &mut Actuators, to| {
+        let made = actuators.size(&socket(&near), Direction::Send, to);
+        made.unwrap()
+    };
+    size(&mut actuators, 300_000);
+    sockopt::set_socket_send_buffer_size(&near, 70_000).unwrap();
+    let anew = buffers(&near);
+    size(&mut actuators, 400_000);
+    size(&mut actuators, 500_000);
+    assert_eq!(actuators.undo().restored, 1);
+    assert_eq!(buffers(&near), anew);
+    // After the last size it is left as it is.
+    size(&mut actuators, 300_000);
+    sockopt::set_socket_send_buffer_size(&near, 80_000).unwrap();
+    let last = buffers(&near);
+    assert_eq!(actuators.undo().others, 1);
+    assert_eq!(buffers(&near), last);
+}

@@ -8,7 +8,7 @@ use taut_sys::Errno;
 use taut_sys::netns;
 
 use super::setting::{read, same, write};
-use super::socket::{Holders, is_fixed, set};
+use super::socket::{Holders, bytes, is_fixed, set};
 use super::{ActuateError, Socket};
 use crate::demand::Direction;
 use crate::journal::{Entry, Value};
@@ -108,6 +108,17 @@ pub(super) fn undo_setting(
     }
 }
 
+/// Whether a buffer is as it was made, the last time or the one before it; one that the kernel sizes may have any size.
+pub(super) fn is_as_made(entry: &Entry, now: u32, is_fixed_now: bool) -> bool {
+    let is = |value: &Value| match value {
+        Value::Buffer {
+            bytes, is_fixed, ..
+        } => *is_fixed == is_fixed_now && (!is_fixed || *bytes == now),
+        Value::Text(_) => false,
+    };
+    is(&entry.after) || entry.earlier.as_ref().is_some_and(is)
+}
+
 pub(super) fn undo_buffer(
     holders: &mut Holders,
     cookie: u64,
@@ -120,10 +131,7 @@ pub(super) fn undo_buffer(
             is_fixed: was_fixed,
             owner: (pid, inode),
         },
-        &Value::Buffer {
-            is_fixed: made_fixed,
-            ..
-        },
+        Value::Buffer { .. },
     ) = (&entry.before, &entry.after)
     else {
         return Err(ActuateError::Socket {
@@ -142,10 +150,16 @@ pub(super) fn undo_buffer(
         },
     };
     let buffers = borrowed.buffers().map_err(failed)?;
+    let now = bytes(&buffers, direction);
     // Its application has fixed it anew.
-    if is_fixed(&buffers, direction) != made_fixed {
+    if !is_as_made(entry, now, is_fixed(&buffers, direction)) {
         return Ok(Undo::Others);
     }
+    // The kernel makes a send buffer as large as it was again, but a receive buffer only when more comes than ever before.
+    let size = match (was_fixed, direction) {
+        (false, Direction::Receive) => size.max(now),
+        _ => size,
+    };
     // What is in it stays; what comes beyond it the peer sends again.
     set(&borrowed, &buffers, direction, size, was_fixed).map_err(failed)?;
     Ok(Undo::Restored)

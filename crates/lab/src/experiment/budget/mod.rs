@@ -1,0 +1,217 @@
+//! `budget`: 500 connections at five distances that want different things, under a budget of memory: what they hold and what they get.
+
+mod stage;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::Map;
+
+use super::outcome::{Calibration, Check, Environment, Outcome, Series};
+use super::progress::Progress;
+use super::{Experiment, ExperimentError, Request, stats};
+use crate::peer::program;
+use stage::{Arm, RATE, ROUND_TRIPS, Seen, Wants};
+
+/// For the list of experiments.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "budget",
+    about: "500 connections at 1 to 200 ms under 64 MB of memory: by `taut tune --budget`, by a tcp_mem of that size, and without a bound",
+    has_parts: false,
+    run,
+};
+
+/// In bytes.
+const BUDGET: u64 = 64_000_000;
+/// Measurements of each.
+const RUNS: usize = 3;
+/// Between the last client's beginning and what is measured.
+const WARM_UP: Duration = Duration::from_secs(10);
+const WARM_UP_QUICK: Duration = Duration::from_secs(4);
+/// How long it is.
+const MEASURE: Duration = Duration::from_secs(20);
+const MEASURE_QUICK: Duration = Duration::from_secs(6);
+
+/// A figure's name, its unit, and where it is.
+type Column = (&'static str, &'static str, fn(&Figures) -> f64);
+
+/// What one run comes to.
+struct Figures {
+    /// The most that the server's sockets held, of the budget.
+    peak: f64,
+    /// The same of all sockets of the machine, of both ends.
+    machine_peak: f64,
+    /// Jain's index of how far what is due is got.
+    jain: f64,
+    /// Payload of all together, in Mbit/s.
+    goodput: f64,
+    /// What the one got who got the least of what is due.
+    least: f64,
+    connections: usize,
+}
+
+fn run(request: &Request) -> Result<Outcome, ExperimentError> {
+    let runs = request.runs.unwrap_or(if request.quick { 1 } else { RUNS });
+    let (arms, warm_up, measure) = match request.quick {
+        true => (&[Arm::TcpMem, Arm::Taut][..], WARM_UP_QUICK, MEASURE_QUICK),
+        false => (&Arm::ALL[..], WARM_UP, MEASURE),
+    };
+    let programs = program::versions(&[program::NGINX, program::CURL])?;
+    let progress = Progress::new("budget: runs", (runs * arms.len()) as u64);
+    let mut all: BTreeMap<Arm, Vec<Seen>> = BTreeMap::new();
+    for _ in 0..runs {
+        for arm in arms {
+            let seen = stage::run(*arm, BUDGET, warm_up, measure, request)?;
+            all.entry(*arm).or_default().push(seen);
+            progress.step();
+        }
+    }
+    drop(progress);
+    let mut environment = Environment::here();
+    environment.programs = programs;
+    for round_trip in ROUND_TRIPS {
+        let link = "40 Mbit/s, a queue of as much as the path holds and 256 KiB at least";
+        environment
+            .links
+            .insert(format!("{} ms", round_trip.as_millis()), link.to_owned());
+    }
+    Ok(outcome(request, environment, &all))
+}
+
+fn figures(seen: &Seen) -> Figures {
+    let most = |of: &[u64]| of.iter().copied().max().unwrap_or(0) as f64 / BUDGET as f64;
+    let satisfied: Vec<f64> = seen
+        .rates
+        .iter()
+        .filter_map(|(_, wants, rate)| Some((rate / wants.due()?).min(1.0)))
+        .collect();
+    let bytes: f64 = seen.rates.iter().map(|(.., rate)| rate).sum();
+    Figures {
+        peak: most(&seen.held),
+        machine_peak: most(&seen.machine),
+        jain: jain(&satisfied),
+        goodput: 8.0 * bytes / 1e6,
+        least: satisfied.iter().copied().fold(1.0, f64::min),
+        connections: seen.rates.len(),
+    }
+}
+
+/// Jain's index of fairness: 1 when all are alike.
+fn jain(of: &[f64]) -> f64 {
+    let (sum, squares) = of
+        .iter()
+        .fold((0.0, 0.0), |(sum, squares), x| (sum + x, squares + x * x));
+    sum * sum / (of.len() as f64 * squares)
+}
+
+fn outcome(request: &Request, environment: Environment, all: &BTreeMap<Arm, Vec<Seen>>) -> Outcome {
+    let by_arm: BTreeMap<Arm, Vec<Figures>> = all
+        .iter()
+        .map(|(arm, seen)| (*arm, seen.iter().map(figures).collect()))
+        .collect();
+    let each = |arm, of: fn(&Figures) -> f64| -> Vec<f64> {
+        by_arm
+            .get(&arm)
+            .map(|figures| figures.iter().map(of).collect())
+            .unwrap_or_default()
+    };
+    let median = |arm, of| stats::median(&each(arm, of)).unwrap_or(f64::NAN);
+    let most = |arm, of| each(arm, of).into_iter().fold(f64::NAN, f64::max);
+    let least = |arm, of| each(arm, of).into_iter().fold(f64::NAN, f64::min);
+    let mut series = Vec::new();
+    for arm in by_arm.keys() {
+        let columns: [Column; 5] = [
+            ("memory, most", "of the budget", |of| of.peak),
+            ("memory of the machine, most", "of the budget", |of| {
+                of.machine_peak
+            }),
+            ("Jain's index", "of 1", |of| of.jain),
+            ("goodput", "Mbit/s", |of| of.goodput),
+            ("least satisfied", "of what is due", |of| of.least),
+        ];
+        for (metric, unit, of) in columns {
+            series.extend(Series::of(arm.name(), metric, unit, each(*arm, of)));
+        }
+        for round_trip in ROUND_TRIPS {
+            for wants in Wants::ALL {
+                let of = all[arm].iter().flat_map(|seen| &seen.rates);
+                let rates = of.filter(|(of, what, _)| (*of, *what) == (round_trip, wants));
+                let rates = rates.map(|(.., rate)| 8.0 * rate / 1e6).collect();
+                let name = format!(
+                    "{}/{} ms/{}",
+                    arm.name(),
+                    round_trip.as_millis(),
+                    wants.name()
+                );
+                series.extend(Series::of(&name, "rate", "Mbit/s", rates));
+            }
+        }
+    }
+    let connections = by_arm.values().flatten().map(|of| of.connections).min();
+    let asked = ROUND_TRIPS.len() as u64 * Wants::ALL.map(Wants::count).iter().sum::<u64>();
+    let overruns = all.values().flatten().filter(|seen| seen.overrun).count();
+    let mut checks = vec![
+        ("link_overruns", Check::none(overruns as u64)),
+        (
+            "connections",
+            // Somebody's handshake may be lost more than once in a full queue.
+            Check::at_least(connections.unwrap_or(0) as f64, 0.98 * asked as f64),
+        ),
+    ];
+    if by_arm.contains_key(&Arm::Kernel) {
+        // The problem is there: without a bound they hold more.
+        let peak = median(Arm::Kernel, |of| of.peak);
+        checks.push(("kernel_peak_over_budget", Check::at_least(peak, 1.05)));
+    }
+    let goodput = |arm| median(arm, |of| of.goodput);
+    Outcome {
+        experiment: EXPERIMENT.name.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        seed: request.seed,
+        quick: request.quick,
+        environment,
+        calibration: Calibration::of(checks),
+        headline: BTreeMap::from([
+            (
+                "peak_over_budget".to_owned(),
+                most(Arm::Taut, |of| of.peak),
+            ),
+            (
+                "machine_peak_over_budget".to_owned(),
+                most(Arm::Taut, |of| of.machine_peak),
+            ),
+            ("jain".to_owned(), median(Arm::Taut, |of| of.jain)),
+            ("jain_tcp_mem".to_owned(), median(Arm::TcpMem, |of| of.jain)),
+            (
+                "goodput_over_kernel".to_owned(),
+                goodput(Arm::Taut) / goodput(Arm::TcpMem),
+            ),
+            (
+                "least_satisfied".to_owned(),
+                least(Arm::Taut, |of| of.least),
+            ),
+            (
+                "least_satisfied_tcp_mem".to_owned(),
+                least(Arm::TcpMem, |of| of.least),
+            ),
+        ]),
+        series,
+        paper: Map::new(),
+        ideal: Map::new(),
+        notes: vec![
+            format!(
+                "{} links of {} Mbit/s from one server; on each, of a hundred connections, 20 take what they get, 20 are sent 0.4 Mbit/s by \
+                 the server, 40 are read at 0.4 Mbit/s by their clients, and 20 rest after 256 KiB.",
+                ROUND_TRIPS.len(),
+                RATE / 1_000_000
+            ),
+            "`peak_over_budget` is of what the server's sockets hold by the kernel's account of each (queues of both directions, and what \
+             is set aside), from before the first connection on; `machine_peak_over_budget` is the kernel's sum for the machine \
+             (/proc/net/sockstat), in which the clients' sockets are, too."
+                .to_owned(),
+            "Satisfied is who gets what is due: those that are bounded their rate, the others an equal part of what these leave of their link; \
+             more than that counts as that. `tcp_mem` bounds the whole machine, clients included; it is set back at the end."
+                .to_owned(),
+        ],
+    }
+}

@@ -1,0 +1,402 @@
+//! A server with clients at five distances, and what its connections hold and carry.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use taut_sys::Errno;
+use taut_sys::child::Child;
+use taut_sys::sock_diag::SockDiag;
+
+use crate::experiment::{ExperimentError, Request};
+use crate::link::counters::LinkReport;
+use crate::link::shape::{LinkSpec, Shape};
+use crate::peer::{Service, nginx, program};
+use crate::units::{BitsPerSecond, Bytes};
+use crate::world::{Host, World, WorldBuilder};
+
+/// Round trips of the clients, each behind a link of its own.
+pub(super) const ROUND_TRIPS: [Duration; 5] = [
+    Duration::from_millis(1),
+    Duration::from_millis(20),
+    Duration::from_millis(50),
+    Duration::from_millis(100),
+    Duration::from_millis(200),
+];
+/// Of each link, in bits a second.
+pub(super) const RATE: u64 = 40_000_000;
+/// Of its bits what is payload.
+const PAYLOAD: f64 = 1448.0 / 1514.0;
+/// What connections that want so much and no more are given, in bytes a second.
+const MODEST: u64 = 50_000;
+/// What is looked at are memory and rates of seconds: 500 processes on a few processors make deliveries late, and less than this changes neither.
+const TOLERANCE: Duration = Duration::from_millis(25);
+/// Clients begin over so long.
+const BEGIN: Duration = Duration::from_secs(5);
+/// Between looks at memory.
+const LOOK: Duration = Duration::from_millis(250);
+/// Larger than anybody gets to the end of, in bytes; it takes no space.
+const LARGE: u64 = 1 << 40;
+/// What those that rest ask for before.
+const PART: u64 = 256 << 10;
+const PATIENCE: Duration = Duration::from_secs(20);
+/// The size of a page, in which the kernel counts.
+pub(super) const PAGE: u64 = 4096;
+
+/// Who bounds memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Arm {
+    /// Nobody.
+    Kernel,
+    /// The kernel, by a `tcp_mem` of the budget's size.
+    TcpMem,
+    /// `taut tune --apply --budget`.
+    Taut,
+}
+
+/// What a connection wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Wants {
+    /// As much as it gets.
+    All,
+    /// What its server gives it.
+    Modest,
+    /// What its client reads.
+    Reads,
+    /// Nothing, after a first part.
+    Rests,
+}
+
+/// What one run has shown.
+pub(super) struct Seen {
+    /// What the server's sockets held, look by look, in bytes.
+    pub(super) held: Vec<u64>,
+    /// What all of the machine's held meanwhile, by the kernel's sum, beyond what it was before.
+    pub(super) machine: Vec<u64>,
+    /// Payload of each connection, in bytes a second.
+    pub(super) rates: Vec<(Duration, Wants, f64)>,
+    /// The links were too slow to be those that were asked for.
+    pub(super) overrun: bool,
+}
+
+// === impl Arm ===
+
+impl Arm {
+    pub(super) const ALL: [Self; 3] = [Self::Kernel, Self::TcpMem, Self::Taut];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::TcpMem => "tcp_mem",
+            Self::Taut => "taut",
+        }
+    }
+}
+
+// === impl Wants ===
+
+impl Wants {
+    pub(super) const ALL: [Self; 4] = [Self::All, Self::Modest, Self::Reads, Self::Rests];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Modest => "modest",
+            Self::Reads => "slow readers",
+            Self::Rests => "rest",
+        }
+    }
+
+    /// Of a hundred clients of a link.
+    pub(super) fn count(self) -> u64 {
+        match self {
+            Self::All => 20,
+            Self::Modest => 20,
+            Self::Reads => 40,
+            Self::Rests => 20,
+        }
+    }
+
+    /// The server's port by which they are told apart.
+    fn port(self) -> u16 {
+        match self {
+            Self::All => 80,
+            Self::Modest => 81,
+            Self::Reads => 82,
+            Self::Rests => 83,
+        }
+    }
+
+    fn of(port: u16) -> Option<Self> {
+        Self::ALL.into_iter().find(|wants| wants.port() == port)
+    }
+
+    /// What one of them is due, in bytes a second; `None`: nothing.
+    pub(super) fn due(self) -> Option<f64> {
+        let modest = MODEST as f64;
+        match self {
+            Self::Modest | Self::Reads => Some(modest),
+            Self::Rests => None,
+            Self::All => {
+                let others = Self::Modest.count() + Self::Reads.count();
+                let left = RATE as f64 / 8.0 * PAYLOAD - others as f64 * modest;
+                Some(left / Self::All.count() as f64)
+            }
+        }
+    }
+
+    fn client(self, server: IpAddr) -> Command {
+        let mut curl = program::CURL.command();
+        curl.args(["-q", "--silent", "--noproxy", "*", "--output", "/dev/null"]);
+        let port = self.port();
+        match self {
+            Self::Reads => curl.args(["--limit-rate", &MODEST.to_string()]),
+            // A part now, and the next one when all is over.
+            Self::Rests => curl.args(["--rate", "1/h"]),
+            Self::All | Self::Modest => &mut curl,
+        };
+        match self {
+            Self::Rests => curl.arg(format!("http://{server}:{port}/part?[1-2]")),
+            _ => curl.arg(format!("http://{server}:{port}/large")),
+        };
+        curl.stdin(Stdio::null());
+        curl.stdout(Stdio::null()).stderr(Stdio::null());
+        curl
+    }
+}
+
+/// One run.
+pub(super) fn run(
+    arm: Arm,
+    budget: u64,
+    warm_up: Duration,
+    measure: Duration,
+    request: &Request,
+) -> Result<Seen, ExperimentError> {
+    let machine = ExperimentError::machine;
+    let world = build(request)?;
+    let server = world.host("server");
+    let _serves = serve(&world)?;
+    let before = machine_held().map_err(machine("read /proc/net/sockstat"))?;
+    if arm == Arm::TcpMem {
+        // As the kernel divides what it has by itself.
+        let most = budget / PAGE;
+        let bounds = [most / 2, most / 3 * 2, most].map(|pages| pages + before / PAGE);
+        world
+            .bound_tcp_memory(bounds)
+            .map_err(machine("set net.ipv4.tcp_mem"))?;
+    }
+    let tuner = match arm {
+        Arm::Taut => Some(tune(&world, budget, request).map_err(machine("start taut tune"))?),
+        _ => None,
+    };
+    let reports = world.link_reports()?;
+    let ends = AtomicBool::new(false);
+    let seen = Mutex::new((Vec::new(), Vec::new()));
+    let rates = std::thread::scope(|scope| {
+        let looks = scope.spawn(|| -> io::Result<()> {
+            while !ends.load(Ordering::Relaxed) {
+                let held = server.run(held).map_err(io::Error::other)??;
+                let all = machine_held()?.saturating_sub(before);
+                if let Ok(mut seen) = seen.lock() {
+                    seen.0.push(held);
+                    seen.1.push(all);
+                }
+                std::thread::sleep(LOOK);
+            }
+            Ok(())
+        });
+        let rates = load(&world, warm_up, measure);
+        ends.store(true, Ordering::Relaxed);
+        let looked = looks
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("it ended")));
+        looked.map_err(machine("look at memory"))?;
+        rates
+    })?;
+    if let Some(mut tune) = tuner {
+        end(&mut tune).map_err(machine("end taut tune"))?;
+    }
+    let overrun = reports
+        .iter()
+        .zip(&world.link_reports()?)
+        .map(|(before, after)| after.since(before))
+        .filter(LinkReport::overrun)
+        .inspect(|report| tracing::info!(?report, "a link was too slow"))
+        .count()
+        > 0;
+    let (held, all) = seen.into_inner().unwrap_or_default();
+    Ok(Seen {
+        held,
+        machine: all,
+        rates,
+        overrun,
+    })
+}
+
+fn client_name(index: usize) -> String {
+    format!("client{index}")
+}
+
+fn build(request: &Request) -> Result<World, ExperimentError> {
+    let mut world = WorldBuilder::new("budget").host("server");
+    for (index, round_trip) in ROUND_TRIPS.into_iter().enumerate() {
+        let rate = BitsPerSecond(RATE);
+        let bare = Shape::delay(round_trip / 2).tolerance(TOLERANCE);
+        let queue = Bytes(rate.in_time(round_trip).0.max(256 << 10));
+        let link = LinkSpec::each(bare.rate(rate).queue(queue), bare).seed(request.seed);
+        let name = client_name(index);
+        world = world.host(&name).link("server", &name, link);
+    }
+    let world = world.sysctl_everywhere("net.ipv4.tcp_congestion_control", "cubic");
+    Ok(world.build()?)
+}
+
+fn serve(world: &World) -> Result<Service, ExperimentError> {
+    let dir = world.dir();
+    let www = dir.join("www");
+    let make =
+        |name: &str, len: u64| -> io::Result<()> { File::create(www.join(name))?.set_len(len) };
+    fs::create_dir_all(&www)
+        .and_then(|()| make("large", LARGE))
+        .and_then(|()| make("part", PART))
+        .map_err(ExperimentError::machine("make nginx's files"))?;
+    let addr = world.addr("server");
+    let more: String = Wants::ALL
+        .into_iter()
+        .filter(|wants| *wants != Wants::All)
+        .map(|wants| format!("; listen {addr}:{}", wants.port()))
+        .collect();
+    let modest = format!(
+        "if ($server_port = {}) {{ set $limit_rate {MODEST}; }} keepalive_timeout 1h;",
+        Wants::Modest.port()
+    );
+    let own = nginx::Own {
+        listen: &more,
+        server: &modest,
+    };
+    Ok(nginx::serve_with(world.host("server"), dir, &own)?)
+}
+
+fn tune(world: &World, budget: u64, request: &Request) -> io::Result<Child> {
+    let journal = world.dir().join("journal");
+    let mut tune = Command::new(&request.taut);
+    tune.args(["tune", "--apply", "--own-netns", "--json", "--budget"]);
+    tune.arg(budget.to_string()).arg("--journal").arg(journal);
+    tune.stdin(Stdio::null());
+    tune.stdout(File::create(world.dir().join("tune.out"))?);
+    tune.stderr(File::create(world.dir().join("tune.err"))?);
+    world.host("server").spawn(tune)
+}
+
+/// Starts all clients, and looks at what they got once they have warmed up.
+fn load(
+    world: &World,
+    warm_up: Duration,
+    measure: Duration,
+) -> Result<Vec<(Duration, Wants, f64)>, ExperimentError> {
+    let machine = ExperimentError::machine;
+    let server = IpAddr::V4(world.addr("server"));
+    let hosts: Vec<_> = (0..ROUND_TRIPS.len())
+        .map(|index| world.host(&client_name(index)))
+        .collect();
+    // All kinds at all distances, one after another, at the same pace.
+    let mut plan: Vec<(u64, Wants)> = Wants::ALL
+        .into_iter()
+        .flat_map(|wants| {
+            (0..wants.count()).map(move |number| (number * 1000 / wants.count(), wants))
+        })
+        .collect();
+    plan.sort();
+    let began = Instant::now();
+    let mut clients = Vec::new();
+    for (index, (_, wants)) in plan.iter().enumerate() {
+        for host in &hosts {
+            let client = host.spawn(wants.client(server));
+            clients.push(client.map_err(machine("start curl"))?);
+        }
+        let due = BEGIN * (index as u32 + 1) / plan.len() as u32;
+        std::thread::sleep((began + due).saturating_duration_since(Instant::now()));
+    }
+    std::thread::sleep(warm_up);
+    let look = || -> Result<_, ExperimentError> {
+        let at = Instant::now();
+        let got: Result<Vec<_>, ExperimentError> = hosts
+            .iter()
+            .map(|host| read(host).map_err(machine("look at connections")))
+            .collect();
+        Ok((at, got?))
+    };
+    let (first_at, first) = look()?;
+    std::thread::sleep(measure);
+    let (last_at, last) = look()?;
+    let seconds = (last_at - first_at).as_secs_f64();
+    let mut rates = Vec::new();
+    for ((round_trip, first), last) in ROUND_TRIPS.into_iter().zip(&first).zip(&last) {
+        for (local, (wants, before)) in first {
+            // One that has ended has got nothing since: it is there for as long as this lasts.
+            let after = last.get(local).map_or(*before, |(_, after)| *after);
+            rates.push((round_trip, *wants, (after - before) as f64 / seconds));
+        }
+    }
+    Ok(rates)
+}
+
+/// What the client of each connection of a host has read, by its own end.
+fn read(host: &Host) -> io::Result<HashMap<SocketAddr, (Wants, u64)>> {
+    let found = host.run(|| {
+        let mut found = HashMap::new();
+        SockDiag::open()?.connections(|connection| {
+            let wants = Wants::of(connection.remote.port());
+            if let (Some(wants), Some(info)) = (wants, &connection.info) {
+                let received = info.bytes_received.unwrap_or(0);
+                let bytes = received.saturating_sub(connection.recv_queue.into());
+                found.insert(connection.local, (wants, bytes));
+            }
+        })?;
+        Ok::<_, Errno>(found)
+    });
+    Ok(found.map_err(io::Error::other)??)
+}
+
+/// What the sockets of this namespace hold, by the kernel's account of each, in bytes.
+fn held() -> io::Result<u64> {
+    let mut sum = 0;
+    SockDiag::open()?.connections(|connection| {
+        if let Some(memory) = connection.memory {
+            sum += u64::from(memory.rmem_alloc)
+                + u64::from(memory.wmem_queued)
+                + u64::from(memory.fwd_alloc);
+        }
+    })?;
+    Ok(sum)
+}
+
+/// What all TCP sockets of the machine hold, in bytes.
+fn machine_held() -> io::Result<u64> {
+    let text = fs::read_to_string("/proc/net/sockstat")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("TCP:"));
+    let pages = line.and_then(|line| {
+        let mut words = line.split_whitespace();
+        words.find(|word| *word == "mem")?;
+        words.next()?.parse::<u64>().ok()
+    });
+    let pages = pages.ok_or_else(|| io::Error::other("it does not say what TCP holds"))?;
+    Ok(pages * PAGE)
+}
+
+/// Tells it to end, and waits for that.
+fn end(tune: &mut Child) -> io::Result<()> {
+    tune.signal(Signal::TERM)?;
+    match tune.wait_for(PATIENCE)? {
+        Some(status) if status.success() => Ok(()),
+        Some(status) => Err(io::Error::other(format!("it failed ({status})"))),
+        None => Err(io::Error::other("it does not end")),
+    }
+}
