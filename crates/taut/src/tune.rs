@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
 use clap::Args as ClapArgs;
+use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag;
 use taut_observe::filter::Filter;
@@ -16,6 +17,7 @@ use taut_tune::actuate::{Actuators, Undone};
 use taut_tune::budget::{self, Bounds, Budget};
 use taut_tune::journal::{self, Journal};
 use taut_tune::log::Log;
+use taut_tune::pace::pace;
 use taut_tune::tuner::{Lists, Outcome, Round, SAMPLES, Told, Tuner};
 
 use crate::Failure;
@@ -70,7 +72,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size, requires = "budget")]
     per_destination: Option<u64>,
 
-    /// Between looks
+    /// Between looks, at least: while nothing is to be changed they take a hundredth of a core at most, unless that would be
+    /// more than 5s
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::top::interval)]
     interval: Duration,
 
@@ -131,10 +134,11 @@ fn rounds(
     let ends = || ends.load(Ordering::Relaxed);
     let mut missing = Missing::default();
     let (mut all_left, mut untold, mut over) = (false, false, false);
+    let mut looks = 0_usize;
     let began = Instant::now();
     let is_over = || args.time.is_some_and(|time| began.elapsed() >= time);
     while !ends() {
-        let look = Instant::now();
+        let (look, before) = (Instant::now(), cpu_time());
         let round = tuner.round(ends).map_err(|e| Failure::Run(e.to_string()))?;
         missing.say(tuner.observer(), &round.looked);
         say_once(
@@ -155,7 +159,11 @@ fn rounds(
             missed > 0,
             "nobody reads as fast as changes are made: some are not told",
         );
-        let next = look + args.interval;
+        let used = cpu_time().saturating_sub(before);
+        looks = looks.saturating_add(1);
+        // What connections want is known when they have been looked at a few times.
+        let is_at_rest = round.told.is_empty() && looks >= SAMPLES;
+        let next = look + pace(args.interval, used, is_at_rest);
         while !ends() && !is_over() && Instant::now() < next {
             std::thread::sleep(NAP.min(next.saturating_duration_since(Instant::now())));
         }
@@ -164,6 +172,12 @@ fn rounds(
         }
     }
     Ok(())
+}
+
+/// Of this process, since it began.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.try_into().unwrap_or_default()
 }
 
 fn leaves_all(round: &Round) -> bool {
@@ -341,15 +355,26 @@ struct Noting(Option<Log>);
 // === impl Noting ===
 
 impl Noting {
-    /// What is only said is not noted.
+    /// What was advised before is advised anew, or is made.
     fn of(args: &Args) -> Self {
-        Self(args.apply.then(|| Log::of(&args.journal)))
+        if let Err(error) = Log::of_advice(&args.journal).undone() {
+            tracing::debug!(%error, "what was advised before is told on");
+        }
+        Self(Some(match args.apply {
+            true => Log::of(&args.journal),
+            false => Log::of_advice(&args.journal),
+        }))
     }
 
     fn note(&mut self, told: &Told) {
         let Some(log) = &mut self.0 else { return };
         if let Err(error) = log.note(told) {
             self.0 = None;
+            // Who may not write there only asks.
+            if told.outcome == Outcome::Advised {
+                tracing::debug!(%error, "what is advised is not noted");
+                return;
+            }
             say(&format!(
                 "`taut why` will not know of all changes: the log cannot be written: {error}"
             ));

@@ -13,7 +13,8 @@ use taut_sys::netns::NetnsError;
 pub use self::setting::maxima;
 use self::setting::{read, write};
 use self::socket::{Holders, bytes, is_fixed, set};
-use self::undo::{Spaces, Undo, undo_buffer, undo_setting};
+pub use self::undo::Undo;
+use self::undo::{Spaces, undo_buffer, undo_setting};
 use crate::demand::Direction;
 use crate::journal::{Entry, Journal, Thing, Value};
 
@@ -245,6 +246,20 @@ impl Actuators {
             earlier: None,
         };
         self.journal.note(entry).map_err(ActuateError::Journal)
+    }
+
+    /// Undoes what was done to one buffer; one to which nothing was done is as it was.
+    ///
+    /// # Errors
+    /// [`ActuateError`]: it stays in the journal.
+    pub fn restore(&mut self, cookie: u64, direction: Direction) -> Result<Undo, ActuateError> {
+        let thing = buffer(cookie, direction);
+        let Some(entry) = self.journal.entry(&thing).cloned() else {
+            return Ok(Undo::Restored);
+        };
+        let undo = undo_buffer(&mut self.holders, cookie, direction, &entry)?;
+        self.journal.undone(&thing).map_err(ActuateError::Journal)?;
+        Ok(undo)
     }
 
     /// Undoes all that is in the journal. What fails stays there.

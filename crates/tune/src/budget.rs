@@ -79,6 +79,11 @@ struct Pools<K> {
     known: HashMap<K, usize>,
 }
 
+/// So small a buffer through which nothing goes is made, if it is larger; not smaller than what is in it.
+pub(crate) fn rest(demand: &Demand) -> u64 {
+    REST.max(demand.queued)
+}
+
 // === impl Claim ===
 
 impl Claim {
@@ -86,7 +91,7 @@ impl Claim {
         (self.cookie, self.direction)
     }
 
-    fn rests(&self) -> bool {
+    pub(crate) fn rests(&self) -> bool {
         self.demand.because == Because::Idle
     }
 
@@ -127,16 +132,11 @@ impl Claim {
 
     /// The change that gives its buffer this grant, if it is another.
     fn change(&self, grant: u64) -> Option<Change> {
-        let Demand {
-            has,
-            is_fixed,
-            queued,
-            ..
-        } = self.demand;
+        let Demand { has, is_fixed, .. } = self.demand;
         let to = match self.rests() {
             true if has > REST => match self.direction {
                 Direction::Send => REST,
-                Direction::Receive => REST.max(queued),
+                Direction::Receive => rest(&self.demand),
             },
             true => return None,
             false => grant.saturating_sub(self.beyond()).max(FLOOR),

@@ -1,12 +1,12 @@
-//! What was done, for whoever asks later why a connection is as it is (`taut why`).
+//! What was done, or only advised, for whoever asks later why a connection is as it is (`taut why`).
 //!
 //! Lines of JSON, in a file that begins with the kernel's boot, because names of sockets come again after another. It says nothing that
 //! anybody has to believe: what undoes is the [journal](crate::journal).
 
 use std::collections::HashMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -36,9 +36,11 @@ enum Line {
     Log { version: u32, boot: String },
     /// A connection's buffer was changed.
     Made(Noted),
+    /// It would have been.
+    Advised(Noted),
 }
 
-/// What was done to a connection.
+/// What was done to a connection, or advised.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Noted {
     /// When, since 1970.
@@ -47,6 +49,9 @@ pub struct Noted {
     pub cookie: u64,
     /// What.
     pub change: String,
+    /// It was only advised.
+    #[serde(skip)]
+    pub is_advice: bool,
 }
 
 /// Writes it.
@@ -69,22 +74,37 @@ impl Log {
         }
     }
 
-    /// Notes what was done, but to namespaces: nobody asks for those by their cookie.
+    /// The one beside it for what is only advised, by whoever that is.
+    pub fn of_advice(journal: &Path) -> Self {
+        Self {
+            path: advice(journal),
+            file: None,
+            written: 0,
+        }
+    }
+
+    /// Notes what was done or advised, but to namespaces: nobody asks for those by their cookie.
     ///
     /// # Errors
     /// The system's; what was done is done.
     pub fn note(&mut self, told: &Told) -> io::Result<()> {
-        match &told.connection {
-            Some(connection) if told.outcome == Outcome::Made => self.write(&Line::Made(Noted {
-                at: now(),
-                cookie: connection.cookie,
-                change: told.change.clone(),
-            })),
+        let Some(connection) = &told.connection else {
+            return Ok(());
+        };
+        let noted = |is_advice| Noted {
+            at: now(),
+            cookie: connection.cookie,
+            change: told.change.clone(),
+            is_advice,
+        };
+        match told.outcome {
+            Outcome::Made => self.write(&Line::Made(noted(false))),
+            Outcome::Advised => self.write(&Line::Advised(noted(true))),
             _ => Ok(()),
         }
     }
 
-    /// All of it was undone: it is taken away.
+    /// All of it was undone, or is advised anew: it is taken away.
     ///
     /// # Errors
     /// The system's.
@@ -121,14 +141,15 @@ impl Log {
     }
 }
 
-/// What was last done to each connection, oldest first, as far as it was not undone since. Nothing where there is no log, or
+/// What was last done to each connection, or advised, oldest first, as far as it was not undone since. Nothing where there is no log, or
 /// another user could have written it.
 ///
 /// # Errors
 /// The system's.
 pub fn read(path: &Path) -> io::Result<HashMap<u64, Vec<Noted>>> {
     let mut all: HashMap<u64, Vec<Noted>> = HashMap::new();
-    for path in [before(path), path.to_owned()] {
+    let advice = advice(path);
+    for path in [before(&advice), advice, before(path), path.to_owned()] {
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(no_link());
         let file = match options.open(&path) {
@@ -142,7 +163,15 @@ pub fn read(path: &Path) -> io::Result<HashMap<u64, Vec<Noted>>> {
         let mut text = Vec::new();
         // One line may go beyond.
         file.take(2 * LONGEST).read_to_end(&mut text)?;
-        take(&text, &boot()?, &mut all);
+        let mut last = HashMap::new();
+        take(&text, &boot()?, &mut last);
+        for (cookie, of) in last {
+            all.entry(cookie).or_default().extend(of);
+        }
+    }
+    for of in all.values_mut() {
+        of.sort_by_key(|noted| noted.at);
+        of.drain(..of.len().saturating_sub(OF_EACH));
     }
     Ok(all)
 }
@@ -155,19 +184,32 @@ fn take(text: &[u8], of: &str, all: &mut HashMap<u64, Vec<Noted>>) {
         match line {
             Line::Log { version, boot } => is_of_this_boot = version == VERSION && boot == of,
             _ if !is_of_this_boot => {}
-            Line::Made(noted) => {
-                let of = all.entry(noted.cookie).or_default();
-                if of.len() == OF_EACH {
-                    of.remove(0);
-                }
-                of.push(noted);
-            }
+            Line::Made(noted) => keep(noted, all),
+            Line::Advised(noted) => keep(
+                Noted {
+                    is_advice: true,
+                    ..noted
+                },
+                all,
+            ),
         }
     }
 }
 
+/// The last of each.
+fn keep(noted: Noted, all: &mut HashMap<u64, Vec<Noted>>) {
+    let of = all.entry(noted.cookie).or_default();
+    if of.len() == OF_EACH {
+        of.remove(0);
+    }
+    of.push(noted);
+}
+
 /// With a first line that says of which boot what follows is.
 fn open(path: &Path) -> io::Result<File> {
+    if let Some(dir) = path.parent() {
+        DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+    }
     let mut options = OpenOptions::new();
     options.read(true).append(true).create(true).mode(0o600);
     let mut file = options.custom_flags(no_link()).open(path)?;
@@ -216,6 +258,11 @@ fn no_link() -> i32 {
         .cast_signed()
 }
 
+/// The one for advice that belongs to this log or journal.
+fn advice(path: &Path) -> PathBuf {
+    path.with_extension("advice.log")
+}
+
 /// The file before this one.
 fn before(path: &Path) -> PathBuf {
     let mut before = path.as_os_str().to_owned();
@@ -235,8 +282,9 @@ impl Noted {
     pub fn sentence(&self) -> String {
         let ago = now().saturating_sub(self.at).as_secs();
         let ago = humantime::format_duration(Duration::from_secs(ago));
+        let what = if self.is_advice { "advised" } else { "tuned" };
         // Its writer is root, and a terminal's characters are none of a log's.
-        format!("tuned {ago} ago: {}", plain::text(self.change.as_bytes()))
+        format!("{what} {ago} ago: {}", plain::text(self.change.as_bytes()))
     }
 }
 
@@ -292,6 +340,33 @@ mod tests {
         assert!(!path.exists());
         assert!(read(&path).unwrap().is_empty());
         Log::of(&path).undone().unwrap();
+    }
+
+    #[test]
+    fn what_was_advised_is_told_with_what_was_done_until_it_is_advised_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new/tune.log");
+        let advised = Told {
+            outcome: Outcome::Advised,
+            ..told(Some(7), "to be")
+        };
+        Log::of_advice(&path).note(&advised).unwrap();
+        let mut log = Log::of(&path);
+        for change in ["one", "two"] {
+            log.note(&told(Some(7), change)).unwrap();
+        }
+        assert_eq!(changes(&path, 7), ["to be", "one", "two"]);
+        let all = read(&path).unwrap();
+        assert!(all[&7][0].is_advice && !all[&7][1].is_advice);
+        // The last, of whichever file.
+        for change in ["three", "four"] {
+            log.note(&told(Some(7), change)).unwrap();
+        }
+        assert_eq!(changes(&path, 7), ["one", "two", "three", "four"]);
+        log.undone().unwrap();
+        assert_eq!(changes(&path, 7), ["to be"]);
+        Log::of_advice(&path).undone().unwrap();
+        assert!(read(&path).unwrap().is_empty());
     }
 
     #[test]
@@ -363,11 +438,17 @@ mod tests {
         let noted = Noted {
             at: now() - Duration::from_secs(63),
             cookie: 1,
+            is_advice: false,
             change: "receive buffer \x1b[31m128.0 KiB -> 1.0 MiB".into(),
         };
         let sentence = noted.sentence();
         assert!(sentence.starts_with("tuned 1m "), "{sentence}");
         assert!(sentence.ends_with("128.0 KiB -> 1.0 MiB"), "{sentence}");
         assert!(!sentence.contains('\x1b'), "{sentence}");
+        let noted = Noted {
+            is_advice: true,
+            ..noted
+        };
+        assert!(noted.sentence().starts_with("advised 1m "));
     }
 }

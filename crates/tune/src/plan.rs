@@ -35,6 +35,24 @@ pub enum Change {
         /// How large, in bytes with overhead.
         to: u64,
     },
+    /// A buffer through which nothing goes is to hold no more than this, while memory is short.
+    Shrink {
+        /// Whose: the kernel's name of the socket.
+        cookie: u64,
+        /// Which.
+        direction: Direction,
+        /// What it has.
+        demand: Demand,
+        /// How large, in bytes with overhead.
+        to: u64,
+    },
+    /// It is to be as it was before that.
+    Restore {
+        /// Whose: the kernel's name of the socket.
+        cookie: u64,
+        /// Which.
+        direction: Direction,
+    },
     /// The same maximum of send buffers, under a budget: what a connection may have before it has been looked at.
     Start {
         /// What it is.
@@ -60,6 +78,8 @@ impl Change {
     pub fn widens(&self) -> bool {
         match self {
             Self::Size { demand, to, .. } | Self::Free { demand, to, .. } => *to > demand.has,
+            Self::Shrink { .. } => false,
+            Self::Restore { .. } => true,
             Self::Maximum { from, to, .. } | Self::Start { from, to } => to > from,
         }
     }

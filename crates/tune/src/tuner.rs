@@ -1,18 +1,23 @@
 //! Looks, plans, and says what is planned or makes it.
 
+mod relief;
+
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::net::SocketAddr;
 
 use taut_observe::filter::{Filter, Subject};
 use taut_observe::look::{LookError, Looked};
 use taut_observe::namespaces::Namespace;
 use taut_observe::observer::{Observer, Seen};
+use taut_observe::window::Window;
 use taut_sys::netns::NetnsId;
 
-use crate::actuate::{ActuateError, Actuators, Made, Socket, Undone, maxima};
+use crate::actuate::{ActuateError, Actuators, Made, Socket, Undo, Undone, maxima};
 use crate::budget::{Budget, Claim};
 use crate::demand::{Because, Demand, Direction, demand};
 use crate::plan::{Change, free, maximum};
+use crate::pressure::Memory;
 use crate::words;
 
 /// Looks after which what would still be changed is said, or tried, again.
@@ -49,6 +54,10 @@ pub struct Tuner {
     known: HashSet<NetnsId>,
     /// What was said or tried of a connection, and in which look.
     tried: HashMap<(u64, Direction), u64>,
+    /// What TCP has of the machine's memory.
+    memory: fn() -> io::Result<Memory>,
+    /// Buffers that were made smaller because that was short.
+    relieved: HashSet<(u64, Direction)>,
     /// Connections whose buffers were changed, and in how many looks they were missing.
     changed: HashMap<u64, u32>,
     look: u64,
@@ -176,6 +185,8 @@ impl Tuner {
             starts: HashMap::new(),
             known: HashSet::new(),
             tried: HashMap::new(),
+            memory: Memory::read,
+            relieved: HashSet::new(),
             changed: HashMap::new(),
             look: 0,
         }
@@ -206,7 +217,11 @@ impl Tuner {
         let limit = self.look.saturating_sub(AGAIN);
         self.tried.retain(|_, look| *look > limit);
         let planned = match self.budget.take() {
-            None => self.plan(&everything, &mut round),
+            None => {
+                let mut planned = self.plan(&everything, &mut round);
+                planned.extend(self.relief(&everything));
+                planned
+            }
             Some(mut budget) => {
                 let planned = self.share(&mut budget, &everything, &mut round);
                 self.budget = Some(budget);
@@ -278,12 +293,9 @@ impl Tuner {
             let connection = &seen.tracked.last().connection;
             for direction in [Direction::Send, Direction::Receive] {
                 let key = (seen.cookie, direction);
-                let asked = match &window {
-                    // Who has done nothing in all looks that are kept wants nothing.
-                    Some(window) if !seen.tracked.rests() => demand(window, direction),
-                    _ => resting(connection, direction),
+                let Some(demand) = asked(&seen, window.as_ref(), direction) else {
+                    continue;
                 };
-                let Some(demand) = asked else { continue };
                 // What could not be set is tried again after a while.
                 let is_tried = self.actuators.is_some() && self.tried.contains_key(&key);
                 claims.push(Claim {
@@ -403,12 +415,24 @@ impl Tuner {
         } = planned;
         let outcome = match (&mut self.actuators, &change, &connection.process) {
             (None, ..) => Outcome::Advised,
+            (Some(actuators), Change::Restore { cookie, direction }, _) => {
+                match actuators.restore(*cookie, *direction) {
+                    Ok(Undo::Restored) => Outcome::Made,
+                    Ok(Undo::Gone) => Outcome::Gone,
+                    Ok(Undo::Others) => Outcome::Failed(
+                        "somebody else has set it since, and it is left to him".to_owned(),
+                    ),
+                    Err(error) => Outcome::Failed(error.to_string()),
+                }
+            }
             (Some(_), _, None) | (Some(_), Change::Maximum { .. } | Change::Start { .. }, _) => {
                 Outcome::NoOwner
             }
             (
                 Some(actuators),
-                Change::Free { direction, to, .. } | Change::Size { direction, to, .. },
+                Change::Free { direction, to, .. }
+                | Change::Size { direction, to, .. }
+                | Change::Shrink { direction, to, .. },
                 Some((_, pid)),
             ) => {
                 let socket = Socket {
@@ -418,12 +442,15 @@ impl Tuner {
                 };
                 let to = u32::try_from(*to).unwrap_or(u32::MAX);
                 let made = match &change {
-                    Change::Size { .. } => actuators.size(&socket, *direction, to),
-                    _ => actuators.free(&socket, *direction, to),
+                    Change::Free { .. } => actuators.free(&socket, *direction, to),
+                    _ => actuators.size(&socket, *direction, to),
                 };
                 match made {
                     Ok(Made::Set { .. }) => {
                         self.changed.insert(connection.cookie, 0);
+                        if matches!(change, Change::Shrink { .. }) {
+                            self.relieved.insert((connection.cookie, *direction));
+                        }
                         Outcome::Made
                     }
                     Ok(Made::Gone) => Outcome::Gone,
@@ -431,8 +458,10 @@ impl Tuner {
                 }
             }
         };
-        if let (Change::Size { direction, .. }, Outcome::NoOwner | Outcome::Failed(_)) =
-            (&change, &outcome)
+        if let (
+            Change::Size { direction, .. } | Change::Shrink { direction, .. },
+            Outcome::NoOwner | Outcome::Failed(_),
+        ) = (&change, &outcome)
             && self.tried.len() < REMEMBERED
         {
             self.tried
@@ -493,6 +522,15 @@ fn set_maximum(
         Some(Ok(true)) => Outcome::Made,
         Some(Ok(false)) => Outcome::Gone,
         Some(Err(error)) => Outcome::Failed(error.to_string()),
+    }
+}
+
+/// What a connection wants of a buffer, as far as that is known yet; `None`: the kernel does not tell.
+fn asked(seen: &Seen<'_>, window: Option<&Window<'_>>, direction: Direction) -> Option<Demand> {
+    match window {
+        // Who has done nothing in all looks that are kept wants nothing.
+        Some(window) if !seen.tracked.rests() => demand(window, direction),
+        _ => resting(&seen.tracked.last().connection, direction),
     }
 }
 

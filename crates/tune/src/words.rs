@@ -53,6 +53,20 @@ pub(crate) fn change(change: &Change) -> String {
             size(demand.has),
             size(*to)
         ),
+        Change::Shrink {
+            direction,
+            demand,
+            to,
+            ..
+        } => format!(
+            "{} {} -> {}, until there is memory again",
+            buffer(*direction),
+            size(demand.has),
+            size(*to)
+        ),
+        Change::Restore { direction, .. } => {
+            format!("{} as it was before memory was short", buffer(*direction))
+        }
         Change::Start { from, to } => format!(
             "{}, the third figure: {from} -> {to} ({} -> {})",
             setting(Direction::Send),
@@ -77,6 +91,8 @@ pub(crate) fn because(change: &Change) -> String {
     match change {
         Change::Free { demand, .. } => held(demand),
         Change::Size { demand, .. } => uses(demand),
+        Change::Shrink { .. } => "TCP has nearly as much memory as net.ipv4.tcp_mem gives it before it slows everyone, and nothing goes this way".to_owned(),
+        Change::Restore { .. } => "TCP has less memory than net.ipv4.tcp_mem gives it again".to_owned(),
         Change::Start { .. } => "a connection that begins takes of what is left of the budget before it has been looked at".to_owned(),
         Change::Maximum {
             direction: Direction::Receive,
@@ -138,6 +154,11 @@ pub(crate) fn expected(change: &Change) -> String {
             (true, _) => "what it holds beyond that goes to others".to_owned(),
             (false, _) => "it grows into it, if its path takes it".to_owned(),
         },
+        Change::Shrink { .. } => {
+            "it takes no more when it wakes up, and those that carry something may have it"
+                .to_owned()
+        }
+        Change::Restore { .. } => "it can fill its path again".to_owned(),
         Change::Start { .. } => "what begins at once fits into the budget".to_owned(),
         Change::Maximum {
             direction: Direction::Receive,

@@ -17,10 +17,13 @@ use crate::journal::{Entry, Value};
 const TRIES: usize = 3;
 
 /// What came of undoing one thing.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Undo {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undo {
+    /// It is as before.
     Restored,
+    /// It has ended.
     Gone,
+    /// Somebody else has changed it since, and it is left as it is.
     Others,
 }
 
