@@ -18,7 +18,7 @@ ON_OLD_KERNEL = --config 'target."cfg(all())".runner = ["$(CURDIR)/scripts/on-ke
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help demo test lint build bench bench-observe bench-relay lab report setup root release soak soak-snoop \
+.PHONY: help demo test lint build bench bench-observe bench-tune bench-relay lab report setup root release soak soak-snoop \
         test-old-kernel old-kernel-short
 
 help: ## this list
@@ -54,6 +54,10 @@ bench: root release ## what an idle session costs a relay (root)
 bench-observe: root release ## what it costs to look at 10,000 connections once a second, beside ss (root)
 	@echo "taut: running the benchmark: looks at 10,000 connections"
 	@$(TAUT) lab run observe-cost $(ARGS)
+
+bench-tune: root release ## what it costs to tune 10,000 connections that rest (root)
+	@echo "taut: running the benchmark: tuning 10,000 connections that rest"
+	@$(TAUT) lab run tune-cost $(ARGS)
 
 bench-relay: root release ## taut relay beside HAProxy, nginx, socat and ssh, in target/lab too (root)
 	@mkdir -p target/lab

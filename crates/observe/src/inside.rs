@@ -19,9 +19,10 @@ const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/connection.bpf.
 /// Read at a time; the kernel fills no more than a few pages.
 const ROOM: usize = 64 << 10;
 
-/// Bytes of `struct look` of connection.bpf.c, and where it has those that have no place.
+/// Bytes of `struct look` of connection.bpf.c, and where it has those that have no place, and whether something has happened.
 const LOOK: usize = 32;
 const MISSED: std::ops::Range<usize> = 16..24;
+const STIRRED: std::ops::Range<usize> = 28..32;
 
 const WALK: &str = "taut_connections";
 const PLACES: &str = "taut_places";
@@ -116,6 +117,15 @@ impl Iterator {
                 None
             }
         }
+    }
+
+    /// Whether a segment has come since the look began, of a connection that has a place, or one was opened. Nothing where events
+    /// are not counted, and where some have no place.
+    pub(crate) fn has_stirred(&self) -> Option<bool> {
+        let look = &self.events.as_ref()?.look;
+        let value = look.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).ok()??;
+        let is_none = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        is_none(value.get(MISSED)?).then(|| Some(!is_none(value.get(STIRRED)?)))?
     }
 
     /// For the network namespace that the calling thread is in.

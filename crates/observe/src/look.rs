@@ -199,6 +199,12 @@ impl Looker {
         Ok(looked)
     }
 
+    /// Whether something may have happened since the last look began: `false` only where that is known.
+    pub fn has_stirred(&self) -> bool {
+        let inside = self.inside.as_ref().filter(|_| self.walked.is_some());
+        inside.and_then(Iterator::has_stirred).unwrap_or(true)
+    }
+
     /// How many connections are known to have no place; nothing where that is not known.
     fn begin(&self, to: &mut impl Sees, again: bool) -> Option<u64> {
         let number = to.begin(again);

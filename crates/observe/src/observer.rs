@@ -174,6 +174,11 @@ impl Observer {
         ))
     }
 
+    /// Whether a segment may have come, or a connection may have been opened, since the last look began: `false` only where that is known.
+    pub fn has_stirred(&self) -> bool {
+        self.looker.has_stirred()
+    }
+
     /// Where it looks.
     pub fn namespaces(&self) -> &[Namespace] {
         self.looker.namespaces()

@@ -17,7 +17,7 @@ use taut_tune::actuate::{Actuators, Undone};
 use taut_tune::budget::{self, Bounds, Budget};
 use taut_tune::journal::{self, Journal};
 use taut_tune::log::Log;
-use taut_tune::pace::pace;
+use taut_tune::pace::{QUIET, pace};
 use taut_tune::tuner::{Lists, Outcome, Round, SAMPLES, Told, Tuner};
 
 use crate::Failure;
@@ -73,7 +73,7 @@ pub(crate) struct Args {
     per_destination: Option<u64>,
 
     /// Between looks, at least: while nothing is to be changed they take a hundredth of a core at most, unless that would be
-    /// more than 5s
+    /// more than 5s, or 10s while no segment comes
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::top::interval)]
     interval: Duration,
 
@@ -163,9 +163,14 @@ fn rounds(
         looks = looks.saturating_add(1);
         // What connections want is known when they have been looked at a few times.
         let is_at_rest = round.told.is_empty() && looks >= SAMPLES;
-        let next = look + pace(args.interval, used, is_at_rest);
-        while !ends() && !is_over() && Instant::now() < next {
-            std::thread::sleep(NAP.min(next.saturating_duration_since(Instant::now())));
+        let nap = |until: Instant| {
+            while !ends() && !is_over() && Instant::now() < until {
+                std::thread::sleep(NAP.min(until.saturating_duration_since(Instant::now())));
+            }
+        };
+        nap(look + pace(args.interval, used, is_at_rest));
+        while is_at_rest && !ends() && !is_over() && look.elapsed() < QUIET && tuner.is_quiet() {
+            nap(Instant::now() + args.interval);
         }
         if is_over() {
             break;

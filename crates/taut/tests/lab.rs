@@ -173,6 +173,14 @@ fn looks_at_many_connections_see_all_of_them() {
 }
 
 #[test]
+fn many_connections_that_rest_are_tuned_by_each_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = outcome("tune-cost", &dir.path().join("tune-cost.json"));
+    assert_eq!(outcome["calibration"]["ok"], true, "{outcome}");
+    assert_eq!(outcome["series"].as_array().unwrap().len(), 6);
+}
+
+#[test]
 fn what_limits_a_connection_is_said_of_each_cause() {
     let dir = tempfile::tempdir().unwrap();
     let outcome = outcome("verdicts", &dir.path().join("verdicts.json"));
@@ -230,7 +238,7 @@ fn an_experiment_that_is_not_there_is_a_usage_error_that_names_those_that_are() 
     assert_eq!(output.status.code(), Some(2));
     assert!(
         said(&output).contains(
-            "pied-piper, consolidate, applications, idle-sessions, observe-cost, verdicts, long-fat, budget, relay-peers, soak, snoop-soak"
+            "pied-piper, consolidate, applications, idle-sessions, observe-cost, tune-cost, verdicts, long-fat, budget, relay-peers, soak, snoop-soak"
         ),
         "{}",
         said(&output)

@@ -1,8 +1,10 @@
 //! Makes changes and undoes them: buffers by borrowing their sockets, and the kernel's maxima. No policy is here.
 
+mod inside;
 mod setting;
 mod socket;
 mod undo;
+mod unowned;
 
 use std::io;
 
@@ -10,11 +12,14 @@ use taut_observe::namespaces::Namespace;
 use taut_sys::Errno;
 use taut_sys::netns::NetnsError;
 
+use self::inside::Inside;
 pub use self::setting::maxima;
 use self::setting::{read, write};
 use self::socket::{Holders, bytes, is_fixed, set};
 pub use self::undo::Undo;
 use self::undo::{Spaces, undo_buffer, undo_setting};
+pub use self::unowned::Unowned;
+pub(crate) use self::unowned::most;
 use crate::demand::Direction;
 use crate::journal::{Entry, Journal, Thing, Value};
 
@@ -80,6 +85,9 @@ pub enum ActuateError {
     /// The namespace's.
     #[error(transparent)]
     Namespace(#[from] NetnsError),
+    /// A program in the kernel, for sockets that nobody is known to have.
+    #[error("its socket, which nobody is known to have, cannot be set from inside the kernel: {0}")]
+    Inside(String),
     /// It cannot be written down, and so is not made.
     #[error("the journal cannot be written, so that nothing is changed: {0}")]
     Journal(io::Error),
@@ -90,6 +98,8 @@ pub enum ActuateError {
 pub struct Actuators {
     journal: Journal,
     holders: Holders,
+    /// Loaded when it is first needed.
+    inside: Option<Inside>,
 }
 
 fn hint(error: Errno) -> &'static str {
@@ -118,6 +128,7 @@ impl Actuators {
         Self {
             journal,
             holders: Holders::default(),
+            inside: None,
         }
     }
 
@@ -269,7 +280,9 @@ impl Actuators {
         let entries: Vec<Entry> = self.journal.entries().cloned().collect();
         let is_setting = |entry: &Entry| entry.thing.setting().is_some();
         // A machine may have thousands of namespaces: they are looked through once, and only if it is for something.
-        let spaces = entries.iter().any(is_setting).then(Spaces::now);
+        let needed = |entry: &Entry| is_setting(entry) || unowned::is_unowned(entry);
+        let spaces = entries.iter().any(needed).then(Spaces::now);
+        let mut left = Vec::new();
         for entry in entries {
             let undo = match (&entry.thing, entry.thing.setting(), &spaces) {
                 (Thing::SendBuffer(cookie), ..) => {
@@ -285,22 +298,36 @@ impl Actuators {
                     continue;
                 }
             };
-            let count = match undo {
-                Ok(Undo::Restored) => &mut undone.restored,
-                Ok(Undo::Gone) => &mut undone.gone,
-                Ok(Undo::Others) => &mut undone.others,
-                Err(error) => {
-                    tracing::warn!(%error, thing = ?entry.thing, "not undone");
-                    undone.failed += 1;
-                    continue;
-                }
-            };
-            *count += 1;
-            if let Err(error) = self.journal.undone(&entry.thing) {
-                tracing::warn!(%error, "undone, and the journal does not say so");
+            if unowned::is_unowned(&entry) && matches!(undo, Ok(Undo::Gone)) {
+                // Still nobody has it.
+                left.push(entry);
+                continue;
+            }
+            self.count(undo, &entry, &mut undone);
+        }
+        if let Some(spaces) = &spaces {
+            for (entry, undo) in left.iter().zip(self.undo_unowned(spaces, &left)) {
+                self.count(undo, entry, &mut undone);
             }
         }
         undone
+    }
+
+    fn count(&mut self, undo: Result<Undo, ActuateError>, entry: &Entry, undone: &mut Undone) {
+        let count = match undo {
+            Ok(Undo::Restored) => &mut undone.restored,
+            Ok(Undo::Gone) => &mut undone.gone,
+            Ok(Undo::Others) => &mut undone.others,
+            Err(error) => {
+                tracing::warn!(%error, thing = ?entry.thing, "not undone");
+                undone.failed += 1;
+                return;
+            }
+        };
+        *count += 1;
+        if let Err(error) = self.journal.undone(&entry.thing) {
+            tracing::warn!(%error, "undone, and the journal does not say so");
+        }
     }
 
     /// The connection has ended: nothing is to be undone.

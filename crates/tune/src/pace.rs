@@ -7,6 +7,9 @@ const PART: u32 = 100;
 /// unless they would be further apart than this.
 pub const LONGEST: Duration = Duration::from_secs(5);
 
+/// While nothing happens at all there is a look this much later at most.
+pub const QUIET: Duration = Duration::from_secs(10);
+
 /// The time from the begin of one look to the begin of the next, which is `interval` and no less.
 ///
 /// `used`: the processor time that the look took, with all that was done about it. `is_at_rest`: nothing was to be changed in it, nor is it one of the first.

@@ -3,6 +3,7 @@
 //! The kernel goes on sizing every buffer. Those that an application has fixed, and that hold their connection, are given back to it, and
 //! its maxima are raised to what long paths take.
 
+use crate::actuate::most;
 use crate::demand::{Demand, Direction, WINDOW_MOST};
 
 /// What the kernel may give a buffer, if it gives less as it comes, in bytes with overhead: five times the widest window of most paths. (With 24 MB
@@ -22,6 +23,17 @@ pub enum Change {
         demand: Demand,
         /// From what on, in bytes with overhead. From what it is it would not grow: the kernel makes a receive buffer larger when more
         /// is read in a round trip than ever before, and no more than the buffer lets through can be.
+        to: u64,
+    },
+    /// The same where nobody is known to have the socket: it is made larger, and stays fixed.
+    Widen {
+        /// Whose: the kernel's name of the socket.
+        cookie: u64,
+        /// Which.
+        direction: Direction,
+        /// Why.
+        demand: Demand,
+        /// How large, in bytes with overhead.
         to: u64,
     },
     /// A buffer that is to have its share of a budget: the kernel is to size it no more.
@@ -77,7 +89,9 @@ impl Change {
     /// Whether a buffer may hold more after it than before.
     pub fn widens(&self) -> bool {
         match self {
-            Self::Size { demand, to, .. } | Self::Free { demand, to, .. } => *to > demand.has,
+            Self::Size { demand, to, .. }
+            | Self::Free { demand, to, .. }
+            | Self::Widen { demand, to, .. } => *to > demand.has,
             Self::Shrink { .. } => false,
             Self::Restore { .. } => true,
             Self::Maximum { from, to, .. } | Self::Start { from, to } => to > from,
@@ -96,6 +110,24 @@ pub fn free(cookie: u64, direction: Direction, demand: &Demand) -> Option<Change
         demand: *demand,
         to,
     })
+}
+
+/// The change that can be made without an owner: it is made as large as its path can use, since it does not grow.
+pub fn without_owner(change: Change) -> Change {
+    match change {
+        Change::Free {
+            cookie,
+            direction,
+            demand,
+            to,
+        } => Change::Widen {
+            cookie,
+            direction,
+            demand,
+            to: demand.most.max(to).min(most(direction).into()),
+        },
+        other => other,
+    }
 }
 
 /// Whether a namespace's maximum is to be raised. It never is made less.

@@ -1,6 +1,7 @@
 //! Looks, plans, and says what is planned or makes it.
 
 mod relief;
+mod unowned;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -16,7 +17,7 @@ use taut_sys::netns::NetnsId;
 use crate::actuate::{ActuateError, Actuators, Made, Socket, Undo, Undone, maxima};
 use crate::budget::{Budget, Claim};
 use crate::demand::{Because, Demand, Direction, demand};
-use crate::plan::{Change, free, maximum};
+use crate::plan::{Change, free, maximum, without_owner};
 use crate::pressure::Memory;
 use crate::words;
 
@@ -156,6 +157,10 @@ impl Lists {
 impl Planned {
     fn of(change: Change, seen: &Seen<'_>) -> Self {
         let connection = &seen.tracked.last().connection;
+        let change = match seen.process {
+            Some(_) => change,
+            None => without_owner(change),
+        };
         Self {
             change,
             connection: Connection {
@@ -231,6 +236,7 @@ impl Tuner {
         if let Some(actuators) = &mut self.actuators {
             actuators.begin();
         }
+        let planned = self.make_unowned(planned, &mut round.told);
         for planned in planned {
             if ends() {
                 break;
@@ -239,6 +245,12 @@ impl Tuner {
         }
         self.forget_ended(&looked);
         Ok(round)
+    }
+
+    /// Nothing has happened since the last round that another would do something about, as far as that can be told without looking.
+    pub fn is_quiet(&self) -> bool {
+        let has_room = || self.relieved.is_empty() && !self.is_short();
+        !self.observer.has_stirred() && (self.budget.is_some() || has_room())
     }
 
     /// Of namespaces that were not there before.
@@ -425,7 +437,8 @@ impl Tuner {
                     Err(error) => Outcome::Failed(error.to_string()),
                 }
             }
-            (Some(_), _, None) | (Some(_), Change::Maximum { .. } | Change::Start { .. }, _) => {
+            (Some(_), _, None)
+            | (Some(_), Change::Maximum { .. } | Change::Start { .. } | Change::Widen { .. }, _) => {
                 Outcome::NoOwner
             }
             (

@@ -42,6 +42,17 @@ pub(crate) fn change(change: &Change) -> String {
             size(*to),
             option(*direction),
         ),
+        Change::Widen {
+            direction,
+            demand,
+            to,
+            ..
+        } => format!(
+            "{} {} -> {}, and it stays fixed, because nobody is known to have its socket",
+            buffer(*direction),
+            size(demand.has),
+            size(*to)
+        ),
         Change::Size {
             direction,
             demand,
@@ -89,7 +100,7 @@ pub(crate) fn change(change: &Change) -> String {
 /// Why it is changed.
 pub(crate) fn because(change: &Change) -> String {
     match change {
-        Change::Free { demand, .. } => held(demand),
+        Change::Free { demand, .. } | Change::Widen { demand, .. } => held(demand),
         Change::Size { demand, .. } => uses(demand),
         Change::Shrink { .. } => "TCP has nearly as much memory as net.ipv4.tcp_mem gives it before it slows everyone, and nothing goes this way".to_owned(),
         Change::Restore { .. } => "TCP has less memory than net.ipv4.tcp_mem gives it again".to_owned(),
@@ -147,6 +158,7 @@ pub(crate) fn expected(change: &Change) -> String {
             "it grows with what the path takes, up to the third figure of {}",
             setting(*direction)
         ),
+        Change::Widen { .. } => "it carries as much as that lets through".to_owned(),
         Change::Size { to, demand, .. } => match (*to < demand.has, demand.because) {
             (true, Because::Idle) => {
                 "it holds no more when it wakes up, until its share is another".to_owned()

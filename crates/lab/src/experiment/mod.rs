@@ -10,6 +10,7 @@ pub mod long_fat;
 pub mod observe_cost;
 pub mod outcome;
 pub mod pied_piper;
+mod process_tree;
 pub mod progress;
 pub mod relay_peers;
 pub mod snoop_soak;
@@ -17,6 +18,7 @@ pub mod soak;
 pub mod stats;
 mod steal;
 pub mod table;
+pub mod tune_cost;
 pub mod verdicts;
 
 use std::io;
@@ -62,6 +64,7 @@ pub const ALL: &[Experiment] = &[
     applications::EXPERIMENT,
     idle_sessions::EXPERIMENT,
     observe_cost::EXPERIMENT,
+    tune_cost::EXPERIMENT,
     verdicts::EXPERIMENT,
     long_fat::EXPERIMENT,
     budget::EXPERIMENT,

@@ -54,7 +54,7 @@ const ROUND: Duration = Duration::from_millis(800);
 
 /// What is looked at.
 #[derive(Clone, Copy)]
-struct Case {
+pub(super) struct Case {
     connections: usize,
     /// All of them carry something between two looks. Else none does.
     is_busy: bool,
@@ -154,14 +154,14 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
 }
 
 /// Connections, while this is there.
-struct Held {
+pub(super) struct Held {
     /// Whoever keeps them busy: until this goes.
     busy: Option<(mpsc::Sender<()>, JoinHandle<io::Result<Duration>>)>,
     _pairs: Arc<Vec<(TcpStream, TcpStream)>>,
 }
 
 /// Connections that a look has.
-fn lines(request: &Request, host: &Host) -> io::Result<usize> {
+pub(super) fn lines(request: &Request, host: &Host) -> io::Result<usize> {
     let mut command = Who::TopJson.command(request, 1);
     command.stdout(Stdio::piped());
     let mut child = host.spawn(command)?;
@@ -201,7 +201,7 @@ fn measure(request: &Request, host: &Host, who: Who, looks: u32) -> io::Result<f
 // === impl Case ===
 
 impl Case {
-    const fn idle(connections: usize) -> Self {
+    pub(super) const fn idle(connections: usize) -> Self {
         Self {
             connections,
             is_busy: false,
@@ -223,7 +223,7 @@ impl Case {
 
 impl Held {
     /// In the namespace in which it is called.
-    fn open(case: Case) -> io::Result<Self> {
+    pub(super) fn open(case: Case) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let to = listener.local_addr()?;
         let pairs = (0..case.connections / 2).map(|_| {

@@ -78,6 +78,12 @@ const KNOWN: &[About] = &[
                 them.",
         figures: &[],
     },
+    About {
+        name: "tune-cost",
+        title: "What tuning costs",
+        story: "Ten thousand connections are there, and nothing goes through them. Counted is the                 processor time of taut tune, which looks whether one of them wants something.",
+        figures: &[],
+    },
 ];
 
 /// What is known of an experiment.

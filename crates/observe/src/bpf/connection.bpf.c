@@ -188,8 +188,15 @@ struct look {
 	__s64 room;	/* how many connections may have a place; none: nobody counts */
 	__u64 missed;	/* those that have none since the look before */
 	__u32 netns;	/* inode of the only namespace of which they may be; 0: all */
-	__u32 pad;
+	__u32 stirred;	/* something came, or was opened, since it began */
 } this_look;
+
+/* Written once a look: every CPU reads it at every segment. */
+static __always_inline void stir(void)
+{
+	if (!this_look.stirred)
+		this_look.stirred = 1;
+}
 
 static __always_inline struct place *place_of(struct sock_common *common)
 {
@@ -412,6 +419,7 @@ int taut_opened(__u64 *ctx)
 		return 0;
 	if (this_look.netns && this_look.netns != common->skc_net.net->ns.inum)
 		return 0;
+	stir();
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (tp && !place_of(common))
 		give_place(common, tp);
@@ -429,6 +437,7 @@ int taut_round_trip(__u64 *ctx)
 
 	if (!place)
 		return 0;
+	stir();
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp || tp->rack.mstamp == place->rtt_of)
 		return 0;

@@ -4,6 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 
 use rustix::net::sockopt;
+use taut_sys::netns::Netns;
 use taut_sys::sock_diag::{Connection, Events, Inside, SockDiag, SocketId};
 
 use super::*;
@@ -13,6 +14,15 @@ fn pair(any: &str) -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(any).unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     (client, listener.accept().unwrap().0)
+}
+
+/// A namespace that goes with this.
+struct Space(Netns);
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        let _ = Netns::delete(self.0.name());
+    }
 }
 
 fn read(list: List) -> Vec<Found> {
@@ -216,4 +226,35 @@ fn records_that_are_cut_by_a_read_are_whole() {
         .collect();
     let all = all(&Iterator::load(false).unwrap());
     assert!(all.len() >= 2 * ends.len(), "{}", all.len());
+}
+
+#[test]
+fn what_comes_and_what_is_opened_stirs() {
+    let name = format!("taut-stir-{}", std::process::id());
+    let space = Space(Netns::create(&name).unwrap());
+    let netns = &space.0;
+    let up = std::process::Command::new("ip")
+        .args(["-n", &name, "link", "set", "lo", "up"])
+        .status();
+    assert!(up.unwrap().success());
+    let iterator = Iterator::load(true).unwrap();
+    let only = u32::try_from(netns.id().inode()).unwrap();
+    let (mut client, mut server) = netns.run(|| pair("127.0.0.1:0")).unwrap();
+    iterator.begin(1, Some(only)).unwrap();
+    netns.run(|| all(&iterator)).unwrap();
+    assert_eq!(iterator.has_stirred(), Some(false));
+    client.write_all(b"x").unwrap();
+    server.read_exact(&mut [0]).unwrap();
+    assert_eq!(iterator.has_stirred(), Some(true));
+    // Nobody has looked since, and nothing has a place.
+    let iterator = Iterator::load(true).unwrap();
+    iterator.begin(1, Some(only)).unwrap();
+    client.write_all(b"x").unwrap();
+    server.read_exact(&mut [0]).unwrap();
+    assert_eq!(iterator.has_stirred(), Some(false));
+    let opened = netns.run(|| pair("127.0.0.1:0"));
+    assert_eq!(iterator.has_stirred(), Some(true));
+    drop(opened);
+    let silent = Iterator::load(false).unwrap();
+    assert_eq!(silent.has_stirred(), None);
 }

@@ -1,9 +1,14 @@
 //! On sockets of this process.
 
+use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
 
-use rustix::net::sockopt;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
+};
 use taut_sys::borrow::{Buffers, Lender, Locks};
 
 use super::setting::same;
@@ -233,4 +238,150 @@ fn what_its_application_has_fixed_while_it_was_sized_is_what_it_goes_back_to() {
     let last = buffers(&near);
     assert_eq!(actuators.undo().others, 1);
     assert_eq!(buffers(&near), last);
+}
+
+/// Nobody has the socket while it is on its way from one process to another.
+fn on_its_way(stream: TcpStream) -> UnixStream {
+    let (near, far) = UnixStream::pair().unwrap();
+    let mut space = [const { MaybeUninit::uninit() }; rustix::cmsg_space!(ScmRights(1))];
+    let mut message = SendAncillaryBuffer::new(&mut space);
+    let sockets = [stream.as_fd()];
+    assert!(message.push(SendAncillaryMessage::ScmRights(&sockets)));
+    let byte = [std::io::IoSlice::new(b"x")];
+    sendmsg(&near, &byte, &mut message, SendFlags::empty()).unwrap();
+    far
+}
+
+fn arrived(at: &UnixStream) -> TcpStream {
+    let mut space = [const { MaybeUninit::uninit() }; rustix::cmsg_space!(ScmRights(1))];
+    let mut message = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    let mut room = [std::io::IoSliceMut::new(&mut byte)];
+    recvmsg(at, &mut room, &mut message, RecvFlags::empty()).unwrap();
+    let sockets: Vec<OwnedFd> = message
+        .drain()
+        .filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(sockets) => Some(sockets),
+            _ => None,
+        })
+        .flatten()
+        .collect();
+    let [socket] = <[OwnedFd; 1]>::try_from(sockets).unwrap();
+    socket.into()
+}
+
+/// This buffer of it, as it is seen.
+fn unowned(stream: &TcpStream, direction: Direction, to: u32) -> Unowned {
+    let Socket { cookie, inode, .. } = socket(stream);
+    Unowned {
+        cookie,
+        inode,
+        direction,
+        has: bytes(&buffers(stream), direction),
+        to,
+    }
+}
+
+fn here() -> [Namespace; 1] {
+    [taut_observe::namespaces::own().unwrap()]
+}
+
+fn bytes(buffers: &Buffers, direction: Direction) -> u32 {
+    super::bytes(buffers, direction)
+}
+
+#[test]
+fn buffers_that_nobody_has_are_set_and_set_back_from_inside_the_kernel() {
+    let (near, _far) = connection();
+    sockopt::set_socket_recv_buffer_size(&near, 50_000).unwrap();
+    sockopt::set_socket_send_buffer_size(&near, 60_000).unwrap();
+    let before = buffers(&near);
+    let wishes = [
+        unowned(&near, Direction::Receive, 300_000),
+        unowned(&near, Direction::Send, 200_000),
+    ];
+    let (mut actuators, dir) = actuators();
+    let waits = on_its_way(near);
+    let made = actuators.size_unowned(&here(), &wishes);
+    let made: Vec<_> = made.into_iter().map(Result::unwrap).collect();
+    let set = |from, to| Some(Made::Set { from, to });
+    assert_eq!(made, [set(100_000, 300_000), set(120_000, 200_000)]);
+    let near = arrived(&waits);
+    let large = buffers(&near);
+    assert_eq!((large.receive, large.send), (300_000, 200_000));
+    assert_eq!(large.locks, before.locks);
+    // As by kill -9, while still nobody has it.
+    drop(actuators);
+    let waits = on_its_way(near);
+    let journal = Journal::open(&dir.path().join("journal")).unwrap();
+    let undone = Actuators::new(journal).undo();
+    assert_eq!((undone.restored, undone.failed), (2, 0), "{undone:?}");
+    assert_eq!(buffers(&arrived(&waits)), before);
+}
+
+#[test]
+fn who_has_come_to_have_it_has_it_set_back_and_keeps_what_he_sets() {
+    let (one, _far) = connection();
+    let (other, _far) = connection();
+    for near in [&one, &other] {
+        sockopt::set_socket_send_buffer_size(near, 60_000).unwrap();
+    }
+    let before = buffers(&one);
+    let wishes = [
+        unowned(&one, Direction::Send, 200_000),
+        unowned(&other, Direction::Send, 200_000),
+    ];
+    let (mut actuators, _dir) = actuators();
+    for made in actuators.size_unowned(&here(), &wishes) {
+        assert!(matches!(made, Ok(Some(Made::Set { .. }))), "{made:?}");
+    }
+    sockopt::set_socket_send_buffer_size(&other, 70_000).unwrap();
+    let undone = actuators.undo();
+    assert_eq!((undone.restored, undone.others), (1, 1), "{undone:?}");
+    assert_eq!(buffers(&one), before);
+    assert_eq!(buffers(&other).send, 140_000);
+    // The same where nobody has it.
+    let wish = unowned(&one, Direction::Send, 200_000);
+    for made in actuators.size_unowned(&here(), &[wish]) {
+        assert!(matches!(made, Ok(Some(Made::Set { .. }))), "{made:?}");
+    }
+    sockopt::set_socket_send_buffer_size(&one, 80_000).unwrap();
+    let waits = on_its_way(one);
+    assert_eq!(actuators.undo().others, 1);
+    assert_eq!(buffers(&arrived(&waits)).send, 160_000);
+}
+
+#[test]
+fn what_could_not_be_set_back_is_left_alone() {
+    let (near, _far) = connection();
+    let before = buffers(&near);
+    let (mut actuators, _dir) = actuators();
+    let mut made = |wish: Unowned| -> Option<Made> {
+        let [made] = <[_; 1]>::try_from(actuators.size_unowned(&here(), &[wish])).unwrap();
+        made.unwrap()
+    };
+    // The kernel sizes it.
+    assert_eq!(made(unowned(&near, Direction::Send, 200_000)), None);
+    assert_eq!(buffers(&near), before);
+    // It is not as it was seen.
+    sockopt::set_socket_send_buffer_size(&near, 60_000).unwrap();
+    let wish = Unowned {
+        has: 64_000,
+        ..unowned(&near, Direction::Send, 200_000)
+    };
+    assert_eq!(made(wish), None);
+    assert_eq!(buffers(&near).send, 120_000);
+    // It was set with privileges, to more than can be set without.
+    let beyond = most(Direction::Send) + 4096;
+    sockopt::set_socket_send_buffer_size_force(&near, beyond as usize / 2).unwrap();
+    assert_eq!(made(unowned(&near, Direction::Send, 200_000)), None);
+    assert_eq!(buffers(&near).send, beyond);
+    // There is none of that cookie.
+    let wish = Unowned {
+        cookie: u64::MAX,
+        has: 1,
+        ..unowned(&near, Direction::Receive, 200_000)
+    };
+    assert_eq!(made(wish), Some(Made::Gone));
+    assert_eq!(actuators.journal().entries().count(), 0);
 }

@@ -37,6 +37,15 @@ pub(super) struct Spaces {
 // === impl Spaces ===
 
 impl Spaces {
+    pub(super) fn all(&self) -> impl Iterator<Item = &Namespace> {
+        self.by_cookie.values()
+    }
+
+    /// Not all of them could be looked into.
+    pub(super) fn is_partial(&self) -> bool {
+        self.is_partial
+    }
+
     pub(super) fn now() -> Self {
         let mut spaces = Self {
             by_cookie: HashMap::new(),

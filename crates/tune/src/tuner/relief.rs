@@ -27,6 +27,11 @@ impl Tuner {
         }
     }
 
+    /// Memory is short, as far as that is known.
+    pub(super) fn is_short(&self) -> bool {
+        (self.memory)().is_ok_and(|memory| memory.excess().is_some())
+    }
+
     fn shrink(&mut self, everything: &Filter, excess: u64) -> Vec<Planned> {
         let mut claims = Vec::new();
         for seen in self.observer.seen(everything) {

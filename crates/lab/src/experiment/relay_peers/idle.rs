@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use super::contender::Contender;
 use super::pair::Pair;
-use super::process_tree::kilobytes;
 use super::rig::{Entrance, Rig};
 use crate::experiment::ExperimentError;
 use crate::experiment::descriptors::enough_descriptors;
+use crate::experiment::process_tree::kilobytes;
 
 /// Until what has just happened has been accounted for: sockets are freed a little after they
 /// are closed.

@@ -13,7 +13,6 @@ mod idle;
 mod measured;
 mod pair;
 mod plan;
-mod process_tree;
 mod rig;
 mod storm;
 

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 
 use super::contender::Contender;
-use super::process_tree::ProcessTree;
+use crate::experiment::process_tree::ProcessTree;
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::haproxy::{self, Splice};
 use crate::peer::{PeerError, Service, nginx_stream, relay, socat, ssh};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// The processes that a relay was started as.
 #[derive(Clone, Debug, Default)]
-pub(super) struct ProcessTree(Vec<u32>);
+pub(in crate::experiment) struct ProcessTree(Vec<u32>);
 
 /// A line of `/proc/PID/stat`.
 struct Stat {
@@ -19,20 +19,20 @@ struct Stat {
 // === impl ProcessTree ===
 
 impl ProcessTree {
-    pub(super) fn of(roots: &[u32]) -> Self {
+    pub(in crate::experiment) fn of(roots: &[u32]) -> Self {
         Self(roots.to_vec())
     }
 
     /// Processor time, user and system, up to now; also of processes that have ended, once they
     /// have been waited for. The kernel counts it exactly and shows it in hundredths of a second.
-    pub(super) fn cpu(&self) -> io::Result<Duration> {
+    pub(in crate::experiment) fn cpu(&self) -> io::Result<Duration> {
         let ticks: u64 = self.alive()?.iter().map(|stat| stat.ticks).sum();
         let per_second = rustix::param::clock_ticks_per_second();
         Ok(Duration::from_secs(ticks) / u32::try_from(per_second).unwrap_or(100))
     }
 
     /// Resident memory in bytes, each page that is shared counted in parts (Pss).
-    pub(super) fn memory(&self) -> io::Result<u64> {
+    pub(in crate::experiment) fn memory(&self) -> io::Result<u64> {
         let mut sum = 0;
         for stat in self.alive()? {
             match fs::read_to_string(format!("/proc/{}/smaps_rollup", stat.id)) {
@@ -92,7 +92,7 @@ impl Stat {
 }
 
 /// The figure of a line such as `Pss:     1234 kB`.
-pub(super) fn kilobytes(text: &str, key: &str) -> Option<u64> {
+pub(in crate::experiment) fn kilobytes(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let rest = line.strip_prefix(key)?;
         rest.split_whitespace().next()?.parse().ok()

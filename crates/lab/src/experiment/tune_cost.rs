@@ -1,0 +1,179 @@
+//! `tune-cost`: what it costs to tune many connections that rest.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::Map;
+
+use super::descriptors::enough_descriptors;
+use super::observe_cost::{Case, Held, lines};
+use super::outcome::{Calibration, Check, Environment, Outcome, Series};
+use super::process_tree::ProcessTree;
+use super::progress::Progress;
+use super::{Experiment, ExperimentError, Request, stats};
+use crate::world::{Host, WorldBuilder};
+
+/// For the list of experiments.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "tune-cost",
+    about: "CPU of `taut tune` at 10,000 connections that rest: advising, applied, and with a budget",
+    has_parts: false,
+    run,
+};
+
+/// Connections that are there, half of them the other half's peers.
+const CONNECTIONS: usize = 10_000;
+const CONNECTIONS_QUICK: usize = 2_000;
+/// After the start, until all has been looked at a few times.
+const WARM_UP: Duration = Duration::from_secs(15);
+const WARM_UP_QUICK: Duration = Duration::from_secs(5);
+/// How long it is measured then.
+const MEASURE: Duration = Duration::from_secs(60);
+const MEASURE_QUICK: Duration = Duration::from_secs(5);
+/// Measurements of each.
+const RUNS: usize = 3;
+/// It undoes what it did within this time.
+const ENDS: Duration = Duration::from_secs(60);
+
+/// How it tunes.
+#[derive(Clone, Copy)]
+enum How {
+    Advise,
+    Apply,
+    Budget,
+}
+
+/// Of a core.
+struct Cost {
+    /// From its start on, which reads everything and finds owners.
+    start: f64,
+    /// After that.
+    rest: f64,
+}
+
+fn run(request: &Request) -> Result<Outcome, ExperimentError> {
+    let machine = ExperimentError::machine;
+    let (connections, warm_up, time) = match request.quick {
+        true => (CONNECTIONS_QUICK, WARM_UP_QUICK, MEASURE_QUICK),
+        false => (CONNECTIONS, WARM_UP, MEASURE),
+    };
+    let runs = request.runs.unwrap_or(if request.quick { 1 } else { RUNS });
+    enough_descriptors(connections / 2).map_err(machine("hold both ends of every connection"))?;
+    let world = WorldBuilder::new("tune-cost").host("host").build()?;
+    let host = world.host("host");
+    let held = host
+        .run(|| Held::open(Case::idle(connections)))?
+        .map_err(machine("open connections"))?;
+    let seen = lines(request, host).map_err(machine("count connections"))?;
+    let progress = Progress::new("tune-cost: measurements", (How::ALL.len() * runs) as u64);
+    let (mut series, mut headline) = (Vec::new(), BTreeMap::new());
+    let mut costs: [Vec<Cost>; How::ALL.len()] = Default::default();
+    for _ in 0..runs {
+        for (how, costs) in How::ALL.into_iter().zip(&mut costs) {
+            let cost = measure(how.command(request, world.dir()), host, warm_up, time);
+            costs.push(cost.map_err(machine(how.name()))?);
+            progress.step();
+        }
+    }
+    drop(progress);
+    drop(held);
+    for (how, costs) in How::ALL.into_iter().zip(costs) {
+        let rest: Vec<f64> = costs.iter().map(|cost| cost.rest).collect();
+        let start: Vec<f64> = costs.iter().map(|cost| cost.start).collect();
+        headline.insert(
+            format!("{}_core_share", how.key()),
+            stats::median(&rest).unwrap_or(f64::NAN),
+        );
+        for (metric, shares) in [("CPU at rest", rest), ("CPU of the start", start)] {
+            series.extend(Series::of(how.name(), metric, "of a core", shares));
+        }
+    }
+    Ok(Outcome {
+        experiment: EXPERIMENT.name.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        seed: request.seed,
+        quick: request.quick,
+        environment: Environment::here(),
+        // All of them are looked at.
+        calibration: Calibration::of([(
+            "connections_seen",
+            Check::exactly(seen as f64, connections as f64),
+        )]),
+        headline,
+        series,
+        paper: Map::new(),
+        ideal: Map::new(),
+        notes: vec![format!(
+            "User and system time of the process, over {} s that begin {} s after its start; and over those before. Both ends of each \
+             connection are on the machine, and counted; they carry nothing.",
+            time.as_secs(),
+            warm_up.as_secs()
+        )],
+    })
+}
+
+fn measure(command: Command, host: &Host, warm_up: Duration, time: Duration) -> io::Result<Cost> {
+    let mut child = host.spawn(command)?;
+    let began = Instant::now();
+    let process = ProcessTree::of(&[child.id()]);
+    let mut share = |until: Duration, since: Duration| -> io::Result<f64> {
+        let before = process.cpu()?;
+        thread::sleep(until.saturating_sub(began.elapsed()));
+        if let Some(status) = child.try_wait()? {
+            return Err(io::Error::other(format!("it has ended: {status}")));
+        }
+        let used = process.cpu()?.saturating_sub(before);
+        Ok(used.as_secs_f64() / (until - since).as_secs_f64())
+    };
+    let start = share(warm_up, Duration::ZERO)?;
+    let rest = share(warm_up + time, warm_up)?;
+    child.signal(Signal::TERM)?;
+    match child.wait_for(ENDS)? {
+        Some(status) if status.success() => Ok(Cost { start, rest }),
+        Some(status) => Err(io::Error::other(status.to_string())),
+        None => Err(io::Error::other("it does not end")),
+    }
+}
+
+// === impl How ===
+
+impl How {
+    const ALL: [Self; 3] = [Self::Advise, Self::Apply, Self::Budget];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Advise => "taut tune",
+            Self::Apply => "taut tune --apply",
+            Self::Budget => "taut tune --apply --budget 1GiB",
+        }
+    }
+
+    fn key(self) -> &'static str {
+        match self {
+            Self::Advise => "advise",
+            Self::Apply => "apply",
+            Self::Budget => "budget",
+        }
+    }
+
+    fn command(self, request: &Request, dir: &Path) -> Command {
+        let mut command = Command::new(&request.taut);
+        command.args(["tune", "--own-netns", "--journal"]);
+        command.arg(dir.join("journal"));
+        match self {
+            Self::Advise => {}
+            Self::Apply => _ = command.arg("--apply"),
+            Self::Budget => _ = command.args(["--apply", "--budget", "1GiB"]),
+        }
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        command
+    }
+}
