@@ -18,7 +18,7 @@ ON_OLD_KERNEL = --config 'target."cfg(all())".runner = ["$(CURDIR)/scripts/on-ke
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help demo test lint build bench bench-observe bench-tune bench-relay lab report setup root release soak soak-snoop \
+.PHONY: help demo test lint build bench bench-observe bench-tune bench-share bench-relay lab report setup root release soak soak-snoop \
         test-old-kernel old-kernel-short
 
 help: ## this list
@@ -58,6 +58,9 @@ bench-observe: root release ## what it costs to look at 10,000 connections once 
 bench-tune: root release ## what it costs to tune 10,000 connections that rest (root)
 	@echo "taut: running the benchmark: tuning 10,000 connections that rest"
 	@$(TAUT) lab run tune-cost $(ARGS)
+
+bench-share: ## how long it takes to share a budget out among 100,000 connections, beside sorting them
+	@cargo bench --quiet -p taut-tune --bench share -- $(ARGS)
 
 bench-relay: root release ## taut relay beside HAProxy, nginx, socat and ssh, in target/lab too (root)
 	@mkdir -p target/lab
