@@ -43,20 +43,20 @@ struct Pool {
     still: u64,
     /// How many rise.
     rising: u64,
-    /// Counts its changes: an event that was foreseen before the last one will not be.
-    version: u32,
+    /// The level at which it is looked at whether it is full: never later than it will be.
+    foreseen: Option<u64>,
     full: bool,
 }
 
-/// What happens to somebody at some level.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
-    /// The level comes to what he holds: he rises with it.
-    Rises(usize),
-    /// He has all that he wants.
-    Stops(usize),
-    /// Nobody in it rises any more, if nothing has changed since.
-    Fills { pool: usize, version: u32 },
+/// What comes next; at one level in this order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Next {
+    /// The level comes to what somebody holds, who rises with it.
+    Rises,
+    /// It comes to all that somebody wants.
+    Stops,
+    /// A pool may be full.
+    Fills,
 }
 
 /// The state of a [`Want`].
@@ -77,7 +77,8 @@ struct Filling<'a> {
     pools: Vec<Pool>,
     /// Of each pool, who is in it; of the budget, nobody: everyone is.
     members: Vec<Vec<usize>>,
-    events: BinaryHeap<Reverse<(u64, Event)>>,
+    /// Levels at which pools are looked at. Some were foreseen before another was.
+    fills: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
 /// Shares `budget` out among `wants`, of whom those of a pool get no more than its bound together, as long as that is
@@ -131,7 +132,7 @@ impl<'a> Filling<'a> {
                 })
                 .collect(),
             members: vec![Vec::new(); pools.len()],
-            events: BinaryHeap::with_capacity(wants.len() + pools.len() + 1),
+            fills: BinaryHeap::with_capacity(pools.len() + 1),
         };
         for (index, want) in wants.iter().enumerate() {
             for pool in want.pools(pools.len()) {
@@ -141,10 +142,16 @@ impl<'a> Filling<'a> {
                     members.push(index);
                 }
             }
-            let event = Event::Rises(index);
-            filling.events.push(Reverse((want.least, event)));
         }
         filling
+    }
+
+    /// All of them, by a level of theirs.
+    fn sorted(&self, level: impl Fn(&Want) -> u64) -> std::vec::IntoIter<(u64, usize)> {
+        let levels = self.wants.iter().map(level);
+        let mut sorted: Vec<_> = levels.zip(0..).collect();
+        sorted.sort_unstable();
+        sorted.into_iter()
     }
 
     fn fill(mut self) -> Shares {
@@ -160,24 +167,42 @@ impl<'a> Filling<'a> {
         if self.pools[budget].full {
             level_of_budget = Some(0);
         }
-        while let Some(Reverse((level, event))) = self.events.pop() {
-            match event {
-                Event::Rises(index) if self.states[index] == State::Waits => {
-                    self.rises(index, level);
+        let mut rises = self.sorted(|want| want.least).peekable();
+        let mut stops = self.sorted(|want| want.most()).peekable();
+        loop {
+            let next = [
+                rises.peek().map(|next| (next.0, Next::Rises)),
+                stops.peek().map(|next| (next.0, Next::Stops)),
+                self.fills
+                    .peek()
+                    .map(|Reverse((level, _))| (*level, Next::Fills)),
+            ];
+            let Some((level, what)) = next.into_iter().flatten().min() else {
+                break;
+            };
+            match what {
+                Next::Rises => {
+                    let waits = |(_, index): &(u64, usize)| self.states[*index] == State::Waits;
+                    if let Some((_, index)) = rises.next().filter(waits) {
+                        self.rises(index, level);
+                    }
                 }
-                Event::Stops(index) if self.states[index] == State::Rises => {
-                    self.holds(index, self.wants[index].most(), level);
+                Next::Stops => {
+                    let rises = |(_, index): &(u64, usize)| self.states[*index] == State::Rises;
+                    if let Some((_, index)) = stops.next().filter(rises) {
+                        self.holds(index, self.wants[index].most(), level);
+                    }
                 }
-                Event::Fills { pool, version }
-                    if self.pools[pool].version == version && !self.pools[pool].full =>
-                {
+                Next::Fills => {
+                    let pool = self.fills.pop().map(|Reverse((_, pool))| pool);
+                    let Some(pool) = pool.filter(|pool| self.fills_now(*pool, level)) else {
+                        continue;
+                    };
                     if pool == budget {
                         level_of_budget = Some(level);
                     }
                     self.freeze(pool, level);
                 }
-                // It was foreseen before something else came.
-                Event::Rises(_) | Event::Stops(_) | Event::Fills { .. } => {}
             }
         }
         self.shares(level_of_budget)
@@ -192,8 +217,6 @@ impl<'a> Filling<'a> {
             of.rising += 1;
             self.foresee(pool, level);
         }
-        self.events
-            .push(Reverse((want.most(), Event::Stops(index))));
     }
 
     fn holds(&mut self, index: usize, grant: u64, level: u64) {
@@ -211,17 +234,33 @@ impl<'a> Filling<'a> {
         }
     }
 
-    /// When a pool will be full from now on.
+    /// When a pool will be full from now on, if that is sooner than was foreseen. If it is later that is seen then.
     fn foresee(&mut self, pool: usize, level: u64) {
         let of = &mut self.pools[pool];
-        of.version = of.version.wrapping_add(1);
         if let (false, Some(fills)) = (of.full, of.fills()) {
-            let event = Event::Fills {
-                pool,
-                version: of.version,
-            };
             // Levels are whole bytes: what is left over may be a little less than nothing at this one.
-            self.events.push(Reverse((fills.max(level), event)));
+            let fills = fills.max(level);
+            if of.foreseen.is_none_or(|foreseen| fills < foreseen) {
+                of.foreseen = Some(fills);
+                self.fills.push(Reverse((fills, pool)));
+            }
+        }
+    }
+
+    /// Whether it is full at this level, at which it was to be looked at.
+    fn fills_now(&mut self, pool: usize, level: u64) -> bool {
+        let of = &mut self.pools[pool];
+        // Another time was foreseen since.
+        if of.full || of.foreseen != Some(level) {
+            return false;
+        }
+        of.foreseen = None;
+        match of.fills() {
+            Some(fills) if fills <= level => true,
+            _ => {
+                self.foresee(pool, level);
+                false
+            }
         }
     }
 
