@@ -108,7 +108,18 @@ fn host(name: &str) -> Host {
 fn what_it_only_advises_it_does_not_change() {
     let host = host("advise");
     let before = settings(&host);
-    let output = run(&["--json", "--netns", host.name(), "--for", "1s"]);
+    let dir = tempfile::tempdir().unwrap();
+    let journal = dir.path().join("journal");
+    let journal = journal.to_str().unwrap();
+    let output = run(&[
+        "--json",
+        "--netns",
+        host.name(),
+        "--for",
+        "1s",
+        "--journal",
+        journal,
+    ]);
     assert!(output.status.success(), "{output:?}");
     let lines = String::from_utf8(output.stdout).unwrap();
     let told: Vec<Value> = lines
@@ -416,6 +427,8 @@ fn bad_input_is_told_and_changes_nothing() {
         (&["--budget", "much"], "not a size"),
         (&["--budget", "1023KiB"], "it has to be 1.0 MiB at least"),
         (&["--per-cgroup", "1MiB"], "--budget"),
+        (&["--per-connection", "63KiB"], "64.0 KiB at least"),
+        (&["--per-connection", "2GiB"], "1.0 GiB at most"),
         (
             &["--budget", "8MiB", "--per-cgroup", "9MiB"],
             "--per-cgroup 9.0 MiB",

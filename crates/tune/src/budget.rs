@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use crate::allocate::{Want, allocate};
-use crate::demand::{Because, Demand, Direction};
-use crate::plan::{Change, READY};
+use crate::demand::{Because, Cap, Demand, Direction};
+use crate::plan::{Change, ready};
 use crate::settle::settle;
 
 /// A smaller budget is refused: a few connections would hold it by what they cannot do without.
@@ -245,7 +245,9 @@ impl Budget {
     pub fn start(&self, granted: u64, begun: usize) -> u64 {
         let left = self.bounds.total.saturating_sub(granted);
         let begin = BEGIN.max((begun as u64).saturating_mul(AS_MANY));
-        (left / begin).saturating_sub(BEYOND).clamp(FLOOR, READY)
+        (left / begin)
+            .saturating_sub(BEYOND)
+            .clamp(FLOOR, ready(Cap::default()))
     }
 }
 
@@ -401,7 +403,7 @@ mod tests {
             total: u64::MAX,
             ..BOUNDS
         });
-        assert_eq!(large.start(0, 0), READY);
+        assert_eq!(large.start(0, 0), 60_000_000);
         assert_eq!(large.start(0, usize::MAX), FLOOR);
     }
 

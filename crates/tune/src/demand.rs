@@ -10,9 +10,9 @@ use taut_observe::window::Window;
 use taut_sys::tcp_info::TcpInfo;
 
 /// Payload on its way, beyond which the thesis gives no buffer (5.4.1), in bytes.
-pub const WINDOW_MOST: u64 = 12_000_000;
+const WINDOW_MOST: u64 = 12_000_000;
 /// A path that is longer may have as much on its way as this rate, in bytes a second, takes in its round trip.
-pub const RATE: u64 = 125_000_000;
+const RATE: u64 = 125_000_000;
 /// A window that grew by this much in the looks that there are will go on.
 const GROWS: f64 = 1.3;
 /// Of the window this share is used in each round trip when it is what limits.
@@ -74,21 +74,42 @@ pub enum Because {
     },
 }
 
-/// The widest window of a path of this round trip, in bytes of payload.
-pub fn window_most(round_trip: Duration) -> u64 {
-    let takes = RATE as f64 * round_trip.as_secs_f64();
-    WINDOW_MOST.max(takes as u64)
-}
+/// The most that one connection may have on its way, in bytes of payload: 12 MB, and on paths of more than 96 ms what 1 Gbit/s takes in a round trip; or what
+/// somebody has chosen, on all paths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cap(Option<u64>);
 
-/// What the direction wants; `None`: the kernel does not tell enough.
-pub fn demand(window: &Window<'_>, direction: Direction) -> Option<Demand> {
-    match direction {
-        Direction::Send => sending(window),
-        Direction::Receive => receiving(window),
+// === impl Cap ===
+
+impl Cap {
+    /// The same on all paths.
+    pub fn chosen(window: u64) -> Self {
+        Self(Some(window))
+    }
+
+    /// The widest window that is the same on all paths.
+    pub fn window(self) -> u64 {
+        self.0.unwrap_or(WINDOW_MOST)
+    }
+
+    /// The widest window of a path of this round trip.
+    pub fn of(self, round_trip: Duration) -> u64 {
+        self.0.unwrap_or_else(|| {
+            let takes = RATE as f64 * round_trip.as_secs_f64();
+            WINDOW_MOST.max(takes as u64)
+        })
     }
 }
 
-fn sending(window: &Window<'_>) -> Option<Demand> {
+/// What the direction wants; `None`: the kernel does not tell enough.
+pub fn demand(window: &Window<'_>, direction: Direction, cap: Cap) -> Option<Demand> {
+    match direction {
+        Direction::Send => sending(window, cap),
+        Direction::Receive => receiving(window, cap),
+    }
+}
+
+fn sending(window: &Window<'_>, cap: Cap) -> Option<Demand> {
     let connection = &window.samples().last()?.connection;
     let memory = connection.memory?;
     let info = window.last();
@@ -106,21 +127,21 @@ fn sending(window: &Window<'_>) -> Option<Demand> {
         let carried = (rate as f64 * round_trip.as_secs_f64()) as u64;
         let cwnd = u64::from(info.snd_cwnd) * mss;
         let grew = f64::from(info.snd_cwnd) > f64::from(window.first().snd_cwnd) * GROWS;
-        of(cwnd.max(carried), round_trip, grew || is_held)
+        of(cwnd.max(carried), round_trip, grew || is_held, cap)
     };
     let overhead = overhead(memory.wmem_queued, connection.send_queue);
     Some(Demand {
         has: memory.sndbuf.into(),
         queued: memory.wmem_queued.into(),
-        wants: wants(because, overhead),
-        most: most(because, overhead),
+        wants: wants(because, overhead, cap),
+        most: most(because, overhead, cap),
         is_fixed: connection.inside.map(|inside| inside.sndbuf_locked),
         is_held,
         because,
     })
 }
 
-fn receiving(window: &Window<'_>) -> Option<Demand> {
+fn receiving(window: &Window<'_>, cap: Cap) -> Option<Demand> {
     let connection = &window.samples().last()?.connection;
     let memory = connection.memory?;
     let info = window.last();
@@ -139,46 +160,46 @@ fn receiving(window: &Window<'_>) -> Option<Demand> {
             let taken = window
                 .range(|info| Some(info.rcv_space))
                 .map_or(0, |(_, most)| most);
-            of((carried as u64).max(taken.into()), round_trip, is_held)
+            of((carried as u64).max(taken.into()), round_trip, is_held, cap)
         }
     };
     let overhead = overhead(memory.rmem_alloc, connection.recv_queue);
     Some(Demand {
         has: memory.rcvbuf.into(),
         queued: memory.rmem_alloc.into(),
-        wants: wants(because, overhead),
-        most: most(because, overhead),
+        wants: wants(because, overhead, cap),
+        most: most(because, overhead, cap),
         is_fixed: connection.inside.map(|inside| inside.rcvbuf_locked),
         is_held,
         because,
     })
 }
 
-fn of(window: u64, round_trip: Duration, grows: bool) -> Because {
-    let window = window.min(window_most(round_trip));
+fn of(window: u64, round_trip: Duration, grows: bool, cap: Cap) -> Because {
+    let window = window.min(cap.of(round_trip));
     match grows {
         true => Because::Grows { window, round_trip },
         false => Because::Shown { window, round_trip },
     }
 }
 
-fn wants(because: Because, overhead: f64) -> u64 {
+fn wants(because: Because, overhead: f64, cap: Cap) -> u64 {
     let payload = match because {
         Because::Idle => 0,
         Because::Shown { window, .. } => window.saturating_mul(2),
         // Twice what it will be by the next look, or soon after.
         Because::Grows { window, round_trip } => window
             .saturating_mul(4)
-            .min(window_most(round_trip).saturating_mul(2)),
+            .min(cap.of(round_trip).saturating_mul(2)),
     };
     (payload as f64 * overhead) as u64
 }
 
-fn most(because: Because, overhead: f64) -> u64 {
+fn most(because: Because, overhead: f64, cap: Cap) -> u64 {
     match because {
-        Because::Idle | Because::Shown { .. } => wants(because, overhead),
+        Because::Idle | Because::Shown { .. } => wants(because, overhead, cap),
         Because::Grows { round_trip, .. } => {
-            (window_most(round_trip).saturating_mul(2) as f64 * overhead) as u64
+            (cap.of(round_trip).saturating_mul(2) as f64 * overhead) as u64
         }
     }
 }
@@ -238,8 +259,12 @@ mod tests {
         vec![look(0), look(1)]
     }
 
+    fn capped(looks: &[Sample], direction: Direction, cap: Cap) -> Demand {
+        demand(&Window::of(looks).unwrap(), direction, cap).unwrap()
+    }
+
     fn of(looks: &[Sample], direction: Direction) -> Demand {
-        demand(&Window::of(looks).unwrap(), direction).unwrap()
+        capped(looks, direction, Cap::default())
     }
 
     #[test]
@@ -285,8 +310,8 @@ mod tests {
 
     #[test]
     fn nobody_wants_more_than_the_widest_window_but_on_longer_paths() {
-        assert_eq!(window_most(Duration::from_millis(50)), WINDOW_MOST);
-        assert_eq!(window_most(Duration::from_millis(200)), 25_000_000);
+        assert_eq!(Cap::default().of(Duration::from_millis(50)), 12_000_000);
+        assert_eq!(Cap::default().of(Duration::from_millis(200)), 25_000_000);
         for (millis, most) in [(10, 36_000_000), (200, 75_000_000)] {
             let looks = looks(|look, _, info| {
                 info.snd_cwnd = 100_000 * (look + 1);
@@ -294,6 +319,9 @@ mod tests {
                 info.bytes_acked = Some(u64::from(look));
             });
             assert_eq!(of(&looks, Direction::Send).wants, most);
+            // Who has chosen has chosen.
+            let chosen = capped(&looks, Direction::Send, Cap::chosen(1_000_000));
+            assert_eq!((chosen.wants, chosen.most), (3_000_000, 3_000_000));
         }
     }
 

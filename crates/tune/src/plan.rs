@@ -4,11 +4,11 @@
 //! its maxima are raised to what long paths take.
 
 use crate::actuate::most;
-use crate::demand::{Demand, Direction, WINDOW_MOST};
+use crate::demand::{Cap, Demand, Direction};
 
-/// What the kernel may give a buffer, if it gives less as it comes, in bytes with overhead: five times the widest window of most paths. (With 24 MB
+/// What the kernel may give a buffer, if it gives less as it comes, in bytes with overhead: so many times the widest window of most paths. (With 24 MB
 /// 7.6 MB were on their way: its own account of a segment is three times what it carries.)
-pub const READY: u64 = 5 * WINDOW_MOST;
+const READY: u64 = 5;
 
 /// Something to change.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -130,12 +130,19 @@ pub fn without_owner(change: Change) -> Change {
     }
 }
 
+/// What the kernel may give a buffer, in bytes with overhead.
+pub fn ready(cap: Cap) -> u64 {
+    // In 31 bits.
+    cap.window().saturating_mul(READY).min(i32::MAX as u64)
+}
+
 /// Whether a namespace's maximum is to be raised. It never is made less.
-pub fn maximum(direction: Direction, from: u64) -> Option<Change> {
-    (from < READY).then_some(Change::Maximum {
+pub fn maximum(direction: Direction, from: u64, cap: Cap) -> Option<Change> {
+    let to = ready(cap);
+    (from < to).then_some(Change::Maximum {
         direction,
         from,
-        to: READY,
+        to,
     })
 }
 
@@ -206,13 +213,21 @@ mod tests {
     #[test]
     fn maxima_are_raised_and_never_made_less() {
         assert_eq!(
-            maximum(Direction::Send, 4 << 20),
+            maximum(Direction::Send, 4 << 20, Cap::default()),
             Some(Change::Maximum {
                 direction: Direction::Send,
                 from: 4 << 20,
                 to: 60_000_000,
             })
         );
-        assert_eq!(maximum(Direction::Receive, 64 << 20), None);
+        assert_eq!(maximum(Direction::Receive, 64 << 20, Cap::default()), None);
+        let cap = Cap::chosen(u64::MAX);
+        assert!(matches!(
+            maximum(Direction::Receive, 64 << 20, cap),
+            Some(Change::Maximum {
+                to: 0x7fff_ffff,
+                ..
+            })
+        ));
     }
 }

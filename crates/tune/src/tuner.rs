@@ -16,7 +16,7 @@ use taut_sys::netns::NetnsId;
 
 use crate::actuate::{ActuateError, Actuators, Made, Socket, Undo, Undone, maxima};
 use crate::budget::{Budget, Claim};
-use crate::demand::{Because, Demand, Direction, demand};
+use crate::demand::{Because, Cap, Demand, Direction, demand};
 use crate::plan::{Change, free, maximum, without_owner};
 use crate::pressure::Memory;
 use crate::words;
@@ -45,6 +45,7 @@ pub struct Lists {
 pub struct Tuner {
     observer: Observer,
     lists: Lists,
+    cap: Cap,
     /// Nothing: it only says.
     actuators: Option<Actuators>,
     /// Nothing: none.
@@ -185,6 +186,7 @@ impl Tuner {
         Self {
             observer,
             lists,
+            cap: Cap::default(),
             actuators,
             budget: None,
             starts: HashMap::new(),
@@ -195,6 +197,12 @@ impl Tuner {
             changed: HashMap::new(),
             look: 0,
         }
+    }
+
+    /// One whose connections have no more on their way than this.
+    #[must_use]
+    pub fn with_cap(self, cap: Cap) -> Self {
+        Self { cap, ..self }
     }
 
     /// One whose connections are to hold no more than this.
@@ -277,7 +285,8 @@ impl Tuner {
                 if direction == Direction::Send && self.budget.is_some() {
                     continue;
                 }
-                let Some(change @ Change::Maximum { to, .. }) = maximum(direction, most) else {
+                let Some(change @ Change::Maximum { to, .. }) = maximum(direction, most, self.cap)
+                else {
                     continue;
                 };
                 let outcome = set_maximum(self.actuators.as_mut(), namespace, direction, to);
@@ -305,7 +314,7 @@ impl Tuner {
             let connection = &seen.tracked.last().connection;
             for direction in [Direction::Send, Direction::Receive] {
                 let key = (seen.cookie, direction);
-                let Some(demand) = asked(&seen, window.as_ref(), direction) else {
+                let Some(demand) = asked(&seen, window.as_ref(), direction, self.cap) else {
                     continue;
                 };
                 // What could not be set is tried again after a while.
@@ -404,7 +413,7 @@ impl Tuner {
                 continue;
             };
             for direction in [Direction::Send, Direction::Receive] {
-                let change = demand(&window, direction)
+                let change = demand(&window, direction, self.cap)
                     .and_then(|demand| free(seen.cookie, direction, &demand));
                 let Some(change) = change else { continue };
                 let key = (seen.cookie, direction);
@@ -539,10 +548,15 @@ fn set_maximum(
 }
 
 /// What a connection wants of a buffer, as far as that is known yet; `None`: the kernel does not tell.
-fn asked(seen: &Seen<'_>, window: Option<&Window<'_>>, direction: Direction) -> Option<Demand> {
+fn asked(
+    seen: &Seen<'_>,
+    window: Option<&Window<'_>>,
+    direction: Direction,
+    cap: Cap,
+) -> Option<Demand> {
     match window {
         // Who has done nothing in all looks that are kept wants nothing.
-        Some(window) if !seen.tracked.rests() => demand(window, direction),
+        Some(window) if !seen.tracked.rests() => demand(window, direction, cap),
         _ => resting(&seen.tracked.last().connection, direction),
     }
 }

@@ -48,7 +48,7 @@ impl Tuner {
                 if self.relieved.contains(&key) || self.tried.contains_key(&key) {
                     continue;
                 }
-                let Some(demand) = asked(&seen, Some(&window), direction) else {
+                let Some(demand) = asked(&seen, Some(&window), direction, self.cap) else {
                     continue;
                 };
                 claims.push(Claim {
