@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueEnum};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag;
 use taut_observe::filter::Filter;
@@ -16,6 +16,7 @@ use taut_tune::actuate::{Actuators, Undone};
 use taut_tune::budget::{self, Bounds, Budget};
 use taut_tune::journal::{self, Journal};
 use taut_tune::log::Log;
+use taut_tune::profile::Profile;
 use taut_tune::tuner::{Lists, Outcome, Round, SAMPLES, Told, Tuner};
 
 use crate::Failure;
@@ -37,6 +38,7 @@ const READS: Duration = Duration::from_secs(1);
   taut tune --apply                          change it, and change it back at the end
   taut tune --apply --skip 'port 22'         but not these
   taut tune --apply --budget 64MiB           and all buffers together hold no more than that
+  taut tune --apply --profile security       and redirects, source routes, SYN cookies and keepalive are set, too
   taut tune --undo                           change back what a process that was killed has changed")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -70,6 +72,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size, requires = "budget")]
     per_destination: Option<u64>,
 
+    /// Settings that are not about buffers, and are left alone without this
+    #[arg(long, value_name = "NAME", value_enum)]
+    profile: Option<Profiles>,
+
     /// Between looks
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::top::interval)]
     interval: Duration,
@@ -85,6 +91,13 @@ pub(crate) struct Args {
     /// Where it is written down what was there before
     #[arg(long, value_name = "FILE", default_value = journal::PATH)]
     journal: PathBuf,
+}
+
+/// Profiles, by name.
+#[derive(Clone, Copy, ValueEnum)]
+enum Profiles {
+    /// ICMP redirects, source routes, SYN cookies and keepalive, as the thesis has them
+    Security,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -107,6 +120,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut tuner = Tuner::new(observer, lists, actuators);
     if let Some(budget) = budget {
         tuner = tuner.with_budget(budget);
+    }
+    match args.profile {
+        None => {}
+        Some(Profiles::Security) => tuner = tuner.with_profile(Profile::Security),
     }
     let printer = Printer::new(Arc::clone(&ends));
     let mut noted = Noting::of(args);
@@ -131,6 +148,7 @@ fn rounds(
     let ends = || ends.load(Ordering::Relaxed);
     let mut missing = Missing::default();
     let (mut all_left, mut untold, mut over) = (false, false, false);
+    let mut is_short = false;
     let began = Instant::now();
     let is_over = || args.time.is_some_and(|time| began.elapsed() >= time);
     while !ends() {
@@ -146,6 +164,11 @@ fn rounds(
             &mut over,
             round.over > 0,
             "the budget is too small for what is queued, and for the least that each connection needs: it is passed",
+        );
+        say_once(
+            &mut is_short,
+            round.is_short,
+            "there are more interfaces, or settings, than --profile sets: some are left as they are (docs/tune.md, Security profile)",
         );
         round.told.iter().for_each(|told| noted.note(told));
         let told = round.told.iter().map(|told| text(told, args.json));

@@ -1,5 +1,6 @@
 //! Makes changes and undoes them: buffers by borrowing their sockets, and the kernel's maxima. No policy is here.
 
+pub(crate) mod profile;
 mod setting;
 mod socket;
 mod undo;
@@ -118,6 +119,11 @@ impl Actuators {
             journal,
             holders: Holders::default(),
         }
+    }
+
+    /// For what is changed in another file.
+    pub(crate) fn journal_mut(&mut self) -> &mut Journal {
+        &mut self.journal
     }
 
     /// What was changed and not undone.
@@ -252,7 +258,9 @@ impl Actuators {
         let mut undone = Undone::default();
         self.begin();
         let entries: Vec<Entry> = self.journal.entries().cloned().collect();
-        let is_setting = |entry: &Entry| entry.thing.setting().is_some();
+        let is_setting = |entry: &Entry| {
+            entry.thing.setting().is_some() || matches!(entry.thing, Thing::Setting(..))
+        };
         // A machine may have thousands of namespaces: they are looked through once, and only if it is for something.
         let spaces = entries.iter().any(is_setting).then(Spaces::now);
         for entry in entries {
@@ -262,6 +270,9 @@ impl Actuators {
                 }
                 (Thing::ReceiveBuffer(cookie), ..) => {
                     undo_buffer(&mut self.holders, *cookie, Direction::Receive, &entry)
+                }
+                (Thing::Setting(netns, setting), _, Some(spaces)) => {
+                    profile::undo(spaces, *netns, *setting, &entry)
                 }
                 (_, Some((netns, name)), Some(spaces)) => undo_setting(spaces, netns, name, &entry),
                 _ => {

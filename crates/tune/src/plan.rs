@@ -4,6 +4,7 @@
 //! its maxima are raised to what long paths take.
 
 use crate::demand::{Demand, Direction, WINDOW_MOST};
+use crate::profile::{InterfaceName, Setting};
 
 /// What the kernel may give a buffer, if it gives less as it comes, in bytes with overhead: five times the widest window of most paths. (With 24 MB
 /// 7.6 MB were on their way: its own account of a segment is three times what it carries.)
@@ -51,6 +52,17 @@ pub enum Change {
         /// What it is to be.
         to: u64,
     },
+    /// A setting of a profile.
+    Setting {
+        /// Which.
+        setting: Setting,
+        /// What the interface is called whose it is.
+        interface: Option<InterfaceName>,
+        /// What it is.
+        from: i64,
+        /// What it is to be.
+        to: i64,
+    },
 }
 
 // === impl Change ===
@@ -61,6 +73,7 @@ impl Change {
         match self {
             Self::Size { demand, to, .. } | Self::Free { demand, to, .. } => *to > demand.has,
             Self::Maximum { from, to, .. } | Self::Start { from, to } => to > from,
+            Self::Setting { .. } => false,
         }
     }
 }

@@ -13,6 +13,8 @@ use crate::actuate::{ActuateError, Actuators, Made, Socket, Undone, maxima};
 use crate::budget::{Budget, Claim};
 use crate::demand::{Because, Demand, Direction, demand};
 use crate::plan::{Change, free, maximum};
+use crate::profile::Profile;
+use crate::watch::Watch;
 use crate::words;
 
 /// Looks after which what would still be changed is said, or tried, again.
@@ -47,6 +49,8 @@ pub struct Tuner {
     starts: HashMap<NetnsId, Option<u64>>,
     /// Namespaces whose maxima were looked at. Once: what somebody sets after that is his.
     known: HashSet<NetnsId>,
+    /// Settings of a profile; nothing: none was asked for.
+    profile: Option<Watch>,
     /// What was said or tried of a connection, and in which look.
     tried: HashMap<(u64, Direction), u64>,
     /// Connections whose buffers were changed, and in how many looks they were missing.
@@ -57,7 +61,7 @@ pub struct Tuner {
 /// What was said or done.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Told {
-    /// Of which connection; nothing of a namespace's maximum.
+    /// Of which connection; nothing of a namespace's settings.
     pub connection: Option<Connection>,
     /// Of which namespace.
     pub netns: String,
@@ -113,6 +117,8 @@ pub struct Round {
     pub granted: u64,
     /// And by how much what cannot be taken away is more than may be granted.
     pub over: u64,
+    /// With a profile: there are more interfaces, or changes, than there is room for, and some are left as they are.
+    pub is_short: bool,
     /// What the look came to.
     pub looked: Looked,
 }
@@ -175,6 +181,7 @@ impl Tuner {
             budget: None,
             starts: HashMap::new(),
             known: HashSet::new(),
+            profile: None,
             tried: HashMap::new(),
             changed: HashMap::new(),
             look: 0,
@@ -186,6 +193,15 @@ impl Tuner {
     pub fn with_budget(self, budget: Budget) -> Self {
         Self {
             budget: Some(budget),
+            ..self
+        }
+    }
+
+    /// One that sees to the settings of this profile, too.
+    #[must_use]
+    pub fn with_profile(self, profile: Profile) -> Self {
+        Self {
+            profile: Some(Watch::new(profile)),
             ..self
         }
     }
@@ -203,6 +219,7 @@ impl Tuner {
             looked,
             ..Round::default()
         };
+        self.settings(&mut round, &ends);
         let limit = self.look.saturating_sub(AGAIN);
         self.tried.retain(|_, look| *look > limit);
         let planned = match self.budget.take() {
@@ -258,6 +275,24 @@ impl Tuner {
             }
         }
         told
+    }
+
+    /// Of a profile.
+    fn settings(&mut self, round: &mut Round, ends: impl Fn() -> bool) {
+        let Some(profile) = &mut self.profile else {
+            return;
+        };
+        let seen = profile.look(self.observer.namespaces(), self.actuators.as_mut(), ends);
+        round.is_short = seen.is_short;
+        let told = seen.found.into_iter().map(|(netns, found)| {
+            let outcome = match found.made {
+                None => Outcome::Advised,
+                Some(Ok(())) => Outcome::Made,
+                Some(Err(error)) => Outcome::Failed(error.to_string()),
+            };
+            tell(&found.change, None, netns, outcome)
+        });
+        round.told.extend(told);
     }
 
     /// What is to be changed so that everyone has his share of the budget.
@@ -403,9 +438,12 @@ impl Tuner {
         } = planned;
         let outcome = match (&mut self.actuators, &change, &connection.process) {
             (None, ..) => Outcome::Advised,
-            (Some(_), _, None) | (Some(_), Change::Maximum { .. } | Change::Start { .. }, _) => {
-                Outcome::NoOwner
-            }
+            (Some(_), _, None)
+            | (
+                Some(_),
+                Change::Maximum { .. } | Change::Start { .. } | Change::Setting { .. },
+                _,
+            ) => Outcome::NoOwner,
             (
                 Some(actuators),
                 Change::Free { direction, to, .. } | Change::Size { direction, to, .. },
