@@ -345,6 +345,20 @@ impl Journal {
     }
 }
 
+#[cfg(test)]
+impl Journal {
+    /// One to which nothing can be written any more.
+    pub(crate) fn full() -> Self {
+        Self {
+            path: PathBuf::from("/dev/full"),
+            file: OpenOptions::new().append(true).open("/dev/full").unwrap(),
+            entries: HashMap::new(),
+            lines: 0,
+            is_cut: false,
+        }
+    }
+}
+
 /// Which boot of the kernel this is.
 pub(crate) fn boot() -> io::Result<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;

@@ -73,6 +73,18 @@ struct Visit<'a> {
     found: Vec<(Change, Option<Result<(), Failed>>)>,
 }
 
+/// What came of setting it.
+enum Made {
+    Set {
+        from: i64,
+        to: i64,
+    },
+    /// Somebody else has just done it.
+    Stays,
+    /// Not any more, or its interface has another name.
+    NotThere,
+}
+
 /// Why a setting was not made.
 enum Failed {
     Journal(io::Error),
@@ -245,35 +257,35 @@ impl Visit<'_> {
             return Ok(false);
         }
         match make(&thing, setting, interface, journal) {
-            Ok(Some((from, to))) => {
+            Ok(Made::Set { from, to }) => {
                 self.room.entries -= 1;
                 self.found.push((change(from, to), Some(Ok(()))));
             }
-            // It has gone, or somebody else has just done it.
-            Ok(None) => {}
+            Ok(Made::Stays) => {}
+            Ok(Made::NotThere) => return Ok(false),
             Err(failed) => self.found.push((change(from, to), Some(Err(failed)))),
         }
         Ok(true)
     }
 }
 
-/// Writes it down, and sets it; what it was, and is.
+/// Writes it down, and sets it.
 fn make(
     thing: &Thing,
     setting: Setting,
     interface: Option<InterfaceName>,
     journal: &mut Journal,
-) -> Result<Option<(i64, i64)>, Failed> {
+) -> Result<Made, Failed> {
     let Some(open) = Open::new(setting, interface, true).map_err(Failed::Setting)? else {
-        return Ok(None);
+        return Ok(Made::NotThere);
     };
     // The other one first: if it is changed between the two, it has another value in the end, and this is left to whoever has changed it.
     let other = other(setting).map_err(Failed::Setting)?;
     let Some(from) = open.number().map_err(Failed::Setting)? else {
-        return Ok(None);
+        return Ok(Made::NotThere);
     };
     let Some(to) = setting.tightened(from) else {
-        return Ok(None);
+        return Ok(Made::Stays);
     };
     let entry = Entry {
         thing: thing.clone(),
@@ -288,8 +300,8 @@ fn make(
         journal.undone(thing).map_err(Failed::Journal)?;
     }
     match written {
-        Ok(true) => Ok(Some((from, to))),
-        Ok(false) => Ok(None),
+        Ok(true) => Ok(Made::Set { from, to }),
+        Ok(false) => Ok(Made::NotThere),
         Err(error) => Err(Failed::Setting(error)),
     }
 }

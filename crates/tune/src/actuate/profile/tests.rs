@@ -202,6 +202,29 @@ fn what_is_only_looked_at_is_not_set() {
 }
 
 #[test]
+fn what_cannot_be_written_down_is_not_set() {
+    let host = Host::new("full");
+    let before = host.settings();
+    let mut journal = Journal::full();
+    let found = visit(
+        &host.namespace(),
+        Profile::Security,
+        &mut Space::default(),
+        Some(&mut journal),
+        &mut room(),
+    );
+    let found = found.unwrap();
+    assert_eq!(found.len(), 11);
+    for found in found {
+        let Some(Err(error)) = found.made else {
+            panic!("{:?}", found.change);
+        };
+        assert!(error.to_string().contains("nothing is changed"), "{error}");
+    }
+    assert_eq!(host.settings(), before);
+}
+
+#[test]
 fn what_is_strict_already_is_neither_set_nor_written_down() {
     let host = Host::new("strict");
     for (name, value) in [
