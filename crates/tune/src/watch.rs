@@ -96,3 +96,55 @@ impl Watch {
         JOURNALLED.saturating_sub(actuators.settings())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use taut_observe::namespaces;
+    use taut_sys::netns::{self, Netns};
+
+    use super::*;
+    use crate::journal::{Entry, Journal, Thing, Value};
+    use crate::profile::Setting;
+
+    /// It goes with this.
+    struct Host(Netns);
+
+    impl Drop for Host {
+        fn drop(&mut self) {
+            let _ = Netns::delete(self.0.name());
+        }
+    }
+
+    #[test]
+    fn a_full_journal_lets_go_of_what_is_gone_and_of_nothing_else() {
+        let name = format!("taut-tune-{}-full-journal", std::process::id());
+        let host = Host(Netns::create(&name).unwrap());
+        let here = host.0.run(netns::cookie).unwrap().unwrap();
+        let namespace = namespaces::named(&name).unwrap();
+        for (cookie, is_short) in [(here, true), (u64::MAX, false)] {
+            let dir = tempfile::tempdir().unwrap();
+            let journal = Journal::open(&dir.path().join("journal")).unwrap();
+            let mut actuators = Actuators::new(journal);
+            for index in 0..JOURNALLED {
+                let index = u32::try_from(index).unwrap();
+                let entry = Entry {
+                    thing: Thing::Setting(cookie, Setting::InterfaceRedirects(1000 + index)),
+                    before: Value::Text("1".to_owned()),
+                    after: Value::Text("0".to_owned()),
+                    earlier: None,
+                };
+                actuators.journal_mut().note(entry).unwrap();
+            }
+            let mut watch = Watch::new(Profile::Security);
+            let seen = watch.look(
+                std::slice::from_ref(&namespace),
+                Some(&mut actuators),
+                || false,
+            );
+            assert_eq!(seen.is_short, is_short);
+            assert_eq!(seen.found.is_empty(), is_short);
+            let kept = if is_short { JOURNALLED } else { 0 };
+            assert_eq!(actuators.settings(), kept + seen.found.len());
+        }
+    }
+}

@@ -92,7 +92,15 @@ impl Applying {
     fn new(host: &Host, journal: &Path) -> Self {
         let journal = journal.to_str().unwrap();
         let mut command = tune(&["--apply", "--profile", "security", "--json"]);
-        command.args(["--interval", "100ms", "--netns", host.name()]);
+        // Who waits for what does not come sees the end of it.
+        command.args([
+            "--interval",
+            "100ms",
+            "--for",
+            "60s",
+            "--netns",
+            host.name(),
+        ]);
         command.args(["--journal", journal]);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
