@@ -9,6 +9,7 @@ pub mod borrow;
 pub mod bpf;
 pub mod child;
 pub mod epoll;
+pub mod interface;
 pub mod limits;
 mod netlink;
 pub mod netns;

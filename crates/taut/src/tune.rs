@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
 use bytesize::ByteSize;
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, ValueEnum};
 use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag;
@@ -20,6 +20,7 @@ use taut_tune::demand::Cap;
 use taut_tune::journal::{self, Journal};
 use taut_tune::log::Log;
 use taut_tune::pace::{QUIET, pace};
+use taut_tune::profile::Profile;
 use taut_tune::tuner::{Lists, Outcome, Round, SAMPLES, Told, Tuner};
 
 use crate::Failure;
@@ -43,6 +44,7 @@ const READS: Duration = Duration::from_secs(1);
   taut tune --apply                          change it, and change it back at the end
   taut tune --apply --skip 'port 22'         but not these
   taut tune --apply --budget 64MiB           and all buffers together hold no more than that
+  taut tune --apply --profile security       and redirects, source routes, SYN cookies and keepalive are set, too
   taut tune --undo                           change back what a process that was killed has changed")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -81,6 +83,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size, requires = "budget")]
     per_destination: Option<u64>,
 
+    /// Settings that are not about buffers, and are left alone without this
+    #[arg(long, value_name = "NAME", value_enum)]
+    profile: Option<Profiles>,
+
     /// Between looks, at least: while nothing is to be changed they take a hundredth of a core at most, unless that would be
     /// more than 5s, or 10s while no segment comes
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::top::interval)]
@@ -97,6 +103,13 @@ pub(crate) struct Args {
     /// Where it is written down what was there before
     #[arg(long, value_name = "FILE", default_value = journal::PATH)]
     journal: PathBuf,
+}
+
+/// Profiles, by name.
+#[derive(Clone, Copy, ValueEnum)]
+enum Profiles {
+    /// ICMP redirects, source routes, SYN cookies and keepalive, as the thesis has them
+    Security,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -123,6 +136,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(budget) = budget {
         tuner = tuner.with_budget(budget);
     }
+    match args.profile {
+        None => {}
+        Some(Profiles::Security) => tuner = tuner.with_profile(Profile::Security),
+    }
     let printer = Printer::new(Arc::clone(&ends));
     let mut noted = Noting::of(args);
     let result = rounds(args, &mut tuner, &ends, &printer, &mut noted);
@@ -147,6 +164,7 @@ fn rounds(
     let mut missing = Missing::default();
     let (mut all_left, mut untold, mut over) = (false, false, false);
     let mut looks = 0_usize;
+    let mut is_short = false;
     let began = Instant::now();
     let is_over = || args.time.is_some_and(|time| began.elapsed() >= time);
     while !ends() {
@@ -162,6 +180,11 @@ fn rounds(
             &mut over,
             round.over > 0,
             "the budget is too small for what is queued, and for the least that each connection needs: it is passed",
+        );
+        say_once(
+            &mut is_short,
+            round.is_short,
+            "there are more interfaces, or settings, than --profile sets: some are left as they are (docs/tune.md, Security profile)",
         );
         round.told.iter().for_each(|told| noted.note(told));
         let told = round.told.iter().map(|told| text(told, args.json));

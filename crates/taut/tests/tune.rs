@@ -3,6 +3,8 @@
 
 #[path = "shared/host.rs"]
 mod host;
+#[path = "tune/profile.rs"]
+mod profile;
 
 use std::collections::BTreeMap;
 use std::fs;

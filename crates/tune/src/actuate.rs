@@ -1,6 +1,7 @@
 //! Makes changes and undoes them: buffers by borrowing their sockets, and the kernel's maxima. No policy is here.
 
 mod inside;
+pub(crate) mod profile;
 mod setting;
 mod socket;
 mod undo;
@@ -130,6 +131,11 @@ impl Actuators {
             holders: Holders::default(),
             inside: None,
         }
+    }
+
+    /// For what is changed in another file.
+    pub(crate) fn journal_mut(&mut self) -> &mut Journal {
+        &mut self.journal
     }
 
     /// What was changed and not undone.
@@ -278,7 +284,9 @@ impl Actuators {
         let mut undone = Undone::default();
         self.begin();
         let entries: Vec<Entry> = self.journal.entries().cloned().collect();
-        let is_setting = |entry: &Entry| entry.thing.setting().is_some();
+        let is_setting = |entry: &Entry| {
+            entry.thing.setting().is_some() || matches!(entry.thing, Thing::Setting(..))
+        };
         // A machine may have thousands of namespaces: they are looked through once, and only if it is for something.
         let needed = |entry: &Entry| is_setting(entry) || unowned::is_unowned(entry);
         let spaces = entries.iter().any(needed).then(Spaces::now);
@@ -290,6 +298,9 @@ impl Actuators {
                 }
                 (Thing::ReceiveBuffer(cookie), ..) => {
                     undo_buffer(&mut self.holders, *cookie, Direction::Receive, &entry)
+                }
+                (Thing::Setting(netns, setting), _, Some(spaces)) => {
+                    profile::undo(spaces, *netns, *setting, &entry)
                 }
                 (_, Some((netns, name)), Some(spaces)) => undo_setting(spaces, netns, name, &entry),
                 _ => {

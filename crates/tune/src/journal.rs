@@ -14,6 +14,8 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use serde::{Deserialize, Serialize};
 use taut_sys::Errno;
 
+use crate::profile::Setting;
+
 /// Where it is, if nothing else is said.
 pub const PATH: &str = "/run/taut/tune.journal";
 /// A longer one is not read: this program writes none.
@@ -37,6 +39,8 @@ pub enum Thing {
     SendBuffer(u64),
     /// A socket's receive buffer.
     ReceiveBuffer(u64),
+    /// A setting of a profile: the namespace's cookie, and which.
+    Setting(u64, Setting),
 }
 
 /// As it was, and as it was made.
@@ -59,6 +63,13 @@ pub struct Entry {
 pub enum Value {
     /// Of a setting: as the kernel writes it.
     Text(String),
+    /// Of one that the kernel sets with another: as it writes both.
+    Beside {
+        /// It.
+        text: String,
+        /// The other.
+        other: String,
+    },
     /// Of a buffer.
     Buffer {
         /// Bytes with overhead.
@@ -123,12 +134,12 @@ pub enum JournalError {
 // === impl Thing ===
 
 impl Thing {
-    /// The cookie of the namespace and the name of the setting, if it is one.
+    /// The cookie of the namespace and the name of the setting, if it is a maximum.
     pub fn setting(&self) -> Option<(u64, &'static str)> {
         match self {
             Self::SendMaximum(netns) => Some((*netns, "net/ipv4/tcp_wmem")),
             Self::ReceiveMaximum(netns) => Some((*netns, "net/ipv4/tcp_rmem")),
-            Self::SendBuffer(_) | Self::ReceiveBuffer(_) => None,
+            Self::SendBuffer(_) | Self::ReceiveBuffer(_) | Self::Setting(..) => None,
         }
     }
 }
@@ -331,6 +342,20 @@ impl Journal {
         fs::rename(&path, &self.path)?;
         (self.file, self.lines, self.is_cut) = (file, self.entries.len(), false);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+impl Journal {
+    /// One to which nothing can be written any more.
+    pub(crate) fn full() -> Self {
+        Self {
+            path: PathBuf::from("/dev/full"),
+            file: OpenOptions::new().append(true).open("/dev/full").unwrap(),
+            entries: HashMap::new(),
+            lines: 0,
+            is_cut: false,
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! What decides is pure: [`demand`] says what a connection wants, and [`plan`] what is to be changed. [`actuate`] makes changes after
 //! [`journal`] has them, and [`tuner`] puts all of it together; [`log`] tells others of it. [`allocate`] shares a budget out, and [`settle`] keeps what is granted
-//! from changing with every breath of a connection: docs/design/tune.md says what they are for.
+//! from changing with every breath of a connection: docs/design/tune.md says what they are for. [`profile`] has settings that are not about buffers.
 
 #![forbid(unsafe_code)]
 
@@ -15,6 +15,8 @@ pub mod log;
 pub mod pace;
 pub mod plan;
 pub mod pressure;
+pub mod profile;
 pub mod settle;
 pub mod tuner;
+mod watch;
 mod words;

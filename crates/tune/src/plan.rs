@@ -5,6 +5,7 @@
 
 use crate::actuate::most;
 use crate::demand::{Cap, Demand, Direction};
+use crate::profile::{InterfaceName, Setting};
 
 /// What the kernel may give a buffer, if it gives less as it comes, in bytes with overhead: so many times the widest window of most paths. (With 24 MB
 /// 7.6 MB were on their way: its own account of a segment is three times what it carries.)
@@ -81,6 +82,17 @@ pub enum Change {
         /// What it is to be.
         to: u64,
     },
+    /// A setting of a profile.
+    Setting {
+        /// Which.
+        setting: Setting,
+        /// What the interface is called whose it is.
+        interface: Option<InterfaceName>,
+        /// What it is.
+        from: i64,
+        /// What it is to be.
+        to: i64,
+    },
 }
 
 // === impl Change ===
@@ -95,6 +107,7 @@ impl Change {
             Self::Shrink { .. } => false,
             Self::Restore { .. } => true,
             Self::Maximum { from, to, .. } | Self::Start { from, to } => to > from,
+            Self::Setting { .. } => false,
         }
     }
 }

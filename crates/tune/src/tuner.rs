@@ -19,6 +19,8 @@ use crate::budget::{Budget, Claim};
 use crate::demand::{Because, Cap, Demand, Direction, demand};
 use crate::plan::{Change, free, maximum, without_owner};
 use crate::pressure::Memory;
+use crate::profile::Profile;
+use crate::watch::Watch;
 use crate::words;
 
 /// Looks after which what would still be changed is said, or tried, again.
@@ -54,6 +56,8 @@ pub struct Tuner {
     starts: HashMap<NetnsId, Option<u64>>,
     /// Namespaces whose maxima were looked at. Once: what somebody sets after that is his.
     known: HashSet<NetnsId>,
+    /// Settings of a profile; nothing: none was asked for.
+    profile: Option<Watch>,
     /// What was said or tried of a connection, and in which look.
     tried: HashMap<(u64, Direction), u64>,
     /// What TCP has of the machine's memory.
@@ -68,7 +72,7 @@ pub struct Tuner {
 /// What was said or done.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Told {
-    /// Of which connection; nothing of a namespace's maximum.
+    /// Of which connection; nothing of a namespace's settings.
     pub connection: Option<Connection>,
     /// Of which namespace.
     pub netns: String,
@@ -124,6 +128,8 @@ pub struct Round {
     pub granted: u64,
     /// And by how much what cannot be taken away is more than may be granted.
     pub over: u64,
+    /// With a profile: there are more interfaces, or changes, than there is room for, and some are left as they are.
+    pub is_short: bool,
     /// What the look came to.
     pub looked: Looked,
 }
@@ -191,6 +197,7 @@ impl Tuner {
             budget: None,
             starts: HashMap::new(),
             known: HashSet::new(),
+            profile: None,
             tried: HashMap::new(),
             memory: Memory::read,
             relieved: HashSet::new(),
@@ -214,6 +221,15 @@ impl Tuner {
         }
     }
 
+    /// One that sees to the settings of this profile, too.
+    #[must_use]
+    pub fn with_profile(self, profile: Profile) -> Self {
+        Self {
+            profile: Some(Watch::new(profile)),
+            ..self
+        }
+    }
+
     /// Looks, and says or does what is to be done now. `ends`: whether it is to stop before it is through.
     ///
     /// # Errors
@@ -227,6 +243,7 @@ impl Tuner {
             looked,
             ..Round::default()
         };
+        self.settings(&mut round, &ends);
         let limit = self.look.saturating_sub(AGAIN);
         self.tried.retain(|_, look| *look > limit);
         let planned = match self.budget.take() {
@@ -294,6 +311,24 @@ impl Tuner {
             }
         }
         told
+    }
+
+    /// Of a profile.
+    fn settings(&mut self, round: &mut Round, ends: impl Fn() -> bool) {
+        let Some(profile) = &mut self.profile else {
+            return;
+        };
+        let seen = profile.look(self.observer.namespaces(), self.actuators.as_mut(), ends);
+        round.is_short = seen.is_short;
+        let told = seen.found.into_iter().map(|(netns, found)| {
+            let outcome = match found.made {
+                None => Outcome::Advised,
+                Some(Ok(())) => Outcome::Made,
+                Some(Err(error)) => Outcome::Failed(error.to_string()),
+            };
+            tell(&found.change, None, netns, outcome)
+        });
+        round.told.extend(told);
     }
 
     /// What is to be changed so that everyone has his share of the budget.
@@ -447,9 +482,14 @@ impl Tuner {
                 }
             }
             (Some(_), _, None)
-            | (Some(_), Change::Maximum { .. } | Change::Start { .. } | Change::Widen { .. }, _) => {
-                Outcome::NoOwner
-            }
+            | (
+                Some(_),
+                Change::Maximum { .. }
+                | Change::Start { .. }
+                | Change::Widen { .. }
+                | Change::Setting { .. },
+                _,
+            ) => Outcome::NoOwner,
             (
                 Some(actuators),
                 Change::Free { direction, to, .. }

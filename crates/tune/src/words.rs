@@ -94,6 +94,12 @@ pub(crate) fn change(change: &Change) -> String {
             size(*from),
             size(*to)
         ),
+        Change::Setting {
+            setting,
+            interface,
+            from,
+            to,
+        } => format!("{}: {from} -> {to}", setting.name(*interface)),
     }
 }
 
@@ -113,6 +119,7 @@ pub(crate) fn because(change: &Change) -> String {
             direction: Direction::Send,
             ..
         } => "a sender has no more on its way than its buffer holds, whatever its window scale lets it have".to_owned(),
+        Change::Setting { setting, .. } => setting.because().to_owned(),
     }
 }
 
@@ -180,6 +187,7 @@ pub(crate) fn expected(change: &Change) -> String {
             direction: Direction::Send,
             ..
         } => "senders can fill longer paths".to_owned(),
+        Change::Setting { setting, .. } => setting.expected().to_owned(),
     }
 }
 

@@ -81,6 +81,17 @@ impl Spaces {
         }
         spaces
     }
+
+    /// The one with this cookie; `None`: it is gone.
+    ///
+    /// # Errors
+    /// It may be one that could not be looked into.
+    pub(super) fn get(&self, cookie: u64) -> Result<Option<&Namespace>, &'static str> {
+        match self.by_cookie.get(&cookie) {
+            None if self.is_partial => Err("not all namespaces could be looked into"),
+            found => Ok(found),
+        }
+    }
 }
 
 pub(super) fn undo_setting(
@@ -94,11 +105,8 @@ pub(super) fn undo_setting(
         netns: format!("with cookie {cookie}"),
         error: io::Error::other(error),
     };
-    let Some(namespace) = spaces.by_cookie.get(&cookie) else {
-        return match spaces.is_partial {
-            true => Err(failed("not all namespaces could be looked into")),
-            false => Ok(Undo::Gone),
-        };
+    let Some(namespace) = spaces.get(cookie).map_err(failed)? else {
+        return Ok(Undo::Gone);
     };
     let Value::Text(before) = &entry.before else {
         return Err(failed("the journal does not say what it was"));
@@ -126,7 +134,7 @@ pub(super) fn is_as_made(entry: &Entry, now: u32, is_fixed_now: bool) -> bool {
         Value::Buffer {
             bytes, is_fixed, ..
         } => *is_fixed == is_fixed_now && (!is_fixed || *bytes == now),
-        Value::Text(_) => false,
+        Value::Text(_) | Value::Beside { .. } => false,
     };
     is(&entry.after) || entry.earlier.as_ref().is_some_and(is)
 }

@@ -1,0 +1,528 @@
+//! The settings of a profile, in a namespace and on its interfaces.
+//!
+//! An interface is known by its index: it may be called otherwise by now, and another may be called as it was. Whoever opens a file of
+//! settings by an interface's name, and finds after that that the interface *still* has the name, has that interface's file: the kernel
+//! takes the files of a name away when an interface gives the name up, before another can have it, and files that it has taken away can be
+//! neither read nor written.
+
+use std::collections::HashSet;
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
+
+use taut_observe::namespaces::Namespace;
+use taut_sys::{interface, netns};
+
+use super::setting::{failed, same};
+use super::undo::{Spaces, Undo};
+use super::{ActuateError, Actuators};
+use crate::journal::{Entry, Journal, Thing, Value};
+use crate::plan::Change;
+use crate::profile::{InterfaceName, Profile, Setting};
+
+/// Interfaces of one namespace that are set; more are left as they are.
+pub(crate) const INTERFACES: usize = 1024;
+/// Of all namespaces together.
+pub(crate) const INTERFACES_OF_ALL: usize = 16 * INTERFACES;
+/// Settings of profiles in the journal at one time; with more nothing is set.
+pub(crate) const JOURNALLED: usize = 1 << 16;
+/// How often an interface's file is looked for, when it is not there while the interface is: while that is being called otherwise it
+/// has none.
+const TRIES: usize = 50;
+/// Between them.
+const PAUSE: Duration = Duration::from_millis(1);
+/// For so many a try counts, when there are other files of the interface: those of IPv6 come at once after those of IPv4, or not at all.
+const SURE: usize = 10;
+
+/// What was looked at in a namespace. Once: what somebody sets after that is his.
+#[derive(Debug, Default)]
+pub(crate) struct Space {
+    cookie: u64,
+    interfaces: HashSet<u32>,
+    looked: HashSet<Setting>,
+}
+
+/// How much more may be set.
+#[derive(Debug)]
+pub(crate) struct Room {
+    /// Interfaces,
+    pub(crate) interfaces: usize,
+    /// and lines of the journal that stay.
+    pub(crate) entries: usize,
+    /// There was none for something.
+    pub(crate) is_short: bool,
+}
+
+/// A setting that is laxer than it is to be.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) change: Change,
+    /// What came of changing it; `None`: it was only looked at.
+    pub(crate) made: Option<Result<(), ActuateError>>,
+}
+
+/// A visit of a namespace.
+struct Visit<'a> {
+    profile: Profile,
+    space: &'a mut Space,
+    journal: Option<&'a mut Journal>,
+    room: &'a mut Room,
+    found: Vec<(Change, Option<Result<(), Failed>>)>,
+}
+
+/// What came of setting it.
+enum Made {
+    Set {
+        from: i64,
+        to: i64,
+    },
+    /// Somebody else has just done it.
+    Stays,
+    /// Not any more, or its interface has another name.
+    NotThere,
+}
+
+/// Why a setting was not made.
+enum Failed {
+    Journal(io::Error),
+    Setting(io::Error),
+}
+
+// === impl Space ===
+
+impl Space {
+    /// Interfaces that are looked at in it.
+    pub(crate) fn interfaces(&self) -> usize {
+        self.interfaces.len()
+    }
+}
+
+/// Looks at what has not been looked at in this namespace, and, with a journal, sets what is too lax, each after it is written down. Nothing
+/// if the namespace is gone.
+///
+/// # Errors
+/// [`ActuateError`]: it cannot be looked at.
+pub(crate) fn visit(
+    namespace: &Namespace,
+    profile: Profile,
+    space: &mut Space,
+    journal: Option<&mut Journal>,
+    room: &mut Room,
+) -> Result<Vec<Found>, ActuateError> {
+    let mut visit = Visit {
+        profile,
+        space,
+        journal,
+        room,
+        found: Vec::new(),
+    };
+    let done = namespace.run(|| visit.all())?;
+    let found = std::mem::take(&mut visit.found).into_iter();
+    if let Some(Err(error)) = done {
+        // What was set before that is told.
+        tracing::debug!(%error, netns = %namespace.name, "not all of its settings were looked at");
+    }
+    let told = |change: Change, made: Option<Result<(), Failed>>| {
+        let made = made.map(|made| {
+            made.map_err(|why| match why {
+                Failed::Journal(error) => ActuateError::Journal(error),
+                Failed::Setting(error) => failed(namespace, &name_of(&change), error),
+            })
+        });
+        Found { change, made }
+    };
+    Ok(found.map(|(change, made)| told(change, made)).collect())
+}
+
+fn name_of(change: &Change) -> String {
+    match change {
+        Change::Setting {
+            setting, interface, ..
+        } => setting.name(*interface),
+        _ => String::new(),
+    }
+}
+
+// === impl Visit ===
+
+impl Visit<'_> {
+    /// Called in the namespace.
+    fn all(&mut self) -> io::Result<()> {
+        let cookie = netns::cookie()?;
+        // What the kernel calls namespaces may come again; cookies do not.
+        if self.space.cookie != cookie {
+            self.room.interfaces += self.space.interfaces.len();
+            *self.space = Space {
+                cookie,
+                ..Space::default()
+            };
+        }
+        for &setting in self.profile.of_namespace() {
+            self.look_once(setting, None);
+        }
+        let interfaces = interfaces()?;
+        self.forget_gone(&interfaces);
+        for (index, name) in interfaces {
+            if !self.admits(index) {
+                self.room.is_short = true;
+                continue;
+            }
+            for setting in self.profile.of_interface(index) {
+                self.look_once(setting, Some(name));
+            }
+        }
+        Ok(())
+    }
+
+    fn admits(&mut self, index: u32) -> bool {
+        if self.space.interfaces.contains(&index) {
+            return true;
+        }
+        let has_room = self.space.interfaces.len() < INTERFACES && self.room.interfaces > 0;
+        if has_room {
+            self.room.interfaces -= 1;
+            self.space.interfaces.insert(index);
+        }
+        has_room
+    }
+
+    /// Interfaces that are there no more: nothing of them is to be undone, and one that gets such an index later is another.
+    fn forget_gone(&mut self, there: &[(u32, InterfaceName)]) {
+        let there: HashSet<u32> = there.iter().map(|(index, _)| *index).collect();
+        let missing = |index: &u32| !there.contains(index);
+        // A list may miss one.
+        let is_gone = |index: &u32| missing(index) && matches!(interface::name(*index), Ok(None));
+        let gone: Vec<u32> = self.space.interfaces.extract_if(is_gone).collect();
+        self.room.interfaces += gone.len();
+        for index in gone {
+            for setting in self.profile.of_interface(index) {
+                self.space.looked.remove(&setting);
+                let thing = Thing::Setting(self.space.cookie, setting);
+                let undone = self.journal.as_mut().map(|journal| journal.undone(&thing));
+                if let Some(Err(error)) = undone {
+                    tracing::warn!(%error, "the journal goes on about an interface that is gone");
+                }
+            }
+        }
+    }
+
+    fn look_once(&mut self, setting: Setting, interface: Option<InterfaceName>) {
+        if self.space.looked.contains(&setting) {
+            return;
+        }
+        match self.look(setting, interface) {
+            // It is not there: a kernel without it, or an interface that is coming, going, or being called otherwise.
+            Ok(false) => {}
+            Ok(true) => {
+                self.space.looked.insert(setting);
+            }
+            // Perhaps in the next look.
+            Err(error) => {
+                tracing::debug!(%error, setting = %setting.name(interface), "it cannot be looked at");
+            }
+        }
+    }
+
+    /// Whether it was there.
+    fn look(&mut self, setting: Setting, interface: Option<InterfaceName>) -> io::Result<bool> {
+        let Some(open) = Open::new(setting, interface, false)? else {
+            return Ok(false);
+        };
+        let Some(from) = open.number()? else {
+            return Ok(false);
+        };
+        let Some(to) = setting.tightened(from) else {
+            return Ok(true);
+        };
+        let change = |from, to| Change::Setting {
+            setting,
+            interface,
+            from,
+            to,
+        };
+        let Some(journal) = &mut self.journal else {
+            self.found.push((change(from, to), None));
+            return Ok(true);
+        };
+        let thing = Thing::Setting(self.space.cookie, setting);
+        if journal.entry(&thing).is_some() {
+            // It was looked at before: its namespace was not seen for a while. Or it could not be undone.
+            return Ok(true);
+        }
+        if self.room.entries == 0 {
+            self.room.is_short = true;
+            return Ok(false);
+        }
+        match make(&thing, setting, interface, journal) {
+            Ok(Made::Set { from, to }) => {
+                self.room.entries -= 1;
+                self.found.push((change(from, to), Some(Ok(()))));
+            }
+            Ok(Made::Stays) => {}
+            Ok(Made::NotThere) => return Ok(false),
+            Err(failed) => self.found.push((change(from, to), Some(Err(failed)))),
+        }
+        Ok(true)
+    }
+}
+
+/// Writes it down, and sets it.
+fn make(
+    thing: &Thing,
+    setting: Setting,
+    interface: Option<InterfaceName>,
+    journal: &mut Journal,
+) -> Result<Made, Failed> {
+    let Some(open) = Open::new(setting, interface, true).map_err(Failed::Setting)? else {
+        return Ok(Made::NotThere);
+    };
+    // The other one first: if it is changed between the two, it has another value in the end, and this is left to whoever has changed it.
+    let other = other(setting).map_err(Failed::Setting)?;
+    let Some(from) = open.number().map_err(Failed::Setting)? else {
+        return Ok(Made::NotThere);
+    };
+    let Some(to) = setting.tightened(from) else {
+        return Ok(Made::Stays);
+    };
+    let entry = Entry {
+        thing: thing.clone(),
+        before: value(from, other.as_deref()),
+        after: value(to, other.as_deref()),
+        earlier: None,
+    };
+    journal.note(entry).map_err(Failed::Journal)?;
+    let written = open.write(&to.to_string());
+    if !matches!(written, Ok(true)) {
+        // It is not ours to undo.
+        journal.undone(thing).map_err(Failed::Journal)?;
+    }
+    match written {
+        Ok(true) => Ok(Made::Set { from, to }),
+        Ok(false) => Ok(Made::NotThere),
+        Err(error) => Err(Failed::Setting(error)),
+    }
+}
+
+fn value(number: i64, other: Option<&str>) -> Value {
+    let text = number.to_string();
+    match other {
+        None => Value::Text(text),
+        Some(other) => Value::Beside {
+            text,
+            other: other.to_owned(),
+        },
+    }
+}
+
+/// What the setting is with which the kernel changes this one.
+fn other(setting: Setting) -> io::Result<Option<String>> {
+    let text = setting.beside().map(fs::read_to_string).transpose()?;
+    Ok(text.map(|text| text.trim_end().to_owned()))
+}
+
+/// A setting's file, which is of the interface that it should be of.
+struct Open(File);
+
+// === impl Open ===
+
+impl Open {
+    /// `None`: it is not there, or the interface has another name.
+    fn new(
+        setting: Setting,
+        interface: Option<InterfaceName>,
+        writes: bool,
+    ) -> io::Result<Option<Self>> {
+        let Some(path) = setting.path(interface) else {
+            return Ok(None);
+        };
+        let Some(file) = there(OpenOptions::new().read(true).write(writes).open(path))? else {
+            return Ok(None);
+        };
+        if let (Some(index), Some(name)) = (setting.interface(), interface)
+            && interface::name(index)?.is_none_or(|now| now.as_bytes() != name.as_bytes())
+        {
+            return Ok(None);
+        }
+        Ok(Some(Self(file)))
+    }
+
+    /// What it is; `None`: it is not there any more.
+    fn number(&self) -> io::Result<Option<i64>> {
+        let mut text = [0; 64];
+        let Some(length) = there(self.0.read_at(&mut text, 0))? else {
+            return Ok(None);
+        };
+        let text = std::str::from_utf8(text.get(..length).unwrap_or_default());
+        let number = text.ok().and_then(|text| text.trim().parse().ok());
+        match number {
+            Some(number) => Ok(Some(number)),
+            None => Err(io::Error::other("it is no number")),
+        }
+    }
+
+    /// `false`: it is not there any more.
+    fn write(&self, text: &str) -> io::Result<bool> {
+        Ok(there(self.0.write_at(text.as_bytes(), 0))?.is_some())
+    }
+}
+
+/// `None`: what it is about is not there.
+fn there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(it) => Ok(Some(it)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The interfaces of the calling thread's namespace that have settings, one more than may be set at most.
+fn interfaces() -> io::Result<Vec<(u32, InterfaceName)>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc/sys/net/ipv4/conf")? {
+        let Some(name) = InterfaceName::new(entry?.file_name().as_bytes()) else {
+            continue;
+        };
+        // One that has gone since is none.
+        if let Some(index) = interface::index(&CString::new(name.as_bytes())?)? {
+            found.push((index, name));
+        }
+        if found.len() > INTERFACES {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// Undoes one, whatever has happened since.
+pub(super) fn undo(
+    spaces: &Spaces,
+    cookie: u64,
+    setting: Setting,
+    entry: &Entry,
+) -> Result<Undo, ActuateError> {
+    let of = |error: io::Error| ActuateError::Setting {
+        name: setting.name(None),
+        netns: format!("with cookie {cookie}"),
+        error,
+    };
+    let Some(namespace) = spaces.get(cookie).map_err(|e| of(io::Error::other(e)))? else {
+        return Ok(Undo::Gone);
+    };
+    let undo = || -> io::Result<Undo> {
+        match netns::cookie()? == cookie {
+            true => undo_here(setting, entry),
+            false => Ok(Undo::Gone),
+        }
+    };
+    match namespace.run(undo)? {
+        Some(undone) => undone.map_err(of),
+        None => Err(of(io::Error::other("it cannot be entered any more"))),
+    }
+}
+
+/// Called in the namespace.
+fn undo_here(setting: Setting, entry: &Entry) -> io::Result<Undo> {
+    let mut tries = 0;
+    while tries < TRIES {
+        let interface = match setting.interface() {
+            None => None,
+            Some(index) => match interface::name(index)? {
+                None => return Ok(Undo::Gone),
+                Some(name) => Some(InterfaceName::new(name.as_bytes()).ok_or_else(|| {
+                    io::Error::other(
+                        "its interface has a name under which the kernel has no settings",
+                    )
+                })?),
+            },
+        };
+        if let Some(open) = Open::new(setting, interface, true)?
+            && let Some(undone) = put_back(&open, setting, entry)?
+        {
+            return Ok(undone);
+        }
+        let has_others = Setting::InterfaceRedirects(0)
+            .path(interface)
+            .is_some_and(|path| path.exists());
+        tries += if has_others { SURE } else { 1 };
+        std::thread::sleep(PAUSE);
+    }
+    // The kernel takes an interface's settings away when its MTU is too small for them, and it has new ones after that.
+    Ok(Undo::Gone)
+}
+
+/// `None`: the file is not there any more.
+fn put_back(open: &Open, setting: Setting, entry: &Entry) -> io::Result<Option<Undo>> {
+    let (Some((before, other_before)), Some((after, _))) =
+        (parts(&entry.before), parts(&entry.after))
+    else {
+        return Err(io::Error::other("the journal does not say what it was"));
+    };
+    let Some(now) = open.number()? else {
+        return Ok(None);
+    };
+    if now == before {
+        // It was written down, and its writer ended before it was made.
+        return Ok(Some(Undo::Restored));
+    }
+    let other_now = other(setting)?;
+    let is_as_it_was = match (other_before, &other_now) {
+        (Some(before), Some(now)) => same(before, now),
+        (None, None) => true,
+        _ => false,
+    };
+    // Whoever has changed the other one since has set this one by that, to whatever it is.
+    if now != after || !is_as_it_was {
+        return Ok(Some(Undo::Others));
+    }
+    Ok(open.write(&before.to_string())?.then_some(Undo::Restored))
+}
+
+/// The number, and what is beside it.
+fn parts(value: &Value) -> Option<(i64, Option<&str>)> {
+    match value {
+        Value::Text(text) => Some((text.trim().parse().ok()?, None)),
+        Value::Beside { text, other } => Some((text.trim().parse().ok()?, Some(other))),
+        Value::Buffer { .. } => None,
+    }
+}
+
+// === impl Actuators ===
+
+impl Actuators {
+    /// How many settings of profiles the journal has.
+    pub(crate) fn settings(&self) -> usize {
+        let entries = self.journal().entries();
+        entries
+            .filter(|entry| settings_of(&entry.thing).is_some())
+            .count()
+    }
+
+    /// Those of namespaces that are gone say nothing.
+    pub(crate) fn forget_gone_namespaces(&mut self) {
+        let spaces = Spaces::now();
+        let entries = self.journal().entries();
+        let gone = entries.filter(|entry| {
+            settings_of(&entry.thing).is_some_and(|cookie| matches!(spaces.get(cookie), Ok(None)))
+        });
+        let gone: Vec<Thing> = gone.map(|entry| entry.thing.clone()).collect();
+        for thing in gone {
+            if let Err(error) = self.journal_mut().undone(&thing) {
+                tracing::warn!(%error, "the journal goes on about a namespace that is gone");
+            }
+        }
+    }
+}
+
+/// The namespace of which this is a profile's setting.
+fn settings_of(thing: &Thing) -> Option<u64> {
+    match thing {
+        Thing::Setting(cookie, _) => Some(*cookie),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;
