@@ -13,6 +13,8 @@ pub mod demand;
 pub mod journal;
 pub mod log;
 pub mod plan;
+pub mod route;
+
 pub mod settle;
 pub mod tuner;
 mod words;
