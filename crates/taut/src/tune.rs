@@ -16,6 +16,8 @@ use taut_tune::actuate::{Actuators, Undone};
 use taut_tune::budget::{self, Bounds, Budget};
 use taut_tune::journal::{self, Journal};
 use taut_tune::log::Log;
+use taut_tune::route::{self, Chosen, Metrics};
+use taut_tune::routes::Routes;
 use taut_tune::tuner::{Lists, Outcome, Round, SAMPLES, Told, Tuner};
 
 use crate::Failure;
@@ -37,6 +39,7 @@ const READS: Duration = Duration::from_secs(1);
   taut tune --apply                          change it, and change it back at the end
   taut tune --apply --skip 'port 22'         but not these
   taut tune --apply --budget 64MiB           and all buffers together hold no more than that
+  taut tune --apply --initcwnd 20            and connections over default routes begin with 20 segments
   taut tune --undo                           change back what a process that was killed has changed")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -70,6 +73,18 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size, requires = "budget")]
     per_destination: Option<u64>,
 
+    /// Segments that a connection sends before anything is acknowledged, set on routes; the kernel's own is 10 (RFC 6928)
+    #[arg(long, value_name = "SEGMENTS", value_parser = segments)]
+    initcwnd: Option<u32>,
+
+    /// Segments that a peer may send at first, set on routes; the kernel lets it send 64 KiB, and no more with this
+    #[arg(long, value_name = "SEGMENTS", value_parser = segments)]
+    initrwnd: Option<u32>,
+
+    /// On these routes of the main table, as in 10.0.0.0/8 (may be given again) [default: all default routes]
+    #[arg(long, value_name = "PREFIX")]
+    route: Vec<String>,
+
     /// Between looks
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::top::interval)]
     interval: Duration,
@@ -93,6 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let lists = lists(args)?;
     let budget = budget(args)?;
+    let routes = routes(args)?;
     let ends = Arc::new(AtomicBool::new(false));
     // Before anything is changed: who hears of an end undoes it.
     for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
@@ -107,6 +123,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut tuner = Tuner::new(observer, lists, actuators);
     if let Some(budget) = budget {
         tuner = tuner.with_budget(budget);
+    }
+    if let Some(routes) = routes {
+        tuner = tuner.with_routes(routes);
     }
     let printer = Printer::new(Arc::clone(&ends));
     let mut noted = Noting::of(args);
@@ -147,6 +166,11 @@ fn rounds(
             round.over > 0,
             "the budget is too small for what is queued, and for the least that each connection needs: it is passed",
         );
+        for text in &round.unmatched {
+            say(&format!(
+                "no namespace that is looked at has a route to {text} in its main table (one that comes later is taken)"
+            ));
+        }
         round.told.iter().for_each(|told| noted.note(told));
         let told = round.told.iter().map(|told| text(told, args.json));
         let missed = told.filter(|line| !printer.print(line)).count();
@@ -213,6 +237,33 @@ fn budget(args: &Args) -> Result<Option<Budget>, Failure> {
         per_cgroup: args.per_cgroup,
         per_destination: args.per_destination,
     })))
+}
+
+fn segments(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(count @ 1..=route::MOST) => Ok(count),
+        _ => Err(format!("a number of segments, from 1 to {}", route::MOST)),
+    }
+}
+
+fn routes(args: &Args) -> Result<Option<Routes>, Failure> {
+    let asked = Metrics {
+        initcwnd: args.initcwnd,
+        initrwnd: args.initrwnd,
+    };
+    if asked == Metrics::default() {
+        return match args.route.first() {
+            None => Ok(None),
+            Some(text) => Err(Failure::Usage(format!(
+                "--route {text}: nothing is to be set on it: say what, with --initcwnd or --initrwnd"
+            ))),
+        };
+    }
+    let chosen = args.route.iter().map(|text| {
+        let chosen = text.parse::<Chosen>();
+        chosen.map_err(|e| Failure::Usage(format!("--route {text:?}: {e}")))
+    });
+    Ok(Some(Routes::new(chosen.collect::<Result<_, _>>()?, asked)))
 }
 
 fn lists(args: &Args) -> Result<Lists, Failure> {

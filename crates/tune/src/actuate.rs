@@ -1,5 +1,6 @@
 //! Makes changes and undoes them: buffers by borrowing their sockets, and the kernel's maxima. No policy is here.
 
+mod route;
 mod setting;
 mod socket;
 mod undo;
@@ -10,12 +11,15 @@ use taut_observe::namespaces::Namespace;
 use taut_sys::Errno;
 use taut_sys::netns::NetnsError;
 
+use self::route::undo_route;
+pub(crate) use self::route::{Made as RouteMade, Space};
 pub use self::setting::maxima;
 use self::setting::{read, write};
 use self::socket::{Holders, bytes, is_fixed, set};
 use self::undo::{Spaces, Undo, undo_buffer, undo_setting};
 use crate::demand::Direction;
 use crate::journal::{Entry, Journal, Thing, Value};
+use crate::route::{Name, Obstacle};
 
 /// A socket, and who has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +80,38 @@ pub enum ActuateError {
         /// What.
         error: io::Error,
     },
+    /// Of all routes.
+    #[error("routes of namespace {netns}: {error}")]
+    Routes {
+        /// Where.
+        netns: String,
+        /// What.
+        error: Errno,
+    },
+    /// The route's.
+    #[error("route {route}: {error}{}", hint_of_route(*error))]
+    Route {
+        /// Which.
+        route: Name,
+        /// What.
+        error: Errno,
+    },
+    /// It is not replaced.
+    #[error("route {route}: {obstacle}")]
+    Left {
+        /// Which.
+        route: Name,
+        /// Why.
+        obstacle: Obstacle,
+    },
+    /// Its namespace is not found, and may be there.
+    #[error(
+        "not all namespaces could be looked into, and the one with cookie {cookie} may be among them"
+    )]
+    Elsewhere {
+        /// Which.
+        cookie: u64,
+    },
     /// The namespace's.
     #[error(transparent)]
     Namespace(#[from] NetnsError),
@@ -97,6 +133,17 @@ fn hint(error: Errno) -> &'static str {
         Errno::NOPROTOOPT => " (Linux 5.14 can)",
         Errno::NOSYS => " (Linux 5.6 can)",
         Errno::MFILE => " (it has more descriptors than are looked through)",
+        _ => "",
+    }
+}
+
+fn hint_of_route(error: Errno) -> &'static str {
+    match error {
+        Errno::PERM => " (run this as root: CAP_NET_ADMIN)",
+        Errno::NETDOWN | Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::INVAL | Errno::NODEV => {
+            " (what it leads to is down, or not to be reached: the kernel takes no such route, and it stays as it is)"
+        }
+        Errno::BUSY => " (somebody else changes it all the time)",
         _ => "",
     }
 }
@@ -252,7 +299,9 @@ impl Actuators {
         let mut undone = Undone::default();
         self.begin();
         let entries: Vec<Entry> = self.journal.entries().cloned().collect();
-        let is_setting = |entry: &Entry| entry.thing.setting().is_some();
+        let is_setting = |entry: &Entry| {
+            entry.thing.setting().is_some() || matches!(entry.thing, Thing::Route { .. })
+        };
         // A machine may have thousands of namespaces: they are looked through once, and only if it is for something.
         let spaces = entries.iter().any(is_setting).then(Spaces::now);
         for entry in entries {
@@ -262,6 +311,9 @@ impl Actuators {
                 }
                 (Thing::ReceiveBuffer(cookie), ..) => {
                     undo_buffer(&mut self.holders, *cookie, Direction::Receive, &entry)
+                }
+                (Thing::Route { netns, name }, _, Some(spaces)) => {
+                    undo_route(spaces, *netns, name, &entry)
                 }
                 (_, Some((netns, name)), Some(spaces)) => undo_setting(spaces, netns, name, &entry),
                 _ => {

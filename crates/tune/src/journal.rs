@@ -14,6 +14,8 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use serde::{Deserialize, Serialize};
 use taut_sys::Errno;
 
+use crate::route::{Metrics, Name};
+
 /// Where it is, if nothing else is said.
 pub const PATH: &str = "/run/taut/tune.journal";
 /// A longer one is not read: this program writes none.
@@ -37,6 +39,13 @@ pub enum Thing {
     SendBuffer(u64),
     /// A socket's receive buffer.
     ReceiveBuffer(u64),
+    /// The two metrics of a route that say with how much connections over it begin, and nothing else of it.
+    Route {
+        /// The namespace's cookie.
+        netns: u64,
+        /// Which of its main table.
+        name: Name,
+    },
 }
 
 /// As it was, and as it was made.
@@ -59,6 +68,8 @@ pub struct Entry {
 pub enum Value {
     /// Of a setting: as the kernel writes it.
     Text(String),
+    /// Of a route; those that are missing were not there, or are not made.
+    Route(Metrics),
     /// Of a buffer.
     Buffer {
         /// Bytes with overhead.
@@ -128,7 +139,7 @@ impl Thing {
         match self {
             Self::SendMaximum(netns) => Some((*netns, "net/ipv4/tcp_wmem")),
             Self::ReceiveMaximum(netns) => Some((*netns, "net/ipv4/tcp_rmem")),
-            Self::SendBuffer(_) | Self::ReceiveBuffer(_) => None,
+            Self::SendBuffer(_) | Self::ReceiveBuffer(_) | Self::Route { .. } => None,
         }
     }
 }

@@ -14,6 +14,7 @@ pub mod journal;
 pub mod log;
 pub mod plan;
 pub mod route;
+pub mod routes;
 
 pub mod settle;
 pub mod tuner;

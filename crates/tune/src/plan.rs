@@ -4,6 +4,7 @@
 //! its maxima are raised to what long paths take.
 
 use crate::demand::{Demand, Direction, WINDOW_MOST};
+use crate::route::{Metrics, Name};
 
 /// What the kernel may give a buffer, if it gives less as it comes, in bytes with overhead: five times the widest window of most paths. (With 24 MB
 /// 7.6 MB were on their way: its own account of a segment is three times what it carries.)
@@ -51,6 +52,15 @@ pub enum Change {
         /// What it is to be.
         to: u64,
     },
+    /// With how much connections over a route begin.
+    Route {
+        /// Which.
+        name: Name,
+        /// What its metrics are.
+        from: Metrics,
+        /// What they are to be.
+        to: Metrics,
+    },
 }
 
 // === impl Change ===
@@ -61,6 +71,7 @@ impl Change {
         match self {
             Self::Size { demand, to, .. } | Self::Free { demand, to, .. } => *to > demand.has,
             Self::Maximum { from, to, .. } | Self::Start { from, to } => to > from,
+            Self::Route { .. } => false,
         }
     }
 }

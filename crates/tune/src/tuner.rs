@@ -13,12 +13,13 @@ use crate::actuate::{ActuateError, Actuators, Made, Socket, Undone, maxima};
 use crate::budget::{Budget, Claim};
 use crate::demand::{Because, Demand, Direction, demand};
 use crate::plan::{Change, free, maximum};
+use crate::routes::Routes;
 use crate::words;
 
 /// Looks after which what would still be changed is said, or tried, again.
-const AGAIN: u64 = 60;
+pub(crate) const AGAIN: u64 = 60;
 /// The most that is remembered of that; beyond it nothing is said or tried.
-const REMEMBERED: usize = 100_000;
+pub(crate) const REMEMBERED: usize = 100_000;
 /// Whole looks in which a connection was not there before it is taken to have ended: a list may miss one.
 const ENDED: u32 = 5;
 
@@ -43,6 +44,8 @@ pub struct Tuner {
     actuators: Option<Actuators>,
     /// Nothing: none.
     budget: Option<Budget>,
+    /// Nothing: none is to be changed.
+    routes: Option<Routes>,
     /// With one: what send buffers of a namespace may have before they are looked at, as it was set; nothing: somebody else sets it.
     starts: HashMap<NetnsId, Option<u64>>,
     /// Namespaces whose maxima were looked at. Once: what somebody sets after that is his.
@@ -113,6 +116,8 @@ pub struct Round {
     pub granted: u64,
     /// And by how much what cannot be taken away is more than may be granted.
     pub over: u64,
+    /// What was asked for of routes, and is in no namespace: said once.
+    pub unmatched: Vec<String>,
     /// What the look came to.
     pub looked: Looked,
 }
@@ -173,6 +178,7 @@ impl Tuner {
             lists,
             actuators,
             budget: None,
+            routes: None,
             starts: HashMap::new(),
             known: HashSet::new(),
             tried: HashMap::new(),
@@ -190,6 +196,15 @@ impl Tuner {
         }
     }
 
+    /// One that also sets with how much connections over these routes begin.
+    #[must_use]
+    pub fn with_routes(self, routes: Routes) -> Self {
+        Self {
+            routes: Some(routes),
+            ..self
+        }
+    }
+
     /// Looks, and says or does what is to be done now. `ends`: whether it is to stop before it is through.
     ///
     /// # Errors
@@ -203,6 +218,12 @@ impl Tuner {
             looked,
             ..Round::default()
         };
+        if let Some(routes) = &mut self.routes {
+            let namespaces = self.observer.namespaces();
+            let told = routes.look(self.look, namespaces, self.actuators.as_mut());
+            round.told.extend(told);
+            round.unmatched = routes.unmatched();
+        }
         let limit = self.look.saturating_sub(AGAIN);
         self.tried.retain(|_, look| *look > limit);
         let planned = match self.budget.take() {
@@ -403,7 +424,8 @@ impl Tuner {
         } = planned;
         let outcome = match (&mut self.actuators, &change, &connection.process) {
             (None, ..) => Outcome::Advised,
-            (Some(_), _, None) | (Some(_), Change::Maximum { .. } | Change::Start { .. }, _) => {
+            (Some(_), _, None)
+            | (Some(_), Change::Maximum { .. } | Change::Start { .. } | Change::Route { .. }, _) => {
                 Outcome::NoOwner
             }
             (
@@ -523,7 +545,12 @@ fn resting(connection: &taut_sys::sock_diag::Connection, direction: Direction) -
     })
 }
 
-fn tell(change: &Change, connection: Option<Connection>, netns: String, outcome: Outcome) -> Told {
+pub(crate) fn tell(
+    change: &Change,
+    connection: Option<Connection>,
+    netns: String,
+    outcome: Outcome,
+) -> Told {
     Told {
         connection,
         netns,

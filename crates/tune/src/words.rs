@@ -7,6 +7,7 @@ use bytesize::ByteSize;
 use crate::actuate::setting;
 use crate::demand::{Because, Demand, Direction};
 use crate::plan::Change;
+use crate::routes;
 
 fn size(bytes: u64) -> impl std::fmt::Display {
     ByteSize(bytes).display().iec()
@@ -69,6 +70,7 @@ pub(crate) fn change(change: &Change) -> String {
             size(*from),
             size(*to)
         ),
+        Change::Route { name, from, to } => routes::change(name, *from, *to),
     }
 }
 
@@ -86,6 +88,7 @@ pub(crate) fn because(change: &Change) -> String {
             direction: Direction::Send,
             ..
         } => "a sender has no more on its way than its buffer holds, whatever its window scale lets it have".to_owned(),
+        Change::Route { .. } => routes::BECAUSE.to_owned(),
     }
 }
 
@@ -147,6 +150,7 @@ pub(crate) fn expected(change: &Change) -> String {
             direction: Direction::Send,
             ..
         } => "senders can fill longer paths".to_owned(),
+        Change::Route { from, to, .. } => routes::expected(*from, *to),
     }
 }
 

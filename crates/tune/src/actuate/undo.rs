@@ -34,6 +34,14 @@ pub(super) struct Spaces {
 // === impl Spaces ===
 
 impl Spaces {
+    pub(super) fn get(&self, cookie: u64) -> Option<&Namespace> {
+        self.by_cookie.get(&cookie)
+    }
+
+    pub(super) fn is_partial(&self) -> bool {
+        self.is_partial
+    }
+
     pub(super) fn now() -> Self {
         let mut spaces = Self {
             by_cookie: HashMap::new(),
@@ -114,7 +122,7 @@ pub(super) fn is_as_made(entry: &Entry, now: u32, is_fixed_now: bool) -> bool {
         Value::Buffer {
             bytes, is_fixed, ..
         } => *is_fixed == is_fixed_now && (!is_fixed || *bytes == now),
-        Value::Text(_) => false,
+        Value::Text(_) | Value::Route(_) => false,
     };
     is(&entry.after) || entry.earlier.as_ref().is_some_and(is)
 }
