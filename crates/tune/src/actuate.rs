@@ -104,6 +104,12 @@ pub enum ActuateError {
         /// Why.
         obstacle: Obstacle,
     },
+    /// The kernel took it, and changed nothing, or something else.
+    #[error("route {route}: the kernel has not made it what it was told to")]
+    NotTaken {
+        /// Which.
+        route: Name,
+    },
     /// Its namespace is not found, and may be there.
     #[error(
         "not all namespaces could be looked into, and the one with cookie {cookie} may be among them"

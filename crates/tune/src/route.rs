@@ -109,6 +109,12 @@ pub enum Obstacle {
     /// The same.
     #[error("the kernel has made it, and would not look after it any more")]
     Kernels,
+    /// Of IPv4 the kernel compares no metrics where it looks whether it has such a route already: others would get them, and it would not
+    /// take them back.
+    #[error(
+        "its next hop is an object of its own, and the kernel would set it on other routes, too"
+    )]
+    Object,
     /// Its key has more in it than this program knows.
     #[error("it is for some sources only")]
     Source,
@@ -378,6 +384,9 @@ fn obstacle(family: u8, source: u8, protocol: u8, attributes: &[Attribute]) -> O
     let expires = find(attributes, RTA_CACHEINFO).and_then(|info| number(info.get(EXPIRES..)?));
     if expires.is_some_and(|expires| expires != 0) {
         return Some(Obstacle::Expires);
+    }
+    if family == V4 && find(attributes, RTA_NH_ID).is_some() {
+        return Some(Obstacle::Object);
     }
     // Of IPv4 it looks for what a route says, and not for marks.
     match (family, protocol) {

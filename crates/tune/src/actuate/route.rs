@@ -36,6 +36,15 @@ pub(crate) enum Made {
     Meanwhile,
 }
 
+/// What was heard of since the last time.
+#[derive(Debug, Default)]
+struct Since {
+    /// What others had made of routes before one was replaced here.
+    before: Vec<Route>,
+    /// What came of replacing.
+    own: Vec<Route>,
+}
+
 // === impl Space ===
 
 impl Space {
@@ -93,43 +102,56 @@ impl Space {
         Err(self.failed(Errno::INTR))
     }
 
-    /// What others have changed, and the last that somebody else had made of each route before it was replaced here.
-    fn hear(&mut self) -> Result<Vec<Route>, ActuateError> {
-        let mut before = Vec::new();
-        let mut is_done = false;
+    /// What has been changed.
+    fn hear(&mut self) -> Result<Since, ActuateError> {
+        let mut since = Since::default();
         let changed = &mut self.changed;
         let heard = self.routes.heard(|heard| {
-            is_done |= heard.is_own;
-            let of = Route::parse(heard.route).filter(|_| !heard.is_own);
-            let Some(route) = of else { return };
+            let Some(route) = Route::parse(heard.route) else {
+                return;
+            };
+            if heard.is_own {
+                since.own.push(route);
+                return;
+            }
             changed.insert(route.name);
-            if !is_done && !heard.is_gone {
-                before.push(route);
+            if since.own.is_empty() && !heard.is_gone {
+                since.before.push(route);
             }
         });
         self.is_deaf |= !heard.map_err(|error| self.failed(error))?;
-        Ok(before)
+        Ok(since)
     }
 
     /// Sets these metrics of a route that was listed just now, if nobody else has changed it since.
     fn set(&mut self, route: &Route, to: Metrics) -> Result<Made, ActuateError> {
+        self.hear()?;
+        match self.is_deaf || self.changed.contains(&route.name) {
+            true => Ok(Made::Meanwhile),
+            false => self.replace(route, to),
+        }
+    }
+
+    /// Who changes it before the kernel has come to this has his route back.
+    fn replace(&mut self, route: &Route, to: Metrics) -> Result<Made, ActuateError> {
         let failed = |error| ActuateError::Route {
             route: route.name,
             error,
         };
-        self.hear()?;
-        if self.is_deaf || self.changed.contains(&route.name) {
-            return Ok(Made::Meanwhile);
-        }
         match self.routes.replace(&route.with(to)) {
             Ok(()) => {}
             Err(Errno::NOENT | Errno::SRCH) => return Ok(Made::Gone),
             Err(error) => return Err(failed(error)),
         }
-        // Who has changed it between these two lines has his route back.
-        let mut before = self.hear()?.into_iter().rev();
+        let Since { before, own } = self.hear()?;
+        let mut before = before.into_iter().rev();
         let Some(theirs) = before.find(|of| of.name == route.name) else {
-            return Ok(Made::Set);
+            let is_set = |own: &Route| own.name == route.name && own.metrics == to;
+            return match self.is_deaf || own.iter().any(is_set) {
+                true => Ok(Made::Set),
+                // It says yes, and has one like it that is another.
+                false => Err(ActuateError::NotTaken { route: route.name }),
+            };
         };
         let back = self.routes.replace(&theirs.with(theirs.metrics));
         back.map_err(failed)?;
@@ -237,3 +259,6 @@ pub(super) fn undo_route(
         error: Errno::BUSY,
     })
 }
+
+#[cfg(test)]
+mod tests;

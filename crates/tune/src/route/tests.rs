@@ -89,10 +89,12 @@ fn what_the_kernel_says_of_a_route_it_is_not_told() {
 #[test]
 fn a_next_hop_that_is_an_object_is_told_once() {
     let object = (RTA_NH_ID, &[7, 0, 0, 0][..]);
-    let before = message(V4, 3, 4, &[object, GATEWAY, OIF]);
+    let before = message(V6, 3, 4, &[object, (RTA_GATEWAY, &[2; 16]), OIF]);
     let route = Route::parse(&before).unwrap();
     assert_eq!(route.obstacle(), None);
-    assert_eq!(route.with(Metrics::default()), message(V4, 3, 0, &[object]));
+    assert_eq!(route.with(Metrics::default()), message(V6, 3, 0, &[object]));
+    let of_ipv4 = Route::parse(&message(V4, 3, 0, &[object])).unwrap();
+    assert_eq!(of_ipv4.obstacle(), Some(Obstacle::Object));
 }
 
 #[test]
