@@ -98,7 +98,8 @@ impl Applying {
     fn new(host: &Host, journal: &Path, args: &[&str]) -> Self {
         let journal = journal.to_str().unwrap();
         let mut all = vec!["--apply", "--json", "--netns", host.name()];
-        all.extend(["--journal", journal]);
+        // Whoever waits for what does not come hears of the end.
+        all.extend(["--journal", journal, "--for", "2m"]);
         all.extend(args);
         let mut child = tune(&all).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -336,9 +337,14 @@ fn a_route_that_is_made_anew_gets_it_again_unless_somebody_has_chosen() {
         }
     }
     // The same again: of what is left alone nothing more is said.
-    ip(&host, &["route replace default via 10.9.0.4"]);
-    let told = applying.told(1);
-    assert_eq!(told[0]["change"], "route default: initcwnd 20");
+    for line in [
+        "route replace default via 10.9.0.5",
+        "route replace default via 10.9.0.4",
+    ] {
+        ip(&host, &[line]);
+        let told = applying.told(1);
+        assert_eq!(told[0]["change"], "route default: initcwnd 20");
+    }
     applying.end(Signal::TERM);
     let output = host.ip("route show");
     let now = String::from_utf8(output.stdout).unwrap();
@@ -407,7 +413,7 @@ fn what_it_only_advises_it_does_not_set() {
     ];
     let mut child = tune(&args).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    // One has an initrwnd, and one that is left alone for its initcwnd has none.
+    // One has an initrwnd and is left; one that was left for its initcwnd has none.
     let told = told(&mut lines, SHAPES.len() + LEFT.len());
     let advised = told.iter().filter(|told| told["outcome"] == "advised");
     assert_eq!(advised.count(), SHAPES.len());
