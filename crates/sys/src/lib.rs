@@ -18,6 +18,7 @@ pub mod pipe;
 pub mod privileges;
 pub mod probe;
 pub mod random;
+pub mod route;
 pub mod schedule;
 pub mod sock_diag;
 pub mod socket;

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use rustix::io::Errno;
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
@@ -23,6 +24,14 @@ pub(crate) const DUMP: u16 = 0x300;
 pub(crate) const ACK: u16 = 0x4;
 pub(crate) const EXCL: u16 = 0x200;
 pub(crate) const CREATE: u16 = 0x400;
+pub(crate) const REPLACE: u16 = 0x100;
+
+/// Of a list that is not whole.
+pub(crate) const DUMP_INTERRUPTED: u16 = 0x10;
+
+/// Kinds of messages that every family has.
+pub(crate) const NLMSG_ERROR: u16 = 2;
+pub(crate) const NLMSG_DONE: u16 = 3;
 
 /// The kernel answers at once; this is against a kernel that does not.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
@@ -113,6 +122,15 @@ impl Message {
             }
         }
     }
+}
+
+/// The error at the beginning of a message, if it is one.
+pub(crate) fn code(payload: &[u8]) -> Option<Errno> {
+    let code = i32::from_ne_bytes(payload.get(..4)?.try_into().ok()?);
+    // Between -4095 and -1, as the kernel has them.
+    (-4095..0)
+        .contains(&code)
+        .then(|| Errno::from_raw_os_error(-code))
 }
 
 /// Whether a datagram from the kernel has the acknowledgement of message `last`.

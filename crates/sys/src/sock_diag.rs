@@ -24,13 +24,10 @@ pub use ends::{Ended, Ends};
 pub use id::SocketId;
 
 use crate::Errno;
-use crate::netlink::{DUMP, Message, REQUEST};
+use crate::netlink::{DUMP, DUMP_INTERRUPTED, Message, NLMSG_DONE, NLMSG_ERROR, REQUEST, code};
 
-/// linux/netlink.h and linux/sock_diag.h.
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
+/// linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const NLM_F_DUMP_INTR: u16 = 0x10;
 
 /// `idiag_timer` of `struct inet_diag_msg`, and its value for TIME-WAIT.
 const TIMER: usize = 2;
@@ -277,7 +274,7 @@ fn parse(
         if message.sequence_number() != sequence {
             continue;
         }
-        listed.interrupted |= message.flags() & NLM_F_DUMP_INTR != 0;
+        listed.interrupted |= message.flags() & DUMP_INTERRUPTED != 0;
         match message.message_type() {
             SOCK_DIAG_BY_FAMILY if message.payload().get(TIMER) == Some(&TIMER_WAIT) => {
                 listed.waiting += 1;
@@ -304,15 +301,6 @@ fn parse(
         }
     }
     Ok(false)
-}
-
-/// The error at the beginning of a message, if it is one.
-fn code(payload: &[u8]) -> Option<Errno> {
-    let code = i32::from_ne_bytes(payload.get(..4)?.try_into().ok()?);
-    // Between -4095 and -1, as the kernel has them.
-    (-4095..0)
-        .contains(&code)
-        .then(|| Errno::from_raw_os_error(-code))
 }
 
 // === impl State ===

@@ -21,6 +21,8 @@ use taut_tune::journal::{self, Journal};
 use taut_tune::log::Log;
 use taut_tune::pace::{QUIET, pace};
 use taut_tune::profile::Profile;
+use taut_tune::route::{self, Chosen, Metrics};
+use taut_tune::routes::Routes;
 use taut_tune::tuner::{Lists, Outcome, Round, SAMPLES, Told, Tuner};
 
 use crate::Failure;
@@ -45,6 +47,7 @@ const READS: Duration = Duration::from_secs(1);
   taut tune --apply --skip 'port 22'         but not these
   taut tune --apply --budget 64MiB           and all buffers together hold no more than that
   taut tune --apply --profile security       and redirects, source routes, SYN cookies and keepalive are set, too
+  taut tune --apply --initcwnd 20            and connections over default routes begin with 20 segments
   taut tune --undo                           change back what a process that was killed has changed")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -87,6 +90,18 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", value_enum)]
     profile: Option<Profiles>,
 
+    /// Segments that a connection sends before anything is acknowledged, set on routes; the kernel's own is 10 (RFC 6928)
+    #[arg(long, value_name = "SEGMENTS", value_parser = segments)]
+    initcwnd: Option<u32>,
+
+    /// Segments that a peer may send at first, set on routes; the kernel lets it send 64 KiB, and no more with this
+    #[arg(long, value_name = "SEGMENTS", value_parser = segments)]
+    initrwnd: Option<u32>,
+
+    /// On these routes of the main table, as in 10.0.0.0/8 (may be given again) [default: all default routes]
+    #[arg(long, value_name = "PREFIX")]
+    route: Vec<String>,
+
     /// Between looks, at least: while nothing is to be changed they take a hundredth of a core at most, unless that would be
     /// more than 5s, or 10s while no segment comes
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::top::interval)]
@@ -118,6 +133,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let lists = lists(args)?;
     let (budget, cap) = (budget(args)?, cap(args)?);
+    let routes = routes(args)?;
     let ends = Arc::new(AtomicBool::new(false));
     // Before anything is changed: who hears of an end undoes it.
     for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
@@ -139,6 +155,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     match args.profile {
         None => {}
         Some(Profiles::Security) => tuner = tuner.with_profile(Profile::Security),
+    }
+    if let Some(routes) = routes {
+        tuner = tuner.with_routes(routes);
     }
     let printer = Printer::new(Arc::clone(&ends));
     let mut noted = Noting::of(args);
@@ -186,6 +205,11 @@ fn rounds(
             round.is_short,
             "there are more interfaces, or settings, than --profile sets: some are left as they are (docs/tune.md, Security profile)",
         );
+        for text in &round.unmatched {
+            say(&format!(
+                "no namespace that is looked at has a route to {text} in its main table (one that comes later is taken)"
+            ));
+        }
         round.told.iter().for_each(|told| noted.note(told));
         let told = round.told.iter().map(|told| text(told, args.json));
         let missed = told.filter(|line| !printer.print(line)).count();
@@ -279,6 +303,33 @@ fn budget(args: &Args) -> Result<Option<Budget>, Failure> {
         per_cgroup: args.per_cgroup,
         per_destination: args.per_destination,
     })))
+}
+
+fn segments(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(count @ 1..=route::MOST) => Ok(count),
+        _ => Err(format!("a number of segments, from 1 to {}", route::MOST)),
+    }
+}
+
+fn routes(args: &Args) -> Result<Option<Routes>, Failure> {
+    let asked = Metrics {
+        initcwnd: args.initcwnd,
+        initrwnd: args.initrwnd,
+    };
+    if asked == Metrics::default() {
+        return match args.route.first() {
+            None => Ok(None),
+            Some(text) => Err(Failure::Usage(format!(
+                "--route {text}: nothing is to be set on it: say what, with --initcwnd or --initrwnd"
+            ))),
+        };
+    }
+    let chosen = args.route.iter().map(|text| {
+        let chosen = text.parse::<Chosen>();
+        chosen.map_err(|e| Failure::Usage(format!("--route {text:?}: {e}")))
+    });
+    Ok(Some(Routes::new(chosen.collect::<Result<_, _>>()?, asked)))
 }
 
 fn lists(args: &Args) -> Result<Lists, Failure> {

@@ -2,6 +2,7 @@
 
 mod inside;
 pub(crate) mod profile;
+mod route;
 mod setting;
 mod socket;
 mod undo;
@@ -14,6 +15,8 @@ use taut_sys::Errno;
 use taut_sys::netns::NetnsError;
 
 use self::inside::Inside;
+use self::route::undo_route;
+pub(crate) use self::route::{Made as RouteMade, Space};
 pub use self::setting::maxima;
 use self::setting::{read, write};
 use self::socket::{Holders, bytes, is_fixed, set};
@@ -23,6 +26,7 @@ pub use self::unowned::Unowned;
 pub(crate) use self::unowned::most;
 use crate::demand::Direction;
 use crate::journal::{Entry, Journal, Thing, Value};
+use crate::route::{Name, Obstacle};
 
 /// A socket, and who has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +87,44 @@ pub enum ActuateError {
         /// What.
         error: io::Error,
     },
+    /// Of all routes.
+    #[error("routes of namespace {netns}: {error}")]
+    Routes {
+        /// Where.
+        netns: String,
+        /// What.
+        error: Errno,
+    },
+    /// The route's.
+    #[error("route {route}: {error}{}", hint_of_route(*error))]
+    Route {
+        /// Which.
+        route: Name,
+        /// What.
+        error: Errno,
+    },
+    /// It is not replaced.
+    #[error("route {route}: {obstacle}")]
+    Left {
+        /// Which.
+        route: Name,
+        /// Why.
+        obstacle: Obstacle,
+    },
+    /// The kernel took it, and changed nothing, or something else.
+    #[error("route {route}: the kernel has not made it what it was told to")]
+    NotTaken {
+        /// Which.
+        route: Name,
+    },
+    /// Its namespace is not found, and may be there.
+    #[error(
+        "not all namespaces could be looked into, and the one with cookie {cookie} may be among them"
+    )]
+    Elsewhere {
+        /// Which.
+        cookie: u64,
+    },
     /// The namespace's.
     #[error(transparent)]
     Namespace(#[from] NetnsError),
@@ -109,6 +151,17 @@ fn hint(error: Errno) -> &'static str {
         Errno::NOPROTOOPT => " (Linux 5.14 can)",
         Errno::NOSYS => " (Linux 5.6 can)",
         Errno::MFILE => " (it has more descriptors than are looked through)",
+        _ => "",
+    }
+}
+
+fn hint_of_route(error: Errno) -> &'static str {
+    match error {
+        Errno::PERM => " (run this as root: CAP_NET_ADMIN)",
+        Errno::NETDOWN | Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::INVAL | Errno::NODEV => {
+            " (what it leads to is down, or not to be reached: the kernel takes no such route, and it stays as it is)"
+        }
+        Errno::BUSY => " (somebody else changes it all the time)",
         _ => "",
     }
 }
@@ -285,7 +338,8 @@ impl Actuators {
         self.begin();
         let entries: Vec<Entry> = self.journal.entries().cloned().collect();
         let is_setting = |entry: &Entry| {
-            entry.thing.setting().is_some() || matches!(entry.thing, Thing::Setting(..))
+            entry.thing.setting().is_some()
+                || matches!(entry.thing, Thing::Setting(..) | Thing::Route { .. })
         };
         // A machine may have thousands of namespaces: they are looked through once, and only if it is for something.
         let needed = |entry: &Entry| is_setting(entry) || unowned::is_unowned(entry);
@@ -301,6 +355,9 @@ impl Actuators {
                 }
                 (Thing::Setting(netns, setting), _, Some(spaces)) => {
                     profile::undo(spaces, *netns, *setting, &entry)
+                }
+                (Thing::Route { netns, name }, _, Some(spaces)) => {
+                    undo_route(spaces, *netns, name, &entry)
                 }
                 (_, Some((netns, name)), Some(spaces)) => undo_setting(spaces, netns, name, &entry),
                 _ => {

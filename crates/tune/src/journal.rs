@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use taut_sys::Errno;
 
 use crate::profile::Setting;
+use crate::route::{Metrics, Name};
 
 /// Where it is, if nothing else is said.
 pub const PATH: &str = "/run/taut/tune.journal";
@@ -41,6 +42,13 @@ pub enum Thing {
     ReceiveBuffer(u64),
     /// A setting of a profile: the namespace's cookie, and which.
     Setting(u64, Setting),
+    /// The two metrics of a route that say with how much connections over it begin, and nothing else of it.
+    Route {
+        /// The namespace's cookie.
+        netns: u64,
+        /// Which of its main table.
+        name: Name,
+    },
 }
 
 /// As it was, and as it was made.
@@ -70,6 +78,8 @@ pub enum Value {
         /// The other.
         other: String,
     },
+    /// Of a route; those that are missing were not there, or are not made.
+    Route(Metrics),
     /// Of a buffer.
     Buffer {
         /// Bytes with overhead.
@@ -139,7 +149,10 @@ impl Thing {
         match self {
             Self::SendMaximum(netns) => Some((*netns, "net/ipv4/tcp_wmem")),
             Self::ReceiveMaximum(netns) => Some((*netns, "net/ipv4/tcp_rmem")),
-            Self::SendBuffer(_) | Self::ReceiveBuffer(_) | Self::Setting(..) => None,
+            Self::SendBuffer(_)
+            | Self::ReceiveBuffer(_)
+            | Self::Setting(..)
+            | Self::Route { .. } => None,
         }
     }
 }

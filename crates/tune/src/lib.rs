@@ -16,6 +16,8 @@ pub mod pace;
 pub mod plan;
 pub mod pressure;
 pub mod profile;
+pub mod route;
+pub mod routes;
 pub mod settle;
 pub mod tuner;
 mod watch;

@@ -6,6 +6,7 @@
 use crate::actuate::most;
 use crate::demand::{Cap, Demand, Direction};
 use crate::profile::{InterfaceName, Setting};
+use crate::route::{Metrics, Name};
 
 /// What the kernel may give a buffer, if it gives less as it comes, in bytes with overhead: so many times the widest window of most paths. (With 24 MB
 /// 7.6 MB were on their way: its own account of a segment is three times what it carries.)
@@ -93,6 +94,15 @@ pub enum Change {
         /// What it is to be.
         to: i64,
     },
+    /// With how much connections over a route begin.
+    Route {
+        /// Which.
+        name: Name,
+        /// What its metrics are.
+        from: Metrics,
+        /// What they are to be.
+        to: Metrics,
+    },
 }
 
 // === impl Change ===
@@ -107,7 +117,7 @@ impl Change {
             Self::Shrink { .. } => false,
             Self::Restore { .. } => true,
             Self::Maximum { from, to, .. } | Self::Start { from, to } => to > from,
-            Self::Setting { .. } => false,
+            Self::Setting { .. } | Self::Route { .. } => false,
         }
     }
 }

@@ -20,13 +20,14 @@ use crate::demand::{Because, Cap, Demand, Direction, demand};
 use crate::plan::{Change, free, maximum, without_owner};
 use crate::pressure::Memory;
 use crate::profile::Profile;
+use crate::routes::Routes;
 use crate::watch::Watch;
 use crate::words;
 
 /// Looks after which what would still be changed is said, or tried, again.
-const AGAIN: u64 = 60;
+pub(crate) const AGAIN: u64 = 60;
 /// The most that is remembered of that; beyond it nothing is said or tried.
-const REMEMBERED: usize = 100_000;
+pub(crate) const REMEMBERED: usize = 100_000;
 /// Whole looks in which a connection was not there before it is taken to have ended: a list may miss one.
 const ENDED: u32 = 5;
 
@@ -52,6 +53,8 @@ pub struct Tuner {
     actuators: Option<Actuators>,
     /// Nothing: none.
     budget: Option<Budget>,
+    /// Nothing: none is to be changed.
+    routes: Option<Routes>,
     /// With one: what send buffers of a namespace may have before they are looked at, as it was set; nothing: somebody else sets it.
     starts: HashMap<NetnsId, Option<u64>>,
     /// Namespaces whose maxima were looked at. Once: what somebody sets after that is his.
@@ -130,6 +133,8 @@ pub struct Round {
     pub over: u64,
     /// With a profile: there are more interfaces, or changes, than there is room for, and some are left as they are.
     pub is_short: bool,
+    /// What was asked for of routes, and is in no namespace: said once.
+    pub unmatched: Vec<String>,
     /// What the look came to.
     pub looked: Looked,
 }
@@ -195,6 +200,7 @@ impl Tuner {
             cap: Cap::default(),
             actuators,
             budget: None,
+            routes: None,
             starts: HashMap::new(),
             known: HashSet::new(),
             profile: None,
@@ -230,6 +236,15 @@ impl Tuner {
         }
     }
 
+    /// One that also sets with how much connections over these routes begin.
+    #[must_use]
+    pub fn with_routes(self, routes: Routes) -> Self {
+        Self {
+            routes: Some(routes),
+            ..self
+        }
+    }
+
     /// Looks, and says or does what is to be done now. `ends`: whether it is to stop before it is through.
     ///
     /// # Errors
@@ -244,6 +259,12 @@ impl Tuner {
             ..Round::default()
         };
         self.settings(&mut round, &ends);
+        if let Some(routes) = &mut self.routes {
+            let namespaces = self.observer.namespaces();
+            let told = routes.look(self.look, namespaces, self.actuators.as_mut());
+            round.told.extend(told);
+            round.unmatched = routes.unmatched();
+        }
         let limit = self.look.saturating_sub(AGAIN);
         self.tried.retain(|_, look| *look > limit);
         let planned = match self.budget.take() {
@@ -487,7 +508,8 @@ impl Tuner {
                 Change::Maximum { .. }
                 | Change::Start { .. }
                 | Change::Widen { .. }
-                | Change::Setting { .. },
+                | Change::Setting { .. }
+                | Change::Route { .. },
                 _,
             ) => Outcome::NoOwner,
             (
@@ -628,7 +650,12 @@ fn resting(connection: &taut_sys::sock_diag::Connection, direction: Direction) -
     })
 }
 
-fn tell(change: &Change, connection: Option<Connection>, netns: String, outcome: Outcome) -> Told {
+pub(crate) fn tell(
+    change: &Change,
+    connection: Option<Connection>,
+    netns: String,
+    outcome: Outcome,
+) -> Told {
     Told {
         connection,
         netns,

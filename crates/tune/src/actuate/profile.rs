@@ -485,7 +485,7 @@ fn parts(value: &Value) -> Option<(i64, Option<&str>)> {
     match value {
         Value::Text(text) => Some((text.trim().parse().ok()?, None)),
         Value::Beside { text, other } => Some((text.trim().parse().ok()?, Some(other))),
-        Value::Buffer { .. } => None,
+        Value::Buffer { .. } | Value::Route(_) => None,
     }
 }
 

@@ -134,7 +134,7 @@ pub(super) fn is_as_made(entry: &Entry, now: u32, is_fixed_now: bool) -> bool {
         Value::Buffer {
             bytes, is_fixed, ..
         } => *is_fixed == is_fixed_now && (!is_fixed || *bytes == now),
-        Value::Text(_) | Value::Beside { .. } => false,
+        Value::Text(_) | Value::Beside { .. } | Value::Route(_) => false,
     };
     is(&entry.after) || entry.earlier.as_ref().is_some_and(is)
 }

@@ -157,7 +157,7 @@ impl Actuators {
         self.load()?;
         let bytes = |value: &Value| match value {
             Value::Buffer { bytes, .. } => *bytes,
-            Value::Text(_) | Value::Beside { .. } => 0,
+            Value::Text(_) | Value::Beside { .. } | Value::Route(_) => 0,
         };
         let wish = |entry: &Entry| -> Option<Wish> {
             let (cookie, direction) = match entry.thing {
