@@ -32,6 +32,8 @@ use crate::observe::{Missing, Which};
 const WINDOWS: RangeInclusive<u64> = (64 << 10)..=(1 << 30);
 /// Connections that are looked at, if nothing else is said: 4 kB each.
 const CONNECTIONS: usize = 100_000;
+/// Between looks, if nothing else is said.
+const INTERVAL: Duration = Duration::from_secs(1);
 /// How soon an end is heard of.
 const NAP: Duration = Duration::from_millis(50);
 /// Changes that wait for a reader of the output; more are not told.
@@ -102,10 +104,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PREFIX")]
     route: Vec<String>,
 
-    /// Between looks, at least: while nothing is to be changed they take a hundredth of a core at most, unless that would be
-    /// more than 5s, or 10s while no segment comes
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::top::interval)]
-    interval: Duration,
+    /// Between looks [default: 1s; while nothing is to be changed as much as makes them take a hundredth of a core, up to 5s, and
+    /// 10s while no segment comes]
+    #[arg(long, value_name = "TIME", value_parser = crate::top::interval)]
+    interval: Option<Duration>,
 
     /// End after this time
     #[arg(long = "for", value_name = "TIME", value_parser = crate::top::interval)]
@@ -227,9 +229,12 @@ fn rounds(
                 std::thread::sleep(NAP.min(until.saturating_duration_since(Instant::now())));
             }
         };
-        nap(look + pace(args.interval, used, is_at_rest));
+        // Who has said how often has said so.
+        let is_at_rest = is_at_rest && args.interval.is_none();
+        let interval = args.interval.unwrap_or(INTERVAL);
+        nap(look + pace(interval, used, is_at_rest));
         while is_at_rest && !ends() && !is_over() && look.elapsed() < QUIET && tuner.is_quiet() {
-            nap(Instant::now() + args.interval);
+            nap(Instant::now() + interval);
         }
         if is_over() {
             break;

@@ -295,8 +295,10 @@ impl Tuner {
 
     /// Nothing has happened since the last round that another would do something about, as far as that can be told without looking.
     pub fn is_quiet(&self) -> bool {
+        // Interfaces and routes come and go without a segment.
+        let is_watched = self.profile.is_some() || self.routes.is_some();
         let has_room = || self.relieved.is_empty() && !self.is_short();
-        !self.observer.has_stirred() && (self.budget.is_some() || has_room())
+        !is_watched && !self.observer.has_stirred() && (self.budget.is_some() || has_room())
     }
 
     /// Of namespaces that were not there before.
