@@ -112,6 +112,27 @@ impl Borrowed {
         sockopt::set_socket_recv_buffer_size_force(self.fd()?, bytes as usize / 2)
     }
 
+    /// The widest window that it offers, in bytes of payload.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn window_clamp(&self) -> Result<u32, Errno> {
+        let mut value: libc::c_int = 0;
+        let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: the kernel writes no more bytes than `value` has, which lives until the call returns, as `len` does.
+        let done = unsafe {
+            libc::getsockopt(
+                self.fd()?.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_WINDOW_CLAMP,
+                (&raw mut value).cast(),
+                &raw mut len,
+            )
+        };
+        outcome(done)?;
+        Ok(u32::try_from(value).unwrap_or(u32::MAX))
+    }
+
     /// Sets the widest window that it offers, in bytes of payload (`TCP_WINDOW_CLAMP`). The kernel widens it only together with a buffer
     /// that it sizes.
     ///

@@ -36,6 +36,8 @@ fn claim(number: u64) -> Claim {
         demand: Demand {
             has: 128 << 10,
             queued: wants / 8,
+            promised: 0,
+            segment: 0,
             wants,
             most: wants,
             is_fixed: Some(true),

@@ -12,6 +12,7 @@ use std::io;
 
 use taut_observe::namespaces::Namespace;
 use taut_sys::Errno;
+use taut_sys::borrow::Borrowed;
 use taut_sys::netns::NetnsError;
 
 use self::inside::Inside;
@@ -220,19 +221,13 @@ impl Actuators {
         };
         let buffers = borrowed.buffers().map_err(failed)?;
         let from = bytes(&buffers, direction);
-        let owner = (socket.pid, socket.inode);
-        let of = |bytes, is_fixed| Value::Buffer {
-            bytes,
-            is_fixed,
-            owner,
-        };
         let to = to.max(from);
-        let before = of(from, is_fixed(&buffers, direction));
-        self.note(buffer(socket.cookie, direction), before, of(to, false))?;
+        let was_fixed = is_fixed(&buffers, direction);
+        self.note_buffer(socket, direction, (from, was_fixed), (to, false))?;
         set(&borrowed, &buffers, direction, to, false).map_err(failed)?;
         // The window was bounded by the buffer that it began with, and is until the kernel makes that larger.
         if direction == Direction::Receive && to > from {
-            borrowed.set_window_clamp(to).map_err(failed)?;
+            widen(&borrowed, to).map_err(failed)?;
         }
         let now = borrowed.buffers().map_err(failed)?;
         Ok(Made::Set {
@@ -241,7 +236,7 @@ impl Actuators {
         })
     }
 
-    /// This buffer is to be so large, with overhead, and the kernel sizes it no more; a receive buffer is not made smaller than what is in it.
+    /// This buffer is to be so large, with overhead, and the kernel sizes it no more.
     ///
     /// # Errors
     /// [`ActuateError`].
@@ -260,26 +255,11 @@ impl Actuators {
         };
         let buffers = borrowed.buffers().map_err(failed)?;
         let (from, was_fixed) = (bytes(&buffers, direction), is_fixed(&buffers, direction));
-        let owner = (socket.pid, socket.inode);
-        let of = |bytes, is_fixed| Value::Buffer {
-            bytes,
-            is_fixed,
-            owner,
-        };
-        let thing = buffer(socket.cookie, direction);
-        let is_anew = self
-            .journal
-            .entry(&thing)
-            .is_some_and(|entry| !undo::is_as_made(entry, from, was_fixed));
-        if is_anew {
-            // Its application has set it since: that is what it goes back to.
-            self.journal.undone(&thing).map_err(ActuateError::Journal)?;
-        }
-        self.note(thing, of(from, was_fixed), of(to, true))?;
+        self.note_buffer(socket, direction, (from, was_fixed), (to, true))?;
         set(&borrowed, &buffers, direction, to, true).map_err(failed)?;
         // Without a size of the kernel's own, the window is bounded by the buffer that it began with.
         if direction == Direction::Receive && to > from {
-            borrowed.set_window_clamp(to).map_err(failed)?;
+            widen(&borrowed, to).map_err(failed)?;
         }
         Ok(Made::Set { from, to })
     }
@@ -308,12 +288,38 @@ impl Actuators {
         write(namespace, name, &after)
     }
 
+    /// A buffer, and whether it is fixed: as it is, and as it is to be.
+    fn note_buffer(
+        &mut self,
+        socket: &Socket,
+        direction: Direction,
+        (from, was_fixed): (u32, bool),
+        (to, fixed): (u32, bool),
+    ) -> Result<(), ActuateError> {
+        let thing = buffer(socket.cookie, direction);
+        let is_anew = self
+            .journal
+            .entry(&thing)
+            .is_some_and(|entry| !undo::is_as_made(entry, from, was_fixed));
+        if is_anew {
+            // Its application has set it since: that is what it goes back to.
+            self.journal.undone(&thing).map_err(ActuateError::Journal)?;
+        }
+        let of = |bytes, is_fixed| Value::Buffer {
+            bytes,
+            is_fixed,
+            owner: (socket.pid, socket.inode),
+        };
+        self.note(thing, of(from, was_fixed), of(to, fixed))
+    }
+
     fn note(&mut self, thing: Thing, before: Value, after: Value) -> Result<(), ActuateError> {
         let entry = Entry {
             thing,
             before,
             after,
             earlier: None,
+            largest: 0,
         };
         self.journal.note(entry).map_err(ActuateError::Journal)
     }
@@ -328,7 +334,10 @@ impl Actuators {
             return Ok(Undo::Restored);
         };
         let undo = undo_buffer(&mut self.holders, cookie, direction, &entry)?;
-        self.journal.undone(&thing).map_err(ActuateError::Journal)?;
+        // One that nobody has may be there: at the end it is looked for in the kernel.
+        if undo != Undo::Gone {
+            self.journal.undone(&thing).map_err(ActuateError::Journal)?;
+        }
         Ok(undo)
     }
 
@@ -342,8 +351,7 @@ impl Actuators {
                 || matches!(entry.thing, Thing::Setting(..) | Thing::Route { .. })
         };
         // A machine may have thousands of namespaces: they are looked through once, and only if it is for something.
-        let needed = |entry: &Entry| is_setting(entry) || unowned::is_unowned(entry);
-        let spaces = entries.iter().any(needed).then(Spaces::now);
+        let spaces = entries.iter().any(is_setting).then(Spaces::now);
         let mut left = Vec::new();
         for entry in entries {
             let undo = match (&entry.thing, entry.thing.setting(), &spaces) {
@@ -366,15 +374,15 @@ impl Actuators {
                     continue;
                 }
             };
-            if unowned::is_unowned(&entry) && matches!(undo, Ok(Undo::Gone)) {
-                // Still nobody has it.
+            if entry.thing.is_buffer() && matches!(undo, Ok(Undo::Gone)) {
+                // Nobody has it, which is not to say that it is not there.
                 left.push(entry);
                 continue;
             }
             self.count(undo, &entry, &mut undone);
         }
-        if let Some(spaces) = &spaces {
-            for (entry, undo) in left.iter().zip(self.undo_unowned(spaces, &left)) {
+        if !left.is_empty() {
+            for (entry, undo) in left.iter().zip(self.undo_unowned(&left)) {
                 self.count(undo, entry, &mut undone);
             }
         }
@@ -412,6 +420,14 @@ impl Actuators {
         if let Err(error) = self.journal.close() {
             tracing::warn!(%error, "the journal's file stays");
         }
+    }
+}
+
+/// The widest window is so many bytes at least. It is never made narrower: the kernel widens it only with a buffer that becomes larger than it ever was.
+fn widen(borrowed: &Borrowed, to: u32) -> Result<(), Errno> {
+    match borrowed.window_clamp()? < to {
+        true => borrowed.set_window_clamp(to),
+        false => Ok(()),
     }
 }
 

@@ -19,6 +19,8 @@ const KEPT: u64 = 8;
 const BEYOND: u64 = 66 << 10;
 /// What a buffer needs to let anything through, however many there are (and [`BEYOND`] that, of a send buffer).
 const FLOOR: u64 = 16 << 10;
+/// Or so many segments: with less the window would close before a segment fits, and each would wait for a timer.
+const SEGMENTS: u64 = 3;
 /// A buffer through which nothing goes, and which is larger, is made so small: it is one that few notice when they begin anew.
 const REST: u64 = 128 << 10;
 /// What is left is divided among so many that may begin before the next look, at least,
@@ -69,7 +71,7 @@ pub struct Shared {
     pub changes: Vec<Change>,
     /// What all may come to hold.
     pub granted: u64,
-    /// By how much what cannot be taken away is more than the budget.
+    /// By how much what cannot be taken away is more than the budget, or than a part of it.
     pub over: u64,
 }
 
@@ -79,9 +81,9 @@ struct Pools<K> {
     known: HashMap<K, usize>,
 }
 
-/// So small a buffer through which nothing goes is made, if it is larger; not smaller than what is in it.
+/// So small a buffer through which nothing goes is made, if it is larger; not smaller than what is in it, nor than what the peer may send at once.
 pub(crate) fn rest(demand: &Demand) -> u64 {
-    REST.max(demand.queued)
+    REST.max(demand.promised).max(SEGMENTS * demand.segment)
 }
 
 // === impl Claim ===
@@ -93,6 +95,15 @@ impl Claim {
 
     pub(crate) fn rests(&self) -> bool {
         self.demand.because == Because::Idle
+    }
+
+    /// The least that lets anything through.
+    fn floor(&self) -> u64 {
+        match self.direction {
+            // One segment is taken whatever its size.
+            Direction::Send => FLOOR,
+            Direction::Receive => FLOOR.max(SEGMENTS * self.demand.segment),
+        }
     }
 
     /// What it may hold beyond the size of its buffer.
@@ -116,7 +127,7 @@ impl Claim {
         if self.is_left_alone {
             return exactly(queued.max(has));
         }
-        let floor = FLOOR + self.beyond();
+        let floor = self.floor() + self.beyond();
         let least = match self.direction {
             // A sender whose buffer is made smaller than what is in it waits until it has gone.
             Direction::Send => floor,
@@ -134,12 +145,9 @@ impl Claim {
     fn change(&self, grant: u64) -> Option<Change> {
         let Demand { has, is_fixed, .. } = self.demand;
         let to = match self.rests() {
-            true if has > REST => match self.direction {
-                Direction::Send => REST,
-                Direction::Receive => rest(&self.demand),
-            },
+            true if has > rest(&self.demand) => rest(&self.demand),
             true => return None,
-            false => grant.saturating_sub(self.beyond()).max(FLOOR),
+            false => grant.saturating_sub(self.beyond()).max(self.floor()),
         };
         // The kernel doubles what it is told, in 31 bits.
         let to = to.min(u64::from(u32::MAX / 4)) & !1;
@@ -151,6 +159,19 @@ impl Claim {
             to,
         })
     }
+}
+
+/// By how much grants are more than the bounds of their pools, together.
+fn over_pools(wants: &[Want], bounds: &[u64], grants: &[u64]) -> u64 {
+    let mut held = vec![0u64; bounds.len()];
+    for (want, grant) in wants.iter().zip(grants) {
+        for pool in want.pools.into_iter().flatten() {
+            held[pool] = held[pool].saturating_add(*grant);
+        }
+    }
+    let over = held.iter().zip(bounds);
+    over.map(|(held, bound)| held.saturating_sub(*bound))
+        .fold(0, u64::saturating_add)
 }
 
 // === impl Pools ===
@@ -213,9 +234,10 @@ impl Budget {
             };
         }
         let now = allocate(&wants, &bounds, self.usable());
+        let over = over_pools(&wants, &bounds, &now.grants);
         let mut shared = Shared {
             granted: now.granted,
-            over: now.over,
+            over: now.over.max(over),
             ..Shared::default()
         };
         let mut grants = HashMap::with_capacity(claims.len());
@@ -277,6 +299,8 @@ mod tests {
             demand: Demand {
                 has: 64 << 10,
                 queued: 0,
+                promised: 0,
+                segment: 0,
                 wants: most,
                 most,
                 is_fixed: Some(false),
@@ -324,9 +348,39 @@ mod tests {
         let shared = budget.share(&[giant, small]);
         assert_eq!(set(&shared), [(1, REST)]);
         assert_eq!(shared.granted, 1 << 20);
-        // What has come and was not read stays.
+        // What has come and was not read stays, and what may come at once has room.
         giant.direction = Direction::Receive;
-        assert_eq!(set(&budget.share(&[giant])), [(1, 1 << 20)]);
+        giant.demand.promised = 3 << 20;
+        assert_eq!(set(&budget.share(&[giant])), [(1, 3 << 20)]);
+    }
+
+    #[test]
+    fn large_segments_have_room() {
+        let mut budget = Budget::new(BOUNDS);
+        let mut of = claim(1, Direction::Receive, 8 << 10);
+        of.demand.segment = 98_000;
+        assert_eq!(set(&budget.share(&[of])), [(1, 294_000)]);
+        of.demand.segment = 2172;
+        assert_eq!(set(&budget.share(&[of])), [(1, FLOOR)]);
+        // At rest, too.
+        let mut rests = claim(2, Direction::Receive, 0);
+        (rests.demand.has, rests.demand.segment) = (1 << 20, 98_000);
+        assert_eq!(set(&budget.share(&[rests])), [(2, 294_000)]);
+    }
+
+    #[test]
+    fn a_part_that_is_passed_is_said() {
+        let bounds = Bounds {
+            per_destination: Some(1 << 20),
+            ..BOUNDS
+        };
+        let mut budget = Budget::new(bounds);
+        let claims: Vec<Claim> = (0..20)
+            .map(|cookie| claim(cookie, Direction::Send, 1 << 20))
+            .collect();
+        assert_eq!(budget.share(&claims[..10]).over, 0);
+        let over = 20 * (FLOOR + BEYOND) - (1 << 20);
+        assert_eq!(budget.share(&claims).over, over);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use taut_observe::window::Window;
+use taut_sys::sock_diag::Memory;
 use taut_sys::tcp_info::TcpInfo;
 
 /// Payload on its way, beyond which the thesis gives no buffer (5.4.1), in bytes.
@@ -41,6 +42,10 @@ pub struct Demand {
     pub has: u64,
     /// What is in it.
     pub queued: u64,
+    /// In a smaller one there would be no room for what the peer has been promised room for, or already has sent.
+    pub promised: u64,
+    /// What a segment takes, of the largest that the path lets through.
+    pub segment: u64,
     /// The buffer that it wants; zero: none beyond what is queued.
     pub wants: u64,
     /// The largest buffer that is of any use to it: more than it wants while it grows, or is held.
@@ -133,6 +138,8 @@ fn sending(window: &Window<'_>, cap: Cap) -> Option<Demand> {
     Some(Demand {
         has: memory.sndbuf.into(),
         queued: memory.wmem_queued.into(),
+        promised: promised(Direction::Send, &memory, info),
+        segment: segment(info),
         wants: wants(because, overhead, cap),
         most: most(because, overhead, cap),
         is_fixed: connection.inside.map(|inside| inside.sndbuf_locked),
@@ -167,6 +174,8 @@ fn receiving(window: &Window<'_>, cap: Cap) -> Option<Demand> {
     Some(Demand {
         has: memory.rcvbuf.into(),
         queued: memory.rmem_alloc.into(),
+        promised: promised(Direction::Receive, &memory, info),
+        segment: segment(info),
         wants: wants(because, overhead, cap),
         most: most(because, overhead, cap),
         is_fixed: connection.inside.map(|inside| inside.rcvbuf_locked),
@@ -204,6 +213,23 @@ fn most(because: Because, overhead: f64, cap: Cap) -> u64 {
     }
 }
 
+/// What is queued, and at a receiver the window that it has offered, which is not taken back.
+pub(crate) fn promised(direction: Direction, memory: &Memory, info: &TcpInfo) -> u64 {
+    match direction {
+        Direction::Send => memory.wmem_queued.into(),
+        Direction::Receive => {
+            let offered = f64::from(info.rcv_wnd.unwrap_or_default());
+            u64::from(memory.rmem_alloc) + (offered * OVERHEAD) as u64
+        }
+    }
+}
+
+/// Of the largest that comes or goes, in bytes with overhead.
+pub(crate) fn segment(info: &TcpInfo) -> u64 {
+    let largest = info.advmss.max(info.rcv_mss).max(info.snd_mss);
+    (f64::from(largest) * OVERHEAD) as u64
+}
+
 /// What a byte of payload takes, of a queue that holds so much with and without its overhead.
 fn overhead(taken: u32, payload: u32) -> f64 {
     let (least, most) = OVERHEAD_BOUNDS;
@@ -216,7 +242,7 @@ fn overhead(taken: u32, payload: u32) -> f64 {
 #[cfg(test)]
 mod tests {
     use taut_observe::window::Sample;
-    use taut_sys::sock_diag::{Connection, Inside, Memory, State};
+    use taut_sys::sock_diag::{Connection, Inside, State};
 
     use super::*;
 
@@ -337,6 +363,18 @@ mod tests {
             (Because::Idle, 0, 5000)
         );
         assert_eq!(of(&looks, Direction::Send).because, Because::Idle);
+    }
+
+    #[test]
+    fn what_the_peer_may_send_is_promised_to_it() {
+        let looks = looks(|_, connection, info| {
+            (info.rcv_wnd, info.advmss) = (Some(1_000_000), 1448);
+            let memory = connection.memory.as_mut().unwrap();
+            (memory.rmem_alloc, memory.wmem_queued) = (5000, 7000);
+        });
+        let receives = of(&looks, Direction::Receive);
+        assert_eq!((receives.promised, receives.segment), (1_505_000, 2172));
+        assert_eq!(of(&looks, Direction::Send).promised, 7000);
     }
 
     #[test]

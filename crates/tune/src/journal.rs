@@ -19,8 +19,10 @@ use crate::route::{Metrics, Name};
 
 /// Where it is, if nothing else is said.
 pub const PATH: &str = "/run/taut/tune.journal";
-/// A longer one is not read: this program writes none.
-const LONGEST: u64 = 64 << 20;
+/// Things that may be changed at one time; more are left as they are.
+const THINGS: usize = 1_000_000;
+/// A longer one is not read: this program writes none, as it leaves three lines of 300 bytes for each thing, at most.
+const LONGEST: u64 = 1 << 30;
 /// Lines that say nothing any more are left in it up to so many, and as many again as say something.
 const IDLE_LINES: usize = 1000;
 /// Of what is written in it.
@@ -63,6 +65,9 @@ pub struct Entry {
     /// What it was made before that, and is, if its writer ended before it was made the last.
     #[serde(default)]
     pub earlier: Option<Value>,
+    /// Of a buffer: the most bytes that it was ever made.
+    #[serde(default)]
+    pub largest: u32,
 }
 
 /// A value of a [`Thing`].
@@ -144,6 +149,11 @@ pub enum JournalError {
 // === impl Thing ===
 
 impl Thing {
+    /// Whether it is a socket's.
+    pub fn is_buffer(&self) -> bool {
+        matches!(self, Self::SendBuffer(_) | Self::ReceiveBuffer(_))
+    }
+
     /// The cookie of the namespace and the name of the setting, if it is a maximum.
     pub fn setting(&self) -> Option<(u64, &'static str)> {
         match self {
@@ -153,6 +163,18 @@ impl Thing {
             | Self::ReceiveBuffer(_)
             | Self::Setting(..)
             | Self::Route { .. } => None,
+        }
+    }
+}
+
+// === impl Value ===
+
+impl Value {
+    /// Of a buffer; of another thing none.
+    fn bytes(&self) -> u32 {
+        match self {
+            Self::Buffer { bytes, .. } => *bytes,
+            Self::Text(_) | Self::Beside { .. } | Self::Route(_) => 0,
         }
     }
 }
@@ -258,8 +280,13 @@ impl Journal {
     /// What was there first stays.
     fn take(&mut self, entry: Entry) {
         match self.entries.get_mut(&entry.thing) {
-            Some(first) => first.earlier = Some(std::mem::replace(&mut first.after, entry.after)),
+            Some(first) => {
+                first.largest = first.largest.max(entry.after.bytes());
+                first.earlier = Some(std::mem::replace(&mut first.after, entry.after));
+            }
             None => {
+                let largest = entry.largest.max(entry.after.bytes());
+                let entry = Entry { largest, ..entry };
                 self.entries.insert(entry.thing.clone(), entry);
             }
         }
@@ -270,6 +297,11 @@ impl Journal {
     /// # Errors
     /// It cannot be written, and nothing is to be changed.
     pub fn note(&mut self, entry: Entry) -> io::Result<()> {
+        if self.entries.len() >= THINGS && !self.entries.contains_key(&entry.thing) {
+            return Err(io::Error::other(format!(
+                "{THINGS} things are in it, and no more may be"
+            )));
+        }
         self.write(&Line::Changes(entry.clone()))?;
         self.take(entry);
         self.compact_if_long()
@@ -396,6 +428,22 @@ pub(crate) fn is_ours(path: &Path, file: &File) -> io::Result<bool> {
 }
 
 #[cfg(test)]
+impl Journal {
+    /// The same, also while a program that another test just starts has all files of this process.
+    pub(crate) fn free(path: &Path) -> Result<Self, JournalError> {
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        loop {
+            match Self::open(path) {
+                Err(JournalError::Held(_)) if std::time::Instant::now() < until => {
+                    std::thread::yield_now();
+                }
+                other => return other,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -406,6 +454,7 @@ mod tests {
             before: text(before),
             after: text(after),
             earlier: None,
+            largest: 0,
         }
     }
 
@@ -413,7 +462,7 @@ mod tests {
     fn what_was_there_first_is_what_is_undone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/journal");
-        let mut journal = Journal::open(&path).unwrap();
+        let mut journal = Journal::free(&path).unwrap();
         journal
             .note(entry(Thing::SendMaximum(1), "1", "2"))
             .unwrap();
@@ -426,7 +475,7 @@ mod tests {
         journal.undone(&Thing::ReceiveMaximum(1)).unwrap();
         // As by kill -9.
         drop(journal);
-        let journal = Journal::open(&path).unwrap();
+        let journal = Journal::free(&path).unwrap();
         let left: Vec<_> = journal.entries().cloned().collect();
         let earlier = Some(Value::Text("2".to_owned()));
         let expected = Entry {
@@ -442,7 +491,7 @@ mod tests {
     fn a_journal_is_gone_when_all_is_undone() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
-        let mut journal = Journal::open(&path).unwrap();
+        let mut journal = Journal::free(&path).unwrap();
         journal
             .note(entry(Thing::SendMaximum(1), "1", "2"))
             .unwrap();
@@ -455,7 +504,7 @@ mod tests {
     fn one_at_a_time_writes_it() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
-        let held = Journal::open(&path).unwrap();
+        let held = Journal::free(&path).unwrap();
         let second = Journal::open(&path).unwrap_err();
         assert!(matches!(second, JournalError::Held(_)), "{second}");
         assert!(
@@ -464,14 +513,14 @@ mod tests {
                 .contains("one `taut tune --apply` at a time")
         );
         drop(held);
-        Journal::open(&path).unwrap();
+        Journal::free(&path).unwrap();
     }
 
     #[test]
     fn a_line_that_was_cut_and_lines_of_others_lose_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
-        let mut journal = Journal::open(&path).unwrap();
+        let mut journal = Journal::free(&path).unwrap();
         journal
             .note(entry(Thing::SendMaximum(1), "1", "2"))
             .unwrap();
@@ -479,12 +528,12 @@ mod tests {
         let whole = fs::read(&path).unwrap();
         for cut in 0..whole.len() {
             fs::write(&path, [&whole[..], b"\xff{}\n", &whole[..cut]].concat()).unwrap();
-            let mut journal = Journal::open(&path).unwrap();
+            let mut journal = Journal::free(&path).unwrap();
             journal
                 .note(entry(Thing::ReceiveMaximum(1), "8", "9"))
                 .unwrap();
             drop(journal);
-            assert_eq!(Journal::open(&path).unwrap().entries().count(), 2, "{cut}");
+            assert_eq!(Journal::free(&path).unwrap().entries().count(), 2, "{cut}");
         }
     }
 
@@ -492,7 +541,7 @@ mod tests {
     fn it_grows_with_what_is_to_be_undone_and_not_with_what_was() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
-        let mut journal = Journal::open(&path).unwrap();
+        let mut journal = Journal::free(&path).unwrap();
         journal
             .note(entry(Thing::SendMaximum(1), "1", "2"))
             .unwrap();
@@ -508,21 +557,21 @@ mod tests {
             .note(entry(Thing::ReceiveMaximum(1), "1", "2"))
             .unwrap();
         drop(journal);
-        assert_eq!(Journal::open(&path).unwrap().entries().count(), 2);
+        assert_eq!(Journal::free(&path).unwrap().entries().count(), 2);
     }
 
     #[test]
     fn a_journal_of_another_boot_says_nothing_any_more() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
-        let mut journal = Journal::open(&path).unwrap();
+        let mut journal = Journal::free(&path).unwrap();
         journal
             .note(entry(Thing::SendMaximum(1), "1", "2"))
             .unwrap();
         drop(journal);
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, text.replace(&boot().unwrap(), "another")).unwrap();
-        assert_eq!(Journal::open(&path).unwrap().entries().count(), 0);
+        assert_eq!(Journal::free(&path).unwrap().entries().count(), 0);
     }
 
     #[test]
@@ -537,7 +586,7 @@ mod tests {
         ] {
             fs::write(&path, text).unwrap();
             assert!(
-                matches!(Journal::open(&path), Err(JournalError::Other(_))),
+                matches!(Journal::free(&path), Err(JournalError::Other(_))),
                 "{text}"
             );
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
@@ -549,15 +598,15 @@ mod tests {
         use std::os::unix::fs::PermissionsExt as _;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
-        drop(Journal::open(&path).unwrap());
+        drop(Journal::free(&path).unwrap());
         for (of, open, closed) in [(&*path, 0o622, 0o600), (dir.path(), 0o777, 0o700)] {
             fs::set_permissions(of, fs::Permissions::from_mode(open)).unwrap();
             assert!(
-                matches!(Journal::open(&path), Err(JournalError::Untrusted(_))),
+                matches!(Journal::free(&path), Err(JournalError::Untrusted(_))),
                 "{of:?}"
             );
             fs::set_permissions(of, fs::Permissions::from_mode(closed)).unwrap();
-            Journal::open(&path).unwrap();
+            Journal::free(&path).unwrap();
         }
     }
 
@@ -566,6 +615,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         std::os::unix::fs::symlink("/dev/null", &path).unwrap();
-        assert!(matches!(Journal::open(&path), Err(JournalError::Io { .. })));
+        assert!(matches!(Journal::free(&path), Err(JournalError::Io { .. })));
     }
 }

@@ -181,6 +181,8 @@ mod tests {
         let fixed = Demand {
             has: 128 << 10,
             queued: 0,
+            promised: 0,
+            segment: 0,
             wants: 1 << 20,
             most: 1 << 20,
             is_fixed: Some(true),

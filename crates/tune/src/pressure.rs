@@ -119,6 +119,8 @@ mod tests {
             demand: Demand {
                 has,
                 queued,
+                promised: queued,
+                segment: 0,
                 wants: 0,
                 most: 0,
                 is_fixed: Some(false),

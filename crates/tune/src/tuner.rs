@@ -16,7 +16,7 @@ use taut_sys::netns::NetnsId;
 
 use crate::actuate::{ActuateError, Actuators, Made, Socket, Undo, Undone, maxima};
 use crate::budget::{Budget, Claim};
-use crate::demand::{Because, Cap, Demand, Direction, demand};
+use crate::demand::{Because, Cap, Demand, Direction, demand, promised, segment};
 use crate::plan::{Change, free, maximum, without_owner};
 use crate::pressure::Memory;
 use crate::profile::Profile;
@@ -65,8 +65,8 @@ pub struct Tuner {
     tried: HashMap<(u64, Direction), u64>,
     /// What TCP has of the machine's memory.
     memory: fn() -> io::Result<Memory>,
-    /// Buffers that were made smaller because that was short.
-    relieved: HashSet<(u64, Direction)>,
+    /// Buffers that were made smaller because that was short, and by how much.
+    relieved: HashMap<(u64, Direction), u64>,
     /// Connections whose buffers were changed, and in how many looks they were missing.
     changed: HashMap<u64, u32>,
     look: u64,
@@ -206,7 +206,7 @@ impl Tuner {
             profile: None,
             tried: HashMap::new(),
             memory: Memory::read,
-            relieved: HashSet::new(),
+            relieved: HashMap::new(),
             changed: HashMap::new(),
             look: 0,
         }
@@ -493,7 +493,10 @@ impl Tuner {
             inode,
         } = planned;
         let outcome = match (&mut self.actuators, &change, &connection.process) {
-            (None, ..) => Outcome::Advised,
+            (None, change, _) => {
+                self.relieve(change);
+                Outcome::Advised
+            }
             (Some(actuators), Change::Restore { cookie, direction }, _) => {
                 match actuators.restore(*cookie, *direction) {
                     Ok(Undo::Restored) => Outcome::Made,
@@ -534,9 +537,7 @@ impl Tuner {
                 match made {
                     Ok(Made::Set { .. }) => {
                         self.changed.insert(connection.cookie, 0);
-                        if matches!(change, Change::Shrink { .. }) {
-                            self.relieved.insert((connection.cookie, *direction));
-                        }
+                        self.relieve(&change);
                         Outcome::Made
                     }
                     Ok(Made::Gone) => Outcome::Gone,
@@ -571,6 +572,9 @@ impl Tuner {
             *missing >= ENDED
         });
         for (cookie, _) in ended {
+            for direction in [Direction::Send, Direction::Receive] {
+                self.relieved.remove(&(cookie, direction));
+            }
             if let Some(actuators) = &mut self.actuators {
                 actuators.forget(cookie);
             }
@@ -628,7 +632,7 @@ fn asked(
 /// What a connection through which nothing goes has in a buffer; `None`: the kernel does not tell.
 fn resting(connection: &taut_sys::sock_diag::Connection, direction: Direction) -> Option<Demand> {
     let memory = connection.memory?;
-    let inside = connection.inside;
+    let (inside, info) = (connection.inside, connection.info.as_ref());
     let (has, queued, is_fixed) = match direction {
         Direction::Send => (
             memory.sndbuf,
@@ -644,6 +648,8 @@ fn resting(connection: &taut_sys::sock_diag::Connection, direction: Direction) -
     Some(Demand {
         has: has.into(),
         queued: queued.into(),
+        promised: info.map_or(queued.into(), |info| promised(direction, &memory, info)),
+        segment: info.map_or(0, segment),
         wants: 0,
         most: 0,
         is_fixed,

@@ -123,7 +123,7 @@ mod tests {
         let namespace = namespaces::named(&name).unwrap();
         for (cookie, is_short) in [(here, true), (u64::MAX, false)] {
             let dir = tempfile::tempdir().unwrap();
-            let journal = Journal::open(&dir.path().join("journal")).unwrap();
+            let journal = Journal::free(&dir.path().join("journal")).unwrap();
             let mut actuators = Actuators::new(journal);
             for index in 0..JOURNALLED {
                 let index = u32::try_from(index).unwrap();
@@ -132,6 +132,7 @@ mod tests {
                     before: Value::Text("1".to_owned()),
                     after: Value::Text("0".to_owned()),
                     earlier: None,
+                    largest: 0,
                 };
                 actuators.journal_mut().note(entry).unwrap();
             }

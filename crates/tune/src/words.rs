@@ -216,6 +216,8 @@ mod tests {
             demand: Demand {
                 has: 131_072,
                 queued: 0,
+                promised: 0,
+                segment: 0,
                 wants: 1 << 20,
                 most: 1 << 20,
                 is_fixed: Some(true),

@@ -27,7 +27,7 @@ pub(super) struct Wish {
     pub(super) cookie: u64,
     /// Which of its buffers.
     pub(super) direction: Direction,
-    /// Bytes with overhead.
+    /// Bytes with overhead; zero: it is only looked for.
     pub(super) to: u32,
     /// Only if it has one of these; none: whatever it has.
     pub(super) expect: Option<[u32; 2]>,
@@ -46,6 +46,8 @@ pub(super) enum Granted {
     NotFixed,
     /// The kernel's.
     Failed(i32),
+    /// It is there, and nothing was to be set.
+    Seen,
 }
 
 // === impl Inside ===
@@ -71,7 +73,8 @@ impl Inside {
         })
     }
 
-    /// What comes of each, in their order; they are looked for in all of these namespaces. No more than [`WISHES`].
+    /// What comes of each, in their order; they are looked for in all of these namespaces. No more than [`WISHES`]. And whether all of these were
+    /// looked through: else what was not seen may be there.
     ///
     /// # Errors
     /// The system's: some may have been set.
@@ -79,14 +82,18 @@ impl Inside {
         &self,
         namespaces: impl IntoIterator<Item = &'a Namespace>,
         wishes: &[Wish],
-    ) -> Result<Vec<Granted>, libbpf_rs::Error> {
+    ) -> Result<(Vec<Granted>, bool), libbpf_rs::Error> {
+        let mut is_whole = true;
         let told = self.tell(wishes).and_then(|()| {
             for namespace in namespaces {
-                // One that is gone has none of them.
                 match namespace.run(|| walk(&self.walk)) {
                     Ok(Some(result)) => result?,
-                    Ok(None) => {}
-                    Err(error) => tracing::debug!(%error, "a namespace cannot be entered"),
+                    // It, or only the process by which it was known, has ended.
+                    Ok(None) => is_whole = false,
+                    Err(error) => {
+                        tracing::debug!(%error, "a namespace cannot be entered");
+                        is_whole = false;
+                    }
                 }
             }
             wishes.iter().map(|wish| self.ask(wish)).collect()
@@ -95,7 +102,7 @@ impl Inside {
             // It may not have come to be there.
             let _ = self.wishes.delete(&key(wish));
         }
-        told
+        Ok((told?, is_whole))
     }
 
     fn tell(&self, wishes: &[Wish]) -> Result<(), libbpf_rs::Error> {
@@ -129,6 +136,7 @@ impl Inside {
             2 => Granted::Others { has: figure(3) },
             3 => Granted::NotFixed,
             4 => Granted::Failed(figure(5).cast_signed()),
+            5 => Granted::Seen,
             _ => Granted::NotSeen,
         })
     }

@@ -292,6 +292,7 @@ fn make(
         before: value(from, other.as_deref()),
         after: value(to, other.as_deref()),
         earlier: None,
+        largest: 0,
     };
     journal.note(entry).map_err(Failed::Journal)?;
     let written = open.write(&to.to_string());

@@ -56,6 +56,8 @@ pub(super) fn is_fixed(buffers: &Buffers, direction: Direction) -> bool {
 #[derive(Debug, Default)]
 pub(super) struct Holders {
     processes: HashMap<u32, Process>,
+    /// Who has sockets, by inode: read once a round, when it is first needed.
+    everybody: Option<HashMap<u32, Vec<u32>>>,
     round: u64,
 }
 
@@ -77,6 +79,7 @@ impl Holders {
     pub(super) fn begin(&mut self) {
         let last = self.round;
         self.round += 1;
+        self.everybody = None;
         self.processes.retain(|_, process| process.asked == last);
     }
 
@@ -106,12 +109,13 @@ impl Holders {
 
     /// The socket, of whoever has it now.
     pub(super) fn anybody(&mut self, socket: &Socket) -> Result<Option<Borrowed>, Errno> {
-        let entries =
-            fs::read_dir("/proc").map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
-        let pids = entries.flatten();
-        let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        let everybody = match &self.everybody {
+            Some(everybody) => everybody,
+            None => self.everybody.insert(everybody()?),
+        };
+        let pids = everybody.get(&socket.inode).cloned().unwrap_or_default();
         let mut last = Ok(None);
-        for pid in pids.filter(|pid| *pid != socket.pid) {
+        for pid in pids.into_iter().filter(|pid| *pid != socket.pid) {
             match self.borrow(&Socket { pid, ..*socket }) {
                 Ok(None) => {}
                 Ok(found) => return Ok(found),
@@ -143,6 +147,22 @@ impl Holders {
             Err(error) => Err(*error),
         }
     }
+}
+
+/// All processes that may be looked into, by the inodes of their sockets.
+fn everybody() -> Result<HashMap<u32, Vec<u32>>, Errno> {
+    let entries =
+        fs::read_dir("/proc").map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+    let pids = entries.flatten();
+    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let mut all: HashMap<u32, Vec<u32>> = HashMap::new();
+    for pid in pids {
+        // Of one that may not be looked into nothing was borrowed.
+        for inode in sockets(pid).unwrap_or_default().into_keys() {
+            all.entry(inode).or_default().push(pid);
+        }
+    }
+    Ok(all)
 }
 
 /// The sockets of a process, by inode.

@@ -128,15 +128,16 @@ pub(super) fn undo_setting(
     }
 }
 
-/// Whether a buffer is as it was made, the last time or the one before it; one that the kernel sizes may have any size.
+/// Whether a buffer is as it was made, the last time or the one before it, or on the way there or back: it is set first, which fixes it, and then given back. One
+/// that the kernel sizes may have any size.
 pub(super) fn is_as_made(entry: &Entry, now: u32, is_fixed_now: bool) -> bool {
     let is = |value: &Value| match value {
         Value::Buffer {
             bytes, is_fixed, ..
-        } => *is_fixed == is_fixed_now && (!is_fixed || *bytes == now),
+        } => *bytes == now || !is_fixed && !is_fixed_now,
         Value::Text(_) | Value::Beside { .. } | Value::Route(_) => false,
     };
-    is(&entry.after) || entry.earlier.as_ref().is_some_and(is)
+    is(&entry.after) || is(&entry.before) || entry.earlier.as_ref().is_some_and(is)
 }
 
 pub(super) fn undo_buffer(
@@ -175,9 +176,10 @@ pub(super) fn undo_buffer(
     if !is_as_made(entry, now, is_fixed(&buffers, direction)) {
         return Ok(Undo::Others);
     }
-    // The kernel makes a send buffer as large as it was again, but a receive buffer only when more comes than ever before.
+    // The kernel makes a send buffer as large as it was again, but a receive buffer only when more comes than ever before: which may have come when it was
+    // largest.
     let size = match (was_fixed, direction) {
-        (false, Direction::Receive) => size.max(now),
+        (false, Direction::Receive) => size.max(now).max(entry.largest),
         _ => size,
     };
     // What is in it stays; what comes beyond it the peer sends again.

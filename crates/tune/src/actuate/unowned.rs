@@ -6,10 +6,12 @@ use taut_observe::namespaces::Namespace;
 
 use super::inside::{Granted, Inside, WISHES, Wish};
 use super::undo::{Spaces, Undo};
-use super::{ActuateError, Actuators, Made, buffer};
+use super::{ActuateError, Actuators, Made, Socket, buffer};
 use crate::demand::Direction;
 use crate::journal::{Entry, Thing, Value};
 
+/// How often namespaces are looked through, while some vanish meanwhile.
+const TRIES: usize = 3;
 /// What is taken where the kernel does not tell its bound: what it has had for long.
 const MEM_MAX: u32 = 212_992;
 
@@ -40,17 +42,35 @@ pub(crate) fn most(direction: Direction) -> u32 {
     most.unwrap_or(MEM_MAX).min(u32::MAX / 4) * 2
 }
 
-fn fixed(bytes: u32, inode: u32) -> Value {
-    Value::Buffer {
-        bytes,
-        is_fixed: true,
-        owner: (0, inode),
-    }
-}
-
 /// Whether its buffer was set without an owner.
 pub(super) fn is_unowned(entry: &Entry) -> bool {
     matches!(entry.after, Value::Buffer { owner: (0, _), .. })
+}
+
+/// What undoes it; one that was the kernel's own to size is only looked for.
+fn undoing(entry: &Entry) -> Option<Wish> {
+    let (cookie, direction) = match entry.thing {
+        Thing::SendBuffer(cookie) => (cookie, Direction::Send),
+        Thing::ReceiveBuffer(cookie) => (cookie, Direction::Receive),
+        _ => return None,
+    };
+    let Value::Buffer {
+        bytes, is_fixed, ..
+    } = entry.before
+    else {
+        return None;
+    };
+    let of = |value: &Value| match value {
+        Value::Buffer { bytes, .. } => *bytes,
+        Value::Text(_) | Value::Beside { .. } | Value::Route(_) => 0,
+    };
+    let after = of(&entry.after);
+    Some(Wish {
+        cookie,
+        direction,
+        to: if is_fixed { bytes } else { 0 },
+        expect: Some([after, entry.earlier.as_ref().map_or(after, of)]),
+    })
 }
 
 impl Actuators {
@@ -96,7 +116,12 @@ impl Actuators {
             }
             let thing = buffer(of.cookie, of.direction);
             is_new.push(self.journal.entry(&thing).is_none());
-            self.note(thing, fixed(of.has, of.inode), fixed(to, of.inode))?;
+            let socket = Socket {
+                cookie: of.cookie,
+                inode: of.inode,
+                pid: 0,
+            };
+            self.note_buffer(&socket, of.direction, (of.has, true), (to, true))?;
             wishes.push(Wish {
                 cookie: of.cookie,
                 direction: of.direction,
@@ -104,7 +129,7 @@ impl Actuators {
                 expect: Some([of.has; 2]),
             });
         }
-        let granted = self.grant(namespaces.iter(), &wishes)?;
+        let (granted, is_whole) = self.grant(namespaces.iter(), &wishes)?;
         let mut made = vec![None; buffers.len()];
         for ((wish, granted), is_new) in wishes.iter().zip(granted).zip(is_new) {
             let index = buffers
@@ -112,8 +137,10 @@ impl Actuators {
                 .position(|of| (of.cookie, of.direction) == (wish.cookie, wish.direction));
             let result = match granted {
                 Granted::Set { from, now } => Some(Made::Set { from, to: now }),
-                Granted::NotSeen => Some(Made::Gone),
-                Granted::Others { .. } | Granted::NotFixed => None,
+                Granted::NotSeen if is_whole => Some(Made::Gone),
+                Granted::NotSeen | Granted::Others { .. } | Granted::NotFixed | Granted::Seen => {
+                    None
+                }
                 Granted::Failed(error) => {
                     tracing::debug!(error, "a buffer was not set from inside the kernel");
                     None
@@ -130,19 +157,19 @@ impl Actuators {
         Ok(made)
     }
 
-    /// Undoes what was set so, wherever that is. What came of each.
-    pub(super) fn undo_unowned(
-        &mut self,
-        spaces: &Spaces,
-        entries: &[Entry],
-    ) -> Vec<Result<Undo, ActuateError>> {
+    /// Undoes what was done to buffers that nobody is known to have any more, wherever they are. What came of each.
+    pub(super) fn undo_unowned(&mut self, entries: &[Entry]) -> Vec<Result<Undo, ActuateError>> {
         let mut results = Vec::with_capacity(entries.len());
         for some in entries.chunks(WISHES) {
-            match self.undo_some(spaces, some) {
+            match self.undo_some(some) {
                 Ok(undone) => results.extend(undone),
                 Err(error) => {
                     let text = error.to_string();
-                    results.extend(some.iter().map(|_| Err(ActuateError::Inside(text.clone()))));
+                    // Most of those that had an owner have ended with it.
+                    results.extend(some.iter().map(|entry| match is_unowned(entry) {
+                        true => Err(ActuateError::Inside(text.clone())),
+                        false => Ok(Undo::Gone),
+                    }));
                 }
             }
         }
@@ -151,31 +178,30 @@ impl Actuators {
 
     fn undo_some(
         &mut self,
-        spaces: &Spaces,
         entries: &[Entry],
     ) -> Result<Vec<Result<Undo, ActuateError>>, ActuateError> {
         self.load()?;
-        let bytes = |value: &Value| match value {
-            Value::Buffer { bytes, .. } => *bytes,
-            Value::Text(_) | Value::Beside { .. } | Value::Route(_) => 0,
-        };
-        let wish = |entry: &Entry| -> Option<Wish> {
-            let (cookie, direction) = match entry.thing {
-                Thing::SendBuffer(cookie) => (cookie, Direction::Send),
-                Thing::ReceiveBuffer(cookie) => (cookie, Direction::Receive),
-                _ => return None,
-            };
-            let after = bytes(&entry.after);
-            Some(Wish {
-                cookie,
-                direction,
-                to: bytes(&entry.before),
-                expect: Some([after, entry.earlier.as_ref().map_or(after, bytes)]),
-            })
-        };
-        let wishes: Vec<Wish> = entries.iter().filter_map(wish).collect();
-        let granted = self.grant(spaces.all(), &wishes)?;
-        let undone = granted.into_iter().zip(&wishes).map(|(granted, wish)| {
+        let wishes: Vec<Wish> = entries.iter().filter_map(undoing).collect();
+        let mut granted = vec![Granted::NotSeen; wishes.len()];
+        let mut is_whole = false;
+        // One namespace may be known by a process that ends, while another is still in it.
+        for _ in 0..TRIES {
+            let spaces = Spaces::now();
+            let waiting: Vec<usize> = (0..wishes.len())
+                .filter(|index| granted[*index] == Granted::NotSeen)
+                .collect();
+            let some: Vec<Wish> = waiting.iter().map(|index| wishes[*index]).collect();
+            let (found, was_whole) = self.grant(spaces.all(), &some)?;
+            for (index, found) in waiting.into_iter().zip(found) {
+                granted[index] = found;
+            }
+            is_whole = was_whole && !spaces.is_partial();
+            if is_whole {
+                break;
+            }
+        }
+        let undone = granted.into_iter().zip(&wishes).zip(entries);
+        let undone = undone.map(|((granted, wish), entry)| {
             let failed = |text: &str| Err(ActuateError::Inside(text.to_owned()));
             match granted {
                 Granted::Set { .. } => Ok(Undo::Restored),
@@ -183,10 +209,13 @@ impl Actuators {
                 Granted::Others { has } if has == wish.to => Ok(Undo::Restored),
                 // Or its application has given it back to the kernel.
                 Granted::Others { .. } | Granted::NotFixed => Ok(Undo::Others),
-                Granted::NotSeen if spaces.is_partial() => {
+                Granted::NotSeen if !is_whole && is_unowned(entry) => {
                     failed("not all namespaces could be looked into")
                 }
                 Granted::NotSeen => Ok(Undo::Gone),
+                Granted::Seen => failed(
+                    "it is to be given back to the kernel, which only whoever has it can do: try again later (taut tune --undo)",
+                ),
                 Granted::Failed(error) => failed(&format!("the kernel refuses it: {error}")),
             }
         });
@@ -205,12 +234,12 @@ impl Actuators {
         &self,
         namespaces: impl IntoIterator<Item = &'a Namespace>,
         wishes: &[Wish],
-    ) -> Result<Vec<Granted>, ActuateError> {
+    ) -> Result<(Vec<Granted>, bool), ActuateError> {
         match &self.inside {
             Some(inside) if !wishes.is_empty() => inside
                 .set(namespaces, wishes)
                 .map_err(|e| ActuateError::Inside(e.to_string())),
-            _ => Ok(Vec::new()),
+            _ => Ok((Vec::new(), true)),
         }
     }
 }

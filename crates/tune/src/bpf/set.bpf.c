@@ -31,7 +31,9 @@ struct sock {
 	__u8 sk_userlocks:4;
 } __attribute__((preserve_access_index));
 
-struct tcp_sock;
+struct tcp_sock {
+	__u32 window_clamp;
+} __attribute__((preserve_access_index));
 
 enum {
 	STATE_TIME_WAIT = 6,
@@ -70,6 +72,10 @@ static __always_inline void grant(struct tcp_sock *tp, struct wish *wish,
 
 	wish->from = send ? sk->sk_sndbuf : sk->sk_rcvbuf;
 	wish->now = wish->from;
+	if (!wish->to) {
+		wish->outcome = WISH_SEEN;
+		return;
+	}
 	if (!(BPF_CORE_READ_BITFIELD(sk, sk_userlocks) & lock)) {
 		wish->outcome = WISH_NOT_FIXED;
 		return;
@@ -85,7 +91,8 @@ static __always_inline void grant(struct tcp_sock *tp, struct wish *wish,
 	wish->now = send ? sk->sk_sndbuf : sk->sk_rcvbuf;
 	wish->outcome = wish->error ? WISH_FAILED : WISH_SET;
 	/* It was bounded by the buffer that it began with. */
-	if (!send && !wish->error && wish->now > wish->from)
+	if (!send && !wish->error && wish->now > wish->from &&
+	    tp->window_clamp < wish->to)
 		bpf_setsockopt(tp, LEVEL_TCP, OPTION_WINDOW_CLAMP, &clamp,
 			       sizeof(clamp));
 }

@@ -20,10 +20,11 @@ enum wish_outcome {
 	WISH_OTHERS,		/* it is neither of what was expected */
 	WISH_NOT_FIXED,		/* and could not be made so again */
 	WISH_FAILED,
+	WISH_SEEN,		/* nothing was to be set */
 };
 
 struct wish {
-	__u32 to;		/* bytes with overhead */
+	__u32 to;		/* bytes with overhead; 0: it is only looked for */
 	__u32 expect;		/* only if it has so many, */
 	__u32 expect_too;	/* or so many; neither: whatever it has */
 	__u32 from;		/* what it had, */

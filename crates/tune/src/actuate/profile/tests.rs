@@ -99,7 +99,7 @@ impl Drop for Host {
 
 fn actuators() -> (Actuators, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
-    let journal = Journal::open(&dir.path().join("journal")).unwrap();
+    let journal = Journal::free(&dir.path().join("journal")).unwrap();
     (Actuators::new(journal), dir)
 }
 
@@ -252,7 +252,7 @@ fn what_a_killed_process_has_set_is_undone_by_the_next() {
     let (mut first, dir) = actuators();
     tighten(&host, &mut Space::default(), &mut first);
     drop(first);
-    let journal = Journal::open(&dir.path().join("journal")).unwrap();
+    let journal = Journal::free(&dir.path().join("journal")).unwrap();
     let mut next = Actuators::new(journal);
     assert_eq!(next.undo(), undone(11, 0, 0));
     assert_eq!(host.settings(), before);
@@ -546,7 +546,7 @@ fn a_journal_that_somebody_has_made_up_has_nothing_written_but_settings() {
          8\"}},\"after\":{{\"text\":\"1\"}}}}}}\n"
     );
     fs::write(&path, text).unwrap();
-    let mut actuators = Actuators::new(Journal::open(&path).unwrap());
+    let mut actuators = Actuators::new(Journal::free(&path).unwrap());
     assert_eq!(actuators.undo().failed, 1);
     assert_eq!(host.settings(), before);
 }

@@ -63,7 +63,7 @@ impl Drop for Host {
 
 fn actuators() -> (Actuators, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
-    let journal = Journal::open(&dir.path().join("journal")).unwrap();
+    let journal = Journal::free(&dir.path().join("journal")).unwrap();
     (Actuators::new(journal), dir)
 }
 
