@@ -278,14 +278,33 @@ impl Actuators {
         let Some((cookie, before)) = read(namespace, name)? else {
             return Ok(false);
         };
-        let mut figures: Vec<String> = before.split_whitespace().map(str::to_owned).collect();
-        if let Some(most) = figures.get_mut(2) {
-            *most = to.min(i32::MAX as u64).to_string();
-        }
-        let after = figures.join("\t");
+        let after = with_third(&before, to);
         let thing = maximum(cookie, direction);
         self.note(thing, Value::Text(before), Value::Text(after.clone()))?;
         write(namespace, name, &after)
+    }
+
+    /// A namespace began with a maximum that another had been given: at the end it has `original`. `false`: it is gone.
+    ///
+    /// # Errors
+    /// [`ActuateError`].
+    pub fn adopt(
+        &mut self,
+        namespace: &Namespace,
+        direction: Direction,
+        original: u64,
+    ) -> Result<bool, ActuateError> {
+        let name = setting::of(direction);
+        let Some((cookie, now)) = read(namespace, name)? else {
+            return Ok(false);
+        };
+        let before = with_third(&now, original);
+        self.note(
+            maximum(cookie, direction),
+            Value::Text(before),
+            Value::Text(now),
+        )?;
+        Ok(true)
     }
 
     /// A buffer, and whether it is fixed: as it is, and as it is to be.
@@ -436,6 +455,15 @@ fn buffer(cookie: u64, direction: Direction) -> Thing {
         Direction::Send => Thing::SendBuffer(cookie),
         Direction::Receive => Thing::ReceiveBuffer(cookie),
     }
+}
+
+/// The figures, with another third.
+fn with_third(figures: &str, third: u64) -> String {
+    let mut figures: Vec<String> = figures.split_whitespace().map(str::to_owned).collect();
+    if let Some(most) = figures.get_mut(2) {
+        *most = third.min(i32::MAX as u64).to_string();
+    }
+    figures.join("\t")
 }
 
 fn maximum(cookie: u64, direction: Direction) -> Thing {

@@ -111,11 +111,13 @@ impl Log {
     pub fn undone(self) -> io::Result<()> {
         for path in [before(&self.path), self.path] {
             // Nothing that is not a log.
-            let is_ours = match File::open(&path) {
+            let mut options = OpenOptions::new();
+            options.read(true).custom_flags(no_link());
+            let mut file = match options.open(&path) {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                file => begins(&mut file?)?,
+                file => file?,
             };
-            if is_ours {
+            if is_ours(&path, &file)? && begins(&mut file)? {
                 fs::remove_file(path)?;
             }
         }

@@ -3,9 +3,10 @@
 mod relief;
 mod unowned;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use taut_observe::filter::{Filter, Subject};
 use taut_observe::look::{LookError, Looked};
@@ -13,8 +14,9 @@ use taut_observe::namespaces::Namespace;
 use taut_observe::observer::{Observer, Seen};
 use taut_observe::window::Window;
 use taut_sys::netns::NetnsId;
+use taut_sys::sock_diag::State;
 
-use crate::actuate::{ActuateError, Actuators, Made, Socket, Undo, Undone, maxima};
+use crate::actuate::{Actuators, Made, Socket, Undo, Undone, maxima};
 use crate::budget::{Budget, Claim};
 use crate::demand::{Because, Cap, Demand, Direction, demand, promised, segment};
 use crate::plan::{Change, free, maximum, without_owner};
@@ -28,6 +30,8 @@ use crate::words;
 pub(crate) const AGAIN: u64 = 60;
 /// The most that is remembered of that; beyond it nothing is said or tried.
 pub(crate) const REMEMBERED: usize = 100_000;
+/// What maxima were made lately, of which so many are remembered.
+const MADE: usize = 64;
 /// Whole looks in which a connection was not there before it is taken to have ended: a list may miss one.
 const ENDED: u32 = 5;
 
@@ -69,6 +73,12 @@ pub struct Tuner {
     relieved: HashMap<(u64, Direction), u64>,
     /// Connections whose buffers were changed, and in how many looks they were missing.
     changed: HashMap<u64, u32>,
+    /// What the maxima of namespaces were.
+    originals: HashMap<(NetnsId, Direction), u64>,
+    /// What they were made lately, with what they had been: a new namespace begins with the first one's.
+    made: VecDeque<(Direction, u64, u64)>,
+    /// The last look found established connections only.
+    is_plain: bool,
     look: u64,
 }
 
@@ -208,6 +218,9 @@ impl Tuner {
             memory: Memory::read,
             relieved: HashMap::new(),
             changed: HashMap::new(),
+            originals: HashMap::new(),
+            made: VecDeque::new(),
+            is_plain: false,
             look: 0,
         }
     }
@@ -253,6 +266,9 @@ impl Tuner {
         let everything = Filter::all();
         let looked = self.observer.look(&everything)?;
         self.look += 1;
+        let states = self.observer.seen(&everything);
+        let states = states.map(|seen| seen.tracked.last().connection.state);
+        self.is_plain = { states }.all(|state| state == State::Established);
         let mut round = Round {
             told: self.maxima(),
             looked,
@@ -282,12 +298,17 @@ impl Tuner {
         if let Some(actuators) = &mut self.actuators {
             actuators.begin();
         }
-        let planned = self.make_unowned(planned, &mut round.told);
-        for planned in planned {
-            if ends() {
-                break;
+        // What is made smaller makes room, whoever has it.
+        let (wider, smaller): (Vec<_>, Vec<_>) = planned
+            .into_iter()
+            .partition(|planned| planned.change.widens());
+        for some in [smaller, wider] {
+            for planned in self.make_unowned(some, &mut round.told) {
+                if ends() {
+                    break;
+                }
+                round.told.push(self.make(planned));
             }
-            round.told.push(self.make(planned));
         }
         self.forget_ended(&looked);
         Ok(round)
@@ -295,10 +316,13 @@ impl Tuner {
 
     /// Nothing has happened since the last round that another would do something about, as far as that can be told without looking.
     pub fn is_quiet(&self) -> bool {
-        // Interfaces and routes come and go without a segment.
+        // Interfaces and routes come and go without a segment; and what comes for a connection that is not established is not heard of.
         let is_watched = self.profile.is_some() || self.routes.is_some();
         let has_room = || self.relieved.is_empty() && !self.is_short();
-        !is_watched && !self.observer.has_stirred() && (self.budget.is_some() || has_room())
+        !is_watched
+            && self.is_plain
+            && !self.observer.has_stirred()
+            && (self.budget.is_some() || has_room())
     }
 
     /// Of namespaces that were not there before.
@@ -306,6 +330,7 @@ impl Tuner {
         let namespaces: Vec<Namespace> = self.observer.namespaces().to_vec();
         let there: HashSet<NetnsId> = namespaces.iter().map(|namespace| namespace.id).collect();
         self.known.retain(|id| there.contains(id));
+        self.originals.retain(|(id, _), _| there.contains(id));
         let mut told = Vec::new();
         for namespace in &namespaces {
             if !self.known.insert(namespace.id) {
@@ -321,6 +346,7 @@ impl Tuner {
                 }
             };
             for (direction, most) in found {
+                self.adopt(namespace, direction, most);
                 // With a budget it is what is left.
                 if direction == Direction::Send && self.budget.is_some() {
                     continue;
@@ -329,7 +355,7 @@ impl Tuner {
                 else {
                     continue;
                 };
-                let outcome = set_maximum(self.actuators.as_mut(), namespace, direction, to);
+                let outcome = self.set_maximum(namespace, direction, most, to);
                 told.push(tell(&change, None, namespace.name.to_string(), outcome));
             }
         }
@@ -354,6 +380,48 @@ impl Tuner {
         round.told.extend(told);
     }
 
+    /// Sets it; without actuators it is only said.
+    fn set_maximum(
+        &mut self,
+        namespace: &Namespace,
+        direction: Direction,
+        from: u64,
+        to: u64,
+    ) -> Outcome {
+        let Some(actuators) = &mut self.actuators else {
+            return Outcome::Advised;
+        };
+        match actuators.maximum(namespace, direction, to) {
+            Ok(true) => {}
+            Ok(false) => return Outcome::Gone,
+            Err(error) => return Outcome::Failed(error.to_string()),
+        }
+        let key = (namespace.id, direction);
+        let original = *self.originals.entry(key).or_insert(from);
+        if self.made.len() == MADE {
+            self.made.pop_front();
+        }
+        self.made.push_back((direction, to, original));
+        Outcome::Made
+    }
+
+    /// A namespace that came later begins with what the first one was made: at the end it has what that had.
+    fn adopt(&mut self, namespace: &Namespace, direction: Direction, found: u64) {
+        let is_it = |made: &&(Direction, u64, u64)| (made.0, made.1) == (direction, found);
+        let (Some(actuators), Some((_, _, original))) =
+            (&mut self.actuators, self.made.iter().find(is_it).copied())
+        else {
+            return;
+        };
+        if self.look == 1 || original == found {
+            return;
+        }
+        self.originals.insert((namespace.id, direction), original);
+        if let Err(error) = actuators.adopt(namespace, direction, original) {
+            tracing::warn!(%error, "what a new namespace began with stays at the end");
+        }
+    }
+
     /// What is to be changed so that everyone has his share of the budget.
     fn share(
         &mut self,
@@ -362,6 +430,8 @@ impl Tuner {
         round: &mut Round,
     ) -> Vec<Planned> {
         let mut claims = Vec::new();
+        // Where somebody is left alone.
+        let mut alone: HashSet<Arc<str>> = HashSet::new();
         let mut begun = 0;
         for seen in self.observer.seen(everything) {
             round.connections += 1;
@@ -377,12 +447,16 @@ impl Tuner {
                 };
                 // What could not be set is tried again after a while.
                 let is_tried = self.actuators.is_some() && self.tried.contains_key(&key);
+                let is_alone = is_listed || is_tried;
+                if is_alone && direction == Direction::Send && demand.is_fixed != Some(true) {
+                    alone.insert(Arc::clone(&seen.tracked.netns));
+                }
                 claims.push(Claim {
                     cookie: seen.cookie,
                     direction,
                     demand,
                     // Nor is one whose demand nobody knows yet.
-                    is_left_alone: is_listed || is_tried || window.is_none(),
+                    is_left_alone: is_alone || window.is_none(),
                     cgroup: connection.cgroup,
                     destination: connection.remote.ip().to_canonical(),
                 });
@@ -392,7 +466,7 @@ impl Tuner {
         (round.granted, round.over) = (shared.granted, shared.over);
         round
             .told
-            .extend(self.start(budget.start(shared.granted, begun)));
+            .extend(self.start(budget.start(shared.granted, begun), &alone));
         let mut planned = Vec::new();
         for change in shared.changes {
             let Change::Size {
@@ -417,13 +491,25 @@ impl Tuner {
     }
 
     /// Sets what send buffers may have before they are looked at, where it is far from what it should be.
-    fn start(&mut self, to: u64) -> Vec<Told> {
+    /// Not less than it was where somebody is left `alone`: it bounds whoever the kernel sizes.
+    fn start(&mut self, to: u64, alone: &HashSet<Arc<str>>) -> Vec<Told> {
         let namespaces: Vec<Namespace> = self.observer.namespaces().to_vec();
         let there: HashSet<NetnsId> = namespaces.iter().map(|namespace| namespace.id).collect();
         self.starts.retain(|id, _| there.contains(id));
         let mut told = Vec::new();
         for namespace in &namespaces {
             let before = self.starts.get(&namespace.id).copied();
+            let to = match alone.contains(&namespace.name) {
+                true => {
+                    let key = (namespace.id, Direction::Send);
+                    // It was never set: it stays.
+                    let Some(original) = self.originals.get(&key) else {
+                        continue;
+                    };
+                    to.max(*original)
+                }
+                false => to,
+            };
             let is_near = |now: u64| to >= now - now / 4 && to <= now.saturating_mul(2);
             match before {
                 Some(None) => continue,
@@ -446,9 +532,18 @@ impl Tuner {
                 true => Outcome::Failed(
                     "somebody else has set it meanwhile, and it is left to him".to_owned(),
                 ),
-                false => set_maximum(self.actuators.as_mut(), namespace, Direction::Send, to),
+                false => self.set_maximum(namespace, Direction::Send, now, to),
             };
-            self.starts.insert(namespace.id, (!is_others).then_some(to));
+            match outcome {
+                Outcome::Made | Outcome::Advised => {
+                    self.starts.insert(namespace.id, Some(to));
+                }
+                Outcome::Gone => continue,
+                // It is said once, and not tried again.
+                _ => {
+                    self.starts.insert(namespace.id, None);
+                }
+            }
             told.push(tell(&change, None, namespace.name.to_string(), outcome));
         }
         told
@@ -479,7 +574,11 @@ impl Tuner {
                     continue;
                 }
                 self.tried.insert(key, self.look);
-                planned.push(Planned::of(change, &seen));
+                let change = Planned::of(change, &seen);
+                // Without an owner it may have all that it can have.
+                if change.change.widens() {
+                    planned.push(change);
+                }
             }
         }
         planned
@@ -594,24 +693,6 @@ impl Tuner {
         let undone = actuators.undo();
         actuators.close();
         undone
-    }
-}
-
-/// Of a namespace; without actuators it is only said.
-fn set_maximum(
-    actuators: Option<&mut Actuators>,
-    namespace: &Namespace,
-    direction: Direction,
-    to: u64,
-) -> Outcome {
-    let set = |actuators: &mut Actuators| -> Result<bool, ActuateError> {
-        actuators.maximum(namespace, direction, to)
-    };
-    match actuators.map(set) {
-        None => Outcome::Advised,
-        Some(Ok(true)) => Outcome::Made,
-        Some(Ok(false)) => Outcome::Gone,
-        Some(Err(error)) => Outcome::Failed(error.to_string()),
     }
 }
 

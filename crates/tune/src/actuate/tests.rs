@@ -498,3 +498,37 @@ fn a_receive_buffer_that_was_large_is_so_again_when_the_kernel_has_it() {
     let now = buffers(&near);
     assert_eq!((now.receive, now.locks.receive), (large, false));
 }
+
+/// A namespace that goes with this.
+struct Space(taut_sys::netns::Netns);
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        let _ = taut_sys::netns::Netns::delete(self.0.name());
+    }
+}
+
+#[test]
+fn a_namespace_that_began_with_anothers_maximum_has_what_that_had() {
+    let name = format!("taut-adopt-{}", std::process::id());
+    let _space = Space(taut_sys::netns::Netns::create(&name).unwrap());
+    let namespace = taut_observe::namespaces::named(&name).unwrap();
+    let third = || maxima(&namespace).unwrap().unwrap()[0].1;
+    let (mut actuators, _dir) = actuators();
+    let began = third();
+    assert!(
+        actuators
+            .adopt(&namespace, Direction::Send, 7_000_000)
+            .unwrap()
+    );
+    assert_eq!(third(), began);
+    // What it is made then is undone with it.
+    assert!(
+        actuators
+            .maximum(&namespace, Direction::Send, 50_000)
+            .unwrap()
+    );
+    assert_eq!(third(), 50_000);
+    assert_eq!(actuators.undo().restored, 1);
+    assert_eq!(third(), 7_000_000);
+}
