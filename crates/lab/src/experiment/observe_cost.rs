@@ -26,22 +26,8 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 /// Connections that are there, half of them the other half's peers.
-const CASES: [Case; 3] = [
-    Case::idle(10_000),
-    Case::idle(100),
-    Case {
-        connections: 10_000,
-        is_busy: true,
-    },
-];
-const CASES_QUICK: [Case; 3] = [
-    Case::idle(2_000),
-    Case::idle(100),
-    Case {
-        connections: 2_000,
-        is_busy: true,
-    },
-];
+const CASES: [Case; 3] = [Case::idle(10_000), Case::idle(100), Case::busy(10_000)];
+const CASES_QUICK: [Case; 3] = [Case::idle(2_000), Case::idle(100), Case::busy(2_000)];
 /// Looks of one measurement, a second apart.
 const LOOKS: u32 = 20;
 const LOOKS_QUICK: u32 = 3;
@@ -208,6 +194,13 @@ impl Case {
         }
     }
 
+    pub(super) const fn busy(connections: usize) -> Self {
+        Self {
+            connections,
+            is_busy: true,
+        }
+    }
+
     fn name(self) -> String {
         let what = if self.is_busy { "busy" } else { "idle" };
         format!("{} {what} connections", self.connections)
@@ -246,7 +239,7 @@ impl Held {
     }
 
     /// The longest time in which one of them carried nothing, of those that were busy.
-    fn end(self) -> io::Result<Option<Duration>> {
+    pub(super) fn end(self) -> io::Result<Option<Duration>> {
         let Some((stop, talking)) = self.busy else {
             return Ok(None);
         };

@@ -21,7 +21,7 @@ use crate::world::{Host, WorldBuilder};
 /// For the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "tune-cost",
-    about: "CPU of `taut tune` at 10,000 connections that rest: advising, applied, and with a budget",
+    about: "CPU of `taut tune` at 10,000 connections that rest: advising, applied, while one more talks, and with a budget",
     has_parts: false,
     run,
 };
@@ -45,6 +45,8 @@ const ENDS: Duration = Duration::from_secs(60);
 enum How {
     Advise,
     Apply,
+    /// The same while one more connection carries something each second.
+    ApplyOneTalks,
     Budget,
 }
 
@@ -75,8 +77,16 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let mut costs: [Vec<Cost>; How::ALL.len()] = Default::default();
     for _ in 0..runs {
         for (how, costs) in How::ALL.into_iter().zip(&mut costs) {
+            let talks = match how {
+                How::ApplyOneTalks => Some(host.run(|| Held::open(Case::busy(2)))?),
+                _ => None,
+            };
+            let talks = talks.transpose().map_err(machine("open a connection"))?;
             let cost = measure(how.command(request, world.dir()), host, warm_up, time);
             costs.push(cost.map_err(machine(how.name()))?);
+            if let Some(talks) = talks {
+                talks.end().map_err(machine("keep a connection busy"))?;
+            }
             progress.step();
         }
     }
@@ -110,7 +120,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         ideal: Map::new(),
         notes: vec![format!(
             "User and system time of the process, over {} s that begin {} s after its start; and over those before. Both ends of each \
-             connection are on the machine, and counted; they carry nothing.",
+             connection are on the machine, and counted; they carry nothing, but for one more that carries a byte each way each second where that is said.",
             time.as_secs(),
             warm_up.as_secs()
         )],
@@ -143,12 +153,13 @@ fn measure(command: Command, host: &Host, warm_up: Duration, time: Duration) -> 
 // === impl How ===
 
 impl How {
-    const ALL: [Self; 3] = [Self::Advise, Self::Apply, Self::Budget];
+    const ALL: [Self; 4] = [Self::Advise, Self::Apply, Self::ApplyOneTalks, Self::Budget];
 
     fn name(self) -> &'static str {
         match self {
             Self::Advise => "taut tune",
             Self::Apply => "taut tune --apply",
+            Self::ApplyOneTalks => "taut tune --apply, one talks",
             Self::Budget => "taut tune --apply --budget 1GiB",
         }
     }
@@ -157,6 +168,7 @@ impl How {
         match self {
             Self::Advise => "advise",
             Self::Apply => "apply",
+            Self::ApplyOneTalks => "apply_one_talks",
             Self::Budget => "budget",
         }
     }
@@ -167,7 +179,7 @@ impl How {
         command.arg(dir.join("journal"));
         match self {
             Self::Advise => {}
-            Self::Apply => _ = command.arg("--apply"),
+            Self::Apply | Self::ApplyOneTalks => _ = command.arg("--apply"),
             Self::Budget => _ = command.args(["--apply", "--budget", "1GiB"]),
         }
         command

@@ -43,6 +43,8 @@ struct Figures {
     machine_peak: f64,
     /// Jain's index of how far what is due is got.
     jain: f64,
+    /// The same of those who take what they get.
+    jain_greedy: f64,
     /// Payload of all together, in Mbit/s.
     goodput: f64,
     /// What the one got who got the least of what is due.
@@ -80,19 +82,22 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
 
 fn figures(seen: &Seen) -> Figures {
     let most = |of: &[u64]| of.iter().copied().max().unwrap_or(0) as f64 / BUDGET as f64;
-    let satisfied: Vec<f64> = seen
-        .rates
-        .iter()
-        .filter_map(|(_, wants, rate)| Some((rate / wants.due()?).min(1.0)))
-        .collect();
+    let satisfied = |takes: fn(Wants) -> bool| -> Vec<f64> {
+        let of = seen.rates.iter().filter(|(_, wants, _)| takes(*wants));
+        of.filter_map(|(_, wants, rate)| Some((rate / wants.due()?).min(1.0)))
+            .collect()
+    };
+    let greedy = satisfied(|wants| wants == Wants::All);
+    let satisfied = satisfied(|_| true);
     let bytes: f64 = seen.rates.iter().map(|(.., rate)| rate).sum();
     Figures {
         peak: most(&seen.held),
         machine_peak: most(&seen.machine),
         jain: jain(&satisfied),
+        jain_greedy: jain(&greedy),
         goodput: 8.0 * bytes / 1e6,
         least: satisfied.iter().copied().fold(1.0, f64::min),
-        connections: seen.rates.len(),
+        connections: seen.connections,
     }
 }
 
@@ -120,12 +125,13 @@ fn outcome(request: &Request, environment: Environment, all: &BTreeMap<Arm, Vec<
     let least = |arm, of| each(arm, of).into_iter().fold(f64::NAN, f64::min);
     let mut series = Vec::new();
     for arm in by_arm.keys() {
-        let columns: [Column; 5] = [
+        let columns: [Column; 6] = [
             ("memory, most", "of the budget", |of| of.peak),
             ("memory of the machine, most", "of the budget", |of| {
                 of.machine_peak
             }),
             ("Jain's index", "of 1", |of| of.jain),
+            ("Jain's index of the greedy", "of 1", |of| of.jain_greedy),
             ("goodput", "Mbit/s", |of| of.goodput),
             ("least satisfied", "of what is due", |of| of.least),
         ];
@@ -181,9 +187,17 @@ fn outcome(request: &Request, environment: Environment, all: &BTreeMap<Arm, Vec<
                 most(Arm::Taut, |of| of.machine_peak),
             ),
             ("jain".to_owned(), median(Arm::Taut, |of| of.jain)),
+            (
+                "jain_greedy".to_owned(),
+                median(Arm::Taut, |of| of.jain_greedy),
+            ),
             ("jain_tcp_mem".to_owned(), median(Arm::TcpMem, |of| of.jain)),
             (
-                "goodput_over_kernel".to_owned(),
+                "jain_greedy_tcp_mem".to_owned(),
+                median(Arm::TcpMem, |of| of.jain_greedy),
+            ),
+            (
+                "goodput_over_tcp_mem".to_owned(),
                 goodput(Arm::Taut) / goodput(Arm::TcpMem),
             ),
             (
@@ -210,7 +224,7 @@ fn outcome(request: &Request, environment: Environment, all: &BTreeMap<Arm, Vec<
              (/proc/net/sockstat), in which the clients' sockets are, too."
                 .to_owned(),
             "Satisfied is who gets what is due: those that are bounded their rate, the others an equal part of what these leave of their link; \
-             more than that counts as that. `tcp_mem` bounds the whole machine, clients included; it is set back at the end."
+             more than that counts as that. `tcp_mem` bounds the whole machine, clients included, and in `tcp_mem twice` by twice the budget; it is set back at the end."
                 .to_owned(),
         ],
     }

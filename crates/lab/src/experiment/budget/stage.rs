@@ -56,6 +56,8 @@ pub(super) enum Arm {
     Kernel,
     /// The kernel, by a `tcp_mem` of the budget's size.
     TcpMem,
+    /// The same by twice that: the other ends of the connections are on the machine, too, and it counts them.
+    TcpMemTwice,
     /// `taut tune --apply --budget`.
     Taut,
 }
@@ -73,14 +75,19 @@ pub(super) enum Wants {
     Rests,
 }
 
+/// Payload of a connection at this distance, in bytes a second.
+type Rate = (Duration, Wants, f64);
+
 /// What one run has shown.
 pub(super) struct Seen {
     /// What the server's sockets held, look by look, in bytes.
     pub(super) held: Vec<u64>,
     /// What all of the machine's held meanwhile, by the kernel's sum, beyond what it was before.
     pub(super) machine: Vec<u64>,
-    /// Payload of each connection, in bytes a second.
-    pub(super) rates: Vec<(Duration, Wants, f64)>,
+    /// How many connections there were.
+    pub(super) connections: usize,
+    /// Of each that was to be.
+    pub(super) rates: Vec<Rate>,
     /// The links were too slow to be those that were asked for.
     pub(super) overrun: bool,
 }
@@ -88,12 +95,13 @@ pub(super) struct Seen {
 // === impl Arm ===
 
 impl Arm {
-    pub(super) const ALL: [Self; 3] = [Self::Kernel, Self::TcpMem, Self::Taut];
+    pub(super) const ALL: [Self; 4] = [Self::Kernel, Self::TcpMem, Self::TcpMemTwice, Self::Taut];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
             Self::TcpMem => "tcp_mem",
+            Self::TcpMemTwice => "tcp_mem twice",
             Self::Taut => "taut",
         }
     }
@@ -184,9 +192,14 @@ pub(super) fn run(
     let server = world.host("server");
     let _serves = serve(&world)?;
     let before = machine_held().map_err(machine("read /proc/net/sockstat"))?;
-    if arm == Arm::TcpMem {
+    let bound = match arm {
+        Arm::TcpMem => Some(budget),
+        Arm::TcpMemTwice => Some(2 * budget),
+        Arm::Kernel | Arm::Taut => None,
+    };
+    if let Some(bound) = bound {
         // As the kernel divides what it has by itself.
-        let most = budget / PAGE;
+        let most = bound / PAGE;
         let bounds = [most / 2, most / 3 * 2, most].map(|pages| pages + before / PAGE);
         world
             .bound_tcp_memory(bounds)
@@ -232,9 +245,11 @@ pub(super) fn run(
         .count()
         > 0;
     let (held, all) = seen.into_inner().unwrap_or_default();
+    let (connections, rates) = rates;
     Ok(Seen {
         held,
         machine: all,
+        connections,
         rates,
         overrun,
     })
@@ -295,12 +310,12 @@ fn tune(world: &World, budget: u64, request: &Request) -> io::Result<Child> {
     world.host("server").spawn(tune)
 }
 
-/// Starts all clients, and looks at what they got once they have warmed up.
+/// Starts all clients, and looks at what they got once they have warmed up; also how many there were.
 fn load(
     world: &World,
     warm_up: Duration,
     measure: Duration,
-) -> Result<Vec<(Duration, Wants, f64)>, ExperimentError> {
+) -> Result<(usize, Vec<Rate>), ExperimentError> {
     let machine = ExperimentError::machine;
     let server = IpAddr::V4(world.addr("server"));
     let hosts: Vec<_> = (0..ROUND_TRIPS.len())
@@ -342,10 +357,18 @@ fn load(
         for (local, (wants, before)) in first {
             // One that has ended has got nothing since: it is there for as long as this lasts.
             let after = last.get(local).map_or(*before, |(_, after)| *after);
-            rates.push((round_trip, *wants, (after - before) as f64 / seconds));
+            let bytes = after.saturating_sub(*before);
+            rates.push((round_trip, *wants, bytes as f64 / seconds));
+        }
+        // Who never came to be connected has got nothing.
+        for wants in Wants::ALL {
+            let there = first.values().filter(|(of, _)| *of == wants).count();
+            let missing = (wants.count() as usize).saturating_sub(there);
+            rates.extend(std::iter::repeat_n((round_trip, wants, 0.0), missing));
         }
     }
-    Ok(rates)
+    let connections = first.iter().map(HashMap::len).sum();
+    Ok((connections, rates))
 }
 
 /// What the client of each connection of a host has read, by its own end.
