@@ -37,10 +37,11 @@ test: root lint ## set up, lint, and run every test (root)
 	@$(CARGO) test --workspace --locked
 	@$(MAKE) old-kernel-short
 
-test-old-kernel: setup ## tests of snoop and observe on Linux 6.1, the oldest that Taut is for, in a guest of QEMU's
-	@echo "taut: building the tests of snoop and observe and running them on Linux 6.1 (scripts/on-kernel)"
+test-old-kernel: setup ## tests of snoop, observe and tune on Linux 6.1, the oldest that Taut is for, in a guest of QEMU's
+	@echo "taut: building the tests of snoop, observe and tune and running them on Linux 6.1 (scripts/on-kernel)"
 	@$(CARGO) test --locked -p taut-snoop --test tap $(ON_OLD_KERNEL)
 	@$(CARGO) test --locked -p taut-observe --lib $(ON_OLD_KERNEL)
+	@$(CARGO) test --locked -p taut-tune --lib $(ON_OLD_KERNEL)
 
 lint: setup ## formatting, clippy and shell scripts; warnings are errors
 	@scripts/lint
@@ -95,6 +96,7 @@ old-kernel-short:
 	@echo "taut: running some tests on Linux 6.1 too (scripts/on-kernel; all of them: make test-old-kernel)"
 	@$(CARGO) test --locked -p taut-snoop --test tap $(ON_OLD_KERNEL) -- follow::
 	@$(CARGO) test --locked -p taut-observe --lib $(ON_OLD_KERNEL) -- inside:: look::
+	@$(CARGO) test --locked -p taut-tune --lib $(ON_OLD_KERNEL) -- actuate::tests:: tuner::
 
 setup:
 	@scripts/setup

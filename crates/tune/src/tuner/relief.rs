@@ -183,7 +183,7 @@ mod tests {
         };
         let (near, _far) = space.0.run(connect).unwrap();
         // One that has a large buffer, and no use for it.
-        sockopt::set_socket_send_buffer_size(&near, 4 << 20).unwrap();
+        sockopt::set_socket_send_buffer_size_force(&near, 8 << 20).unwrap();
         let large = buffers(&near);
         let dir = tempfile::tempdir().unwrap();
         let journal = Journal::free(&dir.path().join("journal")).unwrap();
