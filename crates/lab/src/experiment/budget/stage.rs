@@ -360,9 +360,15 @@ fn load(
             let bytes = after.saturating_sub(*before);
             rates.push((round_trip, *wants, bytes as f64 / seconds));
         }
-        // Who never came to be connected has got nothing.
+        // Who never came to be connected has got nothing; of one whose handshake was lost until the first look there is no rate.
+        let late = last.iter().filter(|(local, _)| !first.contains_key(local));
+        let found: Vec<Wants> = first
+            .values()
+            .chain(late.map(|(_, of)| of))
+            .map(|of| of.0)
+            .collect();
         for wants in Wants::ALL {
-            let there = first.values().filter(|(of, _)| *of == wants).count();
+            let there = found.iter().filter(|of| **of == wants).count();
             let missing = (wants.count() as usize).saturating_sub(there);
             rates.extend(std::iter::repeat_n((round_trip, wants, 0.0), missing));
         }
