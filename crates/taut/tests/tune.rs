@@ -421,6 +421,38 @@ fn whoever_is_left_alone_keeps_what_the_kernel_may_give_him() {
 }
 
 #[test]
+fn without_root_it_advises_and_does_not_apply() {
+    let dir = tempfile::Builder::new()
+        .prefix("taut")
+        .tempdir_in("/tmp")
+        .unwrap();
+    let binary = dir.path().join("taut");
+    fs::copy(env!("CARGO_BIN_EXE_taut"), &binary).unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(dir.path(), open).unwrap();
+    let run = |args: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args([
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "--bounding-set=-all",
+        ]);
+        command.arg(&binary).args(["tune", "--journal"]);
+        command.arg(dir.path().join("journal")).args(args);
+        command.env_remove("TAUT_LOG").output().unwrap()
+    };
+    let refused = run(&["--apply"]);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    assert!(said(&refused).contains("run this as root"), "{refused:?}");
+    let advises = run(&["--for", "200ms"]);
+    assert!(advises.status.success(), "{advises:?}");
+    assert!(said(&advises).contains("run this as root"), "{advises:?}");
+    // Nor does it leave anything behind.
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
 fn lists_that_leave_nothing_to_tune_are_told() {
     let host = host("lists");
     let listener = host.listener();
