@@ -364,24 +364,40 @@ impl Actuators {
     pub fn undo(&mut self) -> Undone {
         let mut undone = Undone::default();
         self.begin();
-        let entries: Vec<Entry> = self.journal.entries().cloned().collect();
+        let mut entries: Vec<Entry> = self.journal.entries().cloned().collect();
         let is_setting = |entry: &Entry| {
             entry.thing.setting().is_some()
                 || matches!(entry.thing, Thing::Setting(..) | Thing::Route { .. })
         };
         // A machine may have thousands of namespaces: they are looked through once, and only if it is for something.
         let spaces = entries.iter().any(is_setting).then(Spaces::now);
+        if let Some(spaces) = &spaces {
+            order(&mut entries, spaces);
+        }
+        let deadline = profile::Deadline::new();
         let mut left = Vec::new();
-        for entry in entries {
+        let mut rest = entries.into_iter().peekable();
+        while let Some(entry) = rest.next() {
+            if let (Thing::Setting(netns, _), Some(spaces)) = (&entry.thing, &spaces) {
+                let netns = *netns;
+                let mut visit = vec![entry];
+                let is_one_visit =
+                    |next: &Entry| matches!(next.thing, Thing::Setting(of, _) if of == netns);
+                while let Some(next) = rest.next_if(is_one_visit) {
+                    visit.push(next);
+                }
+                let undone_here = profile::undo(spaces, netns, &visit, &deadline);
+                for (entry, undo) in visit.iter().zip(undone_here) {
+                    self.count(undo, entry, &mut undone);
+                }
+                continue;
+            }
             let undo = match (&entry.thing, entry.thing.setting(), &spaces) {
                 (Thing::SendBuffer(cookie), ..) => {
                     undo_buffer(&mut self.holders, *cookie, Direction::Send, &entry)
                 }
                 (Thing::ReceiveBuffer(cookie), ..) => {
                     undo_buffer(&mut self.holders, *cookie, Direction::Receive, &entry)
-                }
-                (Thing::Setting(netns, setting), _, Some(spaces)) => {
-                    profile::undo(spaces, *netns, *setting, &entry)
                 }
                 (Thing::Route { netns, name }, _, Some(spaces)) => {
                     undo_route(spaces, *netns, name, &entry)
@@ -448,6 +464,17 @@ fn widen(borrowed: &Borrowed, to: u32) -> Result<(), Errno> {
         true => borrowed.set_window_clamp(to),
         false => Ok(()),
     }
+}
+
+/// What is undone first: what belongs to namespaces in their turn, what belongs to one together, and buffers after those of the own namespace.
+fn order(entries: &mut [Entry], spaces: &Spaces) {
+    entries.sort_by_cached_key(|entry| {
+        let is_setting = matches!(entry.thing, Thing::Setting(..));
+        match entry.thing.netns() {
+            Some(cookie) => (spaces.turn(cookie), cookie, is_setting),
+            None => (0, u64::MAX, false),
+        }
+    });
 }
 
 fn buffer(cookie: u64, direction: Direction) -> Thing {
