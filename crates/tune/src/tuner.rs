@@ -144,8 +144,8 @@ pub struct Round {
     pub granted: u64,
     /// And by how much what cannot be taken away is more than may be granted.
     pub over: u64,
-    /// With a profile: there are more interfaces, or changes, than there is room for, and some are left as they are.
-    pub is_short: bool,
+    /// With a profile: where there are more interfaces, or changes, than there is room for, and some are left as they are.
+    pub short: Vec<Arc<str>>,
     /// What was asked for of routes, and is in no namespace: said once.
     pub unmatched: Vec<String>,
     /// What the look came to.
@@ -377,7 +377,7 @@ impl Tuner {
             return;
         };
         let seen = profile.look(self.observer.namespaces(), self.actuators.as_mut(), ends);
-        round.is_short = seen.is_short;
+        round.short = seen.short;
         let told = seen.found.into_iter().map(|(netns, found)| {
             let outcome = match found.made {
                 None => Outcome::Advised,

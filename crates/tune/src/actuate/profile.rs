@@ -111,6 +111,14 @@ impl Space {
     pub(crate) fn interfaces(&self) -> usize {
         self.interfaces.len()
     }
+
+    #[cfg(test)]
+    pub(crate) fn full(interfaces: usize) -> Self {
+        Self {
+            interfaces: (1..=u32::try_from(interfaces).unwrap()).collect(),
+            ..Self::default()
+        }
+    }
 }
 
 /// Looks at what has not been looked at in this namespace, and, with a journal, sets what is too lax, each after it is written down. Nothing
@@ -618,12 +626,16 @@ fn parts(value: &Value) -> Option<(i64, Option<&str>)> {
 // === impl Actuators ===
 
 impl Actuators {
-    /// How many settings of profiles the journal has.
-    pub(crate) fn settings(&self) -> usize {
+    /// How many settings of profiles the journal has: of the namespace with this cookie, and of others.
+    pub(crate) fn settings(&self, own: Option<u64>) -> [usize; 2] {
         let entries = self.journal().entries();
-        entries
-            .filter(|entry| settings_of(&entry.thing).is_some())
-            .count()
+        let netns = entries.filter_map(|entry| settings_of(&entry.thing));
+        netns.fold([0, 0], |[of_own, of_others], netns| {
+            match Some(netns) == own {
+                true => [of_own + 1, of_others],
+                false => [of_own, of_others + 1],
+            }
+        })
     }
 
     /// What the journal has of namespaces that are gone says nothing.
