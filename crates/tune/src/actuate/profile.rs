@@ -185,7 +185,7 @@ impl Visit<'_> {
             self.look_once(setting, None);
         }
         // A stranger's interfaces, for which there is no room, are not even listed.
-        if self.room.interfaces == 0 && self.space.interfaces.is_empty() {
+        if self.space.interfaces.is_empty() && (self.room.interfaces == 0 || self.is_full()) {
             self.room.is_short = true;
             return Ok(());
         }
@@ -193,6 +193,9 @@ impl Visit<'_> {
         self.forget_gone(&interfaces);
         self.forget_made_anew(&interfaces);
         for (index, name) in interfaces {
+            if self.is_full() {
+                break;
+            }
             if !self.admits(index) {
                 self.room.is_short = true;
                 continue;
@@ -202,6 +205,11 @@ impl Visit<'_> {
             }
         }
         Ok(())
+    }
+
+    /// There was no room in the journal for something here: to look for more of it in each look would only cost.
+    fn is_full(&self) -> bool {
+        self.journal.is_some() && self.room.entries == 0 && self.room.is_short
     }
 
     fn admits(&mut self, index: u32) -> bool {

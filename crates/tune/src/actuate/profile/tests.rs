@@ -450,6 +450,14 @@ fn settings_that_the_kernel_makes_anew_are_looked_at_anew() {
     assert_eq!(host.get(setting), "1");
     let found = tighten(&host, &mut space, &mut actuators);
     assert_eq!(words(&found), ["net.ipv6.conf.va.accept_redirects: 1 -> 0"]);
+    // Too little for IPv4; what a loopback has of IPv6 stays, and is not looked at anew.
+    host.ip("link set lo mtu 60");
+    host.set("ipv6/conf/lo/accept_redirects", "1");
+    assert_eq!(tighten(&host, &mut space, &mut actuators).len(), 0);
+    assert_eq!(actuators.journal().entries().count(), 10);
+    host.ip("link set lo mtu 65536");
+    let found = tighten(&host, &mut space, &mut actuators);
+    assert_eq!(words(&found), ["net.ipv4.conf.lo.accept_redirects: 1 -> 0"]);
     // Of what stays nothing is looked at anew: somebody has set it since.
     host.set(REDIRECTS, "1");
     host.ip("link set va name vx");
@@ -475,7 +483,8 @@ fn settings_that_are_gone_are_not_waited_for() {
     let (mut actuators, _dir) = actuators();
     tighten(&host, &mut Space::default(), &mut actuators);
     host.ip("link set va mtu 1000");
-    host.ip("link set vb mtu 1000");
+    // Too little for IPv4; what a loopback has of IPv6 stays.
+    host.ip("link set lo mtu 60");
     let entries: Vec<Entry> = actuators.journal().entries().cloned().collect();
     let undone = undo_entries(&host, &entries, |_| panic!("it waits"));
     let count = |is: Undo| undone.iter().flatten().filter(|undo| **undo == is).count();
@@ -592,7 +601,9 @@ fn no_more_is_set_than_there_is_room_for() {
         entries: 0,
         ..room()
     };
-    assert_eq!(look(&mut space, none), (0, true, 97));
+    // Nor is it looked for interfaces, for none of which there would be any.
+    assert_eq!(look(&mut space, none), (0, true, 100));
+    assert_eq!(space.interfaces(), 0);
     assert_eq!(host.settings(), before);
     let little = Room {
         interfaces: 1,
@@ -602,7 +613,7 @@ fn no_more_is_set_than_there_is_room_for() {
     assert_eq!(look(&mut other, little), (7, true, 0));
     assert_eq!(other.interfaces(), 1);
     // What there was no room for is set when there is.
-    assert_eq!(look(&mut space, room()), (4, false, 100));
+    assert_eq!(look(&mut other, room()), (4, false, 98));
     assert_eq!(actuators.undo(), undone(11, 0, 0));
     assert_eq!(host.settings(), before);
 }
