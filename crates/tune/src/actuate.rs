@@ -29,6 +29,9 @@ use crate::demand::Direction;
 use crate::journal::{Entry, Journal, Thing, Value};
 use crate::route::{Name, Obstacle};
 
+/// Settings of a namespace of which it is said that they were not undone; of more it is only said how many.
+const TOLD: usize = 8;
+
 /// A socket, and who has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Socket {
@@ -374,7 +377,7 @@ impl Actuators {
         if let Some(spaces) = &spaces {
             order(&mut entries, spaces);
         }
-        let deadline = profile::Deadline::new();
+        let mut deadline = profile::Deadline::new();
         let mut left = Vec::new();
         let mut rest = entries.into_iter().peekable();
         while let Some(entry) = rest.next() {
@@ -386,10 +389,7 @@ impl Actuators {
                 while let Some(next) = rest.next_if(is_one_visit) {
                     visit.push(next);
                 }
-                let undone_here = profile::undo(spaces, netns, &visit, &deadline);
-                for (entry, undo) in visit.iter().zip(undone_here) {
-                    self.count(undo, entry, &mut undone);
-                }
+                self.undo_profile(spaces, netns, &visit, &mut deadline, &mut undone);
                 continue;
             }
             let undo = match (&entry.thing, entry.thing.setting(), &spaces) {
@@ -422,6 +422,37 @@ impl Actuators {
             }
         }
         undone
+    }
+
+    /// What is of one namespace.
+    fn undo_profile(
+        &mut self,
+        spaces: &Spaces,
+        netns: u64,
+        entries: &[Entry],
+        deadline: &mut profile::Deadline,
+        undone: &mut Undone,
+    ) {
+        let mut untold = 0_usize;
+        let mut failed = 0_usize;
+        for (entry, undo) in entries
+            .iter()
+            .zip(profile::undo(spaces, netns, entries, deadline))
+        {
+            failed += usize::from(undo.is_err());
+            match undo.is_err() && failed > TOLD {
+                true => untold += 1,
+                false => self.count(undo, entry, undone),
+            }
+        }
+        undone.failed += untold;
+        if untold > 0 {
+            tracing::warn!(
+                netns,
+                untold,
+                "not undone: more settings of this namespace, which stay in the journal"
+            );
+        }
     }
 
     fn count(&mut self, undo: Result<Undo, ActuateError>, entry: &Entry, undone: &mut Undone) {

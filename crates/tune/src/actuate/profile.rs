@@ -463,20 +463,20 @@ fn interfaces() -> io::Result<Vec<(u32, InterfaceName)>> {
     Ok(found)
 }
 
-/// How long undoing may take.
-pub(super) struct Deadline(Instant);
+/// How long undoing in namespaces that are not one's own may still take.
+pub(super) struct Deadline(Duration);
 
 // === impl Deadline ===
 
 impl Deadline {
-    /// Of all namespaces, from now on.
+    /// Of all of them.
     pub(super) fn new() -> Self {
-        Self(Instant::now() + VISITS_MAX)
+        Self(VISITS_MAX)
     }
 
     /// Of this one, from now on; nothing: one's own is undone, however long it takes.
-    fn of(&self, namespace: &Namespace) -> Option<Instant> {
-        (!namespace.is_own()).then(|| self.0.min(Instant::now() + VISIT_MAX))
+    fn of(&self, namespace: &Namespace, now: Instant) -> Option<Instant> {
+        (!namespace.is_own()).then(|| now + VISIT_MAX.min(self.0))
     }
 }
 
@@ -485,7 +485,7 @@ pub(super) fn undo(
     spaces: &Spaces,
     cookie: u64,
     entries: &[Entry],
-    deadline: &Deadline,
+    deadline: &mut Deadline,
 ) -> Vec<Result<Undo, ActuateError>> {
     let of = |entry: &Entry, error: io::Error| ActuateError::Setting {
         name: setting_of(entry).map_or_else(String::new, |setting| setting.name(None)),
@@ -501,15 +501,20 @@ pub(super) fn undo(
         Ok(None) => return entries.iter().map(|_| Ok(Undo::Gone)).collect(),
         Err(error) => return all(error),
     };
-    let until = deadline.of(namespace);
-    if until.is_some_and(|until| Instant::now() >= until) {
+    let begins = Instant::now();
+    let until = deadline.of(namespace, begins);
+    if until == Some(begins) {
         return all(LATE);
     }
     let visit = || -> io::Result<Option<Vec<_>>> {
         Ok((netns::cookie()? == cookie)
             .then(|| together(entries, until, undo_once, std::thread::sleep)))
     };
-    match namespace.run(visit) {
+    let ran = namespace.run(visit);
+    if until.is_some() {
+        deadline.0 = deadline.0.saturating_sub(begins.elapsed());
+    }
+    match ran {
         Ok(Some(Ok(Some(undone)))) => {
             let told = |(entry, undo): (&Entry, io::Result<Undo>)| undo.map_err(|e| of(entry, e));
             entries.iter().zip(undone).map(told).collect()

@@ -531,14 +531,19 @@ fn what_there_is_no_time_for_stays_in_the_journal_and_is_undone_later() {
     let set = host.settings();
     let entries: Vec<Entry> = actuators.journal().entries().cloned().collect();
     let cookie = host.0.run(netns::cookie).unwrap().unwrap();
-    let late = Deadline(Instant::now());
-    for undone in undo(&Spaces::now(), cookie, &entries, &late) {
+    let mut late = Deadline(Duration::ZERO);
+    for undone in undo(&Spaces::now(), cookie, &entries, &mut late) {
         let error = undone.unwrap_err().to_string();
         assert!(error.contains("taut tune --undo"), "{error}");
     }
     assert_eq!(host.settings(), set);
+    let mut told = Undone::default();
+    actuators.undo_profile(&Spaces::now(), cookie, &entries, &mut late, &mut told);
+    assert_eq!((told.failed, told.restored), (11, 0));
+    assert_eq!(actuators.journal().entries().count(), 11);
     // One's own are undone, however late it is.
-    assert!(late.of(&namespaces::own().unwrap()).is_none());
+    let own = namespaces::own().unwrap();
+    assert!(late.of(&own, Instant::now()).is_none());
     assert_eq!(actuators.undo(), undone(11, 0, 0));
     assert_eq!(host.settings(), before);
 }
