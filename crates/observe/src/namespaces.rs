@@ -124,6 +124,16 @@ pub fn named(name: &str) -> Result<Namespace, NetnsError> {
 // === impl Namespace ===
 
 impl Namespace {
+    /// Whether it is the caller's own.
+    pub fn is_own(&self) -> bool {
+        self.way == Way::Own
+    }
+
+    /// Whether it has a name in `/run/netns`, and is not the caller's own.
+    pub fn is_named(&self) -> bool {
+        matches!(self.way, Way::Named(_))
+    }
+
     /// Runs `job` in it; `None` when it is gone, or another has taken its place.
     ///
     /// # Errors

@@ -6,8 +6,8 @@ use rustix::io::Errno;
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send,
-    socket_with,
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, bind, connect, recv,
+    send, socket_with,
 };
 
 /// Marks an attribute that holds attributes.
@@ -112,6 +112,8 @@ impl Message {
             protocol,
         )?;
         bind(&socket, &SocketAddrNetlink::new(0, 0))?;
+        // Then nobody but the kernel can answer: the namespace may be a stranger's, who is root there.
+        connect(&socket, &SocketAddrNetlink::new(0, 0))?;
         set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
         send(&socket, &self.0, SendFlags::empty())?;
         let mut buffer = [0; 8192];

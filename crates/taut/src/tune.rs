@@ -1,5 +1,6 @@
 //! `taut tune`.
 
+use std::collections::HashSet;
 use std::io::{self, Write as _};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -38,6 +39,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const NAP: Duration = Duration::from_millis(50);
 /// Changes that wait for a reader of the output; more are not told.
 const UNREAD: usize = 10_000;
+/// Namespaces beside the own one of which it is said that a profile is not set everywhere in them.
+const SHORT: usize = 16;
 /// At the end the output is waited for so long.
 const READS: Duration = Duration::from_secs(1);
 
@@ -185,7 +188,7 @@ fn rounds(
     let mut missing = Missing::default();
     let (mut all_left, mut untold, mut over) = (false, false, false);
     let mut looks = 0_usize;
-    let mut is_short = false;
+    let mut short = HashSet::new();
     let began = Instant::now();
     let is_over = || args.time.is_some_and(|time| began.elapsed() >= time);
     while !ends() {
@@ -202,11 +205,12 @@ fn rounds(
             round.over > 0,
             "the budget is too small for what is queued, and for the least that each connection needs: it is passed",
         );
-        say_once(
-            &mut is_short,
-            round.is_short,
-            "there are more interfaces, or settings, than --profile sets: some are left as they are (docs/tune.md, Security profile)",
-        );
+        for netns in &round.short {
+            // The own one is said, whatever others there are.
+            if (&**netns == "-" || short.len() < SHORT) && short.insert(Arc::clone(netns)) {
+                say(&short_of(netns));
+            }
+        }
         for text in &round.unmatched {
             say(&format!(
                 "no namespace that is looked at has a route to {text} in its main table (one that comes later is taken)"
@@ -251,6 +255,17 @@ fn cpu_time() -> Duration {
 
 fn leaves_all(round: &Round) -> bool {
     round.connections > 0 && round.left_alone == round.connections
+}
+
+/// That the profile is not set everywhere.
+fn short_of(netns: &str) -> String {
+    let of = match netns {
+        "-" => "the own namespace".to_owned(),
+        named => format!("namespace {named}"),
+    };
+    format!(
+        "{of} has more interfaces, or settings, than --profile has room for: some are left as they are (docs/tune.md, Security profile)"
+    )
 }
 
 fn say_once(said: &mut bool, is_so: bool, sentence: &str) {

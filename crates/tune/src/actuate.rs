@@ -29,6 +29,9 @@ use crate::demand::Direction;
 use crate::journal::{Entry, Journal, Thing, Value};
 use crate::route::{Name, Obstacle};
 
+/// Settings of a namespace of which it is said that they were not undone; of more it is only said how many.
+const TOLD: usize = 8;
+
 /// A socket, and who has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Socket {
@@ -364,24 +367,37 @@ impl Actuators {
     pub fn undo(&mut self) -> Undone {
         let mut undone = Undone::default();
         self.begin();
-        let entries: Vec<Entry> = self.journal.entries().cloned().collect();
+        let mut entries: Vec<Entry> = self.journal.entries().cloned().collect();
         let is_setting = |entry: &Entry| {
             entry.thing.setting().is_some()
                 || matches!(entry.thing, Thing::Setting(..) | Thing::Route { .. })
         };
         // A machine may have thousands of namespaces: they are looked through once, and only if it is for something.
         let spaces = entries.iter().any(is_setting).then(Spaces::now);
+        if let Some(spaces) = &spaces {
+            order(&mut entries, spaces);
+        }
+        let mut deadline = profile::Deadline::new();
         let mut left = Vec::new();
-        for entry in entries {
+        let mut rest = entries.into_iter().peekable();
+        while let Some(entry) = rest.next() {
+            if let (Thing::Setting(netns, _), Some(spaces)) = (&entry.thing, &spaces) {
+                let netns = *netns;
+                let mut visit = vec![entry];
+                let is_one_visit =
+                    |next: &Entry| matches!(next.thing, Thing::Setting(of, _) if of == netns);
+                while let Some(next) = rest.next_if(is_one_visit) {
+                    visit.push(next);
+                }
+                self.undo_profile(spaces, netns, &visit, &mut deadline, &mut undone);
+                continue;
+            }
             let undo = match (&entry.thing, entry.thing.setting(), &spaces) {
                 (Thing::SendBuffer(cookie), ..) => {
                     undo_buffer(&mut self.holders, *cookie, Direction::Send, &entry)
                 }
                 (Thing::ReceiveBuffer(cookie), ..) => {
                     undo_buffer(&mut self.holders, *cookie, Direction::Receive, &entry)
-                }
-                (Thing::Setting(netns, setting), _, Some(spaces)) => {
-                    profile::undo(spaces, *netns, *setting, &entry)
                 }
                 (Thing::Route { netns, name }, _, Some(spaces)) => {
                     undo_route(spaces, *netns, name, &entry)
@@ -406,6 +422,37 @@ impl Actuators {
             }
         }
         undone
+    }
+
+    /// What is of one namespace.
+    fn undo_profile(
+        &mut self,
+        spaces: &Spaces,
+        netns: u64,
+        entries: &[Entry],
+        deadline: &mut profile::Deadline,
+        undone: &mut Undone,
+    ) {
+        let mut untold = 0_usize;
+        let mut failed = 0_usize;
+        for (entry, undo) in entries
+            .iter()
+            .zip(profile::undo(spaces, netns, entries, deadline))
+        {
+            failed += usize::from(undo.is_err());
+            match undo.is_err() && failed > TOLD {
+                true => untold += 1,
+                false => self.count(undo, entry, undone),
+            }
+        }
+        undone.failed += untold;
+        if untold > 0 {
+            tracing::warn!(
+                netns,
+                untold,
+                "not undone: more settings of this namespace, which stay in the journal"
+            );
+        }
     }
 
     fn count(&mut self, undo: Result<Undo, ActuateError>, entry: &Entry, undone: &mut Undone) {
@@ -448,6 +495,17 @@ fn widen(borrowed: &Borrowed, to: u32) -> Result<(), Errno> {
         true => borrowed.set_window_clamp(to),
         false => Ok(()),
     }
+}
+
+/// What is undone first: what belongs to namespaces in their turn, what belongs to one together, and buffers after those of the own namespace.
+fn order(entries: &mut [Entry], spaces: &Spaces) {
+    entries.sort_by_cached_key(|entry| {
+        let is_setting = matches!(entry.thing, Thing::Setting(..));
+        match entry.thing.netns() {
+            Some(cookie) => (spaces.turn(cookie), cookie, is_setting),
+            None => (0, u64::MAX, false),
+        }
+    });
 }
 
 fn buffer(cookie: u64, direction: Direction) -> Thing {

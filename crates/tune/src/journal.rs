@@ -154,6 +154,17 @@ impl Thing {
         matches!(self, Self::SendBuffer(_) | Self::ReceiveBuffer(_))
     }
 
+    /// The cookie of the namespace with which it ends; a socket may outlive its own.
+    pub fn netns(&self) -> Option<u64> {
+        match self {
+            Self::SendMaximum(netns)
+            | Self::ReceiveMaximum(netns)
+            | Self::Setting(netns, _)
+            | Self::Route { netns, .. } => Some(*netns),
+            Self::SendBuffer(_) | Self::ReceiveBuffer(_) => None,
+        }
+    }
+
     /// The cookie of the namespace and the name of the setting, if it is a maximum.
     pub fn setting(&self) -> Option<(u64, &'static str)> {
         match self {

@@ -10,6 +10,7 @@ pub mod actuate;
 pub mod allocate;
 pub mod budget;
 pub mod demand;
+mod ended;
 pub mod journal;
 pub mod log;
 pub mod pace;

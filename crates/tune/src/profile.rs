@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use taut_observe::plain;
+use taut_sys::route::Family;
 
 /// The longest name of an interface (`IFNAMSIZ` with its zero).
 const LONGEST: usize = 15;
@@ -91,6 +92,16 @@ impl Setting {
         match self {
             Self::InterfaceRedirects(index) | Self::InterfaceIpv6Redirects(index) => Some(index),
             _ => None,
+        }
+    }
+
+    /// The protocol of which it is.
+    pub fn family(self) -> Option<Family> {
+        match self {
+            Self::InterfaceRedirects(_) | Self::SourceRoutes | Self::Redirects => Some(Family::V4),
+            Self::InterfaceIpv6Redirects(_) | Self::Ipv6SourceRoutes => Some(Family::V6),
+            // Of TCP over both.
+            Self::SynCookies | Self::KeepaliveTime => None,
         }
     }
 

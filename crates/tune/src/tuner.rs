@@ -19,6 +19,7 @@ use taut_sys::sock_diag::State;
 use crate::actuate::{Actuators, Made, Socket, Undo, Undone, maxima};
 use crate::budget::{Budget, Claim};
 use crate::demand::{Because, Cap, Demand, Direction, demand, promised, segment};
+use crate::ended::Ended;
 use crate::plan::{Change, free, maximum, without_owner};
 use crate::pressure::Memory;
 use crate::profile::Profile;
@@ -65,6 +66,8 @@ pub struct Tuner {
     known: HashSet<NetnsId>,
     /// Settings of a profile; nothing: none was asked for.
     profile: Option<Watch>,
+    /// Of which namespaces the journal says nothing any more.
+    ended: Ended,
     /// What was said or tried of a connection, and in which look.
     tried: HashMap<(u64, Direction), u64>,
     /// What TCP has of the machine's memory.
@@ -141,8 +144,8 @@ pub struct Round {
     pub granted: u64,
     /// And by how much what cannot be taken away is more than may be granted.
     pub over: u64,
-    /// With a profile: there are more interfaces, or changes, than there is room for, and some are left as they are.
-    pub is_short: bool,
+    /// With a profile: where there are more interfaces, or changes, than there is room for, and some are left as they are.
+    pub short: Vec<Arc<str>>,
     /// What was asked for of routes, and is in no namespace: said once.
     pub unmatched: Vec<String>,
     /// What the look came to.
@@ -214,6 +217,7 @@ impl Tuner {
             starts: HashMap::new(),
             known: HashSet::new(),
             profile: None,
+            ended: Ended::default(),
             tried: HashMap::new(),
             memory: Memory::read,
             relieved: HashMap::new(),
@@ -269,6 +273,11 @@ impl Tuner {
         let states = self.observer.seen(&everything);
         let states = states.map(|seen| seen.tracked.last().connection.state);
         self.is_plain = { states }.all(|state| state == State::Established);
+        if let Some(actuators) = &mut self.actuators {
+            let is_whole = looked.left_out == 0 && looked.hidden == 0;
+            let namespaces = self.observer.namespaces();
+            self.ended.look(namespaces, is_whole, actuators);
+        }
         let mut round = Round {
             told: self.maxima(),
             looked,
@@ -368,7 +377,7 @@ impl Tuner {
             return;
         };
         let seen = profile.look(self.observer.namespaces(), self.actuators.as_mut(), ends);
-        round.is_short = seen.is_short;
+        round.short = seen.short;
         let told = seen.found.into_iter().map(|(netns, found)| {
             let outcome = match found.made {
                 None => Outcome::Advised,

@@ -1,12 +1,15 @@
 //! Sees to the settings of a profile, in each look, where something is there that was not there before.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use taut_observe::namespaces::Namespace;
-use taut_sys::netns::NetnsId;
+use taut_sys::netns::{self, NetnsId};
 
 use crate::actuate::Actuators;
-use crate::actuate::profile::{Found, INTERFACES_OF_ALL, JOURNALLED, Room, Space, visit};
+use crate::actuate::profile::{
+    Found, INTERFACES_OF_ALL, JOURNALLED, OWN_INTERFACES, OWN_JOURNALLED, Room, Space, visit,
+};
 use crate::profile::Profile;
 
 /// Looks after which a namespace that is not seen is taken to have ended.
@@ -30,8 +33,8 @@ pub(crate) struct Watch {
 pub(crate) struct Seen {
     /// Where, and what.
     pub(crate) found: Vec<(String, Found)>,
-    /// There was no room for some.
-    pub(crate) is_short: bool,
+    /// Where there was no room for some.
+    pub(crate) short: Vec<Arc<str>>,
 }
 
 // === impl Watch ===
@@ -59,12 +62,25 @@ impl Watch {
             *missing = if there.contains(id) { 0 } else { *missing + 1 };
             *missing < ENDED
         });
-        let interfaces: usize = self.spaces.values().map(|(s, _)| s.interfaces()).sum();
-        let mut room = Room {
-            interfaces: INTERFACES_OF_ALL.saturating_sub(interfaces),
-            entries: self.entries(actuators.as_deref_mut()),
-            is_short: false,
-        };
+        let own = namespaces.iter().find(|namespace| namespace.is_own());
+        let entries = self.entries(own, actuators.as_deref_mut());
+        // What strangers have takes nothing from the own namespace, nor the other way round.
+        let [mut room_of_own, mut room_of_others] =
+            [(true, entries[0]), (false, entries[1])].map(|(is_own, entries)| {
+                let spaces = self.spaces.iter();
+                let those =
+                    spaces.filter(|(id, _)| own.is_some_and(|own| own.id == **id) == is_own);
+                let interfaces: usize = those.map(|(_, (space, _))| space.interfaces()).sum();
+                let most = match is_own {
+                    true => OWN_INTERFACES,
+                    false => INTERFACES_OF_ALL - OWN_INTERFACES,
+                };
+                Room {
+                    interfaces: most.saturating_sub(interfaces),
+                    entries,
+                    is_short: false,
+                }
+            });
         let mut seen = Seen::default();
         for namespace in namespaces {
             if ends() {
@@ -72,7 +88,12 @@ impl Watch {
             }
             let (space, _) = self.spaces.entry(namespace.id).or_default();
             let journal = actuators.as_deref_mut().map(Actuators::journal_mut);
-            match visit(namespace, self.profile, space, journal, &mut room) {
+            let room = match namespace.is_own() {
+                true => &mut room_of_own,
+                false => &mut room_of_others,
+            };
+            room.is_short = false;
+            match visit(namespace, self.profile, space, journal, room) {
                 Ok(found) => {
                     let found = found.into_iter();
                     seen.found
@@ -80,20 +101,37 @@ impl Watch {
                 }
                 Err(error) => tracing::debug!(%error, "a namespace's settings are not known"),
             }
+            if room.is_short {
+                seen.short.push(Arc::clone(&namespace.name));
+            }
         }
-        seen.is_short = room.is_short;
         seen
     }
 
-    /// How many more the journal may have.
-    fn entries(&mut self, actuators: Option<&mut Actuators>) -> usize {
-        let Some(actuators) = actuators else { return 0 };
-        let has_room = actuators.settings() < JOURNALLED;
-        if !has_room && self.look >= self.sweep {
-            self.sweep = self.look + SWEEP;
-            actuators.forget_gone_namespaces();
+    /// How many more the journal may have: of the own namespace, and of others.
+    fn entries(
+        &mut self,
+        own: Option<&Namespace>,
+        actuators: Option<&mut Actuators>,
+    ) -> [usize; 2] {
+        let Some(actuators) = actuators else {
+            return [0; 2];
+        };
+        let cookie = own.and_then(|own| own.run(netns::cookie).ok()??.ok());
+        let room = |actuators: &Actuators| {
+            let [of_own, of_others] = actuators.settings(cookie);
+            [
+                OWN_JOURNALLED.saturating_sub(of_own),
+                (JOURNALLED - OWN_JOURNALLED).saturating_sub(of_others),
+            ]
+        };
+        let now = room(actuators);
+        if !now.contains(&0) || self.look < self.sweep {
+            return now;
         }
-        JOURNALLED.saturating_sub(actuators.settings())
+        self.sweep = self.look + SWEEP;
+        actuators.forget_gone_namespaces();
+        room(actuators)
     }
 }
 
@@ -104,6 +142,7 @@ mod tests {
 
     use super::*;
     use crate::journal::{Entry, Journal, Thing, Value};
+    use crate::plan::Change;
     use crate::profile::Setting;
 
     /// It goes with this.
@@ -142,10 +181,64 @@ mod tests {
                 Some(&mut actuators),
                 || false,
             );
-            assert_eq!(seen.is_short, is_short);
+            let short: &[&str] = if is_short { &[&name] } else { &[] };
+            assert!(
+                seen.short
+                    .iter()
+                    .map(|netns| &**netns)
+                    .eq(short.iter().copied())
+            );
             assert_eq!(seen.found.is_empty(), is_short);
             let kept = if is_short { JOURNALLED } else { 0 };
-            assert_eq!(actuators.settings(), kept + seen.found.len());
+            assert_eq!(actuators.settings(None), [0, kept + seen.found.len()]);
         }
+    }
+    #[test]
+    fn strangers_take_no_room_from_the_own_namespace() {
+        let name = |which: &str| format!("taut-tune-{}-room-{which}", std::process::id());
+        let [own, stranger, full] =
+            ["own", "stranger", "full"].map(|which| Host(Netns::create(&name(which)).unwrap()));
+        let of_stranger = stranger.0.run(netns::cookie).unwrap().unwrap();
+        // There it is the own one.
+        let seen = own.0.run(|| {
+            let dir = tempfile::tempdir().unwrap();
+            let mut journal = Journal::free(&dir.path().join("journal")).unwrap();
+            for index in 0..JOURNALLED - OWN_JOURNALLED {
+                let index = u32::try_from(index).unwrap();
+                let entry = Entry {
+                    thing: Thing::Setting(of_stranger, Setting::InterfaceRedirects(1000 + index)),
+                    before: Value::Text("1".to_owned()),
+                    after: Value::Text("0".to_owned()),
+                    earlier: None,
+                    largest: 0,
+                };
+                journal.note(entry).unwrap();
+            }
+            let mut actuators = Actuators::new(journal);
+            let mut watch = Watch::new(Profile::Security);
+            let full = namespaces::named(full.0.name()).unwrap();
+            let most = INTERFACES_OF_ALL - OWN_INTERFACES;
+            watch.spaces.insert(full.id, (Space::full(most), 0));
+            let namespaces = [
+                namespaces::own().unwrap(),
+                namespaces::named(stranger.0.name()).unwrap(),
+            ];
+            let seen = watch.look(&namespaces, Some(&mut actuators), || false);
+            actuators.undo();
+            seen
+        });
+        let seen = seen.unwrap();
+        assert!(seen.found.iter().all(|(netns, _)| netns == "-"));
+        let is_of_interface = |found: &Found| match found.change {
+            Change::Setting { setting, .. } => setting.interface().is_some(),
+            _ => false,
+        };
+        assert!(seen.found.iter().any(|(_, found)| is_of_interface(found)));
+        assert!(
+            seen.short
+                .iter()
+                .map(|netns| &**netns)
+                .eq([stranger.0.name()])
+        );
     }
 }

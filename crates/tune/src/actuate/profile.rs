@@ -5,16 +5,18 @@
 //! takes the files of a name away when an interface gives the name up, before another can have it, and files that it has taken away can be
 //! neither read nor written.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileExt as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use taut_observe::namespaces::Namespace;
-use taut_sys::{interface, netns};
+use taut_sys::interface::{self, Interfaces};
+use taut_sys::netns;
+use taut_sys::route::Family;
 
 use super::setting::{failed, same};
 use super::undo::{Spaces, Undo};
@@ -29,13 +31,24 @@ pub(crate) const INTERFACES: usize = 1024;
 pub(crate) const INTERFACES_OF_ALL: usize = 16 * INTERFACES;
 /// Settings of profiles in the journal at one time; with more nothing is set.
 pub(crate) const JOURNALLED: usize = 1 << 16;
-/// How often an interface's file is looked for, when it is not there while the interface is: while that is being called otherwise it
-/// has none.
-const TRIES: usize = 50;
-/// Between them.
-const PAUSE: Duration = Duration::from_millis(1);
-/// For so many a try counts, when there are other files of the interface: those of IPv6 come at once after those of IPv4, or not at all.
-const SURE: usize = 10;
+/// Of both, what no other namespace than one's own may have: interfaces,
+pub(crate) const OWN_INTERFACES: usize = INTERFACES;
+/// and settings, which are two for each of those, and some more.
+pub(crate) const OWN_JOURNALLED: usize = 4 * INTERFACES;
+/// Between looks for interfaces' files, when they are not there while the interfaces are: while one is being called otherwise it has none. For
+/// all interfaces of a namespace together.
+const PAUSES: [Duration; 6] = [
+    Duration::from_millis(1),
+    Duration::from_millis(2),
+    Duration::from_millis(4),
+    Duration::from_millis(8),
+    Duration::from_millis(16),
+    Duration::from_millis(32),
+];
+/// Undoing in a namespace that is not one's own takes no longer: what remains stays in the journal.
+const VISIT_MAX: Duration = Duration::from_secs(1);
+/// Nor does it in all of them together, so that whoever has sent SIGTERM need not send SIGKILL (systemd waits for 90 s).
+const VISITS_MAX: Duration = Duration::from_secs(60);
 
 /// What was looked at in a namespace. Once: what somebody sets after that is his.
 #[derive(Debug, Default)]
@@ -97,6 +110,14 @@ impl Space {
     /// Interfaces that are looked at in it.
     pub(crate) fn interfaces(&self) -> usize {
         self.interfaces.len()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn full(interfaces: usize) -> Self {
+        Self {
+            interfaces: (1..=u32::try_from(interfaces).unwrap()).collect(),
+            ..Self::default()
+        }
     }
 }
 
@@ -163,9 +184,18 @@ impl Visit<'_> {
         for &setting in self.profile.of_namespace() {
             self.look_once(setting, None);
         }
+        // A stranger's interfaces, for which there is no room, are not even listed.
+        if self.space.interfaces.is_empty() && (self.room.interfaces == 0 || self.is_full()) {
+            self.room.is_short = true;
+            return Ok(());
+        }
         let interfaces = interfaces()?;
         self.forget_gone(&interfaces);
+        self.forget_made_anew(&interfaces);
         for (index, name) in interfaces {
+            if self.is_full() {
+                break;
+            }
             if !self.admits(index) {
                 self.room.is_short = true;
                 continue;
@@ -175,6 +205,11 @@ impl Visit<'_> {
             }
         }
         Ok(())
+    }
+
+    /// There was no room in the journal for something here: to look for more of it in each look would only cost.
+    fn is_full(&self) -> bool {
+        self.journal.is_some() && self.room.entries == 0 && self.room.is_short
     }
 
     fn admits(&mut self, index: u32) -> bool {
@@ -199,13 +234,43 @@ impl Visit<'_> {
         self.room.interfaces += gone.len();
         for index in gone {
             for setting in self.profile.of_interface(index) {
-                self.space.looked.remove(&setting);
-                let thing = Thing::Setting(self.space.cookie, setting);
-                let undone = self.journal.as_mut().map(|journal| journal.undone(&thing));
-                if let Some(Err(error)) = undone {
-                    tracing::warn!(%error, "the journal goes on about an interface that is gone");
-                }
+                self.forget(setting);
             }
+        }
+    }
+
+    /// Settings that the kernel has taken away, while their interfaces stay (an MTU that is too small for them): those that it makes after that are others.
+    fn forget_made_anew(&mut self, there: &[(u32, InterfaceName)]) {
+        let names: HashMap<u32, InterfaceName> = there.iter().copied().collect();
+        let has_file = |setting: Setting, index| {
+            let path = setting.path(names.get(&index).copied());
+            path.is_some_and(|path| path.exists())
+        };
+        let looked = self.space.interfaces.iter().flat_map(|&index| {
+            let settings = self.profile.of_interface(index);
+            settings.map(|setting| (setting, index))
+        });
+        let gone = looked.filter(|&(setting, index)| {
+            // Of one that is listed the directory of IPv4 was there just now.
+            let is_listed = setting.family() == Some(Family::V4) && names.contains_key(&index);
+            self.space.looked.contains(&setting)
+                && !is_listed
+                && !has_file(setting, index)
+                && matches!(is_gone(setting), Ok(true))
+        });
+        let gone: Vec<Setting> = gone.map(|(setting, _)| setting).collect();
+        for setting in gone {
+            self.forget(setting);
+        }
+    }
+
+    /// Nothing of it is to be undone, and another in its place is looked at.
+    fn forget(&mut self, setting: Setting) {
+        self.space.looked.remove(&setting);
+        let thing = Thing::Setting(self.space.cookie, setting);
+        let undone = self.journal.as_mut().map(|journal| journal.undone(&thing));
+        if let Some(Err(error)) = undone {
+            tracing::warn!(%error, "the journal goes on about an interface's settings that are gone");
         }
     }
 
@@ -381,13 +446,14 @@ fn there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 
 /// The interfaces of the calling thread's namespace that have settings, one more than may be set at most.
 fn interfaces() -> io::Result<Vec<(u32, InterfaceName)>> {
+    let asks = Interfaces::open()?;
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc/sys/net/ipv4/conf")? {
         let Some(name) = InterfaceName::new(entry?.file_name().as_bytes()) else {
             continue;
         };
         // One that has gone since is none.
-        if let Some(index) = interface::index(&CString::new(name.as_bytes())?)? {
+        if let Some(index) = asks.index(&CString::new(name.as_bytes())?)? {
             found.push((index, name));
         }
         if found.len() > INTERFACES {
@@ -397,61 +463,141 @@ fn interfaces() -> io::Result<Vec<(u32, InterfaceName)>> {
     Ok(found)
 }
 
-/// Undoes one, whatever has happened since.
-pub(super) fn undo(
-    spaces: &Spaces,
-    cookie: u64,
-    setting: Setting,
-    entry: &Entry,
-) -> Result<Undo, ActuateError> {
-    let of = |error: io::Error| ActuateError::Setting {
-        name: setting.name(None),
-        netns: format!("with cookie {cookie}"),
-        error,
-    };
-    let Some(namespace) = spaces.get(cookie).map_err(|e| of(io::Error::other(e)))? else {
-        return Ok(Undo::Gone);
-    };
-    let undo = || -> io::Result<Undo> {
-        match netns::cookie()? == cookie {
-            true => undo_here(setting, entry),
-            false => Ok(Undo::Gone),
-        }
-    };
-    match namespace.run(undo)? {
-        Some(undone) => undone.map_err(of),
-        None => Err(of(io::Error::other("it cannot be entered any more"))),
+/// How long undoing in namespaces that are not one's own may still take.
+pub(super) struct Deadline(Duration);
+
+// === impl Deadline ===
+
+impl Deadline {
+    /// Of all of them.
+    pub(super) fn new() -> Self {
+        Self(VISITS_MAX)
+    }
+
+    /// Of this one, from now on; nothing: one's own is undone, however long it takes.
+    fn of(&self, namespace: &Namespace, now: Instant) -> Option<Instant> {
+        (!namespace.is_own()).then(|| now + VISIT_MAX.min(self.0))
     }
 }
 
-/// Called in the namespace.
-fn undo_here(setting: Setting, entry: &Entry) -> io::Result<Undo> {
-    let mut tries = 0;
-    while tries < TRIES {
-        let interface = match setting.interface() {
-            None => None,
-            Some(index) => match interface::name(index)? {
-                None => return Ok(Undo::Gone),
-                Some(name) => Some(InterfaceName::new(name.as_bytes()).ok_or_else(|| {
-                    io::Error::other(
-                        "its interface has a name under which the kernel has no settings",
-                    )
-                })?),
-            },
-        };
-        if let Some(open) = Open::new(setting, interface, true)?
-            && let Some(undone) = put_back(&open, setting, entry)?
-        {
-            return Ok(undone);
-        }
-        let has_others = Setting::InterfaceRedirects(0)
-            .path(interface)
-            .is_some_and(|path| path.exists());
-        tries += if has_others { SURE } else { 1 };
-        std::thread::sleep(PAUSE);
+/// Undoes settings of one namespace, whatever has happened since, in one visit: one for each of `entries`.
+pub(super) fn undo(
+    spaces: &Spaces,
+    cookie: u64,
+    entries: &[Entry],
+    deadline: &mut Deadline,
+) -> Vec<Result<Undo, ActuateError>> {
+    let of = |entry: &Entry, error: io::Error| ActuateError::Setting {
+        name: setting_of(entry).map_or_else(String::new, |setting| setting.name(None)),
+        netns: format!("with cookie {cookie}"),
+        error,
+    };
+    let all = |error: &str| {
+        let error = |entry| Err(of(entry, io::Error::other(error)));
+        entries.iter().map(error).collect()
+    };
+    let namespace = match spaces.get(cookie) {
+        Ok(Some(namespace)) => namespace,
+        Ok(None) => return entries.iter().map(|_| Ok(Undo::Gone)).collect(),
+        Err(error) => return all(error),
+    };
+    let begins = Instant::now();
+    let until = deadline.of(namespace, begins);
+    if until == Some(begins) {
+        return all(LATE);
     }
-    // The kernel takes an interface's settings away when its MTU is too small for them, and it has new ones after that.
-    Ok(Undo::Gone)
+    let visit = || -> io::Result<Option<Vec<_>>> {
+        Ok((netns::cookie()? == cookie)
+            .then(|| together(entries, until, undo_once, std::thread::sleep)))
+    };
+    let ran = namespace.run(visit);
+    if until.is_some() {
+        deadline.0 = deadline.0.saturating_sub(begins.elapsed());
+    }
+    match ran {
+        Ok(Some(Ok(Some(undone)))) => {
+            let told = |(entry, undo): (&Entry, io::Result<Undo>)| undo.map_err(|e| of(entry, e));
+            entries.iter().zip(undone).map(told).collect()
+        }
+        Ok(Some(Ok(None))) => entries.iter().map(|_| Ok(Undo::Gone)).collect(),
+        Ok(Some(Err(error))) => all(&error.to_string()),
+        Ok(None) => all("it cannot be entered any more"),
+        Err(error) => all(&error.to_string()),
+    }
+}
+
+/// Why something stays in the journal.
+const LATE: &str = "there was no time for more of this namespace: run `taut tune --undo` again";
+
+fn setting_of(entry: &Entry) -> Option<Setting> {
+    match entry.thing {
+        Thing::Setting(_, setting) => Some(setting),
+        _ => None,
+    }
+}
+
+/// Undoes each. Those of which nothing comes just now are waited for together.
+fn together(
+    entries: &[Entry],
+    until: Option<Instant>,
+    mut once: impl FnMut(&Entry) -> io::Result<Option<Undo>>,
+    mut wait: impl FnMut(Duration),
+) -> Vec<io::Result<Undo>> {
+    let is_late = || until.is_some_and(|until| Instant::now() >= until);
+    let mut undone: Vec<Option<io::Result<Undo>>> = entries.iter().map(|_| None).collect();
+    let mut pauses = PAUSES.into_iter();
+    loop {
+        for (entry, undone) in entries.iter().zip(&mut undone) {
+            if undone.is_none() && !is_late() {
+                *undone = once(entry).transpose();
+            }
+        }
+        if undone.iter().all(Option::is_some) || is_late() {
+            break;
+        }
+        let Some(pause) = pauses.next() else { break };
+        wait(pause);
+    }
+    let why = if is_late() { LATE } else { NO_FILES };
+    let left = || Err(io::Error::other(why));
+    undone
+        .into_iter()
+        .map(|undo| undo.unwrap_or_else(left))
+        .collect()
+}
+
+/// Why something stays in the journal.
+const NO_FILES: &str = "its interface is there, and its settings are not found: it may be called otherwise all the time";
+
+/// Called in the namespace. `None`: its interface is being called otherwise, so that it has no file just now.
+fn undo_once(entry: &Entry) -> io::Result<Option<Undo>> {
+    let Some(setting) = setting_of(entry) else {
+        return Err(io::Error::other("it is no setting"));
+    };
+    let interface = match setting.interface() {
+        None => None,
+        Some(index) => match interface::name(index)? {
+            None => return Ok(Some(Undo::Gone)),
+            Some(name) => Some(InterfaceName::new(name.as_bytes()).ok_or_else(|| {
+                io::Error::other("its interface has a name under which the kernel has no settings")
+            })?),
+        },
+    };
+    if let Some(open) = Open::new(setting, interface, true)?
+        && let Some(undone) = put_back(&open, setting, entry)?
+    {
+        return Ok(Some(undone));
+    }
+    Ok(is_gone(setting)?.then_some(Undo::Gone))
+}
+
+/// Whether the setting, which has no file, is there no more. The kernel takes an interface's settings away when its MTU is too small for them, and it has
+/// new ones after that; while it is being called otherwise it has no files, and keeps its settings.
+fn is_gone(setting: Setting) -> io::Result<bool> {
+    match (setting.interface(), setting.family()) {
+        (Some(index), Some(family)) => Ok(!interface::has(index, family)?),
+        _ => Ok(true),
+    }
 }
 
 /// `None`: the file is not there any more.
@@ -493,21 +639,28 @@ fn parts(value: &Value) -> Option<(i64, Option<&str>)> {
 // === impl Actuators ===
 
 impl Actuators {
-    /// How many settings of profiles the journal has.
-    pub(crate) fn settings(&self) -> usize {
+    /// How many settings of profiles the journal has: of the namespace with this cookie, and of others.
+    pub(crate) fn settings(&self, own: Option<u64>) -> [usize; 2] {
         let entries = self.journal().entries();
-        entries
-            .filter(|entry| settings_of(&entry.thing).is_some())
-            .count()
+        let netns = entries.filter_map(|entry| settings_of(&entry.thing));
+        netns.fold([0, 0], |[of_own, of_others], netns| {
+            match Some(netns) == own {
+                true => [of_own + 1, of_others],
+                false => [of_own, of_others + 1],
+            }
+        })
     }
 
-    /// Those of namespaces that are gone say nothing.
+    /// What the journal has of namespaces that are gone says nothing.
     pub(crate) fn forget_gone_namespaces(&mut self) {
         let spaces = Spaces::now();
+        self.forget_namespaces(|cookie| matches!(spaces.get(cookie), Ok(None)));
+    }
+
+    /// The same of those that are known to be gone.
+    pub(crate) fn forget_namespaces(&mut self, is_gone: impl Fn(u64) -> bool) {
         let entries = self.journal().entries();
-        let gone = entries.filter(|entry| {
-            settings_of(&entry.thing).is_some_and(|cookie| matches!(spaces.get(cookie), Ok(None)))
-        });
+        let gone = entries.filter(|entry| entry.thing.netns().is_some_and(&is_gone));
         let gone: Vec<Thing> = gone.map(|entry| entry.thing.clone()).collect();
         for thing in gone {
             if let Err(error) = self.journal_mut().undone(&thing) {

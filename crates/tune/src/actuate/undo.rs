@@ -41,6 +41,16 @@ impl Spaces {
         self.by_cookie.values()
     }
 
+    /// Which are undone first: the own, then those with a name, then others. A container cannot make the host wait.
+    pub(super) fn turn(&self, cookie: u64) -> u8 {
+        match self.by_cookie.get(&cookie) {
+            Some(namespace) if namespace.is_own() => 0,
+            Some(namespace) if namespace.is_named() => 1,
+            Some(_) => 2,
+            None => 3,
+        }
+    }
+
     /// Not all of them could be looked into.
     pub(super) fn is_partial(&self) -> bool {
         self.is_partial
