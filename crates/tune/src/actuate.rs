@@ -281,7 +281,7 @@ impl Actuators {
         let after = with_third(&before, to);
         let thing = maximum(cookie, direction);
         self.note(thing, Value::Text(before), Value::Text(after.clone()))?;
-        write(namespace, name, &after)
+        write(namespace, cookie, name, &after)
     }
 
     /// A namespace began with a maximum that another had been given: at the end it has `original`. `false`: it is gone.
