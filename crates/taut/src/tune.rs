@@ -207,6 +207,7 @@ fn rounds(
             round.is_short,
             "there are more interfaces, or settings, than --profile sets: some are left as they are (docs/tune.md, Security profile)",
         );
+        round.troubles.iter().for_each(|text| say(text));
         for text in &round.unmatched {
             say(&format!(
                 "no namespace that is looked at has a route to {text} in its main table (one that comes later is taken)"

@@ -146,6 +146,8 @@ pub struct Round {
     pub is_short: bool,
     /// What was asked for of routes, and is in no namespace: said once.
     pub unmatched: Vec<String>,
+    /// What keeps routes of a namespace from being looked at: each said once.
+    pub troubles: Vec<String>,
     /// What the look came to.
     pub looked: Looked,
 }
@@ -278,8 +280,10 @@ impl Tuner {
         self.settings(&mut round, &ends);
         if let Some(routes) = &mut self.routes {
             let namespaces = self.observer.namespaces();
-            let told = routes.look(self.look, namespaces, self.actuators.as_mut());
-            round.told.extend(told);
+            let actuators = self.actuators.as_mut();
+            let seen = routes.look(self.look, namespaces, &self.known, actuators, &ends);
+            round.told.extend(seen.told);
+            round.troubles = seen.troubles;
             round.unmatched = routes.unmatched();
         }
         let limit = self.look.saturating_sub(AGAIN);

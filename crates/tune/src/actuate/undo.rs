@@ -82,6 +82,15 @@ impl Spaces {
         spaces
     }
 
+    /// These, as they were found a while ago.
+    #[cfg(test)]
+    pub(super) fn of(spaces: impl IntoIterator<Item = (u64, Namespace)>) -> Self {
+        Self {
+            by_cookie: spaces.into_iter().collect(),
+            is_partial: false,
+        }
+    }
+
     /// The one with this cookie; `None`: it is gone.
     ///
     /// # Errors
