@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ipnet::IpNet;
 use taut_observe::namespaces;
@@ -285,23 +286,37 @@ fn a_route_that_a_list_misses_is_not_taken_for_gone() {
         [delete, line.clone()]
     });
     let churn: Vec<String> = churn.collect();
-    let ends = std::sync::atomic::AtomicBool::new(false);
-    let ends = &ends;
+    let ends = &AtomicBool::new(false);
     let mut restored = 0;
     std::thread::scope(|scope| {
         let (host, churn) = (&host, &churn);
         scope.spawn(move || {
-            while !ends.load(std::sync::atomic::Ordering::Relaxed) {
+            while !ends.load(Ordering::Relaxed) {
                 host.batch(churn);
             }
         });
-        for _ in 0..3 {
-            let undone = actuators.undo();
-            assert_eq!((undone.gone, undone.others), (0, 0), "{undone:?}");
-            restored += undone.restored;
-            assert_eq!(undone.failed, COUNT - restored);
+        // Whatever fails here, it ends.
+        let tries = || {
+            let mut unsteady = 0;
+            while unsteady < 50 {
+                match space.list(1, &|| true) {
+                    Ok(listed) => assert_eq!(listed.len(), COUNT),
+                    Err(ActuateError::Unsteady { .. }) => unsteady += 1,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            for _ in 0..3 {
+                let undone = actuators.undo();
+                assert_eq!((undone.gone, undone.others), (0, 0), "{undone:?}");
+                restored += undone.restored;
+                assert_eq!(undone.failed, COUNT - restored);
+            }
+        };
+        let tried = std::panic::catch_unwind(std::panic::AssertUnwindSafe(tries));
+        ends.store(true, Ordering::Relaxed);
+        if let Err(panic) = tried {
+            std::panic::resume_unwind(panic);
         }
-        ends.store(true, std::sync::atomic::Ordering::Relaxed);
     });
     restored += actuators.undo().restored;
     assert_eq!(restored, COUNT);
