@@ -180,9 +180,14 @@ impl Routes {
     ///
     /// # Errors
     /// The system's.
-    pub fn heard(&mut self, mut each: impl FnMut(Heard<'_>)) -> Result<bool, Errno> {
+    pub fn heard(&mut self, each: impl FnMut(Heard<'_>)) -> Result<bool, Errno> {
+        self.heard_of(HEARD_AT_ONCE, each)
+    }
+
+    /// Of no more than so many datagrams.
+    fn heard_of(&mut self, most: usize, mut each: impl FnMut(Heard<'_>)) -> Result<bool, Errno> {
         let mut is_whole = true;
-        for _ in 0..HEARD_AT_ONCE {
+        for _ in 0..most {
             let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
             let (filled, whole, from) = match recvfrom(&self.hears, &mut self.answer[..], flags) {
                 Ok((filled, whole, from)) => (filled, whole, from),
@@ -291,7 +296,10 @@ fn parse(
 
 #[cfg(test)]
 mod tests {
+    use rustix::net::sendto;
+
     use super::*;
+    use crate::netns::Netns;
 
     #[test]
     fn a_list_has_routes_of_its_family_only() {
@@ -307,6 +315,25 @@ mod tests {
             );
             is_whole.unwrap();
         }
+    }
+
+    #[test]
+    fn what_somebody_else_says_is_not_believed_and_not_read_without_end() {
+        let name = format!("taut-sys-{}-heard", std::process::id());
+        let netns = Netns::create(&name).unwrap();
+        let open = || (Routes::open().unwrap(), socket(0).unwrap());
+        let opened = netns.run(open);
+        Netns::delete(&name).unwrap();
+        let (mut routes, talks) = opened.unwrap();
+        let text = message(RTM_NEWROUTE, 1, &[2; 12]);
+        for _ in 0..5 {
+            let to = SocketAddrNetlink::new(0, GROUPS);
+            // The kernel itself, to whom it goes too, does not take it.
+            sendto(&talks, &text, SendFlags::empty(), &to).unwrap();
+        }
+        let mut heard_of = |most| routes.heard_of(most, |heard| panic!("{heard:?}"));
+        assert_eq!(heard_of(3), Ok(false));
+        assert_eq!(heard_of(3), Ok(true));
     }
 
     /// A message about `sequence`, as the kernel would send it.

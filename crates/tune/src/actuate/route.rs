@@ -24,10 +24,9 @@ pub(crate) const TRIES: usize = 3;
 const TRIES_AT_THE_END: usize = 50;
 /// How often routes are listed at the end: one that is changed meanwhile, or is not there, is looked for again.
 const LISTS_AT_THE_END: usize = 5;
-/// What undoing takes at most in this program's own namespace, in another, and in all others together.
+/// What undoing takes at most in this program's own namespace, and in all others together.
 const UNDO_OWN: Duration = Duration::from_secs(20);
-const UNDO: Duration = Duration::from_secs(2);
-const UNDO_OF_ALL: Duration = Duration::from_secs(40);
+const UNDO_OTHERS: Duration = Duration::from_secs(40);
 
 /// A namespace, whose routes can be listed and replaced as long as this lives.
 #[derive(Debug)]
@@ -294,8 +293,7 @@ impl Actuators {
     }
 }
 
-/// Undoes what was done to routes, this program's own namespace first. The others cannot keep it for longer than [`UNDO`] each, and [`UNDO_OF_ALL`]
-/// together: what remains then is for another time.
+/// Undoes what was done to routes, this program's own namespace first. What there is no time for is for another time.
 pub(super) fn undo_routes(
     spaces: &Spaces,
     entries: Vec<Entry>,
@@ -307,19 +305,38 @@ pub(super) fn undo_routes(
         }
     }
     let own = netns::cookie().ok();
-    let mut groups: Vec<_> = by_cookie.into_iter().collect();
-    groups.sort_by_key(|(cookie, _)| (Some(*cookie) != own, *cookie));
-    let mut of_all = None;
+    let own = own.and_then(|own| by_cookie.remove_entry(&own));
+    let mut undone = undo_in_turn(spaces, own.into_iter().collect(), UNDO_OWN);
+    let others = by_cookie.into_iter().collect();
+    undone.extend(undo_in_turn(spaces, others, UNDO_OTHERS));
+    undone
+}
+
+/// The same of these namespaces. Each has an even part of what is left of the time, and what was too little for is tried again when all had their turn: a slow one keeps
+/// no other waiting.
+fn undo_in_turn(
+    spaces: &Spaces,
+    mut waiting: Vec<(u64, Vec<(Name, Entry)>)>,
+    time: Duration,
+) -> Vec<(Entry, Result<Undo, ActuateError>)> {
+    let end = Instant::now() + time;
     let mut undone = Vec::new();
-    for (cookie, entries) in groups {
-        let now = Instant::now();
-        let end = match Some(cookie) == own {
-            true => now + UNDO_OWN,
-            false => (now + UNDO).min(*of_all.get_or_insert(now + UNDO_OF_ALL)),
-        };
-        let results = undo_in(spaces, cookie, &entries, &|| Instant::now() < end);
-        let entries = entries.into_iter().map(|(_, entry)| entry);
-        undone.extend(entries.zip(results));
+    for is_last in [false, true] {
+        let mut remain = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
+        for (cookie, entries) in std::mem::take(&mut waiting) {
+            let now = Instant::now();
+            let until = now + end.saturating_duration_since(now) / remain.max(1);
+            remain = remain.saturating_sub(1);
+            let results = undo_in(spaces, cookie, &entries, &|| Instant::now() < until);
+            let is_again = !is_last && Instant::now() >= until;
+            let (again, done): (Vec<_>, Vec<_>) = { entries.into_iter().zip(results) }
+                .partition(|(_, result)| is_again && result.is_err());
+            undone.extend(done.into_iter().map(|((_, entry), result)| (entry, result)));
+            if !again.is_empty() {
+                let again = again.into_iter().map(|(entry, _)| entry);
+                waiting.push((cookie, again.collect()));
+            }
+        }
     }
     undone
 }

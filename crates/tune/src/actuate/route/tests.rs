@@ -134,12 +134,15 @@ fn a_route_is_set_and_set_back() {
 fn what_somebody_changes_after_it_was_listed_stays() {
     let host = Host::new("meanwhile");
     host.ip("route add default via 10.9.0.2");
-    let (mut actuators, _dir) = actuators();
+    let (mut actuators, dir) = actuators();
     let mut space = host.space();
     let listed = defaults(&mut space);
     host.ip("route replace default via 10.9.0.3 mtu 1300");
     let theirs = host.routes();
     assert_eq!(set(&mut actuators, &mut space, &listed[0]), Made::Meanwhile);
+    // Nothing but its first line was ever written.
+    let journal = std::fs::read_to_string(dir.path().join("journal")).unwrap();
+    assert_eq!(journal.lines().count(), 1, "{journal}");
     assert_eq!(host.routes(), theirs);
     assert_eq!(actuators.journal().entries().count(), 0);
     // Listed again, it is what they have made it.
@@ -161,6 +164,60 @@ fn what_somebody_changes_at_the_last_moment_is_put_back() {
     let theirs = host.routes();
     assert_eq!(space.replace(&listed[0], TWENTY).unwrap(), Made::Meanwhile);
     assert_eq!(host.routes(), theirs);
+}
+
+#[test]
+fn of_one_that_may_not_be_back_as_it_was_it_is_said() {
+    let host = Host::new("back");
+    host.ip("-6 route add default dev v0 metric 7");
+    let mut space = host.space();
+    let listed = defaults(&mut space);
+    space.hear(None).unwrap();
+    host.ip("-6 route replace default dev v0 metric 7 expires 900");
+    let made = space.replace(&listed[0], TWENTY);
+    assert!(
+        matches!(made, Err(ActuateError::NotBack { .. })),
+        "{made:?}"
+    );
+}
+
+#[test]
+fn routes_are_undone_together_and_what_there_is_no_time_for_stays_in_the_journal() {
+    const COUNT: usize = 1000;
+    let host = Host::new("together");
+    let lines = (0..COUNT).map(|at| format!("route add default via 10.9.0.2 metric {at}"));
+    host.batch(&lines.collect::<Vec<_>>());
+    let before = host.routes();
+    let (mut actuators, _dir) = actuators();
+    let mut space = host.space();
+    for route in &defaults(&mut space) {
+        assert_eq!(set(&mut actuators, &mut space, route), Made::Set);
+    }
+    let entries = actuators.journal().entries().cloned();
+    let entries = entries.map(|entry| match entry.thing {
+        Thing::Route { name, .. } => (name, entry),
+        _ => panic!("{entry:?}"),
+    });
+    let entries = entries.collect::<Vec<_>>();
+    let spaces = Spaces::of([(space.cookie, host.namespace.clone())]);
+    // It is asked for each datagram of a list, and for each route.
+    let asked = std::cell::Cell::new(0);
+    let until = |most: usize| {
+        asked.set(0);
+        let goes_on = || asked.replace(asked.get() + 1) < most;
+        let results = undo_in(&spaces, space.cookie, &entries, &goes_on);
+        let is_left = |result: &&Result<Undo, ActuateError>| {
+            matches!(result, Err(ActuateError::NotUndone { .. }))
+        };
+        assert_eq!(results.len(), COUNT);
+        results.iter().filter(is_left).count()
+    };
+    assert_eq!(until(0), COUNT);
+    let left = until(COUNT / 2);
+    assert!(left > COUNT / 2 && left < COUNT, "{left}");
+    assert_eq!(until(2 * COUNT), 0);
+    assert!(asked.get() < COUNT + COUNT / 2);
+    assert_eq!(host.routes(), before);
 }
 
 #[test]
