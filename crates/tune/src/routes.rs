@@ -245,20 +245,19 @@ impl Routes {
                     });
                     continue;
                 }
-                let outcome = self.make(&mut space, route, actuators.as_deref_mut());
-                let (change, outcome) = match outcome {
+                let (change, outcome) = match self.make(&mut space, route, actuators.as_deref_mut())
+                {
                     None => continue,
-                    Some((_, Err(Meanwhile))) => {
+                    Some((_, Came::Meanwhile)) => {
                         meanwhile = true;
                         continue;
                     }
-                    Some((_, Ok(Err(left))))
-                        if !self.is_new(at, known, route.name, &left, seen) =>
-                    {
-                        continue;
-                    }
-                    Some((change, Ok(outcome))) => {
-                        (change, outcome.unwrap_or_else(Outcome::Failed))
+                    Some((change, Came::Told(outcome))) => (change, outcome),
+                    Some((change, Came::Left(why))) => {
+                        match self.is_new(at, known, route.name, &why, seen) {
+                            true => (change, Outcome::Failed(why)),
+                            false => continue,
+                        }
                     }
                 };
                 if is_first_time && outcome == Outcome::Made {
@@ -312,7 +311,7 @@ impl Routes {
         space: &mut Space,
         route: &Route,
         actuators: Option<&mut Actuators>,
-    ) -> Option<(Change, Result<Result<Outcome, String>, Meanwhile>)> {
+    ) -> Option<(Change, Came)> {
         let name = route.name;
         let change = |to| Change::Route {
             name,
@@ -335,19 +334,25 @@ impl Routes {
                     None => Outcome::Advised,
                     Some(Ok(RouteMade::Set)) => Outcome::Made,
                     Some(Ok(RouteMade::Gone)) => Outcome::Gone,
-                    Some(Ok(RouteMade::Meanwhile)) => return Some((change(to), Err(Meanwhile))),
+                    Some(Ok(RouteMade::Meanwhile)) => return Some((change(to), Came::Meanwhile)),
                     Some(Ok(RouteMade::Refused(error))) => Outcome::Failed(error.to_string()),
                     Some(Err(error)) => Outcome::Failed(error.to_string()),
                 };
-                return Some((change(to), Ok(Ok(outcome))));
+                return Some((change(to), Came::Told(outcome)));
             }
         };
-        Some((change(self.asked), Ok(Err(left))))
+        Some((change(self.asked), Came::Left(left)))
     }
 }
 
-/// Somebody else changes it just now.
-struct Meanwhile;
+/// What came of a route.
+enum Came {
+    Told(Outcome),
+    /// It is left alone: why.
+    Left(String),
+    /// Somebody else changes it just now.
+    Meanwhile,
+}
 
 // === impl Known ===
 
