@@ -145,14 +145,23 @@ impl Routes {
         let mut seen = Seen::default();
         let mut room = Room::default();
         let mut end_of_all = None;
-        for (at, namespace) in namespaces.iter().enumerate() {
+        // Then it is the turn of who has waited longest: a slow one keeps no other waiting for ever.
+        let mut order: Vec<(usize, &Namespace)> = namespaces.iter().enumerate().collect();
+        order.sort_by_key(|(at, namespace)| {
+            let due = self
+                .known
+                .get(&namespace.id)
+                .map_or(look, |known| known.due);
+            (*at != 0, due)
+        });
+        for (at, namespace) in order {
             let Some(&cookie) = cookies.get(&namespace.id) else {
                 continue;
             };
             let known = self.known.remove(&namespace.id);
             let mut known = known
                 .filter(|known| known.cookie == cookie)
-                .unwrap_or_else(|| Known::new(cookie));
+                .unwrap_or_else(|| Known::new(cookie, look));
             let is_first = at == 0;
             let now = Instant::now();
             let end = match is_first {
@@ -221,13 +230,13 @@ impl Routes {
         }
         for _ in 0..TRIES {
             let routes = space.list(TRIES, at.goes_on)?;
+            for (chosen, found) in self.chosen.iter().zip(&mut self.found) {
+                *found |= routes.iter().any(|route| chosen.takes(&route.name));
+            }
             let mut meanwhile = false;
             for route in &routes {
                 if !(at.goes_on)() {
                     return Ok(false);
-                }
-                for (chosen, found) in self.chosen.iter().zip(&mut self.found) {
-                    *found |= chosen.takes(&route.name);
                 }
                 let is_first_time = actuators
                     .as_deref()
@@ -357,10 +366,10 @@ enum Came {
 // === impl Known ===
 
 impl Known {
-    fn new(cookie: u64) -> Self {
+    fn new(cookie: u64, due: u64) -> Self {
         Self {
             cookie,
-            due: 0,
+            due,
             is_listed: false,
             said: HashSet::new(),
             troubles: HashSet::new(),

@@ -92,14 +92,19 @@ fn look(
 #[test]
 fn an_end_is_heard_between_routes_and_the_rest_is_set_soon() {
     const COUNT: usize = 500;
-    let host = Host::new("ends", &defaults(COUNT));
+    let mut lines = defaults(COUNT);
+    // It is listed last, and is there.
+    lines.push("route add 10.20.0.0/16 via 10.9.0.2 initcwnd 20".to_owned());
+    let host = Host::new("ends", &lines);
     let (mut actuators, _dir) = actuators();
-    let mut routes = twenty();
+    let chosen = ["default", "10.20.0.0/16"].map(|text| text.parse().unwrap());
+    let mut routes = Routes::new(chosen.into(), twenty().asked);
     let asked = Cell::new(0);
     let ends = || asked.replace(asked.get() + 1) >= 50;
     let seen = look(&mut routes, 1, &[&host], &mut actuators, &ends);
     assert!(!seen.told.is_empty() && seen.told.len() < 50);
     assert!(seen.troubles.is_empty());
+    assert_eq!(routes.unmatched(), Vec::<String>::new());
     let rest = COUNT - seen.told.len();
     assert_eq!(actuators.journal().entries().count(), seen.told.len());
     let seen = look(&mut routes, 2, &[&host], &mut actuators, &|| false);
@@ -136,9 +141,8 @@ fn a_namespace_that_has_the_inode_of_another_is_looked_at() {
     let (mut actuators, _dir) = actuators();
     let mut routes = twenty();
     let gone = Known {
-        due: 1000,
         is_listed: true,
-        ..Known::new(host.cookie() + 1)
+        ..Known::new(host.cookie() + 1, 1000)
     };
     routes.known.insert(host.namespace.id, gone);
     let seen = look(&mut routes, 2, &[&host], &mut actuators, &|| false);
@@ -206,4 +210,23 @@ fn what_is_said_of_one_namespace_keeps_nothing_of_another_from_being_said() {
     assert!(seen.troubles[0].contains("more are left as they are than are told"));
     let seen = look(&mut routes, 1 + AGAIN, &hosts, &mut actuators, &|| false);
     assert_eq!((seen.told.len(), seen.troubles.len()), (0, 0));
+}
+
+#[test]
+fn who_has_waited_longest_has_his_turn_first() {
+    let hosts = [
+        Host::new("turn-first", &[]),
+        Host::new("turn-slow", &defaults(100)),
+        Host::new("turn-next", &defaults(1)),
+    ];
+    let (mut actuators, _dir) = actuators();
+    let mut routes = twenty();
+    let hosts = [&hosts[0], &hosts[1], &hosts[2]];
+    let asked = Cell::new(0);
+    let ends = || asked.replace(asked.get() + 1) >= 50;
+    let seen = look(&mut routes, 1, &hosts, &mut actuators, &ends);
+    assert!(!seen.told.is_empty() && seen.told.len() < 50);
+    let seen = look(&mut routes, 1 + SOON, &hosts, &mut actuators, &|| false);
+    assert_eq!(*seen.told[0].netns, *hosts[2].namespace.name);
+    assert_eq!(actuators.undo().restored, 101);
 }
