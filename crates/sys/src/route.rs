@@ -4,7 +4,7 @@
 //! of what is in it, so that nothing of it gets lost.
 
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use netlink_packet_core::NetlinkBuffer;
 use rustix::net::netlink::SocketAddrNetlink;
@@ -33,8 +33,8 @@ const ROOM: usize = 64 << 10;
 const HEARD: usize = 4 << 20;
 /// The kernel answers at once; this is against a kernel that does not.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// No list takes longer: a million routes are some seconds.
-const LIST_MAX: Duration = Duration::from_secs(20);
+/// Datagrams that are read of what is heard, at one time. There is not room for so many: who is root in the namespace talks as fast as they are read.
+const HEARD_AT_ONCE: usize = 10_000;
 
 /// Of which protocol routes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,11 +113,19 @@ impl Routes {
         })
     }
 
-    /// Hands over every route of the main table. `false`: routes changed meanwhile, and the list may not be whole.
+    /// Hands over every route of the main table, as long as it `goes_on`. `false`: the kernel says that the list is not whole.
+    ///
+    /// It says so of other lists, and of those of routes never: it goes on where it was by the destination in IPv4, and in IPv6 by how many routes it has told of,
+    /// so that some that nobody has touched are missing, or are told twice, where another came or went. Whether one did is [heard](Self::heard).
     ///
     /// # Errors
-    /// `EAGAIN`, `ETIMEDOUT`: the kernel does not answer, or without end. `EMSGSIZE`: it answers with more than it may.
-    pub fn list(&mut self, family: Family, mut each: impl FnMut(&[u8])) -> Result<bool, Errno> {
+    /// `EAGAIN`: the kernel does not answer. `ETIMEDOUT`: it did not go on for so long. `EMSGSIZE`: the kernel answers with more than it may.
+    pub fn list(
+        &mut self,
+        family: Family,
+        goes_on: impl Fn() -> bool,
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<bool, Errno> {
         // `struct rtmsg`; of a list only the table is read.
         let mut asked = [0; 12];
         (asked[0], asked[4]) = (family.number(), RT_TABLE_MAIN);
@@ -128,8 +136,7 @@ impl Routes {
             });
         send(&self.asks, request.bytes(), SendFlags::empty())?;
         let mut is_whole = true;
-        let end = Instant::now() + LIST_MAX;
-        while Instant::now() < end {
+        while goes_on() {
             let datagram = receive(&self.asks, &mut self.answer)?;
             let parsed = parse(datagram, self.sequence, |kind, flags, body| {
                 is_whole &= flags & DUMP_INTERRUPTED == 0;
@@ -168,14 +175,19 @@ impl Routes {
         }
     }
 
-    /// Hands over what was heard since it was called the last time, or since this was opened, in the kernel's order. `false`: it was more than there was room for, and some is
-    /// not told.
+    /// Hands over what was heard since it was called the last time, or since this was opened, in the kernel's order. `false`: it was more than there was room for, or more than is
+    /// read at one time, and some is not told.
     ///
     /// # Errors
     /// The system's.
-    pub fn heard(&mut self, mut each: impl FnMut(Heard<'_>)) -> Result<bool, Errno> {
+    pub fn heard(&mut self, each: impl FnMut(Heard<'_>)) -> Result<bool, Errno> {
+        self.heard_of(HEARD_AT_ONCE, each)
+    }
+
+    /// Of no more than so many datagrams.
+    fn heard_of(&mut self, most: usize, mut each: impl FnMut(Heard<'_>)) -> Result<bool, Errno> {
         let mut is_whole = true;
-        loop {
+        for _ in 0..most {
             let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
             let (filled, whole, from) = match recvfrom(&self.hears, &mut self.answer[..], flags) {
                 Ok((filled, whole, from)) => (filled, whole, from),
@@ -207,6 +219,7 @@ impl Routes {
                 datagram = datagram.get(length..).unwrap_or_default();
             }
         }
+        Ok(false)
     }
 }
 
@@ -283,18 +296,44 @@ fn parse(
 
 #[cfg(test)]
 mod tests {
+    use rustix::net::sendto;
+
     use super::*;
+    use crate::netns::Netns;
 
     #[test]
     fn a_list_has_routes_of_its_family_only() {
         let mut routes = Routes::open().unwrap();
         for family in [Family::V4, Family::V6] {
-            let is_whole = routes.list(family, |route| {
-                assert_eq!(route.first(), Some(&family.number()));
-                assert!(route.len() >= 12);
-            });
+            let is_whole = routes.list(
+                family,
+                || true,
+                |route| {
+                    assert_eq!(route.first(), Some(&family.number()));
+                    assert!(route.len() >= 12);
+                },
+            );
             is_whole.unwrap();
         }
+    }
+
+    #[test]
+    fn what_somebody_else_says_is_not_believed_and_not_read_without_end() {
+        let name = format!("taut-sys-{}-heard", std::process::id());
+        let netns = Netns::create(&name).unwrap();
+        let open = || (Routes::open().unwrap(), socket(0).unwrap());
+        let opened = netns.run(open);
+        Netns::delete(&name).unwrap();
+        let (mut routes, talks) = opened.unwrap();
+        let text = message(RTM_NEWROUTE, 1, &[2; 12]);
+        for _ in 0..5 {
+            let to = SocketAddrNetlink::new(0, GROUPS);
+            // The kernel itself, to whom it goes too, does not take it.
+            sendto(&talks, &text, SendFlags::empty(), &to).unwrap();
+        }
+        let mut heard_of = |most| routes.heard_of(most, |heard| panic!("{heard:?}"));
+        assert_eq!(heard_of(3), Ok(false));
+        assert_eq!(heard_of(3), Ok(true));
     }
 
     /// A message about `sequence`, as the kernel would send it.

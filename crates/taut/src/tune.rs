@@ -211,6 +211,7 @@ fn rounds(
                 say(&short_of(netns));
             }
         }
+        round.troubles.iter().for_each(|text| say(text));
         for text in &round.unmatched {
             say(&format!(
                 "no namespace that is looked at has a route to {text} in its main table (one that comes later is taken)"

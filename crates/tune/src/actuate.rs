@@ -16,8 +16,10 @@ use taut_sys::borrow::Borrowed;
 use taut_sys::netns::NetnsError;
 
 use self::inside::Inside;
-use self::route::undo_route;
-pub(crate) use self::route::{Made as RouteMade, Space};
+use self::route::undo_routes;
+pub(crate) use self::route::{
+    Made as RouteMade, ROUTES, ROUTES_OF_ALL, Space, TRIES as TRIES_OF_ROUTES,
+};
 pub use self::setting::maxima;
 use self::setting::{read, write};
 use self::socket::{Holders, bytes, is_fixed, set};
@@ -92,7 +94,7 @@ pub enum ActuateError {
         error: io::Error,
     },
     /// Of all routes.
-    #[error("routes of namespace {netns}: {error}")]
+    #[error("routes of namespace {netns}: {error}{}", hint_of_routes(*error))]
     Routes {
         /// Where.
         netns: String,
@@ -120,6 +122,38 @@ pub enum ActuateError {
     NotTaken {
         /// Which.
         route: Name,
+    },
+    /// Others came and went while they were listed.
+    #[error("routes of namespace {netns}: they change faster than they can be listed")]
+    Unsteady {
+        /// Where.
+        netns: String,
+    },
+    /// They are not looked at.
+    #[error(
+        "routes of namespace {netns}: more than {ROUTES} of them are of the destinations that were asked for: all are left as they are"
+    )]
+    TooMany {
+        /// Where.
+        netns: String,
+    },
+    /// Somebody else's was replaced, and is not what it was.
+    #[error(
+        "route {route}: somebody changed it at the same moment, and what he made may not be back as it was ({why}): look at it"
+    )]
+    NotBack {
+        /// Which.
+        route: Name,
+        /// Why.
+        why: String,
+    },
+    /// What was done to all of its namespace stays for now.
+    #[error("route {route}: {why}")]
+    NotUndone {
+        /// Which.
+        route: Name,
+        /// Why.
+        why: String,
     },
     /// Its namespace is not found, and may be there.
     #[error(
@@ -166,6 +200,13 @@ fn hint_of_route(error: Errno) -> &'static str {
             " (what it leads to is down, or not to be reached: the kernel takes no such route, and it stays as it is)"
         }
         Errno::BUSY => " (somebody else changes it all the time)",
+        _ => "",
+    }
+}
+
+fn hint_of_routes(error: Errno) -> &'static str {
+    match error {
+        Errno::TIMEDOUT => " (to list them takes too long)",
         _ => "",
     }
 }
@@ -284,7 +325,7 @@ impl Actuators {
         let after = with_third(&before, to);
         let thing = maximum(cookie, direction);
         self.note(thing, Value::Text(before), Value::Text(after.clone()))?;
-        write(namespace, name, &after)
+        write(namespace, cookie, name, &after)
     }
 
     /// A namespace began with a maximum that another had been given: at the end it has `original`. `false`: it is gone.
@@ -367,13 +408,17 @@ impl Actuators {
     pub fn undo(&mut self) -> Undone {
         let mut undone = Undone::default();
         self.begin();
-        let mut entries: Vec<Entry> = self.journal.entries().cloned().collect();
+        let entries: Vec<Entry> = self.journal.entries().cloned().collect();
         let is_setting = |entry: &Entry| {
             entry.thing.setting().is_some()
                 || matches!(entry.thing, Thing::Setting(..) | Thing::Route { .. })
         };
         // A machine may have thousands of namespaces: they are looked through once, and only if it is for something.
         let spaces = entries.iter().any(is_setting).then(Spaces::now);
+        // Of a namespace those are undone together, because each list of routes has all of them; after what takes no time.
+        let (routes, mut entries): (Vec<_>, Vec<_>) = entries
+            .into_iter()
+            .partition(|entry| matches!(entry.thing, Thing::Route { .. }));
         if let Some(spaces) = &spaces {
             order(&mut entries, spaces);
         }
@@ -399,9 +444,6 @@ impl Actuators {
                 (Thing::ReceiveBuffer(cookie), ..) => {
                     undo_buffer(&mut self.holders, *cookie, Direction::Receive, &entry)
                 }
-                (Thing::Route { netns, name }, _, Some(spaces)) => {
-                    undo_route(spaces, *netns, name, &entry)
-                }
                 (_, Some((netns, name)), Some(spaces)) => undo_setting(spaces, netns, name, &entry),
                 _ => {
                     tracing::warn!(thing = ?entry.thing, "not undone: this program sets no such thing");
@@ -415,6 +457,11 @@ impl Actuators {
                 continue;
             }
             self.count(undo, &entry, &mut undone);
+        }
+        if let Some(spaces) = &spaces {
+            for (entry, undo) in undo_routes(spaces, routes) {
+                self.count(undo, &entry, &mut undone);
+            }
         }
         if !left.is_empty() {
             for (entry, undo) in left.iter().zip(self.undo_unowned(&left)) {

@@ -3,6 +3,7 @@
 //! The kernel replaces a route as a whole. So its own message is sent back to it, byte for byte but for these two metrics; a route that would not
 //! come back as it was is left alone.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -89,7 +90,7 @@ pub struct Route {
 }
 
 /// An attribute as it came, with its header and without what pads it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Attribute {
     kind: u16,
     raw: Vec<u8>,
@@ -101,12 +102,12 @@ pub enum Obstacle {
     /// It would last for ever.
     #[error("it expires, and would not any more")]
     Expires,
-    /// The kernel finds its own routes again by marks that nobody else can set.
+    /// The kernel finds its own routes again by marks that nobody else can set, and those of a network manager say the same of themselves.
     #[error(
-        "the kernel has made it from a router's advertisement, and would not look after it any more"
+        "it is from a router's advertisement (by the kernel, or by a network manager), and who has made it might not look after it any more"
     )]
     Advertised,
-    /// The same.
+    /// The kernel's own.
     #[error("the kernel has made it, and would not look after it any more")]
     Kernels,
     /// Of IPv4 the kernel compares no metrics where it looks whether it has such a route already: others would get them, and it would not
@@ -156,6 +157,14 @@ pub struct Back {
 pub struct Chosen {
     text: String,
     destinations: Vec<IpNet>,
+}
+
+/// Destinations of routes that are looked at.
+#[derive(Clone, Debug, Default)]
+pub struct Destinations {
+    nets: HashSet<IpNet>,
+    /// Their first ones.
+    addresses: HashSet<IpAddr>,
 }
 
 /// A word that names no destination.
@@ -364,7 +373,10 @@ impl Route {
 
 /// Those of a list that are of these destinations and lead somewhere; each that the kernel could take for another has that obstacle.
 pub fn choose(mut routes: Vec<Route>) -> Vec<Route> {
-    let mut counts = std::collections::HashMap::<Name, usize>::new();
+    // The kernel has no two that are the same in everything: it has told of one twice.
+    let mut told = HashSet::new();
+    routes.retain(|route| told.insert((route.header, route.attributes.clone())));
+    let mut counts = HashMap::<Name, usize>::new();
     for route in &routes {
         *counts.entry(route.name).or_default() += 1;
     }
@@ -505,9 +517,66 @@ fn unknown_of_next_hops(bytes: &[u8]) -> Option<u16> {
     (end < bytes.len()).then_some(RTA_MULTIPATH)
 }
 
+// === impl Destinations ===
+
+impl FromIterator<IpNet> for Destinations {
+    fn from_iter<T: IntoIterator<Item = IpNet>>(nets: T) -> Self {
+        let nets: HashSet<IpNet> = nets.into_iter().collect();
+        let addresses = nets.iter().map(IpNet::network).collect();
+        Self { nets, addresses }
+    }
+}
+
+impl Destinations {
+    /// Whether this is one of them.
+    pub fn takes(&self, name: &Name) -> bool {
+        name.prefix()
+            .is_some_and(|prefix| self.nets.contains(&prefix))
+    }
+
+    /// Whether there is one of IPv4 among them, and one of IPv6.
+    pub fn families(&self) -> [bool; 2] {
+        let has = |is: fn(&IpAddr) -> bool| self.addresses.iter().any(is);
+        [has(IpAddr::is_ipv4), has(IpAddr::is_ipv6)]
+    }
+
+    /// Whether a list of these may miss one of them, because a route that this message is of came or went meanwhile.
+    ///
+    /// The kernel goes on with a list of IPv4 after the destination that it was at, in whatever table of that, and only there by a count; of IPv6 it goes on
+    /// by a count of the whole table.
+    pub fn miss(&self, message: &[u8]) -> bool {
+        let Some((header, rest)) = message.split_first_chunk::<HEADER>() else {
+            return true;
+        };
+        let Some(attributes) = attributes(rest) else {
+            return true;
+        };
+        match header[0] {
+            V4 => {
+                let bytes = match find(&attributes, RTA_DST) {
+                    None => Some([0; 4]),
+                    Some(bytes) => bytes.try_into().ok(),
+                };
+                bytes.is_none_or(|bytes| self.addresses.contains(&IpAddr::from(bytes)))
+            }
+            V6 => {
+                let table = find(&attributes, RTA_TABLE).and_then(number);
+                let [_, has_any] = self.families();
+                has_any && table.unwrap_or(header[4].into()) == RT_TABLE_MAIN
+            }
+            _ => false,
+        }
+    }
+}
+
 // === impl Chosen ===
 
 impl Chosen {
+    /// Which they are.
+    pub fn destinations(&self) -> &[IpNet] {
+        &self.destinations
+    }
+
     /// Whether this is one of them.
     pub fn takes(&self, name: &Name) -> bool {
         name.prefix()

@@ -13,7 +13,7 @@ use taut_observe::look::{LookError, Looked};
 use taut_observe::namespaces::Namespace;
 use taut_observe::observer::{Observer, Seen};
 use taut_observe::window::Window;
-use taut_sys::netns::NetnsId;
+use taut_sys::netns::{self, NetnsId};
 use taut_sys::sock_diag::State;
 
 use crate::actuate::{Actuators, Made, Socket, Undo, Undone, maxima};
@@ -62,8 +62,9 @@ pub struct Tuner {
     routes: Option<Routes>,
     /// With one: what send buffers of a namespace may have before they are looked at, as it was set; nothing: somebody else sets it.
     starts: HashMap<NetnsId, Option<u64>>,
-    /// Namespaces whose maxima were looked at. Once: what somebody sets after that is his.
-    known: HashSet<NetnsId>,
+    /// Namespaces whose maxima were looked at, and their cookies. Once: what somebody sets after that is his. The kernel gives one that is made
+    /// later the inode of one that is gone, but never its cookie.
+    known: HashMap<NetnsId, u64>,
     /// Settings of a profile; nothing: none was asked for.
     profile: Option<Watch>,
     /// Of which namespaces the journal says nothing any more.
@@ -148,6 +149,8 @@ pub struct Round {
     pub short: Vec<Arc<str>>,
     /// What was asked for of routes, and is in no namespace: said once.
     pub unmatched: Vec<String>,
+    /// What keeps routes of a namespace from being looked at: each said once.
+    pub troubles: Vec<String>,
     /// What the look came to.
     pub looked: Looked,
 }
@@ -215,7 +218,7 @@ impl Tuner {
             budget: None,
             routes: None,
             starts: HashMap::new(),
-            known: HashSet::new(),
+            known: HashMap::new(),
             profile: None,
             ended: Ended::default(),
             tried: HashMap::new(),
@@ -286,8 +289,10 @@ impl Tuner {
         self.settings(&mut round, &ends);
         if let Some(routes) = &mut self.routes {
             let namespaces = self.observer.namespaces();
-            let told = routes.look(self.look, namespaces, self.actuators.as_mut());
-            round.told.extend(told);
+            let actuators = self.actuators.as_mut();
+            let seen = routes.look(self.look, namespaces, &self.known, actuators, &ends);
+            round.told.extend(seen.told);
+            round.troubles = seen.troubles;
             round.unmatched = routes.unmatched();
         }
         let limit = self.look.saturating_sub(AGAIN);
@@ -338,12 +343,25 @@ impl Tuner {
     fn maxima(&mut self) -> Vec<Told> {
         let namespaces: Vec<Namespace> = self.observer.namespaces().to_vec();
         let there: HashSet<NetnsId> = namespaces.iter().map(|namespace| namespace.id).collect();
-        self.known.retain(|id| there.contains(id));
+        self.known.retain(|id, _| there.contains(id));
         self.originals.retain(|(id, _), _| there.contains(id));
         let mut told = Vec::new();
         for namespace in &namespaces {
-            if !self.known.insert(namespace.id) {
-                continue;
+            let cookie = match namespace.run(netns::cookie) {
+                Ok(Some(Ok(cookie))) => cookie,
+                other => {
+                    tracing::debug!(?other, netns = %namespace.name, "a namespace's cookie is not known");
+                    self.known.remove(&namespace.id);
+                    continue;
+                }
+            };
+            match self.known.insert(namespace.id, cookie) {
+                Some(before) if before == cookie => continue,
+                Some(_) => {
+                    self.starts.remove(&namespace.id);
+                    self.originals.retain(|(id, _), _| *id != namespace.id);
+                }
+                None => {}
             }
             let found = match maxima(namespace) {
                 Ok(Some(found)) => found,
@@ -763,3 +781,6 @@ pub(crate) fn tell(
         outcome,
     }
 }
+
+#[cfg(test)]
+mod tests;

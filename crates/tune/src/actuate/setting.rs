@@ -39,14 +39,23 @@ pub(super) fn read(
     Ok(found.map(|(cookie, text)| (cookie, text.trim_end().to_owned())))
 }
 
-/// `false`: it is gone.
-pub(super) fn write(namespace: &Namespace, name: &str, text: &str) -> Result<bool, ActuateError> {
+/// `false`: it is gone, also if another has taken its place: that has another cookie.
+pub(super) fn write(
+    namespace: &Namespace,
+    cookie: u64,
+    name: &str,
+    text: &str,
+) -> Result<bool, ActuateError> {
     let path = path(name);
-    let written = namespace.run(|| fs::write(path, text))?;
-    let written = written
-        .transpose()
-        .map_err(|e| failed(namespace, name, e))?;
-    Ok(written.is_some())
+    let write = || -> io::Result<bool> {
+        match netns::cookie()? == cookie {
+            true => fs::write(path, text).map(|()| true),
+            false => Ok(false),
+        }
+    };
+    let written = namespace.run(write)?.transpose();
+    let written = written.map_err(|e| failed(namespace, name, e))?;
+    Ok(written.unwrap_or(false))
 }
 
 pub(super) fn failed(namespace: &Namespace, name: &str, error: io::Error) -> ActuateError {

@@ -92,6 +92,15 @@ impl Spaces {
         spaces
     }
 
+    /// These, as they were found a while ago.
+    #[cfg(test)]
+    pub(super) fn of(spaces: impl IntoIterator<Item = (u64, Namespace)>) -> Self {
+        Self {
+            by_cookie: spaces.into_iter().collect(),
+            is_partial: false,
+        }
+    }
+
     /// The one with this cookie; `None`: it is gone.
     ///
     /// # Errors
@@ -121,9 +130,13 @@ pub(super) fn undo_setting(
     let Value::Text(before) = &entry.before else {
         return Err(failed("the journal does not say what it was"));
     };
-    let Some((_, now)) = read(namespace, name)? else {
+    let Some((of, now)) = read(namespace, name)? else {
         return Err(failed("it cannot be entered any more"));
     };
+    // Another has its inode, so that it is no more.
+    if of != cookie {
+        return Ok(Undo::Gone);
+    }
     let is = |value: &Value| matches!(value, Value::Text(text) if same(text, &now));
     if same(before, &now) {
         // It was written down, and its writer ended before it was made.
@@ -132,7 +145,7 @@ pub(super) fn undo_setting(
     if !is(&entry.after) && !entry.earlier.as_ref().is_some_and(is) {
         return Ok(Undo::Others);
     }
-    match write(namespace, name, before)? {
+    match write(namespace, cookie, name, before)? {
         true => Ok(Undo::Restored),
         false => Err(failed("it cannot be entered any more")),
     }

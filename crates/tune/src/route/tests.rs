@@ -157,16 +157,21 @@ fn routes_of_other_tables_and_copies_for_one_destination_are_none() {
 
 #[test]
 fn routes_that_the_kernel_could_mistake_for_one_another_are_left_alone() {
-    let of = |kind: u8, priority: u32| {
-        let mut made = message(V4, 3, 0, &[(RTA_PRIORITY, &priority.to_ne_bytes()), OIF]);
+    let over = |kind: u8, priority: u32, via: u8| {
+        let via: &[u8] = &[10, 9, 0, via];
+        let attributes = [(RTA_PRIORITY, &priority.to_ne_bytes()[..]), OIF, (5, via)];
+        let mut made = message(V4, 3, 0, &attributes);
         made[7] = kind;
         Route::parse(&made).unwrap()
     };
+    let of = |kind, priority| over(kind, priority, 2);
     let unreachable = 7;
     let chosen = choose(vec![
         of(1, 1),
+        // It is told of twice, and is one.
+        of(1, 1),
         of(1, 2),
-        of(1, 2),
+        over(1, 2, 3),
         of(1, 3),
         of(unreachable, 3),
         of(unreachable, 4),
@@ -180,6 +185,38 @@ fn routes_that_the_kernel_could_mistake_for_one_another_are_left_alone() {
         told,
         [(1, None), (2, ambiguous), (2, ambiguous), (3, ambiguous)]
     );
+}
+
+#[test]
+fn a_list_may_miss_what_the_kernel_goes_on_with_by_a_count() {
+    let nets =
+        |nets: &[&str]| -> Destinations { nets.iter().map(|n| n.parse().unwrap()).collect() };
+    let (v4, v6) = (
+        nets(&["0.0.0.0/0", "10.8.0.0/16"]),
+        nets(&["2001:db8::/32"]),
+    );
+    let both = [v4.families(), v6.families()];
+    assert_eq!(both, [[true, false], [false, true]]);
+    let mut local = message(V4, 3, 0, &[(1, &[10, 8, 0, 0])]);
+    local[4] = 255;
+    for (message, misses) in [
+        (message(V4, 3, 0, &[]), [true, false]),
+        // The same address, whatever its length and table.
+        (local, [true, false]),
+        (message(V4, 3, 0, &[(1, &[10, 7, 0, 0])]), [false, false]),
+        (message(V6, 3, 0, &[(1, &[9; 16])]), [false, true]),
+        (
+            message(V6, 3, 0, &[(15, &77u32.to_ne_bytes())]),
+            [false, false],
+        ),
+        (vec![V4; 3], [true, true]),
+    ] {
+        assert_eq!(
+            [v4.miss(&message), v6.miss(&message)],
+            misses,
+            "{message:?}"
+        );
+    }
 }
 
 #[test]
