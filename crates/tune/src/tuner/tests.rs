@@ -2,7 +2,7 @@
 
 use taut_observe::look::Scope;
 use taut_observe::table::Keep;
-use taut_sys::netns::Netns;
+use taut_sys::netns::{self, Netns};
 
 use super::*;
 use crate::journal::Journal;
