@@ -91,12 +91,11 @@ report: release ## one HTML page from the experiments that are in target/lab
 # === not in the list: what the others stand on ===
 
 # What is about attaching, about queues, and about what a killed process leaves: there Linux 6.1 differs. The others
-# would be several minutes of emulation more.
+# would be several minutes of emulation more. At once: alone each package would be built with other features, anew.
 old-kernel-short:
 	@echo "taut: running some tests on Linux 6.1 too (scripts/on-kernel; all of them: make test-old-kernel)"
-	@$(CARGO) test --locked -p taut-snoop --test tap $(ON_OLD_KERNEL) -- follow::
-	@$(CARGO) test --locked -p taut-observe --lib $(ON_OLD_KERNEL) -- inside:: look::
-	@$(CARGO) test --locked -p taut-tune --lib $(ON_OLD_KERNEL) -- actuate::tests:: tuner::
+	@$(CARGO) test --locked -p taut-snoop -p taut-observe -p taut-tune --lib --test tap $(ON_OLD_KERNEL) -- \
+	    follow:: inside:: look:: actuate::tests:: tuner::
 
 setup:
 	@scripts/setup

@@ -31,10 +31,10 @@ const CONNECTIONS: usize = 10_000;
 const CONNECTIONS_QUICK: usize = 2_000;
 /// After the start, until all has been looked at a few times.
 const WARM_UP: Duration = Duration::from_secs(15);
-const WARM_UP_QUICK: Duration = Duration::from_secs(5);
+const WARM_UP_QUICK: Duration = Duration::from_secs(3);
 /// How long it is measured then.
 const MEASURE: Duration = Duration::from_secs(60);
-const MEASURE_QUICK: Duration = Duration::from_secs(5);
+const MEASURE_QUICK: Duration = Duration::from_secs(3);
 /// Measurements of each.
 const RUNS: usize = 3;
 /// It undoes what it did within this time.
