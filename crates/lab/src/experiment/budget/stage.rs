@@ -75,6 +75,9 @@ pub(super) enum Wants {
     Rests,
 }
 
+/// Of a connection: to another port of the server another may go from the same one.
+type Ends = (SocketAddr, SocketAddr);
+
 /// Payload of a connection at this distance, in bytes a second.
 type Rate = (Duration, Wants, f64);
 
@@ -354,14 +357,14 @@ fn load(
     let seconds = (last_at - first_at).as_secs_f64();
     let mut rates = Vec::new();
     for ((round_trip, first), last) in ROUND_TRIPS.into_iter().zip(&first).zip(&last) {
-        for (local, (wants, before)) in first {
+        for (ends, (wants, before)) in first {
             // One that has ended has got nothing since: it is there for as long as this lasts.
-            let after = last.get(local).map_or(*before, |(_, after)| *after);
+            let after = last.get(ends).map_or(*before, |(_, after)| *after);
             let bytes = after.saturating_sub(*before);
             rates.push((round_trip, *wants, bytes as f64 / seconds));
         }
         // Who never came to be connected has got nothing; of one whose handshake was lost until the first look there is no rate.
-        let late = last.iter().filter(|(local, _)| !first.contains_key(local));
+        let late = last.iter().filter(|(ends, _)| !first.contains_key(ends));
         let found: Vec<Wants> = first
             .values()
             .chain(late.map(|(_, of)| of))
@@ -378,7 +381,7 @@ fn load(
 }
 
 /// What the client of each connection of a host has read, by its own end.
-fn read(host: &Host) -> io::Result<HashMap<SocketAddr, (Wants, u64)>> {
+fn read(host: &Host) -> io::Result<HashMap<Ends, (Wants, u64)>> {
     let found = host.run(|| {
         let mut found = HashMap::new();
         SockDiag::open()?.connections(|connection| {
@@ -386,7 +389,7 @@ fn read(host: &Host) -> io::Result<HashMap<SocketAddr, (Wants, u64)>> {
             if let (Some(wants), Some(info)) = (wants, &connection.info) {
                 let received = info.bytes_received.unwrap_or(0);
                 let bytes = received.saturating_sub(connection.recv_queue.into());
-                found.insert(connection.local, (wants, bytes));
+                found.insert((connection.local, connection.remote), (wants, bytes));
             }
         })?;
         Ok::<_, Errno>(found)
