@@ -256,28 +256,7 @@ impl Actuators {
         direction: Direction,
         to: u32,
     ) -> Result<Made, ActuateError> {
-        let failed = |error| ActuateError::Socket {
-            pid: socket.pid,
-            error,
-        };
-        let Some(borrowed) = self.holders.borrow(socket).map_err(failed)? else {
-            return Ok(Made::Gone);
-        };
-        let buffers = borrowed.buffers().map_err(failed)?;
-        let from = bytes(&buffers, direction);
-        let to = to.max(from);
-        let was_fixed = is_fixed(&buffers, direction);
-        self.note_buffer(socket, direction, (from, was_fixed), (to, false))?;
-        set(&borrowed, &buffers, direction, to, false).map_err(failed)?;
-        // The window was bounded by the buffer that it began with, and is until the kernel makes that larger.
-        if direction == Direction::Receive && to > from {
-            widen(&borrowed, to).map_err(failed)?;
-        }
-        let now = borrowed.buffers().map_err(failed)?;
-        Ok(Made::Set {
-            from,
-            to: bytes(&now, direction),
-        })
+        self.change(socket, direction, |from| to.max(from), false)
     }
 
     /// This buffer is to be so large, with overhead, and the kernel sizes it no more.
@@ -290,6 +269,17 @@ impl Actuators {
         direction: Direction,
         to: u32,
     ) -> Result<Made, ActuateError> {
+        self.change(socket, direction, |_| to, true)
+    }
+
+    /// What it is to be may depend on what it is.
+    fn change(
+        &mut self,
+        socket: &Socket,
+        direction: Direction,
+        to: impl FnOnce(u32) -> u32,
+        fixed: bool,
+    ) -> Result<Made, ActuateError> {
         let failed = |error| ActuateError::Socket {
             pid: socket.pid,
             error,
@@ -299,13 +289,18 @@ impl Actuators {
         };
         let buffers = borrowed.buffers().map_err(failed)?;
         let (from, was_fixed) = (bytes(&buffers, direction), is_fixed(&buffers, direction));
-        self.note_buffer(socket, direction, (from, was_fixed), (to, true))?;
-        set(&borrowed, &buffers, direction, to, true).map_err(failed)?;
-        // Without a size of the kernel's own, the window is bounded by the buffer that it began with.
+        let to = to(from);
+        self.note_buffer(socket, direction, (from, was_fixed), (to, fixed))?;
+        set(&borrowed, &buffers, direction, to, fixed).map_err(failed)?;
+        // The window was bounded by the buffer that it began with, and is until the kernel makes that larger.
         if direction == Direction::Receive && to > from {
             widen(&borrowed, to).map_err(failed)?;
         }
-        Ok(Made::Set { from, to })
+        let now = borrowed.buffers().map_err(failed)?;
+        Ok(Made::Set {
+            from,
+            to: bytes(&now, direction),
+        })
     }
 
     /// Sets a namespace's maximum. `false`: the namespace is gone.

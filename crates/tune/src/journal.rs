@@ -182,7 +182,7 @@ impl Thing {
 
 impl Value {
     /// Of a buffer; of another thing none.
-    fn bytes(&self) -> u32 {
+    pub(crate) fn bytes(&self) -> u32 {
         match self {
             Self::Buffer { bytes, .. } => *bytes,
             Self::Text(_) | Self::Beside { .. } | Self::Route(_) => 0,

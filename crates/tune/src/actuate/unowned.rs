@@ -60,16 +60,12 @@ fn undoing(entry: &Entry) -> Option<Wish> {
     else {
         return None;
     };
-    let of = |value: &Value| match value {
-        Value::Buffer { bytes, .. } => *bytes,
-        Value::Text(_) | Value::Beside { .. } | Value::Route(_) => 0,
-    };
-    let after = of(&entry.after);
+    let after = entry.after.bytes();
     Some(Wish {
         cookie,
         direction,
         to: if is_fixed { bytes } else { 0 },
-        expect: Some([after, entry.earlier.as_ref().map_or(after, of)]),
+        expect: Some([after, entry.earlier.as_ref().map_or(after, Value::bytes)]),
     })
 }
 
@@ -105,8 +101,9 @@ impl Actuators {
         let bound = |direction| (direction, most(direction));
         let bounds = [bound(Direction::Send), bound(Direction::Receive)];
         let mut wishes = Vec::new();
-        let mut is_new = Vec::new();
-        for of in buffers {
+        // Which of the buffers each is, and whether it was not in the journal before.
+        let mut places = Vec::new();
+        for (index, of) in buffers.iter().enumerate() {
             let most = bounds.iter().find(|bound| bound.0 == of.direction);
             let most = most.map_or(0, |bound| bound.1);
             let to = of.to.min(most) & !1;
@@ -115,7 +112,7 @@ impl Actuators {
                 continue;
             }
             let thing = buffer(of.cookie, of.direction);
-            is_new.push(self.journal.entry(&thing).is_none());
+            places.push((index, self.journal.entry(&thing).is_none()));
             let socket = Socket {
                 cookie: of.cookie,
                 inode: of.inode,
@@ -131,11 +128,8 @@ impl Actuators {
         }
         let (granted, is_whole) = self.grant(namespaces.iter(), &wishes)?;
         let mut made = vec![None; buffers.len()];
-        for ((wish, granted), is_new) in wishes.iter().zip(granted).zip(is_new) {
-            let index = buffers
-                .iter()
-                .position(|of| (of.cookie, of.direction) == (wish.cookie, wish.direction));
-            let result = match granted {
+        for ((wish, granted), (index, is_new)) in wishes.iter().zip(granted).zip(places) {
+            made[index] = match granted {
                 Granted::Set { from, now } => Some(Made::Set { from, to: now }),
                 Granted::NotSeen if is_whole => Some(Made::Gone),
                 Granted::NotSeen | Granted::Others { .. } | Granted::NotFixed | Granted::Seen => {
@@ -149,9 +143,6 @@ impl Actuators {
             if is_new && !matches!(granted, Granted::Set { .. }) {
                 let thing = buffer(wish.cookie, wish.direction);
                 self.journal.undone(&thing).map_err(ActuateError::Journal)?;
-            }
-            if let Some(made) = index.and_then(|index| made.get_mut(index)) {
-                *made = result;
             }
         }
         Ok(made)
