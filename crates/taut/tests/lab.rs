@@ -260,7 +260,7 @@ fn a_budget_is_kept_to_and_the_machines_bound_is_set_back() {
     let outcome = outcome("budget", &dir.path().join("budget.json"));
     let peak = outcome["headline"]["peak_over_budget"].as_f64().unwrap();
     assert!(peak > 0.1 && peak <= 1.05, "{peak}");
-    for key in ["jain", "goodput_over_tcp_mem", "least_satisfied"] {
+    for key in ["jain", "goodput_over_kernel", "least_satisfied"] {
         assert!(outcome["headline"][key].is_f64(), "{key}");
     }
     assert_eq!(bound(), before);

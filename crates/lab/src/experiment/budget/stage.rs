@@ -37,8 +37,6 @@ const PAYLOAD: f64 = 1448.0 / 1514.0;
 const MODEST: u64 = 50_000;
 /// What is looked at are memory and rates of seconds: 500 processes on a few processors make deliveries late, and less than this changes neither.
 const TOLERANCE: Duration = Duration::from_millis(25);
-/// Clients begin over so long.
-const BEGIN: Duration = Duration::from_secs(5);
 /// Between looks at memory.
 const LOOK: Duration = Duration::from_millis(250);
 /// Larger than anybody gets to the end of, in bytes; it takes no space.
@@ -46,6 +44,8 @@ const LARGE: u64 = 1 << 40;
 /// What those that rest ask for before.
 const PART: u64 = 256 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Between two looks at whether somebody has begun.
+const PAUSE: Duration = Duration::from_millis(20);
 /// The size of a page, in which the kernel counts.
 pub(super) const PAGE: u64 = 4096;
 
@@ -182,12 +182,22 @@ impl Wants {
     }
 }
 
+/// How long what of a run takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    /// Clients begin over so long: 500 processes that start at once would make links late that are processes, too.
+    pub(super) begin: Duration,
+    /// Between the last client's beginning and what is measured.
+    pub(super) warm_up: Duration,
+    /// What is measured.
+    pub(super) measure: Duration,
+}
+
 /// One run.
 pub(super) fn run(
     arm: Arm,
     budget: u64,
-    warm_up: Duration,
-    measure: Duration,
+    times: Times,
     request: &Request,
 ) -> Result<Seen, ExperimentError> {
     let machine = ExperimentError::machine;
@@ -212,10 +222,9 @@ pub(super) fn run(
         Arm::Taut => Some(tune(&world, budget, request).map_err(machine("start taut tune"))?),
         _ => None,
     };
-    let reports = world.link_reports()?;
     let ends = AtomicBool::new(false);
     let seen = Mutex::new((Vec::new(), Vec::new()));
-    let rates = std::thread::scope(|scope| {
+    let loaded = std::thread::scope(|scope| {
         let looks = scope.spawn(|| -> io::Result<()> {
             while !ends.load(Ordering::Relaxed) {
                 let held = server.run(held).map_err(io::Error::other)??;
@@ -228,33 +237,24 @@ pub(super) fn run(
             }
             Ok(())
         });
-        let rates = load(&world, warm_up, measure);
+        let loaded = load(&world, times);
         ends.store(true, Ordering::Relaxed);
         let looked = looks
             .join()
             .unwrap_or_else(|_| Err(io::Error::other("it ended")));
         looked.map_err(machine("look at memory"))?;
-        rates
+        loaded
     })?;
     if let Some(mut tune) = tuner {
         end(&mut tune).map_err(machine("end taut tune"))?;
     }
-    let overrun = reports
-        .iter()
-        .zip(&world.link_reports()?)
-        .map(|(before, after)| after.since(before))
-        .filter(LinkReport::overrun)
-        .inspect(|report| tracing::info!(?report, "a link was too slow"))
-        .count()
-        > 0;
     let (held, all) = seen.into_inner().unwrap_or_default();
-    let (connections, rates) = rates;
     Ok(Seen {
         held,
         machine: all,
-        connections,
-        rates,
-        overrun,
+        connections: loaded.connections,
+        rates: loaded.rates,
+        overrun: loaded.overrun,
     })
 }
 
@@ -303,23 +303,38 @@ fn serve(world: &World) -> Result<Service, ExperimentError> {
 }
 
 fn tune(world: &World, budget: u64, request: &Request) -> io::Result<Child> {
-    let journal = world.dir().join("journal");
+    let (journal, out) = (world.dir().join("journal"), world.dir().join("tune.out"));
     let mut tune = Command::new(&request.taut);
     tune.args(["tune", "--apply", "--own-netns", "--json", "--budget"]);
     tune.arg(budget.to_string()).arg("--journal").arg(journal);
     tune.stdin(Stdio::null());
-    tune.stdout(File::create(world.dir().join("tune.out"))?);
+    tune.stdout(File::create(&out)?);
     tune.stderr(File::create(world.dir().join("tune.err"))?);
-    world.host("server").spawn(tune)
+    let mut tune = world.host("server").spawn(tune)?;
+    // What it says first is what those may have who begin: a budget that is not there yet bounds nobody.
+    let began = Instant::now();
+    while fs::metadata(&out)?.len() == 0 {
+        if let Some(status) = tune.wait_for(PAUSE)? {
+            return Err(io::Error::other(format!("it ended ({status})")));
+        }
+        if began.elapsed() > PATIENCE {
+            return Err(io::Error::other("it does not begin"));
+        }
+    }
+    Ok(tune)
 }
 
-/// Starts all clients, and looks at what they got once they have warmed up; also how many there were.
-fn load(
-    world: &World,
-    warm_up: Duration,
-    measure: Duration,
-) -> Result<(usize, Vec<Rate>), ExperimentError> {
+/// What clients have got.
+struct Loaded {
+    connections: usize,
+    rates: Vec<Rate>,
+    overrun: bool,
+}
+
+/// Starts all clients, and looks at what they got once they have warmed up.
+fn load(world: &World, times: Times) -> Result<Loaded, ExperimentError> {
     let machine = ExperimentError::machine;
+    let reports = world.link_reports()?;
     let server = IpAddr::V4(world.addr("server"));
     let hosts: Vec<_> = (0..ROUND_TRIPS.len())
         .map(|index| world.host(&client_name(index)))
@@ -339,10 +354,10 @@ fn load(
             let client = host.spawn(wants.client(server));
             clients.push(client.map_err(machine("start curl"))?);
         }
-        let due = BEGIN * (index as u32 + 1) / plan.len() as u32;
+        let due = times.begin * (index as u32 + 1) / plan.len() as u32;
         std::thread::sleep((began + due).saturating_duration_since(Instant::now()));
     }
-    std::thread::sleep(warm_up);
+    std::thread::sleep(times.warm_up);
     let look = || -> Result<_, ExperimentError> {
         let at = Instant::now();
         let got: Result<Vec<_>, ExperimentError> = hosts
@@ -352,8 +367,10 @@ fn load(
         Ok((at, got?))
     };
     let (first_at, first) = look()?;
-    std::thread::sleep(measure);
+    std::thread::sleep(times.measure);
     let (last_at, last) = look()?;
+    // By now: 500 clients that are killed at once are no load that is measured.
+    let overrun = overrun(&reports, &world.link_reports()?);
     let seconds = (last_at - first_at).as_secs_f64();
     let mut rates = Vec::new();
     for ((round_trip, first), last) in ROUND_TRIPS.into_iter().zip(&first).zip(&last) {
@@ -377,7 +394,22 @@ fn load(
         }
     }
     let connections = first.iter().map(HashMap::len).sum();
-    Ok((connections, rates))
+    Ok(Loaded {
+        connections,
+        rates,
+        overrun,
+    })
+}
+
+/// Whether a link was late.
+fn overrun(before: &[LinkReport], after: &[LinkReport]) -> bool {
+    let both = before.iter().zip(after);
+    let since = both.map(|(before, after)| after.since(before));
+    since
+        .filter(LinkReport::overrun)
+        .inspect(|report| tracing::info!(?report, "a link was too slow"))
+        .count()
+        > 0
 }
 
 /// What the client of each connection of a host has read, by its own end.

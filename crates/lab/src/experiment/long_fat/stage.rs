@@ -28,6 +28,8 @@ const AFTER: Duration = Duration::from_secs(5);
 const LAST: Duration = Duration::from_secs(1);
 /// Between looks at the window.
 const LOOK: Duration = Duration::from_millis(250);
+/// Deliveries are late after this part of a round trip.
+const LATE: u32 = 20;
 /// Somebody to begin, or to end.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(20);
@@ -128,7 +130,9 @@ impl<'a> Stage<'a> {
         request: &'a Request,
     ) -> Result<Self, ExperimentError> {
         let rate = BitsPerSecond(rate);
-        let bare = Shape::delay(round_trip / 2);
+        // What is late by less changes nothing that is measured here.
+        let late = (round_trip / LATE).max(Shape::default().tolerance);
+        let bare = Shape::delay(round_trip / 2).tolerance(late);
         let queue = Bytes(rate.in_time(round_trip).0.max(256 << 10));
         let link = LinkSpec::each(bare.rate(rate).queue(queue), bare).seed(request.seed);
         let mut world = WorldBuilder::new("long-fat")
