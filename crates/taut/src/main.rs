@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod doctor;
+mod guest;
 mod lab;
 mod log;
 mod observe;
@@ -33,6 +34,7 @@ enum Command {
     Tune(tune::Args),
     Relay(relay::Args),
     Snoop(snoop::Args),
+    Guest(guest::Args),
     Lab(lab::Args),
     Doctor(doctor::Args),
 }
@@ -67,6 +69,10 @@ fn main() -> ExitCode {
         Command::Watch(args) => {
             let _log = log::to_stderr();
             exit_code(watch::run(&args))
+        }
+        Command::Guest(args) => {
+            let _log = log::to_stderr();
+            exit_code(guest::run(&args))
         }
         Command::Lab(args) => {
             let _log = log::to_stderr();

@@ -1,0 +1,449 @@
+//! Loads the congestion controls, so that they outlive the command, and takes them away again.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use libbpf_rs::btf::Btf;
+use libbpf_rs::btf::types::{Func, FuncProto, Ptr, Struct};
+use libbpf_rs::{Link, MapCore as _, MapHandle, Object, ObjectBuilder, OpenObject, PrintLevel};
+use rustix::fs::{FlockOperation, flock, statfs};
+use rustix::net::sockopt::set_tcp_congestion;
+use rustix::net::{AddressFamily, SocketType, socket};
+use taut_sys::Errno;
+
+use crate::control::Control;
+
+/// Where they are pinned.
+pub const FOLDER: &str = "/sys/fs/bpf/taut/guest";
+const BPF_FS: &str = "/sys/fs/bpf";
+/// `BPF_FS_MAGIC` of linux/magic.h.
+const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+/// One command at a time changes what is pinned.
+const LOCK: &str = "/run/taut/guest.lock";
+
+const GAP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gap.bpf.o"));
+const BBR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bbr.bpf.o"));
+const CUBIC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cubic.bpf.o"));
+
+/// A gap that is shorter is none. A timer of a machine that is on its CPU is late by tens of microseconds, by a few hundred where
+/// the kernel has its interrupts off; a hypervisor's slice is 3 ms and more.
+const SHORTEST_NS: u64 = 2_000_000;
+
+/// Why they cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// Without privileges.
+    #[error("run this as root: it loads BPF programs")]
+    NotRoot,
+    /// The kernel does not say what its types are.
+    #[error(
+        "the kernel has no BTF (/sys/kernel/btf/vmlinux, CONFIG_DEBUG_INFO_BTF), without which nothing can be loaded; the kernels of \
+         Debian 11, Ubuntu 20.10, RHEL 8.2 and newer have it"
+    )]
+    NoBtf,
+    /// Nowhere to pin them.
+    #[error("{BPF_FS} is no BPF file system, where they are kept; run `mount -t bpf bpf {BPF_FS}`")]
+    NoBpfFs,
+    /// The kernel's own is missing.
+    #[error(
+        "the kernel has no {name} that could be called ({config}): {source}; `modprobe tcp_{name}` may say more"
+    )]
+    NoOwn {
+        /// Which.
+        name: &'static str,
+        /// What builds it.
+        config: &'static str,
+        /// What the kernel says.
+        source: Errno,
+    },
+    /// It is there, but its types are not known, or it may not be called.
+    #[error(
+        "the kernel's {name} cannot be called from BPF: neither the kernel's BTF nor /sys/kernel/btf/tcp_{name} has {function}()"
+    )]
+    NotCallable {
+        /// Which.
+        name: &'static str,
+        /// Of it.
+        function: &'static str,
+    },
+    /// The kernel does not take it.
+    #[error(
+        "the kernel does not take {what}: {source} (with TAUT_LOG=taut_guest=debug it is said why)"
+    )]
+    Load {
+        /// What.
+        what: &'static str,
+        /// Why.
+        source: libbpf_rs::Error,
+    },
+    /// A file.
+    #[error("cannot {what} {path}: {source}")]
+    File {
+        /// What was tried.
+        what: &'static str,
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// What was loaded.
+#[derive(Debug, Default)]
+pub struct Up {
+    /// It was there already.
+    pub was_up: bool,
+    /// What works less well here than it could, in one sentence each.
+    pub troubles: Vec<String>,
+}
+
+/// Loads and pins what is not there yet.
+///
+/// # Errors
+/// [`LoadError`]; then nothing is left of it.
+pub fn up() -> Result<Up, LoadError> {
+    check()?;
+    let _lock = lock()?;
+    let folder = Path::new(FOLDER);
+    if Control::ALL
+        .iter()
+        .all(|control| is_pinned(folder, *control))
+    {
+        return Ok(Up {
+            was_up: true,
+            troubles: Vec::new(),
+        });
+    }
+    // Of one that was killed half-way.
+    clear(folder)?;
+    let loaded = load_all(folder);
+    if loaded.is_err() {
+        let _ = clear(folder);
+    }
+    loaded
+}
+
+/// Takes away what [`up`] has loaded; whether there was anything. Connections that have one of them keep it until they end.
+///
+/// # Errors
+/// [`LoadError`].
+pub fn down() -> Result<bool, LoadError> {
+    if !taut_sys::probe::is_root() {
+        return Err(LoadError::NotRoot);
+    }
+    let _lock = lock()?;
+    clear(Path::new(FOLDER))
+}
+
+/// Whether they are loaded, as far as may be seen.
+pub fn is_up() -> bool {
+    let folder = Path::new(FOLDER);
+    Control::ALL
+        .iter()
+        .any(|control| is_pinned(folder, *control))
+}
+
+/// The programs that see gaps, while it is held.
+pub(crate) struct Detector {
+    object: Object,
+    _tick: Link,
+}
+
+// === impl Detector ===
+
+impl Detector {
+    /// # Errors
+    /// [`LoadError`].
+    pub(crate) fn load() -> Result<Self, LoadError> {
+        check()?;
+        let object = load_gap()?;
+        let tick = attach_tick(&object)?;
+        Ok(Self {
+            object,
+            _tick: tick,
+        })
+    }
+
+    pub(crate) fn map(&self, name: &'static str) -> Result<MapHandle, LoadError> {
+        handle(&self.object, name)
+    }
+}
+
+impl std::fmt::Debug for Detector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Detector").finish_non_exhaustive()
+    }
+}
+
+fn check() -> Result<(), LoadError> {
+    if !taut_sys::probe::is_root() {
+        return Err(LoadError::NotRoot);
+    }
+    if !Path::new("/sys/kernel/btf/vmlinux").exists() {
+        return Err(LoadError::NoBtf);
+    }
+    Ok(())
+}
+
+fn load_all(folder: &Path) -> Result<Up, LoadError> {
+    match statfs(BPF_FS) {
+        Ok(fs) if fs.f_type as u64 == BPF_FS_MAGIC => {}
+        _ => return Err(LoadError::NoBpfFs),
+    }
+    fs::create_dir_all(folder).map_err(failed("make", folder))?;
+    for control in Control::ALL {
+        bring_in(control)?;
+    }
+    let mut up = Up::default();
+    let mut gap = load_gap()?;
+    match attach_tick(&gap) {
+        Ok(mut tick) => tick.pin(folder.join("tick")).map_err(refused("the tick's watch"))?,
+        Err(error) => up.troubles.push(format!(
+            "the tick cannot be watched, so that gaps are only seen by connections of taut_bbr: {error}"
+        )),
+    }
+    for mut map in gap.maps_mut() {
+        if let Some(name @ ("gaps" | "counts")) = map.name().to_str() {
+            map.pin(folder.join(name)).map_err(refused("maps"))?;
+        }
+    }
+    drop(gap);
+    for control in Control::ALL {
+        register(folder, control)?;
+    }
+    Ok(up)
+}
+
+/// Has the kernel load its own, if that is a module.
+fn bring_in(control: Control) -> Result<(), LoadError> {
+    let name = control.kernels();
+    let missing = |source| LoadError::NoOwn {
+        name,
+        config: control.configuration(),
+        source,
+    };
+    // On a socket that is never connected: the kernel then looks for the module itself.
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).map_err(missing)?;
+    set_tcp_congestion(&socket, name).map_err(missing)?;
+    let function = match control {
+        Control::Bbr => "bbr_main",
+        Control::Cubic => "cubictcp_acked",
+    };
+    let module = format!("/sys/kernel/btf/tcp_{name}");
+    let is_built_in = || {
+        Some(
+            Btf::from_vmlinux()
+                .ok()?
+                .type_by_name::<Func<'_>>(function)
+                .is_some(),
+        )
+    };
+    match Path::new(&module).exists() || is_built_in().unwrap_or(false) {
+        true => Ok(()),
+        false => Err(LoadError::NotCallable { name, function }),
+    }
+}
+
+fn open(bytes: &[u8], what: &'static str) -> Result<OpenObject, LoadError> {
+    libbpf_rs::set_print(Some((PrintLevel::Debug, |_, text| {
+        tracing::debug!("{}", text.trim_end());
+    })));
+    let mut builder = ObjectBuilder::default();
+    let named = builder.name("taut_guest").map_err(refused(what))?;
+    let mut object = named.open_memory(bytes).map_err(refused(what))?;
+    let kernel = Kernel::look();
+    for mut map in object.maps_mut() {
+        let name = map.name().to_string_lossy().into_owned();
+        if name.ends_with(".rodata") {
+            map.set_initial_value(&kernel.config())
+                .map_err(refused(what))?;
+        }
+    }
+    Ok(object)
+}
+
+fn load_gap() -> Result<Object, LoadError> {
+    let what = "the watch for gaps";
+    open(GAP, what)?.load().map_err(refused(what))
+}
+
+fn attach_tick(object: &Object) -> Result<Link, LoadError> {
+    let what = "the tick's watch";
+    let program = object.progs_mut().next();
+    let program =
+        program.ok_or_else(|| refused(what)(io::Error::from(io::ErrorKind::NotFound).into()))?;
+    program.attach().map_err(refused(what))
+}
+
+fn register(folder: &Path, control: Control) -> Result<(), LoadError> {
+    let (bytes, what) = match control {
+        Control::Bbr => (BBR, "taut_bbr"),
+        Control::Cubic => (CUBIC, "taut_cubic"),
+    };
+    let kernel = Kernel::look();
+    let operations = match control {
+        Control::Bbr if kernel.has_ack_and_flag => "taut_bbr_4",
+        Control::Bbr => "taut_bbr_2",
+        Control::Cubic => "taut_cubic",
+    };
+    let mut object = open(bytes, what)?;
+    for mut map in object.maps_mut() {
+        let name = map.name().to_string_lossy().into_owned();
+        match name.as_str() {
+            "gaps" | "counts" => map.reuse_pinned_map(folder.join(&name)),
+            "beats" => {
+                let cpus = libbpf_rs::num_possible_cpus().map_err(refused(what))?;
+                map.set_max_entries(u32::try_from(cpus).unwrap_or(1))
+            }
+            _ if name == operations => match kernel.has_links {
+                true => Ok(()),
+                false => map.set_map_flags(0),
+            },
+            "taut_bbr_2" | "taut_bbr_4" => map.set_autocreate(false),
+            _ => Ok(()),
+        }
+        .map_err(refused(what))?;
+    }
+    let mut object = object.load().map_err(refused(what))?;
+    for mut map in object.maps_mut() {
+        let name = map.name().to_string_lossy().into_owned();
+        if name == "beats" {
+            // Timers end with the last user of their map.
+            map.pin(folder.join("beats")).map_err(refused(what))?;
+        }
+        if name != operations {
+            continue;
+        }
+        let mut link = map.attach_struct_ops().map_err(refused(what))?;
+        if kernel.has_links {
+            link.pin(folder.join(control.kernels()))
+                .map_err(refused(what))?;
+        } else {
+            // Registered by its map, which says how it is undone; the link is one of libbpf's only.
+            let pinned = map.pin(folder.join(map_name(control)));
+            if pinned.is_ok() {
+                link.disconnect();
+            }
+            pinned.map_err(refused(what))?;
+        }
+    }
+    Ok(())
+}
+
+/// What of this kernel the programs have to know.
+#[derive(Clone, Copy, Debug)]
+struct Kernel {
+    has_ack_and_flag: bool,
+    has_links: bool,
+    has_one_cpu: bool,
+}
+
+// === impl Kernel ===
+
+impl Kernel {
+    fn look() -> Self {
+        let btf = Btf::from_vmlinux().ok();
+        let btf = btf.as_ref();
+        let online = fs::read_to_string("/sys/devices/system/cpu/online");
+        Self {
+            has_ack_and_flag: btf.and_then(arguments).is_some_and(|count| count == 4),
+            has_links: btf
+                .and_then(|btf| btf.type_by_name::<Struct<'_>>("bpf_struct_ops_link"))
+                .is_some(),
+            has_one_cpu: online.is_ok_and(|cpus| cpus.trim() == "0"),
+        }
+    }
+
+    /// `struct guest_config` of guest.h.
+    fn config(self) -> [u8; 16] {
+        let mut config = [0; 16];
+        config[..8].copy_from_slice(&SHORTEST_NS.to_ne_bytes());
+        config[8] = self.has_ack_and_flag.into();
+        config[9] = self.has_one_cpu.into();
+        config
+    }
+}
+
+/// Of `cong_control` of `struct tcp_congestion_ops`.
+fn arguments(btf: &Btf<'_>) -> Option<usize> {
+    let operations = btf.type_by_name::<Struct<'_>>("tcp_congestion_ops")?;
+    let mut members = operations.iter();
+    let control = members.find(|member| member.name.is_some_and(|name| name == "cong_control"))?;
+    let pointer = btf.type_by_id::<Ptr<'_>>(control.ty)?;
+    let function = pointer.next_type()?;
+    Some(FuncProto::try_from(function).ok()?.len())
+}
+
+/// Removes what is pinned; whether there was anything.
+fn clear(folder: &Path) -> Result<bool, LoadError> {
+    let mut was_up = false;
+    for control in Control::ALL {
+        let path = folder.join(map_name(control));
+        if path.exists() {
+            let map = MapHandle::from_pinned_path(&path).map_err(refused("to let go of it"))?;
+            match map.delete(&0_u32.to_ne_bytes()) {
+                Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => {
+                    return Err(refused("to let go of it")(e));
+                }
+                _ => {}
+            }
+        }
+    }
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(e) => return Err(failed("list", folder)(e)),
+    };
+    for entry in entries {
+        let path = entry.map_err(failed("list", folder))?.path();
+        fs::remove_file(&path).map_err(failed("remove", &path))?;
+        was_up = true;
+    }
+    fs::remove_dir(folder).map_err(failed("remove", folder))?;
+    // Others of Taut's may have something there.
+    if let Some(parent) = folder.parent() {
+        let _ = fs::remove_dir(parent);
+    }
+    Ok(was_up)
+}
+
+/// Registered by a link (Linux 6.4), or by a map.
+fn is_pinned(folder: &Path, control: Control) -> bool {
+    folder.join(control.kernels()).exists() || folder.join(map_name(control)).exists()
+}
+
+fn map_name(control: Control) -> String {
+    format!("{}-map", control.kernels())
+}
+
+pub(crate) fn handle(object: &Object, name: &'static str) -> Result<MapHandle, LoadError> {
+    let map = object.maps().find(|map| map.name() == name);
+    let map =
+        map.ok_or_else(|| refused("maps")(io::Error::from(io::ErrorKind::NotFound).into()))?;
+    MapHandle::try_from(&map).map_err(refused("maps"))
+}
+
+fn lock() -> Result<File, LoadError> {
+    let path = Path::new(LOCK);
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(failed("make", folder))?;
+    }
+    let file = File::create(path).map_err(failed("open", path))?;
+    let lock = flock(&file, FlockOperation::LockExclusive);
+    lock.map_err(|e| failed("lock", path)(e.into()))?;
+    Ok(file)
+}
+
+pub(crate) fn refused(what: &'static str) -> impl Fn(libbpf_rs::Error) -> LoadError {
+    move |source| LoadError::Load { what, source }
+}
+
+fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> LoadError {
+    let path = path.to_owned();
+    move |source| LoadError::File {
+        what,
+        path: path.clone(),
+        source,
+    }
+}

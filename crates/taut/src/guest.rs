@@ -1,0 +1,184 @@
+//! `taut guest`.
+
+use std::io::{self, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::{Args as ClapArgs, Subcommand};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+use taut_guest::control::Control;
+use taut_guest::load;
+use taut_guest::module;
+use taut_guest::preset::{self, Restored};
+use taut_guest::report::Report;
+use taut_guest::steal::Steal;
+use taut_guest::verdict::Verdict;
+use taut_guest::watch::Watch;
+
+use crate::Failure;
+
+/// Watched for so long, where nothing is loaded and nothing else is said.
+const WATCH: Duration = Duration::from_secs(10);
+/// How soon an end is heard of.
+const NAP: Duration = Duration::from_millis(50);
+
+/// Keep the rate of a guest whose CPU is taken away
+#[derive(ClapArgs)]
+#[command(after_help = "\
+  taut guest status                          whether this machine is off its CPUs, and whether that matters
+  taut guest up                              load taut_bbr and taut_cubic, for whoever asks for them
+  taut guest up --default bbr                and make taut_bbr what new connections have
+  taut guest down                            all as before")]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Load taut_bbr and taut_cubic, until `down` or a reboot
+    Up {
+        /// Make it what new connections of this network namespace have: bbr or cubic
+        #[arg(long, value_name = "NAME")]
+        default: Option<Control>,
+    },
+    /// Take them away, and make the default what it was
+    Down,
+    /// Say how often this machine is off its CPUs, what was done about it, and whether it matters
+    Status {
+        /// Watch for this time [default: 10s if nothing is loaded, else all since it was]
+        #[arg(long = "for", value_name = "TIME", value_parser = crate::top::interval)]
+        time: Option<Duration>,
+
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    match args.command {
+        Command::Up { default } => up(default),
+        Command::Down => down(),
+        Command::Status { time, json } => status(time, json),
+    }
+}
+
+fn up(default: Option<Control>) -> Result<(), Failure> {
+    let up = load::up().map_err(failure)?;
+    match up.was_up {
+        true => say("taut_bbr and taut_cubic were loaded already"),
+        false => say("taut_bbr and taut_cubic are loaded, until `taut guest down` or a reboot"),
+    }
+    up.troubles.iter().for_each(|trouble| say(trouble));
+    let Some(control) = default else {
+        return Ok(());
+    };
+    preset::set(control).map_err(failure)?;
+    say(&format!(
+        "new connections of this network namespace have {control}"
+    ));
+    Ok(())
+}
+
+fn down() -> Result<(), Failure> {
+    if !taut_sys::probe::is_root() {
+        return Err(failure(load::LoadError::NotRoot));
+    }
+    // While it is the default it would live on as that.
+    match preset::restore().map_err(failure)? {
+        Restored::Untouched => {}
+        Restored::To(before) => say(&format!("the default is {before}, as before")),
+        Restored::Others(now) => say(&format!(
+            "the default was made {now} by somebody else since, and stays"
+        )),
+    }
+    match load::down().map_err(failure)? {
+        true => say(
+            "taut_bbr and taut_cubic are gone; connections that have them keep them until they end",
+        ),
+        false => say("nothing was loaded"),
+    }
+    Ok(())
+}
+
+fn status(time: Option<Duration>, json: bool) -> Result<(), Failure> {
+    let watch = Watch::open().map_err(failure)?;
+    let time = time.or_else(|| (!watch.is_up()).then_some(WATCH));
+    let report = report(&watch, time)?;
+    let text = match json {
+        true => serde_json::to_string_pretty(&report).unwrap_or_default() + "\n",
+        false => report.to_string(),
+    };
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Failure::Run(format!(
+            "cannot write to standard output: {e}"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Of this time, or of all since the programs were loaded.
+fn report(watch: &Watch, time: Option<Duration>) -> Result<Report, Failure> {
+    let cpus = watch.cpus();
+    let before = (
+        watch.gaps().map_err(failure)?,
+        watch.counts().map_err(failure)?,
+        Steal::look(),
+    );
+    let (watched, is_all) = match time {
+        Some(time) => (rest(time)?, false),
+        None => (watch.age().unwrap_or_default(), true),
+    };
+    let (mut gaps, mut counts) = (
+        watch.gaps().map_err(failure)?,
+        watch.counts().map_err(failure)?,
+    );
+    let steal = Steal::look();
+    let steal_share = if is_all {
+        steal.and_then(Steal::share)
+    } else {
+        gaps = gaps.since(&before.0);
+        counts = counts.since(before.1);
+        steal
+            .zip(before.2)
+            .and_then(|(now, then)| now.share_since(then))
+    };
+    Ok(Report {
+        is_up: watch.is_up(),
+        default: preset::current(),
+        cpus,
+        watched,
+        gap_share: gaps.share(watched, cpus),
+        verdict: Verdict::of(&gaps, watched, cpus),
+        gaps,
+        steal_share,
+        counts,
+        module: module::counters(),
+    })
+}
+
+/// Until the time is over, or somebody says that it is enough; how long that was.
+fn rest(time: Duration) -> Result<Duration, Failure> {
+    let ends = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register(signal, Arc::clone(&ends))
+            .map_err(|e| Failure::Run(format!("cannot hear signals: {e}")))?;
+    }
+    let began = Instant::now();
+    while !ends.load(Ordering::Relaxed) && began.elapsed() < time {
+        std::thread::sleep(NAP.min(time.saturating_sub(began.elapsed())));
+    }
+    Ok(began.elapsed())
+}
+
+fn failure(error: impl std::fmt::Display) -> Failure {
+    Failure::Run(error.to_string())
+}
+
+fn say(sentence: &str) {
+    // Nobody may be reading any more.
+    let _ = writeln!(io::stderr(), "taut: {sentence}");
+}
