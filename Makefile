@@ -19,7 +19,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .PHONY: help demo test lint build bench bench-observe bench-tune bench-share bench-relay lab report setup root release soak soak-snoop \
-        test-old-kernel old-kernel-short
+        test-old-kernel old-kernel-short test-guest
 
 help: ## this list
 	@echo "Taut takes the slack out of TCP. What make can do here:"
@@ -42,6 +42,10 @@ test-old-kernel: setup ## tests of snoop, observe and tune on Linux 6.1, the old
 	@$(CARGO) test --locked -p taut-snoop --test tap $(ON_OLD_KERNEL)
 	@$(CARGO) test --locked -p taut-observe --lib $(ON_OLD_KERNEL)
 	@$(CARGO) test --locked -p taut-tune --lib $(ON_OLD_KERNEL)
+
+test-guest: root ## the kernel module for guests, in a guest of QEMU's with Linux 6.1 (root, two processors)
+	@echo "taut: building taut_pvtcp and testing it on Linux 6.1 (crates/guest/kmod/test/run)"
+	@crates/guest/kmod/test/run 6.1
 
 lint: setup ## formatting, clippy and shell scripts; warnings are errors
 	@scripts/lint

@@ -1,0 +1,441 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * taut_pvtcp: TCP on a machine that shares its processors (PVTCP, Cheng, Wang
+ * and Lau, ICNP 2013, Algorithm 1). A virtual processor that was off its CPU has
+ * timers that are late and acknowledgements that wait in its devices. Linux runs
+ * the timers first, so a retransmission timer declares lost what was acknowledged
+ * long ago; and read late, the acknowledgements make round trips look long.
+ *
+ *  - An absence, a "gap", is a tick that is late by at least threshold_us, or of
+ *    which the hypervisor says that it stole as much.
+ *  - For one tick after a gap, timers that would retransmit wait for the next
+ *    jiffy, once (equation 9).
+ *  - For one tick after a gap, a sample that began before the gap's end is the
+ *    smoothed round-trip time instead (equation 11).
+ *
+ * Nothing in the kernel points here once this is unloaded. See docs/design/guest.md.
+ */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <linux/ftrace.h>
+#include <linux/hrtimer.h>
+#include <linux/kernel_stat.h>
+#include <linux/module.h>
+#include <linux/proc_fs.h>
+#include <linux/ptrace.h>
+#include <linux/seq_file.h>
+#include <linux/tracepoint.h>
+#include <linux/version.h>
+#include <net/tcp.h>
+
+#ifndef CONFIG_X86_64
+#error "taut_pvtcp reads and changes arguments of functions as x86_64 passes them"
+#endif
+
+/*
+ * timer_socket: whose it is. wanted_at: when the connection wants it to fire.
+ * has_waited: the timer that fires has been made to wait. Up to 6.14 the
+ * connection keeps the time apart from the timer, so that they differ exactly
+ * then. Later the jiffy to which this processor last moved timers tells (another
+ * timer that is due in that very jiffy does not wait, and no harm is done).
+ */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
+#define timer_socket(t) container_of(t, struct sock, tcp_retransmit_timer)
+#else
+#define timer_socket(t) \
+	(&container_of(t, struct inet_connection_sock, icsk_retransmit_timer)->icsk_inet.sk)
+#endif
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 15, 0)
+#define WANTED_IS_APART false
+#define wanted_at(sk, t) ((t)->expires)
+#define has_waited(sk, t) ((t)->expires == this_cpu_read(processors.moved_to))
+#else
+#define WANTED_IS_APART true
+#define wanted_at(sk, t) (inet_csk(sk)->icsk_timeout)
+#define has_waited(sk, t) ((t)->expires != inet_csk(sk)->icsk_timeout)
+#endif
+
+/* Microseconds to one unit of TCP's timestamps (RFC 7323). */
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 7, 0)
+#define timestamp_us(tp) ((tp)->tcp_usec_ts ? 1 : USEC_PER_MSEC)
+#else
+#define timestamp_us(tp) USEC_PER_MSEC
+#endif
+
+/* net/ipv4/tcp_input.c: FLAG_ACKED, the same since Linux 3.0. */
+#define ACKED_DATA_OR_SYN 0x14
+
+static bool postpone = true;
+module_param(postpone, bool, 0644);
+MODULE_PARM_DESC(postpone, "retransmission timers wait one tick after a gap");
+
+static bool filter = true;
+module_param(filter, bool, 0644);
+MODULE_PARM_DESC(filter, "samples of the round-trip time taken across a gap are replaced");
+
+/* At least half a tick: a machine that has its processors to itself is less late. */
+static unsigned int threshold_us = 2000;
+module_param(threshold_us, uint, 0644);
+MODULE_PARM_DESC(threshold_us, "how late a tick is after a gap (microseconds; at least half a tick)");
+
+enum counter {
+	TICKS, GAPS, GAP_NS, STEAL_NS,
+	/* A timer that fires soon after a gap ends in one of these: */
+	RTO_POSTPONED, TLP_POSTPONED, REO_POSTPONED,
+	PASSED_OWNED, PASSED_WAITED, PASSED_NOT_DUE, PASSED_OTHER,
+	/* A sample that was taken across a gap ends in one of these: */
+	RTT_DROPPED, RTT_RAISED, RTT_KEPT_SHORT, RTT_KEPT_FIRST,
+	COUNTERS
+};
+
+static const char * const counter_names[] = { /* in that order */
+	"ticks", "gaps", "gap_ns", "steal_ns",
+	"timers_postponed_rto", "timers_postponed_tlp", "timers_postponed_reo",
+	"timers_passed_owned", "timers_passed_waited", "timers_passed_not_due", "timers_passed_other",
+	"rtt_dropped", "rtt_raised", "rtt_kept_short", "rtt_kept_first",
+};
+static_assert(ARRAY_SIZE(counter_names) == COUNTERS);
+
+/* Gaps by length: below 2 ms, 4 ms, ..., 2048 ms, and the rest. */
+#define LENGTHS 12
+
+/*
+ * Times are of CLOCK_MONOTONIC, in nanoseconds. The tick writes them; the same
+ * processor reads them, and if a gap comes between two reads, mixes it with the
+ * one before: as exact as without the later one.
+ */
+struct processor {
+	u64 gap_end;		/* of the last gap; 0: none yet */
+	u64 gap_alive;		/* its last tick before that gap */
+	u64 tick;		/* its last tick */
+	u64 now;		/* the tick that is being handled: when, */
+	s64 late;		/* and how late it is */
+	u64 steal;		/* as it was then */
+	unsigned long moved_to;	/* the jiffy that timers last waited for */
+	struct timer_list *passing;	/* on its way to the kernel's own function */
+	u64 counts[COUNTERS + LENGTHS];
+};
+
+static DEFINE_PER_CPU(struct processor, processors);
+
+#define add(counter, number) this_cpu_add(processors.counts[counter], number)
+#define count(counter) add(counter, 1)
+
+/* === Gaps === */
+
+static const void *tick_function;
+
+/*
+ * When idling stops the tick it is set to the next event or cancelled, and it is
+ * restarted into the future, so that idling is not late.
+ */
+static bool is_tick(const struct hrtimer *timer)
+{
+	const void *function = timer->function;
+	char name[24];
+
+	if (likely(READ_ONCE(tick_function)))
+		return function == READ_ONCE(tick_function);
+	/* Until the first tick; the function has no name that a module may use. */
+	snprintf(name, sizeof(name), "%ps", function);
+	if (strcmp(name, "tick_sched_timer") && strcmp(name, "tick_nohz_handler"))
+		return false;
+	WRITE_ONCE(tick_function, function);
+	return true;
+}
+
+static void tick_begins(void *data, struct hrtimer *timer, ktime_t *now)
+{
+	struct processor *me = this_cpu_ptr(&processors);
+
+	if (!is_tick(timer))
+		return;
+	me->now = ktime_to_ns(*now);
+	me->late = ktime_to_ns(ktime_sub(*now, hrtimer_get_expires(timer)));
+}
+
+/* By now this tick's steal is accounted for, and softirqs have not run yet. */
+static void tick_ends(void *data, struct hrtimer *timer)
+{
+	struct processor *me = this_cpu_ptr(&processors);
+	u64 steal, length, least, before;
+
+	if (!is_tick(timer) || !me->now)
+		return;
+	before = me->tick;
+	me->tick = me->now;
+	steal = kcpustat_this_cpu->cpustat[CPUTIME_STEAL];
+	swap(steal, me->steal);
+	count(TICKS);
+	if (!before)
+		return;
+	steal = me->steal - steal;
+	add(STEAL_NS, steal);
+	least = max_t(u64, READ_ONCE(threshold_us) * (u64)NSEC_PER_USEC, TICK_NSEC / 2);
+	length = max_t(s64, me->late, 0);
+	/* Over a time of idling, steal is what it took to wake up again and again. */
+	if (length < least && me->now - before < 2 * TICK_NSEC)
+		length = steal;
+	if (length < least)
+		return;
+	WRITE_ONCE(me->gap_alive, before);
+	WRITE_ONCE(me->gap_end, me->now);
+	count(GAPS);
+	add(GAP_NS, length);
+	count(COUNTERS + min_t(u64, ilog2(length / NSEC_PER_MSEC | 1), LENGTHS - 1));
+}
+
+/* The paper's is_spiked_jiffies; for a full tick, as the next may come at once. */
+static bool is_after_gap(const struct processor *me, u64 now)
+{
+	u64 end = READ_ONCE(me->gap_end);
+
+	return end && (s64)(now - end) < (s64)TICK_NSEC;
+}
+
+/* === Retransmission timers: equation 9 === */
+
+/*
+ * Three of the four send again what an acknowledgement that waits may cover. A
+ * probe of a closed window does not.
+ */
+static enum counter judge(struct sock *sk, struct timer_list *t)
+{
+	u8 pending = inet_csk(sk)->icsk_pending;
+	enum counter waits;
+
+	/*
+	 * The kernel would come back to it after the backlog, but an interrupt
+	 * that is yet to come may bring the acknowledgement. A process may set the
+	 * timer at the same time: if the time that it wants is kept apart, the
+	 * timer fires once too often, finds itself early, and is set by that.
+	 */
+	if (sock_owned_by_user(sk) && !WANTED_IS_APART)
+		return PASSED_OWNED;
+	waits = pending == ICSK_TIME_RETRANS ? RTO_POSTPONED :
+		pending == ICSK_TIME_LOSS_PROBE ? TLP_POSTPONED :
+		pending == ICSK_TIME_REO_TIMEOUT ? REO_POSTPONED : PASSED_OTHER;
+	if (waits == PASSED_OTHER || (1 << sk->sk_state) & (TCPF_CLOSE | TCPF_LISTEN))
+		return PASSED_OTHER;
+	/* Set anew since it fired, by another processor, or for later. */
+	if (timer_pending(t) || time_after(wanted_at(sk, t), jiffies))
+		return PASSED_NOT_DUE;
+	return has_waited(sk, t) ? PASSED_WAITED : waits;
+}
+
+/* In the place of tcp_write_timer(), and like it in the timer softirq. */
+static void write_timer_after_gap(struct timer_list *t)
+{
+	struct sock *sk = timer_socket(t);
+	enum counter result;
+	bool waits;
+
+	bh_lock_sock(sk);
+	result = judge(sk, t);
+	waits = result <= REO_POSTPONED;
+	if (waits) {
+		this_cpu_write(processors.moved_to, jiffies + 1);
+		/* Holds the socket for the timer. */
+		sk_reset_timer(sk, t, this_cpu_read(processors.moved_to));
+	}
+	bh_unlock_sock(sk);
+	count(result);
+	if (waits) {
+		/* What the timer that has fired held. */
+		sock_put(sk);
+		return;
+	}
+	this_cpu_write(processors.passing, t);
+	t->function(t);
+	this_cpu_write(processors.passing, NULL);
+}
+
+static void notrace at_write_timer(unsigned long ip, unsigned long parent_ip,
+				   struct ftrace_ops *ops, struct ftrace_regs *fregs)
+{
+	struct processor *me = this_cpu_ptr(&processors);
+	struct pt_regs *regs = ftrace_get_regs(fregs);
+
+	if (!READ_ONCE(postpone) || !regs || !is_after_gap(me, ktime_get_ns()))
+		return;
+	if ((void *)regs_get_kernel_argument(regs, 0) != me->passing)
+		instruction_pointer_set(regs, (unsigned long)write_timer_after_gap);
+}
+
+static struct ftrace_ops write_timer_ops = {
+	.func = at_write_timer,
+	.flags = FTRACE_OPS_FL_SAVE_REGS | FTRACE_OPS_FL_IPMODIFY |
+		 FTRACE_OPS_FL_RECURSION | FTRACE_OPS_FL_PERMANENT,
+};
+
+/* === Samples of the round-trip time: equation 11 === */
+
+/*
+ * At tcp_ack_update_rtt(sk, flag, seq_rtt_us, sack_rtt_us, ca_rtt_us, rs). The
+ * sample is the first of the two times that is not negative, else what the
+ * timestamps say. A change of seq_rtt_us is all that it takes: the kernel goes on
+ * to smooth it, sets the retransmission timeout, ends its backoff and starts the
+ * timer, as always.
+ *
+ * The smoothed value is moved into the range in which the true time must be: the
+ * acknowledgement had not come when this processor was last seen before the gap,
+ * and had when it was read. Otherwise a path whose every acknowledgement comes
+ * in a gap could get longer, or shorter, and it would never be learnt.
+ */
+static void notrace at_update_rtt(unsigned long ip, unsigned long parent_ip,
+				  struct ftrace_ops *ops, struct ftrace_regs *fregs)
+{
+	struct processor *me = this_cpu_ptr(&processors);
+	struct pt_regs *regs = ftrace_get_regs(fregs);
+	s64 sample, sent, smoothed, least;
+	const struct tcp_sock *tp;
+	bool by_timestamp = false;
+
+	if (!READ_ONCE(filter) || !regs || !READ_ONCE(me->gap_end))
+		return;
+	tp = (const struct tcp_sock *)regs->di;
+	if (!is_after_gap(me, tp->tcp_mstamp * NSEC_PER_USEC))
+		return;
+	sample = (long)regs->dx >= 0 ? (long)regs->dx : (long)regs->cx;
+	if (sample < 0) {
+		u32 delta = (u32)div_u64(tp->tcp_mstamp, timestamp_us(tp)) - tp->rx_opt.rcv_tsecr;
+
+		if (!(regs->si & ACKED_DATA_OR_SYN) || !tp->rx_opt.saw_tstamp ||
+		    !tp->rx_opt.rcv_tsecr || delta >= INT_MAX / timestamp_us(tp))
+			return;
+		by_timestamp = true;
+		sample = (s64)delta * timestamp_us(tp);
+	}
+	sent = tp->tcp_mstamp - sample;
+	if (sent >= (s64)div_u64(READ_ONCE(me->gap_end), NSEC_PER_USEC))
+		return;
+	smoothed = tp->srtt_us >> 3;
+	if (!tp->srtt_us || sample <= smoothed) {
+		count(tp->srtt_us ? RTT_KEPT_SHORT : RTT_KEPT_FIRST);
+		return;
+	}
+	least = (s64)div_u64(READ_ONCE(me->gap_alive), NSEC_PER_USEC) - sent;
+	count(least > smoothed ? RTT_RAISED : RTT_DROPPED);
+	regs->dx = clamp(least, smoothed, sample);
+	/* With seq_rtt_us given, the kernel takes ca_rtt_us for the same sample's. */
+	if (by_timestamp)
+		regs->r8 = regs->dx;
+}
+
+static struct ftrace_ops update_rtt_ops = {
+	.func = at_update_rtt,
+	.flags = FTRACE_OPS_FL_SAVE_REGS | FTRACE_OPS_FL_RECURSION |
+		 FTRACE_OPS_FL_PERMANENT,
+};
+
+/* === /proc/taut_pvtcp === */
+
+static int show(struct seq_file *file, void *unused)
+{
+	u64 total;
+	int cpu, i;
+
+	for (i = 0; i < COUNTERS + LENGTHS; i++) {
+		total = 0;
+		for_each_possible_cpu(cpu)
+			total += READ_ONCE(per_cpu(processors, cpu).counts[i]);
+		if (i < COUNTERS)
+			seq_printf(file, "%s %llu\n", counter_names[i], total);
+		else if (i < COUNTERS + LENGTHS - 1)
+			seq_printf(file, "gaps_below_%u_ms %llu\n", 2U << (i - COUNTERS), total);
+		else
+			seq_printf(file, "gaps_longer %llu\n", total);
+	}
+	return 0;
+}
+
+/* === Loading and unloading === */
+
+static struct {
+	const char *name;
+	void *probe;
+	struct tracepoint *at;
+	bool registered;
+} probes[] = {
+	{ "hrtimer_expire_entry", tick_begins },
+	{ "hrtimer_expire_exit", tick_ends },
+};
+
+static struct proc_dir_entry *proc;
+
+static void look_at_tracepoint(struct tracepoint *tp, void *unused)
+{
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(probes); i++)
+		if (!strcmp(tp->name, probes[i].name))
+			probes[i].at = tp;
+}
+
+static int hook(struct ftrace_ops *ops, char *name)
+{
+	int error = ftrace_set_filter(ops, name, strlen(name), 1);
+
+	if (!error)
+		error = register_ftrace_function(ops);
+	if (error)
+		pr_err("%s cannot be hooked (%d): %s\n", name, error,
+		       error == -EBUSY ? "a livepatch has it, or kernel.ftrace_enabled is 0" :
+		       "this kernel has no such function, or not for ftrace");
+	return error;
+}
+
+static void unhook(struct ftrace_ops *ops)
+{
+	/* Returns when nobody is in the handler any more. */
+	if (ops->flags & FTRACE_OPS_FL_ENABLED)
+		unregister_ftrace_function(ops);
+	ftrace_free_filter(ops);
+}
+
+static void taut_pvtcp_exit(void)
+{
+	int i;
+
+	proc_remove(proc);
+	unhook(&write_timer_ops);
+	unhook(&update_rtt_ops);
+	/* write_timer_after_gap() runs in softirqs only, and they are readers. */
+	synchronize_rcu();
+	for (i = 0; i < ARRAY_SIZE(probes); i++)
+		if (probes[i].registered)
+			tracepoint_probe_unregister(probes[i].at, probes[i].probe, NULL);
+	tracepoint_synchronize_unregister();
+}
+
+static int __init taut_pvtcp_init(void)
+{
+	int i, error = 0;
+
+	for_each_kernel_tracepoint(look_at_tracepoint, NULL);
+	for (i = 0; i < ARRAY_SIZE(probes) && !error; i++) {
+		error = probes[i].at ? tracepoint_probe_register(probes[i].at, probes[i].probe,
+								 NULL) : -ENOENT;
+		probes[i].registered = !error;
+		if (error)
+			pr_err("the tracepoint %s cannot be had (%d)\n", probes[i].name, error);
+	}
+	if (!error)
+		error = hook(&update_rtt_ops, "tcp_ack_update_rtt");
+	if (!error)
+		error = hook(&write_timer_ops, "tcp_write_timer");
+	if (!error) {
+		proc = proc_create_single("taut_pvtcp", 0444, NULL, show);
+		error = proc ? 0 : -ENOMEM;
+	}
+	if (error)
+		taut_pvtcp_exit();
+	return error;
+}
+
+module_init(taut_pvtcp_init);
+module_exit(taut_pvtcp_exit);
+MODULE_AUTHOR("The Taut authors");
+MODULE_DESCRIPTION("TCP on a machine that shares its processors (PVTCP)");
+MODULE_LICENSE("GPL");
+MODULE_VERSION("0.1.0");
