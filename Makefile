@@ -19,7 +19,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .PHONY: help demo test lint build bench bench-observe bench-tune bench-share bench-relay lab report setup root release soak soak-snoop \
-        test-old-kernel old-kernel-short test-guest
+        test-old-kernel old-kernel-short test-guest guests
 
 help: ## this list
 	@echo "Taut takes the slack out of TCP. What make can do here:"
@@ -32,7 +32,7 @@ demo: root release ## build, move real files through two relays over a 274 ms pa
 	@$(TAUT) lab report target/demo
 	@echo "taut: the report is $(CURDIR)/target/demo/report.html"
 
-test: root lint ## set up, lint, and run every test (root)
+test: root lint guests ## set up, lint, and run every test (root)
 	@echo "taut: building and running the tests (cargo test)"
 	@$(CARGO) test --workspace --locked
 	@$(MAKE) old-kernel-short
@@ -72,7 +72,7 @@ bench-relay: root release ## taut relay beside HAProxy, nginx, socat and ssh, in
 	@echo "taut: running the benchmark: taut relay beside other relays"
 	@$(TAUT) lab run relay-peers --json target/lab/relay-peers.json $(ARGS)
 
-lab: root release ## one experiment into target/lab: make lab EXPERIMENT=pied-piper ARGS=--quick (root)
+lab: root release guests ## one experiment into target/lab: make lab EXPERIMENT=pied-piper ARGS=--quick (root)
 	@mkdir -p target/lab
 	@echo "taut: running the experiment $(EXPERIMENT)"
 	@$(TAUT) lab run $(EXPERIMENT) --json target/lab/$(EXPERIMENT).json $(ARGS)
@@ -100,6 +100,11 @@ old-kernel-short:
 	@echo "taut: running some tests on Linux 6.1 too (scripts/on-kernel; all of them: make test-old-kernel)"
 	@$(CARGO) test --locked -p taut-snoop -p taut-observe -p taut-tune --lib --test tap $(ON_OLD_KERNEL) -- \
 	    follow:: inside:: look:: actuate::tests:: tuner::
+
+# What the guests of the experiments incast and descheduled are made of.
+guests: setup
+	@scripts/on-kernel 6.12
+	@scripts/guest-module 6.12 >/dev/null
 
 setup:
 	@scripts/setup

@@ -55,6 +55,8 @@ struct GuestArgs {
     mac: Mac,
     #[arg(long, value_parser = clap::value_parser!(u8).range(..=100))]
     load: u8,
+    #[arg(long)]
+    device: String,
     #[arg(long, value_parser = guest::parse_neighbour)]
     neighbour: Vec<(Ipv4Addr, [u8; 6])>,
 }
@@ -102,6 +104,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
                 address: args.address,
                 mac: args.mac,
                 load: args.load,
+                device: args.device,
                 neighbours: args.neighbour,
             });
             failed.map_err(|e| Failure::Run(format!("the guest cannot go on: {e}")))

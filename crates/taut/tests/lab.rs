@@ -10,8 +10,15 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 fn lab(args: &[&str]) -> Output {
+    let top = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let target = option_env!("CARGO_TARGET_DIR").unwrap_or("target");
     Command::new(env!("CARGO_BIN_EXE_taut"))
         .arg("lab")
+        // Where `make guests` has them.
+        .env(
+            "TAUT_LAB_KERNELS",
+            Path::new(top).join(target).join("kernels"),
+        )
         .args(args)
         .stdin(Stdio::null())
         .output()
@@ -238,7 +245,7 @@ fn an_experiment_that_is_not_there_is_a_usage_error_that_names_those_that_are() 
     assert_eq!(output.status.code(), Some(2));
     assert!(
         said(&output).contains(
-            "pied-piper, consolidate, applications, idle-sessions, observe-cost, tune-cost, verdicts, long-fat, budget, relay-peers, soak, snoop-soak"
+            "pied-piper, consolidate, applications, idle-sessions, observe-cost, tune-cost, verdicts, long-fat, budget, incast, descheduled, relay-peers, soak, snoop-soak"
         ),
         "{}",
         said(&output)
@@ -264,6 +271,32 @@ fn a_budget_is_kept_to_and_the_machines_bound_is_set_back() {
         assert!(outcome["headline"][key].is_f64(), "{key}");
     }
     assert_eq!(bound(), before);
+}
+
+#[test]
+fn every_congestion_control_of_a_guest_that_is_away_is_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = outcome("descheduled", &dir.path().join("descheduled.json"));
+    for key in [
+        "cubic_mbit_share25",
+        "bbr_mbit_share25",
+        "taut_bbr_over_cubic_share25",
+        "taut_bbr_over_bbr_share100",
+    ] {
+        assert!(outcome["headline"][key].as_f64().unwrap() > 0.0, "{key}");
+    }
+}
+
+#[test]
+fn blocks_of_a_guest_that_is_away_are_read_with_and_without_the_module() {
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = outcome("incast", &dir.path().join("incast.json"));
+    for key in [
+        "goodput_over_rto200_1_sender",
+        "goodput_over_small_rto_20_senders",
+    ] {
+        assert!(outcome["headline"][key].as_f64().unwrap() > 0.0, "{key}");
+    }
 }
 
 #[test]

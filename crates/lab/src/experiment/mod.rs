@@ -3,9 +3,11 @@
 pub mod applications;
 pub mod budget;
 pub mod consolidate;
+pub mod descheduled;
 mod descriptors;
 pub mod guests;
 pub mod idle_sessions;
+pub mod incast;
 pub mod long_fat;
 pub mod observe_cost;
 pub mod outcome;
@@ -68,6 +70,8 @@ pub const ALL: &[Experiment] = &[
     verdicts::EXPERIMENT,
     long_fat::EXPERIMENT,
     budget::EXPERIMENT,
+    incast::EXPERIMENT,
+    descheduled::EXPERIMENT,
     relay_peers::EXPERIMENT,
     soak::EXPERIMENT,
     snoop_soak::EXPERIMENT,

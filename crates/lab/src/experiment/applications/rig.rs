@@ -19,7 +19,7 @@ use crate::experiment::guests::guest::{Guest, talk};
 use crate::experiment::guests::network::{tap, tune};
 use crate::experiment::guests::slices::{Shape, Slices};
 use crate::experiment::guests::snooping::Snooping;
-use crate::experiment::guests::uml::{Booting, Uml};
+use crate::experiment::guests::uml::{self, Booting, Uml};
 use crate::experiment::{ExperimentError, Request};
 use crate::link::counters::LinkReport;
 use crate::world::{Host, World};
@@ -79,6 +79,7 @@ impl Rig {
                 address: network::address(number),
                 mac: network::mac(number),
                 load,
+                device: uml::DEVICE.to_owned(),
                 neighbours: network::neighbours(number),
             };
             let on = number / EACH;

@@ -25,7 +25,7 @@ use crate::experiment::guests::network::{tap, tune};
 use crate::experiment::guests::slices::{Shape, Slices};
 use crate::experiment::guests::snooping::Snooping;
 use crate::experiment::guests::transfer::{self, Sent};
-use crate::experiment::guests::uml::{Booting, Uml};
+use crate::experiment::guests::uml::{self, Booting, Uml};
 use crate::experiment::{ExperimentError, Request};
 use crate::link::counters::LinkReport;
 use crate::world::World;
@@ -86,6 +86,7 @@ impl Rig {
                 address: who.address(),
                 mac: who.mac(),
                 load: machine.load,
+                device: uml::DEVICE.to_owned(),
                 neighbours: neighbours.map(|who| (who.address(), who.mac())).collect(),
             };
             let start = || {

@@ -23,6 +23,8 @@ pub(in crate::experiment) const KERNEL: Program = Program {
     package: "user-mode-linux",
 };
 
+/// What a guest's device is called.
+pub(in crate::experiment) const DEVICE: &str = "vec0";
 /// The C library's functions are to leave alone what the kernel does not keep, neither from one thread
 /// to another nor over a page fault. Copying goes by features of its own: without the second and the last
 /// of these it would be by way of ymm16 and its like.
@@ -62,6 +64,11 @@ pub(in crate::experiment) struct Uml {
 // === impl Booting ===
 
 impl Booting {
+    /// One that was started, and writes its console there.
+    pub(super) fn of(child: Child, guest: Guest, log: std::path::PathBuf) -> Self {
+        Self { child, guest, log }
+    }
+
     /// Starts a guest on `tap` of `host`.
     pub(in crate::experiment) fn start(
         host: &Host,
@@ -188,6 +195,36 @@ impl Uml {
     /// Has it run a program.
     pub(in crate::experiment) fn start(&mut self, start: talk::Start) -> io::Result<()> {
         self.done(&Ask::Start(start))
+    }
+
+    /// Has it run a program, until that ends; what the program said.
+    pub(in crate::experiment) fn run(&mut self, start: talk::Start) -> io::Result<talk::Ran> {
+        match self.ask(&Ask::Run(start))? {
+            Answer::Ran(ran) => Ok(ran),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Has it write a file: a setting of its kernel's.
+    pub(in crate::experiment) fn write(&mut self, path: &str, text: &str) -> io::Result<()> {
+        let (path, text) = (path.to_owned(), text.to_owned());
+        self.done(&Ask::Write { path, text })
+    }
+
+    /// Has it serve blocks on this port.
+    pub(in crate::experiment) fn serve(&mut self, port: u16) -> io::Result<()> {
+        self.done(&Ask::Serve { port })
+    }
+
+    /// Has it send so long as is said, over several connections at once.
+    pub(in crate::experiment) fn flows(
+        &mut self,
+        flows: Vec<talk::Flow>,
+    ) -> io::Result<talk::Flowed> {
+        match self.ask(&Ask::Flows { flows })? {
+            Answer::Flowed(flowed) => Ok(flowed),
+            other => Err(unexpected(&other)),
+        }
     }
 
     fn done(&mut self, ask: &Ask) -> io::Result<()> {

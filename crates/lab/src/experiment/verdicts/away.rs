@@ -10,7 +10,7 @@ use crate::experiment::guests::guest::Guest;
 use crate::experiment::guests::guest::talk::Start;
 use crate::experiment::guests::network::{bridge, ip, join, standing};
 use crate::experiment::guests::slices::{Shape, Slices};
-use crate::experiment::guests::uml::{Booting, Uml};
+use crate::experiment::guests::uml::{self, Booting, Uml};
 use crate::world::{Host, World};
 
 /// Where the guest finds the server: beside the addresses of worlds.
@@ -43,6 +43,7 @@ impl Away {
             address: GUEST,
             mac: GUEST_MAC,
             load: 0,
+            device: uml::DEVICE.to_owned(),
             neighbours: vec![(SERVER, SERVER_MAC)],
         };
         let guest = Booting::start(client, taut, TAP, guest, world.dir())?.ready(server)?;

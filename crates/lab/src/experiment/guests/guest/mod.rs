@@ -1,6 +1,8 @@
 //! What runs in a guest: `taut lab guest`, as the init of a User Mode Linux kernel.
 
+mod blocks;
 pub(super) mod burner;
+mod flow;
 mod network;
 pub(in crate::experiment) mod programs;
 mod receiver;
@@ -9,6 +11,7 @@ pub(in crate::experiment) mod talk;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
+use rustix::io::Errno;
 use rustix::mount::MountFlags;
 
 use self::programs::Programs;
@@ -30,6 +33,8 @@ pub struct Guest {
     pub mac: [u8; 6],
     /// Its load, in per cent.
     pub load: u8,
+    /// What its device is called.
+    pub device: String,
 }
 
 /// Runs a guest. It returns only when something fails, and the guest's kernel ends with it.
@@ -38,7 +43,11 @@ pub struct Guest {
 /// What failed, for the guest's console.
 pub fn run(guest: &Guest) -> io::Result<()> {
     for (what, at) in [("proc", "/proc"), ("sysfs", "/sys")] {
-        rustix::mount::mount(what, at, what, MountFlags::empty(), None)?;
+        match rustix::mount::mount(what, at, what, MountFlags::empty(), None) {
+            // It is there: whoever started this has needed it.
+            Ok(()) | Err(Errno::BUSY) => {}
+            Err(e) => return Err(e.into()),
+        }
     }
     network::configure(guest)?;
     let load = guest.load;
@@ -109,12 +118,28 @@ fn answer(
             programs.start(&start, guest)?;
             Answer::Done
         }
+        Ask::Run(start) => Answer::Ran(programs.run(&start, guest)?),
+        Ask::Write { path, text } => {
+            std::fs::write(&path, text).map_err(|e| io::Error::other(format!("{path}: {e}")))?;
+            Answer::Done
+        }
+        Ask::Serve { port } => {
+            blocks::serve(port)?;
+            Answer::Done
+        }
+        Ask::Flows { flows } => {
+            let before = counters()?;
+            let flows = flow::send(&flows)?;
+            let counted = counters()?.since(&before);
+            Answer::Flowed(talk::Flowed { flows, counted })
+        }
     })
 }
 
 fn counters() -> io::Result<Counters> {
-    let netstat = std::fs::read_to_string("/proc/net/netstat")?;
-    Ok(Counters::parse(&netstat))
+    let mut text = std::fs::read_to_string("/proc/net/netstat")?;
+    text += &std::fs::read_to_string("/proc/net/snmp")?;
+    Ok(Counters::parse(&text))
 }
 
 fn apply(settings: &Settings, guest: &Guest) -> io::Result<()> {
@@ -133,6 +158,7 @@ impl Guest {
             format!("--address={}", self.address),
             format!("--mac={}", mac(&self.mac)),
             format!("--load={}", self.load),
+            format!("--device={}", self.device),
         ];
         let neighbours = self.neighbours.iter();
         args.extend(neighbours.map(|(address, of)| format!("--neighbour={address}={}", mac(of))));
@@ -175,10 +201,11 @@ mod tests {
             address,
             mac,
             load: 60,
+            device: "eth0".to_owned(),
             neighbours: vec![(address, mac)],
         };
         let args = guest.to_args();
-        let neighbour = args[3].strip_prefix("--neighbour=").unwrap();
+        let neighbour = args[4].strip_prefix("--neighbour=").unwrap();
         assert_eq!(parse_neighbour(neighbour), Ok((address, mac)));
         assert_eq!(parse_mac(args[1].strip_prefix("--mac=").unwrap()), Ok(mac));
         assert!(parse_mac("02:78").is_err());

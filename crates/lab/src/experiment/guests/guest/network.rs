@@ -10,8 +10,6 @@ use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
 use super::Guest;
 use crate::world::netlink::{NetlinkError, index, with_netlink};
 
-/// User Mode Linux's first device.
-const DEVICE: &str = "vec0";
 const PREFIX: u8 = 24;
 
 /// Brings up `lo` and the guest's device.
@@ -19,7 +17,7 @@ pub(super) fn configure(guest: &Guest) -> io::Result<()> {
     netlink(async |handle| {
         let lo = index(&handle, "lo").await?;
         set(&handle, LinkUnspec::new_with_index(lo).up().build()).await?;
-        let device = index(&handle, DEVICE).await?;
+        let device = index(&handle, &guest.device).await?;
         let up = LinkUnspec::new_with_index(device)
             .address(guest.mac.to_vec())
             .up();
@@ -41,7 +39,7 @@ pub(super) fn configure(guest: &Guest) -> io::Result<()> {
 pub(super) fn route(guest: &Guest, initrwnd: u32) -> io::Result<()> {
     let network = u32::from(guest.address) & (u32::MAX << (32 - PREFIX));
     netlink(async |handle| {
-        let device = index(&handle, DEVICE).await?;
+        let device = index(&handle, &guest.device).await?;
         let mut route = RouteMessageBuilder::<Ipv4Addr>::new()
             .destination_prefix(Ipv4Addr::from(network), PREFIX)
             .pref_source(guest.address)

@@ -10,10 +10,12 @@ use rustix::mount::MountFlags;
 use rustix::process::{Pid, Signal, WaitOptions};
 
 use super::Guest;
-use super::talk::Start;
+use super::talk::{Ran, Start};
 
 /// What programs may write to: a file system in the guest's memory. All else is the host's, and read-only.
 pub(in crate::experiment) const SCRATCH: &str = "/mnt";
+/// What is kept of what a program says, in bytes.
+const SAID: usize = 16 << 10;
 /// Where the C library makes shared memory.
 const SHARED_MEMORY: &str = "/dev/shm";
 
@@ -27,28 +29,47 @@ pub(super) struct Programs {
 // === impl Programs ===
 
 impl Programs {
+    /// Runs one until it ends.
+    pub(super) fn run(&mut self, start: &Start, guest: &Guest) -> io::Result<Ran> {
+        let output = self.command(start, guest)?.output();
+        let output = output.map_err(|e| io::Error::other(format!("{}: {e}", start.program)))?;
+        let said = [output.stdout, output.stderr].concat();
+        let said = &said[said.len().saturating_sub(SAID)..];
+        Ok(Ran {
+            status: output.status.code(),
+            said: String::from_utf8_lossy(said).into_owned(),
+        })
+    }
+
     /// Starts one, in the place of the one of the same name.
     pub(super) fn start(&mut self, start: &Start, guest: &Guest) -> io::Result<()> {
+        let mut command = self.command(start, guest)?;
+        if let Some(before) = self.running.remove(&start.name) {
+            end(before)?;
+        }
+        let child = command
+            .process_group(0)
+            .spawn()
+            .map_err(|e| io::Error::other(format!("{}: {e}", start.program)))?;
+        self.running.insert(start.name.clone(), child);
+        Ok(())
+    }
+
+    fn command(&mut self, start: &Start, guest: &Guest) -> io::Result<Command> {
         if !self.prepared {
             prepare(guest)?;
             self.prepared = true;
         }
-        if let Some(before) = self.running.remove(&start.name) {
-            end(before)?;
-        }
-        let child = Command::new(&start.program)
+        let mut command = Command::new(&start.program);
+        command
             .args(&start.args)
             .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
             .env("HOME", SCRATCH)
             .env("TMPDIR", SCRATCH)
             .envs(start.env.iter().cloned())
             .current_dir(SCRATCH)
-            .process_group(0)
-            .stdin(Stdio::null())
-            .spawn()
-            .map_err(|e| io::Error::other(format!("{}: {e}", start.program)))?;
-        self.running.insert(start.name.clone(), child);
-        Ok(())
+            .stdin(Stdio::null());
+        Ok(command)
     }
 }
 

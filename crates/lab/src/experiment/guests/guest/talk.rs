@@ -12,8 +12,8 @@ pub(in crate::experiment) const CONTROL: u16 = 5000;
 /// Where it takes streams.
 pub(in crate::experiment) const STREAMS: u16 = 5001;
 
-/// The longest line.
-const LONGEST: u64 = 64 * 1024;
+/// The longest line: some thousand looks at flows.
+const LONGEST: u64 = 4 * 1024 * 1024;
 
 /// A question to a guest.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -31,6 +31,70 @@ pub(in crate::experiment) enum Ask {
     Send(Send),
     /// To run a program.
     Start(Start),
+    /// To run one until it ends.
+    Run(Start),
+    /// To write a file.
+    Write { path: String, text: String },
+    /// To serve blocks on this port, from now on.
+    Serve { port: u16 },
+    /// To send as much as goes through, over each of these at once.
+    Flows { flows: Vec<Flow> },
+}
+
+/// A connection over which a guest sends as much as goes through.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(in crate::experiment) struct Flow {
+    pub(in crate::experiment) to: SocketAddr,
+    pub(in crate::experiment) congestion_control: String,
+    /// For so long.
+    pub(in crate::experiment) time: Duration,
+    /// Between looks at it.
+    pub(in crate::experiment) look: Duration,
+}
+
+/// What came of flows.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(in crate::experiment) struct Flowed {
+    /// Of each flow.
+    pub(in crate::experiment) flows: Vec<FlowEnd>,
+    /// What the guest's TCP counted meanwhile.
+    pub(in crate::experiment) counted: Counters,
+}
+
+/// What came of one.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(in crate::experiment) struct FlowEnd {
+    /// Payload that was acknowledged.
+    pub(in crate::experiment) acked: u64,
+    /// Segments that were sent again.
+    pub(in crate::experiment) repeated: u32,
+    pub(in crate::experiment) looks: Vec<FlowLook>,
+}
+
+/// A flow at one moment. Times are in microseconds.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub(in crate::experiment) struct FlowLook {
+    /// Since it began.
+    pub(in crate::experiment) at: u64,
+    /// Smoothed round trip.
+    pub(in crate::experiment) srtt: u64,
+    /// Retransmission time-out.
+    pub(in crate::experiment) rto: u64,
+    /// Congestion window, in segments.
+    pub(in crate::experiment) cwnd: u32,
+    /// In bytes a second.
+    pub(in crate::experiment) pacing: u64,
+    /// Payload acknowledged.
+    pub(in crate::experiment) acked: u64,
+}
+
+/// What came of a program.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(in crate::experiment) struct Ran {
+    /// Its exit status; nothing if it was killed.
+    pub(in crate::experiment) status: Option<i32>,
+    /// The end of what it wrote, on both outputs.
+    pub(in crate::experiment) said: String,
 }
 
 /// A program for a guest to run, from the host's file system.
@@ -75,6 +139,10 @@ pub(in crate::experiment) enum Answer {
     Counters(Counters),
     /// The stream has been sent and received.
     Sent(crate::experiment::guests::transfer::Sent),
+    /// The program has ended.
+    Ran(Ran),
+    /// The flows have ended.
+    Flowed(Flowed),
     /// It could not be done.
     Failed(String),
 }
@@ -98,6 +166,21 @@ pub(in crate::experiment) struct Counters {
     pub(in crate::experiment) loss_probe_recoveries: u64,
     /// Retransmission time-outs.
     pub(in crate::experiment) timeouts: u64,
+    /// Of them, those that F-RTO found spurious (RFC 5682).
+    #[serde(default)]
+    pub(in crate::experiment) spurious: u64,
+    /// Reductions of the window that were taken back: nothing had been lost.
+    #[serde(default)]
+    pub(in crate::experiment) undone: u64,
+    /// Segments sent again.
+    #[serde(default)]
+    pub(in crate::experiment) repeated: u64,
+    /// Tail loss probes.
+    #[serde(default)]
+    pub(in crate::experiment) loss_probes: u64,
+    /// Segments that the receiver had twice, by what it said (RFC 2883).
+    #[serde(default)]
+    pub(in crate::experiment) duplicates: u64,
 }
 
 /// What a guest's application says of a stream. Times are the guest's own clock's, in nanoseconds.
@@ -154,7 +237,7 @@ impl Lines {
 // === impl Counters ===
 
 impl Counters {
-    /// Reads them out of `/proc/net/netstat`: a line of names and a line of figures.
+    /// Reads them out of `/proc/net/netstat` and `/proc/net/snmp`: a line of names and a line of figures.
     pub(super) fn parse(netstat: &str) -> Self {
         let figure = |name: &str| {
             netstat
@@ -175,11 +258,24 @@ impl Counters {
             hystart: figure("TCPHystartTrainDetect") + figure("TCPHystartDelayDetect"),
             loss_probe_recoveries: figure("TCPLossProbeRecovery"),
             timeouts: figure("TCPTimeouts"),
+            spurious: figure("TCPSpuriousRTOs"),
+            undone: [
+                "TCPFullUndo",
+                "TCPPartialUndo",
+                "TCPDSACKUndo",
+                "TCPLossUndo",
+            ]
+            .map(figure)
+            .iter()
+            .sum(),
+            repeated: figure("RetransSegs"),
+            loss_probes: figure("TCPLossProbes"),
+            duplicates: figure("TCPDSACKRecv"),
         }
     }
 
     /// What has been counted since it was this.
-    pub(super) fn since(&self, before: &Self) -> Self {
+    pub(in crate::experiment) fn since(&self, before: &Self) -> Self {
         Self {
             rcv_q_drop: self.rcv_q_drop - before.rcv_q_drop,
             zero_window_drop: self.zero_window_drop - before.zero_window_drop,
@@ -189,6 +285,11 @@ impl Counters {
             hystart: self.hystart - before.hystart,
             loss_probe_recoveries: self.loss_probe_recoveries - before.loss_probe_recoveries,
             timeouts: self.timeouts - before.timeouts,
+            spurious: self.spurious - before.spurious,
+            undone: self.undone - before.undone,
+            repeated: self.repeated - before.repeated,
+            loss_probes: self.loss_probes - before.loss_probes,
+            duplicates: self.duplicates - before.duplicates,
         }
     }
 

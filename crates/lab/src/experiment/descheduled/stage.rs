@@ -1,0 +1,258 @@
+//! A guest that sends, whose processor is taken from it, and a path behind it.
+
+use std::io::{self, Read as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::experiment::guests::guest::talk::{Flow, Flowed};
+use crate::experiment::guests::hog::{Hog, Share, Taken};
+use crate::experiment::guests::qemu::{Files, Kernel};
+use crate::experiment::guests::sender::{SERVER, Sender};
+use crate::experiment::{ExperimentError, Request};
+use crate::link::shape::{LinkSpec, Shape};
+use crate::units::{BitsPerSecond, Bytes};
+use crate::world::Host;
+
+/// Where the server takes the first flow; the next has the next.
+const PORT: u16 = 5100;
+/// The most flows at once.
+pub(super) const FLOWS: u16 = 2;
+/// The core is taken for so long at a time: Xen's slice (pvtcp IV-A).
+const OFF: Duration = Duration::from_millis(30);
+/// Between looks at a flow.
+const LOOK: Duration = Duration::from_millis(20);
+/// Bytes are counted in parts of a flow's time of this length.
+const PART: Duration = Duration::from_millis(100);
+
+/// A path behind the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Path {
+    /// Bits a second.
+    pub(super) rate: u64,
+    pub(super) round_trip: Duration,
+}
+
+/// The guest with its path.
+pub(super) struct Stage {
+    pub(super) sender: Sender,
+    sink: Sink,
+    /// So long a flow goes before it is looked at, and is looked at.
+    warm_up: Duration,
+    measure: Duration,
+}
+
+/// What a run has shown.
+pub(super) struct Seen {
+    /// Payload of each flow, in Mbit/s.
+    pub(super) goodput: Vec<f64>,
+    pub(super) flowed: Flowed,
+    pub(super) taken: Taken,
+    /// The link was too slow to be the one that was asked for.
+    pub(super) overrun: bool,
+}
+
+/// Takes what comes, and counts it.
+struct Sink {
+    ends: Arc<AtomicBool>,
+    /// Of each port, bytes since it began.
+    bytes: Arc<[AtomicU64]>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+// === impl Path ===
+
+impl Path {
+    pub(super) fn name(self) -> String {
+        format!(
+            "{} Mbit x {} ms",
+            self.rate / 1_000_000,
+            self.round_trip.as_millis()
+        )
+    }
+
+    /// What the path holds, and a short path's burst.
+    fn queue(self) -> Bytes {
+        Bytes(
+            BitsPerSecond(self.rate)
+                .in_time(self.round_trip)
+                .0
+                .max(250_000),
+        )
+    }
+}
+
+// === impl Stage ===
+
+impl Stage {
+    pub(super) fn build(
+        path: Path,
+        kernel: &Kernel,
+        times: (Duration, Duration),
+        request: &Request,
+    ) -> Result<Self, ExperimentError> {
+        let bare = Shape::delay(path.round_trip / 2);
+        let link = LinkSpec::each(
+            bare.rate(BitsPerSecond(path.rate)).queue(path.queue()),
+            bare,
+        );
+        let files = Files {
+            with: Vec::new(),
+            modules: vec!["tcp_bbr"],
+        };
+        let sender = Sender::boot("descheduled", link, kernel, &files, request)?;
+        let sink = Sink::open(sender.world.host("server"));
+        Ok(Self {
+            sink: sink.map_err(ExperimentError::machine("listen at the server"))?,
+            sender,
+            warm_up: times.0,
+            measure: times.1,
+        })
+    }
+
+    /// A flow of each of these congestion controls at once, while the guest has this share of its core.
+    pub(super) fn flows(&mut self, of: &[&str], share: f64) -> Result<Seen, ExperimentError> {
+        let failed = ExperimentError::machine;
+        let time = self.warm_up + self.measure;
+        let flows = (PORT..).zip(of).map(|(port, congestion_control)| Flow {
+            to: SocketAddr::from((SERVER, port)),
+            congestion_control: (*congestion_control).to_owned(),
+            time,
+            look: LOOK,
+        });
+        let flows: Vec<Flow> = flows.collect();
+        let links = self.sender.world.link_reports()?;
+        let hog = self.sender.take(Share::of(share, OFF))?;
+        let (guest, sink) = (&mut self.sender.guest, &self.sink);
+        let ends = AtomicBool::new(false);
+        let (flowed, counted) = std::thread::scope(|scope| {
+            let counting = scope.spawn(|| {
+                let mut counted = Vec::new();
+                while !ends.load(Ordering::Relaxed) {
+                    counted.push((Instant::now(), sink.count()));
+                    std::thread::sleep(PART);
+                }
+                counted
+            });
+            let flowed = guest.flows(flows);
+            ends.store(true, Ordering::Relaxed);
+            (flowed, counting.join().unwrap_or_default())
+        });
+        let taken = hog.map(Hog::end).transpose();
+        let taken = taken.map_err(failed("take the guest's core"))?;
+        let flowed = flowed.map_err(failed("have the guest send"))?;
+        let overrun = links
+            .iter()
+            .zip(&self.sender.world.link_reports()?)
+            .any(|(before, after)| after.since(before).overrun());
+        Ok(Seen {
+            goodput: self.goodput(&counted, of.len()),
+            flowed,
+            taken: taken.unwrap_or_default(),
+            overrun,
+        })
+    }
+
+    /// Mbit/s of each flow in what is looked at: from `warm_up` after the first byte on.
+    fn goodput(&self, counted: &[(Instant, Vec<u64>)], flows: usize) -> Vec<f64> {
+        let Some((_, first)) = counted.first() else {
+            return Vec::new();
+        };
+        let began = counted
+            .iter()
+            .find(|(_, now)| now.iter().sum::<u64>() > first.iter().sum::<u64>());
+        let Some((began, _)) = began else {
+            return vec![0.0; flows];
+        };
+        let inside = counted.iter().filter(|(at, _)| {
+            let since = at.saturating_duration_since(*began);
+            since >= self.warm_up && since <= self.warm_up + self.measure
+        });
+        let inside: Vec<_> = inside.collect();
+        let (Some((from, before)), Some((to, after))) = (inside.first(), inside.last()) else {
+            return vec![0.0; flows];
+        };
+        let seconds = to.saturating_duration_since(*from).as_secs_f64();
+        let bytes = before.iter().zip(after).take(flows);
+        bytes
+            .map(|(before, after)| 8.0 * (after - before) as f64 / 1e6 / seconds)
+            .collect()
+    }
+}
+
+// === impl Sink ===
+
+impl Sink {
+    fn open(server: &Host) -> io::Result<Self> {
+        let ends = Arc::new(AtomicBool::new(false));
+        let bytes: Arc<[AtomicU64]> = (0..FLOWS).map(|_| AtomicU64::new(0)).collect();
+        let mut threads = Vec::new();
+        for flow in 0..FLOWS {
+            let at = SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT + flow));
+            let listener = server
+                .run(|| TcpListener::bind(at))
+                .map_err(io::Error::other)??;
+            listener.set_nonblocking(true)?;
+            let (ends, bytes) = (Arc::clone(&ends), Arc::clone(&bytes));
+            let take = move || take(&listener, &ends, &bytes[usize::from(flow)]);
+            threads.push(
+                std::thread::Builder::new()
+                    .name("sink".to_owned())
+                    .spawn(take)?,
+            );
+        }
+        Ok(Self {
+            ends,
+            bytes,
+            threads,
+        })
+    }
+
+    fn count(&self) -> Vec<u64> {
+        let bytes = self.bytes.iter();
+        bytes.map(|bytes| bytes.load(Ordering::Relaxed)).collect()
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// One connection after the other.
+fn take(listener: &TcpListener, ends: &AtomicBool, bytes: &AtomicU64) {
+    let mut block = vec![0; 1 << 18];
+    while !ends.load(Ordering::Relaxed) {
+        let Ok((mut stream, _)) = listener.accept() else {
+            std::thread::sleep(Duration::from_millis(5));
+            continue;
+        };
+        let prepared = stream
+            .set_nonblocking(false)
+            .and_then(|()| stream.set_read_timeout(Some(Duration::from_secs(1))));
+        if prepared.is_err() {
+            continue;
+        }
+        while !ends.load(Ordering::Relaxed) {
+            match stream.read(&mut block) {
+                Ok(0) => break,
+                Ok(len) => {
+                    bytes.fetch_add(len as u64, Ordering::Relaxed);
+                }
+                Err(e)
+                    if matches!(
+                        e.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                    ) => {}
+                // It has ended as flows do.
+                Err(_) => break,
+            }
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Sending as much as goes through, and looking at it meanwhile.
+
+use std::io::{self, Write as _};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use rustix::net::sockopt;
+use taut_sys::tcp_info::TcpInfo;
+
+use super::talk::{Flow, FlowEnd, FlowLook};
+
+/// What is written at a time.
+const BLOCK: usize = 64 << 10;
+/// Who takes nothing for so long has gone.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Sends over all of them at once.
+pub(super) fn send(flows: &[Flow]) -> io::Result<Vec<FlowEnd>> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = flows
+            .iter()
+            .map(|flow| scope.spawn(move || one(flow)))
+            .collect();
+        let ended = threads.into_iter().map(|thread| thread.join());
+        ended
+            .map(|ended| ended.unwrap_or_else(|_| Err(io::Error::other("a flow panicked"))))
+            .collect()
+    })
+}
+
+fn one(flow: &Flow) -> io::Result<FlowEnd> {
+    let stream = TcpStream::connect_timeout(&flow.to, PATIENCE)?;
+    sockopt::set_tcp_congestion(&stream, &flow.congestion_control).map_err(|e| {
+        io::Error::other(format!(
+            "no connection can have {}: {e}",
+            flow.congestion_control
+        ))
+    })?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let (block, began) = (vec![0; BLOCK], Instant::now());
+    let looks = std::thread::scope(|scope| {
+        let watched = &stream;
+        let looks = scope.spawn(move || looks(watched, flow, began));
+        let mut writer = &stream;
+        while began.elapsed() < flow.time {
+            writer.write_all(&block)?;
+        }
+        let looks = looks.join();
+        looks.unwrap_or_else(|_| Err(io::Error::other("who looks at a flow panicked")))
+    })?;
+    let info = TcpInfo::of(&stream)?;
+    // What is on its way is of no interest, and the next flow is not to wait for it.
+    sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
+    Ok(FlowEnd {
+        acked: info.bytes_acked.unwrap_or(0),
+        repeated: info.total_retrans,
+        looks,
+    })
+}
+
+fn looks(stream: &TcpStream, flow: &Flow, began: Instant) -> io::Result<Vec<FlowLook>> {
+    let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    let mut looks = Vec::new();
+    while began.elapsed() < flow.time {
+        let info = TcpInfo::of(stream)?;
+        looks.push(FlowLook {
+            at: micros(began.elapsed()),
+            srtt: micros(info.rtt.unwrap_or_default()),
+            rto: micros(info.rto),
+            cwnd: info.snd_cwnd,
+            pacing: info.pacing_rate.unwrap_or(0),
+            acked: info.bytes_acked.unwrap_or(0),
+        });
+        std::thread::sleep(flow.look);
+    }
+    Ok(looks)
+}

@@ -1,0 +1,300 @@
+//! A guest whose kernel is one of Debian's, under QEMU's emulation, on a tap: where a kernel is to be one that people run, or one that takes
+//! modules and BPF.
+//!
+//! It has one processor, whose thread can be kept from its core while the devices' thread goes on elsewhere, as on a hypervisor whose
+//! network has cores of its own.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::guest::Guest;
+use super::uml::Booting;
+use crate::peer::program::Program;
+use crate::world::Host;
+
+/// What every guest of a kernel begins with.
+const BASE: &str = "base-with-virtio.cpio";
+/// What is built of `crates/guest/kmod`, beside the kernel.
+const MODULE: &str = "taut_pvtcp.ko";
+/// The emulator.
+pub(in crate::experiment) const EMULATOR: Program = Program {
+    name: "qemu-system-x86_64",
+    version: "--version",
+    package: "qemu-system-x86",
+};
+/// What the guest's device is called.
+pub(in crate::experiment) const DEVICE: &str = "eth0";
+/// Where kernels are, if the environment does not say so.
+const KERNELS: &str = "target/kernels";
+/// The variable of the environment that does.
+const KERNELS_VAR: &str = "TAUT_LAB_KERNELS";
+/// Of the guest, in MiB: `taut` itself takes some of it, in the file system that is its memory.
+const MEMORY_MIB: u32 = 1024;
+/// QEMU 7.2 spoils the flags when one processor alone does `cmpxchg16b`, and Linux 6.12 dies of that in its allocator: it is told that
+/// there is no such instruction.
+const PROCESSOR_MODEL: &str = "Skylake-Client-v4,-cx16";
+/// The name that QEMU gives the first processor's thread.
+const PROCESSOR: &str = "CPU 0/TCG";
+/// What every guest needs.
+const MODULES: [&str; 1] = ["virtio_net"];
+
+/// A kernel that guests can have: what `scripts/on-kernel` has downloaded.
+#[derive(Clone, Debug)]
+pub(in crate::experiment) struct Kernel {
+    folder: PathBuf,
+}
+
+/// What a guest's file system is, beyond what is in every guest of its kernel.
+pub(in crate::experiment) struct Files {
+    /// Programs and files, each where it is here, with the libraries of programs.
+    pub(in crate::experiment) with: Vec<PathBuf>,
+    /// Modules of the kernel's, beside the network's.
+    pub(in crate::experiment) modules: Vec<&'static str>,
+}
+
+// === impl Kernel ===
+
+impl Kernel {
+    /// The one of this name, such as `6.12`.
+    ///
+    /// # Errors
+    /// It was not downloaded.
+    pub(in crate::experiment) fn find(name: &str) -> io::Result<Self> {
+        let kernels = std::env::var_os(KERNELS_VAR).unwrap_or_else(|| KERNELS.into());
+        let folder = fs::canonicalize(&kernels)
+            .unwrap_or_else(|_| kernels.into())
+            .join(name);
+        match folder.join(BASE).is_file() {
+            true => Ok(Self { folder }),
+            false => Err(io::Error::other(format!(
+                "there is no Linux {name} for guests in {}: `scripts/on-kernel {name}` downloads it ({KERNELS_VAR} names another folder)",
+                folder.display()
+            ))),
+        }
+    }
+
+    /// Its release, such as `6.12.57+deb12-cloud-amd64`.
+    pub(in crate::experiment) fn release(&self) -> io::Result<String> {
+        let image = self.image()?;
+        let name = image.file_name().and_then(|name| name.to_str());
+        Ok(name
+            .unwrap_or_default()
+            .trim_start_matches("vmlinuz-")
+            .to_owned())
+    }
+
+    /// The module that `scripts/guest-module` has built for it.
+    ///
+    /// # Errors
+    /// It was not built.
+    pub(in crate::experiment) fn module(&self) -> io::Result<PathBuf> {
+        let module = self.folder.join(MODULE);
+        match module.is_file() {
+            true => Ok(module),
+            false => Err(io::Error::other(format!(
+                "there is no {}: `scripts/guest-module KERNEL` builds it",
+                module.display()
+            ))),
+        }
+    }
+
+    fn image(&self) -> io::Result<PathBuf> {
+        let found = fs::read_dir(self.folder.join("boot"))?
+            .flatten()
+            .map(|entry| entry.path())
+            .find(|path| {
+                let name = path.file_name().and_then(|name| name.to_str());
+                name.is_some_and(|name| name.starts_with("vmlinuz-"))
+            });
+        found.ok_or_else(|| io::Error::other(format!("{} has no kernel", self.folder.display())))
+    }
+
+    /// What it starts with: the base of all its guests, and on top of it what this one has.
+    fn initrd(&self, guest: &Guest, taut: &Path, files: &Files, dir: &Path) -> io::Result<PathBuf> {
+        let root = dir.join("root");
+        fs::create_dir_all(root.join("mnt"))?;
+        for path in files.with.iter().map(PathBuf::as_path).chain([taut]) {
+            place(path, &root)?;
+        }
+        let modules: String = MODULES
+            .iter()
+            .chain(&files.modules)
+            .map(|module| {
+                format!("modprobe {module} || echo 'taut: this kernel has no module {module}'\n")
+            })
+            .collect();
+        let args: Vec<String> = guest.to_args();
+        let init = root.join("init");
+        // The guest's own part mounts the rest, as in a guest of User Mode Linux.
+        fs::write(
+            &init,
+            format!(
+                "#!/bin/sh\nexport PATH=/usr/sbin:/usr/bin:/busybox HOME=/root\n\
+                 /bin/busybox mkdir /busybox\n/bin/busybox --install -s /busybox\n\
+                 mount -t devtmpfs dev /dev\nexec </dev/null >/dev/console 2>&1\n\
+                 mount -t proc proc /proc\nmount -t sysfs sys /sys\nmount -t bpf bpf /sys/fs/bpf\n\
+                 mount -t cgroup2 cgroup /sys/fs/cgroup\nmount -t tmpfs run /run\n{modules}\
+                 umount /proc\nexec {} lab guest {}\n",
+                taut.display(),
+                args.join(" ")
+            ),
+        )?;
+        fs::set_permissions(&init, fs::Permissions::from_mode(0o755))?;
+        let initrd = dir.join("initrd");
+        let mut out = File::create(&initrd)?;
+        io::copy(&mut File::open(self.folder.join(BASE))?, &mut out)?;
+        pack(&root, &mut out)?;
+        Ok(initrd)
+    }
+}
+
+/// Copies a file to where it is here, and a program's libraries too.
+fn place(path: &Path, root: &Path) -> io::Result<()> {
+    let path = fs::canonicalize(path)?;
+    copy(&path, root)?;
+    let told = Command::new("ldd").arg(&path).output()?;
+    for line in String::from_utf8_lossy(&told.stdout).lines() {
+        let words = line.split_whitespace();
+        let library = { words }.find(|word| word.starts_with('/'));
+        if let Some(library) = library {
+            copy(Path::new(library), root)?;
+        }
+    }
+    Ok(())
+}
+
+fn copy(path: &Path, root: &Path) -> io::Result<()> {
+    // Links to folders (/lib to /usr/lib) are so in the guest, too: what is below them is where it is in truth.
+    let at = match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => fs::canonicalize(parent)?.join(name),
+        _ => path.to_owned(),
+    };
+    let to = root.join(at.strip_prefix("/").unwrap_or(&at));
+    if to.exists() {
+        return Ok(());
+    }
+    if let Some(parent) = to.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    fs::copy(path, &to)?;
+    // What only a debugger reads would be most of the guest's memory. Not every file is a program.
+    let _ = Command::new("strip")
+        .arg("--strip-debug")
+        .arg(&to)
+        .stderr(Stdio::null())
+        .status();
+    Ok(())
+}
+
+/// Writes a folder as the kernel unpacks it when it starts.
+fn pack(root: &Path, out: &mut File) -> io::Result<()> {
+    let mut cpio = Command::new("cpio")
+        .args(["--create", "--format=newc", "--owner=0:0", "--quiet"])
+        .current_dir(root)
+        .stdin(Stdio::piped())
+        .stdout(out.try_clone()?)
+        .spawn()
+        .map_err(|e| io::Error::other(format!("cpio: {e} (Debian package cpio)")))?;
+    let mut names = Vec::new();
+    list(root, Path::new("."), &mut names)?;
+    if let Some(mut stdin) = cpio.stdin.take() {
+        for name in names {
+            writeln!(stdin, "{}", name.display())?;
+        }
+    }
+    match cpio.wait()?.success() {
+        true => Ok(()),
+        false => Err(io::Error::other("cpio could not pack the guest's files")),
+    }
+}
+
+/// Folders before what is in them.
+fn list(root: &Path, folder: &Path, names: &mut Vec<PathBuf>) -> io::Result<()> {
+    names.push(folder.to_owned());
+    for entry in fs::read_dir(root.join(folder))? {
+        let entry = entry?;
+        let name = folder.join(entry.file_name());
+        match entry.file_type()?.is_dir() {
+            true => list(root, &name, names)?,
+            false => names.push(name),
+        }
+    }
+    Ok(())
+}
+
+/// Starts a guest on `tap` of `host`.
+pub(in crate::experiment) fn start(
+    kernel: &Kernel,
+    host: &Host,
+    taut: &Path,
+    tap: &str,
+    guest: Guest,
+    files: &Files,
+    dir: &Path,
+) -> io::Result<Booting> {
+    let initrd = kernel.initrd(&guest, taut, files, dir)?;
+    let log = dir.join(format!("{tap}.log"));
+    let mac = guest.mac.map(|byte| format!("{byte:02x}")).join(":");
+    let mut command = EMULATOR.command();
+    command
+        .args([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-no-reboot",
+        ])
+        .args(["-accel", "tcg", "-cpu", PROCESSOR_MODEL, "-smp", "1"])
+        .args(["-m", &MEMORY_MIB.to_string()])
+        .args(["-name", "guest,debug-threads=on"])
+        .arg("-kernel")
+        .arg(kernel.image()?)
+        .arg("-initrd")
+        .arg(&initrd)
+        // The processor is away for tens of milliseconds, and with it whoever compares clocks. (A hypervisor's guest has a clock of
+        // the hypervisor's, which is not compared.)
+        .args([
+            "-append",
+            "console=ttyS0 oops=panic panic=-1 mitigations=off tsc=reliable nowatchdog quiet",
+        ])
+        .arg("-serial")
+        .arg(format!("file:{}", log.display()))
+        .arg("-netdev")
+        .arg(format!(
+            "tap,id=net,ifname={tap},script=no,downscript=no,vhost=off"
+        ))
+        .arg("-device")
+        .arg(format!("virtio-net-pci,netdev=net,mac={mac}"));
+    command
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(File::create(dir.join(format!("{tap}.err")))?);
+    let child = host.spawn(command)?;
+    Ok(Booting::of(child, guest, log))
+}
+
+/// Keeps the guest's processor on one core; its devices stay where they are.
+pub(in crate::experiment) fn pin_processor(process: u32, core: usize) -> io::Result<()> {
+    for task in fs::read_dir(format!("/proc/{process}/task"))? {
+        let task = task?;
+        let name = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        let id = task.file_name().to_str().and_then(|id| id.parse().ok());
+        if name.trim() == PROCESSOR
+            && let Some(id) = id.and_then(Pid::from_raw)
+        {
+            let mut set = CpuSet::new();
+            set.set(core);
+            return Ok(sched_setaffinity(Some(id), &set)?);
+        }
+    }
+    Err(io::Error::other(
+        "QEMU has no thread of the guest's processor",
+    ))
+}

@@ -1,0 +1,169 @@
+//! A guest under QEMU that sends to a server over a path, and whose processor can be taken from it.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+use rand_pcg::Pcg64Mcg;
+use rand_pcg::rand_core::{Rng, SeedableRng};
+
+use super::cores::Cores;
+use super::guest::Guest;
+use super::guest::talk::Start;
+use super::hog::{Hog, Share};
+use super::network::{bridge, ip, join, standing};
+use super::qemu::{self, Files, Kernel};
+use super::uml::Uml;
+use crate::experiment::{ExperimentError, Request};
+use crate::link::shape::LinkSpec;
+use crate::world::{Host, World, WorldBuilder};
+
+/// Where the guest finds the server: beside the addresses of worlds.
+pub(in crate::experiment) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
+const SERVER_MAC: [u8; 6] = [2, 0x78, 0, 0, 0, 1];
+/// Where the server finds the guest.
+pub(in crate::experiment) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 10);
+const GUEST_MAC: [u8; 6] = [2, 0x78, 0, 0, 0, 10];
+const TAP: &str = "guest0";
+/// A guest is booted so often until it answers.
+const BOOTS: usize = 3;
+
+/// The guest with its path.
+pub(in crate::experiment) struct Sender {
+    // In the order in which they go: its tap is there for as long as it runs.
+    pub(in crate::experiment) guest: Uml,
+    pub(in crate::experiment) world: World,
+    cores: Cores,
+    taut: PathBuf,
+    /// Of slices.
+    random: Pcg64Mcg,
+}
+
+// === impl Sender ===
+
+impl Sender {
+    /// A guest behind this link, the first direction of which is its own. The calling thread, and whoever it starts from here on, keeps
+    /// off the core of the guest's processor.
+    pub(in crate::experiment) fn boot(
+        name: &str,
+        link: LinkSpec,
+        kernel: &Kernel,
+        files: &Files,
+        request: &Request,
+    ) -> Result<Self, ExperimentError> {
+        let failed = ExperimentError::machine;
+        let cores = Cores::choose().map_err(failed("choose a core for the guest"))?;
+        cores
+            .keep_off()
+            .map_err(failed("stay off the guest's core"))?;
+        let world = WorldBuilder::new(name)
+            .host("client")
+            .host("server")
+            .link("client", "server", link.seed(request.seed))
+            .build()?;
+        lay_out(world.host("server"), world.host("client"))
+            .map_err(failed("lay out the guest's network"))?;
+        let guest = Guest {
+            address: GUEST,
+            mac: GUEST_MAC,
+            load: 0,
+            device: qemu::DEVICE.to_owned(),
+            neighbours: vec![(SERVER, SERVER_MAC)],
+        };
+        let once = || {
+            let host = world.host("client");
+            let (guest, dir) = (guest.clone(), world.dir());
+            let booting = qemu::start(kernel, host, &request.taut, TAP, guest, files, dir)?;
+            cores.set_apart(booting.id())?;
+            let guest = booting.ready(world.host("server"))?;
+            cores.set_apart(guest.id())?;
+            qemu::pin_processor(guest.id(), cores.shared)?;
+            Ok(guest)
+        };
+        let boot = || {
+            // QEMU 7.2 loses a processor's flags now and then, in the first second of Linux 6.12: that is no fault of what is tried here.
+            for _ in 1..BOOTS {
+                match once() {
+                    Ok(guest) => return Ok(guest),
+                    Err(e) => tracing::warn!("{e}; it is booted again"),
+                }
+            }
+            once()
+        };
+        Ok(Self {
+            guest: boot().map_err(failed("boot the guest"))?,
+            world,
+            cores,
+            taut: request.taut.clone(),
+            random: Pcg64Mcg::seed_from_u64(request.seed),
+        })
+    }
+
+    /// A program runs in the guest until it ends; what it said.
+    pub(in crate::experiment) fn run(
+        &mut self,
+        program: &str,
+        args: &[&str],
+    ) -> Result<String, ExperimentError> {
+        let failed = ExperimentError::machine;
+        let ran = self.guest.run(Start {
+            name: program.to_owned(),
+            program: program.to_owned(),
+            args: args.iter().map(ToString::to_string).collect(),
+            env: Vec::new(),
+        });
+        let action = format!("run {program} {} in the guest", args.join(" "));
+        let ran = ran.map_err(failed(&action))?;
+        match ran.status {
+            Some(0) => Ok(ran.said),
+            _ => Err(failed(&action)(io::Error::other(ran.said))),
+        }
+    }
+
+    /// `taut` runs in it.
+    pub(in crate::experiment) fn taut(&mut self, args: &[&str]) -> Result<String, ExperimentError> {
+        let taut = self.taut.display().to_string();
+        self.run(&taut, args)
+    }
+
+    /// One of its kernel's settings.
+    pub(in crate::experiment) fn set(
+        &mut self,
+        path: &str,
+        text: &str,
+    ) -> Result<(), ExperimentError> {
+        let set = self.guest.write(path, text);
+        set.map_err(ExperimentError::machine("set something in the guest"))
+    }
+
+    /// From now on the guest has this share of its core; `None`: all of it.
+    pub(in crate::experiment) fn take(
+        &mut self,
+        share: Option<Share>,
+    ) -> Result<Option<Hog>, ExperimentError> {
+        let hog = share
+            .map(|share| Hog::start(self.cores.shared, share, self.random.next_u64()))
+            .transpose();
+        hog.map_err(ExperimentError::machine("take the guest's core"))
+    }
+}
+
+fn lay_out(server: &Host, client: &Host) -> io::Result<()> {
+    let mac = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+    let device = &server.devices()[0];
+    ip(
+        server,
+        &format!("link set dev {device} address {}", mac(SERVER_MAC)),
+    )?;
+    ip(server, &format!("addr add {SERVER}/24 dev {device}"))?;
+    ip(
+        server,
+        &format!(
+            "neigh replace {GUEST} lladdr {} dev {device} nud permanent",
+            mac(GUEST_MAC)
+        ),
+    )?;
+    bridge(client)?;
+    join(client, &client.devices()[0])?;
+    standing(client, TAP)
+}

@@ -1,0 +1,236 @@
+//! `incast`: blocks that are read from many connections at once, from a guest whose processor is taken from it (pvtcp, tables I to V).
+
+mod stage;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::{Map, json};
+
+use super::guests::hog::Share;
+use super::guests::qemu::{self, Kernel};
+use super::outcome::{Calibration, Check, Environment, Outcome, Series};
+use super::progress::Progress;
+use super::{Experiment, ExperimentError, Request, stats};
+use crate::peer::program;
+use stage::{QUEUE, RATE, SHARE, Seen, Stage, Tcp};
+
+/// For the list of experiments.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "incast",
+    about: "blocks read at once over 1 to 20 connections from a guest that waits for its CPU, with and without taut_pvtcp",
+    has_parts: true,
+    run,
+};
+
+/// The guest's kernel.
+const KERNEL: &str = "6.12";
+const CONNECTIONS: [usize; 6] = [1, 4, 8, 12, 16, 20];
+const CONNECTIONS_QUICK: [usize; 2] = [1, 20];
+/// In KiB, as in the paper.
+const BLOCKS: [u32; 4] = [128, 256, 512, 1024];
+const BLOCKS_QUICK: [u32; 1] = [256];
+/// Measurements of each.
+const RUNS: usize = 3;
+/// How long blocks are read.
+const TIME: Duration = Duration::from_secs(5);
+const TIME_QUICK: Duration = Duration::from_secs(3);
+/// Of which the headlines are.
+const BLOCK: u32 = 256;
+
+/// A figure's name, its unit, and where it is.
+type Column = (&'static str, &'static str, fn(&Seen) -> f64);
+
+/// Where a figure is: a block's length in KiB, connections, and how TCP times out.
+type Key = (u32, usize, Tcp);
+
+fn run(request: &Request) -> Result<Outcome, ExperimentError> {
+    let failed = ExperimentError::machine;
+    let kernel = Kernel::find(KERNEL).map_err(failed("find the guest's kernel"))?;
+    let programs = program::versions(&[qemu::EMULATOR])?;
+    let runs = request.runs.unwrap_or(if request.quick { 1 } else { RUNS });
+    let (connections, blocks, time, ways) = match request.quick {
+        true => (
+            &CONNECTIONS_QUICK[..],
+            &BLOCKS_QUICK[..],
+            TIME_QUICK,
+            &Tcp::ALL[..3],
+        ),
+        false => (&CONNECTIONS[..], &BLOCKS[..], TIME, &Tcp::ALL[..]),
+    };
+    let takes = |name: &str| {
+        request
+            .only
+            .as_deref()
+            .is_none_or(|only| name.contains(only))
+    };
+    let keys: Vec<Key> = blocks
+        .iter()
+        .flat_map(|block| {
+            connections
+                .iter()
+                .map(move |connections| (*block, *connections))
+        })
+        .flat_map(|(block, connections)| ways.iter().map(move |tcp| (block, connections, *tcp)))
+        .filter(|key| takes(&name(*key)))
+        .collect();
+    if let (true, Some(only)) = (keys.is_empty(), &request.only) {
+        return Err(ExperimentError::NoPart(only.clone()));
+    }
+    let progress = Progress::new("incast: reads", (runs * keys.len()) as u64);
+    let mut all: BTreeMap<Key, Vec<Seen>> = BTreeMap::new();
+    let mut undisturbed = Vec::new();
+    let mut stage = Stage::boot(&kernel, request)?;
+    for _ in 0..runs {
+        // What it would be if the guest had its core to itself.
+        stage.be(Tcp::LONG)?;
+        undisturbed.push(stage.read(1, BLOCK << 10, None, time)?);
+        for key in &keys {
+            let (block, connections, tcp) = *key;
+            stage.be(tcp)?;
+            let seen = stage.read(connections, block << 10, Some(SHARE), time)?;
+            all.entry(*key).or_default().push(seen);
+            progress.step();
+        }
+    }
+    drop((progress, stage));
+    let mut environment = Environment::here();
+    environment.programs = programs;
+    let release = kernel.release().map_err(failed("read the kernel's name"))?;
+    environment.guests = vec![format!(
+        "Linux {release} under QEMU (TCG), one processor, with taut_pvtcp"
+    )];
+    environment.links.insert(
+        "path".to_owned(),
+        format!(
+            "{} Mbit/s x 0.5 ms, a queue of {} KiB",
+            RATE / 1_000_000,
+            QUEUE >> 10
+        ),
+    );
+    Ok(outcome(request, environment, &all, &undisturbed))
+}
+
+fn name((block, connections, tcp): Key) -> String {
+    format!("{block} kB/{connections} senders/{}", tcp.name())
+}
+
+fn outcome(
+    request: &Request,
+    environment: Environment,
+    all: &BTreeMap<Key, Vec<Seen>>,
+    undisturbed: &[Seen],
+) -> Outcome {
+    let median = |key: Key, of: fn(&Seen) -> f64| {
+        let seen = all.get(&key).map(Vec::as_slice).unwrap_or_default();
+        let figures: Vec<f64> = seen.iter().map(of).collect();
+        stats::median(&figures).unwrap_or(f64::NAN)
+    };
+    // Of so many bytes, whoever is quicker.
+    let sum = |key: Key, of: fn(&Seen) -> f64| {
+        let seen = all.get(&key).map(Vec::as_slice).unwrap_or_default();
+        let rounds: u64 = seen.iter().map(|seen| seen.rounds).sum();
+        seen.iter().map(of).sum::<f64>() / rounds as f64
+    };
+    let timeouts: fn(&Seen) -> f64 = |seen| seen.counted.timeouts as f64;
+    let goodput: fn(&Seen) -> f64 = |seen| seen.goodput;
+    let one = |tcp| (BLOCK, 1, tcp);
+    let many = |tcp| (BLOCK, 20, tcp);
+    let mut series = Vec::new();
+    for (key, seen) in all {
+        let columns: [Column; 7] = [
+            ("goodput", "Mbit/s", |seen| seen.goodput),
+            ("rounds", "", |seen| seen.rounds as f64),
+            ("time-outs", "", |seen| seen.counted.timeouts as f64),
+            ("spurious time-outs", "", |seen| {
+                seen.counted.spurious as f64
+            }),
+            ("reductions undone", "", |seen| seen.counted.undone as f64),
+            ("segments sent again", "", |seen| {
+                seen.counted.repeated as f64
+            }),
+            ("duplicates at the receiver", "", |seen| {
+                seen.counted.duplicates as f64
+            }),
+        ];
+        for (metric, unit, of) in columns {
+            series.extend(Series::of(
+                &name(*key),
+                metric,
+                unit,
+                seen.iter().map(of).collect(),
+            ));
+        }
+    }
+    series.extend(Series::of(
+        "undisturbed",
+        "goodput",
+        "Mbit/s",
+        undisturbed.iter().map(goodput).collect(),
+    ));
+    let seen = || all.values().flatten();
+    let late: u64 = seen().map(|seen| seen.taken.late).sum();
+    let slices: u64 = seen().map(|seen| seen.taken.slices).sum();
+    let overruns = seen().filter(|seen| seen.overrun).count();
+    let mut checks = vec![
+        ("link_overruns", Check::none(overruns as u64)),
+        (
+            "late_slices",
+            Check::at_most(late as f64 / slices.max(1) as f64, 0.01),
+        ),
+    ];
+    let plain = median(one(Tcp::SHORT), timeouts);
+    if !plain.is_nan() {
+        // The problem is there: who is away times out.
+        checks.push(("timeouts_1_sender", Check::at_least(plain, 10.0)));
+    }
+    let headline = [
+        (
+            "timeouts_cut_1_sender",
+            1.0 - sum(one(Tcp::PVTCP), timeouts) / sum(one(Tcp::SHORT), timeouts),
+        ),
+        (
+            "goodput_over_rto200_1_sender",
+            median(one(Tcp::PVTCP), goodput) / median(one(Tcp::LONG), goodput),
+        ),
+        (
+            "goodput_over_small_rto_20_senders",
+            median(many(Tcp::PVTCP), goodput) / median(many(Tcp::SHORT), goodput),
+        ),
+    ];
+    let share: Share = SHARE;
+    Outcome {
+        experiment: EXPERIMENT.name.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        seed: request.seed,
+        quick: request.quick,
+        environment,
+        calibration: Calibration::of(checks),
+        headline: headline
+            .into_iter()
+            .filter(|(_, figure)| !figure.is_nan())
+            .map(|(name, figure)| (name.to_owned(), figure))
+            .collect(),
+        series,
+        paper: json!({
+            "timeouts_tcp_1ms_1_sender_1024_kb": 698, "timeouts_pvtcp_1ms_1_sender_1024_kb": 2,
+            "goodput_gain_20_senders": {"1024_kb": 0.036, "512_kb": 0.058, "256_kb": 0.079, "128_kb": 0.094},
+        })
+        .as_object()
+        .cloned()
+        .unwrap_or_default(),
+        ideal: Map::new(),
+        notes: vec![
+            format!(
+                "The paper's senders are guests on twenty hosts, and its switch has ports of 1 Gbit/s. Here all senders are connections of one guest, \
+                 which is away for {} ms and there for {} ms, and the path is slower than that guest.",
+                share.off.as_millis(),
+                share.on.as_millis()
+            ),
+            "`short`: the route's rto_min is 1 ms, of which this kernel, with ticks of 4 ms, makes 8. Without `probes` tail loss probes are off \
+             (tcp_early_retrans = 0), as in the paper's kernel."
+                .to_owned(),
+            "`timeouts_cut_1_sender` is of time-outs for each round of blocks.".to_owned(),
+        ],
+    }
+}

@@ -1,0 +1,232 @@
+//! A guest that serves blocks, and a client that reads them from all its connections at once.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::experiment::guests::guest::talk::Counters;
+use crate::experiment::guests::hog::{Hog, Share, Taken};
+use crate::experiment::guests::qemu::{Files, Kernel};
+use crate::experiment::guests::sender::{GUEST, Sender};
+use crate::experiment::{ExperimentError, Request};
+use crate::link::shape::{LinkSpec, Shape};
+use crate::units::{BitsPerSecond, Bytes};
+
+/// Where the guest serves.
+const PORT: u16 = 5200;
+/// The path, in bits a second: a processor of QEMU's that is there a third of the time can send more than it.
+pub(super) const RATE: u64 = 200_000_000;
+const ROUND_TRIP: Duration = Duration::from_micros(500);
+/// What the switch's port has room for.
+pub(super) const QUEUE: u64 = 64 << 10;
+/// Three guests share a core, with Xen's slices (pvtcp III): each is away for two of them.
+pub(super) const SHARE: Share = Share {
+    off: Duration::from_millis(60),
+    on: Duration::from_millis(30),
+};
+/// Who sends nothing for so long has gone.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A setting of the guest's kernel.
+const EARLY_RETRANS: &str = "/proc/sys/net/ipv4/tcp_early_retrans";
+const NO_METRICS_SAVE: &str = "/proc/sys/net/ipv4/tcp_no_metrics_save";
+const PARAMETERS: &str = "/sys/module/taut_pvtcp/parameters";
+
+/// How the guest's TCP times out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Tcp {
+    /// The least retransmission time-out is 200 ms, Linux' own; else the least that its ticks allow.
+    pub(super) is_long: bool,
+    /// Tail loss probes are sent (RFC 8985), as Linux does by itself; the paper's kernel had none.
+    pub(super) has_probes: bool,
+    /// The module does its part.
+    pub(super) is_pvtcp: bool,
+}
+
+/// The guest.
+pub(super) struct Stage {
+    sender: Sender,
+}
+
+/// What reading blocks for a while has shown.
+pub(super) struct Seen {
+    /// Mbit/s of payload.
+    pub(super) goodput: f64,
+    /// Rounds of blocks, and the segments that were sent again.
+    pub(super) rounds: u64,
+    pub(super) counted: Counters,
+    pub(super) taken: Taken,
+    pub(super) overrun: bool,
+}
+
+// === impl Tcp ===
+
+impl Tcp {
+    /// As the kernel comes.
+    pub(super) const DEFAULT: Self = Self {
+        is_long: true,
+        has_probes: true,
+        is_pvtcp: false,
+    };
+    /// The paper's three.
+    pub(super) const LONG: Self = Self {
+        is_long: true,
+        has_probes: false,
+        is_pvtcp: false,
+    };
+    pub(super) const SHORT: Self = Self {
+        is_long: false,
+        ..Self::LONG
+    };
+    pub(super) const PVTCP: Self = Self {
+        is_pvtcp: true,
+        ..Self::SHORT
+    };
+    pub(super) const ALL: [Self; 6] = [
+        Self::LONG,
+        Self::SHORT,
+        Self::PVTCP,
+        Self::DEFAULT,
+        Self {
+            is_long: false,
+            ..Self::DEFAULT
+        },
+        Self {
+            is_long: false,
+            is_pvtcp: true,
+            ..Self::DEFAULT
+        },
+    ];
+
+    pub(super) fn name(self) -> String {
+        format!(
+            "{}{}{}",
+            if self.is_pvtcp { "pvtcp" } else { "tcp" },
+            if self.is_long { " 200 ms" } else { " short" },
+            if self.has_probes { ", probes" } else { "" },
+        )
+    }
+}
+
+// === impl Stage ===
+
+impl Stage {
+    /// A guest with the module, which does nothing yet.
+    pub(super) fn boot(kernel: &Kernel, request: &Request) -> Result<Self, ExperimentError> {
+        let failed = ExperimentError::machine;
+        let bare = Shape::delay(ROUND_TRIP / 2);
+        let there = bare.rate(BitsPerSecond(RATE)).queue(Bytes(QUEUE));
+        let module = kernel.module().map_err(failed("find the guest's module"))?;
+        let ip = find("ip").map_err(failed("find ip"))?;
+        let files = Files {
+            with: vec![module.clone(), ip.clone()],
+            modules: Vec::new(),
+        };
+        let link = LinkSpec::each(there, bare);
+        let mut sender = Sender::boot("incast", link, kernel, &files, request)?;
+        sender.run("/busybox/insmod", &[&module.display().to_string()])?;
+        sender.set(NO_METRICS_SAVE, "1")?;
+        let serves = sender.guest.serve(PORT);
+        serves.map_err(failed("have the guest serve"))?;
+        Ok(Self { sender })
+    }
+
+    /// How the guest's TCP is from now on.
+    pub(super) fn be(&mut self, tcp: Tcp) -> Result<(), ExperimentError> {
+        let early = if tcp.has_probes { "3" } else { "0" };
+        self.sender.set(EARLY_RETRANS, early)?;
+        for half in ["postpone", "filter"] {
+            let text = if tcp.is_pvtcp { "Y" } else { "N" };
+            self.sender.set(&format!("{PARAMETERS}/{half}"), text)?;
+        }
+        // The kernel takes no less than two of its ticks.
+        let least = if tcp.is_long { "200ms" } else { "1ms" };
+        let ip = find("ip").map_err(ExperimentError::machine("find ip"))?;
+        let (guest, ip) = (GUEST.to_string(), ip.display().to_string());
+        let route = [
+            "route",
+            "replace",
+            "10.78.0.0/24",
+            "dev",
+            "eth0",
+            "src",
+            &guest,
+        ];
+        self.sender
+            .run(&ip, &[&route[..], &["rto_min", least]].concat())?;
+        Ok(())
+    }
+
+    /// Reads blocks of this length from so many connections at once, for so long; `share`: what the guest has of its core.
+    pub(super) fn read(
+        &mut self,
+        connections: usize,
+        block: u32,
+        share: Option<Share>,
+        time: Duration,
+    ) -> Result<Seen, ExperimentError> {
+        let failed = ExperimentError::machine;
+        let links = self.sender.world.link_reports()?;
+        let counters = |sender: &mut Sender| {
+            let counters = sender.guest.counters();
+            counters.map_err(failed("ask the guest what it has counted"))
+        };
+        let before = counters(&mut self.sender)?;
+        let hog = self.sender.take(share)?;
+        let client = self.sender.world.host("server");
+        let read = client.run(|| strobe(connections, block, time))?;
+        let taken = hog.map(Hog::end).transpose();
+        let taken = taken.map_err(failed("take the guest's core"))?;
+        let (rounds, took) = read.map_err(failed("read blocks"))?;
+        let counted = counters(&mut self.sender)?.since(&before);
+        let overrun = links
+            .iter()
+            .zip(&self.sender.world.link_reports()?)
+            .any(|(before, after)| after.since(before).overrun());
+        let bytes = rounds as f64 * connections as f64 * f64::from(block);
+        Ok(Seen {
+            goodput: 8.0 * bytes / 1e6 / took.as_secs_f64(),
+            rounds,
+            counted,
+            taken: taken.unwrap_or_default(),
+            overrun,
+        })
+    }
+}
+
+/// Asks all for a block, and when all have come for the next, until it is time; how often, and how long that took.
+fn strobe(connections: usize, block: u32, time: Duration) -> io::Result<(u64, Duration)> {
+    let to = SocketAddr::from((GUEST, PORT));
+    let connect = || {
+        let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(stream)
+    };
+    let mut streams: Vec<TcpStream> = (0..connections)
+        .map(|_| connect())
+        .collect::<io::Result<_>>()?;
+    let mut room = vec![0; block as usize];
+    let (began, mut rounds) = (Instant::now(), 0);
+    while began.elapsed() < time {
+        for stream in &mut streams {
+            stream.write_all(&block.to_be_bytes())?;
+        }
+        for stream in &mut streams {
+            stream.read_exact(&mut room)?;
+        }
+        rounds += 1;
+    }
+    Ok((rounds, began.elapsed()))
+}
+
+/// Where a program of this machine is.
+fn find(name: &str) -> io::Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
+        .map(|dir| dir.join(name))
+        .find(|file| file.is_file());
+    let found = found.ok_or_else(|| io::Error::other(format!("there is no {name}")))?;
+    std::fs::canonicalize(found)
+}
