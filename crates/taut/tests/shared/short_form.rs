@@ -16,7 +16,9 @@ pub(crate) fn short_form(experiment: &str) -> Value {
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    serde_json::from_slice(&fs::read(&file).unwrap()).expect(&said)
+    let text = fs::read(&file)
+        .unwrap_or_else(|e| panic!("{experiment} has measured nothing ({e}): {said}"));
+    serde_json::from_slice(&text).expect(&said)
 }
 
 /// These checks of its calibration have measured nothing.
