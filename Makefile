@@ -72,7 +72,7 @@ bench-relay: root release ## taut relay beside HAProxy, nginx, socat and ssh, in
 	@echo "taut: running the benchmark: taut relay beside other relays"
 	@$(TAUT) lab run relay-peers --json target/lab/relay-peers.json $(ARGS)
 
-lab: root release guests ## one experiment into target/lab: make lab EXPERIMENT=pied-piper ARGS=--quick (root)
+lab: root release $(if $(filter incast descheduled,$(EXPERIMENT)),guests) ## one experiment into target/lab: make lab EXPERIMENT=pied-piper ARGS=--quick (root)
 	@mkdir -p target/lab
 	@echo "taut: running the experiment $(EXPERIMENT)"
 	@$(TAUT) lab run $(EXPERIMENT) --json target/lab/$(EXPERIMENT).json $(ARGS)

@@ -12,6 +12,5 @@ pub mod load;
 pub mod module;
 pub mod preset;
 pub mod report;
-pub mod steal;
 pub mod verdict;
 pub mod watch;

@@ -1,6 +1,6 @@
 //! Time that a hypervisor took from this machine's CPUs.
 
-use std::fs;
+use taut_sys::steal::Steal as Times;
 
 /// What share of it was taken, from look to look.
 #[derive(Debug, Default)]
@@ -9,20 +9,12 @@ pub(crate) struct Steal {
     share: Option<f64>,
 }
 
-/// Ticks of all CPUs since the machine began.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Times {
-    all: u64,
-    stolen: u64,
-}
-
 // === impl Steal ===
 
 impl Steal {
     /// Looks.
     pub(crate) fn look(&mut self) {
-        let now = fs::read_to_string("/proc/stat").ok();
-        self.see(now.as_deref().and_then(Times::parse));
+        self.see(Times::look());
     }
 
     /// Between the last two looks; nothing before the second.
@@ -31,31 +23,13 @@ impl Steal {
     }
 
     fn see(&mut self, now: Option<Times>) {
-        let between = self.last.zip(now).and_then(|(last, now)| {
-            let all = now.all.checked_sub(last.all).filter(|all| *all > 0)?;
-            Some(now.stolen.saturating_sub(last.stolen) as f64 / all as f64)
-        });
+        let both = self.last.zip(now);
+        let between = both.and_then(|(last, now)| now.share_since(last));
         // Two looks within a tick say nothing new.
         if between.is_some() || now.is_none() {
             self.share = between;
         }
         self.last = now;
-    }
-}
-
-// === impl Times ===
-
-impl Times {
-    /// Of the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq and steal. (What guests of this
-    /// machine had is in user.)
-    fn parse(stat: &str) -> Option<Self> {
-        let line = stat.lines().next()?.strip_prefix("cpu ")?;
-        let ticks = line.split_ascii_whitespace().take(8).map(str::parse);
-        let ticks: Vec<u64> = ticks.collect::<Result<_, _>>().ok()?;
-        Some(Self {
-            all: ticks.iter().sum(),
-            stolen: *ticks.get(7)?,
-        })
     }
 }
 

@@ -22,6 +22,7 @@ pub mod route;
 pub mod schedule;
 pub mod sock_diag;
 pub mod socket;
+pub mod steal;
 pub mod tap;
 pub mod tcp_info;
 

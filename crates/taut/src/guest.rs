@@ -13,9 +13,9 @@ use taut_guest::load;
 use taut_guest::module;
 use taut_guest::preset::{self, Restored};
 use taut_guest::report::Report;
-use taut_guest::steal::Steal;
 use taut_guest::verdict::Verdict;
 use taut_guest::watch::Watch;
+use taut_sys::steal::Steal;
 
 use crate::Failure;
 

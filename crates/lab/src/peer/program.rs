@@ -1,6 +1,7 @@
 //! Whether the programs of an experiment are there, and which versions they are.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -59,6 +60,12 @@ pub const SS: Program = Program {
     version: "-V",
     package: "iproute2",
 };
+/// ip, which sets a guest's routes.
+pub const IP: Program = Program {
+    name: "ip",
+    version: "-V",
+    package: "iproute2",
+};
 /// The OpenSSH client.
 pub const SSH: Program = Program {
     name: "ssh",
@@ -76,6 +83,17 @@ impl Program {
     /// A command that runs it.
     pub fn command(&self) -> Command {
         Command::new(self.path())
+    }
+
+    /// Its own file, behind all links: for a guest, which is to have it.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn file(&self) -> io::Result<PathBuf> {
+        std::fs::canonicalize(self.path()).map_err(|e| {
+            let Self { name, package, .. } = self;
+            io::Error::new(e.kind(), format!("{name}: {e} (Debian package {package})"))
+        })
     }
 
     /// Where it is. Servers are in sbin, which not every user's PATH names.

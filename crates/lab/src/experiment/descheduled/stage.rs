@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use crate::experiment::guests::guest::talk::{Flow, Flowed};
 use crate::experiment::guests::hog::{Hog, Share, Taken};
+use crate::experiment::guests::network::SERVER;
 use crate::experiment::guests::qemu::{Files, Kernel};
-use crate::experiment::guests::sender::{SERVER, Sender};
+use crate::experiment::guests::sender::Sender;
 use crate::experiment::{ExperimentError, Request};
 use crate::link::shape::{LinkSpec, Shape};
 use crate::units::{BitsPerSecond, Bytes};

@@ -1,6 +1,7 @@
 //! What the networks of guests are made of: a wire, bridges, and taps.
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -18,6 +19,15 @@ const DRIVER_RING: u32 = 4096;
 
 /// Places that the kernel gives a tap's ring by itself (TUN_READQ_SIZE).
 const RING_AS_IT_COMES: u32 = 500;
+
+/// Where a guest that is alone with a server finds it: beside the addresses of worlds.
+pub(in crate::experiment) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
+pub(in crate::experiment) const SERVER_MAC: [u8; 6] = [2, 0x78, 0, 0, 0, 1];
+/// Where the server finds it, and its MAC address.
+pub(in crate::experiment) const ALONE: (Ipv4Addr, [u8; 6]) =
+    (Ipv4Addr::new(10, 78, 0, 10), [2, 0x78, 0, 0, 0, 10]);
+/// The tap of such a guest.
+pub(in crate::experiment) const TAP: &str = "guest0";
 
 /// Where a guest's packets go in and out.
 pub(in crate::experiment) fn tap(guest: usize) -> String {
@@ -111,4 +121,26 @@ fn run(program: &str, line: &str) -> io::Result<()> {
             )))
         }
     }
+}
+
+/// A guest alone with a server: its tap on a bridge with the link of `client`.
+pub(in crate::experiment) fn lay_out_alone(server: &Host, client: &Host) -> io::Result<()> {
+    let mac = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
+    let device = &server.devices()[0];
+    ip(
+        server,
+        &format!("link set dev {device} address {}", mac(SERVER_MAC)),
+    )?;
+    ip(server, &format!("addr add {SERVER}/24 dev {device}"))?;
+    ip(
+        server,
+        &format!(
+            "neigh replace {} lladdr {} dev {device} nud permanent",
+            ALONE.0,
+            mac(ALONE.1)
+        ),
+    )?;
+    bridge(client)?;
+    join(client, &client.devices()[0])?;
+    standing(client, TAP)
 }

@@ -1,7 +1,6 @@
 //! A guest under QEMU that sends to a server over a path, and whose processor can be taken from it.
 
 use std::io;
-use std::net::Ipv4Addr;
 use std::path::PathBuf;
 
 use rand_pcg::Pcg64Mcg;
@@ -11,20 +10,13 @@ use super::cores::Cores;
 use super::guest::Guest;
 use super::guest::talk::Start;
 use super::hog::{Hog, Share};
-use super::network::{bridge, ip, join, standing};
+use super::network::{ALONE, SERVER, SERVER_MAC, TAP, lay_out_alone};
 use super::qemu::{self, Files, Kernel};
 use super::uml::Uml;
 use crate::experiment::{ExperimentError, Request};
 use crate::link::shape::LinkSpec;
-use crate::world::{Host, World, WorldBuilder};
+use crate::world::{World, WorldBuilder};
 
-/// Where the guest finds the server: beside the addresses of worlds.
-pub(in crate::experiment) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
-const SERVER_MAC: [u8; 6] = [2, 0x78, 0, 0, 0, 1];
-/// Where the server finds the guest.
-pub(in crate::experiment) const GUEST: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 10);
-const GUEST_MAC: [u8; 6] = [2, 0x78, 0, 0, 0, 10];
-const TAP: &str = "guest0";
 /// A guest is booted so often until it answers.
 const BOOTS: usize = 3;
 
@@ -61,11 +53,11 @@ impl Sender {
             .host("server")
             .link("client", "server", link.seed(request.seed))
             .build()?;
-        lay_out(world.host("server"), world.host("client"))
+        lay_out_alone(world.host("server"), world.host("client"))
             .map_err(failed("lay out the guest's network"))?;
         let guest = Guest {
-            address: GUEST,
-            mac: GUEST_MAC,
+            address: ALONE.0,
+            mac: ALONE.1,
             load: 0,
             device: qemu::DEVICE.to_owned(),
             neighbours: vec![(SERVER, SERVER_MAC)],
@@ -146,24 +138,4 @@ impl Sender {
             .transpose();
         hog.map_err(ExperimentError::machine("take the guest's core"))
     }
-}
-
-fn lay_out(server: &Host, client: &Host) -> io::Result<()> {
-    let mac = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
-    let device = &server.devices()[0];
-    ip(
-        server,
-        &format!("link set dev {device} address {}", mac(SERVER_MAC)),
-    )?;
-    ip(server, &format!("addr add {SERVER}/24 dev {device}"))?;
-    ip(
-        server,
-        &format!(
-            "neigh replace {GUEST} lladdr {} dev {device} nud permanent",
-            mac(GUEST_MAC)
-        ),
-    )?;
-    bridge(client)?;
-    join(client, &client.devices()[0])?;
-    standing(client, TAP)
 }

@@ -2,15 +2,16 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::experiment::guests::guest::talk::Counters;
 use crate::experiment::guests::hog::{Hog, Share, Taken};
+use crate::experiment::guests::network::ALONE;
 use crate::experiment::guests::qemu::{Files, Kernel};
-use crate::experiment::guests::sender::{GUEST, Sender};
+use crate::experiment::guests::sender::Sender;
 use crate::experiment::{ExperimentError, Request};
 use crate::link::shape::{LinkSpec, Shape};
+use crate::peer::program;
 use crate::units::{BitsPerSecond, Bytes};
 
 /// Where the guest serves.
@@ -117,7 +118,7 @@ impl Stage {
         let bare = Shape::delay(ROUND_TRIP / 2);
         let there = bare.rate(BitsPerSecond(RATE)).queue(Bytes(QUEUE));
         let module = kernel.module().map_err(failed("find the guest's module"))?;
-        let ip = find("ip").map_err(failed("find ip"))?;
+        let ip = program::IP.file().map_err(failed("find ip"))?;
         let files = Files {
             with: vec![module.clone(), ip.clone()],
             modules: Vec::new(),
@@ -141,8 +142,10 @@ impl Stage {
         }
         // The kernel takes no less than two of its ticks.
         let least = if tcp.is_long { "200ms" } else { "1ms" };
-        let ip = find("ip").map_err(ExperimentError::machine("find ip"))?;
-        let (guest, ip) = (GUEST.to_string(), ip.display().to_string());
+        let ip = program::IP
+            .file()
+            .map_err(ExperimentError::machine("find ip"))?;
+        let (guest, ip) = (ALONE.0.to_string(), ip.display().to_string());
         let route = [
             "route",
             "replace",
@@ -196,7 +199,7 @@ impl Stage {
 
 /// Asks all for a block, and when all have come for the next, until it is time; how often, and how long that took.
 fn strobe(connections: usize, block: u32, time: Duration) -> io::Result<(u64, Duration)> {
-    let to = SocketAddr::from((GUEST, PORT));
+    let to = SocketAddr::from((ALONE.0, PORT));
     let connect = || {
         let stream = TcpStream::connect_timeout(&to, PATIENCE)?;
         stream.set_nodelay(true)?;
@@ -218,15 +221,4 @@ fn strobe(connections: usize, block: u32, time: Duration) -> io::Result<(u64, Du
         rounds += 1;
     }
     Ok((rounds, began.elapsed()))
-}
-
-/// Where a program of this machine is.
-fn find(name: &str) -> io::Result<PathBuf> {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&path)
-        .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
-        .map(|dir| dir.join(name))
-        .find(|file| file.is_file());
-    let found = found.ok_or_else(|| io::Error::other(format!("there is no {name}")))?;
-    std::fs::canonicalize(found)
 }

@@ -1,24 +1,17 @@
 //! A guest that is kept from its CPU, at the end that receives or at the one that sends.
 
 use std::io;
-use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::experiment::guests::gate::{Gate, Sharers};
 use crate::experiment::guests::guest::Guest;
 use crate::experiment::guests::guest::talk::Start;
-use crate::experiment::guests::network::{bridge, ip, join, standing};
+use crate::experiment::guests::network::{ALONE, SERVER, SERVER_MAC, TAP, lay_out_alone};
 use crate::experiment::guests::slices::{Shape, Slices};
 use crate::experiment::guests::uml::{self, Booting, Uml};
-use crate::world::{Host, World};
+use crate::world::World;
 
-/// Where the guest finds the server: beside the addresses of worlds.
-pub(super) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
-const SERVER_MAC: [u8; 6] = [2, 0x78, 0, 0, 0, 1];
-const GUEST: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 10);
-const GUEST_MAC: [u8; 6] = [2, 0x78, 0, 0, 0, 10];
-const TAP: &str = "guest0";
 /// Who listens may have been started at the same time.
 const TRIES: &str = "retry=100,interval=0.1";
 
@@ -38,10 +31,10 @@ impl Away {
     /// included. It runs all the time yet.
     pub(super) fn boot(world: &World, taut: &Path, sharers: usize, seed: u64) -> io::Result<Self> {
         let (server, client) = (world.host("server"), world.host("client"));
-        lay_out(server, client)?;
+        lay_out_alone(server, client)?;
         let guest = Guest {
-            address: GUEST,
-            mac: GUEST_MAC,
+            address: ALONE.0,
+            mac: ALONE.1,
             load: 0,
             device: uml::DEVICE.to_owned(),
             neighbours: vec![(SERVER, SERVER_MAC)],
@@ -97,24 +90,4 @@ impl Away {
             env: vec![("TAUT".to_owned(), taut.display().to_string())],
         })
     }
-}
-
-fn lay_out(server: &Host, client: &Host) -> io::Result<()> {
-    let mac = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
-    let device = &server.devices()[0];
-    ip(
-        server,
-        &format!("link set dev {device} address {}", mac(SERVER_MAC)),
-    )?;
-    ip(server, &format!("addr add {SERVER}/24 dev {device}"))?;
-    ip(
-        server,
-        &format!(
-            "neigh replace {GUEST} lladdr {} dev {device} nud permanent",
-            mac(GUEST_MAC)
-        ),
-    )?;
-    bridge(client)?;
-    join(client, &client.devices()[0])?;
-    standing(client, TAP)
 }

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use taut_sys::child::Child;
 
-use super::away::{self, Away};
+use super::away::Away;
 use super::cause::{Case, Cause, End};
 use super::matrix::Said;
+use crate::experiment::guests::network;
 use crate::experiment::{ExperimentError, Request};
 use crate::link::shape::{LinkSpec, Shape};
 use crate::peer::{Service, nginx, program};
@@ -224,7 +225,7 @@ impl<'a> Stage<'a> {
             let mut sink = program::SOCAT.command();
             let listen = format!("TCP-LISTEN:{SINK_PORT},fork");
             sink.args(["-u", &listen, "OPEN:/dev/null"]);
-            let addr = SocketAddr::from((away::SERVER, SINK_PORT));
+            let addr = SocketAddr::from((network::SERVER, SINK_PORT));
             let service = Service::start(self.world.host("server"), "socat", sink, addr, dir)?;
             self.serving = Some(service);
             return Ok(());
@@ -270,7 +271,7 @@ impl<'a> Stage<'a> {
         let knob = self.case.knob;
         let listen = match self.case.cause {
             Cause::SendBuffer => format!(" sndbuf={knob}"),
-            Cause::Descheduled => format!("; listen {}:80", away::SERVER),
+            Cause::Descheduled => format!("; listen {}:80", network::SERVER),
             _ => String::new(),
         };
         let location = match self.case.cause {
@@ -293,7 +294,7 @@ impl<'a> Stage<'a> {
         if let Some(away) = &mut self.away {
             let begun = match self.case.cause {
                 Cause::DescheduledSender => away.upload(SINK_PORT),
-                _ => away.download(&format!("http://{}/large", away::SERVER)),
+                _ => away.download(&format!("http://{}/large", network::SERVER)),
             };
             return begun.map_err(ExperimentError::machine("start a program in a guest"));
         }

@@ -30,7 +30,7 @@ impl Steal {
 
     /// Of its first line: user, nice, system, idle, iowait, irq, softirq and steal. (What guests of this machine had is in
     /// user.)
-    fn parse(stat: &str) -> Option<Self> {
+    pub fn parse(stat: &str) -> Option<Self> {
         let line = stat.lines().next()?.strip_prefix("cpu ")?;
         let ticks = line.split_ascii_whitespace().take(8).map(str::parse);
         let ticks: Vec<u64> = ticks.collect::<Result<_, _>>().ok()?;
