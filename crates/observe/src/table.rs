@@ -113,8 +113,8 @@ impl Table {
             let is_known = aside.read >= since.get() && !(aside.is_left_out && has_room);
             if is_known && aside.look != self.look {
                 self.left_out += usize::from(aside.is_left_out);
+                aside.look = self.look;
             }
-            aside.look = self.look;
             return is_known;
         }
         let Some(tracked) = self.tracked.get_mut(&cookie) else {
@@ -177,13 +177,15 @@ impl Table {
     /// A connection was seen, so long after the observation began.
     pub fn see(&mut self, netns: &Arc<str>, at: Duration, mut connection: Connection) {
         let cookie = connection.cookie;
-        self.aside.remove(&cookie);
+        let aside = self.aside.remove(&cookie);
         // What has ended meanwhile takes no room: it goes at the end of the look.
         let room = self.seen < self.keep.connections;
         let tracked = match self.tracked.entry(cookie) {
             Entry::Occupied(entry) => entry.into_mut(),
             Entry::Vacant(_) if !room => {
-                self.left_out += 1;
+                // Listed twice, or read after it was found at rest: it has been counted.
+                let is_counted = |aside: Aside| aside.is_left_out && aside.look == self.look;
+                self.left_out += usize::from(!aside.is_some_and(is_counted));
                 self.set_aside(cookie, true);
                 return;
             }
@@ -508,6 +510,17 @@ mod tests {
             assert!(table.rests(&netns, Duration::ZERO, 1, first));
             assert!(table.rests(&netns, Duration::ZERO, 2, first));
         }
+        assert_eq!(table.left_out(), 1);
+        table.end(|_, _| {});
+        // It has changed, and is read; then the list has it once more.
+        let number = table.begin(false);
+        assert!(table.rests(&netns, Duration::ZERO, 1, first));
+        assert!(!table.rests(&netns, Duration::ZERO, 2, number));
+        for _ in 0..2 {
+            table.see(&netns, Duration::ZERO, connection(2));
+            assert_eq!(table.left_out(), 1);
+        }
+        assert!(table.rests(&netns, Duration::ZERO, 2, number));
         assert_eq!(table.left_out(), 1);
         table.end(|_, _| {});
         table.begin(false);
