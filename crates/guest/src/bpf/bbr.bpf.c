@@ -39,6 +39,8 @@ struct bbr {
 	__u32 min_rtt_us;
 	struct minmax bw;
 	__u32 mode:3;
+	__u32 lt_use_bw:1;
+	__u32 lt_bw;
 	__u32 full_bw_reached:1;
 } __attribute__((preserve_access_index));
 
@@ -72,6 +74,8 @@ void bbr_set_state(struct sock *sk, __u8 new_state) __ksym;
 /* and so many segments, for an acknowledgement is of two or more; or so long. */
 #define TRAIN_SEGMENTS	16
 #define TRAIN_TICKS_LONG	128
+/* Half of it in its first ticks had waited at the receiver, as where that was away, too. */
+#define TRAIN_TICKS_EARLY	2
 /* One that takes longer had a pause in it. */
 #define TRAIN_TICKS_MAX	400
 
@@ -93,8 +97,13 @@ void bbr_set_state(struct sock *sk, __u8 new_state) __ksym;
 
 /* The window is made less wide when one in so many of it is lost from gap to gap. */
 #define LOSS_SHARE	50
-/* It is this part of the path wider at least. */
+/* It is this part of the path wider at least, and by as many bursts of the kernel's
+ * (sk_pacing_shift, GSO's largest) as BBR's own window has room for.
+ */
 #define ROOM_MIN_SHIFT	2
+#define ROOM_BURSTS	3
+#define BURST_SHIFT	10
+#define BURST_MAX	65536
 
 /* Without a receiver's clock one round in so many may lower the model; and with it, when
  * there was no train for so many rounds.
@@ -117,7 +126,8 @@ struct path {
 	__u32 cwnd_theirs;
 	__u32 cwnd_ours;
 	__u32 train_tick;	/* of the receiver's, when the train began, */
-	__u32 train_delivered;	/* with so many segments delivered */
+	__u32 train_delivered;	/* with so many segments delivered, */
+	__u32 train_early;	/* and by the end of its first ticks */
 	__u32 sample_us;	/* the last train's; 0: there is none, */
 	__u32 sample_delivered;
 	__u32 sample_end;	/* how many were delivered at its end, */
@@ -131,6 +141,7 @@ struct path {
 	__u32 next_round;	/* the round ends with it, */
 	__u32 rounds;		/* and so many there were */
 	bool has_train;
+	bool is_catching_up;	/* and has been seen to */
 	bool has_caught_up;
 	bool has_room;
 	bool is_cut;
@@ -204,26 +215,24 @@ static __always_inline void keep_beating(struct gaps *g, __u64 now)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
 	struct beat *b = bpf_map_lookup_elem(&beats, &cpu);
+	__u64 due;
 
 	if (!b || b->is_refused)
 		return;
 	b->wanted_ns = now;
-	if (b->due_ns) {
-		if (now > b->due_ns + BEAT_LATE_NS) {
-			record_gap(g, b->due_ns, now);
-			/* It is set anew: one that has gone with its map's last user must
-			 * not be waited for again and again.
-			 */
-			b->due_ns = 0;
-		}
+	due = b->due_ns;
+	if (due && now <= due + BEAT_LATE_NS)
 		return;
-	}
 	if (!b->is_made) {
-		bpf_timer_init(&b->timer, &beats, MONOTONIC);
+		if (bpf_timer_init(&b->timer, &beats, MONOTONIC))
+			return;
 		bpf_timer_set_callback(&b->timer, on_beat);
 		b->is_made = true;
 	}
 	set_beat(b, now);
+	/* One that is refused has gone with its map's last user: it is late for ever. */
+	if (due && !b->is_refused)
+		record_gap(g, due, now);
 }
 
 /* What was made of BBR's pace and window is taken back, before BBR sees them. */
@@ -274,7 +283,10 @@ static __always_inline __u64 waited_us(struct tcp_sock *tp, struct path *p)
 	__s64 behind = us - ticks * TICK_US, least;
 
 	if (us - (__s64)p->least_since_us > LEAST_US || !p->least_since_us) {
-		p->least_before_us = p->least_since_us ? p->least_us : behind;
+		bool is_recent = p->least_since_us &&
+				 us - (__s64)p->least_since_us <= 2 * LEAST_US;
+
+		p->least_before_us = is_recent ? p->least_us : behind;
 		p->least_us = behind;
 		p->least_since_us = us;
 	}
@@ -288,15 +300,20 @@ static __always_inline __u64 waited_us(struct tcp_sock *tp, struct path *p)
 
 /* A train of segments, from one of the receiver's ticks to another: it is as fast as the
  * path was, wherever the acknowledgements waited. That its last tick has
- * begun counts as if it had ended, so that no train is faster than it was.
+ * begun counts as if it had ended, so that no train is faster than it was. What had
+ * waited at the receiver is at a train's beginning: the first acknowledgement after its
+ * silence ends the train before.
  */
 static __always_inline void follow_train(struct tcp_sock *tp, struct path *p)
 {
 	__u32 tick = tp->rx_opt.rcv_tsval, delivered = tp->delivered;
 	__s32 ticks = tick - p->train_tick;
 	__u32 segments = delivered - p->train_delivered;
+	__u32 early;
 
 	if (p->has_train) {
+		if (ticks <= TRAIN_TICKS_EARLY)
+			p->train_early = delivered;
 		/* An older one than was seen says nothing. */
 		if (ticks < TRAIN_TICKS)
 			return;
@@ -304,15 +321,19 @@ static __always_inline void follow_train(struct tcp_sock *tp, struct path *p)
 			if (segments < TRAIN_SEGMENTS &&
 			    ticks < TRAIN_TICKS_LONG)
 				return;
-			p->sample_us = (ticks + 1) * TICK_US;
-			p->sample_delivered = segments;
-			p->sample_end = delivered;
-			p->sample_round = p->rounds;
+			early = p->train_early - p->train_delivered;
+			if (early <= segments / 2) {
+				p->sample_us = (ticks + 1) * TICK_US;
+				p->sample_delivered = segments;
+				p->sample_end = delivered;
+				p->sample_round = p->rounds;
+			}
 		}
 	}
 	p->has_train = true;
 	p->train_tick = tick;
 	p->train_delivered = delivered;
+	p->train_early = delivered;
 }
 
 /* Room for the kernel's own struct rate_sample, which may grow. */
@@ -327,11 +348,12 @@ static __always_inline void correct(struct tcp_sock *tp, struct path *p,
 	struct bbr *bbr = (struct bbr *)tp->inet_conn.icsk_ca_priv;
 	__u64 begin_us = g->begin_ns / NS_PER_US;
 	__u64 rtt_us = rs->rtt_us;
-	bool is_kept = false;
+	bool is_corrected, is_kept = false;
 
-	if (rs->delivered > 0 && p->sample_us &&
-	    !after(rs->prior_delivered, p->sample_end)) {
-		/* The train is of this sample's round, or a later one. */
+	/* The train is of this sample's round, or a later one. */
+	is_corrected = rs->delivered > 0 && p->sample_us &&
+		       !after(rs->prior_delivered, p->sample_end);
+	if (is_corrected) {
 		copy->delivered = p->sample_delivered;
 		copy->interval_us = p->sample_us;
 		count(COUNT_RATE_CORRECTED);
@@ -339,12 +361,13 @@ static __always_inline void correct(struct tcp_sock *tp, struct path *p,
 		is_kept = (trusts_clock(tp, p) &&
 			   p->rounds - p->sample_round < ROUNDS_STALE) ||
 			  p->rounds % ROUNDS_KEPT;
-		count(COUNT_RATE_KEPT_OUT);
 	}
 	if (!BPF_CORE_READ_BITFIELD(bbr, full_bw_reached))
 		is_kept = p->rounds % ROUNDS_STARTUP;
 	if (is_kept)
 		copy->is_app_limited = true;
+	if (is_kept && !is_corrected)
+		count(COUNT_RATE_KEPT_OUT);
 	if (rs->rtt_us <= 0)
 		return;
 	if (wait_us && wait_us < rtt_us) {
@@ -372,6 +395,7 @@ static __always_inline void begin_catching_up(struct tcp_sock *tp,
 	if (g->end_ns - g->begin_ns > AWAY_NS_MAX)
 		p->begin_ns = g->end_ns - AWAY_NS_MAX;
 	p->sent = tp->bytes_sent;
+	p->is_catching_up = false;
 	p->has_caught_up = false;
 	/* As with any window: up slowly, */
 	if (!p->is_cut)
@@ -379,7 +403,6 @@ static __always_inline void begin_catching_up(struct tcp_sock *tp,
 	p->is_cut = false;
 	p->lost = tp->lost;
 	p->marked = tp->delivered_ce;
-	count(COUNT_CATCH_UP);
 }
 
 /* And down at once, when what was lost is known: before as much is sent again. */
@@ -402,10 +425,11 @@ static __always_inline void catch_up(struct tcp_sock *tp, struct path *p,
 	struct sock *sk = sk_of(tp);
 	__u32 mode = BPF_CORE_READ_BITFIELD(bbr, mode);
 	__u64 pace = sk->sk_pacing_rate, due, sent, gain, away;
-	__u64 bw = bbr->bw.s[0].v;
-	__u32 cwnd = tp->snd_cwnd, bdp, wide, most;
+	__u64 bw = bbr->bw.s[0].v, burst;
+	__u32 cwnd = tp->snd_cwnd, bdp, wide, least, most;
 
-	if (g->end_ns != p->gap_ns)
+	/* (Not an older one of another CPU, if acknowledgements come on both.) */
+	if (g->end_ns > p->gap_ns)
 		begin_catching_up(tp, p, g);
 	heed_loss(tp, p);
 	/* In these two less is to be in flight than before. */
@@ -426,6 +450,12 @@ static __always_inline void catch_up(struct tcp_sock *tp, struct path *p,
 		} else {
 			p->pace_theirs = pace;
 			p->pace_ours = (pace * gain) >> CATCH_UP_SHIFT;
+			/* SO_MAX_PACING_RATE, to which BBR keeps, too. */
+			if (p->pace_ours > sk->sk_max_pacing_rate)
+				p->pace_ours = sk->sk_max_pacing_rate;
+			if (!p->is_catching_up)
+				count(COUNT_CATCH_UP);
+			p->is_catching_up = true;
 			sk->sk_pacing_rate = p->pace_ours;
 		}
 	}
@@ -436,7 +466,16 @@ static __always_inline void catch_up(struct tcp_sock *tp, struct path *p,
 	away = usual_us(g);
 	if (away > AWAY_NS_MAX / NS_PER_US)
 		away = AWAY_NS_MAX / NS_PER_US;
+	/* Behind a policer BBR goes by the rate that it has found. */
+	if (BPF_CORE_READ_BITFIELD(bbr, lt_use_bw))
+		bw = bbr->lt_bw;
 	bdp = (bw * bbr->min_rtt_us) >> BW_SCALE;
+	burst = pace >> BURST_SHIFT;
+	if (burst > BURST_MAX)
+		burst = BURST_MAX;
+	least = ROOM_BURSTS * (__u32)burst / (tp->mss_cache + 1);
+	if (least < bdp >> ROOM_MIN_SHIFT)
+		least = bdp >> ROOM_MIN_SHIFT;
 	/* No more than can be used: so that a loss is felt at once. */
 	most = bdp + ((bw * away) >> BW_SCALE);
 	if (!p->has_room) {
@@ -445,11 +484,13 @@ static __always_inline void catch_up(struct tcp_sock *tp, struct path *p,
 	}
 	if (p->room > most)
 		p->room = most;
-	if (p->room < bdp >> ROOM_MIN_SHIFT)
-		p->room = bdp >> ROOM_MIN_SHIFT;
+	if (p->room < least)
+		p->room = least;
 	wide = bdp + p->room;
 	if (wide < CWND_MIN)
 		wide = CWND_MIN;
+	if (wide > tp->snd_cwnd_clamp)
+		wide = tp->snd_cwnd_clamp;
 	/* In recovery BBR sends as much as arrives, and no more. */
 	if (wide == cwnd || (wide > cwnd && ca_state(tp) > CA_DISORDER))
 		return;
@@ -548,7 +589,13 @@ void taut_bbr_init(__u64 *ctx)
 SEC("struct_ops/taut_bbr_release")
 void taut_bbr_release(__u64 *ctx)
 {
-	bpf_sk_storage_delete(&paths, (struct tcp_sock *)ctx[0]);
+	struct tcp_sock *tp = (struct tcp_sock *)ctx[0];
+	struct path *p = bpf_sk_storage_get(&paths, tp, 0, 0);
+
+	/* What comes after has what BBR would have left it. */
+	if (p)
+		give_back(tp, p);
+	bpf_sk_storage_delete(&paths, tp);
 }
 
 SEC("struct_ops/taut_bbr_sndbuf_expand")
@@ -566,7 +613,14 @@ __u32 taut_bbr_undo_cwnd(__u64 *ctx)
 SEC("struct_ops/taut_bbr_cwnd_event")
 void taut_bbr_cwnd_event(__u64 *ctx)
 {
-	bbr_cwnd_event((struct sock *)ctx[0], ctx[1]);
+	struct tcp_sock *tp = (struct tcp_sock *)ctx[0];
+	struct path *p = bpf_sk_storage_get(&paths, tp, 0, 0);
+
+	/* One that begins again after a rest has nothing to make up for. */
+	if (p && ctx[1] == CA_EVENT_TX_START &&
+	    bpf_ktime_get_ns() > p->gap_ns + CATCH_UP_NS)
+		give_back(tp, p);
+	bbr_cwnd_event(sk_of(tp), ctx[1]);
 }
 
 SEC("struct_ops/taut_bbr_ssthresh")

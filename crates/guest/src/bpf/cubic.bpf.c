@@ -45,7 +45,10 @@ struct cut {
 	__u32 dsacks;
 	bool is_acked;		/* all of that was acknowledged, */
 	bool is_early;		/* before anything sent anew could have been */
+	bool is_undone;		/* by the kernel */
 };
+
+#define NO_RTT		(~0U)	/* rtt_min, until there is a sample */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -61,15 +64,29 @@ static __always_inline bool follows_gap(const struct gaps *g, __u64 now_us,
 	return g->end_ns && g->end_ns / NS_PER_US + within_us > now_us;
 }
 
+static __always_inline void keep(struct cut *cut)
+{
+	count(COUNT_CUT_KEPT);
+	cut->at_us = 0;
+}
+
 static __always_inline void watch(struct tcp_sock *tp)
 {
 	struct cut *cut = bpf_sk_storage_get(&cuts, tp, 0, 0);
 	__u64 now_us = bpf_ktime_get_ns() / NS_PER_US;
 	struct gaps *g = own_gaps();
 
-	/* One that is not decided goes on: what was before it is what was. */
-	if (!cut || !g || cut->at_us ||
-	    !follows_gap(g, now_us, FOLLOWS_US + (tp->srtt_us >> 3)))
+	if (!cut || !g)
+		return;
+	/* One that is not decided goes on: what was before it is what was. But if all of
+	 * that has been acknowledged, this one is for what was sent since: both stay.
+	 */
+	if (cut->at_us) {
+		if (cut->is_acked)
+			keep(cut);
+		return;
+	}
+	if (!follows_gap(g, now_us, FOLLOWS_US + (tp->srtt_us >> 3)))
 		return;
 	cut->at_us = now_us;
 	cut->cwnd = tp->snd_cwnd;
@@ -79,6 +96,7 @@ static __always_inline void watch(struct tcp_sock *tp)
 	cut->dsacks = tp->dsack_dups;
 	cut->is_acked = false;
 	cut->is_early = false;
+	cut->is_undone = false;
 #pragma unroll
 	for (int i = 0; i < STATE; i++)
 		cut->state[i] = tp->inet_conn.icsk_ca_priv[i];
@@ -88,18 +106,23 @@ static __always_inline void watch(struct tcp_sock *tp)
 static __always_inline void decide(struct tcp_sock *tp, struct cut *cut)
 {
 	__u64 now_us = tp->tcp_mstamp, since_us;
-	__u32 retrans, dsacks;
+	__u32 retrans, dsacks, rtt_us = tp->rtt_min.s[0].v;
 
 	since_us = now_us > cut->at_us ? now_us - cut->at_us : 0;
 	if (!cut->is_acked && !after(cut->nxt, tp->snd_una)) {
 		cut->is_acked = true;
-		cut->is_early = since_us < tp->rtt_min.s[0].v * 3ULL / 4;
+		cut->is_early = rtt_us != NO_RTT && since_us < rtt_us * 3ULL / 4;
 	}
 	if (ca_state(tp) > CA_DISORDER)
 		return;
-	if (tp->snd_cwnd >= cut->cwnd && tp->snd_ssthresh >= cut->ssthresh) {
+	if (cut->is_undone) {
 		count(COUNT_CUT_KERNEL);
 		cut->at_us = 0;
+		return;
+	}
+	/* It has grown to what it was. */
+	if (tp->snd_cwnd >= cut->cwnd && tp->snd_ssthresh >= cut->ssthresh) {
+		keep(cut);
 		return;
 	}
 	retrans = tp->total_retrans - cut->retrans;
@@ -115,8 +138,7 @@ static __always_inline void decide(struct tcp_sock *tp, struct cut *cut)
 		count(COUNT_CUT_UNDONE);
 		cut->at_us = 0;
 	} else if (since_us > WAIT_US + ROUNDS * (__u64)(tp->srtt_us >> 3)) {
-		count(COUNT_CUT_KEPT);
-		cut->at_us = 0;
+		keep(cut);
 	}
 }
 
@@ -145,7 +167,12 @@ void taut_cubic_init(__u64 *ctx)
 SEC("struct_ops/taut_cubic_release")
 void taut_cubic_release(__u64 *ctx)
 {
-	bpf_sk_storage_delete(&cuts, (struct tcp_sock *)ctx[0]);
+	struct tcp_sock *tp = (struct tcp_sock *)ctx[0];
+	struct cut *cut = bpf_sk_storage_get(&cuts, tp, 0, 0);
+
+	if (cut && cut->at_us)
+		keep(cut);
+	bpf_sk_storage_delete(&cuts, tp);
 }
 
 SEC("struct_ops/taut_cubic_ssthresh")
@@ -195,7 +222,12 @@ void taut_cubic_pkts_acked(__u64 *ctx)
 SEC("struct_ops/taut_cubic_undo_cwnd")
 __u32 taut_cubic_undo_cwnd(__u64 *ctx)
 {
-	return tcp_reno_undo_cwnd((struct sock *)ctx[0]);
+	struct tcp_sock *tp = (struct tcp_sock *)ctx[0];
+	struct cut *cut = bpf_sk_storage_get(&cuts, tp, 0, 0);
+
+	if (cut)
+		cut->is_undone = true;
+	return tcp_reno_undo_cwnd(sk_of(tp));
 }
 
 SEC(".struct_ops.link")

@@ -15,6 +15,7 @@
 
 struct sock {
 	unsigned long sk_pacing_rate;
+	unsigned long sk_max_pacing_rate;
 };
 
 struct inet_sock {
@@ -48,6 +49,7 @@ struct tcp_sock {
 	__u32 snd_una;
 	__u32 snd_nxt;
 	__u32 snd_cwnd;
+	__u32 snd_cwnd_clamp;
 	__u32 snd_ssthresh;
 	__u32 srtt_us;
 	__u32 delivered;
