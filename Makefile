@@ -19,7 +19,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .PHONY: help demo test lint build bench bench-observe bench-tune bench-share bench-relay lab report setup root release soak soak-snoop \
-        test-old-kernel old-kernel-short test-guest guests
+        test-old-kernel old-kernel-short test-guest guest-module-short guests
 
 help: ## this list
 	@echo "Taut takes the slack out of TCP. What make can do here:"
@@ -36,6 +36,7 @@ test: root lint guests ## set up, lint, and run every test (root)
 	@echo "taut: building and running the tests (cargo test)"
 	@$(CARGO) test --workspace --locked
 	@$(MAKE) old-kernel-short
+	@$(MAKE) guest-module-short
 
 test-old-kernel: setup ## tests of snoop, observe and tune on Linux 6.1, the oldest that Taut is for, in a guest of QEMU's
 	@echo "taut: building the tests of snoop, observe and tune and running them on Linux 6.1 (scripts/on-kernel)"
@@ -43,9 +44,10 @@ test-old-kernel: setup ## tests of snoop, observe and tune on Linux 6.1, the old
 	@$(CARGO) test --locked -p taut-observe --lib $(ON_OLD_KERNEL)
 	@$(CARGO) test --locked -p taut-tune --lib $(ON_OLD_KERNEL)
 
-test-guest: root ## the kernel module for guests, in a guest of QEMU's with Linux 6.1 (root, two processors)
-	@echo "taut: building taut_pvtcp and testing it on Linux 6.1 (crates/guest/kmod/test/run)"
+test-guest: root ## the kernel module for guests, in guests of QEMU's with Linux 6.1 and 6.12 (root, two processors)
+	@echo "taut: building taut_pvtcp and testing it on Linux 6.1 and 6.12 (crates/guest/kmod/test/run)"
 	@crates/guest/kmod/test/run 6.1
+	@crates/guest/kmod/test/run 6.12
 
 lint: setup ## formatting, clippy and shell scripts; warnings are errors
 	@scripts/lint
@@ -100,6 +102,12 @@ old-kernel-short:
 	@echo "taut: running some tests on Linux 6.1 too (scripts/on-kernel; all of them: make test-old-kernel)"
 	@$(CARGO) test --locked -p taut-snoop -p taut-observe -p taut-tune --lib --test tap $(ON_OLD_KERNEL) -- \
 	    follow:: inside:: look:: actuate::tests:: tuner::
+
+# The oldest kernel and the newest, half of the test on each.
+guest-module-short:
+	@echo "taut: building taut_pvtcp, loading it 100 times on Linux 6.1, and testing it in gaps on 6.12 (all of it: make test-guest)"
+	@crates/guest/kmod/test/run 6.1 cycles
+	@crates/guest/kmod/test/run 6.12 gaps
 
 # What the guests of the experiments incast and descheduled are made of.
 guests: setup

@@ -4,41 +4,25 @@
  * and Lau, ICNP 2013, Algorithm 1). A virtual processor that was off its CPU has
  * timers that are late and acknowledgements that wait in its devices. Linux runs
  * the timers first, so a retransmission timer declares lost what was acknowledged
- * long ago; and read late, the acknowledgements make round trips look long.
- *
- *  - An absence, a "gap", is a tick that is late by at least threshold_us, or of
- *    which the hypervisor says that it stole as much.
- *  - For one tick after a gap, timers that would retransmit wait for the next
- *    jiffy, once (equation 9).
- *  - For one tick after a gap, a sample that began before the gap's end is the
- *    smoothed round-trip time instead (equation 11).
- *
- * Nothing in the kernel points here once this is unloaded. See docs/design/guest.md.
+ * long ago; and read late, the acknowledgements make round trips look long. So for
+ * one tick after a gap, timers that would retransmit wait for the next jiffy, once
+ * (equation 9), and samples that began before its end are the smoothed round-trip
+ * time instead (equation 11). See docs/design/guest.md.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/ftrace.h>
+#include <linux/hash.h>
 #include <linux/hrtimer.h>
 #include <linux/kernel_stat.h>
 #include <linux/module.h>
 #include <linux/proc_fs.h>
-#include <linux/ptrace.h>
 #include <linux/seq_file.h>
 #include <linux/tracepoint.h>
 #include <linux/version.h>
 #include <net/tcp.h>
 
-#ifndef CONFIG_X86_64
-#error "taut_pvtcp reads and changes arguments of functions as x86_64 passes them"
-#endif
-
-/*
- * timer_socket: whose it is. wanted_at: when the connection wants it to fire.
- * has_waited: the timer that fires has been made to wait. Up to 6.14 the
- * connection keeps the time apart from the timer, so that they differ exactly
- * then. Later the jiffy to which this processor last moved timers tells (another
- * timer that is due in that very jiffy does not wait, and no harm is done).
- */
+/* Whose a timer is, and when that wants it to fire: up to 6.14 apart from the timer. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
 #define timer_socket(t) container_of(t, struct sock, tcp_retransmit_timer)
 #else
@@ -48,42 +32,35 @@
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 15, 0)
 #define WANTED_IS_APART false
 #define wanted_at(sk, t) ((t)->expires)
-#define has_waited(sk, t) ((t)->expires == this_cpu_read(processors.moved_to))
 #else
 #define WANTED_IS_APART true
-#define wanted_at(sk, t) (inet_csk(sk)->icsk_timeout)
-#define has_waited(sk, t) ((t)->expires != inet_csk(sk)->icsk_timeout)
+#define wanted_at(sk, t) READ_ONCE(inet_csk(sk)->icsk_timeout)
 #endif
 
-/* Microseconds to one unit of TCP's timestamps (RFC 7323). */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 7, 0)
-#define timestamp_us(tp) ((tp)->tcp_usec_ts ? 1 : USEC_PER_MSEC)
+#define timestamp_us(tp) ((tp)->tcp_usec_ts ? 1 : USEC_PER_MSEC) /* RFC 7323's unit */
 #else
 #define timestamp_us(tp) USEC_PER_MSEC
 #endif
 
-/* net/ipv4/tcp_input.c: FLAG_ACKED, the same since Linux 3.0. */
-#define ACKED_DATA_OR_SYN 0x14
+#define ACKED_DATA_OR_SYN 0x14 /* net/ipv4/tcp_input.c: FLAG_ACKED, since 3.0 */
 
 static bool postpone = true;
 module_param(postpone, bool, 0644);
 MODULE_PARM_DESC(postpone, "retransmission timers wait one tick after a gap");
-
 static bool filter = true;
 module_param(filter, bool, 0644);
 MODULE_PARM_DESC(filter, "samples of the round-trip time taken across a gap are replaced");
-
-/* At least half a tick: a machine that has its processors to itself is less late. */
 static unsigned int threshold_us = 2000;
 module_param(threshold_us, uint, 0644);
 MODULE_PARM_DESC(threshold_us, "how late a tick is after a gap (microseconds; at least half a tick)");
 
 enum counter {
 	TICKS, GAPS, GAP_NS, STEAL_NS,
-	/* A timer that fires soon after a gap ends in one of these: */
+	/* A timer that fires soon after a gap is one of these, */
 	RTO_POSTPONED, TLP_POSTPONED, REO_POSTPONED,
 	PASSED_OWNED, PASSED_WAITED, PASSED_NOT_DUE, PASSED_OTHER,
-	/* A sample that was taken across a gap ends in one of these: */
+	/* and a sample that was taken across a gap one of these. */
 	RTT_DROPPED, RTT_RAISED, RTT_KEPT_SHORT, RTT_KEPT_FIRST,
 	COUNTERS
 };
@@ -99,19 +76,15 @@ static_assert(ARRAY_SIZE(counter_names) == COUNTERS);
 /* Gaps by length: below 2 ms, 4 ms, ..., 2048 ms, and the rest. */
 #define LENGTHS 12
 
-/*
- * Times are of CLOCK_MONOTONIC, in nanoseconds. The tick writes them; the same
- * processor reads them, and if a gap comes between two reads, mixes it with the
- * one before: as exact as without the later one.
- */
+/* Times are of CLOCK_MONOTONIC (ns). A gap between two reads mixes two: no harm. */
 struct processor {
 	u64 gap_end;		/* of the last gap; 0: none yet */
 	u64 gap_alive;		/* its last tick before that gap */
 	u64 tick;		/* its last tick */
-	u64 now;		/* the tick that is being handled: when, */
+	struct hrtimer *ticking; /* the tick that is being handled: its timer, */
+	u64 now;		/* when, */
 	s64 late;		/* and how late it is */
 	u64 steal;		/* as it was then */
-	unsigned long moved_to;	/* the jiffy that timers last waited for */
 	struct timer_list *passing;	/* on its way to the kernel's own function */
 	u64 counts[COUNTERS + LENGTHS];
 };
@@ -125,13 +98,10 @@ static DEFINE_PER_CPU(struct processor, processors);
 
 static const void *tick_function;
 
-/*
- * When idling stops the tick it is set to the next event or cancelled, and it is
- * restarted into the future, so that idling is not late.
- */
+/* One that idling stopped is restarted into the future: that is not late. */
 static bool is_tick(const struct hrtimer *timer)
 {
-	const void *function = timer->function;
+	const void *function = ACCESS_PRIVATE(timer, function);
 	char name[24];
 
 	if (likely(READ_ONCE(tick_function)))
@@ -150,6 +120,7 @@ static void tick_begins(void *data, struct hrtimer *timer, ktime_t *now)
 
 	if (!is_tick(timer))
 		return;
+	me->ticking = timer;
 	me->now = ktime_to_ns(*now);
 	me->late = ktime_to_ns(ktime_sub(*now, hrtimer_get_expires(timer)));
 }
@@ -160,16 +131,17 @@ static void tick_ends(void *data, struct hrtimer *timer)
 	struct processor *me = this_cpu_ptr(&processors);
 	u64 steal, length, least, before;
 
-	if (!is_tick(timer) || !me->now)
+	/* Of a timer that is another there is only the address: it may be gone. */
+	if (timer != me->ticking)
 		return;
+	me->ticking = NULL;
 	before = me->tick;
 	me->tick = me->now;
-	steal = kcpustat_this_cpu->cpustat[CPUTIME_STEAL];
-	swap(steal, me->steal);
+	steal = kcpustat_this_cpu->cpustat[CPUTIME_STEAL] - me->steal;
+	me->steal += steal;
 	count(TICKS);
 	if (!before)
 		return;
-	steal = me->steal - steal;
 	add(STEAL_NS, steal);
 	least = max_t(u64, READ_ONCE(threshold_us) * (u64)NSEC_PER_USEC, TICK_NSEC / 2);
 	length = max_t(s64, me->late, 0);
@@ -185,30 +157,30 @@ static void tick_ends(void *data, struct hrtimer *timer)
 	count(COUNTERS + min_t(u64, ilog2(length / NSEC_PER_MSEC | 1), LENGTHS - 1));
 }
 
-/* The paper's is_spiked_jiffies; for a full tick, as the next may come at once. */
+/* There was one: the paper's is_spiked_jiffies; for a full tick, as the next may be near. */
 static bool is_after_gap(const struct processor *me, u64 now)
 {
-	u64 end = READ_ONCE(me->gap_end);
-
-	return end && (s64)(now - end) < (s64)TICK_NSEC;
+	return (s64)(now - READ_ONCE(me->gap_end)) < (s64)TICK_NSEC;
 }
 
 /* === Retransmission timers: equation 9 === */
 
-/*
- * Three of the four send again what an acknowledgement that waits may cover. A
- * probe of a closed window does not.
- */
+/* Timers that wait, and until when. Of two in one place the first may wait again. */
+static unsigned long waiting[256];
+
+#define waiting_of(t) (&waiting[hash_ptr(t, 8)])
+#define waiting_for(t, jiffy) ((unsigned long)(t) ^ (jiffy))
+
+/* All but the probe of a closed window send what an acknowledgement may cover. */
 static enum counter judge(struct sock *sk, struct timer_list *t)
 {
-	u8 pending = inet_csk(sk)->icsk_pending;
+	u8 pending = READ_ONCE(inet_csk(sk)->icsk_pending);
 	enum counter waits;
 
 	/*
 	 * The kernel would come back to it after the backlog, but an interrupt
-	 * that is yet to come may bring the acknowledgement. A process may set the
-	 * timer at the same time: if the time that it wants is kept apart, the
-	 * timer fires once too often, finds itself early, and is set by that.
+	 * that is yet to come may bring the acknowledgement. If the process sets
+	 * the timer meanwhile, it fires early once, finds that out, and is set.
 	 */
 	if (sock_owned_by_user(sk) && !WANTED_IS_APART)
 		return PASSED_OWNED;
@@ -220,29 +192,26 @@ static enum counter judge(struct sock *sk, struct timer_list *t)
 	/* Set anew since it fired, by another processor, or for later. */
 	if (timer_pending(t) || time_after(wanted_at(sk, t), jiffies))
 		return PASSED_NOT_DUE;
-	return has_waited(sk, t) ? PASSED_WAITED : waits;
+	return READ_ONCE(*waiting_of(t)) == waiting_for(t, t->expires) ? PASSED_WAITED : waits;
 }
 
 /* In the place of tcp_write_timer(), and like it in the timer softirq. */
 static void write_timer_after_gap(struct timer_list *t)
 {
 	struct sock *sk = timer_socket(t);
+	unsigned long next = jiffies + 1;
 	enum counter result;
-	bool waits;
 
 	bh_lock_sock(sk);
 	result = judge(sk, t);
-	waits = result <= REO_POSTPONED;
-	if (waits) {
-		this_cpu_write(processors.moved_to, jiffies + 1);
-		/* Holds the socket for the timer. */
-		sk_reset_timer(sk, t, this_cpu_read(processors.moved_to));
+	if (result <= REO_POSTPONED) {
+		WRITE_ONCE(*waiting_of(t), waiting_for(t, next));
+		sk_reset_timer(sk, t, next); /* holds the socket for the timer */
 	}
 	bh_unlock_sock(sk);
 	count(result);
-	if (waits) {
-		/* What the timer that has fired held. */
-		sock_put(sk);
+	if (result <= REO_POSTPONED) {
+		sock_put(sk); /* as what the timer that has fired held */
 		return;
 	}
 	this_cpu_write(processors.passing, t);
@@ -256,9 +225,8 @@ static void notrace at_write_timer(unsigned long ip, unsigned long parent_ip,
 	struct processor *me = this_cpu_ptr(&processors);
 	struct pt_regs *regs = ftrace_get_regs(fregs);
 
-	if (!READ_ONCE(postpone) || !regs || !is_after_gap(me, ktime_get_ns()))
-		return;
-	if ((void *)regs_get_kernel_argument(regs, 0) != me->passing)
+	if (READ_ONCE(postpone) && regs && READ_ONCE(me->gap_end) &&
+	    is_after_gap(me, ktime_get_ns()) && (void *)regs->di != me->passing)
 		instruction_pointer_set(regs, (unsigned long)write_timer_after_gap);
 }
 
@@ -273,14 +241,9 @@ static struct ftrace_ops write_timer_ops = {
 /*
  * At tcp_ack_update_rtt(sk, flag, seq_rtt_us, sack_rtt_us, ca_rtt_us, rs). The
  * sample is the first of the two times that is not negative, else what the
- * timestamps say. A change of seq_rtt_us is all that it takes: the kernel goes on
- * to smooth it, sets the retransmission timeout, ends its backoff and starts the
- * timer, as always.
- *
- * The smoothed value is moved into the range in which the true time must be: the
- * acknowledgement had not come when this processor was last seen before the gap,
- * and had when it was read. Otherwise a path whose every acknowledgement comes
- * in a gap could get longer, or shorter, and it would never be learnt.
+ * timestamps say; a change of seq_rtt_us is all that it takes. The smoothed value
+ * is moved into the range in which the true time must be: the acknowledgement had
+ * not come when this processor was last seen before the gap, and had when it was read.
  */
 static void notrace at_update_rtt(unsigned long ip, unsigned long parent_ip,
 				  struct ftrace_ops *ops, struct ftrace_regs *fregs)
@@ -289,7 +252,6 @@ static void notrace at_update_rtt(unsigned long ip, unsigned long parent_ip,
 	struct pt_regs *regs = ftrace_get_regs(fregs);
 	s64 sample, sent, smoothed, least;
 	const struct tcp_sock *tp;
-	bool by_timestamp = false;
 
 	if (!READ_ONCE(filter) || !regs || !READ_ONCE(me->gap_end))
 		return;
@@ -303,8 +265,9 @@ static void notrace at_update_rtt(unsigned long ip, unsigned long parent_ip,
 		if (!(regs->si & ACKED_DATA_OR_SYN) || !tp->rx_opt.saw_tstamp ||
 		    !tp->rx_opt.rcv_tsecr || delta >= INT_MAX / timestamp_us(tp))
 			return;
-		by_timestamp = true;
 		sample = (s64)delta * timestamp_us(tp);
+		/* As the kernel does, but where it is given a seq_rtt_us. */
+		regs->r8 = sample;
 	}
 	sent = tp->tcp_mstamp - sample;
 	if (sent >= (s64)div_u64(READ_ONCE(me->gap_end), NSEC_PER_USEC))
@@ -317,18 +280,12 @@ static void notrace at_update_rtt(unsigned long ip, unsigned long parent_ip,
 	least = (s64)div_u64(READ_ONCE(me->gap_alive), NSEC_PER_USEC) - sent;
 	count(least > smoothed ? RTT_RAISED : RTT_DROPPED);
 	regs->dx = clamp(least, smoothed, sample);
-	/* With seq_rtt_us given, the kernel takes ca_rtt_us for the same sample's. */
-	if (by_timestamp)
-		regs->r8 = regs->dx;
 }
 
 static struct ftrace_ops update_rtt_ops = {
 	.func = at_update_rtt,
-	.flags = FTRACE_OPS_FL_SAVE_REGS | FTRACE_OPS_FL_RECURSION |
-		 FTRACE_OPS_FL_PERMANENT,
+	.flags = FTRACE_OPS_FL_SAVE_REGS | FTRACE_OPS_FL_RECURSION | FTRACE_OPS_FL_PERMANENT,
 };
-
-/* === /proc/taut_pvtcp === */
 
 static int show(struct seq_file *file, void *unused)
 {
@@ -355,7 +312,6 @@ static struct {
 	const char *name;
 	void *probe;
 	struct tracepoint *at;
-	bool registered;
 } probes[] = {
 	{ "hrtimer_expire_entry", tick_begins },
 	{ "hrtimer_expire_exit", tick_ends },
@@ -387,9 +343,8 @@ static int hook(struct ftrace_ops *ops, char *name)
 
 static void unhook(struct ftrace_ops *ops)
 {
-	/* Returns when nobody is in the handler any more. */
 	if (ops->flags & FTRACE_OPS_FL_ENABLED)
-		unregister_ftrace_function(ops);
+		unregister_ftrace_function(ops); /* waits for who is in the handler */
 	ftrace_free_filter(ops);
 }
 
@@ -400,10 +355,9 @@ static void taut_pvtcp_exit(void)
 	proc_remove(proc);
 	unhook(&write_timer_ops);
 	unhook(&update_rtt_ops);
-	/* write_timer_after_gap() runs in softirqs only, and they are readers. */
-	synchronize_rcu();
+	synchronize_rcu(); /* write_timer_after_gap() runs in softirqs: readers */
 	for (i = 0; i < ARRAY_SIZE(probes); i++)
-		if (probes[i].registered)
+		if (probes[i].at)
 			tracepoint_probe_unregister(probes[i].at, probes[i].probe, NULL);
 	tracepoint_synchronize_unregister();
 }
@@ -413,13 +367,15 @@ static int __init taut_pvtcp_init(void)
 	int i, error = 0;
 
 	for_each_kernel_tracepoint(look_at_tracepoint, NULL);
-	for (i = 0; i < ARRAY_SIZE(probes) && !error; i++) {
-		error = probes[i].at ? tracepoint_probe_register(probes[i].at, probes[i].probe,
-								 NULL) : -ENOENT;
-		probes[i].registered = !error;
+	for (i = 0; i < ARRAY_SIZE(probes); i++) {
+		if (!error)
+			error = probes[i].at ? tracepoint_probe_register(probes[i].at, probes[i].probe,
+									 NULL) : -ENOENT;
 		if (error)
-			pr_err("the tracepoint %s cannot be had (%d)\n", probes[i].name, error);
+			probes[i].at = NULL;
 	}
+	if (error)
+		pr_err("a tracepoint of timers cannot be had (%d)\n", error);
 	if (!error)
 		error = hook(&update_rtt_ops, "tcp_ack_update_rtt");
 	if (!error)
