@@ -40,6 +40,8 @@ const SHARES: [f64; 5] = [1.0, 0.7, 0.5, 0.35, 0.25];
 const SHARES_QUICK: [f64; 2] = [1.0, 0.25];
 /// Measurements of each.
 const RUNS: usize = 3;
+/// A flow during which the link was late is made again, until it has been made so often.
+const TRIES: usize = 3;
 /// A flow goes for so long before it is measured, and is measured for so long: BBR's models are of 10 s.
 const TIMES: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(10));
 const TIMES_QUICK: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(4));
@@ -51,6 +53,17 @@ enum Sender {
     Bbr,
     TautCubic,
     TautBbr,
+    /// With `taut_pvtcp` in the guest's kernel.
+    CubicModule,
+    BbrModule,
+}
+
+/// Makes flows.
+struct Flows {
+    /// How often one is made at most.
+    tries: usize,
+    /// How many were made again.
+    again: u64,
 }
 
 /// Where a figure is: the path, the share in per cent, and who sends.
@@ -59,19 +72,39 @@ type Key = (Path, u32, Sender);
 // === impl Sender ===
 
 impl Sender {
-    const ALL: [Self; 4] = [Self::Cubic, Self::Bbr, Self::TautCubic, Self::TautBbr];
+    /// Those without the module first.
+    const ALL: [Self; 6] = [
+        Self::Cubic,
+        Self::Bbr,
+        Self::TautCubic,
+        Self::TautBbr,
+        Self::CubicModule,
+        Self::BbrModule,
+    ];
 
     /// It is there once `taut guest up` has run.
     fn is_ours(self) -> bool {
         matches!(self, Self::TautCubic | Self::TautBbr)
     }
 
-    fn name(self) -> &'static str {
+    fn has_module(self) -> bool {
+        matches!(self, Self::CubicModule | Self::BbrModule)
+    }
+
+    fn congestion_control(self) -> &'static str {
         match self {
-            Self::Cubic => "cubic",
-            Self::Bbr => "bbr",
+            Self::Cubic | Self::CubicModule => "cubic",
+            Self::Bbr | Self::BbrModule => "bbr",
             Self::TautCubic => "taut_cubic",
             Self::TautBbr => "taut_bbr",
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::CubicModule => "cubic with taut_pvtcp",
+            Self::BbrModule => "bbr with taut_pvtcp",
+            _ => self.congestion_control(),
         }
     }
 }
@@ -81,9 +114,14 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         Kernel::find(KERNEL).map_err(ExperimentError::machine("find the guest's kernel"))?;
     let programs = program::versions(&[qemu::EMULATOR])?;
     let runs = request.runs.unwrap_or(if request.quick { 1 } else { RUNS });
-    let (paths, shares, times) = match request.quick {
-        true => (&PATHS[..1], &SHARES_QUICK[..], TIMES_QUICK),
-        false => (&PATHS[..], &SHARES[..], TIMES),
+    let (paths, shares, senders, times) = match request.quick {
+        true => (
+            &PATHS[..1],
+            &SHARES_QUICK[..],
+            &Sender::ALL[..4],
+            TIMES_QUICK,
+        ),
+        false => (&PATHS[..], &SHARES[..], &Sender::ALL[..], TIMES),
     };
     let takes = |name: &str| {
         request
@@ -94,15 +132,19 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let steps: Vec<(Path, f64, Sender)> = paths
         .iter()
         .flat_map(|path| shares.iter().map(move |share| (*path, *share)))
-        .flat_map(|(path, share)| Sender::ALL.map(|sender| (path, share, sender)))
+        .flat_map(|(path, share)| senders.iter().map(move |sender| (path, share, *sender)))
         .filter(|(path, share, sender)| takes(&name(*path, percent(*share), *sender)))
         .collect();
     if let (true, Some(only)) = (steps.is_empty(), &request.only) {
         return Err(ExperimentError::NoPart(only.clone()));
     }
+    let mut flows = Flows {
+        tries: if request.quick { 1 } else { TRIES },
+        again: 0,
+    };
     let progress = Progress::new("descheduled: flows", (runs * steps.len()) as u64);
     let mut all: BTreeMap<Key, Vec<Seen>> = BTreeMap::new();
-    let mut fair: BTreeMap<(Path, Sender), Vec<f64>> = BTreeMap::new();
+    let mut fair: BTreeMap<(Path, Sender), Vec<Seen>> = BTreeMap::new();
     for path in paths {
         let here: Vec<_> = steps.iter().filter(|(of, ..)| of == path).collect();
         if here.is_empty() {
@@ -114,7 +156,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         }
         for _ in 0..runs {
             for (_, share, sender) in &here {
-                let seen = stage.flows(&[sender.name()], *share)?;
+                let seen = flows.make(&mut stage, &[*sender], *share)?;
                 let key = (*path, percent(*share), *sender);
                 all.entry(key).or_default().push(seen);
                 progress.step();
@@ -123,12 +165,8 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
                 continue;
             }
             for sender in [Sender::Bbr, Sender::TautBbr] {
-                let seen = stage.flows(&[sender.name(), Sender::Cubic.name()], 1.0)?;
-                if let [own, cubic] = seen.goodput[..] {
-                    fair.entry((*path, sender))
-                        .or_default()
-                        .push(own / (own + cubic));
-                }
+                let seen = flows.make(&mut stage, &[sender, Sender::Cubic], 1.0)?;
+                fair.entry((*path, sender)).or_default().push(seen);
             }
         }
     }
@@ -147,8 +185,41 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             "the queue holds as much as the path, and 250 kB at least".to_owned(),
         );
     }
-    Ok(outcome(request, environment, &all, &fair))
+    Ok(outcome(request, environment, &all, &fair, flows.again))
 }
+
+// === impl Flows ===
+
+impl Flows {
+    /// Of these at once; with the module where the first has it.
+    fn make(
+        &mut self,
+        stage: &mut Stage,
+        of: &[Sender],
+        share: f64,
+    ) -> Result<Seen, ExperimentError> {
+        let has_module = of.iter().any(|sender| sender.has_module());
+        let names: Vec<_> = of.iter().map(|of| of.congestion_control()).collect();
+        if has_module {
+            stage.load_module()?;
+        }
+        let mut seen = stage.flows(&names, share)?;
+        // It shows the link, and not what is measured, whatever that was.
+        for _ in 1..self.tries {
+            if !seen.overrun {
+                break;
+            }
+            self.again += 1;
+            seen = stage.flows(&names, share)?;
+        }
+        if has_module {
+            stage.unload_module()?;
+        }
+        Ok(seen)
+    }
+}
+
+// === the outcome ===
 
 fn percent(share: f64) -> u32 {
     (100.0 * share).round() as u32
@@ -162,71 +233,55 @@ fn outcome(
     request: &Request,
     environment: Environment,
     all: &BTreeMap<Key, Vec<Seen>>,
-    fair: &BTreeMap<(Path, Sender), Vec<f64>>,
+    fair: &BTreeMap<(Path, Sender), Vec<Seen>>,
+    again: u64,
 ) -> Outcome {
-    let first = |seen: &Seen| seen.goodput.first().copied().unwrap_or(f64::NAN);
-    let goodput = |path, share, sender| {
-        let seen = all.get(&(path, share, sender)).map(Vec::as_slice);
-        let rates: Vec<f64> = seen.unwrap_or_default().iter().map(first).collect();
-        stats::median(&rates).unwrap_or(f64::NAN)
+    let [long, short] = PATHS;
+    let of = |path, share, sender| {
+        let seen = all.get(&(path, share, sender));
+        seen.map(Vec::as_slice).unwrap_or_default()
     };
-    let long = PATHS[0];
-    let at = |share, sender| goodput(long, share, sender);
-    let mut series = Vec::new();
-    for ((path, share, sender), seen) in all {
-        let name = name(*path, *share, *sender);
-        let looks = |of: fn(&super::guests::guest::talk::FlowLook) -> f64| -> Vec<f64> {
-            let looks = seen.iter().flat_map(|seen| &seen.flowed.flows);
-            looks.flat_map(|flow| &flow.looks).map(of).collect()
-        };
-        let counted = |of: fn(&Seen) -> u64| seen.iter().map(|seen| of(seen) as f64).collect();
-        series.extend(Series::of(
-            &name,
-            "goodput",
-            "Mbit/s",
-            seen.iter().map(first).collect(),
-        ));
-        series.extend(Series::of(
-            &name,
-            "smoothed round trip",
-            "ms",
-            looks(|look| look.srtt as f64 / 1e3),
-        ));
-        series.extend(Series::of(
-            &name,
-            "time-out",
-            "ms",
-            looks(|look| look.rto as f64 / 1e3),
-        ));
-        series.extend(Series::of(
-            &name,
-            "time-outs",
-            "",
-            counted(|seen| seen.flowed.counted.timeouts),
-        ));
-        series.extend(Series::of(
-            &name,
-            "segments sent again",
-            "",
-            counted(|seen| {
-                seen.flowed
-                    .flows
-                    .iter()
-                    .map(|flow| u64::from(flow.repeated))
-                    .sum()
-            }),
-        ));
-    }
-    for ((path, sender), shares) in fair {
-        let name = format!("{}/{} beside cubic", path.name(), sender.name());
-        series.extend(Series::of(
-            &name,
-            "share of the path",
-            "of 1",
-            shares.clone(),
-        ));
-    }
-    let seen = || all.values().flatten();
+    let goodput = |share, sender| median(of(long, share, sender), Seen::first);
+    let srtt = |sender| {
+        let looks: Vec<f64> = of(long, 100, sender).iter().flat_map(srtts).collect();
+        stats::median(&looks).unwrap_or(f64::NAN)
+    };
+    let beyond = |sender| part_beyond(of(short, 25, sender), short);
+    let fairness = |sender| {
+        let seen = fair.get(&(long, sender));
+        median(seen.map(Vec::as_slice).unwrap_or_default(), Seen::part)
+    };
+    let (cubic, bbr) = (goodput(25, Sender::Cubic), goodput(25, Sender::Bbr));
+    let headline = [
+        ("cubic_mbit_share25", cubic),
+        ("bbr_mbit_share25", bbr),
+        (
+            "taut_bbr_over_cubic_share25",
+            goodput(25, Sender::TautBbr) / cubic,
+        ),
+        (
+            "taut_bbr_over_bbr_share100",
+            goodput(100, Sender::TautBbr) / goodput(100, Sender::Bbr),
+        ),
+        (
+            "rtt_taut_bbr_over_bbr_share100",
+            srtt(Sender::TautBbr) / srtt(Sender::Bbr),
+        ),
+        (
+            "fairness_taut_bbr_over_bbr",
+            fairness(Sender::TautBbr) / fairness(Sender::Bbr),
+        ),
+        (
+            "taut_cubic_over_cubic_share25",
+            goodput(25, Sender::TautCubic) / cubic,
+        ),
+        ("looks_beyond_path_share25", beyond(Sender::Cubic)),
+        (
+            "looks_beyond_path_share25_module",
+            beyond(Sender::CubicModule),
+        ),
+    ];
+    let seen = || all.values().chain(fair.values()).flatten();
     let late: u64 = seen().map(|seen| seen.taken.late).sum();
     let slices: u64 = seen().map(|seen| seen.taken.slices).sum();
     let overruns = seen().filter(|seen| seen.overrun).count();
@@ -237,16 +292,24 @@ fn outcome(
             Check::at_most(late as f64 / slices.max(1) as f64, 0.01),
         ),
     ];
-    let (cubic, bbr) = (at(25, Sender::Cubic), at(25, Sender::Bbr));
     if !cubic.is_nan() && !bbr.is_nan() {
         // The problem is there: BBR loses what Cubic does not (2BRobust, figure 1).
         checks.push(("cubic_over_bbr_share25", Check::at_least(cubic / bbr, 3.0)));
     }
-    let fairness = |sender| {
-        fair.get(&(long, sender))
-            .and_then(|shares| stats::median(shares))
-            .unwrap_or(f64::NAN)
-    };
+    let mut notes = vec![
+        "The guest's processor is a thread of QEMU's on a core of its own, which somebody with a real-time priority takes for 30 ms at a time; \
+         its devices, the link and the server are on the other cores."
+            .to_owned(),
+        "Goodput is what the server has read, from the end of the warm-up on; round trips and time-outs are looked at from then on, too.".to_owned(),
+        "`beyond the path`: the part of looks at which the smoothed round trip was longer than the path's with a full queue; what makes it so is a \
+         sample with a gap in it."
+            .to_owned(),
+    ];
+    if again > 0 {
+        notes.push(format!(
+            "{again} flows were made again, because the link was late meanwhile; what those showed is not here."
+        ));
+    }
     Outcome {
         experiment: EXPERIMENT.name.to_owned(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -254,26 +317,72 @@ fn outcome(
         quick: request.quick,
         environment,
         calibration: Calibration::of(checks),
-        headline: [
-            ("cubic_mbit_share25", cubic),
-            ("bbr_mbit_share25", bbr),
-            ("taut_bbr_over_cubic_share25", at(25, Sender::TautBbr) / cubic),
-            ("taut_bbr_over_bbr_share100", at(100, Sender::TautBbr) / at(100, Sender::Bbr)),
-            ("taut_cubic_over_cubic_share25", at(25, Sender::TautCubic) / cubic),
-            ("fairness_taut_bbr_over_bbr", fairness(Sender::TautBbr) / fairness(Sender::Bbr)),
-        ]
-        .into_iter()
-        .filter(|(_, figure)| !figure.is_nan())
-        .map(|(name, figure)| (name.to_owned(), figure))
-        .collect(),
-        series,
-        paper: json!({"bbr_mbit_share_35_or_less": "10 to 20 (2BRobust)"}).as_object().cloned().unwrap_or_default(),
+        headline: headline
+            .into_iter()
+            .filter(|(_, figure)| !figure.is_nan())
+            .map(|(name, figure)| (name.to_owned(), figure))
+            .collect(),
+        series: series(all, fair),
+        paper: json!({"bbr_mbit_share_35_or_less": "10 to 20 (2BRobust)"})
+            .as_object()
+            .cloned()
+            .unwrap_or_default(),
         ideal: Map::new(),
-        notes: vec![
-            "The guest's processor is a thread of QEMU's on a core of its own, which somebody with a real-time priority takes for 30 ms at a time; \
-             its devices, the link and the server are on the other cores."
-                .to_owned(),
-            "Goodput is what the server has read, from the end of the warm-up on.".to_owned(),
-        ],
+        notes,
     }
+}
+
+fn series(
+    all: &BTreeMap<Key, Vec<Seen>>,
+    fair: &BTreeMap<(Path, Sender), Vec<Seen>>,
+) -> Vec<Series> {
+    let mut series = Vec::new();
+    for ((path, share, sender), seen) in all {
+        let each = |of: fn(&Seen) -> f64| seen.iter().map(of).collect();
+        let timeouts = |seen: &Seen| seen.looks(|look| look.rto as f64 / 1e3).collect::<Vec<_>>();
+        let beyond = seen.iter().map(|seen| part_beyond([seen], *path));
+        for (metric, unit, samples) in [
+            ("goodput", "Mbit/s", each(Seen::first)),
+            (
+                "smoothed round trip",
+                "ms",
+                seen.iter().flat_map(srtts).collect(),
+            ),
+            ("beyond the path", "of 1", beyond.collect()),
+            ("time-out", "ms", seen.iter().flat_map(timeouts).collect()),
+            (
+                "time-outs",
+                "",
+                each(|seen| seen.flowed.counted.timeouts as f64),
+            ),
+            ("segments sent again", "", each(Seen::repeated)),
+        ] {
+            let name = name(*path, *share, *sender);
+            series.extend(Series::of(&name, metric, unit, samples));
+        }
+    }
+    for ((path, sender), seen) in fair {
+        let name = format!("{}/{} beside cubic", path.name(), sender.name());
+        let parts = seen.iter().map(Seen::part).collect();
+        series.extend(Series::of(&name, "share of the path", "of 1", parts));
+    }
+    series
+}
+
+fn median(seen: &[Seen], of: fn(&Seen) -> f64) -> f64 {
+    let figures: Vec<f64> = seen.iter().map(of).collect();
+    stats::median(&figures).unwrap_or(f64::NAN)
+}
+
+/// Smoothed round trips in milliseconds, look after look.
+fn srtts(seen: &Seen) -> impl Iterator<Item = f64> {
+    seen.looks(|look| look.srtt as f64 / 1e3)
+}
+
+/// The part of looks at which the smoothed round trip was longer than any that the path can have.
+fn part_beyond<'a>(seen: impl IntoIterator<Item = &'a Seen>, path: Path) -> f64 {
+    let longest = 1e3 * path.longest().as_secs_f64();
+    let looks: Vec<f64> = seen.into_iter().flat_map(srtts).collect();
+    let beyond = looks.iter().filter(|srtt| **srtt > longest).count();
+    beyond as f64 / looks.len() as f64
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::experiment::guests::guest::talk::{Flow, Flowed};
+use crate::experiment::guests::guest::talk::{Flow, FlowLook, Flowed};
 use crate::experiment::guests::hog::{Hog, Share, Taken};
 use crate::experiment::guests::network::SERVER;
 use crate::experiment::guests::qemu::{Files, Kernel};
@@ -40,6 +40,8 @@ pub(super) struct Path {
 pub(super) struct Stage {
     pub(super) sender: Sender,
     sink: Sink,
+    /// `taut_pvtcp`, as the guest loads it.
+    module: String,
     /// So long a flow goes before it is looked at, and is looked at.
     warm_up: Duration,
     measure: Duration,
@@ -49,6 +51,7 @@ pub(super) struct Stage {
 pub(super) struct Seen {
     /// Payload of each flow, in Mbit/s.
     pub(super) goodput: Vec<f64>,
+    /// Looks are those after the warm-up; the rest is of the whole time.
     pub(super) flowed: Flowed,
     pub(super) taken: Taken,
     /// The link was too slow to be the one that was asked for.
@@ -74,6 +77,11 @@ impl Path {
         )
     }
 
+    /// A round trip while the queue is full: no path can make it longer.
+    pub(super) fn longest(self) -> Duration {
+        self.round_trip + Duration::from_secs_f64(8.0 * self.queue().0 as f64 / self.rate as f64)
+    }
+
     /// What the path holds, and a short path's burst.
     fn queue(self) -> Bytes {
         Bytes(
@@ -82,6 +90,34 @@ impl Path {
                 .0
                 .max(250_000),
         )
+    }
+}
+
+// === impl Seen ===
+
+impl Seen {
+    /// Of the first flow.
+    pub(super) fn first(&self) -> f64 {
+        self.goodput.first().copied().unwrap_or(f64::NAN)
+    }
+
+    /// The first flow's part of what went through.
+    pub(super) fn part(&self) -> f64 {
+        self.first() / self.goodput.iter().sum::<f64>()
+    }
+
+    pub(super) fn looks(&self, of: fn(&FlowLook) -> f64) -> impl Iterator<Item = f64> {
+        let looks = self.flowed.flows.iter().flat_map(|flow| &flow.looks);
+        looks.map(of)
+    }
+
+    pub(super) fn repeated(&self) -> f64 {
+        let repeated = self
+            .flowed
+            .flows
+            .iter()
+            .map(|flow| f64::from(flow.repeated));
+        repeated.sum()
     }
 }
 
@@ -99,8 +135,10 @@ impl Stage {
             bare.rate(BitsPerSecond(path.rate)).queue(path.queue()),
             bare,
         );
+        let module = kernel.module();
+        let module = module.map_err(ExperimentError::machine("find the guest's module"))?;
         let files = Files {
-            with: Vec::new(),
+            with: vec![module.clone()],
             modules: vec!["tcp_bbr"],
         };
         let sender = Sender::boot("descheduled", link, kernel, &files, request)?;
@@ -108,9 +146,21 @@ impl Stage {
         Ok(Self {
             sink: sink.map_err(ExperimentError::machine("listen at the server"))?,
             sender,
+            module: module.display().to_string(),
             warm_up: times.0,
             measure: times.1,
         })
+    }
+
+    /// What follows is with `taut_pvtcp` in the guest's kernel.
+    pub(super) fn load_module(&mut self) -> Result<(), ExperimentError> {
+        let module = self.module.clone();
+        self.sender.run("/busybox/insmod", &[&module]).map(drop)
+    }
+
+    /// And what follows is without it.
+    pub(super) fn unload_module(&mut self) -> Result<(), ExperimentError> {
+        self.sender.run("/busybox/rmmod", &["taut_pvtcp"]).map(drop)
     }
 
     /// A flow of each of these congestion controls at once, while the guest has this share of its core.
@@ -143,7 +193,11 @@ impl Stage {
         });
         let taken = hog.map(Hog::end).transpose();
         let taken = taken.map_err(failed("take the guest's core"))?;
-        let flowed = flowed.map_err(failed("have the guest send"))?;
+        let mut flowed = flowed.map_err(failed("have the guest send"))?;
+        for flow in &mut flowed.flows {
+            let is_measured = |look: &FlowLook| Duration::from_micros(look.at) >= self.warm_up;
+            flow.looks.retain(is_measured);
+        }
         let overrun = links
             .iter()
             .zip(&self.sender.world.link_reports()?)

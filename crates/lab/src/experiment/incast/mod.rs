@@ -32,6 +32,8 @@ const BLOCKS: [u32; 4] = [128, 256, 512, 1024];
 const BLOCKS_QUICK: [u32; 1] = [256];
 /// Measurements of each.
 const RUNS: usize = 3;
+/// A reading during which the link was late is made again, until it has been made so often.
+const TRIES: usize = 3;
 /// How long blocks are read.
 const TIME: Duration = Duration::from_secs(5);
 const TIME_QUICK: Duration = Duration::from_secs(3);
@@ -81,6 +83,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let mut all: BTreeMap<Key, Vec<Seen>> = BTreeMap::new();
     let mut undisturbed = Vec::new();
     let mut stage = Stage::boot(&kernel, request)?;
+    let (tries, mut again) = (if request.quick { 1 } else { TRIES }, 0);
     for _ in 0..runs {
         // What it would be if the guest had its core to itself.
         stage.be(Tcp::LONG)?;
@@ -88,7 +91,15 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         for key in &keys {
             let (block, connections, tcp) = *key;
             stage.be(tcp)?;
-            let seen = stage.read(connections, block << 10, Some(SHARE), time)?;
+            let mut seen = stage.read(connections, block << 10, Some(SHARE), time)?;
+            // It shows the link, and not what is measured, whatever that was.
+            for _ in 1..tries {
+                if !seen.overrun {
+                    break;
+                }
+                again += 1;
+                seen = stage.read(connections, block << 10, Some(SHARE), time)?;
+            }
             all.entry(*key).or_default().push(seen);
             progress.step();
         }
@@ -108,7 +119,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             QUEUE >> 10
         ),
     );
-    Ok(outcome(request, environment, &all, &undisturbed))
+    Ok(outcome(request, environment, &all, &undisturbed, again))
 }
 
 fn name((block, connections, tcp): Key) -> String {
@@ -120,6 +131,7 @@ fn outcome(
     environment: Environment,
     all: &BTreeMap<Key, Vec<Seen>>,
     undisturbed: &[Seen],
+    again: u64,
 ) -> Outcome {
     let median = |key: Key, of: fn(&Seen) -> f64| {
         let seen = all.get(&key).map(Vec::as_slice).unwrap_or_default();
@@ -138,7 +150,7 @@ fn outcome(
     let many = |tcp| (BLOCK, 20, tcp);
     let mut series = Vec::new();
     for (key, seen) in all {
-        let columns: [Column; 7] = [
+        let columns: [Column; 8] = [
             ("goodput", "Mbit/s", |seen| seen.goodput),
             ("rounds", "", |seen| seen.rounds as f64),
             ("time-outs", "", |seen| seen.counted.timeouts as f64),
@@ -151,6 +163,9 @@ fn outcome(
             }),
             ("duplicates at the receiver", "", |seen| {
                 seen.counted.duplicates as f64
+            }),
+            ("duplicate acknowledgements", "", |seen| {
+                seen.duplicate_acks as f64
             }),
         ];
         for (metric, unit, of) in columns {
@@ -220,7 +235,7 @@ fn outcome(
         .cloned()
         .unwrap_or_default(),
         ideal: Map::new(),
-        notes: vec![
+        notes: [
             format!(
                 "The paper's senders are guests on twenty hosts, and its switch has ports of 1 Gbit/s. Here all senders are connections of one guest, \
                  which is away for {} ms and there for {} ms, and the path is slower than that guest.",
@@ -231,6 +246,11 @@ fn outcome(
              (tcp_early_retrans = 0), as in the paper's kernel."
                 .to_owned(),
             "`timeouts_cut_1_sender` is of time-outs for each round of blocks.".to_owned(),
-        ],
+        ]
+        .into_iter()
+        .chain((again > 0).then(|| {
+            format!("{again} readings were made again, because the link was late meanwhile; what those showed is not here.")
+        }))
+        .collect(),
     }
 }

@@ -4,7 +4,7 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use crate::experiment::guests::guest::talk::Counters;
+use crate::experiment::guests::guest::{self, talk::Counters};
 use crate::experiment::guests::hog::{Hog, Share, Taken};
 use crate::experiment::guests::network::ALONE;
 use crate::experiment::guests::qemu::{Files, Kernel};
@@ -56,6 +56,8 @@ pub(super) struct Seen {
     /// Rounds of blocks, and the segments that were sent again.
     pub(super) rounds: u64,
     pub(super) counted: Counters,
+    /// Duplicate acknowledgements of the client's: one for each segment out of order, or received before.
+    pub(super) duplicate_acks: u64,
     pub(super) taken: Taken,
     pub(super) overrun: bool,
 }
@@ -83,11 +85,16 @@ impl Tcp {
         is_pvtcp: true,
         ..Self::SHORT
     };
-    pub(super) const ALL: [Self; 6] = [
+    /// The paper's first.
+    pub(super) const ALL: [Self; 7] = [
         Self::LONG,
         Self::SHORT,
         Self::PVTCP,
         Self::DEFAULT,
+        Self {
+            is_pvtcp: true,
+            ..Self::DEFAULT
+        },
         Self {
             is_long: false,
             ..Self::DEFAULT
@@ -177,10 +184,15 @@ impl Stage {
         let before = counters(&mut self.sender)?;
         let hog = self.sender.take(share)?;
         let client = self.sender.world.host("server");
-        let read = client.run(|| strobe(connections, block, time))?;
+        let read = client.run(|| -> io::Result<_> {
+            let before = guest::counters()?;
+            let (rounds, took) = strobe(connections, block, time)?;
+            let counted = guest::counters()?.since(&before);
+            Ok((rounds, took, counted.answered_again))
+        })?;
         let taken = hog.map(Hog::end).transpose();
         let taken = taken.map_err(failed("take the guest's core"))?;
-        let (rounds, took) = read.map_err(failed("read blocks"))?;
+        let (rounds, took, duplicate_acks) = read.map_err(failed("read blocks"))?;
         let counted = counters(&mut self.sender)?.since(&before);
         let overrun = links
             .iter()
@@ -191,6 +203,7 @@ impl Stage {
             goodput: 8.0 * bytes / 1e6 / took.as_secs_f64(),
             rounds,
             counted,
+            duplicate_acks,
             taken: taken.unwrap_or_default(),
             overrun,
         })

@@ -136,9 +136,10 @@ fn answer(
     })
 }
 
-fn counters() -> io::Result<Counters> {
-    let mut text = std::fs::read_to_string("/proc/net/netstat")?;
-    text += &std::fs::read_to_string("/proc/net/snmp")?;
+/// What TCP has counted in the network namespace of the calling thread.
+pub(in crate::experiment) fn counters() -> io::Result<Counters> {
+    let mut text = std::fs::read_to_string("/proc/thread-self/net/netstat")?;
+    text += &std::fs::read_to_string("/proc/thread-self/net/snmp")?;
     Ok(Counters::parse(&text))
 }
 

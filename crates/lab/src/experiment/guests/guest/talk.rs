@@ -147,7 +147,7 @@ pub(in crate::experiment) enum Answer {
     Failed(String),
 }
 
-/// What a guest's TCP has lost, and what it took for lost, from its `/proc/net/netstat`.
+/// What TCP has lost, and what it took for lost, in a guest or elsewhere, from `/proc/net/netstat`.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
 pub(in crate::experiment) struct Counters {
     /// Segments dropped because the socket's memory was used up.
@@ -181,6 +181,9 @@ pub(in crate::experiment) struct Counters {
     /// Segments that the receiver had twice, by what it said (RFC 2883).
     #[serde(default)]
     pub(in crate::experiment) duplicates: u64,
+    /// Segments received out of order, or twice: each was answered with a duplicate acknowledgement.
+    #[serde(default)]
+    pub(in crate::experiment) answered_again: u64,
 }
 
 /// What a guest's application says of a stream. Times are the guest's own clock's, in nanoseconds.
@@ -271,6 +274,7 @@ impl Counters {
             repeated: figure("RetransSegs"),
             loss_probes: figure("TCPLossProbes"),
             duplicates: figure("TCPDSACKRecv"),
+            answered_again: figure("TCPOFOQueue") + figure("TCPDSACKOldSent"),
         }
     }
 
@@ -290,6 +294,7 @@ impl Counters {
             repeated: self.repeated - before.repeated,
             loss_probes: self.loss_probes - before.loss_probes,
             duplicates: self.duplicates - before.duplicates,
+            answered_again: self.answered_again - before.answered_again,
         }
     }
 
