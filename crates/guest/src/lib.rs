@@ -10,6 +10,7 @@ pub mod control;
 pub mod figures;
 pub mod load;
 pub mod module;
+mod pins;
 pub mod preset;
 pub mod report;
 pub mod verdict;

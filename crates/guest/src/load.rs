@@ -7,18 +7,14 @@ use std::path::{Path, PathBuf};
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::{Func, FuncProto, Ptr, Struct};
 use libbpf_rs::{Link, MapCore as _, MapHandle, Object, ObjectBuilder, OpenObject, PrintLevel};
-use rustix::fs::{FlockOperation, flock, statfs};
+use rustix::fs::{FlockOperation, flock};
 use rustix::net::sockopt::set_tcp_congestion;
 use rustix::net::{AddressFamily, SocketType, socket};
 use taut_sys::Errno;
 
 use crate::control::Control;
+use crate::pins::{BPF_FS, Pins, map_name};
 
-/// Where they are pinned.
-pub const FOLDER: &str = "/sys/fs/bpf/taut/guest";
-const BPF_FS: &str = "/sys/fs/bpf";
-/// `BPF_FS_MAGIC` of linux/magic.h.
-const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 /// One command at a time changes what is pinned.
 const LOCK: &str = "/run/taut/guest.lock";
 
@@ -45,6 +41,15 @@ pub enum LoadError {
     /// Nowhere to pin them.
     #[error("{BPF_FS} is no BPF file system, where they are kept; run `mount -t bpf bpf {BPF_FS}`")]
     NoBpfFs,
+    /// What is pinned there others could exchange.
+    #[error(
+        "{path} is no directory of root's that only root can write to, so that others could choose what is loaded or removed: see who \
+         made it (`ls -ld {path}`), remove it and run this again"
+    )]
+    NotRoots {
+        /// Where.
+        path: PathBuf,
+    },
     /// The kernel's own is missing.
     #[error(
         "the kernel has no {name} that could be called ({config}): {source}; `modprobe tcp_{name}` may say more"
@@ -105,21 +110,20 @@ pub struct Up {
 pub fn up() -> Result<Up, LoadError> {
     check()?;
     let _lock = lock()?;
-    let folder = Path::new(FOLDER);
-    if Control::ALL
-        .iter()
-        .all(|control| is_pinned(folder, *control))
-    {
-        return Ok(Up {
-            was_up: true,
-            troubles: Vec::new(),
-        });
+    if let Some(pins) = Pins::find()? {
+        if pins.is_complete() {
+            return Ok(Up {
+                was_up: true,
+                troubles: Vec::new(),
+            });
+        }
+        // Of one that was killed half-way.
+        pins.clear()?;
     }
-    // Of one that was killed half-way.
-    clear(folder)?;
-    let loaded = load_all(folder);
+    let pins = Pins::make()?;
+    let loaded = load_all(&pins);
     if loaded.is_err() {
-        let _ = clear(folder);
+        let _ = pins.clear();
     }
     loaded
 }
@@ -133,15 +137,7 @@ pub fn down() -> Result<bool, LoadError> {
         return Err(LoadError::NotRoot);
     }
     let _lock = lock()?;
-    clear(Path::new(FOLDER))
-}
-
-/// Whether they are loaded, as far as may be seen.
-pub fn is_up() -> bool {
-    let folder = Path::new(FOLDER);
-    Control::ALL
-        .iter()
-        .any(|control| is_pinned(folder, *control))
+    Pins::find()?.map_or(Ok(false), Pins::clear)
 }
 
 /// The programs that see gaps, while it is held.
@@ -176,7 +172,7 @@ impl std::fmt::Debug for Detector {
     }
 }
 
-fn check() -> Result<(), LoadError> {
+pub(crate) fn check() -> Result<(), LoadError> {
     if !taut_sys::probe::is_root() {
         return Err(LoadError::NotRoot);
     }
@@ -186,31 +182,26 @@ fn check() -> Result<(), LoadError> {
     Ok(())
 }
 
-fn load_all(folder: &Path) -> Result<Up, LoadError> {
-    match statfs(BPF_FS) {
-        Ok(fs) if fs.f_type as u64 == BPF_FS_MAGIC => {}
-        _ => return Err(LoadError::NoBpfFs),
-    }
-    fs::create_dir_all(folder).map_err(failed("make", folder))?;
+fn load_all(pins: &Pins) -> Result<Up, LoadError> {
     for control in Control::ALL {
         bring_in(control)?;
     }
     let mut up = Up::default();
     let mut gap = load_gap()?;
     match attach_tick(&gap) {
-        Ok(mut tick) => tick.pin(folder.join("tick")).map_err(refused("the tick's watch"))?,
+        Ok(mut tick) => tick.pin(pins.path("tick")).map_err(refused("the tick's watch"))?,
         Err(error) => up.troubles.push(format!(
             "the tick cannot be watched, so that gaps are only seen by connections of taut_bbr: {error}"
         )),
     }
     for mut map in gap.maps_mut() {
         if let Some(name @ ("gaps" | "counts")) = map.name().to_str() {
-            map.pin(folder.join(name)).map_err(refused("maps"))?;
+            map.pin(pins.path(name)).map_err(refused("maps"))?;
         }
     }
     drop(gap);
     for control in Control::ALL {
-        register(folder, control)?;
+        register(pins, control)?;
     }
     Ok(up)
 }
@@ -276,7 +267,7 @@ fn attach_tick(object: &Object) -> Result<Link, LoadError> {
     program.attach().map_err(refused(what))
 }
 
-fn register(folder: &Path, control: Control) -> Result<(), LoadError> {
+fn register(pins: &Pins, control: Control) -> Result<(), LoadError> {
     let (bytes, what) = match control {
         Control::Bbr => (BBR, "taut_bbr"),
         Control::Cubic => (CUBIC, "taut_cubic"),
@@ -291,7 +282,7 @@ fn register(folder: &Path, control: Control) -> Result<(), LoadError> {
     for mut map in object.maps_mut() {
         let name = map.name().to_string_lossy().into_owned();
         match name.as_str() {
-            "gaps" | "counts" => map.reuse_pinned_map(folder.join(&name)),
+            "gaps" | "counts" => map.reuse_pinned_map(pins.path(&name)),
             "beats" => {
                 let cpus = libbpf_rs::num_possible_cpus().map_err(refused(what))?;
                 map.set_max_entries(u32::try_from(cpus).unwrap_or(1))
@@ -310,18 +301,18 @@ fn register(folder: &Path, control: Control) -> Result<(), LoadError> {
         let name = map.name().to_string_lossy().into_owned();
         if name == "beats" {
             // Timers end with the last user of their map.
-            map.pin(folder.join("beats")).map_err(refused(what))?;
+            map.pin(pins.path("beats")).map_err(refused(what))?;
         }
         if name != operations {
             continue;
         }
         let mut link = map.attach_struct_ops().map_err(refused(what))?;
         if kernel.has_links {
-            link.pin(folder.join(control.kernels()))
+            link.pin(pins.path(control.kernels()))
                 .map_err(refused(what))?;
         } else {
             // Registered by its map, which says how it is undone; the link is one of libbpf's only.
-            let pinned = map.pin(folder.join(map_name(control)));
+            let pinned = map.pin(pins.path(&map_name(control)));
             if pinned.is_ok() {
                 link.disconnect();
             }
@@ -375,48 +366,6 @@ fn arguments(btf: &Btf<'_>) -> Option<usize> {
     Some(FuncProto::try_from(function).ok()?.len())
 }
 
-/// Removes what is pinned; whether there was anything.
-fn clear(folder: &Path) -> Result<bool, LoadError> {
-    let mut was_up = false;
-    for control in Control::ALL {
-        let path = folder.join(map_name(control));
-        if path.exists() {
-            let map = MapHandle::from_pinned_path(&path).map_err(refused("to let go of it"))?;
-            match map.delete(&0_u32.to_ne_bytes()) {
-                Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => {
-                    return Err(refused("to let go of it")(e));
-                }
-                _ => {}
-            }
-        }
-    }
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(e) => return Err(failed("list", folder)(e)),
-    };
-    for entry in entries {
-        let path = entry.map_err(failed("list", folder))?.path();
-        fs::remove_file(&path).map_err(failed("remove", &path))?;
-        was_up = true;
-    }
-    fs::remove_dir(folder).map_err(failed("remove", folder))?;
-    // Others of Taut's may have something there.
-    if let Some(parent) = folder.parent() {
-        let _ = fs::remove_dir(parent);
-    }
-    Ok(was_up)
-}
-
-/// Registered by a link (Linux 6.4), or by a map.
-fn is_pinned(folder: &Path, control: Control) -> bool {
-    folder.join(control.kernels()).exists() || folder.join(map_name(control)).exists()
-}
-
-fn map_name(control: Control) -> String {
-    format!("{}-map", control.kernels())
-}
-
 pub(crate) fn handle(object: &Object, name: &'static str) -> Result<MapHandle, LoadError> {
     let map = object.maps().find(|map| map.name() == name);
     let map =
@@ -439,7 +388,7 @@ pub(crate) fn refused(what: &'static str) -> impl Fn(libbpf_rs::Error) -> LoadEr
     move |source| LoadError::Load { what, source }
 }
 
-fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> LoadError {
+pub(crate) fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> LoadError {
     let path = path.to_owned();
     move |source| LoadError::File {
         what,

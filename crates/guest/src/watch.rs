@@ -2,13 +2,13 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 
 use crate::figures::{COUNTS, Counts, Gaps, words};
-use crate::load::{Detector, FOLDER, LoadError, refused};
+use crate::load::{Detector, LoadError, check, refused};
+use crate::pins::Pins;
 
 /// The programs' figures.
 #[derive(Debug)]
@@ -27,13 +27,13 @@ impl Watch {
     /// # Errors
     /// [`LoadError`].
     pub fn open() -> Result<Self, LoadError> {
-        let folder = Path::new(FOLDER);
-        let pinned = |name: &str| MapHandle::from_pinned_path(folder.join(name));
-        if let (Ok(gaps), Ok(counts)) = (pinned("gaps"), pinned("counts")) {
-            let since = fs::metadata(folder.join("gaps")).and_then(|file| file.modified());
+        check()?;
+        if let Some(pins) = Pins::find()?.filter(Pins::is_complete) {
+            let pinned = |name| MapHandle::from_pinned_path(pins.path(name));
+            let since = fs::metadata(pins.path("gaps")).and_then(|file| file.modified());
             return Ok(Self {
-                gaps,
-                counts,
+                gaps: pinned("gaps").map_err(refused("to tell of gaps"))?,
+                counts: pinned("counts").map_err(refused("to tell of its counters"))?,
                 since: since.ok(),
                 own: None,
             });
