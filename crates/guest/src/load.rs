@@ -262,9 +262,10 @@ fn load_gap() -> Result<Object, LoadError> {
 fn attach_tick(object: &Object) -> Result<Link, LoadError> {
     let what = "the tick's watch";
     let program = object.progs_mut().next();
-    let program =
-        program.ok_or_else(|| refused(what)(io::Error::from(io::ErrorKind::NotFound).into()))?;
-    program.attach().map_err(refused(what))
+    program
+        .ok_or_else(none(what))?
+        .attach()
+        .map_err(refused(what))
 }
 
 fn register(pins: &Pins, control: Control) -> Result<(), LoadError> {
@@ -297,28 +298,27 @@ fn register(pins: &Pins, control: Control) -> Result<(), LoadError> {
         .map_err(refused(what))?;
     }
     let mut object = object.load().map_err(refused(what))?;
-    for mut map in object.maps_mut() {
-        let name = map.name().to_string_lossy().into_owned();
-        if name == "beats" {
-            // Timers end with the last user of their map.
-            map.pin(pins.path("beats")).map_err(refused(what))?;
-        }
-        if name != operations {
-            continue;
-        }
-        let mut link = map.attach_struct_ops().map_err(refused(what))?;
-        if kernel.has_links {
-            link.pin(pins.path(control.kernels()))
-                .map_err(refused(what))?;
-        } else {
-            // Registered by its map, which says how it is undone; the link is one of libbpf's only.
-            let pinned = map.pin(pins.path(&map_name(control)));
-            if pinned.is_ok() {
-                link.disconnect();
-            }
-            pinned.map_err(refused(what))?;
-        }
+    // Timers end with the last user of their map.
+    if let Some(mut beats) = object.maps_mut().find(|map| map.name() == "beats") {
+        beats.pin(pins.path("beats")).map_err(refused(what))?;
     }
+    let mut maps = object.maps_mut();
+    let mut map = maps
+        .find(|map| map.name() == operations)
+        .ok_or_else(none(what))?;
+    if kernel.has_links {
+        // Until it is pinned it goes with this process.
+        let mut link = map.attach_struct_ops().map_err(refused(what))?;
+        return link
+            .pin(pins.path(control.kernels()))
+            .map_err(refused(what));
+    }
+    // Registered by its map it stays whatever becomes of this process, and could be let go of by nobody, were it not pinned before.
+    map.pin(pins.path(&map_name(control)))
+        .map_err(refused(what))?;
+    let mut link = map.attach_struct_ops().map_err(refused(what))?;
+    // One of libbpf's only, which would let go of it.
+    link.disconnect();
     Ok(())
 }
 
@@ -368,9 +368,7 @@ fn arguments(btf: &Btf<'_>) -> Option<usize> {
 
 pub(crate) fn handle(object: &Object, name: &'static str) -> Result<MapHandle, LoadError> {
     let map = object.maps().find(|map| map.name() == name);
-    let map =
-        map.ok_or_else(|| refused("maps")(io::Error::from(io::ErrorKind::NotFound).into()))?;
-    MapHandle::try_from(&map).map_err(refused("maps"))
+    MapHandle::try_from(&map.ok_or_else(none("maps"))?).map_err(refused("maps"))
 }
 
 fn lock() -> Result<File, LoadError> {
@@ -386,6 +384,11 @@ fn lock() -> Result<File, LoadError> {
 
 pub(crate) fn refused(what: &'static str) -> impl Fn(libbpf_rs::Error) -> LoadError {
     move |source| LoadError::Load { what, source }
+}
+
+/// It is not in the object.
+fn none(what: &'static str) -> impl Fn() -> LoadError {
+    move || refused(what)(io::Error::from(io::ErrorKind::NotFound).into())
 }
 
 pub(crate) fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> LoadError {
