@@ -6,8 +6,13 @@ use serde::Serialize;
 
 /// Buckets of lengths: `GAP_BUCKETS`. Bucket n has those of 2^n ms and more, the last all that are longer.
 pub const BUCKETS: usize = 12;
-/// Words of `struct gaps`.
-const WORDS: usize = 8 + BUCKETS;
+/// Where in `struct gaps` they are, in words.
+const COUNT: usize = 2;
+const TOTAL: usize = 3;
+const LONGEST: usize = 4;
+const TICKS: usize = 5;
+const LENGTHS: usize = 9;
+const WORDS: usize = LENGTHS + BUCKETS;
 /// Counters: `COUNTS`.
 pub(crate) const COUNTS: u32 = 11;
 
@@ -24,6 +29,8 @@ pub struct Gaps {
     pub longest: Duration,
     /// By length: the first are shorter than 2 ms, the next shorter than 4 ms, and so on.
     pub lengths: [u64; BUCKETS],
+    /// Ticks of which it was seen whether they were late. Without any it is not known whether there were gaps.
+    pub ticks: u64,
 }
 
 /// What the congestion controls did about gaps.
@@ -59,12 +66,13 @@ impl Gaps {
     /// Adds those of one CPU; `None`: they are no such bytes.
     pub(crate) fn add(&mut self, bytes: &[u8]) -> Option<()> {
         let words = words(bytes).get(..WORDS)?.to_vec();
-        self.count += words[2];
-        self.total += Duration::from_nanos(words[3]);
-        self.longest = self.longest.max(Duration::from_nanos(words[4]));
-        for (sum, more) in self.lengths.iter_mut().zip(&words[8..]) {
+        self.count += words[COUNT];
+        self.total += Duration::from_nanos(words[TOTAL]);
+        self.longest = self.longest.max(Duration::from_nanos(words[LONGEST]));
+        for (sum, more) in self.lengths.iter_mut().zip(&words[LENGTHS..]) {
             *sum += more;
         }
+        self.ticks += words[TICKS];
         Some(())
     }
 
@@ -85,6 +93,7 @@ impl Gaps {
                 Some(upper) => upper.unwrap_or(self.longest).min(self.longest).min(total),
             },
             lengths,
+            ticks: self.ticks.saturating_sub(earlier.ticks),
         }
     }
 
@@ -186,7 +195,7 @@ mod tests {
     /// Of one CPU: some gaps of 30 ms.
     fn cpu(count: u64) -> Vec<u8> {
         let ms = 1_000_000;
-        let mut words = vec![0, 0, count, count * 30 * ms, 30 * ms, 0, 0, 0];
+        let mut words = vec![0, 0, count, count * 30 * ms, 30 * ms, 10 * count, 0, 0, 0];
         words.extend((0..BUCKETS).map(|bucket| if bucket == 4 { count } else { 0 }));
         words
             .iter()
@@ -209,6 +218,7 @@ mod tests {
         assert_eq!(both.total, Duration::from_millis(150));
         assert_eq!(both.longest, Duration::from_millis(30));
         assert_eq!(both.lengths[4], 5);
+        assert_eq!(both.ticks, 50);
         assert_eq!(both.mean(), Duration::from_millis(30));
         assert!((both.share(Duration::from_secs(1), 2) - 0.075).abs() < 1e-9);
         assert_eq!(Gaps::default().add(&[0; 8 * WORDS - 1]), None);
@@ -220,6 +230,7 @@ mod tests {
         assert_eq!(since.count, 3);
         assert_eq!(since.total, Duration::from_millis(90));
         assert_eq!(since.lengths[4], 3);
+        assert_eq!(since.ticks, 30);
         assert_eq!(since.longest, Duration::from_millis(30));
         let none = gaps(&[7]).since(&gaps(&[7]));
         assert_eq!(none, Gaps::default());

@@ -27,22 +27,48 @@ pub enum Verdict {
     Mostly,
 }
 
+/// Why there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unknown {
+    /// The programs see gaps by the tick.
+    #[error(
+        "it is not known whether this machine is off its CPUs: not one tick was seen. Either no CPU had anything to do in that time, or \
+         the kernel's tick is no timer of high resolution (highres=off, see `grep hres_active /proc/timer_list`), or it has another \
+         name than those that Taut knows"
+    )]
+    NoTicks,
+    /// In no time at all.
+    #[error(
+        "it is not known whether this machine is off its CPUs: nothing was watched yet; run this again, or with --for 10s"
+    )]
+    NoTime,
+}
+
 // === impl Verdict ===
 
 impl Verdict {
     /// Of gaps that were seen in this time, by so many CPUs.
-    pub fn of(gaps: &Gaps, elapsed: Duration, cpus: usize) -> Self {
+    ///
+    /// # Errors
+    /// [`Unknown`].
+    pub fn of(gaps: &Gaps, elapsed: Duration, cpus: usize) -> Result<Self, Unknown> {
+        if elapsed.is_zero() {
+            return Err(Unknown::NoTime);
+        }
+        if gaps.ticks == 0 {
+            return Err(Unknown::NoTicks);
+        }
         let share = gaps.share(elapsed, cpus);
         // Of each CPU, so that many do not make many gaps of a few.
         let per_cpu = gaps.count as f64 / cpus.max(1) as f64;
-        match gaps.count {
+        Ok(match gaps.count {
             0 => Self::Never,
             _ if share >= LOSES => Self::Mostly,
             _ if share >= MATTERS && per_cpu * RARE.as_secs_f64() >= elapsed.as_secs_f64() => {
                 Self::Often
             }
             _ => Self::Rarely,
-        }
+        })
     }
 
     /// What is to be done about it.
@@ -67,6 +93,7 @@ impl Verdict {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 mod tests {
     use super::*;
 
@@ -74,9 +101,25 @@ mod tests {
         let gaps = Gaps {
             count,
             total: each * u32::try_from(count).unwrap_or(u32::MAX),
+            ticks: 1000,
             ..Gaps::default()
         };
-        Verdict::of(&gaps, Duration::from_secs(10), cpus)
+        Verdict::of(&gaps, Duration::from_secs(10), cpus).unwrap()
+    }
+
+    #[test]
+    fn who_has_seen_nothing_says_nothing() {
+        let (none, some) = (
+            Gaps::default(),
+            Gaps {
+                ticks: 1,
+                ..Gaps::default()
+            },
+        );
+        let second = Duration::from_secs(1);
+        assert_eq!(Verdict::of(&none, second, 1), Err(Unknown::NoTicks));
+        assert_eq!(Verdict::of(&some, Duration::ZERO, 1), Err(Unknown::NoTime));
+        assert_eq!(Verdict::of(&some, second, 1), Ok(Verdict::Never));
     }
 
     #[test]

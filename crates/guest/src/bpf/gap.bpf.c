@@ -24,8 +24,10 @@ int taut_tick(__u64 *ctx)
 	if (function != &tick_sched_timer && function != &tick_nohz_handler)
 		return 0;
 	g = own_gaps();
-	if (g)
-		record_gap(g, timer->node.expires, bpf_ktime_get_ns());
+	if (!g)
+		return 0;
+	g->ticks++;
+	record_gap(g, timer->node.expires, bpf_ktime_get_ns());
 	return 0;
 }
 

@@ -15,6 +15,7 @@ struct gaps {
 	__u64 count;
 	__u64 total_ns;		/* all gaps together */
 	__u64 longest_ns;
+	__u64 ticks;		/* that were seen; without any, that there is no gap says nothing */
 	/* Of those that follow one another, fading sums: each counts for seven eighths
 	 * of the next.
 	 */
