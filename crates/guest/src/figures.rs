@@ -16,7 +16,7 @@ const WORDS: usize = LENGTHS + BUCKETS;
 /// Counters: `COUNTS`.
 pub(crate) const COUNTS: u32 = 11;
 
-/// Gaps of all CPUs: times in which one did not run.
+/// Gaps of a CPU, or of all: times in which one did not run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Gaps {
     /// How many.
@@ -63,20 +63,35 @@ pub struct Counts {
 // === impl Gaps ===
 
 impl Gaps {
-    /// Adds those of one CPU; `None`: they are no such bytes.
-    pub(crate) fn add(&mut self, bytes: &[u8]) -> Option<()> {
-        let words = words(bytes).get(..WORDS)?.to_vec();
-        self.count += words[COUNT];
-        self.total += Duration::from_nanos(words[TOTAL]);
-        self.longest = self.longest.max(Duration::from_nanos(words[LONGEST]));
-        for (sum, more) in self.lengths.iter_mut().zip(&words[LENGTHS..]) {
-            *sum += more;
-        }
-        self.ticks += words[TICKS];
-        Some(())
+    /// Those of one CPU; `None`: they are no such bytes.
+    pub(crate) fn of(bytes: &[u8]) -> Option<Self> {
+        let words = words(bytes);
+        let lengths = words.get(LENGTHS..WORDS)?;
+        Some(Self {
+            count: words[COUNT],
+            total: Duration::from_nanos(words[TOTAL]),
+            longest: Duration::from_nanos(words[LONGEST]),
+            lengths: lengths.try_into().ok()?,
+            ticks: words[TICKS],
+        })
     }
 
-    /// Since `earlier`, of the same CPUs. (Which was the longest of them only the buckets tell.)
+    /// Of all these CPUs.
+    pub fn sum(cpus: &[Self]) -> Self {
+        let mut all = Self::default();
+        for cpu in cpus {
+            all.count += cpu.count;
+            all.total += cpu.total;
+            all.longest = all.longest.max(cpu.longest);
+            for (sum, more) in all.lengths.iter_mut().zip(cpu.lengths) {
+                *sum += more;
+            }
+            all.ticks += cpu.ticks;
+        }
+        all
+    }
+
+    /// Since `earlier`, of the same CPU. (Which was the longest of them only the buckets tell.)
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut lengths = self.lengths;
@@ -204,11 +219,8 @@ mod tests {
     }
 
     fn gaps(counts: &[u64]) -> Gaps {
-        let mut gaps = Gaps::default();
-        for count in counts {
-            gaps.add(&cpu(*count)).unwrap();
-        }
-        gaps
+        let cpus = counts.iter().map(|count| Gaps::of(&cpu(*count)).unwrap());
+        Gaps::sum(&cpus.collect::<Vec<_>>())
     }
 
     #[test]
@@ -221,7 +233,7 @@ mod tests {
         assert_eq!(both.ticks, 50);
         assert_eq!(both.mean(), Duration::from_millis(30));
         assert!((both.share(Duration::from_secs(1), 2) - 0.075).abs() < 1e-9);
-        assert_eq!(Gaps::default().add(&[0; 8 * WORDS - 1]), None);
+        assert_eq!(Gaps::of(&[0; 8 * WORDS - 1]), None);
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub struct Report {
     pub gaps: Gaps,
     /// Their share of the time of all CPUs.
     pub gap_share: f64,
+    /// Of the CPU that was away most, their share of its time: what the verdict is of.
+    pub worst_gap_share: f64,
     /// The share that the hypervisor says it took; nothing where it does not say.
     pub steal_share: Option<f64>,
     /// What the congestion controls did.
@@ -90,6 +92,13 @@ impl Report {
             ms(gaps.mean()),
             ms(gaps.longest),
         )?;
+        if self.cpus > 1 {
+            let worst = 100.0 * self.worst_gap_share;
+            writeln!(
+                f,
+                "    {worst:.1} % of the time of the CPU that has most of them"
+            )?;
+        }
         for (bucket, count) in gaps.lengths.iter().enumerate() {
             if *count == 0 {
                 continue;
@@ -165,6 +174,7 @@ mod tests {
             watched: Duration::from_secs(10),
             gaps: Gaps::default(),
             gap_share: 0.0,
+            worst_gap_share: 0.0,
             steal_share: None,
             counts: Counts::default(),
             module: None,
@@ -210,7 +220,9 @@ mod tests {
         };
         let report = Report {
             gaps,
-            gap_share: 0.9,
+            cpus: 2,
+            gap_share: 0.45,
+            worst_gap_share: 0.9,
             steal_share: Some(0.123),
             is_up: true,
             counts: Counts {
@@ -224,7 +236,8 @@ mod tests {
         };
         let text = report.to_string();
         for part in [
-            "gaps: 241, 90.0 % of the time; 37 ms on average, 2100 ms at most",
+            "gaps: 241, 45.0 % of the time; 37 ms on average, 2100 ms at most",
+            "    90.0 % of the time of the CPU that has most of them",
             "    240 shorter than 32 ms",
             "    1 of 2048 ms and more",
             "steal: 12.3 %",

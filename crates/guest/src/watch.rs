@@ -63,20 +63,17 @@ impl Watch {
         online.ok().and_then(|list| cpus(&list)).unwrap_or(1)
     }
 
-    /// All gaps until now.
+    /// All gaps until now, of each CPU.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn gaps(&self) -> Result<Gaps, LoadError> {
+    pub fn gaps(&self) -> Result<Vec<Gaps>, LoadError> {
         let read = refused("to tell of gaps");
         let zero = 0_u32.to_ne_bytes();
         let each = self.gaps.lookup_percpu(&zero, MapFlags::ANY);
-        let mut gaps = Gaps::default();
-        for cpu in each.map_err(&read)?.iter().flatten() {
-            gaps.add(cpu)
-                .ok_or_else(|| read(io::Error::from(io::ErrorKind::InvalidData).into()))?;
-        }
-        Ok(gaps)
+        let each = each.map_err(&read)?.unwrap_or_default();
+        let gaps: Option<_> = each.iter().map(|cpu| Gaps::of(cpu)).collect();
+        gaps.ok_or_else(|| read(io::Error::from(io::ErrorKind::InvalidData).into()))
     }
 
     /// All that was done about them until now.

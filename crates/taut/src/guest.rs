@@ -9,6 +9,7 @@ use clap::{Args as ClapArgs, Subcommand};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use taut_guest::control::Control;
+use taut_guest::figures::Gaps;
 use taut_guest::load;
 use taut_guest::module;
 use taut_guest::preset::{self, Restored};
@@ -132,7 +133,7 @@ fn report(watch: &Watch, time: Option<Duration>) -> Result<Report, Failure> {
         Some(time) => (rest(time)?, false),
         None => (watch.age().unwrap_or_default(), true),
     };
-    let (mut gaps, mut counts) = (
+    let (mut each, mut counts) = (
         watch.gaps().map_err(failure)?,
         watch.counts().map_err(failure)?,
     );
@@ -140,19 +141,24 @@ fn report(watch: &Watch, time: Option<Duration>) -> Result<Report, Failure> {
     let steal_share = if is_all {
         steal.and_then(Steal::share)
     } else {
-        gaps = gaps.since(&before.0);
+        for (now, then) in each.iter_mut().zip(&before.0) {
+            *now = now.since(then);
+        }
         counts = counts.since(before.1);
         steal
             .zip(before.2)
             .and_then(|(now, then)| now.share_since(then))
     };
+    let gaps = Gaps::sum(&each);
+    let shares = each.iter().map(|gaps| gaps.share(watched, 1));
     Ok(Report {
         is_up: watch.is_up(),
         default: preset::current(),
         cpus,
         watched,
         gap_share: gaps.share(watched, cpus),
-        verdict: Verdict::of(&gaps, watched, cpus),
+        worst_gap_share: shares.fold(0.0, f64::max),
+        verdict: Verdict::of(&each, watched),
         gaps,
         steal_share,
         counts,
