@@ -13,5 +13,6 @@ pub mod module;
 mod pins;
 pub mod preset;
 pub mod report;
+mod since;
 pub mod verdict;
 pub mod watch;

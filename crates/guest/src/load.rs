@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::{Func, FuncProto, Ptr, Struct};
-use libbpf_rs::{Link, MapCore as _, MapHandle, Object, ObjectBuilder, OpenObject, PrintLevel};
+use libbpf_rs::{
+    Link, MapCore as _, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, PrintLevel,
+};
 use rustix::fs::{FlockOperation, flock};
 use rustix::net::sockopt::set_tcp_congestion;
 use rustix::net::{AddressFamily, SocketType, socket};
@@ -14,6 +16,7 @@ use taut_sys::Errno;
 
 use crate::control::Control;
 use crate::pins::{BPF_FS, Pins, map_name};
+use crate::since::Since;
 
 /// One command at a time changes what is pinned.
 const LOCK: &str = "/run/taut/guest.lock";
@@ -199,10 +202,16 @@ fn load_all(pins: &Pins) -> Result<Up, LoadError> {
             map.pin(pins.path(name)).map_err(refused("maps"))?;
         }
     }
-    drop(gap);
     for control in Control::ALL {
         register(pins, control)?;
     }
+    // The last: with it all of it is there.
+    let mut since = gap.maps_mut().find(|map| map.name() == "since");
+    let since = since.as_mut().ok_or_else(none("maps"))?;
+    since
+        .update(&0_u32.to_ne_bytes(), &Since::now(), MapFlags::ANY)
+        .map_err(refused("maps"))?;
+    since.pin(pins.path("since")).map_err(refused("maps"))?;
     Ok(up)
 }
 

@@ -68,7 +68,7 @@ impl Pins {
 
     /// Whether all of it is there, and not what is left of a command that was killed.
     pub(crate) fn is_complete(&self) -> bool {
-        ["gaps", "counts", "beats"]
+        ["since", "gaps", "counts", "beats"]
             .iter()
             .all(|name| self.path(name).exists())
             && Control::ALL.iter().all(|control| {
@@ -81,8 +81,9 @@ impl Pins {
     /// # Errors
     /// The kernel's.
     pub(crate) fn clear(self) -> Result<bool, LoadError> {
-        let mut was_up = false;
-        // First, so that whoever is killed here leaves nothing registered that the rest is gone of.
+        // It was pinned last: without it the rest is what is left.
+        let mut was_up = remove(&self.path("since"))?;
+        // The rest is theirs, and stays while they are registered.
         for control in Control::ALL {
             let path = self.path(&map_name(control));
             if path.exists() {

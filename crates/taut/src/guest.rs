@@ -16,7 +16,6 @@ use taut_guest::preset::{self, Restored};
 use taut_guest::report::Report;
 use taut_guest::verdict::Verdict;
 use taut_guest::watch::Watch;
-use taut_sys::steal::Steal;
 
 use crate::Failure;
 
@@ -123,32 +122,13 @@ fn status(time: Option<Duration>, json: bool) -> Result<(), Failure> {
 
 /// Of this time, or of all since the programs were loaded.
 fn report(watch: &Watch, time: Option<Duration>) -> Result<Report, Failure> {
+    let (before, watched) = match time {
+        Some(time) => (watch.look().map_err(failure)?, rest(time)?),
+        None => (watch.beginning(), watch.age()),
+    };
+    let now = watch.look().map_err(failure)?;
     let cpus = watch.cpus();
-    let before = (
-        watch.gaps().map_err(failure)?,
-        watch.counts().map_err(failure)?,
-        Steal::look(),
-    );
-    let (watched, is_all) = match time {
-        Some(time) => (rest(time)?, false),
-        None => (watch.age().unwrap_or_default(), true),
-    };
-    let (mut each, mut counts) = (
-        watch.gaps().map_err(failure)?,
-        watch.counts().map_err(failure)?,
-    );
-    let steal = Steal::look();
-    let steal_share = if is_all {
-        steal.and_then(Steal::share)
-    } else {
-        for (now, then) in each.iter_mut().zip(&before.0) {
-            *now = now.since(then);
-        }
-        counts = counts.since(before.1);
-        steal
-            .zip(before.2)
-            .and_then(|(now, then)| now.share_since(then))
-    };
+    let each = now.gaps_since(&before);
     let gaps = Gaps::sum(&each);
     let shares = each.iter().map(|gaps| gaps.share(watched, 1));
     Ok(Report {
@@ -160,8 +140,8 @@ fn report(watch: &Watch, time: Option<Duration>) -> Result<Report, Failure> {
         worst_gap_share: shares.fold(0.0, f64::max),
         verdict: Verdict::of(&each, watched),
         gaps,
-        steal_share,
-        counts,
+        steal_share: now.steal_share_since(&before),
+        counts: now.counts.since(before.counts),
         module: module::counters(),
     })
 }

@@ -25,6 +25,12 @@ struct gaps {
 	__u64 length[GAP_BUCKETS];
 };
 
+/* When `taut guest up` was done (since.rs). */
+struct guest_since {
+	__u64 clock_ns;		/* CLOCK_MONOTONIC */
+	char stat[248];		/* the first line of /proc/stat, where steal is */
+};
+
 /* What user space says (load.rs); it is all that there is in .rodata. */
 struct guest_config {
 	__u64 shortest_ns;	/* a gap that is shorter is none */
