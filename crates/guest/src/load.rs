@@ -18,7 +18,7 @@ use crate::control::Control;
 use crate::pins::{BPF_FS, Pins, map_name};
 use crate::since::Since;
 
-/// One command at a time changes what is pinned.
+/// One command at a time changes what is pinned and what is the default.
 const LOCK: &str = "/run/taut/guest.lock";
 
 const GAP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gap.bpf.o"));
@@ -106,13 +106,38 @@ pub struct Up {
     pub troubles: Vec<String>,
 }
 
+/// Held while a command changes what is loaded and what is the default, so that no other does meanwhile.
+#[derive(Debug)]
+pub struct Lock(#[expect(dead_code, reason = "it is held")] File);
+
+// === impl Lock ===
+
+impl Lock {
+    /// When nobody else has it any more.
+    ///
+    /// # Errors
+    /// [`LoadError::NotRoot`], or a file's.
+    pub fn take() -> Result<Self, LoadError> {
+        if !taut_sys::probe::is_root() {
+            return Err(LoadError::NotRoot);
+        }
+        let path = Path::new(LOCK);
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(failed("make", folder))?;
+        }
+        let file = File::create(path).map_err(failed("open", path))?;
+        let lock = flock(&file, FlockOperation::LockExclusive);
+        lock.map_err(|e| failed("lock", path)(e.into()))?;
+        Ok(Self(file))
+    }
+}
+
 /// Loads and pins what is not there yet.
 ///
 /// # Errors
 /// [`LoadError`]; then nothing is left of it.
-pub fn up() -> Result<Up, LoadError> {
+pub fn up(_: &Lock) -> Result<Up, LoadError> {
     check()?;
-    let _lock = lock()?;
     if let Some(pins) = Pins::find()? {
         if pins.is_complete() {
             return Ok(Up {
@@ -135,11 +160,7 @@ pub fn up() -> Result<Up, LoadError> {
 ///
 /// # Errors
 /// [`LoadError`].
-pub fn down() -> Result<bool, LoadError> {
-    if !taut_sys::probe::is_root() {
-        return Err(LoadError::NotRoot);
-    }
-    let _lock = lock()?;
+pub fn down(_: &Lock) -> Result<bool, LoadError> {
     Pins::find()?.map_or(Ok(false), Pins::clear)
 }
 
@@ -378,17 +399,6 @@ fn arguments(btf: &Btf<'_>) -> Option<usize> {
 pub(crate) fn handle(object: &Object, name: &'static str) -> Result<MapHandle, LoadError> {
     let map = object.maps().find(|map| map.name() == name);
     MapHandle::try_from(&map.ok_or_else(none("maps"))?).map_err(refused("maps"))
-}
-
-fn lock() -> Result<File, LoadError> {
-    let path = Path::new(LOCK);
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(failed("make", folder))?;
-    }
-    let file = File::create(path).map_err(failed("open", path))?;
-    let lock = flock(&file, FlockOperation::LockExclusive);
-    lock.map_err(|e| failed("lock", path)(e.into()))?;
-    Ok(file)
 }
 
 pub(crate) fn refused(what: &'static str) -> impl Fn(libbpf_rs::Error) -> LoadError {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::control::Control;
+use crate::load::Lock;
 
 /// The default of the network namespace of whoever reads it.
 const SETTING: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
@@ -75,7 +76,7 @@ struct Place<'a> {
 ///
 /// # Errors
 /// [`PresetError`].
-pub fn set(control: Control) -> Result<(), PresetError> {
+pub fn set(control: Control, _: &Lock) -> Result<(), PresetError> {
     Place::own().set(control.name())
 }
 
@@ -83,7 +84,7 @@ pub fn set(control: Control) -> Result<(), PresetError> {
 ///
 /// # Errors
 /// [`PresetError`]; what was there before is still written down.
-pub fn restore() -> Result<Restored, PresetError> {
+pub fn restore(_: &Lock) -> Result<Restored, PresetError> {
     Place::own().restore()
 }
 

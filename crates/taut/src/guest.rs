@@ -10,7 +10,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use taut_guest::control::Control;
 use taut_guest::figures::Gaps;
-use taut_guest::load;
+use taut_guest::load::{self, Lock};
 use taut_guest::module;
 use taut_guest::preset::{self, Restored};
 use taut_guest::report::Report;
@@ -67,7 +67,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn up(default: Option<Control>) -> Result<(), Failure> {
-    let up = load::up().map_err(failure)?;
+    let lock = Lock::take().map_err(failure)?;
+    let up = load::up(&lock).map_err(failure)?;
     match up.was_up {
         true => say("taut_bbr and taut_cubic were loaded already"),
         false => say("taut_bbr and taut_cubic are loaded, until `taut guest down` or a reboot"),
@@ -76,7 +77,7 @@ fn up(default: Option<Control>) -> Result<(), Failure> {
     let Some(control) = default else {
         return Ok(());
     };
-    preset::set(control).map_err(failure)?;
+    preset::set(control, &lock).map_err(failure)?;
     say(&format!(
         "new connections of this network namespace have {control}"
     ));
@@ -84,18 +85,16 @@ fn up(default: Option<Control>) -> Result<(), Failure> {
 }
 
 fn down() -> Result<(), Failure> {
-    if !taut_sys::probe::is_root() {
-        return Err(failure(load::LoadError::NotRoot));
-    }
+    let lock = Lock::take().map_err(failure)?;
     // While it is the default it would live on as that.
-    match preset::restore().map_err(failure)? {
+    match preset::restore(&lock).map_err(failure)? {
         Restored::Untouched => {}
         Restored::To(before) => say(&format!("the default is {before}, as before")),
         Restored::Others(now) => say(&format!(
             "the default was made {now} by somebody else since, and stays"
         )),
     }
-    match load::down().map_err(failure)? {
+    match load::down(&lock).map_err(failure)? {
         true => say(
             "taut_bbr and taut_cubic are gone; connections that have them keep them until they end",
         ),
