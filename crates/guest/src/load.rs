@@ -8,6 +8,7 @@ use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::{Func, FuncProto, Ptr, Struct};
 use libbpf_rs::{
     Link, MapCore as _, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, PrintLevel,
+    ProgramInput,
 };
 use rustix::fs::{FlockOperation, flock};
 use rustix::net::sockopt::set_tcp_congestion;
@@ -24,6 +25,8 @@ const LOCK: &str = "/run/taut/guest.lock";
 const GAP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gap.bpf.o"));
 const BBR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bbr.bpf.o"));
 const CUBIC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cubic.bpf.o"));
+
+const TIMER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/timer.bpf.o"));
 
 /// A gap that is shorter is none. A timer of a machine that is on its CPU is late by tens of microseconds, by a few hundred where
 /// the kernel has its interrupts off; a hypervisor's slice is 3 ms and more.
@@ -226,6 +229,13 @@ fn load_all(pins: &Pins) -> Result<Up, LoadError> {
     for control in Control::ALL {
         register(pins, control)?;
     }
+    if !Kernel::look().has_one_cpu && !binds_timers().unwrap_or(false) {
+        up.troubles.push(
+            "this kernel cannot bind timers to a CPU (Linux 6.7 and newer can), so that taut_bbr does not see gaps that begin while a \
+             CPU idles: it corrects less on machines with several CPUs"
+                .to_owned(),
+        );
+    }
     // The last: with it all of it is there.
     let mut since = gap.maps_mut().find(|map| map.name() == "since");
     let since = since.as_mut().ok_or_else(none("maps"))?;
@@ -296,6 +306,20 @@ fn attach_tick(object: &Object) -> Result<Link, LoadError> {
         .ok_or_else(none(what))?
         .attach()
         .map_err(refused(what))
+}
+
+/// Whether timers can be bound to a CPU.
+fn binds_timers() -> Result<bool, LoadError> {
+    let what = "a timer";
+    let object = open(TIMER, what)?.load().map_err(refused(what))?;
+    let program = object.progs_mut().next().ok_or_else(none(what))?;
+    // The least that a packet has; it is not looked at.
+    let input = ProgramInput {
+        data_in: Some(&[0; 64]),
+        ..ProgramInput::default()
+    };
+    let said = program.test_run(input).map_err(refused(what))?;
+    Ok(said.return_value == 0)
 }
 
 fn register(pins: &Pins, control: Control) -> Result<(), LoadError> {
