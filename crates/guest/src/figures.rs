@@ -254,6 +254,64 @@ mod tests {
         assert_eq!(gaps(&[1]).share(Duration::from_millis(1), 1), 1.0);
     }
 
+    const HEADER: &str = include_str!("bpf/guest.h");
+
+    /// What stands in the braces after this, without comments.
+    fn body(of: &str) -> String {
+        let body = HEADER.split_once(of).unwrap().1.split_once("};").unwrap().0;
+        let parts = body.split("/*");
+        let parts = parts.map(|part| part.split_once("*/").map_or(part, |(_, code)| code));
+        parts.collect()
+    }
+
+    #[test]
+    fn a_cpus_gaps_stand_where_the_programs_keep_them() {
+        let buckets = HEADER.split_once("#define GAP_BUCKETS").unwrap().1;
+        let buckets = buckets.split_whitespace().next().unwrap();
+        assert_eq!(buckets.parse(), Ok(BUCKETS));
+        let body = body("struct gaps {");
+        let fields = body.split(';').map(|field| field.trim());
+        let fields: Vec<_> = fields.filter(|field| !field.is_empty()).collect();
+        for (word, field) in [
+            (COUNT, "count"),
+            (TOTAL, "total_ns"),
+            (LONGEST, "longest_ns"),
+            (TICKS, "ticks"),
+            (LENGTHS, "length[GAP_BUCKETS]"),
+        ] {
+            assert_eq!(fields[word], format!("__u64 {field}"));
+        }
+        assert!(
+            fields.iter().all(|field| field.starts_with("__u64 ")),
+            "{fields:?}"
+        );
+        assert_eq!(fields.len(), LENGTHS + 1);
+    }
+
+    #[test]
+    fn every_counter_stands_where_the_programs_count_it() {
+        let body = body("enum guest_count {");
+        let names: Vec<_> = body.split(',').map(str::trim).collect();
+        let (last, names) = names.split_last().unwrap();
+        assert_eq!(*last, "COUNTS");
+        assert_eq!(names.len(), COUNTS as usize);
+        // In the order of Counts.
+        let expected = [
+            "RATE_KEPT_OUT",
+            "RATE_CORRECTED",
+            "RTT_CORRECTED",
+            "RTT_KEPT_OUT",
+            "CATCH_UP",
+            "CUT",
+            "CUT_UNDONE",
+            "CUT_KERNEL",
+            "CUT_KEPT",
+            "DELAY_KEPT_OUT",
+            "NO_STORAGE",
+        ];
+        assert_eq!(names, expected.map(|name| format!("COUNT_{name}")));
+    }
+
     #[test]
     fn counters_keep_their_order() {
         let counts = Counts::of(std::array::from_fn(|index| index as u64));

@@ -442,3 +442,45 @@ pub(crate) fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> L
         source,
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shortest_gap_is_that_of_the_programs_by_themselves() {
+        let header = include_str!("bpf/gap.h");
+        let shortest = header.split_once(".shortest_ns =").unwrap().1;
+        let (shortest, _) = shortest.split_once(" * NS_PER_MS,").unwrap();
+        let shortest: u64 = shortest.trim().parse().unwrap();
+        assert_eq!(shortest * 1_000_000, SHORTEST_NS);
+    }
+
+    #[test]
+    fn the_configuration_stands_where_the_programs_look_for_it() {
+        let kernel = |has_ack_and_flag, has_one_cpu| Kernel {
+            has_ack_and_flag,
+            has_links: false,
+            has_one_cpu,
+        };
+        let header = include_str!("bpf/guest.h");
+        let fields = header.split_once("struct guest_config {").unwrap().1;
+        let fields = fields.split_once("};").unwrap().0;
+        let fields = fields
+            .lines()
+            .filter_map(|line| line.trim().split_once(';'));
+        let fields: Vec<_> = fields.map(|(field, _)| field).collect();
+        let expected = [
+            "__u64 shortest_ns",
+            "__u8 has_ack_and_flag",
+            "__u8 has_one_cpu",
+            "__u8 pad[6]",
+        ];
+        assert_eq!(fields, expected);
+        let (ack, one) = (kernel(true, false).config(), kernel(false, true).config());
+        assert_eq!(ack[..8], SHORTEST_NS.to_ne_bytes());
+        assert_eq!(ack[8..], [1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(one[8..], [0, 1, 0, 0, 0, 0, 0, 0]);
+    }
+}
