@@ -6,12 +6,17 @@ use serde::Serialize;
 
 /// Buckets of lengths: `GAP_BUCKETS`. Bucket n has those of 2^n ms and more, the last all that are longer.
 pub const BUCKETS: usize = 12;
-/// Words of `struct gaps`.
-const WORDS: usize = 8 + BUCKETS;
+/// Where in `struct gaps` they are, in words.
+const COUNT: usize = 2;
+const TOTAL: usize = 3;
+const LONGEST: usize = 4;
+const TICKS: usize = 5;
+const LENGTHS: usize = 9;
+const WORDS: usize = LENGTHS + BUCKETS;
 /// Counters: `COUNTS`.
 pub(crate) const COUNTS: u32 = 11;
 
-/// Gaps of all CPUs: times in which one did not run.
+/// Gaps of a CPU, or of all: times in which one did not run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Gaps {
     /// How many.
@@ -24,6 +29,8 @@ pub struct Gaps {
     pub longest: Duration,
     /// By length: the first are shorter than 2 ms, the next shorter than 4 ms, and so on.
     pub lengths: [u64; BUCKETS],
+    /// Ticks of which it was seen whether they were late. Without any it is not known whether there were gaps.
+    pub ticks: u64,
 }
 
 /// What the congestion controls did about gaps.
@@ -56,19 +63,35 @@ pub struct Counts {
 // === impl Gaps ===
 
 impl Gaps {
-    /// Adds those of one CPU; `None`: they are no such bytes.
-    pub(crate) fn add(&mut self, bytes: &[u8]) -> Option<()> {
-        let words = words(bytes).get(..WORDS)?.to_vec();
-        self.count += words[2];
-        self.total += Duration::from_nanos(words[3]);
-        self.longest = self.longest.max(Duration::from_nanos(words[4]));
-        for (sum, more) in self.lengths.iter_mut().zip(&words[8..]) {
-            *sum += more;
-        }
-        Some(())
+    /// Those of one CPU; `None`: they are no such bytes.
+    pub(crate) fn of(bytes: &[u8]) -> Option<Self> {
+        let words = words(bytes);
+        let lengths = words.get(LENGTHS..WORDS)?;
+        Some(Self {
+            count: words[COUNT],
+            total: Duration::from_nanos(words[TOTAL]),
+            longest: Duration::from_nanos(words[LONGEST]),
+            lengths: lengths.try_into().ok()?,
+            ticks: words[TICKS],
+        })
     }
 
-    /// Since `earlier`, of the same CPUs. (Which was the longest of them only the buckets tell.)
+    /// Of all these CPUs.
+    pub fn sum(cpus: &[Self]) -> Self {
+        let mut all = Self::default();
+        for cpu in cpus {
+            all.count += cpu.count;
+            all.total += cpu.total;
+            all.longest = all.longest.max(cpu.longest);
+            for (sum, more) in all.lengths.iter_mut().zip(cpu.lengths) {
+                *sum += more;
+            }
+            all.ticks += cpu.ticks;
+        }
+        all
+    }
+
+    /// Since `earlier`, of the same CPU. (Which was the longest of them only the buckets tell.)
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let mut lengths = self.lengths;
@@ -85,6 +108,7 @@ impl Gaps {
                 Some(upper) => upper.unwrap_or(self.longest).min(self.longest).min(total),
             },
             lengths,
+            ticks: self.ticks.saturating_sub(earlier.ticks),
         }
     }
 
@@ -186,7 +210,7 @@ mod tests {
     /// Of one CPU: some gaps of 30 ms.
     fn cpu(count: u64) -> Vec<u8> {
         let ms = 1_000_000;
-        let mut words = vec![0, 0, count, count * 30 * ms, 30 * ms, 0, 0, 0];
+        let mut words = vec![0, 0, count, count * 30 * ms, 30 * ms, 10 * count, 0, 0, 0];
         words.extend((0..BUCKETS).map(|bucket| if bucket == 4 { count } else { 0 }));
         words
             .iter()
@@ -195,11 +219,8 @@ mod tests {
     }
 
     fn gaps(counts: &[u64]) -> Gaps {
-        let mut gaps = Gaps::default();
-        for count in counts {
-            gaps.add(&cpu(*count)).unwrap();
-        }
-        gaps
+        let cpus = counts.iter().map(|count| Gaps::of(&cpu(*count)).unwrap());
+        Gaps::sum(&cpus.collect::<Vec<_>>())
     }
 
     #[test]
@@ -209,9 +230,10 @@ mod tests {
         assert_eq!(both.total, Duration::from_millis(150));
         assert_eq!(both.longest, Duration::from_millis(30));
         assert_eq!(both.lengths[4], 5);
+        assert_eq!(both.ticks, 50);
         assert_eq!(both.mean(), Duration::from_millis(30));
         assert!((both.share(Duration::from_secs(1), 2) - 0.075).abs() < 1e-9);
-        assert_eq!(Gaps::default().add(&[0; 8 * WORDS - 1]), None);
+        assert_eq!(Gaps::of(&[0; 8 * WORDS - 1]), None);
     }
 
     #[test]
@@ -220,6 +242,7 @@ mod tests {
         assert_eq!(since.count, 3);
         assert_eq!(since.total, Duration::from_millis(90));
         assert_eq!(since.lengths[4], 3);
+        assert_eq!(since.ticks, 30);
         assert_eq!(since.longest, Duration::from_millis(30));
         let none = gaps(&[7]).since(&gaps(&[7]));
         assert_eq!(none, Gaps::default());
@@ -229,6 +252,64 @@ mod tests {
     fn no_time_has_no_share() {
         assert_eq!(gaps(&[1]).share(Duration::ZERO, 1), 0.0);
         assert_eq!(gaps(&[1]).share(Duration::from_millis(1), 1), 1.0);
+    }
+
+    const HEADER: &str = include_str!("bpf/guest.h");
+
+    /// What stands in the braces after this, without comments.
+    fn body(of: &str) -> String {
+        let body = HEADER.split_once(of).unwrap().1.split_once("};").unwrap().0;
+        let parts = body.split("/*");
+        let parts = parts.map(|part| part.split_once("*/").map_or(part, |(_, code)| code));
+        parts.collect()
+    }
+
+    #[test]
+    fn a_cpus_gaps_stand_where_the_programs_keep_them() {
+        let buckets = HEADER.split_once("#define GAP_BUCKETS").unwrap().1;
+        let buckets = buckets.split_whitespace().next().unwrap();
+        assert_eq!(buckets.parse(), Ok(BUCKETS));
+        let body = body("struct gaps {");
+        let fields = body.split(';').map(|field| field.trim());
+        let fields: Vec<_> = fields.filter(|field| !field.is_empty()).collect();
+        for (word, field) in [
+            (COUNT, "count"),
+            (TOTAL, "total_ns"),
+            (LONGEST, "longest_ns"),
+            (TICKS, "ticks"),
+            (LENGTHS, "length[GAP_BUCKETS]"),
+        ] {
+            assert_eq!(fields[word], format!("__u64 {field}"));
+        }
+        assert!(
+            fields.iter().all(|field| field.starts_with("__u64 ")),
+            "{fields:?}"
+        );
+        assert_eq!(fields.len(), LENGTHS + 1);
+    }
+
+    #[test]
+    fn every_counter_stands_where_the_programs_count_it() {
+        let body = body("enum guest_count {");
+        let names: Vec<_> = body.split(',').map(str::trim).collect();
+        let (last, names) = names.split_last().unwrap();
+        assert_eq!(*last, "COUNTS");
+        assert_eq!(names.len(), COUNTS as usize);
+        // In the order of Counts.
+        let expected = [
+            "RATE_KEPT_OUT",
+            "RATE_CORRECTED",
+            "RTT_CORRECTED",
+            "RTT_KEPT_OUT",
+            "CATCH_UP",
+            "CUT",
+            "CUT_UNDONE",
+            "CUT_KERNEL",
+            "CUT_KEPT",
+            "DELAY_KEPT_OUT",
+            "NO_STORAGE",
+        ];
+        assert_eq!(names, expected.map(|name| format!("COUNT_{name}")));
     }
 
     #[test]

@@ -6,25 +6,27 @@ use std::path::{Path, PathBuf};
 
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::{Func, FuncProto, Ptr, Struct};
-use libbpf_rs::{Link, MapCore as _, MapHandle, Object, ObjectBuilder, OpenObject, PrintLevel};
-use rustix::fs::{FlockOperation, flock, statfs};
+use libbpf_rs::{
+    Link, MapCore as _, MapFlags, MapHandle, Object, ObjectBuilder, OpenObject, PrintLevel,
+    ProgramInput,
+};
+use rustix::fs::{FlockOperation, flock};
 use rustix::net::sockopt::set_tcp_congestion;
 use rustix::net::{AddressFamily, SocketType, socket};
 use taut_sys::Errno;
 
 use crate::control::Control;
+use crate::pins::{BPF_FS, Pins, map_name};
+use crate::since::Since;
 
-/// Where they are pinned.
-pub const FOLDER: &str = "/sys/fs/bpf/taut/guest";
-const BPF_FS: &str = "/sys/fs/bpf";
-/// `BPF_FS_MAGIC` of linux/magic.h.
-const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
-/// One command at a time changes what is pinned.
+/// One command at a time changes what is pinned and what is the default.
 const LOCK: &str = "/run/taut/guest.lock";
 
 const GAP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/gap.bpf.o"));
 const BBR: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bbr.bpf.o"));
 const CUBIC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cubic.bpf.o"));
+
+const TIMER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/timer.bpf.o"));
 
 /// A gap that is shorter is none. A timer of a machine that is on its CPU is late by tens of microseconds, by a few hundred where
 /// the kernel has its interrupts off; a hypervisor's slice is 3 ms and more.
@@ -45,6 +47,15 @@ pub enum LoadError {
     /// Nowhere to pin them.
     #[error("{BPF_FS} is no BPF file system, where they are kept; run `mount -t bpf bpf {BPF_FS}`")]
     NoBpfFs,
+    /// What is pinned there others could exchange.
+    #[error(
+        "{path} is no directory of root's that only root can write to, so that others could choose what is loaded or removed: see who \
+         made it (`ls -ld {path}`), remove it and run this again"
+    )]
+    NotRoots {
+        /// Where.
+        path: PathBuf,
+    },
     /// The kernel's own is missing.
     #[error(
         "the kernel has no {name} that could be called ({config}): {source}; `modprobe tcp_{name}` may say more"
@@ -98,28 +109,52 @@ pub struct Up {
     pub troubles: Vec<String>,
 }
 
+/// Held while a command changes what is loaded and what is the default, so that no other does meanwhile.
+#[derive(Debug)]
+pub struct Lock(#[expect(dead_code, reason = "it is held")] File);
+
+// === impl Lock ===
+
+impl Lock {
+    /// When nobody else has it any more.
+    ///
+    /// # Errors
+    /// [`LoadError::NotRoot`], or a file's.
+    pub fn take() -> Result<Self, LoadError> {
+        if !taut_sys::probe::is_root() {
+            return Err(LoadError::NotRoot);
+        }
+        let path = Path::new(LOCK);
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(failed("make", folder))?;
+        }
+        let file = File::create(path).map_err(failed("open", path))?;
+        let lock = flock(&file, FlockOperation::LockExclusive);
+        lock.map_err(|e| failed("lock", path)(e.into()))?;
+        Ok(Self(file))
+    }
+}
+
 /// Loads and pins what is not there yet.
 ///
 /// # Errors
 /// [`LoadError`]; then nothing is left of it.
-pub fn up() -> Result<Up, LoadError> {
+pub fn up(_: &Lock) -> Result<Up, LoadError> {
     check()?;
-    let _lock = lock()?;
-    let folder = Path::new(FOLDER);
-    if Control::ALL
-        .iter()
-        .all(|control| is_pinned(folder, *control))
-    {
-        return Ok(Up {
-            was_up: true,
-            troubles: Vec::new(),
-        });
+    if let Some(pins) = Pins::find()? {
+        if pins.is_complete() {
+            return Ok(Up {
+                was_up: true,
+                troubles: Vec::new(),
+            });
+        }
+        // Of one that was killed half-way.
+        pins.clear()?;
     }
-    // Of one that was killed half-way.
-    clear(folder)?;
-    let loaded = load_all(folder);
+    let pins = Pins::make()?;
+    let loaded = load_all(&pins);
     if loaded.is_err() {
-        let _ = clear(folder);
+        let _ = pins.clear();
     }
     loaded
 }
@@ -128,20 +163,8 @@ pub fn up() -> Result<Up, LoadError> {
 ///
 /// # Errors
 /// [`LoadError`].
-pub fn down() -> Result<bool, LoadError> {
-    if !taut_sys::probe::is_root() {
-        return Err(LoadError::NotRoot);
-    }
-    let _lock = lock()?;
-    clear(Path::new(FOLDER))
-}
-
-/// Whether they are loaded, as far as may be seen.
-pub fn is_up() -> bool {
-    let folder = Path::new(FOLDER);
-    Control::ALL
-        .iter()
-        .any(|control| is_pinned(folder, *control))
+pub fn down(_: &Lock) -> Result<bool, LoadError> {
+    Pins::find()?.map_or(Ok(false), Pins::clear)
 }
 
 /// The programs that see gaps, while it is held.
@@ -176,7 +199,7 @@ impl std::fmt::Debug for Detector {
     }
 }
 
-fn check() -> Result<(), LoadError> {
+pub(crate) fn check() -> Result<(), LoadError> {
     if !taut_sys::probe::is_root() {
         return Err(LoadError::NotRoot);
     }
@@ -186,32 +209,40 @@ fn check() -> Result<(), LoadError> {
     Ok(())
 }
 
-fn load_all(folder: &Path) -> Result<Up, LoadError> {
-    match statfs(BPF_FS) {
-        Ok(fs) if fs.f_type as u64 == BPF_FS_MAGIC => {}
-        _ => return Err(LoadError::NoBpfFs),
-    }
-    fs::create_dir_all(folder).map_err(failed("make", folder))?;
+fn load_all(pins: &Pins) -> Result<Up, LoadError> {
     for control in Control::ALL {
         bring_in(control)?;
     }
     let mut up = Up::default();
     let mut gap = load_gap()?;
     match attach_tick(&gap) {
-        Ok(mut tick) => tick.pin(folder.join("tick")).map_err(refused("the tick's watch"))?,
+        Ok(mut tick) => tick.pin(pins.path("tick")).map_err(refused("the tick's watch"))?,
         Err(error) => up.troubles.push(format!(
             "the tick cannot be watched, so that gaps are only seen by connections of taut_bbr: {error}"
         )),
     }
     for mut map in gap.maps_mut() {
         if let Some(name @ ("gaps" | "counts")) = map.name().to_str() {
-            map.pin(folder.join(name)).map_err(refused("maps"))?;
+            map.pin(pins.path(name)).map_err(refused("maps"))?;
         }
     }
-    drop(gap);
     for control in Control::ALL {
-        register(folder, control)?;
+        register(pins, control)?;
     }
+    if !Kernel::look().has_one_cpu && !binds_timers().unwrap_or(false) {
+        up.troubles.push(
+            "this kernel cannot bind timers to a CPU (Linux 6.7 and newer can), so that taut_bbr does not see gaps that begin while a \
+             CPU idles: it corrects less on machines with several CPUs"
+                .to_owned(),
+        );
+    }
+    // The last: with it all of it is there.
+    let mut since = gap.maps_mut().find(|map| map.name() == "since");
+    let since = since.as_mut().ok_or_else(none("maps"))?;
+    since
+        .update(&0_u32.to_ne_bytes(), &Since::now(), MapFlags::ANY)
+        .map_err(refused("maps"))?;
+    since.pin(pins.path("since")).map_err(refused("maps"))?;
     Ok(up)
 }
 
@@ -271,12 +302,27 @@ fn load_gap() -> Result<Object, LoadError> {
 fn attach_tick(object: &Object) -> Result<Link, LoadError> {
     let what = "the tick's watch";
     let program = object.progs_mut().next();
-    let program =
-        program.ok_or_else(|| refused(what)(io::Error::from(io::ErrorKind::NotFound).into()))?;
-    program.attach().map_err(refused(what))
+    program
+        .ok_or_else(none(what))?
+        .attach()
+        .map_err(refused(what))
 }
 
-fn register(folder: &Path, control: Control) -> Result<(), LoadError> {
+/// Whether timers can be bound to a CPU.
+fn binds_timers() -> Result<bool, LoadError> {
+    let what = "a timer";
+    let object = open(TIMER, what)?.load().map_err(refused(what))?;
+    let program = object.progs_mut().next().ok_or_else(none(what))?;
+    // The least that a packet has; it is not looked at.
+    let input = ProgramInput {
+        data_in: Some(&[0; 64]),
+        ..ProgramInput::default()
+    };
+    let said = program.test_run(input).map_err(refused(what))?;
+    Ok(said.return_value == 0)
+}
+
+fn register(pins: &Pins, control: Control) -> Result<(), LoadError> {
     let (bytes, what) = match control {
         Control::Bbr => (BBR, "taut_bbr"),
         Control::Cubic => (CUBIC, "taut_cubic"),
@@ -291,7 +337,7 @@ fn register(folder: &Path, control: Control) -> Result<(), LoadError> {
     for mut map in object.maps_mut() {
         let name = map.name().to_string_lossy().into_owned();
         match name.as_str() {
-            "gaps" | "counts" => map.reuse_pinned_map(folder.join(&name)),
+            "gaps" | "counts" => map.reuse_pinned_map(pins.path(&name)),
             "beats" => {
                 let cpus = libbpf_rs::num_possible_cpus().map_err(refused(what))?;
                 map.set_max_entries(u32::try_from(cpus).unwrap_or(1))
@@ -306,28 +352,27 @@ fn register(folder: &Path, control: Control) -> Result<(), LoadError> {
         .map_err(refused(what))?;
     }
     let mut object = object.load().map_err(refused(what))?;
-    for mut map in object.maps_mut() {
-        let name = map.name().to_string_lossy().into_owned();
-        if name == "beats" {
-            // Timers end with the last user of their map.
-            map.pin(folder.join("beats")).map_err(refused(what))?;
-        }
-        if name != operations {
-            continue;
-        }
-        let mut link = map.attach_struct_ops().map_err(refused(what))?;
-        if kernel.has_links {
-            link.pin(folder.join(control.kernels()))
-                .map_err(refused(what))?;
-        } else {
-            // Registered by its map, which says how it is undone; the link is one of libbpf's only.
-            let pinned = map.pin(folder.join(map_name(control)));
-            if pinned.is_ok() {
-                link.disconnect();
-            }
-            pinned.map_err(refused(what))?;
-        }
+    // Timers end with the last user of their map.
+    if let Some(mut beats) = object.maps_mut().find(|map| map.name() == "beats") {
+        beats.pin(pins.path("beats")).map_err(refused(what))?;
     }
+    let mut maps = object.maps_mut();
+    let mut map = maps
+        .find(|map| map.name() == operations)
+        .ok_or_else(none(what))?;
+    if kernel.has_links {
+        // Until it is pinned it goes with this process.
+        let mut link = map.attach_struct_ops().map_err(refused(what))?;
+        return link
+            .pin(pins.path(control.kernels()))
+            .map_err(refused(what));
+    }
+    // Registered by its map it stays whatever becomes of this process, and could be let go of by nobody, were it not pinned before.
+    map.pin(pins.path(&map_name(control)))
+        .map_err(refused(what))?;
+    let mut link = map.attach_struct_ops().map_err(refused(what))?;
+    // One of libbpf's only, which would let go of it.
+    link.disconnect();
     Ok(())
 }
 
@@ -375,75 +420,67 @@ fn arguments(btf: &Btf<'_>) -> Option<usize> {
     Some(FuncProto::try_from(function).ok()?.len())
 }
 
-/// Removes what is pinned; whether there was anything.
-fn clear(folder: &Path) -> Result<bool, LoadError> {
-    let mut was_up = false;
-    for control in Control::ALL {
-        let path = folder.join(map_name(control));
-        if path.exists() {
-            let map = MapHandle::from_pinned_path(&path).map_err(refused("to let go of it"))?;
-            match map.delete(&0_u32.to_ne_bytes()) {
-                Err(e) if e.kind() != libbpf_rs::ErrorKind::NotFound => {
-                    return Err(refused("to let go of it")(e));
-                }
-                _ => {}
-            }
-        }
-    }
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(e) => return Err(failed("list", folder)(e)),
-    };
-    for entry in entries {
-        let path = entry.map_err(failed("list", folder))?.path();
-        fs::remove_file(&path).map_err(failed("remove", &path))?;
-        was_up = true;
-    }
-    fs::remove_dir(folder).map_err(failed("remove", folder))?;
-    // Others of Taut's may have something there.
-    if let Some(parent) = folder.parent() {
-        let _ = fs::remove_dir(parent);
-    }
-    Ok(was_up)
-}
-
-/// Registered by a link (Linux 6.4), or by a map.
-fn is_pinned(folder: &Path, control: Control) -> bool {
-    folder.join(control.kernels()).exists() || folder.join(map_name(control)).exists()
-}
-
-fn map_name(control: Control) -> String {
-    format!("{}-map", control.kernels())
-}
-
 pub(crate) fn handle(object: &Object, name: &'static str) -> Result<MapHandle, LoadError> {
     let map = object.maps().find(|map| map.name() == name);
-    let map =
-        map.ok_or_else(|| refused("maps")(io::Error::from(io::ErrorKind::NotFound).into()))?;
-    MapHandle::try_from(&map).map_err(refused("maps"))
-}
-
-fn lock() -> Result<File, LoadError> {
-    let path = Path::new(LOCK);
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder).map_err(failed("make", folder))?;
-    }
-    let file = File::create(path).map_err(failed("open", path))?;
-    let lock = flock(&file, FlockOperation::LockExclusive);
-    lock.map_err(|e| failed("lock", path)(e.into()))?;
-    Ok(file)
+    MapHandle::try_from(&map.ok_or_else(none("maps"))?).map_err(refused("maps"))
 }
 
 pub(crate) fn refused(what: &'static str) -> impl Fn(libbpf_rs::Error) -> LoadError {
     move |source| LoadError::Load { what, source }
 }
 
-fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> LoadError {
+/// It is not in the object.
+fn none(what: &'static str) -> impl Fn() -> LoadError {
+    move || refused(what)(io::Error::from(io::ErrorKind::NotFound).into())
+}
+
+pub(crate) fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> LoadError {
     let path = path.to_owned();
     move |source| LoadError::File {
         what,
         path: path.clone(),
         source,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shortest_gap_is_that_of_the_programs_by_themselves() {
+        let header = include_str!("bpf/gap.h");
+        let shortest = header.split_once(".shortest_ns =").unwrap().1;
+        let (shortest, _) = shortest.split_once(" * NS_PER_MS,").unwrap();
+        let shortest: u64 = shortest.trim().parse().unwrap();
+        assert_eq!(shortest * 1_000_000, SHORTEST_NS);
+    }
+
+    #[test]
+    fn the_configuration_stands_where_the_programs_look_for_it() {
+        let kernel = |has_ack_and_flag, has_one_cpu| Kernel {
+            has_ack_and_flag,
+            has_links: false,
+            has_one_cpu,
+        };
+        let header = include_str!("bpf/guest.h");
+        let fields = header.split_once("struct guest_config {").unwrap().1;
+        let fields = fields.split_once("};").unwrap().0;
+        let fields = fields
+            .lines()
+            .filter_map(|line| line.trim().split_once(';'));
+        let fields: Vec<_> = fields.map(|(field, _)| field).collect();
+        let expected = [
+            "__u64 shortest_ns",
+            "__u8 has_ack_and_flag",
+            "__u8 has_one_cpu",
+            "__u8 pad[6]",
+        ];
+        assert_eq!(fields, expected);
+        let (ack, one) = (kernel(true, false).config(), kernel(false, true).config());
+        assert_eq!(ack[..8], SHORTEST_NS.to_ne_bytes());
+        assert_eq!(ack[8..], [1, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(one[8..], [0, 1, 0, 0, 0, 0, 0, 0]);
     }
 }

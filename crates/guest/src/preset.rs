@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::control::Control;
+use crate::load::Lock;
 
 /// The default of the network namespace of whoever reads it.
 const SETTING: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
@@ -41,8 +42,8 @@ pub enum PresetError {
     },
     /// It was changed elsewhere.
     #[error(
-        "the default was made {ours} in another network namespace (net:[{netns}]), where it was {before}; run this there, e.g. with \
-         `nsenter --net`"
+        "the default was made {ours} in another network namespace (net:[{netns}]), where it was {before}: run `taut guest down` there, \
+         e.g. with `nsenter --net`; if it is gone, remove {RECORD}"
     )]
     Elsewhere {
         /// Where.
@@ -75,7 +76,7 @@ struct Place<'a> {
 ///
 /// # Errors
 /// [`PresetError`].
-pub fn set(control: Control) -> Result<(), PresetError> {
+pub fn set(control: Control, _: &Lock) -> Result<(), PresetError> {
     Place::own().set(control.name())
 }
 
@@ -83,7 +84,7 @@ pub fn set(control: Control) -> Result<(), PresetError> {
 ///
 /// # Errors
 /// [`PresetError`]; what was there before is still written down.
-pub fn restore() -> Result<Restored, PresetError> {
+pub fn restore(_: &Lock) -> Result<Restored, PresetError> {
     Place::own().restore()
 }
 
@@ -112,13 +113,15 @@ impl Place<'static> {
 impl Place<'_> {
     fn set(&self, ours: &str) -> Result<(), PresetError> {
         let now = read(self.setting)?;
-        let before = match self.recorded()? {
-            Some(record) if record.ours == now => {
-                self.is_here(&record)?;
-                record.before
-            }
+        let record = self.recorded()?;
+        if let Some(record) = &record {
+            // There is one record only: another namespace's would be lost, and its default with it.
+            self.is_here(record)?;
+        }
+        let before = match record {
+            Some(record) if record.ours == now => record.before,
             // What is recorded is of no use any more: somebody has changed it since.
-            _ => now.clone(),
+            _ => now,
         };
         if before == ours {
             // It was the default before there was a record, or somebody has made it so by hand.
@@ -131,9 +134,7 @@ impl Place<'_> {
             ours: ours.to_owned(),
         };
         self.write_down(&record)?;
-        if now == ours {
-            return Ok(());
-        }
+        // Also where it has that name already: of one that was loaded earlier and is gone but for being the default.
         write(self.setting, ours)
     }
 
@@ -296,5 +297,23 @@ mod tests {
         let elsewhere = machine.place("boot", "2").restore();
         assert!(matches!(elsewhere, Err(PresetError::Elsewhere { .. })));
         assert_eq!(machine.default(), "taut_bbr");
+    }
+
+    #[test]
+    fn what_was_before_in_one_namespace_is_not_forgotten_for_another() {
+        let (one, two) = (Machine::new("cubic"), Machine::new("reno"));
+        let there = Place {
+            setting: &two.setting,
+            ..one.place("boot", "2")
+        };
+        one.here().set("taut_bbr").unwrap();
+        let elsewhere = there.set("taut_bbr").unwrap_err().to_string();
+        assert!(elsewhere.contains("net:[1]"), "{elsewhere}");
+        assert!(elsewhere.contains(RECORD), "{elsewhere}");
+        assert_eq!(two.default(), "reno");
+        let restored = one.here().restore().unwrap();
+        assert_eq!(restored, Restored::To("cubic".into()));
+        there.set("taut_bbr").unwrap();
+        assert_eq!(two.default(), "taut_bbr");
     }
 }

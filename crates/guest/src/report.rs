@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::figures::{BUCKETS, Counts, Gaps, upper};
-use crate::verdict::Verdict;
+use crate::verdict::{Unknown, Verdict};
 
 /// Of some time.
 #[derive(Clone, Debug, Serialize)]
@@ -24,14 +24,17 @@ pub struct Report {
     pub gaps: Gaps,
     /// Their share of the time of all CPUs.
     pub gap_share: f64,
+    /// Of the CPU that was away most, their share of its time: what the verdict is of.
+    pub worst_gap_share: f64,
     /// The share that the hypervisor says it took; nothing where it does not say.
     pub steal_share: Option<f64>,
     /// What the congestion controls did.
     pub counts: Counts,
     /// What the kernel module counts; nothing where it is not loaded.
     pub module: Option<Vec<(String, u64)>>,
-    /// What it comes to.
-    pub verdict: Verdict,
+    /// What it comes to; nothing where that is not known.
+    #[serde(serialize_with = "known")]
+    pub verdict: Result<Verdict, Unknown>,
 }
 
 // === impl Report ===
@@ -67,7 +70,10 @@ impl fmt::Display for Report {
                 }
             }
         }
-        writeln!(f, "{}", self.verdict.sentence())
+        match self.verdict {
+            Ok(verdict) => writeln!(f, "{}", verdict.sentence()),
+            Err(unknown) => writeln!(f, "{unknown}"),
+        }
     }
 }
 
@@ -75,7 +81,8 @@ impl Report {
     fn gaps(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gaps = &self.gaps;
         if gaps.count == 0 {
-            return writeln!(f, "gaps: none");
+            let none = self.verdict.map_or("not known", |_| "none");
+            return writeln!(f, "gaps: {none}");
         }
         writeln!(
             f,
@@ -85,6 +92,13 @@ impl Report {
             ms(gaps.mean()),
             ms(gaps.longest),
         )?;
+        if self.cpus > 1 {
+            let worst = 100.0 * self.worst_gap_share;
+            writeln!(
+                f,
+                "    {worst:.1} % of the time of the CPU that has most of them"
+            )?;
+        }
         for (bucket, count) in gaps.lengths.iter().enumerate() {
             if *count == 0 {
                 continue;
@@ -140,6 +154,13 @@ fn seconds<S: serde::Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Err
     to.serialize_f64(time.as_secs_f64())
 }
 
+fn known<S: serde::Serializer>(
+    verdict: &Result<Verdict, Unknown>,
+    to: S,
+) -> Result<S::Ok, S::Error> {
+    verdict.ok().serialize(to)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 mod tests {
@@ -153,10 +174,11 @@ mod tests {
             watched: Duration::from_secs(10),
             gaps: Gaps::default(),
             gap_share: 0.0,
+            worst_gap_share: 0.0,
             steal_share: None,
             counts: Counts::default(),
             module: None,
-            verdict: Verdict::Never,
+            verdict: Ok(Verdict::Never),
         }
     }
 
@@ -170,6 +192,21 @@ mod tests {
     }
 
     #[test]
+    fn where_no_tick_was_seen_there_is_no_verdict() {
+        let report = Report {
+            verdict: Err(Unknown::NoTicks),
+            ..report()
+        };
+        let text = report.to_string();
+        assert!(text.contains("gaps: not known\n"), "{text}");
+        assert!(text.contains("not one tick was seen"), "{text}");
+        assert!(!text.contains("nothing is recommended"), "{text}");
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["verdict"], serde_json::Value::Null);
+        assert_eq!(json["gaps"]["ticks"], 0);
+    }
+
+    #[test]
     fn gaps_are_told_by_length() {
         let mut lengths = [0; BUCKETS];
         lengths[4] = 240;
@@ -179,10 +216,13 @@ mod tests {
             total: Duration::from_secs(9),
             longest: Duration::from_millis(2100),
             lengths,
+            ticks: 240,
         };
         let report = Report {
             gaps,
-            gap_share: 0.9,
+            cpus: 2,
+            gap_share: 0.45,
+            worst_gap_share: 0.9,
             steal_share: Some(0.123),
             is_up: true,
             counts: Counts {
@@ -191,12 +231,13 @@ mod tests {
                 ..Counts::default()
             },
             module: Some(vec![("timers_postponed".into(), 4)]),
-            verdict: Verdict::Mostly,
+            verdict: Ok(Verdict::Mostly),
             ..report()
         };
         let text = report.to_string();
         for part in [
-            "gaps: 241, 90.0 % of the time; 37 ms on average, 2100 ms at most",
+            "gaps: 241, 45.0 % of the time; 37 ms on average, 2100 ms at most",
+            "    90.0 % of the time of the CPU that has most of them",
             "    240 shorter than 32 ms",
             "    1 of 2048 ms and more",
             "steal: 12.3 %",

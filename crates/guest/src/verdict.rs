@@ -14,7 +14,7 @@ const RARE: Duration = Duration::from_secs(1);
 const LOSES: f64 = 0.3;
 
 /// What it comes to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// No gap was seen.
@@ -27,20 +27,49 @@ pub enum Verdict {
     Mostly,
 }
 
+/// Why there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unknown {
+    /// The programs see gaps by the tick.
+    #[error(
+        "it is not known whether this machine is off its CPUs: not one tick was seen. Either no CPU had anything to do in that time, or \
+         the kernel's tick is no timer of high resolution (highres=off, see `grep hres_active /proc/timer_list`), or it has another \
+         name than those that Taut knows"
+    )]
+    NoTicks,
+    /// In no time at all.
+    #[error(
+        "it is not known whether this machine is off its CPUs: nothing was watched yet; run this again, or with --for 10s"
+    )]
+    NoTime,
+}
+
 // === impl Verdict ===
 
 impl Verdict {
-    /// Of gaps that were seen in this time, by so many CPUs.
-    pub fn of(gaps: &Gaps, elapsed: Duration, cpus: usize) -> Self {
-        let share = gaps.share(elapsed, cpus);
-        // Of each CPU, so that many do not make many gaps of a few.
-        let per_cpu = gaps.count as f64 / cpus.max(1) as f64;
+    /// Of gaps that each CPU has seen in this time: that of the worst. A connection is handled by one, and those that idle see
+    /// no gaps.
+    ///
+    /// # Errors
+    /// [`Unknown`].
+    pub fn of(cpus: &[Gaps], elapsed: Duration) -> Result<Self, Unknown> {
+        if elapsed.is_zero() {
+            return Err(Unknown::NoTime);
+        }
+        if cpus.iter().all(|gaps| gaps.ticks == 0) {
+            return Err(Unknown::NoTicks);
+        }
+        let worst = cpus.iter().map(|gaps| Self::of_cpu(gaps, elapsed)).max();
+        worst.ok_or(Unknown::NoTicks)
+    }
+
+    fn of_cpu(gaps: &Gaps, elapsed: Duration) -> Self {
+        let share = gaps.share(elapsed, 1);
+        let is_rare = gaps.count as f64 * RARE.as_secs_f64() < elapsed.as_secs_f64();
         match gaps.count {
             0 => Self::Never,
             _ if share >= LOSES => Self::Mostly,
-            _ if share >= MATTERS && per_cpu * RARE.as_secs_f64() >= elapsed.as_secs_f64() => {
-                Self::Often
-            }
+            _ if share >= MATTERS && !is_rare => Self::Often,
             _ => Self::Rarely,
         }
     }
@@ -67,35 +96,67 @@ impl Verdict {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 mod tests {
     use super::*;
 
-    fn verdict(count: u64, each: Duration, cpus: usize) -> Verdict {
-        let gaps = Gaps {
-            count,
-            total: each * u32::try_from(count).unwrap_or(u32::MAX),
+    /// In ten seconds.
+    fn gaps(count: u32, each: Duration) -> Gaps {
+        Gaps {
+            count: count.into(),
+            total: each * count,
+            ticks: 1000,
             ..Gaps::default()
-        };
-        Verdict::of(&gaps, Duration::from_secs(10), cpus)
+        }
+    }
+
+    fn verdict(cpus: &[Gaps]) -> Verdict {
+        Verdict::of(cpus, Duration::from_secs(10)).unwrap()
+    }
+
+    #[test]
+    fn who_has_seen_nothing_says_nothing() {
+        let some = gaps(0, Duration::ZERO);
+        let second = Duration::from_secs(1);
+        assert_eq!(Verdict::of(&[], second), Err(Unknown::NoTicks));
+        let none = [Gaps::default(), Gaps::default()];
+        assert_eq!(Verdict::of(&none, second), Err(Unknown::NoTicks));
+        let of_no_time = Verdict::of(std::slice::from_ref(&some), Duration::ZERO);
+        assert_eq!(of_no_time, Err(Unknown::NoTime));
+        assert_eq!(verdict(&[Gaps::default(), some]), Verdict::Never);
     }
 
     #[test]
     fn a_machine_that_is_never_off_its_cpus_is_told_so() {
-        assert_eq!(verdict(0, Duration::ZERO, 2), Verdict::Never);
+        let idle = gaps(0, Duration::ZERO);
+        assert_eq!(verdict(&[idle.clone(), idle]), Verdict::Never);
         assert!(Verdict::Never.sentence().contains("nothing is recommended"));
     }
 
     #[test]
     fn gaps_that_are_short_or_far_apart_do_not_matter() {
-        assert_eq!(verdict(10, Duration::from_millis(3), 1), Verdict::Rarely);
-        assert_eq!(verdict(5, Duration::from_millis(200), 1), Verdict::Rarely);
-        assert_eq!(verdict(10, Duration::from_millis(15), 8), Verdict::Rarely);
+        for (count, ms) in [(10, 3), (5, 200), (9, 15)] {
+            let gaps = gaps(count, Duration::from_millis(ms));
+            assert_eq!(verdict(&[gaps]), Verdict::Rarely, "{count} of {ms} ms");
+        }
     }
 
     #[test]
     fn a_quarter_of_a_cpu_is_where_bbr_loses_its_rate() {
-        assert_eq!(verdict(250, Duration::from_millis(30), 1), Verdict::Mostly);
-        assert_eq!(verdict(50, Duration::from_millis(30), 1), Verdict::Often);
-        assert_eq!(verdict(100, Duration::from_millis(30), 2), Verdict::Often);
+        let each = Duration::from_millis(30);
+        assert_eq!(verdict(&[gaps(250, each)]), Verdict::Mostly);
+        assert_eq!(verdict(&[gaps(50, each)]), Verdict::Often);
+    }
+
+    #[test]
+    fn cpus_that_idle_do_not_make_the_others_gaps_fewer() {
+        let mut cpus = vec![gaps(0, Duration::ZERO); 64];
+        cpus[17] = gaps(250, Duration::from_millis(30));
+        assert_eq!(verdict(&cpus), Verdict::Mostly);
+        // Nor do those of many add up to what none of them has.
+        assert_eq!(
+            verdict(&vec![gaps(5, Duration::from_millis(15)); 64]),
+            Verdict::Rarely
+        );
     }
 }

@@ -2,21 +2,57 @@
 
 use std::fs;
 use std::io;
-use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::iter;
+use std::time::Duration;
 
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
+use taut_sys::steal::Steal;
 
 use crate::figures::{COUNTS, Counts, Gaps, words};
-use crate::load::{Detector, FOLDER, LoadError, refused};
+use crate::load::{Detector, LoadError, check, refused};
+use crate::pins::Pins;
+use crate::since::Since;
+
+/// What cannot be read is not told.
+const TOLD: &str = "to tell what was counted";
+/// The only one of `gaps` and `since`.
+const KEY: [u8; 4] = 0_u32.to_ne_bytes();
 
 /// The programs' figures.
 #[derive(Debug)]
 pub struct Watch {
     gaps: MapHandle,
     counts: MapHandle,
-    since: Option<SystemTime>,
+    since: Option<Since>,
     own: Option<Detector>,
+}
+
+/// All that was counted until a time.
+#[derive(Clone, Debug, Default)]
+pub struct Look {
+    /// Of each CPU.
+    pub gaps: Vec<Gaps>,
+    /// What was done about them.
+    pub counts: Counts,
+    /// What the hypervisor says it took; nothing where it does not say.
+    pub steal: Option<Steal>,
+}
+
+// === impl Look ===
+
+impl Look {
+    /// Gaps since `earlier`, of each CPU.
+    pub fn gaps_since(&self, earlier: &Self) -> Vec<Gaps> {
+        let then = earlier.gaps.iter().cloned();
+        let then = then.chain(iter::repeat_with(Gaps::default));
+        let each = self.gaps.iter().zip(then);
+        each.map(|(now, then)| now.since(&then)).collect()
+    }
+
+    /// The share of all time since `earlier` that the hypervisor says it took.
+    pub fn steal_share_since(&self, earlier: &Self) -> Option<f64> {
+        self.steal?.share_since(earlier.steal?)
+    }
 }
 
 // === impl Watch ===
@@ -27,14 +63,15 @@ impl Watch {
     /// # Errors
     /// [`LoadError`].
     pub fn open() -> Result<Self, LoadError> {
-        let folder = Path::new(FOLDER);
-        let pinned = |name: &str| MapHandle::from_pinned_path(folder.join(name));
-        if let (Ok(gaps), Ok(counts)) = (pinned("gaps"), pinned("counts")) {
-            let since = fs::metadata(folder.join("gaps")).and_then(|file| file.modified());
+        check()?;
+        if let Some(pins) = Pins::find()?.filter(Pins::is_complete) {
+            let pinned = |name| MapHandle::from_pinned_path(pins.path(name)).map_err(refused(TOLD));
+            let since = pinned("since")?.lookup(&KEY, MapFlags::ANY);
+            let since = since.map_err(refused(TOLD))?.unwrap_or_default();
             return Ok(Self {
-                gaps,
-                counts,
-                since: since.ok(),
+                gaps: pinned("gaps")?,
+                counts: pinned("counts")?,
+                since: Since::decode(&since),
                 own: None,
             });
         }
@@ -53,8 +90,16 @@ impl Watch {
     }
 
     /// For how long they have been there.
-    pub fn age(&self) -> Option<Duration> {
-        self.since?.elapsed().ok()
+    pub fn age(&self) -> Duration {
+        self.since.map(Since::age).unwrap_or_default()
+    }
+
+    /// What there was when they were loaded.
+    pub fn beginning(&self) -> Look {
+        Look {
+            steal: self.since.and_then(|since| since.steal),
+            ..Look::default()
+        }
     }
 
     /// CPUs that could be there.
@@ -63,33 +108,32 @@ impl Watch {
         online.ok().and_then(|list| cpus(&list)).unwrap_or(1)
     }
 
-    /// All gaps until now.
+    /// What there is now.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn gaps(&self) -> Result<Gaps, LoadError> {
-        let read = refused("to tell of gaps");
-        let zero = 0_u32.to_ne_bytes();
-        let each = self.gaps.lookup_percpu(&zero, MapFlags::ANY);
-        let mut gaps = Gaps::default();
-        for cpu in each.map_err(&read)?.iter().flatten() {
-            gaps.add(cpu)
-                .ok_or_else(|| read(io::Error::from(io::ErrorKind::InvalidData).into()))?;
-        }
-        Ok(gaps)
+    pub fn look(&self) -> Result<Look, LoadError> {
+        Ok(Look {
+            gaps: self.gaps()?,
+            counts: self.counts()?,
+            steal: Steal::look(),
+        })
     }
 
-    /// All that was done about them until now.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn counts(&self) -> Result<Counts, LoadError> {
+    fn gaps(&self) -> Result<Vec<Gaps>, LoadError> {
+        let each = self.gaps.lookup_percpu(&KEY, MapFlags::ANY);
+        let each = each.map_err(refused(TOLD))?.unwrap_or_default();
+        let gaps: Option<_> = each.iter().map(|cpu| Gaps::of(cpu)).collect();
+        gaps.ok_or_else(|| refused(TOLD)(io::Error::from(io::ErrorKind::InvalidData).into()))
+    }
+
+    fn counts(&self) -> Result<Counts, LoadError> {
         let mut counts = [0; COUNTS as usize];
         for (index, count) in (0_u32..).zip(&mut counts) {
             let each = self
                 .counts
                 .lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY);
-            let each = each.map_err(refused("to tell of its counters"))?;
+            let each = each.map_err(refused(TOLD))?;
             *count = each.iter().flatten().flat_map(|cpu| words(cpu)).sum();
         }
         Ok(Counts::of(counts))

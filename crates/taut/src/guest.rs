@@ -9,13 +9,13 @@ use clap::{Args as ClapArgs, Subcommand};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use taut_guest::control::Control;
-use taut_guest::load;
+use taut_guest::figures::Gaps;
+use taut_guest::load::{self, Lock};
 use taut_guest::module;
 use taut_guest::preset::{self, Restored};
 use taut_guest::report::Report;
 use taut_guest::verdict::Verdict;
 use taut_guest::watch::Watch;
-use taut_sys::steal::Steal;
 
 use crate::Failure;
 
@@ -67,7 +67,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn up(default: Option<Control>) -> Result<(), Failure> {
-    let up = load::up().map_err(failure)?;
+    let lock = Lock::take().map_err(failure)?;
+    let up = load::up(&lock).map_err(failure)?;
     match up.was_up {
         true => say("taut_bbr and taut_cubic were loaded already"),
         false => say("taut_bbr and taut_cubic are loaded, until `taut guest down` or a reboot"),
@@ -76,7 +77,7 @@ fn up(default: Option<Control>) -> Result<(), Failure> {
     let Some(control) = default else {
         return Ok(());
     };
-    preset::set(control).map_err(failure)?;
+    preset::set(control, &lock).map_err(failure)?;
     say(&format!(
         "new connections of this network namespace have {control}"
     ));
@@ -84,18 +85,16 @@ fn up(default: Option<Control>) -> Result<(), Failure> {
 }
 
 fn down() -> Result<(), Failure> {
-    if !taut_sys::probe::is_root() {
-        return Err(failure(load::LoadError::NotRoot));
-    }
+    let lock = Lock::take().map_err(failure)?;
     // While it is the default it would live on as that.
-    match preset::restore().map_err(failure)? {
+    match preset::restore(&lock).map_err(failure)? {
         Restored::Untouched => {}
         Restored::To(before) => say(&format!("the default is {before}, as before")),
         Restored::Others(now) => say(&format!(
             "the default was made {now} by somebody else since, and stays"
         )),
     }
-    match load::down().map_err(failure)? {
+    match load::down(&lock).map_err(failure)? {
         true => say(
             "taut_bbr and taut_cubic are gone; connections that have them keep them until they end",
         ),
@@ -122,40 +121,26 @@ fn status(time: Option<Duration>, json: bool) -> Result<(), Failure> {
 
 /// Of this time, or of all since the programs were loaded.
 fn report(watch: &Watch, time: Option<Duration>) -> Result<Report, Failure> {
+    let (before, watched) = match time {
+        Some(time) => (watch.look().map_err(failure)?, rest(time)?),
+        None => (watch.beginning(), watch.age()),
+    };
+    let now = watch.look().map_err(failure)?;
     let cpus = watch.cpus();
-    let before = (
-        watch.gaps().map_err(failure)?,
-        watch.counts().map_err(failure)?,
-        Steal::look(),
-    );
-    let (watched, is_all) = match time {
-        Some(time) => (rest(time)?, false),
-        None => (watch.age().unwrap_or_default(), true),
-    };
-    let (mut gaps, mut counts) = (
-        watch.gaps().map_err(failure)?,
-        watch.counts().map_err(failure)?,
-    );
-    let steal = Steal::look();
-    let steal_share = if is_all {
-        steal.and_then(Steal::share)
-    } else {
-        gaps = gaps.since(&before.0);
-        counts = counts.since(before.1);
-        steal
-            .zip(before.2)
-            .and_then(|(now, then)| now.share_since(then))
-    };
+    let each = now.gaps_since(&before);
+    let gaps = Gaps::sum(&each);
+    let shares = each.iter().map(|gaps| gaps.share(watched, 1));
     Ok(Report {
         is_up: watch.is_up(),
         default: preset::current(),
         cpus,
         watched,
         gap_share: gaps.share(watched, cpus),
-        verdict: Verdict::of(&gaps, watched, cpus),
+        worst_gap_share: shares.fold(0.0, f64::max),
+        verdict: Verdict::of(&each, watched),
         gaps,
-        steal_share,
-        counts,
+        steal_share: now.steal_share_since(&before),
+        counts: now.counts.since(before.counts),
         module: module::counters(),
     })
 }

@@ -9,6 +9,8 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::net::sockopt::{set_tcp_congestion, tcp_congestion};
 use serde_json::Value;
@@ -20,17 +22,27 @@ const TAUT: &str = env!("CARGO_BIN_EXE_taut");
 const ALL: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 const DEFAULT: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
+/// Congestion controls are the whole kernel's: one test at a time has them.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// A host with a BPF file system of its own, which is gone with it.
 struct Machine {
     host: Host,
     /// A process in it, which ends when nobody writes to it any more.
     holder: Child,
+    _alone: MutexGuard<'static, ()>,
 }
 
 // === impl Machine ===
 
 impl Machine {
-    fn new() -> Self {
+    /// `None`: this kernel takes no congestion controls in BPF.
+    fn new() -> Option<Self> {
+        if let Answer::No(why) = bpf::tcp_congestion_ops() {
+            println!("SKIPPED: this kernel takes no congestion controls in BPF: {why}");
+            return None;
+        }
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let host = Host::new("guest");
         let mut holder = Command::new("unshare");
         holder
@@ -43,17 +55,46 @@ impl Machine {
         let mut said = BufReader::new(holder.stdout.as_mut().unwrap());
         said.read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n", "a BPF file system can be mounted");
-        Self { host, holder }
+        Some(Self {
+            host,
+            holder,
+            _alone: alone,
+        })
     }
 
     fn run(&self, program: &str, args: &[&str]) -> Output {
+        self.run_in(&self.host, program, args)
+    }
+
+    /// In another network namespace, but with the same files.
+    fn run_in(&self, host: &Host, program: &str, args: &[&str]) -> Output {
         let mut command = Command::new("nsenter");
         command
             .args(["--target", &self.holder.id().to_string(), "--mount"])
             .arg(program)
             .args(args)
             .env_remove("TAUT_LOG");
-        self.host.0.run(|| command.output().unwrap()).unwrap()
+        host.0.run(|| command.output().unwrap()).unwrap()
+    }
+
+    fn sh(&self, script: &str) {
+        let output = self.run("sh", &["-ec", script]);
+        assert!(output.status.success(), "{script}: {}", said(&output));
+    }
+
+    /// What it says when it fails.
+    fn complains(&self, args: &[&str]) -> String {
+        let output = self.run(TAUT, &[&["guest"], args].concat());
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(1), "taut guest {args:?}: {said}");
+        said
+    }
+
+    fn status(&self, args: &[&str]) -> Value {
+        let args = [&["guest", "status", "--json"], args].concat();
+        let status = self.run(TAUT, &args);
+        assert!(status.status.success(), "{args:?}: {}", said(&status));
+        serde_json::from_slice(&status.stdout).unwrap()
     }
 
     fn guest(&self, args: &[&str]) -> String {
@@ -64,8 +105,7 @@ impl Machine {
     }
 
     fn default(&self) -> String {
-        let read = || fs::read_to_string(DEFAULT).unwrap();
-        self.host.0.run(read).unwrap().trim().to_owned()
+        default(&self.host)
     }
 
     fn pinned(&self) -> String {
@@ -105,8 +145,35 @@ impl Drop for Machine {
     }
 }
 
+/// Keeps a CPU busy: one that idles has no ticks.
+struct Busy(Arc<AtomicBool>);
+
+impl Busy {
+    fn new() -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let busy = Self(Arc::clone(&is_over));
+        std::thread::spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        busy
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn default(host: &Host) -> String {
+    let read = || fs::read_to_string(DEFAULT).unwrap();
+    host.0.run(read).unwrap().trim().to_owned()
 }
 
 fn registered() -> String {
@@ -115,11 +182,9 @@ fn registered() -> String {
 
 #[test]
 fn connections_have_what_it_loads_and_nothing_is_left_behind() {
-    if let Answer::No(why) = bpf::tcp_congestion_ops() {
-        println!("SKIPPED: this kernel takes no congestion controls in BPF: {why}");
+    let Some(machine) = Machine::new() else {
         return;
-    }
-    let machine = Machine::new();
+    };
     let default = machine.default();
     machine.guest(&["up"]);
     for control in ["taut_bbr", "taut_cubic"] {
@@ -136,8 +201,7 @@ fn connections_have_what_it_loads_and_nothing_is_left_behind() {
     machine.guest(&["up", "--default", "cubic"]);
     assert_eq!(machine.transfer(None), "taut_cubic");
 
-    let status = machine.run(TAUT, &["guest", "status", "--json"]);
-    let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+    let status = machine.status(&[]);
     assert_eq!(status["is_up"], true);
     assert_eq!(status["default"], "taut_cubic");
     assert_eq!(status["counts"]["not_followed"], 0);
@@ -163,6 +227,136 @@ fn connections_have_what_it_loads_and_nothing_is_left_behind() {
     let mut five = [0; 5];
     server.read_exact(&mut five).unwrap();
     assert_eq!(&five, b"still");
+}
+
+#[test]
+fn what_is_left_of_a_killed_command_is_loaded_anew_or_taken_away() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    machine.guest(&["up"]);
+    let all = machine.pinned();
+    assert!(all.contains("/taut/guest/since"), "{all}");
+    // The last that up pins, and the first that down removes; and some more, from either end.
+    for gone in ["since", "since gaps counts", "since tick beats", "beats"] {
+        machine.sh(&format!("cd /sys/fs/bpf/taut/guest && rm {gone}"));
+        assert_eq!(machine.status(&["--for", "10ms"])["is_up"], false, "{gone}");
+        let said = machine.guest(&["up"]);
+        assert!(said.contains("are loaded, until"), "{gone}: {said}");
+        assert_eq!(machine.pinned(), all, "{gone}");
+        assert_eq!(machine.transfer(Some("taut_bbr")), "taut_bbr");
+    }
+    for gone in ["since", "since gaps counts", "since tick beats"] {
+        machine.sh(&format!("cd /sys/fs/bpf/taut/guest && rm {gone}"));
+        let said = machine.guest(&["down"]);
+        assert!(said.contains("are gone"), "{gone}: {said}");
+        assert_eq!(machine.pinned(), "", "{gone}");
+        assert!(!registered().contains("taut_"), "{gone}: {}", registered());
+        machine.guest(&["up"]);
+    }
+    machine.guest(&["down"]);
+    // Of one that had only just begun.
+    machine.sh("mkdir -m 700 /sys/fs/bpf/taut /sys/fs/bpf/taut/guest");
+    let said = machine.guest(&["down"]);
+    assert!(said.contains("nothing was loaded"), "{said}");
+    assert_eq!(machine.pinned(), "");
+}
+
+#[test]
+fn a_folder_that_others_can_change_is_not_touched() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let precious = folder.path().join("guest").join("since");
+    fs::create_dir(precious.parent().unwrap()).unwrap();
+    fs::write(&precious, "precious").unwrap();
+    let link = format!("ln -s {} /sys/fs/bpf/taut", folder.path().display());
+    let taut = "/sys/fs/bpf/taut";
+    let guest = "/sys/fs/bpf/taut/guest";
+    for (made, which) in [
+        (link.as_str(), taut),
+        (
+            "mkdir -m 755 /sys/fs/bpf/taut; chown 65534 /sys/fs/bpf/taut",
+            taut,
+        ),
+        ("mkdir -m 775 /sys/fs/bpf/taut", taut),
+        (
+            "mkdir -p -m 700 /sys/fs/bpf/taut; mkdir -m 707 /sys/fs/bpf/taut/guest",
+            guest,
+        ),
+        (
+            "mkdir -m 700 /sys/fs/bpf/taut; ln -s / /sys/fs/bpf/taut/guest",
+            guest,
+        ),
+    ] {
+        machine.sh(made);
+        let before = machine.pinned();
+        for args in [&["up"][..], &["down"], &["status", "--for", "10ms"]] {
+            let said = machine.complains(args);
+            assert!(
+                said.contains(&format!("`ls -ld {which}`")),
+                "{made}: {args:?}: {said}"
+            );
+        }
+        assert_eq!(machine.pinned(), before, "{made}");
+        assert!(!registered().contains("taut_"), "{made}: {}", registered());
+        machine.sh("rm -r /sys/fs/bpf/taut");
+    }
+    assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
+    machine.guest(&["up"]);
+    let modes = machine.run("stat", &["-c", "%u %a", taut, guest]);
+    assert_eq!(modes.stdout, b"0 700\n0 700\n");
+    machine.guest(&["down"]);
+}
+
+#[test]
+fn the_default_of_one_namespace_is_kept_from_another() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let other = Host::new("guest-other");
+    let in_other = |args: &[&str]| machine.run_in(&other, TAUT, &[&["guest"], args].concat());
+    let (here, there) = (machine.default(), default(&other));
+    machine.guest(&["up", "--default", "bbr"]);
+    for args in [&["up", "--default", "cubic"][..], &["down"]] {
+        let output = in_other(args);
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {said}");
+        assert!(said.contains("/run/taut/guest.default"), "{args:?}: {said}");
+        assert_eq!(default(&other), there, "{args:?}");
+        assert_eq!(machine.default(), "taut_bbr", "{args:?}");
+        assert!(registered().contains("taut_bbr"), "{args:?}");
+    }
+    machine.guest(&["down"]);
+    assert_eq!(machine.default(), here);
+    assert!(in_other(&["up", "--default", "cubic"]).status.success());
+    assert_eq!(default(&other), "taut_cubic");
+    assert!(in_other(&["down"]).status.success());
+    assert_eq!(default(&other), there);
+}
+
+#[test]
+fn it_sees_ticks_and_so_has_a_verdict() {
+    let Some(machine) = Machine::new() else {
+        return;
+    };
+    let _busy = Busy::new();
+    let by_itself = machine.status(&["--for", "500ms"]);
+    machine.guest(&["up"]);
+    let since_up = machine.status(&[]);
+    let since_then = machine.status(&["--for", "500ms"]);
+    for (status, is_up) in [(by_itself, false), (since_up, true), (since_then, true)] {
+        assert_eq!(status["is_up"], is_up, "{status}");
+        assert!(status["gaps"]["ticks"].as_u64() > Some(0), "{status}");
+        assert!(status["watched_s"].as_f64() > Some(0.0), "{status}");
+        assert!(status["verdict"].is_string(), "{status}");
+        let share = status["steal_share"].as_f64();
+        assert!(
+            share.is_none_or(|share| (0.0..=1.0).contains(&share)),
+            "{status}"
+        );
+    }
 }
 
 #[test]

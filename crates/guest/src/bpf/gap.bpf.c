@@ -10,6 +10,14 @@
  */
 #include "gap.h"
 
+/* Of user space alone: pinned with the others, it is as old as they are. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct guest_since);
+} since SEC(".maps");
+
 /* The tick's function, by its names before and since Linux 6.10. */
 extern const void tick_sched_timer __ksym __weak;
 extern const void tick_nohz_handler __ksym __weak;
@@ -24,8 +32,10 @@ int taut_tick(__u64 *ctx)
 	if (function != &tick_sched_timer && function != &tick_nohz_handler)
 		return 0;
 	g = own_gaps();
-	if (g)
-		record_gap(g, timer->node.expires, bpf_ktime_get_ns());
+	if (!g)
+		return 0;
+	g->ticks++;
+	record_gap(g, timer->node.expires, bpf_ktime_get_ns());
 	return 0;
 }
 

@@ -15,6 +15,7 @@ struct gaps {
 	__u64 count;
 	__u64 total_ns;		/* all gaps together */
 	__u64 longest_ns;
+	__u64 ticks;		/* that were seen; without any, that there is no gap says nothing */
 	/* Of those that follow one another, fading sums: each counts for seven eighths
 	 * of the next.
 	 */
@@ -22,6 +23,12 @@ struct gaps {
 	__u64 away_us2;		/* and of their squares, */
 	__u64 awake_ns;		/* and of the time between them; 0: there is one gap only */
 	__u64 length[GAP_BUCKETS];
+};
+
+/* When `taut guest up` was done (since.rs). */
+struct guest_since {
+	__u64 clock_ns;		/* CLOCK_MONOTONIC */
+	char stat[248];		/* the first line of /proc/stat, where steal is */
 };
 
 /* What user space says (load.rs); it is all that there is in .rodata. */
