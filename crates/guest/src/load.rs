@@ -215,6 +215,7 @@ fn load_all(pins: &Pins) -> Result<Up, LoadError> {
     }
     let mut up = Up::default();
     let mut gap = load_gap()?;
+    let now = Since::now();
     match attach_tick(&gap) {
         Ok(mut tick) => tick.pin(pins.path("tick")).map_err(refused("the tick's watch"))?,
         Err(error) => up.troubles.push(format!(
@@ -240,7 +241,7 @@ fn load_all(pins: &Pins) -> Result<Up, LoadError> {
     let mut since = gap.maps_mut().find(|map| map.name() == "since");
     let since = since.as_mut().ok_or_else(none("maps"))?;
     since
-        .update(&0_u32.to_ne_bytes(), &Since::now(), MapFlags::ANY)
+        .update(&0_u32.to_ne_bytes(), &now, MapFlags::ANY)
         .map_err(refused("maps"))?;
     since.pin(pins.path("since")).map_err(refused("maps"))?;
     Ok(up)
