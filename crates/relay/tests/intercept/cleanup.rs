@@ -76,6 +76,8 @@ fn a_stop_leaves_nothing_and_connections_are_routed_again() {
         assert_eq!(during.len(), expected, "{during:?}");
         assert_eq!(doctors_view(&net), (true, [(true, true); 2]));
         drop(node);
+        // A process that another test is starting has all of this one's sockets until it runs its program.
+        wait_until("the relay's end", || !doctors_view(&net).0);
         assert_eq!(doctors_view(&net), (false, [(false, false); 2]));
         assert_eq!(traces(&net.router), before);
         assert_routed(&net);
