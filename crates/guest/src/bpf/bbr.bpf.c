@@ -178,10 +178,6 @@ struct {
 #define BEAT_LATE_NS	(5 * NS_PER_MS)
 /* After the last acknowledgement it goes on for so long. */
 #define BEATS_NS	(NS_PER_SEC / 2)
-/* linux/bpf.h: BPF_F_TIMER_CPU_PIN, since Linux 6.7. */
-#define TIMER_CPU_PIN	2
-/* linux/time.h */
-#define MONOTONIC	1
 
 static __always_inline void set_beat(struct beat *b, __u64 now)
 {

@@ -119,6 +119,11 @@ enum {
 	CA_LOSS = 4,
 };
 
+/* linux/bpf.h: BPF_F_TIMER_CPU_PIN, since Linux 6.7. */
+#define TIMER_CPU_PIN	2
+/* linux/time.h */
+#define MONOTONIC	1
+
 /* net/tcp.h: unprivileged users may choose it, as they may BBR. */
 #define CONG_NON_RESTRICTED	1
 

@@ -3,16 +3,9 @@
  * Whether this kernel can bind a timer to a CPU, as the beats of bbr.bpf.c are: it is
  * tried once, when they are loaded.
  */
-#include <linux/types.h>
-#include <linux/bpf.h>
-
-#include <bpf/bpf_helpers.h>
+#include "kernel.h"
 
 #define TIMER_NS	1000000ULL
-/* linux/bpf.h: BPF_F_TIMER_CPU_PIN, since Linux 6.7. */
-#define TIMER_CPU_PIN	2
-/* linux/time.h */
-#define MONOTONIC	1
 
 struct try {
 	struct bpf_timer timer;
