@@ -1,5 +1,6 @@
 //! Experiments: a world that loses time, what loses less, and the figures of both.
 
+mod again;
 pub mod applications;
 pub mod budget;
 pub mod consolidate;

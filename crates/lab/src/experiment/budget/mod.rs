@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::Map;
 
+use super::again::Again;
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request, stats};
@@ -25,8 +26,6 @@ pub const EXPERIMENT: Experiment = Experiment {
 const BUDGET: u64 = 64_000_000;
 /// Measurements of each.
 const RUNS: usize = 3;
-/// A world in which a link was late is built again, and is shown only if it is late every time.
-const TRIES: usize = 3;
 const TIMES: Times = Times {
     begin: Duration::from_secs(15),
     warm_up: Duration::from_secs(10),
@@ -67,18 +66,11 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let programs = program::versions(&[program::NGINX, program::CURL])?;
     let progress = Progress::new("budget: runs", (runs * arms.len()) as u64);
     let mut all: BTreeMap<Arm, Vec<Seen>> = BTreeMap::new();
-    let (tries, mut again) = (if request.quick { 1 } else { TRIES }, 0);
+    let mut again = Again::new(request.quick);
     for _ in 0..runs {
         for arm in arms {
-            let mut seen = stage::run(*arm, BUDGET, times, request)?;
-            // It shows the link, and not what is measured, whatever that was.
-            for _ in 1..tries {
-                if !seen.overrun {
-                    break;
-                }
-                again += 1;
-                seen = stage::run(*arm, BUDGET, times, request)?;
-            }
+            let world = || stage::run(*arm, BUDGET, times, request);
+            let seen = again.measure(world, |seen| seen.overrun)?;
             all.entry(*arm).or_default().push(seen);
             progress.step();
         }
@@ -92,7 +84,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             .links
             .insert(format!("{} ms", round_trip.as_millis()), link.to_owned());
     }
-    Ok(outcome(request, environment, &all, again))
+    Ok(outcome(request, environment, &all, again.count))
 }
 
 fn figures(seen: &Seen) -> Figures {
@@ -128,7 +120,7 @@ fn outcome(
     request: &Request,
     environment: Environment,
     all: &BTreeMap<Arm, Vec<Seen>>,
-    again: usize,
+    again: u64,
 ) -> Outcome {
     let by_arm: BTreeMap<Arm, Vec<Figures>> = all
         .iter()

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Map, json};
 
+use super::again::Again;
 use super::guests::qemu::{self, Kernel};
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
@@ -40,8 +41,6 @@ const SHARES: [f64; 5] = [1.0, 0.7, 0.5, 0.35, 0.25];
 const SHARES_QUICK: [f64; 2] = [1.0, 0.25];
 /// Measurements of each.
 const RUNS: usize = 3;
-/// A flow during which the link was late is made again, until it has been made so often.
-const TRIES: usize = 3;
 /// A flow goes for so long before it is measured, and is measured for so long: BBR's models are of 10 s.
 const TIMES: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(10));
 const TIMES_QUICK: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(4));
@@ -56,14 +55,6 @@ enum Sender {
     /// With `taut_pvtcp` in the guest's kernel.
     CubicModule,
     BbrModule,
-}
-
-/// Makes flows.
-struct Flows {
-    /// How often one is made at most.
-    tries: usize,
-    /// How many were made again.
-    again: u64,
 }
 
 /// Where a figure is: the path, the share in per cent, and who sends.
@@ -138,10 +129,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     if let (true, Some(only)) = (steps.is_empty(), &request.only) {
         return Err(ExperimentError::NoPart(only.clone()));
     }
-    let mut flows = Flows {
-        tries: if request.quick { 1 } else { TRIES },
-        again: 0,
-    };
+    let mut again = Again::new(request.quick);
     let progress = Progress::new("descheduled: flows", (runs * steps.len()) as u64);
     let mut all: BTreeMap<Key, Vec<Seen>> = BTreeMap::new();
     let mut fair: BTreeMap<(Path, Sender), Vec<Seen>> = BTreeMap::new();
@@ -150,14 +138,14 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         if here.is_empty() {
             continue;
         }
-        let mut measure = || -> Result<(), ExperimentError> {
+        let mut on_path = || -> Result<(), ExperimentError> {
             let mut stage = Stage::build(*path, &kernel, times, request)?;
             if here.iter().any(|(.., sender)| sender.is_ours()) {
                 stage.sender.taut(&["guest", "up"])?;
             }
             for _ in 0..runs {
                 for (_, share, sender) in &here {
-                    let seen = flows.make(&mut stage, &[*sender], *share)?;
+                    let seen = measure(&mut again, &mut stage, &[*sender], *share)?;
                     let key = (*path, percent(*share), *sender);
                     all.entry(key).or_default().push(seen);
                     progress.step();
@@ -166,14 +154,14 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
                     continue;
                 }
                 for sender in [Sender::Bbr, Sender::TautBbr] {
-                    let seen = flows.make(&mut stage, &[sender, Sender::Cubic], 1.0)?;
+                    let seen = measure(&mut again, &mut stage, &[sender, Sender::Cubic], 1.0)?;
                     fair.entry((*path, sender)).or_default().push(seen);
                 }
             }
             Ok(())
         };
         // Whoever boots a guest keeps off its processor's core from then on, and could not choose one for the next.
-        let measured = std::thread::scope(|scope| scope.spawn(&mut measure).join());
+        let measured = std::thread::scope(|scope| scope.spawn(&mut on_path).join());
         measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     }
     drop(progress);
@@ -191,38 +179,26 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             "the queue holds as much as the path, and 250 kB at least".to_owned(),
         );
     }
-    Ok(outcome(request, environment, &all, &fair, flows.again))
+    Ok(outcome(request, environment, &all, &fair, again.count))
 }
 
-// === impl Flows ===
-
-impl Flows {
-    /// Of these at once; with the module where the first has it.
-    fn make(
-        &mut self,
-        stage: &mut Stage,
-        of: &[Sender],
-        share: f64,
-    ) -> Result<Seen, ExperimentError> {
-        let has_module = of.iter().any(|sender| sender.has_module());
-        let names: Vec<_> = of.iter().map(|of| of.congestion_control()).collect();
-        if has_module {
-            stage.load_module()?;
-        }
-        let mut seen = stage.flows(&names, share)?;
-        // It shows the link, and not what is measured, whatever that was.
-        for _ in 1..self.tries {
-            if !seen.overrun {
-                break;
-            }
-            self.again += 1;
-            seen = stage.flows(&names, share)?;
-        }
-        if has_module {
-            stage.unload_module()?;
-        }
-        Ok(seen)
+/// Flows of these at once, and again if the link was late; with the module where one has it.
+fn measure(
+    again: &mut Again,
+    stage: &mut Stage,
+    of: &[Sender],
+    share: f64,
+) -> Result<Seen, ExperimentError> {
+    let has_module = of.iter().any(|sender| sender.has_module());
+    let names: Vec<_> = of.iter().map(|of| of.congestion_control()).collect();
+    if has_module {
+        stage.load_module()?;
     }
+    let seen = again.measure(|| stage.flows(&names, share), |seen| seen.overrun)?;
+    if has_module {
+        stage.unload_module()?;
+    }
+    Ok(seen)
 }
 
 // === the outcome ===

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Map, json};
 
+use super::again::Again;
 use super::guests::hog::Share;
 use super::guests::qemu::{self, Kernel};
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
@@ -32,8 +33,6 @@ const BLOCKS: [u32; 4] = [128, 256, 512, 1024];
 const BLOCKS_QUICK: [u32; 1] = [256];
 /// Measurements of each.
 const RUNS: usize = 3;
-/// A reading during which the link was late is made again, until it has been made so often.
-const TRIES: usize = 3;
 /// How long blocks are read.
 const TIME: Duration = Duration::from_secs(5);
 const TIME_QUICK: Duration = Duration::from_secs(3);
@@ -83,7 +82,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let mut all: BTreeMap<Key, Vec<Seen>> = BTreeMap::new();
     let mut undisturbed = Vec::new();
     let mut stage = Stage::boot(&kernel, request)?;
-    let (tries, mut again) = (if request.quick { 1 } else { TRIES }, 0);
+    let mut again = Again::new(request.quick);
     for _ in 0..runs {
         // What it would be if the guest had its core to itself.
         stage.be(Tcp::LONG)?;
@@ -91,15 +90,8 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         for key in &keys {
             let (block, connections, tcp) = *key;
             stage.be(tcp)?;
-            let mut seen = stage.read(connections, block << 10, Some(SHARE), time)?;
-            // It shows the link, and not what is measured, whatever that was.
-            for _ in 1..tries {
-                if !seen.overrun {
-                    break;
-                }
-                again += 1;
-                seen = stage.read(connections, block << 10, Some(SHARE), time)?;
-            }
+            let reading = || stage.read(connections, block << 10, Some(SHARE), time);
+            let seen = again.measure(reading, |seen| seen.overrun)?;
             all.entry(*key).or_default().push(seen);
             progress.step();
         }
@@ -119,7 +111,13 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             QUEUE >> 10
         ),
     );
-    Ok(outcome(request, environment, &all, &undisturbed, again))
+    Ok(outcome(
+        request,
+        environment,
+        &all,
+        &undisturbed,
+        again.count,
+    ))
 }
 
 fn name((block, connections, tcp): Key) -> String {
