@@ -66,11 +66,16 @@ impl Run<'_> {
             | Action::GuestBuffer { .. }
             | Action::GuestDropsBeyond
             | Action::GuestData { .. }
+            | Action::GuestAgain(_)
             | Action::GuestFin
             | Action::GuestReset
             | Action::GuestSyn { .. } => self.guest_acts(action),
             Action::AckWaits => {
                 self.ack_waits = true;
+                Ok(())
+            }
+            Action::AckLost => {
+                self.ack_lost = true;
                 Ok(())
             }
             Action::On(on) => {
@@ -87,6 +92,7 @@ impl Run<'_> {
             Action::TimePasses(ticks) => {
                 let ticks = u32::from(ticks);
                 self.model.now += ticks;
+                self.observer.pass_time(ticks);
                 let key = self.key();
                 self.machine
                     .pass_time(&key, ticks, &["heard", "owed", "fed"]);
@@ -284,12 +290,17 @@ impl Run<'_> {
                 self.guest.drop_beyond();
                 Ok(())
             }
-            Action::GuestData { len, odd } if open && len > 0 && !self.guest.ended => {
+            Action::GuestData { len, lost, odd } if open && len > 0 && !self.guest.ended => {
+                self.guest_lost = lost;
                 let mut data = self.guest.data(len, PSH);
                 self.lies(odd);
                 make_odd(&mut data, odd);
                 self.guest_sends(&data)
             }
+            Action::GuestAgain(len) if open => match self.guest.again(len) {
+                Some(data) => self.guest_sends(&data),
+                None => Ok(()),
+            },
             Action::GuestFin if open && !self.guest.ended => {
                 self.guest.ended = true;
                 let fin = self.guest.data(0, FIN);
@@ -302,6 +313,8 @@ impl Run<'_> {
                 self.guest_sends(&reset)
             }
             Action::GuestSyn { ack, odd } if self.guest.knows_peer || !ack => {
+                // Another connection of the same ends: this one is no more.
+                self.guest.lies |= !ack && self.guest.knows_peer;
                 let mut syn = self.guest.syn(ack);
                 make_odd(&mut syn, odd);
                 self.guest_sends(&syn)

@@ -105,18 +105,24 @@ pub(crate) enum Action {
     },
     /// It gives back what it has out of order.
     GuestDropsBeyond,
+    /// Its data, which may be lost on the way to the peer.
     GuestData {
         len: u16,
+        lost: bool,
         odd: Odd,
     },
+    /// Data again that the peer has not acknowledged.
+    GuestAgain(u16),
     GuestFin,
     GuestReset,
     GuestSyn {
         ack: bool,
         odd: Odd,
     },
-    /// The next early ACK waits until the packet after it has passed.
+    /// The next early ACK waits until the guest has sent something.
     AckWaits,
+    /// Early ACKs that have not left are lost on the way to the peer, or the next one.
+    AckLost,
     On(bool),
     Sharing(u8),
     /// User space takes the copies.
@@ -270,10 +276,12 @@ fn any(draw: &mut Draw, mood: Mood) -> Action {
         76..=79 => GuestReads(draw.word() >> draw.within(8, 24)),
         80..=82 => GuestData {
             len: draw.below(600) as u16,
+            lost: draw.once_in(4),
             odd: guest_odd(draw, mood),
         },
-        83 => AckWaits,
-        84..=87 => CopiesTaken,
+        83 => draw.pick(&[AckWaits, AckWaits, AckLost]),
+        84 => GuestAgain(draw.below(600) as u16),
+        85..=87 => CopiesTaken,
         88 | 89 => TimePasses(draw.pick(&[150, 150, 150, 1200])),
         90..=92 => ClocksTick(draw.below(100) as u16),
         93 => Sharing(draw.below(4) as u8),

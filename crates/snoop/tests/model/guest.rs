@@ -162,6 +162,16 @@ impl Guest {
         data
     }
 
+    /// What the peer has not acknowledged, from its beginning.
+    pub(crate) fn again(&mut self, len: u16) -> Option<Segment> {
+        let una = self.una.max(self.terms.first + 1);
+        let open = una.room(self.next).saturating_sub(u32::from(self.ended));
+        let len = u32::from(len).min(open) as u16;
+        let mut data = self.segment(ACK, len);
+        data.seq = una;
+        (len > 0).then_some(data)
+    }
+
     pub(crate) fn syn(&mut self, with_ack: bool) -> Segment {
         let after = self.next;
         self.next = self.terms.first;

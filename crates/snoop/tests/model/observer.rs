@@ -1,10 +1,10 @@
 //! What must hold whatever the programs decide, seen from both sides of the tap: it knows the packets and nothing
 //! of the state machine.
 
-use crate::reference::Config;
+use crate::reference::{Config, RUNNING};
 use crate::segment::{ACK, FIN, GUEST_MAC, RST, SYN, Segment};
 use crate::seq::Seq;
-use crate::setup::{Opening, Setup};
+use crate::setup::Setup;
 
 /// What is said when something does not hold.
 pub(crate) type Broken = String;
@@ -20,11 +20,16 @@ pub(crate) struct Observer {
     pub(crate) exposure: u32,
     /// By how many bits the guest's windows are shifted, whether the programs know it or not.
     shift: u8,
+    /// The programs have seen the SYN that says so.
     scale_known: bool,
     /// A configuration may make windows narrower than the guest's.
     narrows: bool,
     /// The guest has said something.
     known: bool,
+    /// Time of 2^20 ns; when the guest was heard last; and when it acknowledged something last, or began to owe it.
+    now: u32,
+    heard: u32,
+    owed: u32,
     /// The guest's own ACK and its right edge.
     vm: Seq,
     edge: Seq,
@@ -61,8 +66,11 @@ impl Observer {
             exposure: setup.config.exposure,
             shift,
             narrows: setup.config.buffer > 0 || setup.config.ring > 0,
-            scale_known: setup.opening != Opening::Midflow,
+            scale_known: false,
             known: false,
+            now: 1 << 24,
+            heard: 0,
+            owed: 0,
             vm: first,
             edge: first,
             told: first,
@@ -89,6 +97,19 @@ impl Observer {
             added_ttl: setup.config.guest_ttl,
             early_acks: 0,
         }
+    }
+
+    /// 2^20 ns each.
+    pub(crate) fn pass_time(&mut self, ticks: u32) {
+        self.now += ticks;
+    }
+
+    /// The sender was told of this.
+    fn tells(&mut self, ack: Seq) {
+        if !self.told.after(self.vm) {
+            self.owed = self.now;
+        }
+        self.told = self.told.max(ack);
     }
 
     fn edge_of(&self, s: &Segment) -> Seq {
@@ -150,7 +171,7 @@ impl Observer {
             return Err("an early ACK with a block of SACK that the guest has not said".into());
         }
         self.promised.push((self.told, s.ack));
-        self.told = s.ack;
+        self.tells(s.ack);
         self.told_edge = self.edge_of(s);
         Ok(())
     }
@@ -204,6 +225,7 @@ impl Observer {
         let own = self.is_own(s);
         self.blocks.extend(s.said().sack);
         if s.has(SYN) {
+            self.scale_known |= own && !self.known && self.is_sent_with(s.ttl);
             self.hear_opening(s, passed);
             return Ok(());
         }
@@ -216,7 +238,13 @@ impl Observer {
         if s.has(FIN) && own && self.known {
             self.ended = Some("the guest's FIN");
         }
+        if own {
+            self.heard = self.now;
+        }
         if s.has(ACK) && own && !(self.known && s.ack.before(self.vm)) {
+            if s.ack != self.vm {
+                self.owed = self.now;
+            }
             self.known = true;
             self.vm = s.ack;
             self.edge = self.edge_of(s);
@@ -227,7 +255,7 @@ impl Observer {
                 self.is_within_exposure(after.ack)?;
                 self.promised.push((self.told.max(s.ack), after.ack));
             }
-            self.told = self.told.max(after.ack);
+            self.tells(after.ack);
             if !after.ack.before(self.told) {
                 self.told_edge = self.edge_of(after);
             }
@@ -250,11 +278,15 @@ impl Observer {
             if first != s.ttl {
                 self.ended = Some("a change of the TTL");
             }
-            if !USUAL_TTLS.contains(&first) && first != self.added_ttl {
+            if !self.is_sent_with(first) {
                 self.ttl = None;
             }
         }
         own
+    }
+
+    fn is_sent_with(&self, ttl: u8) -> bool {
+        USUAL_TTLS.contains(&ttl) || ttl == self.added_ttl
     }
 
     fn hear_opening(&mut self, s: &Segment, passed: Option<&Segment>) {
@@ -268,7 +300,7 @@ impl Observer {
     }
 
     /// It is behind what was acknowledged early, and its right edge retreats by a unit of its scale or is before
-    /// that.
+    /// that; or it says what it said before, and was running long after the data came.
     fn contradicts(&self, s: &Segment) -> bool {
         if !self.known || s.ack.before(self.vm) || !s.ack.before(self.told) {
             return false;
@@ -277,7 +309,12 @@ impl Observer {
         let closes = self.grows == 0 && !edge.after(self.told);
         // By a lower bound of the scale it may look as if it did not.
         let retreats = self.scale_known && !edge.after(self.edge);
-        closes || retreats
+        // A guest that was running, and repeats itself.
+        let repeats = s.len == 0
+            && s.ack == self.vm
+            && !self.edge_of(s).after(self.edge)
+            && Seq(self.heard).from(Seq(self.owed)) >= RUNNING.cast_signed();
+        closes || retreats || repeats
     }
 
     fn may_be_dropped(&self, s: &Segment) -> Result<(), Broken> {

@@ -54,6 +54,9 @@ pub(crate) struct Run<'m> {
     /// Early ACKs on their way back, and whether they are renewed; and whether the next one waits.
     backlog: VecDeque<(Segment, bool)>,
     pub(crate) ack_waits: bool,
+    /// What is lost on the way to the peer: the next early ACK, the guest's next segment.
+    pub(crate) ack_lost: bool,
+    pub(crate) guest_lost: bool,
     /// What user space is to be told, and copies that it has not taken.
     events: Vec<Event>,
     copies: Vec<Segment>,
@@ -131,6 +134,8 @@ impl<'m> Run<'m> {
             delayed: Vec::new(),
             backlog: VecDeque::new(),
             ack_waits: false,
+            ack_lost: false,
+            guest_lost: false,
             events: Vec::new(),
             copies: Vec::new(),
             retained: Vec::new(),
@@ -234,7 +239,9 @@ impl<'m> Run<'m> {
             if passed != *s {
                 self.note_segment("as", true, &passed);
             }
-            self.peer.receive(&passed);
+            if !std::mem::take(&mut self.guest_lost) {
+                self.peer.receive(&passed);
+            }
         } else {
             self.note(|| "      dropped".into());
         }
@@ -272,7 +279,9 @@ impl<'m> Run<'m> {
                     ));
                 }
             }
-            self.peer.receive(&passed);
+            if !std::mem::take(&mut self.ack_lost) {
+                self.peer.receive(&passed);
+            }
         }
         Ok(())
     }
@@ -361,6 +370,7 @@ impl<'m> Run<'m> {
     fn settle(&mut self) -> Result<(), String> {
         self.note(|| "    the end".into());
         self.ack_waits = false;
+        self.guest_lost = false;
         self.flush()?;
         self.take_copies()?;
         let events = self.machine.events();

@@ -1,6 +1,5 @@
 //! Towards the guest: which segments are acknowledged early.
 
-use crate::reference::flow::Scale;
 use crate::reference::{Config, Expected, Fate, Flow, Mode, Model, Surroundings};
 use crate::segment::{ACK, AE, CE, CWR, ECE, FIN, Options, PSH, RST, SYN, Segment, URG};
 use crate::seq::Seq;
@@ -35,8 +34,12 @@ impl Model {
             self.forget_if_over();
             return Self::passes("no_data", s);
         }
+        // What begins or ends a flow has to be what the guest believes.
+        if s.has(SYN | FIN | RST) && !s.sums_up {
+            return Self::passes("checksum", s);
+        }
         if s.has(RST) {
-            if let Some(flow) = self.flow.as_mut().filter(|_| s.sums_up) {
+            if let Some(flow) = self.flow.as_mut().filter(|flow| s.to == flow.vm_mac) {
                 flow.peer_resets(s);
             }
             return Self::passes("rst", s);
@@ -238,12 +241,10 @@ impl Flow {
 
     /// Two segments for each that is acknowledged, up to what the guest has never offered.
     fn grow(&mut self, config: &Config) {
-        if !config.grows() || matches!(self.scale, Scale::AtLeast(_)) {
-            return;
+        if config.grows() {
+            let grown = self.grown.max(self.edge) + 2 * u32::from(self.mss);
+            self.grown = grown.min(self.most(config));
         }
-        let most = self.edge + config.guest_rcvbuf.saturating_sub(self.widest);
-        let grown = self.grown.max(self.edge) + 2 * u32::from(self.mss);
-        self.grown = grown.min(most);
     }
 
     fn early_ack(&self, window: u16, echo: Seq) -> Segment {

@@ -204,14 +204,21 @@ impl Flow {
         self.peer_ts && self.vm_ts
     }
 
-    /// How far may be acknowledged early: to the guest's edge, or with growth as far beyond it as the guest's buffer
-    /// is more than it ever offered. By a lower bound of the scale that is not known.
-    pub(crate) fn limit(&self, config: &Config) -> Seq {
-        if !config.grows() || matches!(self.scale, Scale::AtLeast(_)) {
-            return self.edge;
+    /// The farthest that growth goes: as far beyond the guest's edge as its buffer is more than it ever offered. By a
+    /// lower bound of the scale that is not known.
+    pub(crate) fn most(&self, config: &Config) -> Seq {
+        match self.scale {
+            Scale::AtLeast(_) => self.edge,
+            _ => self.edge + config.guest_rcvbuf.saturating_sub(self.widest),
         }
-        let most = self.edge + config.guest_rcvbuf.saturating_sub(self.widest);
-        self.edge.max(self.grown.min(most))
+    }
+
+    /// How far may be acknowledged early: to the guest's edge, or with growth beyond.
+    pub(crate) fn limit(&self, config: &Config) -> Seq {
+        match config.grows() {
+            true => self.edge.max(self.grown.min(self.most(config))),
+            false => self.edge,
+        }
     }
 
     /// The window that a sender is told which knows of `ack`, where as far as `edge` may be offered: within the
@@ -236,11 +243,6 @@ impl Flow {
     /// The guest takes a segment to be of its connection (RFC 9293 3.10.7.4, RFC 5961 5.2).
     pub(crate) fn is_acceptable(&self, s: &Segment) -> bool {
         s.to == self.vm_mac && !s.ack.after(self.vm_snd) && !s.ack.before(self.vm_una)
-    }
-
-    /// The guest sees it at all.
-    pub(crate) fn is_seen(&self, s: &Segment) -> bool {
-        s.sums_up && s.to == self.vm_mac
     }
 
     /// It is where the guest would look at it.

@@ -88,14 +88,18 @@ impl Model {
 // === impl Flow ===
 
 impl Flow {
-    /// It is met in its middle.
-    pub(crate) fn met() -> Self {
-        Self {
+    /// It is met in its middle, by this segment of the guest's.
+    pub(crate) fn met(s: &Segment) -> Self {
+        let mut flow = Self {
             mode: Mode::Unproven,
             scale: Scale::Unknown,
             mss: MSS_USUAL,
+            vm_snd: s.data_end(),
+            vm_una: s.seq,
             ..Self::new()
-        }
+        };
+        flow.see_guest(s);
+        flow
     }
 
     fn begin_anew(&mut self) {
@@ -112,7 +116,7 @@ impl Flow {
             return;
         }
         // The guest does not see it.
-        if !self.is_seen(s) {
+        if s.to != self.vm_mac {
             return;
         }
         let said = s.said();

@@ -52,7 +52,7 @@ impl Model {
             if s.has(FIN) || !s.has(ACK) {
                 return Self::passes("no_flow", s);
             }
-            let mut flow = Flow::met();
+            let mut flow = Flow::met(s);
             if config.distrusted {
                 flow.mode = Mode::Bypass("distrusted_peer");
             }
