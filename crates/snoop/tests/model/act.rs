@@ -208,8 +208,8 @@ impl Run<'_> {
                     forged.options = Options::NONE.timestamps(value, peer.recent);
                 }
                 // A guest takes an acknowledgement that is behind, or of what it has sent by then, and then the
-                // stranger's clock.
-                self.guest.lies |= ack != 0;
+                // stranger's clock. And what comes before the flow is met was not seen.
+                self.guest.lies |= ack != 0 || self.model.flow.is_none();
                 self.arrives(&forged)
             }
             Action::Unseen(size) => {
