@@ -10,6 +10,7 @@ pub mod follow;
 mod metrics;
 pub mod program;
 mod qdisc;
+pub mod qmp;
 pub mod records;
 pub mod serve;
 pub mod stalls;
