@@ -34,6 +34,8 @@ pub(crate) struct Namespace {
 /// Receives a stream in the guest.
 pub(crate) struct Receiver {
     pub(crate) socket: TcpStream,
+    /// Whoever has it keeps the application from reading.
+    reading: Arc<Mutex<()>>,
     digest: Channel<String>,
 }
 
@@ -104,12 +106,18 @@ impl Namespace {
         let listener = self.netns.run(listen).unwrap();
         let connected = connect();
         let socket = listener.accept().unwrap().0;
+        let reading = Arc::new(Mutex::new(()));
         let (tell, digest) = sync_channel(1);
         std::thread::spawn({
-            let socket = socket.try_clone().unwrap();
-            move || receive(socket, &tell)
+            let (socket, reading) = (socket.try_clone().unwrap(), reading.clone());
+            move || receive(socket, &reading, &tell)
         });
-        (Receiver { socket, digest }, connected)
+        let receiver = Receiver {
+            socket,
+            reading,
+            digest,
+        };
+        (receiver, connected)
     }
 }
 
@@ -126,18 +134,30 @@ impl Drop for Namespace {
 // === impl Receiver ===
 
 impl Receiver {
+    /// Has the application read nothing until this is dropped.
+    pub(crate) fn rests(&self) -> MutexGuard<'_, ()> {
+        self.reading.lock().unwrap()
+    }
+
     /// The digest of what was received, when the sender has ended.
     pub(crate) fn digest(self) -> String {
         self.digest.recv().unwrap()
     }
 }
 
-fn receive(mut socket: TcpStream, tell: &SyncSender<String>) {
+fn receive(mut socket: TcpStream, reading: &Mutex<()>, tell: &SyncSender<String>) {
     let mut sum = Sum::default();
     let mut bytes = vec![0; 64 * 1024];
-    // A connection that breaks is what the sender's end reports.
-    while let Ok(read @ 1..) = socket.read(&mut bytes) {
-        sum.update(&bytes[..read]);
+    loop {
+        // Whoever keeps it from reading is not to wait for data.
+        let ready = socket.peek(&mut [0]);
+        let _reading = reading.lock().unwrap();
+        let read = ready.and_then(|_| socket.read(&mut bytes));
+        match read {
+            Ok(read @ 1..) => sum.update(&bytes[..read]),
+            // A connection that breaks is what the sender's end reports.
+            _ => break,
+        }
     }
     let _ = tell.send(sum.text());
     let _ = socket.shutdown(std::net::Shutdown::Both);

@@ -1,5 +1,6 @@
 //! What a guest's kernel and its applications can do to what is in the ring and was acknowledged early.
 
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_recv_buffer_size;
@@ -44,29 +45,24 @@ impl Rig {
         (receiver, stream)
     }
 
-    /// Does `harm` while much was acknowledged early and the guest has taken none of it, and `end` when it has taken
-    /// some. Everything has to arrive all the same.
-    fn survives(
-        &self,
-        receiver: Receiver,
-        stream: Stream,
-        harm: impl FnOnce(&Receiver),
-        end: impl FnOnce(&Receiver),
-    ) {
+    /// The guest has no processor, and much was acknowledged early of which it has taken nothing, until this is dropped.
+    fn exposed(&self) -> MutexGuard<'_, ()> {
         let waits = self.guest.waits();
         self.snoop.owes(TAP, MUCH);
-        harm(&receiver);
-        drop(waits);
-        // Not all: most come as super-frames of many segments.
-        self.guest.takes(3);
-        end(&receiver);
-        stream.moves_on(GOES_ON);
-        assert_eq!(stream.end(), receiver.digest());
+        waits
     }
 
-    /// Whether the host has retransmitted something to the guest.
-    fn has_repaired(&self) -> bool {
-        self.snoop.status(TAP)["repaired"] != 0
+    /// The guest runs again, and takes some of what is in its ring. (Most of it comes as frames of many segments.)
+    fn takes_some(&self, waits: MutexGuard<'_, ()>) {
+        drop(waits);
+        self.guest.takes(3);
+    }
+
+    /// The stream goes on, and everything arrives.
+    fn arrives_whole(self, receiver: Receiver, stream: Stream) {
+        stream.moves_on(GOES_ON);
+        assert_eq!(stream.end(), receiver.digest());
+        self.snoop.stop();
     }
 }
 
@@ -76,15 +72,15 @@ fn what_a_smaller_receive_buffer_drops_is_repaired() {
         let rig = Rig::new();
         rig.guest.set("ipv4/tcp_shrink_window", shrinks);
         let (receiver, stream) = rig.stream();
-        let harm = |receiver: &Receiver| {
-            set_socket_recv_buffer_size(&receiver.socket, LEAST).unwrap();
-        };
-        let end = |receiver: &Receiver| {
-            set_socket_recv_buffer_size(&receiver.socket, ENOUGH).unwrap();
-        };
-        rig.survives(receiver, stream, harm, end);
-        assert!(rig.has_repaired());
-        rig.snoop.stop();
+        let waits = rig.exposed();
+        // The application reads nothing meanwhile, and its buffer fills.
+        let rests = receiver.rests();
+        set_socket_recv_buffer_size(&receiver.socket, LEAST).unwrap();
+        drop(waits);
+        rig.snoop.repairs(TAP);
+        set_socket_recv_buffer_size(&receiver.socket, ENOUGH).unwrap();
+        drop(rests);
+        rig.arrives_whole(receiver, stream);
     }
 }
 
@@ -92,40 +88,43 @@ fn what_a_smaller_receive_buffer_drops_is_repaired() {
 fn a_window_that_is_clamped_takes_nothing_back() {
     let rig = Rig::new();
     let (receiver, stream) = rig.stream();
-    let harm = |receiver: &Receiver| set_window_clamp(&receiver.socket, 4096).unwrap();
-    let end = |receiver: &Receiver| set_window_clamp(&receiver.socket, 1 << 20).unwrap();
-    rig.survives(receiver, stream, harm, end);
-    rig.snoop.stop();
+    let waits = rig.exposed();
+    set_window_clamp(&receiver.socket, 4096).unwrap();
+    rig.takes_some(waits);
+    set_window_clamp(&receiver.socket, 1 << 20).unwrap();
+    rig.arrives_whole(receiver, stream);
 }
 
 #[test]
 fn what_a_sockets_filter_drops_is_repaired() {
     let rig = Rig::new();
     let (receiver, stream) = rig.stream();
-    let harm = |receiver: &Receiver| drop_input(&receiver.socket, true).unwrap();
-    let end = |receiver: &Receiver| drop_input(&receiver.socket, false).unwrap();
-    rig.survives(receiver, stream, harm, end);
-    assert!(rig.has_repaired());
-    rig.snoop.stop();
+    let waits = rig.exposed();
+    drop_input(&receiver.socket, true).unwrap();
+    rig.takes_some(waits);
+    drop_input(&receiver.socket, false).unwrap();
+    rig.snoop.repairs(TAP);
+    rig.arrives_whole(receiver, stream);
 }
 
 #[test]
 fn what_a_firewall_drops_is_repaired() {
     let rig = Rig::new();
     let (receiver, stream) = rig.stream();
-    let harm = |_: &Receiver| {
-        rig.guest.run("nft", "add table inet t");
-        let chain = "add chain inet t input { type filter hook input priority 0 ; }";
-        rig.guest.run("nft", chain);
-        rig.guest.run(
-            "nft",
-            &format!("add rule inet t input tcp dport {PORT} drop"),
-        );
-    };
-    let end = |_: &Receiver| rig.guest.run("nft", "delete table inet t");
-    rig.survives(receiver, stream, harm, end);
-    assert!(rig.has_repaired());
-    rig.snoop.stop();
+    let waits = rig.exposed();
+    rig.guest.run("nft", "add table inet t");
+    rig.guest.run(
+        "nft",
+        "add chain inet t input { type filter hook input priority 0 ; }",
+    );
+    rig.guest.run(
+        "nft",
+        &format!("add rule inet t input tcp dport {PORT} drop"),
+    );
+    rig.takes_some(waits);
+    rig.guest.run("nft", "delete table inet t");
+    rig.snoop.repairs(TAP);
+    rig.arrives_whole(receiver, stream);
 }
 
 #[test]
