@@ -23,7 +23,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .PHONY: help demo test lint build bench bench-observe bench-tune bench-share bench-relay lab report setup root release soak soak-snoop \
-        model-snoop test-old-kernel old-kernel-short test-guest guest-module-short guests
+        model-snoop test-old-kernel old-kernel-short test-guest guest-module-short test-snoop-guests guests
 
 help: ## this list
 	@echo "Taut takes the slack out of TCP. What make can do here:"
@@ -52,6 +52,10 @@ test-guest: root ## the kernel module for guests, in guests of QEMU's with Linux
 	@echo "taut: building taut_pvtcp and testing it on Linux 6.1 and 6.12 (crates/guest/kmod/test/run)"
 	@crates/guest/kmod/test/run 6.1
 	@crates/guest/kmod/test/run 6.12
+
+test-snoop-guests: root guests ## taut snoop while guests of QEMU's are paused, saved, unplugged, reset and migrated (root)
+	@echo "taut: building the tests of snoop with guests of QEMU's and running all of them"
+	@TAUT_SNOOP_GUESTS=all $(CARGO) test --locked -p taut --test snoop_guests
 
 lint: setup ## formatting, clippy and shell scripts; warnings are errors
 	@scripts/lint
@@ -118,7 +122,7 @@ guest-module-short:
 	@crates/guest/kmod/test/run 6.1 cycles
 	@crates/guest/kmod/test/run 6.12 gaps
 
-# What the guests of the experiments incast and descheduled are made of.
+# What the guests of the experiments incast and descheduled are made of, and those of tests of snoop.
 guests: setup
 	@scripts/on-kernel 6.12
 	@scripts/guest-module 6.12 >/dev/null
