@@ -3,6 +3,7 @@
 mod again;
 pub mod applications;
 pub mod budget;
+mod commands;
 pub mod consolidate;
 pub mod descheduled;
 mod descriptors;
@@ -20,7 +21,9 @@ pub mod snoop_soak;
 pub mod soak;
 pub mod stats;
 mod steal;
+mod streams;
 pub mod table;
+mod tap_frames;
 pub mod tune_cost;
 pub mod verdicts;
 

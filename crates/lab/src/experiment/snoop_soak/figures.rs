@@ -54,6 +54,7 @@ pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
     let early = share(&found.parts, |options| options != Options::Off);
     let control = found.parts.iter().filter(|p| p.options == Options::Off);
     let control_early = control.map(|part| part.early).sum();
+    let doubts = done.from_guest.get("doubt").copied().unwrap_or(0);
     let checks = [
         (
             "transfers",
@@ -63,7 +64,7 @@ pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
         ("streams_hung", Check::none(hung)),
         ("violations", Check::none(found.violations)),
         ("broken_promises", Check::none(done.broken)),
-        ("doubts", Check::none(done.doubts)),
+        ("doubts", Check::none(doubts)),
         ("process_faults", Check::none(done.faults.len() as u64)),
         ("guest_refused", Check::none(found.refused)),
         (
@@ -162,8 +163,9 @@ fn notes(found: &Found) -> Vec<String> {
         ),
         format!("The longest `--off` took {:?}.", done.longest_off),
         format!(
-            "Towards the guest, as the processes have counted: {}.",
-            ways(done)
+            "The processes have counted towards the guest: {}; from the guest: {}.",
+            exits(&done.to_guest),
+            exits(&done.from_guest)
         ),
     ];
     notes.extend(found.described.iter().cloned());
@@ -172,10 +174,12 @@ fn notes(found: &Found) -> Vec<String> {
     notes
 }
 
-fn ways(done: &Done) -> String {
-    let ways = done.ways.iter().filter(|(_, count)| **count > 0);
-    let ways: Vec<_> = ways.map(|(way, count)| format!("{way} {count}")).collect();
-    ways.join(", ")
+fn exits(counts: &BTreeMap<String, u64>) -> String {
+    let counts = counts.iter().filter(|(_, count)| **count > 0);
+    let counts: Vec<_> = counts
+        .map(|(exit, count)| format!("{exit} {count}"))
+        .collect();
+    counts.join(", ")
 }
 
 #[cfg(test)]

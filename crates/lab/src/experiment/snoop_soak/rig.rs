@@ -3,12 +3,12 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use taut_sys::tap::{Tap, TapError};
 
 use super::plan::{GROWN_RMEM, Options, Phase, Side, USUAL_RMEM};
 use crate::experiment::ExperimentError;
+use crate::experiment::commands::ip;
 use crate::world::{Host, World, WorldBuilder};
 
 /// The guest's tap.
@@ -121,22 +121,8 @@ impl Rig {
         self.world.dir().join("snoop.sock")
     }
 
-    /// `ip` in a host's namespace; what it says.
     fn ip(&self, host: &str, line: &str) -> Result<String, ExperimentError> {
-        let machine = |source| ExperimentError::Machine {
-            action: format!("run `ip {line}` (Debian package iproute2)"),
-            source,
-        };
-        let output = Command::new("ip")
-            .args(["-n", self.world.host(host).netns().name()])
-            .args(line.split(' '))
-            .output()
-            .map_err(machine)?;
-        if !output.status.success() {
-            let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return Err(machine(io::Error::other(why)));
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        ip(self.world.host(host), line)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Streams between real sockets, of which both ends take the SHA-256.
 
-use std::io::{self, Read as _, Write as _};
+use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
-use sha2::{Digest as _, Sha256};
 
 use super::chaos;
 use super::plan::{Options, Part, Phase, Reading, Side, Transfer, Writing};
 use super::rig::{Rig, addr};
 use crate::experiment::ExperimentError;
+use crate::experiment::guests::snooping::of_flow;
 use crate::experiment::progress::Progress;
+use crate::experiment::streams::{Failure, Sink, Source, accept, left};
 
 /// Transfers under way at one time.
 pub(super) const AT_ONCE: u64 = 20;
@@ -30,8 +30,6 @@ const SMALL_BUFFER_OF: u64 = 4;
 const SMALL_BUFFER: usize = 32_768;
 /// The ports of the listeners begin here.
 const PORT: u16 = 5_000;
-/// Bytes written or read at once.
-const STEP: usize = 65_536;
 /// A slow reader's: bytes, pause, and how often it is slow.
 const SLOW: (usize, Duration, u32) = (8_192, Duration::from_millis(4), 150);
 /// Streams that went wrong and are told of.
@@ -54,14 +52,6 @@ struct Report {
     sent: [u8; 32],
     got: [u8; 32],
     got_bytes: u64,
-}
-
-/// Why an end has nothing to report.
-#[derive(Debug)]
-enum Failure {
-    /// Its time was over.
-    Hung(String),
-    Broken(String),
 }
 
 /// What the two ends of a worker tell one another after each transfer.
@@ -185,14 +175,14 @@ impl<'a> Worker<'a> {
                         Side::Peer => [own, other],
                         Side::Guest => [other, own],
                     };
-                    let status = chaos::status(self.rig).unwrap_or_default();
-                    hung = Some(chaos::of_flow(&status, ports));
+                    let status = chaos::status(self.rig);
+                    hung = Some(of_flow(&status, ports));
                 }
             });
             // Each hears what became of the other, and both go on or neither.
             let said = match &report {
                 Ok(report) => Ok(*report),
-                Err(failure) => Err(failure.also()),
+                Err(failure) => Err(failure.clone()),
             };
             let _ = line.tell.send(said);
             let other = line.hear.recv();
@@ -254,19 +244,7 @@ impl<'a> Worker<'a> {
             return TcpStream::connect_timeout(&to, left(deadline)?);
         }
         let listener = &self.listeners[side as usize][usize::from(transfer.v6)];
-        loop {
-            match listener.accept() {
-                Ok((stream, _)) => {
-                    stream.set_nonblocking(false)?;
-                    return Ok(stream);
-                }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => return Err(e),
-            }
-            let mut fds = [PollFd::new(listener, PollFlags::IN)];
-            let limit = Timespec::try_from(left(deadline)?).map_err(io::Error::other)?;
-            rustix::event::poll(&mut fds, Some(&limit))?;
-        }
+        accept(listener, deadline)
     }
 }
 
@@ -309,60 +287,45 @@ fn carry(stream: TcpStream, part: &Part, deadline: Instant) -> io::Result<Report
     })
 }
 
-fn send(mut stream: &TcpStream, part: &Part, deadline: Instant) -> io::Result<[u8; 32]> {
-    let mut random = Pcg64Mcg::seed_from_u64(part.seed);
-    let mut sum = Sha256::new();
-    let mut buffer = vec![0; STEP];
-    let mut to_go = part.bytes;
-    stream.set_nodelay(part.writing == Writing::Pieces)?;
-    while to_go > 0 {
-        let step = match part.writing {
-            Writing::Bulk => STEP as u64,
-            Writing::Pieces => 1 + random.next_u64() % 100,
-        };
-        let piece = &mut buffer[..step.min(to_go) as usize];
-        random.fill_bytes(piece);
-        sum.update(&*piece);
-        stream.set_write_timeout(Some(left(deadline)?))?;
-        stream.write_all(piece)?;
-        to_go -= piece.len() as u64;
+fn send(stream: &TcpStream, part: &Part, deadline: Instant) -> io::Result<[u8; 32]> {
+    let mut source = Source::new(part.seed);
+    match part.writing {
+        Writing::Bulk => source.write(stream, part.bytes, deadline)?,
+        Writing::Pieces => {
+            let mut random = Pcg64Mcg::seed_from_u64(!part.seed);
+            let mut to_go = part.bytes;
+            stream.set_nodelay(true)?;
+            while to_go > 0 {
+                let piece = (1 + random.next_u64() % 100).min(to_go);
+                source.write(stream, piece, deadline)?;
+                to_go -= piece;
+            }
+        }
     }
     if part.bytes > 0 {
         stream.shutdown(Shutdown::Write)?;
     }
-    Ok(sum.finalize().into())
+    Ok(source.sum())
 }
 
-fn receive(
-    mut stream: &TcpStream,
-    reading: Reading,
-    deadline: Instant,
-) -> io::Result<([u8; 32], u64)> {
-    let mut sum = Sha256::new();
-    let mut buffer = vec![0; STEP];
-    let (mut bytes, mut slow) = (0, 0);
+fn receive(stream: &TcpStream, reading: Reading, deadline: Instant) -> io::Result<([u8; 32], u64)> {
+    let mut sink = Sink::new();
     if let Reading::Late(by) = reading {
         std::thread::sleep(by);
     }
-    loop {
+    if reading == Reading::Slowly {
         let (size, pause, times) = SLOW;
-        let is_slow = reading == Reading::Slowly && slow < times;
-        let room = if is_slow { size } else { STEP };
-        if is_slow {
-            slow += 1;
+        for _ in 0..times {
             std::thread::sleep(pause);
-        }
-        stream.set_read_timeout(Some(left(deadline)?))?;
-        match stream.read(&mut buffer[..room]) {
-            Ok(0) => return Ok((sum.finalize().into(), bytes)),
-            Ok(len) => {
-                sum.update(&buffer[..len]);
-                bytes += len as u64;
+            if sink.read(stream, size, deadline)? == 0 {
+                break;
             }
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
         }
     }
+    // At the end of the stream it reads nothing more.
+    sink.read_until(stream, u64::MAX, deadline)?;
+    let bytes = sink.bytes;
+    Ok((sink.sum(), bytes))
 }
 
 /// Its own port and the other's.
@@ -371,39 +334,11 @@ fn ports(stream: &TcpStream) -> Option<(u16, u16)> {
     Some((own, stream.peer_addr().ok()?.port()))
 }
 
-fn left(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    match left.is_zero() {
-        true => Err(io::ErrorKind::TimedOut.into()),
-        false => Ok(left),
-    }
-}
-
 // === impl Report ===
 
 impl Report {
     /// Whether `other` has got what this end has sent.
     fn fits(&self, other: &Self) -> bool {
         self.sent == other.got
-    }
-}
-
-// === impl Failure ===
-
-impl Failure {
-    fn of(error: io::Error) -> Self {
-        let text = error.to_string();
-        match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::Hung(text),
-            _ => Self::Broken(text),
-        }
-    }
-
-    /// The same, for the other end.
-    fn also(&self) -> Self {
-        match self {
-            Self::Hung(text) => Self::Hung(text.clone()),
-            Self::Broken(text) => Self::Broken(text.clone()),
-        }
     }
 }
