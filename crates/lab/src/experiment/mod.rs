@@ -17,6 +17,7 @@ pub mod pied_piper;
 mod process_tree;
 pub mod progress;
 pub mod relay_peers;
+pub mod snoop_hazards;
 pub mod snoop_soak;
 pub mod soak;
 pub mod stats;
@@ -79,6 +80,7 @@ pub const ALL: &[Experiment] = &[
     relay_peers::EXPERIMENT,
     soak::EXPERIMENT,
     snoop_soak::EXPERIMENT,
+    snoop_hazards::EXPERIMENT,
 ];
 
 /// Why an experiment could not do what it was asked.
