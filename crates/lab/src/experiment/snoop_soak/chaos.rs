@@ -33,6 +33,8 @@ pub(super) struct Done {
     pub(super) offs: u64,
     /// Promises that the processes themselves have found broken.
     pub(super) broken: u64,
+    /// Those that looked like that while the guest did not drop any.
+    pub(super) doubts: u64,
     /// What the processes have counted at the exits of their programs.
     pub(super) to_guest: BTreeMap<String, u64>,
     pub(super) from_guest: BTreeMap<String, u64>,
@@ -204,7 +206,14 @@ impl<'a> Chaos<'a> {
         let status = status(self.rig);
         self.done.broken += status["broken_promises"].as_u64().unwrap_or(0);
         snooping::add_exits(&status, "to_guest", &mut self.done.to_guest);
-        snooping::add_exits(&status, "from_guest", &mut self.done.from_guest);
+        let mut from_guest = BTreeMap::new();
+        snooping::add_exits(&status, "from_guest", &mut from_guest);
+        if !self.phase.faults.drops() {
+            self.done.doubts += from_guest.get("doubt").copied().unwrap_or(0);
+        }
+        for (exit, count) in from_guest {
+            *self.done.from_guest.entry(exit).or_default() += count;
+        }
         if status["state"] != "on" {
             let (state, why) = (&status["state"], &status["why"]);
             self.fault(format!("{TAP} is {state} when it has to be on: {why}"));
@@ -212,7 +221,7 @@ impl<'a> Chaos<'a> {
     }
 
     fn fault(&mut self, what: String) {
-        let options = self.phase.options.name();
+        let name = self.phase.name();
         let single = if self.phase.single {
             ", single segments"
         } else {
@@ -221,7 +230,7 @@ impl<'a> Chaos<'a> {
         let ring = self.phase.ring;
         self.done
             .faults
-            .push(format!("{what} (phase {options}{single}, ring of {ring})"));
+            .push(format!("{what} (phase {name}{single}, ring of {ring})"));
     }
 }
 
