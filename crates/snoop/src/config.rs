@@ -2,11 +2,15 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
 
 use bytesize::ByteSize;
 use glob::Pattern;
 use serde::de::{Error as _, IgnoredAny};
 use serde::{Deserialize, Deserializer};
+
+use crate::wire::Net;
 
 /// Where the configuration is, if nothing else is said.
 pub const CONFIG: &str = "/etc/taut/taut.toml";
@@ -17,6 +21,24 @@ const WINDOW_MAX: u64 = (1 << 30) - 1;
 
 /// Less than this would be less than two segments.
 const BUFFER_LEAST: u64 = 4096;
+
+/// The longest that a guest may acknowledge nothing while segments are acknowledged early for it.
+const EXPOSURE_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// As many networks as the programs have room for.
+const GUEST_NETS: usize = 1024;
+
+/// The least room for copies: one frame of the largest kind, and some.
+const COPIES_LEAST: u64 = 1 << 20;
+
+/// The Ethernet address of the guest at some taps: `TAP=ADDRESS`, such as `vnet0=52:54:00:12:34:56`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestMac {
+    /// Names of taps, with `*` and `?`.
+    pub tap: Pattern,
+    /// The address.
+    pub mac: [u8; 6],
+}
 
 /// What is asked for; what is not is left to the default.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -41,6 +63,23 @@ pub struct Settings {
     pub ecn: bool,
     /// Flows that are followed at each tap.
     pub flows: Option<u32>,
+    /// Bytes of a flow that may be acknowledged early and not yet by the guest.
+    #[serde(deserialize_with = "window")]
+    pub exposure: Option<ByteSize>,
+    /// How long the guest may acknowledge none of them before no more are acknowledged early.
+    #[serde(deserialize_with = "time")]
+    pub exposure_time: Option<Duration>,
+    /// Bytes of frames that are retained for all guests until they have acknowledged them.
+    #[serde(deserialize_with = "window")]
+    pub copies: Option<ByteSize>,
+    /// Guests' own Ethernet addresses.
+    #[serde(rename = "guest_mac", deserialize_with = "parsed")]
+    pub guest_macs: Vec<GuestMac>,
+    /// Networks that guests' addresses are in; nothing is acknowledged early for others.
+    #[serde(rename = "guest_net", deserialize_with = "parsed")]
+    pub guest_nets: Vec<Net>,
+    /// A TTL that guests send with, beside 64, 128 and 255.
+    pub guest_ttl: Option<u8>,
     /// Where OpenMetrics are served.
     pub metrics: Option<SocketAddr>,
     /// Where questions are answered.
@@ -83,11 +122,7 @@ impl Settings {
     #[must_use]
     pub fn over(self, those: Self) -> Self {
         Self {
-            taps: if self.taps.is_empty() {
-                those.taps
-            } else {
-                self.taps
-            },
+            taps: either(self.taps, those.taps),
             ring: self.ring.or(those.ring),
             buffer: self.buffer.or(those.buffer),
             grow: self.grow || those.grow,
@@ -95,6 +130,12 @@ impl Settings {
             start_early: self.start_early || those.start_early,
             ecn: self.ecn || those.ecn,
             flows: self.flows.or(those.flows),
+            exposure: self.exposure.or(those.exposure),
+            exposure_time: self.exposure_time.or(those.exposure_time),
+            copies: self.copies.or(those.copies),
+            guest_macs: either(self.guest_macs, those.guest_macs),
+            guest_nets: either(self.guest_nets, those.guest_nets),
+            guest_ttl: self.guest_ttl.or(those.guest_ttl),
             metrics: self.metrics.or(those.metrics),
             control: self.control.or(those.control),
         }
@@ -135,6 +176,30 @@ impl Settings {
             "a buffer of less than 4 KiB would hold every connection up: give it more",
         )?;
         sense(
+            too_wide(self.exposure)
+                || self
+                    .exposure
+                    .is_some_and(|size| size.as_u64() < BUFFER_LEAST),
+            "exposure is from 4 KiB to less than 1 GiB: bytes of a connection that are acknowledged early and not yet by the guest",
+        )?;
+        sense(
+            self.exposure_time
+                .is_some_and(|time| time > EXPOSURE_TIME_MAX),
+            "exposure_time is 60 s at most",
+        )?;
+        sense(
+            self.copies.is_some_and(|size| size.as_u64() < COPIES_LEAST),
+            "copies need room: 1 MiB at least",
+        )?;
+        sense(
+            self.guest_nets.len() > GUEST_NETS,
+            "1,024 networks of guests can be named (guest_net)",
+        )?;
+        sense(
+            self.guest_ttl == Some(0),
+            "a TTL is from 1 to 255 (guest_ttl)",
+        )?;
+        sense(
             self.ring.is_some_and(|ring| !(1..=65_536).contains(&ring)),
             "a ring has 1 to 65,536 places",
         )?;
@@ -144,6 +209,55 @@ impl Settings {
             "1 to 1,048,576 flows can be followed at a tap",
         )
     }
+}
+
+// === impl GuestMac ===
+
+impl FromStr for GuestMac {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || format!("`{text}` is not TAP=ADDRESS, such as vnet0=52:54:00:12:34:56");
+        let (tap, address) = text.rsplit_once('=').ok_or_else(wrong)?;
+        let tap = Pattern::new(tap).map_err(|e| format!("`{tap}` is no pattern: {e}"))?;
+        let mut mac = [0; 6];
+        let mut bytes = address.split(':');
+        for byte in &mut mac {
+            let digits = bytes.next().filter(|d| (1..=2).contains(&d.len()));
+            *byte = u8::from_str_radix(digits.ok_or_else(wrong)?, 16).map_err(|_| wrong())?;
+        }
+        if bytes.next().is_some() {
+            return Err(wrong());
+        }
+        if mac[0] & 1 != 0 {
+            return Err(format!("`{address}` is a group's address, and no guest's"));
+        }
+        Ok(Self { tap, mac })
+    }
+}
+
+/// The first unless it is empty.
+fn either<T>(first: Vec<T>, second: Vec<T>) -> Vec<T> {
+    if first.is_empty() { second } else { first }
+}
+
+fn parsed<'de, D, T>(from: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err = String>,
+{
+    let texts = Vec::<String>::deserialize(from)?;
+    texts
+        .iter()
+        .map(|text| text.parse().map_err(D::Error::custom))
+        .collect()
+}
+
+fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(from)?;
+    let time = humantime::parse_duration(&text)
+        .map_err(|e| D::Error::custom(format!("`{text}` is no time: {e} (such as \"500ms\")")))?;
+    Ok(Some(time))
 }
 
 fn patterns<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pattern>, D::Error> {
@@ -233,6 +347,35 @@ mod tests {
             ),
             ("[snoop]\ntaps = [\"a\"]\nring = 0", "1 to 65,536"),
             ("[snoop]\ntaps = [\"a\"]\nflows = 0", "1 to 1,048,576"),
+            (
+                "[snoop]\ntaps = [\"a\"]\nexposure = \"1KiB\"",
+                "exposure is from 4 KiB",
+            ),
+            (
+                "[snoop]\ntaps = [\"a\"]\nexposure_time = \"soon\"",
+                "`soon` is no time",
+            ),
+            (
+                "[snoop]\ntaps = [\"a\"]\nexposure_time = \"2min\"",
+                "60 s at most",
+            ),
+            (
+                "[snoop]\ntaps = [\"a\"]\ncopies = \"1KiB\"",
+                "1 MiB at least",
+            ),
+            (
+                "[snoop]\ntaps = [\"a\"]\nguest_mac = [\"52:54:00:00:00:01\"]",
+                "is not TAP=ADDRESS",
+            ),
+            (
+                "[snoop]\ntaps = [\"a\"]\nguest_mac = [\"a=01:00:5e:00:00:01\"]",
+                "is a group's address",
+            ),
+            (
+                "[snoop]\ntaps = [\"a\"]\nguest_net = [\"10.0.0.0/33\"]",
+                "is no network such as",
+            ),
+            ("[snoop]\ntaps = [\"a\"]\nguest_ttl = 0", "from 1 to 255"),
         ] {
             let said = Settings::parse(text).and_then(|settings| settings.check());
             let said = said.unwrap_err().to_string();

@@ -13,6 +13,7 @@ use taut_sys::bpf::RunTimes;
 use taut_sys::netns::{Netns, NetnsError};
 use taut_sys::tap::{Tap, TapError as SysTapError};
 
+use crate::copies::{self, Copies};
 use crate::program::{Program, ProgramError};
 use crate::records::Records;
 use crate::tap::{self, Prepared, TapError};
@@ -101,6 +102,8 @@ struct World {
     peer: Tap,
     /// Each guest's, if it has one.
     served: Vec<(Option<Program>, Prepared)>,
+    /// What they acknowledge.
+    copies: Copies,
     streams: Vec<Stream>,
 }
 
@@ -181,11 +184,14 @@ fn cost(
 }
 
 /// The programs at a tap of the calling thread's network namespace.
-fn serve(ifindex: u32, measured: bool) -> Result<Program, ProgramError> {
-    let mut program = Program::load_measured(256, measured)?;
+fn serve(ifindex: u32, copies: &Copies, measured: bool) -> Result<Program, ProgramError> {
+    let mut program = Program::load_measured(256, copies, measured)?;
     program.attach(ifindex)?;
     let config = Config {
         on: true,
+        // A stream is measured for longer than its guest may be silent.
+        exposure: u32::MAX,
+        exposure_ticks: u32::MAX,
         ..Config::default()
     };
     program.configure(&config, Duration::MAX)?;
@@ -229,6 +235,7 @@ impl World {
         // From here on the drop takes it away.
         let records = Records::default();
         let made = netns.run(|| -> Result<_, CostError> {
+            let copies = Copies::new(copies::RING_BYTES)?;
             let guests = (0..taps).map(|n| Tap::create(&format!("guest{n}")));
             let guests = guests.collect::<Result<Vec<_>, _>>()?;
             let peer = Tap::create("peer")?;
@@ -240,13 +247,13 @@ impl World {
                 }
                 let prepared = Prepared::prepare(&device, None, &records)?;
                 let program = served
-                    .map(|measured| serve(device.index, measured))
+                    .map(|measured| serve(device.index, &copies, measured))
                     .transpose()?;
                 all.push((program, prepared));
             }
-            Ok((guests, peer, all))
+            Ok((guests, peer, all, copies))
         });
-        let (guests, peer, served) = match made {
+        let (guests, peer, served, copies) = match made {
             Ok(Ok(made)) => made,
             Ok(Err(error)) => {
                 Netns::delete(netns.name())?;
@@ -259,6 +266,7 @@ impl World {
             guests,
             peer,
             served,
+            copies,
             streams: Vec::with_capacity(streams),
         };
         for number in 0..streams {
@@ -343,6 +351,7 @@ impl World {
 
     /// Everything that lies in the rings is taken.
     fn empty(&self) {
+        self.copies.take(usize::MAX);
         let mut buffer = vec![0; Tap::MAX_READ];
         for tap in self.guests.iter().chain([&self.peer]) {
             while tap.read(&mut buffer).is_ok() {}

@@ -1,16 +1,24 @@
-//! Serves taps as they come and go, and watches over the promises made at each.
+//! Serves taps as they come and go, and retransmits to their guests what was acknowledged early and is lacking.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use bytesize::ByteSize;
 
-use crate::config::Settings;
+use taut_sys::packet::PacketSocket;
+
+use crate::config::{GuestMac, Settings};
+use crate::copies::{self, Copies};
+use crate::frame::retransmission;
 use crate::program::{FILTER_PRIORITY, FLOWS, Program, ProgramError};
 use crate::records::Records;
-use crate::stalls::Stalls;
+use crate::retransmit::{Due, News, Retained};
 use crate::tap::{self, Device, Prepared, TapError};
-use crate::wire::{Bypass, Config, Flow, FromGuest, Key, Mode, ToGuest};
+use crate::trust::Trust;
+pub use crate::trust::{REST, TIMES};
+use crate::wire::{
+    Bypass, Config, DELIVERY_MARK, Flow, FromGuest, Key, Mode, Net, Prefix, ToGuest,
+};
 
 /// How often devices, queueing disciplines and promises are looked at.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -18,12 +26,8 @@ pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// When nobody has looked for so long, nothing more is acknowledged.
 pub const LEASE: Duration = Duration::from_secs(10);
 
-/// So many flows of a guest that lost what was promised are the guest's own fault, and not one
-/// client's.
-pub const BROKEN_FLOWS: u32 = 3;
-
-/// Such a guest is left alone for so long.
-pub const REST: Duration = Duration::from_secs(600);
+/// Bytes of frames that are retained for all guests, if nothing else is said.
+pub const RETAINED: usize = 64 << 20;
 
 /// A flow of which so many bytes were acknowledged between two looks has its share of the ring.
 const MUCH: u64 = 64 * 1024;
@@ -46,6 +50,12 @@ pub struct Options {
     pub ring: Option<u32>,
     /// Flows that are followed at each.
     pub flows: u32,
+    /// Bytes of frames that are retained for all guests.
+    pub retained: usize,
+    /// Guests' own Ethernet addresses, where they are known.
+    pub guest_macs: Vec<GuestMac>,
+    /// The networks that guests' addresses are in; none: any.
+    pub guest_nets: Vec<Net>,
     /// Where it is written down what has to be put back.
     pub records: Records,
 }
@@ -67,6 +77,8 @@ pub enum State {
 #[derive(Debug)]
 pub struct Follow {
     options: Options,
+    copies: Copies,
+    retained: Retained,
     taps: BTreeMap<u32, Served>,
     /// What was said of devices that cannot be served, so that it is said once.
     said: BTreeMap<u32, String>,
@@ -76,12 +88,16 @@ pub struct Follow {
 struct Served {
     device: Device,
     state: State,
-    broken: u64,
-    /// Flows of which that was found out since it is served.
-    broken_flows: u32,
-    /// When it became unfit by that.
-    broken_at: Option<Duration>,
-    stalls: Stalls,
+    counts: Counts,
+    trust: Trust,
+    /// The networks that the programs have been told not to trust.
+    distrusted: Vec<Prefix>,
+    /// When it became unfit because several networks were.
+    unfit_since: Option<Duration>,
+    /// The guest's Ethernet address, if it is known.
+    guest_mac: Option<[u8; 6]>,
+    /// What is sent to the guest again goes this way.
+    socket: PacketSocket,
     /// Bytes that were acknowledged for each flow, at the last look.
     acked: HashMap<Key, u64>,
     sharing: u32,
@@ -91,6 +107,21 @@ struct Served {
     /// Dropped after the program: with a queue before the ring no promise may be made.
     #[expect(dead_code, reason = "it is held, and undone when it is dropped")]
     prepared: Prepared,
+}
+
+/// What is counted of a tap beside packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Segments that were sent to the guest again.
+    pub retransmitted: u64,
+    /// Segments that could not be sent again now, such as into a full ring.
+    pub not_sent: u64,
+    /// Flows of which the guest lacked something that was acknowledged early.
+    pub repaired: u64,
+    /// Flows of which it never took it.
+    pub lost: u64,
+    /// The most bytes of one flow that were acknowledged early and not yet by the guest.
+    pub exposure_most: u32,
 }
 
 /// What is told of a tap.
@@ -104,12 +135,16 @@ pub struct Status {
     pub state: State,
     /// Places of its ring.
     pub ring: u32,
-    /// Promises that the guest turned out not to have.
-    pub broken: u64,
+    /// What is counted beside packets.
+    pub counts: Counts,
+    /// Networks of peers for which nothing is acknowledged early for now.
+    pub distrusted: Vec<Prefix>,
     /// Packets towards the guest, by way out.
     pub to_guest: ToGuest,
     /// Packets from it.
     pub from_guest: FromGuest,
+    /// Bytes of frames that are retained for its guest.
+    pub retained: usize,
     /// Its flows.
     pub flows: Vec<(Key, Flow)>,
 }
@@ -121,6 +156,8 @@ enum ServeError {
     Tap(#[from] TapError),
     #[error(transparent)]
     Program(#[from] ProgramError),
+    #[error("cannot open a packet socket for {tap}: {source}; it needs CAP_NET_RAW, or root")]
+    Packet { tap: String, source: std::io::Error },
 }
 
 // === impl Options ===
@@ -133,6 +170,9 @@ impl Options {
             config: Config::default(),
             ring: None,
             flows: FLOWS,
+            retained: RETAINED,
+            guest_macs: Vec::new(),
+            guest_nets: Vec::new(),
             records: Records::default(),
         }
     }
@@ -149,10 +189,21 @@ impl Options {
                 guest_rcvbuf: bytes(settings.guest_rcvbuf),
                 start_early: settings.start_early,
                 ecn: settings.ecn,
-                ring: 0,
-                sharing: 0,
                 awake_ticks: Config::AWAKE,
+                exposure: match settings.exposure {
+                    None => Config::EXPOSURE,
+                    size => bytes(size),
+                },
+                exposure_ticks: settings.exposure_time.map_or(Config::EXPOSURE_TICKS, ticks),
+                by_address: !settings.guest_nets.is_empty(),
+                guest_ttl: settings.guest_ttl.unwrap_or(0),
+                ..Config::default()
             },
+            retained: settings
+                .copies
+                .map_or(RETAINED, |size| size.as_u64() as usize),
+            guest_macs: settings.guest_macs.clone(),
+            guest_nets: settings.guest_nets.clone(),
             ring: settings.ring,
             flows: settings.flows.unwrap_or(FLOWS),
             ..Self::new(settings.taps.clone())
@@ -162,18 +213,95 @@ impl Options {
     fn wants(&self, name: &str) -> bool {
         self.taps.iter().any(|pattern| pattern.matches(name))
     }
+
+    /// The guest's Ethernet address, if it was said or the tap's own says it.
+    fn guest_mac(&self, device: &Device) -> Option<[u8; 6]> {
+        let said = self
+            .guest_macs
+            .iter()
+            .find(|of| of.tap.matches(&device.name));
+        said.map(|of| of.mac).or_else(|| device.guest_mac())
+    }
 }
 
 // === impl Follow ===
 
 impl Follow {
     /// At no tap yet.
-    pub fn new(options: Options) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// [`ProgramError::Load`]: the kernel has no ring buffer for copies.
+    pub fn new(options: Options) -> Result<Self, ProgramError> {
+        Ok(Self {
+            copies: Copies::new(copies::RING_BYTES)?,
+            retained: Retained::new(options.retained),
             options,
             taps: BTreeMap::new(),
             said: BTreeMap::new(),
+        })
+    }
+
+    /// A descriptor to wait with until [`Follow::retransmit`] has something to do.
+    pub(crate) fn waiter(&self) -> std::io::Result<copies::Waiter> {
+        self.copies.waiter()
+    }
+
+    /// Retains what has been acknowledged early, and sends guests again what they lack of it. `now`: CLOCK_MONOTONIC.
+    /// Returns whether anything is retained, so that this has to be called again.
+    pub fn retransmit(&mut self, now: Duration) -> bool {
+        for copy in self.copies.take(self.retained.room()) {
+            if self.taps.contains_key(&copy.ifindex) {
+                self.retained.add(copy, now);
+            }
         }
+        for (index, served) in &self.taps {
+            for doubt in served.program.doubts() {
+                tracing::debug!(tap = %served.device.name, ?doubt, "the guest seems to lack something");
+                self.retained.doubt(&(*index, doubt.key));
+            }
+        }
+        for id in self.retained.ids() {
+            let (index, key) = id;
+            let Some(served) = self.taps.get_mut(&index) else {
+                self.retained.forget(index);
+                continue;
+            };
+            let flow = match served.program.flow(&key) {
+                Ok(flow) => flow,
+                Err(error) => {
+                    tracing::warn!(tap = %served.device.name, "{error}");
+                    continue;
+                }
+            };
+            let retained = &mut self.retained;
+            let due = retained.look(&id, flow.as_ref(), now);
+            if let Some(flow) = flow {
+                served.act(&key, &flow, &due, retained, self.options.config, now);
+            }
+        }
+        !self.retained.is_empty()
+    }
+
+    /// Gives no more acknowledgements at any tap.
+    pub(crate) fn turn_all_off(&mut self) {
+        let config = self.options.config;
+        for served in self.taps.values_mut() {
+            served.unfit_since = None;
+            served.set(config, State::Off);
+        }
+    }
+
+    /// Whether nothing that was acknowledged early is still to be taken by a guest.
+    ///
+    /// # Errors
+    /// [`ProgramError::Map`].
+    pub(crate) fn are_drained(&self) -> Result<bool, ProgramError> {
+        for served in self.taps.values() {
+            if owed(&served.program.flows()?) > 0 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Looks for taps that have come or gone, and at what has been promised. `now`: CLOCK_MONOTONIC.
@@ -185,10 +313,12 @@ impl Follow {
         let devices = tap::devices()?;
         let present = |index: &u32| devices.iter().find(|device| device.index == *index);
         self.said.retain(|index, _| present(index).is_some());
+        let retained = &mut self.retained;
         self.taps.retain(|index, served| {
             let stays = present(index).is_some();
             if !stays {
                 tracing::info!(tap = %served.device.name, "gone");
+                retained.forget(*index);
             }
             stays
         });
@@ -223,7 +353,14 @@ impl Follow {
     fn serve(&self, device: &Device, now: Duration) -> Result<Served, ServeError> {
         // What cannot be had is found out before anything is changed.
         tap::judge(device)?;
-        let mut program = Program::load(self.options.flows)?;
+        let mut program = Program::load(self.options.flows, &self.copies)?;
+        program.allow(&self.options.guest_nets)?;
+        let socket = PacketSocket::open(device.index, DELIVERY_MARK).map_err(|source| {
+            ServeError::Packet {
+                tap: device.name.clone(),
+                source,
+            }
+        })?;
         if tap::is_filtered(device, 0, FILTER_PRIORITY)? {
             return Err(TapError::Filtered(device.name.clone()).into());
         }
@@ -235,10 +372,12 @@ impl Follow {
                 ..device.clone()
             },
             state: State::On,
-            broken: 0,
-            broken_flows: 0,
-            broken_at: None,
-            stalls: Stalls::default(),
+            counts: Counts::default(),
+            trust: Trust::default(),
+            distrusted: Vec::new(),
+            unfit_since: None,
+            guest_mac: self.options.guest_mac(device),
+            socket,
             acked: HashMap::new(),
             sharing: 0,
             until: now + LEASE,
@@ -258,7 +397,7 @@ impl Follow {
         for served in self.taps.values_mut().filter(|s| s.device.name == name) {
             found = true;
             // Also one that rests is not to come back by itself.
-            served.broken_at = None;
+            served.unfit_since = None;
             if served.state != State::Off {
                 served.set(config, State::Draining);
             }
@@ -300,8 +439,11 @@ impl Follow {
                     return Err(TapError::Filtered(name.to_owned()));
                 }
             }
-            served.broken_flows = 0;
-            served.broken_at = None;
+            served.unfit_since = None;
+            served.trust.restore();
+            if let Err(error) = served.program.forget_source() {
+                tracing::warn!(tap = %name, "{error}");
+            }
             served.set(config, State::On);
         }
         Ok(found)
@@ -312,7 +454,11 @@ impl Follow {
     /// # Errors
     /// [`ProgramError::Map`].
     pub fn status(&self) -> Result<Vec<Status>, ProgramError> {
-        self.taps.values().map(Served::status).collect()
+        let status = |(index, served): (&u32, &Served)| {
+            let retained = self.retained.bytes_of(*index);
+            served.status(retained)
+        };
+        self.taps.iter().map(status).collect()
     }
 }
 
@@ -332,6 +478,8 @@ impl Served {
             on: self.state == State::On,
             ring: self.device.ring,
             sharing: self.sharing,
+            distrusted: self.distrusted.len() as u32,
+            guest_mac: self.guest_mac,
             ..config
         };
         self.program.configure(&config, self.until)
@@ -339,7 +487,7 @@ impl Served {
 
     fn watch(&mut self, config: Config, now: Duration) {
         self.until = now + LEASE;
-        let watched = self.watch_promises(config, now);
+        let watched = self.watch_flows(config, now);
         if let Err(error) = watched.and_then(|()| self.configure(config)) {
             tracing::warn!(tap = %self.device.name, "{error}");
         }
@@ -373,42 +521,32 @@ impl Served {
         self.set(config, State::Unfit(format!("until {why}")));
     }
 
-    fn watch_promises(&mut self, config: Config, now: Duration) -> Result<(), ProgramError> {
+    fn watch_flows(&mut self, config: Config, now: Duration) -> Result<(), ProgramError> {
         let flows = self.program.flows()?;
-        for doubt in self.program.doubts() {
-            tracing::warn!(
-                tap = %self.device.name, flow = %doubt.key, lacks = doubt.lacks, reach = doubt.reach,
-                "the guest seems to lack bytes that were acknowledged for it; the flow is left alone"
-            );
+        for (_, flow) in &flows {
+            self.counts.exposure_most = self.counts.exposure_most.max(flow.exposed_most);
         }
-        let broken = self.stalls.look(self.heard()?, &flows);
-        for one in &broken {
-            tracing::error!(
-                tap = %self.device.name, flow = %one.key, lacks = one.told_seq.wrapping_sub(one.vm_seq),
-                "the guest lacks bytes that were acknowledged for it, which cannot be repaired"
-            );
-            self.program.leave(&one.key)?;
-        }
-        self.broken += broken.len() as u64;
-        self.broken_flows += broken.len() as u32;
-        if self.broken_flows >= BROKEN_FLOWS && self.state == State::On {
-            tracing::error!(
-                tap = %self.device.name,
-                "nothing is acknowledged for this guest for the next {} minutes", REST.as_secs() / 60
-            );
-            self.set(
-                config,
-                State::Unfit("the guest lost what was promised".into()),
-            );
-            self.broken_at = Some(now);
-        }
+        self.weigh_trust(config, now)?;
         if self
-            .broken_at
-            .is_some_and(|at| now.saturating_sub(at) > REST)
+            .unfit_since
+            .is_some_and(|since| now.saturating_sub(since) > REST)
         {
-            self.broken_at = None;
-            self.broken_flows = 0;
+            self.unfit_since = None;
+            tracing::info!(tap = %self.device.name, "segments are acknowledged early again");
             self.set(config, State::On);
+        }
+        if self.state == State::On
+            && self.guest_mac.is_none()
+            && self.program.sees_several_macs()?
+        {
+            let name = self.device.name.clone();
+            self.become_unfit(
+                config,
+                format!(
+                    "frames of several Ethernet addresses come from {name}, so that endpoints may be behind the guest: \
+                     name the guest's own with `--guest-mac {name}=ADDRESS`"
+                ),
+            );
         }
         self.sharing = self.sharers(&flows);
         if self.state == State::Draining && owed(&flows) == 0 {
@@ -422,6 +560,107 @@ impl Served {
             }
         }
         Ok(())
+    }
+
+    /// Tells the programs which peers are distrusted, if these are others than before.
+    fn weigh_trust(&mut self, config: Config, now: Duration) -> Result<(), ProgramError> {
+        let distrusted: Vec<_> = self.trust.distrusted(now).into_iter().collect();
+        if distrusted == self.distrusted {
+            return Ok(());
+        }
+        self.program.distrust(&distrusted)?;
+        let added = distrusted.iter().filter(|p| !self.distrusted.contains(p));
+        for network in added {
+            tracing::warn!(
+                tap = %self.device.name,
+                "the guest lacked bytes of {TIMES} flows from {network} that were acknowledged early; for {} minutes nothing \
+                 from there is acknowledged early",
+                REST.as_secs() / 60
+            );
+            for (key, flow) in self.program.flows()? {
+                let bypassed = matches!(flow.mode, Mode::Bypass(_));
+                if !bypassed && Prefix::of(key.peer.ip()) == *network {
+                    self.program.leave(&key, Bypass::DistrustedPeer)?;
+                }
+            }
+        }
+        self.distrusted = distrusted;
+        self.configure(config)?;
+        if self.distrusted.len() >= TIMES && self.state == State::On {
+            self.become_unfit(
+                config,
+                format!(
+                    "the guest drops what it has offered to take (look for TCPRcvQDrop in `nstat -a` there); nothing is \
+                     acknowledged early for it for {} minutes",
+                    REST.as_secs() / 60
+                ),
+            );
+            self.unfit_since = Some(now);
+        }
+        Ok(())
+    }
+
+    fn become_unfit(&mut self, config: Config, why: String) {
+        tracing::warn!(tap = %self.device.name, "{why}");
+        self.set(config, State::Unfit(why));
+    }
+
+    /// Sends what is due of a flow, and tells what there is to tell.
+    fn act(
+        &mut self,
+        key: &Key,
+        flow: &Flow,
+        due: &Due,
+        retained: &Retained,
+        config: Config,
+        now: Duration,
+    ) {
+        let tap = self.device.name.clone();
+        self.counts.exposure_most = self.counts.exposure_most.max(flow.exposed_most);
+        match due.news {
+            Some(News::Lacks(bytes)) => {
+                tracing::warn!(
+                    %tap, flow = %key, bytes,
+                    "the guest lacks bytes that were acknowledged early; they are being retransmitted to it"
+                );
+                self.counts.repaired += 1;
+                self.trust.repaired(Prefix::of(key.peer.ip()), now);
+                let left = match flow.mode {
+                    Mode::Bypass(_) => Ok(()),
+                    _ => self.program.leave(key, Bypass::Contradicted),
+                };
+                if let Err(error) = left.and_then(|()| self.weigh_trust(config, now)) {
+                    tracing::warn!(%tap, "{error}");
+                }
+            }
+            Some(News::Repaired) => {
+                tracing::info!(%tap, flow = %key, "the guest has everything that was acknowledged early");
+            }
+            Some(News::Lost(bytes)) => {
+                tracing::error!(
+                    %tap, flow = %key, bytes,
+                    "lost after early ACK: the guest has not taken these bytes for a quarter of an hour"
+                );
+                self.counts.lost += 1;
+                if let Err(error) = self.program.leave(key, Bypass::BrokenPromise) {
+                    tracing::warn!(%tap, "{error}");
+                }
+            }
+            None => {}
+        }
+        let id = (self.device.index, *key);
+        for (number, range) in &due.segments {
+            let Some(copy) = retained.copy(&id, *number) else {
+                continue;
+            };
+            match self.socket.send(&retransmission(copy, range, flow)) {
+                Ok(()) => self.counts.retransmitted += 1,
+                Err(error) => {
+                    tracing::debug!(%tap, flow = %key, %error, "a segment cannot be retransmitted now");
+                    self.counts.not_sent += 1;
+                }
+            }
+        }
     }
 
     /// Flows that fill the ring: of which much was acknowledged since the last look.
@@ -439,22 +678,15 @@ impl Served {
         sharing
     }
 
-    /// Packets that the guest itself has sent.
-    fn heard(&self) -> Result<u64, ProgramError> {
-        let ways = self.program.from_guest()?;
-        let own = ways
-            .iter()
-            .filter(|(way, _)| !["ours", "leftover"].contains(way));
-        Ok(own.map(|(_, count)| count).sum())
-    }
-
-    fn status(&self) -> Result<Status, ProgramError> {
+    fn status(&self, retained: usize) -> Result<Status, ProgramError> {
         Ok(Status {
+            retained,
             tap: self.device.name.clone(),
             index: self.device.index,
             state: self.state.clone(),
             ring: self.device.ring,
-            broken: self.broken,
+            counts: self.counts,
+            distrusted: self.distrusted.clone(),
             to_guest: self.program.to_guest()?,
             from_guest: self.program.from_guest()?,
             flows: self.program.flows()?,
@@ -470,6 +702,11 @@ fn owed(flows: &[(Key, Flow)]) -> u64 {
     open.map(|(_, flow)| u64::from(flow.owed())).sum()
 }
 
+/// A time in the programs' ticks of 2^20 ns.
+fn ticks(time: Duration) -> u32 {
+    u32::try_from(time.as_nanos() >> 20).unwrap_or(u32::MAX)
+}
+
 fn patience(flow: &Flow) -> Duration {
     match flow.mode {
         // What is owed is not forgotten.
@@ -477,7 +714,9 @@ fn patience(flow: &Flow) -> Duration {
         // A SYN that nobody answers, or that nobody meant (a flood of them would fill the table).
         Mode::Syn
         | Mode::Unproven
-        | Mode::Bypass(Bypass::Closing | Bypass::BrokenPromise | Bypass::Doubt) => IDLE_SHORT,
+        | Mode::Bypass(
+            Bypass::Closing | Bypass::BrokenPromise | Bypass::Doubt | Bypass::Contradicted,
+        ) => IDLE_SHORT,
         _ => IDLE,
     }
 }

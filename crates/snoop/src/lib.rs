@@ -5,13 +5,16 @@
 #![forbid(unsafe_code)]
 
 pub mod config;
+pub mod copies;
 pub mod cost;
 pub mod follow;
+mod frame;
 mod metrics;
 pub mod program;
 mod qdisc;
 pub mod records;
+pub mod retransmit;
 pub mod serve;
-pub mod stalls;
 pub mod tap;
+mod trust;
 pub mod wire;

@@ -26,6 +26,32 @@ const MODES: [&str; 6] = [
     "BYPASS",
 ];
 
+/// Names of counters, what they are, and where the figure is.
+type Counter = (&'static str, &'static str, fn(&TapStatus) -> u64);
+
+const COUNTERS: [Counter; 4] = [
+    (
+        "taut_snoop_repaired_flows",
+        "Flows of which the guest lacked what was acknowledged early, so that it was retransmitted",
+        |tap| tap.repaired,
+    ),
+    (
+        "taut_snoop_retransmitted_segments",
+        "Segments that were retransmitted to the guest",
+        |tap| tap.retransmitted,
+    ),
+    (
+        "taut_snoop_not_retransmitted_segments",
+        "Segments that could not be retransmitted when they were due",
+        |tap| tap.not_sent,
+    ),
+    (
+        "taut_snoop_broken_promises",
+        "Flows of which the guest never took what was acknowledged early",
+        |tap| tap.broken_promises,
+    ),
+];
+
 /// An exposition in OpenMetrics' text format of these taps.
 ///
 /// # Errors
@@ -143,13 +169,29 @@ impl Collector for Snapshot {
         self.each(
             &mut encoder,
             (
-                "taut_snoop_broken_promises",
-                "Promises that the guest turned out not to have",
+                "taut_snoop_exposure_most",
+                "The most bytes of one flow that were acknowledged early and not yet by the guest",
             ),
-            None,
-            counter,
-            |tap| Figure::Count(tap.broken_promises),
-        )
+            Some(&Unit::Bytes),
+            gauge,
+            |tap| Figure::Level(u64::from(tap.exposure_most)),
+        )?;
+        self.each(
+            &mut encoder,
+            (
+                "taut_snoop_retained",
+                "Bytes of frames that are retained until the guest has acknowledged them",
+            ),
+            Some(&Unit::Bytes),
+            gauge,
+            |tap| Figure::Level(tap.retained),
+        )?;
+        for (name, help, figure) in COUNTERS {
+            self.each(&mut encoder, (name, help), None, counter, |tap| {
+                Figure::Count(figure(tap))
+            })?;
+        }
+        Ok(())
     }
 }
 
@@ -188,6 +230,13 @@ mod tests {
             why: None,
             ring: 500,
             broken_promises: 2,
+            exposure: 1448,
+            exposure_most: 9000,
+            retained: 1514,
+            repaired: 3,
+            retransmitted: 4,
+            not_sent: 5,
+            distrusted: Vec::new(),
             to_guest: vec![("acked".into(), 7)],
             from_guest: vec![("passed".into(), 8)],
             flows: vec![FlowStatus {
@@ -196,6 +245,7 @@ mod tests {
                 mode: "ACTIVE".into(),
                 bypass: None,
                 promised: 1448,
+                exposure_most: 9000,
                 acked_segments: 7,
                 acked_bytes: 10_000,
                 suppressed: 0,
@@ -215,6 +265,11 @@ mod tests {
             "taut_snoop_flows{tap=\"vnet0\",mode=\"ACTIVE\"} 1",
             "taut_snoop_flows{tap=\"vnet0\",mode=\"BYPASS\"} 0",
             "taut_snoop_promised_bytes{tap=\"vnet0\"} 1448",
+            "taut_snoop_exposure_most_bytes{tap=\"vnet0\"} 9000",
+            "taut_snoop_retained_bytes{tap=\"vnet0\"} 1514",
+            "taut_snoop_repaired_flows_total{tap=\"vnet0\"} 3",
+            "taut_snoop_retransmitted_segments_total{tap=\"vnet0\"} 4",
+            "taut_snoop_not_retransmitted_segments_total{tap=\"vnet0\"} 5",
             "taut_snoop_broken_promises_total{tap=\"vnet0\"} 2",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");

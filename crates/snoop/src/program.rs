@@ -10,7 +10,10 @@ use taut_sys::Errno;
 use taut_sys::bpf::tc::{AttachPoint, Attached};
 use taut_sys::bpf::{Entry, hash_entries, run_time};
 
-use crate::wire::{Config, Doubt, FLOW, Flow, FromGuest, KEY, Key, Spent, ToGuest};
+use crate::copies::Copies;
+use crate::wire::{
+    Bypass, Config, Doubt, FLOW, Flow, FromGuest, KEY, Key, Net, Prefix, Spent, ToGuest,
+};
 
 /// The programs, compiled by `build.rs`.
 const PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/snoop.bpf.o"));
@@ -84,16 +87,20 @@ pub enum ProgramError {
 // === impl Program ===
 
 impl Program {
-    /// The programs with room for so many flows, at no tap.
+    /// The programs with room for so many flows, at no tap. What they acknowledge early goes into `copies`.
     ///
     /// # Errors
     /// [`ProgramError`]: the kernel does not take them.
-    pub fn load(flows: u32) -> Result<Self, ProgramError> {
-        Self::load_measured(flows, false)
+    pub fn load(flows: u32, copies: &Copies) -> Result<Self, ProgramError> {
+        Self::load_measured(flows, copies, false)
     }
 
     /// The same, and `measured` says whether they are to measure where their time goes.
-    pub(crate) fn load_measured(flows: u32, measured: bool) -> Result<Self, ProgramError> {
+    pub(crate) fn load_measured(
+        flows: u32,
+        copies: &Copies,
+        measured: bool,
+    ) -> Result<Self, ProgramError> {
         // What libbpf has to say beside the error is for those who look for a fault.
         libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Warn, |_, text| {
             tracing::debug!(target: "libbpf", "{}", text.trim_end());
@@ -111,6 +118,11 @@ impl Program {
             .find(|map| map.name() == ".rodata.config")
             .ok_or(ProgramError::Part("section `.rodata.config`"))?
             .set_initial_value(&[u8::from(measured)])
+            .map_err(ProgramError::Load)?;
+        open.maps_mut()
+            .find(|map| map.name() == "retained")
+            .ok_or(ProgramError::Part("map `retained`"))?
+            .reuse_fd(copies.map())
             .map_err(ProgramError::Load)?;
         let object = open.load().map_err(ProgramError::Load)?;
         let flows = map(&object, "flows")?;
@@ -223,7 +235,7 @@ impl Program {
     /// Promises that came to look broken since the last call.
     pub fn doubts(&self) -> Vec<Doubt> {
         // An error says that there is nothing now.
-        let _ = self.events.poll(Duration::ZERO);
+        let _ = self.events.consume();
         let mut doubts = self.doubts.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *doubts)
     }
@@ -247,8 +259,18 @@ impl Program {
         run_time(program.as_fd()).map_err(|source| ProgramError::RunTime { name, source })
     }
 
-    /// Leaves a flow alone from now on: its guest has lost what was promised.
-    pub(crate) fn leave(&self, key: &Key) -> Result<(), ProgramError> {
+    /// A flow, if it is followed.
+    ///
+    /// # Errors
+    /// [`ProgramError::Map`].
+    pub(crate) fn flow(&self, key: &Key) -> Result<Option<Flow>, ProgramError> {
+        let found = map(&self.object, "flows")?.lookup(&key.encode(), MapFlags::LOCK);
+        let found = found.map_err(refused("flows"))?;
+        Ok(found.and_then(|bytes| Flow::decode(&bytes)))
+    }
+
+    /// Leaves a flow alone from now on.
+    pub(crate) fn leave(&self, key: &Key, why: Bypass) -> Result<(), ProgramError> {
         let flows = map(&self.object, "flows")?;
         let key = key.encode();
         let flow = flows
@@ -257,13 +279,58 @@ impl Program {
         let Some(mut flow) = flow else {
             return Ok(());
         };
-        Flow::break_promise(&mut flow);
+        Flow::leave_alone(&mut flow, why);
         match flows.update(&key, &flow, MapFlags::LOCK | MapFlags::EXIST) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
                 Err(refused("flows")(error))
             }
             _ => Ok(()),
         }
+    }
+
+    /// Says of which networks guests are, for [`Config::by_address`].
+    ///
+    /// # Errors
+    /// [`ProgramError::Map`].
+    pub fn allow(&self, nets: &[Net]) -> Result<(), ProgramError> {
+        let map = map(&self.object, "guest_nets")?;
+        for net in nets {
+            map.update(&net.encode(), &[1], MapFlags::ANY)
+                .map_err(refused("networks of guests"))?;
+        }
+        Ok(())
+    }
+
+    /// Says which networks of peers are distrusted: these, instead of those before.
+    pub(crate) fn distrust(&self, prefixes: &[Prefix]) -> Result<(), ProgramError> {
+        let map = map(&self.object, "distrusted")?;
+        let wanted: Vec<_> = prefixes.iter().map(Prefix::encode).collect();
+        let present: Vec<_> = map.keys().collect();
+        for key in present {
+            if !wanted.iter().any(|prefix| prefix[..] == key[..]) {
+                // It may be gone already.
+                let _ = map.delete(&key);
+            }
+        }
+        for prefix in wanted {
+            map.update(&prefix, &[1], MapFlags::ANY)
+                .map_err(refused("distrusted networks"))?;
+        }
+        Ok(())
+    }
+
+    /// Whether frames from more than one Ethernet address came from the tap, and it is not known which is the guest's.
+    pub(crate) fn sees_several_macs(&self) -> Result<bool, ProgramError> {
+        let found = map(&self.object, "source")?.lookup(&0u32.to_ne_bytes(), MapFlags::ANY);
+        let found = found.map_err(refused("source"))?;
+        Ok(found.is_some_and(|bytes| bytes.get(7) == Some(&1)))
+    }
+
+    /// Learns the guest's Ethernet address from the next frame.
+    pub(crate) fn forget_source(&self) -> Result<(), ProgramError> {
+        map(&self.object, "source")?
+            .update(&0u32.to_ne_bytes(), &[0; 8], MapFlags::ANY)
+            .map_err(refused("source"))
     }
 
     /// Links of tcx at the tap's egress that are this one's.

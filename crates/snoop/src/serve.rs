@@ -22,8 +22,10 @@ use serde::{Deserialize, Serialize};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::copies::{self, Waiter};
 use crate::follow::{Follow, LOOK_EVERY, Options, State, Status};
 use crate::metrics;
+use crate::program::ProgramError;
 use crate::tap::TapError;
 
 /// Where questions are answered, if nothing else is said.
@@ -49,12 +51,19 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How often it is looked whether a tap is drained.
 const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
+/// How long at most a process that is told to end waits for guests to take what was acknowledged early: its copies
+/// end with it.
+const STOP_WAIT: Duration = Duration::from_secs(5);
+
 /// Why taps are not served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The devices cannot be listed.
     #[error(transparent)]
     Tap(#[from] TapError),
+    /// The kernel lacks something that the programs need.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
     /// There is no place for questions.
     #[error("cannot answer at {path}: {source}; choose another --control")]
     Control {
@@ -150,8 +159,22 @@ pub struct TapStatus {
     pub why: Option<String>,
     /// Places of its ring.
     pub ring: u32,
-    /// Promises that the guest turned out not to have.
+    /// Flows of which the guest never took what was acknowledged early.
     pub broken_promises: u64,
+    /// Bytes that were acknowledged early and not yet by the guest, of all flows now.
+    pub exposure: u64,
+    /// The same of one flow, at most.
+    pub exposure_most: u32,
+    /// Bytes of frames that are retained until the guest has acknowledged them.
+    pub retained: u64,
+    /// Flows of which the guest lacked something that was acknowledged early, so that it was retransmitted.
+    pub repaired: u64,
+    /// Segments that were retransmitted to the guest.
+    pub retransmitted: u64,
+    /// Segments that could not be retransmitted when they were due, such as into a full ring.
+    pub not_sent: u64,
+    /// Networks of peers for which nothing is acknowledged early for now.
+    pub distrusted: Vec<String>,
     /// Packets towards the guest, by their way out of the program.
     pub to_guest: Vec<(String, u64)>,
     /// Packets from it.
@@ -174,6 +197,8 @@ pub struct FlowStatus {
     pub bypass: Option<String>,
     /// Bytes that the sender believes the guest to have and that are still in its ring.
     pub promised: u32,
+    /// The most of these at one time.
+    pub exposure_most: u32,
     /// Segments that were acknowledged for it.
     pub acked_segments: u64,
     /// Their bytes.
@@ -187,6 +212,8 @@ pub struct FlowStatus {
 enum Event {
     /// A question and where its answer goes.
     Asked(Question, Asker),
+    /// Something was acknowledged early.
+    Copies,
     Stop,
 }
 
@@ -236,24 +263,29 @@ pub fn run(
         .spawn({
             let tell = tell.clone();
             move || {
-                if signals.forever().next().is_some() {
+                for _ in signals.forever() {
                     // Nobody is there if it has ended already.
                     let _ = tell.send(Event::Stop);
                 }
             }
         })?;
+    let mut follow = Follow::new(options.clone())?;
+    let mut copies = Ticks::start(follow.waiter()?, tell.clone())?;
     std::thread::Builder::new()
         .name("snoop-control".into())
         .spawn(move || answer_all(&listener, &tell))?;
 
     options.records.sweep(&crate::tap::devices()?);
-    let mut follow = Follow::new(options);
     // As many as there are askers at most: who has gone has made room.
     let mut draining: Vec<(String, Asker)> = Vec::new();
     let mut look_at = Instant::now();
     let mut looked = false;
+    let mut stop_at: Option<Instant> = None;
     let result = loop {
         let now = Instant::now();
+        if copies.are_due(now) {
+            copies.went_on(follow.retransmit(monotonic()), now);
+        }
         if now >= look_at {
             // At the first, it is a fault that somebody should hear of; later it may pass, and until it
             // does nothing is promised for longer than the lease.
@@ -264,6 +296,11 @@ pub fn run(
             }
             look_at = now + LOOK_EVERY;
         }
+        if let Some(at) = stop_at
+            && (now >= at || follow.are_drained().unwrap_or(true))
+        {
+            break Ok(());
+        }
         draining.retain(|(tap, asker)| {
             let done = follow.is_drained(tap).unwrap_or(false);
             if done {
@@ -272,8 +309,11 @@ pub fn run(
             !done && asker.is_there()
         });
         let mut patience = look_at.saturating_duration_since(Instant::now());
-        if !draining.is_empty() {
+        if !draining.is_empty() || stop_at.is_some() {
             patience = patience.min(DRAIN_LOOK);
+        }
+        if let Some(at) = copies.due {
+            patience = patience.min(at.saturating_duration_since(Instant::now()));
         }
         match told.recv_timeout(patience) {
             Ok(Event::Asked(Question::Off { tap }, asker)) if follow.turn_off(&tap) => {
@@ -290,15 +330,73 @@ pub fn run(
                 }
                 asker.tell(answer(&mut follow, question));
             }
+            Ok(Event::Copies) => copies.due = Some(Instant::now()),
             Err(RecvTimeoutError::Timeout) => {}
+            // A second signal does not wait.
+            Ok(Event::Stop) if stop_at.is_none() => {
+                follow.turn_all_off();
+                stop_at = Some(Instant::now() + STOP_WAIT);
+            }
             Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break Ok(()),
         }
     };
+    let drained = follow.are_drained().unwrap_or(false);
     // Nobody is left to answer.
     let _ = std::fs::remove_file(control);
     drop(follow);
-    tracing::info!("stopped; connections go on, acknowledged by their guests alone");
+    if drained {
+        tracing::info!("stopped; connections go on, acknowledged by their guests alone");
+    } else {
+        tracing::warn!(
+            "stopped before guests had acknowledged everything that was acknowledged early; what is in their rings is theirs \
+             to take, and can no longer be retransmitted"
+        );
+    }
     result
+}
+
+/// When copies are looked at: often while there are any, and never while there are none.
+struct Ticks {
+    due: Option<Instant>,
+    every: Duration,
+    rested: SyncSender<()>,
+}
+
+// === impl Ticks ===
+
+impl Ticks {
+    /// Starts the thread that waits for copies.
+    fn start(waiter: Waiter, tell: SyncSender<Event>) -> io::Result<Self> {
+        let (rested, rests) = sync_channel(1);
+        let wait = move || {
+            while waiter.wait().is_ok() && tell.send(Event::Copies).is_ok() {
+                // Until the copies have been looked at, and there were no more.
+                if rests.recv().is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("snoop-copies".into());
+        thread.spawn(wait)?;
+        Ok(Self {
+            due: None,
+            every: copies::TICK,
+            rested,
+        })
+    }
+
+    fn are_due(&self, now: Instant) -> bool {
+        self.due.is_some_and(|due| now >= due)
+    }
+
+    /// They were looked at, and `more` says whether there are some still.
+    fn went_on(&mut self, more: bool, now: Instant) {
+        self.due = more.then(|| now + self.every);
+        if !more {
+            // The thread has ended if it could not wait.
+            let _ = self.rested.try_send(());
+        }
+    }
 }
 
 /// Asks the process that serves taps, and waits for the answer no longer than `patience`.
@@ -517,6 +615,7 @@ impl From<Status> for TapStatus {
                 _ => None,
             },
             promised: flow.promised(),
+            exposure_most: flow.exposed_most,
             acked_segments: flow.acked_segments,
             acked_bytes: flow.acked_bytes,
             suppressed: flow.suppressed,
@@ -527,7 +626,18 @@ impl From<Status> for TapStatus {
             state: state.into(),
             why,
             ring: status.ring,
-            broken_promises: status.broken,
+            broken_promises: status.counts.lost,
+            exposure: status
+                .flows
+                .iter()
+                .map(|(_, flow)| u64::from(flow.promised()))
+                .sum(),
+            exposure_most: status.counts.exposure_most,
+            retained: status.retained as u64,
+            repaired: status.counts.repaired,
+            retransmitted: status.counts.retransmitted,
+            not_sent: status.counts.not_sent,
+            distrusted: status.distrusted.iter().map(ToString::to_string).collect(),
             to_guest: status.to_guest.iter().map(named).collect(),
             from_guest: status.from_guest.iter().map(named).collect(),
             flows: status.flows.into_iter().map(flow).collect(),

@@ -39,6 +39,8 @@ pub struct Device {
     pub ring: u32,
     /// The name of its queueing discipline.
     pub qdisc: String,
+    /// Its own Ethernet address, which is not the guest's.
+    pub mac: Option<[u8; 6]>,
     /// What drives it.
     pub kind: Kind,
 }
@@ -192,6 +194,15 @@ impl Device {
     /// Whether something stands before the ring that may drop what it has taken.
     pub fn has_queue(&self) -> bool {
         self.qdisc != NO_QUEUE
+    }
+
+    /// The guest's Ethernet address, if libvirt made the tap: it gives the tap the guest's, and 0xfe for the first byte.
+    /// (By chance a tap's address begins so once in 2^24 times.)
+    pub fn guest_mac(&self) -> Option<[u8; 6]> {
+        match self.mac? {
+            [0xfe, 0x54, 0, x, y, z] => Some([0x52, 0x54, 0, x, y, z]),
+            _ => None,
+        }
     }
 }
 
@@ -347,13 +358,14 @@ async fn list(handle: &Handle) -> Result<Vec<Device>, TapError> {
 
 /// What a link message says of a device.
 fn device(link: LinkMessage) -> Option<Device> {
-    let mut name = None;
+    let (mut name, mut mac) = (None, None);
     let (mut ring, mut qdisc, mut kind) = (0, String::new(), Kind::Other(None));
     for attribute in link.attributes {
         match attribute {
             LinkAttribute::IfName(is) => name = Some(is),
             LinkAttribute::TxQueueLen(places) => ring = places,
             LinkAttribute::Qdisc(is) => qdisc = is,
+            LinkAttribute::Address(is) => mac = is.try_into().ok(),
             LinkAttribute::LinkInfo(info) => kind = kind_of(&info),
             _ => {}
         }
@@ -363,6 +375,7 @@ fn device(link: LinkMessage) -> Option<Device> {
         index: link.header.index,
         ring,
         qdisc,
+        mac,
         kind,
     })
 }
@@ -463,6 +476,7 @@ mod tests {
             index: 7,
             ring: 500,
             qdisc: "pfifo_fast".into(),
+            mac: None,
             kind,
         }
     }

@@ -46,6 +46,16 @@ pub enum Bypass {
     BrokenPromise,
     /// It looks like that.
     Doubt,
+    /// The guest says that it lacks what was acknowledged early.
+    Contradicted,
+    /// The endpoint is behind the guest: its TTL is not one that systems send with.
+    Forwarded,
+    /// The endpoint may be behind the guest: its Ethernet address is not known to be the guest's.
+    OtherMac,
+    /// The guest's end is in none of the networks that guests are in (`--guest-net`).
+    OtherAddress,
+    /// Several flows of the peer's network had to be repaired.
+    DistrustedPeer,
 }
 
 /// Of a guest's end and its peer's.
@@ -84,10 +94,20 @@ pub struct Flow {
     pub lifted: u64,
     /// When the last packet came: nanoseconds of CLOCK_MONOTONIC.
     pub seen_ns: u64,
+    /// The most bytes that were acknowledged early and not yet by the guest.
+    pub exposed_most: u32,
+    /// When the guest was last heard in this flow, in ticks of 2^20 ns of CLOCK_MONOTONIC.
+    pub heard: u32,
+    /// What the peer has acknowledged of the guest's data.
+    pub vm_una: u32,
+    /// The window that the peer offers, not scaled.
+    pub peer_window: u16,
+    /// The latest TSval of the peer's.
+    pub ts_peer: u32,
 }
 
 /// How a tap is served.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Acknowledge.
     pub on: bool,
@@ -109,29 +129,72 @@ pub struct Config {
     /// For so many times 2^20 ns after it was heard the guest is taken to be awake, and an acknowledgement
     /// is of several full segments; 0: each is acknowledged. See [`Config::AWAKE`].
     pub awake_ticks: u32,
+    /// Bytes of a flow that may be acknowledged early and not yet by the guest. See [`Config::EXPOSURE`].
+    pub exposure: u32,
+    /// For so many times 2^20 ns the guest may acknowledge nothing of them before no more are acknowledged early.
+    /// See [`Config::EXPOSURE_TICKS`].
+    pub exposure_ticks: u32,
+    /// Networks of peers that are distrusted now: entries of the programs' map.
+    pub distrusted: u32,
+    /// The guest's own Ethernet address, if it is known. Otherwise nothing is acknowledged early at a tap at which
+    /// more than one was seen.
+    pub guest_mac: Option<[u8; 6]>,
+    /// Acknowledge early only for guests' addresses in the programs' map of networks.
+    pub by_address: bool,
+    /// A TTL that guests send with, besides 64, 128 and 255; 0: none.
+    pub guest_ttl: u8,
 }
 
-/// A guest lacks what was promised for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Broken {
-    /// Whose.
-    pub key: Key,
-    /// What it has.
-    pub vm_seq: u32,
-    /// What the sender was told that it has.
-    pub told_seq: u32,
-}
-
-/// A guest seems to lack what was promised for it: it acknowledges selectively what came after it
-/// (RFC 2018).
+/// Why a guest seems to lack what was acknowledged early, as the programs have seen it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doubt {
     /// Whose.
     pub key: Key,
-    /// Bytes that were promised and that it does not acknowledge.
+    /// Bytes that were acknowledged early and that it does not acknowledge.
     pub lacks: u32,
-    /// From the first of these to the end of what it has, in bytes.
-    pub reach: u32,
+    /// From the first of these to the end of the SACK block, or to the right edge, that shows it: bytes, negative
+    /// if the edge is before.
+    pub reach: i32,
+    /// The guest has said so itself, by its window or by repeating itself; else it acknowledges selectively what
+    /// came later (RFC 2018).
+    pub contradicted: bool,
+}
+
+/// A network of peers that is trusted or not as a whole: 24 bits of an IPv4 address, 48 of an IPv6 address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Prefix {
+    bytes: [u8; 6],
+    version: u16,
+}
+
+/// A network of guests' addresses: CIDR, such as `10.1.0.0/16`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Net {
+    address: IpAddr,
+    bits: u8,
+}
+
+/// A frame for a guest, of which the host keeps a copy until the guest has acknowledged its data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Copy {
+    /// Its flow.
+    pub key: Key,
+    /// The number of the tap.
+    pub ifindex: u32,
+    /// The sequence number of its first byte of data.
+    pub seq: u32,
+    /// Bytes of data.
+    pub len: u32,
+    /// Where its TCP header begins.
+    pub l4_at: usize,
+    /// Bytes of TCP's header, options included.
+    pub header: usize,
+    /// Bytes of data in each of its segments.
+    pub segment: u32,
+    /// When it was put into the ring (CLOCK_MONOTONIC).
+    pub at: Duration,
+    /// Its bytes, from the Ethernet header to the end of its data.
+    pub frame: Box<[u8]>,
 }
 
 macro_rules! exits {
@@ -169,7 +232,8 @@ exits! {
     /// Packets towards the guest, by their way out of the program (`enum snoop_to_guest`).
     ToGuest {
         "not_tcp", "malformed", "ours", "off", "no_flow", "flows_full", "syn", "rst", "bypass", "no_data",
-        "unlearnt", "out_of_order", "misdirected", "ce", "options", "beyond_window", "budget", "checksum", "in_parts", "not_cloned",
+        "unlearnt", "out_of_order", "misdirected", "ce", "options", "beyond_window", "budget", "exposure", "overdue",
+        "not_kept", "checksum", "in_parts", "not_cloned",
         "ring_full", "overtaken", "no_ack", "held", "acked",
     }
 }
@@ -178,17 +242,23 @@ exits! {
     /// Packets from the guest, by their way out of the program (`enum snoop_from_guest`).
     FromGuest {
         "not_tcp", "malformed", "ours", "leftover", "flows_full", "no_flow", "syn", "rst", "fin", "bypass",
-        "passed", "suppressed", "lifted", "not_lifted", "doubt",
+        "passed", "suppressed", "lifted", "not_lifted", "doubt", "contradicted", "forwarded", "other_mac", "other_address",
     }
 }
 
+/// The mark of a frame that the programs are to deliver to the guest as it is (SNOOP_DELIVERY).
+pub(crate) const DELIVERY_MARK: u32 = 0x7461_7574;
+
 /// Bytes of `struct snoop_key`, `struct snoop_flow` and `struct snoop_event`.
 pub(crate) const KEY: usize = 40;
-pub(crate) const FLOW: usize = 168;
-const EVENT: usize = KEY + 12;
+pub(crate) const FLOW: usize = 184;
+const EVENT: usize = KEY + 16;
+/// Bytes of `struct snoop_copy`, and of `struct snoop_config`.
+const COPY: usize = KEY + 32;
+const CONFIG: usize = 64;
 
 /// Where `mode` and `bypass` are in `struct snoop_flow`.
-const MODE_AT: usize = 117;
+const MODE_AT: usize = 133;
 
 /// The bit beside a VLAN's number that says that there is one.
 const TAGGED: u16 = 0x8000;
@@ -237,8 +307,18 @@ impl Bypass {
             9 => Self::Option,
             10 => Self::BrokenPromise,
             11 => Self::Doubt,
+            12 => Self::Contradicted,
+            13 => Self::Forwarded,
+            14 => Self::OtherMac,
+            15 => Self::OtherAddress,
+            16 => Self::DistrustedPeer,
             _ => return None,
         })
+    }
+
+    /// As `enum snoop_bypass` has it, of which these are in order after the one that stands for none.
+    fn encode(self) -> u8 {
+        self as u8 + 1
     }
 
     /// The name that users see.
@@ -255,6 +335,11 @@ impl Bypass {
             Self::Option => "option",
             Self::BrokenPromise => "broken_promise",
             Self::Doubt => "doubt",
+            Self::Contradicted => "contradicted",
+            Self::Forwarded => "forwarded",
+            Self::OtherMac => "other_mac",
+            Self::OtherAddress => "other_address",
+            Self::DistrustedPeer => "distrusted_peer",
         }
     }
 }
@@ -311,38 +396,33 @@ impl fmt::Display for Key {
 impl Flow {
     /// `None` if it is none.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut read = Reader(bytes.get(..FLOW)?);
-        let _lock = read.u32()?;
-        let next_seq = read.u32()?;
-        let told_seq = read.u32()?;
-        let vm_seq = read.u32()?;
-        let rcv_edge = read.u32()?;
-        let _told_edge = read.u32()?;
-        let grown_edge = read.u32()?;
-        // What only the programs need: from `far_edge` to `mss`.
-        let _: [u8; 18 * 4 + 2 + 12 + 2] = read.take()?;
-        let [_scale, mode, bypass, _flags, _tos, _ttl, _counted] = read.take()?;
-        let _: [u8; 5] = read.take()?;
-        let seen_ns = read.u64()?;
+        let bytes: &[u8; FLOW] = bytes.first_chunk()?;
+        let word = |at: usize| Reader(&bytes[at..]).u32();
+        let long = |at: usize| Reader(&bytes[at..]).u64();
         Some(Self {
-            mode: Mode::decode(mode, bypass)?,
-            next_seq,
-            told_seq,
-            vm_seq,
-            rcv_edge,
-            grown_edge,
-            acked_segments: read.u64()?,
-            acked_bytes: read.u64()?,
-            suppressed: read.u64()?,
-            lifted: read.u64()?,
-            seen_ns,
+            next_seq: word(4)?,
+            told_seq: word(8)?,
+            vm_seq: word(12)?,
+            rcv_edge: word(16)?,
+            grown_edge: word(24)?,
+            vm_una: word(44)?,
+            ts_peer: word(52)?,
+            heard: word(84)?,
+            exposed_most: word(100)?,
+            peer_window: Reader(&bytes[130..]).u16()?,
+            mode: Mode::decode(bytes[MODE_AT], bytes[MODE_AT + 1])?,
+            seen_ns: long(144)?,
+            acked_segments: long(152)?,
+            acked_bytes: long(160)?,
+            suppressed: long(168)?,
+            lifted: long(176)?,
         })
     }
 
-    /// Marks the flow of these bytes: its guest has lost what was promised.
-    pub(crate) fn break_promise(bytes: &mut [u8]) {
+    /// Marks the flow of these bytes as one to be left alone.
+    pub(crate) fn leave_alone(bytes: &mut [u8], why: Bypass) {
         if let Some([mode, bypass]) = bytes.get_mut(MODE_AT..MODE_AT + 2) {
-            (*mode, *bypass) = (5, 10);
+            (*mode, *bypass) = (5, why.encode());
         }
     }
 
@@ -373,7 +453,13 @@ impl Config {
     /// More than a tick of the kernel's clock, and less than a slice of a scheduler's.
     pub const AWAKE: u32 = 9;
 
-    pub(crate) fn encode(&self, until: Duration) -> [u8; 40] {
+    /// What a flow's rate brings in the time that a guest waits for its CPU: 8 ms of 1 Gbit/s, and 84 ms of 100 Mbit/s.
+    pub const EXPOSURE: u32 = 1 << 20;
+
+    /// Half a second: a scheduler's round of sixteen guests with slices of 30 ms.
+    pub const EXPOSURE_TICKS: u32 = 477;
+
+    pub(crate) fn encode(&self, until: Duration) -> [u8; CONFIG] {
         let words = [
             u32::from(self.on),
             self.buf_size,
@@ -383,14 +469,144 @@ impl Config {
             self.ring,
             self.sharing,
             self.awake_ticks,
+            self.exposure,
+            self.exposure_ticks,
+            self.distrusted,
         ];
-        let mut bytes = [0; 40];
+        let mut bytes = [0; CONFIG];
         for (to, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
             *to = word.to_ne_bytes();
         }
+        bytes[44..50].copy_from_slice(&self.guest_mac.unwrap_or_default());
+        bytes[50] = u8::from(self.guest_mac.is_some());
+        bytes[51] = u8::from(self.by_address);
+        bytes[52] = self.guest_ttl;
         let until = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
-        bytes[32..].copy_from_slice(&until.to_ne_bytes());
+        bytes[56..].copy_from_slice(&until.to_ne_bytes());
         bytes
+    }
+}
+
+impl Default for Config {
+    /// Off, with the bounds that there are if nothing else is said.
+    fn default() -> Self {
+        Self {
+            on: false,
+            buf_size: 0,
+            guest_rcvbuf: 0,
+            start_early: false,
+            ecn: false,
+            ring: 0,
+            sharing: 0,
+            awake_ticks: 0,
+            exposure: Self::EXPOSURE,
+            exposure_ticks: Self::EXPOSURE_TICKS,
+            distrusted: 0,
+            guest_mac: None,
+            by_address: false,
+            guest_ttl: 0,
+        }
+    }
+}
+
+// === impl Prefix ===
+
+impl Prefix {
+    /// The one that an address is in.
+    pub fn of(address: IpAddr) -> Self {
+        let mut bytes = [0; 6];
+        match address {
+            IpAddr::V4(v4) => bytes[..3].copy_from_slice(&v4.octets()[..3]),
+            IpAddr::V6(v6) => bytes.copy_from_slice(&v6.octets()[..6]),
+        }
+        let version = if address.is_ipv4() { 4 } else { 6 };
+        Self { bytes, version }
+    }
+
+    pub(crate) fn encode(&self) -> [u8; 8] {
+        let mut bytes = [0; 8];
+        bytes[..6].copy_from_slice(&self.bytes);
+        bytes[6..].copy_from_slice(&self.version.to_ne_bytes());
+        bytes
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.bytes;
+        if self.version == 4 {
+            return write!(f, "{}/24", Ipv4Addr::new(a, b, c, 0));
+        }
+        let mut octets = [0; 16];
+        octets[..6].copy_from_slice(&[a, b, c, d, e, g]);
+        write!(f, "{}/48", Ipv6Addr::from(octets))
+    }
+}
+
+// === impl Net ===
+
+impl Net {
+    /// The key of `struct snoop_net`. An IPv4 address is mapped into IPv6.
+    pub(crate) fn encode(&self) -> [u8; 20] {
+        let (octets, bits) = match self.address {
+            IpAddr::V4(v4) => (v4.to_ipv6_mapped().octets(), u32::from(self.bits) + 96),
+            IpAddr::V6(v6) => (v6.octets(), u32::from(self.bits)),
+        };
+        let mut bytes = [0; 20];
+        bytes[..4].copy_from_slice(&bits.to_ne_bytes());
+        bytes[4..].copy_from_slice(&octets);
+        bytes
+    }
+}
+
+impl std::str::FromStr for Net {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (address, bits) = text.split_once('/').unwrap_or((text, ""));
+        let wrong = || format!("`{text}` is no network such as 10.1.0.0/16, fd00::/8 or 10.1.0.7");
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let bits = match bits {
+            "" if !text.contains('/') => most,
+            bits => bits.parse().map_err(|_| wrong())?,
+        };
+        if bits > most {
+            return Err(wrong());
+        }
+        Ok(Self { address, bits })
+    }
+}
+
+// === impl Copy ===
+
+impl Copy {
+    /// `None` if it is none.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut rest = Reader(bytes.get(KEY..COPY)?);
+        let (ifindex, seq, len) = (rest.u32()?, rest.u32()?, rest.u32()?);
+        let (l4_at, header) = (usize::from(rest.u16()?), usize::from(rest.u16()?));
+        let gso_size = rest.u32()?;
+        let _unused = rest.u32()?;
+        let at = Duration::from_nanos(rest.u64()?);
+        let frame = bytes.get(COPY..COPY + l4_at + header + len as usize)?;
+        let plausible = l4_at >= 34 && header >= 20;
+        plausible.then_some(Self {
+            key: Key::decode(bytes)?,
+            ifindex,
+            seq,
+            len,
+            l4_at,
+            header,
+            segment: if gso_size > 0 { gso_size } else { len },
+            at,
+            frame: frame.into(),
+        })
+    }
+
+    /// The sequence number after its data.
+    pub fn end(&self) -> u32 {
+        self.seq.wrapping_add(self.len)
     }
 }
 
@@ -401,11 +617,12 @@ impl Doubt {
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..EVENT)?;
         let mut rest = Reader(&bytes[KEY..]);
-        let (vm_seq, told_seq, sack_end) = (rest.u32()?, rest.u32()?, rest.u32()?);
+        let (vm_seq, told_seq, reach) = (rest.u32()?, rest.u32()?, rest.u32()?);
         Some(Self {
             key: Key::decode(bytes)?,
             lacks: told_seq.wrapping_sub(vm_seq),
-            reach: sack_end.wrapping_sub(vm_seq),
+            reach: reach.wrapping_sub(vm_seq).cast_signed(),
+            contradicted: rest.u32()? != 0,
         })
     }
 }
@@ -518,8 +735,9 @@ mod tests {
         let name = |line: &str| {
             let name = line.trim().split([',', '\t', ' ', '/']).next()?;
             let name = name.strip_prefix("SNOOP_")?;
-            let name = name.strip_prefix("TG_").or(name.strip_prefix("FG_"));
-            (name? != "EXITS").then(|| name.unwrap().to_lowercase())
+            let way = name.strip_prefix("TG_").or(name.strip_prefix("FG_"));
+            let name = way.unwrap_or(name);
+            (name != "EXITS").then(|| name.to_lowercase())
         };
         body.lines().filter_map(name).collect()
     }
@@ -529,6 +747,18 @@ mod tests {
         let header = include_str!("bpf/snoop.h");
         assert_eq!(names(header, "snoop_to_guest"), ToGuest::LABELS);
         assert_eq!(names(header, "snoop_from_guest"), FromGuest::LABELS);
+    }
+
+    #[test]
+    fn reasons_to_leave_a_flow_alone_are_those_of_the_programs() {
+        let header = include_str!("bpf/snoop.h");
+        let names = names(header, "snoop_bypass");
+        assert_eq!(names[0], "touched");
+        for (number, name) in (1..).zip(&names[1..]) {
+            let why = Bypass::decode(number).unwrap();
+            assert_eq!((why.label(), why.encode()), (&**name, number));
+        }
+        assert_eq!(Bypass::decode(names.len() as u8), None);
     }
 
     proptest! {
@@ -554,7 +784,7 @@ mod tests {
 
         #[test]
         fn nothing_that_is_read_makes_it_panic(bytes: Vec<u8>) {
-            let _ = (Key::decode(&bytes), Flow::decode(&bytes), Doubt::decode(&bytes));
+            let _ = (Key::decode(&bytes), Flow::decode(&bytes), Doubt::decode(&bytes), Copy::decode(&bytes));
         }
     }
 }

@@ -13,6 +13,7 @@ pub mod interface;
 pub mod limits;
 mod netlink;
 pub mod netns;
+pub mod packet;
 pub mod passing;
 pub mod pipe;
 pub mod privileges;

@@ -14,10 +14,11 @@ use comfy_table::{CellAlignment, Table};
 use glob::Pattern;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag;
-use taut_snoop::config::{CONFIG, Settings};
+use taut_snoop::config::{CONFIG, GuestMac, Settings};
 use taut_snoop::cost::{self, Cost};
 use taut_snoop::follow::Options;
 use taut_snoop::serve::{self, Answer, AskError, CONTROL, Question, TapStatus};
+use taut_snoop::wire::Net;
 
 use crate::Failure;
 
@@ -88,6 +89,30 @@ pub(crate) struct Args {
     /// Flows that are followed at each tap [default: 4096]
     #[arg(long, value_name = "COUNT")]
     flows: Option<u32>,
+
+    /// Bytes of a connection that may be acknowledged early and not yet by the guest [default: 1 MiB]
+    #[arg(long, value_name = "BYTES")]
+    exposure: Option<ByteSize>,
+
+    /// How long the guest may acknowledge none of them before no more are acknowledged early [default: 500ms]
+    #[arg(long, value_name = "TIME")]
+    exposure_time: Option<humantime::Duration>,
+
+    /// Bytes that are retained for all guests, to be retransmitted to one that lacks them [default: 64 MiB]
+    #[arg(long, value_name = "BYTES")]
+    copies: Option<ByteSize>,
+
+    /// The guest's own Ethernet address at a tap, where frames of several come from it; may be repeated
+    #[arg(long, value_name = "TAP=ADDRESS")]
+    guest_mac: Vec<GuestMac>,
+
+    /// Acknowledge only for guests' addresses in this network (10.1.0.0/16); may be repeated
+    #[arg(long, value_name = "NETWORK")]
+    guest_net: Vec<Net>,
+
+    /// A TTL that guests send with, beside 64, 128 and 255
+    #[arg(long, value_name = "TTL", value_parser = clap::value_parser!(u8).range(1..))]
+    guest_ttl: Option<u8>,
 
     /// Serve metrics (OpenMetrics) at http://ADDRESS/metrics
     #[arg(long, value_name = "ADDRESS")]
@@ -164,6 +189,12 @@ fn serve(args: &Args) -> Result<(), Failure> {
         start_early: args.start_early,
         ecn: args.ecn,
         flows: args.flows,
+        exposure: args.exposure,
+        exposure_time: args.exposure_time.map(Into::into),
+        copies: args.copies,
+        guest_macs: args.guest_mac.clone(),
+        guest_nets: args.guest_net.clone(),
+        guest_ttl: args.guest_ttl,
         metrics: args.metrics,
         control: args.control.clone(),
     };
@@ -282,10 +313,15 @@ fn table(taps: &[TapStatus]) -> String {
             .as_ref()
             .map_or(String::new(), |why| format!(" ({why})"));
         text.push_str(&format!(
-            "{}: {}{why}, ring of {}, broken promises {}\n  to guest: {}\n  from guest: {}\n",
+            "{}: {}{why}, ring of {}\n  early ACKs: {} bytes not yet acknowledged by the guest, at most {} of one flow; {} flows \
+             repaired with {} segments, {} lost\n  to guest: {}\n  from guest: {}\n",
             tap.tap,
             tap.state,
             tap.ring,
+            tap.exposure,
+            tap.exposure_most,
+            tap.repaired,
+            tap.retransmitted,
             tap.broken_promises,
             counts(&tap.to_guest),
             counts(&tap.from_guest),

@@ -88,20 +88,32 @@ struct answer {
 	__u32 ack;
 	__u32 tsval;
 	__u32 tsecr;
+	__u32 sack_start;
+	__u32 sack_end;
 	__u32 vm_word;
 	__u32 summed;	/* as it was with the segment's own checksum */
 	__u8 to[ETH_ALEN];
 	__u8 from[ETH_ALEN];
 	__u16 window;
 	bool has_ts;
+	bool has_sack;	/* the guest has a block beyond a hole (RFC 2018 4) */
 	__u8 tos;
 	__u8 ttl;
 };
 
+#define SACK_START	0x0101050a	/* two NOPs and one block */
+#define SACK_WORDS	3
+#define TS_WORDS	(USUAL_OPTIONS / 4)
+
 struct answer_tcp {
 	struct tcphdr tcp;
-	__be32 options[3];
+	__be32 options[TS_WORDS + SACK_WORDS];
 };
+
+static __always_inline __u32 option_words(const struct answer *a)
+{
+	return (a->has_ts ? TS_WORDS : 0) + (a->has_sack ? SACK_WORDS : 0);
+}
 
 /* With the two bytes before Ethernet's header that align what follows it. */
 struct answer_v4 {
@@ -152,7 +164,7 @@ static __always_inline void write_tcp(struct answer_tcp *to,
 	to->tcp.dest = key->peer_port;
 	to->tcp.seq = bpf_htonl(a->seq);
 	to->tcp.ack_seq = bpf_htonl(a->ack);
-	bytes[12] = (a->has_ts ? 8 : 5) << 4;
+	bytes[12] = (5 + option_words(a)) << 4;
 	bytes[13] = TH_ACK;
 	to->tcp.window = bpf_htons(a->window);
 	if (a->has_ts) {
@@ -160,21 +172,35 @@ static __always_inline void write_tcp(struct answer_tcp *to,
 		to->options[1] = bpf_htonl(a->tsval);
 		to->options[2] = bpf_htonl(a->tsecr);
 	}
+	if (a->has_sack) {
+		__be32 *block = to->options + (a->has_ts ? TS_WORDS : 0);
+
+		block[0] = bpf_htonl(SACK_START);
+		block[1] = bpf_htonl(a->sack_start);
+		block[2] = bpf_htonl(a->sack_end);
+	}
 	sum_tcp(to, pseudo, a->summed);
 }
 
-/* Headers from @from on, which end with TCP's at @l4_at, with options or not. */
+/* Headers from @from on, which end with TCP's at @l4_at and so many words of options. */
 static __always_inline int put(struct __sk_buff *skb, const struct ethhdr *from,
-			       __u32 l4_at, bool has_ts)
+			       __u32 l4_at, __u32 words)
 {
 	const __u64 flags = BPF_F_RECOMPUTE_CSUM | BPF_F_INVALIDATE_HASH;
 	__u32 len = l4_at + sizeof(struct tcphdr);
 
 	/* The verifier wants to know the length. */
-	if (has_ts)
-		return bpf_skb_store_bytes(skb, 0, from, len + USUAL_OPTIONS,
+	switch (words) {
+	case 0:
+		return bpf_skb_store_bytes(skb, 0, from, len, flags);
+	case TS_WORDS:
+		return bpf_skb_store_bytes(skb, 0, from, len + 4 * TS_WORDS,
 					   flags);
-	return bpf_skb_store_bytes(skb, 0, from, len, flags);
+	default:
+		return bpf_skb_store_bytes(skb, 0, from,
+					   len + 4 * (TS_WORDS + SACK_WORDS),
+					   flags);
+	}
 }
 
 /* Writes the acknowledgement over what is left of the segment. */
@@ -186,7 +212,7 @@ __noinline int write_v4(struct __sk_buff *skb, const struct snoop_key *key,
 
 	if (!key || !a)
 		return -1;
-	tcp_len = sizeof(struct tcphdr) + (a->has_ts ? USUAL_OPTIONS : 0);
+	tcp_len = sizeof(struct tcphdr) + 4 * option_words(a);
 	if (bpf_skb_change_tail(skb, L4_AT_V4 + tcp_len, 0))
 		return -1;
 	write_eth(&to.eth, ETH_P_IP, a);
@@ -201,7 +227,7 @@ __noinline int write_v4(struct __sk_buff *skb, const struct snoop_key *key,
 	__builtin_memcpy(&to.ip.daddr, key->peer, 4);
 	to.ip.check = ~fold(sum_words(&to.ip, sizeof(to.ip) / 4));
 	write_tcp(&to.tcp, key, a, pseudo_sum(key, tcp_len));
-	return put(skb, &to.eth, L4_AT_V4, a->has_ts);
+	return put(skb, &to.eth, L4_AT_V4, option_words(a));
 }
 
 __noinline int write_v6(struct __sk_buff *skb, const struct snoop_key *key,
@@ -212,7 +238,7 @@ __noinline int write_v6(struct __sk_buff *skb, const struct snoop_key *key,
 
 	if (!key || !a)
 		return -1;
-	tcp_len = sizeof(struct tcphdr) + (a->has_ts ? USUAL_OPTIONS : 0);
+	tcp_len = sizeof(struct tcphdr) + 4 * option_words(a);
 	if (bpf_skb_change_tail(skb, L4_AT_V6 + tcp_len, 0))
 		return -1;
 	write_eth(&to.eth, ETH_P_IPV6, a);
@@ -223,7 +249,7 @@ __noinline int write_v6(struct __sk_buff *skb, const struct snoop_key *key,
 	__builtin_memcpy(&to.ip.saddr, key->guest, 16);
 	__builtin_memcpy(&to.ip.daddr, key->peer, 16);
 	write_tcp(&to.tcp, key, a, pseudo_sum(key, tcp_len));
-	return put(skb, &to.eth, L4_AT_V6, a->has_ts);
+	return put(skb, &to.eth, L4_AT_V6, option_words(a));
 }
 
 #endif

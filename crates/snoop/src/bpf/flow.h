@@ -43,6 +43,7 @@
 struct lift {
 	__u32 ack;
 	__u32 tsecr;
+	__u32 reach;	/* of what contradicts an early acknowledgement */
 	__u16 window;
 	bool begun;	/* it was a handshake until now */
 };
@@ -75,6 +76,24 @@ static __always_inline bool has_timestamps(const struct snoop_flow *f)
 	return (f->flags & both) == both;
 }
 
+static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
+{
+	return !((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) |
+		 (a[3] ^ b[3]) | (a[4] ^ b[4]) | (a[5] ^ b[5]));
+}
+
+/* Whether the guest will see to it that the segment is of this connection: else
+ * it throws it away, whatever is in it (RFC 9293 3.10.7.4, RFC 5961 5.2). How far
+ * behind an acknowledgement may be is the widest window that the peer has offered,
+ * which is not kept here: one that is behind at all is the guest's to judge.
+ */
+static __always_inline bool is_acceptable(const struct snoop_flow *f,
+					  const struct segment *s)
+{
+	return same_mac(s->to, f->vm_mac) && !after(s->ack, f->vm_snd) &&
+	       !before(s->ack, f->vm_una);
+}
+
 /* It goes to the guest and is not promised. Beyond a hole it waits there, and the
  * guest tells of it (SACK) for as long as it has not come to what fills the hole,
  * which may have been promised meanwhile: it is behind it in the ring.
@@ -89,14 +108,24 @@ static __always_inline void goes_ahead(struct snoop_flow *f,
 		f->ahead = end;
 }
 
-static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
+/* The flow's guest and peer have both closed it, and each has the other's FIN. */
+static __always_inline bool is_over(const struct snoop_flow *f)
 {
-	return !((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) |
-		 (a[3] ^ b[3]) | (a[4] ^ b[4]) | (a[5] ^ b[5]));
+	return f->fins == SNOOP_FIN_ALL && !after(f->told_seq, f->vm_seq);
+}
+
+/* Whether the peer's segment says something that is not known. */
+static __always_inline bool peer_tells(const struct snoop_flow *f,
+				       const struct segment *s)
+{
+	return s->flags & TH_ACK &&
+	       (after(s->ack, f->vm_una) || s->window != f->peer_window ||
+		(s->options.has_ts && after(s->options.tsval, f->ts_peer)));
 }
 
 /* Everything of the peer's that passes tells how late it is there, and what it has
- * of the guest's. (Without the lock, where it has no data.)
+ * of the guest's. (Without the lock where it has no data, and its checksum is known
+ * to be right then: see snoop_to_guest.)
  */
 static __always_inline void hear_peer(struct snoop_flow *f,
 				      const struct segment *s)
@@ -108,14 +137,29 @@ static __always_inline void hear_peer(struct snoop_flow *f,
 	 * may be farther than is known; what is beyond it sets no time there
 	 * either, for it does not come in order: RFC 7323 4.3.)
 	 */
-	if (!same_mac(s->to, f->vm_mac) || after(s->seq, edge) ||
-	    before(s->seq, f->vm_seq - SEQ_BEHIND))
+	if (!(s->flags & TH_ACK) || !is_acceptable(f, s) ||
+	    after(s->seq, edge) || before(s->seq, f->vm_seq - SEQ_BEHIND))
 		return;
 	if (s->options.has_ts && after(s->options.tsval, f->ts_peer))
 		f->ts_peer = s->options.tsval;
-	if (s->flags & TH_ACK && after(s->ack, f->vm_una) &&
-	    !after(s->ack, f->vm_snd))
-		f->vm_una = s->ack;
+	f->vm_una = s->ack;
+	f->peer_window = s->window;
+	if (s->flags & TH_FIN) {
+		f->peer_fin = s->seq + s->len + 1;
+		f->fins |= SNOOP_FIN_PEER;
+	}
+	if (f->fins & SNOOP_FIN_VM && !before(s->ack, f->vm_fin))
+		f->fins |= SNOOP_FIN_VM_ACKED;
+}
+
+/* The sender is told of all that is in the ring. */
+static __always_inline void acknowledged_early(struct snoop_flow *f, __u64 now)
+{
+	if (!after(f->told_seq, f->vm_seq))
+		f->owed = now >> TICK_SHIFT;
+	f->told_seq = f->next_seq;
+	if (f->told_seq - f->vm_seq > f->exposed_most)
+		f->exposed_most = f->told_seq - f->vm_seq;
 }
 
 /* What the guest's packets are like, and whom it sends them to. */
@@ -139,6 +183,8 @@ static __always_inline void begin_at(struct snoop_flow *f, __u32 first,
 	f->told_seq = first;
 	f->vm_seq = first;
 	f->ahead = first;
+	f->sack_start = first;
+	f->sack_end = first;
 	f->rcv_edge = first + window;
 	f->told_edge = f->rcv_edge;
 	f->grown_edge = f->rcv_edge;

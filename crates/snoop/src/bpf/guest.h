@@ -7,9 +7,42 @@
 
 #include "window.h"
 
+/* A guest that is heard for so long after data was put into its ring, of 2^20 ns, has
+ * had the time to take it: several slices of a scheduler.
+ */
+#define RUNNING_TICKS	96
+
+/* Whether the guest takes back what it has offered, or says that it has not got what is
+ * in its ring, so that what was acknowledged early may be lost to it:
+ *
+ *   - it is behind, and its right edge retreats, or is before what it has been put
+ *     into the ring. A receiver must not shrink its window (RFC 9293 3.8.6); Linux
+ *     does when it has dropped data for want of buffer.
+ *   - it is behind, has been running for long since, and repeats itself.
+ *
+ * @was: the flow before it learnt of this.
+ */
+static __always_inline bool contradicts(const struct snoop_flow *f,
+					const struct snoop_config *c,
+					const struct segment *s, __u32 was_vm_seq,
+					__u32 was_edge)
+{
+	__u32 unit = (1U << scale_of(f)) - 1;
+
+	if (!before(s->ack, f->next_seq) || before(s->ack, f->vm_seq))
+		return false;
+	if (before(f->rcv_edge + unit, was_edge))
+		return true;
+	if (!c->guest_rcvbuf && before(f->rcv_edge + unit, f->next_seq))
+		return true;
+	return s->ack == was_vm_seq && !s->len && before(s->ack, f->told_seq) &&
+	       !after(f->rcv_edge, was_edge) &&
+	       (__s32)(f->heard - f->owed) >= RUNNING_TICKS;
+}
+
 /* What the guest says of itself. */
 static __always_inline void learn(struct snoop_flow *f,
-				  const struct segment *s)
+				  const struct segment *s, __u64 now)
 {
 	__u32 window;
 
@@ -43,6 +76,7 @@ static __always_inline void learn(struct snoop_flow *f,
 		f->flags |= SNOOP_F_VM_TS;
 	if (after(s->ack, f->vm_seq)) {
 		f->vm_seq = s->ack;
+		f->owed = now >> TICK_SHIFT;
 		if (before(f->ahead, s->ack))
 			f->ahead = s->ack;
 	}
@@ -61,6 +95,14 @@ static __always_inline void learn(struct snoop_flow *f,
 		f->extra_older = f->vm_seq == f->next_seq ? 0 : f->extra;
 		f->extra = 0;
 		f->extra_mark = f->next_seq;
+	}
+	/* What it has beyond a hole. (A first block below the number is a duplicate:
+	 * RFC 2883 4. What was said before still holds then.)
+	 */
+	if (!before(s->ack, f->vm_seq) &&
+	    (!s->options.has_sack || after(s->options.sack_start, s->ack))) {
+		f->sack_start = s->options.has_sack ? s->options.sack_start : s->ack;
+		f->sack_end = s->options.sack_end;
 	}
 	if (before(f->vm_snd, s->seq + s->len))
 		f->vm_snd = s->seq + s->len;
@@ -111,6 +153,44 @@ pass(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	return SNOOP_FG_LIFTED;
 }
 
+/* Whether all that the guest says, by this for the first time, is what the sender was
+ * told before: passed on, it would be a duplicate of the early acknowledgement
+ * (RFC 5681 2). The next like it answers something, such as a keepalive.
+ */
+static __always_inline bool repeats(const struct snoop_flow *f,
+				    const struct snoop_config *c,
+				    const struct segment *s, __u32 was_vm_seq)
+{
+	__u32 window = window_from(f, c, s->ack, f->rcv_edge);
+
+	return !s->len && s->ack == f->told_seq && s->ack != was_vm_seq &&
+	       !after(s->ack + (window << scale_of(f)), f->told_edge);
+}
+
+/* Of a flow that is left alone, or ends: what of it the guest has, and can still take. */
+static __always_inline void follow_to_the_end(struct snoop_flow *f,
+					      const struct segment *s, __u64 now)
+{
+	__u32 end = s->seq + s->len;
+
+	if (s->flags & TH_FIN) {
+		f->vm_fin = ++end;
+		f->fins |= SNOOP_FIN_VM;
+	}
+	if (after(end, f->vm_snd))
+		f->vm_snd = end;
+	if (!(s->flags & TH_ACK))
+		return;
+	if (after(s->ack, f->vm_seq)) {
+		f->vm_seq = s->ack;
+		f->owed = now >> TICK_SHIFT;
+	}
+	if (s->ack == f->vm_seq)
+		f->rcv_edge = s->ack + ((__u32)s->window << scale_of(f));
+	if (f->fins & SNOOP_FIN_PEER && !before(s->ack, f->peer_fin))
+		f->fins |= SNOOP_FIN_PEER_ACKED;
+}
+
 /* A segment of the guest's that is no SYN and no RST. @on: something may be said
  * for it.
  */
@@ -125,7 +205,7 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	bool met = f->scale == SCALE_UNKNOWN;
 	bool proof = s->len || s->flags & TH_FIN ||
 		     (!met && after(s->ack, f->vm_seq));
-	__u32 edge;
+	__u32 edge, was_vm_seq = f->vm_seq, was_edge = f->rcv_edge;
 
 	/* Also where the flow is left alone by now: the place in the accept
 	 * queue has been taken.
@@ -135,9 +215,8 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 		lift->begun = true;
 	}
 	if (f->mode == SNOOP_BYPASS || s->flags & TH_FIN) {
-		/* Promises are kept count of to their end. */
-		if (s->flags & TH_ACK && after(s->ack, f->vm_seq))
-			f->vm_seq = s->ack;
+		/* What was acknowledged early is kept count of to its end. */
+		follow_to_the_end(f, s, now);
 		if (f->mode == SNOOP_BYPASS)
 			return SNOOP_FG_BYPASS;
 		bypass(f, SNOOP_CLOSING);
@@ -151,7 +230,14 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	}
 	if (after(s->ack, f->told_seq))
 		guest_tells(f, c, now);
-	learn(f, s);
+	learn(f, s, now);
+	/* What the guest says of itself counts, and not what was taken for granted. */
+	if (!met && f->mode != SNOOP_UNPROVEN &&
+	    contradicts(f, c, s, was_vm_seq, was_edge)) {
+		lift->reach = f->rcv_edge;
+		bypass(f, SNOOP_CONTRADICTED);
+		return SNOOP_FG_CONTRADICTED;
+	}
 	/* The ring keeps order: what is beyond the hole came after what was
 	 * promised to be in it, or it was there before (see goes_ahead()), and
 	 * the guest has yet to come to the promise. A client may have brought it
@@ -161,6 +247,7 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	if (s->options.has_sack && before(s->ack, f->told_seq) &&
 	    after(s->options.sack_start, s->ack) &&
 	    after(s->options.sack_end, f->ahead)) {
+		lift->reach = s->options.sack_end;
 		bypass(f, SNOOP_DOUBT);
 		return SNOOP_FG_DOUBT;
 	}
@@ -174,10 +261,15 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	}
 	if (!on && f->mode == SNOOP_ACTIVE)
 		f->mode = SNOOP_UNEXPECTED_SEQ;
-	if (f->mode != SNOOP_ACTIVE || !before(s->ack, f->next_seq) ||
-	    s->options.has_sack || s->options.other ||
-	    s->flags & (TH_ECE | TH_CWR | TH_URG))
+	if (f->mode != SNOOP_ACTIVE || s->options.has_sack ||
+	    s->options.other || s->flags & (TH_ECE | TH_CWR | TH_URG))
 		return pass(f, c, on, s, lift);
+	if (!before(s->ack, f->next_seq)) {
+		if (!repeats(f, c, s, was_vm_seq))
+			return pass(f, c, on, s, lift);
+		f->suppressed++;
+		return SNOOP_FG_SUPPRESSED;
+	}
 	lift->ack = f->next_seq;
 	lift->window = window_from(f, c, f->next_seq, promise_edge(f, c));
 	edge = f->next_seq + ((__u32)lift->window << scale_of(f));
@@ -193,7 +285,7 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	f->acked_segments += f->held;
 	f->held = 0;
 	f->acked_bytes += f->next_seq - f->told_seq;
-	f->told_seq = f->next_seq;
+	acknowledged_early(f, now);
 	f->told_edge = edge;
 	f->lifted++;
 	return SNOOP_FG_LIFTED;

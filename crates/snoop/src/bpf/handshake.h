@@ -16,18 +16,39 @@ static __always_inline __u16 syn_window(const struct snoop_config *c,
 	return c->buf_size && s->window > c->buf_size ? c->buf_size : s->window;
 }
 
-/* Why a connection with this SYN is not touched. */
+/* What a SYN has that its answer cannot take back: segments are signed. Whatever else
+ * a SYN offers the other end may decline.
+ */
 static __always_inline __u8 reason_in_syn(const struct segment *s)
 {
-	if (s->options.bypass)
-		return s->options.bypass;
+	__u8 why = s->options.bypass;
+
+	return why == SNOOP_MD5 || why == SNOOP_TCP_AO ? why : SNOOP_TOUCHED;
+}
+
+/* Whether a SYN-ACK accepts accurate ECN (RFC 9768 3.1.1, table 2): none of the three
+ * flags declines, so do all of them, and ECE alone is classic ECN.
+ */
+static __always_inline bool accepts_accecn(const struct segment *s)
+{
+	bool cwr = s->flags & TH_CWR, ece = s->flags & TH_ECE;
+
+	return (s->ae || cwr) && !(s->ae && cwr && ece);
+}
+
+/* Why a connection with this SYN-ACK is not touched. */
+static __always_inline __u8 reason_in_syn_ack(const struct segment *s)
+{
+	__u8 why = s->options.bypass;
+
+	/* (A cookie is for the next connection.) */
+	if (why && why != SNOOP_FAST_OPEN)
+		return why;
 	if (s->options.other)
 		return SNOOP_OPTION;
 	if (s->len)
 		return SNOOP_FAST_OPEN;
-	if (!(s->flags & TH_ACK) && s->ae && s->flags & (TH_CWR | TH_ECE))
-		return SNOOP_ACCECN;
-	return SNOOP_TOUCHED;
+	return accepts_accecn(s) ? SNOOP_ACCECN : SNOOP_TOUCHED;
 }
 
 /* A new connection. */
@@ -36,57 +57,65 @@ static __always_inline void begin_anew(struct snoop_flow *f, __u8 flags)
 	f->flags = flags;
 	f->mode = SNOOP_SYN;
 	f->bypass = SNOOP_TOUCHED;
+	f->fins = 0;
 	f->vm_widest = 0;
 	f->frame = 0;
+	f->exposed_most = 0;
 	f->acked_segments = 0;
 	f->acked_bytes = 0;
 	f->suppressed = 0;
 	f->lifted = 0;
 }
 
-/* A peer's SYN says what it would be, and the guest whether it is: anybody can
- * forge one, with any number, for a connection that there is.
- */
-static __always_inline void see_peer_syn(struct snoop_flow *f,
-					 const struct segment *s)
+static __always_inline __u8 flags_of_peer_syn(const struct segment *s)
 {
-	const struct options *o = &s->options;
 	__u8 flags = SNOOP_F_PEER_SYN;
 
-	if (o->has_scale)
+	if (s->options.has_scale)
 		flags |= SNOOP_F_PEER_SCALES;
-	if (o->has_ts)
+	if (s->options.has_ts)
 		flags |= SNOOP_F_PEER_TS;
-	if (!(s->flags & TH_ACK)) {
-		/* Repeated, it is of the connection that there is. */
-		if (f->flags & SNOOP_F_PEER_SYN && f->begun == s->seq + 1)
-			return;
-		f->pending = s->seq + 1;
-		f->pending_ts = o->tsval;
-		f->pending_flags = flags;
-		f->pending_bypass = reason_in_syn(s);
-		return;
-	}
+	return flags;
+}
+
+/* A peer's SYN says what a connection would be, and the guest whether there is one:
+ * anybody can forge a SYN, with any number, also for a connection that there is.
+ */
+static __always_inline void note_peer_syn(struct snoop_pending *p,
+					  const struct segment *s)
+{
+	p->first = s->seq + 1;
+	p->ts = s->options.tsval;
+	p->data = s->len > 0xffff ? 0xffff : s->len;
+	p->flags = flags_of_peer_syn(s);
+	p->bypass = reason_in_syn(s);
+}
+
+/* The peer answers the guest's SYN. */
+static __always_inline void see_peer_syn_ack(struct snoop_flow *f,
+					     const struct segment *s)
+{
 	if (f->mode != SNOOP_SYN || !(f->flags & SNOOP_F_VM_CLIENT) ||
 	    s->ack != f->vm_snd)
 		return;
-	f->flags |= flags;
+	f->flags |= flags_of_peer_syn(s);
 	f->begun = s->seq + 1;
-	f->ts_peer = o->tsval;
+	f->ts_peer = s->options.tsval;
 	/* The guest's SYN has told of a window, without scale. */
 	begin_at(f, s->seq + 1, f->vm_widest);
 	f->mode = SNOOP_UNPROVEN;
-	if (reason_in_syn(s))
-		bypass(f, reason_in_syn(s));
+	if (reason_in_syn_ack(s))
+		bypass(f, reason_in_syn_ack(s));
 }
 
+/* @pending: what the peer's SYN has said, if it was seen. */
 static __always_inline void see_guest_syn(struct snoop_flow *f,
 					  const struct snoop_config *c,
-					  const struct segment *s)
+					  const struct segment *s,
+					  const struct snoop_pending *pending)
 {
 	const struct options *o = &s->options;
-	__u8 flags = SNOOP_F_VM_SYN, pending = f->pending_flags;
-	__u8 why = reason_in_syn(s);
+	__u8 flags = SNOOP_F_VM_SYN, why = reason_in_syn(s);
 	bool repeated = false;
 
 	if (o->has_scale)
@@ -96,10 +125,15 @@ static __always_inline void see_guest_syn(struct snoop_flow *f,
 	if (!(s->flags & TH_ACK)) {
 		/* Repeated, it begins the same anew. */
 		begin_anew(f, flags | SNOOP_F_VM_CLIENT);
-	} else if (pending && s->ack == f->pending) {
-		begin_anew(f, flags | pending);
-		f->ts_peer = f->pending_ts;
-		why = f->pending_bypass ? f->pending_bypass : why;
+	} else if (pending && s->ack == pending->first) {
+		begin_anew(f, flags | pending->flags);
+		f->ts_peer = pending->ts;
+		why = pending->bypass ? pending->bypass : reason_in_syn_ack(s);
+	} else if (pending && s->ack - pending->first <= pending->data) {
+		/* It has taken what was in the SYN. */
+		begin_anew(f, flags | pending->flags);
+		f->ts_peer = pending->ts;
+		why = SNOOP_FAST_OPEN;
 	} else if (f->mode == SNOOP_SYN && !(f->flags & SNOOP_F_VM_SYN)) {
 		/* The peer's was not seen. The guest answers with a scale and with
 		 * timestamps only where they were in it (RFC 7323 2.2, 3.2).
@@ -107,11 +141,11 @@ static __always_inline void see_guest_syn(struct snoop_flow *f,
 		begin_anew(f, flags | SNOOP_F_PEER_SYN | SNOOP_F_PEER_SCALES |
 				      SNOOP_F_PEER_TS);
 		f->ts_peer = o->tsecr;
+		why = reason_in_syn_ack(s);
 		repeated = true;
 	} else {
 		return;
 	}
-	f->pending_flags = 0;
 	f->scale = o->scale > SCALE_MAX ? SCALE_MAX : o->scale;
 	f->ts_vm = o->tsval;
 	f->vm_snd = s->seq + 1;

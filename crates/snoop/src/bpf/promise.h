@@ -7,32 +7,32 @@
 
 #include "window.h"
 
+/* Whether the guest has taken nothing of what was acknowledged early for so long that
+ * nothing more is to be.
+ */
+static __always_inline bool is_overdue(const struct snoop_flow *f,
+				       const struct snoop_config *c, __u64 now)
+{
+	return after(f->told_seq, f->vm_seq) &&
+	       (__u32)(now >> TICK_SHIFT) - f->owed > c->exposure_ticks;
+}
+
 /* Whether it looks as if the segment might be acknowledged, at a moment at
  * which somebody else may be changing the flow. Only what is decided under the
  * lock counts; this spares one that would be taken before delivery.
  */
 static __always_inline bool might_acknowledge(const struct snoop_flow *f,
 					      const struct snoop_config *c,
-					      const struct segment *s)
+					      const struct segment *s, __u64 now)
 {
 	return f->mode >= SNOOP_ACTIVE && f->mode <= SNOOP_NO_BUF &&
 	       s->seq == f->next_seq && s->len &&
+	       s->seq + s->len - f->vm_seq <= c->exposure &&
+	       !is_overdue(f, c, now) &&
 	       (s->flags | TH_PSH) == (TH_ACK | TH_PSH) &&
 	       !s->options.bypass && !s->options.other &&
 	       (c->ecn || !(s->tos & ECN_MASK)) &&
 	       !after(s->seq + s->len, promise_edge(f, c));
-}
-
-/* Whether the guest will see to it that the segment is of this connection: else
- * it throws it away, whatever is in it (RFC 9293 3.10.7.4, RFC 5961 5.2). How far
- * behind an acknowledgement may be is the widest window that the peer has offered,
- * which is not kept here: one that is behind at all is the guest's to judge.
- */
-static __always_inline bool is_acceptable(const struct snoop_flow *f,
-					  const struct segment *s)
-{
-	return same_mac(s->to, f->vm_mac) && !after(s->ack, f->vm_snd) &&
-	       !before(s->ack, f->vm_una);
 }
 
 /* What a segment takes of the guest's buffer beyond its bytes: the guest's kernel
@@ -52,7 +52,7 @@ static __always_inline __u32 extra_of(const struct snoop_flow *f,
  */
 static __always_inline enum snoop_to_guest
 may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
-		const struct segment *s)
+		const struct segment *s, __u64 now)
 {
 	__u32 edge = promise_edge(f, c), charged, offered;
 
@@ -116,6 +116,14 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 	if (after(s->seq + s->len, edge)) {
 		f->mode = SNOOP_NO_BUF;
 		return SNOOP_TG_BEYOND_WINDOW;
+	}
+	if (s->seq + s->len - f->vm_seq > c->exposure) {
+		f->mode = SNOOP_NO_BUF;
+		return SNOOP_TG_EXPOSURE;
+	}
+	if (is_overdue(f, c, now)) {
+		f->mode = SNOOP_NO_BUF;
+		return SNOOP_TG_OVERDUE;
 	}
 	/* A sender ends each window that it fills with one that is small: of
 	 * these an eighth is let in. That many and a whole window take 9/8 * 2,304
@@ -209,7 +217,7 @@ delivered(struct snoop_flow *f, const struct snoop_config *c,
 	f->acked_segments += f->held + 1;
 	f->held = 0;
 	f->acked_bytes += f->next_seq - f->told_seq;
-	f->told_seq = f->next_seq;
+	acknowledged_early(f, now);
 	f->told_edge = f->next_seq + ((__u32)lift->window << scale_of(f));
 	return SNOOP_TG_ACKED;
 }

@@ -183,10 +183,10 @@ static long read_option(__u32 n __attribute__((unused)), void *context)
 		found->bypass = SNOOP_TCP_AO;
 		break;
 	case OPT_MPTCP:
-		found->bypass = SNOOP_MPTCP;
+		found->bypass = found->bypass ?: SNOOP_MPTCP;
 		break;
 	case OPT_FAST_OPEN:
-		found->bypass = SNOOP_FAST_OPEN;
+		found->bypass = found->bypass ?: SNOOP_FAST_OPEN;
 		break;
 	default:
 		found->other = true;

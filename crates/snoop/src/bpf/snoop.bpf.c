@@ -21,9 +21,12 @@
 #include "ack.h"
 #include "guest.h"
 #include "handshake.h"
+#include "origin.h"
 #include "promise.h"
+#include "retain.h"
 
 #define RING_BYTES		(64 * 1024)
+#define TSVAL_AT		(sizeof(struct tcphdr) + 4)
 #define OPENING_NS		(10ULL * 1000 * 1000 * 1000)
 
 /* What of the kernel's own buffer and device is looked at. */
@@ -58,6 +61,16 @@ struct {
 	__type(key, struct snoop_key);
 	__type(value, struct snoop_flow);
 } flows SEC(".maps");
+
+/* Peers' SYNs that the guest has not answered. Anybody can send them, so that they push out
+ * one another and no flow.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct snoop_key);
+	__type(value, struct snoop_pending);
+} pending_syns SEC(".maps");
 
 /* Of a listener of the guest's: handshakes between the SYN-ACK and the first
  * sign of the guest's that there is a connection.
@@ -272,6 +285,39 @@ static __always_inline bool arrives_whole(struct __sk_buff *skb)
 	return (BPF_CORE_READ(dev, features) & needed) == needed;
 }
 
+/* TCP's checksum, where nobody has verified it yet. */
+static __always_inline bool is_sound(struct __sk_buff *skb, __u32 state,
+				     const struct segment *s,
+				     const struct snoop_key *key)
+{
+	return state == CHECKSUM_PARTIAL || state == CHECKSUM_UNNECESSARY ||
+	       sums_up(skb, s->l4_at, s->header + s->len,
+		       pseudo_sum(key, s->header + s->len));
+}
+
+/* A segment without data of the peer's, and without a flag that matters. */
+static __always_inline void hear_pure_ack(struct __sk_buff *skb,
+					  const struct segment *s,
+					  struct snoop_key *key)
+{
+	struct snoop_flow *f = find_flow(key);
+	bool over = false;
+
+	if (!f)
+		return;
+	if (f->fins) {
+		bpf_spin_lock(&f->lock);
+		hear_peer(f, s);
+		over = is_over(f);
+		bpf_spin_unlock(&f->lock);
+	} else if (peer_tells(f, s) &&
+		   is_sound(skb, checksum_state(skb), s, key)) {
+		hear_peer(f, s);
+	}
+	if (over)
+		forget(f, key);
+}
+
 /* The segment has been delivered by its clone; what is left of it is taken off
  * at the tap's other hook. (Dropped here, it would be an error to a sender on
  * this host.)
@@ -280,6 +326,28 @@ static __always_inline int discard(struct __sk_buff *skb)
 {
 	skb->mark = SNOOP_LEFTOVER;
 	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
+}
+
+static __always_inline void see_peer_syn(struct snoop_flow *f,
+					 const struct segment *s,
+					 const struct snoop_key *key, __u64 now)
+{
+	struct snoop_pending pending = {};
+
+	if (s->flags & TH_ACK) {
+		if (!f)
+			return;
+		bpf_spin_lock(&f->lock);
+		see_peer_syn_ack(f, s);
+		f->seen_ns = now;
+		bpf_spin_unlock(&f->lock);
+		return;
+	}
+	/* Repeated, it is of the connection that there is. */
+	if (f && f->flags & SNOOP_F_PEER_SYN && f->begun == s->seq + 1)
+		return;
+	note_peer_syn(&pending, s);
+	bpf_map_update_elem(&pending_syns, key, &pending, BPF_ANY);
 }
 
 SEC("tc")
@@ -293,6 +361,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 	struct lift lift = {};
 	struct snoop_flow *f;
 	__u32 mark, zero = 0;
+	bool vm_sends, over;
 	__u64 now, before;
 	long rc;
 
@@ -311,9 +380,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	}
 	if (!s.len && !(s.flags & ~(TH_ACK | TH_PSH | TH_ECE | TH_CWR))) {
-		f = find_flow(&key);
-		if (f)
-			hear_peer(f, &s);
+		hear_pure_ack(skb, &s, &key);
 		count(&to_guest_exits, SNOOP_TG_NO_DATA);
 		return TC_ACT_UNSPEC;
 	}
@@ -332,16 +399,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	}
 	if (s.flags & TH_SYN) {
-		if (!f)
-			f = new_flow(&key);
-		if (!f) {
-			count(&to_guest_exits, SNOOP_TG_FLOWS_FULL);
-			return TC_ACT_UNSPEC;
-		}
-		bpf_spin_lock(&f->lock);
-		see_peer_syn(f, &s);
-		f->seen_ns = now;
-		bpf_spin_unlock(&f->lock);
+		see_peer_syn(f, &s, &key, now);
 		count(&to_guest_exits, SNOOP_TG_SYN);
 		return TC_ACT_UNSPEC;
 	}
@@ -359,16 +417,22 @@ int snoop_to_guest(struct __sk_buff *skb)
 			f->mode = SNOOP_UNEXPECTED_SEQ;
 		goes_ahead(f, &s);
 		hear_peer(f, &s);
+		over = is_over(f);
 		bpf_spin_unlock(&f->lock);
+		if (over)
+			forget(f, &key);
 		count(&to_guest_exits, SNOOP_TG_OFF);
 		return TC_ACT_UNSPEC;
 	}
-	if (!might_acknowledge(f, c, &s)) {
+	if (!might_acknowledge(f, c, &s, now)) {
 		bpf_spin_lock(&f->lock);
-		verdict = may_acknowledge(f, c, &s);
+		verdict = may_acknowledge(f, c, &s, now);
 		goes_ahead(f, &s);
 		hear_peer(f, &s);
+		over = is_over(f);
 		bpf_spin_unlock(&f->lock);
+		if (over)
+			forget(f, &key);
 		/* Had it become possible meanwhile, it is as if it had not. */
 		count(&to_guest_exits, verdict == SNOOP_TG_ACKED ?
 						SNOOP_TG_OVERTAKEN : verdict);
@@ -384,14 +448,20 @@ int snoop_to_guest(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	}
 	answer.summed = checksum_state(skb);
-	if (answer.summed != CHECKSUM_PARTIAL &&
-	    answer.summed != CHECKSUM_UNNECESSARY &&
-	    !sums_up(skb, s.l4_at, s.header + s.len,
-		     pseudo_sum(&key, s.header + s.len))) {
+	if (!is_sound(skb, answer.summed, &s, &key)) {
 		bpf_spin_lock(&f->lock);
 		go_offline(f, &s, SNOOP_UNEXPECTED_SEQ);
 		bpf_spin_unlock(&f->lock);
 		count(&to_guest_exits, SNOOP_TG_CHECKSUM);
+		return TC_ACT_UNSPEC;
+	}
+	if (retain(skb, &s, &key, now)) {
+		bpf_spin_lock(&f->lock);
+		go_offline(f, &s, SNOOP_NO_BUF);
+		goes_ahead(f, &s);
+		hear_peer(f, &s);
+		bpf_spin_unlock(&f->lock);
+		count(&to_guest_exits, SNOOP_TG_NOT_KEPT);
 		return TC_ACT_UNSPEC;
 	}
 
@@ -421,7 +491,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 	 * under its lock.
 	 */
 	if (c->on) {
-		verdict = may_acknowledge(f, c, &s);
+		verdict = may_acknowledge(f, c, &s, now);
 	} else {
 		verdict = SNOOP_TG_OFF;
 		go_offline(f, &s, SNOOP_UNEXPECTED_SEQ);
@@ -432,8 +502,13 @@ int snoop_to_guest(struct __sk_buff *skb)
 		goes_ahead(f, &s);
 	hear_peer(f, &s);
 	answer.seq = f->vm_snd;
+	vm_sends = f->vm_snd != f->vm_una;
 	answer.tsval = f->ts_vm;
 	answer.has_ts = has_timestamps(f);
+	answer.has_sack = after(f->sack_start, lift.ack) &&
+			  after(f->sack_start, f->vm_seq);
+	answer.sack_start = f->sack_start;
+	answer.sack_end = f->sack_end;
 	answer.tos = f->tos;
 	answer.ttl = f->ttl;
 	answer.vm_word = f->vm_word;
@@ -458,7 +533,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 		return discard(skb);
 	}
 	count(&to_guest_exits, SNOOP_TG_ACKED);
-	skb->mark = SNOOP_ACK;
+	skb->mark = vm_sends ? SNOOP_ACK_DATA : SNOOP_ACK;
 	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 }
 
@@ -484,8 +559,47 @@ static __always_inline int write_lift(struct __sk_buff *skb,
 	return 0;
 }
 
-static __always_inline void tell_doubt(const struct snoop_key *key,
-				       const struct segment *s, __u32 told_seq)
+/* An early acknowledgement on its way back, which data of the guest's may have overtaken: a
+ * sender that has the data does not take an acknowledgement from before it (RFC 9293
+ * 3.10.7.4; RFC 7323 5.3).
+ */
+static __always_inline void renew_ack(struct __sk_buff *skb)
+{
+	struct snoop_key key = {};
+	struct segment s = {};
+	__u32 at, sum_at, seq, tsval;
+	struct snoop_flow *f;
+	__be32 from, to;
+
+	if (read_segment(skb, false, &s, &key) != SEGMENT_FOUND)
+		return;
+	f = find_flow(&key);
+	if (!f)
+		return;
+	seq = f->vm_snd;
+	tsval = f->ts_vm;
+	at = s.l4_at == L4_AT_V4 ? L4_AT_V4 : L4_AT_V6;
+	sum_at = at + __builtin_offsetof(struct tcphdr, check);
+	if (after(seq, s.seq)) {
+		from = bpf_htonl(s.seq);
+		to = bpf_htonl(seq);
+		if (bpf_l4_csum_replace(skb, sum_at, from, to, 4))
+			return;
+		bpf_skb_store_bytes(skb, at + __builtin_offsetof(struct tcphdr, seq),
+				    &to, sizeof(to), 0);
+	}
+	if (s.options.has_ts && after(tsval, s.options.tsval)) {
+		from = bpf_htonl(s.options.tsval);
+		to = bpf_htonl(tsval);
+		if (bpf_l4_csum_replace(skb, sum_at, from, to, 4))
+			return;
+		bpf_skb_store_bytes(skb, at + TSVAL_AT, &to, sizeof(to), 0);
+	}
+}
+
+static __always_inline void tell(const struct snoop_key *key,
+				 const struct segment *s, __u32 told_seq,
+				 __u32 reach, bool contradicted)
 {
 	struct snoop_event *event;
 
@@ -495,8 +609,80 @@ static __always_inline void tell_doubt(const struct snoop_key *key,
 	event->key = *key;
 	event->vm_seq = s->ack;
 	event->told_seq = told_seq;
-	event->sack_end = s->options.sack_end;
+	event->reach = reach;
+	event->contradicted = contradicted;
 	bpf_ringbuf_submit(event, 0);
+}
+
+/* A segment of this flow comes from behind the guest. Returns whether the flow is over. */
+static __always_inline bool leave_alone(struct snoop_flow *f,
+					const struct segment *s, __u8 why,
+					__u64 now)
+{
+	bool over;
+
+	bpf_spin_lock(&f->lock);
+	if (f->mode != SNOOP_BYPASS)
+		bypass(f, why);
+	if (!(s->flags & TH_SYN))
+		follow_to_the_end(f, s, now);
+	f->seen_ns = now;
+	over = is_over(f);
+	bpf_spin_unlock(&f->lock);
+	return over;
+}
+
+static __always_inline __u32 exit_of(__u8 why)
+{
+	switch (why) {
+	case SNOOP_OTHER_MAC:
+		return SNOOP_FG_OTHER_MAC;
+	case SNOOP_OTHER_ADDRESS:
+		return SNOOP_FG_OTHER_ADDRESS;
+	default:
+		return SNOOP_FG_FORWARDED;
+	}
+}
+
+/* A flow is met in its middle. */
+static __always_inline void begin_met(struct snoop_flow *f, bool distrusted)
+{
+	bpf_spin_lock(&f->lock);
+	begin_in_midflow(f);
+	if (distrusted)
+		bypass(f, SNOOP_DISTRUSTED_PEER);
+	bpf_spin_unlock(&f->lock);
+}
+
+/* The guest opens a connection, or answers who does. */
+static __always_inline void begin_by_guest(struct snoop_flow *f,
+					   const struct snoop_config *c,
+					   const struct segment *s,
+					   const struct snoop_key *key, __u64 now)
+{
+	bool alone, count_it, distrusted = is_distrusted(c, key);
+	struct snoop_pending pending = {}, *noted = NULL;
+
+	if (s->flags & TH_ACK)
+		noted = bpf_map_lookup_elem(&pending_syns, key);
+	/* Its place may be another's at any time. */
+	if (noted)
+		pending = *noted;
+	/* The SYN-ACK of a listener's. */
+	count_it = s->flags & TH_ACK && c->start_early && !f->counted;
+	alone = count_it && begins_alone(key, now);
+	bpf_spin_lock(&f->lock);
+	see_guest_syn(f, c, s, noted ? &pending : NULL);
+	f->seen_ns = now;
+	if (count_it)
+		f->counted = 1;
+	if (distrusted && f->mode != SNOOP_BYPASS)
+		bypass(f, SNOOP_DISTRUSTED_PEER);
+	if (alone && f->mode == SNOOP_UNPROVEN)
+		f->mode = SNOOP_ACTIVE;
+	bpf_spin_unlock(&f->lock);
+	if (noted)
+		bpf_map_delete_elem(&pending_syns, key);
 }
 
 SEC("tc")
@@ -508,11 +694,14 @@ int snoop_from_guest(struct __sk_buff *skb)
 	struct snoop_key key = {};
 	struct lift lift = {};
 	struct snoop_flow *f;
-	bool alone, count_it;
 	__u32 told, zero = 0;
+	bool over;
 	__u64 now;
+	__u8 why;
 
-	if (skb->mark == SNOOP_ACK) {
+	if (skb->mark == SNOOP_ACK || skb->mark == SNOOP_ACK_DATA) {
+		if (skb->mark == SNOOP_ACK_DATA)
+			renew_ack(skb);
 		skb->mark = 0;
 		count(&from_guest_exits, SNOOP_FG_OURS);
 		return TC_ACT_UNSPEC;
@@ -521,25 +710,34 @@ int snoop_from_guest(struct __sk_buff *skb)
 		count(&from_guest_exits, SNOOP_FG_LEFTOVER);
 		return TC_ACT_SHOT;
 	}
+	c = bpf_map_lookup_elem(&config, &zero);
+	if (!c)
+		return TC_ACT_UNSPEC;
 	switch (read_segment(skb, false, &s, &key)) {
 	case SEGMENT_FOUND:
 		break;
 	case SEGMENT_NONE:
+		/* Whoever is behind the guest may be heard by this first. */
+		is_other_mac(c, s.from);
 		count(&from_guest_exits, SNOOP_FG_NOT_TCP);
 		return TC_ACT_UNSPEC;
 	default:
 		count(&from_guest_exits, SNOOP_FG_MALFORMED);
 		return TC_ACT_UNSPEC;
 	}
-	c = bpf_map_lookup_elem(&config, &zero);
-	if (!c)
-		return TC_ACT_UNSPEC;
 	now = bpf_ktime_get_coarse_ns();
 	f = find_flow(&key);
 	if (s.flags & TH_RST) {
 		if (f)
 			forget(f, &key);
 		count(&from_guest_exits, SNOOP_FG_RST);
+		return TC_ACT_UNSPEC;
+	}
+	why = not_its_own(c, s.flags & TH_SYN ? NULL : f, &s, &key);
+	if (why) {
+		if (f && leave_alone(f, &s, why, now))
+			forget(f, &key);
+		count(&from_guest_exits, exit_of(why));
 		return TC_ACT_UNSPEC;
 	}
 	if (!f) {
@@ -554,29 +752,17 @@ int snoop_from_guest(struct __sk_buff *skb)
 			count(&from_guest_exits, SNOOP_FG_FLOWS_FULL);
 			return TC_ACT_UNSPEC;
 		}
-		bpf_spin_lock(&f->lock);
 		if (!(s.flags & TH_SYN))
-			begin_in_midflow(f);
-		bpf_spin_unlock(&f->lock);
+			begin_met(f, is_distrusted(c, &key));
 	}
 	if (s.flags & TH_SYN) {
-		/* The SYN-ACK of a listener's. */
-		count_it = s.flags & TH_ACK && c->start_early && !f->counted;
-		alone = count_it && begins_alone(&key, now);
-		bpf_spin_lock(&f->lock);
-		see_guest_syn(f, c, &s);
-		f->seen_ns = now;
-		if (count_it)
-			f->counted = 1;
-		if (alone && f->mode == SNOOP_UNPROVEN)
-			f->mode = SNOOP_ACTIVE;
-		bpf_spin_unlock(&f->lock);
-		count(&from_guest_exits, SNOOP_FG_SYN);
+		begin_by_guest(f, c, &s, &key, now);
 		lift.ack = s.ack;
 		lift.window = syn_window(c, &s);
 		if (s.flags & TH_ACK && lift.window < s.window &&
 		    write_lift(skb, &s, &lift))
 			count(&from_guest_exits, SNOOP_FG_NOT_LIFTED);
+		count(&from_guest_exits, SNOOP_FG_SYN);
 		return TC_ACT_UNSPEC;
 	}
 	bpf_spin_lock(&f->lock);
@@ -585,9 +771,12 @@ int snoop_from_guest(struct __sk_buff *skb)
 	told = f->told_seq;
 	f->seen_ns = now;
 	f->heard = now >> TICK_SHIFT;
+	over = is_over(f);
 	bpf_spin_unlock(&f->lock);
 	if (lift.begun)
 		has_begun(&key);
+	if (over)
+		forget(f, &key);
 	count(&from_guest_exits, verdict);
 	switch (verdict) {
 	case SNOOP_FG_SUPPRESSED:
@@ -597,7 +786,9 @@ int snoop_from_guest(struct __sk_buff *skb)
 			count(&from_guest_exits, SNOOP_FG_NOT_LIFTED);
 		return TC_ACT_UNSPEC;
 	case SNOOP_FG_DOUBT:
-		tell_doubt(&key, &s, told);
+	case SNOOP_FG_CONTRADICTED:
+		tell(&key, &s, told, lift.reach,
+		     verdict == SNOOP_FG_CONTRADICTED);
 		return TC_ACT_UNSPEC;
 	default:
 		return TC_ACT_UNSPEC;

@@ -15,6 +15,9 @@
 #define SNOOP_ACK	0x74617575
 #define SNOOP_LEFTOVER	0x74617576
 
+/* Our acknowledgement, of a flow in which the guest has data under way. */
+#define SNOOP_ACK_DATA	0x74617577
+
 /* FL_MODE (vsnoop-paper III-B), and what comes before it. */
 enum snoop_mode {
 	SNOOP_SYN,		/* the handshake is under way */
@@ -39,6 +42,11 @@ enum snoop_bypass {
 	SNOOP_OPTION,
 	SNOOP_BROKEN_PROMISE,
 	SNOOP_DOUBT,		/* it looks like one */
+	SNOOP_CONTRADICTED,	/* the guest lacks what was acknowledged early */
+	SNOOP_FORWARDED,	/* the endpoint is behind the guest, by its TTL */
+	SNOOP_OTHER_MAC,	/* or by its Ethernet address */
+	SNOOP_OTHER_ADDRESS,	/* or by its IP address */
+	SNOOP_DISTRUSTED_PEER,
 };
 
 /* Ways out of the program towards the guest. */
@@ -60,6 +68,9 @@ enum snoop_to_guest {
 	SNOOP_TG_OPTIONS,
 	SNOOP_TG_BEYOND_WINDOW,
 	SNOOP_TG_BUDGET,
+	SNOOP_TG_EXPOSURE,	/* as much as may be is ahead of the guest's own acknowledgement */
+	SNOOP_TG_OVERDUE,	/* the guest has acknowledged nothing for too long */
+	SNOOP_TG_NOT_KEPT,	/* no room for a copy */
 	SNOOP_TG_CHECKSUM,
 	SNOOP_TG_IN_PARTS,	/* the tap would get it as many segments */
 	SNOOP_TG_NOT_CLONED,	/* passed on as it was */
@@ -88,6 +99,10 @@ enum snoop_from_guest {
 	SNOOP_FG_LIFTED,
 	SNOOP_FG_NOT_LIFTED,	/* passed as it was, because it could not be changed */
 	SNOOP_FG_DOUBT,		/* passed: the guest seems to lack what was promised */
+	SNOOP_FG_CONTRADICTED,	/* passed: the guest says that it lacks it */
+	SNOOP_FG_FORWARDED,	/* passed: not the guest's own, by its TTL */
+	SNOOP_FG_OTHER_MAC,	/* by its Ethernet address */
+	SNOOP_FG_OTHER_ADDRESS,	/* by its IP address */
 	SNOOP_FG_EXITS,
 };
 
@@ -101,6 +116,14 @@ struct snoop_config {
 	__u32 ring;		/* places; 0: windows are not bounded by it */
 	__u32 sharing;		/* flows that fill it */
 	__u32 awake_ticks;	/* of 2^20 ns, after it was heard; 0: each segment is acknowledged */
+	__u32 exposure;		/* bytes acknowledged early and not by the guest, at most */
+	__u32 exposure_ticks;	/* of 2^20 ns, without progress of the guest's, at most */
+	__u32 distrusted;	/* entries of the map of that name */
+	__u8 guest_mac[6];	/* if it is known */
+	__u8 mac_known;
+	__u8 by_address;	/* only guests in the map `guest_nets` */
+	__u8 guest_ttl;		/* also taken for the TTL of a sender; 0: none more */
+	__u8 unused[3];
 	__u64 until_ns;		/* CLOCK_MONOTONIC; later nobody watches, and it counts as off */
 };
 
@@ -144,16 +167,19 @@ struct snoop_flow {
 	__u32 extra_mark;
 	__u32 frame;		/* bytes of data in a frame, on average */
 	__u32 vm_word;		/* IPv6: the first word of the guest's header */
-	__u32 pending;		/* of a SYN that the guest has not answered: as begun, */
-	__u32 pending_ts;	/* as ts_peer, */
 	__u32 held_ts;		/* TSval of the first segment that is held */
 	__u32 heard;		/* when the guest's last packet came, of 2^20 ns */
 	__u32 fed;		/* when data was last put into the ring, likewise */
-	__u8 pending_flags;	/* as flags; 0: there is none */
-	__u8 pending_bypass;
+	__u32 sack_start;	/* of the block that the guest has beyond a hole; no block: VM_SEQ */
+	__u32 owed;		/* when VM_SEQ last moved or was first overtaken, of 2^20 ns */
+	__u32 exposed_most;	/* bytes ahead of the guest's own acknowledgement */
+	__u32 peer_fin;		/* the number after the peer's FIN */
+	__u32 vm_fin;		/* after the guest's */
+	__u32 sack_end;
 	__u8 vm_mac[6];		/* the guest's, and whom it sends to */
 	__u8 peer_mac[6];
 	__u16 mss;
+	__u16 peer_window;	/* the latest that the peer offered, not scaled */
 	__u8 scale;		/* of the guest's window; 15: a lower bound is not known either */
 	__u8 mode;
 	__u8 bypass;
@@ -164,7 +190,8 @@ struct snoop_flow {
 	__u8 run;		/* acknowledgements since the start, or since a gap or pause, to RUN_MAX */
 	__u8 held;		/* segments of which the sender has not been told */
 	__u8 stretch_most;	/* segments of an acknowledgement, as was seen of this sender */
-	__u8 unused[2];
+	__u8 fins;
+	__u8 unused;
 	__u64 seen_ns;		/* when the last packet came (CLOCK_MONOTONIC, coarse) */
 	__u64 acked_segments;
 	__u64 acked_bytes;
@@ -181,12 +208,63 @@ struct snoop_flow {
 #define SNOOP_F_VM_CLIENT	0x40	/* the guest opened it */
 #define SNOOP_F_LEARNT		0x80	/* an acknowledgement of the guest's has been seen */
 
-/* To user space: a guest seems not to have got what was promised. */
+/* Of snoop_flow.fins. */
+#define SNOOP_FIN_PEER		0x01	/* the peer's FIN has been seen */
+#define SNOOP_FIN_VM		0x02
+#define SNOOP_FIN_PEER_ACKED	0x04	/* the guest has acknowledged it */
+#define SNOOP_FIN_VM_ACKED	0x08
+#define SNOOP_FIN_ALL		0x0f
+
+/* What a SYN of a peer's says, until the guest answers it. */
+struct snoop_pending {
+	__u32 first;		/* the peer's first byte */
+	__u32 ts;
+	__u16 data;		/* bytes in the SYN (RFC 7413) */
+	__u8 flags;		/* SNOOP_F_* */
+	__u8 bypass;		/* what the guest's answer cannot take back */
+};
+
+/* A peer's prefix: 24 bits of an IPv4 address, 48 of an IPv6 address. */
+struct snoop_prefix {
+	__u8 bytes[6];
+	__u16 version;
+};
+
+/* Key of the networks that guests are in; an IPv4 address is mapped (RFC 4291 2.5.5.2). */
+struct snoop_net {
+	__u32 prefix_len;
+	__u8 addr[16];
+};
+
+/* The Ethernet address that a tap's frames come from. */
+struct snoop_source {
+	__u8 mac[6];
+	__u8 known;
+	__u8 several;		/* another one was seen, too */
+};
+
+/* To user space: a guest seems not to have, or says that it has not, what was
+ * acknowledged early.
+ */
 struct snoop_event {
 	struct snoop_key key;
 	__u32 vm_seq;
 	__u32 told_seq;
-	__u32 sack_end;		/* of the block that shows it */
+	__u32 reach;		/* the end of the SACK block, or the guest's right edge, that shows it */
+	__u32 contradicted;
+};
+
+/* The copy of a segment, of which a frame of l4_at + header + len bytes follows. */
+struct snoop_copy {
+	struct snoop_key key;
+	__u32 ifindex;
+	__u32 seq;
+	__u32 len;
+	__u16 l4_at;
+	__u16 header;
+	__u32 gso_size;		/* bytes of data in each of the frame's segments; 0: it is one */
+	__u32 unused;
+	__u64 at_ns;		/* CLOCK_MONOTONIC, coarse */
 };
 
 #endif

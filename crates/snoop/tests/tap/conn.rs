@@ -130,6 +130,12 @@ impl Conn {
         syn_ack
     }
 
+    /// The peer says what it has of the guest's data.
+    pub(crate) fn pure_ack(&mut self) -> Segment {
+        self.peer_clock += 1;
+        self.segment(false)
+    }
+
     /// Data of the peer's.
     pub(crate) fn data(&mut self, len: usize) -> Segment {
         self.peer_clock += 1;

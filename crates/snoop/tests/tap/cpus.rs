@@ -10,7 +10,7 @@ use taut_sys::tap::Tap;
 
 use crate::conn::{Conn, Terms};
 use crate::promise::ON;
-use crate::rig::{Rig, Segment};
+use crate::rig::{Rig, Segment, marker};
 
 /// How long what has been acknowledged may be on its way to the peer: a CPU that is not idle hands it on
 /// when it comes to it.
@@ -178,11 +178,16 @@ fn of_neighbours_that_race_no_more_is_promised_than_is_in_order() {
     let mut conn = Conn::new(WIDE);
     conn.open_and_prove(&mut rig);
     let mut promised = 0;
-    for _ in 0..300 {
+    for round in 0..300 {
         let before = rig.exits("acked");
         let start = conn.peer_seq;
         let pair = [conn.data(1000), conn.data(500)];
-        let frames = pair.each_ref().map(|data| [rig.frame(false, data)]);
+        let mut frames = pair.each_ref().map(|data| vec![rig.frame(false, data)]);
+        // The first takes longer, for a copy is made of it: the second comes a little later, more or less.
+        for _ in 0..round % 8 {
+            frames[0].push(marker(false));
+            frames[1].insert(0, marker(false));
+        }
         write_at_once(cpus, [(&rig.peer, &frames[0]), (&rig.peer, &frames[1])]);
         let acks = at_peer_in_the_end(&mut rig, before);
         let first = start.wrapping_add(1000);

@@ -4,50 +4,56 @@ use taut_snoop::wire::{Bypass, Flow, Mode};
 
 use crate::conn::{Conn, Terms};
 use crate::promise::ON;
-use crate::rig::{ACK, CWR, ECE, FIN, PSH, RST, Rig, URG};
+use crate::rig::{ACK, CWR, ECE, FIN, PSH, RST, Rig, Segment, URG};
 
-/// A connection whose SYN has `option` too, or `flags`.
-fn opened_with(rig: &mut Rig, option: &[u8], flags: u8) -> Conn {
+/// A connection whose SYN has an option too, and whose SYN-ACK has another.
+fn opened_with(rig: &mut Rig, offer: &[u8], answer: &[u8]) -> Conn {
     let mut conn = Conn::new(Terms::default());
-    let mut syn = conn.syn();
-    syn.options.extend(option);
-    while !syn.options.len().is_multiple_of(4) {
-        syn.options.push(1);
-    }
-    syn.flags |= flags;
+    let with = |mut segment: Segment, option: &[u8]| {
+        segment.options.extend(option);
+        while !segment.options.len().is_multiple_of(4) {
+            segment.options.push(1);
+        }
+        segment
+    };
+    let syn = with(conn.syn(), offer);
     rig.peer_sends(&syn);
     rig.at_guest();
-    let syn_ack = conn.syn_ack();
+    let syn_ack = with(conn.syn_ack(), answer);
     rig.guest_sends(&syn_ack);
+    prove(rig, &mut conn);
+    conn
+}
+
+fn prove(rig: &mut Rig, conn: &mut Conn) {
     let first = conn.data(100);
     rig.peer_sends(&first);
     rig.at_guest();
     let ack = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&ack);
     rig.at_peer();
-    conn
 }
+
+const MD5: &[u8] = &[19, 18, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const TCP_AO: &[u8] = &[29, 16, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+const MP_CAPABLE: &[u8] = &[30, 12, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+const COOKIE: &[u8] = &[34, 6, 1, 2, 3, 4];
+const COOKIE_REQUEST: &[u8] = &[34, 2];
+const UNKNOWN: &[u8] = &[253, 4, 0, 0];
 
 #[test]
 fn whoever_must_not_be_touched_is_not() {
-    let cases: [(&[u8], u8, Bypass); 5] = [
-        (
-            &[19, 18, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-            0,
-            Bypass::Md5,
-        ),
-        (
-            &[29, 16, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-            0,
-            Bypass::TcpAo,
-        ),
-        (&[30, 12, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0], 0, Bypass::Mptcp),
-        (&[34, 2], 0, Bypass::FastOpen),
-        (&[253, 4, 0, 0], 0, Bypass::Option),
+    let cases: [(&[u8], &[u8], Bypass); 6] = [
+        (MD5, &[], Bypass::Md5),
+        (&[], MD5, Bypass::Md5),
+        (TCP_AO, &[], Bypass::TcpAo),
+        (TCP_AO, TCP_AO, Bypass::TcpAo),
+        (MP_CAPABLE, MP_CAPABLE, Bypass::Mptcp),
+        (UNKNOWN, UNKNOWN, Bypass::Option),
     ];
-    for (option, flags, why) in cases {
+    for (offer, answer, why) in cases {
         let mut rig = Rig::new(500, ON);
-        let mut conn = opened_with(&mut rig, option, flags);
+        let mut conn = opened_with(&mut rig, offer, answer);
         let data = conn.data(1000);
         rig.peer_sends(&data);
         assert_eq!(rig.at_peer(), [], "{why:?}");
@@ -56,24 +62,59 @@ fn whoever_must_not_be_touched_is_not() {
     }
 }
 
+/// More and more clients offer what few servers accept.
+#[test]
+fn what_a_syn_offers_and_the_guest_does_not_accept_is_no_reason() {
+    for (offer, answer) in [
+        (MP_CAPABLE, &[][..]),
+        (UNKNOWN, &[]),
+        (COOKIE_REQUEST, &[]),
+        // For the next connection.
+        (COOKIE_REQUEST, COOKIE),
+    ] {
+        let mut rig = Rig::new(500, ON);
+        let mut conn = opened_with(&mut rig, offer, answer);
+        let data = conn.data(1000);
+        rig.peer_sends(&data);
+        assert_eq!(rig.at_peer().len(), 1, "{offer:?}");
+    }
+}
+
+/// AE, CWR and ECE are in the SYN, and what the SYN-ACK has of them is the answer (RFC 9768 3.1.1, table 2).
 #[test]
 fn who_counts_each_mark_is_not_touched() {
-    let mut rig = Rig::new(500, ON);
-    let mut conn = Conn::new(Terms::default());
-    // AE, CWR and ECE in the SYN (RFC 9768 3.1.1).
-    let mut syn = conn.syn();
-    (syn.flags, syn.ae) = (syn.flags | ECE | CWR, true);
-    rig.peer_sends(&syn);
-    rig.at_guest();
-    let syn_ack = conn.syn_ack();
-    rig.guest_sends(&syn_ack);
-    assert_eq!(rig.flow().mode, Mode::Bypass(Bypass::AccEcn));
+    for flags in 0..8 {
+        let (ae, cwr, ece) = (flags & 4 != 0, flags & 2 != 0, flags & 1 != 0);
+        let accepted = !matches!(flags, 0b000 | 0b001 | 0b111);
+        let mut rig = Rig::new(500, ON);
+        let mut conn = Conn::new(Terms::default());
+        let mut syn = conn.syn();
+        (syn.flags, syn.ae) = (syn.flags | ECE | CWR, true);
+        rig.peer_sends(&syn);
+        rig.at_guest();
+        let mut syn_ack = conn.syn_ack();
+        syn_ack.ae = ae;
+        syn_ack.flags |= if cwr { CWR } else { 0 } | if ece { ECE } else { 0 };
+        rig.guest_sends(&syn_ack);
+        let mode = match accepted {
+            true => Mode::Bypass(Bypass::AccEcn),
+            false => Mode::Unproven,
+        };
+        assert_eq!(rig.flow().mode, mode, "{flags:03b}");
+    }
 }
 
 #[test]
 fn plain_ecn_in_the_syn_is_no_reason() {
     let mut rig = Rig::new(500, ON);
-    let mut conn = opened_with(&mut rig, &[], ECE | CWR);
+    let mut conn = Conn::new(Terms::default());
+    let mut syn = conn.syn();
+    syn.flags |= ECE | CWR;
+    rig.peer_sends(&syn);
+    rig.at_guest();
+    let syn_ack = conn.syn_ack();
+    rig.guest_sends(&syn_ack);
+    prove(&mut rig, &mut conn);
     let data = conn.data(1000);
     rig.peer_sends(&data);
     assert_eq!(rig.at_peer().len(), 1);
@@ -171,24 +212,90 @@ fn an_option_that_nobody_knows_is_the_guests_to_judge() {
 }
 
 #[test]
-fn who_sends_data_with_the_syn_is_not_touched() {
+fn data_that_the_guest_takes_with_the_syn_is_the_end_and_data_that_it_does_not_take_is_not() {
+    for taken in [true, false] {
+        let mut rig = Rig::new(500, ON);
+        let mut conn = Conn::new(Terms::default());
+        // Without an option, too (RFC 9293 3.10.7.2).
+        let mut syn = conn.syn();
+        syn.len = 100;
+        rig.peer_sends(&syn);
+        assert_eq!(rig.at_guest(), [syn]);
+        if taken {
+            conn.peer_seq += 100;
+            conn.guest_ack += 100;
+        }
+        let syn_ack = conn.syn_ack();
+        rig.guest_sends(&syn_ack);
+        assert_eq!(rig.at_peer(), [syn_ack]);
+        let mode = match taken {
+            true => Mode::Bypass(Bypass::FastOpen),
+            false => Mode::Unproven,
+        };
+        assert_eq!(rig.flow().mode, mode);
+        prove(&mut rig, &mut conn);
+        let data = conn.data(1000);
+        rig.peer_sends(&data);
+        assert_eq!(rig.at_peer().len(), usize::from(!taken));
+    }
+}
+
+/// A flow whose two FINs are acknowledged has no place in the table any more.
+#[test]
+fn a_flow_that_both_ends_have_closed_is_forgotten() {
+    for (first, with_data) in [(true, false), (false, false), (true, true)] {
+        let mut rig = Rig::new(500, ON);
+        let mut conn = Conn::new(Terms::default());
+        conn.open_and_prove(&mut rig);
+        for from_guest in [first, !first] {
+            assert_eq!(flows(&rig), 1);
+            let mut fin = match from_guest {
+                true => conn.guest_data(0),
+                false => conn.data(usize::from(with_data)),
+            };
+            fin.flags = FIN | ACK;
+            match from_guest {
+                true => {
+                    rig.guest_sends(&fin);
+                    conn.guest_seq += 1;
+                    let ack = conn.pure_ack();
+                    rig.peer_sends(&ack);
+                }
+                false => {
+                    rig.peer_sends(&fin);
+                    conn.peer_seq += 1;
+                    let ack = conn.guest_acks(conn.peer_seq);
+                    rig.guest_sends(&ack);
+                }
+            }
+            rig.at_guest();
+            rig.at_peer();
+        }
+        assert_eq!(flows(&rig), 0, "the guest closes first: {first}");
+    }
+}
+
+fn flows(rig: &Rig) -> usize {
+    rig.program.as_ref().unwrap().flows().unwrap().len()
+}
+
+/// Nobody's SYN takes a place from a connection, however many come.
+#[test]
+fn syns_that_the_guest_does_not_answer_have_no_place_in_the_table() {
     let mut rig = Rig::new(500, ON);
+    for port in 1000..1200 {
+        let syn = Conn::new(Terms {
+            port,
+            ..Terms::default()
+        })
+        .syn();
+        rig.peer_sends(&syn);
+        rig.at_guest();
+    }
+    assert_eq!(flows(&rig), 0);
     let mut conn = Conn::new(Terms::default());
-    // Without an option, too (RFC 9293 3.10.7.2).
-    let mut syn = conn.syn();
-    syn.len = 100;
-    conn.peer_seq += 100;
-    rig.peer_sends(&syn);
-    assert_eq!(rig.at_guest(), [syn]);
-    // The guest takes the SYN alone.
-    let syn_ack = conn.syn_ack();
-    rig.guest_sends(&syn_ack);
-    assert_eq!(rig.at_peer(), [syn_ack]);
-    assert_eq!(rig.flow().mode, Mode::Bypass(Bypass::FastOpen));
-    let ack = conn.guest_acks(conn.peer_seq);
-    rig.guest_sends(&ack);
-    assert_eq!(rig.at_peer(), [ack]);
+    conn.open_and_prove(&mut rig);
     let data = conn.data(1000);
     rig.peer_sends(&data);
-    assert_eq!(rig.at_peer(), []);
+    assert_eq!(rig.at_peer().len(), 1);
 }

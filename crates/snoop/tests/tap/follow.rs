@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
-use taut_snoop::follow::{Follow, LEASE, Options, REST, State};
+use taut_snoop::follow::{Counts, Follow, LEASE, Options, REST, State};
 use taut_snoop::records::Records;
-use taut_snoop::stalls::LOOKS;
+use taut_snoop::retransmit::{GIVE_UP, SILENT};
 use taut_snoop::wire::{Bypass, Mode};
 
 use crate::conn::{Conn, Terms};
-use crate::rig::Rig;
+use crate::rig::{RST, Rig, Segment};
 
 /// Everything in the rig's namespace that its names say is a guest's.
 fn follow(rig: &Rig, ring: Option<u32>) -> Follow {
@@ -19,11 +19,12 @@ fn follow(rig: &Rig, ring: Option<u32>) -> Follow {
 /// The same, with its records in another folder.
 fn follow_by(rig: &Rig, ring: Option<u32>, records: &Path) -> Follow {
     let taps = vec![glob::Pattern::new("guest*").unwrap()];
-    let mut follow = Follow::new(Options {
+    let follow = Follow::new(Options {
         ring,
         records: Records::at(records),
         ..Options::new(taps)
     });
+    let mut follow = follow.unwrap();
     look(rig, &mut follow);
     follow
 }
@@ -188,115 +189,186 @@ fn turned_off_a_tap_is_drained_when_its_guest_has_taken_everything() {
     assert_eq!(rig.at_peer().len(), 1);
 }
 
+/// A connection of which the guest has dropped a segment that was acknowledged early.
+fn lost(rig: &mut Rig, port: u16) -> (Conn, Segment) {
+    let mut conn = Conn::new(Terms {
+        port,
+        ..Terms::default()
+    });
+    conn.open_and_prove(rig);
+    let data = conn.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+    rig.empty_unread();
+    (conn, data)
+}
+
+/// The guest says so: it is where it was, and has closed its window.
+fn says_so(rig: &mut Rig, conn: &mut Conn) {
+    let mut closed = conn.guest_acks(conn.guest_ack);
+    closed.window = 0;
+    rig.guest_sends(&closed);
+    assert_eq!(rig.at_peer(), [closed], "it passes as it is");
+}
+
+fn counts(follow: &Follow) -> Counts {
+    follow.status().unwrap()[0].counts
+}
+
 #[test]
-fn what_a_guest_has_lost_is_found_out_and_it_is_left_alone_if_it_is_more_than_one_flow() {
+fn what_the_guest_has_dropped_is_retransmitted_to_it() {
+    for (v6, vlan) in [(false, None), (true, None), (false, Some(7))] {
+        let mut rig = Rig::bare(100);
+        (rig.v6, rig.vlan) = (v6, vlan);
+        let mut followed = follow(&rig, None);
+        let (mut conn, data) = lost(&mut rig, 5000);
+        assert!(followed.retransmit(clock()));
+        assert_eq!(rig.at_guest(), [], "it may only be waiting for its CPU");
+        says_so(&mut rig, &mut conn);
+        assert!(followed.retransmit(clock()));
+        assert_eq!(
+            rig.at_guest(),
+            [data],
+            "the same number, data and timestamps"
+        );
+        let flow = followed.status().unwrap()[0].flows[0].1;
+        assert_eq!(flow.mode, Mode::Bypass(Bypass::Contradicted));
+        assert!(!followed.is_drained("guest").unwrap(), "it may be taken");
+        let ack = conn.guest_acks(conn.peer_seq);
+        rig.guest_sends(&ack);
+        assert!(!followed.retransmit(clock()), "nothing is retained");
+        assert!(followed.is_drained("guest").unwrap());
+        let expected = Counts {
+            retransmitted: 1,
+            repaired: 1,
+            exposure_most: 1000,
+            ..Counts::default()
+        };
+        assert_eq!(counts(&followed), expected);
+    }
+}
+
+/// Linux before 6.6 drops what it has no buffer for without a word.
+#[test]
+fn what_a_silent_guest_has_dropped_is_retransmitted_to_it() {
     let mut rig = Rig::bare(100);
     let mut followed = follow(&rig, None);
-    let mut conns: Vec<_> = (5000..5003)
-        .map(|port| {
-            Conn::new(Terms {
-                port,
-                ..Terms::default()
-            })
-        })
-        .collect();
-    for (n, conn) in conns.iter_mut().enumerate() {
-        conn.open_and_prove(&mut rig);
-        let data = conn.data(1000);
-        rig.peer_sends(&data);
-        assert_eq!(rig.at_peer().len(), 1);
-        // It loses what is in its ring, and does not know: what it says is that it has nothing new.
-        rig.empty_unread();
-        for _ in 0..LOOKS {
-            assert_eq!(states(&followed), on());
-            let ack = conn.guest_acks(conn.guest_ack);
-            rig.guest_sends(&ack);
-            look(&rig, &mut followed);
-        }
-        rig.at_peer();
-        assert_eq!(followed.status().unwrap()[0].broken, n as u64 + 1);
-        // The flow is left alone, and owes nothing that will ever be taken.
-        let data = conn.data(1000);
-        rig.peer_sends(&data);
-        assert_eq!(rig.at_peer(), []);
-        assert!(followed.is_drained("guest").unwrap());
-        rig.empty_unread();
-    }
-    let status = &followed.status().unwrap()[0];
-    assert!(matches!(status.state, State::Unfit(_)), "{status:?}");
-    // Who wants it off meanwhile has it off for good.
-    let mut later = now() + REST + Duration::from_secs(1);
-    let mut rest = |followed: &mut Follow| {
-        rig.within(|| followed.look(later)).unwrap();
-        later += REST;
-        look(&rig, followed);
-    };
-    followed.turn_off("guest");
-    rest(&mut followed);
-    assert_eq!(states(&followed)[0].1, State::Off);
-    assert!(rig.within(|| followed.turn_on("guest")).unwrap());
-    assert_eq!(states(&followed), on());
+    let (mut conn, data) = lost(&mut rig, 5000);
+    followed.retransmit(clock());
+    followed.retransmit(clock() + SILENT);
+    assert_eq!(rig.at_guest(), [data]);
+    let ack = conn.guest_acks(conn.peer_seq);
+    rig.guest_sends(&ack);
+    assert!(!followed.retransmit(clock() + SILENT));
+    assert_eq!(counts(&followed).retransmitted, 1);
 }
 
 /// What lies beyond a hole may have come in packets that are not read here, as a client may choose.
 #[test]
-fn what_only_looks_like_a_loss_is_the_end_for_its_flow_and_for_nobody_else() {
-    for taken in [true, false] {
-        let mut rig = Rig::bare(100);
-        let mut followed = follow(&rig, None);
-        let mut conn = Conn::new(Terms::default());
-        conn.open_and_prove(&mut rig);
-        let data = conn.data(1000);
-        rig.peer_sends(&data);
-        assert_eq!(rig.at_peer().len(), 1);
-        let mut odd = conn.guest_acks(data.seq);
-        odd.options.extend([1, 1, 5, 10]);
-        odd.options.extend(conn.peer_seq.to_be_bytes());
-        odd.options.extend((conn.peer_seq + 500).to_be_bytes());
-        rig.guest_sends(&odd);
-        look(&rig, &mut followed);
-        assert_eq!(
-            followed.status().unwrap()[0].flows[0].1.mode,
-            Mode::Bypass(Bypass::Doubt)
-        );
-        assert!(!followed.is_drained("guest").unwrap(), "it may be taken");
-        for _ in 1..LOOKS {
-            assert_eq!(followed.status().unwrap()[0].broken, 0);
-            let ack = if taken { conn.peer_seq } else { data.seq };
-            let ack = conn.guest_acks(ack);
-            rig.guest_sends(&ack);
-            look(&rig, &mut followed);
-        }
-        let broken = followed.status().unwrap()[0].broken;
-        assert_eq!(broken, u64::from(!taken));
-        assert!(followed.is_drained("guest").unwrap());
+fn a_doubt_leaves_its_flow_alone_and_no_other() {
+    let mut rig = Rig::bare(100);
+    let mut followed = follow(&rig, None);
+    let (mut conn, data) = lost(&mut rig, 5000);
+    let mut odd = conn.guest_acks(data.seq);
+    odd.options.extend([1, 1, 5, 10]);
+    odd.options.extend(conn.peer_seq.to_be_bytes());
+    odd.options.extend((conn.peer_seq + 500).to_be_bytes());
+    rig.guest_sends(&odd);
+    rig.at_peer();
+    followed.retransmit(clock());
+    let flow = followed.status().unwrap()[0].flows[0].1;
+    assert_eq!(flow.mode, Mode::Bypass(Bypass::Doubt));
+    assert_eq!(rig.at_guest().len(), 1);
+    let mut other = Conn::new(Terms {
+        port: 5001,
+        ..Terms::default()
+    });
+    other.open_and_prove(&mut rig);
+    let data = other.data(1000);
+    rig.peer_sends(&data);
+    assert_eq!(rig.at_peer().len(), 1);
+}
+
+#[test]
+fn a_guest_that_is_given_up_owes_nothing() {
+    let mut rig = Rig::bare(100);
+    let mut followed = follow(&rig, None);
+    lost(&mut rig, 5000);
+    followed.retransmit(clock());
+    assert!(!followed.is_drained("guest").unwrap());
+    assert!(!followed.retransmit(clock() + GIVE_UP));
+    assert!(followed.is_drained("guest").unwrap());
+    assert_eq!(counts(&followed).lost, 1);
+}
+
+/// Three flows of this network of peers are repaired.
+fn three_repairs(rig: &mut Rig, followed: &mut Follow, network: u8) {
+    rig.peer_net = network;
+    for port in 5000..5003 {
+        let (mut conn, _) = lost(rig, port);
+        followed.retransmit(clock());
+        says_so(rig, &mut conn);
+        followed.retransmit(clock());
+        let ack = conn.guest_acks(conn.peer_seq);
+        rig.empty_unread();
+        rig.guest_sends(&ack);
+        rig.at_peer();
+        followed.retransmit(clock());
     }
 }
 
 #[test]
-fn a_guest_that_has_lost_much_may_be_another_after_a_while() {
+fn one_network_of_peers_cannot_take_early_acknowledgement_from_the_others() {
     let mut rig = Rig::bare(100);
     let mut followed = follow(&rig, None);
-    for port in 5000..5003 {
+    three_repairs(&mut rig, &mut followed, 1);
+    let early = |rig: &mut Rig, network: u8| {
+        rig.peer_net = network;
         let mut conn = Conn::new(Terms {
-            port,
+            port: 6000,
             ..Terms::default()
         });
-        conn.open_and_prove(&mut rig);
+        conn.open_and_prove(rig);
         let data = conn.data(1000);
         rig.peer_sends(&data);
-        rig.empty_unread();
-        for _ in 0..LOOKS {
-            let ack = conn.guest_acks(conn.guest_ack);
-            rig.guest_sends(&ack);
-            look(&rig, &mut followed);
-        }
+        let early = rig.at_peer().len();
+        rig.at_guest();
+        let mut end = conn.guest_data(0);
+        end.flags |= RST;
+        rig.guest_sends(&end);
         rig.at_peer();
+        early
+    };
+    assert_eq!(early(&mut rig, 1), 0);
+    assert_eq!(early(&mut rig, 2), 1);
+    assert_eq!(states(&followed), on());
+    let status = &followed.status().unwrap()[0];
+    assert_eq!(status.distrusted[0].to_string(), "10.8.1.0/24");
+    assert_eq!(status.counts.repaired, 3);
+    // Ten minutes later it is one like any other.
+    rig.within(|| followed.look(now() + REST)).unwrap();
+    assert_eq!(early(&mut rig, 1), 1);
+}
+
+#[test]
+fn a_guest_that_lacks_something_for_three_networks_is_left_alone_for_a_while() {
+    let mut rig = Rig::bare(100);
+    let mut followed = follow(&rig, None);
+    for network in 1..=3 {
+        assert_eq!(states(&followed), on());
+        three_repairs(&mut rig, &mut followed, network);
     }
     assert!(matches!(&states(&followed)[0].1, State::Unfit(_)));
     rig.within(|| followed.look(now() + REST + Duration::from_secs(1)))
         .unwrap();
     look(&rig, &mut followed);
+    assert_eq!(states(&followed), on());
+    // Turned off by somebody meanwhile, it stays off.
+    three_repairs(&mut rig, &mut followed, 4);
+    followed.turn_off("guest");
+    rig.within(|| followed.look(now() + 3 * REST)).unwrap();
+    assert_eq!(states(&followed)[0].1, State::Off);
+    assert!(rig.within(|| followed.turn_on("guest")).unwrap());
     assert_eq!(states(&followed), on());
 }
 
@@ -414,28 +486,27 @@ fn a_tap_is_not_turned_on_over_a_queue() {
 }
 
 #[test]
-fn handshakes_that_nobody_answers_are_forgotten_soon_and_connections_are_not() {
+fn handshakes_that_are_not_finished_are_forgotten_soon_and_connections_are_not() {
     let mut rig = Rig::bare(100);
     let mut followed = follow(&rig, None);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
-    let syn = Conn::new(Terms {
+    let mut other = Conn::new(Terms {
         port: 5001,
         ..Terms::default()
-    })
-    .syn();
-    rig.peer_sends(&syn);
+    });
+    other.open(&mut rig);
     let modes = |follow: &Follow| {
         let flows = follow.status().unwrap().remove(0).flows;
         let mut modes: Vec<_> = flows.into_iter().map(|(_, flow)| flow.mode).collect();
         modes.sort();
         modes
     };
-    assert_eq!(modes(&followed), [Mode::Syn, Mode::Active]);
+    assert_eq!(modes(&followed), [Mode::Unproven, Mode::Active]);
     let now = now();
     rig.within(|| followed.look(now + Duration::from_secs(20)))
         .unwrap();
-    assert_eq!(modes(&followed), [Mode::Syn, Mode::Active]);
+    assert_eq!(modes(&followed), [Mode::Unproven, Mode::Active]);
     rig.within(|| followed.look(now + Duration::from_secs(130)))
         .unwrap();
     assert_eq!(modes(&followed), [Mode::Active]);

@@ -362,10 +362,11 @@ impl Bench {
         let mut open = ObjectBuilder::default();
         let object = open.open_memory(programs).unwrap().load().unwrap();
         let bench = Self { object };
-        // `struct snoop_config`: on, and for ever.
-        let mut config = [0; 40];
+        // `struct snoop_config`: on, for ever, and without a bound of exposure.
+        let mut config = [0; 64];
         config[0] = 1;
-        config[32..].fill(0xff);
+        config[32..40].fill(0xff);
+        config[56..].fill(0xff);
         bench
             .map("config")
             .update(&0u32.to_ne_bytes(), &config, MapFlags::ANY)

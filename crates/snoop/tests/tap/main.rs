@@ -12,12 +12,14 @@ mod rig;
 
 mod cpus;
 mod ends;
+mod exposure;
 mod follow;
 mod headers;
 mod held;
 mod hostile;
 mod offline;
 mod opening;
+mod origin;
 mod promise;
 mod reverse;
 mod start;

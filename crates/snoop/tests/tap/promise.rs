@@ -15,6 +15,12 @@ pub(crate) const ON: Config = Config {
     ring: 0,
     sharing: 0,
     awake_ticks: 0,
+    exposure: u32::MAX,
+    exposure_ticks: u32::MAX,
+    distrusted: 0,
+    guest_mac: None,
+    by_address: false,
+    guest_ttl: 0,
 };
 
 /// Three segments are acknowledged while the guest does not look, each as the guest would.
@@ -461,7 +467,10 @@ fn no_window_that_is_open_is_closed_however_small_the_buffer_is() {
             rig.at_guest();
             let ack = conn.guest_acks(conn.peer_seq);
             rig.guest_sends(&ack);
-            assert!(rig.at_peer()[0].window > 0, "scale {scale}");
+            // (Where it says nothing new it is dropped.)
+            for ack in rig.at_peer() {
+                assert!(ack.window > 0, "scale {scale}");
+            }
         }
     }
 }

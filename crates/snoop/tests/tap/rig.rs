@@ -12,6 +12,7 @@ use std::time::Duration;
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 use etherparse::{PacketBuilder, SlicedPacket, TcpHeader, TransportSlice};
+use taut_snoop::copies::Copies;
 use taut_snoop::program::Program;
 use taut_snoop::wire::{Config, Flow};
 use taut_sys::netns::Netns;
@@ -24,6 +25,9 @@ const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 
 /// An Ethernet type for experiments (IEEE 802, local): what comes after everything that was sent.
 const MARKER: [u8; 2] = [0x88, 0xb5];
+
+/// Bytes of the ring buffer for copies.
+const COPIES: u32 = 4 << 20;
 
 /// Bytes of a VLAN's tag (IEEE 802.1Q).
 const TAG: usize = 4;
@@ -106,7 +110,16 @@ pub(crate) struct Rig {
     pub(crate) guest: Tap,
     pub(crate) peer: Tap,
     pub(crate) program: Option<Program>,
+    /// Of what the program has acknowledged early.
+    pub(crate) copies: Option<Copies>,
+    /// The test takes them out itself.
+    pub(crate) keeps_copies: bool,
     pub(crate) v6: bool,
+    /// The third byte of the peer's IPv4 address.
+    pub(crate) peer_net: u8,
+    /// The TTL of what the guest sends, and its Ethernet address.
+    pub(crate) guest_ttl: u8,
+    pub(crate) guest_mac: [u8; 6],
     /// Where frames go that are for somebody else.
     pub(crate) to_mac: Option<[u8; 6]>,
     /// The tag of every frame.
@@ -146,7 +159,12 @@ impl Rig {
             guest,
             peer,
             program: None,
+            copies: None,
+            keeps_copies: false,
             v6: false,
+            peer_net: 0,
+            guest_ttl: 64,
+            guest_mac: GUEST_MAC,
             vlan: None,
             to_mac: None,
             checksum: Checksum::Full,
@@ -246,7 +264,7 @@ impl Rig {
         match self.v6 {
             false => (
                 Ipv4Addr::new(10, 8, 0, 1).into(),
-                Ipv4Addr::new(10, 8, 0, 2).into(),
+                Ipv4Addr::new(10, 8, self.peer_net, 2).into(),
             ),
             true => (
                 Ipv6Addr::new(0xfd08, 0, 0, 0, 0, 0, 0, 1).into(),
@@ -263,9 +281,10 @@ impl Rig {
             false => (peer, guest),
         };
         let (from_mac, to_mac) = match from_guest {
-            true => (GUEST_MAC, PEER_MAC),
-            false => (PEER_MAC, GUEST_MAC),
+            true => (self.guest_mac, PEER_MAC),
+            false => (PEER_MAC, self.guest_mac),
         };
+        let ttl = if from_guest { self.guest_ttl } else { 64 };
         let mut tcp = TcpHeader::new(
             segment.ports.0,
             segment.ports.1,
@@ -288,14 +307,14 @@ impl Rig {
         let mut frame = Vec::new();
         match (from, to) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
-                let builder = eth.ipv4(from.octets(), to.octets(), 64);
+                let builder = eth.ipv4(from.octets(), to.octets(), ttl);
                 builder.tcp_header(tcp).write(&mut frame, &data).unwrap();
                 frame[15] |= segment.ecn;
                 let sum = internet_sum(&frame[14..24], 0) + internet_sum(&frame[26..34], 0);
                 frame[24..26].copy_from_slice(&(!fold(sum)).to_be_bytes());
             }
             (IpAddr::V6(from), IpAddr::V6(to)) => {
-                let builder = eth.ipv6(from.octets(), to.octets(), 64);
+                let builder = eth.ipv6(from.octets(), to.octets(), ttl);
                 builder.tcp_header(tcp).write(&mut frame, &data).unwrap();
                 frame[15] |= segment.ecn << 4;
             }
@@ -349,7 +368,17 @@ impl Rig {
     /// The peer sends, and the guest has not looked yet.
     pub(crate) fn peer_sends(&mut self, segment: &Segment) {
         self.checker.peer_sends(segment);
+        self.make_room();
         self.peer.write(&self.frame(false, segment)).unwrap();
+    }
+
+    /// Takes copies out of their ring buffer, so that there is always room.
+    fn make_room(&self) {
+        if let Some(copies) = &self.copies
+            && !self.keeps_copies
+        {
+            copies.take(usize::MAX);
+        }
     }
 
     /// The guest sends.
@@ -360,6 +389,7 @@ impl Rig {
 
     /// What has come to the guest since it last looked.
     pub(crate) fn at_guest(&mut self) -> Vec<Segment> {
+        self.make_room();
         let seen = self.drain(true);
         self.checker.guest_got(&seen);
         seen
@@ -378,14 +408,7 @@ impl Rig {
     /// Sends a frame that is no IP to the other end; it follows what was sent before.
     fn mark(&mut self, from_guest: bool) {
         wait_for_backlog();
-        let (from, to) = match from_guest {
-            true => (GUEST_MAC, PEER_MAC),
-            false => (PEER_MAC, GUEST_MAC),
-        };
-        let mut frame = VnetHeader::default().to_bytes().to_vec();
-        for part in [&to[..], &from, &MARKER, &[0; 46]] {
-            frame.extend(part);
-        }
+        let frame = marker(from_guest);
         match from_guest {
             true => self.guest.write(&frame).unwrap(),
             false => self.peer.write(&frame).unwrap(),
@@ -511,13 +534,14 @@ impl Rig {
     }
 
     pub(crate) fn attach_anew(&mut self, config: Config) {
-        let program = self.within(|| {
-            let mut program = Program::load(64).unwrap();
+        let (program, copies) = self.within(|| {
+            let copies = Copies::new(COPIES).unwrap();
+            let mut program = Program::load(64, &copies).unwrap();
             program.configure(&config, Duration::MAX).unwrap();
             program.attach(index_of("guest")).unwrap();
-            program
+            (program, copies)
         });
-        self.program = Some(program);
+        (self.program, self.copies) = (Some(program), Some(copies));
     }
 }
 
@@ -538,6 +562,19 @@ impl Drop for Rig {
         let _ = std::fs::remove_dir_all(self.folder());
         let _ = Netns::delete(self.netns.name());
     }
+}
+
+/// A frame that is no IP, and that nobody looks at.
+pub(crate) fn marker(from_guest: bool) -> Vec<u8> {
+    let (from, to) = match from_guest {
+        true => (GUEST_MAC, PEER_MAC),
+        false => (PEER_MAC, GUEST_MAC),
+    };
+    let mut frame = VnetHeader::default().to_bytes().to_vec();
+    for part in [&to[..], &from, &MARKER, &[0; 46]] {
+        frame.extend(part);
+    }
+    frame
 }
 
 fn index_of(name: &str) -> u32 {

@@ -1,5 +1,6 @@
 //! The features, in the order in which they are shown.
 
+use taut_snoop::copies::Copies;
 use taut_snoop::program::Program;
 use taut_sys::probe::{Answer, bpf, link, nft_tproxy, process, qdisc, socket};
 
@@ -128,10 +129,13 @@ pub(crate) const FEATURES: &[Feature] = &[
         Fine, || process::program(QEMU.0))),
 ];
 
+/// Bytes of a ring buffer that is made and not used: a page of any kernel's, and a power of two.
+const COPIES: u32 = 1 << 16;
+
 /// Whether the kernel takes the programs of `taut snoop`, which names what it does not like.
 fn snoop_programs() -> Answer {
     match bpf::permitted() {
-        Answer::Yes => match Program::load(1) {
+        Answer::Yes => match Copies::new(COPIES).and_then(|copies| Program::load(1, &copies)) {
             Ok(_) => Answer::Yes,
             Err(error) => Answer::No(error.to_string()),
         },

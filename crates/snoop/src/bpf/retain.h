@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Copies of what is acknowledged early. The sender forgets what has been acknowledged,
+ * and a guest may drop what it has offered to take; so the host keeps each segment until
+ * the guest has acknowledged it, and user space retransmits what the guest lacks.
+ *
+ * A copy is made before the segment is delivered: without room for it nothing is
+ * acknowledged early. That of a segment which then is not acknowledged early is dropped
+ * when the guest acknowledges the segment itself.
+ */
+#ifndef TAUT_RETAIN_H
+#define TAUT_RETAIN_H
+
+#include "segment.h"
+
+/* Sizes of frames that copies have room for: a verified program reserves constant sizes. */
+#define COPY_FRAME		1600
+#define COPY_JUMBO		9216
+#define COPY_GSO		(64 * 1024 + HEADERS_MAX)
+
+/* User space says how large, and lets all taps share one. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1024 * 1024);
+} retained SEC(".maps");
+
+/* A copy in a record with room for a frame of @most bytes. */
+static __always_inline int copy_of(struct __sk_buff *skb,
+				   const struct segment *s,
+				   const struct snoop_key *key, __u64 now,
+				   __u32 bytes, const __u32 most)
+{
+	struct snoop_copy *copy;
+
+	copy = bpf_ringbuf_reserve(&retained, sizeof(*copy) + most, 0);
+	if (!copy)
+		return -1;
+	copy->key = *key;
+	copy->ifindex = skb->ifindex;
+	copy->seq = s->seq;
+	copy->len = s->len;
+	copy->l4_at = s->l4_at;
+	copy->header = s->header;
+	copy->gso_size = skb->gso_size;
+	copy->unused = 0;
+	copy->at_ns = now;
+	/* One less, for Linux 6.1 does not see that it is not zero. */
+	bytes--;
+	if (bytes >= most)
+		bytes = most - 1;
+	barrier_var(bytes);
+	bytes++;
+	if (bpf_skb_load_bytes(skb, 0, copy + 1, bytes)) {
+		bpf_ringbuf_discard(copy, 0);
+		return -1;
+	}
+	bpf_ringbuf_submit(copy, 0);
+	return 0;
+}
+
+/* Returns 0, or -1 where there is no room. */
+__noinline int retain(struct __sk_buff *skb, const struct segment *s,
+		      const struct snoop_key *key, __u64 now)
+{
+	__u32 bytes;
+
+	if (!s || !key)
+		return -1;
+	bytes = s->l4_at + s->header + s->len;
+	if (bytes <= COPY_FRAME)
+		return copy_of(skb, s, key, now, bytes, COPY_FRAME);
+	if (bytes <= COPY_JUMBO)
+		return copy_of(skb, s, key, now, bytes, COPY_JUMBO);
+	if (bytes <= COPY_GSO)
+		return copy_of(skb, s, key, now, bytes, COPY_GSO);
+	return -1;
+}
+
+#endif

@@ -1,0 +1,130 @@
+//! The ring buffer through which the programs hand over copies of what they acknowledge early.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use libbpf_rs::libbpf_sys::bpf_map_create_opts;
+use libbpf_rs::{MapHandle, MapType, RingBuffer, RingBufferBuilder};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::program::ProgramError;
+use crate::wire::Copy;
+
+/// Bytes of the ring buffer. All taps of a process share it; user space empties it within some tens of milliseconds.
+pub const RING_BYTES: u32 = 16 << 20;
+
+/// Ends the taking of copies when there is no room for more; the rest stay in the ring buffer.
+const ENOUGH: i32 = -1;
+
+/// One for all taps of a process.
+pub struct Copies {
+    map: MapHandle,
+    ring: RingBuffer<'static>,
+    taken: Arc<Mutex<Taken>>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    copies: Vec<Copy>,
+    bytes: usize,
+    most: usize,
+}
+
+// === impl Copies ===
+
+impl Copies {
+    /// An empty ring buffer of `bytes`, a power of two and a multiple of the page size.
+    ///
+    /// # Errors
+    /// [`ProgramError::Load`]: the kernel does not make it.
+    pub fn new(bytes: u32) -> Result<Self, ProgramError> {
+        let opts = bpf_map_create_opts {
+            sz: size_of::<bpf_map_create_opts>() as u64,
+            ..Default::default()
+        };
+        let map = MapHandle::create(MapType::RingBuf, Some("taut_retained"), 0, 0, bytes, &opts)
+            .map_err(ProgramError::Load)?;
+        let taken = Arc::new(Mutex::new(Taken::default()));
+        let mut ring = RingBufferBuilder::new();
+        ring.add(&map, {
+            let taken = taken.clone();
+            move |bytes: &[u8]| {
+                let mut taken = taken.lock().unwrap_or_else(PoisonError::into_inner);
+                taken.add(bytes)
+            }
+        })
+        .map_err(ProgramError::Load)?;
+        let ring = ring.build().map_err(ProgramError::Load)?;
+        Ok(Self { map, ring, taken })
+    }
+
+    /// The map, for the programs that are to use it.
+    pub(crate) fn map(&self) -> BorrowedFd<'_> {
+        self.map.as_fd()
+    }
+
+    /// Takes copies out of the ring buffer until it is empty or what was taken has `most` bytes.
+    pub fn take(&self, most: usize) -> Vec<Copy> {
+        {
+            let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+            taken.most = most;
+        }
+        if most > 0 {
+            // An error is the end that `Taken::add` has asked for.
+            let _ = self.ring.consume();
+        }
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.bytes = 0;
+        std::mem::take(&mut taken.copies)
+    }
+
+    /// A descriptor to wait with until there are copies.
+    ///
+    /// # Errors
+    /// The system's: no more descriptors.
+    pub(crate) fn waiter(&self) -> io::Result<Waiter> {
+        Ok(Waiter(self.map.as_fd().try_clone_to_owned()?))
+    }
+}
+
+impl std::fmt::Debug for Copies {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Copies").finish_non_exhaustive()
+    }
+}
+
+// === impl Taken ===
+
+impl Taken {
+    fn add(&mut self, bytes: &[u8]) -> i32 {
+        if let Some(copy) = Copy::decode(bytes) {
+            self.bytes += copy.frame.len();
+            self.copies.push(copy);
+        }
+        if self.bytes < self.most { 0 } else { ENOUGH }
+    }
+}
+
+/// Waits until there are copies.
+pub(crate) struct Waiter(std::os::fd::OwnedFd);
+
+// === impl Waiter ===
+
+impl Waiter {
+    /// Returns when there are copies in the ring buffer.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn wait(&self) -> io::Result<()> {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        match poll(&mut fds, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// How long is waited for copies that may come any moment.
+pub(crate) const TICK: Duration = Duration::from_millis(10);

@@ -1,0 +1,309 @@
+//! Which of the retained segments a guest is sent again, and when. Pure: time is an argument, and what the programs
+//! know of a flow is handed in.
+//!
+//! A guest that is waiting for its CPU has not lost anything, so silence alone is weak evidence. Strong evidence is
+//! what the guest says (`contradicted`, `doubt`), and a guest that is heard in the flow and does not acknowledge what
+//! is in its ring. What is not needed is dropped by the guest as a duplicate.
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::wire::{Copy, Flow, Key};
+
+/// A guest that is heard for so long after a segment was put into its ring, and has not acknowledged it, lacks it: an
+/// acknowledgement is delayed by 500 ms at most (RFC 9293 3.8.6.3).
+pub const HEARD: Duration = Duration::from_millis(500);
+
+/// One that is not heard in the flow is sent the segment again after so long.
+pub const SILENT: Duration = Duration::from_secs(2);
+
+/// Times double with each try (RFC 6298 5.5), up to this.
+pub const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// After so long without progress the guest is given up: about as long as Linux senders try (`tcp_retries2`, 924 s).
+pub const GIVE_UP: Duration = Duration::from_secs(900);
+
+/// Segments that are sent at once, at most, while the guest takes what it is sent.
+const BURST_MAX: u32 = 32;
+
+/// One tick of the programs' clock, in nanoseconds.
+const TICK_SHIFT: u32 = 20;
+
+/// A flow at a tap.
+pub type Id = (u32, Key);
+
+/// All that is retained.
+#[derive(Debug)]
+pub(crate) struct Retained {
+    flows: HashMap<Id, Held>,
+    bytes: usize,
+    most: usize,
+}
+
+/// Of one flow.
+#[derive(Debug)]
+struct Held {
+    /// In the order in which they were put into the ring.
+    copies: VecDeque<Copy>,
+    /// Bytes of their frames.
+    bytes: usize,
+    /// VM_SEQ at the last look.
+    vm_seq: u32,
+    /// When it last moved, or the first copy came.
+    moved: Duration,
+    /// When something was last sent, and how often since VM_SEQ moved.
+    sent: Option<Duration>,
+    tries: u32,
+    /// The guest lacks something, as far as is known.
+    lacking: bool,
+    /// The programs have evidence of it that has not been acted upon.
+    evidence: bool,
+    /// How many segments are sent at once, and up to where they were.
+    burst: u32,
+    sent_to: u32,
+}
+
+/// What is to be done for a flow.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Due {
+    /// Segments to send: each of a copy, by its sequence numbers.
+    pub(crate) segments: Vec<(usize, Range<u32>)>,
+    pub(crate) news: Option<News>,
+}
+
+/// What there is to tell of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum News {
+    /// The guest lacks so many bytes that were acknowledged early; they are being sent again.
+    Lacks(u32),
+    /// It has everything.
+    Repaired,
+    /// It has been given up: so many bytes are lost.
+    Lost(u32),
+}
+
+// === impl Retained ===
+
+impl Retained {
+    /// Room for `most` bytes of frames.
+    pub(crate) fn new(most: usize) -> Self {
+        Self {
+            flows: HashMap::new(),
+            bytes: 0,
+            most,
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.flows.is_empty()
+    }
+
+    /// Bytes of frames that are retained for the guest of a tap.
+    pub(crate) fn bytes_of(&self, ifindex: u32) -> usize {
+        let flows = self.flows.iter().filter(|((tap, _), _)| *tap == ifindex);
+        flows.map(|(_, held)| held.bytes).sum()
+    }
+
+    /// Bytes for which there is room.
+    pub(crate) fn room(&self) -> usize {
+        self.most.saturating_sub(self.bytes)
+    }
+
+    pub(crate) fn ids(&self) -> Vec<Id> {
+        self.flows.keys().copied().collect()
+    }
+
+    /// Retains a copy.
+    pub(crate) fn add(&mut self, copy: Copy, now: Duration) {
+        let bytes = copy.frame.len();
+        let flow = self.flows.entry((copy.ifindex, copy.key));
+        let flow = flow.or_insert_with(|| Held::new(copy.seq, now));
+        flow.copies.push_back(copy);
+        flow.bytes += bytes;
+        self.bytes += bytes;
+    }
+
+    /// The programs have seen that the guest lacks something of a flow.
+    pub(crate) fn doubt(&mut self, id: &Id) {
+        if let Some(held) = self.flows.get_mut(id) {
+            held.evidence = true;
+        }
+    }
+
+    /// The copy of this number of a flow; see [`Due::segments`].
+    pub(crate) fn copy(&self, id: &Id, number: usize) -> Option<&Copy> {
+        self.flows.get(id)?.copies.get(number)
+    }
+
+    /// Looks at a flow, of which `flow` is what the programs know: `None` if they have forgotten it, and it is over.
+    pub(crate) fn look(&mut self, id: &Id, flow: Option<&Flow>, now: Duration) -> Due {
+        let Some(held) = self.flows.get_mut(id) else {
+            return Due::default();
+        };
+        let before = held.bytes;
+        let due = match flow {
+            Some(flow) => held.look(flow, now),
+            None => {
+                held.clear();
+                Due::default()
+            }
+        };
+        let ended = held.copies.is_empty();
+        self.bytes -= before - held.bytes;
+        if ended {
+            self.flows.remove(id);
+        }
+        due
+    }
+
+    /// Forgets all flows of a tap that is no longer served.
+    pub(crate) fn forget(&mut self, ifindex: u32) {
+        let bytes = &mut self.bytes;
+        self.flows.retain(|(index, _), held| {
+            let stays = *index != ifindex;
+            if !stays {
+                *bytes -= held.bytes;
+            }
+            stays
+        });
+    }
+}
+
+// === impl Held ===
+
+impl Held {
+    fn new(vm_seq: u32, now: Duration) -> Self {
+        Self {
+            copies: VecDeque::new(),
+            bytes: 0,
+            vm_seq,
+            moved: now,
+            sent: None,
+            tries: 0,
+            lacking: false,
+            evidence: false,
+            burst: 1,
+            sent_to: vm_seq,
+        }
+    }
+
+    fn clear(&mut self) {
+        self.copies.clear();
+        self.bytes = 0;
+    }
+
+    /// Drops what the guest has acknowledged.
+    fn drop_before(&mut self, vm_seq: u32) {
+        let bytes = &mut self.bytes;
+        self.copies.retain(|copy| {
+            let stays = is_after(copy.end(), vm_seq);
+            if !stays {
+                *bytes -= copy.frame.len();
+            }
+            stays
+        });
+    }
+
+    fn look(&mut self, flow: &Flow, now: Duration) -> Due {
+        let progress = flow.vm_seq != self.vm_seq;
+        if progress {
+            (self.vm_seq, self.moved, self.tries) = (flow.vm_seq, now, 0);
+        }
+        // Also those that came to the ring buffer late.
+        self.drop_before(flow.vm_seq);
+        let lacks = flow.promised();
+        if lacks == 0 {
+            let repaired = std::mem::take(&mut self.lacking);
+            self.evidence = false;
+            return Due {
+                segments: Vec::new(),
+                news: repaired.then_some(News::Repaired),
+            };
+        }
+        if now.saturating_sub(self.moved) >= GIVE_UP {
+            self.clear();
+            return Due {
+                segments: Vec::new(),
+                news: Some(News::Lost(lacks)),
+            };
+        }
+        let evidence = std::mem::take(&mut self.evidence) && self.tries == 0;
+        let lacking = evidence || self.has_waited(now, HEARD) && self.is_heard(flow);
+        if self.lacking && progress {
+            // It takes what it is sent.
+            self.burst = (self.burst * 2).min(BURST_MAX);
+        } else if lacking || self.has_waited(now, SILENT) {
+            self.burst = 1;
+            self.sent_to = flow.vm_seq;
+            self.tries += 1;
+        } else {
+            return Due::default();
+        }
+        let news = (lacking && !self.lacking).then_some(News::Lacks(lacks));
+        self.lacking |= lacking;
+        let segments = self.segments(flow);
+        if !segments.is_empty() {
+            self.sent = Some(now);
+        }
+        Due { segments, news }
+    }
+
+    /// Whether nothing has happened for `first`, or for as many times as long as there were tries.
+    fn has_waited(&self, now: Duration, first: Duration) -> bool {
+        let put = self.copies.front().map(|copy| copy.at);
+        let since = [put, self.sent].into_iter().flatten().max();
+        let since = since.unwrap_or_default().max(self.moved);
+        let pause = first.saturating_mul(1 << self.tries.min(16)).min(PAUSE_MAX);
+        now.saturating_sub(since) >= pause
+    }
+
+    /// Whether the guest was heard in this flow long after what it has not acknowledged was put into its ring.
+    fn is_heard(&self, flow: &Flow) -> bool {
+        let Some(first) = self.copies.front() else {
+            return false;
+        };
+        // In ticks of the programs' clock, which wrap.
+        let put = (first.at.as_nanos() >> TICK_SHIFT) as u32;
+        let heard = flow.heard.wrapping_sub(put).cast_signed();
+        i64::from(heard) << TICK_SHIFT >= HEARD.as_nanos() as i64
+    }
+
+    /// What is to be sent at once: the first segment in any case, for it also asks a guest whose window is closed
+    /// (RFC 9293 3.8.6.1), and more within the guest's window.
+    fn segments(&mut self, flow: &Flow) -> Vec<(usize, Range<u32>)> {
+        let mut segments = Vec::new();
+        let mut next = later(self.sent_to, flow.vm_seq);
+        while segments.len() < self.burst as usize && is_after(flow.told_seq, next) {
+            let holds = |copy: &Copy| !is_after(copy.seq, next) && is_after(copy.end(), next);
+            let Some((number, copy)) = self.copies.iter().enumerate().find(|(_, c)| holds(c))
+            else {
+                break;
+            };
+            let at = next.wrapping_sub(copy.seq);
+            let size = copy.segment.max(1);
+            let end = copy
+                .seq
+                .wrapping_add((at / size * size + size).min(copy.len));
+            if next != flow.vm_seq && is_after(end, flow.rcv_edge) {
+                break;
+            }
+            segments.push((number, next..end));
+            next = end;
+        }
+        self.sent_to = next;
+        segments
+    }
+}
+
+/// By signed difference (RFC 9293 3.4).
+fn is_after(a: u32, b: u32) -> bool {
+    a.wrapping_sub(b).cast_signed() > 0
+}
+
+fn later(a: u32, b: u32) -> u32 {
+    if is_after(b, a) { b } else { a }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,116 @@
+//! For whom nothing is acknowledged early for a while, because their flows had to be repaired. Pure.
+//!
+//! A guest that lacks what was acknowledged early may be short of memory; a client may also make it look so. So flows
+//! are counted by the peer's network: one network alone can only take the benefit from itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::wire::Prefix;
+
+/// So many flows of a network within [`REST`], and it is distrusted; so many distrusted networks, and the guest is.
+pub const TIMES: usize = 3;
+
+/// For so long. Also how long a flow that had to be repaired counts.
+pub const REST: Duration = Duration::from_secs(600);
+
+/// Networks of which flows are counted; beyond that the one that was counted least recently is forgotten.
+const NETWORKS: usize = 1024;
+
+/// Of one tap.
+#[derive(Debug, Default)]
+pub(crate) struct Trust {
+    networks: BTreeMap<Prefix, Vec<Duration>>,
+}
+
+// === impl Trust ===
+
+impl Trust {
+    /// A flow of this network had to be repaired.
+    pub(crate) fn repaired(&mut self, network: Prefix, now: Duration) {
+        self.expire(now);
+        if self.networks.len() == NETWORKS && !self.networks.contains_key(&network) {
+            let oldest = self.networks.iter().min_by_key(|(_, times)| times.last());
+            if let Some(oldest) = oldest.map(|(network, _)| *network) {
+                self.networks.remove(&oldest);
+            }
+        }
+        let times = self.networks.entry(network).or_default();
+        times.push(now);
+        if times.len() > TIMES {
+            times.remove(0);
+        }
+    }
+
+    /// The networks that are distrusted now.
+    pub(crate) fn distrusted(&mut self, now: Duration) -> BTreeSet<Prefix> {
+        self.expire(now);
+        let often = self.networks.iter().filter(|(_, t)| t.len() >= TIMES);
+        often.map(|(network, _)| *network).collect()
+    }
+
+    /// Forgets everything.
+    pub(crate) fn restore(&mut self) {
+        self.networks.clear();
+    }
+
+    fn expire(&mut self, now: Duration) {
+        self.networks.retain(|_, times| {
+            times.retain(|time| now.saturating_sub(*time) < REST);
+            !times.is_empty()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn network(n: u8) -> Prefix {
+        Prefix::of([10, 0, n, 7].into())
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_network_is_distrusted_after_three_flows_and_for_ten_minutes() {
+        let mut trust = Trust::default();
+        for n in 1..=3 {
+            assert!(trust.distrusted(n * SECOND).is_empty());
+            trust.repaired(network(1), n * SECOND);
+        }
+        let distrusted = trust.distrusted(4 * SECOND);
+        assert_eq!(distrusted, BTreeSet::from([network(1)]));
+        assert_eq!(trust.distrusted(REST), distrusted);
+        assert!(trust.distrusted(REST + SECOND).is_empty());
+    }
+
+    #[test]
+    fn flows_of_other_networks_do_not_count() {
+        let mut trust = Trust::default();
+        for n in 0..100 {
+            trust.repaired(network(n), SECOND);
+        }
+        assert!(trust.distrusted(SECOND).is_empty());
+    }
+
+    #[test]
+    fn as_many_networks_are_counted_as_there_is_room_for() {
+        let mut trust = Trust::default();
+        for n in 0..2 * NETWORKS as u32 {
+            let address = std::net::Ipv4Addr::from(n << 8);
+            trust.repaired(Prefix::of(address.into()), n * SECOND / 1000);
+        }
+        assert_eq!(trust.networks.len(), NETWORKS);
+    }
+
+    #[test]
+    fn trust_can_be_restored() {
+        let mut trust = Trust::default();
+        for _ in 0..3 {
+            trust.repaired(network(1), SECOND);
+        }
+        trust.restore();
+        assert!(trust.distrusted(SECOND).is_empty());
+    }
+}
