@@ -1,6 +1,7 @@
 //! `ip` and `nft` in a host's namespace.
 
 use std::io::{self, Write as _};
+use std::net::IpAddr;
 use std::process::{Command, Output, Stdio};
 
 use super::ExperimentError;
@@ -16,6 +17,23 @@ pub(super) fn ip(host: &Host, line: &str) -> Result<String, ExperimentError> {
     checked(output).map_err(ExperimentError::machine(&format!(
         "run `ip {line}` (Debian package iproute2)"
     )))
+}
+
+/// Tells a host where a neighbour is. A host that forwards IPv6 without a link-local address cannot ask.
+pub(super) fn add_neighbour(
+    host: &Host,
+    device: &str,
+    addr: IpAddr,
+    (of, its): (&Host, &str),
+) -> Result<(), ExperimentError> {
+    let text = ip(of, &format!("-j link show {its}"))?;
+    let links: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    let mac = links[0]["address"].as_str().unwrap_or_default();
+    ip(
+        host,
+        &format!("neigh replace {addr} lladdr {mac} dev {device} nud permanent"),
+    )?;
+    Ok(())
 }
 
 /// Replaces all nftables rules of the host by `rules`.

@@ -13,6 +13,7 @@ pub mod incast;
 pub mod long_fat;
 pub mod observe_cost;
 pub mod outcome;
+mod peer_networks;
 pub mod pied_piper;
 mod process_tree;
 pub mod progress;

@@ -2,12 +2,15 @@
 
 use std::fmt;
 use std::io::{self, Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use sha2::{Digest as _, Sha256};
 
 /// The most bytes that are written or read at once.
@@ -152,6 +155,35 @@ pub(super) fn left(deadline: Instant) -> io::Result<Duration> {
     match left.is_zero() {
         true => Err(io::ErrorKind::TimedOut.into()),
         false => Ok(left),
+    }
+}
+
+/// Connects within `limit`, from an address of this host if one is given.
+pub(super) fn connect(
+    from: Option<IpAddr>,
+    to: SocketAddr,
+    limit: Duration,
+) -> io::Result<TcpStream> {
+    let Some(from) = from else {
+        return TcpStream::connect_timeout(&to, limit);
+    };
+    let family = match to {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;
+    connect_within(&socket, to, limit)?;
+    Ok(socket.into())
+}
+
+/// Connects a blocking socket within `limit`.
+pub(super) fn connect_within(socket: &OwnedFd, to: SocketAddr, limit: Duration) -> io::Result<()> {
+    // It bounds connect() too (socket(7)).
+    set_socket_timeout(socket, Timeout::Send, Some(limit))?;
+    match rustix::net::connect(socket, &to) {
+        Err(rustix::io::Errno::INPROGRESS) => Err(io::ErrorKind::TimedOut.into()),
+        other => Ok(other?),
     }
 }
 

@@ -132,6 +132,15 @@ pub(in crate::experiment) fn add_exits(
     }
 }
 
+/// The counters that are not 0, for people.
+pub(in crate::experiment) fn told(counts: &BTreeMap<String, u64>) -> String {
+    let counts = counts.iter().filter(|(_, count)| **count > 0);
+    let counts: Vec<_> = counts
+        .map(|(exit, count)| format!("{exit} {count}"))
+        .collect();
+    counts.join(", ")
+}
+
 /// The part of a tap's status that is about the flow between the peer's and the guest's port.
 pub(in crate::experiment) fn of_flow(tap: &Value, ports: [u16; 2]) -> String {
     let has = |flow: &&Value| {

@@ -2,22 +2,28 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use serde_json::Value;
 
 use super::plan::{AT_ONCE, Cell, Draws, Hazard};
 use super::rig::{Rig, TAP};
 use super::{forwarding, rcvbuf};
 use crate::experiment::ExperimentError;
 use crate::experiment::guests::snooping::{Snooping, add_exits, of_flow};
+use crate::experiment::peer_networks::peer_addr;
 use crate::experiment::progress::Progress;
-use crate::experiment::streams::{Failure, accept, left};
+use crate::experiment::streams::{self, Failure, accept, left};
 
 /// The longest that a transfer may take. It covers nine retransmissions of a sender, or five of the
 /// host's, which begin after 2 s and back off.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
+/// Transfers with one process, two of each worker: with a third flow of one network that had to be
+/// repaired, it acknowledges no more for that network.
+const PER_PROCESS: u64 = 2 * AT_ONCE as u64;
 /// A cell with so many incomplete transfers begins no more: each of them takes [`LIMIT`].
 const MOST_INCOMPLETE: u64 = 20;
 /// Incomplete transfers that are described, in each cell.
@@ -39,8 +45,15 @@ pub(super) struct Part {
     /// Counters of `taut snoop` at the end.
     pub(super) to_guest: BTreeMap<String, u64>,
     pub(super) from_guest: BTreeMap<String, u64>,
-    /// The tap's whole status but for the flows.
-    pub(super) status: Option<String>,
+    /// Flows that had to be repaired, and segments that were sent to the guest again.
+    pub(super) repaired: u64,
+    pub(super) retransmitted: u64,
+    /// Flows that were given up.
+    pub(super) lost: u64,
+    /// The most that was acknowledged early at one time, in bytes.
+    pub(super) exposure_most: u64,
+    /// What is not in order with the tap, in words.
+    pub(super) faults: Vec<String>,
     /// Segments lost behind the guest.
     pub(super) lost_behind: u64,
 }
@@ -67,13 +80,33 @@ impl Part {
             described: Vec::new(),
             to_guest: BTreeMap::new(),
             from_guest: BTreeMap::new(),
-            status: None,
+            repaired: 0,
+            retransmitted: 0,
+            lost: 0,
+            exposure_most: 0,
+            faults: Vec::new(),
             lost_behind: 0,
         }
     }
 
     pub(super) fn incomplete(&self) -> u64 {
         self.wrong + self.hung
+    }
+
+    /// Adds what a process has counted by its end.
+    fn add(&mut self, tap: &Value) {
+        let number = |key: &str| tap[key].as_u64().unwrap_or(0);
+        add_exits(tap, "to_guest", &mut self.to_guest);
+        add_exits(tap, "from_guest", &mut self.from_guest);
+        self.repaired += number("repaired");
+        self.retransmitted += number("retransmitted");
+        self.lost += number("broken_promises");
+        self.exposure_most = self.exposure_most.max(number("exposure_most"));
+        if tap["state"] != "on" {
+            let (name, state, why) = (self.cell.name(), &tap["state"], &tap["why"]);
+            self.faults
+                .push(format!("{name}: the tap is {state}: {why}"));
+        }
     }
 
     fn count(&mut self, ended: Result<Duration, (Failure, String)>) {
@@ -96,31 +129,46 @@ impl Part {
     }
 }
 
-/// Makes all transfers of `cell`, [`AT_ONCE`] at a time.
+/// Makes all transfers of `cell`, [`AT_ONCE`] at a time, with a new process for each [`PER_PROCESS`].
 pub(super) fn run(rig: &Rig, cell: &Cell, progress: &Progress) -> Result<Part, ExperimentError> {
-    let machine = ExperimentError::machine;
     rig.prepare(cell)?;
     let lost = rig.lost()?;
+    let part = Mutex::new(Part::new(*cell));
+    let mut first = 0;
+    while first < cell.transfers && locked(&part).incomplete() < MOST_INCOMPLETE {
+        let end = cell.transfers.min(first + PER_PROCESS);
+        round(rig, cell, first..end, &part, progress)?;
+        first = end;
+    }
+    let mut part = part.into_inner().unwrap_or_else(PoisonError::into_inner);
+    part.lost_behind = rig.lost()? - lost;
+    Ok(part)
+}
+
+fn round(
+    rig: &Rig,
+    cell: &Cell,
+    transfers: Range<u64>,
+    part: &Mutex<Part>,
+    progress: &Progress,
+) -> Result<(), ExperimentError> {
+    let machine = ExperimentError::machine;
     let host = rig.world.host("host");
-    let name = format!("snoop-{}", cell.port);
+    let name = format!("snoop-{}-{}", cell.port, transfers.start);
     let start = || Snooping::start(host, &rig.taut, &name, &[TAP.into()], &[], rig.world.dir());
     let snooping = cell
         .snoop
         .then(start)
         .transpose()
         .map_err(machine("start taut snoop"))?;
-    let part = Mutex::new(Part::new(*cell));
-    let next = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for worker in 0..AT_ONCE {
-            let (next, part, snooping) = (&next, &part, &snooping);
+            let (transfers, snooping) = (transfers.clone(), &snooping);
             scope.spawn(move || {
-                loop {
-                    let number = next.fetch_add(1, Ordering::Relaxed);
-                    let given_up = locked(part).incomplete() >= MOST_INCOMPLETE;
-                    if number >= cell.transfers || given_up {
-                        return;
-                    }
+                let mut own = transfers.filter(|n| n % u64::from(AT_ONCE) == u64::from(worker));
+                while let Some(number) = own.next()
+                    && locked(part).incomplete() < MOST_INCOMPLETE
+                {
                     let ended = transfer(rig, cell, worker, number, snooping.as_ref());
                     locked(part).count(ended);
                     progress.step();
@@ -128,18 +176,11 @@ pub(super) fn run(rig: &Rig, cell: &Cell, progress: &Progress) -> Result<Part, E
             });
         }
     });
-    let mut part = part.into_inner().unwrap_or_else(PoisonError::into_inner);
-    part.lost_behind = rig.lost()? - lost;
     if let Some(snooping) = snooping {
         let taps = snooping.status().map_err(machine("ask taut snoop"))?;
-        for mut tap in taps {
-            add_exits(&tap, "to_guest", &mut part.to_guest);
-            add_exits(&tap, "from_guest", &mut part.from_guest);
-            tap["flows"].take();
-            part.status = Some(tap.to_string());
-        }
+        taps.iter().for_each(|tap| locked(part).add(tap));
     }
-    Ok(part)
+    Ok(())
 }
 
 fn locked(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
@@ -163,7 +204,7 @@ fn transfer(
         cell.seed,
         if peer_opens { "peer" } else { "receiver" }
     );
-    let connected = connect(rig, cell, cell.port + worker, peer_opens, deadline);
+    let connected = connect(rig, cell, worker, peer_opens, deadline);
     let [sender, receiver] =
         connected.map_err(|e| (Failure::of(e), format!("{what}, to connect")))?;
     let ports = [&sender, &receiver].map(|end| end.local_addr().map_or(0, |addr| addr.port()));
@@ -196,34 +237,34 @@ fn transfer(
 fn connect(
     rig: &Rig,
     cell: &Cell,
-    port: u16,
+    worker: u16,
     peer_opens: bool,
     deadline: Instant,
 ) -> io::Result<[TcpStream; 2]> {
     let receiver = rig.receiver(cell);
-    let (opens, listens) = if peer_opens {
-        ("peer", receiver)
-    } else {
-        (receiver, "peer")
+    let port = cell.port + worker;
+    let peer = peer_addr(worker, cell.v6);
+    let (opens, listens) = match peer_opens {
+        true => ("peer", receiver),
+        false => (receiver, "peer"),
     };
-    let own = SocketAddr::new(rig.own_addr(listens, cell.v6), port);
-    let listener = rig.world.host(listens).run(|| TcpListener::bind(own));
+    // The receiver is not always known by its own address.
+    let (at, to) = match peer_opens {
+        true => (rig.own_addr(receiver, cell.v6), rig.known_addr(cell)),
+        false => (peer, peer),
+    };
+    let listen = || TcpListener::bind((at, port));
+    let listener = rig.world.host(listens).run(listen);
     let listener = listener.map_err(io::Error::other)??;
     listener.set_nonblocking(true)?;
-    let known = match listens {
-        "peer" => own,
-        _ => SocketAddr::new(rig.known_addr(cell), port),
-    };
     let limit = left(deadline)?;
-    let opened = rig
-        .world
-        .host(opens)
-        .run(|| TcpStream::connect_timeout(&known, limit));
+    let from = peer_opens.then_some(peer);
+    let open = || streams::connect(from, (to, port).into(), limit);
+    let opened = rig.world.host(opens).run(open);
     let opened = opened.map_err(io::Error::other)??;
     let accepted = accept(&listener, deadline)?;
-    Ok(if peer_opens {
-        [opened, accepted]
-    } else {
-        [accepted, opened]
+    Ok(match peer_opens {
+        true => [opened, accepted],
+        false => [accepted, opened],
     })
 }

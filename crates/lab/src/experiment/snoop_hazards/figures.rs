@@ -7,6 +7,7 @@ use super::cell::Part;
 use super::plan::{Hazard, Plan, Way};
 use super::rig::LOSS;
 use crate::experiment::Request;
+use crate::experiment::guests::snooping::told;
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
 
 /// Everything that was seen.
@@ -42,8 +43,19 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
         checks.push((key, Check::none(incomplete(group))));
         headline.push((key, incomplete(group) as f64));
     }
+    let snooped = |of: fn(&Part) -> u64| found.parts.iter().map(of).sum::<u64>();
+    checks.push(("lost_after_early_ack", Check::none(snooped(|p| p.lost))));
+    checks.push((
+        "taps_unfit",
+        Check::none(snooped(|p| p.faults.len() as u64)),
+    ));
+    // The host can see that these guests forward.
+    let early = Part::acked_early;
+    if found.has(Group::Forwarding) {
+        let early = found.sum(Group::Forwarding, early);
+        checks.push(("forwarding_acked_early", Check::none(early)));
+    }
     // Where these are 0, nothing was tried.
-    let early = |part: &Part| part.acked_early();
     let tried = [
         (
             "forwarding_lost_behind",
@@ -56,9 +68,19 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
             found.sum(Group::TtlKept, early),
         ),
         (
+            "ttl_kept_repaired",
+            Group::TtlKept,
+            found.sum(Group::TtlKept, |p| p.repaired),
+        ),
+        (
             "rcvbuf_acked_early",
             Group::Rcvbuf,
             found.sum(Group::Rcvbuf, early),
+        ),
+        (
+            "rcvbuf_repaired",
+            Group::Rcvbuf,
+            found.sum(Group::Rcvbuf, |p| p.repaired),
         ),
     ];
     for (key, group, count) in tried {
@@ -67,6 +89,15 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
             headline.push((key, count as f64));
         }
     }
+    headline.extend([
+        ("exits_forwarded", snooped(|p| p.exits("forwarded")) as f64),
+        (
+            "exits_contradicted",
+            snooped(|p| p.exits("contradicted")) as f64,
+        ),
+        ("exits_doubt", snooped(|p| p.exits("doubt")) as f64),
+        ("retransmitted", snooped(|p| p.retransmitted) as f64),
+    ]);
     let link = format!("{} % of segments lost, each way", LOSS * 100.0);
     let links = [
         ("peer-host", "1 Gbit/s, 50 us each way".to_owned()),
@@ -111,9 +142,19 @@ fn notes(part: &Part) -> Vec<String> {
         "{name}: {} complete, {} wrong, {} hung; {} segments lost behind the guest.",
         part.complete, part.wrong, part.hung, part.lost_behind
     )];
-    if let Some(status) = &part.status {
-        notes.push(format!("{name}: {status}"));
+    if part.cell.snoop {
+        notes.push(format!(
+            "{name}: {} segments acknowledged early, at most {} bytes at a time; {} flows repaired with {} \
+             segments; towards the guest: {}; from it: {}.",
+            part.acked_early(),
+            part.exposure_most,
+            part.repaired,
+            part.retransmitted,
+            told(&part.to_guest),
+            told(&part.from_guest)
+        ));
     }
+    notes.extend(part.faults.iter().cloned());
     notes.extend(part.described.iter().cloned());
     notes
 }
@@ -146,6 +187,11 @@ impl Part {
         }
     }
 
+    /// Segments of the guest that left the program by this exit.
+    fn exits(&self, exit: &str) -> u64 {
+        self.from_guest.get(exit).copied().unwrap_or(0)
+    }
+
     /// Segments that `taut snoop` has acknowledged.
     fn acked_early(&self) -> u64 {
         let count = |name| self.to_guest.get(name).copied().unwrap_or(0);
@@ -174,7 +220,9 @@ mod tests {
             let mut part = Part::new(*cell);
             part.complete = cell.transfers;
             part.hung = incomplete * u64::from(cell.hazard == Hazard::Rcvbuf && cell.snoop);
-            part.to_guest = [("acked".to_owned(), 5)].into();
+            let acked = u64::from(part.group() != Group::Forwarding);
+            part.to_guest = [("acked".to_owned(), 5 * acked)].into();
+            part.repaired = 1;
             part.lost_behind = 3;
             part
         };

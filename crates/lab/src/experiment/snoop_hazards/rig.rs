@@ -1,14 +1,15 @@
 //! The world: a peer, a host with the guest's tap at its bridge, the guest, and a receiver behind it.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use taut_sys::tap::{Tap, TapError};
 
-use super::plan::{Cell, Hazard, PORTS, Way};
-use crate::experiment::commands::{ip, nft};
+use super::plan::{AT_ONCE, Cell, Hazard, PORTS, Way};
+use crate::experiment::commands::{add_neighbour, ip, nft};
 use crate::experiment::guests::network;
+use crate::experiment::peer_networks::{LANS, PREFIXES, guest_addr, peer_addr};
 use crate::experiment::{ExperimentError, Request};
 use crate::link::shape::{LinkSpec, Shape};
 use crate::world::{World, WorldBuilder};
@@ -80,20 +81,23 @@ impl Rig {
         }
         let wire = peer.devices()[0].as_str();
         ip(guest, &format!("link set {DEVICE} up"))?;
-        for (host, device, last) in [(peer, wire, 1), (guest, DEVICE, 2)] {
-            ip(host, &format!("addr add 10.66.0.{last}/24 dev {device}"))?;
-            ip(
-                host,
-                &format!("addr add fd66::{last}/64 dev {device} nodad"),
-            )?;
+        for v6 in [false, true] {
+            let prefix = PREFIXES[usize::from(v6)];
+            let own = self.own_addr("guest", v6);
+            ip(guest, &format!("addr add {own}/{prefix} dev {DEVICE}"))?;
+            for worker in 0..AT_ONCE {
+                let own = peer_addr(worker, v6);
+                ip(peer, &format!("addr add {own}/{prefix} dev {wire}"))?;
+                add_neighbour(guest, DEVICE, own, (peer, wire))?;
+            }
         }
         // Without `src` the kernel would take the address of a link, which the others have no way to.
         for (far, lan, v6) in [
-            (IpAddr::from(behind.addr()), "10.66.0.0/24", false),
-            (behind.addr6().into(), "fd66::/64", true),
+            (IpAddr::from(behind.addr()), LANS[0], false),
+            (behind.addr6().into(), LANS[1], true),
         ] {
-            let [own, guests] = ["peer", "guest"].map(|host| self.own_addr(host, v6));
-            ip(peer, &format!("route add {far} via {guests} src {own}"))?;
+            let guests = self.own_addr("guest", v6);
+            ip(peer, &format!("route add {far} via {guests}"))?;
             let inner = if v6 {
                 guest.addr6().into()
             } else {
@@ -154,13 +158,10 @@ impl Rig {
         }
     }
 
-    /// The address at which a host listens.
+    /// The address of the guest, or of the receiver behind it.
     pub(super) fn own_addr(&self, host: &str, v6: bool) -> IpAddr {
         match (host, v6) {
-            ("peer", false) => Ipv4Addr::new(10, 66, 0, 1).into(),
-            ("peer", true) => lan6(1),
-            ("guest", false) => Ipv4Addr::new(10, 66, 0, 2).into(),
-            ("guest", true) => lan6(2),
+            ("guest", _) => guest_addr(v6),
             (_, false) => self.world.host(host).addr().into(),
             (_, true) => self.world.host(host).addr6().into(),
         }
@@ -176,8 +177,4 @@ impl Rig {
             .map(|report| report.a_to_b.path.loss_drops + report.b_to_a.path.loss_drops)
             .sum())
     }
-}
-
-fn lan6(last: u16) -> IpAddr {
-    Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, last).into()
 }

@@ -11,6 +11,7 @@ use super::mangle::Mangled;
 use super::plan::{Options, Phase};
 use super::transfer::Streams;
 use crate::experiment::Request;
+use crate::experiment::guests::snooping::told;
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
 
 /// The least share of segments that the host has to acknowledge where it may: less says that
@@ -207,8 +208,8 @@ fn notes(found: &Found) -> Vec<String> {
         format!("The longest `--off` took {:?}.", done.longest_off),
         format!(
             "The processes have counted towards the guest: {}; from the guest: {}.",
-            exits(&done.to_guest),
-            exits(&done.from_guest)
+            told(&done.to_guest),
+            told(&done.from_guest)
         ),
     ];
     notes.extend(found.parts.iter().map(|part| {
@@ -230,14 +231,6 @@ fn notes(found: &Found) -> Vec<String> {
     notes.extend(found.streams.described());
     notes.extend(done.faults.iter().cloned());
     notes
-}
-
-fn exits(counts: &BTreeMap<String, u64>) -> String {
-    let counts = counts.iter().filter(|(_, count)| **count > 0);
-    let counts: Vec<_> = counts
-        .map(|(exit, count)| format!("{exit} {count}"))
-        .collect();
-    counts.join(", ")
 }
 
 #[cfg(test)]

@@ -314,8 +314,12 @@ impl Phase {
         };
         let v6 = draw(3) == 0;
         let behind = draw(3) == 0 && self.faults.forwards;
-        if draw(3) == 0 && self.faults.resizes && !behind {
+        // What is read at once takes no memory, and is not in a buffer that becomes smaller.
+        let (resizes, late) = (draw(2) == 0, draw(2) == 0);
+        if resizes && self.faults.resizes && !behind {
             guest.reading = Reading::Resizing;
+        } else if late && self.faults.exhausts && !behind {
+            guest.reading = Reading::Late(Duration::from_millis(200 + draw(1_300)));
         }
         let offer = match draw(8) {
             0 => Offer::Mptcp,

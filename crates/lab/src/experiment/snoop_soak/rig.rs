@@ -2,14 +2,16 @@
 //! behind the guest.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use taut_sys::tap::{Tap, TapError};
 
 use super::plan::{GROWN_RMEM, Options, Phase, Side, USUAL_RMEM};
+use super::transfer::AT_ONCE;
 use crate::experiment::ExperimentError;
-use crate::experiment::commands::ip;
+use crate::experiment::commands::{add_neighbour, ip};
+use crate::experiment::peer_networks::{LANS, PREFIXES, guest_addr, peer_addr};
 use crate::link::shape::{LinkSpec, Shape};
 use crate::world::{Host, TcpMemory, World, WorldBuilder};
 
@@ -22,6 +24,14 @@ const DEVICE: &str = "eth0";
 /// Places of all rings but the guest's: nothing is to be lost in them.
 const AMPLE: u32 = 16_384;
 
+/// Counters of segments that a kernel drops for want of memory or window, received ones among them.
+const DROPS: [&str; 5] = [
+    "TCPRcvQDrop",
+    "TCPZeroWindowDrop",
+    "TCPOFODrop",
+    "OfoPruned",
+    "RcvPruned",
+];
 /// The share of segments that are lost behind the guest, each way.
 const LOSS_BEHIND: f64 = 0.005;
 
@@ -87,13 +97,18 @@ impl Rig {
         }
         self.ip("host", &format!("link set {UP} txqueuelen {AMPLE}"))?;
         self.ip("host", "link set bridge up")?;
-        for side in [Side::Peer, Side::Guest] {
-            let name = side.host();
-            self.ip(name, &format!("link set {DEVICE} txqueuelen {AMPLE} up"))?;
-            for v6 in [false, true] {
-                let prefix = if v6 { "64 nodad" } else { "24" };
-                let addr = addr(side, v6);
-                self.ip(name, &format!("addr add {addr}/{prefix} dev {DEVICE}"))?;
+        let [peer, guest] = ["peer", "guest"].map(|name| self.world.host(name));
+        for host in [peer, guest] {
+            ip(host, &format!("link set {DEVICE} txqueuelen {AMPLE} up"))?;
+        }
+        for v6 in [false, true] {
+            let prefix = PREFIXES[usize::from(v6)];
+            let own = guest_addr(v6);
+            ip(guest, &format!("addr add {own}/{prefix} dev {DEVICE}"))?;
+            for worker in 0..AT_ONCE {
+                let own = peer_addr(worker as u16, v6);
+                ip(peer, &format!("addr add {own}/{prefix} dev {DEVICE}"))?;
+                add_neighbour(guest, DEVICE, own, (peer, DEVICE))?;
             }
         }
         for v6 in [false, true] {
@@ -104,8 +119,7 @@ impl Rig {
 
     /// The ways between the peer and the host behind the guest.
     fn lay_behind(&self, v6: bool) -> Result<(), ExperimentError> {
-        let [peer, guest] = [Side::Peer, Side::Guest].map(|side| addr(side, v6));
-        let behind = self.addr(Side::Guest, true, v6);
+        let [guest, behind] = [false, true].map(|behind| self.addr(Side::Guest, behind, v6, 0));
         let inner = self.world.host("guest");
         let inner = match v6 {
             false => IpAddr::from(inner.addr()),
@@ -115,14 +129,12 @@ impl Rig {
         let routes: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
         let gateway = routes[0]["gateway"].as_str().unwrap_or_default();
         // Without `src` the kernel would take the address of the link, to which the peer has no route.
+        let lan = LANS[usize::from(v6)];
         self.ip(
             "behind",
-            &format!("route add {peer} via {gateway} src {behind}"),
+            &format!("route add {lan} via {gateway} src {behind}"),
         )?;
-        self.ip(
-            "peer",
-            &format!("route add {behind} via {guest} src {peer}"),
-        )?;
+        self.ip("peer", &format!("route add {behind} via {guest}"))?;
         Ok(())
     }
 
@@ -134,13 +146,14 @@ impl Rig {
         })
     }
 
-    /// Its address.
-    pub(super) fn addr(&self, side: Side, behind: bool, v6: bool) -> IpAddr {
+    /// Its address; the peer has one for each worker.
+    pub(super) fn addr(&self, side: Side, behind: bool, v6: bool, worker: u16) -> IpAddr {
         let host = self.host(side, behind);
         match (side, v6) {
-            (Side::Guest, false) if behind => host.addr().into(),
-            (Side::Guest, true) if behind => host.addr6().into(),
-            _ => addr(side, v6),
+            (Side::Peer, _) => peer_addr(worker, v6),
+            (Side::Guest, _) if !behind => guest_addr(v6),
+            (Side::Guest, false) => host.addr().into(),
+            (Side::Guest, true) => host.addr6().into(),
         }
     }
 
@@ -173,10 +186,7 @@ impl Rig {
             .host("guest")
             .run(|| std::fs::read_to_string("/proc/thread-self/net/netstat"))?;
         let text = read.map_err(ExperimentError::machine("read the guest's counters"))?;
-        Ok(["TCPRcvQDrop", "TCPZeroWindowDrop"]
-            .iter()
-            .map(|name| counter(&text, name))
-            .sum())
+        Ok(DROPS.iter().map(|name| counter(&text, name)).sum())
     }
 
     /// Segments that the link behind the guest has lost.
@@ -232,18 +242,6 @@ fn counter(netstat: &str, name: &str) -> u64 {
         pair[1].split(' ').nth(at)?.parse::<u64>().ok()
     });
     found.sum()
-}
-
-/// The address of the peer, and of the guest itself.
-pub(super) fn addr(side: Side, v6: bool) -> IpAddr {
-    let last = match side {
-        Side::Peer => 1,
-        Side::Guest => 2,
-    };
-    match v6 {
-        false => Ipv4Addr::new(10, 66, 0, last).into(),
-        true => Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, last.into()).into(),
-    }
 }
 
 #[cfg(test)]

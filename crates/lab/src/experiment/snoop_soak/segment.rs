@@ -5,8 +5,7 @@ use std::net::IpAddr;
 use etherparse::{NetSlice, SlicedPacket, TcpOptionElement, TransportSlice};
 use taut_sys::tap::VnetHeader;
 
-use super::plan::Side;
-use super::rig::addr;
+use crate::experiment::peer_networks::guest_addr;
 use crate::link::checksum;
 
 pub(super) const FIN: u8 = 0x01;
@@ -73,7 +72,7 @@ impl Segment {
             NetSlice::Arp(_) => return None,
         };
         let v6 = ends[0].is_ipv6();
-        let behind = ends[usize::from(!from_guest)] != addr(Side::Guest, v6);
+        let behind = ends[usize::from(!from_guest)] != guest_addr(v6);
         pseudo.extend(u32::try_from(segment.len()).ok()?.to_be_bytes());
         pseudo.extend([0, 0, 0, 6]);
         let pseudo = checksum::sum(&pseudo);

@@ -277,7 +277,10 @@ impl<'a> Worker<'a> {
         let to = listens_at(self.rig, self.phase, other, transfer.v6, self.number);
         let limit = left(deadline)?;
         let host = self.rig.host(side, transfer.behind);
-        let opened = host.run(|| offer::connect(&to, transfer.offer, limit));
+        let own = self
+            .rig
+            .addr(side, transfer.behind, transfer.v6, self.number as u16);
+        let opened = host.run(|| offer::connect(own, to, transfer.offer, limit));
         opened.map_err(io::Error::other)?
     }
 }
@@ -302,7 +305,11 @@ fn listens_at(
 ) -> SocketAddr {
     // Another phase has others: what still waits for old segments is in nobody's way.
     let first = PORT + phase.number * AT_ONCE as u16;
-    (rig.addr(side, behind, v6), first + worker as u16).into()
+    (
+        rig.addr(side, behind, v6, worker as u16),
+        first + worker as u16,
+    )
+        .into()
 }
 
 /// Its own port and the other's.
