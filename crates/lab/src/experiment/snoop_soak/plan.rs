@@ -148,7 +148,7 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn of(request: &Request) -> Self {
-        let (transfers, rounds) = if request.quick { (360, 1) } else { (10_000, 4) };
+        let (transfers, rounds) = if request.quick { (480, 1) } else { (10_000, 4) };
         let mut random = Pcg64Mcg::seed_from_u64(request.seed);
         let turn = random.next_u64();
         let count = rounds * Options::ALL.len() as u64;
@@ -341,6 +341,7 @@ impl Phase {
     pub(super) fn acts(&self) -> impl Iterator<Item = (Duration, Act)> + use<> {
         let mut random = Pcg64Mcg::seed_from_u64(!self.seed);
         let kills = self.kills;
+        let mut is_first = true;
         // Each kind comes before any comes again.
         let mut bag = Vec::new();
         std::iter::repeat_with(move || {
@@ -355,7 +356,11 @@ impl Phase {
                 }
             }
             let pause = ms(500..3_000);
-            let index = random.next_u64() as usize % bag.len();
+            let mut index = random.next_u64() as usize % bag.len();
+            if std::mem::take(&mut is_first) {
+                // A short phase has one, too.
+                index = bag.len() - 1;
+            }
             (pause, bag.swap_remove(index))
         })
     }
@@ -380,7 +385,7 @@ pub(super) fn shortages(seed: u64) -> impl Iterator<Item = (Duration, Duration)>
             let span = range.end - range.start;
             Duration::from_millis(range.start + random.next_u64() % span)
         };
-        (ms(200..1_500), ms(50..600))
+        (ms(100..700), ms(100..800))
     })
 }
 
