@@ -45,6 +45,11 @@ impl TcpMemory {
         Ok(memory)
     }
 
+    /// The group's directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Moves the calling thread into the group. Sockets that it opens or accepts from now on are
     /// counted there, and so are those of threads that it starts.
     ///
