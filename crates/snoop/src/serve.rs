@@ -295,6 +295,7 @@ pub fn run(
                 Ok(()) => looked = true,
             }
             look_at = now + LOOK_EVERY;
+            copies.due = Some(now);
         }
         if let Some(at) = stop_at
             && (now >= at || follow.are_drained().unwrap_or(true))

@@ -295,25 +295,35 @@ static __always_inline bool is_sound(struct __sk_buff *skb, __u32 state,
 		       pseudo_sum(key, s->header + s->len));
 }
 
+/* Whether the peer's segment says something that is not known, and that the guest will
+ * believe: what has a wrong checksum it throws away.
+ */
+static __always_inline bool tells_new(struct __sk_buff *skb,
+				      const struct snoop_flow *f,
+				      const struct segment *s,
+				      const struct snoop_key *key)
+{
+	return peer_tells(f, s) && is_sound(skb, checksum_state(skb), s, key);
+}
+
 /* A segment without data of the peer's, and without a flag that matters. */
 static __always_inline void hear_pure_ack(struct __sk_buff *skb,
 					  const struct segment *s,
 					  struct snoop_key *key)
 {
 	struct snoop_flow *f = find_flow(key);
-	bool over = false;
+	bool over;
 
-	if (!f)
+	if (!f || !tells_new(skb, f, s, key))
 		return;
-	if (f->fins) {
-		bpf_spin_lock(&f->lock);
+	if (!f->fins) {
 		hear_peer(f, s);
-		over = is_over(f);
-		bpf_spin_unlock(&f->lock);
-	} else if (peer_tells(f, s) &&
-		   is_sound(skb, checksum_state(skb), s, key)) {
-		hear_peer(f, s);
+		return;
 	}
+	bpf_spin_lock(&f->lock);
+	hear_peer(f, s);
+	over = is_over(f);
+	bpf_spin_unlock(&f->lock);
 	if (over)
 		forget(f, key);
 }
@@ -361,7 +371,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 	struct lift lift = {};
 	struct snoop_flow *f;
 	__u32 mark, zero = 0;
-	bool vm_sends, over;
+	bool vm_sends, heard, over;
 	__u64 now, before;
 	long rc;
 
@@ -387,6 +397,12 @@ int snoop_to_guest(struct __sk_buff *skb)
 	c = bpf_map_lookup_elem(&config, &zero);
 	if (!c)
 		return TC_ACT_UNSPEC;
+	/* What begins or ends a flow has to be what the guest will believe. */
+	if (s.flags & (TH_SYN | TH_FIN | TH_RST) &&
+	    !is_sound(skb, checksum_state(skb), &s, &key)) {
+		count(&to_guest_exits, SNOOP_TG_CHECKSUM);
+		return TC_ACT_UNSPEC;
+	}
 	now = bpf_ktime_get_coarse_ns();
 	f = find_flow(&key);
 	if (s.flags & TH_RST) {
@@ -410,13 +426,15 @@ int snoop_to_guest(struct __sk_buff *skb)
 	f->seen_ns = now;
 	if (!c->on || now > c->until_ns) {
 		/* What comes now is for the guest to acknowledge. */
+		heard = tells_new(skb, f, &s, &key);
 		bpf_spin_lock(&f->lock);
 		if (s.flags & TH_FIN && is_acceptable(f, &s))
 			bypass(f, SNOOP_CLOSING);
 		else if (s.len && f->mode == SNOOP_ACTIVE)
 			f->mode = SNOOP_UNEXPECTED_SEQ;
 		goes_ahead(f, &s);
-		hear_peer(f, &s);
+		if (heard)
+			hear_peer(f, &s);
 		over = is_over(f);
 		bpf_spin_unlock(&f->lock);
 		if (over)
@@ -425,10 +443,12 @@ int snoop_to_guest(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	}
 	if (!might_acknowledge(f, c, &s, now)) {
+		heard = tells_new(skb, f, &s, &key);
 		bpf_spin_lock(&f->lock);
 		verdict = may_acknowledge(f, c, &s, now);
 		goes_ahead(f, &s);
-		hear_peer(f, &s);
+		if (heard)
+			hear_peer(f, &s);
 		over = is_over(f);
 		bpf_spin_unlock(&f->lock);
 		if (over)
@@ -439,10 +459,12 @@ int snoop_to_guest(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	}
 	if (!arrives_whole(skb)) {
+		heard = tells_new(skb, f, &s, &key);
 		bpf_spin_lock(&f->lock);
 		go_offline(f, &s, SNOOP_UNEXPECTED_SEQ);
 		goes_ahead(f, &s);
-		hear_peer(f, &s);
+		if (heard)
+			hear_peer(f, &s);
 		bpf_spin_unlock(&f->lock);
 		count(&to_guest_exits, SNOOP_TG_IN_PARTS);
 		return TC_ACT_UNSPEC;
@@ -645,10 +667,14 @@ static __always_inline __u32 exit_of(__u8 why)
 }
 
 /* A flow is met in its middle. */
-static __always_inline void begin_met(struct snoop_flow *f, bool distrusted)
+static __always_inline void begin_met(struct snoop_flow *f,
+				      const struct segment *s, bool distrusted)
 {
 	bpf_spin_lock(&f->lock);
 	begin_in_midflow(f);
+	f->vm_snd = s->seq + s->len;
+	f->vm_una = s->seq;
+	see_guest(f, s);
 	if (distrusted)
 		bypass(f, SNOOP_DISTRUSTED_PEER);
 	bpf_spin_unlock(&f->lock);
@@ -753,7 +779,7 @@ int snoop_from_guest(struct __sk_buff *skb)
 			return TC_ACT_UNSPEC;
 		}
 		if (!(s.flags & TH_SYN))
-			begin_met(f, is_distrusted(c, &key));
+			begin_met(f, &s, is_distrusted(c, &key));
 	}
 	if (s.flags & TH_SYN) {
 		begin_by_guest(f, c, &s, &key, now);
