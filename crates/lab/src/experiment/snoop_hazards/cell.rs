@@ -217,7 +217,7 @@ fn transfer(
     };
     let ended = match cell.hazard {
         Hazard::Forwarding(_) => forwarding::run(transfer),
-        Hazard::Rcvbuf => rcvbuf::run(transfer),
+        Hazard::Rcvbuf(reads) => rcvbuf::run(transfer, reads),
     };
     match ended {
         Ok(()) => Ok(began.elapsed()),

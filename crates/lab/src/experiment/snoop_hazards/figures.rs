@@ -183,7 +183,7 @@ impl Part {
             _ if !self.cell.snoop => Group::Controls,
             Hazard::Forwarding(Way::TtlKept) => Group::TtlKept,
             Hazard::Forwarding(_) => Group::Forwarding,
-            Hazard::Rcvbuf => Group::Rcvbuf,
+            Hazard::Rcvbuf(_) => Group::Rcvbuf,
         }
     }
 
@@ -219,7 +219,7 @@ mod tests {
         let part = |cell: &Cell| {
             let mut part = Part::new(*cell);
             part.complete = cell.transfers;
-            part.hung = incomplete * u64::from(cell.hazard == Hazard::Rcvbuf && cell.snoop);
+            part.hung = incomplete * u64::from(part.group() == Group::Rcvbuf);
             let acked = u64::from(part.group() != Group::Forwarding);
             part.to_guest = [("acked".to_owned(), 5 * acked)].into();
             part.repaired = 1;

@@ -8,7 +8,16 @@ pub(super) enum Hazard {
     /// It forwards them to a receiver behind it, over a link that loses segments.
     Forwarding(Way),
     /// Its application lowers SO_RCVBUF while data is on the way.
-    Rcvbuf,
+    Rcvbuf(Reads),
+}
+
+/// When an application reads what has come since it lowered SO_RCVBUF.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Reads {
+    /// After 0.3 to 2 s.
+    Soon,
+    /// After 8 to 15 s: a sender, and a host, have tried it several times and wait long between tries.
+    Late,
 }
 
 /// How a guest forwards.
@@ -49,7 +58,7 @@ pub(super) const AT_ONCE: u16 = 20;
 pub(super) const PORTS: std::ops::Range<u16> = 5_000..6_000;
 
 /// Hazard, IPv6, paused, and how many transfers: with `taut snoop` and without, and both in the short form.
-const CELLS: [(Hazard, bool, bool, [u64; 4]); 8] = [
+const CELLS: [(Hazard, bool, bool, [u64; 4]); 9] = [
     (
         Hazard::Forwarding(Way::Routed),
         false,
@@ -80,9 +89,10 @@ const CELLS: [(Hazard, bool, bool, [u64; 4]); 8] = [
         false,
         [200, 0, 20, 0],
     ),
-    (Hazard::Rcvbuf, false, false, [400, 50, 30, 10]),
-    (Hazard::Rcvbuf, true, false, [100, 0, 0, 0]),
-    (Hazard::Rcvbuf, false, true, [500, 50, 30, 10]),
+    (Hazard::Rcvbuf(Reads::Soon), false, false, [380, 50, 30, 10]),
+    (Hazard::Rcvbuf(Reads::Soon), true, false, [100, 0, 0, 0]),
+    (Hazard::Rcvbuf(Reads::Soon), false, true, [480, 50, 30, 10]),
+    (Hazard::Rcvbuf(Reads::Late), false, false, [40, 20, 0, 0]),
 ];
 
 // === impl Plan ===
@@ -127,7 +137,8 @@ impl Cell {
             Hazard::Forwarding(Way::Routed) => "forwarding",
             Hazard::Forwarding(Way::Nat) => "forwarding NAT",
             Hazard::Forwarding(Way::TtlKept) => "forwarding TTL kept",
-            Hazard::Rcvbuf => "rcvbuf",
+            Hazard::Rcvbuf(Reads::Soon) => "rcvbuf",
+            Hazard::Rcvbuf(Reads::Late) => "rcvbuf read late",
         };
         let version = if self.v6 { "IPv6" } else { "IPv4" };
         let paused = if self.paused { " paused" } else { "" };
@@ -184,9 +195,9 @@ mod tests {
         };
         let told = |h| matches!(h, Hazard::Forwarding(Way::Routed | Way::Nat));
         assert_eq!(count(true, told), 1_000);
-        assert_eq!(count(true, |h| h == Hazard::Rcvbuf), 1_000);
+        assert_eq!(count(true, |h| matches!(h, Hazard::Rcvbuf(_))), 1_000);
         assert!(count(false, told) > 0);
-        assert!(count(false, |h| h == Hazard::Rcvbuf) > 0);
+        assert!(count(false, |h| matches!(h, Hazard::Rcvbuf(_))) > 0);
     }
 
     #[test]
@@ -209,7 +220,12 @@ mod tests {
         let ways: BTreeSet<_> = plan_of(None).iter().map(|cell| cell.hazard).collect();
         assert_eq!(ways.len(), 4);
         let only = plan_of(Some("rcvbuf"));
-        assert!(!only.is_empty() && only.iter().all(|cell| cell.hazard == Hazard::Rcvbuf));
+        assert!(
+            !only.is_empty()
+                && only
+                    .iter()
+                    .all(|cell| matches!(cell.hazard, Hazard::Rcvbuf(_)))
+        );
         assert!(plan_of(Some("nothing")).is_empty());
     }
 

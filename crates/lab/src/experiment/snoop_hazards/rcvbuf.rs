@@ -9,6 +9,7 @@ use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::net::{RecvFlags, recv};
 
 use super::cell::Transfer;
+use super::plan::Reads;
 use crate::experiment::streams::{Failure, Sink, Source, left};
 
 /// Bytes that the guest has acknowledged and its application has not read when it lowers SO_RCVBUF.
@@ -19,7 +20,8 @@ const AFTER: std::ops::Range<u64> = 20_000..46_000;
 /// what it has within 40 ms.
 const LOWERED: std::ops::Range<u64> = 0..80;
 /// How long it then reads nothing, in milliseconds.
-const UNREAD: std::ops::Range<u64> = 300..2_000;
+const SOON: std::ops::Range<u64> = 300..2_000;
+const LATE: std::ops::Range<u64> = 8_000..15_000;
 
 /// What is drawn for a transfer.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +35,7 @@ struct Script {
 }
 
 /// Sends the stream around the change of the buffer and compares what arrives.
-pub(super) fn run(transfer: Transfer) -> Result<(), (Failure, String)> {
+pub(super) fn run(transfer: Transfer, reads: Reads) -> Result<(), (Failure, String)> {
     let Transfer {
         sender,
         receiver,
@@ -45,7 +47,10 @@ pub(super) fn run(transfer: Transfer) -> Result<(), (Failure, String)> {
         before: draws.from(BEFORE),
         after: draws.from(AFTER),
         lowered: Duration::from_millis(draws.from(LOWERED)),
-        unread: Duration::from_millis(draws.from(UNREAD)),
+        unread: Duration::from_millis(draws.from(match reads {
+            Reads::Soon => SOON,
+            Reads::Late => LATE,
+        })),
         closes: draws.from(0..2) == 0,
     };
     let (tell, lowered) = channel();

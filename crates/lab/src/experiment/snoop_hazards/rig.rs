@@ -146,7 +146,7 @@ impl Rig {
     pub(super) fn receiver(&self, cell: &Cell) -> &'static str {
         match cell.hazard {
             Hazard::Forwarding(_) => "behind",
-            Hazard::Rcvbuf => "guest",
+            Hazard::Rcvbuf(_) => "guest",
         }
     }
 
