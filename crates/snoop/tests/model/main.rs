@@ -1,18 +1,22 @@
-//! The BPF programs beside a model of them: random sequences of packets, and after each packet what the programs
-//! did, what they keep, and what must hold whatever they do.
+//! Compares the BPF programs with a model of them, in random sequences of packets.
 //!
-//! The kernel runs the programs for the test (BPF_PROG_TEST_RUN) and puts frames into the rings of real taps. Two
-//! things watch them. The model (`reference`) is the design's state machine, written a second time; with
-//! `--awake-ticks` of 0 it says of each packet exactly what becomes of it. The observer knows packets only, and
-//! says what must hold in any case: nothing is acknowledged early that is beyond the guest's edge or not in its
-//! ring, no more than the bound of exposure, and nothing without a copy; what the guest says against it passes
-//! unchanged; in the end a guest that was sent the copies has all that the sender was told of.
+//! The kernel runs the programs for the test (BPF_PROG_TEST_RUN). What they deliver goes into the rings of real
+//! taps, and a small TCP sender and a small TCP receiver (`peer`, `guest`) act on what comes out. After each packet
+//! two parts check what the programs did:
 //!
-//! Every sequence comes from its seed, and a report of a failure says which:
+//! - The model (`reference`) is the state machine of docs/design/snoop.md, written a second time. It says of each
+//!   packet what must become of it, and what the programs must know of the flow afterwards. That needs an early ACK
+//!   for each segment (`awake_ticks` of 0), because stretch ACKs depend on the time of day.
+//! - The observer (`observer`) sees only packets, and checks what must hold in every case: nothing is acknowledged
+//!   early that is beyond the guest's right edge, not in its ring, or without a copy; exposure stays within its
+//!   bound; a guest that contradicts an early ACK is passed on unchanged. In the end the guest has everything that
+//!   the sender was told of, if necessary after the host has sent it the copies.
 //!
-//! - `TAUT_MODEL_SEED=n` runs this one,
-//! - `TAUT_MODEL_SEQUENCES=1000000` so many (and then some by the time of day),
-//! - `TAUT_MODEL_FROM=n` from this seed on.
+//! A sequence is a function of its seed. A failure prints the seed and the shortest sequence that fails.
+//!
+//! - `TAUT_MODEL_SEED=n` runs only the sequence with this seed,
+//! - `TAUT_MODEL_SEQUENCES=1000000` runs so many, and then 5,000 with seeds that depend on the time of day,
+//! - `TAUT_MODEL_FROM=n` starts with this seed.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(
@@ -42,7 +46,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use crate::machine::{Machine, Side, with_machine};
 use crate::run::Counts;
 
-/// Sequences, if it is not said how many, and by the time of day.
+/// How many sequences run by default, and how many with seeds that depend on the time of day.
 const USUAL: u64 = 20_000;
 const BY_TIME: u64 = 5_000;
 
@@ -77,7 +81,7 @@ fn run_all(machine: &mut Machine, seeds: impl Iterator<Item = u64>, awake: bool)
     );
 }
 
-/// Each packet was counted once, and by the way out that was expected.
+/// Checks that each packet was counted once, and at the exit that was expected.
 fn all_looked_at(machine: &mut Machine, seed: u64) {
     for side in [Side::ToGuest, Side::FromGuest] {
         let left = machine.exits(side).left_by();
