@@ -33,6 +33,8 @@ pub(crate) struct Observer {
     /// The guest's own ACK and its right edge.
     vm: Seq,
     edge: Seq,
+    /// The edge of a SYN-ACK that the guest has sent since.
+    syn_edge: Seq,
     /// What the sender was told.
     pub(crate) told: Seq,
     pub(crate) told_edge: Seq,
@@ -73,6 +75,7 @@ impl Observer {
             owed: 0,
             vm: first,
             edge: first,
+            syn_edge: first,
             told: first,
             told_edge: first,
             in_ring: first,
@@ -142,7 +145,8 @@ impl Observer {
         if let Some(why) = self.ended {
             return Err(format!("acknowledged early after {why}"));
         }
-        if s.ack.after(self.edge + self.grows) {
+        let most = self.edge.max(self.syn_edge) + self.grows;
+        if s.ack.after(most) {
             let beyond = s.ack.from(self.edge);
             return Err(format!(
                 "acknowledged {beyond} bytes beyond the guest's right edge"
@@ -158,7 +162,7 @@ impl Observer {
             return Err("an early ACK that says nothing new".into());
         }
         self.is_within_exposure(s.ack)?;
-        if self.edge_of(s).after(self.edge + self.grows) {
+        if self.edge_of(s).after(most) {
             return Err("an early ACK offers more than the guest does".into());
         }
         let least = self.told_edge.min(self.edge);
@@ -248,6 +252,7 @@ impl Observer {
             self.known = true;
             self.vm = s.ack;
             self.edge = self.edge_of(s);
+            self.syn_edge = self.edge;
             self.in_ring = self.in_ring.max(s.ack);
         }
         if let Some(after) = passed.filter(|after| after.has(ACK)) {
@@ -290,11 +295,19 @@ impl Observer {
     }
 
     fn hear_opening(&mut self, s: &Segment, passed: Option<&Segment>) {
-        if !s.has(ACK) || self.known {
+        if !s.has(ACK) {
+            return;
+        }
+        if self.known {
+            // A SYN-ACK again: its window is the guest's word, too.
+            if s.ack == self.vm {
+                self.syn_edge = self.edge_of(s);
+            }
             return;
         }
         self.known = true;
         (self.vm, self.edge) = (s.ack, self.edge_of(s));
+        self.syn_edge = self.edge;
         (self.told, self.in_ring) = (s.ack, self.in_ring.max(s.ack));
         self.told_edge = passed.map_or(self.edge, |after| self.edge_of(after));
     }
