@@ -11,6 +11,10 @@ TAUT  := $(TARGET)/release/taut
 EXPERIMENT := pied-piper
 ARGS       :=
 
+# For `make model-snoop`: how many sequences, and which single one instead.
+SEQUENCES := 1000000
+SEED      :=
+
 # Runs each test binary in a guest with that kernel, instead of here.
 ON_OLD_KERNEL = --config 'target."cfg(all())".runner = ["$(CURDIR)/scripts/on-kernel", "--seconds", "1800", \
     "--with", "ip", "--with", "tc", "6.1"]'
@@ -19,7 +23,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .PHONY: help demo test lint build bench bench-observe bench-tune bench-share bench-relay lab report setup root release soak soak-snoop \
-        test-old-kernel old-kernel-short test-guest guest-module-short guests
+        model-snoop test-old-kernel old-kernel-short test-guest guest-module-short test-snoop-guests guests
 
 help: ## this list
 	@echo "Taut takes the slack out of TCP. What make can do here:"
@@ -48,6 +52,10 @@ test-guest: root ## the kernel module for guests, in guests of QEMU's with Linux
 	@echo "taut: building taut_pvtcp and testing it on Linux 6.1 and 6.12 (crates/guest/kmod/test/run)"
 	@crates/guest/kmod/test/run 6.1
 	@crates/guest/kmod/test/run 6.12
+
+test-snoop-guests: root guests ## taut snoop while guests of QEMU's are paused, saved, unplugged, reset and migrated (root)
+	@echo "taut: building the tests of snoop with guests of QEMU's and running all of them"
+	@TAUT_SNOOP_GUESTS=all $(CARGO) test --locked -p taut --test snoop_guests
 
 lint: setup ## formatting, clippy and shell scripts; warnings are errors
 	@scripts/lint
@@ -89,6 +97,11 @@ soak-snoop: root release ## ten minutes of streams to a guest while taut snoop i
 	@echo "taut: running the experiment snoop-soak"
 	@$(TAUT) lab run snoop-soak --json target/lab/snoop-soak.json $(ARGS)
 
+model-snoop: root ## snoop's BPF programs against their model, in a million random sequences: SEQUENCES=n, SEED=n (root)
+	@echo "taut: building the model test of snoop and running it (TAUT_MODEL_SEQUENCES=$(SEQUENCES))"
+	@TAUT_MODEL_SEQUENCES=$(SEQUENCES) $(if $(SEED),TAUT_MODEL_SEED=$(SEED)) \
+	    $(CARGO) test --release --locked -p taut-snoop --test model -- --nocapture
+
 report: release ## one HTML page from the experiments that are in target/lab
 	@mkdir -p target/lab
 	@$(TAUT) lab report target/lab
@@ -109,7 +122,7 @@ guest-module-short:
 	@crates/guest/kmod/test/run 6.1 cycles
 	@crates/guest/kmod/test/run 6.12 gaps
 
-# What the guests of the experiments incast and descheduled are made of.
+# What the guests of the experiments incast and descheduled are made of, and those of tests of snoop.
 guests: setup
 	@scripts/on-kernel 6.12
 	@scripts/guest-module 6.12 >/dev/null

@@ -10,6 +10,7 @@ use glob::Pattern;
 use serde::de::{Error as _, IgnoredAny};
 use serde::{Deserialize, Deserializer};
 
+use crate::qmp::Source;
 use crate::wire::Net;
 
 /// Where the configuration is, if nothing else is said.
@@ -80,6 +81,8 @@ pub struct Settings {
     pub guest_nets: Vec<Net>,
     /// A TTL that guests send with, beside 64, 128 and 255.
     pub guest_ttl: Option<u8>,
+    /// Where the monitors of guests' machines are.
+    pub qmp: Vec<Source>,
     /// Where OpenMetrics are served.
     pub metrics: Option<SocketAddr>,
     /// Where questions are answered.
@@ -136,6 +139,7 @@ impl Settings {
             guest_macs: either(self.guest_macs, those.guest_macs),
             guest_nets: either(self.guest_nets, those.guest_nets),
             guest_ttl: self.guest_ttl.or(those.guest_ttl),
+            qmp: either(self.qmp, those.qmp),
             metrics: self.metrics.or(those.metrics),
             control: self.control.or(those.control),
         }
@@ -376,6 +380,10 @@ mod tests {
                 "is no network such as",
             ),
             ("[snoop]\ntaps = [\"a\"]\nguest_ttl = 0", "from 1 to 255"),
+            (
+                "[snoop]\ntaps = [\"a\"]\nqmp = [\"vm1.qmp\"]",
+                "not of the form TAP=SOCKET",
+            ),
         ] {
             let said = Settings::parse(text).and_then(|settings| settings.check());
             let said = said.unwrap_err().to_string();

@@ -11,6 +11,8 @@ use crate::config::{GuestMac, Settings};
 use crate::copies::{self, Copies};
 use crate::frame::retransmission;
 use crate::program::{FILTER_PRIORITY, FLOWS, Program, ProgramError};
+use crate::qmp::Source;
+use crate::qmp::policy::{Verdict, Why};
 use crate::records::Records;
 use crate::retransmit::{Due, News, Retained};
 use crate::tap::{self, Device, Prepared, TapError};
@@ -56,6 +58,8 @@ pub struct Options {
     pub guest_macs: Vec<GuestMac>,
     /// The networks that guests' addresses are in; none: any.
     pub guest_nets: Vec<Net>,
+    /// Where the monitors of guests' machines are.
+    pub qmp: Vec<Source>,
     /// Where it is written down what has to be put back.
     pub records: Records,
 }
@@ -88,6 +92,12 @@ pub struct Follow {
 struct Served {
     device: Device,
     state: State,
+    /// Somebody has asked for no early ACKs ([`Follow::turn_off`]).
+    turned_off: bool,
+    /// The guest's machine is in a state that allows none.
+    hold: Option<Why>,
+    /// Something has happened to it, and the guest, of which so many packets were seen then, has sent none since.
+    unheard: Option<(Why, u64)>,
     counts: Counts,
     trust: Trust,
     /// The networks that the programs have been told not to trust.
@@ -133,6 +143,8 @@ pub struct Status {
     pub index: u32,
     /// Whether it is served.
     pub state: State,
+    /// What happens to the guest, if that is why it is not.
+    pub held: Option<&'static str>,
     /// Places of its ring.
     pub ring: u32,
     /// What is counted beside packets.
@@ -173,6 +185,7 @@ impl Options {
             retained: RETAINED,
             guest_macs: Vec::new(),
             guest_nets: Vec::new(),
+            qmp: Vec::new(),
             records: Records::default(),
         }
     }
@@ -204,6 +217,7 @@ impl Options {
                 .map_or(RETAINED, |size| size.as_u64() as usize),
             guest_macs: settings.guest_macs.clone(),
             guest_nets: settings.guest_nets.clone(),
+            qmp: settings.qmp.clone(),
             ring: settings.ring,
             flows: settings.flows.unwrap_or(FLOWS),
             ..Self::new(settings.taps.clone())
@@ -266,6 +280,10 @@ impl Follow {
                 self.retained.forget(index);
                 continue;
             };
+            // It can take nothing, and its time does not run.
+            if served.is_stopped() {
+                continue;
+            }
             let flow = match served.program.flow(&key) {
                 Ok(flow) => flow,
                 Err(error) => {
@@ -290,6 +308,7 @@ impl Follow {
     pub(crate) fn turn_all_off(&mut self) {
         let config = self.options.config;
         for served in self.taps.values_mut() {
+            served.turned_off = true;
             served.unfit_since = None;
             served.set(config, State::Off);
         }
@@ -376,6 +395,9 @@ impl Follow {
                 ..device.clone()
             },
             state: State::On,
+            turned_off: false,
+            hold: None,
+            unheard: None,
             counts: Counts::default(),
             trust: Trust::default(),
             distrusted: Vec::new(),
@@ -400,6 +422,7 @@ impl Follow {
         let mut found = false;
         for served in self.taps.values_mut().filter(|s| s.device.name == name) {
             found = true;
+            served.turned_off = true;
             // Also one that rests is not to come back by itself.
             served.unfit_since = None;
             if served.state != State::Off {
@@ -443,6 +466,7 @@ impl Follow {
                     return Err(TapError::Filtered(name.to_owned()));
                 }
             }
+            (served.turned_off, served.hold, served.unheard) = (false, None, None);
             served.unfit_since = None;
             served.trust.restore();
             if let Err(error) = served.program.forget_source() {
@@ -451,6 +475,26 @@ impl Follow {
             served.set(config, State::On);
         }
         Ok(found)
+    }
+
+    /// Does at the tap of this name what follows from the state of the guest's machine. `now`: CLOCK_MONOTONIC.
+    pub(crate) fn judge(&mut self, name: &str, verdict: Verdict, now: Duration) {
+        let config = self.options.config;
+        for (index, served) in &mut self.taps {
+            if served.device.name != name {
+                continue;
+            }
+            if served.is_stopped() && verdict.hold != Some(Why::Stopped) {
+                self.retained.resume(*index, now);
+            }
+            served.judge(config, verdict);
+        }
+    }
+
+    /// The names of the taps that are served.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let names = self.taps.values().map(|served| served.device.name.clone());
+        names.collect()
     }
 
     /// What there is to tell of every tap.
@@ -489,9 +533,67 @@ impl Served {
         self.program.configure(&config, self.until)
     }
 
+    /// Whether the guest's processors are known to be stopped.
+    fn is_stopped(&self) -> bool {
+        self.hold == Some(Why::Stopped)
+    }
+
+    /// Why the guest's machine allows no early ACKs.
+    fn why_held(&self) -> Option<Why> {
+        self.hold.or(self.unheard.map(|(why, _)| why))
+    }
+
+    fn judge(&mut self, config: Config, verdict: Verdict) {
+        let before = self.why_held();
+        self.hold = verdict.hold;
+        if let Some(why) = verdict.until_heard {
+            // It may come back with another network device, and another Ethernet address.
+            let heard = self.program.forget_source().and_then(|()| self.heard());
+            match heard {
+                Ok(heard) => self.unheard = Some((why, heard)),
+                Err(error) => tracing::warn!(tap = %self.device.name, "{error}"),
+            }
+        }
+        self.keep_hold(config, before);
+    }
+
+    /// Stops early ACKs while the guest's machine allows none, and has them go on when it does.
+    fn keep_hold(&mut self, config: Config, before: Option<Why>) {
+        let held = self.why_held();
+        if let Some(why) = held
+            && before != held
+        {
+            tracing::info!(tap = %self.device.name, "no early ACKs: {}", why.phrase());
+        }
+        match (held, &self.state) {
+            (Some(_), State::On) => self.set(config, State::Draining),
+            (None, State::Draining | State::Off) if !self.turned_off => {
+                tracing::info!(tap = %self.device.name, "early ACKs again: the guest runs");
+                self.set(config, State::On);
+            }
+            _ => {}
+        }
+    }
+
+    /// Packets that the guest itself has sent.
+    fn heard(&self) -> Result<u64, ProgramError> {
+        let ways = self.program.from_guest()?;
+        let own = ways
+            .iter()
+            .filter(|(way, _)| !["ours", "leftover"].contains(way));
+        Ok(own.map(|(_, count)| count).sum())
+    }
+
     fn watch(&mut self, config: Config, now: Duration) {
         self.until = now + LEASE;
         let watched = self.watch_flows(config, now);
+        let before = self.why_held();
+        if let Some((_, heard)) = self.unheard
+            && self.heard().is_ok_and(|now| now > heard)
+        {
+            self.unheard = None;
+        }
+        self.keep_hold(config, before);
         if let Err(error) = watched.and_then(|()| self.configure(config)) {
             tracing::warn!(tap = %self.device.name, "{error}");
         }
@@ -688,6 +790,7 @@ impl Served {
             tap: self.device.name.clone(),
             index: self.device.index,
             state: self.state.clone(),
+            held: self.why_held().map(Why::phrase),
             ring: self.device.ring,
             counts: self.counts,
             distrusted: self.distrusted.clone(),

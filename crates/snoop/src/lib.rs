@@ -12,6 +12,7 @@ mod frame;
 mod metrics;
 pub mod program;
 mod qdisc;
+pub mod qmp;
 pub mod records;
 pub mod retransmit;
 pub mod serve;

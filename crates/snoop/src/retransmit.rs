@@ -157,6 +157,15 @@ impl Retained {
         due
     }
 
+    /// The guest of a tap runs again after it was stopped: the time in which it could take nothing does not count.
+    pub(crate) fn resume(&mut self, ifindex: u32, now: Duration) {
+        for ((index, _), held) in &mut self.flows {
+            if *index == ifindex {
+                (held.moved, held.sent, held.tries) = (now, None, 0);
+            }
+        }
+    }
+
     /// Forgets all flows of a tap that is no longer served.
     pub(crate) fn forget(&mut self, ifindex: u32) {
         let bytes = &mut self.bytes;

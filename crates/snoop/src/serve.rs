@@ -26,6 +26,8 @@ use crate::copies::{self, Waiter};
 use crate::follow::{Follow, LOOK_EVERY, Options, State, Status};
 use crate::metrics;
 use crate::program::ProgramError;
+use crate::qmp::Monitors;
+use crate::qmp::policy::Verdict;
 use crate::tap::TapError;
 
 /// Where questions are answered, if nothing else is said.
@@ -154,7 +156,7 @@ pub struct TapStatus {
     pub tap: String,
     /// `on`, `draining`, `off` or `unfit`.
     pub state: String,
-    /// What is wrong, if it is unfit.
+    /// What is wrong, if it is unfit; what happens to the guest, if it is off because of that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// Places of its ring.
@@ -214,6 +216,8 @@ enum Event {
     Asked(Question, Asker),
     /// Something was acknowledged early.
     Copies,
+    /// The state of the machine of the guest at a tap has changed.
+    Machine(String, Verdict),
     Stop,
 }
 
@@ -271,6 +275,14 @@ pub fn run(
         })?;
     let mut follow = Follow::new(options.clone())?;
     let mut copies = Ticks::start(follow.waiter()?, tell.clone())?;
+    let monitors = match options.qmp.is_empty() {
+        true => None,
+        false => {
+            let tell = tell.clone();
+            let tell = move |tap, verdict| tell.send(Event::Machine(tap, verdict)).is_ok();
+            Some(Monitors::watch(options.qmp.clone(), tell)?)
+        }
+    };
     std::thread::Builder::new()
         .name("snoop-control".into())
         .spawn(move || answer_all(&listener, &tell))?;
@@ -293,6 +305,9 @@ pub fn run(
                 Err(error) if !looked => break Err(error.into()),
                 Err(error) => tracing::warn!("{error}"),
                 Ok(()) => looked = true,
+            }
+            if let Some(monitors) = &monitors {
+                monitors.set_taps(follow.names());
             }
             look_at = now + LOOK_EVERY;
             copies.due = Some(now);
@@ -332,6 +347,7 @@ pub fn run(
                 asker.tell(answer(&mut follow, question));
             }
             Ok(Event::Copies) => copies.due = Some(Instant::now()),
+            Ok(Event::Machine(tap, verdict)) => follow.judge(&tap, verdict, monotonic()),
             Err(RecvTimeoutError::Timeout) => {}
             // A second signal does not wait.
             Ok(Event::Stop) if stop_at.is_none() => {
@@ -602,8 +618,8 @@ impl From<Status> for TapStatus {
     fn from(status: Status) -> Self {
         let (state, why) = match status.state {
             State::On => ("on", None),
-            State::Draining => ("draining", None),
-            State::Off => ("off", None),
+            State::Draining => ("draining", status.held.map(str::to_owned)),
+            State::Off => ("off", status.held.map(str::to_owned)),
             State::Unfit(why) => ("unfit", Some(why)),
         };
         let named = |(label, count): (&str, u64)| (label.to_owned(), count);

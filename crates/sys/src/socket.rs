@@ -15,6 +15,7 @@ mod leg;
 
 pub use leg::{Keepalive, LegOptions};
 
+pub mod receiver;
 mod transparent;
 
 pub use transparent::probe_transparent;

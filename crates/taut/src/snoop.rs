@@ -17,6 +17,7 @@ use signal_hook::flag;
 use taut_snoop::config::{CONFIG, GuestMac, Settings};
 use taut_snoop::cost::{self, Cost};
 use taut_snoop::follow::Options;
+use taut_snoop::qmp::Source;
 use taut_snoop::serve::{self, Answer, AskError, CONTROL, Question, TapStatus};
 use taut_snoop::wire::Net;
 
@@ -114,6 +115,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TTL", value_parser = clap::value_parser!(u8).range(1..))]
     guest_ttl: Option<u8>,
 
+    /// QMP socket of the machine at a tap, for taut alone: early ACKs stop by themselves before a migration and while
+    /// the guest is stopped. TAP may be a pattern, {tap} in SOCKET the tap's name, {1} what the first * stands for; may
+    /// be repeated
+    #[arg(long, value_name = "TAP=SOCKET")]
+    qmp: Vec<Source>,
+
     /// Serve metrics (OpenMetrics) at http://ADDRESS/metrics
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
@@ -195,6 +202,7 @@ fn serve(args: &Args) -> Result<(), Failure> {
         guest_macs: args.guest_mac.clone(),
         guest_nets: args.guest_net.clone(),
         guest_ttl: args.guest_ttl,
+        qmp: args.qmp.clone(),
         metrics: args.metrics,
         control: args.control.clone(),
     };

@@ -3,6 +3,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
@@ -179,6 +180,78 @@ fn killed_it_is_followed_by_another_which_puts_back_what_it_left() {
     assert_eq!(host.tc("qdisc show dev vnet0"), before);
 }
 
+/// Sends a line as QEMU does.
+fn say(qemu: &mut UnixStream, line: &str) {
+    writeln!(qemu, "{line}\r").unwrap();
+}
+
+/// A connection of the process's to the monitor of a machine that runs.
+fn accept_qmp(listener: &UnixListener) -> UnixStream {
+    let mut qemu = listener.accept().unwrap().0;
+    let mut commands = BufReader::new(qemu.try_clone().unwrap());
+    say(
+        &mut qemu,
+        r#"{"QMP": {"version": {"qemu": {"major": 10, "minor": 2, "micro": 0}}}}"#,
+    );
+    let mut asked = String::new();
+    while asked != "query-migrate" {
+        let mut line = String::new();
+        commands.read_line(&mut line).unwrap();
+        let command: Value = serde_json::from_str(&line).unwrap();
+        asked = command["execute"].as_str().unwrap().to_owned();
+        let returned = match &*asked {
+            "query-status" => r#"{"running": true, "status": "running"}"#,
+            _ => "{}",
+        };
+        say(
+            &mut qemu,
+            &format!(r#"{{"return": {returned}, "id": {}}}"#, command["id"]),
+        );
+    }
+    qemu
+}
+
+#[test]
+fn early_acks_stop_while_qemu_says_so_and_an_operators_off_outlasts_it() {
+    let host = Host::new("qmp");
+    let socket = host.dir.path().join("vnet0.qmp");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let source = format!("vnet*={}/{{tap}}.qmp", host.dir.path().display());
+    let mut serving = host.serving(&["--tap", "vnet0", "--qmp", &source], "serving");
+    let mut qemu = accept_qmp(&listener);
+    let why = || host.status()[0]["why"].as_str().map(str::to_owned);
+
+    say(
+        &mut qemu,
+        r#"{"event": "MIGRATION", "data": {"status": "setup"}}"#,
+    );
+    serving.wait_for("no early ACKs: the guest is being migrated or saved");
+    serving.wait_for("drained");
+    assert_eq!(host.status()[0]["state"], "off");
+    assert!(why().unwrap().contains("migrated or saved"));
+    say(
+        &mut qemu,
+        r#"{"event": "MIGRATION", "data": {"status": "cancelled"}}"#,
+    );
+    serving.wait_for("early ACKs again");
+    assert_eq!((&host.status()[0]["state"], why()), (&"on".into(), None));
+
+    assert!(host.ask(&["--off", "vnet0"]).status.success());
+    serving.wait_for("drained");
+    for event in ["STOP", "RESUME", "RESET"] {
+        say(&mut qemu, &format!(r#"{{"event": "{event}"}}"#));
+    }
+    // What came before it has been dealt with.
+    serving.wait_for("no early ACKs: the guest was reset");
+    assert_eq!(host.status()[0]["state"], "off");
+    assert!(host.ask(&["--on", "vnet0"]).status.success());
+    assert_eq!(host.status()[0]["state"], "on");
+
+    drop(qemu);
+    serving.wait_for("no QMP");
+    serving.wait_for("no early ACKs: QEMU closed its monitor");
+}
+
 #[test]
 fn a_scraper_is_told() {
     let host = Host::new("scrape");
@@ -216,6 +289,10 @@ fn what_cannot_be_is_refused_before_anything_is_touched() {
         (&["--tap", "a", "--grow"], "needs guest_rcvbuf"),
         (&["--tap", "a", "--buffer", "1GiB"], "have to be less"),
         (&["--tap", "a", "--ring", "0"], "1 to 65,536"),
+        (
+            &["--tap", "a", "--qmp", "a=vm1.qmp"],
+            "needs its whole path",
+        ),
     ] {
         let output = host.ask(args);
         let said = String::from_utf8_lossy(&output.stderr);

@@ -64,8 +64,11 @@ static __always_inline int copy_of(struct __sk_buff *skb,
 	copy->gso_size = skb->gso_size;
 	copy->unused = 0;
 	copy->at_ns = now;
-	/* One less, for Linux 6.1 does not see that it is not zero. */
+	/* One less, for Linux 6.1 does not see that it is not zero. (The compiler knows of
+	 * the bound already, and the verifier does not.)
+	 */
 	bytes--;
+	barrier_var(bytes);
 	if (bytes >= most)
 		bytes = most - 1;
 	barrier_var(bytes);

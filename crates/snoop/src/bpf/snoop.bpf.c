@@ -585,33 +585,31 @@ static __always_inline int write_lift(struct __sk_buff *skb,
  * sender that has the data does not take an acknowledgement from before it (RFC 9293
  * 3.10.7.4; RFC 7323 5.3).
  */
-static __always_inline void renew_ack(struct __sk_buff *skb)
+static __always_inline void renew_ack(struct __sk_buff *skb,
+				      const struct segment *s,
+				      struct snoop_key *key)
 {
-	struct snoop_key key = {};
-	struct segment s = {};
 	__u32 at, sum_at, seq, tsval;
 	struct snoop_flow *f;
 	__be32 from, to;
 
-	if (read_segment(skb, false, &s, &key) != SEGMENT_FOUND)
-		return;
-	f = find_flow(&key);
+	f = find_flow(key);
 	if (!f)
 		return;
 	seq = f->vm_snd;
 	tsval = f->ts_vm;
-	at = s.l4_at == L4_AT_V4 ? L4_AT_V4 : L4_AT_V6;
+	at = s->l4_at == L4_AT_V4 ? L4_AT_V4 : L4_AT_V6;
 	sum_at = at + __builtin_offsetof(struct tcphdr, check);
-	if (after(seq, s.seq)) {
-		from = bpf_htonl(s.seq);
+	if (after(seq, s->seq)) {
+		from = bpf_htonl(s->seq);
 		to = bpf_htonl(seq);
 		if (bpf_l4_csum_replace(skb, sum_at, from, to, 4))
 			return;
 		bpf_skb_store_bytes(skb, at + __builtin_offsetof(struct tcphdr, seq),
 				    &to, sizeof(to), 0);
 	}
-	if (s.options.has_ts && after(tsval, s.options.tsval)) {
-		from = bpf_htonl(s.options.tsval);
+	if (s->options.has_ts && after(tsval, s->options.tsval)) {
+		from = bpf_htonl(s->options.tsval);
 		to = bpf_htonl(tsval);
 		if (bpf_l4_csum_replace(skb, sum_at, from, to, 4))
 			return;
@@ -725,9 +723,7 @@ int snoop_from_guest(struct __sk_buff *skb)
 	__u64 now;
 	__u8 why;
 
-	if (skb->mark == SNOOP_ACK || skb->mark == SNOOP_ACK_DATA) {
-		if (skb->mark == SNOOP_ACK_DATA)
-			renew_ack(skb);
+	if (skb->mark == SNOOP_ACK) {
 		skb->mark = 0;
 		count(&from_guest_exits, SNOOP_FG_OURS);
 		return TC_ACT_UNSPEC;
@@ -749,6 +745,12 @@ int snoop_from_guest(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	default:
 		count(&from_guest_exits, SNOOP_FG_MALFORMED);
+		return TC_ACT_UNSPEC;
+	}
+	if (skb->mark == SNOOP_ACK_DATA) {
+		renew_ack(skb, &s, &key);
+		skb->mark = 0;
+		count(&from_guest_exits, SNOOP_FG_OURS);
 		return TC_ACT_UNSPEC;
 	}
 	now = bpf_ktime_get_coarse_ns();

@@ -1,0 +1,396 @@
+//! What QEMU says of its machines, at the QMP sockets that `--qmp` names.
+//!
+//! One thread has all connections: it makes them, makes them again when they break, and tells when early ACKs at a tap
+//! have to stop and when they may go on ([`policy`]).
+
+use std::collections::BTreeMap;
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use lines::Lines;
+use policy::{Policy, Verdict};
+use session::{Fault, Output, Session};
+
+mod lines;
+pub mod message;
+pub mod policy;
+pub mod session;
+mod source;
+
+pub use source::{Source, SourceError};
+
+/// The pause before a connection is tried again, which doubles until [`RETRY_MAX`].
+const RETRY: Duration = Duration::from_secs(1);
+/// The longest such pause.
+const RETRY_MAX: Duration = Duration::from_secs(30);
+
+/// After a verdict a connection is not read for so long: a machine that is stopped and continued all the time must not
+/// keep everybody else waiting.
+const REST: Duration = Duration::from_millis(20);
+
+/// Bytes that are read from a connection before the next has its turn.
+const READ: usize = 16 * 1024;
+
+/// Commands that a monitor does not take, in bytes, before it is given up.
+const UNSENT_MAX: usize = 4096;
+
+/// The connections, as far as others have to do with them.
+#[derive(Debug)]
+pub struct Monitors {
+    taps: Arc<Mutex<Vec<String>>>,
+    wake: UnixStream,
+}
+
+/// Whose thread it is.
+struct Watcher<T> {
+    sources: Vec<Source>,
+    taps: Arc<Mutex<Vec<String>>>,
+    woken: UnixStream,
+    /// By the sockets' paths: a machine may have several taps, and its socket takes one client.
+    connections: BTreeMap<PathBuf, Connection>,
+    began: Instant,
+    tell: T,
+}
+
+/// A monitor, whether it is connected or not.
+struct Connection {
+    path: PathBuf,
+    /// The machine's taps.
+    taps: Vec<String>,
+    policy: Policy,
+    link: Link,
+    retry: Duration,
+    /// It was logged that there is no connection.
+    said: bool,
+    /// Before that it is not read.
+    rests_until: Duration,
+}
+
+enum Link {
+    /// The next attempt to connect is due then.
+    Down(Duration),
+    Up {
+        stream: UnixStream,
+        session: Session,
+        lines: Lines,
+        unsent: Vec<u8>,
+    },
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+enum LinkError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("{0}")]
+    Fault(#[from] Fault),
+    #[error("QEMU has closed the connection")]
+    Closed,
+    #[error("QEMU does not read its commands")]
+    Unread,
+}
+
+// === impl Monitors ===
+
+impl Monitors {
+    /// Starts the thread, which connects to nothing yet. It calls `tell` with a tap's name and a verdict, and ends when
+    /// `tell` returns false.
+    ///
+    /// # Errors
+    /// The system's: no thread, no descriptors.
+    pub fn watch(
+        sources: Vec<Source>,
+        tell: impl Fn(String, Verdict) -> bool + Send + 'static,
+    ) -> io::Result<Self> {
+        let (wake, woken) = UnixStream::pair()?;
+        wake.set_nonblocking(true)?;
+        woken.set_nonblocking(true)?;
+        let taps = Arc::new(Mutex::new(Vec::new()));
+        let mut watcher = Watcher {
+            sources,
+            taps: taps.clone(),
+            woken,
+            connections: BTreeMap::new(),
+            began: Instant::now(),
+            tell,
+        };
+        std::thread::Builder::new()
+            .name("snoop-qmp".into())
+            .spawn(move || while watcher.turn() {})?;
+        Ok(Self { taps, wake })
+    }
+
+    /// Connects to the machines at these taps, and to no others.
+    pub fn set_taps(&self, taps: Vec<String>) {
+        let mut wanted = self.taps.lock().unwrap_or_else(PoisonError::into_inner);
+        if *wanted != taps {
+            *wanted = taps;
+            // If it cannot be written, the thread has been woken already.
+            let _ = (&self.wake).write(&[0]);
+        }
+    }
+}
+
+// === impl Watcher ===
+
+impl<T: Fn(String, Verdict) -> bool> Watcher<T> {
+    /// Does what is due, tells what has followed from it, waits, and reads. Returns false when nobody wants to hear of
+    /// it any more.
+    fn turn(&mut self) -> bool {
+        self.follow_taps();
+        let now = self.began.elapsed();
+        for connection in self.connections.values_mut() {
+            connection.poll(now);
+            if let Some(verdict) = connection.policy.verdict() {
+                connection.rests_until = now + REST;
+                let mut taps = connection.taps.iter();
+                if !taps.all(|tap| (self.tell)(tap.clone(), verdict)) {
+                    return false;
+                }
+            }
+        }
+        match self.wait(now) {
+            Ok(ready) => {
+                let now = self.began.elapsed();
+                let connections = self.connections.values_mut().zip(ready);
+                for (connection, _) in connections.filter(|(_, ready)| *ready) {
+                    connection.read(now);
+                }
+            }
+            // Out of memory, which may pass.
+            Err(error) => {
+                tracing::warn!(%error, "cannot wait for QMP");
+                std::thread::sleep(RETRY);
+            }
+        }
+        self.is_wanted()
+    }
+
+    fn follow_taps(&mut self) {
+        let mut wanted = BTreeMap::<PathBuf, Vec<String>>::new();
+        let taps = self.taps.lock().unwrap_or_else(PoisonError::into_inner);
+        for tap in taps.iter() {
+            if let Some(path) = self.sources.iter().find_map(|s| s.socket_of(tap)) {
+                wanted.entry(path).or_default().push(tap.clone());
+            }
+        }
+        drop(taps);
+        self.connections
+            .retain(|path, connection| wanted.get(path) == Some(&connection.taps));
+        for (path, taps) in wanted {
+            let now = self.began.elapsed();
+            let connection = || Connection::new(path.clone(), taps, now);
+            self.connections
+                .entry(path.clone())
+                .or_insert_with(connection);
+        }
+    }
+
+    /// Waits until a timer is due, a connection is ready or the taps have changed. Returns which connections are ready.
+    fn wait(&self, now: Duration) -> io::Result<Vec<bool>> {
+        let due = self.connections.values().filter_map(Connection::due).min();
+        let limit = due.map(|due| due.saturating_sub(now));
+        let limit = limit.map(Timespec::try_from).transpose();
+        let limit = limit.map_err(io::Error::other)?;
+        let mut fds = vec![PollFd::new(&self.woken, PollFlags::IN)];
+        let waited_for = self.connections.values().map(|connection| {
+            let (stream, flags) = connection.waits_for(now)?;
+            fds.push(PollFd::new(stream, flags));
+            Some(fds.len() - 1)
+        });
+        let waited_for: Vec<_> = waited_for.collect();
+        match poll(&mut fds, limit.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let is_ready = |at: usize| !fds[at].revents().is_empty();
+        Ok(waited_for
+            .into_iter()
+            .map(|at| at.is_some_and(is_ready))
+            .collect())
+    }
+
+    /// Empties the pipe that woke it; false if its other end was closed.
+    fn is_wanted(&self) -> bool {
+        let mut bytes = [0; 64];
+        loop {
+            match (&self.woken).read(&mut bytes) {
+                Ok(0) => return false,
+                Ok(_) => {}
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+            }
+        }
+    }
+}
+
+// === impl Connection ===
+
+impl Connection {
+    fn new(path: PathBuf, taps: Vec<String>, now: Duration) -> Self {
+        Self {
+            path,
+            taps,
+            policy: Policy::default(),
+            link: Link::Down(now),
+            retry: RETRY,
+            said: false,
+            rests_until: now,
+        }
+    }
+
+    /// When [`Connection::poll`] or [`Connection::read`] may have something to do without a byte from QEMU.
+    fn due(&self) -> Option<Duration> {
+        match &self.link {
+            Link::Down(at) => Some(*at),
+            Link::Up { session, .. } => {
+                let rest = (self.rests_until > Duration::ZERO).then_some(self.rests_until);
+                session.due().into_iter().chain(rest).min()
+            }
+        }
+    }
+
+    fn waits_for(&self, now: Duration) -> Option<(&UnixStream, PollFlags)> {
+        match &self.link {
+            Link::Up { stream, unsent, .. } if now >= self.rests_until => {
+                let mut flags = PollFlags::IN;
+                flags.set(PollFlags::OUT, !unsent.is_empty());
+                Some((stream, flags))
+            }
+            _ => None,
+        }
+    }
+
+    /// Connects or sends a query, if that is due.
+    fn poll(&mut self, now: Duration) {
+        if now >= self.rests_until {
+            self.rests_until = Duration::ZERO;
+        }
+        let done = match &mut self.link {
+            Link::Down(at) if now >= *at => self.connect(now),
+            Link::Down(_) => Ok(()),
+            Link::Up { session, .. } => match session.poll(now) {
+                Ok(output) => self.output(output),
+                Err(fault) => Err(fault.into()),
+            },
+        };
+        if let Err(error) = done {
+            self.break_off(now, &error);
+        }
+    }
+
+    /// Reads what has come, and sends what could not be sent before.
+    fn read(&mut self, now: Duration) {
+        if let Err(error) = self.try_read(now) {
+            self.break_off(now, &error);
+        }
+    }
+
+    fn connect(&mut self, now: Duration) -> Result<(), LinkError> {
+        self.link = Link::Up {
+            stream: connect_to(&self.path)?,
+            session: Session::new(now),
+            lines: Lines::default(),
+            unsent: Vec::new(),
+        };
+        Ok(())
+    }
+
+    fn try_read(&mut self, now: Duration) -> Result<(), LinkError> {
+        let Link::Up {
+            stream,
+            session,
+            lines,
+            ..
+        } = &mut self.link
+        else {
+            return Ok(());
+        };
+        let mut bytes = [0; READ];
+        let read = match stream.read(&mut bytes) {
+            Ok(0) => return Err(LinkError::Closed),
+            Ok(read) => read,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+            Err(error) => return Err(error.into()),
+        };
+        let mut outputs = Vec::new();
+        let mut fault = None;
+        let policy = &mut self.policy;
+        lines.read(&bytes[..read], |line| {
+            if fault.is_none() {
+                match session.on_line(now, line, policy) {
+                    Ok(more) => outputs.extend(more),
+                    Err(error) => fault = Some(error),
+                }
+            }
+        });
+        match fault {
+            Some(fault) => Err(fault.into()),
+            None => self.output(outputs),
+        }
+    }
+
+    fn output(&mut self, outputs: impl IntoIterator<Item = Output>) -> Result<(), LinkError> {
+        for output in outputs {
+            match (output, &mut self.link) {
+                (Output::Send(line), Link::Up { unsent, .. }) => {
+                    unsent.extend_from_slice(line.as_bytes());
+                }
+                (Output::Send(_), Link::Down(_)) => {}
+                (Output::Ready(version), _) => {
+                    tracing::info!(
+                        taps = self.taps.join(" "), socket = %self.path.display(), qemu = version,
+                        "connected to QMP: early ACKs stop before a migration and while the guest is stopped"
+                    );
+                    self.said = false;
+                    self.retry = RETRY;
+                }
+            }
+        }
+        let Link::Up { stream, unsent, .. } = &mut self.link else {
+            return Ok(());
+        };
+        while !unsent.is_empty() {
+            match stream.write(unsent) {
+                Ok(written) => drop(unsent.drain(..written)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        match unsent.len() > UNSENT_MAX {
+            true => Err(LinkError::Unread),
+            false => Ok(()),
+        }
+    }
+
+    fn break_off(&mut self, now: Duration, error: &LinkError) {
+        if !self.said {
+            tracing::warn!(
+                taps = self.taps.join(" "), socket = %self.path.display(),
+                "no QMP, so that early ACKs do not stop by themselves before a migration: {error}"
+            );
+            self.said = true;
+        }
+        if matches!(&self.link, Link::Up { session, .. } if session.is_ready()) {
+            self.policy.on_disconnected();
+        }
+        self.link = Link::Down(now + self.retry);
+        self.retry = (self.retry * 2).min(RETRY_MAX);
+    }
+}
+
+/// Connects without waiting: the listener may have a client, and no room for another.
+fn connect_to(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,72 @@
+//! Lines out of a stream of bytes, of a bounded length.
+
+/// The longest line that is read, in bytes. What QEMU says that matters here has a few hundred.
+const LINE_MAX: usize = 64 * 1024;
+
+/// Bytes that were read and are no whole line yet.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    line: Vec<u8>,
+    /// The line is too long, and is thrown away until its end.
+    too_long: bool,
+}
+
+// === impl Lines ===
+
+impl Lines {
+    /// Takes what was read, and calls `each` for every line that ends in it. A line that is too long is left out.
+    pub(super) fn read(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) {
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let ends = part.last() == Some(&b'\n');
+            if self.line.len() + part.len() > LINE_MAX {
+                self.too_long = true;
+                self.line.clear();
+            } else if !self.too_long {
+                self.line.extend_from_slice(part);
+            }
+            if ends {
+                if !std::mem::take(&mut self.too_long) {
+                    each(self.line.trim_ascii());
+                }
+                self.line.clear();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn lines(parts: &[&[u8]]) -> Vec<Vec<u8>> {
+        let mut lines = Lines::default();
+        let mut seen = Vec::new();
+        for part in parts {
+            lines.read(part, |line| seen.push(line.to_vec()));
+        }
+        assert!(lines.line.len() <= LINE_MAX);
+        seen
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_left_out_and_the_next_is_not() {
+        let long = vec![b'x'; LINE_MAX + 1];
+        assert_eq!(lines(&[&long, &long, b"end\r\nnext\r\n"]), [b"next"]);
+        let fits = &long[..LINE_MAX - 1];
+        assert_eq!(lines(&[fits, b"\n"]), [fits]);
+        assert!(lines(&[&long[..LINE_MAX], b"\n"]).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn it_does_not_matter_how_the_bytes_come(
+            bytes in prop::collection::vec(prop_oneof![Just(b'\n'), Just(b'\r'), any::<u8>()], 0..300),
+            size in 1usize..50,
+        ) {
+            let parts: Vec<_> = bytes.chunks(size).collect();
+            prop_assert_eq!(lines(&parts), lines(&[&bytes]));
+        }
+    }
+}

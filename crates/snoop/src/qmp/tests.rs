@@ -1,0 +1,182 @@
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::net::UnixListener;
+use std::sync::mpsc::{Receiver, sync_channel};
+
+use serde_json::Value;
+
+use super::policy::Why;
+use super::*;
+
+/// A stand-in for QEMU's end of a socket.
+struct Qemu(BufReader<UnixStream>);
+
+impl Qemu {
+    /// Accepts a client and greets it.
+    fn accept(listener: &UnixListener) -> Self {
+        let qemu = Self(BufReader::new(listener.accept().unwrap().0));
+        qemu.say(r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 10}}}}"#);
+        qemu
+    }
+
+    fn say(&self, line: &str) {
+        let mut stream = self.0.get_ref();
+        stream.write_all(format!("{line}\r\n").as_bytes()).unwrap();
+    }
+
+    /// Answers commands until one of this name, and that too.
+    fn answer(&mut self, last: &str, returned: &str) {
+        loop {
+            let mut line = String::new();
+            assert!(self.0.read_line(&mut line).unwrap() > 0, "it is closed");
+            let command: Value = serde_json::from_str(&line).unwrap();
+            let done = command["execute"] == last;
+            let returned = if done { returned } else { "{}" };
+            self.say(&format!(
+                r#"{{"return": {returned}, "id": {}}}"#,
+                command["id"]
+            ));
+            if done {
+                return;
+            }
+        }
+    }
+}
+
+struct Rig {
+    // Before the folder: it connects to what is in it.
+    monitors: Monitors,
+    verdicts: Receiver<(String, Verdict)>,
+    dir: tempfile::TempDir,
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self::of("tap*={dir}/{tap}")
+    }
+
+    /// With this source, in which `{dir}` is a folder.
+    fn of(source: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let source = source.replace("{dir}", dir.path().to_str().unwrap());
+        let (tell, verdicts) = sync_channel(16);
+        let tell = move |tap, verdict| tell.send((tap, verdict)).is_ok();
+        Self {
+            monitors: Monitors::watch(vec![source.parse().unwrap()], tell).unwrap(),
+            verdicts,
+            dir,
+        }
+    }
+
+    fn listen(&self, tap: &str) -> UnixListener {
+        UnixListener::bind(self.dir.path().join(tap)).unwrap()
+    }
+
+    /// The next verdict.
+    fn verdict(&self) -> (String, Option<Why>, Option<Why>) {
+        let (tap, verdict) = self.verdicts.recv().unwrap();
+        (tap, verdict.hold, verdict.until_heard)
+    }
+}
+
+#[test]
+fn what_a_machine_tells_becomes_a_verdict_of_its_tap() {
+    let rig = Rig::new();
+    let listener = rig.listen("tap1");
+    rig.monitors.set_taps(vec!["eth0".into(), "tap1".into()]);
+    let mut qemu = Qemu::accept(&listener);
+    qemu.answer("query-status", r#"{"running": true}"#);
+    qemu.answer("query-migrate", "{}");
+    let tap = || "tap1".to_owned();
+    assert_eq!(rig.verdict(), (tap(), None, None));
+    let migration =
+        |status: &str| format!(r#"{{"event": "MIGRATION", "data": {{"status": "{status}"}}}}"#);
+    qemu.say(&migration("setup"));
+    assert_eq!(rig.verdict(), (tap(), Some(Why::Migrating), None));
+    qemu.say(&migration("cancelled"));
+    assert_eq!(rig.verdict(), (tap(), None, None));
+    // It is asked, too.
+    qemu.answer("query-migrate", r#"{"status": "active"}"#);
+    assert_eq!(rig.verdict(), (tap(), Some(Why::Migrating), None));
+}
+
+#[test]
+fn a_connection_that_breaks_is_made_again() {
+    let rig = Rig::new();
+    let listener = rig.listen("tap1");
+    rig.monitors.set_taps(vec!["tap1".into()]);
+    let mut qemu = Qemu::accept(&listener);
+    qemu.answer("query-migrate", r#"{"status": "active"}"#);
+    let tap = || "tap1".to_owned();
+    assert_eq!(rig.verdict(), (tap(), Some(Why::Migrating), None));
+    drop(qemu);
+    assert_eq!(rig.verdict(), (tap(), None, Some(Why::Disconnected)));
+    let mut qemu = Qemu::accept(&listener);
+    qemu.answer("query-status", r#"{"running": false}"#);
+    qemu.answer("query-migrate", "{}");
+    assert_eq!(rig.verdict(), (tap(), Some(Why::Stopped), None));
+}
+
+#[test]
+fn what_is_no_qmp_is_left_and_tried_again() {
+    let rig = Rig::new();
+    let listener = rig.listen("tap1");
+    rig.monitors.set_taps(vec!["tap1".into()]);
+    let mut stranger = listener.accept().unwrap().0;
+    stranger.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").unwrap();
+    // It is closed.
+    assert_eq!(stranger.read(&mut [0; 16]).unwrap(), 0);
+    let mut qemu = Qemu::accept(&listener);
+    qemu.answer("query-status", r#"{"running": false}"#);
+    qemu.answer("query-migrate", "{}");
+    assert_eq!(rig.verdict().1, Some(Why::Stopped));
+}
+
+#[test]
+fn all_taps_of_a_machine_have_its_verdict_and_one_connection() {
+    let rig = Rig::of("tap*i*={dir}/{1}");
+    let listener = rig.listen("7");
+    rig.monitors
+        .set_taps(vec!["tap7i0".into(), "tap7i1".into()]);
+    let mut qemu = Qemu::accept(&listener);
+    qemu.answer("query-migrate", "{}");
+    assert_eq!(rig.verdict().0, "tap7i0");
+    assert_eq!(rig.verdict().0, "tap7i1");
+    // One that comes later has a verdict, too.
+    rig.monitors
+        .set_taps(vec!["tap7i0".into(), "tap7i1".into(), "tap7i2".into()]);
+    let mut qemu = Qemu::accept(&listener);
+    qemu.answer("query-migrate", "{}");
+    let taps = [rig.verdict().0, rig.verdict().0, rig.verdict().0];
+    assert_eq!(taps, ["tap7i0", "tap7i1", "tap7i2"]);
+}
+
+#[test]
+fn a_tap_that_is_gone_has_no_connection() {
+    let rig = Rig::new();
+    let listener = rig.listen("tap1");
+    rig.monitors.set_taps(vec!["tap1".into()]);
+    let mut qemu = Qemu::accept(&listener);
+    qemu.answer("query-status", r#"{"running": true}"#);
+    rig.monitors.set_taps(Vec::new());
+    // It is closed, with or without something left to read.
+    while matches!(qemu.0.read_line(&mut String::new()), Ok(1..)) {}
+}
+
+#[test]
+fn a_listener_that_has_no_room_is_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("full");
+    let listener = UnixListener::bind(&path).unwrap();
+    // One that is accepted at a time, as QEMU does.
+    rustix::net::listen(&listener, 0).unwrap();
+    let mut waiting = Vec::new();
+    let refused = loop {
+        match connect_to(&path) {
+            Ok(stream) => waiting.push(stream),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+}
