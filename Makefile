@@ -11,6 +11,10 @@ TAUT  := $(TARGET)/release/taut
 EXPERIMENT := pied-piper
 ARGS       :=
 
+# For `make model-snoop`: how many sequences, and which single one instead.
+SEQUENCES := 1000000
+SEED      :=
+
 # Runs each test binary in a guest with that kernel, instead of here.
 ON_OLD_KERNEL = --config 'target."cfg(all())".runner = ["$(CURDIR)/scripts/on-kernel", "--seconds", "1800", \
     "--with", "ip", "--with", "tc", "6.1"]'
@@ -19,7 +23,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .PHONY: help demo test lint build bench bench-observe bench-tune bench-share bench-relay lab report setup root release soak soak-snoop \
-        test-old-kernel old-kernel-short test-guest guest-module-short test-snoop-guests guests
+        model-snoop test-old-kernel old-kernel-short test-guest guest-module-short test-snoop-guests guests
 
 help: ## this list
 	@echo "Taut takes the slack out of TCP. What make can do here:"
@@ -92,6 +96,11 @@ soak-snoop: root release ## ten minutes of streams to a guest while taut snoop i
 	@mkdir -p target/lab
 	@echo "taut: running the experiment snoop-soak"
 	@$(TAUT) lab run snoop-soak --json target/lab/snoop-soak.json $(ARGS)
+
+model-snoop: root ## snoop's BPF programs against their model, in a million random sequences: SEQUENCES=n, SEED=n (root)
+	@echo "taut: building the model test of snoop and running it (TAUT_MODEL_SEQUENCES=$(SEQUENCES))"
+	@TAUT_MODEL_SEQUENCES=$(SEQUENCES) $(if $(SEED),TAUT_MODEL_SEED=$(SEED)) \
+	    $(CARGO) test --release --locked -p taut-snoop --test model -- --nocapture
 
 report: release ## one HTML page from the experiments that are in target/lab
 	@mkdir -p target/lab

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use libbpf_rs::libbpf_sys::bpf_map_create_opts;
-use libbpf_rs::{MapHandle, MapType, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, RingBuffer, RingBufferBuilder};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::program::ProgramError;
@@ -21,6 +21,8 @@ const ENOUGH: i32 = -1;
 /// One for all taps of a process.
 pub struct Copies {
     map: MapHandle,
+    /// Whether the programs are to wake who waits for copies.
+    asleep: MapHandle,
     ring: RingBuffer<'static>,
     taken: Arc<Mutex<Taken>>,
 }
@@ -46,6 +48,8 @@ impl Copies {
         };
         let map = MapHandle::create(MapType::RingBuf, Some("taut_retained"), 0, 0, bytes, &opts)
             .map_err(ProgramError::Load)?;
+        let asleep = MapHandle::create(MapType::Array, Some("taut_asleep"), 4, 4, 1, &opts)
+            .map_err(ProgramError::Load)?;
         let taken = Arc::new(Mutex::new(Taken::default()));
         let mut ring = RingBufferBuilder::new();
         ring.add(&map, {
@@ -57,12 +61,36 @@ impl Copies {
         })
         .map_err(ProgramError::Load)?;
         let ring = ring.build().map_err(ProgramError::Load)?;
-        Ok(Self { map, ring, taken })
+        Ok(Self {
+            map,
+            asleep,
+            ring,
+            taken,
+        })
     }
 
     /// The map, for the programs that are to use it.
     pub(crate) fn map(&self) -> BorrowedFd<'_> {
         self.map.as_fd()
+    }
+
+    /// The map that says whether somebody waits, likewise.
+    pub(crate) fn asleep(&self) -> BorrowedFd<'_> {
+        self.asleep.as_fd()
+    }
+
+    /// Has the programs wake a [`Waiter`] with the next copy. One that is being put into the ring buffer at this moment may
+    /// not wake it, so copies are looked at once in a while all the same.
+    ///
+    /// # Errors
+    /// [`ProgramError::Map`].
+    pub(crate) fn wake_with_the_next(&self) -> Result<(), ProgramError> {
+        self.asleep
+            .update(&0u32.to_ne_bytes(), &1u32.to_ne_bytes(), MapFlags::ANY)
+            .map_err(|source| ProgramError::Map {
+                what: "state",
+                source,
+            })
     }
 
     /// Takes copies out of the ring buffer until it is empty or what was taken has `most` bytes.

@@ -297,7 +297,11 @@ impl Follow {
                 served.act(&key, &flow, &due, retained, self.options.config, now);
             }
         }
-        !self.retained.is_empty()
+        let more = !self.retained.is_empty();
+        if !more && let Err(error) = self.copies.wake_with_the_next() {
+            tracing::warn!("{error}");
+        }
+        more
     }
 
     /// Gives no more acknowledgements at any tap.

@@ -119,11 +119,16 @@ impl Program {
             .ok_or(ProgramError::Part("section `.rodata.config`"))?
             .set_initial_value(&[u8::from(measured)])
             .map_err(ProgramError::Load)?;
-        open.maps_mut()
-            .find(|map| map.name() == "retained")
-            .ok_or(ProgramError::Part("map `retained`"))?
-            .reuse_fd(copies.map())
-            .map_err(ProgramError::Load)?;
+        for (name, part, shared) in [
+            ("retained", "map `retained`", copies.map()),
+            ("asleep", "map `asleep`", copies.asleep()),
+        ] {
+            open.maps_mut()
+                .find(|map| map.name() == name)
+                .ok_or(ProgramError::Part(part))?
+                .reuse_fd(shared)
+                .map_err(ProgramError::Load)?;
+        }
         let object = open.load().map_err(ProgramError::Load)?;
         let flows = map(&object, "flows")?;
         let sizes = (flows.key_size() as usize, flows.value_size() as usize);

@@ -310,6 +310,7 @@ pub fn run(
                 monitors.set_taps(follow.names());
             }
             look_at = now + LOOK_EVERY;
+            copies.due = Some(now);
         }
         if let Some(at) = stop_at
             && (now >= at || follow.are_drained().unwrap_or(true))

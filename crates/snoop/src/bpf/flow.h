@@ -120,6 +120,7 @@ static __always_inline bool peer_tells(const struct snoop_flow *f,
 {
 	return s->flags & TH_ACK &&
 	       (after(s->ack, f->vm_una) || s->window != f->peer_window ||
+		f->fins || s->flags & TH_FIN ||
 		(s->options.has_ts && after(s->options.tsval, f->ts_peer)));
 }
 

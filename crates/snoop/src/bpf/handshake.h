@@ -96,7 +96,7 @@ static __always_inline void see_peer_syn_ack(struct snoop_flow *f,
 					     const struct segment *s)
 {
 	if (f->mode != SNOOP_SYN || !(f->flags & SNOOP_F_VM_CLIENT) ||
-	    s->ack != f->vm_snd)
+	    s->ack != f->vm_snd || !same_mac(s->to, f->vm_mac))
 		return;
 	f->flags |= flags_of_peer_syn(s);
 	f->begun = s->seq + 1;
@@ -178,8 +178,8 @@ static __always_inline void see_guest_syn(struct snoop_flow *f,
 static __always_inline void see_peer_reset(struct snoop_flow *f,
 					   const struct segment *s)
 {
-	if (f->mode == SNOOP_SYN || before(s->seq, f->vm_seq) ||
-	    after(s->seq, f->rcv_edge))
+	if (f->mode == SNOOP_SYN || !same_mac(s->to, f->vm_mac) ||
+	    before(s->seq, f->vm_seq) || after(s->seq, f->rcv_edge))
 		return;
 	/* Nobody waits for what was promised any more. */
 	if (s->seq == f->next_seq && after(f->told_seq, f->vm_seq))

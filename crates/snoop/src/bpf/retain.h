@@ -24,6 +24,26 @@ struct {
 	__uint(max_entries, 1024 * 1024);
 } retained SEC(".maps");
 
+/* Whether user space waits for copies, and has to be woken. While there are some it looks at
+ * them by itself, for to wake it costs more than a copy. All taps share this, too.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} asleep SEC(".maps");
+
+static __always_inline __u64 wakeup(void)
+{
+	__u32 zero = 0, *sleeps = bpf_map_lookup_elem(&asleep, &zero);
+
+	if (!sleeps || !*sleeps)
+		return BPF_RB_NO_WAKEUP;
+	*sleeps = 0;
+	return BPF_RB_FORCE_WAKEUP;
+}
+
 /* A copy in a record with room for a frame of @most bytes. */
 static __always_inline int copy_of(struct __sk_buff *skb,
 				   const struct segment *s,
@@ -44,8 +64,11 @@ static __always_inline int copy_of(struct __sk_buff *skb,
 	copy->gso_size = skb->gso_size;
 	copy->unused = 0;
 	copy->at_ns = now;
-	/* One less, for Linux 6.1 does not see that it is not zero. */
+	/* One less, for Linux 6.1 does not see that it is not zero. (The compiler knows of
+	 * the bound already, and the verifier does not.)
+	 */
 	bytes--;
+	barrier_var(bytes);
 	if (bytes >= most)
 		bytes = most - 1;
 	barrier_var(bytes);
@@ -54,7 +77,7 @@ static __always_inline int copy_of(struct __sk_buff *skb,
 		bpf_ringbuf_discard(copy, 0);
 		return -1;
 	}
-	bpf_ringbuf_submit(copy, 0);
+	bpf_ringbuf_submit(copy, wakeup());
 	return 0;
 }
 

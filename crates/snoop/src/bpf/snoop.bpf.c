@@ -295,25 +295,35 @@ static __always_inline bool is_sound(struct __sk_buff *skb, __u32 state,
 		       pseudo_sum(key, s->header + s->len));
 }
 
+/* Whether the peer's segment says something that is not known, and that the guest will
+ * believe: what has a wrong checksum it throws away.
+ */
+static __always_inline bool tells_new(struct __sk_buff *skb,
+				      const struct snoop_flow *f,
+				      const struct segment *s,
+				      const struct snoop_key *key)
+{
+	return peer_tells(f, s) && is_sound(skb, checksum_state(skb), s, key);
+}
+
 /* A segment without data of the peer's, and without a flag that matters. */
 static __always_inline void hear_pure_ack(struct __sk_buff *skb,
 					  const struct segment *s,
 					  struct snoop_key *key)
 {
 	struct snoop_flow *f = find_flow(key);
-	bool over = false;
+	bool over;
 
-	if (!f)
+	if (!f || !tells_new(skb, f, s, key))
 		return;
-	if (f->fins) {
-		bpf_spin_lock(&f->lock);
+	if (!f->fins) {
 		hear_peer(f, s);
-		over = is_over(f);
-		bpf_spin_unlock(&f->lock);
-	} else if (peer_tells(f, s) &&
-		   is_sound(skb, checksum_state(skb), s, key)) {
-		hear_peer(f, s);
+		return;
 	}
+	bpf_spin_lock(&f->lock);
+	hear_peer(f, s);
+	over = is_over(f);
+	bpf_spin_unlock(&f->lock);
 	if (over)
 		forget(f, key);
 }
@@ -361,7 +371,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 	struct lift lift = {};
 	struct snoop_flow *f;
 	__u32 mark, zero = 0;
-	bool vm_sends, over;
+	bool vm_sends, heard, over;
 	__u64 now, before;
 	long rc;
 
@@ -387,6 +397,12 @@ int snoop_to_guest(struct __sk_buff *skb)
 	c = bpf_map_lookup_elem(&config, &zero);
 	if (!c)
 		return TC_ACT_UNSPEC;
+	/* What begins or ends a flow has to be what the guest will believe. */
+	if (s.flags & (TH_SYN | TH_FIN | TH_RST) &&
+	    !is_sound(skb, checksum_state(skb), &s, &key)) {
+		count(&to_guest_exits, SNOOP_TG_CHECKSUM);
+		return TC_ACT_UNSPEC;
+	}
 	now = bpf_ktime_get_coarse_ns();
 	f = find_flow(&key);
 	if (s.flags & TH_RST) {
@@ -410,13 +426,15 @@ int snoop_to_guest(struct __sk_buff *skb)
 	f->seen_ns = now;
 	if (!c->on || now > c->until_ns) {
 		/* What comes now is for the guest to acknowledge. */
+		heard = tells_new(skb, f, &s, &key);
 		bpf_spin_lock(&f->lock);
 		if (s.flags & TH_FIN && is_acceptable(f, &s))
 			bypass(f, SNOOP_CLOSING);
 		else if (s.len && f->mode == SNOOP_ACTIVE)
 			f->mode = SNOOP_UNEXPECTED_SEQ;
 		goes_ahead(f, &s);
-		hear_peer(f, &s);
+		if (heard)
+			hear_peer(f, &s);
 		over = is_over(f);
 		bpf_spin_unlock(&f->lock);
 		if (over)
@@ -425,10 +443,12 @@ int snoop_to_guest(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	}
 	if (!might_acknowledge(f, c, &s, now)) {
+		heard = tells_new(skb, f, &s, &key);
 		bpf_spin_lock(&f->lock);
 		verdict = may_acknowledge(f, c, &s, now);
 		goes_ahead(f, &s);
-		hear_peer(f, &s);
+		if (heard)
+			hear_peer(f, &s);
 		over = is_over(f);
 		bpf_spin_unlock(&f->lock);
 		if (over)
@@ -439,10 +459,12 @@ int snoop_to_guest(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	}
 	if (!arrives_whole(skb)) {
+		heard = tells_new(skb, f, &s, &key);
 		bpf_spin_lock(&f->lock);
 		go_offline(f, &s, SNOOP_UNEXPECTED_SEQ);
 		goes_ahead(f, &s);
-		hear_peer(f, &s);
+		if (heard)
+			hear_peer(f, &s);
 		bpf_spin_unlock(&f->lock);
 		count(&to_guest_exits, SNOOP_TG_IN_PARTS);
 		return TC_ACT_UNSPEC;
@@ -563,33 +585,31 @@ static __always_inline int write_lift(struct __sk_buff *skb,
  * sender that has the data does not take an acknowledgement from before it (RFC 9293
  * 3.10.7.4; RFC 7323 5.3).
  */
-static __always_inline void renew_ack(struct __sk_buff *skb)
+static __always_inline void renew_ack(struct __sk_buff *skb,
+				      const struct segment *s,
+				      struct snoop_key *key)
 {
-	struct snoop_key key = {};
-	struct segment s = {};
 	__u32 at, sum_at, seq, tsval;
 	struct snoop_flow *f;
 	__be32 from, to;
 
-	if (read_segment(skb, false, &s, &key) != SEGMENT_FOUND)
-		return;
-	f = find_flow(&key);
+	f = find_flow(key);
 	if (!f)
 		return;
 	seq = f->vm_snd;
 	tsval = f->ts_vm;
-	at = s.l4_at == L4_AT_V4 ? L4_AT_V4 : L4_AT_V6;
+	at = s->l4_at == L4_AT_V4 ? L4_AT_V4 : L4_AT_V6;
 	sum_at = at + __builtin_offsetof(struct tcphdr, check);
-	if (after(seq, s.seq)) {
-		from = bpf_htonl(s.seq);
+	if (after(seq, s->seq)) {
+		from = bpf_htonl(s->seq);
 		to = bpf_htonl(seq);
 		if (bpf_l4_csum_replace(skb, sum_at, from, to, 4))
 			return;
 		bpf_skb_store_bytes(skb, at + __builtin_offsetof(struct tcphdr, seq),
 				    &to, sizeof(to), 0);
 	}
-	if (s.options.has_ts && after(tsval, s.options.tsval)) {
-		from = bpf_htonl(s.options.tsval);
+	if (s->options.has_ts && after(tsval, s->options.tsval)) {
+		from = bpf_htonl(s->options.tsval);
 		to = bpf_htonl(tsval);
 		if (bpf_l4_csum_replace(skb, sum_at, from, to, 4))
 			return;
@@ -645,10 +665,14 @@ static __always_inline __u32 exit_of(__u8 why)
 }
 
 /* A flow is met in its middle. */
-static __always_inline void begin_met(struct snoop_flow *f, bool distrusted)
+static __always_inline void begin_met(struct snoop_flow *f,
+				      const struct segment *s, bool distrusted)
 {
 	bpf_spin_lock(&f->lock);
 	begin_in_midflow(f);
+	f->vm_snd = s->seq + s->len;
+	f->vm_una = s->seq;
+	see_guest(f, s);
 	if (distrusted)
 		bypass(f, SNOOP_DISTRUSTED_PEER);
 	bpf_spin_unlock(&f->lock);
@@ -699,9 +723,7 @@ int snoop_from_guest(struct __sk_buff *skb)
 	__u64 now;
 	__u8 why;
 
-	if (skb->mark == SNOOP_ACK || skb->mark == SNOOP_ACK_DATA) {
-		if (skb->mark == SNOOP_ACK_DATA)
-			renew_ack(skb);
+	if (skb->mark == SNOOP_ACK) {
 		skb->mark = 0;
 		count(&from_guest_exits, SNOOP_FG_OURS);
 		return TC_ACT_UNSPEC;
@@ -723,6 +745,12 @@ int snoop_from_guest(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	default:
 		count(&from_guest_exits, SNOOP_FG_MALFORMED);
+		return TC_ACT_UNSPEC;
+	}
+	if (skb->mark == SNOOP_ACK_DATA) {
+		renew_ack(skb, &s, &key);
+		skb->mark = 0;
+		count(&from_guest_exits, SNOOP_FG_OURS);
 		return TC_ACT_UNSPEC;
 	}
 	now = bpf_ktime_get_coarse_ns();
@@ -753,7 +781,7 @@ int snoop_from_guest(struct __sk_buff *skb)
 			return TC_ACT_UNSPEC;
 		}
 		if (!(s.flags & TH_SYN))
-			begin_met(f, is_distrusted(c, &key));
+			begin_met(f, &s, is_distrusted(c, &key));
 	}
 	if (s.flags & TH_SYN) {
 		begin_by_guest(f, c, &s, &key, now);

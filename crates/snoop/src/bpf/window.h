@@ -43,35 +43,45 @@ static __always_inline __u16 window_from(const struct snoop_flow *f,
 	return window > 0xffff ? 0xffff : window;
 }
 
-/* As far as may be promised: the guest's right edge, or with growth what is
- * known to fit behind what it has acknowledged.
+/* The farthest that growth may go (III-C): what the guest has not read takes room, and
+ * shows in a window that is less than the widest that it offered. So from its own edge,
+ * which does not move until it reads, there is left what it never offered.
+ *
+ * In mid-flow windows are known by a lower bound of their scale: what the guest has not
+ * read is more than it seems, and the sender counts what it is told in the scale that
+ * there is. So nothing grows there.
+ */
+static __always_inline __u32 grow_limit(const struct snoop_flow *f,
+					const struct snoop_config *c)
+{
+	if (!(f->flags & SNOOP_F_VM_SYN) || c->guest_rcvbuf <= f->vm_widest)
+		return f->rcv_edge;
+	return f->rcv_edge + c->guest_rcvbuf - f->vm_widest;
+}
+
+/* As far as may be acknowledged early: the guest's right edge, or with growth what is
+ * known to fit behind what it has acknowledged. (The guest's edge may have retreated
+ * since it grew.)
  */
 static __always_inline __u32 promise_edge(const struct snoop_flow *f,
 					  const struct snoop_config *c)
 {
-	if (c->guest_rcvbuf && after(f->grown_edge, f->rcv_edge))
-		return f->grown_edge;
-	return f->rcv_edge;
+	__u32 limit;
+
+	if (!c->guest_rcvbuf || !after(f->grown_edge, f->rcv_edge))
+		return f->rcv_edge;
+	limit = grow_limit(f, c);
+	return after(f->grown_edge, limit) ? limit : f->grown_edge;
 }
 
 /* The paper's growth: two segments for each that is acknowledged (III-C). */
 static __always_inline void grow(struct snoop_flow *f,
 				 const struct snoop_config *c)
 {
-	__u32 most = f->rcv_edge;
+	__u32 most = grow_limit(f, c);
 
-	/* In mid-flow windows are known by a lower bound of their scale: what the
-	 * guest has not read is more than it seems, and the sender counts what it
-	 * is told in the scale that there is.
-	 */
-	if (!c->guest_rcvbuf || !(f->flags & SNOOP_F_VM_SYN))
+	if (!c->guest_rcvbuf)
 		return;
-	/* What the guest has not read takes room, and shows in a window that is
-	 * less than the widest that it offered. So from its own edge, which does
-	 * not move until it reads, there is left what it never offered.
-	 */
-	if (c->guest_rcvbuf > f->vm_widest)
-		most += c->guest_rcvbuf - f->vm_widest;
 	if (before(f->grown_edge, f->rcv_edge))
 		f->grown_edge = f->rcv_edge;
 	f->grown_edge += 2 * f->mss;

@@ -273,7 +273,8 @@ proptest! {
         let mut drops = drops.iter().chain([&false]).cycle();
         let mut now = Duration::ZERO;
         while vm_seq != told {
-            prop_assert!(now < GIVE_UP, "{} bytes are missing", told.wrapping_sub(vm_seq));
+            let missing = told.wrapping_sub(vm_seq);
+            prop_assert!(now < GIVE_UP * lens.len() as u32, "{missing} bytes are missing");
             let due = retained.look(&id(), Some(&flow(vm_seq, told, now)), now);
             for (number, range) in due.segments {
                 let copy = retained.copy(&id(), number).unwrap();

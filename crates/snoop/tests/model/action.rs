@@ -1,0 +1,426 @@
+//! What may happen in a sequence. Each action is carried out on whatever state there is, so that any of them may
+//! be left out of a sequence that has failed.
+
+use crate::draw::Draw;
+use crate::setup::{Opening, Setup};
+
+/// How long data is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Size {
+    /// So many hundredths of an MSS, and so many bytes.
+    Part(u8, u8),
+    /// All that the window has room for, one frame at most.
+    Window,
+}
+
+/// What becomes of the peer's segment before it comes to the tap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Arrives,
+    Lost,
+    /// It comes later.
+    Delayed,
+    Twice,
+}
+
+/// What is odd about a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Odd {
+    Plain,
+    Urgent,
+    Cwr,
+    Ece,
+    Ae,
+    Ect,
+    Ce,
+    Fin,
+    NoAck,
+    Unknown,
+    /// An option of this kind.
+    Kind(u8),
+    NoTimestamps,
+    /// By a clock that is so much older.
+    OldClock(u16),
+    OtherMac,
+    WrongSum,
+    /// The window field is drawn.
+    Window(u16),
+    Ttl(u8),
+    /// SACK of what is so far beyond the acknowledgement, and so long.
+    Sack(i16, u16),
+}
+
+/// One thing that happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    PeerData {
+        size: Size,
+        push: bool,
+        way: Way,
+        odd: Odd,
+    },
+    /// Data again that is not acknowledged, so many bytes after the first such.
+    PeerAgain {
+        skip: u16,
+        size: Size,
+        way: Way,
+        odd: Odd,
+    },
+    /// A delayed segment arrives, or a copy of one that was sent.
+    PeerLate(u8),
+    PeerCopy(u8),
+    PeerAck(Odd),
+    /// Before what is acknowledged, with a byte or without (RFC 9293 3.8.4).
+    PeerKeepalive(bool),
+    /// Beyond the window, so many bytes.
+    PeerProbe(u8),
+    PeerFin,
+    PeerReset(i16),
+    /// The SYN, again or a new one.
+    PeerSyn {
+        moved: i32,
+        ack: bool,
+        odd: Odd,
+    },
+    /// Data of a stranger: numbers so far from the real ones.
+    Forged {
+        seq: i32,
+        ack: i32,
+        len: u16,
+        clock: i32,
+    },
+    /// The next data by a way that the programs do not read, for the guest all the same.
+    Unseen(Size),
+    GuestTakes {
+        count: u8,
+        drops: bool,
+    },
+    GuestAcks(Odd),
+    GuestRepeats(u8),
+    GuestReads(u32),
+    /// Its receive buffer becomes so large (SO_RCVBUF), and it may shrink its window.
+    GuestBuffer {
+        bytes: u32,
+        shrinks: bool,
+    },
+    /// It gives back what it has out of order.
+    GuestDropsBeyond,
+    /// Its data, which may be lost on the way to the peer.
+    GuestData {
+        len: u16,
+        lost: bool,
+        odd: Odd,
+    },
+    /// Data again that the peer has not acknowledged.
+    GuestAgain(u16),
+    GuestFin,
+    GuestReset,
+    GuestSyn {
+        ack: bool,
+        odd: Odd,
+    },
+    /// The next early ACK waits until the guest has sent something.
+    AckWaits,
+    /// Early ACKs that have not left are lost on the way to the peer, or the next one.
+    AckLost,
+    On(bool),
+    Sharing(u8),
+    /// User space takes the copies.
+    CopiesTaken,
+    /// 2^20 ns each.
+    TimePasses(u16),
+    /// The peer's clock and the guest's go on.
+    ClocksTick(u16),
+}
+
+fn size(draw: &mut Draw) -> Size {
+    match draw.below(12) {
+        0 => Size::Part(0, 1),
+        1 => Size::Part(0, draw.below(200) as u8),
+        2 => Size::Part(79, 0),
+        3 => Size::Part(80, 0),
+        4 => Size::Window,
+        5 => Size::Part(200, 0),
+        _ => Size::Part(100, 0),
+    }
+}
+
+/// How often what is odd happens in a sequence.
+#[derive(Clone, Copy, Debug)]
+struct Mood {
+    /// A segment is odd once in so many.
+    odd: u32,
+    /// It arrives so many times as often as it does not.
+    arrives: u32,
+    /// What is rare is left out but once in so many.
+    rare: u32,
+}
+
+const MOODS: [Mood; 4] = [
+    Mood {
+        odd: 300,
+        arrives: 100,
+        rare: 12,
+    },
+    Mood {
+        odd: 80,
+        arrives: 40,
+        rare: 4,
+    },
+    Mood {
+        odd: 25,
+        arrives: 20,
+        rare: 2,
+    },
+    Mood {
+        odd: 10,
+        arrives: 8,
+        rare: 1,
+    },
+];
+
+fn way(draw: &mut Draw, mood: Mood) -> Way {
+    draw.weighted(&[
+        (mood.arrives, Way::Arrives),
+        (1, Way::Lost),
+        (2, Way::Delayed),
+        (1, Way::Twice),
+    ])
+}
+
+fn peer_odd(draw: &mut Draw, mood: Mood) -> Odd {
+    if !draw.once_in(mood.odd) {
+        return Odd::Plain;
+    }
+    match draw.below(16) {
+        0 => Odd::Urgent,
+        1 => Odd::Cwr,
+        2 => Odd::Ece,
+        3 => Odd::Ae,
+        4 => Odd::Ect,
+        5 => Odd::Ce,
+        6 => Odd::Fin,
+        7 => Odd::NoAck,
+        8 => Odd::Unknown,
+        9 => Odd::Kind(draw.pick(&[19, 29, 30, 34])),
+        10 => Odd::NoTimestamps,
+        11 | 12 => Odd::OldClock(1 + draw.below(300) as u16),
+        13 => Odd::OtherMac,
+        14 => Odd::Window(draw.word() as u16),
+        _ => Odd::WrongSum,
+    }
+}
+
+fn guest_odd(draw: &mut Draw, mood: Mood) -> Odd {
+    if !draw.once_in(mood.odd) {
+        return Odd::Plain;
+    }
+    match draw.below(14) {
+        0 => Odd::Urgent,
+        1 => Odd::Cwr,
+        2 => Odd::Ece,
+        3 => Odd::NoAck,
+        4 => Odd::Unknown,
+        5 => Odd::Kind(draw.pick(&[19, 29, 30, 34])),
+        6 => Odd::NoTimestamps,
+        7 => Odd::OtherMac,
+        8 => Odd::Ttl(draw.pick(&[63, 128, 64, 61])),
+        9 | 10 => Odd::Sack(draw.below(6000) as i16 - 1000, 1 + draw.below(3000) as u16),
+        _ => Odd::Window(draw.word() as u16),
+    }
+}
+
+fn wild(draw: &mut Draw) -> i32 {
+    let near = draw.below(4000).cast_signed() - 2000;
+    match draw.below(4) {
+        0 => 0,
+        1 => near,
+        2 => (1 << 24) + near,
+        _ => draw.word().cast_signed(),
+    }
+}
+
+/// One action, as often as it is worth.
+fn any(draw: &mut Draw, mood: Mood) -> Action {
+    use Action::*;
+    let drawn = draw.below(100);
+    // What ends early ACKs, or could.
+    if drawn >= 94 && !draw.once_in(mood.rare) {
+        return any(draw, mood);
+    }
+    match drawn {
+        0..=33 => PeerData {
+            size: size(draw),
+            push: draw.once_in(3),
+            way: way(draw, mood),
+            odd: peer_odd(draw, mood),
+        },
+        34..=39 => PeerAgain {
+            skip: if draw.once_in(3) {
+                draw.word() as u16
+            } else {
+                0
+            },
+            size: size(draw),
+            way: way(draw, mood),
+            odd: peer_odd(draw, mood),
+        },
+        40..=42 => PeerLate(draw.word() as u8),
+        43 => PeerAck(peer_odd(draw, mood)),
+        44..=58 => GuestTakes {
+            count: draw.pick(&[1, 1, 2, 3, 255]),
+            drops: draw.once_in(8 * mood.rare),
+        },
+        59..=74 => GuestAcks(guest_odd(draw, mood)),
+        75 => GuestRepeats(draw.word() as u8),
+        76..=79 => GuestReads(draw.word() >> draw.within(8, 24)),
+        80..=82 => GuestData {
+            len: draw.below(600) as u16,
+            lost: draw.once_in(4),
+            odd: guest_odd(draw, mood),
+        },
+        83 => draw.pick(&[AckWaits, AckWaits, AckLost]),
+        84 => GuestAgain(draw.below(600) as u16),
+        85..=87 => CopiesTaken,
+        88 | 89 => TimePasses(draw.pick(&[150, 150, 150, 1200])),
+        90..=92 => ClocksTick(draw.below(100) as u16),
+        93 => Sharing(draw.below(4) as u8),
+        94 => Forged {
+            seq: wild(draw),
+            ack: wild(draw),
+            len: draw.below(1400) as u16,
+            clock: wild(draw),
+        },
+        95 => GuestBuffer {
+            bytes: draw.word() >> draw.within(10, 31),
+            shrinks: draw.once_in(2),
+        },
+        96 => match draw.below(3) {
+            0 => PeerCopy(draw.word() as u8),
+            1 => PeerKeepalive(draw.once_in(2)),
+            _ => PeerProbe(draw.within(1, 3) as u8),
+        },
+        _ => rare(draw),
+    }
+}
+
+fn rare(draw: &mut Draw) -> Action {
+    use Action::*;
+    match draw.below(12) {
+        0 => PeerFin,
+        1 => PeerReset(draw.pick(&[0, 0, 1, 500, -1, -500])),
+        2 => PeerSyn {
+            moved: draw.pick(&[0, 0, 1, 70_000, -3]),
+            ack: draw.once_in(4),
+            odd: damage(draw),
+        },
+        3 => GuestDropsBeyond,
+        4 | 5 => GuestFin,
+        6 => GuestReset,
+        7 => GuestSyn {
+            ack: !draw.once_in(3),
+            odd: Odd::Plain,
+        },
+        8 => On(false),
+        9 => On(true),
+        _ => Unseen(size(draw)),
+    }
+}
+
+fn damage(draw: &mut Draw) -> Odd {
+    draw.pick(&[Odd::Plain, Odd::WrongSum, Odd::OtherMac])
+}
+
+fn syn_odd(draw: &mut Draw) -> Odd {
+    if !draw.once_in(12) {
+        return Odd::Plain;
+    }
+    match draw.below(8) {
+        0 => Odd::Unknown,
+        1..=4 => Odd::Kind(draw.pick(&[19, 29, 30, 34])),
+        5 => Odd::Ae,
+        6 => Odd::Cwr,
+        _ => Odd::Ece,
+    }
+}
+
+/// What happens in a sequence: how it begins, and then anything.
+pub(crate) fn sequence(draw: &mut Draw, setup: &Setup) -> Vec<Action> {
+    use Action::*;
+    let take = GuestTakes {
+        count: 255,
+        drops: false,
+    };
+    let syn = |draw: &mut Draw, ack| PeerSyn {
+        moved: 0,
+        ack,
+        odd: syn_odd(draw),
+    };
+    let mut actions = match setup.opening {
+        Opening::Server => vec![
+            syn(draw, false),
+            take,
+            GuestSyn {
+                ack: true,
+                odd: syn_odd(draw),
+            },
+            PeerAck(Odd::Plain),
+        ],
+        Opening::Client => vec![
+            GuestSyn {
+                ack: false,
+                odd: syn_odd(draw),
+            },
+            syn(draw, true),
+            take,
+            GuestAcks(Odd::Plain),
+        ],
+        Opening::Midflow => vec![GuestAcks(Odd::Plain)],
+    };
+    if setup.opening == Opening::Client && draw.once_in(8) {
+        // A damaged one before the real one.
+        let damaged = PeerSyn {
+            moved: draw.pick(&[0, 4, -4, 1 << 20]),
+            ack: true,
+            odd: draw.pick(&[Odd::WrongSum, Odd::OtherMac]),
+        };
+        actions.insert(1, damaged);
+    }
+    if !draw.once_in(4) {
+        // The guest shows that there is a connection.
+        actions.push(PeerData {
+            size: Size::Part(100, 0),
+            push: true,
+            way: Way::Arrives,
+            odd: Odd::Plain,
+        });
+        actions.extend([take, GuestAcks(Odd::Plain)]);
+    }
+    if draw.once_in(12) {
+        actions.remove(draw.below(actions.len() as u32) as usize);
+    }
+    let mood = draw.pick(&MOODS);
+    let count = draw.within(8, 44);
+    actions.extend((0..count).map(|_| any(draw, mood)));
+    if draw.once_in(10) {
+        ending(draw, &mut actions);
+    }
+    actions
+}
+
+/// Both ends close.
+fn ending(draw: &mut Draw, actions: &mut Vec<Action>) {
+    use Action::*;
+    let take = GuestTakes {
+        count: 255,
+        drops: false,
+    };
+    let mut all = vec![GuestFin, PeerFin];
+    if draw.once_in(2) {
+        all.reverse();
+    }
+    for fin in all {
+        actions.extend([fin, take, GuestAcks(Odd::Plain), PeerAck(Odd::Plain)]);
+    }
+    actions.extend([take, GuestAcks(Odd::Plain)]);
+}

@@ -1,0 +1,58 @@
+//! What is kept of a flow.
+
+use crate::reference::{Flow, Mode};
+use crate::seq::Seq;
+
+/// What is kept of a flow, as far as it matters for what is acknowledged: by the programs or by the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    /// With the reason, if it is BYPASS.
+    pub(crate) mode: &'static str,
+    pub(crate) next_seq: Seq,
+    pub(crate) told_seq: Seq,
+    pub(crate) vm_seq: Seq,
+    pub(crate) rcv_edge: Seq,
+    pub(crate) told_edge: Seq,
+    /// What a retransmission of the host's goes with: the peer's latest acknowledgement and TSval.
+    pub(crate) vm_una: Seq,
+    pub(crate) ts_peer: Seq,
+}
+
+// === impl Kept ===
+
+impl Kept {
+    /// With numbers from the peer's first one.
+    pub(crate) fn shown(&self, first: Seq, guest_first: Seq) -> String {
+        format!(
+            "{} next {} told {} vm {} edge {} told edge {}, guest's una {}, TSval {}",
+            self.mode,
+            self.next_seq.from(first),
+            self.told_seq.from(first),
+            self.vm_seq.from(first),
+            self.rcv_edge.from(first),
+            self.told_edge.from(first),
+            self.vm_una.from(guest_first),
+            self.ts_peer.0
+        )
+    }
+
+    pub(crate) fn of(flow: &Flow) -> Self {
+        Self {
+            mode: match flow.mode {
+                Mode::Syn => "syn",
+                Mode::Unproven => "unproven",
+                Mode::Active => "active",
+                Mode::UnexpectedSeq => "unexpected_seq",
+                Mode::NoBuf => "no_buf",
+                Mode::Bypass(why) => why,
+            },
+            next_seq: flow.next,
+            told_seq: flow.told,
+            vm_seq: flow.vm,
+            rcv_edge: flow.edge,
+            told_edge: flow.told_edge,
+            vm_una: flow.vm_una,
+            ts_peer: flow.ts_peer,
+        }
+    }
+}

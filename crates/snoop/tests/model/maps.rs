@@ -1,0 +1,90 @@
+//! The programs' ring buffers to user space and their counters.
+
+use std::sync::{Arc, Mutex};
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, RingBuffer, RingBufferBuilder};
+
+/// A ring buffer to user space.
+pub(crate) struct Records {
+    buffer: RingBuffer<'static>,
+    taken: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+/// The counters of a program, one for each way out of it.
+pub(crate) struct Exits {
+    map: MapHandle,
+    names: Vec<&'static str>,
+    /// What each counted when it was last looked at.
+    seen: Vec<u64>,
+}
+
+// === impl Records ===
+
+impl Records {
+    pub(crate) fn of(map: &MapHandle) -> Self {
+        let taken = Arc::new(Mutex::new(Vec::new()));
+        let mut builder = RingBufferBuilder::new();
+        let to = taken.clone();
+        let take = move |bytes: &[u8]| {
+            to.lock().unwrap().push(bytes.to_vec());
+            0
+        };
+        builder.add(map, take).unwrap();
+        let buffer = builder.build().unwrap();
+        Self { buffer, taken }
+    }
+
+    /// Takes all records that there are.
+    pub(crate) fn take(&self) -> Vec<Vec<u8>> {
+        self.buffer.consume().unwrap();
+        std::mem::take(&mut self.taken.lock().unwrap())
+    }
+}
+
+// === impl Exits ===
+
+impl Exits {
+    /// `names`: in the order of the counters.
+    pub(crate) fn of(map: MapHandle, names: Vec<&'static str>) -> Self {
+        let seen = vec![0; names.len()];
+        Self { map, names, seen }
+    }
+
+    fn count(&self, at: usize) -> u64 {
+        let key = (at as u32).to_ne_bytes();
+        let values = self.map.lookup_percpu(&key, MapFlags::ANY);
+        let values = values.unwrap().unwrap_or_default();
+        let count = |bytes: &Vec<u8>| u64::from_ne_bytes(bytes[..8].try_into().unwrap());
+        values.iter().map(count).sum()
+    }
+
+    /// Returns whether a packet has left by this way since the counter was last looked at.
+    pub(crate) fn has_left_by(&mut self, name: &str) -> bool {
+        let Some(at) = self.names.iter().position(|n| *n == name) else {
+            panic!("the programs have no way out called `{name}`");
+        };
+        let now = self.count(at);
+        now != std::mem::replace(&mut self.seen[at], now)
+    }
+
+    /// The ways by which packets have left since their counters were last looked at.
+    pub(crate) fn left_by(&mut self) -> Vec<&'static str> {
+        let mut left = Vec::new();
+        for at in 0..self.names.len() {
+            let now = self.count(at);
+            if now != std::mem::replace(&mut self.seen[at], now) {
+                left.push(self.names[at]);
+            }
+        }
+        left
+    }
+
+    /// Each way out by which packets have left, and how many.
+    pub(crate) fn shown(&self) -> String {
+        let all = self.names.iter().enumerate();
+        let all = all.map(|(at, name)| (name, self.count(at)));
+        let used: Vec<_> = all.filter(|(_, count)| *count > 0).collect();
+        let shown = used.iter().map(|(name, count)| format!("{name} {count}"));
+        shown.collect::<Vec<_>>().join(", ")
+    }
+}

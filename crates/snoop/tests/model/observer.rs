@@ -1,0 +1,388 @@
+//! What must hold whatever the programs decide, seen from both sides of the tap: it knows the packets and nothing
+//! of the state machine.
+
+use crate::reference::{Config, RUNNING};
+use crate::segment::{ACK, FIN, GUEST_MAC, RST, SYN, Segment};
+use crate::seq::Seq;
+use crate::setup::Setup;
+
+/// What is said when something does not hold.
+pub(crate) type Broken = String;
+
+/// TTLs that systems send with.
+const USUAL_TTLS: [u8; 3] = [64, 128, 255];
+
+/// One connection, watched.
+#[derive(Clone, Debug)]
+pub(crate) struct Observer {
+    /// Bytes beyond the guest's edge that may be acknowledged early (`--grow`).
+    pub(crate) grows: u32,
+    pub(crate) exposure: u32,
+    /// By how many bits the guest's windows are shifted, whether the programs know it or not.
+    shift: u8,
+    /// The programs have seen the SYN that says so.
+    scale_known: bool,
+    /// A configuration may make windows narrower than the guest's.
+    narrows: bool,
+    /// The guest has said something.
+    known: bool,
+    /// Time of 2^20 ns; when the guest was heard last; and when it acknowledged something last, or began to owe it.
+    now: u32,
+    heard: u32,
+    owed: u32,
+    /// The guest's own ACK and its right edge.
+    vm: Seq,
+    edge: Seq,
+    /// What the sender was told.
+    pub(crate) told: Seq,
+    pub(crate) told_edge: Seq,
+    /// The end of what has come into the ring without a hole, and what is beyond.
+    in_ring: Seq,
+    beyond: Vec<(Seq, Seq)>,
+    /// Why nothing more may be acknowledged early.
+    ended: Option<&'static str>,
+    /// What was acknowledged early, and what copies were seen.
+    promised: Vec<(Seq, Seq)>,
+    copies: Vec<(Seq, Seq)>,
+    /// First blocks of SACK that the guest has said.
+    blocks: Vec<(Seq, Seq)>,
+    /// The guest's Ethernet address is known; if not, whether frames came from it, and from another one.
+    mac_known: bool,
+    from_guest: bool,
+    from_others: bool,
+    /// The TTL of its segments, and one that systems send with besides.
+    ttl: Option<u8>,
+    added_ttl: u8,
+    pub(crate) early_acks: u32,
+}
+
+// === impl Observer ===
+
+impl Observer {
+    pub(crate) fn new(setup: &Setup, shift: u8) -> Self {
+        let first = setup.peer.first + 1;
+        Self {
+            grows: setup.config.guest_rcvbuf,
+            exposure: setup.config.exposure,
+            shift,
+            narrows: setup.config.buffer > 0 || setup.config.ring > 0,
+            scale_known: false,
+            known: false,
+            now: 1 << 24,
+            heard: 0,
+            owed: 0,
+            vm: first,
+            edge: first,
+            told: first,
+            told_edge: first,
+            in_ring: first,
+            beyond: Vec::new(),
+            ended: match setup.config {
+                Config {
+                    distrusted: true, ..
+                } => Some("its peer was distrusted"),
+                Config {
+                    foreign_address: true,
+                    ..
+                } => Some("its address was foreign"),
+                _ => None,
+            },
+            promised: Vec::new(),
+            copies: Vec::new(),
+            blocks: Vec::new(),
+            mac_known: setup.config.guest_mac.is_some(),
+            from_guest: false,
+            from_others: false,
+            ttl: None,
+            added_ttl: setup.config.guest_ttl,
+            early_acks: 0,
+        }
+    }
+
+    /// 2^20 ns each.
+    pub(crate) fn pass_time(&mut self, ticks: u32) {
+        self.now += ticks;
+    }
+
+    /// The sender was told of this.
+    fn tells(&mut self, ack: Seq) {
+        if !self.told.after(self.vm) {
+            self.owed = self.now;
+        }
+        self.told = self.told.max(ack);
+    }
+
+    fn edge_of(&self, s: &Segment) -> Seq {
+        let shift = if s.has(SYN) { 0 } else { self.shift };
+        s.ack + (u32::from(s.window) << shift)
+    }
+
+    /// A segment has come into the guest's ring.
+    pub(crate) fn in_ring(&mut self, s: &Segment) {
+        if s.len == 0 || s.to != GUEST_MAC || !s.sums_up {
+            return;
+        }
+        self.beyond.push((s.seq, s.data_end()));
+        let reaches = |(from, to): &(Seq, Seq), end: Seq| !from.after(end) && to.after(end);
+        while let Some(at) = self
+            .beyond
+            .iter()
+            .position(|range| reaches(range, self.in_ring))
+        {
+            self.in_ring = self.beyond.swap_remove(at).1;
+        }
+    }
+
+    /// An early ACK leaves.
+    pub(crate) fn early(&mut self, s: &Segment) -> Result<(), Broken> {
+        self.early_acks += 1;
+        if !self.known {
+            return Err("acknowledged for a guest that has said nothing".into());
+        }
+        if let Some(why) = self.ended {
+            return Err(format!("acknowledged early after {why}"));
+        }
+        if s.ack.after(self.edge + self.grows) {
+            let beyond = s.ack.from(self.edge);
+            return Err(format!(
+                "acknowledged {beyond} bytes beyond the guest's right edge"
+            ));
+        }
+        if s.ack.after(self.in_ring) {
+            let beyond = s.ack.from(self.in_ring);
+            return Err(format!(
+                "acknowledged {beyond} bytes that are not in the ring"
+            ));
+        }
+        if !s.ack.after(self.told) {
+            return Err("an early ACK that says nothing new".into());
+        }
+        self.is_within_exposure(s.ack)?;
+        if self.edge_of(s).after(self.edge + self.grows) {
+            return Err("an early ACK offers more than the guest does".into());
+        }
+        let least = self.told_edge.min(self.edge);
+        if self.scale_known && !(self.edge_of(s) + (1 << self.shift)).after(least) {
+            return Err("an early ACK takes back a window".into());
+        }
+        if let Some(block) = s.said().sack
+            && (!self.blocks.contains(&block) || !block.0.after(s.ack))
+        {
+            return Err("an early ACK with a block of SACK that the guest has not said".into());
+        }
+        self.promised.push((self.told, s.ack));
+        self.tells(s.ack);
+        self.told_edge = self.edge_of(s);
+        Ok(())
+    }
+
+    fn is_within_exposure(&self, ack: Seq) -> Result<(), Broken> {
+        let (exposed, bound) = (ack.from(self.vm), self.exposure);
+        if exposed > bound.cast_signed() {
+            return Err(format!(
+                "{exposed} bytes are exposed, and the bound is {bound}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// User space takes the copy of a segment.
+    pub(crate) fn copied(&mut self, s: &Segment) {
+        self.copies.push((s.seq, s.data_end()));
+    }
+
+    /// User space has taken all copies that there are: of all that was acknowledged early there is one.
+    pub(crate) fn all_copied(&self) -> Result<(), Broken> {
+        for (from, to) in &self.promised {
+            let mut at = *from;
+            while at.before(*to) {
+                let has = |copy: &&(Seq, Seq)| !copy.0.after(at) && copy.1.after(at);
+                let Some((_, end)) = self.copies.iter().find(has) else {
+                    let lacks = at.room(*to);
+                    return Err(format!(
+                        "no copy of {lacks} bytes that were acknowledged early"
+                    ));
+                };
+                at = *end;
+            }
+        }
+        Ok(())
+    }
+
+    /// The guest has sent a segment, and this of it has passed.
+    pub(crate) fn guest_says(
+        &mut self,
+        s: &Segment,
+        passed: Option<&Segment>,
+    ) -> Result<(), Broken> {
+        match passed {
+            None => self.may_be_dropped(s)?,
+            Some(after) => self.may_pass(s, after)?,
+        }
+        if s.has(RST) {
+            return Ok(());
+        }
+        let own = self.is_own(s);
+        self.blocks.extend(s.said().sack);
+        if s.has(SYN) {
+            self.scale_known |= own && !self.known && self.is_sent_with(s.ttl);
+            self.hear_opening(s, passed);
+            return Ok(());
+        }
+        if s.has(ACK) && own && self.contradicts(s) {
+            if passed != Some(s) {
+                return Err("a contradiction of the guest's did not pass as it is".into());
+            }
+            self.ended = Some("the guest's contradiction");
+        }
+        if s.has(FIN) && own && self.known {
+            self.ended = Some("the guest's FIN");
+        }
+        if own {
+            self.heard = self.now;
+        }
+        if s.has(ACK) && own && !(self.known && s.ack.before(self.vm)) {
+            if s.ack != self.vm {
+                self.owed = self.now;
+            }
+            self.known = true;
+            self.vm = s.ack;
+            self.edge = self.edge_of(s);
+            self.in_ring = self.in_ring.max(s.ack);
+        }
+        if let Some(after) = passed.filter(|after| after.has(ACK)) {
+            if after.ack.after(s.ack) && after.ack.after(self.told) {
+                self.is_within_exposure(after.ack)?;
+                self.promised.push((self.told.max(s.ack), after.ack));
+            }
+            self.tells(after.ack);
+            if !after.ack.before(self.told) {
+                self.told_edge = self.edge_of(after);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a segment is of the guest itself, by what can be seen of it; if not, nothing more of the connection
+    /// may be acknowledged early.
+    fn is_own(&mut self, s: &Segment) -> bool {
+        let own = s.from == GUEST_MAC;
+        self.from_guest |= own;
+        self.from_others |= !own;
+        let mixed = !self.mac_known && self.from_guest && self.from_others;
+        if mixed || !own && self.known {
+            self.ended = Some("a frame from another Ethernet address");
+        }
+        if own && s.has(ACK) && !s.has(SYN) {
+            let first = *self.ttl.get_or_insert(s.ttl);
+            if first != s.ttl {
+                self.ended = Some("a change of the TTL");
+            }
+            if !self.is_sent_with(first) {
+                self.ttl = None;
+            }
+        }
+        own
+    }
+
+    fn is_sent_with(&self, ttl: u8) -> bool {
+        USUAL_TTLS.contains(&ttl) || ttl == self.added_ttl
+    }
+
+    fn hear_opening(&mut self, s: &Segment, passed: Option<&Segment>) {
+        if !s.has(ACK) || self.known {
+            return;
+        }
+        self.known = true;
+        (self.vm, self.edge) = (s.ack, self.edge_of(s));
+        (self.told, self.in_ring) = (s.ack, self.in_ring.max(s.ack));
+        self.told_edge = passed.map_or(self.edge, |after| self.edge_of(after));
+    }
+
+    /// It is behind what was acknowledged early, and its right edge retreats by a unit of its scale or is before
+    /// that; or it says what it said before, and was running long after the data came.
+    fn contradicts(&self, s: &Segment) -> bool {
+        if !self.known || s.ack.before(self.vm) || !s.ack.before(self.told) {
+            return false;
+        }
+        let edge = self.edge_of(s) + (1 << self.shift);
+        let closes = self.grows == 0 && !edge.after(self.told);
+        // By a lower bound of the scale it may look as if it did not.
+        let retreats = self.scale_known && !edge.after(self.edge);
+        // A guest that was running, and repeats itself.
+        let repeats = s.len == 0
+            && s.ack == self.vm
+            && !self.edge_of(s).after(self.edge)
+            && Seq(self.heard).from(Seq(self.owed)) >= RUNNING.cast_signed();
+        closes || retreats || repeats
+    }
+
+    fn may_be_dropped(&self, s: &Segment) -> Result<(), Broken> {
+        if s.has(SYN | FIN | RST) || s.len > 0 || !s.has(ACK) {
+            return Err("more than an ACK was dropped".into());
+        }
+        if s.said().sack.is_some() {
+            return Err("an ACK with SACK was dropped".into());
+        }
+        // What is less than a unit of the scale cannot be said, counted from a later byte.
+        let edge = self.edge_of(s) - ((1 << self.shift) - 1);
+        let counts = self.scale_known && !self.narrows && !s.ack.before(self.vm);
+        let is_news = counts && edge.after(self.told_edge);
+        if s.ack.after(self.told) || is_news {
+            return Err("an ACK was dropped of which the sender was not told all".into());
+        }
+        Ok(())
+    }
+
+    fn may_pass(&self, s: &Segment, after: &Segment) -> Result<(), Broken> {
+        let same = Segment {
+            ack: s.ack,
+            window: s.window,
+            ..*after
+        };
+        if same != *s {
+            return Err(format!("{s:?} was changed to {after:?}"));
+        }
+        if s == after {
+            return Ok(());
+        }
+        if !after.has(ACK) || after.ack.before(s.ack) {
+            return Err("an acknowledgement was taken back".into());
+        }
+        if after.ack != s.ack {
+            if s.said().sack.is_some() {
+                return Err("a number was lifted beside SACK".into());
+            }
+            if after.ack.after(self.in_ring.max(s.ack)) {
+                return Err("lifted to what is not in the ring".into());
+            }
+        }
+        // Rounded down to whole units of the scale the guest's edge may seem to retreat.
+        let latest = if self.known { self.edge } else { s.ack };
+        let edge = self.edge_of(s).max(latest) + ((1 << self.shift) - 1);
+        if self.edge_of(after).after(edge + self.grows) {
+            return Err("a window was widened".into());
+        }
+        Ok(())
+    }
+
+    /// The guest has taken everything and said so: the sender knows of all of it, and of its window.
+    pub(crate) fn all_is_told(&self) -> Result<(), Broken> {
+        if self.told.before(self.vm) {
+            return Err("the sender was not told what the guest has".into());
+        }
+        if !self.narrows && self.told_edge.before(self.edge) {
+            return Err("the sender was not told of the guest's window".into());
+        }
+        Ok(())
+    }
+
+    /// The guest, which has lost nothing, has taken all that was in its ring and has this.
+    pub(crate) fn settles(&self, rcv: Seq) -> Result<(), Broken> {
+        if self.told.after(rcv) {
+            let lacks = self.told.from(rcv);
+            return Err(format!("the guest lacks {lacks} acknowledged bytes"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,298 @@
+//! What is known of a flow, and how far its sender may be told.
+
+use crate::reference::Config;
+use crate::segment::{ACK, FIN, Mac, Segment};
+use crate::seq::Seq;
+
+/// What is farther behind is nobody's repetition.
+const BEHIND: u32 = 1 << 24;
+
+/// FL_MODE, and what comes before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    Syn,
+    Unproven,
+    Active,
+    UnexpectedSeq,
+    NoBuf,
+    /// With the reason.
+    Bypass(&'static str),
+}
+
+/// The guest's window scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scale {
+    /// As its SYN says it.
+    Said(u8),
+    /// The SYN was not seen: it is no less than this.
+    AtLeast(u8),
+    /// Nor has anything else of the guest's been seen.
+    Unknown,
+}
+
+/// One end's FIN.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Fin {
+    /// The number after it.
+    pub(crate) end: Option<Seq>,
+    pub(crate) acked: bool,
+}
+
+/// A flow.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flow {
+    pub(crate) mode: Mode,
+    /// NEXT_SEQ, TOLD_SEQ, VM_SEQ, RCV_EDGE, TOLD_EDGE, GROWN_EDGE.
+    pub(crate) next: Seq,
+    pub(crate) told: Seq,
+    pub(crate) vm: Seq,
+    pub(crate) edge: Seq,
+    pub(crate) told_edge: Seq,
+    pub(crate) grown: Seq,
+    /// The farthest that the guest has offered.
+    pub(crate) far: Seq,
+    /// The end of what may be in the ring beyond a hole.
+    pub(crate) ahead: Seq,
+    /// The block that the guest has beyond a hole: its start and end.
+    pub(crate) block: Option<(Seq, Seq)>,
+    /// The peer's first byte.
+    pub(crate) begun: Seq,
+    pub(crate) vm_snd: Seq,
+    /// Of it, what the peer has acknowledged.
+    pub(crate) vm_una: Seq,
+    pub(crate) ts_vm: Seq,
+    pub(crate) ts_peer: Seq,
+    pub(crate) peer_window: u16,
+    /// The widest window that the guest has offered.
+    pub(crate) widest: u32,
+    /// Bytes of buffer that small segments take beyond theirs: the younger, the older, and where the younger begin.
+    pub(crate) extra: u32,
+    pub(crate) extra_older: u32,
+    pub(crate) extra_mark: Seq,
+    /// Bytes of data in a frame, on average.
+    pub(crate) frame: u32,
+    pub(crate) mss: u16,
+    pub(crate) scale: Scale,
+    pub(crate) peer_syn: bool,
+    pub(crate) vm_syn: bool,
+    pub(crate) peer_scales: bool,
+    pub(crate) peer_ts: bool,
+    pub(crate) vm_ts: bool,
+    pub(crate) vm_scales: bool,
+    /// The guest has opened it.
+    pub(crate) vm_client: bool,
+    /// An ACK of the guest's has been seen.
+    pub(crate) learnt: bool,
+    /// When VM_SEQ moved last or was first overtaken, and when the guest was heard last (2^20 ns).
+    pub(crate) owed: u32,
+    pub(crate) heard: u32,
+    pub(crate) peer_fin: Fin,
+    pub(crate) vm_fin: Fin,
+    pub(crate) vm_mac: Mac,
+    pub(crate) peer_mac: Mac,
+    pub(crate) ttl: u8,
+    /// It is among its listener's handshakes.
+    pub(crate) counted: bool,
+}
+
+// === impl Flow ===
+
+impl Flow {
+    /// Of which nothing is known.
+    pub(crate) fn new() -> Self {
+        let zero = Seq(0);
+        Self {
+            mode: Mode::Syn,
+            next: zero,
+            told: zero,
+            vm: zero,
+            edge: zero,
+            told_edge: zero,
+            grown: zero,
+            far: zero,
+            ahead: zero,
+            block: None,
+            begun: zero,
+            vm_snd: zero,
+            vm_una: zero,
+            ts_vm: zero,
+            ts_peer: zero,
+            peer_window: 0,
+            widest: 0,
+            extra: 0,
+            extra_older: 0,
+            extra_mark: zero,
+            frame: 0,
+            mss: 0,
+            scale: Scale::Said(0),
+            peer_syn: false,
+            vm_syn: false,
+            peer_scales: false,
+            peer_ts: false,
+            vm_ts: false,
+            vm_scales: false,
+            vm_client: false,
+            learnt: false,
+            owed: 0,
+            heard: 0,
+            peer_fin: Fin::default(),
+            vm_fin: Fin::default(),
+            vm_mac: [0; 6],
+            peer_mac: [0; 6],
+            ttl: 0,
+            counted: false,
+        }
+    }
+
+    /// All before `first` is acknowledged, nothing after it is known of, and the sender was told of this window.
+    pub(crate) fn begin_at(&mut self, first: Seq, window: u32) {
+        for seq in [
+            &mut self.next,
+            &mut self.told,
+            &mut self.vm,
+            &mut self.ahead,
+            &mut self.extra_mark,
+        ] {
+            *seq = first;
+        }
+        for edge in [
+            &mut self.edge,
+            &mut self.told_edge,
+            &mut self.grown,
+            &mut self.far,
+        ] {
+            *edge = first + window;
+        }
+        (self.extra, self.extra_older) = (0, 0);
+        self.block = None;
+    }
+
+    pub(crate) fn is_bypassed(&self) -> bool {
+        matches!(self.mode, Mode::Bypass(_))
+    }
+
+    /// In a mode in which segments may be acknowledged early.
+    pub(crate) fn is_followed(&self) -> bool {
+        matches!(self.mode, Mode::Active | Mode::UnexpectedSeq | Mode::NoBuf)
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        let ended = |fin: Fin| fin.end.is_some() && fin.acked;
+        ended(self.peer_fin) && ended(self.vm_fin) && !self.told.after(self.vm)
+    }
+
+    fn some_fin(&self) -> bool {
+        self.peer_fin.end.is_some() || self.vm_fin.end.is_some()
+    }
+
+    /// By how many bits the guest's windows are shifted, or are at least.
+    pub(crate) fn shift(&self) -> u32 {
+        match self.scale {
+            // Until the peer's SYN is seen, as if it had a scale.
+            Scale::Said(scale) if !self.peer_syn => u32::from(scale),
+            Scale::Said(scale) if self.peer_scales && self.vm_scales => u32::from(scale),
+            Scale::AtLeast(scale) => u32::from(scale),
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn bytes(&self, window: u16) -> u32 {
+        u32::from(window) << self.shift()
+    }
+
+    pub(crate) fn has_timestamps(&self) -> bool {
+        self.peer_ts && self.vm_ts
+    }
+
+    /// The farthest that growth goes: as far beyond the guest's edge as its buffer is more than it ever offered. By a
+    /// lower bound of the scale that is not known.
+    pub(crate) fn most(&self, config: &Config) -> Seq {
+        match self.scale {
+            Scale::AtLeast(_) => self.edge,
+            _ => self.edge + config.guest_rcvbuf.saturating_sub(self.widest),
+        }
+    }
+
+    /// How far may be acknowledged early: to the guest's edge, or with growth beyond.
+    pub(crate) fn limit(&self, config: &Config) -> Seq {
+        match config.grows() {
+            true => self.edge.max(self.grown.min(self.most(config))),
+            false => self.edge,
+        }
+    }
+
+    /// The window that a sender is told which knows of `ack`, where as far as `edge` may be offered: within the
+    /// buffer and the flow's share of the ring; but what was told stays, and two segments always fit.
+    pub(crate) fn window(&self, config: &Config, ack: Seq, edge: Seq) -> u16 {
+        let mut most = match config.buffer {
+            0 => edge,
+            buffer => ack + buffer,
+        };
+        if config.ring > 0 {
+            let frame = u64::from(self.frame.max(u32::from(self.mss)));
+            let share = frame * u64::from(config.ring) / u64::from(config.sharing.max(1));
+            most = most.min(self.vm + share.min(1 << 30) as u32);
+        }
+        most = most.max(self.told_edge).max(ack + 2 * u32::from(self.mss));
+        let unit = 1_u32 << self.shift();
+        let units = ack.room(most).wrapping_add(unit - 1) >> self.shift();
+        let offered = ack.room(edge) >> self.shift();
+        units.min(offered).min(0xffff) as u16
+    }
+
+    /// The guest takes a segment to be of its connection (RFC 9293 3.10.7.4, RFC 5961 5.2).
+    pub(crate) fn is_acceptable(&self, s: &Segment) -> bool {
+        s.to == self.vm_mac && !s.ack.after(self.vm_snd) && !s.ack.before(self.vm_una)
+    }
+
+    /// It is where the guest would look at it.
+    pub(crate) fn is_near(&self, s: &Segment, edge: Seq) -> bool {
+        !s.seq.after(edge) && !s.seq.before(self.vm - BEHIND)
+    }
+
+    /// It goes to the guest without an early ACK, and may wait there beyond a hole.
+    pub(crate) fn goes_ahead(&mut self, s: &Segment) {
+        let end = s.data_end() + u32::from(s.has(FIN));
+        if end != s.seq && end.after(self.next) {
+            self.ahead = self.ahead.max(end);
+        }
+    }
+
+    /// The peer's segment tells what the peer has, and how late it is there.
+    pub(crate) fn hear_peer(&mut self, s: &Segment) {
+        let edge = self.edge.max(self.grown);
+        if !s.sums_up || !s.has(ACK) || !self.is_acceptable(s) || !self.is_near(s, edge) {
+            return;
+        }
+        if let Some(tsval) = s.tsval() {
+            self.ts_peer = self.ts_peer.max(tsval);
+        }
+        self.vm_una = s.ack;
+        self.peer_window = s.window;
+        if s.has(FIN) {
+            self.peer_fin.end = Some(s.data_end() + 1);
+        }
+        if self.vm_fin.end.is_some_and(|end| !s.ack.before(end)) {
+            self.vm_fin.acked = true;
+        }
+    }
+
+    /// A segment without data; what it says counts where it is news and the checksum is right.
+    pub(crate) fn hear_pure_ack(&mut self, s: &Segment) {
+        let news = s.has(ACK)
+            && (s.ack.after(self.vm_una)
+                || s.window != self.peer_window
+                || s.tsval().is_some_and(|tsval| tsval.after(self.ts_peer)));
+        if self.some_fin() || news {
+            self.hear_peer(s);
+        }
+    }
+
+    /// The sender is told of all that is in the ring.
+    pub(crate) fn tell(&mut self, now: u32) {
+        if !self.told.after(self.vm) {
+            self.owed = now;
+        }
+        self.told = self.next;
+    }
+}

@@ -1,0 +1,338 @@
+//! From the guest: what is learnt, and what passes.
+
+use crate::reference::flow::{Flow, Mode, Scale};
+use crate::reference::handshake::syn_window;
+use crate::reference::{Config, Event, Expected, Fate, Model, RUNNING};
+use crate::segment::{ACK, CWR, ECE, FIN, Mac, RST, SYN, Segment, URG};
+use crate::seq::Seq;
+
+/// TTLs that systems send with.
+const USUAL_TTLS: [u8; 3] = [64, 128, 255];
+
+/// The widest scale (RFC 7323 2.3).
+const SCALE_MAX: u8 = 14;
+
+/// What the guest's segment is, as far as the flow is concerned.
+enum Heard {
+    /// It passes, with this number and window.
+    As(Seq, u16),
+    Suppressed,
+    Lifted(Seq, u16),
+    Ended(&'static str),
+    /// The guest lacks what was acknowledged early: by what shows it.
+    Lacks {
+        reach: Seq,
+        contradicted: bool,
+    },
+}
+
+// === impl Model ===
+
+impl Model {
+    /// A frame comes from the guest.
+    pub(crate) fn leaves(&mut self, s: &Segment) -> Expected {
+        if s.has(RST) {
+            self.forget();
+            return Self::passes("rst", s);
+        }
+        if let Some(why) = self.not_its_own(s) {
+            self.leave_alone(s, why);
+            return Self::passes(why, s);
+        }
+        let (config, now) = (self.config, self.now);
+        if s.has(SYN) {
+            self.guest_syn(s);
+            let window = match s.has(ACK) {
+                true => syn_window(&config, s),
+                false => s.window,
+            };
+            return Self::passes("syn", &Segment { window, ..*s });
+        }
+        if self.flow.is_none() {
+            if s.has(FIN) || !s.has(ACK) {
+                return Self::passes("no_flow", s);
+            }
+            let mut flow = Flow::met(s);
+            if config.distrusted {
+                flow.mode = Mode::Bypass("distrusted_peer");
+            }
+            self.flow = Some(flow);
+        }
+        let Some(flow) = &mut self.flow else {
+            unreachable!("there is one by now");
+        };
+        let begins = flow.counted && flow.is_proof(s);
+        flow.counted &= !begins;
+        let heard = flow.hear_guest(&config, s, now);
+        flow.heard = now;
+        let told = flow.told;
+        if begins {
+            self.has_begun();
+        }
+        self.forget_if_over();
+        match heard {
+            Heard::Suppressed => Expected {
+                exit: "suppressed",
+                fate: Fate::Dropped,
+                copied: false,
+                event: None,
+            },
+            Heard::Ended(exit) => Self::passes(exit, s),
+            Heard::As(ack, window) if window < s.window => {
+                Self::passes("lifted", &Segment { ack, window, ..*s })
+            }
+            Heard::As(..) => Self::passes("passed", s),
+            Heard::Lifted(ack, window) => Self::passes("lifted", &Segment { ack, window, ..*s }),
+            Heard::Lacks {
+                reach,
+                contradicted,
+            } => Expected {
+                event: Some(Event {
+                    vm_seq: s.ack,
+                    told_seq: told,
+                    reach,
+                    contradicted,
+                }),
+                ..Self::passes(
+                    if contradicted {
+                        "contradicted"
+                    } else {
+                        "doubt"
+                    },
+                    s,
+                )
+            },
+        }
+    }
+
+    /// Why a segment is not of the guest itself: its Ethernet address, its TTL, its address.
+    fn not_its_own(&mut self, s: &Segment) -> Option<&'static str> {
+        let flow = self.flow.as_ref().filter(|_| !s.has(SYN));
+        let other_mac = match self.config.guest_mac {
+            Some(mac) => s.from != mac,
+            None => several(&mut self.source, s.from),
+        };
+        if other_mac {
+            return Some("other_mac");
+        }
+        let forwarded = match flow.map(|flow| flow.ttl) {
+            Some(ttl) if ttl > 0 => s.ttl != ttl,
+            _ => {
+                let added = self.config.guest_ttl;
+                !USUAL_TTLS.contains(&s.ttl) && (added == 0 || s.ttl != added)
+            }
+        };
+        if forwarded {
+            return Some("forwarded");
+        }
+        (flow.is_none() && self.config.foreign_address).then_some("other_address")
+    }
+
+    fn leave_alone(&mut self, s: &Segment, why: &'static str) {
+        let now = self.now;
+        let Some(flow) = &mut self.flow else { return };
+        if !flow.is_bypassed() {
+            flow.mode = Mode::Bypass(why);
+        }
+        if !s.has(SYN) {
+            flow.follow_to_the_end(s, now);
+        }
+        self.forget_if_over();
+    }
+}
+
+/// Whether several addresses have sent at a tap whose guest's address is not known: this one is the next.
+fn several(source: &mut Option<(Mac, bool)>, mac: Mac) -> bool {
+    let (first, several) = source.get_or_insert((mac, false));
+    *several |= *first != mac;
+    *several
+}
+
+// === impl Flow ===
+
+impl Flow {
+    /// The guest's segment shows that there is a connection: it has taken data, sends some, or ends. Of a flow that
+    /// is met now it is not known whether it has taken data.
+    fn is_proof(&self, s: &Segment) -> bool {
+        let took = self.scale != Scale::Unknown && s.ack.after(self.vm);
+        s.len > 0 || s.has(FIN) || took
+    }
+
+    fn hear_guest(&mut self, config: &Config, s: &Segment, now: u32) -> Heard {
+        let said = s.said();
+        if self.is_bypassed() {
+            self.follow_to_the_end(s, now);
+            return Heard::Ended("bypass");
+        }
+        if s.has(FIN) {
+            self.follow_to_the_end(s, now);
+            self.mode = Mode::Bypass("closing");
+            return Heard::Ended("fin");
+        }
+        if !s.has(ACK) || self.mode == Mode::Syn {
+            return Heard::As(s.ack, s.window);
+        }
+        if let Some(kind) = said.foreign {
+            self.mode = Mode::Bypass(match kind {
+                19 => "md5",
+                29 => "tcp_ao",
+                30 => "mptcp",
+                _ => "fast_open",
+            });
+            return Heard::Ended("bypass");
+        }
+        let before = *self;
+        let met = self.scale == Scale::Unknown;
+        self.learn(s, now);
+        if !met && self.mode != Mode::Unproven && self.contradicts(config, s, &before) {
+            self.mode = Mode::Bypass("contradicted");
+            let reach = self.edge;
+            return Heard::Lacks {
+                reach,
+                contradicted: true,
+            };
+        }
+        // What is beyond the hole came after what was acknowledged early to be in it.
+        if let Some((start, end)) = said.sack
+            && s.ack.before(self.told)
+            && start.after(s.ack)
+            && end.after(self.ahead)
+        {
+            self.mode = Mode::Bypass("doubt");
+            return Heard::Lacks {
+                reach: end,
+                contradicted: false,
+            };
+        }
+        if self.mode == Mode::Unproven && (before.is_proof(s) || self.vm_client) {
+            self.mode = Mode::Active;
+            self.next = self.vm;
+        }
+        if !config.on && self.mode == Mode::Active {
+            self.mode = Mode::UnexpectedSeq;
+        }
+        let plain = said.sack.is_none() && !said.unknown && !s.has(ECE | CWR | URG);
+        if self.mode != Mode::Active || !plain {
+            return self.pass(config, s);
+        }
+        if !s.ack.before(self.next) {
+            // Its first saying of what the sender was told before.
+            let window = self.window(config, s.ack, self.edge);
+            let news = s.ack + self.bytes(window);
+            let repeats = s.ack == self.told && s.ack != before.vm && !news.after(self.told_edge);
+            if s.len == 0 && repeats {
+                return Heard::Suppressed;
+            }
+            return self.pass(config, s);
+        }
+        let window = self.window(config, self.next, self.limit(config));
+        let edge = self.next + self.bytes(window);
+        if s.len == 0 && !s.ack.after(self.told) && !edge.after(self.told_edge) {
+            return Heard::Suppressed;
+        }
+        self.tell(now);
+        self.told_edge = edge;
+        Heard::Lifted(self.next, window)
+    }
+
+    /// Whether the guest takes back what it has offered and was acknowledged early, or does not have it.
+    fn contradicts(&self, config: &Config, s: &Segment, before: &Self) -> bool {
+        if !s.ack.before(self.next) || s.ack.before(self.vm) {
+            return false;
+        }
+        let unit = (1 << self.shift()) - 1;
+        let retreats = (self.edge + unit).before(before.edge);
+        let closes = !config.grows() && (self.edge + unit).before(self.next);
+        let repeats = s.ack == before.vm
+            && s.len == 0
+            && s.ack.before(self.told)
+            && !self.edge.after(before.edge)
+            && Seq(self.heard).from(Seq(self.owed)) >= RUNNING.cast_signed();
+        retreats || closes || repeats
+    }
+
+    fn learn(&mut self, s: &Segment, now: u32) {
+        let said = s.said();
+        match self.scale {
+            Scale::Unknown => {
+                self.scale = Scale::AtLeast(0);
+                self.begin_at(s.ack, u32::from(s.window));
+                self.vm_snd = s.seq;
+                self.vm_una = s.seq;
+                // What is in the ring was not seen: as much as the widest scale allows, of 512 at least.
+                self.ahead = s.ack + (u32::from(s.window).max(512) << SCALE_MAX);
+                (self.ts_vm, self.ts_peer) = said.timestamps.unwrap_or_default();
+            }
+            // It has taken more than it ever offered by the scale assumed.
+            Scale::AtLeast(scale) if s.ack.after(self.far + u32::from(self.mss)) => {
+                self.scale = Scale::AtLeast((scale + 1).min(SCALE_MAX));
+                self.far = s.ack;
+            }
+            _ => {}
+        }
+        self.learnt = true;
+        self.vm_ts |= !self.vm_syn && said.timestamps.is_some();
+        if s.ack.after(self.vm) {
+            self.vm = s.ack;
+            self.owed = now;
+            self.ahead = self.ahead.max(s.ack);
+        }
+        if !s.ack.before(self.vm) {
+            let window = self.bytes(s.window);
+            self.edge = s.ack + window;
+            self.widest = self.widest.max(window);
+            self.far = self.far.max(self.edge);
+        }
+        self.next = self.next.max(s.ack);
+        // The guest has all of the older small segments.
+        if !self.vm.before(self.extra_mark) {
+            self.extra_older = if self.vm == self.next { 0 } else { self.extra };
+            self.extra = 0;
+            self.extra_mark = self.next;
+        }
+        // A first block below the number is of a duplicate (RFC 2883 4), and what was said before holds.
+        let duplicate = said.sack.is_some_and(|(start, _)| !start.after(s.ack));
+        if !s.ack.before(self.vm) && !duplicate {
+            self.block = said.sack;
+        }
+        self.vm_snd = self.vm_snd.max(s.data_end());
+        if let Some(tsval) = s.tsval() {
+            self.ts_vm = self.ts_vm.max(tsval);
+        }
+        self.see_guest(s);
+    }
+
+    /// It passes as it is, but for a window that is wider than the sender's share.
+    fn pass(&mut self, config: &Config, s: &Segment) -> Heard {
+        let window = match config.on {
+            true => self.window(config, s.ack, self.edge),
+            false => s.window,
+        };
+        self.told = self.told.max(s.ack);
+        if !s.ack.before(self.told) {
+            self.told_edge = s.ack + self.bytes(window);
+        }
+        Heard::As(s.ack, window)
+    }
+
+    /// Of a flow that is left alone, or ends: what the guest has of it, and can still take.
+    fn follow_to_the_end(&mut self, s: &Segment, now: u32) {
+        if s.has(FIN) {
+            self.vm_fin.end = Some(s.data_end() + 1);
+        }
+        self.vm_snd = self.vm_snd.max(s.data_end() + u32::from(s.has(FIN)));
+        if !s.has(ACK) {
+            return;
+        }
+        if s.ack.after(self.vm) {
+            self.vm = s.ack;
+            self.owed = now;
+        }
+        if s.ack == self.vm {
+            self.edge = s.ack + self.bytes(s.window);
+        }
+        if self.peer_fin.end.is_some_and(|end| !s.ack.before(end)) {
+            self.peer_fin.acked = true;
+        }
+    }
+}
