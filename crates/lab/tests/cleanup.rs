@@ -62,11 +62,15 @@ fn a_dropped_world_leaves_nothing() {
     let world = build();
     let id = world.id().to_owned();
     std::fs::write(world.dir().join("file"), "x").unwrap();
+    let memory = world.tcp_memory().unwrap();
+    let group = memory.map(|memory| memory.path().to_owned());
+    assert!(group.as_ref().is_none_or(|group| group.exists()));
     // Two namespaces, the directory and the record.
     assert_eq!(traces(&id).len(), 4, "{:?}", traces(&id));
     let mut orphan = world.host("a").spawn(sleep()).unwrap();
     drop(world);
     assert_eq!(traces(&id), [] as [PathBuf; 0]);
+    assert!(group.is_none_or(|group| !group.exists()));
     // Killed with its world, though its handle is still held.
     use std::os::unix::process::ExitStatusExt;
     assert_eq!(orphan.wait().unwrap().signal(), Some(9));

@@ -5,7 +5,7 @@
 mod root;
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -294,4 +294,42 @@ fn a_cut_link_carries_nothing_and_a_mended_one_all_that_was_held_up() {
         world.cut("relay", "server", false);
         assert_eq!(carried.join().unwrap().0, data);
     });
+}
+
+#[test]
+fn sockets_without_memory_drop_what_they_offered_to_take_and_take_it_when_there_is_some() {
+    root::required();
+    let world = WorldBuilder::new("memory").host("a").build().unwrap();
+    let Some(memory) = world.tcp_memory().unwrap() else {
+        eprintln!("this machine has no memory cgroups of version 1");
+        return;
+    };
+    let exchange = || {
+        let listener = TcpListener::bind((world.addr("a"), 0)).unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        // From here on sockets are the group's.
+        memory.join().unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        client.write_all(&pattern(3_000)).unwrap();
+        while server.peek(&mut [0; 3_000]).unwrap() < 3_000 {}
+        memory.exhaust().unwrap();
+        client.write_all(&pattern(40_000)).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        while dropped() == 0 {
+            std::thread::yield_now();
+        }
+        memory.release().unwrap();
+        let mut got = Vec::new();
+        server.read_to_end(&mut got).unwrap();
+        assert!(got == [pattern(3_000), pattern(40_000)].concat());
+    };
+    world.host("a").run(exchange).unwrap();
+}
+
+/// Segments that the calling thread's network namespace has dropped for want of memory.
+fn dropped() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap();
+    let rows: Vec<Vec<&str>> = text.lines().map(|l| l.split(' ').collect()).collect();
+    let at = rows[0].iter().position(|name| *name == "TCPRcvQDrop");
+    rows[1][at.unwrap()].parse().unwrap()
 }

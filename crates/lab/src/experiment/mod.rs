@@ -3,6 +3,7 @@
 mod again;
 pub mod applications;
 pub mod budget;
+mod commands;
 pub mod consolidate;
 pub mod descheduled;
 mod descriptors;
@@ -12,15 +13,19 @@ pub mod incast;
 pub mod long_fat;
 pub mod observe_cost;
 pub mod outcome;
+mod peer_networks;
 pub mod pied_piper;
 mod process_tree;
 pub mod progress;
 pub mod relay_peers;
+pub mod snoop_hazards;
 pub mod snoop_soak;
 pub mod soak;
 pub mod stats;
 mod steal;
+mod streams;
 pub mod table;
+mod tap_frames;
 pub mod tune_cost;
 pub mod verdicts;
 
@@ -76,6 +81,7 @@ pub const ALL: &[Experiment] = &[
     relay_peers::EXPERIMENT,
     soak::EXPERIMENT,
     snoop_soak::EXPERIMENT,
+    snoop_hazards::EXPERIMENT,
 ];
 
 /// Why an experiment could not do what it was asked.

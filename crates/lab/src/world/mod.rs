@@ -31,6 +31,7 @@ mod plan;
 mod reaper;
 mod record;
 mod sysctl;
+mod tcp_memory;
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -40,6 +41,7 @@ use std::sync::Arc;
 pub use builder::WorldBuilder;
 pub use host::Host;
 pub(crate) use record::Record;
+pub use tcp_memory::TcpMemory;
 
 use crate::link::LinkError;
 use crate::link::counters::LinkReport;
@@ -197,6 +199,15 @@ impl World {
     /// When it cannot be set.
     pub fn bound_tcp_memory(&self, bounds: [u64; 3]) -> io::Result<()> {
         self.record.bound_tcp_memory(bounds)
+    }
+
+    /// Makes a group of threads whose sockets share a bound on TCP memory; `None` if this machine has no
+    /// memory cgroups of version 1. The group goes with the world, which its threads must not outlive.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn tcp_memory(&self) -> io::Result<Option<TcpMemory>> {
+        self.record.make_tcp_memory()
     }
 
     /// What each link has carried and dropped up to now (a busy link's figures may be 10 ms old).

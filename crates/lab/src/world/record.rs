@@ -14,6 +14,7 @@ use rustix::fs::{FlockOperation, OFlags};
 use taut_sys::netns::Netns;
 
 use super::reaper;
+use super::tcp_memory::TcpMemory;
 
 /// Where records are kept.
 pub(crate) const RECORDS: &str = "/run/taut/lab";
@@ -133,6 +134,17 @@ impl Record {
         })
     }
 
+    /// Makes a memory cgroup for sockets, noting it first; `None` if this machine has none of that kind.
+    pub(crate) fn make_tcp_memory(&self) -> io::Result<Option<TcpMemory>> {
+        let Some(path) = TcpMemory::place(&self.dir_name())? else {
+            return Ok(None);
+        };
+        let text = path
+            .to_str()
+            .ok_or_else(|| io::Error::other("the cgroup's path is not UTF-8"))?;
+        self.noting("cgroup", text, || TcpMemory::make(&path).map(Some))
+    }
+
     fn dir_name(&self) -> String {
         format!("taut-lab-{}", self.id)
     }
@@ -175,6 +187,7 @@ impl Record {
             let undone = match line.split_once(' ') {
                 Some(("netns", name)) if name.starts_with(&self.netns_name("")) => undo_netns(name),
                 Some(("dir", path)) => self.undo_dir(Path::new(path)),
+                Some(("cgroup", path)) => self.undo_cgroup(Path::new(path)),
                 Some(("tcp_mem", bounds)) => undo_tcp_memory(bounds),
                 // Only a name; or cut short by a kill, and then nothing was made for it.
                 _ => Ok(()),
@@ -185,6 +198,14 @@ impl Record {
         fs::remove_file(&self.path)?;
         *held = None;
         Ok(())
+    }
+
+    /// Only an empty one can be removed, and its threads are this process's own.
+    fn undo_cgroup(&self, path: &Path) -> io::Result<()> {
+        if path.file_name().and_then(|name| name.to_str()) != Some(&self.dir_name()) {
+            return Ok(());
+        }
+        forgiving(fs::remove_dir(path))
     }
 
     fn undo_dir(&self, path: &Path) -> io::Result<()> {

@@ -108,6 +108,11 @@ static __always_inline void learn(struct snoop_flow *f,
 		f->vm_snd = s->seq + s->len;
 	if (s->options.has_ts && !before(s->options.tsval, f->ts_vm))
 		f->ts_vm = s->options.tsval;
+	/* Its own TS.Recent (RFC 7323 4.3), which may come from a segment that was not
+	 * read here: what is older the guest throws away, a retransmission too.
+	 */
+	if (s->options.has_ts && after(s->options.tsecr, f->ts_peer))
+		f->ts_peer = s->options.tsecr;
 	see_guest(f, s);
 }
 

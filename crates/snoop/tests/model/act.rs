@@ -209,7 +209,8 @@ impl Run<'_> {
                 }
                 // A guest takes an acknowledgement that is behind, or of what it has sent by then, and then the
                 // stranger's clock. And what comes before the flow is met was not seen.
-                self.guest.lies |= ack != 0 || self.model.flow.is_none();
+                self.guest.lies |= ack != 0;
+                self.guest.reneged |= self.model.flow.is_none();
                 self.arrives(&forged)
             }
             Action::Unseen(size) => {
@@ -217,6 +218,8 @@ impl Run<'_> {
                 if let Some(data) = self.peer.data(len, false) {
                     self.note(|| format!("      unseen: {} bytes", data.len));
                     self.put_in_ring(&data, false);
+                    // By its clock the guest may drop what was sent before.
+                    self.guest.reneged = true;
                 }
                 Ok(())
             }

@@ -45,7 +45,8 @@ pub(crate) struct Guest {
     pub(crate) mac: Mac,
     /// ACKs that it has sent.
     pub(crate) sent: VecDeque<Segment>,
-    /// It has dropped what it had offered to take, or takes that back.
+    /// It has dropped what it had offered to take, or takes that back, or has heard what was not seen at the tap: it
+    /// may lack what was acknowledged early, until that is sent again.
     pub(crate) reneged: bool,
     /// It says what is not so, or has heard a stranger: anything may be lost.
     pub(crate) lies: bool,

@@ -1,5 +1,6 @@
 //! `taut snoop` at guests' taps.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -77,12 +78,7 @@ impl Snooping {
 
     /// All that it says of itself.
     pub(in crate::experiment) fn status(&self) -> io::Result<Vec<Value>> {
-        let output = Command::new(&self.taut)
-            .args(["snoop", "status", "--json", "--control"])
-            .arg(&self.control)
-            .stdin(Stdio::null())
-            .output()?;
-        Ok(serde_json::from_slice(&output.stdout)?)
+        status(&self.taut, &self.control)
     }
 
     /// What it has counted, without the flows that were in order.
@@ -114,6 +110,53 @@ impl Drop for Snooping {
     }
 }
 
+/// What `taut snoop status --json` answers: an object for each tap.
+pub(in crate::experiment) fn status(taut: &Path, control: &Path) -> io::Result<Vec<Value>> {
+    let output = Command::new(taut)
+        .args(["snoop", "status", "--json", "--control"])
+        .arg(control)
+        .stdin(Stdio::null())
+        .output()?;
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// Adds the counters of one direction (`to_guest` or `from_guest`) of a tap's status to `counts`.
+pub(in crate::experiment) fn add_exits(
+    tap: &Value,
+    direction: &str,
+    counts: &mut BTreeMap<String, u64>,
+) {
+    for exit in tap[direction].as_array().into_iter().flatten() {
+        let name = exit[0].as_str().unwrap_or_default().to_owned();
+        *counts.entry(name).or_default() += exit[1].as_u64().unwrap_or(0);
+    }
+}
+
+/// The counters that are not 0, for people.
+pub(in crate::experiment) fn told(counts: &BTreeMap<String, u64>) -> String {
+    let counts = counts.iter().filter(|(_, count)| **count > 0);
+    let counts: Vec<_> = counts
+        .map(|(exit, count)| format!("{exit} {count}"))
+        .collect();
+    counts.join(", ")
+}
+
+/// The part of a tap's status that is about the flow between the peer's and the guest's port.
+pub(in crate::experiment) fn of_flow(tap: &Value, ports: [u16; 2]) -> String {
+    let has = |flow: &&Value| {
+        let ends = [&flow["peer"], &flow["guest"]];
+        ends.iter().zip(ports).all(|(end, port)| {
+            let end = end.as_str().unwrap_or_default();
+            end.ends_with(&format!(":{port}"))
+        })
+    };
+    let flows = tap["flows"].as_array();
+    match flows.and_then(|flows| flows.iter().find(has)) {
+        Some(flow) => flow.to_string(),
+        None => "taut snoop does not know the flow".into(),
+    }
+}
+
 /// How long `signal` has to end a process.
 const END: Duration = Duration::from_secs(10);
 
@@ -121,4 +164,34 @@ const END: Duration = Duration::from_secs(10);
 fn terminate(child: &mut Child) -> io::Result<bool> {
     child.signal(Signal::TERM)?;
     Ok(child.wait_for(END)?.is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flow_is_found_by_both_ports() {
+        let tap = serde_json::json!({"flows": [
+            {"peer": "10.0.0.1:1000", "guest": "10.0.0.2:80", "mode": "ACTIVE"},
+            {"peer": "[fd66::1]:2000", "guest": "[fd66::2]:80", "mode": "NO_BUF"},
+        ]});
+        assert!(of_flow(&tap, [1000, 80]).contains("ACTIVE"));
+        assert!(of_flow(&tap, [2000, 80]).contains("NO_BUF"));
+        assert!(of_flow(&tap, [2000, 81]).contains("not know"));
+        assert!(of_flow(&Value::Null, [1, 2]).contains("not know"));
+    }
+
+    #[test]
+    fn exits_of_several_statuses_add_up() {
+        let tap = serde_json::json!({"to_guest": [["syn", 3], ["acked", 5]]});
+        let mut counts = BTreeMap::new();
+        add_exits(&tap, "to_guest", &mut counts);
+        add_exits(&tap, "to_guest", &mut counts);
+        add_exits(&Value::Null, "to_guest", &mut counts);
+        assert_eq!(
+            counts,
+            [("syn".to_owned(), 6), ("acked".to_owned(), 10)].into()
+        );
+    }
 }

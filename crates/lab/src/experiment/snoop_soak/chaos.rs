@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::plan::{Act, Options, Phase};
 use super::rig::{Rig, TAP};
 use crate::experiment::ExperimentError;
+use crate::experiment::guests::snooping;
 use crate::peer::Service;
 
 /// Where it is seen that the process runs.
@@ -32,10 +33,11 @@ pub(super) struct Done {
     pub(super) offs: u64,
     /// Promises that the processes themselves have found broken.
     pub(super) broken: u64,
-    /// Those that looked like that.
+    /// Those that looked like that while the guest did not drop any.
     pub(super) doubts: u64,
-    /// Packets towards the guest by their way out of the program, as the processes have counted.
-    pub(super) ways: BTreeMap<String, u64>,
+    /// What the processes have counted at the exits of their programs.
+    pub(super) to_guest: BTreeMap<String, u64>,
+    pub(super) from_guest: BTreeMap<String, u64>,
     /// The longest that `--off` took.
     pub(super) longest_off: Duration,
     /// A sentence for each thing that did not go as it has to.
@@ -160,7 +162,7 @@ impl<'a> Chaos<'a> {
         let name = format!("snoop-{}-{}", self.phase.number, self.lives);
         let service = Service::start(host, &name, command, METRICS, self.rig.world.dir())?;
         let deadline = Instant::now() + PATIENCE;
-        while status(self.rig)?[0]["state"] != "on" {
+        while status(self.rig)["state"] != "on" {
             if Instant::now() > deadline {
                 let said = service.said().unwrap_or_default();
                 self.fault(format!("taut snoop does not serve {TAP}; it said: {said}"));
@@ -190,7 +192,7 @@ impl<'a> Chaos<'a> {
             Some(status) if status.success() => return Ok(true),
             Some(status) => self.fault(format!("taut snoop {what} ended with {status}")),
             None => {
-                let status = status(self.rig)?;
+                let status = status(self.rig);
                 self.fault(format!(
                     "taut snoop {what} has not returned after {DRAINED:?}: {status}"
                 ));
@@ -201,25 +203,25 @@ impl<'a> Chaos<'a> {
 
     /// Keeps what only the process knows, before it ends.
     fn note(&mut self) {
-        let Ok(status) = status(self.rig) else { return };
-        self.done.broken += status[0]["broken_promises"].as_u64().unwrap_or(0);
-        for way in status[0]["from_guest"].as_array().into_iter().flatten() {
-            if way[0] == "doubt" {
-                self.done.doubts += way[1].as_u64().unwrap_or(0);
-            }
+        let status = status(self.rig);
+        self.done.broken += status["broken_promises"].as_u64().unwrap_or(0);
+        snooping::add_exits(&status, "to_guest", &mut self.done.to_guest);
+        let mut from_guest = BTreeMap::new();
+        snooping::add_exits(&status, "from_guest", &mut from_guest);
+        if !self.phase.faults.drops() {
+            self.done.doubts += from_guest.get("doubt").copied().unwrap_or(0);
         }
-        for way in status[0]["to_guest"].as_array().into_iter().flatten() {
-            let label = way[0].as_str().unwrap_or_default().to_owned();
-            *self.done.ways.entry(label).or_default() += way[1].as_u64().unwrap_or(0);
+        for (exit, count) in from_guest {
+            *self.done.from_guest.entry(exit).or_default() += count;
         }
-        if status[0]["state"] != "on" {
-            let (state, why) = (&status[0]["state"], &status[0]["why"]);
+        if status["state"] != "on" {
+            let (state, why) = (&status["state"], &status["why"]);
             self.fault(format!("{TAP} is {state} when it has to be on: {why}"));
         }
     }
 
     fn fault(&mut self, what: String) {
-        let options = self.phase.options.name();
+        let name = self.phase.name();
         let single = if self.phase.single {
             ", single segments"
         } else {
@@ -228,52 +230,13 @@ impl<'a> Chaos<'a> {
         let ring = self.phase.ring;
         self.done
             .faults
-            .push(format!("{what} (phase {options}{single}, ring of {ring})"));
+            .push(format!("{what} (phase {name}{single}, ring of {ring})"));
     }
 }
 
-/// What `taut snoop status --json` says; nothing when nobody answers.
-pub(super) fn status(rig: &Rig) -> Result<Value, ExperimentError> {
-    let output = Command::new(&rig.taut)
-        .args(["snoop", "status", "--json", "--control"])
-        .arg(rig.control())
-        .output()
-        .map_err(ExperimentError::machine("run taut snoop status"))?;
-    match serde_json::from_slice(&output.stdout) {
-        Ok(status) if output.status.success() => Ok(status),
-        _ => Ok(Value::Null),
-    }
-}
-
-/// Of a status, what is about the flow with these ports.
-pub(super) fn of_flow(status: &Value, ports: [u16; 2]) -> String {
-    let has = |flow: &&Value| {
-        let ends = [&flow["peer"], &flow["guest"]];
-        ends.iter().zip(ports).all(|(end, port)| {
-            let end = end.as_str().unwrap_or_default();
-            end.ends_with(&format!(":{port}"))
-        })
-    };
-    let flows = status[0]["flows"].as_array();
-    match flows.and_then(|flows| flows.iter().find(has)) {
-        Some(flow) => flow.to_string(),
-        None => "taut snoop does not know the flow".into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_flow_is_found_by_both_ports() {
-        let status = serde_json::json!([{"flows": [
-            {"peer": "10.0.0.1:1000", "guest": "10.0.0.2:80", "mode": "ACTIVE"},
-            {"peer": "[fd66::1]:2000", "guest": "[fd66::2]:80", "mode": "NO_BUF"},
-        ]}]);
-        assert!(of_flow(&status, [1000, 80]).contains("ACTIVE"));
-        assert!(of_flow(&status, [2000, 80]).contains("NO_BUF"));
-        assert!(of_flow(&status, [2000, 81]).contains("not know"));
-        assert!(of_flow(&Value::Null, [1, 2]).contains("not know"));
-    }
+/// The tap's part of what `taut snoop status --json` says; `Null` while no process answers.
+pub(super) fn status(rig: &Rig) -> Value {
+    let taps = snooping::status(&rig.taut, &rig.control());
+    let tap = taps.ok().and_then(|taps| taps.into_iter().next());
+    tap.unwrap_or_default()
 }

@@ -4,42 +4,21 @@
 //! What it is told has to be in the order of causes: what the guest sends before it enters the tap,
 //! what the peer gets after it has left the host.
 
+mod history;
+mod violation;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::segment::{ACK, FlowId, RST, SYN, Segment};
+use history::{Lagged, RecentEdge, is_after, later};
+use violation::Violation;
 
-/// By so much may what was sent at one time be seen out of order: two CPUs' queues, on a machine
-/// that has other things to do.
-const REORDERED: Duration = Duration::from_secs(1);
 /// Violations that are told of in full.
 const DESCRIBED: usize = 8;
 /// What is told of each: the last frames of its flow.
 const RECENT: usize = 24;
-
-/// What must not be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Violation {
-    /// Acknowledged by so many bytes beyond what the guest offers to take.
-    BeyondEdge(u32),
-    /// A window that ends so many bytes beyond what it offers.
-    WindowBeyondEdge(u32),
-    /// Acknowledged, and so many bytes have not been in the ring.
-    NotInRing(u32),
-    /// An acknowledgement by so many bytes lower than one of a while before, and not the guest's own.
-    WentBack(u32),
-    /// A sequence number that the guest has not come to.
-    SequenceAhead(u32),
-    /// No timestamps where they were agreed upon.
-    NoTimestamps,
-    /// A TSval that the guest has not come to, or has left behind.
-    WrongTsval(u32),
-    /// A TSecr that the peer has never sent.
-    WrongTsecr(u32),
-    /// A checksum that is wrong.
-    Checksum,
-}
 
 /// Where a frame was seen.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +36,8 @@ pub(super) struct Seen {
     pub(super) data: u64,
     /// Acknowledgements of what the guest had not acknowledged itself.
     pub(super) early: u64,
+    /// Frames of the guest that take back window which it had offered.
+    pub(super) retreats: u64,
     pub(super) violations: u64,
     /// The first of them, in words.
     pub(super) described: Vec<String>,
@@ -81,8 +62,10 @@ struct Watched {
     taken: u32,
     /// What has come beyond a hole: starts and ends.
     beyond_hole: Vec<(u32, u32)>,
-    /// The guest's right edge; `None`: it has said nothing.
+    /// The guest's farthest right edge; `None`: it has said nothing.
     edge: Option<u32>,
+    /// Its right edge as of late.
+    recent_edge: Option<RecentEdge>,
     /// Numbers that the guest has acknowledged itself, and the highest.
     own: HashSet<u32>,
     own_high: u32,
@@ -103,15 +86,6 @@ struct Opening {
     isn: u32,
     scale: Option<u8>,
     has_stamps: bool,
-}
-
-/// A number that grows, and what it was a while ago.
-#[derive(Clone, Copy, Debug)]
-struct Lagged {
-    high: u32,
-    recent: Option<u32>,
-    past: Option<u32>,
-    turned: Instant,
 }
 
 // === impl Checker ===
@@ -142,7 +116,7 @@ impl Checker {
         if let Some((value, _)) = segment.stamps {
             flow.peer_stamps.insert(value);
         }
-        self.seen.data += u64::from(segment.len > 0);
+        self.seen.data += u64::from(segment.len > 0 && !segment.flow.behind);
         self.sound(segment);
     }
 
@@ -182,9 +156,11 @@ impl Checker {
                 flow.snd = segment.end();
             }
         }
+        let mut retreats = false;
         if segment.has(ACK) && !segment.has(RST) {
             let edge = segment.ack.wrapping_add(flow.window(segment));
             flow.edge = Some(flow.edge.map_or(edge, |known| later(known, edge)));
+            retreats = RecentEdge::state(&mut flow.recent_edge, edge, now);
             flow.own_high = match flow.own.is_empty() {
                 true => segment.ack,
                 false => later(flow.own_high, segment.ack),
@@ -195,6 +171,7 @@ impl Checker {
         if let Some((value, _)) = segment.stamps {
             Lagged::raise(&mut flow.tsval, value, now);
         }
+        self.seen.retreats += u64::from(retreats);
         self.sound(segment);
     }
 
@@ -231,6 +208,16 @@ impl Checker {
         }
         let advances = before.is_none_or(|before| is_after(segment.ack, before));
         let early = advances && is_after(segment.ack, flow.own_high);
+        if early && segment.flow.behind {
+            violations.push(Violation::ForReceiverBehind);
+        }
+        if let (true, Some(recent)) = (early && over.cast_signed() <= 0, flow.recent_edge) {
+            let over = segment.ack.wrapping_sub(recent.as_of(now).farthest());
+            let over = over.wrapping_sub(beyond);
+            if over.cast_signed() > 0 {
+                violations.push(Violation::BeyondRetreat(over));
+            }
+        }
         let owed = is_after(segment.ack, flow.taken);
         self.seen.early += u64::from(early);
         if owed {
@@ -346,70 +333,6 @@ impl Opening {
             isn: syn.seq,
             scale: syn.scale,
             has_stamps: syn.stamps.is_some(),
-        }
-    }
-}
-
-// === impl Lagged ===
-
-impl Lagged {
-    fn raise(number: &mut Option<Self>, value: u32, now: Instant) {
-        let Some(known) = number else {
-            *number = Some(Self {
-                high: value,
-                recent: None,
-                past: None,
-                turned: now,
-            });
-            return;
-        };
-        *known = known.as_of(now);
-        known.high = later(known.high, value);
-    }
-
-    /// `past` is then no younger than [`REORDERED`]; `None`: nothing is.
-    fn as_of(mut self, now: Instant) -> Self {
-        if now.saturating_duration_since(self.turned) >= REORDERED {
-            self.past = self.recent;
-            self.recent = Some(self.high);
-            self.turned = now;
-        }
-        self
-    }
-}
-
-/// By signed difference (RFC 9293 3.4).
-fn is_after(a: u32, b: u32) -> bool {
-    a.wrapping_sub(b).cast_signed() > 0
-}
-
-fn later(a: u32, b: u32) -> u32 {
-    if is_after(b, a) { b } else { a }
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::BeyondEdge(n) => {
-                write!(f, "{n} bytes acknowledged beyond the guest's right edge")
-            }
-            Self::WindowBeyondEdge(n) => {
-                write!(f, "a window that ends {n} bytes beyond the guest's")
-            }
-            Self::NotInRing(n) => {
-                write!(f, "{n} bytes acknowledged that were not in the ring")
-            }
-            Self::WentBack(n) => write!(
-                f,
-                "an acknowledgement {n} bytes lower than one of a second before, and not the guest's own"
-            ),
-            Self::SequenceAhead(n) => {
-                write!(f, "a sequence number {n} beyond the guest's")
-            }
-            Self::NoTimestamps => f.write_str("no timestamps, which were agreed upon"),
-            Self::WrongTsval(n) => write!(f, "a TSval ({n}) that is not the guest's"),
-            Self::WrongTsecr(n) => write!(f, "a TSecr ({n}) that the peer has never sent"),
-            Self::Checksum => f.write_str("a wrong checksum"),
         }
     }
 }

@@ -8,15 +8,19 @@ use serde_json::Map;
 
 use super::chaos::Done;
 use super::mangle::Mangled;
-use super::plan::Options;
+use super::plan::{Options, Phase};
 use super::transfer::Streams;
 use crate::experiment::Request;
+use crate::experiment::guests::snooping::told;
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
 
 /// The least share of segments that the host has to acknowledge where it may: less says that
 /// hardly anything was tried. Handshakes, holes, closed windows, full rings and a process that is
 /// away take their part.
 const LEAST_EARLY: f64 = 0.1;
+
+/// The largest share of transfers that may hang where the process is killed while the guest drops data.
+const MOST_LOST_AT_KILL: f64 = 0.05;
 
 /// Everything that was seen.
 #[derive(Debug, Default)]
@@ -30,16 +34,24 @@ pub(super) struct Found {
     pub(super) violations: u64,
     pub(super) pauses: u64,
     pub(super) refused: u64,
+    /// Times at which the guest's TCP memory ran out; `None` if nothing here can make it.
+    pub(super) shortages: Option<u64>,
+    /// Frames in which the guest took back window.
+    pub(super) retreats: u64,
     pub(super) mangled: [Mangled; 2],
 }
 
 /// Of one phase.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
-    pub(super) options: Options,
+    pub(super) phase: Phase,
     pub(super) data: u64,
     pub(super) early: u64,
     pub(super) dropped: u64,
+    /// Segments that the guest's kernel dropped for want of memory or window.
+    pub(super) guest_dropped: u64,
+    /// Segments lost behind the guest.
+    pub(super) lost_behind: u64,
     pub(super) time: Duration,
 }
 
@@ -52,12 +64,29 @@ pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
     let dropped = found.parts.iter().map(|part| part.dropped).sum();
     let mangled = |of: fn(&Mangled) -> u64| found.mangled.iter().map(of).sum::<u64>();
     let early = share(&found.parts, |options| options != Options::Off);
-    let control = found.parts.iter().filter(|p| p.options == Options::Off);
+    let control = found
+        .parts
+        .iter()
+        .filter(|p| p.phase.options == Options::Off);
     let control_early = control.map(|part| part.early).sum();
-    let checks = [
+    let lost_at_kill = streams.lost_at_kill.load(Ordering::Relaxed);
+    let exposed: u64 = found
+        .parts
+        .iter()
+        .filter(|part| part.phase.may_lose())
+        .map(|part| part.phase.transfers)
+        .sum();
+    let sum = |of: fn(&Part) -> u64| found.parts.iter().map(of).sum::<u64>();
+    let guest_dropped = sum(|part| part.guest_dropped);
+    let lost_behind = sum(|part| part.lost_behind);
+    let mut checks = vec![
         (
             "transfers",
-            Check::exactly(transfers as f64, found.planned as f64),
+            Check::exactly((transfers + lost_at_kill) as f64, found.planned as f64),
+        ),
+        (
+            "lost_at_kill",
+            Check::at_most(lost_at_kill as f64, exposed as f64 * MOST_LOST_AT_KILL),
         ),
         ("streams_wrong", Check::none(wrong)),
         ("streams_hung", Check::none(hung)),
@@ -80,7 +109,12 @@ pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
         ("lost", once(mangled(|m| m.lost))),
         ("doubled", once(mangled(|m| m.doubled))),
         ("late", once(mangled(|m| m.late))),
+        ("guest_drops", once(guest_dropped)),
+        ("lost_behind", once(lost_behind)),
     ];
+    if let Some(shortages) = found.shortages {
+        checks.push(("shortages", once(shortages)));
+    }
     let headline = [
         ("transfers", transfers as f64),
         ("streams_wrong", wrong as f64),
@@ -92,12 +126,18 @@ pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
         ("offs", done.offs as f64),
         ("pauses", found.pauses as f64),
         ("ring_drops", dropped as f64),
+        ("lost_at_kill", lost_at_kill as f64),
+        ("guest_drops", guest_dropped as f64),
+        ("lost_behind", lost_behind as f64),
+        ("shortages", found.shortages.unwrap_or(0) as f64),
+        ("window_retreats", found.retreats as f64),
     ];
     let links = [
         (
             "peer-host",
             "each way 0.5 % of frames lost, 0.5 % doubled, 0.5 % late by up to 8 frames or 3 ms",
         ),
+        ("guest-behind", "each way 0.5 % of segments lost"),
         (
             "host-guest",
             "a tap's ring of 8 to 500 frames, emptied between pauses of 0 to 100 ms and now and then 1 s",
@@ -125,7 +165,7 @@ pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
 
 /// Data segments that the host acknowledged, of all in phases of these options.
 fn share(parts: &[Part], of: impl Fn(Options) -> bool) -> Option<f64> {
-    let parts = || parts.iter().filter(|part| of(part.options));
+    let parts = || parts.iter().filter(|part| of(part.phase.options));
     let data: u64 = parts().map(|part| part.data).sum();
     let early: u64 = parts().map(|part| part.early).sum();
     (data > 0).then(|| early as f64 / data as f64)
@@ -134,7 +174,7 @@ fn share(parts: &[Part], of: impl Fn(Options) -> bool) -> Option<f64> {
 fn series(found: &Found) -> Vec<Series> {
     let mut by: BTreeMap<_, Vec<&Part>> = BTreeMap::new();
     for part in &found.parts {
-        by.entry(part.options).or_default().push(part);
+        by.entry(part.phase.options).or_default().push(part);
     }
     let mut series = Vec::new();
     for (options, parts) in by {
@@ -160,34 +200,55 @@ fn notes(found: &Found) -> Vec<String> {
              {}, late {} and {} (towards the guest, and back).",
             to.lost, from.lost, to.doubled, from.doubled, to.late, from.late
         ),
+        match found.shortages {
+            Some(_) => "The guest's TCP memory is bounded by a memory cgroup.".to_owned(),
+            None => "The guest's TCP memory could not be bounded: no memory cgroup of version 1."
+                .to_owned(),
+        },
         format!("The longest `--off` took {:?}.", done.longest_off),
         format!(
-            "Towards the guest, as the processes have counted: {}.",
-            ways(done)
+            "The processes have counted towards the guest: {}; from the guest: {}.",
+            told(&done.to_guest),
+            told(&done.from_guest)
         ),
     ];
+    notes.extend(found.parts.iter().map(|part| {
+        format!(
+            "Phase {} ({}): {} transfers in {:.1} s, {} of {} frames acknowledged early, {} dropped by the \
+             ring, {} by the guest, {} lost behind it.",
+            part.phase.number,
+            part.phase.name(),
+            part.phase.transfers,
+            part.time.as_secs_f64(),
+            part.early,
+            part.data,
+            part.dropped,
+            part.guest_dropped,
+            part.lost_behind
+        )
+    }));
     notes.extend(found.described.iter().cloned());
     notes.extend(found.streams.described());
     notes.extend(done.faults.iter().cloned());
     notes
 }
 
-fn ways(done: &Done) -> String {
-    let ways = done.ways.iter().filter(|(_, count)| **count > 0);
-    let ways: Vec<_> = ways.map(|(way, count)| format!("{way} {count}")).collect();
-    ways.join(", ")
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::plan::Plan;
     use super::*;
 
     fn part(options: Options, data: u64, early: u64) -> Part {
         Part {
-            options,
+            phase: Phase {
+                options,
+                ..Plan::of(&request()).phases[0]
+            },
             data,
             early,
             dropped: 0,
+            guest_dropped: 0,
+            lost_behind: 0,
             time: Duration::ZERO,
         }
     }
@@ -206,13 +267,16 @@ mod tests {
 
     #[test]
     fn nothing_done_is_no_success() {
-        let request = Request {
+        assert!(!outcome(&Found::default(), &request()).calibration.ok);
+    }
+
+    fn request() -> Request {
+        Request {
             quick: true,
             seed: 1,
             runs: None,
             only: None,
             taut: std::path::PathBuf::new(),
-        };
-        assert!(!outcome(&Found::default(), &request).calibration.ok);
+        }
     }
 }

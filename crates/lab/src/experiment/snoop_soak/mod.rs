@@ -8,8 +8,11 @@
 
 mod chaos;
 mod checker;
+mod ends;
 mod figures;
 mod mangle;
+mod memory;
+mod offer;
 mod plan;
 mod pumps;
 mod rig;
@@ -33,13 +36,16 @@ use rig::Rig;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "snoop-soak",
     about: "taut snoop under loss, reordering, full rings, pauses of the guest, kills and --off: is every byte there",
-    has_parts: false,
+    has_parts: true,
     run,
 };
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let plan = Plan::of(request);
-    let rig = Rig::build(&request.taut)?;
+    if let (true, Some(only)) = (plan.phases.is_empty(), &request.only) {
+        return Err(ExperimentError::NoPart(only.clone()));
+    }
+    let rig = Rig::build(&request.taut, request.seed)?;
     let shared = Shared::default();
     let mut found = Found {
         planned: plan.phases.iter().map(|phase| phase.transfers).sum(),
@@ -72,6 +78,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let seen = shared.checker().seen.clone();
     found.violations = seen.violations;
     found.described = seen.described;
+    found.retreats = seen.retreats;
     let Rig { taps, world, .. } = rig;
     // A namespace lives for as long as a TAP of it is open.
     drop(taps);
@@ -92,22 +99,34 @@ fn run_phase(
     shared.single.store(phase.single, Ordering::Relaxed);
     shared.checker().begin_phase(phase.options.beyond());
     let (data, early) = counts(shared);
-    let dropped = rig.dropped()?;
+    let (dropped, guest_dropped, lost_behind) =
+        (rig.dropped()?, rig.guest_dropped()?, rig.lost_behind()?);
     let began = Instant::now();
     let chaos = Chaos::start(rig, *phase, &mut found.done)?;
     let (say, over) = channel();
-    std::thread::scope(|scope| {
+    let (tell, ended) = channel();
+    let memory = rig.memory.as_ref().filter(|_| phase.faults.exhausts);
+    let shortages = std::thread::scope(|scope| {
         let wreaking = scope.spawn(move || chaos.wreak(&over));
+        let exhausting =
+            memory.map(|memory| scope.spawn(move || memory::exhaust(memory, phase, &ended)));
         let carried = transfer::run(rig, phase, &found.streams, progress);
-        drop(say);
-        joined(wreaking).and(carried)
+        drop((say, tell));
+        let shortages = exhausting.map_or(Ok(0), joined);
+        joined(wreaking).and(carried)?;
+        shortages.map_err(ExperimentError::machine("bound the guest's TCP memory"))
     })?;
     let (data_then, early_then) = counts(shared);
+    if memory.is_some() {
+        *found.shortages.get_or_insert_default() += shortages;
+    }
     found.parts.push(Part {
-        options: phase.options,
+        phase: *phase,
         data: data_then - data,
         early: early_then - early,
         dropped: rig.dropped()?.saturating_sub(dropped),
+        guest_dropped: rig.guest_dropped()?.saturating_sub(guest_dropped),
+        lost_behind: rig.lost_behind()?.saturating_sub(lost_behind),
         time: began.elapsed(),
     });
     Ok(())

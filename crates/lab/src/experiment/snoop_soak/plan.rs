@@ -41,6 +41,19 @@ pub(super) enum Options {
     Ecn,
 }
 
+/// How a guest ill-treats what was acknowledged for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Faults {
+    /// Some transfers go through the guest to a receiver behind it, over a link that loses segments.
+    pub(super) forwards: bool,
+    /// Some applications lower and raise SO_RCVBUF while data is on the way.
+    pub(super) resizes: bool,
+    /// The guest's TCP memory runs out now and then.
+    pub(super) exhausts: bool,
+    /// The guest takes back window that it has offered (`tcp_shrink_window`).
+    pub(super) shrinks: bool,
+}
+
 /// What is done to it while streams flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
@@ -62,6 +75,10 @@ pub(super) struct Phase {
     pub(super) single: bool,
     /// Places of the guest's ring.
     pub(super) ring: u32,
+    pub(super) faults: Faults,
+    /// Whether the process may be killed. What the guest drops at that moment is lost, for the copies
+    /// are gone with the process.
+    pub(super) kills: bool,
     /// The first transfer, and how many.
     pub(super) first: u64,
     pub(super) transfers: u64,
@@ -84,6 +101,17 @@ pub(super) enum Reading {
     Slowly,
     /// Not at all for so long, at the start.
     Late(Duration),
+    /// With pauses, each with a smaller receive buffer than before and after it.
+    Resizing,
+}
+
+/// What the client offers in its SYN, and the server does not take up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Offer {
+    Nothing,
+    Mptcp,
+    /// A request for a cookie of TCP Fast Open.
+    FastOpen,
 }
 
 /// What one side does in a transfer.
@@ -103,6 +131,9 @@ pub(super) struct Transfer {
     pub(super) number: u64,
     pub(super) opener: Side,
     pub(super) v6: bool,
+    /// The guest's side is a host behind the guest.
+    pub(super) behind: bool,
+    pub(super) offer: Offer,
     pub(super) peer: Part,
     pub(super) guest: Part,
 }
@@ -117,15 +148,23 @@ pub(super) struct Plan {
 
 impl Plan {
     pub(super) fn of(request: &Request) -> Self {
-        let (transfers, rounds) = if request.quick { (360, 1) } else { (10_000, 4) };
+        let (transfers, rounds) = if request.quick { (480, 1) } else { (10_000, 4) };
         let mut random = Pcg64Mcg::seed_from_u64(request.seed);
+        let turn = random.next_u64();
         let count = rounds * Options::ALL.len() as u64;
         let phases = (0..count).map(|n| {
             let first = n * transfers / count;
             let round = n / Options::ALL.len() as u64;
+            let options = Options::ALL[n as usize % Options::ALL.len()];
+            let mut faults = Faults::draw(n.wrapping_add(turn), &mut random);
+            // Once in a long run, and named in its outcome.
+            let loses = round > 0 && round == rounds - 1 && options == Options::Plain;
+            faults.resizes |= loses;
             Phase {
                 number: n as u16,
-                options: Options::ALL[n as usize % Options::ALL.len()],
+                options,
+                faults,
+                kills: loses || !faults.drops(),
                 // Each set of options meets both; a short run has both at least.
                 single: (n + round).is_multiple_of(2),
                 ring: (RING.start + random.next_u64() % (RING.end - RING.start)) as u32,
@@ -134,9 +173,51 @@ impl Plan {
                 seed: random.next_u64(),
             }
         });
+        let asked = |phase: &Phase| {
+            let only = request.only.as_ref();
+            only.is_none_or(|only| phase.name().contains(only.as_str()))
+        };
         Self {
-            phases: phases.collect(),
+            phases: phases.filter(asked).collect(),
         }
+    }
+}
+
+// === impl Faults ===
+
+impl Faults {
+    /// Of five turns, one has none and each other has one fault for certain.
+    fn draw(turn: u64, random: &mut Pcg64Mcg) -> Self {
+        let own = turn % 5;
+        let mut is_there =
+            |fault: u64| own < 4 && (own == fault || random.next_u64().is_multiple_of(4));
+        Self {
+            forwards: is_there(0),
+            resizes: is_there(1),
+            exhausts: is_there(2),
+            shrinks: is_there(3),
+        }
+    }
+
+    /// Whether the guest may drop data that its window had offered to take.
+    pub(super) fn drops(self) -> bool {
+        self.resizes || self.exhausts || self.shrinks
+    }
+
+    /// Their names, for people.
+    pub(super) fn names(self) -> String {
+        let all = [
+            (self.forwards, "forwarding"),
+            (self.resizes, "SO_RCVBUF"),
+            (self.exhausts, "memory"),
+            (self.shrinks, "shrinking windows"),
+        ];
+        let names = all.iter().filter(|(is_there, _)| *is_there);
+        let names: Vec<_> = names.map(|(_, name)| *name).collect();
+        if names.is_empty() {
+            return "no faults".into();
+        }
+        names.join(", ")
     }
 }
 
@@ -184,6 +265,17 @@ impl Options {
 // === impl Phase ===
 
 impl Phase {
+    /// What it is called in the notes, and where a part of the run is asked for.
+    pub(super) fn name(&self) -> String {
+        let kills = if self.may_lose() { ", with kills" } else { "" };
+        format!("{}, {}{kills}", self.options.name(), self.faults.names())
+    }
+
+    /// Whether the host may lose what it has acknowledged: it is killed while the guest drops data.
+    pub(super) fn may_lose(&self) -> bool {
+        self.kills && self.faults.drops() && self.options != Options::Off
+    }
+
     /// The transfer of this number, whatever else is drawn.
     pub(super) fn transfer(&self, number: u64) -> Transfer {
         let mut random = Pcg64Mcg::seed_from_u64(mix(self.seed, number));
@@ -215,15 +307,31 @@ impl Phase {
             }
         };
         let peer = part(to_guest, false);
-        let guest = part(both || !to_guest, true);
+        let mut guest = part(both || !to_guest, true);
+        let opener = match draw(4) {
+            0 => Side::Guest,
+            _ => Side::Peer,
+        };
+        let v6 = draw(3) == 0;
+        let behind = draw(3) == 0 && self.faults.forwards;
+        // What is read at once takes no memory, and is not in a buffer that becomes smaller.
+        let (resizes, late) = (draw(2) == 0, draw(2) == 0);
+        if resizes && self.faults.resizes && !behind {
+            guest.reading = Reading::Resizing;
+        } else if late && self.faults.exhausts && !behind {
+            guest.reading = Reading::Late(Duration::from_millis(200 + draw(1_300)));
+        }
+        let offer = match draw(8) {
+            0 => Offer::Mptcp,
+            1 => Offer::FastOpen,
+            _ => Offer::Nothing,
+        };
         Transfer {
             number,
-            opener: if draw(4) == 0 {
-                Side::Guest
-            } else {
-                Side::Peer
-            },
-            v6: draw(3) == 0,
+            opener,
+            v6,
+            behind,
+            offer,
             peer,
             guest,
         }
@@ -232,6 +340,8 @@ impl Phase {
     /// What is done to the process, each after a pause, for as long as the phase lasts.
     pub(super) fn acts(&self) -> impl Iterator<Item = (Duration, Act)> + use<> {
         let mut random = Pcg64Mcg::seed_from_u64(!self.seed);
+        let kills = self.kills;
+        let mut is_first = true;
         // Each kind comes before any comes again.
         let mut bag = Vec::new();
         std::iter::repeat_with(move || {
@@ -240,14 +350,17 @@ impl Phase {
                 Duration::from_millis(range.start + random.next_u64() % span)
             };
             if bag.is_empty() {
-                bag = vec![
-                    Act::Kill(ms(0..300)),
-                    Act::Off(ms(0..300)),
-                    Act::Stop(ms(0..300)),
-                ];
+                bag = vec![Act::Off(ms(0..300)), Act::Stop(ms(0..300))];
+                if kills {
+                    bag.push(Act::Kill(ms(0..300)));
+                }
             }
             let pause = ms(500..3_000);
-            let index = random.next_u64() as usize % bag.len();
+            let mut index = random.next_u64() as usize % bag.len();
+            if std::mem::take(&mut is_first) {
+                // A short phase has one, too.
+                index = bag.len() - 1;
+            }
             (pause, bag.swap_remove(index))
         })
     }
@@ -262,6 +375,18 @@ impl Transfer {
             Side::Guest => &self.guest,
         }
     }
+}
+
+/// When the guest's TCP memory runs out: for how long there is enough, and then for how long not.
+pub(super) fn shortages(seed: u64) -> impl Iterator<Item = (Duration, Duration)> {
+    let mut random = Pcg64Mcg::seed_from_u64(seed.rotate_left(32));
+    std::iter::repeat_with(move || {
+        let mut ms = |range: Range<u64>| {
+            let span = range.end - range.start;
+            Duration::from_millis(range.start + random.next_u64() % span)
+        };
+        (ms(100..700), ms(100..800))
+    })
 }
 
 /// The guest's turns: for how long it has a CPU, and then for how long it has none.
@@ -285,67 +410,4 @@ fn mix(seed: u64, number: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-    use std::path::PathBuf;
-
-    use super::*;
-
-    fn plan(quick: bool) -> Plan {
-        Plan::of(&Request {
-            quick,
-            seed: 1,
-            runs: None,
-            only: None,
-            taut: PathBuf::new(),
-        })
-    }
-
-    #[test]
-    fn every_set_of_options_meets_frames_of_both_kinds_and_all_transfers_are_planned() {
-        let plan = plan(false);
-        let kinds: BTreeSet<_> = plan.phases.iter().map(|p| (p.options, p.single)).collect();
-        assert_eq!(kinds.len(), 2 * Options::ALL.len());
-        assert_eq!(plan.phases.iter().map(|p| p.transfers).sum::<u64>(), 10_000);
-        for pair in plan.phases.windows(2) {
-            assert_eq!(pair[0].first + pair[0].transfers, pair[1].first);
-        }
-    }
-
-    #[test]
-    fn the_short_form_has_every_set_of_options_too() {
-        let plan = plan(true);
-        let kinds: BTreeSet<_> = plan.phases.iter().map(|p| p.options).collect();
-        assert_eq!(kinds.len(), Options::ALL.len());
-        assert!(plan.phases.iter().any(|p| p.single));
-        assert!(plan.phases.iter().any(|p| !p.single));
-    }
-
-    #[test]
-    fn transfers_are_of_every_kind_and_the_same_for_a_seed() {
-        let phase = plan(false).phases[0];
-        let all: Vec<_> = (0..1_000).map(|n| phase.transfer(n)).collect();
-        assert_eq!(all[7], phase.transfer(7));
-        let has = |what: fn(&Transfer) -> bool| assert!(all.iter().any(what));
-        has(|t| t.v6);
-        has(|t| !t.v6);
-        has(|t| t.opener == Side::Guest);
-        has(|t| t.peer.bytes > 0 && t.guest.bytes > 0);
-        has(|t| t.peer.bytes == 0);
-        has(|t| t.peer.bytes > 1_000_000);
-        has(|t| (1..10).contains(&t.peer.bytes));
-        has(|t| t.peer.writing == Writing::Pieces);
-        has(|t| matches!(t.guest.reading, Reading::Late(_)));
-        has(|t| t.guest.reading == Reading::Slowly);
-        assert!(all.iter().all(|t| t.peer.bytes + t.guest.bytes > 0));
-    }
-
-    #[test]
-    fn every_kind_of_act_comes_before_any_comes_again() {
-        let acts: Vec<_> = plan(false).phases[0].acts().take(3).collect();
-        let has = |what: fn(&Act) -> bool| assert!(acts.iter().any(|(_, act)| what(act)));
-        has(|act| matches!(act, Act::Kill(_)));
-        has(|act| matches!(act, Act::Stop(_)));
-        has(|act| matches!(act, Act::Off(_)));
-    }
-}
+mod tests;

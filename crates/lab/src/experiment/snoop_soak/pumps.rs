@@ -1,18 +1,17 @@
 //! The two threads that carry frames: the network between the peer and the host, and the guest's CPU.
 
 use std::io;
-use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use taut_sys::tap::Tap;
 
 use super::checker::Checker;
 use super::mangle::{Mangled, Mangler};
 use super::plan;
 use super::segment::{Segment, complete_checksum};
+use crate::experiment::tap_frames::{next, wait_for};
 use crate::link::frame::Frame;
 
 /// Frames taken from one TAP before the other has its turn.
@@ -165,15 +164,6 @@ fn empty(ring: &Tap, guest: &Tap, buffer: &mut [u8], shared: &Shared) -> io::Res
     }
 }
 
-/// The next frame's length; `None`: there is none.
-fn next(tap: &Tap, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-    match tap.read(buffer) {
-        Ok(len) => Ok(Some(len)),
-        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
-        Err(e) => Err(e),
-    }
-}
-
 /// The frame, or each of its segments as a network would carry it.
 fn pieces(read: &[u8], shared: &Shared) -> Vec<Vec<u8>> {
     if !shared.single.load(Ordering::Relaxed) {
@@ -189,14 +179,4 @@ fn pieces(read: &[u8], shared: &Shared) -> Vec<Vec<u8>> {
         complete_checksum(piece);
     }
     pieces
-}
-
-fn wait_for(taps: [&Tap; 2], limit: Duration) -> io::Result<()> {
-    let fds = taps.map(|tap| tap.as_fd());
-    let mut fds = fds.each_ref().map(|fd| PollFd::new(fd, PollFlags::IN));
-    let limit = Timespec::try_from(limit).map_err(io::Error::other)?;
-    match rustix::event::poll(&mut fds, Some(&limit)) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(e) => Err(e.into()),
-    }
 }

@@ -1,15 +1,19 @@
-//! The world: a peer, a guest, and a host between them that has the guest's tap at its bridge.
+//! The world: a peer, a guest, a host between them that has the guest's tap at its bridge, and a host
+//! behind the guest.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use taut_sys::tap::{Tap, TapError};
 
 use super::plan::{GROWN_RMEM, Options, Phase, Side, USUAL_RMEM};
+use super::transfer::AT_ONCE;
 use crate::experiment::ExperimentError;
-use crate::world::{Host, World, WorldBuilder};
+use crate::experiment::commands::{add_neighbour, ip};
+use crate::experiment::peer_networks::{LANS, PREFIXES, guest_addr, peer_addr};
+use crate::link::shape::{LinkSpec, Shape};
+use crate::world::{Host, TcpMemory, World, WorldBuilder};
 
 /// The guest's tap.
 pub(super) const TAP: &str = "guest0";
@@ -20,9 +24,22 @@ const DEVICE: &str = "eth0";
 /// Places of all rings but the guest's: nothing is to be lost in them.
 const AMPLE: u32 = 16_384;
 
+/// Counters of segments that a kernel drops for want of memory or window, received ones among them.
+const DROPS: [&str; 5] = [
+    "TCPRcvQDrop",
+    "TCPZeroWindowDrop",
+    "TCPOFODrop",
+    "OfoPruned",
+    "RcvPruned",
+];
+/// The share of segments that are lost behind the guest, each way.
+const LOSS_BEHIND: f64 = 0.005;
+
 /// The world with nothing running in it.
 pub(super) struct Rig {
     pub(super) taps: Taps,
+    /// What bounds the TCP memory of the guest's sockets, where the machine has something that does.
+    pub(super) memory: Option<TcpMemory>,
     pub(super) world: World,
     pub(super) taut: PathBuf,
 }
@@ -38,11 +55,16 @@ pub(super) struct Taps {
 // === impl Rig ===
 
 impl Rig {
-    pub(super) fn build(taut: &Path) -> Result<Self, ExperimentError> {
+    pub(super) fn build(taut: &Path, seed: u64) -> Result<Self, ExperimentError> {
+        let inner = LinkSpec::both(Shape::default().loss(LOSS_BEHIND)).seed(seed);
         let world = WorldBuilder::new("snoop-soak")
             .host("peer")
             .host("host")
             .host("guest")
+            .host("behind")
+            .link("guest", "behind", inner)
+            .sysctl("guest", "net.ipv4.ip_forward", "1")
+            .sysctl("guest", "net.ipv6.conf.all.forwarding", "1")
             .build()?;
         let tap = |host: &str, name: &str| -> Result<Tap, ExperimentError> {
             let made = world.host(host).run(|| Tap::create(name))?;
@@ -57,8 +79,10 @@ impl Rig {
             ring: tap("host", TAP)?,
             guest: tap("guest", DEVICE)?,
         };
+        let memory = world.tcp_memory();
         let rig = Self {
             taps,
+            memory: memory.map_err(ExperimentError::machine("bound the guest's TCP memory"))?,
             world,
             taut: taut.to_owned(),
         };
@@ -73,20 +97,64 @@ impl Rig {
         }
         self.ip("host", &format!("link set {UP} txqueuelen {AMPLE}"))?;
         self.ip("host", "link set bridge up")?;
-        for side in [Side::Peer, Side::Guest] {
-            let name = side.host();
-            self.ip(name, &format!("link set {DEVICE} txqueuelen {AMPLE} up"))?;
-            for v6 in [false, true] {
-                let prefix = if v6 { "64 nodad" } else { "24" };
-                let addr = addr(side, v6);
-                self.ip(name, &format!("addr add {addr}/{prefix} dev {DEVICE}"))?;
+        let [peer, guest] = ["peer", "guest"].map(|name| self.world.host(name));
+        for host in [peer, guest] {
+            ip(host, &format!("link set {DEVICE} txqueuelen {AMPLE} up"))?;
+        }
+        for v6 in [false, true] {
+            let prefix = PREFIXES[usize::from(v6)];
+            let own = guest_addr(v6);
+            ip(guest, &format!("addr add {own}/{prefix} dev {DEVICE}"))?;
+            for worker in 0..AT_ONCE {
+                let own = peer_addr(worker as u16, v6);
+                ip(peer, &format!("addr add {own}/{prefix} dev {DEVICE}"))?;
+                add_neighbour(guest, DEVICE, own, (peer, DEVICE))?;
             }
+        }
+        for v6 in [false, true] {
+            self.lay_behind(v6)?;
         }
         Ok(())
     }
 
-    pub(super) fn host(&self, side: Side) -> &Host {
-        self.world.host(side.host())
+    /// The ways between the peer and the host behind the guest.
+    fn lay_behind(&self, v6: bool) -> Result<(), ExperimentError> {
+        let [guest, behind] = [false, true].map(|behind| self.addr(Side::Guest, behind, v6, 0));
+        let inner = self.world.host("guest");
+        let inner = match v6 {
+            false => IpAddr::from(inner.addr()),
+            true => inner.addr6().into(),
+        };
+        let text = self.ip("behind", &format!("-j route get {inner}"))?;
+        let routes: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        let gateway = routes[0]["gateway"].as_str().unwrap_or_default();
+        // Without `src` the kernel would take the address of the link, to which the peer has no route.
+        let lan = LANS[usize::from(v6)];
+        self.ip(
+            "behind",
+            &format!("route add {lan} via {gateway} src {behind}"),
+        )?;
+        self.ip("peer", &format!("route add {behind} via {guest}"))?;
+        Ok(())
+    }
+
+    /// The host on which a side of a transfer runs.
+    pub(super) fn host(&self, side: Side, behind: bool) -> &Host {
+        self.world.host(match side {
+            Side::Guest if behind => "behind",
+            _ => side.host(),
+        })
+    }
+
+    /// Its address; the peer has one for each worker.
+    pub(super) fn addr(&self, side: Side, behind: bool, v6: bool, worker: u16) -> IpAddr {
+        let host = self.host(side, behind);
+        match (side, v6) {
+            (Side::Peer, _) => peer_addr(worker, v6),
+            (Side::Guest, _) if !behind => guest_addr(v6),
+            (Side::Guest, false) => host.addr().into(),
+            (Side::Guest, true) => host.addr6().into(),
+        }
     }
 
     /// Sets what the phase has of its own. There is no connection, and no `taut snoop`.
@@ -96,17 +164,38 @@ impl Rig {
             Options::Grow => GROWN_RMEM,
             _ => USUAL_RMEM,
         };
-        let guest = self.host(Side::Guest);
+        let guest = self.world.host("guest");
         guest.set_sysctl("net.ipv4.tcp_rmem", rmem)?;
+        let shrinks = if phase.faults.shrinks { "1" } else { "0" };
+        guest.set_sysctl("net.ipv4.tcp_shrink_window", shrinks)?;
         let ecn = if phase.options == Options::Ecn {
             "1"
         } else {
             "0"
         };
-        for side in [Side::Peer, Side::Guest] {
-            self.host(side).set_sysctl("net.ipv4.tcp_ecn", ecn)?;
+        for host in ["peer", "guest", "behind"] {
+            self.world.host(host).set_sysctl("net.ipv4.tcp_ecn", ecn)?;
         }
         Ok(())
+    }
+
+    /// Segments that the guest has dropped for want of memory or window (`TcpExt` of `nstat`).
+    pub(super) fn guest_dropped(&self) -> Result<u64, ExperimentError> {
+        let read = self
+            .world
+            .host("guest")
+            .run(|| std::fs::read_to_string("/proc/thread-self/net/netstat"))?;
+        let text = read.map_err(ExperimentError::machine("read the guest's counters"))?;
+        Ok(DROPS.iter().map(|name| counter(&text, name)).sum())
+    }
+
+    /// Segments that the link behind the guest has lost.
+    pub(super) fn lost_behind(&self) -> Result<u64, ExperimentError> {
+        let reports = self.world.link_reports()?;
+        let each = reports
+            .iter()
+            .map(|r| r.a_to_b.path.loss_drops + r.b_to_a.path.loss_drops);
+        Ok(each.sum())
     }
 
     /// Frames that the guest's ring has refused.
@@ -121,22 +210,8 @@ impl Rig {
         self.world.dir().join("snoop.sock")
     }
 
-    /// `ip` in a host's namespace; what it says.
     fn ip(&self, host: &str, line: &str) -> Result<String, ExperimentError> {
-        let machine = |source| ExperimentError::Machine {
-            action: format!("run `ip {line}` (Debian package iproute2)"),
-            source,
-        };
-        let output = Command::new("ip")
-            .args(["-n", self.world.host(host).netns().name()])
-            .args(line.split(' '))
-            .output()
-            .map_err(machine)?;
-        if !output.status.success() {
-            let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            return Err(machine(io::Error::other(why)));
-        }
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        ip(self.world.host(host), line)
     }
 }
 
@@ -158,14 +233,26 @@ impl Side {
     }
 }
 
-/// The address of a side.
-pub(super) fn addr(side: Side, v6: bool) -> IpAddr {
-    let last = match side {
-        Side::Peer => 1,
-        Side::Guest => 2,
-    };
-    match v6 {
-        false => Ipv4Addr::new(10, 66, 0, last).into(),
-        true => Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, last.into()).into(),
+/// A counter of `/proc/net/netstat`: a line of names, and a line of values below it.
+fn counter(netstat: &str, name: &str) -> u64 {
+    let lines: Vec<_> = netstat.lines().collect();
+    let pairs = lines.chunks_exact(2);
+    let found = pairs.filter_map(|pair| {
+        let at = pair[0].split(' ').position(|word| word == name)?;
+        pair[1].split(' ').nth(at)?.parse::<u64>().ok()
+    });
+    found.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_is_found_below_its_name() {
+        let text = "TcpExt: A TCPRcvQDrop B\nTcpExt: 1 7 2\nIpExt: A C\nIpExt: 5 6\n";
+        assert_eq!(counter(text, "TCPRcvQDrop"), 7);
+        assert_eq!(counter(text, "C"), 6);
+        assert_eq!(counter(text, "D"), 0);
     }
 }

@@ -1,8 +1,11 @@
 //! What the checker has to know of a frame.
 
+use std::net::IpAddr;
+
 use etherparse::{NetSlice, SlicedPacket, TcpOptionElement, TransportSlice};
 use taut_sys::tap::VnetHeader;
 
+use crate::experiment::peer_networks::guest_addr;
 use crate::link::checksum;
 
 pub(super) const FIN: u8 = 0x01;
@@ -10,10 +13,11 @@ pub(super) const SYN: u8 = 0x02;
 pub(super) const RST: u8 = 0x04;
 pub(super) const ACK: u8 = 0x10;
 
-/// A connection of the guest's. (There is one peer and one guest.)
+/// A connection of the guest's, or of the host behind it. (There is one of each, and one peer.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct FlowId {
     pub(super) v6: bool,
+    pub(super) behind: bool,
     pub(super) peer_port: u16,
     pub(super) guest_port: u16,
 }
@@ -49,20 +53,26 @@ impl Segment {
         };
         let segment = tcp.slice();
         let mut pseudo = Vec::with_capacity(40);
-        let (v6, header_is_right) = match packet.net.as_ref()? {
+        let (ends, header_is_right) = match packet.net.as_ref()? {
             NetSlice::Ipv4(ip) => {
                 let header = ip.header();
                 pseudo.extend(header.source());
                 pseudo.extend(header.destination());
-                (false, checksum::sum(header.slice()) == 0xffff)
+                let ends = [header.source_addr(), header.destination_addr()];
+                let sum = checksum::sum(header.slice());
+                (ends.map(IpAddr::from), sum == 0xffff)
             }
             NetSlice::Ipv6(ip) => {
-                pseudo.extend(ip.header().source());
-                pseudo.extend(ip.header().destination());
-                (true, true)
+                let header = ip.header();
+                pseudo.extend(header.source());
+                pseudo.extend(header.destination());
+                let ends = [header.source_addr(), header.destination_addr()];
+                (ends.map(IpAddr::from), true)
             }
             NetSlice::Arp(_) => return None,
         };
+        let v6 = ends[0].is_ipv6();
+        let behind = ends[usize::from(!from_guest)] != guest_addr(v6);
         pseudo.extend(u32::try_from(segment.len()).ok()?.to_be_bytes());
         pseudo.extend([0, 0, 0, 6]);
         let pseudo = checksum::sum(&pseudo);
@@ -79,12 +89,14 @@ impl Segment {
             flow: if from_guest {
                 FlowId {
                     v6,
+                    behind,
                     peer_port: tcp.destination_port(),
                     guest_port: tcp.source_port(),
                 }
             } else {
                 FlowId {
                     v6,
+                    behind,
                     peer_port: tcp.source_port(),
                     guest_port: tcp.destination_port(),
                 }
@@ -175,6 +187,7 @@ mod tests {
             let segment = Segment::read(&frame(v6, b"hello"), false).unwrap();
             let flow = FlowId {
                 v6,
+                behind: true,
                 peer_port: 1000,
                 guest_port: 80,
             };

@@ -296,8 +296,10 @@ impl Flow {
             self.block = said.sack;
         }
         self.vm_snd = self.vm_snd.max(s.data_end());
-        if let Some(tsval) = s.tsval() {
-            self.ts_vm = self.ts_vm.max(tsval);
+        if let Some((value, echo)) = said.timestamps {
+            self.ts_vm = self.ts_vm.max(value);
+            // Its TS.Recent, also of what was not seen here (RFC 7323 4.3).
+            self.ts_peer = self.ts_peer.max(echo);
         }
         self.see_guest(s);
     }

@@ -1,9 +1,11 @@
 //! That every violation is reported, and nothing else is.
 
+use super::history::REORDERED;
 use super::*;
 
 const FLOW: FlowId = FlowId {
     v6: false,
+    behind: false,
     peer_port: 1000,
     guest_port: 80,
 };
@@ -149,6 +151,82 @@ fn with_growth_it_may_be_beyond_by_what_was_stated() {
     early.ack = early.ack.wrapping_add(1);
     made.peer_got(&early);
     made.has(&[Violation::BeyondEdge(1), Violation::WindowBeyondEdge(1)]);
+}
+
+#[test]
+fn new_acknowledgements_beyond_an_edge_that_was_taken_back_are_reported_after_a_while() {
+    let mut made = Made::new();
+    made.guest_got(0, 9000);
+    made.peer_got(&Made::early(5000));
+    // The window is closed: the guest has dropped something.
+    let closed = Segment {
+        window: 0,
+        ..Made::ack(1000, 902, 51)
+    };
+    made.checker.guest_sends(&closed, made.now);
+    assert_eq!(made.checker.seen.retreats, 1);
+    // On its way at that moment.
+    made.peer_got(&Made::early(6000));
+    made.has(&[]);
+    made.now += 3 * REORDERED;
+    // What was acknowledged before may be said again.
+    made.peer_got(&Made::early(6000));
+    made.has(&[]);
+    made.peer_got(&Made::early(6100));
+    made.has(&[Violation::BeyondRetreat(5100)]);
+}
+
+#[test]
+fn an_edge_that_was_taken_back_counts_again_when_it_is_offered_again() {
+    let mut made = Made::new();
+    made.guest_got(0, 9000);
+    let closed = Segment {
+        window: 0,
+        ..Made::ack(0, 902, 51)
+    };
+    made.checker.guest_sends(&closed, made.now);
+    made.now += 3 * REORDERED;
+    made.guest_acks(0, 903, 51);
+    let mut early = Made::early(9000);
+    early.stamps = Some((903, 51));
+    made.peer_got(&early);
+    made.has(&[]);
+}
+
+#[test]
+fn an_acknowledgement_for_a_receiver_behind_the_guest_is_reported() {
+    let mut made = Made::new();
+    let behind = FlowId {
+        behind: true,
+        ..FLOW
+    };
+    let watched = made.checker.flows.remove(&FLOW).unwrap();
+    made.checker.flows.insert(behind, watched);
+    let of = |segment: Segment| Segment {
+        flow: behind,
+        ..segment
+    };
+    made.checker.guest_got(&of(segment(FIRST, 5, 1000)));
+    made.peer_got(&of(Made::early(1000)));
+    made.has(&[Violation::ForReceiverBehind]);
+    // The receiver's own.
+    let own = of(Made::ack(1000, 902, 51));
+    made.checker.guest_sends(&own, made.now);
+    made.peer_got(&own);
+    made.has(&[Violation::ForReceiverBehind]);
+}
+
+#[test]
+fn what_is_retransmitted_to_the_guest_is_no_violation() {
+    let mut made = Made::new();
+    made.guest_got(0, 3000);
+    made.peer_got(&Made::early(3000));
+    made.now += 3 * REORDERED;
+    made.guest_got(0, 1500);
+    made.guest_got(1500, 1500);
+    made.guest_acks(3000, 902, 51);
+    made.checker.settle();
+    made.has(&[]);
 }
 
 #[test]

@@ -1,0 +1,74 @@
+//! `ip` and `nft` in a host's namespace.
+
+use std::io::{self, Write as _};
+use std::net::IpAddr;
+use std::process::{Command, Output, Stdio};
+
+use super::ExperimentError;
+use crate::world::Host;
+
+/// Runs `ip` with the words of `line` and returns what it wrote.
+pub(super) fn ip(host: &Host, line: &str) -> Result<String, ExperimentError> {
+    let line = format!("-n {} {line}", host.netns().name());
+    let output = Command::new("ip")
+        .args(line.split_whitespace())
+        .stdin(Stdio::null())
+        .output();
+    checked(output).map_err(ExperimentError::machine(&format!(
+        "run `ip {line}` (Debian package iproute2)"
+    )))
+}
+
+/// Tells a host where a neighbour is. A host that forwards IPv6 without a link-local address cannot ask.
+pub(super) fn add_neighbour(
+    host: &Host,
+    device: &str,
+    addr: IpAddr,
+    (of, its): (&Host, &str),
+) -> Result<(), ExperimentError> {
+    let text = ip(of, &format!("-j link show {its}"))?;
+    let links: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+    let mac = links[0]["address"].as_str().unwrap_or_default();
+    ip(
+        host,
+        &format!("neigh replace {addr} lladdr {mac} dev {device} nud permanent"),
+    )?;
+    Ok(())
+}
+
+/// Replaces all nftables rules of the host by `rules`.
+pub(super) fn nft(host: &Host, rules: &str) -> Result<(), ExperimentError> {
+    let script = format!("flush ruleset\n{rules}");
+    let run = || {
+        let mut command = Command::new("nft");
+        command
+            .args(["-f", "-"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut nft = host.spawn(command)?;
+        let pipes = nft.pipes();
+        let stdin = pipes.stdin.take();
+        stdin.map_or(Ok(()), |mut stdin| stdin.write_all(script.as_bytes()))?;
+        let mut said = String::new();
+        if let Some(mut stderr) = pipes.stderr.take() {
+            io::Read::read_to_string(&mut stderr, &mut said)?;
+        }
+        match nft.wait()?.success() {
+            true => Ok(()),
+            false => Err(io::Error::other(said.trim().to_owned())),
+        }
+    };
+    run().map_err(ExperimentError::machine(
+        "set nftables rules (Debian package nftables)",
+    ))
+}
+
+fn checked(output: io::Result<Output>) -> io::Result<String> {
+    let output = output?;
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(io::Error::other(why));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

@@ -1,0 +1,65 @@
+//! `snoop-hazards`: guests that do not keep what `taut snoop` acknowledges for them.
+//!
+//! A guest that forwards acknowledges nothing itself: the receiver behind it does, and a segment that
+//! is lost on the way there is still needed. A guest whose application lowers SO_RCVBUF drops data
+//! that its window had offered to take. Every transfer has to complete all the same.
+
+mod cell;
+mod figures;
+mod forwarding;
+mod plan;
+mod pump;
+mod rcvbuf;
+mod rig;
+
+use super::outcome::Outcome;
+use super::progress::Progress;
+use super::{Experiment, ExperimentError, Request};
+use figures::Found;
+use plan::Plan;
+use pump::Cpu;
+use rig::Rig;
+
+/// For the list of experiments.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "snoop-hazards",
+    about: "taut snoop before guests that forward, and guests that lower SO_RCVBUF: does every transfer complete",
+    has_parts: true,
+    run,
+};
+
+fn run(request: &Request) -> Result<Outcome, ExperimentError> {
+    let plan = Plan::of(request);
+    if let (true, Some(only)) = (plan.cells.is_empty(), &request.only) {
+        return Err(ExperimentError::NoPart(only.clone()));
+    }
+    let rig = Rig::build(request)?;
+    let cpu = Cpu::default();
+    let progress = Progress::new("snoop-hazards: transfers", plan.transfers());
+    let mut found = Found::default();
+    std::thread::scope(|scope| {
+        let carrying = scope.spawn(|| cpu.carry(&rig.taps));
+        let mut done = Ok(());
+        for cell in &plan.cells {
+            cpu.pause(cell.paused);
+            done = cell::run(&rig, cell, &progress).map(|part| found.parts.push(part));
+            if done.is_err() {
+                break;
+            }
+        }
+        cpu.end();
+        let carried = carrying
+            .join()
+            .unwrap_or_else(|p| std::panic::resume_unwind(p));
+        done?;
+        carried.map_err(ExperimentError::machine("carry frames"))
+    })?;
+    drop(progress);
+    let Rig { taps, world, .. } = rig;
+    // A namespace lives for as long as a TAP of it is open.
+    drop(taps);
+    world
+        .tear_down()
+        .map_err(ExperimentError::machine("take the world down"))?;
+    Ok(figures::outcome(&found, &plan, request))
+}

@@ -1,0 +1,243 @@
+//! Which transfers are made, and what the guest does to them.
+
+use crate::experiment::Request;
+
+/// What the guest does with the data that it is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Hazard {
+    /// It forwards them to a receiver behind it, over a link that loses segments.
+    Forwarding(Way),
+    /// Its application lowers SO_RCVBUF while data is on the way.
+    Rcvbuf(Reads),
+}
+
+/// When an application reads what has come since it lowered SO_RCVBUF.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Reads {
+    /// After 0.3 to 2 s.
+    Soon,
+    /// After 8 to 15 s: a sender, and a host, have tried it several times and wait long between tries.
+    Late,
+}
+
+/// How a guest forwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Way {
+    /// As a router: the receiver's own address, and a TTL that is one less.
+    Routed,
+    /// As a NAT: the peer knows the guest's address only.
+    Nat,
+    /// As a router that sets the TTL back to 64, so that the host cannot see that it forwards.
+    TtlKept,
+}
+
+/// Transfers under one set of conditions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cell {
+    pub(super) hazard: Hazard,
+    pub(super) v6: bool,
+    /// The guest's CPU is given to it for 30 ms and then to others for 60 ms, in turns.
+    pub(super) paused: bool,
+    /// With `taut snoop`; without it, the cell is a control.
+    pub(super) snoop: bool,
+    pub(super) transfers: u64,
+    pub(super) seed: u64,
+    /// The first of the ports at which its receivers listen.
+    pub(super) port: u16,
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) cells: Vec<Cell>,
+}
+
+/// Transfers under way at a time, each at a port of its own.
+pub(super) const AT_ONCE: u16 = 20;
+/// The ports of all cells.
+pub(super) const PORTS: std::ops::Range<u16> = 5_000..6_000;
+
+/// Hazard, IPv6, paused, and how many transfers: with `taut snoop` and without, and both in the short form.
+const CELLS: [(Hazard, bool, bool, [u64; 4]); 9] = [
+    (
+        Hazard::Forwarding(Way::Routed),
+        false,
+        false,
+        [300, 50, 40, 10],
+    ),
+    (
+        Hazard::Forwarding(Way::Routed),
+        true,
+        false,
+        [250, 25, 20, 0],
+    ),
+    (
+        Hazard::Forwarding(Way::Routed),
+        false,
+        true,
+        [200, 0, 20, 0],
+    ),
+    (
+        Hazard::Forwarding(Way::Nat),
+        false,
+        false,
+        [250, 25, 20, 10],
+    ),
+    (
+        Hazard::Forwarding(Way::TtlKept),
+        false,
+        false,
+        [200, 0, 20, 0],
+    ),
+    (Hazard::Rcvbuf(Reads::Soon), false, false, [380, 50, 30, 10]),
+    (Hazard::Rcvbuf(Reads::Soon), true, false, [100, 0, 0, 0]),
+    (Hazard::Rcvbuf(Reads::Soon), false, true, [480, 50, 30, 10]),
+    (Hazard::Rcvbuf(Reads::Late), false, false, [40, 20, 0, 0]),
+];
+
+// === impl Plan ===
+
+impl Plan {
+    pub(super) fn of(request: &Request) -> Self {
+        let mut cells = Vec::new();
+        for (hazard, v6, paused, transfers) in CELLS {
+            let form = if request.quick { 2 } else { 0 };
+            for snoop in [true, false] {
+                let cell = Cell {
+                    hazard,
+                    v6,
+                    paused,
+                    snoop,
+                    transfers: transfers[form + usize::from(!snoop)],
+                    seed: request.seed << 16 | cells.len() as u64,
+                    port: PORTS.start + cells.len() as u16 * AT_ONCE,
+                };
+                cells.push(cell);
+            }
+        }
+        let asked = |name: String| {
+            let only = request.only.as_ref();
+            only.is_none_or(|only| name.contains(only.as_str()))
+        };
+        cells.retain(|cell| cell.transfers > 0 && asked(cell.name()));
+        Self { cells }
+    }
+
+    pub(super) fn transfers(&self) -> u64 {
+        self.cells.iter().map(|cell| cell.transfers).sum()
+    }
+}
+
+// === impl Cell ===
+
+impl Cell {
+    /// Its name in the figures.
+    pub(super) fn name(&self) -> String {
+        let way = match self.hazard {
+            Hazard::Forwarding(Way::Routed) => "forwarding",
+            Hazard::Forwarding(Way::Nat) => "forwarding NAT",
+            Hazard::Forwarding(Way::TtlKept) => "forwarding TTL kept",
+            Hazard::Rcvbuf(Reads::Soon) => "rcvbuf",
+            Hazard::Rcvbuf(Reads::Late) => "rcvbuf read late",
+        };
+        let version = if self.v6 { "IPv6" } else { "IPv4" };
+        let paused = if self.paused { " paused" } else { "" };
+        let snoop = if self.snoop { "snoop" } else { "control" };
+        format!("{way}/{version}{paused}/{snoop}")
+    }
+}
+
+/// Draws of a transfer, the same for the same seed (SplitMix64).
+#[derive(Debug)]
+pub(super) struct Draws(u64);
+
+impl Draws {
+    pub(super) fn of(cell: &Cell, number: u64) -> Self {
+        Self(cell.seed << 24 ^ number)
+    }
+
+    /// A number from `range`.
+    pub(super) fn from(&mut self, range: std::ops::Range<u64>) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        range.start + (z ^ (z >> 31)) % (range.end - range.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn plan(quick: bool, only: Option<&str>) -> Plan {
+        Plan::of(&Request {
+            quick,
+            seed: 1,
+            runs: None,
+            only: only.map(str::to_owned),
+            taut: PathBuf::new(),
+        })
+    }
+
+    #[test]
+    fn each_hazard_has_a_thousand_transfers_with_snoop_and_a_control() {
+        let plan = plan(false, None);
+        let count = |snoop, of: fn(Hazard) -> bool| -> u64 {
+            let cells = plan
+                .cells
+                .iter()
+                .filter(|c| c.snoop == snoop && of(c.hazard));
+            cells.map(|cell| cell.transfers).sum()
+        };
+        let told = |h| matches!(h, Hazard::Forwarding(Way::Routed | Way::Nat));
+        assert_eq!(count(true, told), 1_000);
+        assert_eq!(count(true, |h| matches!(h, Hazard::Rcvbuf(_))), 1_000);
+        assert!(count(false, told) > 0);
+        assert!(count(false, |h| matches!(h, Hazard::Rcvbuf(_))) > 0);
+    }
+
+    #[test]
+    fn no_two_cells_share_a_name_a_seed_or_a_port() {
+        let cells = plan(false, None).cells;
+        let names: BTreeSet<_> = cells.iter().map(Cell::name).collect();
+        let seeds: BTreeSet<_> = cells.iter().map(|cell| cell.seed).collect();
+        let ports: BTreeSet<_> = cells.iter().map(|cell| cell.port / AT_ONCE).collect();
+        assert!([names.len(), seeds.len(), ports.len()] == [cells.len(); 3]);
+        assert!(
+            cells
+                .iter()
+                .all(|cell| PORTS.contains(&(cell.port + AT_ONCE)))
+        );
+    }
+
+    #[test]
+    fn the_short_form_has_every_way_and_a_part_of_it_can_be_asked_for() {
+        let plan_of = |only| plan(true, only).cells;
+        let ways: BTreeSet<_> = plan_of(None).iter().map(|cell| cell.hazard).collect();
+        assert_eq!(ways.len(), 4);
+        let only = plan_of(Some("rcvbuf"));
+        assert!(
+            !only.is_empty()
+                && only
+                    .iter()
+                    .all(|cell| matches!(cell.hazard, Hazard::Rcvbuf(_)))
+        );
+        assert!(plan_of(Some("nothing")).is_empty());
+    }
+
+    #[test]
+    fn draws_stay_in_their_range_and_differ() {
+        let cell = plan(true, None).cells[0];
+        let mut draws = Draws::of(&cell, 3);
+        let drawn: BTreeSet<_> = (0..100).map(|_| draws.from(5..25)).collect();
+        assert!(drawn.len() > 10 && drawn.iter().all(|n| (5..25).contains(n)));
+        assert_eq!(
+            Draws::of(&cell, 3).from(0..1 << 40),
+            Draws::of(&cell, 3).from(0..1 << 40)
+        );
+    }
+}

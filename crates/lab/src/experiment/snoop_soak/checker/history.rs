@@ -1,0 +1,103 @@
+//! Numbers of a flow, and what they were a while ago.
+
+use std::time::{Duration, Instant};
+
+/// By so much may what was sent at one time be seen out of order: two CPUs' queues, on a machine
+/// that has other things to do.
+pub(super) const REORDERED: Duration = Duration::from_secs(1);
+
+/// A right edge that may retreat. What the guest takes back stays allowed for [`REORDERED`] at least.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RecentEdge {
+    latest: u32,
+    /// The farthest since `turned`, and in the time before that.
+    now: u32,
+    past: u32,
+    turned: Instant,
+}
+
+/// A number that grows, and what it was a while ago.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lagged {
+    pub(super) high: u32,
+    recent: Option<u32>,
+    pub(super) past: Option<u32>,
+    turned: Instant,
+}
+
+// === impl RecentEdge ===
+
+impl RecentEdge {
+    /// The guest states `edge`; whether it thereby takes something back.
+    pub(super) fn state(recent: &mut Option<Self>, edge: u32, now: Instant) -> bool {
+        let Some(known) = recent else {
+            *recent = Some(Self {
+                latest: edge,
+                now: edge,
+                past: edge,
+                turned: now,
+            });
+            return false;
+        };
+        let retreats = is_after(known.latest, edge);
+        *known = known.as_of(now);
+        known.latest = edge;
+        known.now = later(known.now, edge);
+        retreats
+    }
+
+    pub(super) fn as_of(mut self, now: Instant) -> Self {
+        let age = now.saturating_duration_since(self.turned);
+        if age >= REORDERED {
+            self.past = if age >= 2 * REORDERED {
+                self.latest
+            } else {
+                self.now
+            };
+            self.now = self.latest;
+            self.turned = now;
+        }
+        self
+    }
+
+    pub(super) fn farthest(self) -> u32 {
+        later(later(self.now, self.past), self.latest)
+    }
+}
+
+// === impl Lagged ===
+
+impl Lagged {
+    pub(super) fn raise(number: &mut Option<Self>, value: u32, now: Instant) {
+        let Some(known) = number else {
+            *number = Some(Self {
+                high: value,
+                recent: None,
+                past: None,
+                turned: now,
+            });
+            return;
+        };
+        *known = known.as_of(now);
+        known.high = later(known.high, value);
+    }
+
+    /// `past` is then no younger than [`REORDERED`]; `None`: nothing is.
+    pub(super) fn as_of(mut self, now: Instant) -> Self {
+        if now.saturating_duration_since(self.turned) >= REORDERED {
+            self.past = self.recent;
+            self.recent = Some(self.high);
+            self.turned = now;
+        }
+        self
+    }
+}
+
+/// By signed difference (RFC 9293 3.4).
+pub(super) fn is_after(a: u32, b: u32) -> bool {
+    a.wrapping_sub(b).cast_signed() > 0
+}
+
+pub(super) fn later(a: u32, b: u32) -> u32 {
+    if is_after(b, a) { b } else { a }
+}

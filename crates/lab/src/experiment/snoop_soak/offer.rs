@@ -1,0 +1,43 @@
+//! Connections whose SYN offers what the other side does not take up.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use nix::sys::socket::{setsockopt, sockopt::TcpFastOpenConnect};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
+
+use super::plan::Offer;
+use crate::experiment::streams::connect_within;
+
+/// Connects from an address within `limit`. A kernel that has no MPTCP connects without.
+pub(super) fn connect(
+    from: IpAddr,
+    to: SocketAddr,
+    offer: Offer,
+    limit: Duration,
+) -> io::Result<TcpStream> {
+    let family = match to {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let socket = |protocol| {
+        socket_with(
+            family,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            Some(protocol),
+        )
+    };
+    let socket = match offer {
+        Offer::Mptcp => socket(ipproto::MPTCP).or_else(|_| socket(ipproto::TCP)),
+        Offer::Nothing | Offer::FastOpen => socket(ipproto::TCP),
+    }?;
+    if offer == Offer::FastOpen {
+        // The first SYN to a server asks it for a cookie. It gives none, so that no other SYN has data.
+        setsockopt(&socket, TcpFastOpenConnect, &true)?;
+    }
+    rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;
+    connect_within(&socket, to, limit)?;
+    Ok(socket.into())
+}

@@ -1,0 +1,29 @@
+//! The short form of `taut lab run snoop-hazards`. In a file of its own, so that no other experiment
+//! runs beside it.
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+#[path = "shared/short_form.rs"]
+mod short_form;
+
+use short_form::{assert_none, assert_some, short_form};
+
+#[test]
+fn a_guest_that_forwards_or_drops_what_it_offered_to_take_costs_no_transfer() {
+    let outcome = short_form("snoop-hazards");
+    // Only what holds however slow the machine is.
+    let none = [
+        "controls_incomplete",
+        "forwarding_incomplete",
+        "forwarding_ttl_kept_incomplete",
+        "rcvbuf_incomplete",
+    ];
+    assert_none(&outcome, &none);
+    // And that there was something to survive.
+    let some = [
+        "complete",
+        "forwarding_lost_behind",
+        "rcvbuf_acked_early",
+        "ttl_kept_acked_early",
+    ];
+    assert_some(&outcome, &some);
+}
