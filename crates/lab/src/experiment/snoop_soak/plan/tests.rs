@@ -101,7 +101,7 @@ fn a_guest_that_drops_data_has_no_mptcp_sockets() {
             ..Faults::default()
         };
         let mptcp = |n| phase.transfer(n).offer == Offer::Mptcp;
-        let of = |side| (0..400).filter(|n| phase.transfer(*n).opener == side && mptcp(*n));
+        let of = |side| (0..400).filter(move |n| phase.transfer(*n).opener == side && mptcp(*n));
         assert!(of(Side::Peer).count() > 10);
         assert_eq!(of(Side::Guest).count() > 0, !exhausts);
     }
