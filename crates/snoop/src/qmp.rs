@@ -369,7 +369,8 @@ impl Connection {
     }
 
     fn break_off(&mut self, now: Duration, error: &LinkError) {
-        if !self.said {
+        // Not at the first: a tap may come a moment before its machine, and go a moment after it.
+        if !self.said && self.retry > RETRY {
             tracing::warn!(
                 taps = self.taps.join(" "), socket = %self.path.display(),
                 "no QMP, so that early ACKs do not stop by themselves before a migration: {error}"

@@ -247,9 +247,9 @@ fn early_acks_stop_while_qemu_says_so_and_an_operators_off_outlasts_it() {
     assert!(host.ask(&["--on", "vnet0"]).status.success());
     assert_eq!(host.status()[0]["state"], "on");
 
-    drop(qemu);
-    serving.wait_for("no QMP");
+    drop((qemu, listener));
     serving.wait_for("no early ACKs: QEMU closed its monitor");
+    serving.wait_for("no QMP");
 }
 
 #[test]

@@ -68,6 +68,36 @@ impl Monitor {
         });
     }
 
+    /// Saves a snapshot of the machine (`savevm`) into a file, which the machine then has open.
+    pub(crate) fn save_snapshot(&mut self, file: &Path) {
+        let create = |options| json!({"job-id": "create", "options": options});
+        let to = json!({"driver": "file", "filename": file, "size": 0});
+        self.run_job("blockdev-create", create(to));
+        let to = json!({"driver": "file", "filename": file, "node-name": "file"});
+        self.execute("blockdev-add", to);
+        let to = json!({"driver": "qcow2", "file": "file", "size": 1 << 20});
+        self.run_job("blockdev-create", create(to));
+        let to = json!({"driver": "qcow2", "file": "file", "node-name": "disk"});
+        self.execute("blockdev-add", to);
+        self.run_job(
+            "snapshot-save",
+            json!({"job-id": "save", "tag": "saved", "vmstate": "disk", "devices": ["disk"]}),
+        );
+    }
+
+    /// Runs a job of QEMU's, which has to succeed.
+    fn run_job(&mut self, command: &str, arguments: Value) {
+        let id = arguments["job-id"].clone();
+        self.execute(command, arguments);
+        wait_until("a job of QEMU's", || {
+            let jobs = self.execute("query-jobs", json!({}));
+            let job = jobs.as_array()?.iter().find(|job| job["id"] == id)?;
+            assert!(job.get("error").is_none(), "{command}: {job}");
+            (job["status"] == "concluded").then_some(())
+        });
+        self.execute("job-dismiss", json!({"id": id}));
+    }
+
     fn next(&mut self) -> Value {
         let mut line = String::new();
         let read = self.stream.read_line(&mut line).unwrap();

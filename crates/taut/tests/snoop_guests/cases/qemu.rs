@@ -124,6 +124,13 @@ fn a_guest_that_is_saved_and_continued_receives_everything() {
     rig.machine.monitor.execute("cont", json!({}));
     rig.snoop.is_on(TAP, true);
     rig.arrives_whole(stream);
+
+    let stream = rig.stream();
+    let file = rig.world.dir.path().join("snapshot");
+    // QEMU stops the guest meanwhile.
+    rig.machine.monitor.save_snapshot(&file);
+    rig.snoop.is_on(TAP, true);
+    rig.arrives_whole(stream);
     rig.snoop.stop();
 }
 

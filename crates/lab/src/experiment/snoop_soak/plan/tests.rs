@@ -93,6 +93,21 @@ fn transfers_go_behind_the_guest_and_buffers_change_where_the_phase_has_it() {
 }
 
 #[test]
+fn a_guest_that_drops_data_has_no_mptcp_sockets() {
+    let mut phase = plan(false).phases[0];
+    for exhausts in [false, true] {
+        phase.faults = Faults {
+            exhausts,
+            ..Faults::default()
+        };
+        let mptcp = |n| phase.transfer(n).offer == Offer::Mptcp;
+        let of = |side| (0..400).filter(move |n| phase.transfer(*n).opener == side && mptcp(*n));
+        assert!(of(Side::Peer).count() > 10);
+        assert_eq!(of(Side::Guest).count() > 0, !exhausts);
+    }
+}
+
+#[test]
 fn every_kind_of_act_comes_before_any_comes_again() {
     let plan = plan(false);
     let phase = plan.phases.iter().find(|phase| phase.kills).unwrap();
