@@ -51,6 +51,8 @@ pub(crate) struct Observer {
     /// The guest's Ethernet address is known; if not, whether frames came from it, and from another one.
     mac_known: bool,
     from_guest: bool,
+    /// The guest has sent something by which the programs follow the connection.
+    followed: bool,
     from_others: bool,
     /// The TTL of its segments, and one that systems send with besides.
     ttl: Option<u8>,
@@ -95,6 +97,7 @@ impl Observer {
             blocks: Vec::new(),
             mac_known: setup.config.guest_mac.is_some(),
             from_guest: false,
+            followed: false,
             from_others: false,
             ttl: None,
             added_ttl: setup.config.guest_ttl,
@@ -239,7 +242,7 @@ impl Observer {
             }
             self.ended = Some("the guest's contradiction");
         }
-        if s.has(FIN) && own && self.known {
+        if s.has(FIN) && own && self.followed {
             self.ended = Some("the guest's FIN");
         }
         if own {
@@ -275,9 +278,10 @@ impl Observer {
         self.from_guest |= own;
         self.from_others |= !own;
         let mixed = !self.mac_known && self.from_guest && self.from_others;
-        if mixed || !own && self.known {
+        if mixed || !own && self.followed {
             self.ended = Some("a frame from another Ethernet address");
         }
+        self.followed |= own && self.is_sent_with(s.ttl) && s.has(SYN | ACK) && !s.has(FIN);
         if own && s.has(ACK) && !s.has(SYN) {
             let first = *self.ttl.get_or_insert(s.ttl);
             if first != s.ttl {

@@ -326,6 +326,9 @@ impl Flow {
         if !s.has(ACK) {
             return;
         }
+        if let Some((_, echo)) = s.said().timestamps {
+            self.ts_peer = self.ts_peer.max(echo);
+        }
         if s.ack.after(self.vm) {
             self.vm = s.ack;
             self.owed = now;
