@@ -332,6 +332,9 @@ pub fn run(
             patience = patience.min(at.saturating_duration_since(Instant::now()));
         }
         match told.recv_timeout(patience) {
+            Ok(Event::Asked(Question::On { .. }, asker)) if stop_at.is_some() => {
+                asker.tell(Answer::Error("the process is about to end".into()));
+            }
             Ok(Event::Asked(Question::Off { tap }, asker)) if follow.turn_off(&tap) => {
                 draining.push((tap, asker));
             }
