@@ -597,7 +597,7 @@ fn answer(follow: &mut Follow, question: Question) -> Answer {
     }
 }
 
-/// A tap takes 17 descriptors, and two more with clsact.
+/// A tap takes 26 descriptors, and two more with clsact.
 fn more_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let all = Rlimit {
