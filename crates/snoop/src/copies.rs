@@ -31,7 +31,6 @@ pub struct Copies {
 struct Taken {
     copies: Vec<Copy>,
     bytes: usize,
-    most: usize,
 }
 
 // === impl Copies ===
@@ -93,16 +92,10 @@ impl Copies {
             })
     }
 
-    /// Takes copies out of the ring buffer until it is empty or what was taken has `most` bytes.
-    pub fn take(&self, most: usize) -> Vec<Copy> {
-        {
-            let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-            taken.most = most;
-        }
-        if most > 0 {
-            // An error is the end that `Taken::add` has asked for.
-            let _ = self.ring.consume();
-        }
+    /// Takes all copies out of the ring buffer, or as many bytes as it has room for if more come meanwhile.
+    pub fn take(&self) -> Vec<Copy> {
+        // An error is the end that `Taken::add` has asked for.
+        let _ = self.ring.consume();
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.bytes = 0;
         std::mem::take(&mut taken.copies)
@@ -131,7 +124,11 @@ impl Taken {
             self.bytes += copy.frame.len();
             self.copies.push(copy);
         }
-        if self.bytes < self.most { 0 } else { ENOUGH }
+        if self.bytes < RING_BYTES as usize {
+            0
+        } else {
+            ENOUGH
+        }
     }
 }
 

@@ -83,6 +83,8 @@ pub struct Follow {
     options: Options,
     copies: Copies,
     retained: Retained,
+    /// No tap is served any more.
+    stopping: bool,
     taps: BTreeMap<u32, Served>,
     /// What was said of devices that cannot be served, so that it is said once.
     said: BTreeMap<u32, String>,
@@ -104,6 +106,8 @@ struct Served {
     distrusted: Vec<Prefix>,
     /// When it became unfit because several networks were.
     unfit_since: Option<Duration>,
+    /// As much is retained for the guest as its share allows.
+    full: bool,
     /// The guest's Ethernet address, if it is known.
     guest_mac: Option<[u8; 6]>,
     /// What is sent to the guest again goes this way.
@@ -248,7 +252,8 @@ impl Follow {
     pub fn new(options: Options) -> Result<Self, ProgramError> {
         Ok(Self {
             copies: Copies::new(copies::RING_BYTES)?,
-            retained: Retained::new(options.retained),
+            retained: Retained::default(),
+            stopping: false,
             options,
             taps: BTreeMap::new(),
             said: BTreeMap::new(),
@@ -263,7 +268,8 @@ impl Follow {
     /// Retains what has been acknowledged early, and sends guests again what they lack of it. `now`: CLOCK_MONOTONIC.
     /// Returns whether anything is retained, so that this has to be called again.
     pub fn retransmit(&mut self, now: Duration) -> bool {
-        for copy in self.copies.take(self.retained.room()) {
+        // All of them: what waits in the ring buffer cannot be retransmitted.
+        for copy in self.copies.take() {
             if self.taps.contains_key(&copy.ifindex) {
                 self.retained.add(copy, now);
             }
@@ -297,6 +303,7 @@ impl Follow {
                 served.act(&key, &flow, &due, retained, self.options.config, now);
             }
         }
+        self.share_room();
         let more = !self.retained.is_empty();
         if !more && let Err(error) = self.copies.wake_with_the_next() {
             tracing::warn!("{error}");
@@ -304,8 +311,27 @@ impl Follow {
         more
     }
 
-    /// Gives no more acknowledgements at any tap.
+    /// Ends early ACKs at taps for whose guests as much is retained as their share of the room allows, and has them go on
+    /// when half of it is free. So no guest can take the room of the others.
+    fn share_room(&mut self) {
+        let share = self.options.retained / self.taps.len().max(1);
+        for (index, served) in &mut self.taps {
+            let bytes = self.retained.bytes_of(*index);
+            let full = bytes >= share || served.full && bytes > share / 2;
+            if full == served.full {
+                continue;
+            }
+            served.full = full;
+            tracing::debug!(tap = %served.device.name, bytes, full, "the share of copies");
+            if let Err(error) = served.configure(self.options.config) {
+                tracing::warn!(tap = %served.device.name, "{error}");
+            }
+        }
+    }
+
+    /// Gives no more early ACKs at any tap, and serves no new ones.
     pub(crate) fn turn_all_off(&mut self) {
+        self.stopping = true;
         let config = self.options.config;
         for served in self.taps.values_mut() {
             served.turned_off = true;
@@ -352,7 +378,8 @@ impl Follow {
             }
         }
         for device in &devices {
-            if self.taps.contains_key(&device.index) || !self.options.wants(&device.name) {
+            let known = self.taps.contains_key(&device.index);
+            if known || self.stopping || !self.options.wants(&device.name) {
                 continue;
             }
             match self.serve(device, now) {
@@ -402,6 +429,7 @@ impl Follow {
             trust: Trust::default(),
             distrusted: Vec::new(),
             unfit_since: None,
+            full: false,
             guest_mac: self.options.guest_mac(device),
             socket,
             acked: HashMap::new(),
@@ -528,6 +556,7 @@ impl Served {
             sharing: self.sharing,
             distrusted: self.distrusted.len() as u32,
             guest_mac: self.guest_mac,
+            full: self.full,
             ..config
         };
         self.program.configure(&config, self.until)
@@ -730,7 +759,10 @@ impl Served {
                     "the guest lacks bytes that were acknowledged early; they are being retransmitted to it"
                 );
                 self.counts.repaired += 1;
-                self.trust.repaired(Prefix::of(key.peer.ip()), now);
+                // A client can make a doubt by itself, and not what the guest says of its window.
+                if flow.mode != Mode::Bypass(Bypass::Doubt) {
+                    self.trust.repaired(Prefix::of(key.peer.ip()), now);
+                }
                 let left = match flow.mode {
                     Mode::Bypass(_) => Ok(()),
                     _ => self.program.leave(key, Bypass::Contradicted),
@@ -816,8 +848,8 @@ fn ticks(time: Duration) -> u32 {
 
 fn patience(flow: &Flow) -> Duration {
     match flow.mode {
-        // What is owed is not forgotten.
-        _ if flow.promised() > 0 => IDLE,
+        // What is outstanding is not forgotten, however long the guest is stopped.
+        mode if flow.promised() > 0 && mode != Mode::Bypass(Bypass::BrokenPromise) => Duration::MAX,
         // A SYN that nobody answers, or that nobody meant (a flood of them would fill the table).
         Mode::Syn
         | Mode::Unproven

@@ -149,6 +149,7 @@ mod tests {
             l4_at: if v6 { 54 } else { 34 },
             header,
             segment: data.len() as u32,
+            begun: 0,
             at: Duration::ZERO,
             frame: frame.into(),
         }
@@ -168,6 +169,7 @@ mod tests {
         seen_ns: 0,
         exposed_most: 0,
         heard: 0,
+        begun: 0,
         vm_una: 1234,
         peer_window: 555,
         ts_peer: 0x0102_0304,

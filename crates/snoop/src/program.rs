@@ -5,7 +5,9 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{
+    MapCore, MapFlags, Object, ObjectBuilder, ProgramInput, RingBuffer, RingBufferBuilder,
+};
 use taut_sys::Errno;
 use taut_sys::bpf::tc::{AttachPoint, Attached};
 use taut_sys::bpf::{Entry, hash_entries, run_time};
@@ -276,21 +278,24 @@ impl Program {
 
     /// Leaves a flow alone from now on.
     pub(crate) fn leave(&self, key: &Key, why: Bypass) -> Result<(), ProgramError> {
-        let flows = map(&self.object, "flows")?;
-        let key = key.encode();
-        let flow = flows
-            .lookup(&key, MapFlags::LOCK)
-            .map_err(refused("flows"))?;
-        let Some(mut flow) = flow else {
-            return Ok(());
+        let mut order = key.encode().to_vec();
+        order.extend(u32::from(why.encode()).to_ne_bytes());
+        map(&self.object, "order")?
+            .update(&0u32.to_ne_bytes(), &order, MapFlags::ANY)
+            .map_err(refused("order"))?;
+        // By a program, for what was read here would be old when it is written.
+        let name = "snoop_leave";
+        let mut programs = self.object.progs_mut();
+        let program = programs.find(|p| p.name() == name);
+        let input = ProgramInput {
+            data_in: Some(&[0; 64]),
+            ..Default::default()
         };
-        Flow::leave_alone(&mut flow, why);
-        match flows.update(&key, &flow, MapFlags::LOCK | MapFlags::EXIST) {
-            Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
-                Err(refused("flows")(error))
-            }
-            _ => Ok(()),
-        }
+        program
+            .ok_or(ProgramError::Part(name))?
+            .test_run(input)
+            .map(|_| ())
+            .map_err(refused("flows"))
     }
 
     /// Says of which networks guests are, for [`Config::by_address`].

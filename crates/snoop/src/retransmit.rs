@@ -21,6 +21,10 @@ pub const SILENT: Duration = Duration::from_secs(2);
 /// Times double with each try (RFC 6298 5.5), up to this.
 pub const PAUSE_MAX: Duration = Duration::from_secs(60);
 
+/// A copy of a segment that was not acknowledged early is dropped after so long. (The programs decide within
+/// microseconds.)
+const NOT_ACKNOWLEDGED: Duration = Duration::from_millis(100);
+
 /// After so long without progress the guest is given up: about as long as Linux senders try (`tcp_retries2`, 924 s).
 pub const GIVE_UP: Duration = Duration::from_secs(900);
 
@@ -34,11 +38,11 @@ const TICK_SHIFT: u32 = 20;
 pub type Id = (u32, Key);
 
 /// All that is retained.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Retained {
     flows: HashMap<Id, Held>,
-    bytes: usize,
-    most: usize,
+    /// Bytes of frames, by the number of the tap.
+    bytes: HashMap<u32, usize>,
 }
 
 /// Of one flow.
@@ -48,8 +52,11 @@ struct Held {
     copies: VecDeque<Copy>,
     /// Bytes of their frames.
     bytes: usize,
-    /// VM_SEQ at the last look.
+    /// Which connection of its key it is ([`Flow::begun`]).
+    begun: u32,
+    /// VM_SEQ and RCV_EDGE at the last look.
     vm_seq: u32,
+    rcv_edge: u32,
     /// When it last moved, or the first copy came.
     moved: Duration,
     /// When something was last sent, and how often since VM_SEQ moved.
@@ -86,28 +93,13 @@ pub(crate) enum News {
 // === impl Retained ===
 
 impl Retained {
-    /// Room for `most` bytes of frames.
-    pub(crate) fn new(most: usize) -> Self {
-        Self {
-            flows: HashMap::new(),
-            bytes: 0,
-            most,
-        }
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
         self.flows.is_empty()
     }
 
     /// Bytes of frames that are retained for the guest of a tap.
     pub(crate) fn bytes_of(&self, ifindex: u32) -> usize {
-        let flows = self.flows.iter().filter(|((tap, _), _)| *tap == ifindex);
-        flows.map(|(_, held)| held.bytes).sum()
-    }
-
-    /// Bytes for which there is room.
-    pub(crate) fn room(&self) -> usize {
-        self.most.saturating_sub(self.bytes)
+        self.bytes.get(&ifindex).copied().unwrap_or(0)
     }
 
     pub(crate) fn ids(&self) -> Vec<Id> {
@@ -116,12 +108,12 @@ impl Retained {
 
     /// Retains a copy.
     pub(crate) fn add(&mut self, copy: Copy, now: Duration) {
-        let bytes = copy.frame.len();
+        let tap = self.bytes.entry(copy.ifindex).or_default();
         let flow = self.flows.entry((copy.ifindex, copy.key));
-        let flow = flow.or_insert_with(|| Held::new(copy.seq, now));
-        flow.copies.push_back(copy);
-        flow.bytes += bytes;
-        self.bytes += bytes;
+        let flow = flow.or_insert_with(|| Held::new(&copy, now));
+        let before = flow.bytes;
+        flow.add(copy, now);
+        *tap = *tap + flow.bytes - before;
     }
 
     /// The programs have seen that the guest lacks something of a flow.
@@ -149,8 +141,10 @@ impl Retained {
                 Due::default()
             }
         };
-        let ended = held.copies.is_empty();
-        self.bytes -= before - held.bytes;
+        let (ended, after) = (held.copies.is_empty(), held.bytes);
+        if let Some(tap) = self.bytes.get_mut(&id.0) {
+            *tap -= before - after;
+        }
         if ended {
             self.flows.remove(id);
         }
@@ -168,25 +162,22 @@ impl Retained {
 
     /// Forgets all flows of a tap that is no longer served.
     pub(crate) fn forget(&mut self, ifindex: u32) {
-        let bytes = &mut self.bytes;
-        self.flows.retain(|(index, _), held| {
-            let stays = *index != ifindex;
-            if !stays {
-                *bytes -= held.bytes;
-            }
-            stays
-        });
+        self.flows.retain(|(index, _), _| *index != ifindex);
+        self.bytes.remove(&ifindex);
     }
 }
 
 // === impl Held ===
 
 impl Held {
-    fn new(vm_seq: u32, now: Duration) -> Self {
+    fn new(first: &Copy, now: Duration) -> Self {
+        let vm_seq = first.seq;
         Self {
             copies: VecDeque::new(),
             bytes: 0,
+            begun: first.begun,
             vm_seq,
+            rcv_edge: vm_seq,
             moved: now,
             sent: None,
             tries: 0,
@@ -202,11 +193,23 @@ impl Held {
         self.bytes = 0;
     }
 
-    /// Drops what the guest has acknowledged.
-    fn drop_before(&mut self, vm_seq: u32) {
+    fn add(&mut self, copy: Copy, now: Duration) {
+        // The ports are used again.
+        if copy.begun != self.begun {
+            *self = Self::new(&copy, now);
+        }
+        self.bytes += copy.frame.len();
+        self.copies.push_back(copy);
+    }
+
+    /// Drops what the guest has acknowledged, and what was not acknowledged early in the end: NEXT_SEQ did not move, for
+    /// the ring was full.
+    fn drop_what_is_not_needed(&mut self, flow: &Flow, now: Duration) {
         let bytes = &mut self.bytes;
         self.copies.retain(|copy| {
-            let stays = is_after(copy.end(), vm_seq);
+            let is_early = is_after(flow.next_seq, copy.seq);
+            let is_new = now.saturating_sub(copy.at) < NOT_ACKNOWLEDGED;
+            let stays = is_after(copy.end(), flow.vm_seq) && (is_early || is_new);
             if !stays {
                 *bytes -= copy.frame.len();
             }
@@ -215,12 +218,19 @@ impl Held {
     }
 
     fn look(&mut self, flow: &Flow, now: Duration) -> Due {
+        if flow.begun != self.begun {
+            self.clear();
+            return Due::default();
+        }
         let progress = flow.vm_seq != self.vm_seq;
+        // The guest has room again, and nobody else knows what it lacks.
+        let opens = !progress && is_after(flow.rcv_edge, self.rcv_edge);
+        self.rcv_edge = flow.rcv_edge;
         if progress {
             (self.vm_seq, self.moved, self.tries) = (flow.vm_seq, now, 0);
         }
         // Also those that came to the ring buffer late.
-        self.drop_before(flow.vm_seq);
+        self.drop_what_is_not_needed(flow, now);
         let lacks = flow.promised();
         if lacks == 0 {
             let repaired = std::mem::take(&mut self.lacking);
@@ -237,12 +247,12 @@ impl Held {
                 news: Some(News::Lost(lacks)),
             };
         }
-        let evidence = std::mem::take(&mut self.evidence) && self.tries == 0;
+        let evidence = std::mem::take(&mut self.evidence) && !self.lacking;
         let lacking = evidence || self.has_waited(now, HEARD) && self.is_heard(flow);
         if self.lacking && progress {
             // It takes what it is sent.
             self.burst = (self.burst * 2).min(BURST_MAX);
-        } else if lacking || self.has_waited(now, SILENT) {
+        } else if lacking || self.lacking && opens || self.has_waited(now, SILENT) {
             self.burst = 1;
             self.sent_to = flow.vm_seq;
             self.tries += 1;

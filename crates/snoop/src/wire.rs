@@ -98,6 +98,8 @@ pub struct Flow {
     pub exposed_most: u32,
     /// When the guest was last heard in this flow, in ticks of 2^20 ns of CLOCK_MONOTONIC.
     pub heard: u32,
+    /// The peer's first byte; 0 if the flow was met in its middle. Tells connections of the same key apart.
+    pub begun: u32,
     /// What the peer has acknowledged of the guest's data.
     pub vm_una: u32,
     /// The window that the peer offers, not scaled.
@@ -143,6 +145,8 @@ pub struct Config {
     pub by_address: bool,
     /// A TTL that guests send with, besides 64, 128 and 255; 0: none.
     pub guest_ttl: u8,
+    /// As many copies are retained for the guest as its share allows.
+    pub full: bool,
 }
 
 /// Why a guest seems to lack what was acknowledged early, as the programs have seen it.
@@ -191,6 +195,8 @@ pub struct Copy {
     pub header: usize,
     /// Bytes of data in each of its segments.
     pub segment: u32,
+    /// The peer's first byte, as [`Flow::begun`].
+    pub begun: u32,
     /// When it was put into the ring (CLOCK_MONOTONIC).
     pub at: Duration,
     /// Its bytes, from the Ethernet header to the end of its data.
@@ -251,14 +257,14 @@ pub(crate) const DELIVERY_MARK: u32 = 0x7461_7574;
 
 /// Bytes of `struct snoop_key`, `struct snoop_flow` and `struct snoop_event`.
 pub(crate) const KEY: usize = 40;
-pub(crate) const FLOW: usize = 184;
+pub(crate) const FLOW: usize = 192;
 const EVENT: usize = KEY + 16;
 /// Bytes of `struct snoop_copy`, and of `struct snoop_config`.
 const COPY: usize = KEY + 32;
 const CONFIG: usize = 64;
 
 /// Where `mode` and `bypass` are in `struct snoop_flow`.
-const MODE_AT: usize = 133;
+const MODE_AT: usize = 137;
 
 /// The bit beside a VLAN's number that says that there is one.
 const TAGGED: u16 = 0x8000;
@@ -317,7 +323,7 @@ impl Bypass {
     }
 
     /// As `enum snoop_bypass` has it, of which these are in order after the one that stands for none.
-    fn encode(self) -> u8 {
+    pub(crate) fn encode(self) -> u8 {
         self as u8 + 1
     }
 
@@ -405,25 +411,19 @@ impl Flow {
             vm_seq: word(12)?,
             rcv_edge: word(16)?,
             grown_edge: word(24)?,
+            begun: word(36)?,
             vm_una: word(44)?,
             ts_peer: word(52)?,
             heard: word(84)?,
             exposed_most: word(100)?,
-            peer_window: Reader(&bytes[130..]).u16()?,
+            peer_window: Reader(&bytes[134..]).u16()?,
             mode: Mode::decode(bytes[MODE_AT], bytes[MODE_AT + 1])?,
-            seen_ns: long(144)?,
-            acked_segments: long(152)?,
-            acked_bytes: long(160)?,
-            suppressed: long(168)?,
-            lifted: long(176)?,
+            seen_ns: long(152)?,
+            acked_segments: long(160)?,
+            acked_bytes: long(168)?,
+            suppressed: long(176)?,
+            lifted: long(184)?,
         })
-    }
-
-    /// Marks the flow of these bytes as one to be left alone.
-    pub(crate) fn leave_alone(bytes: &mut [u8], why: Bypass) {
-        if let Some([mode, bypass]) = bytes.get_mut(MODE_AT..MODE_AT + 2) {
-            (*mode, *bypass) = (5, why.encode());
-        }
     }
 
     /// Bytes that the sender has been told of and the guest has not acknowledged: what would be lost
@@ -481,6 +481,7 @@ impl Config {
         bytes[50] = u8::from(self.guest_mac.is_some());
         bytes[51] = u8::from(self.by_address);
         bytes[52] = self.guest_ttl;
+        bytes[53] = u8::from(self.full);
         let until = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
         bytes[56..].copy_from_slice(&until.to_ne_bytes());
         bytes
@@ -505,6 +506,7 @@ impl Default for Config {
             guest_mac: None,
             by_address: false,
             guest_ttl: 0,
+            full: false,
         }
     }
 }
@@ -587,7 +589,7 @@ impl Copy {
         let (ifindex, seq, len) = (rest.u32()?, rest.u32()?, rest.u32()?);
         let (l4_at, header) = (usize::from(rest.u16()?), usize::from(rest.u16()?));
         let gso_size = rest.u32()?;
-        let _unused = rest.u32()?;
+        let begun = rest.u32()?;
         let at = Duration::from_nanos(rest.u64()?);
         let frame = bytes.get(COPY..COPY + l4_at + header + len as usize)?;
         let plausible = l4_at >= 34 && header >= 20;
@@ -599,6 +601,7 @@ impl Copy {
             l4_at,
             header,
             segment: if gso_size > 0 { gso_size } else { len },
+            begun,
             at,
             frame: frame.into(),
         })

@@ -153,11 +153,28 @@ static __always_inline void hear_peer(struct snoop_flow *f,
 		f->fins |= SNOOP_FIN_VM_ACKED;
 }
 
+/* The guest has sent something. */
+static __always_inline void hear_of_guest(struct snoop_flow *f, __u64 now)
+{
+	f->seen_ns = now;
+	f->heard = now >> TICK_SHIFT;
+	if (!f->heard_since)
+		f->awake = f->heard;
+	f->heard_since = 1;
+}
+
+/* Something is owed from now on, or the guest has taken some of it. */
+static __always_inline void owe_from(struct snoop_flow *f, __u64 now)
+{
+	f->owed = now >> TICK_SHIFT;
+	f->heard_since = 0;
+}
+
 /* The sender is told of all that is in the ring. */
 static __always_inline void acknowledged_early(struct snoop_flow *f, __u64 now)
 {
 	if (!after(f->told_seq, f->vm_seq))
-		f->owed = now >> TICK_SHIFT;
+		owe_from(f, now);
 	f->told_seq = f->next_seq;
 	if (f->told_seq - f->vm_seq > f->exposed_most)
 		f->exposed_most = f->told_seq - f->vm_seq;

@@ -18,14 +18,15 @@
  *   - it is behind, and its right edge retreats, or is before what it has been put
  *     into the ring. A receiver must not shrink its window (RFC 9293 3.8.6); Linux
  *     does when it has dropped data for want of buffer.
- *   - it is behind, has been running for long since, and repeats itself.
+ *   - it is behind, has been running for long since what it lacks was put into its
+ *     ring, and repeats itself.
  *
  * @was: the flow before it learnt of this.
  */
 static __always_inline bool contradicts(const struct snoop_flow *f,
 					const struct snoop_config *c,
 					const struct segment *s, __u32 was_vm_seq,
-					__u32 was_edge)
+					__u32 was_edge, __u64 now)
 {
 	__u32 unit = (1U << scale_of(f)) - 1;
 
@@ -37,7 +38,8 @@ static __always_inline bool contradicts(const struct snoop_flow *f,
 		return true;
 	return s->ack == was_vm_seq && !s->len && before(s->ack, f->told_seq) &&
 	       !after(f->rcv_edge, was_edge) &&
-	       (__s32)(f->heard - f->owed) >= RUNNING_TICKS;
+	       f->heard_since &&
+	       (__s32)((__u32)(now >> TICK_SHIFT) - f->awake) >= RUNNING_TICKS;
 }
 
 /* What the guest says of itself. */
@@ -76,7 +78,7 @@ static __always_inline void learn(struct snoop_flow *f,
 		f->flags |= SNOOP_F_VM_TS;
 	if (after(s->ack, f->vm_seq)) {
 		f->vm_seq = s->ack;
-		f->owed = now >> TICK_SHIFT;
+		owe_from(f, now);
 		if (before(f->ahead, s->ack))
 			f->ahead = s->ack;
 	}
@@ -188,7 +190,7 @@ static __always_inline void follow_to_the_end(struct snoop_flow *f,
 		return;
 	if (after(s->ack, f->vm_seq)) {
 		f->vm_seq = s->ack;
-		f->owed = now >> TICK_SHIFT;
+		owe_from(f, now);
 	}
 	if (s->ack == f->vm_seq)
 		f->rcv_edge = s->ack + ((__u32)s->window << scale_of(f));
@@ -238,7 +240,7 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	learn(f, s, now);
 	/* What the guest says of itself counts, and not what was taken for granted. */
 	if (!met && f->mode != SNOOP_UNPROVEN &&
-	    contradicts(f, c, s, was_vm_seq, was_edge)) {
+	    contradicts(f, c, s, was_vm_seq, was_edge, now)) {
 		lift->reach = f->rcv_edge;
 		bypass(f, SNOOP_CONTRADICTED);
 		return SNOOP_FG_CONTRADICTED;

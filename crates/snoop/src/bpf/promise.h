@@ -14,7 +14,8 @@ static __always_inline bool is_overdue(const struct snoop_flow *f,
 				       const struct snoop_config *c, __u64 now)
 {
 	return after(f->told_seq, f->vm_seq) &&
-	       (__u32)(now >> TICK_SHIFT) - f->owed > c->exposure_ticks;
+	       (__s64)(__s32)((__u32)(now >> TICK_SHIFT) - f->owed) >
+		       (__s64)c->exposure_ticks;
 }
 
 /* Whether it looks as if the segment might be acknowledged, at a moment at

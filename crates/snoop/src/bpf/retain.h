@@ -48,7 +48,7 @@ static __always_inline __u64 wakeup(void)
 static __always_inline int copy_of(struct __sk_buff *skb,
 				   const struct segment *s,
 				   const struct snoop_key *key, __u64 now,
-				   __u32 bytes, const __u32 most)
+				   __u32 begun, __u32 bytes, const __u32 most)
 {
 	struct snoop_copy *copy;
 
@@ -62,7 +62,7 @@ static __always_inline int copy_of(struct __sk_buff *skb,
 	copy->l4_at = s->l4_at;
 	copy->header = s->header;
 	copy->gso_size = skb->gso_size;
-	copy->unused = 0;
+	copy->begun = begun;
 	copy->at_ns = now;
 	/* One less, for Linux 6.1 does not see that it is not zero. (The compiler knows of
 	 * the bound already, and the verifier does not.)
@@ -81,9 +81,9 @@ static __always_inline int copy_of(struct __sk_buff *skb,
 	return 0;
 }
 
-/* Returns 0, or -1 where there is no room. */
+/* Returns 0, or -1 where there is no room. @begun: which connection of the key it is. */
 __noinline int retain(struct __sk_buff *skb, const struct segment *s,
-		      const struct snoop_key *key, __u64 now)
+		      const struct snoop_key *key, __u64 now, __u32 begun)
 {
 	__u32 bytes;
 
@@ -91,11 +91,11 @@ __noinline int retain(struct __sk_buff *skb, const struct segment *s,
 		return -1;
 	bytes = s->l4_at + s->header + s->len;
 	if (bytes <= COPY_FRAME)
-		return copy_of(skb, s, key, now, bytes, COPY_FRAME);
+		return copy_of(skb, s, key, now, begun, bytes, COPY_FRAME);
 	if (bytes <= COPY_JUMBO)
-		return copy_of(skb, s, key, now, bytes, COPY_JUMBO);
+		return copy_of(skb, s, key, now, begun, bytes, COPY_JUMBO);
 	if (bytes <= COPY_GSO)
-		return copy_of(skb, s, key, now, bytes, COPY_GSO);
+		return copy_of(skb, s, key, now, begun, bytes, COPY_GSO);
 	return -1;
 }
 

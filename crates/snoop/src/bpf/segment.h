@@ -349,6 +349,9 @@ __noinline int read_segment(struct __sk_buff *skb, __u32 to_guest,
 	} else {
 		return SEGMENT_NONE;
 	}
+	/* A copy is retransmitted with a customer's tag. */
+	if (skb->vlan_present && skb->vlan_proto != bpf_htons(ETH_P_8021Q))
+		return SEGMENT_NONE;
 	key->vlan = skb->vlan_present ? 0x8000 | (skb->vlan_tci & 0xfff) : 0;
 	key->guest_port = to_guest ? tcp->dest : tcp->source;
 	key->peer_port = to_guest ? tcp->source : tcp->dest;

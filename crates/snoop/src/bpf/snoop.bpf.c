@@ -477,7 +477,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 		count(&to_guest_exits, SNOOP_TG_CHECKSUM);
 		return TC_ACT_UNSPEC;
 	}
-	if (retain(skb, &s, &key, now)) {
+	if (c->full || retain(skb, &s, &key, now, f->begun)) {
 		bpf_spin_lock(&f->lock);
 		go_offline(f, &s, SNOOP_NO_BUF);
 		goes_ahead(f, &s);
@@ -697,7 +697,7 @@ static __always_inline void begin_by_guest(struct snoop_flow *f,
 	alone = count_it && begins_alone(key, now);
 	bpf_spin_lock(&f->lock);
 	see_guest_syn(f, c, s, noted ? &pending : NULL);
-	f->seen_ns = now;
+	hear_of_guest(f, now);
 	if (count_it)
 		f->counted = 1;
 	if (distrusted && f->mode != SNOOP_BYPASS)
@@ -797,8 +797,7 @@ int snoop_from_guest(struct __sk_buff *skb)
 	verdict = hear_guest(f, c, c->on && now <= c->until_ns, &s, now,
 			     &lift);
 	told = f->told_seq;
-	f->seen_ns = now;
-	f->heard = now >> TICK_SHIFT;
+	hear_of_guest(f, now);
 	over = is_over(f);
 	bpf_spin_unlock(&f->lock);
 	if (lift.begun)
@@ -821,6 +820,35 @@ int snoop_from_guest(struct __sk_buff *skb)
 	default:
 		return TC_ACT_UNSPEC;
 	}
+}
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct snoop_order);
+} order SEC(".maps");
+
+/* Run by user space (BPF_PROG_TEST_RUN): leaves the flow in the map `order` alone. User
+ * space cannot do so by itself without taking back what happens to the flow meanwhile.
+ */
+SEC("tc")
+int snoop_leave(struct __sk_buff *skb __attribute__((unused)))
+{
+	struct snoop_order *o;
+	struct snoop_flow *f;
+	__u32 zero = 0;
+
+	o = bpf_map_lookup_elem(&order, &zero);
+	if (!o)
+		return 0;
+	f = bpf_map_lookup_elem(&flows, &o->key);
+	if (!f)
+		return 0;
+	bpf_spin_lock(&f->lock);
+	bypass(f, o->bypass);
+	bpf_spin_unlock(&f->lock);
+	return 1;
 }
 
 char LICENSE[] SEC("license") = "GPL";

@@ -123,7 +123,8 @@ struct snoop_config {
 	__u8 mac_known;
 	__u8 by_address;	/* only guests in the map `guest_nets` */
 	__u8 guest_ttl;		/* also taken for the TTL of a sender; 0: none more */
-	__u8 unused[3];
+	__u8 full;		/* as many copies are retained as the tap's share allows */
+	__u8 unused[2];
 	__u64 until_ns;		/* CLOCK_MONOTONIC; later nobody watches, and it counts as off */
 };
 
@@ -176,6 +177,7 @@ struct snoop_flow {
 	__u32 peer_fin;		/* the number after the peer's FIN */
 	__u32 vm_fin;		/* after the guest's */
 	__u32 sack_end;
+	__u32 awake;		/* when the guest was first heard since `owed`, of 2^20 ns */
 	__u8 vm_mac[6];		/* the guest's, and whom it sends to */
 	__u8 peer_mac[6];
 	__u16 mss;
@@ -191,7 +193,8 @@ struct snoop_flow {
 	__u8 held;		/* segments of which the sender has not been told */
 	__u8 stretch_most;	/* segments of an acknowledgement, as was seen of this sender */
 	__u8 fins;
-	__u8 unused;
+	__u8 heard_since;	/* the guest was heard since `owed` */
+	__u8 unused[4];
 	__u64 seen_ns;		/* when the last packet came (CLOCK_MONOTONIC, coarse) */
 	__u64 acked_segments;
 	__u64 acked_bytes;
@@ -254,6 +257,12 @@ struct snoop_event {
 	__u32 contradicted;
 };
 
+/* A flow that user space wants left alone, and why. */
+struct snoop_order {
+	struct snoop_key key;
+	__u32 bypass;
+};
+
 /* The copy of a segment, of which a frame of l4_at + header + len bytes follows. */
 struct snoop_copy {
 	struct snoop_key key;
@@ -263,7 +272,7 @@ struct snoop_copy {
 	__u16 l4_at;
 	__u16 header;
 	__u32 gso_size;		/* bytes of data in each of the frame's segments; 0: it is one */
-	__u32 unused;
+	__u32 begun;		/* of the flow: which connection it is */
 	__u64 at_ns;		/* CLOCK_MONOTONIC, coarse */
 };
 

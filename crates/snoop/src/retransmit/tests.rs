@@ -30,6 +30,7 @@ fn copy(seq: u32, len: u32, at: Duration) -> Copy {
         l4_at: 34,
         header: 20,
         segment: SEGMENT,
+        begun: 1,
         at,
         frame: vec![0; 54 + len as usize].into(),
     }
@@ -51,6 +52,7 @@ fn flow(vm_seq: u32, told_seq: u32, heard: Duration) -> Flow {
         seen_ns: 0,
         exposed_most: 0,
         heard: (heard.as_nanos() >> TICK_SHIFT) as u32,
+        begun: 1,
         vm_una: 0,
         peer_window: 0,
         ts_peer: 0,
@@ -63,7 +65,7 @@ fn ms(ms: u64) -> Duration {
 
 /// `count` segments that are retained, put into the ring at one time.
 fn retained(count: u32, at: Duration) -> Retained {
-    let mut retained = Retained::new(1 << 20);
+    let mut retained = Retained::default();
     for n in 0..count {
         let seq = FIRST.wrapping_add(n * SEGMENT);
         retained.add(copy(seq, SEGMENT, at), at);
@@ -89,7 +91,7 @@ fn what_the_guest_has_acknowledged_is_dropped() {
     assert_eq!(retained.bytes_of(7), 1054);
     retained.look(&id(), Some(&flow(end(3), end(3), ms(1))), ms(2));
     assert!(retained.is_empty());
-    assert_eq!(retained.room(), 1 << 20);
+    assert_eq!(retained.bytes_of(7), 0);
 }
 
 #[test]
@@ -97,7 +99,7 @@ fn a_flow_that_is_over_is_forgotten() {
     let mut retained = retained(3, ms(0));
     assert_eq!(retained.look(&id(), None, ms(1)), Due::default());
     assert!(retained.is_empty());
-    assert_eq!(retained.room(), 1 << 20);
+    assert_eq!(retained.bytes_of(7), 0);
 }
 
 #[test]
@@ -107,7 +109,7 @@ fn a_tap_that_is_gone_takes_its_copies_with_it() {
     assert_eq!(retained.bytes_of(7), 3 * 1054);
     retained.forget(7);
     assert!(retained.is_empty());
-    assert_eq!(retained.room(), 1 << 20);
+    assert_eq!(retained.bytes_of(7), 0);
 }
 
 #[test]
@@ -216,7 +218,7 @@ fn beyond_the_guests_window_only_the_first_segment_is_sent() {
 
 #[test]
 fn a_frame_of_many_segments_is_sent_in_segments_from_where_the_guest_is() {
-    let mut retained = Retained::new(1 << 20);
+    let mut retained = Retained::default();
     retained.add(copy(FIRST, 2500, ms(0)), ms(0));
     retained.doubt(&id());
     let told = FIRST.wrapping_add(2500);
@@ -255,6 +257,52 @@ fn a_guest_that_takes_nothing_for_a_quarter_of_an_hour_is_given_up() {
     assert!(retained.is_empty());
 }
 
+/// A client may repeat for ever what a full ring refuses.
+#[test]
+fn what_was_never_acknowledged_early_is_not_retained() {
+    let mut retained = Retained::default();
+    for now in 0..1_000 {
+        retained.add(copy(FIRST, SEGMENT, ms(now)), ms(now));
+        retained.look(&id(), Some(&flow(FIRST, FIRST, ms(now))), ms(now));
+        assert!(retained.bytes_of(7) <= 100 * 1054);
+    }
+}
+
+#[test]
+fn copies_of_an_earlier_connection_with_the_same_ports_are_dropped() {
+    let mut retained = retained(3, ms(0));
+    let other = Flow {
+        begun: 2,
+        ..flow(FIRST, end(3), ms(1))
+    };
+    retained.doubt(&id());
+    assert_eq!(retained.look(&id(), Some(&other), ms(1)), Due::default());
+    assert!(retained.is_empty());
+    // The new one's come before the old one's are looked at.
+    let mut retained = self::retained(3, ms(0));
+    let new = Copy {
+        begun: 2,
+        ..copy(FIRST, SEGMENT, ms(1))
+    };
+    retained.add(new, ms(1));
+    assert_eq!(retained.bytes_of(7), 1054);
+}
+
+#[test]
+fn a_guest_that_has_room_again_is_sent_what_it_lacks_at_once() {
+    let mut retained = retained(3, ms(0));
+    retained.doubt(&id());
+    let closed = |edge, heard| Flow {
+        rcv_edge: edge,
+        ..flow(FIRST, end(3), heard)
+    };
+    retained.look(&id(), Some(&closed(FIRST, ms(1))), ms(1));
+    let look = retained.look(&id(), Some(&closed(FIRST, ms(2))), ms(2));
+    assert_eq!(look, Due::default());
+    let look = retained.look(&id(), Some(&closed(end(3), ms(3))), ms(3));
+    assert_eq!(sent(&look), [FIRST]);
+}
+
 proptest! {
     /// A guest that drops each frame with some probability has everything in the end.
     #[test]
@@ -263,7 +311,7 @@ proptest! {
         drops in prop::collection::vec(any::<bool>(), 1..6),
         first: u32,
     ) {
-        let mut retained = Retained::new(1 << 20);
+        let mut retained = Retained::default();
         let mut told = first;
         for len in &lens {
             retained.add(copy(told, *len, ms(0)), ms(0));
@@ -288,6 +336,6 @@ proptest! {
         }
         retained.look(&id(), Some(&flow(told, told, now)), now);
         prop_assert!(retained.is_empty());
-        prop_assert_eq!(retained.room(), 1 << 20);
+        prop_assert_eq!(retained.bytes_of(7), 0);
     }
 }

@@ -95,7 +95,7 @@ impl Run<'_> {
                 self.observer.pass_time(ticks);
                 let key = self.key();
                 self.machine
-                    .pass_time(&key, ticks, &["heard", "owed", "fed"]);
+                    .pass_time(&key, ticks, &["heard", "awake", "owed", "fed"]);
                 Ok(())
             }
             Action::ClocksTick(by) => {

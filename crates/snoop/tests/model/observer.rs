@@ -29,6 +29,9 @@ pub(crate) struct Observer {
     /// Time of 2^20 ns; when the guest was heard last; and when it acknowledged something last, or began to owe it.
     now: u32,
     heard: u32,
+    /// When it was first heard since then, and whether it was.
+    awake: u32,
+    heard_since: bool,
     owed: u32,
     /// The guest's own ACK and its right edge.
     vm: Seq,
@@ -74,6 +77,8 @@ impl Observer {
             known: false,
             now: 1 << 24,
             heard: 0,
+            awake: 0,
+            heard_since: false,
             owed: 0,
             vm: first,
             edge: first,
@@ -113,7 +118,7 @@ impl Observer {
     /// The sender was told of this.
     fn tells(&mut self, ack: Seq) {
         if !self.told.after(self.vm) {
-            self.owed = self.now;
+            (self.owed, self.heard_since) = (self.now, false);
         }
         self.told = self.told.max(ack);
     }
@@ -247,10 +252,15 @@ impl Observer {
         }
         if own {
             self.heard = self.now;
+            if !self.heard_since {
+                self.awake = self.now;
+            }
+            self.heard_since = true;
         }
         if s.has(ACK) && own && !(self.known && s.ack.before(self.vm)) {
             if s.ack != self.vm {
                 self.owed = self.now;
+                self.heard_since = false;
             }
             self.known = true;
             self.vm = s.ack;
@@ -330,7 +340,8 @@ impl Observer {
         let repeats = s.len == 0
             && s.ack == self.vm
             && !self.edge_of(s).after(self.edge)
-            && Seq(self.heard).from(Seq(self.owed)) >= RUNNING.cast_signed();
+            && self.heard_since
+            && Seq(self.now).from(Seq(self.awake)) >= RUNNING.cast_signed();
         closes || retreats || repeats
     }
 

@@ -221,9 +221,6 @@ fn what_the_guest_says_meanwhile_takes_no_promise_back() {
     for round in 1..=20 {
         let before = rig.exits("acked");
         let start = conn.peer_seq;
-        let data: Vec<_> = (0..SEGMENTS)
-            .map(|_| rig.frame(false, &conn.data(1000)))
-            .collect();
         // Of what came in the round before, segment by segment; its application does not read.
         let words: Vec<_> = (0..SEGMENTS)
             .map(|n| {
@@ -234,6 +231,9 @@ fn what_the_guest_says_meanwhile_takes_no_promise_back() {
                 rig.checker.guest_sends(&ack);
                 rig.frame(true, &ack)
             })
+            .collect();
+        let data: Vec<_> = (0..SEGMENTS)
+            .map(|_| rig.frame(false, &conn.data(1000)))
             .collect();
         write_at_once(cpus, [(&rig.peer, &data), (&rig.guest, &words)]);
         assert_eq!(rig.exits("acked") - before, u64::from(SEGMENTS));

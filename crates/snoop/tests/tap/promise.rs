@@ -21,6 +21,7 @@ pub(crate) const ON: Config = Config {
     guest_mac: None,
     by_address: false,
     guest_ttl: 0,
+    full: false,
 };
 
 /// Three segments are acknowledged while the guest does not look, each as the guest would.

@@ -377,7 +377,7 @@ impl Rig {
         if let Some(copies) = &self.copies
             && !self.keeps_copies
         {
-            copies.take(usize::MAX);
+            copies.take();
         }
     }
 

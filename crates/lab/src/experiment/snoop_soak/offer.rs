@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
 use super::plan::Offer;
 use crate::experiment::streams::connect_within;
 
-/// Connects from an address within `limit`. A kernel that has no MPTCP connects without.
+/// Connects from an address within `limit`.
 pub(super) fn connect(
     from: IpAddr,
     to: SocketAddr,
@@ -21,18 +21,12 @@ pub(super) fn connect(
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
-    let socket = |protocol| {
-        socket_with(
-            family,
-            SocketType::STREAM,
-            SocketFlags::CLOEXEC,
-            Some(protocol),
-        )
-    };
-    let socket = match offer {
-        Offer::Mptcp => socket(ipproto::MPTCP).or_else(|_| socket(ipproto::TCP)),
-        Offer::Nothing | Offer::FastOpen => socket(ipproto::TCP),
-    }?;
+    let socket = socket_with(
+        family,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        Some(ipproto::TCP),
+    )?;
     if offer == Offer::FastOpen {
         // The first SYN to a server asks it for a cookie. It gives none, so that no other SYN has data.
         setsockopt(&socket, TcpFastOpenConnect, &true)?;

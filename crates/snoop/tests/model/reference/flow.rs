@@ -86,6 +86,9 @@ pub(crate) struct Flow {
     /// When VM_SEQ moved last or was first overtaken, and when the guest was heard last (2^20 ns).
     pub(crate) owed: u32,
     pub(crate) heard: u32,
+    /// When it was first heard since `owed`, and whether it was.
+    pub(crate) awake: u32,
+    pub(crate) heard_since: bool,
     pub(crate) peer_fin: Fin,
     pub(crate) vm_fin: Fin,
     pub(crate) vm_mac: Mac,
@@ -98,6 +101,20 @@ pub(crate) struct Flow {
 // === impl Flow ===
 
 impl Flow {
+    /// The guest has sent something.
+    pub(crate) fn hear(&mut self, now: u32) {
+        self.heard = now;
+        if !self.heard_since {
+            self.awake = now;
+        }
+        self.heard_since = true;
+    }
+
+    /// Something is owed from now on, or the guest has taken some of it.
+    pub(crate) fn owe_from(&mut self, now: u32) {
+        (self.owed, self.heard_since) = (now, false);
+    }
+
     /// Of which nothing is known.
     pub(crate) fn new() -> Self {
         let zero = Seq(0);
@@ -135,6 +152,8 @@ impl Flow {
             learnt: false,
             owed: 0,
             heard: 0,
+            awake: 0,
+            heard_since: false,
             peer_fin: Fin::default(),
             vm_fin: Fin::default(),
             vm_mac: [0; 6],
@@ -291,7 +310,7 @@ impl Flow {
     /// The sender is told of all that is in the ring.
     pub(crate) fn tell(&mut self, now: u32) {
         if !self.told.after(self.vm) {
-            self.owed = now;
+            self.owe_from(now);
         }
         self.told = self.next;
     }

@@ -64,7 +64,7 @@ impl Model {
         let begins = flow.counted && flow.is_proof(s);
         flow.counted &= !begins;
         let heard = flow.hear_guest(&config, s, now);
-        flow.heard = now;
+        flow.hear(now);
         let told = flow.told;
         if begins {
             self.has_begun();
@@ -184,7 +184,7 @@ impl Flow {
         let before = *self;
         let met = self.scale == Scale::Unknown;
         self.learn(s, now);
-        if !met && self.mode != Mode::Unproven && self.contradicts(config, s, &before) {
+        if !met && self.mode != Mode::Unproven && self.contradicts(config, s, &before, now) {
             self.mode = Mode::Bypass("contradicted");
             let reach = self.edge;
             return Heard::Lacks {
@@ -236,7 +236,7 @@ impl Flow {
     }
 
     /// Whether the guest takes back what it has offered and was acknowledged early, or does not have it.
-    fn contradicts(&self, config: &Config, s: &Segment, before: &Self) -> bool {
+    fn contradicts(&self, config: &Config, s: &Segment, before: &Self, now: u32) -> bool {
         if !s.ack.before(self.next) || s.ack.before(self.vm) {
             return false;
         }
@@ -247,7 +247,8 @@ impl Flow {
             && s.len == 0
             && s.ack.before(self.told)
             && !self.edge.after(before.edge)
-            && Seq(self.heard).from(Seq(self.owed)) >= RUNNING.cast_signed();
+            && self.heard_since
+            && Seq(now).from(Seq(self.awake)) >= RUNNING.cast_signed();
         retreats || closes || repeats
     }
 
@@ -274,7 +275,7 @@ impl Flow {
         self.vm_ts |= !self.vm_syn && said.timestamps.is_some();
         if s.ack.after(self.vm) {
             self.vm = s.ack;
-            self.owed = now;
+            self.owe_from(now);
             self.ahead = self.ahead.max(s.ack);
         }
         if !s.ack.before(self.vm) {
@@ -331,7 +332,7 @@ impl Flow {
         }
         if s.ack.after(self.vm) {
             self.vm = s.ack;
-            self.owed = now;
+            self.owe_from(now);
         }
         if s.ack == self.vm {
             self.edge = s.ack + self.bytes(s.window);

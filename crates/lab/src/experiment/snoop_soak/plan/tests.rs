@@ -51,7 +51,6 @@ fn transfers_are_of_every_kind_and_the_same_for_a_seed() {
     has(|t| t.peer.writing == Writing::Pieces);
     has(|t| matches!(t.guest.reading, Reading::Late(_)));
     has(|t| t.guest.reading == Reading::Slowly);
-    has(|t| t.offer == Offer::Mptcp);
     has(|t| t.offer == Offer::FastOpen);
     assert!(all.iter().all(|t| t.peer.bytes + t.guest.bytes > 0));
 }
@@ -90,21 +89,6 @@ fn transfers_go_behind_the_guest_and_buffers_change_where_the_phase_has_it() {
     phase.faults.resizes = true;
     assert!(count(phase, |t| t.behind) > 50);
     assert!(count(phase, |t| t.guest.reading == Reading::Resizing) > 30);
-}
-
-#[test]
-fn a_guest_that_drops_data_has_no_mptcp_sockets() {
-    let mut phase = plan(false).phases[0];
-    for exhausts in [false, true] {
-        phase.faults = Faults {
-            exhausts,
-            ..Faults::default()
-        };
-        let mptcp = |n| phase.transfer(n).offer == Offer::Mptcp;
-        let of = |side| (0..400).filter(move |n| phase.transfer(*n).opener == side && mptcp(*n));
-        assert!(of(Side::Peer).count() > 10);
-        assert_eq!(of(Side::Guest).count() > 0, !exhausts);
-    }
 }
 
 #[test]
