@@ -83,6 +83,11 @@ impl Run<'_> {
                 self.configure();
                 Ok(())
             }
+            Action::Full(full) => {
+                self.setup.config.full = full;
+                self.configure();
+                Ok(())
+            }
             Action::Sharing(flows) => {
                 self.setup.config.sharing = u32::from(flows);
                 self.configure();
@@ -208,8 +213,8 @@ impl Run<'_> {
                     forged.options = Options::NONE.timestamps(value, peer.recent);
                 }
                 // A guest takes an acknowledgement that is behind, or of what it has sent by then, and then the
-                // stranger's clock. And what comes before the flow is met was not seen.
-                self.guest.lies |= ack != 0;
+                // stranger's clock; so it does with an acknowledgement that the peer has not given.
+                self.guest.lies |= ack != 0 || forged.ack != peer.rcv;
                 self.guest.reneged |= self.model.flow.is_none();
                 self.arrives(&forged)
             }

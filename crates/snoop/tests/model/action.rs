@@ -124,6 +124,8 @@ pub(crate) enum Action {
     /// Early ACKs that have not left are lost on the way to the peer, or the next one.
     AckLost,
     On(bool),
+    /// The tap's share of copies is used up, or is not any more.
+    Full(bool),
     Sharing(u8),
     /// User space takes the copies.
     CopiesTaken,
@@ -321,8 +323,8 @@ fn rare(draw: &mut Draw) -> Action {
             ack: !draw.once_in(3),
             odd: Odd::Plain,
         },
-        8 => On(false),
-        9 => On(true),
+        8 => On(draw.once_in(2)),
+        9 => Full(draw.once_in(2)),
         _ => Unseen(size(draw)),
     }
 }

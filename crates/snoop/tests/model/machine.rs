@@ -341,6 +341,7 @@ impl Machine {
             ("mac_known", u8::from(c.guest_mac.is_some())),
             ("by_address", u8::from(by_address)),
             ("guest_ttl", c.guest_ttl),
+            ("full", u8::from(c.full)),
         ];
         for (field, value) in flags {
             layout.set(&mut bytes, field, &[value]);

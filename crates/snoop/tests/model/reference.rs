@@ -34,6 +34,8 @@ pub(crate) struct Config {
     pub(crate) guest_mac: Option<Mac>,
     /// Guests' addresses are said, and this flow's is none.
     pub(crate) foreign_address: bool,
+    /// The tap's share of copies is used up.
+    pub(crate) full: bool,
     /// The flow's peer is in a prefix that is not trusted.
     pub(crate) distrusted: bool,
 }

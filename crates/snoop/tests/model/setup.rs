@@ -146,6 +146,7 @@ fn config(draw: &mut Draw, ends: &Ends, by_address: bool, segment: u32) -> Confi
         guest_ttl: if draw.once_in(8) { 61 } else { 0 },
         guest_mac: draw.once_in(2).then_some(GUEST_MAC),
         foreign_address: by_address && ends.foreign,
+        full: draw.once_in(60),
         distrusted: draw.once_in(40),
     }
 }

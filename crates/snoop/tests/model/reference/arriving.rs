@@ -74,7 +74,7 @@ impl Model {
             flow.rests(Mode::UnexpectedSeq);
             return Self::passes("checksum", s);
         }
-        if !around.copies {
+        if config.full || !around.copies {
             flow.rests(Mode::NoBuf);
             flow.goes_ahead(s);
             flow.hear_peer(s);
@@ -128,7 +128,8 @@ impl Flow {
 
     /// The guest has acknowledged nothing of what is ahead of it for too long.
     fn is_overdue(&self, config: &Config, now: u32) -> bool {
-        self.told.after(self.vm) && now.wrapping_sub(self.owed) > config.exposure_ticks
+        let owed = now.wrapping_sub(self.owed).cast_signed();
+        self.told.after(self.vm) && i64::from(owed) > i64::from(config.exposure_ticks)
     }
 
     /// The segment at NEXT_SEQ passes: nothing is acknowledged early until it is seen again.

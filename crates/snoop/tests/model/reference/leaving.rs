@@ -327,9 +327,6 @@ impl Flow {
         if !s.has(ACK) {
             return;
         }
-        if let Some((_, echo)) = s.said().timestamps {
-            self.ts_peer = self.ts_peer.max(echo);
-        }
         if s.ack.after(self.vm) {
             self.vm = s.ack;
             self.owe_from(now);
