@@ -697,7 +697,8 @@ static __always_inline void begin_by_guest(struct snoop_flow *f,
 	alone = count_it && begins_alone(key, now);
 	bpf_spin_lock(&f->lock);
 	see_guest_syn(f, c, s, noted ? &pending : NULL);
-	hear_of_guest(f, now);
+	f->seen_ns = now;
+	f->heard = now >> TICK_SHIFT;
 	if (count_it)
 		f->counted = 1;
 	if (distrusted && f->mode != SNOOP_BYPASS)
