@@ -63,7 +63,7 @@ impl Model {
 
     /// The guest opens a connection, or answers who does.
     pub(super) fn guest_syn(&mut self, s: &Segment) {
-        let (config, now) = (self.config, self.now);
+        let config = self.config;
         let flow = self.flow.get_or_insert_with(Flow::new);
         let listens = s.has(ACK) && config.start_early && !flow.counted;
         let alone = listens && self.opening.unwrap_or(0) == 0;
@@ -76,7 +76,6 @@ impl Model {
             false => None,
         };
         flow.guest_syn(&config, s, pending.as_ref());
-        flow.hear(now);
         if config.distrusted && !flow.is_bypassed() {
             flow.mode = Mode::Bypass("distrusted_peer");
         }
