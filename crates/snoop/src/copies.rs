@@ -15,6 +15,9 @@ use crate::wire::Copy;
 /// Bytes of the ring buffer. All taps of a process share it; user space empties it within some tens of milliseconds.
 pub const RING_BYTES: u32 = 16 << 20;
 
+/// How often copies are looked at while there are any.
+pub(crate) const TICK: Duration = Duration::from_millis(10);
+
 /// Ends the taking of copies when there is no room for more; the rest stay in the ring buffer.
 const ENOUGH: i32 = -1;
 
@@ -150,6 +153,3 @@ impl Waiter {
         }
     }
 }
-
-/// How long is waited for copies that may come any moment.
-pub(crate) const TICK: Duration = Duration::from_millis(10);

@@ -265,7 +265,7 @@ impl Follow {
         self.copies.waiter()
     }
 
-    /// Retains what has been acknowledged early, and sends guests again what they lack of it. `now`: CLOCK_MONOTONIC.
+    /// Retains what has been acknowledged early, and retransmits to guests what they lack of it. `now`: CLOCK_MONOTONIC.
     /// Returns whether anything is retained, so that this has to be called again.
     pub fn retransmit(&mut self, now: Duration) -> bool {
         // All of them: what waits in the ring buffer cannot be retransmitted.
@@ -277,7 +277,7 @@ impl Follow {
         for (index, served) in &self.taps {
             for doubt in served.program.doubts() {
                 tracing::debug!(tap = %served.device.name, ?doubt, "the guest seems to lack something");
-                self.retained.doubt(&(*index, doubt.key));
+                self.retained.suspect(&(*index, doubt.key));
             }
         }
         for id in self.retained.ids() {
@@ -338,19 +338,6 @@ impl Follow {
             served.unfit_since = None;
             served.set(config, State::Off);
         }
-    }
-
-    /// Whether nothing that was acknowledged early is still to be taken by a guest.
-    ///
-    /// # Errors
-    /// [`ProgramError::Map`].
-    pub(crate) fn are_drained(&self) -> Result<bool, ProgramError> {
-        for served in self.taps.values() {
-            if owed(&served.program.flows()?) > 0 {
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
 
     /// Looks for taps that have come or gone, and at what has been promised. `now`: CLOCK_MONOTONIC.
@@ -460,13 +447,21 @@ impl Follow {
         found
     }
 
-    /// Whether nothing that was promised at the tap, or would be with what comes after it, is still to be
-    /// taken by its guest.
+    /// Returns whether the guest at the tap of this name has taken everything that was acknowledged early, and what is
+    /// held to be acknowledged with the next segment.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
     pub fn is_drained(&self, name: &str) -> Result<bool, ProgramError> {
-        for served in self.taps.values().filter(|s| s.device.name == name) {
+        self.are_drained(|tap| tap == name)
+    }
+
+    /// The same of all taps with such names.
+    ///
+    /// # Errors
+    /// [`ProgramError::Map`].
+    pub(crate) fn are_drained(&self, which: impl Fn(&str) -> bool) -> Result<bool, ProgramError> {
+        for served in self.taps.values().filter(|s| which(&s.device.name)) {
             if owed(&served.program.flows()?) > 0 {
                 return Ok(false);
             }
@@ -661,7 +656,7 @@ impl Served {
         for (_, flow) in &flows {
             self.counts.exposure_most = self.counts.exposure_most.max(flow.exposed_most);
         }
-        self.weigh_trust(config, now)?;
+        self.apply_distrust(config, now)?;
         if self
             .unfit_since
             .is_some_and(|since| now.saturating_sub(since) > REST)
@@ -698,7 +693,7 @@ impl Served {
     }
 
     /// Tells the programs which peers are distrusted, if these are others than before.
-    fn weigh_trust(&mut self, config: Config, now: Duration) -> Result<(), ProgramError> {
+    fn apply_distrust(&mut self, config: Config, now: Duration) -> Result<(), ProgramError> {
         let distrusted: Vec<_> = self.trust.distrusted(now).into_iter().collect();
         if distrusted == self.distrusted {
             return Ok(());
@@ -767,7 +762,7 @@ impl Served {
                     Mode::Bypass(_) => Ok(()),
                     _ => self.program.leave(key, Bypass::Contradicted),
                 };
-                if let Err(error) = left.and_then(|()| self.weigh_trust(config, now)) {
+                if let Err(error) = left.and_then(|()| self.apply_distrust(config, now)) {
                     tracing::warn!(%tap, "{error}");
                 }
             }

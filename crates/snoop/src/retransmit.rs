@@ -40,14 +40,14 @@ pub type Id = (u32, Key);
 /// All that is retained.
 #[derive(Debug, Default)]
 pub(crate) struct Retained {
-    flows: HashMap<Id, Held>,
+    flows: HashMap<Id, FlowCopies>,
     /// Bytes of frames, by the number of the tap.
     bytes: HashMap<u32, usize>,
 }
 
-/// Of one flow.
+/// What is retained of one flow, and how far its repair is.
 #[derive(Debug)]
-struct Held {
+struct FlowCopies {
     /// In the order in which they were put into the ring.
     copies: VecDeque<Copy>,
     /// Bytes of their frames.
@@ -110,14 +110,14 @@ impl Retained {
     pub(crate) fn add(&mut self, copy: Copy, now: Duration) {
         let tap = self.bytes.entry(copy.ifindex).or_default();
         let flow = self.flows.entry((copy.ifindex, copy.key));
-        let flow = flow.or_insert_with(|| Held::new(&copy, now));
+        let flow = flow.or_insert_with(|| FlowCopies::new(&copy, now));
         let before = flow.bytes;
         flow.add(copy, now);
         *tap = *tap + flow.bytes - before;
     }
 
     /// The programs have seen that the guest lacks something of a flow.
-    pub(crate) fn doubt(&mut self, id: &Id) {
+    pub(crate) fn suspect(&mut self, id: &Id) {
         if let Some(held) = self.flows.get_mut(id) {
             held.evidence = true;
         }
@@ -151,7 +151,7 @@ impl Retained {
         due
     }
 
-    /// The guest of a tap runs again after it was stopped: the time in which it could take nothing does not count.
+    /// Restarts the timers of a tap's flows: the guest runs again, and could take nothing while it was stopped.
     pub(crate) fn resume(&mut self, ifindex: u32, now: Duration) {
         for ((index, _), held) in &mut self.flows {
             if *index == ifindex {
@@ -167,9 +167,9 @@ impl Retained {
     }
 }
 
-// === impl Held ===
+// === impl FlowCopies ===
 
-impl Held {
+impl FlowCopies {
     fn new(first: &Copy, now: Duration) -> Self {
         let vm_seq = first.seq;
         Self {

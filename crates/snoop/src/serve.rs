@@ -313,7 +313,7 @@ pub fn run(
             copies.due = Some(now);
         }
         if let Some(at) = stop_at
-            && (now >= at || follow.are_drained().unwrap_or(true))
+            && (now >= at || follow.are_drained(|_| true).unwrap_or(true))
         {
             break Ok(());
         }
@@ -360,7 +360,7 @@ pub fn run(
             Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break Ok(()),
         }
     };
-    let drained = follow.are_drained().unwrap_or(false);
+    let drained = follow.are_drained(|_| true).unwrap_or(false);
     // Nobody is left to answer.
     let _ = std::fs::remove_file(control);
     drop(follow);

@@ -360,6 +360,19 @@ static __always_inline void see_peer_syn(struct snoop_flow *f,
 	bpf_map_update_elem(&pending_syns, key, &pending, BPF_ANY);
 }
 
+/* The segment goes to the guest as it is, and gets no early acknowledgement: with the
+ * flow's lock held. @heard: the guest will believe what it says. Returns whether the
+ * flow is over.
+ */
+static __always_inline bool passes(struct snoop_flow *f, const struct segment *s,
+				   bool heard)
+{
+	goes_ahead(f, s);
+	if (heard)
+		hear_peer(f, s);
+	return is_over(f);
+}
+
 SEC("tc")
 int snoop_to_guest(struct __sk_buff *skb)
 {
@@ -432,10 +445,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 			bypass(f, SNOOP_CLOSING);
 		else if (s.len && f->mode == SNOOP_ACTIVE)
 			f->mode = SNOOP_UNEXPECTED_SEQ;
-		goes_ahead(f, &s);
-		if (heard)
-			hear_peer(f, &s);
-		over = is_over(f);
+		over = passes(f, &s, heard);
 		bpf_spin_unlock(&f->lock);
 		if (over)
 			forget(f, &key);
@@ -446,10 +456,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 		heard = tells_new(skb, f, &s, &key);
 		bpf_spin_lock(&f->lock);
 		verdict = may_acknowledge(f, c, &s, now);
-		goes_ahead(f, &s);
-		if (heard)
-			hear_peer(f, &s);
-		over = is_over(f);
+		over = passes(f, &s, heard);
 		bpf_spin_unlock(&f->lock);
 		if (over)
 			forget(f, &key);
@@ -462,9 +469,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 		heard = tells_new(skb, f, &s, &key);
 		bpf_spin_lock(&f->lock);
 		go_offline(f, &s, SNOOP_UNEXPECTED_SEQ);
-		goes_ahead(f, &s);
-		if (heard)
-			hear_peer(f, &s);
+		passes(f, &s, heard);
 		bpf_spin_unlock(&f->lock);
 		count(&to_guest_exits, SNOOP_TG_IN_PARTS);
 		return TC_ACT_UNSPEC;
@@ -480,8 +485,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 	if (c->full || retain(skb, &s, &key, now, f->begun)) {
 		bpf_spin_lock(&f->lock);
 		go_offline(f, &s, SNOOP_NO_BUF);
-		goes_ahead(f, &s);
-		hear_peer(f, &s);
+		passes(f, &s, true);
 		bpf_spin_unlock(&f->lock);
 		count(&to_guest_exits, SNOOP_TG_NOT_KEPT);
 		return TC_ACT_UNSPEC;
@@ -495,10 +499,8 @@ int snoop_to_guest(struct __sk_buff *skb)
 	if (rc) {
 		bpf_spin_lock(&f->lock);
 		go_offline(f, &s, SNOOP_NO_BUF);
-		if (rc < 0) {
-			goes_ahead(f, &s);
-			hear_peer(f, &s);
-		}
+		if (rc < 0)
+			passes(f, &s, true);
 		bpf_spin_unlock(&f->lock);
 		if (rc < 0) {
 			skb->mark = mark;

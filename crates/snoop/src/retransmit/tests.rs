@@ -130,12 +130,12 @@ fn a_guest_that_waits_for_its_cpu_is_sent_nothing() {
 #[test]
 fn evidence_of_the_programs_is_acted_upon_at_once() {
     let mut retained = retained(3, ms(0));
-    retained.doubt(&id());
+    retained.suspect(&id());
     let look = retained.look(&id(), Some(&flow(FIRST, end(3), ms(5))), ms(5));
     assert_eq!(sent(&look), [FIRST]);
     assert_eq!(look.news, Some(News::Lacks(3 * SEGMENT)));
     // Once.
-    retained.doubt(&id());
+    retained.suspect(&id());
     let look = retained.look(&id(), Some(&flow(FIRST, end(3), ms(6))), ms(6));
     assert_eq!(look, Due::default());
 }
@@ -143,7 +143,7 @@ fn evidence_of_the_programs_is_acted_upon_at_once() {
 #[test]
 fn a_guest_that_takes_what_it_is_sent_is_sent_more_at_a_time() {
     let mut retained = retained(40, ms(0));
-    retained.doubt(&id());
+    retained.suspect(&id());
     let mut now = 5;
     let mut next = 0;
     let mut bursts = Vec::new();
@@ -197,7 +197,7 @@ fn a_silent_guest_is_probed_and_nothing_is_said_of_it() {
 #[test]
 fn beyond_the_guests_window_only_the_first_segment_is_sent() {
     let mut retained = retained(8, ms(0));
-    retained.doubt(&id());
+    retained.suspect(&id());
     let closed = |vm: u32, heard| Flow {
         rcv_edge: vm,
         ..flow(vm, end(8), heard)
@@ -220,7 +220,7 @@ fn beyond_the_guests_window_only_the_first_segment_is_sent() {
 fn a_frame_of_many_segments_is_sent_in_segments_from_where_the_guest_is() {
     let mut retained = Retained::default();
     retained.add(copy(FIRST, 2500, ms(0)), ms(0));
-    retained.doubt(&id());
+    retained.suspect(&id());
     let told = FIRST.wrapping_add(2500);
     let within = FIRST.wrapping_add(300);
     let look = retained.look(&id(), Some(&flow(within, told, ms(1))), ms(1));
@@ -235,7 +235,7 @@ fn a_frame_of_many_segments_is_sent_in_segments_from_where_the_guest_is() {
 fn what_was_not_acknowledged_early_is_not_sent() {
     // The third is in the ring, and the guest's to acknowledge.
     let mut retained = retained(3, ms(0));
-    retained.doubt(&id());
+    retained.suspect(&id());
     let mut all = Vec::new();
     for now in 1..10 {
         let has = all.len() as u32;
@@ -275,7 +275,7 @@ fn copies_of_an_earlier_connection_with_the_same_ports_are_dropped() {
         begun: 2,
         ..flow(FIRST, end(3), ms(1))
     };
-    retained.doubt(&id());
+    retained.suspect(&id());
     assert_eq!(retained.look(&id(), Some(&other), ms(1)), Due::default());
     assert!(retained.is_empty());
     // The new one's come before the old one's are looked at.
@@ -291,7 +291,7 @@ fn copies_of_an_earlier_connection_with_the_same_ports_are_dropped() {
 #[test]
 fn a_guest_that_has_room_again_is_sent_what_it_lacks_at_once() {
     let mut retained = retained(3, ms(0));
-    retained.doubt(&id());
+    retained.suspect(&id());
     let closed = |edge, heard| Flow {
         rcv_edge: edge,
         ..flow(FIRST, end(3), heard)

@@ -385,7 +385,7 @@ impl<'m> Run<'m> {
             self.guest.receive(&segment);
         }
         self.says_all()?;
-        // What is held may be acknowledged early meanwhile, and is sent again after that.
+        // Held segments may be acknowledged early during a pass; the next one retransmits them.
         let mut passes = if self.guest.reneged { 3 } else { 0 };
         while passes > 0 && self.observer.settles(self.guest.rcv).is_err() {
             self.note(|| "    the host retransmits".into());

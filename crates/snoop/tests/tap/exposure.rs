@@ -229,7 +229,7 @@ fn each_segment_that_is_acknowledged_early_has_a_copy() {
     }
 }
 
-/// RFC 2018 4: an acknowledgement tells of what is held beyond a hole.
+/// An ACK reports data that the receiver has beyond a hole (RFC 2018 4).
 #[test]
 fn an_early_acknowledgement_tells_of_what_the_guest_has_beyond_a_hole() {
     let mut rig = Rig::new(500, ON);

@@ -111,7 +111,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Makes the guest forward as the cell has it, and losses begin anew.
+    /// Sets up how the guest forwards in this cell, and restarts the link's losses from its seed.
     pub(super) fn prepare(&self, cell: &Cell) -> Result<(), ExperimentError> {
         self.world.reseed(cell.seed);
         let behind = self.world.addr("behind");

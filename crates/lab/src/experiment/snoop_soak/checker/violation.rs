@@ -7,7 +7,7 @@ use std::fmt;
 pub(in super::super) enum Violation {
     /// Acknowledged by so many bytes beyond what the guest offers to take.
     BeyondEdge(u32),
-    /// Acknowledged anew by so many bytes beyond an edge that the guest has taken back.
+    /// A new ACK goes so many bytes beyond an edge that the guest has taken back.
     BeyondRetreat(u32),
     /// Acknowledged for a receiver behind the guest, which may not have it.
     ForReceiverBehind,
