@@ -1,11 +1,23 @@
-//! Carrying frames between TAPs from a thread.
+//! TAPs of hosts, and carrying frames between them from a thread.
 
 use std::io;
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use taut_sys::tap::Tap;
+use taut_sys::tap::{Tap, TapError};
+
+use crate::experiment::ExperimentError;
+use crate::world::World;
+
+/// Makes a TAP called `name` in the namespace of a host.
+pub(super) fn make_tap(world: &World, host: &str, name: &str) -> Result<Tap, ExperimentError> {
+    let made = world.host(host).run(|| Tap::create(name))?;
+    made.map_err(|e: TapError| ExperimentError::Machine {
+        action: "make a tap".into(),
+        source: io::Error::other(e),
+    })
+}
 
 /// Reads the next frame into `buffer` and returns its length; `None` if there is none.
 pub(super) fn next(tap: &Tap, buffer: &mut [u8]) -> io::Result<Option<usize>> {

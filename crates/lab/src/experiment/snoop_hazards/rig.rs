@@ -1,15 +1,15 @@
 //! The world: a peer, a host with the guest's tap at its bridge, the guest, and a receiver behind it.
 
-use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use taut_sys::tap::{Tap, TapError};
+use taut_sys::tap::Tap;
 
 use super::plan::{AT_ONCE, Cell, Hazard, PORTS, Way};
 use crate::experiment::commands::{add_neighbour, ip, nft};
 use crate::experiment::guests::network;
 use crate::experiment::peer_networks::{LANS, PREFIXES, guest_addr, peer_addr};
+use crate::experiment::tap_frames::make_tap;
 use crate::experiment::{ExperimentError, Request};
 use crate::link::shape::{LinkSpec, Shape};
 use crate::world::{World, WorldBuilder};
@@ -51,13 +51,7 @@ impl Rig {
             .sysctl("guest", "net.ipv4.ip_forward", "1")
             .sysctl("guest", "net.ipv6.conf.all.forwarding", "1")
             .build()?;
-        let tap = |host: &str, name: &str| -> Result<Tap, ExperimentError> {
-            let made = world.host(host).run(|| Tap::create(name))?;
-            made.map_err(|e: TapError| ExperimentError::Machine {
-                action: "make a tap".into(),
-                source: io::Error::other(e),
-            })
-        };
+        let tap = |host, name| make_tap(&world, host, name);
         let taps = Taps {
             ring: tap("host", TAP)?,
             guest: tap("guest", DEVICE)?,

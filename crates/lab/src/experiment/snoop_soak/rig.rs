@@ -1,17 +1,17 @@
 //! The world: a peer, a guest, a host between them that has the guest's tap at its bridge, and a host
 //! behind the guest.
 
-use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use taut_sys::tap::{Tap, TapError};
+use taut_sys::tap::Tap;
 
 use super::plan::{GROWN_RMEM, Options, Phase, Side, USUAL_RMEM};
 use super::transfer::AT_ONCE;
 use crate::experiment::ExperimentError;
 use crate::experiment::commands::{add_neighbour, ip};
 use crate::experiment::peer_networks::{LANS, PREFIXES, guest_addr, peer_addr};
+use crate::experiment::tap_frames::make_tap;
 use crate::link::shape::{LinkSpec, Shape};
 use crate::world::{Host, TcpMemory, World, WorldBuilder};
 
@@ -66,13 +66,7 @@ impl Rig {
             .sysctl("guest", "net.ipv4.ip_forward", "1")
             .sysctl("guest", "net.ipv6.conf.all.forwarding", "1")
             .build()?;
-        let tap = |host: &str, name: &str| -> Result<Tap, ExperimentError> {
-            let made = world.host(host).run(|| Tap::create(name))?;
-            made.map_err(|e: TapError| ExperimentError::Machine {
-                action: "make a tap".into(),
-                source: io::Error::other(e),
-            })
-        };
+        let tap = |host, name| make_tap(&world, host, name);
         let taps = Taps {
             peer: tap("peer", DEVICE)?,
             up: tap("host", UP)?,
