@@ -9,7 +9,7 @@ use std::time::Duration;
 use taut_sys::sock_diag::{Connection, Events, Inside, Memory};
 use taut_sys::tcp_info::TcpInfo;
 
-use crate::happened::Happened;
+use crate::event_delta::EventDelta;
 
 /// In which unit a value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,10 +186,10 @@ instruments! {
         let mss = f64::from(c.info.as_ref()?.snd_mss);
         events(c, |e| Some(e.signal_cwnd_sum as f64 * mss))
     };
-    "signal_interval" Segments "events: delivered, from a signal to the next: mean" => |c| events(c, |e| Some(Happened(*e).intervals()?.mean));
-    "signal_interval_deviation" Segments "events: the same: deviation" => |c| events(c, |e| Some(Happened(*e).intervals()?.deviation));
-    "signal_unevenness" Segments "events: the same, less what the mean rate would have delivered: deviation" => |c| events(c, |e| Some(Happened(*e).uneven()?.deviation));
-    "signal_cwnd_deviation" Segments "events: prior_cwnd at each signal: deviation" => |c| events(c, |e| Some(Happened(*e).windows()?.deviation));
+    "signal_interval" Segments "events: delivered, from a signal to the next: mean" => |c| events(c, |e| Some(EventDelta(*e).intervals()?.mean));
+    "signal_interval_deviation" Segments "events: the same: deviation" => |c| events(c, |e| Some(EventDelta(*e).intervals()?.deviation));
+    "signal_unevenness" Segments "events: the same, less what the mean rate would have delivered: deviation" => |c| events(c, |e| Some(EventDelta(*e).uneven()?.deviation));
+    "signal_cwnd_deviation" Segments "events: prior_cwnd at each signal: deviation" => |c| events(c, |e| Some(EventDelta(*e).windows()?.deviation));
     "mtu_probing" Flag "BPF: icsk_mtup.enabled" => |c| inside(c, |i| u8::from(i.mtu_probing));
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use taut_sys::netns::{NETNS_DIR, Netns, NetnsError, NetnsId};
 
-use crate::plain;
+use crate::sanitize;
 
 /// Namespaces that are looked into; more are counted.
 pub const NAMESPACES: usize = 4096;
@@ -75,7 +75,11 @@ pub fn all() -> Result<Found, NetnsError> {
         };
         // One that has gone since.
         if let Ok(netns) = Netns::open(&name) {
-            add(netns.id(), plain::text(name.as_bytes()), Way::Named(name));
+            add(
+                netns.id(),
+                sanitize::text(name.as_bytes()),
+                Way::Named(name),
+            );
         }
     }
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -116,7 +120,7 @@ pub fn own() -> Result<Namespace, NetnsError> {
 pub fn named(name: &str) -> Result<Namespace, NetnsError> {
     Ok(Namespace {
         id: Netns::open(name)?.id(),
-        name: plain::text(name.as_bytes()).into(),
+        name: sanitize::text(name.as_bytes()).into(),
         way: Way::Named(name.into()),
     })
 }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use taut_sys::sock_diag::{Connection, SocketId};
 
-use crate::away::Away;
+use crate::descheduled::Away;
 use crate::filter::{Filter, Subject};
-use crate::look::{LookError, Looked, Looker, Scope, Sees};
 use crate::namespaces::Namespace;
 use crate::owner::{Owners, Process};
+use crate::scan::{ScanError, ScanSink, ScanSummary, Scanner, Scope};
 use crate::steal::Steal;
 use crate::table::{Keep, Table, Tracked};
 use crate::verdict::{Confidence, Context, Factor, Verdict, limit, verdict};
@@ -19,7 +19,7 @@ use crate::verdict::{Confidence, Context, Factor, Verdict, limit, verdict};
 /// Observes the connections of the machine, look by look.
 #[derive(Debug)]
 pub struct Observer {
-    looker: Looker,
+    scanner: Scanner,
     table: Table,
     owners: Owners,
     began: Instant,
@@ -31,7 +31,7 @@ pub struct Observer {
 }
 
 /// Puts what a look finds into a table.
-struct Keeper<'a> {
+struct TableSink<'a> {
     table: &'a mut Table,
     /// Times are since then.
     began: Instant,
@@ -53,10 +53,10 @@ pub struct Seen<'a> {
 // === impl Observer ===
 
 impl Observer {
-    /// Has not looked yet. `events`: also what happens between looks is counted ([`Looker::new`]).
+    /// Has not looked yet. `events`: also what happens between looks is counted ([`Scanner::new`]).
     pub fn new(scope: Scope, keep: Keep, events: bool) -> Self {
         Self {
-            looker: Looker::new(scope, events),
+            scanner: Scanner::new(scope, events),
             table: Table::new(keep),
             owners: Owners::default(),
             began: Instant::now(),
@@ -75,8 +75,8 @@ impl Observer {
     /// Looks at all connections, and keeps those that are meant, as far as that can be told without their owner.
     ///
     /// # Errors
-    /// [`LookError`]: there is nothing to see.
-    pub fn look(&mut self, filter: &Filter) -> Result<Looked, LookError> {
+    /// [`ScanError`]: there is nothing to see.
+    pub fn look(&mut self, filter: &Filter) -> Result<ScanSummary, ScanError> {
         self.look_and(filter, |_, _, _| {})
     }
 
@@ -85,15 +85,15 @@ impl Observer {
         &mut self,
         filter: &Filter,
         mut ended: impl FnMut(u64, Tracked, Option<Arc<Process>>),
-    ) -> Result<Looked, LookError> {
+    ) -> Result<ScanSummary, ScanError> {
         self.steal.look();
         self.away_share = self.away.as_ref().map(Away::share);
-        let mut keeper = Keeper {
+        let mut sink = TableSink {
             table: &mut self.table,
             began: self.began,
             filter: (!filter.asks_for_owner()).then_some(filter),
         };
-        let looked = self.looker.look(&mut keeper)?;
+        let looked = self.scanner.look(&mut sink)?;
         let owners = &self.owners;
         self.table
             .end(|cookie, tracked| ended(cookie, tracked, owners.of(cookie).cloned()));
@@ -176,12 +176,12 @@ impl Observer {
 
     /// Whether a segment may have come, or a connection may have been opened, since the last look began: `false` only where that is known.
     pub fn has_stirred(&self) -> bool {
-        self.looker.has_stirred()
+        self.scanner.has_stirred()
     }
 
     /// Where it looks.
     pub fn namespaces(&self) -> &[Namespace] {
-        self.looker.namespaces()
+        self.scanner.namespaces()
     }
 
     /// What else is known where this one is.
@@ -219,9 +219,9 @@ impl Observer {
     }
 }
 
-// === impl Keeper ===
+// === impl TableSink ===
 
-impl Sees for Keeper<'_> {
+impl ScanSink for TableSink<'_> {
     fn begin(&mut self, again: bool) -> NonZeroU64 {
         self.table.begin(again)
     }
@@ -335,7 +335,7 @@ mod tests {
         first.write_all(&[7; 100]).unwrap();
         peer.read_exact(&mut [0; 100]).unwrap();
         observer.look(&filter).unwrap();
-        assert!(observer.looker.failed().is_none());
+        assert!(observer.scanner.failed().is_none());
         assert_eq!(cookies(&observer, &second.0).len(), 1);
         let sent = |observer: &Observer| {
             let seen = observer.get(cookie).unwrap();
@@ -343,7 +343,7 @@ mod tests {
         };
         assert_eq!(sent(&observer), Some(100));
         // One that lists leave out is asked for by name.
-        observer.looker.inside().take_place(&first);
+        observer.scanner.inside().take_place(&first);
         first.write_all(&[7; 100]).unwrap();
         for _ in 0..3 {
             observer.look(&filter).unwrap();
@@ -368,7 +368,7 @@ mod tests {
                 .unwrap();
         }
         assert!(ended.contains(&cookie));
-        assert!(observer.looker.failed().is_none());
+        assert!(observer.scanner.failed().is_none());
         assert_eq!(cookies(&observer, &second.0).len(), 1);
     }
 

@@ -18,8 +18,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use self::state::{Key, State, Then};
 use crate::filter::Filter;
-use crate::look::{LookError, Looked};
 use crate::observer::Observer;
+use crate::scan::{ScanError, ScanSummary};
 use crate::view::Sort;
 
 /// A signal that is to end it is heeded within this time.
@@ -44,7 +44,7 @@ pub struct Options {
 pub enum ScreenError {
     /// There is nothing to see.
     #[error(transparent)]
-    Look(#[from] LookError),
+    Look(#[from] ScanError),
     /// The terminal.
     #[error("the terminal cannot be used: {0} (--batch needs none)")]
     Terminal(#[from] io::Error),
@@ -59,7 +59,7 @@ pub fn run(
     observer: &mut Observer,
     filter: Filter,
     options: &Options,
-    missing: impl FnMut(&Observer, &Looked) -> Option<String>,
+    missing: impl FnMut(&Observer, &ScanSummary) -> Option<String>,
 ) -> Result<(), ScreenError> {
     let ends = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGHUP, SIGINT] {
@@ -85,7 +85,7 @@ fn show(
     mut state: State,
     interval: Duration,
     ends: &AtomicBool,
-    mut missing: impl FnMut(&Observer, &Looked) -> Option<String>,
+    mut missing: impl FnMut(&Observer, &ScanSummary) -> Option<String>,
 ) -> Result<(), ScreenError> {
     let events = events();
     let mut next = Instant::now();

@@ -19,9 +19,9 @@ use std::time::Duration;
 use taut_sys::sock_diag::Connection;
 
 use crate::filter::Filter;
-use crate::look::{LookError, Looked};
 use crate::observer::Observer;
 use crate::owner::Process;
+use crate::scan::{ScanError, ScanSummary};
 use crate::table::Tracked;
 use crate::verdict::{Factor, Verdict};
 use crate::window::Sample;
@@ -137,8 +137,8 @@ impl Watcher {
     /// Looks at all connections, and tells of the ends of those that are not there any more.
     ///
     /// # Errors
-    /// [`LookError`]: there is nothing to see.
-    pub fn look(&mut self, to: &mut impl Audience) -> Result<Looked, LookError> {
+    /// [`ScanError`]: there is nothing to see.
+    pub fn look(&mut self, to: &mut impl Audience) -> Result<ScanSummary, ScanError> {
         let (lives, gone) = (&mut self.lives, &mut self.gone);
         let since = self.observer.elapsed();
         let looked = self
@@ -326,7 +326,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::look::Scope;
+    use crate::scan::Scope;
     use crate::table::Keep;
 
     const PATIENCE: Duration = Duration::from_secs(10);

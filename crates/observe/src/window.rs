@@ -5,7 +5,7 @@ use std::time::Duration;
 use taut_sys::sock_diag::Connection;
 use taut_sys::tcp_info::{CaState, TcpInfo};
 
-use crate::happened::Happened;
+use crate::event_delta::EventDelta;
 
 /// A connection in one look.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -131,10 +131,10 @@ impl<'a> Window<'a> {
     }
 
     /// What happened from the first look to the last; nothing where nobody counts.
-    pub(crate) fn happened(&self) -> Option<Happened> {
+    pub(crate) fn event_delta(&self) -> Option<EventDelta> {
         let events = |sample: Option<&&Sample>| sample?.connection.inside?.events;
         let (first, last) = (self.samples.first(), self.samples.last());
-        Some(Happened::between(&events(first)?, &events(last)?))
+        Some(EventDelta::between(&events(first)?, &events(last)?))
     }
 
     /// Payload that the peer acknowledged, in bytes a second.

@@ -4,8 +4,8 @@ use std::io::Write as _;
 
 use clap::Args as ClapArgs;
 use taut_observe::filter::Filter;
-use taut_observe::look::{Looked, Scope};
 use taut_observe::observer::Observer;
+use taut_observe::scan::{ScanSummary, Scope};
 use taut_observe::table::Keep;
 
 use crate::Failure;
@@ -87,7 +87,7 @@ pub(crate) struct Missing {
 
 impl Missing {
     /// After a look: to whoever reads the error output.
-    pub(crate) fn say(&mut self, observer: &Observer, looked: &Looked) {
+    pub(crate) fn say(&mut self, observer: &Observer, looked: &ScanSummary) {
         if let Some(sentence) = self.sentence(observer, looked) {
             // Nobody may be reading any more.
             let _ = writeln!(std::io::stderr(), "taut: {sentence}");
@@ -95,7 +95,7 @@ impl Missing {
     }
 
     /// After a look: what is missing, and was not said before.
-    pub(crate) fn sentence(&mut self, observer: &Observer, looked: &Looked) -> Option<String> {
+    pub(crate) fn sentence(&mut self, observer: &Observer, looked: &ScanSummary) -> Option<String> {
         let left_out = observer.left_out();
         let missing = [
             (

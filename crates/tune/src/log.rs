@@ -12,7 +12,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
-use taut_observe::plain;
+use taut_observe::sanitize;
 
 use crate::journal::{boot, is_ours};
 use crate::tuner::{Outcome, Told};
@@ -286,7 +286,10 @@ impl Noted {
         let ago = humantime::format_duration(Duration::from_secs(ago));
         let what = if self.is_advice { "advised" } else { "tuned" };
         // Its writer is root, and a terminal's characters are none of a log's.
-        format!("{what} {ago} ago: {}", plain::text(self.change.as_bytes()))
+        format!(
+            "{what} {ago} ago: {}",
+            sanitize::text(self.change.as_bytes())
+        )
     }
 }
 

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use taut_observe::plain;
+use taut_observe::sanitize;
 use taut_sys::route::Family;
 
 /// The longest name of an interface (`IFNAMSIZ` with its zero).
@@ -146,7 +146,7 @@ impl Setting {
         match self.interface() {
             None => format!("net.{directory}.{name}"),
             Some(index) => {
-                let of = interface.map(|name| plain::text(name.as_bytes()).replace('.', "/"));
+                let of = interface.map(|name| sanitize::text(name.as_bytes()).replace('.', "/"));
                 let of = of.unwrap_or_else(|| format!("(interface {index})"));
                 format!("net.{directory}.{of}.{name}")
             }

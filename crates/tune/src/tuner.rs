@@ -10,8 +10,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use taut_observe::filter::{Filter, Subject};
-use taut_observe::look::{LookError, Looked};
 use taut_observe::observer::{Observer, Seen};
+use taut_observe::scan::{ScanError, ScanSummary};
 use taut_observe::window::Window;
 use taut_sys::netns::NetnsId;
 use taut_sys::sock_diag::State;
@@ -152,7 +152,7 @@ pub struct Round {
     /// What keeps routes of a namespace from being looked at: each said once.
     pub troubles: Vec<String>,
     /// What the look came to.
-    pub looked: Looked,
+    pub looked: ScanSummary,
 }
 
 /// A change of a connection, and who has it.
@@ -268,8 +268,8 @@ impl Tuner {
     /// Looks, and says or does what is to be done now. `ends`: whether it is to stop before it is through.
     ///
     /// # Errors
-    /// [`LookError`]: there is nothing to see.
-    pub fn round(&mut self, ends: impl Fn() -> bool) -> Result<Round, LookError> {
+    /// [`ScanError`]: there is nothing to see.
+    pub fn round(&mut self, ends: impl Fn() -> bool) -> Result<Round, ScanError> {
         let everything = Filter::all();
         let looked = self.observer.look(&everything)?;
         self.look += 1;
@@ -533,7 +533,7 @@ impl Tuner {
     }
 
     /// Those that are not there any more, also in the next looks: nothing of them is to be undone.
-    fn forget_ended(&mut self, looked: &Looked) {
+    fn forget_ended(&mut self, looked: &ScanSummary) {
         let is_whole = looked.incomplete == 0 && looked.denied == 0 && looked.left_out == 0;
         if !is_whole || self.observer.left_out() > 0 {
             return;

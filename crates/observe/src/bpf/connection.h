@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the iterators write for each connection (src/inside.rs has the same).
+ * What the iterators write for each connection (src/bpf_iter.rs has the same).
  */
 #ifndef TAUT_CONNECTION_H
 #define TAUT_CONNECTION_H
@@ -59,8 +59,8 @@ struct connection {
 	struct connection_events events;
 };
 
-_Static_assert(sizeof(struct connection_head) == 24, "as src/inside.rs has it");
-_Static_assert(sizeof(struct connection) == 176, "as src/inside.rs has it");
+_Static_assert(sizeof(struct connection_head) == 24, "as src/bpf_iter.rs has it");
+_Static_assert(sizeof(struct connection) == 176, "as src/bpf_iter.rs has it");
 
 /* Buffers that the application has set (SO_SNDBUF, SO_RCVBUF), so that the
  * kernel leaves them alone. The kernel's SOCK_SNDBUF_LOCK, SOCK_RCVBUF_LOCK.

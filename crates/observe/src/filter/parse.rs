@@ -34,7 +34,7 @@ pub struct FilterError {
 
 fn at(word: &Option<String>) -> String {
     match word {
-        Some(word) => format!(", at {:?}", crate::plain::text(word.as_bytes())),
+        Some(word) => format!(", at {:?}", crate::sanitize::text(word.as_bytes())),
         None => ", at its end".into(),
     }
 }

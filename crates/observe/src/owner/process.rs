@@ -13,7 +13,7 @@ use rustix::fs::{CWD, Dir, Mode, OFlags, openat, readlinkat_raw};
 
 use taut_sys::Errno;
 
-use crate::plain;
+use crate::sanitize;
 
 /// A process has no more than this to say in one file.
 const TEXT_MAX: u64 = 16 << 10;
@@ -91,7 +91,7 @@ impl Process {
 fn parse_stat(stat: &[u8]) -> Option<(String, u64)> {
     let open = stat.iter().position(|&byte| byte == b'(')?;
     let close = stat.iter().rposition(|&byte| byte == b')')?;
-    let name = plain::text(stat.get(open + 1..close)?);
+    let name = sanitize::text(stat.get(open + 1..close)?);
     // The 22nd field; the name is the second.
     let rest = std::str::from_utf8(stat.get(close + 1..)?).ok()?;
     let began = rest.split_ascii_whitespace().nth(19)?.parse().ok()?;

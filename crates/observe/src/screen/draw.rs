@@ -86,7 +86,7 @@ fn heading(state: &State) -> String {
         state.sort.name()
     );
     if !state.filter_text.is_empty() {
-        let filter = crate::plain::text(state.filter_text.as_bytes());
+        let filter = crate::sanitize::text(state.filter_text.as_bytes());
         text.push_str(&format!(", of {filter}"));
     }
     if state.paused() {
@@ -99,7 +99,7 @@ fn footing(state: &State) -> String {
     let typing = state
         .typing
         .as_ref()
-        .map(|text| crate::plain::text(text.as_bytes()));
+        .map(|text| crate::sanitize::text(text.as_bytes()));
     match (typing, &state.said) {
         (Some(text), None) => format!("filter: {text}_"),
         (Some(text), Some(said)) => format!("filter: {text}_  {said}"),

@@ -9,7 +9,7 @@ use taut_sys::sock_diag::{Connection, Ends};
 use crate::namespaces::Namespace;
 
 /// Listeners of the namespaces that there are. One keeps its namespace, which its owner may have given up: it is let
-/// go when the namespace is not found any more ([`crate::look::FIND_EVERY`]).
+/// go when the namespace is not found any more ([`crate::scan::FIND_EVERY`]).
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     by_netns: HashMap<NetnsId, Listener>,

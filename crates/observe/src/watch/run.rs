@@ -15,9 +15,9 @@ use super::line::{Line, Lines};
 use super::metrics::Metrics;
 use super::parquet::{Parquet, row};
 use super::{Audience, Told, Watcher};
-use crate::look::{LookError, Looked};
 use crate::observer::Observer;
 use crate::owner::Process;
+use crate::scan::{ScanError, ScanSummary};
 use crate::verdict::Factor;
 
 /// Between two readings of what has ended; what the kernel has no room for in that time is counted.
@@ -50,7 +50,7 @@ pub enum Format {
 pub enum WatchError {
     /// There is nothing to see.
     #[error(transparent)]
-    Look(#[from] LookError),
+    Look(#[from] ScanError),
     /// The directory for files.
     #[error("cannot write to {dir}: {source}", dir = dir.display())]
     Dir {
@@ -100,7 +100,7 @@ struct Teller {
 pub fn run(
     mut watcher: Watcher,
     options: &Options,
-    mut after: impl FnMut(&Observer, &Looked),
+    mut after: impl FnMut(&Observer, &ScanSummary),
 ) -> Result<(), WatchError> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {

@@ -129,8 +129,8 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
     use rustix::net::sockopt;
-    use taut_observe::look::Scope;
     use taut_observe::observer::Observer;
+    use taut_observe::scan::Scope;
     use taut_observe::table::Keep;
     use taut_sys::borrow::{Buffers, Lender};
     use taut_sys::netns::Netns;

@@ -1,6 +1,6 @@
 //! On maxima of a namespace of its own.
 
-use taut_observe::look::Scope;
+use taut_observe::scan::Scope;
 use taut_observe::table::Keep;
 use taut_sys::netns::{self, Netns};
 

@@ -6,7 +6,7 @@ use super::super::units::{percent, rate, seconds, time};
 use super::super::{Factor, Finding, Words};
 use super::waits::{LINK_QUEUE, round_trips};
 use super::{MILLISECOND, NO_QUEUE, NOT_CERTAIN, OFTEN};
-use crate::happened::Happened;
+use crate::event_delta::EventDelta;
 use crate::window::Window;
 
 /// Loss that matters: the share of segments. Below, even Reno has windows of a hundred segments and more.
@@ -124,8 +124,8 @@ pub(super) fn rate_limit(window: &Window<'_>, network: f64, words: Words) -> Opt
     if lost < LOSS_MATTERS || is_lost_at_a_queue(window, least) {
         return None;
     }
-    if let Some(happened) = window.happened() {
-        return limiter_by_signals(window, &happened, network, words);
+    if let Some(delta) = window.event_delta() {
+        return limiter_by_signals(window, &delta, network, words);
     }
     // Of a window of few segments each is answered late, as acknowledgements are delayed, and no queue is seen.
     let waits = mean > least * NO_QUEUE + MILLISECOND && lost < LIMITER_DROPS_MUCH;
@@ -153,22 +153,22 @@ pub(super) fn rate_limit(window: &Window<'_>, network: f64, words: Words) -> Opt
 
 fn limiter_by_signals(
     window: &Window<'_>,
-    happened: &Happened,
+    delta: &EventDelta,
     network: f64,
     words: Words,
 ) -> Option<Finding> {
-    let at_signals = happened.round_trip_at_signals()?;
-    let signals = f64::from(happened.0.signals);
+    let at_signals = delta.round_trip_at_signals()?;
+    let signals = f64::from(delta.0.signals);
     let together = f64::from(window.repeated()) / signals;
-    let uneven = happened.uneven();
+    let uneven = delta.uneven();
     let is_even = uneven.is_some_and(|uneven| {
         uneven.deviation
             < EVEN_SEGMENTS * together.clamp(1.0, TOGETHER_MOST) + uneven.mean * EVEN_SHARE
             && uneven.deviation < uneven.mean * UNEVEN
     });
     // Few may come at the same rate by chance.
-    let windows = happened.windows()?.mean;
-    let (is_limiter, certain) = match happened.0.between {
+    let windows = delta.windows()?.mean;
+    let (is_limiter, certain) = match delta.0.between {
         ENOUGH.. => (
             is_even && (windows < SMALL || !is_queued(window, NO_QUEUE)?),
             // Who sends at one rate, as BBR does, loses evenly whatever it loses by; but at random one at a time.
@@ -205,7 +205,7 @@ fn limiter_by_signals(
     let finding = match uneven {
         None => finding,
         Some(uneven) => {
-            let carried = happened.rate() * f64::from(window.last().snd_mss);
+            let carried = delta.rate() * f64::from(window.last().snd_mss);
             finding.because(
                 || {
                     format!(
@@ -234,8 +234,8 @@ fn is_queued(window: &Window<'_>, times: f64) -> Option<bool> {
 
 /// Whether what was lost was lost for want of room in a queue: the round trip before it was longer.
 fn is_lost_at_a_queue(window: &Window<'_>, least: f64) -> bool {
-    let happened = window.happened();
-    match happened.and_then(|happened| happened.round_trip_at_signals()) {
+    let delta = window.event_delta();
+    match delta.and_then(|delta| delta.round_trip_at_signals()) {
         Some(_) if is_of_few(window) => false,
         Some(at) => at > least * NO_QUEUE + MILLISECOND,
         None => fills_a_queue(window, least),
@@ -244,7 +244,7 @@ fn is_lost_at_a_queue(window: &Window<'_>, least: f64) -> bool {
 
 /// Whether windows are of so few segments, for what is lost of them, that round trips say nothing of queues.
 fn is_of_few(window: &Window<'_>) -> bool {
-    let windows = window.happened().and_then(|happened| happened.windows());
+    let windows = window.event_delta().and_then(|delta| delta.windows());
     windows.is_some_and(|windows| windows.mean < FEW && window.loss() > LIMITER_DROPS_MUCH)
 }
 

@@ -111,8 +111,8 @@ pub(super) fn acknowledges_late(
 ) -> Option<Finding> {
     let (least, mean) = round_trips(window)?;
     // Without events nobody knows the longest: what looks see is smoothed.
-    let happened = window.happened().filter(|happened| happened.0.rtts > 0)?;
-    let longest = happened.0.rtt_most.as_secs_f64();
+    let delta = window.event_delta().filter(|delta| delta.0.rtts > 0)?;
+    let longest = delta.0.rtt_most.as_secs_f64();
     let in_flight = window.mean(|info| Some(info.unacked.into()))?;
     let silent = window.mean(|info| Some(info.last_ack_recv.as_secs_f64()))?;
     (in_flight >= MANY

@@ -31,11 +31,11 @@ fn read(list: List) -> Vec<Found> {
     all
 }
 
-fn all(iterator: &Iterator) -> Vec<Found> {
+fn all(iterator: &TcpIter) -> Vec<Found> {
     read(iterator.list().unwrap())
 }
 
-fn by_place(iterator: &Iterator) -> Vec<Found> {
+fn by_place(iterator: &TcpIter) -> Vec<Found> {
     read(iterator.places().unwrap().unwrap())
 }
 
@@ -44,13 +44,13 @@ fn is_of(id: &SocketId, end: &TcpStream) -> bool {
     [id.local_port, id.remote_port] == ports
 }
 
-fn of(iterator: &Iterator, end: &TcpStream) -> Found {
+fn of(iterator: &TcpIter, end: &TcpStream) -> Found {
     let all = all(iterator);
     let is_it = |found: &&Found| is_of(&found.told.unwrap().id, end);
     *all.iter().find(is_it).unwrap()
 }
 
-fn inside(iterator: &Iterator, end: &TcpStream) -> Inside {
+fn inside(iterator: &TcpIter, end: &TcpStream) -> Inside {
     of(iterator, end).told.unwrap().inside.unwrap()
 }
 
@@ -59,7 +59,7 @@ fn buffers_that_were_set_are_told_from_those_that_were_not() {
     let (client, server) = pair("127.0.0.1:0");
     sockopt::set_socket_recv_buffer_size(&client, 50_000).unwrap();
     sockopt::set_socket_send_buffer_size(&server, 50_000).unwrap();
-    let iterator = Iterator::load(false).unwrap();
+    let iterator = TcpIter::load(false).unwrap();
     let locks = [&client, &server].map(|end| {
         let inside = inside(&iterator, end);
         (inside.rcvbuf_locked, inside.sndbuf_locked)
@@ -79,7 +79,7 @@ fn each_is_found_again_by_its_name() {
         };
         let client = TcpStream::connect(to).unwrap();
         let (server, _) = listener.accept().unwrap();
-        let iterator = Iterator::load(true).unwrap();
+        let iterator = TcpIter::load(true).unwrap();
         let mut ids = [&client, &server].map(|end| of(&iterator, end).told.unwrap().id);
         let read = |ids: &[SocketId]| {
             let mut read: Vec<Connection> = Vec::new();
@@ -115,7 +115,7 @@ fn each_is_found_again_by_its_name() {
 fn one_that_rests_is_told_from_one_that_has_changed() {
     let (client, server) = pair("127.0.0.1:0");
     client.set_nodelay(true).unwrap();
-    let iterator = Iterator::load(true).unwrap();
+    let iterator = TcpIter::load(true).unwrap();
     let mut look = 0;
     let mut since = || {
         look += 1;
@@ -161,8 +161,8 @@ fn round_trips_are_counted_from_the_first_look_on_where_there_is_room() {
             client.read_exact(&mut [0]).unwrap();
         }
     };
-    let seen = |iterator: &Iterator| inside(iterator, &watched).events;
-    let iterator = Iterator::load(true).unwrap();
+    let seen = |iterator: &TcpIter| inside(iterator, &watched).events;
+    let iterator = TcpIter::load(true).unwrap();
     assert!(iterator.counts_events());
     talk();
     assert_eq!(seen(&iterator), None, "no look has begun");
@@ -173,14 +173,14 @@ fn round_trips_are_counted_from_the_first_look_on_where_there_is_room() {
     // The last is counted when the next segment comes; on a machine that stands still some are not measured.
     assert!((10..=51).contains(&events.rtts), "{events:?}");
     assert!(events.rtt_sum >= events.rtt_most && !events.rtt_most.is_zero());
-    let without = Iterator::load(false).unwrap();
+    let without = TcpIter::load(false).unwrap();
     assert_eq!(seen(&without), None);
     assert_eq!(of(&without, &watched).since, None);
 }
 
 #[test]
 fn one_that_is_opened_has_a_place_without_a_walk() {
-    let iterator = Iterator::load(true).unwrap();
+    let iterator = TcpIter::load(true).unwrap();
     iterator.begin(1, None);
     let (client, server) = pair("127.0.0.1:0");
     let own = rustix::fs::stat("/proc/self/ns/net").unwrap().st_ino;
@@ -224,7 +224,7 @@ fn records_that_are_cut_by_a_read_are_whole() {
             (client, listener.accept().unwrap().0)
         })
         .collect();
-    let all = all(&Iterator::load(false).unwrap());
+    let all = all(&TcpIter::load(false).unwrap());
     assert!(all.len() >= 2 * ends.len(), "{}", all.len());
 }
 
@@ -237,7 +237,7 @@ fn what_comes_and_what_is_opened_stirs() {
         .args(["-n", &name, "link", "set", "lo", "up"])
         .status();
     assert!(up.unwrap().success());
-    let iterator = Iterator::load(true).unwrap();
+    let iterator = TcpIter::load(true).unwrap();
     let only = u32::try_from(netns.id().inode()).unwrap();
     let (mut client, mut server) = netns.run(|| pair("127.0.0.1:0")).unwrap();
     iterator.begin(1, Some(only)).unwrap();
@@ -247,7 +247,7 @@ fn what_comes_and_what_is_opened_stirs() {
     server.read_exact(&mut [0]).unwrap();
     assert_eq!(iterator.has_stirred(), Some(true));
     // Nobody has looked since, and nothing has a place.
-    let iterator = Iterator::load(true).unwrap();
+    let iterator = TcpIter::load(true).unwrap();
     iterator.begin(1, Some(only)).unwrap();
     client.write_all(b"x").unwrap();
     server.read_exact(&mut [0]).unwrap();
@@ -255,6 +255,6 @@ fn what_comes_and_what_is_opened_stirs() {
     let opened = netns.run(|| pair("127.0.0.1:0"));
     assert_eq!(iterator.has_stirred(), Some(true));
     drop(opened);
-    let silent = Iterator::load(false).unwrap();
+    let silent = TcpIter::load(false).unwrap();
     assert_eq!(silent.has_stirred(), None);
 }

@@ -31,7 +31,7 @@ const PLACES_MAP: &str = "places";
 const COUNTED: u64 = 100_000;
 
 /// The programs; the walk is ready to be run in any network namespace.
-pub(crate) struct Iterator {
+pub(crate) struct TcpIter {
     walk: Link,
     events: Option<Counting>,
     _object: Object,
@@ -48,7 +48,7 @@ struct Counting {
 
 /// Why there is none.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum InsideError {
+pub(crate) enum IterError {
     /// The kernel does not take it, or not from this caller.
     #[error("{0}")]
     Load(#[from] libbpf_rs::Error),
@@ -60,14 +60,14 @@ pub(crate) enum InsideError {
 /// Lists connections.
 pub(crate) struct List(Iter);
 
-// === impl Iterator ===
+// === impl TcpIter ===
 
-impl Iterator {
+impl TcpIter {
     /// Loads the iterator, and what counts events if that is wanted and the kernel can do it.
     ///
     /// # Errors
-    /// [`InsideError`]: without CAP_BPF and CAP_PERFMON, or a kernel without BTF.
-    pub(crate) fn load(events: bool) -> Result<Self, InsideError> {
+    /// [`IterError`]: without CAP_BPF and CAP_PERFMON, or a kernel without BTF.
+    pub(crate) fn load(events: bool) -> Result<Self, IterError> {
         // What libbpf has to say beside the error would be said on the terminal.
         libbpf_rs::set_print(None);
         if !events {
@@ -79,7 +79,7 @@ impl Iterator {
         })
     }
 
-    fn load_with(events: bool) -> Result<Self, InsideError> {
+    fn load_with(events: bool) -> Result<Self, IterError> {
         let mut object = ObjectBuilder::default()
             .name("taut_observe")
             .and_then(|builder| builder.open_memory(PROGRAM))?;
@@ -132,7 +132,7 @@ impl Iterator {
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn list(&self) -> Result<List, InsideError> {
+    pub(crate) fn list(&self) -> Result<List, IterError> {
         Ok(List(Iter::new(&self.walk)?))
     }
 
@@ -141,14 +141,14 @@ impl Iterator {
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn places(&self) -> Option<Result<List, InsideError>> {
+    pub(crate) fn places(&self) -> Option<Result<List, IterError>> {
         let events = self.events.as_ref()?;
         Some(Iter::new(&events.places).map(List).map_err(Into::into))
     }
 }
 
 #[cfg(test)]
-impl Iterator {
+impl TcpIter {
     /// Takes its place away from a socket, as if there had been no room for it.
     pub(crate) fn take_place(&self, socket: &impl std::os::fd::AsRawFd) {
         let mut maps = self._object.maps();
@@ -158,21 +158,21 @@ impl Iterator {
 }
 
 /// The program of this name.
-fn program<'a>(object: &'a Object, name: &str) -> Result<ProgramMut<'a>, InsideError> {
+fn program<'a>(object: &'a Object, name: &str) -> Result<ProgramMut<'a>, IterError> {
     let found = object.progs_mut().find(|program| program.name() == name);
-    found.ok_or(InsideError::Part)
+    found.ok_or(IterError::Part)
 }
 
-impl std::fmt::Debug for Iterator {
+impl std::fmt::Debug for TcpIter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Iterator").finish_non_exhaustive()
+        f.debug_struct("TcpIter").finish_non_exhaustive()
     }
 }
 
 // === impl Counting ===
 
 impl Counting {
-    fn begin(object: &Object) -> Result<Self, InsideError> {
+    fn begin(object: &Object) -> Result<Self, IterError> {
         let programs = object.progs_mut();
         let links = programs
             .filter(|program| program.name() != WALK && program.name() != PLACES)
@@ -180,11 +180,11 @@ impl Counting {
         let look = object
             .maps()
             .find(|map| map.name().to_string_lossy().ends_with(".bss"))
-            .ok_or(InsideError::Part)?;
+            .ok_or(IterError::Part)?;
         let places = object
             .maps()
             .find(|map| map.name() == PLACES_MAP)
-            .ok_or(InsideError::Part)?;
+            .ok_or(IterError::Part)?;
         Ok(Self {
             places: program(object, PLACES)?.attach_iter(places.as_fd())?,
             _links: links.collect::<Result<_, _>>()?,

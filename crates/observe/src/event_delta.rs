@@ -7,7 +7,7 @@ const TICK: f64 = 65_536e-9;
 
 /// Events of some time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Happened(pub(crate) Events);
+pub(crate) struct EventDelta(pub(crate) Events);
 
 /// How figures lie.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,9 +20,9 @@ pub(crate) struct Spread {
     pub(crate) deviation: f64,
 }
 
-// === impl Happened ===
+// === impl EventDelta ===
 
-impl Happened {
+impl EventDelta {
     /// From one look to another. The longest round trip is that of all until then.
     pub(crate) fn between(first: &Events, last: &Events) -> Self {
         Self(Events {
@@ -140,7 +140,7 @@ mod tests {
                 between_products: sum(|p| p.0 * p.1),
                 ..Events::default()
             };
-            Happened(events).uneven().map(|uneven| uneven.deviation)
+            EventDelta(events).uneven().map(|uneven| uneven.deviation)
         };
         assert!(of(&[(10, 1000), (20, 2000), (5, 500)]).unwrap() < 1e-6);
         // 10 less than the mean of 20, and 10 more.
@@ -153,7 +153,7 @@ mod tests {
             ..Events::default()
         };
         // 1000 times 65.5 us.
-        assert!((Happened(events).rate() - 2e6 / 65.536e-3).abs() < 1e-3);
+        assert!((EventDelta(events).rate() - 2e6 / 65.536e-3).abs() < 1e-3);
         assert_eq!(of(&[(0, 1000), (0, 1000)]), None);
     }
 
@@ -189,11 +189,11 @@ mod tests {
             between_products: 2009,
             ..Events::default()
         };
-        let happened = Happened::between(&first, &last);
-        assert_eq!((happened.0.rtts, happened.0.rtt_sum), (4, millis(80)));
-        assert_eq!(happened.round_trip_at_signals(), Some(0.03));
-        assert_eq!(happened.intervals().unwrap().mean, 100.0);
-        let of = &happened.0;
+        let delta = EventDelta::between(&first, &last);
+        assert_eq!((delta.0.rtts, delta.0.rtt_sum), (4, millis(80)));
+        assert_eq!(delta.round_trip_at_signals(), Some(0.03));
+        assert_eq!(delta.intervals().unwrap().mean, 100.0);
+        let of = &delta.0;
         assert_eq!(
             (
                 of.between_times,
@@ -203,10 +203,10 @@ mod tests {
             (20, 200, 2000)
         );
         // 9 and 11.
-        let windows = happened.windows().unwrap();
+        let windows = delta.windows().unwrap();
         assert_eq!((windows.count, windows.mean), (2, 10.0));
         assert!((windows.deviation - 2.0_f64.sqrt()).abs() < 1e-12);
-        let nothing = Happened::between(&last, &last);
+        let nothing = EventDelta::between(&last, &last);
         assert_eq!(nothing.round_trip_at_signals(), None);
         assert_eq!((nothing.intervals(), nothing.windows()), (None, None));
     }

@@ -17,7 +17,7 @@ use taut_sys::netns::{NetnsError, NetnsId};
 use taut_sys::sock_diag::{Connection, Listed, SockDiag, SocketId};
 
 use self::changed::Changed;
-use crate::inside::Iterator;
+use crate::bpf_iter::TcpIter;
 use crate::namespaces::{self, Namespace};
 
 /// A namespace that came since is found this much later at most.
@@ -35,7 +35,7 @@ const ANEW_EVERY: Duration = Duration::from_secs(30);
 const BY_NAME: usize = 2_000;
 
 /// Who is told what a look finds.
-pub trait Sees {
+pub trait ScanSink {
     /// A look begins: its number, more than that of the one before. `again`: what was told since the last call is told anew.
     fn begin(&mut self, again: bool) -> NonZeroU64;
 
@@ -68,17 +68,17 @@ pub enum Scope {
 
 /// Looks, again and again.
 #[derive(Debug)]
-pub struct Looker {
+pub struct Scanner {
     scope: Scope,
     namespaces: Vec<Namespace>,
     left_out: usize,
     hidden: usize,
     found: Option<Instant>,
     /// Nothing without BPF.
-    inside: Option<Iterator>,
+    inside: Option<TcpIter>,
     events: bool,
     /// When the last walk began that was whole, and what it came to. Nothing: it was not.
-    walked: Option<(Instant, Looked)>,
+    walked: Option<(Instant, ScanSummary)>,
     /// When it was tried last to do without a walk and that failed.
     failed: Option<Instant>,
     /// Namespaces that may not be entered.
@@ -89,7 +89,7 @@ pub struct Looker {
 
 /// What a look came to, beside connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Looked {
+pub struct ScanSummary {
     /// Namespaces that were looked into.
     pub namespaces: usize,
     /// Namespaces that the caller may not enter.
@@ -112,7 +112,7 @@ pub struct Looked {
 
 /// Why nothing can be seen.
 #[derive(Debug, thiserror::Error)]
-pub enum LookError {
+pub enum ScanError {
     /// The namespace.
     #[error(transparent)]
     Netns(#[from] NetnsError),
@@ -128,9 +128,9 @@ pub enum LookError {
     },
 }
 
-// === impl Looker ===
+// === impl Scanner ===
 
-impl Looker {
+impl Scanner {
     /// Has not looked yet. `events`: what happens between looks is to be counted, which costs some time at each segment.
     pub fn new(scope: Scope, events: bool) -> Self {
         Self {
@@ -151,9 +151,9 @@ impl Looker {
     /// Tells of every connection.
     ///
     /// # Errors
-    /// [`LookError`]: the caller's own namespace, or the one that was named, cannot be looked into.
+    /// [`ScanError`]: the caller's own namespace, or the one that was named, cannot be looked into.
     /// Another's only is counted.
-    pub fn look(&mut self, to: &mut impl Sees) -> Result<Looked, LookError> {
+    pub fn look(&mut self, to: &mut impl ScanSink) -> Result<ScanSummary, ScanError> {
         self.find()?;
         let mut missed = self.begin(to, false);
         let began = Instant::now();
@@ -173,7 +173,7 @@ impl Looker {
         let is_past = |anew: Instant| began.duration_since(anew) >= ANEW_EVERY;
         // Nor does a program that was not told of this look know what has changed in it.
         let anew = self.anew.is_none_or(is_past) || missed.is_none();
-        let mut looked = Looked::default();
+        let mut looked = ScanSummary::default();
         let mut done = HashSet::new();
         self.denied.clear();
         if self.pass(&mut done, &mut looked, anew, to)? && self.scope == Scope::Machine {
@@ -186,7 +186,7 @@ impl Looker {
         looked.left_out = self.left_out;
         looked.hidden = self.hidden;
         looked.without_bpf = self.inside.is_none();
-        let counts_events = self.inside.as_ref().is_some_and(Iterator::counts_events);
+        let counts_events = self.inside.as_ref().is_some_and(TcpIter::counts_events);
         looked.without_events = self.events && !counts_events;
         if !counts_events {
             looked.without_place = 0;
@@ -202,18 +202,18 @@ impl Looker {
     /// Whether something may have happened since the last look began: `false` only where that is known.
     pub fn has_stirred(&self) -> bool {
         let inside = self.inside.as_ref().filter(|_| self.walked.is_some());
-        inside.and_then(Iterator::has_stirred).unwrap_or(true)
+        inside.and_then(TcpIter::has_stirred).unwrap_or(true)
     }
 
     /// How many connections are known to have no place; nothing where that is not known.
-    fn begin(&self, to: &mut impl Sees, again: bool) -> Option<u64> {
+    fn begin(&self, to: &mut impl ScanSink, again: bool) -> Option<u64> {
         let number = to.begin(again);
         self.inside.as_ref()?.begin(number.get(), self.only())
     }
 
     /// Asks for those that were not found. No list is a snapshot: one that is read while others end may leave
     /// out what there is, and one by places what has none.
-    fn confirm(&mut self, to: &mut impl Sees, walked: bool) {
+    fn confirm(&mut self, to: &mut impl ScanSink, walked: bool) {
         let mut missing: FxHashMap<Arc<str>, Vec<SocketId>> = FxHashMap::default();
         for (netns, id) in to.missing(walked) {
             missing.entry(netns).or_default().push(id);
@@ -258,7 +258,7 @@ impl Looker {
 
     /// Looks at connections that have a place, in all namespaces at once. `walked` is what the last walk came to. Nothing: that
     /// does not do, and a walk is needed.
-    fn places(&self, walked: Looked, to: &mut impl Sees) -> Option<Looked> {
+    fn places(&self, walked: ScanSummary, to: &mut impl ScanSink) -> Option<ScanSummary> {
         let at = Instant::now();
         let list = self.inside.as_ref()?.places()?.ok()?;
         let namespaces = self.namespaces.iter().enumerate();
@@ -281,7 +281,7 @@ impl Looker {
         if read.is_err() || !is_whole {
             return None;
         }
-        let mut looked = Looked {
+        let mut looked = ScanSummary {
             connections: 0,
             ..walked
         };
@@ -304,7 +304,7 @@ impl Looker {
     }
 
     #[cfg(test)]
-    pub(crate) fn inside(&self) -> &Iterator {
+    pub(crate) fn inside(&self) -> &TcpIter {
         self.inside.as_ref().unwrap()
     }
 
@@ -322,16 +322,16 @@ impl Looker {
     fn pass(
         &mut self,
         done: &mut HashSet<NetnsId>,
-        looked: &mut Looked,
+        looked: &mut ScanSummary,
         anew: bool,
-        to: &mut impl Sees,
-    ) -> Result<bool, LookError> {
+        to: &mut impl ScanSink,
+    ) -> Result<bool, ScanError> {
         let mut lost = false;
         for (index, namespace) in self.namespaces.iter().enumerate() {
             if done.contains(&namespace.id) {
                 continue;
             }
-            let open = || (SockDiag::open(), self.inside.as_ref().map(Iterator::list));
+            let open = || (SockDiag::open(), self.inside.as_ref().map(TcpIter::list));
             let (socket, list) = match namespace.run(open) {
                 Ok(Some(opened)) => opened,
                 Ok(None) => {
@@ -368,7 +368,7 @@ impl Looker {
             match listed {
                 Ok(listed) => looked.add(listed),
                 Err(source) if index == 0 => {
-                    return Err(LookError::List {
+                    return Err(ScanError::List {
                         namespace: namespace.name.to_string(),
                         source,
                     });
@@ -399,8 +399,8 @@ impl Looker {
 }
 
 /// What BPF tells is more, and not needed.
-fn load(events: bool) -> Option<Iterator> {
-    match Iterator::load(events) {
+fn load(events: bool) -> Option<TcpIter> {
+    match TcpIter::load(events) {
         Ok(inside) => Some(inside),
         Err(error) => {
             tracing::debug!(%error, "connections are looked at without BPF");
@@ -409,9 +409,9 @@ fn load(events: bool) -> Option<Iterator> {
     }
 }
 
-// === impl Looked ===
+// === impl ScanSummary ===
 
-impl Looked {
+impl ScanSummary {
     fn add(&mut self, listed: Listed) {
         self.namespaces += 1;
         self.connections += listed.connections;
@@ -429,7 +429,7 @@ mod tests {
     #[derive(Default)]
     struct Seen(Vec<(String, Connection)>);
 
-    impl Sees for Seen {
+    impl ScanSink for Seen {
         fn begin(&mut self, _: bool) -> NonZeroU64 {
             NonZeroU64::MIN
         }
@@ -456,8 +456,8 @@ mod tests {
         let local = client.local_addr().unwrap();
         for scope in [Scope::Own, Scope::Machine] {
             let mut seen = Seen::default();
-            let mut looker = Looker::new(scope, true);
-            let looked = looker.look(&mut seen).unwrap();
+            let mut scanner = Scanner::new(scope, true);
+            let looked = scanner.look(&mut seen).unwrap();
             assert_eq!(looked.connections, seen.0.len());
             let is_it = |(netns, c): &(String, Connection)| netns == "-" && c.local == local;
             let found = seen.0.iter().find(|found| is_it(found)).unwrap();
@@ -467,8 +467,8 @@ mod tests {
 
     #[test]
     fn a_name_that_nobody_has_is_an_error_that_says_so() {
-        let mut looker = Looker::new(Scope::Named("taut-no-such".into()), false);
-        let error = looker.look(&mut Seen::default()).unwrap_err().to_string();
+        let mut scanner = Scanner::new(Scope::Named("taut-no-such".into()), false);
+        let error = scanner.look(&mut Seen::default()).unwrap_err().to_string();
         assert!(error.contains("taut-no-such"), "{error}");
     }
 }

@@ -7,8 +7,8 @@ use rustc_hash::FxHashMap;
 use taut_sys::Errno;
 use taut_sys::sock_diag::{Connection, Inside, Listed, SockDiag, SocketId};
 
-use super::Sees;
-use crate::inside::{Found, List};
+use super::ScanSink;
+use crate::bpf_iter::{Found, List};
 use crate::namespaces::Namespace;
 
 /// For each connection that has changed so many must rest for them to be asked for by name: that costs some three times as
@@ -40,7 +40,7 @@ impl Changed {
         namespace: &Namespace,
         at: Instant,
         anew: bool,
-        to: &mut impl Sees,
+        to: &mut impl ScanSink,
     ) -> io::Result<Self> {
         let mut changed = Self::default();
         list.read(|found| {
@@ -59,7 +59,7 @@ impl Changed {
         found: &Found,
         namespace: &Namespace,
         at: Instant,
-        to: &mut impl Sees,
+        to: &mut impl ScanSink,
     ) -> bool {
         if rests(found, namespace, at, to) {
             self.rest += 1;
@@ -94,7 +94,7 @@ impl Changed {
         mut socket: SockDiag,
         namespace: &Namespace,
         at: Instant,
-        to: &mut impl Sees,
+        to: &mut impl ScanSink,
     ) -> Result<Listed, Errno> {
         let mut each = |mut connection: Connection| {
             connection.inside = self.inside.remove(&connection.cookie);
@@ -117,7 +117,7 @@ impl Changed {
     }
 }
 
-fn rests(found: &Found, namespace: &Namespace, at: Instant, to: &mut impl Sees) -> bool {
+fn rests(found: &Found, namespace: &Namespace, at: Instant, to: &mut impl ScanSink) -> bool {
     let since = found.since;
     since.is_some_and(|since| to.rests(namespace, at, found.cookie, since))
 }
