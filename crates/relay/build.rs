@@ -6,7 +6,7 @@ fn main() {
     for source in [
         "src/early_syn/early_syn.bpf.c",
         "src/intercept/intercept.bpf.c",
-        "src/pipe/taut_pipe.bpf.c",
+        "src/turbo/congestion_control/taut_pipe.bpf.c",
     ] {
         taut_bpf_build::compile(source);
     }

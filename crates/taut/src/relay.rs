@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args as ClapArgs;
-use taut_relay::addr::{Destination, Listen};
 use taut_relay::config::{Config, ConfigError, Forward};
 use taut_relay::handover::Passed;
+use taut_relay::net::addr::{Destination, Listen};
 use taut_relay::serve;
 use taut_sys::activation::{self, Activated};
 use taut_sys::privileges::{self, Capability};

@@ -10,8 +10,8 @@ use toml::Spanned;
 
 use super::{Config, Forward, mesh, transparent};
 use crate::access::{SourcePrefix, Sources};
-use crate::addr::Destination;
 use crate::early_syn::Devices;
+use crate::net::addr::Destination;
 use crate::session_log;
 
 #[derive(Deserialize)]

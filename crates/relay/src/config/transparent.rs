@@ -4,10 +4,10 @@ use ipnet::IpNet;
 use toml::Spanned;
 
 use super::file::{OneOrMany, parse};
+use crate::access::identity::Identity;
 use crate::access::{Rule, SourcePrefix, Sources};
-use crate::addr::Listen;
-use crate::identity::Identity;
 use crate::intercept::{Method, RULES_MAX, Taking};
+use crate::net::addr::Listen;
 
 type Mistake = (usize, String);
 

@@ -14,7 +14,7 @@ use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use rtnetlink::{Handle, IpVersion, RouteMessageBuilder};
 
 use super::Method;
-use crate::netlink::is_unsupported;
+use crate::net::netlink::is_unsupported;
 
 /// The routing table in which every address is local.
 pub const TABLE: u32 = 29_793;

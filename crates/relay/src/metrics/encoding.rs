@@ -5,11 +5,12 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
-use super::{Figure, Metrics, WorkerMetrics};
-use crate::end::End;
-use crate::histogram::{Histogram, Totals};
+use super::Metrics;
+use crate::counters::histogram::{Histogram, Totals};
+use crate::counters::worker::{Figure, WorkerMetrics};
 use crate::intercept::Method;
-use crate::refused::Refused;
+use crate::outcome::refusal::Refused;
+use crate::outcome::session_end::End;
 use crate::worker::Unproxied;
 
 mod mesh;

@@ -14,8 +14,8 @@ use super::loops::find_loop;
 use super::ways::{access, original, way};
 use crate::config::{Config, Forward};
 use crate::handover::Passed;
-use crate::setup::{Mesh, Peer, Route, Setup};
-use crate::targets::Targets;
+use crate::net::targets::Targets;
+use crate::route::table::{Mesh, Peer, Route, Setup};
 use crate::worker::{NewDoor, Purpose};
 
 /// What a configuration comes to when everything that it needs has been acquired.

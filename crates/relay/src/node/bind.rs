@@ -8,8 +8,8 @@ use taut_sys::socket::{LegOptions, Listener};
 
 use super::holdings::{Held, Holdings};
 use super::{ListenProblem, StartError};
-use crate::addr::{Listen, ListenAddr};
 use crate::handover::Passed;
+use crate::net::addr::{Listen, ListenAddr};
 use crate::worker::{BACKLOG, DoorId, NewDoor, Purpose};
 
 /// The addresses of a list, and what each worker gets of them.

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use taut_mesh::key::KeyError;
 
 use crate::access::TooManyRules;
-use crate::addr::Destination;
-use crate::early::ReaderError;
 use crate::intercept::InterceptError;
+use crate::net::addr::Destination;
+use crate::net::targets::ResolveError;
+use crate::node::early_syn_thread::ReaderError;
 use crate::session_log::SessionLogError;
-use crate::targets::ResolveError;
 
 /// Why a node did not start.
 #[derive(Debug, thiserror::Error)]

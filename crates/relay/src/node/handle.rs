@@ -11,11 +11,11 @@ use taut_sys::socket::LegOptions;
 use super::holdings::Holdings;
 use super::loops::find_loop;
 use crate::config::Config;
-use crate::early::Reader;
-use crate::inbox::{Inbox, Letter};
+use crate::net::targets::{Targets, look_up};
+use crate::node::early_syn_thread::Reader;
+use crate::route::table::Way;
 use crate::session_log::SessionLog;
-use crate::setup::Way;
-use crate::targets::{Targets, look_up};
+use crate::worker::mailbox::{Inbox, Letter};
 use crate::worker::{Order, Shared};
 
 /// What ends and refreshes a node from any thread.

@@ -7,9 +7,9 @@ use std::sync::{Arc, Weak};
 use taut_sys::Errno;
 use taut_sys::socket::{LegOptions, Listener};
 
-use crate::addr::Destination;
-use crate::setup::{Mesh, Peer, Route, Setup, Way};
-use crate::targets::Targets;
+use crate::net::addr::Destination;
+use crate::net::targets::Targets;
+use crate::route::table::{Mesh, Peer, Route, Setup, Way};
 use crate::worker::DoorId;
 
 /// What is there already when a configuration is made into a [`Setup`].

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::holdings::Holdings;
-use crate::addr::Destination;
 use crate::config::{Config, Forward};
-use crate::targets::{ResolveError, Targets};
+use crate::net::addr::Destination;
+use crate::net::targets::{ResolveError, Targets};
 
 /// The relays that this node dials: the first of every route, and those that others may name.
 pub(super) fn dialled_relays(config: &Config) -> Vec<Destination> {

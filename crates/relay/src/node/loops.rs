@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use taut_sys::socket::is_local;
 
-use crate::loops::{self, Edge};
-use crate::setup::{Route, Way};
-use crate::targets::{Addrs, Targets};
+use crate::net::forward_loops::{self, Edge};
+use crate::net::targets::{Addrs, Targets};
+use crate::route::table::{Route, Way};
 
 /// The first forward that leads back to itself, when the addresses of `new` are what is said there.
 pub(super) fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) -> Option<usize> {
@@ -33,5 +33,5 @@ pub(super) fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) 
             onward,
         })
         .collect();
-    loops::find(&edges, is_local)
+    forward_loops::find(&edges, is_local)
 }

@@ -12,11 +12,11 @@ use super::descriptors::session_ceiling;
 use super::handle::{Present, SharedHandle};
 use super::start::announce;
 use super::threads::{early_reader, start_resolver};
+use crate::access::session_quota::UNLIMITED;
 use crate::config::{Config, Forward};
-use crate::inbox::Letter;
-use crate::setup::{Route, Setup};
-use crate::sources::UNLIMITED;
+use crate::route::table::{Route, Setup};
 use crate::worker::Order;
+use crate::worker::mailbox::Letter;
 
 impl SharedHandle {
     /// Puts `config` to work. What only a restart can change stays, and is said in a warning each.
@@ -111,7 +111,7 @@ impl SharedHandle {
 /// What becomes of the thread that reads early SYN's events.
 enum Watch {
     AsBefore,
-    Anew(Option<crate::early::Reader>),
+    Anew(Option<crate::node::early_syn_thread::Reader>),
 }
 
 /// The numbers of the routes whose SYNs are watched.

@@ -11,16 +11,16 @@ use super::handle::{Present, SharedHandle};
 use super::holdings::Holdings;
 use super::threads::{early_reader, plan, route_metrics, start_resolver};
 use super::{Node, StartError};
+use crate::access::session_quota::{Sources, UNLIMITED};
 use crate::config::Config;
-use crate::early::Table;
 use crate::handover::Passed;
 use crate::intercept::Interception;
 use crate::metrics::Metrics;
-use crate::route_metrics;
+use crate::node::early_syn_thread::Table;
+use crate::route::table::Setup;
 use crate::session_log::{self, SessionLog};
-use crate::setup::Setup;
-use crate::sources::{Sources, UNLIMITED};
 use crate::turbo::TurboStart;
+use crate::turbo::route_metrics;
 use crate::worker::{Shared, Worker};
 
 impl Node {

@@ -6,14 +6,14 @@ use std::time::Instant;
 use super::StartError;
 use super::ways::addrs_of;
 use crate::config::{Config, InterceptConfig};
-use crate::early::{Reader, ReaderError, Table};
-use crate::inbox::Inbox;
 use crate::intercept::Plan;
 use crate::metrics::Metrics;
-use crate::resolver::Resolver;
-use crate::route_metrics::{Job, RouteMetrics};
-use crate::setup::{Setup, Way};
+use crate::node::early_syn_thread::{Reader, ReaderError, Table};
+use crate::route::table::{Setup, Way};
+use crate::turbo::route_metrics::{Job, RouteMetrics};
 use crate::worker::Shared;
+use crate::worker::mailbox::Inbox;
+use crate::worker::resolver::Resolver;
 
 /// Starts the threads that look names up, if there are none and somebody may need them: only
 /// sessions from the mesh bring names that nobody has looked up before.

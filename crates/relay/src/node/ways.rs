@@ -8,10 +8,10 @@ use taut_sys::socket::LegOptions;
 
 use super::StartError;
 use crate::access::Destinations;
-use crate::addr::{Destination, ListenAddr};
 use crate::config::{Forward, MeshConfig, Transparent};
-use crate::setup::{Onward, Original, Peer, Way};
-use crate::targets::Targets;
+use crate::net::addr::{Destination, ListenAddr};
+use crate::net::targets::Targets;
+use crate::route::table::{Onward, Original, Peer, Way};
 
 /// How a forward's connections go on. `targets`: of its destination, if it is dialled from here.
 pub(super) fn way(

@@ -32,7 +32,7 @@ pub struct SessionRecord {
     pub address: Option<SocketAddr>,
     /// The next relay, when the onward leg leads to one.
     pub relay: Option<Arc<str>>,
-    /// Why it ended: a label of [`crate::end::End`] or of what refused it.
+    /// Why it ended: a label of [`crate::outcome::session_end::End`] or of what refused it.
     pub cause: &'static str,
     /// From accept until the onward leg was ready; `None` when it never was.
     #[serde(rename = "setup_us", serialize_with = "micros_if_any")]

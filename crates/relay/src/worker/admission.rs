@@ -11,13 +11,13 @@ use super::errand::{Errand, errand_of};
 use super::sessions::{Close, Entry, place};
 use super::story::{Origin, Story, Timeline};
 use crate::access;
-use crate::addr::ClientAddr;
-use crate::end::{End, Side};
-use crate::identity::Introduction;
-use crate::refused::Refused;
-use crate::session::Session;
-use crate::setup::Route;
-use crate::token::Token;
+use crate::access::identity::Introduction;
+use crate::event::token::Token;
+use crate::forwarding::session::Session;
+use crate::net::addr::ClientAddr;
+use crate::outcome::refusal::Refused;
+use crate::outcome::session_end::{End, Side};
+use crate::route::table::Route;
 
 impl Worker {
     /// Resets a connection whose source may not come.

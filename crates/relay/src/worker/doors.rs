@@ -10,9 +10,9 @@ use taut_sys::epoll::Interest;
 use taut_sys::socket::{LegOptions, Listener};
 
 use super::Worker;
-use crate::addr::ClientAddr;
-use crate::setup::{Route, Setup};
-use crate::token::Token;
+use crate::event::token::Token;
+use crate::net::addr::ClientAddr;
+use crate::route::table::{Route, Setup};
 
 /// Connections the kernel keeps for each listener until they are accepted; it takes the lesser
 /// of this and `net.core.somaxconn`.

@@ -10,12 +10,12 @@ use super::Worker;
 use super::errand::{Errand, errand_of};
 use super::sessions::{Close, place};
 use super::story::Origin;
-use crate::addr::{ClientAddr, OnwardAddr};
 use crate::early_syn::FourTuple;
-use crate::end::{End, Side};
-use crate::inbox::Letter;
-use crate::setup::Route;
-use crate::token::Token;
+use crate::event::token::Token;
+use crate::net::addr::{ClientAddr, OnwardAddr};
+use crate::outcome::session_end::{End, Side};
+use crate::route::table::Route;
+use crate::worker::mailbox::Letter;
 
 /// An onward leg that waits for its client.
 pub(super) struct Early {

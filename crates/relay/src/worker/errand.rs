@@ -11,11 +11,11 @@ use taut_sys::{Errno, random};
 use super::sessions::Close;
 use super::{Worker, mesh, original};
 use crate::access::{Verdict, may_be_borrowed};
-use crate::addr::{ClientAddr, OnwardAddr};
-use crate::end::{End, Side};
-use crate::setup::{Peer, Route, Setup, Way};
-use crate::targets::Addrs;
-use crate::token::{Place, Token};
+use crate::event::token::{Place, Token};
+use crate::net::addr::{ClientAddr, OnwardAddr};
+use crate::net::targets::Addrs;
+use crate::outcome::session_end::{End, Side};
+use crate::route::table::{Peer, Route, Setup, Way};
 
 /// What a session's onward leg is still to be got by.
 pub(super) enum Errand {

@@ -13,14 +13,14 @@ use super::sessions::Close;
 use super::story::Origin;
 use super::{Shared, Worker};
 use crate::access::Verdict;
-use crate::addr::{ClientAddr, Destination, OnwardAddr};
-use crate::arrivals::{Request, Rules};
-use crate::end::{End, Side};
-use crate::pool::{Outcome, Spare, Terms, Waiter};
-use crate::resolver::LookUp;
-use crate::setup::{Mesh, Peer, PoolLimits};
-use crate::targets::{Addrs, ResolveError};
-use crate::token::{Generation, Place, Token};
+use crate::event::token::{Generation, Place, Token};
+use crate::mesh::inbound::{Request, Rules};
+use crate::mesh::pool::{Outcome, Spare, Terms, Waiter};
+use crate::net::addr::{ClientAddr, Destination, OnwardAddr};
+use crate::net::targets::{Addrs, ResolveError};
+use crate::outcome::session_end::{End, Side};
+use crate::route::table::{Mesh, Peer, PoolLimits};
+use crate::worker::resolver::LookUp;
 
 /// Connections that a session tries with a peer: one that was ready, and then each of its
 /// addresses.

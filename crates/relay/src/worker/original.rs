@@ -9,8 +9,8 @@ use taut_sys::random;
 use super::errand::Errand;
 use super::mesh;
 use crate::access::Verdict;
-use crate::addr::{ClientAddr, OnwardAddr};
-use crate::setup::{Onward, Original, Setup};
+use crate::net::addr::{ClientAddr, OnwardAddr};
+use crate::route::table::{Onward, Original, Setup};
 
 /// The way of the session that `client` wants to have with `to`, or why it may not.
 pub(super) fn errand(

@@ -21,9 +21,9 @@ use taut_sys::socket::Stream;
 use super::Worker;
 use super::sessions::place;
 use crate::access::SourceVerdict;
-use crate::addr::ClientAddr;
-use crate::setup::Route;
-use crate::token::{Generation, Place, Token};
+use crate::event::token::{Generation, Place, Token};
+use crate::net::addr::ClientAddr;
+use crate::route::table::Route;
 
 /// Connections of a node that may wait for the end of their header.
 pub(crate) const MAX_WAITING: u32 = 1024;

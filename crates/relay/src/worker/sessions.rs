@@ -8,13 +8,13 @@ use taut_sys::socket::Stream;
 use super::Worker;
 use super::errand::Errand;
 use super::story::{Story, Timeline};
-use crate::addr::ClientAddr;
+use crate::access::session_quota::Permit;
 use crate::config::Timeouts;
-use crate::end::End;
-use crate::route_metrics::Visit;
-use crate::session::{Session, Step};
-use crate::sources::Permit;
-use crate::token::{Generation, Place};
+use crate::event::token::{Generation, Place};
+use crate::forwarding::session::{Session, Step};
+use crate::net::addr::ClientAddr;
+use crate::outcome::session_end::End;
+use crate::turbo::route_metrics::Visit;
 
 pub(super) struct Entry {
     pub(super) session: Session<Stream>,

@@ -5,13 +5,13 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 
-use crate::early::Table;
-use crate::inbox::Inbox;
-use crate::resolver::Resolver;
-use crate::route_metrics::Relays;
+use crate::access::session_quota::Sources;
+use crate::node::early_syn_thread::Table;
+use crate::route::table::Setup;
 use crate::session_log::Recorder;
-use crate::setup::Setup;
-use crate::sources::Sources;
+use crate::turbo::route_metrics::Relays;
+use crate::worker::mailbox::Inbox;
+use crate::worker::resolver::Resolver;
 
 /// What a node tells its workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

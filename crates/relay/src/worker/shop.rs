@@ -6,9 +6,9 @@ use std::time::Instant;
 use taut_sys::Errno;
 use taut_sys::pipe::Pipe;
 
-use crate::direction::Workshop;
-use crate::metrics::WorkerMetrics;
-use crate::pipes::PipePool;
+use crate::counters::worker::WorkerMetrics;
+use crate::forwarding::direction::Workshop;
+use crate::forwarding::splice_pipes::PipePool;
 
 /// Bytes copied at a time, and the most a direction holds in memory.
 pub(super) const SCRATCH: usize = 64 << 10;

@@ -11,11 +11,11 @@ use taut_sys::tcp_info::TcpInfo;
 
 use super::errand::Errand;
 use super::sessions::Entry;
-use crate::addr::ClientAddr;
-use crate::end::End;
-use crate::metrics::WorkerMetrics;
+use crate::counters::worker::WorkerMetrics;
+use crate::net::addr::ClientAddr;
+use crate::outcome::session_end::End;
+use crate::route::table::Route;
 use crate::session_log::{Direction, SessionId, SessionRecord};
-use crate::setup::Route;
 
 /// When what happened to a session.
 #[derive(Debug)]
@@ -187,7 +187,7 @@ impl Story {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::histogram::Totals;
+    use crate::counters::histogram::Totals;
 
     #[test]
     fn a_session_is_counted_once_and_told_by_its_last_onward_leg() {

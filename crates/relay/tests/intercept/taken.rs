@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 
-use taut_relay::end::End;
 use taut_relay::intercept::Method;
+use taut_relay::outcome::session_end::End;
 
 use crate::rig::*;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use taut_lab::link::shape::Shape;
 use taut_lab::units::{BitsPerSecond, Bytes};
-use taut_relay::pipe::{Count, PipeOptions};
+use taut_relay::turbo::congestion_control::{Count, PipeOptions};
 use taut_sys::socket::{Stream, has_congestion_control};
 
 use crate::rig::{Relays, WINDOW, congestion, mesh, pipe, receive, send, window};

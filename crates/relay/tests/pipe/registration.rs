@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use taut_lab::link::shape::Shape;
-use taut_relay::pipe::{Pipe, PipeOptions};
+use taut_relay::turbo::congestion_control::{Pipe, PipeOptions};
 use taut_sys::child::Child;
 use taut_sys::netns::Netns;
 use taut_sys::socket::{LegOptions, has_congestion_control};

@@ -8,7 +8,7 @@ use rustix::event::PollFlags;
 use rustix::net::sockopt;
 use taut_lab::link::shape::{LinkSpec, Shape};
 use taut_lab::world::{World, WorldBuilder};
-use taut_relay::pipe::{Pipe, PipeOptions};
+use taut_relay::turbo::congestion_control::{Pipe, PipeOptions};
 use taut_sys::Errno;
 use taut_sys::socket::{Keepalive, LegOptions, Listener, Stream};
 

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use taut_mesh::proxy::{Command as Kind, Header, MAX_HEADER, Reader};
+use taut_relay::access::identity::Identity;
 use taut_relay::access::{SourcePrefix, Sources};
-use taut_relay::addr::Destination;
 use taut_relay::config::{Config, Forward};
-use taut_relay::identity::Identity;
+use taut_relay::net::addr::Destination;
 use taut_relay::node::Node;
 use taut_sys::netns::Netns;
 use tempfile::TempDir;

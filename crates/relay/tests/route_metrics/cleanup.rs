@@ -4,7 +4,7 @@ use std::io::Read;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use taut_relay::route_metrics::{Job, RouteMetrics, Status};
+use taut_relay::turbo::route_metrics::{Job, RouteMetrics, Status};
 use taut_sys::netns::Netns;
 use tokio::sync::Notify;
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use taut_relay::config::{Config, Forward, MeshConfig, Turbo};
 use taut_relay::node::Node;
-use taut_relay::route_metrics::{PRIORITY, PROTOCOL, TABLE, segments_of};
+use taut_relay::turbo::route_metrics::{PRIORITY, PROTOCOL, TABLE, segments_of};
 
 use crate::rig::*;
 

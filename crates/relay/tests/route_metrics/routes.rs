@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use taut_relay::route_metrics::{MAX_ADDRESSES, TABLE};
+use taut_relay::turbo::route_metrics::{MAX_ADDRESSES, TABLE};
 use taut_sys::socket::has_congestion_control;
 
 use crate::rig::*;

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::rig::*;
-use taut_relay::end::End;
+use taut_relay::outcome::session_end::End;
 
 const MIB: usize = 1 << 20;
 

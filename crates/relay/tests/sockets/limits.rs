@@ -5,8 +5,8 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use taut_relay::access::{SourcePrefix, Sources};
-use taut_relay::end::End;
-use taut_relay::refused::Refused;
+use taut_relay::outcome::refusal::Refused;
+use taut_relay::outcome::session_end::End;
 
 use crate::rig::*;
 

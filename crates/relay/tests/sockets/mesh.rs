@@ -10,11 +10,11 @@ use taut_mesh::dialler::{Dialler, Ready};
 use taut_mesh::hello::{Hello, SessionId, Target};
 use taut_mesh::key::Keys;
 use taut_relay::access::Sources;
-use taut_relay::addr::Destination;
 use taut_relay::config::{Config, Forward, MeshConfig};
-use taut_relay::end::End;
+use taut_relay::net::addr::Destination;
 use taut_relay::node::Node;
-use taut_relay::refused::Refused;
+use taut_relay::outcome::refusal::Refused;
+use taut_relay::outcome::session_end::End;
 use taut_relay::session_log::Target as LogTarget;
 
 use crate::rig::*;

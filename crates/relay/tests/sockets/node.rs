@@ -4,10 +4,10 @@ use std::io::Write;
 use std::net::TcpStream;
 
 use crate::rig::*;
-use taut_relay::addr::Destination;
 use taut_relay::config::{Config, Forward};
-use taut_relay::end::End;
+use taut_relay::net::addr::Destination;
 use taut_relay::node::{Node, StartError};
+use taut_relay::outcome::session_end::End;
 
 fn config(listen: &str, to: &str) -> Config {
     let listen = vec![listen.parse().unwrap()];

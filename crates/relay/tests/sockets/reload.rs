@@ -5,9 +5,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use taut_relay::access::Sources;
 use taut_relay::config::{Config, Forward};
-use taut_relay::end::End;
 use taut_relay::node::{Node, StartError};
-use taut_relay::refused::Refused;
+use taut_relay::outcome::refusal::Refused;
+use taut_relay::outcome::session_end::End;
 
 use crate::rig::*;
 

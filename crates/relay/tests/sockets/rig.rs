@@ -5,11 +5,11 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
-use taut_relay::addr::Destination;
 use taut_relay::config::{Config, Forward};
-use taut_relay::end::End;
 use taut_relay::metrics::Metrics;
+use taut_relay::net::addr::Destination;
 use taut_relay::node::Node;
+use taut_relay::outcome::session_end::End;
 
 #[path = "../shared/wait.rs"]
 mod wait;

@@ -5,8 +5,9 @@ use prometheus_client::metrics::MetricType;
 use taut_mesh::acceptor::Rejection;
 
 use super::{Count, Encoded, Level};
-use crate::metrics::{Figure, Metrics, WorkerMetrics};
-use crate::pipe::Count as PipeCount;
+use crate::counters::worker::{Figure, WorkerMetrics};
+use crate::metrics::Metrics;
+use crate::turbo::congestion_control::Count as PipeCount;
 use crate::worker::Refusal;
 
 impl Metrics {

@@ -1,0 +1,50 @@
+//! Who may go where: which destinations a client may name, and which clients may come at all.
+//!
+//! Nothing here opens a socket or looks up a name. [`Destinations`] judges a destination twice:
+//! [`Destinations::check_name`] before its name is looked up, and [`Destinations::check_addr`] for
+//! each address before it is connected to, because whoever answers for a name can change his answer
+//! in between (DNS rebinding). [`Sources`] judges the address that a client came from.
+//!
+//! | bound | value | when it is reached |
+//! |---|---|---|
+//! | rules of one list | [`MAX_RULES`] | the list is refused |
+//! | a name | 253 bytes, labels of 63 (RFC 1035 2.3.4) | [`Verdict::NotAName`] |
+//!
+//! A list is searched from its beginning, once a session: 4096 rules take some tens of
+//! microseconds.
+
+mod blocks;
+mod destinations;
+mod forms;
+pub mod identity;
+mod name;
+mod rule;
+pub mod session_quota;
+mod sources;
+mod verdict;
+
+pub use destinations::Destinations;
+pub use rule::{Pattern, Ports, Rule, RuleError};
+pub use sources::{SourcePrefix, SourceVerdict, Sources};
+pub use verdict::Verdict;
+
+/// Whether a connection may be made in the name of `addr`: it is one machine's, and a network can
+/// bring answers to it.
+pub(crate) fn may_be_borrowed(addr: std::net::IpAddr) -> bool {
+    blocks::denied(addr).next().is_none()
+}
+
+/// Rules that one list may have.
+pub const MAX_RULES: usize = 4096;
+
+/// A list has more than [`MAX_RULES`] rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a list of {0} rules is too long, {MAX_RULES} is the most: write wider prefixes")]
+pub struct TooManyRules(pub usize);
+
+fn bounded<T>(rules: Vec<T>) -> Result<Vec<T>, TooManyRules> {
+    if rules.len() > MAX_RULES {
+        return Err(TooManyRules(rules.len()));
+    }
+    Ok(rules)
+}

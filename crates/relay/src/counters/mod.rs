@@ -1,0 +1,4 @@
+//! What a worker counts.
+
+pub(crate) mod histogram;
+pub(crate) mod worker;

@@ -1,0 +1,75 @@
+//! What one worker counts.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use taut_mesh::acceptor::Rejection;
+
+use crate::counters::histogram::Histogram;
+use crate::outcome::refusal::Refused;
+use crate::outcome::session_end::End;
+use crate::worker::{Refusal, Unproxied};
+
+/// A figure that one thread writes and any may read.
+///
+/// Having one writer it needs no locked instruction, only a store that cannot tear.
+#[derive(Debug, Default)]
+pub(crate) struct Figure(AtomicU64);
+
+impl Figure {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
+    }
+
+    pub(crate) fn sub(&self, n: u64) {
+        self.0.store(self.get().wrapping_sub(n), Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What one worker counts. Aligned so that workers do not share cache lines.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct WorkerMetrics {
+    pub(crate) accepted: Figure,
+    pub(crate) refused: [Figure; Refused::ALL.len()],
+    pub(crate) accept_failed: Figure,
+    pub(crate) sessions: Figure,
+    pub(crate) onward_bytes: Figure,
+    pub(crate) client_bytes: Figure,
+    pub(crate) pipes_open: Figure,
+    pub(crate) pipes_in_use: Figure,
+    pub(crate) pipe_misses: Figure,
+    pub(crate) pipes_refused: Figure,
+    pub(crate) ended: [Figure; End::ALL.len()],
+    pub(crate) dial_direct: Histogram,
+    pub(crate) dial_mesh: Histogram,
+    pub(crate) setup: Histogram,
+    pub(crate) first_byte: Histogram,
+    pub(crate) pool_ready: Figure,
+    pub(crate) pool_hits: Figure,
+    pub(crate) pool_misses: Figure,
+    pub(crate) pool_retries: Figure,
+    pub(crate) pool_expired: Figure,
+    pub(crate) pool_dead: Figure,
+    pub(crate) pool_dials_failed: Figure,
+    pub(crate) pool_dials_postponed: Figure,
+    pub(crate) pool_peers_rejected: Figure,
+    pub(crate) early_begun: Figure,
+    pub(crate) early_joined: Figure,
+    pub(crate) early_unused: Figure,
+    pub(crate) intercept_refused: Figure,
+    pub(crate) proxy_waiting: Figure,
+    pub(crate) proxy_headers: Figure,
+    pub(crate) proxy_refused: [Figure; Unproxied::ALL.len()],
+    pub(crate) mesh_accepted: Figure,
+    pub(crate) mesh_unproven: Figure,
+    pub(crate) mesh_ready: Figure,
+    pub(crate) mesh_evicted: Figure,
+    pub(crate) mesh_refused_full: Figure,
+    pub(crate) mesh_hellos: Figure,
+    pub(crate) mesh_rejected: [Figure; Rejection::ALL.len()],
+    pub(crate) mesh_refused: [Figure; Refusal::ALL.len()],
+}

@@ -1,0 +1,186 @@
+use proptest::prelude::*;
+use taut_sys::Errno;
+use taut_sys::epoll::Readiness;
+
+use super::*;
+use crate::forwarding::sim::{SimLeg, SimShop};
+
+#[derive(Clone, Debug)]
+enum Event {
+    Arrive(usize),
+    Urgent,
+    Room(usize),
+    End,
+    Reset,
+    /// The direction gets its turn although nothing was reported.
+    Turn,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        5 => (1usize..40).prop_map(Event::Arrive),
+        1 => Just(Event::Urgent),
+        4 => (1usize..40).prop_map(Event::Room),
+        1 => Just(Event::Turn),
+    ]
+}
+
+fn last() -> impl Strategy<Value = Event> {
+    prop_oneof![3 => Just(Event::End), 1 => Just(Event::Reset)]
+}
+
+/// A direction between two legs, and what it should have passed on.
+struct Bench {
+    from: SimLeg,
+    to: SimLeg,
+    direction: Direction<crate::forwarding::sim::SimPipe>,
+    shop: SimShop,
+    said: Vec<u8>,
+    broken: bool,
+}
+
+impl Bench {
+    fn new(splice_after: Option<u64>, pipes: usize, scratch: usize) -> Self {
+        Self {
+            from: SimLeg::default(),
+            to: SimLeg::default(),
+            direction: Direction::new(),
+            shop: SimShop::new(splice_after, pipes, scratch),
+            said: Vec::new(),
+            broken: false,
+        }
+    }
+
+    fn play(&mut self, event: &Event) {
+        match event {
+            Event::Arrive(n) => {
+                let from = self.said.len();
+                self.said
+                    .extend((from..from + n).map(|i| (i * 31 % 251) as u8));
+                let ready = self.from.arrive(&self.said[from..]);
+                self.direction.handle_source(ready);
+            }
+            Event::Urgent => {
+                let ready = self.from.mark_urgent();
+                self.direction.handle_source(ready);
+            }
+            Event::Room(n) => {
+                let ready = self.to.make_room(*n);
+                self.direction.handle_sink(ready);
+            }
+            Event::End => {
+                let ready = self.from.end();
+                self.direction.handle_source(ready);
+            }
+            Event::Reset => {
+                let ready = self.from.fail(Errno::CONNRESET);
+                self.direction.handle_source(ready);
+            }
+            Event::Turn => {}
+        }
+        self.turn();
+    }
+
+    fn turn(&mut self) {
+        for _ in 0..10_000 {
+            match self.direction.turn(&self.from, &self.to, &mut self.shop) {
+                Ok(Turn::Yielded) => {}
+                Ok(Turn::Blocked | Turn::Ended) => return,
+                Err(Fault::From(_)) => {
+                    self.broken = true;
+                    self.direction.break_off();
+                }
+                Err(Fault::To(e)) => panic!("the sink failed: {e}"),
+            }
+        }
+        panic!("the direction never comes to rest");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// Whatever the order of events: what comes out is what went in, nothing is held up that
+    /// could move, FIN comes once and last, and never after a reset.
+    #[test]
+    fn what_comes_out_is_what_went_in(
+        events in prop::collection::vec(event(), 0..60),
+        last in last(),
+        splice_after in prop::option::of(0u64..60),
+        pipes in 0usize..2,
+        scratch in 1usize..50,
+    ) {
+        let mut bench = Bench::new(splice_after, pipes, scratch);
+        for event in &events {
+            bench.play(event);
+            let sent = bench.to.sent();
+            prop_assert_eq!(&sent[..], &bench.said[..sent.len()]);
+            prop_assert!(!bench.to.fin_sent());
+        }
+        bench.play(&last);
+        // All the room there can be, and every edge has been reported.
+        bench.play(&Event::Room(1 << 20));
+        prop_assert_eq!(bench.to.sent(), bench.said.clone());
+        prop_assert_eq!(bench.to.fin_sent(), matches!(last, Event::End));
+        prop_assert!(bench.direction.finished());
+        prop_assert_eq!(bench.broken, matches!(last, Event::Reset));
+        prop_assert_eq!(bench.shop.lent, 0);
+        prop_assert_eq!(bench.direction.moved(), bench.said.len() as u64);
+    }
+}
+
+#[test]
+fn nothing_is_read_that_there_is_no_room_for() {
+    let mut bench = Bench::new(None, 0, 16);
+    bench.play(&Event::Room(10));
+    bench.play(&Event::Arrive(100));
+    // Ten went out, at most one parcel is held, the rest waits where it closes the window.
+    assert_eq!(bench.to.sent().len(), 10);
+    assert!(bench.from.unread() >= 100 - 10 - 16);
+
+    // Without a parcel none is begun either.
+    let mut bench = Bench::new(None, 0, 16);
+    bench.play(&Event::Arrive(5));
+    assert_eq!(bench.from.unread(), 5);
+}
+
+#[test]
+fn a_pipe_is_held_only_while_bytes_are_in_it() {
+    let mut bench = Bench::new(Some(0), 1, 16);
+    bench.play(&Event::Room(10));
+    bench.play(&Event::Arrive(20));
+    assert_eq!(bench.shop.lent, 1);
+    bench.play(&Event::Room(10));
+    assert_eq!(bench.shop.lent, 0);
+}
+
+#[test]
+fn a_long_stream_yields_to_others() {
+    let mut bench = Bench::new(None, 0, 64 << 10);
+    bench.to.make_room(usize::MAX / 2);
+    bench.direction.handle_sink(Readiness::ROOM);
+    let segment = vec![7; 64 << 10];
+    for _ in 0..20 {
+        let ready = bench.from.arrive(&segment);
+        bench.direction.handle_source(ready);
+    }
+    let turn = bench
+        .direction
+        .turn(&bench.from, &bench.to, &mut bench.shop)
+        .unwrap();
+    assert_eq!(turn, Turn::Yielded);
+    assert_eq!(bench.direction.moved(), TURN);
+}
+
+#[test]
+fn a_sink_that_fails_is_told_from_a_source_that_fails() {
+    let mut bench = Bench::new(None, 0, 16);
+    bench.play(&Event::Room(10));
+    bench.to.fail(Errno::PIPE);
+    let ready = bench.from.arrive(b"x");
+    bench.direction.handle_source(ready);
+    let fault = bench
+        .direction
+        .turn(&bench.from, &bench.to, &mut bench.shop);
+    assert_eq!(fault, Err(Fault::To(Errno::PIPE)));
+}

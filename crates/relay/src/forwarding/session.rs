@@ -1,0 +1,535 @@
+//! A session: the client's leg, the onward leg, and a direction each way between them.
+//!
+//! Decides what the kernel's reports mean for the session; it makes no socket and reads no
+//! clock. [`Session::handle`] takes note of readiness, [`Session::drive`] acts on it, and
+//! [`Session::deadline`] says when it wants to be driven without a report.
+//!
+//! ```text
+//!   Connecting --connected--> Relaying --both ended--> Lingering --all sent--> over, FIN
+//!       |                         |                        |
+//!       | refused, timed out,     | a leg broke            | a leg broke, stalled
+//!       | client gone             v                        v
+//!       +---------------------> Breaking --flushed,----> over, RST
+//!                                          stalled
+//! ```
+
+use std::time::{Duration, Instant};
+
+use taut_sys::Errno;
+use taut_sys::epoll::Readiness;
+
+use crate::config::Timeouts;
+use crate::forwarding::direction::{Direction, Fault, Leg, Turn, Workshop};
+use crate::outcome::session_end::{End, Side};
+
+/// While the kernel is watched for bytes that are still to be acknowledged or sent, the first and
+/// the longest time between looks. It reports neither event, so it has to be asked.
+const FIRST_LOOK: Duration = Duration::from_millis(2);
+const LONGEST_LOOK: Duration = Duration::from_millis(500);
+
+/// How long bytes may wait in a pipe for a reader that takes none, before they are moved to
+/// memory: pipes are few, and such a reader has no use for a fast one.
+const PIPE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// One relayed connection.
+pub(crate) struct Session<L: Leg> {
+    client: L,
+    onward: Option<L>,
+    to_onward: Direction<L::Pipe>,
+    to_client: Direction<L::Pipe>,
+    phase: Phase,
+    /// What the poller said of the onward leg while it was connecting.
+    onward_ready: Option<Readiness>,
+    client_failed: bool,
+    onward_failed: bool,
+    /// When bytes or an end of stream last moved.
+    progress: Instant,
+    /// When a pipe that is held is looked at.
+    pipe_look: Option<Instant>,
+    /// Bytes that the legs' peers had not acknowledged when a half-closed session was last found
+    /// to stand still.
+    queues: (usize, usize),
+    /// What the look at whether it is idle counts from: not later than `progress`, and moved up to
+    /// it only then, so that bytes that move cost no new alarm.
+    idle_from: Instant,
+    /// The onward leg had been made beforehand, and may have died since without a word.
+    ready_made: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Phase {
+    /// The onward leg is on its way.
+    Connecting { until: Instant },
+    /// Bytes move.
+    Relaying,
+    /// One leg broke; what it had delivered goes to the other, and then RST.
+    Breaking { dead: Side, end: End, watch: Watch },
+    /// Both streams have ended; their tails are still in the kernel's send queues. `cut`: a leg
+    /// failed before its tail was out.
+    Lingering { watch: Watch, cut: Option<End> },
+}
+
+/// Looks at a send queue from time to time, and how long it has not moved.
+#[derive(Clone, Copy)]
+struct Watch {
+    next: Instant,
+    pause: Duration,
+    /// Bytes in the send queue and bytes handed to it so far.
+    seen: (usize, u64),
+    moved_at: Instant,
+}
+
+/// What is to be done with a session after it was driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Nothing until it is reported ready or its deadline comes.
+    Wait,
+    /// Drive it again after the others had their turn.
+    Again,
+    /// Connecting failed with this, or the leg that was made beforehand turned out to be dead
+    /// before a byte was passed to it; dial the next address or end it with [`End::of_connect`].
+    Redial(Errno),
+    /// It is over, and what there was to pass on is in the kernel's hands: close both legs. The
+    /// cause is [`End::Complete`] unless a leg failed before its tail was out.
+    Done(End),
+    /// It is over: reset both legs.
+    Broken(End),
+}
+
+// === impl Session ===
+
+impl<L: Leg> Session<L> {
+    /// A session whose client has just been accepted.
+    pub(crate) fn new(client: L, now: Instant) -> Self {
+        Self {
+            client,
+            onward: None,
+            to_onward: Direction::new(),
+            to_client: Direction::new(),
+            phase: Phase::Connecting { until: now },
+            onward_ready: None,
+            client_failed: false,
+            onward_failed: false,
+            progress: now,
+            pipe_look: None,
+            queues: (0, 0),
+            idle_from: now,
+            ready_made: false,
+        }
+    }
+
+    /// What the onward leg gets begins with these bytes, before the client has said anything.
+    pub(crate) fn introduce(&mut self, bytes: Vec<u8>) {
+        self.to_onward.begin_with(bytes.into());
+    }
+
+    /// The onward leg is now being connected, until `until` at the latest.
+    pub(crate) fn dialled(&mut self, onward: L, until: Instant) {
+        self.onward = Some(onward);
+        self.onward_ready = None;
+        self.phase = Phase::Connecting { until };
+    }
+
+    /// An onward leg is being got ready elsewhere, until `until` at the latest.
+    pub(crate) fn awaits(&mut self, until: Instant) {
+        self.onward = None;
+        self.onward_ready = None;
+        self.phase = Phase::Connecting { until };
+    }
+
+    /// Here is an onward leg that is connected. When it was `made_before` it was needed and it
+    /// breaks before a byte of this session has gone through it, another one is asked for
+    /// ([`Step::Redial`]).
+    pub(crate) fn joined(&mut self, onward: L, made_before: bool, now: Instant) {
+        self.onward = Some(onward);
+        self.onward_ready = None;
+        self.ready_made = made_before;
+        self.phase = Phase::Relaying;
+        self.progress = now;
+        self.idle_from = now;
+    }
+
+    /// The legs, to be closed.
+    pub(crate) fn into_legs(self) -> (L, Option<L>) {
+        (self.client, self.onward)
+    }
+
+    /// Pipes that still hold bytes, to be thrown away.
+    pub(crate) fn take_dirty_pipes(&mut self) -> impl Iterator<Item = L::Pipe> {
+        [
+            self.to_onward.take_dirty_pipe(),
+            self.to_client.take_dirty_pipe(),
+        ]
+        .into_iter()
+        .flatten()
+    }
+
+    /// It has no onward leg, and nothing is known against its getting one.
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(self.phase, Phase::Connecting { .. }) && self.onward.is_none()
+    }
+
+    /// The legs.
+    pub(crate) fn legs(&self) -> (&L, Option<&L>) {
+        (&self.client, self.onward.as_ref())
+    }
+
+    /// Its onward leg has been connected.
+    pub(crate) fn is_connected(&self) -> bool {
+        !matches!(self.phase, Phase::Connecting { .. })
+    }
+
+    /// Whether bytes to the onward leg and to the client were spliced.
+    pub(crate) fn spliced(&self) -> (bool, bool) {
+        (self.to_onward.spliced(), self.to_client.spliced())
+    }
+
+    /// Bytes passed to the onward leg and to the client so far.
+    pub(crate) fn moved(&self) -> (u64, u64) {
+        (self.to_onward.moved(), self.to_client.moved())
+    }
+
+    /// Takes note of what is known of a leg.
+    pub(crate) fn handle(&mut self, side: Side, ready: Readiness) {
+        match side {
+            Side::Client => {
+                self.to_onward.handle_source(ready);
+                self.to_client.handle_sink(ready);
+                self.client_failed |= ready.failed();
+            }
+            Side::Onward if matches!(self.phase, Phase::Connecting { .. }) => {
+                self.onward_ready = Some(ready);
+            }
+            Side::Onward => {
+                self.to_client.handle_source(ready);
+                self.to_onward.handle_sink(ready);
+                self.onward_failed |= ready.failed();
+            }
+        }
+    }
+
+    /// When it has to be driven even if nothing is reported.
+    pub(crate) fn deadline(&self, timeouts: &Timeouts) -> Option<Instant> {
+        match self.phase {
+            Phase::Connecting { until } => Some(until),
+            Phase::Relaying => {
+                let half_closed = self.to_onward.ended() != self.to_client.ended();
+                let half_closed = half_closed.then(|| self.progress + timeouts.half_closed);
+                let idle = timeouts.idle.map(|idle| self.idle_from + idle);
+                let looks = [half_closed, idle, self.pipe_look];
+                looks.into_iter().flatten().min()
+            }
+            Phase::Breaking { watch, .. } | Phase::Lingering { watch, .. } => Some(watch.next),
+        }
+    }
+
+    /// Does what can be done now.
+    pub(crate) fn drive<W>(&mut self, now: Instant, timeouts: &Timeouts, shop: &mut W) -> Step
+    where
+        W: Workshop<Pipe = L::Pipe>,
+    {
+        match self.phase {
+            Phase::Connecting { until } => self.connect(now, until, timeouts, shop),
+            Phase::Relaying => self.relay(now, timeouts, shop),
+            Phase::Breaking { .. } => self.flush(now, timeouts, shop),
+            Phase::Lingering { .. } => self.linger(now, timeouts),
+        }
+    }
+
+    fn connect<W>(&mut self, now: Instant, until: Instant, t: &Timeouts, shop: &mut W) -> Step
+    where
+        W: Workshop<Pipe = L::Pipe>,
+    {
+        if self.client_failed {
+            let error = self.client.take_error().err().unwrap_or(Errno::CONNRESET);
+            return Step::Broken(End::of_leg(Side::Client, error));
+        }
+        let Some(onward) = &self.onward else {
+            return match now >= until {
+                true => Step::Redial(Errno::TIMEDOUT),
+                false => Step::Wait,
+            };
+        };
+        match self.onward_ready {
+            Some(ready) if ready.writable() => match onward.take_error() {
+                // The bytes would go round in a circle, and the port would be taken from whom
+                // they are meant for.
+                Ok(()) if onward.is_its_own_peer() => Step::Redial(Errno::CONNREFUSED),
+                Ok(()) => {
+                    self.connected(ready, now);
+                    self.relay(now, t, shop)
+                }
+                // Before a connection is established RST reads as ECONNREFUSED; these were
+                // connected, and may have delivered something before they broke.
+                Err(e @ (Errno::CONNRESET | Errno::PIPE)) => {
+                    self.connected(ready, now);
+                    self.break_off(Side::Onward, e, now, t, shop)
+                }
+                Err(e) => Step::Redial(e),
+            },
+            _ if now >= until => Step::Redial(Errno::TIMEDOUT),
+            _ => Step::Wait,
+        }
+    }
+
+    fn connected(&mut self, ready: Readiness, now: Instant) {
+        self.phase = Phase::Relaying;
+        self.progress = now;
+        self.idle_from = now;
+        self.handle(Side::Onward, ready);
+    }
+
+    fn relay<W>(&mut self, now: Instant, t: &Timeouts, shop: &mut W) -> Step
+    where
+        W: Workshop<Pipe = L::Pipe>,
+    {
+        let Some(onward) = &self.onward else {
+            return Step::Wait;
+        };
+        if self.client_failed {
+            let error = self.client.take_error().err().unwrap_or(Errno::CONNRESET);
+            return self.break_off(Side::Client, error, now, t, shop);
+        }
+        if self.onward_failed {
+            let error = onward.take_error().err().unwrap_or(Errno::CONNRESET);
+            return self.break_off(Side::Onward, error, now, t, shop);
+        }
+        let before = (self.to_onward.position(), self.to_client.position());
+        let up = match self.to_onward.turn(&self.client, onward, shop) {
+            Ok(turn) => turn,
+            Err(Fault::From(e)) => return self.break_off(Side::Client, e, now, t, shop),
+            Err(Fault::To(e)) => return self.break_off(Side::Onward, e, now, t, shop),
+        };
+        let down = match self.to_client.turn(onward, &self.client, shop) {
+            Ok(turn) => turn,
+            Err(Fault::From(e)) => return self.break_off(Side::Onward, e, now, t, shop),
+            Err(Fault::To(e)) => return self.break_off(Side::Client, e, now, t, shop),
+        };
+        if (self.to_onward.position(), self.to_client.position()) != before {
+            self.progress = now;
+        }
+        match (up, down) {
+            (Turn::Ended, Turn::Ended) => {
+                self.client.end_gracefully();
+                onward.end_gracefully();
+                self.phase = Phase::Lingering {
+                    watch: Watch::new(now),
+                    cut: None,
+                };
+                self.linger(now, t)
+            }
+            (Turn::Yielded, _) | (_, Turn::Yielded) => Step::Again,
+            (Turn::Ended, _) | (_, Turn::Ended) if now >= self.progress + t.half_closed => {
+                match self.stands_still(now) {
+                    true => Step::Broken(End::HalfClosedTimeout),
+                    false => Step::Wait,
+                }
+            }
+            _ => match self.is_idle(now, t) {
+                true => Step::Broken(End::IdleTimeout),
+                false => {
+                    self.watch_pipes(now, shop);
+                    Step::Wait
+                }
+            },
+        }
+    }
+
+    /// Whether the kernel, too, has delivered nothing since the last look: a tail on its way is no
+    /// standstill.
+    fn stands_still(&mut self, now: Instant) -> bool {
+        let onward = self.onward.as_ref().map_or(0, Leg::unacknowledged);
+        let queues = (self.client.unacknowledged(), onward);
+        if queues == (0, 0) || queues == self.queues {
+            return true;
+        }
+        self.queues = queues;
+        self.progress = now;
+        false
+    }
+
+    /// Whether nothing has moved either way for longer than it may.
+    fn is_idle(&mut self, now: Instant, t: &Timeouts) -> bool {
+        let Some(idle) = t.idle else { return false };
+        if now < self.idle_from + idle {
+            return false;
+        }
+        let idle = now >= self.progress + idle && self.stands_still(now);
+        self.idle_from = self.progress;
+        idle
+    }
+
+    /// Gives back pipes whose bytes nobody takes.
+    fn watch_pipes<W: Workshop<Pipe = L::Pipe>>(&mut self, now: Instant, shop: &mut W) {
+        let directions = [&mut self.to_onward, &mut self.to_client];
+        if !directions.iter().any(|d| d.pins_a_pipe()) {
+            self.pipe_look = None;
+            return;
+        }
+        match self.pipe_look {
+            Some(look) if now < look => {}
+            Some(_) if now >= self.progress + PIPE_PATIENCE => {
+                directions.into_iter().for_each(|d| d.unpin(shop));
+                self.pipe_look = None;
+            }
+            // Something has moved since; looking now and then costs less than an alarm a turn.
+            _ => self.pipe_look = Some(now + PIPE_PATIENCE),
+        }
+    }
+
+    /// `dead` is gone. The other leg gets what it had delivered, then RST.
+    fn break_off<W>(
+        &mut self,
+        dead: Side,
+        e: Errno,
+        now: Instant,
+        t: &Timeouts,
+        shop: &mut W,
+    ) -> Step
+    where
+        W: Workshop<Pipe = L::Pipe>,
+    {
+        if dead == Side::Onward && self.ready_made && self.is_untouched() {
+            self.ready_made = false;
+            self.onward = None;
+            self.onward_failed = false;
+            self.to_onward.lose_sink();
+            self.to_client.lose_source();
+            self.phase = Phase::Connecting { until: now };
+            return Step::Redial(e);
+        }
+        match dead {
+            Side::Client => self.to_onward.break_off(),
+            Side::Onward => self.to_client.break_off(),
+        }
+        let end = End::of_leg(dead, e);
+        self.phase = Phase::Breaking {
+            dead,
+            end,
+            watch: Watch::new(now),
+        };
+        self.flush(now, t, shop)
+    }
+
+    /// Nothing of this session has been passed to the onward leg or come from it. What the kernel
+    /// has been given may have arrived although no acknowledgement came back; so not a byte may
+    /// have been.
+    fn is_untouched(&self) -> bool {
+        self.to_onward.is_untouched() && self.to_client.is_untouched()
+    }
+
+    fn flush<W>(&mut self, now: Instant, t: &Timeouts, shop: &mut W) -> Step
+    where
+        W: Workshop<Pipe = L::Pipe>,
+    {
+        let Phase::Breaking {
+            dead,
+            end,
+            mut watch,
+        } = self.phase
+        else {
+            return Step::Wait;
+        };
+        let Some(onward) = &self.onward else {
+            return Step::Broken(end);
+        };
+        let (direction, from, to, survivor_failed) = match dead {
+            Side::Client => (
+                &mut self.to_onward,
+                &self.client,
+                onward,
+                self.onward_failed,
+            ),
+            Side::Onward => (
+                &mut self.to_client,
+                onward,
+                &self.client,
+                self.client_failed,
+            ),
+        };
+        if survivor_failed {
+            return Step::Broken(end);
+        }
+        let yielded = match direction.turn(from, to, shop) {
+            Err(_) => return Step::Broken(end),
+            Ok(turn) => turn == Turn::Yielded,
+        };
+        // RST throws away what the survivor's peer has not acknowledged, so it has to wait.
+        let queued = to.unacknowledged();
+        if direction.finished() && queued == 0 {
+            return Step::Broken(end);
+        }
+        if watch.stalled((queued, direction.moved()), now, t.flush) {
+            return Step::Broken(end);
+        }
+        self.phase = Phase::Breaking { dead, end, watch };
+        if yielded { Step::Again } else { Step::Wait }
+    }
+
+    /// A socket that is closed with unsent bytes is the kernel's business, and the kernel gives
+    /// a slow reader a few minutes; it gets here what every other session gets.
+    fn linger(&mut self, now: Instant, t: &Timeouts) -> Step {
+        let Phase::Lingering { mut watch, mut cut } = self.phase else {
+            return Step::Wait;
+        };
+        let mut queued = 0;
+        for (side, leg, failed) in [
+            (Side::Client, Some(&self.client), self.client_failed),
+            (Side::Onward, self.onward.as_ref(), self.onward_failed),
+        ] {
+            let Some(leg) = leg else { continue };
+            if !failed {
+                queued += leg.unsent();
+            } else if cut.is_none() && watch.seen.0 > 0 {
+                // Fetched and cleared, the error says no more at the next look.
+                cut = leg.take_error().err().map(|e| End::of_leg(side, e));
+            }
+        }
+        if queued == 0 {
+            return Step::Done(cut.unwrap_or(End::Complete));
+        }
+        if watch.stalled((queued, 0), now, t.half_closed) {
+            return Step::Broken(cut.unwrap_or(End::HalfClosedTimeout));
+        }
+        self.phase = Phase::Lingering { watch, cut };
+        Step::Wait
+    }
+
+    /// What becomes of it when the node has to stop now.
+    pub(crate) fn stop(&self) -> Step {
+        match self.phase {
+            // The kernel has all of both streams, and delivers it without this process.
+            Phase::Lingering { cut, .. } => Step::Done(cut.unwrap_or(End::Complete)),
+            _ => Step::Broken(End::Stopped),
+        }
+    }
+}
+
+// === impl Watch ===
+
+impl Watch {
+    fn new(now: Instant) -> Self {
+        Self {
+            next: now,
+            pause: FIRST_LOOK,
+            seen: (0, 0),
+            moved_at: now,
+        }
+    }
+
+    /// Takes note of the queue; `true` when it has not moved for `limit`.
+    fn stalled(&mut self, seen: (usize, u64), now: Instant, limit: Duration) -> bool {
+        if seen != self.seen {
+            self.seen = seen;
+            self.moved_at = now;
+        }
+        if now >= self.next {
+            self.next = now + self.pause;
+            self.pause = (self.pause * 2).min(LONGEST_LOOK);
+        }
+        now >= self.moved_at + limit
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,441 @@
+//! Sessions in virtual time.
+
+use super::*;
+use crate::forwarding::sim::{SimLeg, SimShop};
+
+const ROOM: usize = 1 << 20;
+
+struct Bench {
+    session: Session<SimLeg>,
+    shop: SimShop,
+    timeouts: Timeouts,
+    start: Instant,
+    now: Instant,
+}
+
+impl Bench {
+    /// A session whose onward leg is on its way.
+    fn connecting() -> Self {
+        let now = Instant::now();
+        let timeouts = Timeouts::default();
+        let mut session = Session::new(SimLeg::default(), now);
+        session.dialled(SimLeg::default(), now + timeouts.connect);
+        Self {
+            session,
+            shop: SimShop::new(Some(8), 4, 16),
+            timeouts,
+            start: now,
+            now,
+        }
+    }
+
+    /// A session with room on both legs.
+    fn relaying() -> Self {
+        let mut bench = Self::connecting();
+        bench.report(Side::Client, |leg| leg.make_room(ROOM));
+        bench.report(Side::Onward, |leg| leg.make_room(ROOM));
+        assert_eq!(bench.drive(), Step::Wait);
+        bench
+    }
+
+    fn leg(&self, side: Side) -> &SimLeg {
+        match side {
+            Side::Client => &self.session.client,
+            Side::Onward => self.session.onward.as_ref().unwrap(),
+        }
+    }
+
+    fn report(&mut self, side: Side, what: impl FnOnce(&SimLeg) -> Readiness) {
+        let ready = what(self.leg(side));
+        self.session.handle(side, ready);
+    }
+
+    fn drive(&mut self) -> Step {
+        self.session.drive(self.now, &self.timeouts, &mut self.shop)
+    }
+
+    /// Lets time pass to the session's next deadline and drives it.
+    fn run_to_deadline(&mut self) -> Step {
+        self.now = self
+            .session
+            .deadline(&self.timeouts)
+            .expect("no deadline")
+            .max(self.now);
+        self.drive()
+    }
+
+    /// Drives it at every deadline until it is over.
+    fn run_to_the_end(&mut self) -> Step {
+        for _ in 0..100_000 {
+            match self.run_to_deadline() {
+                Step::Wait | Step::Again => {}
+                over => return over,
+            }
+        }
+        panic!("the session never ends");
+    }
+
+    fn passed(&self) -> Duration {
+        self.now - self.start
+    }
+}
+
+const SIDES: [(Side, Side, End); 2] = [
+    (Side::Client, Side::Onward, End::ClientReset),
+    (Side::Onward, Side::Client, End::OnwardReset),
+];
+
+#[test]
+fn an_idle_session_has_no_deadline() {
+    let bench = Bench::relaying();
+    assert_eq!(bench.session.deadline(&bench.timeouts), None);
+}
+
+#[test]
+fn a_connect_that_is_not_answered_is_given_up_at_its_time() {
+    let mut bench = Bench::connecting();
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.run_to_deadline(), Step::Redial(Errno::TIMEDOUT));
+    assert_eq!(bench.passed(), bench.timeouts.connect);
+}
+
+#[test]
+fn a_connect_that_fails_says_why() {
+    let mut bench = Bench::connecting();
+    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNREFUSED));
+    assert_eq!(bench.drive(), Step::Redial(Errno::CONNREFUSED));
+}
+
+#[test]
+fn the_next_address_starts_afresh() {
+    let mut bench = Bench::connecting();
+    bench.report(Side::Client, |leg| leg.arrive(b"early"));
+    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNREFUSED));
+    assert_eq!(bench.drive(), Step::Redial(Errno::CONNREFUSED));
+    bench
+        .session
+        .dialled(SimLeg::default(), bench.now + bench.timeouts.connect);
+    assert_eq!(bench.drive(), Step::Wait);
+    bench.report(Side::Onward, |leg| leg.make_room(ROOM));
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.leg(Side::Onward).sent(), b"early");
+}
+
+#[test]
+fn a_client_that_fails_while_connecting_ends_it() {
+    let mut bench = Bench::connecting();
+    bench.report(Side::Client, |leg| leg.fail(Errno::CONNRESET));
+    assert_eq!(bench.drive(), Step::Broken(End::ClientReset));
+}
+
+#[test]
+fn a_leg_whose_peer_no_longer_answers_is_lost_not_reset() {
+    let mut bench = Bench::relaying();
+    bench.report(Side::Onward, |leg| leg.fail(Errno::TIMEDOUT));
+    assert_eq!(bench.drive(), Step::Broken(End::OnwardLost));
+}
+
+#[test]
+fn a_reset_waits_for_the_bytes_ahead_of_it_to_be_acknowledged() {
+    for (dead, survivor, end) in SIDES {
+        let mut bench = Bench::relaying();
+        bench.report(dead, |leg| leg.arrive(b"the last words"));
+        bench.report(dead, |leg| leg.fail(Errno::CONNRESET));
+        assert_eq!(bench.drive(), Step::Wait);
+        assert_eq!(bench.leg(survivor).sent(), b"the last words");
+        assert_eq!(bench.run_to_deadline(), Step::Wait);
+        bench.leg(survivor).acknowledge();
+        assert_eq!(bench.run_to_deadline(), Step::Broken(end));
+        assert!(!bench.leg(survivor).fin_sent());
+    }
+}
+
+#[test]
+fn a_reset_without_bytes_ahead_of_it_goes_at_once() {
+    for (dead, survivor, end) in SIDES {
+        let mut bench = Bench::relaying();
+        bench.report(dead, |leg| leg.fail(Errno::CONNRESET));
+        assert_eq!(bench.drive(), Step::Broken(end));
+        assert!(!bench.leg(survivor).fin_sent());
+    }
+}
+
+#[test]
+fn a_survivor_that_takes_nothing_is_waited_for_only_so_long() {
+    for (dead, survivor, end) in SIDES {
+        let mut bench = Bench::relaying();
+        bench.report(dead, |leg| leg.arrive(b"unwanted"));
+        bench.report(dead, |leg| leg.fail(Errno::CONNRESET));
+        assert_eq!(bench.drive(), Step::Wait);
+        assert_eq!(bench.run_to_the_end(), Step::Broken(end));
+        assert!(bench.passed() >= bench.timeouts.flush);
+        assert!(bench.passed() < bench.timeouts.flush + 2 * LONGEST_LOOK);
+        assert!(!bench.leg(survivor).fin_sent());
+    }
+}
+
+#[test]
+fn a_survivor_that_fails_too_ends_it() {
+    for (dead, survivor, end) in SIDES {
+        let mut bench = Bench::relaying();
+        bench.report(dead, |leg| leg.arrive(b"unwanted"));
+        bench.report(dead, |leg| leg.fail(Errno::CONNRESET));
+        assert_eq!(bench.drive(), Step::Wait);
+        bench.report(survivor, |leg| leg.fail(Errno::CONNRESET));
+        assert_eq!(bench.drive(), Step::Broken(end));
+    }
+}
+
+#[test]
+fn a_stream_that_was_complete_before_the_reset_keeps_its_fin() {
+    for (dead, survivor, end) in SIDES {
+        let mut bench = Bench::relaying();
+        bench.report(dead, |leg| leg.arrive(b"all of it"));
+        bench.report(dead, SimLeg::end);
+        assert_eq!(bench.drive(), Step::Wait);
+        bench.report(dead, |leg| leg.fail(Errno::PIPE));
+        assert_eq!(bench.drive(), Step::Wait);
+        bench.leg(survivor).acknowledge();
+        assert_eq!(bench.run_to_deadline(), Step::Broken(end));
+        assert_eq!(bench.leg(survivor).sent(), b"all of it");
+        assert!(bench.leg(survivor).fin_sent());
+    }
+}
+
+#[test]
+fn both_ends_complete_the_session_once_nothing_is_left_unsent() {
+    let mut bench = Bench::relaying();
+    bench.report(Side::Client, |leg| leg.arrive(b"question"));
+    bench.report(Side::Client, SimLeg::end);
+    bench.report(Side::Onward, |leg| leg.arrive(b"answer"));
+    bench.report(Side::Onward, SimLeg::end);
+    assert_eq!(bench.drive(), Step::Wait);
+    bench.leg(Side::Client).acknowledge();
+    assert_eq!(bench.run_to_deadline(), Step::Wait);
+    bench.leg(Side::Onward).acknowledge();
+    assert_eq!(bench.run_to_deadline(), Step::Done(End::Complete));
+}
+
+#[test]
+fn a_tail_that_nobody_takes_is_given_up() {
+    let mut bench = Bench::relaying();
+    bench.report(Side::Client, |leg| leg.arrive(b"question"));
+    bench.report(Side::Client, SimLeg::end);
+    bench.report(Side::Onward, SimLeg::end);
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.run_to_the_end(), Step::Broken(End::HalfClosedTimeout));
+    assert!(bench.passed() >= bench.timeouts.half_closed);
+}
+
+#[test]
+fn a_half_closed_session_ends_when_nothing_moves_for_too_long() {
+    let mut bench = Bench::relaying();
+    // An hour of silence before the end is not held against it.
+    bench.now += Duration::from_secs(3600);
+    bench.report(Side::Client, SimLeg::end);
+    assert_eq!(bench.drive(), Step::Wait);
+    let half = bench.timeouts.half_closed / 2;
+    bench.now += half;
+    bench.report(Side::Onward, |leg| leg.arrive(b"still here"));
+    assert_eq!(bench.drive(), Step::Wait);
+    bench.leg(Side::Client).acknowledge();
+    bench.now += half + Duration::from_secs(1);
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(
+        bench.run_to_deadline(),
+        Step::Broken(End::HalfClosedTimeout)
+    );
+}
+
+#[test]
+fn a_tail_that_is_still_being_delivered_keeps_a_half_closed_session() {
+    let mut bench = Bench::relaying();
+    bench.report(Side::Onward, |leg| leg.arrive(&[7; 100]));
+    bench.report(Side::Onward, SimLeg::end);
+    assert_eq!(bench.drive(), Step::Wait);
+    // The client takes ten bytes in every period: slow, but not standing still.
+    for _ in 0..9 {
+        assert_eq!(bench.run_to_deadline(), Step::Wait);
+        bench.leg(Side::Client).acknowledge_some(10);
+    }
+    assert_eq!(bench.run_to_deadline(), Step::Wait);
+    // And now it takes no more.
+    assert_eq!(
+        bench.run_to_deadline(),
+        Step::Broken(End::HalfClosedTimeout)
+    );
+}
+
+#[test]
+fn an_idle_session_ends_at_its_time_and_not_before() {
+    let mut bench = Bench::relaying();
+    let idle = Duration::from_secs(60);
+    bench.timeouts.idle = Some(idle);
+    let mut last = bench.now;
+    // A byte now and then, either way, keeps it.
+    for (i, side) in [Side::Client, Side::Onward, Side::Client]
+        .into_iter()
+        .enumerate()
+    {
+        bench.now += idle - Duration::from_secs(1);
+        last = bench.now;
+        bench.report(side, |leg| leg.arrive(b"."));
+        assert_eq!(bench.drive(), Step::Wait, "byte {i}");
+        bench.leg(Side::Client).acknowledge();
+        bench.leg(Side::Onward).acknowledge();
+    }
+    assert_eq!(bench.run_to_the_end(), Step::Broken(End::IdleTimeout));
+    assert_eq!(bench.now, last + idle);
+}
+
+#[test]
+fn bytes_that_the_kernel_still_delivers_are_no_idleness() {
+    let mut bench = Bench::relaying();
+    bench.timeouts.idle = Some(Duration::from_secs(60));
+    bench.report(Side::Onward, |leg| leg.arrive(&[7; 100]));
+    assert_eq!(bench.drive(), Step::Wait);
+    for _ in 0..9 {
+        assert_eq!(bench.run_to_deadline(), Step::Wait);
+        bench.leg(Side::Client).acknowledge_some(10);
+    }
+    assert_eq!(bench.run_to_deadline(), Step::Wait);
+    assert_eq!(bench.run_to_deadline(), Step::Broken(End::IdleTimeout));
+}
+
+#[test]
+fn a_session_that_moves_bytes_does_not_move_its_alarm() {
+    let mut bench = Bench::relaying();
+    bench.timeouts.idle = Some(Duration::from_secs(60));
+    let alarm = bench.session.deadline(&bench.timeouts);
+    bench.now += Duration::from_secs(1);
+    bench.report(Side::Client, |leg| leg.arrive(b"."));
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.session.deadline(&bench.timeouts), alarm);
+}
+
+#[test]
+fn a_connection_with_itself_is_a_refused_one() {
+    let mut bench = Bench::connecting();
+    bench.leg(Side::Onward).meet_itself();
+    bench.report(Side::Onward, |leg| leg.make_room(ROOM));
+    assert_eq!(bench.drive(), Step::Redial(Errno::CONNREFUSED));
+}
+
+#[test]
+fn what_a_server_said_before_it_reset_arrives_even_if_both_come_at_once() {
+    let mut bench = Bench::connecting();
+    bench.report(Side::Client, |leg| leg.make_room(ROOM));
+    bench.leg(Side::Onward).arrive(b"421 busy");
+    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNRESET));
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.leg(Side::Client).sent(), b"421 busy");
+    bench.leg(Side::Client).acknowledge();
+    assert_eq!(bench.run_to_deadline(), Step::Broken(End::OnwardReset));
+    assert!(!bench.leg(Side::Client).fin_sent());
+}
+
+/// A session whose streams have both ended, with a tail for the client still unsent.
+fn lingering() -> Bench {
+    let mut bench = Bench::relaying();
+    bench.report(Side::Client, SimLeg::end);
+    bench.report(Side::Onward, |leg| leg.arrive(b"tail"));
+    bench.report(Side::Onward, SimLeg::end);
+    assert_eq!(bench.drive(), Step::Wait);
+    bench
+}
+
+#[test]
+fn complete_streams_outlive_the_process() {
+    let bench = lingering();
+    assert!(bench.leg(Side::Client).is_graceful());
+    assert!(bench.leg(Side::Onward).is_graceful());
+    assert_eq!(bench.session.stop(), Step::Done(End::Complete));
+    let open = Bench::relaying();
+    assert!(!open.leg(Side::Client).is_graceful());
+    assert_eq!(open.session.stop(), Step::Broken(End::Stopped));
+}
+
+#[test]
+fn a_client_that_resets_before_its_tail_is_out_is_counted_as_that() {
+    let mut bench = lingering();
+    assert_eq!(bench.run_to_deadline(), Step::Wait);
+    bench.report(Side::Client, |leg| leg.fail(Errno::CONNRESET));
+    assert_eq!(bench.drive(), Step::Done(End::ClientReset));
+}
+
+#[test]
+fn a_reader_that_takes_nothing_keeps_no_pipe() {
+    let mut bench = Bench::connecting();
+    bench.report(Side::Onward, |leg| leg.make_room(ROOM));
+    assert_eq!(bench.drive(), Step::Wait);
+    // Room for the copied beginning and no more.
+    bench.report(Side::Client, |leg| leg.make_room(10));
+    bench.report(Side::Onward, |leg| leg.arrive(&[1; 8]));
+    assert_eq!(bench.drive(), Step::Wait);
+    bench.report(Side::Onward, |leg| leg.arrive(&[2; 8]));
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.shop.lent, 1);
+    for _ in 0..3 {
+        if bench.session.deadline(&bench.timeouts).is_some() {
+            assert_eq!(bench.run_to_deadline(), Step::Wait);
+        }
+    }
+    assert_eq!(bench.shop.lent, 0);
+    bench.report(Side::Client, |leg| leg.make_room(ROOM));
+    assert_eq!(bench.drive(), Step::Wait);
+    let expected = [[1; 8], [2; 8]].concat();
+    assert_eq!(bench.leg(Side::Client).sent(), expected);
+}
+
+/// A session whose onward leg is a connection that had been made beforehand.
+fn joined() -> Bench {
+    let mut bench = Bench::connecting();
+    bench.report(Side::Client, |leg| leg.make_room(ROOM));
+    bench.session.awaits(bench.now + bench.timeouts.connect);
+    bench.session.joined(SimLeg::default(), true, bench.now);
+    bench.report(Side::Onward, |leg| leg.make_room(ROOM));
+    assert_eq!(bench.drive(), Step::Wait);
+    bench
+}
+
+#[test]
+fn a_connection_that_was_dead_when_it_was_taken_is_replaced_and_nothing_is_lost() {
+    let mut bench = joined();
+    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNRESET));
+    assert_eq!(bench.drive(), Step::Redial(Errno::CONNRESET));
+    assert!(bench.session.is_waiting());
+    bench.report(Side::Client, |leg| leg.arrive(b"request"));
+    bench.session.awaits(bench.now + bench.timeouts.connect);
+    assert_eq!(bench.drive(), Step::Wait);
+    bench.session.joined(SimLeg::default(), false, bench.now);
+    bench.report(Side::Onward, |leg| leg.make_room(ROOM));
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.leg(Side::Onward).sent(), b"request");
+}
+
+#[test]
+fn a_connection_that_dies_after_a_byte_went_into_it_is_not_replaced() {
+    let mut bench = joined();
+    bench.report(Side::Client, |leg| leg.arrive(b"request"));
+    assert_eq!(bench.drive(), Step::Wait);
+    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNRESET));
+    assert_eq!(bench.drive(), Step::Broken(End::OnwardReset));
+}
+
+#[test]
+fn a_replacement_that_dies_too_ends_the_session() {
+    let mut bench = joined();
+    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNRESET));
+    assert_eq!(bench.drive(), Step::Redial(Errno::CONNRESET));
+    bench.session.joined(SimLeg::default(), false, bench.now);
+    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNRESET));
+    assert_eq!(bench.drive(), Step::Broken(End::OnwardReset));
+}
+
+#[test]
+fn a_connection_that_never_comes_is_waited_for_only_so_long() {
+    let mut bench = Bench::connecting();
+    bench.session.awaits(bench.now + bench.timeouts.connect);
+    assert_eq!(bench.drive(), Step::Wait);
+    assert_eq!(bench.run_to_deadline(), Step::Redial(Errno::TIMEDOUT));
+}

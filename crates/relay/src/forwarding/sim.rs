@@ -1,0 +1,335 @@
+//! Legs that behave as TCP sockets do, in memory and to the letter of a test's script: a read
+//! gives what has arrived, a write takes what there is room for, `EAGAIN` says neither more
+//! nor less than the kernel's does, and an edge is reported only where the kernel reports one.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
+use taut_sys::Errno;
+use taut_sys::epoll::Readiness;
+
+use crate::forwarding::direction::{Leg, Workshop};
+
+/// A pipe: segments in slots, as the kernel has them.
+#[derive(Debug, Default)]
+pub(crate) struct SimPipe(RefCell<VecDeque<Vec<u8>>>);
+
+/// Slots of a simulated pipe; few, so that it is full often.
+const SLOTS: usize = 3;
+
+#[derive(Debug, Default)]
+pub(crate) struct SimLeg(RefCell<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// Segments that have arrived and not been read.
+    receive: VecDeque<Vec<u8>>,
+    /// A FIN comes after them.
+    fin_arrived: bool,
+    /// Reads stop before the n-th byte from here (the urgent mark); splice does not pass it.
+    urgent_in: Option<usize>,
+    error: Option<Errno>,
+    room: usize,
+    /// What has been written, and whether FIN has followed it.
+    sent: Vec<u8>,
+    fin_sent: bool,
+    acknowledged: usize,
+    /// Bytes of what was written that the peer's window has let out.
+    let_out: usize,
+    own_peer: bool,
+    graceful: bool,
+}
+
+impl SimLeg {
+    /// A segment arrives.
+    pub(crate) fn arrive(&self, segment: &[u8]) -> Readiness {
+        self.0.borrow_mut().receive.push_back(segment.to_vec());
+        self.readiness(Readiness::DATA)
+    }
+
+    /// The last byte that has arrived is urgent.
+    pub(crate) fn mark_urgent(&self) -> Readiness {
+        let mut s = self.0.borrow_mut();
+        let queued: usize = s.receive.iter().map(Vec::len).sum();
+        s.urgent_in = queued.checked_sub(1);
+        Readiness::URGENT
+    }
+
+    /// The peer ends its stream.
+    pub(crate) fn end(&self) -> Readiness {
+        self.0.borrow_mut().fin_arrived = true;
+        Readiness::PEER_ENDED
+    }
+
+    /// The peer resets the connection.
+    pub(crate) fn fail(&self, error: Errno) -> Readiness {
+        self.0.borrow_mut().error = Some(error);
+        Readiness::FAILED
+    }
+
+    /// Room for `n` more bytes.
+    pub(crate) fn make_room(&self, n: usize) -> Readiness {
+        self.0.borrow_mut().room += n;
+        Readiness::ROOM
+    }
+
+    /// The peer acknowledges all that was written.
+    pub(crate) fn acknowledge(&self) {
+        let mut s = self.0.borrow_mut();
+        s.acknowledged = s.sent.len();
+        s.let_out = s.sent.len();
+    }
+
+    /// The peer acknowledges some of what was written.
+    pub(crate) fn acknowledge_some(&self, n: usize) {
+        let mut s = self.0.borrow_mut();
+        s.acknowledged += n;
+        s.let_out = s.let_out.max(s.acknowledged);
+    }
+
+    /// The connection turns out to be one with itself.
+    pub(crate) fn meet_itself(&self) {
+        self.0.borrow_mut().own_peer = true;
+    }
+
+    pub(crate) fn is_graceful(&self) -> bool {
+        self.0.borrow().graceful
+    }
+
+    pub(crate) fn sent(&self) -> Vec<u8> {
+        self.0.borrow().sent.clone()
+    }
+
+    pub(crate) fn fin_sent(&self) -> bool {
+        self.0.borrow().fin_sent
+    }
+
+    pub(crate) fn unread(&self) -> usize {
+        self.0.borrow().receive.iter().map(Vec::len).sum()
+    }
+
+    fn readiness(&self, what: Readiness) -> Readiness {
+        let s = self.0.borrow();
+        if s.urgent_in.is_some() {
+            Readiness::URGENT
+        } else if s.fin_arrived {
+            Readiness::PEER_ENDED
+        } else {
+            what
+        }
+    }
+}
+
+impl State {
+    /// Takes up to `max` bytes, stopping at the urgent mark; `past_mark` goes over it when it is
+    /// the very next byte, as recv(2) does and splice(2) does not.
+    fn take(&mut self, max: usize, past_mark: bool) -> Option<Vec<u8>> {
+        let mut max = max;
+        match self.urgent_in {
+            Some(0) if past_mark => {
+                self.urgent_in = None;
+            }
+            Some(0) => return Some(Vec::new()),
+            Some(n) => max = max.min(n),
+            None => {}
+        }
+        let mut segment = self.receive.pop_front()?;
+        if segment.len() > max {
+            let rest = segment.split_off(max);
+            self.receive.push_front(rest);
+        }
+        if let Some(n) = &mut self.urgent_in {
+            *n -= segment.len();
+        }
+        Some(segment)
+    }
+
+    fn nothing_to_read(&mut self) -> Result<usize, Errno> {
+        match self.error {
+            Some(e) => Err(e),
+            None if self.fin_arrived => Ok(0),
+            None => Err(Errno::AGAIN),
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
+        if let Some(e) = self.error {
+            return Err(e);
+        }
+        assert!(!self.fin_sent, "bytes after FIN");
+        assert!(!bytes.is_empty(), "a write of nothing");
+        let n = bytes.len().min(self.room);
+        if n == 0 {
+            return Err(Errno::AGAIN);
+        }
+        self.room -= n;
+        self.sent.extend_from_slice(&bytes[..n]);
+        Ok(n)
+    }
+}
+
+impl Leg for SimLeg {
+    type Pipe = SimPipe;
+
+    fn recv(&self, buf: &mut [u8]) -> Result<usize, Errno> {
+        let mut s = self.0.borrow_mut();
+        let mut n = 0;
+        // A read collects segments until the buffer is full or the mark is reached.
+        while n < buf.len() {
+            let at_mark = s.urgent_in == Some(0);
+            if at_mark && n > 0 {
+                break;
+            }
+            let Some(part) = s.take(buf.len() - n, true) else {
+                break;
+            };
+            buf[n..n + part.len()].copy_from_slice(&part);
+            n += part.len();
+        }
+        if n > 0 { Ok(n) } else { s.nothing_to_read() }
+    }
+
+    fn peek(&self) -> Result<Option<bool>, Errno> {
+        let mut s = self.0.borrow_mut();
+        if !s.receive.is_empty() {
+            return Ok(Some(true));
+        }
+        match s.nothing_to_read() {
+            Ok(_) => Ok(Some(false)),
+            Err(Errno::AGAIN) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    fn send(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        self.0.borrow_mut().write(bytes)
+    }
+
+    fn fill(&self, pipe: &SimPipe, max: usize) -> Result<usize, Errno> {
+        let (mut s, mut slots) = (self.0.borrow_mut(), pipe.0.borrow_mut());
+        let mut n = 0;
+        while slots.len() < SLOTS {
+            match s.take(max - n, false) {
+                // At the urgent mark: 0 once FIN is behind it, EAGAIN before.
+                Some(part) if part.is_empty() && n == 0 && !s.fin_arrived => {
+                    return Err(Errno::AGAIN);
+                }
+                Some(part) if part.is_empty() => return Ok(n),
+                Some(part) => {
+                    n += part.len();
+                    slots.push_back(part);
+                }
+                None if n > 0 => return Ok(n),
+                None => return s.nothing_to_read(),
+            }
+        }
+        if n > 0 { Ok(n) } else { Err(Errno::AGAIN) }
+    }
+
+    fn drain(&self, pipe: &SimPipe, len: usize) -> Result<usize, Errno> {
+        let (mut s, mut slots) = (self.0.borrow_mut(), pipe.0.borrow_mut());
+        let held: usize = slots.iter().map(Vec::len).sum();
+        assert!(
+            len <= held,
+            "asking for more than the pipe holds corks the last segment"
+        );
+        let Some(slot) = slots.front_mut() else {
+            return Err(Errno::AGAIN);
+        };
+        let n = s.write(slot)?;
+        slot.drain(..n);
+        if slot.is_empty() {
+            slots.pop_front();
+        }
+        Ok(n)
+    }
+
+    fn shutdown_write(&self) -> Result<(), Errno> {
+        let mut s = self.0.borrow_mut();
+        assert!(!s.fin_sent, "a second FIN");
+        s.fin_sent = true;
+        Ok(())
+    }
+
+    fn take_error(&self) -> Result<(), Errno> {
+        // As SO_ERROR does, it leaves a connection that reads as ended.
+        let mut s = self.0.borrow_mut();
+        match s.error.take() {
+            Some(e) => {
+                s.fin_arrived = true;
+                Err(e)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn unacknowledged(&self) -> usize {
+        let s = self.0.borrow();
+        s.sent.len() - s.acknowledged
+    }
+
+    fn unsent(&self) -> usize {
+        let s = self.0.borrow();
+        s.sent.len() - s.let_out
+    }
+
+    fn is_its_own_peer(&self) -> bool {
+        self.0.borrow().own_peer
+    }
+
+    fn end_gracefully(&self) {
+        self.0.borrow_mut().graceful = true;
+    }
+}
+
+/// A workshop whose pipes are counted, and must come back empty.
+pub(crate) struct SimShop {
+    pub(crate) splice_after: Option<u64>,
+    pub(crate) pipes: usize,
+    pub(crate) lent: usize,
+    scratch: Vec<u8>,
+}
+
+impl SimShop {
+    pub(crate) fn new(splice_after: Option<u64>, pipes: usize, scratch: usize) -> Self {
+        Self {
+            splice_after,
+            pipes,
+            lent: 0,
+            scratch: vec![0; scratch],
+        }
+    }
+}
+
+impl Workshop for SimShop {
+    type Pipe = SimPipe;
+
+    fn take_pipe(&mut self) -> Option<SimPipe> {
+        (self.lent < self.pipes).then(|| {
+            self.lent += 1;
+            SimPipe::default()
+        })
+    }
+
+    fn give_back(&mut self, pipe: SimPipe) {
+        assert!(
+            pipe.0.borrow().is_empty(),
+            "a pipe came back with bytes in it"
+        );
+        self.lent -= 1;
+    }
+
+    fn empty(&mut self, pipe: &SimPipe, len: usize) -> Box<[u8]> {
+        let bytes: Vec<u8> = pipe.0.borrow_mut().drain(..).flatten().collect();
+        assert_eq!(bytes.len(), len);
+        bytes.into()
+    }
+
+    fn scratch(&mut self) -> &mut [u8] {
+        &mut self.scratch
+    }
+
+    fn splice_after(&self) -> Option<u64> {
+        self.splice_after
+    }
+}

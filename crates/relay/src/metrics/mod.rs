@@ -1,0 +1,218 @@
+//! What a node counts, and its OpenMetrics form.
+
+use std::sync::Arc;
+
+use prometheus_client::registry::Registry;
+use taut_mesh::acceptor::Rejection;
+
+use crate::counters::worker::{Figure, WorkerMetrics};
+use crate::intercept::{Exits, Method, Status};
+use crate::node::early_syn_thread::Table;
+use crate::outcome::refusal::Refused;
+use crate::outcome::session_end::End;
+use crate::session_log::Recorder;
+use crate::turbo::TurboStart;
+use crate::turbo::route_metrics;
+use crate::worker::Unproxied;
+
+mod encoding;
+/// What a node counts.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    workers: Arc<[Arc<WorkerMetrics>]>,
+    early: Option<Arc<Table>>,
+    /// Kept here for as long as anybody asks: legs between relays use it.
+    turbo: Arc<TurboStart>,
+    log: Option<Recorder>,
+    intercept: Arc<Status>,
+    routes: Arc<route_metrics::Status>,
+}
+
+// === impl Metrics ===
+
+impl Metrics {
+    pub(crate) fn new(workers: usize, early: Option<Arc<Table>>, turbo: TurboStart) -> Self {
+        Self {
+            workers: (0..workers).map(|_| Arc::default()).collect(),
+            early,
+            turbo: Arc::new(turbo),
+            log: None,
+            intercept: Arc::default(),
+            routes: Arc::default(),
+        }
+    }
+
+    /// Of a node that has just begun, without a mesh.
+    #[cfg(test)]
+    pub(crate) fn of_nothing(workers: usize) -> Self {
+        let keepalive = crate::config::Config::new(Vec::new()).keepalive;
+        Self::new(workers, None, TurboStart::begin(keepalive, None))
+    }
+
+    /// The same with the session log's figures.
+    pub(crate) fn with_log(self, log: Option<Recorder>) -> Self {
+        Self { log, ..self }
+    }
+
+    /// Where interception says what it counts.
+    pub(crate) fn intercept(&self) -> Arc<Status> {
+        self.intercept.clone()
+    }
+
+    /// The initial window that routes to other relays are to have, if they are to.
+    pub(crate) fn route_segments(&self) -> Option<u32> {
+        self.turbo.route_segments()
+    }
+
+    /// Routes to other relays that have an initial window: those there are, and the relays without.
+    pub fn route_metrics(&self) -> Arc<route_metrics::Status> {
+        self.routes.clone()
+    }
+
+    pub(crate) fn worker(&self, i: usize) -> Arc<WorkerMetrics> {
+        self.workers[i].clone()
+    }
+
+    /// Sessions that are open now.
+    pub fn sessions(&self) -> u64 {
+        self.sum(|w| &w.sessions)
+    }
+
+    /// Pipes that exist now.
+    pub fn pipes_open(&self) -> u64 {
+        self.sum(|w| &w.pipes_open)
+    }
+
+    /// Pipes with bytes on their way through them now.
+    pub fn pipes_in_use(&self) -> u64 {
+        self.sum(|w| &w.pipes_in_use)
+    }
+
+    /// Bytes passed to the onward leg and to the client.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.sum(|w| &w.onward_bytes), self.sum(|w| &w.client_bytes))
+    }
+
+    /// Sessions that ended in this way.
+    pub fn ended(&self, end: End) -> u64 {
+        self.sum(|w| &w.ended[end.index()])
+    }
+
+    /// Connections and sessions that were refused for this reason.
+    pub fn refused(&self, cause: Refused) -> u64 {
+        self.sum(|w| &w.refused[cause.index()])
+    }
+
+    /// Clients that were refused because the node was full.
+    pub fn refused_full(&self) -> u64 {
+        self.refused(Refused::Full)
+    }
+
+    /// Connections to other relays that are ready for use.
+    pub fn pool_ready(&self) -> u64 {
+        self.sum(|w| &w.pool_ready)
+    }
+
+    /// Sessions that found a connection to the next relay ready, and those that did not.
+    pub fn pool_hits_and_misses(&self) -> (u64, u64) {
+        (self.sum(|w| &w.pool_hits), self.sum(|w| &w.pool_misses))
+    }
+
+    /// Sessions that other relays have asked for.
+    pub fn mesh_hellos(&self) -> u64 {
+        self.sum(|w| &w.mesh_hellos)
+    }
+
+    /// Connections at the mesh port that were closed for what they said or did not say.
+    pub fn mesh_rejected(&self) -> u64 {
+        let all = Rejection::ALL.into_iter();
+        all.map(|r| self.sum(|w| &w.mesh_rejected[r.index()])).sum()
+    }
+
+    /// How connections are intercepted, if any are, and what has become of packets as of a moment
+    /// ago.
+    pub fn interception(&self) -> Option<(Method, Exits)> {
+        self.intercept.get()
+    }
+
+    /// Intercepted connections that were reset because their destination is not allowed.
+    pub fn intercept_refused(&self) -> u64 {
+        self.sum(|w| &w.intercept_refused)
+    }
+
+    /// Connections that were reset for want of a PROXY protocol header that is believed.
+    pub fn proxy_refused(&self) -> u64 {
+        let all = Unproxied::ALL.into_iter();
+        all.map(|u| self.sum(|w| &w.proxy_refused[u.index()])).sum()
+    }
+
+    /// The figures as OpenMetrics text.
+    ///
+    /// # Errors
+    /// None in practice: writing to a string does not fail.
+    pub fn encode(&self) -> Result<String, std::fmt::Error> {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(self.clone()));
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry)?;
+        Ok(text)
+    }
+
+    fn sum(&self, figure: impl Fn(&WorkerMetrics) -> &Figure) -> u64 {
+        self.workers
+            .iter()
+            .map(|w| figure(w).get())
+            .fold(0, u64::wrapping_add)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_all_workers_are_added_up() {
+        let metrics = Metrics::of_nothing(2);
+        metrics.worker(0).onward_bytes.add(3);
+        metrics.worker(1).onward_bytes.add(4);
+        metrics.worker(1).sessions.add(2);
+        metrics.worker(1).sessions.sub(1);
+        assert_eq!(metrics.bytes(), (7, 0));
+        assert_eq!(metrics.sessions(), 1);
+    }
+
+    #[test]
+    fn the_text_is_openmetrics_with_every_cause_from_the_start() {
+        let metrics = Metrics::of_nothing(1);
+        metrics.worker(0).ended[End::ConnectRefused.index()].add(5);
+        metrics
+            .worker(0)
+            .setup
+            .observe(std::time::Duration::from_millis(30));
+        let text = metrics.encode().unwrap();
+        for line in [
+            "# TYPE taut_relay_setup_seconds histogram",
+            "# UNIT taut_relay_setup_seconds seconds",
+            "taut_relay_setup_seconds_sum 0.03",
+            "taut_relay_setup_seconds_count 1",
+            "taut_relay_setup_seconds_bucket{le=\"0.025\"} 0",
+            "taut_relay_setup_seconds_bucket{le=\"0.05\"} 1",
+            "taut_relay_setup_seconds_bucket{le=\"+Inf\"} 1",
+            "taut_relay_dial_seconds_count{leg=\"mesh\"} 0",
+            "# TYPE taut_relay_sessions gauge",
+            "taut_relay_sessions 0",
+            "taut_relay_accepted_total 0",
+            "taut_relay_bytes_total{leg=\"client\"} 0",
+            "taut_relay_ended_total{cause=\"complete\"} 0",
+            "taut_relay_ended_total{cause=\"connect_refused\"} 5",
+            "taut_relay_refused_total{cause=\"full\"} 0",
+            "taut_relay_refused_total{cause=\"source_limit\"} 0",
+        ] {
+            assert!(
+                text.lines().any(|l| l == line),
+                "no line `{line}` in:\n{text}"
+            );
+        }
+        assert!(text.ends_with("# EOF\n"));
+    }
+}

@@ -1,0 +1,125 @@
+//! Forwards that lead back to themselves: a connection would go round until the node is full.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use crate::net::addr::{ListenAddr, OnwardAddr};
+
+/// Where a forward's connections come in and where they go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Edge<'a> {
+    pub(crate) listen: &'a [ListenAddr],
+    pub(crate) onward: &'a [OnwardAddr],
+}
+
+/// The first forward from which a connection can come back to it through the node's own
+/// listeners, by its place. `is_local` says whether an address is this machine's.
+///
+/// A forward that leads to another one of the same node is no loop as long as that one leads
+/// out.
+pub(crate) fn find(forwards: &[Edge<'_>], is_local: impl Fn(IpAddr) -> bool) -> Option<usize> {
+    let leads_to = |from: usize, to: usize| {
+        forwards[from].onward.iter().any(|onward| {
+            forwards[to]
+                .listen
+                .iter()
+                .any(|listen| reaches(onward.0, listen.0, &is_local))
+        })
+    };
+    (0..forwards.len()).find(|&start| {
+        let mut seen = vec![false; forwards.len()];
+        let mut open = vec![start];
+        while let Some(at) = open.pop() {
+            for next in (0..forwards.len()).filter(|&next| leads_to(at, next)) {
+                if next == start {
+                    return true;
+                }
+                if !std::mem::replace(&mut seen[next], true) {
+                    open.push(next);
+                }
+            }
+        }
+        false
+    })
+}
+
+/// Whether connecting to `onward` arrives at `listen`.
+fn reaches(onward: SocketAddr, listen: SocketAddr, is_local: impl Fn(IpAddr) -> bool) -> bool {
+    if onward.port() != listen.port() {
+        return false;
+    }
+    // An IPv4 address in IPv6 clothes connects over IPv4; the unspecified address is this host.
+    let onward = match onward.ip().to_canonical() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    let listen = listen.ip().to_canonical();
+    onward == listen
+        || listen.is_unspecified() && listen.is_ipv4() == onward.is_ipv4() && is_local(onward)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The loop among forwards written as (listen, to); 10.0.0.1 and loopback are this machine's.
+    fn found(forwards: &[(&str, &str)]) -> Option<usize> {
+        let addrs: Vec<_> = forwards
+            .iter()
+            .map(|(listen, to)| {
+                (
+                    [ListenAddr(listen.parse().unwrap())],
+                    [OnwardAddr(to.parse().unwrap())],
+                )
+            })
+            .collect();
+        let edges: Vec<_> = addrs
+            .iter()
+            .map(|(listen, onward)| Edge { listen, onward })
+            .collect();
+        find(&edges, |ip| {
+            ip.is_loopback() || ip == IpAddr::from([10, 0, 0, 1])
+        })
+    }
+
+    #[test]
+    fn a_forward_to_its_own_listener_is_a_loop_however_it_is_written() {
+        for (listen, to) in [
+            ("127.0.0.1:70", "127.0.0.1:70"),
+            ("0.0.0.0:70", "10.0.0.1:70"),
+            ("127.0.0.1:70", "[::ffff:127.0.0.1]:70"),
+            ("127.0.0.1:70", "0.0.0.0:70"),
+            ("[::1]:70", "[::]:70"),
+            ("[::]:70", "[::1]:70"),
+        ] {
+            assert_eq!(found(&[(listen, to)]), Some(0), "{listen} -> {to}");
+        }
+    }
+
+    #[test]
+    fn a_forward_elsewhere_is_none() {
+        for (listen, to) in [
+            ("127.0.0.1:70", "127.0.0.1:71"),
+            ("0.0.0.0:70", "10.0.0.2:70"),
+            ("127.0.0.1:70", "10.0.0.1:70"),
+            ("0.0.0.0:70", "[::1]:70"),
+        ] {
+            assert_eq!(found(&[(listen, to)]), None, "{listen} -> {to}");
+        }
+    }
+
+    #[test]
+    fn a_chain_that_leads_out_is_none_and_a_circle_is_one() {
+        let chain = [
+            ("127.0.0.1:70", "127.0.0.1:71"),
+            ("127.0.0.1:71", "10.0.0.2:22"),
+        ];
+        assert_eq!(found(&chain), None);
+        let circle = [
+            ("127.0.0.1:69", "127.0.0.1:70"),
+            ("127.0.0.1:70", "127.0.0.1:71"),
+            ("127.0.0.1:71", "127.0.0.1:70"),
+        ];
+        assert_eq!(found(&circle), Some(1));
+    }
+}

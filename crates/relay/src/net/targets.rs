@@ -1,0 +1,90 @@
+//! The addresses behind a destination's name, looked up anew from time to time.
+
+use std::net::ToSocketAddrs;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+
+use crate::net::addr::{Destination, OnwardAddr};
+
+/// A destination and the addresses it has at present; never none.
+#[derive(Debug)]
+pub(crate) struct Targets {
+    destination: Destination,
+    addrs: ArcSwap<Addrs>,
+}
+
+pub(crate) type Addrs = Arc<[OnwardAddr]>;
+
+/// Why a destination has no address.
+#[derive(Debug, thiserror::Error)]
+pub enum ResolveError {
+    /// The look-up failed.
+    #[error("cannot look up `{destination}`: {source}")]
+    Lookup {
+        /// What was looked up.
+        destination: Destination,
+        /// What the resolver says.
+        source: std::io::Error,
+    },
+    /// The look-up gave nothing.
+    #[error("`{0}` resolves to no address")]
+    Nothing(Destination),
+}
+
+// === impl Targets ===
+
+impl Targets {
+    /// Looks the destination up; blocks for as long as the system's resolver takes.
+    pub(crate) fn resolve(destination: Destination) -> Result<Self, ResolveError> {
+        let addrs = look_up(&destination)?;
+        Ok(Self {
+            destination,
+            addrs: ArcSwap::from_pointee(addrs),
+        })
+    }
+
+    /// Puts others in place of its addresses.
+    pub(crate) fn replace(&self, addrs: Addrs) {
+        let before = self.addrs.swap(Arc::new(addrs.clone()));
+        // A resolver may turn the same addresses round at every look-up.
+        let same = before.len() == addrs.len() && before.iter().all(|a| addrs.contains(a));
+        if !same {
+            tracing::info!(destination = %self.destination, ?addrs, "destination has new addresses");
+        }
+    }
+
+    /// The addresses, in the order in which they are tried.
+    pub(crate) fn current(&self) -> Addrs {
+        (**self.addrs.load()).clone()
+    }
+
+    /// An address needs no look-up.
+    pub(crate) fn is_a_name(&self) -> bool {
+        self.destination.host.parse::<std::net::IpAddr>().is_err()
+    }
+
+    pub(crate) fn destination(&self) -> &Destination {
+        &self.destination
+    }
+}
+
+/// The addresses of a destination; blocks for as long as the system's resolver takes.
+pub(crate) fn look_up(destination: &Destination) -> Result<Addrs, ResolveError> {
+    let lookup = (destination.host.as_str(), destination.port).to_socket_addrs();
+    let found = lookup.map_err(|source| ResolveError::Lookup {
+        destination: destination.clone(),
+        source,
+    })?;
+    // The resolver's order is RFC 6724's; it may name an address twice.
+    let mut addrs: Vec<OnwardAddr> = Vec::new();
+    for addr in found.map(OnwardAddr) {
+        if !addrs.contains(&addr) {
+            addrs.push(addr);
+        }
+    }
+    if addrs.is_empty() {
+        return Err(ResolveError::Nothing(destination.clone()));
+    }
+    Ok(addrs.into())
+}

@@ -1,0 +1,260 @@
+//! Early SYN at work: from the event to the worker that sets the onward leg up, and from the
+//! accepted connection to that worker.
+//!
+//! One thread reads the events; workers ask the [`Table`] when they accept. Its lock is held for a
+//! look at a table, never over a system call.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use taut_sys::Errno;
+use taut_sys::epoll::{Interest, Poller, Waker};
+
+use crate::early_syn::{
+    Counts, Devices, EarlySyn, EarlySynError, Exits, FourTuple, Limiter, Limits, Verdict,
+    read_syncookies_sent,
+};
+use crate::worker::mailbox::{Inbox, Letter};
+
+/// How often the kernel is asked whether it sends SYN cookies, and which devices there are.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// What is pending, and who has it.
+#[derive(Debug)]
+pub(crate) struct Table(Mutex<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    limiter: Limiter,
+    /// Worker by connection; no more than the limiter lets be pending.
+    owners: HashMap<FourTuple, usize>,
+    next_worker: usize,
+    exits: Option<Exits>,
+}
+
+/// The thread that reads events. Dropped, it ends, and the program is gone from the devices.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    stop: Arc<AtomicBool>,
+    waker: Arc<Waker>,
+    thread: Option<JoinHandle<()>>,
+}
+
+// === impl Table ===
+
+impl Table {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self(Mutex::new(Inner {
+            limiter: Limiter::new(limits),
+            owners: HashMap::new(),
+            next_worker: 0,
+            exits: None,
+        }))
+    }
+
+    /// A connection was accepted: the worker that has its onward leg under way, if one has.
+    pub(crate) fn accepted(&self, connection: FourTuple, now: Instant) -> Option<usize> {
+        let mut inner = self.lock();
+        let owner = inner.owners.remove(&connection);
+        match owner {
+            Some(_) => {
+                inner.limiter.settled(connection);
+            }
+            None => inner.limiter.accepted_without(connection, now),
+        }
+        owner
+    }
+
+    /// Whether this worker is still to get something under way for this connection: it may have
+    /// been accepted before the worker read of its SYN.
+    pub(crate) fn is_awaited(&self, connection: FourTuple, worker: usize) -> bool {
+        self.lock().owners.get(&connection) == Some(&worker)
+    }
+
+    /// Nothing was or could be got under way for this connection after all.
+    pub(crate) fn given_up(&self, connection: FourTuple) {
+        let mut inner = self.lock();
+        inner.owners.remove(&connection);
+        inner.limiter.settled(connection);
+    }
+
+    /// What the limiter and the program have counted.
+    pub(crate) fn counts(&self) -> (Counts, Option<Exits>) {
+        let inner = self.lock();
+        (inner.limiter.counts(), inner.exits)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Reader ===
+
+impl Reader {
+    /// Watches for SYNs to the listeners in `watch`, each with the number of its forward.
+    ///
+    /// # Errors
+    /// Why they cannot be watched; nothing is left behind.
+    pub(crate) fn start(
+        devices: Devices,
+        watch: &[(std::net::SocketAddr, u32)],
+        limits: Limits,
+        table: Arc<Table>,
+        inboxes: Vec<Arc<Inbox>>,
+    ) -> Result<Self, ReaderError> {
+        let waker = Arc::new(Waker::new()?);
+        let stop = Arc::new(AtomicBool::new(false));
+        let watch = watch.to_vec();
+        // The program's handle stays on the thread that made it; what came of that is told here.
+        let (tell, told) = sync_channel(1);
+        let begin = {
+            let (waker, stop) = (waker.clone(), stop.clone());
+            move || -> Result<Work, ReaderError> {
+                let early_syn = EarlySyn::attach(devices, &watch, limits.events_per_second)?;
+                let poller = Poller::new()?;
+                poller.add(early_syn.poll_fd(), 1, Interest::Read)?;
+                poller.add(&*waker, 0, Interest::Read)?;
+                Ok(Work {
+                    early_syn,
+                    poller,
+                    table,
+                    inboxes,
+                    stop,
+                })
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("early-syn".into())
+            .spawn(move || match begin() {
+                Ok(work) => {
+                    let _ = tell.send(Ok(()));
+                    work.run();
+                }
+                Err(error) => {
+                    let _ = tell.send(Err(error));
+                }
+            })
+            .map_err(ReaderError::Thread)?;
+        let reader = Self {
+            stop,
+            waker,
+            thread: Some(thread),
+        };
+        match told.recv() {
+            Ok(Ok(())) => Ok(reader),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(ReaderError::Died),
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Why there is no early SYN.
+#[derive(Debug, thiserror::Error)]
+pub enum ReaderError {
+    /// SYNs cannot be watched.
+    #[error(transparent)]
+    Watch(#[from] EarlySynError),
+    /// The kernel has no descriptor or memory for it.
+    #[error("early SYN: cannot wait for events: {0}")]
+    Poller(#[from] Errno),
+    /// The system has no thread for it.
+    #[error("early SYN: cannot start its thread: {0}")]
+    Thread(std::io::Error),
+    /// The thread met a state that must not be.
+    #[error("early SYN: its thread panicked (a bug: please report what the log says)")]
+    Died,
+}
+
+/// What the thread has.
+struct Work {
+    early_syn: EarlySyn,
+    poller: Poller,
+    table: Arc<Table>,
+    inboxes: Vec<Arc<Inbox>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Work {
+    fn run(mut self) {
+        let (mut reports, mut events) = (Vec::new(), Vec::new());
+        let mut look_at = Instant::now();
+        while !self.stop.load(Ordering::Acquire) {
+            let wait = look_at.saturating_duration_since(Instant::now());
+            if let Err(error) = self.poller.wait(Some(wait), &mut reports) {
+                tracing::error!(%error, "early SYN has ended; sessions begin at accept");
+                return;
+            }
+            let now = Instant::now();
+            self.early_syn.take(&mut events);
+            for syn in events.drain(..) {
+                let connection = syn.connection();
+                let worker = {
+                    let mut inner = self.table.lock();
+                    if inner.limiter.admit(&syn, now) != Verdict::Admit {
+                        continue;
+                    }
+                    inner.next_worker = (inner.next_worker + 1) % self.inboxes.len();
+                    let worker = inner.next_worker;
+                    inner.owners.insert(connection, worker);
+                    worker
+                };
+                let _ = self.inboxes[worker].post(Letter::Syn {
+                    connection,
+                    forward: syn.listener,
+                });
+            }
+            self.expire(now);
+            if now >= look_at {
+                look_at = now + LOOK_EVERY;
+                self.look(now);
+            }
+        }
+    }
+
+    /// Tells workers whose clients have not come.
+    fn expire(&mut self, now: Instant) {
+        let expired: Vec<_> = {
+            let mut inner = self.table.lock();
+            let expired = inner.limiter.expire(now);
+            expired
+                .into_iter()
+                .filter_map(|c| Some((c, inner.owners.remove(&c)?)))
+                .collect()
+        };
+        for (connection, worker) in expired {
+            let _ = self.inboxes[worker].post(Letter::NoClient { connection });
+        }
+    }
+
+    /// What has to be looked at from time to time.
+    fn look(&mut self, now: Instant) {
+        let cookies = read_syncookies_sent();
+        let exits = self.early_syn.exits().ok();
+        {
+            let mut inner = self.table.lock();
+            inner.exits = exits;
+            if let Ok(sent) = cookies {
+                inner.limiter.note_cookies(sent, now);
+            }
+        }
+        if let Err(error) = self.early_syn.refresh() {
+            tracing::debug!(%error, "a network device is not watched");
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Where a listener's sessions go.
+
+pub(crate) mod table;

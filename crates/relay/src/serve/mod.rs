@@ -1,0 +1,244 @@
+//! A node as a process: signals, metrics over HTTP, and names that are looked up again.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, interval_at, sleep, sleep_until};
+
+use crate::config::{Config, ConfigError};
+use crate::handover::{HandoverError, Passed};
+use crate::net::targets::Targets;
+use crate::node::{Node, SharedHandle, StartError, WorkerLost};
+
+mod takeover;
+
+use takeover::{Offer, Takeover};
+
+/// How often a draining node says how many sessions are left.
+const DRAIN_REPORT: Duration = Duration::from_secs(5);
+
+/// Names looked up at one time; more wait.
+const LOOK_UPS: usize = 16;
+
+/// Why the process ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// It did not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The metrics' address cannot be listened on.
+    #[error("cannot serve metrics on {addr}: {source}; choose another relay.metrics")]
+    Metrics {
+        /// The address.
+        addr: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The process that runs already does not hand over, or nobody could be handed over to.
+    #[error(transparent)]
+    Handover(#[from] HandoverError),
+    /// It could not go on.
+    #[error(transparent)]
+    Lost(#[from] WorkerLost),
+    /// The control thread's own set-up failed.
+    #[error("cannot set up signals and timers: {0}")]
+    Control(#[from] std::io::Error),
+}
+
+/// Reads the configuration again.
+pub type Reread = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
+
+/// Runs a node until SIGTERM or SIGINT has drained it; a second signal, or
+/// `timeouts.drain`, resets what is left. At SIGHUP what `reread` gives is put to work.
+///
+/// `inherited` are sockets that the service manager has bound; with `handover` in the
+/// configuration those of a process that runs already are taken over too, and it drains.
+///
+/// # Errors
+/// [`ServeError`]: it did not start, and then nothing was started, or a worker was lost.
+pub fn run(config: &Config, inherited: Vec<Passed>, reread: Reread) -> Result<(), ServeError> {
+    // The workers have threads of their own; this one has little to do.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(LOOK_UPS)
+        .build()?;
+    let result = runtime.block_on(serve(config, inherited, reread));
+    // A look-up that hangs must not hold up the end.
+    runtime.shutdown_background();
+    result
+}
+
+async fn serve(
+    config: &Config,
+    mut inherited: Vec<Passed>,
+    reread: Reread,
+) -> Result<(), ServeError> {
+    // First, so that a signal during the start is not lost.
+    let mut stop = Stop::listen()?;
+    let hangup = signal(SignalKind::hangup())?;
+
+    let mut taken = Takeover::begin(config).await?;
+    inherited.extend(taken.sockets());
+    let metrics = match config.metrics {
+        Some(addr) => Some(
+            metrics_listener(addr, &mut inherited)
+                .map_err(|source| ServeError::Metrics { addr, source })?,
+        ),
+        None => None,
+    };
+    // It looks names up, which may take long.
+    let start = tokio::task::spawn_blocking({
+        let config = config.clone();
+        move || Node::start_with(&config, inherited)
+    });
+    let mut node = tokio::select! {
+        started = start => started.unwrap_or_else(|e| std::panic::resume_unwind(e.into_panic()))?,
+        () = stop.asked() => return Ok(()),
+    };
+    let mut scrapers = None;
+    let mut offered = None;
+    if let Some(listener) = metrics {
+        let addr = listener.local_addr()?;
+        offered = Some(listener.as_fd().try_clone_to_owned()?);
+        let listener = TcpListener::from_std(listener)?;
+        tracing::info!(%addr, "serving OpenMetrics at /metrics");
+        let metrics = node.metrics();
+        let encode = move || metrics.encode();
+        scrapers = Some(tokio::spawn(taut_exposition::serve(listener, encode)));
+    }
+    taken.serving().await;
+    let offer = Arc::new(Offer::start(config, node.handle(), offered)?);
+    tokio::spawn(look_up_again(node.handle()));
+    tokio::spawn(reload_at(hangup, node.handle(), offer.clone(), reread));
+
+    tokio::select! {
+        ended = node.ended() => return Ok(ended?),
+        () = stop.asked() => {}
+        () = offer.taken() => {
+            tracing::info!("another process has taken over the listening sockets");
+            // Who asks from now on is to be told the other's figures.
+            scrapers.iter().for_each(|task| task.abort());
+        }
+    }
+    // Ports must not stay open with nobody to accept.
+    offer.end();
+    drain(&mut node, config.timeouts.drain, stop.asked()).await
+}
+
+/// A listener that was inherited, or a new one.
+fn metrics_listener(
+    addr: SocketAddr,
+    inherited: &mut Vec<Passed>,
+) -> std::io::Result<std::net::TcpListener> {
+    let place = inherited.iter().position(|passed| passed.addr == addr);
+    let listener = match place {
+        Some(place) => inherited.swap_remove(place).fd.into(),
+        None => std::net::TcpListener::bind(addr)?,
+    };
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// SIGTERM and SIGINT.
+struct Stop {
+    term: Signal,
+    int: Signal,
+}
+
+impl Stop {
+    fn listen() -> std::io::Result<Self> {
+        Ok(Self {
+            term: signal(SignalKind::terminate())?,
+            int: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn asked(&mut self) {
+        tokio::select! { _ = self.term.recv() => {}, _ = self.int.recv() => {} }
+    }
+}
+
+/// Reads the configuration again at each SIGHUP. Several that come during one reload are one.
+async fn reload_at(mut hangup: Signal, node: Arc<SharedHandle>, offer: Arc<Offer>, reread: Reread) {
+    let reread = Arc::new(reread);
+    while hangup.recv().await.is_some() {
+        let (node, offer, reread) = (node.clone(), offer.clone(), reread.clone());
+        // It looks names up, which may take long. A panic is reported by the panic hook, and must
+        // not be the last reload.
+        let _ = tokio::task::spawn_blocking(move || {
+            reload(&node, &reread);
+            offer.renew(&node);
+        })
+        .await;
+    }
+}
+
+fn reload(node: &SharedHandle, reread: &Reread) {
+    let done = match reread() {
+        Ok(config) => node.reload(&config).map_err(|e| e.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    match done {
+        Ok(()) => tracing::info!("SIGHUP: the configuration has been read again"),
+        Err(error) => tracing::error!("SIGHUP: {error}; keeping the configuration there was"),
+    }
+}
+
+async fn drain(
+    node: &mut Node,
+    patience: Duration,
+    hurry: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let metrics = node.metrics();
+    tracing::info!(
+        sessions = metrics.sessions(),
+        ?patience,
+        "draining: no new connections"
+    );
+    node.drain();
+    let deadline = sleep_until(Instant::now() + patience);
+    let mut report = interval_at(Instant::now() + DRAIN_REPORT, DRAIN_REPORT);
+    tokio::pin!(deadline, hurry);
+    loop {
+        tokio::select! {
+            ended = node.ended() => {
+                tracing::info!("stopped; every session had ended");
+                return Ok(ended?);
+            }
+            () = &mut deadline => break,
+            () = &mut hurry => break,
+            _ = report.tick() => tracing::info!(sessions = metrics.sessions(), "draining"),
+        }
+    }
+    tracing::warn!(
+        sessions = metrics.sessions(),
+        "stopped; resetting the sessions that are left"
+    );
+    node.stop();
+    Ok(node.ended().await?)
+}
+
+/// Looks names up again from time to time, on threads that may block: which names, and how often,
+/// may change. One that takes long holds up no other, and is not asked for twice.
+async fn look_up_again(node: Arc<SharedHandle>) {
+    let mut under_way: Vec<(Arc<Targets>, JoinHandle<()>)> = Vec::new();
+    loop {
+        sleep(node.resolve_interval()).await;
+        under_way.retain(|(_, look_up)| !look_up.is_finished());
+        for targets in node.names() {
+            if under_way.iter().any(|(t, _)| Arc::ptr_eq(t, &targets)) {
+                continue;
+            }
+            let look_up = tokio::task::spawn_blocking({
+                let (node, targets) = (node.clone(), targets.clone());
+                move || node.refresh(&targets)
+            });
+            under_way.push((targets, look_up));
+        }
+    }
+}

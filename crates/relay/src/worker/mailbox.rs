@@ -1,0 +1,99 @@
+//! What other threads have to say to a worker.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use taut_sys::Errno;
+use taut_sys::epoll::Waker;
+use taut_sys::socket::Stream;
+
+use crate::early_syn::FourTuple;
+use crate::event::token::{Generation, Place};
+use crate::net::addr::ClientAddr;
+use crate::net::targets::{Addrs, ResolveError};
+use crate::route::table::{Route, Setup};
+use crate::worker::NewDoor;
+
+/// A worker's letter box.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    /// None: its worker has ended.
+    letters: Mutex<Option<Vec<Letter>>>,
+    waker: Waker,
+}
+
+/// A message to a worker.
+#[derive(Debug)]
+pub(crate) enum Letter {
+    /// The addresses of the name that a session's hello asked for.
+    Resolved {
+        place: Place,
+        generation: Generation,
+        addrs: Result<Addrs, ResolveError>,
+    },
+    /// Another configuration is at work: the listeners of this worker that belong to it.
+    Reloaded {
+        setup: Arc<Setup>,
+        doors: Vec<NewDoor>,
+    },
+    /// The mesh has other keys.
+    NewKeys,
+    /// A client's SYN to the listener of this forward has been seen.
+    Syn { connection: FourTuple, forward: u32 },
+    /// The client of an early SYN has not come.
+    NoClient { connection: FourTuple },
+    /// The client of an early SYN has been accepted by another worker.
+    Client {
+        client: Stream,
+        addr: ClientAddr,
+        route: Arc<Route>,
+        connection: FourTuple,
+    },
+}
+
+impl Inbox {
+    /// # Errors
+    /// The kernel's, when there is no descriptor for it.
+    pub(crate) fn new() -> Result<Self, Errno> {
+        Ok(Self {
+            letters: Mutex::new(Some(Vec::new())),
+            waker: Waker::new()?,
+        })
+    }
+
+    /// What the worker's poller watches.
+    pub(crate) fn waker(&self) -> &Waker {
+        &self.waker
+    }
+
+    /// Leaves a letter and wakes the worker. The lock is held for as long as it takes to push.
+    ///
+    /// # Errors
+    /// The letter, when the worker has ended.
+    pub(crate) fn post(&self, letter: Letter) -> Result<(), Letter> {
+        match &mut *self.lock() {
+            Some(letters) => letters.push(letter),
+            None => return Err(letter),
+        }
+        self.waker.wake();
+        Ok(())
+    }
+
+    /// Takes what is there.
+    pub(crate) fn take(&self) -> Vec<Letter> {
+        self.lock().as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Takes no more letters, unless there are some: `false` then.
+    pub(crate) fn close_if_empty(&self) -> bool {
+        let mut letters = self.lock();
+        let empty = letters.as_ref().is_none_or(Vec::is_empty);
+        if empty {
+            *letters = None;
+        }
+        empty
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Vec<Letter>>> {
+        self.letters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
