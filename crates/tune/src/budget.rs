@@ -8,8 +8,8 @@ use std::net::IpAddr;
 
 use crate::allocate::{Want, allocate};
 use crate::demand::{Because, Cap, Demand, Direction};
+use crate::hysteresis::settle;
 use crate::plan::{Change, ready};
-use crate::settle::settle;
 
 /// A smaller budget is refused: a few connections would hold it by what they cannot do without.
 pub const LEAST: u64 = 1 << 20;

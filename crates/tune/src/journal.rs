@@ -14,8 +14,8 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use serde::{Deserialize, Serialize};
 use taut_sys::Errno;
 
-use crate::profile::Setting;
-use crate::route::{Metrics, Name};
+use crate::profile::settings::Setting;
+use crate::routes::message::{Metrics, Name};
 
 /// Where it is, if nothing else is said.
 pub const PATH: &str = "/run/taut/tune.journal";

@@ -11,9 +11,9 @@ use rustix::net::{
 };
 use taut_sys::borrow::{Buffers, Lender, Locks};
 
-use super::setting::same;
 use super::socket::Holders;
 use super::*;
+use crate::sysctl::same;
 
 fn actuators() -> (Actuators, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();

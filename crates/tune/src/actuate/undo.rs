@@ -7,11 +7,11 @@ use taut_observe::namespaces::{self, Namespace};
 use taut_sys::Errno;
 use taut_sys::netns;
 
-use super::setting::{read, same, write};
 use super::socket::{Holders, bytes, is_fixed, set};
 use super::{ActuateError, Socket};
 use crate::demand::Direction;
 use crate::journal::{Entry, Value};
+use crate::sysctl::{read, same, write};
 
 /// How often namespaces are looked through, while some vanish meanwhile.
 const TRIES: usize = 3;
@@ -28,7 +28,7 @@ pub enum Undo {
 }
 
 /// The namespaces that there are, by cookie.
-pub(super) struct Spaces {
+pub(crate) struct Spaces {
     by_cookie: HashMap<u64, Namespace>,
     /// Not all of them could be looked into.
     is_partial: bool,
@@ -37,12 +37,12 @@ pub(super) struct Spaces {
 // === impl Spaces ===
 
 impl Spaces {
-    pub(super) fn all(&self) -> impl Iterator<Item = &Namespace> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Namespace> {
         self.by_cookie.values()
     }
 
     /// Which are undone first: the own, then those with a name, then others. A container cannot make the host wait.
-    pub(super) fn turn(&self, cookie: u64) -> u8 {
+    pub(crate) fn turn(&self, cookie: u64) -> u8 {
         match self.by_cookie.get(&cookie) {
             Some(namespace) if namespace.is_own() => 0,
             Some(namespace) if namespace.is_named() => 1,
@@ -52,11 +52,11 @@ impl Spaces {
     }
 
     /// Not all of them could be looked into.
-    pub(super) fn is_partial(&self) -> bool {
+    pub(crate) fn is_partial(&self) -> bool {
         self.is_partial
     }
 
-    pub(super) fn now() -> Self {
+    pub(crate) fn now() -> Self {
         let mut spaces = Self {
             by_cookie: HashMap::new(),
             is_partial: true,
@@ -94,7 +94,7 @@ impl Spaces {
 
     /// These, as they were found a while ago.
     #[cfg(test)]
-    pub(super) fn of(spaces: impl IntoIterator<Item = (u64, Namespace)>) -> Self {
+    pub(crate) fn of(spaces: impl IntoIterator<Item = (u64, Namespace)>) -> Self {
         Self {
             by_cookie: spaces.into_iter().collect(),
             is_partial: false,
@@ -105,7 +105,7 @@ impl Spaces {
     ///
     /// # Errors
     /// It may be one that could not be looked into.
-    pub(super) fn get(&self, cookie: u64) -> Result<Option<&Namespace>, &'static str> {
+    pub(crate) fn get(&self, cookie: u64) -> Result<Option<&Namespace>, &'static str> {
         match self.by_cookie.get(&cookie) {
             None if self.is_partial => Err("not all namespaces could be looked into"),
             found => Ok(found),
@@ -113,7 +113,7 @@ impl Spaces {
     }
 }
 
-pub(super) fn undo_setting(
+pub(crate) fn undo_setting(
     spaces: &Spaces,
     cookie: u64,
     name: &str,

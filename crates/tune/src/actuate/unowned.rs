@@ -4,7 +4,7 @@ use std::fs;
 
 use taut_observe::namespaces::Namespace;
 
-use super::inside::{Granted, Inside, WISHES, Wish};
+use super::bpf_iter::{Granted, Inside, WISHES, Wish};
 use super::undo::{Spaces, Undo};
 use super::{ActuateError, Actuators, Made, Socket, buffer};
 use crate::demand::Direction;

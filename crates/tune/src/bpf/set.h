@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What set.bpf.c and its caller (actuate/inside.rs) tell each other. */
+/* What set.bpf.c and its caller (actuate/bpf_iter.rs) tell each other. */
 #ifndef TAUT_SET_H
 #define TAUT_SET_H
 

@@ -6,8 +6,8 @@ use std::process::Command;
 use taut_observe::namespaces;
 use taut_sys::netns::Netns;
 
-use super::super::Undone;
 use super::*;
+use crate::actuate::Undone;
 
 /// A namespace in which everything is as lax as it can be. It goes with this.
 struct Host(Netns);
@@ -113,7 +113,7 @@ fn room() -> Room {
 
 /// What was found, in words.
 fn words(found: &[Found]) -> Vec<String> {
-    let words = |found: &Found| crate::words::change(&found.change);
+    let words = |found: &Found| crate::render::change(&found.change);
     found.iter().map(words).collect()
 }
 
@@ -571,7 +571,7 @@ fn the_own_namespace_has_its_turn_first_and_each_has_one() {
         largest: 0,
     };
     let mut entries: Vec<Entry> = things.iter().map(|thing| entry(&thing)).collect();
-    super::super::order(&mut entries, &Spaces::now());
+    crate::actuate::order(&mut entries, &Spaces::now());
     let order = [6, 3, 7, 4, 2, 1, 5, 0].map(|at: usize| &things[at]);
     let found: Vec<&Thing> = entries.iter().map(|entry| &entry.thing).collect();
     assert_eq!(found, order);

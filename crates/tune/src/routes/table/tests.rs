@@ -11,7 +11,7 @@ use taut_sys::netns::Netns;
 use super::*;
 use crate::actuate::Undone;
 use crate::journal::Journal;
-use crate::route::{Chosen, Obstacle};
+use crate::routes::message::{Chosen, Obstacle};
 
 /// A namespace with a link over which routes can go. It goes with this.
 struct Host {
@@ -412,7 +412,7 @@ fn what_took_a_namespaces_place_is_not_undone() {
         assert_eq!(host.routes(), before);
         // The same of a setting.
         let maximum = || {
-            crate::actuate::read(&was, "net/ipv4/tcp_wmem")
+            crate::sysctl::read(&was, "net/ipv4/tcp_wmem")
                 .unwrap()
                 .unwrap()
         };
@@ -425,10 +425,10 @@ fn what_took_a_namespaces_place_is_not_undone() {
             earlier: None,
             largest: 0,
         };
-        let undone = crate::actuate::undo_setting(&spaces, cookie, "net/ipv4/tcp_wmem", &entry);
+        let undone =
+            crate::actuate::undo::undo_setting(&spaces, cookie, "net/ipv4/tcp_wmem", &entry);
         assert_eq!(undone.unwrap(), Undo::Gone);
-        let written =
-            crate::actuate::write(&was, cookie, "net/ipv4/tcp_wmem", "4096\t16384\t77777");
+        let written = crate::sysctl::write(&was, cookie, "net/ipv4/tcp_wmem", "4096\t16384\t77777");
         assert!(!written.unwrap());
         assert_eq!(maximum().1, text);
         assert_eq!(actuators.0.undo(), Undone::default());

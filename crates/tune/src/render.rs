@@ -7,7 +7,7 @@ use bytesize::ByteSize;
 use crate::actuate::setting;
 use crate::demand::{Because, Demand, Direction};
 use crate::plan::Change;
-use crate::routes;
+use crate::routes::scan;
 
 fn size(bytes: u64) -> impl std::fmt::Display {
     ByteSize(bytes).display().iec()
@@ -101,7 +101,7 @@ pub(crate) fn change(change: &Change) -> String {
             from,
             to,
         } => format!("{}: {from} -> {to}", setting.name(*interface)),
-        Change::Route { name, from, to } => routes::change(name, *from, *to),
+        Change::Route { name, from, to } => scan::change(name, *from, *to),
     }
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn because(change: &Change) -> String {
             ..
         } => "a sender has no more on its way than its buffer holds, whatever its window scale lets it have".to_owned(),
         Change::Setting { setting, .. } => setting.because().to_owned(),
-        Change::Route { .. } => routes::BECAUSE.to_owned(),
+        Change::Route { .. } => scan::BECAUSE.to_owned(),
     }
 }
 
@@ -191,7 +191,7 @@ pub(crate) fn expected(change: &Change) -> String {
             ..
         } => "senders can fill longer paths".to_owned(),
         Change::Setting { setting, .. } => setting.expected().to_owned(),
-        Change::Route { from, to, .. } => routes::expected(*from, *to),
+        Change::Route { from, to, .. } => scan::expected(*from, *to),
     }
 }
 

@@ -1,11 +1,8 @@
 //! Makes changes and undoes them: buffers by borrowing their sockets, and the kernel's maxima. No policy is here.
 
-mod inside;
-pub(crate) mod profile;
-mod route;
-mod setting;
+mod bpf_iter;
 mod socket;
-mod undo;
+pub(crate) mod undo;
 mod unowned;
 
 use std::io;
@@ -15,13 +12,7 @@ use taut_sys::Errno;
 use taut_sys::borrow::Borrowed;
 use taut_sys::netns::NetnsError;
 
-use self::inside::Inside;
-use self::route::undo_routes;
-pub(crate) use self::route::{
-    Made as RouteMade, ROUTES, ROUTES_OF_ALL, Space, TRIES as TRIES_OF_ROUTES,
-};
-pub use self::setting::maxima;
-use self::setting::{read, write};
+use self::bpf_iter::Inside;
 use self::socket::{Holders, bytes, is_fixed, set};
 pub use self::undo::Undo;
 use self::undo::{Spaces, undo_buffer, undo_setting};
@@ -29,7 +20,11 @@ pub use self::unowned::Unowned;
 pub(crate) use self::unowned::most;
 use crate::demand::Direction;
 use crate::journal::{Entry, Journal, Thing, Value};
-use crate::route::{Name, Obstacle};
+use crate::profile::visit as profile;
+use crate::routes::message::{Name, Obstacle};
+use crate::routes::table::{ROUTES, undo_routes};
+pub use crate::sysctl::maxima;
+use crate::sysctl::{self, read, write};
 
 /// Settings of a namespace of which it is said that they were not undone; of more it is only said how many.
 const TOLD: usize = 8;
@@ -177,7 +172,7 @@ pub enum ActuateError {
 /// Makes changes, each after it is written down.
 #[derive(Debug)]
 pub struct Actuators {
-    journal: Journal,
+    pub(crate) journal: Journal,
     holders: Holders,
     /// Loaded when it is first needed.
     inside: Option<Inside>,
@@ -313,7 +308,7 @@ impl Actuators {
         direction: Direction,
         to: u64,
     ) -> Result<bool, ActuateError> {
-        let name = setting::of(direction);
+        let name = sysctl::of(direction);
         let Some((cookie, before)) = read(namespace, name)? else {
             return Ok(false);
         };
@@ -333,7 +328,7 @@ impl Actuators {
         direction: Direction,
         original: u64,
     ) -> Result<bool, ActuateError> {
-        let name = setting::of(direction);
+        let name = sysctl::of(direction);
         let Some((cookie, now)) = read(namespace, name)? else {
             return Ok(false);
         };
@@ -371,7 +366,12 @@ impl Actuators {
         self.note(thing, of(from, was_fixed), of(to, fixed))
     }
 
-    fn note(&mut self, thing: Thing, before: Value, after: Value) -> Result<(), ActuateError> {
+    pub(crate) fn note(
+        &mut self,
+        thing: Thing,
+        before: Value,
+        after: Value,
+    ) -> Result<(), ActuateError> {
         let entry = Entry {
             thing,
             before,
@@ -467,7 +467,7 @@ impl Actuators {
     }
 
     /// What is of one namespace.
-    fn undo_profile(
+    pub(crate) fn undo_profile(
         &mut self,
         spaces: &Spaces,
         netns: u64,
@@ -540,7 +540,7 @@ fn widen(borrowed: &Borrowed, to: u32) -> Result<(), Errno> {
 }
 
 /// What is undone first: what belongs to namespaces in their turn, what belongs to one together, and buffers after those of the own namespace.
-fn order(entries: &mut [Entry], spaces: &Spaces) {
+pub(crate) fn order(entries: &mut [Entry], spaces: &Spaces) {
     entries.sort_by_cached_key(|entry| {
         let is_setting = matches!(entry.thing, Thing::Setting(..));
         match entry.thing.netns() {

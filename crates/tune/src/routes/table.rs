@@ -8,10 +8,10 @@ use taut_sys::Errno;
 use taut_sys::netns;
 use taut_sys::route::{Family, Routes};
 
-use super::undo::{Spaces, Undo};
-use super::{ActuateError, Actuators};
+use crate::actuate::undo::{Spaces, Undo};
+use crate::actuate::{ActuateError, Actuators};
 use crate::journal::{Entry, Thing, Value};
-use crate::route::{Destinations, Metrics, Name, Route, choose};
+use crate::routes::message::{Destinations, Metrics, Name, Route, choose};
 
 /// Routes of one namespace that are set; where there are more all are left as they are.
 pub(crate) const ROUTES: usize = 4096;
@@ -294,7 +294,7 @@ impl Actuators {
 }
 
 /// Undoes what was done to routes, this program's own namespace first. What there is no time for is for another time.
-pub(super) fn undo_routes(
+pub(crate) fn undo_routes(
     spaces: &Spaces,
     entries: Vec<Entry>,
 ) -> Vec<(Entry, Result<Undo, ActuateError>)> {

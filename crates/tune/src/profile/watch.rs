@@ -7,10 +7,10 @@ use taut_observe::namespaces::Namespace;
 use taut_sys::netns::{self, NetnsId};
 
 use crate::actuate::Actuators;
-use crate::actuate::profile::{
+use crate::profile::settings::Profile;
+use crate::profile::visit::{
     Found, INTERFACES_OF_ALL, JOURNALLED, OWN_INTERFACES, OWN_JOURNALLED, Room, Space, visit,
 };
-use crate::profile::Profile;
 
 /// Looks after which a namespace that is not seen is taken to have ended.
 const ENDED: u32 = 5;
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
     use crate::journal::{Entry, Journal, Thing, Value};
     use crate::plan::Change;
-    use crate::profile::Setting;
+    use crate::profile::settings::Setting;
 
     /// It goes with this.
     struct Host(Netns);

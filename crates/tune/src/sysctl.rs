@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use taut_observe::namespaces::Namespace;
 use taut_sys::netns;
 
-use super::ActuateError;
+use crate::actuate::ActuateError;
 use crate::demand::Direction;
 
 /// The kernel's bounds of buffers in this direction.
-pub(super) fn of(direction: Direction) -> &'static str {
+pub(crate) fn of(direction: Direction) -> &'static str {
     match direction {
         Direction::Send => "net/ipv4/tcp_wmem",
         Direction::Receive => "net/ipv4/tcp_rmem",
@@ -23,12 +23,12 @@ fn path(name: &str) -> PathBuf {
 }
 
 /// Whether two texts of a setting say the same.
-pub(super) fn same(one: &str, other: &str) -> bool {
+pub(crate) fn same(one: &str, other: &str) -> bool {
     one.split_whitespace().eq(other.split_whitespace())
 }
 
 /// The cookie of a namespace, and its setting; `None`: it is gone.
-pub(super) fn read(
+pub(crate) fn read(
     namespace: &Namespace,
     name: &str,
 ) -> Result<Option<(u64, String)>, ActuateError> {
@@ -40,7 +40,7 @@ pub(super) fn read(
 }
 
 /// `false`: it is gone, also if another has taken its place: that has another cookie.
-pub(super) fn write(
+pub(crate) fn write(
     namespace: &Namespace,
     cookie: u64,
     name: &str,
@@ -58,7 +58,7 @@ pub(super) fn write(
     Ok(written.unwrap_or(false))
 }
 
-pub(super) fn failed(namespace: &Namespace, name: &str, error: io::Error) -> ActuateError {
+pub(crate) fn failed(namespace: &Namespace, name: &str, error: io::Error) -> ActuateError {
     ActuateError::Setting {
         name: name.to_owned(),
         netns: namespace.name.to_string(),

@@ -19,13 +19,13 @@ use taut_sys::sock_diag::State;
 use crate::actuate::{Actuators, Made, Socket, Undo, Undone};
 use crate::budget::{Budget, Claim};
 use crate::demand::{Because, Cap, Demand, Direction, demand, promised, segment};
-use crate::ended::Ended;
+use crate::namespaces::ended::Ended;
 use crate::plan::{Change, free, without_owner};
 use crate::pressure::Memory;
-use crate::profile::Profile;
-use crate::routes::Routes;
-use crate::watch::Watch;
-use crate::words;
+use crate::profile::settings::Profile;
+use crate::profile::watch::Watch;
+use crate::render;
+use crate::routes::scan::Routes;
 
 /// Looks after which what would still be changed is said, or tried, again.
 pub(crate) const AGAIN: u64 = 60;
@@ -624,9 +624,9 @@ pub(crate) fn tell(
     Told {
         connection,
         netns,
-        change: words::change(change),
-        because: words::because(change),
-        expected: words::expected(change),
+        change: render::change(change),
+        because: render::because(change),
+        expected: render::expected(change),
         outcome,
     }
 }

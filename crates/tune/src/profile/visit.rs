@@ -18,12 +18,12 @@ use taut_sys::interface::{self, Interfaces};
 use taut_sys::netns;
 use taut_sys::route::Family;
 
-use super::setting::{failed, same};
-use super::undo::{Spaces, Undo};
-use super::{ActuateError, Actuators};
+use crate::actuate::undo::{Spaces, Undo};
+use crate::actuate::{ActuateError, Actuators};
 use crate::journal::{Entry, Journal, Thing, Value};
 use crate::plan::Change;
-use crate::profile::{InterfaceName, Profile, Setting};
+use crate::profile::settings::{InterfaceName, Profile, Setting};
+use crate::sysctl::{failed, same};
 
 /// Interfaces of one namespace that are set; more are left as they are.
 pub(crate) const INTERFACES: usize = 1024;
@@ -464,13 +464,13 @@ fn interfaces() -> io::Result<Vec<(u32, InterfaceName)>> {
 }
 
 /// How long undoing in namespaces that are not one's own may still take.
-pub(super) struct Deadline(Duration);
+pub(crate) struct Deadline(Duration);
 
 // === impl Deadline ===
 
 impl Deadline {
     /// Of all of them.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(VISITS_MAX)
     }
 
@@ -481,7 +481,7 @@ impl Deadline {
 }
 
 /// Undoes settings of one namespace, whatever has happened since, in one visit: one for each of `entries`.
-pub(super) fn undo(
+pub(crate) fn undo(
     spaces: &Spaces,
     cookie: u64,
     entries: &[Entry],

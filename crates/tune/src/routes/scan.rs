@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 use taut_observe::namespaces::Namespace;
 use taut_sys::netns::NetnsId;
 
-use crate::actuate::{
-    ActuateError, Actuators, ROUTES, ROUTES_OF_ALL, RouteMade, Space, TRIES_OF_ROUTES as TRIES,
-};
+use crate::actuate::{ActuateError, Actuators};
 use crate::plan::Change;
-use crate::route::{Chosen, Destinations, Metrics, Name, Route, Step};
+use crate::routes::message::{Chosen, Destinations, Metrics, Name, Route, Step};
+use crate::routes::table::{Made as RouteMade, ROUTES, ROUTES_OF_ALL, Space, TRIES};
 use crate::tuner::{AGAIN, Outcome, Told, tell};
 
 /// Looks after which a namespace whose routes could not be listed, or not all be set, is looked at again.

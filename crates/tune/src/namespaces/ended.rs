@@ -71,8 +71,8 @@ mod tests {
 
     use super::*;
     use crate::journal::{Entry, Journal, Thing, Value};
-    use crate::profile::Setting;
-    use crate::route::Name;
+    use crate::profile::settings::Setting;
+    use crate::routes::message::Name;
 
     /// It goes with this.
     struct Host(Netns);

@@ -1,0 +1,3 @@
+//! Network namespaces.
+
+pub(crate) mod ended;

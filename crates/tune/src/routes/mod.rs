@@ -1,0 +1,5 @@
+//! Routes: how connections over them begin.
+
+pub mod message;
+pub mod scan;
+pub(crate) mod table;
