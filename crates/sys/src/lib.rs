@@ -5,7 +5,6 @@
 //! to its callers.
 
 pub mod activation;
-pub mod borrow;
 pub mod bpf;
 pub mod child;
 pub mod epoll;
@@ -14,13 +13,14 @@ pub mod limits;
 mod netlink;
 pub mod netns;
 pub mod packet;
-pub mod passing;
+pub mod pidfd_socket;
 pub mod pipe;
 pub mod privileges;
 pub mod probe;
 pub mod random;
 pub mod route;
 pub mod schedule;
+pub mod scm_rights;
 pub mod sock_diag;
 pub mod socket;
 pub mod steal;

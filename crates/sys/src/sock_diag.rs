@@ -4,7 +4,7 @@
 //! meanwhile. Each is read under its own lock.
 
 mod connection;
-mod ends;
+mod destroyed;
 mod id;
 
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use rustix::net::{
 
 pub use connection::{CongestionControl, Connection, Events, Inside, Memory};
 use connection::{INET_DIAG_CONG, INET_DIAG_INFO, INET_DIAG_SKMEMINFO};
-pub use ends::{Ended, Ends};
+pub use destroyed::{Ended, Ends};
 pub use id::SocketId;
 
 use crate::Errno;

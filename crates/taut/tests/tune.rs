@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use taut_sys::borrow::{Lender, Locks};
+use taut_sys::pidfd_socket::{Lender, Locks};
 use taut_tune::log::Log;
 use taut_tune::tuner::{Connection, Outcome, Told};
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use taut_sys::Errno;
-use taut_sys::passing::{Counter, MAX_DESCRIPTORS};
+use taut_sys::scm_rights::{Counter, MAX_DESCRIPTORS};
 use taut_sys::socket::listening_addr;
 
 use super::message::{Giving, Message, Next};

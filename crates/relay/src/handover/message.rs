@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
-use taut_sys::passing::MAX_DESCRIPTORS;
+use taut_sys::scm_rights::MAX_DESCRIPTORS;
 
 use super::MAX_SOCKETS;
 

@@ -44,7 +44,7 @@ use std::time::Duration;
 pub use giver::{Events, Giver};
 use message::{Message, Taking};
 use taut_sys::Errno;
-use taut_sys::passing::{self, Channel};
+use taut_sys::scm_rights::{self, Channel};
 use taut_sys::socket::listening_addr;
 
 /// Bytes of a message: 253 addresses of 57 characters, and some.
@@ -193,7 +193,7 @@ impl Talk {
             .channel
             .peer_user()
             .map_err(|e| self.call("ask who is there", e))?;
-        if message::may_talk(user, passing::own_user()) {
+        if message::may_talk(user, scm_rights::own_user()) {
             return Ok(());
         }
         Err(HandoverError::Foreign {

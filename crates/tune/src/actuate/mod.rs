@@ -9,8 +9,8 @@ use std::io;
 
 use taut_observe::namespaces::Namespace;
 use taut_sys::Errno;
-use taut_sys::borrow::Borrowed;
 use taut_sys::netns::NetnsError;
+use taut_sys::pidfd_socket::Borrowed;
 
 use self::bpf_iter::Inside;
 use self::socket::{Holders, bytes, is_fixed, set};

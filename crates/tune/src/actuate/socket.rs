@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::os::fd::RawFd;
 
 use taut_sys::Errno;
-use taut_sys::borrow::{Borrowed, Buffers, Lender};
+use taut_sys::pidfd_socket::{Borrowed, Buffers, Lender};
 
 use super::Socket;
 use crate::demand::Direction;

@@ -9,7 +9,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
 };
-use taut_sys::borrow::{Buffers, Lender, Locks};
+use taut_sys::pidfd_socket::{Buffers, Lender, Locks};
 
 use super::socket::Holders;
 use super::*;

@@ -132,8 +132,8 @@ mod tests {
     use taut_observe::observer::Observer;
     use taut_observe::scan::Scope;
     use taut_observe::table::Keep;
-    use taut_sys::borrow::{Buffers, Lender};
     use taut_sys::netns::Netns;
+    use taut_sys::pidfd_socket::{Buffers, Lender};
 
     use super::*;
     use crate::actuate::Actuators;

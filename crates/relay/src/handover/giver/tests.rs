@@ -1,7 +1,7 @@
 use std::net::TcpListener;
 use std::sync::mpsc;
 
-use taut_sys::passing::Channel;
+use taut_sys::scm_rights::Channel;
 
 use super::super::{Taken, take};
 use super::*;
