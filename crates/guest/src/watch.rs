@@ -116,7 +116,7 @@ impl Watch {
         Ok(Look {
             gaps: self.gaps()?,
             counts: self.counts()?,
-            steal: Steal::look(),
+            steal: Steal::read(),
         })
     }
 

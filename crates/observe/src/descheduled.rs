@@ -84,7 +84,7 @@ impl Drop for Away {
 impl Shared {
     fn sleep(&self) {
         // Who goes first waits for nobody; in a guest that is busy another's wait would be the machine's absence, too.
-        let goes_first = schedule::real_time(1).is_ok();
+        let goes_first = schedule::set_fifo_priority(1).is_ok();
         let mut waited = (!goes_first).then(Waited::of_this_thread);
         while !self.ends.load(Ordering::Relaxed) {
             let began = Instant::now();

@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 
 use taut_sys::Errno;
 use taut_sys::netns::{NetnsError, NetnsId};
-use taut_sys::sock_diag::{Connection, Listed, SockDiag, SocketId};
+use taut_sys::sock_diag::{Connection, DumpStats, SockDiag, SocketId};
 
 use self::changed::Changed;
 use crate::bpf_iter::TcpIter;
@@ -226,10 +226,10 @@ impl Scanner {
             let at = Instant::now();
             let mut see = |connection| to.see(namespace, at, connection);
             let listed = match namespace.run(SockDiag::open) {
-                Ok(Some(Ok(mut socket))) if ids.len() <= BY_NAME => socket
-                    .each_of(ids, &mut see)
-                    .or_else(|_| socket.connections(see)),
-                Ok(Some(Ok(mut socket))) => socket.connections(see),
+                Ok(Some(Ok(mut socket))) if ids.len() <= BY_NAME => {
+                    socket.query(ids, &mut see).or_else(|_| socket.dump(see))
+                }
+                Ok(Some(Ok(mut socket))) => socket.dump(see),
                 // The process by which it was known has ended; others may be in it.
                 Ok(None) => {
                     self.found = None;
@@ -363,7 +363,7 @@ impl Scanner {
             };
             let listed = socket.and_then(|mut socket| match changed {
                 Some(changed) => changed.read(socket, namespace, at, to),
-                None => socket.connections(|connection| to.see(namespace, at, connection)),
+                None => socket.dump(|connection| to.see(namespace, at, connection)),
             });
             match listed {
                 Ok(listed) => looked.add(listed),
@@ -412,7 +412,7 @@ fn load(events: bool) -> Option<TcpIter> {
 // === impl ScanSummary ===
 
 impl ScanSummary {
-    fn add(&mut self, listed: Listed) {
+    fn add(&mut self, listed: DumpStats) {
         self.namespaces += 1;
         self.connections += listed.connections;
         self.incomplete += listed.unknown + usize::from(listed.interrupted);

@@ -14,7 +14,7 @@ pub(crate) struct Steal {
 impl Steal {
     /// Looks.
     pub(crate) fn look(&mut self) {
-        self.see(Times::look());
+        self.see(Times::read());
     }
 
     /// Between the last two looks; nothing before the second.

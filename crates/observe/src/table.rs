@@ -288,12 +288,12 @@ impl Tracked {
             // All of them are alike: the first becomes the last, and nothing is copied.
             let last = self.last();
             let by = at.saturating_sub(last.at);
-            let times = last.info().map(TcpInfo::times);
+            let times = last.info().map(TcpInfo::idle_times);
             self.samples.rotate_left(1);
             if let Some(sample) = self.samples.back_mut() {
                 sample.at = at;
                 if let (Some(info), Some(times)) = (&mut sample.connection.info, times) {
-                    info.set_times(times.later(by));
+                    info.set_idle_times(times.aged(by));
                 }
             }
         } else {

@@ -58,7 +58,7 @@ impl Sample {
         let by = at.saturating_sub(self.at);
         let mut connection = self.connection.clone();
         if let Some(info) = &mut connection.info {
-            info.set_times(info.times().later(by));
+            info.set_idle_times(info.idle_times().aged(by));
         }
         connection
     }

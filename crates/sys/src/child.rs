@@ -67,7 +67,7 @@ impl Child {
         }
         command.process_group(0);
 
-        let mut child = on_the_nursery(move || command.spawn())??;
+        let mut child = on_spawn_thread(move || command.spawn())??;
         let opened = i32::try_from(child.id())
             .ok()
             .and_then(Pid::from_raw)
@@ -199,21 +199,21 @@ type Job = Box<dyn FnOnce() + Send>;
 ///
 /// PR_SET_PDEATHSIG fires when the *thread* that forked ends. Started from a caller's thread,
 /// a child would be killed when that thread returns, long before anybody asked for it.
-fn on_the_nursery<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
-    static NURSERY: OnceLock<SyncSender<Job>> = OnceLock::new();
-    let nursery = NURSERY.get_or_init(|| {
+fn on_spawn_thread<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+    static SPAWNER: OnceLock<SyncSender<Job>> = OnceLock::new();
+    let spawner = SPAWNER.get_or_init(|| {
         // No queue: each caller waits for its own job.
         let (sender, jobs) = mpsc::sync_channel::<Job>(0);
         let body = move || jobs.into_iter().for_each(|job| job());
         // Without a thread the receiver is dropped, and the send below says so.
         let _ = std::thread::Builder::new()
-            .name("taut-nursery".to_owned())
+            .name("taut-spawner".to_owned())
             .spawn(body);
         sender
     });
     let (answer, result) = mpsc::sync_channel(1);
     let gone = || io::Error::other("the thread that starts processes could not be started");
-    nursery
+    spawner
         .send(Box::new(move || {
             let _ = answer.send(job());
         }))

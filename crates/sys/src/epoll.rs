@@ -44,7 +44,7 @@ impl Readiness {
     /// There is room to write.
     pub const ROOM: Self = Self(EventFlags::OUT);
     /// The peer has ended its stream.
-    pub const PEER_ENDED: Self = Self(EventFlags::IN.union(EventFlags::RDHUP));
+    pub const PEER_CLOSED: Self = Self(EventFlags::IN.union(EventFlags::RDHUP));
     /// There is urgent data.
     pub const URGENT: Self = Self(EventFlags::IN.union(EventFlags::PRI));
     /// The connection has failed.
@@ -69,7 +69,7 @@ impl Readiness {
 
     /// A short read does not prove the socket empty: the stream has ended or failed, or has an
     /// urgent mark, at which reads stop.
-    pub fn short_reads_prove_nothing(self) -> bool {
+    pub fn short_read_is_inconclusive(self) -> bool {
         self.0
             .intersects(EventFlags::PRI | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR)
     }
@@ -112,7 +112,7 @@ impl Poller {
     ///
     /// # Errors
     /// `ENOENT` when it was not watched, `ENOMEM`.
-    pub fn rename(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<(), Errno> {
+    pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<(), Errno> {
         epoll::modify(&self.0, fd, EventData::new_u64(token), interest.flags())
     }
 

@@ -16,11 +16,11 @@ const NETCONFA_IFINDEX: u16 = 1;
 
 /// Asks for many interfaces of the network namespace in which it was opened, through one socket.
 #[derive(Debug)]
-pub struct Interfaces(OwnedFd);
+pub struct InterfaceLookup(OwnedFd);
 
-// === impl Interfaces ===
+// === impl InterfaceLookup ===
 
-impl Interfaces {
+impl InterfaceLookup {
     /// For the network namespace that the calling thread is in.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl Interfaces {
 ///
 /// # Errors
 /// The system's, and a kernel's without that protocol.
-pub fn has(index: u32, family: Family) -> io::Result<bool> {
+pub fn has_family(index: u32, family: Family) -> io::Result<bool> {
     // `struct netconfmsg`, with what fills it up.
     let header = [family.number(), 0, 0, 0];
     let request = Message::default().message(RTM_GETNETCONF, REQUEST | ACK, 1, |message| {
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn many_are_asked_for_through_one_socket() {
-        let interfaces = Interfaces::open().unwrap();
+        let interfaces = InterfaceLookup::open().unwrap();
         for _ in 0..2 {
             assert_eq!(interfaces.index(c"lo").unwrap(), Some(1));
             assert_eq!(interfaces.index(c"nobody-has-it").unwrap(), None);
@@ -143,9 +143,9 @@ mod tests {
 
     #[test]
     fn a_protocol_is_there_or_it_is_not() {
-        assert!(has(1, Family::V4).unwrap());
-        assert!(!has(i32::MAX as u32, Family::V4).unwrap());
-        assert!(!has(i32::MAX as u32, Family::V6).unwrap());
+        assert!(has_family(1, Family::V4).unwrap());
+        assert!(!has_family(i32::MAX as u32, Family::V4).unwrap());
+        assert!(!has_family(i32::MAX as u32, Family::V6).unwrap());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::Errno;
 ///
 /// # Errors
 /// The kernel's error if the limit cannot be set; the soft limit is then unchanged.
-pub fn raise_open_files() -> Result<u64, Errno> {
+pub fn raise_open_file_limit() -> Result<u64, Errno> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         setrlimit(

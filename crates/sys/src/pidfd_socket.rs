@@ -19,11 +19,11 @@ const SO_BUF_LOCK: libc::c_int = 72;
 
 /// A process's socket, for as long as this is there.
 #[derive(Debug)]
-pub struct Borrowed(Option<OwnedFd>);
+pub struct PidfdSocket(Option<OwnedFd>);
 
 /// A process, also when its number is given to another.
 #[derive(Debug)]
-pub struct Lender(OwnedFd);
+pub struct Pidfd(OwnedFd);
 
 /// The bounds of a socket's queues, in bytes with the overhead of buffers, as the kernel has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,26 +33,26 @@ pub struct Buffers {
     /// Bound of the receive queue.
     pub receive: u32,
     /// Which of them the kernel leaves alone.
-    pub locks: Locks,
+    pub locks: BufferLocks,
 }
 
 /// Buffers that the kernel does not size, because somebody has set them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Locks {
+pub struct BufferLocks {
     /// The send buffer.
     pub send: bool,
     /// The receive buffer.
     pub receive: bool,
 }
 
-// === impl Lender ===
+// === impl Pidfd ===
 
-impl Lender {
+impl Pidfd {
     /// The process of this number.
     ///
     /// # Errors
     /// `ESRCH`: there is none (any more).
-    pub fn of(pid: u32) -> Result<Self, Errno> {
+    pub fn open(pid: u32) -> Result<Self, Errno> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let flags = PidfdFlags::empty();
         Ok(Self(pidfd_open(pid.ok_or(Errno::SRCH)?, flags)?))
@@ -62,11 +62,11 @@ impl Lender {
     ///
     /// # Errors
     /// `ESRCH`: the process has ended. `EPERM`: without CAP_SYS_PTRACE for a process of another.
-    pub fn lend(&self, descriptor: RawFd, cookie: u64) -> Result<Option<Borrowed>, Errno> {
+    pub fn socket(&self, descriptor: RawFd, cookie: u64) -> Result<Option<PidfdSocket>, Errno> {
         let borrowed = match pidfd_getfd(&self.0, descriptor, PidfdGetfdFlags::empty()) {
             // It was closed.
             Err(Errno::BADF) => return Ok(None),
-            other => Borrowed(Some(other?)),
+            other => PidfdSocket(Some(other?)),
         };
         // A number is given again as soon as it is free; what was borrowed stays what it is.
         let found = sockopt::socket_cookie(borrowed.fd()?);
@@ -74,9 +74,9 @@ impl Lender {
     }
 }
 
-// === impl Borrowed ===
+// === impl PidfdSocket ===
 
-impl Borrowed {
+impl PidfdSocket {
     fn fd(&self) -> Result<BorrowedFd<'_>, Errno> {
         // It is taken out when this is dropped.
         self.0.as_ref().map(AsFd::as_fd).ok_or(Errno::BADF)
@@ -95,11 +95,11 @@ impl Borrowed {
         })
     }
 
-    /// Sets the send buffer, past `net.core.wmem_max`. The kernel sizes it no more ([`Locks`]). Bytes with overhead.
+    /// Sets the send buffer, past `net.core.wmem_max`. The kernel sizes it no more ([`BufferLocks`]). Bytes with overhead.
     ///
     /// # Errors
     /// `EPERM` without CAP_NET_ADMIN.
-    pub fn set_send(&self, bytes: u32) -> Result<(), Errno> {
+    pub fn set_send_buffer(&self, bytes: u32) -> Result<(), Errno> {
         // The kernel doubles what it is told.
         sockopt::set_socket_send_buffer_size_force(self.fd()?, bytes as usize / 2)
     }
@@ -108,7 +108,7 @@ impl Borrowed {
     ///
     /// # Errors
     /// `EPERM` without CAP_NET_ADMIN.
-    pub fn set_receive(&self, bytes: u32) -> Result<(), Errno> {
+    pub fn set_receive_buffer(&self, bytes: u32) -> Result<(), Errno> {
         sockopt::set_socket_recv_buffer_size_force(self.fd()?, bytes as usize / 2)
     }
 
@@ -157,7 +157,7 @@ impl Borrowed {
     ///
     /// # Errors
     /// `ENOPROTOOPT`: before Linux 5.14.
-    pub fn set_locks(&self, locks: Locks) -> Result<(), Errno> {
+    pub fn set_locks(&self, locks: BufferLocks) -> Result<(), Errno> {
         let send = if locks.send { SOCK_SNDBUF_LOCK } else { 0 };
         let receive = if locks.receive { SOCK_RCVBUF_LOCK } else { 0 };
         let value = send | receive;
@@ -175,7 +175,7 @@ impl Borrowed {
     }
 }
 
-impl Drop for Borrowed {
+impl Drop for PidfdSocket {
     fn drop(&mut self) {
         let fd = self.0.take();
         let closer = std::thread::Builder::new().name("taut-close".to_owned());
@@ -184,7 +184,7 @@ impl Drop for Borrowed {
     }
 }
 
-fn locks(fd: BorrowedFd<'_>) -> Result<Locks, Errno> {
+fn locks(fd: BorrowedFd<'_>) -> Result<BufferLocks, Errno> {
     let mut value: libc::c_int = 0;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes to `value` and the length to `len`; both live until the call
@@ -199,7 +199,7 @@ fn locks(fd: BorrowedFd<'_>) -> Result<Locks, Errno> {
         )
     };
     outcome(done)?;
-    Ok(Locks {
+    Ok(BufferLocks {
         send: value & SOCK_SNDBUF_LOCK != 0,
         receive: value & SOCK_RCVBUF_LOCK != 0,
     })
@@ -226,8 +226,8 @@ mod tests {
         (near, far)
     }
 
-    fn own() -> Lender {
-        Lender::of(std::process::id()).unwrap()
+    fn own() -> Pidfd {
+        Pidfd::open(std::process::id()).unwrap()
     }
 
     #[test]
@@ -235,24 +235,24 @@ mod tests {
         let (near, _far) = connection();
         sockopt::set_socket_recv_buffer_size(&near, 50_000).unwrap();
         let cookie = sockopt::socket_cookie(&near).unwrap();
-        let borrowed = own().lend(near.as_raw_fd(), cookie).unwrap().unwrap();
+        let borrowed = own().socket(near.as_raw_fd(), cookie).unwrap().unwrap();
         let fixed = borrowed.buffers().unwrap();
         assert_eq!(fixed.receive, 100_000);
         assert_eq!(
             fixed.locks,
-            Locks {
+            BufferLocks {
                 send: false,
                 receive: true
             }
         );
 
-        borrowed.set_receive(200_000).unwrap();
-        borrowed.set_send(300_000).unwrap();
+        borrowed.set_receive_buffer(200_000).unwrap();
+        borrowed.set_send_buffer(300_000).unwrap();
         let set = borrowed.buffers().unwrap();
         assert_eq!((set.send, set.receive), (300_000, 200_000));
         assert_eq!(
             set.locks,
-            Locks {
+            BufferLocks {
                 send: true,
                 receive: true
             }
@@ -260,26 +260,28 @@ mod tests {
         // Past the bound of who has no privileges.
         let bound = std::fs::read_to_string("/proc/sys/net/core/rmem_max").unwrap();
         let bound: u32 = bound.trim().parse().unwrap();
-        borrowed.set_receive(bound.saturating_mul(4)).unwrap();
+        borrowed
+            .set_receive_buffer(bound.saturating_mul(4))
+            .unwrap();
         assert_eq!(borrowed.buffers().unwrap().receive, bound.saturating_mul(4));
 
-        borrowed.set_locks(Locks::default()).unwrap();
+        borrowed.set_locks(BufferLocks::default()).unwrap();
         let free = borrowed.buffers().unwrap();
-        assert_eq!((free.send, free.locks), (300_000, Locks::default()));
+        assert_eq!((free.send, free.locks), (300_000, BufferLocks::default()));
     }
 
     #[test]
     fn a_number_that_is_another_sockets_by_now_lends_nothing() {
         let (near, far) = connection();
         let cookie = sockopt::socket_cookie(&near).unwrap();
-        assert!(own().lend(far.as_raw_fd(), cookie).unwrap().is_none());
+        assert!(own().socket(far.as_raw_fd(), cookie).unwrap().is_none());
         // Neither a file nor nothing at all.
         let file = std::fs::File::open("/dev/null").unwrap();
-        assert!(own().lend(file.as_raw_fd(), cookie).unwrap().is_none());
+        assert!(own().socket(file.as_raw_fd(), cookie).unwrap().is_none());
         let number = file.into_raw_fd();
         // SAFETY: nobody else owns it.
         drop(unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(number) });
-        assert!(own().lend(1 << 20, cookie).unwrap().is_none());
+        assert!(own().socket(1 << 20, cookie).unwrap().is_none());
     }
 
     #[test]
@@ -288,11 +290,11 @@ mod tests {
             .arg("100")
             .spawn()
             .unwrap();
-        let lender = Lender::of(child.id()).unwrap();
+        let lender = Pidfd::open(child.id()).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(lender.lend(0, 1).unwrap_err(), Errno::SRCH);
-        assert_eq!(Lender::of(child.id()).unwrap_err(), Errno::SRCH);
-        assert_eq!(Lender::of(u32::MAX).unwrap_err(), Errno::SRCH);
+        assert_eq!(lender.socket(0, 1).unwrap_err(), Errno::SRCH);
+        assert_eq!(Pidfd::open(child.id()).unwrap_err(), Errno::SRCH);
+        assert_eq!(Pidfd::open(u32::MAX).unwrap_err(), Errno::SRCH);
     }
 }

@@ -3,7 +3,7 @@
 //! Each function tries one feature and answers. A version number is never asked: distributions
 //! backport, and configurations leave out. Nothing of the host is changed: what has to create a
 //! device, a qdisc or a rule does so in a network namespace that ends with the probe's thread, and
-//! what would make the kernel load a module is not tried (see [`Answer::AtRest`]).
+//! what would make the kernel load a module is not tried (see [`Answer::NotLoaded`]).
 
 use std::io;
 
@@ -27,7 +27,7 @@ pub enum Answer {
     Yes,
     /// It is a module of this kernel that is not loaded. The kernel loads it at the first use;
     /// as a probe that would change the host, it was not tried.
-    AtRest {
+    NotLoaded {
         /// The module's name.
         module: String,
     },

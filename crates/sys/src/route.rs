@@ -30,11 +30,11 @@ const GROUPS: u32 = 1 << (7 - 1) | 1 << (11 - 1);
 /// Bytes of one answer; the kernel fills no more than 32 KiB.
 const ROOM: usize = 64 << 10;
 /// Of what is heard while a long list is read: some thousand changes.
-const HEARD: usize = 4 << 20;
+const NOTIFICATION_BUFFER: usize = 4 << 20;
 /// The kernel answers at once; this is against a kernel that does not.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Datagrams that are read of what is heard, at one time. There is not room for so many: who is root in the namespace talks as fast as they are read.
-const HEARD_AT_ONCE: usize = 10_000;
+const MAX_DATAGRAMS: usize = 10_000;
 
 /// Of which protocol routes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub enum Family {
 
 /// What was heard: a route that is as it is told now, or is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heard<'a> {
+pub struct RouteChange<'a> {
     /// It.
     pub route: &'a [u8],
     /// Whether it is gone.
@@ -59,9 +59,9 @@ pub struct Heard<'a> {
 /// Asks the kernel for the routes of the network namespace in which it was opened, which lives as long as this does.
 #[derive(Debug)]
 pub struct Routes {
-    asks: OwnedFd,
-    hears: OwnedFd,
-    /// The kernel's name of `asks`, which is in what is heard of its requests.
+    requests: OwnedFd,
+    notifications: OwnedFd,
+    /// The kernel's name of `requests`, which is in what is heard of its requests.
     own: u32,
     sequence: u32,
     answer: Vec<u8>,
@@ -95,18 +95,18 @@ impl Routes {
     /// # Errors
     /// The system's.
     pub fn open() -> Result<Self, Errno> {
-        let hears = socket(GROUPS)?;
+        let notifications = socket(GROUPS)?;
         // Without the right to that it has the room that everybody has.
-        let _ = sockopt::set_socket_recv_buffer_size_force(&hears, HEARD);
-        let asks = socket(0)?;
+        let _ = sockopt::set_socket_recv_buffer_size_force(&notifications, NOTIFICATION_BUFFER);
+        let requests = socket(0)?;
         // Then nobody but the kernel can answer. The namespace may be a stranger's, who is root there.
-        connect(&asks, &SocketAddrNetlink::new(0, 0))?;
-        sockopt::set_socket_timeout(&asks, Timeout::Recv, Some(PATIENCE))?;
-        set_strict(&asks)?;
-        let own = SocketAddrNetlink::try_from(getsockname(&asks)?)?.pid();
+        connect(&requests, &SocketAddrNetlink::new(0, 0))?;
+        sockopt::set_socket_timeout(&requests, Timeout::Recv, Some(PATIENCE))?;
+        set_strict(&requests)?;
+        let own = SocketAddrNetlink::try_from(getsockname(&requests)?)?.pid();
         Ok(Self {
-            asks,
-            hears,
+            requests,
+            notifications,
             own,
             sequence: 0,
             answer: vec![0; ROOM],
@@ -116,7 +116,7 @@ impl Routes {
     /// Hands over every route of the main table, as long as it `goes_on`. `false`: the kernel says that the list is not whole.
     ///
     /// It says so of other lists, and of those of routes never: it goes on where it was by the destination in IPv4, and in IPv6 by how many routes it has told of,
-    /// so that some that nobody has touched are missing, or are told twice, where another came or went. Whether one did is [heard](Self::heard).
+    /// so that some that nobody has touched are missing, or are told twice, where another came or went. Whether one did is [Self::changes].
     ///
     /// # Errors
     /// `EAGAIN`: the kernel does not answer. `ETIMEDOUT`: it did not go on for so long. `EMSGSIZE`: the kernel answers with more than it may.
@@ -134,10 +134,10 @@ impl Routes {
             Message::default().message(RTM_GETROUTE, REQUEST | DUMP, self.sequence, |message| {
                 message.raw(&asked)
             });
-        send(&self.asks, request.bytes(), SendFlags::empty())?;
+        send(&self.requests, request.bytes(), SendFlags::empty())?;
         let mut is_whole = true;
         while goes_on() {
-            let datagram = receive(&self.asks, &mut self.answer)?;
+            let datagram = receive(&self.requests, &mut self.answer)?;
             let parsed = parse(datagram, self.sequence, |kind, flags, body| {
                 is_whole &= flags & DUMP_INTERRUPTED == 0;
                 // A kernel without this protocol may tell of another.
@@ -166,9 +166,9 @@ impl Routes {
         let request = Message::default().message(RTM_NEWROUTE, flags, self.sequence, |message| {
             message.raw(route)
         });
-        send(&self.asks, request.bytes(), SendFlags::empty())?;
+        send(&self.requests, request.bytes(), SendFlags::empty())?;
         loop {
-            let datagram = receive(&self.asks, &mut self.answer)?;
+            let datagram = receive(&self.requests, &mut self.answer)?;
             if parse(datagram, self.sequence, |_, _, _| {})? {
                 return Ok(());
             }
@@ -180,25 +180,30 @@ impl Routes {
     ///
     /// # Errors
     /// The system's.
-    pub fn heard(&mut self, each: impl FnMut(Heard<'_>)) -> Result<bool, Errno> {
-        self.heard_of(HEARD_AT_ONCE, each)
+    pub fn changes(&mut self, each: impl FnMut(RouteChange<'_>)) -> Result<bool, Errno> {
+        self.read_changes(MAX_DATAGRAMS, each)
     }
 
     /// Of no more than so many datagrams.
-    fn heard_of(&mut self, most: usize, mut each: impl FnMut(Heard<'_>)) -> Result<bool, Errno> {
+    fn read_changes(
+        &mut self,
+        most: usize,
+        mut each: impl FnMut(RouteChange<'_>),
+    ) -> Result<bool, Errno> {
         let mut is_whole = true;
         for _ in 0..most {
             let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
-            let (filled, whole, from) = match recvfrom(&self.hears, &mut self.answer[..], flags) {
-                Ok((filled, whole, from)) => (filled, whole, from),
-                Err(Errno::AGAIN) => return Ok(is_whole),
-                Err(Errno::NOBUFS) => {
-                    is_whole = false;
-                    continue;
-                }
-                Err(Errno::INTR) => continue,
-                Err(error) => return Err(error),
-            };
+            let (filled, whole, from) =
+                match recvfrom(&self.notifications, &mut self.answer[..], flags) {
+                    Ok((filled, whole, from)) => (filled, whole, from),
+                    Err(Errno::AGAIN) => return Ok(is_whole),
+                    Err(Errno::NOBUFS) => {
+                        is_whole = false;
+                        continue;
+                    }
+                    Err(Errno::INTR) => continue,
+                    Err(error) => return Err(error),
+                };
             // Who is root in the namespace may say something, too.
             let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
             if from.is_none_or(|from| from.pid() != 0) {
@@ -209,7 +214,7 @@ impl Routes {
             while let Ok(message) = NetlinkBuffer::new_checked(datagram) {
                 let kind = message.message_type();
                 if matches!(kind, RTM_NEWROUTE | RTM_DELROUTE) {
-                    each(Heard {
+                    each(RouteChange {
                         route: message.payload(),
                         is_gone: kind == RTM_DELROUTE,
                         is_own: message.port_number() == self.own,
@@ -331,9 +336,9 @@ mod tests {
             // The kernel itself, to whom it goes too, does not take it.
             sendto(&talks, &text, SendFlags::empty(), &to).unwrap();
         }
-        let mut heard_of = |most| routes.heard_of(most, |heard| panic!("{heard:?}"));
-        assert_eq!(heard_of(3), Ok(false));
-        assert_eq!(heard_of(3), Ok(true));
+        let mut read_changes = |most| routes.read_changes(most, |heard| panic!("{heard:?}"));
+        assert_eq!(read_changes(3), Ok(false));
+        assert_eq!(read_changes(3), Ok(true));
     }
 
     /// A message about `sequence`, as the kernel would send it.

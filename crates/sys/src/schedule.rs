@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 ///
 /// # Errors
 /// Those of `prctl`.
-pub fn exact_timers() -> io::Result<()> {
+pub fn minimize_timer_slack() -> io::Result<()> {
     Ok(rustix::thread::set_current_timer_slack(Some(
         NonZeroU64::MIN,
     ))?)
@@ -19,7 +19,7 @@ pub fn exact_timers() -> io::Result<()> {
 ///
 /// # Errors
 /// `PermissionDenied` without CAP_SYS_NICE, and in a control group without a real-time share.
-pub fn real_time(priority: i32) -> io::Result<()> {
+pub fn set_fifo_priority(priority: i32) -> io::Result<()> {
     // SAFETY: `sched_param` is plain data for which all zeroes is a value.
     let mut param: libc::sched_param = unsafe { std::mem::zeroed() };
     param.sched_priority = priority;
@@ -35,6 +35,6 @@ pub fn real_time(priority: i32) -> io::Result<()> {
 ///
 /// # Errors
 /// `PermissionDenied` when it is lowered without CAP_SYS_NICE.
-pub fn niceness(nice: i32) -> io::Result<()> {
+pub fn set_niceness(nice: i32) -> io::Result<()> {
     Ok(rustix::process::setpriority_process(None, nice)?)
 }

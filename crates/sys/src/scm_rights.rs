@@ -29,15 +29,15 @@ const BACKLOG: i32 = 8;
 /// between the look at whose it is and the removal another process can put its own there: then the
 /// path of one that listens would be gone. A socket that nobody listens at is in nobody's way.
 #[derive(Debug)]
-pub struct Counter(OwnedFd);
+pub struct SeqpacketListener(OwnedFd);
 
 /// One conversation with another process. Calls on it wait, at most as long as was set.
 #[derive(Debug)]
-pub struct Channel(OwnedFd);
+pub struct SeqpacketSocket(OwnedFd);
 
-// === impl Counter ===
+// === impl SeqpacketListener ===
 
-impl Counter {
+impl SeqpacketListener {
     /// Listens at `path`. What was there before is replaced in one step, so that whoever connects
     /// finds the old process or this one.
     ///
@@ -67,27 +67,27 @@ impl Counter {
     /// Waits for the next connection.
     ///
     /// # Errors
-    /// `EINVAL` after [`Counter::close`]; `EMFILE`, `ENFILE`, `ENOMEM`.
-    pub fn accept(&self) -> Result<Channel, Errno> {
-        rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC).map(Channel)
+    /// `EINVAL` after [`SeqpacketListener::close`]; `EMFILE`, `ENFILE`, `ENOMEM`.
+    pub fn accept(&self) -> Result<SeqpacketSocket, Errno> {
+        rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC).map(SeqpacketSocket)
     }
 
-    /// Ends [`Counter::accept`] wherever it waits, now and later. From now on nobody listens at the
+    /// Ends [`SeqpacketListener::accept`] wherever it waits, now and later. From now on nobody listens at the
     /// path, unless another process has put its own socket there.
     pub fn close(&self) {
         let _ = rustix::net::shutdown(&self.0, Shutdown::Both);
     }
 }
 
-impl Drop for Counter {
+impl Drop for SeqpacketListener {
     fn drop(&mut self) {
         self.close();
     }
 }
 
-// === impl Channel ===
+// === impl SeqpacketSocket ===
 
-impl Channel {
+impl SeqpacketSocket {
     /// Connects to whoever listens at `path`; `None` when nobody does.
     ///
     /// # Errors
@@ -95,7 +95,7 @@ impl Channel {
     pub fn connect(path: &Path, patience: Duration) -> Result<Option<Self>, Errno> {
         let channel = Self(seqpacket()?);
         // Also bounds the wait for a place in the other's backlog.
-        channel.set_patience(patience)?;
+        channel.set_timeout(patience)?;
         match rustix::net::connect(&channel.0, &SocketAddrUnix::new(path)?) {
             Ok(()) => Ok(Some(channel)),
             Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(None),
@@ -103,11 +103,11 @@ impl Channel {
         }
     }
 
-    /// How long [`Channel::send`] and [`Channel::receive`] wait, each.
+    /// How long [`SeqpacketSocket::send`] and [`SeqpacketSocket::receive`] wait, each.
     ///
     /// # Errors
     /// `EINVAL` for more than the kernel can reckon with.
-    pub fn set_patience(&self, patience: Duration) -> Result<(), Errno> {
+    pub fn set_timeout(&self, patience: Duration) -> Result<(), Errno> {
         // None at all would mean for ever.
         let patience = Some(patience.max(Duration::from_millis(1)));
         sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Recv, patience)?;
@@ -118,7 +118,7 @@ impl Channel {
     ///
     /// # Errors
     /// None in ordinary use.
-    pub fn peer_user(&self) -> Result<u32, Errno> {
+    pub fn peer_uid(&self) -> Result<u32, Errno> {
         Ok(sockopt::socket_peercred(&self.0)?.uid.as_raw())
     }
 
@@ -172,7 +172,7 @@ impl Channel {
     }
 }
 
-impl AsFd for Channel {
+impl AsFd for SeqpacketSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -184,7 +184,7 @@ fn seqpacket() -> Result<OwnedFd, Errno> {
 }
 
 /// The effective user of this process.
-pub fn own_user() -> u32 {
+pub fn effective_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
@@ -201,15 +201,15 @@ mod tests {
     fn a_message_arrives_whole_with_as_many_descriptors_as_there_may_be() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("counter");
-        let counter = Counter::bind(&path).unwrap();
+        let counter = SeqpacketListener::bind(&path).unwrap();
         let meta = path.symlink_metadata().unwrap();
         assert!(meta.file_type().is_socket());
         assert_eq!(meta.mode() & 0o777, 0o600);
 
-        let near = Channel::connect(&path, PATIENCE).unwrap().unwrap();
+        let near = SeqpacketSocket::connect(&path, PATIENCE).unwrap().unwrap();
         let far = counter.accept().unwrap();
-        assert_eq!(far.peer_user(), Ok(own_user()));
-        assert_eq!(near.peer_user(), Ok(own_user()));
+        assert_eq!(far.peer_uid(), Ok(effective_uid()));
+        assert_eq!(near.peer_uid(), Ok(effective_uid()));
 
         let (mut reader, writer) = std::io::pipe().unwrap();
         near.send(b"many", &[writer.as_fd(); MAX_DESCRIPTORS])
@@ -236,8 +236,8 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_an_error_and_leaks_nothing() {
         let dir = tempfile::tempdir().unwrap();
-        let counter = Counter::bind(&dir.path().join("c")).unwrap();
-        let near = Channel::connect(&dir.path().join("c"), PATIENCE)
+        let counter = SeqpacketListener::bind(&dir.path().join("c")).unwrap();
+        let near = SeqpacketSocket::connect(&dir.path().join("c"), PATIENCE)
             .unwrap()
             .unwrap();
         let far = counter.accept().unwrap();
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(far.receive(&mut [0; 10]).err(), Some(Errno::MSGSIZE));
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
         // Nothing more comes, and the wait has an end.
-        far.set_patience(Duration::from_millis(1)).unwrap();
+        far.set_timeout(Duration::from_millis(1)).unwrap();
         assert_eq!(far.receive(&mut [0; 10]).err(), Some(Errno::AGAIN));
     }
 
@@ -255,19 +255,19 @@ mod tests {
     fn a_path_belongs_to_who_bound_it_last() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("counter");
-        assert!(Channel::connect(&path, PATIENCE).unwrap().is_none());
-        let first = Counter::bind(&path).unwrap();
-        let second = Counter::bind(&path).unwrap();
+        assert!(SeqpacketSocket::connect(&path, PATIENCE).unwrap().is_none());
+        let first = SeqpacketListener::bind(&path).unwrap();
+        let second = SeqpacketListener::bind(&path).unwrap();
         drop(first);
         // Whenever the first goes, it leaves the path alone.
-        let near = Channel::connect(&path, PATIENCE).unwrap();
+        let near = SeqpacketSocket::connect(&path, PATIENCE).unwrap();
         assert!(near.is_some());
         second.accept().unwrap();
         second.close();
         assert_eq!(second.accept().err(), Some(Errno::INVAL));
         // What is left behind is nobody, and in nobody's way.
         assert!(path.exists());
-        assert!(Channel::connect(&path, PATIENCE).is_ok_and(|c| c.is_none()));
-        Counter::bind(&path).unwrap();
+        assert!(SeqpacketSocket::connect(&path, PATIENCE).is_ok_and(|c| c.is_none()));
+        SeqpacketListener::bind(&path).unwrap();
     }
 }

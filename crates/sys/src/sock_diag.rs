@@ -20,7 +20,7 @@ use rustix::net::{
 
 pub use connection::{CongestionControl, Connection, Events, Inside, Memory};
 use connection::{INET_DIAG_CONG, INET_DIAG_INFO, INET_DIAG_SKMEMINFO};
-pub use destroyed::{Ended, Ends};
+pub use destroyed::{DestroyedSockets, DestroyedStats};
 pub use id::SocketId;
 
 use crate::Errno;
@@ -65,7 +65,7 @@ pub enum State {
     LastAck,
     /// Both have closed at one time.
     Closing,
-    /// It has ended: of [`Ends`] only.
+    /// It has ended: of [`DestroyedSockets`] only.
     Closed,
 }
 
@@ -84,7 +84,7 @@ const STATES: u32 = {
 
 /// How a list came about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Listed {
+pub struct DumpStats {
     /// Connections that were handed over.
     pub connections: usize,
     /// Sockets in TIME-WAIT, of which nothing is told: also those that say FIN-WAIT-2, when nobody has them any more.
@@ -134,8 +134,8 @@ impl SockDiag {
     /// # Errors
     /// `ENOENT`: the kernel lists no TCP connections (CONFIG_INET_DIAG). `EAGAIN`, `ETIMEDOUT`: it does not answer,
     /// or without end. `EMSGSIZE`: it answers with more than it may.
-    pub fn connections(&mut self, mut each: impl FnMut(Connection)) -> Result<Listed, Errno> {
-        let mut listed = Listed::default();
+    pub fn dump(&mut self, mut each: impl FnMut(Connection)) -> Result<DumpStats, Errno> {
+        let mut listed = DumpStats::default();
         for family in [libc::AF_INET, libc::AF_INET6] {
             #[expect(
                 clippy::cast_possible_truncation,
@@ -154,7 +154,7 @@ impl SockDiag {
     fn list(
         &mut self,
         family: u8,
-        listed: &mut Listed,
+        listed: &mut DumpStats,
         each: &mut impl FnMut(Connection),
     ) -> Result<(), Errno> {
         self.sequence = self.sequence.wrapping_add(1);
@@ -180,16 +180,16 @@ impl SockDiag {
     }
 
     /// Hands over these connections, without those that are not there any more. For a few of many it costs less than
-    /// [`Self::connections`].
+    /// [`Self::dump`].
     ///
     /// # Errors
     /// As of a list.
-    pub fn each_of(
+    pub fn query(
         &mut self,
         wanted: &[SocketId],
         mut each: impl FnMut(Connection),
-    ) -> Result<Listed, Errno> {
-        let mut listed = Listed::default();
+    ) -> Result<DumpStats, Errno> {
+        let mut listed = DumpStats::default();
         let end = Instant::now() + LIST_MAX;
         for wanted in wanted.chunks(AT_ONCE) {
             if Instant::now() > end {
@@ -211,7 +211,7 @@ impl SockDiag {
                     return Err(Errno::MSGSIZE);
                 }
                 let answered =
-                    |listed: &Listed| listed.connections + listed.waiting + listed.unknown;
+                    |listed: &DumpStats| listed.connections + listed.waiting + listed.unknown;
                 let before = answered(&listed);
                 match parse(
                     &self.answer[..filled],
@@ -263,7 +263,7 @@ fn ask(message: Message, flags: u16, family: u8, sequence: u32, id: &[u8; id::BY
 fn parse(
     mut datagram: &[u8],
     sequence: u32,
-    listed: &mut Listed,
+    listed: &mut DumpStats,
     each: &mut impl FnMut(Connection),
 ) -> Result<bool, Errno> {
     while !datagram.is_empty() {
@@ -348,10 +348,7 @@ mod tests {
 
     fn all() -> Vec<Connection> {
         let mut found = Vec::new();
-        let listed = SockDiag::open()
-            .unwrap()
-            .connections(|c| found.push(c))
-            .unwrap();
+        let listed = SockDiag::open().unwrap().dump(|c| found.push(c)).unwrap();
         assert_eq!((listed.connections, listed.unknown), (found.len(), 0));
         found
     }
@@ -427,8 +424,8 @@ mod tests {
         message.bytes().to_vec()
     }
 
-    fn parsed(datagram: &[u8]) -> (Result<bool, Errno>, Listed) {
-        let mut listed = Listed::default();
+    fn parsed(datagram: &[u8]) -> (Result<bool, Errno>, DumpStats) {
+        let mut listed = DumpStats::default();
         let end = parse(datagram, 1, &mut listed, &mut |_| {});
         (end, listed)
     }

@@ -200,7 +200,7 @@ impl Stream {
     ///
     /// # Errors
     /// `EPERM` without CAP_NET_ADMIN; `EINVAL` or `ENOTCONN` when it is not connected.
-    pub fn ask_for_window(&self) -> Result<(), Errno> {
+    pub fn probe_peer_window(&self) -> Result<(), Errno> {
         let reuse = sockopt::socket_reuseaddr(&self.0)?;
         // Leaving repair mode is what sends the probe (TCP_REPAIR_OFF); nothing happens in between.
         leg::set_repair(self.as_fd(), true)?;

@@ -13,7 +13,7 @@ pub struct Steal {
 
 impl Steal {
     /// Now.
-    pub fn look() -> Option<Self> {
+    pub fn read() -> Option<Self> {
         Self::parse(&fs::read_to_string("/proc/stat").ok()?)
     }
 

@@ -121,7 +121,7 @@ pub struct TcpInfo {
     pub delivered_ce: Option<u32>,
     /// Segments that the peer had twice (RFC 2883); Linux 4.19.
     pub dsack_dups: Option<u32>,
-    /// Times that reordering was seen; Linux 4.19.
+    /// IdleTimes that reordering was seen; Linux 4.19.
     pub reord_seen: Option<u32>,
     /// Segments that came out of order; Linux 5.4.
     pub rcv_ooopack: Option<u32>,
@@ -171,16 +171,16 @@ impl CaState {
     }
 }
 
-/// How long ago a connection did something last: [`TcpInfo::times`].
+/// How long ago a connection did something last: [`TcpInfo::idle_times`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Times([Duration; 3]);
+pub struct IdleTimes([Duration; 3]);
 
-// === impl Times ===
+// === impl IdleTimes ===
 
-impl Times {
+impl IdleTimes {
     /// So much later, if nothing has happened since.
     #[must_use]
-    pub fn later(self, by: Duration) -> Self {
+    pub fn aged(self, by: Duration) -> Self {
         Self(self.0.map(|time| time.saturating_add(by)))
     }
 }
@@ -189,12 +189,12 @@ impl Times {
 
 impl TcpInfo {
     /// What becomes more while nothing happens.
-    pub fn times(&self) -> Times {
-        Times([self.last_data_sent, self.last_data_recv, self.last_ack_recv])
+    pub fn idle_times(&self) -> IdleTimes {
+        IdleTimes([self.last_data_sent, self.last_data_recv, self.last_ack_recv])
     }
 
-    /// These are its [`Self::times`] now.
-    pub fn set_times(&mut self, Times([sent, received, acked]): Times) {
+    /// These are its [`Self::idle_times`] now.
+    pub fn set_idle_times(&mut self, IdleTimes([sent, received, acked]): IdleTimes) {
         self.last_data_sent = sent;
         self.last_data_recv = received;
         self.last_ack_recv = acked;

@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use taut_sys::pidfd_socket::{Lender, Locks};
+use taut_sys::pidfd_socket::{BufferLocks, Pidfd};
 use taut_tune::log::Log;
 use taut_tune::tuner::{Connection, Outcome, Told};
 
@@ -309,10 +309,10 @@ impl Drop for Busy {
     }
 }
 
-fn locks(stream: &TcpStream) -> Locks {
+fn locks(stream: &TcpStream) -> BufferLocks {
     let cookie = rustix::net::sockopt::socket_cookie(stream).unwrap();
-    let own = Lender::of(std::process::id()).unwrap();
-    let lent = own.lend(stream.as_raw_fd(), cookie).unwrap().unwrap();
+    let own = Pidfd::open(std::process::id()).unwrap();
+    let lent = own.socket(stream.as_raw_fd(), cookie).unwrap().unwrap();
     lent.buffers().unwrap().locks
 }
 
@@ -373,7 +373,7 @@ fn what_is_set_for_a_budget_is_undone_at_the_end_and_after_a_kill() {
             assert!(locks(&client).send);
             assert!(run(&["--undo", "--journal", journal]).status.success());
         }
-        assert_eq!(locks(&client), Locks::default());
+        assert_eq!(locks(&client), BufferLocks::default());
         assert_eq!(locks(&giant), of_giant);
         assert_eq!(
             rustix::net::sockopt::socket_send_buffer_size(&giant).unwrap(),

@@ -143,10 +143,10 @@ impl Drop for Engine {
 /// hosts: real-time threads together get 95 % of a core (`sched_rt_runtime_us`).
 fn raise() -> Scheduling {
     // Without it waits end up to 50 us late: within what the link promises, if only just.
-    let _ = schedule::exact_timers();
-    if schedule::real_time(1).is_ok() {
+    let _ = schedule::minimize_timer_slack();
+    if schedule::set_fifo_priority(1).is_ok() {
         Scheduling::RealTime
-    } else if schedule::niceness(-15).is_ok() {
+    } else if schedule::set_niceness(-15).is_ok() {
         Scheduling::Nice
     } else {
         Scheduling::Ordinary

@@ -84,9 +84,7 @@ fn each_is_found_again_by_its_name() {
         let read = |ids: &[SocketId]| {
             let mut read: Vec<Connection> = Vec::new();
             let mut diag = SockDiag::open().unwrap();
-            let listed = diag
-                .each_of(ids, |connection| read.push(connection))
-                .unwrap();
+            let listed = diag.query(ids, |connection| read.push(connection)).unwrap();
             assert_eq!((listed.connections, listed.unknown), (read.len(), 0));
             read.into_iter()
                 .map(|connection| (connection.cookie, connection.local))

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 use taut_sys::Errno;
-use taut_sys::sock_diag::{Connection, Inside, Listed, SockDiag, SocketId};
+use taut_sys::sock_diag::{Connection, DumpStats, Inside, SockDiag, SocketId};
 
 use super::ScanSink;
 use crate::bpf_iter::{Found, List};
@@ -95,15 +95,15 @@ impl Changed {
         namespace: &Namespace,
         at: Instant,
         to: &mut impl ScanSink,
-    ) -> Result<Listed, Errno> {
+    ) -> Result<DumpStats, Errno> {
         let mut each = |mut connection: Connection| {
             connection.inside = self.inside.remove(&connection.cookie);
             to.see(namespace, at, connection);
         };
         if self.wanted.len() * FEW > self.rest {
-            return socket.connections(each);
+            return socket.dump(each);
         }
-        match socket.each_of(&self.wanted, &mut each) {
+        match socket.query(&self.wanted, &mut each) {
             Ok(mut listed) => {
                 listed.connections += self.rest;
                 Ok(listed)
@@ -111,7 +111,7 @@ impl Changed {
             // Their answers found no room, say: a list is another way.
             Err(error) => {
                 tracing::debug!(%error, netns = %namespace.name, "connections are listed that were asked for by name");
-                socket.connections(each)
+                socket.dump(each)
             }
         }
     }

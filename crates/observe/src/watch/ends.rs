@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use taut_sys::netns::NetnsId;
-use taut_sys::sock_diag::{Connection, Ends};
+use taut_sys::sock_diag::{Connection, DestroyedSockets};
 
 use crate::namespaces::Namespace;
 
@@ -18,7 +18,7 @@ pub(super) struct Listeners {
 #[derive(Debug)]
 struct Listener {
     netns: Arc<str>,
-    ends: Ends,
+    ends: DestroyedSockets,
 }
 
 // === impl Listeners ===
@@ -32,7 +32,7 @@ impl Listeners {
             if self.by_netns.contains_key(&namespace.id) {
                 continue;
             }
-            if let Ok(Some(Ok(ends))) = namespace.run(Ends::open) {
+            if let Ok(Some(Ok(ends))) = namespace.run(DestroyedSockets::open) {
                 let netns = namespace.name.clone();
                 self.by_netns.insert(namespace.id, Listener { netns, ends });
             }

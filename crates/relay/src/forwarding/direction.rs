@@ -141,7 +141,7 @@ impl<P> Direction<P> {
     /// Takes note of what is known of the leg that is read.
     pub(crate) fn handle_source(&mut self, ready: Readiness) {
         self.readable |= ready.readable();
-        self.read_to_the_end |= ready.short_reads_prove_nothing();
+        self.read_to_the_end |= ready.short_read_is_inconclusive();
     }
 
     /// Takes note of what is known of the leg that is written.

@@ -58,7 +58,7 @@ impl SimLeg {
     /// The peer ends its stream.
     pub(crate) fn end(&self) -> Readiness {
         self.0.borrow_mut().fin_arrived = true;
-        Readiness::PEER_ENDED
+        Readiness::PEER_CLOSED
     }
 
     /// The peer resets the connection.
@@ -113,7 +113,7 @@ impl SimLeg {
         if s.urgent_in.is_some() {
             Readiness::URGENT
         } else if s.fin_arrived {
-            Readiness::PEER_ENDED
+            Readiness::PEER_CLOSED
         } else {
             what
         }

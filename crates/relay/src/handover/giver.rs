@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use taut_sys::Errno;
-use taut_sys::scm_rights::{Counter, MAX_DESCRIPTORS};
+use taut_sys::scm_rights::{MAX_DESCRIPTORS, SeqpacketListener};
 use taut_sys::socket::listening_addr;
 
 use super::message::{Giving, Message, Next};
@@ -38,7 +38,7 @@ pub struct Events {
 
 #[derive(Debug)]
 struct Shared {
-    counter: Counter,
+    counter: SeqpacketListener,
     path: PathBuf,
     stopped: AtomicBool,
     offered: Mutex<Arc<Vec<(SocketAddr, OwnedFd)>>>,
@@ -77,7 +77,7 @@ impl Giver {
             source,
         };
         let offered = named(path, sockets)?;
-        let counter = Counter::bind(path).map_err(|e| call("listen", e))?;
+        let counter = SeqpacketListener::bind(path).map_err(|e| call("listen", e))?;
         let shared = Arc::new(Shared {
             counter,
             path: path.to_owned(),
@@ -196,7 +196,7 @@ impl Shared {
     fn converse(&self, talk: &Talk) -> Result<(), HandoverError> {
         talk.check_user()?;
         let patience = |time| {
-            let set = talk.channel.set_patience(time);
+            let set = talk.channel.set_timeout(time);
             set.map_err(|e| talk.call("set a timeout", e))
         };
         patience(STEP)?;

@@ -44,7 +44,7 @@ use std::time::Duration;
 pub use giver::{Events, Giver};
 use message::{Message, Taking};
 use taut_sys::Errno;
-use taut_sys::scm_rights::{self, Channel};
+use taut_sys::scm_rights::{self, SeqpacketSocket};
 use taut_sys::socket::listening_addr;
 
 /// Bytes of a message: 253 addresses of 57 characters, and some.
@@ -121,7 +121,7 @@ pub fn take(path: &Path) -> Result<Option<Taken>, HandoverError> {
         what,
         source,
     };
-    let connected = Channel::connect(path, STEP).map_err(|e| call("connect", e))?;
+    let connected = SeqpacketSocket::connect(path, STEP).map_err(|e| call("connect", e))?;
     let Some(channel) = connected else {
         return Ok(None);
     };
@@ -181,7 +181,7 @@ impl Taken {
 /// A channel that speaks in messages.
 #[derive(Debug)]
 struct Talk {
-    channel: Channel,
+    channel: SeqpacketSocket,
     path: PathBuf,
 }
 
@@ -191,9 +191,9 @@ impl Talk {
     fn check_user(&self) -> Result<(), HandoverError> {
         let user = self
             .channel
-            .peer_user()
+            .peer_uid()
             .map_err(|e| self.call("ask who is there", e))?;
-        if message::may_talk(user, scm_rights::own_user()) {
+        if message::may_talk(user, scm_rights::effective_uid()) {
             return Ok(());
         }
         Err(HandoverError::Foreign {

@@ -1,6 +1,6 @@
 //! How many file descriptors a node needs, and how many sessions those there are have room for.
 
-use taut_sys::limits::raise_open_files;
+use taut_sys::limits::raise_open_file_limit;
 
 use super::StartError;
 use super::look_ups::dialled_relays;
@@ -16,7 +16,7 @@ const OTHER_DESCRIPTORS: u64 = 64;
 
 /// How many sessions the limit of open descriptors has room for, or what was asked.
 pub(super) fn session_ceiling(config: &Config, workers: usize) -> Result<u32, StartError> {
-    let limit = raise_open_files().unwrap_or(0);
+    let limit = raise_open_file_limit().unwrap_or(0);
     let mesh_listeners = config.mesh.iter().flat_map(|m| &m.listen);
     let listeners: usize = config
         .forwards

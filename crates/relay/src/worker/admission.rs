@@ -125,7 +125,7 @@ impl Worker {
         let token = Token::Leg(place(key), generation, Side::Client).encode();
         // A connection from another relay is watched already.
         let watched = match self.poller.add(&client, token, Interest::StreamEdges) {
-            Err(Errno::EXIST) => self.poller.rename(&client, token, Interest::StreamEdges),
+            Err(Errno::EXIST) => self.poller.modify(&client, token, Interest::StreamEdges),
             other => other,
         };
         vacant.insert(Entry {

@@ -169,7 +169,7 @@ impl Worker {
         let until = self.shop.now + entry.timeouts.connect;
         let token = Token::Leg(place, entry.generation, Side::Onward).encode();
         let watched = match told {
-            true => self.poller.rename(&onward, token, Interest::StreamEdges),
+            true => self.poller.modify(&onward, token, Interest::StreamEdges),
             false => self.poller.add(&onward, token, Interest::StreamEdges),
         };
         if let Err(e) = watched {

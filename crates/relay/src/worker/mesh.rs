@@ -162,7 +162,7 @@ impl Worker {
         let said = match spare.stream.send(&message) {
             Ok(n) if n == message.len() => {
                 self.poller
-                    .rename(&spare.stream, token, Interest::StreamEdges)
+                    .modify(&spare.stream, token, Interest::StreamEdges)
             }
             Ok(_) => Err(Errno::NOBUFS),
             Err(e) => Err(e),

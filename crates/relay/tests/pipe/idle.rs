@@ -51,7 +51,7 @@ fn an_idle_mesh_leg_sends_two_megabytes_at_once_after_0_1_and_30_seconds() {
     for (_, (near, _)) in &pairs {
         // Never used so far: far has said no more than a SYN-ACK can.
         assert!(announced(near) <= 0xFFFF);
-        near.ask_for_window().unwrap();
+        near.probe_peer_window().unwrap();
     }
     std::thread::scope(|scope| {
         for (idle, (near, far)) in &pairs {

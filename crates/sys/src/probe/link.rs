@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 
-use super::module::unless_at_rest;
+use super::module::unless_it_loads;
 use super::{Answer, network};
 use crate::netlink::{ACK, CREATE, EXCL, Message, REQUEST, ROUTE};
 
@@ -15,14 +15,14 @@ pub fn namespaces() -> Answer {
 
 /// Pairs of virtual Ethernet devices.
 pub fn veth() -> Answer {
-    unless_at_rest(&["veth"], || {
+    unless_it_loads(&["veth"], || {
         network::in_private(|| Answer::of(add("veth")).about("a veth link"))
     })
 }
 
 /// The software bridge.
 pub fn bridge() -> Answer {
-    unless_at_rest(&["bridge"], || {
+    unless_it_loads(&["bridge"], || {
         network::in_private(|| Answer::of(add("bridge")).about("a bridge link"))
     })
 }
@@ -39,7 +39,7 @@ pub fn tap_with_offload() -> Answer {
 }
 
 fn tap_that(probe: fn() -> io::Result<()>) -> Answer {
-    unless_at_rest(&["tun"], || {
+    unless_it_loads(&["tun"], || {
         network::in_private(|| Answer::of(probe()).about("/dev/net/tun"))
     })
 }

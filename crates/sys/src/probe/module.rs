@@ -12,10 +12,10 @@ use super::{Answer, kernel_release};
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
 /// Runs `probe` unless that would make the kernel load one of `modules`.
-pub(super) fn unless_at_rest(modules: &[&str], probe: impl FnOnce() -> Answer) -> Answer {
+pub(super) fn unless_it_loads(modules: &[&str], probe: impl FnOnce() -> Answer) -> Answer {
     match Modules::of_this_kernel() {
         Modules::NoneCanLoad => probe(),
-        Modules::OutOfSight => match modules.iter().find(|m| !is_present(m)) {
+        Modules::Hidden => match modules.iter().find(|m| !is_present(m)) {
             Some(module) => Answer::Unknown(format!(
                 "might load module {module}, and the host's modules are out of sight here"
             )),
@@ -23,7 +23,7 @@ pub(super) fn unless_at_rest(modules: &[&str], probe: impl FnOnce() -> Answer) -
         },
         Modules::Listed(index) => {
             match modules.iter().find(|m| !is_present(m) && lists(&index, m)) {
-                Some(module) => Answer::AtRest {
+                Some(module) => Answer::NotLoaded {
                     module: (*module).to_owned(),
                 },
                 None => probe(),
@@ -38,7 +38,7 @@ enum Modules {
     /// The text of modules.dep.
     Listed(String),
     /// This is a container, and the kernel would load modules from the host's file system.
-    OutOfSight,
+    Hidden,
 }
 
 impl Modules {
@@ -66,7 +66,7 @@ impl Modules {
         if on_host {
             Self::NoneCanLoad
         } else {
-            Self::OutOfSight
+            Self::Hidden
         }
     }
 }

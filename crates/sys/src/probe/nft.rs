@@ -2,13 +2,13 @@
 
 use std::io;
 
-use super::module::unless_at_rest;
+use super::module::unless_it_loads;
 use super::{Answer, network};
 use crate::netlink::{ACK, CREATE, Message, NETFILTER, REQUEST};
 
 /// nftables can hand a packet to a socket that is not at its destination (TPROXY).
 pub fn tproxy() -> Answer {
-    unless_at_rest(&["nf_tables", "nft_tproxy"], || {
+    unless_it_loads(&["nf_tables", "nft_tproxy"], || {
         network::in_private(|| Answer::of(add_rule()))
     })
 }

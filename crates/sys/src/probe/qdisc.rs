@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::module::unless_at_rest;
+use super::module::unless_it_loads;
 use super::{Answer, network};
 use crate::netlink::{ACK, CREATE, EXCL, Message, REQUEST, ROUTE};
 
@@ -40,7 +40,7 @@ fn attached(
     parent: u32,
     options: Option<[u8; 24]>,
 ) -> Answer {
-    unless_at_rest(modules, || {
+    unless_it_loads(modules, || {
         network::in_private(|| match add(kind, handle, parent, options) {
             // How the kernel says that it knows no such qdisc.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {

@@ -10,7 +10,7 @@ use rustix::net::sockopt::{set_socket_reuseport, set_tcp_congestion, set_tcp_use
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
 use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 
-use super::module::unless_at_rest;
+use super::module::unless_it_loads;
 use super::{Answer, is_root};
 
 /// splice(2) from a TCP socket into a pipe and from the pipe into a TCP socket. Tried over a
@@ -125,7 +125,7 @@ pub fn local_port_range() -> Answer {
 
 /// A congestion control by its name, set on a socket that is never connected.
 pub fn congestion_control(name: &str) -> Answer {
-    unless_at_rest(&[&format!("tcp_{name}")], || {
+    unless_it_loads(&[&format!("tcp_{name}")], || {
         match tcp_socket(AddressFamily::INET).and_then(|s| Ok(set_tcp_congestion(&s, name)?)) {
             Err(e) if e.raw_os_error() == Some(libc::EPERM) && !is_root() => Answer::Unknown(
                 "there, but net.ipv4.tcp_allowed_congestion_control has it not".to_owned(),

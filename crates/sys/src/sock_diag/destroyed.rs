@@ -18,19 +18,19 @@ const GROUPS: u32 = 1 << 0 | 1 << 2;
 /// bound of buffers only when the caller may not (CAP_NET_ADMIN).
 const BUFFER: usize = 4 << 20;
 
-/// Ends of connections in the network namespace in which it was opened, which lives as long as this does.
+/// DestroyedSockets of connections in the network namespace in which it was opened, which lives as long as this does.
 ///
 /// A socket's end is when the kernel lets go of it: after the last acknowledgement, or when it goes into
 /// TIME-WAIT. Handshakes that were never completed have none.
 #[derive(Debug)]
-pub struct Ends {
+pub struct DestroyedSockets {
     socket: OwnedFd,
     answer: Vec<u8>,
 }
 
 /// What was read of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ended {
+pub struct DestroyedStats {
     /// Connections that were handed over.
     pub connections: usize,
     /// Messages that are none that this code knows.
@@ -39,9 +39,9 @@ pub struct Ended {
     pub missed: usize,
 }
 
-// === impl Ends ===
+// === impl DestroyedSockets ===
 
-impl Ends {
+impl DestroyedSockets {
     /// Of the network namespace that the calling thread is in, from now on.
     ///
     /// # Errors
@@ -68,8 +68,8 @@ impl Ends {
     ///
     /// # Errors
     /// None in ordinary use.
-    pub fn read(&mut self, mut each: impl FnMut(Connection)) -> Result<Ended, Errno> {
-        let mut ended = Ended::default();
+    pub fn read(&mut self, mut each: impl FnMut(Connection)) -> Result<DestroyedStats, Errno> {
+        let mut ended = DestroyedStats::default();
         loop {
             let (filled, whole, from) =
                 match recvfrom(&self.socket, &mut self.answer[..], RecvFlags::TRUNC) {
@@ -97,7 +97,7 @@ impl Ends {
 }
 
 /// Hands over the connections of a datagram.
-fn parse(mut datagram: &[u8], ended: &mut Ended, each: &mut impl FnMut(Connection)) {
+fn parse(mut datagram: &[u8], ended: &mut DestroyedStats, each: &mut impl FnMut(Connection)) {
     while !datagram.is_empty() {
         let Ok(message) = NetlinkBuffer::new_checked(datagram) else {
             ended.unknown += 1;
@@ -135,7 +135,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(10);
 
     /// Waits for the end of the one with this end.
-    fn end_of(ends: &mut Ends, local: SocketAddr) -> Connection {
+    fn end_of(ends: &mut DestroyedSockets, local: SocketAddr) -> Connection {
         let began = Instant::now();
         let mut found = None;
         while began.elapsed() < PATIENCE {
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn what_ends_is_told_with_all_that_went_over_it() {
-        let mut ends = Ends::open().unwrap();
+        let mut ends = DestroyedSockets::open().unwrap();
         for any in ["127.0.0.1:0", "[::1]:0"] {
             let listener = TcpListener::bind(any).unwrap();
             let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -174,8 +174,8 @@ mod tests {
 
     #[test]
     fn a_strangers_word_is_not_taken_for_the_kernels() {
-        let mut ends = Ends::open().unwrap();
-        let stranger = Ends::open().unwrap();
+        let mut ends = DestroyedSockets::open().unwrap();
+        let stranger = DestroyedSockets::open().unwrap();
         let mut body = vec![0; MESSAGE];
         (body[0], body[1]) = (2, 7);
         body[8..12].copy_from_slice(&[192, 0, 2, 1]);
@@ -188,7 +188,7 @@ mod tests {
             assert!(!heard.contains(&"192.0.2.1:0".parse().unwrap()));
         }
         let mut understood = 0;
-        parse(forged.bytes(), &mut Ended::default(), &mut |_| {
+        parse(forged.bytes(), &mut DestroyedStats::default(), &mut |_| {
             understood += 1
         });
         assert_eq!(understood, 1);
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn bytes_that_are_none_are_counted() {
         for bytes in [&[0; 3][..], &[0xff; 40], &[0; 16]] {
-            let mut ended = Ended::default();
+            let mut ended = DestroyedStats::default();
             parse(bytes, &mut ended, &mut |_| panic!("it is none"));
             assert_eq!(ended.unknown, 1);
         }

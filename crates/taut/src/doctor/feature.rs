@@ -81,7 +81,7 @@ pub(crate) const NEEDS_ROOT: &str = "needs root";
 pub(crate) fn judge(feature: &Feature, answer: Answer) -> Finding {
     let (state, detail) = match answer {
         Answer::Yes => (State::Yes, None),
-        Answer::AtRest { module } => (
+        Answer::NotLoaded { module } => (
             State::Yes,
             Some(format!("module {module}, not loaded yet, so not tried")),
         ),
@@ -136,7 +136,7 @@ mod tests {
     fn a_module_that_is_not_loaded_counts_as_there_and_says_that_it_was_not_tried() {
         let finding = judge(
             &NEEDED,
-            Answer::AtRest {
+            Answer::NotLoaded {
                 module: "sch_fq".into(),
             },
         );

@@ -10,7 +10,7 @@ use std::io;
 use taut_observe::namespaces::Namespace;
 use taut_sys::Errno;
 use taut_sys::netns::NetnsError;
-use taut_sys::pidfd_socket::Borrowed;
+use taut_sys::pidfd_socket::PidfdSocket;
 
 use self::bpf_iter::Inside;
 use self::socket::{Holders, bytes, is_fixed, set};
@@ -532,7 +532,7 @@ impl Actuators {
 }
 
 /// The widest window is so many bytes at least. It is never made narrower: the kernel widens it only with a buffer that becomes larger than it ever was.
-fn widen(borrowed: &Borrowed, to: u32) -> Result<(), Errno> {
+fn widen(borrowed: &PidfdSocket, to: u32) -> Result<(), Errno> {
     match borrowed.window_clamp()? < to {
         true => borrowed.set_window_clamp(to),
         false => Ok(()),

@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::os::fd::RawFd;
 
 use taut_sys::Errno;
-use taut_sys::pidfd_socket::{Borrowed, Buffers, Lender};
+use taut_sys::pidfd_socket::{Buffers, Pidfd, PidfdSocket};
 
 use super::Socket;
 use crate::demand::Direction;
@@ -17,7 +17,7 @@ const DESCRIPTORS: usize = 1 << 20;
 const PROCESSES: usize = 10_000;
 
 pub(super) fn set(
-    borrowed: &Borrowed,
+    borrowed: &PidfdSocket,
     now: &Buffers,
     direction: Direction,
     to: u32,
@@ -25,8 +25,8 @@ pub(super) fn set(
 ) -> Result<(), Errno> {
     if to != bytes(now, direction) {
         match direction {
-            Direction::Send => borrowed.set_send(to)?,
-            Direction::Receive => borrowed.set_receive(to)?,
+            Direction::Send => borrowed.set_send_buffer(to)?,
+            Direction::Receive => borrowed.set_receive_buffer(to)?,
         }
     }
     // Of the other direction it stays.
@@ -84,15 +84,15 @@ impl Holders {
     }
 
     /// The socket; `None`: its process has none like it, or is not there.
-    pub(super) fn borrow(&mut self, socket: &Socket) -> Result<Option<Borrowed>, Errno> {
-        let lender = match Lender::of(socket.pid) {
+    pub(super) fn borrow(&mut self, socket: &Socket) -> Result<Option<PidfdSocket>, Errno> {
+        let lender = match Pidfd::open(socket.pid) {
             Err(Errno::SRCH) => return Ok(None),
             other => other?,
         };
         loop {
             let (numbers, is_fresh) = self.numbers(socket)?;
             for number in numbers {
-                match lender.lend(number, socket.cookie) {
+                match lender.socket(number, socket.cookie) {
                     Ok(Some(borrowed)) => return Ok(Some(borrowed)),
                     // It is another by now; the socket may be found under another number.
                     Ok(None) => {}
@@ -108,7 +108,7 @@ impl Holders {
     }
 
     /// The socket, of whoever has it now.
-    pub(super) fn anybody(&mut self, socket: &Socket) -> Result<Option<Borrowed>, Errno> {
+    pub(super) fn anybody(&mut self, socket: &Socket) -> Result<Option<PidfdSocket>, Errno> {
         let everybody = match &self.everybody {
             Some(everybody) => everybody,
             None => self.everybody.insert(everybody()?),

@@ -9,7 +9,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt,
 };
-use taut_sys::pidfd_socket::{Buffers, Lender, Locks};
+use taut_sys::pidfd_socket::{BufferLocks, Buffers, Pidfd};
 
 use super::socket::Holders;
 use super::*;
@@ -38,9 +38,9 @@ fn socket(stream: &TcpStream) -> Socket {
 }
 
 fn buffers(stream: &TcpStream) -> Buffers {
-    let own = Lender::of(std::process::id()).unwrap();
+    let own = Pidfd::open(std::process::id()).unwrap();
     let cookie = sockopt::socket_cookie(stream.as_fd()).unwrap();
-    let lent = own.lend(stream.as_raw_fd(), cookie).unwrap().unwrap();
+    let lent = own.socket(stream.as_raw_fd(), cookie).unwrap().unwrap();
     lent.buffers().unwrap()
 }
 
@@ -82,7 +82,7 @@ fn a_buffer_is_never_freed_to_less_than_it_has() {
         .free(&socket(&near), Direction::Send, 10_000)
         .unwrap();
     let free = buffers(&near);
-    assert_eq!((free.send, free.locks), (120_000, Locks::default()));
+    assert_eq!((free.send, free.locks), (120_000, BufferLocks::default()));
 }
 
 #[test]
@@ -468,9 +468,9 @@ fn who_is_killed_between_two_steps_leaves_what_can_be_undone() {
 fn a_window_is_never_made_narrower() {
     let (near, _far) = connection();
     let clamp = |near: &TcpStream| {
-        let own = Lender::of(std::process::id()).unwrap();
+        let own = Pidfd::open(std::process::id()).unwrap();
         let cookie = sockopt::socket_cookie(near).unwrap();
-        let lent = own.lend(near.as_raw_fd(), cookie).unwrap().unwrap();
+        let lent = own.socket(near.as_raw_fd(), cookie).unwrap().unwrap();
         lent.window_clamp().unwrap()
     };
     let (mut actuators, _dir) = actuators();

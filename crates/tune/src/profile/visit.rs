@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
 use taut_observe::namespaces::Namespace;
-use taut_sys::interface::{self, Interfaces};
+use taut_sys::interface::{self, InterfaceLookup};
 use taut_sys::netns;
 use taut_sys::route::Family;
 
@@ -446,7 +446,7 @@ fn there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 
 /// The interfaces of the calling thread's namespace that have settings, one more than may be set at most.
 fn interfaces() -> io::Result<Vec<(u32, InterfaceName)>> {
-    let asks = Interfaces::open()?;
+    let asks = InterfaceLookup::open()?;
     let mut found = Vec::new();
     for entry in fs::read_dir("/proc/sys/net/ipv4/conf")? {
         let Some(name) = InterfaceName::new(entry?.file_name().as_bytes()) else {
@@ -595,7 +595,7 @@ fn undo_once(entry: &Entry) -> io::Result<Option<Undo>> {
 /// new ones after that; while it is being called otherwise it has no files, and keeps its settings.
 fn is_gone(setting: Setting) -> io::Result<bool> {
     match (setting.interface(), setting.family()) {
-        (Some(index), Some(family)) => Ok(!interface::has(index, family)?),
+        (Some(index), Some(family)) => Ok(!interface::has_family(index, family)?),
         _ => Ok(true),
     }
 }

@@ -154,7 +154,7 @@ impl Space {
     fn hear(&mut self, name: Option<Name>) -> Result<Since, ActuateError> {
         let mut since = Since::default();
         let (changed, destinations) = (&mut self.changed, &self.destinations);
-        let heard = self.routes.heard(|heard| {
+        let heard = self.routes.changes(|heard| {
             since.misses |= !heard.is_own && destinations.miss(heard.route);
             let Some(route) = Route::parse(heard.route) else {
                 return;

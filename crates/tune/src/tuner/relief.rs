@@ -133,7 +133,7 @@ mod tests {
     use taut_observe::scan::Scope;
     use taut_observe::table::Keep;
     use taut_sys::netns::Netns;
-    use taut_sys::pidfd_socket::{Buffers, Lender};
+    use taut_sys::pidfd_socket::{Buffers, Pidfd};
 
     use super::*;
     use crate::actuate::Actuators;
@@ -162,9 +162,9 @@ mod tests {
     }
 
     fn buffers(stream: &TcpStream) -> Buffers {
-        let own = Lender::of(std::process::id()).unwrap();
+        let own = Pidfd::open(std::process::id()).unwrap();
         let cookie = sockopt::socket_cookie(stream).unwrap();
-        let lent = own.lend(stream.as_raw_fd(), cookie).unwrap().unwrap();
+        let lent = own.socket(stream.as_raw_fd(), cookie).unwrap().unwrap();
         lent.buffers().unwrap()
     }
 

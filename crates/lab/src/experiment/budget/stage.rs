@@ -416,7 +416,7 @@ fn overrun(before: &[LinkReport], after: &[LinkReport]) -> bool {
 fn read(host: &Host) -> io::Result<HashMap<Ends, (Wants, u64)>> {
     let found = host.run(|| {
         let mut found = HashMap::new();
-        SockDiag::open()?.connections(|connection| {
+        SockDiag::open()?.dump(|connection| {
             let wants = Wants::of(connection.remote.port());
             if let (Some(wants), Some(info)) = (wants, &connection.info) {
                 let received = info.bytes_received.unwrap_or(0);
@@ -432,7 +432,7 @@ fn read(host: &Host) -> io::Result<HashMap<Ends, (Wants, u64)>> {
 /// What the sockets of this namespace hold, by the kernel's account of each, in bytes.
 fn held() -> io::Result<u64> {
     let mut sum = 0;
-    SockDiag::open()?.connections(|connection| {
+    SockDiag::open()?.dump(|connection| {
         if let Some(memory) = connection.memory {
             sum += u64::from(memory.rmem_alloc)
                 + u64::from(memory.wmem_queued)

@@ -301,9 +301,9 @@ impl Rig {
                     .map(|stream| {
                         scope.spawn(move || {
                             // Looks are to be where they are planned; a late one is told.
-                            let _ = schedule::exact_timers();
-                            if schedule::real_time(1).is_err() {
-                                let _ = schedule::niceness(-15);
+                            let _ = schedule::minimize_timer_slack();
+                            if schedule::set_fifo_priority(1).is_err() {
+                                let _ = schedule::set_niceness(-15);
                             }
                             transfer::send(to, stream)
                         })

@@ -126,10 +126,10 @@ impl Drop for Gate {
 
 /// Before the links' threads, which may run for longer at a time.
 fn raise() -> Scheduling {
-    let _ = schedule::exact_timers();
-    if schedule::real_time(2).is_ok() {
+    let _ = schedule::minimize_timer_slack();
+    if schedule::set_fifo_priority(2).is_ok() {
         Scheduling::RealTime
-    } else if schedule::niceness(-20).is_ok() {
+    } else if schedule::set_niceness(-20).is_ok() {
         Scheduling::Nice
     } else {
         Scheduling::Ordinary

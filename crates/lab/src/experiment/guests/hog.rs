@@ -93,8 +93,8 @@ fn take(core: usize, share: Share, seed: u64, ends: &AtomicBool) -> io::Result<T
     let mut set = CpuSet::new();
     set.set(core);
     sched_setaffinity(None, &set)?;
-    schedule::exact_timers()?;
-    schedule::real_time(PRIORITY)?;
+    schedule::minimize_timer_slack()?;
+    schedule::set_fifo_priority(PRIORITY)?;
     let mut random = Pcg64Mcg::seed_from_u64(seed);
     let mut drawn = |length: Duration| {
         let drawn = random.next_u64() as f64 / u64::MAX as f64;

@@ -270,7 +270,7 @@ fn watch(receiver: &Host, time: Duration, windows: &mut Vec<f64>) -> io::Result<
 fn progress(receiver: &Host) -> io::Result<Progress> {
     let found = receiver.run(|| {
         let mut found = None;
-        SockDiag::open()?.connections(|connection| {
+        SockDiag::open()?.dump(|connection| {
             if let (PORT, Some(info)) = (connection.remote.port(), &connection.info) {
                 found = Some(Progress {
                     at: Instant::now(),

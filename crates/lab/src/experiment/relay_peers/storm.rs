@@ -192,7 +192,7 @@ fn answer(stream: &OwnedFd, ready: Readiness) -> bool {
                 if send(stream, &bytes[..n], SendFlags::NOSIGNAL).is_err() {
                     return true;
                 }
-                if !ready.short_reads_prove_nothing() {
+                if !ready.short_read_is_inconclusive() {
                     return false;
                 }
             }

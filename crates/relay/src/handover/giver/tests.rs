@@ -1,7 +1,7 @@
 use std::net::TcpListener;
 use std::sync::mpsc;
 
-use taut_sys::scm_rights::Channel;
+use taut_sys::scm_rights::SeqpacketSocket;
 
 use super::super::{Taken, take};
 use super::*;
@@ -76,14 +76,20 @@ fn a_new_process_that_fails_before_it_serves_changes_nothing() {
     drop(taken);
     failed(&old, 1);
     // One that says nothing, one that speaks nonsense, one of another version.
-    drop(Channel::connect(&old.path, PATIENCE).unwrap().unwrap());
+    drop(
+        SeqpacketSocket::connect(&old.path, PATIENCE)
+            .unwrap()
+            .unwrap(),
+    );
     failed(&old, 2);
     for (times, says) in [
         (3, &b"nonsense"[..]),
         (4, br#"{"say":"take","version":7}"#),
         (5, br#"{"say":"serving"}"#),
     ] {
-        let channel = Channel::connect(&old.path, PATIENCE).unwrap().unwrap();
+        let channel = SeqpacketSocket::connect(&old.path, PATIENCE)
+            .unwrap()
+            .unwrap();
         channel.send(says, &[]).unwrap();
         failed(&old, times);
     }

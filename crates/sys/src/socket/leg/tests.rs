@@ -70,7 +70,7 @@ fn asking_for_the_window_leaves_the_stream_as_it_was() {
     let (near, far) = pair(&plain());
     for (stream, other) in [(&near, &far), (&far, &near)] {
         sockopt::set_socket_reuseaddr(stream, true).unwrap();
-        stream.ask_for_window().unwrap();
+        stream.probe_peer_window().unwrap();
         assert!(sockopt::socket_reuseaddr(stream).unwrap());
         stream.send(b"word").unwrap();
         let fd = other.as_fd();
