@@ -1,10 +1,6 @@
-//! Worlds on one machine that lose time the way real networks do.
+//! Experiments in worlds that lose time the way real networks do, and the report of their figures.
 #![forbid(unsafe_code)]
 
 pub mod experiment;
-pub mod interrupt;
-pub mod link;
 pub mod peer;
 pub mod report;
-pub mod units;
-pub mod world;

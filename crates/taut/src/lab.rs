@@ -8,8 +8,9 @@ use taut_lab::experiment::guests::guest::{self, Guest};
 use taut_lab::experiment::guests::{driver, kernel};
 use taut_lab::experiment::outcome::Outcome;
 use taut_lab::experiment::{self, Experiment, Request, table};
-use taut_lab::world::World;
-use taut_lab::{interrupt, report};
+use taut_lab::report;
+use taut_netlab::interrupt;
+use taut_netlab::world::World;
 
 use crate::Failure;
 

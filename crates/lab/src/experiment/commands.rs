@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::process::{Command, Output, Stdio};
 
 use super::ExperimentError;
-use crate::world::Host;
+use taut_netlab::world::Host;
 
 /// Runs `ip` with the words of `line` and returns what it wrote.
 pub(super) fn ip(host: &Host, line: &str) -> Result<String, ExperimentError> {

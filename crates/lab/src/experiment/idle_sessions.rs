@@ -13,7 +13,7 @@ use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::{Service, relay};
-use crate::world::WorldBuilder;
+use taut_netlab::world::WorldBuilder;
 
 /// For the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {

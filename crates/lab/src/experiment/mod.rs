@@ -34,8 +34,8 @@ use std::path::PathBuf;
 
 use crate::peer::PeerError;
 use crate::peer::curl::FetchError;
-use crate::world::WorldError;
 use outcome::Outcome;
+use taut_netlab::world::WorldError;
 
 /// How an experiment is to be run.
 #[derive(Clone, Debug)]

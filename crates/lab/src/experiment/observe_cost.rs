@@ -15,7 +15,7 @@ use super::descriptors::enough_descriptors;
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request, stats};
-use crate::world::{Host, WorldBuilder};
+use taut_netlab::world::{Host, WorldBuilder};
 
 /// For the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use taut_sys::tap::{Tap, TapError};
 
 use crate::experiment::ExperimentError;
-use crate::world::World;
+use taut_netlab::world::World;
 
 /// Makes a TAP called `name` in the namespace of a host.
 pub(super) fn make_tap(world: &World, host: &str, name: &str) -> Result<Tap, ExperimentError> {

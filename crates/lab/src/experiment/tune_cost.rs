@@ -16,7 +16,7 @@ use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::process_tree::ProcessTree;
 use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request, stats};
-use crate::world::{Host, WorldBuilder};
+use taut_netlab::world::{Host, WorldBuilder};
 
 /// For the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use super::program;
-use crate::world::Host;
+use taut_netlab::world::Host;
 
 /// Of any download. The slowest that is meant to end takes a tenth of it.
 const LIMIT: Duration = Duration::from_secs(300);

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::{PeerError, Service, program};
-use crate::world::Host;
+use taut_netlab::world::Host;
 
 /// When HAProxy moves bytes with splice(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

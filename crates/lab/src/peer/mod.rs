@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use taut_sys::child::Child;
 
-use crate::world::{Host, WorldError};
+use taut_netlab::world::{Host, WorldError};
 
 /// How long a service may take until it accepts connections.
 const START_LIMIT: Duration = Duration::from_secs(20);

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use super::{PeerError, Service, program};
-use crate::world::Host;
+use taut_netlab::world::Host;
 
 /// What a server has beside the usual.
 #[derive(Clone, Copy, Debug, Default)]

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::{PeerError, Service, program};
-use crate::world::Host;
+use taut_netlab::world::Host;
 
 /// The port it listens on.
 pub const PORT: u16 = 8082;

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use serde::{Serialize, Serializer};
 
 use super::{PeerError, Service};
-use crate::units::BitsPerSecond;
-use crate::world::Host;
+use taut_netlab::units::BitsPerSecond;
+use taut_netlab::world::Host;
 
 /// The port that a relay with one forward listens on.
 pub const PORT: u16 = 8080;

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::process::Stdio;
 
 use super::program;
-use crate::world::Host;
+use taut_netlab::world::Host;
 
 /// The receive windows, in bytes, that the far ends of `host`'s established connections advertise
 /// at this moment (`tcpi_snd_wnd` of TCP_INFO).

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use super::{PeerError, Service, program};
-use crate::world::Host;
+use taut_netlab::world::Host;
 
 /// The port that ssh forwards on each relay.
 pub const PORT: u16 = 2280;

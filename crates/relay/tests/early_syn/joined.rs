@@ -4,8 +4,8 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
 use std::time::Duration;
 
-use taut_lab::link::shape::{LinkSpec, Shape};
-use taut_lab::world::{World, WorldBuilder};
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::world::{World, WorldBuilder};
 use taut_relay::config::{Config, Forward, MeshConfig};
 use taut_relay::metrics::Metrics;
 use taut_relay::node::Node;

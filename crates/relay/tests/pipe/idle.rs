@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use taut_lab::link::shape::Shape;
+use taut_netlab::link::shape::Shape;
 use taut_sys::socket::{LegOptions, Stream};
 
 use crate::rig::{

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use taut_lab::link::shape::Shape;
-use taut_lab::units::{BitsPerSecond, Bytes};
+use taut_netlab::link::shape::Shape;
+use taut_netlab::units::{BitsPerSecond, Bytes};
 use taut_relay::turbo::congestion_control::{Count, PipeOptions};
 use taut_sys::socket::{Stream, has_congestion_control};
 

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use taut_lab::link::shape::Shape;
+use taut_netlab::link::shape::Shape;
 use taut_relay::turbo::congestion_control::{Pipe, PipeOptions};
 use taut_sys::child::Child;
 use taut_sys::netns::Netns;

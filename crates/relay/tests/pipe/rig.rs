@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rustix::event::PollFlags;
 use rustix::net::sockopt;
-use taut_lab::link::shape::{LinkSpec, Shape};
-use taut_lab::world::{World, WorldBuilder};
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::world::{World, WorldBuilder};
 use taut_relay::turbo::congestion_control::{Pipe, PipeOptions};
 use taut_sys::Errno;
 use taut_sys::socket::{Keepalive, LegOptions, Listener, Stream};

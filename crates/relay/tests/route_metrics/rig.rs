@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::event::PollFlags;
-use taut_lab::link::shape::{LinkSpec, Shape};
-use taut_lab::world::{World, WorldBuilder};
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::world::{World, WorldBuilder};
 use taut_relay::turbo::route_metrics::{Job, LOOK_AT_LEAST, PROTOCOL, RouteMetrics, Status, TABLE};
 use taut_sys::socket::{Keepalive, LegOptions, Listener, Stream};
 use tokio::sync::Notify;

@@ -45,7 +45,7 @@ impl Measured {
 
     pub(super) fn end(&mut self, ended: Ended) {
         for kept in ended.kept {
-            if kept.scheduling != crate::link::counters::Scheduling::RealTime {
+            if kept.scheduling != taut_netlab::link::counters::Scheduling::RealTime {
                 self.not_real_time += 1;
             }
             self.off.extend(kept.off);

@@ -10,7 +10,7 @@ use std::net::Ipv4Addr;
 
 use crate::experiment::ExperimentError;
 use crate::experiment::guests::network::{DriverEnds, bridge, held, ip, join, standing, tap, wire};
-use crate::world::{World, WorldBuilder};
+use taut_netlab::world::{World, WorldBuilder};
 
 pub(super) const CLIENT: &str = "client";
 const SWITCH: &str = "switch";

@@ -21,8 +21,8 @@ use crate::experiment::guests::slices::{Shape, Slices};
 use crate::experiment::guests::snooping::Snooping;
 use crate::experiment::guests::uml::{self, Booting, Uml};
 use crate::experiment::{ExperimentError, Request};
-use crate::link::counters::LinkReport;
-use crate::world::{Host, World};
+use taut_netlab::link::counters::LinkReport;
+use taut_netlab::world::{Host, World};
 
 /// How long the two hosts' rounds stay as they are to each other. How long a packet waits depends on it, and
 /// jitter alone would change it little within a run.

@@ -15,11 +15,11 @@ use taut_sys::child::Child;
 use taut_sys::sock_diag::SockDiag;
 
 use crate::experiment::{ExperimentError, Request};
-use crate::link::counters::LinkReport;
-use crate::link::shape::{LinkSpec, Shape};
 use crate::peer::{Service, nginx, program};
-use crate::units::{BitsPerSecond, Bytes};
-use crate::world::{Host, World, WorldBuilder};
+use taut_netlab::link::counters::LinkReport;
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::units::{BitsPerSecond, Bytes};
+use taut_netlab::world::{Host, World, WorldBuilder};
 
 /// Round trips of the clients, each behind a link of its own.
 pub(super) const ROUND_TRIPS: [Duration; 5] = [

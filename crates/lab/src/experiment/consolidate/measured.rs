@@ -102,7 +102,7 @@ impl Measured {
     pub(super) fn end(&mut self, ended: Ended) {
         self.real_time = true;
         for kept in ended.kept {
-            self.real_time &= kept.scheduling == crate::link::counters::Scheduling::RealTime;
+            self.real_time &= kept.scheduling == taut_netlab::link::counters::Scheduling::RealTime;
             self.off.extend(kept.off);
             self.late.extend(kept.late);
         }

@@ -27,8 +27,8 @@ use crate::experiment::guests::snooping::Snooping;
 use crate::experiment::guests::transfer::{self, Sent};
 use crate::experiment::guests::uml::{self, Booting, Uml};
 use crate::experiment::{ExperimentError, Request};
-use crate::link::counters::LinkReport;
-use crate::world::World;
+use taut_netlab::link::counters::LinkReport;
+use taut_netlab::world::World;
 
 /// What the guests of another host, beside the one that sends, are: turns in which nobody runs.
 const SENDERS_HOST: usize = 3;

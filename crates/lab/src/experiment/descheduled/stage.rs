@@ -13,9 +13,9 @@ use crate::experiment::guests::network::SERVER;
 use crate::experiment::guests::qemu::{Files, Kernel};
 use crate::experiment::guests::sender::Sender;
 use crate::experiment::{ExperimentError, Request};
-use crate::link::shape::{LinkSpec, Shape};
-use crate::units::{BitsPerSecond, Bytes};
-use crate::world::Host;
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::units::{BitsPerSecond, Bytes};
+use taut_netlab::world::Host;
 
 /// Where the server takes the first flow; the next has the next.
 const PORT: u16 = 5100;

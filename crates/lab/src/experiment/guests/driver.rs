@@ -13,8 +13,8 @@ use taut_sys::child::Child;
 use taut_sys::tap::Tap;
 
 use super::network::DriverEnds;
-use crate::link::frame::Frame;
-use crate::world::Host;
+use taut_netlab::link::frame::Frame;
+use taut_netlab::world::Host;
 
 /// Frames from one side before the other has its turn.
 const BURST: usize = 32;

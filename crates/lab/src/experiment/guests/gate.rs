@@ -14,7 +14,7 @@ use taut_sys::child::Child;
 use taut_sys::schedule;
 
 use super::slices::{Slices, Turn};
-use crate::link::counters::Scheduling;
+use taut_netlab::link::counters::Scheduling;
 
 /// Ends of slices whose lateness is kept: more than an hour's.
 const KEPT: usize = 1 << 18;

@@ -9,9 +9,9 @@ use std::time::Duration;
 use taut_sys::tap::Tap;
 
 use super::configuration::RING;
-use crate::link::shape::{LinkSpec, Shape};
-use crate::units::{BitsPerSecond, Bytes};
-use crate::world::Host;
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::units::{BitsPerSecond, Bytes};
+use taut_netlab::world::Host;
 
 /// Places of the rings through which frames come to the driver domain: what a network card and its
 /// driver have room for. They are not what is measured.

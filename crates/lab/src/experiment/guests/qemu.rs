@@ -16,7 +16,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use super::guest::Guest;
 use super::uml::Booting;
 use crate::peer::program::Program;
-use crate::world::Host;
+use taut_netlab::world::Host;
 
 /// What every guest of a kernel begins with.
 const BASE: &str = "base-with-virtio.cpio";

@@ -14,8 +14,8 @@ use super::network::{ALONE, SERVER, SERVER_MAC, TAP, lay_out_alone};
 use super::qemu::{self, Files, Kernel};
 use super::uml::Uml;
 use crate::experiment::{ExperimentError, Request};
-use crate::link::shape::LinkSpec;
-use crate::world::{World, WorldBuilder};
+use taut_netlab::link::shape::LinkSpec;
+use taut_netlab::world::{World, WorldBuilder};
 
 /// A guest is booted so often until it answers.
 const BOOTS: usize = 3;

@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use taut_sys::child::Child;
 
-use crate::world::Host;
+use taut_netlab::world::Host;
 
 /// How long it may take until it serves the tap.
 const START: Duration = Duration::from_secs(20);

@@ -14,7 +14,7 @@ use super::guest::Guest;
 use super::guest::talk::{self, Answer, Ask, Counters, Lines, Settings};
 use super::transfer::{self, Sent};
 use crate::peer::program::Program;
-use crate::world::Host;
+use taut_netlab::world::Host;
 
 /// The kernel.
 pub(in crate::experiment) const KERNEL: Program = Program {

@@ -10,9 +10,9 @@ use crate::experiment::guests::network::ALONE;
 use crate::experiment::guests::qemu::{Files, Kernel};
 use crate::experiment::guests::sender::Sender;
 use crate::experiment::{ExperimentError, Request};
-use crate::link::shape::{LinkSpec, Shape};
 use crate::peer::program;
-use crate::units::{BitsPerSecond, Bytes};
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::units::{BitsPerSecond, Bytes};
 
 /// Where the guest serves.
 const PORT: u16 = 5200;

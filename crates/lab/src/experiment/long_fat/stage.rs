@@ -10,11 +10,11 @@ use taut_sys::child::Child;
 use taut_sys::sock_diag::SockDiag;
 
 use crate::experiment::{ExperimentError, Request};
-use crate::link::counters::LinkReport;
-use crate::link::shape::{LinkSpec, Shape};
 use crate::peer::program;
-use crate::units::{BitsPerSecond, Bytes};
-use crate::world::{Host, World, WorldBuilder};
+use taut_netlab::link::counters::LinkReport;
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::units::{BitsPerSecond, Bytes};
+use taut_netlab::world::{Host, World, WorldBuilder};
 
 /// Where the sender listens.
 const PORT: u16 = 9000;

@@ -15,7 +15,7 @@ use super::download::Way;
 use super::route;
 use crate::peer::relay::{self, Forward, Mesh, Node};
 use crate::peer::{PeerError, Service};
-use crate::world::{Host, World};
+use taut_netlab::world::{Host, World};
 
 /// Connections that the near relay keeps ready: downloads come one at a time, and one that is used
 /// is replaced before the next begins.

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::download::Condition;
-use crate::link::shape::{LinkSpec, Shape};
-use crate::units::{BitsPerSecond, Bytes};
-use crate::world::{World, WorldBuilder, WorldError};
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::units::{BitsPerSecond, Bytes};
+use taut_netlab::world::{World, WorldBuilder, WorldError};
 
 /// A link of the world.
 pub(super) struct Leg {

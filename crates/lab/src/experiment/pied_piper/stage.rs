@@ -13,7 +13,7 @@ use super::route::{self, Setting};
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::curl::{self, Digest, Times};
 use crate::peer::{PeerError, Service, nginx, ssh};
-use crate::world::World;
+use taut_netlab::world::World;
 
 /// A world with everything running on it that the ways need. Programs go before the world they run
 /// in.

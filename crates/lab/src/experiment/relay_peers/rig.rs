@@ -10,7 +10,7 @@ use crate::experiment::process_tree::ProcessTree;
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::haproxy::{self, Splice};
 use crate::peer::{PeerError, Service, nginx_stream, relay, socat, ssh};
-use crate::world::{Host, World, WorldBuilder};
+use taut_netlab::world::{Host, World, WorldBuilder};
 
 /// One host, without a relay yet.
 pub(super) struct Rig {

@@ -11,8 +11,8 @@ use crate::experiment::guests::network;
 use crate::experiment::peer_networks::{LANS, PREFIXES, guest_addr, peer_addr};
 use crate::experiment::tap_frames::make_tap;
 use crate::experiment::{ExperimentError, Request};
-use crate::link::shape::{LinkSpec, Shape};
-use crate::world::{World, WorldBuilder};
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::world::{World, WorldBuilder};
 
 /// The guest's tap.
 pub(super) const TAP: &str = "guest0";

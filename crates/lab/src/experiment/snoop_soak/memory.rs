@@ -4,7 +4,7 @@ use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 
 use super::plan::{Phase, shortages};
-use crate::world::TcpMemory;
+use taut_netlab::world::TcpMemory;
 
 /// Lets the memory run out again and again until `over` says that the phase is; how often it did.
 pub(super) fn exhaust(memory: &TcpMemory, phase: &Phase, over: &Receiver<()>) -> io::Result<u64> {

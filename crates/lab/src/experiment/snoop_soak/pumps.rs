@@ -12,7 +12,7 @@ use super::mangle::{Mangled, Mangler};
 use super::plan;
 use super::segment::{Segment, complete_checksum};
 use crate::experiment::tap_frames::{next, wait_for};
-use crate::link::frame::Frame;
+use taut_netlab::link::frame::Frame;
 
 /// Frames taken from one TAP before the other has its turn.
 const BURST: usize = 64;

@@ -12,8 +12,8 @@ use crate::experiment::ExperimentError;
 use crate::experiment::commands::{add_neighbour, ip};
 use crate::experiment::peer_networks::{LANS, PREFIXES, guest_addr, peer_addr};
 use crate::experiment::tap_frames::make_tap;
-use crate::link::shape::{LinkSpec, Shape};
-use crate::world::{Host, TcpMemory, World, WorldBuilder};
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::world::{Host, TcpMemory, World, WorldBuilder};
 
 /// The guest's tap.
 pub(super) const TAP: &str = "guest0";

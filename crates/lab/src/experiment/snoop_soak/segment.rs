@@ -6,7 +6,7 @@ use etherparse::{NetSlice, SlicedPacket, TcpOptionElement, TransportSlice};
 use taut_sys::tap::VnetHeader;
 
 use crate::experiment::peer_networks::guest_addr;
-use crate::link::checksum;
+use taut_netlab::link::checksum;
 
 pub(super) const FIN: u8 = 0x01;
 pub(super) const SYN: u8 = 0x02;

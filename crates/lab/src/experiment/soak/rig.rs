@@ -11,11 +11,11 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::plan::{Line, Side};
-use crate::link::shape::{LinkSpec, Shape};
 use crate::peer::relay::{self, Forward, Mesh, Node};
 use crate::peer::{PeerError, Service};
-use crate::units::{BitsPerSecond, Bytes};
-use crate::world::{Host, World, WorldBuilder, WorldError};
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::units::{BitsPerSecond, Bytes};
+use taut_netlab::world::{Host, World, WorldBuilder, WorldError};
 
 /// Where the far relay listens for the near one.
 const MESH_PORT: u16 = 7000;

@@ -10,7 +10,7 @@ use crate::experiment::guests::guest::talk::Start;
 use crate::experiment::guests::network::{ALONE, SERVER, SERVER_MAC, TAP, lay_out_alone};
 use crate::experiment::guests::slices::{Shape, Slices};
 use crate::experiment::guests::uml::{self, Booting, Uml};
-use crate::world::World;
+use taut_netlab::world::World;
 
 /// Who listens may have been started at the same time.
 const TRIES: &str = "retry=100,interval=0.1";

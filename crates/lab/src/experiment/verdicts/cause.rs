@@ -5,8 +5,8 @@ use std::time::Duration;
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng as _, SeedableRng as _};
 
-use crate::link::shape::{LinkSpec, Shape};
-use crate::units::{BitsPerSecond, Bytes};
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::units::{BitsPerSecond, Bytes};
 
 /// What is made to limit a connection. Data goes from `server` to `client`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -14,9 +14,9 @@ use super::cause::{Case, Cause, End};
 use super::matrix::Said;
 use crate::experiment::guests::network;
 use crate::experiment::{ExperimentError, Request};
-use crate::link::shape::{LinkSpec, Shape};
 use crate::peer::{Service, nginx, program};
-use crate::world::{Host, World, WorldBuilder};
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::world::{Host, World, WorldBuilder};
 
 /// Bytes of a download that does not end while it is watched.
 const LARGE: u64 = 4 << 30;

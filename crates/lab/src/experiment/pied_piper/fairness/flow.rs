@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::share::Arrivals;
 use crate::experiment::ExperimentError;
 use crate::peer::curl::{self, Digest};
-use crate::world::Host;
+use taut_netlab::world::Host;
 
 /// What is downloaded from where, and when.
 pub(super) struct Flow<'a> {

@@ -2,9 +2,9 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use taut_lab::link::shape::{LinkSpec, Shape};
-//! use taut_lab::units::BitsPerSecond;
-//! use taut_lab::world::WorldBuilder;
+//! use taut_netlab::link::shape::{LinkSpec, Shape};
+//! use taut_netlab::units::BitsPerSecond;
+//! use taut_netlab::world::WorldBuilder;
 //!
 //! let near = Shape::delay(Duration::from_millis(5)).rate(BitsPerSecond::mega(100));
 //! let world = WorldBuilder::new("example")
@@ -26,7 +26,7 @@
 mod builder;
 mod congestion;
 mod host;
-pub(crate) mod netlink;
+pub mod netlink;
 mod plan;
 mod reaper;
 mod record;

@@ -11,8 +11,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
-use taut_lab::link::shape::{LinkSpec, Shape};
-use taut_lab::world::{World, WorldBuilder};
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::world::{World, WorldBuilder};
 use taut_sys::netns::{Netns, NetnsId};
 
 fn build() -> World {
@@ -142,7 +142,7 @@ fn hold_a_world_when_asked_to() {
     if std::env::var_os("TAUT_LAB_HOLD_A_WORLD").is_none() {
         return;
     }
-    taut_lab::interrupt::tear_down_on_signals().unwrap();
+    taut_netlab::interrupt::tear_down_on_signals().unwrap();
     let world = build();
     let inhabitant = world.host("a").spawn(sleep()).unwrap();
     println!("\nworld {} {}", world.id(), inhabitant.id());

@@ -9,10 +9,10 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use taut_lab::link::shape::{LinkSpec, Shape};
-use taut_lab::link::{LinkBackend, LinkError};
-use taut_lab::units::{BitsPerSecond, Bytes};
-use taut_lab::world::{World, WorldBuilder, WorldError};
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::link::{LinkBackend, LinkError};
+use taut_netlab::units::{BitsPerSecond, Bytes};
+use taut_netlab::world::{World, WorldBuilder, WorldError};
 
 fn ms(delay: u64) -> Shape {
     Shape::delay(Duration::from_millis(delay))

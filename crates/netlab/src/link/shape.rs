@@ -135,7 +135,8 @@ impl LinkSpec {
         Self { seed, ..self }
     }
 
-    pub(crate) fn fault(&self) -> Option<String> {
+    /// Returns why no link of this description can exist, or `None` if one can.
+    pub fn fault(&self) -> Option<String> {
         // 1280: IPv6's least (RFC 8200, 5).
         if self.mtu < 1280 {
             return Some(format!(

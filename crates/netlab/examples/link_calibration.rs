@@ -13,13 +13,13 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use taut_lab::link::counters::LinkReport;
-use taut_lab::link::shape::{LinkSpec, Shape};
-use taut_lab::units::{BitsPerSecond, Bytes};
-use taut_lab::world::{World, WorldBuilder};
+use taut_netlab::link::counters::LinkReport;
+use taut_netlab::link::shape::{LinkSpec, Shape};
+use taut_netlab::units::{BitsPerSecond, Bytes};
+use taut_netlab::world::{World, WorldBuilder};
 
 fn main() {
-    taut_lab::interrupt::tear_down_on_signals().unwrap();
+    taut_netlab::interrupt::tear_down_on_signals().unwrap();
     let asked: Vec<String> = std::env::args().skip(1).collect();
     let all: [(&str, fn()); 4] = [
         ("delay", delay),

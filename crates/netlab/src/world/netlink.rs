@@ -29,14 +29,19 @@ const TX_QUEUE: u32 = 4096;
 
 /// Why the kernel did not do what was asked of it.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NetlinkError {
+pub enum NetlinkError {
+    /// The netlink socket or its runtime failed.
     #[error("netlink: {0}")]
     Socket(#[from] std::io::Error),
+    /// The kernel rejected a request.
     #[error("{what}: {source}")]
     Refused {
+        /// The object of the request.
         what: String,
+        /// The kernel's reason.
         source: Box<rtnetlink::Error>,
     },
+    /// No device has this name.
     #[error("there is no device {0}")]
     NoDevice(String),
 }
@@ -179,7 +184,11 @@ pub(crate) fn statistics(netns: &Netns, name: &str) -> Result<Stats64, WorldErro
     })
 }
 
-pub(crate) async fn index(handle: &Handle, name: &str) -> Result<u32, NetlinkError> {
+/// Returns the interface index of the device `name`.
+///
+/// # Errors
+/// When there is no such device, or the kernel rejects the request.
+pub async fn index(handle: &Handle, name: &str) -> Result<u32, NetlinkError> {
     Ok(get(handle, name).await?.header.index)
 }
 
@@ -193,7 +202,8 @@ async fn get(
     found.ok_or_else(|| NetlinkError::NoDevice(name.to_owned()))
 }
 
-pub(crate) fn refused(what: &str) -> impl FnOnce(rtnetlink::Error) -> NetlinkError {
+/// Wraps a rejected request with the name of its object, for `map_err`.
+pub fn refused(what: &str) -> impl FnOnce(rtnetlink::Error) -> NetlinkError {
     move |source| NetlinkError::Refused {
         what: what.to_owned(),
         source: Box::new(source),
@@ -213,7 +223,10 @@ fn in_netns<T: Send>(
 }
 
 /// Runs `job` with a netlink connection of the calling thread's network namespace.
-pub(crate) fn with_netlink<T>(
+///
+/// # Errors
+/// When the socket cannot be opened, and whatever `job` returns.
+pub fn with_netlink<T>(
     job: impl AsyncFnOnce(Handle) -> Result<T, NetlinkError>,
 ) -> Result<T, NetlinkError> {
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,7 +1,7 @@
 //! Links: delay, rate, loss and a queue, each direction by itself, carried in user space between two
 //! TAPs or by the kernel's netem.
 
-pub(crate) mod checksum;
+pub mod checksum;
 pub mod counters;
 mod engine;
 pub mod frame;

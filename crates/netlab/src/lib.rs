@@ -1,0 +1,7 @@
+//! Worlds on one machine that lose time the way real networks do.
+#![forbid(unsafe_code)]
+
+pub mod interrupt;
+pub mod link;
+pub mod units;
+pub mod world;
