@@ -21,7 +21,9 @@ fn segments(count: usize, each: u32) -> Segments {
 fn drain(path: &mut Path<(u32, Range<usize>)>) -> Vec<(u64, u32, Range<usize>)> {
     let mut out = Vec::new();
     while let Some(due) = path.next_due() {
-        assert!(path.poll_delivery(Moment(due.0 - 1)).is_none(), "early");
+        if let Some(before) = due.0.checked_sub(1) {
+            assert!(path.poll_delivery(Moment(before)).is_none(), "early");
+        }
         let (frame, run) = path.poll_delivery(due).unwrap();
         out.push((due.0, frame, run));
     }
@@ -195,6 +197,70 @@ fn a_late_caller_is_counted_and_changes_nothing_else() {
     assert_eq!(path.counters().latest, Duration::from_nanos(MS + 1));
 }
 
+/// Offers the frames `(gap, segments, bytes of each)` one after the other, and checks what comes out.
+fn check_order_and_counters(
+    rate: Option<u64>,
+    queue: u64,
+    loss: f64,
+    delay: u64,
+    offers: &[(u64, usize, u32)],
+) -> Result<(), TestCaseError> {
+    let shape = Shape {
+        delay: Duration::from_millis(delay),
+        rate: rate.map(BitsPerSecond),
+        loss,
+        queue: Bytes(queue),
+        ..Shape::default()
+    };
+    let mut path = Path::new(shape, 5, 0);
+    let mut now = 0;
+    for (frame, (gap, count, each)) in offers.iter().enumerate() {
+        now += gap;
+        let last = 60.min(*each);
+        offer(
+            &mut path,
+            now,
+            frame as u32,
+            Segments {
+                count: *count,
+                each: *each,
+                last,
+            },
+        );
+        // What waits never exceeds the queue.
+        prop_assert!(rate.is_none() || path.waiting(at(now)) <= u128::from(queue));
+    }
+    let out = drain(&mut path);
+    let arrived: u64 = out.iter().map(|(.., run)| run.len() as u64).sum();
+    let counters = *path.counters();
+    prop_assert_eq!(
+        arrived + counters.queue_drops + counters.loss_drops + counters.memory_drops,
+        counters.segments
+    );
+    prop_assert_eq!(path.under_way_bytes, 0);
+    for pair in out.windows(2) {
+        let ((due_a, frame_a, run_a), (due_b, frame_b, run_b)) = (&pair[0], &pair[1]);
+        prop_assert!(due_a <= due_b);
+        prop_assert!((frame_a, run_a.end) <= (frame_b, run_b.start) || frame_a < frame_b);
+    }
+    let bytes: u64 = out
+        .iter()
+        .map(|(_, frame, run)| {
+            let (_, count, each) = offers[*frame as usize];
+            let ends = u64::from(run.end == count);
+            let last = u64::from(60.min(each));
+            (run.len() as u64 - ends) * u64::from(each) + ends * last
+        })
+        .sum();
+    prop_assert_eq!(counters.delivered_bytes, bytes);
+    // Nothing goes faster than the wire.
+    if let (Some(rate), Some((last_due, ..))) = (rate, out.last()) {
+        let time = u128::from(bytes) * 8_000_000_000 / u128::from(rate);
+        prop_assert!(u128::from(*last_due) + 1 >= time + u128::from(delay * MS));
+    }
+    Ok(())
+}
+
 proptest! {
     #[test]
     fn order_is_kept_and_every_segment_is_accounted_for(
@@ -204,51 +270,13 @@ proptest! {
         delay in 0_u64..300,
         offers in prop::collection::vec((0_u64..3 * MS, 1_usize..45, 60_u32..1515), 1..60),
     ) {
-        let shape = Shape {
-            delay: Duration::from_millis(delay),
-            rate: rate.map(BitsPerSecond),
-            loss,
-            queue: Bytes(queue),
-            ..Shape::default()
-        };
-        let mut path = Path::new(shape, 5, 0);
-        let mut now = 0;
-        for (frame, (gap, count, each)) in offers.iter().enumerate() {
-            now += gap;
-            let last = 60.min(*each);
-            offer(&mut path, now, frame as u32, Segments { count: *count, each: *each, last });
-            // What waits never exceeds the queue.
-            prop_assert!(rate.is_none() || path.waiting(at(now)) <= u128::from(queue));
-        }
-        let out = drain(&mut path);
-        let arrived: u64 = out.iter().map(|(.., run)| run.len() as u64).sum();
-        let counters = *path.counters();
-        prop_assert_eq!(
-            arrived + counters.queue_drops + counters.loss_drops + counters.memory_drops,
-            counters.segments
-        );
-        prop_assert_eq!(path.under_way_bytes, 0);
-        for pair in out.windows(2) {
-            let ((due_a, frame_a, run_a), (due_b, frame_b, run_b)) = (&pair[0], &pair[1]);
-            prop_assert!(due_a <= due_b);
-            prop_assert!((frame_a, run_a.end) <= (frame_b, run_b.start) || frame_a < frame_b);
-        }
-        let bytes: u64 = out
-            .iter()
-            .map(|(_, frame, run)| {
-                let (_, count, each) = offers[*frame as usize];
-                let ends = u64::from(run.end == count);
-                let last = u64::from(60.min(each));
-                (run.len() as u64 - ends) * u64::from(each) + ends * last
-            })
-            .sum();
-        prop_assert_eq!(counters.delivered_bytes, bytes);
-        // Nothing goes faster than the wire.
-        if let (Some(rate), Some((last_due, ..))) = (rate, out.last()) {
-            let time = u128::from(bytes) * 8_000_000_000 / u128::from(rate);
-            prop_assert!(u128::from(*last_due) + 1 >= time + u128::from(delay * MS));
-        }
+        check_order_and_counters(rate, queue, loss, delay, &offers)?;
     }
+}
+
+#[test]
+fn one_small_frame_on_a_path_without_rate_or_delay_is_accounted_for() {
+    check_order_and_counters(None, 1514, 0.0, 0, &[(0, 1, 60)]).unwrap();
 }
 
 #[test]
