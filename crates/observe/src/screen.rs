@@ -1,6 +1,6 @@
 //! `taut top` at a terminal.
 //!
-//! What is shown is a [`State`](state::State), which knows no terminal; [`draw`] puts it into cells; this loop
+//! What is shown is a [`State`], which knows no terminal; [`draw`] puts it into cells; this loop
 //! reads keys and looks at connections in between.
 
 mod draw;

@@ -30,8 +30,14 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Address to listen on: ADDRESS:PORT, [ADDRESS]:PORT, or :PORT for all; may be repeated
-    #[arg(short, long, value_name = "ADDR", requires = "to")]
+    // Not a doc comment: rustdoc would take the brackets for a link.
+    #[arg(
+        short,
+        long,
+        value_name = "ADDR",
+        requires = "to",
+        help = "Address to listen on: ADDRESS:PORT, [ADDRESS]:PORT, or :PORT for all; may be repeated"
+    )]
     listen: Vec<Listen>,
 
     /// Destination or next relay of what comes in on --listen
