@@ -57,7 +57,7 @@ test-snoop-guests: root guests ## taut snoop while guests of QEMU's are paused, 
 	@echo "taut: building the tests of snoop with guests of QEMU's and running all of them"
 	@TAUT_SNOOP_GUESTS=all $(CARGO) test --locked -p taut --test snoop_guests
 
-lint: setup ## formatting, clippy and shell scripts; warnings are errors
+lint: setup ## formatting, clippy, dependencies, documentation and shell scripts; warnings are errors
 	@scripts/lint
 
 build: release ## the release binary, target/release/taut
