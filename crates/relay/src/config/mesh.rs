@@ -8,9 +8,9 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::file::{OneOrMany, TIME, Time, at_least_one, parse, set_time, sources};
+use super::limits::{ArrivalLimits, PoolLimits};
 use crate::access::{Rule, Sources};
 use crate::net::addr::{Destination, Listen};
-use crate::route::table::{ArrivalLimits, PoolLimits};
 
 /// Relays a session may go through, counted from the first. RFC 9110 has no such figure for
 /// proxies; eight is more than any sensible route has.

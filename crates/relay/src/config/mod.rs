@@ -14,9 +14,11 @@ use crate::net::addr::{Destination, Listen};
 use crate::session_log;
 
 mod file;
+mod limits;
 mod mesh;
 mod transparent;
 
+pub use limits::{ArrivalLimits, PoolLimits};
 pub use mesh::{MeshConfig, Turbo};
 pub use transparent::{InterceptConfig, Transparent};
 

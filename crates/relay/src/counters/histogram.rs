@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::counters::worker::Figure;
+use super::figure::Figure;
 
 /// Upper bounds of the buckets, in seconds: from what a connection on one machine takes to the
 /// patience of a person. One more bucket has what is longer.

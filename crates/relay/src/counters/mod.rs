@@ -1,4 +1,5 @@
 //! What a worker counts.
 
+pub(crate) mod figure;
 pub(crate) mod histogram;
 pub(crate) mod worker;

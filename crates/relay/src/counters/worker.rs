@@ -1,33 +1,13 @@
 //! What one worker counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use taut_mesh::acceptor::Rejection;
 
-use crate::counters::histogram::Histogram;
+use super::figure::Figure;
+use super::histogram::Histogram;
+use crate::outcome::mesh::Refusal;
+use crate::outcome::proxy::Unproxied;
 use crate::outcome::refusal::Refused;
 use crate::outcome::session_end::End;
-use crate::worker::{Refusal, Unproxied};
-
-/// A figure that one thread writes and any may read.
-///
-/// Having one writer it needs no locked instruction, only a store that cannot tear.
-#[derive(Debug, Default)]
-pub(crate) struct Figure(AtomicU64);
-
-impl Figure {
-    pub(crate) fn add(&self, n: u64) {
-        self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
-    }
-
-    pub(crate) fn sub(&self, n: u64) {
-        self.0.store(self.get().wrapping_sub(n), Ordering::Relaxed);
-    }
-
-    pub(crate) fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// What one worker counts. Aligned so that workers do not share cache lines.
 #[derive(Debug, Default)]

@@ -13,6 +13,7 @@ mod devices;
 mod filter_tests;
 mod limiter;
 mod limits;
+mod pending;
 #[cfg(test)]
 mod program_tests;
 mod rate;
@@ -31,6 +32,7 @@ pub use cookies::{read_syncookies_sent, syncookies_sent};
 pub use devices::{Device, Devices};
 pub use limiter::{Counts, Limiter, Verdict};
 pub use limits::Limits;
+pub(crate) use pending::Table;
 pub use rate::Rate;
 use taut_sys::bpf::tc::{AttachPoint, Attached};
 pub use wire::Exits;

@@ -16,10 +16,11 @@ use taut_sys::epoll::{Interest, Poller, Readiness};
 use taut_sys::socket::Stream;
 use taut_sys::{Errno, random};
 
+use crate::config::PoolLimits;
 use crate::counters::worker::WorkerMetrics;
 use crate::event::deadlines::Alarms;
 use crate::event::token::{Generation, Place, Token};
-use crate::route::table::{Peer, PoolLimits};
+use crate::route::table::Peer;
 
 /// How often sizes are looked at when nothing else gives cause to.
 const TEND_EVERY: Duration = Duration::from_secs(1);

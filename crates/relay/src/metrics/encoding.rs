@@ -6,12 +6,13 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
 use super::Metrics;
+use crate::counters::figure::Figure;
 use crate::counters::histogram::{Histogram, Totals};
-use crate::counters::worker::{Figure, WorkerMetrics};
+use crate::counters::worker::WorkerMetrics;
 use crate::intercept::Method;
+use crate::outcome::proxy::Unproxied;
 use crate::outcome::refusal::Refused;
 use crate::outcome::session_end::End;
-use crate::worker::Unproxied;
 
 mod mesh;
 

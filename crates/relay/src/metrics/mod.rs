@@ -5,15 +5,16 @@ use std::sync::Arc;
 use prometheus_client::registry::Registry;
 use taut_mesh::acceptor::Rejection;
 
-use crate::counters::worker::{Figure, WorkerMetrics};
+use crate::counters::figure::Figure;
+use crate::counters::worker::WorkerMetrics;
+use crate::early_syn::Table;
 use crate::intercept::{Exits, Method, Status};
-use crate::node::early_syn_thread::Table;
+use crate::outcome::proxy::Unproxied;
 use crate::outcome::refusal::Refused;
 use crate::outcome::session_end::End;
 use crate::session_log::Recorder;
 use crate::turbo::TurboStart;
 use crate::turbo::route_metrics;
-use crate::worker::Unproxied;
 
 mod encoding;
 /// What a node counts.

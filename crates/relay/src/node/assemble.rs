@@ -15,8 +15,8 @@ use super::ways::{access, original, way};
 use crate::config::{Config, Forward};
 use crate::handover::Passed;
 use crate::net::targets::Targets;
+use crate::route::listener::{NewDoor, Purpose};
 use crate::route::table::{Mesh, Peer, Route, Setup};
-use crate::worker::{NewDoor, Purpose};
 
 /// What a configuration comes to when everything that it needs has been acquired.
 pub(super) struct Assembly {

@@ -10,7 +10,8 @@ use super::holdings::{Held, Holdings};
 use super::{ListenProblem, StartError};
 use crate::handover::Passed;
 use crate::net::addr::{Listen, ListenAddr};
-use crate::worker::{BACKLOG, DoorId, NewDoor, Purpose};
+use crate::route::listener::{DoorId, NewDoor, Purpose};
+use crate::worker::BACKLOG;
 
 /// The addresses of a list, and what each worker gets of them.
 type Bound = (Vec<ListenAddr>, Vec<Vec<(DoorId, Option<Arc<Listener>>)>>);

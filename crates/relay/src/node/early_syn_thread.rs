@@ -1,40 +1,19 @@
-//! Early SYN at work: from the event to the worker that sets the onward leg up, and from the
-//! accepted connection to that worker.
-//!
-//! One thread reads the events; workers ask the [`Table`] when they accept. Its lock is held for a
-//! look at a table, never over a system call.
+//! The thread that reads early SYN's events and tells workers of them.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Poller, Waker};
 
-use crate::early_syn::{
-    Counts, Devices, EarlySyn, EarlySynError, Exits, FourTuple, Limiter, Limits, Verdict,
-    read_syncookies_sent,
-};
+use crate::early_syn::{Devices, EarlySyn, EarlySynError, Limits, Table, read_syncookies_sent};
 use crate::worker::mailbox::{Inbox, Letter};
 
 /// How often the kernel is asked whether it sends SYN cookies, and which devices there are.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-
-/// What is pending, and who has it.
-#[derive(Debug)]
-pub(crate) struct Table(Mutex<Inner>);
-
-#[derive(Debug)]
-struct Inner {
-    limiter: Limiter,
-    /// Worker by connection; no more than the limiter lets be pending.
-    owners: HashMap<FourTuple, usize>,
-    next_worker: usize,
-    exits: Option<Exits>,
-}
 
 /// The thread that reads events. Dropped, it ends, and the program is gone from the devices.
 #[derive(Debug)]
@@ -42,55 +21,6 @@ pub(crate) struct Reader {
     stop: Arc<AtomicBool>,
     waker: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
-}
-
-// === impl Table ===
-
-impl Table {
-    pub(crate) fn new(limits: Limits) -> Self {
-        Self(Mutex::new(Inner {
-            limiter: Limiter::new(limits),
-            owners: HashMap::new(),
-            next_worker: 0,
-            exits: None,
-        }))
-    }
-
-    /// A connection was accepted: the worker that has its onward leg under way, if one has.
-    pub(crate) fn accepted(&self, connection: FourTuple, now: Instant) -> Option<usize> {
-        let mut inner = self.lock();
-        let owner = inner.owners.remove(&connection);
-        match owner {
-            Some(_) => {
-                inner.limiter.settled(connection);
-            }
-            None => inner.limiter.accepted_without(connection, now),
-        }
-        owner
-    }
-
-    /// Whether this worker is still to get something under way for this connection: it may have
-    /// been accepted before the worker read of its SYN.
-    pub(crate) fn is_awaited(&self, connection: FourTuple, worker: usize) -> bool {
-        self.lock().owners.get(&connection) == Some(&worker)
-    }
-
-    /// Nothing was or could be got under way for this connection after all.
-    pub(crate) fn given_up(&self, connection: FourTuple) {
-        let mut inner = self.lock();
-        inner.owners.remove(&connection);
-        inner.limiter.settled(connection);
-    }
-
-    /// What the limiter and the program have counted.
-    pub(crate) fn counts(&self) -> (Counts, Option<Exits>) {
-        let inner = self.lock();
-        (inner.limiter.counts(), inner.exits)
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 // === impl Reader ===
@@ -203,19 +133,11 @@ impl Work {
             let now = Instant::now();
             self.early_syn.take(&mut events);
             for syn in events.drain(..) {
-                let connection = syn.connection();
-                let worker = {
-                    let mut inner = self.table.lock();
-                    if inner.limiter.admit(&syn, now) != Verdict::Admit {
-                        continue;
-                    }
-                    inner.next_worker = (inner.next_worker + 1) % self.inboxes.len();
-                    let worker = inner.next_worker;
-                    inner.owners.insert(connection, worker);
-                    worker
+                let Some(worker) = self.table.admit(&syn, self.inboxes.len(), now) else {
+                    continue;
                 };
                 let _ = self.inboxes[worker].post(Letter::Syn {
-                    connection,
+                    connection: syn.connection(),
                     forward: syn.listener,
                 });
             }
@@ -229,30 +151,15 @@ impl Work {
 
     /// Tells workers whose clients have not come.
     fn expire(&mut self, now: Instant) {
-        let expired: Vec<_> = {
-            let mut inner = self.table.lock();
-            let expired = inner.limiter.expire(now);
-            expired
-                .into_iter()
-                .filter_map(|c| Some((c, inner.owners.remove(&c)?)))
-                .collect()
-        };
-        for (connection, worker) in expired {
+        for (connection, worker) in self.table.expire(now) {
             let _ = self.inboxes[worker].post(Letter::NoClient { connection });
         }
     }
 
     /// What has to be looked at from time to time.
     fn look(&mut self, now: Instant) {
-        let cookies = read_syncookies_sent();
-        let exits = self.early_syn.exits().ok();
-        {
-            let mut inner = self.table.lock();
-            inner.exits = exits;
-            if let Ok(sent) = cookies {
-                inner.limiter.note_cookies(sent, now);
-            }
-        }
+        let cookies = read_syncookies_sent().ok();
+        self.table.note(self.early_syn.exits().ok(), cookies, now);
         if let Err(error) = self.early_syn.refresh() {
             tracing::debug!(%error, "a network device is not watched");
         }

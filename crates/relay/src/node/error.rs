@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 
 use taut_mesh::key::KeyError;
 
+use super::early_syn_thread::ReaderError;
 use crate::access::TooManyRules;
 use crate::intercept::InterceptError;
 use crate::net::addr::Destination;
 use crate::net::targets::ResolveError;
-use crate::node::early_syn_thread::ReaderError;
 use crate::session_log::SessionLogError;
 
 /// Why a node did not start.

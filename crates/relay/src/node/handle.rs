@@ -8,11 +8,11 @@ use taut_mesh::key::Keys;
 use taut_sys::Errno;
 use taut_sys::socket::LegOptions;
 
+use super::early_syn_thread::Reader;
 use super::holdings::Holdings;
 use super::loops::find_loop;
 use crate::config::Config;
 use crate::net::targets::{Targets, look_up};
-use crate::node::early_syn_thread::Reader;
 use crate::route::table::Way;
 use crate::session_log::SessionLog;
 use crate::worker::mailbox::{Inbox, Letter};

@@ -9,8 +9,8 @@ use taut_sys::socket::{LegOptions, Listener};
 
 use crate::net::addr::Destination;
 use crate::net::targets::Targets;
+use crate::route::listener::DoorId;
 use crate::route::table::{Mesh, Peer, Route, Setup, Way};
-use crate::worker::DoorId;
 
 /// What is there already when a configuration is made into a [`Setup`].
 ///

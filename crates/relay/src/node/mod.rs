@@ -18,7 +18,7 @@ use crate::worker::Order;
 mod assemble;
 mod bind;
 mod descriptors;
-pub(crate) mod early_syn_thread;
+mod early_syn_thread;
 mod ended;
 mod error;
 mod handle;

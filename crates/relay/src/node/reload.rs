@@ -111,7 +111,7 @@ impl SharedHandle {
 /// What becomes of the thread that reads early SYN's events.
 enum Watch {
     AsBefore,
-    Anew(Option<crate::node::early_syn_thread::Reader>),
+    Anew(Option<super::early_syn_thread::Reader>),
 }
 
 /// The numbers of the routes whose SYNs are watched.

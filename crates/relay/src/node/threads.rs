@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::StartError;
+use super::early_syn_thread::{Reader, ReaderError};
 use super::ways::addrs_of;
 use crate::config::{Config, InterceptConfig};
+use crate::early_syn::Table;
 use crate::intercept::Plan;
 use crate::metrics::Metrics;
-use crate::node::early_syn_thread::{Reader, ReaderError, Table};
 use crate::route::table::{Setup, Way};
 use crate::turbo::route_metrics::{Job, RouteMetrics};
 use crate::worker::Shared;

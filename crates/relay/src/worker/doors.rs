@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 
 use taut_sys::Errno;
 use taut_sys::epoll::Interest;
-use taut_sys::socket::{LegOptions, Listener};
+use taut_sys::socket::Listener;
 
 use super::Worker;
 use crate::event::token::Token;
 use crate::net::addr::ClientAddr;
-use crate::route::table::{Route, Setup};
+use crate::route::listener::{DoorId, NewDoor, Purpose};
+use crate::route::table::Setup;
 
 /// Connections the kernel keeps for each listener until they are accepted; it takes the lesser
 /// of this and `net.core.somaxconn`.
@@ -22,35 +23,11 @@ const ACCEPTS: usize = 64;
 /// How long a listener rests when the machine has no descriptor or memory for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The number of an address that is listened on, the same at every worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct DoorId(pub(crate) u32);
-
-/// A worker's share of an address that is to be listened on.
-#[derive(Debug)]
-pub(crate) struct NewDoor {
-    pub(crate) id: DoorId,
-    /// `None`: it has one.
-    pub(crate) listener: Option<Arc<Listener>>,
-    pub(crate) purpose: Purpose,
-    /// What is asked of the sockets of accepted connections.
-    pub(crate) options: LegOptions,
-}
-
 /// A listener and what its connections are for.
 pub(super) struct Door {
     listener: Arc<Listener>,
     purpose: Purpose,
     pub(super) resting_until: Option<Instant>,
-}
-
-/// What the connections of a listener are for.
-#[derive(Clone, Debug)]
-pub(crate) enum Purpose {
-    /// Each is a session of this forward.
-    Forward(Arc<Route>),
-    /// They come from other relays, which will ask for sessions.
-    Mesh,
 }
 
 // === impl Door ===

@@ -10,8 +10,8 @@ use crate::early_syn::FourTuple;
 use crate::event::token::{Generation, Place};
 use crate::net::addr::ClientAddr;
 use crate::net::targets::{Addrs, ResolveError};
+use crate::route::listener::NewDoor;
 use crate::route::table::{Route, Setup};
-use crate::worker::NewDoor;
 
 /// A worker's letter box.
 #[derive(Debug)]

@@ -13,13 +13,15 @@ use super::sessions::Close;
 use super::story::Origin;
 use super::{Shared, Worker};
 use crate::access::Verdict;
+use crate::config::PoolLimits;
 use crate::event::token::{Generation, Place, Token};
 use crate::mesh::inbound::{Request, Rules};
 use crate::mesh::pool::{Outcome, Spare, Terms, Waiter};
 use crate::net::addr::{ClientAddr, Destination, OnwardAddr};
 use crate::net::targets::{Addrs, ResolveError};
+use crate::outcome::mesh::Refusal;
 use crate::outcome::session_end::{End, Side};
-use crate::route::table::{Mesh, Peer, PoolLimits};
+use crate::route::table::{Mesh, Peer};
 use crate::worker::resolver::LookUp;
 
 /// Connections that a session tries with a peer: one that was ready, and then each of its
@@ -370,35 +372,6 @@ impl Worker {
             borrow: mesh.borrow,
         };
         self.dial(place, Errno::HOSTUNREACH);
-    }
-}
-
-/// Why a session from the mesh is not begun.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
-    /// The configuration does not allow the destination.
-    Destination,
-    /// The next relay of its route is not one that this node knows.
-    NextRelay,
-    /// It has been through as many relays as it may.
-    HopLimit,
-}
-
-impl Refusal {
-    /// Every cause.
-    pub(crate) const ALL: [Self; 3] = [Self::Destination, Self::NextRelay, Self::HopLimit];
-
-    /// Its name in metrics and logs.
-    pub(crate) fn label(self) -> &'static str {
-        match self {
-            Self::Destination => "destination",
-            Self::NextRelay => "next_relay",
-            Self::HopLimit => "hop_limit",
-        }
-    }
-
-    pub(crate) fn index(self) -> usize {
-        self as usize
     }
 }
 

@@ -17,6 +17,7 @@ use crate::event::token::{Generation, Place, Token};
 use crate::forwarding::splice_pipes::PipePool;
 use crate::mesh::inbound::Arrivals;
 use crate::mesh::pool::Pools;
+use crate::route::listener::{DoorId, NewDoor};
 use crate::route::table::Setup;
 use crate::worker::mailbox::{Inbox, Letter};
 
@@ -34,9 +35,8 @@ mod shared;
 mod shop;
 mod story;
 
-pub(crate) use doors::{BACKLOG, DoorId, NewDoor, Purpose};
-pub(crate) use mesh::Refusal;
-pub(crate) use preface::{MAX_WAITING, Unproxied};
+pub(crate) use doors::BACKLOG;
+pub(crate) use preface::MAX_WAITING;
 pub(crate) use shared::{Order, Shared};
 
 use doors::{Door, listener_token};

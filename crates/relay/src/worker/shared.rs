@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use arc_swap::ArcSwap;
 
 use crate::access::session_quota::Sources;
-use crate::node::early_syn_thread::Table;
+use crate::early_syn::Table;
 use crate::route::table::Setup;
 use crate::session_log::Recorder;
 use crate::turbo::route_metrics::Relays;

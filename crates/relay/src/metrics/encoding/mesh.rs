@@ -5,10 +5,11 @@ use prometheus_client::metrics::MetricType;
 use taut_mesh::acceptor::Rejection;
 
 use super::{Count, Encoded, Level};
-use crate::counters::worker::{Figure, WorkerMetrics};
+use crate::counters::figure::Figure;
+use crate::counters::worker::WorkerMetrics;
 use crate::metrics::Metrics;
+use crate::outcome::mesh::Refusal;
 use crate::turbo::congestion_control::Count as PipeCount;
-use crate::worker::Refusal;
 
 impl Metrics {
     /// The pools' and the mesh port's figures.

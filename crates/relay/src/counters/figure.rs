@@ -1,0 +1,23 @@
+//! A figure with one writer.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A figure that one thread writes and any may read.
+///
+/// Having one writer it needs no locked instruction, only a store that cannot tear.
+#[derive(Debug, Default)]
+pub(crate) struct Figure(AtomicU64);
+
+impl Figure {
+    pub(crate) fn add(&self, n: u64) {
+        self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
+    }
+
+    pub(crate) fn sub(&self, n: u64) {
+        self.0.store(self.get().wrapping_sub(n), Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
