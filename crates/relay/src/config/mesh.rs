@@ -7,7 +7,7 @@ use bytesize::ByteSize;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::file::{OneOrMany, TIME, Time, at_least_one, parse, set_time, sources};
+use super::field::{OneOrMany, TIME, Time, at_least_one, parse, set_time, sources};
 use super::limits::{ArrivalLimits, PoolLimits};
 use crate::access::{Rule, Sources};
 use crate::net::addr::{Destination, Listen};

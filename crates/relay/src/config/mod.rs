@@ -13,6 +13,7 @@ use crate::early_syn::{Devices, Limits};
 use crate::net::addr::{Destination, Listen};
 use crate::session_log;
 
+mod field;
 mod file;
 mod limits;
 mod mesh;

@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use toml::Spanned;
 
-use super::file::{OneOrMany, parse};
+use super::field::{OneOrMany, parse};
 use crate::access::identity::Identity;
 use crate::access::{Rule, SourcePrefix, Sources};
 use crate::intercept::{Method, RULES_MAX, Taking};

@@ -1,0 +1,102 @@
+//! Values of fields as they are written, and their checks.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+use toml::Spanned;
+
+use crate::access::{SourcePrefix, Sources};
+
+/// What a time may be: long enough to be meant, short enough to be reckoned with.
+pub(super) const TIME: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_secs(366 * 86_400);
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected an address or a list of addresses")]
+pub(super) enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl OneOrMany {
+    pub(super) fn into_vec(self) -> Vec<String> {
+        match self {
+            Self::One(one) => vec![one],
+            Self::Many(many) => many,
+        }
+    }
+}
+
+pub(super) struct Time(pub(super) Duration);
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        humantime::parse_duration(&text).map(Time).map_err(|e| {
+            serde::de::Error::custom(format!("`{text}` is not a duration such as \"10s\": {e}"))
+        })
+    }
+}
+
+/// Who may connect, by the `from` and `not_from` of a section.
+pub(super) fn sources(
+    from: Option<Spanned<OneOrMany>>,
+    not_from: Option<Spanned<OneOrMany>>,
+    section: &str,
+) -> Result<Sources, (usize, String)> {
+    let prefixes = |list: Spanned<OneOrMany>, name| -> Result<Vec<SourcePrefix>, _> {
+        let at = list.span().start;
+        let texts = list.into_inner().into_vec();
+        let texts = texts.iter().enumerate();
+        texts
+            .map(|(j, text)| parse(text, at, || format!("{section}.{name}[{j}]")))
+            .collect()
+    };
+    let at = from.as_ref().or(not_from.as_ref()).map(|l| l.span().start);
+    let from = from.map(|list| prefixes(list, "from")).transpose()?;
+    let not_from = not_from
+        .map(|list| prefixes(list, "not_from"))
+        .transpose()?;
+    Sources::new(from, not_from.unwrap_or_default())
+        .map_err(|e| (at.unwrap_or(0), format!("{section}.from: {e}")))
+}
+
+pub(super) fn parse<T>(
+    text: &str,
+    at: usize,
+    field: impl Fn() -> String,
+) -> Result<T, (usize, String)>
+where
+    T: std::str::FromStr,
+    T::Err: std::fmt::Display,
+{
+    text.parse().map_err(|e| (at, format!("{}: {e}", field())))
+}
+
+pub(super) fn at_least_one<T: Copy + Default + PartialEq>(
+    value: Option<Spanned<T>>,
+    field: &str,
+) -> Result<Option<T>, (usize, String)> {
+    match value {
+        Some(v) if *v.get_ref() == T::default() => {
+            Err((v.span().start, format!("relay.{field}: must be at least 1")))
+        }
+        other => Ok(other.map(Spanned::into_inner)),
+    }
+}
+
+pub(super) fn set_time(
+    slot: &mut Duration,
+    value: Option<Spanned<Time>>,
+    range: std::ops::RangeInclusive<Duration>,
+    field: &str,
+) -> Result<(), (usize, String)> {
+    let Some(value) = value else { return Ok(()) };
+    if !range.contains(&value.get_ref().0) {
+        let [least, most] = [range.start(), range.end()].map(|d| humantime::format_duration(*d));
+        let message = format!("relay.{field}: must be from {least} to {most}");
+        return Err((value.span().start, message));
+    }
+    *slot = value.into_inner().0;
+    Ok(())
+}
