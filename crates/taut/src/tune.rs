@@ -22,8 +22,9 @@ use taut_tune::journal::{self, Journal};
 use taut_tune::log::Log;
 use taut_tune::pace::{QUIET, pace};
 use taut_tune::profile::settings::Profile;
-use taut_tune::routes::message::{self, Chosen, Metrics};
+use taut_tune::routes::metrics::{self, Metrics};
 use taut_tune::routes::scan::Routes;
+use taut_tune::routes::selection::Chosen;
 use taut_tune::tuner::{Lists, Outcome, Round, SAMPLES, Told, Tuner};
 
 use crate::Failure;
@@ -328,8 +329,8 @@ fn budget(args: &Args) -> Result<Option<Budget>, Failure> {
 
 fn segments(text: &str) -> Result<u32, String> {
     match text.parse() {
-        Ok(count @ 1..=message::MOST) => Ok(count),
-        _ => Err(format!("a number of segments, from 1 to {}", message::MOST)),
+        Ok(count @ 1..=metrics::MOST) => Ok(count),
+        _ => Err(format!("a number of segments, from 1 to {}", metrics::MOST)),
     }
 }
 

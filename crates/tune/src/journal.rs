@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 use taut_sys::Errno;
 
 use crate::profile::settings::Setting;
-use crate::routes::message::{Metrics, Name};
+use crate::routes::message::Name;
+use crate::routes::metrics::Metrics;
 
 /// Where it is, if nothing else is said.
 pub const PATH: &str = "/run/taut/tune.journal";

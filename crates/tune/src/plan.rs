@@ -6,7 +6,8 @@
 use crate::actuate::most;
 use crate::demand::{Cap, Demand, Direction};
 use crate::profile::settings::{InterfaceName, Setting};
-use crate::routes::message::{Metrics, Name};
+use crate::routes::message::Name;
+use crate::routes::metrics::Metrics;
 
 /// What the kernel may give a buffer, if it gives less as it comes, in bytes with overhead: so many times the widest window of most paths. (With 24 MB
 /// 7.6 MB were on their way: its own account of a segment is three times what it carries.)

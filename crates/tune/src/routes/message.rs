@@ -6,17 +6,15 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::str::FromStr;
 
 use ipnet::IpNet;
 use netlink_packet_core::NlasIterator;
 use serde::{Deserialize, Serialize};
 
-/// The most segments that a connection may be begun with: 1.4 MB. RFC 6928 has 10, and what large networks serve with is some tens.
-pub const MOST: u32 = 1000;
+use super::metrics::{EACH, Metrics};
 
 /// linux/rtnetlink.h.
-const RT_TABLE_MAIN: u32 = 254;
+pub(super) const RT_TABLE_MAIN: u32 = 254;
 const RTN_UNICAST: u8 = 1;
 const RTPROT_REDIRECT: u8 = 1;
 const RTPROT_KERNEL: u8 = 2;
@@ -25,7 +23,7 @@ const RTM_F_CLONED: u32 = 0x200;
 /// Those that whoever makes a route says: `RTNH_F_PERVASIVE` and `RTNH_F_ONLINK`. The others are the kernel's, which takes none of them back.
 const FLAGS: u8 = 2 | 4;
 
-const RTA_DST: u16 = 1;
+pub(super) const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_PRIORITY: u16 = 6;
@@ -34,33 +32,21 @@ const RTA_METRICS: u16 = 8;
 const RTA_MULTIPATH: u16 = 9;
 const RTA_FLOW: u16 = 11;
 const RTA_CACHEINFO: u16 = 12;
-const RTA_TABLE: u16 = 15;
+pub(super) const RTA_TABLE: u16 = 15;
 const RTA_VIA: u16 = 18;
 const RTA_PREF: u16 = 20;
 const RTA_NH_ID: u16 = 30;
 
-const RTAX_INITCWND: u16 = 11;
-const RTAX_INITRWND: u16 = 14;
-
 /// `struct rtmsg`, and the part of `struct rtnexthop` before its attributes.
-const HEADER: usize = 12;
+pub(super) const HEADER: usize = 12;
 const NEXT_HOP: usize = 8;
 /// Bytes of a route's metrics; no kernel has so many.
 const METRICS_MOST: usize = 4096;
 /// `rta_expires` of `struct rta_cacheinfo`.
 const EXPIRES: usize = 8;
 
-const V4: u8 = 2;
-const V6: u8 = 10;
-
-/// With how much a connection over a route begins, in segments.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Metrics {
-    /// It sends so much before anything is acknowledged; nothing: what the kernel has for all, 10.
-    pub initcwnd: Option<u32>,
-    /// It lets its peer send so much at first; nothing: what the kernel has for all, up to 64 KiB.
-    pub initrwnd: Option<u32>,
-}
+pub(super) const V4: u8 = 2;
+pub(super) const V6: u8 = 10;
 
 /// What a route of the main table is known by. Protocols number their priorities for themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -91,7 +77,7 @@ pub struct Route {
 
 /// An attribute as it came, with its header and without what pads it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Attribute {
+pub(super) struct Attribute {
     kind: u16,
     raw: Vec<u8>,
 }
@@ -125,137 +111,6 @@ pub enum Obstacle {
     /// The kernel replaces one of them.
     #[error("there is another for the same destination and with the same metric")]
     Ambiguous,
-}
-
-/// What is to be done with a route's metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// They are as they should be.
-    Nothing,
-    /// They are to be set.
-    Set {
-        /// What they are to be.
-        to: Metrics,
-        /// Which of them are Taut's then.
-        ours: Metrics,
-    },
-    /// Somebody has chosen them.
-    Others,
-}
-
-/// What is to be done with a route's metrics to undo what was done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Back {
-    /// What they are to be.
-    pub to: Metrics,
-    /// One of them was changed by somebody else, and stays as it is.
-    pub others: bool,
-}
-
-/// Routes that were asked for by one word.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chosen {
-    text: String,
-    destinations: Vec<IpNet>,
-}
-
-/// Destinations of routes that are looked at.
-#[derive(Clone, Debug, Default)]
-pub struct Destinations {
-    nets: HashSet<IpNet>,
-    /// Their first ones.
-    addresses: HashSet<IpAddr>,
-}
-
-/// A word that names no destination.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ChosenError {
-    /// It is none.
-    #[error("no destination of a route: write it as in default, 10.0.0.0/8 or 2001:db8::/32")]
-    NoPrefix,
-    /// It has bits that do not count.
-    #[error("it has bits that its length does not count: did you mean {0}?")]
-    Bits(IpNet),
-}
-
-// === impl Metrics ===
-
-/// Each of them, in the kernel's order.
-const EACH: [(u16, &str); 2] = [(RTAX_INITCWND, "initcwnd"), (RTAX_INITRWND, "initrwnd")];
-
-impl Metrics {
-    fn values(self) -> [Option<u32>; 2] {
-        [self.initcwnd, self.initrwnd]
-    }
-
-    fn of([initcwnd, initrwnd]: [Option<u32>; 2]) -> Self {
-        Self { initcwnd, initrwnd }
-    }
-
-    /// These, of those that `others` has.
-    #[must_use]
-    pub fn among(self, others: Self) -> Self {
-        let (these, others) = (self.values(), others.values());
-        Self::of([0, 1].map(|at| others[at].and(these[at])))
-    }
-
-    /// What is to be done where these were asked for. `made`: what this program has made them, and may be there.
-    pub fn step(self, now: Self, made: &[Self]) -> Step {
-        let (asked, now) = (self.values(), now.values());
-        let is_made = |at: usize| {
-            let is = |made: &Self| made.values()[at] == now[at];
-            now[at].is_some() && made.iter().any(is)
-        };
-        let is_others = |at: usize| {
-            let is_other = asked[at].is_some() && now[at].is_some() && now[at] != asked[at];
-            is_other && !is_made(at)
-        };
-        if is_others(0) || is_others(1) {
-            return Step::Others;
-        }
-        let to = Self::of([0, 1].map(|at| asked[at].or(now[at])));
-        if to.values() == now {
-            return Step::Nothing;
-        }
-        let is_ours = |at: usize| to.values()[at] != now[at] || is_made(at);
-        let ours = [0, 1].map(|at| to.values()[at].filter(|_| is_ours(at)));
-        Step::Set {
-            to,
-            ours: Self::of(ours),
-        }
-    }
-
-    /// What is to be done where these were there before, and `made` was made of them.
-    pub fn back(self, now: Self, made: &[Self]) -> Back {
-        let (before, now) = (self.values(), now.values());
-        let mut to = now;
-        let mut others = false;
-        for at in 0..2 {
-            let mut made = made.iter().filter_map(|made| made.values()[at]).peekable();
-            if made.peek().is_none() || now[at] == before[at] {
-                continue;
-            }
-            match made.any(|made| now[at] == Some(made)) {
-                true => to[at] = before[at],
-                false => others = true,
-            }
-        }
-        Back {
-            to: Self::of(to),
-            others,
-        }
-    }
-}
-
-impl fmt::Display for Metrics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut said = EACH.iter().zip(self.values());
-        let mut between = "";
-        said.try_for_each(|((_, name), value)| match value {
-            None => Ok(()),
-            Some(value) => write!(f, "{}{name} {value}", std::mem::replace(&mut between, ", ")),
-        })
-    }
 }
 
 // === impl Name ===
@@ -417,7 +272,7 @@ fn obstacle(family: u8, source: u8, protocol: u8, attributes: &[Attribute]) -> O
 }
 
 /// `None`: they are cut.
-fn attributes(bytes: &[u8]) -> Option<Vec<Attribute>> {
+pub(super) fn attributes(bytes: &[u8]) -> Option<Vec<Attribute>> {
     NlasIterator::new(bytes)
         .map(|attribute| {
             let attribute = attribute.ok()?;
@@ -431,12 +286,12 @@ fn attributes(bytes: &[u8]) -> Option<Vec<Attribute>> {
 }
 
 /// The value of the first of this kind.
-fn find(attributes: &[Attribute], kind: u16) -> Option<&[u8]> {
+pub(super) fn find(attributes: &[Attribute], kind: u16) -> Option<&[u8]> {
     let found = attributes.iter().find(|attribute| attribute.kind == kind)?;
     found.raw.get(4..)
 }
 
-fn number(value: &[u8]) -> Option<u32> {
+pub(super) fn number(value: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(value.get(..4)?.try_into().ok()?))
 }
 
@@ -517,111 +372,5 @@ fn unknown_of_next_hops(bytes: &[u8]) -> Option<u16> {
     (end < bytes.len()).then_some(RTA_MULTIPATH)
 }
 
-// === impl Destinations ===
-
-impl FromIterator<IpNet> for Destinations {
-    fn from_iter<T: IntoIterator<Item = IpNet>>(nets: T) -> Self {
-        let nets: HashSet<IpNet> = nets.into_iter().collect();
-        let addresses = nets.iter().map(IpNet::network).collect();
-        Self { nets, addresses }
-    }
-}
-
-impl Destinations {
-    /// Whether this is one of them.
-    pub fn takes(&self, name: &Name) -> bool {
-        name.prefix()
-            .is_some_and(|prefix| self.nets.contains(&prefix))
-    }
-
-    /// Whether there is one of IPv4 among them, and one of IPv6.
-    pub fn families(&self) -> [bool; 2] {
-        let has = |is: fn(&IpAddr) -> bool| self.addresses.iter().any(is);
-        [has(IpAddr::is_ipv4), has(IpAddr::is_ipv6)]
-    }
-
-    /// Whether a list of these may miss one of them, because a route that this message is of came or went meanwhile.
-    ///
-    /// The kernel goes on with a list of IPv4 after the destination that it was at, in whatever table of that, and only there by a count; of IPv6 it goes on
-    /// by a count of the whole table.
-    pub fn miss(&self, message: &[u8]) -> bool {
-        let Some((header, rest)) = message.split_first_chunk::<HEADER>() else {
-            return true;
-        };
-        let Some(attributes) = attributes(rest) else {
-            return true;
-        };
-        match header[0] {
-            V4 => {
-                let bytes = match find(&attributes, RTA_DST) {
-                    None => Some([0; 4]),
-                    Some(bytes) => bytes.try_into().ok(),
-                };
-                bytes.is_none_or(|bytes| self.addresses.contains(&IpAddr::from(bytes)))
-            }
-            V6 => {
-                let table = find(&attributes, RTA_TABLE).and_then(number);
-                let [_, has_any] = self.families();
-                has_any && table.unwrap_or(header[4].into()) == RT_TABLE_MAIN
-            }
-            _ => false,
-        }
-    }
-}
-
-// === impl Chosen ===
-
-impl Chosen {
-    /// Which they are.
-    pub fn destinations(&self) -> &[IpNet] {
-        &self.destinations
-    }
-
-    /// Whether this is one of them.
-    pub fn takes(&self, name: &Name) -> bool {
-        name.prefix()
-            .is_some_and(|prefix| self.destinations.contains(&prefix))
-    }
-
-    /// All default routes.
-    pub fn defaults() -> Self {
-        Self {
-            text: "default".to_owned(),
-            destinations: vec![
-                IpNet::new_assert(Ipv4Addr::UNSPECIFIED.into(), 0),
-                IpNet::new_assert(Ipv6Addr::UNSPECIFIED.into(), 0),
-            ],
-        }
-    }
-}
-
-impl fmt::Display for Chosen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
-impl FromStr for Chosen {
-    type Err = ChosenError;
-
-    fn from_str(text: &str) -> Result<Self, ChosenError> {
-        if text == "default" {
-            return Ok(Self::defaults());
-        }
-        let address = |text: &str| text.parse::<IpAddr>().map(IpNet::from);
-        let net: IpNet = text
-            .parse()
-            .or_else(|_| address(text))
-            .map_err(|_| ChosenError::NoPrefix)?;
-        match net == net.trunc() {
-            true => Ok(Self {
-                text: text.to_owned(),
-                destinations: vec![net],
-            }),
-            false => Err(ChosenError::Bits(net.trunc())),
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

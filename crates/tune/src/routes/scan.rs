@@ -8,7 +8,9 @@ use taut_sys::netns::NetnsId;
 
 use crate::actuate::{ActuateError, Actuators};
 use crate::plan::Change;
-use crate::routes::message::{Chosen, Destinations, Metrics, Name, Route, Step};
+use crate::routes::message::{Name, Route};
+use crate::routes::metrics::{Metrics, Step};
+use crate::routes::selection::{Chosen, Destinations};
 use crate::routes::table::{Made as RouteMade, ROUTES, ROUTES_OF_ALL, Space, TRIES};
 use crate::tuner::{AGAIN, Outcome, Told, tell};
 

@@ -11,7 +11,9 @@ use taut_sys::route::{Family, Routes};
 use crate::actuate::undo::{Spaces, Undo};
 use crate::actuate::{ActuateError, Actuators};
 use crate::journal::{Entry, Thing, Value};
-use crate::routes::message::{Destinations, Metrics, Name, Route, choose};
+use crate::routes::message::{Name, Route, choose};
+use crate::routes::metrics::Metrics;
+use crate::routes::selection::Destinations;
 
 /// Routes of one namespace that are set; where there are more all are left as they are.
 pub(crate) const ROUTES: usize = 4096;

@@ -11,7 +11,8 @@ use taut_sys::netns::Netns;
 use super::*;
 use crate::actuate::Undone;
 use crate::journal::Journal;
-use crate::routes::message::{Chosen, Obstacle};
+use crate::routes::message::Obstacle;
+use crate::routes::selection::Chosen;
 
 /// A namespace with a link over which routes can go. It goes with this.
 struct Host {
