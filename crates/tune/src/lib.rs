@@ -21,4 +21,5 @@ pub mod profile;
 mod render;
 pub mod routes;
 mod sysctl;
+mod trusted_file;
 pub mod tuner;

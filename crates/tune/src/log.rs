@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use taut_observe::sanitize;
 
-use crate::journal::{boot, is_ours};
+use crate::trusted_file::{boot, is_ours};
 use crate::tuner::{Outcome, Told};
 
 /// Where it is, if nothing else is said.

@@ -5,7 +5,8 @@
 
 use crate::actuate::most;
 use crate::demand::{Cap, Demand, Direction};
-use crate::profile::settings::{InterfaceName, Setting};
+use crate::profile::interface_name::InterfaceName;
+use crate::profile::settings::Setting;
 use crate::routes::message::Name;
 use crate::routes::metrics::Metrics;
 

@@ -20,7 +20,7 @@ pub use self::unowned::Unowned;
 pub(crate) use self::unowned::most;
 use crate::demand::Direction;
 use crate::journal::{Entry, Journal, Thing, Value};
-use crate::profile::visit as profile;
+use crate::profile::undo as profile;
 use crate::routes::message::{Name, Obstacle};
 use crate::routes::table::{ROUTES, undo_routes};
 pub use crate::sysctl::maxima;

@@ -4,6 +4,8 @@
 //! the lock undoes what it says. Its first line says of which boot of the kernel it is: names of sockets and namespaces come again
 //! after another. What is no journal, or could have been written by another user, is neither believed nor touched.
 
+mod entry;
+
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -14,9 +16,8 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use serde::{Deserialize, Serialize};
 use taut_sys::Errno;
 
-use crate::profile::settings::Setting;
-use crate::routes::message::Name;
-use crate::routes::metrics::Metrics;
+pub use self::entry::{Entry, Thing, Value};
+use crate::trusted_file::{boot, is_ours};
 
 /// Where it is, if nothing else is said.
 pub const PATH: &str = "/run/taut/tune.journal";
@@ -30,72 +31,6 @@ const IDLE_LINES: usize = 1000;
 const VERSION: u32 = 1;
 /// How its first line begins.
 const BEGINS: &[u8] = b"{\"journal\"";
-
-/// Something that was changed.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Thing {
-    /// The most that the kernel gives a send buffer in a network namespace: the namespace's cookie.
-    SendMaximum(u64),
-    /// The same of a receive buffer.
-    ReceiveMaximum(u64),
-    /// A socket's send buffer: its cookie.
-    SendBuffer(u64),
-    /// A socket's receive buffer.
-    ReceiveBuffer(u64),
-    /// A setting of a profile: the namespace's cookie, and which.
-    Setting(u64, Setting),
-    /// The two metrics of a route that say with how much connections over it begin, and nothing else of it.
-    Route {
-        /// The namespace's cookie.
-        netns: u64,
-        /// Which of its main table.
-        name: Name,
-    },
-}
-
-/// As it was, and as it was made.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
-    /// What.
-    pub thing: Thing,
-    /// Before.
-    pub before: Value,
-    /// What it was made last. One that is another by now was changed by somebody else, and is left alone.
-    pub after: Value,
-    /// What it was made before that, and is, if its writer ended before it was made the last.
-    #[serde(default)]
-    pub earlier: Option<Value>,
-    /// Of a buffer: the most bytes that it was ever made.
-    #[serde(default)]
-    pub largest: u32,
-}
-
-/// A value of a [`Thing`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Value {
-    /// Of a setting: as the kernel writes it.
-    Text(String),
-    /// Of one that the kernel sets with another: as it writes both.
-    Beside {
-        /// It.
-        text: String,
-        /// The other.
-        other: String,
-    },
-    /// Of a route; those that are missing were not there, or are not made.
-    Route(Metrics),
-    /// Of a buffer.
-    Buffer {
-        /// Bytes with overhead.
-        bytes: u32,
-        /// Whether the kernel leaves it alone.
-        is_fixed: bool,
-        /// A process that has the socket, and the socket's inode.
-        owner: (u32, u32),
-    },
-}
 
 /// A line of the file.
 #[derive(Debug, Serialize, Deserialize)]
@@ -145,50 +80,6 @@ pub enum JournalError {
         /// What.
         error: io::Error,
     },
-}
-
-// === impl Thing ===
-
-impl Thing {
-    /// Whether it is a socket's.
-    pub fn is_buffer(&self) -> bool {
-        matches!(self, Self::SendBuffer(_) | Self::ReceiveBuffer(_))
-    }
-
-    /// The cookie of the namespace with which it ends; a socket may outlive its own.
-    pub fn netns(&self) -> Option<u64> {
-        match self {
-            Self::SendMaximum(netns)
-            | Self::ReceiveMaximum(netns)
-            | Self::Setting(netns, _)
-            | Self::Route { netns, .. } => Some(*netns),
-            Self::SendBuffer(_) | Self::ReceiveBuffer(_) => None,
-        }
-    }
-
-    /// The cookie of the namespace and the name of the setting, if it is a maximum.
-    pub fn setting(&self) -> Option<(u64, &'static str)> {
-        match self {
-            Self::SendMaximum(netns) => Some((*netns, "net/ipv4/tcp_wmem")),
-            Self::ReceiveMaximum(netns) => Some((*netns, "net/ipv4/tcp_rmem")),
-            Self::SendBuffer(_)
-            | Self::ReceiveBuffer(_)
-            | Self::Setting(..)
-            | Self::Route { .. } => None,
-        }
-    }
-}
-
-// === impl Value ===
-
-impl Value {
-    /// Of a buffer; of another thing none.
-    pub(crate) fn bytes(&self) -> u32 {
-        match self {
-            Self::Buffer { bytes, .. } => *bytes,
-            Self::Text(_) | Self::Beside { .. } | Self::Route(_) => 0,
-        }
-    }
 }
 
 // === impl Journal ===
@@ -416,29 +307,6 @@ impl Journal {
     }
 }
 
-/// Which boot of the kernel this is.
-pub(crate) fn boot() -> io::Result<String> {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-    Ok(boot.trim_end().to_owned())
-}
-
-/// Whether nobody else can have written it: who may write to its directory could have put it there.
-pub(crate) fn is_ours(path: &Path, file: &File) -> io::Result<bool> {
-    let me = rustix::process::geteuid().as_raw();
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => fs::metadata(parent)?,
-        _ => fs::metadata(".")?,
-    };
-    let file = file.metadata()?;
-    let others = 0o022;
-    // Who is root may do all of that.
-    let of_us = |owner: u32| owner == me || owner == 0;
-    Ok(file.is_file()
-        && of_us(file.uid())
-        && of_us(directory.uid())
-        && (file.mode() | directory.mode()) & others == 0)
-}
-
 #[cfg(test)]
 impl Journal {
     /// The same, also while a program that another test just starts has all files of this process.
@@ -456,177 +324,4 @@ impl Journal {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn entry(thing: Thing, before: &str, after: &str) -> Entry {
-        let text = |text: &str| Value::Text(text.to_owned());
-        Entry {
-            thing,
-            before: text(before),
-            after: text(after),
-            earlier: None,
-            largest: 0,
-        }
-    }
-
-    #[test]
-    fn what_was_there_first_is_what_is_undone() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("deep/journal");
-        let mut journal = Journal::free(&path).unwrap();
-        journal
-            .note(entry(Thing::SendMaximum(1), "1", "2"))
-            .unwrap();
-        journal
-            .note(entry(Thing::SendMaximum(1), "2", "3"))
-            .unwrap();
-        journal
-            .note(entry(Thing::ReceiveMaximum(1), "8", "9"))
-            .unwrap();
-        journal.undone(&Thing::ReceiveMaximum(1)).unwrap();
-        // As by kill -9.
-        drop(journal);
-        let journal = Journal::free(&path).unwrap();
-        let left: Vec<_> = journal.entries().cloned().collect();
-        let earlier = Some(Value::Text("2".to_owned()));
-        let expected = Entry {
-            earlier,
-            ..entry(Thing::SendMaximum(1), "1", "3")
-        };
-        assert_eq!(left, [expected]);
-        journal.close().unwrap();
-        assert!(path.exists());
-    }
-
-    #[test]
-    fn a_journal_is_gone_when_all_is_undone() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("journal");
-        let mut journal = Journal::free(&path).unwrap();
-        journal
-            .note(entry(Thing::SendMaximum(1), "1", "2"))
-            .unwrap();
-        journal.undone(&Thing::SendMaximum(1)).unwrap();
-        journal.close().unwrap();
-        assert!(!path.exists());
-    }
-
-    #[test]
-    fn one_at_a_time_writes_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("journal");
-        let held = Journal::free(&path).unwrap();
-        let second = Journal::open(&path).unwrap_err();
-        assert!(matches!(second, JournalError::Held(_)), "{second}");
-        assert!(
-            second
-                .to_string()
-                .contains("one `taut tune --apply` at a time")
-        );
-        drop(held);
-        Journal::free(&path).unwrap();
-    }
-
-    #[test]
-    fn a_line_that_was_cut_and_lines_of_others_lose_nothing() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("journal");
-        let mut journal = Journal::free(&path).unwrap();
-        journal
-            .note(entry(Thing::SendMaximum(1), "1", "2"))
-            .unwrap();
-        drop(journal);
-        let whole = fs::read(&path).unwrap();
-        for cut in 0..whole.len() {
-            fs::write(&path, [&whole[..], b"\xff{}\n", &whole[..cut]].concat()).unwrap();
-            let mut journal = Journal::free(&path).unwrap();
-            journal
-                .note(entry(Thing::ReceiveMaximum(1), "8", "9"))
-                .unwrap();
-            drop(journal);
-            assert_eq!(Journal::free(&path).unwrap().entries().count(), 2, "{cut}");
-        }
-    }
-
-    #[test]
-    fn it_grows_with_what_is_to_be_undone_and_not_with_what_was() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("journal");
-        let mut journal = Journal::free(&path).unwrap();
-        journal
-            .note(entry(Thing::SendMaximum(1), "1", "2"))
-            .unwrap();
-        for cookie in 0..3000 {
-            let thing = Thing::SendBuffer(cookie);
-            journal.note(entry(thing.clone(), "1", "2")).unwrap();
-            journal.undone(&thing).unwrap();
-        }
-        assert!(fs::read_to_string(&path).unwrap().lines().count() < 1100);
-        // It is still locked, and still goes on.
-        assert!(matches!(Journal::open(&path), Err(JournalError::Held(_))));
-        journal
-            .note(entry(Thing::ReceiveMaximum(1), "1", "2"))
-            .unwrap();
-        drop(journal);
-        assert_eq!(Journal::free(&path).unwrap().entries().count(), 2);
-    }
-
-    #[test]
-    fn a_journal_of_another_boot_says_nothing_any_more() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("journal");
-        let mut journal = Journal::free(&path).unwrap();
-        journal
-            .note(entry(Thing::SendMaximum(1), "1", "2"))
-            .unwrap();
-        drop(journal);
-        let text = fs::read_to_string(&path).unwrap();
-        fs::write(&path, text.replace(&boot().unwrap(), "another")).unwrap();
-        assert_eq!(Journal::free(&path).unwrap().entries().count(), 0);
-    }
-
-    #[test]
-    fn what_is_no_journal_is_left_as_it_is() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("hosts");
-        for text in [
-            "127.0.0.1 localhost\n",
-            "{}\n",
-            "x",
-            "{\"undone\":{\"send-buffer\":1}}\n",
-        ] {
-            fs::write(&path, text).unwrap();
-            assert!(
-                matches!(Journal::free(&path), Err(JournalError::Other(_))),
-                "{text}"
-            );
-            assert_eq!(fs::read_to_string(&path).unwrap(), text);
-        }
-    }
-
-    #[test]
-    fn what_another_user_could_have_written_is_not_believed() {
-        use std::os::unix::fs::PermissionsExt as _;
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("journal");
-        drop(Journal::free(&path).unwrap());
-        for (of, open, closed) in [(&*path, 0o622, 0o600), (dir.path(), 0o777, 0o700)] {
-            fs::set_permissions(of, fs::Permissions::from_mode(open)).unwrap();
-            assert!(
-                matches!(Journal::free(&path), Err(JournalError::Untrusted(_))),
-                "{of:?}"
-            );
-            fs::set_permissions(of, fs::Permissions::from_mode(closed)).unwrap();
-            Journal::free(&path).unwrap();
-        }
-    }
-
-    #[test]
-    fn a_link_in_its_place_is_not_followed() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("journal");
-        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
-        assert!(matches!(Journal::free(&path), Err(JournalError::Io { .. })));
-    }
-}
+mod tests;

@@ -1,0 +1,173 @@
+use super::*;
+use crate::trusted_file::boot;
+
+fn entry(thing: Thing, before: &str, after: &str) -> Entry {
+    let text = |text: &str| Value::Text(text.to_owned());
+    Entry {
+        thing,
+        before: text(before),
+        after: text(after),
+        earlier: None,
+        largest: 0,
+    }
+}
+
+#[test]
+fn what_was_there_first_is_what_is_undone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("deep/journal");
+    let mut journal = Journal::free(&path).unwrap();
+    journal
+        .note(entry(Thing::SendMaximum(1), "1", "2"))
+        .unwrap();
+    journal
+        .note(entry(Thing::SendMaximum(1), "2", "3"))
+        .unwrap();
+    journal
+        .note(entry(Thing::ReceiveMaximum(1), "8", "9"))
+        .unwrap();
+    journal.undone(&Thing::ReceiveMaximum(1)).unwrap();
+    // As by kill -9.
+    drop(journal);
+    let journal = Journal::free(&path).unwrap();
+    let left: Vec<_> = journal.entries().cloned().collect();
+    let earlier = Some(Value::Text("2".to_owned()));
+    let expected = Entry {
+        earlier,
+        ..entry(Thing::SendMaximum(1), "1", "3")
+    };
+    assert_eq!(left, [expected]);
+    journal.close().unwrap();
+    assert!(path.exists());
+}
+
+#[test]
+fn a_journal_is_gone_when_all_is_undone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let mut journal = Journal::free(&path).unwrap();
+    journal
+        .note(entry(Thing::SendMaximum(1), "1", "2"))
+        .unwrap();
+    journal.undone(&Thing::SendMaximum(1)).unwrap();
+    journal.close().unwrap();
+    assert!(!path.exists());
+}
+
+#[test]
+fn one_at_a_time_writes_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let held = Journal::free(&path).unwrap();
+    let second = Journal::open(&path).unwrap_err();
+    assert!(matches!(second, JournalError::Held(_)), "{second}");
+    assert!(
+        second
+            .to_string()
+            .contains("one `taut tune --apply` at a time")
+    );
+    drop(held);
+    Journal::free(&path).unwrap();
+}
+
+#[test]
+fn a_line_that_was_cut_and_lines_of_others_lose_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let mut journal = Journal::free(&path).unwrap();
+    journal
+        .note(entry(Thing::SendMaximum(1), "1", "2"))
+        .unwrap();
+    drop(journal);
+    let whole = fs::read(&path).unwrap();
+    for cut in 0..whole.len() {
+        fs::write(&path, [&whole[..], b"\xff{}\n", &whole[..cut]].concat()).unwrap();
+        let mut journal = Journal::free(&path).unwrap();
+        journal
+            .note(entry(Thing::ReceiveMaximum(1), "8", "9"))
+            .unwrap();
+        drop(journal);
+        assert_eq!(Journal::free(&path).unwrap().entries().count(), 2, "{cut}");
+    }
+}
+
+#[test]
+fn it_grows_with_what_is_to_be_undone_and_not_with_what_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let mut journal = Journal::free(&path).unwrap();
+    journal
+        .note(entry(Thing::SendMaximum(1), "1", "2"))
+        .unwrap();
+    for cookie in 0..3000 {
+        let thing = Thing::SendBuffer(cookie);
+        journal.note(entry(thing.clone(), "1", "2")).unwrap();
+        journal.undone(&thing).unwrap();
+    }
+    assert!(fs::read_to_string(&path).unwrap().lines().count() < 1100);
+    // It is still locked, and still goes on.
+    assert!(matches!(Journal::open(&path), Err(JournalError::Held(_))));
+    journal
+        .note(entry(Thing::ReceiveMaximum(1), "1", "2"))
+        .unwrap();
+    drop(journal);
+    assert_eq!(Journal::free(&path).unwrap().entries().count(), 2);
+}
+
+#[test]
+fn a_journal_of_another_boot_says_nothing_any_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let mut journal = Journal::free(&path).unwrap();
+    journal
+        .note(entry(Thing::SendMaximum(1), "1", "2"))
+        .unwrap();
+    drop(journal);
+    let text = fs::read_to_string(&path).unwrap();
+    fs::write(&path, text.replace(&boot().unwrap(), "another")).unwrap();
+    assert_eq!(Journal::free(&path).unwrap().entries().count(), 0);
+}
+
+#[test]
+fn what_is_no_journal_is_left_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("hosts");
+    for text in [
+        "127.0.0.1 localhost\n",
+        "{}\n",
+        "x",
+        "{\"undone\":{\"send-buffer\":1}}\n",
+    ] {
+        fs::write(&path, text).unwrap();
+        assert!(
+            matches!(Journal::free(&path), Err(JournalError::Other(_))),
+            "{text}"
+        );
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+    }
+}
+
+#[test]
+fn what_another_user_could_have_written_is_not_believed() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    drop(Journal::free(&path).unwrap());
+    for (of, open, closed) in [(&*path, 0o622, 0o600), (dir.path(), 0o777, 0o700)] {
+        fs::set_permissions(of, fs::Permissions::from_mode(open)).unwrap();
+        assert!(
+            matches!(Journal::free(&path), Err(JournalError::Untrusted(_))),
+            "{of:?}"
+        );
+        fs::set_permissions(of, fs::Permissions::from_mode(closed)).unwrap();
+        Journal::free(&path).unwrap();
+    }
+}
+
+#[test]
+fn a_link_in_its_place_is_not_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+    assert!(matches!(Journal::free(&path), Err(JournalError::Io { .. })));
+}
