@@ -252,4 +252,11 @@ __noinline int write_v6(struct __sk_buff *skb, const struct snoop_key *key,
 	return put(skb, &to.eth, L4_AT_V6, option_words(a));
 }
 
+static __always_inline int write_ack(struct __sk_buff *skb,
+				     const struct snoop_key *key,
+				     const struct answer *a)
+{
+	return key->version == 4 ? write_v4(skb, key, a) : write_v6(skb, key, a);
+}
+
 #endif

@@ -233,4 +233,59 @@ static __always_inline void go_offline(struct snoop_flow *f,
 		f->mode = mode;
 }
 
+/*
+ * What a segment does to its flow on the way to the guest, in one place for all
+ * exits. @exit: how far the attempt to put it into the ring came (SNOOP_TG_ACKED:
+ * it is there). Returns the exit that counts.
+ */
+static __always_inline enum snoop_to_guest
+settle(struct snoop_flow *f, const struct snoop_config *c,
+       const struct segment *s, enum snoop_to_guest exit, __u64 now,
+       struct lift *lift)
+{
+	enum snoop_to_guest decided;
+
+	switch (exit) {
+	case SNOOP_TG_ACKED:
+		/*
+		 * Turned off meanwhile: user space looks at what this flow is
+		 * owed next, under its lock.
+		 */
+		if (!c->on) {
+			go_offline(f, s, SNOOP_UNEXPECTED_SEQ);
+			exit = SNOOP_TG_OFF;
+			break;
+		}
+		/* fallthrough */
+	case SNOOP_TG_OVERTAKEN:
+		decided = may_acknowledge(f, c, s, now);
+		if (decided != SNOOP_TG_ACKED)
+			exit = decided;
+		else if (exit == SNOOP_TG_ACKED)
+			return delivered(f, c, s, now, lift);
+		break;
+	case SNOOP_TG_OFF:
+		/* From now on the guest acknowledges by itself. */
+		if (s->flags & TH_FIN && is_acceptable(f, s))
+			bypass(f, SNOOP_CLOSING);
+		else if (s->len && f->mode == SNOOP_ACTIVE)
+			f->mode = SNOOP_UNEXPECTED_SEQ;
+		break;
+	case SNOOP_TG_IN_PARTS:
+		go_offline(f, s, SNOOP_UNEXPECTED_SEQ);
+		break;
+	case SNOOP_TG_CHECKSUM:
+		go_offline(f, s, SNOOP_UNEXPECTED_SEQ);
+		return exit;
+	case SNOOP_TG_RING_FULL:
+		go_offline(f, s, SNOOP_NO_BUF);
+		return exit;
+	default:
+		go_offline(f, s, SNOOP_NO_BUF);
+		break;
+	}
+	goes_ahead(f, s);
+	return exit;
+}
+
 #endif

@@ -360,62 +360,167 @@ static __always_inline void see_peer_syn(struct snoop_flow *f,
 	bpf_map_update_elem(&pending_syns, key, &pending, BPF_ANY);
 }
 
-/* The segment goes to the guest as it is, and gets no early acknowledgement: with the
- * flow's lock held. @heard: the guest will believe what it says. Returns whether the
- * flow is over.
+/*
+ * Tries to put the segment into the ring and returns how far that came:
+ * SNOOP_TG_ACKED if it is there. SNOOP_TG_OVERTAKEN says that the flow does not
+ * look as if the segment may be acknowledged: may_acknowledge() says why.
+ * @summed: the state of the checksum, if the segment was verified.
  */
-static __always_inline bool passes(struct snoop_flow *f, const struct segment *s,
-				   bool heard)
+static __always_inline enum snoop_to_guest
+put_into_ring(struct __sk_buff *skb, const struct snoop_flow *f,
+	      const struct snoop_config *c, const struct segment *s,
+	      const struct snoop_key *key, __u64 now, __u32 *summed)
 {
-	goes_ahead(f, s);
-	if (heard)
-		hear_peer(f, s);
-	return is_over(f);
+	__u32 mark = skb->mark;
+	__u64 before;
+	long rc;
+
+	if (!c->on || now > c->until_ns)
+		return SNOOP_TG_OFF;
+	if (!might_acknowledge(f, c, s, now))
+		return SNOOP_TG_OVERTAKEN;
+	if (!arrives_whole(skb))
+		return SNOOP_TG_IN_PARTS;
+	*summed = checksum_state(skb);
+	if (!is_sound(skb, *summed, s, key))
+		return SNOOP_TG_CHECKSUM;
+	if (c->full || retain(skb, s, key, now, f->begun))
+		return SNOOP_TG_NOT_KEPT;
+	skb->mark = SNOOP_DELIVERY;
+	before = clock();
+	rc = bpf_clone_redirect(skb, skb->ifindex, 0);
+	spend(false, before, clock());
+	if (rc > 0)
+		return SNOOP_TG_RING_FULL;
+	if (rc < 0) {
+		skb->mark = mark;
+		return SNOOP_TG_NOT_CLONED;
+	}
+	return SNOOP_TG_ACKED;
 }
 
-SEC("tc")
-int snoop_to_guest(struct __sk_buff *skb)
+/* Whether the guest gets the segment and believes what it says. */
+static __always_inline bool is_heard(struct __sk_buff *skb,
+				     const struct snoop_flow *f,
+				     const struct segment *s,
+				     const struct snoop_key *key,
+				     enum snoop_to_guest exit)
 {
-	enum snoop_to_guest verdict;
+	switch (exit) {
+	case SNOOP_TG_CHECKSUM:
+	case SNOOP_TG_RING_FULL:
+		return false;
+	case SNOOP_TG_ACKED:
+	case SNOOP_TG_NOT_KEPT:
+	case SNOOP_TG_NOT_CLONED:
+		return true;
+	default:
+		return tells_new(skb, f, s, key);
+	}
+}
+
+/* What the early acknowledgement says, but for the checksum's state. */
+static __always_inline void fill_answer(struct answer *answer,
+					const struct snoop_flow *f,
+					const struct lift *lift)
+{
+	answer->seq = f->vm_snd;
+	answer->ack = lift->ack;
+	answer->window = lift->window;
+	answer->tsval = f->ts_vm;
+	answer->tsecr = lift->tsecr;
+	answer->has_ts = has_timestamps(f);
+	answer->has_sack = after(f->sack_start, lift->ack) &&
+			   after(f->sack_start, f->vm_seq);
+	answer->sack_start = f->sack_start;
+	answer->sack_end = f->sack_end;
+	answer->tos = f->tos;
+	answer->ttl = f->ttl;
+	answer->vm_word = f->vm_word;
+	__builtin_memcpy(answer->from, f->vm_mac, ETH_ALEN);
+	__builtin_memcpy(answer->to, f->peer_mac, ETH_ALEN);
+}
+
+/*
+ * A segment with data or a FIN, of a flow that is followed. Returns its exit;
+ * @action is what becomes of the frame.
+ */
+static __always_inline enum snoop_to_guest
+data_to_guest(struct __sk_buff *skb, struct snoop_flow *f,
+	      const struct snoop_config *c, const struct segment *s,
+	      struct snoop_key *key, __u64 now, int *action)
+{
+	struct answer answer = {};
+	struct lift lift = {};
+	enum snoop_to_guest exit;
+	bool in_ring, heard, over, vm_sends;
+
+	exit = put_into_ring(skb, f, c, s, key, now, &answer.summed);
+	in_ring = exit == SNOOP_TG_ACKED;
+	heard = is_heard(skb, f, s, key, exit);
+	bpf_spin_lock(&f->lock);
+	exit = settle(f, c, s, exit, now, &lift);
+	if (heard)
+		hear_peer(f, s);
+	over = is_over(f);
+	vm_sends = f->vm_snd != f->vm_una;
+	if (exit == SNOOP_TG_ACKED)
+		fill_answer(&answer, f, &lift);
+	bpf_spin_unlock(&f->lock);
+
+	if (exit == SNOOP_TG_ACKED) {
+		if (!write_ack(skb, key, &answer)) {
+			skb->mark = vm_sends ? SNOOP_ACK_DATA : SNOOP_ACK;
+			*action = bpf_redirect(skb->ifindex, BPF_F_INGRESS);
+			return exit;
+		}
+		/* The sender gets its acknowledgement from the guest. */
+		exit = SNOOP_TG_NO_ACK;
+		bpf_spin_lock(&f->lock);
+		if (f->mode == SNOOP_ACTIVE)
+			f->mode = SNOOP_UNEXPECTED_SEQ;
+		bpf_spin_unlock(&f->lock);
+	} else if (over) {
+		forget(f, key);
+	}
+	if (in_ring)
+		*action = discard(skb);
+	else if (exit == SNOOP_TG_RING_FULL)
+		*action = TC_ACT_SHOT;
+	return exit;
+}
+
+static __always_inline enum snoop_to_guest to_guest(struct __sk_buff *skb,
+						    int *action)
+{
 	struct snoop_config *c;
 	struct segment s = {};
 	struct snoop_key key = {};
-	struct answer answer = {};
-	struct lift lift = {};
 	struct snoop_flow *f;
-	__u32 mark, zero = 0;
-	bool vm_sends, heard, over;
-	__u64 now, before;
-	long rc;
+	__u32 zero = 0;
+	__u64 now;
 
-	if (skb->mark == SNOOP_DELIVERY) {
-		count(&to_guest_exits, SNOOP_TG_OURS);
-		return TC_ACT_UNSPEC;
-	}
+	if (skb->mark == SNOOP_DELIVERY)
+		return SNOOP_TG_OURS;
 	switch (read_segment(skb, true, &s, &key)) {
 	case SEGMENT_FOUND:
 		break;
 	case SEGMENT_NONE:
-		count(&to_guest_exits, SNOOP_TG_NOT_TCP);
-		return TC_ACT_UNSPEC;
+		return SNOOP_TG_NOT_TCP;
 	default:
-		count(&to_guest_exits, SNOOP_TG_MALFORMED);
-		return TC_ACT_UNSPEC;
+		return SNOOP_TG_MALFORMED;
 	}
 	if (!s.len && !(s.flags & ~(TH_ACK | TH_PSH | TH_ECE | TH_CWR))) {
 		hear_pure_ack(skb, &s, &key);
-		count(&to_guest_exits, SNOOP_TG_NO_DATA);
-		return TC_ACT_UNSPEC;
+		return SNOOP_TG_NO_DATA;
 	}
 	c = bpf_map_lookup_elem(&config, &zero);
 	if (!c)
-		return TC_ACT_UNSPEC;
+		return SNOOP_TG_OFF;
 	/* What begins or ends a flow has to be what the guest will believe. */
 	if (s.flags & (TH_SYN | TH_FIN | TH_RST) &&
-	    !is_sound(skb, checksum_state(skb), &s, &key)) {
-		count(&to_guest_exits, SNOOP_TG_CHECKSUM);
-		return TC_ACT_UNSPEC;
-	}
+	    !is_sound(skb, checksum_state(skb), &s, &key))
+		return SNOOP_TG_CHECKSUM;
 	now = bpf_ktime_get_coarse_ns();
 	f = find_flow(&key);
 	if (s.flags & TH_RST) {
@@ -424,141 +529,25 @@ int snoop_to_guest(struct __sk_buff *skb)
 			see_peer_reset(f, &s);
 			bpf_spin_unlock(&f->lock);
 		}
-		count(&to_guest_exits, SNOOP_TG_RST);
-		return TC_ACT_UNSPEC;
+		return SNOOP_TG_RST;
 	}
 	if (s.flags & TH_SYN) {
 		see_peer_syn(f, &s, &key, now);
-		count(&to_guest_exits, SNOOP_TG_SYN);
-		return TC_ACT_UNSPEC;
+		return SNOOP_TG_SYN;
 	}
-	if (!f) {
-		count(&to_guest_exits, SNOOP_TG_NO_FLOW);
-		return TC_ACT_UNSPEC;
-	}
+	if (!f)
+		return SNOOP_TG_NO_FLOW;
 	f->seen_ns = now;
-	if (!c->on || now > c->until_ns) {
-		/* What comes now is for the guest to acknowledge. */
-		heard = tells_new(skb, f, &s, &key);
-		bpf_spin_lock(&f->lock);
-		if (s.flags & TH_FIN && is_acceptable(f, &s))
-			bypass(f, SNOOP_CLOSING);
-		else if (s.len && f->mode == SNOOP_ACTIVE)
-			f->mode = SNOOP_UNEXPECTED_SEQ;
-		over = passes(f, &s, heard);
-		bpf_spin_unlock(&f->lock);
-		if (over)
-			forget(f, &key);
-		count(&to_guest_exits, SNOOP_TG_OFF);
-		return TC_ACT_UNSPEC;
-	}
-	if (!might_acknowledge(f, c, &s, now)) {
-		heard = tells_new(skb, f, &s, &key);
-		bpf_spin_lock(&f->lock);
-		verdict = may_acknowledge(f, c, &s, now);
-		over = passes(f, &s, heard);
-		bpf_spin_unlock(&f->lock);
-		if (over)
-			forget(f, &key);
-		/* Had it become possible meanwhile, it is as if it had not. */
-		count(&to_guest_exits, verdict == SNOOP_TG_ACKED ?
-						SNOOP_TG_OVERTAKEN : verdict);
-		return TC_ACT_UNSPEC;
-	}
-	if (!arrives_whole(skb)) {
-		heard = tells_new(skb, f, &s, &key);
-		bpf_spin_lock(&f->lock);
-		go_offline(f, &s, SNOOP_UNEXPECTED_SEQ);
-		passes(f, &s, heard);
-		bpf_spin_unlock(&f->lock);
-		count(&to_guest_exits, SNOOP_TG_IN_PARTS);
-		return TC_ACT_UNSPEC;
-	}
-	answer.summed = checksum_state(skb);
-	if (!is_sound(skb, answer.summed, &s, &key)) {
-		bpf_spin_lock(&f->lock);
-		go_offline(f, &s, SNOOP_UNEXPECTED_SEQ);
-		bpf_spin_unlock(&f->lock);
-		count(&to_guest_exits, SNOOP_TG_CHECKSUM);
-		return TC_ACT_UNSPEC;
-	}
-	if (c->full || retain(skb, &s, &key, now, f->begun)) {
-		bpf_spin_lock(&f->lock);
-		go_offline(f, &s, SNOOP_NO_BUF);
-		passes(f, &s, true);
-		bpf_spin_unlock(&f->lock);
-		count(&to_guest_exits, SNOOP_TG_NOT_KEPT);
-		return TC_ACT_UNSPEC;
-	}
+	return data_to_guest(skb, f, c, &s, &key, now, action);
+}
 
-	mark = skb->mark;
-	skb->mark = SNOOP_DELIVERY;
-	before = clock();
-	rc = bpf_clone_redirect(skb, skb->ifindex, 0);
-	spend(false, before, clock());
-	if (rc) {
-		bpf_spin_lock(&f->lock);
-		go_offline(f, &s, SNOOP_NO_BUF);
-		if (rc < 0)
-			passes(f, &s, true);
-		bpf_spin_unlock(&f->lock);
-		if (rc < 0) {
-			skb->mark = mark;
-			count(&to_guest_exits, SNOOP_TG_NOT_CLONED);
-			return TC_ACT_UNSPEC;
-		}
-		count(&to_guest_exits, SNOOP_TG_RING_FULL);
-		return TC_ACT_SHOT;
-	}
-	bpf_spin_lock(&f->lock);
-	/* Turned off meanwhile: whoever did so looks at this flow's promises next,
-	 * under its lock.
-	 */
-	if (c->on) {
-		verdict = may_acknowledge(f, c, &s, now);
-	} else {
-		verdict = SNOOP_TG_OFF;
-		go_offline(f, &s, SNOOP_UNEXPECTED_SEQ);
-	}
-	if (verdict == SNOOP_TG_ACKED)
-		verdict = delivered(f, c, &s, now, &lift);
-	else
-		goes_ahead(f, &s);
-	hear_peer(f, &s);
-	answer.seq = f->vm_snd;
-	vm_sends = f->vm_snd != f->vm_una;
-	answer.tsval = f->ts_vm;
-	answer.has_ts = has_timestamps(f);
-	answer.has_sack = after(f->sack_start, lift.ack) &&
-			  after(f->sack_start, f->vm_seq);
-	answer.sack_start = f->sack_start;
-	answer.sack_end = f->sack_end;
-	answer.tos = f->tos;
-	answer.ttl = f->ttl;
-	answer.vm_word = f->vm_word;
-	__builtin_memcpy(answer.from, f->vm_mac, ETH_ALEN);
-	__builtin_memcpy(answer.to, f->peer_mac, ETH_ALEN);
-	bpf_spin_unlock(&f->lock);
-	if (verdict != SNOOP_TG_ACKED) {
-		count(&to_guest_exits, verdict);
-		return discard(skb);
-	}
-	answer.ack = lift.ack;
-	answer.window = lift.window;
-	answer.tsecr = lift.tsecr;
-	if (key.version == 4 ? write_v4(skb, &key, &answer)
-			     : write_v6(skb, &key, &answer)) {
-		/* The sender has not been told: the guest tells it. */
-		bpf_spin_lock(&f->lock);
-		if (f->mode == SNOOP_ACTIVE)
-			f->mode = SNOOP_UNEXPECTED_SEQ;
-		bpf_spin_unlock(&f->lock);
-		count(&to_guest_exits, SNOOP_TG_NO_ACK);
-		return discard(skb);
-	}
-	count(&to_guest_exits, SNOOP_TG_ACKED);
-	skb->mark = vm_sends ? SNOOP_ACK_DATA : SNOOP_ACK;
-	return bpf_redirect(skb->ifindex, BPF_F_INGRESS);
+SEC("tc")
+int snoop_to_guest(struct __sk_buff *skb)
+{
+	int action = TC_ACT_UNSPEC;
+
+	count(&to_guest_exits, to_guest(skb, &action));
+	return action;
 }
 
 /* Puts another number and window into a segment. */
