@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use taut_sys::sock_diag::{Connection, Events, Inside, Memory};
+use taut_sys::sock_diag::{Connection, Events, Internals, Memory};
 use taut_sys::tcp_info::TcpInfo;
 
 use crate::event_delta::EventDelta;
@@ -89,15 +89,15 @@ fn memory(connection: &Connection, read: impl Fn(&Memory) -> u32) -> Option<f64>
     Some(read(connection.memory.as_ref()?).into())
 }
 
-fn inside<T: Into<f64>>(connection: &Connection, read: impl Fn(&Inside) -> T) -> Option<f64> {
-    Some(read(connection.inside.as_ref()?).into())
+fn internal<T: Into<f64>>(connection: &Connection, read: impl Fn(&Internals) -> T) -> Option<f64> {
+    Some(read(connection.internals.as_ref()?).into())
 }
 
 fn events<T: Into<f64>>(
     connection: &Connection,
     read: impl Fn(&Events) -> Option<T>,
 ) -> Option<f64> {
-    let events = connection.inside.as_ref()?.events.as_ref()?;
+    let events = connection.internals.as_ref()?.events.as_ref()?;
     read(events).map(Into::into)
 }
 
@@ -173,9 +173,9 @@ instruments! {
     "wmem_queued" Bytes "skmem.wmem_queued, overhead included" => |c| memory(c, |m| m.wmem_queued);
     "rmem_alloc" Bytes "skmem.rmem_alloc, overhead included" => |c| memory(c, |m| m.rmem_alloc);
     "drops" Count "skmem.drops" => |c| memory(c, |m| m.drops);
-    "sndbuf_locked" Flag "BPF: sk_userlocks: the application has set SO_SNDBUF" => |c| inside(c, |i| u8::from(i.sndbuf_locked));
-    "rcvbuf_locked" Flag "BPF: sk_userlocks: the application has set SO_RCVBUF" => |c| inside(c, |i| u8::from(i.rcvbuf_locked));
-    "window_clamp" Bytes "BPF: window_clamp: no wider window is offered" => |c| inside(c, |i| i.window_clamp);
+    "sndbuf_locked" Flag "BPF: sk_userlocks: the application has set SO_SNDBUF" => |c| internal(c, |i| u8::from(i.sndbuf_locked));
+    "rcvbuf_locked" Flag "BPF: sk_userlocks: the application has set SO_RCVBUF" => |c| internal(c, |i| u8::from(i.rcvbuf_locked));
+    "window_clamp" Bytes "BPF: window_clamp: no wider window is offered" => |c| internal(c, |i| i.window_clamp);
     "MaxRTT" Seconds "events: rack.rtt_us" => |c| events(c, |e| (e.rtts > 0).then_some(e.rtt_most.as_secs_f64()));
     "CountRTT" Count "events: rack.rtt_us, each once" => |c| events(c, |e| Some(e.rtts));
     "HCSumRTT" Seconds "events: rack.rtt_us, each once" => |c| events(c, |e| Some(e.rtt_sum.as_secs_f64()));
@@ -190,7 +190,7 @@ instruments! {
     "signal_interval_deviation" Segments "events: the same: deviation" => |c| events(c, |e| Some(EventDelta(*e).intervals()?.deviation));
     "signal_unevenness" Segments "events: the same, less what the mean rate would have delivered: deviation" => |c| events(c, |e| Some(EventDelta(*e).uneven()?.deviation));
     "signal_cwnd_deviation" Segments "events: prior_cwnd at each signal: deviation" => |c| events(c, |e| Some(EventDelta(*e).windows()?.deviation));
-    "mtu_probing" Flag "BPF: icsk_mtup.enabled" => |c| inside(c, |i| u8::from(i.mtu_probing));
+    "mtu_probing" Flag "BPF: icsk_mtup.enabled" => |c| internal(c, |i| u8::from(i.mtu_probing));
 }
 
 #[cfg(test)]

@@ -355,7 +355,7 @@ mod tests {
                     .tracked
                     .last()
                     .connection
-                    .inside
+                    .internals
                     .is_some()
             );
         }

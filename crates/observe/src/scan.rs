@@ -461,7 +461,7 @@ mod tests {
             assert_eq!(looked.connections, seen.0.len());
             let is_it = |(netns, c): &(String, Connection)| netns == "-" && c.local == local;
             let found = seen.0.iter().find(|found| is_it(found)).unwrap();
-            assert!(found.1.inside.is_some());
+            assert!(found.1.internals.is_some());
         }
     }
 

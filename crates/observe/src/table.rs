@@ -207,10 +207,10 @@ impl Table {
             tracked.samples.pop_back();
         }
         // What this look's programs left out was asked for by name, and they told of it before.
-        if connection.inside.is_none()
+        if connection.internals.is_none()
             && let Some(last) = tracked.samples.back()
         {
-            connection.inside = last.connection.inside;
+            connection.internals = last.connection.internals;
         }
         tracked.id = connection.id();
         (tracked.look, tracked.read) = (self.look, self.look);

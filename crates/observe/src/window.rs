@@ -132,7 +132,7 @@ impl<'a> Window<'a> {
 
     /// What happened from the first look to the last; nothing where nobody counts.
     pub(crate) fn event_delta(&self) -> Option<EventDelta> {
-        let events = |sample: Option<&&Sample>| sample?.connection.inside?.events;
+        let events = |sample: Option<&&Sample>| sample?.connection.internals?.events;
         let (first, last) = (self.samples.first(), self.samples.last());
         Some(EventDelta::between(&events(first)?, &events(last)?))
     }
@@ -347,7 +347,7 @@ pub(crate) mod tests {
                 congestion_control: None,
                 cgroup: None,
                 info: Some(info),
-                inside: None,
+                internals: None,
             },
         }
     }

@@ -18,7 +18,7 @@ use rustix::net::{
     socket_with,
 };
 
-pub use connection::{CongestionControl, Connection, Events, Inside, Memory};
+pub use connection::{CongestionControl, Connection, Events, Internals, Memory};
 use connection::{INET_DIAG_CONG, INET_DIAG_INFO, INET_DIAG_SKMEMINFO};
 pub use destroyed::{DestroyedSockets, DestroyedStats};
 pub use id::SocketId;

@@ -142,7 +142,7 @@ fn sending(window: &Window<'_>, cap: Cap) -> Option<Demand> {
         segment: segment(info),
         wants: wants(because, overhead, cap),
         most: most(because, overhead, cap),
-        is_fixed: connection.inside.map(|inside| inside.sndbuf_locked),
+        is_fixed: connection.internals.map(|inside| inside.sndbuf_locked),
         is_held,
         because,
     })
@@ -178,7 +178,7 @@ fn receiving(window: &Window<'_>, cap: Cap) -> Option<Demand> {
         segment: segment(info),
         wants: wants(because, overhead, cap),
         most: most(because, overhead, cap),
-        is_fixed: connection.inside.map(|inside| inside.rcvbuf_locked),
+        is_fixed: connection.internals.map(|inside| inside.rcvbuf_locked),
         is_held,
         because,
     })
@@ -242,7 +242,7 @@ fn overhead(taken: u32, payload: u32) -> f64 {
 #[cfg(test)]
 mod tests {
     use taut_observe::window::Sample;
-    use taut_sys::sock_diag::{Connection, Inside, State};
+    use taut_sys::sock_diag::{Connection, Internals, State};
 
     use super::*;
 
@@ -273,7 +273,7 @@ mod tests {
                 congestion_control: None,
                 cgroup: None,
                 info: None,
-                inside: Some(Inside::default()),
+                internals: Some(Internals::default()),
             };
             set(look, &mut connection, &mut info);
             connection.info = Some(info);
@@ -327,7 +327,7 @@ mod tests {
         let looks = looks(|look, connection, info| {
             info.bytes_received = Some(u64::from(look) * 640_000);
             info.rcv_wnd = Some(65_000);
-            connection.inside.as_mut().unwrap().rcvbuf_locked = true;
+            connection.internals.as_mut().unwrap().rcvbuf_locked = true;
         });
         let demand = of(&looks, Direction::Receive);
         assert!(demand.is_held && demand.is_fixed == Some(true));

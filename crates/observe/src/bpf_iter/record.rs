@@ -4,7 +4,7 @@ use std::io;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use taut_sys::sock_diag::{Events, Inside, SocketId};
+use taut_sys::sock_diag::{Events, Internals, SocketId};
 
 /// Bytes of `struct connection_head` and `struct connection` of connection.h.
 const HEAD: usize = 24;
@@ -32,7 +32,7 @@ pub(crate) struct Told {
     /// By this sock_diag finds it.
     pub(crate) id: SocketId,
     /// Nothing of one that is being made.
-    pub(crate) inside: Option<Inside>,
+    pub(crate) internals: Option<Internals>,
 }
 
 /// The first record, and what comes after it; nothing where it is cut.
@@ -76,7 +76,7 @@ fn told(record: &[u8; RECORD]) -> Told {
         cookie: big(0),
     };
     let locks = record[28];
-    let inside = Inside {
+    let internals = Internals {
         window_clamp: word(24),
         sndbuf_locked: locks & SNDBUF_LOCKED != 0,
         rcvbuf_locked: locks & RCVBUF_LOCKED != 0,
@@ -100,7 +100,7 @@ fn told(record: &[u8; RECORD]) -> Told {
     };
     Told {
         id,
-        inside: (record[31] != 0).then_some(inside),
+        internals: (record[31] != 0).then_some(internals),
     }
 }
 
@@ -170,7 +170,7 @@ mod tests {
             between_time_squares: 9,
             between_products: 10,
         };
-        let inside = Inside {
+        let internals = Internals {
             window_clamp: 16,
             sndbuf_locked: false,
             rcvbuf_locked: true,
@@ -197,7 +197,7 @@ mod tests {
             since: NonZeroU64::new(17),
             told: Some(Told {
                 id,
-                inside: Some(inside),
+                internals: Some(internals),
             }),
         };
         let parsed = |record: &[u8]| {
@@ -208,7 +208,10 @@ mod tests {
         assert_eq!(parsed(&record), Some((found, 0)));
         (record[31], record[8]) = (0, 0);
         found.since = None;
-        found.told = Some(Told { id, inside: None });
+        found.told = Some(Told {
+            id,
+            internals: None,
+        });
         assert_eq!(parsed(&record), Some((found, 0)));
         // One that rests has a head only, and the next begins after it.
         record[20..24].copy_from_slice(&(HEAD as u32).to_ne_bytes());

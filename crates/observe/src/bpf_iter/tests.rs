@@ -5,7 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 
 use rustix::net::sockopt;
 use taut_sys::netns::Netns;
-use taut_sys::sock_diag::{Connection, Events, Inside, SockDiag, SocketId};
+use taut_sys::sock_diag::{Connection, Events, Internals, SockDiag, SocketId};
 
 use super::*;
 
@@ -50,8 +50,8 @@ fn of(iterator: &TcpIter, end: &TcpStream) -> Found {
     *all.iter().find(is_it).unwrap()
 }
 
-fn inside(iterator: &TcpIter, end: &TcpStream) -> Inside {
-    of(iterator, end).told.unwrap().inside.unwrap()
+fn inside(iterator: &TcpIter, end: &TcpStream) -> Internals {
+    of(iterator, end).told.unwrap().internals.unwrap()
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 use taut_sys::Errno;
-use taut_sys::sock_diag::{Connection, DumpStats, Inside, SockDiag, SocketId};
+use taut_sys::sock_diag::{Connection, DumpStats, Internals, SockDiag, SocketId};
 
 use super::ScanSink;
 use crate::bpf_iter::{Found, List};
@@ -21,7 +21,7 @@ pub(super) struct Changed {
     /// These are to be read.
     wanted: Vec<SocketId>,
     /// By cookie: what was told of them.
-    inside: FxHashMap<u64, Inside>,
+    inside: FxHashMap<u64, Internals>,
     /// How many others there are.
     pub(super) rest: usize,
     /// How many have no place.
@@ -73,9 +73,9 @@ impl Changed {
             return false;
         };
         self.wanted.push(told.id);
-        if let Some(inside) = told.inside {
-            self.without_place += usize::from(inside.events.is_none());
-            self.inside.insert(found.cookie, inside);
+        if let Some(internals) = told.internals {
+            self.without_place += usize::from(internals.events.is_none());
+            self.inside.insert(found.cookie, internals);
         }
         true
     }
@@ -97,7 +97,7 @@ impl Changed {
         to: &mut impl ScanSink,
     ) -> Result<DumpStats, Errno> {
         let mut each = |mut connection: Connection| {
-            connection.inside = self.inside.remove(&connection.cookie);
+            connection.internals = self.inside.remove(&connection.cookie);
             to.see(namespace, at, connection);
         };
         if self.wanted.len() * FEW > self.rest {

@@ -177,7 +177,7 @@ fn buffer(window: &Window<'_>, context: &Context, weight: f64, words: Words) -> 
     let last = window.samples().last().map(|sample| &sample.connection);
     let rcvbuf = last.and_then(|c| c.memory).map(|m| u64::from(m.rcvbuf));
     let locked = last
-        .and_then(|c| c.inside)
+        .and_then(|c| c.internals)
         .map(|inside| inside.rcvbuf_locked);
     if window.last().window_scales.is_none() {
         return finding.helps("no window scaling, so that 64 KiB is all that can be offered");

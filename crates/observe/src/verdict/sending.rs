@@ -151,7 +151,7 @@ fn send_buffer(
         || format!("it holds {}, overhead included", bytes(sndbuf)),
         &[("SndBuf", sndbuf)],
     );
-    let inside = window.samples().last().and_then(|s| s.connection.inside);
+    let inside = window.samples().last().and_then(|s| s.connection.internals);
     let locked = inside.map(|inside| inside.sndbuf_locked);
     let most = context.wmem_max;
     match (locked, most) {

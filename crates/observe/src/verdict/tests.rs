@@ -7,7 +7,7 @@ mod receiving;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use taut_sys::sock_diag::{Events, Inside, Memory, State};
+use taut_sys::sock_diag::{Events, Internals, Memory, State};
 use taut_sys::tcp_info::{CaState, TcpInfo};
 
 use super::*;

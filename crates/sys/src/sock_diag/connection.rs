@@ -43,7 +43,7 @@ pub struct CongestionControl([u8; 16]);
 
 /// What sock_diag does not tell, and a program in the kernel does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Inside {
+pub struct Internals {
     /// The widest window that may be offered, in bytes.
     pub window_clamp: u32,
     /// The application has set its send buffer (`SO_SNDBUF`): the kernel leaves it alone.
@@ -124,7 +124,7 @@ pub struct Connection {
     /// What else there is; nothing of a handshake that came from the peer, until it is over.
     pub info: Option<TcpInfo>,
     /// What is not of sock_diag: for whoever has another source.
-    pub inside: Option<Inside>,
+    pub internals: Option<Internals>,
 }
 
 // === impl Connection ===
@@ -201,7 +201,7 @@ impl Connection {
             congestion_control: None,
             cgroup: None,
             info: None,
-            inside: None,
+            internals: None,
         };
         for attribute in NlasIterator::new(&message[MESSAGE..]) {
             // What follows cannot be found any more.

@@ -589,7 +589,7 @@ fn asked(
 /// What a connection through which nothing goes has in a buffer; `None`: the kernel does not tell.
 fn resting(connection: &taut_sys::sock_diag::Connection, direction: Direction) -> Option<Demand> {
     let memory = connection.memory?;
-    let (inside, info) = (connection.inside, connection.info.as_ref());
+    let (inside, info) = (connection.internals, connection.info.as_ref());
     let (has, queued, is_fixed) = match direction {
         Direction::Send => (
             memory.sndbuf,

@@ -131,13 +131,13 @@ fn losing(signals: u32, millis: u64, between: &[u64]) -> Verdict {
     };
     let last = samples.len() - 1;
     for (at, sample) in samples.iter_mut().enumerate() {
-        sample.connection.inside = Some(Inside {
+        sample.connection.internals = Some(Internals {
             events: Some(if at == last {
                 events
             } else {
                 Events::default()
             }),
-            ..Inside::default()
+            ..Internals::default()
         });
     }
     found(&samples)

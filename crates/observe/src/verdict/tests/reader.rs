@@ -85,9 +85,9 @@ fn acknowledgements_that_come_together_and_late_are_a_readers_and_later_of_one_t
         };
         for (look, sample) in samples.iter_mut().enumerate() {
             let events = if look == 0 { Events::default() } else { events };
-            sample.connection.inside = Some(Inside {
+            sample.connection.internals = Some(Internals {
                 events: Some(events),
-                ..Inside::default()
+                ..Internals::default()
             });
         }
         found(&samples)

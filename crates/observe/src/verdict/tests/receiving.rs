@@ -64,7 +64,7 @@ fn a_receiver_knows_its_own_application_and_buffer() {
                 info.rcv_rtt = Some(Duration::from_millis(100));
                 info.rcv_wnd = Some(100_000);
             }
-            sample.connection.inside = Some(taut_sys::sock_diag::Inside {
+            sample.connection.internals = Some(taut_sys::sock_diag::Internals {
                 rcvbuf_locked,
                 ..Default::default()
             });
