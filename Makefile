@@ -60,7 +60,7 @@ test-snoop-guests: root guests ## taut snoop while guests of QEMU's are paused, 
 lint: setup ## formatting, clippy, dependencies, documentation and shell scripts; warnings are errors
 	@scripts/lint
 
-build: release ## the release binary, target/release/taut
+build: release ## the release binaries, target/release/taut and taut-lab
 
 bench: root release ## what an idle session costs a relay (root)
 	@echo "taut: running the benchmark: idle sessions on one relay"
@@ -135,7 +135,7 @@ root:
 	@scripts/setup --as-root
 
 release: setup
-	@echo "taut: building $(TAUT) (cargo build --release)"
+	@echo "taut: building $(TAUT) and taut-lab (cargo build --release)"
 	@$(CARGO) build --release --locked
 
 # `root` must refuse before anything is built, and cargo locks its target directory anyway.

@@ -1,231 +1,49 @@
-//! `taut lab`.
+//! `taut lab`: executes `taut-lab`, which is a program of its own.
+//!
+//! The experiments are a third of the code and make network namespaces, guests and traffic; a
+//! binary that runs as root on other people's machines does not carry them.
 
-use std::net::Ipv4Addr;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
-
-use taut_lab::experiment::guests::guest::{self, Guest};
-use taut_lab::experiment::guests::{driver, kernel};
-use taut_lab::experiment::outcome::Outcome;
-use taut_lab::experiment::{self, Experiment, Request, table};
-use taut_lab::report;
-use taut_netlab::interrupt;
-use taut_netlab::world::World;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
 
 use crate::Failure;
 
-/// Run experiments: worlds on this machine, measurements, figures
+const PROGRAM: &str = "taut-lab";
+
+/// Run experiments: worlds on this machine, measurements, figures (executes taut-lab)
 #[derive(clap::Args)]
+#[command(disable_help_flag = true)]
 pub(crate) struct Args {
-    #[command(subcommand)]
-    command: Command,
+    /// As `taut lab --help` lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<OsString>,
 }
 
-#[derive(clap::Subcommand)]
-enum Command {
-    /// List the experiments
-    List,
-    Run(Run),
-    /// Make DIR/report.html from the outcomes (*.json) in DIR
-    Report {
-        /// Where `--json` wrote them
-        dir: PathBuf,
-    },
-    /// Remove what experiments that were killed have left on this machine (`run` does so too)
-    Sweep,
-    /// The init of a guest; experiments start it
-    #[command(hide = true)]
-    Guest(GuestArgs),
-    /// Becomes a guest's kernel; experiments start it
-    #[command(hide = true)]
-    Kernel {
-        #[arg(last = true)]
-        args: Vec<String>,
-    },
-    /// The driver domain between the TAPs on standard input and output; experiments start it
-    #[command(hide = true)]
-    Driver,
-}
-
-/// What a guest is told.
-#[derive(clap::Args)]
-struct GuestArgs {
-    #[arg(long)]
-    address: Ipv4Addr,
-    #[arg(long, value_parser = guest::parse_mac)]
-    mac: Mac,
-    #[arg(long, value_parser = clap::value_parser!(u8).range(..=100))]
-    load: u8,
-    #[arg(long)]
-    device: String,
-    #[arg(long, value_parser = guest::parse_neighbour)]
-    neighbour: Vec<(Ipv4Addr, [u8; 6])>,
-}
-
-type Mac = [u8; 6];
-
-/// Run one experiment and print its figures
-#[derive(clap::Args)]
-struct Run {
-    /// Which one: see `taut lab list`
-    name: String,
-    /// The short form: within 60 seconds
-    #[arg(long)]
-    quick: bool,
-    /// Where random choices come from; the same seed makes the same choices
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Measurements of each configuration [default: the experiment's own]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    runs: Option<u16>,
-    /// Only what has this in its name, such as `10 MB` or `2 guests` (consolidate)
-    #[arg(long, value_name = "TEXT")]
-    only: Option<String>,
-    /// Write the outcome here too, as one JSON object (docs/lab.md)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-}
-
-pub(crate) fn run(args: Args) -> Result<(), Failure> {
-    match args.command {
-        Command::List => {
-            let lines = experiment::ALL
-                .iter()
-                .map(|e| format!("{:<16} {}\n", e.name, e.about));
-            print(&lines.collect::<String>())
+/// Becomes the `taut-lab` beside this binary, or the first one in `PATH`. Returns only if there is
+/// none that can be executed.
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let taut = std::env::current_exe()
+        .map_err(|e| Failure::Run(format!("cannot find the program's own path: {e}")))?;
+    let beside = taut.with_file_name(PROGRAM);
+    for program in [&*beside, Path::new(PROGRAM)] {
+        // The name under which its help shows its usage.
+        let error = Command::new(program)
+            .arg0("taut lab")
+            .args(&args.args)
+            .exec();
+        if error.kind() != io::ErrorKind::NotFound {
+            return Err(Failure::Run(format!(
+                "cannot execute {}: {error}",
+                program.display()
+            )));
         }
-        Command::Run(run) => run_one(&run),
-        Command::Report { dir } => {
-            let page = report::write(&dir).map_err(|e| Failure::Run(e.to_string()))?;
-            print(&format!("{}\n", page.display()))
-        }
-        Command::Sweep => sweep(),
-        Command::Guest(args) => {
-            let failed = guest::run(&Guest {
-                address: args.address,
-                mac: args.mac,
-                load: args.load,
-                device: args.device,
-                neighbours: args.neighbour,
-            });
-            failed.map_err(|e| Failure::Run(format!("the guest cannot go on: {e}")))
-        }
-        Command::Kernel { args } => {
-            let e = kernel::become_one(&args);
-            Err(Failure::Run(format!(
-                "cannot become linux.uml: {e} (Debian package user-mode-linux)"
-            )))
-        }
-        Command::Driver => driver(),
     }
-}
-
-fn driver() -> Result<(), Failure> {
-    use std::os::fd::AsFd as _;
-    let ends = || {
-        let wire = std::io::stdin().as_fd().try_clone_to_owned()?;
-        let uplink = std::io::stdout().as_fd().try_clone_to_owned()?;
-        driver::carry(wire, uplink)
-    };
-    ends().map_err(|e| Failure::Run(format!("the driver domain cannot go on: {e}")))
-}
-
-fn run_one(args: &Run) -> Result<(), Failure> {
-    let experiment = find(&args.name)?;
-    let failed = |e: &dyn std::fmt::Display| Failure::Run(format!("{}: {e}", args.name));
-    if args.only.is_some() && !experiment.has_parts {
-        return Err(Failure::Usage(format!(
-            "{} has no parts: --only is not for it",
-            args.name
-        )));
-    }
-    // Before minutes of measuring, not after; and what is there stays until there is better.
-    let json = args
-        .json
-        .as_deref()
-        .map(|file| Ok((file, beside(file)?)))
-        .transpose();
-    let json = json.map_err(|e: std::io::Error| match &args.json {
-        Some(file) => Failure::Usage(format!("--json {}: {e}", file.display())),
-        None => Failure::Usage(e.to_string()),
-    })?;
-    if !rustix::process::geteuid().is_root() {
-        return Err(failed(
-            &"experiments make network namespaces: run this as root",
-        ));
-    }
-    interrupt::tear_down_on_signals().map_err(|e| failed(&e))?;
-    let request = Request {
-        quick: args.quick,
-        seed: args.seed,
-        runs: args.runs.map(usize::from),
-        only: args.only.clone(),
-        taut: std::env::current_exe().map_err(|e| failed(&e))?,
-    };
-    let outcome = (experiment.run)(&request).map_err(|e| failed(&e))?;
-    if let Some((file, beside)) = json {
-        write_json(&outcome, beside, file)
-            .map_err(|e| Failure::Run(format!("--json {}: {e}", file.display())))?;
-    }
-    print(&table::render(&outcome))?;
-    if !outcome.calibration.ok {
-        return Err(failed(
-            &"the world did not show what it is there to show (see calibration)",
-        ));
-    }
-    Ok(())
-}
-
-/// To standard output. A reader that has seen enough (`| head`) is no failure.
-fn print(text: &str) -> Result<(), Failure> {
-    use std::io::{ErrorKind, Write as _};
-    match std::io::stdout().write_all(text.as_bytes()) {
-        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(Failure::Run(format!(
-            "cannot write to standard output: {e}"
-        ))),
-        _ => Ok(()),
-    }
-}
-
-fn find(name: &str) -> Result<&'static Experiment, Failure> {
-    experiment::ALL
-        .iter()
-        .find(|e| e.name == name)
-        .ok_or_else(|| {
-            let names: Vec<_> = experiment::ALL.iter().map(|e| e.name).collect();
-            Failure::Usage(format!(
-                "there is no experiment `{name}`; there are {}",
-                names.join(", ")
-            ))
-        })
-}
-
-/// A file of no name yet in the directory of `file`, to take its place.
-fn beside(file: &Path) -> std::io::Result<tempfile::NamedTempFile> {
-    let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
-    tempfile::Builder::new()
-        // As an ordinary file has them, less the umask.
-        .permissions(std::fs::Permissions::from_mode(0o644))
-        .prefix(".taut-lab-")
-        .tempfile_in(dir.unwrap_or(Path::new(".")))
-}
-
-fn write_json(
-    outcome: &Outcome,
-    mut beside: tempfile::NamedTempFile,
-    file: &Path,
-) -> std::io::Result<()> {
-    use std::io::Write as _;
-    serde_json::to_writer_pretty(&mut beside, outcome)?;
-    beside.write_all(b"\n")?;
-    beside.persist(file)?;
-    Ok(())
-}
-
-fn sweep() -> Result<(), Failure> {
-    let swept = World::sweep().map_err(|e| Failure::Run(format!("cannot sweep: {e} (root?)")))?;
-    match swept.len() {
-        0 => print("nothing was left behind\n"),
-        _ => print(&format!("removed what was left of {}\n", swept.join(", "))),
-    }
+    Err(Failure::Run(format!(
+        "there is no `{PROGRAM}`, the program that runs experiments, beside {} or in PATH; build it with\n\n    \
+         cargo build --release --package {PROGRAM}",
+        taut.display()
+    )))
 }

@@ -74,10 +74,7 @@ fn main() -> ExitCode {
             let _log = log::to_stderr();
             exit_code(guest::run(&args))
         }
-        Command::Lab(args) => {
-            let _log = log::to_stderr();
-            exit_code(lab::run(args))
-        }
+        Command::Lab(args) => exit_code(lab::run(&args)),
         Command::Doctor(args) => {
             let _log = log::to_stderr();
             doctor::run(&args)

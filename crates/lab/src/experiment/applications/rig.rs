@@ -67,8 +67,8 @@ impl Rig {
         let mut drivers = Vec::new();
         for (number, ends) in ends.into_iter().enumerate() {
             let host = world.host(HOSTS[number]);
-            let driver = driver::start(host, &request.taut, world.dir(), ends)
-                .map_err(failed("start a driver domain"))?;
+            let driver =
+                driver::start(host, world.dir(), ends).map_err(failed("start a driver domain"))?;
             let placed = cores[number].share(driver.id());
             placed.map_err(failed("place a driver domain"))?;
             drivers.push(driver);
@@ -85,8 +85,7 @@ impl Rig {
             let on = number / EACH;
             let host = world.host(HOSTS[on]);
             let start = || {
-                let booting =
-                    Booting::start(host, &request.taut, &tap(number), guest, world.dir())?;
+                let booting = Booting::start(host, &tap(number), guest, world.dir())?;
                 // What it starts from here on inherits its place.
                 cores[on].share(booting.id())?;
                 Ok(booting)

@@ -71,7 +71,7 @@ impl Rig {
     ) -> Result<Self, ExperimentError> {
         let failed = ExperimentError::machine;
         let (world, ends) = network::build(machine.guests, sender)?;
-        let driver = driver::start(world.host(HOST), &request.taut, world.dir(), ends)
+        let driver = driver::start(world.host(HOST), world.dir(), ends)
             .map_err(failed("start the driver domain"))?;
         cores
             .share(driver.id())
@@ -90,8 +90,7 @@ impl Rig {
                 neighbours: neighbours.map(|who| (who.address(), who.mac())).collect(),
             };
             let start = || {
-                let booting =
-                    Booting::start(world.host(host), &request.taut, tap, guest, world.dir())?;
+                let booting = Booting::start(world.host(host), tap, guest, world.dir())?;
                 // What it starts from here on inherits its place.
                 match who {
                     Who::Guest(_) => cores.share(booting.id())?,

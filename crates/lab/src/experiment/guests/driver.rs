@@ -73,14 +73,13 @@ fn burst(from: &Tap, to: &Tap, buffer: &mut [u8]) -> io::Result<()> {
 /// Starts it on `host`, with its log in `dir`.
 pub(in crate::experiment) fn start(
     host: &Host,
-    taut: &Path,
     dir: &Path,
     ends: DriverEnds,
 ) -> io::Result<Arc<Child>> {
     let log = File::create(dir.join(format!("driver-{}.log", host.name())))?;
-    let mut command = Command::new(taut);
+    let mut command = Command::new(std::env::current_exe()?);
     command
-        .args(["lab", "driver"])
+        .arg("driver")
         .stdin(Stdio::from(ends.wire))
         .stdout(Stdio::from(ends.uplink))
         .stderr(log);

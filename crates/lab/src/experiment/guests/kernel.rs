@@ -1,4 +1,4 @@
-//! Starting a User Mode Linux kernel: `taut lab kernel`, which becomes it.
+//! Starting a User Mode Linux kernel: `taut-lab kernel`, which becomes it.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;

@@ -34,7 +34,7 @@ pub(in crate::experiment) const DEVICE: &str = "eth0";
 const KERNELS: &str = "target/kernels";
 /// The variable of the environment that does.
 const KERNELS_VAR: &str = "TAUT_LAB_KERNELS";
-/// Of the guest, in MiB: `taut` itself takes some of it, in the file system that is its memory.
+/// Of the guest, in MiB: `taut` and `taut-lab` take some of it, in the file system that is its memory.
 const MEMORY_MIB: u32 = 1024;
 /// QEMU 7.2 spoils the flags when one processor alone does `cmpxchg16b`, and Linux 6.12 dies of that in its allocator: it is told that
 /// there is no such instruction.
@@ -119,7 +119,8 @@ impl Kernel {
     fn initrd(&self, guest: &Guest, taut: &Path, files: &Files, dir: &Path) -> io::Result<PathBuf> {
         let root = dir.join("root");
         fs::create_dir_all(root.join("mnt"))?;
-        for path in files.with.iter().map(PathBuf::as_path).chain([taut]) {
+        let lab = std::env::current_exe()?;
+        for path in files.with.iter().map(PathBuf::as_path).chain([taut, &lab]) {
             place(path, &root)?;
         }
         let modules: String = MODULES
@@ -140,8 +141,8 @@ impl Kernel {
                  mount -t devtmpfs dev /dev\nexec </dev/null >/dev/console 2>&1\n\
                  mount -t proc proc /proc\nmount -t sysfs sys /sys\nmount -t bpf bpf /sys/fs/bpf\n\
                  mount -t cgroup2 cgroup /sys/fs/cgroup\nmount -t tmpfs run /run\n{modules}\
-                 umount /proc\nexec {} lab guest {}\n",
-                taut.display(),
+                 umount /proc\nexec {} guest {}\n",
+                lab.display(),
                 args.join(" ")
             ),
         )?;

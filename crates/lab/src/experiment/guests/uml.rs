@@ -1,4 +1,4 @@
-//! A guest: a User Mode Linux kernel on a tap, whose init is `taut lab guest`.
+//! A guest: a User Mode Linux kernel on a tap, whose init is `taut-lab guest`.
 
 use std::fs::File;
 use std::io;
@@ -72,16 +72,15 @@ impl Booting {
     /// Starts a guest on `tap` of `host`.
     pub(in crate::experiment) fn start(
         host: &Host,
-        taut: &Path,
         tap: &str,
         guest: Guest,
         dir: &Path,
     ) -> io::Result<Self> {
         let log = dir.join(format!("{tap}.log"));
         let out = File::create(&log)?;
-        let mut command = Command::new(taut);
+        let lab = std::env::current_exe()?;
+        let mut command = Command::new(&lab);
         command.args([
-            "lab",
             "kernel",
             "--",
             &format!("mem={MEMORY_GIB}G"),
@@ -96,11 +95,11 @@ impl Booting {
         // Where it keeps its socket and its number; else in the home directory.
         command.arg(format!("uml_dir={}", dir.display()));
         command.arg(format!("umid={tap}.uml"));
-        command.arg(format!("init={}", taut.display()));
+        command.arg(format!("init={}", lab.display()));
         command.arg(format!("vec0:transport=tap,ifname={tap},depth=128,gro=1"));
         // Becomes init's environment: see `kernel`.
         command.arg(format!("{}={}", NO_WIDE_REGISTERS.0, NO_WIDE_REGISTERS.1));
-        command.args(["--", "lab", "guest"]).args(guest.to_args());
+        command.args(["--", "guest"]).args(guest.to_args());
         command
             .current_dir(dir)
             .env("HOME", dir)

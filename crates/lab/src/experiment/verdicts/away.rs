@@ -29,7 +29,7 @@ pub(super) struct Away {
 impl Away {
     /// A guest on a bridge with the link of `client`, which shares its core with so many as `sharers` says, itself
     /// included. It runs all the time yet.
-    pub(super) fn boot(world: &World, taut: &Path, sharers: usize, seed: u64) -> io::Result<Self> {
+    pub(super) fn boot(world: &World, sharers: usize, seed: u64) -> io::Result<Self> {
         let (server, client) = (world.host("server"), world.host("client"));
         lay_out_alone(server, client)?;
         let guest = Guest {
@@ -39,7 +39,7 @@ impl Away {
             device: uml::DEVICE.to_owned(),
             neighbours: vec![(SERVER, SERVER_MAC)],
         };
-        let guest = Booting::start(client, taut, TAP, guest, world.dir())?.ready(server)?;
+        let guest = Booting::start(client, TAP, guest, world.dir())?.ready(server)?;
         let mut guests = vec![None; sharers];
         guests[0] = Some(Arc::clone(&guest.process));
         let gate = Gate::start(Sharers {

@@ -63,7 +63,7 @@ struct Verdict {
 
 /// Runs a case.
 pub(super) fn run(case: &Case, request: &Request) -> Result<Shown, ExperimentError> {
-    let mut stage = Stage::build(case, request)?;
+    let mut stage = Stage::build(case)?;
     if case.cause == Cause::NoAnswer {
         stage.cut();
     }
@@ -127,7 +127,7 @@ fn said(why: &mut Child) -> io::Result<Said> {
 // === impl Stage ===
 
 impl<'a> Stage<'a> {
-    fn build(case: &'a Case, request: &Request) -> Result<Self, ExperimentError> {
+    fn build(case: &'a Case) -> Result<Self, ExperimentError> {
         let mut world = WorldBuilder::new("verdicts").host("server").host("client");
         world = match case.is_narrow() {
             false => world.link("server", "client", case.link()),
@@ -173,7 +173,7 @@ impl<'a> Stage<'a> {
             Cause::Policer => stage.police()?,
             Cause::Descheduled | Cause::DescheduledSender => {
                 let sharers = usize::try_from(case.knob).unwrap_or(usize::MAX);
-                let away = Away::boot(&stage.world, &request.taut, sharers, case.seed);
+                let away = Away::boot(&stage.world, sharers, case.seed);
                 stage.away = Some(away.map_err(ExperimentError::machine("boot a guest"))?);
             }
             _ => {}

@@ -1,4 +1,4 @@
-//! What runs in a guest: `taut lab guest`, as the init of a User Mode Linux kernel.
+//! What runs in a guest: `taut-lab guest`, as the init of a User Mode Linux kernel.
 
 mod blocks;
 pub(super) mod burner;
@@ -152,7 +152,7 @@ fn apply(settings: &Settings, guest: &Guest) -> io::Result<()> {
 // === impl Guest ===
 
 impl Guest {
-    /// As arguments of `taut lab guest`, which reads them again.
+    /// As arguments of `taut-lab guest`, which reads them again.
     pub(in crate::experiment) fn to_args(&self) -> Vec<String> {
         let mac = |mac: &[u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
         let mut args = vec![

@@ -1,18 +1,18 @@
 //! The short form of an experiment, and what holds of its outcome however slow the machine is.
 
 use std::fs;
-use std::process::{Command, Stdio};
 
 use serde_json::Value;
+
+use crate::binaries;
 
 /// Runs it, and does not ask whether its calibration holds.
 pub(crate) fn short_form(experiment: &str) -> Value {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("outcome.json");
-    let output = Command::new(env!("CARGO_BIN_EXE_taut"))
-        .args(["lab", "run", experiment, "--quick", "--json"])
+    let output = binaries::lab()
+        .args(["run", experiment, "--quick", "--json"])
         .arg(&file)
-        .stdin(Stdio::null())
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);

@@ -2,6 +2,8 @@
 //! beside it.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
+#[path = "shared/binaries.rs"]
+mod binaries;
 #[path = "shared/short_form.rs"]
 mod short_form;
 
