@@ -23,7 +23,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .SUFFIXES:
 .PHONY: help demo test lint build bench bench-observe bench-tune bench-share bench-relay lab report setup root release soak soak-snoop \
-        model-snoop test-old-kernel old-kernel-short test-guest guest-module-short test-snoop-guests guests
+        model-snoop fuzz test-old-kernel old-kernel-short test-guest guest-module-short test-snoop-guests guests
 
 help: ## this list
 	@echo "Taut takes the slack out of TCP. What make can do here:"
@@ -39,6 +39,7 @@ demo: root release ## build, move real files through two relays over a 274 ms pa
 test: root lint guests ## set up, lint, and run every test (root)
 	@echo "taut: building and running the tests (cargo test)"
 	@$(CARGO) test --workspace --locked
+	@$(MAKE) fuzz
 	@$(MAKE) old-kernel-short
 	@$(MAKE) guest-module-short
 
@@ -101,6 +102,10 @@ model-snoop: root ## snoop's BPF programs against their model, in a million rand
 	@echo "taut: building the model test of snoop and running it (TAUT_MODEL_SEQUENCES=$(SEQUENCES))"
 	@TAUT_MODEL_SEQUENCES=$(SEQUENCES) $(if $(SEED),TAUT_MODEL_SEED=$(SEED)) \
 	    $(CARGO) test --release --locked -p taut-snoop --test model -- --nocapture
+
+fuzz: setup ## the parsers of what relays and strangers send, 200,000 inputs each: ARGS=-max_total_time=60 for longer
+	@echo "taut: building the fuzz targets and running them (scripts/fuzz)"
+	@scripts/fuzz $(ARGS)
 
 report: release ## one HTML page from the experiments that are in target/lab
 	@mkdir -p target/lab
