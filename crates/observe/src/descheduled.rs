@@ -1,5 +1,5 @@
-//! How much of the time this machine was kept from its CPUs, as one who sleeps sees it: where no hypervisor tells
-//! (`steal` of /proc/stat is zero in many guests), sleeps that end late do.
+//! Measures how much of the time this machine was descheduled, by how late its sleeping threads wake. Where the hypervisor
+//! does not tell (`steal` of /proc/stat is zero in many guests), this is the only sign of it.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 
 use taut_sys::schedule;
 
-/// A sleep.
+/// How long the thread sleeps at a time.
 const NAP: Duration = Duration::from_millis(5);
-/// One that is longer by this ended late.
+/// A sleep that is longer by more than this ended late.
 const LATE: Duration = Duration::from_millis(5);
-/// A machine that shares its CPUs is away for less; who was stopped, or suspended, is not.
+/// A longer sleep does not count: the machine was stopped or suspended, not descheduled by a neighbour.
 const LONGEST: Duration = Duration::from_secs(1);
-/// Again and again: so many sleeps at least that ended late.
+/// Late sleeps below which the share is zero: a few are chance.
 const AGAIN: u32 = 10;
 
-/// Sleeps again and again until it is dropped, 200 times a second.
+/// A thread that sleeps 200 times a second and measures how late it wakes. Dropping it ends the thread.
 #[derive(Debug)]
-pub(crate) struct Away {
+pub(crate) struct DescheduledMeter {
     shared: Arc<Shared>,
     sleeper: Option<JoinHandle<()>>,
 }
@@ -29,29 +29,28 @@ pub(crate) struct Away {
 #[derive(Debug, Default)]
 struct Shared {
     ends: AtomicBool,
-    slept: Mutex<Slept>,
+    sleeps: Mutex<Sleeps>,
 }
 
-/// What sleeps came to.
+/// Sums over all sleeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Slept {
-    all: Duration,
+struct Sleeps {
+    total: Duration,
     late: Duration,
-    late_times: u32,
+    late_count: u32,
 }
 
-/// How long a thread has waited for a CPU of this machine that others had. That is no time for which the machine did
-/// not run.
-struct Waited {
+/// How long a thread waited for a CPU while other tasks of this machine ran. The machine was not descheduled in that time.
+struct RunQueueWait {
     schedstat: Option<File>,
     last: Duration,
 }
 
-// === impl Away ===
+// === impl DescheduledMeter ===
 
-impl Away {
-    /// Begins. Nothing where no thread is to be had.
-    pub(crate) fn measure() -> Option<Self> {
+impl DescheduledMeter {
+    /// Starts to measure. Returns `None` if no thread can be started.
+    pub(crate) fn start() -> Option<Self> {
         let shared = Arc::new(Shared::default());
         let sleeper = {
             let shared = Arc::clone(&shared);
@@ -63,13 +62,13 @@ impl Away {
         })
     }
 
-    /// The share of the time until now.
+    /// Returns the share of the time so far in which the machine was descheduled.
     pub(crate) fn share(&self) -> f64 {
-        self.shared.slept().share()
+        self.shared.sleeps().share()
     }
 }
 
-impl Drop for Away {
+impl Drop for DescheduledMeter {
     fn drop(&mut self) {
         self.shared.ends.store(true, Ordering::Relaxed);
         if let Some(sleeper) = self.sleeper.take() {
@@ -83,62 +82,64 @@ impl Drop for Away {
 
 impl Shared {
     fn sleep(&self) {
-        // Who goes first waits for nobody; in a guest that is busy another's wait would be the machine's absence, too.
-        let goes_first = schedule::set_fifo_priority(1).is_ok();
-        let mut waited = (!goes_first).then(Waited::of_this_thread);
+        // A real-time thread waits for no other; in a busy guest the wait of an ordinary one would count as a gap.
+        let is_real_time = schedule::set_fifo_priority(1).is_ok();
+        let mut run_queue = (!is_real_time).then(RunQueueWait::of_this_thread);
         while !self.ends.load(Ordering::Relaxed) {
             let began = Instant::now();
             std::thread::sleep(NAP);
             let time = began.elapsed();
-            let waited = waited.as_mut().map_or(Duration::ZERO, Waited::more);
-            let mut slept = self.slept.lock().unwrap_or_else(PoisonError::into_inner);
-            slept.add(time.saturating_sub(waited));
+            let waited = run_queue
+                .as_mut()
+                .map_or(Duration::ZERO, RunQueueWait::since_last);
+            let mut sleeps = self.sleeps.lock().unwrap_or_else(PoisonError::into_inner);
+            sleeps.add(time.saturating_sub(waited));
         }
     }
 
-    fn slept(&self) -> Slept {
-        *self.slept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sleeps(&self) -> Sleeps {
+        *self.sleeps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// === impl Slept ===
+// === impl Sleeps ===
 
-impl Slept {
+impl Sleeps {
     fn add(&mut self, time: Duration) {
         if time > LONGEST {
             return;
         }
-        self.all += time;
+        self.total += time;
         let late = time.saturating_sub(NAP);
         if late > LATE {
             self.late += late;
-            self.late_times += 1;
+            self.late_count += 1;
         }
     }
 
     fn share(&self) -> f64 {
-        match self.late_times {
-            AGAIN.. => self.late.as_secs_f64() / self.all.as_secs_f64(),
+        match self.late_count {
+            AGAIN.. => self.late.as_secs_f64() / self.total.as_secs_f64(),
             _ => 0.0,
         }
     }
 }
 
-// === impl Waited ===
+// === impl RunQueueWait ===
 
-impl Waited {
-    /// Knows nothing where the kernel does not tell (CONFIG_SCHED_INFO).
+impl RunQueueWait {
+    /// Always zero if the kernel does not tell (without CONFIG_SCHED_INFO).
     fn of_this_thread() -> Self {
-        let mut waited = Self {
+        let mut wait = Self {
             schedstat: File::open("/proc/thread-self/schedstat").ok(),
             last: Duration::ZERO,
         };
-        waited.more();
-        waited
+        wait.since_last();
+        wait
     }
 
-    /// Since the last time.
-    fn more(&mut self) -> Duration {
+    /// Returns the time since the last call.
+    fn since_last(&mut self) -> Duration {
         let mut room = [0; 96];
         let read = self
             .schedstat
@@ -148,13 +149,13 @@ impl Waited {
         let Some(now) = text.and_then(parse) else {
             return Duration::ZERO;
         };
-        let more = now.saturating_sub(self.last);
+        let since = now.saturating_sub(self.last);
         self.last = now;
-        more
+        since
     }
 }
 
-/// Time on a CPU, time in wait for one, and turns.
+/// Parses the second figure of schedstat: the time spent waiting on a run queue.
 fn parse(schedstat: &str) -> Option<Duration> {
     let waited = schedstat.split_ascii_whitespace().nth(1)?;
     waited.parse().ok().map(Duration::from_nanos)
@@ -164,41 +165,41 @@ fn parse(schedstat: &str) -> Option<Duration> {
 mod tests {
     use super::*;
 
-    fn slept(naps: &[u64]) -> Slept {
-        let mut slept = Slept::default();
-        for millis in naps {
-            slept.add(Duration::from_millis(*millis));
+    fn sleeps(millis: &[u64]) -> Sleeps {
+        let mut sleeps = Sleeps::default();
+        for millis in millis {
+            sleeps.add(Duration::from_millis(*millis));
         }
-        slept
+        sleeps
     }
 
     #[test]
-    fn what_is_late_again_and_again_was_away() {
-        assert_eq!(slept(&[5; 100]).share(), 0.0);
-        assert_eq!(slept(&[10; 100]).share(), 0.0);
+    fn repeated_late_sleeps_are_descheduled_time() {
+        assert_eq!(sleeps(&[5; 100]).share(), 0.0);
+        assert_eq!(sleeps(&[10; 100]).share(), 0.0);
         // 30 of 35.
-        assert!((slept(&[35; 10]).share() - 30.0 / 35.0).abs() < 1e-12);
-        assert_eq!(slept(&[35; 9]).share(), 0.0);
+        assert!((sleeps(&[35; 10]).share() - 30.0 / 35.0).abs() < 1e-12);
+        assert_eq!(sleeps(&[35; 9]).share(), 0.0);
     }
 
     #[test]
-    fn who_was_stopped_was_not_away() {
+    fn a_stop_is_not_descheduled_time() {
         let mut naps = vec![35; 10];
         naps.push(60_000);
-        assert_eq!(slept(&naps), slept(&[35; 10]));
+        assert_eq!(sleeps(&naps), sleeps(&[35; 10]));
     }
 
     #[test]
-    fn time_in_wait_for_a_cpu_is_the_second_figure() {
+    fn time_on_the_run_queue_is_the_second_figure() {
         assert_eq!(parse("12 345 6\n"), Some(Duration::from_nanos(345)));
         assert_eq!(parse("12"), None);
     }
 
     #[test]
-    fn its_thread_ends_with_it() {
-        let away = Away::measure().unwrap();
-        let shared = Arc::downgrade(&away.shared);
-        drop(away);
+    fn dropping_the_meter_ends_its_thread() {
+        let meter = DescheduledMeter::start().unwrap();
+        let shared = Arc::downgrade(&meter.shared);
+        drop(meter);
         assert!(shared.upgrade().is_none());
     }
 }

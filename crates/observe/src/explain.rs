@@ -126,10 +126,10 @@ impl Judged<'_> {
         };
         let doubt = verdict.confidence.doubt();
         text.push_str(&format!("  {}{doubt}\n", verdict.factor.sentence()));
-        for evidence in &verdict.evidence {
+        for evidence in verdict.evidence() {
             text.push_str(&format!("    {}\n", evidence.text));
         }
-        if let Some(remedy) = &verdict.remedy {
+        if let Some(remedy) = verdict.remedy() {
             text.push_str(&format!("  what helps: {remedy}\n"));
         }
         for sentence in self.tuned {

@@ -7,32 +7,35 @@ use std::time::{Duration, Instant};
 
 use taut_sys::sock_diag::{Connection, SocketId};
 
-use crate::descheduled::Away;
+use crate::descheduled::DescheduledMeter;
 use crate::filter::{Filter, Subject};
 use crate::namespaces::Namespace;
 use crate::owner::{Owners, Process};
 use crate::scan::{ScanError, ScanSink, ScanSummary, Scanner, Scope};
 use crate::steal::Steal;
-use crate::table::{Keep, Table, Tracked};
+use crate::table::{self, Keep, Table};
 use crate::verdict::{Confidence, Context, Factor, Verdict, limit, verdict};
+
+/// A connection of the table, with the limit that was found while it rests.
+pub type Tracked = table::Tracked<(Factor, Confidence)>;
 
 /// Observes the connections of the machine, look by look.
 #[derive(Debug)]
 pub struct Observer {
     scanner: Scanner,
-    table: Table,
+    table: Table<(Factor, Confidence)>,
     owners: Owners,
     began: Instant,
     context: Context,
     steal: Steal,
-    away: Option<Away>,
-    /// At the last look.
-    away_share: Option<f64>,
+    descheduled: Option<DescheduledMeter>,
+    /// What it measured until the last scan.
+    descheduled_share: Option<f64>,
 }
 
 /// Puts what a look finds into a table.
 struct TableSink<'a> {
-    table: &'a mut Table,
+    table: &'a mut Table<(Factor, Confidence)>,
     /// Times are since then.
     began: Instant,
     /// Who is meant, if that can be told without the owner.
@@ -62,14 +65,14 @@ impl Observer {
             began: Instant::now(),
             context: context(),
             steal: Steal::default(),
-            away: None,
-            away_share: None,
+            descheduled: None,
+            descheduled_share: None,
         }
     }
 
-    /// From now on it is also measured how long this machine is kept from its CPUs.
-    pub fn measure_away(&mut self) {
-        self.away = Away::measure();
+    /// Also measures from now on how much of the time this machine is descheduled.
+    pub fn measure_descheduling(&mut self) {
+        self.descheduled = DescheduledMeter::start();
     }
 
     /// Looks at all connections, and keeps those that are meant, as far as that can be told without their owner.
@@ -87,7 +90,7 @@ impl Observer {
         mut ended: impl FnMut(u64, Tracked, Option<Arc<Process>>),
     ) -> Result<ScanSummary, ScanError> {
         self.steal.look();
-        self.away_share = self.away.as_ref().map(Away::share);
+        self.descheduled_share = self.descheduled.as_ref().map(DescheduledMeter::share);
         let mut sink = TableSink {
             table: &mut self.table,
             began: self.began,
@@ -137,15 +140,7 @@ impl Observer {
     /// The same in brief.
     pub fn limit(&self, seen: &Seen<'_>) -> Option<(Factor, Confidence)> {
         let tracked = seen.tracked;
-        // While nothing goes either way nobody limits it.
-        if let Some(known) = tracked.limit.get() {
-            return Some(known);
-        }
-        let limit = limit(&tracked.window()?, &self.context_of(tracked));
-        if tracked.rests() {
-            tracked.limit.set(Some(limit));
-        }
-        Some(limit)
+        tracked.derived(|| Some(limit(&tracked.window()?, &self.context_of(tracked))))
     }
 
     /// The same, also of one that has ended.
@@ -193,7 +188,7 @@ impl Observer {
         };
         Context {
             steal: self.steal.share(),
-            away: self.away_share,
+            descheduled: self.descheduled_share,
             ..bounds
         }
     }
@@ -268,7 +263,7 @@ fn context() -> Context {
         wmem_max: third("/proc/sys/net/ipv4/tcp_wmem"),
         rmem_max: third("/proc/sys/net/ipv4/tcp_rmem"),
         steal: None,
-        away: None,
+        descheduled: None,
     }
 }
 

@@ -7,8 +7,8 @@ use serde::ser::{SerializeMap as _, Serializer};
 use taut_sys::sock_diag::Connection;
 
 use crate::instruments::{INSTRUMENTS, Instrument};
+use crate::observer::Tracked;
 use crate::owner::Process;
-use crate::table::Tracked;
 use crate::verdict::Verdict;
 
 /// A connection at one moment. Bytes, seconds, bytes a second.

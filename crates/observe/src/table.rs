@@ -11,7 +11,6 @@ use rustc_hash::FxHashMap;
 use taut_sys::sock_diag::{Connection, SocketId};
 use taut_sys::tcp_info::TcpInfo;
 
-use crate::verdict::{Confidence, Factor};
 use crate::window::{Sample, Window};
 
 /// A look at a connection, at most; they are kept in rooms of powers of two.
@@ -27,11 +26,11 @@ pub struct Keep {
     pub samples: usize,
 }
 
-/// The connections of the last look, with what was seen of them before.
+/// The connections of the last look, with what was seen of them before. `M`: what its user derives from each.
 #[derive(Debug)]
-pub struct Table {
+pub struct Table<M: Copy> {
     keep: Keep,
-    tracked: FxHashMap<u64, Tracked>,
+    tracked: FxHashMap<u64, Tracked<M>>,
     /// Those that are not kept.
     aside: FxHashMap<u64, Aside>,
     look: u64,
@@ -57,7 +56,7 @@ const ASIDE: usize = 1_000_000;
 
 /// A connection.
 #[derive(Debug)]
-pub struct Tracked {
+pub struct Tracked<M: Copy> {
     /// Its namespace's name.
     pub netns: Arc<str>,
     id: SocketId,
@@ -68,8 +67,8 @@ pub struct Tracked {
     read: u64,
     /// Looks since then: all of them found it as it was.
     rested: usize,
-    /// What limits it, found when all looks that are kept were alike: so it is until it is read again.
-    pub(crate) limit: Cell<Option<(Factor, Confidence)>>,
+    /// What [`Tracked::derived`] derived from samples that are all alike; it holds until the connection is read again.
+    memo: Cell<Option<M>>,
 }
 
 /// Looks for which there is room from the beginning on, at most.
@@ -77,7 +76,7 @@ const ROOM: usize = 8;
 
 // === impl Table ===
 
-impl Table {
+impl<M: Copy> Table<M> {
     /// Empty.
     pub fn new(keep: Keep) -> Self {
         Self {
@@ -196,7 +195,7 @@ impl Table {
                 look: 0,
                 read: 0,
                 rested: 0,
-                limit: Cell::new(None),
+                memo: Cell::new(None),
             }),
         };
         // A list may have a connection twice when others come and go meanwhile.
@@ -216,19 +215,19 @@ impl Table {
         (tracked.look, tracked.read) = (self.look, self.look);
         self.seen += 1;
         tracked.rested = 0;
-        tracked.limit.set(None);
+        tracked.memo.set(None);
         tracked.is_in(netns);
         tracked.push(Sample { at, connection }, self.keep);
     }
 
     /// Those of the last look that this one has not found.
-    pub fn missing(&self) -> impl Iterator<Item = &Tracked> {
+    pub fn missing(&self) -> impl Iterator<Item = &Tracked<M>> {
         let tracked = self.tracked.values();
         tracked.filter(|tracked| tracked.look != self.look)
     }
 
     /// The look is over: what was not seen in it has ended, and is handed over.
-    pub fn end(&mut self, mut ended: impl FnMut(u64, Tracked)) {
+    pub fn end(&mut self, mut ended: impl FnMut(u64, Tracked<M>)) {
         let look = self.look;
         self.aside.retain(|_, aside| aside.look == look);
         for (cookie, tracked) in self.tracked.extract_if(|_, tracked| tracked.look != look) {
@@ -237,19 +236,19 @@ impl Table {
     }
 
     /// Takes the one of this cookie out: it has ended.
-    pub fn take(&mut self, cookie: u64) -> Option<Tracked> {
+    pub fn take(&mut self, cookie: u64) -> Option<Tracked<M>> {
         self.tracked.remove(&cookie)
     }
 
     /// Connections of the last look, by cookie.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, &Tracked)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &Tracked<M>)> {
         self.tracked
             .iter()
             .map(|(&cookie, tracked)| (cookie, tracked))
     }
 
     /// The one of this cookie.
-    pub fn get(&self, cookie: u64) -> Option<&Tracked> {
+    pub fn get(&self, cookie: u64) -> Option<&Tracked<M>> {
         self.tracked.get(&cookie)
     }
 
@@ -261,7 +260,7 @@ impl Table {
 
 // === impl Tracked ===
 
-impl Tracked {
+impl<M: Copy> Tracked<M> {
     /// One that was seen once.
     pub fn only(netns: Arc<str>, sample: Sample) -> Self {
         Self {
@@ -271,7 +270,7 @@ impl Tracked {
             look: 0,
             read: 0,
             rested: 0,
-            limit: Cell::new(None),
+            memo: Cell::new(None),
         }
     }
 
@@ -306,6 +305,18 @@ impl Tracked {
     /// All looks that are kept found it as it is.
     pub fn rests(&self) -> bool {
         self.rested + 1 >= self.samples.len() && self.rested > 0
+    }
+
+    /// Returns what `derive` makes of the samples. While they are all alike it is called once.
+    pub(crate) fn derived(&self, derive: impl FnOnce() -> Option<M>) -> Option<M> {
+        if let Some(memo) = self.memo.get() {
+            return Some(memo);
+        }
+        let derived = derive();
+        if self.rests() {
+            self.memo.set(derived);
+        }
+        derived
     }
 
     /// The last look found it as it was at the one before.
@@ -365,6 +376,9 @@ impl Tracked {
 mod tests {
     use super::*;
     use crate::window::tests::sample;
+
+    type Table = super::Table<u8>;
+    type Tracked = super::Tracked<u8>;
 
     fn table(connections: usize) -> Table {
         Table::new(Keep {
@@ -463,6 +477,29 @@ mod tests {
         );
         resting.see(&"-".into(), at, silent(9));
         assert!(!resting.get(1).unwrap().rests());
+    }
+
+    #[test]
+    fn what_is_derived_is_derived_once_while_a_connection_rests() {
+        let mut table = table(10);
+        let at = Duration::from_secs;
+        let first = table.begin(false);
+        table.see(&"-".into(), at(0), silent(0));
+        let derived = |table: &Table, value| table.get(1).unwrap().derived(|| value);
+        assert_eq!(derived(&table, Some(1)), Some(1));
+        assert_eq!(derived(&table, Some(2)), Some(2), "it has not rested yet");
+        for second in 1..4 {
+            table.end(|_, _| {});
+            table.begin(false);
+            assert!(table.rests(&"-".into(), at(second), 1, first));
+        }
+        assert_eq!(derived(&table, None), None);
+        assert_eq!(derived(&table, Some(3)), Some(3));
+        assert_eq!(derived(&table, Some(4)), Some(3));
+        table.end(|_, _| {});
+        table.begin(false);
+        table.see(&"-".into(), at(4), silent(4));
+        assert_eq!(derived(&table, Some(5)), Some(5));
     }
 
     #[test]

@@ -1,198 +1,134 @@
-//! What limits a connection: a factor, how sure that is, and why.
+//! Judges what limits a connection: a factor, how far that is to be trusted, and why.
 //!
-//! Of who holds a sender back at each moment the kernel keeps account: its application, the peer's window or
-//! the send buffer ([`Shares`](crate::window::Shares)). So the first cut is exact to a tick of the kernel's clock, and only what is left to the network has to be
-//! inferred. Each rule (in `sending` and `receiving`) finds a factor and its *weight*: the share of the window's time
-//! that it accounts for. The heaviest is the verdict.
+//! The kernel accounts for what holds a sender back at each moment: its application, the peer's window or the send
+//! buffer ([`Shares`](crate::window::Shares)). That split is exact to a tick of the kernel's clock; only the time left
+//! to the network has to be explained by inference. Each rule (in `sending` and `receiving`) returns a finding: a factor,
+//! its *weight* (the share of the window's time that it accounts for) and figures. The heaviest factor is the verdict.
+//! `render` turns a verdict into English and JSON; no rule writes text.
 
+mod factor;
+mod finding;
 mod receiving;
+mod render;
 mod sending;
-mod units;
 
-use serde::Serialize;
 use taut_sys::sock_diag::State;
 
+pub use self::factor::{Confidence, Factor};
+use self::finding::Finding;
+pub use self::finding::{Cause, SignalInterval, Sizing};
+pub use self::render::Evidence;
 use crate::window::Window;
 
-/// What may limit a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Factor {
-    /// No data went either way.
-    Idle,
-    /// The sending application has nothing more to send, or waits for answers.
-    SenderApplication,
-    /// The send buffer is full, and less than the path takes.
-    SendBuffer,
-    /// The receiving application reads slowly.
-    ReceiverApplication,
-    /// The receive buffer, and with it the window, is less than the path takes.
-    ReceiveBuffer,
-    /// The congestion window is still growing.
-    SlowStart,
-    /// Segments are lost, and not for want of room in a queue that is full.
-    Loss,
-    /// The path is full, and a long queue stands in it.
-    Queue,
-    /// The sender paces itself, as it was told.
-    Pacing,
-    /// Something on the way drops what is more than a rate.
-    RateLimit,
-    /// An end, or a machine on the way, is kept from its CPU again and again.
-    Descheduled,
-    /// Full segments do not get through.
-    PathMtu,
-    /// Nothing comes back, and time-outs pass.
-    Timeouts,
-    /// The path carries what it can: nothing is to be repaired.
-    Link,
-    /// It is decided at the other end, which sees more.
-    Peer,
-    /// None of these is found.
-    Unclear,
-}
-
-/// How far a verdict is to be trusted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Confidence {
-    /// It accounts for less than half of the time, or for little more than another factor.
-    Unclear,
-    /// For half of it at least.
-    Likely,
-    /// For most of it, and nothing else comes near.
-    Sure,
-}
-
-/// A figure that a verdict rests on.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Evidence {
-    /// In words, with the figures.
-    pub text: String,
-    /// The figures: names of RFC 4898 where it has one, values in bytes, seconds, segments or shares.
-    pub figures: Vec<(&'static str, f64)>,
-}
-
-/// A verdict.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// What limits a connection.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// What limits.
+    /// The factor that accounts for most of the time.
     pub factor: Factor,
-    /// How sure that is.
+    /// How far that is to be trusted.
     pub confidence: Confidence,
-    /// The share of the time that it accounts for.
+    /// The share of the time that the factor accounts for, from 0 to 1.
     pub weight: f64,
-    /// Why.
-    pub evidence: Vec<Evidence>,
-    /// What would help; nothing where there is nothing to do.
-    pub remedy: Option<String>,
+    /// What the rules found, with the figures.
+    pub causes: Vec<Cause>,
 }
 
-/// What is known beside the connection itself. What is not known is `None`, and some rules say less.
+/// What is known about the machine and the network namespace. A field that is `None` is unknown, and rules that need it say
+/// less.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Context {
-    /// The most that the kernel gives a send buffer (`net.ipv4.tcp_wmem`, the third figure).
+    /// The largest send buffer that autotuning gives, in bytes (third value of `net.ipv4.tcp_wmem`).
     pub wmem_max: Option<u64>,
-    /// The most that it gives a receive buffer (`net.ipv4.tcp_rmem`, the third figure).
+    /// The largest receive buffer that autotuning gives, in bytes (third value of `net.ipv4.tcp_rmem`).
     pub rmem_max: Option<u64>,
-    /// The share of its CPUs' time that a hypervisor took from this machine.
+    /// The share of CPU time that a hypervisor took from this machine.
     pub steal: Option<f64>,
-    /// The share of the time for which this machine was kept from its CPUs, as one who sleeps sees it.
-    pub away: Option<f64>,
+    /// The share of the time in which this machine was descheduled, measured by a thread that sleeps.
+    pub descheduled: Option<f64>,
 }
 
-/// Whether evidence and remedy are put into words, which takes most of the time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Words {
-    Said,
-    None,
-}
-
-/// A factor that a rule found.
-#[derive(Debug)]
-struct Finding {
-    words: Words,
-    factor: Factor,
-    weight: f64,
-    evidence: Vec<Evidence>,
-    remedy: Option<String>,
-}
-
-/// The least weight of a factor that is named at all.
+/// A factor with less weight is not named.
 const LEAST: f64 = 0.1;
-/// The least weight at which a factor is `likely`.
+/// The least weight of a `likely` verdict.
 const LIKELY: f64 = 0.5;
-/// The least weight at which it is `sure`, if no other factor has half as much.
+/// The least weight of a `sure` verdict; no other factor may have half as much.
 const SURE: f64 = 0.75;
-/// A machine that is away for less than this share of the time is not limited by that.
-const AWAY: f64 = 0.25;
-/// The most of what is `likely`, and never `sure`.
+/// A machine that is descheduled for less than this share of the time is not limited by it.
+const LEAST_DESCHEDULED: f64 = 0.25;
+/// The weight of a finding that is `likely` and never `sure`.
 const LIKELY_MOST: f64 = 0.74;
 
-/// What limits the connection in this window.
+/// Returns what limits the connection in this window.
 pub fn verdict(window: &Window<'_>, context: &Context) -> Verdict {
-    judge(window, context, Words::Said)
+    let findings = findings(window, context);
+    let (factor, confidence, weight) = heaviest(&findings);
+    let findings = findings.into_iter();
+    let causes = findings.filter(|finding| finding.factor == factor);
+    Verdict {
+        factor,
+        confidence,
+        weight,
+        causes: causes.map(|finding| finding.cause).collect(),
+    }
 }
 
-/// The same in brief, and nothing of it in words.
+/// Returns the factor and the confidence of [`verdict`], without the causes.
 pub fn limit(window: &Window<'_>, context: &Context) -> (Factor, Confidence) {
-    let verdict = judge(window, context, Words::None);
-    (verdict.factor, verdict.confidence)
+    let (factor, confidence, _) = heaviest(&findings(window, context));
+    (factor, confidence)
 }
 
-fn judge(window: &Window<'_>, context: &Context, words: Words) -> Verdict {
-    if let Some(handshake) = handshake(window, words) {
-        return handshake;
+fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
+    if is_handshake(window) {
+        return handshake(window).into_iter().collect();
     }
     let sends = sends(window);
     let mut findings = match (sends, window.shares()) {
-        (Some(true), Some(shares)) => sending::findings(window, shares, context, words),
-        (Some(false), _) => receiving::findings(window, context, words),
+        (Some(true), Some(shares)) => sending::findings(window, shares, context),
+        (Some(false), _) => receiving::findings(window, context),
         (Some(true), None) => Vec::new(),
-        (None, _) => {
-            return receiving::unread(window, words).unwrap_or_else(|| idle(window, words));
-        }
+        (None, _) => return vec![receiving::unread(window).unwrap_or_else(|| idle(window))],
     };
-    away(&mut findings, context, sends == Some(true), words);
-    let mut findings = merged(findings);
-    findings.sort_by(|a, b| b.weight.total_cmp(&a.weight));
-    let next = findings.get(1).map_or(0.0, |finding| finding.weight);
-    let first = findings.into_iter().next();
-    let Some(first) = first.filter(|first| first.weight > LEAST) else {
-        return unclear(words);
+    descheduled(&mut findings, context, sends == Some(true));
+    findings
+}
+
+/// Returns the factor with the most weight, how far it is to be trusted, and its weight. Findings of the same factor
+/// count together; of equal factors the first is taken.
+fn heaviest(findings: &[Finding]) -> (Factor, Confidence, f64) {
+    let mut weights = [0.0_f64; Factor::ALL.len()];
+    for finding in findings {
+        let weight = &mut weights[finding.factor.index()];
+        *weight = (*weight + finding.weight).min(1.0);
+    }
+    let of = |factor: Factor| weights[factor.index()];
+    let factors = findings.iter().map(|finding| finding.factor);
+    let first = factors.min_by(|a, b| of(*b).total_cmp(&of(*a)));
+    let Some(first) = first.filter(|first| of(*first) > LEAST) else {
+        return (Factor::Unclear, Confidence::Unclear, 0.0);
     };
-    let confidence = match first.weight {
+    let others = Factor::ALL.into_iter().filter(|factor| *factor != first);
+    let next = others.map(of).fold(0.0, f64::max);
+    let confidence = match of(first) {
         weight if weight >= SURE && next <= weight / 2.0 => Confidence::Sure,
         weight if weight >= LIKELY => Confidence::Likely,
         _ => Confidence::Unclear,
     };
-    first.told(confidence)
+    (first, confidence, of(first))
 }
 
-/// What two rules find is one finding.
-fn merged(findings: Vec<Finding>) -> Vec<Finding> {
-    let mut all: Vec<Finding> = Vec::with_capacity(findings.len());
-    for finding in findings {
-        match all.iter_mut().find(|other| other.factor == finding.factor) {
-            Some(other) => {
-                other.weight = (other.weight + finding.weight).min(1.0);
-                other.evidence.extend(finding.evidence);
-            }
-            None => all.push(finding),
-        }
-    }
-    all
-}
-
-/// While this machine is kept from its CPUs its applications seem to have nothing to send, and its peers not to
-/// answer: what is found is of the rest of the time.
-fn away(findings: &mut Vec<Finding>, context: &Context, sends: bool, words: Words) {
-    let Some(away) = context.away.filter(|away| *away > AWAY) else {
+/// While this machine is descheduled its applications seem to have nothing to send, and its peers not to answer: other
+/// findings are about the rest of the time.
+fn descheduled(findings: &mut Vec<Finding>, context: &Context, sends: bool) {
+    let Some(share) = context
+        .descheduled
+        .filter(|share| *share > LEAST_DESCHEDULED)
+    else {
         return;
     };
-    // A quota of CPU time makes who sleeps late, too.
-    let mut weight = away.min(LIKELY_MOST);
-    // Round trips are longer for it, too.
+    // A quota of CPU time makes sleeping threads wake late, too.
+    let mut weight = share.min(LIKELY_MOST);
+    // Gaps make round trips longer, too.
     findings.retain(|finding| {
         let is_other = finding.factor != Factor::Descheduled;
         if !is_other {
@@ -200,250 +136,43 @@ fn away(findings: &mut Vec<Finding>, context: &Context, sends: bool, words: Word
         }
         is_other
     });
-    // Of the rest of the time a part goes by in waiting for what came late, which nobody can tell from what they find.
+    // A part of the remaining time goes by in waiting for what the gap delayed; the other findings cannot tell it apart.
     for finding in findings.iter_mut() {
-        finding.weight *= (1.0 - away) * (1.0 - away);
+        finding.weight *= (1.0 - share) * (1.0 - share);
     }
-    let finding = Finding::new(words, Factor::Descheduled, weight)
-        .because(
-            || {
-                let share = units::percent(away);
-                format!("for {share} of the time this machine did not run: who slept woke late, with no other in the way")
-            },
-            &[("away", away)],
-        );
-    findings.push(finding.helps(match sends {
-        true => "a larger share of CPU for this machine; on it: taut guest",
-        false => "a larger share of CPU for this machine; on its host: taut snoop",
-    }));
+    let cause = Cause::MachineDescheduled { share, sends };
+    findings.push(Finding::new(Factor::Descheduled, weight, cause));
 }
 
-/// A connection that is not open yet: a SYN has no time-account.
-fn handshake(window: &Window<'_>, words: Words) -> Option<Verdict> {
-    let last = window.samples().last()?;
-    if !matches!(last.connection.state, State::SynSent | State::SynRecv) {
-        return None;
-    }
-    let again = f64::from(window.last().retransmits);
-    if again == 0.0 {
-        return Some(unclear(words));
-    }
-    let finding = Finding::new(words, Factor::Timeouts, 1.0)
-        .because(
-            || format!("the handshake was begun {again} times more, and nothing came back"),
-            &[("CurTimeoutCount", again)],
-        )
-        .helps("see whether the peer is there, and what drops its packets (firewall, route)");
-    Some(finding.told(Confidence::Sure))
+/// Whether the connection is not established yet: the kernel does not account for a handshake's time.
+fn is_handshake(window: &Window<'_>) -> bool {
+    let last = window.samples().last();
+    last.is_some_and(|last| matches!(last.connection.state, State::SynSent | State::SynRecv))
 }
 
-/// Whether this end is the one that sends most; `None`: neither does, nor tries to.
+fn handshake(window: &Window<'_>) -> Option<Finding> {
+    let retransmits = f64::from(window.last().retransmits);
+    let cause = Cause::HandshakeUnanswered { retransmits };
+    (retransmits > 0.0).then(|| Finding::new(Factor::Timeouts, 1.0, cause))
+}
+
+/// Returns whether this end sends more than it receives; `None` if it does neither and has nothing to send.
 fn sends(window: &Window<'_>) -> Option<bool> {
-    let out = window.more(|info| info.bytes_acked);
-    let came = window.more(|info| info.bytes_received);
-    // What was sent and not acknowledged is a try.
-    let tries =
+    let sent = window.more(|info| info.bytes_acked);
+    let received = window.more(|info| info.bytes_received);
+    let has_unsent =
         window.last().unacked > 0 || window.last().notsent_bytes.is_some_and(|bytes| bytes > 0);
-    // And what is sent again and again is what matters, whatever came before.
-    let again = window.last().retransmits > 0;
-    match (out, came) {
-        (0, 0) => tries.then_some(true),
-        (out, came) => Some(again || out >= came),
+    // What is retransmitted matters most, whatever was received before.
+    let retransmits = window.last().retransmits > 0;
+    match (sent, received) {
+        (0, 0) => has_unsent.then_some(true),
+        (sent, received) => Some(retransmits || sent >= received),
     }
 }
 
-fn idle(window: &Window<'_>, words: Words) -> Verdict {
+fn idle(window: &Window<'_>) -> Finding {
     let elapsed = window.elapsed().as_secs_f64();
-    Finding::new(words, Factor::Idle, 1.0)
-        .because(
-            || format!("no data went either way for {elapsed:.1} s, and none is waiting"),
-            &[("elapsed", elapsed)],
-        )
-        .told(Confidence::Sure)
-}
-
-fn unclear(words: Words) -> Verdict {
-    Finding::new(words, Factor::Unclear, 0.0)
-        .helps("watch it for longer, or at the other end")
-        .told(Confidence::Unclear)
-}
-
-// === impl Confidence ===
-
-impl Confidence {
-    /// Its name, as it is written in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Sure => "sure",
-            Self::Likely => "likely",
-            Self::Unclear => "unclear",
-        }
-    }
-
-    /// What follows a sentence that is not sure.
-    pub fn doubt(self) -> &'static str {
-        match self {
-            Self::Sure => "",
-            Self::Likely => " (likely)",
-            Self::Unclear => " (not clear)",
-        }
-    }
-}
-
-// === impl Factor ===
-
-impl Factor {
-    /// All of them.
-    pub const ALL: [Self; 16] = [
-        Self::Idle,
-        Self::SenderApplication,
-        Self::SendBuffer,
-        Self::ReceiverApplication,
-        Self::ReceiveBuffer,
-        Self::SlowStart,
-        Self::Loss,
-        Self::Queue,
-        Self::Pacing,
-        Self::RateLimit,
-        Self::Descheduled,
-        Self::PathMtu,
-        Self::Timeouts,
-        Self::Link,
-        Self::Peer,
-        Self::Unclear,
-    ];
-
-    /// Its place in [`Factor::ALL`].
-    pub fn index(self) -> usize {
-        self as usize
-    }
-
-    /// A letter, for a history.
-    pub fn letter(self) -> char {
-        match self {
-            Self::Idle => '.',
-            Self::SenderApplication => 'a',
-            Self::SendBuffer => 's',
-            Self::ReceiverApplication => 'r',
-            Self::ReceiveBuffer => 'w',
-            Self::SlowStart => 'g',
-            Self::Loss => 'l',
-            Self::Queue => 'q',
-            Self::Pacing => 'p',
-            Self::RateLimit => 'x',
-            Self::Descheduled => 'd',
-            Self::PathMtu => 'm',
-            Self::Timeouts => 't',
-            Self::Link => '=',
-            Self::Peer => '>',
-            Self::Unclear => '?',
-        }
-    }
-
-    /// Its name where there is little room.
-    pub fn short(self) -> &'static str {
-        match self {
-            Self::SenderApplication => "app-snd",
-            Self::SendBuffer => "sndbuf",
-            Self::ReceiverApplication => "app-rcv",
-            Self::ReceiveBuffer => "rcvbuf",
-            Self::SlowStart => "slow-st",
-            Self::RateLimit => "limiter",
-            Self::Descheduled => "no-cpu",
-            Self::PathMtu => "pmtu",
-            Self::Timeouts => "timeout",
-            other => other.name(),
-        }
-    }
-
-    /// Its name, as it is written in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::SenderApplication => "sender-application",
-            Self::SendBuffer => "send-buffer",
-            Self::ReceiverApplication => "receiver-application",
-            Self::ReceiveBuffer => "receive-buffer",
-            Self::SlowStart => "slow-start",
-            Self::Loss => "loss",
-            Self::Queue => "queue",
-            Self::Pacing => "pacing",
-            Self::RateLimit => "rate-limit",
-            Self::Descheduled => "descheduled",
-            Self::PathMtu => "path-mtu",
-            Self::Timeouts => "timeouts",
-            Self::Link => "link",
-            Self::Peer => "peer",
-            Self::Unclear => "unclear",
-        }
-    }
-
-    /// In a sentence that begins with the connection.
-    pub fn sentence(self) -> &'static str {
-        match self {
-            Self::Idle => "is idle",
-            Self::SenderApplication => "is limited by the sending application",
-            Self::SendBuffer => "is limited by the send buffer",
-            Self::ReceiverApplication => {
-                "is limited by the receiving application, which reads slowly"
-            }
-            Self::ReceiveBuffer => "is limited by the receive buffer",
-            Self::SlowStart => "is limited by slow start: its congestion window is still growing",
-            Self::Loss => "is limited by loss on the path",
-            Self::Queue => "fills the path, and a long queue stands in it",
-            Self::Pacing => "is limited by the pacing rate that was set for it",
-            Self::RateLimit => "is limited by a rate limiter on the way, which drops what is more",
-            Self::Descheduled => "waits for a machine that is kept from its CPU again and again",
-            Self::PathMtu => "is limited by the path MTU: full segments do not get through",
-            Self::Timeouts => "is limited by time-outs: nothing comes back",
-            Self::Link => "carries what the path can: nothing is to be repaired",
-            Self::Peer => "is limited at its other end, which has the answer",
-            Self::Unclear => "is limited by nothing that is recognised",
-        }
-    }
-}
-
-impl Finding {
-    fn new(words: Words, factor: Factor, weight: f64) -> Self {
-        Self {
-            words,
-            factor,
-            weight: weight.clamp(0.0, 1.0),
-            evidence: Vec::new(),
-            remedy: None,
-        }
-    }
-
-    fn because(mut self, text: impl FnOnce() -> String, figures: &[(&'static str, f64)]) -> Self {
-        if self.words == Words::Said {
-            self.evidence.push(Evidence {
-                text: text(),
-                figures: figures.to_vec(),
-            });
-        }
-        self
-    }
-
-    fn told(self, confidence: Confidence) -> Verdict {
-        Verdict {
-            factor: self.factor,
-            confidence,
-            weight: self.weight,
-            evidence: self.evidence,
-            remedy: self.remedy,
-        }
-    }
-
-    fn helps(self, remedy: &str) -> Self {
-        self.helps_with(|| remedy.to_owned())
-    }
-
-    fn helps_with(mut self, remedy: impl FnOnce() -> String) -> Self {
-        if self.words == Words::Said {
-            self.remedy = Some(remedy());
-        }
-        self
-    }
+    Finding::new(Factor::Idle, 1.0, Cause::NoData { elapsed })
 }
 
 #[cfg(test)]

@@ -20,9 +20,9 @@ use taut_sys::sock_diag::Connection;
 
 use crate::filter::Filter;
 use crate::observer::Observer;
+use crate::observer::Tracked;
 use crate::owner::Process;
 use crate::scan::{ScanError, ScanSummary};
-use crate::table::Tracked;
 use crate::verdict::{Factor, Verdict};
 use crate::window::Sample;
 use ends::Listeners;

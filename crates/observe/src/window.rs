@@ -219,6 +219,11 @@ impl<'a> Window<'a> {
         (count > 0.0).then(|| sum / count)
     }
 
+    /// The mean of a time in seconds, over the samples that have it.
+    pub fn mean_seconds(&self, of: impl Fn(&TcpInfo) -> Option<Duration>) -> Option<f64> {
+        self.mean(|info| of(info).map(|time| time.as_secs_f64()))
+    }
+
     /// Payload that the peer acknowledged, in bytes a second, of each part of the window that is so long at least.
     pub fn sent_rates(&self, part: Duration) -> Vec<f64> {
         let mut rates = Vec::new();
@@ -299,7 +304,7 @@ impl<'a> Window<'a> {
     }
 
     /// The share of the looks in which it is so of a look and its `tcp_info`.
-    pub fn often_of_looks(&self, is: impl Fn(&Sample, &TcpInfo) -> bool) -> f64 {
+    pub fn often_of_samples(&self, is: impl Fn(&Sample, &TcpInfo) -> bool) -> f64 {
         let looks = self.samples.iter();
         let so = looks.filter(|look| look.info().is_some_and(|info| is(look, info)));
         so.count() as f64 / self.samples.len().max(1) as f64

@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut observer = args.which.observer(CONNECTIONS, SAMPLES);
     // Not more often than is kept.
     let between = BETWEEN.max(args.time / SAMPLES as u32);
-    observer.measure_away();
+    observer.measure_descheduling();
     let progress = progress(args.time);
     let mut missing = Missing::default();
     let began = Instant::now();

@@ -1,79 +1,59 @@
-//! At the end that receives, which sees its own windows and its own application, and not what holds the sender
-//! back otherwise.
+//! Rules of the end that receives. It sees its own window and its own application, and nothing else that holds the sender
+//! back.
 
 use taut_sys::sock_diag::{Connection, State};
 
-use super::units::{bytes, percent, rate, seconds, time};
-use super::{Confidence, Context, Factor, Finding, LIKELY_MOST, Verdict, Words};
+use super::{Cause, Context, Factor, Finding, LIKELY_MOST, Sizing};
 use crate::window::{Sample, Window};
 
-/// A buffer of which this share is taken, overhead included, is nearly all that a window can fill.
+/// A buffer is nearly full if this share of it is taken, overhead included: a window cannot fill much more.
 const FULL: f64 = 0.4;
-/// A sender that uses this share of the window in each round trip is held by it.
+/// A sender that uses this share of the window in each round trip is limited by it.
 const WINDOW_USED: f64 = 0.7;
-/// What waits to be read for so long, in seconds, is acknowledged late; of fewer bytes some wait for the others (a record of TLS, what a
-/// program has asked for in one part).
+/// Data that waits this long to be read, in seconds, is acknowledged late. A part of fewer than [`LATE_BYTES`] may wait for
+/// the rest of its message (a TLS record, or a block that a program asked for).
 const LATE_SECONDS: f64 = 0.008;
 const LATE_BYTES: f64 = 8192.0;
-/// And makes round trips longer by what nobody sees here.
+/// The weight of late acknowledgements: this end does not see the round trips that they make longer.
 const NOT_CERTAIN: f64 = 0.7;
 
-pub(super) fn findings(window: &Window<'_>, context: &Context, words: Words) -> Vec<Finding> {
-    let waits = waits(window);
+pub(super) fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
+    let full = full(window);
     let mut findings = Vec::new();
-    if waits > 0.0 {
-        findings.push(application(window, waits, words));
+    if full > 0.0 {
+        findings.push(application(window, full));
     }
     let used = used(window);
     if let Some(used) = used {
-        findings.push(buffer(window, context, used * (1.0 - waits), words));
+        findings.push(buffer(window, context, used * (1.0 - full)));
     }
-    if waits == 0.0
+    if full == 0.0
         && used.is_none()
-        && let Some(late) = late(window, words)
+        && let Some(late) = late(window)
     {
         findings.push(late);
     }
     let rest = 1.0 - findings.iter().map(|finding| finding.weight).sum::<f64>();
-    // That it is the other end is what is left, and never sure.
-    findings.push(
-        Finding::new(words, Factor::Peer, rest.min(LIKELY_MOST))
-            .because(
-                || {
-                    format!(
-                        "{} came, and neither the window nor its reader held it",
-                        rate(window.received_rate())
-                    )
-                },
-                &[("rate", window.received_rate())],
-            )
-            .helps("ask at the other end: taut why there"),
-    );
+    // That the other end limits is a conclusion from what is left, and never sure.
+    let cause = Cause::NotHere {
+        rate: window.received_rate(),
+    };
+    findings.push(Finding::new(Factor::Peer, rest.min(LIKELY_MOST), cause));
     findings
 }
 
-/// What waits to be read while nothing goes either way; `None`: nothing does.
-pub(super) fn unread(window: &Window<'_>, words: Words) -> Option<Verdict> {
-    let connection = &window.samples().last()?.connection;
-    let waits = unread_bytes(connection);
-    (waits > 0).then(|| {
-        Finding::new(words, Factor::ReceiverApplication, 1.0)
-            .because(
-                || {
-                    format!(
-                        "{} wait to be read, and nothing was read",
-                        bytes(waits.into())
-                    )
-                },
-                &[("CurAppRQueue", waits.into())],
-            )
-            .helps("nothing in TCP: the application at this end does not read")
-            .told(Confidence::Sure)
-    })
+/// Recognises data that waits to be read while none is sent or received.
+pub(super) fn unread(window: &Window<'_>) -> Option<Finding> {
+    let queued = unread_bytes(&window.samples().last()?.connection);
+    let cause = Cause::Unread {
+        queued: queued.into(),
+    };
+    (queued > 0).then(|| Finding::new(Factor::ReceiverApplication, 1.0, cause))
 }
 
-/// A reader that has room, but does not keep up: what it has not read is acknowledged after a delay, and the sender waits for that.
-fn late(window: &Window<'_>, words: Words) -> Option<Finding> {
+/// Recognises a reader that has room in its buffer, but does not keep up: unread data is acknowledged after a delay, for
+/// which the sender waits.
+fn late(window: &Window<'_>) -> Option<Finding> {
     let samples = window.samples();
     let queues = || {
         samples
@@ -82,28 +62,17 @@ fn late(window: &Window<'_>, words: Words) -> Option<Finding> {
     };
     let segment = window.last().rcv_mss;
     let often = queues().filter(|queue| *queue > segment).count() * 2 > samples.len();
-    let unread = queues().map(f64::from).sum::<f64>() / samples.len().max(1) as f64;
-    // What is in a queue, over what goes through it (Little).
-    let waits = unread / window.received_rate();
-    (often && unread > LATE_BYTES && waits > LATE_SECONDS).then(|| {
-        Finding::new(words, Factor::ReceiverApplication, NOT_CERTAIN)
-            .because(
-                || {
-                    format!(
-                        "{} wait to be read on the average, for {} each, and are acknowledged late",
-                        bytes(unread),
-                        time(waits)
-                    )
-                },
-                &[("CurAppRQueue_mean", unread), ("unread_time", waits)],
-            )
-            .helps("nothing in TCP: the application at this end reads late, or in large parts that are far apart")
+    let queued = queues().map(f64::from).sum::<f64>() / samples.len().max(1) as f64;
+    // Little's law: the length of a queue over the rate through it.
+    let wait = queued / window.received_rate();
+    (often && queued > LATE_BYTES && wait > LATE_SECONDS).then(|| {
+        let cause = Cause::ReadsLate { queued, wait };
+        Finding::new(Factor::ReceiverApplication, NOT_CERTAIN, cause)
     })
 }
 
-/// What waits to be read.
 fn unread_bytes(connection: &Connection) -> u32 {
-    // The peer's FIN takes a place in the queue.
+    // The peer's FIN counts as a byte of the queue.
     let ends = matches!(
         connection.state,
         State::CloseWait | State::LastAck | State::Closing
@@ -111,14 +80,14 @@ fn unread_bytes(connection: &Connection) -> u32 {
     connection.recv_queue.saturating_sub(u32::from(ends))
 }
 
-/// How often the receive buffer was nearly full of what nobody had read.
-fn waits(window: &Window<'_>) -> f64 {
+/// Returns the share of the samples in which the receive buffer was nearly full of unread data.
+fn full(window: &Window<'_>) -> f64 {
     let full = |sample: &&&Sample| {
         let connection = &sample.connection;
         let taken = connection
             .memory
             .is_some_and(|m| f64::from(m.rmem_alloc) > f64::from(m.rcvbuf) * FULL);
-        // What is out of order takes room too, and nobody can read it.
+        // Out-of-order data takes room too, and cannot be read yet.
         let offered = sample.info().and_then(|info| info.rcv_wnd);
         taken && connection.recv_queue > offered.unwrap_or(0)
     };
@@ -126,84 +95,38 @@ fn waits(window: &Window<'_>) -> f64 {
     samples.iter().filter(full).count() as f64 / samples.len().max(1) as f64
 }
 
-fn application(window: &Window<'_>, waits: f64, words: Words) -> Finding {
-    let queue = window
-        .samples()
-        .last()
-        .map_or(0, |sample| sample.connection.recv_queue);
-    Finding::new(words, Factor::ReceiverApplication, waits)
-        .because(
-            || format!(
-                "in {} of the looks more waited to be read than the window had room for; at the last {}",
-                percent(waits),
-                bytes(queue.into())
-            ),
-            &[("full_share", waits), ("CurAppRQueue", queue.into())],
-        )
-        .helps("nothing in TCP: the application at this end reads slowly")
+fn application(window: &Window<'_>, share: f64) -> Finding {
+    let last = window.samples().last();
+    let queued = last.map_or(0, |sample| sample.connection.recv_queue);
+    let cause = Cause::ReadsSlowly {
+        share,
+        queued: queued.into(),
+    };
+    Finding::new(Factor::ReceiverApplication, share, cause)
 }
 
-/// How much of the window a round trip uses, when it is so much that the window must be what holds the sender
+/// Returns the share of the window that a round trip uses, if that is so much that the window must be what holds the sender
 /// back.
 fn used(window: &Window<'_>) -> Option<f64> {
-    let rtt = window.mean(|info| seconds(info.rcv_rtt))?;
+    let rtt = window.mean_seconds(|info| info.rcv_rtt)?;
     let offered = window.mean(|info| info.rcv_wnd.map(f64::from))?;
     let used = window.received_rate() * rtt / offered.max(1.0);
     (used >= WINDOW_USED).then_some(used.min(1.0))
 }
 
-fn buffer(window: &Window<'_>, context: &Context, weight: f64, words: Words) -> Finding {
-    let rtt = window
-        .mean(|info| seconds(info.rcv_rtt))
-        .unwrap_or_default();
-    let offered = window
-        .mean(|info| info.rcv_wnd.map(f64::from))
-        .unwrap_or_default();
-    let finding = Finding::new(words, Factor::ReceiveBuffer, weight).because(
-        || {
-            format!(
-                "a window of {} in each round trip of {} is all that comes: {}",
-                bytes(offered),
-                time(rtt),
-                rate(window.received_rate())
-            )
-        },
-        &[
-            ("CurRwinSent", offered),
-            ("rcv_rtt", rtt),
-            ("rate", window.received_rate()),
-        ],
-    );
+fn buffer(window: &Window<'_>, context: &Context, weight: f64) -> Finding {
     let last = window.samples().last().map(|sample| &sample.connection);
     let rcvbuf = last.and_then(|c| c.memory).map(|m| u64::from(m.rcvbuf));
-    let locked = last
-        .and_then(|c| c.internals)
-        .map(|inside| inside.rcvbuf_locked);
-    if window.last().window_scales.is_none() {
-        return finding.helps("no window scaling, so that 64 KiB is all that can be offered");
-    }
-    match (locked, rcvbuf, context.rmem_max) {
-        (Some(true), ..) => finding.helps(
-            "the application sets SO_RCVBUF, which keeps the kernel from sizing the buffer: it should not",
-        ),
-        (_, Some(rcvbuf), Some(most)) if rcvbuf >= most => finding.helps_with(|| {
-            let unless = match locked {
-                None => ", unless the application sets SO_RCVBUF",
-                Some(_) => "",
-            };
-            let most = bytes(most as f64);
-            format!("raise the third figure of net.ipv4.tcp_rmem, which is {most}{unless}")
-        }),
-        (Some(false), ..) => finding.helps(
-            "the kernel sizes it, and may go on; if it does not, net.ipv4.tcp_mem bounds all buffers together",
-        ),
-        (None, Some(rcvbuf), Some(most)) => finding.helps_with(|| {
-            let (rcvbuf, most) = (bytes(rcvbuf as f64), bytes(most as f64));
-            format!(
-                "the buffer is {rcvbuf}, and the kernel may give {most}: if it stays so, the application sets \
-                 SO_RCVBUF, which keeps the kernel from it"
-            )
-        }),
-        _ => finding.helps("a larger receive buffer"),
-    }
+    let internals = last.and_then(|connection| connection.internals);
+    let is_locked = internals.map(|internals| internals.rcvbuf_locked);
+    let cause = Cause::WindowUsed {
+        window: window
+            .mean(|info| info.rcv_wnd.map(f64::from))
+            .unwrap_or_default(),
+        rtt: window.mean_seconds(|info| info.rcv_rtt).unwrap_or_default(),
+        rate: window.received_rate(),
+        has_scaling: window.last().window_scales.is_some(),
+        sizing: Sizing::of(is_locked, rcvbuf, context.rmem_max),
+    };
+    Finding::new(Factor::ReceiveBuffer, weight, cause)
 }

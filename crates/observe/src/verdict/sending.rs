@@ -1,39 +1,28 @@
-//! At the end that sends.
+//! Rules of the end that sends.
 
 mod lost;
+mod measures;
 mod receiver;
 mod waits;
 
 use taut_sys::tcp_info::CaState;
 
-use super::units::{bytes, percent};
-use super::{Context, Factor, Finding, Words};
+use super::{Cause, Context, Factor, Finding, Sizing};
 use crate::window::{Sample, Shares, Window};
 
-/// What is so in more than this share of the looks is so for most of the time.
-const OFTEN: f64 = 0.5;
-/// A round trip this much longer than its least is still one without a queue.
-const NO_QUEUE: f64 = 1.25;
-/// Below it a difference of round trips says nothing of queues, in seconds.
-const MILLISECOND: f64 = 0.001;
-/// Of what is not certain at one end: likely, and never sure.
-const NOT_CERTAIN: f64 = 0.7;
+/// Decides whether a factor accounts for the share of the time that is left to the network.
+type Rule = fn(&Window<'_>, f64) -> Option<Finding>;
 
-/// Looks whether a factor accounts for what is left to the network.
-type Rule = fn(&Window<'_>, f64, Words) -> Option<Finding>;
+/// Below this share of the time the application's waiting for answers is not worth a remedy.
+const WAITS_MUCH: f64 = 0.05;
 
-pub(super) fn findings(
-    window: &Window<'_>,
-    shares: Shares,
-    context: &Context,
-    words: Words,
-) -> Vec<Finding> {
+pub(super) fn findings(window: &Window<'_>, shares: Shares, context: &Context) -> Vec<Finding> {
     let waiting = shares.network * asks(window);
     let full = shares.network * full(window);
-    // What is neither the application's nor a buffer's.
+    // Neither the application nor a buffer accounts for this.
     let network = shares.network - waiting - full;
-    let first = |rules: &[Rule]| rules.iter().find_map(|rule| rule(window, network, words));
-    // In this order each takes what fits it, and leaves the rest: what is seen for certain comes first.
+    let first = |rules: &[Rule]| rules.iter().find_map(|rule| rule(window, network));
+    // The first rule that matches wins, so the rules that are certain come first.
     let certain = first(&[
         lost::black_hole,
         lost::timeouts,
@@ -42,22 +31,22 @@ pub(super) fn findings(
     ]);
     let is_filled = certain.is_none() && receiver::is_filled(window, shares);
     let mut findings = vec![
-        application(shares, waiting, words),
-        send_buffer(window, shares, full, context, words),
+        application(shares, waiting),
+        send_buffer(window, shares, full, context),
     ];
     if is_filled {
-        findings.push(receiver::application(window, shares, network, words));
+        findings.push(receiver::application(window, shares, network));
         return findings;
     }
     let late = certain.or_else(|| first(&[receiver::acknowledges_late]));
-    // The window of one that is away stands, but it is used up.
+    // The window of a descheduled peer does not change, but it is used up.
     if late.is_none()
-        && let Some(away) = waits::descheduled(window, network + shares.receiver, context, words)
+        && let Some(descheduled) = waits::descheduled(window, network + shares.receiver, context)
     {
-        findings.push(away);
+        findings.push(descheduled);
         return findings;
     }
-    findings.push(receiver::window(window, shares, words));
+    findings.push(receiver::window(window, shares));
     findings.extend(late.or_else(|| {
         first(&[
             waits::slow_start,
@@ -70,112 +59,52 @@ pub(super) fn findings(
     findings
 }
 
-/// How often what was sent waited for an answer and there was nothing to send: neither idle nor limited by
-/// anything but the round trip.
+/// Returns the share of the samples in which everything was sent and waited for an answer: the sender was neither idle nor
+/// limited by anything but the round trip.
 fn asks(window: &Window<'_>) -> f64 {
-    window.often_of_looks(|look, info| {
+    window.often_of_samples(|sample, info| {
         info.delivery_rate_app_limited
             && info.notsent_bytes == Some(0)
             && info.unacked < info.snd_cwnd
             && info.ca_state == CaState::Open
-            && !is_full(look)
+            && !is_full(sample)
     })
 }
 
-/// How often the send buffer was full of what had been sent: nothing waited for the congestion window. The kernel begins
-/// to account for that only when it sends something at a moment at which somebody waits for room: a program that
-/// is woken, fills the buffer in one go and sees that it is full after that is not seen by it.
+/// Returns the share of the samples in which the send buffer was full of data in flight: no data waited for the congestion
+/// window. The kernel accounts for that only from when it sends something while a thread waits for room. It misses a
+/// program that wakes up, fills the buffer in one go and sees only then that it is full.
 fn full(window: &Window<'_>) -> f64 {
-    window.often_of_looks(|look, info| info.notsent_bytes == Some(0) && is_full(look))
+    window.often_of_samples(|sample, info| info.notsent_bytes == Some(0) && is_full(sample))
 }
 
 /// Whether a program would wait for room: the kernel wakes it when a third is free (`sk_stream_is_writeable()`).
-fn is_full(look: &Sample) -> bool {
-    let memory = look.connection.memory;
+fn is_full(sample: &Sample) -> bool {
+    let memory = sample.connection.memory;
     memory.is_some_and(|m| 3 * u64::from(m.wmem_queued) >= 2 * u64::from(m.sndbuf))
 }
 
-fn application(shares: Shares, waits: f64, words: Words) -> Finding {
-    let finding = Finding::new(words, Factor::SenderApplication, shares.idle + waits).because(
-        || {
-            format!(
-                "for {} of the time nothing was there to send",
-                percent(shares.idle)
-            )
-        },
-        &[("idle_share", shares.idle)],
-    );
-    if waits < 0.05 {
-        return finding.helps("nothing in TCP: look at the application");
-    }
-    finding
-        .because(
-            || format!(
-                "for {} all was sent, and the window was not full: it waited for the round trip",
-                percent(waits)
-            ),
-            &[("waiting_share", waits)],
-        )
-        .helps("fewer round trips: several requests at a time, or a relay nearer to the peer (taut relay)")
+fn application(shares: Shares, waiting: f64) -> Finding {
+    let cause = Cause::NothingToSend {
+        idle: shares.idle,
+        waiting: (waiting >= WAITS_MUCH).then_some(waiting),
+    };
+    Finding::new(Factor::SenderApplication, shares.idle + waiting, cause)
 }
 
-fn send_buffer(
-    window: &Window<'_>,
-    shares: Shares,
-    seen_full: f64,
-    context: &Context,
-    words: Words,
-) -> Finding {
-    let share = shares.send_buffer + seen_full;
-    let finding = Finding::new(words, Factor::SendBuffer, share).because(
-        || {
-            format!(
-                "for {} of the time the send buffer was full, and all of it on its way",
-                percent(share)
-            )
-        },
-        &[
-            ("SndLimTimeSnd_share", shares.send_buffer),
-            ("seen_full_share", seen_full),
-        ],
-    );
-    let memory = window
-        .samples()
-        .last()
-        .and_then(|sample| sample.connection.memory);
-    let Some(memory) = memory else {
-        return finding.helps("a larger send buffer");
+fn send_buffer(window: &Window<'_>, shares: Shares, seen: f64, context: &Context) -> Finding {
+    let last = window.samples().last().map(|sample| &sample.connection);
+    let memory = last.and_then(|connection| connection.memory);
+    let internals = last.and_then(|connection| connection.internals);
+    let sizing = memory.map_or(Sizing::Unknown, |memory| {
+        let is_locked = internals.map(|internals| internals.sndbuf_locked);
+        Sizing::of(is_locked, Some(memory.sndbuf.into()), context.wmem_max)
+    });
+    let cause = Cause::SendBufferFull {
+        limited: shares.send_buffer,
+        seen,
+        size: memory.map(|memory| memory.sndbuf.into()),
+        sizing,
     };
-    let sndbuf = f64::from(memory.sndbuf);
-    let finding = finding.because(
-        || format!("it holds {}, overhead included", bytes(sndbuf)),
-        &[("SndBuf", sndbuf)],
-    );
-    let inside = window.samples().last().and_then(|s| s.connection.internals);
-    let locked = inside.map(|inside| inside.sndbuf_locked);
-    let most = context.wmem_max;
-    match (locked, most) {
-        (Some(true), _) => finding.helps(
-            "the application sets SO_SNDBUF, which keeps the kernel from sizing the buffer: it should not",
-        ),
-        (_, Some(most)) if u64::from(memory.sndbuf) >= most => finding.helps_with(|| {
-            let unless = match locked {
-                None => ", unless the application sets SO_SNDBUF",
-                Some(_) => "",
-            };
-            let most = bytes(most as f64);
-            format!("raise the third figure of net.ipv4.tcp_wmem, which is {most}{unless}")
-        }),
-        (Some(false), _) => finding.helps(
-            "the kernel sizes it, and may go on; if it does not, net.ipv4.tcp_mem bounds all buffers together",
-        ),
-        (None, Some(most)) => finding.helps_with(|| {
-            let most = bytes(most as f64);
-            format!(
-                "the kernel may give {most}: if the buffer stays as it is, the application sets SO_SNDBUF, which \
-                 keeps the kernel from it"
-            )
-        }),
-        (None, None) => finding.helps("a larger send buffer"),
-    }
+    Finding::new(Factor::SendBuffer, shares.send_buffer + seen, cause)
 }

@@ -62,7 +62,7 @@ fn a_path_that_is_used_fully_needs_no_repair() {
         (found.factor, found.confidence),
         (Factor::Link, Confidence::Sure)
     );
-    assert_eq!(found.remedy, None);
+    assert_eq!(found.remedy(), None);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn requests_one_after_the_other_are_the_applications_too() {
         info.unacked = 2;
     }));
     assert_eq!(found.factor, Factor::SenderApplication);
-    assert!(found.remedy.unwrap().contains("relay"));
+    assert!(found.remedy().unwrap().contains("relay"));
 }
 
 #[test]
@@ -236,7 +236,7 @@ proptest! {
             .collect();
         let found = found(&samples);
         prop_assert!((0.0..=1.0).contains(&found.weight), "{found:?}");
-        prop_assert!(found.evidence.iter().all(|e| !e.text.contains("NaN") && !e.text.contains("inf")));
+        prop_assert!(found.evidence().iter().all(|e| !e.text.contains("NaN") && !e.text.contains("inf")));
     }
 }
 
@@ -252,9 +252,9 @@ fn a_path_on_which_nothing_waits_is_not_full() {
 fn a_machine_that_did_not_run_limits_whatever_else_seems_to() {
     let samples = sender(|look, info| info.busy_time = of_half_seconds(look, 0.3));
     let window = Window::of(&samples).unwrap();
-    let with = |away| {
+    let with = |share| {
         let context = Context {
-            away: Some(away),
+            descheduled: Some(share),
             ..Context::default()
         };
         verdict(&window, &context)
@@ -265,6 +265,6 @@ fn a_machine_that_did_not_run_limits_whatever_else_seems_to() {
         (away.factor, away.confidence),
         (Factor::Descheduled, Confidence::Likely)
     );
-    assert!(away.evidence[0].text.contains("80 %"), "{away:?}");
-    assert!(away.remedy.unwrap().contains("taut guest"));
+    assert!(away.evidence()[0].text.contains("80 %"), "{away:?}");
+    assert!(away.remedy().unwrap().contains("taut guest"));
 }

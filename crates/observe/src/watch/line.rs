@@ -126,7 +126,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::table::Tracked;
+    use crate::observer::Tracked;
     use crate::watch::Life;
     use crate::window::tests::sample;
 

@@ -330,7 +330,7 @@ mod tests {
     use parquet::record::Field;
 
     use super::*;
-    use crate::table::Tracked;
+    use crate::observer::Tracked;
     use crate::watch::files::{Files, Rotation};
     use crate::watch::{Event, Life, Told};
     use crate::window::tests::sample;

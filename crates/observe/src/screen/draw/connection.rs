@@ -26,18 +26,10 @@ pub(super) fn open(buffer: &mut Buffer, area: Rect, details: &Details, state: &S
     if let Some(verdict) = &details.verdict {
         let doubt = verdict.confidence.doubt();
         lines.push(format!("It {}{doubt}.", verdict.factor.sentence()));
-        lines.extend(
-            verdict
-                .evidence
-                .iter()
-                .map(|evidence| format!("  {}", evidence.text)),
-        );
-        lines.extend(
-            verdict
-                .remedy
-                .iter()
-                .map(|remedy| format!("What helps: {remedy}")),
-        );
+        let evidence = verdict.evidence().into_iter();
+        lines.extend(evidence.map(|evidence| format!("  {}", evidence.text)));
+        let remedy = verdict.remedy();
+        lines.extend(remedy.map(|remedy| format!("What helps: {remedy}")));
         lines.push(String::new());
     }
     let text = Paragraph::new(lines.join("\n")).wrap(Wrap { trim: false });

@@ -150,7 +150,10 @@ fn a_limiter_drops_several_at_a_time_and_at_the_same_rate_each_time() {
         (limiter.factor, limiter.confidence),
         (Factor::RateLimit, Confidence::Likely)
     );
-    assert!(limiter.evidence[0].text.contains("20 times"), "{limiter:?}");
+    assert!(
+        limiter.evidence()[0].text.contains("20 times"),
+        "{limiter:?}"
+    );
     // One at a time it may be who sends at one rate, and loses whatever he loses by.
     let even = losing(60, 22, &[58; 59]);
     assert_eq!(

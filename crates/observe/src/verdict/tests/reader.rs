@@ -28,7 +28,7 @@ fn a_window_that_stands_is_a_buffers_and_one_that_moves_a_readers() {
         limited(look, info);
         (info.snd_wnd, info.window_scales) = (Some(65535), None);
     }));
-    assert!(unscaled.remedy.unwrap().contains("no window scaling"));
+    assert!(unscaled.remedy().unwrap().contains("no window scaling"));
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_window_that_fills_and_is_used_up_is_the_readers_also_while_the_network_limi
     let slow = found(&late(0.2));
     assert_eq!(of(0.2), (Factor::ReceiverApplication, Confidence::Likely));
     assert_eq!(of(0.6), (Factor::ReceiverApplication, Confidence::Sure));
-    assert!(slow.evidence[0].text.contains("80 %"), "{slow:?}");
+    assert!(slow.evidence()[0].text.contains("80 %"), "{slow:?}");
     // It has room for all that comes.
     assert_ne!(found(&late(0.0)).factor, Factor::ReceiverApplication);
 }

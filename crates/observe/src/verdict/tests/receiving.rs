@@ -56,8 +56,8 @@ fn a_receiver_knows_its_own_application_and_buffer() {
         (locked.factor, locked.confidence),
         (Factor::ReceiveBuffer, Confidence::Sure)
     );
-    assert!(locked.remedy.unwrap().contains("SO_RCVBUF"));
-    assert!(narrow(Some(131_072)).remedy.unwrap().contains("tcp_rmem"));
+    assert!(locked.remedy().unwrap().contains("SO_RCVBUF"));
+    assert!(narrow(Some(131_072)).remedy().unwrap().contains("tcp_rmem"));
     let known = |rcvbuf_locked| {
         let samples = receiver(|_, sample| {
             if let Some(info) = &mut sample.connection.info {
@@ -69,7 +69,7 @@ fn a_receiver_knows_its_own_application_and_buffer() {
                 ..Default::default()
             });
         });
-        found(&samples).remedy.unwrap()
+        found(&samples).remedy().unwrap()
     };
     assert!(known(true).starts_with("the application sets SO_RCVBUF"));
     assert!(known(false).starts_with("the kernel sizes it"));
@@ -140,7 +140,7 @@ fn a_reader_that_is_late_is_told_before_its_buffer_is_full() {
         (slow.factor, slow.confidence),
         (Factor::ReceiverApplication, Confidence::Likely)
     );
-    assert!(slow.evidence[0].text.contains("30.0 ms"), "{slow:?}");
+    assert!(slow.evidence()[0].text.contains("30.0 ms"), "{slow:?}");
     assert_eq!(late(5000).factor, Factor::Peer);
 }
 

@@ -1,0 +1,294 @@
+//! What a rule returns: a factor, its weight, and the figures that it rests on.
+
+use super::factor::Factor;
+
+/// A factor that a rule recognised in a window.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finding {
+    pub(super) factor: Factor,
+    /// The share of the window's time that the factor accounts for, from 0 to 1.
+    pub(super) weight: f64,
+    pub(super) cause: Cause,
+}
+
+/// Why a factor limits a connection, with the figures: seconds, bytes, bytes a second, segments, and shares from 0 to 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Cause {
+    /// No data was sent, received or queued.
+    NoData {
+        /// Length of the window.
+        elapsed: f64,
+    },
+    /// A SYN or SYN-ACK was sent again, without an answer.
+    HandshakeUnanswered {
+        /// Retransmissions.
+        retransmits: f64,
+    },
+    /// This machine was kept from its CPUs.
+    MachineDescheduled {
+        /// Share of the time.
+        share: f64,
+        /// This end is the one that sends.
+        sends: bool,
+    },
+    /// The application had nothing to send, or waited for an answer first.
+    NothingToSend {
+        /// Share of the time with nothing to send and nothing in flight.
+        idle: f64,
+        /// Share of the time with everything sent and room in the congestion window, if that is much.
+        waiting: Option<f64>,
+    },
+    /// The send buffer was full of data in flight.
+    SendBufferFull {
+        /// Share of the time that the kernel accounts for.
+        limited: f64,
+        /// Share of the samples that show it, beside the kernel's account.
+        seen: f64,
+        /// Size of the buffer, if the kernel tells it.
+        size: Option<f64>,
+        /// What keeps the buffer small.
+        sizing: Sizing,
+    },
+    /// The peer's window was full and did not change.
+    PeerWindowSmall {
+        /// Share of the time in which the window was full.
+        limited: f64,
+        /// The widest window.
+        window: f64,
+        /// Both ends use window scaling.
+        has_scaling: bool,
+    },
+    /// The peer's window filled up because its application did not read.
+    PeerReadsSlowly {
+        /// Share of the time in which the window was full.
+        limited: f64,
+        /// Share of the time in which it was filling.
+        filling: f64,
+        /// The narrowest window.
+        narrowest: f64,
+        /// The widest window.
+        widest: f64,
+    },
+    /// The peer delays its acknowledgements, as for data that its application has not read.
+    PeerAcknowledgesLate {
+        /// Time since the last acknowledgement, on average.
+        since_last_ack: f64,
+        /// Mean round trip.
+        rtt: f64,
+        /// Shortest round trip.
+        min_rtt: f64,
+        /// Longest round trip.
+        max_rtt: f64,
+        /// The most by which a delayed acknowledgement makes a round trip longer.
+        delay_bound: f64,
+    },
+    /// Small segments were acknowledged, and full ones never.
+    FullSegmentsUnanswered {
+        /// Size of a full segment.
+        mss: f64,
+        /// Bytes acknowledged.
+        acked: f64,
+        /// Bytes received.
+        received: f64,
+    },
+    /// Retransmissions stayed without an answer.
+    Unanswered {
+        /// Share of the samples.
+        share: f64,
+        /// Time since the last acknowledgement.
+        since_last_ack: f64,
+    },
+    /// Segments became smaller after loss.
+    SegmentsShrank {
+        /// Segment size at the first sample.
+        before: f64,
+        /// Segment size at the last sample.
+        now: f64,
+        /// Retransmissions.
+        retransmits: f64,
+    },
+    /// The rate stood still while much was dropped and no queue was there.
+    SteadyRate {
+        /// Mean rate.
+        rate: f64,
+        /// Deviation of the rate, as a share of its mean.
+        deviation: f64,
+        /// Share of the segments that were lost.
+        loss: f64,
+    },
+    /// Congestion signals came at an even rate.
+    EvenSignals {
+        /// Congestion signals.
+        signals: f64,
+        /// Segments lost at each signal.
+        lost_per_signal: f64,
+        /// Mean round trip before a signal.
+        rtt: f64,
+        /// What was delivered between two signals; `None` with fewer than two of them.
+        interval: Option<SignalInterval>,
+    },
+    /// Segments were lost although no queue was full.
+    LossWithoutQueue {
+        /// Share of the segments that were lost.
+        loss: f64,
+        /// Mean round trip.
+        rtt: f64,
+        /// Shortest round trip.
+        min_rtt: f64,
+        /// The window is of so few segments that round trips tell nothing about queues.
+        has_small_window: bool,
+        /// The rate that Reno reaches with this loss.
+        mathis_bound: f64,
+        /// The rate of this connection.
+        rate: f64,
+    },
+    /// The sender reached the rate at which it is paced.
+    Paced {
+        /// The rate of this connection.
+        rate: f64,
+        /// The configured limit.
+        max_rate: f64,
+    },
+    /// The congestion window grew and nothing was lost.
+    WindowGrows {
+        /// Congestion window at the first sample.
+        first: f64,
+        /// Congestion window at the last sample.
+        last: f64,
+        /// Mean round trip.
+        rtt: f64,
+    },
+    /// Round trips vary more than a queue makes them.
+    RoundTripVaries {
+        /// Shortest round trip.
+        min_rtt: f64,
+        /// Mean round trip.
+        rtt: f64,
+        /// Mean deviation of the round trip.
+        deviation: f64,
+        /// Share of CPU time that a hypervisor took from this machine, if that is much.
+        steal: Option<f64>,
+    },
+    /// A long queue stands in the path.
+    StandingQueue {
+        /// Mean round trip.
+        rtt: f64,
+        /// Shortest round trip.
+        min_rtt: f64,
+        /// The rate of this connection.
+        rate: f64,
+    },
+    /// The congestion window is used up and the queue is short.
+    PathFull {
+        /// The rate of this connection.
+        rate: f64,
+        /// Mean round trip.
+        rtt: f64,
+        /// Shortest round trip.
+        min_rtt: f64,
+    },
+    /// Data waits to be read here while none is sent or received.
+    Unread {
+        /// Bytes in the receive queue.
+        queued: f64,
+    },
+    /// The receive buffer of this end was full of unread data.
+    ReadsSlowly {
+        /// Share of the samples.
+        share: f64,
+        /// Bytes in the receive queue at the last sample.
+        queued: f64,
+    },
+    /// The application of this end reads in time for its buffer, and too late for prompt acknowledgements.
+    ReadsLate {
+        /// Bytes in the receive queue, on average.
+        queued: f64,
+        /// How long each byte waits to be read.
+        wait: f64,
+    },
+    /// The sender used up the window that this end offers.
+    WindowUsed {
+        /// Mean window offered.
+        window: f64,
+        /// Mean round trip, as the receiver estimates it.
+        rtt: f64,
+        /// Rate of arrival.
+        rate: f64,
+        /// Both ends use window scaling.
+        has_scaling: bool,
+        /// What keeps the buffer small.
+        sizing: Sizing,
+    },
+    /// Neither the window nor the reader of this end held the sender back.
+    NotHere {
+        /// Rate of arrival.
+        rate: f64,
+    },
+}
+
+/// What lies between two congestion signals, on average.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SignalInterval {
+    /// Segments delivered.
+    pub segments: f64,
+    /// The same as a rate, in bytes a second.
+    pub rate: f64,
+    /// Deviation from the mean rate, in segments.
+    pub unevenness: f64,
+}
+
+/// What decides the size of a socket buffer that is too small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sizing {
+    /// The application set the size, which disables autotuning.
+    Application,
+    /// The buffer is as large as the sysctl allows.
+    Sysctl {
+        /// The sysctl's limit, in bytes.
+        max: u64,
+        /// The application did not set the size.
+        is_automatic: bool,
+    },
+    /// The kernel sizes the buffer and may still grow it.
+    Automatic,
+    /// The kernel could grow it, unless the application set the size, which is unknown.
+    Undetermined {
+        /// The buffer, in bytes.
+        size: u64,
+        /// The sysctl's limit, in bytes.
+        max: u64,
+    },
+    /// Neither the size nor the limit is known.
+    Unknown,
+}
+
+// === impl Finding ===
+
+impl Finding {
+    pub(super) fn new(factor: Factor, weight: f64, cause: Cause) -> Self {
+        Self {
+            factor,
+            weight: weight.clamp(0.0, 1.0),
+            cause,
+        }
+    }
+}
+
+// === impl Sizing ===
+
+impl Sizing {
+    /// Decides for a buffer of `size` bytes. `is_locked`: the application set it. `max`: the sysctl's limit. `None` is
+    /// what is not known.
+    pub(super) fn of(is_locked: Option<bool>, size: Option<u64>, max: Option<u64>) -> Self {
+        match (is_locked, size, max) {
+            (Some(true), ..) => Self::Application,
+            (_, Some(size), Some(max)) if size >= max => Self::Sysctl {
+                max,
+                is_automatic: is_locked.is_some(),
+            },
+            (Some(false), ..) => Self::Automatic,
+            (None, Some(size), Some(max)) => Self::Undetermined { size, max },
+            _ => Self::Unknown,
+        }
+    }
+}

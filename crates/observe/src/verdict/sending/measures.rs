@@ -1,0 +1,40 @@
+//! Measurements that several rules of the sending end share.
+
+use crate::window::Window;
+
+/// What holds in more than this share of the samples holds for most of the time.
+pub(super) const OFTEN: f64 = 0.5;
+/// A round trip of less than this multiple of the shortest shows no queue.
+pub(super) const NO_QUEUE: f64 = 1.25;
+/// A smaller difference between round trips tells nothing about queues, in seconds.
+pub(super) const MILLISECOND: f64 = 0.001;
+/// The weight of what one end cannot know for certain: likely, and never sure.
+pub(super) const NOT_CERTAIN: f64 = 0.7;
+/// A full path has a queue, however short: the round trip is this multiple of the shortest.
+pub(super) const LINK_QUEUE: f64 = 1.1;
+/// With fewer segments in flight each is answered late, because acknowledgements are delayed.
+pub(super) const MANY: f64 = 8.0;
+/// Acknowledgements that are this long overdue, in seconds, come in bursts.
+const SILENT_SECONDS: f64 = 0.01;
+
+/// Returns the share of the samples in which a segment had been retransmitted and was not acknowledged yet.
+pub(super) fn unanswered(window: &Window<'_>) -> f64 {
+    window.often(|info| info.retransmits > 0 || info.backoff > 0)
+}
+
+/// Returns the shortest and the mean round trip, in seconds. The shortest is taken for one without a queue.
+pub(super) fn round_trips(window: &Window<'_>) -> Option<(f64, f64)> {
+    let least = window.range(|info| info.min_rtt)?.0.as_secs_f64();
+    let mean = window.mean_seconds(|info| info.rtt)?;
+    (least > 0.0).then_some((least, mean))
+}
+
+/// Whether acknowledgements come in bursts: none for `times` the mean time between two. From a queue they come one by
+/// one.
+pub(super) fn is_answered_in_bursts(window: &Window<'_>, times: f64) -> bool {
+    // Without data in flight no acknowledgement is due.
+    let silent = window.mean(|info| (info.unacked > 0).then_some(info.last_ack_recv.as_secs_f64()));
+    // A receiver acknowledges every second segment.
+    let apart = 2.0 * f64::from(window.last().snd_mss) / window.sent_rate();
+    silent.is_some_and(|silent| silent > SILENT_SECONDS && silent > apart * times)
+}
