@@ -1,10 +1,10 @@
-//! Listening sockets that systemd has opened (socket activation, sd_listen_fds(3)).
+//! Listening sockets passed by systemd (socket activation, sd_listen_fds(3)).
 //!
-//! The port is then listened on before and between runs of this process: what connects while it
-//! restarts waits in the kernel's queue. Descriptors come from 3 upwards; `LISTEN_PID`,
-//! `LISTEN_FDS` and `LISTEN_FDNAMES` say for whom, how many, and what they are called. The
-//! variables are left as they are: children of this process have other numbers, and removing them
-//! is not safe beside other threads.
+//! systemd keeps the port open before this process starts and while it restarts: connections that
+//! arrive in between wait in the kernel's accept queue. Descriptors start at 3; `LISTEN_PID`,
+//! `LISTEN_FDS` and `LISTEN_FDNAMES` give the process they are for, their number and their names.
+//! The variables stay set: child processes have other PIDs and ignore them, and changing the
+//! environment is unsound while other threads run.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,47 +14,47 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::Errno;
 use crate::socket::listening_addr;
 
-/// Sockets that are taken at most.
+/// The largest number of sockets accepted from the service manager.
 pub const MAX_SOCKETS: usize = 4096;
 
 /// A listening TCP socket from the service manager.
 #[derive(Debug)]
 pub struct Activated {
-    /// `FileDescriptorName=` of the socket unit; the unit's own name unless it was set.
+    /// `FileDescriptorName=` of the socket unit, or the unit's name if that is not set.
     pub name: String,
-    /// What it listens on.
+    /// The address it listens on.
     pub addr: SocketAddr,
     /// The socket, for [`crate::socket::Listener::from_fd`].
     pub fd: OwnedFd,
 }
 
-/// Why the service manager's sockets cannot be used.
+/// An error in the sockets or variables that the service manager passed.
 #[derive(Debug, thiserror::Error)]
 pub enum ActivationError {
     /// The variables contradict themselves.
-    #[error("the service manager's LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES do not fit: {0}")]
+    #[error("the service manager's LISTEN_PID, LISTEN_FDS and LISTEN_FDNAMES are invalid: {0}")]
     Environment(io::Error),
-    /// More than anybody means.
-    #[error("the service manager hands over {0} sockets, {MAX_SOCKETS} is the most")]
+    /// More than [`MAX_SOCKETS`].
+    #[error("the service manager passes {0} sockets; at most {MAX_SOCKETS} are supported")]
     TooMany(usize),
-    /// One that is no listening TCP socket.
+    /// A descriptor that is not a listening TCP socket.
     #[error(
-        "descriptor {fd} from the service manager, called `{name}`, is no listening TCP socket \
-         ({source}); use ListenStream=ADDRESS:PORT and Accept=no in its socket unit"
+        "descriptor {fd} from the service manager, named `{name}`, is not a listening TCP socket \
+         ({source}); set ListenStream=ADDRESS:PORT and Accept=no in its socket unit"
     )]
     Socket {
-        /// The descriptor.
+        /// The descriptor's number.
         fd: RawFd,
-        /// Its name.
+        /// The name given by `LISTEN_FDNAMES`.
         name: String,
-        /// What was found.
+        /// The check that failed, as in [`listening_addr`].
         source: Errno,
     },
 }
 
-/// Takes the sockets that were meant for this process. The first call gets them; later ones get
-/// none. To be called at the start, before descriptors are opened whose numbers a wrong
-/// `LISTEN_FDS` could name.
+/// Returns the sockets that the service manager passed to this process. Only the first call in a
+/// process returns them; later calls return none. Call it before anything else opens descriptors:
+/// a wrong `LISTEN_FDS` could name those.
 ///
 /// # Errors
 /// [`ActivationError`].
@@ -69,16 +69,16 @@ pub fn take() -> Result<Vec<Activated>, ActivationError> {
     }
     offered
         .map(|(fd, name)| {
-            // SAFETY: the library has found each descriptor open, none is -1, and nothing closes
-            // it during this call: only this function, once in a process, takes them.
+            // SAFETY: sd-notify has checked that each descriptor is open and not -1, and nothing
+            // closes it during this call: only this function, once in a process, takes them.
             let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
             match listening_addr(borrowed) {
                 Ok(addr) => Ok(Activated {
                     name,
                     addr,
-                    // SAFETY: the descriptor is open (see above), and it is owned by nobody else:
-                    // LISTEN_PID says that the service manager gave it to this process, and this
-                    // is the only place, run once, that takes what it gave.
+                    // SAFETY: the descriptor is open (see above) and has no other owner:
+                    // LISTEN_PID says that the service manager passed it to this process, and
+                    // only this code, which runs once, takes such descriptors.
                     fd: unsafe { OwnedFd::from_raw_fd(fd) },
                 }),
                 Err(source) => Err(ActivationError::Socket { fd, name, source }),

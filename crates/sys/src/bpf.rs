@@ -1,4 +1,4 @@
-//! BPF programs at the kernel's hooks, where libbpf-rs has no call for it.
+//! BPF system calls that libbpf-rs lacks.
 
 pub mod tc;
 
@@ -10,42 +10,42 @@ use libbpf_rs::libbpf_sys as sys;
 
 use crate::Errno;
 
-/// The kernel's count of how often each program runs and for how long (Linux 5.8), while this is
-/// held. It costs every program of the machine some tens of nanoseconds a run.
+/// Enables the kernel's run-time statistics of BPF programs (Linux 5.8) until it is dropped. They cost
+/// every program of the machine some tens of nanoseconds per run.
 #[derive(Debug)]
 pub struct RunTimes {
-    #[expect(dead_code, reason = "it is held, and closed when it is dropped")]
+    #[expect(dead_code, reason = "closing it on drop disables the statistics")]
     enabled: OwnedFd,
 }
 
 // === impl RunTimes ===
 
 impl RunTimes {
-    /// Begins to count.
+    /// Enables the statistics.
     ///
     /// # Errors
     /// `EPERM` without CAP_SYS_ADMIN.
     pub fn enable() -> Result<Self, Errno> {
-        // SAFETY: the call takes a number and touches no memory of this process.
+        // SAFETY: the call takes an integer only.
         let fd = unsafe { sys::bpf_enable_stats(sys::BPF_STATS_RUN_TIME) };
         if fd < 0 {
             return Err(Errno::from_raw_os_error(-fd));
         }
-        // SAFETY: the call has made this descriptor and nobody else owns it.
+        // SAFETY: the call has just created this descriptor, which has no other owner.
         let enabled = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Self { enabled })
     }
 }
 
-/// How long a program has run, while somebody held [`RunTimes`].
+/// Returns how long a program has run while statistics were enabled ([`RunTimes`]).
 ///
 /// # Errors
-/// `EINVAL` when the descriptor is of no program.
+/// `EINVAL` if the descriptor does not refer to a program.
 pub fn run_time(program: BorrowedFd<'_>) -> Result<Duration, Errno> {
     let mut info = sys::bpf_prog_info::default();
     let mut len = size_of::<sys::bpf_prog_info>() as u32;
-    // SAFETY: the kernel writes at most `len` bytes, which `info` has; all its pointers are null and
-    // their lengths zero, so that it writes nowhere else.
+    // SAFETY: the kernel writes at most `len` bytes, the size of `info`, and the length to `len`. All
+    // pointers in `info` are null with length 0, so it writes nowhere else.
     let done =
         unsafe { sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut len) };
     if done < 0 {
@@ -54,25 +54,27 @@ pub fn run_time(program: BorrowedFd<'_>) -> Result<Duration, Errno> {
     Ok(Duration::from_nanos(info.run_time_ns))
 }
 
-/// Elements that are asked for in one call, at first.
+/// Elements requested in the first call.
 const BATCH: usize = 1024;
 
-/// More than any bucket holds.
+/// Upper limit of a batch: more than any bucket contains.
 const BATCH_MAX: usize = 1 << 20;
 
-/// Calls that a signal may end before one says something.
+/// Interrupted calls after which [`hash_entries`] gives up.
 const INTERRUPTIONS: u32 = 1000;
 
-/// A key of a map, and its value.
+/// A key of a map and its value.
 pub type Entry = (Vec<u8>, Vec<u8>);
 
-/// All elements of a hash map whose keys and values have these sizes, as pairs of both. It goes on bucket
-/// after bucket, so that it comes to an end however many come and go meanwhile. What is there all the
-/// time is listed once; of the others some are missed, and one that is taken out and put in again may
-/// come twice. `flags` are those of each element, such as `BPF_F_LOCK`.
+/// Returns all elements of a hash map with keys and values of these sizes. `flags` apply to each element,
+/// such as `BPF_F_LOCK`.
+///
+/// The map is read bucket by bucket, so the call ends even if elements are added and removed meanwhile.
+/// An element that exists throughout is returned once. Elements that come or go may be missed, and an
+/// element that is removed and added again may be returned twice.
 ///
 /// # Errors
-/// `EINVAL` where it is no such map, or has no such flags.
+/// `EINVAL` if it is not such a map or does not support the flags.
 pub fn hash_entries(
     map: BorrowedFd<'_>,
     key_size: usize,
@@ -86,16 +88,16 @@ pub fn hash_entries(
     };
     let mut size = BATCH;
     let mut entries = Vec::new();
-    // Of a hash map the place to go on from is a bucket's number.
+    // The position in a hash map is a bucket's number.
     let (mut from, mut next) = (None, 0_u32);
     let mut interruptions = 0;
     loop {
         let (mut keys, mut values) = (vec![0; size * key_size], vec![0; size * value_size]);
         let mut count = size as u32;
         let start = from.as_mut().map_or(ptr::null_mut(), ptr::from_mut::<u32>);
-        // SAFETY: `keys` and `values` have room for `count` elements of the sizes that the caller has said
-        // are the map's; `start` and `next` are a bucket's number each, as hash maps have it; all of them
-        // and `opts` live until the call returns.
+        // SAFETY: `keys` and `values` have room for `count` elements of the map's sizes, which the caller
+        // guarantees; `start` and `next` point to a bucket's number, the position type of hash maps; all
+        // of them and `opts` outlive the call.
         let done = unsafe {
             sys::bpf_map_lookup_batch(
                 map.as_raw_fd(),
@@ -109,7 +111,8 @@ pub fn hash_entries(
         };
         let error = (done != 0).then(|| Errno::from_raw_os_error(-done));
         match error {
-            // Not all of a bucket fits; a batch that is not full is no end, but one before a full bucket.
+            // The next bucket does not fit the batch. (A batch that is not full is not the end: the
+            // bucket after it did not fit.)
             Some(Errno::NOSPC) if count == 0 && size < BATCH_MAX => {
                 size *= 2;
                 continue;
@@ -133,22 +136,22 @@ pub fn hash_entries(
     }
 }
 
-/// Something of BPF's that lives in the kernel for as long as somebody refers to it.
+/// A BPF object, which exists in the kernel as long as something refers to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Object {
-    /// A program, by its number.
+    /// A program, by its ID.
     Program(u32),
-    /// A map, by its number; registered operations (struct_ops) are one.
+    /// A map, by its ID. Registered struct_ops are maps, too.
     Map(u32),
 }
 
 impl Object {
-    /// Whether it is still there. Numbers are not given a second time until 2^31 have been given.
+    /// Returns whether the object still exists. The kernel reuses an ID only after 2^31 others.
     ///
     /// # Errors
     /// `EPERM` without CAP_SYS_ADMIN.
     pub fn exists(self) -> Result<bool, Errno> {
-        // SAFETY: these calls take a number and touch no memory of this process.
+        // SAFETY: both calls take an integer only.
         let fd = unsafe {
             match self {
                 Self::Program(id) => sys::bpf_prog_get_fd_by_id(id),
@@ -156,7 +159,7 @@ impl Object {
             }
         };
         if fd >= 0 {
-            // SAFETY: the call has made this descriptor and nobody else owns it.
+            // SAFETY: the call has just created this descriptor, which has no other owner.
             drop(unsafe { OwnedFd::from_raw_fd(fd) });
             return Ok(true);
         }
@@ -166,8 +169,8 @@ impl Object {
         }
     }
 
-    /// The object that a descriptor is of, by what `/proc/PID/fdinfo` says of it; `None` of other
-    /// descriptors.
+    /// Parses the content of a `/proc/PID/fdinfo` file. Returns `None` if the descriptor does not refer
+    /// to a BPF program or map.
     pub fn of_fdinfo(text: &str) -> Option<Self> {
         text.lines().find_map(|line| {
             let (key, value) = line.split_once(':')?;
@@ -186,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_object_is_found_in_what_is_said_of_its_descriptor() {
+    fn fdinfo_names_the_object_of_a_descriptor() {
         let program = "pos:\t0\nflags:\t02\nprog_type:\t27\nprog_id:\t712\n";
         assert_eq!(Object::of_fdinfo(program), Some(Object::Program(712)));
         let map = "pos:\t0\nmap_type:\t1\nmap_id:\t9\n";
@@ -195,9 +198,9 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_was_never_given_is_nobodys() {
+    fn an_object_with_an_unused_id_does_not_exist() {
         if !rustix::process::geteuid().is_root() {
-            println!("not root: the kernel does not tell");
+            println!("not tested: looking up an ID needs root");
             return;
         }
         let never = i32::MAX.unsigned_abs();

@@ -1,4 +1,4 @@
-//! Child processes that live in a network namespace and never outlive their parent.
+//! Child processes that run in a network namespace and never outlive their parent.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,10 +23,11 @@ pub struct Child {
     reaped: Option<ExitStatus>,
 }
 
-/// User and system time of this process's children that have ended and been waited for, theirs included.
+/// Returns the user and system CPU time of all waited-for children, their own waited-for children
+/// included (getrusage(2), RUSAGE_CHILDREN).
 ///
 /// # Errors
-/// None that is known.
+/// Those of getrusage(2); none are known for valid arguments.
 pub fn children_cpu_time() -> io::Result<Duration> {
     let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_CHILDREN)?;
     let time = |time: nix::sys::time::TimeVal| {
@@ -40,17 +41,17 @@ pub fn children_cpu_time() -> io::Result<Duration> {
 // === impl Child ===
 
 impl Child {
-    /// Starts `command` in `netns`, as the leader of a process group of its own. It is killed when
-    /// this process ends, however this process ends.
+    /// Starts `command` in `netns`, as the leader of a process group of its own. The kernel kills
+    /// it when this process ends for any reason.
     ///
     /// Only the network namespace changes; `/sys` still shows the caller's devices.
     ///
     /// # Errors
-    /// What `Command::spawn` returns, and the failure to enter the namespace.
+    /// Those of `Command::spawn`, and of entering the namespace.
     pub fn spawn(netns: Arc<Netns>, mut command: Command) -> io::Result<Self> {
         let parent = rustix::process::getpid();
-        // SAFETY: between fork and exec only system calls are made, on memory that is already
-        // there: nothing allocates, takes a lock or runs a destructor.
+        // SAFETY: the closure runs between fork and exec and only makes system calls on existing
+        // memory: it does not allocate, take a lock or run a destructor.
         unsafe {
             command.pre_exec(move || {
                 rustix::thread::move_into_link_name_space(
@@ -58,7 +59,7 @@ impl Child {
                     Some(LinkNameSpaceType::Network),
                 )?;
                 rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
-                // A parent that died before the line above will never be noticed by it.
+                // If the parent died before the line above, the signal will never come.
                 if rustix::process::getppid() != Some(parent) {
                     return Err(rustix::io::Errno::SRCH.into());
                 }
@@ -73,7 +74,7 @@ impl Child {
             .and_then(Pid::from_raw)
             .ok_or(rustix::io::Errno::SRCH)
             .and_then(|pid| {
-                // Nobody has waited for the child yet, so its number cannot be another's.
+                // The child has not been waited for, so its PID cannot have been reused.
                 Ok((pid, rustix::process::pidfd_open(pid, PidfdFlags::empty())?))
             });
         match opened {
@@ -91,17 +92,17 @@ impl Child {
         }
     }
 
-    /// The process's number; it stays this process's until it has been waited for.
+    /// Returns the PID. It is not reused until the process has been waited for.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// The pipes that the command asked for, to be taken.
+    /// Gives access to the pipes that the command set up, so that the caller can take them.
     pub fn pipes(&mut self) -> &mut StdChild {
         &mut self.child
     }
 
-    /// Sends `signal` to the process alone. A process that has ended is no error.
+    /// Sends `signal` to the process alone. Succeeds if the process has ended.
     ///
     /// # Errors
     /// `PermissionDenied`.
@@ -112,8 +113,8 @@ impl Child {
         }
     }
 
-    /// Sends `signal` to the process's whole group. Does nothing once the process was reaped: its
-    /// number may then be somebody else's.
+    /// Sends `signal` to the whole process group. Does nothing once the process was reaped: its
+    /// PID may have been reused.
     ///
     /// # Errors
     /// `PermissionDenied`.
@@ -127,7 +128,7 @@ impl Child {
         }
     }
 
-    /// How it ended, or `None` while it runs.
+    /// Returns the exit status, or `None` while the process runs.
     ///
     /// # Errors
     /// Those of `waitpid`.
@@ -138,7 +139,7 @@ impl Child {
         Ok(self.reaped)
     }
 
-    /// Waits until it ends.
+    /// Waits until the process ends.
     ///
     /// # Errors
     /// Those of `waitpid`.
@@ -148,7 +149,7 @@ impl Child {
         Ok(status)
     }
 
-    /// Waits until it ends or `limit` has passed; `None` then, and it still runs.
+    /// Waits until the process ends, for at most `limit`. Returns `None` if it still runs then.
     ///
     /// # Errors
     /// Those of `poll` and `waitpid`.
@@ -188,7 +189,7 @@ impl AsFd for Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        // Also after a wait: there is nobody to tell, and nothing left to do, when this fails.
+        // Drop cannot report an error, and nothing else could be done about it.
         let _ = self.kill();
     }
 }
@@ -197,15 +198,15 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// Runs `job` on a thread that lives as long as the process.
 ///
-/// PR_SET_PDEATHSIG fires when the *thread* that forked ends. Started from a caller's thread,
-/// a child would be killed when that thread returns, long before anybody asked for it.
+/// PR_SET_PDEATHSIG fires when the *thread* that forked ends, so a child started from a caller's
+/// thread would be killed when that thread returns.
 fn on_spawn_thread<T: Send + 'static>(job: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     static SPAWNER: OnceLock<SyncSender<Job>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
-        // No queue: each caller waits for its own job.
+        // Unbuffered: each caller waits for its own job.
         let (sender, jobs) = mpsc::sync_channel::<Job>(0);
         let body = move || jobs.into_iter().for_each(|job| job());
-        // Without a thread the receiver is dropped, and the send below says so.
+        // If the thread cannot be started, the receiver is dropped and the send below fails.
         let _ = std::thread::Builder::new()
             .name("taut-spawner".to_owned())
             .spawn(body);

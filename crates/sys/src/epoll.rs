@@ -1,4 +1,4 @@
-//! epoll(7): readiness of many descriptors, and a way to wake the thread that waits for it.
+//! Readiness of many descriptors (epoll(7)), and a way to wake the waiting thread (eventfd(2)).
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,13 +9,13 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 
 use crate::Errno;
 
-/// How a descriptor is watched.
+/// The events that are reported for a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// Readable, for as long as it stays so (level-triggered): listeners and wakers.
+    /// Readable, level-triggered: for listeners and wakers.
     Read,
-    /// Every *change* of readable, writable, peer-has-closed and urgent data (edge-triggered):
-    /// the two legs of a session.
+    /// Changes to readable, writable, peer-closed and urgent data, edge-triggered: for the two
+    /// legs of a session.
     StreamEdges,
 }
 
@@ -34,18 +34,18 @@ impl Interest {
     }
 }
 
-/// What is known of a descriptor since it was last looked at.
+/// The events reported for a descriptor in one wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Readiness(EventFlags);
 
 impl Readiness {
-    /// Data has arrived.
+    /// Data arrived.
     pub const DATA: Self = Self(EventFlags::IN);
-    /// There is room to write.
+    /// The send queue has room.
     pub const ROOM: Self = Self(EventFlags::OUT);
-    /// The peer has ended its stream.
+    /// The peer has closed its direction of the stream.
     pub const PEER_CLOSED: Self = Self(EventFlags::IN.union(EventFlags::RDHUP));
-    /// There is urgent data.
+    /// Urgent data arrived.
     pub const URGENT: Self = Self(EventFlags::IN.union(EventFlags::PRI));
     /// The connection has failed.
     pub const FAILED: Self = Self(EventFlags::ERR.union(EventFlags::HUP));
@@ -67,31 +67,31 @@ impl Readiness {
             .intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR)
     }
 
-    /// A short read does not prove the socket empty: the stream has ended or failed, or has an
+    /// Whether a short read may leave data in the socket: the stream has ended or failed, or has an
     /// urgent mark, at which reads stop.
     pub fn short_read_is_inconclusive(self) -> bool {
         self.0
             .intersects(EventFlags::PRI | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR)
     }
 
-    /// The socket has an error that nobody has fetched yet.
+    /// Whether the socket has a pending error.
     pub fn failed(self) -> bool {
         self.0.contains(EventFlags::ERR)
     }
 }
 
-/// Reports taken from the kernel in one wait, at most.
+/// The largest number of reports read in one wait.
 const BATCH: usize = 256;
 
 /// An epoll instance.
 #[derive(Debug)]
 pub struct Poller(OwnedFd);
 
-/// A report: the token a descriptor was added with, and its readiness.
+/// The token that a descriptor was added with, and its readiness.
 pub type Report = (u64, Readiness);
 
 impl Poller {
-    /// Makes an instance.
+    /// Creates an instance.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE` or `ENOMEM`.
@@ -99,7 +99,7 @@ impl Poller {
         Ok(Self(epoll::create(CreateFlags::CLOEXEC)?))
     }
 
-    /// Watches `fd` and reports it as `token`.
+    /// Adds `fd`, which is reported as `token`.
     ///
     /// # Errors
     /// `ENOSPC` when `fs.epoll.max_user_watches` is reached, `ENOMEM`, `EEXIST`.
@@ -107,31 +107,31 @@ impl Poller {
         epoll::add(&self.0, fd, EventData::new_u64(token), interest.flags())
     }
 
-    /// Reports `fd`, which is watched already, as `token` from now on, beginning with what it is
-    /// ready for at this moment.
+    /// Changes the token and the interest of `fd`, which was added before. Its current readiness
+    /// is reported again.
     ///
     /// # Errors
-    /// `ENOENT` when it was not watched, `ENOMEM`.
+    /// `ENOENT` if `fd` was not added, `ENOMEM`.
     pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<(), Errno> {
         epoll::modify(&self.0, fd, EventData::new_u64(token), interest.flags())
     }
 
-    /// Stops watching `fd`. A closed descriptor needs no such call.
+    /// Removes `fd`. Closing a descriptor removes it as well.
     ///
     /// # Errors
-    /// `ENOENT` when it was not watched.
+    /// `ENOENT` if `fd` was not added.
     pub fn remove(&self, fd: impl AsFd) -> Result<(), Errno> {
         epoll::delete(&self.0, fd)
     }
 
-    /// Waits until something is ready or `timeout` is over (`None`: for ever) and puts what was
-    /// reported into `reports` in place of what was there. A signal counts as nothing ready.
+    /// Waits until a descriptor is ready or `timeout` has passed (`None`: no timeout) and replaces
+    /// the content of `reports`. Returns without reports when a signal interrupts the wait.
     ///
     /// # Errors
     /// None in ordinary use; the kernel's error otherwise.
     pub fn wait(&self, timeout: Option<Duration>, reports: &mut Vec<Report>) -> Result<(), Errno> {
         reports.clear();
-        // A duration past the kernel's range is a wait for ever.
+        // A duration beyond the kernel's range means no timeout.
         let timeout = timeout.and_then(|t| Timespec::try_from(t).ok());
         let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
         match epoll::wait(&self.0, &mut events, timeout.as_ref()) {
@@ -150,7 +150,7 @@ impl Poller {
 pub struct Waker(OwnedFd);
 
 impl Waker {
-    /// Makes a waker; add it to the poller with [`Interest::Read`].
+    /// Creates a waker; add it to the poller with [`Interest::Read`].
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE` or `ENOMEM`.
@@ -161,13 +161,13 @@ impl Waker {
         )?))
     }
 
-    /// Makes the poller return.
+    /// Makes the poller's current or next wait return.
     pub fn wake(&self) {
-        // The only error is EAGAIN at 2^64-2 wakes that nobody took: it is awake then.
+        // The only error is EAGAIN after 2^64-2 wakes without `clear`: the poller is awake then.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Takes the wakes that have come, so that the poller can wait again.
+    /// Clears all wakes so far, so that the poller can wait again.
     pub fn clear(&self) {
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }

@@ -14,17 +14,18 @@ use crate::route::Family;
 const RTM_GETNETCONF: u16 = 82;
 const NETCONFA_IFINDEX: u16 = 1;
 
-/// Asks for many interfaces of the network namespace in which it was opened, through one socket.
+/// Looks up the indices of many interfaces through one socket, in the network namespace in which it
+/// was opened.
 #[derive(Debug)]
 pub struct InterfaceLookup(OwnedFd);
 
 // === impl InterfaceLookup ===
 
 impl InterfaceLookup {
-    /// For the network namespace that the calling thread is in.
+    /// Opens a lookup for the calling thread's network namespace.
     ///
     /// # Errors
-    /// The system's: no descriptors are left.
+    /// `EMFILE` or `ENFILE`.
     pub fn open() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         Ok(Self(socket_with(
@@ -35,39 +36,41 @@ impl InterfaceLookup {
         )?))
     }
 
-    /// The index of the interface that has this name now. `None`: there is none.
+    /// Returns the index of the interface with this name, or `None` if there is none.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of netdevice(7), `SIOCGIFINDEX`.
     pub fn index(&self, name: &CStr) -> io::Result<Option<u32>> {
         let name = name.to_bytes_with_nul();
-        // Longer than any is.
+        // No interface name is longer.
         if name.len() > libc::IF_NAMESIZE {
             return Ok(None);
         }
-        // SAFETY: `struct ifreq` has only numbers in it, all of which may be zero.
+        // SAFETY: `ifreq` is plain data for which all zeroes is a valid value.
         let mut asked: libc::ifreq = unsafe { std::mem::zeroed() };
         for (to, &from) in asked.ifr_name.iter_mut().zip(name) {
             *to = from as libc::c_char;
         }
-        // SAFETY: the descriptor is open, and the kernel reads and writes one `struct ifreq`, which lives until the call returns.
+        // SAFETY: the descriptor is open; the kernel reads and writes one `ifreq`, which outlives
+        // the call.
         let done = unsafe { libc::ioctl(self.0.as_raw_fd(), libc::SIOCGIFINDEX, &raw mut asked) };
         if done < 0 {
-            return none();
+            return none_or_error();
         }
-        // SAFETY: all bytes of it were set, and any value is a number.
+        // SAFETY: all bytes of the union are initialised, and any bytes are a valid integer.
         let index = unsafe { asked.ifr_ifru.ifru_ifindex };
         Ok(u32::try_from(index).ok())
     }
 }
 
-/// Whether the kernel has anything of this protocol for the interface: without it has no settings of it, and when it has it anew they are new. An
-/// interface that is being called otherwise keeps it.
+/// Returns whether the interface has settings for this IP version (`in_device`, `inet6_dev`). The
+/// kernel drops them when the interface loses the protocol and creates them with default values
+/// when it gets the protocol back; renaming the interface keeps them.
 ///
 /// # Errors
-/// The system's, and a kernel's without that protocol.
+/// The kernel's error, also if it was built without the protocol.
 pub fn has_family(index: u32, family: Family) -> io::Result<bool> {
-    // `struct netconfmsg`, with what fills it up.
+    // `struct netconfmsg` with its padding.
     let header = [family.number(), 0, 0, 0];
     let request = Message::default().message(RTM_GETNETCONF, REQUEST | ACK, 1, |message| {
         let message = message.raw(&header);
@@ -76,45 +79,47 @@ pub fn has_family(index: u32, family: Family) -> io::Result<bool> {
     match request.ask(ROUTE, 1) {
         Ok(()) => Ok(true),
         Err(error) => match Errno::from_io_error(&error) {
-            // Kernels say the first of an interface without it, and the second of none.
+            // EINVAL: the interface lacks the protocol. ENODEV: there is no such interface.
             Some(Errno::INVAL | Errno::NODEV) => Ok(false),
             _ => Err(error),
         },
     }
 }
 
-/// What the interface with this index is called now: bytes of its owner's choice. `None`: there is none.
+/// Returns the name of the interface with this index, or `None` if there is none. A name may
+/// contain any bytes.
 ///
 /// # Errors
-/// The system's: no descriptors are left to ask with.
+/// `EMFILE` or `ENFILE`: the C library needs a socket.
 pub fn name(index: u32) -> io::Result<Option<CString>> {
     let mut buffer = [0_u8; libc::IF_NAMESIZE];
-    // SAFETY: the library writes at most `IF_NAMESIZE` bytes, a zero among them, to `buffer`, which lives until the call returns.
+    // SAFETY: the library writes at most `IF_NAMESIZE` bytes, a terminating zero included, to
+    // `buffer`, which outlives the call.
     let named = unsafe { libc::if_indextoname(index, buffer.as_mut_ptr().cast()) };
     if named.is_null() {
-        return none();
+        return none_or_error();
     }
     let name = CStr::from_bytes_until_nul(&buffer).map_err(io::Error::other)?;
     Ok(Some(name.to_owned()))
 }
 
-/// The index of the interface that has this name now. `None`: there is none.
+/// Returns the index of the interface with this name, or `None` if there is none.
 ///
 /// # Errors
-/// As of [`name`].
+/// Those of [`name`].
 pub fn index(name: &CStr) -> io::Result<Option<u32>> {
-    // SAFETY: `name` ends with a zero and lives until the call returns; the library only reads it.
+    // SAFETY: `name` is zero-terminated and outlives the call; the library only reads it.
     match unsafe { libc::if_nametoindex(name.as_ptr()) } {
-        0 => none(),
+        0 => none_or_error(),
         index => Ok(Some(index)),
     }
 }
 
-/// The last call found nothing, or failed.
-fn none<T>() -> io::Result<Option<T>> {
+/// Reads the last system error as "no such interface" or as a failure.
+fn none_or_error<T>() -> io::Result<Option<T>> {
     let error = io::Error::last_os_error();
     match Errno::from_io_error(&error) {
-        // The C libraries say NXIO where the kernel says NODEV.
+        // The C library reports ENXIO where the kernel reports ENODEV.
         Some(Errno::NXIO | Errno::NODEV) => Ok(None),
         _ => Err(error),
     }
@@ -125,13 +130,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interface_is_known_by_index_and_by_name() {
+    fn an_interface_is_found_by_index_and_by_name() {
         assert_eq!(index(c"lo").unwrap(), Some(1));
         assert_eq!(name(1).unwrap().as_deref(), Some(c"lo"));
     }
 
     #[test]
-    fn many_are_asked_for_through_one_socket() {
+    fn one_socket_looks_up_many_names() {
         let interfaces = InterfaceLookup::open().unwrap();
         for _ in 0..2 {
             assert_eq!(interfaces.index(c"lo").unwrap(), Some(1));
@@ -142,14 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn a_protocol_is_there_or_it_is_not() {
+    fn an_interface_has_a_protocol_or_lacks_it() {
         assert!(has_family(1, Family::V4).unwrap());
         assert!(!has_family(i32::MAX as u32, Family::V4).unwrap());
         assert!(!has_family(i32::MAX as u32, Family::V6).unwrap());
     }
 
     #[test]
-    fn none_is_none_and_no_failure() {
+    fn a_missing_interface_is_none_and_not_an_error() {
         assert_eq!(index(c"nobody-has-it").unwrap(), None);
         assert_eq!(name(0).unwrap(), None);
         assert_eq!(name(i32::MAX as u32).unwrap(), None);

@@ -1,8 +1,21 @@
-//! The kernel's surfaces that Taut uses, behind safe Rust.
+//! Safe Rust wrappers of the kernel interfaces that Taut uses.
 //!
-//! This is the only crate of the workspace in which `unsafe` may appear. Nothing here has policy:
-//! each module wraps one family of system calls, states units and errors, and leaves decisions
-//! to its callers.
+//! This is the only crate of the workspace in which `unsafe` may appear. Each module wraps one family
+//! of system calls and documents units and errors. It contains no policy: callers decide.
+//!
+//! ```
+//! use taut_sys::sock_diag::SockDiag;
+//!
+//! # fn main() -> Result<(), taut_sys::Errno> {
+//! // Print what the kernel knows about every TCP connection of this network namespace.
+//! let mut diag = SockDiag::open()?;
+//! diag.dump(|connection| {
+//!     let rtt = connection.info.and_then(|info| info.rtt);
+//!     println!("{} -> {}: rtt {rtt:?}", connection.local, connection.remote);
+//! })?;
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod activation;
 pub mod bpf;
@@ -27,5 +40,5 @@ pub mod steal;
 pub mod tap;
 pub mod tcp_info;
 
-/// The kernel's error number, as every module of this crate reports it.
+/// An error number of the kernel, as reported by every module of this crate.
 pub use rustix::io::Errno;

@@ -1,13 +1,13 @@
-//! Limits of this process.
+//! Resource limits of this process (getrlimit(2)).
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::Errno;
 
-/// Raises the soft limit of open descriptors to the hard one and returns it.
+/// Raises the soft limit of open descriptors (RLIMIT_NOFILE) to the hard limit and returns it.
 ///
 /// # Errors
-/// The kernel's error if the limit cannot be set; the soft limit is then unchanged.
+/// Those of setrlimit(2); the soft limit is unchanged then.
 pub fn raise_open_file_limit() -> Result<u64, Errno> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
@@ -19,6 +19,6 @@ pub fn raise_open_file_limit() -> Result<u64, Errno> {
             },
         )?;
     }
-    // No limit at all reads as None.
+    // `None` means RLIM_INFINITY.
     Ok(limit.maximum.unwrap_or(u64::MAX))
 }

@@ -1,4 +1,4 @@
-//! Netlink messages as they are built, and just enough to hear yes or no.
+//! A builder of netlink messages, and a request that waits for its acknowledgement (netlink(7)).
 
 use std::io;
 
@@ -10,12 +10,13 @@ use rustix::net::{
     send, socket_with,
 };
 
-/// Marks an attribute that holds attributes.
+/// Marks an attribute that contains attributes (NLA_F_NESTED).
 const NESTED: u16 = 0x8000;
 
-/// Links, addresses, qdiscs. The protocol's number is 0, which rustix writes as none.
+/// Links, addresses, qdiscs (NETLINK_ROUTE). The protocol's number is 0, which rustix expresses as
+/// `None`.
 pub(crate) const ROUTE: Option<Protocol> = None;
-/// nftables, among others.
+/// nftables, among others (NETLINK_NETFILTER).
 pub(crate) const NETFILTER: Option<Protocol> = Some(netlink::NETFILTER);
 
 /// Request flags (linux/netlink.h).
@@ -26,29 +27,29 @@ pub(crate) const EXCL: u16 = 0x200;
 pub(crate) const CREATE: u16 = 0x400;
 pub(crate) const REPLACE: u16 = 0x100;
 
-/// Of a list that is not whole.
+/// Flag of a dump that changed while it was read and may be incomplete (NLM_F_DUMP_INTR).
 pub(crate) const DUMP_INTERRUPTED: u16 = 0x10;
 
-/// Kinds of messages that every family has.
+/// Message types common to all netlink families.
 pub(crate) const NLMSG_ERROR: u16 = 2;
 pub(crate) const NLMSG_DONE: u16 = 3;
 
-/// The kernel answers at once; this is against a kernel that does not.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(2);
+/// The kernel answers at once; the timeout only guards against one that does not.
+pub(crate) const ANSWER_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(2);
 
-/// A netlink message, or several in a row, as it is built.
+/// One or more netlink messages under construction.
 #[derive(Default)]
 pub(crate) struct Message(Vec<u8>);
 
 // === impl Message ===
 
 impl Message {
-    /// What is sent.
+    /// Returns the bytes to send.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Appends a message: its header, then what `body` puts into it.
+    /// Appends a message: a header, then the content that `body` appends.
     pub(crate) fn message(
         mut self,
         kind: u16,
@@ -68,7 +69,7 @@ impl Message {
         message
     }
 
-    /// Appends bytes as they are: a family's fixed header.
+    /// Appends bytes unchanged, such as a family's fixed header.
     pub(crate) fn raw(mut self, bytes: &[u8]) -> Self {
         self.0.extend_from_slice(bytes);
         self
@@ -79,14 +80,14 @@ impl Message {
         self.put(kind, |m| m.raw(value))
     }
 
-    /// Appends an attribute that is a name, with the zero byte at its end.
+    /// Appends a string attribute with its terminating zero.
     pub(crate) fn name(self, kind: u16, value: &str) -> Self {
         self.put(kind, |m| m.raw(value.as_bytes()).raw(&[0]))
     }
 
-    /// Appends an attribute that holds what `inside` puts there.
-    pub(crate) fn nest(self, kind: u16, inside: impl FnOnce(Self) -> Self) -> Self {
-        self.put(kind | NESTED, inside)
+    /// Appends an attribute that contains the attributes that `content` appends.
+    pub(crate) fn nest(self, kind: u16, content: impl FnOnce(Self) -> Self) -> Self {
+        self.put(kind | NESTED, content)
     }
 
     fn put(mut self, kind: u16, value: impl FnOnce(Self) -> Self) -> Self {
@@ -100,10 +101,10 @@ impl Message {
         message
     }
 
-    /// Sends this to the kernel and waits for the acknowledgement of message `last`.
+    /// Sends the messages to the kernel and waits for the acknowledgement of message `last`.
     ///
     /// # Errors
-    /// The first error that any of the messages met.
+    /// The first error that the kernel reports for any of the messages.
     pub(crate) fn ask(self, protocol: Option<Protocol>, last: u32) -> io::Result<()> {
         let socket = socket_with(
             AddressFamily::NETLINK,
@@ -112,9 +113,10 @@ impl Message {
             protocol,
         )?;
         bind(&socket, &SocketAddrNetlink::new(0, 0))?;
-        // Then nobody but the kernel can answer: the namespace may be a stranger's, who is root there.
+        // A connected socket receives from the kernel only. Root of an untrusted namespace could
+        // otherwise forge answers.
         connect(&socket, &SocketAddrNetlink::new(0, 0))?;
-        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
         send(&socket, &self.0, SendFlags::empty())?;
         let mut buffer = [0; 8192];
         loop {
@@ -126,19 +128,19 @@ impl Message {
     }
 }
 
-/// The error at the beginning of a message, if it is one.
+/// Returns the error code at the start of a payload, or `None` if it is not an error.
 pub(crate) fn code(payload: &[u8]) -> Option<Errno> {
     let code = i32::from_ne_bytes(payload.get(..4)?.try_into().ok()?);
-    // Between -4095 and -1, as the kernel has them.
+    // The kernel's error codes lie between -4095 and -1.
     (-4095..0)
         .contains(&code)
         .then(|| Errno::from_raw_os_error(-code))
 }
 
-/// Whether a datagram from the kernel has the acknowledgement of message `last`.
+/// Returns whether a datagram from the kernel acknowledges message `last`.
 ///
 /// # Errors
-/// The error of the first message in it that failed.
+/// The first error in the datagram.
 fn acknowledges(mut datagram: &[u8], last: u32) -> io::Result<bool> {
     const ERROR: u16 = 2;
     const HEADER: usize = 16;
@@ -168,14 +170,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_attribute_is_padded_but_its_length_is_not() {
+    fn an_attribute_is_padded_but_its_length_field_excludes_the_padding() {
         let message = Message::default().name(1, "lo");
         assert_eq!(message.0.len(), 8);
         assert_eq!(message.0[..2], 7u16.to_ne_bytes());
     }
 
     #[test]
-    fn the_first_error_of_a_batch_is_the_answer() {
+    fn the_first_error_of_a_batch_is_returned() {
         let reply = |sequence, code: i32| {
             Message::default().message(2, 0, sequence, |m| m.raw(&code.to_ne_bytes()))
         };
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_cut_short_is_no_answer() {
+    fn a_truncated_datagram_acknowledges_nothing() {
         assert!(!acknowledges(&[1, 2, 3], 1).unwrap());
     }
 }

@@ -1,9 +1,8 @@
-//! Named network namespaces, in the same place and form as `ip netns` keeps them.
+//! Named network namespaces, in the same place and form as those of `ip netns` (ip-netns(8)).
 //!
-//! A namespace is a bind mount of a thread's `ns/net` on `/run/netns/NAME`; it lives until the mount
-//! is taken away and nobody holds it open. Code runs inside one on a thread of its own that ends
-//! there, so no thread that the caller goes on using is ever in the wrong namespace, not even
-//! when that code panics.
+//! A named namespace is a bind mount of a thread's `ns/net` on `/run/netns/NAME`. It exists until
+//! the mount is removed and its last user is gone. [`Netns::run`] enters a namespace on a new thread
+//! that ends afterwards, so the caller's threads never change namespace, even if the code panics.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -16,10 +15,10 @@ use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 
-/// Where `ip netns` keeps its namespaces.
+/// The directory of named namespaces, shared with `ip netns`.
 pub const NETNS_DIR: &str = "/run/netns";
 
-/// What went wrong with a network namespace, and with which.
+/// A failed operation on a network namespace.
 #[derive(Debug, thiserror::Error)]
 #[error("network namespace {name}: {action}: {source}{}", hint(.source))]
 pub struct NetnsError {
@@ -37,14 +36,14 @@ impl NetnsError {
         }
     }
 
-    /// The system's own error.
+    /// Returns the underlying system error.
     pub fn io_error(&self) -> &io::Error {
         &self.source
     }
 
-    /// There is no such namespace, or no such process, (any more).
+    /// Returns whether the namespace or process does not exist (any more).
     pub fn is_gone(&self) -> bool {
-        // INVAL: a name on which nothing is mounted any more is no namespace.
+        // EINVAL: the file exists, but no namespace is mounted on it any more.
         matches!(
             Errno::from_io_error(&self.source),
             Some(Errno::NOENT | Errno::SRCH | Errno::INVAL)
@@ -59,10 +58,10 @@ fn hint(source: &io::Error) -> &'static str {
     }
 }
 
-/// Which namespace a thing is in: the device and inode of its `ns/net` file.
+/// The identity of a network namespace: device and inode of its `ns/net` file.
 ///
-/// Two equal identities are the same namespace as long as somebody keeps it alive; an inode number
-/// may be used again after that.
+/// Two equal identities mean the same namespace while it exists; the kernel may reuse the inode
+/// number afterwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NetnsId {
     device: u64,
@@ -77,21 +76,21 @@ impl NetnsId {
         }
     }
 
-    /// Its inode, by which the kernel's own programs know it.
+    /// Returns the inode number, which is also what BPF programs see (`net->ns.inum`).
     pub fn inode(self) -> u64 {
         self.inode
     }
 
-    /// The namespace of process `pid`; `None` when there is no such process any more.
+    /// Returns the namespace of process `pid`, or `None` if it cannot be read.
     pub fn of_process(pid: u32) -> Option<Self> {
         Self::try_of_process(pid).ok()
     }
 
-    /// The same as [`NetnsId::of_process`], and why it is not known.
+    /// Returns the namespace of process `pid`.
     ///
     /// # Errors
-    /// `NotFound` when there is no such process; `PermissionDenied` when it is another user's and the caller has
-    /// no CAP_SYS_PTRACE.
+    /// `NotFound` if there is no such process; `PermissionDenied` for another user's process
+    /// without CAP_SYS_PTRACE.
     pub fn try_of_process(pid: u32) -> io::Result<Self> {
         fs::metadata(format!("/proc/{pid}/ns/net"))
             .as_ref()
@@ -100,19 +99,19 @@ impl NetnsId {
     }
 }
 
-/// The kernel's name of the namespace that the calling thread is in, which does not come again before the machine is
-/// started anew (`SO_NETNS_COOKIE`).
+/// Returns the cookie of the calling thread's network namespace (`SO_NETNS_COOKIE`). Cookies are
+/// unique until the machine reboots.
 ///
 /// # Errors
 /// `ENOPROTOOPT` before Linux 5.14.
 pub fn cookie() -> io::Result<u64> {
-    /// asm-generic/socket.h, which x86-64 and arm64 have.
+    /// asm-generic/socket.h, which x86-64 and arm64 use.
     const SO_NETNS_COOKIE: libc::c_int = 71;
     let socket = std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))?;
     let mut cookie = 0_u64;
     let mut len = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to `cookie` and the length to `len`; both live until the call
-    // returns.
+    // SAFETY: the kernel writes at most `len` bytes, the size of `cookie`, and the length to `len`;
+    // both outlive the call.
     let done = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
@@ -128,7 +127,7 @@ pub fn cookie() -> io::Result<u64> {
     }
 }
 
-/// A network namespace held open.
+/// An open network namespace. It exists at least as long as this value.
 #[derive(Debug)]
 pub struct Netns {
     name: String,
@@ -139,10 +138,10 @@ pub struct Netns {
 // === impl Netns ===
 
 impl Netns {
-    /// Makes a namespace with only a `lo`, down, in it.
+    /// Creates a namespace. Its only device is `lo`, which is down.
     ///
     /// # Errors
-    /// `AlreadyExists` when the name is taken; `PermissionDenied` without CAP_SYS_ADMIN.
+    /// `AlreadyExists` if the name is taken; `PermissionDenied` without CAP_SYS_ADMIN.
     pub fn create(name: &str) -> Result<Self, NetnsError> {
         let path = path_of(name)?;
         prepare_dir().map_err(|e| NetnsError::new(name, "could not prepare /run/netns", e))?;
@@ -152,31 +151,34 @@ impl Netns {
             .create_new(true)
             .mode(0o444)
             .open(&path)
-            .map_err(|e| NetnsError::new(name, "could not make its file in /run/netns", e))?;
+            .map_err(|e| NetnsError::new(name, "could not create its file in /run/netns", e))?;
         let made = on_new_thread(|| {
-            // SAFETY: only the network namespace is unshared, on a thread that ends here; no
-            // file descriptor table is split, which is what makes `unshare` dangerous.
+            // SAFETY: unsharing is unsound only for the descriptor table (CLONE_FILES). This call
+            // unshares the network namespace alone, on a thread that ends with this closure.
             unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }?;
-            // `self` would name the main thread's namespace.
+            // `/proc/self` would be the main thread's namespace.
             rustix::mount::mount_bind("/proc/thread-self/ns/net", &path)
         });
         if let Err(e) = made {
-            // The file is ours (`create_new`), and a name without a namespace would only mislead.
+            // `create_new` made sure that the file is ours; do not leave a name without a namespace.
             let _ = fs::remove_file(&path);
-            return Err(NetnsError::new(name, "could not make it", e));
+            return Err(NetnsError::new(name, "could not create it", e));
         }
         Self::open(name)
     }
 
-    /// Opens a namespace that exists, whoever made it.
+    /// Opens an existing namespace, created by any program.
     ///
     /// # Errors
-    /// `NotFound` when there is none of that name.
+    /// `NotFound` if there is no namespace of that name.
     pub fn open(name: &str) -> Result<Self, NetnsError> {
         Self::open_path(name, &path_of(name)?)
     }
 
-    /// The namespace that the calling thread is in.
+    /// Opens the calling thread's namespace.
+    ///
+    /// # Errors
+    /// `EMFILE` or `ENFILE`.
     pub fn current() -> Result<Self, NetnsError> {
         Self::open_path("(current)", Path::new("/proc/thread-self/ns/net"))
     }
@@ -184,8 +186,8 @@ impl Netns {
     /// Opens the namespace that process `pid` is in.
     ///
     /// # Errors
-    /// [`NetnsError::is_gone`] when there is no such process; `PermissionDenied` when it is another
-    /// user's and the caller has no CAP_SYS_PTRACE.
+    /// [`NetnsError::is_gone`] if there is no such process; `PermissionDenied` for another user's
+    /// process without CAP_SYS_PTRACE.
     pub fn of_process(pid: u32) -> Result<Self, NetnsError> {
         Self::open_path(
             &format!("of process {pid}"),
@@ -197,7 +199,7 @@ impl Netns {
         let file = File::open(path).map_err(|e| NetnsError::new(name, "could not open it", e))?;
         let metadata = file
             .metadata()
-            .map_err(|e| NetnsError::new(name, "could not stat", e))?;
+            .map_err(|e| NetnsError::new(name, "could not stat it", e))?;
         Ok(Self {
             name: name.to_owned(),
             file,
@@ -205,15 +207,15 @@ impl Netns {
         })
     }
 
-    /// Takes the name away. The namespace itself goes when no process, file or device holds it.
-    /// A name that is already gone is no error.
+    /// Removes the name. The kernel frees the namespace when no process, file or device uses it.
+    /// Succeeds if the name does not exist.
     ///
     /// # Errors
     /// `PermissionDenied` without CAP_SYS_ADMIN.
     pub fn delete(name: &str) -> Result<(), NetnsError> {
         let path = path_of(name)?;
         match rustix::mount::unmount(&path, UnmountFlags::DETACH) {
-            // INVAL: a file on which nothing is mounted, left by a creator killed half-way.
+            // EINVAL: nothing is mounted on the file; its creator was killed half-way.
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
             Err(e) => return Err(NetnsError::new(name, "could not unmount it", e)),
         }
@@ -225,15 +227,15 @@ impl Netns {
         }
     }
 
-    /// Runs `job` inside the namespace, on a thread that ends with it, and returns what it returned.
-    /// A panic in `job` goes on in the caller, who stays where they were.
+    /// Runs `job` inside the namespace, on a new thread, and returns its result. A panic in `job`
+    /// is resumed in the caller, whose namespace does not change.
     ///
-    /// Sockets and devices that `job` opens belong to the namespace for as long as they are open.
-    /// Processes must not be started here: one that asked to die with its parent would die with
-    /// the thread (see [`crate::child`]).
+    /// Sockets and devices that `job` opens belong to the namespace as long as they are open.
+    /// `job` must not start processes: PR_SET_PDEATHSIG would kill them when the thread ends (use
+    /// [`crate::child`]).
     ///
     /// # Errors
-    /// When the namespace cannot be entered; `job` has not run then.
+    /// The namespace could not be entered; `job` has not run.
     pub fn run<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T, NetnsError> {
         on_new_thread(|| {
             rustix::thread::move_into_link_name_space(
@@ -245,12 +247,12 @@ impl Netns {
         })
     }
 
-    /// Its name under `/run/netns`.
+    /// Returns the name under `/run/netns`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its identity, valid for as long as this value lives.
+    /// Returns the identity, valid as long as this value exists.
     pub fn id(&self) -> NetnsId {
         self.id
     }
@@ -269,17 +271,21 @@ fn on_new_thread<T: Send>(job: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// A name becomes a path component, so it may not walk anywhere.
+/// Returns the path of a name, which must be a single path component.
 fn path_of(name: &str) -> Result<PathBuf, NetnsError> {
     if name.is_empty() || name.contains(['/', '\0']) || name == "." || name == ".." {
         let e = io::Error::from(io::ErrorKind::InvalidInput);
-        return Err(NetnsError::new(name, "a name is one path component", e));
+        return Err(NetnsError::new(
+            name,
+            "a name must be a single path component",
+            e,
+        ));
     }
     Ok(Path::new(NETNS_DIR).join(name))
 }
 
-/// Makes `/run/netns` a shared mount, as `ip netns add` does and under the same lock, so that a name
-/// made or taken away in one mount namespace is made or taken away in all.
+/// Makes `/run/netns` a shared mount, as `ip netns add` does and under the same lock, so that names
+/// added or removed in one mount namespace appear or disappear in all.
 fn prepare_dir() -> io::Result<()> {
     fs::create_dir_all(NETNS_DIR)?;
     let dir = File::open(NETNS_DIR)?;

@@ -1,9 +1,9 @@
-//! Sending whole frames to a device (packet(7)).
+//! Packet sockets that send whole frames (packet(7)).
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// A socket that sends frames out of one device and receives nothing.
+/// A packet socket that sends frames through one device and receives none.
 #[derive(Debug)]
 pub struct PacketSocket {
     fd: OwnedFd,
@@ -12,21 +12,22 @@ pub struct PacketSocket {
 // === impl PacketSocket ===
 
 impl PacketSocket {
-    /// A socket for the device with this number in the calling thread's network namespace, whose frames have
-    /// this mark (`skb->mark`).
+    /// Opens a socket for the device with this index in the calling thread's network namespace. Its
+    /// frames carry `mark` (`skb->mark`).
     ///
     /// # Errors
     /// `EPERM` without CAP_NET_RAW and CAP_NET_ADMIN, `ENODEV` if there is no such device.
     pub fn open(ifindex: u32, mark: u32) -> io::Result<Self> {
         let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        // SAFETY: the call takes numbers. Protocol 0 receives nothing.
+        // Protocol 0: the socket receives no frames.
+        // SAFETY: the call takes integers only.
         let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the call has made this descriptor and nobody else owns it.
+        // SAFETY: the call has just created this descriptor, which has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        // SAFETY: `sockaddr_ll` is plain data for which all zeroes is a value.
+        // SAFETY: `sockaddr_ll` is plain data for which all zeroes is a valid value.
         let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         address.sll_family = libc::AF_PACKET as libc::sa_family_t;
         address.sll_ifindex = ifindex.cast_signed();
@@ -48,7 +49,7 @@ impl PacketSocket {
         Ok(Self { fd })
     }
 
-    /// Sends a frame, from its Ethernet header on.
+    /// Sends a frame that starts with its Ethernet header.
     ///
     /// # Errors
     /// `ENOBUFS` if the device's queue is full, `EMSGSIZE` if the frame is longer than its MTU allows, `ENETDOWN`.

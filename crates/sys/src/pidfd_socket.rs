@@ -1,8 +1,9 @@
-//! A socket of another process, borrowed to set what nothing else sets (pidfd_getfd(2), Linux 5.6).
+//! Socket options of another process's socket, set through pidfd_getfd(2) (Linux 5.6).
 //!
-//! What is borrowed is the socket itself. While it is held, a close by its owner closes nothing, so it is to be given back
-//! at once: dropped. If its owner has closed it meanwhile that is the last close, which may wait for as long as the owner has
-//! chosen (`SO_LINGER`); so it is done by a thread of its own.
+//! The duplicate descriptor refers to the same socket. While it is open, a close by the owner does
+//! not close the connection, so drop a [`PidfdSocket`] as soon as possible. If the owner has closed
+//! its descriptor meanwhile, the drop is the last close and may block for the owner's `SO_LINGER`
+//! time; it therefore runs on a thread of its own.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
@@ -11,32 +12,33 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 
 use crate::Errno;
 
-/// linux/socket.h.
+/// Bits of `SO_BUF_LOCK` (linux/socket.h).
 const SOCK_SNDBUF_LOCK: libc::c_int = 1;
 const SOCK_RCVBUF_LOCK: libc::c_int = 2;
-/// asm-generic/socket.h, which x86-64 and arm64 have.
+/// asm-generic/socket.h, which x86-64 and arm64 use.
 const SO_BUF_LOCK: libc::c_int = 72;
 
-/// A process's socket, for as long as this is there.
+/// A duplicate of another process's socket. Keeps the socket open until it is dropped.
 #[derive(Debug)]
 pub struct PidfdSocket(Option<OwnedFd>);
 
-/// A process, also when its number is given to another.
+/// A process, as a pidfd: it never refers to a later process with the same PID.
 #[derive(Debug)]
 pub struct Pidfd(OwnedFd);
 
-/// The bounds of a socket's queues, in bytes with the overhead of buffers, as the kernel has them.
+/// The limits of a socket's queues (`sk_sndbuf`, `sk_rcvbuf`), in bytes including the overhead of
+/// socket buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffers {
-    /// Bound of the send queue.
+    /// Limit of the send queue.
     pub send: u32,
-    /// Bound of the receive queue.
+    /// Limit of the receive queue.
     pub receive: u32,
-    /// Which of them the kernel leaves alone.
+    /// The buffers that the kernel does not tune.
     pub locks: BufferLocks,
 }
 
-/// Buffers that the kernel does not size, because somebody has set them.
+/// The buffers that are excluded from the kernel's auto-tuning because their size was set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BufferLocks {
     /// The send buffer.
@@ -48,29 +50,31 @@ pub struct BufferLocks {
 // === impl Pidfd ===
 
 impl Pidfd {
-    /// The process of this number.
+    /// Opens the process with this PID.
     ///
     /// # Errors
-    /// `ESRCH`: there is none (any more).
+    /// `ESRCH` if there is no such process (any more).
     pub fn open(pid: u32) -> Result<Self, Errno> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let flags = PidfdFlags::empty();
         Ok(Self(pidfd_open(pid.ok_or(Errno::SRCH)?, flags)?))
     }
 
-    /// Its descriptor of this number, if that is the socket with this cookie; `None`: it is something else, by now.
+    /// Duplicates the process's descriptor with this number if it is the socket with this cookie.
+    /// Returns `None` if the number is unused or refers to another file by now.
     ///
     /// # Errors
-    /// `ESRCH`: the process has ended. `EPERM`: without CAP_SYS_PTRACE for a process of another.
+    /// `ESRCH` if the process has ended; `EPERM` for another user's process without
+    /// CAP_SYS_PTRACE.
     pub fn socket(&self, descriptor: RawFd, cookie: u64) -> Result<Option<PidfdSocket>, Errno> {
-        let borrowed = match pidfd_getfd(&self.0, descriptor, PidfdGetfdFlags::empty()) {
-            // It was closed.
+        let socket = match pidfd_getfd(&self.0, descriptor, PidfdGetfdFlags::empty()) {
+            // The process has closed it.
             Err(Errno::BADF) => return Ok(None),
             other => PidfdSocket(Some(other?)),
         };
-        // A number is given again as soon as it is free; what was borrowed stays what it is.
-        let found = sockopt::socket_cookie(borrowed.fd()?);
-        Ok((found == Ok(cookie)).then_some(borrowed))
+        // Descriptor numbers are reused at once, so only the duplicate can be checked reliably.
+        let found = sockopt::socket_cookie(socket.fd()?);
+        Ok((found == Ok(cookie)).then_some(socket))
     }
 }
 
@@ -78,14 +82,14 @@ impl Pidfd {
 
 impl PidfdSocket {
     fn fd(&self) -> Result<BorrowedFd<'_>, Errno> {
-        // It is taken out when this is dropped.
+        // `None` only during drop.
         self.0.as_ref().map(AsFd::as_fd).ok_or(Errno::BADF)
     }
 
-    /// Its buffers.
+    /// Reads the limits of the socket's queues and their locks.
     ///
     /// # Errors
-    /// `ENOPROTOOPT`: before Linux 5.14.
+    /// `ENOPROTOOPT` before Linux 5.14.
     pub fn buffers(&self) -> Result<Buffers, Errno> {
         let size = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
         Ok(Buffers {
@@ -95,16 +99,18 @@ impl PidfdSocket {
         })
     }
 
-    /// Sets the send buffer, past `net.core.wmem_max`. The kernel sizes it no more ([`BufferLocks`]). Bytes with overhead.
+    /// Sets the send buffer in bytes including overhead, beyond `net.core.wmem_max` if asked.
+    /// The kernel no longer tunes it afterwards ([`BufferLocks`]).
     ///
     /// # Errors
     /// `EPERM` without CAP_NET_ADMIN.
     pub fn set_send_buffer(&self, bytes: u32) -> Result<(), Errno> {
-        // The kernel doubles what it is told.
+        // The kernel doubles the value.
         sockopt::set_socket_send_buffer_size_force(self.fd()?, bytes as usize / 2)
     }
 
-    /// The same of the receive buffer and `net.core.rmem_max`. A window that was offered is not taken back.
+    /// Does the same for the receive buffer and `net.core.rmem_max`. A window that was already
+    /// advertised is not withdrawn.
     ///
     /// # Errors
     /// `EPERM` without CAP_NET_ADMIN.
@@ -112,14 +118,16 @@ impl PidfdSocket {
         sockopt::set_socket_recv_buffer_size_force(self.fd()?, bytes as usize / 2)
     }
 
-    /// The widest window that it offers, in bytes of payload.
+    /// Returns the largest window that the socket advertises, in bytes of payload
+    /// (`TCP_WINDOW_CLAMP`).
     ///
     /// # Errors
-    /// The kernel's.
+    /// Those of getsockopt(2).
     pub fn window_clamp(&self) -> Result<u32, Errno> {
         let mut value: libc::c_int = 0;
         let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the kernel writes no more bytes than `value` has, which lives until the call returns, as `len` does.
+        // SAFETY: the kernel writes at most `len` bytes, the size of `value`, and the length to
+        // `len`; both outlive the call.
         let done = unsafe {
             libc::getsockopt(
                 self.fd()?.as_raw_fd(),
@@ -133,11 +141,12 @@ impl PidfdSocket {
         Ok(u32::try_from(value).unwrap_or(u32::MAX))
     }
 
-    /// Sets the widest window that it offers, in bytes of payload (`TCP_WINDOW_CLAMP`). The kernel widens it only together with a buffer
-    /// that it sizes.
+    /// Sets the largest window that the socket advertises, in bytes of payload
+    /// (`TCP_WINDOW_CLAMP`). The kernel raises the clamp by itself only while it tunes the receive
+    /// buffer.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Those of setsockopt(2).
     pub fn set_window_clamp(&self, bytes: u32) -> Result<(), Errno> {
         let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
         // SAFETY: the kernel reads as many bytes as `value` has, which lives until the call returns.
@@ -153,10 +162,10 @@ impl PidfdSocket {
         outcome(done)
     }
 
-    /// Says which of its buffers the kernel leaves alone. Their sizes stay.
+    /// Sets which buffers are excluded from the kernel's auto-tuning. Their sizes do not change.
     ///
     /// # Errors
-    /// `ENOPROTOOPT`: before Linux 5.14.
+    /// `ENOPROTOOPT` before Linux 5.14.
     pub fn set_locks(&self, locks: BufferLocks) -> Result<(), Errno> {
         let send = if locks.send { SOCK_SNDBUF_LOCK } else { 0 };
         let receive = if locks.receive { SOCK_RCVBUF_LOCK } else { 0 };
@@ -179,7 +188,7 @@ impl Drop for PidfdSocket {
     fn drop(&mut self) {
         let fd = self.0.take();
         let closer = std::thread::Builder::new().name("taut-close".to_owned());
-        // Without a thread it is closed here.
+        // If no thread can be started, dropping the closure closes the descriptor here.
         drop(closer.spawn(move || drop(fd)));
     }
 }
@@ -187,8 +196,8 @@ impl Drop for PidfdSocket {
 fn locks(fd: BorrowedFd<'_>) -> Result<BufferLocks, Errno> {
     let mut value: libc::c_int = 0;
     let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to `value` and the length to `len`; both live until the call
-    // returns.
+    // SAFETY: the kernel writes at most `len` bytes, the size of `value`, and the length to `len`;
+    // both outlive the call.
     let done = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),
@@ -231,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_that_was_fixed_is_set_and_freed_from_outside() {
+    fn a_locked_buffer_is_set_and_unlocked_from_outside() {
         let (near, _far) = connection();
         sockopt::set_socket_recv_buffer_size(&near, 50_000).unwrap();
         let cookie = sockopt::socket_cookie(&near).unwrap();
@@ -257,7 +266,7 @@ mod tests {
                 receive: true
             }
         );
-        // Past the bound of who has no privileges.
+        // Beyond the limit for unprivileged processes.
         let bound = std::fs::read_to_string("/proc/sys/net/core/rmem_max").unwrap();
         let bound: u32 = bound.trim().parse().unwrap();
         borrowed
@@ -271,21 +280,21 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_another_sockets_by_now_lends_nothing() {
+    fn a_descriptor_number_that_refers_to_another_file_yields_no_socket() {
         let (near, far) = connection();
         let cookie = sockopt::socket_cookie(&near).unwrap();
         assert!(own().socket(far.as_raw_fd(), cookie).unwrap().is_none());
-        // Neither a file nor nothing at all.
+        // Neither a file nor an unused number.
         let file = std::fs::File::open("/dev/null").unwrap();
         assert!(own().socket(file.as_raw_fd(), cookie).unwrap().is_none());
         let number = file.into_raw_fd();
-        // SAFETY: nobody else owns it.
+        // SAFETY: `into_raw_fd` has given up the only owner.
         drop(unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(number) });
         assert!(own().socket(1 << 20, cookie).unwrap().is_none());
     }
 
     #[test]
-    fn a_process_that_ends_while_it_lends_is_an_error_and_no_other_process() {
+    fn a_process_that_has_ended_is_an_error_and_never_another_process() {
         let mut child = std::process::Command::new("sleep")
             .arg("100")
             .spawn()

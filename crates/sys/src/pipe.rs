@@ -1,4 +1,4 @@
-//! Pipes as the place where splice(2) parks bytes between two sockets.
+//! Pipes that hold bytes between two sockets for splice(2).
 
 use std::os::fd::OwnedFd;
 
@@ -9,11 +9,12 @@ use rustix::pipe::{
 use crate::Errno;
 use crate::socket::Stream;
 
-/// A pipe, both ends.
+/// Both ends of a pipe.
 ///
-/// A pipe has *slots*, one a page fragment, not bytes: it can be full well below its capacity
-/// (many small segments) and hold more than its capacity (one slot may be a coalesced
-/// super-segment). So nothing may be concluded from the capacity; count what went in and out.
+/// The kernel counts a pipe's *slots* (one per page fragment), not its bytes: a pipe can be full
+/// well below its capacity (many small segments) and hold more than its capacity (one slot may be a
+/// coalesced super-segment). Callers must count the bytes that go in and out instead of relying on
+/// the capacity.
 #[derive(Debug)]
 pub struct Pipe {
     read: OwnedFd,
@@ -21,12 +22,12 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// Makes a pipe of at least `capacity` bytes.
+    /// Creates a pipe of at least `capacity` bytes.
     ///
     /// # Errors
-    /// `EMFILE`/`ENFILE` without descriptors. `EPERM` when the user's pipes are past
-    /// `fs.pipe-user-pages-soft` or `capacity` past `fs.pipe-max-size`, also where the kernel
-    /// would rather hand out a pipe of a page or two: such a one is slower than copying.
+    /// `EMFILE` or `ENFILE`. `EPERM` if the user's pipes exceed `fs.pipe-user-pages-soft` or
+    /// `capacity` exceeds `fs.pipe-max-size`; the kernel would then hand out a pipe of one or two
+    /// pages, which is slower than copying.
     pub fn new(capacity: usize) -> Result<Self, Errno> {
         let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         if fcntl_getpipe_size(&write)? < capacity {
@@ -37,12 +38,12 @@ impl Pipe {
 
     /// Moves up to `max` bytes from the socket's receive queue into the pipe.
     ///
-    /// It stops at an urgent mark and does not go past it: there it says `EAGAIN` or, when FIN
-    /// has arrived too, `Ok(0)`, which is therefore *not* proof of an end of stream.
+    /// It stops at an urgent mark. There it returns `EAGAIN` or, if a FIN has arrived as well,
+    /// `Ok(0)`, so `Ok(0)` does *not* prove the end of the stream.
     ///
     /// # Errors
-    /// `EAGAIN` says that the socket is empty, or that the pipe is full, or that the socket is at
-    /// an urgent mark. Otherwise the socket's error.
+    /// `EAGAIN` if the socket is empty, the pipe is full, or the socket is at an urgent mark;
+    /// otherwise the socket's error.
     pub fn fill(&self, from: &Stream, max: usize) -> Result<usize, Errno> {
         splice(
             from,
@@ -54,21 +55,21 @@ impl Pipe {
         )
     }
 
-    /// Reads what is in the pipe.
+    /// Reads from the pipe.
     ///
     /// # Errors
-    /// `EAGAIN` when it is empty.
+    /// `EAGAIN` if it is empty.
     pub fn read(&self, buf: &mut [u8]) -> Result<usize, Errno> {
         rustix::io::read(&self.read, buf)
     }
 
     /// Moves up to `len` bytes from the pipe to the socket's send queue.
     ///
-    /// `len` must not exceed what is in the pipe: a larger figure reads as "more to come", and
-    /// the kernel would hold back the last partial segment, as SPLICE_F_MORE does (200 ms).
+    /// `len` must not exceed the bytes in the pipe: with a larger value the kernel expects more data
+    /// and holds back the last partial segment for 200 ms, as with SPLICE_F_MORE.
     ///
     /// # Errors
-    /// `EAGAIN` when the send queue is full; otherwise the socket's error.
+    /// `EAGAIN` if the send queue is full; otherwise the socket's error.
     pub fn drain(&self, to: &Stream, len: usize) -> Result<usize, Errno> {
         splice(
             &self.read,

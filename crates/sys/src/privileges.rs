@@ -1,9 +1,9 @@
-//! Giving up what a process does not need once it has started.
+//! Dropping privileges after start-up.
 //!
-//! User, capabilities, bounding set and no_new_privs belong to each thread of a process, and the
-//! system calls change one thread. (The C library's `setresuid` reaches all of them; nothing does
-//! so for capabilities.) So [`drop_to`] insists on being called while there is one thread only, and
-//! the threads that are started later inherit what it leaves.
+//! User, capabilities, bounding set and no_new_privs are attributes of a thread, and the system
+//! calls change the calling thread only. (The C library's `setresuid` changes all threads; there is
+//! no equivalent for capabilities.) [`drop_to`] therefore requires a single-threaded process.
+//! Threads that are started later inherit the reduced privileges.
 
 use nix::unistd::User;
 use rustix::thread::{CapabilitySet, CapabilitySets};
@@ -19,7 +19,7 @@ pub enum Capability {
     NetAdmin,
     /// IP_TRANSPARENT without the rest of [`Capability::NetAdmin`].
     NetRaw,
-    /// Pipes and descriptors beyond the limits of a user.
+    /// Pipes and descriptors beyond a user's limits.
     SysResource,
     /// Load BPF programs.
     Bpf,
@@ -27,55 +27,55 @@ pub enum Capability {
     Perfmon,
 }
 
-/// Why privileges were not given up. The process must not go on: it may have given up some.
+/// A failure to drop privileges. The process must exit: it may have dropped some of them.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivilegesError {
-    /// There are other threads, which would keep theirs.
+    /// Other threads exist, which would keep their privileges.
     #[error(
-        "cannot give up privileges while {0} threads run: only one would give up its own; this \
-         must be done before others are started"
+        "cannot drop privileges while {0} threads run: only the calling thread would drop them; \
+         drop them before starting other threads"
     )]
     Threads(usize),
-    /// The threads of this process cannot be counted.
+    /// The process's threads cannot be counted.
     #[error("cannot count the threads of this process in /proc/self/task: {0}; is /proc mounted?")]
     Count(std::io::Error),
-    /// No such user.
-    #[error("there is no user `{0}`; make it (useradd --system {0}) or name another")]
+    /// The user does not exist.
+    #[error("there is no user `{0}`; create it (useradd --system {0}) or name another user")]
     NoUser(String),
-    /// The user database cannot be asked.
+    /// The user database cannot be read.
     #[error("cannot look up user `{user}`: {source}")]
     LookUp {
-        /// The user.
+        /// The user's name.
         user: String,
-        /// Why.
+        /// The error of the look-up.
         source: std::io::Error,
     },
-    /// A capability that is to be kept is not there.
-    #[error("this process has no {0} to keep; start it as root, or with that capability")]
+    /// The process lacks a capability that it should keep.
+    #[error("this process lacks {0}, which it needs; start it as root or with that capability")]
     Missing(&'static str),
     /// A system call failed.
-    #[error("cannot {what}: {source}; start as root, or without a user to change to")]
+    #[error("cannot {what}: {source}; start as root, or configure no user to switch to")]
     Call {
-        /// What was tried.
+        /// What the call does, as an infinitive.
         what: &'static str,
-        /// Why it failed.
+        /// The call's error.
         source: Errno,
     },
 }
 
-/// Becomes `user`, with its group and the groups it is in (`None`: whoever this is), keeps the
-/// capabilities `keep` and gives up all others, for good: out of the bounding set too, and with
-/// no_new_privs, so that no program that is executed gets any back. Without the capability to
-/// change it (CAP_SETPCAP) the bounding set stays; no_new_privs then does its work.
+/// Switches to `user` and its groups (`None`: keeps the current user), keeps the capabilities in
+/// `keep` and drops all others permanently: also from the bounding set, and with no_new_privs, so
+/// that executed programs cannot regain them. Without CAP_SETPCAP the bounding set stays as it is,
+/// and no_new_privs alone prevents that.
 ///
-/// To be called before any thread is started, tracing's and tokio's included.
+/// Call it before any thread starts, including those of tracing and tokio.
 ///
 /// # Errors
-/// [`PrivilegesError`]; the process should then end.
+/// [`PrivilegesError`]; the process should exit then.
 pub fn drop_to(user: Option<&str>, keep: &[Capability]) -> Result<(), PrivilegesError> {
     use rustix::thread as t;
 
-    // Looked up first: it may open files and sockets that the user could not.
+    // Look the user up first: that may open files and sockets that the user could not.
     let user = user.map(look_up).transpose()?;
     let threads = std::fs::read_dir("/proc/self/task")
         .map_err(PrivilegesError::Count)?
@@ -91,7 +91,7 @@ pub fn drop_to(user: Option<&str>, keep: &[Capability]) -> Result<(), Privileges
         .iter()
         .fold(CapabilitySet::empty(), |all, c| all | c.set());
 
-    // Both need capabilities that are gone afterwards.
+    // Both steps need capabilities that are dropped below.
     if had.effective.contains(CapabilitySet::SETPCAP) {
         empty_bounding_set(kept)?;
     }
@@ -107,7 +107,7 @@ pub fn drop_to(user: Option<&str>, keep: &[Capability]) -> Result<(), Privileges
         permitted: kept,
         inheritable: CapabilitySet::empty(),
     };
-    call("give up capabilities", t::set_capabilities(None, sets))?;
+    call("drop capabilities", t::set_capabilities(None, sets))?;
     call("set no_new_privs", t::set_no_new_privs(true))
 }
 
@@ -134,7 +134,7 @@ fn look_up(name: &str) -> Result<Target, PrivilegesError> {
     })
 }
 
-/// Leaves only `kept` in it.
+/// Removes every capability except `kept` from the bounding set.
 fn empty_bounding_set(kept: CapabilitySet) -> Result<(), PrivilegesError> {
     for number in 0..64 {
         let capability = CapabilitySet::from_bits_retain(1 << number);
@@ -144,7 +144,7 @@ fn empty_bounding_set(kept: CapabilitySet) -> Result<(), PrivilegesError> {
                 rustix::thread::remove_capability_from_bounding_set(capability),
             )?,
             Ok(_) => {}
-            // The kernel knows no more of them.
+            // The kernel has no further capabilities.
             Err(_) => break,
         }
     }
@@ -153,14 +153,14 @@ fn empty_bounding_set(kept: CapabilitySet) -> Result<(), PrivilegesError> {
 
 fn become_user(user: &Target) -> Result<(), PrivilegesError> {
     use rustix::thread as t;
-    // Without it the change of user takes every capability, also those that are to be kept.
+    // Otherwise changing the user drops every capability, including those in `keep`.
     call("keep capabilities", t::set_keep_capabilities(true))?;
     call("set the groups", t::set_thread_groups(&user.groups))?;
     let gid = user.gid;
     call("set the group", t::set_thread_res_gid(gid, gid, gid))?;
     let uid = user.uid;
     call("set the user", t::set_thread_res_uid(uid, uid, uid))?;
-    call("end keeping capabilities", t::set_keep_capabilities(false))
+    call("stop keeping capabilities", t::set_keep_capabilities(false))
 }
 
 fn call<T>(what: &'static str, result: Result<T, Errno>) -> Result<T, PrivilegesError> {
@@ -170,7 +170,7 @@ fn call<T>(what: &'static str, result: Result<T, Errno>) -> Result<T, Privileges
 // === impl Capability ===
 
 impl Capability {
-    /// As capabilities(7) writes it.
+    /// Returns the name as in capabilities(7).
     pub fn name(self) -> &'static str {
         match self {
             Self::NetBindService => "CAP_NET_BIND_SERVICE",

@@ -1,9 +1,9 @@
-//! What this kernel can do, found by doing it.
+//! Probes of kernel features.
 //!
-//! Each function tries one feature and answers. A version number is never asked: distributions
-//! backport, and configurations leave out. Nothing of the host is changed: what has to create a
-//! device, a qdisc or a rule does so in a network namespace that ends with the probe's thread, and
-//! what would make the kernel load a module is not tried (see [`Answer::NotLoaded`]).
+//! Each function tries one feature. Kernel versions are not compared, because distributions backport
+//! features and configurations leave them out. A probe does not change the host: it creates devices,
+//! qdiscs and rules in a network namespace that ends with the probe's thread, and it does not run if
+//! it would make the kernel load a module (see [`Answer::NotLoaded`]).
 
 use std::io;
 
@@ -20,29 +20,29 @@ mod nft;
 
 pub use nft::tproxy as nft_tproxy;
 
-/// What became of a try.
+/// The result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It was tried and worked.
+    /// The feature works.
     Yes,
-    /// It is a module of this kernel that is not loaded. The kernel loads it at the first use;
-    /// as a probe that would change the host, it was not tried.
+    /// The feature is in a module that is installed but not loaded. The kernel loads it at first
+    /// use; the probe did not run, because that would change the host.
     NotLoaded {
         /// The module's name.
         module: String,
     },
-    /// It was tried and this kernel or machine does not have it.
+    /// This kernel or machine lacks the feature, for this reason.
     No(String),
-    /// Only root can try it.
+    /// Only root can run the probe.
     NeedsRoot,
-    /// It could not be tried.
+    /// The probe could not run, for this reason.
     Unknown(String),
 }
 
 // === impl Answer ===
 
 impl Answer {
-    /// Reads the outcome of a try.
+    /// Converts the outcome of an attempt.
     fn of<T>(outcome: io::Result<T>) -> Self {
         match outcome {
             Ok(_) => Self::Yes,
@@ -50,9 +50,9 @@ impl Answer {
         }
     }
 
-    /// Reads an error as "the kernel has no such thing" or as "it could not be tried".
+    /// Converts an error to "the kernel lacks the feature" or "the probe could not run".
     fn of_error(error: &io::Error) -> Self {
-        // The number after it says nothing to a person.
+        // The error number after the text does not help the reader.
         let text = error.to_string();
         let text = text
             .split(" (os error")
@@ -61,7 +61,7 @@ impl Answer {
             .to_owned();
         match error.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) if !is_root() => Self::NeedsRoot,
-            // EPERM to root is a security policy: the feature is as good as absent.
+            // EPERM for root means a security policy: the feature cannot be used.
             Some(
                 libc::EPERM
                 | libc::EACCES
@@ -80,7 +80,7 @@ impl Answer {
         }
     }
 
-    /// Says what was tried, where the error alone would not.
+    /// Prefixes the reason with the object of the probe, where the error alone does not name it.
     fn about(self, what: &str) -> Self {
         match self {
             Self::No(why) => Self::No(format!("{what}: {why}")),
@@ -90,12 +90,12 @@ impl Answer {
     }
 }
 
-/// Whether this process runs as root.
+/// Returns whether this process runs as root.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// The running kernel's release, as `uname -r` has it.
+/// Returns the running kernel's release, as `uname -r` prints it.
 pub fn kernel_release() -> String {
     rustix::system::uname()
         .release()

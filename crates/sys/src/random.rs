@@ -1,13 +1,13 @@
-//! Random bytes that nobody can foretell.
+//! Cryptographically secure random bytes (getrandom(2)).
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::Errno;
 
-/// `N` bytes from the kernel's generator (getrandom(2)), fit for nonces and keys.
+/// Returns `N` random bytes from the kernel's generator, fit for nonces and keys.
 ///
 /// # Panics
-/// When the kernel has no getrandom: every one since 3.17 has.
+/// If the kernel lacks getrandom(2), that is before Linux 3.17.
 pub fn bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     let mut filled = 0;
@@ -15,7 +15,7 @@ pub fn bytes<const N: usize>() -> [u8; N] {
         match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
             Ok(n) => filled += n,
             Err(Errno::INTR) => {}
-            // Going on with foretellable bytes would be worse.
+            // Continuing with predictable bytes would be worse than a panic.
             Err(e) => panic!("getrandom(2) failed: {e}"),
         }
     }
@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_are_the_same() {
+    fn two_calls_return_different_bytes() {
         assert_ne!(bytes::<32>(), bytes::<32>());
     }
 }

@@ -1,10 +1,9 @@
-//! The routes of a network namespace: listed, heard of when they change, and replaced (rtnetlink(7)).
+//! The routes of a network namespace: dump, change notifications, replacement (rtnetlink(7)).
 //!
-//! A route is here the body of the message that the kernel writes of it, a `struct rtmsg` and its attributes. This code knows nothing
-//! of what is in it, so that nothing of it gets lost.
+//! A route is the body of the kernel's message, a `struct rtmsg` and its attributes. This module does
+//! not interpret it, so no attribute gets lost.
 
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
-use std::time::Duration;
 
 use netlink_packet_core::NetlinkBuffer;
 use rustix::net::netlink::SocketAddrNetlink;
@@ -16,7 +15,8 @@ use rustix::net::{
 
 use crate::Errno;
 use crate::netlink::{
-    ACK, DUMP, DUMP_INTERRUPTED, Message, NLMSG_DONE, NLMSG_ERROR, REPLACE, REQUEST, ROUTE, code,
+    ACK, ANSWER_TIMEOUT, DUMP, DUMP_INTERRUPTED, Message, NLMSG_DONE, NLMSG_ERROR, REPLACE,
+    REQUEST, ROUTE, code,
 };
 
 /// linux/rtnetlink.h.
@@ -27,16 +27,16 @@ const RT_TABLE_MAIN: u8 = 254;
 /// The bits of `RTNLGRP_IPV4_ROUTE` and `RTNLGRP_IPV6_ROUTE`.
 const GROUPS: u32 = 1 << (7 - 1) | 1 << (11 - 1);
 
-/// Bytes of one answer; the kernel fills no more than 32 KiB.
-const ROOM: usize = 64 << 10;
-/// Of what is heard while a long list is read: some thousand changes.
+/// Size of the receive buffer in bytes; the kernel fills at most 32 KiB per answer.
+const ANSWER_BUFFER: usize = 64 << 10;
+/// Size of the socket buffer for notifications in bytes: room for some thousand changes that arrive
+/// during a long dump.
 const NOTIFICATION_BUFFER: usize = 4 << 20;
-/// The kernel answers at once; this is against a kernel that does not.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Datagrams that are read of what is heard, at one time. There is not room for so many: who is root in the namespace talks as fast as they are read.
+/// Datagrams read in one call of [`Routes::changes`]. The socket buffer holds fewer; the limit stops
+/// root of an untrusted namespace from keeping the loop busy by sending.
 const MAX_DATAGRAMS: usize = 10_000;
 
-/// Of which protocol routes are.
+/// The IP version of routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// IPv4.
@@ -45,23 +45,24 @@ pub enum Family {
     V6,
 }
 
-/// What was heard: a route that is as it is told now, or is gone.
+/// A notification: a route was added, changed or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RouteChange<'a> {
-    /// It.
+    /// The route as it is now, or as it was before its removal.
     pub route: &'a [u8],
-    /// Whether it is gone.
+    /// Whether the route was removed.
     pub is_gone: bool,
-    /// Whether it was [`Routes::replace`] that did it.
+    /// Whether [`Routes::replace`] of the same value caused the change.
     pub is_own: bool,
 }
 
-/// Asks the kernel for the routes of the network namespace in which it was opened, which lives as long as this does.
+/// Reads and replaces the routes of the network namespace in which it was opened. The namespace exists
+/// at least as long as this value.
 #[derive(Debug)]
 pub struct Routes {
     requests: OwnedFd,
     notifications: OwnedFd,
-    /// The kernel's name of `requests`, which is in what is heard of its requests.
+    /// The port ID of `requests`, which notifications of its requests carry.
     own: u32,
     sequence: u32,
     answer: Vec<u8>,
@@ -70,7 +71,7 @@ pub struct Routes {
 // === impl Family ===
 
 impl Family {
-    /// The kernel's number of it.
+    /// Returns `AF_INET` or `AF_INET6`.
     pub fn number(self) -> u8 {
         let number = match self {
             Self::V4 => libc::AF_INET,
@@ -90,18 +91,20 @@ impl Family {
 // === impl Routes ===
 
 impl Routes {
-    /// For the network namespace that the calling thread is in. What changes from now on is heard.
+    /// Opens the calling thread's network namespace. Changes from now on are reported by
+    /// [`Self::changes`].
     ///
     /// # Errors
-    /// The system's.
+    /// Those of socket(2) and bind(2).
     pub fn open() -> Result<Self, Errno> {
         let notifications = socket(GROUPS)?;
-        // Without the right to that it has the room that everybody has.
+        // Without CAP_NET_ADMIN the buffer keeps its default size.
         let _ = sockopt::set_socket_recv_buffer_size_force(&notifications, NOTIFICATION_BUFFER);
         let requests = socket(0)?;
-        // Then nobody but the kernel can answer. The namespace may be a stranger's, who is root there.
+        // A connected socket receives from the kernel only. Root of an untrusted namespace could
+        // otherwise forge answers.
         connect(&requests, &SocketAddrNetlink::new(0, 0))?;
-        sockopt::set_socket_timeout(&requests, Timeout::Recv, Some(PATIENCE))?;
+        sockopt::set_socket_timeout(&requests, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
         set_strict(&requests)?;
         let own = SocketAddrNetlink::try_from(getsockname(&requests)?)?.pid();
         Ok(Self {
@@ -109,24 +112,28 @@ impl Routes {
             notifications,
             own,
             sequence: 0,
-            answer: vec![0; ROOM],
+            answer: vec![0; ANSWER_BUFFER],
         })
     }
 
-    /// Hands over every route of the main table, as long as it `goes_on`. `false`: the kernel says that the list is not whole.
+    /// Calls `each` with every route of the main table while `goes_on` returns true. Returns `false`
+    /// if the kernel flags the dump as incomplete.
     ///
-    /// It says so of other lists, and of those of routes never: it goes on where it was by the destination in IPv4, and in IPv6 by how many routes it has told of,
-    /// so that some that nobody has touched are missing, or are told twice, where another came or went. Whether one did is [Self::changes].
+    /// The kernel flags dumps of other objects but never those of routes. It resumes a dump by
+    /// destination in IPv4 and by the number of routes already sent in IPv6, so if a route is added or
+    /// removed meanwhile, unrelated routes may be missing or repeated. [`Self::changes`] tells whether
+    /// that happened.
     ///
     /// # Errors
-    /// `EAGAIN`: the kernel does not answer. `ETIMEDOUT`: it did not go on for so long. `EMSGSIZE`: the kernel answers with more than it may.
+    /// `EAGAIN` if the kernel does not answer; `ETIMEDOUT` if `goes_on` returned false; `EMSGSIZE` if
+    /// an answer exceeds the buffer.
     pub fn list(
         &mut self,
         family: Family,
         goes_on: impl Fn() -> bool,
         mut each: impl FnMut(&[u8]),
     ) -> Result<bool, Errno> {
-        // `struct rtmsg`; of a list only the table is read.
+        // `struct rtmsg`; the kernel reads family and table of a dump request.
         let mut asked = [0; 12];
         (asked[0], asked[4]) = (family.number(), RT_TABLE_MAIN);
         self.sequence = self.sequence.wrapping_add(1);
@@ -140,7 +147,7 @@ impl Routes {
             let datagram = receive(&self.requests, &mut self.answer)?;
             let parsed = parse(datagram, self.sequence, |kind, flags, body| {
                 is_whole &= flags & DUMP_INTERRUPTED == 0;
-                // A kernel without this protocol may tell of another.
+                // A kernel without this protocol may dump another one.
                 if kind == RTM_NEWROUTE && body.first() == Some(&family.number()) {
                     each(body);
                 }
@@ -148,7 +155,7 @@ impl Routes {
             match parsed {
                 Ok(true) => return Ok(is_whole),
                 Ok(false) => {}
-                // There is no such table, or no such protocol.
+                // The kernel has no such table or no such protocol.
                 Err(Errno::NOENT | Errno::AFNOSUPPORT | Errno::OPNOTSUPP) => return Ok(true),
                 Err(error) => return Err(error),
             }
@@ -156,10 +163,12 @@ impl Routes {
         Err(Errno::TIMEDOUT)
     }
 
-    /// Puts this route in the place of the one that has its destination and its priority. It makes none where none is.
+    /// Replaces the route with the same destination and priority (NLM_F_REPLACE without
+    /// NLM_F_CREATE).
     ///
     /// # Errors
-    /// `ENOENT`: there is none. `EPERM` without CAP_NET_ADMIN. Else the kernel does not take the route, and the one that is there stays.
+    /// `ENOENT` if there is no such route; `EPERM` without CAP_NET_ADMIN; otherwise the kernel's error
+    /// if it rejects the route. The existing route is unchanged then.
     pub fn replace(&mut self, route: &[u8]) -> Result<(), Errno> {
         self.sequence = self.sequence.wrapping_add(1);
         let flags = REQUEST | ACK | REPLACE;
@@ -175,16 +184,17 @@ impl Routes {
         }
     }
 
-    /// Hands over what was heard since it was called the last time, or since this was opened, in the kernel's order. `false`: it was more than there was room for, or more than is
-    /// read at one time, and some is not told.
+    /// Calls `each` with every change since the last call, or since the value was opened, in the
+    /// kernel's order. Returns `false` if changes were lost: the socket buffer overflowed, or more
+    /// arrived than one call reads.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of recvfrom(2).
     pub fn changes(&mut self, each: impl FnMut(RouteChange<'_>)) -> Result<bool, Errno> {
         self.read_changes(MAX_DATAGRAMS, each)
     }
 
-    /// Of no more than so many datagrams.
+    /// Reads at most `most` datagrams.
     fn read_changes(
         &mut self,
         most: usize,
@@ -204,7 +214,7 @@ impl Routes {
                     Err(Errno::INTR) => continue,
                     Err(error) => return Err(error),
                 };
-            // Who is root in the namespace may say something, too.
+            // Root of the namespace may send to the multicast groups, too.
             let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
             if from.is_none_or(|from| from.pid() != 0) {
                 continue;
@@ -239,10 +249,11 @@ fn socket(groups: u32) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// A list is then of what was asked for only: one table, and no route that the kernel has for itself (`NETLINK_GET_STRICT_CHK`, Linux 4.20).
+/// Makes dumps honour the requested table and leave out the kernel's cached routes
+/// (`NETLINK_GET_STRICT_CHK`, Linux 4.20).
 fn set_strict(socket: &OwnedFd) -> Result<(), Errno> {
     let on: libc::c_int = 1;
-    // SAFETY: the kernel reads `size_of::<c_int>()` bytes of `on`, which lives until the call returns.
+    // SAFETY: the kernel reads one `c_int` from `on`, which outlives the call.
     let done = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
@@ -269,10 +280,11 @@ fn receive<'a>(socket: &OwnedFd, room: &'a mut [u8]) -> Result<&'a [u8], Errno> 
     }
 }
 
-/// Hands over kind, flags and body of each message of a datagram that answers `sequence`. `true`: it was the last.
+/// Calls `each` with type, flags and body of each message of a datagram that answers `sequence`.
+/// Returns whether it was the last datagram.
 ///
 /// # Errors
-/// The kernel's; `EBADMSG` for what is no netlink message.
+/// The error that the kernel reports; `EBADMSG` for a malformed message.
 fn parse(
     mut datagram: &[u8],
     sequence: u32,
@@ -282,7 +294,7 @@ fn parse(
         let message = NetlinkBuffer::new_checked(datagram).map_err(|_| Errno::BADMSG)?;
         let length = (message.length() as usize).next_multiple_of(4);
         datagram = datagram.get(length..).unwrap_or_default();
-        // Of a list that was given up.
+        // The answer to a request that was abandoned.
         if message.sequence_number() != sequence {
             continue;
         }
@@ -307,7 +319,7 @@ mod tests {
     use crate::netns::Netns;
 
     #[test]
-    fn a_list_has_routes_of_its_family_only() {
+    fn a_dump_has_routes_of_its_family_only() {
         let mut routes = Routes::open().unwrap();
         for family in [Family::V4, Family::V6] {
             let is_whole = routes.list(
@@ -323,18 +335,18 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_says_is_not_believed_and_not_read_without_end() {
+    fn messages_of_another_process_are_ignored_and_not_read_without_end() {
         let name = format!("taut-sys-{}-heard", std::process::id());
         let netns = Netns::create(&name).unwrap();
         let open = || (Routes::open().unwrap(), socket(0).unwrap());
         let opened = netns.run(open);
         Netns::delete(&name).unwrap();
-        let (mut routes, talks) = opened.unwrap();
+        let (mut routes, sender) = opened.unwrap();
         let text = message(RTM_NEWROUTE, 1, &[2; 12]);
         for _ in 0..5 {
             let to = SocketAddrNetlink::new(0, GROUPS);
-            // The kernel itself, to whom it goes too, does not take it.
-            sendto(&talks, &text, SendFlags::empty(), &to).unwrap();
+            // The message also goes to the kernel, which rejects it.
+            sendto(&sender, &text, SendFlags::empty(), &to).unwrap();
         }
         let mut read_changes = |most| routes.read_changes(most, |heard| panic!("{heard:?}"));
         assert_eq!(read_changes(3), Ok(false));
@@ -348,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_told_from_an_error_and_from_another_lists() {
+    fn the_end_of_a_dump_differs_from_an_error_and_from_another_dumps_end() {
         let parsed = |datagram: &[u8]| parse(datagram, 1, |_, _, _| {});
         let (yes, no) = (0i32.to_ne_bytes(), (-libc::EPERM).to_ne_bytes());
         assert_eq!(parsed(&message(NLMSG_DONE, 1, &yes)), Ok(true));
@@ -359,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_cut_or_changed_anywhere_do_no_harm() {
+    fn truncated_or_changed_bytes_do_no_harm() {
         let mut datagram = message(RTM_NEWROUTE, 1, &[2; 40]);
         datagram.extend(message(NLMSG_DONE, 1, &[0; 4]));
         let mut bodies = 0;

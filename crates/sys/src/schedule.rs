@@ -1,10 +1,10 @@
-//! How the kernel schedules the calling thread.
+//! Scheduling attributes of the calling thread (sched(7)).
 
 use std::io;
 use std::num::NonZeroU64;
 
-/// Lets the calling thread's timed waits end within a nanosecond of when they are due, instead of the
-/// default 50 µs that the kernel may add to batch wake-ups.
+/// Reduces the calling thread's timer slack to 1 ns (PR_SET_TIMERSLACK). By default the kernel may
+/// delay a timed wait by up to 50 µs to batch wake-ups.
 ///
 /// # Errors
 /// Those of `prctl`.
@@ -14,27 +14,29 @@ pub fn minimize_timer_slack() -> io::Result<()> {
     ))?)
 }
 
-/// Puts the calling thread in the real-time class SCHED_FIFO at `priority` (1 to 99): it runs before
-/// every ordinary thread whenever it can run. Threads it starts are ordinary again.
+/// Moves the calling thread to the real-time class SCHED_FIFO at `priority` (1 to 99): whenever it
+/// is runnable, it runs before every SCHED_OTHER thread. Threads that it starts are SCHED_OTHER.
 ///
 /// # Errors
-/// `PermissionDenied` without CAP_SYS_NICE, and in a control group without a real-time share.
+/// `PermissionDenied` without CAP_SYS_NICE, and in a cgroup without a real-time share.
 pub fn set_fifo_priority(priority: i32) -> io::Result<()> {
-    // SAFETY: `sched_param` is plain data for which all zeroes is a value.
+    // SAFETY: `sched_param` is plain data for which all zeroes is a valid value.
     let mut param: libc::sched_param = unsafe { std::mem::zeroed() };
     param.sched_priority = priority;
     let class = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
-    // SAFETY: thread 0 is the caller; the kernel reads one `sched_param`, which outlives the call.
+    // SAFETY: PID 0 is the calling thread; the kernel reads one `sched_param`, which outlives the
+    // call.
     match unsafe { libc::sched_setscheduler(0, class, &raw const param) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Sets the calling thread's niceness (-20, first served, to 19). On Linux it is a thread's own.
+/// Sets the calling thread's nice value, from -20 (highest priority) to 19. On Linux it is an
+/// attribute of the thread, not of the process.
 ///
 /// # Errors
-/// `PermissionDenied` when it is lowered without CAP_SYS_NICE.
+/// `PermissionDenied` if the value is lowered without CAP_SYS_NICE.
 pub fn set_niceness(nice: i32) -> io::Result<()> {
     Ok(rustix::process::setpriority_process(None, nice)?)
 }

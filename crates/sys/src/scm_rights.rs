@@ -1,6 +1,6 @@
-//! Descriptors passed from one process to another over a Unix socket (unix(7), SCM_RIGHTS).
+//! File descriptors passed between processes over a Unix socket (SCM_RIGHTS, unix(7)).
 //!
-//! The socket is of type SEQPACKET: messages arrive whole, each with its descriptors.
+//! The sockets are of type SEQPACKET: each message arrives whole, with its descriptors.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -17,36 +17,36 @@ use rustix::net::{
 
 use crate::Errno;
 
-/// Descriptors that one message may carry (SCM_MAX_FD).
+/// The largest number of descriptors in one message (SCM_MAX_FD).
 pub const MAX_DESCRIPTORS: usize = 253;
 
-/// Connections that wait to be accepted.
+/// The length of the accept queue.
 const BACKLOG: i32 = 8;
 
-/// A Unix socket that others connect to, by a path with mode 0600.
+/// A listening Unix socket at a path with mode 0600.
 ///
-/// Its path stays when it is closed. Only the process that put a socket there may take it away, and
-/// between the look at whose it is and the removal another process can put its own there: then the
-/// path of one that listens would be gone. A socket that nobody listens at is in nobody's way.
+/// The path is not removed on close. Between checking that the path is still this socket and
+/// unlinking it, another process could put its own socket there, and the unlink would remove that.
+/// A path without a listener does no harm: [`SeqpacketListener::bind`] replaces it.
 #[derive(Debug)]
 pub struct SeqpacketListener(OwnedFd);
 
-/// One conversation with another process. Calls on it wait, at most as long as was set.
+/// A connected socket. Calls on it block, at most for the timeout.
 #[derive(Debug)]
 pub struct SeqpacketSocket(OwnedFd);
 
 // === impl SeqpacketListener ===
 
 impl SeqpacketListener {
-    /// Listens at `path`. What was there before is replaced in one step, so that whoever connects
-    /// finds the old process or this one.
+    /// Listens at `path`. Replaces an existing socket atomically: a client always reaches the old
+    /// process or this one.
     ///
     /// # Errors
     /// `EACCES`, `ENOENT`, `ENAMETOOLONG`, `EMFILE`.
     pub fn bind(path: &Path) -> Result<Self, Errno> {
         let fd = seqpacket()?;
-        // On Linux a socket's mode before bind is, less the umask, the mode of its path: it is
-        // never open to others, not even for a moment.
+        // On Linux bind(2) creates the path with the socket's mode less the umask, so other users
+        // cannot connect at any moment.
         rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
         let mut beside = path.as_os_str().to_owned();
         beside.push(format!(".{}", std::process::id()));
@@ -72,8 +72,7 @@ impl SeqpacketListener {
         rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC).map(SeqpacketSocket)
     }
 
-    /// Ends [`SeqpacketListener::accept`] wherever it waits, now and later. From now on nobody listens at the
-    /// path, unless another process has put its own socket there.
+    /// Stops listening: current and later calls of [`SeqpacketListener::accept`] fail.
     pub fn close(&self) {
         let _ = rustix::net::shutdown(&self.0, Shutdown::Both);
     }
@@ -88,33 +87,33 @@ impl Drop for SeqpacketListener {
 // === impl SeqpacketSocket ===
 
 impl SeqpacketSocket {
-    /// Connects to whoever listens at `path`; `None` when nobody does.
+    /// Connects to the process that listens at `path`. Returns `None` if none does.
     ///
     /// # Errors
-    /// `EACCES`; `EPROTOTYPE`: something else listens there; `ENAMETOOLONG`.
-    pub fn connect(path: &Path, patience: Duration) -> Result<Option<Self>, Errno> {
-        let channel = Self(seqpacket()?);
-        // Also bounds the wait for a place in the other's backlog.
-        channel.set_timeout(patience)?;
-        match rustix::net::connect(&channel.0, &SocketAddrUnix::new(path)?) {
-            Ok(()) => Ok(Some(channel)),
+    /// `EACCES`; `EPROTOTYPE` if a socket of another type listens there; `ENAMETOOLONG`.
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Option<Self>, Errno> {
+        let socket = Self(seqpacket()?);
+        // The send timeout also limits the wait for a place in the listener's accept queue.
+        socket.set_timeout(timeout)?;
+        match rustix::net::connect(&socket.0, &SocketAddrUnix::new(path)?) {
+            Ok(()) => Ok(Some(socket)),
             Err(Errno::NOENT | Errno::CONNREFUSED) => Ok(None),
             Err(e) => Err(e),
         }
     }
 
-    /// How long [`SeqpacketSocket::send`] and [`SeqpacketSocket::receive`] wait, each.
+    /// Sets how long each [`SeqpacketSocket::send`] and [`SeqpacketSocket::receive`] may block.
     ///
     /// # Errors
-    /// `EINVAL` for more than the kernel can reckon with.
-    pub fn set_timeout(&self, patience: Duration) -> Result<(), Errno> {
-        // None at all would mean for ever.
-        let patience = Some(patience.max(Duration::from_millis(1)));
-        sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Recv, patience)?;
-        sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Send, patience)
+    /// `EINVAL` for a duration beyond the kernel's range.
+    pub fn set_timeout(&self, timeout: Duration) -> Result<(), Errno> {
+        // Zero would mean no timeout.
+        let timeout = Some(timeout.max(Duration::from_millis(1)));
+        sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Recv, timeout)?;
+        sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Send, timeout)
     }
 
-    /// The effective user that the other process had when it connected or listened (SO_PEERCRED).
+    /// Returns the effective user ID of the peer when it connected or listened (SO_PEERCRED).
     ///
     /// # Errors
     /// None in ordinary use.
@@ -122,11 +121,11 @@ impl SeqpacketSocket {
         Ok(sockopt::socket_peercred(&self.0)?.uid.as_raw())
     }
 
-    /// Sends a message that is not empty, and up to [`MAX_DESCRIPTORS`] descriptors with it.
+    /// Sends a non-empty message with up to [`MAX_DESCRIPTORS`] descriptors.
     ///
     /// # Errors
-    /// `EAGAIN` after the patience; `EPIPE`; `EMSGSIZE`; `E2BIG`: too many descriptors;
-    /// `ETOOMANYREFS`: more on their way than RLIMIT_NOFILE.
+    /// `EAGAIN` after the timeout; `EPIPE`; `EMSGSIZE`; `E2BIG` for too many descriptors;
+    /// `ETOOMANYREFS` if more descriptors are in flight than RLIMIT_NOFILE.
     pub fn send(&self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         if descriptors.len() > MAX_DESCRIPTORS {
             return Err(Errno::TOOBIG);
@@ -143,12 +142,12 @@ impl SeqpacketSocket {
         .map(|_| ())
     }
 
-    /// Receives the next message into `buffer`, with its descriptors; a length of 0 means that the
-    /// other has closed.
+    /// Receives the next message into `buffer` and returns its length and descriptors. A length of
+    /// 0 means that the peer has closed.
     ///
     /// # Errors
-    /// `EAGAIN` after the patience; `EMSGSIZE`: the message or its descriptors did not fit, and
-    /// are lost.
+    /// `EAGAIN` after the timeout; `EMSGSIZE` if the message or its descriptors did not fit and are
+    /// lost.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), Errno> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -183,7 +182,7 @@ fn seqpacket() -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// The effective user of this process.
+/// Returns the effective user ID of this process.
 pub fn effective_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
@@ -195,10 +194,10 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const TIMEOUT: Duration = Duration::from_secs(30);
 
     #[test]
-    fn a_message_arrives_whole_with_as_many_descriptors_as_there_may_be() {
+    fn a_message_arrives_whole_with_the_largest_number_of_descriptors() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("counter");
         let counter = SeqpacketListener::bind(&path).unwrap();
@@ -206,7 +205,7 @@ mod tests {
         assert!(meta.file_type().is_socket());
         assert_eq!(meta.mode() & 0o777, 0o600);
 
-        let near = SeqpacketSocket::connect(&path, PATIENCE).unwrap().unwrap();
+        let near = SeqpacketSocket::connect(&path, TIMEOUT).unwrap().unwrap();
         let far = counter.accept().unwrap();
         assert_eq!(far.peer_uid(), Ok(effective_uid()));
         assert_eq!(near.peer_uid(), Ok(effective_uid()));
@@ -228,16 +227,16 @@ mod tests {
         let (n, none) = far.receive(&mut buffer).unwrap();
         assert_eq!((&buffer[..n], none.len()), (&b"none"[..], 0));
         assert_eq!(far.receive(&mut buffer).unwrap().0, 0);
-        // The pipe ends with the last of them: nothing has leaked.
+        // The pipe ends when the last writer is closed: no descriptor has leaked.
         drop(descriptors);
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
     }
 
     #[test]
-    fn what_does_not_fit_is_an_error_and_leaks_nothing() {
+    fn a_message_that_does_not_fit_is_an_error_and_leaks_no_descriptor() {
         let dir = tempfile::tempdir().unwrap();
         let counter = SeqpacketListener::bind(&dir.path().join("c")).unwrap();
-        let near = SeqpacketSocket::connect(&dir.path().join("c"), PATIENCE)
+        let near = SeqpacketSocket::connect(&dir.path().join("c"), TIMEOUT)
             .unwrap()
             .unwrap();
         let far = counter.accept().unwrap();
@@ -246,28 +245,28 @@ mod tests {
         drop(writer);
         assert_eq!(far.receive(&mut [0; 10]).err(), Some(Errno::MSGSIZE));
         assert_eq!(reader.read(&mut [0]).unwrap(), 0);
-        // Nothing more comes, and the wait has an end.
+        // No more messages come, and the receive times out.
         far.set_timeout(Duration::from_millis(1)).unwrap();
         assert_eq!(far.receive(&mut [0; 10]).err(), Some(Errno::AGAIN));
     }
 
     #[test]
-    fn a_path_belongs_to_who_bound_it_last() {
+    fn a_path_belongs_to_the_process_that_bound_it_last() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("counter");
-        assert!(SeqpacketSocket::connect(&path, PATIENCE).unwrap().is_none());
+        assert!(SeqpacketSocket::connect(&path, TIMEOUT).unwrap().is_none());
         let first = SeqpacketListener::bind(&path).unwrap();
         let second = SeqpacketListener::bind(&path).unwrap();
         drop(first);
-        // Whenever the first goes, it leaves the path alone.
-        let near = SeqpacketSocket::connect(&path, PATIENCE).unwrap();
+        // Dropping the first listener leaves the path alone.
+        let near = SeqpacketSocket::connect(&path, TIMEOUT).unwrap();
         assert!(near.is_some());
         second.accept().unwrap();
         second.close();
         assert_eq!(second.accept().err(), Some(Errno::INVAL));
-        // What is left behind is nobody, and in nobody's way.
+        // The path stays, has no listener and can be bound again.
         assert!(path.exists());
-        assert!(SeqpacketSocket::connect(&path, PATIENCE).is_ok_and(|c| c.is_none()));
+        assert!(SeqpacketSocket::connect(&path, TIMEOUT).is_ok_and(|c| c.is_none()));
         SeqpacketListener::bind(&path).unwrap();
     }
 }

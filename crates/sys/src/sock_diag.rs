@@ -1,7 +1,7 @@
-//! The TCP connections of a network namespace, as the kernel lists them (sock_diag(7)).
+//! The TCP connections of a network namespace, dumped by the kernel (sock_diag(7)).
 //!
-//! A list is no snapshot: the kernel walks its tables bucket by bucket, and connections come and go
-//! meanwhile. Each is read under its own lock.
+//! A dump is not a snapshot: the kernel walks its hash tables bucket by bucket, and connections come
+//! and go meanwhile. Each connection is read under its own lock.
 
 mod connection;
 mod destroyed;
@@ -24,7 +24,9 @@ pub use destroyed::{DestroyedSockets, DestroyedStats};
 pub use id::SocketId;
 
 use crate::Errno;
-use crate::netlink::{DUMP, DUMP_INTERRUPTED, Message, NLMSG_DONE, NLMSG_ERROR, REQUEST, code};
+use crate::netlink::{
+    ANSWER_TIMEOUT, DUMP, DUMP_INTERRUPTED, Message, NLMSG_DONE, NLMSG_ERROR, REQUEST, code,
+};
 
 /// linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
@@ -33,43 +35,41 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const TIMER: usize = 2;
 const TIMER_WAIT: u8 = 3;
 
-/// Bytes of one answer; the kernel fills no more than 32 KiB.
-const ROOM: usize = 64 << 10;
+/// Size of the receive buffer in bytes; the kernel fills at most 32 KiB per answer.
+const ANSWER_BUFFER: usize = 64 << 10;
 
-/// The kernel answers at once; this is against a kernel that does not.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Connections requested in one message. Their answers wait in the socket's buffer, which has room
+/// for at least 80.
+const MAX_PER_REQUEST: usize = 32;
 
-/// Connections that are asked for at once: their answers wait in the socket's buffer, where there is room for 80 at least.
-const AT_ONCE: usize = 32;
+/// Time limit of a dump of one family; a million connections take some seconds.
+const DUMP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// No list of one family takes longer: a million connections are some seconds.
-const LIST_MAX: Duration = Duration::from_secs(20);
-
-/// States of a connection (RFC 9293 3.3.2). Those that are missing, `LISTEN` and `TIME-WAIT`, have
-/// nothing to tell, and are not asked for.
+/// The state of a connection (RFC 9293 3.3.2). `LISTEN` and `TIME-WAIT` are missing: such sockets have
+/// no measurements and are not requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// Both directions are open.
     Established,
-    /// A SYN went out.
+    /// A SYN was sent.
     SynSent,
-    /// A SYN came, and the handshake is not over.
+    /// A SYN was received, and the handshake is not complete.
     SynRecv,
-    /// This end has closed, and the peer has not acknowledged it.
+    /// This end has closed; the FIN is not acknowledged.
     FinWait1,
-    /// This end has closed.
+    /// This end has closed; the FIN is acknowledged.
     FinWait2,
     /// The peer has closed.
     CloseWait,
-    /// Both have closed, the peer first.
+    /// Both ends have closed, the peer first.
     LastAck,
-    /// Both have closed at one time.
+    /// Both ends have closed at the same time.
     Closing,
-    /// It has ended: of [`DestroyedSockets`] only.
+    /// The connection has ended. Only [`DestroyedSockets`] reports it.
     Closed,
 }
 
-/// All of [`State`], as `idiag_states` has them.
+/// The bits of all dumped states, for `idiag_states`.
 const STATES: u32 = {
     let mut bits = 0;
     let mut number = 0;
@@ -82,21 +82,22 @@ const STATES: u32 = {
     bits
 };
 
-/// How a list came about.
+/// Statistics of a dump.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DumpStats {
-    /// Connections that were handed over.
+    /// Connections passed to the callback.
     pub connections: usize,
-    /// Sockets in TIME-WAIT, of which nothing is told: also those that say FIN-WAIT-2, when nobody has them any more.
+    /// Sockets in TIME-WAIT, which are left out. Includes sockets in FIN-WAIT-2 that no process owns:
+    /// the kernel keeps them as TIME-WAIT sockets.
     pub waiting: usize,
-    /// Messages that are none that this code knows. A newer kernel's; they are left out.
+    /// Messages that could not be parsed, for example of a newer kernel. They are left out.
     pub unknown: usize,
-    /// The kernel says that the list is not whole.
+    /// The kernel flagged the dump as incomplete (NLM_F_DUMP_INTR).
     pub interrupted: bool,
 }
 
-/// Asks the kernel for lists of connections: those of the network namespace in which it was opened,
-/// which lives as long as this does.
+/// Dumps the connections of the network namespace in which it was opened. The namespace exists at least
+/// as long as this value.
 #[derive(Debug)]
 pub struct SockDiag {
     socket: OwnedFd,
@@ -107,10 +108,10 @@ pub struct SockDiag {
 // === impl SockDiag ===
 
 impl SockDiag {
-    /// For the network namespace that the calling thread is in.
+    /// Opens the calling thread's network namespace.
     ///
     /// # Errors
-    /// `EPROTONOSUPPORT`: the kernel has no sock_diag.
+    /// `EPROTONOSUPPORT` if the kernel has no sock_diag.
     pub fn open() -> Result<Self, Errno> {
         let socket = socket_with(
             AddressFamily::NETLINK,
@@ -119,21 +120,22 @@ impl SockDiag {
             Some(netlink::SOCK_DIAG),
         )?;
         bind(&socket, &SocketAddrNetlink::new(0, 0))?;
-        // Then nobody but the kernel can answer. The namespace may be a stranger's, who is root there.
+        // A connected socket receives from the kernel only. Root of an untrusted namespace could
+        // otherwise forge answers.
         connect(&socket, &SocketAddrNetlink::new(0, 0))?;
-        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER_TIMEOUT))?;
         Ok(Self {
             socket,
             sequence: 0,
-            answer: vec![0; ROOM],
+            answer: vec![0; ANSWER_BUFFER],
         })
     }
 
-    /// Hands over every TCP connection, IPv4's first, in no order.
+    /// Calls `each` with every TCP connection: IPv4 sockets first, otherwise in no order.
     ///
     /// # Errors
-    /// `ENOENT`: the kernel lists no TCP connections (CONFIG_INET_DIAG). `EAGAIN`, `ETIMEDOUT`: it does not answer,
-    /// or without end. `EMSGSIZE`: it answers with more than it may.
+    /// `ENOENT` if the kernel cannot dump TCP connections (CONFIG_INET_DIAG); `EAGAIN` if it does not
+    /// answer; `ETIMEDOUT` if the dump does not end; `EMSGSIZE` if an answer exceeds the buffer.
     pub fn dump(&mut self, mut each: impl FnMut(Connection)) -> Result<DumpStats, Errno> {
         let mut listed = DumpStats::default();
         for family in [libc::AF_INET, libc::AF_INET6] {
@@ -163,7 +165,7 @@ impl SockDiag {
             request(family, self.sequence).bytes(),
             SendFlags::empty(),
         )?;
-        let end = Instant::now() + LIST_MAX;
+        let end = Instant::now() + DUMP_TIMEOUT;
         while Instant::now() < end {
             let (filled, whole) = match recv(&self.socket, &mut self.answer[..], RecvFlags::TRUNC) {
                 Err(Errno::INTR) => continue,
@@ -179,19 +181,19 @@ impl SockDiag {
         Err(Errno::TIMEDOUT)
     }
 
-    /// Hands over these connections, without those that are not there any more. For a few of many it costs less than
-    /// [`Self::dump`].
+    /// Calls `each` with those of the `wanted` connections that still exist. Cheaper than
+    /// [`Self::dump`] for a few of many connections.
     ///
     /// # Errors
-    /// As of a list.
+    /// Those of [`Self::dump`].
     pub fn query(
         &mut self,
         wanted: &[SocketId],
         mut each: impl FnMut(Connection),
     ) -> Result<DumpStats, Errno> {
         let mut listed = DumpStats::default();
-        let end = Instant::now() + LIST_MAX;
-        for wanted in wanted.chunks(AT_ONCE) {
+        let end = Instant::now() + DUMP_TIMEOUT;
+        for wanted in wanted.chunks(MAX_PER_REQUEST) {
             if Instant::now() > end {
                 return Err(Errno::TIMEDOUT);
             }
@@ -219,7 +221,7 @@ impl SockDiag {
                     &mut listed,
                     &mut each,
                 ) {
-                    // It has ended, or it is another that has its addresses now.
+                    // The connection has ended, or another one has its addresses now.
                     Err(Errno::NOENT | Errno::STALE) => missing -= 1,
                     Err(error) => return Err(error),
                     Ok(_) => missing -= (answered(&listed) - before).min(missing),
@@ -230,9 +232,9 @@ impl SockDiag {
     }
 }
 
-/// A request for the list of `family`.
+/// Returns the request for a dump of `family`.
 fn request(family: u8, sequence: u32) -> Message {
-    // `struct inet_diag_sockid` is read for a single socket only.
+    // The kernel reads `struct inet_diag_sockid` only in requests for a single socket.
     ask(
         Message::default(),
         REQUEST | DUMP,
@@ -256,10 +258,10 @@ fn ask(message: Message, flags: u16, family: u8, sequence: u32, id: &[u8; id::BY
     })
 }
 
-/// Hands over the connections of a datagram. `true`: it was the last.
+/// Calls `each` with the connections in a datagram. Returns whether it was the last one.
 ///
 /// # Errors
-/// The kernel's; `EBADMSG` for what is no netlink message.
+/// The error that the kernel reports; `EBADMSG` for a malformed message.
 fn parse(
     mut datagram: &[u8],
     sequence: u32,
@@ -270,7 +272,7 @@ fn parse(
         let message = NetlinkBuffer::new_checked(datagram).map_err(|_| Errno::BADMSG)?;
         let length = (message.length() as usize).next_multiple_of(4);
         datagram = datagram.get(length..).unwrap_or_default();
-        // Of a list that was given up.
+        // The answer to a request that was abandoned.
         if message.sequence_number() != sequence {
             continue;
         }
@@ -306,12 +308,12 @@ fn parse(
 // === impl State ===
 
 impl State {
-    /// The kernel's number of it (net/tcp_states.h).
+    /// Converts the kernel's number (net/tcp_states.h). Returns `None` for states that are not dumped.
     const fn of(number: u8) -> Option<Self> {
         Some(match number {
             1 => Self::Established,
             2 => Self::SynSent,
-            // Its second number is that of handshakes that have no socket yet.
+            // 12 is TCP_NEW_SYN_RECV, a handshake without a full socket.
             3 | 12 => Self::SynRecv,
             4 => Self::FinWait1,
             5 => Self::FinWait2,
@@ -322,7 +324,7 @@ impl State {
         })
     }
 
-    /// As RFC 9293 writes it.
+    /// Returns the name as in RFC 9293.
     pub fn name(self) -> &'static str {
         match self {
             Self::Established => "ESTABLISHED",
@@ -361,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_listed_at_both_ends_with_what_went_over_it() {
+    fn both_ends_of_a_connection_are_dumped_with_their_byte_counts() {
         for any in ["127.0.0.1:0", "[::1]:0"] {
             let listener = TcpListener::bind(any).unwrap();
             let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -383,18 +385,18 @@ mod tests {
             let name = rustix::net::sockopt::tcp_congestion(&client).unwrap();
             assert_eq!(sent.congestion_control.unwrap().as_str(), name);
             assert_ne!(sent.inode, 0);
-            // Listeners are not listed.
+            // Listeners are not dumped.
             assert!(!found.iter().any(|c| c.local == far && c.remote.port() == 0));
         }
     }
 
     #[test]
-    fn nobody_but_the_kernel_can_answer() {
+    fn only_the_kernel_can_answer() {
         let diag = SockDiag::open().unwrap();
         let name = rustix::net::getsockname(&diag.socket).unwrap();
         let name = SocketAddrNetlink::try_from(name).unwrap();
-        let stranger = SockDiag::open().unwrap().socket;
-        let forged = rustix::net::sendto(&stranger, &[0; 16], SendFlags::empty(), &name);
+        let other = SockDiag::open().unwrap().socket;
+        let forged = rustix::net::sendto(&other, &[0; 16], SendFlags::empty(), &name);
         assert_eq!(forged, Err(Errno::CONNREFUSED));
     }
 
@@ -407,7 +409,7 @@ mod tests {
         assert_eq!((&server).read(&mut [0; 1]).unwrap(), 0);
         let found = all();
         let closed = of(&found, client.local_addr().unwrap()).state;
-        // The peer may take its time to acknowledge the FIN.
+        // The peer may not have acknowledged the FIN yet.
         assert!(
             matches!(closed, State::FinWait1 | State::FinWait2),
             "{closed:?}"
@@ -437,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_told_from_an_error_and_from_another_lists() {
+    fn the_end_of_a_dump_differs_from_an_error_and_from_another_dumps_end() {
         assert_eq!(
             parsed(&message(NLMSG_DONE, 1, &0i32.to_ne_bytes())).0,
             Ok(true)
@@ -460,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_counted_and_left_out() {
+    fn unknown_messages_are_counted_and_left_out() {
         let mut datagram = message(SOCK_DIAG_BY_FAMILY, 1, &body());
         let mut other = body();
         other[0] = 99;
@@ -472,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_cut_or_changed_anywhere_do_no_harm() {
+    fn truncated_or_changed_bytes_do_no_harm() {
         let mut full = body();
         for (kind, value) in [
             (INET_DIAG_INFO, vec![1; 240]),
@@ -495,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn no_state_is_asked_for_that_has_nothing_to_tell() {
+    fn listeners_and_time_wait_sockets_are_not_requested() {
         assert_eq!(STATES & (1 << 6 | 1 << 10), 0);
         assert_eq!(STATES & (1 << 1 | 1 << 12), 1 << 1 | 1 << 12);
     }

@@ -1,4 +1,4 @@
-//! TCP sockets: listeners that share a port, and streams that are never blocking.
+//! TCP sockets: listeners that share a port, and non-blocking streams.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -20,7 +20,7 @@ mod transparent;
 
 pub use transparent::probe_transparent;
 
-/// linux/sockios.h; libc has no name for it.
+/// linux/sockios.h; the libc crate lacks it.
 const SIOCOUTQNSD: libc::Ioctl = 0x894B;
 
 /// A listening socket, one of several that share its port (SO_REUSEPORT).
@@ -28,8 +28,8 @@ const SIOCOUTQNSD: libc::Ioctl = 0x894B;
 pub struct Listener(OwnedFd);
 
 impl Listener {
-    /// Finds out whether `addr` can be listened on by nobody else's leave: SO_REUSEPORT alone
-    /// would let two processes of one user share a port without either knowing.
+    /// Checks that no other process listens on `addr`. SO_REUSEPORT alone would let two processes of
+    /// one user share a port unnoticed.
     ///
     /// # Errors
     /// `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`.
@@ -61,11 +61,11 @@ impl Listener {
         Ok(Self(fd))
     }
 
-    /// Listens by a socket that somebody else has bound: the service manager, or the process that
-    /// this one takes over from. What bound it has also said whether an IPv6 address takes IPv4.
+    /// Takes over a listening socket from the service manager or from the process that this one
+    /// replaces. Whether an IPv6 socket accepts IPv4 was decided by the process that bound it.
     ///
     /// # Errors
-    /// Those of [`listening_addr`], and those of [`LegOptions::probe`].
+    /// Those of [`listening_addr`] and [`LegOptions::probe`].
     pub fn from_fd(fd: OwnedFd, options: &LegOptions) -> Result<Self, Errno> {
         listening_addr(&fd)?;
         rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
@@ -74,8 +74,8 @@ impl Listener {
         Ok(Self(fd))
     }
 
-    /// The same socket by one more descriptor, to be handed to another process. The port is
-    /// listened on until the last of them is closed.
+    /// Returns another descriptor of the same socket, for another process. The socket listens until
+    /// its last descriptor is closed.
     ///
     /// # Errors
     /// `EMFILE`.
@@ -92,11 +92,11 @@ impl Listener {
         Ok(fd)
     }
 
-    /// Takes the next connection that is waiting, with its peer's address.
+    /// Accepts the next waiting connection and returns it with its peer's address.
     ///
     /// # Errors
-    /// `EAGAIN` when none is waiting; `ECONNABORTED` when it went away; `EMFILE`, `ENFILE`,
-    /// `ENOBUFS`, `ENOMEM` when this machine is short of something.
+    /// `EAGAIN` if none is waiting; `ECONNABORTED` if the connection was aborted meanwhile; `EMFILE`,
+    /// `ENFILE`, `ENOBUFS` or `ENOMEM` if a resource is exhausted.
     pub fn accept(&self) -> Result<(Stream, SocketAddr), Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (fd, peer) = rustix::net::acceptfrom_with(&self.0, flags)?;
@@ -104,8 +104,8 @@ impl Listener {
         Ok((Stream(fd), peer))
     }
 
-    /// Has the streams that are accepted from now on inherit `options`. Without a congestion control
-    /// among them it is the kernel's default again.
+    /// Sets the options that streams accepted from now on inherit. Without a congestion control in
+    /// `options` the kernel's default applies again.
     ///
     /// # Errors
     /// Those of [`LegOptions::probe`].
@@ -118,7 +118,7 @@ impl Listener {
         Ok(())
     }
 
-    /// The address it listens on, with the port the kernel chose if it was asked to.
+    /// Returns the listening address, with the port that the kernel chose if the bound port was 0.
     ///
     /// # Errors
     /// None in ordinary use.
@@ -133,19 +133,19 @@ impl AsFd for Listener {
     }
 }
 
-/// A TCP connection, or one on its way. No call on it blocks.
+/// A non-blocking TCP connection, established or being established.
 ///
 /// Dropping it resets the connection unless [`Stream::end_gracefully`] was called.
 #[derive(Debug)]
 pub struct Stream(OwnedFd);
 
 impl Stream {
-    /// Starts to connect to `addr`. The stream is writable when that has been decided;
-    /// [`Stream::take_error`] then tells how.
+    /// Starts to connect to `addr`. The stream becomes writable when the attempt has succeeded or
+    /// failed; [`Stream::take_error`] returns the result.
     ///
     /// # Errors
-    /// What the kernel knows at once: `ENETUNREACH`, `EADDRNOTAVAIL` (no port left), `EMFILE`,
-    /// and for local destinations `ECONNREFUSED`.
+    /// Those that the kernel detects at once: `ENETUNREACH`, `EADDRNOTAVAIL` (no port left), `EMFILE`,
+    /// and `ECONNREFUSED` for local destinations.
     pub fn connect(addr: SocketAddr, options: &LegOptions) -> Result<Self, Errno> {
         let fd = tcp_socket(addr)?;
         options.apply(fd.as_fd())?;
@@ -155,16 +155,16 @@ impl Stream {
         }
     }
 
-    /// Reads what has arrived; 0 is the end of the stream.
+    /// Reads received data; 0 means the end of the stream.
     ///
     /// # Errors
-    /// `EAGAIN` when nothing has arrived; otherwise the connection's error.
+    /// `EAGAIN` if there is no data; otherwise the connection's error.
     pub fn recv(&self, buf: &mut [u8]) -> Result<usize, Errno> {
         rustix::net::recv(&self.0, buf, RecvFlags::empty()).map(|(n, _)| n)
     }
 
-    /// Whether a read would give data (`Some(true)`), the end of the stream (`Some(false)`) or
-    /// nothing yet (`None`).
+    /// Returns what a read would find: data (`Some(true)`), the end of the stream (`Some(false)`), or
+    /// neither yet (`None`).
     ///
     /// # Errors
     /// The connection's error.
@@ -176,41 +176,41 @@ impl Stream {
         }
     }
 
-    /// Queues as much of `bytes` as there is room for.
+    /// Queues as much of `bytes` as the send queue has room for and returns the number of bytes.
     ///
     /// # Errors
-    /// `EAGAIN` without room; otherwise the connection's error.
+    /// `EAGAIN` if the send queue is full; otherwise the connection's error.
     pub fn send(&self, bytes: &[u8]) -> Result<usize, Errno> {
         rustix::net::send(&self.0, bytes, SendFlags::NOSIGNAL)
     }
 
-    /// Sends FIN after what is queued.
+    /// Sends a FIN after the queued data.
     ///
     /// # Errors
-    /// `ENOTCONN` when the connection is gone.
+    /// `ENOTCONN` if the connection has ended.
     pub fn shutdown_write(&self) -> Result<(), Errno> {
         rustix::net::shutdown(&self.0, Shutdown::Write)
     }
 
-    /// Has the peer say what its receive window is: sends a window probe, which the peer answers
-    /// with an acknowledgement, a round trip later. An end that accepted a connection and has not sent
-    /// anything since has not told more of its window than the 64 kB that fit a SYN-ACK (RFC 7323
-    /// 2.2), however large it is. For an end that is to send much as the first thing it does;
-    /// a byte either way does the same. The stream stays as it was.
+    /// Sends a window probe, which the peer answers with its current receive window one round trip
+    /// later. The accepting end of a connection cannot advertise more than 64 kB in its SYN-ACK (RFC
+    /// 7323 2.2) and announces a larger window only with its next segment. Useful before sending much
+    /// data on a new connection; any byte in either direction has the same effect. The stream is
+    /// otherwise unchanged.
     ///
     /// # Errors
-    /// `EPERM` without CAP_NET_ADMIN; `EINVAL` or `ENOTCONN` when it is not connected.
+    /// `EPERM` without CAP_NET_ADMIN; `EINVAL` or `ENOTCONN` if the stream is not connected.
     pub fn probe_peer_window(&self) -> Result<(), Errno> {
         let reuse = sockopt::socket_reuseaddr(&self.0)?;
-        // Leaving repair mode is what sends the probe (TCP_REPAIR_OFF); nothing happens in between.
+        // Leaving repair mode sends the probe (TCP_REPAIR_OFF).
         leg::set_repair(self.as_fd(), true)?;
         leg::set_repair(self.as_fd(), false)?;
-        // It leaves this off, and an accepted stream without it would keep the next process from
-        // listening on the port.
+        // Repair mode clears SO_REUSEADDR. An accepted stream without it would keep the next process
+        // from listening on the port.
         sockopt::set_socket_reuseaddr(&self.0, reuse)
     }
 
-    /// The kernel's account of the connection.
+    /// Returns the kernel's statistics of the connection (TCP_INFO).
     ///
     /// # Errors
     /// None in ordinary use.
@@ -218,51 +218,54 @@ impl Stream {
         TcpInfo::of(self)
     }
 
-    /// Fetches and clears the socket's error. Beware: once cleared, a read of a connection that
-    /// was reset returns 0, as at an orderly end.
+    /// Returns and clears the socket's pending error (SO_ERROR). Once it is cleared, reading a
+    /// connection that was reset returns 0, as at an orderly end.
+    ///
+    /// # Errors
+    /// The pending error.
     pub fn take_error(&self) -> Result<(), Errno> {
         sockopt::socket_error(&self.0)?
     }
 
-    /// Bytes that the peer has not acknowledged yet, FIN included (SIOCOUTQ).
+    /// Returns the number of bytes that the peer has not acknowledged, FIN included (SIOCOUTQ).
     pub fn unacknowledged(&self) -> usize {
         unacknowledged(self)
     }
 
-    /// Bytes that have not been sent even once (SIOCOUTQNSD): the peer's window or the
-    /// congestion window holds them back.
+    /// Returns the number of bytes that were never sent (SIOCOUTQNSD), because the peer's window or the
+    /// congestion window is full.
     pub fn unsent(&self) -> usize {
         queue_length(self.as_fd(), SIOCOUTQNSD)
     }
 
-    /// From now on closing, and so the end of this process, delivers what is queued and then FIN.
+    /// Makes a close, also by the end of this process, deliver the queued data and a FIN.
     pub fn end_gracefully(&self) {
-        // If this fails the connection is gone already, and closing is all there is to do.
+        // On failure the connection has already ended and only needs to be closed.
         let _ = sockopt::set_socket_linger(&self.0, None);
     }
 
-    /// Closes with RST; what is queued is discarded.
+    /// Closes with a RST and discards the queued data.
     pub fn abort(self) {
         let _ = sockopt::set_socket_linger(&self.0, Some(Duration::ZERO));
     }
 
-    /// Whether the connection is one with itself. Connecting to a local port that nobody listens
-    /// on gives that when the kernel happens to choose the same port as the source.
+    /// Returns whether both ends are the same socket. That happens (by simultaneous open) when a
+    /// connection goes to a local port without listener and the kernel chooses the same source port.
     pub fn is_its_own_peer(&self) -> bool {
         matches!((self.local_addr(), self.peer_addr()), (Ok(local), Ok(peer)) if local == peer)
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     ///
     /// # Errors
-    /// `ENOTCONN` while it is not connected.
+    /// `ENOTCONN` if the stream is not connected.
     pub fn peer_addr(&self) -> Result<SocketAddr, Errno> {
         rustix::net::getpeername(&self.0)?
             .and_then(ip_addr)
             .ok_or(Errno::NOTCONN)
     }
 
-    /// The address of this end.
+    /// Returns the local address.
     ///
     /// # Errors
     /// None in ordinary use.
@@ -281,16 +284,17 @@ fn last_error() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// Bytes that the peer of a TCP socket has not acknowledged yet, FIN included (SIOCOUTQ).
+/// Returns the number of bytes that the peer of a TCP socket has not acknowledged, FIN included
+/// (SIOCOUTQ).
 pub fn unacknowledged(socket: impl AsFd) -> usize {
     queue_length(socket.as_fd(), libc::TIOCOUTQ)
 }
 
-/// 0 for a connection that is gone: nothing of it will ever be acknowledged.
+/// Returns 0 for a connection that has ended: no more bytes of it will be acknowledged.
 fn queue_length(socket: BorrowedFd<'_>, request: libc::Ioctl) -> usize {
     let mut bytes: libc::c_int = 0;
-    // SAFETY: SIOCOUTQ and SIOCOUTQNSD, the only requests passed here, write one int through the
-    // pointer and nothing else; a borrowed descriptor is open.
+    // SAFETY: the borrowed descriptor is open; SIOCOUTQ and SIOCOUTQNSD, the only requests passed
+    // here, write one `int` to `bytes`.
     let rc = unsafe { libc::ioctl(socket.as_raw_fd(), request, &mut bytes) };
     if rc == 0 {
         usize::try_from(bytes).unwrap_or(0)
@@ -299,17 +303,17 @@ fn queue_length(socket: BorrowedFd<'_>, request: libc::Ioctl) -> usize {
     }
 }
 
-/// The address that `socket` listens on, if it is a TCP socket that listens.
+/// Returns the address that a listening TCP socket is bound to.
 ///
 /// # Errors
-/// `ENOTSOCK`; `EAFNOSUPPORT`: neither IPv4 nor IPv6; `EPROTOTYPE`: not TCP; `EINVAL`: it does
-/// not listen.
+/// `ENOTSOCK`; `EAFNOSUPPORT` if it is neither IPv4 nor IPv6; `EPROTOTYPE` if it is not TCP; `EINVAL`
+/// if it does not listen.
 pub fn listening_addr(socket: impl AsFd) -> Result<SocketAddr, Errno> {
     let family = sockopt::socket_domain(&socket)?;
     if family != AddressFamily::INET && family != AddressFamily::INET6 {
         return Err(Errno::AFNOSUPPORT);
     }
-    // MPTCP is a stream as well, and another protocol.
+    // An MPTCP socket is a stream socket of another protocol.
     let tcp = sockopt::socket_type(&socket)? == SocketType::STREAM
         && sockopt::socket_protocol(&socket)? == Some(rustix::net::ipproto::TCP);
     if !tcp {
@@ -321,8 +325,8 @@ pub fn listening_addr(socket: impl AsFd) -> Result<SocketAddr, Errno> {
     ip_addr(rustix::net::getsockname(&socket)?).ok_or(Errno::AFNOSUPPORT)
 }
 
-/// Whether sockets of this process can have the congestion control `name`. Asking for one that is
-/// a module loads it, where that is permitted.
+/// Returns whether sockets of this process can use the congestion control `name`. If it is a module,
+/// the kernel loads it, where permitted.
 pub fn has_congestion_control(name: &str) -> bool {
     let any = SocketAddr::from((std::net::Ipv4Addr::UNSPECIFIED, 0));
     tcp_socket(any)
@@ -330,7 +334,7 @@ pub fn has_congestion_control(name: &str) -> bool {
         .is_ok()
 }
 
-/// Whether `ip` belongs to this machine (as seen from this network namespace).
+/// Returns whether `ip` is an address of this network namespace.
 pub fn is_local(ip: std::net::IpAddr) -> bool {
     let any_port = SocketAddr::new(ip, 0);
     tcp_socket(any_port)

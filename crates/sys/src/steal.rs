@@ -1,8 +1,8 @@
-//! Time that the hypervisor itself says it took (`/proc/stat`). Not every hypervisor does.
+//! Steal time as the hypervisor reports it (`/proc/stat`). Not every hypervisor does.
 
 use std::fs;
 
-/// Ticks of all CPUs since the machine began.
+/// CPU time of all CPUs since boot, in ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Steal {
     all: u64,
@@ -12,24 +12,24 @@ pub struct Steal {
 // === impl Steal ===
 
 impl Steal {
-    /// Now.
+    /// Reads `/proc/stat`. Returns `None` if it cannot be read or has no steal column.
     pub fn read() -> Option<Self> {
         Self::parse(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// The share of all time since `earlier`; nothing within a tick.
+    /// Returns the stolen share of the time since `earlier`, 0 to 1; `None` within one tick.
     pub fn share_since(self, earlier: Self) -> Option<f64> {
         let all = self.all.checked_sub(earlier.all).filter(|all| *all > 0)?;
         Some(self.stolen.saturating_sub(earlier.stolen) as f64 / all as f64)
     }
 
-    /// Since the machine began.
+    /// Returns the stolen share of the time since boot.
     pub fn share(self) -> Option<f64> {
         self.share_since(Self { all: 0, stolen: 0 })
     }
 
-    /// Of its first line: user, nice, system, idle, iowait, irq, softirq and steal. (What guests of this machine had is in
-    /// user.)
+    /// Parses the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq and
+    /// steal. (User includes the time of this machine's own guests.)
     pub fn parse(stat: &str) -> Option<Self> {
         let line = stat.lines().next()?.strip_prefix("cpu ")?;
         let ticks = line.split_ascii_whitespace().take(8).map(str::parse);
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_share_of_all_time_between_two_looks() {
+    fn the_share_is_of_all_time_between_two_readings() {
         let (first, second) = (stat(100, 50), stat(175, 75));
         let share = |a: Option<Steal>, b: Option<Steal>| a?.share_since(b?);
         assert_eq!(share(second, first), Some(0.25));
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_such_line_says_nothing() {
+    fn a_line_of_another_form_is_none() {
         for text in [
             "",
             "cpu",

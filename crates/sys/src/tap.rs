@@ -1,11 +1,11 @@
-//! TAP devices that carry whole GSO frames, each behind a virtio-net header.
+//! TAP devices whose frames are preceded by a virtio-net header, so that GSO super-frames pass whole.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 
-/// What went wrong with which TAP device.
+/// A failed operation on a TAP device.
 #[derive(Debug, thiserror::Error)]
 #[error("tap {name}: {action}: {source}")]
 pub struct TapError {
@@ -14,30 +14,30 @@ pub struct TapError {
     source: io::Error,
 }
 
-/// The header that the kernel puts before each frame it hands over and wants before each it is given:
-/// `struct virtio_net_hdr`, in the machine's byte order (virtio 1.2, 5.1.6, legacy layout).
+/// The header before each frame that is read from or written to the TAP: `struct virtio_net_hdr`, in
+/// the machine's byte order (virtio 1.2, 5.1.6, legacy layout).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct VnetHeader {
-    /// [`VnetHeader::NEEDS_CSUM`] or [`VnetHeader::DATA_VALID`].
+    /// [`VnetHeader::NEEDS_CSUM`], [`VnetHeader::DATA_VALID`] or 0.
     pub flags: u8,
     /// One of the `GSO_*` values, perhaps with [`VnetHeader::GSO_ECN`].
     pub gso_type: u8,
     /// Bytes of the frame before the TCP payload.
     pub hdr_len: u16,
-    /// Bytes of TCP payload in each segment.
+    /// TCP payload of each segment, in bytes.
     pub gso_size: u16,
-    /// With `NEEDS_CSUM`: where in the frame to start summing.
+    /// With `NEEDS_CSUM`: offset in the frame at which the checksum starts.
     pub csum_start: u16,
-    /// With `NEEDS_CSUM`: where, after `csum_start`, the sum goes.
+    /// With `NEEDS_CSUM`: offset of the checksum field after `csum_start`.
     pub csum_offset: u16,
 }
 
 // === impl VnetHeader ===
 
 impl VnetHeader {
-    /// Length on the wire between us and the kernel, in bytes.
+    /// Length of the encoded header, in bytes.
     pub const LEN: usize = 10;
-    /// Flag: the checksum field holds the pseudo-header's sum; the rest is to be added.
+    /// Flag: the checksum field holds only the pseudo-header's sum and must be completed.
     pub const NEEDS_CSUM: u8 = 1;
     /// Flag: the checksum has been verified.
     pub const DATA_VALID: u8 = 2;
@@ -47,10 +47,10 @@ impl VnetHeader {
     pub const GSO_TCPV4: u8 = 1;
     /// The frame is many TCP segments over IPv6.
     pub const GSO_TCPV6: u8 = 4;
-    /// Added to the type: CWR is set, and belongs to the first segment only.
+    /// Added to the type: CWR is set, for the first segment only.
     pub const GSO_ECN: u8 = 0x80;
 
-    /// Reads a header off the front of `bytes`; `None` when there are fewer than [`Self::LEN`].
+    /// Parses the header at the start of `bytes`. Returns `None` for fewer than [`Self::LEN`] bytes.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let b = bytes.first_chunk::<{ Self::LEN }>()?;
         let word = |at: usize| u16::from_ne_bytes([b[at], b[at + 1]]);
@@ -64,7 +64,7 @@ impl VnetHeader {
         })
     }
 
-    /// The header as the kernel wants it.
+    /// Returns the encoded header.
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
         b[0] = self.flags;
@@ -77,7 +77,8 @@ impl VnetHeader {
     }
 }
 
-/// An open TAP device; it vanishes when this is dropped, unless it has been made to [stay](Tap::stay).
+/// An open TAP device. The kernel removes the device when this is dropped, unless it was made
+/// [persistent](Tap::persist).
 #[derive(Debug)]
 pub struct Tap {
     fd: OwnedFd,
@@ -86,14 +87,15 @@ pub struct Tap {
 // === impl Tap ===
 
 impl Tap {
-    /// The longest read: a header, an Ethernet header and 64 KiB of IP packet.
+    /// The longest read: a virtio-net header, an Ethernet header and 64 KiB of IP packet.
     pub const MAX_READ: usize = VnetHeader::LEN + 18 + 65_536;
 
-    /// Makes a TAP called `name` in the calling thread's network namespace. It takes and gives
-    /// frames with partial checksums and TCP super-frames (IPv4, IPv6, ECN), and never blocks.
+    /// Creates a TAP device named `name` in the calling thread's network namespace. It accepts and
+    /// delivers frames with partial checksums and TCP super-frames (IPv4, IPv6, ECN). Reads and
+    /// writes do not block.
     ///
     /// # Errors
-    /// When `/dev/net/tun` is missing, the name is taken or longer than 15 bytes, or CAP_NET_ADMIN is.
+    /// If `/dev/net/tun` or CAP_NET_ADMIN is missing, or the name is taken or longer than 15 bytes.
     pub fn create(name: &str) -> Result<Self, TapError> {
         let failed = |action, source| TapError {
             name: name.to_owned(),
@@ -108,15 +110,15 @@ impl Tap {
             )
         })?;
 
-        // SAFETY: `ifreq` is plain data for which all zeroes is a value.
+        // SAFETY: `ifreq` is plain data for which all zeroes is a valid value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        // One byte stays zero: the kernel's names are C strings.
+        // The last byte stays zero: the kernel expects a C string.
         if name.is_empty() || name.len() >= request.ifr_name.len() {
             let source = io::Error::from(io::ErrorKind::InvalidInput);
-            return Err(failed("a device's name has 1 to 15 bytes", source));
+            return Err(failed("a device name must have 1 to 15 bytes", source));
         }
         for (slot, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
-            // (A C char is signed here and unsigned there.)
+            // The signedness of `c_char` depends on the architecture.
             *slot = byte as libc::c_char;
         }
         let kind = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
@@ -124,12 +126,12 @@ impl Tap {
             i16::try_from(kind).map_err(|_| failed("flags", io::ErrorKind::InvalidInput.into()))?;
         // SAFETY: TUNSETIFF reads and writes one `ifreq`, which outlives the call.
         check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })
-            .map_err(|e| failed("could not make it (is the name free, are we root?)", e))?;
+            .map_err(|e| failed("could not create it (is the name free, are we root?)", e))?;
 
         let header_len = VnetHeader::LEN as libc::c_int;
-        // SAFETY: TUNSETVNETHDRSZ reads one `int` through the pointer.
+        // SAFETY: TUNSETVNETHDRSZ reads one `int`, which outlives the call.
         check(unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const header_len) })
-            .map_err(|e| failed("could not set its header's length", e))?;
+            .map_err(|e| failed("could not set the length of its header", e))?;
 
         let tap = Self { fd };
         tap.set_segmentation_offload(true)
@@ -137,12 +139,12 @@ impl Tap {
         Ok(tap)
     }
 
-    /// Leaves the device in its network namespace when this is dropped, so that another process can open
-    /// it by its name. It then goes with the namespace.
+    /// Makes the device persistent (TUNSETPERSIST) and closes it, so that another process can open it
+    /// by name. It is then removed with its network namespace.
     ///
     /// # Errors
-    /// The system's.
-    pub fn stay(self) -> io::Result<()> {
+    /// The kernel's error.
+    pub fn persist(self) -> io::Result<()> {
         // SAFETY: TUNSETPERSIST takes its argument by value.
         check(unsafe {
             let yes: libc::c_ulong = 1;
@@ -150,11 +152,11 @@ impl Tap {
         })
     }
 
-    /// Whether it is given TCP super-frames whole, or their segments one by one. Checksums may be
-    /// partial either way.
+    /// Sets whether the kernel delivers TCP super-frames whole or as single segments. Checksums may
+    /// be partial in both cases.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn set_segmentation_offload(&self, whole: bool) -> io::Result<()> {
         let segmentation = libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
         let offload = libc::TUN_F_CSUM | if whole { segmentation } else { 0 };
@@ -168,18 +170,18 @@ impl Tap {
         })
     }
 
-    /// Takes the next frame, header first, into `buffer` and returns its length.
+    /// Reads the next frame, header first, into `buffer` and returns its length.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none.
+    /// `WouldBlock` if no frame is waiting.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         Ok(rustix::io::read(&self.fd, buffer)?)
     }
 
-    /// Hands the kernel one frame, header first. The kernel takes all of it or none.
+    /// Writes one frame, header first. The kernel takes all of it or none.
     ///
     /// # Errors
-    /// `WouldBlock`, or the kernel's reason for refusing the frame.
+    /// `WouldBlock`, or the kernel's error if it rejects the frame.
     pub fn write(&self, frame: &[u8]) -> io::Result<()> {
         rustix::io::write(&self.fd, frame)?;
         Ok(())
@@ -192,7 +194,7 @@ impl AsFd for Tap {
     }
 }
 
-/// A TAP that another process has made and handed on, as [`Tap::create`] makes them.
+/// Takes over a TAP device that another process has created with [`Tap::create`].
 impl From<OwnedFd> for Tap {
     fn from(fd: OwnedFd) -> Self {
         Self { fd }
@@ -218,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_reads_back_as_it_was_written() {
+    fn an_encoded_header_parses_to_the_same_header() {
         let header = VnetHeader {
             flags: VnetHeader::NEEDS_CSUM,
             gso_type: VnetHeader::GSO_TCPV6 | VnetHeader::GSO_ECN,
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_header_is_no_header() {
+    fn a_truncated_header_is_none() {
         assert_eq!(VnetHeader::read(&[0; VnetHeader::LEN - 1]), None);
     }
 }

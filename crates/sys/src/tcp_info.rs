@@ -1,19 +1,18 @@
-//! What the kernel knows about a TCP connection (TCP_INFO).
+//! The kernel's statistics of a TCP connection (TCP_INFO, tcp(7)).
 //!
-//! The kernel's structure grows at its end with every few releases. An older kernel fills less of
-//! it, and what it does not fill is `None` here. Offsets are those of `struct tcp_info` in
-//! linux/tcp.h, which never change.
+//! `struct tcp_info` (linux/tcp.h) grows at its end every few releases; existing offsets never change.
+//! Fields that an older kernel does not fill are `None`.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
 use crate::Errno;
 
-/// All that linux/tcp.h of Linux 6.18 has, and room to see that there is more.
-const ROOM: usize = 512;
+/// Size of the answer buffer: more than the structure of Linux 6.18.
+const BUFFER: usize = 512;
 
-/// What Linux has filled since 2.6: without it there is nothing to report.
-const LEAST: usize = 104;
+/// The bytes that Linux has filled since 2.6; a shorter answer is malformed.
+const MIN_LEN: usize = 104;
 
 /// `tcpi_options` (linux/tcp.h).
 const OPT_TIMESTAMPS: u8 = 1;
@@ -24,137 +23,139 @@ const OPT_ECN: u8 = 8;
 /// `TCP_INFINITE_SSTHRESH` (net/tcp.h).
 const INFINITE_SSTHRESH: u32 = 0x7fff_ffff;
 
-/// A connection at one moment, from this end. Rates are in bytes a second, windows of the
-/// congestion control in segments, all other amounts in bytes unless said otherwise.
+/// The state of a connection at one moment, as seen by this end. Rates are in bytes per second, the
+/// congestion window and the slow start threshold in segments, other amounts in bytes unless said
+/// otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpInfo {
     /// Smoothed round-trip time (RFC 6298); `None` before the first sample.
     pub rtt: Option<Duration>,
-    /// Its mean deviation; `None` before the first sample.
+    /// Mean deviation of the round-trip time; `None` before the first sample.
     pub rttvar: Option<Duration>,
-    /// The least round-trip time within `net.ipv4.tcp_min_rtt_wlen`; `None` before the first
-    /// sample, or Linux before 4.6.
+    /// Smallest round-trip time within `net.ipv4.tcp_min_rtt_wlen`; `None` before the first sample and
+    /// before Linux 4.6.
     pub min_rtt: Option<Duration>,
-    /// Round-trip time as the receiver sees it; `None` before the first sample.
+    /// Round-trip time estimated by the receiver; `None` before the first sample.
     pub rcv_rtt: Option<Duration>,
     /// Congestion window, in segments.
     pub snd_cwnd: u32,
-    /// Segment size for sending.
+    /// Maximum segment size for sending.
     pub snd_mss: u32,
-    /// Segment size that the peer is seen to send.
+    /// Estimated segment size of the peer.
     pub rcv_mss: u32,
-    /// Where the congestion control stands (RFC 5681, RFC 6582).
+    /// State of the congestion control (RFC 5681, RFC 6582).
     pub ca_state: CaState,
-    /// Window scales, of the peer's window and of the one advertised; `None`: not in use (RFC 7323).
+    /// Window scales of the peer's window and of the advertised window; `None` if window scaling is not
+    /// in use (RFC 7323).
     pub window_scales: Option<(u8, u8)>,
-    /// Timestamps are in use (RFC 7323).
+    /// Whether timestamps are in use (RFC 7323).
     pub timestamps: bool,
-    /// Selective acknowledgements are in use (RFC 2018).
+    /// Whether selective acknowledgements are in use (RFC 2018).
     pub sack: bool,
-    /// ECN is in use (RFC 3168).
+    /// Whether ECN is in use (RFC 3168).
     pub ecn: bool,
-    /// The last `delivery_rate` was measured while the application, not the network, was short of data.
+    /// Whether the application, not the network, limited the last `delivery_rate` sample.
     pub delivery_rate_app_limited: bool,
     /// Retransmission time-out (RFC 6298).
     pub rto: Duration,
-    /// Probes of a closed window, or of a peer that is silent, without an answer.
+    /// Unanswered zero-window or keepalive probes.
     pub probes: u8,
-    /// Doublings of the retransmission time-out.
+    /// Number of times the retransmission time-out was doubled.
     pub backoff: u8,
     /// Segments sent and not acknowledged.
     pub unacked: u32,
-    /// Of them, acknowledged selectively.
+    /// Unacknowledged segments that were selectively acknowledged.
     pub sacked: u32,
-    /// Of them, sent again.
+    /// Unacknowledged segments that were retransmitted.
     pub retrans: u32,
-    /// Since data was last sent, to a tick.
+    /// Time since data was last sent, at tick resolution.
     pub last_data_sent: Duration,
-    /// Since data last came, to a tick.
+    /// Time since data was last received, at tick resolution.
     pub last_data_recv: Duration,
-    /// Since an acknowledgement last came, to a tick.
+    /// Time since an acknowledgement was last received, at tick resolution.
     pub last_ack_recv: Duration,
     /// Path MTU.
     pub pmtu: u32,
-    /// Slow start threshold, in segments; `None`: there was no congestion yet.
+    /// Slow start threshold, in segments; `None` before the first congestion.
     pub snd_ssthresh: Option<u32>,
-    /// Segment size that was advertised.
+    /// Advertised maximum segment size.
     pub advmss: u32,
-    /// Segments now taken for lost.
+    /// Segments currently considered lost.
     pub lost: u32,
-    /// Segments by which the path is known to reorder.
+    /// Reordering distance of the path, in segments.
     pub reordering: u32,
-    /// Retransmissions of the segment that now waits, without an answer.
+    /// Unanswered retransmissions of the oldest unacknowledged segment.
     pub retransmits: u8,
-    /// Segments sent again, ever.
+    /// Segments retransmitted since the start of the connection.
     pub total_retrans: u32,
-    /// The receive buffer's target for a round trip.
+    /// Receive buffer space that the kernel aims at per round trip.
     pub rcv_space: u32,
-    /// The most that the receiver will advertise.
+    /// Largest window that the receiver will advertise.
     pub rcv_ssthresh: u32,
-    /// Rate at which segments are spaced; `None`: not paced, or Linux before 3.15.
+    /// Pacing rate; `None` if not paced and before Linux 3.15.
     pub pacing_rate: Option<u64>,
-    /// The most that the pacing rate may be; `None`: no limit, or Linux before 3.15.
+    /// Upper limit of the pacing rate; `None` if there is none and before Linux 3.15.
     pub max_pacing_rate: Option<u64>,
-    /// Segments sent, and received; Linux 4.2.
+    /// Segments sent; Linux 4.2.
     pub segs_out: Option<u32>,
-    /// See `segs_out`.
+    /// Segments received; Linux 4.2.
     pub segs_in: Option<u32>,
     /// Bytes in the send buffer that were not sent yet; Linux 4.6.
     pub notsent_bytes: Option<u32>,
-    /// Segments with data that came, and that were sent; Linux 4.6.
+    /// Segments with data received; Linux 4.6.
     pub data_segs_in: Option<u32>,
-    /// See `data_segs_in`.
+    /// Segments with data sent; Linux 4.6.
     pub data_segs_out: Option<u32>,
-    /// Rate at which the peer has received of late; Linux 4.9.
+    /// Most recent rate of delivery to the peer; Linux 4.9.
     pub delivery_rate: Option<u64>,
-    /// Payload that the peer has acknowledged, FIN and SYN counted as a byte each; Linux 4.1.
+    /// Payload acknowledged by the peer, with FIN and SYN counted as one byte each; Linux 4.1.
     pub bytes_acked: Option<u64>,
     /// Payload received in order; Linux 4.1.
     pub bytes_received: Option<u64>,
-    /// Payload sent, repeated bytes included; Linux 4.19.
+    /// Payload sent, including retransmissions; Linux 4.19.
     pub bytes_sent: Option<u64>,
-    /// Payload sent again; Linux 4.19.
+    /// Payload retransmitted; Linux 4.19.
     pub bytes_retrans: Option<u64>,
-    /// Segments that the peer has received; Linux 4.18.
+    /// Segments delivered to the peer; Linux 4.18.
     pub delivered: Option<u32>,
-    /// Of them, with a mark of congestion (ECN); Linux 4.18.
+    /// Delivered segments with an ECN congestion mark; Linux 4.18.
     pub delivered_ce: Option<u32>,
-    /// Segments that the peer had twice (RFC 2883); Linux 4.19.
+    /// Segments that the peer received twice (RFC 2883); Linux 4.19.
     pub dsack_dups: Option<u32>,
-    /// IdleTimes that reordering was seen; Linux 4.19.
+    /// Number of reordering events; Linux 4.19.
     pub reord_seen: Option<u32>,
-    /// Segments that came out of order; Linux 5.4.
+    /// Segments received out of order; Linux 5.4.
     pub rcv_ooopack: Option<u32>,
-    /// Retransmission time-outs, ever; Linux 6.7.
+    /// Retransmission time-outs since the start of the connection; Linux 6.7.
     pub total_rto: Option<u16>,
-    /// Time spent in recovering from them; Linux 6.7.
+    /// Time spent recovering from time-outs; Linux 6.7.
     pub total_rto_time: Option<Duration>,
-    /// Time with something to send or unacknowledged; Linux 4.10, as the next two.
+    /// Time with data to send or unacknowledged; Linux 4.10.
     pub busy_time: Option<Duration>,
-    /// Of it, time held back by the peer's window.
+    /// Part of the busy time limited by the peer's window; Linux 4.10.
     pub rwnd_limited: Option<Duration>,
-    /// Of it, time held back by the send buffer.
+    /// Part of the busy time limited by the send buffer; Linux 4.10.
     pub sndbuf_limited: Option<Duration>,
-    /// The peer's window; Linux 5.4.
+    /// Window advertised by the peer; Linux 5.4.
     pub snd_wnd: Option<u32>,
-    /// The window advertised to the peer; Linux 6.2.
+    /// Window advertised to the peer; Linux 6.2.
     pub rcv_wnd: Option<u32>,
 }
 
-/// Where a connection's congestion control stands: the kernel's `tcp_ca_state`.
+/// The state of a connection's congestion control: the kernel's `tcp_ca_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaState {
-    /// Nothing is amiss.
+    /// No loss or reordering is suspected.
     Open,
-    /// Duplicate acknowledgements come.
+    /// Duplicate acknowledgements or SACKs arrive.
     Disorder,
-    /// The window is being reduced, for ECN's sake or that of the local queue.
+    /// The window is being reduced after an ECN mark or a local queue drop.
     Cwr,
-    /// Fast retransmission.
+    /// Fast retransmission is in progress.
     Recovery,
-    /// After a time-out.
+    /// A retransmission time-out has occurred.
     Loss,
-    /// One that this code does not know.
+    /// A state unknown to this version.
     Other(u8),
 }
 
@@ -171,14 +172,15 @@ impl CaState {
     }
 }
 
-/// How long ago a connection did something last: [`TcpInfo::idle_times`].
+/// The idle times of a connection: since data was last sent and received, and since the last
+/// acknowledgement. Returned by [`TcpInfo::idle_times`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdleTimes([Duration; 3]);
 
 // === impl IdleTimes ===
 
 impl IdleTimes {
-    /// So much later, if nothing has happened since.
+    /// Returns the idle times after another `by` without activity.
     #[must_use]
     pub fn aged(self, by: Duration) -> Self {
         Self(self.0.map(|time| time.saturating_add(by)))
@@ -188,30 +190,29 @@ impl IdleTimes {
 // === impl TcpInfo ===
 
 impl TcpInfo {
-    /// What becomes more while nothing happens.
+    /// Returns the idle times, the only fields that grow without activity.
     pub fn idle_times(&self) -> IdleTimes {
         IdleTimes([self.last_data_sent, self.last_data_recv, self.last_ack_recv])
     }
 
-    /// These are its [`Self::idle_times`] now.
+    /// Replaces the [`Self::idle_times`].
     pub fn set_idle_times(&mut self, IdleTimes([sent, received, acked]): IdleTimes) {
         self.last_data_sent = sent;
         self.last_data_recv = received;
         self.last_ack_recv = acked;
     }
 
-    /// Asks the kernel about `socket`.
+    /// Reads the statistics of `socket`.
     ///
     /// # Errors
-    /// `ENOPROTOOPT` or `EOPNOTSUPP`: not a TCP socket. `EINVAL`: the kernel's answer is shorter
-    /// than any Linux gives.
+    /// `ENOPROTOOPT` or `EOPNOTSUPP` if it is not a TCP socket; `EINVAL` if the kernel's answer is too
+    /// short.
     pub fn of(socket: impl AsFd) -> Result<Self, Errno> {
-        let mut answer = [0u8; ROOM];
+        let mut answer = [0u8; BUFFER];
         #[expect(clippy::cast_possible_truncation, reason = "512 fits")]
-        let mut len = ROOM as libc::socklen_t;
-        // SAFETY: the pointer and the length describe `answer`, which outlives the call; the kernel
-        // writes at most `len` bytes there and the number of them to `len`. A borrowed descriptor
-        // is open.
+        let mut len = BUFFER as libc::socklen_t;
+        // SAFETY: the borrowed descriptor is open; the kernel writes at most `len` bytes, the size of
+        // `answer`, and the length to `len`; both outlive the call.
         let rc = unsafe {
             libc::getsockopt(
                 socket.as_fd().as_raw_fd(),
@@ -229,15 +230,16 @@ impl TcpInfo {
         Self::parse(filled).ok_or(Errno::INVAL)
     }
 
-    /// Reads what the kernel has filled; `None` when that is less than any Linux fills.
+    /// Parses the part of the structure that the kernel has filled. Returns `None` if it is shorter than
+    /// on any Linux.
     pub fn parse(answer: &[u8]) -> Option<Self> {
-        if answer.len() < LEAST {
+        if answer.len() < MIN_LEN {
             return None;
         }
         let u32_at = |offset| number(answer, offset).map(u32::from_ne_bytes);
         let u64_at = |offset| number(answer, offset).map(u64::from_ne_bytes);
         let micros = |us: u32| Duration::from_micros(us.into());
-        // No sample yet.
+        // 0 means no sample.
         let sample = |offset| u32_at(offset).filter(|&us| us != 0).map(micros);
         let time = |offset| u64_at(offset).map(Duration::from_micros);
         let millis = |offset| Some(Duration::from_millis(u32_at(offset)?.into()));
@@ -247,7 +249,7 @@ impl TcpInfo {
         Some(Self {
             rtt: sample(68),
             rttvar: sample(68).and(u32_at(72)).map(micros),
-            // ~0 stands for no sample.
+            // ~0 means no sample.
             min_rtt: u32_at(148).filter(|&us| us != u32::MAX).map(micros),
             rcv_rtt: sample(92),
             snd_cwnd: u32_at(80)?,
@@ -278,7 +280,7 @@ impl TcpInfo {
             total_retrans: u32_at(100)?,
             rcv_space: u32_at(96)?,
             rcv_ssthresh: u32_at(64)?,
-            // ~0 stands for no limit.
+            // ~0 means no limit.
             pacing_rate: rate(104),
             max_pacing_rate: rate(112),
             segs_out: u32_at(136),
@@ -319,8 +321,8 @@ mod tests {
 
     use super::*;
 
-    /// An answer in which the number at each offset tells the offset.
-    fn told(len: usize) -> Vec<u8> {
+    /// Returns an answer in which the number at each offset is the offset.
+    fn offsets(len: usize) -> Vec<u8> {
         let mut answer = Vec::new();
         while answer.len() < len {
             #[expect(clippy::cast_possible_truncation, reason = "small")]
@@ -331,7 +333,7 @@ mod tests {
         answer
     }
 
-    fn u64_told(offset: u32) -> u64 {
+    fn u64_offset(offset: u32) -> u64 {
         let [a, b] = [offset, offset + 4].map(u32::to_ne_bytes);
         u64::from_ne_bytes([a[0], a[1], a[2], a[3], b[0], b[1], b[2], b[3]])
     }
@@ -339,7 +341,7 @@ mod tests {
     #[test]
     fn offsets_are_those_of_the_c_library() {
         use libc::tcp_info as c;
-        let info = TcpInfo::parse(&told(ROOM)).unwrap();
+        let info = TcpInfo::parse(&offsets(BUFFER)).unwrap();
         let micros = |offset: usize| Some(Duration::from_micros(offset as u64));
         assert_eq!(info.rtt, micros(offset_of!(c, tcpi_rtt)));
         assert_eq!(info.rttvar, micros(offset_of!(c, tcpi_rttvar)));
@@ -404,22 +406,22 @@ mod tests {
             (info.bytes_sent, 200),
             (info.bytes_retrans, 208),
         ] {
-            assert_eq!(value, Some(u64_told(offset)));
+            assert_eq!(value, Some(u64_offset(offset)));
         }
         for (value, offset) in [
             (info.busy_time, 168),
             (info.rwnd_limited, 176),
             (info.sndbuf_limited, 184),
         ] {
-            assert_eq!(value, Some(Duration::from_micros(u64_told(offset))));
+            assert_eq!(value, Some(Duration::from_micros(u64_offset(offset))));
         }
     }
 
     #[test]
-    fn a_shorter_answer_leaves_out_what_it_lacks() {
-        for len in 0..ROOM {
-            let info = TcpInfo::parse(&told(len));
-            assert_eq!(info.is_some(), len >= LEAST, "{len}");
+    fn fields_beyond_a_short_answer_are_none() {
+        for len in 0..BUFFER {
+            let info = TcpInfo::parse(&offsets(len));
+            assert_eq!(info.is_some(), len >= MIN_LEN, "{len}");
             let Some(info) = info else { continue };
             assert_eq!(info.pacing_rate.is_some(), len >= 112);
             assert_eq!(info.min_rtt.is_some(), len >= 152);
@@ -447,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_sample_yet_is_nothing() {
+    fn fields_without_a_sample_are_none() {
         let mut answer = vec![0; 240];
         answer[104..112].fill(0xff);
         answer[148..152].fill(0xff);
@@ -457,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_what_went_over_a_connection() {
+    fn the_kernel_counts_the_bytes_of_a_connection() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut server, _) = listener.accept().unwrap();
@@ -471,7 +473,7 @@ mod tests {
         assert!(info.min_rtt.unwrap() <= info.rtt.unwrap() * 8);
         assert_eq!(info.bytes_sent, Some(5000));
         assert_eq!(info.bytes_received, Some(6));
-        // The SYN counts as one; the reply acknowledged all of it.
+        // The SYN counts as one byte; the reply acknowledged all of them.
         assert_eq!(info.bytes_acked, Some(5001));
         assert!(info.snd_cwnd > 0 && info.snd_mss > 500);
         assert!(info.snd_wnd.unwrap() > 0);
@@ -480,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tcp_socket_is_an_error() {
+    fn a_socket_that_is_not_tcp_is_an_error() {
         let udp = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         assert!(TcpInfo::of(&udp).is_err());
     }

@@ -1,4 +1,4 @@
-//! Sockets from the service manager, in a process of its own: they are taken once.
+//! Sockets from the service manager, taken in a child process because a process takes them once.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 use taut_sys::activation;
 use taut_sys::socket::{Keepalive, LegOptions, Listener};
 
-/// Runs the ignored test below with `socket` as descriptor 3, and returns what it printed.
+/// Runs the ignored test below with `socket` as descriptor 3 and returns its output.
 fn activated(socket: OwnedFd, variables: &str) -> String {
     let script = format!("{variables} exec \"$0\" \"$@\" 3<&0");
     let output = Command::new("sh")
@@ -24,10 +24,10 @@ fn activated(socket: OwnedFd, variables: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-const FOR_IT: &str = "LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=web";
+const VARIABLES: &str = "LISTEN_PID=$$ LISTEN_FDS=1 LISTEN_FDNAMES=web";
 
 #[test]
-#[ignore = "the other process of the tests below"]
+#[ignore = "the child process of the tests below"]
 fn the_other_process() {
     match activation::take() {
         Err(e) => println!("error: {e}"),
@@ -51,11 +51,11 @@ fn the_other_process() {
 }
 
 #[test]
-fn a_connection_that_came_before_the_process_is_served() {
+fn a_connection_that_arrived_before_the_process_is_served() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
     let mut early = TcpStream::connect(addr).unwrap();
-    let said = activated(listener.into(), FOR_IT);
+    let said = activated(listener.into(), VARIABLES);
     assert!(said.contains(&format!("web {addr}\n")), "{said}");
     let mut reply = String::new();
     early.read_to_string(&mut reply).unwrap();
@@ -73,18 +73,18 @@ fn sockets_for_another_process_are_left_alone() {
 }
 
 #[test]
-fn what_is_no_listening_tcp_socket_is_refused_with_a_sentence() {
+fn a_descriptor_that_is_not_a_listening_tcp_socket_is_an_error() {
     let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let said = activated(udp.into(), FOR_IT);
+    let said = activated(udp.into(), VARIABLES);
     assert!(
-        said.contains("error: descriptor 3 from the service manager, called `web`, is no"),
+        said.contains("error: descriptor 3 from the service manager, named `web`, is not"),
         "{said}"
     );
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    assert!(activated(stream.into(), FOR_IT).contains("ListenStream="));
+    assert!(activated(stream.into(), VARIABLES).contains("ListenStream="));
     let file = std::fs::File::open("/dev/null").unwrap();
-    assert!(activated(file.into(), FOR_IT).contains("ListenStream="));
+    assert!(activated(file.into(), VARIABLES).contains("ListenStream="));
 }
 
 #[test]

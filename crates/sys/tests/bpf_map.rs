@@ -1,4 +1,4 @@
-//! Hash maps of BPF's, listed.
+//! Reading all elements of a BPF hash map.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use taut_sys::bpf::hash_entries;
 fn map(room: u32) -> MapHandle {
     assert!(
         rustix::process::geteuid().is_root(),
-        "this test makes BPF maps and must run as root; `make test` does"
+        "this test creates BPF maps and must run as root, as `make test` does"
     );
     let opts = bpf_map_create_opts {
         sz: size_of::<bpf_map_create_opts>() as u64,
@@ -21,8 +21,8 @@ fn map(room: u32) -> MapHandle {
 }
 
 #[test]
-fn every_element_is_listed_once_however_many_there_are() {
-    // Many of these buckets have more than one, so that batches end before they are full.
+fn every_element_is_returned_once_whatever_their_number() {
+    // Many of these buckets have several elements, so batches end before they are full.
     for (room, count) in [(10, 0), (10, 1), (10, 10), (1024, 1024), (40_000, 30_000)] {
         let map = map(room);
         let all: BTreeMap<_, _> = (0..count)
@@ -38,8 +38,8 @@ fn every_element_is_listed_once_however_many_there_are() {
 }
 
 #[test]
-fn what_is_no_hash_map_is_refused() {
+fn unsupported_flags_are_an_error() {
     let map = map(10);
-    // BPF_F_LOCK, where no element has a lock.
+    // BPF_F_LOCK, although the elements have no lock.
     assert!(hash_entries(map.as_fd(), 8, 4, 4).is_err());
 }

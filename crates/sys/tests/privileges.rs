@@ -1,4 +1,4 @@
-//! Giving up privileges, each time in a process of its own that has one thread (no test harness).
+//! Dropping privileges, each case in its own single-threaded process (no test harness).
 
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
@@ -17,7 +17,10 @@ const CASES: [(&str, fn()); 6] = [
         "the_same_user_with_one_capability",
         the_same_user_with_one_capability,
     ),
-    ("threads_inherit_what_is_left", threads_inherit_what_is_left),
+    (
+        "threads_inherit_the_privileges",
+        threads_inherit_the_privileges,
+    ),
     ("other_threads_are_an_error", other_threads_are_an_error),
     ("an_unknown_user_is_an_error", an_unknown_user_is_an_error),
 ];
@@ -28,12 +31,12 @@ fn main() {
         let case = CASES.iter().find(|(n, _)| *n == name).unwrap();
         return case.1();
     }
-    // cargo test -- --list and the like are for harnesses.
+    // `cargo test -- --list` is for test harnesses.
     if args.any(|arg| arg == "--list") {
         return;
     }
     if !rustix::process::geteuid().is_root() {
-        println!("privileges: not tested, for only root has some to give up");
+        println!("privileges: not tested, because only root can drop some");
         return;
     }
     for (name, _) in CASES {
@@ -45,7 +48,7 @@ fn main() {
     }
 }
 
-/// A line of this thread's status.
+/// Returns a field of this thread's /proc status.
 fn status(field: &str) -> String {
     let text = std::fs::read_to_string("/proc/thread-self/status").unwrap();
     let line = text.lines().find_map(|l| l.strip_prefix(field)).unwrap();
@@ -74,7 +77,7 @@ fn a_user_without_capabilities() {
     assert_eq!(status("Groups"), "65534");
     assert_left(0);
     assert!(std::fs::File::open("/etc/shadow").is_err());
-    // And there is no way back.
+    // The privileges cannot be regained.
     assert!(drop_to(Some("root"), &[]).is_err());
     let root = Command::new("id").arg("-u").output().unwrap();
     assert_eq!(root.stdout, b"65534\n");
@@ -84,7 +87,7 @@ fn a_user_with_one_capability() {
     drop_to(Some("nobody"), &[Capability::NetBindService]).unwrap();
     assert_eq!(status("Uid"), "65534 65534 65534 65534");
     assert_left(NET_BIND_SERVICE);
-    // Any free port below 1024 will do.
+    // Any free port below 1024 is enough.
     assert!((1..1024).any(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()));
 }
 
@@ -92,7 +95,7 @@ fn the_same_user_with_one_capability() {
     drop_to(None, &[Capability::NetBindService]).unwrap();
     assert_eq!(status("Uid"), "0 0 0 0");
     assert_left(NET_BIND_SERVICE);
-    // What was given up cannot be kept a second time.
+    // A dropped capability cannot be kept later.
     let again = drop_to(None, &[Capability::NetAdmin]);
     assert!(matches!(
         again,
@@ -102,7 +105,7 @@ fn the_same_user_with_one_capability() {
     assert_eq!(set("CapEff"), 0);
 }
 
-fn threads_inherit_what_is_left() {
+fn threads_inherit_the_privileges() {
     drop_to(Some("nobody"), &[Capability::NetBindService]).unwrap();
     let thread = std::thread::spawn(|| {
         assert_eq!(status("Uid"), "65534 65534 65534 65534");
@@ -116,7 +119,7 @@ fn other_threads_are_an_error() {
     let thread = std::thread::spawn(move || wait.recv().is_err());
     let error = drop_to(Some("nobody"), &[]).unwrap_err();
     assert!(matches!(error, PrivilegesError::Threads(2)), "{error}");
-    // Nothing has been changed.
+    // No privilege was changed.
     assert_eq!(status("Uid"), "0 0 0 0");
     assert_eq!(status("NoNewPrivs"), "0");
     drop(end);

@@ -1,5 +1,5 @@
-//! Programs of type SCHED_CLS at a device: by a link where the kernel has tcx, and else as a filter of
-//! the clsact queueing discipline.
+//! Programs of type SCHED_CLS at a device: attached by a tcx link where the kernel has tcx, otherwise as
+//! a filter of the clsact queueing discipline.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -10,46 +10,48 @@ use libbpf_rs::{TC_EGRESS, TC_INGRESS, TcHook};
 use crate::Errno;
 use crate::netns::Netns;
 
-/// A program on a device; dropped, it is taken off, whatever network namespace the thread is in.
+/// A program attached to a device. Dropping it detaches the program, in whatever network namespace the
+/// thread is.
 #[derive(Debug)]
 pub enum Attached {
-    /// A link (tcx, Linux 6.6), which also goes when the process is killed.
+    /// A link (tcx, Linux 6.6). The kernel also detaches it when the process is killed.
     Link(OwnedFd),
     /// A filter of clsact.
     Filter(Filter),
 }
 
-/// A filter of clsact. One that a killed process has left behind goes on until the next one takes its
-/// place.
+/// A filter of clsact. If the process is killed, the filter keeps running until the next one with the
+/// same priority replaces it.
 #[derive(Debug)]
 pub struct Filter {
     program: OwnedFd,
-    /// Where `ifindex` is this device and no other.
+    /// The namespace that `ifindex` belongs to.
     netns: Netns,
     ifindex: i32,
     point: AttachPoint,
     priority: u32,
 }
 
-/// There is one filter of each priority, so that the next process finds what a killed one has left.
+/// The handle of every filter. With one filter per priority, the next process replaces what a killed
+/// process has left.
 const HANDLE: u32 = 1;
 
-/// Where at a device a program runs.
+/// The hook of a device at which a program runs, and its place among others there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttachPoint {
-    /// What the device receives; after the programs that are there already.
+    /// Received packets; after the programs already attached.
     Ingress,
-    /// What the device receives; before the programs that are there already.
+    /// Received packets; before the programs already attached.
     IngressFirst,
-    /// What it is about to send; after the programs that are there already.
+    /// Packets to be sent; after the programs already attached.
     Egress,
 }
 
-/// Programs that run at this point of device `ifindex` of the calling thread's network namespace by way
-/// of links (tcx); none where the kernel has no tcx. Filters of clsact are not counted.
+/// Returns the number of programs attached by tcx links to this hook of device `ifindex` in the calling
+/// thread's network namespace; 0 if the kernel has no tcx. Filters of clsact are not counted.
 ///
 /// # Errors
-/// `ENODEV` when there is no such device; `EPERM` without CAP_NET_ADMIN.
+/// `ENODEV` if there is no such device; `EPERM` without CAP_NET_ADMIN.
 pub fn linked(ifindex: u32, point: AttachPoint) -> Result<u32, Errno> {
     let ifindex = i32::try_from(ifindex).map_err(|_| Errno::NODEV)?;
     let kind = match point {
@@ -60,15 +62,15 @@ pub fn linked(ifindex: u32, point: AttachPoint) -> Result<u32, Errno> {
         sz: size_of::<sys::bpf_prog_query_opts>() as sys::size_t,
         ..Default::default()
     };
-    // SAFETY: the options are there and of the size they say for the length of the call, and have no
-    // arrays for the kernel to fill.
+    // SAFETY: the options outlive the call, contain their own size, and have no arrays for the kernel to
+    // fill.
     let done = unsafe { sys::bpf_prog_query_opts(ifindex, kind, &raw mut options) };
     if done >= 0 {
-        // SAFETY: the count is a number in both of its names.
+        // SAFETY: both fields of the union are integers of the same size.
         return Ok(unsafe { options.__bindgen_anon_1.count });
     }
     match Errno::from_raw_os_error(-done) {
-        // No tcx.
+        // The kernel has no tcx.
         Errno::INVAL | Errno::OPNOTSUPP | Errno::NOENT => Ok(0),
         other => Err(other),
     }
@@ -77,12 +79,13 @@ pub fn linked(ifindex: u32, point: AttachPoint) -> Result<u32, Errno> {
 // === impl Attached ===
 
 impl Attached {
-    /// Puts `program` on device `ifindex` of the calling thread's network namespace, by a link where
-    /// the kernel has such. Otherwise `priority` is the filter's own: the next process with the same
-    /// takes the place of what a killed one has left. (Filters without one get theirs from 49152 down.)
+    /// Attaches `program` to device `ifindex` of the calling thread's network namespace, by a link where
+    /// the kernel has tcx. Otherwise it becomes a filter with this `priority`, which replaces a filter
+    /// of that priority left by a killed process. (The kernel assigns priorities from 49152 downwards to
+    /// filters without one.)
     ///
     /// # Errors
-    /// `ENODEV` when there is no such device; `EPERM` without CAP_NET_ADMIN and CAP_BPF.
+    /// `ENODEV` if there is no such device; `EPERM` without CAP_NET_ADMIN and CAP_BPF.
     pub fn attach(
         program: BorrowedFd<'_>,
         ifindex: u32,
@@ -103,7 +106,7 @@ impl Attached {
 // === impl Filter ===
 
 impl Filter {
-    /// Puts `program` on device `ifindex` with clsact, which is made if there is none.
+    /// Attaches `program` to device `ifindex` with clsact, which is created if necessary.
     ///
     /// # Errors
     /// Those of [`Attached::attach`].
@@ -142,8 +145,8 @@ impl Filter {
 
 impl Drop for Filter {
     fn drop(&mut self) {
-        // A device that has gone has taken its filters with it. The clsact itself stays: without
-        // filters it does nothing, and others may have put theirs there since.
+        // Filters of a removed device are already gone, so errors do not matter. The clsact stays:
+        // without filters it does nothing, and other programs may use it by now.
         match Netns::current() {
             Ok(here) if here.id() == self.netns.id() => drop(self.hook().detach()),
             _ => drop(self.netns.run(|| self.hook().detach())),
@@ -173,20 +176,19 @@ pub fn attach_tcx(
     let options = sys::bpf_link_create_opts {
         sz: size_of::<sys::bpf_link_create_opts>() as sys::size_t,
         flags: match point {
-            // Before the one that is named, which without a name is all of them.
+            // Without a reference program, this means before all programs.
             AttachPoint::IngressFirst => sys::BPF_F_BEFORE,
             AttachPoint::Ingress | AttachPoint::Egress => 0,
         },
         ..Default::default()
     };
-    // SAFETY: the program's descriptor is open, and the options are there and of the size they say,
-    // for the length of the call.
+    // SAFETY: the program's descriptor is open; the options outlive the call and contain their own size.
     let link =
         unsafe { sys::bpf_link_create(program.as_raw_fd(), ifindex, kind, &raw const options) };
     if link < 0 {
-        // libbpf gives the error as a negative number.
+        // libbpf returns the error as a negative number.
         return Err(Errno::from_raw_os_error(-link));
     }
-    // SAFETY: the call has made this descriptor and nobody else owns it.
+    // SAFETY: the call has just created this descriptor, which has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(link) })
 }

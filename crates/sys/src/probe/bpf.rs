@@ -1,4 +1,5 @@
-//! BPF: programs are loaded, at most attached to a private network's loopback device, and gone again.
+//! Probes of BPF features. Programs are loaded, some are attached to the loopback device of a private
+//! network namespace, and all are released again.
 
 use std::ffi::CStr;
 use std::io;
@@ -12,10 +13,10 @@ use libbpf_rs::libbpf_sys as sys;
 use super::{Answer, network};
 use crate::bpf::tc::{AttachPoint, attach_tcx};
 
-/// The loopback device of a private network.
+/// The loopback device's index in a new network namespace.
 const LOOPBACK: u32 = 1;
 
-/// bpf(2) can be used at all by who asks.
+/// Probes whether this process may use bpf(2).
 pub fn permitted() -> Answer {
     Answer::of(map(
         sys::BPF_MAP_TYPE_ARRAY,
@@ -24,7 +25,7 @@ pub fn permitted() -> Answer {
     ))
 }
 
-/// The kernel describes its own types, so that one program fits many kernels (CO-RE).
+/// Probes for the kernel's type information, which lets one program run on many kernels (CO-RE).
 pub fn btf() -> Answer {
     match Path::new("/sys/kernel/btf/vmlinux").exists() {
         true => Answer::Yes,
@@ -32,28 +33,28 @@ pub fn btf() -> Answer {
     }
 }
 
-/// Programs at a device's ingress or egress.
+/// Probes for programs at a device's ingress or egress.
 pub fn sched_cls() -> Answer {
     loaded(sys::BPF_PROG_TYPE_SCHED_CLS, 0, 0)
 }
 
-/// Programs that hear of a socket's life and set its options.
+/// Probes for programs that run on socket events and set socket options.
 pub fn sock_ops() -> Answer {
     loaded(sys::BPF_PROG_TYPE_SOCK_OPS, sys::BPF_CGROUP_SOCK_OPS, 0)
 }
 
-/// Programs that choose the listening socket of a connection, whatever its address.
+/// Probes for programs that select the listener of a connection independently of its address.
 pub fn sk_lookup() -> Answer {
     loaded(sys::BPF_PROG_TYPE_SK_LOOKUP, sys::BPF_SK_LOOKUP, 0)
 }
 
-/// Programs that choose among the listeners that share a port.
+/// Probes for programs that select among listeners that share a port.
 pub fn sk_reuseport() -> Answer {
     loaded(sys::BPF_PROG_TYPE_SK_REUSEPORT, 0, 0)
 }
 
-/// Congestion controls written in BPF: a map that holds a `tcp_congestion_ops`. It is not filled in,
-/// so no congestion control is registered.
+/// Probes for congestion controls written in BPF, with a map for a `tcp_congestion_ops`. The map stays
+/// empty, so no congestion control is registered.
 pub fn tcp_congestion_ops() -> Answer {
     when_permitted(|| {
         let Some((id, size)) = vmlinux_struct("bpf_struct_ops_tcp_congestion_ops") else {
@@ -70,10 +71,10 @@ pub fn tcp_congestion_ops() -> Answer {
     })
 }
 
-/// Programs that walk over every TCP socket.
+/// Probes for programs that iterate over all TCP sockets.
 pub fn tcp_iterator() -> Answer {
     when_permitted(|| {
-        // SAFETY: the name is a C string that outlives the call.
+        // SAFETY: the name is a static C string.
         let id = unsafe { sys::libbpf_find_vmlinux_btf_id(c"tcp".as_ptr(), sys::BPF_TRACE_ITER) };
         match u32::try_from(id) {
             Ok(id) => loaded(sys::BPF_PROG_TYPE_TRACING, sys::BPF_TRACE_ITER, id),
@@ -82,50 +83,51 @@ pub fn tcp_iterator() -> Answer {
     })
 }
 
-/// Attaching to a device without a qdisc, by a link that goes away with its owner.
+/// Probes for attaching to a device without a qdisc, by a link that ends with its process (tcx).
 pub fn tcx() -> Answer {
     linked(&[AttachPoint::Ingress])
 }
 
-/// The same at both of a device's hooks, and before the programs that are there already.
+/// Probes for tcx at both hooks of a device, and in front of programs that are already attached.
 pub fn tcx_at_both_hooks() -> Answer {
     linked(&[AttachPoint::IngressFirst, AttachPoint::Egress])
 }
 
-/// Delivering a copy of a packet, whose result says what became of it (`bpf_clone_redirect`).
+/// Probes for `bpf_clone_redirect`, which delivers a copy of a packet and returns the result.
 pub fn clone_redirect() -> Answer {
     helper(sys::BPF_FUNC_clone_redirect, "bpf_clone_redirect")
 }
 
-/// Loops whose body the verifier looks at once (`bpf_loop`, Linux 5.17).
+/// Probes for `bpf_loop`, whose body the verifier checks once (Linux 5.17).
 pub fn loops() -> Answer {
     helper(sys::BPF_FUNC_loop, "bpf_loop")
 }
 
-/// Telling user space of events, in order (`BPF_MAP_TYPE_RINGBUF`, Linux 5.8).
+/// Probes for ring buffers, which report events to user space in order (`BPF_MAP_TYPE_RINGBUF`,
+/// Linux 5.8).
 pub fn ring_buffer() -> Answer {
     when_permitted(|| {
-        // SAFETY: there are no options, and there need not be any.
-        let there =
+        // SAFETY: libbpf accepts a null pointer for the options.
+        let result =
             unsafe { sys::libbpf_probe_bpf_map_type(sys::BPF_MAP_TYPE_RINGBUF, std::ptr::null()) };
-        probed(there, "maps of type ringbuf")
+        probed(result, "maps of type ringbuf")
     })
 }
 
-/// A helper function that programs at a device call.
+/// Probes for a helper function of programs of type SCHED_CLS.
 fn helper(id: sys::bpf_func_id, name: &str) -> Answer {
     when_permitted(|| {
-        // SAFETY: there are no options, and there need not be any.
-        let there = unsafe {
+        // SAFETY: libbpf accepts a null pointer for the options.
+        let result = unsafe {
             sys::libbpf_probe_bpf_helper(sys::BPF_PROG_TYPE_SCHED_CLS, id, std::ptr::null())
         };
-        probed(there, name)
+        probed(result, name)
     })
 }
 
-/// Reads what one of libbpf's own probes says.
-fn probed(there: libc::c_int, name: &str) -> Answer {
-    match there {
+/// Converts the result of one of libbpf's own probes.
+fn probed(result: libc::c_int, name: &str) -> Answer {
+    match result {
         0 => Answer::No(format!("no {name} in this kernel")),
         1.. => Answer::Yes,
         error => Answer::of_error(&io::Error::from_raw_os_error(-error)),
@@ -146,11 +148,12 @@ fn linked(points: &[AttachPoint]) -> Answer {
     })
 }
 
-/// Runs a probe that would otherwise blame the kernel for what this user may not do.
+/// Runs `probe` if this process may use bpf(2). Otherwise a missing permission would look like a
+/// missing feature.
 fn when_permitted(probe: impl FnOnce() -> Answer) -> Answer {
     match permitted() {
         Answer::Yes => {
-            // Its own account of a failed try would stand in the middle of the answer.
+            // libbpf prints failures to standard error, in the middle of the caller's output.
             libbpf_rs::set_print(None);
             probe()
         }
@@ -162,7 +165,7 @@ fn loaded(kind: sys::bpf_prog_type, attach: sys::bpf_attach_type, btf_id: u32) -
     when_permitted(|| Answer::of(load(kind, attach, btf_id)))
 }
 
-/// Loads `return 0`.
+/// Loads a program that returns 0.
 fn load(
     kind: sys::bpf_prog_type,
     attach: sys::bpf_attach_type,
@@ -188,8 +191,8 @@ fn load(
         attach_btf_id: btf_id,
         ..Default::default()
     };
-    // SAFETY: the instructions, of the number given, the licence and the options outlive the call;
-    // a program may be without a name.
+    // SAFETY: the instructions, whose number is passed, the licence and the options outlive the
+    // call; libbpf accepts a null name.
     owned(unsafe {
         sys::bpf_prog_load(
             kind,
@@ -202,7 +205,7 @@ fn load(
     })
 }
 
-/// Makes a map of one value.
+/// Creates a map with room for one element.
 fn map(
     kind: sys::bpf_map_type,
     value_size: u32,
@@ -212,14 +215,14 @@ fn map(
         sz: size_of::<sys::bpf_map_create_opts>() as sys::size_t,
         ..*options
     };
-    // SAFETY: the options outlive the call; a map may be without a name.
+    // SAFETY: the options outlive the call; libbpf accepts a null name.
     owned(unsafe {
         sys::bpf_map_create(kind, std::ptr::null(), 4, value_size, 1, &raw const options)
     })
 }
 
-/// Gives the kernel a description of one type, `int`. It wants some from whoever makes a struct_ops
-/// map, and does not look at it when the map's value is a type of its own.
+/// Loads BTF with one type, `int`. The kernel requires a BTF descriptor for a struct_ops map but does
+/// not read it if the map's value is a type of the kernel.
 fn own_types() -> io::Result<OwnedFd> {
     const MAGIC_AND_VERSION: u32 = u32::from_ne_bytes(if cfg!(target_endian = "little") {
         [0x9F, 0xEB, 1, 0]
@@ -227,12 +230,12 @@ fn own_types() -> io::Result<OwnedFd> {
         [0xEB, 0x9F, 1, 0]
     });
     const KIND_INT: u32 = 1 << 24;
-    // struct btf_header: lengths of itself, offset and length of the types, the same of the names.
-    // Then the type: its name's offset, kind, size in bytes, size in bits. Then the names.
+    // struct btf_header: its length, offset and length of the types, offset and length of the
+    // strings. Then the type: name offset, kind, size in bytes, size in bits. Then the strings.
     let words = [MAGIC_AND_VERSION, 24, 0, 16, 16, 5, 1, KIND_INT, 4, 32];
     let mut btf = words.map(u32::to_ne_bytes).concat();
     btf.extend_from_slice(b"\0int\0");
-    // SAFETY: the description, of the length given, outlives the call; no options are passed.
+    // SAFETY: the BTF, whose length is passed, outlives the call; libbpf accepts null options.
     owned(unsafe {
         sys::bpf_btf_load(
             btf.as_ptr().cast(),
@@ -242,16 +245,16 @@ fn own_types() -> io::Result<OwnedFd> {
     })
 }
 
-/// Takes a descriptor that libbpf has just made, or the error that it gives as a negative number.
+/// Takes ownership of a descriptor returned by libbpf, or converts its negative error number.
 fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::from_raw_os_error(-fd));
     }
-    // SAFETY: the call that returned it has made this descriptor and nobody else owns it.
+    // SAFETY: the call that returned this descriptor has just created it, and it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The BTF number and the size in bytes of a struct of the kernel.
+/// Returns the BTF type ID and the size in bytes of a kernel struct.
 fn vmlinux_struct(name: &str) -> Option<(u32, u32)> {
     let btf = Btf::from_vmlinux().ok()?;
     let found = btf.type_by_name::<Struct<'_>>(name)?;
@@ -263,12 +266,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_helper_that_no_kernel_has_is_not_found() {
+    fn a_helper_that_does_not_exist_is_not_found() {
         assert_ne!(helper(0x7fff_ffff, "bpf_nonsense"), Answer::Yes);
     }
 
     #[test]
-    fn what_was_probed_is_there_or_is_not_or_cannot_be_told() {
+    fn a_result_of_libbpf_is_yes_no_or_unknown() {
         assert_eq!(probed(1, "x"), Answer::Yes);
         assert_eq!(probed(0, "x"), Answer::No("no x in this kernel".into()));
         assert!(matches!(probed(-libc::ENOMEM, "x"), Answer::Unknown(_)));

@@ -1,4 +1,4 @@
-//! Network devices: what a lab's world, and a guest's host, are wired from.
+//! Probes of virtual network devices, which worlds of the lab and hosts of guests are built from.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -8,43 +8,43 @@ use super::module::unless_it_loads;
 use super::{Answer, network};
 use crate::netlink::{ACK, CREATE, EXCL, Message, REQUEST, ROUTE};
 
-/// Network namespaces.
+/// Probes for network namespaces.
 pub fn namespaces() -> Answer {
     network::try_one()
 }
 
-/// Pairs of virtual Ethernet devices.
+/// Probes for pairs of virtual Ethernet devices (veth(4)).
 pub fn veth() -> Answer {
     unless_it_loads(&["veth"], || {
         network::in_private(|| Answer::of(add("veth")).about("a veth link"))
     })
 }
 
-/// The software bridge.
+/// Probes for the software bridge.
 pub fn bridge() -> Answer {
     unless_it_loads(&["bridge"], || {
         network::in_private(|| Answer::of(add("bridge")).about("a bridge link"))
     })
 }
 
-/// TAP devices: a guest's end of its link.
+/// Probes for TAP devices.
 pub fn tap() -> Answer {
-    tap_that(|| open_tap(0).map(drop))
+    probe_tap(|| open_tap(0).map(drop))
 }
 
-/// TAP devices whose frames carry a virtio-net header, so that whole 64 KiB segments with
-/// unfinished checksums can be read and written (`IFF_VNET_HDR`, `TUNSETOFFLOAD`).
+/// Probes for TAP devices whose frames carry a virtio-net header, so that 64 KiB super-frames with
+/// partial checksums can be read and written (`IFF_VNET_HDR`, `TUNSETOFFLOAD`).
 pub fn tap_with_offload() -> Answer {
-    tap_that(tap_with_whole_segments)
+    probe_tap(open_tap_with_offload)
 }
 
-fn tap_that(probe: fn() -> io::Result<()>) -> Answer {
+fn probe_tap(probe: fn() -> io::Result<()>) -> Answer {
     unless_it_loads(&["tun"], || {
         network::in_private(|| Answer::of(probe()).about("/dev/net/tun"))
     })
 }
 
-/// Adds a link of a kind, with a name of the kernel's choice.
+/// Adds a link of this kind under a name that the kernel chooses.
 fn add(kind: &str) -> io::Result<()> {
     const RTM_NEWLINK: u16 = 16;
     const IFLA_LINKINFO: u16 = 18;
@@ -59,25 +59,25 @@ fn add(kind: &str) -> io::Result<()> {
         .ask(ROUTE, 1)
 }
 
-/// Makes a TAP device, with more flags, which goes away when the file is closed.
+/// Creates a TAP device with additional flags. Closing the file removes it.
 fn open_tap(flags: libc::c_int) -> io::Result<File> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
         .open("/dev/net/tun")?;
-    // SAFETY: an all-zero `ifreq` is a valid one: integers, bytes and unions of them.
+    // SAFETY: `ifreq` is plain data for which all zeroes is a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // The flags are bits of a C short; none of them is its sign.
+    // The flags fit the 15 value bits of a C short.
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | flags) as libc::c_short;
-    // SAFETY: `file` is open and TUNSETIFF reads and writes one `ifreq`, which outlives the call.
+    // SAFETY: `file` is open; TUNSETIFF reads and writes one `ifreq`, which outlives the call.
     check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })?;
     Ok(file)
 }
 
-fn tap_with_whole_segments() -> io::Result<()> {
+fn open_tap_with_offload() -> io::Result<()> {
     let file = open_tap(libc::IFF_VNET_HDR)?;
     let offload = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
-    // SAFETY: TUNSETOFFLOAD takes the flags by value and touches no memory of ours.
+    // SAFETY: TUNSETOFFLOAD takes its argument by value.
     check(unsafe {
         libc::ioctl(
             file.as_raw_fd(),

@@ -1,7 +1,7 @@
-//! Kernel modules: which a probe may touch without making the kernel load them.
+//! Kernel modules that a probe would make the kernel load.
 //!
-//! Asking for a qdisc, a link type or a congestion control that is a module loads it, and nothing
-//! takes it out again. So before a try it is looked up what the try would load.
+//! The first use of a qdisc, link type or congestion control in a module loads the module, which
+//! then stays loaded. Before such a probe runs, this module looks up whether it would load one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,13 +11,13 @@ use super::{Answer, kernel_release};
 /// The inode of the first PID namespace (`PROC_PID_INIT_INO`, linux/proc_ns.h).
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 
-/// Runs `probe` unless that would make the kernel load one of `modules`.
+/// Runs `probe` unless it would make the kernel load one of `modules`.
 pub(super) fn unless_it_loads(modules: &[&str], probe: impl FnOnce() -> Answer) -> Answer {
     match Modules::of_this_kernel() {
         Modules::NoneCanLoad => probe(),
         Modules::Hidden => match modules.iter().find(|m| !is_present(m)) {
             Some(module) => Answer::Unknown(format!(
-                "might load module {module}, and the host's modules are out of sight here"
+                "the probe might load module {module}; the host's modules are not visible here"
             )),
             None => probe(),
         },
@@ -33,11 +33,12 @@ pub(super) fn unless_it_loads(modules: &[&str], probe: impl FnOnce() -> Answer) 
 }
 
 enum Modules {
-    /// The kernel was built without modules, or there is none on disk, or loading is switched off.
+    /// The kernel has no module support, no modules are installed, or loading is disabled.
     NoneCanLoad,
-    /// The text of modules.dep.
+    /// The content of modules.dep.
     Listed(String),
-    /// This is a container, and the kernel would load modules from the host's file system.
+    /// This process runs in a container: the kernel loads modules from the host's file system, which
+    /// is not visible.
     Hidden,
 }
 
@@ -47,7 +48,7 @@ impl Modules {
         if !Path::new("/proc/modules").exists() || off.is_ok_and(|v| v.trim() == "1") {
             return Self::NoneCanLoad;
         }
-        // modprobe is started by the kernel in the first process's view of the file system.
+        // The kernel starts modprobe with the init process's view of the file system.
         let on_host =
             fs::read_link("/proc/self/ns/pid").is_ok_and(|ns| ns == Path::new(FIRST_PID_NAMESPACE));
         let name = PathBuf::from("lib/modules")
@@ -71,13 +72,14 @@ impl Modules {
     }
 }
 
-/// Loaded already, or built in (built-in code shows here only if it has parameters or a version).
+/// Returns whether the module is loaded or built in. Built-in code is found only if it has
+/// parameters or a version.
 fn is_present(module: &str) -> bool {
     Path::new("/sys/module").join(module).exists()
 }
 
-/// Whether modules.dep (`kernel/net/sched/sch_fq.ko.xz: ...`) has `module`. File names may have a
-/// dash where the module's name has an underscore.
+/// Returns whether modules.dep (`kernel/net/sched/sch_fq.ko.xz: ...`) lists `module`. A file name may
+/// contain a dash where the module name contains an underscore.
 fn lists(index: &str, module: &str) -> bool {
     index.lines().any(|line| {
         let file = line.split(':').next().unwrap_or_default();
@@ -107,12 +109,12 @@ mod tests {
     }
 
     #[test]
-    fn what_a_module_needs_is_not_the_module() {
+    fn a_dependency_of_a_module_is_not_the_module() {
         assert!(!lists(INDEX, "stp"));
     }
 
     #[test]
-    fn a_dash_in_the_file_is_an_underscore_in_the_name() {
+    fn a_dash_in_the_file_name_is_an_underscore_in_the_module_name() {
         assert!(lists(INDEX, "nft_tproxy"));
     }
 }

@@ -1,4 +1,4 @@
-//! A network namespace for the length of one probe.
+//! A network namespace for the duration of one probe.
 
 use std::{io, thread};
 
@@ -6,16 +6,16 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use super::{Answer, is_root};
 
-/// Runs `probe` on a thread of its own in a new network namespace, which ends with the thread.
+/// Runs `probe` on a new thread in a new network namespace, which ends with the thread.
 ///
-/// The loopback device of the namespace is there, down, as interface 1.
+/// The namespace has a loopback device, interface 1, which is down.
 pub(super) fn in_private(probe: impl FnOnce() -> Answer + Send) -> Answer {
     if !is_root() {
         return Answer::NeedsRoot;
     }
     let run = || {
-        // SAFETY: of what `unshare` can part, only the network is named, and that is an attribute of
-        // this thread alone: no memory, no descriptor table that other threads count on.
+        // SAFETY: unsharing is unsound only for the descriptor table (CLONE_FILES). This call
+        // unshares the network namespace alone, which is an attribute of this thread.
         match unsafe { unshare_unsafe(UnshareFlags::NEWNET) } {
             Ok(()) => probe(),
             Err(e) => Answer::of_error(&e.into()),
@@ -25,13 +25,13 @@ pub(super) fn in_private(probe: impl FnOnce() -> Answer + Send) -> Answer {
         |scope| match thread::Builder::new().spawn_scoped(scope, run) {
             Ok(handle) => handle
                 .join()
-                .unwrap_or_else(|_| Answer::Unknown("the probe failed".into())),
-            Err(e) => Answer::Unknown(format!("no thread for the probe: {e}")),
+                .unwrap_or_else(|_| Answer::Unknown("the probe panicked".into())),
+            Err(e) => Answer::Unknown(format!("cannot start a thread for the probe: {e}")),
         },
     )
 }
 
-/// Whether a network namespace can be made.
+/// Probes whether a network namespace can be created.
 pub(super) fn try_one() -> Answer {
     in_private(|| Answer::of(io::Result::Ok(())))
 }

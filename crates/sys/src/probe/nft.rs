@@ -1,4 +1,4 @@
-//! nftables' `tproxy` expression, in a rule of a private network.
+//! Probe of nftables' `tproxy` expression, in a private network namespace.
 
 use std::io;
 
@@ -6,14 +6,14 @@ use super::module::unless_it_loads;
 use super::{Answer, network};
 use crate::netlink::{ACK, CREATE, Message, NETFILTER, REQUEST};
 
-/// nftables can hand a packet to a socket that is not at its destination (TPROXY).
+/// Probes whether nftables can redirect a packet to a socket with another address (TPROXY).
 pub fn tproxy() -> Answer {
     unless_it_loads(&["nf_tables", "nft_tproxy"], || {
         network::in_private(|| Answer::of(add_rule()))
     })
 }
 
-/// `add rule ip taut taut tproxy to :1`, with its table and chain, as one transaction.
+/// Runs `add rule ip taut taut tproxy to :1`, with its table and chain, as one transaction.
 fn add_rule() -> io::Result<()> {
     const BATCH_BEGIN: u16 = 0x10;
     const BATCH_END: u16 = 0x11;
@@ -40,7 +40,7 @@ fn add_rule() -> io::Result<()> {
         .ask(NETFILTER, RULE)
 }
 
-/// A filter chain at prerouting, the only place where the kernel takes the expression.
+/// Appends a filter chain at prerouting, the only hook where the kernel accepts the expression.
 fn chain(message: Message, name: &str) -> Message {
     const TABLE: u16 = 1;
     const CHAIN: u16 = 3;
@@ -58,7 +58,7 @@ fn chain(message: Message, name: &str) -> Message {
         .name(TYPE, "filter")
 }
 
-/// Port 1 into a register, and `tproxy` from that register.
+/// Appends a rule that puts port 1 into a register and runs `tproxy` with that register.
 fn rule(message: Message, name: &str) -> Message {
     const TABLE: u16 = 1;
     const CHAIN: u16 = 2;

@@ -1,4 +1,4 @@
-//! Processes and guests: pidfds, cgroups, virtual machines, kprobes.
+//! Probes for processes and guests: pidfds, cgroups, virtual machines, kprobes, installed programs.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -9,12 +9,12 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use super::Answer;
 
-/// A descriptor that stands for a process, and is never another's when the number is used again.
+/// Probes for pidfds, descriptors of a process that stay valid when its PID is reused.
 pub fn pidfd() -> Answer {
     Answer::of(pidfd_open(getpid(), PidfdFlags::empty()).map_err(io::Error::from))
 }
 
-/// The cgroup v2 hierarchy is mounted.
+/// Probes for a mounted cgroup v2 hierarchy.
 pub fn cgroup_v2() -> Answer {
     match mounts().iter().any(|m| m.kind == "cgroup2") {
         true => Answer::Yes,
@@ -22,7 +22,7 @@ pub fn cgroup_v2() -> Answer {
     }
 }
 
-/// Groups of processes can be stopped as one, by either version of cgroups.
+/// Probes for the cgroup freezer, of either version of cgroups.
 pub fn freezer() -> Answer {
     let mounts = mounts();
     if mounts
@@ -34,11 +34,13 @@ pub fn freezer() -> Answer {
     let Some(root) = mounts.iter().find(|m| m.kind == "cgroup2") else {
         return Answer::No("no cgroup file system with a freezer is mounted".to_owned());
     };
-    // The root of the hierarchy cannot be frozen and has no such file; every other group has.
+    // Every group except the root has this file; the root cannot be frozen.
     let groups = fs::read_dir(&root.at).into_iter().flatten().flatten();
     let mut groups = groups.map(|g| g.path()).filter(|g| g.is_dir()).peekable();
     if groups.peek().is_none() {
-        return Answer::Unknown("there is no cgroup to look at, and none is made".to_owned());
+        return Answer::Unknown(
+            "there is no cgroup to check, and the probe creates none".to_owned(),
+        );
     }
     match groups.any(|g| g.join("cgroup.freeze").exists()) {
         true => Answer::Yes,
@@ -46,21 +48,23 @@ pub fn freezer() -> Answer {
     }
 }
 
-/// Hardware virtualisation: a virtual machine with a processor can be made. It is closed at once.
+/// Probes for hardware virtualisation by creating a virtual machine with a processor, which is closed
+/// at once.
 ///
-/// Under another hypervisor `/dev/kvm` may be there and a machine be made, yet not a processor.
+/// Under another hypervisor `/dev/kvm` may exist and creating the machine may succeed, while creating
+/// the processor fails.
 pub fn kvm() -> Answer {
-    /// linux/kvm.h: `_IO(0xAE, 0x01)` and `_IO(0xAE, 0x41)`. Both take a number, the type of
-    /// machine and the number of the processor, and return a descriptor.
+    /// linux/kvm.h: `_IO(0xAE, 0x01)` and `_IO(0xAE, 0x41)`. They take the machine type and the
+    /// processor number and return a descriptor.
     const KVM_CREATE_VM: libc::Ioctl = 0xAE01;
     const KVM_CREATE_VCPU: libc::Ioctl = 0xAE41;
     let make = |on: BorrowedFd<'_>, request| -> io::Result<OwnedFd> {
-        // SAFETY: `on` is open, and neither request reads or writes memory of ours.
+        // SAFETY: `on` is open, and both requests take their argument by value.
         let fd = unsafe { libc::ioctl(on.as_raw_fd(), request, 0 as libc::c_ulong) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the call has just made this descriptor and nobody else owns it.
+        // SAFETY: the call has just created this descriptor, which has no other owner.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     };
     let made = || {
@@ -69,15 +73,17 @@ pub fn kvm() -> Answer {
         make(machine.as_fd(), KVM_CREATE_VCPU)
     };
     match Answer::of(made()).about("/dev/kvm") {
-        // KVM in software (kvm_pvm) goes this far too, and then fails to boot ordinary kernels.
+        // KVM in software (kvm_pvm) also gets this far, but cannot boot ordinary kernels.
         Answer::Yes if !processor_virtualises() => Answer::Unknown(
-            "a machine can be made, but without vmx or svm it may not boot a guest".to_owned(),
+            "a virtual machine can be created, but without vmx or svm it may not boot a guest"
+                .to_owned(),
         ),
         answer => answer,
     }
 }
 
-/// Whether the processor says that it has hardware support. Only x86 says so.
+/// Returns whether the CPU flags show hardware virtualisation. Always `true` except on x86-64, the
+/// only architecture with such flags.
 fn processor_virtualises() -> bool {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let mut flags = text.lines().filter(|l| l.starts_with("flags"));
@@ -85,7 +91,7 @@ fn processor_virtualises() -> bool {
         || flags.any(|l| l.split_whitespace().any(|f| f == "vmx" || f == "svm"))
 }
 
-/// A program of this name is in `PATH`, or where administrators' programs are.
+/// Probes for a program of this name in `PATH` and in the usual directories.
 pub fn program(name: &str) -> Answer {
     let path = env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/bin", "/usr/sbin", "/usr/local/bin"].map(PathBuf::from);
@@ -98,7 +104,7 @@ pub fn program(name: &str) -> Answer {
     }
 }
 
-/// Kernel functions can be traced at their entry and return.
+/// Probes for tracing of kernel functions at their entry and return (kprobes).
 pub fn kprobes() -> Answer {
     // The kernel registers this event source only when it was built with kprobes.
     match Path::new("/sys/bus/event_source/devices/kprobe/type").exists() {
@@ -119,7 +125,7 @@ impl Mount {
     }
 }
 
-/// proc_mounts(5): device, place, kind, options.
+/// Parses /proc/self/mounts: device, mount point, type, options (proc(5)).
 fn mounts() -> Vec<Mount> {
     let text = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     text.lines()

@@ -1,4 +1,5 @@
-//! Queueing disciplines, each put on the loopback device of a private network.
+//! Probes of queueing disciplines, each attached to the loopback device of a private network
+//! namespace.
 
 use std::io;
 
@@ -10,7 +11,7 @@ const ROOT: u32 = 0xFFFF_FFFF;
 const CLSACT: u32 = 0xFFFF_FFF1;
 const CLSACT_HANDLE: u32 = 0xFFFF_0000;
 
-/// Delay, loss and rate in the kernel.
+/// Probes for netem, which emulates delay, loss and rate.
 pub fn netem() -> Answer {
     // struct tc_netem_qopt: latency, limit, loss, gap, duplicate, jitter. A limit of 0 drops all.
     let mut options = [0; 24];
@@ -18,17 +19,18 @@ pub fn netem() -> Answer {
     attached("netem", &["sch_netem"], 0, ROOT, Some(options))
 }
 
-/// Pacing and fair queueing by flow.
+/// Probes for fq, which paces and queues fairly by flow.
 pub fn fq() -> Answer {
     attached("fq", &["sch_fq"], 0, ROOT, None)
 }
 
-/// No queue before a device: what it does not take is refused there and then.
+/// Probes for noqueue: packets go straight to the device, and the device's refusal is reported at
+/// once.
 pub fn noqueue() -> Answer {
     attached("noqueue", &[], 0, ROOT, None)
 }
 
-/// The hook for BPF at a device's ingress and egress.
+/// Probes for clsact, the hook for BPF at a device's ingress and egress.
 pub fn clsact() -> Answer {
     attached("clsact", &["sch_ingress"], CLSACT_HANDLE, CLSACT, None)
 }
@@ -42,7 +44,7 @@ fn attached(
 ) -> Answer {
     unless_it_loads(modules, || {
         network::in_private(|| match add(kind, handle, parent, options) {
-            // How the kernel says that it knows no such qdisc.
+            // ENOENT: the kernel has no such qdisc.
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 Answer::No(format!("no {kind} in this kernel"))
             }

@@ -1,14 +1,14 @@
-//! Sysctls and limits, read only.
+//! Reads sysctls and limits.
 
 use std::{fs, io};
 
 use rustix::process::{Resource, getrlimit};
 
-/// A sysctl's value by its dotted name, blanks between fields made single. `None` when this kernel
-/// has no such sysctl.
+/// Returns the value of the sysctl with this dotted name, with single blanks between fields. Returns
+/// `None` if this kernel has no such sysctl.
 ///
 /// # Errors
-/// The file's, except that it does not exist.
+/// Those of reading the file, except `NotFound`.
 pub fn sysctl(name: &str) -> io::Result<Option<String>> {
     match fs::read_to_string(format!("/proc/sys/{}", name.replace('.', "/"))) {
         Ok(text) => Ok(Some(text.split_whitespace().collect::<Vec<_>>().join(" "))),
@@ -17,14 +17,13 @@ pub fn sysctl(name: &str) -> io::Result<Option<String>> {
     }
 }
 
-/// How many descriptors this process may open at most: the hard limit, to which a process can raise
-/// its own.
+/// Returns the hard limit of open descriptors, up to which this process can raise its soft limit.
 pub fn open_files_hard_limit() -> u64 {
-    // No limit reads as none.
+    // `None` means RLIM_INFINITY.
     getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX)
 }
 
-/// Bytes in a page of memory.
+/// Returns the size of a memory page in bytes.
 pub fn page_size() -> u64 {
     rustix::param::page_size() as u64
 }

@@ -1,4 +1,4 @@
-//! TCP sockets: their options, splice(2), and the wait for them.
+//! Probes of TCP socket options, splice(2) and epoll.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -13,11 +13,11 @@ use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 use super::module::unless_it_loads;
 use super::{Answer, is_root};
 
-/// splice(2) from a TCP socket into a pipe and from the pipe into a TCP socket. Tried over a
+/// Probes splice(2) from a TCP socket into a pipe and from the pipe into a TCP socket, over a
 /// connection of this process with itself on 127.0.0.1.
 pub fn splice_through_pipe() -> Answer {
     match echo_by_splice() {
-        // No loopback: that says nothing of splice.
+        // There is no loopback address, so splice could not be tried.
         Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => Answer::Unknown(e.to_string()),
         outcome => Answer::of(outcome),
     }
@@ -39,20 +39,19 @@ fn echo_by_splice() -> io::Result<()> {
     near.read_exact(&mut back[..taken])
 }
 
-/// epoll with a timeout in nanoseconds, not milliseconds.
+/// Probes for epoll timeouts in nanoseconds instead of milliseconds (epoll_pwait2(2)).
 pub fn epoll_pwait2() -> Answer {
     let poll = || -> io::Result<()> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        // Declared here rather than called through rustix, which falls back to epoll_pwait when
-        // the kernel has no such call.
+        // Called directly, because rustix falls back to epoll_pwait on kernels without this call.
         let now = libc::timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        // SAFETY: an all-zero `epoll_event` is a valid one.
+        // SAFETY: `epoll_event` is plain data for which all zeroes is a valid value.
         let mut event: libc::epoll_event = unsafe { std::mem::zeroed() };
-        // SAFETY: the descriptor is open; `event` has room for the one event asked for; `now` and
-        // `event` outlive the call; no signal mask is passed (null, of size 0).
+        // SAFETY: the descriptor is open; `event` has room for the one requested event; `now` and
+        // `event` outlive the call; the signal mask may be null.
         let ready = unsafe {
             libc::syscall(
                 libc::SYS_epoll_pwait2,
@@ -73,7 +72,8 @@ pub fn epoll_pwait2() -> Answer {
     Answer::of(poll())
 }
 
-/// Several listeners on one port, among which the kernel shares out the connections.
+/// Probes for several listeners on one port, among which the kernel distributes connections
+/// (SO_REUSEPORT).
 pub fn reuseport() -> Answer {
     let twice = || -> io::Result<()> {
         let first = tcp_socket(AddressFamily::INET)?;
@@ -86,7 +86,7 @@ pub fn reuseport() -> Answer {
     Answer::of(twice())
 }
 
-/// IPv6 sockets, with an address to use them on.
+/// Probes for IPv6 sockets and an IPv6 address to bind them to.
 pub fn ipv6() -> Answer {
     let bound = || -> io::Result<()> {
         let socket = tcp_socket(AddressFamily::INET6)?;
@@ -100,12 +100,13 @@ pub fn ipv6() -> Answer {
     }
 }
 
-/// A limit on how long sent data may stay unacknowledged (RFC 5482).
+/// Probes for a limit on how long sent data may stay unacknowledged (TCP_USER_TIMEOUT, RFC 5482).
 pub fn user_timeout() -> Answer {
     Answer::of(tcp_socket(AddressFamily::INET).and_then(|s| Ok(set_tcp_user_timeout(&s, 1000)?)))
 }
 
-/// A source port chosen at connect(2), when the destination is known, not at bind(2).
+/// Probes for source ports chosen at connect(2), when the destination is known, instead of at bind(2)
+/// (IP_BIND_ADDRESS_NO_PORT).
 pub fn bind_address_no_port() -> Answer {
     Answer::of(
         tcp_socket(AddressFamily::INET)
@@ -113,9 +114,9 @@ pub fn bind_address_no_port() -> Answer {
     )
 }
 
-/// A range of source ports for one socket.
+/// Probes for a range of source ports per socket (IP_LOCAL_PORT_RANGE).
 pub fn local_port_range() -> Answer {
-    /// linux/in.h; the range is in host order, the upper end in the high half.
+    /// linux/in.h; the range is in host byte order, with the upper end in the high half.
     const IP_LOCAL_PORT_RANGE: libc::c_int = 51;
     const RANGE: libc::c_int = 50_000 << 16 | 40_000;
     Answer::of(
@@ -123,12 +124,12 @@ pub fn local_port_range() -> Answer {
     )
 }
 
-/// A congestion control by its name, set on a socket that is never connected.
+/// Probes for the congestion control `name`, set on a socket that is never connected.
 pub fn congestion_control(name: &str) -> Answer {
     unless_it_loads(&[&format!("tcp_{name}")], || {
         match tcp_socket(AddressFamily::INET).and_then(|s| Ok(set_tcp_congestion(&s, name)?)) {
             Err(e) if e.raw_os_error() == Some(libc::EPERM) && !is_root() => Answer::Unknown(
-                "there, but net.ipv4.tcp_allowed_congestion_control has it not".to_owned(),
+                "present, but not listed in net.ipv4.tcp_allowed_congestion_control".to_owned(),
             ),
             outcome => Answer::of(outcome),
         }
@@ -145,8 +146,8 @@ fn tcp_socket(family: AddressFamily) -> io::Result<OwnedFd> {
 }
 
 fn set_ip_option(socket: impl AsFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
-    // SAFETY: the descriptor is open, and the option's value is read from `value`, of the length
-    // given, before the call returns.
+    // SAFETY: the borrowed descriptor is open; the kernel reads one `c_int` from `value`, which
+    // outlives the call.
     let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),

@@ -1,4 +1,4 @@
-//! A connection, as the kernel tells of it at one moment.
+//! A TCP connection at one moment, parsed from the kernel's sock_diag message.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -14,134 +14,135 @@ pub(super) const INET_DIAG_CONG: u16 = 4;
 pub(super) const INET_DIAG_SKMEMINFO: u16 = 7;
 const INET_DIAG_CGROUP_ID: u16 = 21;
 
-/// `struct inet_diag_msg`.
+/// Size of `struct inet_diag_msg`.
 pub(super) const MESSAGE: usize = 72;
 
-/// A connection's memory: what is in its queues, and the bounds of them. Bytes, as the kernel
-/// accounts them: with the overhead of buffers.
+/// The socket memory of a connection (INET_DIAG_SKMEMINFO), in bytes including the overhead of socket
+/// buffers unless said otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// In the receive queues.
+    /// Memory in the receive queues.
     pub rmem_alloc: u32,
-    /// Bound of the receive queues (`SO_RCVBUF`).
+    /// Limit of the receive queues (`SO_RCVBUF`).
     pub rcvbuf: u32,
-    /// On its way through the device's queues.
+    /// Memory in the queues below TCP: qdisc and device.
     pub wmem_alloc: u32,
-    /// Bound of the send queue (`SO_SNDBUF`).
+    /// Limit of the send queue (`SO_SNDBUF`).
     pub sndbuf: u32,
-    /// Set aside and not used.
+    /// Memory reserved for the socket but not used.
     pub fwd_alloc: u32,
-    /// In the send queue, retransmission included.
+    /// Memory in the send queue, including segments kept for retransmission.
     pub wmem_queued: u32,
-    /// Segments from the peer that were dropped at this socket.
+    /// Number of segments from the peer that this socket has dropped.
     pub drops: u32,
 }
 
-/// The name of a congestion control (`TCP_CONGESTION`).
+/// The name of a congestion control algorithm (`TCP_CONGESTION`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CongestionControl([u8; 16]);
 
-/// What sock_diag does not tell, and a program in the kernel does.
+/// Socket state that sock_diag does not export and a BPF iterator reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Internals {
-    /// The widest window that may be offered, in bytes.
+    /// Largest window that the socket may advertise, in bytes.
     pub window_clamp: u32,
-    /// The application has set its send buffer (`SO_SNDBUF`): the kernel leaves it alone.
+    /// The application has set the send buffer (`SO_SNDBUF`), so the kernel does not tune it.
     pub sndbuf_locked: bool,
-    /// The application has set its receive buffer (`SO_RCVBUF`).
+    /// The application has set the receive buffer (`SO_RCVBUF`), so the kernel does not tune it.
     pub rcvbuf_locked: bool,
-    /// It looks for the path's MTU by itself (RFC 4821).
+    /// Packetization-layer path MTU discovery is active (RFC 4821).
     pub mtu_probing: bool,
-    /// What happened between looks; nothing where nobody counts.
+    /// Events since the first scan; `None` where no BPF program counts them.
     pub events: Option<Events>,
 }
 
-/// What happened to a connection since the first look at it.
+/// Counters of congestion events and round-trip times since the first scan of a connection.
 ///
-/// A signal is what makes the congestion window smaller: a loss, a time-out, or ECN's echo
-/// (`tcpEStatsPerfCongSignals` of RFC 4898).
+/// A congestion signal is an event that reduces the congestion window: a loss, a time-out or an ECN
+/// echo (`tcpEStatsPerfCongSignals` of RFC 4898). Counters named `between` are over pairs of
+/// consecutive signals less than 69 s apart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Events {
-    /// Round trips that were measured.
+    /// Number of RTT samples.
     pub rtts: u32,
-    /// All of them together.
+    /// Sum of the RTT samples.
     pub rtt_sum: Duration,
-    /// The longest; zero before the first.
+    /// Largest RTT sample; zero before the first.
     pub rtt_most: Duration,
-    /// Signals.
+    /// Number of congestion signals.
     pub signals: u32,
-    /// Of them, those that began a fast retransmission.
+    /// Number of signals that started a fast retransmission.
     pub fast_retransmits: u32,
-    /// The round trips before them, all together.
+    /// Sum of the smoothed RTTs at the signals.
     pub signal_rtt_sum: Duration,
-    /// The congestion windows that they found, all together, in segments.
+    /// Sum of the congestion windows at the signals, in segments.
     pub signal_cwnd_sum: u64,
-    /// And the squares of these.
+    /// Sum of the squares of those congestion windows.
     pub signal_cwnd_squares: u64,
-    /// Pairs of a signal and the next, less than 69 s apart.
+    /// Number of pairs of consecutive signals.
     pub between: u32,
-    /// Segments that were delivered from one to the next, all together.
+    /// Sum over the pairs of the segments delivered between the two signals.
     pub between_sum: u64,
-    /// And the squares of these.
+    /// Sum of the squares of those segment counts.
     pub between_squares: u64,
-    /// Times from one to the next, all together, in 2^16 ns.
+    /// Sum over the pairs of the time between the two signals, in units of 2^16 ns.
     pub between_times: u64,
-    /// And the squares of these.
+    /// Sum of the squares of those times.
     pub between_time_squares: u64,
-    /// And the products of either and the other.
+    /// Sum of the products of segment count and time.
     pub between_products: u64,
 }
 
-/// A connection at one moment.
+/// A TCP connection at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// This end.
+    /// Local address.
     pub local: SocketAddr,
-    /// The other.
+    /// Peer's address.
     pub remote: SocketAddr,
-    /// The kernel's name of the socket, which is given once in a boot; addresses come again.
+    /// Socket cookie: unique until reboot, unlike the addresses.
     pub cookie: u64,
-    /// It is an IPv6 socket, whoever its peer is.
+    /// Whether the socket is an IPv6 socket, even if its peer is an IPv4 address.
     pub is_v6: bool,
-    /// The device to which it is bound; 0: none.
+    /// Index of the device to which the socket is bound; 0 if it is not bound.
     pub interface: u32,
-    /// State.
+    /// State of the connection.
     pub state: State,
-    /// Bytes that came and were not read (`CurAppRQueue` of RFC 4898).
+    /// Bytes received and not read (`CurAppRQueue` of RFC 4898).
     pub recv_queue: u32,
-    /// Bytes that were written and are not acknowledged.
+    /// Bytes written and not acknowledged.
     pub send_queue: u32,
-    /// Whose it is.
+    /// User ID of the socket's owner.
     pub uid: u32,
-    /// Inode of its descriptor; 0: no process has it (any more).
+    /// Inode of the socket; 0 if no process has it open (any more).
     pub inode: u32,
-    /// Memory; Linux 2.6.38.
+    /// Socket memory; Linux 2.6.38.
     pub memory: Option<Memory>,
-    /// Its congestion control.
+    /// Congestion control algorithm.
     pub congestion_control: Option<CongestionControl>,
-    /// Number of its cgroup (v2); Linux 5.7.
+    /// ID of the cgroup (v2); Linux 5.7.
     pub cgroup: Option<u64>,
-    /// What else there is; nothing of a handshake that came from the peer, until it is over.
+    /// TCP_INFO; `None` for an incomplete passive handshake.
     pub info: Option<TcpInfo>,
-    /// What is not of sock_diag: for whoever has another source.
+    /// State that sock_diag does not export; `None` unless the caller has another source for it.
     pub internals: Option<Internals>,
 }
 
 // === impl Connection ===
 
 impl Connection {
-    /// Reads `struct inet_diag_msg` and the attributes after it; `None` for what is none, or is in
-    /// a state that was not asked for.
+    /// Parses a `struct inet_diag_msg` and its attributes. Returns `None` for a malformed message or a
+    /// state that was not requested.
     pub(super) fn parse(message: &[u8]) -> Option<Self> {
         Self::parse_in(State::of(*message.get(1)?)?, message)
     }
 
-    /// The same of one that has ended, in whatever state it was then.
+    /// Parses a message about a destroyed socket, whatever its last state.
     pub(super) fn parse_ended(message: &[u8]) -> Option<Self> {
         Self::parse_in(State::Closed, message)
     }
 
-    /// By this it is found again.
+    /// Returns the identity by which [`SockDiag::query`](super::SockDiag::query) finds the socket.
     pub fn id(&self) -> SocketId {
         let address = |address: IpAddr| match (address, self.is_v6) {
             (IpAddr::V4(ip), true) => ip.to_ipv6_mapped().octets(),
@@ -179,7 +180,7 @@ impl Connection {
                 libc::AF_INET => IpAddr::from(word(ip)),
                 libc::AF_INET6 => {
                     let ip: [u8; 16] = fixed[ip..ip + 16].try_into().ok()?;
-                    // An IPv4 peer of an IPv6 socket.
+                    // IPv4-mapped if the peer of an IPv6 socket uses IPv4.
                     Ipv6Addr::from(ip).to_canonical()
                 }
                 _ => return None,
@@ -204,7 +205,7 @@ impl Connection {
             internals: None,
         };
         for attribute in NlasIterator::new(&message[MESSAGE..]) {
-            // What follows cannot be found any more.
+            // The attributes after a malformed one cannot be located.
             let Ok(attribute) = attribute else { break };
             let value = attribute.into_inner();
             let value = value
@@ -227,7 +228,7 @@ impl Connection {
 // === impl Memory ===
 
 impl Memory {
-    /// `SK_MEMINFO_*` of linux/sock_diag.h.
+    /// Parses an array of `SK_MEMINFO_*` values (linux/sock_diag.h).
     fn parse(value: &[u8]) -> Option<Self> {
         let word = |index: usize| {
             let bytes = value.get(index * 4..index * 4 + 4)?;
@@ -240,7 +241,7 @@ impl Memory {
             sndbuf: word(3)?,
             fwd_alloc: word(4)?,
             wmem_queued: word(5)?,
-            // Linux 4.7 has it.
+            // Since Linux 4.7.
             drops: word(8).unwrap_or(0),
         })
     }
@@ -255,7 +256,7 @@ impl CongestionControl {
             .iter()
             .position(|&byte| byte == 0)
             .unwrap_or(value.len());
-        // The kernel's names are ASCII, and shorter; a module could call itself anything.
+        // The kernel's own names are short ASCII; a module could use any bytes.
         let text = value
             .get(..end)
             .filter(|text| text.iter().all(u8::is_ascii_graphic))?;
@@ -263,14 +264,14 @@ impl CongestionControl {
         Some(Self(name))
     }
 
-    /// The name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         let end = self
             .0
             .iter()
             .position(|&byte| byte == 0)
             .unwrap_or(self.0.len());
-        // It is ASCII.
+        // `parse` accepts ASCII only.
         std::str::from_utf8(&self.0[..end]).unwrap_or_default()
     }
 }
@@ -286,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_text() {
+    fn a_name_must_be_printable_ascii() {
         let name = |bytes: &[u8]| CongestionControl::parse(bytes).map(|n| n.as_str().to_owned());
         assert_eq!(name(b"cubic\0\0\0").as_deref(), Some("cubic"));
         assert_eq!(name(b"\x1b[31m\0"), None);

@@ -1,4 +1,4 @@
-//! Connections that end, as the kernel tells it.
+//! Notifications of destroyed TCP sockets (SKNLGRP_INET_TCP_DESTROY, sock_diag(7)).
 
 use std::os::fd::OwnedFd;
 
@@ -8,44 +8,46 @@ use rustix::net::{
     AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recvfrom, socket_with, sockopt,
 };
 
-use super::{Connection, ROOM, SOCK_DIAG_BY_FAMILY};
+use super::{ANSWER_BUFFER, Connection, SOCK_DIAG_BY_FAMILY};
 use crate::Errno;
 
 /// Groups SKNLGRP_INET_TCP_DESTROY and SKNLGRP_INET6_TCP_DESTROY of linux/sock_diag.h, as bits.
 const GROUPS: u32 = 1 << 0 | 1 << 2;
 
-/// What may wait to be read, in bytes. The kernel counts twice as much, and takes it from the ordinary
-/// bound of buffers only when the caller may not (CAP_NET_ADMIN).
+/// Size of the socket buffer in bytes, which the kernel doubles. Without CAP_NET_ADMIN it is limited
+/// by `net.core.rmem_max`.
 const BUFFER: usize = 4 << 20;
 
-/// DestroyedSockets of connections in the network namespace in which it was opened, which lives as long as this does.
+/// A subscription to the destroyed TCP sockets of the network namespace in which it was opened. The
+/// namespace exists at least as long as this value.
 ///
-/// A socket's end is when the kernel lets go of it: after the last acknowledgement, or when it goes into
-/// TIME-WAIT. Handshakes that were never completed have none.
+/// The kernel destroys a socket after the last acknowledgement or when it enters TIME-WAIT. It does not
+/// report handshakes that were never completed.
 #[derive(Debug)]
 pub struct DestroyedSockets {
     socket: OwnedFd,
     answer: Vec<u8>,
 }
 
-/// What was read of them.
+/// Statistics of a read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DestroyedStats {
-    /// Connections that were handed over.
+    /// Connections passed to the callback.
     pub connections: usize,
-    /// Messages that are none that this code knows.
+    /// Messages that could not be parsed.
     pub unknown: usize,
-    /// The kernel had no room for some: how often that was.
+    /// How often the socket buffer overflowed and notifications were lost.
     pub missed: usize,
 }
 
 // === impl DestroyedSockets ===
 
 impl DestroyedSockets {
-    /// Of the network namespace that the calling thread is in, from now on.
+    /// Subscribes in the calling thread's network namespace.
     ///
     /// # Errors
-    /// `EPROTONOSUPPORT`: the kernel has no sock_diag; `EPERM`: the caller may not listen.
+    /// `EPROTONOSUPPORT` if the kernel has no sock_diag; `EPERM` if the caller may not join the
+    /// multicast groups.
     pub fn open() -> Result<Self, Errno> {
         let socket = socket_with(
             AddressFamily::NETLINK,
@@ -59,12 +61,12 @@ impl DestroyedSockets {
         bind(&socket, &SocketAddrNetlink::new(0, GROUPS))?;
         Ok(Self {
             socket,
-            answer: vec![0; ROOM],
+            answer: vec![0; ANSWER_BUFFER],
         })
     }
 
-    /// Hands over every connection that has ended since the last time, and does not wait for more. Who asked the
-    /// kernel to tell of ends after a connection's had been told does not hear of it.
+    /// Calls `each` with every connection that has ended since the last call, without blocking. A
+    /// connection that ended before [`Self::open`] is not reported.
     ///
     /// # Errors
     /// None in ordinary use.
@@ -82,7 +84,7 @@ impl DestroyedSockets {
                     }
                     Err(e) => return Err(e),
                 };
-            // The root of a namespace may send to its groups, too.
+            // Root of the namespace may send to the multicast groups, too.
             let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
             if from.is_none_or(|from| from.pid() != 0) {
                 continue;
@@ -96,7 +98,7 @@ impl DestroyedSockets {
     }
 }
 
-/// Hands over the connections of a datagram.
+/// Calls `each` with the connections in a datagram.
 fn parse(mut datagram: &[u8], ended: &mut DestroyedStats, each: &mut impl FnMut(Connection)) {
     while !datagram.is_empty() {
         let Ok(message) = NetlinkBuffer::new_checked(datagram) else {
@@ -132,13 +134,13 @@ mod tests {
     use crate::sock_diag::State;
     use crate::sock_diag::connection::MESSAGE;
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const TIMEOUT: Duration = Duration::from_secs(10);
 
-    /// Waits for the end of the one with this end.
+    /// Waits until the connection with this local address ends.
     fn end_of(ends: &mut DestroyedSockets, local: SocketAddr) -> Connection {
         let began = Instant::now();
         let mut found = None;
-        while began.elapsed() < PATIENCE {
+        while began.elapsed() < TIMEOUT {
             ends.read(|c| {
                 if c.local == local {
                     found = Some(c);
@@ -150,11 +152,11 @@ mod tests {
             }
             std::thread::yield_now();
         }
-        panic!("no end of {local} is told")
+        panic!("the end of {local} is not reported")
     }
 
     #[test]
-    fn what_ends_is_told_with_all_that_went_over_it() {
+    fn a_destroyed_socket_is_reported_with_its_byte_counts() {
         let mut ends = DestroyedSockets::open().unwrap();
         for any in ["127.0.0.1:0", "[::1]:0"] {
             let listener = TcpListener::bind(any).unwrap();
@@ -173,16 +175,16 @@ mod tests {
     }
 
     #[test]
-    fn a_strangers_word_is_not_taken_for_the_kernels() {
+    fn a_message_of_another_process_is_ignored() {
         let mut ends = DestroyedSockets::open().unwrap();
-        let stranger = DestroyedSockets::open().unwrap();
+        let other = DestroyedSockets::open().unwrap();
         let mut body = vec![0; MESSAGE];
         (body[0], body[1]) = (2, 7);
         body[8..12].copy_from_slice(&[192, 0, 2, 1]);
         let forged = Message::default().message(SOCK_DIAG_BY_FAMILY, 0, 0, |m| m.raw(&body));
         let to = SocketAddrNetlink::new(0, GROUPS);
-        // Who may, may send to a group; and it is one that we would understand.
-        if sendto(&stranger.socket, forged.bytes(), SendFlags::empty(), &to).is_ok() {
+        // A privileged process may send to the group, and this message would parse.
+        if sendto(&other.socket, forged.bytes(), SendFlags::empty(), &to).is_ok() {
             let mut heard = Vec::new();
             ends.read(|c| heard.push(c.local)).unwrap();
             assert!(!heard.contains(&"192.0.2.1:0".parse().unwrap()));
@@ -195,10 +197,10 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_none_are_counted() {
+    fn malformed_messages_are_counted() {
         for bytes in [&[0; 3][..], &[0xff; 40], &[0; 16]] {
             let mut ended = DestroyedStats::default();
-            parse(bytes, &mut ended, &mut |_| panic!("it is none"));
+            parse(bytes, &mut ended, &mut |_| panic!("malformed"));
             assert_eq!(ended.unknown, 1);
         }
     }

@@ -1,24 +1,25 @@
-//! The name of one socket, by which sock_diag finds it.
+//! The identity by which sock_diag finds one socket.
 
-/// `struct inet_diag_sockid` of linux/inet_diag.h.
+/// Size of `struct inet_diag_sockid` (linux/inet_diag.h).
 pub(super) const BYTES: usize = 48;
 
-/// A socket's addresses and cookie, as the kernel has them: an IPv6 socket has IPv6 addresses, whoever its peer is.
+/// The addresses and cookie of a socket in the kernel's form: the addresses of an IPv6 socket are IPv6
+/// addresses even if its peer uses IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketId {
     /// `AF_INET` or `AF_INET6`.
     pub family: u8,
-    /// This end's port.
+    /// Local port.
     pub local_port: u16,
-    /// The peer's.
+    /// Peer's port.
     pub remote_port: u16,
-    /// This end's address; of IPv4 the first four bytes.
+    /// Local address; an IPv4 address in the first four bytes.
     pub local: [u8; 16],
-    /// The peer's.
+    /// Peer's address, in the same form.
     pub remote: [u8; 16],
-    /// The device to which it is bound; 0: none.
+    /// Index of the device to which the socket is bound; 0 if it is not bound.
     pub interface: u32,
-    /// The kernel's name of the socket.
+    /// Socket cookie.
     pub cookie: u64,
 }
 
@@ -33,7 +34,7 @@ impl SocketId {
         put(4, &self.local);
         put(20, &self.remote);
         put(36, &self.interface.to_ne_bytes());
-        // Its two words are the lower half and the upper one, on every machine.
+        // Two words, lower half first, on machines of either byte order.
         #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
         put(40, &(self.cookie as u32).to_ne_bytes());
         put(44, &((self.cookie >> 32) as u32).to_ne_bytes());

@@ -1,4 +1,4 @@
-//! What a leg asks of its socket.
+//! Socket options of a relayed leg.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -9,11 +9,11 @@ use rustix::net::sockopt;
 use super::tcp_socket;
 use crate::Errno;
 
-/// linux/tcp.h: leave repair mode and send a window probe.
+/// linux/tcp.h: leaves repair mode and sends a window probe.
 const TCP_REPAIR_OFF: libc::c_int = 0;
 const TCP_REPAIR_ON: libc::c_int = 1;
 
-/// When the kernel gives up on a peer that no longer answers.
+/// Keepalive parameters: when the kernel gives up on a silent peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
     /// Silence after which the first probe is sent.
@@ -24,30 +24,30 @@ pub struct Keepalive {
     pub probes: u32,
 }
 
-/// What a relayed leg asks of its socket: a leg's profile. With [`LegOptions::new`] it is the
-/// kernel's defaults, which is what a leg towards the Internet has; a leg between relays adds to them.
+/// The socket options of a relayed leg. [`LegOptions::new`] keeps the kernel's defaults, for legs
+/// towards the Internet; a leg between relays sets more options.
 ///
-/// The initial congestion window is not among them, because no socket option sets it: the leg's
-/// congestion control does, or its route.
+/// The initial congestion window is missing because no socket option sets it: the congestion control
+/// or the route does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LegOptions {
-    /// Probes to find dead peers.
+    /// Keepalive parameters, to detect dead peers.
     pub keepalive: Keepalive,
-    /// The congestion control of what is sent on it; `None`: the kernel's default.
+    /// Congestion control of the sent data. `None`: the kernel's default.
     pub congestion: Option<String>,
-    /// The send buffer in bytes (SO_SNDBUF), before the kernel doubles it for its own overhead.
-    /// `None`: the kernel sizes it, between the bounds of `net.ipv4.tcp_wmem`.
+    /// Send buffer in bytes (SO_SNDBUF), before the kernel doubles it for its overhead. `None`: the
+    /// kernel tunes it within `net.ipv4.tcp_wmem`.
     pub send_buffer: Option<usize>,
-    /// The receive buffer in bytes (SO_RCVBUF), before the kernel doubles it. It is also the receive
-    /// window, from the first acknowledgement on: the initial window of what comes. `None`: the
-    /// kernel begins with 64 kB and sizes it, between the bounds of `net.ipv4.tcp_rmem`.
+    /// Receive buffer in bytes (SO_RCVBUF), before the kernel doubles it. It also sets the receive
+    /// window from the first acknowledgement on. `None`: the kernel starts at 64 kB and tunes it within
+    /// `net.ipv4.tcp_rmem`.
     pub receive_buffer: Option<usize>,
-    /// Bytes a second that it never sends faster than (SO_MAX_PACING_RATE). `None`: no ceiling.
+    /// Upper limit of the sending rate in bytes per second (SO_MAX_PACING_RATE). `None`: no limit.
     pub pacing_ceiling: Option<u64>,
 }
 
 impl LegOptions {
-    /// The kernel's defaults.
+    /// Returns the kernel's defaults with these keepalive parameters.
     pub fn new(keepalive: Keepalive) -> Self {
         Self {
             keepalive,
@@ -58,22 +58,22 @@ impl LegOptions {
         }
     }
 
-    /// Finds out whether sockets take these options.
+    /// Checks on an unused socket that the kernel accepts these options.
     ///
     /// # Errors
-    /// `ENOENT`: the kernel has no such congestion control. `EPERM`: it has, but not for everybody
-    /// (`net.ipv4.tcp_allowed_congestion_control`).
+    /// `ENOENT` if the kernel lacks the congestion control; `EPERM` if it is not allowed for
+    /// unprivileged processes (`net.ipv4.tcp_allowed_congestion_control`).
     pub fn probe(&self) -> Result<(), Errno> {
         let any = SocketAddr::from((std::net::Ipv4Addr::UNSPECIFIED, 0));
         self.apply(tcp_socket(any)?.as_fd())
     }
 
-    /// To be called before connect(2) and listen(2): the window scale is chosen at the SYN, from the
-    /// buffer there is then (RFC 7323 2.2).
+    /// Sets the options. Must run before connect(2) or listen(2): the kernel chooses the window scale
+    /// for the SYN from the buffer at that time (RFC 7323 2.2).
     pub(super) fn apply(&self, fd: BorrowedFd<'_>) -> Result<(), Errno> {
-        // A relay adds no waiting of its own: what one leg delivers the other sends at once.
+        // A relay must not delay data: what one leg delivers, the other sends at once.
         sockopt::set_tcp_nodelay(fd, true)?;
-        // Urgent data stays in the stream, or its byte would vanish from what is relayed.
+        // Without this the urgent byte would be missing from the relayed stream.
         sockopt::set_socket_oobinline(fd, true)?;
         sockopt::set_socket_keepalive(fd, true)?;
         sockopt::set_tcp_keepidle(fd, self.keepalive.idle)?;
@@ -97,14 +97,14 @@ impl LegOptions {
         if let Some(rate) = self.pacing_ceiling {
             set_max_pacing_rate(fd, rate)?;
         }
-        // Until the end of the stream has been forwarded, closing means aborting: if this process
-        // is killed, both peers see RST, never a FIN that makes half a file look whole.
+        // Until the end of the stream has been forwarded, a close must abort: if this process is
+        // killed, both peers see a RST and never a FIN that makes half a file look complete.
         sockopt::set_socket_linger(fd, Some(Duration::ZERO))
     }
 }
 
-/// Without CAP_NET_ADMIN a buffer is cut to `net.core.rmem_max` or `wmem_max`, and that is no error:
-/// the leg is slower, not broken.
+/// Falls back to `unforced` without CAP_NET_ADMIN. The buffer is then limited to `net.core.rmem_max` or
+/// `wmem_max`, which makes the leg slower but does not break it.
 fn or_unforced(
     forced: Result<(), Errno>,
     unforced: impl FnOnce() -> Result<(), Errno>,
@@ -115,22 +115,22 @@ fn or_unforced(
     }
 }
 
-/// Enters repair mode, or leaves it, which sends a window probe.
+/// Enters repair mode, or leaves it and sends a window probe.
 ///
 /// # Errors
-/// `EPERM` without CAP_NET_ADMIN, or in a state in which a connection cannot be repaired.
+/// `EPERM` without CAP_NET_ADMIN, or in a state that does not allow repair.
 pub(super) fn set_repair(fd: BorrowedFd<'_>, on: bool) -> Result<(), Errno> {
     let value = if on { TCP_REPAIR_ON } else { TCP_REPAIR_OFF };
     set_option(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, value)
 }
 
 fn set_max_pacing_rate(fd: BorrowedFd<'_>, bytes_a_second: u64) -> Result<(), Errno> {
-    // An unsigned long, of which the highest value stands for no ceiling.
+    // The option is an unsigned long whose largest value means no limit.
     let rate = libc::c_ulong::try_from(bytes_a_second).unwrap_or(libc::c_ulong::MAX);
     set_option(fd, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, rate)
 }
 
-/// An integer that the kernel reads as an option's value.
+/// An integer type of option values.
 trait Integer: Copy {}
 impl Integer for libc::c_int {}
 impl Integer for libc::c_ulong {}
@@ -141,8 +141,8 @@ fn set_option<T: Integer>(
     option: libc::c_int,
     value: T,
 ) -> Result<(), Errno> {
-    // SAFETY: a borrowed descriptor is open; the kernel reads the option's value, of the length
-    // given, from `value` before the call returns; an integer has no padding.
+    // SAFETY: the borrowed descriptor is open; the kernel reads `size_of::<T>()` bytes from `value`,
+    // which outlives the call and, as an integer, has no padding.
     let result = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),

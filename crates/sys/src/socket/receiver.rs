@@ -1,29 +1,29 @@
-//! What an application can do to a connection's receiving half behind the sender's back. Tests use it.
+//! Socket options by which an application hinders its own receiving. For tests.
 
 use std::os::fd::{AsFd, AsRawFd as _};
 
 use super::last_error;
 use crate::Errno;
 
-/// Bounds the window that a connection offers from now on (TCP_WINDOW_CLAMP, tcp(7)).
+/// Limits the window that a connection advertises from now on, in bytes (TCP_WINDOW_CLAMP, tcp(7)).
 ///
 /// # Errors
-/// `EINVAL`: the socket is closed.
+/// `EINVAL` if the socket is closed.
 pub fn set_window_clamp(socket: impl AsFd, bytes: u32) -> Result<(), Errno> {
     let bytes = libc::c_int::try_from(bytes).map_err(|_| Errno::INVAL)?;
     set_option(&socket, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, &bytes)
 }
 
-/// Has a socket drop every packet that comes for it (SO_ATTACH_FILTER, socket(7)), or take them again.
+/// Makes a socket drop every incoming packet, or accept packets again (SO_ATTACH_FILTER, socket(7)).
 ///
 /// # Errors
-/// `ENOENT`: there is no filter to take away.
+/// `ENOENT` if there is no filter to remove.
 pub fn drop_input(socket: impl AsFd, drops: bool) -> Result<(), Errno> {
     if !drops {
         let ignored: libc::c_int = 0;
         return set_option(&socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &ignored);
     }
-    // "Keep 0 bytes of it."
+    // The program returns 0: keep 0 bytes of the packet.
     let mut program = [libc::sock_filter {
         code: (libc::BPF_RET | libc::BPF_K) as u16,
         jt: 0,
@@ -43,8 +43,8 @@ fn set_option<T>(
     option: libc::c_int,
     value: &T,
 ) -> Result<(), Errno> {
-    // SAFETY: the descriptor is open while it is borrowed. The kernel reads as many bytes through the pointer as the
-    // length says, which are those of `value`; what the only caller with a pointer in it points to outlives the call.
+    // SAFETY: the borrowed descriptor is open. The kernel reads `size_of::<T>()` bytes from `value`; the
+    // program that a `sock_fprog` points to is owned by the caller and outlives the call.
     let rc = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_that_drops_its_input_receives_it_when_it_takes_it_again() {
+    fn a_socket_that_dropped_its_input_receives_it_after_the_filter_is_removed() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut sender = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut receiver = listener.accept().unwrap().0;
@@ -84,7 +84,7 @@ mod tests {
         assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
         drop_input(&receiver, false).unwrap();
         receiver.set_read_timeout(None).unwrap();
-        // Retransmitted by the kernel.
+        // The kernel retransmits the byte.
         assert_eq!(receiver.read(&mut [0]).unwrap(), 1);
         assert_eq!(drop_input(&receiver, false), Err(Errno::NOENT));
     }

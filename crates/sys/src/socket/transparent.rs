@@ -1,4 +1,4 @@
-//! Sockets with addresses that are not this machine's (IP_TRANSPARENT, ip(7)).
+//! Sockets with non-local addresses (IP_TRANSPARENT, ip(7)).
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -7,12 +7,12 @@ use super::{LegOptions, Listener, Stream, tcp_socket};
 use crate::Errno;
 
 impl Listener {
-    /// As [`Listener::bind`], for connections to any address that interception gives to it.
-    /// Accepted streams have the address the client asked for ([`Stream::local_addr`]), and answer
-    /// from it.
+    /// Listens like [`Listener::bind`], but also accepts intercepted connections to other addresses.
+    /// An accepted stream has the client's original destination as its [`Stream::local_addr`] and
+    /// replies from that address.
     ///
     /// # Errors
-    /// As [`Listener::bind`], and `EPERM` without CAP_NET_ADMIN or CAP_NET_RAW.
+    /// Those of [`Listener::bind`], and `EPERM` without CAP_NET_ADMIN or CAP_NET_RAW.
     pub fn bind_transparent(
         addr: SocketAddr,
         backlog: i32,
@@ -23,12 +23,12 @@ impl Listener {
 }
 
 impl Stream {
-    /// As [`Stream::connect`], from the address `source`, which need not be this machine's; the
-    /// kernel chooses the port, and one that only this destination uses up.
+    /// Connects like [`Stream::connect`], but from the address `source`, which need not be local. The
+    /// kernel chooses a port that is free for this destination.
     ///
     /// # Errors
-    /// As [`Stream::connect`], `EPERM` without CAP_NET_ADMIN or CAP_NET_RAW, and `EAFNOSUPPORT`
-    /// when the two addresses are of different families.
+    /// Those of [`Stream::connect`]; `EPERM` without CAP_NET_ADMIN or CAP_NET_RAW; `EAFNOSUPPORT` if
+    /// the two addresses are of different families.
     pub fn connect_from(
         addr: SocketAddr,
         source: IpAddr,
@@ -40,8 +40,8 @@ impl Stream {
         let fd = tcp_socket(addr)?;
         options.apply(fd.as_fd())?;
         set_transparent(fd.as_fd(), addr)?;
-        // Without it a port would be taken from all destinations at once. An IPv6 socket takes
-        // it at the same level.
+        // Otherwise bind(2) would reserve the port for all destinations. IPv6 sockets use the same
+        // level for this option.
         set(fd.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT)?;
         rustix::net::bind(&fd, &SocketAddr::new(source, 0))?;
         match rustix::net::connect(&fd, &addr) {
@@ -51,7 +51,7 @@ impl Stream {
     }
 }
 
-/// Finds out whether sockets of this process may have others' addresses.
+/// Checks that this process may create sockets with non-local addresses.
 ///
 /// # Errors
 /// `EPERM` without CAP_NET_ADMIN or CAP_NET_RAW.
@@ -67,11 +67,11 @@ fn set_transparent(fd: BorrowedFd<'_>, family_of: SocketAddr) -> Result<(), Errn
     }
 }
 
-/// Switches a socket option on that is an `int`.
+/// Enables a boolean socket option.
 fn set(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int) -> Result<(), Errno> {
     let on: libc::c_int = 1;
-    // SAFETY: the descriptor is open while it is borrowed; the kernel reads one int through the
-    // pointer, which is what the length says and what is there.
+    // SAFETY: the borrowed descriptor is open; the kernel reads one `c_int` from `on`, which outlives the
+    // call.
     let rc = unsafe {
         libc::setsockopt(
             fd.as_raw_fd(),

@@ -81,7 +81,7 @@ pub(in crate::experiment) fn held(host: &Host, name: &str) -> io::Result<Tap> {
 /// A TAP on the bridge for a guest to open.
 pub(in crate::experiment) fn standing(host: &Host, name: &str) -> io::Result<()> {
     let tap = host.run(|| Tap::create(name)).map_err(io::Error::other)?;
-    tap.map_err(io::Error::other)?.stay()?;
+    tap.map_err(io::Error::other)?.persist()?;
     join(host, name)
 }
 

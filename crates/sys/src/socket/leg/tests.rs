@@ -33,7 +33,7 @@ fn both_ends_have_the_buffers_they_were_given() {
     };
     let (near, far) = pair(&options);
     for stream in [&near, &far] {
-        // The kernel doubles what it is given, for its own overhead.
+        // The kernel doubles the value for its overhead.
         assert_eq!(sockopt::socket_send_buffer_size(stream).unwrap(), 100_000);
         assert_eq!(sockopt::socket_recv_buffer_size(stream).unwrap(), 120_000);
     }
@@ -62,9 +62,9 @@ fn only_a_missing_permission_makes_a_buffer_unforced() {
 }
 
 #[test]
-fn asking_for_the_window_leaves_the_stream_as_it_was() {
+fn a_window_probe_leaves_the_stream_unchanged() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("not tested: asking for a window takes CAP_NET_ADMIN");
+        eprintln!("not tested: a window probe needs CAP_NET_ADMIN");
         return;
     }
     let (near, far) = pair(&plain());
