@@ -142,7 +142,6 @@ pub(crate) fn code(payload: &[u8]) -> Option<Errno> {
 /// # Errors
 /// The first error in the datagram.
 fn acknowledges(mut datagram: &[u8], last: u32) -> io::Result<bool> {
-    const ERROR: u16 = 2;
     const HEADER: usize = 16;
     let word =
         |bytes: &[u8], at: usize| -> Option<[u8; 4]> { bytes.get(at..at + 4)?.try_into().ok() };
@@ -150,7 +149,7 @@ fn acknowledges(mut datagram: &[u8], last: u32) -> io::Result<bool> {
         (word(datagram, 0), word(datagram, 4), word(datagram, 8))
     {
         let length = u32::from_ne_bytes(length) as usize;
-        if u16::from_ne_bytes([kind[0], kind[1]]) == ERROR
+        if u16::from_ne_bytes([kind[0], kind[1]]) == NLMSG_ERROR
             && let Some(code) = word(datagram, HEADER)
         {
             match i32::from_ne_bytes(code) {
