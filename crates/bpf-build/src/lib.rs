@@ -1,43 +1,92 @@
-//! How Taut's BPF programs are compiled, for build scripts.
+//! Compiles BPF programs and generates the Rust types they share, for build scripts.
+//!
+//! ```no_run
+//! taut_bpf_build::compile("src/bpf/flows.bpf.c");
+//! taut_bpf_build::share("src/bpf/flows.h");
+//! ```
 
 #![forbid(unsafe_code)]
 
+mod bindings;
+
 use std::env;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use libbpf_cargo::SkeletonBuilder;
+use libbpf_rs::btf::Btf;
 
-/// Compiles a program, `NAME.bpf.c` in the crate, to `NAME.bpf.o` in OUT_DIR, whence the code takes it with
-/// `include_bytes!`. It is compiled anew when a file beside it is another.
+/// Compiles the program `NAME.bpf.c` of the crate to `NAME.bpf.o` in `OUT_DIR`, for `include_bytes!`.
+///
+/// Cargo compiles it again when a file in its directory changes.
 ///
 /// # Panics
-/// It does not compile.
+/// If the program does not compile.
 pub fn compile(source: &str) {
-    let path = Path::new(source);
-    let out: PathBuf = env::var_os("OUT_DIR").expect("cargo sets OUT_DIR").into();
-    let arch = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets it");
-    let name = path.file_name().expect("it is a file");
-    let folder = path.parent().unwrap_or(Path::new("."));
-    println!("cargo:rerun-if-changed={}", folder.display());
+    let source = Path::new(source);
+    let directory = source.parent().unwrap_or(Path::new("."));
+    println!("cargo:rerun-if-changed={}", directory.display());
+    clang(source, &out(source, "o"));
+}
+
+/// Generates Rust definitions of every struct, enum and integer constant in the header `NAME.h` of the
+/// crate, as `NAME.rs` in `OUT_DIR`, for `taut_bpf::bindings!`.
+///
+/// The layouts are those that clang gives the structs when it compiles for BPF, read from the BTF of an
+/// object that has one variable of each. The header declares each struct and enum on a line of its own
+/// (`struct NAME {`).
+///
+/// # Panics
+/// If the header does not compile, or has a type that Rust cannot read from any bytes: a `bool`, a
+/// pointer, a union, a bit field, or a struct with padding that has no name.
+pub fn share(header: &str) {
+    let path = Path::new(header);
+    println!("cargo:rerun-if-changed={header}");
+    let text = fs::read_to_string(path).unwrap_or_else(|e| panic!("{header} cannot be read: {e}"));
+    let names = bindings::Names::declared(&text);
+    let source = out(path, "types.bpf.c");
+    let absolute = path.canonicalize().expect("it was just read");
+    write(&source, &names.program(&absolute));
+    let object = out(path, "types.bpf.o");
+    clang(&source, &object);
+    let btf = Btf::from_path(&object).unwrap_or_else(|e| panic!("{header} has no BTF: {e}"));
+    let rust = bindings::generate(&btf, &names).unwrap_or_else(|e| panic!("{header}: {e}"));
+    write(&out(path, "rs"), &rust);
+}
+
+/// The file in `OUT_DIR` of this name and another extension.
+fn out(path: &Path, extension: &str) -> PathBuf {
+    let folder = env::var_os("OUT_DIR").expect("cargo sets OUT_DIR");
+    let name = path.file_name().expect("a file's path has a name");
+    Path::new(&folder).join(name).with_extension(extension)
+}
+
+fn write(path: &Path, text: &str) {
+    fs::write(path, text).unwrap_or_else(|e| panic!("{} cannot be written: {e}", path.display()));
+}
+
+fn clang(source: &Path, object: &Path) {
+    let arch = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets CARGO_CFG_TARGET_ARCH");
     SkeletonBuilder::new()
-        .source(path)
-        .obj(out.join(name).with_extension("o"))
+        .source(source)
+        .obj(object)
         .clang_args([
             "-Wall".to_owned(),
             "-Wextra".to_owned(),
             "-Werror".to_owned(),
-            // Atomic operations that return a value; Linux 5.12 knows them.
+            // Atomic operations that return a value, since Linux 5.12.
             "-mcpu=v3".to_owned(),
-            // Where Debian keeps `asm/`, which clang does not look into when it compiles for BPF.
+            // Debian keeps `asm/` here, where clang does not look when it compiles for BPF,
             format!("-idirafter/usr/include/{arch}-linux-gnu"),
-            // And where it keeps those of another architecture that is built for.
+            // and here for another architecture.
             format!("-idirafter/usr/{arch}-linux-gnu/include"),
         ])
         .build()
         .unwrap_or_else(|e| {
             panic!(
-                "{source} does not compile: {e:#}\n\
-                 It needs clang and the kernel's headers: scripts/setup installs both."
+                "{} does not compile: {e:#}\n\
+                 It needs clang and the kernel's headers; scripts/setup installs both.",
+                source.display()
             )
         });
 }
