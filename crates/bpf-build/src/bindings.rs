@@ -1,6 +1,6 @@
 //! Rust definitions of C types, from their BTF.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -17,6 +17,8 @@ pub(crate) struct Names {
     enums: Vec<String>,
     /// Macros that are not empty and take no arguments.
     constants: Vec<String>,
+    /// Comments on the line of an enum's constant.
+    comments: BTreeMap<String, String>,
 }
 
 // === impl Names ===
@@ -31,6 +33,12 @@ impl Names {
                 ["enum", name, "{", ..] => names.enums.push(name.to_owned()),
                 ["#define", name, value, ..] if !name.contains('(') && !value.starts_with("/*") => {
                     names.constants.push(name.to_owned());
+                }
+                [name, "/*", .., "*/"] if name.ends_with(',') => {
+                    let comment = words[2..words.len() - 1].join(" ");
+                    names
+                        .comments
+                        .insert(name.trim_end_matches(',').to_owned(), comment);
                 }
                 _ => {}
             }
@@ -69,7 +77,7 @@ pub(crate) fn generate(btf: &Btf<'_>, names: &Names) -> Result<String, String> {
         }
     }
     for name in &names.enums {
-        rust += &enumeration(btf, name).map_err(|e| format!("enum {name} {e}"))?;
+        rust += &enumeration(btf, name, &names.comments).map_err(|e| format!("enum {name} {e}"))?;
     }
     for name in &names.constants {
         let values = values(btf, &format!("constant_{name}"))
@@ -173,7 +181,11 @@ fn field_type(ty: BtfType<'_>, uses: &mut Vec<String>) -> Option<(String, usize)
     Some((camel(name), found.size()))
 }
 
-fn enumeration(btf: &Btf<'_>, name: &str) -> Result<String, String> {
+fn enumeration(
+    btf: &Btf<'_>,
+    name: &str,
+    comments: &BTreeMap<String, String>,
+) -> Result<String, String> {
     let mut values = values(btf, name).ok_or("has a value that is no number of 32 bits")?;
     values.retain(|(name, _)| !name.starts_with(COUNT_OF));
     let prefix = prefix(values.iter().map(|(name, _)| name.as_str()));
@@ -182,6 +194,9 @@ fn enumeration(btf: &Btf<'_>, name: &str) -> Result<String, String> {
     for (name, value) in &values {
         let label = name[prefix..].to_lowercase();
         let variant = camel(&label);
+        if let Some(comment) = comments.get(name) {
+            let _ = writeln!(variants, "    #[doc = {comment:?}]");
+        }
         let _ = writeln!(variants, "    {variant} = {value},");
         let _ = write!(all, "Self::{variant}, ");
         let _ = write!(labels, "\"{label}\", ");

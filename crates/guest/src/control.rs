@@ -1,29 +1,29 @@
-//! The two congestion controls, and the kernel's own that they call.
+//! The two congestion controls, and those of the kernel that they call.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A congestion control of Taut's.
+/// A congestion control of Taut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// `taut_bbr`.
+    /// `taut_bbr`, which calls the kernel's BBR.
     Bbr,
-    /// `taut_cubic`.
+    /// `taut_cubic`, which calls the kernel's Cubic.
     Cubic,
 }
 
-/// It is neither `bbr` nor `cubic`.
+/// A name that is neither `bbr` nor `cubic`.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("bbr or cubic")]
+#[error("expected bbr or cubic")]
 pub struct Unknown;
 
 // === impl Control ===
 
 impl Control {
-    /// Both.
+    /// Both congestion controls.
     pub const ALL: [Self; 2] = [Self::Bbr, Self::Cubic];
 
-    /// The kernel's, as it calls it.
+    /// The name of the kernel's congestion control.
     pub fn kernels(self) -> &'static str {
         match self {
             Self::Bbr => "bbr",
@@ -31,7 +31,7 @@ impl Control {
         }
     }
 
-    /// Taut's, as the kernel calls it (at most 15 bytes).
+    /// The name under which Taut's is registered, at most 15 bytes.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bbr => "taut_bbr",
@@ -39,7 +39,7 @@ impl Control {
         }
     }
 
-    /// The kernel's configuration that builds the kernel's own, or its module.
+    /// The option of the kernel's configuration that builds the kernel's congestion control.
     pub(crate) fn configuration(self) -> &'static str {
         match self {
             Self::Bbr => "CONFIG_TCP_CONG_BBR",
@@ -57,7 +57,7 @@ impl fmt::Display for Control {
 impl FromStr for Control {
     type Err = Unknown;
 
-    /// Of `bbr` or `cubic`, with or without Taut's name before it.
+    /// Parses `bbr` or `cubic`, with or without the prefix `taut_`.
     fn from_str(text: &str) -> Result<Self, Unknown> {
         let name = text.strip_prefix("taut_").unwrap_or(text);
         let mut all = Self::ALL.into_iter();
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn either_name_says_which() {
+    fn both_names_are_parsed() {
         for control in Control::ALL {
             assert_eq!(control.name().parse::<Control>().unwrap(), control);
             assert_eq!(control.kernels().parse::<Control>().unwrap(), control);

@@ -1,18 +1,34 @@
-//! `taut guest`, the part that needs no module: congestion controls in BPF for guests whose CPU is taken away.
+//! `taut guest` without its kernel module: congestion controls in BPF for virtual machines that are descheduled.
 //!
-//! `taut_bbr` and `taut_cubic` call the kernel's own BBR and Cubic, and correct what those would make of a gap, a time in which the
-//! machine was off its CPU. [`load`] loads and pins them, [`preset`] makes one the default, [`watch`] reads what they have
-//! counted, and what all of that means is pure: [`figures`], [`verdict`], [`report`]. docs/design/guest.md says how and why.
+//! `taut_bbr` and `taut_cubic` call the kernel's own BBR and Cubic, and correct what those would conclude from an off-CPU
+//! gap: a time in which the hypervisor ran something else on the machine's CPU, so that nothing that came in was handled.
+//! [`load`] loads and pins them, [`default_control`] makes one the default, [`watch`] reads what they counted. What the
+//! figures mean is pure: [`gaps`], [`counts`], [`verdict`], [`report`]. docs/design/guest.md explains how and why.
+//!
+//! ```
+//! use std::time::Duration;
+//! use taut_guest::gaps::Gaps;
+//! use taut_guest::verdict::Verdict;
+//!
+//! // 250 gaps of 30 ms in ten seconds: BBR loses its rate.
+//! let cpu = Gaps { count: 250, total: Duration::from_millis(7500), ticks: 1000, ..Gaps::default() };
+//! assert_eq!(Verdict::of(&[cpu], Duration::from_secs(10)), Ok(Verdict::Mostly));
+//! ```
 
 #![forbid(unsafe_code)]
 
 pub mod control;
-pub mod figures;
+pub mod counts;
+pub mod default_control;
+mod error;
+pub mod gaps;
+mod kernel;
 pub mod load;
 pub mod module;
 mod pins;
-pub mod preset;
 pub mod report;
 mod since;
 pub mod verdict;
 pub mod watch;
+
+taut_bpf::bindings!(mod raw from "guest");

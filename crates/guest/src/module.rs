@@ -1,17 +1,17 @@
-//! What Taut's kernel module counts, where it is loaded.
+//! The counters of Taut's kernel module.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Its counters: lines of a name and a number.
+/// The module's counters: lines of a name and a number.
 pub const PATH: &str = "/proc/taut_pvtcp";
-/// A longer one is not the module's.
+/// Bytes that are read; the module writes fewer.
 const LONGEST: usize = 64 << 10;
-/// More are not told.
+/// Counters that are reported at most.
 const LINES: usize = 200;
 
-/// Its counters in their order; `None`: it is not loaded.
+/// Reads the counters in the module's order; `None` if the module is not loaded.
 pub fn counters() -> Option<Vec<(String, u64)>> {
     read(Path::new(PATH)).ok().flatten()
 }
@@ -24,7 +24,7 @@ fn read(path: &Path) -> io::Result<Option<Vec<(String, u64)>>> {
     }
 }
 
-/// Whatever stands there besides (a newer module's header, a unit after the number) is passed over.
+/// Parses lines that begin with a name and a number, and skips everything else: a newer module may write headers or units.
 fn parse(text: &str) -> Vec<(String, u64)> {
     let line = |line: &str| {
         let mut words = line.split(|c: char| c.is_ascii_whitespace() || c == ':' || c == '=');
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_numbers_are_read_and_all_else_is_passed_over() {
+    fn names_and_numbers_are_read_and_everything_else_is_skipped() {
         let text = "taut_pvtcp 2\n# counters\ntimers_postponed 12\nrtt_samples_dropped: 7 samples\n\
                     gap=3\n\nbad\nworse -1\n\u{1b}[31m 5\nlast 18446744073709551615";
         let expected = [
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_is_not_loaded_has_none() {
+    fn a_module_that_is_not_loaded_has_no_counters() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(read(&folder.path().join("none")).unwrap(), None);
         let path = folder.path().join("some");

@@ -1,38 +1,40 @@
-//! What `taut guest status` says.
+//! The report of `taut guest status`.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::figures::{BUCKETS, Counts, Gaps, upper};
+use crate::counts::{self, Count, Counts};
+use crate::gaps::{BUCKETS, Gaps, upper};
 use crate::verdict::{Unknown, Verdict};
 
-/// Of some time.
+/// What happened in a span of time.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// Whether the congestion controls are loaded.
     pub is_up: bool,
     /// The default of new connections in this network namespace.
     pub default: Option<String>,
-    /// CPUs of this machine.
+    /// Number of CPUs that are online.
     pub cpus: usize,
-    /// What was looked at.
+    /// Length of the span.
     #[serde(rename = "watched_s", serialize_with = "seconds")]
     pub watched: Duration,
-    /// Times in which a CPU was away.
+    /// Off-CPU gaps of all CPUs.
     pub gaps: Gaps,
-    /// Their share of the time of all CPUs.
+    /// Their share of the time of all CPUs, 0 to 1.
     pub gap_share: f64,
-    /// Of the CPU that was away most, their share of its time: what the verdict is of.
+    /// The largest share of a single CPU, on which the verdict rests.
     pub worst_gap_share: f64,
-    /// The share that the hypervisor says it took; nothing where it does not say.
+    /// The share of CPU time that the hypervisor reports as stolen; `None` if it does not report it.
     pub steal_share: Option<f64>,
-    /// What the congestion controls did.
+    /// What the congestion controls did about gaps.
+    #[serde(serialize_with = "counts::serialize")]
     pub counts: Counts,
-    /// What the kernel module counts; nothing where it is not loaded.
+    /// The counters of the kernel module; `None` if it is not loaded.
     pub module: Option<Vec<(String, u64)>>,
-    /// What it comes to; nothing where that is not known.
+    /// Whether the gaps matter; `null` in JSON if that is unknown.
     #[serde(serialize_with = "known")]
     pub verdict: Result<Verdict, Unknown>,
 }
@@ -44,22 +46,22 @@ impl fmt::Display for Report {
         let watched = self.watched.as_secs_f64();
         let (is, default) = (
             if self.is_up { "loaded" } else { "not loaded" },
-            self.default.as_deref().unwrap_or("not known"),
+            self.default.as_deref().unwrap_or("unknown"),
         );
         writeln!(f, "congestion controls: {is}; the default is {default}")?;
         let cpus = if self.cpus == 1 { "CPU" } else { "CPUs" };
         writeln!(f, "watched for {watched:.1} s, {} {cpus}", self.cpus)?;
         self.gaps(f)?;
         match self.steal_share {
-            None => writeln!(f, "steal: not known")?,
+            None => writeln!(f, "steal: unknown")?,
             Some(share) => writeln!(
                 f,
-                "steal: {:.1} % of the time, as the hypervisor says",
+                "steal: {:.1} % of the time, as the hypervisor reports",
                 100.0 * share
             )?,
         }
         if self.is_up {
-            self.done(f)?;
+            self.counts(f)?;
         }
         match &self.module {
             None => writeln!(f, "kernel module: not loaded")?,
@@ -81,7 +83,7 @@ impl Report {
     fn gaps(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let gaps = &self.gaps;
         if gaps.count == 0 {
-            let none = self.verdict.map_or("not known", |_| "none");
+            let none = self.verdict.map_or("unknown", |_| "none");
             return writeln!(f, "gaps: {none}");
         }
         writeln!(
@@ -94,10 +96,7 @@ impl Report {
         )?;
         if self.cpus > 1 {
             let worst = 100.0 * self.worst_gap_share;
-            writeln!(
-                f,
-                "    {worst:.1} % of the time of the CPU that has most of them"
-            )?;
+            writeln!(f, "    {worst:.1} % of the time of the CPU with the most")?;
         }
         for (bucket, count) in gaps.lengths.iter().enumerate() {
             if *count == 0 {
@@ -115,29 +114,32 @@ impl Report {
         Ok(())
     }
 
-    fn done(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let counts = &self.counts;
+    fn counts(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = |count| self.counts.get(count);
         writeln!(
             f,
-            "taut_bbr: {} bandwidth samples put right and {} kept out, {} RTTs put right and {} kept out; caught up after {} gaps",
-            counts.rate_samples_corrected,
-            counts.rate_samples_kept_out,
-            counts.rtt_samples_corrected,
-            counts.rtt_samples_kept_out,
-            counts.catch_ups,
+            "taut_bbr: {} bandwidth samples corrected and {} kept out, {} RTT samples corrected and {} kept out; caught up after {} gaps",
+            count(Count::RateSamplesCorrected),
+            count(Count::RateSamplesKeptOut),
+            count(Count::RttSamplesCorrected),
+            count(Count::RttSamplesKeptOut),
+            count(Count::CatchUps),
         )?;
         writeln!(
             f,
-            "taut_cubic: {} reductions followed a gap: {} undone, {} undone by the kernel itself, {} kept; {} delays kept from HyStart",
-            counts.reductions,
-            counts.reductions_undone,
-            counts.reductions_undone_by_kernel,
-            counts.reductions_kept,
-            counts.delays_kept_out,
+            "taut_cubic: {} window reductions followed a gap: {} undone, {} undone by the kernel itself, {} kept; {} delays kept from HyStart",
+            count(Count::Reductions),
+            count(Count::ReductionsUndone),
+            count(Count::ReductionsUndoneByKernel),
+            count(Count::ReductionsKept),
+            count(Count::DelaysKeptOut),
         )?;
-        match counts.not_followed {
+        match count(Count::NotFollowed) {
             0 => Ok(()),
-            count => writeln!(f, "{count} connections could not be followed: no memory"),
+            count => writeln!(
+                f,
+                "{count} connections run the kernel's own control: no memory for their state"
+            ),
         }
     }
 }
@@ -186,20 +188,20 @@ mod tests {
     fn a_quiet_machine_has_a_short_report() {
         assert_eq!(
             report().to_string(),
-            "congestion controls: not loaded; the default is cubic\nwatched for 10.0 s, 1 CPU\ngaps: none\nsteal: not known\n\
-             kernel module: not loaded\nthis machine was never off its CPUs: there is nothing to repair, and nothing is recommended\n"
+            "congestion controls: not loaded; the default is cubic\nwatched for 10.0 s, 1 CPU\ngaps: none\nsteal: unknown\n\
+             kernel module: not loaded\nthis machine was never descheduled: nothing is recommended\n"
         );
     }
 
     #[test]
-    fn where_no_tick_was_seen_there_is_no_verdict() {
+    fn without_ticks_there_is_no_verdict() {
         let report = Report {
             verdict: Err(Unknown::NoTicks),
             ..report()
         };
         let text = report.to_string();
-        assert!(text.contains("gaps: not known\n"), "{text}");
-        assert!(text.contains("not one tick was seen"), "{text}");
+        assert!(text.contains("gaps: unknown\n"), "{text}");
+        assert!(text.contains("no scheduler tick was observed"), "{text}");
         assert!(!text.contains("nothing is recommended"), "{text}");
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["verdict"], serde_json::Value::Null);
@@ -207,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_are_told_by_length() {
+    fn gaps_are_listed_by_length() {
         let mut lengths = [0; BUCKETS];
         lengths[4] = 240;
         lengths[BUCKETS - 1] = 1;
@@ -225,11 +227,9 @@ mod tests {
             worst_gap_share: 0.9,
             steal_share: Some(0.123),
             is_up: true,
-            counts: Counts {
-                reductions: 3,
-                reductions_undone: 2,
-                ..Counts::default()
-            },
+            counts: [(Count::Reductions, 3), (Count::ReductionsUndone, 2)]
+                .into_iter()
+                .collect(),
             module: Some(vec![("timers_postponed".into(), 4)]),
             verdict: Ok(Verdict::Mostly),
             ..report()
@@ -237,11 +237,11 @@ mod tests {
         let text = report.to_string();
         for part in [
             "gaps: 241, 45.0 % of the time; 37 ms on average, 2100 ms at most",
-            "    90.0 % of the time of the CPU that has most of them",
+            "    90.0 % of the time of the CPU with the most",
             "    240 shorter than 32 ms",
             "    1 of 2048 ms and more",
             "steal: 12.3 %",
-            "3 reductions followed a gap: 2 undone",
+            "3 window reductions followed a gap: 2 undone",
             "    timers_postponed 4",
         ] {
             assert!(text.contains(part), "{part} in:\n{text}");
@@ -249,6 +249,7 @@ mod tests {
         let json = serde_json::to_value(&report).unwrap();
         assert_eq!(json["gaps"]["count"], 241);
         assert_eq!(json["gaps"]["longest_ns"], 2_100_000_000_u64);
+        assert_eq!(json["counts"]["reductions_undone"], 2);
         assert_eq!(json["verdict"], "mostly");
         assert_eq!(json["watched_s"], 10.0);
     }

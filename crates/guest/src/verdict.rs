@@ -1,45 +1,45 @@
-//! Whether gaps matter on this machine.
+//! Whether off-CPU gaps matter on this machine.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::figures::Gaps;
+use crate::gaps::Gaps;
 
-/// A smaller share of its time costs nobody anything that could be measured beside it.
+/// Gaps that take a smaller share of the time have no measurable effect.
 const MATTERS: f64 = 0.01;
-/// Gaps that are farther apart leave BBR ten round trips of 100 ms between them, in which its model is what it was.
+/// Gaps farther apart than this leave BBR ten round trips of 100 ms, in which its model recovers.
 const RARE: Duration = Duration::from_secs(1);
-/// With less than seven tenths of its CPU BBR has been seen to lose its rate (arXiv 2601.05665).
+/// BBR loses its rate when it has less than 70 % of its CPU (arXiv 2601.05665).
 const LOSES: f64 = 0.3;
 
-/// What it comes to.
+/// How much the gaps matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// No gap was seen.
+    /// There were no gaps.
     Never,
-    /// Some were, too few to matter.
+    /// There were too few to matter.
     Rarely,
-    /// Enough to disturb what BBR measures.
+    /// There were enough to disturb what BBR measures.
     Often,
-    /// So much that BBR loses its rate.
+    /// They took so much time that BBR loses its rate.
     Mostly,
 }
 
-/// Why there is none.
+/// Why there is no verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unknown {
-    /// The programs see gaps by the tick.
+    /// No scheduler tick was observed, and the programs detect gaps by late ticks.
     #[error(
-        "it is not known whether this machine is off its CPUs: not one tick was seen. Either no CPU had anything to do in that time, or \
-         the kernel's tick is no timer of high resolution (highres=off, see `grep hres_active /proc/timer_list`), or it has another \
-         name than those that Taut knows"
+        "it is unknown whether this machine was descheduled: no scheduler tick was observed. Either no CPU had anything to run in that \
+         time, or the kernel's tick is not a high-resolution timer (highres=off, see `grep hres_active /proc/timer_list`), or its \
+         function has a name that Taut does not know"
     )]
     NoTicks,
-    /// In no time at all.
+    /// The span has no length.
     #[error(
-        "it is not known whether this machine is off its CPUs: nothing was watched yet; run this again, or with --for 10s"
+        "it is unknown whether this machine was descheduled: the programs were loaded just now; run this again, or with --for 10s"
     )]
     NoTime,
 }
@@ -47,8 +47,7 @@ pub enum Unknown {
 // === impl Verdict ===
 
 impl Verdict {
-    /// Of gaps that each CPU has seen in this time: that of the worst. A connection is handled by one, and those that idle see
-    /// no gaps.
+    /// The verdict on the CPU with the worst gaps in this time: one CPU handles a connection, and idle CPUs have no gaps.
     ///
     /// # Errors
     /// [`Unknown`].
@@ -74,22 +73,20 @@ impl Verdict {
         }
     }
 
-    /// What is to be done about it.
+    /// The verdict and what to do about it, in a sentence.
     pub fn sentence(self) -> &'static str {
         match self {
-            Self::Never => {
-                "this machine was never off its CPUs: there is nothing to repair, and nothing is recommended"
-            }
+            Self::Never => "this machine was never descheduled: nothing is recommended",
             Self::Rarely => {
-                "this machine is off its CPUs too rarely to matter to TCP: nothing is recommended"
+                "this machine is descheduled too rarely to matter to TCP: nothing is recommended"
             }
             Self::Often => {
-                "this machine is off its CPUs often enough to disturb BBR: where its senders use BBR, `taut guest up --default bbr` \
-                 keeps their rate; senders that use Cubic gain nothing worth mentioning"
+                "this machine is descheduled often enough to disturb BBR: if its senders use BBR, `taut guest up --default bbr` \
+                 keeps their rate; senders that use Cubic gain little"
             }
             Self::Mostly => {
-                "this machine is off its CPUs so much that BBR loses its rate: where its senders use BBR, `taut guest up --default \
-                 bbr` keeps it; senders that use Cubic gain nothing worth mentioning"
+                "this machine is descheduled so much that BBR loses its rate: if its senders use BBR, `taut guest up --default bbr` \
+                 keeps it; senders that use Cubic gain little"
             }
         }
     }
@@ -100,7 +97,7 @@ impl Verdict {
 mod tests {
     use super::*;
 
-    /// In ten seconds.
+    /// One CPU in ten seconds: `count` gaps of the length `each`.
     fn gaps(count: u32, each: Duration) -> Gaps {
         Gaps {
             count: count.into(),
@@ -115,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_seen_nothing_says_nothing() {
+    fn without_ticks_or_time_there_is_no_verdict() {
         let some = gaps(0, Duration::ZERO);
         let second = Duration::from_secs(1);
         assert_eq!(Verdict::of(&[], second), Err(Unknown::NoTicks));
@@ -127,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_is_never_off_its_cpus_is_told_so() {
+    fn a_machine_without_gaps_needs_nothing() {
         let idle = gaps(0, Duration::ZERO);
         assert_eq!(verdict(&[idle.clone(), idle]), Verdict::Never);
         assert!(Verdict::Never.sentence().contains("nothing is recommended"));
@@ -149,11 +146,11 @@ mod tests {
     }
 
     #[test]
-    fn cpus_that_idle_do_not_make_the_others_gaps_fewer() {
+    fn idle_cpus_do_not_dilute_the_gaps_of_a_busy_one() {
         let mut cpus = vec![gaps(0, Duration::ZERO); 64];
         cpus[17] = gaps(250, Duration::from_millis(30));
         assert_eq!(verdict(&cpus), Verdict::Mostly);
-        // Nor do those of many add up to what none of them has.
+        // Nor do the small gaps of many CPUs add up.
         assert_eq!(
             verdict(&vec![gaps(5, Duration::from_millis(15)); 64]),
             Verdict::Rarely

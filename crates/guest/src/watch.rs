@@ -1,47 +1,47 @@
-//! Reads what the BPF programs have counted, and watches for gaps where none are loaded.
+//! Reads what the BPF programs counted, and detects gaps where none are loaded.
 
 use std::fs;
-use std::io;
 use std::iter;
 use std::time::Duration;
 
-use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
+use libbpf_rs::MapHandle;
+use taut_bpf::{CounterMap, Map, PerCpu};
 use taut_sys::steal::Steal;
 
-use crate::figures::{COUNTS, Counts, Gaps, words};
-use crate::load::{Detector, LoadError, check, refused};
+use crate::counts::{Count, Counts};
+use crate::error::{LoadError, bpf, libbpf};
+use crate::gaps::Gaps;
+use crate::load::{Detector, check};
 use crate::pins::Pins;
+use crate::raw;
 use crate::since::Since;
 
-/// What cannot be read is not told.
-const TOLD: &str = "to tell what was counted";
-/// The only one of `gaps` and `since`.
-const KEY: [u8; 4] = 0_u32.to_ne_bytes();
+const COUNTERS: &str = "the counters of taut guest";
 
-/// The programs' figures.
+/// The counters of the loaded programs, or of a gap detector that is loaded for the purpose.
 #[derive(Debug)]
 pub struct Watch {
-    gaps: MapHandle,
-    counts: MapHandle,
+    gaps: PerCpu<raw::Gaps>,
+    counts: CounterMap<Count>,
     since: Option<Since>,
-    own: Option<Detector>,
+    detector: Option<Detector>,
 }
 
-/// All that was counted until a time.
+/// Everything counted up to a moment.
 #[derive(Clone, Debug, Default)]
-pub struct Look {
-    /// Of each CPU.
+pub struct Sample {
+    /// The gaps of each CPU.
     pub gaps: Vec<Gaps>,
-    /// What was done about them.
+    /// What the congestion controls did about them.
     pub counts: Counts,
-    /// What the hypervisor says it took; nothing where it does not say.
+    /// The time that the hypervisor reports as stolen; `None` if it does not report it.
     pub steal: Option<Steal>,
 }
 
-// === impl Look ===
+// === impl Sample ===
 
-impl Look {
-    /// Gaps since `earlier`, of each CPU.
+impl Sample {
+    /// Gaps since `earlier` on each CPU.
     pub fn gaps_since(&self, earlier: &Self) -> Vec<Gaps> {
         let then = earlier.gaps.iter().cloned();
         let then = then.chain(iter::repeat_with(Gaps::default));
@@ -49,7 +49,7 @@ impl Look {
         each.map(|(now, then)| now.since(&then)).collect()
     }
 
-    /// The share of all time since `earlier` that the hypervisor says it took.
+    /// The share of all CPU time since `earlier` that the hypervisor reports as stolen.
     pub fn steal_share_since(&self, earlier: &Self) -> Option<f64> {
         self.steal?.share_since(earlier.steal?)
     }
@@ -58,89 +58,77 @@ impl Look {
 // === impl Watch ===
 
 impl Watch {
-    /// Of the programs that `taut guest up` has loaded, or of some that are loaded for this.
+    /// Opens the counters of the programs that `taut guest up` loaded; if there are none, loads a gap detector of its own.
     ///
     /// # Errors
     /// [`LoadError`].
     pub fn open() -> Result<Self, LoadError> {
         check()?;
         if let Some(pins) = Pins::find()?.filter(Pins::is_complete) {
-            let pinned = |name| MapHandle::from_pinned_path(pins.path(name)).map_err(refused(TOLD));
-            let since = pinned("since")?.lookup(&KEY, MapFlags::ANY);
-            let since = since.map_err(refused(TOLD))?.unwrap_or_default();
+            let pinned = |name| {
+                MapHandle::from_pinned_path(pins.path(name))
+                    .map_err(libbpf(COUNTERS, "open a pinned map"))
+            };
+            let refused = bpf(COUNTERS);
+            let since: Map<u32, raw::GuestSince> =
+                Map::new(pinned("since")?, "since").map_err(&refused)?;
+            let counts = PerCpu::new(pinned("counts")?, "counts").map_err(&refused)?;
             return Ok(Self {
-                gaps: pinned("gaps")?,
-                counts: pinned("counts")?,
-                since: Since::decode(&since),
-                own: None,
+                gaps: PerCpu::new(pinned("gaps")?, "gaps").map_err(&refused)?,
+                counts: CounterMap::new(counts),
+                since: since.get(&0).map_err(&refused)?.map(Since::from),
+                detector: None,
             });
         }
-        let own = Detector::load()?;
+        let detector = Detector::load()?;
+        let object = &detector.object;
         Ok(Self {
-            gaps: own.map("gaps")?,
-            counts: own.map("counts")?,
+            gaps: object.per_cpu("gaps").map_err(bpf(COUNTERS))?,
+            counts: object.counters("counts").map_err(bpf(COUNTERS))?,
             since: None,
-            own: Some(own),
+            detector: Some(detector),
         })
     }
 
-    /// Whether it is of programs that were there before.
+    /// Whether the congestion controls are loaded.
     pub fn is_up(&self) -> bool {
-        self.own.is_none()
+        self.detector.is_none()
     }
 
-    /// For how long they have been there.
+    /// How long they have been loaded.
     pub fn age(&self) -> Duration {
         self.since.map(Since::age).unwrap_or_default()
     }
 
-    /// What there was when they were loaded.
-    pub fn beginning(&self) -> Look {
-        Look {
+    /// The sample of the moment when they were loaded.
+    pub fn at_load(&self) -> Sample {
+        Sample {
             steal: self.since.and_then(|since| since.steal),
-            ..Look::default()
+            ..Sample::default()
         }
     }
 
-    /// CPUs that could be there.
+    /// Number of CPUs that are online.
     pub fn cpus(&self) -> usize {
         let online = fs::read_to_string("/sys/devices/system/cpu/online");
         online.ok().and_then(|list| cpus(&list)).unwrap_or(1)
     }
 
-    /// What there is now.
+    /// Reads all counters.
     ///
     /// # Errors
-    /// The kernel's.
-    pub fn look(&self) -> Result<Look, LoadError> {
-        Ok(Look {
-            gaps: self.gaps()?,
-            counts: self.counts()?,
+    /// [`LoadError::Bpf`].
+    pub fn sample(&self) -> Result<Sample, LoadError> {
+        let gaps = self.gaps.get(0).map_err(bpf(COUNTERS))?;
+        Ok(Sample {
+            gaps: gaps.into_iter().map(Gaps::from).collect(),
+            counts: self.counts.read().map_err(bpf(COUNTERS))?,
             steal: Steal::read(),
         })
     }
-
-    fn gaps(&self) -> Result<Vec<Gaps>, LoadError> {
-        let each = self.gaps.lookup_percpu(&KEY, MapFlags::ANY);
-        let each = each.map_err(refused(TOLD))?.unwrap_or_default();
-        let gaps: Option<_> = each.iter().map(|cpu| Gaps::of(cpu)).collect();
-        gaps.ok_or_else(|| refused(TOLD)(io::Error::from(io::ErrorKind::InvalidData).into()))
-    }
-
-    fn counts(&self) -> Result<Counts, LoadError> {
-        let mut counts = [0; COUNTS as usize];
-        for (index, count) in (0_u32..).zip(&mut counts) {
-            let each = self
-                .counts
-                .lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY);
-            let each = each.map_err(refused(TOLD))?;
-            *count = each.iter().flatten().flat_map(|cpu| words(cpu)).sum();
-        }
-        Ok(Counts::of(counts))
-    }
 }
 
-/// How many a list of ranges has, such as `0-3,6`.
+/// The number of CPUs in a list of ranges, such as `0-3,6`.
 fn cpus(list: &str) -> Option<usize> {
     let range = |range: &str| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

@@ -1,4 +1,4 @@
-//! `taut guest`.
+//! `taut guest`: loads and unloads the congestion controls, and reports on off-CPU gaps.
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -9,28 +9,28 @@ use clap::{Args as ClapArgs, Subcommand};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use taut_guest::control::Control;
-use taut_guest::figures::Gaps;
+use taut_guest::default_control::{self, Restored};
+use taut_guest::gaps::Gaps;
 use taut_guest::load::{self, Lock};
 use taut_guest::module;
-use taut_guest::preset::{self, Restored};
 use taut_guest::report::Report;
 use taut_guest::verdict::Verdict;
 use taut_guest::watch::Watch;
 
 use crate::Failure;
 
-/// Watched for so long, where nothing is loaded and nothing else is said.
+/// How long `status` watches by default when nothing is loaded.
 const WATCH: Duration = Duration::from_secs(10);
-/// How soon an end is heard of.
+/// How often a wait checks for signals.
 const NAP: Duration = Duration::from_millis(50);
 
-/// Keep the rate of a guest whose CPU is taken away
+/// Keep the TCP rate of a virtual machine that is descheduled
 #[derive(ClapArgs)]
 #[command(after_help = "\
-  taut guest status                          whether this machine is off its CPUs, and whether that matters
-  taut guest up                              load taut_bbr and taut_cubic, for whoever asks for them
-  taut guest up --default bbr                and make taut_bbr what new connections have
-  taut guest down                            all as before")]
+  taut guest status                          whether this machine is descheduled, and whether that matters
+  taut guest up                              load taut_bbr and taut_cubic, for programs that ask for them
+  taut guest up --default bbr                and make taut_bbr the default of new connections
+  taut guest down                            unload them and restore the default")]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Command,
@@ -40,19 +40,19 @@ pub(crate) struct Args {
 enum Command {
     /// Load taut_bbr and taut_cubic, until `down` or a reboot
     Up {
-        /// Make it what new connections of this network namespace have: bbr or cubic
+        /// Make it the default of new connections in this network namespace: bbr or cubic
         #[arg(long, value_name = "NAME")]
         default: Option<Control>,
     },
-    /// Take them away, and make the default what it was
+    /// Unload them and restore the default
     Down,
-    /// Say how often this machine is off its CPUs, what was done about it, and whether it matters
+    /// Show how often this machine is descheduled, what was done about it, and whether it matters
     Status {
-        /// Watch for this time [default: 10s if nothing is loaded, else all since it was]
+        /// Watch for this time [default: 10s if nothing is loaded, else since the programs were loaded]
         #[arg(long = "for", value_name = "TIME", value_parser = crate::top::interval)]
         time: Option<Duration>,
 
-        /// One JSON object
+        /// Print one JSON object
         #[arg(long)]
         json: bool,
     },
@@ -70,33 +70,33 @@ fn up(default: Option<Control>) -> Result<(), Failure> {
     let lock = Lock::take().map_err(failure)?;
     let up = load::up(&lock).map_err(failure)?;
     match up.was_up {
-        true => say("taut_bbr and taut_cubic were loaded already"),
+        true => say("taut_bbr and taut_cubic are already loaded"),
         false => say("taut_bbr and taut_cubic are loaded, until `taut guest down` or a reboot"),
     }
-    up.troubles.iter().for_each(|trouble| say(trouble));
+    up.warnings.iter().for_each(|warning| say(warning));
     let Some(control) = default else {
         return Ok(());
     };
-    preset::set(control, &lock).map_err(failure)?;
+    default_control::set(control, &lock).map_err(failure)?;
     say(&format!(
-        "new connections of this network namespace have {control}"
+        "new connections in this network namespace use {control}"
     ));
     Ok(())
 }
 
 fn down() -> Result<(), Failure> {
     let lock = Lock::take().map_err(failure)?;
-    // While it is the default it would live on as that.
-    match preset::restore(&lock).map_err(failure)? {
+    // First: the default keeps a congestion control in the kernel.
+    match default_control::restore(&lock).map_err(failure)? {
         Restored::Untouched => {}
-        Restored::To(before) => say(&format!("the default is {before}, as before")),
+        Restored::To(before) => say(&format!("the default congestion control is {before} again")),
         Restored::Others(now) => say(&format!(
-            "the default was made {now} by somebody else since, and stays"
+            "the default congestion control stays {now}, which another program has set since"
         )),
     }
     match load::down(&lock).map_err(failure)? {
         true => say(
-            "taut_bbr and taut_cubic are gone; connections that have them keep them until they end",
+            "taut_bbr and taut_cubic are unloaded; connections that use them keep them until they end",
         ),
         false => say("nothing was loaded"),
     }
@@ -119,20 +119,20 @@ fn status(time: Option<Duration>, json: bool) -> Result<(), Failure> {
     }
 }
 
-/// Of this time, or of all since the programs were loaded.
+/// The report on this time from now, or on all time since the programs were loaded.
 fn report(watch: &Watch, time: Option<Duration>) -> Result<Report, Failure> {
     let (before, watched) = match time {
-        Some(time) => (watch.look().map_err(failure)?, rest(time)?),
-        None => (watch.beginning(), watch.age()),
+        Some(time) => (watch.sample().map_err(failure)?, wait(time)?),
+        None => (watch.at_load(), watch.age()),
     };
-    let now = watch.look().map_err(failure)?;
+    let now = watch.sample().map_err(failure)?;
     let cpus = watch.cpus();
     let each = now.gaps_since(&before);
     let gaps = Gaps::sum(&each);
     let shares = each.iter().map(|gaps| gaps.share(watched, 1));
     Ok(Report {
         is_up: watch.is_up(),
-        default: preset::current(),
+        default: default_control::current(),
         cpus,
         watched,
         gap_share: gaps.share(watched, cpus),
@@ -140,17 +140,17 @@ fn report(watch: &Watch, time: Option<Duration>) -> Result<Report, Failure> {
         verdict: Verdict::of(&each, watched),
         gaps,
         steal_share: now.steal_share_since(&before),
-        counts: now.counts.since(before.counts),
+        counts: now.counts.since(&before.counts),
         module: module::counters(),
     })
 }
 
-/// Until the time is over, or somebody says that it is enough; how long that was.
-fn rest(time: Duration) -> Result<Duration, Failure> {
+/// Waits until the time is over or a signal arrives; returns how long that took.
+fn wait(time: Duration) -> Result<Duration, Failure> {
     let ends = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         flag::register(signal, Arc::clone(&ends))
-            .map_err(|e| Failure::Run(format!("cannot hear signals: {e}")))?;
+            .map_err(|e| Failure::Run(format!("cannot handle signals: {e}")))?;
     }
     let began = Instant::now();
     while !ends.load(Ordering::Relaxed) && began.elapsed() < time {
@@ -164,6 +164,6 @@ fn failure(error: impl std::fmt::Display) -> Failure {
 }
 
 fn say(sentence: &str) {
-    // Nobody may be reading any more.
+    // The reader of standard error may be gone.
     let _ = writeln!(io::stderr(), "taut: {sentence}");
 }

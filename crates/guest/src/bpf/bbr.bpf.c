@@ -352,7 +352,7 @@ static __always_inline void correct(struct tcp_sock *tp, struct path *p,
 	if (is_corrected) {
 		copy->delivered = p->sample_delivered;
 		copy->interval_us = p->sample_us;
-		count(COUNT_RATE_CORRECTED);
+		count(COUNT_RATE_SAMPLES_CORRECTED);
 	} else {
 		is_kept = (trusts_clock(tp, p) &&
 			   p->rounds - p->sample_round < ROUNDS_STALE) ||
@@ -363,12 +363,12 @@ static __always_inline void correct(struct tcp_sock *tp, struct path *p,
 	if (is_kept)
 		copy->is_app_limited = true;
 	if (is_kept && !is_corrected)
-		count(COUNT_RATE_KEPT_OUT);
+		count(COUNT_RATE_SAMPLES_KEPT_OUT);
 	if (rs->rtt_us <= 0)
 		return;
 	if (wait_us && wait_us < rtt_us) {
 		copy->rtt_us = rtt_us - wait_us;
-		count(COUNT_RTT_CORRECTED);
+		count(COUNT_RTT_SAMPLES_CORRECTED);
 		return;
 	}
 	/* It may be a smaller one. And what was under way for longer than the minimum when
@@ -377,7 +377,7 @@ static __always_inline void correct(struct tcp_sock *tp, struct path *p,
 	if (rtt_us > bbr->min_rtt_us &&
 	    tp->tcp_mstamp - rtt_us + bbr->min_rtt_us > begin_us) {
 		copy->is_ack_delayed = true;
-		count(COUNT_RTT_KEPT_OUT);
+		count(COUNT_RTT_SAMPLES_KEPT_OUT);
 	}
 }
 
@@ -450,7 +450,7 @@ static __always_inline void catch_up(struct tcp_sock *tp, struct path *p,
 			if (p->pace_ours > sk->sk_max_pacing_rate)
 				p->pace_ours = sk->sk_max_pacing_rate;
 			if (!p->is_catching_up)
-				count(COUNT_CATCH_UP);
+				count(COUNT_CATCH_UPS);
 			p->is_catching_up = true;
 			sk->sk_pacing_rate = p->pace_ours;
 		}
@@ -578,7 +578,7 @@ void taut_bbr_init(__u64 *ctx)
 	if (p)
 		__builtin_memset(p, 0, sizeof(*p));
 	else
-		count(COUNT_NO_STORAGE);
+		count(COUNT_NOT_FOLLOWED);
 	bbr_init(sk_of(tp));
 }
 

@@ -66,7 +66,7 @@ static __always_inline bool follows_gap(const struct gaps *g, __u64 now_us,
 
 static __always_inline void keep(struct cut *cut)
 {
-	count(COUNT_CUT_KEPT);
+	count(COUNT_REDUCTIONS_KEPT);
 	cut->at_us = 0;
 }
 
@@ -100,7 +100,7 @@ static __always_inline void watch(struct tcp_sock *tp)
 #pragma unroll
 	for (int i = 0; i < STATE; i++)
 		cut->state[i] = tp->inet_conn.icsk_ca_priv[i];
-	count(COUNT_CUT);
+	count(COUNT_REDUCTIONS);
 }
 
 static __always_inline void decide(struct tcp_sock *tp, struct cut *cut)
@@ -116,7 +116,7 @@ static __always_inline void decide(struct tcp_sock *tp, struct cut *cut)
 	if (ca_state(tp) > CA_DISORDER)
 		return;
 	if (cut->is_undone) {
-		count(COUNT_CUT_KERNEL);
+		count(COUNT_REDUCTIONS_UNDONE_BY_KERNEL);
 		cut->at_us = 0;
 		return;
 	}
@@ -135,7 +135,7 @@ static __always_inline void decide(struct tcp_sock *tp, struct cut *cut)
 #pragma unroll
 		for (int i = 0; i < STATE; i++)
 			tp->inet_conn.icsk_ca_priv[i] = cut->state[i];
-		count(COUNT_CUT_UNDONE);
+		count(COUNT_REDUCTIONS_UNDONE);
 		cut->at_us = 0;
 	} else if (since_us > WAIT_US + ROUNDS * (__u64)(tp->srtt_us >> 3)) {
 		keep(cut);
@@ -160,7 +160,7 @@ void taut_cubic_init(__u64 *ctx)
 	if (cut)
 		cut->at_us = 0;
 	else
-		count(COUNT_NO_STORAGE);
+		count(COUNT_NOT_FOLLOWED);
 	cubictcp_init(sk_of(tp));
 }
 
@@ -213,7 +213,7 @@ void taut_cubic_pkts_acked(__u64 *ctx)
 	/* (Where there are gaps all the time it would never hear of a queue.) */
 	if (g && rtt_us > 0 && follows_gap(g, tp->tcp_mstamp, rtt_us) &&
 	    !is_often_away(g, tp->tcp_mstamp * NS_PER_US)) {
-		count(COUNT_DELAY_KEPT_OUT);
+		count(COUNT_DELAYS_KEPT_OUT);
 		return;
 	}
 	cubictcp_acked(sk_of(tp), sample);

@@ -30,14 +30,15 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, COUNTS);
+	__uint(max_entries, NR_COUNTS);
 	__type(key, __u32);
 	__type(value, __u64);
 } counts SEC(".maps");
 
-static __always_inline void count(__u32 what)
+static __always_inline void count(enum guest_count what)
 {
-	__u64 *sum = bpf_map_lookup_elem(&counts, &what);
+	__u32 key = what;
+	__u64 *sum = bpf_map_lookup_elem(&counts, &key);
 
 	if (sum)
 		*sum += 1;

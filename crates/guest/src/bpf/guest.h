@@ -40,18 +40,18 @@ struct guest_config {
 };
 
 enum guest_count {
-	COUNT_RATE_KEPT_OUT,	/* bandwidth samples across a gap that may not lower the model */
-	COUNT_RATE_CORRECTED,	/* those that were put right by the receiver's clock */
-	COUNT_RTT_CORRECTED,	/* RTT samples across a gap without the wait */
-	COUNT_RTT_KEPT_OUT,	/* RTT samples across a gap that may not renew the model */
-	COUNT_CATCH_UP,		/* gaps after which a connection was paced faster */
-	COUNT_CUT,		/* reductions that followed a gap */
-	COUNT_CUT_UNDONE,	/* those that were taken back: nothing had been lost */
-	COUNT_CUT_KERNEL,	/* those that the kernel took back by itself */
-	COUNT_CUT_KEPT,		/* those that stayed: something may have been lost */
-	COUNT_DELAY_KEPT_OUT,	/* delays across a gap that HyStart was not told of */
-	COUNT_NO_STORAGE,	/* connections that could not be followed, and have the kernel's own */
-	COUNTS
+	COUNT_RATE_SAMPLES_KEPT_OUT,	/* bandwidth samples across a gap that may not lower BBR's model */
+	COUNT_RATE_SAMPLES_CORRECTED,	/* bandwidth samples across a gap, corrected by the receiver's clock */
+	COUNT_RTT_SAMPLES_CORRECTED,	/* RTT samples across a gap, less the time that the ACK waited */
+	COUNT_RTT_SAMPLES_KEPT_OUT,	/* RTT samples across a gap that may not renew BBR's minimum */
+	COUNT_CATCH_UPS,		/* gaps after which a connection was paced faster */
+	COUNT_REDUCTIONS,		/* window reductions of Cubic that followed a gap */
+	COUNT_REDUCTIONS_UNDONE,	/* reductions taken back because nothing had been lost */
+	COUNT_REDUCTIONS_UNDONE_BY_KERNEL,	/* reductions that the kernel took back by itself */
+	COUNT_REDUCTIONS_KEPT,		/* reductions that stayed because something may have been lost */
+	COUNT_DELAYS_KEPT_OUT,		/* delays across a gap that HyStart was not told of */
+	COUNT_NOT_FOLLOWED,		/* connections without memory for their state: the kernel's own control runs them */
+	NR_COUNTS
 };
 
 #endif

@@ -1,4 +1,4 @@
-//! A congestion control of Taut's as the default of new connections, and what was the default before.
+//! Makes a congestion control the default of new connections, and restores the previous default.
 
 use std::fs;
 use std::io;
@@ -9,93 +9,93 @@ use serde::{Deserialize, Serialize};
 use crate::control::Control;
 use crate::load::Lock;
 
-/// The default of the network namespace of whoever reads it.
+/// The default in the network namespace of the thread that reads it.
 const SETTING: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
-/// What was there before.
+/// The file that records the previous default.
 pub const RECORD: &str = "/run/taut/guest.default";
-/// A longer one is not ours.
+/// Bytes of a record at most; a longer file is not Taut's.
 const LONGEST: u64 = 4096;
 
-/// What became of the default.
+/// What [`restore`] did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Restored {
-    /// It was never changed.
+    /// The default had not been changed.
     Untouched,
-    /// It is this, as it was.
+    /// The default is this again.
     To(String),
-    /// Somebody has made it this meanwhile, and it stays.
+    /// Another program had changed the default to this meanwhile, and it stays.
     Others(String),
 }
 
-/// Why it was not changed.
+/// Why the default was not changed.
 #[derive(Debug, thiserror::Error)]
-pub enum PresetError {
-    /// A file.
-    #[error("cannot {what} {path}: {source}")]
+pub enum DefaultError {
+    /// A file cannot be read or written.
+    #[error("cannot {action} {path}: {source}")]
     File {
-        /// Read, or write.
-        what: &'static str,
-        /// Which.
+        /// The action: `make`, `read`, `write` or `remove`.
+        action: &'static str,
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// It was changed elsewhere.
+    /// The default was changed in another network namespace.
     #[error(
-        "the default was made {ours} in another network namespace (net:[{netns}]), where it was {before}: run `taut guest down` there, \
-         e.g. with `nsenter --net`; if it is gone, remove {RECORD}"
+        "the default congestion control was changed from {before} to {ours} in another network namespace (net:[{netns}]): run \
+         `taut guest down` there, e.g. with `nsenter --net`; if that namespace is gone, remove {RECORD}"
     )]
     Elsewhere {
-        /// Where.
+        /// The inode of the namespace.
         netns: String,
-        /// What it is there.
+        /// The default that Taut set there.
         ours: String,
-        /// What it was there.
+        /// The default before.
         before: String,
     },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
-    /// Namespaces' numbers are of one boot.
+    /// The boot: inodes of namespaces mean nothing after another one.
     boot: String,
     netns: String,
     before: String,
     ours: String,
 }
 
-/// Where all of it is.
-struct Place<'a> {
+/// The files that hold the default and its record, and where and when they apply.
+struct Files<'a> {
     setting: &'a Path,
     record: &'a Path,
     boot: String,
     netns: String,
 }
 
-/// Makes it the default. What was there before is written down first.
+/// Makes `control` the default, and records the previous default first.
 ///
 /// # Errors
-/// [`PresetError`].
-pub fn set(control: Control, _: &Lock) -> Result<(), PresetError> {
-    Place::own().set(control.name())
+/// [`DefaultError`].
+pub fn set(control: Control, _: &Lock) -> Result<(), DefaultError> {
+    Files::own().set(control.name())
 }
 
-/// Makes the default what it was, if it is still what [`set`] made it.
+/// Restores the previous default if the present one is still that of [`set`].
 ///
 /// # Errors
-/// [`PresetError`]; what was there before is still written down.
-pub fn restore(_: &Lock) -> Result<Restored, PresetError> {
-    Place::own().restore()
+/// [`DefaultError`]; the record stays.
+pub fn restore(_: &Lock) -> Result<Restored, DefaultError> {
+    Files::own().restore()
 }
 
-/// What it is now.
+/// The present default.
 pub fn current() -> Option<String> {
     read(Path::new(SETTING)).ok()
 }
 
-// === impl Place ===
+// === impl Files ===
 
-impl Place<'static> {
+impl Files<'static> {
     fn own() -> Self {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let netns = fs::read_link("/proc/thread-self/ns/net").unwrap_or_default();
@@ -110,21 +110,21 @@ impl Place<'static> {
     }
 }
 
-impl Place<'_> {
-    fn set(&self, ours: &str) -> Result<(), PresetError> {
+impl Files<'_> {
+    fn set(&self, ours: &str) -> Result<(), DefaultError> {
         let now = read(self.setting)?;
         let record = self.recorded()?;
         if let Some(record) = &record {
-            // There is one record only: another namespace's would be lost, and its default with it.
+            // There is only one record: writing it here would lose the default of the other namespace.
             self.is_here(record)?;
         }
         let before = match record {
             Some(record) if record.ours == now => record.before,
-            // What is recorded is of no use any more: somebody has changed it since.
+            // The record is outdated: another program has changed the default since.
             _ => now,
         };
         if before == ours {
-            // It was the default before there was a record, or somebody has made it so by hand.
+            // It was the default before there was a record, or was set by hand.
             return Ok(());
         }
         let record = Record {
@@ -133,12 +133,12 @@ impl Place<'_> {
             before,
             ours: ours.to_owned(),
         };
-        self.write_down(&record)?;
-        // Also where it has that name already: of one that was loaded earlier and is gone but for being the default.
+        self.save(&record)?;
+        // Even if the name is the same: an unloaded control of that name can still be the default.
         write(self.setting, ours)
     }
 
-    fn restore(&self) -> Result<Restored, PresetError> {
+    fn restore(&self) -> Result<Restored, DefaultError> {
         let Some(record) = self.recorded()? else {
             return Ok(Restored::Untouched);
         };
@@ -156,10 +156,10 @@ impl Place<'_> {
         }
     }
 
-    fn is_here(&self, record: &Record) -> Result<(), PresetError> {
+    fn is_here(&self, record: &Record) -> Result<(), DefaultError> {
         match record.netns == self.netns {
             true => Ok(()),
-            false => Err(PresetError::Elsewhere {
+            false => Err(DefaultError::Elsewhere {
                 netns: record.netns.clone(),
                 ours: record.ours.clone(),
                 before: record.before.clone(),
@@ -167,8 +167,8 @@ impl Place<'_> {
         }
     }
 
-    /// What is written down, of this boot.
-    fn recorded(&self) -> Result<Option<Record>, PresetError> {
+    /// The record, if it is of this boot.
+    fn recorded(&self) -> Result<Option<Record>, DefaultError> {
         match fs::metadata(self.record) {
             Ok(file) if file.len() <= LONGEST => {}
             Ok(_) => return Ok(None),
@@ -180,30 +180,34 @@ impl Place<'_> {
         Ok(record.filter(|record| record.boot == self.boot))
     }
 
-    fn write_down(&self, record: &Record) -> Result<(), PresetError> {
+    fn save(&self, record: &Record) -> Result<(), DefaultError> {
         let text = serde_json::to_string(record).unwrap_or_default();
-        if let Some(folder) = self.record.parent() {
-            fs::create_dir_all(folder).map_err(failed("make", folder))?;
+        if let Some(directory) = self.record.parent() {
+            fs::create_dir_all(directory).map_err(failed("make", directory))?;
         }
-        // Whole, or not at all.
+        // Replaced by a rename, so that a record is never half-written.
         let new = self.record.with_extension("new");
         write(&new, &text)?;
         fs::rename(&new, self.record).map_err(failed("write", self.record))
     }
 }
 
-fn read(path: &Path) -> Result<String, PresetError> {
+fn read(path: &Path) -> Result<String, DefaultError> {
     let text = fs::read_to_string(path).map_err(failed("read", path))?;
     Ok(text.trim().to_owned())
 }
 
-fn write(path: &Path, text: &str) -> Result<(), PresetError> {
+fn write(path: &Path, text: &str) -> Result<(), DefaultError> {
     fs::write(path, text).map_err(failed("write", path))
 }
 
-fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PresetError {
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DefaultError {
     let path = path.to_owned();
-    move |source| PresetError::File { what, path, source }
+    move |source| DefaultError::File {
+        action,
+        path,
+        source,
+    }
 }
 
 #[cfg(test)]
@@ -211,29 +215,29 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> PresetEr
 mod tests {
     use super::*;
 
-    /// A default in a folder.
+    /// A machine whose default is a file.
     struct Machine {
-        folder: tempfile::TempDir,
+        directory: tempfile::TempDir,
         setting: PathBuf,
         record: PathBuf,
     }
 
     impl Machine {
         fn new(default: &str) -> Self {
-            let folder = tempfile::tempdir().unwrap();
-            let setting = folder.path().join("setting");
-            let record = folder.path().join("run").join("record");
+            let directory = tempfile::tempdir().unwrap();
+            let setting = directory.path().join("setting");
+            let record = directory.path().join("run").join("record");
             fs::write(&setting, format!("{default}\n")).unwrap();
             Self {
-                folder,
+                directory,
                 setting,
                 record,
             }
         }
 
-        fn place(&self, boot: &str, netns: &str) -> Place<'_> {
-            assert!(self.folder.path().exists());
-            Place {
+        fn files(&self, boot: &str, netns: &str) -> Files<'_> {
+            assert!(self.directory.path().exists());
+            Files {
                 setting: &self.setting,
                 record: &self.record,
                 boot: boot.into(),
@@ -241,8 +245,8 @@ mod tests {
             }
         }
 
-        fn here(&self) -> Place<'_> {
-            self.place("boot", "1")
+        fn here(&self) -> Files<'_> {
+            self.files("boot", "1")
         }
 
         fn default(&self) -> String {
@@ -265,14 +269,14 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_else_has_chosen_since_stays() {
+    fn a_default_that_another_program_set_stays() {
         let machine = Machine::new("cubic");
         machine.here().set("taut_bbr").unwrap();
         fs::write(&machine.setting, "reno").unwrap();
         let restored = machine.here().restore().unwrap();
         assert_eq!(restored, Restored::Others("reno".into()));
         assert_eq!(machine.default(), "reno");
-        // And is what was there before, should it be set again.
+        // And it is the previous default when Taut sets its own again.
         fs::write(&machine.setting, "cubic").unwrap();
         machine.here().set("taut_bbr").unwrap();
         fs::write(&machine.setting, "reno").unwrap();
@@ -282,29 +286,29 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_another_boot_says_nothing() {
+    fn a_record_of_another_boot_is_ignored() {
         let machine = Machine::new("cubic");
-        machine.place("earlier", "1").set("taut_bbr").unwrap();
+        machine.files("earlier", "1").set("taut_bbr").unwrap();
         fs::write(&machine.setting, "bbr").unwrap();
         assert_eq!(machine.here().restore().unwrap(), Restored::Untouched);
         assert_eq!(machine.default(), "bbr");
     }
 
     #[test]
-    fn another_namespaces_default_is_not_touched() {
+    fn the_default_of_another_namespace_is_not_touched() {
         let machine = Machine::new("cubic");
         machine.here().set("taut_bbr").unwrap();
-        let elsewhere = machine.place("boot", "2").restore();
-        assert!(matches!(elsewhere, Err(PresetError::Elsewhere { .. })));
+        let elsewhere = machine.files("boot", "2").restore();
+        assert!(matches!(elsewhere, Err(DefaultError::Elsewhere { .. })));
         assert_eq!(machine.default(), "taut_bbr");
     }
 
     #[test]
-    fn what_was_before_in_one_namespace_is_not_forgotten_for_another() {
+    fn the_record_of_one_namespace_is_not_overwritten_in_another() {
         let (one, two) = (Machine::new("cubic"), Machine::new("reno"));
-        let there = Place {
+        let there = Files {
             setting: &two.setting,
-            ..one.place("boot", "2")
+            ..one.files("boot", "2")
         };
         one.here().set("taut_bbr").unwrap();
         let elsewhere = there.set("taut_bbr").unwrap_err().to_string();

@@ -1,0 +1,95 @@
+//! Why the congestion controls cannot be loaded.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use taut_sys::Errno;
+
+/// Why the BPF programs cannot be loaded, read or unloaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The process has no privileges.
+    #[error("run this as root: it loads BPF programs")]
+    NotRoot,
+    /// The kernel does not export its types.
+    #[error(
+        "the kernel has no BTF (/sys/kernel/btf/vmlinux, CONFIG_DEBUG_INFO_BTF), which these BPF programs need; the kernels of \
+         Debian 11, Ubuntu 20.10, RHEL 8.2 and newer have it"
+    )]
+    NoBtf,
+    /// There is no BPF file system to pin the programs in.
+    #[error(
+        "/sys/fs/bpf is not a BPF file system, and the programs are pinned there; run `mount -t bpf bpf /sys/fs/bpf`"
+    )]
+    NoBpfFs,
+    /// Users other than root could replace what is pinned in this directory.
+    #[error(
+        "{path} is not a directory that only root can write to, so another user could choose what is loaded or removed; see who made it \
+         (`ls -ld {path}`), remove it and run this again"
+    )]
+    NotRoots {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The kernel lacks the congestion control that Taut's calls.
+    #[error(
+        "the kernel has no congestion control {name} ({config}): {source}; `modprobe tcp_{name}` may say more"
+    )]
+    NoKernelControl {
+        /// `bbr` or `cubic`.
+        name: &'static str,
+        /// The option that builds it.
+        config: &'static str,
+        /// The kernel's answer.
+        source: Errno,
+    },
+    /// The kernel has the congestion control but not the types that BPF needs to call it.
+    #[error(
+        "the kernel's {name} cannot be called from BPF: neither the kernel's BTF nor /sys/kernel/btf/tcp_{name} has {function}()"
+    )]
+    NotCallable {
+        /// `bbr` or `cubic`.
+        name: &'static str,
+        /// The function that is missing.
+        function: &'static str,
+    },
+    /// The kernel refuses a BPF program or map, or the object lacks one.
+    #[error("{what}: {source}; TAUT_LOG=libbpf=debug shows why")]
+    Bpf {
+        /// The part that failed.
+        what: &'static str,
+        /// The reason.
+        source: taut_bpf::Error,
+    },
+    /// A file cannot be read, written or removed.
+    #[error("cannot {action} {path}: {source}")]
+    File {
+        /// The action: `make`, `open`, `lock`, `list`, `inspect` or `remove`.
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+}
+
+pub(crate) fn bpf(what: &'static str) -> impl Fn(taut_bpf::Error) -> LoadError {
+    move |source| LoadError::Bpf { what, source }
+}
+
+/// An error of libbpf's own calls, such as those that pin.
+pub(crate) fn libbpf(
+    what: &'static str,
+    action: &'static str,
+) -> impl Fn(libbpf_rs::Error) -> LoadError {
+    move |source| bpf(what)(taut_bpf::Error::during(action)(source))
+}
+
+pub(crate) fn file(action: &'static str, path: &Path) -> impl Fn(io::Error) -> LoadError {
+    let path = path.to_owned();
+    move |source| LoadError::File {
+        action,
+        path: path.clone(),
+        source,
+    }
+}
