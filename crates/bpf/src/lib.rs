@@ -30,7 +30,7 @@ pub type Be32 = zerocopy::byteorder::network_endian::U32;
 
 pub use counters::{CEnum, CounterMap, Counters};
 pub use error::Error;
-pub use map::{Map, PerCpu, Plain, read_prefix};
+pub use map::{Map, PerCpu, Plain, bytes, read_prefix};
 pub use object::{Object, Open};
 
 /// Declares a module with the definitions that `taut_bpf_build::share` has generated from `NAME.h`.

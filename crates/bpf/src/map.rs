@@ -169,3 +169,12 @@ fn check(map: &'static str, part: &'static str, found: u32, expected: usize) -> 
 pub fn read_prefix<T: Plain>(record: &[u8]) -> Option<(T, &[u8])> {
     T::read_from_prefix(record).ok()
 }
+
+/// The bytes of a value in memory order, such as an address that C keeps in words.
+///
+/// # Panics
+/// If `N` is not the size of `T`.
+pub fn bytes<T: Plain, const N: usize>(value: &T) -> [u8; N] {
+    let bytes = value.as_bytes().try_into();
+    bytes.expect("N is the size of T")
+}

@@ -156,6 +156,11 @@ impl Object {
         })
     }
 
+    /// All programs.
+    pub fn programs(&self) -> impl Iterator<Item = ProgramMut<'_>> {
+        self.0.progs_mut()
+    }
+
     /// Runs a program that takes packets once, with the shortest packet, and returns what it returns.
     ///
     /// # Errors

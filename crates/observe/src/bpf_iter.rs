@@ -9,26 +9,24 @@ mod record;
 use std::io::{self, Read as _};
 use std::os::fd::AsFd as _;
 
-use libbpf_rs::{Iter, Link, MapCore as _, MapFlags, MapHandle, Object, ObjectBuilder, ProgramMut};
+use libbpf_rs::{Iter, Link};
+use taut_bpf::{Error, Map, Object, Open};
 
 pub(crate) use self::record::Found;
 use self::record::parse;
+
+taut_bpf::bindings!(mod raw from "connection");
 
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/connection.bpf.o"));
 
 /// Read at a time; the kernel fills no more than a few pages.
 const ROOM: usize = 64 << 10;
 
-/// Bytes of `struct look` of connection.bpf.c, and where it has those that have no place, and whether something has happened.
-const LOOK: usize = 32;
-const MISSED: std::ops::Range<usize> = 16..24;
-const STIRRED: std::ops::Range<usize> = 28..32;
-
 const WALK: &str = "taut_connections";
 const PLACES: &str = "taut_places";
 const PLACES_MAP: &str = "places";
 /// Connections that may be counted in a look, each with some 700 bytes of the kernel's memory. Who has a place keeps it.
-const COUNTED: u64 = 100_000;
+const COUNTED: i64 = 100_000;
 
 /// The programs; the walk is ready to be run in any network namespace.
 pub(crate) struct TcpIter {
@@ -40,21 +38,10 @@ pub(crate) struct TcpIter {
 /// The programs at tracepoints, for as long as this is there.
 struct Counting {
     /// The number of this look, how many connections may be counted in it, and of which namespace.
-    look: MapHandle,
+    look: Map<u32, raw::ConnectionLook>,
     /// Lists those that have a place.
     places: Link,
     _links: Vec<Link>,
-}
-
-/// Why there is none.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum IterError {
-    /// The kernel does not take it, or not from this caller.
-    #[error("{0}")]
-    Load(#[from] libbpf_rs::Error),
-    /// What was built is not what was meant.
-    #[error("the BPF program has no part of the name it should have")]
-    Part,
 }
 
 /// Lists connections.
@@ -66,10 +53,8 @@ impl TcpIter {
     /// Loads the iterator, and what counts events if that is wanted and the kernel can do it.
     ///
     /// # Errors
-    /// [`IterError`]: without CAP_BPF and CAP_PERFMON, or a kernel without BTF.
-    pub(crate) fn load(events: bool) -> Result<Self, IterError> {
-        // What libbpf has to say beside the error would be said on the terminal.
-        libbpf_rs::set_print(None);
+    /// [`Error`]: without CAP_BPF and CAP_PERFMON, or a kernel without BTF.
+    pub(crate) fn load(events: bool) -> Result<Self, Error> {
         if !events {
             return Self::load_with(false);
         }
@@ -79,20 +64,17 @@ impl TcpIter {
         })
     }
 
-    fn load_with(events: bool) -> Result<Self, IterError> {
-        let mut object = ObjectBuilder::default()
-            .name("taut_observe")
-            .and_then(|builder| builder.open_memory(PROGRAM))?;
-        for mut program in object.progs_mut() {
+    fn load_with(events: bool) -> Result<Self, Error> {
+        let mut open = Open::new("taut_observe", PROGRAM)?;
+        for mut program in open.programs() {
             let is_walk = program.name() == WALK;
             program.set_autoload(is_walk || events);
         }
-        let object = object.load()?;
-        let walk = program(&object, WALK)?.attach()?;
-        let events = events.then(|| Counting::begin(&object)).transpose()?;
+        let object = open.load()?;
+        let walk = object.program(WALK)?.attach();
         Ok(Self {
-            walk,
-            events,
+            walk: walk.map_err(Error::during("attach a BPF iterator"))?,
+            events: events.then(|| Counting::begin(&object)).transpose()?,
             _object: object,
         })
     }
@@ -122,18 +104,16 @@ impl TcpIter {
     /// Whether a segment has come since the look began, of a connection that has a place, or one was opened. Nothing where events
     /// are not counted, and where some have no place.
     pub(crate) fn has_stirred(&self) -> Option<bool> {
-        let look = &self.events.as_ref()?.look;
-        let value = look.lookup(&0u32.to_ne_bytes(), MapFlags::ANY).ok()??;
-        let is_none = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
-        is_none(value.get(MISSED)?).then(|| Some(!is_none(value.get(STIRRED)?)))?
+        let look = self.events.as_ref()?.look.get(&0).ok()??;
+        (look.missed == 0).then_some(look.stirred != 0)
     }
 
     /// For the network namespace that the calling thread is in.
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn list(&self) -> Result<List, IterError> {
-        Ok(List(Iter::new(&self.walk)?))
+    pub(crate) fn list(&self) -> Result<List, Error> {
+        list(&self.walk)
     }
 
     /// For all network namespaces: the connections that have a place, which are those that a walk has found since
@@ -141,9 +121,9 @@ impl TcpIter {
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn places(&self) -> Option<Result<List, IterError>> {
+    pub(crate) fn places(&self) -> Option<Result<List, Error>> {
         let events = self.events.as_ref()?;
-        Some(Iter::new(&events.places).map(List).map_err(Into::into))
+        Some(list(&events.places))
     }
 }
 
@@ -151,16 +131,14 @@ impl TcpIter {
 impl TcpIter {
     /// Takes its place away from a socket, as if there had been no room for it.
     pub(crate) fn take_place(&self, socket: &impl std::os::fd::AsRawFd) {
-        let mut maps = self._object.maps();
-        let places = maps.find(|map| map.name() == PLACES_MAP).unwrap();
-        places.delete(&socket.as_raw_fd().to_ne_bytes()).unwrap();
+        let places = self._object.handle(PLACES_MAP).unwrap();
+        libbpf_rs::MapCore::delete(&places, &socket.as_raw_fd().to_ne_bytes()).unwrap();
     }
 }
 
-/// The program of this name.
-fn program<'a>(object: &'a Object, name: &str) -> Result<ProgramMut<'a>, IterError> {
-    let found = object.progs_mut().find(|program| program.name() == name);
-    found.ok_or(IterError::Part)
+fn list(iterator: &Link) -> Result<List, Error> {
+    let iterator = Iter::new(iterator).map(List);
+    iterator.map_err(Error::during("run a BPF iterator"))
 }
 
 impl std::fmt::Debug for TcpIter {
@@ -172,39 +150,34 @@ impl std::fmt::Debug for TcpIter {
 // === impl Counting ===
 
 impl Counting {
-    fn begin(object: &Object) -> Result<Self, IterError> {
-        let programs = object.progs_mut();
-        let links = programs
-            .filter(|program| program.name() != WALK && program.name() != PLACES)
-            .map(|program| program.attach());
-        let look = object
-            .maps()
-            .find(|map| map.name().to_string_lossy().ends_with(".bss"))
-            .ok_or(IterError::Part)?;
-        let places = object
-            .maps()
-            .find(|map| map.name() == PLACES_MAP)
-            .ok_or(IterError::Part)?;
+    fn begin(object: &Object) -> Result<Self, Error> {
+        let attached = || Error::during("attach a BPF program");
+        let mut links = Vec::new();
+        for program in object.programs() {
+            if program.name() != WALK && program.name() != PLACES {
+                links.push(program.attach().map_err(attached())?);
+            }
+        }
+        let map = object.handle(PLACES_MAP)?;
+        let places = object.program(PLACES)?.attach_iter(map.as_fd());
         Ok(Self {
-            places: program(object, PLACES)?.attach_iter(places.as_fd())?,
-            _links: links.collect::<Result<_, _>>()?,
-            look: MapHandle::try_from(&look)?,
+            look: object.map(".bss")?,
+            places: places.map_err(attached())?,
+            _links: links,
         })
     }
 
-    /// Reads and writes `struct look` of connection.bpf.c.
-    fn begin_look(&self, look: u64, netns: Option<u32>) -> Result<u64, libbpf_rs::Error> {
-        let key = 0u32.to_ne_bytes();
-        let before = self.look.lookup(&key, MapFlags::ANY)?;
-        let missed = before
-            .as_deref()
-            .and_then(|look| look.get(MISSED)?.first_chunk());
-        let mut value = [0; LOOK];
-        value[..8].copy_from_slice(&look.to_ne_bytes());
-        value[8..16].copy_from_slice(&COUNTED.to_ne_bytes());
-        value[24..28].copy_from_slice(&netns.unwrap_or_default().to_ne_bytes());
-        self.look.update(&key, &value, MapFlags::ANY)?;
-        Ok(missed.map_or(0, |missed| u64::from_ne_bytes(*missed)))
+    /// Returns how many connections had no place in the look before.
+    fn begin_look(&self, look: u64, netns: Option<u32>) -> Result<u64, Error> {
+        let before = self.look.get(&0)?.unwrap_or_default();
+        let look = raw::ConnectionLook {
+            number: look,
+            room: COUNTED,
+            netns: netns.unwrap_or_default(),
+            ..raw::ConnectionLook::default()
+        };
+        self.look.insert(&0, &look)?;
+        Ok(before.missed)
     }
 }
 

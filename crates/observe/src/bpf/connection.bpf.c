@@ -183,13 +183,7 @@ struct {
 	__type(value, struct place);
 } places SEC(".maps");
 
-struct look {
-	__u64 number;	/* the first is 1 */
-	__s64 room;	/* how many connections may have a place; none: nobody counts */
-	__u64 missed;	/* those that have none since the look before */
-	__u32 netns;	/* inode of the only namespace of which they may be; 0: all */
-	__u32 stirred;	/* something came, or was opened, since it began */
-} this_look;
+struct connection_look this_look;
 
 /* Written once a look: every CPU reads it at every segment. */
 static __always_inline void stir(void)

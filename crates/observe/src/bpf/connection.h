@@ -59,8 +59,14 @@ struct connection {
 	struct connection_events events;
 };
 
-_Static_assert(sizeof(struct connection_head) == 24, "as src/bpf_iter.rs has it");
-_Static_assert(sizeof(struct connection) == 176, "as src/bpf_iter.rs has it");
+/* Set by user space when a look begins; the programs' only global variable. */
+struct connection_look {
+	__u64 number;	/* the first is 1 */
+	__s64 room;	/* how many connections may have a place; none: nobody counts */
+	__u64 missed;	/* those that have none since the look before */
+	__u32 netns;	/* inode of the only namespace of which they may be; 0: all */
+	__u32 stirred;	/* something came, or was opened, since it began */
+};
 
 /* Buffers that the application has set (SO_SNDBUF, SO_RCVBUF), so that the
  * kernel leaves them alone. The kernel's SOCK_SNDBUF_LOCK, SOCK_RCVBUF_LOCK.

@@ -4,13 +4,13 @@ use std::io;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
+use taut_bpf::{CEnum as _, read_prefix};
 use taut_sys::sock_diag::{Events, Internals, SocketId};
 
-/// Bytes of `struct connection_head` and `struct connection` of connection.h.
-const HEAD: usize = 24;
-const RECORD: usize = 176;
-const SNDBUF_LOCKED: u8 = 1;
-const RCVBUF_LOCKED: u8 = 2;
+use super::raw::{self, ConnectionLocks};
+
+const HEAD: usize = size_of::<raw::ConnectionHead>();
+const RECORD: usize = size_of::<raw::Connection>();
 
 /// A connection, as an iterator finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,10 +40,10 @@ pub(crate) struct Told {
 /// # Errors
 /// `InvalidData`: what is there is none.
 pub(super) fn parse(records: &[u8]) -> io::Result<Option<(Found, &[u8])>> {
-    let Some(head) = records.first_chunk::<HEAD>() else {
+    let Some((head, _)) = read_prefix::<raw::ConnectionHead>(records) else {
         return Ok(None);
     };
-    let size = u32::from_ne_bytes(bytes(head, 20)) as usize;
+    let size = head.size as usize;
     if size != HEAD && size != RECORD {
         return Err(io::ErrorKind::InvalidData.into());
     }
@@ -51,108 +51,100 @@ pub(super) fn parse(records: &[u8]) -> io::Result<Option<(Found, &[u8])>> {
         return Ok(None);
     };
     let found = Found {
-        cookie: u64::from_ne_bytes(bytes(head, 0)),
-        since: NonZeroU64::new(u64::from_ne_bytes(bytes(head, 8))),
-        netns: u32::from_ne_bytes(bytes(head, 16)),
-        told: record.first_chunk().map(told),
+        cookie: head.cookie,
+        since: NonZeroU64::new(head.changed),
+        netns: head.netns,
+        told: read_prefix(record).map(|(record, _)| told(&record)),
     };
     Ok(Some((found, after)))
 }
 
-fn told(record: &[u8; RECORD]) -> Told {
-    let big = |at| u64::from_ne_bytes(bytes(record, at));
-    let word = |at| u32::from_ne_bytes(bytes(record, at));
-    let port = |at| u16::from_be_bytes(bytes(record, at));
+fn told(record: &raw::Connection) -> Told {
     let id = SocketId {
         // One byte of the kernel's two, which it never fills.
-        family: u16::from_ne_bytes(bytes(record, 72))
-            .try_into()
-            .unwrap_or_default(),
-        local_port: port(68),
-        remote_port: port(70),
-        local: bytes(record, 36),
-        remote: bytes(record, 52),
-        interface: word(32),
-        cookie: big(0),
+        family: record.family.try_into().unwrap_or_default(),
+        local_port: record.local_port.get(),
+        remote_port: record.remote_port.get(),
+        local: taut_bpf::bytes(&record.local),
+        remote: taut_bpf::bytes(&record.remote),
+        interface: record.interface,
+        cookie: record.head.cookie,
     };
-    let locks = record[28];
+    let is_locked = |lock: ConnectionLocks| u32::from(record.locks) & lock.raw() != 0;
+    let events = &record.events;
     let internals = Internals {
-        window_clamp: word(24),
-        sndbuf_locked: locks & SNDBUF_LOCKED != 0,
-        rcvbuf_locked: locks & RCVBUF_LOCKED != 0,
-        mtu_probing: record[29] != 0,
-        events: (record[30] != 0).then(|| Events {
-            rtt_sum: Duration::from_micros(big(80)),
-            signal_rtt_sum: Duration::from_micros(big(88)),
-            signal_cwnd_sum: big(96),
-            signal_cwnd_squares: big(104),
-            between_sum: big(112),
-            between_squares: big(120),
-            between_times: big(128),
-            between_time_squares: big(136),
-            between_products: big(144),
-            rtts: word(152),
-            rtt_most: Duration::from_micros(word(156).into()),
-            signals: word(160),
-            fast_retransmits: word(164),
-            between: word(168),
+        window_clamp: record.window_clamp,
+        sndbuf_locked: is_locked(ConnectionLocks::SndbufLocked),
+        rcvbuf_locked: is_locked(ConnectionLocks::RcvbufLocked),
+        mtu_probing: record.mtu_probing != 0,
+        events: (record.has_events != 0).then(|| Events {
+            rtt_sum: Duration::from_micros(events.rtt_sum),
+            signal_rtt_sum: Duration::from_micros(events.signal_rtt_sum),
+            signal_cwnd_sum: events.signal_cwnd_sum,
+            signal_cwnd_squares: events.signal_cwnd_squares,
+            between_sum: events.between_sum,
+            between_squares: events.between_squares,
+            between_times: events.between_times,
+            between_time_squares: events.between_time_squares,
+            between_products: events.between_products,
+            rtts: events.rtts,
+            rtt_most: Duration::from_micros(events.rtt_most.into()),
+            signals: events.signals,
+            fast_retransmits: events.fast_retransmits,
+            between: events.between,
         }),
     };
     Told {
         id,
-        internals: (record[31] != 0).then_some(internals),
+        internals: (record.is_whole != 0).then_some(internals),
     }
-}
-
-/// So many bytes of the record from there on.
-fn bytes<const COUNT: usize>(record: &[u8], at: usize) -> [u8; COUNT] {
-    let found = record.get(at..).and_then(|rest| rest.first_chunk());
-    *found.unwrap_or(&[0; COUNT])
 }
 
 #[cfg(test)]
 mod tests {
+    use taut_bpf::zerocopy::IntoBytes as _;
+
     use super::*;
 
     #[test]
     fn each_figure_is_read_where_it_stands() {
-        let mut record = [0; RECORD];
-        let big = [
-            (0, 1),
-            (8, 17),
-            (80, 2),
-            (88, 3),
-            (96, 4),
-            (104, 5),
-            (112, 6),
-            (120, 7),
-            (128, 8),
-            (136, 9),
-            (144, 10),
-        ];
-        let words = [
-            (16, 23),
-            (20, RECORD as u32),
-            (24, 16),
-            (32, 18),
-            (36, 19),
-            (52, 20),
-            (152, 11),
-            (156, 12),
-            (160, 13),
-            (164, 14),
-            (168, 15),
-        ];
-        for (at, figure) in big {
-            record[at..at + 8].copy_from_slice(&u64::to_ne_bytes(figure));
-        }
-        for (at, figure) in words {
-            record[at..at + 4].copy_from_slice(&u32::to_ne_bytes(figure));
-        }
-        (record[28], record[29]) = (RCVBUF_LOCKED, 1);
-        (record[30], record[31]) = (1, 1);
-        (record[69], record[71]) = (21, 22);
-        record[72..74].copy_from_slice(&10u16.to_ne_bytes());
+        let mut record = raw::Connection {
+            head: raw::ConnectionHead {
+                cookie: 1,
+                changed: 17,
+                netns: 23,
+                size: RECORD as u32,
+            },
+            window_clamp: 16,
+            locks: ConnectionLocks::RcvbufLocked.raw() as u8,
+            mtu_probing: 1,
+            has_events: 1,
+            is_whole: 1,
+            interface: 18,
+            local: [19, 0, 0, 0],
+            remote: [20, 0, 0, 0],
+            local_port: 21.into(),
+            remote_port: 22.into(),
+            family: 10,
+            pad: [0; 3],
+            events: raw::ConnectionEvents {
+                rtt_sum: 2,
+                signal_rtt_sum: 3,
+                signal_cwnd_sum: 4,
+                signal_cwnd_squares: 5,
+                between_sum: 6,
+                between_squares: 7,
+                between_times: 8,
+                between_time_squares: 9,
+                between_products: 10,
+                rtts: 11,
+                rtt_most: 12,
+                signals: 13,
+                fast_retransmits: 14,
+                between: 15,
+                pad: 0,
+            },
+        };
         let micros = Duration::from_micros;
         let events = Events {
             rtts: 11,
@@ -200,13 +192,13 @@ mod tests {
                 internals: Some(internals),
             }),
         };
-        let parsed = |record: &[u8]| {
-            parse(record)
+        let parsed = |record: &raw::Connection| {
+            parse(record.as_bytes())
                 .unwrap()
                 .map(|(found, after)| (found, after.len()))
         };
         assert_eq!(parsed(&record), Some((found, 0)));
-        (record[31], record[8]) = (0, 0);
+        (record.is_whole, record.head.changed) = (0, 0);
         found.since = None;
         found.told = Some(Told {
             id,
@@ -214,7 +206,7 @@ mod tests {
         });
         assert_eq!(parsed(&record), Some((found, 0)));
         // One that rests has a head only, and the next begins after it.
-        record[20..24].copy_from_slice(&(HEAD as u32).to_ne_bytes());
+        record.head.size = HEAD as u32;
         found.told = None;
         assert_eq!(parsed(&record), Some((found, RECORD - HEAD)));
     }

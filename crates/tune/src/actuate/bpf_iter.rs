@@ -1,22 +1,24 @@
 //! Buffers of sockets that nobody is known to have, set from inside the kernel (a BPF iterator with bpf_setsockopt(), Linux 5.15).
 
-use libbpf_rs::{Iter, Link, MapCore as _, MapFlags, MapHandle, Object, ObjectBuilder};
 use std::io::{self, Read as _};
+
+use libbpf_rs::{Iter, Link};
+use taut_bpf::{CEnum as _, Error, Map, Object, Open};
 
 use taut_observe::namespaces::Namespace;
 
 use crate::demand::Direction;
 
+taut_bpf::bindings!(mod raw from "set");
+
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/set.bpf.o"));
-/// That are asked for at once, at most: `WISHES` of set.h.
-pub(super) const WISHES: usize = 4096;
-/// Bytes of `struct wish` of set.h.
-const WISH: usize = 32;
+/// Buffers that can be asked for at once.
+pub(super) const WISHES: usize = raw::WISHES as usize;
 
 /// The program, ready to be run in any network namespace.
 pub(super) struct Inside {
     walk: Link,
-    wishes: MapHandle,
+    wishes: Map<raw::WishKey, raw::Wish>,
     _object: Object,
 }
 
@@ -55,20 +57,12 @@ pub(super) enum Granted {
 impl Inside {
     /// # Errors
     /// Without CAP_BPF and CAP_PERFMON, or a kernel that cannot.
-    pub(super) fn load() -> Result<Self, libbpf_rs::Error> {
-        libbpf_rs::set_print(None);
-        let object = ObjectBuilder::default()
-            .name("taut_tune")?
-            .open_memory(PROGRAM)?
-            .load()?;
-        let missing = || libbpf_rs::Error::from(io::Error::from(io::ErrorKind::NotFound));
-        let program = object.progs_mut().next().ok_or_else(missing)?;
-        let walk = program.attach()?;
-        let map = object.maps().find(|map| map.name() == "wishes");
-        let wishes = MapHandle::try_from(&map.ok_or_else(missing)?)?;
+    pub(super) fn load() -> Result<Self, Error> {
+        let object = Open::new("taut_tune", PROGRAM)?.load()?;
+        let walk = object.program("taut_set")?.attach();
         Ok(Self {
-            walk,
-            wishes,
+            walk: walk.map_err(Error::during("attach the BPF iterator"))?,
+            wishes: object.map("wishes")?,
             _object: object,
         })
     }
@@ -82,7 +76,7 @@ impl Inside {
         &self,
         namespaces: impl IntoIterator<Item = &'a Namespace>,
         wishes: &[Wish],
-    ) -> Result<(Vec<Granted>, bool), libbpf_rs::Error> {
+    ) -> Result<(Vec<Granted>, bool), Error> {
         let mut is_whole = true;
         let told = self.tell(wishes).and_then(|()| {
             for namespace in namespaces {
@@ -100,44 +94,37 @@ impl Inside {
         });
         for wish in wishes {
             // It may not have come to be there.
-            let _ = self.wishes.delete(&key(wish));
+            let _ = self.wishes.remove(&key(wish));
         }
         Ok((told?, is_whole))
     }
 
-    fn tell(&self, wishes: &[Wish]) -> Result<(), libbpf_rs::Error> {
+    fn tell(&self, wishes: &[Wish]) -> Result<(), Error> {
         for wish in wishes {
-            let expect = wish.expect.unwrap_or_default();
-            let mut value = [0; WISH];
-            for (bytes, figure) in value
-                .chunks_exact_mut(4)
-                .zip([wish.to, expect[0], expect[1]])
-            {
-                bytes.copy_from_slice(&figure.to_ne_bytes());
-            }
-            self.wishes.update(&key(wish), &value, MapFlags::ANY)?;
+            let [expect, expect_too] = wish.expect.unwrap_or_default();
+            let value = raw::Wish {
+                to: wish.to,
+                expect,
+                expect_too,
+                ..raw::Wish::default()
+            };
+            self.wishes.insert(&key(wish), &value)?;
         }
         Ok(())
     }
 
-    fn ask(&self, wish: &Wish) -> Result<Granted, libbpf_rs::Error> {
-        let value = self.wishes.lookup(&key(wish), MapFlags::ANY)?;
-        let figure = |index: usize| -> Option<u32> {
-            let bytes = value.as_deref()?.get(4 * index..)?.first_chunk()?;
-            Some(u32::from_ne_bytes(*bytes))
-        };
-        let figure = |index| figure(index).unwrap_or_default();
-        // `enum wish_outcome` of set.h.
-        Ok(match figure(6) {
-            1 => Granted::Set {
-                from: figure(3),
-                now: figure(4),
+    fn ask(&self, wish: &Wish) -> Result<Granted, Error> {
+        let wish = self.wishes.get(&key(wish))?.unwrap_or_default();
+        Ok(match raw::WishOutcome::from_raw(wish.outcome) {
+            Some(raw::WishOutcome::Set) => Granted::Set {
+                from: wish.from,
+                now: wish.now,
             },
-            2 => Granted::Others { has: figure(3) },
-            3 => Granted::NotFixed,
-            4 => Granted::Failed(figure(5).cast_signed()),
-            5 => Granted::Seen,
-            _ => Granted::NotSeen,
+            Some(raw::WishOutcome::Others) => Granted::Others { has: wish.from },
+            Some(raw::WishOutcome::NotFixed) => Granted::NotFixed,
+            Some(raw::WishOutcome::Failed) => Granted::Failed(wish.error),
+            Some(raw::WishOutcome::Seen) => Granted::Seen,
+            Some(raw::WishOutcome::NotSeen) | None => Granted::NotSeen,
         })
     }
 }
@@ -148,18 +135,21 @@ impl std::fmt::Debug for Inside {
     }
 }
 
-/// `struct wish_key` of set.h.
-fn key(wish: &Wish) -> [u8; 16] {
-    let mut key = [0; 16];
-    key[..8].copy_from_slice(&wish.cookie.to_ne_bytes());
-    let receive = u32::from(wish.direction == Direction::Receive);
-    key[8..12].copy_from_slice(&receive.to_ne_bytes());
-    key
+fn key(wish: &Wish) -> raw::WishKey {
+    raw::WishKey {
+        cookie: wish.cookie,
+        receive: u32::from(wish.direction == Direction::Receive),
+        ..raw::WishKey::default()
+    }
 }
 
 /// In the network namespace that the calling thread is in.
-fn walk(walk: &Link) -> Result<(), libbpf_rs::Error> {
-    let mut iterator = Iter::new(walk)?;
+fn walk(walk: &Link) -> Result<(), Error> {
+    let failed = Error::during("run the BPF iterator");
+    let mut iterator = match Iter::new(walk) {
+        Ok(iterator) => iterator,
+        Err(error) => return Err(failed(error)),
+    };
     // It writes nothing.
     let mut nothing = [0; 16];
     loop {
@@ -167,7 +157,7 @@ fn walk(walk: &Link) -> Result<(), libbpf_rs::Error> {
             Ok(0) => return Ok(()),
             Ok(_) => {}
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e.into()),
+            Err(e) => return Err(failed(e.into())),
         }
     }
 }
