@@ -119,7 +119,7 @@ report: release ## one HTML page from the experiments that are in target/lab
 old-kernel-short:
 	@echo "taut: running some tests on Linux 6.1 too (scripts/on-kernel; all of them: make test-old-kernel)"
 	@$(CARGO) test --locked -p taut-snoop -p taut-observe -p taut-tune --lib --test tap $(ON_OLD_KERNEL) -- \
-	    follow:: bpf_iter:: scan:: actuate::tests:: tuner::
+	    tap_supervisor:: bpf_iter:: scan:: actuate::tests:: tuner::
 
 # The oldest kernel and the newest, half of the test on each.
 guest-module-short:

@@ -7,7 +7,6 @@
 pub mod config;
 pub mod copies;
 pub mod cost;
-pub mod follow;
 mod frame;
 mod metrics;
 pub mod program;
@@ -17,5 +16,6 @@ pub mod records;
 pub mod retransmit;
 pub mod serve;
 pub mod tap;
+pub mod tap_supervisor;
 mod trust;
 pub mod wire;

@@ -23,12 +23,12 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::copies::{self, Waiter};
-use crate::follow::{Follow, LOOK_EVERY, Options, State, Status};
 use crate::metrics;
 use crate::program::ProgramError;
 use crate::qmp::Monitors;
 use crate::qmp::policy::Verdict;
 use crate::tap::TapError;
+use crate::tap_supervisor::{Follow, LOOK_EVERY, Options, State, Status};
 
 /// Where questions are answered, if nothing else is said.
 pub const CONTROL: &str = "/run/taut/snoop.sock";

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * What is known of a flow, and what decides about it (window.h, handshake.h,
- * promise.h, guest.h) has in common. Nothing in these files touches a packet, and
+ * early_ack.h, guest.h) has in common. Nothing in these files touches a packet, and
  * all of it runs with the flow's lock held, unless it says otherwise.
  */
 #ifndef TAUT_FLOW_H

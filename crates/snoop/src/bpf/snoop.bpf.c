@@ -22,7 +22,7 @@
 #include "guest.h"
 #include "handshake.h"
 #include "origin.h"
-#include "promise.h"
+#include "early_ack.h"
 #include "retain.h"
 
 #define RING_BYTES		(64 * 1024)

@@ -9,7 +9,7 @@ use taut_snoop::wire::Mode;
 use taut_sys::tap::Tap;
 
 use crate::conn::{Conn, Terms};
-use crate::promise::ON;
+use crate::early_ack::ON;
 use crate::rig::{Rig, Segment, marker};
 
 /// How long what has been acknowledged may be on its way to the peer: a CPU that is not idle hands it on

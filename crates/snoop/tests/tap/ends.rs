@@ -3,7 +3,7 @@
 use taut_snoop::wire::{Bypass, Flow, Mode};
 
 use crate::conn::{Conn, Terms};
-use crate::promise::ON;
+use crate::early_ack::ON;
 use crate::rig::{ACK, CWR, ECE, FIN, PSH, RST, Rig, Segment, URG};
 
 /// A connection whose SYN has an option too, and whose SYN-ACK has another.

@@ -3,7 +3,7 @@
 use taut_snoop::wire::{Bypass, Config, Mode};
 
 use crate::conn::{Conn, Terms};
-use crate::promise::ON;
+use crate::early_ack::ON;
 use crate::rig::{Rig, Segment};
 
 /// A connection of which five segments were acknowledged early. The guest has looked at none.

@@ -5,7 +5,7 @@ use taut_snoop::wire::Mode;
 use taut_sys::tap::VnetHeader;
 
 use crate::conn::{Conn, Terms};
-use crate::promise::ON;
+use crate::early_ack::ON;
 use crate::rig::{Rig, Segment};
 
 /// Where the type of Ethernet's is in a frame with the device's header, and where IP begins.

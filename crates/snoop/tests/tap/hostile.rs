@@ -12,7 +12,7 @@ use taut_sys::tap::VnetHeader;
 
 use crate::checker::{self, Checker};
 use crate::conn::{Conn, SERVER, Terms};
-use crate::promise::ON;
+use crate::early_ack::ON;
 use crate::rig::{ACK, FIN, PSH, RST, Rig, SYN, URG, fold, internet_sum};
 
 /// TC_ACT_UNSPEC: the packet goes on.

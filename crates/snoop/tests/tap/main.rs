@@ -11,15 +11,15 @@ mod conn;
 mod rig;
 
 mod cpus;
+mod early_ack;
 mod ends;
 mod exposure;
-mod follow;
 mod headers;
-mod held;
 mod hostile;
 mod offline;
 mod opening;
 mod origin;
-mod promise;
 mod reverse;
 mod start;
+mod stretch_acks;
+mod tap_supervisor;

@@ -3,7 +3,7 @@
 use taut_snoop::wire::{Bypass, Config, Mode};
 
 use crate::conn::{Conn, Terms};
-use crate::promise::ON;
+use crate::early_ack::ON;
 use crate::rig::{ACK, CWR, FIN, Rig, Segment};
 
 /// SACK, with one block (RFC 2018).

@@ -6,7 +6,7 @@ use taut_snoop::wire::{Bypass, Mode};
 
 use crate::checker::Checker;
 use crate::conn::{Conn, Terms};
-use crate::promise::ON;
+use crate::early_ack::ON;
 use crate::rig::{ACK, FIN, RST, Rig, SYN, Segment};
 
 /// The guest takes the next segment itself, and the one after that is acknowledged for it.

@@ -4,7 +4,7 @@ use taut_snoop::program::Program;
 use taut_snoop::wire::{Bypass, Config, Mode};
 
 use crate::conn::{Conn, Terms};
-use crate::promise::ON;
+use crate::early_ack::ON;
 use crate::rig::{ACK, Rig};
 
 fn from_guest(rig: &Rig, exit: &str) -> u64 {

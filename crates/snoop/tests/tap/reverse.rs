@@ -1,7 +1,7 @@
 //! What the guest sends: what is dropped, what is lifted, and what must pass.
 
 use crate::conn::{Conn, Terms};
-use crate::promise::ON;
+use crate::early_ack::ON;
 use crate::rig::{ECE, Rig};
 
 /// Five segments that were acknowledged for the guest, each of 1000 bytes.

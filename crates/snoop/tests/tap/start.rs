@@ -4,7 +4,7 @@ use taut_snoop::wire::{Config, Mode};
 
 use crate::checker::tsval;
 use crate::conn::{Conn, Terms};
-use crate::promise::ON;
+use crate::early_ack::ON;
 use crate::rig::Rig;
 
 const EARLY: Config = Config {

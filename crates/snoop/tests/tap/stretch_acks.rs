@@ -6,7 +6,7 @@ use taut_snoop::wire::{Config, Mode};
 
 use crate::checker::tsecr;
 use crate::conn::{Conn, Terms};
-use crate::promise::ON;
+use crate::early_ack::ON;
 use crate::rig::{ACK, ECE, RST, Rig, Segment};
 
 /// Of how many segments each of the first acknowledgements is: of no more than a sender's window must be, which

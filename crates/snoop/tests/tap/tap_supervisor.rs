@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use taut_snoop::follow::{Counts, Follow, LEASE, Options, REST, State};
 use taut_snoop::records::Records;
 use taut_snoop::retransmit::{GIVE_UP, SILENT};
+use taut_snoop::tap_supervisor::{Counts, Follow, LEASE, Options, REST, State};
 use taut_snoop::wire::{Bypass, Mode};
 
 use crate::conn::{Conn, Terms};

@@ -2,8 +2,8 @@
 /*
  * Whether a segment that is put into the ring may be acknowledged for the guest.
  */
-#ifndef TAUT_PROMISE_H
-#define TAUT_PROMISE_H
+#ifndef TAUT_EARLY_ACK_H
+#define TAUT_EARLY_ACK_H
 
 #include "window.h"
 
