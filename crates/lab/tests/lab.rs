@@ -142,7 +142,7 @@ fn every_stream_to_a_guest_is_exact_and_each_configuration_is_measured() {
     ] {
         assert!(outcome["headline"][key].is_f64(), "{key}");
     }
-    for check in ["broken_promises", "segments_dropped_by_guests"] {
+    for check in ["lost_after_early_ack", "segments_dropped_by_guests"] {
         let check = &outcome["calibration"][check];
         assert_eq!(check["measured"], check["most"], "{outcome}");
     }

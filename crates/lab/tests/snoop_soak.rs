@@ -17,7 +17,7 @@ fn whatever_happens_every_stream_arrives_and_no_promise_could_be_broken() {
         "streams_wrong",
         "streams_hung",
         "violations",
-        "broken_promises",
+        "lost_after_early_ack",
         "process_faults",
         "guest_refused",
         "acked_early_control",

@@ -158,7 +158,7 @@ mod tests {
     const FLOW: Flow = Flow {
         mode: Mode::Active,
         next_seq: 0,
-        told_seq: 0,
+        acked_seq: 0,
         vm_seq: 0,
         rcv_edge: 0,
         grown_edge: 0,

@@ -46,9 +46,9 @@ const COUNTERS: [Counter; 4] = [
         |tap| tap.not_sent,
     ),
     (
-        "taut_snoop_broken_promises",
+        "taut_snoop_lost_after_early_ack",
         "Flows of which the guest never took what was acknowledged early",
-        |tap| tap.broken_promises,
+        |tap| tap.lost_after_early_ack,
     ),
 ];
 
@@ -156,13 +156,13 @@ impl Collector for Snapshot {
         self.each(
             &mut encoder,
             (
-                "taut_snoop_promised",
+                "taut_snoop_exposure",
                 "Bytes that senders have an acknowledgement of and that are still in the guest's ring",
             ),
             Some(&Unit::Bytes),
             gauge,
             |tap| {
-                let promised = tap.flows.iter().map(|flow| u64::from(flow.promised));
+                let promised = tap.flows.iter().map(|flow| u64::from(flow.exposure));
                 Figure::Level(promised.sum())
             },
         )?;
@@ -229,7 +229,7 @@ mod tests {
             state: "on".into(),
             why: None,
             ring: 500,
-            broken_promises: 2,
+            lost_after_early_ack: 2,
             exposure: 1448,
             exposure_most: 9000,
             retained: 1514,
@@ -244,7 +244,7 @@ mod tests {
                 guest: ([10, 0, 0, 1], 80).into(),
                 mode: "ACTIVE".into(),
                 bypass: None,
-                promised: 1448,
+                exposure: 1448,
                 exposure_most: 9000,
                 acked_segments: 7,
                 acked_bytes: 10_000,
@@ -264,13 +264,13 @@ mod tests {
             "taut_snoop_tap_state{tap=\"vnet0\",state=\"off\"} 0",
             "taut_snoop_flows{tap=\"vnet0\",mode=\"ACTIVE\"} 1",
             "taut_snoop_flows{tap=\"vnet0\",mode=\"BYPASS\"} 0",
-            "taut_snoop_promised_bytes{tap=\"vnet0\"} 1448",
+            "taut_snoop_exposure_bytes{tap=\"vnet0\"} 1448",
             "taut_snoop_exposure_most_bytes{tap=\"vnet0\"} 9000",
             "taut_snoop_retained_bytes{tap=\"vnet0\"} 1514",
             "taut_snoop_repaired_flows_total{tap=\"vnet0\"} 3",
             "taut_snoop_retransmitted_segments_total{tap=\"vnet0\"} 4",
             "taut_snoop_not_retransmitted_segments_total{tap=\"vnet0\"} 5",
-            "taut_snoop_broken_promises_total{tap=\"vnet0\"} 2",
+            "taut_snoop_lost_after_early_ack_total{tap=\"vnet0\"} 2",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in\n{text}");
         }

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 use lines::Lines;
-use policy::{Policy, Verdict};
+use policy::{Policy, Restriction};
 use session::{Fault, Output, Session};
 
 mod lines;
@@ -30,7 +30,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The longest such pause.
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// After a verdict a connection is not read for so long: a machine that is stopped and continued all the time must not
+/// After a restriction a connection is not read for so long: a machine that is stopped and continued all the time must not
 /// keep everybody else waiting.
 const REST: Duration = Duration::from_millis(20);
 
@@ -99,14 +99,14 @@ enum LinkError {
 // === impl Monitors ===
 
 impl Monitors {
-    /// Starts the thread, which connects to nothing yet. It calls `tell` with a tap's name and a verdict, and ends when
+    /// Starts the thread, which connects to nothing yet. It calls `tell` with a tap's name and a restriction, and ends when
     /// `tell` returns false.
     ///
     /// # Errors
     /// The system's: no thread, no descriptors.
     pub fn watch(
         sources: Vec<Source>,
-        tell: impl Fn(String, Verdict) -> bool + Send + 'static,
+        tell: impl Fn(String, Restriction) -> bool + Send + 'static,
     ) -> io::Result<Self> {
         let (wake, woken) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
@@ -139,7 +139,7 @@ impl Monitors {
 
 // === impl Watcher ===
 
-impl<T: Fn(String, Verdict) -> bool> Watcher<T> {
+impl<T: Fn(String, Restriction) -> bool> Watcher<T> {
     /// Does what is due, tells what has followed from it, waits, and reads. Returns false when nobody wants to hear of
     /// it any more.
     fn turn(&mut self) -> bool {
@@ -147,10 +147,10 @@ impl<T: Fn(String, Verdict) -> bool> Watcher<T> {
         let now = self.began.elapsed();
         for connection in self.connections.values_mut() {
             connection.poll(now);
-            if let Some(verdict) = connection.policy.verdict() {
+            if let Some(restriction) = connection.policy.restriction() {
                 connection.rests_until = now + REST;
                 let mut taps = connection.taps.iter();
-                if !taps.all(|tap| (self.tell)(tap.clone(), verdict)) {
+                if !taps.all(|tap| (self.tell)(tap.clone(), restriction)) {
                     return false;
                 }
             }

@@ -231,7 +231,7 @@ impl FlowCopies {
         }
         // Also those that came to the ring buffer late.
         self.drop_what_is_not_needed(flow, now);
-        let lacks = flow.promised();
+        let lacks = flow.exposure();
         if lacks == 0 {
             let repaired = std::mem::take(&mut self.lacking);
             self.evidence = false;
@@ -293,7 +293,7 @@ impl FlowCopies {
     fn segments(&mut self, flow: &Flow) -> Vec<(usize, Range<u32>)> {
         let mut segments = Vec::new();
         let mut next = later(self.sent_to, flow.vm_seq);
-        while segments.len() < self.burst as usize && is_after(flow.told_seq, next) {
+        while segments.len() < self.burst as usize && is_after(flow.acked_seq, next) {
             let holds = |copy: &Copy| !is_after(copy.seq, next) && is_after(copy.end(), next);
             let Some((number, copy)) = self.copies.iter().enumerate().find(|(_, c)| holds(c))
             else {

@@ -26,9 +26,9 @@ use crate::copies::{self, Waiter};
 use crate::metrics;
 use crate::program::ProgramError;
 use crate::qmp::Monitors;
-use crate::qmp::policy::Verdict;
+use crate::qmp::policy::Restriction;
 use crate::tap::TapError;
-use crate::tap_supervisor::{Follow, LOOK_EVERY, Options, State, Status};
+use crate::tap_supervisor::{Options, SCAN_INTERVAL, State, Status, TapSupervisor};
 
 /// Where questions are answered, if nothing else is said.
 pub const CONTROL: &str = "/run/taut/snoop.sock";
@@ -162,7 +162,7 @@ pub struct TapStatus {
     /// Places of its ring.
     pub ring: u32,
     /// Flows of which the guest never took what was acknowledged early.
-    pub broken_promises: u64,
+    pub lost_after_early_ack: u64,
     /// Bytes that were acknowledged early and not yet by the guest, of all flows now.
     pub exposure: u64,
     /// The same of one flow, at most.
@@ -198,7 +198,7 @@ pub struct FlowStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bypass: Option<String>,
     /// Bytes that the sender believes the guest to have and that are still in its ring.
-    pub promised: u32,
+    pub exposure: u32,
     /// The most of these at one time.
     pub exposure_most: u32,
     /// Segments that were acknowledged for it.
@@ -217,7 +217,7 @@ enum Event {
     /// Something was acknowledged early.
     Copies,
     /// The state of the machine of the guest at a tap has changed.
-    Machine(String, Verdict),
+    Machine(String, Restriction),
     Stop,
 }
 
@@ -273,13 +273,13 @@ pub fn run(
                 }
             }
         })?;
-    let mut follow = Follow::new(options.clone())?;
-    let mut copies = Ticks::start(follow.waiter()?, tell.clone())?;
+    let mut supervisor = TapSupervisor::new(options.clone())?;
+    let mut copies = Ticks::start(supervisor.waiter()?, tell.clone())?;
     let monitors = match options.qmp.is_empty() {
         true => None,
         false => {
             let tell = tell.clone();
-            let tell = move |tap, verdict| tell.send(Event::Machine(tap, verdict)).is_ok();
+            let tell = move |tap, restriction| tell.send(Event::Machine(tap, restriction)).is_ok();
             Some(Monitors::watch(options.qmp.clone(), tell)?)
         }
     };
@@ -296,29 +296,29 @@ pub fn run(
     let result = loop {
         let now = Instant::now();
         if copies.are_due(now) {
-            copies.went_on(follow.retransmit(monotonic()), now);
+            copies.went_on(supervisor.retransmit(monotonic()), now);
         }
         if now >= look_at {
             // At the first, it is a fault that somebody should hear of; later it may pass, and until it
             // does nothing is promised for longer than the lease.
-            match follow.look(monotonic()) {
+            match supervisor.scan(monotonic()) {
                 Err(error) if !looked => break Err(error.into()),
                 Err(error) => tracing::warn!("{error}"),
                 Ok(()) => looked = true,
             }
             if let Some(monitors) = &monitors {
-                monitors.set_taps(follow.names());
+                monitors.set_taps(supervisor.names());
             }
-            look_at = now + LOOK_EVERY;
+            look_at = now + SCAN_INTERVAL;
             copies.due = Some(now);
         }
         if let Some(at) = stop_at
-            && (now >= at || follow.are_drained(|_| true).unwrap_or(true))
+            && (now >= at || supervisor.are_drained(|_| true).unwrap_or(true))
         {
             break Ok(());
         }
         draining.retain(|(tap, asker)| {
-            let done = follow.is_drained(tap).unwrap_or(false);
+            let done = supervisor.is_drained(tap).unwrap_or(false);
             if done {
                 asker.tell(Answer::Done);
             }
@@ -335,7 +335,7 @@ pub fn run(
             Ok(Event::Asked(Question::On { .. }, asker)) if stop_at.is_some() => {
                 asker.tell(Answer::Error("the process is about to end".into()));
             }
-            Ok(Event::Asked(Question::Off { tap }, asker)) if follow.turn_off(&tap) => {
+            Ok(Event::Asked(Question::Off { tap }, asker)) if supervisor.turn_off(&tap) => {
                 draining.push((tap, asker));
             }
             Ok(Event::Asked(question, asker)) => {
@@ -347,23 +347,25 @@ pub fn run(
                         waits_for != tap
                     });
                 }
-                asker.tell(answer(&mut follow, question));
+                asker.tell(answer(&mut supervisor, question));
             }
             Ok(Event::Copies) => copies.due = Some(Instant::now()),
-            Ok(Event::Machine(tap, verdict)) => follow.judge(&tap, verdict, monotonic()),
+            Ok(Event::Machine(tap, restriction)) => {
+                supervisor.restrict(&tap, restriction, monotonic())
+            }
             Err(RecvTimeoutError::Timeout) => {}
             // A second signal does not wait.
             Ok(Event::Stop) if stop_at.is_none() => {
-                follow.turn_all_off();
+                supervisor.turn_all_off();
                 stop_at = Some(Instant::now() + STOP_WAIT);
             }
             Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break Ok(()),
         }
     };
-    let drained = follow.are_drained(|_| true).unwrap_or(false);
+    let drained = supervisor.are_drained(|_| true).unwrap_or(false);
     // Nobody is left to answer.
     let _ = std::fs::remove_file(control);
-    drop(follow);
+    drop(supervisor);
     if drained {
         tracing::info!("stopped; connections go on, acknowledged by their guests alone");
     } else {
@@ -581,15 +583,15 @@ fn is_gone(stream: &UnixStream) -> bool {
     matches!(poll(&mut fds, Some(&now)), Ok(1..))
 }
 
-fn answer(follow: &mut Follow, question: Question) -> Answer {
+fn answer(supervisor: &mut TapSupervisor, question: Question) -> Answer {
     let unknown = |tap: &str| Answer::Error(format!("no tap {tap} is served"));
     match question {
-        Question::Status => match follow.status() {
+        Question::Status => match supervisor.status() {
             Ok(taps) => Answer::Taps(taps.into_iter().map(TapStatus::from).collect()),
             Err(error) => Answer::Error(error.to_string()),
         },
         Question::Off { tap } => unknown(&tap),
-        Question::On { tap } => match follow.turn_on(&tap) {
+        Question::On { tap } => match supervisor.turn_on(&tap) {
             Ok(true) => Answer::Done,
             Ok(false) => unknown(&tap),
             Err(error) => Answer::Error(error.to_string()),
@@ -634,7 +636,7 @@ impl From<Status> for TapStatus {
                 crate::wire::Mode::Bypass(why) => Some(why.label().into()),
                 _ => None,
             },
-            promised: flow.promised(),
+            exposure: flow.exposure(),
             exposure_most: flow.exposed_most,
             acked_segments: flow.acked_segments,
             acked_bytes: flow.acked_bytes,
@@ -646,11 +648,11 @@ impl From<Status> for TapStatus {
             state: state.into(),
             why,
             ring: status.ring,
-            broken_promises: status.counts.lost,
+            lost_after_early_ack: status.counts.lost,
             exposure: status
                 .flows
                 .iter()
-                .map(|(_, flow)| u64::from(flow.promised()))
+                .map(|(_, flow)| u64::from(flow.exposure()))
                 .sum(),
             exposure_most: status.counts.exposure_most,
             retained: status.retained as u64,

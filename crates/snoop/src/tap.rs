@@ -172,7 +172,7 @@ pub fn devices() -> Result<Vec<Device>, TapError> {
 ///
 /// # Errors
 /// [`TapError::Foreign`] or [`TapError::ManyQueues`].
-pub fn judge(device: &Device) -> Result<(), TapError> {
+pub fn require_single_queue_tap(device: &Device) -> Result<(), TapError> {
     let foreign = |what: &str| {
         Err(TapError::Foreign {
             name: device.name.clone(),
@@ -218,7 +218,7 @@ impl Prepared {
         ring: Option<u32>,
         records: &Records,
     ) -> Result<Self, TapError> {
-        judge(device)?;
+        require_single_queue_tap(device)?;
         if let Some(asked) = ring
             && asked < device.ring
         {
@@ -483,14 +483,14 @@ mod tests {
 
     #[test]
     fn only_a_tap_of_one_queue_is_fit() {
-        assert!(judge(&device(Kind::Tap { many_queues: false })).is_ok());
+        assert!(require_single_queue_tap(&device(Kind::Tap { many_queues: false })).is_ok());
         for (kind, word) in [
             (Kind::Tap { many_queues: true }, "many queues"),
             (Kind::Tun, "TUN"),
             (Kind::Other(Some("veth".into())), "kind veth"),
             (Kind::Other(None), "hardware"),
         ] {
-            let said = judge(&device(kind)).map_err(|e| e.to_string());
+            let said = require_single_queue_tap(&device(kind)).map_err(|e| e.to_string());
             assert!(said.is_err_and(|said| said.contains(word)), "{word}");
         }
     }

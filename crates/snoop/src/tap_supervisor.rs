@@ -12,7 +12,7 @@ use crate::config::{GuestMac, Settings};
 use crate::copies::{self, Copies};
 use crate::program::{FILTER_PRIORITY, FLOWS, Program, ProgramError};
 use crate::qmp::Source;
-use crate::qmp::policy::{Verdict, Why};
+use crate::qmp::policy::{HoldReason, Restriction};
 use crate::records::Records;
 use crate::retransmit::Retained;
 use crate::tap::{self, Device, Prepared, TapError};
@@ -22,7 +22,7 @@ use crate::wire::{Config, DELIVERY_MARK, Flow, FromGuest, Key, Net, Prefix, ToGu
 use served::{Served, owed};
 
 /// How often devices, queueing disciplines and promises are looked at.
-pub const LOOK_EVERY: Duration = Duration::from_secs(1);
+pub const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// When nobody has looked for so long, nothing more is acknowledged.
 pub const LEASE: Duration = Duration::from_secs(10);
@@ -75,7 +75,7 @@ pub enum State {
 
 /// All taps that are served.
 #[derive(Debug)]
-pub struct Follow {
+pub struct TapSupervisor {
     options: Options,
     copies: Copies,
     retained: Retained,
@@ -205,9 +205,9 @@ impl Options {
     }
 }
 
-// === impl Follow ===
+// === impl TapSupervisor ===
 
-impl Follow {
+impl TapSupervisor {
     /// At no tap yet.
     ///
     /// # Errors
@@ -223,7 +223,7 @@ impl Follow {
         })
     }
 
-    /// A descriptor to wait with until [`Follow::retransmit`] has something to do.
+    /// A descriptor to wait with until [`TapSupervisor::retransmit`] has something to do.
     pub(crate) fn waiter(&self) -> std::io::Result<copies::Waiter> {
         self.copies.waiter()
     }
@@ -308,7 +308,7 @@ impl Follow {
     /// # Errors
     /// [`TapError::Socket`]: the devices cannot be listed. What cannot be done at one tap is said,
     /// and the others are served.
-    pub fn look(&mut self, now: Duration) -> Result<(), TapError> {
+    pub fn scan(&mut self, now: Duration) -> Result<(), TapError> {
         let devices = tap::devices()?;
         let present = |index: &u32| devices.iter().find(|device| device.index == *index);
         self.said.retain(|index, _| present(index).is_some());
@@ -352,7 +352,7 @@ impl Follow {
 
     fn serve(&self, device: &Device, now: Duration) -> Result<Served, ServeError> {
         // What cannot be had is found out before anything is changed.
-        tap::judge(device)?;
+        tap::require_single_queue_tap(device)?;
         let mut program = Program::load(self.options.flows, &self.copies)?;
         program.allow(&self.options.guest_nets)?;
         let socket = PacketSocket::open(device.index, DELIVERY_MARK).map_err(|source| {
@@ -392,7 +392,7 @@ impl Follow {
         Ok(served)
     }
 
-    /// Gives no more acknowledgements at the tap of this name, until [`Follow::turn_on`] or until it
+    /// Gives no more acknowledgements at the tap of this name, until [`TapSupervisor::turn_on`] or until it
     /// is gone: one that comes later under the same name is another guest's. Returns whether there
     /// is one.
     pub fn turn_off(&mut self, name: &str) -> bool {
@@ -464,16 +464,16 @@ impl Follow {
     }
 
     /// Does at the tap of this name what follows from the state of the guest's machine. `now`: CLOCK_MONOTONIC.
-    pub(crate) fn judge(&mut self, name: &str, verdict: Verdict, now: Duration) {
+    pub(crate) fn restrict(&mut self, name: &str, restriction: Restriction, now: Duration) {
         let config = self.options.config;
         for (index, served) in &mut self.taps {
             if served.device.name != name {
                 continue;
             }
-            if served.is_stopped() && verdict.hold != Some(Why::Stopped) {
+            if served.is_stopped() && restriction.hold != Some(HoldReason::Stopped) {
                 self.retained.resume(*index, now);
             }
-            served.judge(config, verdict);
+            served.restrict(config, restriction);
         }
     }
 

@@ -43,7 +43,7 @@ pub enum Bypass {
     /// An option that is not known here.
     Option,
     /// The guest lacks what was acknowledged for it.
-    BrokenPromise,
+    LostAfterEarlyAck,
     /// It looks like that.
     Doubt,
     /// The guest says that it lacks what was acknowledged early.
@@ -77,7 +77,7 @@ pub struct Flow {
     /// NEXT_SEQ: all before it is in the ring, or the guest has it.
     pub next_seq: u32,
     /// What the sender has an acknowledgement of.
-    pub told_seq: u32,
+    pub acked_seq: u32,
     /// VM_SEQ: what the guest has acknowledged.
     pub vm_seq: u32,
     /// The guest's right edge.
@@ -311,7 +311,7 @@ impl Bypass {
             7 => Self::FastOpen,
             8 => Self::Ect,
             9 => Self::Option,
-            10 => Self::BrokenPromise,
+            10 => Self::LostAfterEarlyAck,
             11 => Self::Doubt,
             12 => Self::Contradicted,
             13 => Self::Forwarded,
@@ -339,7 +339,7 @@ impl Bypass {
             Self::FastOpen => "fast_open",
             Self::Ect => "ect",
             Self::Option => "option",
-            Self::BrokenPromise => "broken_promise",
+            Self::LostAfterEarlyAck => "lost_after_early_ack",
             Self::Doubt => "doubt",
             Self::Contradicted => "contradicted",
             Self::Forwarded => "forwarded",
@@ -407,7 +407,7 @@ impl Flow {
         let long = |at: usize| Reader(&bytes[at..]).u64();
         Some(Self {
             next_seq: word(4)?,
-            told_seq: word(8)?,
+            acked_seq: word(8)?,
             vm_seq: word(12)?,
             rcv_edge: word(16)?,
             grown_edge: word(24)?,
@@ -428,15 +428,15 @@ impl Flow {
 
     /// Bytes that the sender has been told of and the guest has not acknowledged: what would be lost
     /// with the guest.
-    pub fn promised(&self) -> u32 {
-        self.ahead_of_guest(self.told_seq)
+    pub fn exposure(&self) -> u32 {
+        self.ahead_of_guest(self.acked_seq)
     }
 
     /// The same, and what may still become such: what is held will be promised with one of the next segments.
     pub fn owed(&self) -> u32 {
         match self.mode {
-            Mode::Bypass(_) => self.promised(),
-            _ => self.promised().max(self.ahead_of_guest(self.next_seq)),
+            Mode::Bypass(_) => self.exposure(),
+            _ => self.exposure().max(self.ahead_of_guest(self.next_seq)),
         }
     }
 
@@ -620,10 +620,10 @@ impl Doubt {
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes = bytes.get(..EVENT)?;
         let mut rest = Reader(&bytes[KEY..]);
-        let (vm_seq, told_seq, reach) = (rest.u32()?, rest.u32()?, rest.u32()?);
+        let (vm_seq, acked_seq, reach) = (rest.u32()?, rest.u32()?, rest.u32()?);
         Some(Self {
             key: Key::decode(bytes)?,
-            lacks: told_seq.wrapping_sub(vm_seq),
+            lacks: acked_seq.wrapping_sub(vm_seq),
             reach: reach.wrapping_sub(vm_seq).cast_signed(),
             contradicted: rest.u32()? != 0,
         })

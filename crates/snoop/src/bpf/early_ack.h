@@ -13,7 +13,7 @@
 static __always_inline bool is_overdue(const struct snoop_flow *f,
 				       const struct snoop_config *c, __u64 now)
 {
-	return after(f->told_seq, f->vm_seq) &&
+	return after(f->acked_seq, f->vm_seq) &&
 	       (__s64)(__s32)((__u32)(now >> TICK_SHIFT) - f->owed) >
 		       (__s64)c->exposure_ticks;
 }
@@ -33,7 +33,7 @@ static __always_inline bool might_acknowledge(const struct snoop_flow *f,
 	       (s->flags | TH_PSH) == (TH_ACK | TH_PSH) &&
 	       !s->options.bypass && !s->options.other &&
 	       (c->ecn || !(s->tos & ECN_MASK)) &&
-	       !after(s->seq + s->len, promise_edge(f, c));
+	       !after(s->seq + s->len, early_ack_edge(f, c));
 }
 
 /* What a segment takes of the guest's buffer beyond its bytes: the guest's kernel
@@ -55,7 +55,7 @@ static __always_inline enum snoop_to_guest
 may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 		const struct segment *s, __u64 now)
 {
-	__u32 edge = promise_edge(f, c), charged, offered;
+	__u32 edge = early_ack_edge(f, c), charged, offered;
 
 	if (f->mode == SNOOP_BYPASS)
 		return SNOOP_TG_BYPASS;
@@ -171,7 +171,7 @@ static __always_inline bool may_be_held(const struct snoop_flow *f,
 	return (__u32)(now >> TICK_SHIFT) - f->heard < c->awake_ticks &&
 	       !(s->flags & TH_PSH) && s->len <= f->mss && !extra_of(f, s) &&
 	       f->held + 1 < stretch && !before(f->next_seq, f->ahead) &&
-	       !before(f->told_edge, f->next_seq + stretch * f->mss);
+	       !before(f->advertised_edge, f->next_seq + stretch * f->mss);
 }
 
 /* A segment that is the first after a gap, or after a pause, begins a run. */
@@ -195,7 +195,7 @@ static __always_inline enum snoop_to_guest
 delivered(struct snoop_flow *f, const struct snoop_config *c,
 	  const struct segment *s, __u64 now, struct lift *lift)
 {
-	if (f->next_seq == f->told_seq)
+	if (f->next_seq == f->acked_seq)
 		f->held_ts = s->options.tsval;
 	f->next_seq += s->len;
 	f->frame = f->frame ? f->frame - f->frame / 8 + s->len / 8 : s->len;
@@ -214,12 +214,12 @@ delivered(struct snoop_flow *f, const struct snoop_config *c,
 	lift->ack = f->next_seq;
 	/* Of what is acknowledged, the first (RFC 7323 4.3). */
 	lift->tsecr = f->held_ts;
-	lift->window = window_from(f, c, f->next_seq, promise_edge(f, c));
+	lift->window = window_from(f, c, f->next_seq, early_ack_edge(f, c));
 	f->acked_segments += f->held + 1;
 	f->held = 0;
-	f->acked_bytes += f->next_seq - f->told_seq;
+	f->acked_bytes += f->next_seq - f->acked_seq;
 	acknowledged_early(f, now);
-	f->told_edge = f->next_seq + ((__u32)lift->window << scale_of(f));
+	f->advertised_edge = f->next_seq + ((__u32)lift->window << scale_of(f));
 	return SNOOP_TG_ACKED;
 }
 

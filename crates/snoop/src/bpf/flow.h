@@ -111,7 +111,7 @@ static __always_inline void goes_ahead(struct snoop_flow *f,
 /* The flow's guest and peer have both closed it, and each has the other's FIN. */
 static __always_inline bool is_over(const struct snoop_flow *f)
 {
-	return f->fins == SNOOP_FIN_ALL && !after(f->told_seq, f->vm_seq);
+	return f->fins == SNOOP_FIN_ALL && !after(f->acked_seq, f->vm_seq);
 }
 
 /* Whether the peer's segment says something that is not known. */
@@ -173,11 +173,11 @@ static __always_inline void owe_from(struct snoop_flow *f, __u64 now)
 /* The sender is told of all that is in the ring. */
 static __always_inline void acknowledged_early(struct snoop_flow *f, __u64 now)
 {
-	if (!after(f->told_seq, f->vm_seq))
+	if (!after(f->acked_seq, f->vm_seq))
 		owe_from(f, now);
-	f->told_seq = f->next_seq;
-	if (f->told_seq - f->vm_seq > f->exposed_most)
-		f->exposed_most = f->told_seq - f->vm_seq;
+	f->acked_seq = f->next_seq;
+	if (f->acked_seq - f->vm_seq > f->exposed_most)
+		f->exposed_most = f->acked_seq - f->vm_seq;
 }
 
 /* What the guest's packets are like, and whom it sends them to. */
@@ -198,13 +198,13 @@ static __always_inline void begin_at(struct snoop_flow *f, __u32 first,
 				     __u32 window)
 {
 	f->next_seq = first;
-	f->told_seq = first;
+	f->acked_seq = first;
 	f->vm_seq = first;
 	f->ahead = first;
 	f->sack_start = first;
 	f->sack_end = first;
 	f->rcv_edge = first + window;
-	f->told_edge = f->rcv_edge;
+	f->advertised_edge = f->rcv_edge;
 	f->grown_edge = f->rcv_edge;
 	f->far_edge = f->rcv_edge;
 	f->extra = 0;

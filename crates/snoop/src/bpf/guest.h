@@ -36,7 +36,7 @@ static __always_inline bool contradicts(const struct snoop_flow *f,
 		return true;
 	if (!c->guest_rcvbuf && before(f->rcv_edge + unit, f->next_seq))
 		return true;
-	return s->ack == was_vm_seq && !s->len && before(s->ack, f->told_seq) &&
+	return s->ack == was_vm_seq && !s->len && before(s->ack, f->acked_seq) &&
 	       !after(f->rcv_edge, was_edge) &&
 	       f->heard_since &&
 	       (__s32)((__u32)(now >> TICK_SHIFT) - f->awake) >= RUNNING_TICKS;
@@ -142,17 +142,17 @@ pass(struct snoop_flow *f, const struct snoop_config *c, bool on,
 
 	if (on)
 		window = window_from(f, c, s->ack, f->rcv_edge);
-	if (after(s->ack, f->told_seq)) {
+	if (after(s->ack, f->acked_seq)) {
 		/* What is still held came no earlier than what it tells of. */
 		if (s->options.has_ts && after(s->options.tsecr, f->held_ts))
 			f->held_ts = s->options.tsecr;
-		f->told_seq = s->ack;
+		f->acked_seq = s->ack;
 		/* Of some of it, the rest still counts as all. */
-		if (!before(f->told_seq, f->next_seq))
+		if (!before(f->acked_seq, f->next_seq))
 			f->held = 0;
 	}
-	if (!before(s->ack, f->told_seq))
-		f->told_edge = s->ack + ((__u32)window << scale_of(f));
+	if (!before(s->ack, f->acked_seq))
+		f->advertised_edge = s->ack + ((__u32)window << scale_of(f));
 	if (window >= s->window)
 		return SNOOP_FG_PASSED;
 	lift->ack = s->ack;
@@ -170,8 +170,8 @@ static __always_inline bool repeats(const struct snoop_flow *f,
 {
 	__u32 window = window_from(f, c, s->ack, f->rcv_edge);
 
-	return !s->len && s->ack == f->told_seq && s->ack != was_vm_seq &&
-	       !after(s->ack + (window << scale_of(f)), f->told_edge);
+	return !s->len && s->ack == f->acked_seq && s->ack != was_vm_seq &&
+	       !after(s->ack + (window << scale_of(f)), f->advertised_edge);
 }
 
 /* Of a flow that is left alone, or ends: what of it the guest has, and can still take. */
@@ -235,7 +235,7 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 		bypass(f, s->options.bypass);
 		return SNOOP_FG_BYPASS;
 	}
-	if (after(s->ack, f->told_seq))
+	if (after(s->ack, f->acked_seq))
 		guest_tells(f, c, now);
 	learn(f, s, now);
 	/* What the guest says of itself counts, and not what was taken for granted. */
@@ -251,7 +251,7 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	 * there in packets that are not read here, so it is no proof: this flow is
 	 * left alone, and whether the guest takes the promise will be seen.
 	 */
-	if (s->options.has_sack && before(s->ack, f->told_seq) &&
+	if (s->options.has_sack && before(s->ack, f->acked_seq) &&
 	    after(s->options.sack_start, s->ack) &&
 	    after(s->options.sack_end, f->ahead)) {
 		lift->reach = s->options.sack_end;
@@ -278,22 +278,22 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 		return SNOOP_FG_SUPPRESSED;
 	}
 	lift->ack = f->next_seq;
-	lift->window = window_from(f, c, f->next_seq, promise_edge(f, c));
+	lift->window = window_from(f, c, f->next_seq, early_ack_edge(f, c));
 	edge = f->next_seq + ((__u32)lift->window << scale_of(f));
 	/* It says nothing that the sender has not been told. (What is held will
 	 * be told with one of the next, or by the guest when it has it.)
 	 */
-	if (!s->len && !after(s->ack, f->told_seq) &&
-	    !after(edge, f->told_edge)) {
+	if (!s->len && !after(s->ack, f->acked_seq) &&
+	    !after(edge, f->advertised_edge)) {
 		f->suppressed++;
 		return SNOOP_FG_SUPPRESSED;
 	}
 	/* It tells of what was held, too. */
 	f->acked_segments += f->held;
 	f->held = 0;
-	f->acked_bytes += f->next_seq - f->told_seq;
+	f->acked_bytes += f->next_seq - f->acked_seq;
 	acknowledged_early(f, now);
-	f->told_edge = edge;
+	f->advertised_edge = edge;
 	f->lifted++;
 	return SNOOP_FG_LIFTED;
 }

@@ -157,7 +157,7 @@ static __always_inline void see_guest_syn(struct snoop_flow *f,
 	if (s->flags & TH_ACK) {
 		f->begun = s->ack;
 		begin_at(f, s->ack, s->window);
-		f->told_edge = s->ack + syn_window(c, s);
+		f->advertised_edge = s->ack + syn_window(c, s);
 		/* The first one was sent before we were here, and what it called
 		 * for may be in the ring: nothing beyond the window, for no other
 		 * has been told.
@@ -182,8 +182,8 @@ static __always_inline void see_peer_reset(struct snoop_flow *f,
 	    before(s->seq, f->vm_seq) || after(s->seq, f->rcv_edge))
 		return;
 	/* Nobody waits for what was promised any more. */
-	if (s->seq == f->next_seq && after(f->told_seq, f->vm_seq))
-		f->vm_seq = f->told_seq;
+	if (s->seq == f->next_seq && after(f->acked_seq, f->vm_seq))
+		f->vm_seq = f->acked_seq;
 	bypass(f, SNOOP_CLOSING);
 }
 

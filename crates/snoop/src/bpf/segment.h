@@ -99,7 +99,7 @@ struct segment {
 	struct options options;
 };
 
-enum segment_verdict {
+enum segment_kind {
 	SEGMENT_FOUND,
 	SEGMENT_NONE,
 	SEGMENT_MALFORMED,
@@ -222,7 +222,7 @@ __noinline int read_options(struct __sk_buff *skb, __u32 at, __u32 len,
 /* The TCP header at @l4_at of a packet whose IP says that TCP and its data are
  * @total bytes.
  */
-static __always_inline enum segment_verdict
+static __always_inline enum segment_kind
 read_tcp(struct __sk_buff *skb, const struct tcphdr *tcp, __u32 l4_at,
 	 __u32 total, void *data_end, struct segment *s)
 {
@@ -270,7 +270,7 @@ static __always_inline bool header_sums_up(const struct iphdr *ip)
 }
 
 /* Finds the segment in a frame. @to_guest says which end is the guest's.
- * Returns an enum segment_verdict.
+ * Returns an enum segment_kind.
  */
 __noinline int read_segment(struct __sk_buff *skb, __u32 to_guest,
 			    struct segment *s, struct snoop_key *key)

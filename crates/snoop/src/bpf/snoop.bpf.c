@@ -242,7 +242,7 @@ static __always_inline void forget(struct snoop_flow *f, struct snoop_key *key)
 	f->counted = 0;
 	/* Should it not be taken out: the map may be busy. */
 	bypass(f, SNOOP_CLOSING);
-	f->vm_seq = f->told_seq;
+	f->vm_seq = f->acked_seq;
 	bpf_spin_unlock(&f->lock);
 	if (counted)
 		has_begun(key);
@@ -609,7 +609,7 @@ static __always_inline void renew_ack(struct __sk_buff *skb,
 }
 
 static __always_inline void tell(const struct snoop_key *key,
-				 const struct segment *s, __u32 told_seq,
+				 const struct segment *s, __u32 acked_seq,
 				 __u32 reach, bool contradicted)
 {
 	struct snoop_event *event;
@@ -619,7 +619,7 @@ static __always_inline void tell(const struct snoop_key *key,
 		return;
 	event->key = *key;
 	event->vm_seq = s->ack;
-	event->told_seq = told_seq;
+	event->acked_seq = acked_seq;
 	event->reach = reach;
 	event->contradicted = contradicted;
 	bpf_ringbuf_submit(event, 0);
@@ -704,7 +704,7 @@ static __always_inline void begin_by_guest(struct snoop_flow *f,
 SEC("tc")
 int snoop_from_guest(struct __sk_buff *skb)
 {
-	enum snoop_from_guest verdict;
+	enum snoop_from_guest exit;
 	struct snoop_config *c;
 	struct segment s = {};
 	struct snoop_key key = {};
@@ -786,9 +786,9 @@ int snoop_from_guest(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	}
 	bpf_spin_lock(&f->lock);
-	verdict = hear_guest(f, c, c->on && now <= c->until_ns, &s, now,
+	exit = hear_guest(f, c, c->on && now <= c->until_ns, &s, now,
 			     &lift);
-	told = f->told_seq;
+	told = f->acked_seq;
 	hear_of_guest(f, now);
 	over = is_over(f);
 	bpf_spin_unlock(&f->lock);
@@ -796,8 +796,8 @@ int snoop_from_guest(struct __sk_buff *skb)
 		has_begun(&key);
 	if (over)
 		forget(f, &key);
-	count(&from_guest_exits, verdict);
-	switch (verdict) {
+	count(&from_guest_exits, exit);
+	switch (exit) {
 	case SNOOP_FG_SUPPRESSED:
 		return TC_ACT_SHOT;
 	case SNOOP_FG_LIFTED:
@@ -807,7 +807,7 @@ int snoop_from_guest(struct __sk_buff *skb)
 	case SNOOP_FG_DOUBT:
 	case SNOOP_FG_CONTRADICTED:
 		tell(&key, &s, told, lift.reach,
-		     verdict == SNOOP_FG_CONTRADICTED);
+		     exit == SNOOP_FG_CONTRADICTED);
 		return TC_ACT_UNSPEC;
 	default:
 		return TC_ACT_UNSPEC;

@@ -40,7 +40,7 @@ enum snoop_bypass {
 	SNOOP_FAST_OPEN,
 	SNOOP_ECT,
 	SNOOP_OPTION,
-	SNOOP_BROKEN_PROMISE,
+	SNOOP_LOST_AFTER_EARLY_ACK,
 	SNOOP_DOUBT,		/* it looks like one */
 	SNOOP_CONTRADICTED,	/* the guest lacks what was acknowledged early */
 	SNOOP_FORWARDED,	/* the endpoint is behind the guest, by its TTL */
@@ -150,10 +150,10 @@ struct snoop_flow {
 	__u32 lock;
 #endif
 	__u32 next_seq;
-	__u32 told_seq;		/* the sender has an acknowledgement up to here */
+	__u32 acked_seq;		/* the sender has an acknowledgement up to here */
 	__u32 vm_seq;
 	__u32 rcv_edge;
-	__u32 told_edge;
+	__u32 advertised_edge;
 	__u32 grown_edge;
 	__u32 far_edge;		/* the farthest that the guest has offered */
 	__u32 ahead;		/* the end of what may be in the ring beyond a hole */
@@ -252,7 +252,7 @@ struct snoop_source {
 struct snoop_event {
 	struct snoop_key key;
 	__u32 vm_seq;
-	__u32 told_seq;
+	__u32 acked_seq;
 	__u32 reach;		/* the end of the SACK block, or the guest's right edge, that shows it */
 	__u32 contradicted;
 };

@@ -31,8 +31,8 @@ static __always_inline __u16 window_from(const struct snoop_flow *f,
 		if (after(most, f->vm_seq + (__u32)share))
 			most = f->vm_seq + (__u32)share;
 	}
-	if (before(most, f->told_edge))
-		most = f->told_edge;
+	if (before(most, f->advertised_edge))
+		most = f->advertised_edge;
 	if (before(most, ack + 2 * f->mss))
 		most = ack + 2 * f->mss;
 	/* Up to a whole unit of the scale, and within what there is. */
@@ -63,7 +63,7 @@ static __always_inline __u32 grow_limit(const struct snoop_flow *f,
  * known to fit behind what it has acknowledged. (The guest's edge may have retreated
  * since it grew.)
  */
-static __always_inline __u32 promise_edge(const struct snoop_flow *f,
+static __always_inline __u32 early_ack_edge(const struct snoop_flow *f,
 					  const struct snoop_config *c)
 {
 	__u32 limit;

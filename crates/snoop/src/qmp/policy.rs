@@ -7,7 +7,7 @@ use super::message::{Event, MigrationStatus};
 
 /// Why there are no early ACKs at a machine's tap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum HoldReason {
     /// The machine is being migrated or saved.
     Migrating,
     /// Its processors are stopped, or it sleeps.
@@ -22,11 +22,11 @@ pub enum Why {
 
 /// What has to be done at the machine's tap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Verdict {
+pub struct Restriction {
     /// Give no early ACKs as long as this stands.
-    pub hold: Option<Why>,
-    /// Something has happened since the last verdict: give none until the guest has sent something.
-    pub until_heard: Option<Why>,
+    pub hold: Option<HoldReason>,
+    /// Something has happened since the last restriction: give none until the guest has sent something.
+    pub until_heard: Option<HoldReason>,
 }
 
 /// What is known of a machine.
@@ -34,16 +34,16 @@ pub struct Verdict {
 pub struct Policy {
     stopped: bool,
     migrating: bool,
-    until_heard: Option<Why>,
+    until_heard: Option<HoldReason>,
     /// QEMU has said how it is, and not only what happens.
     known: bool,
-    /// The last verdict; `None`: there was none since the connection was made.
-    hold: Option<Option<Why>>,
+    /// The last restriction; `None`: there was none since the connection was made.
+    hold: Option<Option<HoldReason>>,
 }
 
-// === impl Why ===
+// === impl HoldReason ===
 
-impl Why {
+impl HoldReason {
     /// For logs and `status`: what has happened to the guest.
     pub fn phrase(self) -> &'static str {
         match self {
@@ -81,9 +81,9 @@ impl Policy {
             Event::Stop | Event::Suspend | Event::Shutdown => self.stopped = true,
             Event::Resume | Event::Wakeup => self.stopped = false,
             Event::Migration(status) => self.migrating = status == MigrationStatus::UnderWay,
-            Event::Reset => self.until_heard = Some(Why::Reset),
+            Event::Reset => self.until_heard = Some(HoldReason::Reset),
             Event::DeviceDeleted => {
-                self.until_heard.get_or_insert(Why::Unplugged);
+                self.until_heard.get_or_insert(HoldReason::Unplugged);
             }
         }
     }
@@ -91,17 +91,17 @@ impl Policy {
     /// Notes that the connection to QEMU was lost. What was known of the machine may not be true any more.
     pub fn on_disconnected(&mut self) {
         *self = Self {
-            until_heard: Some(Why::Disconnected),
+            until_heard: Some(HoldReason::Disconnected),
             ..Self::default()
         };
     }
 
     /// What follows from what was noted; `None`: what followed last time, or too little is known.
-    pub fn verdict(&mut self) -> Option<Verdict> {
+    pub fn restriction(&mut self) -> Option<Restriction> {
         // A migration first: the machine is stopped and may be continued in its course.
         let hold = match (self.migrating, self.stopped) {
-            (true, _) => Some(Why::Migrating),
-            (false, true) => Some(Why::Stopped),
+            (true, _) => Some(HoldReason::Migrating),
+            (false, true) => Some(HoldReason::Stopped),
             (false, false) => None,
         };
         let until_heard = self.until_heard.take();
@@ -109,7 +109,7 @@ impl Policy {
         if is_new {
             self.hold = Some(hold);
         }
-        (is_new || until_heard.is_some()).then_some(Verdict { hold, until_heard })
+        (is_new || until_heard.is_some()).then_some(Restriction { hold, until_heard })
     }
 }
 
@@ -123,53 +123,56 @@ mod tests {
     const COMPLETED: Event = Event::Migration(MigrationStatus::Completed);
     const FAILED: Event = Event::Migration(MigrationStatus::None);
 
-    const MIGRATING: Verdict = Verdict {
-        hold: Some(Why::Migrating),
+    const MIGRATING: Restriction = Restriction {
+        hold: Some(HoldReason::Migrating),
         until_heard: None,
     };
-    const STOPPED: Verdict = Verdict {
-        hold: Some(Why::Stopped),
+    const STOPPED: Restriction = Restriction {
+        hold: Some(HoldReason::Stopped),
         until_heard: None,
     };
-    const FREE: Verdict = Verdict {
+    const FREE: Restriction = Restriction {
         hold: None,
         until_heard: None,
     };
 
-    fn unheard(why: Why) -> Verdict {
-        Verdict {
+    fn unheard(why: HoldReason) -> Restriction {
+        Restriction {
             hold: None,
             until_heard: Some(why),
         }
     }
 
-    /// The verdicts that follow from these events at a machine that runs.
-    fn verdicts(events: &[Event]) -> Vec<Verdict> {
+    /// The restrictions that follow from these events at a machine that runs.
+    fn restrictions(events: &[Event]) -> Vec<Restriction> {
         let mut policy = Policy::default();
         policy.on_running(true);
-        assert_eq!(policy.verdict(), None);
+        assert_eq!(policy.restriction(), None);
         policy.on_migration(MigrationStatus::None);
-        assert_eq!(policy.verdict(), Some(FREE));
-        let verdicts = events.iter().filter_map(|event| {
+        assert_eq!(policy.restriction(), Some(FREE));
+        let restrictions = events.iter().filter_map(|event| {
             policy.on_event(*event);
-            policy.verdict()
+            policy.restriction()
         });
-        verdicts.collect()
+        restrictions.collect()
     }
 
     #[test]
     fn a_pause_holds_until_the_machine_runs() {
         assert_eq!(
-            verdicts(&[Event::Stop, Event::Stop, Event::Resume, Event::Resume]),
+            restrictions(&[Event::Stop, Event::Stop, Event::Resume, Event::Resume]),
             [STOPPED, FREE]
         );
-        assert_eq!(verdicts(&[Event::Suspend, Event::Wakeup]), [STOPPED, FREE]);
+        assert_eq!(
+            restrictions(&[Event::Suspend, Event::Wakeup]),
+            [STOPPED, FREE]
+        );
     }
 
     #[test]
     fn a_migration_holds_from_its_beginning_and_the_source_after_its_end() {
         assert_eq!(
-            verdicts(&[SETUP, SETUP, Event::Stop, COMPLETED]),
+            restrictions(&[SETUP, SETUP, Event::Stop, COMPLETED]),
             [MIGRATING, STOPPED]
         );
     }
@@ -177,16 +180,16 @@ mod tests {
     #[test]
     fn a_machine_that_was_only_saved_is_held_until_it_goes_on() {
         assert_eq!(
-            verdicts(&[SETUP, Event::Stop, COMPLETED, Event::Resume]),
+            restrictions(&[SETUP, Event::Stop, COMPLETED, Event::Resume]),
             [MIGRATING, STOPPED, FREE]
         );
     }
 
     #[test]
     fn a_migration_that_fails_holds_no_longer() {
-        assert_eq!(verdicts(&[SETUP, FAILED]), [MIGRATING, FREE]);
+        assert_eq!(restrictions(&[SETUP, FAILED]), [MIGRATING, FREE]);
         assert_eq!(
-            verdicts(&[SETUP, Event::Stop, Event::Resume, FAILED]),
+            restrictions(&[SETUP, Event::Stop, Event::Resume, FAILED]),
             [MIGRATING, FREE]
         );
     }
@@ -197,30 +200,33 @@ mod tests {
             let mut policy = Policy::default();
             policy.on_running(false);
             policy.on_migration(MigrationStatus::None);
-            assert_eq!(policy.verdict(), Some(STOPPED));
+            assert_eq!(policy.restriction(), Some(STOPPED));
             policy.on_event(SETUP);
-            assert_eq!(policy.verdict(), Some(MIGRATING));
+            assert_eq!(policy.restriction(), Some(MIGRATING));
             end.into_iter().for_each(|event| policy.on_event(event));
-            assert_eq!(policy.verdict(), Some(FREE));
+            assert_eq!(policy.restriction(), Some(FREE));
         }
     }
 
     #[test]
     fn after_a_reset_the_guest_has_to_be_heard() {
-        assert_eq!(verdicts(&[Event::Reset]), [unheard(Why::Reset)]);
-        assert_eq!(verdicts(&[Event::DeviceDeleted]), [unheard(Why::Unplugged)]);
-        let stopped_and_reset = Verdict {
-            until_heard: Some(Why::Reset),
+        assert_eq!(restrictions(&[Event::Reset]), [unheard(HoldReason::Reset)]);
+        assert_eq!(
+            restrictions(&[Event::DeviceDeleted]),
+            [unheard(HoldReason::Unplugged)]
+        );
+        let stopped_and_reset = Restriction {
+            until_heard: Some(HoldReason::Reset),
             ..STOPPED
         };
         assert_eq!(
-            verdicts(&[Event::Shutdown, Event::Stop, Event::Reset, Event::Resume]),
+            restrictions(&[Event::Shutdown, Event::Stop, Event::Reset, Event::Resume]),
             [STOPPED, stopped_and_reset, FREE]
         );
     }
 
     #[test]
-    fn what_happens_at_once_has_one_verdict() {
+    fn what_happens_at_once_has_one_restriction() {
         let mut policy = Policy::default();
         for event in [
             Event::Stop,
@@ -230,8 +236,8 @@ mod tests {
         ] {
             policy.on_event(event);
         }
-        assert_eq!(policy.verdict(), Some(unheard(Why::Reset)));
-        assert_eq!(policy.verdict(), None);
+        assert_eq!(policy.restriction(), Some(unheard(HoldReason::Reset)));
+        assert_eq!(policy.restriction(), None);
     }
 
     #[test]
@@ -239,14 +245,17 @@ mod tests {
         let mut policy = Policy::default();
         policy.on_event(SETUP);
         policy.on_event(Event::Stop);
-        assert_eq!(policy.verdict(), Some(MIGRATING));
+        assert_eq!(policy.restriction(), Some(MIGRATING));
         policy.on_disconnected();
-        assert_eq!(policy.verdict(), Some(unheard(Why::Disconnected)));
+        assert_eq!(
+            policy.restriction(),
+            Some(unheard(HoldReason::Disconnected))
+        );
         // Another machine, at the same place.
         policy.on_running(true);
         policy.on_migration(MigrationStatus::None);
-        assert_eq!(policy.verdict(), Some(FREE));
-        assert_eq!(policy.verdict(), None);
+        assert_eq!(policy.restriction(), Some(FREE));
+        assert_eq!(policy.restriction(), None);
     }
 
     fn any_event() -> impl Strategy<Value = Event> {
@@ -269,7 +278,7 @@ mod tests {
         fn it_is_held_exactly_while_it_is_stopped_or_migrates(events in prop::collection::vec(any_event(), 0..40)) {
             let mut policy = Policy::default();
             policy.on_migration(MigrationStatus::None);
-            prop_assert_eq!(policy.verdict(), Some(FREE));
+            prop_assert_eq!(policy.restriction(), Some(FREE));
             let (mut stopped, mut migrating, mut held) = (false, false, false);
             for event in events {
                 match event {
@@ -279,10 +288,10 @@ mod tests {
                     Event::Reset | Event::DeviceDeleted => {}
                 }
                 policy.on_event(event);
-                if let Some(verdict) = policy.verdict() {
-                    held = verdict.hold.is_some();
+                if let Some(restriction) = policy.restriction() {
+                    held = restriction.hold.is_some();
                     let passing = matches!(event, Event::Reset | Event::DeviceDeleted);
-                    prop_assert_eq!(verdict.until_heard.is_some(), passing);
+                    prop_assert_eq!(restriction.until_heard.is_some(), passing);
                 }
                 prop_assert_eq!(held, stopped || migrating);
             }

@@ -213,7 +213,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::policy::{Verdict, Why};
+    use super::super::policy::{HoldReason, Restriction};
     use super::*;
 
     const START: Duration = Duration::from_secs(100);
@@ -273,11 +273,11 @@ mod tests {
         talk.hear(r#"{"return": {}, "id": 2}"#).unwrap();
         talk.hear(r#"{"return": {"running": false, "status": "inmigrate"}, "id": 3}"#)
             .unwrap();
-        let stopped = Verdict {
-            hold: Some(Why::Stopped),
+        let stopped = Restriction {
+            hold: Some(HoldReason::Stopped),
             until_heard: None,
         };
-        assert_eq!(talk.policy.verdict(), Some(stopped));
+        assert_eq!(talk.policy.restriction(), Some(stopped));
     }
 
     #[test]
@@ -287,7 +287,7 @@ mod tests {
             .unwrap();
         assert_eq!(talk.session.due(), None);
         talk.hear(r#"{"return": {}, "id": 4}"#).unwrap();
-        assert_eq!(talk.policy.verdict(), Some(Verdict::default()));
+        assert_eq!(talk.policy.restriction(), Some(Restriction::default()));
         let due = talk.session.due().unwrap();
         assert_eq!(due, START + QUERY_EVERY);
         assert_eq!(talk.session.poll(START), Ok(None));
@@ -297,8 +297,8 @@ mod tests {
         assert_eq!(talk.session.poll(due + QUERY_EVERY), Ok(None));
         talk.hear(r#"{"return": {"status": "active"}, "id": 4}"#)
             .unwrap();
-        let hold = talk.policy.verdict().unwrap().hold;
-        assert_eq!(hold, Some(Why::Migrating));
+        let hold = talk.policy.restriction().unwrap().hold;
+        assert_eq!(hold, Some(HoldReason::Migrating));
     }
 
     #[test]
@@ -323,7 +323,10 @@ mod tests {
             assert_eq!(talk.hear(line), Ok(Vec::new()), "{line}");
         }
         talk.hear(r#"{"event": "STOP"}"#).unwrap();
-        assert_eq!(talk.policy.verdict().unwrap().hold, Some(Why::Stopped));
+        assert_eq!(
+            talk.policy.restriction().unwrap().hold,
+            Some(HoldReason::Stopped)
+        );
     }
 
     proptest! {

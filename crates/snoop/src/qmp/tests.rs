@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 
 use serde_json::Value;
 
-use super::policy::Why;
+use super::policy::HoldReason;
 use super::*;
 
 /// A stand-in for QEMU's end of a socket.
@@ -47,7 +47,7 @@ impl Qemu {
 struct Rig {
     // Before the folder: it connects to what is in it.
     monitors: Monitors,
-    verdicts: Receiver<(String, Verdict)>,
+    restrictions: Receiver<(String, Restriction)>,
     dir: tempfile::TempDir,
 }
 
@@ -60,11 +60,11 @@ impl Rig {
     fn of(source: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let source = source.replace("{dir}", dir.path().to_str().unwrap());
-        let (tell, verdicts) = sync_channel(16);
-        let tell = move |tap, verdict| tell.send((tap, verdict)).is_ok();
+        let (tell, restrictions) = sync_channel(16);
+        let tell = move |tap, restriction| tell.send((tap, restriction)).is_ok();
         Self {
             monitors: Monitors::watch(vec![source.parse().unwrap()], tell).unwrap(),
-            verdicts,
+            restrictions,
             dir,
         }
     }
@@ -73,15 +73,15 @@ impl Rig {
         UnixListener::bind(self.dir.path().join(tap)).unwrap()
     }
 
-    /// The next verdict.
-    fn verdict(&self) -> (String, Option<Why>, Option<Why>) {
-        let (tap, verdict) = self.verdicts.recv().unwrap();
-        (tap, verdict.hold, verdict.until_heard)
+    /// The next restriction.
+    fn restriction(&self) -> (String, Option<HoldReason>, Option<HoldReason>) {
+        let (tap, restriction) = self.restrictions.recv().unwrap();
+        (tap, restriction.hold, restriction.until_heard)
     }
 }
 
 #[test]
-fn what_a_machine_tells_becomes_a_verdict_of_its_tap() {
+fn what_a_machine_tells_becomes_a_restriction_of_its_tap() {
     let rig = Rig::new();
     let listener = rig.listen("tap1");
     rig.monitors.set_taps(vec!["eth0".into(), "tap1".into()]);
@@ -89,16 +89,22 @@ fn what_a_machine_tells_becomes_a_verdict_of_its_tap() {
     qemu.answer("query-status", r#"{"running": true}"#);
     qemu.answer("query-migrate", "{}");
     let tap = || "tap1".to_owned();
-    assert_eq!(rig.verdict(), (tap(), None, None));
+    assert_eq!(rig.restriction(), (tap(), None, None));
     let migration =
         |status: &str| format!(r#"{{"event": "MIGRATION", "data": {{"status": "{status}"}}}}"#);
     qemu.say(&migration("setup"));
-    assert_eq!(rig.verdict(), (tap(), Some(Why::Migrating), None));
+    assert_eq!(
+        rig.restriction(),
+        (tap(), Some(HoldReason::Migrating), None)
+    );
     qemu.say(&migration("cancelled"));
-    assert_eq!(rig.verdict(), (tap(), None, None));
+    assert_eq!(rig.restriction(), (tap(), None, None));
     // It is asked, too.
     qemu.answer("query-migrate", r#"{"status": "active"}"#);
-    assert_eq!(rig.verdict(), (tap(), Some(Why::Migrating), None));
+    assert_eq!(
+        rig.restriction(),
+        (tap(), Some(HoldReason::Migrating), None)
+    );
 }
 
 #[test]
@@ -109,13 +115,19 @@ fn a_connection_that_breaks_is_made_again() {
     let mut qemu = Qemu::accept(&listener);
     qemu.answer("query-migrate", r#"{"status": "active"}"#);
     let tap = || "tap1".to_owned();
-    assert_eq!(rig.verdict(), (tap(), Some(Why::Migrating), None));
+    assert_eq!(
+        rig.restriction(),
+        (tap(), Some(HoldReason::Migrating), None)
+    );
     drop(qemu);
-    assert_eq!(rig.verdict(), (tap(), None, Some(Why::Disconnected)));
+    assert_eq!(
+        rig.restriction(),
+        (tap(), None, Some(HoldReason::Disconnected))
+    );
     let mut qemu = Qemu::accept(&listener);
     qemu.answer("query-status", r#"{"running": false}"#);
     qemu.answer("query-migrate", "{}");
-    assert_eq!(rig.verdict(), (tap(), Some(Why::Stopped), None));
+    assert_eq!(rig.restriction(), (tap(), Some(HoldReason::Stopped), None));
 }
 
 #[test]
@@ -130,25 +142,29 @@ fn what_is_no_qmp_is_left_and_tried_again() {
     let mut qemu = Qemu::accept(&listener);
     qemu.answer("query-status", r#"{"running": false}"#);
     qemu.answer("query-migrate", "{}");
-    assert_eq!(rig.verdict().1, Some(Why::Stopped));
+    assert_eq!(rig.restriction().1, Some(HoldReason::Stopped));
 }
 
 #[test]
-fn all_taps_of_a_machine_have_its_verdict_and_one_connection() {
+fn all_taps_of_a_machine_have_its_restriction_and_one_connection() {
     let rig = Rig::of("tap*i*={dir}/{1}");
     let listener = rig.listen("7");
     rig.monitors
         .set_taps(vec!["tap7i0".into(), "tap7i1".into()]);
     let mut qemu = Qemu::accept(&listener);
     qemu.answer("query-migrate", "{}");
-    assert_eq!(rig.verdict().0, "tap7i0");
-    assert_eq!(rig.verdict().0, "tap7i1");
-    // One that comes later has a verdict, too.
+    assert_eq!(rig.restriction().0, "tap7i0");
+    assert_eq!(rig.restriction().0, "tap7i1");
+    // One that comes later has a restriction, too.
     rig.monitors
         .set_taps(vec!["tap7i0".into(), "tap7i1".into(), "tap7i2".into()]);
     let mut qemu = Qemu::accept(&listener);
     qemu.answer("query-migrate", "{}");
-    let taps = [rig.verdict().0, rig.verdict().0, rig.verdict().0];
+    let taps = [
+        rig.restriction().0,
+        rig.restriction().0,
+        rig.restriction().0,
+    ];
     assert_eq!(taps, ["tap7i0", "tap7i1", "tap7i2"]);
 }
 

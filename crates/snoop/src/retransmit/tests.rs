@@ -36,15 +36,15 @@ fn copy(seq: u32, len: u32, at: Duration) -> Copy {
     }
 }
 
-/// What the programs know of a flow of which the guest has `vm_seq` and the sender believes `told_seq`.
-fn flow(vm_seq: u32, told_seq: u32, heard: Duration) -> Flow {
+/// What the programs know of a flow of which the guest has `vm_seq` and the sender believes `acked_seq`.
+fn flow(vm_seq: u32, acked_seq: u32, heard: Duration) -> Flow {
     Flow {
         mode: Mode::Active,
-        next_seq: told_seq,
-        told_seq,
+        next_seq: acked_seq,
+        acked_seq,
         vm_seq,
-        rcv_edge: told_seq,
-        grown_edge: told_seq,
+        rcv_edge: acked_seq,
+        grown_edge: acked_seq,
         acked_segments: 1,
         acked_bytes: 1,
         suppressed: 0,

@@ -8,7 +8,7 @@ use taut_sys::packet::PacketSocket;
 use super::{Counts, IDLE, IDLE_SHORT, LEASE, State, Status};
 use crate::frame::retransmission;
 use crate::program::{FILTER_PRIORITY, Program, ProgramError};
-use crate::qmp::policy::{Verdict, Why};
+use crate::qmp::policy::{HoldReason, Restriction};
 use crate::retransmit::{Due, News, Retained};
 use crate::tap::{self, Device, Prepared};
 use crate::trust::{REST, TIMES, Trust};
@@ -22,12 +22,12 @@ const MUCH: u64 = 64 * 1024;
 pub(super) struct Served {
     pub(super) device: Device,
     pub(super) state: State,
-    /// Somebody has asked for no early ACKs ([`Follow::turn_off`](super::Follow::turn_off)).
+    /// Somebody has asked for no early ACKs ([`TapSupervisor::turn_off`](super::TapSupervisor::turn_off)).
     pub(super) turned_off: bool,
     /// The guest's machine is in a state that allows none.
-    pub(super) hold: Option<Why>,
+    pub(super) hold: Option<HoldReason>,
     /// Something has happened to it, and the guest, of which so many packets were seen then, has sent none since.
-    pub(super) unheard: Option<(Why, u64)>,
+    pub(super) unheard: Option<(HoldReason, u64)>,
     pub(super) counts: Counts,
     pub(super) trust: Trust,
     /// The networks that the programs have been told not to trust.
@@ -77,18 +77,18 @@ impl Served {
 
     /// Whether the guest's processors are known to be stopped.
     pub(super) fn is_stopped(&self) -> bool {
-        self.hold == Some(Why::Stopped)
+        self.hold == Some(HoldReason::Stopped)
     }
 
     /// Why the guest's machine allows no early ACKs.
-    fn why_held(&self) -> Option<Why> {
+    fn why_held(&self) -> Option<HoldReason> {
         self.hold.or(self.unheard.map(|(why, _)| why))
     }
 
-    pub(super) fn judge(&mut self, config: Config, verdict: Verdict) {
+    pub(super) fn restrict(&mut self, config: Config, restriction: Restriction) {
         let before = self.why_held();
-        self.hold = verdict.hold;
-        if let Some(why) = verdict.until_heard {
+        self.hold = restriction.hold;
+        if let Some(why) = restriction.until_heard {
             // It may come back with another network device, and another Ethernet address.
             let heard = self.program.forget_source().and_then(|()| self.heard());
             match heard {
@@ -100,7 +100,7 @@ impl Served {
     }
 
     /// Stops early ACKs while the guest's machine allows none, and has them go on when it does.
-    fn keep_hold(&mut self, config: Config, before: Option<Why>) {
+    fn keep_hold(&mut self, config: Config, before: Option<HoldReason>) {
         let held = self.why_held();
         if let Some(why) = held
             && before != held
@@ -293,7 +293,7 @@ impl Served {
                     "lost after early ACK: the guest has not taken these bytes for a quarter of an hour"
                 );
                 self.counts.lost += 1;
-                if let Err(error) = self.program.leave(key, Bypass::BrokenPromise) {
+                if let Err(error) = self.program.leave(key, Bypass::LostAfterEarlyAck) {
                     tracing::warn!(%tap, "{error}");
                 }
             }
@@ -335,7 +335,7 @@ impl Served {
             tap: self.device.name.clone(),
             index: self.device.index,
             state: self.state.clone(),
-            held: self.why_held().map(Why::phrase),
+            held: self.why_held().map(HoldReason::phrase),
             ring: self.device.ring,
             counts: self.counts,
             distrusted: self.distrusted.clone(),
@@ -349,7 +349,7 @@ impl Served {
 /// Bytes that senders believe a guest to have, or may come to, and that it has not taken.
 pub(super) fn owed(flows: &[(Key, Flow)]) -> u64 {
     // What was lost will not be taken.
-    let lost = Mode::Bypass(Bypass::BrokenPromise);
+    let lost = Mode::Bypass(Bypass::LostAfterEarlyAck);
     let open = flows.iter().filter(|(_, flow)| flow.mode != lost);
     open.map(|(_, flow)| u64::from(flow.owed())).sum()
 }
@@ -357,12 +357,14 @@ pub(super) fn owed(flows: &[(Key, Flow)]) -> u64 {
 fn patience(flow: &Flow) -> Duration {
     match flow.mode {
         // What is outstanding is not forgotten, however long the guest is stopped.
-        mode if flow.promised() > 0 && mode != Mode::Bypass(Bypass::BrokenPromise) => Duration::MAX,
+        mode if flow.exposure() > 0 && mode != Mode::Bypass(Bypass::LostAfterEarlyAck) => {
+            Duration::MAX
+        }
         // A SYN that nobody answers, or that nobody meant (a flood of them would fill the table).
         Mode::Syn
         | Mode::Unproven
         | Mode::Bypass(
-            Bypass::Closing | Bypass::BrokenPromise | Bypass::Doubt | Bypass::Contradicted,
+            Bypass::Closing | Bypass::LostAfterEarlyAck | Bypass::Doubt | Bypass::Contradicted,
         ) => IDLE_SHORT,
         _ => IDLE,
     }

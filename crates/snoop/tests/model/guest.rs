@@ -27,7 +27,7 @@ pub(crate) struct Guest {
     pub(crate) beyond_edge: u32,
     /// It takes back what it has offered (RFC 9293 3.8.6 says that it should not).
     pub(crate) shrinks: bool,
-    told_edge: Seq,
+    advertised_edge: Seq,
     /// The peer's latest TSval, and up to where it had acknowledged then (RFC 7323 4.3).
     recent: Seq,
     last_ack: Seq,
@@ -68,7 +68,7 @@ impl Guest {
             unread: 0,
             beyond_edge: 0,
             shrinks: false,
-            told_edge: Seq(0),
+            advertised_edge: Seq(0),
             recent: Seq(0),
             last_ack: Seq(0),
             clock: terms.clock.unwrap_or_default(),
@@ -91,7 +91,7 @@ impl Guest {
         self.knows_peer = true;
         self.rcv = first + 1;
         self.last_ack = self.rcv;
-        self.told_edge = self.rcv;
+        self.advertised_edge = self.rcv;
         self.recent = recent;
     }
 
@@ -108,15 +108,15 @@ impl Guest {
         let free = self.buffer.saturating_sub(self.unread + taken);
         let mut edge = self.rcv + free;
         if !self.shrinks {
-            edge = edge.max(self.told_edge);
+            edge = edge.max(self.advertised_edge);
         }
         let field = (self.rcv.room(edge) >> shift).min(0xffff);
         let edge = self.rcv + (field << shift);
         if self.shrinks {
-            self.reneged |= edge.before(self.told_edge);
-            self.told_edge = edge;
+            self.reneged |= edge.before(self.advertised_edge);
+            self.advertised_edge = edge;
         } else {
-            self.told_edge = self.told_edge.max(edge);
+            self.advertised_edge = self.advertised_edge.max(edge);
         }
         field as u16
     }
@@ -244,7 +244,7 @@ impl Guest {
     fn take(&mut self, s: &Segment) -> bool {
         let end = s.data_end();
         let from = s.seq.max(self.rcv);
-        let edge = self.told_edge.max(self.rcv) + self.beyond_edge;
+        let edge = self.advertised_edge.max(self.rcv) + self.beyond_edge;
         let fresh = end.after(from) || s.has(FIN) && !end.before(self.rcv);
         if !fresh || from.after(edge) {
             return true;

@@ -9,10 +9,10 @@ pub(crate) struct Kept {
     /// With the reason, if it is BYPASS.
     pub(crate) mode: &'static str,
     pub(crate) next_seq: Seq,
-    pub(crate) told_seq: Seq,
+    pub(crate) acked_seq: Seq,
     pub(crate) vm_seq: Seq,
     pub(crate) rcv_edge: Seq,
-    pub(crate) told_edge: Seq,
+    pub(crate) advertised_edge: Seq,
     /// What a retransmission of the host's goes with: the peer's latest acknowledgement and TSval.
     pub(crate) vm_una: Seq,
     pub(crate) ts_peer: Seq,
@@ -24,13 +24,13 @@ impl Kept {
     /// With numbers from the peer's first one.
     pub(crate) fn shown(&self, first: Seq, guest_first: Seq) -> String {
         format!(
-            "{} next {} told {} vm {} edge {} told edge {}, guest's una {}, TSval {}",
+            "{} next {} acked {} vm {} edge {} advertised edge {}, guest's una {}, TSval {}",
             self.mode,
             self.next_seq.from(first),
-            self.told_seq.from(first),
+            self.acked_seq.from(first),
             self.vm_seq.from(first),
             self.rcv_edge.from(first),
-            self.told_edge.from(first),
+            self.advertised_edge.from(first),
             self.vm_una.from(guest_first),
             self.ts_peer.0
         )
@@ -47,10 +47,10 @@ impl Kept {
                 Mode::Bypass(why) => why,
             },
             next_seq: flow.next,
-            told_seq: flow.told,
+            acked_seq: flow.acked,
             vm_seq: flow.vm,
             rcv_edge: flow.edge,
-            told_edge: flow.told_edge,
+            advertised_edge: flow.advertised_edge,
             vm_una: flow.vm_una,
             ts_peer: flow.ts_peer,
         }

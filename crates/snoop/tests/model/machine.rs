@@ -66,7 +66,7 @@ pub(crate) enum Side {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ran<'f> {
     /// A `TC_ACT_`.
-    pub(crate) verdict: i32,
+    pub(crate) action: i32,
     pub(crate) mark: u32,
     /// The frame as the program leaves it.
     pub(crate) frame: &'f [u8],
@@ -219,11 +219,11 @@ impl Machine {
                 ..ProgramInput::default()
             })
             .expect("the kernel runs the program");
-        let verdict = output.return_value.cast_signed();
+        let action = output.return_value.cast_signed();
         let len = output.data.as_deref().map_or(0, <[u8]>::len);
         let mark = self.context[MARK_AT..MARK_AT + 4].try_into();
         Ran {
-            verdict,
+            action,
             mark: u32::from_ne_bytes(mark.expect("4 bytes are 4")),
             frame: &self.out[..len],
         }
@@ -250,10 +250,10 @@ impl Machine {
         Some(Kept {
             mode,
             next_seq: long("next_seq"),
-            told_seq: long("told_seq"),
+            acked_seq: long("acked_seq"),
             vm_seq: long("vm_seq"),
             rcv_edge: long("rcv_edge"),
-            told_edge: long("told_edge"),
+            advertised_edge: long("advertised_edge"),
             vm_una: long("vm_una"),
             ts_peer: long("ts_peer"),
         })
@@ -278,7 +278,7 @@ impl Machine {
         let layout = &self.event_layout;
         let event = |bytes: &Vec<u8>| Event {
             vm_seq: Seq(layout.u32(bytes, "vm_seq")),
-            told_seq: Seq(layout.u32(bytes, "told_seq")),
+            acked_seq: Seq(layout.u32(bytes, "acked_seq")),
             reach: Seq(layout.u32(bytes, "reach")),
             contradicted: layout.u32(bytes, "contradicted") != 0,
         };

@@ -39,15 +39,15 @@ pub(crate) struct Observer {
     /// The edge of a SYN-ACK that the guest has sent since.
     syn_edge: Seq,
     /// What the sender was told.
-    pub(crate) told: Seq,
-    pub(crate) told_edge: Seq,
+    pub(crate) acked: Seq,
+    pub(crate) advertised_edge: Seq,
     /// The end of what has come into the ring without a hole, and what is beyond.
     in_ring: Seq,
     beyond: Vec<(Seq, Seq)>,
     /// Why nothing more may be acknowledged early.
     ended: Option<&'static str>,
     /// What was acknowledged early, and what copies were seen.
-    promised: Vec<(Seq, Seq)>,
+    early_acked: Vec<(Seq, Seq)>,
     copies: Vec<(Seq, Seq)>,
     /// First blocks of SACK that the guest has said.
     blocks: Vec<(Seq, Seq)>,
@@ -83,8 +83,8 @@ impl Observer {
             vm: first,
             edge: first,
             syn_edge: first,
-            told: first,
-            told_edge: first,
+            acked: first,
+            advertised_edge: first,
             in_ring: first,
             beyond: Vec::new(),
             ended: match setup.config {
@@ -97,7 +97,7 @@ impl Observer {
                 } => Some("its address was foreign"),
                 _ => None,
             },
-            promised: Vec::new(),
+            early_acked: Vec::new(),
             copies: Vec::new(),
             blocks: Vec::new(),
             mac_known: setup.config.guest_mac.is_some(),
@@ -117,10 +117,10 @@ impl Observer {
 
     /// The sender was told of this.
     fn tells(&mut self, ack: Seq) {
-        if !self.told.after(self.vm) {
+        if !self.acked.after(self.vm) {
             (self.owed, self.heard_since) = (self.now, false);
         }
-        self.told = self.told.max(ack);
+        self.acked = self.acked.max(ack);
     }
 
     fn edge_of(&self, s: &Segment) -> Seq {
@@ -166,14 +166,14 @@ impl Observer {
                 "acknowledged {beyond} bytes that are not in the ring"
             ));
         }
-        if !s.ack.after(self.told) {
+        if !s.ack.after(self.acked) {
             return Err("an early ACK that says nothing new".into());
         }
         self.is_within_exposure(s.ack)?;
         if self.edge_of(s).after(most) {
             return Err("an early ACK offers more than the guest does".into());
         }
-        let least = self.told_edge.min(self.edge);
+        let least = self.advertised_edge.min(self.edge);
         if self.scale_known && !(self.edge_of(s) + (1 << self.shift)).after(least) {
             return Err("an early ACK takes back a window".into());
         }
@@ -182,9 +182,9 @@ impl Observer {
         {
             return Err("an early ACK with a block of SACK that the guest has not said".into());
         }
-        self.promised.push((self.told, s.ack));
+        self.early_acked.push((self.acked, s.ack));
         self.tells(s.ack);
-        self.told_edge = self.edge_of(s);
+        self.advertised_edge = self.edge_of(s);
         Ok(())
     }
 
@@ -205,7 +205,7 @@ impl Observer {
 
     /// User space has taken all copies that there are: of all that was acknowledged early there is one.
     pub(crate) fn all_copied(&self) -> Result<(), Broken> {
-        for (from, to) in &self.promised {
+        for (from, to) in &self.early_acked {
             let mut at = *from;
             while at.before(*to) {
                 let has = |copy: &&(Seq, Seq)| !copy.0.after(at) && copy.1.after(at);
@@ -269,13 +269,13 @@ impl Observer {
             self.in_ring = self.in_ring.max(s.ack);
         }
         if let Some(after) = passed.filter(|after| after.has(ACK)) {
-            if after.ack.after(s.ack) && after.ack.after(self.told) {
+            if after.ack.after(s.ack) && after.ack.after(self.acked) {
                 self.is_within_exposure(after.ack)?;
-                self.promised.push((self.told.max(s.ack), after.ack));
+                self.early_acked.push((self.acked.max(s.ack), after.ack));
             }
             self.tells(after.ack);
-            if !after.ack.before(self.told) {
-                self.told_edge = self.edge_of(after);
+            if !after.ack.before(self.acked) {
+                self.advertised_edge = self.edge_of(after);
             }
         }
         Ok(())
@@ -322,18 +322,18 @@ impl Observer {
         self.known = true;
         (self.vm, self.edge) = (s.ack, self.edge_of(s));
         self.syn_edge = self.edge;
-        (self.told, self.in_ring) = (s.ack, self.in_ring.max(s.ack));
-        self.told_edge = passed.map_or(self.edge, |after| self.edge_of(after));
+        (self.acked, self.in_ring) = (s.ack, self.in_ring.max(s.ack));
+        self.advertised_edge = passed.map_or(self.edge, |after| self.edge_of(after));
     }
 
     /// It is behind what was acknowledged early, and its right edge retreats by a unit of its scale or is before
     /// that; or it says what it said before, and was running long after the data came.
     fn contradicts(&self, s: &Segment) -> bool {
-        if !self.known || s.ack.before(self.vm) || !s.ack.before(self.told) {
+        if !self.known || s.ack.before(self.vm) || !s.ack.before(self.acked) {
             return false;
         }
         let edge = self.edge_of(s) + (1 << self.shift);
-        let closes = self.grows == 0 && !edge.after(self.told);
+        let closes = self.grows == 0 && !edge.after(self.acked);
         // By a lower bound of the scale it may look as if it did not.
         let retreats = self.scale_known && !edge.after(self.edge);
         // A guest that was running, and repeats itself.
@@ -355,8 +355,8 @@ impl Observer {
         // What is less than a unit of the scale cannot be said, counted from a later byte.
         let edge = self.edge_of(s) - ((1 << self.shift) - 1);
         let counts = self.scale_known && !self.narrows && !s.ack.before(self.vm);
-        let is_news = counts && edge.after(self.told_edge);
-        if s.ack.after(self.told) || is_news {
+        let is_news = counts && edge.after(self.advertised_edge);
+        if s.ack.after(self.acked) || is_news {
             return Err("an ACK was dropped of which the sender was not told all".into());
         }
         Ok(())
@@ -396,10 +396,10 @@ impl Observer {
 
     /// The guest has taken everything and said so: the sender knows of all of it, and of its window.
     pub(crate) fn all_is_told(&self) -> Result<(), Broken> {
-        if self.told.before(self.vm) {
+        if self.acked.before(self.vm) {
             return Err("the sender was not told what the guest has".into());
         }
-        if !self.narrows && self.told_edge.before(self.edge) {
+        if !self.narrows && self.advertised_edge.before(self.edge) {
             return Err("the sender was not told of the guest's window".into());
         }
         Ok(())
@@ -407,8 +407,8 @@ impl Observer {
 
     /// The guest, which has lost nothing, has taken all that was in its ring and has this.
     pub(crate) fn settles(&self, rcv: Seq) -> Result<(), Broken> {
-        if self.told.after(rcv) {
-            let lacks = self.told.from(rcv);
+        if self.acked.after(rcv) {
+            let lacks = self.acked.from(rcv);
             return Err(format!("the guest lacks {lacks} acknowledged bytes"));
         }
         Ok(())

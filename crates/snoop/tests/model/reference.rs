@@ -77,7 +77,7 @@ pub(crate) struct Expected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Event {
     pub(crate) vm_seq: Seq,
-    pub(crate) told_seq: Seq,
+    pub(crate) acked_seq: Seq,
     pub(crate) reach: Seq,
     pub(crate) contradicted: bool,
 }

@@ -175,7 +175,7 @@ impl<'m> Run<'m> {
         let len = s.write(&self.setup.ends, false, &mut self.frame);
         let frame = &self.frame[..len];
         let ran = self.machine.run(Side::ToGuest, self.setup.tap, 0, frame);
-        let seen = match (ran.verdict, ran.mark) {
+        let seen = match (ran.action, ran.mark) {
             (PASS, 0) if ran.frame == frame => Fate::Passes(*s),
             (PASS, _) => return Err("a frame for the guest was changed".into()),
             (SHOT, _) => Fate::Dropped,
@@ -184,7 +184,7 @@ impl<'m> Run<'m> {
                 ack: Segment::read(&self.setup.ends, true, ran.frame)?,
                 renewed: mark == ACK_DATA_MARK,
             },
-            (verdict, mark) => return Err(format!("verdict {verdict}, mark {mark:x}")),
+            (action, mark) => return Err(format!("action {action}, mark {mark:x}")),
         };
         if self.is_exact() {
             self.compare(Side::ToGuest, &expected, seen)?;
@@ -221,10 +221,10 @@ impl<'m> Run<'m> {
         let len = s.write(&self.setup.ends, true, &mut self.frame);
         let frame = &self.frame[..len];
         let ran = self.machine.run(Side::FromGuest, self.setup.tap, 0, frame);
-        let seen = match ran.verdict {
+        let seen = match ran.action {
             PASS => Fate::Passes(Segment::read(&self.setup.ends, true, ran.frame)?),
             SHOT => Fate::Dropped,
-            verdict => return Err(format!("verdict {verdict}")),
+            action => return Err(format!("action {action}")),
         };
         if self.is_exact() {
             self.compare(Side::FromGuest, &expected, seen)?;
@@ -261,7 +261,7 @@ impl<'m> Run<'m> {
             let ran = self
                 .machine
                 .run(Side::FromGuest, self.setup.tap, mark, frame);
-            if (ran.verdict, ran.mark) != (PASS, 0) {
+            if (ran.action, ran.mark) != (PASS, 0) {
                 return Err("an early ACK did not pass".into());
             }
             let passed = Segment::read(&self.setup.ends, true, ran.frame)?;
@@ -415,7 +415,7 @@ impl<'m> Run<'m> {
         let (peer, guest) = (self.setup.peer.first, self.setup.guest.first);
         self.note(|| format!("      {}", kept.shown(peer, guest)));
         for copy in self.retained.clone() {
-            let owed = copy.data_end().after(kept.vm_seq) && copy.seq.before(kept.told_seq);
+            let owed = copy.data_end().after(kept.vm_seq) && copy.seq.before(kept.acked_seq);
             if !owed {
                 continue;
             }

@@ -167,7 +167,7 @@ fn a_segment_that_comes_twice_at_once_is_promised_once() {
         assert_eq!(rig.at_guest().len() as u32, 2 * SEGMENTS, "both passed");
         rig.checker.settle();
         guest_takes(&mut rig, &mut conn);
-        assert_eq!(rig.flow().promised(), 0);
+        assert_eq!(rig.flow().exposure(), 0);
     }
 }
 

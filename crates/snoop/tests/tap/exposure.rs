@@ -123,7 +123,7 @@ fn no_more_is_acknowledged_early_than_may_be_exposed() {
     assert_eq!(early, 3);
     assert_eq!(rig.exits("exposure"), 1, "the last one is out of order");
     assert_eq!(
-        (rig.flow().promised(), rig.flow().exposed_most),
+        (rig.flow().exposure(), rig.flow().exposed_most),
         (3000, 3000)
     );
     // The guest has taken all.

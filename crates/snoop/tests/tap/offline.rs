@@ -156,7 +156,7 @@ fn turned_off_nothing_more_is_promised_and_what_was_is_kept() {
     let data = conn.data(1448);
     rig.peer_sends(&data);
     assert_eq!(rig.at_peer().len(), 1);
-    assert_eq!(rig.flow().promised(), 1448);
+    assert_eq!(rig.flow().exposure(), 1448);
     rig.configure(taut_snoop::wire::Config { on: false, ..ON });
     let more = conn.data(1448);
     rig.peer_sends(&more);
@@ -165,7 +165,7 @@ fn turned_off_nothing_more_is_promised_and_what_was_is_kept() {
     let ack = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&ack);
     assert_eq!(rig.at_peer(), [ack]);
-    assert_eq!(rig.flow().promised(), 0);
+    assert_eq!(rig.flow().exposure(), 0);
     rig.configure(ON);
     is_online(&mut rig, &mut conn);
 }
@@ -422,7 +422,7 @@ fn turned_off_the_guests_words_are_its_own_and_nothing_is_owed_anew() {
         rig.peer_sends(&data);
     }
     rig.at_guest();
-    let owed = rig.flow().promised();
+    let owed = rig.flow().exposure();
     assert_eq!(owed, 1000);
     // One after the other, each with a wider window: nothing is lifted to what was not promised.
     for taken in 1..=4 {
@@ -430,7 +430,7 @@ fn turned_off_the_guests_words_are_its_own_and_nothing_is_owed_anew() {
         let ack = conn.guest_acks(promised.seq + taken * 1000);
         rig.guest_sends(&ack);
         assert_eq!(rig.at_peer(), [ack]);
-        assert_eq!(rig.flow().promised(), 0);
+        assert_eq!(rig.flow().exposure(), 0);
     }
 }
 
@@ -449,7 +449,7 @@ fn what_overlaps_a_promise_is_the_guests_to_put_together() {
     assert_eq!(rig.at_peer(), []);
     assert_eq!(rig.exits("out_of_order"), 1);
     assert_eq!(rig.flow().mode, Mode::UnexpectedSeq);
-    assert_eq!(rig.flow().promised(), 1000, "and no more than that");
+    assert_eq!(rig.flow().exposure(), 1000, "and no more than that");
     assert_eq!(rig.at_guest().len(), 2);
     let all = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&all);

@@ -124,7 +124,7 @@ fn a_peer_that_has_forgotten_the_connection_finds_out_and_may_open_another() {
     rig.peer_sends(&kill);
     assert_eq!(rig.at_guest(), [kill]);
     assert_eq!(rig.flow().mode, Mode::Bypass(Bypass::Closing));
-    assert_eq!(rig.flow().promised(), 0);
+    assert_eq!(rig.flow().exposure(), 0);
     is_not_served(&mut rig, &mut conn);
     rig.checker = Checker::new(false);
     // Repeated after its timeout, it is taken.

@@ -97,10 +97,10 @@ fn what_is_owed_by_a_flow_that_turns_out_to_be_forwarded_stays_known() {
     rig.guest_ttl = 63;
     let ack = conn.guest_acks(data.seq);
     rig.guest_sends(&ack);
-    assert_eq!(rig.flow().promised(), 1000);
+    assert_eq!(rig.flow().exposure(), 1000);
     let ack = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&ack);
-    assert_eq!(rig.flow().promised(), 0);
+    assert_eq!(rig.flow().exposure(), 0);
 }
 
 #[test]

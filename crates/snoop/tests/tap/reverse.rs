@@ -176,6 +176,6 @@ fn what_the_guest_says_is_understood_where_numbers_wrap() {
         let last = conn.guest_acks(at(5));
         rig.guest_sends(&last);
         assert_eq!(rig.at_peer(), [last], "{before}");
-        assert_eq!(rig.flow().promised(), 0);
+        assert_eq!(rig.flow().exposure(), 0);
     }
 }

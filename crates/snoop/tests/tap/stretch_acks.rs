@@ -103,19 +103,19 @@ fn an_acknowledgement_is_of_more_segments_from_one_to_the_next() {
         let edge = conn.guest_ack + (conn.terms.window);
         let (mut segments, bytes) = (FIRST.iter().sum::<u32>(), FULL as u32);
         for _ in 0..4 {
-            let promised = rig.flow().promised();
+            let promised = rig.flow().exposure();
             let clock = conn.peer_clock + 1;
             for _ in 1..STRETCH {
                 let held = more(&mut conn, FULL);
                 rig.peer_sends(&held);
                 assert_eq!(rig.at_peer(), []);
                 assert_eq!(rig.at_guest(), [held]);
-                assert_eq!(rig.flow().promised(), promised);
+                assert_eq!(rig.flow().exposure(), promised);
             }
             let data = more(&mut conn, FULL);
             rig.peer_sends(&data);
             segments += STRETCH;
-            assert_eq!(rig.flow().promised(), promised + STRETCH * bytes);
+            assert_eq!(rig.flow().exposure(), promised + STRETCH * bytes);
             let seen = rig.at_peer();
             assert_eq!(seen.len(), 1);
             // RFC 7323 4.3: of the first that is acknowledged, so that the wait shows.
@@ -392,7 +392,7 @@ fn the_guests_own_acknowledgement_ends_what_is_held() {
     let own = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&own);
     assert_eq!(rig.at_peer(), [own]);
-    assert_eq!(rig.flow().promised(), 0);
+    assert_eq!(rig.flow().exposure(), 0);
     // What the guest has told of is not held with the next.
     one_for(&mut rig, &mut conn, STRETCH);
     rig.checker.settle();
@@ -418,7 +418,7 @@ fn the_guest_may_tell_of_some_of_what_is_held() {
     assert_eq!(rig.at_peer(), [own]);
     let told = conn.peer_clock;
     conn.peer_clock = now;
-    assert_eq!(rig.flow().promised(), 0);
+    assert_eq!(rig.flow().exposure(), 0);
     assert_eq!(rig.flow().owed(), FULL as u32);
     // It counts as three still.
     let data = more(&mut conn, FULL);
@@ -464,11 +464,11 @@ fn what_is_held_is_owed_and_not_promised() {
     let held = more(&mut conn, FULL);
     assert_eq!(acks_of(&mut rig, &held), NOTHING);
     // Were the ring emptied now and the tap turned on again, it would be promised with the next.
-    assert_eq!((rig.flow().promised(), rig.flow().owed()), (0, FULL as u32));
+    assert_eq!((rig.flow().exposure(), rig.flow().owed()), (0, FULL as u32));
     let ack = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&ack);
     rig.at_peer();
-    assert_eq!((rig.flow().promised(), rig.flow().owed()), (0, 0));
+    assert_eq!((rig.flow().exposure(), rig.flow().owed()), (0, 0));
 }
 
 #[test]

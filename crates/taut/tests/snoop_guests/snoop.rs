@@ -122,7 +122,7 @@ impl Snoop {
         wait_until("bytes acknowledged early", || {
             let status = self.status(tap);
             let mut flows = status["flows"].as_array().unwrap().iter();
-            let owes = |flow: &Value| flow["promised"].as_u64().unwrap() >= bytes;
+            let owes = |flow: &Value| flow["exposure"].as_u64().unwrap() >= bytes;
             flows.any(owes).then_some(())
         });
     }

@@ -139,7 +139,10 @@ fn calibration(measured: &Measured, plan: &Plan) -> Calibration {
             Check::at_most(stats::quantile(&off, 0.9).unwrap_or(f64::NAN) * 1e3, 2.0),
         ),
         ("segments_dropped_by_guests", Check::none(lost)),
-        ("broken_promises", Check::none(measured.broken_promises)),
+        (
+            "lost_after_early_ack",
+            Check::none(measured.lost_after_early_ack),
+        ),
         (
             "stopped_guests_share_of_core",
             Check::at_most(measured.stopped_share, 0.02),

@@ -21,7 +21,7 @@ pub(super) struct Measured {
     pub(super) not_real_time: usize,
     /// Of the guests, in both parts.
     pub(super) counters: Vec<Counters>,
-    pub(super) broken_promises: u64,
+    pub(super) lost_after_early_ack: u64,
     /// The most of any host.
     pub(super) stopped_share: f64,
     /// Deliveries of links, and how many of them were late.

@@ -87,8 +87,8 @@ fn web(
             measured.browsed(*arm, *browsing, seen);
             progress.step();
         }
-        let broken = rig.broken_promises();
-        measured.broken_promises += broken.map_err(failed("ask taut snoop how it went"))?;
+        let broken = rig.lost_after_early_ack();
+        measured.lost_after_early_ack += broken.map_err(failed("ask taut snoop how it went"))?;
     }
     measured.end(rig.end()?);
     Ok(())
@@ -112,8 +112,8 @@ fn mpi(
         let timed = timed.map_err(failed(&format!("run the parallel program with `{label}`")))?;
         measured.timed(*arm, &timed);
         progress.step();
-        let broken = rig.broken_promises();
-        measured.broken_promises += broken.map_err(failed("ask taut snoop how it went"))?;
+        let broken = rig.lost_after_early_ack();
+        measured.lost_after_early_ack += broken.map_err(failed("ask taut snoop how it went"))?;
     }
     measured.end(rig.end()?);
     Ok(())

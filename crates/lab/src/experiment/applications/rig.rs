@@ -150,8 +150,11 @@ impl Rig {
     }
 
     /// Promises that a guest turned out not to have, of the `taut snoop`s that run.
-    pub(super) fn broken_promises(&self) -> io::Result<u64> {
-        self.snooping.iter().map(Snooping::broken_promises).sum()
+    pub(super) fn lost_after_early_ack(&self) -> io::Result<u64> {
+        self.snooping
+            .iter()
+            .map(Snooping::lost_after_early_ack)
+            .sum()
     }
 
     /// From now on the cores are shared, if they are to be: by rounds that begin at a random moment of each other's.

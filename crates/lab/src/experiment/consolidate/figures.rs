@@ -235,8 +235,8 @@ fn calibration(measured: &Measured) -> Calibration {
         ),
         ("segments_dropped_by_guests", Some(Check::none(lost))),
         (
-            "broken_promises",
-            Some(Check::none(measured.broken_promises)),
+            "lost_after_early_ack",
+            Some(Check::none(measured.lost_after_early_ack)),
         ),
         (
             "failed_transfers",

@@ -71,7 +71,7 @@ pub(super) struct Measured {
     pub(super) real_time: bool,
     /// Of each machine's receiving guest.
     pub(super) counters: Vec<Counters>,
-    pub(super) broken_promises: u64,
+    pub(super) lost_after_early_ack: u64,
     /// And what was said of them.
     pub(super) broken: Vec<String>,
     /// Of the machine itself.

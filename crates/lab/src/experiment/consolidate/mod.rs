@@ -107,9 +107,9 @@ fn measure(
                 }
             }
         }
-        let broken = rig.broken_promises();
+        let broken = rig.lost_after_early_ack();
         let broken = broken.map_err(failed("ask taut snoop how it went"))?;
-        measured.broken_promises += broken;
+        measured.lost_after_early_ack += broken;
         if broken > 0 {
             let (guests, load) = (part.machine.guests, part.machine.load);
             let note = format!(

@@ -182,10 +182,10 @@ impl Rig {
     }
 
     /// Promises that a guest turned out not to have, of the `taut snoop` that runs.
-    pub(super) fn broken_promises(&self) -> io::Result<u64> {
+    pub(super) fn lost_after_early_ack(&self) -> io::Result<u64> {
         self.snooping
             .as_ref()
-            .map_or(Ok(0), Snooping::broken_promises)
+            .map_or(Ok(0), Snooping::lost_after_early_ack)
     }
 
     /// What the `taut snoop` that runs has counted.

@@ -88,17 +88,17 @@ impl Snooping {
             .iter_mut()
             .filter_map(|tap| tap.get_mut("flows")?.as_array_mut())
         {
-            flows.retain(|flow| flow["bypass"] == "broken_promise");
+            flows.retain(|flow| flow["bypass"] == "lost_after_early_ack");
         }
         Ok(taps)
     }
 
     /// Promises that the guest turned out not to have.
-    pub(in crate::experiment) fn broken_promises(&self) -> io::Result<u64> {
+    pub(in crate::experiment) fn lost_after_early_ack(&self) -> io::Result<u64> {
         let taps = self.status()?;
         Ok(taps
             .iter()
-            .filter_map(|tap| tap["broken_promises"].as_u64())
+            .filter_map(|tap| tap["lost_after_early_ack"].as_u64())
             .sum())
     }
 }

@@ -100,7 +100,7 @@ impl Part {
         add_exits(tap, "from_guest", &mut self.from_guest);
         self.repaired += number("repaired");
         self.retransmitted += number("retransmitted");
-        self.lost += number("broken_promises");
+        self.lost += number("lost_after_early_ack");
         self.exposure_most = self.exposure_most.max(number("exposure_most"));
         if tap["state"] != "on" {
             let (name, state, why) = (self.cell.name(), &tap["state"], &tap["why"]);

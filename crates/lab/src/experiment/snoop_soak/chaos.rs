@@ -204,7 +204,7 @@ impl<'a> Chaos<'a> {
     /// Keeps what only the process knows, before it ends.
     fn note(&mut self) {
         let status = status(self.rig);
-        self.done.broken += status["broken_promises"].as_u64().unwrap_or(0);
+        self.done.broken += status["lost_after_early_ack"].as_u64().unwrap_or(0);
         snooping::add_exits(&status, "to_guest", &mut self.done.to_guest);
         let mut from_guest = BTreeMap::new();
         snooping::add_exits(&status, "from_guest", &mut from_guest);

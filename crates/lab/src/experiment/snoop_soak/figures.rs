@@ -91,7 +91,7 @@ pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
         ("streams_wrong", Check::none(wrong)),
         ("streams_hung", Check::none(hung)),
         ("violations", Check::none(found.violations)),
-        ("broken_promises", Check::none(done.broken)),
+        ("lost_after_early_ack", Check::none(done.broken)),
         ("doubts", Check::none(done.doubts)),
         ("process_faults", Check::none(done.faults.len() as u64)),
         ("guest_refused", Check::none(found.refused)),

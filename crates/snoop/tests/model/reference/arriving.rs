@@ -129,7 +129,7 @@ impl Flow {
     /// The guest has acknowledged nothing of what is ahead of it for too long.
     fn is_overdue(&self, config: &Config, now: u32) -> bool {
         let owed = now.wrapping_sub(self.owed).cast_signed();
-        self.told.after(self.vm) && i64::from(owed) > i64::from(config.exposure_ticks)
+        self.acked.after(self.vm) && i64::from(owed) > i64::from(config.exposure_ticks)
     }
 
     /// The segment at NEXT_SEQ passes: nothing is acknowledged early until it is seen again.
@@ -236,7 +236,7 @@ impl Flow {
         self.grow(config);
         let window = self.window(config, self.next, self.limit(config));
         self.tell(now);
-        self.told_edge = self.next + self.bytes(window);
+        self.advertised_edge = self.next + self.bytes(window);
         (window, s.tsval().unwrap_or_default())
     }
 
@@ -280,7 +280,7 @@ impl Flow {
             return;
         }
         if s.seq == self.next {
-            self.vm = self.vm.max(self.told);
+            self.vm = self.vm.max(self.acked);
         }
         self.mode = Mode::Bypass("closing");
     }

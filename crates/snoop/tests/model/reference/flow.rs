@@ -44,10 +44,10 @@ pub(crate) struct Flow {
     pub(crate) mode: Mode,
     /// NEXT_SEQ, TOLD_SEQ, VM_SEQ, RCV_EDGE, TOLD_EDGE, GROWN_EDGE.
     pub(crate) next: Seq,
-    pub(crate) told: Seq,
+    pub(crate) acked: Seq,
     pub(crate) vm: Seq,
     pub(crate) edge: Seq,
-    pub(crate) told_edge: Seq,
+    pub(crate) advertised_edge: Seq,
     pub(crate) grown: Seq,
     /// The farthest that the guest has offered.
     pub(crate) far: Seq,
@@ -121,10 +121,10 @@ impl Flow {
         Self {
             mode: Mode::Syn,
             next: zero,
-            told: zero,
+            acked: zero,
             vm: zero,
             edge: zero,
-            told_edge: zero,
+            advertised_edge: zero,
             grown: zero,
             far: zero,
             ahead: zero,
@@ -167,7 +167,7 @@ impl Flow {
     pub(crate) fn begin_at(&mut self, first: Seq, window: u32) {
         for seq in [
             &mut self.next,
-            &mut self.told,
+            &mut self.acked,
             &mut self.vm,
             &mut self.ahead,
             &mut self.extra_mark,
@@ -176,7 +176,7 @@ impl Flow {
         }
         for edge in [
             &mut self.edge,
-            &mut self.told_edge,
+            &mut self.advertised_edge,
             &mut self.grown,
             &mut self.far,
         ] {
@@ -197,7 +197,7 @@ impl Flow {
 
     pub(crate) fn is_over(&self) -> bool {
         let ended = |fin: Fin| fin.end.is_some() && fin.acked;
-        ended(self.peer_fin) && ended(self.vm_fin) && !self.told.after(self.vm)
+        ended(self.peer_fin) && ended(self.vm_fin) && !self.acked.after(self.vm)
     }
 
     fn some_fin(&self) -> bool {
@@ -252,7 +252,9 @@ impl Flow {
             let share = frame * u64::from(config.ring) / u64::from(config.sharing.max(1));
             most = most.min(self.vm + share.min(1 << 30) as u32);
         }
-        most = most.max(self.told_edge).max(ack + 2 * u32::from(self.mss));
+        most = most
+            .max(self.advertised_edge)
+            .max(ack + 2 * u32::from(self.mss));
         let unit = 1_u32 << self.shift();
         let units = ack.room(most).wrapping_add(unit - 1) >> self.shift();
         let offered = ack.room(edge) >> self.shift();
@@ -309,9 +311,9 @@ impl Flow {
 
     /// The sender is told of all that is in the ring.
     pub(crate) fn tell(&mut self, now: u32) {
-        if !self.told.after(self.vm) {
+        if !self.acked.after(self.vm) {
             self.owe_from(now);
         }
-        self.told = self.next;
+        self.acked = self.next;
     }
 }

@@ -176,7 +176,7 @@ impl Flow {
         if s.has(ACK) {
             self.begun = s.ack;
             self.begin_at(s.ack, u32::from(s.window));
-            self.told_edge = s.ack + u32::from(syn_window(config, s));
+            self.advertised_edge = s.ack + u32::from(syn_window(config, s));
             if unseen {
                 // What the first sending of it called for may be in the ring.
                 self.ahead = self.edge;

@@ -65,7 +65,7 @@ impl Model {
         flow.counted &= !begins;
         let heard = flow.hear_guest(&config, s, now);
         flow.hear(now);
-        let told = flow.told;
+        let acked = flow.acked;
         if begins {
             self.has_begun();
         }
@@ -89,7 +89,7 @@ impl Model {
             } => Expected {
                 event: Some(Event {
                     vm_seq: s.ack,
-                    told_seq: told,
+                    acked_seq: acked,
                     reach,
                     contradicted,
                 }),
@@ -194,7 +194,7 @@ impl Flow {
         }
         // What is beyond the hole came after what was acknowledged early to be in it.
         if let Some((start, end)) = said.sack
-            && s.ack.before(self.told)
+            && s.ack.before(self.acked)
             && start.after(s.ack)
             && end.after(self.ahead)
         {
@@ -219,7 +219,8 @@ impl Flow {
             // Its first saying of what the sender was told before.
             let window = self.window(config, s.ack, self.edge);
             let news = s.ack + self.bytes(window);
-            let repeats = s.ack == self.told && s.ack != before.vm && !news.after(self.told_edge);
+            let repeats =
+                s.ack == self.acked && s.ack != before.vm && !news.after(self.advertised_edge);
             if s.len == 0 && repeats {
                 return Heard::Suppressed;
             }
@@ -227,11 +228,11 @@ impl Flow {
         }
         let window = self.window(config, self.next, self.limit(config));
         let edge = self.next + self.bytes(window);
-        if s.len == 0 && !s.ack.after(self.told) && !edge.after(self.told_edge) {
+        if s.len == 0 && !s.ack.after(self.acked) && !edge.after(self.advertised_edge) {
             return Heard::Suppressed;
         }
         self.tell(now);
-        self.told_edge = edge;
+        self.advertised_edge = edge;
         Heard::Lifted(self.next, window)
     }
 
@@ -245,7 +246,7 @@ impl Flow {
         let closes = !config.grows() && (self.edge + unit).before(self.next);
         let repeats = s.ack == before.vm
             && s.len == 0
-            && s.ack.before(self.told)
+            && s.ack.before(self.acked)
             && !self.edge.after(before.edge)
             && self.heard_since
             && Seq(now).from(Seq(self.awake)) >= RUNNING.cast_signed();
@@ -311,9 +312,9 @@ impl Flow {
             true => self.window(config, s.ack, self.edge),
             false => s.window,
         };
-        self.told = self.told.max(s.ack);
-        if !s.ack.before(self.told) {
-            self.told_edge = s.ack + self.bytes(window);
+        self.acked = self.acked.max(s.ack);
+        if !s.ack.before(self.acked) {
+            self.advertised_edge = s.ack + self.bytes(window);
         }
         Heard::As(s.ack, window)
     }
