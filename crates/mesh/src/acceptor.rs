@@ -1,47 +1,48 @@
-//! The end that accepts: lets nobody in who cannot prove, live, that it holds a key of the mesh.
+//! The accepting end: admits only diallers that prove, live, that they hold a key of the mesh.
 //!
 //! ```text
-//! Opening --opening, key known--> Proof --proof--> Proven --hello--> done
-//!    a stranger gets no byte        Greet            may wait for minutes
+//! Opening --opening, key known--> Proof --proof--> Proven --hello--> Done
+//!    unknown key: no reply          Greet            may wait for minutes
 //! ```
 
 use std::time::{Duration, Instant};
 
+use crate::deadline::after;
 use crate::hello::Hello;
 use crate::key::{Key, Keys};
 use crate::proxy::Framer;
 pub use crate::rejection::Rejection;
 use crate::wire::{self, Kind, MAX_HANDSHAKE, MAX_HELLO, Nonce, Sealed, Session};
 
-/// How long a dialler may take. Each is the time until all of it is there: bytes that trickle in
-/// do not prolong it.
+/// Time limits for a dialler. Each applies to the whole message: bytes that trickle in do not extend
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// From accept until the proof is in.
+    /// Time from accept to the complete proof.
     pub handshake: Duration,
-    /// From the proof until the hello's first byte. It is to be longer than diallers hold a
+    /// Time from the proof to the first byte of the hello. Must be longer than diallers hold a
     /// connection ready.
     pub idle: Duration,
-    /// From the hello's first byte to its last.
+    /// Time from the first byte of the hello to its last.
     pub hello: Duration,
 }
 
-/// What became of the bytes that were read.
+/// The result of processing the bytes that were read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// More is to be read.
+    /// The message is incomplete: read more.
     More,
-    /// The dialler holds a key, or has a recording of one that does: these bytes are to be sent,
-    /// and more is to be read.
+    /// The dialler holds a key or replays the opening of a dialler that does. Send these bytes, then
+    /// read more.
     Greet(Vec<u8>),
-    /// The dialler is live and holds a key. More is to be read: a hello, now or in minutes.
+    /// The dialler is live and holds a key. Read more: the hello comes now or in minutes.
     Proven,
-    /// Whose session it is and where it goes. What follows in the stream is the client's.
+    /// The hello of a session. The client's bytes follow in the stream.
     Hello(Box<Hello>),
 }
 
-/// One accepted connection, up to its hello. Bytes are read into [`space`](Acceptor::space),
-/// [`advance`](Acceptor::advance) is told how many.
+/// The state of one accepted connection up to its hello. Read bytes into [`space`](Acceptor::space),
+/// then call [`advance`](Acceptor::advance) with their number.
 #[derive(Debug)]
 pub struct Acceptor {
     framer: Framer,
@@ -75,7 +76,8 @@ impl Default for Limits {
 // === impl Acceptor ===
 
 impl Acceptor {
-    /// For a connection accepted at `now`. `nonce` is random, and no other connection's.
+    /// Creates the state for a connection accepted at `now`. `nonce` must be random and unique to the
+    /// connection.
     pub fn new(nonce: [u8; 32], now: Instant, limits: &Limits) -> Self {
         Self {
             framer: Framer::new(MAX_HANDSHAKE),
@@ -86,8 +88,8 @@ impl Acceptor {
         }
     }
 
-    /// Room for the bytes that come next: never for one past the current message. Empty only after
-    /// the hello or a rejection.
+    /// Returns the buffer for the next bytes, which never extends beyond the current message. Empty only
+    /// after the hello or a rejection.
     pub fn space(&mut self) -> &mut [u8] {
         match self.stage {
             Stage::Done | Stage::Refused(_) => &mut [],
@@ -95,15 +97,16 @@ impl Acceptor {
         }
     }
 
-    /// `n` bytes were read into [`space`](Acceptor::space), at `now`. `keys` are those held now; a
-    /// connection stays with the key it was opened with (see [`is_current`](Acceptor::is_current)).
+    /// Processes `n` bytes that were read into [`space`](Acceptor::space) at `now`. `keys` are the
+    /// relay's current keys; a connection keeps the key of its opening (see
+    /// [`is_current`](Acceptor::is_current)).
     ///
     /// # Errors
-    /// Why the dialler is turned away; the connection is to be closed without another byte. The
-    /// same again if it is asked again.
+    /// The reason for turning the dialler away. Close the connection without sending another byte.
+    /// Later calls return the same error.
     ///
     /// # Panics
-    /// When `n` is more than there was room for.
+    /// If `n` exceeds the buffer.
     pub fn advance(&mut self, n: usize, now: Instant, keys: &Keys) -> Result<Event, Rejection> {
         let outcome = self.step(n, now, keys);
         if let Err(rejection) = outcome {
@@ -125,7 +128,7 @@ impl Acceptor {
             return Err(rejection);
         }
         let had_begun = self.hello_begun();
-        let message = self.framer.advance(n).map_err(wire::refused)?;
+        let message = self.framer.advance(n).map_err(wire::rejection)?;
         if !had_begun && self.hello_begun() {
             self.deadline = after(now, self.hello);
         }
@@ -182,14 +185,14 @@ impl Acceptor {
         }
     }
 
-    /// When the dialler will have taken too long, as it stands now. Each [`advance`] may move it.
+    /// Returns the current deadline for the dialler. Each [`advance`] may move it.
     ///
     /// [`advance`]: Acceptor::advance
     pub fn deadline(&self) -> Instant {
         self.deadline
     }
 
-    /// What the dialler has taken too long for at `now`.
+    /// Returns which time limit the dialler has exceeded at `now`, if any.
     pub fn expired(&self, now: Instant) -> Option<Rejection> {
         if now < self.deadline {
             return None;
@@ -202,8 +205,8 @@ impl Acceptor {
         }
     }
 
-    /// What it means that the dialler has closed its side: `None` when it gave back a connection that
-    /// was held ready, which is in order.
+    /// Returns the error for a dialler that has closed its side, or `None` if it has given back a ready
+    /// connection, which is not an error.
     pub fn closed(&self) -> Option<Rejection> {
         match self.stage {
             Stage::Opening(_) | Stage::Proof(_) => Some(Rejection::ClosedEarly),
@@ -213,12 +216,12 @@ impl Acceptor {
         }
     }
 
-    /// The dialler has proved that it is live and holds a key.
+    /// Returns whether the dialler has proved that it is live and holds a key.
     pub fn is_proven(&self) -> bool {
         matches!(self.stage, Stage::Proven(_) | Stage::Done)
     }
 
-    /// A byte of the hello is there: the connection no longer waits to be used.
+    /// Returns whether a byte of the hello has arrived, so the connection is in use.
     pub fn hello_begun(&self) -> bool {
         match self.stage {
             Stage::Proven(_) => self.framer.has_begun(),
@@ -227,9 +230,8 @@ impl Acceptor {
         }
     }
 
-    /// Whether the key the connection was opened with is still one of `keys`. `true` before it was
-    /// opened. After keys were read again, those that are not current are to be closed: a key that
-    /// was taken out is worth nothing then.
+    /// Returns whether the key of the opening is still one of `keys`; `true` before the opening. After
+    /// reloading keys, close the connections that are not current: a removed key must lose its power.
     pub fn is_current(&self, keys: &Keys) -> bool {
         self.key().is_none_or(|key| keys.contains(key))
     }
@@ -240,14 +242,6 @@ impl Acceptor {
             _ => None,
         }
     }
-}
-
-/// As good as for ever, and no overflow when it is added to an instant.
-pub(crate) const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
-
-/// `wait` after `now`, or [`FOREVER`].
-pub(crate) fn after(now: Instant, wait: Duration) -> Instant {
-    now + wait.min(FOREVER)
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
-//! The end that dials: makes sure that it talks to a relay of the mesh, and proves that it is one.
+//! The dialling end: checks that its peer is a relay of the mesh, and proves that it is one itself.
 
 use std::time::{Duration, Instant};
 
-use crate::acceptor::after;
+use crate::deadline::after;
 use crate::hello::Hello;
 use crate::key::{Key, Keys};
 use crate::proxy::Framer;
 pub use crate::rejection::Rejection;
 use crate::wire::{self, Kind, MAX_HANDSHAKE, Nonce, Sealed, Session};
 
-/// A connection being set up, from connected to ready. Bytes are read into
-/// [`space`](Dialler::space), [`advance`](Dialler::advance) is told how many.
+/// The state of a connection from connected to ready. Read bytes into [`space`](Dialler::space), then
+/// call [`advance`](Dialler::advance) with their number.
 #[derive(Debug)]
 pub struct Dialler {
     framer: Framer,
@@ -25,16 +25,16 @@ enum Stage {
     Refused(Rejection),
 }
 
-/// A connection that both ends have proved themselves on, waiting to be used: what it takes to make
-/// its hello.
+/// A connection on which both ends have proved themselves. It makes the hello of the session that will
+/// use the connection.
 #[derive(Debug)]
 pub struct Ready(Session);
 
 // === impl Dialler ===
 
 impl Dialler {
-    /// For a connection that was established at `now`, and the opening that is to be sent on it.
-    /// `nonce` is random, and no other connection's. The acceptor's greeting is to be there within
+    /// Creates the state for a connection established at `now`, and returns it with the opening to send.
+    /// `nonce` must be random and unique to the connection. The acceptor's greeting must arrive within
     /// `timeout`.
     pub fn new(nonce: [u8; 32], now: Instant, timeout: Duration, keys: &Keys) -> (Self, Vec<u8>) {
         let key = keys.first().clone();
@@ -47,8 +47,8 @@ impl Dialler {
         (dialler, opening)
     }
 
-    /// Room for the bytes that come next: never for one past the greeting. Empty only after the
-    /// greeting or a rejection.
+    /// Returns the buffer for the next bytes, which never extends beyond the greeting. Empty only after
+    /// the greeting or a rejection.
     pub fn space(&mut self) -> &mut [u8] {
         match self.stage {
             Stage::Greeting { .. } => self.framer.space(),
@@ -56,16 +56,15 @@ impl Dialler {
         }
     }
 
-    /// `n` bytes were read into [`space`](Dialler::space), at `now`. Once the greeting is whole, the
-    /// proof, which is to be sent at once; the connection is [`ready`](Dialler::ready) then, and a
-    /// hello may follow in the same write.
+    /// Processes `n` bytes that were read into [`space`](Dialler::space) at `now`. Returns the proof once
+    /// the greeting is complete. Send the proof at once; the connection is [`ready`](Dialler::ready)
+    /// then, and a hello may follow in the same write.
     ///
     /// # Errors
-    /// Why the acceptor is not trusted; the connection is to be closed. The same again if it is
-    /// asked again.
+    /// The reason for not trusting the acceptor. Close the connection. Later calls return the same error.
     ///
     /// # Panics
-    /// When `n` is more than there was room for.
+    /// If `n` exceeds the buffer.
     pub fn advance(&mut self, n: usize, now: Instant) -> Result<Option<Vec<u8>>, Rejection> {
         let outcome = self.step(n, now);
         if let Err(rejection) = outcome {
@@ -86,7 +85,7 @@ impl Dialler {
         if let Some(rejection) = self.expired(now) {
             return Err(rejection);
         }
-        let Some(message) = self.framer.advance(n).map_err(wire::refused)? else {
+        let Some(message) = self.framer.advance(n).map_err(wire::rejection)? else {
             return Ok(None);
         };
         let greeting = Sealed::parse_handshake(&message)?;
@@ -107,7 +106,7 @@ impl Dialler {
         Ok(Some(proof))
     }
 
-    /// The connection, once the proof has been given out; `None` before.
+    /// Returns the ready connection, or `None` before the proof was returned.
     pub fn ready(self) -> Option<Ready> {
         match self.stage {
             Stage::Ready(session) => Some(Ready(session)),
@@ -115,21 +114,21 @@ impl Dialler {
         }
     }
 
-    /// When the acceptor will have taken too long.
+    /// Returns the deadline for the acceptor's greeting.
     pub fn deadline(&self) -> Instant {
         self.deadline
     }
 
-    /// What the acceptor has taken too long for at `now`.
+    /// Returns which time limit the acceptor has exceeded at `now`, if any.
     pub fn expired(&self, now: Instant) -> Option<Rejection> {
         let waits = matches!(self.stage, Stage::Greeting { .. });
         (waits && now >= self.deadline).then_some(Rejection::TimedOutHandshake)
     }
 
-    /// What it means that the acceptor has closed: `None` once the connection is ready.
+    /// Returns the error for an acceptor that has closed, or `None` once the connection is ready.
     ///
-    /// An acceptor says nothing to a dialler whose key it does not hold, so that before the greeting
-    /// this is most likely what it means.
+    /// Before the greeting the most likely cause is a different key: an acceptor does not reply to a
+    /// dialler whose key it lacks.
     pub fn closed(&self) -> Option<Rejection> {
         match self.stage {
             Stage::Greeting { .. } => Some(Rejection::ClosedEarly),
@@ -142,16 +141,16 @@ impl Dialler {
 // === impl Ready ===
 
 impl Ready {
-    /// The bytes that turn the connection over to a session. What is sent after them is the
-    /// client's. To be sent once: a connection has one hello.
+    /// Returns the bytes that give the connection to a session; the client's bytes follow them. Send
+    /// them once: a connection carries one hello.
     ///
-    /// A hello that breaks a rule of [`Hello::check`] is one that the acceptor refuses.
+    /// The acceptor refuses a hello that fails [`Hello::check`].
     pub fn hello(&self, hello: &Hello) -> Vec<u8> {
         self.0.seal(Kind::Hello, hello.unsealed())
     }
 
-    /// Whether the key the connection was set up with is still one of `keys`. After keys were read
-    /// again, those that are not current are to be closed: the other end does so too.
+    /// Returns whether the connection's key is still one of `keys`. After reloading keys, close the
+    /// connections that are not current; the other end does the same.
     pub fn is_current(&self, keys: &Keys) -> bool {
         keys.contains(&self.0.key)
     }

@@ -1,4 +1,4 @@
-//! The hello: whose session a connection carries, where it goes, and by which relays.
+//! The hello: the client, destination and route of the session on a connection.
 
 mod route;
 mod target;
@@ -11,60 +11,60 @@ use crate::proxy::{self, Command};
 use crate::rejection::Rejection;
 use crate::wire::{Sealed, VERSION, kind};
 
-/// Relays that a hello may name beside the one that it is sent to.
+/// The largest number of relays in a hello's route, besides the one that it is sent to.
 pub const MAX_ROUTE: usize = 8;
 
-/// Relays that a session may pass, unless it is said otherwise.
+/// The number of relays that a session may pass, by default.
 pub const DEFAULT_HOPS: u8 = 8;
 
-/// Whose session it is and where it goes.
+/// The client, destination and route of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Where the client connected from, as the first relay saw it. The scope and flow label of an
-    /// IPv6 address are not carried.
+    /// Address of the client, as seen by the first relay. The scope and flow label of an IPv6 address
+    /// are not carried.
     pub source: SocketAddr,
-    /// Where the session is to arrive.
+    /// Destination of the session.
     pub destination: Target,
-    /// The relays that are to come after the one this is sent to, at most [`MAX_ROUTE`]. Without
-    /// one, that relay connects to the destination.
+    /// The relays after the receiver of the hello, at most [`MAX_ROUTE`]. If empty, the receiver
+    /// connects to the destination.
     pub route: Vec<Target>,
-    /// How many relays may still take this session, the one it is sent to among them. With 0 it is
-    /// refused, so that a loop comes to an end.
+    /// The number of relays that may still accept the session, including the receiver. A relay refuses
+    /// 0, so that a loop ends.
     pub hops_left: u8,
-    /// The session's name in the logs of every relay that it passes.
+    /// The ID of the session, which every relay on its path logs.
     pub session: SessionId,
 }
 
-/// The name of a session, the same at each relay it passes: 16 random bytes.
+/// The ID of a session, the same at each relay on its path: 16 random bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SessionId(pub [u8; 16]);
 
-/// Why a hello would be refused.
+/// A rule that a hello breaks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HelloError {
-    /// The destination is none.
+    /// The destination is invalid.
     #[error("the destination {0}")]
     Destination(TargetError),
-    /// A relay of the route is none.
+    /// A relay of the route is invalid.
     #[error("relay {index} of the route {error}", index = index + 1)]
     Relay {
-        /// Its place, from 0.
+        /// The relay's position in the route, from 0.
         index: usize,
-        /// What is wrong with it.
+        /// The rule that it breaks.
         error: TargetError,
     },
-    /// Too many relays.
-    #[error("the route has {0} relays, and there can be {MAX_ROUTE}")]
+    /// The route has too many relays.
+    #[error("the route has {0} relays; at most {MAX_ROUTE} are allowed")]
     Route(usize),
-    /// No relay may take it.
-    #[error("the session has passed as many relays as it may")]
+    /// No hops are left.
+    #[error("the session has reached its limit of relays")]
     NoHops,
 }
 
 // === impl Hello ===
 
 impl Hello {
-    /// Whether the acceptor can take it.
+    /// Checks that an acceptor would accept the hello.
     ///
     /// # Errors
     /// The first rule that it breaks.
@@ -84,12 +84,12 @@ impl Hello {
         Ok(())
     }
 
-    /// The next relay and the hello for it, at a relay that took this one; `None` when that relay is
-    /// the last and connects to the destination.
+    /// Returns the next relay and the hello for it, at a relay that accepted this hello. Returns `None`
+    /// if that relay is the last and must connect to the destination.
     ///
     /// # Errors
-    /// [`Rejection::NoHops`] when no further relay may take it.
-    pub fn onward(&self) -> Result<Option<(Target, Self)>, Rejection> {
+    /// [`Rejection::NoHops`] if the session may not pass another relay.
+    pub fn next_hop(&self) -> Result<Option<(Target, Self)>, Rejection> {
         let Some((next, rest)) = self.route.split_first() else {
             return Ok(None);
         };
@@ -104,8 +104,8 @@ impl Hello {
         Ok(Some((next.clone(), hello)))
     }
 
-    /// The message up to its MAC. What breaks a rule is cut so that it still does: no hello is
-    /// ever about another destination than the one that was meant.
+    /// Encodes the message without its MAC. An over-long field is truncated so that it still breaks the
+    /// rule: the encoded hello never names another destination.
     pub(crate) fn unsealed(&self) -> Vec<u8> {
         let name;
         let destination = match &self.destination {
@@ -131,7 +131,7 @@ impl Hello {
         message
     }
 
-    /// From a message whose MAC and version are right.
+    /// Decodes a message whose MAC and version were checked.
     pub(crate) fn from_sealed(sealed: &Sealed<'_>) -> Result<Self, Rejection> {
         if sealed.frame.command != Command::Proxy {
             return Err(Rejection::BadFrame);
@@ -139,7 +139,7 @@ impl Hello {
         let (source, address) = sealed.frame.addresses().ok_or(Rejection::BadFrame)?;
         let destination = match sealed.optional_field(proxy::kind::AUTHORITY)? {
             None => Target::Addr(address),
-            // An address beside the name would leave open which of them was meant.
+            // With both a name and an address the destination would be ambiguous.
             Some(_) if !address.ip().is_unspecified() => return Err(Rejection::BadDestination),
             Some(host) => Target::Name {
                 host: str::from_utf8(host)

@@ -1,8 +1,8 @@
-//! The secrets that make relays a mesh, and the file they are kept in.
+//! The shared secrets of a mesh, and their file.
 //!
-//! Every relay of a mesh holds the same one or two keys. The first makes messages, both are
-//! accepted; so a key is replaced without a moment at which relays refuse each other: the new one
-//! second everywhere, then first everywhere, then alone.
+//! Every relay of a mesh holds the same one or two keys. It makes messages with the first and accepts
+//! both, so a key can be replaced without relays refusing each other: add the new key as the second
+//! everywhere, then make it the first everywhere, then remove the old one.
 
 use std::fmt;
 use std::fs::File;
@@ -14,97 +14,96 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 use zeroize::Zeroizing;
 
-/// Bytes of a key: as many as HMAC-SHA-256 gives out (RFC 2104 section 3: fewer weaken it).
+/// Length of a key in bytes: the output length of HMAC-SHA-256 (a shorter key weakens it, RFC 2104
+/// section 3).
 const KEY_LEN: usize = 32;
 
-/// Keys valid at a time: the present one, and the one before or after it.
+/// The largest number of keys: the current one and its predecessor or successor.
 const MAX_KEYS: usize = 2;
 
-/// Bytes of a key file: two keys and more comment than anybody writes.
+/// The largest size of a key file in bytes: two keys and ample comments.
 const MAX_FILE: u64 = 16 * 1024;
 
-/// A secret shared by the relays of a mesh: 32 bytes. Copies share the same memory, which is
-/// wiped with the last of them; `Debug` does not show it.
+/// A secret shared by the relays of a mesh: 32 bytes. Clones share the same memory, which is wiped when
+/// the last one is dropped. `Debug` does not print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Key(Arc<Zeroizing<[u8; KEY_LEN]>>);
 
-/// The keys a relay holds: one, or two while a key is being replaced.
+/// The keys of a relay: one, or two while a key is being replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keys {
     first: Key,
     second: Option<Key>,
 }
 
-/// Why there are no keys.
+/// An error in a key file.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// A key file, and what is wrong with it.
+    /// An error, with the path of the file.
     #[error("{path}: {cause}", path = path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         cause: Box<Self>,
     },
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the mesh keys: {0}")]
     Read(io::Error),
-    /// A directory, pipe or device.
-    #[error("not a regular file: mesh keys are read from a file only")]
+    /// The path is a directory, pipe or device.
+    #[error("not a regular file: mesh keys are read from regular files only")]
     NotAFile,
-    /// Others than its owner can read or write it.
+    /// Other users than the owner can read or write the file.
     #[error(
-        "others can read or write the mesh keys (mode {mode:04o}): run `chmod 600 {path}`, and make new keys if others may have seen these",
+        "other users can read or write the mesh keys (mode {mode:04o}): run `chmod 600 {path}`, and make new keys if others may have read these",
         path = path.display()
     )]
     Exposed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the file.
         mode: u32,
     },
-    /// It belongs to another user.
+    /// The file belongs to another user.
     #[error(
-        "the mesh keys belong to user {owner}, who can change them: run `chown {user} {path}` (root is fine too)",
+        "the mesh keys belong to user {owner}, who can change them: run `chown {user} {path}` (root is also accepted)",
         path = path.display()
     )]
     Owner {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Whose it is.
+        /// User ID of the owner.
         owner: u32,
-        /// Who reads it.
+        /// User ID of this process.
         user: u32,
     },
-    /// Far more than two keys.
-    #[error("longer than {MAX_FILE} bytes: this is no file of mesh keys")]
+    /// The file is far longer than two keys.
+    #[error("longer than {MAX_FILE} bytes: this is not a file of mesh keys")]
     Long,
-    /// Not text.
+    /// The file is not text.
     #[error("not text: write each key as 64 hex digits on a line of its own")]
     NotText,
-    /// No key in it.
-    #[error("no key in it: make one with `openssl rand -hex 32`, the same on every relay")]
+    /// The file contains no key.
+    #[error("contains no key: make one with `openssl rand -hex 32`, the same on every relay")]
     Empty,
-    /// A line that is no key. What it says is not repeated: it may be most of a key.
-    #[error(
-        "line {line} is not a key, which is 64 hex digits: make one with `openssl rand -hex 32`"
-    )]
+    /// A line is not a key. The message does not repeat the line, which may be most of a key.
+    #[error("line {line} is not a key of 64 hex digits: make one with `openssl rand -hex 32`")]
     Line {
-        /// Its number, from 1.
+        /// The line's number, from 1.
         line: usize,
     },
-    /// A third key.
+    /// The file contains a third key.
     #[error(
-        "line {line} is a third key: there can be two, the one in use first, while a key is being replaced"
+        "line {line} is a third key: at most two are allowed, the one in use first, while a key is being replaced"
     )]
     TooMany {
-        /// Its number, from 1.
+        /// The line's number, from 1.
         line: usize,
     },
-    /// The same key twice.
-    #[error("line {line} repeats the first key: a key is replaced by another one")]
+    /// The file contains the same key twice.
+    #[error("line {line} repeats the first key: the second key must be another one")]
     Repeated {
-        /// Its number, from 1.
+        /// The line's number, from 1.
         line: usize,
     },
 }
@@ -112,7 +111,7 @@ pub enum KeyError {
 // === impl Key ===
 
 impl Key {
-    /// From its bytes, which are to be random.
+    /// Creates a key from its bytes, which must be random.
     pub fn new(bytes: [u8; KEY_LEN]) -> Self {
         Self(Arc::new(Zeroizing::new(bytes)))
     }
@@ -121,7 +120,7 @@ impl Key {
         &self.0
     }
 
-    /// 64 hex digits of either case.
+    /// Parses 64 hex digits of either case.
     fn from_hex(digits: &str) -> Option<Self> {
         let mut bytes = Zeroizing::new([0; KEY_LEN]);
         let decoded = base16ct::mixed::decode(digits, bytes.as_mut()).ok()?;
@@ -138,17 +137,17 @@ impl fmt::Debug for Key {
 // === impl Keys ===
 
 impl Keys {
-    /// The key that makes messages, and one more that is accepted.
+    /// Combines the key that makes messages with an optional second one that is also accepted.
     pub fn new(first: Key, second: Option<Key>) -> Self {
         Self { first, second }
     }
 
-    /// Reads the file at `path`, as [`Keys::parse`] does its text. A symbolic link is followed: what
-    /// it leads to is judged.
+    /// Reads and parses the file at `path` ([`Keys::parse`]). Follows a symbolic link and checks the file
+    /// that it leads to.
     ///
     /// # Errors
-    /// [`KeyError::File`], one sentence: among others when somebody else than its owner could have
-    /// read or written the file, or its owner is neither root nor the user of this process.
+    /// [`KeyError::File`], among others if users other than the owner can read or write the file, or if
+    /// the owner is neither root nor the user of this process.
     pub fn load(path: &Path) -> Result<Self, KeyError> {
         Self::read(path).map_err(|cause| KeyError::File {
             path: path.to_owned(),
@@ -159,18 +158,18 @@ impl Keys {
     fn read(path: &Path) -> Result<Self, KeyError> {
         let file = File::options()
             .read(true)
-            // Opening a pipe must not wait for somebody to write to it.
+            // Opening a pipe must not block until a writer opens it.
             .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
             .open(path)
             .map_err(KeyError::Read)?;
-        // Of what was opened, not of what the path leads to by now.
+        // Check the open file: the path may lead to another file by now.
         let meta = file.metadata().map_err(KeyError::Read)?;
         if !meta.is_file() {
             return Err(KeyError::NotAFile);
         }
         let user = rustix::process::geteuid().as_raw();
-        judge(path, meta.mode(), meta.uid(), user)?;
-        // Sized once: a buffer that grows leaves copies behind.
+        check_access(path, meta.mode(), meta.uid(), user)?;
+        // Full capacity at once: a growing buffer leaves copies of the keys in memory.
         let mut text = Zeroizing::new(Vec::with_capacity(MAX_FILE as usize + 1));
         file.take(MAX_FILE + 1)
             .read_to_end(&mut text)
@@ -181,10 +180,11 @@ impl Keys {
         Self::parse(str::from_utf8(&text).map_err(|_| KeyError::NotText)?)
     }
 
-    /// One key a line, 64 hex digits; blank lines and lines that start with `#` are passed over.
+    /// Parses a text with one key per line, 64 hex digits. Skips blank lines and lines that start with
+    /// `#`.
     ///
     /// # Errors
-    /// [`KeyError`], which never repeats what a line says.
+    /// [`KeyError`], which never repeats the content of a line.
     pub fn parse(text: &str) -> Result<Self, KeyError> {
         let mut keys = Vec::with_capacity(MAX_KEYS);
         for (i, line) in text.lines().enumerate() {
@@ -206,24 +206,24 @@ impl Keys {
         Ok(Self::new(first, keys.next()))
     }
 
-    /// The key that messages are made with.
+    /// Returns the key that makes messages.
     pub fn first(&self) -> &Key {
         &self.first
     }
 
-    /// Every key that is accepted, the first one first.
+    /// Returns all accepted keys, beginning with the first.
     pub fn iter(&self) -> impl Iterator<Item = &Key> {
         std::iter::once(&self.first).chain(&self.second)
     }
 
-    /// Whether `key` is one of them.
+    /// Returns whether `key` is one of the accepted keys.
     pub fn contains(&self, key: &Key) -> bool {
         self.iter().any(|k| k == key)
     }
 }
 
-/// Whether a file of this mode and owner is fit to hold keys for `user`.
-fn judge(path: &Path, mode: u32, owner: u32, user: u32) -> Result<(), KeyError> {
+/// Checks that a file of this mode and owner may contain keys for `user`.
+fn check_access(path: &Path, mode: u32, owner: u32, user: u32) -> Result<(), KeyError> {
     if owner != 0 && owner != user {
         return Err(KeyError::Owner {
             path: path.to_owned(),
@@ -231,7 +231,7 @@ fn judge(path: &Path, mode: u32, owner: u32, user: u32) -> Result<(), KeyError> 
             user,
         });
     }
-    // With an access list the group's bits are its mask, so that this sees those too (acl(5)).
+    // With an ACL the group bits are its mask, so this check covers ACL entries, too (acl(5)).
     if mode & 0o066 != 0 {
         return Err(KeyError::Exposed {
             path: path.to_owned(),

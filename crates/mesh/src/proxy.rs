@@ -1,7 +1,7 @@
-//! The PROXY protocol, version 2 (haproxy.org, `proxy-protocol.txt`, section 2.2): a header ahead of
-//! a stream that says whose stream it is. The binary form only.
+//! The PROXY protocol, version 2 (haproxy.org, `proxy-protocol.txt`, section 2.2): a header before a
+//! stream that gives the client's address. Binary format only.
 //!
-//! [`Header`] is what proxies of other makes send and expect; messages between relays use the same
+//! [`Header`] is the form that other proxies send and expect; messages between relays use the same
 //! format with stricter rules.
 
 mod frame;
@@ -15,111 +15,113 @@ pub(crate) use self::frame::{Frame, tlvs};
 pub(crate) use self::reader::Framer;
 pub use self::reader::{Progress, Reader, needed};
 
-/// The twelve bytes every header starts with.
+/// The twelve bytes at the start of every header.
 pub const SIGNATURE: [u8; 12] = *b"\r\n\r\n\0\r\nQUIT\n";
 
-/// Bytes of the part that every header has: signature, version and command, family, length.
+/// Length of the fixed part of a header: signature, version and command, family, length.
 pub const START_LEN: usize = 16;
 
-/// The longest header that is read, in bytes: far above what proxies send (the specification wants
-/// it below a segment), far below what the length field could ask for.
+/// The longest accepted header, in bytes: far longer than proxies send (the specification asks for less
+/// than a segment), far shorter than the length field allows.
 pub const MAX_HEADER: usize = 4096;
 
 /// Types of TLVs (section 2.2.1 and on).
 pub mod kind {
-    /// The host name that the client asked for.
+    /// The host name that the client requested.
     pub const AUTHORITY: u8 = 0x02;
-    /// A checksum of the header.
+    /// The checksum of the header.
     pub const CRC32C: u8 = 0x03;
-    /// Padding.
+    /// Padding, which readers ignore.
     pub const NOOP: u8 = 0x04;
-    /// Up to 128 bytes that name the connection.
+    /// An ID of the connection, up to 128 bytes.
     pub const UNIQUE_ID: u8 = 0x05;
 }
 
-/// Who the connection is for.
+/// On whose behalf the connection was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// The proxy's own: a health check, say. Its own addresses hold.
+    /// The proxy's own, for example a health check. The connection's own addresses apply.
     Local,
-    /// Somebody else's, whose addresses are in the header.
+    /// A client's, whose addresses are in the header.
     Proxy,
 }
 
 /// One type-length-value field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tlv {
-    /// Its type: see [`kind`].
+    /// The type, one of [`kind`] or another.
     pub kind: u8,
-    /// Its value.
+    /// The value, up to 65,535 bytes.
     pub value: Vec<u8>,
 }
 
-/// A header.
+/// A decoded header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Who the connection is for.
+    /// On whose behalf the connection was made.
     pub command: Command,
-    /// Where the client came from, and what it had connected to. `None`: not said, or not in a form
-    /// that TCP has (UNIX sockets, UDP); those of the connection itself hold then.
+    /// The client's source and destination address. `None` if they are unspecified or not of TCP (UNIX
+    /// sockets, UDP); the connection's own addresses apply then.
     ///
-    /// IPv4 addresses in IPv6 form (RFC 4291 2.5.5.2) are given as IPv4.
+    /// IPv4-mapped IPv6 addresses (RFC 4291 2.5.5.2) are returned as IPv4.
     pub addresses: Option<(SocketAddr, SocketAddr)>,
     /// The other fields, in their order.
     pub tlvs: Vec<Tlv>,
 }
 
-/// Why bytes are not a header. The connection is to be closed (section 2.2).
+/// A malformed header. The receiver must close the connection (section 2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProxyError {
-    /// Not this protocol at all.
+    /// The stream does not start with the signature.
     #[error(
-        "the stream does not begin with a PROXY protocol header: is the sender set to send one?"
+        "the stream does not begin with a PROXY protocol header: configure the sender to send one"
     )]
     Signature,
-    /// The text form.
+    /// The header is in the text format of version 1.
     #[error(
         "the sender uses version 1 of the PROXY protocol: set it to version 2 (HAProxy: `send-proxy-v2`)"
     )]
     Text,
-    /// A version that does not exist yet.
-    #[error("version {0} of the PROXY protocol is not known: set the sender to version 2")]
+    /// The version is unknown.
+    #[error("version {0} of the PROXY protocol is unknown: set the sender to version 2")]
     Version(u8),
-    /// A command that does not exist yet.
+    /// The command is unknown.
     #[error("the PROXY protocol header has the unknown command {0:#x}")]
     Command(u8),
-    /// An address family or transport that does not exist yet.
+    /// The address family or transport is unknown.
     #[error("the PROXY protocol header has the unknown address family and transport {0:#04x}")]
     Family(u8),
-    /// Longer than is read.
-    #[error("the PROXY protocol header is {len} bytes long, which is more than {max}")]
+    /// The header exceeds the accepted length.
+    #[error("the PROXY protocol header is {len} bytes long; at most {max} are accepted")]
     TooLong {
-        /// Its length in bytes.
+        /// Length of the header in bytes.
         len: usize,
-        /// The most that is read.
+        /// The accepted length in bytes.
         max: usize,
     },
-    /// The bytes are not one whole header.
-    #[error("the PROXY protocol header is not whole")]
+    /// The bytes are not exactly one header.
+    #[error("the PROXY protocol header is incomplete")]
     Length,
-    /// No room for the addresses that the family has.
+    /// The header is too short for the addresses of its family.
     #[error("the PROXY protocol header is too short for its addresses")]
     Addresses,
-    /// A TLV that reaches past the end.
-    #[error("the PROXY protocol header has a field that reaches past its end")]
+    /// A TLV extends past the end.
+    #[error("the PROXY protocol header has a field that extends past its end")]
     Tlv,
-    /// The checksum does not fit.
-    #[error("the checksum of the PROXY protocol header does not fit: it was changed on its way")]
+    /// The checksum is wrong.
+    #[error(
+        "the checksum of the PROXY protocol header is wrong: the header was altered in transit"
+    )]
     Checksum,
 }
 
 // === impl Header ===
 
 impl Header {
-    /// Reads one whole header: as many bytes as [`needed`] or [`Reader`] found.
+    /// Decodes exactly one header, whose length comes from [`needed`] or [`Reader`].
     ///
-    /// A LOCAL header, or one of the family UNSPEC, may hold anything after its start, and is right
-    /// all the same: fields that cannot be read as TLVs are passed over then.
+    /// A LOCAL header, or one of the family UNSPEC, may contain any bytes after its fixed part; bytes that
+    /// are not TLVs are ignored then.
     ///
     /// # Errors
     /// [`ProxyError`].
@@ -156,11 +158,11 @@ impl Header {
         })
     }
 
-    /// The bytes of the header, TCP being the transport. A TLV of the type [`kind::CRC32C`] gets the
-    /// checksum for its value, whatever value it has here.
+    /// Encodes the header, with TCP as transport. The value of a [`kind::CRC32C`] field is replaced by the
+    /// checksum.
     ///
     /// # Errors
-    /// [`ProxyError::TooLong`] when it would be longer than [`MAX_HEADER`].
+    /// [`ProxyError::TooLong`] if it would be longer than [`MAX_HEADER`].
     pub fn encode(&self) -> Result<Vec<u8>, ProxyError> {
         let mut bytes = match (self.command, self.addresses) {
             (Command::Proxy, Some((source, destination))) => start(source, destination),
@@ -187,7 +189,7 @@ impl Header {
             }
         }
         set_length(&mut bytes, len);
-        // There is one checksum. Another would be computed over the first.
+        // With two checksums each would cover the other, so neither is computed.
         if let [place] = checksums[..] {
             let sum = CRC.checksum(&bytes);
             bytes[place..place + 4].copy_from_slice(&sum.to_be_bytes());
@@ -199,16 +201,16 @@ impl Header {
 /// CRC-32C, as in SCTP (RFC 9260 appendix A).
 const CRC: Crc<u32> = Crc::<u32>::new(&CRC_32_ISCSI);
 
-/// Whether the checksum among `fields` is that of the header `bytes`, or there is none.
+/// Returns whether `fields` contains no checksum or the right one for the header `bytes`.
 fn checksum_fits(bytes: &[u8], fields: &[(u8, &[u8])]) -> bool {
     let mut sums = fields.iter().filter(|(kind, _)| *kind == kind::CRC32C);
-    let Some((_, said)) = sums.next() else {
+    let Some((_, sum)) = sums.next() else {
         return true;
     };
-    let (None, Ok(said)) = (sums.next(), <[u8; 4]>::try_from(*said)) else {
+    let (None, Ok(sum)) = (sums.next(), <[u8; 4]>::try_from(*sum)) else {
         return false;
     };
-    // Fields follow each other to the end, so that its place is what comes before and after.
+    // The fields fill the header to its end, so the checksum's offset follows from those after it.
     let after: usize = fields
         .iter()
         .rev()
@@ -220,10 +222,10 @@ fn checksum_fits(bytes: &[u8], fields: &[(u8, &[u8])]) -> bool {
     digest.update(&bytes[..place]);
     digest.update(&[0; 4]);
     digest.update(&bytes[place + 4..]);
-    digest.finalize() == u32::from_be_bytes(said)
+    digest.finalize() == u32::from_be_bytes(sum)
 }
 
-/// A header of TCP up to its TLVs. Families that differ are both written as IPv6.
+/// Encodes a header of TCP up to its TLVs. If the families differ, both addresses are encoded as IPv6.
 pub(crate) fn start(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
     let (from, to) = (source.ip().to_canonical(), destination.ip().to_canonical());
     let family = if from.is_ipv4() && to.is_ipv4() {
@@ -245,7 +247,7 @@ pub(crate) fn start(source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
     bytes
 }
 
-/// A header without addresses, up to its TLVs.
+/// Encodes a header without addresses, up to its TLVs.
 pub(crate) fn bare_start(command: Command) -> Vec<u8> {
     opened(command, frame::UNSPEC)
 }
@@ -260,7 +262,7 @@ fn opened(command: Command, family: u8) -> Vec<u8> {
     bytes
 }
 
-/// Appends a field. `value` is shorter than 64 KiB, which whoever calls has made sure of.
+/// Appends a field. The caller guarantees that `value` is shorter than 64 KiB.
 pub(crate) fn push_tlv(bytes: &mut Vec<u8>, kind: u8, value: &[u8]) {
     debug_assert!(value.len() <= usize::from(u16::MAX));
     bytes.push(kind);
@@ -268,13 +270,13 @@ pub(crate) fn push_tlv(bytes: &mut Vec<u8>, kind: u8, value: &[u8]) {
     bytes.extend(value);
 }
 
-/// Writes the length field of a header that is, or will be, `len` bytes long.
+/// Sets the length field of a header whose final length is `len` bytes.
 pub(crate) fn set_length(bytes: &mut [u8], len: usize) {
     let rest = (len - START_LEN) as u16;
     bytes[START_LEN - 2..START_LEN].copy_from_slice(&rest.to_be_bytes());
 }
 
-/// The unspecified address of the family of `like`.
+/// Returns the unspecified address of the same family as `like`.
 pub(crate) fn unspecified(like: SocketAddr, port: u16) -> SocketAddr {
     if like.ip().to_canonical().is_ipv4() {
         (Ipv4Addr::UNSPECIFIED, port).into()

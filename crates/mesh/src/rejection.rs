@@ -1,62 +1,57 @@
-//! Why a peer was turned away.
+//! The reasons for turning a peer away.
 
-/// Why one end of a connection between relays turned the other away. The label of each is the
+/// The reason why one end of a connection between relays turned the other away. Its label is the
 /// `cause` in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Rejection {
-    /// Not a message of the handshake: no header of the PROXY protocol, lengths that do not fit, a
-    /// field that is missing, there twice, or of the wrong length.
+    /// The message is malformed: not a PROXY protocol header, inconsistent lengths, or a field that is
+    /// missing, repeated or of the wrong length.
     #[error(
-        "what the peer sent is not a message between relays: something else may be connecting to this port"
+        "the peer did not send a message between relays: another program may be connecting to this port"
     )]
     BadFrame,
-    /// Longer than any message of its kind may be.
-    #[error("the peer's message is longer than one between relays can be")]
+    /// The message exceeds the limit for its kind.
+    #[error("the peer's message is longer than any message between relays")]
     TooLong,
-    /// Another version of the hello.
+    /// The peer uses another version of the hello.
     #[error(
         "the peer speaks another version of the hello: run the same release of Taut on both relays"
     )]
     Version,
-    /// The first message was made with none of the keys held here.
-    #[error("the peer holds none of the keys held here: compare the key files of the two relays")]
+    /// The first message was made with a key that this relay lacks.
+    #[error("the peer uses a key that this relay lacks: compare the key files of the two relays")]
     WrongKey,
-    /// The first message was right, but its sender could not answer the challenge: it may be a
-    /// recording.
-    #[error("the peer's proof does not answer this connection's challenge: it may be a recording")]
+    /// The first message was valid, but its sender could not answer the challenge: it may be a replay.
+    #[error("the peer's proof does not answer this connection's challenge: it may be a replay")]
     Replayed,
-    /// The hello's MAC does not fit: it was changed on its way, or taken from another connection.
-    #[error(
-        "the hello was not made for this connection by the peer that proved itself: somebody may be altering what relays send"
-    )]
+    /// The hello's MAC is wrong: the hello was altered in transit or copied from another connection.
+    #[error("the hello does not belong to this connection: its traffic may be altered in transit")]
     Forged,
-    /// The hello is genuine, but its destination is none.
-    #[error("the peer's hello names no host and port that could be connected to")]
+    /// The hello is genuine, but its destination is invalid.
+    #[error("the peer's hello does not name a valid host and port as destination")]
     BadDestination,
-    /// The hello is genuine, but its list of relays is malformed or too long.
-    #[error("the peer's hello has a route that cannot be followed")]
+    /// The hello is genuine, but its route is malformed or too long.
+    #[error("the peer's hello has an invalid route")]
     BadRoute,
-    /// The session has been through as many relays as it may.
-    #[error(
-        "the session has passed as many relays as it may: there may be a loop among the routes"
-    )]
+    /// The session has reached its limit of relays.
+    #[error("the session has reached its limit of relays: the routes may contain a loop")]
     NoHops,
-    /// The handshake was not over in time.
+    /// The handshake was not complete in time.
     #[error("the peer did not complete the handshake in time")]
     TimedOutHandshake,
-    /// No hello came for as long as a connection may be held ready.
-    #[error("the connection was held ready for as long as it may be, and was not used")]
+    /// No hello arrived before the connection's idle limit.
+    #[error("the ready connection was not used before its idle limit")]
     TimedOutIdle,
     /// The hello had begun and was not complete in time.
     #[error("the peer began a hello and did not complete it in time")]
     TimedOutHello,
-    /// The peer closed in the middle.
+    /// The peer closed during the handshake or hello.
     #[error("the peer closed the connection before its handshake or hello was complete")]
     ClosedEarly,
 }
 
 impl Rejection {
-    /// Every cause.
+    /// All rejections, in the order of [`Self::index`].
     pub const ALL: [Self; 13] = [
         Self::BadFrame,
         Self::TooLong,
@@ -73,7 +68,7 @@ impl Rejection {
         Self::ClosedEarly,
     ];
 
-    /// The name used in metrics and logs.
+    /// Returns the name used in metrics and logs.
     pub fn label(self) -> &'static str {
         match self {
             Self::BadFrame => "bad_frame",
@@ -92,7 +87,7 @@ impl Rejection {
         }
     }
 
-    /// Its place in [`Rejection::ALL`], for a counter of each.
+    /// Returns the position in [`Rejection::ALL`], for arrays of counters.
     pub fn index(self) -> usize {
         self as usize
     }
@@ -103,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn causes_have_their_own_place_and_label() {
+    fn every_rejection_has_its_own_index_and_label() {
         for (i, cause) in Rejection::ALL.into_iter().enumerate() {
             assert_eq!(cause.index(), i);
             assert_eq!(

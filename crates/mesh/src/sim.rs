@@ -33,7 +33,7 @@ pub(crate) fn dialled(now: Instant) -> (Dialler, Vec<u8>) {
     Dialler::new(THEIRS, now, 5 * SECOND, &keys())
 }
 
-/// What both know after their handshake.
+/// Returns the session of [`accepted`] and [`dialled`] after their handshake.
 pub(crate) fn session() -> Session {
     Session {
         key: key(1),
@@ -42,7 +42,7 @@ pub(crate) fn session() -> Session {
     }
 }
 
-/// One with every field in use.
+/// Returns a hello with every field in use.
 pub(crate) fn hello() -> Hello {
     Hello {
         source: "192.0.2.1:40000".parse().unwrap(),
@@ -57,11 +57,11 @@ pub(crate) fn hello() -> Hello {
     }
 }
 
-/// What takes bytes as [`Acceptor`] does.
+/// An end that reads bytes as [`Acceptor`] does.
 pub(crate) trait Sink {
     type Event;
     fn room(&mut self) -> &mut [u8];
-    /// `None`: more is to be read.
+    /// Processes `n` bytes. Returns `None` if more must be read.
     fn take(
         &mut self,
         n: usize,
@@ -91,8 +91,8 @@ impl Sink for Dialler {
     }
 }
 
-/// Takes from the front of `bytes` as a socket would give them, never more than `most` at a time,
-/// until something comes of it, `bytes` are all taken, or the sink has no room.
+/// Feeds `bytes` to the sink as a socket would, at most `most` at a time, until there is an event, no
+/// bytes are left, or the sink has no room. Removes the consumed bytes from `bytes`.
 pub(crate) fn feed<S: Sink>(
     sink: &mut S,
     bytes: &mut &[u8],
@@ -115,7 +115,7 @@ pub(crate) fn feed<S: Sink>(
     }
 }
 
-/// [`feed`] of all of `bytes`, which are to be read to their end.
+/// Feeds all of `bytes` to the sink, which must consume them.
 pub(crate) fn give<S: Sink>(
     sink: &mut S,
     mut bytes: &[u8],
@@ -129,14 +129,14 @@ pub(crate) fn give<S: Sink>(
     outcome
 }
 
-/// What a dialler and an acceptor said to each other.
+/// The messages of a handshake.
 pub(crate) struct Recording {
     pub(crate) opening: Vec<u8>,
     pub(crate) greeting: Vec<u8>,
     pub(crate) proof: Vec<u8>,
 }
 
-/// A handshake of `acceptor` with `ours` and a dialler with `theirs`, up to ready.
+/// Runs the handshake of `acceptor`, with keys `ours`, and a dialler with keys `theirs`.
 pub(crate) fn shake(
     acceptor: &mut Acceptor,
     ours: &Keys,
@@ -158,31 +158,29 @@ pub(crate) fn shake(
     Ok((dialler.ready().unwrap(), recording))
 }
 
-/// An acceptor that waits for its hello, and the other end.
+/// Returns an acceptor that waits for its hello, and the dialling end.
 pub(crate) fn proven(now: Instant) -> (Acceptor, Ready) {
     let mut acceptor = accepted(now);
     let (ready, _) = shake(&mut acceptor, &keys(), &keys(), THEIRS, now).unwrap();
     (acceptor, ready)
 }
 
-/// Bytes, to be sent on a proven connection, that end with the right MAC.
+/// Appends the right MAC to a message on a proven connection.
 pub(crate) fn sealed_hello(message: Vec<u8>) -> Vec<u8> {
     session().seal(crate::wire::Kind::Hello, message)
 }
 
-/// Any address that a session can have.
+/// Generates addresses that are valid in a session.
 pub(crate) fn any_addr() -> impl Strategy<Value = SocketAddr> {
     let v4 = (any::<[u8; 4]>(), 1..=u16::MAX).prop_map(SocketAddr::from);
     let v6 = (any::<[u8; 16]>(), 1..=u16::MAX).prop_map(SocketAddr::from);
     prop_oneof![v4, v6]
         .prop_map(|addr| (addr.ip().to_canonical(), addr.port()).into())
-        .prop_filter("of a machine", |addr: &SocketAddr| {
-            !addr.ip().is_unspecified()
-        })
+        .prop_filter("specified", |addr: &SocketAddr| !addr.ip().is_unspecified())
 }
 
 pub(crate) fn any_target() -> impl Strategy<Value = Target> {
-    // Out of an index, because strings of a pattern are slow to make.
+    // From an index, because strings from a pattern are slow to generate.
     const LETTERS: &[u8] = b"abcxyzABCXYZ0123456789_";
     let letter = |i: u8| char::from(LETTERS[usize::from(i) % LETTERS.len()]);
     let label = proptest::collection::vec(any::<u8>(), 1..12).prop_map(move |indices| {

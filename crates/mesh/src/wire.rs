@@ -1,8 +1,8 @@
-//! Messages between relays: fields, and the MAC that ends each.
+//! Messages between relays: fields, and the MAC at the end of each message.
 //!
-//! The MAC is HMAC-SHA-256 (RFC 2104) over a domain, the nonces that both ends know by then, and
+//! The MAC is HMAC-SHA-256 (RFC 2104) over a domain, the nonces known to both ends at that point, and
 //! every byte of the message before the MAC's value. Domain and nonces have fixed lengths, and a
-//! message begins with its own, so that no two inputs run together to the same bytes.
+//! message contains its own length, so different inputs never concatenate to the same bytes.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -11,22 +11,22 @@ use crate::key::{Key, Keys};
 use crate::proxy::{self, Command, Frame, ProxyError};
 use crate::rejection::Rejection;
 
-/// The one version of these messages.
+/// The version of these messages.
 pub(crate) const VERSION: u8 = 1;
 
-/// The longest opening, greeting or proof, in bytes. Those of today have 90, 90 and 51.
+/// The longest accepted opening, greeting or proof, in bytes. Version 1 has 90, 90 and 51.
 pub(crate) const MAX_HANDSHAKE: usize = 256;
 
-/// The longest hello, in bytes.
+/// The longest accepted hello, in bytes.
 pub(crate) const MAX_HELLO: usize = 4096;
 
-/// Random bytes that make a connection unlike any other.
+/// Random bytes that are unique to a connection.
 pub(crate) type Nonce = [u8; 32];
 
-/// Bytes of a MAC.
+/// Length of a MAC in bytes.
 const MAC_LEN: usize = 32;
 
-/// Types of TLVs, out of those that the PROXY protocol leaves to applications.
+/// Types of TLVs, from the range that the PROXY protocol reserves for applications.
 pub(crate) mod kind {
     pub(crate) const VERSION: u8 = 0xe0;
     pub(crate) const NONCE: u8 = 0xe1;
@@ -35,7 +35,7 @@ pub(crate) mod kind {
     pub(crate) const MAC: u8 = 0xef;
 }
 
-/// What a message is: a MAC made for one kind is wrong for every other.
+/// The kind of a message. A MAC made for one kind is invalid for every other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Opening,
@@ -55,7 +55,7 @@ impl Kind {
     }
 }
 
-/// What two relays know of a connection once both have proved themselves.
+/// The secrets of a connection, known to both relays after the handshake.
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
     pub(crate) key: Key,
@@ -64,7 +64,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Ends a message of this connection with its MAC.
+    /// Appends the MAC to a message of this connection.
     pub(crate) fn seal(&self, kind: Kind, message: Vec<u8>) -> Vec<u8> {
         seal(&self.key, kind, &[&self.acceptor, &self.dialler], message)
     }
@@ -74,7 +74,7 @@ impl Session {
     }
 }
 
-/// Ends `message` with its MAC, and sets its length.
+/// Appends the MAC to `message` and sets its length field.
 pub(crate) fn seal(key: &Key, kind: Kind, nonces: &[&Nonce], mut message: Vec<u8>) -> Vec<u8> {
     let len = message.len() + 3 + MAC_LEN;
     proxy::set_length(&mut message, len);
@@ -86,7 +86,7 @@ pub(crate) fn seal(key: &Key, kind: Kind, nonces: &[&Nonce], mut message: Vec<u8
 }
 
 fn mac(key: &Key, kind: Kind, nonces: &[&Nonce], message: &[u8]) -> Hmac<Sha256> {
-    // A key of one block, which HMAC would make of it anyway: there is no length to refuse.
+    // HMAC pads a short key to one block; a padded key cannot fail the length check.
     let mut block = zeroize::Zeroizing::new([0; 64]);
     block[..key.bytes().len()].copy_from_slice(key.bytes());
     let mut mac = Hmac::<Sha256>::new((&*block).into());
@@ -98,29 +98,29 @@ fn mac(key: &Key, kind: Kind, nonces: &[&Nonce], message: &[u8]) -> Hmac<Sha256>
     mac
 }
 
-/// A message whose form has been checked, and its MAC not yet.
+/// A message whose form was checked, but not its MAC.
 #[derive(Debug)]
 pub(crate) struct Sealed<'a> {
     pub(crate) frame: Frame<'a>,
     /// The fields before the MAC.
     fields: &'a [u8],
-    /// What the MAC is over.
+    /// The bytes that the MAC covers.
     signed: &'a [u8],
     mac: &'a [u8],
 }
 
 impl<'a> Sealed<'a> {
-    /// `bytes` are one header whose last field, and no other, is a MAC.
+    /// Parses `bytes`, which must be one header whose last field, and no other, is a MAC.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, Rejection> {
-        let frame = Frame::parse(bytes).map_err(refused)?;
-        let (_, all) = frame.split().map_err(refused)?;
+        let frame = Frame::parse(bytes).map_err(rejection)?;
+        let (_, all) = frame.split().map_err(rejection)?;
         let fields_len = all
             .len()
             .checked_sub(3 + MAC_LEN)
             .ok_or(Rejection::BadFrame)?;
         let (mut macs, mut last) = (0, 0);
         for tlv in proxy::tlvs(all) {
-            let (kind, value) = tlv.map_err(refused)?;
+            let (kind, value) = tlv.map_err(rejection)?;
             macs += usize::from(kind == self::kind::MAC);
             last = if kind == self::kind::MAC {
                 value.len()
@@ -140,7 +140,7 @@ impl<'a> Sealed<'a> {
         })
     }
 
-    /// A message of the handshake: of the command LOCAL, and without addresses.
+    /// Parses a message of the handshake, which has the command LOCAL and no addresses.
     pub(crate) fn parse_handshake(bytes: &'a [u8]) -> Result<Self, Rejection> {
         let sealed = Self::parse(bytes)?;
         if sealed.frame.command != Command::Local || !sealed.frame.is_bare() {
@@ -149,13 +149,13 @@ impl<'a> Sealed<'a> {
         Ok(sealed)
     }
 
-    /// The value of the field `kind` of `LEN` bytes, which is to be there once.
+    /// Returns the value of field `kind`, which must occur once and have `LEN` bytes.
     pub(crate) fn field<const LEN: usize>(&self, kind: u8) -> Result<[u8; LEN], Rejection> {
         let value = self.optional_field(kind)?.ok_or(Rejection::BadFrame)?;
         value.try_into().map_err(|_| Rejection::BadFrame)
     }
 
-    /// The value of the field `kind`, which may be there once.
+    /// Returns the value of field `kind`, which may occur at most once.
     pub(crate) fn optional_field(&self, kind: u8) -> Result<Option<&'a [u8]>, Rejection> {
         let mut found = proxy::tlvs(self.fields)
             .flatten()
@@ -167,8 +167,8 @@ impl<'a> Sealed<'a> {
         }
     }
 
-    /// Checked ahead of the MAC, which another version may make in another way: so a relay of
-    /// another release is called that, and not a stranger.
+    /// Checks the version. Must run before the MAC is checked, which another version may compute
+    /// differently: a relay of another release is then reported as such, not as one with a wrong key.
     pub(crate) fn check_version(&self) -> Result<(), Rejection> {
         match self.field(kind::VERSION)? {
             [VERSION] => Ok(()),
@@ -176,28 +176,28 @@ impl<'a> Sealed<'a> {
         }
     }
 
-    /// Whether the MAC is that of `key`. Takes as long whatever the MAC is.
+    /// Returns whether the MAC was made with `key`, in constant time.
     pub(crate) fn is_by(&self, key: &Key, kind: Kind, nonces: &[&Nonce]) -> bool {
         mac(key, kind, nonces, self.signed)
             .verify_slice(self.mac)
             .is_ok()
     }
 
-    /// Which of `keys` made the MAC.
+    /// Returns the key of `keys` that made the MAC.
     pub(crate) fn key<'k>(&self, keys: &'k Keys, kind: Kind, nonces: &[&Nonce]) -> Option<&'k Key> {
         keys.iter().find(|key| self.is_by(key, kind, nonces))
     }
 }
 
-/// What a fault of the format is called between relays.
-pub(crate) fn refused(error: ProxyError) -> Rejection {
+/// Converts an error of the format.
+pub(crate) fn rejection(error: ProxyError) -> Rejection {
     match error {
         ProxyError::TooLong { .. } => Rejection::TooLong,
         _ => Rejection::BadFrame,
     }
 }
 
-/// An opening or a greeting.
+/// Encodes an opening or a greeting without its MAC.
 pub(crate) fn introduction(nonce: &Nonce) -> Vec<u8> {
     let mut message = proxy::bare_start(Command::Local);
     proxy::push_tlv(&mut message, kind::VERSION, &[VERSION]);

@@ -6,7 +6,7 @@ use crate::proxy::{self, Command};
 use crate::sim::*;
 use crate::wire::kind;
 
-// === what is let in ===
+// === accepted sessions ===
 
 proptest! {
     #[test]
@@ -51,7 +51,7 @@ proptest! {
 }
 
 #[test]
-fn a_connection_that_waits_takes_little_memory() {
+fn a_waiting_connection_needs_little_memory() {
     let (acceptor, ready) = proven(Instant::now());
     assert!(size_of_val(&acceptor) <= 200, "{}", size_of_val(&acceptor));
     assert!(size_of_val(&ready) <= 200, "{}", size_of_val(&ready));
@@ -59,7 +59,7 @@ fn a_connection_that_waits_takes_little_memory() {
 }
 
 #[test]
-fn fields_of_the_future_are_passed_over() {
+fn unknown_fields_are_ignored() {
     let now = Instant::now();
     let (mut acceptor, _) = proven(now);
     let mut message = hello().unsealed();
@@ -74,7 +74,7 @@ fn fields_of_the_future_are_passed_over() {
 // === keys ===
 
 #[test]
-fn a_stranger_gets_no_byte() {
+fn a_dialler_without_a_key_receives_no_byte() {
     let now = Instant::now();
     for stranger in [
         Dialler::new(THEIRS, now, SECOND, &Keys::new(key(9), None)).1,
@@ -97,7 +97,7 @@ fn a_stranger_gets_no_byte() {
 }
 
 #[test]
-fn a_key_of_no_relay_here_is_named_as_the_cause() {
+fn an_unknown_key_is_the_reported_cause() {
     let now = Instant::now();
     let theirs = Keys::new(key(9), None);
     let outcome = shake(&mut accepted(now), &keys(), &theirs, THEIRS, now);
@@ -105,7 +105,7 @@ fn a_key_of_no_relay_here_is_named_as_the_cause() {
 }
 
 #[test]
-fn a_key_is_replaced_without_a_moment_of_refusal() {
+fn a_key_is_replaced_without_refusals() {
     let now = Instant::now();
     let (old, new) = (key(1), key(2));
     let stages = [
@@ -127,12 +127,12 @@ fn a_key_is_replaced_without_a_moment_of_refusal() {
 }
 
 #[test]
-fn a_connection_stays_with_its_key_while_keys_are_read_again() {
+fn a_connection_keeps_its_key_while_keys_are_reloaded() {
     let now = Instant::now();
     let (old, new) = (keys(), Keys::new(key(2), None));
     let mut acceptor = accepted(now);
     let (mut dialler, opening) = dialled(now);
-    assert!(acceptor.is_current(&new), "nobody has opened it");
+    assert!(acceptor.is_current(&new), "it is not opened yet");
     let Ok(Some(Event::Greet(greeting))) = give(&mut acceptor, &opening, now, &old) else {
         panic!("no greeting");
     };
@@ -153,10 +153,10 @@ fn a_connection_stays_with_its_key_while_keys_are_read_again() {
     ));
 }
 
-// === recordings ===
+// === replays ===
 
 #[test]
-fn a_recorded_session_earns_a_greeting_and_nothing_else() {
+fn a_replayed_session_gets_a_greeting_and_is_refused() {
     let now = Instant::now();
     let mut first = accepted(now);
     let (ready, recording) = shake(&mut first, &keys(), &keys(), THEIRS, now).unwrap();
@@ -174,7 +174,7 @@ fn a_recorded_session_earns_a_greeting_and_nothing_else() {
 }
 
 #[test]
-fn a_recorded_hello_is_worth_nothing_on_another_connection() {
+fn a_hello_replayed_on_another_connection_is_refused() {
     let now = Instant::now();
     let (_, ready) = proven(now);
     let recorded = ready.hello(&hello());
@@ -189,7 +189,7 @@ fn a_recorded_hello_is_worth_nothing_on_another_connection() {
 }
 
 #[test]
-fn a_message_is_worth_nothing_in_the_place_of_another() {
+fn a_message_in_the_place_of_another_is_refused() {
     let now = Instant::now();
     let mut acceptor = accepted(now);
     let (ready, r) = shake(&mut acceptor, &keys(), &keys(), THEIRS, now).unwrap();
@@ -224,7 +224,7 @@ fn a_connection_has_one_hello() {
 
 // === damage ===
 
-/// An acceptor at each stage, and the message that it waits for.
+/// Returns an acceptor at each stage and the message that it waits for.
 fn stages(now: Instant) -> [(Acceptor, Vec<u8>); 3] {
     let mut proof = accepted(now);
     let opening = dialled(now).1;
@@ -249,7 +249,7 @@ fn one_wrong_bit_anywhere_is_refused() {
             let mut rest = &message[..];
             match feed(&mut acceptor, &mut rest, usize::MAX, now, &keys()) {
                 Err(_) => {}
-                // The length grew: it waits for what does not come.
+                // The length grew: the acceptor waits for more bytes.
                 Ok(None) => {
                     assert!(
                         (14 * 8..16 * 8).contains(&bit),
@@ -264,7 +264,7 @@ fn one_wrong_bit_anywhere_is_refused() {
 }
 
 #[test]
-fn a_message_cut_short_is_waited_for_and_then_refused() {
+fn a_truncated_message_times_out() {
     let now = Instant::now();
     for stage in 0..3 {
         for len in 0..stages(now)[stage].1.len() {
@@ -298,7 +298,7 @@ fn a_rejection_is_final() {
 }
 
 #[test]
-fn a_message_that_says_it_is_too_long_is_refused_before_it_is_read() {
+fn a_message_with_an_excessive_length_is_refused_before_it_is_read() {
     let now = Instant::now();
     for (stage, max) in [MAX_HANDSHAKE, MAX_HANDSHAKE, MAX_HELLO]
         .into_iter()
@@ -315,7 +315,7 @@ fn a_message_that_says_it_is_too_long_is_refused_before_it_is_read() {
 
 // === form ===
 
-/// A message of the handshake out of fields, with the right MAC at its end.
+/// Returns a message of the handshake with these fields and the right MAC.
 fn opening_of(fields: &[(u8, &[u8])]) -> Vec<u8> {
     let mut message = proxy::bare_start(Command::Local);
     for (kind, value) in fields {
@@ -330,7 +330,7 @@ fn open(message: &[u8]) -> Result<Option<Event>, Rejection> {
 }
 
 #[test]
-fn an_opening_has_its_fields_once_each_and_of_their_length() {
+fn an_opening_must_have_each_field_once_and_with_its_length() {
     const V: (u8, &[u8]) = (kind::VERSION, &[1]);
     const N: (u8, &[u8]) = (kind::NONCE, &THEIRS);
     assert!(open(&opening_of(&[V, N])).is_ok());
@@ -355,7 +355,7 @@ fn an_opening_has_its_fields_once_each_and_of_their_length() {
 }
 
 #[test]
-fn a_mac_is_there_and_last_and_whole() {
+fn a_mac_must_be_present_last_and_complete() {
     let good = opening_of(&[(kind::VERSION, &[1]), (kind::NONCE, &THEIRS)]);
     let with_end = |cut: usize, end: &[u8]| {
         let mut message = good[..good.len() - cut].to_vec();
@@ -365,7 +365,7 @@ fn a_mac_is_there_and_last_and_whole() {
         open(&message)
     };
     assert!(with_end(0, &[]).is_ok());
-    // Missing; another field after it; a byte after it; too short; past the end; no value at all.
+    // Missing; followed by a field; followed by a byte; too short; past the end; without a value.
     for (cut, end) in [
         (35, &[] as &[u8]),
         (0, &[0xe9, 0, 0]),
@@ -389,7 +389,7 @@ fn a_mac_is_there_and_last_and_whole() {
 }
 
 #[test]
-fn a_handshake_is_local_and_without_addresses() {
+fn a_handshake_must_be_local_and_without_addresses() {
     let fields = &opening_of(&[(kind::VERSION, &[1]), (kind::NONCE, &THEIRS)])[16..];
     for start in [
         proxy::bare_start(Command::Proxy),
@@ -405,14 +405,14 @@ fn a_handshake_is_local_and_without_addresses() {
 }
 
 #[test]
-fn another_version_is_called_that() {
+fn another_version_is_reported_as_such() {
     let now = Instant::now();
     let opening = opening_of(&[(kind::VERSION, &[2]), (kind::NONCE, &THEIRS)]);
     assert_eq!(open(&opening), Err(Rejection::Version));
 
     let (mut acceptor, _) = proven(now);
     let mut message = hello().unsealed();
-    // The first field after the addresses of two IPv4 hosts.
+    // The offset of the first field after two IPv4 addresses.
     assert_eq!(message[28..32], [kind::VERSION, 0, 1, 1]);
     message[31] = 2;
     assert_eq!(
@@ -424,7 +424,7 @@ fn another_version_is_called_that() {
 // === time ===
 
 #[test]
-fn a_slow_drip_is_ended_by_the_deadline_and_not_prolonged_by_its_bytes() {
+fn bytes_that_trickle_in_do_not_extend_the_deadline() {
     let start = Instant::now();
     let limits = Limits::default();
     for (stage, limit, cause) in [
@@ -452,7 +452,7 @@ fn a_slow_drip_is_ended_by_the_deadline_and_not_prolonged_by_its_bytes() {
 }
 
 #[test]
-fn a_proven_connection_may_wait_and_its_hello_has_time_from_its_first_byte() {
+fn a_proven_connection_may_wait_and_the_hello_limit_starts_at_its_first_byte() {
     let start = Instant::now();
     let limits = Limits::default();
     let (mut acceptor, ready) = proven(start);
@@ -467,7 +467,7 @@ fn a_proven_connection_may_wait_and_its_hello_has_time_from_its_first_byte() {
 }
 
 #[test]
-fn a_connection_nobody_used_comes_to_its_end() {
+fn an_unused_connection_times_out() {
     let start = Instant::now();
     let (mut acceptor, ready) = proven(start);
     let end = start + Limits::default().idle;
@@ -481,7 +481,7 @@ fn a_connection_nobody_used_comes_to_its_end() {
 }
 
 #[test]
-fn limits_without_end_are_no_overflow() {
+fn huge_limits_do_not_overflow() {
     let limits = Limits {
         handshake: Duration::MAX,
         idle: Duration::MAX,

@@ -3,7 +3,7 @@ use crate::acceptor::{Acceptor, Event, Limits};
 use crate::proxy::{self, Command};
 use crate::sim::*;
 
-/// A greeting for [`dialled`].
+/// Returns a greeting for [`dialled`].
 fn greeting(now: Instant) -> Vec<u8> {
     let opening = dialled(now).1;
     match give(&mut accepted(now), &opening, now, &keys()) {
@@ -29,7 +29,7 @@ fn a_greeting_is_answered_with_a_proof_once() {
 }
 
 #[test]
-fn nothing_is_ready_before_the_greeting() {
+fn a_connection_is_not_ready_before_the_greeting() {
     let now = Instant::now();
     let (dialler, _) = dialled(now);
     assert_eq!(dialler.closed(), Some(Rejection::ClosedEarly));
@@ -47,14 +47,14 @@ fn one_wrong_bit_anywhere_in_a_greeting_is_refused() {
         match feed(&mut dialler, &mut &bytes[..], usize::MAX, now, &keys()) {
             Err(_) => {}
             Ok(None) => assert!((14 * 8..16 * 8).contains(&bit), "bit {bit}"),
-            Ok(Some(_)) => panic!("bit {bit} was not seen"),
+            Ok(Some(_)) => panic!("bit {bit} was accepted"),
         }
         assert!(dialler.ready().is_none());
     }
 }
 
 #[test]
-fn a_greeting_cut_short_is_waited_for_until_the_deadline() {
+fn a_truncated_greeting_times_out_at_the_deadline() {
     let now = Instant::now();
     let good = greeting(now);
     for len in 0..good.len() {
@@ -72,7 +72,7 @@ fn a_greeting_cut_short_is_waited_for_until_the_deadline() {
 }
 
 #[test]
-fn a_greeting_is_refused_that_was_made_for_another_opening_or_with_another_key() {
+fn a_greeting_for_another_opening_or_with_another_key_is_refused() {
     let now = Instant::now();
     let (_, other) = Dialler::new([0xd2; 32], now, SECOND, &keys());
     let Ok(Some(Event::Greet(recorded))) = give(&mut accepted(now), &other, now, &keys()) else {
@@ -97,7 +97,7 @@ fn a_greeting_is_refused_that_was_made_for_another_opening_or_with_another_key()
 }
 
 #[test]
-fn a_greeting_of_another_version_is_called_that() {
+fn a_greeting_of_another_version_is_reported_as_such() {
     let now = Instant::now();
     let mut message = proxy::bare_start(Command::Local);
     proxy::push_tlv(&mut message, wire::kind::VERSION, &[2]);
@@ -110,7 +110,7 @@ fn a_greeting_of_another_version_is_called_that() {
 }
 
 #[test]
-fn a_connection_accepted_under_the_second_key_is_greeted_under_it() {
+fn an_opening_with_the_second_key_is_greeted_with_that_key() {
     let now = Instant::now();
     let both = Keys::new(key(2), Some(key(1)));
     let mut acceptor = Acceptor::new(OURS, now, &Limits::default());

@@ -8,7 +8,7 @@ use proptest::test_runner::RngSeed;
 use super::*;
 use crate::sim::{any_addr, any_hello, any_target};
 
-/// What may happen to bytes on their way, or in a fuzzer.
+/// A mutation of bytes, as in transit or by a fuzzer.
 #[derive(Clone, Debug)]
 enum Change {
     Set(Index, u8),
@@ -56,13 +56,13 @@ fn any_changes() -> impl Strategy<Value = Vec<Change>> {
     vec(any_change(), 0..3)
 }
 
-/// Calls `target` with bytes of `strategy`, `cases` times. As in a fuzzer, there is no file of
-/// failures: what fails is to become a test.
+/// Calls `target` with bytes from `strategy`, `cases` times. Failures are not stored in a file: turn a
+/// failing input into a test.
 fn drive<S: Strategy<Value = Vec<u8>>>(cases: u32, strategy: S, target: fn(&[u8])) {
     let config = ProptestConfig {
         cases,
         failure_persistence: None,
-        // The same inputs each time; `make fuzz` looks for new ones.
+        // The same inputs in every run; `make fuzz` searches for new ones.
         rng_seed: RngSeed::Fixed(1),
         ..ProptestConfig::default()
     };
@@ -78,7 +78,7 @@ fn raw() -> impl Strategy<Value = Vec<u8>> {
     vec(any::<u8>(), 0..300)
 }
 
-/// Headers as other proxies send them, changed in places.
+/// Generates headers of other proxies with mutations.
 fn headers() -> impl Strategy<Value = Vec<u8>> {
     let addresses = proptest::option::of((any_addr(), any_addr()));
     let tlv = (0_u8..8, vec(any::<u8>(), 0..20));
@@ -102,7 +102,7 @@ fn headers() -> impl Strategy<Value = Vec<u8>> {
         })
 }
 
-/// The fields of an opening or greeting, changed in places, after a mode.
+/// Generates the fields of an opening or greeting with mutations, after a mode byte.
 fn introductions(mode: impl Strategy<Value = u8>) -> impl Strategy<Value = Vec<u8>> {
     (mode, any_changes()).prop_map(|(mode, changes)| {
         let fields = wire::introduction(&DIALLER)[proxy::START_LEN..].to_vec();
@@ -110,17 +110,17 @@ fn introductions(mode: impl Strategy<Value = u8>) -> impl Strategy<Value = Vec<u
     })
 }
 
-/// The family and fields of a hello, changed in places, to be sealed again.
+/// Generates the family and fields of a hello with mutations, to be sealed.
 fn hellos() -> impl Strategy<Value = Vec<u8>> {
     (any_hello(), any_changes()).prop_map(|(hello, changes)| {
         let message = hello.unsealed();
         let fields = changed(message[proxy::START_LEN..].to_vec(), &changes);
-        // 0x80: sealed, with 128 % 3 == 2 the third stage.
+        // 0x80 means sealed, and 128 % 3 == 2 selects the third stage.
         [&[0x80, message[13]], &fields[..]].concat()
     })
 }
 
-/// The same, sealed before they are changed.
+/// Generates sealed hellos with mutations.
 fn damaged_hellos() -> impl Strategy<Value = Vec<u8>> {
     (any_hello(), any_changes()).prop_map(|(hello, changes)| {
         let message = session().seal(Kind::Hello, hello.unsealed());
@@ -179,9 +179,8 @@ fn texts_of_targets() {
 }
 
 #[test]
-fn the_deepest_promises_are_reached() {
-    // If sealing or the modes were wrong, the drives above would test nothing: the unchanged forms
-    // get to the end.
+fn unchanged_messages_reach_the_last_stage() {
+    // If sealing or the modes were wrong, the tests above would only test early rejections.
     let now = Instant::now();
     let session = session();
     let mut acceptor = Acceptor::new(ACCEPTOR, now, &Limits::default());

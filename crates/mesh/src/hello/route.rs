@@ -1,24 +1,25 @@
-//! The field that holds the relays still to come: one after the other, each as a type (1 byte), the
-//! length of its host (1), the host, and the port (2).
+//! The route field: a list of relays, each encoded as a type (1 byte), the length of its host (1
+//! byte), the host, and the port (2 bytes).
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::MAX_ROUTE;
 use super::target::{Target, cut};
 
-/// The host is an IPv4 address, of 4 bytes.
+/// Type of an IPv4 address of 4 bytes.
 const V4: u8 = 1;
-/// The host is an IPv6 address, of 16 bytes.
+/// Type of an IPv6 address of 16 bytes.
 const V6: u8 = 2;
-/// The host is a name.
+/// Type of a host name.
 const NAME: u8 = 3;
 
-/// The field's value. Of a route that is too long, one relay too many: enough to be refused.
+/// Encodes the field's value. A route that is too long is truncated to one relay too many, which the
+/// receiver refuses.
 pub(super) fn encode(route: &[Target]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for relay in &route[..route.len().min(MAX_ROUTE + 1)] {
         let mut push = |kind: u8, host: &[u8], port: u16| {
-            // At most 254: `cut` sees to it.
+            // `cut` limits names to 254 bytes.
             bytes.extend([kind, host.len() as u8]);
             bytes.extend(host);
             bytes.extend(port.to_be_bytes());
@@ -34,8 +35,8 @@ pub(super) fn encode(route: &[Target]) -> Vec<u8> {
     bytes
 }
 
-/// The relays; `None` of bytes that are not such a field, or hold too many. Each is still to be
-/// checked.
+/// Decodes the field's value. Returns `None` if it is malformed or has too many relays. The caller must
+/// check each relay.
 pub(super) fn decode(mut bytes: &[u8]) -> Option<Vec<Target>> {
     let mut route = Vec::new();
     while let [kind, len, rest @ ..] = bytes {
@@ -54,7 +55,7 @@ pub(super) fn decode(mut bytes: &[u8]) -> Option<Vec<Target>> {
             },
             _ => return None,
         });
-        // `Hello::check` has the rule; here it bounds what is kept.
+        // `Hello::check` enforces the rule; this check limits memory.
         if route.len() > MAX_ROUTE {
             return None;
         }

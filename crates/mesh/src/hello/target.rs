@@ -1,58 +1,59 @@
-//! Where a session or the next relay is: a host, by address or by name, and a port.
+//! The target of a connection: a host, by address or by name, and a port.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-/// The longest host name, in bytes (RFC 1035 2.3.4, without the lengths of the wire form).
+/// The longest host name, in bytes (RFC 1035 2.3.4, without the length bytes of the wire form).
 const MAX_HOST: usize = 253;
 
-/// The longest part between dots, in bytes.
+/// The longest label, the part between dots, in bytes (RFC 1035 2.3.4).
 const MAX_LABEL: usize = 63;
 
-/// A destination or a relay: `host:port`, host being an address (IPv6 in brackets) or a name.
+/// A destination or a relay, `host:port`, where host is an address (IPv6 in brackets) or a name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
-    /// By address.
+    /// An address.
     Addr(SocketAddr),
-    /// By a name, which the relay that connects looks up.
+    /// A host name, which the connecting relay resolves.
     Name {
-        /// A DNS name in ASCII; upper and lower case mean the same.
+        /// A DNS name in ASCII, case-insensitive.
         host: String,
         /// The TCP port, not 0.
         port: u16,
     },
 }
 
-/// Why a text or a value is no target. Begins with the culprit, so that it can end a sentence.
+/// A rule that a target breaks. The message begins with the target, so that it can follow a subject
+/// such as "the destination".
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// No port, or not a number that can be one.
+    /// The port is missing or not a port number.
     #[error(
         "`{0}` does not end in a port: write host:port, such as example.org:443 or [2001:db8::1]:443"
     )]
     Port(String),
-    /// Port 0.
-    #[error("`{0}` has port 0, to which nothing can connect")]
+    /// The port is 0.
+    #[error("`{0}` has port 0, which cannot be connected to")]
     PortZero(String),
-    /// An IPv6 address without brackets.
+    /// An IPv6 address has no brackets.
     #[error("`{0}` looks like an IPv6 address: put it in brackets, such as [2001:db8::1]:443")]
     Brackets(String),
-    /// Neither an address nor a name.
+    /// The host is neither an address nor a valid name.
     #[error(
-        "`{0}` has no host that could be looked up: a name is at most {MAX_HOST} letters, digits, hyphens, underscores and dots, at most {MAX_LABEL} between dots, and its last part is no number"
+        "`{0}` has no valid host: a name has at most {MAX_HOST} letters, digits, hyphens, underscores and dots, at most {MAX_LABEL} between dots, and its last part is not a number"
     )]
     Host(String),
-    /// The address of no machine, by which Linux would connect to the relay itself.
-    #[error("`{0}` is the unspecified address, which is no machine's")]
+    /// The unspecified address, for which Linux would connect to the relay itself.
+    #[error("`{0}` is the unspecified address, which no machine has")]
     Unspecified(String),
-    /// An address that holds on one machine only.
-    #[error("`{0}` has a zone, which means nothing on another machine: use an address without one")]
+    /// An address with a zone, which is valid on one machine only.
+    #[error("`{0}` has a zone, which is valid on one machine only: use an address without a zone")]
     Zone(String),
 }
 
 impl Target {
-    /// Its port.
+    /// Returns the port.
     pub fn port(&self) -> u16 {
         match self {
             Self::Addr(addr) => addr.port(),
@@ -60,7 +61,7 @@ impl Target {
         }
     }
 
-    /// Whether one could connect to it, as far as that can be seen.
+    /// Checks that the target could be connected to, without resolving it.
     ///
     /// # Errors
     /// The first rule that it breaks.
@@ -92,7 +93,7 @@ impl FromStr for Target {
 
     fn from_str(s: &str) -> Result<Self, TargetError> {
         let target = match s.parse::<SocketAddr>() {
-            // IPv4 in IPv6 form is IPv4; a zone is kept, to be named by the check.
+            // An IPv4-mapped address becomes IPv4; a zone is kept, for the check to report.
             Ok(addr) => match addr.ip().to_canonical() {
                 ip if ip.is_ipv4() => Self::Addr((ip, addr.port()).into()),
                 _ => Self::Addr(addr),
@@ -104,7 +105,7 @@ impl FromStr for Target {
                 if host.contains(':') && !host.starts_with('[') {
                     return Err(TargetError::Brackets(s.into()));
                 }
-                // `+443` is a number to Rust, and a mistake here.
+                // Rust would parse `+443`.
                 if port.is_empty() || !port.bytes().all(|b| b.is_ascii_digit()) {
                     return Err(TargetError::Port(s.into()));
                 }
@@ -118,11 +119,11 @@ impl FromStr for Target {
     }
 }
 
-/// Letters, digits, hyphens and underscores between dots (RFC 1123 2.1; underscores are in use),
-/// perhaps with the dot of the root.
+/// Returns whether `host` consists of labels of letters, digits, hyphens and underscores (RFC 1123 2.1;
+/// underscores are in use), with an optional trailing dot.
 ///
-/// The last part is no number (RFC 3696 section 2): resolvers take `127.1` and `0x7f000001` for
-/// addresses, which rules for addresses would not see coming.
+/// The last label must not be a number (RFC 3696 section 2): resolvers read `127.1` and `0x7f000001` as
+/// addresses, which would bypass rules for addresses.
 fn is_host_name(host: &str) -> bool {
     let labels = host.strip_suffix('.').unwrap_or(host);
     let is_label = |label: &str| {
@@ -140,7 +141,7 @@ fn is_host_name(host: &str) -> bool {
     host.len() <= MAX_HOST && labels.split('.').all(is_label) && !is_number
 }
 
-/// The bytes of a host name, of one that is too long only as many as show it.
+/// Returns the bytes of a host name, truncated to one byte more than allowed.
 pub(super) fn cut(host: &str) -> &[u8] {
     &host.as_bytes()[..host.len().min(MAX_HOST + 1)]
 }

@@ -5,12 +5,12 @@ use crate::acceptor::Event;
 use crate::proxy::kind::{AUTHORITY, UNIQUE_ID};
 use crate::sim::{give, hello, keys, proven, sealed_hello};
 
-/// What becomes of a hello that one end sends and the other gets.
+/// Sends a hello from one end to the other and returns the result.
 fn sent(hello: &Hello) -> Result<Hello, Rejection> {
     arrived(hello.unsealed())
 }
 
-/// What becomes of a message to which the right MAC is added.
+/// Sends a message with the right MAC and returns the result.
 fn arrived(message: Vec<u8>) -> Result<Hello, Rejection> {
     let now = Instant::now();
     let (mut acceptor, _) = proven(now);
@@ -29,7 +29,7 @@ fn name(host: String) -> Target {
 }
 
 #[test]
-fn addresses_of_different_families_arrive_as_they_were() {
+fn addresses_of_different_families_arrive_unchanged() {
     for source in ["192.0.2.1:1", "[2001:db8::1]:2", "0.0.0.0:0", "[::]:0"] {
         for destination in ["198.51.100.2:3", "[2001:db8::2]:4", "example.org:5"] {
             let hello = Hello {
@@ -43,7 +43,7 @@ fn addresses_of_different_families_arrive_as_they_were() {
 }
 
 #[test]
-fn ipv4_in_ipv6_form_arrives_as_ipv4() {
+fn an_ipv4_mapped_address_arrives_as_ipv4() {
     let mapped = Target::Addr(addr("[::ffff:198.51.100.2]:3"));
     let arrived = sent(&Hello {
         source: addr("[::ffff:192.0.2.1]:1"),
@@ -59,7 +59,7 @@ fn ipv4_in_ipv6_form_arrives_as_ipv4() {
 }
 
 #[test]
-fn the_largest_hello_there_can_be_is_no_larger_than_is_read() {
+fn the_largest_hello_is_within_the_accepted_length() {
     let longest = [
         "a".repeat(63),
         "b".repeat(63),
@@ -79,7 +79,7 @@ fn the_largest_hello_there_can_be_is_no_larger_than_is_read() {
 }
 
 #[test]
-fn what_breaks_a_rule_is_refused_by_the_other_end_and_not_made_into_something_else() {
+fn a_hello_that_breaks_a_rule_is_refused_by_the_receiver_and_not_changed() {
     let with_destination = |destination| Hello {
         destination,
         ..hello()
@@ -136,19 +136,19 @@ fn what_breaks_a_rule_is_refused_by_the_other_end_and_not_made_into_something_el
 }
 
 #[test]
-fn a_fault_is_named_with_its_place() {
+fn an_error_names_the_relay_and_its_position() {
     let hello = Hello {
         route: vec![hello().destination, name("a b".into())],
         ..hello()
     };
     let message = hello.check().unwrap_err().to_string();
     assert!(
-        message.starts_with("relay 2 of the route `a b:443` has no host"),
+        message.starts_with("relay 2 of the route `a b:443` has no valid host"),
         "{message}"
     );
 }
 
-/// A hello with one more field.
+/// Encodes a hello with one more field.
 fn plus(kind: u8, value: &[u8]) -> Vec<u8> {
     let plain = Hello {
         destination: Target::Addr(addr("198.51.100.2:3")),
@@ -161,7 +161,7 @@ fn plus(kind: u8, value: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_field_that_counts_is_there_once() {
+fn a_known_field_must_occur_only_once() {
     assert!(arrived(plus(0xe9, b"")).is_ok());
     for kind in [kind::VERSION, kind::HOPS, UNIQUE_ID, kind::MAC] {
         assert_eq!(
@@ -181,7 +181,7 @@ fn a_field_that_counts_is_there_once() {
 }
 
 #[test]
-fn a_field_that_counts_is_not_missing() {
+fn a_required_field_must_be_present() {
     let fields: [(u8, &[u8]); 3] = [
         (kind::VERSION, &[VERSION]),
         (kind::HOPS, &[8]),
@@ -209,14 +209,14 @@ fn a_name_beside_an_address_is_refused() {
 }
 
 #[test]
-fn a_hello_is_of_tcp_and_on_behalf_of_somebody() {
+fn a_hello_must_be_of_tcp_and_on_behalf_of_a_client() {
     for (at, byte) in [(12, 0x20), (13, 0x00), (13, 0x12)] {
         let mut message = plus(0xe9, b"");
         message[at] = byte;
         assert_eq!(arrived(message), Err(Rejection::BadFrame));
     }
     let mut message = hello().unsealed();
-    // The port of the name.
+    // The bytes of the port.
     message[26..28].fill(0);
     assert_eq!(arrived(message), Err(Rejection::BadDestination));
 }
@@ -249,10 +249,10 @@ fn a_malformed_route_is_refused() {
 }
 
 #[test]
-fn each_relay_takes_itself_off_the_route_until_the_last_delivers() {
+fn each_relay_removes_the_next_one_from_the_route_until_the_last_connects() {
     let mut at = hello();
     let mut passed = Vec::new();
-    while let Some((next, hello)) = at.onward().unwrap() {
+    while let Some((next, hello)) = at.next_hop().unwrap() {
         assert_eq!(hello.hops_left, at.hops_left - 1);
         assert_eq!(
             (&hello.source, &hello.destination),
@@ -267,21 +267,21 @@ fn each_relay_takes_itself_off_the_route_until_the_last_delivers() {
 }
 
 #[test]
-fn a_session_comes_to_an_end_when_it_has_passed_as_many_relays_as_it_may() {
+fn a_session_ends_at_its_limit_of_relays() {
     let last = Hello {
         hops_left: 1,
         ..hello()
     };
-    assert_eq!(last.onward(), Err(Rejection::NoHops));
+    assert_eq!(last.next_hop(), Err(Rejection::NoHops));
     let arrived = Hello {
         route: Vec::new(),
         ..last
     };
-    assert_eq!(arrived.onward(), Ok(None));
+    assert_eq!(arrived.next_hop(), Ok(None));
 }
 
 #[test]
-fn a_session_is_named_in_hex() {
+fn a_session_id_is_printed_in_hex() {
     let mut id = [0; 16];
     id[0] = 0xab;
     id[15] = 1;

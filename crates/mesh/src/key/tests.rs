@@ -29,7 +29,7 @@ fn a_file_has_one_key_or_two_and_comments() {
 }
 
 #[test]
-fn what_is_no_key_is_refused_by_its_line_and_never_repeated() {
+fn a_line_that_is_not_a_key_is_refused_by_number_and_never_repeated() {
     for bad in [
         &OLD[..62],
         &OLD[..63],
@@ -51,7 +51,7 @@ fn what_is_no_key_is_refused_by_its_line_and_never_repeated() {
 }
 
 #[test]
-fn a_key_is_not_shown() {
+fn debug_does_not_print_a_key() {
     let shown = format!("{:?}", Keys::new(key(OLD), Some(key(NEW))));
     assert_eq!(shown, "Keys { first: Key(..), second: Some(Key(..)) }");
 }
@@ -86,7 +86,7 @@ fn a_file_that_only_its_owner_can_read_is_loaded() {
 }
 
 #[test]
-fn a_file_that_others_can_read_or_write_is_refused_with_what_to_do() {
+fn a_file_that_others_can_read_or_write_is_refused_with_the_command_that_mends_it() {
     for mode in [0o640, 0o604, 0o620, 0o602, 0o644, 0o666] {
         let file = file(mode, OLD.as_bytes());
         let message = load_fault(file.path());
@@ -99,12 +99,14 @@ fn a_file_that_others_can_read_or_write_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn a_file_of_somebody_else_is_refused_and_one_of_root_is_not() {
+fn a_file_of_another_user_is_refused_unless_root_owns_it() {
     let path = Path::new("/etc/taut/mesh.key");
-    assert!(judge(path, 0o100_600, 1000, 1000).is_ok());
-    assert!(judge(path, 0o100_600, 0, 1000).is_ok());
+    assert!(check_access(path, 0o100_600, 1000, 1000).is_ok());
+    assert!(check_access(path, 0o100_600, 0, 1000).is_ok());
     for user in [0, 1000] {
-        let message = judge(path, 0o100_600, 1001, user).unwrap_err().to_string();
+        let message = check_access(path, 0o100_600, 1001, user)
+            .unwrap_err()
+            .to_string();
         assert!(
             message.contains(&format!(
                 "user 1001, who can change them: run `chown {user} /etc/taut/mesh.key`"
@@ -115,15 +117,15 @@ fn a_file_of_somebody_else_is_refused_and_one_of_root_is_not() {
 }
 
 #[test]
-fn what_is_no_file_of_keys_is_refused() {
+fn a_file_without_keys_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     assert!(load_fault(dir.path()).contains("not a regular file"));
     assert!(load_fault(&dir.path().join("none")).contains("cannot read"));
-    // Opened without waiting for a writer.
+    // Opening the pipe does not wait for a writer.
     let pipe = dir.path().join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
     assert!(load_fault(&pipe).contains("not a regular file"));
-    assert!(load_fault(file(0o600, b"").path()).contains("no key in it"));
+    assert!(load_fault(file(0o600, b"").path()).contains("contains no key"));
     assert!(load_fault(file(0o600, b"\xff").path()).contains("not text"));
     let long = vec![b'#'; MAX_FILE as usize + 1];
     assert!(load_fault(file(0o600, &long).path()).contains("longer than"));

@@ -1,4 +1,4 @@
-//! How long to wait after dials that failed.
+//! Waits after failed dials.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +7,14 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 
 use super::unit;
 
-/// The longest wait after a first failure. Each wait is between half of it and all of it.
+/// Upper limit of the wait after a first failure. A wait is random, from half of its limit to the limit.
 const FIRST: Duration = Duration::from_millis(200);
 
-/// The longest wait of all.
+/// Upper limit of every wait.
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// Waits that double with each failure in a row, at random so that relays that lost the same peer
-/// do not come back to it together.
+/// Exponential backoff with random waits, so that relays that lost the same peer do not all return to it
+/// at the same time.
 #[derive(Debug)]
 pub(super) struct Backoff {
     failures: u32,
@@ -37,7 +37,7 @@ impl Backoff {
     }
 
     pub(super) fn failed(&mut self, now: Instant) {
-        // Dials that were under way together fail together, and that is one failure.
+        // Dials that were in progress together fail together and count as one failure.
         if self.retry_at.is_some_and(|at| now < at) {
             return;
         }

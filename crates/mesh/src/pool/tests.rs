@@ -13,7 +13,7 @@ const BOUNDS: Bounds = Bounds {
     ceiling: 400,
 };
 
-/// A pool that is used in virtual time: what is taken is dialled again, and ready `setup` later.
+/// A pool in virtual time: a taken connection is dialled again and is ready `setup` later.
 struct World {
     sizer: Sizer,
     random: Pcg64Mcg,
@@ -48,13 +48,13 @@ impl World {
         let under_way = self.under_way.len() as u32;
         let wanted = self.sizer.dials_wanted(self.ready, under_way, self.now);
         for _ in 0..wanted {
-            // Between half and one and a half of the set-up time.
+            // From 0.5 to 1.5 times the set-up time.
             let setup = self.setup.mul_f64(0.5 + unit(self.random.next_u64()));
             self.under_way.push(Reverse(self.now + setup));
         }
     }
 
-    /// Everything that is ready by `end`.
+    /// Completes the dials that are ready by `end`.
     fn complete(&mut self, end: Instant) {
         while let Some(&Reverse(at)) = self.under_way.peek() {
             if at > end {
@@ -84,7 +84,7 @@ impl World {
         self.highest = self.highest.max(target);
     }
 
-    /// Poisson arrivals at `rate` in a second.
+    /// Runs Poisson arrivals at `rate` per second.
     fn run(&mut self, rate: f64, time: Duration) {
         self.dial();
         let end = self.now + time;
@@ -99,7 +99,7 @@ impl World {
         }
     }
 
-    /// What has been counted so far is forgotten.
+    /// Resets the counters.
     fn settled(&mut self) {
         (self.arrivals, self.misses) = (0, 0);
         (self.lowest, self.highest) = (u32::MAX, 0);
@@ -107,7 +107,7 @@ impl World {
 }
 
 #[test]
-fn few_arrivals_find_the_pool_empty_at_any_rate_and_distance() {
+fn few_arrivals_find_the_pool_empty_at_any_rate_and_set_up_time() {
     for (seed, rate, setup) in [
         (1, 0.2, 300),
         (2, 2.0, 20),
@@ -135,7 +135,7 @@ fn few_arrivals_find_the_pool_empty_at_any_rate_and_distance() {
 }
 
 #[test]
-fn the_size_stays_near_what_the_formula_says_while_traffic_is_even() {
+fn the_size_stays_near_the_formula_under_steady_traffic() {
     for (seed, rate, setup) in [(1, 5.0, 0.3), (2, 100.0, 0.3), (3, 300.0, 0.2)] {
         let mut world = World::new(BOUNDS, Duration::from_secs_f64(setup), seed);
         world.run(rate, 60 * SECOND);
@@ -151,7 +151,7 @@ fn the_size_stays_near_what_the_formula_says_while_traffic_is_even() {
 }
 
 #[test]
-fn a_burst_raises_the_size_within_moments_and_its_end_lowers_it_slowly() {
+fn a_burst_raises_the_size_quickly_and_its_end_lowers_it_slowly() {
     let mut world = World::new(BOUNDS, Duration::from_millis(300), 1);
     world.run(1.0, 60 * SECOND);
     let before = world.sizer.target(world.now);
@@ -179,7 +179,7 @@ fn a_miss_raises_the_size_at_once() {
 }
 
 #[test]
-fn misses_do_not_count_while_the_relay_cannot_be_reached() {
+fn misses_do_not_count_while_the_relay_is_unreachable() {
     let now = Instant::now();
     let mut sizer = Sizer::new(BOUNDS, now, 1);
     sizer.arrived(now);
@@ -192,7 +192,7 @@ fn misses_do_not_count_while_the_relay_cannot_be_reached() {
 }
 
 #[test]
-fn the_floor_is_kept_before_and_after_traffic_and_the_ceiling_during_it() {
+fn the_floor_holds_before_and_after_traffic_and_the_ceiling_during_it() {
     let bounds = Bounds {
         floor: 3,
         ceiling: 10,
@@ -205,7 +205,7 @@ fn the_floor_is_kept_before_and_after_traffic_and_the_ceiling_during_it() {
     let mut last = world.sizer.target(world.now);
     for second in 0..300 {
         let target = world.sizer.target(world.now + second * SECOND);
-        assert!(target <= last && target >= 3, "it only sinks");
+        assert!(target <= last && target >= 3, "it only falls");
         last = target;
     }
     assert_eq!(world.sizer.target(world.now + 300 * SECOND), 3);
@@ -221,7 +221,7 @@ fn the_floor_is_kept_before_and_after_traffic_and_the_ceiling_during_it() {
 }
 
 #[test]
-fn as_many_are_dialled_as_are_missing() {
+fn the_missing_connections_are_dialled() {
     let now = Instant::now();
     let bounds = Bounds {
         floor: 5,
@@ -240,14 +240,14 @@ fn as_many_are_dialled_as_are_missing() {
 }
 
 #[test]
-fn dials_that_fail_are_repeated_ever_later_and_one_at_a_time() {
+fn failed_dials_are_repeated_one_at_a_time_with_growing_waits() {
     let mut now = Instant::now();
     let mut sizer = Sizer::new(BOUNDS, now, 1);
     let mut waits = Vec::new();
     for _ in 0..20 {
         sizer.dial_failed(now);
         let at = sizer.retry_at().unwrap();
-        // Those that were under way with it.
+        // Dials that were in progress at the same time.
         sizer.dial_failed(now);
         assert_eq!(sizer.retry_at(), Some(at));
         waits.push(at - now);
@@ -274,7 +274,7 @@ fn dials_that_fail_are_repeated_ever_later_and_one_at_a_time() {
 }
 
 #[test]
-fn two_pools_wait_differently() {
+fn two_pools_have_different_waits() {
     let now = Instant::now();
     let wait = |seed| {
         let mut sizer = Sizer::new(BOUNDS, now, seed);
@@ -286,7 +286,7 @@ fn two_pools_wait_differently() {
 }
 
 #[test]
-fn a_longer_way_needs_more_connections() {
+fn a_longer_set_up_time_needs_more_connections() {
     let now = Instant::now();
     let size = |setup: Duration| {
         let mut sizer = Sizer::new(BOUNDS, now, 1);
@@ -313,7 +313,7 @@ proptest! {
         let start = Instant::now();
         let mut sizer = Sizer::new(bounds, start, 1);
         for (what, ms) in reports {
-            // Not in order: clocks of threads may differ.
+            // Not in order, because threads read the clock independently.
             let now = start + Duration::from_millis(ms);
             match what {
                 0 => sizer.arrived(now),
@@ -337,7 +337,7 @@ proptest! {
 }
 
 #[test]
-fn ages_differ() {
+fn expiry_times_differ() {
     let now = Instant::now();
     let age = |random| expiry(now, 100 * SECOND, random) - now;
     assert_eq!(age(0), 80 * SECOND);
@@ -346,11 +346,11 @@ fn ages_differ() {
 }
 
 #[test]
-fn bursts_find_as_many_as_the_last_ones_needed() {
+fn a_burst_finds_as_many_connections_as_the_previous_ones_needed() {
     let mut world = World::new(BOUNDS, Duration::from_millis(300), 1);
     world.dial();
     world.complete(world.now + SECOND);
-    // A browser: eight at once, every ten seconds.
+    // A browser: eight sessions at once, every ten seconds.
     for burst in 0..20 {
         if burst == 2 {
             world.settled();

@@ -1,28 +1,28 @@
-//! The parts of a header, where they lie.
+//! The parts of an undecoded header.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::{Command, Progress, ProxyError, START_LEN, needed};
 
-/// Family and transport not said.
+/// Unspecified family and transport.
 pub(super) const UNSPEC: u8 = 0x00;
 /// TCP over IPv4.
 pub(super) const TCP4: u8 = 0x11;
 /// TCP over IPv6.
 pub(super) const TCP6: u8 = 0x21;
 
-/// A header whose start has been checked.
+/// A header whose fixed part was checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame<'a> {
     pub(crate) command: Command,
-    /// Address family above, transport below.
+    /// Address family in the upper four bits, transport in the lower four.
     pub(crate) family: u8,
-    /// What follows the start.
+    /// The bytes after the fixed part.
     body: &'a [u8],
 }
 
 impl<'a> Frame<'a> {
-    /// `bytes` are one header, neither less nor more.
+    /// Parses `bytes`, which must be exactly one header.
     pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, ProxyError> {
         match needed(bytes, usize::MAX)? {
             Progress::Whole(len) if len == bytes.len() => {}
@@ -38,7 +38,7 @@ impl<'a> Frame<'a> {
         })
     }
 
-    /// Family or transport are not said.
+    /// Returns whether family or transport is unspecified.
     pub(crate) fn is_unspecified(&self) -> bool {
         self.family & 0xf0 == 0 || self.family & 0x0f == 0
     }
@@ -51,7 +51,7 @@ impl<'a> Frame<'a> {
         self.family == UNSPEC
     }
 
-    /// The addresses and the fields after them.
+    /// Splits the body into the addresses and the fields after them.
     pub(crate) fn split(&self) -> Result<(&'a [u8], &'a [u8]), ProxyError> {
         let len = match self.family >> 4 {
             1 => 12,
@@ -62,7 +62,7 @@ impl<'a> Frame<'a> {
         self.body.split_at_checked(len).ok_or(ProxyError::Addresses)
     }
 
-    /// Source and destination, when they are those of TCP.
+    /// Returns source and destination if they are addresses of TCP.
     pub(crate) fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         let (block, _) = self.split().ok()?;
         let port = |at: usize| u16::from_be_bytes([block[at], block[at + 1]]);
@@ -86,11 +86,12 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// The fields in `bytes`, type and value, up to the first that reaches past the end.
+/// Iterates over the fields in `bytes` as type and value. Ends with an error at the first field that
+/// extends past the end.
 pub(crate) fn tlvs(bytes: &[u8]) -> impl Iterator<Item = Result<(u8, &[u8]), ProxyError>> {
     let mut rest = Some(bytes);
     std::iter::from_fn(move || {
-        // After an error there is nothing more.
+        // `take` ends the iteration after an error.
         let bytes = rest.take().filter(|bytes| !bytes.is_empty())?;
         let [kind, high, low, after @ ..] = bytes else {
             return Some(Err(ProxyError::Tlv));

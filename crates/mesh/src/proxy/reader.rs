@@ -1,21 +1,21 @@
-//! Reading exactly one header from a stream, and no byte that comes after it.
+//! Reads exactly one header from a stream and none of the bytes after it.
 
 use super::{Header, ProxyError, SIGNATURE, START_LEN};
 
-/// How far a header has come.
+/// The progress of reading a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// At least so many bytes more belong to it, and never 0.
+    /// The header has at least this many more bytes, never 0.
     More(usize),
-    /// It is whole, and so many bytes long; what comes after it is the stream.
+    /// The header is complete and has this length in bytes; the stream follows.
     Whole(usize),
 }
 
-/// How many bytes more the header has that begins with `bytes`, of which at most `max` bytes are
-/// accepted.
+/// Returns how many more bytes a header has that begins with `bytes`. Accepts headers of at most `max`
+/// bytes.
 ///
 /// # Errors
-/// [`ProxyError`], at the first byte that no header could have there.
+/// [`ProxyError`] at the first byte that is invalid in a header.
 pub fn needed(bytes: &[u8], max: usize) -> Result<Progress, ProxyError> {
     let known = bytes.len().min(SIGNATURE.len());
     if bytes[..known] != SIGNATURE[..known] {
@@ -48,30 +48,31 @@ pub fn needed(bytes: &[u8], max: usize) -> Result<Progress, ProxyError> {
     })
 }
 
-/// Reads a header from a stream: bytes are read into [`space`](Reader::space), and
-/// [`advance`](Reader::advance) is told how many. Never more is asked for than belongs to the
-/// header, so that what follows stays in the socket.
+/// Reads one header from a stream. Read bytes into [`space`](Reader::space), then call
+/// [`advance`](Reader::advance) with their number. The buffer never extends beyond the header, so the
+/// bytes after it stay in the socket.
 #[derive(Debug)]
 pub struct Reader(Framer);
 
 impl Reader {
-    /// Of a header of at most `max` bytes (see [`MAX_HEADER`](super::MAX_HEADER)).
+    /// Creates a reader of a header of at most `max` bytes (see [`MAX_HEADER`](super::MAX_HEADER)).
     pub fn new(max: usize) -> Self {
         Self(Framer::new(max))
     }
 
-    /// Room for the bytes that come next. Not empty before the header is whole.
+    /// Returns the buffer for the next bytes, which is not empty before the header is complete.
     pub fn space(&mut self) -> &mut [u8] {
         self.0.space()
     }
 
-    /// `n` bytes were read into [`space`](Reader::space). The header, once it is whole.
+    /// Processes `n` bytes that were read into [`space`](Reader::space). Returns the header once it is
+    /// complete.
     ///
     /// # Errors
-    /// [`ProxyError`]; nothing more is to be read then.
+    /// [`ProxyError`]; do not read any further then.
     ///
     /// # Panics
-    /// When `n` is more than there was room for.
+    /// If `n` exceeds the buffer.
     pub fn advance(&mut self, n: usize) -> Result<Option<Header>, ProxyError> {
         match self.0.advance(n)? {
             Some(bytes) => Header::decode(&bytes).map(Some),
@@ -80,12 +81,12 @@ impl Reader {
     }
 }
 
-/// Collects the bytes of one header after the other. Takes no memory of its own until the length
-/// of a header is known, and then as much as that.
+/// Collects the bytes of one header after another. Allocates memory only once the length of a header is
+/// known, and exactly that much.
 #[derive(Debug)]
 pub(crate) struct Framer {
     start: [u8; START_LEN],
-    /// The whole header, once its length is known; empty before.
+    /// The buffer of the header, once its length is known; empty before.
     whole: Vec<u8>,
     filled: u16,
     max: u16,
@@ -101,17 +102,17 @@ impl Framer {
         }
     }
 
-    /// From the next header on, `max` bytes are accepted.
+    /// Sets the largest accepted length, from the next header on.
     pub(crate) fn set_max(&mut self, max: usize) {
         self.max = u16::try_from(max).unwrap_or(u16::MAX);
     }
 
-    /// A header has begun.
+    /// Returns whether a byte of the current header has arrived.
     pub(crate) fn has_begun(&self) -> bool {
         self.filled > 0
     }
 
-    /// Bytes of memory it holds beside itself.
+    /// Returns the size of its heap memory in bytes.
     #[cfg(test)]
     pub(crate) fn heap(&self) -> usize {
         self.whole.capacity()
@@ -126,13 +127,13 @@ impl Framer {
         }
     }
 
-    /// The bytes of the header when it is whole; the next one begins then.
+    /// Returns the bytes of the header once it is complete, and begins the next one.
     pub(crate) fn advance(&mut self, n: usize) -> Result<Option<Vec<u8>>, ProxyError> {
         assert!(
             n <= self.space().len(),
             "more bytes than there was room for"
         );
-        // Fits: a header's length is at most `max`.
+        // No overflow: a header's length is at most `max`.
         self.filled += n as u16;
         let filled = usize::from(self.filled);
         let so_far = if self.whole.is_empty() {

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::sim::any_addr;
 
-/// TCP over IPv4, from 192.0.2.1:40000 to 198.51.100.2:443, and no fields.
+/// A header of TCP over IPv4, from 192.0.2.1:40000 to 198.51.100.2:443, without fields.
 const TCP4: &[u8] = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c\
     \xc0\0\x02\x01\xc6\x33\x64\x02\x9c\x40\x01\xbb";
 
@@ -21,7 +21,7 @@ fn header(command: Command, addresses: Option<(&str, &str)>, tlvs: &[(u8, &[u8])
     }
 }
 
-/// A header as it might be sent: version and command, family, and what follows.
+/// Encodes a header from version and command, family, and the bytes after the fixed part.
 fn raw(command: u8, family: u8, body: &[u8]) -> Vec<u8> {
     let mut bytes = SIGNATURE.to_vec();
     bytes.extend([command, family]);
@@ -49,7 +49,7 @@ fn any_header() -> impl Strategy<Value = Header> {
 }
 
 #[test]
-fn the_bytes_are_those_of_the_specification() {
+fn the_encoding_is_that_of_the_specification() {
     let v4 = header(
         Command::Proxy,
         Some(("192.0.2.1:40000", "198.51.100.2:443")),
@@ -130,7 +130,7 @@ proptest! {
         prop_assert!(Header::decode(&bytes).is_ok());
         let bit = bit.index(bytes.len() * 8);
         bytes[bit / 8] ^= 1 << (bit % 8);
-        // Except those that make it a header of another kind: without fields, or without the field.
+        // Except bits that turn it into a header without fields or without the checksum field.
         if let Ok(other) = Header::decode(&bytes) {
             prop_assert!(
                 other.command == Command::Local
@@ -141,8 +141,8 @@ proptest! {
 }
 
 #[test]
-fn a_checksum_is_the_one_that_others_compute() {
-    // Computed bit by bit by another program (RFC 9260 appendix A).
+fn a_checksum_matches_an_independent_implementation() {
+    // Computed bit by bit by an independent program (RFC 9260 appendix A).
     let sent = header(
         Command::Proxy,
         Some(("192.0.2.1:40000", "198.51.100.2:443")),
@@ -153,7 +153,7 @@ fn a_checksum_is_the_one_that_others_compute() {
     let mut other = bytes.clone();
     other[34] ^= 1;
     assert_eq!(Header::decode(&other), Err(ProxyError::Checksum));
-    // One of the wrong length, and two.
+    // A checksum of the wrong length, and two checksums.
     let body = &TCP4[16..];
     for fields in [&[3, 0, 3, 0, 0, 0][..], &[3, 0, 0, 3, 0, 0]] {
         assert_eq!(
@@ -164,7 +164,7 @@ fn a_checksum_is_the_one_that_others_compute() {
 }
 
 #[test]
-fn what_tcp_has_no_addresses_for_is_taken_without_them() {
+fn a_header_of_another_transport_is_accepted_without_addresses() {
     let tlv = [kind::NOOP, 0, 1, 7];
     let expected = header(Command::Proxy, None, &[(kind::NOOP, &[7])]);
     for (family, addresses) in [
@@ -185,7 +185,7 @@ fn what_tcp_has_no_addresses_for_is_taken_without_them() {
 }
 
 #[test]
-fn a_local_header_is_right_whatever_it_holds() {
+fn a_local_header_may_contain_any_bytes() {
     for (family, body) in [
         (0x00, &b""[..]),
         (0x00, b"junk"),
@@ -202,7 +202,7 @@ fn a_local_header_is_right_whatever_it_holds() {
 }
 
 #[test]
-fn what_the_specification_forbids_is_refused() {
+fn a_header_that_the_specification_forbids_is_refused() {
     let v4 = &TCP4[16..];
     let with = |fields: &[u8]| Header::decode(&raw(0x21, 0x11, &[v4, fields].concat()));
     assert_eq!(with(&[4]), Err(ProxyError::Tlv));
@@ -225,7 +225,7 @@ fn what_the_specification_forbids_is_refused() {
 }
 
 #[test]
-fn a_header_that_is_too_long_is_refused_when_its_length_is_there() {
+fn a_header_that_is_too_long_is_refused_as_soon_as_its_length_is_known() {
     let long = raw(0x21, 0x00, &[0; MAX_HEADER - 15]);
     let refused = ProxyError::TooLong {
         len: MAX_HEADER + 1,

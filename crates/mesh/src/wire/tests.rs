@@ -1,8 +1,8 @@
 use super::*;
 use crate::sim::*;
 
-// Made by another program (Python's hmac and struct) from docs/design/mesh-hello.md, with the key,
-// the nonces and the hello of `sim`. They change with the version and never without it.
+// Made by an independent program (Python's hmac and struct) from docs/design/mesh-hello.md, with the
+// key, the nonces and the hello of `sim`. They may change only together with the version.
 const OPENING: &str = concat!(
     "0d0a0d0a000d0a515549540a2000004ae0000101e10020d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1",
     "d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1ef0020e17ce21bd76d1418feaf8b8dcc900efd006269e13a9b",
@@ -29,7 +29,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn messages_are_those_of_the_document() {
+fn messages_have_the_bytes_of_the_specification() {
     let now = std::time::Instant::now();
     let mut acceptor = accepted(now);
     let (ready, recording) = shake(&mut acceptor, &keys(), &keys(), THEIRS, now).unwrap();
@@ -40,7 +40,7 @@ fn messages_are_those_of_the_document() {
 }
 
 #[test]
-fn a_mac_holds_for_one_kind_key_and_pair_of_nonces() {
+fn a_mac_is_valid_for_one_kind_key_and_pair_of_nonces() {
     let good = session().seal(Kind::Proof, proxy::bare_start(Command::Local));
     let sealed = Sealed::parse_handshake(&good).unwrap();
     assert!(session().is_sealed(Kind::Proof, &sealed));

@@ -378,7 +378,7 @@ impl Worker {
 /// Whose session a hello asks for and how it is to be got on its way.
 fn errand(mesh: &Arc<Mesh>, hello: Hello) -> Result<(ClientAddr, Errand), Refusal> {
     let client = ClientAddr(hello.source);
-    if let Some((next, onward)) = hello.onward().map_err(|_| Refusal::HopLimit)? {
+    if let Some((next, onward)) = hello.next_hop().map_err(|_| Refusal::HopLimit)? {
         let peer = mesh.peer(&next).ok_or(Refusal::NextRelay)?.clone();
         let errand = Errand::Ask {
             tries_left: tries(&peer),

@@ -42,7 +42,7 @@ fn a_target_is_an_address_or_a_name_with_a_port() {
 }
 
 #[test]
-fn a_bad_target_says_what_is_wrong_with_it() {
+fn an_invalid_target_names_the_rule_that_it_breaks() {
     let long_label = "a".repeat(64);
     let long = [
         "a".repeat(63),
@@ -77,7 +77,7 @@ fn a_bad_target_says_what_is_wrong_with_it() {
         ("a\0b:80", TargetError::Host),
         (&format!("{long_label}.org:80"), TargetError::Host),
         (&format!("{long}:80"), TargetError::Host),
-        // What resolvers take for addresses.
+        // Numbers that resolvers read as addresses.
         ("127.1:80", TargetError::Host),
         ("2130706433:80", TargetError::Host),
         ("0x7f000001:80", TargetError::Host),
