@@ -32,10 +32,10 @@ enum Command {
     Run(Run),
     /// Make DIR/report.html from the outcomes (*.json) in DIR
     Report {
-        /// Where `--json` wrote them
+        /// The directory that `--json` files are in
         dir: PathBuf,
     },
-    /// Remove what experiments that were killed have left on this machine (`run` does so too)
+    /// Remove what killed experiments have left on this machine (`run` does so too)
     Sweep,
     /// The init of a guest; experiments start it
     #[command(hide = true)]
@@ -51,7 +51,7 @@ enum Command {
     Driver,
 }
 
-/// What a guest is told.
+/// Options of a guest's init.
 #[derive(clap::Args)]
 struct GuestArgs {
     #[arg(long)]
@@ -71,21 +71,21 @@ type Mac = [u8; 6];
 /// Run one experiment and print its figures
 #[derive(clap::Args)]
 struct Run {
-    /// Which one: see `taut lab list`
+    /// The experiment's name, from `taut lab list`
     name: String,
-    /// The short form: within 60 seconds
+    /// Run the short form, within 60 seconds
     #[arg(long)]
     quick: bool,
-    /// Where random choices come from; the same seed makes the same choices
+    /// Seed of random choices; the same seed makes the same choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Measurements of each configuration [default: the experiment's own]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     runs: Option<u16>,
-    /// Only what has this in its name, such as `10 MB` or `2 guests` (consolidate)
+    /// Run only the parts with this in their names, such as `10 MB` or `2 guests` (consolidate)
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Write the outcome here too, as one JSON object (docs/lab.md)
+    /// Also write the outcome to this file, as one JSON object (docs/lab.md)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// The `taut` binary to measure [default: the one beside this program]
@@ -170,11 +170,11 @@ fn run_one(args: &Run) -> Result<(), Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::Run(format!("{}: {e}", args.name));
     if args.only.is_some() && !experiment.has_parts {
         return Err(Failure::Usage(format!(
-            "{} has no parts: --only is not for it",
+            "{} has no parts to select with --only",
             args.name
         )));
     }
-    // Before minutes of measuring, not after; and what is there stays until there is better.
+    // Found before minutes of measuring, not after. An existing file stays until the new one is complete.
     let json = args
         .json
         .as_deref()
@@ -186,7 +186,7 @@ fn run_one(args: &Run) -> Result<(), Failure> {
     })?;
     if !rustix::process::geteuid().is_root() {
         return Err(failed(
-            &"experiments make network namespaces: run this as root",
+            &"experiments need root, to make network namespaces: run this as root",
         ));
     }
     let taut = taut_binary(args.taut.as_deref())?;
@@ -206,13 +206,13 @@ fn run_one(args: &Run) -> Result<(), Failure> {
     print(&table::render(&outcome))?;
     if !outcome.calibration.ok {
         return Err(failed(
-            &"the world did not show what it is there to show (see calibration)",
+            &"this world did not show the problem that it is built to show (see calibration), so the figures prove nothing",
         ));
     }
     Ok(())
 }
 
-/// Returns the path of the `taut` binary: the one that was asked for, or the one beside this program.
+/// Returns the path of the `taut` binary: the requested one, or the one beside this program.
 fn taut_binary(asked_for: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(path) = asked_for {
         return std::fs::canonicalize(path)
@@ -231,7 +231,7 @@ fn taut_binary(asked_for: Option<&Path>) -> Result<PathBuf, Failure> {
     }
 }
 
-/// To standard output. A reader that has seen enough (`| head`) is no failure.
+/// Prints to standard output. A closed pipe (`| head`) is not an error.
 fn print(text: &str) -> Result<(), Failure> {
     use std::io::ErrorKind;
     match std::io::stdout().write_all(text.as_bytes()) {
@@ -249,17 +249,17 @@ fn find(name: &str) -> Result<&'static Experiment, Failure> {
         .ok_or_else(|| {
             let names: Vec<_> = experiment::ALL.iter().map(|e| e.name).collect();
             Failure::Usage(format!(
-                "there is no experiment `{name}`; there are {}",
+                "there is no experiment `{name}`; the experiments are {}",
                 names.join(", ")
             ))
         })
 }
 
-/// A file of no name yet in the directory of `file`, to take its place.
+/// Creates an unnamed file in the directory of `file`, to replace it later.
 fn beside(file: &Path) -> std::io::Result<tempfile::NamedTempFile> {
     let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty());
     tempfile::Builder::new()
-        // As an ordinary file has them, less the umask.
+        // The permissions of an ordinary file, less the umask.
         .permissions(std::fs::Permissions::from_mode(0o644))
         .prefix(".taut-lab-")
         .tempfile_in(dir.unwrap_or(Path::new(".")))
@@ -277,7 +277,11 @@ fn write_json(
 }
 
 fn sweep() -> Result<(), Failure> {
-    let swept = World::sweep().map_err(|e| Failure::Run(format!("cannot sweep: {e} (root?)")))?;
+    let swept = World::sweep().map_err(|e| {
+        Failure::Run(format!(
+            "cannot remove what is left of killed experiments: {e} (run this as root)"
+        ))
+    })?;
     match swept.len() {
         0 => print("nothing was left behind\n"),
         _ => print(&format!("removed what was left of {}\n", swept.join(", "))),

@@ -1,12 +1,12 @@
-//! Measurements that are made again, because the world was not the one that was asked for.
+//! Repeats measurements during which a link was late.
 
-/// A measurement is made so often at most; in an experiment's short form once.
+/// The maximum number of attempts at a measurement; in an experiment's short form there is one.
 const TRIES: usize = 3;
 
-/// Makes measurements, and again those during which a link was late.
+/// Takes measurements, and repeats those during which a link was late.
 pub(super) struct Again {
     tries: usize,
-    /// How many were made again.
+    /// The number of repeated measurements.
     pub(super) count: u64,
 }
 
@@ -20,7 +20,8 @@ impl Again {
         }
     }
 
-    /// The first during which no link was late (it shows the link, and not what is measured, whatever that was); else the last.
+    /// Returns the first measurement during which no link was late, or else the last. Lateness is a property of the
+    /// link, so this does not select among results.
     pub(super) fn measure<T, E>(
         &mut self,
         mut once: impl FnMut() -> Result<T, E>,
@@ -43,7 +44,8 @@ impl Again {
 mod tests {
     use super::*;
 
-    /// Which of these is taken, each being whether the link was late, and how many were made again.
+    /// Returns the index of the attempt that is taken, given whether the link was late in each, and the number
+    /// of repetitions.
     fn taken(quick: bool, late: &[bool]) -> (usize, u64) {
         let (mut again, mut made) = (Again::new(quick), 0);
         let once = || {

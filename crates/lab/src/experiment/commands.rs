@@ -1,4 +1,4 @@
-//! `ip` and `nft` in a host's namespace.
+//! Runs `ip` and `nft` in a host's namespace.
 
 use std::io::{self, Write as _};
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use super::ExperimentError;
 use taut_netlab::world::Host;
 
-/// Runs `ip` with the words of `line` and returns what it wrote.
+/// Runs `ip` with the arguments in `line` and returns its output.
 pub(super) fn ip(host: &Host, line: &str) -> Result<String, ExperimentError> {
     let line = format!("-n {} {line}", host.netns().name());
     let output = Command::new("ip")
@@ -19,7 +19,7 @@ pub(super) fn ip(host: &Host, line: &str) -> Result<String, ExperimentError> {
     )))
 }
 
-/// Tells a host where a neighbour is. A host that forwards IPv6 without a link-local address cannot ask.
+/// Sets a host's neighbour entry. A host that forwards IPv6 without a link-local address cannot resolve one.
 pub(super) fn add_neighbour(
     host: &Host,
     device: &str,

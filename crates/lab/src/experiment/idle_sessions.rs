@@ -1,5 +1,5 @@
-//! `idle-sessions`: what a session that says nothing costs a relay, and whether anything of it is
-//! left when it has ended.
+//! `idle-sessions`: the memory of an idle session in a relay, and what is left of it after it has
+//! ended.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -15,7 +15,7 @@ use super::{Experiment, ExperimentError, Request};
 use crate::peer::{Service, relay};
 use taut_netlab::world::WorldBuilder;
 
-/// For the list of experiments.
+/// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "idle-sessions",
     about: "memory and descriptors of 8,000 idle sessions on one relay",
@@ -25,21 +25,21 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const SESSIONS: usize = 8_000;
 const SESSIONS_QUICK: usize = 2_000;
-/// Where the other end of every session listens.
+/// The address at which the other end of every session listens.
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9000);
-/// Of the relay, to forget sessions whose ends have been closed.
+/// How long the relay may take to forget sessions whose ends have been closed.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two looks at it.
+/// The pause between two reads of the relay's metrics.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// What the relay and the kernel hold at one moment.
+/// The resources that the relay and the kernel use at one moment.
 #[derive(Clone, Copy)]
 struct Holding {
-    /// Descriptors of the relay.
+    /// Open descriptors of the relay.
     descriptors: usize,
     /// Resident memory of the relay, in bytes.
     resident: u64,
-    /// The kernel's slabs, in bytes: of the whole machine.
+    /// The kernel's slabs of the whole machine, in bytes.
     slab: u64,
 }
 
@@ -61,7 +61,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let progress = Progress::new("idle-sessions: sessions opened", sessions as u64);
 
     let holdings = host.run(|| {
-        // The connection that found out whether the relay serves is not one of those counted.
+        // Leaves out the connection that tested whether the relay accepts.
         drop(server.accept()?);
         all_over()?;
         let empty = Holding::of(&node)?;
@@ -99,10 +99,10 @@ fn outcome(
         seed: request.seed,
         quick: request.quick,
         environment: Environment::here(),
-        // Every session is really there: one descriptor for each leg.
+        // Every session exists: one descriptor for each leg.
         calibration: Calibration::of([
-            ("descriptors_per_session", Check { measured: descriptors, least: 2.0, most: Some(2.0) }),
-            ("descriptors_left", Check { measured: left, least: 0.0, most: Some(0.0) }),
+            ("descriptors_per_session", Check::exactly(descriptors, 2.0)),
+            ("descriptors_left", Check::exactly(left, 0.0)),
         ]),
         headline: BTreeMap::from([
             ("sessions".to_owned(), sessions as f64),
@@ -120,7 +120,7 @@ fn outcome(
         paper: Map::new(),
         ideal: Map::new(),
         notes: vec![
-            "Each session has carried a byte each way and then says nothing. Resident memory is the \
+            "Each session has carried a byte each way and is idle then. Resident memory is the \
              relay's own; kernel memory is the growth of all slabs of the machine, in which the \
              client's and the server's sockets are half."
                 .to_owned(),
@@ -128,7 +128,7 @@ fn outcome(
     }
 }
 
-/// A session that has carried a byte each way.
+/// Opens a session and carries a byte each way.
 fn session(relay: SocketAddr, server: &TcpListener) -> io::Result<(TcpStream, TcpStream)> {
     let mut client = TcpStream::connect(relay)?;
     let (mut far, _) = server.accept()?;
@@ -140,13 +140,13 @@ fn session(relay: SocketAddr, server: &TcpListener) -> io::Result<(TcpStream, Tc
     Ok((client, far))
 }
 
-/// Waits until the relay has no session.
+/// Waits until the relay has no sessions.
 fn all_over() -> io::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while relay::open_sessions()? > 0 {
         if Instant::now() > deadline {
             return Err(io::Error::other(
-                "sessions whose both ends were closed never end",
+                "sessions with both ends closed do not end",
             ));
         }
         std::thread::sleep(LOOK);
@@ -155,7 +155,7 @@ fn all_over() -> io::Result<()> {
 }
 
 impl Holding {
-    /// Once it stands still: the connection that asked for the metrics may be closing yet.
+    /// Waits until the figures are stable: the connection that read the metrics may still be closing.
     fn of(node: &Service) -> io::Result<Self> {
         let deadline = Instant::now() + PATIENCE;
         let mut last = Self::at_once(node)?;
@@ -180,7 +180,7 @@ impl Holding {
     }
 }
 
-/// The figure of a line such as `VmRSS:     1234 kB`.
+/// Returns the figure of a line such as `VmRSS:     1234 kB`.
 fn kilobytes(text: &str, key: &str) -> io::Result<u64> {
     text.lines()
         .find_map(|line| {
@@ -190,7 +190,7 @@ fn kilobytes(text: &str, key: &str) -> io::Result<u64> {
                 .parse()
                 .ok()
         })
-        .ok_or_else(|| io::Error::other(format!("the kernel does not say {key}")))
+        .ok_or_else(|| io::Error::other(format!("the kernel does not report {key}")))
 }
 
 #[cfg(test)]

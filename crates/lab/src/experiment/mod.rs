@@ -1,4 +1,4 @@
-//! Experiments: a world that loses time, what loses less, and the figures of both.
+//! The experiments: each builds a world that shows a problem, applies remedies, and measures both.
 
 mod again;
 pub mod applications;
@@ -37,31 +37,31 @@ use crate::peer::curl::FetchError;
 use outcome::Outcome;
 use taut_netlab::world::WorldError;
 
-/// How an experiment is to be run.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The short form, which ends within 60 s.
+    /// Whether to run the short form, which ends within 60 s.
     pub quick: bool,
-    /// Where random choices come from.
+    /// The seed of random choices.
     pub seed: u64,
-    /// Measurements of each configuration; `None`: as many as the form has.
+    /// The number of measurements of each configuration; `None` for the form's default.
     pub runs: Option<usize>,
-    /// Only what has this in its name, of an experiment that has parts.
+    /// Runs only the parts whose names contain this, for experiments with parts.
     pub only: Option<String>,
-    /// The `taut` binary that plays Taut's part.
+    /// The `taut` binary to measure.
     pub taut: PathBuf,
 }
 
-/// An experiment that can be run.
+/// An experiment.
 #[derive(Clone, Copy)]
 pub struct Experiment {
-    /// Its name on the command line.
+    /// The name on the command line.
     pub name: &'static str,
-    /// What it shows, in one line.
+    /// The description in `taut lab list`.
     pub about: &'static str,
-    /// Whether a part of it can be run by itself.
+    /// Whether its parts can be run separately.
     pub has_parts: bool,
-    /// Runs it.
+    /// Runs the experiment.
     pub run: fn(&Request) -> Result<Outcome, ExperimentError>,
 }
 
@@ -84,25 +84,25 @@ pub const ALL: &[Experiment] = &[
     snoop_hazards::EXPERIMENT,
 ];
 
-/// Why an experiment could not do what it was asked.
+/// A reason why an experiment could not be completed.
 #[derive(Debug, thiserror::Error)]
 pub enum ExperimentError {
-    /// Its world.
+    /// The world could not be built or used.
     #[error(transparent)]
     World(#[from] WorldError),
-    /// A program in it.
+    /// A program could not take part.
     #[error(transparent)]
     Peer(#[from] PeerError),
-    /// The part that was asked for.
-    #[error("nothing of it has `{0}` in its name: names are as in its figures")]
+    /// No part matches the request.
+    #[error("no part of it has `{0}` in its name; the parts are named as in its figures")]
     NoPart(String),
-    /// A download.
+    /// A download failed.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// Something of the machine.
+    /// An operation on this machine failed.
     #[error("cannot {action}: {source}")]
     Machine {
-        /// What was being done.
+        /// What the experiment was doing.
         action: String,
         /// The system's error.
         source: io::Error,

@@ -1,4 +1,4 @@
-//! `observe-cost`: what it costs to look at many connections once a second.
+//! `observe-cost`: the cost of scanning many connections once a second.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _, Write as _};
@@ -17,7 +17,7 @@ use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request, stats};
 use taut_netlab::world::{Host, WorldBuilder};
 
-/// For the list of experiments.
+/// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "observe-cost",
     about: "CPU of `taut top --batch` at 1 Hz beside `ss -tinem`, at 10,000 connections, idle and busy, and at 100",
@@ -25,37 +25,37 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// Connections that are there, half of them the other half's peers.
+/// The number of connections; one half are the peers of the other half.
 const CASES: [Case; 3] = [Case::idle(10_000), Case::idle(100), Case::busy(10_000)];
 const CASES_QUICK: [Case; 3] = [Case::idle(2_000), Case::idle(100), Case::busy(2_000)];
-/// Looks of one measurement, a second apart.
+/// Scans in one measurement, a second apart.
 const LOOKS: u32 = 20;
 const LOOKS_QUICK: u32 = 3;
-/// Measurements of each.
+/// Measurements of each configuration.
 const RUNS: usize = 3;
-/// Between looks.
+/// The interval between scans.
 const SECOND: Duration = Duration::from_secs(1);
-/// Every busy connection carries something each way so often, which is within any second.
+/// The interval at which every busy connection carries a byte each way: more than once a second.
 const ROUND: Duration = Duration::from_millis(800);
 
-/// What is looked at.
+/// The connections to scan.
 #[derive(Clone, Copy)]
 pub(super) struct Case {
     connections: usize,
-    /// All of them carry something between two looks. Else none does.
+    /// Whether all of them carry bytes between two scans, or none.
     is_busy: bool,
 }
 
-/// Who looks.
+/// The program that scans.
 #[derive(Clone, Copy)]
 enum Who {
-    /// Tables of all.
+    /// Prints tables of all connections.
     Top,
-    /// A line of JSON for each.
+    /// Prints a line of JSON for each connection.
     TopJson,
-    /// The same, one look: what a start costs.
+    /// Prints tables once: the cost of a start.
     TopOnce,
-    /// The kernel's figures, as text.
+    /// Prints the kernel's figures as text.
     Ss,
 }
 
@@ -112,10 +112,10 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         seed: request.seed,
         quick: request.quick,
         environment: Environment::here(),
-        // All of them are looked at.
+        // The scan covers all connections.
         calibration: Calibration::of([
             ("connections_seen", Check::exactly(seen, most as f64)),
-            // All that are busy carry something between any two looks.
+            // All busy connections carry bytes between any two scans.
             (
                 "slowest_round_seconds",
                 Check {
@@ -130,7 +130,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         paper: Map::new(),
         ideal: Map::new(),
         notes: vec![
-            "User and system time of the processes, start and first look included, over the time that they \
+            "User and system time of the processes, start and first scan included, over the time that they \
              looked. Both ends of each connection are on the machine, and counted; the idle carry nothing, the busy \
              a byte each way within every second. `ss` is started for each look. `-n 1` is one look alone, over \
              a second: what a start costs."
@@ -139,14 +139,14 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     })
 }
 
-/// Connections, while this is there.
+/// Open connections; dropping it closes them.
 pub(super) struct Held {
-    /// Whoever keeps them busy: until this goes.
+    /// The thread that keeps them busy; stops when this is dropped.
     busy: Option<(mpsc::Sender<()>, JoinHandle<io::Result<Duration>>)>,
     _pairs: Arc<Vec<(TcpStream, TcpStream)>>,
 }
 
-/// Connections that a look has.
+/// Returns the number of connections in a scan.
 pub(super) fn lines(request: &Request, host: &Host) -> io::Result<usize> {
     let mut command = Who::TopJson.command(request, 1);
     command.stdout(Stdio::piped());
@@ -156,7 +156,7 @@ pub(super) fn lines(request: &Request, host: &Host) -> io::Result<usize> {
     Ok(said.transpose()?.unwrap_or_default().lines().count())
 }
 
-/// CPU time over time, in cores.
+/// Returns CPU time over elapsed time, in cores.
 fn measure(request: &Request, host: &Host, who: Who, looks: u32) -> io::Result<f64> {
     let before = children_cpu_time()?;
     let processes = match who {
@@ -180,7 +180,7 @@ fn measure(request: &Request, host: &Host, who: Who, looks: u32) -> io::Result<f
         }
     }
     let used = children_cpu_time()?.saturating_sub(before);
-    // The last look is over at once, and has its second too.
+    // The last scan returns at once, and is given its second too.
     Ok(used.as_secs_f64() / (SECOND * looks).as_secs_f64())
 }
 
@@ -215,13 +215,13 @@ impl Case {
 // === impl Held ===
 
 impl Held {
-    /// In the namespace in which it is called.
+    /// Opens the connections in the namespace of the calling thread.
     pub(super) fn open(case: Case) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let to = listener.local_addr()?;
         let pairs = (0..case.connections / 2).map(|_| {
             let ends = (TcpStream::connect(to)?, listener.accept()?.0);
-            // What is written goes out at once.
+            // TCP_NODELAY: each byte is sent at once.
             ends.0.set_nodelay(true)?;
             ends.1.set_nodelay(true)?;
             Ok(ends)
@@ -238,7 +238,7 @@ impl Held {
         })
     }
 
-    /// The longest time in which one of them carried nothing, of those that were busy.
+    /// Returns the longest time in which a busy connection carried no bytes.
     pub(super) fn end(self) -> io::Result<Option<Duration>> {
         let Some((stop, talking)) = self.busy else {
             return Ok(None);
@@ -247,13 +247,13 @@ impl Held {
         match talking.join() {
             Ok(slowest) => slowest.map(Some),
             Err(_) => Err(io::Error::other(
-                "the thread that keeps them busy has failed",
+                "the thread that keeps connections busy has failed",
             )),
         }
     }
 }
 
-/// A byte each way over each of them, again and again: the longest from one time to the next.
+/// Carries a byte each way over each connection, repeatedly; returns the longest pause.
 fn talk(pairs: &[(TcpStream, TcpStream)], stopped: &mpsc::Receiver<()>) -> io::Result<Duration> {
     let mut byte = [0];
     let mut next = Instant::now();

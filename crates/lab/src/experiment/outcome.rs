@@ -1,6 +1,6 @@
-//! What an experiment found, in the form that `--json` writes and `taut lab report` reads.
+//! The outcome of an experiment, in the form that `--json` writes and `taut lab report` reads.
 //!
-//! `docs/lab.md` describes every field; they are a promise to programs.
+//! `docs/lab.md` describes every field; programs rely on them.
 
 use std::collections::BTreeMap;
 
@@ -12,27 +12,27 @@ use super::stats;
 /// One run of an experiment.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Outcome {
-    /// The experiment's name, as `taut lab run` takes it.
+    /// The experiment's name on the command line.
     pub experiment: String,
     /// The version of Taut that ran it.
     pub version: String,
-    /// Where its random choices came from; the same seed makes the same choices.
+    /// The seed of its random choices; the same seed makes the same choices.
     pub seed: u64,
-    /// Whether it was the short form.
+    /// Whether this was the short form.
     pub quick: bool,
-    /// What it ran on.
+    /// What the experiment ran on.
     pub environment: Environment,
-    /// Whether the world showed the problem it is there to show.
+    /// Whether the world showed the problem that it is built to show.
     pub calibration: Calibration,
     /// The figures that the experiment is run for.
     pub headline: BTreeMap<String, f64>,
-    /// What was measured.
+    /// The measurements.
     pub series: Vec<Series>,
-    /// The paper's own figures.
+    /// The paper's figures.
     pub paper: Map<String, Value>,
-    /// What an ideal system would show.
+    /// An ideal system's figures.
     pub ideal: Map<String, Value>,
-    /// What a reader has to know beside the figures.
+    /// Notes that a reader needs beside the figures.
     pub notes: Vec<String>,
 }
 
@@ -41,34 +41,34 @@ pub struct Outcome {
 pub struct Environment {
     /// The kernel's release.
     pub kernel: String,
-    /// CPUs of the machine.
+    /// The number of CPUs of the machine.
     pub cpus: usize,
     /// The links of the world: a name and a description each.
     pub links: BTreeMap<String, String>,
-    /// Guest kernels, where there are guests.
+    /// Guest kernels, if there are guests.
     pub guests: Vec<String>,
     /// Programs that took part, with their versions.
     pub programs: BTreeMap<String, String>,
 }
 
-/// Whether the world showed the problem it is there to show.
+/// Whether the world showed the problem that it is built to show.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Calibration {
-    /// Every check held.
+    /// Whether every check held.
     pub ok: bool,
-    /// What was compared, by name.
+    /// The checks, by name.
     #[serde(flatten)]
     pub checks: BTreeMap<String, Check>,
 }
 
-/// A measured figure and where it had to lie.
+/// A measured figure and its accepted range.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct Check {
-    /// What was measured.
+    /// The measured figure.
     pub measured: f64,
-    /// The least that is accepted.
+    /// The least accepted figure.
     pub least: f64,
-    /// The most that is accepted, where there is one.
+    /// The greatest accepted figure, if there is a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub most: Option<f64>,
 }
@@ -76,7 +76,7 @@ pub struct Check {
 // === impl Check ===
 
 impl Check {
-    /// This figure and no other.
+    /// Accepts only `figure`.
     pub fn exactly(measured: f64, figure: f64) -> Self {
         Self {
             measured,
@@ -85,12 +85,12 @@ impl Check {
         }
     }
 
-    /// Nothing of what is counted.
+    /// Accepts only zero.
     pub fn none(measured: u64) -> Self {
         Self::exactly(measured as f64, 0.0)
     }
 
-    /// From `least` on.
+    /// Accepts `least` and more.
     pub fn at_least(measured: f64, least: f64) -> Self {
         Self {
             measured,
@@ -99,7 +99,7 @@ impl Check {
         }
     }
 
-    /// From 0 to `most`.
+    /// Accepts from 0 to `most`.
     pub fn at_most(measured: f64, most: f64) -> Self {
         Self {
             measured,
@@ -115,17 +115,17 @@ pub struct Series {
     /// The configuration: words separated by `/`, from the general to the particular, such as
     /// `relay/1 MB` or `e2e/10 MB/0.1 % loss`.
     pub name: String,
-    /// What was measured, such as `ttfb`.
+    /// The metric, such as `ttfb`.
     pub metric: String,
-    /// Its unit, such as `s`.
+    /// The unit, such as `s`.
     pub unit: String,
-    /// How often.
+    /// The number of samples.
     pub n: usize,
-    /// The middle sample.
+    /// The median of the samples.
     pub median: f64,
-    /// A tenth of the samples lie below.
+    /// The 10th percentile.
     pub p10: f64,
-    /// A tenth of the samples lie above.
+    /// The 90th percentile.
     pub p90: f64,
     /// All samples, in the order they were taken.
     pub samples: Vec<f64>,
@@ -134,7 +134,7 @@ pub struct Series {
 // === impl Environment ===
 
 impl Environment {
-    /// This machine, with nothing said of links, guests and programs yet.
+    /// Describes this machine, without links, guests and programs.
     pub fn here() -> Self {
         Self {
             kernel: rustix::system::uname()
@@ -152,7 +152,7 @@ impl Environment {
 // === impl Calibration ===
 
 impl Calibration {
-    /// The verdict on a set of checks.
+    /// Returns the result of a set of checks.
     pub fn of(checks: impl IntoIterator<Item = (&'static str, Check)>) -> Self {
         let checks: BTreeMap<_, _> = checks.into_iter().map(|(n, c)| (n.to_owned(), c)).collect();
         Self {
@@ -165,7 +165,7 @@ impl Calibration {
 // === impl Check ===
 
 impl Check {
-    /// Whether the figure lies where it has to.
+    /// Returns whether the figure is in its range.
     pub fn holds(&self) -> bool {
         self.measured >= self.least && self.most.is_none_or(|most| self.measured <= most)
     }
@@ -174,7 +174,7 @@ impl Check {
 // === impl Series ===
 
 impl Series {
-    /// The series of these samples; `None` without any.
+    /// Returns the series of these samples, or `None` if there are none.
     pub fn of(name: &str, metric: &str, unit: &str, samples: Vec<f64>) -> Option<Self> {
         Some(Self {
             name: name.to_owned(),

@@ -1,17 +1,17 @@
-//! The addresses of a peer that is many clients to `taut snoop`.
+//! Addresses that make one peer look like many clients to `taut snoop`.
 //!
-//! It counts flows that had to be repaired by the client's network (a /24, a /48) and acknowledges no
-//! more for a network with three of them. With an address in another network for each worker, an
-//! experiment goes on meeting early acknowledgements.
+//! `taut snoop` counts repaired flows per network of clients (a /24, a /48) and stops acknowledging early
+//! for a network with three of them. With an address in another network for each worker, an
+//! experiment keeps getting early acknowledgements.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The networks of both guests and peers: one for each version of IP.
+/// The networks of both guests and peers, one for each version of IP.
 pub(super) const LANS: [&str; 2] = ["10.66.0.0/16", "fd66::/32"];
-/// The prefix lengths of addresses in them.
+/// The prefix lengths of the addresses.
 pub(super) const PREFIXES: [&str; 2] = ["16", "32 nodad"];
 
-/// The peer's address for a worker, of which there are up to 100.
+/// Returns the peer's address for a worker, of up to 100.
 pub(super) fn peer_addr(worker: u16, v6: bool) -> IpAddr {
     match v6 {
         false => Ipv4Addr::new(10, 66, 100 + worker as u8, 1).into(),
@@ -19,7 +19,7 @@ pub(super) fn peer_addr(worker: u16, v6: bool) -> IpAddr {
     }
 }
 
-/// The guest's own address.
+/// Returns the guest's address.
 pub(super) fn guest_addr(v6: bool) -> IpAddr {
     match v6 {
         false => Ipv4Addr::new(10, 66, 0, 2).into(),

@@ -1,4 +1,4 @@
-//! What a person sees while an experiment runs: a bar on a terminal, a line now and then elsewhere.
+//! Shows progress while an experiment runs: a bar on a terminal, lines elsewhere.
 
 use std::io::IsTerminal;
 use std::sync::Mutex;
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Without a terminal, the least time between two lines.
+/// The least time between two lines without a terminal.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Progress of an experiment, told on standard error. Threads may share it.
+/// Progress of an experiment on standard error. Threads may share it.
 #[derive(Debug)]
 pub struct Progress(Form);
 
@@ -28,7 +28,7 @@ struct Lines {
 }
 
 impl Progress {
-    /// Of `total` steps of `what`.
+    /// Starts `total` steps of `what`.
     pub fn new(what: &str, total: u64) -> Self {
         if std::io::stderr().is_terminal() {
             let bar = ProgressBar::new(total).with_message(what.to_owned());
@@ -47,7 +47,7 @@ impl Progress {
         Self(Form::Lines(Mutex::new(lines)))
     }
 
-    /// One more step is done.
+    /// Counts one step.
     pub fn step(&self) {
         match &self.0 {
             Form::Bar(bar) => bar.inc(1),

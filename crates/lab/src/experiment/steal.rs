@@ -1,10 +1,11 @@
-//! Time that the machine itself was kept from running, where it is a guest.
+//! Steal time: when this machine is a guest, the time in which its host did not run it.
 //!
-//! An experiment that takes slices away from guests cannot tell its own from those that are taken from all of it.
+//! An experiment that takes CPU time from its guests cannot tell it from time that the host takes from the
+//! whole machine.
 
 use std::fs;
 
-/// The machine's CPU time since it began, in ticks.
+/// The machine's CPU time since boot, in ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Steal {
     stolen: u64,
@@ -14,12 +15,13 @@ pub(super) struct Steal {
 // === impl Steal ===
 
 impl Steal {
-    /// Until now; `None` where the kernel does not say.
+    /// Reads the current figures; `None` if the kernel does not report them.
     pub(super) fn now() -> Option<Self> {
         Self::parse(&fs::read_to_string("/proc/stat").ok()?)
     }
 
-    /// `cpu  user nice system idle iowait irq softirq steal guest guest_nice`; guests' time is in user's too.
+    /// Parses `cpu  user nice system idle iowait irq softirq steal guest guest_nice`. User time includes guest
+    /// time.
     fn parse(stat: &str) -> Option<Self> {
         let figures = stat.lines().next()?.strip_prefix("cpu ")?;
         let figures: Vec<u64> = figures
@@ -33,17 +35,17 @@ impl Steal {
         })
     }
 
-    /// The share of the CPUs' time since then in which they could have run and were not let.
+    /// Returns the share of CPU time since `then` in which runnable CPUs were not run by the host.
     pub(super) fn share_since(self, then: Self) -> f64 {
         let all = self.all.saturating_sub(then.all).max(1);
         self.stolen.saturating_sub(then.stolen) as f64 / all as f64
     }
 
-    /// A sentence for an outcome's notes; nothing where the kernel does not say.
+    /// Returns a sentence for an outcome's notes; empty if the kernel does not report steal.
     pub(super) fn note_since(then: Option<Self>) -> Option<String> {
         let share = Self::now()?.share_since(then?);
         Some(format!(
-            "For {:.1} % of its CPUs' time the machine itself was kept from running (steal).",
+            "The host of this machine did not run its CPUs for {:.1} % of the time (steal).",
             share * 100.0
         ))
     }

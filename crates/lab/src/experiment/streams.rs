@@ -1,4 +1,4 @@
-//! Streams between real sockets whose bytes come from a seed and are compared by SHA-256.
+//! Streams between real sockets: bytes generated from a seed, compared by SHA-256.
 
 use std::fmt;
 use std::io::{self, Read as _, Write as _};
@@ -13,10 +13,10 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use sha2::{Digest as _, Sha256};
 
-/// The most bytes that are written or read at once.
+/// The most bytes to write or read at once.
 pub(super) const STEP: usize = 65_536;
 
-/// The sending end: bytes from a seed, and the sum of those that were written.
+/// The sending end: generates bytes from a seed, and hashes those it has written.
 #[derive(Debug)]
 pub(super) struct Source {
     random: Pcg64Mcg,
@@ -24,7 +24,7 @@ pub(super) struct Source {
     buffer: Vec<u8>,
 }
 
-/// The receiving end: the sum and the number of the bytes that were read.
+/// The receiving end: hashes and counts the bytes it has read.
 #[derive(Debug)]
 pub(super) struct Sink {
     sum: Sha256,
@@ -32,7 +32,7 @@ pub(super) struct Sink {
     pub(super) bytes: u64,
 }
 
-/// Why an end of a transfer did not finish.
+/// A reason why an end of a transfer did not finish.
 #[derive(Clone, Debug)]
 pub(super) enum Failure {
     /// The deadline passed.
@@ -86,7 +86,7 @@ impl Sink {
         }
     }
 
-    /// Reads up to `most` bytes and returns their number; 0 is the end of the stream.
+    /// Reads up to `most` bytes and returns their number; 0 at the end of the stream.
     pub(super) fn read(
         &mut self,
         mut stream: &TcpStream,
@@ -107,7 +107,7 @@ impl Sink {
         }
     }
 
-    /// Reads until the stream ends or `until` bytes have come in all.
+    /// Reads until the stream ends or `until` bytes have arrived in total.
     pub(super) fn read_until(
         &mut self,
         stream: &TcpStream,
@@ -149,7 +149,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The time left until `deadline`; an error once it has passed.
+/// Returns the time left until `deadline`, or an error if it has passed.
 pub(super) fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     match left.is_zero() {
@@ -179,7 +179,7 @@ pub(super) fn connect(
 
 /// Connects a blocking socket within `limit`.
 pub(super) fn connect_within(socket: &OwnedFd, to: SocketAddr, limit: Duration) -> io::Result<()> {
-    // It bounds connect() too (socket(7)).
+    // The send timeout limits connect() too (socket(7)).
     set_socket_timeout(socket, Timeout::Send, Some(limit))?;
     match rustix::net::connect(socket, &to) {
         Err(rustix::io::Errno::INPROGRESS) => Err(io::ErrorKind::TimedOut.into()),
@@ -187,7 +187,7 @@ pub(super) fn connect_within(socket: &OwnedFd, to: SocketAddr, limit: Duration) 
     }
 }
 
-/// Accepts the next connection, in blocking mode. The listener must be non-blocking.
+/// Accepts the next connection and makes it blocking. The listener must be non-blocking.
 pub(super) fn accept(listener: &TcpListener, deadline: Instant) -> io::Result<TcpStream> {
     loop {
         match listener.accept() {

@@ -1,4 +1,4 @@
-//! An outcome as a person reads it on a terminal.
+//! Formats an outcome for a terminal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -7,10 +7,10 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use super::outcome::{Outcome, Series};
 
-/// A metric with more rows than this is a curve, which a table of figures does not show.
+/// A metric with more rows is a curve, which a table does not show well.
 const LONGEST: usize = 30;
 
-/// The outcome as text: a table for each metric, then the headline, the calibration and notes.
+/// Returns the outcome as text: a table for each metric, then the headline, the calibration and notes.
 pub fn render(outcome: &Outcome) -> String {
     let mut text = String::new();
     for (metric, unit) in metrics(outcome) {
@@ -25,7 +25,7 @@ pub fn render(outcome: &Outcome) -> String {
         if rows > LONGEST {
             let _ = writeln!(
                 text,
-                "{rows} rows: in --json, and drawn by `taut lab report`\n"
+                "{rows} rows: see --json, or draw them with `taut lab report`\n"
             );
         } else {
             let _ = writeln!(text, "{table}\n");
@@ -56,7 +56,7 @@ pub fn render(outcome: &Outcome) -> String {
     text
 }
 
-/// Metrics with their units, in the order of their first series.
+/// Returns the metrics with their units, in the order of their first series.
 fn metrics(outcome: &Outcome) -> Vec<(String, String)> {
     let mut seen = BTreeSet::new();
     let pairs = outcome
@@ -66,7 +66,7 @@ fn metrics(outcome: &Outcome) -> Vec<(String, String)> {
     pairs.filter(|pair| seen.insert(pair.clone())).collect()
 }
 
-/// A row for what follows the first `/` of the names, a column for what stands before it.
+/// Returns a table with a row for the part of a name after its first `/`, and a column for the part before.
 fn pivot(series: &[&Series]) -> Table {
     let mut columns: Vec<&str> = Vec::new();
     let mut rows: Vec<&str> = Vec::new();
@@ -104,7 +104,7 @@ fn pivot(series: &[&Series]) -> Table {
     table
 }
 
-/// Three significant digits, without an exponent.
+/// Formats three significant digits, without an exponent.
 fn figure(value: f64) -> String {
     let digits = match value.abs() {
         v if v >= 100.0 => 0,

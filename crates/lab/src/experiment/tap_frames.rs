@@ -1,4 +1,4 @@
-//! TAPs of hosts, and carrying frames between them from a thread.
+//! TAP devices of hosts, for a thread that forwards frames between them.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -10,11 +10,11 @@ use taut_sys::tap::{Tap, TapError};
 use crate::experiment::ExperimentError;
 use taut_netlab::world::World;
 
-/// Makes a TAP called `name` in the namespace of a host.
+/// Creates a TAP called `name` in a host's namespace.
 pub(super) fn make_tap(world: &World, host: &str, name: &str) -> Result<Tap, ExperimentError> {
     let made = world.host(host).run(|| Tap::create(name))?;
     made.map_err(|e: TapError| ExperimentError::Machine {
-        action: "make a tap".into(),
+        action: "create a tap".into(),
         source: io::Error::other(e),
     })
 }

@@ -1,4 +1,4 @@
-//! `tune-cost`: what it costs to tune many connections that rest.
+//! `tune-cost`: the cost of tuning many idle connections.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,43 +18,43 @@ use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request, stats};
 use taut_netlab::world::{Host, WorldBuilder};
 
-/// For the list of experiments.
+/// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "tune-cost",
-    about: "CPU of `taut tune` at 10,000 connections that rest: advising, applied, while one more talks, and with a budget",
+    about: "CPU of `taut tune` with 10,000 idle connections: advising, applying, with one busy connection, and with a budget",
     has_parts: false,
     run,
 };
 
-/// Connections that are there, half of them the other half's peers.
+/// The number of connections; one half are the peers of the other half.
 const CONNECTIONS: usize = 10_000;
 const CONNECTIONS_QUICK: usize = 2_000;
-/// After the start, until all has been looked at a few times.
+/// How long to wait after the start, until all connections have been scanned a few times.
 const WARM_UP: Duration = Duration::from_secs(15);
 const WARM_UP_QUICK: Duration = Duration::from_secs(3);
-/// How long it is measured then.
+/// How long to measure after that.
 const MEASURE: Duration = Duration::from_secs(60);
 const MEASURE_QUICK: Duration = Duration::from_secs(3);
-/// Measurements of each.
+/// Measurements of each configuration.
 const RUNS: usize = 3;
-/// It undoes what it did within this time.
+/// How long `taut tune` may take to undo its changes.
 const ENDS: Duration = Duration::from_secs(60);
 
-/// How it tunes.
+/// How `taut tune` runs.
 #[derive(Clone, Copy)]
 enum How {
     Advise,
     Apply,
-    /// The same while one more connection carries something each second.
+    /// Applies, while one more connection carries a byte each second.
     ApplyOneTalks,
     Budget,
 }
 
-/// Of a core.
+/// CPU time as shares of a core.
 struct Cost {
-    /// From its start on, which reads everything and finds owners.
+    /// From the start, which reads every connection and finds its owner.
     start: f64,
-    /// After that.
+    /// After the start.
     rest: f64,
 }
 
@@ -109,7 +109,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         seed: request.seed,
         quick: request.quick,
         environment: Environment::here(),
-        // All of them are looked at.
+        // The scan covers all connections.
         calibration: Calibration::of([(
             "connections_seen",
             Check::exactly(seen as f64, connections as f64),
@@ -135,7 +135,7 @@ fn measure(command: Command, host: &Host, warm_up: Duration, time: Duration) -> 
         let before = process.cpu()?;
         thread::sleep(until.saturating_sub(began.elapsed()));
         if let Some(status) = child.try_wait()? {
-            return Err(io::Error::other(format!("it has ended: {status}")));
+            return Err(io::Error::other(format!("it ended early: {status}")));
         }
         let used = process.cpu()?.saturating_sub(before);
         Ok(used.as_secs_f64() / (until - since).as_secs_f64())
@@ -146,7 +146,7 @@ fn measure(command: Command, host: &Host, warm_up: Duration, time: Duration) -> 
     match child.wait_for(ENDS)? {
         Some(status) if status.success() => Ok(Cost { start, rest }),
         Some(status) => Err(io::Error::other(status.to_string())),
-        None => Err(io::Error::other("it does not end")),
+        None => Err(io::Error::other("it does not stop")),
     }
 }
 

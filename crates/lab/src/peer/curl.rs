@@ -1,4 +1,4 @@
-//! curl as the client, and as the stopwatch: times are the ones it reports.
+//! curl as the client. The times are those that curl reports.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -13,19 +13,19 @@ use sha2::{Digest as _, Sha256};
 use super::program;
 use taut_netlab::world::Host;
 
-/// Of any download. The slowest that is meant to end takes a tenth of it.
+/// The time limit of any download. The slowest one that is expected to finish takes a tenth of it.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// What curl says of a download; times are in seconds from its start.
+/// curl's figures of a download; times are in seconds from its start.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Times {
-    /// The first connection's handshake was over.
+    /// When the handshake of the first connection was complete.
     #[serde(rename = "time_connect")]
     pub connect: f64,
-    /// The first byte of the answer had come.
+    /// When the first byte of the response arrived.
     #[serde(rename = "time_starttransfer")]
     pub first_byte: f64,
-    /// The last byte of the answer had come.
+    /// When the last byte of the response arrived.
     #[serde(rename = "time_total")]
     pub total: f64,
 }
@@ -34,37 +34,37 @@ pub struct Times {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest([u8; 32]);
 
-/// Why there is no measurement.
+/// A reason why a download was not measured.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
     /// curl could not be run or read.
     #[error("{url}: cannot run curl: {source}")]
     Run {
-        /// What was to be fetched.
+        /// The URL.
         url: String,
         /// The system's error.
         source: io::Error,
     },
-    /// curl says that the download failed.
+    /// curl reports that the download failed.
     #[error("{url}: curl says: {said}")]
     Failed {
-        /// What was to be fetched.
+        /// The URL.
         url: String,
         /// curl's message.
         said: String,
     },
-    /// What came is not what the server has.
+    /// The downloaded bytes are not those of the file on the server.
     #[error(
-        "{url}: what came differs from what the server has: bytes were lost or changed on the way"
+        "{url}: the download differs from the file on the server: bytes were lost or changed on the way"
     )]
     Differs {
-        /// What was fetched.
+        /// The URL.
         url: String,
     },
 }
 
 impl Digest {
-    /// Of the bytes of `file`.
+    /// Hashes the bytes of `file`.
     ///
     /// # Errors
     /// The system's error.
@@ -81,7 +81,7 @@ impl Digest {
     }
 }
 
-/// Downloads `http://AT/NAME` on `host` into `into`, and compares it with what it should be.
+/// Downloads `http://AT/NAME` on `host` into `into`, and compares it with the expected hash.
 ///
 /// # Errors
 /// [`FetchError`].
@@ -97,7 +97,7 @@ pub fn fetch(
         url: url.clone(),
         source,
     };
-    // Never compare with what an earlier download left behind.
+    // Prevents a comparison with a file that an earlier download left behind.
     match fs::remove_file(into) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(run(e)),
         _ => {}
@@ -107,7 +107,7 @@ pub fn fetch(
         .args(["--write-out", "%{json}", "--output"])
         .arg(into);
     let mut said = Vec::new();
-    // It is short enough for a pipe, as is a complaint, so reading one after the other cannot block.
+    // The output fits into a pipe, and so do error messages: reading one after the other cannot block.
     drain(host, command, &url, |part| said.extend_from_slice(part))?;
     if Digest::of(into).map_err(run)? != expected {
         return Err(FetchError::Differs { url });
@@ -115,8 +115,8 @@ pub fn fetch(
     serde_json::from_slice(&said).map_err(|e| run(e.into()))
 }
 
-/// Downloads the same and keeps none of it: `arrived` is told of every part's bytes as it comes, and
-/// the whole is compared with what it should be.
+/// Like [`download`], but discards the bytes: calls `arrived` with the length of each part as it arrives, and
+/// compares the whole with the expected hash.
 ///
 /// # Errors
 /// [`FetchError`].
@@ -141,10 +141,10 @@ pub fn watch(
     }
 }
 
-/// curl, as every download runs it.
+/// Returns the curl command of every download.
 fn command(url: &str) -> Command {
     let mut command = program::CURL.command();
-    // -q comes first: a user's .curlrc must not change what is measured.
+    // -q comes first: a user's .curlrc must not change the measurement.
     command
         .args(["-q", "--silent", "--show-error", "--fail", "--noproxy", "*"])
         .args(["--max-time", &LIMIT.as_secs().to_string()])
@@ -155,7 +155,7 @@ fn command(url: &str) -> Command {
     command
 }
 
-/// Runs curl on `host`; `part` gets its output as it comes.
+/// Runs curl on `host` and calls `part` with its output as it arrives.
 fn drain(
     host: &Host,
     command: Command,

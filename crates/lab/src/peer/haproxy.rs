@@ -11,23 +11,23 @@ use taut_netlab::world::Host;
 /// When HAProxy moves bytes with splice(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Splice {
-    /// Where it finds by itself that a stream is worth it (`option splice-auto`, as its manual
-    /// advises). It is hard to convince: on a loopback, version 2.6 goes on copying a flow of 2 GB/s.
+    /// When it detects that a stream benefits from it (`option splice-auto`, as its manual
+    /// advises). It seldom does: on a loopback, version 2.6 goes on copying a flow of 2 GB/s.
     Auto,
-    /// Always, and through pipes as large as those of `taut relay`.
+    /// Always, through pipes as large as those of `taut relay`.
     Always,
 }
 
-/// Sessions it has room for. It takes two descriptors for each and some more, which has to stay
-/// below the 20,000 that some machines allow.
+/// The maximum number of sessions. HAProxy needs two descriptors for each and some more, which must stay
+/// below the limit of 20,000 on some machines.
 const SESSIONS: usize = 9_000;
-/// Pipes for splicing, as many as `taut relay` allows itself. By default HAProxy wants descriptors
+/// The number of pipes for splicing, as many as `taut relay` uses. By default HAProxy reserves descriptors
 /// for a quarter of its sessions.
 const PIPES: usize = 128;
-/// That of `taut relay`, in bytes; the kernel's own default is 64 KiB.
+/// The pipe size of `taut relay`, in bytes; the kernel's default is 64 KiB.
 const PIPE_SIZE: usize = 256 << 10;
 
-/// Relays what comes to `host` at the port of `splice` to `to`, with a thread for each of `cpus`.
+/// Relays connections to `host` at the port of `splice` to `to`, with a thread for each of `cpus`.
 ///
 /// # Errors
 /// [`PeerError`].
@@ -49,7 +49,7 @@ pub fn relay(
         Splice::Auto => String::new(),
         Splice::Always => format!("    tune.pipesize {PIPE_SIZE}\n"),
     };
-    // Timeouts only have to be longer than any measurement.
+    // Longer than any measurement.
     let text = format!(
         "global\n\
          \x20   maxconn {SESSIONS}\n\
@@ -72,7 +72,7 @@ pub fn relay(
         source,
     })?;
     let mut command = Command::new(program::HAPROXY.name);
-    // -db: in the foreground.
+    // -db keeps it in the foreground.
     command.arg("-db").arg("-f").arg(&config);
     Service::start(host, name, command, addr, dir)
 }

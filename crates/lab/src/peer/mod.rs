@@ -1,4 +1,4 @@
-//! The programs that take part in experiments: real ones, as the distribution ships them, and
+//! The programs that take part in experiments, as the distribution ships them, and
 //! `taut` itself. Each runs on one host of a world and ends with it.
 
 pub mod curl;
@@ -25,23 +25,23 @@ use taut_netlab::world::{Host, WorldError};
 
 /// How long a service may take until it accepts connections.
 const START_LIMIT: Duration = Duration::from_secs(20);
-/// Between two attempts to connect to a service that is starting.
+/// The pause between two attempts to connect to a starting service.
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// Why a program cannot take part.
+/// A reason why a program cannot take part.
 #[derive(Debug, thiserror::Error)]
 pub enum PeerError {
-    /// It is not installed, or too old to say what it is.
+    /// The program is not installed, or does not print its version.
     #[error("{program} cannot be run: {source}; install the Debian package {package}")]
     Missing {
         /// The program.
         program: &'static str,
-        /// The package that has it.
+        /// The Debian package of the program.
         package: &'static str,
         /// The system's error.
         source: io::Error,
     },
-    /// Its files could not be written.
+    /// The program's files could not be written.
     #[error("cannot prepare {what}: {source}")]
     Prepare {
         /// What was being prepared.
@@ -49,7 +49,7 @@ pub enum PeerError {
         /// The system's error.
         source: io::Error,
     },
-    /// It could not be started.
+    /// The program could not be started.
     #[error("{name}: cannot be started: {source}")]
     Start {
         /// The program and its host.
@@ -57,33 +57,33 @@ pub enum PeerError {
         /// The system's error.
         source: io::Error,
     },
-    /// It ended before it accepted a connection, or never did what it is there for.
-    #[error("{name}: {how}; it said: {said}")]
+    /// The program ended before it accepted a connection, or does not do its job.
+    #[error("{name}: {how}; its output: {said}")]
     NotServing {
         /// The program and its host.
         name: String,
-        /// What became of it.
+        /// What happened to it.
         how: String,
         /// The end of its log.
         said: String,
     },
-    /// Its host could not be used.
+    /// The program's host could not be used.
     #[error(transparent)]
     World(#[from] WorldError),
 }
 
-/// A service on a host, accepting connections. It is killed when this is dropped.
+/// A service on a host that accepts connections. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Service {
     child: Child,
     name: String,
     log: PathBuf,
-    /// Where it accepts connections.
+    /// The address it accepts connections at.
     pub addr: SocketAddr,
 }
 
 impl Service {
-    /// Starts `command` on `host`, its output going to `DIR/NAME.log`, and waits until it accepts
+    /// Starts `command` on `host` with its output in `DIR/NAME.log`, and waits until it accepts
     /// connections at `addr`.
     ///
     /// # Errors
@@ -120,7 +120,7 @@ impl Service {
             let how = match ended {
                 Some(status) => format!("it ended before it accepted a connection ({status})"),
                 None if Instant::now() > deadline => {
-                    format!("it accepts no connection at {addr} after {START_LIMIT:?}")
+                    format!("it does not accept a connection at {addr} after {START_LIMIT:?}")
                 }
                 None => continue,
             };
@@ -136,37 +136,37 @@ impl Service {
 // === impl Service ===
 
 impl Service {
-    /// Its process.
+    /// Returns its process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends it `signal`; that it has ended is no error.
+    /// Sends `signal` to the process. Succeeds if the process has ended.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         self.child.signal(signal)
     }
 
-    /// Waits until it has ended, for `limit` at most; `None`: it has not.
+    /// Waits for `limit` at most until the process has ended; returns `None` if it has not.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn wait_for(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
         self.child.wait_for(limit)
     }
 
-    /// What it has said so far, on standard output and standard error.
+    /// Returns its output so far, standard output and standard error.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub fn said(&self) -> io::Result<String> {
-        // The last line may be half there, and a program may say what is not UTF-8.
+        // The last line may be incomplete, and the output may not be UTF-8.
         Ok(String::from_utf8_lossy(&std::fs::read(&self.log)?).into_owned())
     }
 
-    /// That it accepts connections and still does not serve: `how`, and the end of its log.
+    /// Returns the error that the service does not do its job: `how`, and the end of its log.
     fn not_serving(&self, how: String) -> PeerError {
         PeerError::NotServing {
             name: self.name.clone(),
@@ -175,16 +175,16 @@ impl Service {
         }
     }
 
-    /// Descriptors it has open.
+    /// Returns the number of descriptors it has open.
     ///
     /// # Errors
-    /// The system's, when it has ended.
+    /// The system's error if the process has ended.
     pub fn descriptors(&self) -> io::Result<usize> {
         Ok(std::fs::read_dir(format!("/proc/{}/fd", self.id()))?.count())
     }
 }
 
-/// The end of a log, on one line.
+/// Returns the end of a log as one line.
 fn last_words(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();

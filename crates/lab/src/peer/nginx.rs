@@ -7,10 +7,10 @@ use std::path::Path;
 use super::{PeerError, Service, program};
 use taut_netlab::world::Host;
 
-/// What a server has beside the usual.
+/// Additions to a server's default configuration.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Own<'a> {
-    /// After the address in `listen`, such as ` sndbuf=16384`.
+    /// Parameters after the address in `listen`, such as ` sndbuf=16384`.
     pub listen: &'a str,
     /// Directives of the server, such as `limit_rate 10000;`.
     pub server: &'a str,
@@ -24,7 +24,7 @@ pub fn serve(host: &Host, dir: &Path) -> Result<Service, PeerError> {
     serve_with(host, dir, &Own::default())
 }
 
-/// The same, with what it has of its own.
+/// Like [`serve`], with additions to the configuration.
 ///
 /// # Errors
 /// [`PeerError`].
@@ -34,8 +34,8 @@ pub fn serve_with(host: &Host, dir: &Path, with: &Own<'_>) -> Result<Service, Pe
     let config = dir.join(format!("nginx-{}.conf", host.name()));
     let (here, own) = (dir.display(), dir.join(format!("nginx-{}", host.name())));
     let own = own.display();
-    // Debian's defaults where it matters (sendfile, no tcp_nopush below it); its own user could
-    // not read the world's directory; temporary files stay in it.
+    // Debian's defaults where they matter (sendfile, no tcp_nopush below it). Debian's user for nginx could
+    // not read the world's directory. Temporary files stay in that directory.
     let text = format!(
         "daemon off;\n\
          user root;\n\

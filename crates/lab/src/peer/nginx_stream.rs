@@ -1,4 +1,4 @@
-//! nginx as a TCP relay: its stream module.
+//! nginx as a TCP relay, with its stream module.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,12 +10,12 @@ use taut_netlab::world::Host;
 
 /// The port it listens on.
 pub const PORT: u16 = 8082;
-/// Where Debian's package puts the module; it is loaded at run time.
+/// The module's path in Debian's package; nginx loads it at run time.
 const MODULE: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
-/// A worker's connections, two for each session. Any worker may get them all.
+/// The maximum number of a worker's connections, two for each session. One worker may get all sessions.
 const CONNECTIONS: usize = 19_000;
 
-/// Whether nginx can play this part.
+/// Checks that nginx has its stream module.
 ///
 /// # Errors
 /// [`PeerError::Missing`], naming the package to install.
@@ -29,7 +29,7 @@ pub fn available() -> Result<(), PeerError> {
         })
 }
 
-/// Relays what comes to `host` at [`PORT`] to `to`, with a worker for each of `cpus`.
+/// Relays connections to `host` at [`PORT`] to `to`, with a worker for each of `cpus`.
 ///
 /// # Errors
 /// [`PeerError`].
@@ -37,7 +37,7 @@ pub fn relay(host: &Host, to: SocketAddr, cpus: usize, dir: &Path) -> Result<Ser
     let addr = SocketAddr::from((host.addr(), PORT));
     let config = dir.join("nginx-stream.conf");
     let here = dir.display();
-    // Its default backlog of 511 would refuse bursts that the others take.
+    // The default backlog of 511 would refuse bursts that the other relays accept.
     let text = format!(
         "load_module {MODULE};\n\
          daemon off;\n\

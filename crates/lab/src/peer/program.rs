@@ -1,4 +1,4 @@
-//! Whether the programs of an experiment are there, and which versions they are.
+//! Finds the programs that an experiment needs, and their versions.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,45 +10,45 @@ use super::PeerError;
 /// A program that an experiment needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Program {
-    /// What to run.
+    /// The program's name or path.
     pub name: &'static str,
-    /// The option that makes it say its version.
+    /// The option that prints the version.
     pub version: &'static str,
-    /// The Debian package that has it.
+    /// The Debian package of the program.
     pub package: &'static str,
 }
 
-/// nginx.
+/// nginx, the HTTP server and a relay.
 pub const NGINX: Program = Program {
     name: "nginx",
     version: "-v",
     package: "nginx",
 };
-/// curl.
+/// curl, the HTTP client.
 pub const CURL: Program = Program {
     name: "curl",
     version: "--version",
     package: "curl",
 };
-/// HAProxy.
+/// HAProxy, a relay.
 pub const HAPROXY: Program = Program {
     name: "haproxy",
     version: "-v",
     package: "haproxy",
 };
-/// socat.
+/// socat, a relay.
 pub const SOCAT: Program = Program {
     name: "socat",
     version: "-V",
     package: "socat",
 };
-/// iperf3, which paces what it sends where it is told to.
+/// iperf3, which can send at a given rate.
 pub const IPERF3: Program = Program {
     name: "iperf3",
     version: "--version",
     package: "iperf3",
 };
-/// nft.
+/// nft, which sets packet filter rules.
 pub const NFT: Program = Program {
     name: "nft",
     version: "--version",
@@ -72,7 +72,7 @@ pub const SSH: Program = Program {
     version: "-V",
     package: "openssh-client",
 };
-/// The OpenSSH server. Its path must be absolute, for it starts itself anew for each connection.
+/// The OpenSSH server. Its path must be absolute, because it executes itself for each connection.
 pub const SSHD: Program = Program {
     name: "sshd",
     version: "-V",
@@ -80,15 +80,15 @@ pub const SSHD: Program = Program {
 };
 
 impl Program {
-    /// A command that runs it.
+    /// Returns a command that runs the program.
     pub fn command(&self) -> Command {
         Command::new(self.path())
     }
 
-    /// Its own file, behind all links: for a guest, which is to have it.
+    /// Returns the program's file with all links resolved, for copying it into a guest.
     ///
     /// # Errors
-    /// It is not there.
+    /// If the program is not installed.
     pub fn file(&self) -> io::Result<PathBuf> {
         std::fs::canonicalize(self.path()).map_err(|e| {
             let Self { name, package, .. } = self;
@@ -96,7 +96,7 @@ impl Program {
         })
     }
 
-    /// Where it is. Servers are in sbin, which not every user's PATH names.
+    /// Finds the program. Servers are in sbin, which is not in every user's PATH.
     fn path(&self) -> PathBuf {
         let path = std::env::var_os("PATH").unwrap_or_default();
         std::env::split_paths(&path)
@@ -107,7 +107,7 @@ impl Program {
     }
 }
 
-/// The first line that each program says of its version.
+/// Returns the first line of each program's version output.
 ///
 /// # Errors
 /// [`PeerError::Missing`], naming the package to install.
@@ -125,7 +125,7 @@ pub fn versions(programs: &[Program]) -> Result<BTreeMap<String, String>, PeerEr
                     package: program.package,
                     source,
                 })?;
-            // Some say it on standard error; some (sshd of Debian 12) with a complaint before it.
+            // Some print it on standard error; some (sshd of Debian 12) print an error before it.
             let said = [output.stdout, output.stderr].concat();
             let said = String::from_utf8_lossy(&said);
             let line = said

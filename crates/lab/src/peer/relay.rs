@@ -16,15 +16,15 @@ use taut_netlab::world::Host;
 
 /// The port that a relay with one forward listens on.
 pub const PORT: u16 = 8080;
-/// Where a host's first relay serves its metrics; others take the ports after it.
+/// The metrics port of a host's first relay; other relays use the ports after it.
 pub const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9464);
 
 /// How long a relay may take to fill its pool.
 const POOL_LIMIT: Duration = Duration::from_secs(20);
-/// Between two looks at it.
+/// The pause between two reads of the metrics.
 const POOL_PAUSE: Duration = Duration::from_millis(50);
 
-/// What a relay's configuration file says (`docs/relay.md`).
+/// A relay's configuration file (`docs/relay.md`).
 #[derive(Clone, Debug, Serialize)]
 pub struct Config {
     /// The only section.
@@ -34,9 +34,9 @@ pub struct Config {
 /// `[relay]`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Node {
-    /// Where metrics are served.
+    /// The address at which metrics are served.
     pub metrics: SocketAddr,
-    /// `[relay.mesh]`; `None`: it is of no mesh.
+    /// `[relay.mesh]`; `None` if the relay is in no mesh.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mesh: Option<Mesh>,
     /// `[[relay.forward]]`.
@@ -47,19 +47,19 @@ pub struct Node {
 /// `[relay.mesh]`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Mesh {
-    /// The mesh's key, as [`make_key`] makes it.
+    /// The file of the mesh's key, from [`make_key`].
     pub key_file: PathBuf,
-    /// Where other relays connect; `None`: nowhere.
+    /// The address for connections from other relays; `None` if there are none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
-    /// Where sessions from the mesh may go, as `PREFIX:PORT`.
+    /// The destinations of sessions from the mesh, as `PREFIX:PORT`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub allow: Vec<String>,
-    /// Connections to each next relay that are kept ready.
+    /// The number of connections to keep ready to each next relay.
     pub pool_min: u32,
     /// Whether mesh legs skip slow start and have large windows.
     pub turbo: bool,
-    /// What they start at, with `turbo`.
+    /// The rate at which they start, with `turbo`.
     #[serde(serialize_with = "as_tc_writes_it")]
     pub rate: BitsPerSecond,
 }
@@ -67,17 +67,17 @@ pub struct Mesh {
 /// `[[relay.forward]]`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Forward {
-    /// Where clients connect.
+    /// The address for clients.
     pub listen: SocketAddr,
-    /// The next relay's mesh address; `None`: the session goes to `to` itself.
+    /// The next relay's mesh address; `None` if the session goes to `to` directly.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub via: Option<SocketAddr>,
-    /// Where the session goes.
+    /// The session's destination.
     pub to: SocketAddr,
-    /// Whether the onward leg is begun at the client's SYN.
+    /// Whether the upstream leg is opened at the client's SYN.
     #[serde(skip_serializing_if = "is_false")]
     pub early_syn: bool,
-    /// Congestion control towards clients; `None`: the kernel's default.
+    /// The congestion control towards clients; `None` for the kernel's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client_congestion: Option<String>,
 }
@@ -85,7 +85,7 @@ pub struct Forward {
 // === impl Forward ===
 
 impl Forward {
-    /// From `listen` to `to`, with the relay's defaults.
+    /// A forward from `listen` to `to` with the relay's defaults.
     pub fn new(listen: SocketAddr, to: SocketAddr) -> Self {
         Self {
             listen,
@@ -97,7 +97,7 @@ impl Forward {
     }
 }
 
-/// Relays what comes to `host` at [`PORT`] to `to`; `taut` is the binary.
+/// Relays connections to `host` at [`PORT`] to `to`; `taut` is the binary.
 ///
 /// # Errors
 /// [`PeerError`].
@@ -136,7 +136,7 @@ pub fn start(
     Service::start(host, &format!("taut-{name}"), command, addr, dir)
 }
 
-/// Writes a new key for a mesh to `file`, for its owner only.
+/// Writes a new key for a mesh to `file`, readable by its owner only.
 ///
 /// # Errors
 /// [`PeerError::Prepare`].
@@ -162,11 +162,11 @@ pub fn make_key(file: &Path) -> Result<(), PeerError> {
     })
 }
 
-/// Waits until `relay`, whose metrics are at `metrics` on `host`, has at least `least` connections
-/// to next relays ready.
+/// Waits until `relay`, whose metrics are at `metrics` on `host`, has at least `least` pooled connections
+/// to next relays.
 ///
 /// # Errors
-/// [`PeerError::NotServing`] when it has not after [`POOL_LIMIT`], or does not say.
+/// [`PeerError::NotServing`] after [`POOL_LIMIT`], or if the metrics cannot be read.
 pub fn wait_for_pool(
     relay: &Service,
     host: &Host,
@@ -186,10 +186,10 @@ pub fn wait_for_pool(
         if Instant::now() > deadline {
             let how = match (said, ready) {
                 (Err(e), _) => format!("its metrics at {metrics} cannot be read ({e})"),
-                (Ok(_), None) => "its metrics do not have taut_relay_pool_ready".to_owned(),
-                (Ok(_), Some(ready)) => format!(
-                    "its pool has {ready} connections ready and not {least} after {POOL_LIMIT:?}"
-                ),
+                (Ok(_), None) => "its metrics lack taut_relay_pool_ready".to_owned(),
+                (Ok(_), Some(ready)) => {
+                    format!("its pool has {ready} of {least} connections after {POOL_LIMIT:?}")
+                }
             };
             return Err(relay.not_serving(how));
         }
@@ -197,15 +197,15 @@ pub fn wait_for_pool(
     }
 }
 
-/// Sessions that the relay on this host says are open. To be called inside the host.
+/// Returns the number of open sessions of the relay on this host. Call it inside the host.
 ///
 /// # Errors
-/// The system's, or that the relay does not say.
+/// The system's error, or that the metrics lack the figure.
 pub fn open_sessions() -> io::Result<u64> {
     let said = scrape(METRICS)?;
     sum(&said, "taut_relay_sessions")
         .map(|sessions| sessions as u64)
-        .ok_or_else(|| io::Error::other("the relay's metrics do not have taut_relay_sessions"))
+        .ok_or_else(|| io::Error::other("the relay's metrics lack taut_relay_sessions"))
 }
 
 #[expect(
@@ -216,7 +216,7 @@ fn is_false(value: &bool) -> bool {
     !value
 }
 
-/// A rate as tc(8) and `[relay.mesh]` read it: `1gbit`, `25mbit`.
+/// Formats a rate for tc(8) and `[relay.mesh]`: `1gbit`, `25mbit`.
 #[expect(
     clippy::trivially_copy_pass_by_ref,
     reason = "serde passes a reference"
@@ -230,7 +230,7 @@ fn as_tc_writes_it<S: Serializer>(rate: &BitsPerSecond, to: S) -> Result<S::Ok, 
     to.serialize_str(&text)
 }
 
-/// What a relay says of itself at `metrics`. To be called inside its host.
+/// Reads the relay's metrics at `metrics`. Call it inside its host.
 pub(crate) fn scrape(metrics: SocketAddr) -> io::Result<String> {
     let mut scrape = TcpStream::connect(metrics)?;
     scrape.write_all(b"GET /metrics HTTP/1.1\r\nHost: relay\r\nConnection: close\r\n\r\n")?;
@@ -239,7 +239,7 @@ pub(crate) fn scrape(metrics: SocketAddr) -> io::Result<String> {
     Ok(answer)
 }
 
-/// The values of the metric `name`, whatever its labels, added up; `None` where there is none.
+/// Sums the values of the metric `name` over all labels; `None` if there is none.
 pub(crate) fn sum(exposition: &str, name: &str) -> Option<f64> {
     exposition
         .lines()

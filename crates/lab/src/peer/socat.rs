@@ -1,4 +1,4 @@
-//! socat as a TCP relay: a process for each connection.
+//! socat as a TCP relay, with a process for each connection.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,14 +10,14 @@ use taut_netlab::world::Host;
 /// The port it listens on.
 pub const PORT: u16 = 8083;
 
-/// Relays what comes to `host` at [`PORT`] to `to`.
+/// Relays connections to `host` at [`PORT`] to `to`.
 ///
 /// # Errors
 /// [`PeerError`].
 pub fn relay(host: &Host, to: SocketAddr, dir: &Path) -> Result<Service, PeerError> {
     let addr = SocketAddr::from((host.addr(), PORT));
     let mut command = Command::new(program::SOCAT.name);
-    // Its default backlog of 5 would refuse what waits for a fork. nodelay, as the others have it.
+    // The default backlog of 5 would refuse connections that wait for a fork. nodelay, as the other relays have it.
     command.arg(format!(
         "TCP-LISTEN:{PORT},bind={},reuseaddr,fork,backlog=4096,nodelay",
         addr.ip()

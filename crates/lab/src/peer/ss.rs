@@ -1,4 +1,4 @@
-//! `ss` as the eye on a host's own TCP connections.
+//! `ss`, which shows a host's TCP connections.
 
 use std::io::{self, Read};
 use std::process::Stdio;
@@ -6,11 +6,11 @@ use std::process::Stdio;
 use super::program;
 use taut_netlab::world::Host;
 
-/// The receive windows, in bytes, that the far ends of `host`'s established connections advertise
-/// at this moment (`tcpi_snd_wnd` of TCP_INFO).
+/// Returns the receive windows, in bytes, that the peers of `host`'s established connections advertise
+/// now (`tcpi_snd_wnd` of TCP_INFO).
 ///
 /// # Errors
-/// The system's; that `ss` failed.
+/// The system's error, or that `ss` failed.
 pub fn windows_of_peers(host: &Host) -> io::Result<Vec<u64>> {
     let mut command = program::SS.command();
     command
@@ -29,7 +29,7 @@ pub fn windows_of_peers(host: &Host) -> io::Result<Vec<u64>> {
     Ok(windows(&said))
 }
 
-/// The values of `snd_wnd:` in what `ss -i` prints.
+/// Returns the values of `snd_wnd:` in the output of `ss -i`.
 fn windows(said: &str) -> Vec<u64> {
     said.split_whitespace()
         .filter_map(|word| word.strip_prefix("snd_wnd:")?.parse().ok())

@@ -13,17 +13,17 @@ use taut_netlab::world::Host;
 
 /// The port that ssh forwards on each relay.
 pub const PORT: u16 = 2280;
-/// Where each relay's sshd listens, on its loopback.
+/// The address of each relay's sshd, on its loopback.
 const SSHD: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 22);
-/// sshd's privilege separation needs it; Debian makes it when its service starts.
+/// A directory that sshd's privilege separation needs; Debian creates it when its service starts.
 const RUN_DIR: &str = "/run/sshd";
 
-/// Keys for one world's relays, made anew.
+/// The keys of one world's relays.
 #[derive(Debug)]
 pub struct Keys;
 
 impl Keys {
-    /// Makes a host key and a user key in `dir`.
+    /// Creates a host key and a user key in `dir`.
     ///
     /// # Errors
     /// [`PeerError`].
@@ -57,7 +57,7 @@ impl Keys {
     }
 }
 
-/// One relay of the baseline: its sshd, and the ssh that forwards through it.
+/// One relay of the baseline: its sshd, and the ssh client that forwards through it.
 #[derive(Debug)]
 pub struct Splitter {
     sshd: Service,
@@ -65,7 +65,7 @@ pub struct Splitter {
 }
 
 impl Splitter {
-    /// Forwards what comes to `host` at [`PORT`] to `to`.
+    /// Forwards connections to `host` at [`PORT`] to `to`.
     ///
     /// # Errors
     /// [`PeerError`].
@@ -118,12 +118,12 @@ impl Splitter {
         Ok(Self { sshd, forward })
     }
 
-    /// Where it accepts connections.
+    /// Returns the address at which it accepts connections.
     pub fn addr(&self) -> SocketAddr {
         self.forward.addr
     }
 
-    /// Its processes: the ssh that forwards, and the sshd whose children do the other half.
+    /// Returns its processes: the forwarding ssh client, and the sshd whose children do the other half.
     pub fn ids(&self) -> [u32; 2] {
         [self.forward.id(), self.sshd.id()]
     }

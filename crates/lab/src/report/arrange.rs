@@ -1,15 +1,15 @@
-//! Which series stand beside which: one figure a metric and condition, one panel a group, one row
-//! a configuration.
+//! Arranges series for comparison: one figure per metric and condition, one panel per group, one row
+//! per configuration.
 
 use super::{name::Name, quantity};
 use crate::experiment::outcome::Series;
 
-/// All that was measured of one metric.
+/// All series of one metric.
 #[derive(Debug)]
 pub(super) struct Metric<'a> {
     pub(super) name: &'a str,
     pub(super) unit: &'a str,
-    /// One for each condition, the experiment's own world first.
+    /// One figure per condition, the experiment's own world first.
     pub(super) figures: Vec<Figure<'a>>,
 }
 
@@ -20,7 +20,7 @@ pub(super) struct Figure<'a> {
     pub(super) panels: Vec<Panel<'a>>,
 }
 
-/// What may be compared directly: the same metric, condition and group.
+/// Series that may be compared directly: of the same metric, condition and group.
 #[derive(Debug)]
 pub(super) struct Panel<'a> {
     pub(super) group: Option<&'a str>,
@@ -31,13 +31,13 @@ pub(super) struct Panel<'a> {
 #[derive(Debug)]
 pub(super) struct Row<'a> {
     pub(super) configuration: &'a str,
-    /// The configuration's place among the outcome's, so that it looks the same in all figures.
+    /// The configuration's index in the outcome, so that it looks the same in all figures.
     pub(super) colour: usize,
     pub(super) series: &'a Series,
 }
 
-/// Arranges an outcome's series. Order of appearance is kept, except that groups which are
-/// quantities stand in the order of their size.
+/// Arranges an outcome's series. The order of appearance is kept, except that groups which are
+/// quantities are sorted by size.
 pub(super) fn arrange(series: &[Series]) -> Vec<Metric<'_>> {
     let mut configurations: Vec<&str> = Vec::new();
     let mut metrics: Vec<Metric<'_>> = Vec::new();
@@ -93,7 +93,7 @@ pub(super) fn arrange(series: &[Series]) -> Vec<Metric<'_>> {
     metrics
 }
 
-/// Where in `list` the item is, after adding it if it was not there.
+/// Returns the item's index in `list`, adding the item if it is missing.
 fn place<T>(list: &mut Vec<T>, is: impl Fn(&T) -> bool, new: impl FnOnce() -> T) -> usize {
     list.iter().position(is).unwrap_or_else(|| {
         list.push(new());

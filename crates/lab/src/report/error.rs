@@ -1,8 +1,8 @@
-//! Why there is no report.
+//! Errors of the report.
 
 use std::{io, path::PathBuf};
 
-/// Why there is no report, as a sentence that names the file.
+/// A reason why there is no report, as a sentence that names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// The folder cannot be listed.
@@ -10,12 +10,12 @@ pub enum ReportError {
     List {
         /// The folder.
         dir: PathBuf,
-        /// What the kernel said.
+        /// The system's error.
         source: io::Error,
     },
     /// The folder has no outcomes.
     #[error(
-        "{}: no outcomes here; `taut lab run NAME --json {}/NAME.json` writes one",
+        "{}: no outcomes here; write one with\n\n    taut lab run NAME --json {}/NAME.json",
         dir.display(),
         dir.display()
     )]
@@ -28,19 +28,19 @@ pub enum ReportError {
     Read {
         /// The file.
         file: PathBuf,
-        /// What the kernel said.
+        /// The system's error.
         source: io::Error,
     },
     /// A file is not an outcome.
     #[error(
-        "{}: not the outcome of an experiment: {field}{source}; move it elsewhere or run the \
+        "{}: not an outcome of an experiment: {field}{source}; move the file elsewhere, or run the \
          experiment again",
         file.display()
     )]
     NotAnOutcome {
         /// The file.
         file: PathBuf,
-        /// Which of its fields is wrong, with a colon, or nothing if it is the whole.
+        /// The field that is wrong, followed by a colon; empty if the whole file is.
         field: String,
         /// What is wrong with it, and in which line.
         source: serde_json::Error,
@@ -50,7 +50,7 @@ pub enum ReportError {
     Write {
         /// The page.
         file: PathBuf,
-        /// What the kernel said.
+        /// The system's error.
         source: io::Error,
     },
 }

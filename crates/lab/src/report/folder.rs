@@ -1,4 +1,4 @@
-//! The outcomes in a folder.
+//! Reads the outcomes in a folder.
 
 use std::{
     ffi::OsStr,
@@ -17,7 +17,7 @@ pub(super) struct Run {
     pub(super) outcome: Outcome,
 }
 
-/// All outcomes in `dir`: those of one experiment beside each other, known experiments first.
+/// Returns all outcomes in `dir`: those of one experiment together, known experiments first.
 pub(super) fn read(dir: &Path) -> Result<Vec<Run>, ReportError> {
     let files = outcome_files(dir).map_err(|source| ReportError::List {
         dir: dir.to_owned(),
@@ -39,7 +39,7 @@ pub(super) fn read(dir: &Path) -> Result<Vec<Run>, ReportError> {
     Ok(runs)
 }
 
-/// What the shell's `*.json` would name, so that an editor's hidden leftovers are not outcomes.
+/// Returns the files that the shell's `*.json` would match, which leaves out an editor's hidden files.
 fn outcome_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir)? {
@@ -49,7 +49,7 @@ fn outcome_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
             files.push(entry.path());
         }
     }
-    // The order of a folder is its file system's; which error is reported should not be.
+    // The order of a folder is the file system's, and the error that is reported should not depend on it.
     files.sort();
     Ok(files)
 }
@@ -76,7 +76,7 @@ fn read_one(file: PathBuf) -> Result<Run, ReportError> {
     }
 }
 
-/// The outcome in `bytes`, or which field is wrong and how.
+/// Parses an outcome, or returns the field that is wrong and the error.
 fn parse(bytes: &[u8]) -> Result<Outcome, (String, serde_json::Error)> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let outcome = serde_path_to_error::deserialize(&mut json).map_err(|error| {

@@ -1,4 +1,4 @@
-//! The figures that an experiment is run for, and what the paper and an ideal system say.
+//! The headline figures of an experiment, beside those of the paper and of an ideal system.
 
 use maud::{Markup, html};
 use serde_json::{Map, Value};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::{number, quantity};
 use crate::experiment::outcome::Outcome;
 
-/// A line of a table: what it is of, what was measured, and what others say.
+/// A line of the table.
 #[derive(Debug)]
 struct Line {
     key: String,
@@ -15,7 +15,7 @@ struct Line {
     ideal: Option<String>,
 }
 
-/// The headline figures beside what the paper and an ideal system say of the same.
+/// The table of headline figures, beside the paper's and an ideal system's figures of the same name.
 pub(super) fn headline(outcome: &Outcome) -> Markup {
     let said = |map: &Map<String, Value>, key: &str| map.get(key).map(in_words);
     let lines: Vec<Line> = outcome
@@ -34,7 +34,7 @@ pub(super) fn headline(outcome: &Outcome) -> Markup {
     }
 }
 
-/// All that the paper and an ideal system say beyond the headline.
+/// The figures of the paper and of an ideal system that are not in the headline.
 pub(super) fn others(outcome: &Outcome) -> Markup {
     let mut lines: Vec<Line> = Vec::new();
     for (key, value) in leaves(&outcome.paper, outcome) {
@@ -64,7 +64,7 @@ pub(super) fn others(outcome: &Outcome) -> Markup {
     }
 }
 
-/// The lines, without columns that would be empty.
+/// The lines as a table, without empty columns.
 fn table(lines: &[Line]) -> Markup {
     let measured = lines.iter().any(|line| line.measured.is_some());
     let paper = lines.iter().any(|line| line.paper.is_some());
@@ -95,7 +95,7 @@ fn table(lines: &[Line]) -> Markup {
     }
 }
 
-/// The map's leaves with the path to each, without those that stand beside the headline.
+/// Returns the map's leaves with the path to each, except those shown beside the headline.
 fn leaves(map: &Map<String, Value>, outcome: &Outcome) -> Vec<(String, String)> {
     let mut leaves = Vec::new();
     for (key, value) in map {

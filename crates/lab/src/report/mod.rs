@@ -1,15 +1,14 @@
-//! A folder of outcomes as one page to read.
+//! Draws a folder of outcomes as one page.
 //!
-//! The page is one HTML file that loads nothing: its style is inside it and its figures are inline
-//! SVG that follow the reader's light or dark scheme. The same outcomes make the same bytes.
+//! The page is one HTML file that loads nothing: its style sheet and its figures (SVG) are inline, and the figures
+//! follow the reader's light or dark scheme. The same outcomes produce the same bytes.
 //!
-//! `folder` reads, `arrange` decides what is compared with what, `figures` and `chart` draw
-//! it, and `page` and what it is made of write the HTML. Only `folder` and `write`
-//! touch files.
+//! `folder` reads the files, `arrange` decides what is compared with what, `figures` and `chart` draw
+//! it, and `page` and its parts write the HTML. Only `folder` and `write` touch files.
 //!
-//! The charts are drawn here and not by a plotting library because a figure that lives in a page
-//! takes its colours from the page's style sheet, which is how it can be dark at night and black
-//! on white in print; the SVG of the general libraries has its colours and sizes written into it.
+//! The charts are drawn here rather than by a plotting library because an inline figure takes its colours
+//! from the page's style sheet: it can be dark at night and black on white in print. The general
+//! libraries write colours and sizes into the SVG.
 
 mod about;
 mod arrange;
@@ -35,14 +34,14 @@ use std::path::{Path, PathBuf};
 
 pub use error::ReportError;
 
-/// Writes `report.html` into `dir`, from all outcomes (`*.json`) in it, and returns its path.
+/// Writes `report.html` into `dir` from all outcomes (`*.json`) in it, and returns its path.
 ///
 /// # Errors
 ///
-/// When `dir` cannot be read or has no outcomes, when one of its `*.json` files is not an
-/// [`Outcome`](crate::experiment::outcome::Outcome), or when the page cannot be written. Nothing
-/// is written unless every outcome could be read: a page that leaves a run out without a word
-/// would be believed.
+/// If `dir` cannot be read or has no outcomes, if one of its `*.json` files is not an
+/// [`Outcome`](crate::experiment::outcome::Outcome), or if the page cannot be written. The page
+/// is written only if every outcome could be read: readers would not notice a run that is
+/// missing.
 pub fn write(dir: &Path) -> Result<PathBuf, ReportError> {
     let runs = folder::read(dir)?;
     let file = dir.join("report.html");

@@ -1,14 +1,14 @@
-//! What a series' name says.
+//! Parses the name of a series.
 
-/// A series' name, taken apart: `relay/10 MB/0.1 % loss`.
+/// The parts of a series' name, such as `relay/10 MB/0.1 % loss`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Name<'a> {
-    /// What is compared: `relay`.
+    /// The configuration: `relay`.
     pub(super) configuration: &'a str,
-    /// At what it is compared: `10 MB`.
+    /// The group: `10 MB`.
     pub(super) group: Option<&'a str>,
-    /// In which world; `None` in the experiment's own: `0.1 % loss`. Words beyond the third are
-    /// part of it.
+    /// The world's condition, including any words after the third: `0.1 % loss`. `None` in the
+    /// experiment's own world.
     pub(super) condition: Option<&'a str>,
 }
 

@@ -1,6 +1,6 @@
-//! Numbers for people.
+//! Formats numbers for people.
 
-/// A measured value to `digits` significant digits; whole numbers as they are.
+/// Formats a measured value to `digits` significant digits; whole numbers stay whole.
 pub(super) fn measured(value: f64, digits: usize) -> String {
     if value.is_nan() {
         return "no value".to_owned();
@@ -9,7 +9,7 @@ pub(super) fn measured(value: f64, digits: usize) -> String {
         return if value > 0.0 { "∞" } else { "-∞" }.to_owned();
     }
     if value == value.trunc() && value.abs() < 1e6 {
-        // Plus zero: a minus zero is no finding.
+        // Adding zero turns a minus zero into a zero.
         return format!("{:.0}", value + 0.0);
     }
     let magnitude = value.abs().log10().floor();
@@ -20,7 +20,7 @@ pub(super) fn measured(value: f64, digits: usize) -> String {
     format!("{value:.*}", decimals.max(0) as usize)
 }
 
-/// A ratio: no finer than a reader would repeat it.
+/// Formats a ratio with as few digits as a reader would repeat.
 pub(super) fn ratio(value: f64) -> String {
     match value {
         small if small < 10.0 => format!("{small:.2}"),
@@ -29,7 +29,7 @@ pub(super) fn ratio(value: f64) -> String {
     }
 }
 
-/// A value that somebody wrote down: as it was written.
+/// Formats a value from a file or a table with the digits it was written with.
 pub(super) fn given(value: f64) -> String {
     if value != 0.0 && value.is_finite() && !(1e-6..1e9).contains(&value.abs()) {
         return format!("{value:e}");

@@ -1,4 +1,4 @@
-//! The page around the outcomes.
+//! The HTML page around the outcomes.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -9,7 +9,7 @@ use super::{
 
 const STYLE: &str = include_str!("style.css");
 
-/// The page of these runs, complete.
+/// Returns the complete page of these runs.
 pub(super) fn render(runs: &[Run]) -> String {
     let page = html! {
         (DOCTYPE)
@@ -18,8 +18,8 @@ pub(super) fn render(runs: &[Run]) -> String {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
-                // The page needs nothing but its own style; with this it could not load or run
-                // anything even if a string did slip through unescaped.
+                // The page needs only its own style sheet; with this policy it could not load or run
+                // anything even if a string was not escaped.
                 meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'";
                 title { "Taut lab report" }
                 style { (PreEscaped(STYLE)) }
@@ -52,7 +52,7 @@ fn summary(runs: &[Run]) -> Markup {
         @if failed > 0 {
             p.verdict.failed {
                 b { "✗ " (failed) " of " (runs.len()) @if runs.len() == 1 { " run" } @else { " runs" } }
-                " did not show the problem. What they measured proves nothing."
+                " did not show the problem, so their measurements prove nothing."
             }
         }
         div.scroll {
@@ -75,9 +75,9 @@ fn summary(runs: &[Run]) -> Markup {
     }
 }
 
-/// The page's text, with a mark for each character that is not for reading: control characters
-/// are errors in HTML even when they are escaped, and characters that turn the direction of
-/// writing make a text seem to say something else.
+/// Replaces characters that are not for reading by a mark: control characters
+/// are errors in HTML even when escaped, and characters that change the writing
+/// direction can make a text look like another.
 fn printable(page: Markup) -> String {
     page.into_string()
         .chars()

@@ -1,15 +1,15 @@
-//! Words that are a number and a unit, such as `10 kB` or `20 senders`.
+//! Texts that are a number and a unit, such as `10 kB` or `20 senders`.
 
-/// A number and what it counts.
+/// A number and its unit.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Quantity {
-    /// In the unit without a prefix: `10 kB` is 10000.
+    /// The value in the unit without a prefix: `10 kB` is 10000.
     pub(super) value: f64,
-    /// `B`, `sender`, or nothing.
+    /// The unit: `B`, `sender`, or empty.
     pub(super) unit: String,
 }
 
-/// The quantities that these words are, if they all are and of one unit.
+/// Parses the texts as quantities; `None` unless all are quantities of one unit.
 pub(super) fn all<'a>(words: impl IntoIterator<Item = &'a str>) -> Option<Vec<Quantity>> {
     let quantities = words
         .into_iter()
@@ -21,7 +21,7 @@ pub(super) fn all<'a>(words: impl IntoIterator<Item = &'a str>) -> Option<Vec<Qu
     one.then_some(quantities)
 }
 
-/// Puts `items` in the order of their sizes, if their words are quantities of one unit.
+/// Sorts `items` by size if their texts are quantities of one unit.
 pub(super) fn sort<T>(items: &mut Vec<T>, word: impl Fn(&T) -> &str) {
     let Some(sizes) = all(items.iter().map(&word)) else {
         return;
@@ -49,7 +49,7 @@ impl Quantity {
     }
 }
 
-/// A unit's prefix as a factor, and the rest. The plural is the same unit: `1 sender`, `2 senders`.
+/// Splits a unit into its prefix, as a factor, and the rest, in the singular: `1 sender`, `2 senders`.
 fn without_prefix(unit: &str) -> (f64, &str) {
     match unit {
         "kB" => (1e3, "B"),

@@ -1,18 +1,18 @@
-//! What the paper or an ideal system shows where a series was measured.
+//! Finds the paper's or an ideal system's figure for a series.
 //!
-//! An outcome's `paper` and `ideal` are free maps. A number in them belongs to a series when its
-//! key is the series' metric and unit (`ttfb_s`) and every key below that is a word of its name:
-//! `{"total_s": {"relay": {"1 MB": 0.9}}}` is of `relay/1 MB`, in whichever order the words are.
+//! `paper` and `ideal` of an outcome are free-form maps. A number in them belongs to a series if its
+//! key is the series' metric and unit (`ttfb_s`) and every key below is a part of the series' name:
+//! `{"total_s": {"relay": {"1 MB": 0.9}}}` belongs to `relay/1 MB`, in either order of the parts.
 
 use serde_json::{Map, Value};
 
 use super::name::Name;
 use crate::experiment::outcome::Series;
 
-/// What the paper measured where `series` was measured.
+/// Returns the paper's figure for `series`.
 ///
-/// It has to name the configuration, and the condition if there is one: what the paper found of
-/// another configuration, or of a world without that loss, is no figure to compare with.
+/// The figure must name the configuration, and the condition if there is one: the paper's figure for
+/// another configuration, or for a world without that loss, cannot be compared.
 pub(super) fn paper(paper: &Map<String, Value>, series: &Series) -> Option<f64> {
     let name = Name::of(&series.name);
     let (value, unused) = find(paper, series)?;
@@ -22,13 +22,13 @@ pub(super) fn paper(paper: &Map<String, Value>, series: &Series) -> Option<f64> 
     (named(name.configuration) && condition_named).then_some(value)
 }
 
-/// What an ideal system would show where `series` was measured. It is a bound, so one number may
-/// stand for all configurations and conditions.
+/// Returns an ideal system's figure for `series`. It is a bound, so one number may stand for all
+/// configurations and conditions.
 pub(super) fn ideal(ideal: &Map<String, Value>, series: &Series) -> Option<f64> {
     find(ideal, series).map(|(value, _)| value)
 }
 
-/// The number for `series`, and the words of its name that were not needed to find it.
+/// Returns the number for `series`, and the parts of its name that were not needed to find it.
 fn find<'a>(map: &Map<String, Value>, series: &'a Series) -> Option<(f64, Vec<&'a str>)> {
     let words: Vec<&str> = series.name.split('/').collect();
     let suffix: String = series

@@ -1,4 +1,4 @@
-//! One outcome of the report.
+//! One outcome in the report.
 
 use maud::{Markup, html};
 
@@ -10,13 +10,13 @@ use crate::experiment::outcome::{Calibration, Check};
 pub(super) enum Trust {
     /// The world showed the problem.
     Calibrated,
-    /// It did not, so nothing follows from the rest.
+    /// The world did not show the problem, so its figures prove nothing.
     Failed,
-    /// Nothing was checked.
+    /// The run checked nothing.
     Unchecked,
 }
 
-/// The run's section; `id` is its anchor.
+/// Returns the run's section; `id` is its anchor.
 pub(super) fn render(run: &Run, id: &str) -> Markup {
     let outcome = &run.outcome;
     let about = about::of(&outcome.experiment);
@@ -55,7 +55,7 @@ pub(super) fn render(run: &Run, id: &str) -> Markup {
     }
 }
 
-/// The experiment's title, or its name if there is none.
+/// Returns the experiment's title, or its name if it has no title.
 pub(super) fn title(run: &Run) -> &str {
     let experiment = &run.outcome.experiment;
     about::of(experiment).map_or(experiment, |about| about.title)
@@ -70,7 +70,7 @@ fn verdict(calibration: &Calibration, trust: Trust) -> Markup {
         p.verdict.failed[trust == Trust::Failed] {
             b { (trust.words()) }
             @if trust == Trust::Failed {
-                ". This world did not show the problem it is there to show; the figures below "
+                ". This world did not show the problem that it is built to show, so the figures below "
                 "prove nothing."
                 @for (name, check) in failed { " " (outside(name, check)) }
             }
@@ -81,7 +81,7 @@ fn verdict(calibration: &Calibration, trust: Trust) -> Markup {
 fn outside(name: &str, check: &Check) -> Markup {
     html! {
         code { (name) } " was " (number::measured(check.measured, 4))
-        " and had to be from " (number::given(check.least))
+        " and must be from " (number::given(check.least))
         @if let Some(most) = check.most { " to " (number::given(most)) } "."
     }
 }
@@ -89,7 +89,7 @@ fn outside(name: &str, check: &Check) -> Markup {
 // === impl Trust ===
 
 impl Trust {
-    /// A calibration that says it is well while one of its checks is not has failed.
+    /// Treats a calibration that claims `ok` although one of its checks failed as failed.
     pub(super) fn of(calibration: &Calibration) -> Self {
         if !calibration.ok || !calibration.checks.values().all(Check::holds) {
             Self::Failed
@@ -111,13 +111,13 @@ impl Trust {
     fn meaning(self) -> &'static str {
         match self {
             Self::Calibrated => {
-                "Before a cure is measured, the world has to show the problem. It did: every check \
+                "Before a remedy is measured, the world has to show the problem. It did: every check \
                  lay within its bounds."
             }
             Self::Failed => {
-                "Before a cure is measured, the world has to show the problem. It did not."
+                "Before a remedy is measured, the world has to show the problem. It did not."
             }
-            Self::Unchecked => "This run checked nothing of the world it ran in.",
+            Self::Unchecked => "This run did not check its world.",
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Everything that was measured, as numbers.
+//! The table of all measurements.
 
 use maud::{Markup, html};
 
 use super::{number, reference, unit};
 use crate::experiment::outcome::{Outcome, Series};
 
-/// The table of all series; a series' samples unfold below its name.
+/// Returns the table of all series; each series' samples unfold below its name.
 pub(super) fn render(outcome: &Outcome) -> Markup {
     let Outcome {
         series,

@@ -1,11 +1,11 @@
-//! What an outcome ran on, and whether it is to be believed.
+//! The tables of an outcome's environment and calibration.
 
 use maud::{Markup, html};
 
 use super::number;
 use crate::experiment::outcome::{Calibration, Environment, Outcome};
 
-/// What the experiment ran on.
+/// Returns the table of what the experiment ran on.
 pub(super) fn environment(outcome: &Outcome, file: &str) -> Markup {
     let Environment {
         kernel,
@@ -40,7 +40,7 @@ pub(super) fn environment(outcome: &Outcome, file: &str) -> Markup {
     }
 }
 
-/// Every check of the calibration, and whether it held.
+/// Returns the table of all calibration checks.
 pub(super) fn calibration(calibration: &Calibration) -> Markup {
     html! {
         @if !calibration.checks.is_empty() {

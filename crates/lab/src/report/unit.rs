@@ -1,6 +1,6 @@
-//! Units: how they scale, and which way is better.
+//! Units: their prefixes, and whether more or less is better.
 
-/// What a change of a value means.
+/// Whether a higher or a lower value is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Better {
     Lower,
@@ -8,16 +8,16 @@ pub(super) enum Better {
     Unknown,
 }
 
-/// A unit to show values in.
+/// A unit in which values are shown.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Unit {
-    /// What a value is multiplied with to be shown in it.
+    /// The factor that converts a value to this unit.
     pub(super) factor: f64,
     pub(super) label: String,
 }
 
-/// Which way is better for values of this unit. A time is a wait and a rate is work done; nothing
-/// is presumed of the rest.
+/// Returns whether a higher or a lower value of this unit is better. A time is a wait and a rate is work done;
+/// other units say nothing.
 pub(super) fn better(unit: &str) -> Better {
     match unit {
         "s" | "ms" | "us" | "µs" | "ns" => Better::Lower,
@@ -26,12 +26,12 @@ pub(super) fn better(unit: &str) -> Better {
     }
 }
 
-/// The unit as it is shown: a pure number has none.
+/// Returns the unit as it is shown: a pure number has none.
 pub(super) fn label(unit: &str) -> &str {
     if unit == "1" { "" } else { unit }
 }
 
-/// A number with its unit, if it has one.
+/// Joins a number and its unit, if it has one.
 pub(super) fn with(number: String, unit: &str) -> String {
     if unit.is_empty() {
         number
@@ -43,7 +43,7 @@ pub(super) fn with(number: String, unit: &str) -> String {
 // === impl Unit ===
 
 impl Unit {
-    /// The unit in which values up to `most` read best: seconds below one as milliseconds.
+    /// Returns the unit in which values up to `most` read best: seconds below one as milliseconds.
     pub(super) fn fitting(unit: &str, most: f64) -> Self {
         let (factor, label) = match unit {
             "s" if most < 1e-3 => (1e6, "µs"),
@@ -56,7 +56,7 @@ impl Unit {
         }
     }
 
-    /// A value of the series' unit, in this one.
+    /// Converts a value from the series' unit to this one.
     pub(super) fn of(&self, value: f64) -> f64 {
         value * self.factor
     }

@@ -26,7 +26,7 @@ use web::Auction;
 /// For the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "applications",
-    about: "a web server with its database and an MPI program, in guests that wait for their cores",
+    about: "a web server with its database and an MPI program, in guests that share a CPU core",
     has_parts: false,
     run,
 };

@@ -17,7 +17,7 @@ use stage::{Arm, RATE, ROUND_TRIPS, Seen, Times, Wants};
 /// For the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "budget",
-    about: "500 connections at 1 to 200 ms under 64 MB of memory: by `taut tune --budget`, by a tcp_mem of that size, and without a bound",
+    about: "500 connections at 1 to 200 ms in 64 MB of memory: with `taut tune --budget`, with a tcp_mem of that size, and without a limit",
     has_parts: false,
     run,
 };

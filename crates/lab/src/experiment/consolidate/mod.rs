@@ -25,7 +25,7 @@ use rig::Rig;
 /// For the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "consolidate",
-    about: "transfers to a guest that waits for its core: as it comes, tuned, and with taut snoop",
+    about: "transfers to a guest that shares a CPU core: untuned, tuned, and with taut snoop",
     has_parts: true,
     run,
 };

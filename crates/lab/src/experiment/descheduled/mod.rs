@@ -19,7 +19,7 @@ use stage::{Path, Seen, Stage};
 /// For the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "descheduled",
-    about: "what a sending guest gets while its CPU is taken from it: Cubic, BBR, and both with `taut guest`",
+    about: "throughput of a sending guest whose CPU is taken away in slices: Cubic, BBR, and both with `taut guest`",
     has_parts: true,
     run,
 };

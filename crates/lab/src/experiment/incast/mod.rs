@@ -19,7 +19,7 @@ use stage::{QUEUE, RATE, SHARE, Seen, Stage, Tcp};
 /// For the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "incast",
-    about: "blocks read at once over 1 to 20 connections from a guest that waits for its CPU, with and without taut_pvtcp",
+    about: "blocks read over 1 to 20 connections at once from a guest that waits for its CPU, with and without taut_pvtcp",
     has_parts: true,
     run,
 };

@@ -17,7 +17,7 @@ use stage::{Fixed, Seen, Settings, Stage};
 /// For the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "long-fat",
-    about: "one connection over 1 Gbit/s x 1 to 200 ms, with buffers fixed at 64 kB and not, before and after `taut tune`",
+    about: "one connection over 1 Gbit/s x 1 to 200 ms, with and without buffers fixed at 64 kB, before and after `taut tune`",
     has_parts: false,
     run,
 };

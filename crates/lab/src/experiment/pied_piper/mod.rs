@@ -28,7 +28,7 @@ use figures::Found;
 /// For the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "pied-piper",
-    about: "a 274 ms path: downloads end to end, through ssh, and through two taut relays; two flows at a bottleneck",
+    about: "downloads over a 274 ms path: end to end, through ssh, and through two taut relays; two flows at a bottleneck",
     has_parts: false,
     run,
 };

@@ -23,7 +23,7 @@ use rig::Rig;
 /// For the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "snoop-hazards",
-    about: "taut snoop before guests that forward, and guests that lower SO_RCVBUF: does every transfer complete",
+    about: "whether every transfer completes with taut snoop and guests that forward or lower SO_RCVBUF",
     has_parts: true,
     run,
 };

@@ -35,7 +35,7 @@ use rig::Rig;
 /// For the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "snoop-soak",
-    about: "taut snoop under loss, reordering, full rings, pauses of the guest, kills and --off: is every byte there",
+    about: "whether every byte arrives with taut snoop under loss, reordering, full rings, paused guests, kills and --off",
     has_parts: true,
     run,
 };

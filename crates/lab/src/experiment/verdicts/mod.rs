@@ -23,7 +23,7 @@ use stage::Shown;
 /// For the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "verdicts",
-    about: "what limits a connection, as `taut why` says it, beside what was made to limit it",
+    about: "whether `taut why` names what was made to limit a connection",
     has_parts: true,
     run,
 };

@@ -1,10 +1,10 @@
-//! From values to pixels, and where the ticks are.
+//! Maps values to pixels and places the ticks.
 //!
-//! An axis takes whatever was measured, or was written into a file by hand: values that are not
-//! numbers are left out and immense ones are brought within bounds, so that no difference of two
+//! An axis accepts any measured or hand-written value: values that are not
+//! numbers are left out and huge ones are clamped, so that no difference of two
 //! overflows.
 
-/// Values beyond this are drawn as if they were this.
+/// Larger values are drawn as if they were this one.
 const IMMENSE: f64 = 1e250;
 
 /// An axis: a range of values on a range of pixels.
@@ -23,13 +23,13 @@ enum Scale {
     Log,
 }
 
-/// A value that can be reckoned with, or `None`.
+/// Returns the clamped value, or `None` if it is not a number.
 pub(in super::super) fn sane(value: f64) -> Option<f64> {
     if value.is_nan() {
         return None;
     }
     let value = value.clamp(-IMMENSE, IMMENSE);
-    // What is smaller than this divides into nothing that a float can hold.
+    // Dividing by a smaller range overflows a float.
     Some(if value.abs() < IMMENSE.recip() {
         0.0
     } else {
@@ -37,8 +37,8 @@ pub(in super::super) fn sane(value: f64) -> Option<f64> {
     })
 }
 
-/// Whether `values` differ so much that equal steps would hide the small ones. A log axis can
-/// only show values above zero.
+/// Returns whether `values` differ so much that a linear axis would hide the small ones. A log axis can
+/// show only positive values.
 pub(in super::super) fn spans_decades(values: impl IntoIterator<Item = f64>) -> bool {
     let (low, high) = range(values);
     low > 0.0 && high / low > 20.0
@@ -58,18 +58,18 @@ fn range(values: impl IntoIterator<Item = f64>) -> (f64, f64) {
 // === impl Axis ===
 
 impl Axis {
-    /// Equal steps from zero, or from the least value if that is negative: the length of a bar is
+    /// A linear axis from zero, or from the least value if that is negative: the length of a bar is
     /// its value.
     pub(in super::super) fn from_zero(values: impl IntoIterator<Item = f64>) -> Self {
         let (low, high) = range(values);
         Self::linear(low.min(0.0), high.max(0.0))
     }
 
-    /// Equal steps around the values, for marks whose position counts and not their length.
+    /// A linear axis around the values, for marks whose position counts and not their length.
     pub(in super::super) fn around(values: impl IntoIterator<Item = f64>) -> Self {
         let (low, high) = range(values);
         let air = (high - low) * 0.05;
-        // Air must not suggest that a time could be negative.
+        // The margin must not suggest that a time could be negative.
         let below = if low >= 0.0 {
             (low - air).max(0.0)
         } else {
@@ -78,7 +78,7 @@ impl Axis {
         Self::linear(below, high + air)
     }
 
-    /// Equal steps for equal ratios, in whole decades. Values that are not above zero lie at the
+    /// A logarithmic axis in whole decades. Values that are not positive are drawn at the
     /// lower end.
     pub(in super::super) fn log(values: impl IntoIterator<Item = f64>) -> Self {
         let (low, high) = range(values.into_iter().filter(|value| *value > 0.0));
@@ -94,7 +94,7 @@ impl Axis {
         }
     }
 
-    /// Equal steps for equal ratios, around the values and no further, for an axis whose marks have
+    /// A logarithmic axis around the values and no further, for marks with
     /// names of their own.
     pub(in super::super) fn ratios(values: impl IntoIterator<Item = f64>) -> Self {
         let (low, high) = range(values.into_iter().filter(|value| *value > 0.0));
@@ -124,13 +124,13 @@ impl Axis {
         }
     }
 
-    /// The same axis on these pixels.
+    /// Places the axis on these pixels.
     #[must_use]
     pub(in super::super) fn on(self, from: f64, to: f64) -> Self {
         Self { from, to, ..self }
     }
 
-    /// Where `value` is.
+    /// Returns the pixel of `value`.
     pub(in super::super) fn at(&self, value: f64) -> f64 {
         let value = sane(value).unwrap_or(self.low).clamp(self.low, self.high);
         let part = match self.scale {
@@ -140,12 +140,12 @@ impl Axis {
         self.from + (self.to - self.from) * part
     }
 
-    // A difference of logarithms, where a quotient might overflow.
+    // A difference of logarithms, because the quotient could overflow.
     fn decades(&self) -> f64 {
         self.high.log10() - self.low.log10()
     }
 
-    /// Round values to mark, about `wanted` of them.
+    /// Returns round values to mark, about `wanted` of them.
     pub(in super::super) fn ticks(&self, wanted: usize) -> Vec<f64> {
         let within = |value: &f64| {
             let slack = (self.high - self.low) * 1e-9;
@@ -155,7 +155,7 @@ impl Axis {
             Scale::Linear => {
                 let step = round_step((self.high - self.low) / wanted.max(1) as f64);
                 let first = (self.low / step).ceil();
-                // One more than a rounded step can need, and a bound whatever the values.
+                // One more than a rounded step can need; bounds the loop for any values.
                 (0..=wanted * 2 + 1)
                     .map(|i| (first + i as f64) * step)
                     .filter(within)
@@ -181,7 +181,7 @@ impl Axis {
     }
 }
 
-/// One, two or five times a power of ten, at least `step`.
+/// Returns one, two or five times a power of ten, at least `step`.
 fn round_step(step: f64) -> f64 {
     let power = 10f64.powf(step.log10().floor());
     [1.0, 2.0, 5.0, 10.0]

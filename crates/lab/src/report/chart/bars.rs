@@ -1,5 +1,5 @@
-//! Horizontal bars: medians with whiskers, one row each, named at the left and valued at the
-//! right. Rows and not columns, because names and values then have room to be written out.
+//! Horizontal bars: medians with whiskers, one row each, with the name at the left and the value at the
+//! right. Rows rather than columns leave room for names and values.
 
 use maud::{Markup, html};
 
@@ -27,7 +27,7 @@ pub(in super::super) struct Bars {
     pub(in super::super) title: String,
     pub(in super::super) unit: Unit,
     pub(in super::super) axis: Axis,
-    /// The ideal of all rows, if it is one for all.
+    /// The ideal, if it is the same for all rows.
     pub(in super::super) ideal: Option<f64>,
     pub(in super::super) bars: Vec<Bar>,
 }
@@ -40,13 +40,13 @@ pub(in super::super) struct Bar {
     pub(in super::super) median: f64,
     pub(in super::super) p10: f64,
     pub(in super::super) p90: f64,
-    /// How it compares with the first, such as `2.1×`.
+    /// The ratio to the first row, such as `2.1×`.
     pub(in super::super) ratio: Option<String>,
-    /// The paper's figure for the same.
+    /// The paper's figure.
     pub(in super::super) paper: Option<f64>,
     /// The ideal of this row alone.
     pub(in super::super) ideal: Option<f64>,
-    /// All of it in words.
+    /// The row's figures as a sentence.
     pub(in super::super) about: String,
 }
 
@@ -68,7 +68,7 @@ impl Bars {
                     @let y = TOP + ROW * (i as f64 + 0.5);
                     g class=(look(bar.colour)) {
                         title { (bar.about) }
-                        // So that the whole row answers to the pointer and not its marks only.
+                        // The whole row reacts to the pointer, not only its marks.
                         rect.reach x="0" y=(px(y - ROW / 2.0)) width=(WIDTH) height=(ROW) {}
                         text.name x=(px(left)) y=(px(y + 4.5)) text-anchor="end" {
                             (text::fit(&bar.label, SIZE, left + 1.0))
@@ -103,7 +103,7 @@ impl Bars {
                 line.grid x1=(x) x2=(x) y1=(px(TOP)) y2=(px(bottom + 4.0)) {}
                 text.tick x=(x) y=(px(bottom + 18.0)) text-anchor="middle" {
                     (number::given(round(self.unit.of(tick))))
-                    // The unit once, at the axis' end.
+                    // The unit is shown once, at the axis' end.
                     @if i + 1 == ticks.len() { " " (self.unit.label) }
                 }
             }
@@ -167,8 +167,8 @@ impl Bars {
     }
 }
 
-/// Where the columns beside the plot end. They are columns and not labels at the ends of the marks
-/// because a value there would seem to be the whisker's, or the paper's.
+/// Where the columns beside the plot end. They are columns rather than labels at the ends of the marks
+/// because a value there could be read as the whisker's or the paper's.
 #[derive(Debug)]
 struct Columns {
     /// Where the plot ends and the columns begin.
@@ -187,7 +187,7 @@ impl Columns {
         let value = ratio - gap(widest(all().filter_map(|bar| bar.ratio.clone())));
         let from = value - widest(all().map(|bar| bars.value(bar))) - 22.0;
         Self {
-            // Whatever a unit is called, some of the plot remains.
+            // Keeps part of the plot, however long the unit is.
             from: from.max(WIDTH * 0.45),
             value,
             ratio,
@@ -201,7 +201,7 @@ fn widest(labels: impl Iterator<Item = String>) -> f64 {
         .fold(0.0, f64::max)
 }
 
-/// Ticks are multiples of a round step; the unit's factor may leave dust in the last digits.
+/// Rounds away the float error that a unit's factor leaves: ticks are multiples of a round step.
 fn round(value: f64) -> f64 {
     format!("{value:.6e}").parse().unwrap_or(value)
 }

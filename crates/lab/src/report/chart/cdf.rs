@@ -1,4 +1,4 @@
-//! Cumulative distributions: for each value, the share of samples that are not above it.
+//! Cumulative distributions: for each value, the share of samples at or below it.
 
 use maud::{Markup, html};
 
@@ -80,7 +80,7 @@ impl Cdf<'_> {
     }
 }
 
-/// The corners of the empirical distribution, as values and shares.
+/// Returns the corners of the empirical distribution, as values and shares.
 fn steps(samples: &[f64]) -> impl Iterator<Item = (f64, f64)> {
     let mut sorted: Vec<f64> = samples.iter().copied().filter(|v| !v.is_nan()).collect();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! Which line is whose, below a chart.
+//! The legend below a chart.
 
 use maud::{Markup, html};
 
@@ -8,7 +8,7 @@ const SIZE: f64 = 12.0;
 const ROW: f64 = 19.0;
 const SAMPLE: f64 = 26.0;
 
-/// A legend and the room it takes.
+/// A legend and its height.
 #[derive(Debug)]
 pub(in super::super) struct Legend {
     entries: Vec<Entry>,
@@ -26,7 +26,7 @@ struct Entry {
 // === impl Legend ===
 
 impl Legend {
-    /// The legend of these labels with their series' places, and of an ideal if there is one.
+    /// Builds the legend of these labels with their series' indices, and of an ideal if there is one.
     pub(in super::super) fn new<'a>(
         series: impl IntoIterator<Item = (&'a str, usize)>,
         ideal: bool,
@@ -50,7 +50,7 @@ impl Legend {
         }
     }
 
-    /// Draws it below `top`.
+    /// Draws the legend below `top`.
     pub(in super::super) fn draw(&self, top: f64) -> Markup {
         html! {
             @for entry in &self.entries {

@@ -1,4 +1,4 @@
-//! Lines: medians with whiskers over a quantity, for sweeps with more steps than bars could show.
+//! Lines: medians with whiskers over a quantity, for sweeps with more steps than bars can show.
 
 use maud::{Markup, html};
 
@@ -21,7 +21,7 @@ const BOTTOM: f64 = 250.0;
 pub(in super::super) struct Lines<'a> {
     pub(in super::super) title: String,
     pub(in super::super) unit: Unit,
-    /// Where on the horizontal axis there is something, and its name.
+    /// The labelled positions on the horizontal axis.
     pub(in super::super) steps: Vec<(f64, &'a str)>,
     pub(in super::super) lines: Vec<Line<'a>>,
     /// The ideal at some of the steps.
@@ -44,14 +44,14 @@ pub(in super::super) struct Point {
     pub(in super::super) p10: f64,
     pub(in super::super) p90: f64,
     pub(in super::super) paper: Option<f64>,
-    /// All of it in words.
+    /// The series' figures as a sentence.
     pub(in super::super) about: String,
 }
 
 // === impl Lines ===
 
 impl Lines<'_> {
-    /// Whether equal steps upwards are equal ratios.
+    /// Whether the vertical axis is logarithmic.
     pub(in super::super) fn is_log(&self) -> bool {
         axis::spans_decades(self.values())
     }
@@ -110,7 +110,7 @@ impl Lines<'_> {
         }
     }
 
-    /// The steps' names, without those that would run into the one before.
+    /// Returns the steps' names, without those that would overlap the one before.
     fn step_labels(&self, x: &Axis) -> Vec<(f64, String)> {
         let mut free_from = 0.0;
         let mut labels = Vec::new();

@@ -1,4 +1,4 @@
-//! Charts as SVG that belongs to a page: colours and type come from the page's style sheet, by
+//! Charts as inline SVG: colours and type come from the page's style sheet, by
 //! class; only the geometry is here. Marks carry their values as `title`, which a browser shows
 //! under the pointer.
 
@@ -10,23 +10,23 @@ pub(super) mod lines;
 pub(super) mod text;
 
 /// The width of every chart, in its own units, which are pixels unless the page is narrower. Two
-/// stand beside each other on a desk's screen, and one fills half of it.
+/// charts fit side by side on a desktop screen, and one fills half of it.
 pub(super) const WIDTH: f64 = 540.0;
 
-/// How many series look different; the style sheet has as many.
+/// The number of distinct line styles in the style sheet.
 const LOOKS: usize = 8;
 
-/// The class of the `n`-th series' colour and dash.
+/// Returns the class of the `n`-th series' colour and dash.
 pub(super) fn look(n: usize) -> String {
     format!("look{}", n % LOOKS)
 }
 
-/// A coordinate, as exact as anyone can see.
+/// Formats a coordinate to a tenth of a pixel.
 pub(super) fn px(value: f64) -> String {
     format!("{value:.1}")
 }
 
-/// `points` as a path of straight lines.
+/// Returns `points` as an SVG path of straight lines.
 pub(super) fn path(points: impl IntoIterator<Item = (f64, f64)>) -> String {
     let mut path = String::new();
     for (x, y) in points {
@@ -36,7 +36,7 @@ pub(super) fn path(points: impl IntoIterator<Item = (f64, f64)>) -> String {
     path
 }
 
-/// The outline of the mark for the paper's figures, around a point.
+/// Returns the outline of the mark for the paper's figures around a point.
 pub(super) fn diamond(x: f64, y: f64) -> String {
     path([(x - 5.5, y), (x, y - 5.5), (x + 5.5, y), (x, y + 5.5)]) + "Z"
 }

@@ -1,17 +1,17 @@
-//! How wide text will be, without the reader's fonts.
+//! Estimates the width of text without the reader's fonts.
 //!
-//! Widths are those of Helvetica's and Arial's classes of letters, with an allowance for the wider
-//! faces that a system may have instead. An error of some pixels moves a label; it breaks nothing.
+//! The widths are those of Helvetica and Arial by class of letter, with an allowance for the wider
+//! fonts that a system may use instead. An error of some pixels only moves a label.
 
 /// DejaVu Sans and Verdana run about this much wider than Helvetica.
 const ALLOWANCE: f64 = 1.14;
 
-/// The width of `text` at a font size.
+/// Returns the width of `text` at a font size.
 pub(in super::super) fn width(text: &str, size: f64) -> f64 {
     text.chars().map(em).sum::<f64>() * size * ALLOWANCE
 }
 
-/// `text`, cut with an ellipsis where it would be wider than `most`.
+/// Returns `text`, cut with an ellipsis if it would be wider than `most`.
 pub(in super::super) fn fit(text: &str, size: f64, most: f64) -> String {
     if width(text, size) <= most {
         return text.to_owned();

@@ -1,4 +1,4 @@
-//! What a reader has to know to read a figure.
+//! Captions that explain how to read a figure.
 
 use super::{
     super::{
@@ -9,7 +9,7 @@ use super::{
     view::{View, baseline, ratio},
 };
 
-/// The figure's caption. `shared` says that its panels have one scale.
+/// Returns the figure's caption. `shared` means that its panels have one scale.
 pub(super) fn caption(
     view: View<'_>,
     metric: &Metric<'_>,
@@ -24,7 +24,7 @@ pub(super) fn caption(
         format!("{mark} are medians of {n}; whiskers reach from the 10th to the 90th percentile.");
     caption += match lines {
         Some(lines) if lines.is_log() => " The vertical axis is logarithmic.",
-        None if figure.panels.len() > 1 && shared => " All panels have one scale.",
+        None if figure.panels.len() > 1 && shared => " All panels have the same scale.",
         None if figure.panels.len() > 1 => " Each panel has its own scale, from zero.",
         _ => "",
     };
@@ -35,8 +35,8 @@ pub(super) fn caption(
     if let (None, Some(base)) = (lines, compared.and_then(baseline)) {
         let name = base.configuration;
         caption += &match unit::better(metric.unit) {
-            Better::Lower => format!(" × is how many times as fast as {name}."),
-            Better::Higher => format!(" × is how many times as much as {name}."),
+            Better::Lower => format!(" × is the speed relative to {name}."),
+            Better::Higher => format!(" × is the ratio to {name}."),
             Better::Unknown => String::new(),
         };
     }

@@ -1,4 +1,4 @@
-//! An outcome's figures: what is arranged, drawn, with what a reader has to know to read it.
+//! Draws an outcome's arranged series, with captions.
 
 mod caption;
 mod sweep;
@@ -19,9 +19,9 @@ use super::{
 };
 use crate::experiment::outcome::Outcome;
 
-/// A distribution of fewer samples is a list.
+/// With fewer samples, a list says more than a distribution.
 const CDF_SAMPLES: usize = 10;
-/// Panels whose greatest values differ by more do not share a scale.
+/// Panels whose maxima differ by more than this factor do not share a scale.
 const SHARED_SCALE: f64 = 4.0;
 
 /// A scale and the greatest value on it.
@@ -31,7 +31,7 @@ struct Scale {
     most: f64,
 }
 
-/// All figures of an outcome.
+/// Returns all figures of an outcome.
 pub(super) fn render(outcome: &Outcome, about: Option<&About>) -> Markup {
     let view = View { outcome };
     html! {
@@ -48,7 +48,7 @@ pub(super) fn render(outcome: &Outcome, about: Option<&About>) -> Markup {
     }
 }
 
-/// One scale for all panels where it serves them all: a panel whose values are small beside the
+/// Returns one scale for all panels if it suits them all: a panel whose values are small beside the
 /// others' would show nothing on it.
 fn shared_scale(view: View<'_>, metric: &Metric<'_>) -> Option<Scale> {
     let panels = || metric.figures.iter().flat_map(|figure| &figure.panels);
@@ -143,7 +143,7 @@ fn cdf(metric: &Metric<'_>, figure: &Figure<'_>, panel: &Panel<'_>) -> Option<Ma
     (!cdf.curves.is_empty()).then(|| cdf.draw())
 }
 
-/// The panel's group and condition, or the metric if there is no group.
+/// Returns the panel's group and condition, or the metric if it has no group.
 fn panel_title(metric: &Metric<'_>, figure: &Figure<'_>, panel: &Panel<'_>) -> String {
     match (panel.group, figure.condition) {
         (Some(group), Some(condition)) => format!("{group}, {}", condition.replace('/', ", ")),

@@ -1,4 +1,4 @@
-//! A figure as lines, if it is a sweep over a quantity.
+//! Draws a figure as lines if it is a sweep over a quantity.
 
 use super::{
     super::{
@@ -11,10 +11,10 @@ use super::{
     view::{View, greatest},
 };
 
-/// With more groups than this that are quantities, bars are too many and lines say more.
+/// With more quantities than this, lines read better than bars.
 const BAR_GROUPS: usize = 5;
 
-/// The figure's lines; `None` if bars show it better.
+/// Returns the figure's lines, or `None` if bars show it better.
 pub(super) fn lines<'a>(
     view: View<'_>,
     metric: &Metric<'_>,
@@ -49,7 +49,7 @@ pub(super) fn lines<'a>(
         .condition
         .map_or_else(|| about::metric(metric.name), |c| c.replace('/', ", "));
     Some(Lines {
-        // The axis has no room for it.
+        // The axis has no room for the unit.
         title: match unit.label.as_str() {
             "" => what,
             unit => format!("{what} ({unit})"),
@@ -61,7 +61,7 @@ pub(super) fn lines<'a>(
     })
 }
 
-/// The row's line among `lines`, which it may begin.
+/// Returns the row's line in `lines`, adding it if it is missing.
 fn line_of<'a, 'b>(row: &Row<'a>, lines: &'b mut Vec<Line<'a>>) -> &'b mut Line<'a> {
     let at = lines.iter().position(|line| line.colour == row.colour);
     let at = at.unwrap_or_else(|| {

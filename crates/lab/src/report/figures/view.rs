@@ -1,4 +1,4 @@
-//! Series seen beside their outcome's references and baseline.
+//! Compares series with their outcome's references and baseline.
 
 use super::super::{
     arrange::{Panel, Row},
@@ -8,7 +8,7 @@ use super::super::{
 };
 use crate::experiment::outcome::{Outcome, Series};
 
-/// The outcome that series are seen in.
+/// An outcome, for comparison with its series.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct View<'a> {
     pub(super) outcome: &'a Outcome,
@@ -17,17 +17,17 @@ pub(super) struct View<'a> {
 // === impl View ===
 
 impl View<'_> {
-    /// What the paper found where this series was measured.
+    /// Returns the paper's figure for this series.
     pub(super) fn paper(self, series: &Series) -> Option<f64> {
         reference::paper(&self.outcome.paper, series).and_then(axis::sane)
     }
 
-    /// What an ideal system would show there.
+    /// Returns an ideal system's figure for this series.
     pub(super) fn ideal(self, series: &Series) -> Option<f64> {
         reference::ideal(&self.outcome.ideal, series).and_then(axis::sane)
     }
 
-    /// What a panel has to have room for.
+    /// Returns the values that a panel needs room for.
     pub(super) fn values(self, panel: &Panel<'_>) -> Vec<f64> {
         let values = |row: &Row<'_>| {
             let one = row.series;
@@ -40,7 +40,7 @@ impl View<'_> {
         panel.rows.iter().flat_map(values).collect()
     }
 
-    /// All of a series in words, for the pointer.
+    /// Returns a series' figures as a sentence, for the pointer.
     pub(super) fn in_words(self, series: &Series) -> String {
         let unit = unit::label(&series.unit);
         let value = |value| unit::with(number::measured(value, 4), unit);
@@ -60,12 +60,12 @@ impl View<'_> {
     }
 }
 
-/// What all others are held against: the outcome's first configuration, where it was measured.
+/// Returns the baseline: the outcome's first configuration, if it was measured.
 pub(super) fn baseline<'a>(panel: &'a Panel<'_>) -> Option<&'a Row<'a>> {
     panel.rows.first().filter(|row| row.colour == 0)
 }
 
-/// How a row compares with the baseline, where the unit says which way is better.
+/// Returns the ratio of a row to the baseline, if the unit has a better direction.
 pub(super) fn ratio(panel: &Panel<'_>, row: &Row<'_>) -> Option<String> {
     let (base, this) = (baseline(panel)?.series, row.series);
     if row.colour == 0 {
@@ -80,7 +80,7 @@ pub(super) fn ratio(panel: &Panel<'_>, row: &Row<'_>) -> Option<String> {
     sound.then(|| format!("{}×", number::ratio(ratio)))
 }
 
-/// The greatest of the values above zero.
+/// Returns the greatest of the positive values.
 pub(super) fn greatest(values: impl IntoIterator<Item = f64>) -> f64 {
     values
         .into_iter()
