@@ -7,6 +7,7 @@
 mod record;
 
 use std::io::{self, Read as _};
+use std::ops::Range;
 use std::os::fd::AsFd as _;
 
 use libbpf_rs::{Iter, Link};
@@ -44,8 +45,14 @@ struct Counting {
     _links: Vec<Link>,
 }
 
-/// Lists connections.
-pub(crate) struct List(Iter);
+/// The connections that a program lists.
+pub(crate) struct List {
+    iter: Iter,
+    buffer: Vec<u8>,
+    /// The part of the buffer that was read from the kernel and not parsed yet.
+    unread: Range<usize>,
+    has_ended: bool,
+}
 
 // === impl TcpIter ===
 
@@ -137,7 +144,7 @@ impl TcpIter {
 }
 
 fn list(iterator: &Link) -> Result<List, Error> {
-    let iterator = Iter::new(iterator).map(List);
+    let iterator = Iter::new(iterator).map(List::new);
     iterator.map_err(Error::during("run a BPF iterator"))
 }
 
@@ -184,29 +191,53 @@ impl Counting {
 // === impl List ===
 
 impl List {
-    /// Hands over each connection.
-    ///
-    /// # Errors
-    /// The system's.
-    pub(crate) fn read(mut self, mut each: impl FnMut(Found)) -> io::Result<()> {
-        let mut room = vec![0; ROOM];
-        // A record may be cut at the end of a read.
-        let mut rest = 0;
-        loop {
-            let filled = match self.0.read(&mut room[rest..]) {
-                Ok(0) => return Ok(()),
-                Ok(filled) => rest + filled,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                Err(e) => return Err(e),
-            };
-            let mut records = &room[..filled];
-            while let Some((found, after)) = parse(records)? {
-                each(found);
-                records = after;
-            }
-            rest = records.len();
-            room.copy_within(filled - rest..filled, 0);
+    fn new(iter: Iter) -> Self {
+        Self {
+            iter,
+            buffer: vec![0; ROOM],
+            unread: 0..0,
+            has_ended: false,
         }
+    }
+
+    /// Reads more behind what is left of a record that the last read cut. Returns how many bytes were read.
+    fn fill(&mut self) -> io::Result<usize> {
+        self.buffer.copy_within(self.unread.clone(), 0);
+        self.unread = 0..self.unread.len();
+        loop {
+            match self.iter.read(&mut self.buffer[self.unread.end..]) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                read => {
+                    let read = read?;
+                    self.unread.end += read;
+                    return Ok(read);
+                }
+            }
+        }
+    }
+}
+
+/// Yields each connection; after an error it ends.
+impl Iterator for List {
+    type Item = io::Result<Found>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.has_ended {
+            let records = &self.buffer[self.unread.clone()];
+            let filled = match parse(records) {
+                Ok(Some((found, after))) => {
+                    self.unread.start = self.unread.end - after.len();
+                    return Some(Ok(found));
+                }
+                Ok(None) => self.fill(),
+                Err(e) => Err(e),
+            };
+            self.has_ended = !matches!(filled, Ok(1..));
+            if let Err(e) = filled {
+                return Some(Err(e));
+            }
+        }
+        None
     }
 }
 

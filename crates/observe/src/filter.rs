@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 
 use glob::Pattern;
 use ipnet::IpNet;
-use taut_sys::sock_diag::State;
+use taut_sys::sock_diag::{Connection, State};
 
 pub use self::parse::FilterError;
 use crate::owner::Process;
@@ -63,6 +63,22 @@ pub struct Subject<'a> {
     pub netns: &'a str,
     /// Who has it, if it is known.
     pub process: Option<&'a Process>,
+}
+
+// === impl Subject ===
+
+impl<'a> Subject<'a> {
+    /// Returns what a filter can ask about a connection.
+    pub fn of(netns: &'a str, connection: &'a Connection, process: Option<&'a Process>) -> Self {
+        Self {
+            local: connection.local,
+            remote: connection.remote,
+            state: connection.state,
+            congestion_control: connection.congestion_control.as_ref().map(|cc| cc.as_str()),
+            netns,
+            process,
+        }
+    }
 }
 
 // === impl Filter ===

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bpf_iter;
+mod collector;
 mod descheduled;
 mod event_delta;
 pub mod explain;

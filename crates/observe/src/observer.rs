@@ -1,17 +1,15 @@
 //! Looks, owners and what was seen before, put together.
 
 use std::fs;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use taut_sys::sock_diag::{Connection, SocketId};
-
+use crate::collector::Collector;
 use crate::descheduled::DescheduledMeter;
 use crate::filter::{Filter, Subject};
 use crate::namespaces::Namespace;
 use crate::owner::{Owners, Process};
-use crate::scan::{ScanError, ScanSink, ScanSummary, Scanner, Scope};
+use crate::scan::{ScanError, ScanSummary, Scanner, Scope};
 use crate::steal::Steal;
 use crate::table::{self, Keep, Table};
 use crate::verdict::{Confidence, Context, Factor, Verdict, limit, verdict};
@@ -31,15 +29,6 @@ pub struct Observer {
     descheduled: Option<DescheduledMeter>,
     /// What it measured until the last scan.
     descheduled_share: Option<f64>,
-}
-
-/// Puts what a look finds into a table.
-struct TableSink<'a> {
-    table: &'a mut Table<(Factor, Confidence)>,
-    /// Times are since then.
-    began: Instant,
-    /// Who is meant, if that can be told without the owner.
-    filter: Option<&'a Filter>,
 }
 
 /// A connection of the last look.
@@ -79,31 +68,31 @@ impl Observer {
     ///
     /// # Errors
     /// [`ScanError`]: there is nothing to see.
-    pub fn look(&mut self, filter: &Filter) -> Result<ScanSummary, ScanError> {
-        self.look_and(filter, |_, _, _| {})
+    pub fn scan(&mut self, filter: &Filter) -> Result<ScanSummary, ScanError> {
+        self.scan_and(filter, |_, _, _| {})
     }
 
     /// The same, and hands over those that are not there any more.
-    pub(crate) fn look_and(
+    pub(crate) fn scan_and(
         &mut self,
         filter: &Filter,
         mut ended: impl FnMut(u64, Tracked, Option<Arc<Process>>),
     ) -> Result<ScanSummary, ScanError> {
         self.steal.look();
         self.descheduled_share = self.descheduled.as_ref().map(DescheduledMeter::share);
-        let mut sink = TableSink {
+        let mut collector = Collector {
             table: &mut self.table,
             began: self.began,
             filter: (!filter.asks_for_owner()).then_some(filter),
         };
-        let looked = self.scanner.look(&mut sink)?;
+        let summary = collector.scan(&mut self.scanner)?;
         let owners = &self.owners;
         self.table
             .end(|cookie, tracked| ended(cookie, tracked, owners.of(cookie).cloned()));
         let sockets = self.table.iter();
         self.owners
             .look(sockets.map(|(cookie, tracked)| (cookie, tracked.last().connection.inode)));
-        Ok(looked)
+        Ok(summary)
     }
 
     /// Those of the last look that are meant, in no order.
@@ -119,7 +108,7 @@ impl Observer {
                 return true;
             }
             let connection = &seen.tracked.last().connection;
-            filter.takes(&subject(&seen.tracked.netns, connection, seen.process))
+            filter.takes(&Subject::of(&seen.tracked.netns, connection, seen.process))
         })
     }
 
@@ -162,7 +151,7 @@ impl Observer {
         tracked: &Tracked,
         process: Option<&Process>,
     ) -> bool {
-        filter.takes(&subject(
+        filter.takes(&Subject::of(
             &tracked.netns,
             &tracked.last().connection,
             process,
@@ -170,8 +159,8 @@ impl Observer {
     }
 
     /// Whether a segment may have come, or a connection may have been opened, since the last look began: `false` only where that is known.
-    pub fn has_stirred(&self) -> bool {
-        self.scanner.has_stirred()
+    pub fn may_have_changed(&self) -> bool {
+        self.scanner.may_have_changed()
     }
 
     /// Where it looks.
@@ -214,49 +203,6 @@ impl Observer {
     }
 }
 
-// === impl TableSink ===
-
-impl ScanSink for TableSink<'_> {
-    fn begin(&mut self, again: bool) -> NonZeroU64 {
-        self.table.begin(again)
-    }
-
-    fn missing(&mut self, walked: bool) -> Vec<(Arc<str>, SocketId)> {
-        if !walked {
-            self.table.keep_handshakes();
-        }
-        let missing = self.table.missing();
-        missing
-            .map(|tracked| (tracked.netns.clone(), tracked.id()))
-            .collect()
-    }
-
-    fn see(&mut self, namespace: &Namespace, at: Instant, connection: Connection) {
-        let is_meant = |filter: &Filter| filter.takes(&subject(&namespace.name, &connection, None));
-        if self.filter.is_none_or(is_meant) {
-            let at = at.duration_since(self.began);
-            self.table.see(&namespace.name, at, connection);
-        } else {
-            self.table.put_aside(connection.cookie);
-        }
-    }
-
-    fn unknown(&mut self, ids: &[SocketId]) {
-        ids.iter().for_each(|id| self.table.keep(id.cookie));
-    }
-
-    fn rests(
-        &mut self,
-        namespace: &Namespace,
-        at: Instant,
-        cookie: u64,
-        since: NonZeroU64,
-    ) -> bool {
-        let at = at.duration_since(self.began);
-        self.table.rests(&namespace.name, at, cookie, since)
-    }
-}
-
 /// The bounds that the kernel sets in the caller's own namespace.
 fn context() -> Context {
     Context {
@@ -270,21 +216,6 @@ fn context() -> Context {
 fn third(path: &str) -> Option<u64> {
     let text = fs::read_to_string(path).ok()?;
     text.split_ascii_whitespace().nth(2)?.parse().ok()
-}
-
-fn subject<'a>(
-    netns: &'a str,
-    connection: &'a Connection,
-    process: Option<&'a Process>,
-) -> Subject<'a> {
-    Subject {
-        local: connection.local,
-        remote: connection.remote,
-        state: connection.state,
-        congestion_control: connection.congestion_control.as_ref().map(|cc| cc.as_str()),
-        netns,
-        process,
-    }
 }
 
 #[cfg(test)]
@@ -321,7 +252,7 @@ mod tests {
         let filter = Filter::all();
         let mut observer = Observer::new(Scope::Own, KEEP, true);
         let (mut first, mut peer) = open();
-        observer.look(&filter).unwrap();
+        observer.scan(&filter).unwrap();
         let [cookie] = cookies(&observer, &first)[..] else {
             panic!("it was there");
         };
@@ -329,8 +260,8 @@ mod tests {
         let second = open();
         first.write_all(&[7; 100]).unwrap();
         peer.read_exact(&mut [0; 100]).unwrap();
-        observer.look(&filter).unwrap();
-        assert!(observer.scanner.failed().is_none());
+        observer.scan(&filter).unwrap();
+        assert!(!observer.scanner.has_quick_failed());
         assert_eq!(cookies(&observer, &second.0).len(), 1);
         let sent = |observer: &Observer| {
             let seen = observer.get(cookie).unwrap();
@@ -338,10 +269,10 @@ mod tests {
         };
         assert_eq!(sent(&observer), Some(100));
         // One that lists leave out is asked for by name.
-        observer.scanner.inside().take_place(&first);
+        observer.scanner.bpf().take_place(&first);
         first.write_all(&[7; 100]).unwrap();
         for _ in 0..3 {
-            observer.look(&filter).unwrap();
+            observer.scan(&filter).unwrap();
             assert_eq!(sent(&observer), Some(200));
             assert!(
                 observer
@@ -359,11 +290,11 @@ mod tests {
         drop((first, peer));
         while observer.get(cookie).is_some() {
             observer
-                .look_and(&filter, |cookie, _, _| ended.push(cookie))
+                .scan_and(&filter, |cookie, _, _| ended.push(cookie))
                 .unwrap();
         }
         assert!(ended.contains(&cookie));
-        assert!(observer.scanner.failed().is_none());
+        assert!(!observer.scanner.has_quick_failed());
         assert_eq!(cookies(&observer, &second.0).len(), 1);
     }
 
@@ -381,7 +312,7 @@ mod tests {
         let filter: Filter = format!("port {}", to.port()).parse().unwrap();
         let mut observer = Observer::new(Scope::Own, keep, true);
         for _ in 0..4 {
-            observer.look(&filter).unwrap();
+            observer.scan(&filter).unwrap();
             assert_eq!((observer.kept(), observer.left_out()), (3, 5));
         }
     }

@@ -1,7 +1,10 @@
-//! One look at all connections: a list of each network namespace.
+//! Scans all connections: a list of each network namespace.
 //!
-//! A namespace is held for as long as its list takes, and not between looks, so that one that its
-//! owner gives up goes away.
+//! A scan has two kinds. A full scan walks the kernel's table of connections in each namespace. A quick scan goes only over
+//! the connections that have a slot in the BPF programs, in all namespaces at once. Either way the programs tell which
+//! connections have changed, and only those are read with sock_diag. The caller decides which of them it knows already.
+//!
+//! A namespace is held open while it is listed and not between scans, so that it disappears when its owner gives it up.
 
 mod changed;
 
@@ -10,55 +13,32 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashMap;
-
 use taut_sys::Errno;
 use taut_sys::netns::{NetnsError, NetnsId};
 use taut_sys::sock_diag::{Connection, DumpStats, SockDiag, SocketId};
 
-use self::changed::Changed;
-use crate::bpf_iter::TcpIter;
+pub(crate) use self::changed::Changed;
+use crate::bpf_iter::{List, TcpIter};
 use crate::namespaces::{self, Namespace};
 
-/// A namespace that came since is found this much later at most.
+/// A new namespace is found after this time at most.
 pub const FIND_EVERY: Duration = Duration::from_secs(5);
 
-/// The kernel's table of connections is walked through so much later at most, which finds what has no place yet: connections that
-/// somebody is opening to this machine.
-const WALK_EVERY: Duration = FIND_EVERY;
+/// The longest time between two full scans. Only a full scan finds connections that have no slot yet: those that a peer is
+/// opening to this machine.
+const FULL_EVERY: Duration = FIND_EVERY;
 
-/// All connections are read so much later at most, whether they seem to have changed or not: what the program in the kernel
-/// compares need not be all that there is.
-const ANEW_EVERY: Duration = Duration::from_secs(30);
+/// The longest time between two scans that read all connections, changed or not: the BPF program does not compare everything
+/// that sock_diag tells.
+const READ_ALL_EVERY: Duration = Duration::from_secs(30);
 
-/// So many that were not found are asked for by name; for more a list costs less.
+/// The most connections that are asked for one by one; for more a list costs less.
 const BY_NAME: usize = 2_000;
 
-/// Who is told what a look finds.
-pub trait ScanSink {
-    /// A look begins: its number, more than that of the one before. `again`: what was told since the last call is told anew.
-    fn begin(&mut self, again: bool) -> NonZeroU64;
-
-    /// Those that were there and were not found, with the name of the namespace of each. `walked`: through the kernel's table, which
-    /// has those that are being made, too; else they are there until a walk does not find them.
-    fn missing(&mut self, walked: bool) -> Vec<(Arc<str>, SocketId)>;
-
-    /// It is not known whether these are there: they have not ended.
-    fn unknown(&mut self, ids: &[SocketId]);
-
-    /// A connection, with its namespace and when that was looked into.
-    fn see(&mut self, namespace: &Namespace, at: Instant, connection: Connection);
-
-    /// The connection of this cookie is as it was in the look of this number and in all since. `false`: it was not seen
-    /// then, and is to be read.
-    fn rests(&mut self, namespace: &Namespace, at: Instant, cookie: u64, since: NonZeroU64)
-    -> bool;
-}
-
-/// Where to look.
+/// Which network namespaces are scanned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// All namespaces that may be entered.
+    /// All that the caller may enter.
     Machine,
     /// The caller's own.
     Own,
@@ -66,7 +46,7 @@ pub enum Scope {
     Named(String),
 }
 
-/// Looks, again and again.
+/// Lists the connections of network namespaces, scan by scan.
 #[derive(Debug)]
 pub struct Scanner {
     scope: Scope,
@@ -74,309 +54,222 @@ pub struct Scanner {
     left_out: usize,
     hidden: usize,
     found: Option<Instant>,
-    /// Nothing without BPF.
-    inside: Option<TcpIter>,
-    events: bool,
-    /// When the last walk began that was whole, and what it came to. Nothing: it was not.
-    walked: Option<(Instant, ScanSummary)>,
-    /// When it was tried last to do without a walk and that failed.
-    failed: Option<Instant>,
-    /// Namespaces that may not be entered.
+    /// `None` without BPF.
+    bpf: Option<TcpIter>,
+    wants_events: bool,
+    /// When the last full scan began, and its summary. `None` if it was incomplete.
+    last_full: Option<(Instant, ScanSummary)>,
+    /// When a quick scan failed last.
+    quick_failed: Option<Instant>,
+    /// Inodes of namespaces that the caller may not enter.
     denied: HashSet<u64>,
     /// When all connections were read last.
-    anew: Option<Instant>,
+    read_all: Option<Instant>,
 }
 
-/// What a look came to, beside connections.
+/// What a scan found, beside the connections themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScanSummary {
-    /// Namespaces that were looked into.
+    /// Namespaces that were scanned.
     pub namespaces: usize,
     /// Namespaces that the caller may not enter.
     pub denied: usize,
     /// Namespaces beyond [`namespaces::NAMESPACES`].
     pub left_out: usize,
-    /// Processes of which the caller may not know in which namespace they are.
+    /// Processes whose namespace the caller may not know.
     pub hidden: usize,
-    /// Connections that were handed over.
+    /// Connections that were found.
     pub connections: usize,
-    /// Connections whose events are not counted: there is no room for more.
-    pub without_place: usize,
-    /// Messages of the kernel that this code does not know, and lists that it calls not whole.
+    /// Connections whose events are not counted, because there are too many of them.
+    pub without_slot: usize,
+    /// Messages of the kernel that this code does not know, and lists that the kernel calls incomplete.
     pub incomplete: usize,
-    /// What only BPF tells is missing.
+    /// BPF is not available, and with it what only BPF tells.
     pub without_bpf: bool,
-    /// Events between looks are to be counted, and cannot be.
+    /// Events between scans should be counted and cannot be.
     pub without_events: bool,
 }
 
-/// Why nothing can be seen.
+/// Why a scan failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ScanError {
-    /// The namespace.
+    /// The namespace cannot be opened or entered.
     #[error(transparent)]
     Netns(#[from] NetnsError),
-    /// The list.
+    /// The kernel does not list its connections.
     #[error(
         "the kernel does not list the connections of namespace {namespace}: {source} (it needs CONFIG_INET_DIAG)"
     )]
     List {
-        /// Of which.
+        /// Name of the namespace.
         namespace: String,
-        /// What it says.
+        /// The kernel's error.
         source: Errno,
     },
+}
+
+/// A full scan under way. [`FullScan::next`] returns one namespace after the other; [`FullScan::finish`] ends it.
+pub(crate) struct FullScan<'a> {
+    scanner: &'a mut Scanner,
+    began: Instant,
+    /// The BPF programs know of this scan, and will know what has changed since.
+    is_tracked: bool,
+    /// All connections are to be read, also unchanged ones.
+    pub(crate) reads_all: bool,
+    /// What was found so far.
+    pub(crate) summary: ScanSummary,
+    done: HashSet<NetnsId>,
+    next: usize,
+    /// A namespace was gone when it was its turn.
+    has_lost: bool,
+    is_second_round: bool,
+}
+
+/// One namespace of a full scan.
+pub(crate) struct Batch {
+    index: usize,
+    /// Its name.
+    pub(crate) netns: Arc<str>,
+    /// When the scan came to it.
+    pub(crate) at: Instant,
+    /// What the BPF program lists; `None` without BPF, or if it fails.
+    pub(crate) list: Option<List>,
+    socket: Result<SockDiag, Errno>,
 }
 
 // === impl Scanner ===
 
 impl Scanner {
-    /// Has not looked yet. `events`: what happens between looks is to be counted, which costs some time at each segment.
-    pub fn new(scope: Scope, events: bool) -> Self {
+    /// Has not scanned yet. `wants_events`: what happens between scans is counted, which costs some time at each segment.
+    pub fn new(scope: Scope, wants_events: bool) -> Self {
         Self {
             scope,
             namespaces: Vec::new(),
             left_out: 0,
             hidden: 0,
             found: None,
-            inside: load(events),
-            events,
-            walked: None,
-            failed: None,
+            bpf: load(wants_events),
+            wants_events,
+            last_full: None,
+            quick_failed: None,
             denied: HashSet::new(),
-            anew: None,
+            read_all: None,
         }
     }
 
-    /// Tells of every connection.
+    /// Starts scan `number`, which is larger than that of the scan before. Returns how many connections have no slot, or
+    /// `None` if that is unknown.
     ///
     /// # Errors
-    /// [`ScanError`]: the caller's own namespace, or the one that was named, cannot be looked into.
-    /// Another's only is counted.
-    pub fn look(&mut self, to: &mut impl ScanSink) -> Result<ScanSummary, ScanError> {
+    /// [`ScanError`]: the caller's own namespace, or the named one, cannot be opened.
+    pub(crate) fn begin(&mut self, number: NonZeroU64) -> Result<Option<u64>, ScanError> {
         self.find()?;
-        let mut missed = self.begin(to, false);
+        let only = self.only();
+        let bpf = self.bpf.as_ref();
+        Ok(bpf.and_then(|bpf| bpf.begin(number.get(), only)))
+    }
+
+    /// Returns the summary of the last full scan if a quick scan can do now. `without_slot` is what [`Scanner::begin`]
+    /// returned.
+    pub(crate) fn may_be_quick(&self, without_slot: Option<u64>) -> Option<ScanSummary> {
+        let is_recent = |at: Instant| at.elapsed() < FULL_EVERY;
+        let (began, summary) = self.last_full?;
+        let may = is_recent(began)
+            && without_slot == Some(0)
+            && !self.quick_failed.is_some_and(is_recent);
+        may.then_some(summary)
+    }
+
+    /// Lists the connections that have a slot, of all namespaces. Returns `None` if a full scan is required.
+    pub(crate) fn quick(&self) -> Option<List> {
+        self.bpf.as_ref()?.places()?.ok()
+    }
+
+    /// Returns the namespaces of the last scan by inode, without those that the caller may not enter.
+    pub(crate) fn entered(&self) -> impl Iterator<Item = (u64, &Namespace)> {
+        let all = self.namespaces.iter();
+        let all = all.map(|namespace| (namespace.id.inode(), namespace));
+        all.filter(|(inode, _)| !self.denied.contains(inode))
+    }
+
+    /// A quick scan failed: for some time there are full ones only.
+    pub(crate) fn quick_failed(&mut self) {
+        self.quick_failed = Some(Instant::now());
+    }
+
+    /// Starts to scan all namespaces. `without_slot` is what [`Scanner::begin`] returned.
+    pub(crate) fn full(&mut self, without_slot: Option<u64>) -> FullScan<'_> {
         let began = Instant::now();
-        let is_within = |at: Instant| began.duration_since(at) < WALK_EVERY;
-        if let Some((walked, looked)) = self.walked
-            && is_within(walked)
-            && missed == Some(0)
-            && !self.failed.is_some_and(is_within)
-        {
-            if let Some(looked) = self.places(looked, to) {
-                self.confirm(to, false);
-                return Ok(looked);
-            }
-            self.failed = Some(began);
-            missed = self.begin(to, true);
-        }
-        let is_past = |anew: Instant| began.duration_since(anew) >= ANEW_EVERY;
-        // Nor does a program that was not told of this look know what has changed in it.
-        let anew = self.anew.is_none_or(is_past) || missed.is_none();
-        let mut looked = ScanSummary::default();
-        let mut done = HashSet::new();
+        let is_past = |at: Instant| began.duration_since(at) >= READ_ALL_EVERY;
+        let is_tracked = without_slot.is_some();
         self.denied.clear();
-        if self.pass(&mut done, &mut looked, anew, to)? && self.scope == Scope::Machine {
-            // The process by which one was known has ended; others may be in it.
-            self.found = None;
-            self.find()?;
-            self.pass(&mut done, &mut looked, anew, to)?;
+        FullScan {
+            began,
+            is_tracked,
+            // A program that was not told of this scan does not know what has changed in it.
+            reads_all: self.read_all.is_none_or(is_past) || !is_tracked,
+            summary: ScanSummary::default(),
+            done: HashSet::new(),
+            next: 0,
+            has_lost: false,
+            is_second_round: false,
+            scanner: self,
         }
-        self.confirm(to, true);
-        looked.left_out = self.left_out;
-        looked.hidden = self.hidden;
-        looked.without_bpf = self.inside.is_none();
-        let counts_events = self.inside.as_ref().is_some_and(TcpIter::counts_events);
-        looked.without_events = self.events && !counts_events;
-        if !counts_events {
-            looked.without_place = 0;
-        }
-        let is_whole = missed.is_some() && looked.incomplete == 0;
-        self.walked = is_whole.then_some((began, looked));
-        if anew {
-            self.anew = Some(began);
-        }
-        Ok(looked)
     }
 
-    /// Whether something may have happened since the last look began: `false` only where that is known.
-    pub fn has_stirred(&self) -> bool {
-        let inside = self.inside.as_ref().filter(|_| self.walked.is_some());
-        inside.and_then(TcpIter::has_stirred).unwrap_or(true)
-    }
-
-    /// How many connections are known to have no place; nothing where that is not known.
-    fn begin(&self, to: &mut impl ScanSink, again: bool) -> Option<u64> {
-        let number = to.begin(again);
-        self.inside.as_ref()?.begin(number.get(), self.only())
-    }
-
-    /// Asks for those that were not found. No list is a snapshot: one that is read while others end may leave
-    /// out what there is, and one by places what has none.
-    fn confirm(&mut self, to: &mut impl ScanSink, walked: bool) {
-        let mut missing: FxHashMap<Arc<str>, Vec<SocketId>> = FxHashMap::default();
-        for (netns, id) in to.missing(walked) {
-            missing.entry(netns).or_default().push(id);
-        }
-        // Of a namespace that is not there any more there is nothing to confirm.
-        for namespace in &self.namespaces {
-            let Some(ids) = missing.get(&namespace.name) else {
-                continue;
-            };
-            let at = Instant::now();
-            let mut see = |connection| to.see(namespace, at, connection);
+    /// Asks for connections that a scan did not find, and calls `each` with those that are there. No list is a snapshot: one
+    /// that is read while others end may leave out a connection. Returns `false` if the kernel did not answer, so that it is
+    /// unknown which are there.
+    pub(crate) fn find_again(
+        &mut self,
+        netns: &str,
+        ids: &[SocketId],
+        mut each: impl FnMut(Connection),
+    ) -> bool {
+        let mut is_known = true;
+        // A namespace that is not there any more has no connections.
+        for namespace in self.namespaces.iter().filter(|ns| *ns.name == *netns) {
             let listed = match namespace.run(SockDiag::open) {
-                Ok(Some(Ok(mut socket))) if ids.len() <= BY_NAME => {
-                    socket.query(ids, &mut see).or_else(|_| socket.dump(see))
-                }
-                Ok(Some(Ok(mut socket))) => socket.dump(see),
+                Ok(Some(Ok(mut socket))) if ids.len() <= BY_NAME => socket
+                    .query(ids, &mut each)
+                    .or_else(|_| socket.dump(&mut each)),
+                Ok(Some(Ok(mut socket))) => socket.dump(&mut each),
                 // The process by which it was known has ended; others may be in it.
                 Ok(None) => {
                     self.found = None;
-                    to.unknown(ids);
+                    is_known = false;
                     continue;
                 }
                 Ok(Some(Err(error))) => Err(error),
-                // It may not be entered, and was not before.
+                // It may not be entered, and could not be before.
                 Err(_) => continue,
             };
             if let Err(error) = listed {
-                tracing::debug!(%error, netns = %namespace.name, "connections were not found, and may be there");
-                to.unknown(ids);
+                tracing::debug!(%error, netns, "some connections of a namespace were not found and may still exist");
+                is_known = false;
             }
         }
+        is_known
     }
 
-    /// The only namespace that is looked into.
+    /// Returns whether something may have changed since the last scan began; `false` only if it is known that nothing did.
+    pub fn may_have_changed(&self) -> bool {
+        let bpf = self.bpf.as_ref().filter(|_| self.last_full.is_some());
+        bpf.and_then(TcpIter::has_stirred).unwrap_or(true)
+    }
+
+    /// Returns the namespaces of the last scan.
+    pub(crate) fn namespaces(&self) -> &[Namespace] {
+        &self.namespaces
+    }
+
+    /// Returns the inode of the only namespace that is scanned.
     fn only(&self) -> Option<u32> {
         let only = self
             .namespaces
             .first()
             .filter(|_| self.scope != Scope::Machine)?;
         u32::try_from(only.id.inode()).ok()
-    }
-
-    /// Looks at connections that have a place, in all namespaces at once. `walked` is what the last walk came to. Nothing: that
-    /// does not do, and a walk is needed.
-    fn places(&self, walked: ScanSummary, to: &mut impl ScanSink) -> Option<ScanSummary> {
-        let at = Instant::now();
-        let list = self.inside.as_ref()?.places()?.ok()?;
-        let namespaces = self.namespaces.iter().enumerate();
-        let namespaces = namespaces.filter(|(_, netns)| !self.denied.contains(&netns.id.inode()));
-        let known: FxHashMap<u64, usize> = namespaces
-            .map(|(index, namespace)| (namespace.id.inode(), index))
-            .collect();
-        let mut changed: FxHashMap<usize, Changed> = FxHashMap::default();
-        let mut is_whole = true;
-        let read = list.read(|found| {
-            let Some(&index) = known.get(&found.netns.into()) else {
-                return;
-            };
-            if !is_whole {
-                return;
-            }
-            let changed = changed.entry(index).or_default();
-            is_whole &= changed.add(&found, &self.namespaces[index], at, to);
-        });
-        if read.is_err() || !is_whole {
-            return None;
-        }
-        let mut looked = ScanSummary {
-            connections: 0,
-            ..walked
-        };
-        for (index, changed) in changed {
-            if changed.is_none() {
-                looked.connections += changed.rest;
-                continue;
-            }
-            let namespace = &self.namespaces[index];
-            let socket = namespace.run(SockDiag::open).ok()??.ok()?;
-            // Rates are of the time between readings: entering a namespace took some of it.
-            let at = Instant::now();
-            let listed = changed.read(socket, namespace, at, to).ok()?;
-            if listed.unknown > 0 || listed.interrupted {
-                return None;
-            }
-            looked.connections += listed.connections;
-        }
-        Some(looked)
-    }
-
-    #[cfg(test)]
-    pub(crate) fn inside(&self) -> &TcpIter {
-        self.inside.as_ref().unwrap()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn failed(&self) -> Option<Instant> {
-        self.failed
-    }
-
-    /// Where it looked last, and will look next.
-    pub(crate) fn namespaces(&self) -> &[Namespace] {
-        &self.namespaces
-    }
-
-    /// Looks into all namespaces but those that are done. `true`: one was not there any more.
-    fn pass(
-        &mut self,
-        done: &mut HashSet<NetnsId>,
-        looked: &mut ScanSummary,
-        anew: bool,
-        to: &mut impl ScanSink,
-    ) -> Result<bool, ScanError> {
-        let mut lost = false;
-        for (index, namespace) in self.namespaces.iter().enumerate() {
-            if done.contains(&namespace.id) {
-                continue;
-            }
-            let open = || (SockDiag::open(), self.inside.as_ref().map(TcpIter::list));
-            let (socket, list) = match namespace.run(open) {
-                Ok(Some(opened)) => opened,
-                Ok(None) => {
-                    lost = true;
-                    continue;
-                }
-                Err(e) if index == 0 => return Err(e.into()),
-                Err(_) => {
-                    done.insert(namespace.id);
-                    self.denied.insert(namespace.id.inode());
-                    looked.denied += 1;
-                    continue;
-                }
-            };
-            done.insert(namespace.id);
-            let at = Instant::now();
-            let changed = match list
-                .map(|list| list.map(|list| Changed::of(list, namespace, at, anew, to)))
-            {
-                None => None,
-                Some(Ok(Ok(changed))) => {
-                    looked.without_place += changed.without_place;
-                    Some(changed)
-                }
-                Some(_) => {
-                    looked.incomplete += 1;
-                    None
-                }
-            };
-            let listed = socket.and_then(|mut socket| match changed {
-                Some(changed) => changed.read(socket, namespace, at, to),
-                None => socket.dump(|connection| to.see(namespace, at, connection)),
-            });
-            match listed {
-                Ok(listed) => looked.add(listed),
-                Err(source) if index == 0 => {
-                    return Err(ScanError::List {
-                        namespace: namespace.name.to_string(),
-                        source,
-                    });
-                }
-                Err(_) => looked.incomplete += 1,
-            }
-        }
-        Ok(lost)
     }
 
     fn find(&mut self) -> Result<(), NetnsError> {
@@ -391,21 +284,134 @@ impl Scanner {
             }
             Scope::Own if !self.namespaces.is_empty() => {}
             Scope::Own => self.namespaces = vec![namespaces::own()?],
-            // Another may have taken the name.
+            // Another namespace may have taken the name.
             Scope::Named(name) => self.namespaces = vec![namespaces::named(name)?],
         }
         Ok(())
     }
 }
 
-/// What BPF tells is more, and not needed.
-fn load(events: bool) -> Option<TcpIter> {
-    match TcpIter::load(events) {
-        Ok(inside) => Some(inside),
+#[cfg(test)]
+impl Scanner {
+    pub(crate) fn bpf(&self) -> &TcpIter {
+        self.bpf.as_ref().unwrap()
+    }
+
+    pub(crate) fn has_quick_failed(&self) -> bool {
+        self.quick_failed.is_some()
+    }
+}
+
+/// Loads the BPF programs. Without them the scanner tells less.
+fn load(wants_events: bool) -> Option<TcpIter> {
+    match TcpIter::load(wants_events) {
+        Ok(bpf) => Some(bpf),
         Err(error) => {
-            tracing::debug!(%error, "connections are looked at without BPF");
+            tracing::debug!(%error, "connections are scanned without BPF");
             None
         }
+    }
+}
+
+// === impl FullScan ===
+
+impl FullScan<'_> {
+    /// Enters the next namespace. Returns `None` after the last one.
+    ///
+    /// # Errors
+    /// [`ScanError`]: the first namespace cannot be entered. Others are only counted.
+    pub(crate) fn next(&mut self) -> Result<Option<Batch>, ScanError> {
+        loop {
+            let index = self.next;
+            let Some(namespace) = self.scanner.namespaces.get(index) else {
+                if !self.has_lost || self.is_second_round || self.scanner.scope != Scope::Machine {
+                    return Ok(None);
+                }
+                // The process by which a namespace was known has ended; others may be in it.
+                self.is_second_round = true;
+                self.next = 0;
+                self.scanner.found = None;
+                self.scanner.find()?;
+                continue;
+            };
+            self.next += 1;
+            if self.done.contains(&namespace.id) {
+                continue;
+            }
+            let bpf = self.scanner.bpf.as_ref();
+            match namespace.run(|| (SockDiag::open(), bpf.map(TcpIter::list))) {
+                Ok(Some((socket, list))) => {
+                    self.done.insert(namespace.id);
+                    self.summary.incomplete += usize::from(matches!(list, Some(Err(_))));
+                    return Ok(Some(Batch {
+                        index,
+                        netns: namespace.name.clone(),
+                        at: Instant::now(),
+                        list: list.and_then(Result::ok),
+                        socket,
+                    }));
+                }
+                Ok(None) => self.has_lost = true,
+                Err(e) if index == 0 => return Err(e.into()),
+                Err(_) => {
+                    self.done.insert(namespace.id);
+                    self.scanner.denied.insert(namespace.id.inode());
+                    self.summary.denied += 1;
+                }
+            }
+        }
+    }
+
+    /// Reads connections of a namespace, and calls `each` with them: those that `changed` wants, or all if it is `None`.
+    ///
+    /// # Errors
+    /// [`ScanError`]: the kernel does not list those of the first namespace. Others are only counted.
+    pub(crate) fn read(
+        &mut self,
+        batch: Batch,
+        changed: Option<Changed>,
+        each: impl FnMut(Connection),
+    ) -> Result<(), ScanError> {
+        if let Some(changed) = &changed {
+            self.summary.without_slot += changed.without_slot;
+        }
+        let listed = batch.socket.and_then(|mut socket| match changed {
+            Some(changed) => changed.read(socket, &batch.netns, each),
+            None => socket.dump(each),
+        });
+        match listed {
+            Ok(listed) => self.summary.add(listed),
+            Err(source) if batch.index == 0 => {
+                return Err(ScanError::List {
+                    namespace: batch.netns.to_string(),
+                    source,
+                });
+            }
+            Err(_) => self.summary.incomplete += 1,
+        }
+        Ok(())
+    }
+
+    /// Ends the scan. Returns what it found.
+    pub(crate) fn finish(self) -> ScanSummary {
+        let scanner = self.scanner;
+        let counts_events = scanner.bpf.as_ref().is_some_and(TcpIter::counts_events);
+        let mut summary = ScanSummary {
+            left_out: scanner.left_out,
+            hidden: scanner.hidden,
+            without_bpf: scanner.bpf.is_none(),
+            without_events: scanner.wants_events && !counts_events,
+            ..self.summary
+        };
+        if !counts_events {
+            summary.without_slot = 0;
+        }
+        let is_complete = self.is_tracked && summary.incomplete == 0;
+        scanner.last_full = is_complete.then_some((self.began, summary));
+        if self.reads_all {
+            scanner.read_all = Some(self.began);
+        }
+        summary
     }
 }
 
@@ -425,50 +431,44 @@ mod tests {
 
     use super::*;
 
-    /// Connections that were seen, with their namespaces.
-    #[derive(Default)]
-    struct Seen(Vec<(String, Connection)>);
+    /// Connections with the names of their namespaces.
+    type Read = Vec<(Arc<str>, Connection)>;
 
-    impl ScanSink for Seen {
-        fn begin(&mut self, _: bool) -> NonZeroU64 {
-            NonZeroU64::MIN
+    /// Reads all connections.
+    fn scan(scanner: &mut Scanner) -> Result<(Read, ScanSummary), ScanError> {
+        let without_slot = scanner.begin(NonZeroU64::MIN)?;
+        let mut scan = scanner.full(without_slot);
+        let mut read = Vec::new();
+        while let Some(mut batch) = scan.next()? {
+            let mut changed = Changed::default();
+            for found in batch.list.take().into_iter().flatten() {
+                changed.want(&found.unwrap());
+            }
+            let netns = batch.netns.clone();
+            let each = |connection| read.push((netns.clone(), connection));
+            scan.read(batch, Some(changed), each)?;
         }
-
-        fn missing(&mut self, _: bool) -> Vec<(Arc<str>, SocketId)> {
-            Vec::new()
-        }
-
-        fn unknown(&mut self, _: &[SocketId]) {}
-
-        fn see(&mut self, namespace: &Namespace, _: Instant, connection: Connection) {
-            self.0.push((namespace.name.to_string(), connection));
-        }
-
-        fn rests(&mut self, _: &Namespace, _: Instant, _: u64, _: NonZeroU64) -> bool {
-            false
-        }
+        Ok((read, scan.finish()))
     }
 
     #[test]
-    fn what_is_connected_is_seen_in_its_own_namespace() {
+    fn a_connection_is_found_in_its_own_namespace() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let local = client.local_addr().unwrap();
         for scope in [Scope::Own, Scope::Machine] {
-            let mut seen = Seen::default();
-            let mut scanner = Scanner::new(scope, true);
-            let looked = scanner.look(&mut seen).unwrap();
-            assert_eq!(looked.connections, seen.0.len());
-            let is_it = |(netns, c): &(String, Connection)| netns == "-" && c.local == local;
-            let found = seen.0.iter().find(|found| is_it(found)).unwrap();
+            let (read, summary) = scan(&mut Scanner::new(scope, true)).unwrap();
+            assert_eq!(summary.connections, read.len());
+            let is_it = |(netns, c): &(Arc<str>, Connection)| &**netns == "-" && c.local == local;
+            let found = read.iter().find(|found| is_it(found)).unwrap();
             assert!(found.1.internals.is_some());
         }
     }
 
     #[test]
-    fn a_name_that_nobody_has_is_an_error_that_says_so() {
+    fn an_unknown_namespace_is_an_error_that_names_it() {
         let mut scanner = Scanner::new(Scope::Named("taut-no-such".into()), false);
-        let error = scanner.look(&mut Seen::default()).unwrap_err().to_string();
+        let error = scan(&mut scanner).unwrap_err().to_string();
         assert!(error.contains("taut-no-such"), "{error}");
     }
 }

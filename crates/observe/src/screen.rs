@@ -93,8 +93,8 @@ fn show(
         if next <= Instant::now() {
             if !state.paused() {
                 // The filter may change before the next look.
-                let looked = observer.look(&Filter::all())?;
-                if let Some(sentence) = missing(observer, &looked) {
+                let summary = observer.scan(&Filter::all())?;
+                if let Some(sentence) = missing(observer, &summary) {
                     state.say(sentence);
                 }
                 state.look(observer);

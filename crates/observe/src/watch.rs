@@ -138,12 +138,12 @@ impl Watcher {
     ///
     /// # Errors
     /// [`ScanError`]: there is nothing to see.
-    pub fn look(&mut self, to: &mut impl Audience) -> Result<ScanSummary, ScanError> {
+    pub fn scan(&mut self, to: &mut impl Audience) -> Result<ScanSummary, ScanError> {
         let (lives, gone) = (&mut self.lives, &mut self.gone);
         let since = self.observer.elapsed();
         let looked = self
             .observer
-            .look_and(&self.filter, |cookie, tracked, process| {
+            .scan_and(&self.filter, |cookie, tracked, process| {
                 let life = lives.remove(&cookie).unwrap_or_default();
                 let left = Gone {
                     tracked,
@@ -382,12 +382,12 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut watcher = watcher(listener.local_addr().unwrap().port());
         let mut heard = Heard::default();
-        watcher.look(&mut heard).unwrap();
+        watcher.scan(&mut heard).unwrap();
 
         let (mut client, mut server) = connection(&listener, 1000);
         let seen = client.local_addr().unwrap();
-        watcher.look(&mut heard).unwrap();
-        watcher.look(&mut heard).unwrap();
+        watcher.scan(&mut heard).unwrap();
+        watcher.scan(&mut heard).unwrap();
         watcher.open(&mut heard);
         assert_eq!(heard.0, [(Event::Open, seen, true, Some(1001))]);
         client.write_all(&[7; 500]).unwrap();
@@ -400,7 +400,7 @@ mod tests {
         drop((client, server));
         hear(&mut watcher, &mut heard, 2);
         for _ in 0..4 {
-            watcher.look(&mut heard).unwrap();
+            watcher.scan(&mut heard).unwrap();
         }
         let (open, ends) = heard.0.split_at(1);
         assert_eq!(open[0].0, Event::Open);
@@ -422,15 +422,15 @@ mod tests {
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut watcher = watcher(listener.local_addr().unwrap().port());
         let mut heard = Heard::default();
-        watcher.look(&mut heard).unwrap();
+        watcher.scan(&mut heard).unwrap();
         let stranger = connection(&other, 10);
-        watcher.look(&mut heard).unwrap();
+        watcher.scan(&mut heard).unwrap();
         drop(stranger);
         drop(connection(&other, 10));
         drop(connection(&listener, 10));
         hear(&mut watcher, &mut heard, 1);
         for _ in 0..3 {
-            watcher.look(&mut heard).unwrap();
+            watcher.scan(&mut heard).unwrap();
         }
         assert_eq!(heard.0.len(), 1, "{:?}", heard.0);
     }

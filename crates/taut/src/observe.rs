@@ -87,19 +87,23 @@ pub(crate) struct Missing {
 
 impl Missing {
     /// After a look: to whoever reads the error output.
-    pub(crate) fn say(&mut self, observer: &Observer, looked: &ScanSummary) {
-        if let Some(sentence) = self.sentence(observer, looked) {
+    pub(crate) fn say(&mut self, observer: &Observer, summary: &ScanSummary) {
+        if let Some(sentence) = self.sentence(observer, summary) {
             // Nobody may be reading any more.
             let _ = writeln!(std::io::stderr(), "taut: {sentence}");
         }
     }
 
     /// After a look: what is missing, and was not said before.
-    pub(crate) fn sentence(&mut self, observer: &Observer, looked: &ScanSummary) -> Option<String> {
+    pub(crate) fn sentence(
+        &mut self,
+        observer: &Observer,
+        summary: &ScanSummary,
+    ) -> Option<String> {
         let left_out = observer.left_out();
         let missing = [
             (
-                looked.denied,
+                summary.denied,
                 "network namespaces may not be entered, so that their connections are missing: run this as root",
             ),
             (
@@ -107,26 +111,26 @@ impl Missing {
                 "processes may not be looked into, so that their connections have no name: run this as root",
             ),
             (
-                looked.hidden,
+                summary.hidden,
                 "processes may be in network namespaces whose connections are missing: run this as root",
             ),
             (left_out, "connections are left out: see --connections"),
             (
-                looked.left_out + looked.incomplete,
+                summary.left_out + summary.incomplete,
                 "namespaces or answers of the kernel are left out",
             ),
             (
-                looked.without_place,
+                summary.without_slot,
                 "connections have no place in which what happens to them between looks is counted (there are 100,000 \
                  places; or net.core.optmem_max leaves no room)",
             ),
             (
-                usize::from(looked.without_bpf),
+                usize::from(summary.without_bpf),
                 "source is missing, BPF, so that nothing says whether applications have set their buffers: run this as \
                  root, on a kernel with BTF",
             ),
             (
-                usize::from(looked.without_events && !looked.without_bpf),
+                usize::from(summary.without_events && !summary.without_bpf),
                 "source is missing, the tracepoints of TCP, so that nothing counts what happens between looks (Linux \
                  5.19 has them; --no-events does without)",
             ),

@@ -94,17 +94,17 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             interval: args.interval,
             sort: args.sort,
         };
-        let missing = |observer: &Observer, looked: &_| missing.sentence(observer, looked);
+        let missing = |observer: &Observer, summary: &_| missing.sentence(observer, summary);
         return screen::run(&mut observer, filter, &options, missing)
             .map_err(|e| Failure::Run(e.to_string()));
     }
     let mut next = Instant::now();
     let mut left = args.looks;
     while left != Some(0) {
-        let looked = observer
-            .look(&filter)
+        let summary = observer
+            .scan(&filter)
             .map_err(|e| Failure::Run(e.to_string()))?;
-        missing.say(&observer, &looked);
+        missing.say(&observer, &summary);
         match args.tell(&observer, &filter) {
             Err(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(()),
             told => told.map_err(|e| Failure::Run(format!("cannot write: {e}")))?,

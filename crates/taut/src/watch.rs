@@ -101,8 +101,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let mut missing = Missing::default();
     let watcher = Watcher::new(observer, filter);
-    run::run(watcher, &options, |observer, looked| {
-        missing.say(observer, looked)
+    run::run(watcher, &options, |observer, summary| {
+        missing.say(observer, summary)
     })
     .map_err(|e| match e {
         WatchError::Metrics { .. } | WatchError::Dir { .. } => Failure::Usage(e.to_string()),

@@ -67,11 +67,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let began = Instant::now();
     loop {
         let look = Instant::now();
-        let looked = observer
-            .look(&filter)
+        let summary = observer
+            .scan(&filter)
             .map_err(|e| Failure::Run(e.to_string()))?;
         let cost = look.elapsed();
-        progress.suspend(|| missing.say(&observer, &looked));
+        progress.suspend(|| missing.say(&observer, &summary));
         progress.set_position(began.elapsed().as_millis() as u64);
         let left = args.time.saturating_sub(began.elapsed());
         if left.is_zero() {

@@ -26,9 +26,7 @@ impl Drop for Space {
 }
 
 fn read(list: List) -> Vec<Found> {
-    let mut all = Vec::new();
-    list.read(|found| all.push(found)).unwrap();
-    all
+    list.map(Result::unwrap).collect()
 }
 
 fn all(iterator: &TcpIter) -> Vec<Found> {

@@ -115,8 +115,8 @@ pub fn run(
     while !stop.load(Ordering::Relaxed) && teller.end.is_none() {
         let now = Instant::now();
         if now >= next_look {
-            let looked = watcher.look(&mut teller)?;
-            after(watcher.observer(), &looked);
+            let summary = watcher.scan(&mut teller)?;
+            after(watcher.observer(), &summary);
             let observer = watcher.observer();
             teller
                 .metrics

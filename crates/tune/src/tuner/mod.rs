@@ -271,7 +271,7 @@ impl Tuner {
     /// [`ScanError`]: there is nothing to see.
     pub fn round(&mut self, ends: impl Fn() -> bool) -> Result<Round, ScanError> {
         let everything = Filter::all();
-        let looked = self.observer.look(&everything)?;
+        let looked = self.observer.scan(&everything)?;
         self.look += 1;
         let states = self.observer.seen(&everything);
         let states = states.map(|seen| seen.tracked.last().connection.state);
@@ -335,7 +335,7 @@ impl Tuner {
         let has_room = || self.relieved.is_empty() && !self.is_short();
         !is_watched
             && self.is_plain
-            && !self.observer.has_stirred()
+            && !self.observer.may_have_changed()
             && (self.budget.is_some() || has_room())
     }
 

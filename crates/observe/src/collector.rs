@@ -1,0 +1,147 @@
+//! Runs a scan and puts what it finds into the table: the last sample again for connections that have not changed, a new
+//! one for the others.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustc_hash::FxHashMap;
+use taut_sys::sock_diag::{Connection, SockDiag, SocketId};
+
+use crate::bpf_iter::Found;
+use crate::filter::{Filter, Subject};
+use crate::scan::{Changed, ScanError, ScanSummary, Scanner};
+use crate::table::Table;
+
+/// The table, and what is put into it.
+pub(crate) struct Collector<'a, M: Copy> {
+    pub(crate) table: &'a mut Table<M>,
+    /// The times in the table count from here.
+    pub(crate) began: Instant,
+    /// Which connections are kept, as far as that can be told without their owner.
+    pub(crate) filter: Option<&'a Filter>,
+}
+
+// === impl Collector ===
+
+impl<M: Copy> Collector<'_, M> {
+    /// Scans all connections.
+    ///
+    /// # Errors
+    /// [`ScanError`]: the caller's own namespace, or the named one, cannot be scanned. Others are only counted.
+    pub(crate) fn scan(&mut self, scanner: &mut Scanner) -> Result<ScanSummary, ScanError> {
+        let mut without_slot = scanner.begin(self.table.begin(false))?;
+        if let Some(last) = scanner.may_be_quick(without_slot) {
+            if let Some(connections) = self.quick_scan(scanner) {
+                self.find_missing(scanner, false);
+                return Ok(ScanSummary {
+                    connections,
+                    ..last
+                });
+            }
+            scanner.quick_failed();
+            without_slot = scanner.begin(self.table.begin(true))?;
+        }
+        let mut scan = scanner.full(without_slot);
+        while let Some(mut batch) = scan.next()? {
+            let (netns, at) = (batch.netns.clone(), batch.at);
+            let changed = batch.list.take().map(|list| {
+                let mut changed = Changed::default();
+                for found in list {
+                    let found = found?;
+                    if !scan.reads_all && self.is_known(&found, &netns, at) {
+                        changed.unchanged += 1;
+                    } else {
+                        changed.want(&found);
+                    }
+                }
+                Ok::<_, std::io::Error>(changed)
+            });
+            scan.summary.incomplete += usize::from(matches!(changed, Some(Err(_))));
+            let changed = changed.and_then(Result::ok);
+            scan.read(batch, changed, |connection| {
+                self.add(&netns, at, connection);
+            })?;
+        }
+        let summary = scan.finish();
+        self.find_missing(scanner, true);
+        Ok(summary)
+    }
+
+    /// Scans the connections that have a slot, in all namespaces at once. Returns how many there are, or `None` if a full scan
+    /// is required.
+    fn quick_scan(&mut self, scanner: &Scanner) -> Option<usize> {
+        let at = Instant::now();
+        let list = scanner.quick()?;
+        let namespaces: FxHashMap<u64, _> = scanner.entered().collect();
+        let mut changed: FxHashMap<u64, Changed> = FxHashMap::default();
+        for found in list {
+            let found = found.ok()?;
+            let inode = u64::from(found.netns);
+            let Some(namespace) = namespaces.get(&inode) else {
+                continue;
+            };
+            let changed = changed.entry(inode).or_default();
+            if self.is_known(&found, &namespace.name, at) {
+                changed.unchanged += 1;
+            } else if !changed.want(&found) {
+                return None;
+            }
+        }
+        let mut connections = 0;
+        for (inode, changed) in changed {
+            if changed.is_empty() {
+                connections += changed.unchanged;
+                continue;
+            }
+            let namespace = namespaces.get(&inode)?;
+            let socket = namespace.run(SockDiag::open).ok()??.ok()?;
+            // Rates count the time between readings, and entering the namespace took a part of it.
+            let at = Instant::now();
+            let each = |connection| self.add(&namespace.name, at, connection);
+            let listed = changed.read(socket, &namespace.name, each).ok()?;
+            if listed.unknown > 0 || listed.interrupted {
+                return None;
+            }
+            connections += listed.connections;
+        }
+        Some(connections)
+    }
+
+    /// Asks for the connections that this scan has not found. `was_full`: handshakes would have been found, too.
+    fn find_missing(&mut self, scanner: &mut Scanner, was_full: bool) {
+        if !was_full {
+            self.table.keep_handshakes();
+        }
+        let mut missing: FxHashMap<Arc<str>, Vec<SocketId>> = FxHashMap::default();
+        for tracked in self.table.missing() {
+            let ids = missing.entry(tracked.netns.clone()).or_default();
+            ids.push(tracked.id());
+        }
+        for (netns, ids) in missing {
+            let at = Instant::now();
+            let is_known = scanner.find_again(&netns, &ids, |connection| {
+                self.add(&netns, at, connection);
+            });
+            if !is_known {
+                ids.iter().for_each(|id| self.table.keep(id.cookie));
+            }
+        }
+    }
+
+    /// Reuses the last sample of a connection that has not changed. Returns `false` if it is to be read.
+    fn is_known(&mut self, found: &Found, netns: &Arc<str>, at: Instant) -> bool {
+        let at = at.duration_since(self.began);
+        let since = found.since;
+        since.is_some_and(|since| self.table.rests(netns, at, found.cookie, since))
+    }
+
+    fn add(&mut self, netns: &Arc<str>, at: Instant, connection: Connection) {
+        let is_meant = |filter: &Filter| filter.takes(&Subject::of(netns, &connection, None));
+        if self.filter.is_none_or(is_meant) {
+            let at = at.duration_since(self.began);
+            self.table.see(netns, at, connection);
+        } else {
+            self.table.put_aside(connection.cookie);
+        }
+    }
+}
