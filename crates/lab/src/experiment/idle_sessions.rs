@@ -6,10 +6,8 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use serde_json::Map;
-
 use super::descriptors::enough_descriptors;
-use super::outcome::{Calibration, Check, Environment, Outcome, Series};
+use super::outcome::{Calibration, Check, Outcome, Series};
 use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::{Service, relay};
@@ -94,11 +92,6 @@ fn outcome(
     let left = after.descriptors as f64 - empty.descriptors as f64;
     let of = |metric, unit, value| Series::of("relay", metric, unit, vec![value]);
     Outcome {
-        experiment: EXPERIMENT.name.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        seed: request.seed,
-        quick: request.quick,
-        environment: Environment::here(),
         // Every session exists: one descriptor for each leg.
         calibration: Calibration::of([
             ("descriptors_per_session", Check::exactly(descriptors, 2.0)),
@@ -117,14 +110,13 @@ fn outcome(
         .into_iter()
         .flatten()
         .collect(),
-        paper: Map::new(),
-        ideal: Map::new(),
         notes: vec![
             "Each session has carried a byte each way and is idle then. Resident memory is the \
              relay's own; kernel memory is the growth of all slabs of the machine, in which the \
              client's and the server's sockets are half."
                 .to_owned(),
         ],
+        ..Outcome::new(&EXPERIMENT, request)
     }
 }
 

@@ -8,11 +8,10 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use serde_json::Map;
 use taut_sys::child::children_cpu_time;
 
 use super::descriptors::enough_descriptors;
-use super::outcome::{Calibration, Check, Environment, Outcome, Series};
+use super::outcome::{Calibration, Check, Outcome, Series};
 use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request, stats};
 use taut_netlab::world::{Host, WorldBuilder};
@@ -107,11 +106,6 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     }
     drop(progress);
     Ok(Outcome {
-        experiment: EXPERIMENT.name.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        seed: request.seed,
-        quick: request.quick,
-        environment: Environment::here(),
         // The scan covers all connections.
         calibration: Calibration::of([
             ("connections_seen", Check::exactly(seen, most as f64)),
@@ -127,8 +121,6 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         ]),
         headline,
         series,
-        paper: Map::new(),
-        ideal: Map::new(),
         notes: vec![
             "User and system time of the processes, start and first scan included, over the time that they \
              looked. Both ends of each connection are on the machine, and counted; the idle carry nothing, the busy \
@@ -136,6 +128,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
              a second: what a start costs."
                 .to_owned(),
         ],
+        ..Outcome::new(&EXPERIMENT, request)
     })
 }
 

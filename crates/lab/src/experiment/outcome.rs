@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::stats;
+use super::{Experiment, Request, stats};
 
 /// One run of an experiment.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -129,6 +129,27 @@ pub struct Series {
     pub p90: f64,
     /// All samples, in the order they were taken.
     pub samples: Vec<f64>,
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    /// An outcome of `experiment` on this machine, without checks, figures and notes yet.
+    pub fn new(experiment: &Experiment, request: &Request) -> Self {
+        Self {
+            experiment: experiment.name.to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            seed: request.seed,
+            quick: request.quick,
+            environment: Environment::here(),
+            calibration: Calibration::of([]),
+            headline: BTreeMap::new(),
+            series: Vec::new(),
+            paper: Map::new(),
+            ideal: Map::new(),
+            notes: Vec::new(),
+        }
+    }
 }
 
 // === impl Environment ===

@@ -8,11 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use serde_json::Map;
 
 use super::descriptors::enough_descriptors;
 use super::observe_cost::{Case, Held, lines};
-use super::outcome::{Calibration, Check, Environment, Outcome, Series};
+use super::outcome::{Calibration, Check, Outcome, Series};
 use super::process_tree::ProcessTree;
 use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request, stats};
@@ -104,11 +103,6 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         }
     }
     Ok(Outcome {
-        experiment: EXPERIMENT.name.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        seed: request.seed,
-        quick: request.quick,
-        environment: Environment::here(),
         // The scan covers all connections.
         calibration: Calibration::of([(
             "connections_seen",
@@ -116,14 +110,13 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         )]),
         headline,
         series,
-        paper: Map::new(),
-        ideal: Map::new(),
         notes: vec![format!(
             "User and system time of the process, over {} s that begin {} s after its start; and over those before. Both ends of each \
              connection are on the machine, and counted; they carry nothing, but for one more that carries a byte each way each second where that is said.",
             time.as_secs(),
             warm_up.as_secs()
         )],
+        ..Outcome::new(&EXPERIMENT, request)
     })
 }
 

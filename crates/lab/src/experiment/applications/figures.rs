@@ -32,10 +32,6 @@ pub(super) fn outcome(
     let link = "1 Gbit/s, 0.1 ms round trip";
     let host = format!("{link}, through a driver domain in slices of 10 ms");
     Outcome {
-        experiment: EXPERIMENT.name.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        seed: request.seed,
-        quick: request.quick,
         environment: Environment {
             links: BTreeMap::from([
                 ("client-switch".to_owned(), link.to_owned()),
@@ -53,8 +49,8 @@ pub(super) fn outcome(
         headline: headline(measured, plan),
         series: series(measured, plan),
         paper: paper(),
-        ideal: Map::new(),
         notes: notes(measured, plan),
+        ..Outcome::new(&EXPERIMENT, request)
     }
 }
 

@@ -5,8 +5,6 @@ mod stage;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde_json::Map;
-
 use super::again::Again;
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
@@ -183,10 +181,6 @@ fn outcome(
     }
     let goodput = |arm| median(arm, |of| of.goodput);
     Outcome {
-        experiment: EXPERIMENT.name.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        seed: request.seed,
-        quick: request.quick,
         environment,
         calibration: Calibration::of(checks),
         headline: BTreeMap::from([
@@ -222,8 +216,6 @@ fn outcome(
             ),
         ]),
         series,
-        paper: Map::new(),
-        ideal: Map::new(),
         notes: vec![
             format!("{again} worlds were built again, because a link was late in them: nothing of those is shown."),
             format!(
@@ -241,5 +233,6 @@ fn outcome(
              more than that counts as that. `tcp_mem` bounds the whole machine, clients included, and in `tcp_mem twice` by twice the budget; it is set back at the end."
                 .to_owned(),
         ],
+        ..Outcome::new(&EXPERIMENT, request)
     }
 }

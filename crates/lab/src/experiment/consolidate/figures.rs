@@ -34,10 +34,6 @@ pub(super) fn outcome(
 ) -> Outcome {
     let kernel = programs.get(uml::KERNEL.name).cloned().unwrap_or_default();
     Outcome {
-        experiment: EXPERIMENT.name.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        seed: request.seed,
-        quick: request.quick,
         environment: Environment {
             links: BTreeMap::from([(
                 format!("{CLIENT}-host"),
@@ -55,8 +51,8 @@ pub(super) fn outcome(
         headline: headline(measured),
         series: series(measured),
         paper: paper(),
-        ideal: Map::new(),
         notes: notes(measured),
+        ..Outcome::new(&EXPERIMENT, request)
     }
 }
 

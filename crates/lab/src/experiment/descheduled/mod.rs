@@ -6,7 +6,7 @@ mod stage;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde_json::{Map, json};
+use serde_json::json;
 
 use super::again::Again;
 use super::guests::qemu::{self, Kernel};
@@ -293,10 +293,6 @@ fn outcome(
         ));
     }
     Outcome {
-        experiment: EXPERIMENT.name.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        seed: request.seed,
-        quick: request.quick,
         environment,
         calibration: Calibration::of(checks),
         headline: headline
@@ -309,8 +305,8 @@ fn outcome(
             .as_object()
             .cloned()
             .unwrap_or_default(),
-        ideal: Map::new(),
         notes,
+        ..Outcome::new(&EXPERIMENT, request)
     }
 }
 

@@ -5,7 +5,7 @@ mod stage;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde_json::{Map, json};
+use serde_json::json;
 
 use super::again::Again;
 use super::guests::hog::Share;
@@ -213,10 +213,6 @@ fn outcome(
     ];
     let share: Share = SHARE;
     Outcome {
-        experiment: EXPERIMENT.name.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        seed: request.seed,
-        quick: request.quick,
         environment,
         calibration: Calibration::of(checks),
         headline: headline
@@ -232,7 +228,6 @@ fn outcome(
         .as_object()
         .cloned()
         .unwrap_or_default(),
-        ideal: Map::new(),
         notes: [
             format!(
                 "The paper's senders are guests on twenty hosts, and its switch has ports of 1 Gbit/s. Here all senders are connections of one guest, \
@@ -250,5 +245,6 @@ fn outcome(
             format!("{again} readings were made again, because the link was late meanwhile; what those showed is not here.")
         }))
         .collect(),
+        ..Outcome::new(&EXPERIMENT, request)
     }
 }

@@ -171,10 +171,6 @@ fn outcome(
         "throughput_mbit_s_before": 150, "throughput_mbit_s_after": 580, "window_untuned_bytes": 2896,
     });
     Outcome {
-        experiment: EXPERIMENT.name.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        seed: request.seed,
-        quick: request.quick,
         environment,
         calibration: Calibration::of([
             // The problem is there: 64 kB in each 100 ms.
@@ -211,6 +207,7 @@ fn outcome(
                 .to_owned(),
             "The thesis measured on gigabit Ethernet without a delay, and kernels of 2008.".to_owned(),
         ],
+        ..Outcome::new(&EXPERIMENT, request)
     }
 }
 

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Map;
-
 use super::contender::Contender::{self, Direct, Haproxy, HaproxySplice, Nginx, Taut};
 use super::echo::{Beside, Echo};
 use super::measured::Measured;
@@ -23,18 +21,13 @@ pub(super) fn outcome(
     plan: &Plan,
 ) -> Outcome {
     Outcome {
-        experiment: super::EXPERIMENT.name.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        seed: request.seed,
-        quick: request.quick,
         environment,
         calibration: calibration(measured),
         headline: headline(measured),
         series: series(measured),
         // No paper compares relays of today.
-        paper: Map::new(),
-        ideal: Map::new(),
         notes: notes(measured, plan),
+        ..Outcome::new(&super::EXPERIMENT, request)
     }
 }
 

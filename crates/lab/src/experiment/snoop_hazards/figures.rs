@@ -1,7 +1,5 @@
 //! The outcome of a run: figures, and what they have to be.
 
-use serde_json::Map;
-
 use super::EXPERIMENT;
 use super::cell::Part;
 use super::plan::{Hazard, Plan, Way};
@@ -108,10 +106,6 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
         ("guest-behind", link),
     ];
     Outcome {
-        experiment: EXPERIMENT.name.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        seed: request.seed,
-        quick: request.quick,
         environment: Environment {
             links: links.map(|(name, text)| (name.to_owned(), text)).into(),
             ..Environment::here()
@@ -122,9 +116,8 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
             .map(|(key, value)| (key.to_owned(), value))
             .collect(),
         series: found.parts.iter().flat_map(series).collect(),
-        paper: Map::new(),
-        ideal: Map::new(),
         notes: found.parts.iter().flat_map(notes).collect(),
+        ..Outcome::new(&EXPERIMENT, request)
     }
 }
 

@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use serde_json::Map;
-
 use super::chaos::Done;
 use super::mangle::Mangled;
 use super::plan::{Options, Phase};
@@ -144,10 +142,6 @@ pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
         ),
     ];
     Outcome {
-        experiment: super::EXPERIMENT.name.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        seed: request.seed,
-        quick: request.quick,
         environment: Environment {
             links: links
                 .map(|(name, text)| (name.to_owned(), text.to_owned()))
@@ -157,9 +151,8 @@ pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
         calibration: Calibration::of(checks),
         headline: headline.map(|(key, value)| (key.to_owned(), value)).into(),
         series: series(found),
-        paper: Map::new(),
-        ideal: Map::new(),
         notes: notes(found),
+        ..Outcome::new(&super::EXPERIMENT, request)
     }
 }
 

@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use serde_json::Map;
-
 use super::chaos::Done;
 use super::ends::Load;
 use super::ledger::{Break, Sum};
@@ -109,10 +107,6 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
         ("outsider_dialled", found.dialled as f64),
     ];
     Outcome {
-        experiment: super::EXPERIMENT.name.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        seed: request.seed,
-        quick: request.quick,
         environment: Environment {
             links: BTreeMap::from_iter(Rig::describe()),
             ..Environment::here()
@@ -120,9 +114,8 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
         calibration: Calibration::of(checks),
         headline: headline.map(|(key, value)| (key.to_owned(), value)).into(),
         series: series(found),
-        paper: Map::new(),
-        ideal: Map::new(),
         notes: notes(found),
+        ..Outcome::new(&super::EXPERIMENT, request)
     }
 }
 

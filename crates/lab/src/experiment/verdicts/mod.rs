@@ -9,8 +9,6 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use serde_json::Map;
-
 use super::guests::uml;
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
@@ -161,10 +159,6 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
         )
     });
     Outcome {
-        experiment: EXPERIMENT.name.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        seed: request.seed,
-        quick: request.quick,
         environment,
         calibration: Calibration::of([(
             // Of a hundred, two may have met something else on the machine.
@@ -173,9 +167,8 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
         )]),
         headline,
         series: verdicts.chain(used).collect(),
-        paper: Map::new(),
-        ideal: Map::new(),
         notes,
+        ..Outcome::new(&EXPERIMENT, request)
     }
 }
 

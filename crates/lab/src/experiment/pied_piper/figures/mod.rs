@@ -24,10 +24,6 @@ type Quantity = fn(&Times) -> f64;
 
 pub(super) fn outcome(found: &Found, environment: Environment, request: &Request) -> Outcome {
     Outcome {
-        experiment: super::EXPERIMENT.name.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        seed: request.seed,
-        quick: request.quick,
         environment,
         calibration: calibration::of(found),
         headline: headline::of(found),
@@ -35,6 +31,7 @@ pub(super) fn outcome(found: &Found, environment: Environment, request: &Request
         paper: words::paper(),
         ideal: words::ideal(),
         notes: words::notes(found),
+        ..Outcome::new(&super::EXPERIMENT, request)
     }
 }
 
