@@ -8,7 +8,6 @@ use super::counters::{DeviceCounters, DirectionReport, LinkReport};
 use super::engine::{Engine, Published};
 use super::netem;
 use super::shape::LinkSpec;
-use crate::world::Host;
 
 /// Where one end of a link is.
 #[derive(Debug, Clone)]
@@ -39,11 +38,14 @@ enum Carrier {
 impl Link {
     /// Makes a device in each host and carries frames between them in user space. The devices are
     /// down, without addresses.
-    pub(crate) fn join(ends: [(&Host, End); 2], spec: &LinkSpec) -> Result<Self, LinkError> {
+    pub(crate) fn join(
+        name: String,
+        ends: [(&Netns, End); 2],
+        spec: &LinkSpec,
+    ) -> Result<Self, LinkError> {
         let [(a, end_a), (b, end_b)] = ends;
-        let name = Self::name_of(a, b);
-        let tap = |host: &Host, end: &End| -> Result<Tap, LinkError> {
-            Ok(host.netns().run(|| Tap::create(&end.device))??)
+        let tap = |host: &Netns, end: &End| -> Result<Tap, LinkError> {
+            Ok(host.run(|| Tap::create(&end.device))??)
         };
         let taps = [tap(a, &end_a)?, tap(b, &end_b)?];
         let engine = Engine::start(&name, taps, spec).map_err(|source| LinkError::Start {
@@ -59,14 +61,14 @@ impl Link {
 
     /// The same with the kernel's netem, in the namespace `middle`.
     pub(crate) fn join_by_netem(
-        ends: [(&Host, End); 2],
+        name: String,
+        ends: [(&Netns, End); 2],
         middle: &Netns,
         spec: &LinkSpec,
     ) -> Result<Self, LinkError> {
         let [(a, end_a), (b, end_b)] = ends;
-        let name = Self::name_of(a, b);
         netem::probe(&name, middle)?;
-        let hosts = [(a.netns(), &*end_a.device), (b.netns(), &*end_b.device)];
+        let hosts = [(a, &*end_a.device), (b, &*end_b.device)];
         netem::join(&name, middle, hosts, spec)?;
         Ok(Self {
             name,
@@ -90,10 +92,6 @@ impl Link {
             Carrier::Netem => return false,
         }
         true
-    }
-
-    fn name_of(a: &Host, b: &Host) -> String {
-        format!("{}-{}", a.name(), b.name())
     }
 
     pub(crate) fn ends(&self) -> &[End; 2] {

@@ -145,15 +145,16 @@ impl WorldBuilder {
                     mtu: spec.mtu,
                 });
             }
-            let sides = [0, 1].map(|end| (&world.hosts[ends[end].host], ends[end].clone()));
+            let sides = [0, 1].map(|end| (world.hosts[ends[end].host].netns(), ends[end].clone()));
+            let name = format!("{a}-{b}");
             let joint = match self.backend {
-                LinkBackend::Auto | LinkBackend::User => Link::join(sides, spec)?,
+                LinkBackend::Auto | LinkBackend::User => Link::join(name, sides, spec)?,
                 LinkBackend::Netem => {
                     // No host's name has a dot in it.
                     let middle = world.record.make_netns(&format!("link.{link}"));
                     let middle = middle.map_err(|e| self.could_not("make a link's middle", e))?;
                     sysctl::set(&middle, sysctl::MIDDLE.iter().copied())?;
-                    Link::join_by_netem(sides, &middle, spec)?
+                    Link::join_by_netem(name, sides, &middle, spec)?
                 }
             };
             world.links.push(joint);
