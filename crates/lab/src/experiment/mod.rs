@@ -22,7 +22,6 @@ pub mod snoop_hazards;
 pub mod snoop_soak;
 pub mod soak;
 pub mod stats;
-mod steal;
 mod streams;
 pub mod table;
 mod tap_frames;

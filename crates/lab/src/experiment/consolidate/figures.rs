@@ -294,7 +294,12 @@ fn notes(measured: &Measured) -> Vec<String> {
     ];
     notes.extend(measured.failures.iter().cloned());
     notes.extend(measured.broken.iter().cloned());
-    notes.extend(measured.steal.clone());
+    notes.extend(measured.steal.map(|share| {
+        format!(
+            "For {:.1} % of its CPUs' time the machine itself was kept from running (steal).",
+            share * 100.0
+        )
+    }));
     if let Some(cell) = figure_5(measured) {
         let of = |configuration| measured.median(cell, configuration).unwrap_or(f64::NAN);
         let (with, without) = (of(Configuration::GrowEarly), of(Configuration::Grow));

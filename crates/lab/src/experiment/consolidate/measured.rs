@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use super::costs::Cost;
 use super::plan::Cell;
-use super::rig::Ended;
 use crate::experiment::guests::configuration::Configuration;
-use crate::experiment::guests::guest::talk::Counters;
-use crate::experiment::guests::transfer::Sent;
+use crate::experiment::guests::gate::Kept;
+use crate::experiment::guests::guest::talk::{Counters, Sent};
 use crate::experiment::stats;
+use taut_netlab::link::counters::{LinkReport, Scheduling};
 
 /// Throughput of a transfer in MB/s (10^6 bytes a second), by four clocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,6 +56,13 @@ impl Sample {
     }
 }
 
+/// What a machine tells when it goes.
+pub(super) struct Ended {
+    pub(super) kept: Vec<Kept>,
+    pub(super) counters: Counters,
+    pub(super) links: Vec<LinkReport>,
+}
+
 /// Where a sample belongs: the condition's name, the size's, the configuration.
 type Key = (String, usize, Configuration);
 
@@ -74,8 +81,8 @@ pub(super) struct Measured {
     pub(super) lost_after_early_ack: u64,
     /// And what was said of them.
     pub(super) broken: Vec<String>,
-    /// Of the machine itself.
-    pub(super) steal: Option<String>,
+    /// The share of its CPUs' time that the hypervisor took from this machine, if the kernel says.
+    pub(super) steal: Option<f64>,
     /// A sentence for each transfer that failed. Those that were to follow it in its block are left out.
     pub(super) failures: Vec<String>,
     /// The most of any machine.
@@ -102,7 +109,7 @@ impl Measured {
     pub(super) fn end(&mut self, ended: Ended) {
         self.real_time = true;
         for kept in ended.kept {
-            self.real_time &= kept.scheduling == taut_netlab::link::counters::Scheduling::RealTime;
+            self.real_time &= kept.scheduling == Scheduling::RealTime;
             self.off.extend(kept.off);
             self.late.extend(kept.late);
         }

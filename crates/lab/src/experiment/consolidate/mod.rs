@@ -11,11 +11,12 @@ mod network;
 mod plan;
 mod rig;
 
+use taut_sys::steal::Steal;
+
 use super::guests::cores::Cores;
 use super::guests::uml;
 use super::outcome::Outcome;
 use super::progress::Progress;
-use super::steal::Steal;
 use super::{Experiment, ExperimentError, Request};
 use crate::peer::program;
 use measured::Measured;
@@ -42,7 +43,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     if let (true, Some(only)) = (plan.parts.is_empty(), &request.only) {
         return Err(ExperimentError::NoPart(only.clone()));
     }
-    let began = Steal::now();
+    let began = Steal::read();
     let progress = Progress::new("consolidate: transfers", plan.steps());
     let mut measured = Measured::default();
     // On a thread of its own, whose cores are inherited by all that it starts, and nobody else's.
@@ -63,7 +64,9 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     eprintln!("consolidate: what a packet costs");
     let costs = costs::measure(request).map_err(failed("measure what a packet costs"))?;
     measured.costs = costs;
-    measured.steal = Steal::note_since(began);
+    measured.steal = began
+        .zip(Steal::read())
+        .and_then(|(began, ended)| ended.share_since(began));
     Ok(figures::outcome(&measured, programs, request))
 }
 

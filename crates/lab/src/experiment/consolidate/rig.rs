@@ -13,21 +13,21 @@ use sha2::{Digest as _, Sha256};
 use taut_sys::child::Child;
 use taut_sys::schedule;
 
-use super::measured::Sample;
+use super::measured::{Ended, Sample};
 use super::network::{self, CLIENT, HOST, SENDER, Who};
 use super::plan::{Cell, Machine, Scenario};
 use crate::experiment::guests::configuration::Configuration;
 use crate::experiment::guests::cores::{self, Cores};
 use crate::experiment::guests::driver;
-use crate::experiment::guests::gate::{Gate, Kept, Sharers};
-use crate::experiment::guests::guest::{Guest, talk};
+use crate::experiment::guests::gate::{Gate, Sharers};
+use crate::experiment::guests::guest::Guest;
+use crate::experiment::guests::guest::talk::{self, Sent};
 use crate::experiment::guests::network::{tap, tune};
 use crate::experiment::guests::slices::{Shape, Slices};
 use crate::experiment::guests::snooping::Snooping;
-use crate::experiment::guests::transfer::{self, Sent};
+use crate::experiment::guests::transfer;
 use crate::experiment::guests::uml::{self, Booting, Uml};
 use crate::experiment::{ExperimentError, Request};
-use taut_netlab::link::counters::LinkReport;
 use taut_netlab::world::World;
 
 /// What the guests of another host, beside the one that sends, are: turns in which nobody runs.
@@ -50,13 +50,6 @@ pub(super) struct Rig {
     random: Pcg64Mcg,
     /// Of streams: the next one's.
     stream: u64,
-}
-
-/// What a machine tells when it goes.
-pub(super) struct Ended {
-    pub(super) kept: Vec<Kept>,
-    pub(super) counters: talk::Counters,
-    pub(super) links: Vec<LinkReport>,
 }
 
 // === impl Rig ===

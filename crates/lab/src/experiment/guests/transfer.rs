@@ -7,36 +7,14 @@ use std::time::Duration;
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 use rustix::time::{ClockId, clock_gettime};
-use serde::{Deserialize, Serialize};
 use taut_sys::tcp_info::TcpInfo;
 
-use super::guest::talk::{Counters, Received};
+use super::guest::talk::Sent;
 
 /// Between two looks at what has been acknowledged.
 const LOOK: Duration = Duration::from_micros(100);
 /// A stream that takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// A stream as its sender saw it, and what its receiver said. Times are of the sender's clock, in
-/// nanoseconds.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-pub(in crate::experiment) struct Sent {
-    /// Before `connect`.
-    pub(in crate::experiment) connect: u64,
-    /// Before the first byte was written.
-    pub(in crate::experiment) write: u64,
-    /// All bytes had been acknowledged.
-    pub(in crate::experiment) acked: u64,
-    /// The longest time between two looks at that.
-    pub(in crate::experiment) longest_look: u64,
-    /// Segments that were sent again.
-    pub(in crate::experiment) repeated: u32,
-    /// The slow start threshold at the end, in segments; nothing while slow start goes on.
-    pub(in crate::experiment) ssthresh: Option<u32>,
-    /// What the sender's TCP has counted meanwhile, if it is a guest, which sends nothing else.
-    pub(in crate::experiment) counted: Option<Counters>,
-    pub(in crate::experiment) received: Received,
-}
 
 /// This machine's clock: CLOCK_MONOTONIC, in nanoseconds.
 pub(in crate::experiment) fn now() -> u64 {

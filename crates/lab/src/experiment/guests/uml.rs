@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use taut_sys::child::Child;
 
 use super::guest::Guest;
-use super::guest::talk::{self, Answer, Ask, Counters, Lines, Settings};
-use super::transfer::{self, Sent};
+use super::guest::talk::{self, Answer, Ask, Counters, Lines, Sent, Settings};
+use super::transfer;
 use crate::peer::program::Program;
 use taut_netlab::world::Host;
 

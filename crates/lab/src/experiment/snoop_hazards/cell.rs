@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::plan::{AT_ONCE, Cell, Draws, Hazard};
 use super::rig::{Rig, TAP};
+use super::transfer::Transfer;
 use super::{forwarding, rcvbuf};
 use crate::experiment::ExperimentError;
 use crate::experiment::guests::snooping::{Snooping, add_exits, of_flow};
@@ -56,15 +57,6 @@ pub(super) struct Part {
     pub(super) faults: Vec<String>,
     /// Segments lost behind the guest.
     pub(super) lost_behind: u64,
-}
-
-/// A transfer: its connection, and what is drawn for it.
-pub(super) struct Transfer {
-    pub(super) sender: TcpStream,
-    pub(super) receiver: TcpStream,
-    pub(super) draws: Draws,
-    pub(super) seed: u64,
-    pub(super) deadline: Instant,
 }
 
 // === impl Part ===

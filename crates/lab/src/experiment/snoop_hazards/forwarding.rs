@@ -2,7 +2,7 @@
 
 use std::net::Shutdown;
 
-use super::cell::Transfer;
+use super::transfer::Transfer;
 use crate::experiment::streams::{Failure, Sink, Source};
 
 /// What each transfer carries, in bytes.

@@ -11,6 +11,7 @@ mod plan;
 mod pump;
 mod rcvbuf;
 mod rig;
+mod transfer;
 
 use super::outcome::Outcome;
 use super::progress::Progress;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 use rustix::net::{RecvFlags, recv};
 
-use super::cell::Transfer;
 use super::plan::Reads;
+use super::transfer::Transfer;
 use crate::experiment::streams::{Failure, Sink, Source, left};
 
 /// Bytes that the guest has acknowledged and its application has not read when it lowers SO_RCVBUF.

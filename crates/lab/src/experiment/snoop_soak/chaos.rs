@@ -7,7 +7,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use serde_json::Value;
 
 use super::plan::{Act, Options, Phase};
 use super::rig::{Rig, TAP};
@@ -162,7 +161,7 @@ impl<'a> Chaos<'a> {
         let name = format!("snoop-{}-{}", self.phase.number, self.lives);
         let service = Service::start(host, &name, command, METRICS, self.rig.world.dir())?;
         let deadline = Instant::now() + PATIENCE;
-        while status(self.rig)["state"] != "on" {
+        while self.rig.status()["state"] != "on" {
             if Instant::now() > deadline {
                 let said = service.said().unwrap_or_default();
                 self.fault(format!("taut snoop does not serve {TAP}; it said: {said}"));
@@ -192,7 +191,7 @@ impl<'a> Chaos<'a> {
             Some(status) if status.success() => return Ok(true),
             Some(status) => self.fault(format!("taut snoop {what} ended with {status}")),
             None => {
-                let status = status(self.rig);
+                let status = self.rig.status();
                 self.fault(format!(
                     "taut snoop {what} has not returned after {DRAINED:?}: {status}"
                 ));
@@ -203,7 +202,7 @@ impl<'a> Chaos<'a> {
 
     /// Keeps what only the process knows, before it ends.
     fn note(&mut self) {
-        let status = status(self.rig);
+        let status = self.rig.status();
         self.done.broken += status["lost_after_early_ack"].as_u64().unwrap_or(0);
         snooping::add_exits(&status, "to_guest", &mut self.done.to_guest);
         let mut from_guest = BTreeMap::new();
@@ -232,11 +231,4 @@ impl<'a> Chaos<'a> {
             .faults
             .push(format!("{what} (phase {name}{single}, ring of {ring})"));
     }
-}
-
-/// The tap's part of what `taut snoop status --json` says; `Null` while no process answers.
-pub(super) fn status(rig: &Rig) -> Value {
-    let taps = snooping::status(&rig.taut, &rig.control());
-    let tap = taps.ok().and_then(|taps| taps.into_iter().next());
-    tap.unwrap_or_default()
 }

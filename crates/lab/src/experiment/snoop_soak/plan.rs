@@ -8,6 +8,8 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 
 use crate::experiment::Request;
 
+/// Transfers under way at one time.
+pub(super) const AT_ONCE: u64 = 20;
 /// The largest stream, in bytes.
 const LARGEST: u64 = 2_000_000;
 /// The largest that is written in small pieces: a segment for each.

@@ -4,12 +4,13 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use taut_sys::tap::Tap;
 
-use super::plan::{GROWN_RMEM, Options, Phase, Side, USUAL_RMEM};
-use super::transfer::AT_ONCE;
+use super::plan::{AT_ONCE, GROWN_RMEM, Options, Phase, Side, USUAL_RMEM};
 use crate::experiment::ExperimentError;
 use crate::experiment::commands::{add_neighbour, ip};
+use crate::experiment::guests::snooping;
 use crate::experiment::peer_networks::{LANS, PREFIXES, guest_addr, peer_addr};
 use crate::experiment::tap_frames::make_tap;
 use taut_netlab::link::shape::{LinkSpec, Shape};
@@ -120,7 +121,7 @@ impl Rig {
             true => inner.addr6().into(),
         };
         let text = self.ip("behind", &format!("-j route get {inner}"))?;
-        let routes: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        let routes: Value = serde_json::from_str(&text).unwrap_or_default();
         let gateway = routes[0]["gateway"].as_str().unwrap_or_default();
         // Without `src` the kernel would take the address of the link, to which the peer has no route.
         let lan = LANS[usize::from(v6)];
@@ -195,13 +196,20 @@ impl Rig {
     /// Frames that the guest's ring has refused.
     pub(super) fn dropped(&self) -> Result<u64, ExperimentError> {
         let text = self.ip("host", &format!("-s -j link show {TAP}"))?;
-        let links: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        let links: Value = serde_json::from_str(&text).unwrap_or_default();
         Ok(links[0]["stats64"]["tx"]["dropped"].as_u64().unwrap_or(0))
     }
 
     /// Where `taut snoop` answers.
     pub(super) fn control(&self) -> PathBuf {
         self.world.dir().join("snoop.sock")
+    }
+
+    /// The tap's part of what `taut snoop status --json` says; `Null` while no process answers.
+    pub(super) fn status(&self) -> Value {
+        let taps = snooping::status(&self.taut, &self.control());
+        let tap = taps.ok().and_then(|taps| taps.into_iter().next());
+        tap.unwrap_or_default()
     }
 
     fn ip(&self, host: &str, line: &str) -> Result<String, ExperimentError> {

@@ -10,16 +10,14 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt::set_socket_recv_buffer_size;
 
 use super::ends::{Report, carry};
-use super::plan::{Options, Phase, Side, Transfer};
+use super::offer;
+use super::plan::{AT_ONCE, Options, Phase, Side, Transfer};
 use super::rig::Rig;
-use super::{chaos, offer};
 use crate::experiment::ExperimentError;
 use crate::experiment::guests::snooping::of_flow;
 use crate::experiment::progress::Progress;
 use crate::experiment::streams::{Failure, accept, left};
 
-/// Transfers under way at one time.
-pub(super) const AT_ONCE: u64 = 20;
 /// The longest that a transfer may take. A sender that is not answered at all for 100 s tries it about nine
 /// times (RFC 6298 5.5, from 200 ms on), each of which would have to be lost.
 const LIMIT: Duration = Duration::from_secs(100);
@@ -183,7 +181,7 @@ impl<'a> Worker<'a> {
                         Side::Peer => [own, other],
                         Side::Guest => [other, own],
                     };
-                    let status = chaos::status(self.rig);
+                    let status = self.rig.status();
                     hung = Some(of_flow(&status, ports));
                 }
             });

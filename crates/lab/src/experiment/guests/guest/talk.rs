@@ -138,7 +138,7 @@ pub(in crate::experiment) enum Answer {
     /// What has been counted.
     Counters(Counters),
     /// The stream has been sent and received.
-    Sent(crate::experiment::guests::transfer::Sent),
+    Sent(Sent),
     /// The program has ended.
     Ran(Ran),
     /// The flows have ended.
@@ -198,6 +198,27 @@ pub(in crate::experiment) struct Received {
     pub(in crate::experiment) bytes: usize,
     /// SHA-256 of all of them.
     pub(in crate::experiment) digest: [u8; 32],
+}
+
+/// A stream as its sender saw it, and what its receiver said. Times are of the sender's clock, in
+/// nanoseconds.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(in crate::experiment) struct Sent {
+    /// Before `connect`.
+    pub(in crate::experiment) connect: u64,
+    /// Before the first byte was written.
+    pub(in crate::experiment) write: u64,
+    /// All bytes had been acknowledged.
+    pub(in crate::experiment) acked: u64,
+    /// The longest time between two looks at that.
+    pub(in crate::experiment) longest_look: u64,
+    /// Segments that were sent again.
+    pub(in crate::experiment) repeated: u32,
+    /// The slow start threshold at the end, in segments; nothing while slow start goes on.
+    pub(in crate::experiment) ssthresh: Option<u32>,
+    /// What the sender's TCP has counted meanwhile, if it is a guest, which sends nothing else.
+    pub(in crate::experiment) counted: Option<Counters>,
+    pub(in crate::experiment) received: Received,
 }
 
 /// A connection over which lines go.

@@ -1,0 +1,15 @@
+//! A transfer, as a cell hands it to its hazard.
+
+use std::net::TcpStream;
+use std::time::Instant;
+
+use super::plan::Draws;
+
+/// A transfer: its connection, and what is drawn for it.
+pub(super) struct Transfer {
+    pub(super) sender: TcpStream,
+    pub(super) receiver: TcpStream,
+    pub(super) draws: Draws,
+    pub(super) seed: u64,
+    pub(super) deadline: Instant,
+}
