@@ -2,4 +2,5 @@
 
 fn main() {
     taut_bpf_build::compile("src/bpf/snoop.bpf.c");
+    taut_bpf_build::share("src/bpf/snoop.h");
 }

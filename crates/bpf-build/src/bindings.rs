@@ -190,7 +190,7 @@ fn enumeration(
     values.retain(|(name, _)| !name.starts_with(COUNT_OF));
     let prefix = prefix(values.iter().map(|(name, _)| name.as_str()));
     let rust = camel(name);
-    let (mut variants, mut all, mut labels) = (String::new(), String::new(), String::new());
+    let [mut variants, mut all, mut labels, mut arms] = [const { String::new() }; 4];
     for (name, value) in &values {
         let label = name[prefix..].to_lowercase();
         let variant = camel(&label);
@@ -200,11 +200,18 @@ fn enumeration(
         let _ = writeln!(variants, "    {variant} = {value},");
         let _ = write!(all, "Self::{variant}, ");
         let _ = write!(labels, "\"{label}\", ");
+        let _ = write!(arms, "Self::{variant} => \"{label}\", ");
     }
     Ok(format!(
         "#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]\n\
          #[repr(u32)]\n\
          pub enum {rust} {{\n{variants}}}\n\
+         impl {rust} {{\n    \
+             /// The name in lower case.\n    \
+             pub fn label(self) -> &'static str {{\n        \
+                 match self {{ {arms} }}\n    \
+             }}\n\
+         }}\n\
          impl ::taut_bpf::CEnum for {rust} {{\n    \
              const ALL: &'static [Self] = &[{all}];\n    \
              const LABELS: &'static [&'static str] = &[{labels}];\n    \

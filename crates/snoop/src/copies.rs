@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use libbpf_rs::libbpf_sys::bpf_map_create_opts;
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{MapHandle, MapType, RingBuffer, RingBufferBuilder};
 use rustix::event::{PollFd, PollFlags, poll};
+use taut_bpf::{Error, Map};
 
 use crate::program::ProgramError;
 use crate::wire::Copy;
@@ -25,7 +26,7 @@ const ENOUGH: i32 = -1;
 pub struct Copies {
     map: MapHandle,
     /// Whether the programs are to wake who waits for copies.
-    asleep: MapHandle,
+    asleep: Map<u32, u32>,
     ring: RingBuffer<'static>,
     taken: Arc<Mutex<Taken>>,
 }
@@ -48,10 +49,11 @@ impl Copies {
             sz: size_of::<bpf_map_create_opts>() as u64,
             ..Default::default()
         };
-        let map = MapHandle::create(MapType::RingBuf, Some("taut_retained"), 0, 0, bytes, &opts)
-            .map_err(ProgramError::Load)?;
-        let asleep = MapHandle::create(MapType::Array, Some("taut_asleep"), 4, 4, 1, &opts)
-            .map_err(ProgramError::Load)?;
+        let refused = |source| ProgramError::Load(Error::during("create a BPF map")(source));
+        let map = MapHandle::create(MapType::RingBuf, Some("taut_retained"), 0, 0, bytes, &opts);
+        let map = map.map_err(refused)?;
+        let asleep = MapHandle::create(MapType::Array, Some("taut_asleep"), 4, 4, 1, &opts);
+        let asleep = Map::new(asleep.map_err(refused)?, "asleep").map_err(ProgramError::Load)?;
         let taken = Arc::new(Mutex::new(Taken::default()));
         let mut ring = RingBufferBuilder::new();
         ring.add(&map, {
@@ -61,8 +63,8 @@ impl Copies {
                 taken.add(bytes)
             }
         })
-        .map_err(ProgramError::Load)?;
-        let ring = ring.build().map_err(ProgramError::Load)?;
+        .map_err(refused)?;
+        let ring = ring.build().map_err(refused)?;
         Ok(Self {
             map,
             asleep,
@@ -78,7 +80,7 @@ impl Copies {
 
     /// The map that says whether somebody waits, likewise.
     pub(crate) fn asleep(&self) -> BorrowedFd<'_> {
-        self.asleep.as_fd()
+        self.asleep.handle().as_fd()
     }
 
     /// Has the programs wake a [`Waiter`] with the next copy. One that is being put into the ring buffer at this moment may
@@ -87,12 +89,7 @@ impl Copies {
     /// # Errors
     /// [`ProgramError::Map`].
     pub(crate) fn wake_with_the_next(&self) -> Result<(), ProgramError> {
-        self.asleep
-            .update(&0u32.to_ne_bytes(), &1u32.to_ne_bytes(), MapFlags::ANY)
-            .map_err(|source| ProgramError::Map {
-                what: "state",
-                source,
-            })
+        self.asleep.insert(&0, &1).map_err(ProgramError::Map)
     }
 
     /// Takes all copies out of the ring buffer, or as many bytes as it has room for if more come meanwhile.

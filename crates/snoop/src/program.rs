@@ -5,17 +5,14 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use libbpf_rs::{
-    MapCore, MapFlags, Object, ObjectBuilder, ProgramInput, RingBuffer, RingBufferBuilder,
-};
+use libbpf_rs::RingBuffer;
+use taut_bpf::{CounterMap, Error, Map, Object, Open, PerCpu};
 use taut_sys::Errno;
+use taut_sys::bpf::run_time;
 use taut_sys::bpf::tc::{AttachPoint, Attached};
-use taut_sys::bpf::{Entry, hash_entries, run_time};
 
 use crate::copies::Copies;
-use crate::wire::{
-    Bypass, Config, Doubt, FLOW, Flow, FromGuest, KEY, Key, Net, Prefix, Spent, ToGuest,
-};
+use crate::wire::{Bypass, Config, Doubt, Flow, FromGuest, Key, Net, Prefix, Spent, ToGuest, raw};
 
 /// The programs, compiled by `build.rs`.
 const PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/snoop.bpf.o"));
@@ -35,6 +32,15 @@ pub struct Program {
     /// Detached first.
     attached: Vec<Attached>,
     object: Object,
+    config: Map<u32, raw::SnoopConfig>,
+    flows: Map<raw::SnoopKey, raw::SnoopFlow>,
+    to_guest: CounterMap<raw::SnoopToGuest>,
+    from_guest: CounterMap<raw::SnoopFromGuest>,
+    order: Map<u32, raw::SnoopOrder>,
+    guest_nets: Map<raw::SnoopNet, u8>,
+    distrusted: Map<raw::SnoopPrefix, u8>,
+    source: Map<u32, raw::SnoopSource>,
+    spending: PerCpu<Spent>,
     events: RingBuffer<'static>,
     doubts: Arc<Mutex<Vec<Doubt>>>,
 }
@@ -47,10 +53,7 @@ pub enum ProgramError {
         "the kernel does not take the BPF programs: {0} (they need Linux 6.1 or newer with BTF, and CAP_BPF \
          with CAP_NET_ADMIN and CAP_PERFMON, or root)"
     )]
-    Load(#[source] libbpf_rs::Error),
-    /// The programs are not those that this code was written for.
-    #[error("the BPF object has no {0} (a fault of the build: build it anew)")]
-    Part(&'static str),
+    Load(#[source] Error),
     /// They cannot be put at the tap.
     #[error(
         "the BPF programs cannot be attached to device {ifindex}: {source} (they need CAP_NET_ADMIN, and tcx \
@@ -70,20 +73,9 @@ pub enum ProgramError {
         /// What the kernel says.
         source: Errno,
     },
-    /// The flows cannot be listed.
-    #[error("the BPF programs' flows cannot be listed: {source}")]
-    Listing {
-        /// What the kernel says.
-        source: Errno,
-    },
-    /// What they keep cannot be read or written.
-    #[error("the BPF programs' {what} cannot be reached: {source}")]
-    Map {
-        /// Which map.
-        what: &'static str,
-        /// What the kernel says.
-        source: libbpf_rs::Error,
-    },
+    /// A map cannot be read or written.
+    #[error("the BPF programs at a tap: {0}")]
+    Map(#[source] Error),
 }
 
 // === impl Program ===
@@ -103,64 +95,37 @@ impl Program {
         copies: &Copies,
         measured: bool,
     ) -> Result<Self, ProgramError> {
-        // What libbpf has to say beside the error is for those who look for a fault.
-        libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Warn, |_, text| {
-            tracing::debug!(target: "libbpf", "{}", text.trim_end());
-        })));
-        let mut open = ObjectBuilder::default()
-            .name("taut_snoop")
-            .and_then(|builder| builder.open_memory(PROGRAMS))
-            .map_err(ProgramError::Load)?;
-        open.maps_mut()
-            .find(|map| map.name() == "flows")
-            .ok_or(ProgramError::Part("map `flows`"))?
-            .set_max_entries(flows)
-            .map_err(ProgramError::Load)?;
-        open.maps_mut()
-            .find(|map| map.name() == ".rodata.config")
-            .ok_or(ProgramError::Part("section `.rodata.config`"))?
-            .set_initial_value(&[u8::from(measured)])
-            .map_err(ProgramError::Load)?;
-        for (name, part, shared) in [
-            ("retained", "map `retained`", copies.map()),
-            ("asleep", "map `asleep`", copies.asleep()),
-        ] {
-            open.maps_mut()
-                .find(|map| map.name() == name)
-                .ok_or(ProgramError::Part(part))?
-                .reuse_fd(shared)
-                .map_err(ProgramError::Load)?;
-        }
-        let object = open.load().map_err(ProgramError::Load)?;
-        let flows = map(&object, "flows")?;
-        let sizes = (flows.key_size() as usize, flows.value_size() as usize);
-        if sizes != (KEY, FLOW) {
-            return Err(ProgramError::Part("map `flows` of this layout"));
-        }
+        let object = load(flows, copies, measured).map_err(ProgramError::Load)?;
         let doubts = Arc::new(Mutex::new(Vec::new()));
-        let mut events = RingBufferBuilder::new();
-        let map = map(&object, "events")?;
-        events
-            .add(&map, {
-                let doubts = doubts.clone();
-                move |bytes: &[u8]| {
-                    let mut doubts = doubts.lock().unwrap_or_else(PoisonError::into_inner);
-                    if let Some(event) = Doubt::decode(bytes)
-                        && doubts.len() < EVENTS_MAX
-                    {
-                        doubts.push(event);
-                    }
-                    0
+        let events = object.ring("events", {
+            let doubts = doubts.clone();
+            move |bytes: &[u8]| {
+                let mut doubts = doubts.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(event) = Doubt::decode(bytes)
+                    && doubts.len() < EVENTS_MAX
+                {
+                    doubts.push(event);
                 }
+            }
+        });
+        let maps = || {
+            Ok(Self {
+                attached: Vec::new(),
+                config: object.map("config")?,
+                flows: object.map("flows")?.locked(),
+                to_guest: object.counters("to_guest_exits")?,
+                from_guest: object.counters("from_guest_exits")?,
+                order: object.map("order")?,
+                guest_nets: object.map("guest_nets")?,
+                distrusted: object.map("distrusted")?,
+                source: object.map("source")?,
+                spending: object.per_cpu("spending")?,
+                events: events?,
+                doubts,
+                object,
             })
-            .map_err(ProgramError::Load)?;
-        let events = events.build().map_err(ProgramError::Load)?;
-        Ok(Self {
-            attached: Vec::new(),
-            object,
-            events,
-            doubts,
-        })
+        };
+        maps().map_err(ProgramError::Load)
     }
 
     /// Says how the tap is served, until `until` of CLOCK_MONOTONIC: after that, and before the first
@@ -169,9 +134,8 @@ impl Program {
     /// # Errors
     /// [`ProgramError::Map`].
     pub fn configure(&self, config: &Config, until: Duration) -> Result<(), ProgramError> {
-        map(&self.object, "config")?
-            .update(&0u32.to_ne_bytes(), &config.encode(until), MapFlags::ANY)
-            .map_err(refused("configuration"))
+        let config = config.encode(until);
+        self.config.insert(&0, &config).map_err(ProgramError::Map)
     }
 
     /// Puts them at the tap of this number, in the network namespace of the calling thread.
@@ -185,11 +149,7 @@ impl Program {
             ("snoop_from_guest", AttachPoint::IngressFirst),
             ("snoop_to_guest", AttachPoint::Egress),
         ] {
-            let program = self
-                .object
-                .progs()
-                .find(|p| p.name() == name)
-                .ok_or(ProgramError::Part(name))?;
+            let program = self.object.program(name).map_err(ProgramError::Load)?;
             let program = Attached::attach(program.as_fd(), ifindex, point, FILTER_PRIORITY)
                 .map_err(|source| ProgramError::Attach { ifindex, source })?;
             attached.push(program);
@@ -203,7 +163,7 @@ impl Program {
     /// # Errors
     /// [`ProgramError::Map`].
     pub fn to_guest(&self) -> Result<ToGuest, ProgramError> {
-        ToGuest::read(|exit| self.count("to_guest_exits", exit))
+        self.to_guest.read().map_err(ProgramError::Map)
     }
 
     /// Packets from the guest so far.
@@ -211,7 +171,7 @@ impl Program {
     /// # Errors
     /// [`ProgramError::Map`].
     pub fn from_guest(&self) -> Result<FromGuest, ProgramError> {
-        FromGuest::read(|exit| self.count("from_guest_exits", exit))
+        self.from_guest.read().map_err(ProgramError::Map)
     }
 
     /// The flows that are followed. While packets come and go some that are new may be missed.
@@ -219,10 +179,10 @@ impl Program {
     /// # Errors
     /// [`ProgramError::Map`].
     pub fn flows(&self) -> Result<Vec<(Key, Flow)>, ProgramError> {
-        let map = map(&self.object, "flows")?;
-        let listed = hash_entries(map.as_fd(), KEY, FLOW, MapFlags::LOCK.bits());
-        let listed = listed.map_err(|source| ProgramError::Listing { source })?;
-        let flow = |(key, flow): &Entry| Key::decode(key).zip(Flow::decode(flow));
+        let listed = self.flows.entries().map_err(ProgramError::Map)?;
+        let flow = |(key, flow): &(raw::SnoopKey, raw::SnoopFlow)| {
+            Key::decode(key).zip(Flow::decode(flow))
+        };
         Ok(listed.iter().filter_map(flow).collect())
     }
 
@@ -231,12 +191,8 @@ impl Program {
     /// # Errors
     /// [`ProgramError::Map`].
     pub fn forget(&self, key: &Key) -> Result<(), ProgramError> {
-        match map(&self.object, "flows")?.delete(&key.encode()) {
-            Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
-                Err(refused("flows")(error))
-            }
-            _ => Ok(()),
-        }
+        let forgotten = self.flows.remove(&key.encode());
+        forgotten.map(|_| ()).map_err(ProgramError::Map)
     }
 
     /// Promises that came to look broken since the last call.
@@ -249,20 +205,13 @@ impl Program {
 
     /// Where the time went.
     pub(crate) fn spent(&self) -> Result<Spent, ProgramError> {
-        let values = map(&self.object, "spending")?
-            .lookup_percpu(&0u32.to_ne_bytes(), MapFlags::ANY)
-            .map_err(refused("times"))?;
-        let spent = values.iter().flatten();
-        Ok(spent
-            .filter_map(|bytes| Spent::decode(bytes))
-            .fold(Spent::default(), Spent::and))
+        let spent = self.spending.get(0).map_err(ProgramError::Map)?;
+        Ok(spent.into_iter().fold(Spent::default(), Spent::and))
     }
 
     /// How long the program of this name has run, if the kernel counts it.
     pub(crate) fn run_time(&self, name: &'static str) -> Result<Duration, ProgramError> {
-        let mut programs = self.object.progs();
-        let program = programs.find(|p| p.name() == name);
-        let program = program.ok_or(ProgramError::Part(name))?;
+        let program = self.object.program(name).map_err(ProgramError::Load)?;
         run_time(program.as_fd()).map_err(|source| ProgramError::RunTime { name, source })
     }
 
@@ -271,31 +220,22 @@ impl Program {
     /// # Errors
     /// [`ProgramError::Map`].
     pub(crate) fn flow(&self, key: &Key) -> Result<Option<Flow>, ProgramError> {
-        let found = map(&self.object, "flows")?.lookup(&key.encode(), MapFlags::LOCK);
-        let found = found.map_err(refused("flows"))?;
-        Ok(found.and_then(|bytes| Flow::decode(&bytes)))
+        let found = self.flows.get(&key.encode()).map_err(ProgramError::Map)?;
+        Ok(found.and_then(|flow| Flow::decode(&flow)))
     }
 
     /// Leaves a flow alone from now on.
     pub(crate) fn leave(&self, key: &Key, why: Bypass) -> Result<(), ProgramError> {
-        let mut order = key.encode().to_vec();
-        order.extend(u32::from(why.encode()).to_ne_bytes());
-        map(&self.object, "order")?
-            .update(&0u32.to_ne_bytes(), &order, MapFlags::ANY)
-            .map_err(refused("order"))?;
-        // By a program, for what was read here would be old when it is written.
-        let name = "snoop_leave";
-        let mut programs = self.object.progs_mut();
-        let program = programs.find(|p| p.name() == name);
-        let input = ProgramInput {
-            data_in: Some(&[0; 64]),
-            ..Default::default()
+        let order = raw::SnoopOrder {
+            key: key.encode(),
+            bypass: why as u32,
         };
-        program
-            .ok_or(ProgramError::Part(name))?
-            .test_run(input)
+        let ordered = self.order.insert(&0, &order);
+        // By a program, for what was read here would be old when it is written.
+        ordered
+            .and_then(|()| self.object.run("snoop_leave"))
             .map(|_| ())
-            .map_err(refused("flows"))
+            .map_err(ProgramError::Map)
     }
 
     /// Says of which networks guests are, for [`Config::by_address`].
@@ -303,60 +243,43 @@ impl Program {
     /// # Errors
     /// [`ProgramError::Map`].
     pub fn allow(&self, nets: &[Net]) -> Result<(), ProgramError> {
-        let map = map(&self.object, "guest_nets")?;
         for net in nets {
-            map.update(&net.encode(), &[1], MapFlags::ANY)
-                .map_err(refused("networks of guests"))?;
+            let allowed = self.guest_nets.insert(&net.encode(), &1);
+            allowed.map_err(ProgramError::Map)?;
         }
         Ok(())
     }
 
     /// Says which networks of peers are distrusted: these, instead of those before.
     pub(crate) fn distrust(&self, prefixes: &[Prefix]) -> Result<(), ProgramError> {
-        let map = map(&self.object, "distrusted")?;
         let wanted: Vec<_> = prefixes.iter().map(Prefix::encode).collect();
-        let present: Vec<_> = map.keys().collect();
-        for key in present {
-            if !wanted.iter().any(|prefix| prefix[..] == key[..]) {
-                // It may be gone already.
-                let _ = map.delete(&key);
-            }
+        let present: Vec<_> = self.distrusted.keys().collect();
+        for key in present.iter().filter(|key| !wanted.contains(key)) {
+            // It may be gone already.
+            let _ = self.distrusted.remove(key);
         }
         for prefix in wanted {
-            map.update(&prefix, &[1], MapFlags::ANY)
-                .map_err(refused("distrusted networks"))?;
+            let distrusted = self.distrusted.insert(&prefix, &1);
+            distrusted.map_err(ProgramError::Map)?;
         }
         Ok(())
     }
 
     /// Whether frames from more than one Ethernet address came from the tap, and it is not known which is the guest's.
     pub(crate) fn sees_several_macs(&self) -> Result<bool, ProgramError> {
-        let found = map(&self.object, "source")?.lookup(&0u32.to_ne_bytes(), MapFlags::ANY);
-        let found = found.map_err(refused("source"))?;
-        Ok(found.is_some_and(|bytes| bytes.get(7) == Some(&1)))
+        let found = self.source.get(&0).map_err(ProgramError::Map)?;
+        Ok(found.is_some_and(|source| source.several != 0))
     }
 
     /// Learns the guest's Ethernet address from the next frame.
     pub(crate) fn forget_source(&self) -> Result<(), ProgramError> {
-        map(&self.object, "source")?
-            .update(&0u32.to_ne_bytes(), &[0; 8], MapFlags::ANY)
-            .map_err(refused("source"))
+        let unknown = raw::SnoopSource::default();
+        self.source.insert(&0, &unknown).map_err(ProgramError::Map)
     }
 
     /// Links of tcx at the tap's egress that are this one's.
     pub(crate) fn egress_links(&self) -> u32 {
         u32::from(matches!(self.attached.last(), Some(Attached::Link(_))))
-    }
-
-    fn count(&self, name: &'static str, exit: u32) -> Result<u64, ProgramError> {
-        let values = map(&self.object, name)?
-            .lookup_percpu(&exit.to_ne_bytes(), MapFlags::ANY)
-            .map_err(refused("counters"))?;
-        let count = |bytes: &Vec<u8>| {
-            let bytes = bytes.first_chunk().copied();
-            bytes.map_or(0, u64::from_ne_bytes)
-        };
-        Ok(values.iter().flatten().map(count).sum())
     }
 }
 
@@ -374,12 +297,14 @@ impl std::fmt::Debug for Program {
     }
 }
 
-fn map<'o>(object: &'o Object, name: &'static str) -> Result<libbpf_rs::Map<'o>, ProgramError> {
-    let mut maps = object.maps();
-    maps.find(|map| map.name() == name)
-        .ok_or(ProgramError::Part(name))
-}
-
-fn refused(what: &'static str) -> impl Fn(libbpf_rs::Error) -> ProgramError {
-    move |source| ProgramError::Map { what, source }
+fn load(flows: u32, copies: &Copies, measured: bool) -> Result<Object, Error> {
+    let mut open = Open::new("taut_snoop", PROGRAMS)?;
+    let sized = open.map("flows")?.set_max_entries(flows);
+    sized.map_err(Error::during("size the BPF map `flows`"))?;
+    open.set_constant(".rodata.config", &u8::from(measured))?;
+    for (name, shared) in [("retained", copies.map()), ("asleep", copies.asleep())] {
+        let reused = open.map(name)?.reuse_fd(shared);
+        reused.map_err(Error::during("share a BPF map between taps"))?;
+    }
+    open.load()
 }

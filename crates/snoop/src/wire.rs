@@ -4,6 +4,20 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use taut_bpf::{CEnum as _, Counters, read_prefix};
+
+use self::raw::{
+    SnoopConfig, SnoopCopy, SnoopEvent, SnoopFlow, SnoopKey, SnoopMode, SnoopNet, SnoopPrefix,
+};
+
+taut_bpf::bindings!(
+    /// The structs of `bpf/snoop.h`.
+    pub(crate) mod raw from "snoop"
+);
+
+/// Why a flow is not touched.
+pub use self::raw::SnoopBypass as Bypass;
+
 /// FL_MODE of a flow (vsnoop-paper III-B), and what comes before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
@@ -19,43 +33,6 @@ pub enum Mode {
     NoBuf,
     /// It is never touched.
     Bypass(Bypass),
-}
-
-/// Why a flow is not touched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Bypass {
-    /// One end has sent FIN.
-    Closing,
-    /// Urgent data.
-    Urgent,
-    /// Signed segments (RFC 2385).
-    Md5,
-    /// Signed segments (RFC 5925).
-    TcpAo,
-    /// Multipath (RFC 8684), whose DATA_ACK is the guest's to give.
-    Mptcp,
-    /// Accurate ECN (RFC 9768), whose counters only the guest has.
-    AccEcn,
-    /// Data in the SYN (RFC 7413).
-    FastOpen,
-    /// Packets that may be marked (RFC 3168): DCTCP counts each mark.
-    Ect,
-    /// An option that is not known here.
-    Option,
-    /// The guest lacks what was acknowledged for it.
-    LostAfterEarlyAck,
-    /// It looks like that.
-    Doubt,
-    /// The guest says that it lacks what was acknowledged early.
-    Contradicted,
-    /// The endpoint is behind the guest: its TTL is not one that systems send with.
-    Forwarded,
-    /// The endpoint may be behind the guest: its Ethernet address is not known to be the guest's.
-    OtherMac,
-    /// The guest's end is in none of the networks that guests are in (`--guest-net`).
-    OtherAddress,
-    /// Several flows of the peer's network had to be repaired.
-    DistrustedPeer,
 }
 
 /// Of a guest's end and its peer's.
@@ -203,68 +180,13 @@ pub struct Copy {
     pub frame: Box<[u8]>,
 }
 
-macro_rules! exits {
-    ($(#[$doc:meta])* $name:ident { $($label:literal),* $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-        pub struct $name([u64; $name::LABELS.len()]);
-
-        impl $name {
-            /// What the ways out are called, in the programs' order.
-            pub const LABELS: &'static [&'static str] = &[$($label),*];
-
-            pub(crate) fn read<E>(mut count: impl FnMut(u32) -> Result<u64, E>) -> Result<Self, E> {
-                let mut counts = [0; Self::LABELS.len()];
-                for (exit, to) in (0..).zip(&mut counts) {
-                    *to = count(exit)?;
-                }
-                Ok(Self(counts))
-            }
-
-            /// Packets that left by each.
-            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                Self::LABELS.iter().copied().zip(self.0)
-            }
-
-            /// Packets that left by this one; 0 if there is none of this name.
-            pub fn of(&self, label: &str) -> u64 {
-                self.iter().find(|(l, _)| *l == label).map_or(0, |(_, n)| n)
-            }
-        }
-    };
-}
-
-exits! {
-    /// Packets towards the guest, by their way out of the program (`enum snoop_to_guest`).
-    ToGuest {
-        "not_tcp", "malformed", "ours", "off", "no_flow", "flows_full", "syn", "rst", "bypass", "no_data",
-        "unlearnt", "out_of_order", "misdirected", "ce", "options", "beyond_window", "budget", "exposure", "overdue",
-        "not_kept", "checksum", "in_parts", "not_cloned",
-        "ring_full", "overtaken", "no_ack", "held", "acked",
-    }
-}
-
-exits! {
-    /// Packets from the guest, by their way out of the program (`enum snoop_from_guest`).
-    FromGuest {
-        "not_tcp", "malformed", "ours", "leftover", "flows_full", "no_flow", "syn", "rst", "fin", "bypass",
-        "passed", "suppressed", "lifted", "not_lifted", "doubt", "contradicted", "forwarded", "other_mac", "other_address",
-    }
-}
+/// Packets towards the guest, by their way out of the program.
+pub type ToGuest = Counters<raw::SnoopToGuest>;
+/// Packets from the guest, by their way out of the program.
+pub type FromGuest = Counters<raw::SnoopFromGuest>;
 
 /// The mark of a frame that the programs are to deliver to the guest as it is (SNOOP_DELIVERY).
-pub(crate) const DELIVERY_MARK: u32 = 0x7461_7574;
-
-/// Bytes of `struct snoop_key`, `struct snoop_flow` and `struct snoop_event`.
-pub(crate) const KEY: usize = 40;
-pub(crate) const FLOW: usize = 192;
-const EVENT: usize = KEY + 16;
-/// Bytes of `struct snoop_copy`, and of `struct snoop_config`.
-const COPY: usize = KEY + 32;
-const CONFIG: usize = 64;
-
-/// Where `mode` and `bypass` are in `struct snoop_flow`.
-const MODE_AT: usize = 137;
+pub(crate) const DELIVERY_MARK: u32 = raw::SNOOP_DELIVERY;
 
 /// The bit beside a VLAN's number that says that there is one.
 const TAGGED: u16 = 0x8000;
@@ -273,14 +195,16 @@ const TAGGED: u16 = 0x8000;
 
 impl Mode {
     fn decode(mode: u8, bypass: u8) -> Option<Self> {
-        Some(match mode {
-            0 => Self::Syn,
-            1 => Self::Unproven,
-            2 => Self::Active,
-            3 => Self::UnexpectedSeq,
-            4 => Self::NoBuf,
-            5 => Self::Bypass(Bypass::decode(bypass)?),
-            _ => return None,
+        Some(match SnoopMode::from_raw(mode.into())? {
+            SnoopMode::Syn => Self::Syn,
+            SnoopMode::Unproven => Self::Unproven,
+            SnoopMode::Active => Self::Active,
+            SnoopMode::UnexpectedSeq => Self::UnexpectedSeq,
+            SnoopMode::NoBuf => Self::NoBuf,
+            SnoopMode::Bypass => match Bypass::from_raw(bypass.into())? {
+                Bypass::Touched => return None,
+                why => Self::Bypass(why),
+            },
         })
     }
 
@@ -297,98 +221,43 @@ impl Mode {
     }
 }
 
-// === impl Bypass ===
-
-impl Bypass {
-    fn decode(bypass: u8) -> Option<Self> {
-        Some(match bypass {
-            1 => Self::Closing,
-            2 => Self::Urgent,
-            3 => Self::Md5,
-            4 => Self::TcpAo,
-            5 => Self::Mptcp,
-            6 => Self::AccEcn,
-            7 => Self::FastOpen,
-            8 => Self::Ect,
-            9 => Self::Option,
-            10 => Self::LostAfterEarlyAck,
-            11 => Self::Doubt,
-            12 => Self::Contradicted,
-            13 => Self::Forwarded,
-            14 => Self::OtherMac,
-            15 => Self::OtherAddress,
-            16 => Self::DistrustedPeer,
-            _ => return None,
-        })
-    }
-
-    /// As `enum snoop_bypass` has it, of which these are in order after the one that stands for none.
-    pub(crate) fn encode(self) -> u8 {
-        self as u8 + 1
-    }
-
-    /// The name that users see.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Closing => "closing",
-            Self::Urgent => "urgent",
-            Self::Md5 => "md5",
-            Self::TcpAo => "tcp_ao",
-            Self::Mptcp => "mptcp",
-            Self::AccEcn => "accecn",
-            Self::FastOpen => "fast_open",
-            Self::Ect => "ect",
-            Self::Option => "option",
-            Self::LostAfterEarlyAck => "lost_after_early_ack",
-            Self::Doubt => "doubt",
-            Self::Contradicted => "contradicted",
-            Self::Forwarded => "forwarded",
-            Self::OtherMac => "other_mac",
-            Self::OtherAddress => "other_address",
-            Self::DistrustedPeer => "distrusted_peer",
-        }
-    }
-}
-
 // === impl Key ===
 
 impl Key {
     /// `None` if it is none.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut read = Reader(bytes);
-        let guest: [u8; 16] = read.take()?;
-        let peer: [u8; 16] = read.take()?;
-        let guest_port = u16::from_be_bytes(read.take()?);
-        let peer_port = u16::from_be_bytes(read.take()?);
-        let vlan = read.u16()?;
-        let ip = match read.u16()? {
+    pub(crate) fn decode(key: &SnoopKey) -> Option<Self> {
+        let ip = match key.version {
             4 => |[a, b, c, d, ..]: [u8; 16]| IpAddr::V4(Ipv4Addr::new(a, b, c, d)),
             6 => |bytes: [u8; 16]| IpAddr::V6(Ipv6Addr::from(bytes)),
             _ => return None,
         };
         Some(Self {
-            guest: SocketAddr::new(ip(guest), guest_port),
-            peer: SocketAddr::new(ip(peer), peer_port),
-            vlan: (vlan & TAGGED != 0).then_some(vlan & !TAGGED),
+            guest: SocketAddr::new(ip(key.guest), key.guest_port.get()),
+            peer: SocketAddr::new(ip(key.peer), key.peer_port.get()),
+            vlan: (key.vlan & TAGGED != 0).then_some(key.vlan & !TAGGED),
         })
     }
 
-    pub(crate) fn encode(&self) -> [u8; KEY] {
-        let mut bytes = [0; KEY];
-        let mut address = |at: usize, address: IpAddr| match address {
-            IpAddr::V4(v4) => bytes[at..at + 4].copy_from_slice(&v4.octets()),
-            IpAddr::V6(v6) => bytes[at..at + 16].copy_from_slice(&v6.octets()),
-        };
-        address(0, self.guest.ip());
-        address(16, self.peer.ip());
-        bytes[32..34].copy_from_slice(&self.guest.port().to_be_bytes());
-        bytes[34..36].copy_from_slice(&self.peer.port().to_be_bytes());
-        let vlan = self.vlan.map_or(0, |vlan| vlan | TAGGED);
-        bytes[36..38].copy_from_slice(&vlan.to_ne_bytes());
-        let version: u16 = if self.guest.is_ipv4() { 4 } else { 6 };
-        bytes[38..40].copy_from_slice(&version.to_ne_bytes());
-        bytes
+    pub(crate) fn encode(&self) -> SnoopKey {
+        SnoopKey {
+            guest: octets(self.guest.ip()),
+            peer: octets(self.peer.ip()),
+            guest_port: self.guest.port().into(),
+            peer_port: self.peer.port().into(),
+            vlan: self.vlan.map_or(0, |vlan| vlan | TAGGED),
+            version: if self.guest.is_ipv4() { 4 } else { 6 },
+        }
     }
+}
+
+/// An IPv4 address is in the first four.
+fn octets(address: IpAddr) -> [u8; 16] {
+    let mut octets = [0; 16];
+    match address {
+        IpAddr::V4(v4) => octets[..4].copy_from_slice(&v4.octets()),
+        IpAddr::V6(v6) => octets = v6.octets(),
+    }
+    octets
 }
 
 impl fmt::Display for Key {
@@ -401,28 +270,25 @@ impl fmt::Display for Key {
 
 impl Flow {
     /// `None` if it is none.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; FLOW] = bytes.first_chunk()?;
-        let word = |at: usize| Reader(&bytes[at..]).u32();
-        let long = |at: usize| Reader(&bytes[at..]).u64();
+    pub(crate) fn decode(flow: &SnoopFlow) -> Option<Self> {
         Some(Self {
-            next_seq: word(4)?,
-            acked_seq: word(8)?,
-            vm_seq: word(12)?,
-            rcv_edge: word(16)?,
-            grown_edge: word(24)?,
-            begun: word(36)?,
-            vm_una: word(44)?,
-            ts_peer: word(52)?,
-            heard: word(84)?,
-            exposed_most: word(100)?,
-            peer_window: Reader(&bytes[134..]).u16()?,
-            mode: Mode::decode(bytes[MODE_AT], bytes[MODE_AT + 1])?,
-            seen_ns: long(152)?,
-            acked_segments: long(160)?,
-            acked_bytes: long(168)?,
-            suppressed: long(176)?,
-            lifted: long(184)?,
+            next_seq: flow.next_seq,
+            acked_seq: flow.acked_seq,
+            vm_seq: flow.vm_seq,
+            rcv_edge: flow.rcv_edge,
+            grown_edge: flow.grown_edge,
+            begun: flow.begun,
+            vm_una: flow.vm_una,
+            ts_peer: flow.ts_peer,
+            heard: flow.heard,
+            exposed_most: flow.exposed_most,
+            peer_window: flow.peer_window,
+            mode: Mode::decode(flow.mode, flow.bypass)?,
+            seen_ns: flow.seen_ns,
+            acked_segments: flow.acked_segments,
+            acked_bytes: flow.acked_bytes,
+            suppressed: flow.suppressed,
+            lifted: flow.lifted,
         })
     }
 
@@ -459,32 +325,27 @@ impl Config {
     /// Half a second: a scheduler's round of sixteen guests with slices of 30 ms.
     pub const EXPOSURE_TICKS: u32 = 477;
 
-    pub(crate) fn encode(&self, until: Duration) -> [u8; CONFIG] {
-        let words = [
-            u32::from(self.on),
-            self.buf_size,
-            self.guest_rcvbuf,
-            u32::from(self.start_early),
-            u32::from(self.ecn),
-            self.ring,
-            self.sharing,
-            self.awake_ticks,
-            self.exposure,
-            self.exposure_ticks,
-            self.distrusted,
-        ];
-        let mut bytes = [0; CONFIG];
-        for (to, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(words) {
-            *to = word.to_ne_bytes();
+    pub(crate) fn encode(&self, until: Duration) -> SnoopConfig {
+        SnoopConfig {
+            on: self.on.into(),
+            buf_size: self.buf_size,
+            guest_rcvbuf: self.guest_rcvbuf,
+            start_early: self.start_early.into(),
+            ecn: self.ecn.into(),
+            ring: self.ring,
+            sharing: self.sharing,
+            awake_ticks: self.awake_ticks,
+            exposure: self.exposure,
+            exposure_ticks: self.exposure_ticks,
+            distrusted: self.distrusted,
+            guest_mac: self.guest_mac.unwrap_or_default(),
+            mac_known: self.guest_mac.is_some().into(),
+            by_address: self.by_address.into(),
+            guest_ttl: self.guest_ttl,
+            full: self.full.into(),
+            unused: [0; 2],
+            until_ns: u64::try_from(until.as_nanos()).unwrap_or(u64::MAX),
         }
-        bytes[44..50].copy_from_slice(&self.guest_mac.unwrap_or_default());
-        bytes[50] = u8::from(self.guest_mac.is_some());
-        bytes[51] = u8::from(self.by_address);
-        bytes[52] = self.guest_ttl;
-        bytes[53] = u8::from(self.full);
-        let until = u64::try_from(until.as_nanos()).unwrap_or(u64::MAX);
-        bytes[56..].copy_from_slice(&until.to_ne_bytes());
-        bytes
     }
 }
 
@@ -525,11 +386,11 @@ impl Prefix {
         Self { bytes, version }
     }
 
-    pub(crate) fn encode(&self) -> [u8; 8] {
-        let mut bytes = [0; 8];
-        bytes[..6].copy_from_slice(&self.bytes);
-        bytes[6..].copy_from_slice(&self.version.to_ne_bytes());
-        bytes
+    pub(crate) fn encode(&self) -> SnoopPrefix {
+        SnoopPrefix {
+            bytes: self.bytes,
+            version: self.version,
+        }
     }
 }
 
@@ -549,15 +410,12 @@ impl fmt::Display for Prefix {
 
 impl Net {
     /// The key of `struct snoop_net`. An IPv4 address is mapped into IPv6.
-    pub(crate) fn encode(&self) -> [u8; 20] {
-        let (octets, bits) = match self.address {
+    pub(crate) fn encode(&self) -> SnoopNet {
+        let (addr, prefix_len) = match self.address {
             IpAddr::V4(v4) => (v4.to_ipv6_mapped().octets(), u32::from(self.bits) + 96),
             IpAddr::V6(v6) => (v6.octets(), u32::from(self.bits)),
         };
-        let mut bytes = [0; 20];
-        bytes[..4].copy_from_slice(&bits.to_ne_bytes());
-        bytes[4..].copy_from_slice(&octets);
-        bytes
+        SnoopNet { prefix_len, addr }
     }
 }
 
@@ -585,24 +443,24 @@ impl std::str::FromStr for Net {
 impl Copy {
     /// `None` if it is none.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut rest = Reader(bytes.get(KEY..COPY)?);
-        let (ifindex, seq, len) = (rest.u32()?, rest.u32()?, rest.u32()?);
-        let (l4_at, header) = (usize::from(rest.u16()?), usize::from(rest.u16()?));
-        let gso_size = rest.u32()?;
-        let begun = rest.u32()?;
-        let at = Duration::from_nanos(rest.u64()?);
-        let frame = bytes.get(COPY..COPY + l4_at + header + len as usize)?;
+        let (copy, frame) = read_prefix::<SnoopCopy>(bytes)?;
+        let (l4_at, header) = (usize::from(copy.l4_at), usize::from(copy.header));
+        let frame = frame.get(..l4_at + header + copy.len as usize)?;
         let plausible = l4_at >= 34 && header >= 20;
         plausible.then_some(Self {
-            key: Key::decode(bytes)?,
-            ifindex,
-            seq,
-            len,
+            key: Key::decode(&copy.key)?,
+            ifindex: copy.ifindex,
+            seq: copy.seq,
+            len: copy.len,
             l4_at,
             header,
-            segment: if gso_size > 0 { gso_size } else { len },
-            begun,
-            at,
+            segment: if copy.gso_size > 0 {
+                copy.gso_size
+            } else {
+                copy.len
+            },
+            begun: copy.begun,
+            at: Duration::from_nanos(copy.at_ns),
             frame: frame.into(),
         })
     }
@@ -618,43 +476,22 @@ impl Copy {
 impl Doubt {
     /// `None` if it is none.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes = bytes.get(..EVENT)?;
-        let mut rest = Reader(&bytes[KEY..]);
-        let (vm_seq, acked_seq, reach) = (rest.u32()?, rest.u32()?, rest.u32()?);
+        let (event, _) = read_prefix::<SnoopEvent>(bytes)?;
         Some(Self {
-            key: Key::decode(bytes)?,
-            lacks: acked_seq.wrapping_sub(vm_seq),
-            reach: reach.wrapping_sub(vm_seq).cast_signed(),
-            contradicted: rest.u32()? != 0,
+            key: Key::decode(&event.key)?,
+            lacks: event.acked_seq.wrapping_sub(event.vm_seq),
+            reach: event.reach.wrapping_sub(event.vm_seq).cast_signed(),
+            contradicted: event.contradicted != 0,
         })
     }
 }
 
-/// Where the programs' time went (`struct spent`).
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Spent {
-    delivery: u64,
-    lookup: u64,
-    nothing: u64,
-    deliveries: u64,
-    lookups: u64,
-}
+/// Where the programs' time went.
+pub(crate) type Spent = raw::SnoopSpent;
 
 // === impl Spent ===
 
 impl Spent {
-    /// `None` if it is none.
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut rest = Reader(bytes);
-        Some(Self {
-            delivery: rest.u64()?,
-            lookup: rest.u64()?,
-            nothing: rest.u64()?,
-            deliveries: rest.u64()?,
-            lookups: rest.u64()?,
-        })
-    }
-
     /// Both.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
@@ -693,31 +530,6 @@ impl Spent {
     }
 }
 
-/// Reads one field after the other.
-struct Reader<'a>(&'a [u8]);
-
-// === impl Reader ===
-
-impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (first, rest) = self.0.split_first_chunk::<N>()?;
-        self.0 = rest;
-        Some(*first)
-    }
-
-    fn u16(&mut self) -> Option<u16> {
-        self.take().map(u16::from_ne_bytes)
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        self.take().map(u32::from_ne_bytes)
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        self.take().map(u64::from_ne_bytes)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -725,44 +537,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    /// The names of an enum of the header.
-    fn names(header: &str, of: &str) -> Vec<String> {
-        let body = header
-            .split_once(&format!("enum {of} {{"))
-            .unwrap()
-            .1
-            .split_once("};")
-            .unwrap()
-            .0;
-        let name = |line: &str| {
-            let name = line.trim().split([',', '\t', ' ', '/']).next()?;
-            let name = name.strip_prefix("SNOOP_")?;
-            let way = name.strip_prefix("TG_").or(name.strip_prefix("FG_"));
-            let name = way.unwrap_or(name);
-            (name != "EXITS").then(|| name.to_lowercase())
-        };
-        body.lines().filter_map(name).collect()
-    }
-
-    #[test]
-    fn the_ways_out_are_those_of_the_programs() {
-        let header = include_str!("bpf/snoop.h");
-        assert_eq!(names(header, "snoop_to_guest"), ToGuest::LABELS);
-        assert_eq!(names(header, "snoop_from_guest"), FromGuest::LABELS);
-    }
-
-    #[test]
-    fn reasons_to_leave_a_flow_alone_are_those_of_the_programs() {
-        let header = include_str!("bpf/snoop.h");
-        let names = names(header, "snoop_bypass");
-        assert_eq!(names[0], "touched");
-        for (number, name) in (1..).zip(&names[1..]) {
-            let why = Bypass::decode(number).unwrap();
-            assert_eq!((why.label(), why.encode()), (&**name, number));
-        }
-        assert_eq!(Bypass::decode(names.len() as u8), None);
-    }
 
     proptest! {
         #[test]
@@ -787,7 +561,9 @@ mod tests {
 
         #[test]
         fn nothing_that_is_read_makes_it_panic(bytes: Vec<u8>) {
-            let _ = (Key::decode(&bytes), Flow::decode(&bytes), Doubt::decode(&bytes), Copy::decode(&bytes));
+            let _ = (Doubt::decode(&bytes), Copy::decode(&bytes));
+            let key = read_prefix(&bytes).map(|(key, _)| Key::decode(&key));
+            let _ = (key, read_prefix(&bytes).map(|(flow, _)| Flow::decode(&flow)));
         }
     }
 }

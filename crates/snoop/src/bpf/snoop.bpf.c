@@ -96,14 +96,14 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, SNOOP_TG_EXITS);
+	__uint(max_entries, NR_SNOOP_TG);
 	__type(key, __u32);
 	__type(value, __u64);
 } to_guest_exits SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, SNOOP_FG_EXITS);
+	__uint(max_entries, NR_SNOOP_FG);
 	__type(key, __u32);
 	__type(value, __u64);
 } from_guest_exits SEC(".maps");
@@ -125,19 +125,11 @@ SEC(".rodata.config")
 const volatile bool measured;
 
 /* Nanoseconds of both programs' in all. */
-struct spent {
-	__u64 delivery;		/* into the ring, and all that it brings with it */
-	__u64 lookup;
-	__u64 nothing;		/* what measuring costs, once for each of the others */
-	__u64 deliveries;
-	__u64 lookups;
-};
-
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct spent);
+	__type(value, struct snoop_spent);
 } spending SEC(".maps");
 
 static __always_inline void count(void *map, __u32 exit)
@@ -156,7 +148,7 @@ static __always_inline __u64 clock(void)
 static __always_inline void spend(bool lookup, __u64 from, __u64 to)
 {
 	__u32 zero = 0;
-	struct spent *s;
+	struct snoop_spent *s;
 
 	if (!measured)
 		return;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the programs share with user space (src/wire.rs has the same).
+ * What the programs share with user space, which has the same structs (src/wire.rs, build.rs).
  */
 #ifndef TAUT_SNOOP_H
 #define TAUT_SNOOP_H
 
+#include <linux/bpf.h>
 #include <linux/types.h>
 
 /* Marks of our own packets on their way through the tap: a segment that is
@@ -30,23 +31,23 @@ enum snoop_mode {
 
 /* Why a flow is in SNOOP_BYPASS. */
 enum snoop_bypass {
-	SNOOP_TOUCHED,		/* it is not */
-	SNOOP_CLOSING,
-	SNOOP_URGENT,
-	SNOOP_MD5,
-	SNOOP_TCP_AO,
-	SNOOP_MPTCP,
-	SNOOP_ACCECN,
-	SNOOP_FAST_OPEN,
-	SNOOP_ECT,
-	SNOOP_OPTION,
-	SNOOP_LOST_AFTER_EARLY_ACK,
-	SNOOP_DOUBT,		/* it looks like one */
-	SNOOP_CONTRADICTED,	/* the guest lacks what was acknowledged early */
-	SNOOP_FORWARDED,	/* the endpoint is behind the guest, by its TTL */
-	SNOOP_OTHER_MAC,	/* or by its Ethernet address */
-	SNOOP_OTHER_ADDRESS,	/* or by its IP address */
-	SNOOP_DISTRUSTED_PEER,
+	SNOOP_TOUCHED,	/* the flow is not in SNOOP_BYPASS */
+	SNOOP_CLOSING,	/* one end has sent FIN */
+	SNOOP_URGENT,	/* urgent data */
+	SNOOP_MD5,	/* signed segments (RFC 2385) */
+	SNOOP_TCP_AO,	/* signed segments (RFC 5925) */
+	SNOOP_MPTCP,	/* multipath (RFC 8684), whose DATA_ACK only the guest can give */
+	SNOOP_ACCECN,	/* accurate ECN (RFC 9768), whose counters only the guest has */
+	SNOOP_FAST_OPEN,	/* data in the SYN (RFC 7413) */
+	SNOOP_ECT,	/* packets that may be marked (RFC 3168): DCTCP counts each mark */
+	SNOOP_OPTION,	/* an option that is not known here */
+	SNOOP_LOST_AFTER_EARLY_ACK,	/* the guest lacks what was acknowledged for it */
+	SNOOP_DOUBT,	/* the guest seems to lack what was acknowledged for it */
+	SNOOP_CONTRADICTED,	/* the guest says that it lacks what was acknowledged early */
+	SNOOP_FORWARDED,	/* the endpoint is behind the guest: its TTL is not one that systems send with */
+	SNOOP_OTHER_MAC,	/* the endpoint may be behind the guest: its Ethernet address is not known to be the guest's */
+	SNOOP_OTHER_ADDRESS,	/* the guest's end is in none of the networks that guests are in (--guest-net) */
+	SNOOP_DISTRUSTED_PEER,	/* several flows of the peer's network had to be repaired */
 };
 
 /* Ways out of the program towards the guest. */
@@ -79,7 +80,7 @@ enum snoop_to_guest {
 	SNOOP_TG_NO_ACK,	/* in the ring, and could not be turned into an acknowledgement */
 	SNOOP_TG_HELD,		/* in the ring, and acknowledged with a later one */
 	SNOOP_TG_ACKED,
-	SNOOP_TG_EXITS,
+	NR_SNOOP_TG,
 };
 
 /* Ways out of the program from the guest. */
@@ -103,7 +104,7 @@ enum snoop_from_guest {
 	SNOOP_FG_FORWARDED,	/* passed: not the guest's own, by its TTL */
 	SNOOP_FG_OTHER_MAC,	/* by its Ethernet address */
 	SNOOP_FG_OTHER_ADDRESS,	/* by its IP address */
-	SNOOP_FG_EXITS,
+	NR_SNOOP_FG,
 };
 
 /* How a tap is served. Written by user space. */
@@ -134,8 +135,8 @@ struct snoop_config {
 struct snoop_key {
 	__u8 guest[16];
 	__u8 peer[16];
-	__u16 guest_port;	/* network order */
-	__u16 peer_port;
+	__be16 guest_port;
+	__be16 peer_port;
 	__u16 vlan;		/* with the bit that says that there is a tag */
 	__u16 version;		/* 4 or 6 */
 };
@@ -144,11 +145,7 @@ struct snoop_key {
  * host order.
  */
 struct snoop_flow {
-#ifdef __bpf__
 	struct bpf_spin_lock lock;
-#else
-	__u32 lock;
-#endif
 	__u32 next_seq;
 	__u32 acked_seq;		/* the sender has an acknowledgement up to here */
 	__u32 vm_seq;
@@ -261,6 +258,15 @@ struct snoop_event {
 struct snoop_order {
 	struct snoop_key key;
 	__u32 bypass;
+};
+
+/* Where a program's time went, in ns; kept if the load measures. */
+struct snoop_spent {
+	__u64 delivery;		/* into the ring, and all that it brings with it */
+	__u64 lookup;
+	__u64 nothing;		/* what measuring costs, once for each of the others */
+	__u64 deliveries;
+	__u64 lookups;
 };
 
 /* The copy of a segment, of which a frame of l4_at + header + len bytes follows. */

@@ -27,7 +27,7 @@ fn size_and_alignment(kind: &str) -> (usize, usize) {
     let plain = |size| (size, size);
     match kind {
         "__u8" => plain(1),
-        "__u16" => plain(2),
+        "__u16" | "__be16" => plain(2),
         "__u32" | "struct bpf_spin_lock" => plain(4),
         "__u64" => plain(8),
         other => {
@@ -44,19 +44,12 @@ impl Layout {
     pub(crate) fn of(name: &str) -> Self {
         let mut fields = HashMap::new();
         let (mut at, mut alignment) = (0_usize, 1);
-        let mut for_others = false;
         for line in body_of(&format!("struct {name}")).lines() {
-            // What is compiled for BPF.
-            match line.split_whitespace().next() {
-                Some("#else") => for_others = true,
-                Some("#endif") => for_others = false,
-                _ => {}
-            }
             let declaration = line.split(';').next().unwrap_or_default().trim();
             let Some((kind, field)) = declaration.rsplit_once(' ') else {
                 continue;
             };
-            if for_others || !line.contains(';') || !declaration.starts_with(['_', 's']) {
+            if !line.contains(';') || !declaration.starts_with(['_', 's']) {
                 continue;
             }
             let (field, count) = match field.split_once('[') {

@@ -97,7 +97,7 @@ fn who_counts_each_mark_is_not_touched() {
         syn_ack.flags |= if cwr { CWR } else { 0 } | if ece { ECE } else { 0 };
         rig.guest_sends(&syn_ack);
         let mode = match accepted {
-            true => Mode::Bypass(Bypass::AccEcn),
+            true => Mode::Bypass(Bypass::Accecn),
             false => Mode::Unproven,
         };
         assert_eq!(rig.flow().mode, mode, "{flags:03b}");
