@@ -1,4 +1,4 @@
-//! What `taut snoop` costs a packet on this machine, by its own `cost`.
+//! The cost of `taut snoop` per packet on this machine, from its `cost` command.
 
 use std::io;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::experiment::Request;
 
-/// One scenario's figures, in nanoseconds a packet.
+/// The figures of one scenario, in nanoseconds per packet.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Cost {
     pub(super) scenario: String,
@@ -29,7 +29,7 @@ const SEGMENTS_QUICK: usize = 7_000;
 // === impl Cost ===
 
 impl Cost {
-    /// The figures with their names.
+    /// Returns the figures with their names.
     pub(super) fn figures(&self) -> Vec<(&'static str, f64)> {
         let always = [
             ("ack", self.ack),
@@ -44,7 +44,7 @@ impl Cost {
         figures
     }
 
-    /// What a series is called.
+    /// Returns the name of a series.
     pub(super) fn name(&self) -> String {
         let checksum = match self.partial_checksum {
             true => "checksum left",
@@ -54,7 +54,7 @@ impl Cost {
     }
 }
 
-/// Measures, while nothing else of the experiment runs.
+/// Measures the cost while no other part of the experiment runs.
 pub(super) fn measure(request: &Request) -> io::Result<Vec<Cost>> {
     let mut command = Command::new(&request.taut);
     command.args(["snoop", "cost", "--json"]);

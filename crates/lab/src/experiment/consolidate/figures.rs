@@ -1,4 +1,4 @@
-//! From measurements to figures: series, gains, and whether the world was the paper's.
+//! Computes series, gains and the calibration from measurements.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,10 @@ use crate::experiment::{Request, stats};
 /// One figure of a transfer.
 type Figure = fn(&Sample) -> f64;
 
-/// Acknowledging early is to have no less than this of what tuning alone has.
+/// The least accepted ratio of early acknowledgement to tuning alone.
 const NO_LESS: f64 = 0.95;
 
-/// What is measured, and what it is called.
+/// The figures and their names.
 const METRICS: [(&str, Figure); 4] = [
     ("sender_data_phase", |s| s.sender),
     ("sender_with_handshake", |s| s.sender_handshake),
@@ -97,7 +97,7 @@ fn headline(measured: &Measured) -> BTreeMap<String, f64> {
         .into_iter()
         .filter_map(gain)
         .max_by(f64::total_cmp);
-    // A single stream whose checksums are left to the device, as they come from senders on this host.
+    // A single stream with checksum offload, as senders on this host use it.
     let cost = measured.costs.first();
     [
         ("ns_per_packet_ack", cost.map(|cost| cost.ack)),
@@ -118,14 +118,14 @@ fn headline(measured: &Measured) -> BTreeMap<String, f64> {
     .collect()
 }
 
-/// How the senders that are guests themselves came out of slow start, if there are any.
+/// A note on how slow start ended in senders that are guests, if there are any.
 fn slow_starts(measured: &Measured) -> Option<String> {
     let mut all = Vec::new();
     let of_guests = |cell: &&Cell| cell.condition.scenario.is_sent_by_guest();
     for cell in measured.cells.iter().filter(of_guests) {
         for configuration in Configuration::ALL {
             let figure = |of| stats::median(&measured.samples(cell, configuration, of));
-            // Where it goes on, no number is too large.
+            // The threshold is the largest number while slow start goes on.
             let threshold = figure(|s| s.ssthresh.map_or(f64::INFINITY, f64::from));
             let Some((threshold, again)) = threshold.zip(figure(|s| f64::from(s.repeated))) else {
                 continue;
@@ -157,8 +157,8 @@ fn slow_starts(measured: &Measured) -> Option<String> {
     })
 }
 
-/// Cells in which acknowledging early has less than [`NO_LESS`] of tuning alone, and not by chance: the whole
-/// interval of the ratio is below.
+/// Returns the cells in which early acknowledgement is below [`NO_LESS`] of tuning alone, and not
+/// by chance: the whole interval of the ratio is below.
 fn below(measured: &Measured) -> Vec<String> {
     let mut below = Vec::new();
     for cell in &measured.cells {
@@ -168,7 +168,7 @@ fn below(measured: &Measured) -> Vec<String> {
             }
             let samples = |of| measured.samples(cell, of, |s| s.sender);
             let (own, tuned) = (samples(configuration), samples(Configuration::Tuned));
-            // Of one or two nobody knows how much they vary.
+            // One or two samples do not show how much they vary.
             if own.len().min(tuned.len()) < 3 {
                 continue;
             }
@@ -183,7 +183,7 @@ fn below(measured: &Measured) -> Vec<String> {
     below
 }
 
-/// Where acknowledging early does least over tuning alone.
+/// Returns the cell in which early acknowledgement gains least over tuning alone.
 fn worst_cell(measured: &Measured) -> Option<(&Cell, Configuration, f64)> {
     let cells = measured.cells.iter().flat_map(|cell| {
         let snooping = Configuration::ALL
@@ -202,15 +202,15 @@ fn worst_cell(measured: &Measured) -> Option<(&Cell, Configuration, f64)> {
 }
 
 fn calibration(measured: &Measured) -> Calibration {
-    // Not where only another part was asked for.
+    // Not if only another part was requested.
     let baseline = figure_5(measured).map(|cell| {
         let measured = measured.median(cell, Configuration::AsItComes);
         Check {
             measured: measured.unwrap_or(f64::NAN),
             // The paper's vanilla Xen: 0.192.
             least: 0.12,
-            // Three rounds of the scheduler are 0.278; the paper's senders, which began with a window of
-            // two or three segments and not of ten, needed more.
+            // Three rounds of the scheduler would give 0.278. The paper's senders, which began with
+            // a window of two or three segments instead of ten, needed more rounds.
             most: Some(0.3),
         }
     });
@@ -250,7 +250,7 @@ fn calibration(measured: &Measured) -> Calibration {
     )
 }
 
-/// Figure 5's medians; figure 6 is only a picture.
+/// The medians of figure 5; figure 6 has no numbers.
 fn paper() -> Map<String, Value> {
     let medians = json!({
         Configuration::AsItComes.label(): {"100 kB": 0.192},
@@ -273,23 +273,23 @@ fn paper() -> Map<String, Value> {
 
 fn notes(measured: &Measured) -> Vec<String> {
     let mut notes = vec![
-        "Cost of a packet: the kernel's count of the programs' running time. ack: a segment that is acknowledged, \
-         less its delivery into the ring by way of a clone, which stands by itself; added: what the sender of a \
-         segment pays more than without the programs, the acknowledgement's way back included. The paper's Table I \
-         says 509 cycles for vSnoop_ingress (74 of them the lookup, 52 the acknowledgement) and 104 for \
-         vSnoop_egress, at 3 GHz."
+        "Cost of a packet: the running time of the BPF programs as the kernel counts it. ack: a segment that is \
+         acknowledged early, without the clone that delivers it into the ring, which has a row of its own; added: the \
+         additional cost for the sender of a segment, including the way back of the acknowledgement. The paper's \
+         Table I gives 509 cycles for vSnoop_ingress (74 of them for the lookup, 52 for the acknowledgement) and 104 \
+         for vSnoop_egress, at 3 GHz."
             .to_owned(),
         "Data phase at the sender: from the first write until all bytes are acknowledged (TCP_INFO, \
-         looked at every 0.1 ms); at the receiver: from when the application could read a byte to when it had \
-         read the last, which is less than the transfer where much is in the ring when the guest comes to \
-         run. With handshake: from the sender's connect(). MB/s are 10^6 bytes a second."
+         read every 0.1 ms); at the receiver: from when the application could read the first byte to when it had \
+         read the last, which is shorter than the transfer if many bytes are in the ring when the guest starts to \
+         run. With handshake: from the sender's connect(). MB/s are 10^6 bytes per second."
             .to_owned(),
         format!(
-            "Tuned: {RING} places in the tap's ring, no queueing discipline, 4 MiB default receive buffer and the \
-             largest first window in the guest. --grow: --guest-rcvbuf {GUEST_RCVBUF}."
+            "Tuned: a tap ring of {RING} entries, no queueing discipline, a default receive buffer of 4 MiB and the \
+             largest initial window in the guest. --grow: --guest-rcvbuf {GUEST_RCVBUF}."
         ),
         "The paper's vSnoop acknowledges beyond the guest's window (as --grow) and from the first segment \
-         (as --start-early); its figures stand beside both. It does not say at which end it measured."
+         (as --start-early); its figures are shown beside both. The paper does not say at which end it measured."
             .to_owned(),
     ];
     notes.extend(measured.failures.iter().cloned());
@@ -307,12 +307,15 @@ fn notes(measured: &Measured) -> Vec<String> {
             true => Configuration::GrowEarly,
             false => Configuration::Grow,
         };
-        notes.push(format!("snoop_grow_gain_100kb is of `{}`.", better.label()));
+        notes.push(format!(
+            "snoop_grow_gain_100kb is that of `{}`.",
+            better.label()
+        ));
     }
     if let Some((cell, configuration, ratio)) = worst_cell(measured) {
         let name = name(cell, configuration);
         notes.push(format!(
-            "worst_cell_ratio is of `{name}`: {ratio:.2} of `tuned`."
+            "worst_cell_ratio is that of `{name}`: {ratio:.2} of `tuned`."
         ));
     }
     let below = below(measured);
@@ -325,7 +328,7 @@ fn notes(measured: &Measured) -> Vec<String> {
     let late = |p| stats::quantile(&measured.late, p).unwrap_or(f64::NAN) * 1e3;
     let class = match measured.real_time {
         true => "with SCHED_FIFO",
-        false => "WITHOUT SCHED_FIFO, which was refused",
+        false => "WITHOUT SCHED_FIFO, which the kernel refused",
     };
     notes.push(format!(
         "Slices ended late by {:.3} ms (p50) and {:.3} ms (p99); the gate ran {class}.",
@@ -339,8 +342,8 @@ fn notes(measured: &Measured) -> Vec<String> {
         .map(|sample| u64::from(sample.repeated))
         .sum();
     notes.push(format!(
-        "In {slow} of {} transfers two looks at what was acknowledged were more than 0.3 ms apart (the longest of a \
-         transfer, p90: {:.2} ms). {repeated} segments were sent again in all.",
+        "In {slow} of {} transfers two reads of what was acknowledged were more than 0.3 ms apart (the longest pause of a \
+         transfer, p90: {:.2} ms). {repeated} segments were retransmitted in all.",
         looks.len(),
         stats::quantile(&looks, 0.9).unwrap_or(f64::NAN) * 1e3
     ));

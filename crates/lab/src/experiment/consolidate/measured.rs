@@ -1,4 +1,4 @@
-//! What was measured.
+//! The measurements of a run.
 
 use std::collections::BTreeMap;
 
@@ -10,36 +10,38 @@ use crate::experiment::guests::guest::talk::{Counters, Sent};
 use crate::experiment::stats;
 use taut_netlab::link::counters::{LinkReport, Scheduling};
 
-/// Throughput of a transfer in MB/s (10^6 bytes a second), by four clocks.
+/// Throughput of a transfer in MB/s (10^6 bytes per second), measured in four ways.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Sample {
     /// From the sender's first write until all bytes were acknowledged.
     pub(super) sender: f64,
-    /// The same from its `connect`.
+    /// From the sender's `connect` until all bytes were acknowledged.
     pub(super) sender_handshake: f64,
-    /// From the first byte that the receiving application could read to its last.
+    /// From the first byte that the receiving application could read to the last.
     pub(super) receiver: f64,
     /// From the sender's `connect` to the receiver's last byte.
     pub(super) receiver_handshake: f64,
-    /// The longest time between two looks at what had been acknowledged, in seconds.
+    /// The longest pause between two checks of what had been acknowledged, in seconds.
     pub(super) longest_look: f64,
-    /// Segments sent again.
+    /// Retransmitted segments.
     pub(super) repeated: u32,
-    /// The least slow start threshold of its streams at the end, in segments; nothing while slow start goes on.
+    /// The least slow start threshold of its streams at the end, in segments; `None` while slow
+    /// start goes on.
     pub(super) ssthresh: Option<u32>,
-    /// What the sender's TCP has counted meanwhile, if it is a guest.
+    /// The counters of the sender's TCP during the transfer, if the sender is a guest.
     pub(super) counted: Option<Counters>,
 }
 
 // === impl Sample ===
 
 impl Sample {
-    /// Of streams that were sent at once, `bytes` each. All times are the host's clock's.
+    /// Computes the throughput of simultaneous streams of `bytes` each. All times are on the host's
+    /// clock.
     pub(super) fn of(bytes: usize, sent: &[Sent]) -> Self {
         let bytes = (bytes * sent.len()) as f64;
         let first = |time: fn(&Sent) -> u64| sent.iter().map(time).min().unwrap_or(0);
         let last = |time: fn(&Sent) -> u64| sent.iter().map(time).max().unwrap_or(0);
-        // Bytes a microsecond are MB/s. (The compared clocks may disagree by some microseconds.)
+        // Bytes per microsecond are MB/s. (Clocks may differ by some microseconds.)
         let rate = |from: u64, to: u64| bytes / (to.saturating_sub(from).max(1) as f64 / 1e3);
         let (connect, acked) = (first(|s| s.connect), last(|s| s.acked));
         let all_read = last(|s| s.received.last);
@@ -56,41 +58,42 @@ impl Sample {
     }
 }
 
-/// What a machine tells when it goes.
+/// What a machine reports when it ends.
 pub(super) struct Ended {
     pub(super) kept: Vec<Kept>,
     pub(super) counters: Counters,
     pub(super) links: Vec<LinkReport>,
 }
 
-/// Where a sample belongs: the condition's name, the size's, the configuration.
+/// The cell of a sample: the condition's name, the size's name, the configuration.
 type Key = (String, usize, Configuration);
 
 /// All samples of a run.
 #[derive(Default)]
 pub(super) struct Measured {
-    /// Conditions and sizes in the order in which they came.
+    /// Conditions and sizes in order of appearance.
     pub(super) cells: Vec<Cell>,
     samples: BTreeMap<Key, Vec<Sample>>,
-    /// Of slices, in seconds.
+    /// Errors of slice lengths, in seconds.
     pub(super) off: Vec<f64>,
     pub(super) late: Vec<f64>,
     pub(super) real_time: bool,
-    /// Of each machine's receiving guest.
+    /// The counters of each machine's receiving guest.
     pub(super) counters: Vec<Counters>,
     pub(super) lost_after_early_ack: u64,
-    /// And what was said of them.
+    /// A sentence for each machine that lost bytes after early ACKs.
     pub(super) broken: Vec<String>,
-    /// The share of its CPUs' time that the hypervisor took from this machine, if the kernel says.
+    /// The share of this machine's CPU time that its hypervisor took, if the kernel reports it.
     pub(super) steal: Option<f64>,
-    /// A sentence for each transfer that failed. Those that were to follow it in its block are left out.
+    /// A sentence for each failed transfer. The transfers that followed it in its block are left
+    /// out.
     pub(super) failures: Vec<String>,
-    /// The most of any machine.
+    /// The highest value of any machine.
     pub(super) stopped_share: f64,
-    /// Deliveries of links, and how many of them were late.
+    /// Deliveries of the links, and how many of them were late.
     pub(super) deliveries: u64,
     pub(super) late_deliveries: u64,
-    /// Of a packet.
+    /// The costs of a packet.
     pub(super) costs: Vec<Cost>,
 }
 
@@ -124,7 +127,7 @@ impl Measured {
         }
     }
 
-    /// One figure of all samples of a cell.
+    /// Returns one figure of all samples of a cell.
     pub(super) fn samples(
         &self,
         cell: &Cell,
@@ -136,7 +139,7 @@ impl Measured {
         samples.map(figure).collect()
     }
 
-    /// The median throughput at the sender, in the data phase.
+    /// Returns the median throughput at the sender, in the data phase.
     pub(super) fn median(&self, cell: &Cell, configuration: Configuration) -> Option<f64> {
         stats::median(&self.samples(cell, configuration, |s| s.sender))
     }

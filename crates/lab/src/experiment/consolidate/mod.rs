@@ -1,5 +1,5 @@
-//! `consolidate`: transfers to a guest that shares its core with others, and whose driver domain does
-//! too (vsnoop-paper V-C, figures 5 and 6).
+//! `consolidate`: transfers to a guest that shares its CPU core with other guests and with its
+//! driver domain (vsnoop-paper V-C, figures 5 and 6).
 //!
 //! Guests are kernels of their own (User Mode Linux), each on a tap; a gate plays the hypervisor's
 //! scheduler. See `docs/design/lab-worlds.md`.
@@ -23,7 +23,7 @@ use measured::Measured;
 use plan::{Part, Plan, Scenario};
 use rig::Rig;
 
-/// For the list of experiments.
+/// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "consolidate",
     about: "transfers to a guest that shares a CPU core: untuned, tuned, and with taut snoop",
@@ -31,8 +31,8 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// Transfers that may fail before the run does: what was measured until then is worth telling, and that
-/// they failed too.
+/// The number of failed transfers after which the run fails. Below it, the run reports its
+/// measurements and the failures.
 const FAILURES_MAX: usize = 10;
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
@@ -46,7 +46,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let began = Steal::read();
     let progress = Progress::new("consolidate: transfers", plan.steps());
     let mut measured = Measured::default();
-    // On a thread of its own, whose cores are inherited by all that it starts, and nobody else's.
+    // On a thread of its own, whose CPU affinity is inherited only by the processes it starts.
     let measure = || {
         cores
             .keep_off()
@@ -61,8 +61,8 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         Err(panic) => std::panic::resume_unwind(panic),
     })?;
     drop(progress);
-    eprintln!("consolidate: what a packet costs");
-    let costs = costs::measure(request).map_err(failed("measure what a packet costs"))?;
+    eprintln!("consolidate: measuring the cost of a packet");
+    let costs = costs::measure(request).map_err(failed("measure the cost of a packet"))?;
     measured.costs = costs;
     measured.steal = began
         .zip(Steal::read())
@@ -111,7 +111,7 @@ fn measure(
             }
         }
         let broken = rig.lost_after_early_ack();
-        let broken = broken.map_err(failed("ask taut snoop how it went"))?;
+        let broken = broken.map_err(failed("read the counters of taut snoop"))?;
         measured.lost_after_early_ack += broken;
         if broken > 0 {
             let (guests, load) = (part.machine.guests, part.machine.load);

@@ -1,11 +1,12 @@
-//! The network of the world: a client, a wire of 1 Gbit/s, a host with a bridge and a tap for each guest.
+//! The network of the world: a client, a wire of 1 Gbit/s, a host with a bridge and a tap for each
+//! guest.
 //!
 //! ```text
 //! client --1 Gbit/s-- wire --driver domain-- uplink + bridge + guests' taps
 //! ```
 //!
-//! `wire` has nothing but a bridge between the link's end and the TAP whose other side the driver domain
-//! holds: the link's own ends are the lab's, and the driver domain is to be a process that can be stopped.
+//! `wire` is only a bridge between the link's end and the TAP that the driver domain holds: the
+//! link's ends belong to the lab, and the driver domain has to be a process that can be stopped.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -19,7 +20,7 @@ pub(super) const WIRE: &str = "wire";
 pub(super) const HOST: &str = "host";
 pub(super) const SENDER: &str = "sender";
 
-/// Who is in the network of guests.
+/// A member of the guests' network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
     Client,
@@ -40,7 +41,7 @@ impl Who {
         }
     }
 
-    /// Beside those of worlds, which are of 10.77.0.0/16.
+    /// The subnet, beside those of worlds, which are in 10.77.0.0/16.
     pub(super) fn address(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 78, 0, self.number())
     }
@@ -50,7 +51,7 @@ impl Who {
     }
 }
 
-/// The world, without processes yet. `sender` is another host with a guest that sends.
+/// Builds the world, without processes. `sender` adds another host with a guest that sends.
 pub(super) fn build(guests: usize, sender: bool) -> Result<(World, DriverEnds), ExperimentError> {
     let mut builder = WorldBuilder::new("consolidate")
         .host(CLIENT)
@@ -62,7 +63,7 @@ pub(super) fn build(guests: usize, sender: bool) -> Result<(World, DriverEnds), 
     }
     let world = builder.build()?;
     let ends = lay_out(&world, guests, sender);
-    let ends = ends.map_err(ExperimentError::machine("lay out the guests' network"))?;
+    let ends = ends.map_err(ExperimentError::machine("set up the guests' network"))?;
     Ok((world, ends))
 }
 

@@ -1,30 +1,30 @@
-//! What is measured where and how often, and in which order.
+//! The plan: what is measured in which world, how often, and in which order.
 
 use std::fmt;
 
 use crate::experiment::Request;
 use crate::experiment::guests::configuration::Configuration;
 
-/// The machine that guests share. Another one needs other guests.
+/// The machine that the guests share. A different machine needs different guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Machine {
     pub(super) guests: usize,
-    /// Of each of them, in per cent.
+    /// The load of each guest, in per cent.
     pub(super) load: u8,
 }
 
-/// What is done on it.
+/// What is varied on the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scenario {
     /// One connection.
     Plain,
-    /// Ten at once.
+    /// Ten connections at once.
     Concurrent,
     /// The driver domain has another core.
     DriverApart,
-    /// The sender is a guest on another host, one of three.
+    /// The sender is a guest on another host, one of three guests.
     SenderGuest,
-    /// And slow start does not end when round trips become longer.
+    /// Like the one before, with slow start that does not end when round trips become longer.
     NoHyStart,
 }
 
@@ -52,7 +52,7 @@ const THREE: Machine = Machine {
 };
 
 impl fmt::Display for Condition {
-    /// What a series' name has in its third place; nothing in the world of figure 5.
+    /// Formats the third part of a series' name; empty in the world of figure 5.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.scenario, self.machine) {
             (Scenario::Plain, THREE) => Ok(()),
@@ -71,14 +71,14 @@ impl fmt::Display for Condition {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cell {
     pub(super) condition: Condition,
-    /// Bytes of each stream.
+    /// The bytes of each stream.
     pub(super) size: usize,
-    /// Transfers with each configuration.
+    /// The number of transfers with each configuration.
     pub(super) runs: usize,
 }
 
 impl Cell {
-    /// The size as a series' name has it.
+    /// Returns the size in the form of series' names.
     pub(super) fn size_label(&self) -> String {
         match self.size {
             kilo if kilo < 1_000_000 => format!("{} kB", kilo / 1_000),
@@ -86,39 +86,40 @@ impl Cell {
         }
     }
 
-    /// What it is called: its size, and what it is measured under.
+    /// Returns its name: the size and the condition.
     pub(super) fn name(&self) -> String {
         format!("{} {}", self.size_label(), self.condition)
             .trim_end()
             .to_owned()
     }
 
-    /// How many of its transfers are in this block of so many.
+    /// Returns how many of its transfers are in block `n` of so many.
     fn runs_in(&self, block: usize, blocks: usize) -> usize {
         self.runs / blocks + usize::from(block < self.runs % blocks)
     }
 }
 
-/// One step: a configuration is set up, and these are transferred with it.
+/// One step: sets up a configuration, then makes these transfers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Block {
     pub(super) configuration: Configuration,
-    /// How often each.
+    /// The number of transfers of each.
     pub(super) transfers: Vec<(Cell, usize)>,
 }
 
-/// All that is measured on one machine.
+/// The measurements on one machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) machine: Machine,
-    /// In every few blocks each configuration has its turn, so that what drifts meets all alike.
+    /// The steps. Every few blocks each configuration has its turn, so that a drift affects all of
+    /// them equally.
     pub(super) blocks: Vec<Block>,
 }
 
 const KB: usize = 1_000;
 const MB: usize = 1_000_000;
 
-/// Sizes and how often each, in figure 6.
+/// Sizes and numbers of transfers in figure 6.
 const SIZES: [(usize, usize); 5] = [
     (50 * KB, 7),
     (100 * KB, 7),
@@ -126,7 +127,7 @@ const SIZES: [(usize, usize); 5] = [
     (10 * MB, 3),
     (100 * MB, 1),
 ];
-/// And in the world of figure 5.
+/// Sizes and numbers of transfers in the world of figure 5.
 const SIZES_FIGURE_5: [(usize, usize); 5] = [
     (50 * KB, 10),
     (100 * KB, 1_000),
@@ -134,13 +135,13 @@ const SIZES_FIGURE_5: [(usize, usize); 5] = [
     (10 * MB, 3),
     (100 * MB, 1),
 ];
-/// Sizes in which it matters how slow start ends, and how often each.
+/// Sizes at which the end of slow start matters, and numbers of transfers.
 const SIZES_LONG: [(usize, usize); 2] = [(MB, 5), (10 * MB, 5)];
-/// Of `snoop --start-early`, at most.
+/// The maximum for `snoop --start-early`.
 const EARLY_RUNS: usize = 200;
 const SIZES_QUICK: [(usize, usize); 2] = [(100 * KB, 5), (MB, 2)];
 
-/// Everything that is to be measured.
+/// Returns the whole plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) parts: Vec<Part>,
@@ -159,7 +160,7 @@ impl Plan {
                     size,
                     runs: runs(often),
                 })
-                // Ten such streams would be more than a guest has memory for.
+                // Ten such streams would need more memory than a guest has.
                 .filter(|cell| cell.size * condition.scenario.connections() <= 100 * MB)
                 .filter(|cell| {
                     request
@@ -203,8 +204,8 @@ impl Plan {
     }
 }
 
-/// How often a cell is measured with a configuration. Figure 5 has four of the six; of the one that is between
-/// them there are enough for a median.
+/// Returns how often a cell is measured with a configuration. Four of the six are in figure 5; the
+/// one in between is measured often enough for a median.
 fn most(cell: &Cell, configuration: Configuration) -> usize {
     match configuration {
         Configuration::Early => cell.runs.min(EARLY_RUNS),
@@ -218,7 +219,7 @@ impl Part {
     fn of(machine: Machine, cells: &[Cell], rounds: usize) -> Self {
         let blocks = (0..rounds).flat_map(|round| {
             let mut order = Configuration::ALL;
-            // Who comes after whom changes too.
+            // The order of configurations varies too.
             order.rotate_left(round % Configuration::ALL.len());
             order.map(|configuration| Block {
                 configuration,

@@ -1,4 +1,4 @@
-//! The world with its processes: guests, driver domain, gates, and `taut snoop` where it is wanted.
+//! The world with its processes: guests, driver domain, gates, and `taut snoop` if configured.
 
 use std::io;
 use std::net::SocketAddr;
@@ -30,13 +30,13 @@ use crate::experiment::guests::uml::{self, Booting, Uml};
 use crate::experiment::{ExperimentError, Request};
 use taut_netlab::world::World;
 
-/// What the guests of another host, beside the one that sends, are: turns in which nobody runs.
+/// The slices of the other host's guests, besides the sender: nobody runs in them.
 const SENDERS_HOST: usize = 3;
 
 /// A machine that guests share.
 pub(super) struct Rig {
-    // In the order in which they go: its tap is there for as long as it runs, and a gate lets
-    // everybody run when it ends.
+    // Fields are dropped in this order: a guest's tap outlives the guest, and a gate lets
+    // everyone run when it ends.
     snooping: Option<Snooping>,
     gate: Gate,
     sender: Option<(Gate, Uml)>,
@@ -46,9 +46,9 @@ pub(super) struct Rig {
     cores: Cores,
     machine: Machine,
     taut: PathBuf,
-    /// Of phases and slices.
+    /// Random phases and slices.
     random: Pcg64Mcg,
-    /// Of streams: the next one's.
+    /// The number of the next stream.
     stream: u64,
 }
 
@@ -84,7 +84,7 @@ impl Rig {
             };
             let start = || {
                 let booting = Booting::start(world.host(host), tap, guest, world.dir())?;
-                // What it starts from here on inherits its place.
+                // Processes started from here on inherit this thread's CPU affinity.
                 match who {
                     Who::Guest(_) => cores.share(booting.id())?,
                     Who::Client | Who::Sender => cores.set_apart(booting.id())?,
@@ -146,7 +146,7 @@ impl Rig {
         })
     }
 
-    /// Sets a configuration up. The gates are open meanwhile.
+    /// Sets up a configuration. The gates are open meanwhile.
     pub(super) fn configure(&mut self, configuration: Configuration) -> io::Result<()> {
         self.open();
         let began = Instant::now();
@@ -174,19 +174,19 @@ impl Rig {
         Ok(())
     }
 
-    /// Promises that a guest turned out not to have, of the `taut snoop` that runs.
+    /// Returns the number of segments lost after an early ACK, from the running `taut snoop`.
     pub(super) fn lost_after_early_ack(&self) -> io::Result<u64> {
         self.snooping
             .as_ref()
             .map_or(Ok(0), Snooping::lost_after_early_ack)
     }
 
-    /// What the `taut snoop` that runs has counted.
+    /// Returns the counters of the running `taut snoop`.
     pub(super) fn snoop_says(&self) -> Option<io::Result<Vec<Value>>> {
         self.snooping.as_ref().map(Snooping::counts)
     }
 
-    /// Transfers of one cell, one after the other, with the core shared.
+    /// Runs the transfers of one cell, one after the other, with the core shared.
     pub(super) fn transfers(
         &mut self,
         cell: &Cell,
@@ -220,7 +220,7 @@ impl Rig {
         Ok(())
     }
 
-    /// A failure, with what the guest and `taut snoop` have counted until then.
+    /// Returns a failure with the counters of the guest and of `taut snoop`.
     fn explained(&mut self, e: &io::Error) -> io::Error {
         self.open();
         let counters = self.guests[0].counters();

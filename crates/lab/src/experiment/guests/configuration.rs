@@ -1,37 +1,37 @@
-//! What is done for a guest that waits for its core.
+//! The configurations of a guest that waits for its core.
 
 use super::guest::talk::Settings;
 
-/// What is done for the guest that receives.
+/// A configuration of the receiving guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::experiment) enum Configuration {
-    /// Nothing: a tap as `ip tuntap` makes it, a guest as its kernel boots.
+    /// The defaults: a tap as `ip tuntap` creates it, a guest as its kernel boots.
     AsItComes,
-    /// What can be had without acknowledging for it: a long ring, no queue before it, and room for
-    /// what comes before the guest runs.
+    /// The tuning that needs no early acknowledgement: a long ring, no queueing discipline, and a
+    /// receive buffer for the segments that arrive before the guest runs.
     Tuned,
-    /// Tuned, and acknowledged within the window that the guest offers.
+    /// Tuned, with early acknowledgement within the guest's window.
     Snoop,
-    /// The same from the first segment.
+    /// The same, from the first segment.
     Early,
     /// Beyond that window.
     Grow,
-    /// Both.
+    /// Beyond that window, from the first segment.
     GrowEarly,
 }
 
-/// What the guest's default receive buffer is tuned to, in bytes.
+/// The guest's default receive buffer when tuned, in bytes.
 const BUFFER: u32 = 4 << 20;
 
-/// How much of it a connection is sure to take, read or not, in bytes. The kernel counts what a
-/// segment takes of its memory and not its bytes: see docs/design/lab-worlds.md.
+/// The part of it that a connection can always use, in bytes. The kernel charges a segment's memory
+/// and not its bytes: see docs/design/lab-worlds.md.
 pub(in crate::experiment) const GUEST_RCVBUF: u32 = 1 << 20;
 
-/// Places of a tuned tap's ring.
+/// The length of a tuned tap's ring.
 pub(in crate::experiment) const RING: u32 = 4096;
 
-/// The largest first window that the kernel takes (`ip route ... initrwnd`), in segments; it is a 16 bit field
-/// in a SYN-ACK all the same.
+/// The largest initial window that the kernel accepts (`ip route ... initrwnd`), in segments; in a
+/// SYN-ACK it is limited to 16 bits.
 const INITRWND: u32 = 65_535;
 
 impl Configuration {
@@ -59,10 +59,10 @@ impl Configuration {
         self != Self::AsItComes
     }
 
-    /// How the guest receives.
+    /// Returns the guest's settings for receiving.
     pub(in crate::experiment) fn settings(self) -> Settings {
         match self.is_tuned() {
-            // The kernel's own.
+            // The kernel's default.
             false => Settings {
                 rmem: [4096, 131_072, 6_291_456],
                 initrwnd: 0,
@@ -74,7 +74,7 @@ impl Configuration {
         }
     }
 
-    /// What `taut snoop` is told beside the tap; `None`: it does not run.
+    /// Returns the arguments of `taut snoop` besides the tap; `None` if it does not run.
     pub(in crate::experiment) fn snoop(self) -> Option<Vec<String>> {
         let mut args = vec!["--ring".to_owned(), RING.to_string()];
         let grow = [

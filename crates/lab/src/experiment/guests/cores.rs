@@ -1,4 +1,4 @@
-//! Which core belongs to whom, and what processes took of it.
+//! Assigns cores to processes, and reads their CPU time.
 
 use std::fs;
 use std::io;
@@ -6,24 +6,24 @@ use std::io;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Who shares the core goes before what else the machine does there: a hypervisor's core has no
-/// other work. (Where it is not permitted, the share is an ordinary one.)
+/// Whoever shares the core has priority over this machine's other work there: a hypervisor's core
+/// has no other work. (Without permission for that, the share is an ordinary one.)
 const NICE: i32 = -15;
 
-/// The two sorts of cores of this experiment.
+/// The shared core, and the others.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::experiment) struct Cores {
-    /// The one that guests and their driver domain share.
+    /// The core that guests and their driver domain share.
     pub(in crate::experiment) shared: usize,
 }
 
 // === impl Cores ===
 
 impl Cores {
-    /// The last core is shared, the others are the client's and the network's.
+    /// Shares the last core; the others are for the client and the network.
     ///
     /// # Errors
-    /// When there is only one.
+    /// If there is only one core.
     pub(in crate::experiment) fn choose() -> io::Result<Self> {
         match std::thread::available_parallelism()?.get() {
             1 => Err(io::Error::other(
@@ -33,8 +33,8 @@ impl Cores {
         }
     }
 
-    /// For guests of another host: the core before that one, which is everybody else's too where
-    /// there are two.
+    /// Returns the core for guests of another host: the one before the shared core. With two cores,
+    /// everything else runs there too.
     pub(in crate::experiment) fn before(self) -> Self {
         Self {
             shared: self.shared.saturating_sub(1),
@@ -47,19 +47,19 @@ impl Cores {
         set
     }
 
-    /// Keeps the calling thread, and those it will start, off the shared core.
+    /// Moves the calling thread, and the threads it starts later, off the shared core.
     pub(in crate::experiment) fn keep_off(self) -> io::Result<()> {
         Ok(sched_setaffinity(None, &self.others())?)
     }
 
-    /// Keeps a process group on the shared core, and what its processes will start.
+    /// Moves a process group, and the processes it starts later, to the shared core.
     pub(in crate::experiment) fn share(self, group: u32) -> io::Result<()> {
         let mut set = CpuSet::new();
         set.set(self.shared);
         place(group, &set)
     }
 
-    /// Keeps a process group off the shared core.
+    /// Moves a process group off the shared core.
     pub(in crate::experiment) fn set_apart(self, group: u32) -> io::Result<()> {
         place(group, &self.others())
     }
@@ -74,7 +74,7 @@ fn place(group: u32, set: &CpuSet) -> io::Result<()> {
                 continue;
             };
             match sched_setaffinity(Some(id), set) {
-                // It has ended since.
+                // The process has ended since it was listed.
                 Err(rustix::io::Errno::SRCH) => {}
                 other => other?,
             }
@@ -84,7 +84,7 @@ fn place(group: u32, set: &CpuSet) -> io::Result<()> {
     Ok(())
 }
 
-/// Processor time of a process group up to now, in nanoseconds.
+/// Returns the CPU time of a process group, in nanoseconds.
 pub(in crate::experiment) fn used(group: u32) -> io::Result<u64> {
     let mut sum = 0;
     for process in members(group)? {
@@ -95,7 +95,7 @@ pub(in crate::experiment) fn used(group: u32) -> io::Result<u64> {
     Ok(sum)
 }
 
-/// The processes of a group.
+/// Returns the processes of a group.
 fn members(group: u32) -> io::Result<Vec<u32>> {
     let mut members = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -111,9 +111,9 @@ fn members(group: u32) -> io::Result<Vec<u32>> {
     Ok(members)
 }
 
-/// The process group in a line of `/proc/PID/stat`: proc_pid_stat(5)'s fifth field.
+/// Returns the process group in a line of `/proc/PID/stat`: the fifth field of proc_pid_stat(5).
 fn group_in(stat: &str) -> Option<u32> {
-    // The name before it may have spaces and brackets in it.
+    // The name before it may contain spaces and brackets.
     stat.rsplit_once(')')?
         .1
         .split_whitespace()

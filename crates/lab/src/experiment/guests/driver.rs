@@ -1,5 +1,5 @@
-//! The driver domain: a process that carries frames between the wire and the host's bridge, and does
-//! nothing else. It is what the gate stops when the driver domain does not have the core.
+//! The driver domain: a process that only carries frames between the wire and the host's bridge.
+//! The gate stops it when the driver domain does not have the core.
 
 use std::fs::File;
 use std::io;
@@ -16,15 +16,16 @@ use super::network::DriverEnds;
 use taut_netlab::link::frame::Frame;
 use taut_netlab::world::Host;
 
-/// Frames from one side before the other has its turn.
+/// The number of frames from one side before the other side has its turn.
 const BURST: usize = 32;
 
-/// Carries frames between the two TAPs until one of them is gone. Super-frames are handed on as the segments that
-/// they stand for, as the paper's had no other: and User Mode Linux's driver counts 64 KiB of a socket's
-/// memory for every super-frame, however short, but a segment for what it is, as other drivers do.
+/// Carries frames between the two TAPs until one of them is gone. Super-frames are split into
+/// segments, because the paper's driver domain had none, and because User Mode Linux's driver
+/// charges 64 KiB of socket memory for every super-frame, however short, but only its size for a
+/// segment, as other drivers do.
 ///
 /// # Errors
-/// When a TAP cannot be waited for or read.
+/// If a TAP cannot be polled or read.
 pub fn carry(wire: OwnedFd, uplink: OwnedFd) -> io::Result<()> {
     let taps = [Tap::from(wire), Tap::from(uplink)];
     let mut buffer = vec![0; Tap::MAX_READ];
@@ -55,7 +56,8 @@ fn burst(from: &Tap, to: &Tap, buffer: &mut [u8]) -> io::Result<()> {
                     continue;
                 };
                 for segment in 0..frame.segments().count {
-                    // What the other side's kernel refuses is lost, as on any wire; TCP finds out.
+                    // A frame that the other side's kernel refuses is lost, as on any wire; TCP
+                    // recovers.
                     let _ = to.write(&frame.cut(segment..segment + 1));
                 }
             }
@@ -70,7 +72,7 @@ fn burst(from: &Tap, to: &Tap, buffer: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts it on `host`, with its log in `dir`.
+/// Starts the driver domain on `host`, with its log in `dir`.
 pub(in crate::experiment) fn start(
     host: &Host,
     dir: &Path,

@@ -1,7 +1,8 @@
-//! The hypervisor's scheduler: a thread that lets one of those who share a core run at a time.
+//! The hypervisor's scheduler: a thread that lets one member of a shared core run at a time.
 //!
-//! It stops and continues processes (SIGSTOP, SIGCONT) as [`Slices`] says. A guest is stopped by its
-//! kernel's process alone; see [`super::guest::burner`] for what the processes that it traces do then.
+//! It stops and continues processes (SIGSTOP, SIGCONT) as [`Slices`] says. To stop a guest, it
+//! stops the guest's kernel process only; see [`super::guest::burner`] for the processes that the
+//! kernel traces.
 
 use std::io;
 use std::sync::Arc;
@@ -16,21 +17,21 @@ use taut_sys::schedule;
 use super::slices::{Slices, Turn};
 use taut_netlab::link::counters::Scheduling;
 
-/// Ends of slices whose lateness is kept: more than an hour's.
+/// The number of slice ends whose lateness is kept: more than an hour's.
 const KEPT: usize = 1 << 18;
 
-/// Those who share a core. Who is not there has its turn all the same, and nobody runs then.
+/// The members of a shared core. An absent member has its turn all the same, and nobody runs in it.
 pub(in crate::experiment) struct Sharers {
     pub(in crate::experiment) driver: Option<Arc<Child>>,
     pub(in crate::experiment) guests: Vec<Option<Arc<Child>>>,
 }
 
-/// How well slices were kept.
+/// How accurately slices were kept.
 #[derive(Clone, Debug, Default)]
 pub(in crate::experiment) struct Kept {
-    /// Of each slice, by how much it was longer or shorter than planned, in seconds.
+    /// The error of each slice's length, in seconds.
     pub(in crate::experiment) off: Vec<f64>,
-    /// Of each slice's end, how late the signals had been sent, in seconds.
+    /// The lateness of the signals at each slice's end, in seconds.
     pub(in crate::experiment) late: Vec<f64>,
     pub(in crate::experiment) scheduling: Scheduling,
 }
@@ -38,14 +39,14 @@ pub(in crate::experiment) struct Kept {
 enum Call {
     /// Share the core by these slices from now on.
     Close(Slices, SyncSender<()>),
-    /// Everybody runs.
+    /// Let everyone run.
     Open(SyncSender<()>),
-    /// Everybody is stopped.
+    /// Stop everyone.
     Halt(SyncSender<()>),
     End,
 }
 
-/// The thread. Dropped, it ends, and everybody runs.
+/// The thread. Dropping it ends the thread and lets everyone run.
 pub(in crate::experiment) struct Gate {
     calls: Sender<Call>,
     thread: Option<JoinHandle<Kept>>,
@@ -54,12 +55,12 @@ pub(in crate::experiment) struct Gate {
 // === impl Gate ===
 
 impl Gate {
-    /// Starts the thread; everybody runs until the gate is closed.
+    /// Starts the thread; everyone runs until the gate is closed.
     pub(in crate::experiment) fn start(sharers: Sharers) -> io::Result<Self> {
         let (calls, called) = mpsc::channel();
         let body = move || {
             let scheduling = raise();
-            let mut keeper = Keeper {
+            let mut keeper = Scheduler {
                 sharers,
                 called,
                 kept: Kept {
@@ -80,29 +81,29 @@ impl Gate {
         })
     }
 
-    /// From now on the core is shared.
+    /// Shares the core from now on.
     pub(in crate::experiment) fn close(&self, slices: Slices) {
         self.ask(|done| Call::Close(slices, done));
     }
 
-    /// From now on everybody runs.
+    /// Lets everyone run from now on.
     pub(in crate::experiment) fn open(&self) {
         self.ask(Call::Open);
     }
 
-    /// From now on nobody runs.
+    /// Stops everyone from now on.
     pub(in crate::experiment) fn halt(&self) {
         self.ask(Call::Halt);
     }
 
     fn ask(&self, call: impl FnOnce(SyncSender<()>) -> Call) {
         let (done, answer) = mpsc::sync_channel(1);
-        // The thread ends only when it is told to.
+        // The thread ends only on request.
         let _ = self.calls.send(call(done));
         let _ = answer.recv();
     }
 
-    /// Ends it and tells how well it kept the slices.
+    /// Ends the thread and returns how accurately it kept the slices.
     pub(in crate::experiment) fn end(mut self) -> Kept {
         self.stop()
     }
@@ -124,7 +125,7 @@ impl Drop for Gate {
     }
 }
 
-/// Before the links' threads, which may run for longer at a time.
+/// Raises the thread's priority above that of the links' threads, which may run for longer at a time.
 fn raise() -> Scheduling {
     let _ = schedule::minimize_timer_slack();
     if schedule::set_fifo_priority(2).is_ok() {
@@ -136,15 +137,15 @@ fn raise() -> Scheduling {
     }
 }
 
-struct Keeper {
+struct Scheduler {
     sharers: Sharers,
     called: Receiver<Call>,
     kept: Kept,
 }
 
-// === impl Keeper ===
+// === impl Scheduler ===
 
-impl Keeper {
+impl Scheduler {
     fn run(&mut self) {
         let mut call = self.called.recv();
         loop {
@@ -165,7 +166,7 @@ impl Keeper {
         }
     }
 
-    /// Shares the core until it is called to do something else.
+    /// Shares the core until the next command.
     fn share(
         &mut self,
         mut slices: Slices,
@@ -199,7 +200,7 @@ impl Keeper {
                 self.kept.late.push(late.as_secs_f64());
             }
             (slice, began) = (next, now);
-            // The machine stood still: what was missed is not made up for by slices of no length.
+            // The machine stood still. Slices of no length would not make up for missed ones.
             if now.saturating_duration_since(due) > Duration::from_millis(10) {
                 due = now;
             }
@@ -212,7 +213,7 @@ impl Keeper {
             Turn::Guest(guest) => self.sharers.guests.get(guest).and_then(Option::as_ref),
         };
         if let Some(who) = who {
-            // One that has ended is found out by whoever waits for its bytes.
+            // If the process has ended, whoever waits for its bytes notices.
             let _ = who.signal(signal);
         }
     }

@@ -1,4 +1,4 @@
-//! Somebody who has the core before the guest does: the hypervisor's other guests, as one of them sees it.
+//! A thread that takes CPU time from a guest, as the hypervisor's other guests do.
 
 use std::io;
 use std::sync::Arc;
@@ -11,31 +11,31 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use taut_sys::schedule;
 
-/// How far a slice is from its length at most, as in [`super::slices`].
+/// The greatest error of a slice's length, as in [`super::slices`].
 const JITTER: f64 = 0.05;
-/// A slice that begins so much later than planned is late: a thirtieth of one.
+/// A slice that begins later than planned by this is late: a thirtieth of a slice.
 const LATE: Duration = Duration::from_millis(1);
-/// Before the links' and the gates' threads, which are on other cores.
+/// Higher priority than the links' and the gates' threads, which are on other cores.
 const PRIORITY: i32 = 3;
 
-/// What of a core's time is left, and in which slices.
+/// How much of a core's time is left to the guest, and in which slices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::experiment) struct Share {
-    /// The core is taken for so long at a time,
+    /// How long the core is taken at a time.
     pub(in crate::experiment) off: Duration,
-    /// and then left for so long.
+    /// How long it is left after that.
     pub(in crate::experiment) on: Duration,
 }
 
-/// How well slices were kept.
+/// How accurately slices were kept.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::experiment) struct Taken {
     pub(in crate::experiment) slices: u64,
-    /// Of them, those that began later than planned by more than [`LATE`].
+    /// The number of slices that began later than planned by more than [`LATE`].
     pub(in crate::experiment) late: u64,
 }
 
-/// A thread that takes a core in slices. Dropped, it ends.
+/// A thread that takes a core in slices. Dropping it ends the thread.
 pub(in crate::experiment) struct Hog {
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<io::Result<Taken>>>,
@@ -44,7 +44,7 @@ pub(in crate::experiment) struct Hog {
 // === impl Share ===
 
 impl Share {
-    /// This share of the core, taken for `off` at a time; `None`: all of it.
+    /// Leaves this share of the core, taking it for `off` at a time; `None` leaves the whole core.
     pub(in crate::experiment) fn of(share: f64, off: Duration) -> Option<Self> {
         (share < 1.0).then(|| Self {
             off,
@@ -68,7 +68,7 @@ impl Hog {
         })
     }
 
-    /// Ends it, and tells how well it kept its slices.
+    /// Ends the thread and returns how accurately it kept its slices.
     pub(in crate::experiment) fn end(mut self) -> io::Result<Taken> {
         self.stop()
     }
@@ -79,7 +79,7 @@ impl Hog {
             return Ok(Taken::default());
         };
         let taken = thread.join();
-        taken.unwrap_or_else(|_| Err(io::Error::other("who takes the core panicked")))
+        taken.unwrap_or_else(|_| Err(io::Error::other("the thread that takes the core panicked")))
     }
 }
 

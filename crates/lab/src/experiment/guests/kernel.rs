@@ -1,4 +1,4 @@
-//! Starting a User Mode Linux kernel: `taut-lab kernel`, which becomes it.
+//! `taut-lab kernel`: starts a User Mode Linux kernel in its own process.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
@@ -10,20 +10,21 @@ use seccompiler::{
 
 use super::uml::KERNEL;
 
-/// `ptrace` on x86-64, the one architecture that Debian's package and this experiment have in common.
+/// `ptrace` on x86-64, the only architecture of both Debian's package and this experiment.
 const PTRACE: i64 = 101;
 /// PTRACE_GETREGSET and NT_X86_XSTATE of linux/ptrace.h and linux/elf.h.
 const GETREGSET: u64 = 0x4204;
 const XSTATE: u64 = 0x202;
-/// EINVAL.
+/// The error number EINVAL.
 const REFUSED: u32 = 22;
 
-/// Becomes the kernel; it returns only when it cannot.
+/// Replaces this process by the kernel; returns only on failure.
 ///
-/// The kernel keeps its processes' vector registers by way of ptrace, in a buffer of 2,696 bytes. On a CPU with
-/// more (AMX has 11,008) the host takes back only all of them, and every process is lost at its first
-/// instruction. So the question for them is refused, and the kernel keeps the 512 bytes that all x86-64
-/// CPUs have. A guest is told to use no others (see [`super::uml`]).
+/// User Mode Linux saves its processes' vector registers through ptrace, in a buffer of 2,696
+/// bytes. On a CPU with larger registers (AMX has 11,008 bytes) the host accepts only all of them,
+/// and every process dies at its first instruction. So a seccomp filter refuses that request, and
+/// the kernel saves the 512 bytes that all x86-64 CPUs have. A guest is told to use no other
+/// registers (see [`super::uml`]).
 pub fn become_one(args: &[String]) -> io::Error {
     let filter = || -> Result<BpfProgram, seccompiler::BackendError> {
         let question = SeccompRule::new(vec![

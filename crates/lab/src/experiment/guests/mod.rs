@@ -1,4 +1,4 @@
-//! Guests, and a machine that they share: what the experiments with guests have in common.
+//! Guests and the machine that they share: the common parts of experiments with guests.
 //!
 //! Guests are kernels of their own (User Mode Linux), each on a tap; a gate plays the hypervisor's
 //! scheduler. See `docs/design/lab-worlds.md`.

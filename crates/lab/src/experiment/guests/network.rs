@@ -1,4 +1,4 @@
-//! What the networks of guests are made of: a wire, bridges, and taps.
+//! The parts of guests' networks: a wire, bridges, and taps.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -13,28 +13,28 @@ use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::units::{BitsPerSecond, Bytes};
 use taut_netlab::world::Host;
 
-/// Places of the rings through which frames come to the driver domain: what a network card and its
-/// driver have room for. They are not what is measured.
+/// The length of the rings through which frames reach the driver domain: that of a network card and
+/// its driver. They are not measured.
 const DRIVER_RING: u32 = 4096;
 
-/// Places that the kernel gives a tap's ring by itself (TUN_READQ_SIZE).
+/// The kernel's default length of a tap's ring (TUN_READQ_SIZE).
 const RING_AS_IT_COMES: u32 = 500;
 
-/// Where a guest that is alone with a server finds it: beside the addresses of worlds.
+/// The address of a guest that is alone with a server, beside the addresses of worlds.
 pub(in crate::experiment) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 pub(in crate::experiment) const SERVER_MAC: [u8; 6] = [2, 0x78, 0, 0, 0, 1];
-/// Where the server finds it, and its MAC address.
+/// The server's address and its MAC address.
 pub(in crate::experiment) const ALONE: (Ipv4Addr, [u8; 6]) =
     (Ipv4Addr::new(10, 78, 0, 10), [2, 0x78, 0, 0, 0, 10]);
 /// The tap of such a guest.
 pub(in crate::experiment) const TAP: &str = "guest0";
 
-/// Where a guest's packets go in and out.
+/// The device for a guest's packets.
 pub(in crate::experiment) fn tap(guest: usize) -> String {
     format!("guest{guest}")
 }
 
-/// A Gigabit Ethernet, with the latency of a switch.
+/// Gigabit Ethernet with the latency of a switch.
 pub(in crate::experiment) fn wire() -> LinkSpec {
     let shape = Shape::delay(Duration::from_micros(50))
         .rate(BitsPerSecond::giga(1))
@@ -42,19 +42,19 @@ pub(in crate::experiment) fn wire() -> LinkSpec {
     LinkSpec::both(shape)
 }
 
-/// What the driver domain holds.
+/// The driver domain's TAPs.
 pub(in crate::experiment) struct DriverEnds {
     pub(in crate::experiment) wire: OwnedFd,
     pub(in crate::experiment) uplink: OwnedFd,
 }
 
-/// A bridge that does what switches do, and says nothing itself.
+/// Creates a bridge that forwards as switches do and sends no frames of its own.
 pub(in crate::experiment) fn bridge(host: &Host) -> io::Result<()> {
     for key in ["all", "default"] {
         let key = format!("net.ipv6.conf.{key}.disable_ipv6");
         host.set_sysctl(&key, "1").map_err(io::Error::other)?;
     }
-    // It forgets nobody within a run: what it does not know goes to all guests.
+    // It forgets no address within a run: frames to unknown addresses go to all guests.
     ip(
         host,
         "link add name switch type bridge mcast_snooping 0 ageing_time 3600000",
@@ -66,7 +66,7 @@ pub(in crate::experiment) fn join(host: &Host, device: &str) -> io::Result<()> {
     ip(host, &format!("link set dev {device} master switch up"))
 }
 
-/// A TAP on the bridge whose other side is held here.
+/// Creates a TAP on the bridge, and returns its other side.
 pub(in crate::experiment) fn held(host: &Host, name: &str) -> io::Result<Tap> {
     let tap = host.run(|| Tap::create(name)).map_err(io::Error::other)?;
     let tap = tap.map_err(io::Error::other)?;
@@ -78,14 +78,14 @@ pub(in crate::experiment) fn held(host: &Host, name: &str) -> io::Result<Tap> {
     Ok(tap)
 }
 
-/// A TAP on the bridge for a guest to open.
+/// Creates a TAP on the bridge for a guest to open.
 pub(in crate::experiment) fn standing(host: &Host, name: &str) -> io::Result<()> {
     let tap = host.run(|| Tap::create(name)).map_err(io::Error::other)?;
     tap.map_err(io::Error::other)?.persist()?;
     join(host, name)
 }
 
-/// Gives a guest's tap a long ring with no queue before it, or what it had by itself.
+/// Gives a guest's tap a long ring without a queueing discipline, or restores the defaults.
 pub(in crate::experiment) fn tune(host: &Host, tap: &str, tuned: bool) -> io::Result<()> {
     let ring = if tuned { RING } else { RING_AS_IT_COMES };
     ip(host, &format!("link set dev {tap} txqueuelen {ring}"))?;
@@ -123,7 +123,7 @@ fn run(program: &str, line: &str) -> io::Result<()> {
     }
 }
 
-/// A guest alone with a server: its tap on a bridge with the link of `client`.
+/// Sets up a guest alone with a server: its tap on a bridge with the link of `client`.
 pub(in crate::experiment) fn lay_out_alone(server: &Host, client: &Host) -> io::Result<()> {
     let mac = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
     let device = &server.devices()[0];

@@ -1,8 +1,8 @@
-//! A guest whose kernel is one of Debian's, under QEMU's emulation, on a tap: where a kernel is to be one that people run, or one that takes
-//! modules and BPF.
+//! A guest with one of Debian's kernels, under QEMU's emulation, on a tap: for experiments that
+//! need a kernel in common use, or one that supports modules and BPF.
 //!
-//! It has one processor, whose thread can be kept from its core while the devices' thread goes on elsewhere, as on a hypervisor whose
-//! network has cores of its own.
+//! It has one processor, whose thread can be kept off its core while the devices' thread runs
+//! elsewhere, as on a hypervisor whose network has cores of its own.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -18,9 +18,9 @@ use super::uml::Booting;
 use crate::peer::program::Program;
 use taut_netlab::world::Host;
 
-/// What every guest of a kernel begins with.
+/// The base of the initial file system of every guest with this kernel.
 const BASE: &str = "base-with-virtio.cpio";
-/// What is built of `crates/guest/kmod`, beside the kernel.
+/// The build of `crates/guest/kmod`, beside the kernel.
 const MODULE: &str = "taut_pvtcp.ko";
 /// The emulator.
 pub(in crate::experiment) const EMULATOR: Program = Program {
@@ -28,43 +28,43 @@ pub(in crate::experiment) const EMULATOR: Program = Program {
     version: "--version",
     package: "qemu-system-x86",
 };
-/// What the guest's device is called.
+/// The name of the guest's network device.
 pub(in crate::experiment) const DEVICE: &str = "eth0";
-/// Where kernels are, if the environment does not say so.
+/// The default folder of kernels.
 const KERNELS: &str = "target/kernels";
-/// The variable of the environment that does.
+/// The environment variable that names another folder.
 const KERNELS_VAR: &str = "TAUT_LAB_KERNELS";
-/// Of the guest, in MiB: `taut` and `taut-lab` take some of it, in the file system that is its memory.
+/// The guest's memory, in MiB: `taut` and `taut-lab` take some of it, in the RAM file system.
 const MEMORY_MIB: u32 = 1024;
-/// QEMU 7.2 spoils the flags when one processor alone does `cmpxchg16b`, and Linux 6.12 dies of that in its allocator: it is told that
-/// there is no such instruction.
+/// QEMU 7.2 corrupts the flags when a single processor executes `cmpxchg16b`, which crashes Linux
+/// 6.12 in its allocator: the guest is told that there is no such instruction.
 const PROCESSOR_MODEL: &str = "Skylake-Client-v4,-cx16";
 /// The name that QEMU gives the first processor's thread.
 const PROCESSOR: &str = "CPU 0/TCG";
-/// What every guest needs.
+/// The kernel command line of every guest.
 const MODULES: [&str; 1] = ["virtio_net"];
 
-/// A kernel that guests can have: what `scripts/on-kernel` has downloaded.
+/// A kernel for guests, which `scripts/on-kernel` has downloaded.
 #[derive(Clone, Debug)]
 pub(in crate::experiment) struct Kernel {
     folder: PathBuf,
 }
 
-/// What a guest's file system is, beyond what is in every guest of its kernel.
+/// The additions to a guest's file system.
 pub(in crate::experiment) struct Files {
-    /// Programs and files, each where it is here, with the libraries of programs.
+    /// Programs and files, at the same paths as on the host, with the libraries of programs.
     pub(in crate::experiment) with: Vec<PathBuf>,
-    /// Modules of the kernel's, beside the network's.
+    /// Kernel modules besides those for the network.
     pub(in crate::experiment) modules: Vec<&'static str>,
 }
 
 // === impl Kernel ===
 
 impl Kernel {
-    /// The one of this name, such as `6.12`.
+    /// Returns the kernel of this name, such as `6.12`.
     ///
     /// # Errors
-    /// It was not downloaded.
+    /// If the kernel was not downloaded.
     pub(in crate::experiment) fn find(name: &str) -> io::Result<Self> {
         let kernels = std::env::var_os(KERNELS_VAR).unwrap_or_else(|| KERNELS.into());
         let folder = fs::canonicalize(&kernels)
@@ -73,13 +73,13 @@ impl Kernel {
         match folder.join(BASE).is_file() {
             true => Ok(Self { folder }),
             false => Err(io::Error::other(format!(
-                "there is no Linux {name} for guests in {}: `scripts/on-kernel {name}` downloads it ({KERNELS_VAR} names another folder)",
+                "there is no Linux {name} for guests in {}; download it with\n\n    scripts/on-kernel {name}\n\n({KERNELS_VAR} names another folder)",
                 folder.display()
             ))),
         }
     }
 
-    /// Its release, such as `6.12.57+deb12-cloud-amd64`.
+    /// Returns its release, such as `6.12.57+deb12-cloud-amd64`.
     pub(in crate::experiment) fn release(&self) -> io::Result<String> {
         let image = self.image()?;
         let name = image.file_name().and_then(|name| name.to_str());
@@ -89,16 +89,16 @@ impl Kernel {
             .to_owned())
     }
 
-    /// The module that `scripts/guest-module` has built for it.
+    /// Returns the module that `scripts/guest-module` has built for it.
     ///
     /// # Errors
-    /// It was not built.
+    /// If the module was not built.
     pub(in crate::experiment) fn module(&self) -> io::Result<PathBuf> {
         let module = self.folder.join(MODULE);
         match module.is_file() {
             true => Ok(module),
             false => Err(io::Error::other(format!(
-                "there is no {}: `scripts/guest-module KERNEL` builds it",
+                "there is no {}; build it with\n\n    scripts/guest-module KERNEL",
                 module.display()
             ))),
         }
@@ -115,7 +115,7 @@ impl Kernel {
         found.ok_or_else(|| io::Error::other(format!("{} has no kernel", self.folder.display())))
     }
 
-    /// What it starts with: the base of all its guests, and on top of it what this one has.
+    /// Writes the initial file system: the base of all guests, and the additions of this one.
     fn initrd(&self, guest: &Guest, taut: &Path, files: &Files, dir: &Path) -> io::Result<PathBuf> {
         let root = dir.join("root");
         fs::create_dir_all(root.join("mnt"))?;
@@ -155,7 +155,7 @@ impl Kernel {
     }
 }
 
-/// Copies a file to where it is here, and a program's libraries too.
+/// Copies a file to the same path in the guest, and a program's libraries too.
 fn place(path: &Path, root: &Path) -> io::Result<()> {
     let path = fs::canonicalize(path)?;
     copy(&path, root)?;
@@ -171,7 +171,8 @@ fn place(path: &Path, root: &Path) -> io::Result<()> {
 }
 
 fn copy(path: &Path, root: &Path) -> io::Result<()> {
-    // Links to folders (/lib to /usr/lib) are so in the guest, too: what is below them is where it is in truth.
+    // Links to folders (/lib to /usr/lib) exist in the guest too: copy files below their real
+    // folder.
     let at = match (path.parent(), path.file_name()) {
         (Some(parent), Some(name)) => fs::canonicalize(parent)?.join(name),
         _ => path.to_owned(),
@@ -184,7 +185,7 @@ fn copy(path: &Path, root: &Path) -> io::Result<()> {
         fs::create_dir_all(parent)?;
     }
     fs::copy(path, &to)?;
-    // What only a debugger reads would be most of the guest's memory. Not every file is a program.
+    // Debug information would take most of the guest's memory. Not every file is a program.
     let _ = Command::new("strip")
         .arg("--strip-debug")
         .arg(&to)
@@ -193,7 +194,7 @@ fn copy(path: &Path, root: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a folder as the kernel unpacks it when it starts.
+/// Packs a folder in the form that the kernel unpacks at boot.
 fn pack(root: &Path, out: &mut File) -> io::Result<()> {
     let mut cpio = Command::new("cpio")
         .args(["--create", "--format=newc", "--owner=0:0", "--quiet"])
@@ -215,7 +216,7 @@ fn pack(root: &Path, out: &mut File) -> io::Result<()> {
     }
 }
 
-/// Folders before what is in them.
+/// Lists folders before their contents.
 fn list(root: &Path, folder: &Path, names: &mut Vec<PathBuf>) -> io::Result<()> {
     names.push(folder.to_owned());
     for entry in fs::read_dir(root.join(folder))? {
@@ -258,8 +259,8 @@ pub(in crate::experiment) fn start(
         .arg(kernel.image()?)
         .arg("-initrd")
         .arg(&initrd)
-        // The processor is away for tens of milliseconds, and with it whoever compares clocks. (A hypervisor's guest has a clock of
-        // the hypervisor's, which is not compared.)
+        // The processor is stopped for tens of milliseconds, which confuses the clock watchdog. (A
+        // hypervisor's guest has a clock of the hypervisor's, which is not watched.)
         .args([
             "-append",
             "console=ttyS0 oops=panic panic=-1 mitigations=off tsc=reliable nowatchdog quiet",
@@ -281,7 +282,7 @@ pub(in crate::experiment) fn start(
     Ok(Booting::of(child, guest, log))
 }
 
-/// Keeps the guest's processor on one core; its devices stay where they are.
+/// Pins the guest's processor to one core; its devices stay where they are.
 pub(in crate::experiment) fn pin_processor(process: u32, core: usize) -> io::Result<()> {
     for task in fs::read_dir(format!("/proc/{process}/task"))? {
         let task = task?;

@@ -1,4 +1,5 @@
-//! A guest under QEMU that sends to a server over a path, and whose processor can be taken from it.
+//! A guest under QEMU that sends to a server over a path, and whose processor can be taken away in
+//! slices.
 
 use std::io;
 use std::path::PathBuf;
@@ -17,25 +18,26 @@ use crate::experiment::{ExperimentError, Request};
 use taut_netlab::link::shape::LinkSpec;
 use taut_netlab::world::{World, WorldBuilder};
 
-/// A guest is booted so often until it answers.
+/// The number of attempts to boot a guest.
 const BOOTS: usize = 3;
 
 /// The guest with its path.
 pub(in crate::experiment) struct Sender {
-    // In the order in which they go: its tap is there for as long as it runs.
+    // Fields are dropped in this order: the tap outlives the guest.
     pub(in crate::experiment) guest: Uml,
     pub(in crate::experiment) world: World,
     cores: Cores,
     taut: PathBuf,
-    /// Of slices.
+    /// Random slices.
     random: Pcg64Mcg,
 }
 
 // === impl Sender ===
 
 impl Sender {
-    /// A guest behind this link, the first direction of which is its own. The calling thread, and whoever it starts from here on, keeps
-    /// off the core of the guest's processor.
+    /// Boots a guest behind this link, whose first direction is the guest's. Moves the calling
+    /// thread, and the processes that it starts from here on, off the core of the guest's
+    /// processor.
     pub(in crate::experiment) fn boot(
         name: &str,
         link: LinkSpec,
@@ -73,11 +75,12 @@ impl Sender {
             Ok(guest)
         };
         let boot = || {
-            // QEMU 7.2 loses a processor's flags now and then, in the first second of Linux 6.12: that is no fault of what is tried here.
+            // QEMU 7.2 sometimes corrupts a processor's flags in the first second of Linux 6.12:
+            // that is no fault of what is measured here.
             for _ in 1..BOOTS {
                 match once() {
                     Ok(guest) => return Ok(guest),
-                    Err(e) => tracing::warn!("{e}; it is booted again"),
+                    Err(e) => tracing::warn!("{e}; booting it again"),
                 }
             }
             once()
@@ -91,7 +94,7 @@ impl Sender {
         })
     }
 
-    /// A program runs in the guest until it ends; what it said.
+    /// Runs a program in the guest until it ends, and returns its output.
     pub(in crate::experiment) fn run(
         &mut self,
         program: &str,
@@ -112,23 +115,23 @@ impl Sender {
         }
     }
 
-    /// `taut` runs in it.
+    /// Runs `taut` in the guest.
     pub(in crate::experiment) fn taut(&mut self, args: &[&str]) -> Result<String, ExperimentError> {
         let taut = self.taut.display().to_string();
         self.run(&taut, args)
     }
 
-    /// One of its kernel's settings.
+    /// Writes one of the guest's sysctls.
     pub(in crate::experiment) fn set(
         &mut self,
         path: &str,
         text: &str,
     ) -> Result<(), ExperimentError> {
         let set = self.guest.write(path, text);
-        set.map_err(ExperimentError::machine("set something in the guest"))
+        set.map_err(ExperimentError::machine("write a sysctl of the guest"))
     }
 
-    /// From now on the guest has this share of its core; `None`: all of it.
+    /// Gives the guest this share of its core from now on; `None`: the whole core.
     pub(in crate::experiment) fn take(
         &mut self,
         share: Option<Share>,

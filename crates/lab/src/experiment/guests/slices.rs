@@ -1,14 +1,14 @@
-//! Who has the shared core when: the plan that a hypervisor's scheduler would make.
+//! The slices of a shared core, planned as a hypervisor's scheduler would.
 //!
-//! The paper's (vsnoop-paper V-C): Xen's credit scheduler gives every guest that wants it 30 ms, and
-//! the driver domain comes in between, here for 10 ms before each guest.
+//! As in vsnoop-paper V-C: Xen's credit scheduler gives every runnable guest 30 ms, and
+//! the driver domain runs in between, here for 10 ms before each guest.
 
 use std::time::Duration;
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
-/// Who may run.
+/// The member that may run in a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::experiment) enum Turn {
     /// The driver domain.
@@ -17,19 +17,19 @@ pub(in crate::experiment) enum Turn {
     Guest(usize),
 }
 
-/// What a core is shared by, and how.
+/// How a core is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::experiment) struct Shape {
     /// Guests on this core.
     pub(in crate::experiment) guests: usize,
-    /// What a guest gets at a time.
+    /// The length of a guest's slice.
     pub(in crate::experiment) guest: Duration,
-    /// What the driver domain gets before each guest; `None`: it is on another core.
+    /// The length of the driver domain's slice before each guest; `None` if it is on another core.
     pub(in crate::experiment) driver: Option<Duration>,
 }
 
 impl Shape {
-    /// The paper's, with so many guests.
+    /// The paper's sharing with this number of guests.
     pub(in crate::experiment) fn of(guests: usize, driver_here: bool) -> Self {
         Self {
             guests,
@@ -38,7 +38,7 @@ impl Shape {
         }
     }
 
-    /// From one slice of a guest to its next.
+    /// Returns the time from one slice of a guest to its next.
     pub(in crate::experiment) fn cycle(&self) -> Duration {
         let both = self.guest + self.driver.unwrap_or_default();
         both * u32::try_from(self.guests).unwrap_or(1)
@@ -52,11 +52,11 @@ pub(in crate::experiment) struct Slice {
     pub(in crate::experiment) length: Duration,
 }
 
-/// How far a slice is from its length at most: a tenth in all. Without it, transfers that follow each
-/// other might keep step with the slices.
+/// The greatest error of a slice's length: a tenth in all. Without it, successive transfers
+/// could stay in phase with the slices.
 const JITTER: f64 = 0.05;
 
-/// Slices without end. The guests' order is drawn once; a scheduler's queue keeps its order too.
+/// An endless sequence of slices. The guests' order is random but fixed, like a scheduler's queue.
 #[derive(Clone, Debug)]
 pub(in crate::experiment) struct Slices {
     shape: Shape,
@@ -89,7 +89,7 @@ impl Slices {
         self.shape.driver.is_some()
     }
 
-    /// The next slice. A core without guests is the driver's.
+    /// Returns the next slice. A core without guests is the driver's.
     pub(in crate::experiment) fn take(&mut self) -> Slice {
         if let Some(driver) = self.shape.driver
             && !self.driver_was

@@ -1,4 +1,4 @@
-//! `taut snoop` at guests' taps.
+//! Runs `taut snoop` on guests' taps.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,12 +13,12 @@ use taut_sys::child::Child;
 
 use taut_netlab::world::Host;
 
-/// How long it may take until it serves the tap.
+/// How long `taut snoop` may take until it serves the tap.
 const START: Duration = Duration::from_secs(20);
-/// Between two looks whether it does.
+/// The pause between two checks of that.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The process. Dropped, it is told to end, and its taps are as they were.
+/// The process. Dropping it stops the process, which restores its taps.
 pub(in crate::experiment) struct Snooping {
     child: Child,
     taut: PathBuf,
@@ -29,7 +29,8 @@ pub(in crate::experiment) struct Snooping {
 // === impl Snooping ===
 
 impl Snooping {
-    /// Starts it and waits until it serves all of `taps`. One that has a name of its own may run beside others.
+    /// Starts `taut snoop` and waits until it serves all of `taps`. One with a name of its own may
+    /// run beside others.
     pub(in crate::experiment) fn start(
         host: &Host,
         taut: &Path,
@@ -76,12 +77,12 @@ impl Snooping {
             .is_ok_and(|taps| taps.iter().filter(|tap| tap["state"] == "on").count() == self.taps)
     }
 
-    /// All that it says of itself.
+    /// Returns its whole status.
     pub(in crate::experiment) fn status(&self) -> io::Result<Vec<Value>> {
         status(&self.taut, &self.control)
     }
 
-    /// What it has counted, without the flows that were in order.
+    /// Returns its counters, without the flows that were in order.
     pub(in crate::experiment) fn counts(&self) -> io::Result<Vec<Value>> {
         let mut taps = self.status()?;
         for flows in taps
@@ -93,7 +94,7 @@ impl Snooping {
         Ok(taps)
     }
 
-    /// Promises that the guest turned out not to have.
+    /// Returns the number of segments lost after an early ACK.
     pub(in crate::experiment) fn lost_after_early_ack(&self) -> io::Result<u64> {
         let taps = self.status()?;
         Ok(taps
@@ -105,12 +106,12 @@ impl Snooping {
 
 impl Drop for Snooping {
     fn drop(&mut self) {
-        // One that does not end is killed, and its programs go with it.
+        // A process that does not end is killed, which removes its programs too.
         let _ = terminate(&mut self.child);
     }
 }
 
-/// What `taut snoop status --json` answers: an object for each tap.
+/// Returns the output of `taut snoop status --json`: an object for each tap.
 pub(in crate::experiment) fn status(taut: &Path, control: &Path) -> io::Result<Vec<Value>> {
     let output = Command::new(taut)
         .args(["snoop", "status", "--json", "--control"])
@@ -132,7 +133,7 @@ pub(in crate::experiment) fn add_exits(
     }
 }
 
-/// The counters that are not 0, for people.
+/// Formats the counters that are not 0, for people.
 pub(in crate::experiment) fn told(counts: &BTreeMap<String, u64>) -> String {
     let counts = counts.iter().filter(|(_, count)| **count > 0);
     let counts: Vec<_> = counts
@@ -141,7 +142,7 @@ pub(in crate::experiment) fn told(counts: &BTreeMap<String, u64>) -> String {
     counts.join(", ")
 }
 
-/// The part of a tap's status that is about the flow between the peer's and the guest's port.
+/// Returns the status of the flow between the peer's and the guest's port.
 pub(in crate::experiment) fn of_flow(tap: &Value, ports: [u16; 2]) -> String {
     let has = |flow: &&Value| {
         let ends = [&flow["peer"], &flow["guest"]];
@@ -153,7 +154,7 @@ pub(in crate::experiment) fn of_flow(tap: &Value, ports: [u16; 2]) -> String {
     let flows = tap["flows"].as_array();
     match flows.and_then(|flows| flows.iter().find(has)) {
         Some(flow) => flow.to_string(),
-        None => "taut snoop does not know the flow".into(),
+        None => "taut snoop does not track the flow".into(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The sender: a stream over a connection of its own, and when what of it had happened.
+//! The sender: a stream over a connection of its own, and its timestamps.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -11,30 +11,30 @@ use taut_sys::tcp_info::TcpInfo;
 
 use super::guest::talk::Sent;
 
-/// Between two looks at what has been acknowledged.
+/// The pause between two reads of what has been acknowledged.
 const LOOK: Duration = Duration::from_micros(100);
-/// A stream that takes longer has failed.
+/// The time limit of a stream.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// This machine's clock: CLOCK_MONOTONIC, in nanoseconds.
+/// Returns this machine's CLOCK_MONOTONIC, in nanoseconds.
 pub(in crate::experiment) fn now() -> u64 {
     let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The bytes of a stream.
+/// Generates the bytes of a stream.
 pub(in crate::experiment) fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     Pcg64Mcg::seed_from_u64(seed).fill_bytes(&mut bytes);
     bytes
 }
 
-/// Sends `bytes`, watches until the last has been acknowledged, ends the stream, and hears what the
-/// receiver says. The end comes by itself: a FIN with the last bytes would be another stream's last
-/// bytes than those of an application that has not closed yet.
+/// Sends `bytes`, waits until the last has been acknowledged, ends the stream, and reads the
+/// receiver's report. The FIN is sent separately: with the last bytes it would make them differ
+/// from those of an application that has not closed yet.
 ///
 /// # Errors
-/// When the connection fails, or takes longer than [`PATIENCE`].
+/// If the connection fails, or takes longer than [`PATIENCE`].
 pub(in crate::experiment) fn send(to: SocketAddr, bytes: &[u8]) -> io::Result<Sent> {
     let connect = now();
     let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
@@ -65,7 +65,7 @@ pub(in crate::experiment) fn send(to: SocketAddr, bytes: &[u8]) -> io::Result<Se
     stream.read_to_end(&mut said)?;
     let received = serde_json::from_slice(&said).map_err(|e| {
         io::Error::other(format!(
-            "the receiver did not say what it had received: {e}"
+            "the receiver did not report what it had received: {e}"
         ))
     })?;
     Ok(Sent {

@@ -23,40 +23,41 @@ pub(in crate::experiment) const KERNEL: Program = Program {
     package: "user-mode-linux",
 };
 
-/// What a guest's device is called.
+/// The name of the guest's network device.
 pub(in crate::experiment) const DEVICE: &str = "vec0";
-/// The C library's functions are to leave alone what the kernel does not keep, neither from one thread
-/// to another nor over a page fault. Copying goes by features of its own: without the second and the last
-/// of these it would be by way of ymm16 and its like.
+/// CPU features that the C library must not use, because the kernel does not keep their registers,
+/// neither between threads nor over a page fault. Copying depends on more features: without the
+/// second and the last of these it would use ymm16 and higher.
 pub(in crate::experiment) const NO_WIDE_REGISTERS: (&str, &str) = (
     "GLIBC_TUNABLES",
     "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX2,-AVX,-AVX_Fast_Unaligned_Load",
 );
-/// A guest's memory, in GiB. The paper's had 256 MB, of which Linux gives TCP's buffers about a tenth
-/// (`tcp_mem`); ten connections with today's windows need more, and then the guest drops what it had
-/// offered to take, and what had been acknowledged for it with it (docs/snoop.md, what a guest needs).
+/// A guest's memory, in GiB. The paper's guests had 256 MB, of which Linux gives TCP's buffers
+/// about a tenth (`tcp_mem`); ten connections with today's windows need more. With less, the guest
+/// drops segments inside the window that it advertised, including segments that were acknowledged
+/// early for it (docs/snoop.md, what a guest needs).
 pub(in crate::experiment) const MEMORY_GIB: u32 = 1;
-/// How long it may take to boot.
+/// How long a guest may take to boot.
 const BOOT: Duration = Duration::from_secs(60);
-/// How long it may take to answer.
+/// How long a guest may take to answer.
 const PATIENCE: Duration = Duration::from_secs(150);
-/// Between two attempts to connect to a guest that boots.
+/// The pause between two attempts to connect to a booting guest.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Questions for the time, of which the one with the quickest answer counts.
+/// The number of clock queries, of which the fastest counts.
 const CLOCK_QUESTIONS: usize = 30;
 
-/// A kernel that boots.
+/// A booting guest.
 pub(in crate::experiment) struct Booting {
     child: Child,
     guest: Guest,
     log: std::path::PathBuf,
 }
 
-/// A guest that answers. It is killed when this and all who share its process are dropped.
+/// A guest that answers. It is killed when this and everything that shares its process is dropped.
 pub(in crate::experiment) struct Uml {
     pub(in crate::experiment) process: Arc<Child>,
     control: Lines,
-    /// What its clock has to be advanced by to show the host's, in nanoseconds.
+    /// The offset from its clock to the host's, in nanoseconds.
     ahead: i64,
     pub(in crate::experiment) address: Ipv4Addr,
 }
@@ -64,7 +65,7 @@ pub(in crate::experiment) struct Uml {
 // === impl Booting ===
 
 impl Booting {
-    /// One that was started, and writes its console there.
+    /// A started guest that writes its console to this file.
     pub(super) fn of(child: Child, guest: Guest, log: std::path::PathBuf) -> Self {
         Self { child, guest, log }
     }
@@ -92,7 +93,7 @@ impl Booting {
             "con=null",
             "con0=null,fd:1",
         ]);
-        // Where it keeps its socket and its number; else in the home directory.
+        // The folder of its socket and its process id; the default is the home directory.
         command.arg(format!("uml_dir={}", dir.display()));
         command.arg(format!("umid={tap}.uml"));
         command.arg(format!("init={}", lab.display()));
@@ -110,7 +111,7 @@ impl Booting {
         Ok(Self { child, guest, log })
     }
 
-    /// Its process, which leads its group.
+    /// Returns its process, which leads its group.
     pub(in crate::experiment) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -151,19 +152,19 @@ impl Booting {
             .filter(|line| !line.trim().is_empty())
             .collect();
         let end = lines[lines.len().saturating_sub(5)..].join(" | ");
-        io::Error::other(format!("the guest {how}; its console ends: {end}"))
+        io::Error::other(format!("the guest {how}; the end of its console: {end}"))
     }
 }
 
 // === impl Uml ===
 
 impl Uml {
-    /// Its process, which leads its group.
+    /// Returns its process, which leads its group.
     pub(in crate::experiment) fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// A time of its clock, by the host's.
+    /// Converts a time of its clock to the host's.
     pub(in crate::experiment) fn on_host(&self, guest: u64) -> u64 {
         guest.saturating_add_signed(self.ahead)
     }
@@ -183,7 +184,7 @@ impl Uml {
         }
     }
 
-    /// Has it send a stream. Times are its own clock's.
+    /// Makes it send a stream. Times are on its own clock.
     pub(in crate::experiment) fn send(&mut self, send: talk::Send) -> io::Result<Sent> {
         match self.ask(&Ask::Send(send))? {
             Answer::Sent(sent) => Ok(sent),
@@ -191,12 +192,12 @@ impl Uml {
         }
     }
 
-    /// Has it run a program.
+    /// Makes it run a program.
     pub(in crate::experiment) fn start(&mut self, start: talk::Start) -> io::Result<()> {
         self.done(&Ask::Start(start))
     }
 
-    /// Has it run a program, until that ends; what the program said.
+    /// Makes it run a program until that ends, and returns the program's output.
     pub(in crate::experiment) fn run(&mut self, start: talk::Start) -> io::Result<talk::Ran> {
         match self.ask(&Ask::Run(start))? {
             Answer::Ran(ran) => Ok(ran),
@@ -204,18 +205,18 @@ impl Uml {
         }
     }
 
-    /// Has it write a file: a setting of its kernel's.
+    /// Makes it write a file: a setting of its kernel.
     pub(in crate::experiment) fn write(&mut self, path: &str, text: &str) -> io::Result<()> {
         let (path, text) = (path.to_owned(), text.to_owned());
         self.done(&Ask::Write { path, text })
     }
 
-    /// Has it serve blocks on this port.
+    /// Makes it serve blocks on this port.
     pub(in crate::experiment) fn serve(&mut self, port: u16) -> io::Result<()> {
         self.done(&Ask::Serve { port })
     }
 
-    /// Has it send so long as is said, over several connections at once.
+    /// Makes it send for the given time, over several connections at once.
     pub(in crate::experiment) fn flows(
         &mut self,
         flows: Vec<talk::Flow>,
@@ -236,13 +237,15 @@ impl Uml {
     fn ask(&mut self, ask: &Ask) -> io::Result<Answer> {
         self.control.say(ask)?;
         match self.control.hear()? {
-            Some(Answer::Failed(why)) => Err(io::Error::other(format!("the guest says: {why}"))),
+            Some(Answer::Failed(why)) => {
+                Err(io::Error::other(format!("error in the guest: {why}")))
+            }
             Some(answer) => Ok(answer),
             None => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
 
-    /// The guest's clock is the host's less a constant, since User Mode Linux reads it there.
+    /// Returns the constant offset of the guest's clock, which User Mode Linux reads from the host.
     fn compare_clocks(&mut self) -> io::Result<()> {
         let mut best = u64::MAX;
         for _ in 0..CLOCK_QUESTIONS {
@@ -262,5 +265,5 @@ impl Uml {
 }
 
 fn unexpected(answer: &Answer) -> io::Error {
-    io::Error::other(format!("the guest answers what was not asked: {answer:?}"))
+    io::Error::other(format!("the guest answered another request: {answer:?}"))
 }

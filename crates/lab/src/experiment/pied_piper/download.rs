@@ -1,4 +1,4 @@
-//! What is downloaded, which way, and under which condition.
+//! Downloads: the file, the way it takes, and the condition of the client.
 
 use taut_sys::socket::has_congestion_control;
 
@@ -15,42 +15,43 @@ pub(crate) enum Size {
     Mb50,
 }
 
-/// How a download goes. From [`Way::Split`] to [`Way::Taut`], each has one improvement more than the
+/// The way of a download. From [`Way::Split`] to [`Way::Taut`], each adds one improvement to the
 /// one before it (pied-piper 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Way {
-    /// One connection, over a path that has none of the relays' hosts in it but the client's first
-    /// router.
+    /// One connection over the Internet's own path, whose only router of the relays' hosts is the
+    /// client's first one.
     EndToEnd,
     /// One connection, over the relays' hosts as routers: the paper's "Cloud NoSplit".
     Routed,
     /// ssh port forwarding on both relays: the paper's "OCD Baseline".
     Ssh,
-    /// `taut relay` on both, each dialling onward when its client is there: the paper's "K-Split
-    /// +TP".
+    /// `taut relay` on both hosts; each dials upstream after accepting its client: the paper's
+    /// "K-Split +TP".
     Split,
-    /// Each dials when its client's SYN has come: "K-Split +TP+ES".
+    /// Each relay dials upstream at its client's SYN: "K-Split +TP+ES".
     EarlySyn,
-    /// The near relay has connections to the far one ready: "K-Split +TP+ES+CP".
+    /// The near relay keeps connections to the far one ready: "K-Split +TP+ES+CP".
     Pool,
-    /// Between relays, windows are large and slow start is left out: "Pied Piper".
+    /// Between the relays, windows are large and slow start is skipped: "Pied Piper".
     Taut,
-    /// The same, and the near relay uses BBR towards the client.
+    /// Like [`Way::Taut`], and the near relay uses BBR towards the client.
     TautBbr,
 }
 
-/// What the client and its link do.
+/// The condition of the client and its link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Condition {
     Clean,
     /// One segment in a thousand is lost on the client's link, each way.
     Lossy,
-    /// The client advertises 64 kB at most.
+    /// The client advertises at most 64 kB.
     Window,
 }
 
 impl Size {
-    /// The sizes of figure 8. (Section 3.3 names 10 kB alone; these are section 2's, without the 100 MB.)
+    /// The sizes of figure 8. (Section 3.3 names 10 kB alone; these are section 2's, without the
+    /// 100 MB.)
     pub(crate) const ALL: [Self; 4] = [Self::Kb10, Self::Kb100, Self::Mb1, Self::Mb10];
 
     pub(crate) fn bytes(self) -> usize {
@@ -75,14 +76,14 @@ impl Size {
         }
     }
 
-    /// Its name on the server.
+    /// Returns the file's name on the server.
     pub(crate) fn file(self) -> String {
         self.label().replace(' ', "")
     }
 }
 
 impl Way {
-    /// In the order of the paper's figures.
+    /// All ways, in the order of the paper's figures.
     pub(crate) const ALL: [Self; 8] = [
         Self::EndToEnd,
         Self::Routed,
@@ -94,7 +95,7 @@ impl Way {
         Self::TautBbr,
     ];
 
-    /// Whether this kernel has what the way needs.
+    /// Whether this kernel supports the way.
     pub(crate) fn available(self) -> bool {
         self != Self::TautBbr || has_congestion_control("bbr")
     }
@@ -116,7 +117,7 @@ impl Way {
 impl Condition {
     pub(crate) const ALL: [Self; 3] = [Self::Clean, Self::Lossy, Self::Window];
 
-    /// What is added to a series' name.
+    /// Returns the suffix of a series' name.
     pub(crate) fn suffix(self) -> &'static str {
         match self {
             Self::Clean => "",

@@ -1,34 +1,35 @@
-//! What no system can undercut on this route, and how far from it a download is. All in seconds.
+//! Lower bounds of download times on this route, and a download's distance from them. All times are
+//! in seconds.
 
 use super::download::Size;
 use super::route;
 
-/// The ideal pipe of pied-piper 3.1 (figure 5a): the request goes through directly and the answer
-/// comes back, which takes one round trip of the whole route.
+/// The ideal pipe of pied-piper 3.1 (figure 5a): the request passes through directly and the
+/// response returns, in one round trip of the whole route.
 pub(super) fn first_byte() -> f64 {
     route::rtt().as_secs_f64()
 }
 
 /// The ideal pipe's time for a whole file: the round trip, and the file's bytes at the rate of the
-/// slowest link. (Headers, which any transport has, are not counted: it is a bound.)
+/// slowest link. Headers, which any transport has, are not counted, because this is a bound.
 pub(super) fn total(size: Size) -> f64 {
     let slowest = route::LEGS.iter().map(|leg| leg.rate().0).min();
     let slowest = slowest.unwrap_or(u64::MAX);
     first_byte() + size.bytes() as f64 * 8.0 / slowest as f64
 }
 
-/// The least time to the first byte of a client that speaks TCP and not TFO: its handshake with the
-/// near relay comes on top of the ideal pipe's.
+/// The least time to the first byte for a client that uses TCP without TFO: its handshake with the
+/// near relay, and the ideal pipe's time.
 pub(super) fn first_byte_floor() -> f64 {
     (route::LEGS[0].rtt() + route::rtt()).as_secs_f64()
 }
 
-/// How far a download is from the ideal pipe.
+/// A download's distance from the ideal pipe.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Distance {
-    /// What it took longer, in milliseconds.
+    /// The additional time, in milliseconds.
     pub(super) over_ms: f64,
-    /// How many times the ideal's time it took.
+    /// The time as a multiple of the ideal time.
     pub(super) times: f64,
 }
 

@@ -1,6 +1,7 @@
-//! Downloads, many times, in several worlds at once: the time goes into waiting for the path, so
-//! that worlds side by side hardly get in each other's way. Where a link did deliver late, the
-//! download counts all the same (to leave it out would leave out the long ones) and is counted.
+//! Takes many downloads in several worlds at once: a download mostly waits for the path, so worlds
+//! side by side hardly disturb one another. A download during which a link delivered late counts
+//! too, because leaving it out would leave out the long ones; the number of such downloads is
+//! reported.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,15 +16,15 @@ use crate::experiment::progress::Progress;
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::curl::Times;
 
-/// Every download, in the order they were done.
+/// All downloads, in the order they were taken.
 #[derive(Default)]
 pub(super) struct Measured {
     pub(super) times: BTreeMap<(Condition, Way, Size), Vec<Times>>,
-    /// Downloads during which a link delivered late.
+    /// The number of downloads during which a link delivered late.
     pub(super) disturbed: usize,
-    /// The client's window as the server saw it where it is meant to be small, in bytes.
+    /// The client's window as the server saw it under [`Condition::Window`], in bytes.
     pub(super) window: Option<u64>,
-    /// Worlds side by side.
+    /// The number of worlds side by side.
     pub(super) worlds: usize,
 }
 
@@ -32,7 +33,7 @@ impl Measured {
         self.times.values().map(Vec::len).sum()
     }
 
-    /// A quantity of every download of one kind; empty where there was none.
+    /// Returns a quantity of every download of one kind; empty if there was none.
     pub(super) fn samples(
         &self,
         condition: Condition,
@@ -45,7 +46,7 @@ impl Measured {
     }
 }
 
-/// Does all of `batches`.
+/// Runs all of `batches`.
 pub(super) fn measure(
     batches: &[Batch],
     request: &Request,
@@ -95,7 +96,7 @@ pub(super) fn measure(
     })
 }
 
-/// One world's share of the work.
+/// Runs one world's share of the work.
 struct Lane<'a> {
     batch: &'a Batch,
     queue: &'a Mutex<VecDeque<Job>>,
@@ -103,7 +104,7 @@ struct Lane<'a> {
     failed: &'a AtomicBool,
     progress: &'a Progress,
     request: &'a Request,
-    /// The first of its condition.
+    /// The first world of its condition.
     first: bool,
 }
 
@@ -124,7 +125,7 @@ impl Lane<'_> {
             let window = window::on_the_wire(stage)?;
             self.measured().window = Some(window);
         }
-        // When one lane has failed the experiment has; the others need not go on.
+        // After an error in one lane the experiment has failed, and the others stop.
         while !self.failed.load(Ordering::Relaxed) {
             let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
             let Some((way, size, run)) = queue.pop_front() else {
@@ -146,7 +147,7 @@ impl Lane<'_> {
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One download, and whether a link delivered late meanwhile.
+    /// One download, and whether a link delivered late during it.
     fn download(
         &self,
         stage: &Stage,

@@ -1,10 +1,11 @@
 //! `pied-piper`: a download over a 274 ms path, end to end and through two relays.
 //!
 //! The route, the configurations and the programs are those of pied-piper 3.3: a client in San
-//! Francisco, a relay in Oregon, a relay in Mumbai, a server in Bangalore; curl and a web server. So
-//! are the memory-limited client (figure 9) and, from 6.3, the two flows at one bottleneck (figures
-//! 14 and 15). The paper's "e2e" went over the Internet's own path, of which it says nothing; here
-//! it has the round trip of the route over the relays.
+//! Francisco, a relay in Oregon, a relay in Mumbai, a server in Bangalore; curl and a web server.
+//! The memory-limited client is that of figure 9, and the two flows at one bottleneck are those of
+//! 6.3 (figures 14 and 15). The paper's "e2e" used the Internet's own path, which the paper does
+//! not describe; here that path has the round trip of the route over the relays. it has the round
+//! trip of the route over the relays.
 
 mod download;
 mod fairness;
@@ -25,7 +26,7 @@ use super::{Experiment, ExperimentError, Request};
 use crate::peer::program;
 use figures::Found;
 
-/// For the list of experiments.
+/// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "pied-piper",
     about: "downloads over a 274 ms path: end to end, through ssh, and through two taut relays; two flows at a bottleneck",
@@ -47,7 +48,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let measured = measure::measure(&batches, request, &progress)?;
     drop(progress);
 
-    // Afterwards: these fill their links, and the downloads would feel it.
+    // After the downloads, which these flows would disturb: they fill their links.
     let plan = fairness::Plan::of(request);
     let progress = Progress::new("pied-piper: pairs of flows", plan.contests());
     let contests = fairness::measure(&plan, request, &progress)?;

@@ -1,4 +1,4 @@
-//! What is downloaded how often, and in which order.
+//! The plan: which downloads are taken, how often, and in which order.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -8,20 +8,20 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 use super::download::{Condition, Size, Way};
 use crate::experiment::Request;
 
-/// A way, a size, and the number of the measurement. The ways' n-th measurements of a size meet the
-/// same losses.
+/// A way, a size, and the number of the measurement. The n-th measurements of a size have the same
+/// losses in all ways.
 pub(super) type Job = (Way, Size, u64);
 
-/// What is downloaded under one condition.
+/// The downloads under one condition.
 pub(super) struct Batch {
     pub(super) condition: Condition,
-    /// In the order in which they are done.
+    /// The downloads, in order.
     pub(super) jobs: VecDeque<Job>,
     /// Worlds side by side.
     pub(super) lanes: usize,
 }
 
-/// What is measured of a condition.
+/// The ways and sizes of a condition.
 struct Part {
     condition: Condition,
     lanes: usize,
@@ -30,8 +30,8 @@ struct Part {
     sizes: &'static [Size],
 }
 
-/// The long form. With loss, times spread over an order of magnitude. The paper's figures 7 and 8
-/// are of 50 runs, its figure 9 of 30.
+/// The long form. With loss, times vary by an order of magnitude. The paper's figures 7 and 8
+/// show 50 runs, its figure 9 shows 30.
 const FULL: [Part; 3] = [
     Part {
         condition: Condition::Clean,
@@ -64,7 +64,7 @@ const FULL: [Part; 3] = [
     },
 ];
 
-/// The short form. 10 MB end to end through a window of 64 kB take 42 s, which it does not have.
+/// The short form. It leaves out 10 MB end to end through a window of 64 kB, which takes 42 s.
 const QUICK: [Part; 3] = [
     Part {
         condition: Condition::Clean,
@@ -89,7 +89,7 @@ const QUICK: [Part; 3] = [
     },
 ];
 
-/// All downloads of a run.
+/// Returns the number of downloads of a run.
 pub(super) fn of(request: &Request) -> Vec<Batch> {
     let parts = if request.quick { QUICK } else { FULL };
     let mut random = Pcg64Mcg::seed_from_u64(request.seed);
@@ -109,8 +109,8 @@ impl Part {
             .collect();
         let mut jobs = VecDeque::new();
         for run in 0..request.runs.unwrap_or(self.runs) as u64 {
-            // A round has every way and size once, so that what drifts on the machine meets all
-            // alike, in no order that could favour anyone.
+            // A round has every way and size once, in random order, so that a drift of the machine
+            // affects all of them equally.
             let mut round: Vec<Job> = ways
                 .iter()
                 .flat_map(|&way| self.sizes.iter().map(move |&size| (way, size, run)))
@@ -121,7 +121,8 @@ impl Part {
             jobs.extend(round);
         }
         if request.quick {
-            // The longest first, or the last one would be waited for alone.
+            // The longest first, so that the run does not end with one lane waiting for a long
+            // download.
             jobs.make_contiguous()
                 .sort_by_key(|(way, size, _)| std::cmp::Reverse((*way == Way::EndToEnd, *size)));
         }
@@ -136,7 +137,7 @@ impl Part {
 // === impl Batch ===
 
 impl Batch {
-    /// The ways that occur.
+    /// Returns the ways in use.
     pub(super) fn ways(&self) -> Vec<Way> {
         let ways: BTreeMap<Way, ()> = self.jobs.iter().map(|(way, ..)| (*way, ())).collect();
         ways.into_keys().collect()

@@ -1,4 +1,4 @@
-//! The relays of a world: which processes, with which configuration, for which ways.
+//! The relay processes of a world, and their configurations for the ways.
 //!
 //! | process | near | far |
 //! |---|---|---|
@@ -6,7 +6,7 @@
 //! | `pool` | a node of a mesh, without turbo start | its peer |
 //! | `turbo` | a node of another, with it | its peer |
 //!
-//! Turbo start is a node's and not a forward's, hence the two meshes.
+//! Turbo start is set for a node and not for a forward, so there are two meshes.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,24 +17,24 @@ use crate::peer::relay::{self, Forward, Mesh, Node};
 use crate::peer::{PeerError, Service};
 use taut_netlab::world::{Host, World};
 
-/// Connections that the near relay keeps ready: downloads come one at a time, and one that is used
-/// is replaced before the next begins.
+/// The number of connections that the near relay keeps ready. Downloads are sequential, and a used
+/// connection is replaced before the next download begins.
 const POOL: u32 = 4;
 
-/// Relay processes, and where the ways through them begin. A process ends when this is dropped.
+/// Relay processes, and the entry addresses of the ways. Dropping this ends the processes.
 #[derive(Default)]
 pub(super) struct Relays {
     pub(super) entrances: Vec<(Way, SocketAddr)>,
     services: Vec<Service>,
 }
 
-/// What relays are started with.
+/// The settings of the relays.
 #[derive(Clone, Copy)]
 pub(super) struct Site<'a> {
     pub(super) world: &'a World,
     /// The binary.
     pub(super) taut: &'a Path,
-    /// Where sessions end.
+    /// The destination of sessions.
     pub(super) server: SocketAddr,
 }
 
@@ -43,9 +43,9 @@ pub(super) struct Site<'a> {
 struct Pair {
     name: &'static str,
     turbo: bool,
-    /// Where the far node listens for the near one.
+    /// The address at which the far node listens for the near one.
     mesh_port: u16,
-    /// Where each node serves its metrics, above [`relay::METRICS`].
+    /// The port offset of each node's metrics from [`relay::METRICS`].
     metrics: u16,
     ways: &'static [Way],
 }
@@ -68,7 +68,7 @@ const PAIRS: [Pair; 2] = [
 ];
 
 impl Relays {
-    /// Starts what `ways` need, the far relays first, and waits until pools are filled.
+    /// Starts the relays that `ways` need, the far relays first, and waits until pools are filled.
     pub(super) fn start(site: Site<'_>, ways: &[Way]) -> Result<Self, PeerError> {
         let of = |candidates: &[Way]| -> Vec<Way> {
             let wanted = candidates.iter().filter(|way| ways.contains(way));
@@ -82,7 +82,8 @@ impl Relays {
         Ok(relays)
     }
 
-    /// Two relays that dial the next one when a client has come, with a forward for each way.
+    /// Starts two relays that dial the next hop after accepting a client, with a forward for each
+    /// way.
     fn chain(&mut self, site: Site<'_>, ways: &[Way]) -> Result<(), PeerError> {
         let mut to = vec![site.server; ways.len()];
         for host in ["far", "near"] {
@@ -107,7 +108,7 @@ impl Relays {
         Ok(())
     }
 
-    /// Two nodes of a mesh, with a forward for each way on the near one.
+    /// Starts two nodes of a mesh, with a forward for each way on the near one.
     fn mesh(&mut self, site: Site<'_>, pair: Pair, ways: &[Way]) -> Result<(), PeerError> {
         let Some(&first) = ways.first() else {
             return Ok(());
@@ -171,7 +172,7 @@ impl Relays {
     }
 }
 
-/// Where the forward of a way listens on `host`; each way has a port of its own.
+/// Returns the listening address of a way's forward on `host`; each way has a port of its own.
 fn entrance(host: &Host, way: Way) -> SocketAddr {
     SocketAddr::from((host.addr(), relay::PORT + way as u16))
 }

@@ -10,15 +10,15 @@ use taut_netlab::world::{World, WorldBuilder, WorldError};
 /// A link of the world.
 pub(super) struct Leg {
     ends: [&'static str; 2],
-    /// Round trip, in tenths of a millisecond: the paper's figures have one decimal.
+    /// The round trip, in tenths of a millisecond: the paper's figures have one decimal.
     rtt_tenths_ms: u64,
     rate: BitsPerSecond,
     queue: Bytes,
 }
 
-/// Round trips from pied-piper 3.3. The paper gives no rates: the client's is a good residential
-/// line of today with a queue of 100 ms, the others are what a small cloud machine gets ("up to
-/// 2 Gbps", section 1) with a queue of 50 ms.
+/// The round trips are from pied-piper 3.3. The paper gives no rates: the client's is a good
+/// residential line of today with a queue of 100 ms, the others are those of a small cloud machine
+/// ("up to 2 Gbps", section 1) with a queue of 50 ms.
 pub(super) const LEGS: [Leg; 3] = [
     Leg {
         ends: ["client", "near"],
@@ -40,9 +40,9 @@ pub(super) const LEGS: [Leg; 3] = [
     },
 ];
 
-/// The rest of the Internet's own path, from the client's first router (which the near relay's host
-/// plays too) to a server that has the same files. The paper does not give its round trip; here both
-/// paths have the same, so that what the relays do is all that differs.
+/// The rest of the Internet's own path, from the client's first router (a role that the near
+/// relay's host has too) to a server that has the same files. The paper does not give its round
+/// trip; here both paths have the same one, so that only the relays make a difference.
 const BYPASS: Leg = Leg {
     ends: ["near", "origin"],
     rtt_tenths_ms: LEGS[1].rtt_tenths_ms + LEGS[2].rtt_tenths_ms,
@@ -50,13 +50,13 @@ const BYPASS: Leg = Leg {
     queue: Bytes::kilo(6_250),
 };
 
-/// What the client's link carries where its two flows of pied-piper 6.3 share it. The paper does not
-/// say what its line carried; this is what the FCC called broadband when it was written. Files of
-/// 50 MB then take long enough for two loops to find a balance: Cubic's step from one loss to the
-/// next grows with the window (RFC 9438, 4.2), and at 100 Mbit/s it would be as long as the download.
+/// The rate of the client's link when the two flows of pied-piper 6.3 share it. The paper does not
+/// give its rate; this is what the FCC called broadband when the paper was written. Files of 50 MB
+/// then last long enough for two loops to find a balance: the interval between two losses of Cubic
+/// grows with the window (RFC 9438, 4.2), and at 100 Mbit/s it would be as long as the download.
 pub(super) const BOTTLENECK: BitsPerSecond = BitsPerSecond::mega(25);
 
-/// Its queue there: one round trip of that link at its rate, as routers were long given.
+/// The queue of that link: one round trip at its rate, the traditional size in routers.
 pub(super) fn bottleneck_queue() -> Bytes {
     BOTTLENECK.in_time(LEGS[0].rtt())
 }
@@ -75,12 +75,12 @@ impl Leg {
     }
 }
 
-/// The round trip of the whole route.
+/// Returns the round trip of the whole route.
 pub(super) fn rtt() -> Duration {
     LEGS.iter().map(Leg::rtt).sum()
 }
 
-/// The links for the environment of an outcome.
+/// Describes the links for the environment of an outcome.
 pub(super) fn describe() -> impl Iterator<Item = (String, String)> {
     Leg::all().map(|leg| {
         let text = format!(
@@ -93,19 +93,19 @@ pub(super) fn describe() -> impl Iterator<Item = (String, String)> {
     })
 }
 
-/// Past due by this much, a delivery disturbs a download: it is under 2 % of the round trip.
-/// (Times are compared with each other and with the floor, which is 306 ms.)
+/// A delivery that is late by more than this disturbs a download: it is under 2 % of the round
+/// trip. (Times are compared with one another and with the floor, which is 306 ms.)
 const TOLERANCE: Duration = Duration::from_millis(5);
 
-/// How one world differs from another.
+/// What differs between worlds.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Setting {
     /// The share of segments lost on the client's link.
     loss: f64,
-    /// Another rate and queue there than [`LEGS`] has.
+    /// A rate and a queue of the client's link other than those in [`LEGS`].
     bottleneck: Option<(BitsPerSecond, Bytes)>,
-    /// The client does not scale its window (RFC 7323, 2), which so cannot pass 65,535 bytes
-    /// whatever its buffers are.
+    /// Whether the client does not scale its window (RFC 7323, 2), which then cannot exceed 65,535
+    /// bytes whatever its buffers are.
     unscaled_window: bool,
 }
 
@@ -134,7 +134,7 @@ impl Setting {
     }
 }
 
-/// Builds it, with nothing running on it.
+/// Builds the world, without processes.
 pub(super) fn build(setting: Setting, seed: u64) -> Result<World, WorldError> {
     let mut builder = WorldBuilder::new("pied-piper");
     for host in ["client", "near", "far", "server", "origin"] {
@@ -142,7 +142,7 @@ pub(super) fn build(setting: Setting, seed: u64) -> Result<World, WorldError> {
     }
     for (i, leg) in Leg::all().enumerate() {
         let (mut loss, mut rate, mut queue) = (0.0, leg.rate, leg.queue);
-        // The client's, which every way shares.
+        // The client's link, which all ways share.
         if i == 0 {
             loss = setting.loss;
             (rate, queue) = setting.bottleneck.unwrap_or((rate, queue));

@@ -1,4 +1,4 @@
-//! The programs on the route, and the way in to each.
+//! A world with its programs running, and the entry address of each way.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -15,8 +15,8 @@ use crate::peer::curl::{self, Digest, Times};
 use crate::peer::{PeerError, Service, nginx, ssh};
 use taut_netlab::world::World;
 
-/// A world with everything running on it that the ways need. Programs go before the world they run
-/// in.
+/// A world with all programs running that the ways need. Programs are dropped before the
+/// world they run in.
 pub(super) struct Stage {
     entrances: Vec<(Way, SocketAddr)>,
     _programs: Programs,
@@ -24,7 +24,7 @@ pub(super) struct Stage {
     world: World,
 }
 
-/// They run for as long as this lives.
+/// Services that run until this is dropped.
 #[derive(Default)]
 struct Programs {
     servers: Vec<Service>,
@@ -33,7 +33,7 @@ struct Programs {
 }
 
 impl Stage {
-    /// Builds the world of `setting`; `number` tells it from others of the same run.
+    /// Builds the world of `setting`; `number` distinguishes it from others of the same run.
     pub(super) fn build(
         setting: Setting,
         ways: &[Way],
@@ -44,7 +44,7 @@ impl Stage {
         let seed = request.seed.wrapping_mul(1_000).wrapping_add(number as u64);
         let world = route::build(setting, seed)?;
         let digests = make_files(&world.dir().join("www"), sizes, request.seed)
-            .map_err(ExperimentError::machine("make the files to be downloaded"))?;
+            .map_err(ExperimentError::machine("write the files for downloads"))?;
         let (entrances, programs) = cast(&world, ways, &request.taut)?;
         Ok(Self {
             entrances,
@@ -58,7 +58,7 @@ impl Stage {
         &self.world
     }
 
-    /// Downloads one file and compares it with what the server has.
+    /// Downloads one file and compares it with the server's file.
     pub(super) fn download(&self, way: Way, size: Size) -> Result<Times, ExperimentError> {
         Ok(curl::fetch(
             self.world.host("client"),
@@ -69,26 +69,30 @@ impl Stage {
         )?)
     }
 
-    /// What the client connects to.
+    /// Returns the address that the client connects to.
     pub(super) fn entrance(&self, way: Way) -> Result<SocketAddr, ExperimentError> {
         let mut entrances = self.entrances.iter();
         entrances
             .find_map(|(w, addr)| (*w == way).then_some(*addr))
             .ok_or_else(|| std::io::ErrorKind::NotFound.into())
-            .map_err(ExperimentError::machine("find where the way begins"))
+            .map_err(ExperimentError::machine(
+                "find the entry address of the way",
+            ))
     }
 
-    /// What a file should be.
+    /// Returns the expected hash of a file.
     pub(super) fn digest(&self, size: Size) -> Result<Digest, ExperimentError> {
         let mut digests = self.digests.iter();
         digests
             .find_map(|(s, digest)| (*s == size).then_some(*digest))
             .ok_or_else(|| std::io::ErrorKind::NotFound.into())
-            .map_err(ExperimentError::machine("find what the file should be"))
+            .map_err(ExperimentError::machine(
+                "find the expected hash of the file",
+            ))
     }
 }
 
-/// Starts what `ways` need, from the server towards the client.
+/// Starts the programs that `ways` need, from the server towards the client.
 fn cast(
     world: &World,
     ways: &[Way],

@@ -1,4 +1,4 @@
-//! Whether the client's window is what it is said to be: not what was set, but what the server sees.
+//! Checks the client's window as the server sees it, rather than as it was set.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -8,11 +8,12 @@ use super::stage::Stage;
 use crate::experiment::ExperimentError;
 use crate::peer::ss;
 
-/// Between two looks. The download takes some fifteen round trips of a quarter of a second.
+/// The pause between two reads. The download takes about fifteen round trips of a quarter of a
+/// second.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The largest receive window, in bytes, that the server saw the client advertise during a download
-/// end to end.
+/// Returns the largest receive window, in bytes, that the server saw the client advertise during an
+/// end-to-end download.
 pub(super) fn on_the_wire(stage: &Stage) -> Result<u64, ExperimentError> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -32,7 +33,7 @@ pub(super) fn on_the_wire(stage: &Stage) -> Result<u64, ExperimentError> {
         }
         let download = download.join();
         download.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        looked.map_err(ExperimentError::machine("look at the client's window"))?;
+        looked.map_err(ExperimentError::machine("read the client's window"))?;
         Ok(largest)
     })
 }

@@ -1,4 +1,4 @@
-//! Serving blocks, as the servers of a synchronized read do.
+//! Serves blocks, like the servers of a synchronized read.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -6,12 +6,13 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 /// The largest block.
 const MOST: u32 = 16 << 20;
 
-/// Serves whoever connects: for each number that comes (four bytes, the first is the highest) a block of so many bytes.
+/// Serves every client: for each number it sends (four bytes, big-endian) a block of that many
+/// bytes.
 pub(super) fn serve(port: u16) -> io::Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
     let accept = move || {
         for stream in listener.incoming().flatten() {
-            // It ends with its connection.
+            // The thread ends with its connection.
             let _ = std::thread::Builder::new().spawn(move || blocks(stream));
         }
     };

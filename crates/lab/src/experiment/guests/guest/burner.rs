@@ -1,18 +1,18 @@
-//! The load of a guest that is not idle.
+//! Generates the CPU load of a busy guest.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// How long it computes and rests together. A guest's clock ticks every 10 ms (HZ=100), and a rest ends
-/// at a tick.
+/// The length of one cycle of computing and sleeping. A guest's clock ticks every 10 ms (HZ=100),
+/// and a sleep ends at a tick.
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// Computes `load` per cent of the time (0 to 100), for ever.
 ///
-/// It asks for the time all the while. In User Mode Linux that is a system call, and a call stops
-/// the process until the guest's kernel has seen it. So when the kernel's process is stopped, this one
-/// goes on for some microseconds at most: stopping it as well is not possible, since the kernel traces
-/// it and takes a SIGSTOP for a fault.
+/// It reads the clock all the time. In User Mode Linux that is a system call, and a call stops the
+/// process until the guest's kernel has handled it. So when the kernel's process is stopped, this
+/// one goes on for some microseconds at most. The gate cannot stop it as well, because the kernel
+/// traces it and takes a SIGSTOP for a fault.
 pub(super) fn burn(load: u8) {
     let busy = PERIOD * u32::from(load.min(100)) / 100;
     loop {
@@ -27,7 +27,7 @@ pub(super) fn burn(load: u8) {
     }
 }
 
-/// Some 20 us of work.
+/// About 20 us of work.
 fn compute() {
     let mut value = 1_u64;
     for step in 0..20_000_u64 {

@@ -1,4 +1,4 @@
-//! Sending as much as goes through, and looking at it meanwhile.
+//! Sends as fast as the connection allows, and samples the connection meanwhile.
 
 use std::io::{self, Write as _};
 use std::net::TcpStream;
@@ -9,12 +9,12 @@ use taut_sys::tcp_info::TcpInfo;
 
 use super::talk::{Flow, FlowEnd, FlowLook};
 
-/// What is written at a time.
+/// The size of a write.
 const BLOCK: usize = 64 << 10;
-/// Who takes nothing for so long has gone.
+/// A peer that takes no bytes for this long is gone.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Sends over all of them at once.
+/// Sends over all connections at once.
 pub(super) fn send(flows: &[Flow]) -> io::Result<Vec<FlowEnd>> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = flows
@@ -46,10 +46,10 @@ fn one(flow: &Flow) -> io::Result<FlowEnd> {
             writer.write_all(&block)?;
         }
         let looks = looks.join();
-        looks.unwrap_or_else(|_| Err(io::Error::other("who looks at a flow panicked")))
+        looks.unwrap_or_else(|_| Err(io::Error::other("the thread that samples a flow panicked")))
     })?;
     let info = TcpInfo::of(&stream)?;
-    // What is on its way is of no interest, and the next flow is not to wait for it.
+    // Queued bytes do not matter any more, and the next flow should not wait for them.
     sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
     Ok(FlowEnd {
         acked: info.bytes_acked.unwrap_or(0),

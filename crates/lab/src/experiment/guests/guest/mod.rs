@@ -1,4 +1,4 @@
-//! What runs in a guest: `taut-lab guest`, as the init of a User Mode Linux kernel.
+//! `taut-lab guest`: runs in a guest, as the init of a User Mode Linux kernel.
 
 mod blocks;
 pub(super) mod burner;
@@ -19,32 +19,32 @@ use self::receiver::{Entrance, Room};
 use self::talk::{Answer, Ask, Counters, Lines, Settings};
 use super::transfer;
 
-/// Whether CUBIC has it.
+/// The setting of CUBIC's HyStart.
 const HYSTART: &str = "/sys/module/tcp_cubic/parameters/hystart";
 
-/// What a guest is told when it starts.
+/// The options of a guest at boot.
 #[derive(Clone, Debug)]
 pub struct Guest {
     /// Its address; its network is a /24.
     pub address: Ipv4Addr,
-    /// Others in its network and their MAC addresses, so that nobody has to ask for them.
+    /// Others in its network and their MAC addresses, so that no address has to be resolved.
     pub neighbours: Vec<(Ipv4Addr, [u8; 6])>,
     /// Its own MAC address.
     pub mac: [u8; 6],
-    /// Its load, in per cent.
+    /// Its CPU load, in per cent.
     pub load: u8,
-    /// What its device is called.
+    /// The name of its network device.
     pub device: String,
 }
 
-/// Runs a guest. It returns only when something fails, and the guest's kernel ends with it.
+/// Runs a guest. Returns only on failure, and the guest's kernel ends with it.
 ///
 /// # Errors
-/// What failed, for the guest's console.
+/// The error, for the guest's console.
 pub fn run(guest: &Guest) -> io::Result<()> {
     for (what, at) in [("proc", "/proc"), ("sysfs", "/sys")] {
         match rustix::mount::mount(what, at, what, MountFlags::empty(), None) {
-            // It is there: whoever started this has needed it.
+            // The path exists: whoever started this needed it.
             Ok(()) | Err(Errno::BUSY) => {}
             Err(e) => return Err(e.into()),
         }
@@ -60,9 +60,9 @@ pub fn run(guest: &Guest) -> io::Result<()> {
     let control = TcpListener::bind((Ipv4Addr::UNSPECIFIED, talk::CONTROL))?;
     loop {
         let (stream, _) = control.accept()?;
-        // The lab has gone, or asks anew.
+        // The lab has gone, or asks again.
         if let Err(e) = answer_all(stream, guest, &room, &mut entrance, &mut programs) {
-            eprintln!("a question had no answer: {e}");
+            eprintln!("a request was not answered: {e}");
         }
     }
 }
@@ -96,7 +96,8 @@ fn answer(
         Ask::Clock => Answer::Clock(transfer::now()),
         Ask::Settings(settings) => {
             apply(&settings, guest)?;
-            // A connection's buffers are as its listener's, which are as the settings were when it was made.
+            // A connection inherits its listener's buffers, which have the size of the settings at
+            // the time of listen().
             *entrance = None;
             *entrance = Some(Entrance::open(talk::STREAMS, room)?);
             Answer::Done
@@ -136,7 +137,7 @@ fn answer(
     })
 }
 
-/// What TCP has counted in the network namespace of the calling thread.
+/// Returns TCP's counters in the network namespace of the calling thread.
 pub(in crate::experiment) fn counters() -> io::Result<Counters> {
     let mut text = std::fs::read_to_string("/proc/thread-self/net/netstat")?;
     text += &std::fs::read_to_string("/proc/thread-self/net/snmp")?;
@@ -152,7 +153,7 @@ fn apply(settings: &Settings, guest: &Guest) -> io::Result<()> {
 // === impl Guest ===
 
 impl Guest {
-    /// As arguments of `taut-lab guest`, which reads them again.
+    /// Returns them as arguments of `taut-lab guest`.
     pub(in crate::experiment) fn to_args(&self) -> Vec<String> {
         let mac = |mac: &[u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
         let mut args = vec![
@@ -167,10 +168,10 @@ impl Guest {
     }
 }
 
-/// Reads a MAC address.
+/// Parses a MAC address.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The parse error.
 pub fn parse_mac(text: &str) -> Result<[u8; 6], String> {
     let bytes: Option<Vec<u8>> = text
         .split(':')
@@ -181,10 +182,10 @@ pub fn parse_mac(text: &str) -> Result<[u8; 6], String> {
         .ok_or_else(|| format!("{text} is no MAC address such as 02:78:00:00:00:01"))
 }
 
-/// Reads a neighbour: `ADDRESS=MAC`.
+/// Parses a neighbour: `ADDRESS=MAC`.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The parse error.
 pub fn parse_neighbour(text: &str) -> Result<(Ipv4Addr, [u8; 6]), String> {
     let (address, mac) = text.split_once('=').ok_or("a neighbour is ADDRESS=MAC")?;
     let address = address.parse().map_err(|e| format!("{address}: {e}"))?;

@@ -1,4 +1,4 @@
-//! Programs that a guest runs beside the lab's own part of it: servers, the ranks of a parallel program.
+//! Programs in a guest beside `taut-lab`: servers, and the ranks of a parallel program.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,14 +12,16 @@ use rustix::process::{Pid, Signal, WaitOptions};
 use super::Guest;
 use super::talk::{Ran, Start};
 
-/// What programs may write to: a file system in the guest's memory. All else is the host's, and read-only.
+/// The file system for programs to write to, in the guest's memory. All else is the host's, and
+/// read-only.
 pub(in crate::experiment) const SCRATCH: &str = "/mnt";
-/// What is kept of what a program says, in bytes.
+/// The number of bytes kept of a program's output.
 const SAID: usize = 16 << 10;
-/// Where the C library makes shared memory.
+/// The directory in which the C library creates shared memory.
 const SHARED_MEMORY: &str = "/dev/shm";
 
-/// Those that run, each the leader of a process group. What they say is on the guest's console.
+/// The running programs, each the leader of a process group. Their output goes to the guest's
+/// console.
 #[derive(Default)]
 pub(super) struct Programs {
     prepared: bool,
@@ -29,7 +31,7 @@ pub(super) struct Programs {
 // === impl Programs ===
 
 impl Programs {
-    /// Runs one until it ends.
+    /// Runs a program until it ends.
     pub(super) fn run(&mut self, start: &Start, guest: &Guest) -> io::Result<Ran> {
         let output = self.command(start, guest)?.output();
         let output = output.map_err(|e| io::Error::other(format!("{}: {e}", start.program)))?;
@@ -41,7 +43,7 @@ impl Programs {
         })
     }
 
-    /// Starts one, in the place of the one of the same name.
+    /// Starts a program, in place of the one of the same name.
     pub(super) fn start(&mut self, start: &Start, guest: &Guest) -> io::Result<()> {
         let mut command = self.command(start, guest)?;
         if let Some(before) = self.running.remove(&start.name) {
@@ -73,31 +75,31 @@ impl Programs {
     }
 }
 
-/// What programs expect of a machine, and the lab's own part does not.
+/// Sets up what programs expect of a machine and `taut-lab` does not need.
 fn prepare(guest: &Guest) -> io::Result<()> {
     std::fs::create_dir_all(SHARED_MEMORY)?;
     for at in [SCRATCH, SHARED_MEMORY] {
         rustix::mount::mount("tmpfs", at, "tmpfs", MountFlags::empty(), None)?;
     }
-    // MPI takes processes on hosts of one name for processes on one host.
+    // MPI takes processes on hosts of the same name for processes on one host.
     Ok(rustix::system::sethostname(
         guest.address.to_string().as_bytes(),
     )?)
 }
 
-/// Kills a program's group, and waits until none of it is left: ports are free then.
+/// Kills a program's group, and waits until all of it has ended, which frees its ports.
 fn end(mut child: Child) -> io::Result<()> {
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     if let Some(group) = group {
         match rustix::process::kill_process_group(group, Signal::KILL) {
-            // It had ended by itself.
+            // The program had ended.
             Err(Errno::SRCH) | Ok(()) => {}
             Err(e) => return Err(e.into()),
         }
     }
     child.wait()?;
     let Some(group) = group else { return Ok(()) };
-    // Its children have become this process's, which is init.
+    // Its children have become children of this process, which is init.
     loop {
         match rustix::process::waitpgid(group, WaitOptions::empty()) {
             Ok(_) | Err(Errno::INTR) => {}

@@ -1,4 +1,4 @@
-//! The application in the guest: it takes streams, and says when it had what.
+//! The application in the guest: receives streams, and reports when it had which bytes.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -10,12 +10,13 @@ use sha2::{Digest as _, Sha256};
 use super::talk::Received;
 use crate::experiment::guests::transfer::now;
 
-/// What is read at a time.
+/// The size of a read.
 const READ: usize = 256 * 1024;
-/// What is hashed at a time, between two looks at the clock: see [`super::burner`].
+/// The number of bytes to hash between two reads of the clock: see [`super::burner`].
 const HASHED: usize = 16 * 1024;
 
-/// Room for streams, touched in advance: a page fault costs User Mode Linux more than the page's bytes.
+/// Memory for streams, touched in advance: a page fault costs User Mode Linux more than the page's
+/// bytes.
 #[derive(Clone, Default)]
 pub(super) struct Room(Arc<Mutex<Buffers>>);
 
@@ -29,15 +30,15 @@ struct Buffers {
 // === impl Room ===
 
 impl Room {
-    /// Has room for `streams` streams of `bytes` bytes each.
+    /// Allocates for `streams` streams of `bytes` bytes each.
     pub(super) fn expect(&self, streams: usize, bytes: usize) {
         let mut buffers = self.buffers();
-        // One byte more, to see that there is no more.
+        // One byte more, to detect a stream that is too long.
         let size = bytes + 1;
         if buffers.free.len() == streams && buffers.size == size {
             return;
         }
-        // Before what takes its place is made.
+        // Freed before its replacement is allocated.
         buffers.free = Vec::new();
         (buffers.streams, buffers.size) = (streams, size);
         buffers.free.extend((0..streams).map(|_| vec![1; size]));
@@ -47,7 +48,7 @@ impl Room {
         self.buffers().free.pop()
     }
 
-    /// One of another size is of a stream that was expected before: its thread may come to run only now.
+    /// A buffer of another size belongs to an earlier stream, whose thread may run only now.
     fn give_back(&self, buffer: Vec<u8>) {
         let mut buffers = self.buffers();
         if buffer.len() == buffers.size && buffers.free.len() < buffers.streams {
@@ -60,11 +61,11 @@ impl Room {
     }
 }
 
-/// Where streams are taken.
+/// The listener for streams.
 pub(super) struct Entrance(Arc<TcpListener>);
 
 impl Entrance {
-    /// Takes streams from now on.
+    /// Receives streams from now on.
     pub(super) fn open(port: u16, room: &Room) -> io::Result<Self> {
         let listener = Arc::new(TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?);
         let (taken, room) = (Arc::clone(&listener), room.clone());
@@ -75,19 +76,19 @@ impl Entrance {
 
 impl Drop for Entrance {
     fn drop(&mut self) {
-        // Who waits in `accept` has an error then, and ends.
+        // A thread that waits in `accept` gets an error now, and ends.
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
     }
 }
 
-/// Takes streams, each on a thread of its own, until the listener fails.
+/// Receives streams, each on a thread of its own, until the listener fails.
 fn receive(listener: &TcpListener, room: &Room) -> io::Result<()> {
     loop {
         let (stream, _) = listener.accept()?;
         let accepted = now();
         let room = room.clone();
         std::thread::Builder::new().spawn(move || {
-            // Whoever sent it finds out by the answer that does not come.
+            // The sender notices that no answer comes.
             let Some(mut buffer) = room.take() else {
                 return;
             };

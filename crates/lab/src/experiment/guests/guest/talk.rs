@@ -1,4 +1,4 @@
-//! What the lab asks a guest, and what the guest answers: a line of JSON each.
+//! The protocol between the lab and a guest: a line of JSON for each request and each answer.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,113 +7,114 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Where a guest is asked.
+/// The port for requests.
 pub(in crate::experiment) const CONTROL: u16 = 5000;
-/// Where it takes streams.
+/// The port for streams.
 pub(in crate::experiment) const STREAMS: u16 = 5001;
 
-/// The longest line: some thousand looks at flows.
+/// The longest line: about a thousand samples of flows.
 const LONGEST: u64 = 4 * 1024 * 1024;
 
-/// A question to a guest.
+/// A request to a guest.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub(in crate::experiment) enum Ask {
-    /// What time it is.
+    /// Reads the clock.
     Clock,
-    /// To receive by these settings from now on.
+    /// Changes the settings for receiving from now on.
     Settings(Settings),
-    /// To have room for so many streams of so many bytes.
+    /// Allocates for a number of streams of a number of bytes.
     Expect { streams: usize, bytes: usize },
-    /// What its TCP has counted.
+    /// Reads TCP's counters.
     Counters,
-    /// To send a stream to another guest.
+    /// Sends a stream to another guest.
     Send(Send),
-    /// To run a program.
+    /// Starts a program.
     Start(Start),
-    /// To run one until it ends.
+    /// Runs a program until it ends.
     Run(Start),
-    /// To write a file.
+    /// Writes a file.
     Write { path: String, text: String },
-    /// To serve blocks on this port, from now on.
+    /// Serves blocks on this port from now on.
     Serve { port: u16 },
-    /// To send as much as goes through, over each of these at once.
+    /// Sends as fast as possible over all of these connections at once.
     Flows { flows: Vec<Flow> },
 }
 
-/// A connection over which a guest sends as much as goes through.
+/// A connection over which a guest sends as fast as possible.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(in crate::experiment) struct Flow {
     pub(in crate::experiment) to: SocketAddr,
     pub(in crate::experiment) congestion_control: String,
-    /// For so long.
+    /// How long to send.
     pub(in crate::experiment) time: Duration,
-    /// Between looks at it.
+    /// The interval between samples.
     pub(in crate::experiment) look: Duration,
 }
 
-/// What came of flows.
+/// The result of flows.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(in crate::experiment) struct Flowed {
-    /// Of each flow.
+    /// The result of each flow.
     pub(in crate::experiment) flows: Vec<FlowEnd>,
-    /// What the guest's TCP counted meanwhile.
+    /// The counters of the guest's TCP during the flows.
     pub(in crate::experiment) counted: Counters,
 }
 
-/// What came of one.
+/// The result of one flow.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(in crate::experiment) struct FlowEnd {
-    /// Payload that was acknowledged.
+    /// Acknowledged payload, in bytes.
     pub(in crate::experiment) acked: u64,
-    /// Segments that were sent again.
+    /// Retransmitted segments.
     pub(in crate::experiment) repeated: u32,
     pub(in crate::experiment) looks: Vec<FlowLook>,
 }
 
-/// A flow at one moment. Times are in microseconds.
+/// A sample of a flow. Times are in microseconds.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(in crate::experiment) struct FlowLook {
-    /// Since it began.
+    /// Time since its start.
     pub(in crate::experiment) at: u64,
-    /// Smoothed round trip.
+    /// Smoothed round-trip time.
     pub(in crate::experiment) srtt: u64,
     /// Retransmission time-out.
     pub(in crate::experiment) rto: u64,
     /// Congestion window, in segments.
     pub(in crate::experiment) cwnd: u32,
-    /// In bytes a second.
+    /// Pacing rate, in bytes per second.
     pub(in crate::experiment) pacing: u64,
-    /// Payload acknowledged.
+    /// Acknowledged payload, in bytes.
     pub(in crate::experiment) acked: u64,
 }
 
-/// What came of a program.
+/// The result of a program.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(in crate::experiment) struct Ran {
-    /// Its exit status; nothing if it was killed.
+    /// Its exit status; `None` if it was killed.
     pub(in crate::experiment) status: Option<i32>,
-    /// The end of what it wrote, on both outputs.
+    /// The end of its output, standard output and standard error.
     pub(in crate::experiment) said: String,
 }
 
 /// A program for a guest to run, from the host's file system.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(in crate::experiment) struct Start {
-    /// What it is called; one that runs under the same name is killed before.
+    /// Its name; starting it kills a program that runs under the same name.
     pub(in crate::experiment) name: String,
     pub(in crate::experiment) program: String,
     pub(in crate::experiment) args: Vec<String>,
-    /// Its environment, beside the guest's own.
+    /// Its environment, in addition to the guest's own.
     pub(in crate::experiment) env: Vec<(String, String)>,
 }
 
-/// How a guest's TCP receives.
+/// The settings of a guest's TCP for receiving.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 pub(in crate::experiment) struct Settings {
     /// `net.ipv4.tcp_rmem`: least, default and most, in bytes.
     pub(in crate::experiment) rmem: [u32; 3],
-    /// The first window of a connection in segments, an attribute of the route; 0: the kernel's own.
+    /// The first window of a connection in segments, an attribute of the route; 0 for the kernel's
+    /// default.
     pub(in crate::experiment) initrwnd: u32,
 }
 
@@ -133,9 +134,9 @@ pub(in crate::experiment) struct Send {
 pub(in crate::experiment) enum Answer {
     /// Its clock, in nanoseconds.
     Clock(u64),
-    /// It is done.
+    /// The request is done.
     Done,
-    /// What has been counted.
+    /// TCP's counters.
     Counters(Counters),
     /// The stream has been sent and received.
     Sent(Sent),
@@ -143,22 +144,22 @@ pub(in crate::experiment) enum Answer {
     Ran(Ran),
     /// The flows have ended.
     Flowed(Flowed),
-    /// It could not be done.
+    /// The request failed.
     Failed(String),
 }
 
-/// What TCP has lost, and what it took for lost, in a guest or elsewhere, from `/proc/net/netstat`.
+/// TCP's counters of losses, real and assumed, in a guest or elsewhere, from `/proc/net/netstat`.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
 pub(in crate::experiment) struct Counters {
     /// Segments dropped because the socket's memory was used up.
     pub(in crate::experiment) rcv_q_drop: u64,
     /// Segments dropped because the window was closed.
     pub(in crate::experiment) zero_window_drop: u64,
-    /// Segments of an old timestamp.
+    /// Segments with an old timestamp.
     pub(in crate::experiment) paws: u64,
-    /// Out-of-order segments thrown away for want of memory.
+    /// Out-of-order segments dropped for lack of memory.
     pub(in crate::experiment) ofo_pruned: u64,
-    /// Times the receive queue had to be squeezed.
+    /// How often the receive queue was collapsed.
     pub(in crate::experiment) pruned: u64,
     /// Slow starts that ended because round trips became longer (RFC 9406).
     pub(in crate::experiment) hystart: u64,
@@ -169,38 +170,38 @@ pub(in crate::experiment) struct Counters {
     /// Of them, those that F-RTO found spurious (RFC 5682).
     #[serde(default)]
     pub(in crate::experiment) spurious: u64,
-    /// Reductions of the window that were taken back: nothing had been lost.
+    /// Reductions of the window that were undone, because no segment had been lost.
     #[serde(default)]
     pub(in crate::experiment) undone: u64,
-    /// Segments sent again.
+    /// Retransmitted segments.
     #[serde(default)]
     pub(in crate::experiment) repeated: u64,
     /// Tail loss probes.
     #[serde(default)]
     pub(in crate::experiment) loss_probes: u64,
-    /// Segments that the receiver had twice, by what it said (RFC 2883).
+    /// Segments that the receiver reported as duplicates (RFC 2883).
     #[serde(default)]
     pub(in crate::experiment) duplicates: u64,
-    /// Segments received out of order, or twice: each was answered with a duplicate acknowledgement.
+    /// Segments received out of order, or twice: each was answered with a duplicate ACK.
     #[serde(default)]
     pub(in crate::experiment) answered_again: u64,
 }
 
-/// What a guest's application says of a stream. Times are the guest's own clock's, in nanoseconds.
+/// A receiving application's report on a stream. Times are on the guest's clock, in nanoseconds.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(in crate::experiment) struct Received {
-    /// The connection was accepted.
+    /// When the connection was accepted.
     pub(in crate::experiment) accepted: u64,
-    /// There was a byte to read.
+    /// When the first byte could be read.
     pub(in crate::experiment) first: u64,
-    /// The last byte had been read.
+    /// When the last byte had been read.
     pub(in crate::experiment) last: u64,
     pub(in crate::experiment) bytes: usize,
     /// SHA-256 of all of them.
     pub(in crate::experiment) digest: [u8; 32],
 }
 
-/// A stream as its sender saw it, and what its receiver said. Times are of the sender's clock, in
+/// A stream as its sender saw it, and the receiver's report. Times are on the sender's clock, in
 /// nanoseconds.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(in crate::experiment) struct Sent {
@@ -208,20 +209,21 @@ pub(in crate::experiment) struct Sent {
     pub(in crate::experiment) connect: u64,
     /// Before the first byte was written.
     pub(in crate::experiment) write: u64,
-    /// All bytes had been acknowledged.
+    /// When all bytes had been acknowledged.
     pub(in crate::experiment) acked: u64,
-    /// The longest time between two looks at that.
+    /// The longest pause between two reads of that.
     pub(in crate::experiment) longest_look: u64,
-    /// Segments that were sent again.
+    /// Retransmitted segments.
     pub(in crate::experiment) repeated: u32,
-    /// The slow start threshold at the end, in segments; nothing while slow start goes on.
+    /// The slow start threshold at the end, in segments; `None` while slow start goes on.
     pub(in crate::experiment) ssthresh: Option<u32>,
-    /// What the sender's TCP has counted meanwhile, if it is a guest, which sends nothing else.
+    /// The counters of the sender's TCP during the stream, if it is a guest, which sends no other
+    /// data.
     pub(in crate::experiment) counted: Option<Counters>,
     pub(in crate::experiment) received: Received,
 }
 
-/// A connection over which lines go.
+/// A connection that carries lines.
 pub(in crate::experiment) struct Lines {
     reader: BufReader<TcpStream>,
 }
@@ -247,7 +249,7 @@ impl Lines {
         self.reader.get_mut().write_all(&line)
     }
 
-    /// The next line; `None`: there will be no more.
+    /// Returns the next line; `None` at the end.
     pub(in crate::experiment) fn hear<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let mut line = String::new();
         (&mut self.reader).take(LONGEST).read_line(&mut line)?;
@@ -261,7 +263,7 @@ impl Lines {
 // === impl Counters ===
 
 impl Counters {
-    /// Reads them out of `/proc/net/netstat` and `/proc/net/snmp`: a line of names and a line of figures.
+    /// Parses `/proc/net/netstat` and `/proc/net/snmp`: a line of names and a line of figures.
     pub(super) fn parse(netstat: &str) -> Self {
         let figure = |name: &str| {
             netstat
@@ -299,7 +301,7 @@ impl Counters {
         }
     }
 
-    /// What has been counted since it was this.
+    /// Returns the difference from an earlier reading.
     pub(in crate::experiment) fn since(&self, before: &Self) -> Self {
         Self {
             rcv_q_drop: self.rcv_q_drop - before.rcv_q_drop,
@@ -319,7 +321,7 @@ impl Counters {
         }
     }
 
-    /// What was lost for want of memory.
+    /// Returns the number of segments lost for lack of memory.
     pub(in crate::experiment) fn lost(&self) -> u64 {
         self.rcv_q_drop + self.zero_window_drop
     }

@@ -1,5 +1,5 @@
 //! Two flows to one client over one bottleneck, a short one and a long one (pied-piper 6.3, figures
-//! 14 and 15): one from the near relay's host, one from the far server, asked for at the same
+//! 14 and 15): one from the near relay's host, one from the far server, requested at the same
 //! moment.
 
 mod flow;
@@ -22,16 +22,17 @@ use crate::peer::nginx;
 use flow::Flow;
 use share::Contest;
 
-/// One request comes up to this much after the other, either first, as the seed has it: "at the same
-/// moment" to a person, and without one start's luck in all of a run's measurements.
+/// The greatest difference between the starts of the two flows; the seed decides which is first.
+/// "At the same moment" for a person, without giving one flow the same head start in all
+/// measurements of a run.
 const APART: Duration = Duration::from_millis(20);
-/// Worlds side by side: each carries its bottleneck's full rate all the time.
+/// The number of worlds side by side: each carries its bottleneck's full rate all the time.
 const LANES: usize = 4;
 
-/// Which way the long flow goes: as in figure 14, and as in figure 15.
+/// The way of the long flow: as in figure 14, and as in figure 15.
 pub(super) const WAYS: [Way; 2] = [Way::Routed, Way::Taut];
 
-/// What is measured how often.
+/// The number of contests.
 pub(super) struct Plan {
     pub(super) size: Size,
     runs: usize,
@@ -40,7 +41,7 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn of(request: &Request) -> Self {
         let (size, runs) = match request.quick {
-            // As small as leaves the flows time to find a balance.
+            // The smallest file that leaves the flows time to find a balance.
             true => (Size::Mb20, 1),
             false => (Size::Mb50, 10),
         };
@@ -55,10 +56,10 @@ impl Plan {
     }
 }
 
-/// Every contest of a way, in the order they were done.
+/// Returns all contests of a way, in the order they were held.
 pub(super) type Contests = BTreeMap<Way, Vec<Contest>>;
 
-/// Does what the plan says.
+/// Runs the plan.
 pub(super) fn measure(
     plan: &Plan,
     request: &Request,
@@ -90,7 +91,7 @@ pub(super) fn measure(
     Ok(contests.unwrap_or_else(PoisonError::into_inner))
 }
 
-/// What the lanes share.
+/// State that the lanes share.
 struct Ring<'a> {
     size: Size,
     lanes: usize,
@@ -101,7 +102,7 @@ struct Ring<'a> {
 }
 
 impl Ring<'_> {
-    /// One world's share of the work.
+    /// Runs one world's share of the work.
     fn lane(&self, number: usize) -> Result<(), ExperimentError> {
         let setting = Setting::bottleneck();
         let stage = Stage::build(setting, &WAYS, &[self.size], number, self.request)?;
@@ -120,7 +121,7 @@ impl Ring<'_> {
         }
     }
 
-    /// Both flows, once.
+    /// Runs both flows once.
     fn contest(
         &self,
         stage: &Stage,
@@ -128,7 +129,7 @@ impl Ring<'_> {
         way: Way,
         run: u64,
     ) -> Result<Contest, ExperimentError> {
-        // The same for each way.
+        // The same file for each way.
         let mut random = Pcg64Mcg::seed_from_u64(self.request.seed << 20 ^ run);
         let mut delay = || APART.mul_f64((random.next_u64() >> 11) as f64 / (1u64 << 53) as f64);
         let digest = stage.digest(self.size)?;

@@ -1,8 +1,8 @@
-//! How two flows shared a bottleneck: what is made of the moments at which their bytes came.
+//! How two flows shared a bottleneck, computed from the arrival times of their bytes.
 
 use std::time::Duration;
 
-/// What came of one flow: how many bytes, and how long after the contest's begin. In order.
+/// The arrivals of one flow in order: how many bytes, and how long after the start of the contest.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Arrivals(Vec<(Duration, usize)>);
 
@@ -15,10 +15,10 @@ pub(crate) struct Contest {
     pub(super) long: Arrivals,
 }
 
-/// Jain's index of fairness of `rates`: `(sum x)^2 / (n * sum x^2)`, from 1/n, where one has all, to
-/// 1, where all have the same (R. Jain, D. Chiu, W. Hawe, "A Quantitative Measure of Fairness and
-/// Discrimination for Resource Allocation in Shared Computer Systems", DEC-TR-301, 1984). `None` where
-/// nobody has anything.
+/// Jain's index of fairness of `rates`: `(sum x)^2 / (n * sum x^2)`, from 1/n if one flow has
+/// everything to 1 if all have the same (R. Jain, D. Chiu, W. Hawe, "A Quantitative Measure of
+/// Fairness and Discrimination for Resource Allocation in Shared Computer Systems", DEC-TR-301,
+/// 1984). `None` if all rates are zero.
 pub(super) fn jain(rates: &[f64]) -> Option<f64> {
     let sum: f64 = rates.iter().sum();
     let squares: f64 = rates.iter().map(|x| x * x).sum();
@@ -28,29 +28,29 @@ pub(super) fn jain(rates: &[f64]) -> Option<f64> {
 // === impl Arrivals ===
 
 impl Arrivals {
-    /// Notes that `bytes` came `after` the begin, which is no sooner than what was noted before.
+    /// Records that `bytes` arrived `after` the start; `after` is not less than in the call before.
     pub(super) fn note(&mut self, after: Duration, bytes: usize) {
         self.0.push((after, bytes));
     }
 
-    /// From the first byte to the last.
+    /// Returns the times of the first byte and of the last.
     fn active(&self) -> Option<(Duration, Duration)> {
         Some((self.0.first()?.0, self.0.last()?.0))
     }
 
-    /// Bytes that came at `from` or later, and before `to`.
+    /// Returns the bytes that arrived at `from` or later, and before `to`.
     fn between(&self, from: Duration, to: Duration) -> usize {
         let inside = self.0.iter().filter(|(at, _)| (from..to).contains(at));
         inside.map(|(_, bytes)| bytes).sum()
     }
 
-    /// Mbit/s between the two moments.
+    /// Returns Mbit/s between the two moments.
     fn rate(&self, from: Duration, to: Duration) -> f64 {
         let seconds = to.saturating_sub(from).as_secs_f64();
         self.between(from, to) as f64 * 8.0 / 1e6 / seconds
     }
 
-    /// Mbit/s in each of `bins` parts of `width`, from the begin.
+    /// Returns Mbit/s in each of `bins` parts of `width`, from the start.
     fn rates(&self, width: Duration, bins: u32) -> Vec<f64> {
         (0..bins)
             .map(|i| self.rate(width * i, width * (i + 1)))
@@ -61,22 +61,23 @@ impl Arrivals {
 // === impl Contest ===
 
 impl Contest {
-    /// While both flows were active: from the later first byte to the earlier last one. `None` if
-    /// they never were.
+    /// Returns the time in which both flows were active: from the later first byte to the earlier
+    /// last one. `None` if they never were.
     fn both(&self) -> Option<(Duration, Duration)> {
         let (a, b) = (self.short.active()?, self.long.active()?);
         let (from, to) = (a.0.max(b.0), a.1.min(b.1));
         (from < to).then_some((from, to))
     }
 
-    /// Jain's index of the two rates while both were active. A flow that got nothing until the other
-    /// had all got nothing of the bottleneck: 1/2.
+    /// Returns Jain's index of the two rates while both were active. It is 1/2 if one flow had
+    /// finished before the other got a byte.
     pub(crate) fn jain(&self) -> f64 {
         let rates = self.both().map(|(from, to)| self.rates_in(from, to));
         rates.and_then(|rates| jain(&rates)).unwrap_or(0.5)
     }
 
-    /// The long flow's part of what both got meanwhile, from 0 to 1; a half is fair.
+    /// Returns the long flow's share of the bytes while both were active, from 0 to 1; a half is
+    /// fair.
     pub(crate) fn long_share(&self) -> f64 {
         match self.both().map(|(from, to)| self.rates_in(from, to)) {
             Some([short, long]) if short + long > 0.0 => long / (short + long),
@@ -88,17 +89,17 @@ impl Contest {
         [self.short.rate(from, to), self.long.rate(from, to)]
     }
 
-    /// Mbit/s of the flow from the near relay's host in each of `bins` parts of `width`.
+    /// Returns Mbit/s of the flow from the near relay's host in each of `bins` parts of `width`.
     pub(crate) fn short_rates(&self, width: Duration, bins: u32) -> Vec<f64> {
         self.short.rates(width, bins)
     }
 
-    /// The same of the flow from the far server.
+    /// Returns the same of the flow from the far server.
     pub(crate) fn long_rates(&self, width: Duration, bins: u32) -> Vec<f64> {
         self.long.rates(width, bins)
     }
 
-    /// When the last byte of either came.
+    /// Returns when the last byte of either flow arrived.
     pub(crate) fn end(&self) -> Duration {
         let ends = [&self.short, &self.long].map(|flow| flow.active().map(|(_, end)| end));
         ends.into_iter().flatten().max().unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Whether the world showed the problems.
+//! The calibration: checks that the world showed the problems.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use super::Found;
 use crate::experiment::outcome::{Calibration, Check};
 use crate::experiment::stats;
 
-/// The path has the round trips that were asked for, a download over it is slow, loss and a small
-/// window make it slower, and a short flow pushes a long one aside.
+/// The path has the configured round trips, a download over it is slow, loss and a small
+/// window make it slower, and a short flow takes most of the bottleneck from a long one.
 pub(super) fn of(found: &Found) -> Calibration {
     let m = &found.measured;
     let e2e = |condition, size| {
@@ -59,7 +59,7 @@ pub(super) fn of(found: &Found) -> Calibration {
             Check {
                 measured: m.window.map_or(f64::NAN, |bytes| bytes as f64),
                 least: 60_000.0,
-                // All that a window without a scale can say.
+                // The largest window without window scaling.
                 most: Some(65_535.0),
             },
         ),
@@ -86,7 +86,7 @@ pub(super) fn of(found: &Found) -> Calibration {
     Calibration::of(checks)
 }
 
-/// The handshake as curl sees it: the round trip, and what a process takes to look.
+/// The handshake as curl measures it: the round trip, and what a process takes to notice.
 fn handshake(found: &Found, way: Way, rtt: Duration) -> Check {
     let rtt = rtt.as_secs_f64() * 1e3;
     let seen = found.median(Condition::Clean, way, Size::Kb10, |t| t.connect);

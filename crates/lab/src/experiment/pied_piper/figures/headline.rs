@@ -1,4 +1,4 @@
-//! The figures that the experiment is run for.
+//! The headline figures of the experiment.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::super::ideal::{self, Distance};
 use super::Found;
 use crate::experiment::stats;
 
-/// Those that were measured: the short form leaves some out.
+/// Returns the figures that were measured: the short form leaves some out.
 pub(super) fn of(found: &Found) -> BTreeMap<String, f64> {
     let best = Way::Taut;
     let speedup = |condition, way, size| {
@@ -17,8 +17,8 @@ pub(super) fn of(found: &Found) -> BTreeMap<String, f64> {
         let (condition, size) = (Condition::Lossy, Size::Mb10);
         found.measured.samples(condition, way, size, |t| t.total)
     };
-    // With loss a download's time spreads over an order of magnitude, and so the ratio is only as
-    // good as the number of samples: its interval says how good.
+    // With loss a download's time varies by an order of magnitude, so the ratio is only as
+    // good as the number of samples, which its interval shows.
     let spread = stats::ratio_interval(&totals(Way::EndToEnd), &totals(best));
     let far = |size| {
         Some(Distance::of(
@@ -27,7 +27,7 @@ pub(super) fn of(found: &Found) -> BTreeMap<String, f64> {
         ))
     };
     let ttfb = found.first_byte(best);
-    // What each improvement takes off the time to the first byte.
+    // The reduction of the time to the first byte by each improvement.
     let saves = |before, after| Some((found.first_byte(before)? - found.first_byte(after)?) * 1e3);
     let (one, ten) = (Size::Mb1, Size::Mb10);
     [

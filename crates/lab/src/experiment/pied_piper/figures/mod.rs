@@ -1,4 +1,4 @@
-//! From times to figures, beside the paper's and the ideal.
+//! Computes the figures, beside the paper's and the ideal.
 
 mod calibration;
 mod headline;
@@ -12,11 +12,11 @@ use crate::experiment::outcome::{Environment, Outcome};
 use crate::experiment::{Request, stats};
 use crate::peer::curl::Times;
 
-/// All that was found.
+/// All measurements.
 pub(super) struct Found {
     pub(super) measured: Measured,
     pub(super) contests: Contests,
-    /// What each flow of a contest downloaded.
+    /// The file that each flow of a contest downloaded.
     pub(super) flow: Size,
 }
 
@@ -48,23 +48,23 @@ impl Found {
         stats::median(&self.measured.samples(condition, way, size, quantity))
     }
 
-    /// The median time of a whole download, in seconds.
+    /// Returns the median time of a whole download, in seconds.
     fn total(&self, condition: Condition, way: Way, size: Size) -> Option<f64> {
         self.median(condition, way, size, |t| t.total)
     }
 
-    /// The median time to the first byte without loss, in seconds. Of the smallest file: what comes
-    /// after the first byte does not matter to it.
+    /// Returns the median time to the first byte without loss, in seconds, of the smallest file:
+    /// the size does not affect it.
     fn first_byte(&self, way: Way) -> Option<f64> {
         self.median(Condition::Clean, way, Size::Kb10, |t| t.first_byte)
     }
 
-    /// Jain's index of each contest in which the long flow went this way.
+    /// Returns Jain's index of each contest in which the long flow went this way.
     fn jain(&self, way: Way) -> Vec<f64> {
         self.of_contests(way, fairness::share::Contest::jain)
     }
 
-    /// The long flow's part in each of them.
+    /// Returns the long flow's share in each of these contests.
     fn long_share(&self, way: Way) -> Vec<f64> {
         self.of_contests(way, fairness::share::Contest::long_share)
     }

@@ -1,4 +1,4 @@
-//! What was measured, under the names that the report arranges figures by (docs/lab-report.md).
+//! The series, with the names by which the report arranges figures (docs/lab-report.md).
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::experiment::outcome::Series;
 
 /// The metrics of a download.
 const METRICS: [(&str, Quantity); 2] = [("ttfb", |t| t.first_byte), ("total", |t| t.total)];
-/// Of the two flows' throughput over time, as in the paper's figures 14 and 15.
+/// The width of a bin of the two flows' throughput over time, as in the paper's figures 14 and 15.
 const BIN: Duration = Duration::from_secs(1);
-/// Seconds that are shown, from the begin. Two flows take some 40; what comes later is left out.
+/// The number of seconds shown. Two flows take about 40; later bytes are left out.
 const MOST_BINS: u32 = 60;
 
 pub(super) fn of(found: &Found) -> Vec<Series> {
@@ -39,8 +39,8 @@ fn name(way: Way, size: Size, condition: Condition) -> String {
     format!("{}/{}{}", way.label(), size.label(), condition.suffix())
 }
 
-/// How far each way and size is from the ideal pipe. It loses nothing and knows no windows, so this
-/// is of the plain world.
+/// The distance of each way and size from the ideal pipe, in the world without loss or a limited
+/// window, which the ideal pipe does not have.
 fn distances(found: &Found) -> Vec<Series> {
     type Figure = fn(Distance) -> f64;
     let figures: [(&str, &str, Figure); 2] = [
@@ -63,7 +63,7 @@ fn distances(found: &Found) -> Vec<Series> {
     all
 }
 
-/// One flow's throughput in so many bins of a width.
+/// A function that returns one flow's throughput in a number of bins of a width.
 type Rates = fn(&Contest, Duration, u32) -> Vec<f64>;
 
 /// The two flows' fairness, and their throughput over time, second by second.
@@ -81,7 +81,7 @@ fn shares(found: &Found, way: Way) -> Vec<Series> {
         found.long_share(way),
     ));
     let end = contests.iter().map(Contest::end).max().unwrap_or_default();
-    // One more, in which nothing comes: that is how the end shows.
+    // One more bin without bytes, which shows the end.
     let bins = (end.as_secs() as u32 + 2).min(MOST_BINS);
     for (flow, rates) in [
         ("flow from near", Contest::short_rates as Rates),

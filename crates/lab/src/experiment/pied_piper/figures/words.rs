@@ -1,4 +1,4 @@
-//! What the paper and the ideal say, and what a reader has to know.
+//! The references from the paper and the ideal, and the notes.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,7 @@ use super::super::download::Size;
 use super::super::{ideal, route};
 use super::Found;
 
-/// To the microsecond: the rest is the arithmetic's.
+/// Rounds to the microsecond, which removes float error.
 fn micro(seconds: f64) -> f64 {
     (seconds * 1e6).round() / 1e6
 }
@@ -28,8 +28,8 @@ pub(super) fn ideal() -> Map<String, Value> {
     ])
 }
 
-/// What sections 3.3 and 6.3 say in words: their figures are bars and curves without numbers. Where a
-/// key is a headline's, it stands beside it.
+/// What sections 3.3 and 6.3 say in their text: their figures are bars and curves without numbers.
+/// A key that is also in the headline is shown beside it.
 pub(super) fn paper() -> Map<String, Value> {
     Map::from_iter([
         ("rtt_client_near_ms".to_owned(), json!(32.7)),
@@ -70,28 +70,28 @@ pub(super) fn notes(found: &Found) -> Vec<String> {
          download was compared with the server's file (SHA-256)."
             .to_owned(),
         "e2e has a path of its own, with the same round trip as the route over the relays and the \
-         same link to the client; the paper's went over the Internet. routed goes over the relays' \
-         hosts as routers. Congestion control is Cubic, as in the paper, and buffers are the kernel's \
-         defaults, wherever nothing else is said."
+             same link to the client; the paper's went over the Internet. routed goes over the relays' \
+             hosts as routers. Congestion control is Cubic, as in the paper, and buffers are the kernel's \
+             defaults, except where noted."
             .to_owned(),
         "split, split+es, split+es+pool and taut are taut relay with one improvement more each: early \
-         SYN, connections between the relays ready before they are needed, and turbo start between \
-         the relays (taut has all, and the headline is taut's). The relays' legs to the client and to \
-         the server are Cubic in all of them; in taut-bbr alone, the near relay sends to the client by \
-         BBR. ssh is the paper's OCD Baseline."
+             SYN, connections between the relays that are ready before they are needed, and turbo start between \
+             the relays. The headline is taut's. The relays' legs to the client and to the server use Cubic in \
+             all of them; only in taut-bbr does the near relay send to the client with BBR. ssh is the \
+             paper's OCD Baseline."
             .to_owned(),
         "over_ideal and times_ideal compare a download with the ideal pipe of section 3.1: one round \
-         trip of the whole route, and the file at the rate of the slowest link. ttfb_floor_s has the \
-         client's handshake with the near relay besides."
+             trip of the whole route, and the file at the rate of the slowest link. ttfb_floor_s also includes \
+             the client's handshake with the near relay."
             .to_owned(),
-        "With a 64 kB window (figure 9), the client's host does not scale its window, so that it cannot \
-         say more than 65,535 bytes; what the server saw is in the calibration."
+        "With a 64 kB window (figure 9), the client's host does not scale its window, which therefore cannot \
+             exceed 65,535 bytes; the window that the server saw is in the calibration."
             .to_owned(),
         format!(
             "Two flows (figures 14 and 15): {} each, from the near relay's host and from the far \
-             server, asked for within 20 ms, over the client's link at {} with a queue of {}. Jain's index is \
-             of the two rates while both flows were active, from the later first byte to the earlier \
-             last one.",
+                 server, requested within 20 ms, over the client's link at {} with a queue of {}. Jain's index is \
+                 that of the two rates while both flows were active, from the later first byte to the earlier \
+                 last one.",
             found.flow.label(),
             route::BOTTLENECK,
             route::bottleneck_queue(),
@@ -106,7 +106,7 @@ pub(super) fn notes(found: &Found) -> Vec<String> {
     if m.disturbed > 0 {
         notes.push(format!(
             "During {} of {} downloads a link delivered more than 1 in 1000 trains over 5 ms late; \
-             they count.",
+                 these downloads count.",
             m.disturbed,
             m.downloads()
         ));
