@@ -1,4 +1,4 @@
-//! From measurements to figures: series, gains, and whether the world showed the problem.
+//! Computes series, gains and the calibration from measurements.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::experiment::{Request, stats};
 /// One figure of a run of browsers.
 type Figure = fn(&Seen) -> f64;
 
-/// What is told of browsers, what it is called, and its unit.
+/// The figures of browsers: name, unit, and value.
 const METRICS: [(&str, &str, Figure); 3] = [
     ("web_requests", "requests/s", Seen::requests_s),
     ("web_latency_p50", "s", |seen| seen.p50_us / 1e6),
@@ -146,7 +146,7 @@ fn calibration(measured: &Measured, plan: &Plan) -> Calibration {
     ])
 }
 
-/// Table II; figure 8 is only a picture.
+/// Table II; figure 8 has no numbers.
 fn paper() -> Map<String, Value> {
     let mut paper = Map::new();
     paper.insert("web_requests_s_tuned".to_owned(), json!(29));
@@ -185,7 +185,7 @@ fn notes(measured: &Measured, plan: &Plan) -> Vec<String> {
     let late = |p| stats::quantile(&measured.late, p).unwrap_or(f64::NAN) * 1e3;
     let class = match measured.not_real_time {
         0 => "with SCHED_FIFO",
-        _ => "WITHOUT SCHED_FIFO, which was refused",
+        _ => "WITHOUT SCHED_FIFO, which the kernel refused",
     };
     notes.push(format!(
         "Slices ended late by {:.3} ms (p50) and {:.3} ms (p99); the gates ran {class}.",

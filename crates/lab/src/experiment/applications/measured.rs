@@ -1,4 +1,4 @@
-//! What was measured.
+//! The measurements of a run.
 
 use std::collections::BTreeMap;
 
@@ -14,15 +14,15 @@ use crate::experiment::stats;
 pub(super) struct Measured {
     web: BTreeMap<(Arm, Browsing), Vec<Seen>>,
     mpi: BTreeMap<(Arm, Pattern, usize), Vec<f64>>,
-    /// Of slices, in seconds.
+    /// Errors of slice lengths, in seconds.
     pub(super) off: Vec<f64>,
     pub(super) late: Vec<f64>,
-    /// Gates whose thread was not of the real-time class.
+    /// The number of gates whose thread could not get real-time priority.
     pub(super) not_real_time: usize,
-    /// Of the guests, in both parts.
+    /// The counters of the guests, in both parts.
     pub(super) counters: Vec<Counters>,
     pub(super) lost_after_early_ack: u64,
-    /// The most of any host.
+    /// The highest value of any host.
     pub(super) stopped_share: f64,
     /// Deliveries of links, and how many of them were late.
     pub(super) deliveries: u64,
@@ -62,7 +62,7 @@ impl Measured {
         }
     }
 
-    /// One figure of all runs of browsers.
+    /// Returns one figure of all runs of browsers.
     pub(super) fn web(&self, arm: Arm, browsing: Browsing, figure: fn(&Seen) -> f64) -> Vec<f64> {
         let runs = self.web.get(&(arm, browsing));
         runs.into_iter().flatten().map(figure).collect()
@@ -73,13 +73,13 @@ impl Measured {
         times.map_or(&[], Vec::as_slice)
     }
 
-    /// The median of requests a second.
+    /// Returns the median of requests per second.
     pub(super) fn requests_s(&self, arm: Arm, browsing: Browsing) -> Option<f64> {
         stats::median(&self.web(arm, browsing, Seen::requests_s))
     }
 
-    /// How many times as long something takes in one arm as in the other: the geometric mean, over the sizes
-    /// that both have, of the medians' ratios.
+    /// Returns the ratio of the durations in two arms: the geometric mean, over the sizes
+    /// that both have, of the ratios of medians.
     pub(super) fn times_as_long(&self, one: Arm, other: Arm, pattern: Pattern) -> Option<f64> {
         let sizes = self
             .mpi
@@ -95,7 +95,7 @@ impl Measured {
         Some((ratios.iter().sum::<f64>() / ratios.len() as f64).exp())
     }
 
-    /// Pages that did not come.
+    /// Returns the number of pages that failed.
     pub(super) fn errors(&self) -> u64 {
         self.web.values().flatten().map(|seen| seen.errors).sum()
     }

@@ -1,7 +1,7 @@
-//! `applications`: what acknowledging for guests brings to what runs in them, a web server with its database
-//! and a parallel program (vsnoop-paper V-D, table II and figure 8).
+//! `applications`: what early acknowledgement gains for programs in guests, a web server with its
+//! database and a parallel program (vsnoop-paper V-D, table II and figure 8).
 //!
-//! Guests and gates are those of [`super::consolidate`]. See `docs/design/lab-worlds.md`.
+//! The guests and gates are those of [`super::consolidate`]. See `docs/design/lab-worlds.md`.
 
 mod figures;
 mod measured;
@@ -23,7 +23,7 @@ use plan::Plan;
 use rig::Rig;
 use web::Auction;
 
-/// For the list of experiments.
+/// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "applications",
     about: "a web server with its database and an MPI program, in guests that share a CPU core",
@@ -45,7 +45,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let plan = Plan::of(request);
     let progress = Progress::new("applications: runs", plan.steps());
     let mut measured = Measured::default();
-    // On a thread of its own, whose cores are inherited by all that it starts, and nobody else's.
+    // On a thread of its own, whose CPU affinity is inherited only by the processes it starts.
     let measure = || {
         cores
             .keep_off()
@@ -79,7 +79,7 @@ fn web(
         configured.map_err(failed(&format!("set up `{label}`")))?;
         auction
             .connect_anew(&mut rig)
-            .map_err(failed("start PHP anew"))?;
+            .map_err(failed("restart PHP"))?;
         for browsing in &plan.web.browsing {
             let seen = auction.browse(&mut rig, *arm, *browsing, &plan.web);
             let seen = seen.map_err(failed(&format!("browse with `{label}`")))?;
@@ -88,7 +88,8 @@ fn web(
             progress.step();
         }
         let broken = rig.lost_after_early_ack();
-        measured.lost_after_early_ack += broken.map_err(failed("ask taut snoop how it went"))?;
+        measured.lost_after_early_ack +=
+            broken.map_err(failed("read the counters of taut snoop"))?;
     }
     measured.end(rig.end()?);
     Ok(())
@@ -113,7 +114,8 @@ fn mpi(
         measured.timed(*arm, &timed);
         progress.step();
         let broken = rig.lost_after_early_ack();
-        measured.lost_after_early_ack += broken.map_err(failed("ask taut snoop how it went"))?;
+        measured.lost_after_early_ack +=
+            broken.map_err(failed("read the counters of taut snoop"))?;
     }
     measured.end(rig.end()?);
     Ok(())

@@ -1,7 +1,7 @@
 //! The parallel program: MPICH among the guests over TCP, each process in a guest of its own.
 //!
-//! Guests have no sshd. MPICH's launcher tells what is to be run on each host (`-launcher manual`), and the lab
-//! has the guests run it.
+//! Guests have no sshd. MPICH's launcher prints the command for each host (`-launcher manual`), and
+//! the lab makes the guests run it.
 
 use std::fs::{self, File};
 use std::io;
@@ -29,20 +29,20 @@ pub(super) const MPIEXEC: Program = Program {
 const COMPILER: &str = "gcc";
 const SOURCE: &str = include_str!("collectives.c");
 
-/// How long it may take until each pattern and size has been done once.
+/// How long the program may take until each pattern and size has been done once.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// How long its beginning may, and its end.
+/// How long the program may take to start, and to end.
 const START: Duration = Duration::from_secs(60);
-/// Between two looks at what it has said.
+/// The pause between two reads of its output.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How long something took that all processes did together.
+/// The duration of a collective operation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Timed {
     pub(super) pattern: Pattern,
-    /// Of a message.
+    /// The size of a message.
     pub(super) bytes: usize,
-    /// Of the slowest process.
+    /// The time of the slowest process.
     pub(super) seconds: f64,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct Collectives(PathBuf);
 // === impl Collectives ===
 
 impl Collectives {
-    /// Compiles it into the world's directory, where guests find it.
+    /// Compiles the program into the world's directory, where guests find it.
     pub(super) fn compile(rig: &Rig) -> io::Result<Self> {
         let program = rig.dir().join("collectives");
         let source = rig.dir().join("collectives.c");
@@ -73,7 +73,7 @@ impl Collectives {
         }
     }
 
-    /// Runs it once, and shares the cores as soon as all processes are there.
+    /// Runs the program once, and shares the cores as soon as all processes have started.
     pub(super) fn run(&self, rig: &mut Rig, arm: Arm, mpi: &Mpi) -> io::Result<Vec<Timed>> {
         let done = self.attempt(rig, arm, mpi);
         rig.open();
@@ -93,7 +93,7 @@ impl Collectives {
             .args(["-hosts", &hosts.join(","), "-n", &GUESTS.to_string()])
             .arg(&self.0)
             .args(mpi.sizes.iter().map(usize::to_string))
-            // Processes have its environment.
+            // Processes inherit this environment.
             .env(NO_WIDE_REGISTERS.0, NO_WIDE_REGISTERS.1)
             .env("UCX_TLS", "tcp,self")
             .env("UCX_NET_DEVICES", "vec0")
@@ -110,7 +110,7 @@ impl Collectives {
         let is_ready = |text: &str| text.lines().any(|line| line == "ready");
         wait_for(&mut mpiexec, &said, START, is_ready)?;
         rig.begin(arm);
-        tracing::debug!("all processes are there after {:?}", started.elapsed());
+        tracing::debug!("all processes have started after {:?}", started.elapsed());
         let began = Instant::now();
         let mut in_step = began;
         let has_enough = |text: &str| {
@@ -123,7 +123,7 @@ impl Collectives {
         };
         let text = wait_for(&mut mpiexec, &said, PATIENCE, has_enough)?;
         rig.open();
-        // It ends its processes in the guests.
+        // This ends its processes in the guests.
         mpiexec.signal(Signal::TERM)?;
         match mpiexec.wait_for(START)? {
             Some(_) => Ok(timed_in(&text)),
@@ -133,7 +133,7 @@ impl Collectives {
 }
 
 impl Mpi {
-    /// How often the one that was done least often was done.
+    /// Returns how often the rarest operation was done.
     fn least_often(&self, timed: &[Timed]) -> usize {
         let all = Pattern::ALL
             .into_iter()
@@ -144,7 +144,7 @@ impl Mpi {
     }
 }
 
-/// Waits until it has said enough, and returns all of it.
+/// Waits until there is enough output, and returns all of it.
 fn wait_for(
     mpiexec: &mut Child,
     said: &std::path::Path,
@@ -158,7 +158,7 @@ fn wait_for(
             return Ok(text);
         }
         if let Some(status) = mpiexec.wait_for(PAUSE)? {
-            // What it said last.
+            // Its last output.
             let text = fs::read_to_string(said)?;
             return match enough(&text) {
                 true => Ok(text),
@@ -166,7 +166,7 @@ fn wait_for(
             };
         }
         if Instant::now() > deadline {
-            let how = format!("has not come further after {patience:?}");
+            let how = format!("has made no progress for {patience:?}");
             return Err(failed(&how, &text));
         }
     }
@@ -175,10 +175,10 @@ fn wait_for(
 fn failed(how: &str, said: &str) -> io::Error {
     let lines: Vec<&str> = said.lines().collect();
     let end = lines[lines.len().saturating_sub(5)..].join(" | ");
-    io::Error::other(format!("mpiexec {how}; what it said ends: {end}"))
+    io::Error::other(format!("mpiexec {how}; the end of its output: {end}"))
 }
 
-/// What each guest is to run; `None` until all is said.
+/// Returns the command of each guest, or `None` until all commands are printed.
 fn proxies(said: &str) -> Option<Vec<Start>> {
     if !said.lines().any(|line| line.trim() == "HYDRA_LAUNCH_END") {
         return None;
@@ -196,13 +196,13 @@ fn proxies(said: &str) -> Option<Vec<Start>> {
     Some(starts.take(GUESTS).collect())
 }
 
-/// All that is measured in what it has said. The last line may not be whole yet.
+/// Parses all timings in the output. The last line may be incomplete.
 fn timed_in(said: &str) -> Vec<Timed> {
     let whole = said.rsplit_once('\n').map_or("", |(whole, _)| whole);
     whole.lines().filter_map(timed).collect()
 }
 
-/// A line such as `broadcast 64000 0.120034`.
+/// Parses a line such as `broadcast 64000 0.120034`.
 fn timed(line: &str) -> Option<Timed> {
     let mut words = line.split_whitespace();
     let name = words.next()?;

@@ -1,4 +1,5 @@
-//! The network of the world: a client and two hosts at a switch of 1 Gbit/s, each host with two guests.
+//! The network of the world: a client and two hosts at a switch of 1 Gbit/s, each host with two
+//! guests.
 //!
 //! ```text
 //! client --1 Gbit/s-- switch --1 Gbit/s-- wire-a --driver domain-- host-a: bridge + 2 guests' taps
@@ -17,17 +18,17 @@ const SWITCH: &str = "switch";
 const WIRES: [&str; 2] = ["wire-a", "wire-b"];
 pub(super) const HOSTS: [&str; 2] = ["host-a", "host-b"];
 
-/// Guests of each host.
+/// The number of guests of each host.
 pub(super) const EACH: usize = 2;
-/// Guests in all.
+/// The number of all guests.
 pub(super) const GUESTS: usize = HOSTS.len() * EACH;
 
-/// The guests of a host, by their numbers.
+/// The numbers of the guests of a host.
 pub(super) fn guests_of(host: usize) -> std::ops::Range<usize> {
     host * EACH..(host + 1) * EACH
 }
 
-/// The client's address, beside those of worlds, which are of 10.77.0.0/16.
+/// The client's address, beside those of worlds, which are in 10.77.0.0/16.
 pub(super) const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 const CLIENT_MAC: [u8; 6] = [2, 0x78, 0, 0, 0, 1];
 
@@ -43,14 +44,14 @@ pub(super) fn mac(guest: usize) -> [u8; 6] {
     [2, 0x78, 0, 0, 0, number(guest)]
 }
 
-/// All others in the network than this guest.
+/// Returns all members of the network except this guest.
 pub(super) fn neighbours(guest: usize) -> Vec<(Ipv4Addr, [u8; 6])> {
     let others = (0..GUESTS).filter(|other| *other != guest);
     let others = others.map(|other| (address(other), mac(other)));
     others.chain([(CLIENT_ADDRESS, CLIENT_MAC)]).collect()
 }
 
-/// The world, without processes yet.
+/// Builds the world, without processes.
 pub(super) fn build() -> Result<(World, Vec<DriverEnds>), ExperimentError> {
     let mut builder = WorldBuilder::new("applications")
         .host(CLIENT)
@@ -64,7 +65,7 @@ pub(super) fn build() -> Result<(World, Vec<DriverEnds>), ExperimentError> {
     }
     let world = builder.build()?;
     let ends = lay_out(&world);
-    let ends = ends.map_err(ExperimentError::machine("lay out the guests' network"))?;
+    let ends = ends.map_err(ExperimentError::machine("set up the guests' network"))?;
     Ok((world, ends))
 }
 

@@ -1,4 +1,4 @@
-//! What is measured how often, and in which order.
+//! The plan: what is measured, how often, and in which order.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,27 +7,27 @@ use super::network::GUESTS;
 use crate::experiment::Request;
 use crate::experiment::guests::configuration::Configuration;
 
-/// What is compared: how guests are served, and whether they wait for their cores.
+/// An arm of the comparison: how guests are served, and whether they wait for their cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Arm {
     pub(super) configuration: Configuration,
-    /// Guests have their slices; otherwise everybody runs.
+    /// Whether guests run in slices; otherwise all of them run all the time.
     pub(super) shared: bool,
 }
 
 // === impl Arm ===
 
 impl Arm {
-    /// How guests receive in all of them.
+    /// The guests' settings for receiving in all arms.
     pub(super) const SETTINGS: Configuration = Configuration::Tuned;
 
-    /// What the others are compared with.
+    /// The baseline.
     pub(super) const TUNED: Self = Self::sharing(Configuration::Tuned);
-    /// Acknowledged within the guest's window.
+    /// Early acknowledgement within the guest's window.
     pub(super) const SNOOP: Self = Self::sharing(Configuration::Snoop);
-    /// As the paper's vSnoop: beyond the guest's window and from the first segment.
+    /// Like the paper's vSnoop: beyond the guest's window and from the first segment.
     pub(super) const PAPERS: Self = Self::sharing(Configuration::GrowEarly);
-    /// The applications themselves.
+    /// The applications without waiting for cores.
     pub(super) const NOT_SHARED: Self = Self {
         configuration: Configuration::Tuned,
         shared: false,
@@ -41,7 +41,7 @@ impl Arm {
         Self::sharing(Configuration::Grow),
         Self::PAPERS,
     ];
-    /// Of the short form.
+    /// The arms of the short form.
     const QUICK: [Self; 4] = [Self::NOT_SHARED, Self::TUNED, Self::SNOOP, Self::PAPERS];
 
     const fn sharing(configuration: Configuration) -> Self {
@@ -59,17 +59,17 @@ impl Arm {
     }
 }
 
-/// How the web server reaches its database.
+/// How the web server connects to its database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Connections {
-    /// A page has a connection of its own, as PHP has it by default.
+    /// Each page opens a connection, which is PHP's default.
     New,
-    /// Each of the web server's processes keeps one.
+    /// Each of the web server's processes keeps a connection.
     Kept,
 }
 
 impl fmt::Display for Connections {
-    /// What a series' name has in its third place; nothing for what is the default.
+    /// Formats the third part of a series' name; empty for the default.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::New => Ok(()),
@@ -78,14 +78,14 @@ impl fmt::Display for Connections {
     }
 }
 
-/// Browsers that ask for page after page.
+/// Browsers that request one page after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Browsing {
     pub(super) browsers: usize,
     pub(super) connections: Connections,
 }
 
-/// What all of a parallel program's processes do together.
+/// A collective operation of a parallel program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Pattern {
     Broadcast,
@@ -95,7 +95,7 @@ pub(super) enum Pattern {
 impl Pattern {
     pub(super) const ALL: [Self; 2] = [Self::Broadcast, Self::Alltoall];
 
-    /// As `collectives.c` calls it.
+    /// Returns its name in `collectives.c`.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Broadcast => "broadcast",
@@ -104,7 +104,7 @@ impl Pattern {
     }
 }
 
-/// A message size as a series' name has it.
+/// Formats a message size for a series' name.
 pub(super) fn size_label(bytes: usize) -> String {
     match bytes {
         small if small < 1_000 => format!("{small} B"),
@@ -116,36 +116,36 @@ pub(super) fn size_label(bytes: usize) -> String {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Web {
     pub(super) browsing: Vec<Browsing>,
-    /// How long each is measured.
+    /// The duration of each measurement.
     pub(super) lasts: Duration,
-    /// What the headline is of.
+    /// The measurement of the headline.
     pub(super) headline: Browsing,
 }
 
 /// The parallel program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mpi {
-    /// Bytes of a message.
+    /// The size of a message, in bytes.
     pub(super) sizes: Vec<usize>,
-    /// How often each pattern and size in a run, at most.
+    /// The maximum repetitions of each pattern and size in a run.
     pub(super) times: usize,
-    /// How long a run goes on when each of them has been done once.
+    /// How long a run goes on after each of them has been done once.
     pub(super) lasts: Duration,
 }
 
-/// Everything that is to be measured.
+/// The whole plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) web: Web,
     pub(super) mpi: Mpi,
-    /// What is set up one after the other, in each part.
+    /// The arms in the order in which they are set up, in each part.
     pub(super) order: Vec<Arm>,
 }
 
-/// The loads of the guests in the world of figure 7: the web server, its neighbour, the database, its
-/// neighbour.
+/// The loads of the guests in the world of figure 7: the web server, its neighbour, the database,
+/// its neighbour.
 pub(super) const WEB_LOADS: [u8; GUESTS] = [0, 30, 0, 30];
-/// And where all four are processes of a parallel program, which poll and so are never idle.
+/// The loads when all four run processes of a parallel program, which poll and so are never idle.
 pub(super) const MPI_LOADS: [u8; GUESTS] = [0; GUESTS];
 
 // === impl Plan ===
@@ -173,7 +173,7 @@ impl Plan {
         let arms: &[Arm] = if quick { &Arm::QUICK } else { &Arm::ALL };
         let order = (0..rounds).flat_map(|round| {
             let mut order = arms.to_vec();
-            // Who comes after whom changes too.
+            // The order of arms varies too.
             order.rotate_left(round % arms.len());
             order
         });

@@ -1,5 +1,5 @@
-//! The world with its processes: four guests on two hosts, driver domains, gates, and `taut snoop` where it
-//! is wanted.
+//! The world with its processes: four guests on two hosts, driver domains, gates, and `taut snoop`
+//! if configured.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,30 +24,30 @@ use crate::experiment::{ExperimentError, Request};
 use taut_netlab::link::counters::LinkReport;
 use taut_netlab::world::{Host, World};
 
-/// How long the two hosts' rounds stay as they are to each other. How long a packet waits depends on it, and
-/// jitter alone would change it little within a run.
+/// How long the phase between the two hosts' rounds stays the same. How long a packet waits depends
+/// on it, and jitter alone would change it little within a run.
 pub(super) const IN_STEP: Duration = Duration::from_secs(1);
 
 /// Two machines that guests share.
 pub(super) struct Rig {
-    // In the order in which they go: taps are there for as long as `taut snoop` runs, and a gate lets
-    // everybody run when it ends.
+    // Fields are dropped in this order: taps outlive `taut snoop`, and a gate lets
+    // everyone run when it ends.
     snooping: Vec<Snooping>,
     gates: Vec<Gate>,
     guests: Vec<Uml>,
-    /// Held by the gates too.
+    /// The gates hold references too.
     _drivers: Vec<Arc<Child>>,
     world: World,
     cores: [Cores; HOSTS.len()],
     taut: PathBuf,
-    /// Of slices.
+    /// Random slices.
     random: Pcg64Mcg,
 }
 
-/// What the machines tell when they go.
+/// What the machines report when they end.
 pub(super) struct Ended {
     pub(super) kept: Vec<Kept>,
-    /// Of each guest.
+    /// The counters of each guest.
     pub(super) counters: Vec<talk::Counters>,
     pub(super) links: Vec<LinkReport>,
 }
@@ -55,7 +55,7 @@ pub(super) struct Ended {
 // === impl Rig ===
 
 impl Rig {
-    /// Builds the world and boots its guests, whose loads are these, in per cent. No core is shared yet.
+    /// Builds the world and boots its guests with these loads, in per cent. No core is shared yet.
     pub(super) fn build(
         request: &Request,
         loads: [u8; GUESTS],
@@ -86,7 +86,7 @@ impl Rig {
             let host = world.host(HOSTS[on]);
             let start = || {
                 let booting = Booting::start(host, &tap(number), guest, world.dir())?;
-                // What it starts from here on inherits its place.
+                // Processes started from here on inherit this thread's CPU affinity.
                 cores[on].share(booting.id())?;
                 Ok(booting)
             };
@@ -123,7 +123,7 @@ impl Rig {
         })
     }
 
-    /// Sets up what is compared. The gates are open meanwhile and afterwards.
+    /// Sets up an arm. The gates are open during and after this.
     pub(super) fn configure(&mut self, arm: Arm) -> io::Result<()> {
         self.open();
         let began = Instant::now();
@@ -149,7 +149,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Promises that a guest turned out not to have, of the `taut snoop`s that run.
+    /// Returns the number of segments lost after an early ACK, from the running `taut snoop`s.
     pub(super) fn lost_after_early_ack(&self) -> io::Result<u64> {
         self.snooping
             .iter()
@@ -157,8 +157,8 @@ impl Rig {
             .sum()
     }
 
-    /// From now on the cores are shared, if they are to be: by rounds that begin at a random moment of each other's.
-    /// To be called again after [`IN_STEP`].
+    /// Shares the cores from now on, if the arm says so, in rounds that begin at random moments
+    /// relative to each other. Call it again after [`IN_STEP`].
     pub(super) fn begin(&mut self, arm: Arm) {
         if !arm.shared {
             return;
@@ -171,7 +171,7 @@ impl Rig {
         }
     }
 
-    /// From now on everybody runs.
+    /// Lets everyone run from now on.
     pub(super) fn open(&self) {
         self.gates.iter().for_each(Gate::open);
     }
@@ -180,7 +180,7 @@ impl Rig {
         self.world.host(CLIENT)
     }
 
-    /// The world's directory, which guests can read.
+    /// Returns the world's directory, which guests can read.
     pub(super) fn dir(&self) -> &Path {
         self.world.dir()
     }
@@ -194,11 +194,11 @@ impl Rig {
         self.cores[0].set_apart(client.id())
     }
 
-    /// The most that a host's stopped guests still take of its core: a load goes on in processes of its own,
-    /// which nobody stops.
+    /// Returns the greatest share of a core that a host's stopped guests still use: a load goes on
+    /// in processes of its own, which nobody stops.
     pub(super) fn stopped_share(&self) -> io::Result<f64> {
         self.gates.iter().for_each(Gate::halt);
-        // Who computes goes on to its next system call.
+        // A computing process goes on to its next system call.
         std::thread::sleep(Duration::from_millis(10));
         let used = |host: usize| {
             guests_of(host)
@@ -216,7 +216,7 @@ impl Rig {
             .fold(0.0, f64::max))
     }
 
-    /// A failure, with the ends of the guests' consoles.
+    /// Returns a failure with the ends of the guests' consoles.
     pub(super) fn explained(&self, e: &io::Error) -> io::Error {
         self.open();
         let consoles = (0..GUESTS).map(|guest| {
@@ -225,20 +225,18 @@ impl Rig {
             let text = String::from_utf8_lossy(&text);
             let lines: Vec<&str> = text.lines().filter(|l| !l.trim().is_empty()).collect();
             let end = lines[lines.len().saturating_sub(3)..].join(" | ");
-            format!("; guest {guest}'s console ends: {end}")
+            format!("; the end of guest {guest}'s console: {end}")
         });
         io::Error::other(format!("{e}{}", consoles.collect::<String>()))
     }
 
-    /// Takes it down.
+    /// Takes the world down.
     pub(super) fn end(mut self) -> Result<Ended, ExperimentError> {
         self.open();
         let counters = self.guests.iter_mut().map(Uml::counters);
         let counters = counters
             .collect::<io::Result<_>>()
-            .map_err(ExperimentError::machine(
-                "ask the guests what they have lost",
-            ))?;
+            .map_err(ExperimentError::machine("read the counters of the guests"))?;
         let links = self.world.link_reports()?;
         let kept = self.gates.drain(..).map(Gate::end).collect();
         Ok(Ended {

@@ -1,4 +1,5 @@
-//! The two-tier application: nginx and PHP in one guest, MariaDB in another, and browsers at the client.
+//! The two-tier application: nginx and PHP in one guest, MariaDB in another, and browsers at the
+//! client.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -39,17 +40,17 @@ pub(super) const PHP: Program = Program {
     package: "php-cgi and php-mysql",
 };
 
-/// Processes of PHP: pages that are made at the same time.
+/// PHP's processes: the number of pages that can be made at the same time.
 const PHP_PROCESSES: usize = 16;
 const CATEGORIES: usize = 20;
-/// Of a category, all of which are on its page.
+/// The items of a category, all of which are on its page.
 const ITEMS: usize = 25;
 
-/// How long the servers may take to be there.
+/// How long the servers may take to start.
 const START: Duration = Duration::from_secs(60);
-/// Between two attempts.
+/// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How much longer a run may last than the plan has it, for its first page to come.
+/// How much longer than planned a run may last, until its first page arrives.
 const LONGER: u32 = 8;
 /// How long a page may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -57,20 +58,20 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const PAGE: &str = include_str!("page.php");
 const BROWSE: &str = include_str!("browse.lua");
 
-/// What browsers saw in a run, as `browse.lua` says it.
+/// A run's results from `browse.lua`.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 pub(super) struct Seen {
-    /// Pages that came.
+    /// The number of received pages.
     pub(super) requests: u64,
     pub(super) bytes: u64,
     pub(super) duration_us: f64,
-    /// Pages that did not come, or were none.
+    /// The number of failed or invalid pages.
     pub(super) errors: u64,
     pub(super) p50_us: f64,
     pub(super) p90_us: f64,
 }
 
-/// The application, running.
+/// The running application.
 pub(super) struct Auction {
     /// The length of the shortest page, in bytes.
     shortest: u64,
@@ -83,7 +84,7 @@ impl Seen {
         self.requests as f64 / (self.duration_us / 1e6)
     }
 
-    /// The last line but what follows it, of all that wrk says.
+    /// Splits wrk's output into the last line and the part before.
     fn parse(said: &str) -> Option<Self> {
         let line = said.lines().rev().find(|line| line.starts_with('{'))?;
         let seen: Self = serde_json::from_str(line).ok()?;
@@ -94,7 +95,7 @@ impl Seen {
 // === impl Auction ===
 
 impl Auction {
-    /// Starts the servers, and looks at every page once.
+    /// Starts the servers, and requests every page once.
     pub(super) fn start(rig: &mut Rig) -> io::Result<Self> {
         let started = Self::attempt(rig);
         started.map_err(|e| rig.explained(&e))
@@ -121,7 +122,7 @@ impl Auction {
             "mariadb",
             MARIADB.name,
             &[
-                // Before all others.
+                // Must come before all other options.
                 "--no-defaults",
                 "--user=root",
                 &format!("--datadir={SCRATCH}"),
@@ -131,7 +132,8 @@ impl Auction {
                 "--bind-address=0.0.0.0",
                 "--skip-grant-tables",
                 "--skip-name-resolve",
-                // The tables fit in memory, nobody writes, and its checksums use registers that a guest does not keep.
+                // The tables fit in memory, no client writes, and InnoDB's checksums use registers
+                // that a guest does not keep.
                 "--skip-innodb",
                 "--default-storage-engine=MyISAM",
                 "--performance-schema=off",
@@ -154,7 +156,7 @@ impl Auction {
         Ok(Self { shortest })
     }
 
-    /// Starts PHP anew: what connections it had kept are new ones then.
+    /// Restarts PHP, which closes the connections that it kept.
     pub(super) fn connect_anew(&self, rig: &mut Rig) -> io::Result<()> {
         let mut php = start(
             "php",
@@ -180,8 +182,8 @@ impl Auction {
         wait_for_page(rig, 0).map(drop)
     }
 
-    /// Browses for a while, and shares the cores meanwhile. Where no page comes in that time, for longer: of no
-    /// page there is no rate to compare with.
+    /// Browses for a while, and shares the cores meanwhile. Browses longer if no page arrives in
+    /// that time: without a page there is no rate to compare.
     pub(super) fn browse(
         &self,
         rig: &mut Rig,
@@ -229,7 +231,7 @@ impl Auction {
                 rig.begin(arm);
             }
             let mut said = String::new();
-            // Less than a pipe holds.
+            // The output fits into a pipe.
             if let Some(out) = wrk.pipes().stdout.as_mut() {
                 out.read_to_string(&mut said)?;
             }
@@ -238,7 +240,7 @@ impl Auction {
         rig.open();
         let said = said.map_err(|e| rig.explained(&e))?;
         let seen = Seen::parse(&said);
-        let seen = seen.ok_or_else(|| io::Error::other(format!("wrk says: {said}")))?;
+        let seen = seen.ok_or_else(|| io::Error::other(format!("the output of wrk: {said}")))?;
         match seen.bytes >= seen.requests * self.shortest {
             true => Ok(seen),
             false => Err(io::Error::other(format!(
@@ -258,7 +260,7 @@ fn start(name: &str, program: &str, args: &[&str]) -> Start {
     }
 }
 
-/// The tables, as MariaDB is told them when it starts.
+/// The tables, as SQL for MariaDB's start.
 fn table() -> String {
     let items = CATEGORIES * ITEMS;
     format!(
@@ -308,7 +310,7 @@ fn nginx(page: &dyn std::fmt::Display) -> String {
     )
 }
 
-/// Asks for a page until it comes; how long it is.
+/// Requests a page until it arrives; returns its length.
 fn wait_for_page(rig: &Rig, category: usize) -> io::Result<u64> {
     let deadline = Instant::now() + START;
     loop {
@@ -342,7 +344,7 @@ fn page(category: usize) -> io::Result<String> {
     Ok(page)
 }
 
-/// Whether this answer is the page of this category, with all its items.
+/// Returns whether this response is the page of this category, with all its items.
 fn is_whole(answer: &str, category: usize) -> bool {
     answer.split_whitespace().nth(1) == Some("200")
         && answer.contains(&format!("<h1>Category {category}</h1>"))

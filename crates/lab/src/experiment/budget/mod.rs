@@ -1,4 +1,5 @@
-//! `budget`: 500 connections at five distances that want different things, under a budget of memory: what they hold and what they get.
+//! `budget`: 500 connections at five distances with different demands, under a memory budget: the
+//! memory they use and the rates they get.
 
 mod stage;
 
@@ -12,7 +13,7 @@ use super::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
 use stage::{Arm, RATE, ROUND_TRIPS, Seen, Times, Wants};
 
-/// For the list of experiments.
+/// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "budget",
     about: "500 connections at 1 to 200 ms in 64 MB of memory: with `taut tune --budget`, with a tcp_mem of that size, and without a limit",
@@ -20,9 +21,9 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// In bytes.
+/// The budget, in bytes.
 const BUDGET: u64 = 64_000_000;
-/// Measurements of each.
+/// Measurements of each arm.
 const RUNS: usize = 3;
 const TIMES: Times = Times {
     begin: Duration::from_secs(15),
@@ -35,22 +36,22 @@ const TIMES_QUICK: Times = Times {
     measure: Duration::from_secs(6),
 };
 
-/// A figure's name, its unit, and where it is.
+/// A figure's name, its unit, and how to get it.
 type Column = (&'static str, &'static str, fn(&Figures) -> f64);
 
-/// What one run comes to.
+/// The figures of one run.
 struct Figures {
-    /// The most that the server's sockets held, of the budget.
+    /// The peak memory of the server's sockets, as a share of the budget.
     peak: f64,
-    /// The same of all sockets of the machine, of both ends.
+    /// The same for all sockets of the machine, at both ends.
     machine_peak: f64,
-    /// Jain's index of how far what is due is got.
+    /// Jain's index of the satisfied share of what each connection is due.
     jain: f64,
-    /// The same of those who take what they get.
+    /// The same for greedy connections.
     jain_greedy: f64,
-    /// Payload of all together, in Mbit/s.
+    /// The payload rate of all connections together, in Mbit/s.
     goodput: f64,
-    /// What the one got who got the least of what is due.
+    /// The smallest satisfied share of what a connection is due.
     least: f64,
     connections: usize,
 }
@@ -106,7 +107,7 @@ fn figures(seen: &Seen) -> Figures {
     }
 }
 
-/// Jain's index of fairness: 1 when all are alike.
+/// Returns Jain's index of fairness: 1 if all are alike.
 fn jain(of: &[f64]) -> f64 {
     let (sum, squares) = of
         .iter()
@@ -170,12 +171,12 @@ fn outcome(
         ("link_overruns", Check::none(overruns as u64)),
         (
             "connections",
-            // Somebody's handshake may be lost more than once in a full queue.
+            // A handshake may be lost more than once in a full queue.
             Check::at_least(connections.unwrap_or(0) as f64, 0.98 * asked as f64),
         ),
     ];
     if by_arm.contains_key(&Arm::Kernel) {
-        // The problem is there: without a bound they hold more.
+        // Checks that the problem exists: without a bound the connections use more memory.
         let peak = median(Arm::Kernel, |of| of.peak);
         checks.push(("kernel_peak_over_budget", Check::at_least(peak, 1.05)));
     }

@@ -1,4 +1,4 @@
-//! A server with clients at five distances, and what its connections hold and carry.
+//! A server with clients at five distances; measures the memory and the rates of its connections.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -21,7 +21,7 @@ use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::units::{BitsPerSecond, Bytes};
 use taut_netlab::world::{Host, World, WorldBuilder};
 
-/// Round trips of the clients, each behind a link of its own.
+/// The round trips of the clients, each behind a link of its own.
 pub(super) const ROUND_TRIPS: [Duration; 5] = [
     Duration::from_millis(1),
     Duration::from_millis(20),
@@ -29,69 +29,71 @@ pub(super) const ROUND_TRIPS: [Duration; 5] = [
     Duration::from_millis(100),
     Duration::from_millis(200),
 ];
-/// Of each link, in bits a second.
+/// The rate of each link, in bit/s.
 pub(super) const RATE: u64 = 40_000_000;
-/// Of its bits what is payload.
+/// The share of its bits that is payload.
 const PAYLOAD: f64 = 1448.0 / 1514.0;
-/// What connections that want so much and no more are given, in bytes a second.
+/// The rate of bounded connections, in bytes per second.
 const MODEST: u64 = 50_000;
-/// What is looked at are memory and rates of seconds: 500 processes on a few processors make deliveries late, and less than this changes neither.
+/// The tolerated lateness of links. Memory and rates over seconds are measured; 500 processes on a
+/// few processors make deliveries late, and less than this changes neither.
 const TOLERANCE: Duration = Duration::from_millis(25);
-/// Between looks at memory.
+/// The interval between readings of memory.
 const LOOK: Duration = Duration::from_millis(250);
-/// Larger than anybody gets to the end of, in bytes; it takes no space.
+/// The size of a file that no client reads to its end, in bytes; it is sparse.
 const LARGE: u64 = 1 << 40;
-/// What those that rest ask for before.
+/// The size of the first response to connections that are idle then.
 const PART: u64 = 256 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Between two looks at whether somebody has begun.
+/// The pause between two checks whether connections have started.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The size of a page, in which the kernel counts.
+/// The page size, the kernel's unit of TCP memory.
 pub(super) const PAGE: u64 = 4096;
 
-/// Who bounds memory.
+/// How memory is bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Arm {
-    /// Nobody.
+    /// Without a bound.
     Kernel,
-    /// The kernel, by a `tcp_mem` of the budget's size.
+    /// By the kernel, with a `tcp_mem` of the budget's size.
     TcpMem,
-    /// The same by twice that: the other ends of the connections are on the machine, too, and it counts them.
+    /// By the kernel, with twice that: the other ends of the connections are on this machine too,
+    /// and count.
     TcpMemTwice,
-    /// `taut tune --apply --budget`.
+    /// By `taut tune --apply --budget`.
     Taut,
 }
 
-/// What a connection wants.
+/// A connection's demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Wants {
-    /// As much as it gets.
+    /// As much as possible.
     All,
-    /// What its server gives it.
+    /// The server limits the rate.
     Modest,
-    /// What its client reads.
+    /// The client limits the rate.
     Reads,
-    /// Nothing, after a first part.
+    /// None, after a first response.
     Rests,
 }
 
-/// Of a connection: to another port of the server another may go from the same one.
+/// The key of a connection: connections from the same port can go to different ports of the server.
 type Ends = (SocketAddr, SocketAddr);
 
-/// Payload of a connection at this distance, in bytes a second.
+/// The payload of a connection at this distance, in bytes per second.
 type Rate = (Duration, Wants, f64);
 
-/// What one run has shown.
+/// The results of one run.
 pub(super) struct Seen {
-    /// What the server's sockets held, look by look, in bytes.
+    /// The memory of the server's sockets, one reading after another, in bytes.
     pub(super) held: Vec<u64>,
-    /// What all of the machine's held meanwhile, by the kernel's sum, beyond what it was before.
+    /// The memory of all sockets of the machine, by the kernel's sum, beyond that before the run.
     pub(super) machine: Vec<u64>,
-    /// How many connections there were.
+    /// The number of connections.
     pub(super) connections: usize,
-    /// Of each that was to be.
+    /// The rate of each expected connection.
     pub(super) rates: Vec<Rate>,
-    /// The links were too slow to be those that were asked for.
+    /// The links were slower than configured.
     pub(super) overrun: bool,
 }
 
@@ -124,7 +126,7 @@ impl Wants {
         }
     }
 
-    /// Of a hundred clients of a link.
+    /// The number of such connections among a hundred clients of a link.
     pub(super) fn count(self) -> u64 {
         match self {
             Self::All => 20,
@@ -134,7 +136,7 @@ impl Wants {
         }
     }
 
-    /// The server's port by which they are told apart.
+    /// The server's port that identifies them.
     fn port(self) -> u16 {
         match self {
             Self::All => 80,
@@ -148,7 +150,7 @@ impl Wants {
         Self::ALL.into_iter().find(|wants| wants.port() == port)
     }
 
-    /// What one of them is due, in bytes a second; `None`: nothing.
+    /// The rate that one of them is due, in bytes per second; `None` if it has no demand.
     pub(super) fn due(self) -> Option<f64> {
         let modest = MODEST as f64;
         match self {
@@ -168,7 +170,7 @@ impl Wants {
         let port = self.port();
         match self {
             Self::Reads => curl.args(["--limit-rate", &MODEST.to_string()]),
-            // A part now, and the next one when all is over.
+            // One response now, and the next after the run.
             Self::Rests => curl.args(["--rate", "1/h"]),
             Self::All | Self::Modest => &mut curl,
         };
@@ -182,18 +184,19 @@ impl Wants {
     }
 }
 
-/// How long what of a run takes.
+/// The timing of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Times {
-    /// Clients begin over so long: 500 processes that start at once would make links late that are processes, too.
+    /// The time over which clients start: 500 processes that start at once would delay the links,
+    /// which are processes too.
     pub(super) begin: Duration,
-    /// Between the last client's beginning and what is measured.
+    /// The time between the last client's start and the measurement.
     pub(super) warm_up: Duration,
-    /// What is measured.
+    /// The duration of the measurement.
     pub(super) measure: Duration,
 }
 
-/// One run.
+/// Runs one arm.
 pub(super) fn run(
     arm: Arm,
     budget: u64,
@@ -211,7 +214,7 @@ pub(super) fn run(
         Arm::Kernel | Arm::Taut => None,
     };
     if let Some(bound) = bound {
-        // As the kernel divides what it has by itself.
+        // In the kernel's default proportions.
         let most = bound / PAGE;
         let bounds = [most / 2, most / 3 * 2, most].map(|pages| pages + before / PAGE);
         world
@@ -242,11 +245,11 @@ pub(super) fn run(
         let looked = looks
             .join()
             .unwrap_or_else(|_| Err(io::Error::other("it ended")));
-        looked.map_err(machine("look at memory"))?;
+        looked.map_err(machine("read memory"))?;
         loaded
     })?;
     if let Some(mut tune) = tuner {
-        end(&mut tune).map_err(machine("end taut tune"))?;
+        end(&mut tune).map_err(machine("stop taut tune"))?;
     }
     let (held, all) = seen.into_inner().unwrap_or_default();
     Ok(Seen {
@@ -311,27 +314,28 @@ fn tune(world: &World, budget: u64, request: &Request) -> io::Result<Child> {
     tune.stdout(File::create(&out)?);
     tune.stderr(File::create(world.dir().join("tune.err"))?);
     let mut tune = world.host("server").spawn(tune)?;
-    // What it says first is what those may have who begin: a budget that is not there yet bounds nobody.
+    // Its first output line says how much new connections may have: until the budget is applied, it
+    // bounds nothing.
     let began = Instant::now();
     while fs::metadata(&out)?.len() == 0 {
         if let Some(status) = tune.wait_for(PAUSE)? {
-            return Err(io::Error::other(format!("it ended ({status})")));
+            return Err(io::Error::other(format!("it ended early ({status})")));
         }
         if began.elapsed() > PATIENCE {
-            return Err(io::Error::other("it does not begin"));
+            return Err(io::Error::other("it does not start"));
         }
     }
     Ok(tune)
 }
 
-/// What clients have got.
+/// The bytes that clients have received.
 struct Loaded {
     connections: usize,
     rates: Vec<Rate>,
     overrun: bool,
 }
 
-/// Starts all clients, and looks at what they got once they have warmed up.
+/// Starts all clients, and measures what they receive after the warm-up.
 fn load(world: &World, times: Times) -> Result<Loaded, ExperimentError> {
     let machine = ExperimentError::machine;
     let reports = world.link_reports()?;
@@ -339,7 +343,7 @@ fn load(world: &World, times: Times) -> Result<Loaded, ExperimentError> {
     let hosts: Vec<_> = (0..ROUND_TRIPS.len())
         .map(|index| world.host(&client_name(index)))
         .collect();
-    // All kinds at all distances, one after another, at the same pace.
+    // Starts connections of all kinds and distances in turn, at an even pace.
     let mut plan: Vec<(u64, Wants)> = Wants::ALL
         .into_iter()
         .flat_map(|wants| {
@@ -362,25 +366,27 @@ fn load(world: &World, times: Times) -> Result<Loaded, ExperimentError> {
         let at = Instant::now();
         let got: Result<Vec<_>, ExperimentError> = hosts
             .iter()
-            .map(|host| read(host).map_err(machine("look at connections")))
+            .map(|host| read(host).map_err(machine("read connections")))
             .collect();
         Ok((at, got?))
     };
     let (first_at, first) = look()?;
     std::thread::sleep(times.measure);
     let (last_at, last) = look()?;
-    // By now: 500 clients that are killed at once are no load that is measured.
+    // From here on the measurement is over: killing 500 clients at once is not a load to measure.
     let overrun = overrun(&reports, &world.link_reports()?);
     let seconds = (last_at - first_at).as_secs_f64();
     let mut rates = Vec::new();
     for ((round_trip, first), last) in ROUND_TRIPS.into_iter().zip(&first).zip(&last) {
         for (ends, (wants, before)) in first {
-            // One that has ended has got nothing since: it is there for as long as this lasts.
+            // A connection that has ended has received no more bytes; it stays listed for the whole
+            // run.
             let after = last.get(ends).map_or(*before, |(_, after)| *after);
             let bytes = after.saturating_sub(*before);
             rates.push((round_trip, *wants, bytes as f64 / seconds));
         }
-        // Who never came to be connected has got nothing; of one whose handshake was lost until the first look there is no rate.
+        // A client that never connected has received no bytes; without a handshake before the first
+        // reading there is no rate.
         let late = last.iter().filter(|(ends, _)| !first.contains_key(ends));
         let found: Vec<Wants> = first
             .values()
@@ -401,7 +407,7 @@ fn load(world: &World, times: Times) -> Result<Loaded, ExperimentError> {
     })
 }
 
-/// Whether a link was late.
+/// Returns whether a link was late.
 fn overrun(before: &[LinkReport], after: &[LinkReport]) -> bool {
     let both = before.iter().zip(after);
     let since = both.map(|(before, after)| after.since(before));
@@ -412,7 +418,7 @@ fn overrun(before: &[LinkReport], after: &[LinkReport]) -> bool {
         > 0
 }
 
-/// What the client of each connection of a host has read, by its own end.
+/// Returns the bytes that the client of each connection of a host has received, read at the client.
 fn read(host: &Host) -> io::Result<HashMap<Ends, (Wants, u64)>> {
     let found = host.run(|| {
         let mut found = HashMap::new();
@@ -429,7 +435,7 @@ fn read(host: &Host) -> io::Result<HashMap<Ends, (Wants, u64)>> {
     Ok(found.map_err(io::Error::other)??)
 }
 
-/// What the sockets of this namespace hold, by the kernel's account of each, in bytes.
+/// Returns the memory of the sockets of this namespace, by the kernel's account of each, in bytes.
 fn held() -> io::Result<u64> {
     let mut sum = 0;
     SockDiag::open()?.dump(|connection| {
@@ -442,7 +448,7 @@ fn held() -> io::Result<u64> {
     Ok(sum)
 }
 
-/// What all TCP sockets of the machine hold, in bytes.
+/// Returns the memory of all TCP sockets of the machine, in bytes.
 fn machine_held() -> io::Result<u64> {
     let text = fs::read_to_string("/proc/net/sockstat")?;
     let line = text.lines().find_map(|line| line.strip_prefix("TCP:"));
@@ -451,16 +457,16 @@ fn machine_held() -> io::Result<u64> {
         words.find(|word| *word == "mem")?;
         words.next()?.parse::<u64>().ok()
     });
-    let pages = pages.ok_or_else(|| io::Error::other("it does not say what TCP holds"))?;
+    let pages = pages.ok_or_else(|| io::Error::other("the kernel does not report TCP's memory"))?;
     Ok(pages * PAGE)
 }
 
-/// Tells it to end, and waits for that.
+/// Stops it and waits until it has ended.
 fn end(tune: &mut Child) -> io::Result<()> {
     tune.signal(Signal::TERM)?;
     match tune.wait_for(PATIENCE)? {
         Some(status) if status.success() => Ok(()),
         Some(status) => Err(io::Error::other(format!("it failed ({status})"))),
-        None => Err(io::Error::other("it does not end")),
+        None => Err(io::Error::other("it does not stop")),
     }
 }

@@ -116,7 +116,7 @@ fn measure(
         if broken > 0 {
             let (guests, load) = (part.machine.guests, part.machine.load);
             let note = format!(
-                "{broken} promises were broken with `{label}` ({guests} guests, load of {load} %); taut snoop says {:?}",
+                "{broken} segments were lost after an early ACK with `{label}` ({guests} guests, load of {load} %); counters of taut snoop: {:?}",
                 rig.snoop_says()
             );
             tracing::error!("{note}");

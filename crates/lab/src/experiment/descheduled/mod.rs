@@ -1,5 +1,5 @@
-//! `descheduled`: what a sending guest gets of its path when its processor is taken from it, by congestion control (2BRobust, arXiv
-//! 2601.05665; pvtcp).
+//! `descheduled`: the throughput of a sending guest whose processor is taken away in slices, by
+//! congestion control (2BRobust, arXiv 2601.05665; pvtcp).
 
 mod stage;
 
@@ -16,7 +16,7 @@ use super::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
 use stage::{Path, Seen, Stage};
 
-/// For the list of experiments.
+/// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "descheduled",
     about: "throughput of a sending guest whose CPU is taken away in slices: Cubic, BBR, and both with `taut guest`",
@@ -36,16 +36,16 @@ const PATHS: [Path; 2] = [
         round_trip: Duration::from_millis(1),
     },
 ];
-/// What the guest has of its core.
+/// The shares of its core that the guest has.
 const SHARES: [f64; 5] = [1.0, 0.7, 0.5, 0.35, 0.25];
 const SHARES_QUICK: [f64; 2] = [1.0, 0.25];
-/// Measurements of each.
+/// Measurements of each configuration.
 const RUNS: usize = 3;
-/// A flow goes for so long before it is measured, and is measured for so long: BBR's models are of 10 s.
+/// The warm-up of a flow and the duration of its measurement: BBR's models are of 10 s.
 const TIMES: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(10));
 const TIMES_QUICK: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(4));
 
-/// Who sends.
+/// The sender's congestion control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Sender {
     Cubic,
@@ -57,13 +57,13 @@ enum Sender {
     BbrModule,
 }
 
-/// Where a figure is: the path, the share in per cent, and who sends.
+/// The key of a figure: the path, the share in per cent, and the sender.
 type Key = (Path, u32, Sender);
 
 // === impl Sender ===
 
 impl Sender {
-    /// Those without the module first.
+    /// All senders, those without the module first.
     const ALL: [Self; 6] = [
         Self::Cubic,
         Self::Bbr,
@@ -73,7 +73,7 @@ impl Sender {
         Self::BbrModule,
     ];
 
-    /// It is there once `taut guest up` has run.
+    /// The congestion control is available once `taut guest up` has run.
     fn is_ours(self) -> bool {
         matches!(self, Self::TautCubic | Self::TautBbr)
     }
@@ -160,7 +160,8 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             }
             Ok(())
         };
-        // Whoever boots a guest keeps off its processor's core from then on, and could not choose one for the next.
+        // Booting a guest moves the calling thread off the guest's core; the next guest could then
+        // not choose a core.
         let measured = std::thread::scope(|scope| scope.spawn(&mut on_path).join());
         measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     }
@@ -182,7 +183,8 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     Ok(outcome(request, environment, &all, &fair, again.count))
 }
 
-/// Flows of these at once, and again if the link was late; with the module where one has it.
+/// Runs flows of these senders at once, and again if the link was late; with the module if a sender
+/// needs it.
 fn measure(
     again: &mut Again,
     stage: &mut Stage,
@@ -275,7 +277,8 @@ fn outcome(
         ),
     ];
     if !cubic.is_nan() && !bbr.is_nan() {
-        // The problem is there: BBR loses what Cubic does not (2BRobust, figure 1).
+        // Checks that the problem exists: BBR loses throughput that Cubic does not (2BRobust,
+        // figure 1).
         checks.push(("cubic_over_bbr_share25", Check::at_least(cubic / bbr, 3.0)));
     }
     let mut notes = vec![
@@ -352,12 +355,13 @@ fn median(seen: &[Seen], of: fn(&Seen) -> f64) -> f64 {
     stats::median(&figures).unwrap_or(f64::NAN)
 }
 
-/// Smoothed round trips in milliseconds, look after look.
+/// Returns the smoothed round-trip times in milliseconds, sample after sample.
 fn srtts(seen: &Seen) -> impl Iterator<Item = f64> {
     seen.looks(|look| look.srtt as f64 / 1e3)
 }
 
-/// The part of looks at which the smoothed round trip was longer than any that the path can have.
+/// Returns the share of samples in which the smoothed round trip was longer than any that the path
+/// can have.
 fn part_beyond<'a>(seen: impl IntoIterator<Item = &'a Seen>, path: Path) -> f64 {
     let longest = 1e3 * path.longest().as_secs_f64();
     let looks: Vec<f64> = seen.into_iter().flat_map(srtts).collect();

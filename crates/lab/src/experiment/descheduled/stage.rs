@@ -1,4 +1,4 @@
-//! A guest that sends, whose processor is taken from it, and a path behind it.
+//! A sending guest whose processor is taken away in slices, and a path behind it.
 
 use std::io::{self, Read as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -17,21 +17,21 @@ use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::units::{BitsPerSecond, Bytes};
 use taut_netlab::world::Host;
 
-/// Where the server takes the first flow; the next has the next.
+/// The server's port for the first flow; further flows use the following ports.
 const PORT: u16 = 5100;
-/// The most flows at once.
+/// The maximum number of simultaneous flows.
 pub(super) const FLOWS: u16 = 2;
-/// The core is taken for so long at a time: Xen's slice (pvtcp IV-A).
+/// How long the core is taken at a time: Xen's slice (pvtcp IV-A).
 const OFF: Duration = Duration::from_millis(30);
-/// Between looks at a flow.
+/// The interval between samples of a flow.
 const LOOK: Duration = Duration::from_millis(20);
-/// Bytes are counted in parts of a flow's time of this length.
+/// The length of the intervals in which bytes are counted.
 const PART: Duration = Duration::from_millis(100);
 
 /// A path behind the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Path {
-    /// Bits a second.
+    /// The rate, in bit/s.
     pub(super) rate: u64,
     pub(super) round_trip: Duration,
 }
@@ -40,28 +40,28 @@ pub(super) struct Path {
 pub(super) struct Stage {
     pub(super) sender: Sender,
     sink: Sink,
-    /// `taut_pvtcp`, as the guest loads it.
+    /// The module `taut_pvtcp` for the guest.
     module: String,
-    /// So long a flow goes before it is looked at, and is looked at.
+    /// The warm-up and the measured time of a flow.
     warm_up: Duration,
     measure: Duration,
 }
 
-/// What a run has shown.
+/// The results of a run.
 pub(super) struct Seen {
-    /// Payload of each flow, in Mbit/s.
+    /// The payload rate of each flow, in Mbit/s.
     pub(super) goodput: Vec<f64>,
-    /// Looks are those after the warm-up; the rest is of the whole time.
+    /// Samples after the warm-up; the other figures cover the whole time.
     pub(super) flowed: Flowed,
     pub(super) taken: Taken,
-    /// The link was too slow to be the one that was asked for.
+    /// The link was slower than configured.
     pub(super) overrun: bool,
 }
 
-/// Takes what comes, and counts it.
+/// Receives and counts bytes.
 struct Sink {
     ends: Arc<AtomicBool>,
-    /// Of each port, bytes since it began.
+    /// The bytes of each port since the start.
     bytes: Arc<[AtomicU64]>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -77,12 +77,12 @@ impl Path {
         )
     }
 
-    /// A round trip while the queue is full: no path can make it longer.
+    /// Returns the round trip with a full queue, the longest of the path.
     pub(super) fn longest(self) -> Duration {
         self.round_trip + Duration::from_secs_f64(8.0 * self.queue().0 as f64 / self.rate as f64)
     }
 
-    /// What the path holds, and a short path's burst.
+    /// Returns the size of the queue: what the path holds, and at least a burst.
     fn queue(self) -> Bytes {
         Bytes(
             BitsPerSecond(self.rate)
@@ -96,12 +96,12 @@ impl Path {
 // === impl Seen ===
 
 impl Seen {
-    /// Of the first flow.
+    /// Samples of the first flow.
     pub(super) fn first(&self) -> f64 {
         self.goodput.first().copied().unwrap_or(f64::NAN)
     }
 
-    /// The first flow's part of what went through.
+    /// Returns the first flow's share of all payload.
     pub(super) fn part(&self) -> f64 {
         self.first() / self.goodput.iter().sum::<f64>()
     }
@@ -152,18 +152,19 @@ impl Stage {
         })
     }
 
-    /// What follows is with `taut_pvtcp` in the guest's kernel.
+    /// Loads `taut_pvtcp` into the guest's kernel.
     pub(super) fn load_module(&mut self) -> Result<(), ExperimentError> {
         let module = self.module.clone();
         self.sender.run("/busybox/insmod", &[&module]).map(drop)
     }
 
-    /// And what follows is without it.
+    /// Unloads the module.
     pub(super) fn unload_module(&mut self) -> Result<(), ExperimentError> {
         self.sender.run("/busybox/rmmod", &["taut_pvtcp"]).map(drop)
     }
 
-    /// A flow of each of these congestion controls at once, while the guest has this share of its core.
+    /// Runs a flow with each of these congestion controls at once, while the guest has this share
+    /// of its core.
     pub(super) fn flows(&mut self, of: &[&str], share: f64) -> Result<Seen, ExperimentError> {
         let failed = ExperimentError::machine;
         let time = self.warm_up + self.measure;
@@ -193,7 +194,7 @@ impl Stage {
         });
         let taken = hog.map(Hog::end).transpose();
         let taken = taken.map_err(failed("take the guest's core"))?;
-        let mut flowed = flowed.map_err(failed("have the guest send"))?;
+        let mut flowed = flowed.map_err(failed("make the guest send"))?;
         for flow in &mut flowed.flows {
             let is_measured = |look: &FlowLook| Duration::from_micros(look.at) >= self.warm_up;
             flow.looks.retain(is_measured);
@@ -210,7 +211,7 @@ impl Stage {
         })
     }
 
-    /// Mbit/s of each flow in what is looked at: from `warm_up` after the first byte on.
+    /// Returns the Mbit/s of each flow from `warm_up` after its first byte on.
     fn goodput(&self, counted: &[(Instant, Vec<u64>)], flows: usize) -> Vec<f64> {
         let Some((_, first)) = counted.first() else {
             return Vec::new();
@@ -280,7 +281,7 @@ impl Drop for Sink {
     }
 }
 
-/// One connection after the other.
+/// Accepts one connection after the other.
 fn take(listener: &TcpListener, ends: &AtomicBool, bytes: &AtomicU64) {
     let mut block = vec![0; 1 << 18];
     while !ends.load(Ordering::Relaxed) {
@@ -305,7 +306,7 @@ fn take(listener: &TcpListener, ends: &AtomicBool, bytes: &AtomicU64) {
                         e.kind(),
                         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
                     ) => {}
-                // It has ended as flows do.
+                // The flow has ended normally.
                 Err(_) => break,
             }
         }

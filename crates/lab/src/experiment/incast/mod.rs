@@ -1,4 +1,5 @@
-//! `incast`: blocks that are read from many connections at once, from a guest whose processor is taken from it (pvtcp, tables I to V).
+//! `incast`: blocks read over many connections at once from a guest whose processor is taken away
+//! in slices (pvtcp, tables I to V).
 
 mod stage;
 
@@ -16,7 +17,7 @@ use super::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
 use stage::{QUEUE, RATE, SHARE, Seen, Stage, Tcp};
 
-/// For the list of experiments.
+/// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "incast",
     about: "blocks read over 1 to 20 connections at once from a guest that waits for its CPU, with and without taut_pvtcp",
@@ -28,21 +29,21 @@ pub const EXPERIMENT: Experiment = Experiment {
 const KERNEL: &str = "6.12";
 const CONNECTIONS: [usize; 6] = [1, 4, 8, 12, 16, 20];
 const CONNECTIONS_QUICK: [usize; 2] = [1, 20];
-/// In KiB, as in the paper.
+/// Block sizes in KiB, as in the paper.
 const BLOCKS: [u32; 4] = [128, 256, 512, 1024];
 const BLOCKS_QUICK: [u32; 1] = [256];
-/// Measurements of each.
+/// Measurements of each configuration.
 const RUNS: usize = 3;
 /// How long blocks are read.
 const TIME: Duration = Duration::from_secs(5);
 const TIME_QUICK: Duration = Duration::from_secs(3);
-/// Of which the headlines are.
+/// The block size of the headline figures.
 const BLOCK: u32 = 256;
 
-/// A figure's name, its unit, and where it is.
+/// A figure's name, its unit, and how to get it.
 type Column = (&'static str, &'static str, fn(&Seen) -> f64);
 
-/// Where a figure is: a block's length in KiB, connections, and how TCP times out.
+/// The key of a figure: the block size in KiB, the connections, and the TCP settings.
 type Key = (u32, usize, Tcp);
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
@@ -84,7 +85,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let mut stage = Stage::boot(&kernel, request)?;
     let mut again = Again::new(request.quick);
     for _ in 0..runs {
-        // What it would be if the guest had its core to itself.
+        // For comparison: the guest with its core to itself.
         stage.be(Tcp::LONG)?;
         undisturbed.push(stage.read(1, BLOCK << 10, None, time)?);
         for key in &keys {
@@ -194,7 +195,7 @@ fn outcome(
     ];
     let plain = median(one(Tcp::SHORT), timeouts);
     if !plain.is_nan() {
-        // The problem is there: who is away times out.
+        // Checks that the problem exists: a descheduled sender times out.
         checks.push(("timeouts_1_sender", Check::at_least(plain, 10.0)));
     }
     let headline = [

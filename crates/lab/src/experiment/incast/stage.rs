@@ -1,4 +1,4 @@
-//! A guest that serves blocks, and a client that reads them from all its connections at once.
+//! A guest that serves blocks, and a client that reads them over all its connections at once.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -14,33 +14,35 @@ use crate::peer::program;
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::units::{BitsPerSecond, Bytes};
 
-/// Where the guest serves.
+/// The guest's port.
 const PORT: u16 = 5200;
-/// The path, in bits a second: a processor of QEMU's that is there a third of the time can send more than it.
+/// The path's rate, in bit/s: an emulated processor with a third of a core can send faster than
+/// this.
 pub(super) const RATE: u64 = 200_000_000;
 const ROUND_TRIP: Duration = Duration::from_micros(500);
-/// What the switch's port has room for.
+/// The queue of the switch's port.
 pub(super) const QUEUE: u64 = 64 << 10;
-/// Three guests share a core, with Xen's slices (pvtcp III): each is away for two of them.
+/// Three guests share a core in Xen's slices (pvtcp III): each is descheduled for two of them.
 pub(super) const SHARE: Share = Share {
     off: Duration::from_millis(60),
     on: Duration::from_millis(30),
 };
-/// Who sends nothing for so long has gone.
+/// A peer that sends no bytes for this long is gone.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A setting of the guest's kernel.
+/// A sysctl of the guest.
 const EARLY_RETRANS: &str = "/proc/sys/net/ipv4/tcp_early_retrans";
 const NO_METRICS_SAVE: &str = "/proc/sys/net/ipv4/tcp_no_metrics_save";
 const PARAMETERS: &str = "/sys/module/taut_pvtcp/parameters";
 
-/// How the guest's TCP times out.
+/// The settings of the guest's TCP time-outs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Tcp {
-    /// The least retransmission time-out is 200 ms, Linux' own; else the least that its ticks allow.
+    /// Whether the minimum retransmission time-out is 200 ms, Linux's default, or the least that
+    /// the kernel's ticks allow.
     pub(super) is_long: bool,
-    /// Tail loss probes are sent (RFC 8985), as Linux does by itself; the paper's kernel had none.
+    /// Whether tail loss probes are sent (RFC 8985), Linux's default; the paper's kernel had none.
     pub(super) has_probes: bool,
-    /// The module does its part.
+    /// Whether the module is active.
     pub(super) is_pvtcp: bool,
 }
 
@@ -49,14 +51,14 @@ pub(super) struct Stage {
     sender: Sender,
 }
 
-/// What reading blocks for a while has shown.
+/// The results of reading blocks for a while.
 pub(super) struct Seen {
     /// Mbit/s of payload.
     pub(super) goodput: f64,
-    /// Rounds of blocks, and the segments that were sent again.
+    /// Rounds of blocks, and the guest's counters.
     pub(super) rounds: u64,
     pub(super) counted: Counters,
-    /// Duplicate acknowledgements of the client's: one for each segment out of order, or received before.
+    /// The client's duplicate ACKs: one for each segment that arrived out of order or twice.
     pub(super) duplicate_acks: u64,
     pub(super) taken: Taken,
     pub(super) overrun: bool,
@@ -65,13 +67,13 @@ pub(super) struct Seen {
 // === impl Tcp ===
 
 impl Tcp {
-    /// As the kernel comes.
+    /// The kernel's defaults.
     pub(super) const DEFAULT: Self = Self {
         is_long: true,
         has_probes: true,
         is_pvtcp: false,
     };
-    /// The paper's three.
+    /// The three settings of the paper.
     pub(super) const LONG: Self = Self {
         is_long: true,
         has_probes: false,
@@ -85,7 +87,7 @@ impl Tcp {
         is_pvtcp: true,
         ..Self::SHORT
     };
-    /// The paper's first.
+    /// The first setting of the paper.
     pub(super) const ALL: [Self; 7] = [
         Self::LONG,
         Self::SHORT,
@@ -119,7 +121,7 @@ impl Tcp {
 // === impl Stage ===
 
 impl Stage {
-    /// A guest with the module, which does nothing yet.
+    /// Boots a guest with the module, which is not active yet.
     pub(super) fn boot(kernel: &Kernel, request: &Request) -> Result<Self, ExperimentError> {
         let failed = ExperimentError::machine;
         let bare = Shape::delay(ROUND_TRIP / 2);
@@ -135,11 +137,11 @@ impl Stage {
         sender.run("/busybox/insmod", &[&module.display().to_string()])?;
         sender.set(NO_METRICS_SAVE, "1")?;
         let serves = sender.guest.serve(PORT);
-        serves.map_err(failed("have the guest serve"))?;
+        serves.map_err(failed("make the guest serve"))?;
         Ok(Self { sender })
     }
 
-    /// How the guest's TCP is from now on.
+    /// Applies TCP settings to the guest.
     pub(super) fn be(&mut self, tcp: Tcp) -> Result<(), ExperimentError> {
         let early = if tcp.has_probes { "3" } else { "0" };
         self.sender.set(EARLY_RETRANS, early)?;
@@ -147,7 +149,7 @@ impl Stage {
             let text = if tcp.is_pvtcp { "Y" } else { "N" };
             self.sender.set(&format!("{PARAMETERS}/{half}"), text)?;
         }
-        // The kernel takes no less than two of its ticks.
+        // The kernel's minimum is two of its ticks.
         let least = if tcp.is_long { "200ms" } else { "1ms" };
         let ip = program::IP
             .file()
@@ -167,7 +169,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Reads blocks of this length from so many connections at once, for so long; `share`: what the guest has of its core.
+    /// Reads blocks of this size over this many connections for this long; `share` is the guest's
+    /// share of its core.
     pub(super) fn read(
         &mut self,
         connections: usize,
@@ -179,7 +182,7 @@ impl Stage {
         let links = self.sender.world.link_reports()?;
         let counters = |sender: &mut Sender| {
             let counters = sender.guest.counters();
-            counters.map_err(failed("ask the guest what it has counted"))
+            counters.map_err(failed("read the counters of the guest"))
         };
         let before = counters(&mut self.sender)?;
         let hog = self.sender.take(share)?;
@@ -210,7 +213,8 @@ impl Stage {
     }
 }
 
-/// Asks all for a block, and when all have come for the next, until it is time; how often, and how long that took.
+/// Requests a block from all connections, and the next ones when all have arrived, until the time
+/// is over; returns the number of rounds and the time they took.
 fn strobe(connections: usize, block: u32, time: Duration) -> io::Result<(u64, Duration)> {
     let to = SocketAddr::from((ALONE.0, PORT));
     let connect = || {

@@ -1,5 +1,5 @@
-//! `long-fat`: one connection over 1 Gbit/s and up to 200 ms: what its buffers let through, and what they let through once
-//! `taut tune --apply` has begun (thesis 6.2).
+//! `long-fat`: one connection over 1 Gbit/s and up to 200 ms: its throughput, and its throughput
+//! after `taut tune --apply` has started (thesis 6.2).
 
 mod stage;
 
@@ -14,7 +14,7 @@ use super::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
 use stage::{Fixed, Seen, Settings, Stage};
 
-/// For the list of experiments.
+/// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "long-fat",
     about: "one connection over 1 Gbit/s x 1 to 200 ms, with and without buffers fixed at 64 kB, before and after `taut tune`",
@@ -22,17 +22,17 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// Of the link, in bits a second.
+/// The link's rate, in bit/s.
 const RATE: u64 = 1_000_000_000;
-/// What the issue of applications that fix their buffers is shown at.
+/// The round trip of the headline figures for applications with fixed buffers.
 const LONG: Duration = Duration::from_millis(100);
 /// Round trips of the paths.
 const ROUND_TRIPS: [u64; 4] = [1, 20, 100, 200];
-/// What applications fix their buffers at, in bytes.
+/// The size at which applications fix their buffers, in bytes.
 const FIXED: u64 = 65_536;
 /// Windows of the thesis' figure 6.2, in bytes, and more.
 const WINDOWS: [u64; 6] = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 8 << 20];
-/// Measurements of each.
+/// Measurements of each configuration.
 const RUNS: usize = 3;
 
 /// Rates of one configuration, run after run, in Mbit/s.
@@ -40,7 +40,7 @@ const RUNS: usize = 3;
 struct Rates {
     before: Vec<f64>,
     after: Vec<f64>,
-    /// The window of the first run, look by look.
+    /// The window in the first run, sample after sample.
     windows: Vec<f64>,
 }
 
@@ -66,7 +66,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let progress = Progress::new("long-fat: transfers", steps as u64);
     let mut all: BTreeMap<(u64, Settings, Fixed), Rates> = BTreeMap::new();
     let mut by_window: BTreeMap<(u64, u64), Vec<f64>> = BTreeMap::new();
-    // By path: what is late there.
+    // Paths one after the other: how late a link may be depends on its path.
     let mut overruns: BTreeMap<u64, u64> = BTreeMap::new();
     for &millis in round_trips {
         for settings in Settings::ALL {
@@ -111,7 +111,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     Ok(outcome(request, environment, &all, &by_window, &overruns))
 }
 
-/// What the headlines are of.
+/// The configurations of the headline.
 fn is_in_short(settings: Settings, fixed: Fixed) -> bool {
     match settings {
         Settings::Kernel => fixed == Fixed::Nobody,
@@ -135,7 +135,7 @@ fn outcome(
             .and_then(|rates| stats::median(rates))
             .unwrap_or(f64::NAN)
     };
-    // What one connection gets of the link's bits as payload: headers are the rest.
+    // The payload share of the link's bits for one connection; the rest is headers.
     let payload = RATE as f64 / 1e6 * 1448.0 / 1514.0;
     let share = |fixed| median(Settings::Taut, fixed, |rates| &rates.after) / payload;
     let narrow = median(Settings::TautNarrow, Fixed::Receiver, |rates| &rates.after) / payload;
@@ -173,7 +173,7 @@ fn outcome(
     Outcome {
         environment,
         calibration: Calibration::of([
-            // The problem is there: 64 kB in each 100 ms.
+            // Checks that the problem exists: 64 kB in each 100 ms.
             ("locked_rcvbuf_before_mbit", Check { measured: before, least: 3.0, most: Some(12.0) }),
             ("link_overruns", Check::none(overruns.get(&millis).copied().unwrap_or(0))),
         ]),

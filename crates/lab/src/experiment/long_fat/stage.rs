@@ -16,61 +16,63 @@ use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::units::{BitsPerSecond, Bytes};
 use taut_netlab::world::{Host, World, WorldBuilder};
 
-/// Where the sender listens.
+/// The sender's port.
 const PORT: u16 = 9000;
-/// Before it is looked at how much goes through: slow start is over, and `taut tune` has nothing to do with it.
+/// How long to wait before measuring: slow start is over, and `taut tune` does not affect it.
 const WARM_UP: Duration = Duration::from_secs(2);
-/// How long that is looked at.
+/// The duration of the measurement before.
 const BEFORE: Duration = Duration::from_secs(2);
-/// From the beginning of `taut tune` to the end of what is looked at,
+/// The time from the start of `taut tune` to the end of the measurement after.
 const AFTER: Duration = Duration::from_secs(5);
-/// which is the last part of it.
+/// The duration of the measurement after: the last part of [`AFTER`].
 const LAST: Duration = Duration::from_secs(1);
-/// Between looks at the window.
+/// The interval between samples of the window.
 const LOOK: Duration = Duration::from_millis(250);
-/// Deliveries are late after this part of a round trip.
+/// Deliveries are late after this fraction of a round trip.
 const LATE: u32 = 20;
-/// Somebody to begin, or to end.
+/// How long a program may take to start or to end.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(20);
-/// A process reads and writes so much at a time, or a gigabit would be too much for it.
+/// The size of a process' reads and writes: with a smaller one, a gigabit would need too much CPU
+/// time.
 const BLOCK: &str = "262144";
 
-/// Who sets buffers.
+/// How buffers are set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Settings {
-    /// The kernel, as it comes.
+    /// By the kernel, with its defaults.
     Kernel,
-    /// The kernel, with the settings of tuned's profile network-throughput.
+    /// By the kernel, with the settings of tuned's profile network-throughput.
     Tuned,
-    /// `taut tune --apply`, at both ends, after a while.
+    /// By `taut tune --apply` at both ends, started after a while.
     Taut,
-    /// The same, of connections that began under the receive buffers' maximum of Linux before 6.16: the scale of their windows is of that.
+    /// Like the one before, for connections that started with the receive buffer maximum of Linux
+    /// before 6.16, which limits the scale of their windows.
     TautNarrow,
 }
 
-/// Who has fixed a buffer.
+/// Who has fixed a buffer, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Fixed {
-    /// Nobody.
+    /// No one.
     Nobody,
-    /// The receiver its receive buffer, after connecting.
+    /// The receiver has fixed its receive buffer, after connecting.
     Receiver,
-    /// The sender its send buffer, after connecting.
+    /// The sender has fixed its send buffer, after connecting.
     Sender,
-    /// The receiver, before connecting; it is only looked at as it is.
+    /// The receiver, before connecting; measured without tuning only.
     ReceiverFromStart,
 }
 
-/// What one transfer has shown.
+/// The results of one transfer.
 pub(super) struct Seen {
-    /// Mbit/s of payload, before.
+    /// The payload rate before, in Mbit/s.
     pub(super) before: f64,
-    /// And after.
+    /// The payload rate after, in Mbit/s.
     pub(super) after: Option<f64>,
-    /// The window that the receiver offered, in kB, look by look.
+    /// The receiver's advertised window, in kB, sample after sample.
     pub(super) windows: Vec<f64>,
-    /// The link was too slow to be the link that was asked for.
+    /// The link was slower than configured.
     pub(super) overrun: bool,
 }
 
@@ -81,7 +83,7 @@ pub(super) struct Stage<'a> {
     request: &'a Request,
 }
 
-/// How far a transfer has come.
+/// The progress of a transfer.
 #[derive(Clone, Copy)]
 struct Progress {
     at: Instant,
@@ -107,7 +109,7 @@ impl Settings {
 // === impl Fixed ===
 
 impl Fixed {
-    /// Those that are shown before and after.
+    /// The cases measured before and after tuning.
     pub(super) const ALL: [Self; 3] = [Self::Nobody, Self::Receiver, Self::Sender];
 
     pub(super) fn name(self) -> &'static str {
@@ -130,7 +132,7 @@ impl<'a> Stage<'a> {
         request: &'a Request,
     ) -> Result<Self, ExperimentError> {
         let rate = BitsPerSecond(rate);
-        // What is late by less changes nothing that is measured here.
+        // Less lateness does not affect the measurements.
         let late = (round_trip / LATE).max(Shape::default().tolerance);
         let bare = Shape::delay(round_trip / 2).tolerance(late);
         let queue = Bytes(rate.in_time(round_trip).0.max(256 << 10));
@@ -141,7 +143,7 @@ impl<'a> Stage<'a> {
             .link("sender", "receiver", link)
             .sysctl_everywhere("net.ipv4.tcp_congestion_control", "cubic");
         let (receive, send) = match settings {
-            // As Linux 6.16 and later come.
+            // The defaults of Linux 6.16 and later.
             Settings::Kernel | Settings::Taut => (32 << 20, 4 << 20),
             Settings::Tuned => (16 << 20, 16 << 20),
             Settings::TautNarrow => (6 << 20, 4 << 20),
@@ -156,7 +158,7 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// One connection, and what goes through it.
+    /// Runs one connection and measures it.
     pub(super) fn transfer(&self, fixed: Fixed, bytes: u64) -> Result<Seen, ExperimentError> {
         let machine = ExperimentError::machine;
         let reports = self.world.link_reports()?;
@@ -169,7 +171,7 @@ impl<'a> Stage<'a> {
         std::thread::sleep(WARM_UP);
         let mut windows = Vec::new();
         let mut watch = |time: Duration| watch(receiver, time, &mut windows);
-        let before = watch(BEFORE).map_err(machine("look at a connection"))?;
+        let before = watch(BEFORE).map_err(machine("sample a connection"))?;
         let after = match fixed {
             Fixed::ReceiverFromStart => None,
             _ => {
@@ -179,12 +181,12 @@ impl<'a> Stage<'a> {
                     }
                     Settings::Kernel | Settings::Tuned => Vec::new(),
                 };
-                watch(AFTER - LAST).map_err(machine("look at a connection"))?;
-                let after = watch(LAST).map_err(machine("look at a connection"))?;
+                watch(AFTER - LAST).map_err(machine("sample a connection"))?;
+                let after = watch(LAST).map_err(machine("sample a connection"))?;
                 tuners
                     .into_iter()
                     .try_for_each(end)
-                    .map_err(machine("end taut tune"))?;
+                    .map_err(machine("stop taut tune"))?;
                 Some(after)
             }
         };
@@ -240,7 +242,7 @@ fn spawn(host: &Host, args: &[String]) -> io::Result<Child> {
     host.spawn(socat)
 }
 
-/// Until somebody listens there.
+/// Waits until a process listens there.
 fn listens(host: &Host) -> io::Result<()> {
     let began = Instant::now();
     let line = format!(":{PORT:04X} 00000000:0000 0A");
@@ -254,7 +256,7 @@ fn listens(host: &Host) -> io::Result<()> {
     Err(io::Error::other("socat does not listen"))
 }
 
-/// Mbit/s of payload that come in this time.
+/// Returns the payload rate in this time, in Mbit/s.
 fn watch(receiver: &Host, time: Duration, windows: &mut Vec<f64>) -> io::Result<f64> {
     let first = progress(receiver)?;
     let mut last = first;
@@ -285,13 +287,13 @@ fn progress(receiver: &Host) -> io::Result<Progress> {
     found.ok_or_else(|| io::Error::other("the connection has ended"))
 }
 
-/// Tells it to end, and waits for that.
+/// Stops it and waits until it has ended.
 fn end(mut tune: Child) -> io::Result<()> {
     tune.signal(Signal::TERM)?;
     match tune.wait_for(PATIENCE)? {
         Some(status) if status.success() => Ok(()),
         Some(status) => Err(io::Error::other(format!("it failed ({status})"))),
-        None => Err(io::Error::other("it does not end")),
+        None => Err(io::Error::other("it does not stop")),
     }
 }
 

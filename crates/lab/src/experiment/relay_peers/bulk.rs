@@ -1,4 +1,4 @@
-//! One flow, as fast as it goes.
+//! One flow at full speed.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -12,12 +12,12 @@ use sha2::{Digest as _, Sha256};
 use super::pair::Pair;
 use super::rig::Entrance;
 
-/// Written at a time: large enough that the sender's system calls do not count.
+/// The size of a write: large enough that the sender's system calls do not matter.
 const WRITE: usize = 256 << 10;
-/// Taken at a time.
+/// The size of a read.
 const READ: usize = 1 << 20;
-/// Of the transfer whose contents are compared: past the point where any relay changes from
-/// copying to splicing.
+/// The bytes of the transfer whose contents are compared: past the point where any relay changes
+/// from copying to splicing.
 const COMPARED: usize = 16 << 20;
 
 /// One flow's figures.
@@ -26,11 +26,11 @@ pub(super) struct Bulk {
     pub(super) sent: u64,
     pub(super) received: u64,
     pub(super) time: Duration,
-    /// Of the relay.
+    /// The relay's CPU time.
     pub(super) cpu: Duration,
 }
 
-/// Sends for `time`, and takes what comes.
+/// Sends for `time`, and receives all of it.
 pub(super) fn measure(entrance: &Entrance, time: Duration) -> io::Result<Bulk> {
     let Pair { client, server } = Pair::open(entrance)?;
     let before = entrance.processes.cpu()?;
@@ -63,8 +63,8 @@ fn send(mut to: &TcpStream, until: Instant) -> io::Result<u64> {
     Ok(sent)
 }
 
-/// Takes everything up to the end of the stream and looks at nothing: with MSG_TRUNC the kernel
-/// drops the bytes (tcp(7)), so that the receiver takes as little of the machine as one can.
+/// Receives everything up to the end of the stream without copying: with MSG_TRUNC the kernel
+/// drops the bytes (tcp(7)), so that the receiver uses as little CPU time as possible.
 pub(super) fn discard(from: &TcpStream) -> io::Result<u64> {
     let mut room = vec![0; READ];
     let mut received = 0;
@@ -78,7 +78,7 @@ pub(super) fn discard(from: &TcpStream) -> io::Result<u64> {
     }
 }
 
-/// Whether bytes that cannot be guessed come out as they went in.
+/// Returns whether unpredictable bytes come out unchanged.
 pub(super) fn relays_exactly(entrance: &Entrance, seed: u64) -> io::Result<bool> {
     let mut bytes = vec![0; COMPARED];
     Pcg64Mcg::seed_from_u64(seed).fill_bytes(&mut bytes);

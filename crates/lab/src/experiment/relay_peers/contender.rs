@@ -1,15 +1,16 @@
-//! Who is compared.
+//! The relays to compare.
 
 /// A way from the client to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Contender {
-    /// No relay: what the two ends take by themselves.
+    /// No relay: the cost of the two ends.
     Direct,
     /// `taut relay`.
     Taut,
-    /// HAProxy, mode tcp, left to find out by itself when to splice.
+    /// HAProxy in TCP mode, which decides itself when to splice.
     Haproxy,
-    /// HAProxy told to splice: in bulk it is the faster, and bulk is all it is measured at.
+    /// HAProxy configured to splice: the faster variant for bulk transfers, and measured for these
+    /// only.
     HaproxySplice,
     /// nginx's stream module.
     Nginx,
@@ -44,18 +45,18 @@ impl Contender {
         }
     }
 
-    /// Whether bulk is all it is measured at.
+    /// Whether only bulk transfers are measured.
     pub(super) fn is_for_bulk(self) -> bool {
         self == Self::HaproxySplice
     }
 
-    /// Whether thousands of sessions at once are something it is made for.
+    /// Whether it is designed for thousands of sessions.
     pub(super) fn holds_thousands(self) -> bool {
         !matches!(self, Self::Socat | Self::Ssh)
     }
 
-    /// The port of the server behind it: each has its own, so that nobody's connections take
-    /// ports, or slots of the kernel's tables, that another's would need.
+    /// Returns the port of the server behind it. Each contender has its own, so that its
+    /// connections do not use ports, or slots of the kernel's tables, that another one needs.
     pub(super) fn server_port(self) -> u16 {
         9_000 + self as u16
     }

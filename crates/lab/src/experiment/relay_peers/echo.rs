@@ -1,4 +1,4 @@
-//! A byte there and back over connections that are there already.
+//! Round trips of single bytes over established connections.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -10,16 +10,16 @@ use super::pair::Pair;
 use super::rig::Entrance;
 use crate::experiment::stats;
 
-/// Connections that take turns: a relay spreads them over its threads, and one alone could be
-/// lucky in where it lands.
+/// The number of connections that take turns: a relay distributes them over its threads, and a
+/// single one could be assigned to a good thread by chance.
 const CONNECTIONS: usize = 8;
-/// Between two bytes: rare enough that every one finds all threads asleep.
+/// The pause between two bytes: long enough that all threads are asleep when one arrives.
 const PAUSE: Duration = Duration::from_millis(1);
-/// The flow beside: 1 Gbit/s in bursts. One without a bound would fill every CPU of a small
-/// machine, and then it would be the scheduler that is measured.
+/// The rate of the bulk flow beside: 1 Gbit/s in bursts. An unlimited one would use every CPU of a
+/// small machine, and the measurement would be one of the scheduler.
 const BURST: usize = 125_000;
 
-/// What goes through the relay at the same time.
+/// Other traffic through the relay at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Beside {
     Nothing,
@@ -33,7 +33,7 @@ pub(super) struct Echo {
     pub(super) p99: f64,
 }
 
-/// Sends bytes for `time`, each when the one before has come back and a pause is over.
+/// Sends bytes for `time`, each after the one before has returned and a pause.
 pub(super) fn measure(entrance: &Entrance, time: Duration, beside: Beside) -> io::Result<Echo> {
     let pairs = (0..CONNECTIONS)
         .map(|_| Pair::open(entrance))
@@ -52,7 +52,7 @@ pub(super) fn measure(entrance: &Entrance, time: Duration, beside: Beside) -> io
             scope.spawn(|| discard(&flow.server));
         }
         let times = round_trips(&pairs, time);
-        // Ends the threads, also when something went wrong.
+        // Ends the threads, also after an error.
         over.store(true, Ordering::Relaxed);
         for pair in pairs.iter().chain(&flow) {
             let _ = pair.client.shutdown(Shutdown::Write);
@@ -84,7 +84,7 @@ fn round_trips(pairs: &[Pair], time: Duration) -> io::Result<Vec<f64>> {
 }
 
 fn send_back(mut stream: &TcpStream) -> io::Result<()> {
-    // The pair's own patience is for its opening; here silence is no failure.
+    // The time limit of opening a pair does not apply here: silence is no failure.
     stream.set_read_timeout(None)?;
     let mut byte = [0];
     while stream.read(&mut byte)? > 0 {

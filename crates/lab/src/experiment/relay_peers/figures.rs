@@ -1,4 +1,4 @@
-//! From measurements to figures: series, ratios to the peers, and whether they can be believed.
+//! Computes series, ratios to the peers, and the calibration.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub(super) fn outcome(
         calibration: calibration(measured),
         headline: headline(measured),
         series: series(measured),
-        // No paper compares relays of today.
+        // No paper compares today's relays.
         notes: notes(measured, plan),
         ..Outcome::new(&super::EXPERIMENT, request)
     }
@@ -39,7 +39,7 @@ fn series(m: &Measured) -> Vec<Series> {
             all.extend(Series::of(&name, metric, unit, samples(of)));
         }
     };
-    // What nobody relays takes no relay's time.
+    // The direct connection uses no relay's CPU time.
     let relays = |of, samples: Vec<f64>| if of == Direct { Vec::new() } else { samples };
 
     add("bulk", "throughput", "GB/s", &|of| {
@@ -87,7 +87,7 @@ fn series(m: &Measured) -> Vec<Series> {
     all
 }
 
-/// Taut's figure over a peer's, medians both.
+/// Returns the ratio of Taut's median to a peer's.
 fn ratio(taut: &[f64], peer: &[f64]) -> Option<f64> {
     Some(stats::median(taut)? / stats::median(peer)?)
 }
@@ -96,15 +96,15 @@ fn headline(m: &Measured) -> BTreeMap<String, f64> {
     let throughput = |of| m.bulk(of, |b| b.gigabytes_per_second());
     let cpu = |of| m.bulk(of, |b| b.cpu_per_gigabyte());
     let by_middle = |a: &Vec<f64>, b: &Vec<f64>| f64::total_cmp(&middle(a), &middle(b));
-    // In bulk HAProxy is two, and the better one counts.
+    // In bulk there are two variants of HAProxy, and the better one counts.
     let fastest = [Haproxy, HaproxySplice, Nginx].map(throughput);
     let fastest = fastest.into_iter().max_by(by_middle).unwrap_or_default();
     let cheapest = [Haproxy, HaproxySplice].map(cpu);
     let cheapest = cheapest.into_iter().min_by(by_middle).unwrap_or_default();
     let over_haproxy =
         |samples: &dyn Fn(Contender) -> Vec<f64>| ratio(&samples(Taut), &samples(Haproxy));
-    // Of whole round trips: what two relays add can be less than the noise, and the ratio of two
-    // such figures is anything, also negative.
+    // Of whole round trips: the delay that two relays add can be less than the noise, and the ratio
+    // of two such figures can be anything, even negative.
     let echo = |beside, quantile| over_haproxy(&|of| m.echo(beside, of, quantile));
     [
         (
@@ -152,7 +152,7 @@ fn calibration(m: &Measured) -> Calibration {
     let failed = |of| m.storm(of, |s| s.failed as f64);
     let failed: f64 = Contender::ALL.into_iter().flat_map(failed).sum();
 
-    // The ends by themselves are faster than the fastest relay, so they do not hide it.
+    // The ends alone are faster than the fastest relay, so they do not limit it.
     let throughput = |of| middle(&m.bulk(of, |b| b.gigabytes_per_second()));
     let rate = |of| middle(&m.storm(of, |s| s.per_second()));
     let relays = || Contender::ALL.into_iter().filter(|of| *of != Direct);
@@ -160,7 +160,7 @@ fn calibration(m: &Measured) -> Calibration {
     let faster =
         |figure: &dyn Fn(Contender) -> f64| Check::at_least(figure(Direct) / fastest(figure), 1.0);
 
-    // A machine that did much else meanwhile would spread the figures that the ratios are made of.
+    // Other work on the machine would spread the figures from which the ratios are computed.
     let spread = [Taut, Haproxy]
         .into_iter()
         .flat_map(|of| {
@@ -184,7 +184,7 @@ fn calibration(m: &Measured) -> Calibration {
     ])
 }
 
-/// From the tenth to the ninetieth percentile, over the median.
+/// Returns the range from the tenth to the ninetieth percentile over the median.
 fn spread(samples: &[f64]) -> f64 {
     let quantile = |p| stats::quantile(samples, p).unwrap_or(f64::NAN);
     (quantile(0.9) - quantile(0.1)) / quantile(0.5)

@@ -1,4 +1,4 @@
-//! Memory of sessions that have carried a few bytes each way and then say nothing.
+//! Memory of idle sessions that have carried a few bytes each way.
 
 use std::fs;
 use std::io;
@@ -11,16 +11,16 @@ use crate::experiment::ExperimentError;
 use crate::experiment::descriptors::enough_descriptors;
 use crate::experiment::process_tree::kilobytes;
 
-/// Until what has just happened has been accounted for: sockets are freed a little after they
+/// How long to wait until recent events are accounted for: sockets are freed a little after they
 /// are closed.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// What one session takes, in bytes.
+/// The memory of one session, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Idle {
-    /// Of the relay's processes.
+    /// Resident memory of the relay's processes.
     pub(super) resident: f64,
-    /// Of the kernel's slabs: of the whole machine, with the sockets of both ends.
+    /// The kernel's slabs of the whole machine, including the sockets of both ends.
     pub(super) slab: f64,
 }
 
@@ -46,7 +46,7 @@ pub(super) fn measure(
         contender.label()
     );
     rig.inside(&what, || {
-        // The first session pays for what is made once.
+        // The first session includes one-time allocations.
         drop(Pair::open(&entrance)?);
         let empty = Memory::now(&entrance)?;
         let open = (0..sessions)
@@ -67,7 +67,7 @@ impl Memory {
         std::thread::sleep(SETTLE);
         let meminfo = fs::read_to_string("/proc/meminfo")?;
         let slab = kilobytes(&meminfo, "Slab:")
-            .ok_or_else(|| io::Error::other("the kernel does not say how large its slabs are"))?;
+            .ok_or_else(|| io::Error::other("the kernel does not report the size of its slabs"))?;
         Ok(Self {
             resident: entrance.processes.memory()?,
             slab: slab * 1024,

@@ -1,4 +1,4 @@
-//! What was measured, of every contender, in the order of the rounds.
+//! The measurements of every contender, in the order of the rounds.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::experiment::stats;
 /// All measurements.
 #[derive(Default)]
 pub(super) struct Measured {
-    /// Whether what came out was what went in.
+    /// Whether the relayed bytes were unchanged.
     pub(super) exact: BTreeMap<Contender, bool>,
     pub(super) bulk: BTreeMap<Contender, Vec<Bulk>>,
     pub(super) storm: BTreeMap<Contender, Vec<Storm>>,
@@ -51,8 +51,8 @@ impl Measured {
         echoes.map(quantity).collect()
     }
 
-    /// What a relay adds to the round trip: to the middle of the direct ones, for a p99 has no
-    /// noise in common with another of the same round.
+    /// Returns the delay that a relay adds to the round trip: compared with the median of the
+    /// direct ones, because the noise of a p99 differs even within a round.
     pub(super) fn added(
         &self,
         beside: Beside,
@@ -70,8 +70,9 @@ impl Measured {
         idle.map(|idle| idle.resident).collect()
     }
 
-    /// Slabs for the relay's own part of a session: what a direct one takes is its ends'.
-    /// Empty for those whose sessions are too few to be seen among the machine's slabs.
+    /// Returns the slab memory of the relay's part of a session: without that of a direct session,
+    /// which belongs to the ends. Empty if there are too few sessions to be visible in the
+    /// machine's slabs.
     pub(super) fn slab(&self, of: Contender) -> Vec<f64> {
         if !of.holds_thousands() {
             return Vec::new();

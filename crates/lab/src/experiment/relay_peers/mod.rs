@@ -1,8 +1,8 @@
 //! `relay-peers`: `taut relay` beside HAProxy, nginx, socat and ssh, doing the same work.
 //!
-//! The world is one host, and everything goes over its loopback: there is no link whose process
-//! would take processor time from the relays or hide what they cost, so that what is compared is
-//! what a relay does for a byte, a message, a connection and an idle session. Sharing the host
+//! The world is one host, and everything uses its loopback: there is no link whose process
+//! would take CPU time from the relays or hide their cost, so the figures show
+//! what a relay needs for a byte, a message, a connection and an idle session. Sharing the host
 //! with both ends of every connection is the same handicap for all.
 
 mod bulk;
@@ -27,7 +27,7 @@ use measured::Measured;
 use plan::{Job, Plan};
 use rig::Rig;
 
-/// For the list of experiments.
+/// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "relay-peers",
     about: "taut relay beside HAProxy, nginx, socat and ssh: bulk, new connections, latency, idle memory",
@@ -49,8 +49,8 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let mut measured = Measured::default();
 
     let rig = Rig::build(request)?;
-    // Each on a relay that has only just started: what a storm of connections leaves in a
-    // relay's own reserves would hide what idle sessions take.
+    // Each on a relay that has just started: memory that a relay reserved during a storm of
+    // connections would hide the memory of idle sessions.
     for &contender in &plan.idle {
         let sessions = plan.idle_sessions(contender);
         let idle = idle::measure(&rig, contender, sessions)?;
@@ -59,7 +59,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     }
     let entrances = rig.start_all(&Contender::ALL)?;
     for (contender, entrance) in &entrances {
-        let exact = rig.inside("compare what was relayed", || {
+        let exact = rig.inside("compare the relayed bytes", || {
             bulk::relays_exactly(entrance, request.seed)
         })?;
         measured.exact.insert(*contender, exact);

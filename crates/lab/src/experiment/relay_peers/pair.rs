@@ -1,4 +1,4 @@
-//! Both ends of one relayed connection, held by one program.
+//! Both ends of one relayed connection, in one program.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use super::rig::Entrance;
 
-/// Of a relay, to connect onward and to pass a byte on.
+/// How long a relay may take to connect upstream and to forward a byte.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A connection to a relay, and the one that the relay has made for it.
+/// A connection to a relay, and the upstream connection that the relay made for it.
 pub(super) struct Pair {
     pub(super) client: TcpStream,
     pub(super) server: TcpStream,
@@ -19,7 +19,7 @@ pub(super) struct Pair {
 // === impl Pair ===
 
 impl Pair {
-    /// Connects, finds the other end, and has carried bytes both ways when it returns.
+    /// Connects, accepts the other end, and carries bytes both ways.
     pub(super) fn open(entrance: &Entrance) -> io::Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let token = NEXT.fetch_add(1, Ordering::Relaxed).to_ne_bytes();
@@ -31,7 +31,7 @@ impl Pair {
             let (mut server, _) = entrance.server.accept()?;
             server.set_read_timeout(Some(PATIENCE))?;
             let mut said = [0; 8];
-            // Others have waited here since somebody looked whether the relay serves.
+            // Connections from the check that the relay accepts may still be queued here.
             if server.read_exact(&mut said).is_ok() && said == token {
                 break server;
             }
@@ -41,7 +41,9 @@ impl Pair {
         let mut answer = [0; 8];
         client.read_exact(&mut answer)?;
         if answer != token {
-            return Err(io::Error::other("what came back is not what was sent"));
+            return Err(io::Error::other(
+                "the returned byte differs from the one sent",
+            ));
         }
         Ok(Self { client, server })
     }

@@ -1,4 +1,4 @@
-//! What is measured how often and how long, and in which order.
+//! The plan: what is measured, how often, how long, and in which order.
 
 use std::time::Duration;
 
@@ -11,17 +11,18 @@ use crate::experiment::Request;
 
 const IDLE_SESSIONS: usize = 8_000;
 const IDLE_SESSIONS_QUICK: usize = 2_000;
-/// For those that take a process, or a channel of one connection, for each session.
+/// The number of sessions for relays with a process, or a channel of one connection, for each
+/// session.
 const IDLE_SESSIONS_FEW: usize = 200;
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Job {
-    /// A flow as fast as it goes.
+    /// A flow at full speed.
     Bulk,
-    /// New connections, as many as it takes.
+    /// As many new connections as possible.
     Storm,
-    /// A byte there and back.
+    /// Round trips of single bytes.
     Echo(Beside),
 }
 
@@ -34,14 +35,14 @@ impl Job {
     ];
 }
 
-/// Everything that is to be measured.
+/// The whole plan.
 pub(super) struct Plan {
-    /// Whose idle sessions, in this order.
+    /// The contenders whose idle sessions are measured, in this order.
     pub(super) idle: Vec<Contender>,
-    /// In every round each contender does each job once, in an order of its own: what the machine
-    /// does besides comes to all of them.
+    /// In every round each contender does each job once, in a random order: other work of the
+    /// machine affects all of them.
     pub(super) rounds: Vec<Vec<(Job, Contender)>>,
-    /// How long each lasts.
+    /// The duration of each measurement.
     pub(super) bulk: Duration,
     pub(super) storm: Duration,
     pub(super) echo: Duration,
@@ -95,7 +96,7 @@ impl Plan {
         (self.idle.len() + self.rounds.iter().map(Vec::len).sum::<usize>()) as u64
     }
 
-    /// Sessions that this one has to hold.
+    /// Returns the number of sessions that this one has to hold.
     pub(super) fn idle_sessions(&self, contender: Contender) -> usize {
         match contender.holds_thousands() {
             true => self.sessions,

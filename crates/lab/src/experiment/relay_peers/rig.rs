@@ -1,4 +1,4 @@
-//! The world and what runs in it.
+//! The world and its processes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,8 +20,8 @@ pub(super) struct Rig {
     cpus: usize,
 }
 
-/// Where a client connects, and where the connection then arrives. The relay between ends when
-/// this is dropped.
+/// The address for a client, and the address at which the connection arrives. Dropping this ends
+/// the relay in between.
 pub(super) struct Entrance {
     pub(super) addr: SocketAddr,
     pub(super) server: TcpListener,
@@ -43,11 +43,11 @@ impl Rig {
         let host = "relay";
         let world = WorldBuilder::new("relay-peers")
             .host(host)
-            // Above every port that somebody listens on.
+            // Above every listening port.
             .sysctl(host, "net.ipv4.ip_local_port_range", "16384 65535")
-            // Nobody waits in TIME_WAIT. In earnest connections come from many addresses; here
-            // one pair of addresses would run out of ports, and looking for one that is free
-            // would cost whoever has relayed most connections before.
+            // No TIME_WAIT. In practice connections come from many addresses; here
+            // one pair of addresses would run out of ports, and the search for a free port
+            // would slow down the relay with the most connections before.
             .sysctl(host, "net.ipv4.tcp_max_tw_buckets", "0")
             .build()?;
         let keys = ssh::Keys::generate(world.dir())?;
@@ -70,7 +70,7 @@ impl Rig {
             .collect()
     }
 
-    /// Starts one.
+    /// Starts one of them.
     pub(super) fn start(&self, contender: Contender) -> Result<Entrance, ExperimentError> {
         let to = SocketAddr::from((Ipv4Addr::LOCALHOST, contender.server_port()));
         let server = self.inside("listen", || TcpListener::bind(to))?;
@@ -105,7 +105,7 @@ impl Rig {
         Ok((service.addr, vec![service.id()], Running::Service(service)))
     }
 
-    /// Does `job` on the host.
+    /// Runs `job` on the host.
     pub(super) fn inside<T: Send>(
         &self,
         what: &str,

@@ -1,7 +1,7 @@
-//! New connections: connect, a byte there and back, close; again and again, on many at once.
+//! New connections: connect, one byte there and back, close; repeatedly, many at once.
 //!
-//! The clients are one thread and the server another, both on epoll, so that as much as can be of
-//! the machine is the relay's.
+//! The clients are one thread and the server is another, both on epoll, which leaves as much of
+//! the machine as possible to the relay.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -20,35 +20,36 @@ use taut_sys::epoll::{Interest, Poller, Readiness};
 use super::rig::Entrance;
 use crate::experiment::stats;
 
-/// Connections under way at any time: enough that no relay waits for the clients.
+/// The number of concurrent connections: enough that no relay waits for the clients.
 const AT_ONCE: usize = 64;
-/// Of what is under way when the time is over, to come to its end.
+/// How long connections may take to finish after the time is over.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Of a relay, to close what both ends have closed, and to see its children off.
+/// How long a relay may take to close connections that both ends have closed, and to reap its
+/// children.
 const SETTLE: Duration = Duration::from_millis(50);
-/// The longest that a thread sleeps without a look at the clock.
+/// The longest sleep of a thread between two reads of the clock.
 const LOOK: Duration = Duration::from_millis(10);
-/// Token of the server's listener; connections have the slab's small numbers.
+/// The token of the server's listener; connections have the slab's small numbers.
 const LISTENER: u64 = u64::MAX;
 
-/// What came of one storm.
+/// The result of one storm.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Storm {
-    /// Completed within the time.
+    /// Connections completed within the time.
     pub(super) in_time: u64,
     pub(super) time: Duration,
-    /// Completed, the last ones included.
+    /// All completed connections, including the last ones.
     pub(super) completed: u64,
     pub(super) failed: u64,
-    /// Of the relay, for all of them.
+    /// The relay's CPU time for all of them.
     pub(super) cpu: Duration,
-    /// From connect to the byte that came back, in seconds: the middle, and what one in a thousand
-    /// exceeds.
+    /// The time from connect to the returned byte, in seconds: the median, and the 99.9th
+    /// percentile.
     pub(super) setup_p50: f64,
     pub(super) setup_p999: f64,
 }
 
-/// How a look at a connection ended.
+/// The result of polling a connection.
 enum Look {
     Wait,
     Complete,
@@ -175,14 +176,14 @@ fn welcome(listener: &TcpListener, poller: &Poller, open: &mut Slab<OwnedFd>) ->
                 place.insert(stream);
             }
             Err(Errno::AGAIN) => return Ok(()),
-            // It went away while it waited.
+            // The connection was reset in the accept queue.
             Err(Errno::CONNABORTED | Errno::INTR) => {}
             Err(e) => return Err(e.into()),
         }
     }
 }
 
-/// Sends back what came; `true` at the end of the stream.
+/// Echoes bytes; returns `true` at the end of the stream.
 fn answer(stream: &OwnedFd, ready: Readiness) -> bool {
     let mut bytes = [0; 16];
     loop {
