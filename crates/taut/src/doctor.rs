@@ -1,9 +1,8 @@
-//! `taut doctor`: what this kernel and machine can do, what is set wrong, and the command that sets
-//! it right.
+//! `taut doctor`: which features this kernel and machine have, which settings limit Taut, and the
+//! commands that change them.
 //!
-//! The trying is `taut_sys::probe`'s. What a result means for Taut is judged in the modules below,
-//! which have no I/O: they are here, not in a crate, because they know every job and no job needs
-//! them.
+//! `taut_sys::probe` probes the features. The modules below assess the results and have no I/O. They are
+//! here and not in a crate because they know every job and no job needs them.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -22,15 +21,15 @@ mod setting;
 mod severity;
 mod table;
 
-/// Say what this machine can do for Taut, what is set wrong, and how to set it right.
+/// Check this machine's features and settings, and print the commands that improve them.
 ///
-/// Changes nothing. Exit status: 0 nothing blocks, 1 something does, 2 wrong use.
+/// Changes nothing. Exit status: 0 if nothing blocks, 1 if something does, 2 for a usage error.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
-    /// Also show the settings that are fine
+    /// Also show settings that need no change
     #[arg(long)]
     all: bool,
 }
@@ -41,7 +40,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         true => json(&report),
         false => io::stdout().write_all(table::render(&report, args.all).as_bytes()),
     };
-    // A reader that has seen enough (`| head`) is no failure of the examination.
+    // A reader that closes the pipe (`| head`) is not an error.
     if let Err(e) = written
         && e.kind() != io::ErrorKind::BrokenPipe
     {
@@ -57,9 +56,9 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 fn examine() -> Report {
     let features = feature::FEATURES
         .iter()
-        .map(|f| feature::judge(f, (f.probe)()))
+        .map(|f| feature::assess(f, (f.probe)()))
         .collect::<Vec<_>>();
-    let settings = setting::judge(&host());
+    let settings = setting::assess(&host());
     Report::new(
         probe::kernel_release(),
         probe::is_root(),
@@ -69,7 +68,7 @@ fn examine() -> Report {
 }
 
 fn host() -> Host {
-    // A sysctl that this kernel does not have, or does not show, has no setting to be judged.
+    // A sysctl that this kernel lacks or does not show is left out.
     let read = |name: &&str| Some(((*name).to_owned(), probe::setting::sysctl(name).ok()??));
     Host {
         sysctls: setting::SYSCTLS

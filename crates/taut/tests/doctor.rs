@@ -1,4 +1,4 @@
-//! `taut doctor` as it is run: its output, its exit status, and that it leaves no trace.
+//! `taut doctor` run as a command: its output, its exit status, and that it changes nothing.
 #![forbid(unsafe_code)]
 // Clippy lets tests unwrap, but not their helpers.
 #![allow(clippy::unwrap_used)]
@@ -18,14 +18,14 @@ fn doctor(args: &[&str]) -> Output {
         .unwrap()
 }
 
-/// What a probe could leave behind: sysctls, links, modules, cgroups. Namespaces have no names here
-/// and end with the process, which has ended.
+/// Reads everything that a probe could leave behind: sysctls, links, modules, cgroups. Namespaces are
+/// unnamed here and end with the process.
 fn traces() -> BTreeMap<String, String> {
     let mut traces = BTreeMap::new();
     for folder in ["/proc/sys/net/core", "/proc/sys/net/ipv4", "/proc/sys/fs"] {
         for entry in fs::read_dir(folder).unwrap().flatten() {
             let path = entry.path();
-            // Counters of the whole machine, which go on while this runs.
+            // Counters of the whole machine, which change while the test runs.
             let counts = [
                 "dentry-state",
                 "file-nr",
@@ -66,7 +66,7 @@ fn names(folder: &Path) -> Vec<String> {
 fn the_json_is_one_object_and_the_exit_status_follows_its_verdict() {
     let output = doctor(&["--json"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(output.stderr, b"", "nothing but the object is said");
+    assert_eq!(output.stderr, b"", "only the object is printed");
     let status = match report["verdict"].as_str().unwrap() {
         "blocks" => 1,
         "slows" | "fine" => 0,
@@ -87,7 +87,7 @@ fn the_json_is_one_object_and_the_exit_status_follows_its_verdict() {
 }
 
 #[test]
-fn what_every_linux_has_is_found() {
+fn features_of_every_linux_are_found() {
     let report: Value = serde_json::from_slice(&doctor(&["--json"]).stdout).unwrap();
     let features = report["features"].as_array().unwrap();
     for id in [
@@ -102,9 +102,9 @@ fn what_every_linux_has_is_found() {
     }
 }
 
-/// The parts are tried one by one, so that who lacks one knows which.
+/// The features are probed one by one, so that the report names the missing one.
 #[test]
-fn where_the_programs_of_snoop_load_each_of_their_parts_is_found() {
+fn where_snoops_programs_load_each_feature_that_they_need_is_found() {
     let report: Value = serde_json::from_slice(&doctor(&["--json"]).stdout).unwrap();
     let features = report["features"].as_array().unwrap();
     let of_snoop = features.iter().filter(|f| f["group"] == "snoop");
@@ -112,7 +112,7 @@ fn where_the_programs_of_snoop_load_each_of_their_parts_is_found() {
         .map(|f| (f["id"].as_str().unwrap(), f["state"].as_str().unwrap()))
         .collect();
     if of_snoop["snoop_programs"] != "yes" {
-        println!("not tried: the programs do not load here: {of_snoop:?}");
+        println!("not tested: the programs do not load here: {of_snoop:?}");
         return;
     }
     for part in ["sched_cls", "clone_redirect", "bpf_loop", "bpf_ringbuf"] {
@@ -121,7 +121,7 @@ fn where_the_programs_of_snoop_load_each_of_their_parts_is_found() {
 }
 
 #[test]
-fn an_examination_leaves_the_host_as_it_was() {
+fn the_doctor_leaves_the_host_unchanged() {
     let before = traces();
     doctor(&[]);
     let after = traces();
@@ -132,7 +132,7 @@ fn an_examination_leaves_the_host_as_it_was() {
 }
 
 #[test]
-fn too_few_descriptors_block_and_the_exit_status_says_so() {
+fn too_few_descriptors_block_and_set_the_exit_status() {
     let shell = r#"ulimit -n 64 && exec "$0" doctor"#;
     let output = Command::new("sh")
         .args(["-c", shell, env!("CARGO_BIN_EXE_taut")])

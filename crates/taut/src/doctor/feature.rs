@@ -1,4 +1,4 @@
-//! What a feature's presence or absence means.
+//! Features of the kernel and the machine, and the severity of their absence.
 
 use serde::Serialize;
 use taut_sys::probe::Answer;
@@ -9,20 +9,20 @@ mod list;
 
 pub(crate) use list::FEATURES;
 
-/// A feature of the kernel or the machine, and why anybody would want it.
+/// A feature of the kernel or the machine, and its use.
 pub(crate) struct Feature {
-    /// Its name for programs; never changes once published.
+    /// The name for programs, which does not change between versions.
     pub(crate) id: &'static str,
     pub(crate) group: Group,
     pub(crate) name: &'static str,
     pub(crate) used_for: &'static str,
     pub(crate) if_missing: &'static str,
-    /// What its absence is.
+    /// The severity of its absence.
     pub(crate) absence: Severity,
     pub(crate) probe: fn() -> Answer,
 }
 
-/// Whose feature it is.
+/// The part of Taut that uses the feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Group {
@@ -43,23 +43,23 @@ impl Group {
             Self::Lab => "Lab",
             Self::Intercept => "Interception",
             Self::Snoop => "Snoop",
-            Self::Bpf => "BPF (for jobs to come)",
-            Self::Guests => "Processes and guests (for jobs to come)",
+            Self::Bpf => "BPF",
+            Self::Guests => "Processes and guests",
         }
     }
 }
 
-/// Whether the feature is there.
+/// Whether the machine has the feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
     Yes,
     No,
-    /// It could not be tried.
+    /// The probe could not run.
     Unknown,
 }
 
-/// A feature as it was found here.
+/// The result for one feature.
 #[derive(Debug, Serialize)]
 pub(crate) struct Finding {
     pub(crate) id: &'static str,
@@ -67,23 +67,25 @@ pub(crate) struct Finding {
     pub(crate) name: &'static str,
     pub(crate) state: State,
     pub(crate) severity: Severity,
-    /// The kernel's answer, where there is more to say than yes.
+    /// The probe's reason, unless the answer is a plain yes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) detail: Option<String>,
     pub(crate) used_for: &'static str,
     pub(crate) if_missing: &'static str,
 }
 
-/// The detail of what only root can try.
+/// The detail of a probe that only root can run.
 pub(crate) const NEEDS_ROOT: &str = "needs root";
 
-/// What `answer` means. What could not be tried is held against nobody.
-pub(crate) fn judge(feature: &Feature, answer: Answer) -> Finding {
+/// Converts a probe's answer to a finding. An unknown answer counts as fine.
+pub(crate) fn assess(feature: &Feature, answer: Answer) -> Finding {
     let (state, detail) = match answer {
         Answer::Yes => (State::Yes, None),
         Answer::NotLoaded { module } => (
             State::Yes,
-            Some(format!("module {module}, not loaded yet, so not tried")),
+            Some(format!(
+                "module {module} is not loaded, so it was not tried"
+            )),
         ),
         Answer::No(why) => (State::No, Some(why)),
         Answer::NeedsRoot => (State::Unknown, Some(NEEDS_ROOT.to_owned())),
@@ -123,7 +125,7 @@ mod tests {
 
     #[test]
     fn only_a_feature_that_is_known_to_be_missing_blocks() {
-        let severity = |answer| judge(&NEEDED, answer).severity;
+        let severity = |answer| assess(&NEEDED, answer).severity;
         assert_eq!(
             severity(Answer::No("no such thing".into())),
             Severity::Blocks
@@ -133,8 +135,8 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_is_not_loaded_counts_as_there_and_says_that_it_was_not_tried() {
-        let finding = judge(
+    fn a_module_that_is_not_loaded_counts_as_present_and_is_reported_as_not_tried() {
+        let finding = assess(
             &NEEDED,
             Answer::NotLoaded {
                 module: "sch_fq".into(),
@@ -145,18 +147,18 @@ mod tests {
             finding
                 .detail
                 .unwrap()
-                .contains("module sch_fq, not loaded")
+                .contains("module sch_fq is not loaded")
         );
     }
 
     #[test]
-    fn every_feature_has_an_id_of_its_own() {
+    fn every_feature_has_a_unique_id() {
         let ids = FEATURES.iter().map(|f| f.id).collect::<HashSet<_>>();
         assert_eq!(ids.len(), FEATURES.len());
     }
 
     #[test]
-    fn only_what_relay_and_lab_need_can_block() {
+    fn only_features_of_relay_and_lab_can_slow_or_block() {
         for feature in FEATURES.iter().filter(|f| f.absence != Severity::Fine) {
             assert!(
                 matches!(feature.group, Group::Relay | Group::Lab),

@@ -1,20 +1,20 @@
-//! The whole of what was found. `docs/doctor.md` has its form as JSON; keep the two together.
+//! The report. `docs/doctor.md` documents its JSON form; change both together.
 
 use serde::Serialize;
 
 use super::severity::Severity;
 use super::{feature, setting};
 
-/// All findings and what they come to.
+/// All findings and the overall verdict.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     /// Taut's version.
     pub(crate) version: &'static str,
     /// The running kernel's release.
     pub(crate) kernel: String,
-    /// Whether it was run as root; without, some features cannot be tried.
+    /// Whether it ran as root. Some features cannot be probed otherwise.
     pub(crate) root: bool,
-    /// The worst of all findings.
+    /// The highest severity of all findings.
     pub(crate) verdict: Severity,
     pub(crate) features: Vec<feature::Finding>,
     pub(crate) settings: Vec<setting::Finding>,
@@ -44,7 +44,7 @@ impl Report {
         }
     }
 
-    /// How many findings are of this severity.
+    /// Returns the number of findings of this severity.
     pub(crate) fn count(&self, severity: Severity) -> usize {
         self.features
             .iter()

@@ -1,4 +1,4 @@
-//! What sysctls and limits mean for Taut: pure, from a snapshot of them.
+//! The effect of sysctls and limits on Taut. Pure: it assesses a snapshot.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ mod window;
 #[cfg(test)]
 mod tests;
 
-/// The sysctls that are judged.
+/// The sysctls that are assessed.
 pub(crate) const SYSCTLS: &[&str] = &[
     "fs.file-max",
     "fs.nr_open",
@@ -41,19 +41,19 @@ pub(crate) const SYSCTLS: &[&str] = &[
     "net.ipv6.conf.all.forwarding",
 ];
 
-/// The settings of a machine, as they were read.
+/// A snapshot of a machine's settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Host {
-    /// Values by dotted name, without those that the kernel does not have.
+    /// Values by dotted name, without sysctls that the kernel lacks.
     pub(crate) sysctls: BTreeMap<String, String>,
-    /// The hard limit of open descriptors of a process.
+    /// Hard limit of open descriptors per process.
     pub(crate) open_files: u64,
-    /// Bytes in a page.
+    /// Page size in bytes.
     pub(crate) page: u64,
-    /// Root is exempt from some limits.
+    /// Whether this process is root, which is exempt from some limits.
     pub(crate) root: bool,
-    /// What there is of the policy route of a relay that intercepts here now, for IPv4 and IPv6.
-    /// `None`: none does, or it cannot be told.
+    /// The state of the policy routes for IPv4 and IPv6 while a relay intercepts on this machine.
+    /// `None` if no relay intercepts or that is unknown.
     pub(crate) intercepting: Option<[Presence; 2]>,
 }
 
@@ -64,22 +64,22 @@ impl Host {
         self.sysctls.get(name).map(String::as_str)
     }
 
-    /// The number in place `field` of a sysctl that holds one or several.
+    /// Returns number `field`, from 0, of a sysctl with one or several numbers.
     fn number(&self, name: &str, field: usize) -> Option<u64> {
         self.text(name)?.split(' ').nth(field)?.parse().ok()
     }
 }
 
-/// A setting as it was found here.
+/// The result for one setting.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
     /// The sysctl, or the name of the limit.
     pub(crate) id: &'static str,
     pub(crate) value: String,
     pub(crate) severity: Severity,
-    /// In one clause: what this value does.
+    /// The effect of this value, in one clause.
     pub(crate) why: String,
-    /// Sets it right until the next boot.
+    /// The command that sets a better value until the next boot.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) command: Option<String>,
 }
@@ -113,7 +113,7 @@ impl Finding {
     }
 }
 
-/// The command that sets a sysctl until the next boot.
+/// Returns the command that sets a sysctl until the next boot.
 fn set(name: &str, value: impl std::fmt::Display) -> String {
     let value = value.to_string();
     match value.contains(' ') {
@@ -122,11 +122,11 @@ fn set(name: &str, value: impl std::fmt::Display) -> String {
     }
 }
 
-/// Judges every setting, in the order of what it is about.
-pub(crate) fn judge(host: &Host) -> Vec<Finding> {
-    let mut findings = capacity::judge(host);
-    findings.extend(window::judge(host));
-    findings.extend(tcp::judge(host));
-    findings.extend(routing::judge(host));
+/// Assesses every setting, ordered by topic.
+pub(crate) fn assess(host: &Host) -> Vec<Finding> {
+    let mut findings = capacity::assess(host);
+    findings.extend(window::assess(host));
+    findings.extend(tcp::assess(host));
+    findings.extend(routing::assess(host));
     findings
 }

@@ -1,14 +1,14 @@
-//! How much a finding matters.
+//! The severity of a finding.
 
 use serde::Serialize;
 
-/// In order: the worst of several findings is their maximum.
+/// The severity of a finding, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
-    /// Nothing to do.
+    /// No action is needed.
     Fine,
-    /// Taut runs, and gives away speed, connections or diagnosis.
+    /// Taut runs with less speed, fewer connections or less diagnosis.
     Slows,
     /// `taut relay` or `taut lab` cannot run.
     Blocks,

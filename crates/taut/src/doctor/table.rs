@@ -1,4 +1,4 @@
-//! A report for people: words, no colours, 80 columns.
+//! The report as text of 80 columns, without colours.
 
 use std::fmt::Write;
 
@@ -8,10 +8,10 @@ use super::setting::{self, Finding};
 use super::severity::Severity;
 
 const WIDTH: usize = 80;
-/// Widths of the columns: feature, state, used for, if missing. One blank between them.
+/// Widths of the columns feature, state, used for and if missing, separated by one blank.
 const COLUMNS: [usize; 4] = [23, 10, 21, 23];
 
-/// The report as text; with `all`, also the settings that are fine.
+/// Renders the report; with `all`, also the settings that are fine.
 pub(crate) fn render(report: &Report, all: bool) -> String {
     let mut out = String::new();
     heading(&mut out, report);
@@ -21,14 +21,14 @@ pub(crate) fn render(report: &Report, all: bool) -> String {
     out
 }
 
-// Writing to a String cannot fail, so the results of write! are let go in this file.
+// Writing to a String cannot fail, so this file ignores the results of `write!`.
 
 fn heading(out: &mut String, report: &Report) {
     let _ = writeln!(out, "taut {} on Linux {}", report.version, report.kernel);
     if !report.root {
         let _ = writeln!(
             out,
-            "Not run as root: where it says \"can't tell\" and not why, only root can try."
+            "Not run as root: \"can't tell\" without a reason means that only root can try it."
         );
     }
 }
@@ -55,7 +55,7 @@ fn features(out: &mut String, findings: &[feature::Finding]) {
                 finding.if_missing,
             ],
         );
-        // Said once, in the heading.
+        // The heading explains it once for all features.
         let detail = finding
             .detail
             .as_ref()
@@ -79,20 +79,20 @@ fn state(finding: &feature::Finding) -> &'static str {
 fn settings(out: &mut String, findings: &[setting::Finding], all: bool) {
     let wrong = |f: &&setting::Finding| f.severity != Severity::Fine;
     if findings.iter().any(|f| wrong(&f)) {
-        let _ = writeln!(out, "\nSettings that stand in the way");
+        let _ = writeln!(out, "\nSettings to change");
         for finding in findings.iter().filter(wrong) {
             let Finding { id, value, why, .. } = finding;
             let _ = writeln!(out, "{:7} {id} = {value}", finding.severity.word());
             paragraph(out, "        ", "        ", why);
             if let Some(command) = &finding.command {
-                // Not wrapped, and without a prompt: it is there to be copied.
+                // Not wrapped and without a prompt, so that it can be copied.
                 let _ = writeln!(out, "        {command}");
             }
         }
         let _ = writeln!(out);
-        let keep = "These commands hold until the next boot (prlimit: for this shell). To keep a \
-                    sysctl, put NAME = VALUE into /etc/sysctl.d/90-taut.conf; for a service's \
-                    descriptors, LimitNOFILE= into its unit.";
+        let keep = "These commands are effective until the next boot (prlimit: in this shell). To \
+                    make a sysctl permanent, add NAME = VALUE to /etc/sysctl.d/90-taut.conf; to \
+                    give a service more descriptors, add LimitNOFILE= to its unit.";
         paragraph(out, "", "", keep);
     }
     if all {
@@ -117,9 +117,9 @@ fn summary(out: &mut String, report: &Report) {
         .filter(|f| f.state == State::Unknown)
         .count();
     let verdict = match report.verdict {
-        Severity::Blocks => "Something that taut relay or taut lab needs is missing.",
-        Severity::Slows => "Nothing blocks; something slows.",
-        Severity::Fine => "Nothing blocks, nothing slows.",
+        Severity::Blocks => "taut relay or taut lab cannot run on this machine.",
+        Severity::Slows => "Taut runs on this machine, but some findings slow it down.",
+        Severity::Fine => "Taut runs on this machine at full speed.",
     };
     let _ = writeln!(out);
     let text = format!(
@@ -130,7 +130,7 @@ fn summary(out: &mut String, report: &Report) {
     paragraph(out, "", "", &text);
 }
 
-/// One row of the table, as many lines high as its fullest cell.
+/// Writes a row of the table, whose cells may wrap.
 fn row(out: &mut String, cells: [&str; 4]) {
     let mut wrapped = [0, 1, 2, 3].map(|i| wrap(cells[i], COLUMNS[i]).into_iter());
     loop {
@@ -146,7 +146,7 @@ fn row(out: &mut String, cells: [&str; 4]) {
     }
 }
 
-/// Text wrapped at the width of the page, `first` before its first line and `rest` before the others.
+/// Writes text wrapped at the page width, with `first` before the first line and `rest` before the others.
 fn paragraph(out: &mut String, rest: &str, first: &str, text: &str) {
     let width = WIDTH - rest.len().max(first.len());
     for (i, line) in wrap(text, width).iter().enumerate() {
@@ -154,7 +154,7 @@ fn paragraph(out: &mut String, rest: &str, first: &str, text: &str) {
     }
 }
 
-/// Breaks text at blanks. A word longer than `width` keeps a line of its own.
+/// Wraps text at blanks. A word longer than `width` gets a line of its own.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -179,7 +179,7 @@ mod tests {
     fn report(answer: &Answer) -> String {
         let features = FEATURES
             .iter()
-            .map(|f| feature::judge(f, answer.clone()))
+            .map(|f| feature::assess(f, answer.clone()))
             .collect();
         render(
             &Report::new("6.1.0".into(), true, features, Vec::new()),
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn features_fit_eighty_columns_whatever_the_answer() {
-        let why = "the kernel said no at such length that it does not fit on a line of the table";
+        let why = "the kernel gave a reason so long that it does not fit on one line of the table";
         for answer in [
             Answer::Yes,
             Answer::No(why.into()),
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told_in_words_not_in_colours() {
+    fn a_missing_feature_is_marked_with_words_and_not_with_colours() {
         let text = report(&Answer::No("no such thing".into()));
         assert!(text.contains("NO, blocks"));
         assert!(!text.contains('\x1b'));

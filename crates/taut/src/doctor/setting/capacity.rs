@@ -1,24 +1,24 @@
-//! Whether a node can hold the sessions it is meant for.
+//! Limits on the number of sessions of a relay node.
 
 use taut_relay::config::DataPath;
 
 use super::{Finding, Host, Severity, set};
 
-/// What one relay node is meant to hold at a time.
+/// The number of concurrent sessions that one relay node should hold.
 const SESSIONS: u64 = 8_000;
 const DESCRIPTORS_A_SESSION: u64 = 2;
 const PIPES: u64 = DataPath::DEFAULT.max_pipes as u64;
 const PIPE_BYTES: u64 = DataPath::DEFAULT.pipe_size as u64;
-/// Listeners, epoll instances, timers, logs, the metrics port.
+/// Descriptors for listeners, epoll instances, timers, logs and the metrics port.
 const OTHER_DESCRIPTORS: u64 = 128;
-/// All of them at once.
+/// Descriptors of a fully loaded node.
 const DESCRIPTORS: u64 = SESSIONS * DESCRIPTORS_A_SESSION + PIPES * 2 + OTHER_DESCRIPTORS;
-/// Below this not even a world of the lab with its servers can be opened.
+/// The smallest limit with which a world of the lab with its servers can run.
 const FEWEST_DESCRIPTORS: u64 = 256;
-/// A connect in flight has a place in this queue; a burst of them is what a relay is for.
+/// Length of a queue of incoming connections that holds the bursts a relay has to accept.
 const QUEUE: u64 = 1_024;
 
-pub(super) fn judge(host: &Host) -> Vec<Finding> {
+pub(super) fn assess(host: &Host) -> Vec<Finding> {
     let mut findings = vec![open_files(host)];
     findings.extend(file_max(host));
     findings.extend(pipe_pages(host));
@@ -26,12 +26,12 @@ pub(super) fn judge(host: &Host) -> Vec<Finding> {
     findings.extend(queue(
         host,
         "net.core.somaxconn",
-        "connections wait to be accepted",
+        "connections can wait for accept",
     ));
     findings.extend(queue(
         host,
         "net.ipv4.tcp_max_syn_backlog",
-        "handshakes wait to be finished",
+        "handshakes can be in progress",
     ));
     findings.extend(ports(host));
     findings
@@ -45,14 +45,14 @@ fn open_files(host: &Host) -> Finding {
         return Finding::fine(ID, limit, format!("room for {SESSIONS} sessions"));
     }
     let wanted = (2 * DESCRIPTORS).next_power_of_two();
-    // Only the kernel's ceiling can stand in the way of the command; it is named then.
+    // The kernel rejects a limit above fs.nr_open, so raise that first if needed.
     let raise = match host.number("fs.nr_open", 0) {
         Some(ceiling) if ceiling < wanted => format!("{} && ", set("fs.nr_open", wanted)),
         _ => String::new(),
     };
     let command = format!("{raise}prlimit --pid $$ --nofile={wanted}:{wanted}");
     if limit < FEWEST_DESCRIPTORS {
-        let why = "too few descriptors for a relay or a world of the lab".to_owned();
+        let why = "too few descriptors for a relay or a lab world".to_owned();
         return Finding {
             id: ID,
             value: limit.to_string(),
@@ -61,7 +61,7 @@ fn open_files(host: &Host) -> Finding {
             command: Some(command),
         };
     }
-    let why = format!("a relay of this shell holds {sessions} sessions, not {SESSIONS}");
+    let why = format!("a relay started here holds {sessions} sessions instead of {SESSIONS}");
     Finding::slows(ID, limit, why, command)
 }
 
@@ -69,9 +69,9 @@ fn file_max(host: &Host) -> Option<Finding> {
     const ID: &str = "fs.file-max";
     let value = host.number(ID, 0)?;
     Some(match value >= 2 * DESCRIPTORS {
-        true => Finding::fine(ID, value, "enough files for the whole machine"),
+        true => Finding::fine(ID, value, "enough open files for the whole machine"),
         false => {
-            let why = "all processes together run out of files before one relay is full";
+            let why = "the machine runs out of open files before one relay is full";
             Finding::slows(
                 ID,
                 value,
@@ -92,7 +92,7 @@ fn pipe_pages(host: &Host) -> Option<Finding> {
         _ if value >= wanted => Finding::fine(ID, value, "room for the relay's pipes"),
         _ => {
             let why = format!(
-                "the relay gets {} of its {PIPES} pipes; other transfers are copied",
+                "the relay gets {} of its {PIPES} pipes and copies the other transfers",
                 value * host.page / PIPE_BYTES
             );
             Finding::slows(ID, value, why, set(ID, wanted.next_power_of_two()))
@@ -107,18 +107,21 @@ fn pipe_size(host: &Host) -> Option<Finding> {
         _ if host.root => Finding::fine(ID, value, "root's pipes are not limited"),
         _ if value >= PIPE_BYTES => Finding::fine(ID, value, "room for the relay's pipes"),
         _ => {
-            let why = format!("the relay's pipes of {PIPE_BYTES} bytes are refused: it copies");
+            let why =
+                format!("the kernel refuses the relay's pipes of {PIPE_BYTES} bytes, so it copies");
             Finding::slows(ID, value, why, set(ID, 1 << 20))
         }
     })
 }
 
-fn queue(host: &Host, id: &'static str, what: &str) -> Option<Finding> {
+fn queue(host: &Host, id: &'static str, use_of: &str) -> Option<Finding> {
     let value = host.number(id, 0)?;
     Some(match value >= QUEUE {
         true => Finding::fine(id, value, "room for a burst of connections"),
         false => {
-            let why = format!("only {value} {what}; in a burst, others lose a second or more");
+            let why = format!(
+                "only {value} {use_of}; in a burst, others are delayed by a second or more"
+            );
             Finding::slows(id, value, why, set(id, 4 * QUEUE))
         }
     })
@@ -128,15 +131,16 @@ fn ports(host: &Host) -> Option<Finding> {
     const ID: &str = "net.ipv4.ip_local_port_range";
     let (low, high) = (host.number(ID, 0)?, host.number(ID, 1)?);
     let ports = (high + 1).saturating_sub(low);
-    // A port rests for a minute after its connection ends (TIME_WAIT), so as many again.
+    // A port stays in TIME_WAIT for a minute after its connection, so twice as many are needed.
     Some(match ports >= 2 * SESSIONS {
         true => Finding::fine(
             ID,
             format!("{low} {high}"),
-            "enough ports to the next relay",
+            "enough ports for one upstream relay",
         ),
         false => {
-            let why = format!("{ports} ports, so no more sessions than that to one next relay");
+            let why =
+                format!("{ports} ports limit the sessions to one upstream relay to that number");
             Finding::slows(ID, format!("{low} {high}"), why, set(ID, "10240 65535"))
         }
     })

@@ -1,13 +1,13 @@
-//! Switches of the kernel's TCP.
+//! Switches of the kernel's TCP (ip-sysctl).
 
 use super::{Finding, Host, set};
 
-/// A switch with one right position.
+/// A switch with one recommended position.
 struct Switch {
     name: &'static str,
-    /// On is any number but 0.
+    /// The recommended position; any number but 0 is on.
     on: bool,
-    /// What the wrong position does.
+    /// The effect of the other position.
     wrong: &'static str,
 }
 
@@ -15,36 +15,36 @@ const SWITCHES: &[Switch] = &[
     Switch {
         name: "net.ipv4.tcp_window_scaling",
         on: true,
-        wrong: "no window above 64 KiB: 1.9 Mbit/s at 274 ms",
+        wrong: "windows are limited to 64 KiB: 1.9 Mbit/s at 274 ms",
     },
     Switch {
         name: "net.ipv4.tcp_sack",
         on: true,
-        wrong: "several losses in one window cost a round trip each",
+        wrong: "each further loss in a window costs a round trip",
     },
     Switch {
         name: "net.ipv4.tcp_timestamps",
         on: true,
-        wrong: "fewer RTT samples, and needless retransmissions go unnoticed",
+        wrong: "fewer RTT samples, and spurious retransmissions are not detected",
     },
     Switch {
         name: "net.ipv4.tcp_moderate_rcvbuf",
         on: true,
-        wrong: "receive windows do not grow with the path",
+        wrong: "receive windows do not grow to fit the path",
     },
     Switch {
         name: "net.ipv4.tcp_abort_on_overflow",
         on: false,
-        wrong: "a burst of connections is reset, not asked to wait",
+        wrong: "connections in a burst are reset instead of delayed",
     },
 ];
 
-pub(super) fn judge(host: &Host) -> Vec<Finding> {
+pub(super) fn assess(host: &Host) -> Vec<Finding> {
     let mut findings = SWITCHES
         .iter()
         .filter_map(|s| switch(host, s))
         .collect::<Vec<_>>();
-    findings.extend(remembered_losses(host));
+    findings.extend(metrics_cache(host));
     findings.extend(mtu_probing(host));
     findings.extend(reverse_path(host));
     findings
@@ -63,28 +63,24 @@ fn switch(host: &Host, switch: &Switch) -> Option<Finding> {
     })
 }
 
-/// What a connection learnt is kept for the next one to the same place. Kernels since 5.6 leave out
-/// the slow-start threshold; before, or where that is set otherwise, one loss slows all that follow.
-fn remembered_losses(host: &Host) -> Option<Finding> {
+/// The kernel caches metrics of a connection for later ones to the same host. Since 5.6 it leaves out the
+/// slow-start threshold; otherwise one loss slows all later connections.
+fn metrics_cache(host: &Host) -> Option<Finding> {
     const ID: &str = "net.ipv4.tcp_no_metrics_save";
-    let nothing_kept = host.number(ID, 0)?;
-    let threshold_left_out = host
+    let no_metrics = host.number(ID, 0)?;
+    let no_ssthresh = host
         .number("net.ipv4.tcp_no_ssthresh_metrics_save", 0)
         .unwrap_or(0);
-    Some(match (nothing_kept, threshold_left_out) {
+    Some(match (no_metrics, no_ssthresh) {
         (0, 0) => {
-            let why = "a loss ends slow start early for every later connection to that place";
-            Finding::slows(ID, nothing_kept, why, set(ID, 1))
+            let why = "after a loss, later connections to the same host leave slow start early";
+            Finding::slows(ID, no_metrics, why, set(ID, 1))
         }
-        _ => Finding::fine(
-            ID,
-            nothing_kept,
-            "no loss is held against later connections",
-        ),
+        _ => Finding::fine(ID, no_metrics, "a loss does not affect later connections"),
     })
 }
 
-/// Off is the kernel's default and right unless a path is broken, so it is never a fault.
+/// Off is the kernel's default and right unless a path is broken, so both values are fine.
 fn mtu_probing(host: &Host) -> Option<Finding> {
     const ID: &str = "net.ipv4.tcp_mtu_probing";
     let value = host.number(ID, 0)?;
@@ -92,13 +88,13 @@ fn mtu_probing(host: &Host) -> Option<Finding> {
         0 => Finding::fine(
             ID,
             value,
-            "off; set 1 if a path hangs because it drops ICMP",
+            "off; set it to 1 if connections hang on a path that drops ICMP",
         ),
         _ => Finding::fine(ID, value, "on"),
     })
 }
 
-/// The stricter of the two filters counts (ip-sysctl: the maximum of all and the interface).
+/// The effective filter is the maximum of `all` and the interface's own (ip-sysctl).
 fn reverse_path(host: &Host) -> Option<Finding> {
     const STRICT: u64 = 1;
     let by_mark = host.number("net.ipv4.conf.all.src_valid_mark", 0) == Some(1);
@@ -111,11 +107,12 @@ fn reverse_path(host: &Host) -> Option<Finding> {
     let (id, value) = worst;
     Some(match value {
         STRICT if !by_mark => {
-            let why = "strict: drops replies that come by another way than they would go";
-            // Loose wins over strict, as the kernel takes the larger number.
+            let why =
+                "strict: the kernel drops replies that arrive on another path than the reverse";
+            // Loose overrides strict, because the kernel takes the larger number.
             Finding::slows(id, value, why, set("net.ipv4.conf.all.rp_filter", 2))
         }
-        STRICT => Finding::fine(id, value, "strict, but minds the mark (src_valid_mark)"),
+        STRICT => Finding::fine(id, value, "strict, but includes the mark (src_valid_mark)"),
         _ => Finding::fine(id, value, "not strict"),
     })
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A stock Debian 12 with 16 GiB, root's shell in a systemd session.
+/// The settings of a stock Debian 12 with 16 GiB, in root's shell in a systemd session.
 fn stock() -> Host {
     let sysctls = [
         ("fs.file-max", "9223372036854775807"),
@@ -42,7 +42,7 @@ fn with(name: &str, value: &str) -> Host {
 }
 
 fn finding(host: &Host, id: &str) -> Finding {
-    judge(host)
+    assess(host)
         .into_iter()
         .find(|f| f.id == id)
         .unwrap_or_else(|| panic!("no finding {id}"))
@@ -55,8 +55,8 @@ fn command(host: &Host, id: &str) -> String {
 }
 
 #[test]
-fn a_stock_debian_is_slow_only_on_long_fat_paths_and_after_idling() {
-    let findings = judge(&stock());
+fn a_stock_debian_is_slow_only_on_paths_with_a_large_bandwidth_delay_product() {
+    let findings = assess(&stock());
     let slow = findings
         .iter()
         .filter(|f| f.severity != Severity::Fine)
@@ -68,7 +68,7 @@ fn a_stock_debian_is_slow_only_on_long_fat_paths_and_after_idling() {
 }
 
 #[test]
-fn every_setting_that_is_read_has_a_stock_value_here() {
+fn every_sysctl_has_a_stock_value_in_these_tests() {
     let host = stock();
     for name in SYSCTLS {
         assert!(host.sysctls.contains_key(*name), "{name}");
@@ -80,16 +80,16 @@ fn a_buffer_is_raised_to_two_windows_and_its_other_two_numbers_are_kept() {
     let rmem = finding(&stock(), "net.ipv4.tcp_rmem");
     assert_eq!(
         rmem.why,
-        "a connection gets about 91 Mbit/s at 274 ms, of 1000"
+        "a connection reaches about 91 of 1000 Mbit/s at 274 ms"
     );
     let command = rmem.command.unwrap();
     assert_eq!(
         command,
         "sysctl -w net.ipv4.tcp_rmem='4096 131072 69206016'"
     );
-    let cured = with("net.ipv4.tcp_rmem", "4096 131072 69206016");
+    let raised = with("net.ipv4.tcp_rmem", "4096 131072 69206016");
     assert_eq!(
-        finding(&cured, "net.ipv4.tcp_rmem").severity,
+        finding(&raised, "net.ipv4.tcp_rmem").severity,
         Severity::Fine
     );
 }
@@ -104,7 +104,7 @@ fn the_descriptors_of_a_node_are_counted() {
     assert_eq!(few.severity, Severity::Slows);
     assert_eq!(
         few.why,
-        "a relay of this shell holds 320 sessions, not 8000"
+        "a relay started here holds 320 sessions instead of 8000"
     );
     assert_eq!(
         few.command.unwrap(),
@@ -115,7 +115,7 @@ fn the_descriptors_of_a_node_are_counted() {
 }
 
 #[test]
-fn a_ceiling_that_would_refuse_more_descriptors_is_raised_first() {
+fn a_kernel_limit_below_the_wanted_descriptors_is_raised_first() {
     let mut host = with("fs.nr_open", "4096");
     host.open_files = 4_096;
     assert_eq!(
@@ -125,7 +125,7 @@ fn a_ceiling_that_would_refuse_more_descriptors_is_raised_first() {
 }
 
 #[test]
-fn the_limit_of_pipe_pages_is_for_others_than_root() {
+fn the_limit_of_pipe_pages_does_not_apply_to_root() {
     let mut host = with("fs.pipe-user-pages-soft", "1024");
     assert_eq!(
         finding(&host, "fs.pipe-user-pages-soft").severity,
@@ -150,7 +150,7 @@ fn larger_pages_need_fewer_of_them() {
 }
 
 #[test]
-fn switches_in_the_wrong_position_are_set_right() {
+fn a_switch_in_the_wrong_position_has_a_command_that_corrects_it() {
     for (name, wrong, right) in [
         ("net.ipv4.tcp_window_scaling", "0", "1"),
         ("net.ipv4.tcp_sack", "0", "1"),
@@ -167,7 +167,7 @@ fn switches_in_the_wrong_position_are_set_right() {
 }
 
 #[test]
-fn timestamps_without_an_offset_are_still_timestamps() {
+fn timestamps_without_a_random_offset_count_as_on() {
     let host = with("net.ipv4.tcp_timestamps", "2");
     assert_eq!(
         finding(&host, "net.ipv4.tcp_timestamps").severity,
@@ -189,7 +189,7 @@ fn short_queues_and_few_ports_are_found() {
 }
 
 #[test]
-fn remembered_losses_matter_only_where_the_threshold_is_kept() {
+fn cached_metrics_matter_only_where_they_include_the_threshold() {
     const ID: &str = "net.ipv4.tcp_no_metrics_save";
     let mut host = stock();
     host.sysctls.remove("net.ipv4.tcp_no_ssthresh_metrics_save");
@@ -202,7 +202,7 @@ fn remembered_losses_matter_only_where_the_threshold_is_kept() {
 }
 
 #[test]
-fn a_strict_reverse_path_is_found_unless_marks_are_minded() {
+fn a_strict_reverse_path_filter_is_reported_unless_it_includes_the_mark() {
     const ID: &str = "net.ipv4.conf.all.rp_filter";
     let mut host = with(ID, "1");
     assert_eq!(
@@ -217,13 +217,13 @@ fn a_strict_reverse_path_is_found_unless_marks_are_minded() {
 }
 
 #[test]
-fn what_the_kernel_does_not_have_is_not_judged() {
+fn a_sysctl_that_the_kernel_lacks_is_left_out() {
     let host = Host {
         sysctls: BTreeMap::new(),
         ..stock()
     };
     assert_eq!(
-        judge(&host).iter().map(|f| f.id).collect::<Vec<_>>(),
+        assess(&host).iter().map(|f| f.id).collect::<Vec<_>>(),
         ["RLIMIT_NOFILE"]
     );
 }
@@ -233,18 +233,18 @@ const THERE: Presence = Presence {
     route: true,
 };
 
-/// As [`with`], while a relay intercepts.
-fn intercepting(settings: &[(&str, &str)], there: [Presence; 2]) -> Host {
+/// Like [`with`], while a relay intercepts.
+fn intercepting(settings: &[(&str, &str)], presence: [Presence; 2]) -> Host {
     let mut host = stock();
     for (name, value) in settings {
         host.sysctls.insert((*name).to_owned(), (*value).to_owned());
     }
-    host.intercepting = Some(there);
+    host.intercepting = Some(presence);
     host
 }
 
 #[test]
-fn forwarding_is_missed_only_where_a_relay_intercepts() {
+fn missing_forwarding_is_reported_only_where_a_relay_intercepts() {
     const ID: &str = "net.ipv4.ip_forward";
     assert_eq!(finding(&stock(), ID).severity, Severity::Fine);
     assert_eq!(
@@ -256,22 +256,22 @@ fn forwarding_is_missed_only_where_a_relay_intercepts() {
 }
 
 #[test]
-fn a_source_filter_that_minds_the_mark_is_found_where_a_relay_intercepts() {
+fn a_reverse_path_filter_with_the_mark_is_reported_where_a_relay_intercepts() {
     const ID: &str = "net.ipv4.conf.all.src_valid_mark";
     let strict = ("net.ipv4.conf.all.rp_filter", "1");
     let host = intercepting(&[strict, (ID, "1")], [THERE; 2]);
     assert_eq!(command(&host, ID), format!("sysctl -w {ID}=0"));
-    // One of them alone does no harm.
+    // One of the two settings alone does no harm.
     let host = intercepting(
         &[("net.ipv4.conf.default.rp_filter", "0"), (ID, "1")],
         [THERE; 2],
     );
     assert_eq!(finding(&host, ID).severity, Severity::Fine);
-    assert!(judge(&with(ID, "1")).iter().all(|f| f.id != ID));
+    assert!(assess(&with(ID, "1")).iter().all(|f| f.id != ID));
 }
 
 #[test]
-fn a_policy_route_that_somebody_has_taken_away_is_found() {
+fn a_removed_policy_route_is_reported() {
     const RULE: &str = "ip rule 74";
     const ROUTE: &str = "ip route table 29793";
     let gone = Presence {
@@ -279,7 +279,7 @@ fn a_policy_route_that_somebody_has_taken_away_is_found() {
         route: false,
     };
     assert!(
-        judge(&stock())
+        assess(&stock())
             .iter()
             .all(|f| f.id != RULE && f.id != ROUTE)
     );

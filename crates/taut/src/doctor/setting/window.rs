@@ -1,22 +1,22 @@
-//! Whether a connection's window can fill a long fat path.
+//! Whether a connection's window can fill a path with a large bandwidth-delay product.
 
 use super::{Finding, Host, set};
 
-/// The path of the demonstration: client to server, end to end.
+/// The round-trip time of the demonstration's path, client to server.
 const RTT_MS: u64 = 274;
 const BITS_A_SECOND: u64 = 1_000_000_000;
-/// What must be in flight to fill it, in bytes.
+/// The path's bandwidth-delay product in bytes.
 const IN_FLIGHT: u64 = BITS_A_SECOND / 8 / 1_000 * RTT_MS;
-/// A limit of this many windows is enough on either side: the kernel keeps up to half of a receive
-/// buffer for its own structures, and aims at a send buffer of two windows.
+/// The recommended buffer limit, in windows: the kernel uses up to half of a receive buffer for its own
+/// structures and aims at a send buffer of two windows.
 const WINDOWS_ENOUGH: u64 = 2;
 
-/// A buffer, and how much of it can be in flight.
+/// A buffer limit and its overhead.
 struct Buffer {
     id: &'static str,
-    /// Bytes of buffer that a byte in flight takes. The kernel counts its structures into either
-    /// buffer: in a receive buffer it allows half for them (from 6.6 on it measures instead, and
-    /// half is the worst); beside large sends they are small.
+    /// Bytes of buffer per byte in flight. The kernel counts its structures towards both buffers. It
+    /// reserves half of a receive buffer for them (since 6.6 it measures them, and half is the worst
+    /// case); in a send buffer they are small compared to large writes.
     per_byte: u64,
 }
 
@@ -31,12 +31,12 @@ const BUFFERS: [Buffer; 2] = [
     },
 ];
 
-pub(super) fn judge(host: &Host) -> Vec<Finding> {
-    BUFFERS.iter().filter_map(|b| judge_one(host, b)).collect()
+pub(super) fn assess(host: &Host) -> Vec<Finding> {
+    BUFFERS.iter().filter_map(|b| assess_one(host, b)).collect()
 }
 
-/// The third number is how far autotuning may go.
-fn judge_one(host: &Host, buffer: &Buffer) -> Option<Finding> {
+/// Assesses the third number, the limit of auto-tuning.
+fn assess_one(host: &Host, buffer: &Buffer) -> Option<Finding> {
     let id = buffer.id;
     let (least, start, most) = (
         host.number(id, 0)?,
@@ -46,10 +46,10 @@ fn judge_one(host: &Host, buffer: &Buffer) -> Option<Finding> {
     let value = format!("{least} {start} {most}");
     let window = most / buffer.per_byte;
     Some(if window >= IN_FLIGHT {
-        Finding::fine(id, value, "1 Gbit/s fits at 274 ms")
+        Finding::fine(id, value, "enough for 1 Gbit/s at 274 ms")
     } else {
         let mbit = window * 8 / RTT_MS / 1_000;
-        let why = format!("a connection gets about {mbit} Mbit/s at 274 ms, of 1000");
+        let why = format!("a connection reaches about {mbit} of 1000 Mbit/s at 274 ms");
         let enough = (IN_FLIGHT * WINDOWS_ENOUGH).next_multiple_of(1 << 20);
         Finding::slows(id, value, why, set(id, format!("{least} {start} {enough}")))
     })
