@@ -1,19 +1,19 @@
-//! Logs: to standard error, by a thread of their own.
+//! Logging to standard error, by a separate thread.
 //!
-//! A log's reader may be slow, stuck or gone. Threads that move other people's bytes must not wait
-//! for it, nor fall over it: what it does not take is dropped.
+//! The reader of the log may be slow, stuck or gone. Threads that forward data must neither wait for it
+//! nor fail because of it: lines that it does not read are dropped.
 
 use std::io::IsTerminal;
 
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
-/// Lines that wait for a slow reader; the ones after them are dropped.
+/// The number of lines buffered for a slow reader; further lines are dropped.
 const LINES: usize = 4096;
 
-/// Logs `info` and above unless `TAUT_LOG` says otherwise (the syntax of tracing's `EnvFilter`,
-/// such as `TAUT_LOG=debug` or `TAUT_LOG=taut_relay=trace`). Dropping the guard writes out what
-/// waits, for a second at most.
+/// Starts logging at level `info`, or as `TAUT_LOG` says (syntax of tracing's `EnvFilter`, for example
+/// `TAUT_LOG=debug` or `TAUT_LOG=taut_relay=trace`). Dropping the guard writes out the buffered lines,
+/// for at most a second.
 pub(crate) fn to_stderr() -> WorkerGuard {
     let filter = EnvFilter::try_from_env("TAUT_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let (writer, guard) = NonBlockingBuilder::default()

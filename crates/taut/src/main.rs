@@ -39,12 +39,12 @@ enum Command {
     Doctor(doctor::Args),
 }
 
-/// What went wrong, and whether it was the user's doing.
+/// An error message and the exit code that belongs to it.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The command line or the configuration file: exit code 2.
+    /// An error in the command line or the configuration file: exit code 2.
     Usage(String),
-    /// Anything else: exit code 1.
+    /// Any other error: exit code 1.
     Run(String),
 }
 
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     match cli.command {
         Command::Relay(args) => exit_code(relay::prepare(args).and_then(|job| {
-            // It starts a thread; and dropped last, it writes out what has been logged.
+            // Not earlier: it starts a thread. Dropped last, to write out the remaining lines.
             let _log = log::to_stderr();
             relay::run(job)
         })),
@@ -88,7 +88,7 @@ fn exit_code(result: Result<(), Failure>) -> ExitCode {
         Err(Failure::Usage(sentence)) => (sentence, ExitCode::from(2)),
         Err(Failure::Run(sentence)) => (sentence, ExitCode::FAILURE),
     };
-    // Nobody may be reading any more; eprintln! would panic.
+    // The reader may be gone, and `eprintln!` would panic then.
     let _ = writeln!(std::io::stderr(), "taut: {sentence}");
     code
 }

@@ -1,4 +1,4 @@
-//! `taut relay`.
+//! `taut relay`: runs a relay node.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,52 +13,52 @@ use taut_sys::privileges::{self, Capability};
 
 use crate::Failure;
 
-/// Read when neither `--config` nor `--listen` is given.
+/// The configuration file if neither `--config` nor `--listen` is given.
 const DEFAULT_CONFIG: &str = "/etc/taut/taut.toml";
 
 /// Run a relay node: split long TCP connections into short ones
 #[derive(ClapArgs)]
 #[command(after_help = "\
-Without options, reads the [relay] section of /etc/taut/taut.toml. A relay on its own:
+Without options, reads the [relay] section of /etc/taut/taut.toml. A relay without a file:
 
   taut relay --listen :8080 --to origin.example:80
 
-SIGTERM and SIGINT drain: no new connections, and the open ones have relay.drain_timeout to end; \
-a second signal resets them. SIGHUP reads the configuration again; sessions go on.")]
+SIGTERM and SIGINT drain the relay: it accepts no more connections and gives open sessions \
+relay.drain_timeout to end; a second signal resets them. SIGHUP reloads the configuration; sessions \
+continue.")]
 pub(crate) struct Args {
     /// Configuration file
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    // Not a doc comment: rustdoc would take the brackets for a link.
+    // Not a doc comment: rustdoc would read the brackets as a link.
     #[arg(
         short,
         long,
         value_name = "ADDR",
         requires = "to",
-        help = "Address to listen on: ADDRESS:PORT, [ADDRESS]:PORT, or :PORT for all; may be repeated"
+        help = "Address to listen on: ADDRESS:PORT, [ADDRESS]:PORT, or :PORT for all addresses; may be repeated"
     )]
     listen: Vec<Listen>,
 
-    /// Destination or next relay of what comes in on --listen
+    /// Destination or upstream relay of connections to --listen
     #[arg(short, long, value_name = "HOST:PORT", requires = "listen")]
     to: Option<Destination>,
 
-    /// Serve OpenMetrics here, at /metrics
+    /// Address to serve OpenMetrics on, at /metrics
     #[arg(short, long, value_name = "ADDR")]
     metrics: Option<SocketAddr>,
 }
 
-/// A relay that is about to start, with the privileges that it will have.
+/// A relay that is ready to start, with reduced privileges.
 pub(crate) struct Job {
     args: Args,
     config: Config,
     inherited: Vec<Passed>,
 }
 
-/// What has to be done while this process has one thread: privileges are each thread's own. It
-/// gives up here what it does not need, so that what it acquires at the start it can acquire
-/// again when the configuration is read again.
+/// Prepares the start while the process has one thread, because privileges are per thread. Drops
+/// unneeded privileges before anything is opened, so that a reload can open everything again.
 pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
     let run = |e: &dyn std::fmt::Display| Failure::Run(e.to_string());
     let config = configuration(&args).map_err(|e| Failure::Usage(e.to_string()))?;
@@ -78,7 +78,7 @@ pub(crate) fn prepare(args: Args) -> Result<Job, Failure> {
     })
 }
 
-/// What a relay cannot do without, also when it is told to read its configuration again.
+/// Returns the capabilities that a relay needs, also for a reload.
 fn needed(config: &Config) -> Vec<Capability> {
     // Congestion controls and buffers of legs; ports below 1024.
     let mut needed = vec![Capability::NetAdmin, Capability::NetBindService];
@@ -95,11 +95,12 @@ pub(crate) fn run(job: Job) -> Result<(), Failure> {
         config,
         inherited,
     } = job;
-    let reread = Box::new(move || configuration(&args));
-    serve::run(&config, inherited, reread).map_err(|e| Failure::Run(e.to_string()))
+    let reload = Box::new(move || configuration(&args));
+    serve::run(&config, inherited, reload).map_err(|e| Failure::Run(e.to_string()))
 }
 
-/// The file, with the flags over it: a forward on the command line comes besides the file's.
+/// Reads the configuration file and applies the flags. A forward on the command line is added to those of
+/// the file.
 fn configuration(args: &Args) -> Result<Config, ConfigError> {
     let to = args.to.as_ref();
     let forward = to.map(|to| Forward::new(args.listen.clone(), to.clone()));

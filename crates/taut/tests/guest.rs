@@ -1,4 +1,4 @@
-//! `taut guest` as a process: connections have what it loads, and it leaves nothing behind.
+//! `taut guest` as a process: connections use the loaded congestion controls, and `down` removes all.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 #[path = "shared/host.rs"]
@@ -22,13 +22,13 @@ const TAUT: &str = env!("CARGO_BIN_EXE_taut");
 const ALL: &str = "/proc/sys/net/ipv4/tcp_available_congestion_control";
 const DEFAULT: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 
-/// Congestion controls are the whole kernel's: one test at a time has them.
+/// Serialises the tests, because congestion controls are registered for the whole kernel.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A host with a BPF file system of its own, which is gone with it.
+/// A network namespace with a BPF file system of its own, both removed on drop.
 struct Machine {
     host: Host,
-    /// A process in it, which ends when nobody writes to it any more.
+    /// A process in the mount namespace, which ends when its standard input is closed.
     holder: Child,
     _alone: MutexGuard<'static, ()>,
 }
@@ -36,10 +36,10 @@ struct Machine {
 // === impl Machine ===
 
 impl Machine {
-    /// `None`: this kernel takes no congestion controls in BPF.
+    /// Returns `None` if this kernel lacks congestion controls in BPF.
     fn new() -> Option<Self> {
         if let Answer::No(why) = bpf::tcp_congestion_ops() {
-            println!("SKIPPED: this kernel takes no congestion controls in BPF: {why}");
+            println!("SKIPPED: this kernel lacks congestion controls in BPF: {why}");
             return None;
         }
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,7 +66,7 @@ impl Machine {
         self.run_in(&self.host, program, args)
     }
 
-    /// In another network namespace, but with the same files.
+    /// Runs a program in another network namespace with the same mounts.
     fn run_in(&self, host: &Host, program: &str, args: &[&str]) -> Output {
         let mut command = Command::new("nsenter");
         command
@@ -82,8 +82,8 @@ impl Machine {
         assert!(output.status.success(), "{script}: {}", said(&output));
     }
 
-    /// What it says when it fails.
-    fn complains(&self, args: &[&str]) -> String {
+    /// Runs a command that must fail and returns its error message.
+    fn fails(&self, args: &[&str]) -> String {
         let output = self.run(TAUT, &[&["guest"], args].concat());
         let said = said(&output);
         assert_eq!(output.status.code(), Some(1), "taut guest {args:?}: {said}");
@@ -113,7 +113,8 @@ impl Machine {
         String::from_utf8(found.stdout).unwrap()
     }
 
-    /// Sends bytes to itself by this congestion control, or the default.
+    /// Transfers data over a connection with this congestion control or the default. Returns the
+    /// connection's congestion control.
     fn transfer(&self, control: Option<&str>) -> String {
         let listener = self.host.listener();
         let (client, mut server) = self.host.connection(&listener);
@@ -138,14 +139,14 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Whatever has failed: what is registered is the whole kernel's.
+        // Also after a failure, because congestion controls are registered for the whole kernel.
         let _ = self.run(TAUT, &["guest", "down"]);
         drop(self.holder.stdin.take());
         let _ = self.holder.wait();
     }
 }
 
-/// Keeps a CPU busy: one that idles has no ticks.
+/// Keeps a CPU busy, because an idle CPU has no timer ticks.
 struct Busy(Arc<AtomicBool>);
 
 impl Busy {
@@ -181,7 +182,7 @@ fn registered() -> String {
 }
 
 #[test]
-fn connections_have_what_it_loads_and_nothing_is_left_behind() {
+fn connections_use_the_loaded_congestion_controls_and_down_removes_all() {
     let Some(machine) = Machine::new() else {
         return;
     };
@@ -191,9 +192,9 @@ fn connections_have_what_it_loads_and_nothing_is_left_behind() {
         assert!(registered().contains(control), "{}", registered());
         assert_eq!(machine.transfer(Some(control)), control);
     }
-    assert_eq!(machine.default(), default, "nobody has asked for another");
+    assert_eq!(machine.default(), default, "no other default was requested");
 
-    // Twice is once.
+    // A second `up` has no further effect.
     machine.guest(&["up", "--default", "bbr"]);
     machine.guest(&["up", "--default", "bbr"]);
     assert_eq!(machine.default(), "taut_bbr");
@@ -213,7 +214,7 @@ fn connections_have_what_it_loads_and_nothing_is_left_behind() {
     let said = machine.guest(&["down"]);
     assert!(said.contains("nothing was loaded"), "{said}");
 
-    // What somebody else has chosen stays; and one that still sends keeps what it has.
+    // A default set by another program stays, and an open connection keeps its congestion control.
     machine.guest(&["up", "--default", "bbr"]);
     let listener = machine.host.listener();
     let (mut client, mut server) = machine.host.connection(&listener);
@@ -233,14 +234,14 @@ fn connections_have_what_it_loads_and_nothing_is_left_behind() {
 }
 
 #[test]
-fn what_is_left_of_a_killed_command_is_loaded_anew_or_taken_away() {
+fn the_pins_of_a_killed_command_are_replaced_or_removed() {
     let Some(machine) = Machine::new() else {
         return;
     };
     machine.guest(&["up"]);
     let all = machine.pinned();
     assert!(all.contains("/taut/guest/since"), "{all}");
-    // The last that up pins, and the first that down removes; and some more, from either end.
+    // The last pin of `up`, which `down` removes first; then several pins from either end.
     for gone in ["since", "since gaps counts", "since tick beats", "beats"] {
         machine.sh(&format!("cd /sys/fs/bpf/taut/guest && rm {gone}"));
         assert_eq!(machine.status(&["--for", "10ms"])["is_up"], false, "{gone}");
@@ -258,7 +259,7 @@ fn what_is_left_of_a_killed_command_is_loaded_anew_or_taken_away() {
         machine.guest(&["up"]);
     }
     machine.guest(&["down"]);
-    // Of one that had only just begun.
+    // Directories of an `up` that was killed before its first pin.
     machine.sh("mkdir -m 700 /sys/fs/bpf/taut /sys/fs/bpf/taut/guest");
     let said = machine.guest(&["down"]);
     assert!(said.contains("nothing was loaded"), "{said}");
@@ -266,7 +267,7 @@ fn what_is_left_of_a_killed_command_is_loaded_anew_or_taken_away() {
 }
 
 #[test]
-fn a_folder_that_others_can_change_is_not_touched() {
+fn a_directory_that_other_users_can_change_is_not_touched() {
     let Some(machine) = Machine::new() else {
         return;
     };
@@ -296,7 +297,7 @@ fn a_folder_that_others_can_change_is_not_touched() {
         machine.sh(made);
         let before = machine.pinned();
         for args in [&["up"][..], &["down"], &["status", "--for", "10ms"]] {
-            let said = machine.complains(args);
+            let said = machine.fails(args);
             assert!(
                 said.contains(&format!("`ls -ld {which}`")),
                 "{made}: {args:?}: {said}"
@@ -314,7 +315,7 @@ fn a_folder_that_others_can_change_is_not_touched() {
 }
 
 #[test]
-fn the_default_of_one_namespace_is_kept_from_another() {
+fn the_default_of_one_namespace_is_protected_from_another() {
     let Some(machine) = Machine::new() else {
         return;
     };
@@ -340,7 +341,7 @@ fn the_default_of_one_namespace_is_kept_from_another() {
 }
 
 #[test]
-fn it_sees_ticks_and_so_has_a_verdict() {
+fn status_counts_ticks_and_has_a_verdict() {
     let Some(machine) = Machine::new() else {
         return;
     };
@@ -363,7 +364,7 @@ fn it_sees_ticks_and_so_has_a_verdict() {
 }
 
 #[test]
-fn without_a_bpf_file_system_it_says_how_there_is_one() {
+fn without_a_bpf_file_system_the_error_names_the_mount_command() {
     let host = Host::new("guest-nofs");
     let mut command = Command::new("unshare");
     command
@@ -379,11 +380,11 @@ fn without_a_bpf_file_system_it_says_how_there_is_one() {
 }
 
 #[test]
-fn without_privileges_it_says_so() {
+fn without_privileges_the_error_says_run_as_root() {
     for args in [&["up"][..], &["down"], &["status", "--for", "10ms"]] {
         let folder = tempfile::tempdir().unwrap();
         let copy = folder.path().join("taut");
-        // Where the tests were built others may not look.
+        // Other users may not have access to the build directory.
         fs::copy(TAUT, &copy).unwrap();
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(folder.path(), open).unwrap();

@@ -1,4 +1,4 @@
-//! The hook scripts of packaging/hooks, with stand-ins for the programs that they call.
+//! The hook scripts in packaging/hooks, with stubs for the programs that they call.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 use std::fs;
@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// A guest's XML as libvirt writes it, less what has no part in this.
+/// A guest's XML as libvirt passes it to hooks, shortened.
 const XML: &str = "<domain type='kvm' id='7'>
   <name>web</name>
   <devices>
@@ -30,22 +30,22 @@ const XML: &str = "<domain type='kvm' id='7'>
 </domain>
 ";
 
-/// A folder with stand-ins, which write down how they are called.
-struct Stage(tempfile::TempDir);
+/// A directory with stub programs, which log their calls.
+struct Stubs(tempfile::TempDir);
 
-impl Stage {
+impl Stubs {
     fn new() -> Self {
-        let stage = Self(tempfile::tempdir().unwrap());
-        stage.stands_in("taut", "exit 0");
-        stage
+        let stubs = Self(tempfile::tempdir().unwrap());
+        stubs.add("taut", "exit 0");
+        stubs
     }
 
     fn path(&self, name: &str) -> std::path::PathBuf {
         self.0.path().join(name)
     }
 
-    /// Has `name` be a program that does `body` after it has written down its name and arguments.
-    fn stands_in(&self, name: &str, body: &str) {
+    /// Adds a stub `name` that logs its name and arguments and then runs `body`.
+    fn add(&self, name: &str, body: &str) {
         let calls = self.path("calls");
         let text = format!(
             "#!/bin/bash\necho {name} \"$@\" >>{}\n{body}\n",
@@ -72,7 +72,7 @@ impl Stage {
         command.stdin(Stdio::null()).output().unwrap()
     }
 
-    /// The calls since the last question, one a line.
+    /// Returns the calls since the last call of this function.
     fn calls(&self) -> Vec<String> {
         let text = fs::read_to_string(self.path("calls")).unwrap_or_default();
         let _ = fs::remove_file(self.path("calls"));
@@ -84,9 +84,9 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Runs libvirt's hook as libvirt does.
-fn libvirt(stage: &Stage, args: &[&str]) -> Output {
-    let mut command = stage.script("libvirt/qemu", args);
+/// Runs the hook as libvirt does, with the guest's XML on standard input.
+fn libvirt(stubs: &Stubs, args: &[&str]) -> Output {
+    let mut command = stubs.script("libvirt/qemu", args);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
@@ -96,24 +96,24 @@ fn libvirt(stage: &Stage, args: &[&str]) -> Output {
 }
 
 #[test]
-fn libvirts_hook_turns_taps_on_and_off_with_their_guest() {
-    let stage = Stage::new();
+fn the_libvirt_hook_turns_taps_on_and_off_with_their_guest() {
+    let stubs = Stubs::new();
     assert!(
-        libvirt(&stage, &["web", "started", "begin", "-"])
+        libvirt(&stubs, &["web", "started", "begin", "-"])
             .status
             .success()
     );
     assert_eq!(
-        stage.calls(),
+        stubs.calls(),
         ["taut snoop --on tap-web", "taut snoop --on vnet3"]
     );
     assert!(
-        libvirt(&stage, &["web", "stopped", "end", "-"])
+        libvirt(&stubs, &["web", "stopped", "end", "-"])
             .status
             .success()
     );
     assert_eq!(
-        stage.calls(),
+        stubs.calls(),
         [
             "taut snoop --off tap-web --wait 1",
             "taut snoop --off vnet3 --wait 1"
@@ -122,9 +122,9 @@ fn libvirts_hook_turns_taps_on_and_off_with_their_guest() {
 }
 
 #[test]
-fn libvirts_hook_does_nothing_else_and_stands_in_nobodys_way() {
-    let stage = Stage::new();
-    stage.stands_in("taut", "exit 1");
+fn the_libvirt_hook_ignores_other_operations_and_never_fails() {
+    let stubs = Stubs::new();
+    stubs.add("taut", "exit 1");
     for args in [
         ["web", "prepare", "begin", "-"],
         ["web", "start", "begin", "-"],
@@ -136,65 +136,65 @@ fn libvirts_hook_does_nothing_else_and_stands_in_nobodys_way() {
         ["web", "started", "begin", "-"],
         ["web", "stopped", "end", "-"],
     ] {
-        let output = libvirt(&stage, &args);
-        // A failure would cancel what libvirt does, and output would be taken for the guest's new XML.
+        let output = libvirt(&stubs, &args);
+        // A failure would cancel libvirt's operation, and libvirt would read output as the guest's new XML.
         assert!(output.status.success(), "{args:?}");
         assert!(output.stdout.is_empty(), "{args:?}");
-        let calls = stage.calls();
+        let calls = stubs.calls();
         let acts = ["started", "stopped"].contains(&args[1]);
         assert_eq!(calls.is_empty(), !acts, "{args:?}: {calls:?}");
     }
 }
 
 #[test]
-fn proxmoxs_hook_drains_before_a_stop_and_turns_on_after_a_start() {
-    let stage = Stage::new();
+fn the_proxmox_hook_drains_before_a_stop_and_turns_on_after_a_start() {
+    let stubs = Stubs::new();
     for tap in ["tap100i0", "tap100i1", "tap1000i0", "tap10i0"] {
-        fs::create_dir_all(stage.path("net").join(tap)).unwrap();
+        fs::create_dir_all(stubs.path("net").join(tap)).unwrap();
     }
     for phase in ["pre-start", "post-stop"] {
         assert!(
-            stage
+            stubs
                 .run("proxmox/hookscript", &["100", phase])
                 .status
                 .success()
         );
-        assert!(stage.calls().is_empty(), "{phase}");
+        assert!(stubs.calls().is_empty(), "{phase}");
     }
     assert!(
-        stage
+        stubs
             .run("proxmox/hookscript", &["100", "post-start"])
             .status
             .success()
     );
     assert_eq!(
-        stage.calls(),
+        stubs.calls(),
         ["taut snoop --on tap100i0", "taut snoop --on tap100i1"]
     );
-    stage.stands_in("taut", "exit 1");
-    let output = stage.run("proxmox/hookscript", &["100", "pre-stop"]);
-    assert!(output.status.success(), "the guest is stopped all the same");
+    stubs.add("taut", "exit 1");
+    let output = stubs.run("proxmox/hookscript", &["100", "pre-stop"]);
+    assert!(output.status.success(), "the guest must stop anyway");
     assert!(said(&output).contains("tap100i0: taut snoop --off has failed"));
     assert_eq!(
-        stage.calls(),
+        stubs.calls(),
         [
             "taut snoop --off tap100i0 --wait 10",
             "taut snoop --off tap100i1 --wait 10"
         ]
     );
-    let output = stage.run("proxmox/hookscript", &["*", "pre-stop"]);
+    let output = stubs.run("proxmox/hookscript", &["*", "pre-stop"]);
     assert!(!output.status.success() && said(&output).contains("no VMID"));
 }
 
-/// What `taut snoop status` prints of three taps.
+/// The output of `taut snoop status` for three taps.
 const STATUS: &str = "case $2 in status) printf '%s\\n' 'vnet3: on, ring of 1000, lost 0' '  to guest: acked 7' \
                       'tap100i0: on, ring of 1000' 'tap100i1: off, ring of 1000';; esac";
 
 #[test]
 fn a_command_runs_while_its_taps_are_drained() {
-    let stage = Stage::new();
-    stage.stands_in("taut", STATUS);
-    stage.stands_in("virsh", "exit 3");
+    let stubs = Stubs::new();
+    stubs.add("taut", STATUS);
+    stubs.add("virsh", "exit 3");
     let args = [
         "vnet3",
         "--",
@@ -204,10 +204,10 @@ fn a_command_runs_while_its_taps_are_drained() {
         "a guest",
         "qemu+ssh://b/system",
     ];
-    let output = stage.run("drained", &args);
+    let output = stubs.run("drained", &args);
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
     assert_eq!(
-        stage.calls(),
+        stubs.calls(),
         [
             "taut snoop status",
             "taut snoop --off vnet3 --wait 60",
@@ -216,20 +216,20 @@ fn a_command_runs_while_its_taps_are_drained() {
         ]
     );
 
-    stage.stands_in("qm", "");
-    let output = stage.run(
+    stubs.add("qm", "");
+    let output = stubs.run(
         "drained",
         &["tap100i*", "eth*", "--", "qm", "suspend", "100"],
     );
     assert!(output.status.success());
     assert_eq!(
-        stage.calls(),
+        stubs.calls(),
         [
             "taut snoop status",
             "taut snoop --off tap100i0 --wait 60",
             "taut snoop --off tap100i1 --wait 60",
             "qm suspend 100",
-            // The other was off before.
+            // The other tap was off before.
             "taut snoop --on tap100i0",
         ]
     );
@@ -237,10 +237,10 @@ fn a_command_runs_while_its_taps_are_drained() {
 
 #[test]
 fn a_command_does_not_run_if_a_tap_is_not_drained() {
-    let stage = Stage::new();
-    stage.stands_in("taut", &format!("{STATUS}; [[ $2 != --off ]]"));
-    stage.stands_in("virsh", "");
-    let output = stage.run("drained", &["vnet3", "--", "virsh", "suspend", "web"]);
+    let stubs = Stubs::new();
+    stubs.add("taut", &format!("{STATUS}; [[ $2 != --off ]]"));
+    stubs.add("virsh", "");
+    let output = stubs.run("drained", &["vnet3", "--", "virsh", "suspend", "web"]);
     assert_eq!(output.status.code(), Some(125));
     assert!(
         said(&output).contains("vnet3 is not drained"),
@@ -248,7 +248,7 @@ fn a_command_does_not_run_if_a_tap_is_not_drained() {
         said(&output)
     );
     assert_eq!(
-        stage.calls(),
+        stubs.calls(),
         [
             "taut snoop status",
             "taut snoop --off vnet3 --wait 60",
@@ -257,7 +257,7 @@ fn a_command_does_not_run_if_a_tap_is_not_drained() {
     );
     for args in [&["vnet3"][..], &["--", "virsh"], &["vnet3", "--"]] {
         assert_eq!(
-            stage.run("drained", args).status.code(),
+            stubs.run("drained", args).status.code(),
             Some(125),
             "{args:?}"
         );
@@ -265,13 +265,13 @@ fn a_command_does_not_run_if_a_tap_is_not_drained() {
 }
 
 #[test]
-fn a_command_runs_where_nothing_is_served() {
-    let stage = Stage::new();
-    stage.stands_in("taut", "exit 1");
-    stage.stands_in("virsh", "");
-    let output = stage.run("drained", &["vnet3", "--", "virsh", "suspend", "web"]);
+fn a_command_runs_if_snoop_is_not_running() {
+    let stubs = Stubs::new();
+    stubs.add("taut", "exit 1");
+    stubs.add("virsh", "");
+    let output = stubs.run("drained", &["vnet3", "--", "virsh", "suspend", "web"]);
     assert!(output.status.success(), "{}", said(&output));
-    assert_eq!(stage.calls(), ["taut snoop status", "virsh suspend web"]);
+    assert_eq!(stubs.calls(), ["taut snoop status", "virsh suspend web"]);
 }
 
 const SNAPSHOT: [&str; 10] = [
@@ -295,10 +295,10 @@ fn request(method: &str, path: &str, body: &str) -> String {
 }
 
 #[test]
-fn a_snapshot_is_made_of_a_microvm_that_was_drained() {
-    let stage = Stage::new();
-    stage.stands_in("curl", "");
-    let output = stage.run("firecracker/snapshot", &SNAPSHOT);
+fn a_snapshot_drains_and_pauses_the_microvm_first() {
+    let stubs = Stubs::new();
+    stubs.add("curl", "");
+    let output = stubs.run("firecracker/snapshot", &SNAPSHOT);
     assert!(output.status.success(), "{}", said(&output));
     let whole = [
         "taut snoop --off tap0 --wait 60".to_owned(),
@@ -313,28 +313,28 @@ fn a_snapshot_is_made_of_a_microvm_that_was_drained() {
         "taut snoop --on tap0".to_owned(),
         "taut snoop --on tap1".to_owned(),
     ];
-    assert_eq!(stage.calls(), whole);
+    assert_eq!(stubs.calls(), whole);
 
     let args = [&SNAPSHOT[..], &["--stay-paused"]].concat();
-    assert!(stage.run("firecracker/snapshot", &args).status.success());
-    assert_eq!(stage.calls(), whole[..4]);
+    assert!(stubs.run("firecracker/snapshot", &args).status.success());
+    assert_eq!(stubs.calls(), whole[..4]);
 }
 
 #[test]
-fn a_snapshot_that_fails_leaves_the_microvm_as_it_was() {
-    let stage = Stage::new();
-    stage.stands_in(
+fn a_failed_snapshot_resumes_the_microvm_and_its_taps() {
+    let stubs = Stubs::new();
+    stubs.add(
         "curl",
         "[[ $* != */snapshot/create* ]] || { echo 'no space'; exit 22; }",
     );
-    let output = stage.run("firecracker/snapshot", &SNAPSHOT);
+    let output = stubs.run("firecracker/snapshot", &SNAPSHOT);
     assert_eq!(output.status.code(), Some(1));
     assert!(
         said(&output).contains("refuses PUT /snapshot/create: no space"),
         "{}",
         said(&output)
     );
-    let calls = stage.calls();
+    let calls = stubs.calls();
     let end = [
         request("PATCH", "/vm", r#"{"state": "Resumed"}"#),
         "taut snoop --on tap0".to_owned(),
@@ -342,15 +342,15 @@ fn a_snapshot_that_fails_leaves_the_microvm_as_it_was() {
     ];
     assert_eq!(calls[calls.len() - 3..], end);
 
-    stage.stands_in("taut", "[[ $* != *--off?tap1* ]]");
-    let output = stage.run("firecracker/snapshot", &SNAPSHOT);
+    stubs.add("taut", "[[ $* != *--off?tap1* ]]");
+    let output = stubs.run("firecracker/snapshot", &SNAPSHOT);
     assert_eq!(output.status.code(), Some(1));
     assert!(
         said(&output).contains("tap1 is not drained"),
         "{}",
         said(&output)
     );
-    let calls = stage.calls();
+    let calls = stubs.calls();
     assert!(
         calls.iter().all(|call| call.starts_with("taut")),
         "{calls:?}"
@@ -358,7 +358,7 @@ fn a_snapshot_that_fails_leaves_the_microvm_as_it_was() {
     assert_eq!(calls[2..], ["taut snoop --on tap0", "taut snoop --on tap1"]);
 
     for args in [&["--api", "/run/fc.sock"][..], &["--state"], &["--what"]] {
-        let output = stage.run("firecracker/snapshot", args);
+        let output = stubs.run("firecracker/snapshot", args);
         assert_eq!(output.status.code(), Some(1), "{args:?}");
     }
 }

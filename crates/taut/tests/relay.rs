@@ -1,4 +1,4 @@
-//! `taut relay` as a process: what it says of bad input, how it stops, what its death looks like.
+//! `taut relay` as a process: errors of its configuration, reload, handover, draining, and being killed.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 use std::fs;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A test that waits longer than this for something has failed.
+/// The time limit of every wait in these tests.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn taut() -> Command {
@@ -23,7 +23,7 @@ fn taut() -> Command {
     command
 }
 
-/// Runs it with this configuration until it ends by itself.
+/// Runs the relay with this configuration until it exits by itself.
 fn refused(config: &str) -> (Output, String) {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(&file, config).unwrap();
@@ -32,7 +32,7 @@ fn refused(config: &str) -> (Output, String) {
     (output, said)
 }
 
-/// One sentence on standard error, and nothing else.
+/// Checks that standard error has exactly one error message, and that it contains `part`.
 fn assert_one_sentence(said: &str, part: &str) {
     let lines: Vec<&str> = said.lines().filter(|l| l.starts_with("taut: ")).collect();
     assert_eq!(lines.len(), 1, "{said}");
@@ -40,31 +40,31 @@ fn assert_one_sentence(said: &str, part: &str) {
     assert!(!said.contains("panicked"), "{said}");
 }
 
-/// A running relay, and what it has said so far.
+/// A running relay.
 struct Running {
     child: Child,
     listen: SocketAddr,
-    /// `None`: nobody reads what it says.
+    /// Its standard error. `None` if the read end is closed.
     said: Option<BufReader<std::process::ChildStderr>>,
 }
 
 impl Running {
-    /// Forwards a free port to `to`.
+    /// Starts a relay from a free port to `to`.
     fn start(to: SocketAddr, more: &[&str]) -> Self {
         let to = to.to_string();
         let args = ["--listen", "127.0.0.1:0", "--to", &to];
         Self::run(taut().args(args).args(more))
     }
 
-    /// Runs by this file.
-    fn by(config: &Path) -> Self {
+    /// Starts a relay with this configuration file.
+    fn with_config(config: &Path) -> Self {
         Self::run(taut().arg("--config").arg(config))
     }
 
     fn run(command: &mut Command) -> Self {
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let said = child.stderr.take().map(BufReader::new);
-        // From here on it is killed when a test fails.
+        // From here on a failing test kills it.
         let mut relay = Self {
             child,
             listen: SocketAddr::from(([0; 4], 0)),
@@ -83,8 +83,8 @@ impl Running {
         relay
     }
 
-    /// Reads what it says up to a line with `part` in it.
-    fn until_it_says(&mut self, part: &str) -> String {
+    /// Reads its log up to a line that contains `part`.
+    fn wait_for_log(&mut self, part: &str) -> String {
         let mut seen = String::new();
         loop {
             let mut line = String::new();
@@ -108,7 +108,7 @@ impl Running {
         (self.child.wait().unwrap().code(), said)
     }
 
-    /// Sockets it has open. (Pipes are kept for the next transfer.)
+    /// Returns the number of its open sockets. (It keeps pipes for the next transfer.)
     fn sockets(&self) -> usize {
         let fds = fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap();
         let links = fds.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
@@ -143,7 +143,7 @@ fn server() -> (TcpListener, SocketAddr) {
 const FORWARD: &str = "[[relay.forward]]\nlisten = \"127.0.0.1:0\"\nto = \"127.0.0.1:9\"\n";
 
 #[test]
-fn a_mistake_in_the_configuration_is_one_sentence_with_its_line() {
+fn a_mistake_in_the_configuration_is_one_message_with_its_line() {
     for (config, part) in [
         (
             format!("[relay]\nworker = 2\n{FORWARD}"),
@@ -176,7 +176,7 @@ fn a_file_that_is_not_text_is_refused() {
 }
 
 #[test]
-fn a_port_in_use_is_one_sentence() {
+fn a_port_in_use_is_one_message() {
     let (_holder, addr) = server();
     let config = FORWARD.replace("127.0.0.1:0", &addr.to_string());
     let (output, said) = refused(&config);
@@ -188,7 +188,7 @@ fn a_port_in_use_is_one_sentence() {
 }
 
 #[test]
-fn a_metrics_port_in_use_is_one_sentence() {
+fn a_metrics_port_in_use_is_one_message() {
     let (_holder, addr) = server();
     let (output, said) = refused(&format!("[relay]\nmetrics = \"{addr}\"\n{FORWARD}"));
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -196,14 +196,14 @@ fn a_metrics_port_in_use_is_one_sentence() {
 }
 
 #[test]
-fn a_destination_that_resolves_to_nothing_is_one_sentence() {
+fn a_destination_without_an_address_is_one_message() {
     let (output, said) = refused(&FORWARD.replace("127.0.0.1:9", "nowhere.invalid:80"));
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert_one_sentence(&said, "cannot look up `nowhere.invalid:80`");
 }
 
 #[test]
-fn too_few_descriptors_are_one_sentence() {
+fn too_few_descriptors_are_one_message() {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(&file, format!("[relay]\nmax_sessions = 1000\n{FORWARD}")).unwrap();
     let output = Command::new("sh")
@@ -233,7 +233,7 @@ fn a_second_relay_on_the_same_port_is_refused() {
 }
 
 #[test]
-fn sigterm_lets_the_open_session_end_and_then_the_process() {
+fn sigterm_lets_the_open_session_end_before_the_process() {
     let (server, addr) = server();
     let relay = Running::start(addr, &[]);
     let (mut client, mut far) = pair(&relay, &server);
@@ -251,7 +251,7 @@ fn sigterm_lets_the_open_session_end_and_then_the_process() {
 }
 
 #[test]
-fn sighup_reads_the_configuration_again_and_sessions_go_on() {
+fn sighup_reloads_the_configuration_and_sessions_continue() {
     let (server, addr) = server();
     let (other, other_addr) = self::server();
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -259,13 +259,13 @@ fn sighup_reads_the_configuration_again_and_sessions_go_on() {
         format!("[[relay.forward]]\nlisten = \"{listen}\"\nto = \"{to}\"\n")
     };
     fs::write(file.path(), forward("127.0.0.1:0", addr)).unwrap();
-    let mut relay = Running::by(file.path());
+    let mut relay = Running::with_config(file.path());
     let (mut client, mut far) = pair(&relay, &server);
 
-    // A mistake changes nothing and is said with its line.
+    // A mistake changes nothing and is logged with its line.
     fs::write(file.path(), "[relay]\nworker = 2\n").unwrap();
     relay.signal(Signal::HUP);
-    let said = relay.until_it_says("keeping the configuration there was");
+    let said = relay.wait_for_log("keeping the configuration there was");
     assert!(said.contains(":2: relay.worker: unknown field"), "{said}");
     drop(pair(&relay, &server));
 
@@ -274,7 +274,7 @@ fn sighup_reads_the_configuration_again_and_sessions_go_on() {
         + &forward("127.0.0.5:0", other_addr);
     fs::write(file.path(), text).unwrap();
     relay.signal(Signal::HUP);
-    let said = relay.until_it_says("has been read again");
+    let said = relay.wait_for_log("has been read again");
     for part in ["relay.workers cannot be changed", "max_pipes cannot be"] {
         assert_eq!(said.matches(part).count(), 1, "no `{part}` in: {said}");
     }
@@ -286,7 +286,7 @@ fn sighup_reads_the_configuration_again_and_sessions_go_on() {
 
     fs::write(file.path(), forward("127.0.0.5:0", other_addr)).unwrap();
     relay.signal(Signal::HUP);
-    relay.until_it_says("has been read again");
+    relay.wait_for_log("has been read again");
     let deadline = Instant::now() + PATIENCE;
     while TcpListener::bind(relay.listen).is_err() {
         assert!(Instant::now() < deadline, "the old port stays open");
@@ -298,14 +298,14 @@ fn sighup_reads_the_configuration_again_and_sessions_go_on() {
     assert_eq!(got, b"still here");
 }
 
-/// Ends a storm and its server, also when the test fails in between.
-struct Calm<'a> {
+/// Stops the clients and their server on drop, also if the test fails.
+struct StopClients<'a> {
     stop: &'a AtomicBool,
     done: &'a AtomicBool,
     server: SocketAddr,
 }
 
-impl Drop for Calm<'_> {
+impl Drop for StopClients<'_> {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
         self.done.store(true, Ordering::SeqCst);
@@ -313,13 +313,13 @@ impl Drop for Calm<'_> {
     }
 }
 
-/// A port that is free now.
+/// Returns the address of a port that is free now.
 fn free_port() -> SocketAddr {
     server().1
 }
 
 #[test]
-fn a_new_process_takes_over_while_clients_storm_and_none_is_lost() {
+fn a_new_process_takes_over_under_load_without_losing_a_connection() {
     let (server, addr) = server();
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("taut.toml");
@@ -332,7 +332,7 @@ fn a_new_process_takes_over_while_clients_storm_and_none_is_lost() {
         )
     };
     fs::write(&config, text(2)).unwrap();
-    let old = Running::by(&config);
+    let old = Running::with_config(&config);
     let (mut client, mut far) = pair(&old, &server);
 
     let (stop, done) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -346,7 +346,7 @@ fn a_new_process_takes_over_while_clients_storm_and_none_is_lost() {
                 let _ = far.write_all(b"welcome");
             }
         });
-        let storm = |_| {
+        let client_loop = |_| {
             s.spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
                     let mut client = TcpStream::connect(listen).unwrap();
@@ -358,25 +358,25 @@ fn a_new_process_takes_over_while_clients_storm_and_none_is_lost() {
                 }
             })
         };
-        let calm = Calm {
+        let stop_clients = StopClients {
             stop,
             done,
             server: addr,
         };
-        let clients: Vec<_> = (0..8).map(storm).collect();
+        let clients: Vec<_> = (0..8).map(client_loop).collect();
         let wait_for_more = || {
             let (before, deadline) = (served.load(Ordering::SeqCst), Instant::now() + PATIENCE);
             while served.load(Ordering::SeqCst) < before + 50 {
-                assert!(Instant::now() < deadline, "nobody is served any more");
+                assert!(Instant::now() < deadline, "no client is served any more");
                 std::thread::yield_now();
             }
         };
         wait_for_more();
-        // With fewer workers than there are sockets, and then with more.
+        // First with fewer workers than sockets, later with more.
         fs::write(&config, text(1)).unwrap();
-        let mut middle = Running::by(&config);
-        middle.until_it_says("took over");
-        // The session from before still is the old process's.
+        let mut middle = Running::with_config(&config);
+        middle.wait_for_log("took over");
+        // The earlier session still belongs to the old process.
         client.write_all(b"still here").unwrap();
         client.shutdown(std::net::Shutdown::Write).unwrap();
         let mut got = Vec::new();
@@ -388,12 +388,12 @@ fn a_new_process_takes_over_while_clients_storm_and_none_is_lost() {
         assert!(said.contains("another process has taken over"), "{said}");
         wait_for_more();
         fs::write(&config, text(3)).unwrap();
-        let mut new = Running::by(&config);
-        new.until_it_says("took over");
+        let mut new = Running::with_config(&config);
+        new.wait_for_log("took over");
         let (code, said) = middle.end();
         assert_eq!(code, Some(0), "{said}");
         wait_for_more();
-        // And it is the new one that tells what happens.
+        // The new process serves the metrics.
         let mut scraper = TcpStream::connect(metrics).unwrap();
         scraper
             .write_all(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
@@ -402,18 +402,18 @@ fn a_new_process_takes_over_while_clients_storm_and_none_is_lost() {
         scraper.read_to_string(&mut page).unwrap();
         assert!(page.contains("taut_relay_accepted_total"), "{page}");
         stop.store(true, Ordering::SeqCst);
-        // The storm needs somebody to serve it up to its end.
+        // The clients need the server until they have ended.
         for client in clients {
             client.join().unwrap();
         }
-        drop(calm);
+        drop(stop_clients);
         new.signal(Signal::TERM);
         assert_eq!(new.end().0, Some(0));
     });
 }
 
 #[test]
-fn a_new_process_that_cannot_start_leaves_the_old_one_to_go_on() {
+fn a_new_process_that_cannot_start_leaves_the_old_one_running() {
     let (server, addr) = server();
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("taut.toml");
@@ -426,7 +426,7 @@ fn a_new_process_that_cannot_start_leaves_the_old_one_to_go_on() {
         )
     };
     fs::write(&config, text(&addr.to_string())).unwrap();
-    let old = Running::by(&config);
+    let old = Running::with_config(&config);
     fs::write(&config, text("nowhere.invalid:80")).unwrap();
     let output = taut().arg("--config").arg(&config).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -440,7 +440,7 @@ fn a_new_process_that_cannot_start_leaves_the_old_one_to_go_on() {
 }
 
 #[test]
-fn a_socket_of_the_service_manager_is_listened_on_with_what_is_in_its_queue() {
+fn a_socket_of_the_service_manager_is_taken_over_with_its_accept_queue() {
     let (server, addr) = server();
     let activated = TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = activated.local_addr().unwrap();
@@ -466,9 +466,9 @@ fn a_socket_of_the_service_manager_is_listened_on_with_what_is_in_its_queue() {
 }
 
 #[test]
-fn a_relay_that_becomes_another_user_keeps_what_a_reload_needs() {
+fn a_relay_that_switches_user_keeps_the_privileges_for_a_reload() {
     if !rustix::process::geteuid().is_root() {
-        println!("not tested: only root has privileges to give up");
+        println!("not tested: only root has privileges to drop");
         return;
     }
     let (server, addr) = server();
@@ -481,7 +481,7 @@ fn a_relay_that_becomes_another_user_keeps_what_a_reload_needs() {
         format!("[relay]\nuser = \"nobody\"\n{forward}"),
     )
     .unwrap();
-    let mut relay = Running::by(file.path());
+    let mut relay = Running::with_config(file.path());
     let status = fs::read_to_string(format!("/proc/{}/status", relay.child.id())).unwrap();
     let field = |name: &str| {
         let line = status.lines().find_map(|l| l.strip_prefix(name)).unwrap();
@@ -504,12 +504,12 @@ fn a_relay_that_becomes_another_user_keeps_what_a_reload_needs() {
     )
     .unwrap();
     relay.signal(Signal::HUP);
-    relay.until_it_says("has been read again");
+    relay.wait_for_log("has been read again");
     drop(pair(&relay, &server));
 }
 
 #[test]
-fn nobody_reading_its_log_is_no_reason_to_die() {
+fn a_closed_log_does_not_end_the_relay() {
     let (server, addr) = server();
     let mut relay = Running::start(addr, &[]);
     let (mut client, mut far) = pair(&relay, &server);
@@ -527,11 +527,11 @@ fn nobody_reading_its_log_is_no_reason_to_die() {
 }
 
 #[test]
-fn draining_serves_everybody_whom_the_kernel_has_let_in() {
+fn draining_serves_every_connection_that_the_kernel_has_accepted() {
     const CLIENTS: usize = 300;
     let (server, addr) = server();
     let relay = Running::start(addr, &[]);
-    // While it stands still the kernel goes on to accept for it.
+    // While it is stopped, the kernel completes handshakes for its listener.
     relay.signal(Signal::STOP);
     let clients: Vec<_> = (0..CLIENTS)
         .map(|_| TcpStream::connect(relay.listen).unwrap())
@@ -555,7 +555,7 @@ fn draining_serves_everybody_whom_the_kernel_has_let_in() {
 }
 
 #[test]
-fn a_second_signal_resets_what_is_left() {
+fn a_second_signal_resets_the_remaining_sessions() {
     let (server, addr) = server();
     let relay = Running::start(addr, &[]);
     let (mut client, mut far) = pair(&relay, &server);
@@ -572,7 +572,7 @@ fn a_second_signal_resets_what_is_left() {
 }
 
 #[test]
-fn a_killed_relay_looks_like_a_reset_never_like_the_end_of_a_file() {
+fn a_killed_relay_resets_its_sessions_and_never_ends_them_in_order() {
     let (server, addr) = server();
     let relay = Running::start(addr, &[]);
     let (mut client, mut far) = pair(&relay, &server);
@@ -589,17 +589,17 @@ fn a_killed_relay_looks_like_a_reset_never_like_the_end_of_a_file() {
 }
 
 #[test]
-fn no_descriptor_is_left_of_sessions_that_ended_in_any_way() {
+fn ended_sessions_leave_no_open_descriptor() {
     let (server, addr) = server();
     let mut relay = Running::start(addr, &["--metrics", "127.0.0.1:0"]);
-    // The last that it opens.
-    relay.until_it_says("serving OpenMetrics");
+    // The metrics listener is the last socket that it opens.
+    relay.wait_for_log("serving OpenMetrics");
     let before = relay.sockets();
     let bulk = vec![7; 4 << 20];
     for round in 0..30 {
         let (mut client, mut far) = pair(&relay, &server);
         match round % 3 {
-            // Complete, with enough to need a pipe.
+            // A complete session, with enough data for a pipe.
             0 => std::thread::scope(|s| {
                 s.spawn(|| {
                     client.write_all(&bulk).unwrap();
@@ -609,14 +609,14 @@ fn no_descriptor_is_left_of_sessions_that_ended_in_any_way() {
                 far.read_to_end(&mut got).unwrap();
                 assert_eq!(got.len(), bulk.len());
             }),
-            // The receiver goes away in the middle of a transfer, so that a pipe has bytes in it.
+            // The receiver closes during a transfer, while a pipe contains bytes.
             1 => {
                 client.set_nonblocking(true).unwrap();
                 while client.write(&bulk).is_ok() {}
                 drop(far);
                 continue;
             }
-            // The sender does.
+            // The sender closes during a transfer.
             _ => {
                 client.set_nonblocking(true).unwrap();
                 while client.write(&bulk).is_ok() {}

@@ -1,4 +1,4 @@
-//! `taut top` in a terminal, which tmux plays.
+//! `taut top` in a terminal emulated by tmux.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 #[path = "shared/host.rs"]
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal};
 
 use host::Host;
 
-/// A terminal of this size, in which something runs; tmux plays it.
+/// A tmux session with a program in it. Dropping it ends the session.
 struct Terminal {
     dir: tempfile::TempDir,
 }
@@ -24,7 +24,7 @@ impl Terminal {
         let mut args = vec!["new-session", "-d", "-x", &width, "-y", &height, "--"];
         args.extend(program);
         terminal.tmux(&args);
-        // What was on the screen before is there afterwards.
+        // Keep the screen after the program has ended.
         terminal.tmux(&["set-option", "-g", "remain-on-exit", "on"]);
         terminal
     }
@@ -52,9 +52,9 @@ impl Terminal {
         self.tmux(&["capture-pane", "-p"])
     }
 
-    /// The screen as soon as it is so.
+    /// Waits until the screen satisfies `is` and returns it.
     fn until(&self, what: &str, is: impl Fn(&str) -> bool) -> String {
-        // A bound for one that never comes; a screen is read in some milliseconds.
+        // A limit for a screen that never comes; each reading takes some milliseconds.
         for _ in 0..20_000 {
             let screen = self.screen();
             if is(&screen) {
@@ -77,7 +77,7 @@ impl Drop for Terminal {
 }
 
 #[test]
-fn a_terminal_shows_connections_opens_one_and_is_left_as_it_was() {
+fn top_lists_connections_opens_one_and_restores_the_terminal() {
     let host = Host::new("screen");
     let (client, server) = host.connection(&host.listener());
     let (near, far) = (
@@ -107,7 +107,7 @@ fn a_terminal_shows_connections_opens_one_and_is_left_as_it_was() {
             "{table}"
         );
 
-        // A filter, and a wrong one before it.
+        // An invalid filter, then a valid one.
         terminal.keys(&["/", "d", "p", "o", "r", "t", "Enter"]);
         terminal.until("an error", |screen| screen.contains("expected a port"));
         let port = format!(" {}", server.local_addr().unwrap().port());
@@ -116,7 +116,7 @@ fn a_terminal_shows_connections_opens_one_and_is_left_as_it_was() {
         let filtered = terminal.until("one line", |screen| screen.contains("1 connections"));
         assert!(filtered.contains(&far), "{filtered}");
 
-        // One connection, and back.
+        // The page of one connection, and back to the list.
         terminal.keys(&["Enter"]);
         let opened = terminal.until("evidence", |screen| screen.contains("It is idle."));
         assert!(opened.contains(&format!("{near} -> {far}")), "{opened}");
@@ -127,7 +127,7 @@ fn a_terminal_shows_connections_opens_one_and_is_left_as_it_was() {
         terminal.keys(&["Escape"]);
         terminal.until("the table again", |screen| screen.contains("PEER"));
 
-        // It becomes smaller while it runs, and larger again.
+        // The terminal becomes smaller and larger again.
         terminal.tmux(&["resize-window", "-x", "60", "-y", "10"]);
         terminal.until("a smaller screen", |screen| {
             screen.lines().count() <= 10 && screen.contains("taut top") && screen.contains("q quit")
@@ -143,7 +143,7 @@ fn a_terminal_shows_connections_opens_one_and_is_left_as_it_was() {
             after.contains("before") && !after.contains("PEER"),
             "{after}"
         );
-        // The terminal echoes again what is typed.
+        // The terminal echoes typed text again.
         terminal.keys(&["-l", "echo seen-$((40+2))"]);
         terminal.keys(&["Enter"]);
         terminal.until("the shell", |screen| screen.contains("seen-42"));
@@ -151,7 +151,7 @@ fn a_terminal_shows_connections_opens_one_and_is_left_as_it_was() {
 }
 
 #[test]
-fn a_terminal_that_goes_away_ends_it() {
+fn closing_the_terminal_ends_top() {
     let host = Host::new("hangup");
     let (_client, server) = host.connection(&host.listener());
     let far = server.local_addr().unwrap().to_string();
@@ -163,7 +163,7 @@ fn a_terminal_that_goes_away_ends_it() {
         "--netns",
         host.name(),
     ];
-    // With and without somebody to tell it: a shell's `nohup` keeps the signal away.
+    // With SIGHUP and without it, as under `nohup`.
     for before in [vec![], vec!["env", "--ignore-signal=HUP"]] {
         let terminal = Terminal::start(80, 24, &[&before[..], &top].concat());
         terminal.until("the table", |screen| screen.contains(&far));
@@ -183,12 +183,12 @@ fn a_terminal_that_goes_away_ends_it() {
         if over == 0 {
             rustix::process::kill_process(pid, Signal::KILL).unwrap();
         }
-        assert_eq!(over, 1, "{before:?}: it goes on");
+        assert_eq!(over, 1, "{before:?}: it still runs");
     }
 }
 
 #[test]
-fn what_ends_it_from_outside_leaves_the_terminal_as_it_was() {
+fn a_signal_ends_top_and_restores_the_terminal() {
     let host = Host::new("killed");
     let (_client, server) = host.connection(&host.listener());
     let far = server.local_addr().unwrap().to_string();

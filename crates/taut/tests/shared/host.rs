@@ -1,4 +1,4 @@
-//! A network namespace of a test's own, and connections in it.
+//! A network namespace for a test, and connections in it.
 
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Output};
@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use taut_sys::netns::Netns;
 
-/// A namespace with a `lo`. It goes with this.
+/// A network namespace whose `lo` is up. Dropping it deletes the namespace.
 pub(crate) struct Host(pub(crate) Arc<Netns>);
 
 impl Host {
     pub(crate) fn new(name: &str) -> Self {
         assert!(
             rustix::process::geteuid().is_root(),
-            "this test makes network namespaces and must run as root; `make test` does"
+            "this test creates network namespaces and must run as root, as `make test` does"
         );
         let netns = Netns::create(&format!("taut-observe-{}-{name}", std::process::id())).unwrap();
         let host = Self(Arc::new(netns));
@@ -37,7 +37,7 @@ impl Host {
         self.0.run(bind).unwrap()
     }
 
-    /// Both ends of a connection.
+    /// Connects to `listener` and returns both ends.
     pub(crate) fn connection(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
         let to = listener.local_addr().unwrap();
         let client = self.0.run(|| TcpStream::connect(to).unwrap()).unwrap();
