@@ -23,7 +23,8 @@ use crate::netlink::{
 const RTM_NEWROUTE: u16 = 24;
 const RTM_DELROUTE: u16 = 25;
 const RTM_GETROUTE: u16 = 26;
-const RT_TABLE_MAIN: u8 = 254;
+/// The id of the main table.
+pub const MAIN_TABLE: u8 = 254;
 /// The bits of `RTNLGRP_IPV4_ROUTE` and `RTNLGRP_IPV6_ROUTE`.
 const GROUPS: u32 = 1 << (7 - 1) | 1 << (11 - 1);
 
@@ -71,6 +72,13 @@ pub struct Routes {
 // === impl Family ===
 
 impl Family {
+    /// Returns the family with this number; `None` if it is neither IPv4 nor IPv6.
+    pub fn from_number(number: u8) -> Option<Self> {
+        [Self::V4, Self::V6]
+            .into_iter()
+            .find(|family| family.number() == number)
+    }
+
     /// Returns `AF_INET` or `AF_INET6`.
     pub fn number(self) -> u8 {
         let number = match self {
@@ -135,7 +143,7 @@ impl Routes {
     ) -> Result<bool, Errno> {
         // `struct rtmsg`; the kernel reads family and table of a dump request.
         let mut asked = [0; 12];
-        (asked[0], asked[4]) = (family.number(), RT_TABLE_MAIN);
+        (asked[0], asked[4]) = (family.number(), MAIN_TABLE);
         self.sequence = self.sequence.wrapping_add(1);
         let request =
             Message::default().message(RTM_GETROUTE, REQUEST | DUMP, self.sequence, |message| {
