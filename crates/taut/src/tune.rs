@@ -1,4 +1,4 @@
-//! `taut tune`.
+//! `taut tune`: arguments, signals, and output.
 
 use std::collections::HashSet;
 use std::io::{self, Write as _};
@@ -15,46 +15,48 @@ use rustix::time::{ClockId, clock_gettime};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag;
 use taut_observe::filter::Filter;
-use taut_tune::actuate::{Actuators, Undone};
+use taut_tune::actuate::Actuators;
 use taut_tune::budget::{self, Bounds, Budget};
-use taut_tune::demand::Cap;
+use taut_tune::demand::WindowCap;
 use taut_tune::journal::{self, Journal};
 use taut_tune::log::Log;
 use taut_tune::pace::{QUIET, pace};
 use taut_tune::profile::settings::Profile;
-use taut_tune::routes::metrics::{self, Metrics};
-use taut_tune::routes::scan::Routes;
-use taut_tune::routes::selection::Chosen;
-use taut_tune::tuner::{Lists, Outcome, Round, SAMPLES, Told, Tuner};
+use taut_tune::report::{ChangeReport, Outcome};
+use taut_tune::routes::metrics::{MAX_INITIAL_WINDOW, Metrics};
+use taut_tune::routes::scan::RouteTuner;
+use taut_tune::routes::selection::Selector;
+use taut_tune::tuner::{Round, SAMPLES, Selection, Tuner};
+use taut_tune::undo::UndoSummary;
 
 use crate::Failure;
 use crate::observe::{Missing, Which};
 
-/// Windows that can be chosen: what TCP has without scaling, and the widest with it.
+/// The valid windows: from the widest without window scaling to the widest with it.
 const WINDOWS: RangeInclusive<u64> = (64 << 10)..=(1 << 30);
-/// Connections that are looked at, if nothing else is said: 4 kB each.
+/// The default number of connections that are kept, which take 4 kB each.
 const CONNECTIONS: usize = 100_000;
-/// Between looks, if nothing else is said.
+/// The default time between scans.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How soon an end is heard of.
+/// The longest time until a signal is noticed.
 const NAP: Duration = Duration::from_millis(50);
-/// Changes that wait for a reader of the output; more are not told.
-const UNREAD: usize = 10_000;
-/// Namespaces beside the own one of which it is said that a profile is not set everywhere in them.
-const SHORT: usize = 16;
-/// At the end the output is waited for so long.
-const READS: Duration = Duration::from_secs(1);
+/// The most lines that wait for a reader of the output; more are dropped.
+const MAX_UNREAD: usize = 10_000;
+/// The most namespaces, besides the own one, that are reported as having no room for all settings.
+const MAX_SHORT: usize = 16;
+/// The longest time that the end waits for a reader of the output.
+const FLUSH_TIME: Duration = Duration::from_secs(1);
 
 /// Give connections the buffers that their paths can use
 #[derive(ClapArgs)]
 #[command(after_help = "\
-  taut tune                                  say what would be changed, and why; nothing is
-  taut tune --apply                          change it, and change it back at the end
-  taut tune --apply --skip 'port 22'         but not these
-  taut tune --apply --budget 64MiB           and all buffers together hold no more than that
-  taut tune --apply --profile security       and redirects, source routes, SYN cookies and keepalive are set, too
-  taut tune --apply --initcwnd 20            and connections over default routes begin with 20 segments
-  taut tune --undo                           change back what a process that was killed has changed")]
+  taut tune                                  report what would be changed, and why; change nothing
+  taut tune --apply                          change it, and restore it at the end
+  taut tune --apply --skip 'port 22'         except these connections
+  taut tune --apply --budget 64MiB           with at most this much memory in all buffers together
+  taut tune --apply --profile security       and tighten redirects, source routes, SYN cookies and keepalive
+  taut tune --apply --initcwnd 20            and let connections over default routes begin with 20 segments
+  taut tune --undo                           undo the changes of a process that was killed")]
 pub(crate) struct Args {
     #[command(flatten)]
     which: Which,
@@ -63,73 +65,73 @@ pub(crate) struct Args {
     #[arg(long)]
     apply: bool,
 
-    /// Only say what would be changed, which it does without this, too
+    /// Only report what would be changed (the default)
     #[arg(long, conflicts_with = "apply")]
     advise: bool,
 
-    /// Undo what a process that was killed has changed, and end
+    /// Undo the changes of a process that was killed, and exit
     #[arg(long, conflicts_with_all = ["apply", "advise"])]
     undo: bool,
 
-    /// Leave these connections alone (may be given again)
+    /// Leave these connections alone (may be repeated)
     #[arg(long, value_name = "FILTER")]
     skip: Vec<String>,
 
-    /// Memory that all buffers may hold together, as in 64MiB: everyone has a max-min fair share
+    /// Memory that all buffers may hold together, such as 64MiB; each gets a max-min fair share
     #[arg(long, value_name = "SIZE", value_parser = size)]
     budget: Option<u64>,
 
-    /// The widest window of a connection, payload without overhead [default: 12MB, and on paths of more than 96 ms what 1 Gbit/s
-    /// takes in a round trip]
+    /// The widest window of a connection, in payload without overhead [default: 12MB, and on paths of more than 96 ms what
+    /// 1 Gbit/s carries in a round trip]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     per_connection: Option<u64>,
 
-    /// Of the budget, what connections of one control group may hold together
+    /// The part of the budget for the connections of each control group
     #[arg(long, value_name = "SIZE", value_parser = size, requires = "budget")]
     per_cgroup: Option<u64>,
 
-    /// Of the budget, what connections with one address may hold together
+    /// The part of the budget for the connections with each remote address
     #[arg(long, value_name = "SIZE", value_parser = size, requires = "budget")]
     per_destination: Option<u64>,
 
-    /// Settings that are not about buffers, and are left alone without this
+    /// Also change these settings, which are not about buffers
     #[arg(long, value_name = "NAME", value_enum)]
     profile: Option<Profiles>,
 
-    /// Segments that a connection sends before anything is acknowledged, set on routes; the kernel's own is 10 (RFC 6928)
+    /// Segments that a connection sends before the first acknowledgement, set on routes; the kernel's default is 10 (RFC 6928)
     #[arg(long, value_name = "SEGMENTS", value_parser = segments)]
     initcwnd: Option<u32>,
 
-    /// Segments that a peer may send at first, set on routes; the kernel lets it send 64 KiB, and no more with this
+    /// Segments that the peer may send at first, set on routes; at most the kernel's default, 64 KiB
     #[arg(long, value_name = "SEGMENTS", value_parser = segments)]
     initrwnd: Option<u32>,
 
-    /// On these routes of the main table, as in 10.0.0.0/8 (may be given again) [default: all default routes]
+    /// Set them on these routes of the main table, such as 10.0.0.0/8 (may be repeated) [default: all default routes]
     #[arg(long, value_name = "PREFIX")]
     route: Vec<String>,
 
-    /// Between looks [default: 1s; while nothing is to be changed as much as makes them take a hundredth of a core, up to 5s, and
-    /// 10s while no segment comes]
+    /// Time between scans [default: 1s; while nothing changes, long enough that scans take 1 % of a core, up to 5s; 10s while no
+    /// connection sends or receives]
     #[arg(long, value_name = "TIME", value_parser = crate::top::interval)]
     interval: Option<Duration>,
 
-    /// End after this time
+    /// Exit after this time
     #[arg(long = "for", value_name = "TIME", value_parser = crate::top::interval)]
     time: Option<Duration>,
 
-    /// A line of JSON for each change
+    /// Print a line of JSON for each change
     #[arg(long)]
     json: bool,
 
-    /// Where it is written down what was there before
+    /// Where the values from before each change are kept
     #[arg(long, value_name = "FILE", default_value = journal::PATH)]
     journal: PathBuf,
 }
 
-/// Profiles, by name.
+/// The profiles.
 #[derive(Clone, Copy, ValueEnum)]
 enum Profiles {
-    /// ICMP redirects, source routes, SYN cookies and keepalive, as the thesis has them
+    /// ICMP redirects, source routes, SYN cookies and keepalive, as in the thesis
     Security,
 }
 
@@ -137,23 +139,23 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.undo {
         return undo(&args.journal);
     }
-    let lists = lists(args)?;
+    let selection = selection(args)?;
     let (budget, cap) = (budget(args)?, cap(args)?);
     let routes = routes(args)?;
     let ends = Arc::new(AtomicBool::new(false));
-    // Before anything is changed: who hears of an end undoes it.
+    // Signals are handled before anything is changed, so that it is undone.
     for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
         flag::register(signal, Arc::clone(&ends))
-            .map_err(|e| Failure::Run(format!("cannot hear signals: {e}")))?;
+            .map_err(|e| Failure::Run(format!("cannot handle signals: {e}")))?;
     }
     let actuators = match args.apply {
         true => Some(actuators(&args.journal)?),
         false => None,
     };
     let observer = args.which.observer(CONNECTIONS, SAMPLES);
-    let mut tuner = Tuner::new(observer, lists, actuators);
+    let mut tuner = Tuner::new(observer, selection, actuators);
     if let Some(window) = cap {
-        tuner = tuner.with_cap(Cap::chosen(window));
+        tuner = tuner.with_cap(WindowCap::of(window));
     }
     if let Some(budget) = budget {
         tuner = tuner.with_budget(budget);
@@ -166,13 +168,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         tuner = tuner.with_routes(routes);
     }
     let printer = Printer::new(Arc::clone(&ends));
-    let mut noted = Noting::of(args);
-    let result = rounds(args, &mut tuner, &ends, &printer, &mut noted);
-    // Whoever reads slowly, or not at all, keeps nothing from being undone.
-    let undone = tuner.end();
+    let mut log = ChangeLog::open(args);
+    let result = rounds(args, &mut tuner, &ends, &printer, &mut log);
+    // Undoing does not wait for a reader of the output.
+    let summary = tuner.end();
     if args.apply {
-        say_undone(&undone);
-        forget(&args.journal, &undone);
+        say_undone(&summary);
+        remove_log(&args.journal, &summary);
     }
     printer.end();
     result
@@ -183,63 +185,63 @@ fn rounds(
     tuner: &mut Tuner,
     ends: &AtomicBool,
     printer: &Printer,
-    noted: &mut Noting,
+    log: &mut ChangeLog,
 ) -> Result<(), Failure> {
     let ends = || ends.load(Ordering::Relaxed);
     let mut missing = Missing::default();
-    let (mut all_left, mut untold, mut over) = (false, false, false);
-    let mut looks = 0_usize;
+    let (mut has_said_none, mut has_said_dropped, mut has_said_excess) = (false, false, false);
+    let mut scans = 0_usize;
     let mut short = HashSet::new();
     let began = Instant::now();
     let is_over = || args.time.is_some_and(|time| began.elapsed() >= time);
     while !ends() {
-        let (look, before) = (Instant::now(), cpu_time());
+        let (start, before) = (Instant::now(), cpu_time());
         let round = tuner.round(ends).map_err(|e| Failure::Run(e.to_string()))?;
-        missing.say(tuner.observer(), &round.looked);
+        missing.say(tuner.observer(), &round.summary);
         say_once(
-            &mut all_left,
-            leaves_all(&round),
-            "every connection is one that is to be left alone (FILTER, --skip)",
+            &mut has_said_none,
+            leaves_all_alone(&round),
+            "FILTER and --skip leave all connections alone",
         );
         say_once(
-            &mut over,
-            round.over > 0,
-            "the budget is too small for what is queued, and for the least that each connection needs: it is passed",
+            &mut has_said_excess,
+            round.excess > 0,
+            "the budget is exceeded: it is too small for the queued bytes and for the minimum of each connection",
         );
         for netns in &round.short {
-            // The own one is said, whatever others there are.
-            if (&**netns == "-" || short.len() < SHORT) && short.insert(Arc::clone(netns)) {
-                say(&short_of(netns));
+            // The own namespace is always reported.
+            if (&**netns == "-" || short.len() < MAX_SHORT) && short.insert(Arc::clone(netns)) {
+                say(&short_sentence(netns));
             }
         }
-        round.troubles.iter().for_each(|text| say(text));
+        round.problems.iter().for_each(|text| say(text));
         for text in &round.unmatched {
             say(&format!(
-                "no namespace that is looked at has a route to {text} in its main table (one that comes later is taken)"
+                "no namespace has a route to {text} in its main table; one that is added later will be changed"
             ));
         }
-        round.told.iter().for_each(|told| noted.note(told));
-        let told = round.told.iter().map(|told| text(told, args.json));
-        let missed = told.filter(|line| !printer.print(line)).count();
+        round.reports.iter().for_each(|report| log.note(report));
+        let lines = round.reports.iter().map(|report| text(report, args.json));
+        let dropped = lines.filter(|line| !printer.print(line)).count();
         say_once(
-            &mut untold,
-            missed > 0,
-            "nobody reads as fast as changes are made: some are not told",
+            &mut has_said_dropped,
+            dropped > 0,
+            "the output is read too slowly: some changes are not printed",
         );
         let used = cpu_time().saturating_sub(before);
-        looks = looks.saturating_add(1);
-        // What connections want is known when they have been looked at a few times.
-        let is_at_rest = round.told.is_empty() && looks >= SAMPLES;
+        scans = scans.saturating_add(1);
+        // The needs of connections are known after a few scans.
+        let is_at_rest = round.reports.is_empty() && scans >= SAMPLES;
         let nap = |until: Instant| {
             while !ends() && !is_over() && Instant::now() < until {
                 std::thread::sleep(NAP.min(until.saturating_duration_since(Instant::now())));
             }
         };
-        // Who has said how often has said so.
+        // An explicit --interval disables adaptive pacing.
         let is_at_rest = is_at_rest && args.interval.is_none();
         let interval = args.interval.unwrap_or(INTERVAL);
-        nap(look + pace(interval, used, is_at_rest));
-        while is_at_rest && !ends() && !is_over() && look.elapsed() < QUIET && tuner.is_quiet() {
+        nap(start + pace(interval, used, is_at_rest));
+        while is_at_rest && !ends() && !is_over() && start.elapsed() < QUIET && tuner.is_quiet() {
             nap(Instant::now() + interval);
         }
         if is_over() {
@@ -249,24 +251,24 @@ fn rounds(
     Ok(())
 }
 
-/// Of this process, since it began.
+/// Returns the processor time of this process since its start.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.try_into().unwrap_or_default()
 }
 
-fn leaves_all(round: &Round) -> bool {
+fn leaves_all_alone(round: &Round) -> bool {
     round.connections > 0 && round.left_alone == round.connections
 }
 
-/// That the profile is not set everywhere.
-fn short_of(netns: &str) -> String {
+/// Says that a namespace has more settings than there is room for.
+fn short_sentence(netns: &str) -> String {
     let of = match netns {
-        "-" => "the own namespace".to_owned(),
+        "-" => "this namespace".to_owned(),
         named => format!("namespace {named}"),
     };
     format!(
-        "{of} has more interfaces, or settings, than --profile has room for: some are left as they are (docs/tune.md, Security profile)"
+        "{of} has more interfaces or settings than --profile has room for: some are left as they are (docs/tune.md, Security profile)"
     )
 }
 
@@ -279,14 +281,14 @@ fn say_once(said: &mut bool, is_so: bool, sentence: &str) {
 fn size(text: &str) -> Result<u64, String> {
     let size: ByteSize = text
         .parse()
-        .map_err(|_| "not a size: write it as in 64MiB".to_owned())?;
+        .map_err(|_| "not a size: write it like 64MiB".to_owned())?;
     Ok(size.as_u64())
 }
 
 fn cap(args: &Args) -> Result<Option<u64>, Failure> {
     match args.per_connection {
         Some(window) if !WINDOWS.contains(&window) => Err(Failure::Usage(format!(
-            "--per-connection {}: a window is {} at least, and {} at most (RFC 7323, 2.3)",
+            "--per-connection {}: a window is at least {} and at most {} (RFC 7323, 2.3)",
             ByteSize(window).display().iec(),
             ByteSize(*WINDOWS.start()).display().iec(),
             ByteSize(*WINDOWS.end()).display().iec(),
@@ -299,12 +301,12 @@ fn budget(args: &Args) -> Result<Option<Budget>, Failure> {
     let Some(total) = args.budget else {
         return Ok(None);
     };
-    let least = budget::LEAST;
-    if total < least {
+    let smallest = budget::MIN_BUDGET;
+    if total < smallest {
         return Err(Failure::Usage(format!(
-            "--budget {}: it has to be {} at least: a few connections need that",
+            "--budget {}: a budget is at least {}, which a few connections need",
             ByteSize(total).display().iec(),
-            ByteSize(least).display().iec()
+            ByteSize(smallest).display().iec()
         )));
     }
     for (name, part) in [
@@ -314,7 +316,7 @@ fn budget(args: &Args) -> Result<Option<Budget>, Failure> {
         let Some(part) = part else { continue };
         if part == 0 || part > total {
             return Err(Failure::Usage(format!(
-                "--{name} {}: a part of --budget {} is needed, more than nothing and not more than all",
+                "--{name} {}: a part of --budget {} is more than zero, and at most the budget",
                 ByteSize(part).display().iec(),
                 ByteSize(total).display().iec()
             )));
@@ -329,118 +331,121 @@ fn budget(args: &Args) -> Result<Option<Budget>, Failure> {
 
 fn segments(text: &str) -> Result<u32, String> {
     match text.parse() {
-        Ok(count @ 1..=metrics::MOST) => Ok(count),
-        _ => Err(format!("a number of segments, from 1 to {}", metrics::MOST)),
+        Ok(count @ 1..=MAX_INITIAL_WINDOW) => Ok(count),
+        _ => Err(format!(
+            "a number of segments, from 1 to {MAX_INITIAL_WINDOW}"
+        )),
     }
 }
 
-fn routes(args: &Args) -> Result<Option<Routes>, Failure> {
-    let asked = Metrics {
+fn routes(args: &Args) -> Result<Option<RouteTuner>, Failure> {
+    let requested = Metrics {
         initcwnd: args.initcwnd,
         initrwnd: args.initrwnd,
     };
-    if asked == Metrics::default() {
+    if requested == Metrics::default() {
         return match args.route.first() {
             None => Ok(None),
             Some(text) => Err(Failure::Usage(format!(
-                "--route {text}: nothing is to be set on it: say what, with --initcwnd or --initrwnd"
+                "--route {text}: give --initcwnd or --initrwnd, too"
             ))),
         };
     }
-    let chosen = args.route.iter().map(|text| {
-        let chosen = text.parse::<Chosen>();
-        chosen.map_err(|e| Failure::Usage(format!("--route {text:?}: {e}")))
+    let selectors = args.route.iter().map(|text| {
+        let selector = text.parse::<Selector>();
+        selector.map_err(|e| Failure::Usage(format!("--route {text:?}: {e}")))
     });
-    Ok(Some(Routes::new(chosen.collect::<Result<_, _>>()?, asked)))
+    let selectors = selectors.collect::<Result<_, _>>()?;
+    Ok(Some(RouteTuner::new(selectors, requested)))
 }
 
-fn lists(args: &Args) -> Result<Lists, Failure> {
+fn selection(args: &Args) -> Result<Selection, Failure> {
     let only = args.which.filter()?;
     let skip = args.skip.iter().map(|text| {
         if text.trim().is_empty() || text.trim() == args.which.text().trim() {
             return Err(Failure::Usage(format!(
-                "--skip {text:?} leaves nothing to tune: say which connections are to be left alone"
+                "--skip {text:?} leaves all connections alone: give a narrower filter"
             )));
         }
         text.parse::<Filter>().map_err(|e| {
             Failure::Usage(format!(
-                "--skip {text:?}: {e} (the words are in docs/observe.md)"
+                "--skip {text:?}: {e} (docs/observe.md explains filters)"
             ))
         })
     });
-    Ok(Lists {
+    Ok(Selection {
         only,
         skip: skip.collect::<Result<_, _>>()?,
     })
 }
 
-/// With what a process that ended without undoing it had changed undone.
+/// Opens the journal, and undoes what a killed process has left in it.
 fn actuators(path: &Path) -> Result<Actuators, Failure> {
     if !taut_sys::probe::is_root() {
         return Err(Failure::Run(
-            "--apply: run this as root; without it, it only says what it would do".into(),
+            "--apply: run this as root; without --apply it only reports what it would do".into(),
         ));
     }
     let journal = Journal::open(path).map_err(|e| Failure::Run(e.to_string()))?;
     let is_left = journal.entries().next().is_some();
     let mut actuators = Actuators::new(journal);
     if is_left {
-        say("what a process that was killed has changed is undone first");
-        let undone = actuators.undo();
-        say_undone(&undone);
-        forget(path, &undone);
+        say("undoing the changes of a process that was killed");
+        let summary = actuators.undo();
+        say_undone(&summary);
+        remove_log(path, &summary);
     }
     Ok(actuators)
 }
 
 fn undo(path: &Path) -> Result<(), Failure> {
     if !path.exists() {
-        say("nothing is to be undone");
+        say("nothing to undo");
         return Ok(());
     }
     let journal = Journal::open(path).map_err(|e| Failure::Run(e.to_string()))?;
     let mut actuators = Actuators::new(journal);
-    let undone = actuators.undo();
+    let summary = actuators.undo();
     actuators.close();
-    say_undone(&undone);
-    forget(path, &undone);
-    match undone.failed {
+    say_undone(&summary);
+    remove_log(path, &summary);
+    match summary.failed {
         0 => Ok(()),
         failed => Err(Failure::Run(format!(
-            "{failed} changes could not be undone, and are kept in {}",
+            "{failed} changes could not be undone, and stay in {}",
             path.display()
         ))),
     }
 }
 
-fn say_undone(undone: &Undone) {
-    let Undone {
+fn say_undone(summary: &UndoSummary) {
+    let UndoSummary {
         restored,
         gone,
-        others,
+        foreign,
         failed,
-    } = undone;
+    } = summary;
     say(&format!(
-        "undone: {restored} as before, {gone} ended meanwhile, {others} changed by others since and left, {failed} failed"
+        "undone: {restored} restored, {gone} ended meanwhile, {foreign} changed by others and left as they are, {failed} failed"
     ));
 }
 
 fn say(sentence: &str) {
-    // Nobody may be reading any more.
+    // The reader may be gone.
     let _ = writeln!(io::stderr(), "taut: {sentence}");
 }
 
-fn text(told: &Told, json: bool) -> String {
+fn text(report: &ChangeReport, json: bool) -> String {
     match json {
-        // It has nothing in it that JSON has not.
-        true => serde_json::to_string(told).unwrap_or_default(),
-        false => line(told),
+        // A report has only types that JSON has.
+        true => serde_json::to_string(report).unwrap_or_default(),
+        false => line(report),
     }
 }
 
-fn line(told: &Told) -> String {
-    let who = match &told.connection {
-        None => format!("namespace {}", told.netns),
+fn line(report: &ChangeReport) -> String {
+    let subject = match &report.connection {
+        None => format!("namespace {}", report.netns),
         Some(connection) => {
             let process = match &connection.process {
                 Some((name, pid)) => format!(" ({name}/{pid})"),
@@ -449,41 +454,43 @@ fn line(told: &Told) -> String {
             format!("{} -> {}{process}", connection.local, connection.remote)
         }
     };
-    let outcome = match &told.outcome {
+    let outcome = match &report.outcome {
         Outcome::Advised => "would change".to_owned(),
-        Outcome::Made => "changed".to_owned(),
-        Outcome::Gone => "not changed, it has ended".to_owned(),
-        Outcome::NoOwner => "not changed, nobody is known to have it".to_owned(),
+        Outcome::Applied => "changed".to_owned(),
+        Outcome::Gone => "not changed, because it has ended".to_owned(),
+        Outcome::NoOwner => {
+            "not changed, because no process is known to have the socket".to_owned()
+        }
         Outcome::Failed(why) => format!("not changed ({why})"),
     };
     format!(
-        "{who}: {outcome}: {}\n    why: {}\n    expected: {}",
-        told.change, told.because, told.expected
+        "{subject}: {outcome}: {}\n    why: {}\n    expected: {}",
+        report.change, report.reason, report.expected
     )
 }
 
-/// What was undone is told by `taut why` no more; what was not, is.
-fn forget(journal: &Path, undone: &Undone) {
-    if undone.failed > 0 {
+/// Removes the log if all changes are undone, so that `taut why` does not report them.
+fn remove_log(journal: &Path, summary: &UndoSummary) {
+    if summary.failed > 0 {
         return;
     }
-    if let Err(error) = Log::of(journal).undone() {
+    if let Err(error) = Log::of(journal).remove() {
         say(&format!(
-            "`taut why` may tell of what is undone: the log stays: {error}"
+            "the log could not be removed, so `taut why` may report undone changes: {error}"
         ));
     }
 }
 
-/// Notes what is done in the log, if that can be: nothing depends on it.
-struct Noting(Option<Log>);
+/// The log for `taut why`; `None` after it could not be written, because nothing depends on it.
+struct ChangeLog(Option<Log>);
 
-// === impl Noting ===
+// === impl ChangeLog ===
 
-impl Noting {
-    /// What was advised before is advised anew, or is made.
-    fn of(args: &Args) -> Self {
-        if let Err(error) = Log::of_advice(&args.journal).undone() {
-            tracing::debug!(%error, "what was advised before is told on");
+impl ChangeLog {
+    /// Removes earlier advice, which is given again or made, and opens the log.
+    fn open(args: &Args) -> Self {
+        if let Err(error) = Log::of_advice(&args.journal).remove() {
+            tracing::debug!(%error, "earlier advice could not be removed");
         }
         Self(Some(match args.apply {
             true => Log::of(&args.journal),
@@ -491,23 +498,23 @@ impl Noting {
         }))
     }
 
-    fn note(&mut self, told: &Told) {
+    fn note(&mut self, report: &ChangeReport) {
         let Some(log) = &mut self.0 else { return };
-        if let Err(error) = log.note(told) {
+        if let Err(error) = log.note(report) {
             self.0 = None;
-            // Who may not write there only asks.
-            if told.outcome == Outcome::Advised {
-                tracing::debug!(%error, "what is advised is not noted");
+            // Advice does not need the right to write there.
+            if report.outcome == Outcome::Advised {
+                tracing::debug!(%error, "advice could not be logged");
                 return;
             }
             say(&format!(
-                "`taut why` will not know of all changes: the log cannot be written: {error}"
+                "the log cannot be written, so `taut why` will not know all changes: {error}"
             ));
         }
     }
 }
 
-/// Writes lines to standard output, and keeps nobody waiting.
+/// Writes lines to standard output in a thread, so that a slow reader delays nothing.
 struct Printer {
     lines: SyncSender<String>,
     written: Receiver<()>,
@@ -516,9 +523,9 @@ struct Printer {
 // === impl Printer ===
 
 impl Printer {
-    /// `ends` is set when nobody reads any more.
+    /// Starts the thread, which sets `ends` when the output cannot be written any more.
     fn new(ends: Arc<AtomicBool>) -> Self {
-        let (lines, waiting) = sync_channel::<String>(UNREAD);
+        let (lines, waiting) = sync_channel::<String>(MAX_UNREAD);
         let (writes, written) = sync_channel(1);
         std::thread::spawn(move || {
             for line in waiting {
@@ -528,21 +535,21 @@ impl Printer {
                     break;
                 }
             }
-            // Nobody may be waiting.
+            // `end` may have stopped waiting.
             let _ = writes.try_send(());
         });
         Self { lines, written }
     }
 
-    /// `false`: there is no room.
+    /// Queues a line. Returns `false` if it was dropped because the queue is full.
     fn print(&self, line: &str) -> bool {
         let sent = self.lines.try_send(line.to_owned());
         !matches!(sent, Err(TrySendError::Full(_)))
     }
 
+    /// Waits until all lines are written, or for [`FLUSH_TIME`].
     fn end(self) {
         drop(self.lines);
-        // It has all been written, or nobody reads.
-        let _ = self.written.recv_timeout(READS);
+        let _ = self.written.recv_timeout(FLUSH_TIME);
     }
 }

@@ -97,13 +97,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 fn tuned(log: &Path) -> HashMap<u64, Vec<String>> {
     match log::read(log) {
         Ok(all) => {
-            let sentences = |of: Vec<log::Noted>| of.iter().map(log::Noted::sentence).collect();
+            let sentences =
+                |of: Vec<log::LoggedChange>| of.iter().map(log::LoggedChange::sentence).collect();
             all.into_iter()
                 .map(|(cookie, of)| (cookie, sentences(of)))
                 .collect()
         }
         Err(error) => {
-            tracing::debug!(%error, path = %log.display(), "what taut tune has changed is not known");
+            tracing::debug!(%error, path = %log.display(), "the log of taut tune cannot be read");
             HashMap::new()
         }
     }

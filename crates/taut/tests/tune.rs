@@ -21,7 +21,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use taut_sys::pidfd_socket::{BufferLocks, Pidfd};
 use taut_tune::log::Log;
-use taut_tune::tuner::{Connection, Outcome, Told};
+use taut_tune::report::{ChangeReport, Connection, Outcome};
 
 use host::Host;
 
@@ -84,7 +84,7 @@ fn applying(host: &Host, journal: &Path) -> Child {
     for _ in 0..2 {
         let line = lines.next().expect("it says what it changes").unwrap();
         let told: Value = serde_json::from_str(&line).unwrap();
-        assert_eq!(told["outcome"], "made", "{line}");
+        assert_eq!(told["outcome"], "applied", "{line}");
         assert_eq!(told["netns"], host.name(), "{line}");
     }
     child
@@ -137,7 +137,7 @@ fn what_it_only_advises_it_does_not_change() {
             "{told}"
         );
         assert!(
-            told["because"].as_str().unwrap().contains("window scale"),
+            told["reason"].as_str().unwrap().contains("window scale"),
             "{told}"
         );
     }
@@ -169,7 +169,7 @@ fn what_a_killed_one_has_changed_is_changed_back_by_the_next_and_by_undo() {
     assert!(rmem(&host).contains("60000000"));
     let output = run(&["--undo", "--journal", journal.to_str().unwrap()]);
     assert!(output.status.success(), "{output:?}");
-    assert!(said(&output).contains("2 as before"), "{output:?}");
+    assert!(said(&output).contains("2 restored"), "{output:?}");
     assert_eq!(settings(&host), before);
     assert!(!journal.exists());
 
@@ -178,10 +178,7 @@ fn what_a_killed_one_has_changed_is_changed_back_by_the_next_and_by_undo() {
     end(applying(&host, &journal), Signal::TERM);
     assert_eq!(settings(&host), before);
     let output = run(&["--undo", "--journal", journal.to_str().unwrap()]);
-    assert!(
-        said(&output).contains("nothing is to be undone"),
-        "{output:?}"
-    );
+    assert!(said(&output).contains("nothing to undo"), "{output:?}");
 }
 
 #[test]
@@ -193,7 +190,7 @@ fn a_setting_that_somebody_has_changed_since_is_left_to_him() {
     let set = || fs::write("/proc/sys/net/ipv4/tcp_rmem", "4096 131072 7777777").unwrap();
     host.0.run(set).unwrap();
     let output = run(&["--undo", "--journal", journal.to_str().unwrap()]);
-    assert!(said(&output).contains("1 as before"), "{output:?}");
+    assert!(said(&output).contains("1 restored"), "{output:?}");
     assert!(said(&output).contains("1 changed by others"), "{output:?}");
     assert!(rmem(&host).contains("7777777"));
 }
@@ -252,7 +249,7 @@ fn why_tells_what_was_tuned_until_it_is_undone() {
     let tuned = || -> Value { serde_json::from_str::<Value>(&why(true)).unwrap()["tuned"].take() };
     assert_eq!(tuned(), Value::Null);
     // As the tuner writes it.
-    let told = Told {
+    let report = ChangeReport {
         connection: Some(Connection {
             cookie,
             local: client.local_addr().unwrap(),
@@ -261,15 +258,15 @@ fn why_tells_what_was_tuned_until_it_is_undone() {
         }),
         netns: host.name().to_owned(),
         change: "receive buffer 128.0 KiB -> 12.5 MiB".to_owned(),
-        because: String::new(),
+        reason: String::new(),
         expected: String::new(),
-        outcome: Outcome::Made,
+        outcome: Outcome::Applied,
     };
-    Log::of(&journal).note(&told).unwrap();
+    Log::of(&journal).note(&report).unwrap();
     let sentences = tuned();
     let sentence = sentences[0].as_str().unwrap();
     assert!(sentence.starts_with("tuned "), "{sentence}");
-    assert!(sentence.ends_with(&told.change), "{sentence}");
+    assert!(sentence.ends_with(&report.change), "{sentence}");
     assert!(why(false).contains(sentence.rsplit("ago: ").next().unwrap()));
     // Who undoes what the journal has takes it away; what it does not have was undone before.
     end(applying(&host, &journal), Signal::TERM);
@@ -355,7 +352,7 @@ fn what_is_set_for_a_budget_is_undone_at_the_end_and_after_a_kill() {
                 .unwrap()
                 .contains("its share of the budget");
             if is_sized {
-                assert_eq!(told["outcome"], "made", "{told}");
+                assert_eq!(told["outcome"], "applied", "{told}");
                 missing.retain(|addr| *addr != told["connection"]["local"].as_str().unwrap());
             }
             if missing.is_empty() {
@@ -464,8 +461,8 @@ fn lists_that_leave_nothing_to_tune_are_told() {
         assert!(output.status.success(), "{output:?}");
         said(&output)
     };
-    assert!(of(&port).contains("to be left alone"));
-    assert!(!of("port 1").contains("to be left alone"));
+    assert!(of(&port).contains("leave all connections alone"));
+    assert!(!of("port 1").contains("leave all connections alone"));
 }
 
 #[test]
@@ -488,16 +485,19 @@ fn what_is_no_journal_is_left_as_it_is() {
 fn bad_input_is_told_and_changes_nothing() {
     for (args, sentence) in [
         (["--skip", "port x"].as_slice(), "--skip \"port x\""),
-        (&["port 80", "--skip", "port 80"], "leaves nothing to tune"),
-        (&["--skip", ""], "leaves nothing to tune"),
+        (
+            &["port 80", "--skip", "port 80"],
+            "leaves all connections alone",
+        ),
+        (&["--skip", ""], "leaves all connections alone"),
         (&["--apply", "--advise"], "cannot be used with"),
         (&["--undo", "--apply"], "cannot be used with"),
         (&["--for", "long"], "--for"),
         (&["--budget", "much"], "not a size"),
-        (&["--budget", "1023KiB"], "it has to be 1.0 MiB at least"),
+        (&["--budget", "1023KiB"], "at least 1.0 MiB"),
         (&["--per-cgroup", "1MiB"], "--budget"),
-        (&["--per-connection", "63KiB"], "64.0 KiB at least"),
-        (&["--per-connection", "2GiB"], "1.0 GiB at most"),
+        (&["--per-connection", "63KiB"], "at least 64.0 KiB"),
+        (&["--per-connection", "2GiB"], "at most 1.0 GiB"),
         (
             &["--budget", "8MiB", "--per-cgroup", "9MiB"],
             "--per-cgroup 9.0 MiB",

@@ -216,7 +216,7 @@ fn routes_of_all_shapes_are_as_before_at_the_end_and_after_a_kill() {
             is_set(SHAPES.len());
             let output = undo(&journal);
             assert!(output.status.success(), "{output:?}");
-            let sentence = format!("{} as before, 0 ended", SHAPES.len() + 2);
+            let sentence = format!("{} restored, 0 ended", SHAPES.len() + 2);
             assert!(said(&output).contains(&sentence), "{output:?}");
         }
         assert_eq!(routes(&host), before);
@@ -268,7 +268,7 @@ fn what_somebody_does_to_a_route_meanwhile_stays() {
         if signal == Signal::KILL {
             let output = undo(&journal);
             // Both maxima, and two routes.
-            let sentence = "4 as before, 1 ended meanwhile, 2 changed by others";
+            let sentence = "4 restored, 1 ended meanwhile, 2 changed by others";
             assert!(said(&output).contains(sentence), "{output:?}");
         }
         let output = host.ip("route show default");
@@ -328,7 +328,7 @@ fn a_route_that_is_made_anew_gets_it_again_unless_somebody_has_chosen() {
     let told = applying.told(2);
     for told in &told {
         match told["change"].as_str().unwrap() {
-            "route default: initcwnd 20" => assert_eq!(told["outcome"], "made"),
+            "route default: initcwnd 20" => assert_eq!(told["outcome"], "applied"),
             change => {
                 assert_eq!(change, "route 10.20.0.0/16: initcwnd 20");
                 let why = told["outcome"]["failed"].as_str().unwrap();
@@ -425,7 +425,7 @@ fn what_it_only_advises_it_does_not_set() {
 #[test]
 fn what_is_in_no_namespace_is_said() {
     let host = host("unmatched");
-    let sentence = |to: &str| format!("no namespace that is looked at has a route to {to} in");
+    let sentence = |to: &str| format!("no namespace has a route to {to} in");
     // All that is said until this is, and after that until it has ended.
     let until = |last: &str, args: &[&str]| {
         let all = ["--netns", host.name(), "--for", "2m", "--initcwnd", "20"];

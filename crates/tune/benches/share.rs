@@ -1,7 +1,7 @@
-//! How long it takes to share a budget out, beside sorting as many numbers: both are O(n log n).
+//! The time to share a budget out, beside the time to sort as many numbers: both are O(n log n).
 #![allow(
     missing_docs,
-    reason = "what criterion's macros make is for nobody else"
+    reason = "criterion's macros generate undocumented items"
 )]
 
 use std::hint::black_box;
@@ -11,40 +11,40 @@ use std::time::Duration;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use taut_tune::allocate::{Want, allocate};
 use taut_tune::budget::{Bounds, Budget, Claim};
-use taut_tune::demand::{Because, Demand, Direction};
+use taut_tune::demand::{Demand, Direction, Reason};
 
-/// Numbers of connections.
+/// The numbers of connections.
 const CONNECTIONS: [u64; 3] = [1_000, 10_000, 100_000];
-/// Connections with one address.
+/// Connections with the same remote address.
 const TOGETHER: u64 = 50;
 
-/// A number that looks drawn by lot, the same each time (splitmix64).
-fn drawn(number: u64) -> u64 {
+/// Returns a pseudo-random number (splitmix64).
+fn random(number: u64) -> u64 {
     let mut z = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
 }
 
-/// One in three rests, and the others want up to 16 MiB.
+/// Returns a claim. One in three is idle, and the others want up to 16 MiB.
 fn claim(number: u64) -> Claim {
-    let wants = drawn(number) % (16 << 20);
-    let rests = number.is_multiple_of(3);
+    let wants = random(number) % (16 << 20);
+    let is_idle = number.is_multiple_of(3);
     Claim {
         cookie: number,
         direction: Direction::Send,
         demand: Demand {
-            has: 128 << 10,
+            size: 128 << 10,
             queued: wants / 8,
-            promised: 0,
+            committed: 0,
             segment: 0,
-            wants,
-            most: wants,
+            wanted: wants,
+            useful: wants,
             is_fixed: Some(true),
-            is_held: false,
-            because: match rests {
-                true => Because::Idle,
-                false => Because::Shown {
+            is_limiting: false,
+            reason: match is_idle {
+                true => Reason::Idle,
+                false => Reason::Steady {
                     window: wants / 2,
                     round_trip: Duration::from_millis(20),
                 },
@@ -62,7 +62,7 @@ fn benches(criterion: &mut Criterion) {
         group.throughput(Throughput::Elements(connections));
         let of = |name| BenchmarkId::new(name, connections);
         let claims: Vec<Claim> = (0..connections).map(claim).collect();
-        // A third of what is wanted, and of that what one may have.
+        // A third of what the connections want.
         let total = connections * (16 << 20) / 2 / 3;
         group.bench_function(of("share"), |bencher| {
             let mut budget = Budget::new(Bounds {
@@ -75,15 +75,15 @@ fn benches(criterion: &mut Criterion) {
         let wants: Vec<Want> = claims
             .iter()
             .map(|claim| Want {
-                least: claim.demand.queued,
-                most: claim.demand.wants,
+                min: claim.demand.queued,
+                max: claim.demand.wanted,
                 ..Want::default()
             })
             .collect();
         group.bench_function(of("allocate"), |bencher| {
             bencher.iter(|| allocate(black_box(&wants), &[], total));
         });
-        let numbers: Vec<u64> = (0..connections).map(drawn).collect();
+        let numbers: Vec<u64> = (0..connections).map(random).collect();
         group.bench_function(of("sort"), |bencher| {
             bencher.iter(|| {
                 let mut numbers = numbers.clone();

@@ -1,90 +1,89 @@
-//! Max-min fair shares of a budget (water-filling): who wants little gets it, and what is left is the same for all
-//! who want more.
+//! Max-min fair shares of a budget (water-filling): small wants are met, and all larger ones get the same. Pure.
 //!
-//! Water rises at one level in all vessels. A [`Want`] holds at least its `least`, whatever the level, and stops at its `most`.
-//! When a pool (the budget, or the share of a cgroup or of a destination) is full, all of its members stop where they are, and
-//! the others go on (progressive filling: Bertsekas and Gallager, Data Networks, 6.5.2).
+//! Water rises at one level in all vessels. A [`Want`] gets at least its `min`, whatever the level, and stops rising at its `max`. When a pool
+//! (the budget, or the bound of a cgroup or of a destination) is full, all of its members stop where they are, and the others go on
+//! (progressive filling: Bertsekas and Gallager, Data Networks, 6.5.2).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// What one direction of a connection wants, in bytes as the kernel accounts them.
+/// What one direction of a connection may be granted, in bytes as the kernel accounts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Want {
-    /// It is granted so much whatever the budget is: what is queued there cannot be taken away.
-    pub least: u64,
-    /// And never more than this. At least `least`.
-    pub most: u64,
-    /// Pools whose members share a bound, beside the budget: indices of [`allocate`]'s `pools`.
+    /// The smallest grant, whatever the budget is: queued bytes cannot be taken away.
+    pub min: u64,
+    /// The largest grant, if it is not below `min`.
+    pub max: u64,
+    /// The pools that it is in besides the budget: indices of [`allocate`]'s `pools`.
     pub pools: [Option<usize>; POOLS],
 }
 
-/// Pools that one can be in, beside the budget: its cgroup's and its destination's.
+/// The number of pools that a [`Want`] can be in besides the budget: its cgroup's and its destination's.
 pub const POOLS: usize = 2;
 
 /// How a budget was shared out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
-    /// For each [`Want`], in their order.
+    /// The grant of each [`Want`], in their order.
     pub grants: Vec<u64>,
-    /// All of them.
+    /// The sum of the grants.
     pub granted: u64,
-    /// The level at which the budget was used up; `None`: everyone got the most that he wants or may have.
+    /// The level at which the budget was used up; `None` if all got their `max`, or what their other pools allow.
     pub level: Option<u64>,
-    /// Bytes by which what cannot be taken away is more than the budget; zero if it is not.
-    pub over: u64,
+    /// The bytes by which the sum of the grants exceeds the budget, because no grant is below its `min`.
+    pub excess: u64,
 }
 
-/// A bound of all its members together.
+/// A bound on the sum of its members' grants.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pool {
     bound: u64,
-    /// What those hold who do not rise: not yet, or not any more.
+    /// What the members hold that do not rise, not yet or not any more.
     still: u64,
-    /// How many rise.
+    /// The number of members that rise.
     rising: u64,
-    /// The level at which it is looked at whether it is full: never later than it will be.
-    foreseen: Option<u64>,
-    full: bool,
+    /// The level at which the pool is checked next. It is never full before.
+    next_check: Option<u64>,
+    is_full: bool,
 }
 
-/// What comes next; at one level in this order.
+/// An event; those of one level happen in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Next {
-    /// The level comes to what somebody holds, who rises with it.
+enum Event {
+    /// The level reaches the `min` of a want, which rises with it from then on.
     Rises,
-    /// It comes to all that somebody wants.
+    /// The level reaches the `max` of a want.
     Stops,
     /// A pool may be full.
-    Fills,
+    MayFill,
 }
 
 /// The state of a [`Want`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Above the level.
+    /// Its `min` is above the level.
     Waits,
-    /// With the level.
+    /// It rises with the level.
     Rises,
-    /// It has what it gets.
-    Holds(u64),
+    /// It has its final grant.
+    Granted(u64),
 }
 
 struct Filling<'a> {
     wants: &'a [Want],
     states: Vec<State>,
-    /// Those of the caller, and the budget at last.
+    /// The caller's pools, and the budget as the last one.
     pools: Vec<Pool>,
-    /// Of each pool, who is in it; of the budget, nobody: everyone is.
+    /// The members of each pool except the budget, which has all.
     members: Vec<Vec<usize>>,
-    /// Levels at which pools are looked at. Some were foreseen before another was.
-    fills: BinaryHeap<Reverse<(u64, usize)>>,
+    /// The levels at which pools are checked, with pools. Some are obsolete: the pool has a later `next_check`.
+    checks: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
-/// Shares `budget` out among `wants`, of whom those of a pool get no more than its bound together, as long as that is
-/// no less than the sum of their `least`. Both in bytes. An index of a pool that is not there is none.
+/// Shares `budget` out among `wants`, in bytes.
 ///
-/// O(n log n) for n wants.
+/// The members of a pool together get at most its bound, unless the sum of their `min` exceeds it. Indices of pools that do not exist are
+/// ignored. Takes O(n log n) for n wants.
 pub fn allocate(wants: &[Want], pools: &[u64], budget: u64) -> Shares {
     Filling::of(wants, pools, budget).fill()
 }
@@ -92,27 +91,26 @@ pub fn allocate(wants: &[Want], pools: &[u64], budget: u64) -> Shares {
 // === impl Want ===
 
 impl Want {
-    /// Its pools, and the budget, whose index is `budget`.
+    /// Returns the indices of its pools, and of the budget, which is `budget`.
     fn pools(self, budget: usize) -> impl Iterator<Item = usize> {
         let own = self.pools.into_iter().flatten();
-        // Twice in one is once in it.
         let twice = self.pools[0] == self.pools[1];
         own.skip(usize::from(twice))
             .filter(move |pool| *pool < budget)
             .chain([budget])
     }
 
-    /// `most`, if it is more than `least`.
-    fn most(self) -> u64 {
-        self.most.max(self.least)
+    /// Returns `max`, or `min` if that is larger.
+    fn max(self) -> u64 {
+        self.max.max(self.min)
     }
 }
 
 // === impl Pool ===
 
 impl Pool {
-    /// The level at which it is full, if nothing changes before; `None`: it never is.
-    fn fills(&self) -> Option<u64> {
+    /// Returns the level at which the pool is full if nothing changes before; `None` if it never is.
+    fn full_at(&self) -> Option<u64> {
         (self.bound.saturating_sub(self.still)).checked_div(self.rising)
     }
 }
@@ -132,12 +130,12 @@ impl<'a> Filling<'a> {
                 })
                 .collect(),
             members: vec![Vec::new(); pools.len()],
-            fills: BinaryHeap::with_capacity(pools.len() + 1),
+            checks: BinaryHeap::with_capacity(pools.len() + 1),
         };
         for (index, want) in wants.iter().enumerate() {
             for pool in want.pools(pools.len()) {
                 let still = &mut filling.pools[pool].still;
-                *still = still.saturating_add(want.least);
+                *still = still.saturating_add(want.min);
                 if let Some(members) = filling.members.get_mut(pool) {
                     members.push(index);
                 }
@@ -146,7 +144,7 @@ impl<'a> Filling<'a> {
         filling
     }
 
-    /// All of them, by a level of theirs.
+    /// Returns the indices of all wants, sorted by this level.
     fn sorted(&self, level: impl Fn(&Want) -> u64) -> std::vec::IntoIter<(u64, usize)> {
         let levels = self.wants.iter().map(level);
         let mut sorted: Vec<_> = levels.zip(0..).collect();
@@ -159,43 +157,43 @@ impl<'a> Filling<'a> {
         let mut level_of_budget = None;
         for pool in 0..self.pools.len() {
             let Pool { still, bound, .. } = self.pools[pool];
-            // What cannot be taken away is all that there is, or more.
+            // The minimum grants use the pool up.
             if still >= bound {
                 self.freeze(pool, 0);
             }
         }
-        if self.pools[budget].full {
+        if self.pools[budget].is_full {
             level_of_budget = Some(0);
         }
-        let mut rises = self.sorted(|want| want.least).peekable();
-        let mut stops = self.sorted(|want| want.most()).peekable();
+        let mut rises = self.sorted(|want| want.min).peekable();
+        let mut stops = self.sorted(|want| want.max()).peekable();
         loop {
             let next = [
-                rises.peek().map(|next| (next.0, Next::Rises)),
-                stops.peek().map(|next| (next.0, Next::Stops)),
-                self.fills
+                rises.peek().map(|next| (next.0, Event::Rises)),
+                stops.peek().map(|next| (next.0, Event::Stops)),
+                self.checks
                     .peek()
-                    .map(|Reverse((level, _))| (*level, Next::Fills)),
+                    .map(|Reverse((level, _))| (*level, Event::MayFill)),
             ];
             let Some((level, what)) = next.into_iter().flatten().min() else {
                 break;
             };
             match what {
-                Next::Rises => {
+                Event::Rises => {
                     let waits = |(_, index): &(u64, usize)| self.states[*index] == State::Waits;
                     if let Some((_, index)) = rises.next().filter(waits) {
-                        self.rises(index, level);
+                        self.rise(index, level);
                     }
                 }
-                Next::Stops => {
+                Event::Stops => {
                     let rises = |(_, index): &(u64, usize)| self.states[*index] == State::Rises;
                     if let Some((_, index)) = stops.next().filter(rises) {
-                        self.holds(index, self.wants[index].most(), level);
+                        self.grant(index, self.wants[index].max(), level);
                     }
                 }
-                Next::Fills => {
-                    let pool = self.fills.pop().map(|Reverse((_, pool))| pool);
-                    let Some(pool) = pool.filter(|pool| self.fills_now(*pool, level)) else {
+                Event::MayFill => {
+                    let pool = self.checks.pop().map(|Reverse((_, pool))| pool);
+                    let Some(pool) = pool.filter(|pool| self.is_full(*pool, level)) else {
                         continue;
                     };
                     if pool == budget {
@@ -208,83 +206,84 @@ impl<'a> Filling<'a> {
         self.shares(level_of_budget)
     }
 
-    fn rises(&mut self, index: usize, level: u64) {
+    fn rise(&mut self, index: usize, level: u64) {
         let want = self.wants[index];
         self.states[index] = State::Rises;
         for pool in want.pools(self.pools.len() - 1) {
             let of = &mut self.pools[pool];
-            of.still = of.still.saturating_sub(want.least);
+            of.still = of.still.saturating_sub(want.min);
             of.rising += 1;
-            self.foresee(pool, level);
+            self.schedule_check(pool, level);
         }
     }
 
-    fn holds(&mut self, index: usize, grant: u64, level: u64) {
+    fn grant(&mut self, index: usize, grant: u64, level: u64) {
         let rose = self.states[index] == State::Rises;
-        self.states[index] = State::Holds(grant);
+        self.states[index] = State::Granted(grant);
         if !rose {
-            // Its `least` is counted already.
+            // Its `min` is counted already.
             return;
         }
         for pool in self.wants[index].pools(self.pools.len() - 1) {
             let of = &mut self.pools[pool];
             of.still = of.still.saturating_add(grant);
             of.rising -= 1;
-            self.foresee(pool, level);
+            self.schedule_check(pool, level);
         }
     }
 
-    /// When a pool will be full from now on, if that is sooner than was foreseen. If it is later that is seen then.
-    fn foresee(&mut self, pool: usize, level: u64) {
+    /// Schedules a check of a pool at the level at which it will be full, unless an earlier check is scheduled. A check that comes too early
+    /// schedules the next.
+    fn schedule_check(&mut self, pool: usize, level: u64) {
         let of = &mut self.pools[pool];
-        if let (false, Some(fills)) = (of.full, of.fills()) {
-            // Levels are whole bytes: what is left over may be a little less than nothing at this one.
-            let fills = fills.max(level);
-            if of.foreseen.is_none_or(|foreseen| fills < foreseen) {
-                of.foreseen = Some(fills);
-                self.fills.push(Reverse((fills, pool)));
+        if let (false, Some(full_at)) = (of.is_full, of.full_at()) {
+            // Levels are whole bytes: the rest of a pool may be slightly negative at this one.
+            let full_at = full_at.max(level);
+            if of.next_check.is_none_or(|next| full_at < next) {
+                of.next_check = Some(full_at);
+                self.checks.push(Reverse((full_at, pool)));
             }
         }
     }
 
-    /// Whether it is full at this level, at which it was to be looked at.
-    fn fills_now(&mut self, pool: usize, level: u64) -> bool {
+    /// Checks whether a pool is full at this level, for which a check was scheduled.
+    fn is_full(&mut self, pool: usize, level: u64) -> bool {
         let of = &mut self.pools[pool];
-        // Another time was foreseen since.
-        if of.full || of.foreseen != Some(level) {
+        // The check is obsolete.
+        if of.is_full || of.next_check != Some(level) {
             return false;
         }
-        of.foreseen = None;
-        match of.fills() {
-            Some(fills) if fills <= level => true,
+        of.next_check = None;
+        match of.full_at() {
+            Some(full_at) if full_at <= level => true,
             _ => {
-                self.foresee(pool, level);
+                self.schedule_check(pool, level);
                 false
             }
         }
     }
 
-    /// Nobody in a pool gets more than at this level.
+    /// Grants the members of a full pool at most this level.
     fn freeze(&mut self, pool: usize, level: u64) {
-        self.pools[pool].full = true;
+        self.pools[pool].is_full = true;
         let members: Vec<usize> = match self.members.get_mut(pool) {
             Some(members) => std::mem::take(members),
             None => (0..self.wants.len()).collect(),
         };
         for index in members {
             match self.states[index] {
-                State::Waits => self.holds(index, self.wants[index].least, level),
-                State::Rises => self.holds(index, level, level),
-                State::Holds(_) => {}
+                State::Waits => self.grant(index, self.wants[index].min, level),
+                State::Rises => self.grant(index, level, level),
+                State::Granted(_) => {}
             }
         }
     }
 
     fn shares(self, level: Option<u64>) -> Shares {
         let grant = |(state, want): (&State, &Want)| match state {
-            State::Holds(grant) => *grant,
-            // Every vessel has an end.
-            State::Waits | State::Rises => want.least,
+            State::Granted(grant) => *grant,
+            // Not reached: each want stops at its `max`.
+            State::Waits | State::Rises => want.min,
         };
         let grants: Vec<u64> = self.states.iter().zip(self.wants).map(grant).collect();
         let granted = grants
@@ -294,12 +293,12 @@ impl<'a> Filling<'a> {
         let is_short = grants
             .iter()
             .zip(self.wants)
-            .any(|(grant, want)| *grant < want.most());
+            .any(|(grant, want)| *grant < want.max());
         Shares {
             granted,
-            // It may be used up to the last byte, and be enough.
+            // The budget may be used up to the last byte and still suffice.
             level: level.filter(|_| is_short),
-            over: granted.saturating_sub(budget),
+            excess: granted.saturating_sub(budget),
             grants,
         }
     }
@@ -311,23 +310,23 @@ mod tests {
 
     use super::*;
 
-    fn want(least: u64, most: u64) -> Want {
+    fn want(min: u64, max: u64) -> Want {
         Want {
-            least,
-            most,
+            min,
+            max,
             pools: [None; POOLS],
         }
     }
 
     #[test]
-    fn with_room_for_all_everyone_gets_the_most() {
+    fn with_room_for_all_each_gets_its_maximum() {
         let shares = allocate(&[want(1, 10), want(5, 20)], &[], 30);
         assert_eq!(shares.grants, [10, 20]);
-        assert_eq!((shares.granted, shares.level, shares.over), (30, None, 0));
+        assert_eq!((shares.granted, shares.level, shares.excess), (30, None, 0));
     }
 
     #[test]
-    fn who_wants_little_gets_it_and_the_others_the_same() {
+    fn small_wants_are_met_and_the_others_get_the_same() {
         let wants = [want(0, 10), want(0, 1000), want(0, 1000), want(0, 20)];
         let shares = allocate(&wants, &[], 230);
         assert_eq!(shares.grants, [10, 100, 100, 20]);
@@ -335,17 +334,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_queued_is_granted_and_the_others_share_the_rest() {
+    fn the_minimum_is_granted_and_the_others_share_the_rest() {
         let shares = allocate(&[want(80, 100), want(0, 100), want(0, 100)], &[], 100);
         assert_eq!(shares.grants, [80, 10, 10]);
-        // It is more than all, and nobody else gets anything.
+        // The minimum exceeds the budget, and the others get nothing.
         let shares = allocate(&[want(80, 100), want(40, 100), want(0, 100)], &[], 100);
-        assert_eq!((&*shares.grants, shares.over), (&[80, 40, 0][..], 20));
+        assert_eq!((&*shares.grants, shares.excess), (&[80, 40, 0][..], 20));
         assert_eq!(shares.level, Some(0));
     }
 
     #[test]
-    fn a_pool_that_is_full_leaves_more_to_the_others() {
+    fn a_full_pool_leaves_more_to_the_others() {
         let of = |pool| Want {
             pools: [Some(pool), None],
             ..want(0, 1000)
@@ -356,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_in_two_pools_stops_when_either_is_full() {
+    fn a_member_of_two_pools_stops_when_either_is_full() {
         let of = |pools| Want {
             pools,
             ..want(0, 1000)
@@ -373,11 +372,11 @@ mod tests {
 
     #[test]
     fn nothing_overflows() {
-        let most = want(u64::MAX, u64::MAX);
-        let shares = allocate(&[most, most, want(0, u64::MAX)], &[], u64::MAX);
+        let all = want(u64::MAX, u64::MAX);
+        let shares = allocate(&[all, all, want(0, u64::MAX)], &[], u64::MAX);
         assert_eq!(shares.grants, [u64::MAX, u64::MAX, 0]);
         assert_eq!(allocate(&[], &[5], 0), Shares::default());
-        // `most` below `least`, a pool that is not there, and the same twice.
+        // `max` below `min`, a pool that does not exist, and one pool twice.
         let odd = Want {
             pools: [Some(7), Some(7)],
             ..want(9, 3)
@@ -393,9 +392,9 @@ mod tests {
     fn wants() -> impl Strategy<Value = (Vec<Want>, Vec<u64>, u64)> {
         let pool = || prop::option::of(0usize..4);
         let want =
-            (0u64..200, 0u64..2000, pool(), pool()).prop_map(|(least, more, one, other)| Want {
-                least: if more % 3 == 0 { 0 } else { least },
-                most: least + more,
+            (0u64..200, 0u64..2000, pool(), pool()).prop_map(|(min, more, one, other)| Want {
+                min: if more % 3 == 0 { 0 } else { min },
+                max: min + more,
                 pools: [one, other],
             });
         let pools = prop::collection::vec(0u64..20_000, 4);
@@ -409,8 +408,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        /// No pool has more than its bound, unless for what cannot be taken away; and who has less than he wants is in a pool
-        /// that is full and in which nobody has more, unless for the same. That is what max-min fair is.
+        /// No pool exceeds its bound, except by minimum grants; and whatever gets less than its maximum is in a full pool in which no other
+        /// gets more, except by its minimum. That is the definition of max-min fair.
         #[test]
         fn shares_are_bounded_and_max_min_fair((wants, pools, budget) in wants()) {
             let shares = allocate(&wants, &pools, budget);
@@ -419,37 +418,36 @@ mod tests {
             for (pool, bound) in bounds.iter().enumerate() {
                 let members = || wants.iter().zip(&shares.grants).filter(|(want, _)| is_in(want, pool, pools.len()));
                 let granted: u64 = members().map(|(_, grant)| grant).sum();
-                let least: u64 = members().map(|(want, _)| want.least).sum();
-                prop_assert!(granted <= (*bound).max(least), "{pool}: {granted} of {bound}");
-                // To a byte each.
+                let min: u64 = members().map(|(want, _)| want.min).sum();
+                prop_assert!(granted <= (*bound).max(min), "{pool}: {granted} of {bound}");
+                // Each grant is rounded down to a byte.
                 full.push(granted + members().count() as u64 > *bound);
             }
             for (want, grant) in wants.iter().zip(&shares.grants) {
-                prop_assert!((want.least..=want.most).contains(grant));
-                if *grant == want.most {
+                prop_assert!((want.min..=want.max).contains(grant));
+                if *grant == want.max {
                     continue;
                 }
-                let held = (0..bounds.len()).any(|pool| {
+                let is_bounded = (0..bounds.len()).any(|pool| {
                     let mut members = wants.iter().zip(&shares.grants).filter(|(other, _)| is_in(other, pool, pools.len()));
                     is_in(want, pool, pools.len()) && full[pool]
-                        && members.all(|(other, theirs)| theirs <= grant || *theirs == other.least)
+                        && members.all(|(other, theirs)| theirs <= grant || *theirs == other.min)
                 });
-                prop_assert!(held, "{want:?} has {grant} of {shares:?}");
+                prop_assert!(is_bounded, "{want:?} has {grant} of {shares:?}");
             }
         }
 
-        /// Whatever the order.
         #[test]
-        fn nobodys_place_matters((wants, pools, budget) in wants()) {
+        fn the_order_of_the_wants_does_not_matter((wants, pools, budget) in wants()) {
             let mut shares = allocate(&wants, &pools, budget).grants;
             let turned: Vec<Want> = wants.iter().rev().copied().collect();
             shares.reverse();
             prop_assert_eq!(shares, allocate(&turned, &pools, budget).grants);
         }
 
-        /// More of a budget is less for nobody, where there are no pools beside it.
+        /// This holds without pools besides the budget.
         #[test]
-        fn a_larger_budget_is_less_for_nobody((mut wants, _, budget) in wants(), more in 0u64..1000) {
+        fn a_larger_budget_makes_no_grant_smaller((mut wants, _, budget) in wants(), more in 0u64..1000) {
             for want in &mut wants {
                 want.pools = [None; POOLS];
             }

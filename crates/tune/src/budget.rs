@@ -1,89 +1,90 @@
-//! A budget of memory, shared out among all buffers: pure.
+//! A budget of memory, shared out among all buffers. Pure.
 //!
-//! With one the kernel sizes nothing that is in use: each buffer through which something goes is set to its grant, and stays so until the grant is
-//! another. A grant is what a buffer may come to hold, so that what is granted bounds what is held.
+//! With a budget, the kernel tunes no active buffer: each is locked at its grant, until the grant changes. A grant is what a buffer may come
+//! to hold, so the sum of the grants bounds the memory in use.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 
 use crate::allocate::{Want, allocate};
-use crate::demand::{Because, Cap, Demand, Direction};
+use crate::demand::{Demand, Direction, Reason, WindowCap};
 use crate::hysteresis::settle;
-use crate::plan::{Change, ready};
+use crate::plan::{Change, maximum_for};
 
-/// A smaller budget is refused: a few connections would hold it by what they cannot do without.
-pub const LEAST: u64 = 1 << 20;
-/// This part of a budget is granted to nobody: what wakes up or begins between two looks takes of it.
-const KEPT: u64 = 8;
-/// What a send buffer holds beyond its bound at most: the kernel looks at the bound before it takes a segment, of up to 64 KiB and what goes with it.
-const BEYOND: u64 = 66 << 10;
-/// What a buffer needs to let anything through, however many there are (and [`BEYOND`] that, of a send buffer).
+/// The smallest budget: the minimum of a few connections would exceed a smaller one.
+pub const MIN_BUDGET: u64 = 1 << 20;
+/// One part in this many of a budget is granted to nobody: connections that begin or become active between two scans take from it.
+const RESERVED_PART: u64 = 8;
+/// What a send buffer holds beyond its size at most: the kernel compares the size before it takes a segment, of up to 64 KiB with overhead.
+const SEND_EXCESS: u64 = 66 << 10;
+/// What a buffer needs to let anything through, however many there are (and [`SEND_EXCESS`], for a send buffer).
 const FLOOR: u64 = 16 << 10;
-/// Or so many segments: with less the window would close before a segment fits, and each would wait for a timer.
-const SEGMENTS: u64 = 3;
-/// A buffer through which nothing goes, and which is larger, is made so small: it is one that few notice when they begin anew.
-const REST: u64 = 128 << 10;
-/// What is left is divided among so many that may begin before the next look, at least,
-const BEGIN: u64 = 64;
-/// or so many times as many as began before this one.
-const AS_MANY: u64 = 2;
+/// The segments that a receive buffer needs: with less, the window would close before a segment fits, and each would wait for a timer.
+const FLOOR_SEGMENTS: u64 = 3;
+/// A larger idle buffer is shrunk to this, which few connections notice when they become active.
+const IDLE_SIZE: u64 = 128 << 10;
+/// The rest of a budget is divided among at least this many connections that may begin before the next scan,
+const MIN_STARTS: u64 = 64;
+/// or among this many times those that began before this one.
+const STARTS_FACTOR: u64 = 2;
 
-/// What all buffers may hold together, in bytes as the kernel accounts them.
+/// The memory that all buffers may hold together, in bytes as the kernel accounts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// All.
+    /// The bound of all connections.
     pub total: u64,
-    /// Those of one control group.
+    /// The bound of the connections of each control group.
     pub per_cgroup: Option<u64>,
-    /// Those of connections with one address.
+    /// The bound of the connections with each remote address.
     pub per_destination: Option<u64>,
 }
 
 /// One direction of a connection, as a budget sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Claim {
-    /// The kernel's name of the socket.
+    /// The socket's cookie.
     pub cookie: u64,
     /// Which of its buffers.
     pub direction: Direction,
-    /// What it has and wants.
+    /// What the buffer has and needs.
     pub demand: Demand,
-    /// It is not to be set, or cannot be: what it has counts.
+    /// Whether the buffer must not, or cannot, be resized. What it has still counts.
     pub is_left_alone: bool,
-    /// Its control group.
+    /// The control group of the socket.
     pub cgroup: Option<u64>,
-    /// The other end's address.
+    /// The remote address.
     pub destination: IpAddr,
 }
 
-/// A budget, and who has how much of it.
+/// A budget, and the grants of the last scan.
 #[derive(Debug)]
 pub struct Budget {
     bounds: Bounds,
-    /// Of each buffer that was granted something.
     grants: HashMap<(u64, Direction), u64>,
 }
 
-/// A budget, shared out once.
+/// The result of sharing out a budget.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shared {
-    /// Buffers that are to be set.
+    /// The buffers to resize.
     pub changes: Vec<Change>,
-    /// What all may come to hold.
+    /// The bytes that all buffers may come to hold.
     pub granted: u64,
-    /// By how much what cannot be taken away is more than the budget, or than a part of it.
-    pub over: u64,
+    /// The bytes by which what cannot be taken away exceeds the budget, or a part of it.
+    pub excess: u64,
 }
 
-/// Numbers of pools, by what they are pools of.
+/// The pools of one kind, by what their members have in common.
 struct Pools<K> {
     bound: Option<u64>,
-    known: HashMap<K, usize>,
+    indices: HashMap<K, usize>,
 }
 
-/// So small a buffer through which nothing goes is made, if it is larger; not smaller than what is in it, nor than what the peer may send at once.
-pub(crate) fn rest(demand: &Demand) -> u64 {
-    REST.max(demand.promised).max(SEGMENTS * demand.segment)
+/// Returns the size to which an idle buffer is shrunk: at least what is in it, and what the peer may send by the window that it was offered.
+pub(crate) fn idle_size(demand: &Demand) -> u64 {
+    IDLE_SIZE
+        .max(demand.committed)
+        .max(FLOOR_SEGMENTS * demand.segment)
 }
 
 // === impl Claim ===
@@ -93,66 +94,66 @@ impl Claim {
         (self.cookie, self.direction)
     }
 
-    pub(crate) fn rests(&self) -> bool {
-        self.demand.because == Because::Idle
+    pub(crate) fn is_idle(&self) -> bool {
+        self.demand.reason == Reason::Idle
     }
 
-    /// The least that lets anything through.
+    /// Returns the smallest buffer that lets anything through.
     fn floor(&self) -> u64 {
         match self.direction {
-            // One segment is taken whatever its size.
+            // The kernel takes one segment of any size.
             Direction::Send => FLOOR,
-            Direction::Receive => FLOOR.max(SEGMENTS * self.demand.segment),
+            Direction::Receive => FLOOR.max(FLOOR_SEGMENTS * self.demand.segment),
         }
     }
 
-    /// What it may hold beyond the size of its buffer.
-    fn beyond(&self) -> u64 {
+    /// Returns the bytes that the buffer may hold beyond its size.
+    fn excess(&self) -> u64 {
         match self.direction {
-            Direction::Send => BEYOND,
+            Direction::Send => SEND_EXCESS,
             Direction::Receive => 0,
         }
     }
 
     fn want(&self) -> Want {
-        let Demand { has, queued, .. } = self.demand;
+        let Demand { size, queued, .. } = self.demand;
         let exactly = |bytes| Want {
-            least: bytes,
-            most: bytes,
+            min: bytes,
+            max: bytes,
             ..Want::default()
         };
-        if self.rests() {
+        if self.is_idle() {
             return exactly(queued);
         }
         if self.is_left_alone {
-            return exactly(queued.max(has));
+            return exactly(queued.max(size));
         }
-        let floor = self.floor() + self.beyond();
-        let least = match self.direction {
-            // A sender whose buffer is made smaller than what is in it waits until it has gone.
+        let floor = self.floor() + self.excess();
+        let min = match self.direction {
+            // A send buffer may shrink below its contents: the application waits until they are sent.
             Direction::Send => floor,
-            // What has come and has no room would be dropped.
+            // A receive buffer below its contents would drop data.
             Direction::Receive => floor.max(queued),
         };
         Want {
-            least,
-            most: least.max(self.demand.most.saturating_add(self.beyond())),
+            min,
+            max: min.max(self.demand.useful.saturating_add(self.excess())),
             ..Want::default()
         }
     }
 
-    /// The change that gives its buffer this grant, if it is another.
+    /// Returns the change that gives the buffer this grant, if it has another size.
     fn change(&self, grant: u64) -> Option<Change> {
-        let Demand { has, is_fixed, .. } = self.demand;
-        let to = match self.rests() {
-            true if has > rest(&self.demand) => rest(&self.demand),
+        let Demand { size, is_fixed, .. } = self.demand;
+        let to = match self.is_idle() {
+            true if size > idle_size(&self.demand) => idle_size(&self.demand),
             true => return None,
-            false => grant.saturating_sub(self.beyond()).max(self.floor()),
+            false => grant.saturating_sub(self.excess()).max(self.floor()),
         };
-        // The kernel doubles what it is told, in 31 bits.
+        // The kernel doubles the socket option, in 31 bits.
         let to = to.min(u64::from(u32::MAX / 4)) & !1;
-        let is_so = has == to && is_fixed != Some(false);
-        (!is_so).then_some(Change::Size {
+        let is_done = size == to && is_fixed != Some(false);
+        (!is_done).then_some(Change::Resize {
             cookie: self.cookie,
             direction: self.direction,
             demand: self.demand,
@@ -161,33 +162,34 @@ impl Claim {
     }
 }
 
-/// By how much grants are more than the bounds of their pools, together.
-fn over_pools(wants: &[Want], bounds: &[u64], grants: &[u64]) -> u64 {
-    let mut held = vec![0u64; bounds.len()];
+/// Returns the bytes by which grants exceed the bounds of their pools, summed over the pools.
+fn excess_of_pools(wants: &[Want], bounds: &[u64], grants: &[u64]) -> u64 {
+    let mut granted = vec![0u64; bounds.len()];
     for (want, grant) in wants.iter().zip(grants) {
         for pool in want.pools.into_iter().flatten() {
-            held[pool] = held[pool].saturating_add(*grant);
+            granted[pool] = granted[pool].saturating_add(*grant);
         }
     }
-    let over = held.iter().zip(bounds);
-    over.map(|(held, bound)| held.saturating_sub(*bound))
+    let excess = granted.iter().zip(bounds);
+    excess
+        .map(|(granted, bound)| granted.saturating_sub(*bound))
         .fold(0, u64::saturating_add)
 }
 
 // === impl Pools ===
 
 impl<K: std::hash::Hash + Eq> Pools<K> {
-    fn of(bound: Option<u64>) -> Self {
+    fn new(bound: Option<u64>) -> Self {
         Self {
             bound,
-            known: HashMap::new(),
+            indices: HashMap::new(),
         }
     }
 
-    /// The number of this one's pool; a new one is added to `bounds`.
-    fn number(&mut self, key: K, bounds: &mut Vec<u64>) -> Option<usize> {
+    /// Returns the index of the key's pool in `bounds`, to which the bound of a new pool is added.
+    fn index(&mut self, key: K, bounds: &mut Vec<u64>) -> Option<usize> {
         let bound = self.bound?;
-        Some(*self.known.entry(key).or_insert_with(|| {
+        Some(*self.indices.entry(key).or_insert_with(|| {
             bounds.push(bound);
             bounds.len() - 1
         }))
@@ -197,7 +199,7 @@ impl<K: std::hash::Hash + Eq> Pools<K> {
 // === impl Budget ===
 
 impl Budget {
-    /// Of which nobody has anything yet.
+    /// Returns a budget without grants.
     pub fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
@@ -205,71 +207,72 @@ impl Budget {
         }
     }
 
-    /// What may be granted.
+    /// Returns the bytes that may be granted.
     fn usable(&self) -> u64 {
-        self.bounds.total - self.bounds.total / KEPT
+        self.bounds.total - self.bounds.total / RESERVED_PART
     }
 
-    /// Shares it out among all that there are.
+    /// Shares the budget out among all claims.
     pub fn share(&mut self, claims: &[Claim]) -> Shared {
         let mut bounds = Vec::new();
-        let mut cgroups = Pools::of(self.bounds.per_cgroup);
-        let mut destinations = Pools::of(self.bounds.per_destination);
+        let mut cgroups = Pools::new(self.bounds.per_cgroup);
+        let mut destinations = Pools::new(self.bounds.per_destination);
         let mut wants: Vec<Want> = Vec::with_capacity(claims.len());
         for claim in claims {
-            let cgroup = claim.cgroup.and_then(|id| cgroups.number(id, &mut bounds));
-            let destination = destinations.number(claim.destination, &mut bounds);
+            let cgroup = claim.cgroup.and_then(|id| cgroups.index(id, &mut bounds));
+            let destination = destinations.index(claim.destination, &mut bounds);
             wants.push(Want {
                 pools: [cgroup, destination],
                 ..claim.want()
             });
         }
         let fair = allocate(&wants, &bounds, self.usable());
-        // What is in a send buffer beyond its share goes in its own time: until then the others have that less.
+        // A send buffer that holds more than its share drains in its own time: until then the others have that much less.
         for ((claim, want), share) in claims.iter().zip(&mut wants).zip(&fair.grants) {
-            want.least = want.least.max(claim.demand.queued);
-            want.most = match want.least > *share {
-                true => want.least,
-                false => want.most,
+            want.min = want.min.max(claim.demand.queued);
+            want.max = match want.min > *share {
+                true => want.min,
+                false => want.max,
             };
         }
         let now = allocate(&wants, &bounds, self.usable());
-        let over = over_pools(&wants, &bounds, &now.grants);
+        let excess = excess_of_pools(&wants, &bounds, &now.grants);
         let mut shared = Shared {
             granted: now.granted,
-            over: now.over.max(over),
+            excess: now.excess.max(excess),
             ..Shared::default()
         };
         let mut grants = HashMap::with_capacity(claims.len());
         for (index, claim) in claims.iter().enumerate() {
-            // Not more than what is left, nor than what is its own.
+            // At most the fair share, and at most what is available now.
             let share = now.grants[index].min(fair.grants[index]);
             if claim.is_left_alone {
                 continue;
             }
-            if claim.rests() {
+            if claim.is_idle() {
                 shared.changes.extend(claim.change(share));
                 continue;
             }
-            let least = wants[index].least;
-            let grant = settle(self.grants.get(&claim.key()).copied(), share, least);
+            let min = wants[index].min;
+            let grant = settle(self.grants.get(&claim.key()).copied(), share, min);
             grants.insert(claim.key(), grant);
             shared.changes.extend(claim.change(grant));
         }
         self.grants = grants;
-        // What is made smaller makes the room that others take.
-        shared.changes.sort_by_key(Change::widens);
+        // Buffers that shrink make room for those that grow.
+        shared.changes.sort_by_key(Change::grows);
         shared
     }
 
-    /// The most that the kernel is to give a send buffer that it sizes: one of a connection that has begun, and that nobody has looked at. `granted`: to those
-    /// that there are; `begun`: how many began since the last look.
-    pub fn start(&self, granted: u64, begun: usize) -> u64 {
-        let left = self.bounds.total.saturating_sub(granted);
-        let begin = BEGIN.max((begun as u64).saturating_mul(AS_MANY));
-        (left / begin)
-            .saturating_sub(BEYOND)
-            .clamp(FLOOR, ready(Cap::default()))
+    /// Returns the maximum for send buffers of new connections, which the kernel tunes until the connection was scanned twice.
+    ///
+    /// `granted`: to the connections that exist; `begun`: how many began since the last scan.
+    pub fn start_maximum(&self, granted: u64, begun: usize) -> u64 {
+        let rest = self.bounds.total.saturating_sub(granted);
+        let starts = MIN_STARTS.max((begun as u64).saturating_mul(STARTS_FACTOR));
+        (rest / starts)
+            .saturating_sub(SEND_EXCESS)
+            .clamp(FLOOR, maximum_for(WindowCap::default()))
     }
 }
 
@@ -289,7 +292,7 @@ mod tests {
     };
 
     fn claim(cookie: u64, direction: Direction, most: u64) -> Claim {
-        let shown = Because::Shown {
+        let steady = Reason::Steady {
             window: most / 2,
             round_trip: Duration::from_millis(10),
         };
@@ -297,17 +300,17 @@ mod tests {
             cookie,
             direction,
             demand: Demand {
-                has: 64 << 10,
+                size: 64 << 10,
                 queued: 0,
-                promised: 0,
+                committed: 0,
                 segment: 0,
-                wants: most,
-                most,
+                wanted: most,
+                useful: most,
                 is_fixed: Some(false),
-                is_held: false,
-                because: match most {
-                    0 => Because::Idle,
-                    _ => shown,
+                is_limiting: false,
+                reason: match most {
+                    0 => Reason::Idle,
+                    _ => steady,
                 },
             },
             is_left_alone: false,
@@ -318,7 +321,7 @@ mod tests {
 
     fn set(shared: &Shared) -> Vec<(u64, u64)> {
         let set = shared.changes.iter().filter_map(|change| match change {
-            Change::Size { cookie, to, .. } => Some((*cookie, *to)),
+            Change::Resize { cookie, to, .. } => Some((*cookie, *to)),
             _ => None,
         });
         let mut set: Vec<_> = set.collect();
@@ -327,49 +330,49 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_little_gets_it_and_the_others_share_alike() {
+    fn small_demands_are_met_and_the_others_share_equally() {
         let mut budget = Budget::new(BOUNDS);
         let send = |cookie, most| claim(cookie, Direction::Send, most);
         let shared = budget.share(&[send(1, 100_000), send(2, 1 << 30), send(3, 1 << 30)]);
-        let left = (7 << 20) - (100_000 + BEYOND);
-        let each = (left / 2 - BEYOND) & !1;
+        let left = (7 << 20) - (100_000 + SEND_EXCESS);
+        let each = (left / 2 - SEND_EXCESS) & !1;
         assert_eq!(set(&shared), [(1, 100_000), (2, each), (3, each)]);
-        assert!(shared.granted <= 7 << 20 && shared.over == 0);
+        assert!(shared.granted <= 7 << 20 && shared.excess == 0);
     }
 
     #[test]
-    fn who_rests_is_charged_what_is_queued_and_gives_back_what_he_had() {
+    fn an_idle_connection_is_charged_what_is_queued_and_gives_the_rest_back() {
         let mut budget = Budget::new(BOUNDS);
         let mut giant = claim(1, Direction::Send, 0);
-        giant.demand.has = 4 << 20;
+        giant.demand.size = 4 << 20;
         giant.demand.queued = 1 << 20;
         let mut small = claim(2, Direction::Receive, 0);
-        small.demand.has = REST;
+        small.demand.size = IDLE_SIZE;
         let shared = budget.share(&[giant, small]);
-        assert_eq!(set(&shared), [(1, REST)]);
+        assert_eq!(set(&shared), [(1, IDLE_SIZE)]);
         assert_eq!(shared.granted, 1 << 20);
-        // What has come and was not read stays, and what may come at once has room.
+        // Unread data stay, and what the peer may send at once has room.
         giant.direction = Direction::Receive;
-        giant.demand.promised = 3 << 20;
+        giant.demand.committed = 3 << 20;
         assert_eq!(set(&budget.share(&[giant])), [(1, 3 << 20)]);
     }
 
     #[test]
-    fn large_segments_have_room() {
+    fn large_segments_fit() {
         let mut budget = Budget::new(BOUNDS);
         let mut of = claim(1, Direction::Receive, 8 << 10);
         of.demand.segment = 98_000;
         assert_eq!(set(&budget.share(&[of])), [(1, 294_000)]);
         of.demand.segment = 2172;
         assert_eq!(set(&budget.share(&[of])), [(1, FLOOR)]);
-        // At rest, too.
-        let mut rests = claim(2, Direction::Receive, 0);
-        (rests.demand.has, rests.demand.segment) = (1 << 20, 98_000);
-        assert_eq!(set(&budget.share(&[rests])), [(2, 294_000)]);
+        // In an idle buffer, too.
+        let mut idle = claim(2, Direction::Receive, 0);
+        (idle.demand.size, idle.demand.segment) = (1 << 20, 98_000);
+        assert_eq!(set(&budget.share(&[idle])), [(2, 294_000)]);
     }
 
     #[test]
-    fn a_part_that_is_passed_is_said() {
+    fn an_exceeded_part_is_reported() {
         let bounds = Bounds {
             per_destination: Some(1 << 20),
             ..BOUNDS
@@ -378,39 +381,45 @@ mod tests {
         let claims: Vec<Claim> = (0..20)
             .map(|cookie| claim(cookie, Direction::Send, 1 << 20))
             .collect();
-        assert_eq!(budget.share(&claims[..10]).over, 0);
-        let over = 20 * (FLOOR + BEYOND) - (1 << 20);
-        assert_eq!(budget.share(&claims).over, over);
+        assert_eq!(budget.share(&claims[..10]).excess, 0);
+        let excess = 20 * (FLOOR + SEND_EXCESS) - (1 << 20);
+        assert_eq!(budget.share(&claims).excess, excess);
     }
 
     #[test]
-    fn what_is_still_in_a_buffer_is_granted_to_nobody_else() {
+    fn bytes_still_in_a_buffer_are_granted_to_no_other() {
         let mut budget = Budget::new(BOUNDS);
         let mut bloated = claim(1, Direction::Send, 1 << 30);
-        (bloated.demand.has, bloated.demand.queued) = (6 << 20, 6 << 20);
+        (bloated.demand.size, bloated.demand.queued) = (6 << 20, 6 << 20);
         let other = claim(2, Direction::Send, 1 << 30);
         let half = 7 << 19;
         let shared = budget.share(&[bloated, other]);
-        assert_eq!(set(&shared), [(1, half - BEYOND), (2, (1 << 20) - BEYOND)]);
-        // It has gone.
-        bloated.demand.has = half - BEYOND;
-        bloated.demand.queued = half - BEYOND;
+        assert_eq!(
+            set(&shared),
+            [(1, half - SEND_EXCESS), (2, (1 << 20) - SEND_EXCESS)]
+        );
+        // It has drained.
+        bloated.demand.size = half - SEND_EXCESS;
+        bloated.demand.queued = half - SEND_EXCESS;
         bloated.demand.is_fixed = Some(true);
-        assert_eq!(set(&budget.share(&[bloated, other])), [(2, half - BEYOND)]);
+        assert_eq!(
+            set(&budget.share(&[bloated, other])),
+            [(2, half - SEND_EXCESS)]
+        );
     }
 
     #[test]
-    fn who_is_left_alone_counts_and_is_not_set() {
+    fn a_connection_left_alone_counts_and_is_not_resized() {
         let mut budget = Budget::new(BOUNDS);
         let mut alone = claim(1, Direction::Receive, 1 << 20);
-        alone.demand.has = 3 << 20;
+        alone.demand.size = 3 << 20;
         alone.is_left_alone = true;
         let other = claim(2, Direction::Receive, 1 << 30);
         assert_eq!(set(&budget.share(&[alone, other])), [(2, 4 << 20)]);
     }
 
     #[test]
-    fn pools_are_bounds_of_their_own() {
+    fn each_pool_has_its_bound() {
         let bounds = Bounds {
             per_cgroup: Some(1 << 20),
             per_destination: Some(2 << 20),
@@ -432,45 +441,45 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_set_twice() {
+    fn no_buffer_is_resized_twice() {
         let mut budget = Budget::new(BOUNDS);
         let mut claims: Vec<Claim> = (0..20)
             .map(|cookie| claim(cookie, Direction::Send, 1 << 20))
             .collect();
         let to = set(&budget.share(&claims));
         for (claim, (_, to)) in claims.iter_mut().zip(to) {
-            (claim.demand.has, claim.demand.is_fixed) = (to, Some(true));
+            (claim.demand.size, claim.demand.is_fixed) = (to, Some(true));
         }
         assert_eq!(budget.share(&claims).changes, []);
-        // Nor where nobody can say who has fixed it.
+        // Not even if it is not known whether the buffer is fixed.
         claims[0].demand.is_fixed = None;
         assert_eq!(budget.share(&claims).changes, []);
     }
 
     #[test]
-    fn who_begins_may_have_a_part_of_what_is_left() {
+    fn a_new_connection_may_have_a_part_of_the_rest() {
         let budget = Budget::new(BOUNDS);
-        assert_eq!(budget.start(0, 0), (8 << 20) / 64 - BEYOND);
-        assert_eq!(budget.start(8 << 20, 0), FLOOR);
-        assert_eq!(budget.start(0, 1000), FLOOR);
+        assert_eq!(budget.start_maximum(0, 0), (8 << 20) / 64 - SEND_EXCESS);
+        assert_eq!(budget.start_maximum(8 << 20, 0), FLOOR);
+        assert_eq!(budget.start_maximum(0, 1000), FLOOR);
         let large = Budget::new(Bounds {
             total: u64::MAX,
             ..BOUNDS
         });
-        assert_eq!(large.start(0, 0), 60_000_000);
-        assert_eq!(large.start(0, usize::MAX), FLOOR);
+        assert_eq!(large.start_maximum(0, 0), 60_000_000);
+        assert_eq!(large.start_maximum(0, usize::MAX), FLOOR);
     }
 
     fn claims() -> impl Strategy<Value = Vec<Claim>> {
         let one = (any::<bool>(), 0u64..4 << 20, 0u64..1 << 20, any::<bool>());
         prop::collection::vec(one, 1..80).prop_map(|all| {
             let each = all.into_iter().enumerate();
-            each.map(|(index, (sends, most, queued, rests))| {
+            each.map(|(index, (sends, most, queued, is_idle))| {
                 let direction = match sends {
                     true => Direction::Send,
                     false => Direction::Receive,
                 };
-                let mut claim = claim(index as u64, direction, if rests { 0 } else { most });
+                let mut claim = claim(index as u64, direction, if is_idle { 0 } else { most });
                 claim.demand.queued = queued;
                 claim
             })
@@ -479,29 +488,29 @@ mod tests {
     }
 
     proptest! {
-        /// What buffers may hold once they are set is no more than what may be granted, but for what cannot be taken away.
+        /// Once resized, buffers hold at most what may be granted, and what cannot be taken away.
         #[test]
-        fn a_budget_is_never_promised_twice(claims in claims(), total in LEAST..64 << 20) {
+        fn a_budget_is_never_granted_twice(claims in claims(), total in MIN_BUDGET..64 << 20) {
             let mut budget = Budget::new(Bounds { total, ..BOUNDS });
             let shared = budget.share(&claims);
             let to: HashMap<_, _> = shared.changes.iter().filter_map(|change| match change {
-                Change::Size { cookie, to, .. } => Some((*cookie, *to)),
+                Change::Resize { cookie, to, .. } => Some((*cookie, *to)),
                 _ => None,
             }).collect();
-            let holds: u64 = claims.iter().map(|claim| match to.get(&claim.cookie) {
-                _ if claim.rests() => claim.demand.queued,
-                Some(to) => claim.demand.queued.max(to + claim.beyond()),
-                None => claim.demand.queued.max(claim.demand.has),
+            let held: u64 = claims.iter().map(|claim| match to.get(&claim.cookie) {
+                _ if claim.is_idle() => claim.demand.queued,
+                Some(to) => claim.demand.queued.max(to + claim.excess()),
+                None => claim.demand.queued.max(claim.demand.size),
             }).sum();
-            prop_assert!(holds <= budget.usable() + shared.over, "{holds} of {total}: {shared:?}");
+            prop_assert!(held <= budget.usable() + shared.excess, "{held} of {total}: {shared:?}");
         }
 
-        /// What is set to make room comes first.
+        /// Buffers that shrink come first.
         #[test]
-        fn room_is_made_before_it_is_taken(claims in claims(), total in LEAST..64 << 20) {
+        fn buffers_shrink_before_others_grow(claims in claims(), total in MIN_BUDGET..64 << 20) {
             let mut budget = Budget::new(Bounds { total, ..BOUNDS });
             let shared = budget.share(&claims);
-            prop_assert!(shared.changes.is_sorted_by_key(Change::widens));
+            prop_assert!(shared.changes.is_sorted_by_key(Change::grows));
         }
     }
 }

@@ -1,8 +1,9 @@
-//! `taut tune`: every connection gets the buffer that its path can use.
+//! `taut tune`: gives each connection the buffers that its path can use.
 //!
-//! What decides is pure: [`demand`] says what a connection wants, and [`plan`] what is to be changed. [`actuate`] makes changes after
-//! [`journal`] has them, and [`tuner`] puts all of it together; [`log`] tells others of it. [`allocate`] shares a budget out, and [`hysteresis`] keeps what is granted
-//! from changing with every breath of a connection: docs/design/tune.md says what they are for. [`profile`] has settings that are not about buffers.
+//! [`tuner`] runs a scan after another. What decides is pure: [`demand`] computes what a connection needs, [`budget`] shares memory out by
+//! [`allocate`] and [`hysteresis`], [`pressure`] picks idle buffers to shrink, and [`plan`] has the changes. [`actuate`] makes a change after the
+//! [`journal`] has it. [`routes`] sets initial windows, and [`profile`] settings that are not about buffers. `report` and `render` tell what was
+//! done, and [`log`] keeps it for `taut why`. docs/design/tune.md explains why it is done like this.
 
 #![forbid(unsafe_code)]
 
@@ -19,7 +20,11 @@ pub mod plan;
 pub mod pressure;
 pub mod profile;
 mod render;
+pub mod report;
 pub mod routes;
 mod sysctl;
+#[cfg(test)]
+mod testing;
 mod trusted_file;
 pub mod tuner;
+pub mod undo;

@@ -1,21 +1,28 @@
-//! When to look again: pure.
+//! The time between scans. Pure.
 
 use std::time::Duration;
 
-/// While nothing is to be changed, looks take one part in so many of a core at most,
-const PART: u32 = 100;
-/// unless they would be further apart than this.
-pub const LONGEST: Duration = Duration::from_secs(5);
+/// While nothing changes, scans take at most one part in this many of a core,
+const CPU_PART: u32 = 100;
+/// unless the time between them would exceed this.
+pub const MAX_INTERVAL: Duration = Duration::from_secs(5);
 
-/// While nothing happens at all there is a look this much later at most.
+/// The time between scans while no connection sends, receives, opens or closes.
 pub const QUIET: Duration = Duration::from_secs(10);
 
-/// The time from the begin of one look to the begin of the next, which is `interval` and no less.
+/// Scans after which a change that is still due is reported, or tried, again.
+pub(crate) const REPEAT_SCANS: u64 = 60;
+
+/// Returns the time from the start of one scan to the start of the next, which is at least `interval`.
 ///
-/// `used`: the processor time that the look took, with all that was done about it. `is_at_rest`: nothing was to be changed in it, nor is it one of the first.
+/// `used`: the processor time of the scan and of the changes after it. `is_at_rest`: the scan found nothing to change, and is not one of the
+/// first.
 pub fn pace(interval: Duration, used: Duration, is_at_rest: bool) -> Duration {
     match is_at_rest {
-        true => used.saturating_mul(PART).min(LONGEST).max(interval),
+        true => used
+            .saturating_mul(CPU_PART)
+            .min(MAX_INTERVAL)
+            .max(interval),
         false => interval,
     }
 }
@@ -31,21 +38,21 @@ mod tests {
     }
 
     #[test]
-    fn looks_that_find_nothing_take_a_hundredth_of_a_core() {
+    fn scans_that_find_nothing_take_a_hundredth_of_a_core() {
         assert_eq!(pace(SECOND, ms(2), true), SECOND);
         assert_eq!(pace(SECOND, ms(25), true), ms(2500));
-        // But somebody who wakes up is seen.
-        assert_eq!(pace(SECOND, ms(400), true), LONGEST);
-        assert_eq!(pace(SECOND, Duration::MAX, true), LONGEST);
+        // A connection that becomes active is still found soon.
+        assert_eq!(pace(SECOND, ms(400), true), MAX_INTERVAL);
+        assert_eq!(pace(SECOND, Duration::MAX, true), MAX_INTERVAL);
     }
 
     #[test]
-    fn who_changes_something_looks_at_once_again() {
+    fn a_scan_that_changes_something_is_followed_by_the_next_without_delay() {
         assert_eq!(pace(SECOND, ms(400), false), SECOND);
     }
 
     #[test]
-    fn an_interval_that_was_asked_for_is_no_less() {
+    fn a_requested_interval_is_never_shortened() {
         assert_eq!(pace(9 * SECOND, ms(400), true), 9 * SECOND);
         assert_eq!(pace(9 * SECOND, ms(1), true), 9 * SECOND);
     }

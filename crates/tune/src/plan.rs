@@ -1,108 +1,107 @@
-//! What is to be changed, of what was seen: pure.
+//! The changes that a scan calls for. Pure.
 //!
-//! The kernel goes on sizing every buffer. Those that an application has fixed, and that hold their connection, are given back to it, and
-//! its maxima are raised to what long paths take.
+//! The kernel goes on tuning most buffers. Those that an application has fixed, and that limit their connection, are given back to it, and
+//! its maxima are raised to what long paths need.
 
-use crate::actuate::most;
-use crate::demand::{Cap, Demand, Direction};
+use crate::demand::{Demand, Direction, WindowCap};
 use crate::profile::interface_name::InterfaceName;
 use crate::profile::settings::Setting;
-use crate::routes::message::Name;
+use crate::routes::message::RouteKey;
 use crate::routes::metrics::Metrics;
 
-/// What the kernel may give a buffer, if it gives less as it comes, in bytes with overhead: so many times the widest window of most paths. (With 24 MB
-/// 7.6 MB were on their way: its own account of a segment is three times what it carries.)
-const READY: u64 = 5;
+/// The kernel's maximum of buffers, in multiples of the widest window of most paths. (With a maximum of 24 MB, 7.6 MB were in flight: the
+/// kernel accounts three times the payload of a segment.)
+const MAXIMUM_PER_WINDOW: u64 = 5;
 
-/// Something to change.
+/// A change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
-    /// A buffer that was fixed: the kernel is to size it again.
-    Free {
-        /// Whose: the kernel's name of the socket.
+    /// Unlock a buffer that an application has fixed, so that the kernel tunes it again.
+    Unlock {
+        /// The socket's cookie.
         cookie: u64,
-        /// Which.
+        /// Which of its buffers.
         direction: Direction,
-        /// Why.
+        /// What the connection needs.
         demand: Demand,
-        /// From what on, in bytes with overhead. From what it is it would not grow: the kernel makes a receive buffer larger when more
-        /// is read in a round trip than ever before, and no more than the buffer lets through can be.
+        /// The size to start from, in bytes with overhead. From its present size it would not grow: the kernel enlarges a receive buffer
+        /// when more is read in a round trip than ever before, which the buffer itself prevents.
         to: u64,
     },
-    /// The same where nobody is known to have the socket: it is made larger, and stays fixed.
-    Widen {
-        /// Whose: the kernel's name of the socket.
+    /// Enlarge a fixed buffer that stays fixed, because no process is known to have the socket.
+    Enlarge {
+        /// The socket's cookie.
         cookie: u64,
-        /// Which.
+        /// Which of its buffers.
         direction: Direction,
-        /// Why.
+        /// What the connection needs.
         demand: Demand,
-        /// How large, in bytes with overhead.
+        /// The new size, in bytes with overhead.
         to: u64,
     },
-    /// A buffer that is to have its share of a budget: the kernel is to size it no more.
-    Size {
-        /// Whose: the kernel's name of the socket.
+    /// Give a buffer its share of the budget, and lock it there.
+    Resize {
+        /// The socket's cookie.
         cookie: u64,
-        /// Which.
+        /// Which of its buffers.
         direction: Direction,
-        /// Why.
+        /// What the connection needs.
         demand: Demand,
-        /// How large, in bytes with overhead.
+        /// The new size, in bytes with overhead.
         to: u64,
     },
-    /// A buffer through which nothing goes is to hold no more than this, while memory is short.
+    /// Shrink an idle buffer while memory is short.
     Shrink {
-        /// Whose: the kernel's name of the socket.
+        /// The socket's cookie.
         cookie: u64,
-        /// Which.
+        /// Which of its buffers.
         direction: Direction,
-        /// What it has.
+        /// What the connection has.
         demand: Demand,
-        /// How large, in bytes with overhead.
+        /// The new size, in bytes with overhead.
         to: u64,
     },
-    /// It is to be as it was before that.
+    /// Restore a buffer that was shrunk while memory was short.
     Restore {
-        /// Whose: the kernel's name of the socket.
+        /// The socket's cookie.
         cookie: u64,
-        /// Which.
+        /// Which of its buffers.
         direction: Direction,
     },
-    /// The same maximum of send buffers, under a budget: what a connection may have before it has been looked at.
-    Start {
-        /// What it is.
+    /// Under a budget, bound the send buffers of new connections by the namespace's maximum.
+    StartMaximum {
+        /// The present maximum, in bytes.
         from: u64,
-        /// What it is to be.
+        /// The new maximum, in bytes.
         to: u64,
     },
-    /// The most that the kernel gives a buffer of a namespace: the third figure of `tcp_rmem` or `tcp_wmem`.
+    /// Raise a namespace's maximum of buffers: the third value of `tcp_rmem` or `tcp_wmem`.
     Maximum {
-        /// Which.
+        /// Which of them.
         direction: Direction,
-        /// What it is.
+        /// The present maximum, in bytes.
         from: u64,
-        /// What it is to be.
+        /// The new maximum, in bytes.
         to: u64,
     },
-    /// A setting of a profile.
+    /// Change a setting of a profile.
     Setting {
-        /// Which.
+        /// The setting.
         setting: Setting,
-        /// What the interface is called whose it is.
+        /// The name of the interface that has it, if one has.
         interface: Option<InterfaceName>,
-        /// What it is.
+        /// The present value.
         from: i64,
-        /// What it is to be.
+        /// The new value.
         to: i64,
     },
-    /// With how much connections over a route begin.
+    /// Change the initial windows of connections over a route.
     Route {
-        /// Which.
-        name: Name,
-        /// What its metrics are.
+        /// The route.
+        key: RouteKey,
+        /// Its present metrics.
         from: Metrics,
-        /// What they are to be.
+        /// Its new metrics.
         to: Metrics,
     },
 }
@@ -110,26 +109,26 @@ pub enum Change {
 // === impl Change ===
 
 impl Change {
-    /// Whether a buffer may hold more after it than before.
-    pub fn widens(&self) -> bool {
+    /// Whether a buffer may hold more after the change than before.
+    pub fn grows(&self) -> bool {
         match self {
-            Self::Size { demand, to, .. }
-            | Self::Free { demand, to, .. }
-            | Self::Widen { demand, to, .. } => *to > demand.has,
+            Self::Resize { demand, to, .. }
+            | Self::Unlock { demand, to, .. }
+            | Self::Enlarge { demand, to, .. } => *to > demand.size,
             Self::Shrink { .. } => false,
             Self::Restore { .. } => true,
-            Self::Maximum { from, to, .. } | Self::Start { from, to } => to > from,
+            Self::Maximum { from, to, .. } | Self::StartMaximum { from, to } => to > from,
             Self::Setting { .. } | Self::Route { .. } => false,
         }
     }
 }
 
-/// Whether this buffer is to be given back to the kernel.
-pub fn free(cookie: u64, direction: Direction, demand: &Demand) -> Option<Change> {
-    let is_held = demand.is_fixed == Some(true) && demand.is_held;
-    // The socket's options are of 31 bits, and the kernel doubles them.
-    let to = demand.wants.min(u64::from(u32::MAX / 4));
-    (is_held && to > demand.has).then_some(Change::Free {
+/// Returns the change that gives a buffer back to the kernel, if it is fixed and limits its connection.
+pub fn unlock(cookie: u64, direction: Direction, demand: &Demand) -> Option<Change> {
+    let is_limiting = demand.is_fixed == Some(true) && demand.is_limiting;
+    // The socket option has 31 bits, and the kernel doubles it.
+    let to = demand.wanted.min(u64::from(u32::MAX / 4));
+    (is_limiting && to > demand.size).then_some(Change::Unlock {
         cookie,
         direction,
         demand: *demand,
@@ -137,33 +136,36 @@ pub fn free(cookie: u64, direction: Direction, demand: &Demand) -> Option<Change
     })
 }
 
-/// The change that can be made without an owner: it is made as large as its path can use, since it does not grow.
-pub fn without_owner(change: Change) -> Change {
+/// Returns the change that can be made without a process that has the socket: the buffer cannot be unlocked, so it becomes as large as its
+/// path can use, and at most `limit`.
+pub fn without_owner(change: Change, limit: impl Fn(Direction) -> u32) -> Change {
     match change {
-        Change::Free {
+        Change::Unlock {
             cookie,
             direction,
             demand,
             to,
-        } => Change::Widen {
+        } => Change::Enlarge {
             cookie,
             direction,
             demand,
-            to: demand.most.max(to).min(most(direction).into()),
+            to: demand.useful.max(to).min(limit(direction).into()),
         },
         other => other,
     }
 }
 
-/// What the kernel may give a buffer, in bytes with overhead.
-pub fn ready(cap: Cap) -> u64 {
-    // In 31 bits.
-    cap.window().saturating_mul(READY).min(i32::MAX as u64)
+/// Returns the maximum that the kernel needs for this window, in bytes with overhead.
+pub fn maximum_for(cap: WindowCap) -> u64 {
+    // The setting has 31 bits.
+    cap.window()
+        .saturating_mul(MAXIMUM_PER_WINDOW)
+        .min(i32::MAX as u64)
 }
 
-/// Whether a namespace's maximum is to be raised. It never is made less.
-pub fn maximum(direction: Direction, from: u64, cap: Cap) -> Option<Change> {
-    let to = ready(cap);
+/// Returns the change that raises a namespace's maximum, if it is too low. A maximum is never lowered.
+pub fn raise_maximum(direction: Direction, from: u64, cap: WindowCap) -> Option<Change> {
+    let to = maximum_for(cap);
     (from < to).then_some(Change::Maximum {
         direction,
         from,
@@ -176,32 +178,32 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::demand::Because;
+    use crate::demand::Reason;
 
     #[test]
-    fn a_fixed_buffer_is_freed_where_it_holds_its_connection() {
+    fn a_fixed_buffer_that_limits_its_connection_is_unlocked() {
         let fixed = Demand {
-            has: 128 << 10,
+            size: 128 << 10,
             queued: 0,
-            promised: 0,
+            committed: 0,
             segment: 0,
-            wants: 1 << 20,
-            most: 1 << 20,
+            wanted: 1 << 20,
+            useful: 1 << 20,
             is_fixed: Some(true),
-            is_held: true,
-            because: Because::Grows {
+            is_limiting: true,
+            reason: Reason::Growing {
                 window: 64 << 10,
                 round_trip: Duration::from_millis(100),
             },
         };
-        let to = |demand: Demand| match free(1, Direction::Receive, &demand) {
-            Some(Change::Free { to, .. }) => Some(to),
+        let to = |demand: Demand| match unlock(1, Direction::Receive, &demand) {
+            Some(Change::Unlock { to, .. }) => Some(to),
             _ => None,
         };
         assert_eq!(to(fixed), Some(1 << 20));
         assert_eq!(
             to(Demand {
-                is_held: false,
+                is_limiting: false,
                 ..fixed
             }),
             None
@@ -213,7 +215,7 @@ mod tests {
             }),
             None
         );
-        // Nobody says whether it is.
+        // It is not known whether the buffer is fixed.
         assert_eq!(
             to(Demand {
                 is_fixed: None,
@@ -223,14 +225,14 @@ mod tests {
         );
         assert_eq!(
             to(Demand {
-                wants: 128 << 10,
+                wanted: 128 << 10,
                 ..fixed
             }),
             None
         );
         assert_eq!(
             to(Demand {
-                wants: u64::MAX,
+                wanted: u64::MAX,
                 ..fixed
             }),
             Some((1 << 30) - 1)
@@ -238,19 +240,22 @@ mod tests {
     }
 
     #[test]
-    fn maxima_are_raised_and_never_made_less() {
+    fn maxima_are_raised_and_never_lowered() {
         assert_eq!(
-            maximum(Direction::Send, 4 << 20, Cap::default()),
+            raise_maximum(Direction::Send, 4 << 20, WindowCap::default()),
             Some(Change::Maximum {
                 direction: Direction::Send,
                 from: 4 << 20,
                 to: 60_000_000,
             })
         );
-        assert_eq!(maximum(Direction::Receive, 64 << 20, Cap::default()), None);
-        let cap = Cap::chosen(u64::MAX);
+        assert_eq!(
+            raise_maximum(Direction::Receive, 64 << 20, WindowCap::default()),
+            None
+        );
+        let cap = WindowCap::of(u64::MAX);
         assert!(matches!(
-            maximum(Direction::Receive, 64 << 20, cap),
+            raise_maximum(Direction::Receive, 64 << 20, cap),
             Some(Change::Maximum {
                 to: 0x7fff_ffff,
                 ..

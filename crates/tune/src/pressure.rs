@@ -1,49 +1,49 @@
-//! Memory of TCP that nears its bound, and who gives some of his back: pure, but for reading how much it is.
+//! Relief when TCP memory runs short: which idle buffers are shrunk. Pure, except for reading how much is in use.
 //!
-//! The kernel comes under pressure at the second figure of `tcp_mem`: from then on no buffer grows, and those that send wait. It takes from everyone alike. Before
-//! it comes to that, those that hold room which they do not use are made smaller, the largest first.
+//! The kernel is under memory pressure from the second value of `tcp_mem` on: no buffer grows any more, and senders wait, whichever
+//! connection took the memory. Before it comes to that, idle buffers with unused room are shrunk, the largest first.
 
 use std::cmp::Reverse;
 use std::fs;
 use std::io;
 
-use crate::budget::{Claim, rest};
+use crate::budget::{Claim, idle_size};
 use crate::demand::Direction;
 use crate::plan::Change;
 
-/// Parts in eight of the second figure of `tcp_mem`: with more in use it is near,
-const NEAR: u64 = 7;
-/// with less it is past.
-const PAST: u64 = 6;
-/// Buffers that are made smaller in one look.
-pub const AT_ONCE: usize = 1_000;
+/// Memory is short while more than this many eighths of the second value of `tcp_mem` are in use.
+const SHORT_EIGHTHS: u64 = 7;
+/// Memory is no longer short when fewer than this many eighths are in use.
+const RELIEVED_EIGHTHS: u64 = 6;
+/// The most buffers that are shrunk in one scan.
+pub const MAX_AT_ONCE: usize = 1_000;
 
-/// What TCP has of the machine's memory, in all network namespaces.
+/// The memory of TCP in all network namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Bytes that are in use.
+    /// The bytes in use.
     pub in_use: u64,
-    /// Bytes from which on the kernel is under pressure.
+    /// The bytes from which on the kernel is under pressure.
     pub pressure: u64,
 }
 
 // === impl Memory ===
 
 impl Memory {
-    /// As it is.
+    /// Reads the present state.
     ///
     /// # Errors
-    /// The system's.
+    /// A file cannot be read, or has an unknown format.
     pub fn read() -> io::Result<Self> {
         let sockets = fs::read_to_string("/proc/self/net/sockstat")?;
         let bounds = fs::read_to_string("/proc/sys/net/ipv4/tcp_mem")?;
         let page = rustix::param::page_size() as u64;
-        Self::of(&sockets, &bounds, page).ok_or_else(|| {
-            io::Error::other("/proc/net/sockstat or net.ipv4.tcp_mem is not as it is known")
+        Self::parse(&sockets, &bounds, page).ok_or_else(|| {
+            io::Error::other("/proc/net/sockstat or net.ipv4.tcp_mem has an unknown format")
         })
     }
 
-    fn of(sockets: &str, bounds: &str, page: u64) -> Option<Self> {
+    fn parse(sockets: &str, bounds: &str, page: u64) -> Option<Self> {
         let tcp = sockets.lines().find_map(|line| line.strip_prefix("TCP:"))?;
         let mut words = tcp.split_whitespace();
         words.find(|word| *word == "mem")?;
@@ -55,24 +55,24 @@ impl Memory {
         })
     }
 
-    /// By how much it is too much, if it is.
+    /// Returns the bytes to free, if memory is short.
     pub fn excess(&self) -> Option<u64> {
-        let is_near = self.in_use > self.pressure / 8 * NEAR;
-        is_near.then(|| self.in_use - self.pressure / 8 * PAST)
+        let is_short = self.in_use > self.pressure / 8 * SHORT_EIGHTHS;
+        is_short.then(|| self.in_use - self.pressure / 8 * RELIEVED_EIGHTHS)
     }
 
-    /// Whether there is room again.
-    pub fn is_past(&self) -> bool {
-        self.in_use < self.pressure / 8 * PAST
+    /// Whether memory is clearly no longer short.
+    pub fn is_relieved(&self) -> bool {
+        self.in_use < self.pressure / 8 * RELIEVED_EIGHTHS
     }
 }
 
-/// Which of them are made smaller, so that they give up this much: those that rest, the largest first, and none below what is queued in it.
+/// Returns the changes that shrink idle buffers until they give up `excess` bytes: the largest first, and none below its contents.
 pub fn relieve(claims: &[Claim], excess: u64) -> Vec<Change> {
     let mut idle: Vec<(u64, &Claim)> = claims
         .iter()
-        .filter(|claim| claim.rests() && !claim.is_left_alone)
-        .map(|claim| (claim.demand.has.saturating_sub(smaller(claim)), claim))
+        .filter(|claim| claim.is_idle() && !claim.is_left_alone)
+        .map(|claim| (claim.demand.size.saturating_sub(shrunk(claim)), claim))
         .filter(|(gives, _)| *gives > 0)
         .collect();
     idle.sort_by_key(|(gives, claim)| {
@@ -83,7 +83,7 @@ pub fn relieve(claims: &[Claim], excess: u64) -> Vec<Change> {
         )
     });
     let mut left = excess;
-    let needed = idle.into_iter().take(AT_ONCE).take_while(|(gives, _)| {
+    let needed = idle.into_iter().take(MAX_AT_ONCE).take_while(|(gives, _)| {
         let is_needed = left > 0;
         left = left.saturating_sub(*gives);
         is_needed
@@ -93,14 +93,14 @@ pub fn relieve(claims: &[Claim], excess: u64) -> Vec<Change> {
             cookie: claim.cookie,
             direction: claim.direction,
             demand: claim.demand,
-            to: smaller(claim),
+            to: shrunk(claim),
         })
         .collect()
 }
 
-/// The kernel doubles what it is told: even.
-fn smaller(claim: &Claim) -> u64 {
-    rest(&claim.demand).next_multiple_of(2)
+/// Returns the size to shrink to, which is even because the kernel doubles the socket option.
+fn shrunk(claim: &Claim) -> u64 {
+    idle_size(&claim.demand).next_multiple_of(2)
 }
 
 #[cfg(test)]
@@ -110,24 +110,24 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::demand::{Because, Demand};
+    use crate::demand::{Demand, Reason};
 
-    fn claim(cookie: u64, has: u64, queued: u64, rests: bool) -> Claim {
+    fn claim(cookie: u64, size: u64, queued: u64, is_idle: bool) -> Claim {
         Claim {
             cookie,
             direction: Direction::Send,
             demand: Demand {
-                has,
+                size,
                 queued,
-                promised: queued,
+                committed: queued,
                 segment: 0,
-                wants: 0,
-                most: 0,
+                wanted: 0,
+                useful: 0,
                 is_fixed: Some(false),
-                is_held: false,
-                because: match rests {
-                    true => Because::Idle,
-                    false => Because::Shown {
+                is_limiting: false,
+                reason: match is_idle {
+                    true => Reason::Idle,
+                    false => Reason::Steady {
                         window: 1,
                         round_trip: std::time::Duration::from_millis(1),
                     },
@@ -148,30 +148,30 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_writes_is_read() {
+    fn the_kernels_files_are_parsed() {
         let sockets =
             "sockets: used 9\nTCP: inuse 4 orphan 0 tw 2 alloc 7 mem 5\nUDP: inuse 1 mem 3\n";
-        let memory = Memory::of(sockets, "10\t20\t30\n", 4096).unwrap();
+        let memory = Memory::parse(sockets, "10\t20\t30\n", 4096).unwrap();
         assert_eq!((memory.in_use, memory.pressure), (5 * 4096, 20 * 4096));
-        assert_eq!(Memory::of(sockets, "10", 4096), None);
-        assert_eq!(Memory::of("TCP: inuse 4 mem", "1 2 3", 4096), None);
+        assert_eq!(Memory::parse(sockets, "10", 4096), None);
+        assert_eq!(Memory::parse("TCP: inuse 4 mem", "1 2 3", 4096), None);
         Memory::read().unwrap();
     }
 
     #[test]
-    fn pressure_is_near_before_the_kernel_feels_it_and_past_a_good_way_below() {
+    fn memory_is_short_below_the_kernels_pressure_and_relieved_well_below_that() {
         let memory = |in_use| Memory {
             in_use,
             pressure: 800,
         };
         assert_eq!(memory(700).excess(), None);
         assert_eq!(memory(701).excess(), Some(101));
-        assert!(!memory(600).is_past());
-        assert!(memory(599).is_past());
+        assert!(!memory(600).is_relieved());
+        assert!(memory(599).is_relieved());
     }
 
     #[test]
-    fn the_largest_idle_give_first_and_not_what_is_queued() {
+    fn the_largest_idle_buffers_shrink_first_and_keep_their_contents() {
         let claims = [
             claim(1, 1 << 20, 0, true),
             claim(2, 8 << 20, 3 << 20, true),
@@ -193,23 +193,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nobody_loses_what_is_queued_and_no_more_give_than_are_needed(
+        fn no_buffer_shrinks_below_its_contents_and_no_more_shrink_than_are_needed(
             buffers in proptest::collection::vec((0u64..1 << 30, 0u64..1 << 30, any::<bool>()), 0..40),
             excess in 0u64..1 << 32,
         ) {
             let claims: Vec<Claim> = buffers
                 .iter()
                 .zip(1..)
-                .map(|((has, queued, rests), cookie)| claim(cookie, *has, *queued, *rests))
+                .map(|((size, queued, is_idle), cookie)| claim(cookie, *size, *queued, *is_idle))
                 .collect();
             let changes = relieve(&claims, excess);
             let mut given = 0;
             for (cookie, to) in changed(&changes) {
                 prop_assert!(given < excess);
                 let demand = claims[usize::try_from(cookie).unwrap() - 1].demand;
-                prop_assert!(to >= demand.queued && to < demand.has);
-                prop_assert!(demand.because == Because::Idle);
-                given += demand.has - to;
+                prop_assert!(to >= demand.queued && to < demand.size);
+                prop_assert!(demand.reason == Reason::Idle);
+                given += demand.size - to;
             }
         }
     }

@@ -1,15 +1,152 @@
-//! Changes in words.
+//! The English of a change: what it is, why it is made, and what it is expected to bring.
 
+use std::fmt;
 use std::time::Duration;
 
 use bytesize::ByteSize;
 
-use crate::actuate::setting;
-use crate::demand::{Because, Demand, Direction};
+use crate::demand::{Demand, Direction, Reason};
 use crate::plan::Change;
-use crate::routes::scan;
+use crate::routes::metrics::Metrics;
+use crate::sysctl::buffer_limits_name;
 
-fn size(bytes: u64) -> impl std::fmt::Display {
+const IDLE: &str = "this direction of the connection is idle";
+
+/// Describes the change.
+pub(crate) fn change(change: &Change) -> String {
+    match change {
+        Change::Unlock {
+            direction,
+            demand,
+            to,
+            ..
+        } => format!(
+            "{}, and the kernel tunes it again ({} had fixed it)",
+            resized(*direction, demand, *to),
+            option(*direction),
+        ),
+        Change::Enlarge {
+            direction,
+            demand,
+            to,
+            ..
+        } => format!(
+            "{}, still fixed, because no process is known to have the socket",
+            resized(*direction, demand, *to),
+        ),
+        Change::Resize {
+            direction,
+            demand,
+            to,
+            ..
+        } => format!(
+            "{}, its share of the budget, fixed until the share changes",
+            resized(*direction, demand, *to),
+        ),
+        Change::Shrink {
+            direction,
+            demand,
+            to,
+            ..
+        } => format!(
+            "{}, until memory is no longer short",
+            resized(*direction, demand, *to),
+        ),
+        Change::Restore { direction, .. } => {
+            format!(
+                "{} back to its size from before memory was short",
+                buffer(*direction)
+            )
+        }
+        Change::StartMaximum { from, to } => maximum(Direction::Send, *from, *to),
+        Change::Maximum {
+            direction,
+            from,
+            to,
+        } => maximum(*direction, *from, *to),
+        Change::Setting {
+            setting,
+            interface,
+            from,
+            to,
+        } => format!("{}: {from} -> {to}", setting.name(*interface)),
+        Change::Route { key, from, to } => {
+            let changed = to.among(Metrics {
+                initcwnd: to.initcwnd.filter(|_| to.initcwnd != from.initcwnd),
+                initrwnd: to.initrwnd.filter(|_| to.initrwnd != from.initrwnd),
+            });
+            format!("route {key}: {changed}")
+        }
+    }
+}
+
+/// Says why the change is made.
+pub(crate) fn reason(change: &Change) -> String {
+    match change {
+        Change::Unlock { demand, .. } | Change::Enlarge { demand, .. } => limit(demand),
+        Change::Resize { demand, .. } => need(demand),
+        Change::Shrink { .. } => format!(
+            "TCP uses nearly as much memory as net.ipv4.tcp_mem allows before the kernel slows every connection, and {IDLE}"
+        ),
+        Change::Restore { .. } => {
+            "TCP uses clearly less memory than net.ipv4.tcp_mem allows again".to_owned()
+        }
+        Change::StartMaximum { .. } => {
+            "a new connection takes from the rest of the budget before its demand is known"
+                .to_owned()
+        }
+        Change::Maximum {
+            direction: Direction::Receive,
+            ..
+        } => "it fixes the window scale of a connection for good when the connection begins"
+            .to_owned(),
+        Change::Maximum {
+            direction: Direction::Send,
+            ..
+        } => "a sender has no more in flight than its buffer holds, whatever its window scale allows"
+            .to_owned(),
+        Change::Setting { setting, .. } => setting.reason().to_owned(),
+        Change::Route { .. } => "requested; without it, the kernel begins each connection with 10 segments (RFC 6928), whatever its path can carry".to_owned(),
+    }
+}
+
+/// Says what the change is expected to bring.
+pub(crate) fn expected(change: &Change) -> String {
+    match change {
+        Change::Unlock { direction, .. } => format!(
+            "it grows with what the path can use, up to the third value of {}",
+            buffer_limits_name(*direction)
+        ),
+        Change::Enlarge { .. } => "the connection uses what the larger buffer allows".to_owned(),
+        Change::Resize { to, demand, .. } => match (*to < demand.size, demand.reason) {
+            (true, Reason::Idle) => {
+                "it holds no more when it becomes active, until its share changes".to_owned()
+            }
+            (true, _) => "the memory beyond its share goes to others".to_owned(),
+            (false, _) => "it grows into it if its path can use it".to_owned(),
+        },
+        Change::Shrink { .. } => {
+            "it holds no more when it becomes active, and active connections can use the memory"
+                .to_owned()
+        }
+        Change::Restore { .. } => "it can fill its path again".to_owned(),
+        Change::StartMaximum { .. } => {
+            "connections that begin at the same time fit into the budget".to_owned()
+        }
+        Change::Maximum {
+            direction: Direction::Receive,
+            ..
+        } => "connections that begin from now on can fill longer paths".to_owned(),
+        Change::Maximum {
+            direction: Direction::Send,
+            ..
+        } => "senders can fill longer paths".to_owned(),
+        Change::Setting { setting, .. } => setting.expected().to_owned(),
+        Change::Route { from, to, .. } => initial_windows(*from, *to),
+    }
+}
+
+fn size(bytes: u64) -> impl fmt::Display {
     ByteSize(bytes).display().iec()
 }
 
@@ -20,7 +157,7 @@ fn buffer(direction: Direction) -> &'static str {
     }
 }
 
-/// What sets it.
+/// Returns the socket option with which an application fixes the buffer.
 fn option(direction: Direction) -> &'static str {
     match direction {
         Direction::Send => "SO_SNDBUF",
@@ -28,109 +165,30 @@ fn option(direction: Direction) -> &'static str {
     }
 }
 
-/// What is changed.
-pub(crate) fn change(change: &Change) -> String {
-    match change {
-        Change::Free {
-            direction,
-            demand,
-            to,
-            ..
-        } => format!(
-            "{} {} -> {}, and the kernel sizes it again, which {} had ended",
-            buffer(*direction),
-            size(demand.has),
-            size(*to),
-            option(*direction),
-        ),
-        Change::Widen {
-            direction,
-            demand,
-            to,
-            ..
-        } => format!(
-            "{} {} -> {}, and it stays fixed, because nobody is known to have its socket",
-            buffer(*direction),
-            size(demand.has),
-            size(*to)
-        ),
-        Change::Size {
-            direction,
-            demand,
-            to,
-            ..
-        } => format!(
-            "{} {} -> {}, its share of the budget, where it stays until that is another",
-            buffer(*direction),
-            size(demand.has),
-            size(*to)
-        ),
-        Change::Shrink {
-            direction,
-            demand,
-            to,
-            ..
-        } => format!(
-            "{} {} -> {}, until there is memory again",
-            buffer(*direction),
-            size(demand.has),
-            size(*to)
-        ),
-        Change::Restore { direction, .. } => {
-            format!("{} as it was before memory was short", buffer(*direction))
-        }
-        Change::Start { from, to } => format!(
-            "{}, the third figure: {from} -> {to} ({} -> {})",
-            setting(Direction::Send),
-            size(*from),
-            size(*to)
-        ),
-        Change::Maximum {
-            direction,
-            from,
-            to,
-        } => format!(
-            "{}, the third figure: {from} -> {to} ({} -> {})",
-            setting(*direction),
-            size(*from),
-            size(*to)
-        ),
-        Change::Setting {
-            setting,
-            interface,
-            from,
-            to,
-        } => format!("{}: {from} -> {to}", setting.name(*interface)),
-        Change::Route { name, from, to } => scan::change(name, *from, *to),
-    }
+fn resized(direction: Direction, demand: &Demand, to: u64) -> String {
+    format!(
+        "{} {} -> {}",
+        buffer(direction),
+        size(demand.size),
+        size(to)
+    )
 }
 
-/// Why it is changed.
-pub(crate) fn because(change: &Change) -> String {
-    match change {
-        Change::Free { demand, .. } | Change::Widen { demand, .. } => held(demand),
-        Change::Size { demand, .. } => uses(demand),
-        Change::Shrink { .. } => "TCP has nearly as much memory as net.ipv4.tcp_mem gives it before it slows everyone, and nothing goes this way".to_owned(),
-        Change::Restore { .. } => "TCP has less memory than net.ipv4.tcp_mem gives it again".to_owned(),
-        Change::Start { .. } => "a connection that begins takes of what is left of the budget before it has been looked at".to_owned(),
-        Change::Maximum {
-            direction: Direction::Receive,
-            ..
-        } => "a connection's window scale is fixed by it when it begins, for as long as it lasts".to_owned(),
-        Change::Maximum {
-            direction: Direction::Send,
-            ..
-        } => "a sender has no more on its way than its buffer holds, whatever its window scale lets it have".to_owned(),
-        Change::Setting { setting, .. } => setting.because().to_owned(),
-        Change::Route { .. } => scan::BECAUSE.to_owned(),
-    }
+fn maximum(direction: Direction, from: u64, to: u64) -> String {
+    format!(
+        "{}, the third value: {from} -> {to} ({} -> {})",
+        buffer_limits_name(direction),
+        size(from),
+        size(to)
+    )
 }
 
-fn held(demand: &Demand) -> String {
-    match demand.because {
-        Because::Idle => "nothing goes this way".to_owned(),
-        Because::Shown { window, round_trip } | Because::Grows { window, round_trip } => format!(
-            "a window of {} in each round trip of {:.1} ms is all that it lets through, {}",
+/// Says how the buffer limits its connection.
+fn limit(demand: &Demand) -> String {
+    match demand.reason {
+        Reason::Idle => IDLE.to_owned(),
+        Reason::Steady { window, round_trip } | Reason::Growing { window, round_trip } => format!(
+            "it allows no more than a window of {} in each round trip of {:.1} ms, {}",
             size(window),
             round_trip.as_secs_f64() * 1e3,
             rate(window, round_trip)
@@ -138,60 +196,27 @@ fn held(demand: &Demand) -> String {
     }
 }
 
-fn uses(demand: &Demand) -> String {
+/// Says what the connection needs, and why.
+fn need(demand: &Demand) -> String {
     let Demand {
-        wants,
-        is_held,
-        because,
+        wanted,
+        is_limiting,
+        reason,
         ..
     } = demand;
-    match because {
-        Because::Idle => "nothing goes this way".to_owned(),
-        Because::Shown { window, round_trip } | Because::Grows { window, round_trip } => format!(
-            "a window of {} in each round trip of {:.1} ms{} wants {}",
+    match reason {
+        Reason::Idle => IDLE.to_owned(),
+        Reason::Steady { window, round_trip } | Reason::Growing { window, round_trip } => format!(
+            "a window of {} in each round trip of {:.1} ms{} needs {}",
             size(*window),
             round_trip.as_secs_f64() * 1e3,
-            match (is_held, because) {
-                (true, _) => ", held by its buffer,",
-                (false, Because::Grows { .. }) => ", and growing,",
+            match (is_limiting, reason) {
+                (true, _) => ", limited by the buffer,",
+                (false, Reason::Growing { .. }) => ", still growing,",
                 (false, _) => "",
             },
-            size(*wants)
+            size(*wanted)
         ),
-    }
-}
-
-/// What is expected of it.
-pub(crate) fn expected(change: &Change) -> String {
-    match change {
-        Change::Free { direction, .. } => format!(
-            "it grows with what the path takes, up to the third figure of {}",
-            setting(*direction)
-        ),
-        Change::Widen { .. } => "it carries as much as that lets through".to_owned(),
-        Change::Size { to, demand, .. } => match (*to < demand.has, demand.because) {
-            (true, Because::Idle) => {
-                "it holds no more when it wakes up, until its share is another".to_owned()
-            }
-            (true, _) => "what it holds beyond that goes to others".to_owned(),
-            (false, _) => "it grows into it, if its path takes it".to_owned(),
-        },
-        Change::Shrink { .. } => {
-            "it takes no more when it wakes up, and those that carry something may have it"
-                .to_owned()
-        }
-        Change::Restore { .. } => "it can fill its path again".to_owned(),
-        Change::Start { .. } => "what begins at once fits into the budget".to_owned(),
-        Change::Maximum {
-            direction: Direction::Receive,
-            ..
-        } => "connections that begin from now on can fill longer paths".to_owned(),
-        Change::Maximum {
-            direction: Direction::Send,
-            ..
-        } => "senders can fill longer paths".to_owned(),
-        Change::Setting { setting, .. } => setting.expected().to_owned(),
-        Change::Route { from, to, .. } => scan::expected(*from, *to),
     }
 }
 
@@ -204,25 +229,38 @@ fn rate(window: u64, round_trip: Duration) -> String {
     }
 }
 
+fn initial_windows(from: Metrics, to: Metrics) -> String {
+    let sends = to.initcwnd.filter(|_| to.initcwnd != from.initcwnd);
+    let receives = to.initrwnd.filter(|_| to.initrwnd != from.initrwnd);
+    let sends = sends.map(|count| {
+        format!("a connection over it sends up to {count} segments in the first round trip")
+    });
+    let receives = receives.map(|count| {
+        format!("its peer may send up to {count} segments in the first round trip, or 64 KiB if that is less")
+    });
+    let both: Vec<String> = sends.into_iter().chain(receives).collect();
+    both.join("; ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_change_is_said_with_its_reason_and_what_is_expected() {
-        let of = Change::Free {
+    fn a_change_is_reported_with_its_reason_and_its_expected_effect() {
+        let of = Change::Unlock {
             cookie: 1,
             direction: Direction::Receive,
             demand: Demand {
-                has: 131_072,
+                size: 131_072,
                 queued: 0,
-                promised: 0,
+                committed: 0,
                 segment: 0,
-                wants: 1 << 20,
-                most: 1 << 20,
+                wanted: 1 << 20,
+                useful: 1 << 20,
                 is_fixed: Some(true),
-                is_held: true,
-                because: Because::Grows {
+                is_limiting: true,
+                reason: Reason::Growing {
                     window: 65_536,
                     round_trip: Duration::from_millis(100),
                 },
@@ -231,15 +269,15 @@ mod tests {
         };
         assert_eq!(
             change(&of),
-            "receive buffer 128.0 KiB -> 1.0 MiB, and the kernel sizes it again, which SO_RCVBUF had ended"
+            "receive buffer 128.0 KiB -> 1.0 MiB, and the kernel tunes it again (SO_RCVBUF had fixed it)"
         );
         assert_eq!(
-            because(&of),
-            "a window of 64.0 KiB in each round trip of 100.0 ms is all that it lets through, 5.2 Mbit/s"
+            reason(&of),
+            "it allows no more than a window of 64.0 KiB in each round trip of 100.0 ms, 5.2 Mbit/s"
         );
         assert_eq!(
             expected(&of),
-            "it grows with what the path takes, up to the third figure of net.ipv4.tcp_rmem"
+            "it grows with what the path can use, up to the third value of net.ipv4.tcp_rmem"
         );
     }
 }

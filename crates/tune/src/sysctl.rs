@@ -1,20 +1,49 @@
-//! A namespace's settings: files below /proc/sys.
+//! Settings of a network namespace: files below /proc/sys.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use taut_observe::namespaces::Namespace;
-use taut_sys::netns;
+use taut_sys::netns::{self, NetnsError};
 
-use crate::actuate::ActuateError;
 use crate::demand::Direction;
+use crate::journal::JournalWriteError;
 
-/// The kernel's bounds of buffers in this direction.
-pub(crate) fn of(direction: Direction) -> &'static str {
+/// Why a setting could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum SysctlError {
+    /// The file could not be read or written.
+    #[error("{name}, namespace {netns}: {error}")]
+    File {
+        /// The setting.
+        name: String,
+        /// The namespace's name.
+        netns: String,
+        /// The error.
+        error: io::Error,
+    },
+    /// The namespace could not be entered.
+    #[error(transparent)]
+    Namespace(#[from] NetnsError),
+    /// The change could not be written to the journal.
+    #[error(transparent)]
+    Journal(#[from] JournalWriteError),
+}
+
+/// Returns the path below /proc/sys of the minimum, default and maximum of buffers in this direction.
+pub(crate) fn buffer_limits(direction: Direction) -> &'static str {
     match direction {
         Direction::Send => "net/ipv4/tcp_wmem",
         Direction::Receive => "net/ipv4/tcp_rmem",
+    }
+}
+
+/// Returns the name of the same setting for sysctl(8).
+pub(crate) fn buffer_limits_name(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Send => "net.ipv4.tcp_wmem",
+        Direction::Receive => "net.ipv4.tcp_rmem",
     }
 }
 
@@ -22,30 +51,32 @@ fn path(name: &str) -> PathBuf {
     Path::new("/proc/sys").join(name)
 }
 
-/// Whether two texts of a setting say the same.
-pub(crate) fn same(one: &str, other: &str) -> bool {
+/// Whether two texts of a setting have the same values.
+pub(crate) fn is_same(one: &str, other: &str) -> bool {
     one.split_whitespace().eq(other.split_whitespace())
 }
 
-/// The cookie of a namespace, and its setting; `None`: it is gone.
+/// Reads the cookie of a namespace, and a setting; `None` if the namespace has ended.
 pub(crate) fn read(
     namespace: &Namespace,
     name: &str,
-) -> Result<Option<(u64, String)>, ActuateError> {
+) -> Result<Option<(u64, String)>, SysctlError> {
     let path = path(name);
     let read = move || -> io::Result<_> { Ok((netns::cookie()?, fs::read_to_string(path)?)) };
     let found = namespace.run(read)?;
-    let found = found.transpose().map_err(|e| failed(namespace, name, e))?;
+    let found = found
+        .transpose()
+        .map_err(|e| file_error(namespace, name, e))?;
     Ok(found.map(|(cookie, text)| (cookie, text.trim_end().to_owned())))
 }
 
-/// `false`: it is gone, also if another has taken its place: that has another cookie.
+/// Writes a setting. Returns `false` if the namespace with this cookie has ended, even if another one has its inode.
 pub(crate) fn write(
     namespace: &Namespace,
     cookie: u64,
     name: &str,
     text: &str,
-) -> Result<bool, ActuateError> {
+) -> Result<bool, SysctlError> {
     let path = path(name);
     let write = || -> io::Result<bool> {
         match netns::cookie()? == cookie {
@@ -54,26 +85,23 @@ pub(crate) fn write(
         }
     };
     let written = namespace.run(write)?.transpose();
-    let written = written.map_err(|e| failed(namespace, name, e))?;
+    let written = written.map_err(|e| file_error(namespace, name, e))?;
     Ok(written.unwrap_or(false))
 }
 
-pub(crate) fn failed(namespace: &Namespace, name: &str, error: io::Error) -> ActuateError {
-    ActuateError::Setting {
+pub(crate) fn file_error(namespace: &Namespace, name: &str, error: io::Error) -> SysctlError {
+    SysctlError::File {
         name: name.to_owned(),
         netns: namespace.name.to_string(),
         error,
     }
 }
 
-/// The most that the kernel gives a buffer of this namespace, in either direction; `None`: it is gone.
-///
-/// # Errors
-/// [`ActuateError`].
-pub fn maxima(namespace: &Namespace) -> Result<Option<[(Direction, u64); 2]>, ActuateError> {
+/// Reads the maxima of buffers in both directions, in bytes; `None` if the namespace has ended.
+pub(crate) fn maxima(namespace: &Namespace) -> Result<Option<[(Direction, u64); 2]>, SysctlError> {
     let mut found = [(Direction::Send, 0), (Direction::Receive, 0)];
-    for (direction, most) in &mut found {
-        let name = of(*direction);
+    for (direction, maximum) in &mut found {
+        let name = buffer_limits(*direction);
         let Some((_, text)) = read(namespace, name)? else {
             return Ok(None);
         };
@@ -81,10 +109,30 @@ pub fn maxima(namespace: &Namespace) -> Result<Option<[(Direction, u64); 2]>, Ac
             .split_whitespace()
             .nth(2)
             .and_then(|word| word.parse().ok());
-        *most = third.ok_or_else(|| {
-            let error = io::Error::other(format!("{text:?} has no third figure"));
-            failed(namespace, name, error)
+        *maximum = third.ok_or_else(|| {
+            let error = io::Error::other(format!("{text:?} has no third value"));
+            file_error(namespace, name, error)
         })?;
     }
     Ok(Some(found))
+}
+
+/// Returns the text of a setting with another third value, which is at most `i32::MAX`.
+pub(crate) fn with_maximum(text: &str, maximum: u64) -> String {
+    let mut values: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+    if let Some(third) = values.get_mut(2) {
+        *third = maximum.min(i32::MAX as u64).to_string();
+    }
+    values.join("\t")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_a_setting_are_compared_by_their_values() {
+        assert!(is_same("4096\t16384\t4194304\n", "4096 16384 4194304"));
+        assert!(!is_same("4096 16384", "4096 16384 1"));
+    }
 }

@@ -1,17 +1,25 @@
-//! Files that are believed only if no other user can have written them.
+//! Files below /run that are believed only if no other user can have written them.
 
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// Which boot of the kernel this is.
+use rustix::fs::OFlags;
+
+/// Returns the id of this boot of the kernel. Cookies of sockets and namespaces repeat after a reboot.
 pub(crate) fn boot() -> io::Result<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(boot.trim_end().to_owned())
 }
 
-/// Whether nobody else can have written it: who may write to its directory could have put it there.
+/// Returns the flags for opening a file that another user may have replaced: by a symbolic link, or by a pipe, which would block.
+pub(crate) fn open_flags() -> i32 {
+    let flags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK);
+    flags.bits().cast_signed()
+}
+
+/// Whether only this user and root can have written the file, or put it into its directory.
 pub(crate) fn is_ours(path: &Path, file: &File) -> io::Result<bool> {
     let me = rustix::process::geteuid().as_raw();
     let directory = match path.parent() {
@@ -19,11 +27,10 @@ pub(crate) fn is_ours(path: &Path, file: &File) -> io::Result<bool> {
         _ => fs::metadata(".")?,
     };
     let file = file.metadata()?;
-    let others = 0o022;
-    // Who is root may do all of that.
-    let of_us = |owner: u32| owner == me || owner == 0;
+    let writable_by_others = 0o022;
+    let is_trusted = |owner: u32| owner == me || owner == 0;
     Ok(file.is_file()
-        && of_us(file.uid())
-        && of_us(directory.uid())
-        && (file.mode() | directory.mode()) & others == 0)
+        && is_trusted(file.uid())
+        && is_trusted(directory.uid())
+        && (file.mode() | directory.mode()) & writable_by_others == 0)
 }

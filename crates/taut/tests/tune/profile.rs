@@ -111,7 +111,7 @@ impl Applying {
     fn made(&mut self, count: usize) -> Vec<String> {
         let made = self.lines.by_ref().take(count).map(|line| {
             let told: Value = serde_json::from_str(&line.unwrap()).unwrap();
-            assert_eq!(told["outcome"], "made", "{told}");
+            assert_eq!(told["outcome"], "applied", "{told}");
             told["change"].as_str().unwrap().to_owned()
         });
         let made: Vec<String> = made.collect();
@@ -191,7 +191,7 @@ fn a_profile_that_a_killed_one_has_set_is_undone_by_undo_and_by_the_next() {
     assert_eq!(changed(&before, &host), tightened());
     let output = run(&["--undo", "--journal", journal.to_str().unwrap()]);
     assert!(output.status.success(), "{output:?}");
-    assert!(said(&output).contains("11 as before"), "{output:?}");
+    assert!(said(&output).contains("11 restored"), "{output:?}");
     assert_eq!(settings(&host), before);
     assert!(!journal.exists());
 
@@ -201,7 +201,7 @@ fn a_profile_that_a_killed_one_has_set_is_undone_by_undo_and_by_the_next() {
     // The next undoes it first, though the profile is not asked for any more.
     let args = ["--apply", "--netns", host.name(), "--for", "300ms"];
     let output = run(&[&args[..], &["--journal", journal.to_str().unwrap()]].concat());
-    assert!(said(&output).contains("11 as before"), "{output:?}");
+    assert!(said(&output).contains("11 restored"), "{output:?}");
     assert_eq!(settings(&host), before);
     assert!(!journal.exists());
 }

@@ -1,10 +1,10 @@
-//! Buffers of sockets that nobody is known to have, set from inside the kernel (a BPF iterator with bpf_setsockopt(), Linux 5.15).
+//! Resizes buffers from inside the kernel, without a process that has the socket (a BPF iterator with bpf_setsockopt(), Linux 5.15).
 
+use std::fmt;
 use std::io::{self, Read as _};
 
 use libbpf_rs::{Iter, Link};
 use taut_bpf::{CEnum as _, Error, Map, Object, Open};
-
 use taut_observe::namespaces::Namespace;
 
 use crate::demand::Direction;
@@ -12,77 +12,79 @@ use crate::demand::Direction;
 taut_bpf::bindings!(mod raw from "set");
 
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/set.bpf.o"));
-/// Buffers that can be asked for at once.
-pub(super) const WISHES: usize = raw::WISHES as usize;
+/// The most requests of one run.
+pub(super) const MAX_REQUESTS: usize = raw::REQUESTS as usize;
 
-/// The program, ready to be run in any network namespace.
-pub(super) struct Inside {
-    walk: Link,
-    wishes: Map<raw::WishKey, raw::Wish>,
+/// The BPF iterator, which can run in any network namespace.
+pub(super) struct BufferIter {
+    link: Link,
+    requests: Map<raw::RequestKey, raw::Request>,
     _object: Object,
 }
 
-/// A buffer that is to be set, if it is a fixed one.
+/// A request to resize a buffer, if it is fixed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wish {
-    /// The kernel's name of the socket.
+pub(super) struct BufferRequest {
+    /// The socket's cookie.
     pub(super) cookie: u64,
     /// Which of its buffers.
     pub(super) direction: Direction,
-    /// Bytes with overhead; zero: it is only looked for.
+    /// The new size, in bytes with overhead; zero: the buffer is only to be found.
     pub(super) to: u32,
-    /// Only if it has one of these; none: whatever it has.
+    /// The sizes that the buffer may have before; `None`: any.
     pub(super) expect: Option<[u32; 2]>,
 }
 
-/// What came of it.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Granted {
-    /// There is no such connection in these namespaces.
-    NotSeen,
-    /// It had so much, and has.
+pub(super) enum RequestOutcome {
+    /// The namespaces have no such connection.
+    NotFound,
+    /// The buffer was resized.
     Set { from: u32, now: u32 },
-    /// It has something else than was expected.
-    Others { has: u32 },
-    /// The kernel sizes it, and what is set here could not be undone.
+    /// The buffer has another size than expected.
+    OtherSize { size: u32 },
+    /// The kernel tunes the buffer. Resizing would lock it, and could not be undone.
     NotFixed,
-    /// The kernel's.
+    /// bpf_setsockopt() failed with this error.
     Failed(i32),
-    /// It is there, and nothing was to be set.
-    Seen,
+    /// The buffer exists, and was only to be found.
+    Found,
 }
 
-// === impl Inside ===
+// === impl BufferIter ===
 
-impl Inside {
+impl BufferIter {
+    /// Loads the program.
+    ///
     /// # Errors
-    /// Without CAP_BPF and CAP_PERFMON, or a kernel that cannot.
+    /// The process lacks CAP_BPF or CAP_PERFMON, or the kernel lacks a feature.
     pub(super) fn load() -> Result<Self, Error> {
         let object = Open::new("taut_tune", PROGRAM)?.load()?;
-        let walk = object.program("taut_set")?.attach();
+        let link = object.program("taut_set")?.attach();
         Ok(Self {
-            walk: walk.map_err(Error::during("attach the BPF iterator"))?,
-            wishes: object.map("wishes")?,
+            link: link.map_err(Error::during("attach the BPF iterator"))?,
+            requests: object.map("requests")?,
             _object: object,
         })
     }
 
-    /// What comes of each, in their order; they are looked for in all of these namespaces. No more than [`WISHES`]. And whether all of these were
-    /// looked through: else what was not seen may be there.
+    /// Handles up to [`MAX_REQUESTS`] requests in all of these namespaces. Returns the outcomes in the order of the requests, and whether all
+    /// namespaces were searched: otherwise a buffer that was not found may exist.
     ///
     /// # Errors
-    /// The system's: some may have been set.
-    pub(super) fn set<'a>(
+    /// The iterator failed; some buffers may have been resized.
+    pub(super) fn run<'a>(
         &self,
         namespaces: impl IntoIterator<Item = &'a Namespace>,
-        wishes: &[Wish],
-    ) -> Result<(Vec<Granted>, bool), Error> {
+        requests: &[BufferRequest],
+    ) -> Result<(Vec<RequestOutcome>, bool), Error> {
         let mut is_whole = true;
-        let told = self.tell(wishes).and_then(|()| {
+        let outcomes = self.write(requests).and_then(|()| {
             for namespace in namespaces {
-                match namespace.run(|| walk(&self.walk)) {
+                match namespace.run(|| iterate(&self.link)) {
                     Ok(Some(result)) => result?,
-                    // It, or only the process by which it was known, has ended.
+                    // The namespace has ended, or only the process by which it was known.
                     Ok(None) => is_whole = false,
                     Err(error) => {
                         tracing::debug!(%error, "a namespace cannot be entered");
@@ -90,70 +92,72 @@ impl Inside {
                     }
                 }
             }
-            wishes.iter().map(|wish| self.ask(wish)).collect()
+            requests.iter().map(|request| self.read(request)).collect()
         });
-        for wish in wishes {
-            // It may not have come to be there.
-            let _ = self.wishes.remove(&key(wish));
+        for request in requests {
+            // A request that could not be written is not in the map.
+            let _ = self.requests.remove(&key(request));
         }
-        Ok((told?, is_whole))
+        Ok((outcomes?, is_whole))
     }
 
-    fn tell(&self, wishes: &[Wish]) -> Result<(), Error> {
-        for wish in wishes {
-            let [expect, expect_too] = wish.expect.unwrap_or_default();
-            let value = raw::Wish {
-                to: wish.to,
+    fn write(&self, requests: &[BufferRequest]) -> Result<(), Error> {
+        for request in requests {
+            let [expect, expect_too] = request.expect.unwrap_or_default();
+            let value = raw::Request {
+                to: request.to,
                 expect,
                 expect_too,
-                ..raw::Wish::default()
+                ..raw::Request::default()
             };
-            self.wishes.insert(&key(wish), &value)?;
+            self.requests.insert(&key(request), &value)?;
         }
         Ok(())
     }
 
-    fn ask(&self, wish: &Wish) -> Result<Granted, Error> {
-        let wish = self.wishes.get(&key(wish))?.unwrap_or_default();
-        Ok(match raw::WishOutcome::from_raw(wish.outcome) {
-            Some(raw::WishOutcome::Set) => Granted::Set {
-                from: wish.from,
-                now: wish.now,
+    fn read(&self, request: &BufferRequest) -> Result<RequestOutcome, Error> {
+        let request = self.requests.get(&key(request))?.unwrap_or_default();
+        Ok(match raw::RequestOutcome::from_raw(request.outcome) {
+            Some(raw::RequestOutcome::Set) => RequestOutcome::Set {
+                from: request.from,
+                now: request.now,
             },
-            Some(raw::WishOutcome::Others) => Granted::Others { has: wish.from },
-            Some(raw::WishOutcome::NotFixed) => Granted::NotFixed,
-            Some(raw::WishOutcome::Failed) => Granted::Failed(wish.error),
-            Some(raw::WishOutcome::Seen) => Granted::Seen,
-            Some(raw::WishOutcome::NotSeen) | None => Granted::NotSeen,
+            Some(raw::RequestOutcome::OtherSize) => {
+                RequestOutcome::OtherSize { size: request.from }
+            }
+            Some(raw::RequestOutcome::NotFixed) => RequestOutcome::NotFixed,
+            Some(raw::RequestOutcome::Failed) => RequestOutcome::Failed(request.error),
+            Some(raw::RequestOutcome::Found) => RequestOutcome::Found,
+            Some(raw::RequestOutcome::NotFound) | None => RequestOutcome::NotFound,
         })
     }
 }
 
-impl std::fmt::Debug for Inside {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inside").finish_non_exhaustive()
+impl fmt::Debug for BufferIter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BufferIter").finish_non_exhaustive()
     }
 }
 
-fn key(wish: &Wish) -> raw::WishKey {
-    raw::WishKey {
-        cookie: wish.cookie,
-        receive: u32::from(wish.direction == Direction::Receive),
-        ..raw::WishKey::default()
+fn key(request: &BufferRequest) -> raw::RequestKey {
+    raw::RequestKey {
+        cookie: request.cookie,
+        receive: u32::from(request.direction == Direction::Receive),
+        ..raw::RequestKey::default()
     }
 }
 
-/// In the network namespace that the calling thread is in.
-fn walk(walk: &Link) -> Result<(), Error> {
+/// Runs the iterator over the connections of the calling thread's network namespace.
+fn iterate(link: &Link) -> Result<(), Error> {
     let failed = Error::during("run the BPF iterator");
-    let mut iterator = match Iter::new(walk) {
+    let mut iterator = match Iter::new(link) {
         Ok(iterator) => iterator,
         Err(error) => return Err(failed(error)),
     };
-    // It writes nothing.
-    let mut nothing = [0; 16];
+    // The program writes no output, but reading runs it.
+    let mut output = [0; 16];
     loop {
-        match iterator.read(&mut nothing) {
+        match iterator.read(&mut output) {
             Ok(0) => return Ok(()),
             Ok(_) => {}
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}

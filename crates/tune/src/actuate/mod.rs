@@ -1,347 +1,195 @@
 //! Makes changes and undoes them: buffers by borrowing their sockets, and the kernel's maxima. No policy is here.
 
 mod bpf_iter;
+mod error;
+mod ownerless;
 mod socket;
 pub(crate) mod undo;
-mod unowned;
 
-use std::io;
+use std::fmt;
 
 use taut_observe::namespaces::Namespace;
 use taut_sys::Errno;
-use taut_sys::netns::NetnsError;
 use taut_sys::pidfd_socket::PidfdSocket;
 
-use self::bpf_iter::Inside;
-use self::socket::{Holders, bytes, is_fixed, set};
-pub use self::undo::Undo;
-use self::undo::{Spaces, undo_buffer, undo_setting};
-pub use self::unowned::Unowned;
-pub(crate) use self::unowned::most;
+use self::bpf_iter::BufferIter;
+pub use self::error::ActuateError;
+pub use self::ownerless::OwnerlessBuffer;
+pub(crate) use self::ownerless::max_size;
+use self::socket::{SocketOwners, is_fixed, resize, size};
+use self::undo::{undo_buffer, undo_maximum};
 use crate::demand::Direction;
 use crate::journal::{Entry, Journal, Thing, Value};
-use crate::profile::undo as profile;
-use crate::routes::message::{Name, Obstacle};
-use crate::routes::table::{ROUTES, undo_routes};
-pub use crate::sysctl::maxima;
-use crate::sysctl::{self, read, write};
+use crate::namespaces::index::NamespaceIndex;
+use crate::profile;
+use crate::routes;
+use crate::sysctl::{self, SysctlError};
+use crate::undo::{UndoOutcome, UndoSummary};
 
-/// Settings of a namespace of which it is said that they were not undone; of more it is only said how many.
-const TOLD: usize = 8;
+/// The most settings of a namespace whose failure to be undone is logged; of more, only the number is.
+const MAX_LOGGED: usize = 8;
 
-/// A socket, and who has it.
+/// A socket, and a process that has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Socket {
-    /// The kernel's name of it.
+    /// The socket's cookie.
     pub cookie: u64,
-    /// Its inode.
+    /// The socket's inode.
     pub inode: u32,
-    /// A process that has it.
+    /// The id of the process.
     pub pid: u32,
 }
 
-/// What came of a change.
+/// The outcome of changing a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Made {
-    /// The buffer was so large, and is.
+pub enum BufferOutcome {
+    /// The buffer has a new size, in bytes with overhead.
     Set {
-        /// Before, in bytes with overhead.
+        /// The size before.
         from: u32,
-        /// After.
+        /// The size after.
         to: u32,
     },
-    /// It is not there any more: its process has ended, or has closed it.
+    /// The process has ended, or has closed the socket.
     Gone,
 }
 
-/// What came of undoing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Undone {
-    /// As it was.
-    pub restored: usize,
-    /// Ended meanwhile, or its namespace has.
-    pub gone: usize,
-    /// Somebody else has changed it since, and it is left as it is.
-    pub others: usize,
-    /// It could not be undone, and stays in the journal.
-    pub failed: usize,
-}
-
-/// Why a change was not made.
-#[derive(Debug, thiserror::Error)]
-pub enum ActuateError {
-    /// The socket's.
-    #[error("process {pid}: its socket cannot be set: {error}{}", hint(*error))]
-    Socket {
-        /// Whose.
-        pid: u32,
-        /// What.
-        error: Errno,
-    },
-    /// The setting's.
-    #[error("{name}, namespace {netns}: {error}")]
-    Setting {
-        /// Which, below /proc/sys.
-        name: String,
-        /// Where.
-        netns: String,
-        /// What.
-        error: io::Error,
-    },
-    /// Of all routes.
-    #[error("routes of namespace {netns}: {error}{}", hint_of_routes(*error))]
-    Routes {
-        /// Where.
-        netns: String,
-        /// What.
-        error: Errno,
-    },
-    /// The route's.
-    #[error("route {route}: {error}{}", hint_of_route(*error))]
-    Route {
-        /// Which.
-        route: Name,
-        /// What.
-        error: Errno,
-    },
-    /// It is not replaced.
-    #[error("route {route}: {obstacle}")]
-    Left {
-        /// Which.
-        route: Name,
-        /// Why.
-        obstacle: Obstacle,
-    },
-    /// The kernel took it, and changed nothing, or something else.
-    #[error("route {route}: the kernel has not made it what it was told to")]
-    NotTaken {
-        /// Which.
-        route: Name,
-    },
-    /// Others came and went while they were listed.
-    #[error("routes of namespace {netns}: they change faster than they can be listed")]
-    Unsteady {
-        /// Where.
-        netns: String,
-    },
-    /// They are not looked at.
-    #[error(
-        "routes of namespace {netns}: more than {ROUTES} of them are of the destinations that were asked for: all are left as they are"
-    )]
-    TooMany {
-        /// Where.
-        netns: String,
-    },
-    /// Somebody else's was replaced, and is not what it was.
-    #[error(
-        "route {route}: somebody changed it at the same moment, and what he made may not be back as it was ({why}): look at it"
-    )]
-    NotBack {
-        /// Which.
-        route: Name,
-        /// Why.
-        why: String,
-    },
-    /// What was done to all of its namespace stays for now.
-    #[error("route {route}: {why}")]
-    NotUndone {
-        /// Which.
-        route: Name,
-        /// Why.
-        why: String,
-    },
-    /// Its namespace is not found, and may be there.
-    #[error(
-        "not all namespaces could be looked into, and the one with cookie {cookie} may be among them"
-    )]
-    Elsewhere {
-        /// Which.
-        cookie: u64,
-    },
-    /// The namespace's.
-    #[error(transparent)]
-    Namespace(#[from] NetnsError),
-    /// A program in the kernel, for sockets that nobody is known to have.
-    #[error("its socket, which nobody is known to have, cannot be set from inside the kernel: {0}")]
-    Inside(String),
-    /// It cannot be written down, and so is not made.
-    #[error("the journal cannot be written, so that nothing is changed: {0}")]
-    Journal(io::Error),
-}
-
-/// Makes changes, each after it is written down.
+/// Makes changes, each after the journal has it, and undoes them.
 #[derive(Debug)]
 pub struct Actuators {
-    pub(crate) journal: Journal,
-    holders: Holders,
+    journal: Journal,
+    owners: SocketOwners,
     /// Loaded when it is first needed.
-    inside: Option<Inside>,
-}
-
-fn hint(error: Errno) -> &'static str {
-    match error {
-        Errno::PERM | Errno::ACCESS => " (run this as root: CAP_SYS_PTRACE and CAP_NET_ADMIN)",
-        Errno::NOPROTOOPT => " (Linux 5.14 can)",
-        Errno::NOSYS => " (Linux 5.6 can)",
-        Errno::MFILE => " (it has more descriptors than are looked through)",
-        _ => "",
-    }
-}
-
-fn hint_of_route(error: Errno) -> &'static str {
-    match error {
-        Errno::PERM => " (run this as root: CAP_NET_ADMIN)",
-        Errno::NETDOWN | Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::INVAL | Errno::NODEV => {
-            " (what it leads to is down, or not to be reached: the kernel takes no such route, and it stays as it is)"
-        }
-        Errno::BUSY => " (somebody else changes it all the time)",
-        _ => "",
-    }
-}
-
-fn hint_of_routes(error: Errno) -> &'static str {
-    match error {
-        Errno::TIMEDOUT => " (to list them takes too long)",
-        _ => "",
-    }
-}
-
-/// The name of the kernel's bounds of buffers in this direction, as sysctl(8) has it.
-pub fn setting(direction: Direction) -> &'static str {
-    match direction {
-        Direction::Send => "net.ipv4.tcp_wmem",
-        Direction::Receive => "net.ipv4.tcp_rmem",
-    }
+    iter: Option<BufferIter>,
 }
 
 // === impl Actuators ===
 
 impl Actuators {
-    /// Writes into this journal.
+    /// Returns actuators that write into this journal.
     pub fn new(journal: Journal) -> Self {
         Self {
             journal,
-            holders: Holders::default(),
-            inside: None,
+            owners: SocketOwners::default(),
+            iter: None,
         }
     }
 
-    /// For what is changed in another file.
     pub(crate) fn journal_mut(&mut self) -> &mut Journal {
         &mut self.journal
     }
 
-    /// What was changed and not undone.
+    /// Returns the journal, which has the changes that are to be undone.
     pub fn journal(&self) -> &Journal {
         &self.journal
     }
 
-    /// Others may have opened, closed and passed on sockets since.
-    pub fn begin(&mut self) {
-        self.holders.begin();
+    /// Begins a round: processes may have opened, closed and passed on sockets since the last one.
+    pub fn begin_round(&mut self) {
+        self.owners.begin_round();
     }
 
-    /// The kernel is to size this buffer again, from so many bytes on, with overhead; not from less than it is.
+    /// Unlocks a buffer, so that the kernel tunes it again from this size on, in bytes with overhead; never from less than its present size.
     ///
     /// # Errors
     /// [`ActuateError`].
-    pub fn free(
+    pub fn unlock(
         &mut self,
         socket: &Socket,
         direction: Direction,
         to: u32,
-    ) -> Result<Made, ActuateError> {
+    ) -> Result<BufferOutcome, ActuateError> {
         self.change(socket, direction, |from| to.max(from), false)
     }
 
-    /// This buffer is to be so large, with overhead, and the kernel sizes it no more.
+    /// Locks a buffer at this size, in bytes with overhead.
     ///
     /// # Errors
     /// [`ActuateError`].
-    pub fn size(
+    pub fn resize(
         &mut self,
         socket: &Socket,
         direction: Direction,
         to: u32,
-    ) -> Result<Made, ActuateError> {
+    ) -> Result<BufferOutcome, ActuateError> {
         self.change(socket, direction, |_| to, true)
     }
 
-    /// What it is to be may depend on what it is.
+    /// `to` computes the new size from the present one.
     fn change(
         &mut self,
         socket: &Socket,
         direction: Direction,
         to: impl FnOnce(u32) -> u32,
         fixed: bool,
-    ) -> Result<Made, ActuateError> {
+    ) -> Result<BufferOutcome, ActuateError> {
         let failed = |error| ActuateError::Socket {
             pid: socket.pid,
             error,
         };
-        let Some(borrowed) = self.holders.borrow(socket).map_err(failed)? else {
-            return Ok(Made::Gone);
+        let Some(borrowed) = self.owners.borrow(socket).map_err(failed)? else {
+            return Ok(BufferOutcome::Gone);
         };
         let buffers = borrowed.buffers().map_err(failed)?;
-        let (from, was_fixed) = (bytes(&buffers, direction), is_fixed(&buffers, direction));
+        let (from, was_fixed) = (size(&buffers, direction), is_fixed(&buffers, direction));
         let to = to(from);
         self.note_buffer(socket, direction, (from, was_fixed), (to, fixed))?;
-        set(&borrowed, &buffers, direction, to, fixed).map_err(failed)?;
-        // The window was bounded by the buffer that it began with, and is until the kernel makes that larger.
+        resize(&borrowed, &buffers, direction, to, fixed).map_err(failed)?;
+        // The initial buffer bounds the window, until the kernel itself enlarges the buffer.
         if direction == Direction::Receive && to > from {
             widen(&borrowed, to).map_err(failed)?;
         }
         let now = borrowed.buffers().map_err(failed)?;
-        Ok(Made::Set {
+        Ok(BufferOutcome::Set {
             from,
-            to: bytes(&now, direction),
+            to: size(&now, direction),
         })
     }
 
-    /// Sets a namespace's maximum. `false`: the namespace is gone.
+    /// Sets a namespace's maximum. Returns `false` if the namespace has ended.
     ///
     /// # Errors
-    /// [`ActuateError`].
-    pub fn maximum(
+    /// [`SysctlError`].
+    pub fn set_maximum(
         &mut self,
         namespace: &Namespace,
         direction: Direction,
         to: u64,
-    ) -> Result<bool, ActuateError> {
-        let name = sysctl::of(direction);
-        let Some((cookie, before)) = read(namespace, name)? else {
+    ) -> Result<bool, SysctlError> {
+        let name = sysctl::buffer_limits(direction);
+        let Some((cookie, before)) = sysctl::read(namespace, name)? else {
             return Ok(false);
         };
-        let after = with_third(&before, to);
-        let thing = maximum(cookie, direction);
-        self.note(thing, Value::Text(before), Value::Text(after.clone()))?;
-        write(namespace, cookie, name, &after)
+        let after = sysctl::with_maximum(&before, to);
+        let thing = Thing::maximum(cookie, direction);
+        let entry = Entry::new(thing, Value::Text(before), Value::Text(after.clone()));
+        self.journal.note(entry)?;
+        sysctl::write(namespace, cookie, name, &after)
     }
 
-    /// A namespace began with a maximum that another had been given: at the end it has `original`. `false`: it is gone.
+    /// Notes that a new namespace has inherited a maximum that another one was given, and gets `original` at the end. Returns `false` if the
+    /// namespace has ended.
     ///
     /// # Errors
-    /// [`ActuateError`].
-    pub fn adopt(
+    /// [`SysctlError`].
+    pub fn adopt_maximum(
         &mut self,
         namespace: &Namespace,
         direction: Direction,
         original: u64,
-    ) -> Result<bool, ActuateError> {
-        let name = sysctl::of(direction);
-        let Some((cookie, now)) = read(namespace, name)? else {
+    ) -> Result<bool, SysctlError> {
+        let name = sysctl::buffer_limits(direction);
+        let Some((cookie, now)) = sysctl::read(namespace, name)? else {
             return Ok(false);
         };
-        let before = with_third(&now, original);
-        self.note(
-            maximum(cookie, direction),
-            Value::Text(before),
-            Value::Text(now),
-        )?;
+        let before = sysctl::with_maximum(&now, original);
+        let thing = Thing::maximum(cookie, direction);
+        let entry = Entry::new(thing, Value::Text(before), Value::Text(now));
+        self.journal.note(entry)?;
         Ok(true)
     }
 
-    /// A buffer, and whether it is fixed: as it is, and as it is to be.
+    /// Notes a change of a buffer, from one size and lock to another.
     fn note_buffer(
         &mut self,
         socket: &Socket,
@@ -349,189 +197,182 @@ impl Actuators {
         (from, was_fixed): (u32, bool),
         (to, fixed): (u32, bool),
     ) -> Result<(), ActuateError> {
-        let thing = buffer(socket.cookie, direction);
-        let is_anew = self
+        let thing = Thing::buffer(socket.cookie, direction);
+        let was_changed_by_application = self
             .journal
             .entry(&thing)
             .is_some_and(|entry| !undo::is_as_made(entry, from, was_fixed));
-        if is_anew {
-            // Its application has set it since: that is what it goes back to.
-            self.journal.undone(&thing).map_err(ActuateError::Journal)?;
+        if was_changed_by_application {
+            // The buffer goes back to what the application has set since.
+            self.journal.undone(&thing)?;
         }
-        let of = |bytes, is_fixed| Value::Buffer {
+        let value = |bytes, is_fixed| Value::Buffer {
             bytes,
             is_fixed,
             owner: (socket.pid, socket.inode),
         };
-        self.note(thing, of(from, was_fixed), of(to, fixed))
+        let entry = Entry::new(thing, value(from, was_fixed), value(to, fixed));
+        Ok(self.journal.note(entry)?)
     }
 
-    pub(crate) fn note(
-        &mut self,
-        thing: Thing,
-        before: Value,
-        after: Value,
-    ) -> Result<(), ActuateError> {
-        let entry = Entry {
-            thing,
-            before,
-            after,
-            earlier: None,
-            largest: 0,
-        };
-        self.journal.note(entry).map_err(ActuateError::Journal)
-    }
-
-    /// Undoes what was done to one buffer; one to which nothing was done is as it was.
+    /// Restores one buffer. One without an entry in the journal is as before.
     ///
     /// # Errors
-    /// [`ActuateError`]: it stays in the journal.
-    pub fn restore(&mut self, cookie: u64, direction: Direction) -> Result<Undo, ActuateError> {
-        let thing = buffer(cookie, direction);
+    /// [`ActuateError`]; the entry stays in the journal.
+    pub fn restore(
+        &mut self,
+        cookie: u64,
+        direction: Direction,
+    ) -> Result<UndoOutcome, ActuateError> {
+        let thing = Thing::buffer(cookie, direction);
         let Some(entry) = self.journal.entry(&thing).cloned() else {
-            return Ok(Undo::Restored);
+            return Ok(UndoOutcome::Restored);
         };
-        let undo = undo_buffer(&mut self.holders, cookie, direction, &entry)?;
-        // One that nobody has may be there: at the end it is looked for in the kernel.
-        if undo != Undo::Gone {
-            self.journal.undone(&thing).map_err(ActuateError::Journal)?;
+        let outcome = undo_buffer(&mut self.owners, cookie, direction, &entry)?;
+        // A socket without an owner may still exist: at the end it is searched in the kernel.
+        if outcome != UndoOutcome::Gone {
+            self.journal.undone(&thing)?;
         }
-        Ok(undo)
+        Ok(outcome)
     }
 
-    /// Undoes all that is in the journal. What fails stays there.
-    pub fn undo(&mut self) -> Undone {
-        let mut undone = Undone::default();
-        self.begin();
+    /// Undoes all changes of the journal. Those that fail stay in it.
+    pub fn undo(&mut self) -> UndoSummary {
+        let mut summary = UndoSummary::default();
+        self.begin_round();
         let entries: Vec<Entry> = self.journal.entries().cloned().collect();
-        let is_setting = |entry: &Entry| {
-            entry.thing.setting().is_some()
-                || matches!(entry.thing, Thing::Setting(..) | Thing::Route { .. })
-        };
-        // A machine may have thousands of namespaces: they are looked through once, and only if it is for something.
-        let spaces = entries.iter().any(is_setting).then(Spaces::now);
-        // Of a namespace those are undone together, because each list of routes has all of them; after what takes no time.
+        // A machine may have thousands of namespaces: they are entered once, and only if an entry needs one.
+        let needs_index = entries.iter().any(|entry| entry.thing.netns().is_some());
+        let index = needs_index.then(NamespaceIndex::read);
+        // Routes come last, because they take time, and together, because a list has all routes of a namespace.
         let (routes, mut entries): (Vec<_>, Vec<_>) = entries
             .into_iter()
             .partition(|entry| matches!(entry.thing, Thing::Route { .. }));
-        if let Some(spaces) = &spaces {
-            order(&mut entries, spaces);
+        if let Some(index) = &index {
+            sort_for_undo(&mut entries, index);
         }
-        let mut deadline = profile::Deadline::new();
-        let mut left = Vec::new();
+        let mut deadline = profile::undo::Deadline::new();
+        let mut ownerless = Vec::new();
         let mut rest = entries.into_iter().peekable();
         while let Some(entry) = rest.next() {
-            if let (Thing::Setting(netns, _), Some(spaces)) = (&entry.thing, &spaces) {
+            if let (Thing::Setting(netns, _), Some(index)) = (&entry.thing, &index) {
                 let netns = *netns;
-                let mut visit = vec![entry];
-                let is_one_visit =
+                let mut settings = vec![entry];
+                let is_same_netns =
                     |next: &Entry| matches!(next.thing, Thing::Setting(of, _) if of == netns);
-                while let Some(next) = rest.next_if(is_one_visit) {
-                    visit.push(next);
+                while let Some(next) = rest.next_if(is_same_netns) {
+                    settings.push(next);
                 }
-                self.undo_profile(spaces, netns, &visit, &mut deadline, &mut undone);
+                self.undo_settings(index, netns, &settings, &mut deadline, &mut summary);
                 continue;
             }
-            let undo = match (&entry.thing, entry.thing.setting(), &spaces) {
-                (Thing::SendBuffer(cookie), ..) => {
-                    undo_buffer(&mut self.holders, *cookie, Direction::Send, &entry)
+            let buffer = entry.thing.as_buffer();
+            let outcome = match (buffer, entry.thing.as_maximum(), &index) {
+                (Some((cookie, direction)), ..) => {
+                    undo_buffer(&mut self.owners, cookie, direction, &entry)
                 }
-                (Thing::ReceiveBuffer(cookie), ..) => {
-                    undo_buffer(&mut self.holders, *cookie, Direction::Receive, &entry)
+                (_, Some((netns, direction)), Some(index)) => {
+                    undo_maximum(index, netns, direction, &entry).map_err(ActuateError::from)
                 }
-                (_, Some((netns, name)), Some(spaces)) => undo_setting(spaces, netns, name, &entry),
                 _ => {
-                    tracing::warn!(thing = ?entry.thing, "not undone: this program sets no such thing");
-                    undone.failed += 1;
+                    tracing::warn!(thing = ?entry.thing, "not undone: this program changes no such thing");
+                    summary.failed += 1;
                     continue;
                 }
             };
-            if entry.thing.is_buffer() && matches!(undo, Ok(Undo::Gone)) {
-                // Nobody has it, which is not to say that it is not there.
-                left.push(entry);
+            if buffer.is_some() && matches!(outcome, Ok(UndoOutcome::Gone)) {
+                // No process has the socket, which may still exist.
+                ownerless.push(entry);
                 continue;
             }
-            self.count(undo, &entry, &mut undone);
+            self.count(outcome, &entry, &mut summary);
         }
-        if let Some(spaces) = &spaces {
-            for (entry, undo) in undo_routes(spaces, routes) {
-                self.count(undo, &entry, &mut undone);
+        if let Some(index) = &index {
+            for (entry, outcome) in routes::undo::undo(index, routes) {
+                self.count(outcome, &entry, &mut summary);
             }
         }
-        if !left.is_empty() {
-            for (entry, undo) in left.iter().zip(self.undo_unowned(&left)) {
-                self.count(undo, entry, &mut undone);
+        if !ownerless.is_empty() {
+            for (entry, outcome) in ownerless.iter().zip(self.undo_ownerless(&ownerless)) {
+                self.count(outcome, entry, &mut summary);
             }
         }
-        undone
+        summary
     }
 
-    /// What is of one namespace.
-    pub(crate) fn undo_profile(
+    /// Undoes the settings of one namespace.
+    pub(crate) fn undo_settings(
         &mut self,
-        spaces: &Spaces,
+        index: &NamespaceIndex,
         netns: u64,
         entries: &[Entry],
-        deadline: &mut profile::Deadline,
-        undone: &mut Undone,
+        deadline: &mut profile::undo::Deadline,
+        summary: &mut UndoSummary,
     ) {
-        let mut untold = 0_usize;
+        let mut unlogged = 0_usize;
         let mut failed = 0_usize;
-        for (entry, undo) in entries
+        for (entry, outcome) in entries
             .iter()
-            .zip(profile::undo(spaces, netns, entries, deadline))
+            .zip(profile::undo::undo(index, netns, entries, deadline))
         {
-            failed += usize::from(undo.is_err());
-            match undo.is_err() && failed > TOLD {
-                true => untold += 1,
-                false => self.count(undo, entry, undone),
+            failed += usize::from(outcome.is_err());
+            match outcome.is_err() && failed > MAX_LOGGED {
+                true => unlogged += 1,
+                false => self.count(outcome, entry, summary),
             }
         }
-        undone.failed += untold;
-        if untold > 0 {
+        summary.failed += unlogged;
+        if unlogged > 0 {
             tracing::warn!(
                 netns,
-                untold,
-                "not undone: more settings of this namespace, which stay in the journal"
+                unlogged,
+                "more settings of this namespace are not undone and stay in the journal"
             );
         }
     }
 
-    fn count(&mut self, undo: Result<Undo, ActuateError>, entry: &Entry, undone: &mut Undone) {
-        let count = match undo {
-            Ok(Undo::Restored) => &mut undone.restored,
-            Ok(Undo::Gone) => &mut undone.gone,
-            Ok(Undo::Others) => &mut undone.others,
+    /// Counts an outcome, and removes the entry from the journal unless it failed.
+    fn count<E: fmt::Display>(
+        &mut self,
+        outcome: Result<UndoOutcome, E>,
+        entry: &Entry,
+        summary: &mut UndoSummary,
+    ) {
+        let count = match outcome {
+            Ok(UndoOutcome::Restored) => &mut summary.restored,
+            Ok(UndoOutcome::Gone) => &mut summary.gone,
+            Ok(UndoOutcome::Foreign) => &mut summary.foreign,
             Err(error) => {
                 tracing::warn!(%error, thing = ?entry.thing, "not undone");
-                undone.failed += 1;
+                summary.failed += 1;
                 return;
             }
         };
         *count += 1;
         if let Err(error) = self.journal.undone(&entry.thing) {
-            tracing::warn!(%error, "undone, and the journal does not say so");
+            tracing::warn!(%error, "a change is undone, but stays in the journal");
         }
     }
 
-    /// The connection has ended: nothing is to be undone.
+    /// Removes the entries of a connection that has ended.
     pub fn forget(&mut self, cookie: u64) {
         for direction in [Direction::Send, Direction::Receive] {
-            if let Err(error) = self.journal.undone(&buffer(cookie, direction)) {
-                tracing::warn!(%error, "the journal goes on about a connection that has ended");
+            if let Err(error) = self.journal.undone(&Thing::buffer(cookie, direction)) {
+                tracing::warn!(%error, "the journal keeps an entry of a connection that has ended");
             }
         }
     }
 
-    /// Lets go of the journal, whose file is taken away when nothing is left in it.
+    /// Closes the journal, and removes its file if no entry is left.
     pub fn close(self) {
         if let Err(error) = self.journal.close() {
-            tracing::warn!(%error, "the journal's file stays");
+            tracing::warn!(%error, "the journal's file could not be removed");
         }
     }
 }
 
-/// The widest window is so many bytes at least. It is never made narrower: the kernel widens it only with a buffer that becomes larger than it ever was.
+/// Raises the window clamp to this many bytes. It is never lowered: the kernel raises it only together with a buffer that becomes larger than
+/// ever before.
 fn widen(borrowed: &PidfdSocket, to: u32) -> Result<(), Errno> {
     match borrowed.window_clamp()? < to {
         true => borrowed.set_window_clamp(to),
@@ -539,38 +380,16 @@ fn widen(borrowed: &PidfdSocket, to: u32) -> Result<(), Errno> {
     }
 }
 
-/// What is undone first: what belongs to namespaces in their turn, what belongs to one together, and buffers after those of the own namespace.
-pub(crate) fn order(entries: &mut [Entry], spaces: &Spaces) {
+/// Sorts entries into the order in which they are undone: by the rank of their namespace, those of one namespace together, and buffers after
+/// the own namespace.
+pub(crate) fn sort_for_undo(entries: &mut [Entry], index: &NamespaceIndex) {
     entries.sort_by_cached_key(|entry| {
         let is_setting = matches!(entry.thing, Thing::Setting(..));
         match entry.thing.netns() {
-            Some(cookie) => (spaces.turn(cookie), cookie, is_setting),
+            Some(cookie) => (index.rank(cookie), cookie, is_setting),
             None => (0, u64::MAX, false),
         }
     });
-}
-
-fn buffer(cookie: u64, direction: Direction) -> Thing {
-    match direction {
-        Direction::Send => Thing::SendBuffer(cookie),
-        Direction::Receive => Thing::ReceiveBuffer(cookie),
-    }
-}
-
-/// The figures, with another third.
-fn with_third(figures: &str, third: u64) -> String {
-    let mut figures: Vec<String> = figures.split_whitespace().map(str::to_owned).collect();
-    if let Some(most) = figures.get_mut(2) {
-        *most = third.min(i32::MAX as u64).to_string();
-    }
-    figures.join("\t")
-}
-
-fn maximum(cookie: u64, direction: Direction) -> Thing {
-    match direction {
-        Direction::Send => Thing::SendMaximum(cookie),
-        Direction::Receive => Thing::ReceiveMaximum(cookie),
-    }
 }
 
 #[cfg(test)]

@@ -1,59 +1,56 @@
-//! Sockets that nobody is known to have.
+//! Buffers of sockets that no process is known to have.
 
 use std::fs;
 
 use taut_observe::namespaces::Namespace;
 
-use super::bpf_iter::{Granted, Inside, WISHES, Wish};
-use super::undo::{Spaces, Undo};
-use super::{ActuateError, Actuators, Made, Socket, buffer};
+use super::bpf_iter::{BufferIter, BufferRequest, MAX_REQUESTS, RequestOutcome};
+use super::{ActuateError, Actuators, BufferOutcome, Socket};
 use crate::demand::Direction;
 use crate::journal::{Entry, Thing, Value};
+use crate::namespaces::index::NamespaceIndex;
+use crate::undo::UndoOutcome;
 
-/// How often namespaces are looked through, while some vanish meanwhile.
+/// How often all namespaces are searched if some end meanwhile.
 const TRIES: usize = 3;
-/// What is taken where the kernel does not tell its bound: what it has had for long.
-const MEM_MAX: u32 = 212_992;
+/// The limit that is assumed if the kernel's cannot be read: its long-time default.
+const DEFAULT_LIMIT: u32 = 212_992;
 
-/// A buffer of such a socket.
+/// A buffer of a socket that no process is known to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unowned {
-    /// The kernel's name of the socket.
+pub struct OwnerlessBuffer {
+    /// The socket's cookie.
     pub cookie: u64,
-    /// Its inode.
+    /// The socket's inode.
     pub inode: u32,
-    /// Which buffer.
+    /// Which of its buffers.
     pub direction: Direction,
-    /// Bytes with overhead as they were seen; with others it is left alone.
-    pub has: u32,
-    /// What it is to have.
+    /// The size that was seen, in bytes with overhead. If it has changed since, the buffer is left alone.
+    pub size: u32,
+    /// The new size.
     pub to: u32,
 }
 
-/// The most that can be set without its owner, in bytes with overhead.
-pub(crate) fn most(direction: Direction) -> u32 {
+/// Returns the largest size that can be set without a process that has the socket, in bytes with overhead.
+pub(crate) fn max_size(direction: Direction) -> u32 {
     let name = match direction {
         Direction::Send => "wmem_max",
         Direction::Receive => "rmem_max",
     };
     let text = fs::read_to_string(format!("/proc/sys/net/core/{name}")).ok();
-    let most = text.and_then(|text| text.trim().parse::<u32>().ok());
-    // The kernel doubles what it is told, in 31 bits.
-    most.unwrap_or(MEM_MAX).min(u32::MAX / 4) * 2
+    let limit = text.and_then(|text| text.trim().parse::<u32>().ok());
+    // The kernel doubles the socket option, in 31 bits.
+    limit.unwrap_or(DEFAULT_LIMIT).min(u32::MAX / 4) * 2
 }
 
-/// Whether its buffer was set without an owner.
-pub(super) fn is_unowned(entry: &Entry) -> bool {
+/// Whether the buffer was changed without a process that has the socket.
+fn is_ownerless(entry: &Entry) -> bool {
     matches!(entry.after, Value::Buffer { owner: (0, _), .. })
 }
 
-/// What undoes it; one that was the kernel's own to size is only looked for.
-fn undoing(entry: &Entry) -> Option<Wish> {
-    let (cookie, direction) = match entry.thing {
-        Thing::SendBuffer(cookie) => (cookie, Direction::Send),
-        Thing::ReceiveBuffer(cookie) => (cookie, Direction::Receive),
-        _ => return None,
-    };
+/// Returns the request that undoes a change. A buffer that was not fixed is only searched: it cannot be unlocked this way.
+fn undo_request(entry: &Entry) -> Option<BufferRequest> {
+    let (cookie, direction) = entry.thing.as_buffer()?;
     let Value::Buffer {
         bytes, is_fixed, ..
     } = entry.before
@@ -61,7 +58,7 @@ fn undoing(entry: &Entry) -> Option<Wish> {
         return None;
     };
     let after = entry.after.bytes();
-    Some(Wish {
+    Some(BufferRequest {
         cookie,
         direction,
         to: if is_fixed { bytes } else { 0 },
@@ -70,96 +67,101 @@ fn undoing(entry: &Entry) -> Option<Wish> {
 }
 
 impl Actuators {
-    /// Sets buffers that are fixed, and stay so. `None`: it was left alone, because it is not as it was seen, or is none that could be set back.
+    /// Resizes fixed buffers, which stay fixed. `None`: the buffer was left alone, because its size has changed, or could not be restored.
     ///
     /// # Errors
-    /// [`ActuateError`], of each.
-    pub fn size_unowned(
+    /// [`ActuateError`], for each buffer.
+    pub fn resize_ownerless(
         &mut self,
         namespaces: &[Namespace],
-        buffers: &[Unowned],
-    ) -> Vec<Result<Option<Made>, ActuateError>> {
+        buffers: &[OwnerlessBuffer],
+    ) -> Vec<Result<Option<BufferOutcome>, ActuateError>> {
         let mut results = Vec::with_capacity(buffers.len());
-        for some in buffers.chunks(WISHES) {
-            match self.size_some(namespaces, some) {
-                Ok(made) => results.extend(made.into_iter().map(Ok)),
+        for chunk in buffers.chunks(MAX_REQUESTS) {
+            match self.resize_chunk(namespaces, chunk) {
+                Ok(outcomes) => results.extend(outcomes.into_iter().map(Ok)),
                 Err(error) => {
                     let text = error.to_string();
-                    results.extend(some.iter().map(|_| Err(ActuateError::Inside(text.clone()))));
+                    let failed = || Err(ActuateError::Ownerless(text.clone()));
+                    results.extend(chunk.iter().map(|_| failed()));
                 }
             }
         }
         results
     }
 
-    fn size_some(
+    fn resize_chunk(
         &mut self,
         namespaces: &[Namespace],
-        buffers: &[Unowned],
-    ) -> Result<Vec<Option<Made>>, ActuateError> {
+        buffers: &[OwnerlessBuffer],
+    ) -> Result<Vec<Option<BufferOutcome>>, ActuateError> {
         self.load()?;
-        let bound = |direction| (direction, most(direction));
-        let bounds = [bound(Direction::Send), bound(Direction::Receive)];
-        let mut wishes = Vec::new();
-        // Which of the buffers each is, and whether it was not in the journal before.
+        let limit = |direction| (direction, max_size(direction));
+        let limits = [limit(Direction::Send), limit(Direction::Receive)];
+        let mut requests = Vec::new();
+        // For each request, the index of its buffer, and whether the journal gets its first entry.
         let mut places = Vec::new();
         for (index, of) in buffers.iter().enumerate() {
-            let most = bounds.iter().find(|bound| bound.0 == of.direction);
-            let most = most.map_or(0, |bound| bound.1);
-            let to = of.to.min(most) & !1;
-            // It has to go back to what it is.
-            if of.has > most || to == of.has {
+            let limit = limits.iter().find(|limit| limit.0 == of.direction);
+            let limit = limit.map_or(0, |limit| limit.1);
+            let to = of.to.min(limit) & !1;
+            // A size above the limit could not be restored.
+            if of.size > limit || to == of.size {
                 continue;
             }
-            let thing = buffer(of.cookie, of.direction);
+            let thing = Thing::buffer(of.cookie, of.direction);
             places.push((index, self.journal.entry(&thing).is_none()));
             let socket = Socket {
                 cookie: of.cookie,
                 inode: of.inode,
                 pid: 0,
             };
-            self.note_buffer(&socket, of.direction, (of.has, true), (to, true))?;
-            wishes.push(Wish {
+            self.note_buffer(&socket, of.direction, (of.size, true), (to, true))?;
+            requests.push(BufferRequest {
                 cookie: of.cookie,
                 direction: of.direction,
                 to,
-                expect: Some([of.has; 2]),
+                expect: Some([of.size; 2]),
             });
         }
-        let (granted, is_whole) = self.grant(namespaces.iter(), &wishes)?;
-        let mut made = vec![None; buffers.len()];
-        for ((wish, granted), (index, is_new)) in wishes.iter().zip(granted).zip(places) {
-            made[index] = match granted {
-                Granted::Set { from, now } => Some(Made::Set { from, to: now }),
-                Granted::NotSeen if is_whole => Some(Made::Gone),
-                Granted::NotSeen | Granted::Others { .. } | Granted::NotFixed | Granted::Seen => {
-                    None
-                }
-                Granted::Failed(error) => {
-                    tracing::debug!(error, "a buffer was not set from inside the kernel");
+        let (found, is_whole) = self.run(namespaces.iter(), &requests)?;
+        let mut outcomes = vec![None; buffers.len()];
+        for ((request, found), (index, is_new)) in requests.iter().zip(found).zip(places) {
+            outcomes[index] = match found {
+                RequestOutcome::Set { from, now } => Some(BufferOutcome::Set { from, to: now }),
+                RequestOutcome::NotFound if is_whole => Some(BufferOutcome::Gone),
+                RequestOutcome::NotFound
+                | RequestOutcome::OtherSize { .. }
+                | RequestOutcome::NotFixed
+                | RequestOutcome::Found => None,
+                RequestOutcome::Failed(error) => {
+                    tracing::debug!(error, "a buffer was not changed from inside the kernel");
                     None
                 }
             };
-            if is_new && !matches!(granted, Granted::Set { .. }) {
-                let thing = buffer(wish.cookie, wish.direction);
-                self.journal.undone(&thing).map_err(ActuateError::Journal)?;
+            if is_new && !matches!(found, RequestOutcome::Set { .. }) {
+                let thing = Thing::buffer(request.cookie, request.direction);
+                self.journal.undone(&thing)?;
             }
         }
-        Ok(made)
+        Ok(outcomes)
     }
 
-    /// Undoes what was done to buffers that nobody is known to have any more, wherever they are. What came of each.
-    pub(super) fn undo_unowned(&mut self, entries: &[Entry]) -> Vec<Result<Undo, ActuateError>> {
+    /// Undoes changes of buffers whose sockets no process is known to have any more, in all namespaces. Returns the result for each entry.
+    pub(super) fn undo_ownerless(
+        &mut self,
+        entries: &[Entry],
+    ) -> Vec<Result<UndoOutcome, ActuateError>> {
         let mut results = Vec::with_capacity(entries.len());
-        for some in entries.chunks(WISHES) {
-            match self.undo_some(some) {
-                Ok(undone) => results.extend(undone),
+        for chunk in entries.chunks(MAX_REQUESTS) {
+            match self.undo_chunk(chunk) {
+                Ok(outcomes) => results.extend(outcomes),
                 Err(error) => {
                     let text = error.to_string();
-                    // Most of those that had an owner have ended with it.
-                    results.extend(some.iter().map(|entry| match is_unowned(entry) {
-                        true => Err(ActuateError::Inside(text.clone())),
-                        false => Ok(Undo::Gone),
+                    // Most sockets that had an owner have ended with it.
+                    results.extend(chunk.iter().map(|entry| match is_ownerless(entry) {
+                        true => Err(ActuateError::Ownerless(text.clone())),
+                        false => Ok(UndoOutcome::Gone),
                     }));
                 }
             }
@@ -167,69 +169,69 @@ impl Actuators {
         results
     }
 
-    fn undo_some(
+    fn undo_chunk(
         &mut self,
         entries: &[Entry],
-    ) -> Result<Vec<Result<Undo, ActuateError>>, ActuateError> {
+    ) -> Result<Vec<Result<UndoOutcome, ActuateError>>, ActuateError> {
         self.load()?;
-        let wishes: Vec<Wish> = entries.iter().filter_map(undoing).collect();
-        let mut granted = vec![Granted::NotSeen; wishes.len()];
+        let requests: Vec<BufferRequest> = entries.iter().filter_map(undo_request).collect();
+        let mut outcomes = vec![RequestOutcome::NotFound; requests.len()];
         let mut is_whole = false;
-        // One namespace may be known by a process that ends, while another is still in it.
+        // A namespace may be known by a process that ends while another is still in it.
         for _ in 0..TRIES {
-            let spaces = Spaces::now();
-            let waiting: Vec<usize> = (0..wishes.len())
-                .filter(|index| granted[*index] == Granted::NotSeen)
+            let index = NamespaceIndex::read();
+            let waiting: Vec<usize> = (0..requests.len())
+                .filter(|at| outcomes[*at] == RequestOutcome::NotFound)
                 .collect();
-            let some: Vec<Wish> = waiting.iter().map(|index| wishes[*index]).collect();
-            let (found, was_whole) = self.grant(spaces.all(), &some)?;
-            for (index, found) in waiting.into_iter().zip(found) {
-                granted[index] = found;
+            let some: Vec<BufferRequest> = waiting.iter().map(|at| requests[*at]).collect();
+            let (found, was_whole) = self.run(index.all(), &some)?;
+            for (at, found) in waiting.into_iter().zip(found) {
+                outcomes[at] = found;
             }
-            is_whole = was_whole && !spaces.is_partial();
+            is_whole = was_whole && !index.is_partial();
             if is_whole {
                 break;
             }
         }
-        let undone = granted.into_iter().zip(&wishes).zip(entries);
-        let undone = undone.map(|((granted, wish), entry)| {
-            let failed = |text: &str| Err(ActuateError::Inside(text.to_owned()));
-            match granted {
-                Granted::Set { .. } => Ok(Undo::Restored),
-                // It was written down, and its writer ended before it was made.
-                Granted::Others { has } if has == wish.to => Ok(Undo::Restored),
-                // Or its application has given it back to the kernel.
-                Granted::Others { .. } | Granted::NotFixed => Ok(Undo::Others),
-                Granted::NotSeen if !is_whole && is_unowned(entry) => {
-                    failed("not all namespaces could be looked into")
+        let outcomes = outcomes.into_iter().zip(&requests).zip(entries);
+        let outcomes = outcomes.map(|((outcome, request), entry)| {
+            let failed = |text: &str| Err(ActuateError::Ownerless(text.to_owned()));
+            match outcome {
+                RequestOutcome::Set { .. } => Ok(UndoOutcome::Restored),
+                // The writer ended between the line in the journal and the change.
+                RequestOutcome::OtherSize { size } if size == request.to => Ok(UndoOutcome::Restored),
+                // The application has changed it, or has unlocked it.
+                RequestOutcome::OtherSize { .. } | RequestOutcome::NotFixed => Ok(UndoOutcome::Foreign),
+                RequestOutcome::NotFound if !is_whole && is_ownerless(entry) => {
+                    failed("not all namespaces could be entered")
                 }
-                Granted::NotSeen => Ok(Undo::Gone),
-                Granted::Seen => failed(
-                    "it is to be given back to the kernel, which only whoever has it can do: try again later (taut tune --undo)",
+                RequestOutcome::NotFound => Ok(UndoOutcome::Gone),
+                RequestOutcome::Found => failed(
+                    "only a process that has the socket can unlock the buffer; try again later: taut tune --undo",
                 ),
-                Granted::Failed(error) => failed(&format!("the kernel refuses it: {error}")),
+                RequestOutcome::Failed(error) => failed(&format!("the kernel refused: {error}")),
             }
         });
-        Ok(undone.collect())
+        Ok(outcomes.collect())
     }
 
     fn load(&mut self) -> Result<(), ActuateError> {
-        if self.inside.is_none() {
-            let inside = Inside::load().map_err(|e| ActuateError::Inside(e.to_string()))?;
-            self.inside = Some(inside);
+        if self.iter.is_none() {
+            let iter = BufferIter::load().map_err(|e| ActuateError::Ownerless(e.to_string()))?;
+            self.iter = Some(iter);
         }
         Ok(())
     }
 
-    fn grant<'a>(
+    fn run<'a>(
         &self,
         namespaces: impl IntoIterator<Item = &'a Namespace>,
-        wishes: &[Wish],
-    ) -> Result<(Vec<Granted>, bool), ActuateError> {
-        match &self.inside {
-            Some(inside) if !wishes.is_empty() => inside
-                .set(namespaces, wishes)
-                .map_err(|e| ActuateError::Inside(e.to_string())),
+        requests: &[BufferRequest],
+    ) -> Result<(Vec<RequestOutcome>, bool), ActuateError> {
+        match &self.iter {
+            Some(iter) if !requests.is_empty() => iter
+                .run(namespaces, requests)
+                .map_err(|e| ActuateError::Ownerless(e.to_string())),
             _ => Ok((Vec::new(), true)),
         }
     }

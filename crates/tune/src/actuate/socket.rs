@@ -1,4 +1,4 @@
-//! A socket of another process, and its buffers.
+//! Sockets of other processes, and their buffers.
 
 use std::collections::HashMap;
 use std::fs;
@@ -11,25 +11,26 @@ use taut_sys::pidfd_socket::{Buffers, Pidfd, PidfdSocket};
 use super::Socket;
 use crate::demand::Direction;
 
-/// Descriptors of a process that are looked at; one that has more is not looked through.
-const DESCRIPTORS: usize = 1 << 20;
-/// Processes whose sockets are remembered; with more, all are read anew.
-const PROCESSES: usize = 10_000;
+/// The most descriptors of a process that are read; a process with more fails.
+const MAX_DESCRIPTORS: usize = 1 << 20;
+/// The most processes whose sockets are remembered; with more, all are read again.
+const MAX_PROCESSES: usize = 10_000;
 
-pub(super) fn set(
+/// Sets the size and the lock of a buffer.
+pub(super) fn resize(
     borrowed: &PidfdSocket,
     now: &Buffers,
     direction: Direction,
     to: u32,
     fixed: bool,
 ) -> Result<(), Errno> {
-    if to != bytes(now, direction) {
+    if to != size(now, direction) {
         match direction {
             Direction::Send => borrowed.set_send_buffer(to)?,
             Direction::Receive => borrowed.set_receive_buffer(to)?,
         }
     }
-    // Of the other direction it stays.
+    // The lock of the other buffer stays as it is.
     let mut locks = now.locks;
     match direction {
         Direction::Send => locks.send = fixed,
@@ -38,13 +39,15 @@ pub(super) fn set(
     borrowed.set_locks(locks)
 }
 
-pub(super) fn bytes(buffers: &Buffers, direction: Direction) -> u32 {
+/// Returns the size of a buffer, in bytes with overhead.
+pub(super) fn size(buffers: &Buffers, direction: Direction) -> u32 {
     match direction {
         Direction::Send => buffers.send,
         Direction::Receive => buffers.receive,
     }
 }
 
+/// Whether a buffer is locked.
 pub(super) fn is_fixed(buffers: &Buffers, direction: Direction) -> bool {
     match direction {
         Direction::Send => buffers.locks.send,
@@ -52,49 +55,49 @@ pub(super) fn is_fixed(buffers: &Buffers, direction: Direction) -> bool {
     }
 }
 
-/// Which process has which sockets, under which numbers: read once for many.
+/// The processes that have sockets, and their descriptors: read once for many sockets.
 #[derive(Debug, Default)]
-pub(super) struct Holders {
-    processes: HashMap<u32, Process>,
-    /// Who has sockets, by inode: read once a round, when it is first needed.
-    everybody: Option<HashMap<u32, Vec<u32>>>,
+pub(super) struct SocketOwners {
+    processes: HashMap<u32, ProcessSockets>,
+    /// The processes that have each socket, by inode: read once a round, when it is first needed.
+    by_inode: Option<HashMap<u32, Vec<u32>>>,
     round: u64,
 }
 
-/// A process's sockets, as they were.
+/// The sockets of a process, as they were read.
 #[derive(Debug)]
-struct Process {
-    /// Numbers by inode; or why they cannot be read.
-    sockets: Result<HashMap<u32, Vec<RawFd>>, Errno>,
-    /// The round in which they were read,
+struct ProcessSockets {
+    /// The descriptors by inode, or why they cannot be read.
+    descriptors: Result<HashMap<u32, Vec<RawFd>>, Errno>,
+    /// The round in which they were read.
     read: u64,
-    /// and the last in which they were asked for.
-    asked: u64,
+    /// The last round in which they were used.
+    used: u64,
 }
 
-// === impl Holders ===
+// === impl SocketOwners ===
 
-impl Holders {
-    /// What is known from now on may be wrong, and is read again where it is.
-    pub(super) fn begin(&mut self) {
+impl SocketOwners {
+    /// Begins a round: what is remembered may be wrong from now on, and is read again where it is.
+    pub(super) fn begin_round(&mut self) {
         let last = self.round;
         self.round += 1;
-        self.everybody = None;
-        self.processes.retain(|_, process| process.asked == last);
+        self.by_inode = None;
+        self.processes.retain(|_, process| process.used == last);
     }
 
-    /// The socket; `None`: its process has none like it, or is not there.
+    /// Borrows a socket; `None` if its process does not have it, or has ended.
     pub(super) fn borrow(&mut self, socket: &Socket) -> Result<Option<PidfdSocket>, Errno> {
-        let lender = match Pidfd::open(socket.pid) {
+        let pidfd = match Pidfd::open(socket.pid) {
             Err(Errno::SRCH) => return Ok(None),
             other => other?,
         };
         loop {
-            let (numbers, is_fresh) = self.numbers(socket)?;
-            for number in numbers {
-                match lender.socket(number, socket.cookie) {
+            let (descriptors, is_fresh) = self.descriptors(socket)?;
+            for descriptor in descriptors {
+                match pidfd.socket(descriptor, socket.cookie) {
                     Ok(Some(borrowed)) => return Ok(Some(borrowed)),
-                    // It is another by now; the socket may be found under another number.
+                    // The descriptor is another socket by now; the socket may have another descriptor.
                     Ok(None) => {}
                     Err(Errno::SRCH) => return Ok(None),
                     Err(error) => return Err(error),
@@ -107,84 +110,87 @@ impl Holders {
         }
     }
 
-    /// The socket, of whoever has it now.
-    pub(super) fn anybody(&mut self, socket: &Socket) -> Result<Option<PidfdSocket>, Errno> {
-        let everybody = match &self.everybody {
-            Some(everybody) => everybody,
-            None => self.everybody.insert(everybody()?),
+    /// Borrows a socket from any other process that has it.
+    pub(super) fn borrow_from_any(
+        &mut self,
+        socket: &Socket,
+    ) -> Result<Option<PidfdSocket>, Errno> {
+        let by_inode = match &self.by_inode {
+            Some(by_inode) => by_inode,
+            None => self.by_inode.insert(processes_by_inode()?),
         };
-        let pids = everybody.get(&socket.inode).cloned().unwrap_or_default();
+        let pids = by_inode.get(&socket.inode).cloned().unwrap_or_default();
         let mut last = Ok(None);
         for pid in pids.into_iter().filter(|pid| *pid != socket.pid) {
             match self.borrow(&Socket { pid, ..*socket }) {
                 Ok(None) => {}
                 Ok(found) => return Ok(found),
-                // Somebody else may have it, too.
+                // Another process may have it, too.
                 Err(error) => last = Err(error),
             }
         }
         last
     }
 
-    /// Numbers under which the process has a socket of this inode, and whether that was read in this round.
-    fn numbers(&mut self, socket: &Socket) -> Result<(Vec<RawFd>, bool), Errno> {
-        if self.processes.len() >= PROCESSES && !self.processes.contains_key(&socket.pid) {
+    /// Returns the descriptors of the process that had this inode, and whether they were read in this round.
+    fn descriptors(&mut self, socket: &Socket) -> Result<(Vec<RawFd>, bool), Errno> {
+        if self.processes.len() >= MAX_PROCESSES && !self.processes.contains_key(&socket.pid) {
             self.processes.clear();
         }
         let round = self.round;
         let process = self.processes.entry(socket.pid);
-        let process = process.or_insert_with(|| Process {
-            sockets: sockets(socket.pid),
+        let process = process.or_insert_with(|| ProcessSockets {
+            descriptors: read_descriptors(socket.pid),
             read: round,
-            asked: round,
+            used: round,
         });
-        process.asked = round;
-        match &process.sockets {
-            Ok(sockets) => {
-                let numbers = sockets.get(&socket.inode).cloned().unwrap_or_default();
-                Ok((numbers, process.read == round))
+        process.used = round;
+        match &process.descriptors {
+            Ok(all) => {
+                let descriptors = all.get(&socket.inode).cloned().unwrap_or_default();
+                Ok((descriptors, process.read == round))
             }
             Err(error) => Err(*error),
         }
     }
 }
 
-/// All processes that may be looked into, by the inodes of their sockets.
-fn everybody() -> Result<HashMap<u32, Vec<u32>>, Errno> {
+/// Reads which processes have which sockets, by inode.
+fn processes_by_inode() -> Result<HashMap<u32, Vec<u32>>, Errno> {
     let entries =
         fs::read_dir("/proc").map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
     let pids = entries.flatten();
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let mut all: HashMap<u32, Vec<u32>> = HashMap::new();
     for pid in pids {
-        // Of one that may not be looked into nothing was borrowed.
-        for inode in sockets(pid).unwrap_or_default().into_keys() {
+        // Nothing was borrowed from a process that may not be inspected.
+        for inode in read_descriptors(pid).unwrap_or_default().into_keys() {
             all.entry(inode).or_default().push(pid);
         }
     }
     Ok(all)
 }
 
-/// The sockets of a process, by inode.
-fn sockets(pid: u32) -> Result<HashMap<u32, Vec<RawFd>>, Errno> {
+/// Reads the descriptors of a process that are sockets, by inode.
+fn read_descriptors(pid: u32) -> Result<HashMap<u32, Vec<RawFd>>, Errno> {
     let mut found: HashMap<u32, Vec<RawFd>> = HashMap::new();
     let entries = match fs::read_dir(format!("/proc/{pid}/fd")) {
-        // It has ended.
+        // The process has ended.
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(found),
         Err(e) => return Err(Errno::from_io_error(&e).unwrap_or(Errno::IO)),
         Ok(entries) => entries,
     };
     for (count, entry) in entries.flatten().enumerate() {
-        if count == DESCRIPTORS {
+        if count == MAX_DESCRIPTORS {
             return Err(Errno::MFILE);
         }
         let inode = fs::read_link(entry.path()).ok().and_then(|link| {
             let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
             inode.parse().ok()
         });
-        let number = || entry.file_name().to_str()?.parse::<RawFd>().ok();
-        if let Some((inode, number)) = inode.zip(number()) {
-            found.entry(inode).or_default().push(number);
+        let descriptor = || entry.file_name().to_str()?.parse::<RawFd>().ok();
+        if let Some((inode, descriptor)) = inode.zip(descriptor()) {
+            found.entry(inode).or_default().push(descriptor);
         }
     }
     Ok(found)

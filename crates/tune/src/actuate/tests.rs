@@ -1,4 +1,4 @@
-//! On sockets of this process.
+//! Sockets of the test process.
 
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
@@ -11,15 +11,9 @@ use rustix::net::{
 };
 use taut_sys::pidfd_socket::{BufferLocks, Buffers, Pidfd};
 
-use super::socket::Holders;
 use super::*;
-use crate::sysctl::same;
-
-fn actuators() -> (Actuators, tempfile::TempDir) {
-    let dir = tempfile::tempdir().unwrap();
-    let journal = Journal::free(&dir.path().join("journal")).unwrap();
-    (Actuators::new(journal), dir)
-}
+use crate::sysctl::maxima;
+use crate::testing::{TestNetns, actuators};
 
 fn connection() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -45,28 +39,31 @@ fn buffers(stream: &TcpStream) -> Buffers {
 }
 
 #[test]
-fn a_fixed_buffer_is_freed_and_fixed_again() {
+fn a_fixed_buffer_is_unlocked_and_fixed_again() {
     let (near, _far) = connection();
     sockopt::set_socket_recv_buffer_size(&near, 50_000).unwrap();
     sockopt::set_socket_send_buffer_size(&near, 60_000).unwrap();
     let fixed = buffers(&near);
     let (mut actuators, _dir) = actuators();
     let made = actuators
-        .free(&socket(&near), Direction::Receive, 400_000)
+        .unlock(&socket(&near), Direction::Receive, 400_000)
         .unwrap();
     assert_eq!(
         made,
-        Made::Set {
+        BufferOutcome::Set {
             from: 100_000,
             to: 400_000
         }
     );
-    let free = buffers(&near);
-    assert!(!free.locks.receive && free.locks.send, "{free:?}");
-    assert_eq!((free.receive, free.send), (400_000, fixed.send));
-    let restored = Undone {
+    let unlocked = buffers(&near);
+    assert!(
+        !unlocked.locks.receive && unlocked.locks.send,
+        "{unlocked:?}"
+    );
+    assert_eq!((unlocked.receive, unlocked.send), (400_000, fixed.send));
+    let restored = UndoSummary {
         restored: 1,
-        ..Undone::default()
+        ..UndoSummary::default()
     };
     assert_eq!(actuators.undo(), restored);
     assert_eq!(buffers(&near), fixed);
@@ -74,28 +71,31 @@ fn a_fixed_buffer_is_freed_and_fixed_again() {
 }
 
 #[test]
-fn a_buffer_is_never_freed_to_less_than_it_has() {
+fn an_unlocked_buffer_does_not_shrink() {
     let (near, _far) = connection();
     sockopt::set_socket_send_buffer_size(&near, 60_000).unwrap();
     let (mut actuators, _dir) = actuators();
     actuators
-        .free(&socket(&near), Direction::Send, 10_000)
+        .unlock(&socket(&near), Direction::Send, 10_000)
         .unwrap();
-    let free = buffers(&near);
-    assert_eq!((free.send, free.locks), (120_000, BufferLocks::default()));
+    let unlocked = buffers(&near);
+    assert_eq!(
+        (unlocked.send, unlocked.locks),
+        (120_000, BufferLocks::default())
+    );
 }
 
 #[test]
-fn what_a_killed_process_changed_is_undone_by_the_next() {
+fn the_changes_of_a_killed_process_are_undone_by_the_next() {
     let (near, _far) = connection();
     sockopt::set_socket_send_buffer_size(&near, 60_000).unwrap();
     let fixed = buffers(&near);
     let (mut first, dir) = actuators();
     first
-        .free(&socket(&near), Direction::Send, 200_000)
+        .unlock(&socket(&near), Direction::Send, 200_000)
         .unwrap();
     first
-        .free(&socket(&near), Direction::Send, 300_000)
+        .unlock(&socket(&near), Direction::Send, 300_000)
         .unwrap();
     drop(first);
     let journal = Journal::free(&dir.path().join("journal")).unwrap();
@@ -107,105 +107,99 @@ fn what_a_killed_process_changed_is_undone_by_the_next() {
 }
 
 #[test]
-fn what_its_application_has_fixed_since_is_left_as_it_is() {
+fn a_buffer_that_its_application_has_fixed_since_is_left_as_it_is() {
     let (near, _far) = connection();
     sockopt::set_socket_send_buffer_size(&near, 60_000).unwrap();
     let (mut actuators, _dir) = actuators();
     actuators
-        .free(&socket(&near), Direction::Send, 200_000)
+        .unlock(&socket(&near), Direction::Send, 200_000)
         .unwrap();
     sockopt::set_socket_send_buffer_size(&near, 70_000).unwrap();
-    let anew = buffers(&near);
-    assert_eq!(actuators.undo().others, 1);
-    assert_eq!(buffers(&near), anew);
+    let fixed_again = buffers(&near);
+    assert_eq!(actuators.undo().foreign, 1);
+    assert_eq!(buffers(&near), fixed_again);
 }
 
 #[test]
-fn what_is_gone_is_neither_changed_nor_undone() {
+fn a_closed_socket_is_neither_changed_nor_undone() {
     let (near, _far) = connection();
     let of = socket(&near);
     let (mut actuators, _dir) = actuators();
-    actuators.free(&of, Direction::Send, 20_000).unwrap();
+    actuators.unlock(&of, Direction::Send, 20_000).unwrap();
     drop(near);
-    // What was borrowed is this process's, too, until it is given back.
-    let is_there = || Holders::default().borrow(&of).unwrap().is_some();
+    // A borrowed socket stays open in this process until it is returned.
+    let is_there = || SocketOwners::default().borrow(&of).unwrap().is_some();
     while is_there() {
         std::thread::yield_now();
     }
     assert_eq!(
-        actuators.free(&of, Direction::Send, 30_000).unwrap(),
-        Made::Gone
+        actuators.unlock(&of, Direction::Send, 30_000).unwrap(),
+        BufferOutcome::Gone
     );
     assert_eq!(actuators.undo().gone, 1);
-    // A process that is not there.
+    // A process that does not exist.
     let nobody = Socket {
         pid: 4_194_305,
         ..of
     };
     assert_eq!(
-        actuators.free(&nobody, Direction::Send, 1).unwrap(),
-        Made::Gone
+        actuators.unlock(&nobody, Direction::Send, 1).unwrap(),
+        BufferOutcome::Gone
     );
 }
 
 #[test]
-fn a_socket_that_was_passed_on_is_found_at_who_has_it() {
+fn a_socket_that_was_passed_on_is_found_in_the_other_process() {
     let (near, _far) = connection();
     sockopt::set_socket_send_buffer_size(&near, 60_000).unwrap();
     let fixed = buffers(&near);
     let (mut actuators, _dir) = actuators();
     actuators
-        .free(&socket(&near), Direction::Send, 200_000)
+        .unlock(&socket(&near), Direction::Send, 200_000)
         .unwrap();
     let mut entry = actuators.journal().entries().next().unwrap().clone();
     if let Value::Buffer { owner, .. } = &mut entry.before {
         owner.0 = 4_194_305;
     }
     let undone = undo_buffer(
-        &mut Holders::default(),
+        &mut SocketOwners::default(),
         socket(&near).cookie,
         Direction::Send,
         &entry,
     )
     .unwrap();
-    assert_eq!((undone, buffers(&near)), (Undo::Restored, fixed));
+    assert_eq!((undone, buffers(&near)), (UndoOutcome::Restored, fixed));
 }
 
 #[test]
-fn what_is_remembered_of_a_process_is_read_again_where_it_is_wrong() {
-    let mut holders = Holders::default();
-    holders.begin();
+fn the_descriptors_of_a_process_are_read_again_where_they_are_wrong() {
+    let mut owners = SocketOwners::default();
+    owners.begin_round();
     let (near, _far) = connection();
-    assert!(holders.borrow(&socket(&near)).unwrap().is_some());
-    // One that was opened since, in this round and in the next.
+    assert!(owners.borrow(&socket(&near)).unwrap().is_some());
+    // A socket that was opened since is found in the next round.
     let (later, _far) = connection();
-    assert!(holders.borrow(&socket(&later)).unwrap().is_none());
-    holders.begin();
-    assert!(holders.borrow(&socket(&later)).unwrap().is_some());
-    assert!(holders.borrow(&socket(&near)).unwrap().is_some());
-    // Under another number.
+    assert!(owners.borrow(&socket(&later)).unwrap().is_none());
+    owners.begin_round();
+    assert!(owners.borrow(&socket(&later)).unwrap().is_some());
+    assert!(owners.borrow(&socket(&near)).unwrap().is_some());
+    // The socket has another descriptor.
     let of = socket(&near);
     let moved = near.try_clone().unwrap();
     drop(near);
-    holders.begin();
-    assert!(holders.borrow(&of).unwrap().is_some());
+    owners.begin_round();
+    assert!(owners.borrow(&of).unwrap().is_some());
     drop(moved);
 }
 
 #[test]
-fn settings_are_compared_by_what_they_say() {
-    assert!(same("4096\t16384\t4194304\n", "4096 16384 4194304"));
-    assert!(!same("4096 16384", "4096 16384 1"));
-}
-
-#[test]
-fn a_buffer_that_is_sized_stays_so_until_it_is_undone() {
+fn a_resized_buffer_stays_until_it_is_undone() {
     let (near, _far) = connection();
     let before = buffers(&near);
     let (mut actuators, _dir) = actuators();
     for to in [300_000, 40_000] {
         for direction in [Direction::Send, Direction::Receive] {
-            actuators.size(&socket(&near), direction, to).unwrap();
+            actuators.resize(&socket(&near), direction, to).unwrap();
         }
         let sized = buffers(&near);
         assert_eq!((sized.send, sized.receive), (to, to));
@@ -214,35 +208,35 @@ fn a_buffer_that_is_sized_stays_so_until_it_is_undone() {
     assert_eq!(actuators.undo().restored, 2);
     let after = buffers(&near);
     assert_eq!((after.send, after.locks), (before.send, before.locks));
-    // It may have seen more come at once then than it will see again.
+    // More may have been read at once than ever will be again.
     assert_eq!(after.receive, before.receive.max(300_000));
 }
 
 #[test]
-fn what_its_application_has_fixed_while_it_was_sized_is_what_it_goes_back_to() {
+fn a_buffer_goes_back_to_what_its_application_has_set_meanwhile() {
     let (near, _far) = connection();
     let (mut actuators, _dir) = actuators();
-    let size = |actuators: &mut Actuators, to| {
-        let made = actuators.size(&socket(&near), Direction::Send, to);
+    let resize = |actuators: &mut Actuators, to| {
+        let made = actuators.resize(&socket(&near), Direction::Send, to);
         made.unwrap()
     };
-    size(&mut actuators, 300_000);
+    resize(&mut actuators, 300_000);
     sockopt::set_socket_send_buffer_size(&near, 70_000).unwrap();
-    let anew = buffers(&near);
-    size(&mut actuators, 400_000);
-    size(&mut actuators, 500_000);
+    let fixed_again = buffers(&near);
+    resize(&mut actuators, 400_000);
+    resize(&mut actuators, 500_000);
     assert_eq!(actuators.undo().restored, 1);
-    assert_eq!(buffers(&near), anew);
-    // After the last size it is left as it is.
-    size(&mut actuators, 300_000);
+    assert_eq!(buffers(&near), fixed_again);
+    // A buffer that was set after the last change is left as it is.
+    resize(&mut actuators, 300_000);
     sockopt::set_socket_send_buffer_size(&near, 80_000).unwrap();
     let last = buffers(&near);
-    assert_eq!(actuators.undo().others, 1);
+    assert_eq!(actuators.undo().foreign, 1);
     assert_eq!(buffers(&near), last);
 }
 
-/// Nobody has the socket while it is on its way from one process to another.
-fn on_its_way(stream: TcpStream) -> UnixStream {
+/// Sends the socket over a Unix socket. No process has it in transit.
+fn in_transit(stream: TcpStream) -> UnixStream {
     let (near, far) = UnixStream::pair().unwrap();
     let mut space = [const { MaybeUninit::uninit() }; rustix::cmsg_space!(ScmRights(1))];
     let mut message = SendAncillaryBuffer::new(&mut space);
@@ -253,7 +247,7 @@ fn on_its_way(stream: TcpStream) -> UnixStream {
     far
 }
 
-fn arrived(at: &UnixStream) -> TcpStream {
+fn received(at: &UnixStream) -> TcpStream {
     let mut space = [const { MaybeUninit::uninit() }; rustix::cmsg_space!(ScmRights(1))];
     let mut message = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
@@ -271,14 +265,14 @@ fn arrived(at: &UnixStream) -> TcpStream {
     socket.into()
 }
 
-/// This buffer of it, as it is seen.
-fn unowned(stream: &TcpStream, direction: Direction, to: u32) -> Unowned {
+/// Describes a buffer of the socket as it is.
+fn ownerless(stream: &TcpStream, direction: Direction, to: u32) -> OwnerlessBuffer {
     let Socket { cookie, inode, .. } = socket(stream);
-    Unowned {
+    OwnerlessBuffer {
         cookie,
         inode,
         direction,
-        has: bytes(&buffers(stream), direction),
+        size: size(&buffers(stream), direction),
         to,
     }
 }
@@ -287,41 +281,37 @@ fn here() -> [Namespace; 1] {
     [taut_observe::namespaces::own().unwrap()]
 }
 
-fn bytes(buffers: &Buffers, direction: Direction) -> u32 {
-    super::bytes(buffers, direction)
-}
-
 #[test]
-fn buffers_that_nobody_has_are_set_and_set_back_from_inside_the_kernel() {
+fn buffers_without_an_owner_are_resized_and_restored_from_inside_the_kernel() {
     let (near, _far) = connection();
     sockopt::set_socket_recv_buffer_size(&near, 50_000).unwrap();
     sockopt::set_socket_send_buffer_size(&near, 60_000).unwrap();
     let before = buffers(&near);
     let wishes = [
-        unowned(&near, Direction::Receive, 300_000),
-        unowned(&near, Direction::Send, 200_000),
+        ownerless(&near, Direction::Receive, 300_000),
+        ownerless(&near, Direction::Send, 200_000),
     ];
     let (mut actuators, dir) = actuators();
-    let waits = on_its_way(near);
-    let made = actuators.size_unowned(&here(), &wishes);
+    let waits = in_transit(near);
+    let made = actuators.resize_ownerless(&here(), &wishes);
     let made: Vec<_> = made.into_iter().map(Result::unwrap).collect();
-    let set = |from, to| Some(Made::Set { from, to });
+    let set = |from, to| Some(BufferOutcome::Set { from, to });
     assert_eq!(made, [set(100_000, 300_000), set(120_000, 200_000)]);
-    let near = arrived(&waits);
+    let near = received(&waits);
     let large = buffers(&near);
     assert_eq!((large.receive, large.send), (300_000, 200_000));
     assert_eq!(large.locks, before.locks);
-    // As by kill -9, while still nobody has it.
+    // As after kill -9, while no process has the socket.
     drop(actuators);
-    let waits = on_its_way(near);
+    let waits = in_transit(near);
     let journal = Journal::free(&dir.path().join("journal")).unwrap();
     let undone = Actuators::new(journal).undo();
     assert_eq!((undone.restored, undone.failed), (2, 0), "{undone:?}");
-    assert_eq!(buffers(&arrived(&waits)), before);
+    assert_eq!(buffers(&received(&waits)), before);
 }
 
 #[test]
-fn who_has_come_to_have_it_has_it_set_back_and_keeps_what_he_sets() {
+fn a_buffer_is_restored_in_its_new_owner_unless_that_has_set_it() {
     let (one, _far) = connection();
     let (other, _far) = connection();
     for near in [&one, &other] {
@@ -329,84 +319,90 @@ fn who_has_come_to_have_it_has_it_set_back_and_keeps_what_he_sets() {
     }
     let before = buffers(&one);
     let wishes = [
-        unowned(&one, Direction::Send, 200_000),
-        unowned(&other, Direction::Send, 200_000),
+        ownerless(&one, Direction::Send, 200_000),
+        ownerless(&other, Direction::Send, 200_000),
     ];
     let (mut actuators, _dir) = actuators();
-    for made in actuators.size_unowned(&here(), &wishes) {
-        assert!(matches!(made, Ok(Some(Made::Set { .. }))), "{made:?}");
+    for made in actuators.resize_ownerless(&here(), &wishes) {
+        assert!(
+            matches!(made, Ok(Some(BufferOutcome::Set { .. }))),
+            "{made:?}"
+        );
     }
     sockopt::set_socket_send_buffer_size(&other, 70_000).unwrap();
     let undone = actuators.undo();
-    assert_eq!((undone.restored, undone.others), (1, 1), "{undone:?}");
+    assert_eq!((undone.restored, undone.foreign), (1, 1), "{undone:?}");
     assert_eq!(buffers(&one), before);
     assert_eq!(buffers(&other).send, 140_000);
-    // The same where nobody has it.
-    let wish = unowned(&one, Direction::Send, 200_000);
-    for made in actuators.size_unowned(&here(), &[wish]) {
-        assert!(matches!(made, Ok(Some(Made::Set { .. }))), "{made:?}");
+    // The same without an owner.
+    let wish = ownerless(&one, Direction::Send, 200_000);
+    for made in actuators.resize_ownerless(&here(), &[wish]) {
+        assert!(
+            matches!(made, Ok(Some(BufferOutcome::Set { .. }))),
+            "{made:?}"
+        );
     }
     sockopt::set_socket_send_buffer_size(&one, 80_000).unwrap();
-    let waits = on_its_way(one);
-    assert_eq!(actuators.undo().others, 1);
-    assert_eq!(buffers(&arrived(&waits)).send, 160_000);
+    let waits = in_transit(one);
+    assert_eq!(actuators.undo().foreign, 1);
+    assert_eq!(buffers(&received(&waits)).send, 160_000);
 }
 
 #[test]
-fn what_could_not_be_set_back_is_left_alone() {
+fn a_buffer_that_could_not_be_restored_is_left_alone() {
     let (near, _far) = connection();
     let before = buffers(&near);
     let (mut actuators, _dir) = actuators();
-    let mut made = |wish: Unowned| -> Option<Made> {
-        let [made] = <[_; 1]>::try_from(actuators.size_unowned(&here(), &[wish])).unwrap();
+    let mut made = |buffer: OwnerlessBuffer| -> Option<BufferOutcome> {
+        let [made] = <[_; 1]>::try_from(actuators.resize_ownerless(&here(), &[buffer])).unwrap();
         made.unwrap()
     };
-    // The kernel sizes it.
-    assert_eq!(made(unowned(&near, Direction::Send, 200_000)), None);
+    // The kernel tunes the buffer.
+    assert_eq!(made(ownerless(&near, Direction::Send, 200_000)), None);
     assert_eq!(buffers(&near), before);
-    // It is not as it was seen.
+    // Its size has changed.
     sockopt::set_socket_send_buffer_size(&near, 60_000).unwrap();
-    let wish = Unowned {
-        has: 64_000,
-        ..unowned(&near, Direction::Send, 200_000)
+    let wish = OwnerlessBuffer {
+        size: 64_000,
+        ..ownerless(&near, Direction::Send, 200_000)
     };
     assert_eq!(made(wish), None);
     assert_eq!(buffers(&near).send, 120_000);
-    // It was set with privileges, to more than can be set without.
-    let beyond = most(Direction::Send) + 4096;
+    // It was set with privileges, above the limit for others.
+    let beyond = max_size(Direction::Send) + 4096;
     sockopt::set_socket_send_buffer_size_force(&near, beyond as usize / 2).unwrap();
-    assert_eq!(made(unowned(&near, Direction::Send, 200_000)), None);
+    assert_eq!(made(ownerless(&near, Direction::Send, 200_000)), None);
     assert_eq!(buffers(&near).send, beyond);
-    // There is none of that cookie.
-    let wish = Unowned {
+    // No socket has the cookie.
+    let wish = OwnerlessBuffer {
         cookie: u64::MAX,
-        has: 1,
-        ..unowned(&near, Direction::Receive, 200_000)
+        size: 1,
+        ..ownerless(&near, Direction::Receive, 200_000)
     };
-    assert_eq!(made(wish), Some(Made::Gone));
+    assert_eq!(made(wish), Some(BufferOutcome::Gone));
     assert_eq!(actuators.journal().entries().count(), 0);
 }
 
 #[test]
-fn what_is_on_its_way_at_the_end_is_set_back_or_stays_in_the_journal() {
+fn a_socket_in_transit_at_the_end_is_restored_or_stays_in_the_journal() {
     let (fixed, _far) = connection();
     sockopt::set_socket_send_buffer_size(&fixed, 60_000).unwrap();
     let (free, _far) = connection();
     let before = [buffers(&fixed), buffers(&free)];
     let (mut actuators, _dir) = actuators();
     for near in [&fixed, &free] {
-        let made = actuators.size(&socket(near), Direction::Send, 200_000);
-        assert!(matches!(made, Ok(Made::Set { .. })), "{made:?}");
+        let made = actuators.resize(&socket(near), Direction::Send, 200_000);
+        assert!(matches!(made, Ok(BufferOutcome::Set { .. })), "{made:?}");
     }
-    let waiting = [on_its_way(fixed), on_its_way(free)];
+    let waiting = [in_transit(fixed), in_transit(free)];
     let undone = actuators.undo();
-    // Nobody but its owner gives one back to the kernel. (A program that another test just starts has all sockets of this process for a moment.)
+    // Only its owner can unlock a buffer. (A program that another test has just started has all sockets of this process for a moment.)
     let is_done = undone.restored == 2;
     assert!(
         undone.restored + undone.failed == 2 && undone.restored > 0,
         "{undone:?}"
     );
-    let near = waiting.map(|waits| arrived(&waits));
+    let near = waiting.map(|waits| received(&waits));
     assert_eq!(buffers(&near[0]), before[0]);
     let undone = actuators.undo();
     let expected = usize::from(!is_done);
@@ -419,25 +415,25 @@ fn what_is_on_its_way_at_the_end_is_set_back_or_stays_in_the_journal() {
 }
 
 #[test]
-fn what_its_application_sets_between_two_changes_is_what_it_goes_back_to() {
+fn a_buffer_goes_back_to_what_its_application_sets_between_two_changes() {
     let (near, _far) = connection();
     sockopt::set_socket_send_buffer_size(&near, 40_000).unwrap();
     let (mut actuators, _dir) = actuators();
     let of = socket(&near);
-    actuators.free(&of, Direction::Send, 400_000).unwrap();
+    actuators.unlock(&of, Direction::Send, 400_000).unwrap();
     sockopt::set_socket_send_buffer_size(&near, 60_000).unwrap();
-    actuators.free(&of, Direction::Send, 500_000).unwrap();
+    actuators.unlock(&of, Direction::Send, 500_000).unwrap();
     assert_eq!(actuators.undo().restored, 1);
     let now = buffers(&near);
     assert_eq!((now.send, now.locks.send), (120_000, true));
 }
 
 #[test]
-fn who_is_killed_between_two_steps_leaves_what_can_be_undone() {
+fn a_process_killed_between_two_steps_leaves_what_can_be_undone() {
     let fixes = |near: &TcpStream, bytes: usize| {
         sockopt::set_socket_send_buffer_size_force(near, bytes / 2).unwrap();
     };
-    // It is set, and not yet given back; or it was set back, and not yet given back.
+    // The buffer is resized and not yet unlocked; or it is restored and not yet unlocked.
     for was_fixed in [true, false] {
         let (near, _far) = connection();
         if was_fixed {
@@ -447,8 +443,8 @@ fn who_is_killed_between_two_steps_leaves_what_can_be_undone() {
         let (mut actuators, _dir) = actuators();
         let of = socket(&near);
         match was_fixed {
-            true => actuators.free(&of, Direction::Send, 400_000).unwrap(),
-            false => actuators.size(&of, Direction::Send, 400_000).unwrap(),
+            true => actuators.unlock(&of, Direction::Send, 400_000).unwrap(),
+            false => actuators.resize(&of, Direction::Send, 400_000).unwrap(),
         };
         fixes(
             &near,
@@ -459,13 +455,13 @@ fn who_is_killed_between_two_steps_leaves_what_can_be_undone() {
             },
         );
         let undone = actuators.undo();
-        assert_eq!((undone.restored, undone.others), (1, 0), "{undone:?}");
+        assert_eq!((undone.restored, undone.foreign), (1, 0), "{undone:?}");
         assert_eq!(buffers(&near), before);
     }
 }
 
 #[test]
-fn a_window_is_never_made_narrower() {
+fn a_window_clamp_is_never_lowered() {
     let (near, _far) = connection();
     let clamp = |near: &TcpStream| {
         let own = Pidfd::open(std::process::id()).unwrap();
@@ -476,56 +472,46 @@ fn a_window_is_never_made_narrower() {
     let (mut actuators, _dir) = actuators();
     let wide = clamp(&near);
     for to in [3000, wide / 2] {
-        let made = actuators.size(&socket(&near), Direction::Receive, to);
-        assert!(matches!(made, Ok(Made::Set { .. })), "{made:?}");
+        let made = actuators.resize(&socket(&near), Direction::Receive, to);
+        assert!(matches!(made, Ok(BufferOutcome::Set { .. })), "{made:?}");
         assert_eq!(clamp(&near), wide);
     }
-    let made = actuators.size(&socket(&near), Direction::Receive, wide * 2);
-    assert!(matches!(made, Ok(Made::Set { .. })), "{made:?}");
+    let made = actuators.resize(&socket(&near), Direction::Receive, wide * 2);
+    assert!(matches!(made, Ok(BufferOutcome::Set { .. })), "{made:?}");
     assert_eq!(clamp(&near), wide * 2);
 }
 
 #[test]
-fn a_receive_buffer_that_was_large_is_so_again_when_the_kernel_has_it() {
+fn a_receive_buffer_that_was_large_is_so_again_when_the_kernel_tunes_it() {
     let (near, _far) = connection();
     let (mut actuators, _dir) = actuators();
     let large = 2 * buffers(&near).receive;
     for to in [large, 4096] {
-        let made = actuators.size(&socket(&near), Direction::Receive, to);
-        assert!(matches!(made, Ok(Made::Set { .. })), "{made:?}");
+        let made = actuators.resize(&socket(&near), Direction::Receive, to);
+        assert!(matches!(made, Ok(BufferOutcome::Set { .. })), "{made:?}");
     }
     assert_eq!(actuators.undo().restored, 1);
     let now = buffers(&near);
     assert_eq!((now.receive, now.locks.receive), (large, false));
 }
 
-/// A namespace that goes with this.
-struct Space(taut_sys::netns::Netns);
-
-impl Drop for Space {
-    fn drop(&mut self) {
-        let _ = taut_sys::netns::Netns::delete(self.0.name());
-    }
-}
-
 #[test]
-fn a_namespace_that_began_with_anothers_maximum_has_what_that_had() {
-    let name = format!("taut-adopt-{}", std::process::id());
-    let _space = Space(taut_sys::netns::Netns::create(&name).unwrap());
-    let namespace = taut_observe::namespaces::named(&name).unwrap();
+fn a_namespace_that_inherited_a_maximum_gets_the_original() {
+    let host = TestNetns::new("adopt");
+    let namespace = host.namespace();
     let third = || maxima(&namespace).unwrap().unwrap()[0].1;
     let (mut actuators, _dir) = actuators();
     let began = third();
     assert!(
         actuators
-            .adopt(&namespace, Direction::Send, 7_000_000)
+            .adopt_maximum(&namespace, Direction::Send, 7_000_000)
             .unwrap()
     );
     assert_eq!(third(), began);
-    // What it is made then is undone with it.
+    // A later change is undone with it.
     assert!(
         actuators
-            .maximum(&namespace, Direction::Send, 50_000)
+            .set_maximum(&namespace, Direction::Send, 50_000)
             .unwrap()
     );
     assert_eq!(third(), 50_000);

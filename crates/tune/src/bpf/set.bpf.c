@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Sets buffers of connections whose sockets nobody is known to have: the
- * kernel's own (NFS, iSCSI), one that is on its way from one process to another,
- * one of a process that may not be looked into.
+ * Resizes buffers of sockets that no process is known to have: the kernel's own
+ * (NFS, iSCSI), one in transit from one process to another, one of a process
+ * that may not be inspected.
  *
- * bpf_setsockopt() goes no further than twice net.core.{w,r}mem_max, and can
- * lock a buffer, but not unlock it. So only those are set that are locked
- * already, by whoever made them: that can be undone.
+ * bpf_setsockopt() is limited to twice net.core.{w,r}mem_max, and can lock a
+ * buffer, but not unlock it. So only buffers that are locked already are
+ * resized: that can be undone.
  */
 #include <linux/types.h>
 #include <linux/bpf.h>
@@ -56,43 +56,43 @@ enum {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, WISHES);
+	__uint(max_entries, REQUESTS);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct wish_key);
-	__type(value, struct wish);
-} wishes SEC(".maps");
+	__type(key, struct request_key);
+	__type(value, struct request);
+} requests SEC(".maps");
 
-static __always_inline void grant(struct tcp_sock *tp, struct wish *wish,
-				  bool send)
+static __always_inline void resize(struct tcp_sock *tp, struct request *request,
+				   bool send)
 {
 	struct sock *sk = (struct sock *)tp;
 	__u8 lock = send ? SNDBUF_LOCK : RCVBUF_LOCK;
-	/* The kernel doubles what it is told. */
-	int half = wish->to / 2, clamp = wish->to;
+	/* The kernel doubles the option. */
+	int half = request->to / 2, clamp = request->to;
 
-	wish->from = send ? sk->sk_sndbuf : sk->sk_rcvbuf;
-	wish->now = wish->from;
-	if (!wish->to) {
-		wish->outcome = WISH_SEEN;
+	request->from = send ? sk->sk_sndbuf : sk->sk_rcvbuf;
+	request->now = request->from;
+	if (!request->to) {
+		request->outcome = REQUEST_FOUND;
 		return;
 	}
 	if (!(BPF_CORE_READ_BITFIELD(sk, sk_userlocks) & lock)) {
-		wish->outcome = WISH_NOT_FIXED;
+		request->outcome = REQUEST_NOT_FIXED;
 		return;
 	}
-	if ((wish->expect || wish->expect_too) &&
-	    wish->from != wish->expect && wish->from != wish->expect_too) {
-		wish->outcome = WISH_OTHERS;
+	if ((request->expect || request->expect_too) &&
+	    request->from != request->expect && request->from != request->expect_too) {
+		request->outcome = REQUEST_OTHER_SIZE;
 		return;
 	}
-	wish->error = bpf_setsockopt(tp, LEVEL_SOCKET,
+	request->error = bpf_setsockopt(tp, LEVEL_SOCKET,
 				     send ? OPTION_SNDBUF : OPTION_RCVBUF,
 				     &half, sizeof(half));
-	wish->now = send ? sk->sk_sndbuf : sk->sk_rcvbuf;
-	wish->outcome = wish->error ? WISH_FAILED : WISH_SET;
-	/* It was bounded by the buffer that it began with. */
-	if (!send && !wish->error && wish->now > wish->from &&
-	    tp->window_clamp < wish->to)
+	request->now = send ? sk->sk_sndbuf : sk->sk_rcvbuf;
+	request->outcome = request->error ? REQUEST_FAILED : REQUEST_SET;
+	/* The initial buffer has bounded the window. */
+	if (!send && !request->error && request->now > request->from &&
+	    tp->window_clamp < request->to)
 		bpf_setsockopt(tp, LEVEL_TCP, OPTION_WINDOW_CLAMP, &clamp,
 			       sizeof(clamp));
 }
@@ -101,9 +101,9 @@ SEC("iter/tcp")
 int taut_set(struct bpf_iter__tcp *ctx)
 {
 	struct sock_common *common = ctx->sk_common;
-	struct wish_key key = {};
+	struct request_key key = {};
 	struct tcp_sock *tp;
-	struct wish *wish;
+	struct request *request;
 
 	if (!common || common->skc_state == STATE_LISTEN ||
 	    common->skc_state == STATE_TIME_WAIT)
@@ -112,13 +112,13 @@ int taut_set(struct bpf_iter__tcp *ctx)
 	if (!tp)
 		return 0;
 	key.cookie = bpf_get_socket_cookie(common);
-	wish = bpf_map_lookup_elem(&wishes, &key);
-	if (wish)
-		grant(tp, wish, true);
+	request = bpf_map_lookup_elem(&requests, &key);
+	if (request)
+		resize(tp, request, true);
 	key.receive = 1;
-	wish = bpf_map_lookup_elem(&wishes, &key);
-	if (wish)
-		grant(tp, wish, false);
+	request = bpf_map_lookup_elem(&requests, &key);
+	if (request)
+		resize(tp, request, false);
 	return 0;
 }
 

@@ -1,34 +1,34 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What set.bpf.c and its caller (actuate/bpf_iter.rs) tell each other. */
+/* What set.bpf.c shares with its loader (actuate/bpf_iter.rs). */
 #ifndef TAUT_SET_H
 #define TAUT_SET_H
 
 #include <linux/types.h>
 
-/* That are asked for at once. */
-#define WISHES 4096
+/* The most requests of one run. */
+#define REQUESTS 4096
 
-struct wish_key {
+struct request_key {
 	__u64 cookie;
-	__u32 receive;		/* which buffer; else the send buffer */
+	__u32 receive;		/* 1: the receive buffer, 0: the send buffer */
 	__u32 pad;
 };
 
-enum wish_outcome {
-	WISH_NOT_SEEN,
-	WISH_SET,
-	WISH_OTHERS,		/* it is neither of what was expected */
-	WISH_NOT_FIXED,		/* and could not be made so again */
-	WISH_FAILED,
-	WISH_SEEN,		/* nothing was to be set */
+enum request_outcome {
+	REQUEST_NOT_FOUND,
+	REQUEST_SET,
+	REQUEST_OTHER_SIZE,	/* neither of the expected sizes */
+	REQUEST_NOT_FIXED,	/* it could not be unlocked again */
+	REQUEST_FAILED,
+	REQUEST_FOUND,		/* the request was to find it only */
 };
 
-struct wish {
-	__u32 to;		/* bytes with overhead; 0: it is only looked for */
-	__u32 expect;		/* only if it has so many, */
-	__u32 expect_too;	/* or so many; neither: whatever it has */
-	__u32 from;		/* what it had, */
-	__u32 now;		/* and has */
+struct request {
+	__u32 to;		/* bytes with overhead; 0: only find it */
+	__u32 expect;		/* change it only if it has this size, */
+	__u32 expect_too;	/* or this one; if both are 0, any */
+	__u32 from;		/* the size before, */
+	__u32 now;		/* and after */
 	__s32 error;
 	__u32 outcome;
 	__u32 pad;

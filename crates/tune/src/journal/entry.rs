@@ -1,47 +1,48 @@
-//! What the journal says of each thing that was changed.
+//! The entries of the journal: what was changed, from what, to what.
 
 use serde::{Deserialize, Serialize};
 
+use crate::demand::Direction;
 use crate::profile::settings::Setting;
-use crate::routes::message::Name;
+use crate::routes::message::RouteKey;
 use crate::routes::metrics::Metrics;
 
 /// Something that was changed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Thing {
-    /// The most that the kernel gives a send buffer in a network namespace: the namespace's cookie.
+    /// The maximum of send buffers in a network namespace, which has this cookie.
     SendMaximum(u64),
-    /// The same of a receive buffer.
+    /// The maximum of receive buffers in a network namespace, which has this cookie.
     ReceiveMaximum(u64),
-    /// A socket's send buffer: its cookie.
+    /// The send buffer of the socket with this cookie.
     SendBuffer(u64),
-    /// A socket's receive buffer.
+    /// The receive buffer of the socket with this cookie.
     ReceiveBuffer(u64),
-    /// A setting of a profile: the namespace's cookie, and which.
+    /// A setting of a profile, in the namespace with this cookie.
     Setting(u64, Setting),
-    /// The two metrics of a route that say with how much connections over it begin, and nothing else of it.
+    /// The metrics of a route that set initial windows, and nothing else of the route.
     Route {
         /// The namespace's cookie.
         netns: u64,
-        /// Which of its main table.
-        name: Name,
+        /// The route, in the main table.
+        name: RouteKey,
     },
 }
 
-/// As it was, and as it was made.
+/// A change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// What.
+    /// What was changed.
     pub thing: Thing,
-    /// Before.
+    /// The value before the first change.
     pub before: Value,
-    /// What it was made last. One that is another by now was changed by somebody else, and is left alone.
+    /// The value of the last change. If the current value differs, another program has changed it, and it is left alone.
     pub after: Value,
-    /// What it was made before that, and is, if its writer ended before it was made the last.
+    /// The value of the change before the last. It is in place if the writer ended between the line in the journal and the last change.
     #[serde(default)]
     pub earlier: Option<Value>,
-    /// Of a buffer: the most bytes that it was ever made.
+    /// For a buffer: the largest size that it was ever given, in bytes.
     #[serde(default)]
     pub largest: u32,
 }
@@ -50,24 +51,24 @@ pub struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Value {
-    /// Of a setting: as the kernel writes it.
+    /// The text of a setting, as the kernel writes it.
     Text(String),
-    /// Of one that the kernel sets with another: as it writes both.
+    /// The text of a setting that the kernel changes together with another one.
     Beside {
-        /// It.
+        /// The setting.
         text: String,
-        /// The other.
+        /// The other setting.
         other: String,
     },
-    /// Of a route; those that are missing were not there, or are not made.
+    /// The metrics of a route; one that is `None` was not set before, or is not changed.
     Route(Metrics),
-    /// Of a buffer.
+    /// The state of a socket's buffer.
     Buffer {
-        /// Bytes with overhead.
+        /// The size in bytes, with overhead.
         bytes: u32,
-        /// Whether the kernel leaves it alone.
+        /// Whether the size is locked, so that the kernel does not tune it.
         is_fixed: bool,
-        /// A process that has the socket, and the socket's inode.
+        /// The id of a process that has the socket, and the socket's inode.
         owner: (u32, u32),
     },
 }
@@ -75,12 +76,41 @@ pub enum Value {
 // === impl Thing ===
 
 impl Thing {
-    /// Whether it is a socket's.
-    pub fn is_buffer(&self) -> bool {
-        matches!(self, Self::SendBuffer(_) | Self::ReceiveBuffer(_))
+    /// Names a buffer of the socket with this cookie.
+    pub(crate) fn buffer(cookie: u64, direction: Direction) -> Self {
+        match direction {
+            Direction::Send => Self::SendBuffer(cookie),
+            Direction::Receive => Self::ReceiveBuffer(cookie),
+        }
     }
 
-    /// The cookie of the namespace with which it ends; a socket may outlive its own.
+    /// Names a maximum of the namespace with this cookie.
+    pub(crate) fn maximum(cookie: u64, direction: Direction) -> Self {
+        match direction {
+            Direction::Send => Self::SendMaximum(cookie),
+            Direction::Receive => Self::ReceiveMaximum(cookie),
+        }
+    }
+
+    /// Returns the socket's cookie and the direction of a buffer.
+    pub(crate) fn as_buffer(&self) -> Option<(u64, Direction)> {
+        match self {
+            Self::SendBuffer(cookie) => Some((*cookie, Direction::Send)),
+            Self::ReceiveBuffer(cookie) => Some((*cookie, Direction::Receive)),
+            _ => None,
+        }
+    }
+
+    /// Returns the namespace's cookie and the direction of a maximum.
+    pub(crate) fn as_maximum(&self) -> Option<(u64, Direction)> {
+        match self {
+            Self::SendMaximum(netns) => Some((*netns, Direction::Send)),
+            Self::ReceiveMaximum(netns) => Some((*netns, Direction::Receive)),
+            _ => None,
+        }
+    }
+
+    /// Returns the cookie of the namespace that this ends with. A socket may outlive its namespace's name and processes.
     pub fn netns(&self) -> Option<u64> {
         match self {
             Self::SendMaximum(netns)
@@ -90,16 +120,19 @@ impl Thing {
             Self::SendBuffer(_) | Self::ReceiveBuffer(_) => None,
         }
     }
+}
 
-    /// The cookie of the namespace and the name of the setting, if it is a maximum.
-    pub fn setting(&self) -> Option<(u64, &'static str)> {
-        match self {
-            Self::SendMaximum(netns) => Some((*netns, "net/ipv4/tcp_wmem")),
-            Self::ReceiveMaximum(netns) => Some((*netns, "net/ipv4/tcp_rmem")),
-            Self::SendBuffer(_)
-            | Self::ReceiveBuffer(_)
-            | Self::Setting(..)
-            | Self::Route { .. } => None,
+// === impl Entry ===
+
+impl Entry {
+    /// Describes a first change.
+    pub fn new(thing: Thing, before: Value, after: Value) -> Self {
+        Self {
+            thing,
+            before,
+            after,
+            earlier: None,
+            largest: 0,
         }
     }
 }
@@ -107,7 +140,7 @@ impl Thing {
 // === impl Value ===
 
 impl Value {
-    /// Of a buffer; of another thing none.
+    /// Returns the size of a buffer, and zero for anything else.
     pub(crate) fn bytes(&self) -> u32 {
         match self {
             Self::Buffer { bytes, .. } => *bytes,

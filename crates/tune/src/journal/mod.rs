@@ -1,8 +1,8 @@
-//! What was there before it was changed, written down before it is changed, so that anybody can undo it.
+//! The journal: values from before each change, written before the change is made, so that it can be undone.
 //!
-//! The journal is a file that whoever tunes holds locked. One whose lock is free belongs to a process that is gone: whoever gets
-//! the lock undoes what it says. Its first line says of which boot of the kernel it is: names of sockets and namespaces come again
-//! after another. What is no journal, or could have been written by another user, is neither believed nor touched.
+//! The journal is a file that the tuning process keeps locked. A free lock means that the process has ended: whoever gets the lock undoes
+//! the entries. The first line names the boot of the kernel, because cookies of sockets and namespaces repeat after a reboot. A file that is
+//! no journal, or that another user could have written, is neither believed nor changed.
 
 mod entry;
 
@@ -12,31 +12,31 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use taut_sys::Errno;
 
 pub use self::entry::{Entry, Thing, Value};
-use crate::trusted_file::{boot, is_ours};
+use crate::trusted_file::{boot, is_ours, open_flags};
 
-/// Where it is, if nothing else is said.
+/// The default path.
 pub const PATH: &str = "/run/taut/tune.journal";
-/// Things that may be changed at one time; more are left as they are.
-const THINGS: usize = 1_000_000;
-/// A longer one is not read: this program writes none, as it leaves three lines of 300 bytes for each thing, at most.
-const LONGEST: u64 = 1 << 30;
-/// Lines that say nothing any more are left in it up to so many, and as many again as say something.
-const IDLE_LINES: usize = 1000;
-/// Of what is written in it.
+/// The most things that are changed at one time; more are left as they are.
+const MAX_ENTRIES: usize = 1_000_000;
+/// The longest file that is read, in bytes. This program writes no longer one: at most three lines of 300 bytes for each thing.
+const MAX_BYTES: u64 = 1 << 30;
+/// Obsolete lines that stay in the file, in addition to as many as there are current ones.
+const MAX_OBSOLETE: usize = 1000;
+/// The version of the format.
 const VERSION: u32 = 1;
-/// How its first line begins.
-const BEGINS: &[u8] = b"{\"journal\"";
+/// The beginning of the first line.
+const PREFIX: &[u8] = b"{\"journal\"";
 
 /// A line of the file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Line {
-    /// The first.
+    /// The first line.
     Journal {
         version: u32,
         boot: String,
@@ -45,47 +45,51 @@ enum Line {
     Undone(Thing),
 }
 
-/// The journal, locked.
+/// The journal, open and locked.
 #[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
     file: File,
     entries: HashMap<Thing, Entry>,
     lines: usize,
-    /// A line may have been cut: the next begins a line of its own.
+    /// Whether the last line may be incomplete, so that the next one must not continue it.
     is_cut: bool,
 }
 
-/// Why there is none.
+/// Why the journal could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// Another process tunes.
+    /// Another process holds the lock.
     #[error("{}: another process holds it: one `taut tune --apply` at a time", .0.display())]
     Held(PathBuf),
-    /// What is there is something else.
+    /// The file is something else.
     #[error("{}: this is no journal of taut tune, and is left as it is", .0.display())]
     Other(PathBuf),
-    /// Another user could have written it.
+    /// Another user could have written the file.
     #[error(
-        "{}: it belongs to another user, or others may write to it or to its directory, so that it is not believed: take it away, or \
-         choose another --journal",
+        "{}: another user owns it, or can write to it or to its directory, so it is not trusted: remove it, or choose another --journal",
         .0.display()
     )]
     Untrusted(PathBuf),
-    /// The system's.
+    /// A system call failed.
     #[error("{}: {error}", path.display())]
     Io {
-        /// Where.
+        /// The journal.
         path: PathBuf,
-        /// What.
+        /// The error.
         error: io::Error,
     },
 }
 
+/// A line could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("the journal cannot be written, and nothing is changed without it: {0}")]
+pub struct JournalWriteError(#[from] io::Error);
+
 // === impl Journal ===
 
 impl Journal {
-    /// Opens and locks it; what a process that is gone has left in it is in [`Journal::entries`].
+    /// Opens and locks the journal. [`Journal::entries`] are what an ended process has left in it.
     ///
     /// # Errors
     /// [`JournalError`].
@@ -100,16 +104,14 @@ impl Journal {
         }
         let mut options = OpenOptions::new();
         options.read(true).append(true).create(true).mode(0o600);
-        // Neither a link to a file nor a pipe, which would wait for a writer.
-        let flags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK);
-        options.custom_flags(flags.bits().cast_signed());
+        options.custom_flags(open_flags());
         let file = loop {
             let file = options.open(path).map_err(failed)?;
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::WOULDBLOCK) => return Err(JournalError::Held(path.to_owned())),
                 other => other.map_err(|e| failed(e.into()))?,
             }
-            // Between the two lines another may have taken its place, or taken it away.
+            // Between open and flock another process may have replaced or removed the file.
             if file.metadata().map_err(failed)?.nlink() > 0 {
                 break file;
             }
@@ -136,10 +138,10 @@ impl Journal {
         };
         let mut text = Vec::new();
         (&self.file)
-            .take(LONGEST + 1)
+            .take(MAX_BYTES + 1)
             .read_to_end(&mut text)
             .map_err(failed)?;
-        if text.len() as u64 > LONGEST {
+        if text.len() as u64 > MAX_BYTES {
             return Err(JournalError::Other(path));
         }
         let mut lines = text.split_inclusive(|&byte| byte == b'\n');
@@ -148,30 +150,31 @@ impl Journal {
                 version: VERSION,
                 boot: of,
             })) if of == boot => {}
-            // What it says was of a kernel that is gone, or its first line was being written.
+            // The entries are of an earlier boot, or the file is empty.
             Some(Ok(Line::Journal { .. })) | None => return self.begin(boot).map_err(failed),
-            Some(_) if !text.contains(&b'\n') && text.starts_with(BEGINS) => {
+            // Its writer ended while it wrote the first line.
+            Some(_) if !text.contains(&b'\n') && text.starts_with(PREFIX) => {
                 return self.begin(boot).map_err(failed);
             }
             Some(_) => return Err(JournalError::Other(path)),
         }
         for line in lines.filter(|line| !line.trim_ascii().is_empty()) {
             self.lines += 1;
-            // A line that was cut was being written when its writer ended, before it changed anything.
             match serde_json::from_slice(line) {
                 Ok(Line::Changes(entry)) => self.take(entry),
                 Ok(Line::Undone(thing)) => {
                     self.entries.remove(&thing);
                 }
                 Ok(Line::Journal { .. }) => {}
-                Err(error) => tracing::warn!(%error, "a line of the journal says nothing"),
+                // The writer of an incomplete line ended before it changed anything.
+                Err(error) => tracing::warn!(%error, "a line of the journal cannot be read"),
             }
         }
         self.is_cut = text.last().is_some_and(|&byte| byte != b'\n');
         Ok(())
     }
 
-    /// A new one.
+    /// Truncates the file and writes the first line.
     fn begin(&mut self, boot: &str) -> io::Result<()> {
         self.file.set_len(0)?;
         self.write(&Line::Journal {
@@ -180,7 +183,7 @@ impl Journal {
         })
     }
 
-    /// What was there first stays.
+    /// Adds an entry to those in memory. The value from before the first change stays.
     fn take(&mut self, entry: Entry) {
         match self.entries.get_mut(&entry.thing) {
             Some(first) => {
@@ -195,53 +198,57 @@ impl Journal {
         }
     }
 
-    /// To be called before `entry.thing` is changed.
+    /// Writes an entry down. Call this before `entry.thing` is changed.
     ///
     /// # Errors
-    /// It cannot be written, and nothing is to be changed.
-    pub fn note(&mut self, entry: Entry) -> io::Result<()> {
-        if self.entries.len() >= THINGS && !self.entries.contains_key(&entry.thing) {
-            return Err(io::Error::other(format!(
-                "{THINGS} things are in it, and no more may be"
-            )));
+    /// The entry cannot be written; the caller must not make the change.
+    pub fn note(&mut self, entry: Entry) -> Result<(), JournalWriteError> {
+        if self.entries.len() >= MAX_ENTRIES && !self.entries.contains_key(&entry.thing) {
+            let full = format!("it has {MAX_ENTRIES} entries, which is the most");
+            return Err(io::Error::other(full).into());
         }
         self.write(&Line::Changes(entry.clone()))?;
         self.take(entry);
         self.compact_if_long()
     }
 
-    /// It is as it was, or is not there any more.
+    /// Removes the entry of a thing that is as before, or does not exist any more.
     ///
     /// # Errors
-    /// The system's.
-    pub fn undone(&mut self, thing: &Thing) -> io::Result<()> {
+    /// The line cannot be written.
+    pub fn undone(&mut self, thing: &Thing) -> Result<(), JournalWriteError> {
         if self.entries.remove(thing).is_some() {
             self.write(&Line::Undone(thing.clone()))?;
         }
         self.compact_if_long()
     }
 
-    fn compact_if_long(&mut self) -> io::Result<()> {
-        match self.lines > IDLE_LINES + 2 * self.entries.len() {
-            true => self.compact(),
-            false => Ok(()),
+    /// Removes the entries of namespaces that have ended, by their cookies.
+    pub(crate) fn forget_namespaces(&mut self, has_ended: impl Fn(u64) -> bool) {
+        let is_obsolete = |entry: &&Entry| entry.thing.netns().is_some_and(&has_ended);
+        let obsolete = self.entries.values().filter(is_obsolete);
+        let obsolete: Vec<Thing> = obsolete.map(|entry| entry.thing.clone()).collect();
+        for thing in obsolete {
+            if let Err(error) = self.undone(&thing) {
+                tracing::warn!(%error, "the journal keeps entries of a namespace that has ended");
+            }
         }
     }
 
-    /// What was changed, and is to be undone.
+    /// Iterates over the changes that are to be undone.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
     }
 
-    /// The entry of this, if it was changed.
+    /// Returns the entry of this thing, if it was changed.
     pub fn entry(&self, thing: &Thing) -> Option<&Entry> {
         self.entries.get(thing)
     }
 
-    /// Takes the file away, if all is undone.
+    /// Removes the file if all changes are undone, and unlocks it.
     ///
     /// # Errors
-    /// The system's.
+    /// The file cannot be removed.
     pub fn close(self) -> io::Result<()> {
         match self.entries.is_empty() {
             true => fs::remove_file(&self.path),
@@ -263,12 +270,19 @@ impl Journal {
         Ok(())
     }
 
-    /// Only what says something, in a file that takes this one's place.
+    fn compact_if_long(&mut self) -> Result<(), JournalWriteError> {
+        match self.lines > MAX_OBSOLETE + 2 * self.entries.len() {
+            true => Ok(self.compact()?),
+            false => Ok(()),
+        }
+    }
+
+    /// Replaces the file by one without obsolete lines.
     fn compact(&mut self) -> io::Result<()> {
         let mut path = self.path.clone().into_os_string();
         path.push(".new");
         let path = PathBuf::from(path);
-        // One that was left by a process that ended here.
+        // A process that ended while it compacted has left one.
         match fs::remove_file(&path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
             _ => {}
@@ -295,7 +309,7 @@ impl Journal {
 
 #[cfg(test)]
 impl Journal {
-    /// One to which nothing can be written any more.
+    /// Returns a journal that cannot be written.
     pub(crate) fn full() -> Self {
         Self {
             path: PathBuf::from("/dev/full"),
@@ -305,11 +319,8 @@ impl Journal {
             is_cut: false,
         }
     }
-}
 
-#[cfg(test)]
-impl Journal {
-    /// The same, also while a program that another test just starts has all files of this process.
+    /// Opens a journal. Waits while a program that another test has just started still has inherited the descriptors of this process.
     pub(crate) fn free(path: &Path) -> Result<Self, JournalError> {
         let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
         loop {

@@ -1,19 +1,12 @@
 use super::*;
-use crate::trusted_file::boot;
 
 fn entry(thing: Thing, before: &str, after: &str) -> Entry {
     let text = |text: &str| Value::Text(text.to_owned());
-    Entry {
-        thing,
-        before: text(before),
-        after: text(after),
-        earlier: None,
-        largest: 0,
-    }
+    Entry::new(thing, text(before), text(after))
 }
 
 #[test]
-fn what_was_there_first_is_what_is_undone() {
+fn the_value_from_before_the_first_change_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("deep/journal");
     let mut journal = Journal::free(&path).unwrap();
@@ -42,7 +35,7 @@ fn what_was_there_first_is_what_is_undone() {
 }
 
 #[test]
-fn a_journal_is_gone_when_all_is_undone() {
+fn the_file_is_removed_when_all_is_undone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
     let mut journal = Journal::free(&path).unwrap();
@@ -55,7 +48,7 @@ fn a_journal_is_gone_when_all_is_undone() {
 }
 
 #[test]
-fn one_at_a_time_writes_it() {
+fn one_process_at_a_time_holds_the_journal() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
     let held = Journal::free(&path).unwrap();
@@ -71,7 +64,7 @@ fn one_at_a_time_writes_it() {
 }
 
 #[test]
-fn a_line_that_was_cut_and_lines_of_others_lose_nothing() {
+fn incomplete_and_foreign_lines_lose_no_entry() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
     let mut journal = Journal::free(&path).unwrap();
@@ -92,7 +85,7 @@ fn a_line_that_was_cut_and_lines_of_others_lose_nothing() {
 }
 
 #[test]
-fn it_grows_with_what_is_to_be_undone_and_not_with_what_was() {
+fn the_file_grows_with_current_entries_only() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
     let mut journal = Journal::free(&path).unwrap();
@@ -105,7 +98,7 @@ fn it_grows_with_what_is_to_be_undone_and_not_with_what_was() {
         journal.undone(&thing).unwrap();
     }
     assert!(fs::read_to_string(&path).unwrap().lines().count() < 1100);
-    // It is still locked, and still goes on.
+    // It is still locked, and can still be written.
     assert!(matches!(Journal::open(&path), Err(JournalError::Held(_))));
     journal
         .note(entry(Thing::ReceiveMaximum(1), "1", "2"))
@@ -115,7 +108,7 @@ fn it_grows_with_what_is_to_be_undone_and_not_with_what_was() {
 }
 
 #[test]
-fn a_journal_of_another_boot_says_nothing_any_more() {
+fn the_entries_of_another_boot_are_dropped() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
     let mut journal = Journal::free(&path).unwrap();
@@ -129,7 +122,7 @@ fn a_journal_of_another_boot_says_nothing_any_more() {
 }
 
 #[test]
-fn what_is_no_journal_is_left_as_it_is() {
+fn a_file_that_is_no_journal_is_left_as_it_is() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("hosts");
     for text in [
@@ -148,7 +141,7 @@ fn what_is_no_journal_is_left_as_it_is() {
 }
 
 #[test]
-fn what_another_user_could_have_written_is_not_believed() {
+fn a_journal_that_another_user_could_have_written_is_not_trusted() {
     use std::os::unix::fs::PermissionsExt as _;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
@@ -165,7 +158,7 @@ fn what_another_user_could_have_written_is_not_believed() {
 }
 
 #[test]
-fn a_link_in_its_place_is_not_followed() {
+fn a_symbolic_link_is_not_followed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
     std::os::unix::fs::symlink("/dev/null", &path).unwrap();

@@ -1,104 +1,82 @@
-//! Namespaces that have ended: what the journal has of them says nothing, and leaves it, so that it does not grow where namespaces come and go.
+//! Removes the entries of namespaces that have ended from the journal, so that it does not grow where namespaces come and go.
 //!
-//! The kernel does not tell whether a namespace is there: one without a name and a process may live by a file that has it open, and be entered again. So
-//! one is taken to have ended only after a long while, or when another has the place that it had.
+//! The kernel does not tell whether a namespace exists: one without a name and without a process may live by a file that has it open, and be
+//! entered again. So a namespace is taken to have ended only after a long while, or when another one has its inode.
 
 use std::collections::{HashMap, HashSet};
 
 use taut_observe::namespaces::Namespace;
 use taut_sys::netns::{self, NetnsId};
 
-use crate::actuate::Actuators;
+use super::index::NamespaceIndex;
+use crate::journal::Journal;
 
-/// Whole looks in which a namespace was missing before what the journal has of it is forgotten.
-pub(crate) const GONE: u32 = 60;
-/// Looks between two in which all namespaces are asked who they are: another may have come in the place of one.
-const ANEW: u64 = 60;
+/// Complete scans in which a namespace is missing before its entries are removed.
+const MISSING_SCANS: u32 = 60;
+/// Scans between two in which the cookies of all namespaces are read: another namespace may have the inode of one that has ended.
+const COOKIE_SCANS: u64 = 60;
 
-/// The namespaces that were there, each with its cookie and the whole looks in which it was missing.
+/// The namespaces that were seen, each with its cookie and the number of complete scans in which it was missing since.
 #[derive(Debug, Default)]
-pub(crate) struct Ended {
-    spaces: HashMap<NetnsId, (u64, u32)>,
-    look: u64,
+pub(crate) struct EndedNamespaces {
+    seen: HashMap<NetnsId, (u64, u32)>,
+    scans: u64,
 }
 
-// === impl Ended ===
+// === impl EndedNamespaces ===
 
-impl Ended {
-    /// To be called in each look, before something is changed. `is_whole`: there are no others than these.
-    pub(crate) fn look(
-        &mut self,
-        namespaces: &[Namespace],
-        is_whole: bool,
-        actuators: &mut Actuators,
-    ) {
-        let mut gone = HashSet::new();
-        let asks_all = self.look.is_multiple_of(ANEW);
-        self.look += 1;
+impl EndedNamespaces {
+    /// Compares a list of namespaces with earlier ones. Call this in each scan, before anything is changed.
+    ///
+    /// `is_whole`: the list has all namespaces.
+    pub(crate) fn scan(&mut self, namespaces: &[Namespace], is_whole: bool, journal: &mut Journal) {
+        let mut ended = HashSet::new();
+        let reads_all = self.scans.is_multiple_of(COOKIE_SCANS);
+        self.scans += 1;
         for namespace in namespaces {
-            let known = self.spaces.get_mut(&namespace.id);
-            if let Some((_, missing)) = known {
+            let seen = self.seen.get_mut(&namespace.id);
+            if let Some((_, missing)) = seen {
                 *missing = 0;
-                if !asks_all {
+                if !reads_all {
                     continue;
                 }
             }
-            // One that cannot be entered is one in which nothing is changed.
+            // In a namespace that cannot be entered nothing is changed.
             let Ok(Some(Ok(cookie))) = namespace.run(netns::cookie) else {
                 continue;
             };
-            let before = self.spaces.insert(namespace.id, (cookie, 0));
-            gone.extend(before.map(|(before, _)| before).filter(|b| *b != cookie));
+            let before = self.seen.insert(namespace.id, (cookie, 0));
+            ended.extend(before.map(|(before, _)| before).filter(|b| *b != cookie));
         }
         if is_whole {
             let there: HashSet<NetnsId> = namespaces.iter().map(|namespace| namespace.id).collect();
-            let ended = self.spaces.extract_if(|id, (_, missing)| {
+            let missing = self.seen.extract_if(|id, (_, missing)| {
                 *missing += u32::from(!there.contains(id));
-                *missing >= GONE
+                *missing >= MISSING_SCANS
             });
-            gone.extend(ended.map(|(_, (cookie, _))| cookie));
+            ended.extend(missing.map(|(_, (cookie, _))| cookie));
         }
-        if !gone.is_empty() {
-            actuators.forget_namespaces(|cookie| gone.contains(&cookie));
+        if !ended.is_empty() {
+            journal.forget_namespaces(|cookie| ended.contains(&cookie));
         }
     }
+}
+
+/// Removes the entries of all namespaces that do not exist now.
+pub(crate) fn forget_ended_namespaces(journal: &mut Journal) {
+    let index = NamespaceIndex::read();
+    journal.forget_namespaces(|cookie| matches!(index.get(cookie), Ok(None)));
 }
 
 #[cfg(test)]
 mod tests {
-    use taut_observe::namespaces;
-    use taut_sys::netns::Netns;
-
     use super::*;
-    use crate::journal::{Entry, Journal, Thing, Value};
+    use crate::journal::{Entry, Thing, Value};
     use crate::profile::settings::Setting;
-    use crate::routes::message::Name;
+    use crate::routes::message::RouteKey;
+    use crate::testing::TestNetns;
 
-    /// It goes with this.
-    struct Host(Netns);
-
-    impl Host {
-        fn new(name: &str) -> Self {
-            let name = format!("taut-tune-{}-ended-{name}", std::process::id());
-            Self(Netns::create(&name).unwrap())
-        }
-
-        fn namespace(&self) -> Namespace {
-            namespaces::named(self.0.name()).unwrap()
-        }
-
-        fn cookie(&self) -> u64 {
-            self.0.run(netns::cookie).unwrap().unwrap()
-        }
-    }
-
-    impl Drop for Host {
-        fn drop(&mut self) {
-            let _ = Netns::delete(self.0.name());
-        }
-    }
-
-    /// All that the journal can have of a namespace.
+    /// Everything that the journal can have of a namespace.
     fn things(netns: u64) -> [Thing; 5] {
         [
             Thing::SendMaximum(netns),
@@ -110,7 +88,7 @@ mod tests {
     }
 
     fn route(netns: u64) -> Thing {
-        let name = Name {
+        let name = RouteKey {
             destination: std::net::Ipv4Addr::UNSPECIFIED.into(),
             length: 0,
             tos: 0,
@@ -119,87 +97,83 @@ mod tests {
         Thing::Route { netns, name }
     }
 
-    fn actuators(of: &[u64]) -> (Actuators, tempfile::TempDir) {
+    fn journal(of: &[u64]) -> (Journal, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let mut journal = Journal::free(&dir.path().join("journal")).unwrap();
         let buffer = Thing::SendBuffer(1);
         let things = of.iter().flat_map(|&netns| things(netns)).chain([buffer]);
+        let text = |text: &str| Value::Text(text.to_owned());
         for thing in things {
-            let entry = Entry {
-                thing,
-                before: Value::Text("1".to_owned()),
-                after: Value::Text("0".to_owned()),
-                earlier: None,
-                largest: 0,
-            };
-            journal.note(entry).unwrap();
+            journal
+                .note(Entry::new(thing, text("1"), text("0")))
+                .unwrap();
         }
-        (Actuators::new(journal), dir)
+        (journal, dir)
     }
 
-    /// Of how many things of this namespace the journal says something.
-    fn has(actuators: &Actuators, netns: u64) -> usize {
-        let entries = actuators.journal().entries();
+    /// Counts the entries of this namespace.
+    fn count(journal: &Journal, netns: u64) -> usize {
+        let entries = journal.entries();
         entries.filter(|e| e.thing.netns() == Some(netns)).count()
     }
 
     #[test]
-    fn all_that_was_changed_in_a_namespace_that_has_ended_leaves_the_journal() {
-        let (goes, stays) = (Host::new("goes"), Host::new("stays"));
+    fn the_journal_forgets_a_namespace_that_has_ended() {
+        let (goes, stays) = (TestNetns::new("ended-goes"), TestNetns::new("ended-stays"));
         let (gone, kept) = (goes.cookie(), stays.cookie());
-        let (mut actuators, _dir) = actuators(&[gone, kept]);
+        let (mut journal, _dir) = journal(&[gone, kept]);
         let there = [stays.namespace()];
         let both = [goes.namespace(), stays.namespace()];
         drop(goes);
-        let mut ended = Ended::default();
+        let mut ended = EndedNamespaces::default();
         let id = both[0].id;
-        ended.spaces.insert(id, (gone, 0));
-        for _ in 1..GONE {
-            ended.look(&there, true, &mut actuators);
-            // One that is missing in a list that is not whole may be there.
-            ended.look(&there, false, &mut actuators);
+        ended.seen.insert(id, (gone, 0));
+        for _ in 1..MISSING_SCANS {
+            ended.scan(&there, true, &mut journal);
+            // A namespace that is missing in an incomplete list may exist.
+            ended.scan(&there, false, &mut journal);
         }
-        assert_eq!((has(&actuators, gone), has(&actuators, kept)), (5, 5));
-        ended.look(&there, true, &mut actuators);
-        assert_eq!((has(&actuators, gone), has(&actuators, kept)), (0, 5));
-        assert_eq!(ended.spaces.len(), 1);
-        assert_eq!(actuators.journal().entries().count(), 6);
+        assert_eq!((count(&journal, gone), count(&journal, kept)), (5, 5));
+        ended.scan(&there, true, &mut journal);
+        assert_eq!((count(&journal, gone), count(&journal, kept)), (0, 5));
+        assert_eq!(ended.seen.len(), 1);
+        assert_eq!(journal.entries().count(), 6);
     }
 
     #[test]
     fn a_namespace_that_is_seen_again_has_not_ended() {
-        let (host, other) = (Host::new("again"), Host::new("other"));
+        let (host, other) = (TestNetns::new("ended-again"), TestNetns::new("ended-other"));
         let cookie = host.cookie();
-        let (mut actuators, _dir) = actuators(&[cookie]);
+        let (mut journal, _dir) = journal(&[cookie]);
         let (both, one) = ([host.namespace(), other.namespace()], [other.namespace()]);
-        let mut ended = Ended::default();
+        let mut ended = EndedNamespaces::default();
         for _ in 0..3 {
-            ended.look(&both, true, &mut actuators);
-            for _ in 1..GONE {
-                ended.look(&one, true, &mut actuators);
+            ended.scan(&both, true, &mut journal);
+            for _ in 1..MISSING_SCANS {
+                ended.scan(&one, true, &mut journal);
             }
         }
-        assert_eq!(has(&actuators, cookie), 5);
+        assert_eq!(count(&journal, cookie), 5);
     }
 
     #[test]
-    fn a_namespace_in_whose_place_is_another_has_ended() {
-        let host = Host::new("place");
-        let (mut actuators, _dir) = actuators(&[u64::MAX, host.cookie()]);
-        let mut ended = Ended::default();
-        // The kernel gives the same number again.
-        ended.spaces.insert(host.namespace().id, (u64::MAX, 0));
-        ended.look(&[host.namespace()], false, &mut actuators);
-        assert_eq!(has(&actuators, u64::MAX), 0);
-        assert_eq!(has(&actuators, host.cookie()), 5);
+    fn a_namespace_whose_inode_another_has_has_ended() {
+        let host = TestNetns::new("ended-place");
+        let (mut journal, _dir) = journal(&[u64::MAX, host.cookie()]);
+        let mut ended = EndedNamespaces::default();
+        // The kernel reuses the inode.
+        ended.seen.insert(host.namespace().id, (u64::MAX, 0));
+        ended.scan(&[host.namespace()], false, &mut journal);
+        assert_eq!(count(&journal, u64::MAX), 0);
+        assert_eq!(count(&journal, host.cookie()), 5);
     }
 
     #[test]
-    fn a_full_journal_lets_go_of_all_that_is_gone() {
-        let host = Host::new("full");
-        let (mut actuators, _dir) = actuators(&[u64::MAX, host.cookie()]);
-        actuators.forget_gone_namespaces();
-        assert_eq!(has(&actuators, u64::MAX), 0);
-        assert_eq!(has(&actuators, host.cookie()), 5);
+    fn all_namespaces_that_have_ended_are_forgotten_at_once() {
+        let host = TestNetns::new("ended-full");
+        let (mut journal, _dir) = journal(&[u64::MAX, host.cookie()]);
+        forget_ended_namespaces(&mut journal);
+        assert_eq!(count(&journal, u64::MAX), 0);
+        assert_eq!(count(&journal, host.cookie()), 5);
     }
 }

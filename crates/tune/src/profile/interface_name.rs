@@ -1,26 +1,27 @@
-//! Names of interfaces that have settings.
+//! The names of interfaces that have settings.
 
-/// The longest name of an interface (`IFNAMSIZ` with its zero).
-const LONGEST: usize = 15;
+/// The longest name of an interface, in bytes (`IFNAMSIZ` less the terminating zero).
+const MAX_LENGTH: usize = 15;
 
-/// The name of an interface, which has a directory of this name below /proc/sys: bytes of its owner's choice.
+/// The name of an interface, which is also the name of its directories below /proc/sys. Any bytes, not only text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InterfaceName {
-    bytes: [u8; LONGEST],
+    bytes: [u8; MAX_LENGTH],
     length: usize,
 }
 
 // === impl InterfaceName ===
 
 impl InterfaceName {
-    /// `None`: no interface's settings are in a directory of this name. (`all` and `default` are none's, though an interface may be called so.)
+    /// Returns `None` for a name that is no directory of an interface's settings. (An interface may be called `all` or `default`, but these
+    /// directories are not its own.)
     pub fn new(name: &[u8]) -> Option<Self> {
         let is_path = name == b"." || name == b".." || name.iter().any(|b| matches!(b, b'/' | 0));
         let is_none = name.is_empty() || name == b"all" || name == b"default";
-        if is_path || is_none || name.len() > LONGEST {
+        if is_path || is_none || name.len() > MAX_LENGTH {
             return None;
         }
-        let mut bytes = [0; LONGEST];
+        let mut bytes = [0; MAX_LENGTH];
         bytes
             .iter_mut()
             .zip(name)
@@ -31,7 +32,7 @@ impl InterfaceName {
         })
     }
 
-    /// As the kernel has it.
+    /// Returns the name as the kernel has it.
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes.get(..self.length).unwrap_or_default()
     }
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_interfaces_directory_is_no_name_of_one() {
+    fn directories_of_no_interface_are_rejected() {
         for name in [
             "",
             ".",

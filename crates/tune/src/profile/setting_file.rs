@@ -1,4 +1,8 @@
 //! The file of a setting.
+//!
+//! An interface is identified by its index: it may have been renamed, and another may have its old name. A file that was opened by the name of
+//! an interface is the right one if the interface *still* has that name after opening. The kernel removes the files of a name when an
+//! interface gives the name up, before another can take it, and removed files can be neither read nor written.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -10,13 +14,13 @@ use super::interface_name::InterfaceName;
 use super::settings::Setting;
 use crate::journal::Value;
 
-/// A setting's file, which is of the interface that it should be of.
+/// A setting's open file, which belongs to the interface with the setting's index.
 pub(super) struct SettingFile(File);
 
 // === impl SettingFile ===
 
 impl SettingFile {
-    /// `None`: it is not there, or the interface has another name.
+    /// Opens the file; `None` if it does not exist, or if the interface has another name.
     pub(super) fn open(
         setting: Setting,
         interface: Option<InterfaceName>,
@@ -25,7 +29,8 @@ impl SettingFile {
         let Some(path) = setting.path(interface) else {
             return Ok(None);
         };
-        let Some(file) = there(OpenOptions::new().read(true).write(writes).open(path))? else {
+        let opened = OpenOptions::new().read(true).write(writes).open(path);
+        let Some(file) = if_found(opened)? else {
             return Ok(None);
         };
         if let (Some(index), Some(name)) = (setting.interface(), interface)
@@ -36,28 +41,28 @@ impl SettingFile {
         Ok(Some(Self(file)))
     }
 
-    /// What it is; `None`: it is not there any more.
+    /// Reads the value; `None` if the kernel has removed the file.
     pub(super) fn number(&self) -> io::Result<Option<i64>> {
         let mut text = [0; 64];
-        let Some(length) = there(self.0.read_at(&mut text, 0))? else {
+        let Some(length) = if_found(self.0.read_at(&mut text, 0))? else {
             return Ok(None);
         };
         let text = std::str::from_utf8(text.get(..length).unwrap_or_default());
         let number = text.ok().and_then(|text| text.trim().parse().ok());
         match number {
             Some(number) => Ok(Some(number)),
-            None => Err(io::Error::other("it is no number")),
+            None => Err(io::Error::other("the setting is not a number")),
         }
     }
 
-    /// `false`: it is not there any more.
+    /// Writes the value. Returns `false` if the kernel has removed the file.
     pub(super) fn write(&self, text: &str) -> io::Result<bool> {
-        Ok(there(self.0.write_at(text.as_bytes(), 0))?.is_some())
+        Ok(if_found(self.0.write_at(text.as_bytes(), 0))?.is_some())
     }
 }
 
-/// `None`: what it is about is not there.
-fn there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+/// Returns `None` for a "not found" error.
+fn if_found<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(it) => Ok(Some(it)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -65,9 +70,10 @@ fn there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-pub(super) fn value(number: i64, other: Option<&str>) -> Value {
+/// Returns the journal's value of a setting, together with that of its [`Setting::companion`].
+pub(super) fn value(number: i64, companion: Option<&str>) -> Value {
     let text = number.to_string();
-    match other {
+    match companion {
         None => Value::Text(text),
         Some(other) => Value::Beside {
             text,
@@ -76,9 +82,9 @@ pub(super) fn value(number: i64, other: Option<&str>) -> Value {
     }
 }
 
-/// What the setting is with which the kernel changes this one.
-pub(super) fn other(setting: Setting) -> io::Result<Option<String>> {
-    let text = setting.beside().map(fs::read_to_string).transpose()?;
+/// Reads the setting with which the kernel changes this one, if there is one.
+pub(super) fn read_companion(setting: Setting) -> io::Result<Option<String>> {
+    let text = setting.companion().map(fs::read_to_string).transpose()?;
     Ok(text.map(|text| text.trim_end().to_owned()))
 }
 
@@ -88,7 +94,7 @@ mod tests {
     use crate::profile::testing::{Host, REDIRECTS};
 
     #[test]
-    fn a_file_of_an_interface_that_gives_its_name_away_is_written_no_more() {
+    fn the_file_of_a_renamed_interface_cannot_be_written() {
         let host = Host::new("race");
         let setting = Setting::InterfaceRedirects(host.index("va"));
         let name = InterfaceName::new(b"va");
@@ -99,7 +105,7 @@ mod tests {
         assert_eq!(open.number().unwrap(), None);
         assert!(!open.write("0").unwrap());
         assert_eq!(host.get(REDIRECTS), "1");
-        // Nor is one opened that has the name by now.
+        // The file of an interface that took the name is not opened.
         let open = || SettingFile::open(setting, name, true).unwrap();
         assert!(host.0.run(open).unwrap().is_none());
     }

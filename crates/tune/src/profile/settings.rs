@@ -1,6 +1,7 @@
-//! Settings that are not about buffers, and are left alone unless they are asked for by the name of their profile: what each is made, and why. Pure.
+//! The settings of each profile: the value that each should have, and why. Pure.
 //!
-//! `security` has the thesis' settings (5.4.1, at its end) as they are in today's kernels. A setting that is as strict already, or stricter, stays.
+//! `security` has the settings of the thesis (5.4.1, at its end), as they are in today's kernels. A setting that is as strict already, or
+//! stricter, stays.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -12,38 +13,38 @@ use taut_sys::route::Family;
 
 use super::interface_name::InterfaceName;
 
-/// Which settings.
+/// A named set of settings, which are changed only on request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
-    /// The thesis' security settings.
+    /// The security settings of the thesis.
     Security,
 }
 
-/// A setting of a namespace, or of one of its interfaces by its index. The journal has these, and no path: nothing else is ever written.
+/// A setting of a namespace, or of one of its interfaces by index. The journal has these and no paths, so that no other file is ever written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Setting {
-    /// Whether connections can be made while the queue of those that are being made is full.
+    /// Whether SYN cookies accept connections when the SYN queue is full.
     SynCookies,
-    /// After how many seconds without a word a peer is looked for, in connections of which that is asked.
+    /// The seconds of silence after which keepalive probes a peer, on sockets that enable it.
     KeepaliveTime,
-    /// Whether packets of IPv4 may say which way they go.
+    /// Whether IPv4 packets with a source route are accepted.
     SourceRoutes,
-    /// The same of IPv6.
+    /// Whether IPv6 packets with a routing header are accepted.
     Ipv6SourceRoutes,
-    /// Whether redirects are believed on all interfaces.
+    /// Whether ICMP redirects are accepted on all interfaces.
     Redirects,
-    /// Whether they are on one.
+    /// Whether ICMP redirects are accepted on one interface.
     InterfaceRedirects(u32),
-    /// The same of IPv6, which has it for each interface only.
+    /// Whether ICMPv6 redirects are accepted on one interface; IPv6 has no setting for all.
     InterfaceIpv6Redirects(u32),
 }
 
-/// What a setting may be.
-enum Wanted {
-    /// Off, which is zero.
+/// The values that a setting may have.
+enum Allowed {
+    /// Zero.
     Off,
-    /// On: one, if it is zero.
+    /// Anything but zero.
     On,
     /// This, or less.
     AtMost(i64),
@@ -52,7 +53,7 @@ enum Wanted {
 // === impl Profile ===
 
 impl Profile {
-    /// The settings that a namespace has once.
+    /// Returns the settings that a namespace has once.
     pub fn of_namespace(self) -> &'static [Setting] {
         match self {
             Self::Security => &[
@@ -65,7 +66,7 @@ impl Profile {
         }
     }
 
-    /// Those of each of its interfaces.
+    /// Returns the settings of the interface with this index.
     pub fn of_interface(self, index: u32) -> [Setting; 2] {
         match self {
             Self::Security => [
@@ -79,7 +80,7 @@ impl Profile {
 // === impl Setting ===
 
 impl Setting {
-    /// The interface that has it, if it is one's.
+    /// Returns the index of the interface that has the setting, if one has.
     pub fn interface(self) -> Option<u32> {
         match self {
             Self::InterfaceRedirects(index) | Self::InterfaceIpv6Redirects(index) => Some(index),
@@ -87,17 +88,16 @@ impl Setting {
         }
     }
 
-    /// The protocol of which it is.
+    /// Returns the protocol that the setting is about; `None` for TCP over both.
     pub fn family(self) -> Option<Family> {
         match self {
             Self::InterfaceRedirects(_) | Self::SourceRoutes | Self::Redirects => Some(Family::V4),
             Self::InterfaceIpv6Redirects(_) | Self::Ipv6SourceRoutes => Some(Family::V6),
-            // Of TCP over both.
             Self::SynCookies | Self::KeepaliveTime => None,
         }
     }
 
-    /// Its directory, and its own name in it, below /proc/sys/net.
+    /// Returns the directory below /proc/sys/net, and the name in it.
     fn place(self) -> (&'static str, &'static str) {
         match self {
             Self::SynCookies => ("ipv4", "tcp_syncookies"),
@@ -110,7 +110,7 @@ impl Setting {
         }
     }
 
-    /// Its file; `None`: an interface's, and it is not said how that is called.
+    /// Returns the path of the file; `None` for a setting of an interface without the name of one.
     pub fn path(self, interface: Option<InterfaceName>) -> Option<PathBuf> {
         let (directory, name) = self.place();
         let mut path = PathBuf::from("/proc/sys/net");
@@ -122,16 +122,16 @@ impl Setting {
         Some(path)
     }
 
-    /// A setting that takes this one with it when it is changed: its file.
-    pub fn beside(self) -> Option<&'static str> {
+    /// Returns the path of a setting whose change makes the kernel change this one, too.
+    pub fn companion(self) -> Option<&'static str> {
         match self {
-            // inet_forward_change(): a host that becomes a router believes no redirects any more, and the other way round.
+            // inet_forward_change(): a host that becomes a router stops accepting redirects, and the other way round.
             Self::Redirects => Some("/proc/sys/net/ipv4/conf/all/forwarding"),
             _ => None,
         }
     }
 
-    /// Its name, as sysctl(8) takes it, and fit for a terminal.
+    /// Returns the name for sysctl(8), without control characters.
     pub fn name(self, interface: Option<InterfaceName>) -> String {
         let (directory, name) = self.place();
         let directory = directory.replace('/', ".");
@@ -145,75 +145,75 @@ impl Setting {
         }
     }
 
-    fn wanted(self) -> Wanted {
+    fn allowed(self) -> Allowed {
         match self {
-            Self::SynCookies => Wanted::On,
-            Self::KeepaliveTime => Wanted::AtMost(1800),
-            Self::Ipv6SourceRoutes => Wanted::AtMost(-1),
+            Self::SynCookies => Allowed::On,
+            Self::KeepaliveTime => Allowed::AtMost(1800),
+            Self::Ipv6SourceRoutes => Allowed::AtMost(-1),
             Self::SourceRoutes
             | Self::Redirects
             | Self::InterfaceRedirects(_)
-            | Self::InterfaceIpv6Redirects(_) => Wanted::Off,
+            | Self::InterfaceIpv6Redirects(_) => Allowed::Off,
         }
     }
 
-    /// What it is to be made; `None`: what it is will do.
+    /// Returns the value to set; `None` if the present one is strict enough.
     pub fn tightened(self, now: i64) -> Option<i64> {
-        match self.wanted() {
-            Wanted::Off => (now != 0).then_some(0),
-            Wanted::On => (now == 0).then_some(1),
-            Wanted::AtMost(most) => (now > most).then_some(most),
+        match self.allowed() {
+            Allowed::Off => (now != 0).then_some(0),
+            Allowed::On => (now == 0).then_some(1),
+            Allowed::AtMost(most) => (now > most).then_some(most),
         }
     }
 
-    /// Why it is made that.
-    pub fn because(self) -> &'static str {
+    /// Says why the setting is changed.
+    pub fn reason(self) -> &'static str {
         match self {
             Self::SynCookies => {
-                "a flood of SYNs fills the queue of connections that are being made, and nobody else gets in"
+                "a flood of SYNs fills the SYN queue, and no other connection is accepted"
             }
             Self::KeepaliveTime => {
-                "a peer that has gone without a word is looked for only after that many seconds, and its connection keeps its memory until then"
+                "the connection of a peer that vanished keeps its memory until keepalive probes it, after this many seconds"
             }
             Self::SourceRoutes => {
-                "a packet that says which way it goes passes by filters, and brings the answers to an address that is forged"
+                "a packet with a source route bypasses filters, and makes replies to a forged source address reach its sender"
             }
             Self::Ipv6SourceRoutes => {
-                "a routing header of type 2, which only Mobile IPv6 needs, brings a packet to an address that it was not sent to"
+                "a routing header of type 2, which only Mobile IPv6 needs, delivers a packet to an address other than its destination"
             }
             Self::Redirects => {
-                "whoever is in the same network can forge a redirect and have packets sent his way; a host believes it if this says so, \
-                 whatever its interface's own setting says"
+                "any host in the same network can forge a redirect and attract packets; a host accepts redirects if this setting is on, \
+                 whatever the interface's own setting is"
             }
             Self::InterfaceRedirects(_) => {
-                "whoever is in the same network can forge a redirect and have packets sent his way; a host believes it if its interface says \
-                 so, whatever conf.all says"
+                "any host in the same network can forge a redirect and attract packets; a host accepts redirects if the interface's setting \
+                 is on, whatever conf.all is"
             }
             Self::InterfaceIpv6Redirects(_) => {
-                "whoever is in the same network can forge a redirect and have packets sent his way; in IPv6 each interface's own setting decides"
+                "any host in the same network can forge a redirect and attract packets; in IPv6 each interface's own setting decides"
             }
         }
     }
 
-    /// What is expected of it.
+    /// Says what the change is expected to bring.
     pub fn expected(self) -> &'static str {
         match self {
             Self::SynCookies => {
-                "when that queue overflows, connections are made without a place in it; until then nothing is different"
+                "when the SYN queue overflows, connections are accepted without an entry in it; until then nothing changes"
             }
             Self::KeepaliveTime => {
-                "connections that ask for keepalive, and set no time of their own, are probed after 30 minutes of silence"
+                "connections that enable keepalive without a time of their own are probed after 30 minutes of silence"
             }
             Self::SourceRoutes => {
-                "packets with a source route are dropped on all interfaces: each needs this setting, too"
+                "packets with a source route are dropped on all interfaces: accepting them needs this setting and the interface's"
             }
             Self::Ipv6SourceRoutes => {
-                "packets with such a header are refused on all interfaces: the lesser of this and an interface's own setting holds"
+                "packets with such a header are dropped on all interfaces: the lower of this and the interface's own setting applies"
             }
             Self::Redirects | Self::InterfaceRedirects(_) => {
-                "when this and each interface's are off, packets go where the routes say, and nowhere else"
+                "when this and each interface's setting are off, only the routing table decides where packets go"
             }
-            Self::InterfaceIpv6Redirects(_) => "packets go where the routes say, and nowhere else",
+            Self::InterfaceIpv6Redirects(_) => "only the routing table decides where packets go",
         }
     }
 }
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_laxer_is_made_stricter_and_nothing_is_loosened() {
+    fn lax_settings_are_tightened_and_none_is_loosened() {
         for (setting, now, to) in [
             (Setting::SynCookies, 0, Some(1)),
             (Setting::SynCookies, 1, None),
@@ -243,7 +243,7 @@ mod tests {
             (Setting::KeepaliveTime, 60, None),
             (Setting::SourceRoutes, 1, Some(0)),
             (Setting::SourceRoutes, 0, None),
-            // The kernel takes whatever is not zero for yes.
+            // Any value but zero is on for the kernel.
             (Setting::SourceRoutes, -1, Some(0)),
             (Setting::Ipv6SourceRoutes, 1, Some(-1)),
             (Setting::Ipv6SourceRoutes, 0, Some(-1)),
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_setting_is_where_the_program_says() {
+    fn each_setting_has_its_path_and_name() {
         let name = InterfaceName::new(b"eth0.100");
         let paths = all().into_iter().map(|setting| setting.path(name).unwrap());
         let expected = [
@@ -282,7 +282,6 @@ mod tests {
         let expected = expected.map(|path| Path::new("/proc/sys/net").join(path));
         assert_eq!(paths.collect::<Vec<_>>(), expected);
         assert_eq!(Setting::InterfaceRedirects(7).path(None), None);
-        // As sysctl(8) takes it.
         assert_eq!(
             Setting::InterfaceRedirects(7).name(name),
             "net.ipv4.conf.eth0/100.accept_redirects"

@@ -5,26 +5,21 @@ use std::ffi::CString;
 use std::fs;
 use std::process::Command;
 
-use taut_observe::namespaces::{self, Namespace};
+use taut_observe::namespaces::Namespace;
 use taut_sys::interface;
-use taut_sys::netns::Netns;
 
 use super::settings::Profile;
-use super::visit::{Found, Room, Space, visit};
-use crate::actuate::{Actuators, Undone};
-use crate::journal::Journal;
+use super::visit::{LaxSetting, Room, VisitedNamespace, visit};
+use crate::actuate::Actuators;
+use crate::testing::TestNetns;
+use crate::undo::UndoSummary;
 
-/// A namespace in which everything is as lax as it can be. It goes with this.
-pub(crate) struct Host(pub(crate) Netns);
+/// A namespace in which all settings are as lax as possible.
+pub(crate) struct Host(pub(crate) TestNetns);
 
 impl Host {
     pub(crate) fn new(name: &str) -> Self {
-        assert!(
-            rustix::process::geteuid().is_root(),
-            "this test makes network namespaces and must run as root; `make test` does"
-        );
-        let host =
-            Self(Netns::create(&format!("taut-tune-{}-{name}", std::process::id())).unwrap());
+        let host = Self(TestNetns::new(name));
         host.ip("link add va type veth peer name vb");
         for (name, value) in [
             ("ipv4/tcp_syncookies", "0"),
@@ -44,7 +39,7 @@ impl Host {
     }
 
     pub(crate) fn namespace(&self) -> Namespace {
-        namespaces::named(self.0.name()).unwrap()
+        self.0.namespace()
     }
 
     pub(crate) fn set(&self, name: &str, value: &str) {
@@ -64,7 +59,7 @@ impl Host {
             .unwrap()
     }
 
-    /// All settings of the namespace and of its interfaces, by path.
+    /// Returns all settings of the namespace and of its interfaces, by path.
     pub(crate) fn settings(&self) -> BTreeMap<String, String> {
         let read = || {
             let mut all = BTreeMap::new();
@@ -74,7 +69,7 @@ impl Host {
                     let path = entry.path().display().to_string();
                     match entry.file_type().unwrap().is_dir() {
                         true => directories.push(path),
-                        // Some are written only.
+                        // Some can only be written.
                         false => all.extend(fs::read_to_string(&path).ok().map(|is| (path, is))),
                     }
                 }
@@ -82,30 +77,18 @@ impl Host {
             all
         };
         let mut all = self.0.run(read).unwrap();
-        // It is drawn by lot.
+        // This one is random.
         all.retain(|path, _| !path.ends_with("tcp_fastopen_key"));
         all
     }
 
-    /// Those of `conf/default`.
+    /// Returns the settings of `conf/default`.
     pub(crate) fn defaults(&self) -> BTreeMap<String, String> {
         let mut all = self.settings();
         all.retain(|path, _| path.contains("/conf/default/"));
         assert!(all.len() > 20);
         all
     }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = Netns::delete(self.0.name());
-    }
-}
-
-pub(crate) fn actuators() -> (Actuators, tempfile::TempDir) {
-    let dir = tempfile::tempdir().unwrap();
-    let journal = Journal::free(&dir.path().join("journal")).unwrap();
-    (Actuators::new(journal), dir)
 }
 
 pub(crate) fn room() -> Room {
@@ -116,26 +99,31 @@ pub(crate) fn room() -> Room {
     }
 }
 
-/// A look, which sets what is too lax.
-pub(crate) fn tighten(host: &Host, space: &mut Space, actuators: &mut Actuators) -> Vec<Found> {
+/// Visits the namespace, and tightens what is too lax.
+pub(crate) fn tighten(
+    host: &Host,
+    visited: &mut VisitedNamespace,
+    actuators: &mut Actuators,
+) -> Vec<LaxSetting> {
     let journal = Some(actuators.journal_mut());
     let found = visit(
         &host.namespace(),
         Profile::Security,
-        space,
+        visited,
         journal,
         &mut room(),
     );
     let found = found.unwrap();
-    assert!(found.iter().all(|found| matches!(found.made, Some(Ok(())))));
+    assert!(found.iter().all(|lax| matches!(lax.result, Some(Ok(())))));
     found
 }
 
-pub(crate) fn undone(restored: usize, gone: usize, others: usize) -> Undone {
-    Undone {
+/// Returns a summary without failures.
+pub(crate) fn undone(restored: usize, gone: usize, foreign: usize) -> UndoSummary {
+    UndoSummary {
         restored,
         gone,
-        others,
+        foreign,
         failed: 0,
     }
 }

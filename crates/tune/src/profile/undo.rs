@@ -1,4 +1,4 @@
-//! Undoing the settings of a profile.
+//! Restores the settings of a profile, unless they have been changed since.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -7,14 +7,14 @@ use taut_observe::namespaces::Namespace;
 use taut_sys::{interface, netns};
 
 use super::interface_name::InterfaceName;
-use super::setting_file::{SettingFile, other};
+use super::setting_file::{SettingFile, read_companion};
 use super::settings::Setting;
-use crate::actuate::ActuateError;
-use crate::actuate::undo::{Spaces, Undo};
 use crate::journal::{Entry, Thing, Value};
-use crate::sysctl::same;
+use crate::namespaces::index::NamespaceIndex;
+use crate::sysctl::{SysctlError, is_same};
+use crate::undo::UndoOutcome;
 
-/// Between looks for interfaces' files, when they are not there while the interfaces are: while one is being called otherwise it has none. For
+/// The pauses between attempts to open files that do not exist although their interfaces do: an interface that is being renamed has none. For
 /// all interfaces of a namespace together.
 const PAUSES: [Duration; 6] = [
     Duration::from_millis(1),
@@ -24,76 +24,83 @@ const PAUSES: [Duration; 6] = [
     Duration::from_millis(16),
     Duration::from_millis(32),
 ];
-/// Undoing in a namespace that is not one's own takes no longer: what remains stays in the journal.
-const VISIT_MAX: Duration = Duration::from_secs(1);
-/// Nor does it in all of them together, so that whoever has sent SIGTERM need not send SIGKILL (systemd waits for 90 s).
-const VISITS_MAX: Duration = Duration::from_secs(60);
+/// The most time in a namespace that is not this program's own. What remains stays in the journal.
+const MAX_VISIT: Duration = Duration::from_secs(1);
+/// The most time in all of them together, so that a service manager need not follow SIGTERM with SIGKILL (systemd waits for 90 s).
+const MAX_VISITS: Duration = Duration::from_secs(60);
 
-/// How long undoing in namespaces that are not one's own may still take.
+/// Why a setting stays in the journal: its namespace took too long.
+const LATE: &str =
+    "there was no time for the other settings of this namespace: run `taut tune --undo` again";
+/// Why a setting stays in the journal: its file does not exist.
+const NO_FILES: &str =
+    "its interface exists, but has no settings: it may be renamed over and over again";
+
+/// The remaining time for namespaces that are not this program's own.
 pub(crate) struct Deadline(Duration);
 
 // === impl Deadline ===
 
 impl Deadline {
-    /// Of all of them.
+    /// Starts with the time for all of them.
     pub(crate) fn new() -> Self {
-        Self(VISITS_MAX)
+        Self(MAX_VISITS)
     }
 
-    /// Of this one, from now on; nothing: one's own is undone, however long it takes.
-    fn of(&self, namespace: &Namespace, now: Instant) -> Option<Instant> {
-        (!namespace.is_own()).then(|| now + VISIT_MAX.min(self.0))
+    /// Returns the end of a visit that starts now; `None` for the own namespace, which has no limit.
+    fn end_of_visit(&self, namespace: &Namespace, now: Instant) -> Option<Instant> {
+        (!namespace.is_own()).then(|| now + MAX_VISIT.min(self.0))
     }
 }
 
-/// Undoes settings of one namespace, whatever has happened since, in one visit: one for each of `entries`.
+/// Restores settings of one namespace, in one visit. Returns the result for each entry.
 pub(crate) fn undo(
-    spaces: &Spaces,
+    index: &NamespaceIndex,
     cookie: u64,
     entries: &[Entry],
     deadline: &mut Deadline,
-) -> Vec<Result<Undo, ActuateError>> {
-    let of = |entry: &Entry, error: io::Error| ActuateError::Setting {
+) -> Vec<Result<UndoOutcome, SysctlError>> {
+    let file_error = |entry: &Entry, error: io::Error| SysctlError::File {
         name: setting_of(entry).map_or_else(String::new, |setting| setting.name(None)),
         netns: format!("with cookie {cookie}"),
         error,
     };
-    let all = |error: &str| {
-        let error = |entry| Err(of(entry, io::Error::other(error)));
+    let all_failed = |error: &str| {
+        let error = |entry| Err(file_error(entry, io::Error::other(error)));
         entries.iter().map(error).collect()
     };
-    let namespace = match spaces.get(cookie) {
+    let all_gone = || entries.iter().map(|_| Ok(UndoOutcome::Gone)).collect();
+    let namespace = match index.get(cookie) {
         Ok(Some(namespace)) => namespace,
-        Ok(None) => return entries.iter().map(|_| Ok(Undo::Gone)).collect(),
-        Err(error) => return all(error),
+        Ok(None) => return all_gone(),
+        Err(error) => return all_failed(error),
     };
-    let begins = Instant::now();
-    let until = deadline.of(namespace, begins);
-    if until == Some(begins) {
-        return all(LATE);
+    let start = Instant::now();
+    let until = deadline.end_of_visit(namespace, start);
+    if until == Some(start) {
+        return all_failed(LATE);
     }
     let visit = || -> io::Result<Option<Vec<_>>> {
         Ok((netns::cookie()? == cookie)
-            .then(|| together(entries, until, undo_once, std::thread::sleep)))
+            .then(|| undo_all(entries, until, undo_once, std::thread::sleep)))
     };
     let ran = namespace.run(visit);
     if until.is_some() {
-        deadline.0 = deadline.0.saturating_sub(begins.elapsed());
+        deadline.0 = deadline.0.saturating_sub(start.elapsed());
     }
     match ran {
         Ok(Some(Ok(Some(undone)))) => {
-            let told = |(entry, undo): (&Entry, io::Result<Undo>)| undo.map_err(|e| of(entry, e));
-            entries.iter().zip(undone).map(told).collect()
+            let result = |(entry, outcome): (&Entry, io::Result<UndoOutcome>)| {
+                outcome.map_err(|e| file_error(entry, e))
+            };
+            entries.iter().zip(undone).map(result).collect()
         }
-        Ok(Some(Ok(None))) => entries.iter().map(|_| Ok(Undo::Gone)).collect(),
-        Ok(Some(Err(error))) => all(&error.to_string()),
-        Ok(None) => all("it cannot be entered any more"),
-        Err(error) => all(&error.to_string()),
+        Ok(Some(Ok(None))) => all_gone(),
+        Ok(Some(Err(error))) => all_failed(&error.to_string()),
+        Ok(None) => all_failed("the namespace cannot be entered any more"),
+        Err(error) => all_failed(&error.to_string()),
     }
 }
-
-/// Why something stays in the journal.
-const LATE: &str = "there was no time for more of this namespace: run `taut tune --undo` again";
 
 fn setting_of(entry: &Entry) -> Option<Setting> {
     match entry.thing {
@@ -102,15 +109,15 @@ fn setting_of(entry: &Entry) -> Option<Setting> {
     }
 }
 
-/// Undoes each. Those of which nothing comes just now are waited for together.
-fn together(
+/// Undoes each entry. Those without a result yet are waited for together.
+fn undo_all(
     entries: &[Entry],
     until: Option<Instant>,
-    mut once: impl FnMut(&Entry) -> io::Result<Option<Undo>>,
+    mut once: impl FnMut(&Entry) -> io::Result<Option<UndoOutcome>>,
     mut wait: impl FnMut(Duration),
-) -> Vec<io::Result<Undo>> {
+) -> Vec<io::Result<UndoOutcome>> {
     let is_late = || until.is_some_and(|until| Instant::now() >= until);
-    let mut undone: Vec<Option<io::Result<Undo>>> = entries.iter().map(|_| None).collect();
+    let mut undone: Vec<Option<io::Result<UndoOutcome>>> = entries.iter().map(|_| None).collect();
     let mut pauses = PAUSES.into_iter();
     loop {
         for (entry, undone) in entries.iter().zip(&mut undone) {
@@ -128,37 +135,34 @@ fn together(
     let left = || Err(io::Error::other(why));
     undone
         .into_iter()
-        .map(|undo| undo.unwrap_or_else(left))
+        .map(|outcome| outcome.unwrap_or_else(left))
         .collect()
 }
 
-/// Why something stays in the journal.
-const NO_FILES: &str = "its interface is there, and its settings are not found: it may be called otherwise all the time";
-
-/// Called in the namespace. `None`: its interface is being called otherwise, so that it has no file just now.
-fn undo_once(entry: &Entry) -> io::Result<Option<Undo>> {
+/// Undoes an entry, in its namespace. `None`: its interface is being renamed, and has no files now.
+fn undo_once(entry: &Entry) -> io::Result<Option<UndoOutcome>> {
     let Some(setting) = setting_of(entry) else {
-        return Err(io::Error::other("it is no setting"));
+        return Err(io::Error::other("the entry is no setting"));
     };
     let interface = match setting.interface() {
         None => None,
         Some(index) => match interface::name(index)? {
-            None => return Ok(Some(Undo::Gone)),
+            None => return Ok(Some(UndoOutcome::Gone)),
             Some(name) => Some(InterfaceName::new(name.as_bytes()).ok_or_else(|| {
-                io::Error::other("its interface has a name under which the kernel has no settings")
+                io::Error::other("its interface has a name for which the kernel has no settings")
             })?),
         },
     };
-    if let Some(open) = SettingFile::open(setting, interface, true)?
-        && let Some(undone) = put_back(&open, setting, entry)?
+    if let Some(file) = SettingFile::open(setting, interface, true)?
+        && let Some(outcome) = restore(&file, setting, entry)?
     {
-        return Ok(Some(undone));
+        return Ok(Some(outcome));
     }
-    Ok(is_gone(setting)?.then_some(Undo::Gone))
+    Ok(is_gone(setting)?.then_some(UndoOutcome::Gone))
 }
 
-/// Whether the setting, which has no file, is there no more. The kernel takes an interface's settings away when its MTU is too small for them, and it has
-/// new ones after that; while it is being called otherwise it has no files, and keeps its settings.
+/// Whether a setting without a file does not exist any more. The kernel removes the settings of an interface whose MTU is too small for the
+/// protocol, and later makes new ones. An interface that is being renamed has no files, but keeps its settings.
 pub(super) fn is_gone(setting: Setting) -> io::Result<bool> {
     match (setting.interface(), setting.family()) {
         (Some(index), Some(family)) => Ok(!interface::has_family(index, family)?),
@@ -166,35 +170,37 @@ pub(super) fn is_gone(setting: Setting) -> io::Result<bool> {
     }
 }
 
-/// `None`: the file is not there any more.
-fn put_back(open: &SettingFile, setting: Setting, entry: &Entry) -> io::Result<Option<Undo>> {
-    let (Some((before, other_before)), Some((after, _))) =
-        (parts(&entry.before), parts(&entry.after))
+/// Restores a setting; `None` if the kernel has removed the file.
+fn restore(file: &SettingFile, setting: Setting, entry: &Entry) -> io::Result<Option<UndoOutcome>> {
+    let (Some((before, companion_before)), Some((after, _))) =
+        (parse(&entry.before), parse(&entry.after))
     else {
-        return Err(io::Error::other("the journal does not say what it was"));
+        return Err(io::Error::other("the journal has no value from before"));
     };
-    let Some(now) = open.number()? else {
+    let Some(now) = file.number()? else {
         return Ok(None);
     };
     if now == before {
-        // It was written down, and its writer ended before it was made.
-        return Ok(Some(Undo::Restored));
+        // The writer ended between the line in the journal and the change.
+        return Ok(Some(UndoOutcome::Restored));
     }
-    let other_now = other(setting)?;
-    let is_as_it_was = match (other_before, &other_now) {
-        (Some(before), Some(now)) => same(before, now),
+    let companion_now = read_companion(setting)?;
+    let is_companion_unchanged = match (companion_before, &companion_now) {
+        (Some(before), Some(now)) => is_same(before, now),
         (None, None) => true,
         _ => false,
     };
-    // Whoever has changed the other one since has set this one by that, to whatever it is.
-    if now != after || !is_as_it_was {
-        return Ok(Some(Undo::Others));
+    // A change of the companion has set this setting too, to whatever it is.
+    if now != after || !is_companion_unchanged {
+        return Ok(Some(UndoOutcome::Foreign));
     }
-    Ok(open.write(&before.to_string())?.then_some(Undo::Restored))
+    Ok(file
+        .write(&before.to_string())?
+        .then_some(UndoOutcome::Restored))
 }
 
-/// The number, and what is beside it.
-fn parts(value: &Value) -> Option<(i64, Option<&str>)> {
+/// Returns the number, and the companion's text.
+fn parse(value: &Value) -> Option<(i64, Option<&str>)> {
     match value {
         Value::Text(text) => Some((text.trim().parse().ok()?, None)),
         Value::Beside { text, other } => Some((text.trim().parse().ok()?, Some(other))),

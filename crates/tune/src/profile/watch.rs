@@ -1,4 +1,4 @@
-//! Sees to the settings of a profile, in each look, where something is there that was not there before.
+//! Visits all namespaces in each scan, and examines what a profile has settings for and was not examined before.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -6,239 +6,246 @@ use std::sync::Arc;
 use taut_observe::namespaces::Namespace;
 use taut_sys::netns::{self, NetnsId};
 
-use crate::actuate::Actuators;
-use crate::profile::settings::Profile;
-use crate::profile::visit::{
-    Found, INTERFACES_OF_ALL, JOURNALLED, OWN_INTERFACES, OWN_JOURNALLED, Room, Space, visit,
-};
+use super::settings::Profile;
+use super::visit::{LaxSetting, MAX_INTERFACES, Room, VisitedNamespace, visit};
+use crate::journal::{Journal, Thing};
+use crate::namespaces::ended::forget_ended_namespaces;
 
-/// Looks after which a namespace that is not seen is taken to have ended.
-const ENDED: u32 = 5;
-/// Looks between two that go through the journal for what is gone, when it is full.
-const SWEEP: u64 = 60;
+/// The most interfaces of all namespaces that are examined.
+const MAX_ALL_INTERFACES: usize = 16 * MAX_INTERFACES;
+/// The most settings in the journal at one time; with more, nothing is changed.
+const MAX_SETTINGS: usize = 1 << 16;
+/// The interfaces that are reserved for this program's own namespace.
+const OWN_INTERFACES: usize = MAX_INTERFACES;
+/// The settings in the journal that are reserved for this program's own namespace: two for each interface, and some more.
+const OWN_SETTINGS: usize = 4 * MAX_INTERFACES;
+/// Scans after which a namespace that is missing is forgotten.
+const MISSING_SCANS: u32 = 5;
+/// Scans between two in which a full journal is searched for namespaces that have ended.
+const SWEEP_SCANS: u64 = 60;
 
-/// What was looked at.
+/// The examined settings of all namespaces.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct ProfileWatch {
     profile: Profile,
-    /// And in how many looks it was missing.
-    spaces: HashMap<NetnsId, (Space, u32)>,
-    /// When the journal is to be gone through again.
-    sweep: u64,
-    look: u64,
+    /// The visited namespaces, and in how many scans each was missing since.
+    namespaces: HashMap<NetnsId, (VisitedNamespace, u32)>,
+    /// The scan in which a full journal is searched again.
+    next_sweep: u64,
+    scans: u64,
 }
 
-/// What a look came to.
+/// The result of a scan.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
-    /// Where, and what.
-    pub(crate) found: Vec<(String, Found)>,
-    /// Where there was no room for some.
+pub(crate) struct ProfileScan {
+    /// Settings that are too lax, with the name of their namespace.
+    pub(crate) lax: Vec<(String, LaxSetting)>,
+    /// Namespaces in which there was no room for some.
     pub(crate) short: Vec<Arc<str>>,
 }
 
-// === impl Watch ===
+// === impl ProfileWatch ===
 
-impl Watch {
+impl ProfileWatch {
     pub(crate) fn new(profile: Profile) -> Self {
         Self {
             profile,
-            spaces: HashMap::new(),
-            sweep: 0,
-            look: 0,
+            namespaces: HashMap::new(),
+            next_sweep: 0,
+            scans: 0,
         }
     }
 
-    /// Looks at all that was not looked at; with actuators sets what is too lax.
-    pub(crate) fn look(
+    /// Examines everything that was not examined before; with a journal, changes what is too lax.
+    pub(crate) fn scan(
         &mut self,
         namespaces: &[Namespace],
-        mut actuators: Option<&mut Actuators>,
+        mut journal: Option<&mut Journal>,
         ends: impl Fn() -> bool,
-    ) -> Seen {
-        self.look += 1;
+    ) -> ProfileScan {
+        self.scans += 1;
         let there: HashSet<NetnsId> = namespaces.iter().map(|namespace| namespace.id).collect();
-        self.spaces.retain(|id, (_, missing)| {
+        self.namespaces.retain(|id, (_, missing)| {
             *missing = if there.contains(id) { 0 } else { *missing + 1 };
-            *missing < ENDED
+            *missing < MISSING_SCANS
         });
         let own = namespaces.iter().find(|namespace| namespace.is_own());
-        let entries = self.entries(own, actuators.as_deref_mut());
-        // What strangers have takes nothing from the own namespace, nor the other way round.
+        let entries = self.room_in_journal(own, journal.as_deref_mut());
+        // The own namespace and all others have separate room.
         let [mut room_of_own, mut room_of_others] =
             [(true, entries[0]), (false, entries[1])].map(|(is_own, entries)| {
-                let spaces = self.spaces.iter();
-                let those =
-                    spaces.filter(|(id, _)| own.is_some_and(|own| own.id == **id) == is_own);
-                let interfaces: usize = those.map(|(_, (space, _))| space.interfaces()).sum();
-                let most = match is_own {
+                let visited = self.namespaces.iter();
+                let of_kind =
+                    visited.filter(|(id, _)| own.is_some_and(|own| own.id == **id) == is_own);
+                let interfaces: usize = of_kind.map(|(_, (visited, _))| visited.interfaces()).sum();
+                let limit = match is_own {
                     true => OWN_INTERFACES,
-                    false => INTERFACES_OF_ALL - OWN_INTERFACES,
+                    false => MAX_ALL_INTERFACES - OWN_INTERFACES,
                 };
                 Room {
-                    interfaces: most.saturating_sub(interfaces),
+                    interfaces: limit.saturating_sub(interfaces),
                     entries,
                     is_short: false,
                 }
             });
-        let mut seen = Seen::default();
+        let mut scan = ProfileScan::default();
         for namespace in namespaces {
             if ends() {
                 break;
             }
-            let (space, _) = self.spaces.entry(namespace.id).or_default();
-            let journal = actuators.as_deref_mut().map(Actuators::journal_mut);
+            let (visited, _) = self.namespaces.entry(namespace.id).or_default();
             let room = match namespace.is_own() {
                 true => &mut room_of_own,
                 false => &mut room_of_others,
             };
             room.is_short = false;
-            match visit(namespace, self.profile, space, journal, room) {
-                Ok(found) => {
-                    let found = found.into_iter();
-                    seen.found
-                        .extend(found.map(|found| (namespace.name.to_string(), found)));
+            match visit(
+                namespace,
+                self.profile,
+                visited,
+                journal.as_deref_mut(),
+                room,
+            ) {
+                Ok(lax) => {
+                    let lax = lax.into_iter();
+                    scan.lax
+                        .extend(lax.map(|lax| (namespace.name.to_string(), lax)));
                 }
-                Err(error) => tracing::debug!(%error, "a namespace's settings are not known"),
+                Err(error) => tracing::debug!(%error, "a namespace's settings cannot be examined"),
             }
             if room.is_short {
-                seen.short.push(Arc::clone(&namespace.name));
+                scan.short.push(Arc::clone(&namespace.name));
             }
         }
-        seen
+        scan
     }
 
-    /// How many more the journal may have: of the own namespace, and of others.
-    fn entries(
+    /// Returns how many more settings the journal may have: of the own namespace, and of others.
+    fn room_in_journal(
         &mut self,
         own: Option<&Namespace>,
-        actuators: Option<&mut Actuators>,
+        journal: Option<&mut Journal>,
     ) -> [usize; 2] {
-        let Some(actuators) = actuators else {
+        let Some(journal) = journal else {
             return [0; 2];
         };
         let cookie = own.and_then(|own| own.run(netns::cookie).ok()??.ok());
-        let room = |actuators: &Actuators| {
-            let [of_own, of_others] = actuators.settings(cookie);
+        let room = |journal: &Journal| {
+            let [of_own, of_others] = count_settings(journal, cookie);
             [
-                OWN_JOURNALLED.saturating_sub(of_own),
-                (JOURNALLED - OWN_JOURNALLED).saturating_sub(of_others),
+                OWN_SETTINGS.saturating_sub(of_own),
+                (MAX_SETTINGS - OWN_SETTINGS).saturating_sub(of_others),
             ]
         };
-        let now = room(actuators);
-        if !now.contains(&0) || self.look < self.sweep {
+        let now = room(journal);
+        if !now.contains(&0) || self.scans < self.next_sweep {
             return now;
         }
-        self.sweep = self.look + SWEEP;
-        actuators.forget_gone_namespaces();
-        room(actuators)
+        self.next_sweep = self.scans + SWEEP_SCANS;
+        forget_ended_namespaces(journal);
+        room(journal)
     }
+}
+
+/// Counts the settings in the journal: of the namespace with the cookie `own`, and of others.
+pub(super) fn count_settings(journal: &Journal, own: Option<u64>) -> [usize; 2] {
+    let namespaces = journal.entries().filter_map(|entry| match entry.thing {
+        Thing::Setting(cookie, _) => Some(cookie),
+        _ => None,
+    });
+    namespaces.fold([0, 0], |[of_own, of_others], netns| {
+        match Some(netns) == own {
+            true => [of_own + 1, of_others],
+            false => [of_own, of_others + 1],
+        }
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use taut_observe::namespaces;
-    use taut_sys::netns::{self, Netns};
 
     use super::*;
-    use crate::journal::{Entry, Journal, Thing, Value};
+    use crate::actuate::Actuators;
+    use crate::journal::{Entry, Value};
     use crate::plan::Change;
     use crate::profile::settings::Setting;
+    use crate::testing::TestNetns;
 
-    /// It goes with this.
-    struct Host(Netns);
-
-    impl Drop for Host {
-        fn drop(&mut self) {
-            let _ = Netns::delete(self.0.name());
-        }
+    fn redirects(cookie: u64, interface: u32) -> Entry {
+        let thing = Thing::Setting(cookie, Setting::InterfaceRedirects(interface));
+        let text = |text: &str| Value::Text(text.to_owned());
+        Entry::new(thing, text("1"), text("0"))
     }
 
     #[test]
-    fn a_full_journal_lets_go_of_what_is_gone_and_of_nothing_else() {
-        let name = format!("taut-tune-{}-full-journal", std::process::id());
-        let host = Host(Netns::create(&name).unwrap());
-        let here = host.0.run(netns::cookie).unwrap().unwrap();
+    fn a_full_journal_forgets_namespaces_that_have_ended_and_no_others() {
+        let host = TestNetns::new("full-journal");
+        let name = host.name().to_owned();
+        let here = host.cookie();
         let namespace = namespaces::named(&name).unwrap();
         for (cookie, is_short) in [(here, true), (u64::MAX, false)] {
             let dir = tempfile::tempdir().unwrap();
-            let journal = Journal::free(&dir.path().join("journal")).unwrap();
-            let mut actuators = Actuators::new(journal);
-            for index in 0..JOURNALLED {
+            let mut journal = Journal::free(&dir.path().join("journal")).unwrap();
+            for index in 0..MAX_SETTINGS {
                 let index = u32::try_from(index).unwrap();
-                let entry = Entry {
-                    thing: Thing::Setting(cookie, Setting::InterfaceRedirects(1000 + index)),
-                    before: Value::Text("1".to_owned()),
-                    after: Value::Text("0".to_owned()),
-                    earlier: None,
-                    largest: 0,
-                };
-                actuators.journal_mut().note(entry).unwrap();
+                journal.note(redirects(cookie, 1000 + index)).unwrap();
             }
-            let mut watch = Watch::new(Profile::Security);
-            let seen = watch.look(
-                std::slice::from_ref(&namespace),
-                Some(&mut actuators),
-                || false,
-            );
+            let mut watch = ProfileWatch::new(Profile::Security);
+            let scan = watch.scan(std::slice::from_ref(&namespace), Some(&mut journal), || {
+                false
+            });
             let short: &[&str] = if is_short { &[&name] } else { &[] };
             assert!(
-                seen.short
+                scan.short
                     .iter()
                     .map(|netns| &**netns)
                     .eq(short.iter().copied())
             );
-            assert_eq!(seen.found.is_empty(), is_short);
-            let kept = if is_short { JOURNALLED } else { 0 };
-            assert_eq!(actuators.settings(None), [0, kept + seen.found.len()]);
+            assert_eq!(scan.lax.is_empty(), is_short);
+            let kept = if is_short { MAX_SETTINGS } else { 0 };
+            assert_eq!(count_settings(&journal, None), [0, kept + scan.lax.len()]);
         }
     }
+
     #[test]
-    fn strangers_take_no_room_from_the_own_namespace() {
-        let name = |which: &str| format!("taut-tune-{}-room-{which}", std::process::id());
-        let [own, stranger, full] =
-            ["own", "stranger", "full"].map(|which| Host(Netns::create(&name(which)).unwrap()));
-        let of_stranger = stranger.0.run(netns::cookie).unwrap().unwrap();
-        // There it is the own one.
-        let seen = own.0.run(|| {
+    fn other_namespaces_take_no_room_from_the_own_one() {
+        let [own, stranger, full] = ["room-own", "room-stranger", "room-full"].map(TestNetns::new);
+        let of_stranger = stranger.cookie();
+        // The own namespace of a thread in it.
+        let scan = own.run(|| {
             let dir = tempfile::tempdir().unwrap();
             let mut journal = Journal::free(&dir.path().join("journal")).unwrap();
-            for index in 0..JOURNALLED - OWN_JOURNALLED {
+            for index in 0..MAX_SETTINGS - OWN_SETTINGS {
                 let index = u32::try_from(index).unwrap();
-                let entry = Entry {
-                    thing: Thing::Setting(of_stranger, Setting::InterfaceRedirects(1000 + index)),
-                    before: Value::Text("1".to_owned()),
-                    after: Value::Text("0".to_owned()),
-                    earlier: None,
-                    largest: 0,
-                };
-                journal.note(entry).unwrap();
+                journal.note(redirects(of_stranger, 1000 + index)).unwrap();
             }
-            let mut actuators = Actuators::new(journal);
-            let mut watch = Watch::new(Profile::Security);
-            let full = namespaces::named(full.0.name()).unwrap();
-            let most = INTERFACES_OF_ALL - OWN_INTERFACES;
-            watch.spaces.insert(full.id, (Space::full(most), 0));
+            let mut watch = ProfileWatch::new(Profile::Security);
+            let full = namespaces::named(full.name()).unwrap();
+            let most = MAX_ALL_INTERFACES - OWN_INTERFACES;
+            watch
+                .namespaces
+                .insert(full.id, (VisitedNamespace::full(most), 0));
             let namespaces = [
                 namespaces::own().unwrap(),
-                namespaces::named(stranger.0.name()).unwrap(),
+                namespaces::named(stranger.name()).unwrap(),
             ];
-            let seen = watch.look(&namespaces, Some(&mut actuators), || false);
-            actuators.undo();
-            seen
+            let scan = watch.scan(&namespaces, Some(&mut journal), || false);
+            Actuators::new(journal).undo();
+            scan
         });
-        let seen = seen.unwrap();
-        assert!(seen.found.iter().all(|(netns, _)| netns == "-"));
-        let is_of_interface = |found: &Found| match found.change {
+        let scan = scan.unwrap();
+        assert!(scan.lax.iter().all(|(netns, _)| netns == "-"));
+        let is_of_interface = |lax: &LaxSetting| match lax.change {
             Change::Setting { setting, .. } => setting.interface().is_some(),
             _ => false,
         };
-        assert!(seen.found.iter().any(|(_, found)| is_of_interface(found)));
+        assert!(scan.lax.iter().any(|(_, lax)| is_of_interface(lax)));
         assert!(
-            seen.short
+            scan.short
                 .iter()
                 .map(|netns| &**netns)
-                .eq([stranger.0.name()])
+                .eq([stranger.name()])
         );
     }
 }

@@ -1,7 +1,7 @@
-//! A route, and its two metrics of how connections begin: what is edited in it, and when it is to be left alone. Pure.
+//! The kernel's message about a route: read, and edited for sending back. Pure.
 //!
-//! The kernel replaces a route as a whole. So its own message is sent back to it, byte for byte but for these two metrics; a route that would not
-//! come back as it was is left alone.
+//! The kernel replaces a route as a whole. So its own message is sent back byte for byte, except for two metrics. A route that would not come
+//! back unchanged has an [`Obstacle`] and is left alone.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -10,20 +10,20 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use netlink_packet_core::NlasIterator;
 use serde::{Deserialize, Serialize};
+use taut_sys::route::{Family, MAIN_TABLE};
 
-use super::metrics::{EACH, Metrics};
+use super::metrics::{ATTRIBUTES, Metrics};
 
 /// linux/rtnetlink.h.
-pub(super) const RT_TABLE_MAIN: u32 = 254;
 const RTN_UNICAST: u8 = 1;
 const RTPROT_REDIRECT: u8 = 1;
 const RTPROT_KERNEL: u8 = 2;
 const RTPROT_RA: u8 = 9;
 const RTM_F_CLONED: u32 = 0x200;
-/// Those that whoever makes a route says: `RTNH_F_PERVASIVE` and `RTNH_F_ONLINK`. The others are the kernel's, which takes none of them back.
-const FLAGS: u8 = 2 | 4;
+/// The flags that a request may set: `RTNH_F_PERVASIVE` and `RTNH_F_ONLINK`. The kernel sets all others and accepts none of them back.
+const REQUEST_FLAGS: u8 = 2 | 4;
 
-pub(super) const RTA_DST: u16 = 1;
+const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
 const RTA_PRIORITY: u16 = 6;
@@ -32,52 +32,50 @@ const RTA_METRICS: u16 = 8;
 const RTA_MULTIPATH: u16 = 9;
 const RTA_FLOW: u16 = 11;
 const RTA_CACHEINFO: u16 = 12;
-pub(super) const RTA_TABLE: u16 = 15;
+const RTA_TABLE: u16 = 15;
 const RTA_VIA: u16 = 18;
 const RTA_PREF: u16 = 20;
 const RTA_NH_ID: u16 = 30;
 
-/// `struct rtmsg`, and the part of `struct rtnexthop` before its attributes.
-pub(super) const HEADER: usize = 12;
+/// Bytes of `struct rtmsg`.
+const HEADER: usize = 12;
+/// Bytes of `struct rtnexthop`, which the attributes of a next hop follow.
 const NEXT_HOP: usize = 8;
-/// Bytes of a route's metrics; no kernel has so many.
-const METRICS_MOST: usize = 4096;
-/// `rta_expires` of `struct rta_cacheinfo`.
+/// The most bytes of a route's metrics that are read; the kernel has 17 of 8 bytes each.
+const MAX_METRICS: usize = 4096;
+/// The offset of `rta_expires` in `struct rta_cacheinfo`.
 const EXPIRES: usize = 8;
 
-pub(super) const V4: u8 = 2;
-pub(super) const V6: u8 = 10;
-
-/// What a route of the main table is known by. Protocols number their priorities for themselves.
+/// What identifies a route of the main table. IPv4 and IPv6 number their priorities separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Name {
-    /// Its destination's first address,
+pub struct RouteKey {
+    /// The first address of the destination.
     pub destination: IpAddr,
-    /// and how many bits of that count.
+    /// The prefix length of the destination.
     pub length: u8,
-    /// The type of service that it is for.
+    /// The type of service that the route is for.
     pub tos: u8,
-    /// Which of several is taken: the least. `ip route` calls it metric.
+    /// The priority, of which the kernel prefers the lowest. `ip route` calls it metric.
     pub priority: u32,
 }
 
 /// A route of the main table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Which.
-    pub name: Name,
-    /// As they are.
+    /// What identifies it.
+    pub key: RouteKey,
+    /// Its metrics.
     pub metrics: Metrics,
-    /// It leads somewhere: it neither refuses nor drops.
+    /// Whether it forwards packets: it neither rejects nor drops them.
     pub is_unicast: bool,
     header: [u8; HEADER],
     attributes: Vec<Attribute>,
     obstacle: Option<Obstacle>,
 }
 
-/// An attribute as it came, with its header and without what pads it.
+/// An attribute as received, with its header and without its padding.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Attribute {
+struct Attribute {
     kind: u16,
     raw: Vec<u8>,
 }
@@ -85,48 +83,60 @@ pub(super) struct Attribute {
 /// Why a route is left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Obstacle {
-    /// It would last for ever.
-    #[error("it expires, and would not any more")]
+    /// The route expires. A replaced one would not.
+    #[error("it expires, which a change would prevent")]
     Expires,
-    /// The kernel finds its own routes again by marks that nobody else can set, and those of a network manager say the same of themselves.
+    /// The kernel recognizes the routes that it made from router advertisements by marks that no request can set. A network manager's have
+    /// the same protocol.
     #[error(
-        "it is from a router's advertisement (by the kernel, or by a network manager), and who has made it might not look after it any more"
+        "it comes from a router advertisement, and its owner (the kernel or a network manager) may no longer maintain a changed one"
     )]
     Advertised,
-    /// The kernel's own.
-    #[error("the kernel has made it, and would not look after it any more")]
-    Kernels,
-    /// Of IPv4 the kernel compares no metrics where it looks whether it has such a route already: others would get them, and it would not
-    /// take them back.
+    /// The kernel made the route for itself.
+    #[error("the kernel made it and would no longer maintain a changed one")]
+    KernelMade,
+    /// The kernel shares the inside of IPv4 routes that look alike, and does not compare the metrics of those with a nexthop object: other
+    /// routes would get the metrics and not lose them again.
     #[error(
-        "its next hop is an object of its own, and the kernel would set it on other routes, too"
+        "its next hop is a nexthop object, and the kernel would change other routes that use it"
     )]
-    Object,
-    /// Its key has more in it than this program knows.
+    NexthopObject,
+    /// The route has a source prefix, which is not part of [`RouteKey`].
     #[error("it is for some sources only")]
     Source,
-    /// An attribute that the kernel may not take back as it gives it: an encapsulation, or a newer kernel's.
-    #[error("it has something (attribute {0}) that may not come back as it is")]
+    /// An attribute that the kernel may not accept back unchanged: an encapsulation, or one of a newer kernel.
+    #[error("it has attribute {0}, which may not come back unchanged")]
     Attribute(u16),
-    /// The kernel replaces one of them.
+    /// Several routes have the same key, and the kernel replaces one of them.
     #[error("there is another for the same destination and with the same metric")]
     Ambiguous,
 }
 
-// === impl Name ===
+/// What a route message says about the place of its route in a dump.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DumpPosition {
+    /// The address family; `None`: neither IPv4 nor IPv6.
+    pub(super) family: Option<Family>,
+    /// The first address of the destination; `None`: it cannot be read.
+    pub(super) destination: Option<IpAddr>,
+    /// The routing table.
+    pub(super) table: u32,
+}
 
-impl Name {
-    /// Its destination; `None`: there is no such one.
+// === impl RouteKey ===
+
+impl RouteKey {
+    /// Returns the destination; `None` if the length is not valid.
     pub fn prefix(&self) -> Option<IpNet> {
         IpNet::new(self.destination, self.length).ok()
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for RouteKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.destination, self.length) {
             (IpAddr::V4(_), 0) => write!(f, "default")?,
-            (IpAddr::V6(_), 0) => write!(f, "default of IPv6")?,
+            (IpAddr::V6(_), 0) => write!(f, "IPv6 default")?,
             (destination, length) => write!(f, "{destination}/{length}")?,
         }
         if self.tos != 0 {
@@ -142,7 +152,7 @@ impl fmt::Display for Name {
 // === impl Route ===
 
 impl Route {
-    /// What the kernel's message is about; `None`: no route of the main table, or nothing that can be read.
+    /// Parses the kernel's message; `None` if it is not about a route of the main table, or cannot be read.
     pub fn parse(message: &[u8]) -> Option<Self> {
         let (header, rest) = message.split_first_chunk::<HEADER>()?;
         let [
@@ -156,30 +166,23 @@ impl Route {
             kind,
             flags @ ..,
         ] = *header;
+        let family = Family::from_number(family)?;
         let attributes = attributes(rest)?;
         let value = |kind| find(&attributes, kind);
-        let number = |kind| value(kind).and_then(number);
-        if number(RTA_TABLE).unwrap_or(table.into()) != RT_TABLE_MAIN
+        if route_table(table, &attributes) != u32::from(MAIN_TABLE)
             || u32::from_ne_bytes(flags) & RTM_F_CLONED != 0
         {
             return None;
         }
-        let destination = match (family, value(RTA_DST)) {
-            (V4, None) => Ipv4Addr::UNSPECIFIED.into(),
-            (V4, Some(bytes)) => IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?),
-            (V6, None) => Ipv6Addr::UNSPECIFIED.into(),
-            (V6, Some(bytes)) => IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?),
-            _ => return None,
-        };
-        let name = Name {
-            destination,
+        let key = RouteKey {
+            destination: destination(family, value(RTA_DST))?,
             length,
             tos,
-            priority: number(RTA_PRIORITY).unwrap_or(0),
+            priority: value(RTA_PRIORITY).and_then(number).unwrap_or(0),
         };
-        name.prefix()?;
+        key.prefix()?;
         Some(Self {
-            name,
+            key,
             metrics: metrics(value(RTA_METRICS).unwrap_or_default())?,
             is_unicast: kind == RTN_UNICAST,
             obstacle: obstacle(family, source, protocol, &attributes),
@@ -188,23 +191,23 @@ impl Route {
         })
     }
 
-    /// Why it is to be left alone.
+    /// Returns why the route must be left alone, if it must.
     pub fn obstacle(&self) -> Option<Obstacle> {
         self.obstacle
     }
 
-    /// Its message, with these metrics and all else as it is, as the kernel takes it.
+    /// Returns the message that replaces the route by one with the metrics `to` and everything else unchanged.
     pub fn with(&self, to: Metrics) -> Vec<u8> {
         let mut message = self.header.to_vec();
-        let by_object = find(&self.attributes, RTA_NH_ID).is_some();
-        // A next hop that is an object of its own says these itself.
-        let flags = match by_object {
+        let has_object = find(&self.attributes, RTA_NH_ID).is_some();
+        // A nexthop object has these flags itself.
+        let accepted = match has_object {
             true => 0,
-            false => u32::from(FLAGS),
+            false => u32::from(REQUEST_FLAGS),
         };
-        let had = u32::from_ne_bytes([8, 9, 10, 11].map(|at| self.header[at]));
-        message[8..HEADER].copy_from_slice(&(had & flags).to_ne_bytes());
-        let nest = nest(find(&self.attributes, RTA_METRICS).unwrap_or_default(), to);
+        let flags = u32::from_ne_bytes([8, 9, 10, 11].map(|at| self.header[at]));
+        message[8..HEADER].copy_from_slice(&(flags & accepted).to_ne_bytes());
+        let nest = metrics_nest(find(&self.attributes, RTA_METRICS).unwrap_or_default(), to);
         let mut nest = Some(nest).filter(|nest| !nest.is_empty());
         for Attribute { kind, raw } in &self.attributes {
             match *kind {
@@ -213,9 +216,9 @@ impl Route {
                         put(&mut message, &raw[2..4], &nest);
                     }
                 }
-                // What it leads to is told in both ways, and taken in one.
-                RTA_OIF | RTA_GATEWAY | RTA_VIA | RTA_MULTIPATH if by_object => {}
-                RTA_MULTIPATH => put(&mut message, &raw[2..4], &next_hops(&raw[4..])),
+                // The kernel reports the object and its next hops, and accepts only the object.
+                RTA_OIF | RTA_GATEWAY | RTA_VIA | RTA_MULTIPATH if has_object => {}
+                RTA_MULTIPATH => put(&mut message, &raw[2..4], &with_request_flags(&raw[4..])),
                 _ => put(&mut message, &raw[2..4], &raw[4..]),
             }
         }
@@ -226,17 +229,17 @@ impl Route {
     }
 }
 
-/// Those of a list that are of these destinations and lead somewhere; each that the kernel could take for another has that obstacle.
-pub fn choose(mut routes: Vec<Route>) -> Vec<Route> {
-    // The kernel has no two that are the same in everything: it has told of one twice.
-    let mut told = HashSet::new();
-    routes.retain(|route| told.insert((route.header, route.attributes.clone())));
-    let mut counts = HashMap::<Name, usize>::new();
+/// Returns the unicast routes of a dump once each, and marks those that the kernel could mistake for one another.
+pub fn unicast(mut routes: Vec<Route>) -> Vec<Route> {
+    // A dump may report a route twice; no two routes of the kernel's are equal.
+    let mut reported = HashSet::new();
+    routes.retain(|route| reported.insert((route.header, route.attributes.clone())));
+    let mut counts = HashMap::<RouteKey, usize>::new();
     for route in &routes {
-        *counts.entry(route.name).or_default() += 1;
+        *counts.entry(route.key).or_default() += 1;
     }
     for route in &mut routes {
-        if counts[&route.name] > 1 {
+        if counts[&route.key] > 1 {
             route.obstacle = Some(Obstacle::Ambiguous);
         }
     }
@@ -244,7 +247,40 @@ pub fn choose(mut routes: Vec<Route>) -> Vec<Route> {
     routes
 }
 
-fn obstacle(family: u8, source: u8, protocol: u8, attributes: &[Attribute]) -> Option<Obstacle> {
+/// Returns the place of the message's route in a dump; `None` if the message cannot be read.
+pub(super) fn dump_position(message: &[u8]) -> Option<DumpPosition> {
+    let (header, rest) = message.split_first_chunk::<HEADER>()?;
+    let attributes = attributes(rest)?;
+    let family = Family::from_number(header[0]);
+    Some(DumpPosition {
+        family,
+        destination: family.and_then(|family| destination(family, find(&attributes, RTA_DST))),
+        table: route_table(header[4], &attributes),
+    })
+}
+
+/// Returns the first address of a destination; a missing attribute is a default route. `None` if its length is wrong.
+fn destination(family: Family, attribute: Option<&[u8]>) -> Option<IpAddr> {
+    Some(match (family, attribute) {
+        (Family::V4, None) => Ipv4Addr::UNSPECIFIED.into(),
+        (Family::V4, Some(bytes)) => IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?),
+        (Family::V6, None) => Ipv6Addr::UNSPECIFIED.into(),
+        (Family::V6, Some(bytes)) => IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?),
+    })
+}
+
+/// Returns the route's table: the attribute, if there is one, because the header has room for 8 bits only.
+fn route_table(header: u8, attributes: &[Attribute]) -> u32 {
+    let attribute = find(attributes, RTA_TABLE).and_then(number);
+    attribute.unwrap_or(header.into())
+}
+
+fn obstacle(
+    family: Family,
+    source: u8,
+    protocol: u8,
+    attributes: &[Attribute],
+) -> Option<Obstacle> {
     if source != 0 {
         return Some(Obstacle::Source);
     }
@@ -252,27 +288,27 @@ fn obstacle(family: u8, source: u8, protocol: u8, attributes: &[Attribute]) -> O
     if expires.is_some_and(|expires| expires != 0) {
         return Some(Obstacle::Expires);
     }
-    if family == V4 && find(attributes, RTA_NH_ID).is_some() {
-        return Some(Obstacle::Object);
+    if family == Family::V4 && find(attributes, RTA_NH_ID).is_some() {
+        return Some(Obstacle::NexthopObject);
     }
-    // Of IPv4 it looks for what a route says, and not for marks.
+    // The kernel finds its own IPv4 routes by their contents, not by marks.
     match (family, protocol) {
-        (V6, RTPROT_RA) => return Some(Obstacle::Advertised),
-        (V6, RTPROT_KERNEL | RTPROT_REDIRECT) => return Some(Obstacle::Kernels),
+        (Family::V6, RTPROT_RA) => return Some(Obstacle::Advertised),
+        (Family::V6, RTPROT_KERNEL | RTPROT_REDIRECT) => return Some(Obstacle::KernelMade),
         _ => {}
     }
     let unknown = |attribute: &Attribute| match attribute.kind {
         RTA_DST | RTA_OIF | RTA_GATEWAY | RTA_PRIORITY | RTA_PREFSRC | RTA_METRICS | RTA_FLOW
         | RTA_CACHEINFO | RTA_TABLE | RTA_VIA | RTA_PREF | RTA_NH_ID => None,
-        RTA_MULTIPATH => unknown_of_next_hops(&attribute.raw[4..]),
+        RTA_MULTIPATH => unknown_in_next_hops(&attribute.raw[4..]),
         kind => Some(kind),
     };
     let unknown = attributes.iter().find_map(unknown);
     unknown.map(Obstacle::Attribute)
 }
 
-/// `None`: they are cut.
-pub(super) fn attributes(bytes: &[u8]) -> Option<Vec<Attribute>> {
+/// Parses attributes; `None` if they are truncated.
+fn attributes(bytes: &[u8]) -> Option<Vec<Attribute>> {
     NlasIterator::new(bytes)
         .map(|attribute| {
             let attribute = attribute.ok()?;
@@ -285,35 +321,36 @@ pub(super) fn attributes(bytes: &[u8]) -> Option<Vec<Attribute>> {
         .collect()
 }
 
-/// The value of the first of this kind.
-pub(super) fn find(attributes: &[Attribute], kind: u16) -> Option<&[u8]> {
+/// Returns the value of the first attribute of this kind.
+fn find(attributes: &[Attribute], kind: u16) -> Option<&[u8]> {
     let found = attributes.iter().find(|attribute| attribute.kind == kind)?;
     found.raw.get(4..)
 }
 
-pub(super) fn number(value: &[u8]) -> Option<u32> {
+fn number(value: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(value.get(..4)?.try_into().ok()?))
 }
 
 fn metrics(nest: &[u8]) -> Option<Metrics> {
-    // The kernel has 17 of them. Two more always fit into an attribute then.
-    if nest.len() > METRICS_MOST {
+    // Two more metrics always fit into an attribute of this size.
+    if nest.len() > MAX_METRICS {
         return None;
     }
     let inside = attributes(nest)?;
     Some(Metrics::of(
-        EACH.map(|(kind, _)| find(&inside, kind).and_then(number)),
+        ATTRIBUTES.map(|(kind, _)| find(&inside, kind).and_then(number)),
     ))
 }
 
-/// The inside of the metrics' attribute, with these two.
-fn nest(before: &[u8], to: Metrics) -> Vec<u8> {
+/// Returns the value of the metrics attribute, with these two metrics and the others of `before`.
+fn metrics_nest(before: &[u8], to: Metrics) -> Vec<u8> {
     let mut nest = Vec::new();
+    let is_other = |of: &Attribute| ATTRIBUTES.iter().all(|(kind, _)| *kind != of.kind);
     let others = attributes(before).unwrap_or_default().into_iter();
-    for Attribute { raw, .. } in others.filter(|of| EACH.iter().all(|(kind, _)| *kind != of.kind)) {
+    for Attribute { raw, .. } in others.filter(is_other) {
         put(&mut nest, &raw[2..4], &raw[4..]);
     }
-    for ((kind, _), value) in EACH.iter().zip(to.values()) {
+    for ((kind, _), value) in ATTRIBUTES.iter().zip(to.values()) {
         if let Some(value) = value {
             put(&mut nest, &kind.to_ne_bytes(), &value.to_ne_bytes());
         }
@@ -321,9 +358,9 @@ fn nest(before: &[u8], to: Metrics) -> Vec<u8> {
     nest
 }
 
-/// Appends an attribute, whose kind may have marks of the kernel's on it.
+/// Appends an attribute. `kind` includes the kernel's flags, such as `NLA_F_NESTED`.
 fn put(message: &mut Vec<u8>, kind: &[u8], value: &[u8]) {
-    // It was one before, or is short.
+    // The value was an attribute before, or is short.
     let length = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
     message.extend(length.to_ne_bytes());
     message.extend(kind);
@@ -331,8 +368,8 @@ fn put(message: &mut Vec<u8>, kind: &[u8], value: &[u8]) {
     message.resize(message.len().next_multiple_of(4), 0);
 }
 
-/// Where each of several next hops begins, and its length.
-fn each_next_hop(bytes: &[u8]) -> impl Iterator<Item = (usize, usize)> {
+/// Returns the offset and the length of each next hop of a multipath attribute.
+fn next_hops(bytes: &[u8]) -> impl Iterator<Item = (usize, usize)> {
     let mut at = 0;
     std::iter::from_fn(move || {
         let head = bytes.get(at..at + NEXT_HOP)?;
@@ -346,17 +383,18 @@ fn each_next_hop(bytes: &[u8]) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-fn next_hops(bytes: &[u8]) -> Vec<u8> {
-    let mut made = bytes.to_vec();
-    for (at, _) in each_next_hop(bytes) {
-        made[at + 2] &= FLAGS;
+/// Returns a multipath attribute with only the flags that a request may set.
+fn with_request_flags(bytes: &[u8]) -> Vec<u8> {
+    let mut edited = bytes.to_vec();
+    for (at, _) in next_hops(bytes) {
+        edited[at + 2] &= REQUEST_FLAGS;
     }
-    made
+    edited
 }
 
-fn unknown_of_next_hops(bytes: &[u8]) -> Option<u16> {
+fn unknown_in_next_hops(bytes: &[u8]) -> Option<u16> {
     let mut end = 0;
-    for (at, length) in each_next_hop(bytes) {
+    for (at, length) in next_hops(bytes) {
         end = (at + length).next_multiple_of(4);
         let Some(inside) = attributes(&bytes[at + NEXT_HOP..at + length]) else {
             return Some(RTA_MULTIPATH);
@@ -368,7 +406,7 @@ fn unknown_of_next_hops(bytes: &[u8]) -> Option<u16> {
             return Some(unknown.kind);
         }
     }
-    // What is behind the last that can be read.
+    // Bytes after the last next hop that can be read.
     (end < bytes.len()).then_some(RTA_MULTIPATH)
 }
 

@@ -1,55 +1,55 @@
-//! The two metrics of a route that say how connections over it begin, and whose they are. Pure.
+//! The two metrics of a route that set the initial windows of connections, and whose they are. Pure.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The most segments that a connection may be begun with: 1.4 MB. RFC 6928 has 10, and what large networks serve with is some tens.
-pub const MOST: u32 = 1000;
+/// The largest initial window, in segments: 1.4 MB. RFC 6928 has 10; large networks serve with some tens.
+pub const MAX_INITIAL_WINDOW: u32 = 1000;
 
 /// linux/rtnetlink.h.
 const RTAX_INITCWND: u16 = 11;
 const RTAX_INITRWND: u16 = 14;
 
-/// With how much a connection over a route begins, in segments.
+/// Both metrics, in the kernel's order.
+pub(super) const ATTRIBUTES: [(u16, &str); 2] =
+    [(RTAX_INITCWND, "initcwnd"), (RTAX_INITRWND, "initrwnd")];
+
+/// The initial windows of connections over a route, in segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Metrics {
-    /// It sends so much before anything is acknowledged; nothing: what the kernel has for all, 10.
+    /// Segments sent before the first acknowledgement; `None`: the kernel's default, 10.
     pub initcwnd: Option<u32>,
-    /// It lets its peer send so much at first; nothing: what the kernel has for all, up to 64 KiB.
+    /// Segments that the peer may send at first; `None`: the kernel's default, up to 64 KiB.
     pub initrwnd: Option<u32>,
 }
 
-/// What is to be done with a route's metrics.
+/// What to do with a route's metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// They are as they should be.
-    Nothing,
-    /// They are to be set.
+    /// The route already has the requested metrics.
+    Keep,
+    /// Set the metrics.
     Set {
-        /// What they are to be.
+        /// All metrics of the new route.
         to: Metrics,
-        /// Which of them are Taut's then.
+        /// The ones that Taut owns then, and takes back at the end.
         ours: Metrics,
     },
-    /// Somebody has chosen them.
-    Others,
+    /// Another program or an administrator has set them.
+    Foreign,
 }
 
-/// What is to be done with a route's metrics to undo what was done.
+/// What to do with a route's metrics at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Back {
-    /// What they are to be.
+pub struct Restoration {
+    /// All metrics of the restored route.
     pub to: Metrics,
-    /// One of them was changed by somebody else, and stays as it is.
-    pub others: bool,
+    /// Whether another program has changed one of them since, which stays as it is.
+    pub is_foreign: bool,
 }
 
 // === impl Metrics ===
-
-/// Each of them, in the kernel's order.
-pub(super) const EACH: [(u16, &str); 2] =
-    [(RTAX_INITCWND, "initcwnd"), (RTAX_INITRWND, "initrwnd")];
 
 impl Metrics {
     pub(super) fn values(self) -> [Option<u32>; 2] {
@@ -60,30 +60,32 @@ impl Metrics {
         Self { initcwnd, initrwnd }
     }
 
-    /// These, of those that `others` has.
+    /// Returns these metrics, restricted to those that `others` has.
     #[must_use]
     pub fn among(self, others: Self) -> Self {
         let (these, others) = (self.values(), others.values());
         Self::of([0, 1].map(|at| others[at].and(these[at])))
     }
 
-    /// What is to be done where these were asked for. `made`: what this program has made them, and may be there.
+    /// Decides what to do with a route that has the metrics `now`, if these metrics are requested.
+    ///
+    /// `made`: the values that this program has set on the route, of which each may be in place.
     pub fn step(self, now: Self, made: &[Self]) -> Step {
-        let (asked, now) = (self.values(), now.values());
+        let (requested, now) = (self.values(), now.values());
         let is_made = |at: usize| {
             let is = |made: &Self| made.values()[at] == now[at];
             now[at].is_some() && made.iter().any(is)
         };
-        let is_others = |at: usize| {
-            let is_other = asked[at].is_some() && now[at].is_some() && now[at] != asked[at];
-            is_other && !is_made(at)
+        let is_foreign = |at: usize| {
+            let differs = requested[at].is_some() && now[at].is_some() && now[at] != requested[at];
+            differs && !is_made(at)
         };
-        if is_others(0) || is_others(1) {
-            return Step::Others;
+        if is_foreign(0) || is_foreign(1) {
+            return Step::Foreign;
         }
-        let to = Self::of([0, 1].map(|at| asked[at].or(now[at])));
+        let to = Self::of([0, 1].map(|at| requested[at].or(now[at])));
         if to.values() == now {
-            return Step::Nothing;
+            return Step::Keep;
         }
         let is_ours = |at: usize| to.values()[at] != now[at] || is_made(at);
         let ours = [0, 1].map(|at| to.values()[at].filter(|_| is_ours(at)));
@@ -93,11 +95,11 @@ impl Metrics {
         }
     }
 
-    /// What is to be done where these were there before, and `made` was made of them.
-    pub fn back(self, now: Self, made: &[Self]) -> Back {
+    /// Decides how to restore a route that has the metrics `now` and had these before this program set `made`.
+    pub fn restore(self, now: Self, made: &[Self]) -> Restoration {
         let (before, now) = (self.values(), now.values());
         let mut to = now;
-        let mut others = false;
+        let mut is_foreign = false;
         for at in 0..2 {
             let mut made = made.iter().filter_map(|made| made.values()[at]).peekable();
             if made.peek().is_none() || now[at] == before[at] {
@@ -105,21 +107,21 @@ impl Metrics {
             }
             match made.any(|made| now[at] == Some(made)) {
                 true => to[at] = before[at],
-                false => others = true,
+                false => is_foreign = true,
             }
         }
-        Back {
+        Restoration {
             to: Self::of(to),
-            others,
+            is_foreign,
         }
     }
 }
 
 impl fmt::Display for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut said = EACH.iter().zip(self.values());
+        let mut values = ATTRIBUTES.iter().zip(self.values());
         let mut between = "";
-        said.try_for_each(|((_, name), value)| match value {
+        values.try_for_each(|((_, name), value)| match value {
             None => Ok(()),
             Some(value) => write!(f, "{}{name} {value}", std::mem::replace(&mut between, ", ")),
         })

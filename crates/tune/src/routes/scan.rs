@@ -1,4 +1,4 @@
-//! Which routes are looked at, and what is set on them or said of them.
+//! Visits the routes of all namespaces, and sets the requested metrics or reports what it would set.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -6,402 +6,402 @@ use std::time::{Duration, Instant};
 use taut_observe::namespaces::Namespace;
 use taut_sys::netns::NetnsId;
 
-use crate::actuate::{ActuateError, Actuators};
+use super::apply;
+use super::error::RouteError;
+use super::message::{Route, RouteKey};
+use super::metrics::{Metrics, Step};
+use super::selection::{Destinations, Selector};
+use super::table::{LIST_TRIES, MAX_ROUTES, RouteOutcome, RouteTable};
+use crate::journal::Journal;
+use crate::pace::REPEAT_SCANS;
 use crate::plan::Change;
-use crate::routes::message::{Name, Route};
-use crate::routes::metrics::{Metrics, Step};
-use crate::routes::selection::{Chosen, Destinations};
-use crate::routes::table::{Made as RouteMade, ROUTES, ROUTES_OF_ALL, Space, TRIES};
-use crate::tuner::{AGAIN, Outcome, Told, tell};
+use crate::report::{ChangeReport, Outcome};
 
-/// Looks after which a namespace whose routes could not be listed, or not all be set, is looked at again.
-const SOON: u64 = 5;
-/// What a look takes at most in the first namespace, this program's own or the one that was asked for; in another; and in all others together.
-const TIME_OF_FIRST: Duration = Duration::from_secs(20);
-const TIME: Duration = Duration::from_secs(1);
-const TIME_OF_ALL: Duration = Duration::from_secs(5);
-/// Routes of one namespace of which it is said why they are left alone.
-const SAID: usize = 1000;
-/// The same of all namespaces together, but the first.
-const SAID_OF_ALL: usize = 100 * SAID;
+/// The most routes of all namespaces in the journal, except the first one, which has room of its own: containers leave room for everything
+/// else.
+const MAX_ROUTES_OF_OTHERS: usize = 16 * MAX_ROUTES;
+/// Scans after which a namespace is visited again if its routes could not be listed, or not all be set.
+const RETRY_SCANS: u64 = 5;
+/// The most time for the first namespace, this program's own or the requested one.
+const FIRST_TIME: Duration = Duration::from_secs(20);
+/// The most time for another namespace.
+const OTHER_TIME: Duration = Duration::from_secs(1);
+/// The most time for all other namespaces together.
+const OTHERS_TIME: Duration = Duration::from_secs(5);
+/// The most routes of one namespace that are reported as left alone.
+const MAX_REPORTED: usize = 1000;
+/// The same of all namespaces together, except the first.
+const MAX_REPORTED_OF_OTHERS: usize = 100 * MAX_REPORTED;
 
-/// Why one is changed.
-pub(crate) const BECAUSE: &str = "it is asked for: the kernel begins each connection with 10 segments (RFC 6928), whatever its path takes";
-
-/// Sets on the routes of all namespaces with how much a connection begins, or says what it would set.
+/// Sets the initial windows on the selected routes of all namespaces, or reports what it would set.
 #[derive(Debug)]
-pub struct Routes {
-    chosen: Vec<Chosen>,
-    asked: Metrics,
+pub struct RouteTuner {
+    selectors: Vec<Selector>,
+    requested: Metrics,
     destinations: Destinations,
-    known: HashMap<NetnsId, Known>,
-    /// Which of `chosen` was found somewhere.
-    found: Vec<bool>,
-    /// All namespaces were looked at.
+    namespaces: HashMap<NetnsId, NamespaceState>,
+    /// Which selector has matched a route, by index.
+    matched: Vec<bool>,
+    /// Whether the routes of all namespaces were listed.
     is_whole: bool,
-    /// It was said which was not.
-    is_told: bool,
+    /// Whether selectors without a route were reported.
+    has_reported_unmatched: bool,
 }
 
-/// What is known of a namespace.
+/// What is remembered of a namespace.
 #[derive(Debug)]
-struct Known {
-    /// The kernel gives its inode to another when it is gone, but never its cookie.
+struct NamespaceState {
+    /// The kernel reuses inodes of namespaces, but not cookies.
     cookie: u64,
-    /// In which look its routes are to be looked at.
+    /// The number of the scan that visits it next.
     due: u64,
-    /// All of them were seen once.
+    /// Whether all of its routes were listed once.
     is_listed: bool,
-    /// Routes of which it was said why they are left alone.
-    said: HashSet<(Name, String)>,
-    /// What was said of it as a whole.
-    troubles: HashSet<Trouble>,
+    /// Routes that were reported as left alone, with the reasons.
+    reported: HashSet<(RouteKey, String)>,
+    /// Problems that were reported.
+    problems: HashSet<Problem>,
 }
 
-/// What is said once of a namespace.
+/// A problem of a namespace that is reported once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Trouble {
-    /// It could not be looked at.
+enum Problem {
+    /// Its routes could not be listed.
     Failed,
-    /// There is no room in the journal for all that would be changed.
-    Short,
-    /// More are left alone than are told.
-    Untold,
+    /// The journal has no room for all changes.
+    JournalFull,
+    /// More routes are left alone than are reported.
+    Unreported,
 }
 
-/// What a look came to.
+/// The result of a scan.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
-    /// What was said or done of routes,
-    pub(crate) told: Vec<Told>,
-    /// and of namespaces.
-    pub(crate) troubles: Vec<String>,
+pub(crate) struct RouteScan {
+    /// Changes of routes, made or advised.
+    pub(crate) reports: Vec<ChangeReport>,
+    /// Sentences about problems of namespaces.
+    pub(crate) problems: Vec<String>,
 }
 
-/// A namespace that is looked at, and for how long.
-struct At<'a> {
+/// A visit of a namespace.
+struct Visit<'a> {
     namespace: &'a Namespace,
     is_first: bool,
     goes_on: &'a dyn Fn() -> bool,
 }
 
-/// Routes that the journal has, of each namespace and of all, once that was counted.
+/// The numbers of routes in the journal, by namespace and in total, once they were counted.
 #[derive(Debug, Default)]
-struct Room(Option<(HashMap<u64, usize>, usize)>);
+struct JournalRoom(Option<(HashMap<u64, usize>, usize)>);
 
-/// What is changed.
-pub(crate) fn change(name: &Name, from: Metrics, to: Metrics) -> String {
-    let new = to.among(Metrics {
-        initcwnd: to.initcwnd.filter(|_| to.initcwnd != from.initcwnd),
-        initrwnd: to.initrwnd.filter(|_| to.initrwnd != from.initrwnd),
-    });
-    format!("route {name}: {new}")
+/// The result of handling a route that does not already have the requested metrics.
+enum Handled {
+    Reported(Outcome),
+    /// The route is left alone, for this reason.
+    LeftAlone(String),
+    /// Another program is changing the route.
+    ChangedMeanwhile,
 }
 
-/// What is expected of it.
-pub(crate) fn expected(from: Metrics, to: Metrics) -> String {
-    let sends = to.initcwnd.filter(|_| to.initcwnd != from.initcwnd);
-    let takes = to.initrwnd.filter(|_| to.initrwnd != from.initrwnd);
-    let sends = sends.map(|count| {
-        format!("who connects over it sends up to {count} segments in the first round trip")
-    });
-    let takes = takes
-        .map(|count| format!("peers may send {count} segments in it, or 64 KiB if that is less"));
-    let said: Vec<String> = sends.into_iter().chain(takes).collect();
-    said.join("; ")
-}
+// === impl RouteTuner ===
 
-// === impl Routes ===
-
-impl Routes {
-    /// These metrics are to be set on these routes; on all default routes, if none is chosen.
-    pub fn new(mut chosen: Vec<Chosen>, asked: Metrics) -> Self {
-        if chosen.is_empty() {
-            chosen.push(Chosen::defaults());
+impl RouteTuner {
+    /// Requests these metrics for the selected routes; without a selector, for all default routes.
+    pub fn new(mut selectors: Vec<Selector>, requested: Metrics) -> Self {
+        if selectors.is_empty() {
+            selectors.push(Selector::defaults());
         }
-        let destinations = chosen.iter().flat_map(Chosen::destinations);
+        let destinations = selectors.iter().flat_map(Selector::destinations);
         Self {
-            found: vec![false; chosen.len()],
+            matched: vec![false; selectors.len()],
             destinations: destinations.copied().collect(),
-            chosen,
-            asked,
-            known: HashMap::new(),
+            selectors,
+            requested,
+            namespaces: HashMap::new(),
             is_whole: false,
-            is_told: false,
+            has_reported_unmatched: false,
         }
     }
 
-    /// Looks at routes of namespaces that are new, or were looked at long ago: a route that was replaced has lost what was set. The first of them is this program's
-    /// own, or the only one. Those of which no cookie is known have ended, or cannot be entered. `ends`: whether it is to stop before it is through.
-    pub(crate) fn look(
+    /// Visits namespaces that are new or due: a route that was replaced since has lost the metrics.
+    ///
+    /// The first namespace is this program's own, or the requested one. A namespace without an entry in `cookies` has ended, or cannot be
+    /// entered. `ends`: whether to stop before the scan is complete.
+    pub(crate) fn scan(
         &mut self,
-        look: u64,
+        number: u64,
         namespaces: &[Namespace],
         cookies: &HashMap<NetnsId, u64>,
-        mut actuators: Option<&mut Actuators>,
+        mut journal: Option<&mut Journal>,
         ends: &dyn Fn() -> bool,
-    ) -> Seen {
+    ) -> RouteScan {
         let there: HashSet<NetnsId> = namespaces.iter().map(|namespace| namespace.id).collect();
-        self.known.retain(|id, _| there.contains(id));
-        let mut seen = Seen::default();
-        let mut room = Room::default();
-        let mut end_of_all = None;
-        // Then it is the turn of who has waited longest: a slow one keeps no other waiting for ever.
+        self.namespaces.retain(|id, _| there.contains(id));
+        let mut scan = RouteScan::default();
+        let mut room = JournalRoom::default();
+        let mut end_of_others = None;
+        // After the first, the namespace that has waited longest: a slow one delays no other for ever.
         let mut order: Vec<(usize, &Namespace)> = namespaces.iter().enumerate().collect();
         order.sort_by_key(|(at, namespace)| {
-            let due = self
-                .known
-                .get(&namespace.id)
-                .map_or(look, |known| known.due);
-            (*at != 0, due)
+            let state = self.namespaces.get(&namespace.id);
+            (*at != 0, state.map_or(number, |state| state.due))
         });
         for (at, namespace) in order {
             let Some(&cookie) = cookies.get(&namespace.id) else {
                 continue;
             };
-            let known = self.known.remove(&namespace.id);
-            let mut known = known
-                .filter(|known| known.cookie == cookie)
-                .unwrap_or_else(|| Known::new(cookie, look));
+            let state = self.namespaces.remove(&namespace.id);
+            let mut state = state
+                .filter(|state| state.cookie == cookie)
+                .unwrap_or_else(|| NamespaceState::new(cookie, number));
             let is_first = at == 0;
             let now = Instant::now();
             let end = match is_first {
-                true => now + TIME_OF_FIRST,
-                false => (now + TIME).min(*end_of_all.get_or_insert(now + TIME_OF_ALL)),
+                true => now + FIRST_TIME,
+                false => (now + OTHER_TIME).min(*end_of_others.get_or_insert(now + OTHERS_TIME)),
             };
             let goes_on = || !ends() && Instant::now() < end;
-            // Those for which there is no time now are due in the next look.
-            if look >= known.due && goes_on() {
-                let at = At {
+            // A namespace for which there is no time now stays due.
+            if number >= state.due && goes_on() {
+                let visit = Visit {
                     namespace,
                     is_first,
                     goes_on: &goes_on,
                 };
-                let looked = self.look_at(
-                    &at,
-                    &mut known,
+                let visited = self.visit(
+                    &visit,
+                    &mut state,
                     &mut room,
-                    actuators.as_deref_mut(),
-                    &mut seen,
+                    journal.as_deref_mut(),
+                    &mut scan,
                 );
-                known.is_listed |= looked.is_ok();
-                let is_done = matches!(looked, Ok(true));
-                known.due = look + if is_done { AGAIN } else { SOON };
-                if let Err(error) = looked
+                state.is_listed |= visited.is_ok();
+                let is_done = matches!(visited, Ok(true));
+                state.due = number + if is_done { REPEAT_SCANS } else { RETRY_SCANS };
+                if let Err(error) = visited
                     && !ends()
                 {
-                    let say = || format!("{error} (it is tried again)");
-                    known.say(Trouble::Failed, &mut seen, say);
+                    let sentence = || format!("{error} (will be tried again)");
+                    state.report_once(Problem::Failed, &mut scan, sentence);
                 }
             }
-            self.known.insert(namespace.id, known);
+            self.namespaces.insert(namespace.id, state);
         }
-        let is_listed = |id| self.known.get(id).is_none_or(|known| known.is_listed);
-        self.is_whole = !self.known.is_empty() && there.iter().all(is_listed);
-        seen
+        let is_listed = |id| self.namespaces.get(id).is_none_or(|state| state.is_listed);
+        self.is_whole = !self.namespaces.is_empty() && there.iter().all(is_listed);
+        scan
     }
 
-    /// What was chosen, and was not found when all namespaces were looked at the first time.
+    /// Returns, once, the selectors that matched no route when all namespaces were visited for the first time.
     pub(crate) fn unmatched(&mut self) -> Vec<String> {
-        if !self.is_whole || std::mem::replace(&mut self.is_told, true) {
+        if !self.is_whole || std::mem::replace(&mut self.has_reported_unmatched, true) {
             return Vec::new();
         }
-        let missing = self.chosen.iter().zip(&self.found);
-        missing
-            .filter(|(_, found)| !**found)
-            .map(|(chosen, _)| chosen.to_string())
+        let selectors = self.selectors.iter().zip(&self.matched);
+        selectors
+            .filter(|(_, matched)| !**matched)
+            .map(|(selector, _)| selector.to_string())
             .collect()
     }
 
-    /// `false`: not all that is to be done was.
-    fn look_at(
+    /// Visits a namespace. Returns `false` if something is left to do.
+    fn visit(
         &mut self,
-        at: &At<'_>,
-        known: &mut Known,
-        room: &mut Room,
-        mut actuators: Option<&mut Actuators>,
-        seen: &mut Seen,
-    ) -> Result<bool, ActuateError> {
-        // It has ended, and so has one whose place another has taken.
-        let Some(mut space) = Space::open(at.namespace, self.destinations.clone())? else {
+        visit: &Visit<'_>,
+        state: &mut NamespaceState,
+        room: &mut JournalRoom,
+        mut journal: Option<&mut Journal>,
+        scan: &mut RouteScan,
+    ) -> Result<bool, RouteError> {
+        let Some(mut table) = RouteTable::open(visit.namespace, self.destinations.clone())? else {
             return Ok(true);
         };
-        if space.cookie() != known.cookie {
+        // Another namespace has taken the inode: the next scan visits it.
+        if table.cookie() != state.cookie {
             return Ok(true);
         }
-        for _ in 0..TRIES {
-            let routes = space.list(TRIES, at.goes_on)?;
-            for (chosen, found) in self.chosen.iter().zip(&mut self.found) {
-                *found |= routes.iter().any(|route| chosen.takes(&route.name));
+        for _ in 0..LIST_TRIES {
+            let routes = table.list(LIST_TRIES, visit.goes_on)?;
+            for (selector, matched) in self.selectors.iter().zip(&mut self.matched) {
+                *matched |= routes.iter().any(|route| selector.selects(&route.key));
             }
-            let mut meanwhile = false;
+            let mut has_changed = false;
             for route in &routes {
-                if !(at.goes_on)() {
+                if !(visit.goes_on)() {
                     return Ok(false);
                 }
-                let is_first_time = actuators
-                    .as_deref()
-                    .is_some_and(|of| of.made_of_route(&space, route.name).is_empty());
+                let is_first_time = journal.as_deref().is_some_and(|journal| {
+                    apply::made_of_route(journal, table.cookie(), route.key).is_empty()
+                });
                 if is_first_time
                     && self.would_set(route)
-                    && let Some(actuators) = actuators.as_deref()
-                    && !room.has(at.is_first, actuators, known.cookie)
+                    && let Some(journal) = journal.as_deref()
+                    && !room.has_room(visit.is_first, journal, state.cookie)
                 {
-                    known.say(Trouble::Short, seen, || {
+                    state.report_once(Problem::JournalFull, scan, || {
                         format!(
-                            "routes of namespace {}: the journal has as many as it may have ({ROUTES} of one namespace, {ROUTES_OF_ALL} of all), and others are left as they are",
-                            at.namespace.name
+                            "routes of namespace {}: the journal is full ({MAX_ROUTES} routes of one namespace, {MAX_ROUTES_OF_OTHERS} of all): \
+                             the other routes are left as they are",
+                            visit.namespace.name
                         )
                     });
                     continue;
                 }
-                let (change, outcome) = match self.make(&mut space, route, actuators.as_deref_mut())
+                let (change, outcome) = match self.handle(&mut table, route, journal.as_deref_mut())
                 {
                     None => continue,
-                    Some((_, Came::Meanwhile)) => {
-                        meanwhile = true;
+                    Some((_, Handled::ChangedMeanwhile)) => {
+                        has_changed = true;
                         continue;
                     }
-                    Some((change, Came::Told(outcome))) => (change, outcome),
-                    Some((change, Came::Left(why))) => {
-                        match self.is_new(at, known, route.name, &why, seen) {
-                            true => (change, Outcome::Failed(why)),
+                    Some((change, Handled::Reported(outcome))) => (change, outcome),
+                    Some((change, Handled::LeftAlone(reason))) => {
+                        match self.is_unreported(visit, state, route.key, &reason, scan) {
+                            true => (change, Outcome::Failed(reason)),
                             false => continue,
                         }
                     }
                 };
-                if is_first_time && outcome == Outcome::Made {
-                    room.take(known.cookie);
+                if is_first_time && outcome == Outcome::Applied {
+                    room.take(state.cookie);
                 }
-                let netns = at.namespace.name.to_string();
-                seen.told.push(tell(&change, None, netns, outcome));
+                let netns = visit.namespace.name.to_string();
+                let report = ChangeReport::new(&change, None, netns, outcome);
+                scan.reports.push(report);
             }
-            if !meanwhile {
+            if !has_changed {
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// Where nothing was made of it before.
+    /// Whether a route that this program has not changed yet would be changed.
     fn would_set(&self, route: &Route) -> bool {
-        let step = self.asked.step(route.metrics, &[]);
+        let step = self.requested.step(route.metrics, &[]);
         matches!(step, Step::Set { .. }) && route.obstacle().is_none()
     }
 
-    /// What is left alone, and why, is said once.
-    fn is_new(
+    /// Whether it was not reported yet that the route is left alone for this reason, and may be.
+    fn is_unreported(
         &self,
-        at: &At<'_>,
-        known: &mut Known,
-        name: Name,
-        why: &str,
-        seen: &mut Seen,
+        visit: &Visit<'_>,
+        state: &mut NamespaceState,
+        key: RouteKey,
+        reason: &str,
+        scan: &mut RouteScan,
     ) -> bool {
-        let of_all = || -> usize { self.known.values().map(|known| known.said.len()).sum() };
-        let key = (name, why.to_owned());
-        if known.said.contains(&key) {
+        let of_others = || -> usize {
+            let states = self.namespaces.values();
+            states.map(|state| state.reported.len()).sum()
+        };
+        let report = (key, reason.to_owned());
+        if state.reported.contains(&report) {
             return false;
         }
-        if known.said.len() >= SAID || !at.is_first && of_all() >= SAID_OF_ALL {
-            known.say(Trouble::Untold, seen, || {
+        if state.reported.len() >= MAX_REPORTED
+            || !visit.is_first && of_others() >= MAX_REPORTED_OF_OTHERS
+        {
+            state.report_once(Problem::Unreported, scan, || {
                 format!(
-                    "routes of namespace {}: more are left as they are than are told",
-                    at.namespace.name
+                    "routes of namespace {}: more are left as they are than are reported",
+                    visit.namespace.name
                 )
             });
             return false;
         }
-        known.said.insert(key)
+        state.reported.insert(report)
     }
 
-    /// What came of it, or why it is left alone; `None`: there is nothing to be done.
-    fn make(
+    /// Sets a route's metrics, or decides not to; `None` if the route already has them.
+    fn handle(
         &self,
-        space: &mut Space,
+        table: &mut RouteTable,
         route: &Route,
-        actuators: Option<&mut Actuators>,
-    ) -> Option<(Change, Came)> {
-        let name = route.name;
+        journal: Option<&mut Journal>,
+    ) -> Option<(Change, Handled)> {
         let change = |to| Change::Route {
-            name,
+            key: route.key,
             from: route.metrics,
             to,
         };
-        let made = actuators.as_deref().map(|of| of.made_of_route(space, name));
-        let left = match (
-            self.asked.step(route.metrics, &made.unwrap_or_default()),
+        let made = journal
+            .as_deref()
+            .map(|journal| apply::made_of_route(journal, table.cookie(), route.key));
+        let reason = match (
+            self.requested
+                .step(route.metrics, &made.unwrap_or_default()),
             route.obstacle(),
         ) {
-            (Step::Nothing, _) => return None,
-            (Step::Others, _) => format!(
-                "it has {} already, which somebody has chosen: it is left to him",
-                route.metrics.among(self.asked)
+            (Step::Keep, _) => return None,
+            (Step::Foreign, _) => format!(
+                "it has {} already, which another program or an administrator has set",
+                route.metrics.among(self.requested)
             ),
-            (_, Some(obstacle)) => format!("{obstacle}: it is left as it is"),
+            (_, Some(obstacle)) => format!("it is left as it is: {obstacle}"),
             (Step::Set { to, ours }, None) => {
-                let outcome = match actuators.map(|of| of.route(space, route, to, ours)) {
+                let set = journal.map(|journal| apply::set(journal, table, route, to, ours));
+                let outcome = match set {
                     None => Outcome::Advised,
-                    Some(Ok(RouteMade::Set)) => Outcome::Made,
-                    Some(Ok(RouteMade::Gone)) => Outcome::Gone,
-                    Some(Ok(RouteMade::Meanwhile)) => return Some((change(to), Came::Meanwhile)),
-                    Some(Ok(RouteMade::Refused(error))) => Outcome::Failed(error.to_string()),
+                    Some(Ok(RouteOutcome::Set)) => Outcome::Applied,
+                    Some(Ok(RouteOutcome::Gone)) => Outcome::Gone,
+                    Some(Ok(RouteOutcome::ChangedMeanwhile)) => {
+                        return Some((change(to), Handled::ChangedMeanwhile));
+                    }
+                    Some(Ok(RouteOutcome::Refused(error))) => Outcome::Failed(error.to_string()),
                     Some(Err(error)) => Outcome::Failed(error.to_string()),
                 };
-                return Some((change(to), Came::Told(outcome)));
+                return Some((change(to), Handled::Reported(outcome)));
             }
         };
-        Some((change(self.asked), Came::Left(left)))
+        Some((change(self.requested), Handled::LeftAlone(reason)))
     }
 }
 
-/// What came of a route.
-enum Came {
-    Told(Outcome),
-    /// It is left alone: why.
-    Left(String),
-    /// Somebody else changes it just now.
-    Meanwhile,
-}
+// === impl NamespaceState ===
 
-// === impl Known ===
-
-impl Known {
+impl NamespaceState {
     fn new(cookie: u64, due: u64) -> Self {
         Self {
             cookie,
             due,
             is_listed: false,
-            said: HashSet::new(),
-            troubles: HashSet::new(),
+            reported: HashSet::new(),
+            problems: HashSet::new(),
         }
     }
 
-    fn say(&mut self, trouble: Trouble, seen: &mut Seen, text: impl FnOnce() -> String) {
-        if self.troubles.insert(trouble) {
-            seen.troubles.push(text());
+    fn report_once(
+        &mut self,
+        problem: Problem,
+        scan: &mut RouteScan,
+        sentence: impl FnOnce() -> String,
+    ) {
+        if self.problems.insert(problem) {
+            scan.problems.push(sentence());
         }
     }
 }
 
-// === impl Room ===
+// === impl JournalRoom ===
 
-impl Room {
+impl JournalRoom {
     /// Whether the journal may have another route of this namespace.
-    fn has(&mut self, is_first: bool, actuators: &Actuators, cookie: u64) -> bool {
-        let (counts, of_all) = self.0.get_or_insert_with(|| {
-            let counts = actuators.routes();
-            let of_all = counts.values().sum();
-            (counts, of_all)
+    fn has_room(&mut self, is_first: bool, journal: &Journal, cookie: u64) -> bool {
+        let (counts, total) = self.0.get_or_insert_with(|| {
+            let counts = apply::count_by_namespace(journal);
+            let total = counts.values().sum();
+            (counts, total)
         });
-        let of_it = counts.get(&cookie).copied().unwrap_or(0);
-        of_it < ROUTES && (is_first || *of_all < ROUTES_OF_ALL)
+        let of_namespace = counts.get(&cookie).copied().unwrap_or(0);
+        of_namespace < MAX_ROUTES && (is_first || *total < MAX_ROUTES_OF_OTHERS)
     }
 
+    /// Counts another route of this namespace.
     fn take(&mut self, cookie: u64) {
-        if let Some((counts, of_all)) = &mut self.0 {
+        if let Some((counts, total)) = &mut self.0 {
             *counts.entry(cookie).or_default() += 1;
-            *of_all += 1;
+            *total += 1;
         }
     }
 }

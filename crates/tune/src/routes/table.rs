@@ -1,79 +1,68 @@
-//! A namespace's routes: their two metrics are set, and set back.
+//! The main routing table of one network namespace: its selected routes are listed, and one route at a time is replaced.
 
-use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::collections::HashSet;
 
 use taut_observe::namespaces::Namespace;
 use taut_sys::Errno;
 use taut_sys::netns;
 use taut_sys::route::{Family, Routes};
 
-use crate::actuate::undo::{Spaces, Undo};
-use crate::actuate::{ActuateError, Actuators};
-use crate::journal::{Entry, Thing, Value};
-use crate::routes::message::{Name, Route, choose};
-use crate::routes::metrics::Metrics;
-use crate::routes::selection::Destinations;
+use super::error::RouteError;
+use super::message::{Route, RouteKey, unicast};
+use super::metrics::Metrics;
+use super::selection::Destinations;
 
-/// Routes of one namespace that are set; where there are more all are left as they are.
-pub(crate) const ROUTES: usize = 4096;
-/// Of all namespaces together, but the first one, which has room of its own: strangers' leave room in the journal for all else.
-pub(crate) const ROUTES_OF_ALL: usize = 16 * ROUTES;
+/// The most routes of one namespace that are changed. If more match, all are left alone.
+pub(crate) const MAX_ROUTES: usize = 4096;
 
-/// How often a list is begun anew in which routes could be missing, as others came or went meanwhile.
-pub(crate) const TRIES: usize = 3;
-/// The same at the end, when there is no later.
-const TRIES_AT_THE_END: usize = 50;
-/// How often routes are listed at the end: one that is changed meanwhile, or is not there, is looked for again.
-const LISTS_AT_THE_END: usize = 5;
-/// What undoing takes at most in this program's own namespace, and in all others together.
-const UNDO_OWN: Duration = Duration::from_secs(20);
-const UNDO_OTHERS: Duration = Duration::from_secs(40);
+/// How often a dump is repeated that may have missed routes, because others came or went meanwhile.
+pub(crate) const LIST_TRIES: usize = 3;
 
-/// A namespace, whose routes can be listed and replaced as long as this lives.
+/// The selected routes of a namespace, which can be listed and replaced as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Space {
+pub(crate) struct RouteTable {
     cookie: u64,
     netns: String,
     routes: Routes,
-    /// Those that are listed and heard of.
     destinations: Destinations,
-    /// Of them, those that somebody else has changed since they were listed.
-    changed: HashSet<Name>,
-    /// More were than could be heard of.
-    is_deaf: bool,
+    /// The selected routes that other programs have changed since the last list.
+    changed: HashSet<RouteKey>,
+    /// Whether notifications were lost since the last list.
+    has_lost_notifications: bool,
 }
 
-/// What came of a change.
+/// The outcome of changing a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Made {
+pub(crate) enum RouteOutcome {
+    /// The route has the new metrics.
     Set,
+    /// The route does not exist any more.
     Gone,
-    /// Somebody else changes it just now: his change stays, and it is to be looked at again.
-    Meanwhile,
-    /// The kernel does not take it, and it is as it was.
+    /// Another program changed the route meanwhile. Its change stays, and the route is to be listed again.
+    ChangedMeanwhile,
+    /// The kernel refused the new route, and the old one stays.
     Refused(Errno),
 }
 
-/// What was heard of since the last time.
+/// The notifications of one read.
 #[derive(Debug, Default)]
-struct Since {
-    /// What others had made of the route that was asked for before it was replaced here.
+struct Notifications {
+    /// The requested route as another program made it, before this program replaced it.
     theirs: Option<Route>,
-    /// What came of replacing it.
+    /// The requested route as this program made it.
     own: Option<Route>,
-    /// A list that was made meanwhile may not have all.
-    misses: bool,
+    /// Whether a list made meanwhile may miss routes.
+    may_miss: bool,
 }
 
-// === impl Space ===
+// === impl RouteTable ===
 
-impl Space {
-    /// With these destinations. `None`: it is gone.
+impl RouteTable {
+    /// Opens the table of a namespace; `None` if the namespace has ended.
     pub(crate) fn open(
         namespace: &Namespace,
         destinations: Destinations,
-    ) -> Result<Option<Self>, ActuateError> {
+    ) -> Result<Option<Self>, RouteError> {
         let open = || -> Result<_, Errno> {
             let cookie = netns::cookie();
             let cookie = cookie.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
@@ -88,39 +77,39 @@ impl Space {
                 routes,
                 destinations,
                 changed: HashSet::new(),
-                is_deaf: false,
+                has_lost_notifications: false,
             })),
-            Some(Err(error)) => Err(ActuateError::Routes { netns, error }),
+            Some(Err(error)) => Err(RouteError::List { netns, error }),
         }
     }
 
-    /// The kernel's name of it, which does not come again.
+    /// Returns the cookie of the namespace, which the kernel never reuses.
     pub(crate) fn cookie(&self) -> u64 {
         self.cookie
     }
 
-    fn failed(&self, error: Errno) -> ActuateError {
-        ActuateError::Routes {
+    fn list_error(&self, error: Errno) -> RouteError {
+        RouteError::List {
             netns: self.netns.clone(),
             error,
         }
     }
 
-    /// Its routes that lead somewhere, all of them.
+    /// Lists all selected unicast routes, while `goes_on`.
     ///
     /// # Errors
-    /// [`ActuateError::Unsteady`]: others came and went in each of so many `tries`, so that some could be missing, which could be taken for gone, or for
-    /// the only ones of their names.
+    /// [`RouteError::Unsteady`]: in each of `tries` dumps other routes came or went, so that a selected route may be missing. A missing route
+    /// could be taken for one that is gone, and its namesake for the only one of its key.
     pub(crate) fn list(
         &mut self,
         tries: usize,
         goes_on: &dyn Fn() -> bool,
-    ) -> Result<Vec<Route>, ActuateError> {
+    ) -> Result<Vec<Route>, RouteError> {
         for _ in 0..tries {
-            // What has changed before that is in the list.
-            self.hear(None)?;
+            // The dump includes what changed before it.
+            self.read_notifications(None)?;
             self.changed.clear();
-            self.is_deaf = false;
+            self.has_lost_notifications = false;
             let mut found = Vec::new();
             let mut is_whole = true;
             let [has_v4, has_v6] = self.destinations.families();
@@ -130,327 +119,101 @@ impl Space {
                 }
                 let destinations = &self.destinations;
                 let listed = self.routes.list(family, goes_on, |message| {
-                    if found.len() <= ROUTES {
+                    if found.len() <= MAX_ROUTES {
                         let route = Route::parse(message);
-                        found.extend(route.filter(|route| destinations.takes(&route.name)));
+                        found.extend(route.filter(|route| destinations.contains(&route.key)));
                     }
                 });
-                is_whole &= listed.map_err(|error| self.failed(error))?;
+                is_whole &= listed.map_err(|error| self.list_error(error))?;
             }
-            if found.len() > ROUTES {
-                return Err(ActuateError::TooMany {
+            if found.len() > MAX_ROUTES {
+                return Err(RouteError::TooMany {
                     netns: self.netns.clone(),
+                    limit: MAX_ROUTES,
                 });
             }
-            let misses = self.hear(None)?.misses;
-            if is_whole && !misses && !self.is_deaf {
-                return Ok(choose(found));
+            let may_miss = self.read_notifications(None)?.may_miss;
+            if is_whole && !may_miss && !self.has_lost_notifications {
+                return Ok(unicast(found));
             }
         }
-        Err(ActuateError::Unsteady {
+        Err(RouteError::Unsteady {
             netns: self.netns.clone(),
         })
     }
 
-    /// What has been changed; of routes themselves only those of one name.
-    fn hear(&mut self, name: Option<Name>) -> Result<Since, ActuateError> {
-        let mut since = Since::default();
+    /// Reads the kernel's notifications, and returns what they say about the route `key`.
+    fn read_notifications(&mut self, key: Option<RouteKey>) -> Result<Notifications, RouteError> {
+        let mut read = Notifications::default();
         let (changed, destinations) = (&mut self.changed, &self.destinations);
-        let heard = self.routes.changes(|heard| {
-            since.misses |= !heard.is_own && destinations.miss(heard.route);
-            let Some(route) = Route::parse(heard.route) else {
+        let is_whole = self.routes.changes(|change| {
+            read.may_miss |= !change.is_own && destinations.may_miss(change.route);
+            let Some(route) = Route::parse(change.route) else {
                 return;
             };
-            // Of others nothing is kept.
-            if !destinations.takes(&route.name) {
+            // A namespace may change routes without end: only selected ones are remembered.
+            if !destinations.contains(&route.key) {
                 return;
             }
-            let is_it = name == Some(route.name);
-            match heard.is_own {
-                true if is_it => since.own = Some(route),
+            let is_requested = key == Some(route.key);
+            match change.is_own {
+                true if is_requested => read.own = Some(route),
                 true => {}
                 false => {
-                    changed.insert(route.name);
-                    if is_it && since.own.is_none() && !heard.is_gone {
-                        since.theirs = Some(route);
+                    changed.insert(route.key);
+                    if is_requested && read.own.is_none() && !change.is_gone {
+                        read.theirs = Some(route);
                     }
                 }
             }
         });
-        self.is_deaf |= !heard.map_err(|error| self.failed(error))?;
-        Ok(since)
+        self.has_lost_notifications |= !is_whole.map_err(|error| self.list_error(error))?;
+        Ok(read)
     }
 
-    /// Whether somebody else may have changed it since it was listed.
-    fn has_changed(&mut self, name: &Name) -> Result<bool, ActuateError> {
-        self.hear(None)?;
-        Ok(self.is_deaf || self.changed.contains(name))
+    /// Whether another program may have changed the route since it was listed.
+    pub(super) fn has_changed(&mut self, key: &RouteKey) -> Result<bool, RouteError> {
+        self.read_notifications(None)?;
+        Ok(self.has_lost_notifications || self.changed.contains(key))
     }
 
-    /// Sets these metrics of a route that was listed just now, if nobody else has changed it since.
-    fn set(&mut self, route: &Route, to: Metrics) -> Result<Made, ActuateError> {
-        match self.has_changed(&route.name)? {
-            true => Ok(Made::Meanwhile),
+    /// Sets the metrics of a route of the last list, unless another program has changed it since.
+    pub(super) fn set(&mut self, route: &Route, to: Metrics) -> Result<RouteOutcome, RouteError> {
+        match self.has_changed(&route.key)? {
+            true => Ok(RouteOutcome::ChangedMeanwhile),
             false => self.replace(route, to),
         }
     }
 
-    /// Who changes it before the kernel has come to this has his route back.
-    fn replace(&mut self, route: &Route, to: Metrics) -> Result<Made, ActuateError> {
-        let name = route.name;
+    /// Replaces a route. If another program turns out to have changed it before the kernel handled the request, its route is put back.
+    fn replace(&mut self, route: &Route, to: Metrics) -> Result<RouteOutcome, RouteError> {
+        let key = route.key;
         match self.routes.replace(&route.with(to)) {
             Ok(()) => {}
-            Err(Errno::NOENT | Errno::SRCH) => return Ok(Made::Gone),
-            // Its answer was not had, which is not to say that it was no.
+            Err(Errno::NOENT | Errno::SRCH) => return Ok(RouteOutcome::Gone),
+            // The answer was lost, not necessarily the request.
             Err(error @ (Errno::AGAIN | Errno::NOBUFS | Errno::MSGSIZE | Errno::BADMSG)) => {
-                return Err(ActuateError::Route { route: name, error });
+                return Err(RouteError::Replace { route: key, error });
             }
-            Err(error) => return Ok(Made::Refused(error)),
+            Err(error) => return Ok(RouteOutcome::Refused(error)),
         }
-        let Since { theirs, own, .. } = self.hear(Some(name))?;
+        let Notifications { theirs, own, .. } = self.read_notifications(Some(key))?;
         let Some(theirs) = theirs else {
-            return match self.is_deaf || own.is_some_and(|own| own.metrics == to) {
-                true => Ok(Made::Set),
-                // It says yes, and has one like it that is another.
-                false => Err(ActuateError::NotTaken { route: name }),
+            return match self.has_lost_notifications || own.is_some_and(|own| own.metrics == to) {
+                true => Ok(RouteOutcome::Set),
+                // The kernel took another route for this one.
+                false => Err(RouteError::NotApplied { route: key }),
             };
         };
-        let not_back = |why: String| ActuateError::NotBack { route: name, why };
+        let not_restored = |why: String| RouteError::NotRestored { route: key, why };
         match (
             self.routes.replace(&theirs.with(theirs.metrics)),
             theirs.obstacle(),
         ) {
-            (Ok(()), None) => Ok(Made::Meanwhile),
-            (Ok(()), Some(obstacle)) => Err(not_back(obstacle.to_string())),
-            (Err(error), _) => Err(not_back(error.to_string())),
+            (Ok(()), None) => Ok(RouteOutcome::ChangedMeanwhile),
+            (Ok(()), Some(obstacle)) => Err(not_restored(obstacle.to_string())),
+            (Err(error), _) => Err(not_restored(error.to_string())),
         }
-    }
-}
-
-fn thing(cookie: u64, name: Name) -> Thing {
-    Thing::Route {
-        netns: cookie,
-        name,
-    }
-}
-
-/// What a thing was made, the last time and the one before it.
-fn made(entry: &Entry) -> Vec<Metrics> {
-    let values = [Some(&entry.after), entry.earlier.as_ref()];
-    let metrics = |value: &Value| match value {
-        Value::Route(metrics) => Some(*metrics),
-        _ => None,
-    };
-    values.into_iter().flatten().filter_map(metrics).collect()
-}
-
-// === impl Actuators ===
-
-impl Actuators {
-    /// What this program has made this route's metrics.
-    pub(crate) fn made_of_route(&self, space: &Space, name: Name) -> Vec<Metrics> {
-        let entry = self.journal.entry(&thing(space.cookie, name));
-        entry.map(made).unwrap_or_default()
-    }
-
-    /// How many routes of each namespace, by its cookie, the journal has.
-    pub(crate) fn routes(&self) -> HashMap<u64, usize> {
-        let mut counts = HashMap::new();
-        for entry in self.journal.entries() {
-            if let Thing::Route { netns, .. } = &entry.thing {
-                *counts.entry(*netns).or_default() += 1;
-            }
-        }
-        counts
-    }
-
-    /// Sets these metrics of a route that was listed just now; of them `ours` are Taut's then.
-    pub(crate) fn route(
-        &mut self,
-        space: &mut Space,
-        route: &Route,
-        to: Metrics,
-        ours: Metrics,
-    ) -> Result<Made, ActuateError> {
-        // The journal says nothing of what is not tried.
-        if space.has_changed(&route.name)? {
-            return Ok(Made::Meanwhile);
-        }
-        let thing = thing(space.cookie, route.name);
-        let before = Value::Route(route.metrics.among(ours));
-        let is_first = self.journal.entry(&thing).is_none();
-        self.note(thing.clone(), before, Value::Route(ours))?;
-        let made = space.set(route, to)?;
-        // What somebody makes it now is his, whatever it is, and so is what the kernel has not made.
-        if is_first && made != Made::Set {
-            self.journal.undone(&thing).map_err(ActuateError::Journal)?;
-        }
-        match made {
-            Made::Refused(error) => Err(ActuateError::Route {
-                route: route.name,
-                error,
-            }),
-            made => Ok(made),
-        }
-    }
-}
-
-/// Undoes what was done to routes, this program's own namespace first. What there is no time for is for another time.
-pub(crate) fn undo_routes(
-    spaces: &Spaces,
-    entries: Vec<Entry>,
-) -> Vec<(Entry, Result<Undo, ActuateError>)> {
-    let mut by_cookie: HashMap<u64, Vec<(Name, Entry)>> = HashMap::new();
-    for entry in entries {
-        if let Thing::Route { netns, name } = entry.thing {
-            by_cookie.entry(netns).or_default().push((name, entry));
-        }
-    }
-    let own = netns::cookie().ok();
-    let own = own.and_then(|own| by_cookie.remove_entry(&own));
-    let mut undone = undo_in_turn(spaces, own.into_iter().collect(), UNDO_OWN);
-    let others = by_cookie.into_iter().collect();
-    undone.extend(undo_in_turn(spaces, others, UNDO_OTHERS));
-    undone
-}
-
-/// The same of these namespaces. Each has an even part of what is left of the time, and what was too little for is tried again when all had their turn: a slow one keeps
-/// no other waiting.
-fn undo_in_turn(
-    spaces: &Spaces,
-    mut waiting: Vec<(u64, Vec<(Name, Entry)>)>,
-    time: Duration,
-) -> Vec<(Entry, Result<Undo, ActuateError>)> {
-    let end = Instant::now() + time;
-    let mut undone = Vec::new();
-    for is_last in [false, true] {
-        let mut remain = u32::try_from(waiting.len()).unwrap_or(u32::MAX);
-        for (cookie, entries) in std::mem::take(&mut waiting) {
-            let now = Instant::now();
-            let until = now + end.saturating_duration_since(now) / remain.max(1);
-            remain = remain.saturating_sub(1);
-            let results = undo_in(spaces, cookie, &entries, &|| Instant::now() < until);
-            let is_again = !is_last && Instant::now() >= until;
-            let (again, done): (Vec<_>, Vec<_>) = { entries.into_iter().zip(results) }
-                .partition(|(_, result)| is_again && result.is_err());
-            undone.extend(done.into_iter().map(|((_, entry), result)| (entry, result)));
-            if !again.is_empty() {
-                let again = again.into_iter().map(|(entry, _)| entry);
-                waiting.push((cookie, again.collect()));
-            }
-        }
-    }
-    undone
-}
-
-/// Undoes what was done to routes of the namespace with this cookie: what came of each.
-fn undo_in(
-    spaces: &Spaces,
-    cookie: u64,
-    entries: &[(Name, Entry)],
-    goes_on: &dyn Fn() -> bool,
-) -> Vec<Result<Undo, ActuateError>> {
-    let all =
-        |why: &dyn Fn() -> Result<Undo, ActuateError>| entries.iter().map(|_| why()).collect();
-    let namespace = match spaces.get(cookie) {
-        Err(_) => return all(&|| Err(ActuateError::Elsewhere { cookie })),
-        Ok(None) => return all(&|| Ok(Undo::Gone)),
-        Ok(Some(namespace)) => namespace,
-    };
-    let destinations = entries.iter().filter_map(|(name, _)| name.prefix());
-    let mut space = match Space::open(namespace, destinations.collect()) {
-        // Another has its inode, so that it is no more.
-        Ok(Some(space)) if space.cookie != cookie => return all(&|| Ok(Undo::Gone)),
-        Ok(Some(space)) => space,
-        Ok(None) => return all(&|| Err(ActuateError::Elsewhere { cookie })),
-        Err(error) => {
-            let routes = entries.iter().map(|(name, _)| not_undone(*name, &error));
-            return routes.collect();
-        }
-    };
-    let mut results: Vec<Option<Result<Undo, ActuateError>>> = Vec::new();
-    results.resize_with(entries.len(), || None);
-    // A list has missed it.
-    let mut missed = HashSet::new();
-    for _ in 0..LISTS_AT_THE_END {
-        let listed = match space.list(TRIES_AT_THE_END, goes_on) {
-            Ok(listed) => listed,
-            Err(error) => {
-                let left = entries.iter().zip(&mut results);
-                for ((name, _), result) in left.filter(|(_, result)| result.is_none()) {
-                    *result = Some(not_undone(*name, &error));
-                }
-                break;
-            }
-        };
-        let mut by_name: HashMap<Name, Vec<Route>> = HashMap::new();
-        for route in listed {
-            by_name.entry(route.name).or_default().push(route);
-        }
-        for ((name, entry), result) in entries.iter().zip(&mut results) {
-            if result.is_some() || !goes_on() {
-                continue;
-            }
-            *result = match by_name.get(name) {
-                None if missed.insert(*name) => None,
-                None => Some(Ok(Undo::Gone)),
-                Some(routes) => undo_route(&mut space, *name, routes, entry).transpose(),
-            };
-        }
-        if results.iter().all(Option::is_some) {
-            break;
-        }
-    }
-    let results = entries.iter().zip(results);
-    let busy = |name| ActuateError::Route {
-        route: name,
-        error: Errno::BUSY,
-    };
-    results
-        .map(|((name, _), result)| result.unwrap_or_else(|| Err(busy(*name))))
-        .collect()
-}
-
-fn not_undone(route: Name, why: &ActuateError) -> Result<Undo, ActuateError> {
-    Err(ActuateError::NotUndone {
-        route,
-        why: why.to_string(),
-    })
-}
-
-/// Undoes what was done to the route that has this name, or to one of those that have. `None`: somebody else changes it just now.
-fn undo_route(
-    space: &mut Space,
-    name: Name,
-    routes: &[Route],
-    entry: &Entry,
-) -> Result<Option<Undo>, ActuateError> {
-    let (Value::Route(before), made) = (&entry.before, made(entry)) else {
-        return Err(ActuateError::Route {
-            route: name,
-            error: Errno::INVAL,
-        });
-    };
-    let back = |route: &Route| before.back(route.metrics, &made);
-    let undone = match routes.iter().any(|route| back(route).others) {
-        true => Undo::Others,
-        false => Undo::Restored,
-    };
-    let mut routes = routes.iter();
-    let Some(route) = routes.find(|route| back(route).to != route.metrics) else {
-        return Ok(Some(undone));
-    };
-    if let Some(obstacle) = route.obstacle() {
-        return Err(ActuateError::Left {
-            route: name,
-            obstacle,
-        });
-    }
-    match space.set(route, back(route).to)? {
-        Made::Set => Ok(Some(undone)),
-        Made::Gone => Ok(Some(Undo::Gone)),
-        Made::Meanwhile => Ok(None),
-        Made::Refused(error) => Err(ActuateError::Route { route: name, error }),
     }
 }
 

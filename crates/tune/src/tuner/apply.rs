@@ -1,79 +1,123 @@
-//! What is changed of connections whose sockets nobody is known to have.
+//! Makes planned changes, and reports them.
 
-use super::{Outcome, Planned, REMEMBERED, Told, Tuner, tell};
-use crate::actuate::{Made, Unowned};
+use super::planned::Planned;
+use super::{MAX_ATTEMPTS, Tuner};
+use crate::actuate::{BufferOutcome, Socket};
 use crate::plan::Change;
-
-impl Planned {
-    /// How it can be made without an owner; `None`: it has one, or it cannot.
-    fn unowned(&self) -> Option<Unowned> {
-        let (Change::Widen {
-            cookie,
-            direction,
-            demand,
-            to,
-        }
-        | Change::Size {
-            cookie,
-            direction,
-            demand,
-            to,
-        }) = self.change
-        else {
-            return None;
-        };
-        // What the kernel sizes could not be given back to it.
-        let is_possible = self.connection.process.is_none()
-            && demand.is_fixed == Some(true)
-            && (self.change.widens() || matches!(self.change, Change::Size { .. }));
-        is_possible.then(|| Unowned {
-            cookie,
-            inode: self.inode,
-            direction,
-            has: u32::try_from(demand.has).unwrap_or(u32::MAX),
-            to: u32::try_from(to).unwrap_or(u32::MAX),
-        })
-    }
-}
+use crate::report::{ChangeReport, Outcome};
+use crate::undo::UndoOutcome;
 
 impl Tuner {
-    /// Makes those that can be made without an owner, all at once, because each walk goes over all connections. The others are
-    /// returned.
-    pub(super) fn make_unowned(
+    /// Makes a change; without actuators, only reports it.
+    pub(super) fn apply(&mut self, planned: Planned) -> ChangeReport {
+        let Planned {
+            change,
+            connection,
+            netns,
+            inode,
+        } = planned;
+        let outcome = match (&mut self.actuators, &change, &connection.process) {
+            (None, change, _) => {
+                self.note_shrunk(change);
+                Outcome::Advised
+            }
+            (Some(actuators), Change::Restore { cookie, direction }, _) => {
+                match actuators.restore(*cookie, *direction) {
+                    Ok(UndoOutcome::Restored) => Outcome::Applied,
+                    Ok(UndoOutcome::Gone) => Outcome::Gone,
+                    Ok(UndoOutcome::Foreign) => Outcome::Failed(
+                        "the application has set it since, and it is left as it is".to_owned(),
+                    ),
+                    Err(error) => Outcome::Failed(error.to_string()),
+                }
+            }
+            (Some(_), _, None)
+            | (
+                Some(_),
+                Change::Maximum { .. }
+                | Change::StartMaximum { .. }
+                | Change::Enlarge { .. }
+                | Change::Setting { .. }
+                | Change::Route { .. },
+                _,
+            ) => Outcome::NoOwner,
+            (
+                Some(actuators),
+                Change::Unlock { direction, to, .. }
+                | Change::Resize { direction, to, .. }
+                | Change::Shrink { direction, to, .. },
+                Some((_, pid)),
+            ) => {
+                let socket = Socket {
+                    cookie: connection.cookie,
+                    inode,
+                    pid: *pid,
+                };
+                let to = u32::try_from(*to).unwrap_or(u32::MAX);
+                let outcome = match &change {
+                    Change::Unlock { .. } => actuators.unlock(&socket, *direction, to),
+                    _ => actuators.resize(&socket, *direction, to),
+                };
+                match outcome {
+                    Ok(BufferOutcome::Set { .. }) => {
+                        self.changed.insert(connection.cookie, 0);
+                        self.note_shrunk(&change);
+                        Outcome::Applied
+                    }
+                    Ok(BufferOutcome::Gone) => Outcome::Gone,
+                    Err(error) => Outcome::Failed(error.to_string()),
+                }
+            }
+        };
+        if let (
+            Change::Resize { direction, .. } | Change::Shrink { direction, .. },
+            Outcome::NoOwner | Outcome::Failed(_),
+        ) = (&change, &outcome)
+            && self.attempts.len() < MAX_ATTEMPTS
+        {
+            self.attempts
+                .insert((connection.cookie, *direction), self.scans);
+        }
+        ChangeReport::new(&change, Some(connection), netns, outcome)
+    }
+
+    /// Makes the changes that are possible without a process that has the socket, all at once, because each run of the BPF program visits all
+    /// connections. Returns the other changes.
+    pub(super) fn apply_ownerless(
         &mut self,
         planned: Vec<Planned>,
-        told: &mut Vec<Told>,
+        reports: &mut Vec<ChangeReport>,
     ) -> Vec<Planned> {
         let Some(actuators) = &mut self.actuators else {
             return planned;
         };
-        let (mut unowned, mut others, mut buffers) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut ownerless, mut others, mut buffers) = (Vec::new(), Vec::new(), Vec::new());
         for planned in planned {
-            match planned.unowned() {
+            match planned.ownerless() {
                 Some(buffer) => {
                     buffers.push(buffer);
-                    unowned.push(planned);
+                    ownerless.push(planned);
                 }
                 None => others.push(planned),
             }
         }
-        if unowned.is_empty() {
+        if ownerless.is_empty() {
             return others;
         }
-        let made = actuators.size_unowned(self.observer.namespaces(), &buffers);
-        for ((planned, buffer), made) in unowned.into_iter().zip(buffers).zip(made) {
-            let outcome = match made {
-                Ok(Some(Made::Set { .. })) => {
+        let outcomes = actuators.resize_ownerless(self.observer.namespaces(), &buffers);
+        for ((planned, buffer), outcome) in ownerless.into_iter().zip(buffers).zip(outcomes) {
+            let outcome = match outcome {
+                Ok(Some(BufferOutcome::Set { .. })) => {
                     self.changed.insert(buffer.cookie, 0);
-                    Outcome::Made
+                    Outcome::Applied
                 }
-                Ok(Some(Made::Gone)) => Outcome::Gone,
+                Ok(Some(BufferOutcome::Gone)) => Outcome::Gone,
                 Ok(None) => Outcome::NoOwner,
                 Err(error) => Outcome::Failed(error.to_string()),
             };
-            if outcome != Outcome::Made && self.tried.len() < REMEMBERED {
-                self.tried
-                    .insert((buffer.cookie, buffer.direction), self.look);
+            if outcome != Outcome::Applied && self.attempts.len() < MAX_ATTEMPTS {
+                self.attempts
+                    .insert((buffer.cookie, buffer.direction), self.scans);
             }
             let Planned {
                 change,
@@ -81,7 +125,7 @@ impl Tuner {
                 netns,
                 ..
             } = planned;
-            told.push(tell(&change, Some(connection), netns, outcome));
+            reports.push(ChangeReport::new(&change, Some(connection), netns, outcome));
         }
         others
     }

@@ -1,80 +1,82 @@
-//! What the kernel may give a buffer of a namespace.
+//! The kernel's maxima of buffers, in each namespace.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use taut_observe::namespaces::Namespace;
-use taut_sys::netns::{self, NetnsId};
+use taut_sys::netns;
 
-use super::{MADE, Outcome, Told, Tuner, tell};
-use crate::actuate::maxima;
+use super::{MAX_RAISED, Tuner, ids};
 use crate::demand::Direction;
-use crate::plan::{Change, maximum};
+use crate::plan::{Change, raise_maximum};
+use crate::report::{ChangeReport, Outcome};
+use crate::sysctl::maxima;
 
 impl Tuner {
-    /// Of namespaces that were not there before.
-    pub(super) fn maxima(&mut self) -> Vec<Told> {
+    /// Raises the maxima of new namespaces.
+    pub(super) fn raise_maxima(&mut self) -> Vec<ChangeReport> {
         let namespaces: Vec<Namespace> = self.observer.namespaces().to_vec();
-        let there: HashSet<NetnsId> = namespaces.iter().map(|namespace| namespace.id).collect();
-        self.known.retain(|id, _| there.contains(id));
+        let there = ids(&namespaces);
+        self.cookies.retain(|id, _| there.contains(id));
         self.originals.retain(|(id, _), _| there.contains(id));
-        let mut told = Vec::new();
+        let mut reports = Vec::new();
         for namespace in &namespaces {
             let cookie = match namespace.run(netns::cookie) {
                 Ok(Some(Ok(cookie))) => cookie,
                 other => {
-                    tracing::debug!(?other, netns = %namespace.name, "a namespace's cookie is not known");
-                    self.known.remove(&namespace.id);
+                    tracing::debug!(?other, netns = %namespace.name, "the cookie of a namespace cannot be read");
+                    self.cookies.remove(&namespace.id);
                     continue;
                 }
             };
-            match self.known.insert(namespace.id, cookie) {
+            match self.cookies.insert(namespace.id, cookie) {
                 Some(before) if before == cookie => continue,
                 Some(_) => {
-                    self.starts.remove(&namespace.id);
+                    self.start_maxima.remove(&namespace.id);
                     self.originals.retain(|(id, _), _| *id != namespace.id);
                 }
                 None => {}
             }
-            let found = match maxima(namespace) {
-                Ok(Some(found)) => found,
-                // It has ended.
-                Ok(None) => continue,
-                Err(error) => {
-                    tracing::debug!(%error, "a namespace's maxima are not known");
-                    continue;
-                }
+            let Some(found) = read_maxima(namespace) else {
+                continue;
             };
-            for (direction, most) in found {
-                self.adopt(namespace, direction, most);
-                // With a budget it is what is left.
+            for (direction, maximum) in found {
+                self.adopt_maximum(namespace, direction, maximum);
+                // Under a budget it is set_start_maximum's.
                 if direction == Direction::Send && self.budget.is_some() {
                     continue;
                 }
-                let Some(change @ Change::Maximum { to, .. }) = maximum(direction, most, self.cap)
+                let Some(change @ Change::Maximum { to, .. }) =
+                    raise_maximum(direction, maximum, self.cap)
                 else {
                     continue;
                 };
-                let outcome = self.set_maximum(namespace, direction, most, to);
-                told.push(tell(&change, None, namespace.name.to_string(), outcome));
+                let outcome = self.set_maximum(namespace, direction, maximum, to);
+                let netns = namespace.name.to_string();
+                reports.push(ChangeReport::new(&change, None, netns, outcome));
             }
         }
-        told
+        reports
     }
 
-    /// Sets what send buffers may have before they are looked at, where it is far from what it should be.
-    /// Not less than it was where somebody is left `alone`: it bounds whoever the kernel sizes.
-    pub(super) fn start(&mut self, to: u64, alone: &HashSet<Arc<str>>) -> Vec<Told> {
+    /// Sets the maximum for send buffers of new connections, where it is far from `to`.
+    ///
+    /// The maximum bounds all buffers that the kernel tunes. So in the `kernel_tuned` namespaces it does not fall below its original.
+    pub(super) fn set_start_maximum(
+        &mut self,
+        to: u64,
+        kernel_tuned: &HashSet<Arc<str>>,
+    ) -> Vec<ChangeReport> {
         let namespaces: Vec<Namespace> = self.observer.namespaces().to_vec();
-        let there: HashSet<NetnsId> = namespaces.iter().map(|namespace| namespace.id).collect();
-        self.starts.retain(|id, _| there.contains(id));
-        let mut told = Vec::new();
+        let there = ids(&namespaces);
+        self.start_maxima.retain(|id, _| there.contains(id));
+        let mut reports = Vec::new();
         for namespace in &namespaces {
-            let before = self.starts.get(&namespace.id).copied();
-            let to = match alone.contains(&namespace.name) {
+            let before = self.start_maxima.get(&namespace.id).copied();
+            let to = match kernel_tuned.contains(&namespace.name) {
                 true => {
                     let key = (namespace.id, Direction::Send);
-                    // It was never set: it stays.
+                    // The maximum was never changed, and stays.
                     let Some(original) = self.originals.get(&key) else {
                         continue;
                     };
@@ -88,40 +90,35 @@ impl Tuner {
                 Some(Some(now)) if is_near(now) => continue,
                 _ => {}
             }
-            let now = match maxima(namespace) {
-                Ok(Some([(_, now), _])) => now,
-                // It has ended.
-                Ok(None) => continue,
-                Err(error) => {
-                    tracing::debug!(%error, "a namespace's maxima are not known");
-                    continue;
-                }
+            let Some([(_, now), _]) = read_maxima(namespace) else {
+                continue;
             };
-            let change = Change::Start { from: now, to };
-            let is_others =
+            let change = Change::StartMaximum { from: now, to };
+            let is_foreign =
                 self.actuators.is_some() && before.flatten().is_some_and(|set| set != now);
-            let outcome = match is_others {
+            let outcome = match is_foreign {
                 true => Outcome::Failed(
-                    "somebody else has set it meanwhile, and it is left to him".to_owned(),
+                    "another program has set it meanwhile, and it is left as it is".to_owned(),
                 ),
                 false => self.set_maximum(namespace, Direction::Send, now, to),
             };
             match outcome {
-                Outcome::Made | Outcome::Advised => {
-                    self.starts.insert(namespace.id, Some(to));
+                Outcome::Applied | Outcome::Advised => {
+                    self.start_maxima.insert(namespace.id, Some(to));
                 }
                 Outcome::Gone => continue,
-                // It is said once, and not tried again.
+                // The failure is reported once, and the change not tried again.
                 _ => {
-                    self.starts.insert(namespace.id, None);
+                    self.start_maxima.insert(namespace.id, None);
                 }
             }
-            told.push(tell(&change, None, namespace.name.to_string(), outcome));
+            let netns = namespace.name.to_string();
+            reports.push(ChangeReport::new(&change, None, netns, outcome));
         }
-        told
+        reports
     }
 
-    /// Sets it; without actuators it is only said.
+    /// Sets a maximum; without actuators it is only advised.
     fn set_maximum(
         &mut self,
         namespace: &Namespace,
@@ -132,34 +129,43 @@ impl Tuner {
         let Some(actuators) = &mut self.actuators else {
             return Outcome::Advised;
         };
-        match actuators.maximum(namespace, direction, to) {
+        match actuators.set_maximum(namespace, direction, to) {
             Ok(true) => {}
             Ok(false) => return Outcome::Gone,
             Err(error) => return Outcome::Failed(error.to_string()),
         }
         let key = (namespace.id, direction);
         let original = *self.originals.entry(key).or_insert(from);
-        if self.made.len() == MADE {
-            self.made.pop_front();
+        if self.raised.len() == MAX_RAISED {
+            self.raised.pop_front();
         }
-        self.made.push_back((direction, to, original));
-        Outcome::Made
+        self.raised.push_back((direction, to, original));
+        Outcome::Applied
     }
 
-    /// A namespace that came later begins with what the first one was made: at the end it has what that had.
-    fn adopt(&mut self, namespace: &Namespace, direction: Direction, found: u64) {
-        let is_it = |made: &&(Direction, u64, u64)| (made.0, made.1) == (direction, found);
+    /// Takes over a maximum that a new namespace has inherited from the first one: at the end it gets the original.
+    fn adopt_maximum(&mut self, namespace: &Namespace, direction: Direction, found: u64) {
+        let is_it = |raised: &&(Direction, u64, u64)| (raised.0, raised.1) == (direction, found);
         let (Some(actuators), Some((_, _, original))) =
-            (&mut self.actuators, self.made.iter().find(is_it).copied())
+            (&mut self.actuators, self.raised.iter().find(is_it).copied())
         else {
             return;
         };
-        if self.look == 1 || original == found {
+        if self.scans == 1 || original == found {
             return;
         }
         self.originals.insert((namespace.id, direction), original);
-        if let Err(error) = actuators.adopt(namespace, direction, original) {
-            tracing::warn!(%error, "what a new namespace began with stays at the end");
+        if let Err(error) = actuators.adopt_maximum(namespace, direction, original) {
+            tracing::warn!(%error, "a new namespace keeps the maximum that it has inherited");
         }
     }
+}
+
+/// Reads the maxima of a namespace; `None` if it has ended, or they cannot be read.
+fn read_maxima(namespace: &Namespace) -> Option<[(Direction, u64); 2]> {
+    let found = maxima(namespace);
+    found.unwrap_or_else(|error| {
+        tracing::debug!(%error, "the maxima of a namespace cannot be read");
+        None
+    })
 }

@@ -1,59 +1,60 @@
-//! While memory is short: who rests gives back, and has it again when that is past.
+//! Shrinks idle buffers while memory is short, and restores them afterwards.
 
 use taut_observe::filter::Filter;
 
-use super::{Planned, REMEMBERED, Tuner, asked};
+use super::planned::{Planned, demand_of};
+use super::{MAX_ATTEMPTS, Tuner};
 use crate::budget::Claim;
 use crate::demand::Direction;
 use crate::plan::Change;
-use crate::pressure::{AT_ONCE, relieve};
+use crate::pressure::{MAX_AT_ONCE, relieve};
 
 impl Tuner {
-    /// What is to be made smaller, or is given back.
-    pub(super) fn relief(&mut self, everything: &Filter) -> Vec<Planned> {
+    /// Plans which buffers are shrunk, or restored.
+    pub(super) fn plan_relief(&mut self, everything: &Filter) -> Vec<Planned> {
         let memory = match (self.memory)() {
             Ok(memory) => memory,
             Err(error) => {
-                tracing::debug!(%error, "how much memory TCP has is not known");
+                tracing::debug!(%error, "the memory of TCP cannot be read");
                 return Vec::new();
             }
         };
         if let Some(excess) = memory.excess() {
-            // What was made smaller before gives that much, when it comes to be needed.
+            // Buffers that are already shrunk give up their part when it is needed.
             let given = self
-                .relieved
+                .shrunk
                 .values()
                 .fold(0, |sum: u64, gives| sum.saturating_add(*gives));
-            return self.shrink(everything, excess.saturating_sub(given));
+            return self.plan_shrinking(everything, excess.saturating_sub(given));
         }
-        match memory.is_past() {
-            true => self.restore(),
+        match memory.is_relieved() {
+            true => self.plan_restoring(),
             false => Vec::new(),
         }
     }
 
-    /// Memory is short, as far as that is known.
-    pub(super) fn is_short(&self) -> bool {
+    /// Whether memory is known to be short.
+    pub(super) fn is_memory_short(&self) -> bool {
         (self.memory)().is_ok_and(|memory| memory.excess().is_some())
     }
 
-    fn shrink(&mut self, everything: &Filter, excess: u64) -> Vec<Planned> {
+    fn plan_shrinking(&mut self, everything: &Filter, excess: u64) -> Vec<Planned> {
         let mut claims = Vec::new();
         for seen in self.observer.seen(everything) {
-            // Of one that has just begun it is not known whether it rests.
+            // It is not known yet whether a new connection is idle.
             let Some(window) = seen.tracked.window() else {
                 continue;
             };
-            if self.lists.leaves_alone(&seen) {
+            if self.selection.leaves_alone(&seen) {
                 continue;
             }
             let connection = &seen.tracked.last().connection;
             for direction in [Direction::Send, Direction::Receive] {
                 let key = (seen.cookie, direction);
-                if self.relieved.contains_key(&key) || self.tried.contains_key(&key) {
+                if self.shrunk.contains_key(&key) || self.attempts.contains_key(&key) {
                     continue;
                 }
-                let Some(demand) = asked(&seen, Some(&window), direction, self.cap) else {
+                let Some(demand) = demand_of(&seen, Some(&window), direction, self.cap) else {
                     continue;
                 };
                 claims.push(Claim {
@@ -74,22 +75,22 @@ impl Tuner {
             else {
                 continue;
             };
-            if self.tried.len() >= REMEMBERED || self.relieved.len() >= REMEMBERED {
+            if self.attempts.len() >= MAX_ATTEMPTS || self.shrunk.len() >= MAX_ATTEMPTS {
                 break;
             }
-            // What is only said is not said again in each look.
+            // Advice is not repeated in each scan.
             if self.actuators.is_none() {
-                self.tried.insert((cookie, direction), self.look);
+                self.attempts.insert((cookie, direction), self.scans);
             }
             if let Some(seen) = self.observer.get(cookie) {
-                planned.push(Planned::of(change, &seen));
+                planned.push(Planned::new(change, &seen));
             }
         }
         planned
     }
 
-    /// It was made smaller, or that was said: so much it gives.
-    pub(super) fn relieve(&mut self, change: &Change) {
+    /// Remembers a buffer that was shrunk, or advised to be.
+    pub(super) fn note_shrunk(&mut self, change: &Change) {
         if let Change::Shrink {
             cookie,
             direction,
@@ -97,24 +98,23 @@ impl Tuner {
             to,
         } = change
         {
-            let gives = demand.has.saturating_sub(*to);
-            self.relieved.insert((*cookie, *direction), gives);
+            let gives = demand.size.saturating_sub(*to);
+            self.shrunk.insert((*cookie, *direction), gives);
         }
     }
 
-    /// Those that were made smaller are as before.
-    fn restore(&mut self) -> Vec<Planned> {
+    fn plan_restoring(&mut self) -> Vec<Planned> {
         if self.actuators.is_none() {
-            self.relieved.clear();
+            self.shrunk.clear();
         }
-        let some: Vec<_> = self.relieved.keys().copied().take(AT_ONCE).collect();
+        let some: Vec<_> = self.shrunk.keys().copied().take(MAX_AT_ONCE).collect();
         let mut planned = Vec::new();
         for (cookie, direction) in some {
-            self.relieved.remove(&(cookie, direction));
-            // One that has ended is forgotten with all others.
+            self.shrunk.remove(&(cookie, direction));
+            // A connection that has ended is forgotten elsewhere.
             if let Some(seen) = self.observer.get(cookie) {
                 let change = Change::Restore { cookie, direction };
-                planned.push(Planned::of(change, &seen));
+                planned.push(Planned::new(change, &seen));
             }
         }
         planned
@@ -132,28 +132,18 @@ mod tests {
     use taut_observe::observer::Observer;
     use taut_observe::scan::Scope;
     use taut_observe::table::Keep;
-    use taut_sys::netns::Netns;
     use taut_sys::pidfd_socket::{Buffers, Pidfd};
 
     use super::*;
-    use crate::actuate::Actuators;
-    use crate::journal::Journal;
     use crate::pressure::Memory;
-    use crate::tuner::{Lists, Outcome, Told};
-
-    /// A namespace that goes with this.
-    struct Space(Netns);
-
-    impl Drop for Space {
-        fn drop(&mut self) {
-            let _ = Netns::delete(self.0.name());
-        }
-    }
+    use crate::report::{ChangeReport, Outcome};
+    use crate::testing::{TestNetns, actuators};
+    use crate::tuner::Selection;
 
     static IN_USE: AtomicU64 = AtomicU64::new(0);
 
-    /// The machine's own is not made short for a test.
-    #[expect(clippy::unnecessary_wraps, reason = "as the one that is read")]
+    /// The memory of the test, instead of that of the machine.
+    #[expect(clippy::unnecessary_wraps, reason = "the type of Memory::read")]
     fn memory() -> io::Result<Memory> {
         Ok(Memory {
             in_use: IN_USE.load(Ordering::SeqCst),
@@ -169,9 +159,9 @@ mod tests {
     }
 
     #[test]
-    fn who_rests_gives_back_while_memory_is_short_and_has_it_again() {
-        let name = format!("taut-relief-{}", std::process::id());
-        let space = Space(Netns::create(&name).unwrap());
+    fn an_idle_buffer_is_shrunk_while_memory_is_short_and_restored_afterwards() {
+        let host = TestNetns::new("relief");
+        let name = host.name().to_owned();
         let up = std::process::Command::new("ip")
             .args(["-n", &name, "link", "set", "lo", "up"])
             .status();
@@ -181,54 +171,56 @@ mod tests {
             let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             (near, listener.accept().unwrap().0)
         };
-        let (near, _far) = space.0.run(connect).unwrap();
-        // One that has a large buffer, and no use for it.
+        let (near, _far) = host.run(connect).unwrap();
+        // An idle connection with a large buffer.
         sockopt::set_socket_send_buffer_size_force(&near, 8 << 20).unwrap();
         let large = buffers(&near);
-        let dir = tempfile::tempdir().unwrap();
-        let journal = Journal::free(&dir.path().join("journal")).unwrap();
+        let (actuators, _dir) = actuators();
         let keep = Keep {
             connections: 100,
             samples: 2,
         };
         let observer = Observer::new(Scope::Named(name), keep, false);
-        let lists = Lists {
+        let selection = Selection {
             only: Filter::all(),
             skip: Vec::new(),
         };
-        let mut tuner = Tuner::new(observer, lists, Some(Actuators::new(journal)));
+        let mut tuner = Tuner::new(observer, selection, Some(actuators));
         tuner.memory = memory;
-        let mut round = || -> Vec<Told> {
-            let told = tuner.round(|| false).unwrap().told;
-            told.into_iter()
-                .filter(|told| told.connection.is_some())
+        let mut round = || -> Vec<ChangeReport> {
+            let reports = tuner.round(|| false).unwrap().reports;
+            reports
+                .into_iter()
+                .filter(|report| report.connection.is_some())
                 .collect()
         };
         round();
         assert_eq!(round(), []);
         assert_eq!(buffers(&near), large);
-        // It is short: the largest gives, which is enough.
+        // Memory is short: the largest buffer is shrunk, which is enough.
         IN_USE.store(799, Ordering::SeqCst);
-        let told = round();
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert_eq!(told[0].outcome, Outcome::Made);
+        let reports = round();
+        assert_eq!(reports.len(), 1, "{reports:?}");
+        assert_eq!(reports[0].outcome, Outcome::Applied);
         assert!(
-            told[0].change.ends_with("KiB, until there is memory again"),
-            "{told:?}"
+            reports[0]
+                .change
+                .ends_with("KiB, until memory is no longer short"),
+            "{reports:?}"
         );
         let small = buffers(&near);
         assert!(small.send < large.send / 4, "{small:?}");
-        // Between the bounds nothing is done.
+        // Between the bounds nothing changes.
         IN_USE.store(650, Ordering::SeqCst);
         assert_eq!(round(), []);
         assert_eq!(buffers(&near), small);
         IN_USE.store(100, Ordering::SeqCst);
-        let told = round();
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert_eq!(told[0].outcome, Outcome::Made);
+        let reports = round();
+        assert_eq!(reports.len(), 1, "{reports:?}");
+        assert_eq!(reports[0].outcome, Outcome::Applied);
         assert_eq!(buffers(&near), large);
         assert_eq!(round(), []);
         let undone = tuner.end();
-        assert_eq!(undone.failed + undone.others, 0, "{undone:?}");
+        assert_eq!(undone.failed + undone.foreign, 0, "{undone:?}");
     }
 }

@@ -1,26 +1,29 @@
-//! On namespaces of the tests' own.
+//! Network namespaces that the tests make.
 
 use super::*;
 use crate::actuate::Actuators;
-use crate::profile::testing::{Host, REDIRECTS, actuators, room, tighten, undone};
+use crate::namespaces::ended::forget_ended_namespaces;
+use crate::profile::testing::{Host, REDIRECTS, room, tighten, undone};
+use crate::profile::watch::count_settings;
+use crate::testing::actuators;
 
-/// What was found, in words.
-fn words(found: &[Found]) -> Vec<String> {
-    let words = |found: &Found| crate::render::change(&found.change);
-    found.iter().map(words).collect()
+/// Describes the changes.
+fn changes(found: &[LaxSetting]) -> Vec<String> {
+    let change = |lax: &LaxSetting| crate::render::change(&lax.change);
+    found.iter().map(change).collect()
 }
 
 #[test]
-fn what_is_too_lax_is_set_and_undone() {
+fn lax_settings_are_tightened_and_restored() {
     let host = Host::new("all");
     let (before, defaults) = (host.settings(), host.defaults());
     let (mut actuators, _dir) = actuators();
-    let mut space = Space::default();
-    let found = tighten(&host, &mut space, &mut actuators);
-    let mut words = words(&found);
-    words.sort();
+    let mut visited = VisitedNamespace::default();
+    let found = tighten(&host, &mut visited, &mut actuators);
+    let mut changes = changes(&found);
+    changes.sort();
     assert_eq!(
-        words,
+        changes,
         [
             "net.ipv4.conf.all.accept_redirects: 1 -> 0",
             "net.ipv4.conf.all.accept_source_route: 1 -> 0",
@@ -37,53 +40,53 @@ fn what_is_too_lax_is_set_and_undone() {
     );
     let now = host.settings();
     let differ = before.iter().filter(|(path, is)| now[*path] != **is);
-    assert_eq!(differ.count(), words.len());
+    assert_eq!(differ.count(), changes.len());
     assert_eq!(host.defaults(), defaults);
-    // Once.
-    assert_eq!(tighten(&host, &mut space, &mut actuators).len(), 0);
+    // Each is examined once.
+    assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 0);
     assert_eq!(actuators.undo(), undone(11, 0, 0));
     assert_eq!(host.settings(), before);
     assert_eq!(actuators.journal().entries().count(), 0);
 }
 
 #[test]
-fn what_is_only_looked_at_is_not_set() {
+fn advice_changes_nothing() {
     let host = Host::new("advise");
     let before = host.settings();
-    let mut space = Space::default();
-    let look = |space: &mut Space| {
+    let mut visited = VisitedNamespace::default();
+    let look = |visited: &mut VisitedNamespace| {
         visit(
             &host.namespace(),
             Profile::Security,
-            space,
+            visited,
             None,
             &mut room(),
         )
         .unwrap()
     };
-    let found = look(&mut space);
+    let found = look(&mut visited);
     assert_eq!(found.len(), 11);
-    assert!(found.iter().all(|found| found.made.is_none()));
+    assert!(found.iter().all(|found| found.result.is_none()));
     assert_eq!(host.settings(), before);
-    assert_eq!(look(&mut space).len(), 0);
+    assert_eq!(look(&mut visited).len(), 0);
 }
 
 #[test]
-fn what_cannot_be_written_down_is_not_set() {
+fn nothing_is_changed_that_the_journal_cannot_have() {
     let host = Host::new("full");
     let before = host.settings();
     let mut journal = Journal::full();
     let found = visit(
         &host.namespace(),
         Profile::Security,
-        &mut Space::default(),
+        &mut VisitedNamespace::default(),
         Some(&mut journal),
         &mut room(),
     );
     let found = found.unwrap();
     assert_eq!(found.len(), 11);
     for found in found {
-        let Some(Err(error)) = found.made else {
+        let Some(Err(error)) = found.result else {
             panic!("{:?}", found.change);
         };
         assert!(error.to_string().contains("nothing is changed"), "{error}");
@@ -92,7 +95,7 @@ fn what_cannot_be_written_down_is_not_set() {
 }
 
 #[test]
-fn what_is_strict_already_is_neither_set_nor_written_down() {
+fn strict_settings_are_neither_changed_nor_journalled() {
     let host = Host::new("strict");
     for (name, value) in [
         ("ipv4/tcp_syncookies", "2"),
@@ -103,8 +106,8 @@ fn what_is_strict_already_is_neither_set_nor_written_down() {
     }
     let before = host.settings();
     let (mut actuators, _dir) = actuators();
-    let found = tighten(&host, &mut Space::default(), &mut actuators);
-    assert_eq!(found.len(), 8, "{:?}", words(&found));
+    let found = tighten(&host, &mut VisitedNamespace::default(), &mut actuators);
+    assert_eq!(found.len(), 8, "{:?}", changes(&found));
     assert_eq!(actuators.journal().entries().count(), 8);
     assert_eq!(host.get("ipv4/tcp_syncookies"), "2");
     assert_eq!(host.get("ipv4/tcp_keepalive_time"), "60");
@@ -113,11 +116,11 @@ fn what_is_strict_already_is_neither_set_nor_written_down() {
 }
 
 #[test]
-fn what_a_killed_process_has_set_is_undone_by_the_next() {
+fn the_changes_of_a_killed_process_are_undone_by_the_next() {
     let host = Host::new("killed");
     let before = host.settings();
     let (mut first, dir) = actuators();
-    tighten(&host, &mut Space::default(), &mut first);
+    tighten(&host, &mut VisitedNamespace::default(), &mut first);
     drop(first);
     let journal = Journal::free(&dir.path().join("journal")).unwrap();
     let mut next = Actuators::new(journal);
@@ -126,12 +129,12 @@ fn what_a_killed_process_has_set_is_undone_by_the_next() {
 }
 
 #[test]
-fn what_was_written_down_and_not_set_is_as_it_was() {
+fn a_setting_that_was_journalled_and_not_changed_counts_as_restored() {
     let host = Host::new("between");
     let before = host.settings();
     let (mut actuators, _dir) = actuators();
-    tighten(&host, &mut Space::default(), &mut actuators);
-    // As if its writer had ended between the two.
+    tighten(&host, &mut VisitedNamespace::default(), &mut actuators);
+    // As if the writer had ended between the entry and the change.
     host.set("ipv4/tcp_keepalive_time", "7200");
     host.set(REDIRECTS, "1");
     assert_eq!(actuators.undo(), undone(11, 0, 0));
@@ -139,68 +142,68 @@ fn what_was_written_down_and_not_set_is_as_it_was() {
 }
 
 #[test]
-fn what_somebody_else_has_changed_since_is_left_to_him() {
+fn a_setting_that_others_have_changed_since_is_left_alone() {
     let host = Host::new("others");
     let (mut actuators, _dir) = actuators();
-    let mut space = Space::default();
-    tighten(&host, &mut space, &mut actuators);
-    let his = [
+    let mut visited = VisitedNamespace::default();
+    tighten(&host, &mut visited, &mut actuators);
+    let theirs = [
         ("ipv4/tcp_keepalive_time", "900"),
         ("ipv4/tcp_syncookies", "2"),
         (REDIRECTS, "2"),
         ("ipv6/conf/vb/accept_redirects", "3"),
     ];
-    for (name, value) in his {
+    for (name, value) in theirs {
         host.set(name, value);
     }
-    // Nor does a later look take it from him.
-    assert_eq!(tighten(&host, &mut space, &mut actuators).len(), 0);
+    // A later visit does not change it either.
+    assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 0);
     assert_eq!(actuators.undo(), undone(7, 0, 4));
-    for (name, value) in his {
+    for (name, value) in theirs {
         assert_eq!(host.get(name), value, "{name}");
     }
 }
 
 #[test]
-fn what_somebody_sets_after_a_look_is_his_even_if_the_look_is_forgotten() {
+fn a_setting_that_others_change_is_left_alone_even_if_the_visit_is_forgotten() {
     let host = Host::new("forgotten");
     let (mut actuators, _dir) = actuators();
-    tighten(&host, &mut Space::default(), &mut actuators);
+    tighten(&host, &mut VisitedNamespace::default(), &mut actuators);
     host.set(REDIRECTS, "2");
-    // As of a namespace that was not seen for a while.
-    let found = tighten(&host, &mut Space::default(), &mut actuators);
-    assert_eq!(words(&found), [""; 0]);
+    // As for a namespace that was missing for a while.
+    let found = tighten(&host, &mut VisitedNamespace::default(), &mut actuators);
+    assert_eq!(changes(&found), [""; 0]);
     assert_eq!(actuators.undo(), undone(10, 0, 1));
     assert_eq!(host.get(REDIRECTS), "2");
 }
 
 #[test]
-fn a_host_that_becomes_a_router_meanwhile_believes_no_more_redirects_after_undoing() {
+fn a_host_that_has_become_a_router_accepts_no_redirects_after_undoing() {
     let host = Host::new("router");
     let all = "ipv4/conf/all/accept_redirects";
     let (mut actuators, _dir) = actuators();
-    tighten(&host, &mut Space::default(), &mut actuators);
-    // By which the kernel sets the other one to what it is already.
+    tighten(&host, &mut VisitedNamespace::default(), &mut actuators);
+    // The kernel then sets the other setting, to its present value.
     host.set("ipv4/ip_forward", "1");
     assert_eq!(actuators.undo(), undone(10, 0, 1));
     assert_eq!(host.get(all), "0");
-    // One that was a router before goes back to what it was.
+    // A host that was a router before gets its setting back.
     host.set(all, "1");
-    tighten(&host, &mut Space::default(), &mut actuators);
+    tighten(&host, &mut VisitedNamespace::default(), &mut actuators);
     assert_eq!(host.get(all), "0");
-    assert_eq!(actuators.undo().others, 0);
+    assert_eq!(actuators.undo().foreign, 0);
     assert_eq!(host.get(all), "1");
 }
 
 #[test]
-fn an_interface_that_has_gone_meanwhile_is_gone() {
+fn a_removed_interface_counts_as_gone() {
     let host = Host::new("gone");
     let before = host.settings();
     let (mut actuators, _dir) = actuators();
-    let mut space = Space::default();
-    tighten(&host, &mut space, &mut actuators);
+    let mut visited = VisitedNamespace::default();
+    tighten(&host, &mut visited, &mut actuators);
     host.ip("link del va");
-    // Not yet seen to be gone.
+    // No visit has found it missing yet.
     assert_eq!(actuators.undo(), undone(7, 4, 0));
     let after = host.settings();
     assert!(after.len() < before.len());
@@ -210,21 +213,21 @@ fn an_interface_that_has_gone_meanwhile_is_gone() {
 }
 
 #[test]
-fn an_interface_that_is_seen_to_be_gone_leaves_the_journal() {
+fn the_journal_forgets_a_removed_interface() {
     let host = Host::new("left");
     let (mut actuators, _dir) = actuators();
-    let mut space = Space::default();
-    tighten(&host, &mut space, &mut actuators);
-    assert_eq!(space.interfaces(), 3);
+    let mut visited = VisitedNamespace::default();
+    tighten(&host, &mut visited, &mut actuators);
+    assert_eq!(visited.interfaces(), 3);
     let index = host.index("va");
     host.ip("link del va");
-    assert_eq!(tighten(&host, &mut space, &mut actuators).len(), 0);
-    assert_eq!(space.interfaces(), 1);
+    assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 0);
+    assert_eq!(visited.interfaces(), 1);
     assert_eq!(actuators.journal().entries().count(), 7);
-    // Another gets its index and its name: it is looked at anew, and goes back to what it was.
+    // Another interface gets its index and name: it is examined again, and restored.
     host.ip(&format!("link add va index {index} type veth peer name vb"));
     host.set(REDIRECTS, "3");
-    let found = words(&tighten(&host, &mut space, &mut actuators));
+    let found = changes(&tighten(&host, &mut visited, &mut actuators));
     assert_eq!(found.len(), 4, "{found:?}");
     assert!(found.contains(&"net.ipv4.conf.va.accept_redirects: 3 -> 0".to_owned()));
     assert_eq!(actuators.undo(), undone(11, 0, 0));
@@ -232,13 +235,13 @@ fn an_interface_that_is_seen_to_be_gone_leaves_the_journal() {
 }
 
 #[test]
-fn an_interface_is_known_by_its_index_whatever_it_is_called() {
+fn an_interface_is_identified_by_its_index_not_by_its_name() {
     let host = Host::new("renamed");
     let (mut actuators, _dir) = actuators();
-    tighten(&host, &mut Space::default(), &mut actuators);
+    tighten(&host, &mut VisitedNamespace::default(), &mut actuators);
     host.ip("link set va name vx");
     host.ip("link add va type veth peer name vy");
-    // To undo by name would take these for what was set.
+    // Undoing by name would take these for the changed settings.
     host.set(REDIRECTS, "0");
     host.set("ipv6/conf/va/accept_redirects", "0");
     assert_eq!(actuators.undo(), undone(11, 0, 0));
@@ -249,19 +252,19 @@ fn an_interface_is_known_by_its_index_whatever_it_is_called() {
 }
 
 #[test]
-fn an_interface_that_comes_later_is_set_when_it_is_seen() {
+fn a_later_interface_is_changed_by_the_next_visit() {
     let host = Host::new("later");
     let defaults = host.defaults();
     let (mut actuators, _dir) = actuators();
-    let mut space = Space::default();
-    tighten(&host, &mut space, &mut actuators);
+    let mut visited = VisitedNamespace::default();
+    tighten(&host, &mut visited, &mut actuators);
     host.ip("link add vx type veth peer name vy");
     let before: Vec<String> = ["ipv4", "ipv6"]
         .map(|family| host.get(&format!("{family}/conf/vx/accept_redirects")))
         .into();
     assert_eq!(before, ["1", "1"]);
-    let found = tighten(&host, &mut space, &mut actuators);
-    assert_eq!(found.len(), 4, "{:?}", words(&found));
+    let found = tighten(&host, &mut visited, &mut actuators);
+    assert_eq!(found.len(), 4, "{:?}", changes(&found));
     assert_eq!(host.get("ipv4/conf/vx/accept_redirects"), "0");
     assert_eq!(host.get("ipv6/conf/vx/accept_redirects"), "0");
     assert_eq!(host.defaults(), defaults);
@@ -270,59 +273,72 @@ fn an_interface_that_comes_later_is_set_when_it_is_seen() {
 }
 
 #[test]
-fn settings_that_an_interface_gets_later_are_set_then() {
+fn settings_that_an_interface_gets_later_are_changed_then() {
     let host = Host::new("mtu");
     let (mut actuators, _dir) = actuators();
-    let mut space = Space::default();
-    // Too little for IPv6.
+    let mut visited = VisitedNamespace::default();
+    // Too small for IPv6.
     host.ip("link set va mtu 1000");
-    assert_eq!(tighten(&host, &mut space, &mut actuators).len(), 10);
+    assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 10);
     host.ip("link set va mtu 1500");
-    let found = tighten(&host, &mut space, &mut actuators);
-    assert_eq!(words(&found), ["net.ipv6.conf.va.accept_redirects: 1 -> 0"]);
-    // What the kernel takes away it makes anew.
+    let found = tighten(&host, &mut visited, &mut actuators);
+    assert_eq!(
+        changes(&found),
+        ["net.ipv6.conf.va.accept_redirects: 1 -> 0"]
+    );
+    // The kernel removes the settings, and will make new ones.
     host.ip("link set va mtu 1000");
     assert_eq!(actuators.undo(), undone(10, 1, 0));
 }
 
 #[test]
-fn settings_that_the_kernel_makes_anew_are_looked_at_anew() {
+fn settings_that_the_kernel_makes_again_are_examined_again() {
     let host = Host::new("anew");
     let (mut actuators, _dir) = actuators();
-    let mut space = Space::default();
-    assert_eq!(tighten(&host, &mut space, &mut actuators).len(), 11);
-    // Too little for IPv6: its settings go.
+    let mut visited = VisitedNamespace::default();
+    assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 11);
+    // Too small for IPv6: the kernel removes its settings.
     host.ip("link set va mtu 1000");
-    assert_eq!(tighten(&host, &mut space, &mut actuators).len(), 0);
+    assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 0);
     assert_eq!(actuators.journal().entries().count(), 10);
     host.ip("link set va mtu 1500");
     let setting = "ipv6/conf/va/accept_redirects";
     assert_eq!(host.get(setting), "1");
-    let found = tighten(&host, &mut space, &mut actuators);
-    assert_eq!(words(&found), ["net.ipv6.conf.va.accept_redirects: 1 -> 0"]);
-    // Too little for IPv4; what a loopback has of IPv6 stays, and is not looked at anew.
+    let found = tighten(&host, &mut visited, &mut actuators);
+    assert_eq!(
+        changes(&found),
+        ["net.ipv6.conf.va.accept_redirects: 1 -> 0"]
+    );
+    // Too small for IPv4; the settings of IPv6 stay on a loopback, and are not examined again.
     host.ip("link set lo mtu 60");
     host.set("ipv6/conf/lo/accept_redirects", "1");
-    assert_eq!(tighten(&host, &mut space, &mut actuators).len(), 0);
+    assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 0);
     assert_eq!(actuators.journal().entries().count(), 10);
     host.ip("link set lo mtu 65536");
-    let found = tighten(&host, &mut space, &mut actuators);
-    assert_eq!(words(&found), ["net.ipv4.conf.lo.accept_redirects: 1 -> 0"]);
-    // Of what stays nothing is looked at anew: somebody has set it since.
+    let found = tighten(&host, &mut visited, &mut actuators);
+    assert_eq!(
+        changes(&found),
+        ["net.ipv4.conf.lo.accept_redirects: 1 -> 0"]
+    );
+    // A setting that stays is not examined again: it was set since.
     host.set(REDIRECTS, "1");
     host.ip("link set va name vx");
-    assert_eq!(tighten(&host, &mut space, &mut actuators).len(), 0);
+    assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 0);
     assert_eq!(actuators.journal().entries().count(), 11);
     assert_eq!(actuators.undo(), undone(11, 0, 0));
     assert_eq!(host.get("ipv6/conf/vx/accept_redirects"), "1");
 }
 
 #[test]
-fn a_name_that_is_fit_for_no_terminal_is_told_as_one_that_is() {
+fn a_name_with_control_characters_is_sanitized() {
     let host = Host::new("odd");
     host.ip("link set va name \u{1b}[2Jx.1");
     let (mut actuators, _dir) = actuators();
-    let found = words(&tighten(&host, &mut Space::default(), &mut actuators));
+    let found = changes(&tighten(
+        &host,
+        &mut VisitedNamespace::default(),
+        &mut actuators,
+    ));
     assert!(
         found.contains(&"net.ipv4.conf.\u{fffd}[2Jx/1.accept_redirects: 1 -> 0".to_owned()),
         "{found:?}"
@@ -331,51 +347,51 @@ fn a_name_that_is_fit_for_no_terminal_is_told_as_one_that_is() {
 }
 
 #[test]
-fn no_more_is_set_than_there_is_room_for() {
+fn no_more_is_changed_than_there_is_room_for() {
     let host = Host::new("room");
     let before = host.settings();
     let (mut actuators, _dir) = actuators();
-    let mut space = Space::default();
-    let mut look = |space: &mut Space, mut room: Room| {
+    let mut visited = VisitedNamespace::default();
+    let mut look = |visited: &mut VisitedNamespace, mut room: Room| {
         let journal = Some(actuators.journal_mut());
         let namespace = host.namespace();
-        let found = visit(&namespace, Profile::Security, space, journal, &mut room).unwrap();
+        let found = visit(&namespace, Profile::Security, visited, journal, &mut room).unwrap();
         (found.len(), room.is_short, room.interfaces)
     };
     let none = Room {
         entries: 0,
         ..room()
     };
-    // Nor is it looked for interfaces, for none of which there would be any.
-    assert_eq!(look(&mut space, none), (0, true, 100));
-    assert_eq!(space.interfaces(), 0);
+    // Interfaces without room are not listed.
+    assert_eq!(look(&mut visited, none), (0, true, 100));
+    assert_eq!(visited.interfaces(), 0);
     assert_eq!(host.settings(), before);
     let little = Room {
         interfaces: 1,
         ..room()
     };
-    let mut other = Space::default();
+    let mut other = VisitedNamespace::default();
     assert_eq!(look(&mut other, little), (7, true, 0));
     assert_eq!(other.interfaces(), 1);
-    // What there was no room for is set when there is.
+    // The rest is changed when there is room.
     assert_eq!(look(&mut other, room()), (4, false, 98));
     assert_eq!(actuators.undo(), undone(11, 0, 0));
     assert_eq!(host.settings(), before);
 }
 
 #[test]
-fn another_namespace_in_the_place_of_one_is_looked_at_anew() {
+fn a_namespace_that_took_the_inode_of_another_is_examined() {
     let host = Host::new("cookie");
-    let mut space = Space {
+    let mut visited = VisitedNamespace {
         cookie: 1,
         interfaces: HashSet::from([1, 500, 501]),
-        looked: HashSet::from([Setting::SynCookies, Setting::InterfaceRedirects(1)]),
+        examined: HashSet::from([Setting::SynCookies, Setting::InterfaceRedirects(1)]),
     };
     let mut room = room();
     let found = visit(
         &host.namespace(),
         Profile::Security,
-        &mut space,
+        &mut visited,
         None,
         &mut room,
     );
@@ -384,30 +400,36 @@ fn another_namespace_in_the_place_of_one_is_looked_at_anew() {
 }
 
 #[test]
-fn a_namespace_that_has_gone_is_neither_looked_at_nor_undone() {
+fn a_namespace_that_has_ended_is_neither_examined_nor_undone() {
     let (gone, stays) = (Host::new("vanishes"), Host::new("stays"));
     let before = stays.settings();
     let (mut actuators, _dir) = actuators();
-    let mut space = Space::default();
-    tighten(&gone, &mut space, &mut actuators);
-    tighten(&stays, &mut Space::default(), &mut actuators);
+    let mut visited = VisitedNamespace::default();
+    tighten(&gone, &mut visited, &mut actuators);
+    tighten(&stays, &mut VisitedNamespace::default(), &mut actuators);
     let namespace = gone.namespace();
     drop(gone);
-    let found = visit(&namespace, Profile::Security, &mut space, None, &mut room());
+    let found = visit(
+        &namespace,
+        Profile::Security,
+        &mut visited,
+        None,
+        &mut room(),
+    );
     assert_eq!(found.unwrap().len(), 0);
-    assert_eq!(actuators.settings(None), [0, 22]);
-    actuators.forget_gone_namespaces();
-    assert_eq!(actuators.settings(None), [0, 11]);
+    assert_eq!(count_settings(actuators.journal(), None), [0, 22]);
+    forget_ended_namespaces(actuators.journal_mut());
+    assert_eq!(count_settings(actuators.journal(), None), [0, 11]);
     assert_eq!(actuators.undo(), undone(11, 0, 0));
     assert_eq!(stays.settings(), before);
 }
 
 #[test]
-fn a_journal_that_somebody_has_made_up_has_nothing_written_but_settings() {
+fn a_forged_journal_changes_nothing_but_settings() {
     let host = Host::new("forged");
     let before = host.settings();
     let (mut real, dir) = actuators();
-    tighten(&host, &mut Space::default(), &mut real);
+    tighten(&host, &mut VisitedNamespace::default(), &mut real);
     assert_eq!(real.undo(), undone(11, 0, 0));
     drop(real);
     let cookie = host.0.run(netns::cookie).unwrap().unwrap();
@@ -424,7 +446,7 @@ fn a_journal_that_somebody_has_made_up_has_nothing_written_but_settings() {
             "{{\"changes\":{{\"thing\":{{\"setting\":{thing}}},\"before\":{{\"text\":\"7\"}},\"after\":{{\"text\":\"1\"}}}}}}\n"
         );
     }
-    // What is no number is written nowhere.
+    // A value that is no number is not written.
     text += &format!(
         "{{\"changes\":{{\"thing\":{{\"setting\":[{cookie},{{\"interface-redirects\":{index}}}]}},\"before\":{{\"text\":\"7 \
          8\"}},\"after\":{{\"text\":\"1\"}}}}}}\n"

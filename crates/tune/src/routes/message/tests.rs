@@ -8,7 +8,10 @@ fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     made
 }
 
-/// A route of the main table, with these attributes.
+pub(crate) const V4: u8 = 2;
+pub(crate) const V6: u8 = 10;
+
+/// Returns the message of a route of the main table, with these attributes.
 pub(crate) fn message(
     family: u8,
     protocol: u8,
@@ -47,13 +50,13 @@ fn nothing_but_the_two_metrics_is_changed() {
         (route.metrics, route.obstacle()),
         (Metrics::default(), None)
     );
-    assert_eq!(route.name.to_string(), "default metric 100");
+    assert_eq!(route.key.to_string(), "default metric 100");
 
     let made = route.with(some(20, 30));
     let inside = [
         &had[..],
-        &attribute(EACH[0].0, &20u32.to_ne_bytes()),
-        &attribute(EACH[1].0, &30u32.to_ne_bytes()),
+        &attribute(ATTRIBUTES[0].0, &20u32.to_ne_bytes()),
+        &attribute(ATTRIBUTES[1].0, &30u32.to_ne_bytes()),
     ]
     .concat();
     let after = [
@@ -78,8 +81,8 @@ fn a_route_without_metrics_has_none_again() {
 }
 
 #[test]
-fn what_the_kernel_says_of_a_route_it_is_not_told() {
-    // linkdown, onlink, offload; and the kernel's own marks.
+fn flags_of_the_kernel_are_not_sent_back() {
+    // linkdown, onlink and offload, and a flag of the kernel's own.
     let flags = 0x10 | 4 | 8 | 0x4000;
     let hop = |flags: u8| {
         let gateway = attribute(RTA_GATEWAY, &[10, 0, 0, 1]);
@@ -92,18 +95,18 @@ fn what_the_kernel_says_of_a_route_it_is_not_told() {
 }
 
 #[test]
-fn a_next_hop_that_is_an_object_is_told_once() {
+fn a_nexthop_object_is_sent_back_without_its_next_hops() {
     let object = (RTA_NH_ID, &[7, 0, 0, 0][..]);
     let before = message(V6, 3, 4, &[object, (RTA_GATEWAY, &[2; 16]), OIF]);
     let route = Route::parse(&before).unwrap();
     assert_eq!(route.obstacle(), None);
     assert_eq!(route.with(Metrics::default()), message(V6, 3, 0, &[object]));
     let of_ipv4 = Route::parse(&message(V4, 3, 0, &[object])).unwrap();
-    assert_eq!(of_ipv4.obstacle(), Some(Obstacle::Object));
+    assert_eq!(of_ipv4.obstacle(), Some(Obstacle::NexthopObject));
 }
 
 #[test]
-fn a_route_that_would_not_come_back_as_it_is_is_left_alone() {
+fn a_route_that_may_not_come_back_unchanged_is_left_alone() {
     let obstacle = |message: &[u8]| Route::parse(message).unwrap().obstacle();
     let mut info = [0; 32];
     assert_eq!(
@@ -121,7 +124,7 @@ fn a_route_that_would_not_come_back_as_it_is_is_left_alone() {
     );
     assert_eq!(
         obstacle(&message(V6, 2, 0, &[OIF])),
-        Some(Obstacle::Kernels)
+        Some(Obstacle::KernelMade)
     );
     assert_eq!(obstacle(&message(V4, 2, 0, &[OIF])), None);
     assert_eq!(
@@ -147,14 +150,14 @@ fn a_route_that_would_not_come_back_as_it_is_is_left_alone() {
 }
 
 #[test]
-fn routes_of_other_tables_and_copies_for_one_destination_are_none() {
+fn routes_of_other_tables_and_cloned_routes_are_ignored() {
     assert!(Route::parse(&message(V4, 3, RTM_F_CLONED, &[OIF])).is_none());
     let table = 1000u32.to_ne_bytes();
     assert!(Route::parse(&message(V4, 3, 0, &[(RTA_TABLE, &table)])).is_none());
     let mut of_local = message(V4, 3, 0, &[OIF]);
     of_local[4] = 255;
     assert!(Route::parse(&of_local).is_none());
-    // The attribute has what the header has no room for.
+    // The attribute has a table for which the header has no room.
     let mut of_many = message(V4, 3, 0, &[(RTA_TABLE, &254u32.to_ne_bytes())]);
     of_many[4] = 252;
     assert!(Route::parse(&of_many).is_some());
@@ -171,9 +174,9 @@ fn routes_that_the_kernel_could_mistake_for_one_another_are_left_alone() {
     };
     let of = |kind, priority| over(kind, priority, 2);
     let unreachable = 7;
-    let chosen = choose(vec![
+    let chosen = unicast(vec![
         of(1, 1),
-        // It is told of twice, and is one.
+        // The same route, reported twice.
         of(1, 1),
         of(1, 2),
         over(1, 2, 3),
@@ -183,7 +186,7 @@ fn routes_that_the_kernel_could_mistake_for_one_another_are_left_alone() {
     ]);
     let told: Vec<_> = chosen
         .iter()
-        .map(|route| (route.name.priority, route.obstacle()))
+        .map(|route| (route.key.priority, route.obstacle()))
         .collect();
     let ambiguous = Some(Obstacle::Ambiguous);
     assert_eq!(
@@ -193,19 +196,19 @@ fn routes_that_the_kernel_could_mistake_for_one_another_are_left_alone() {
 }
 
 #[test]
-fn metrics_and_names_are_said_as_ip_says_them() {
+fn metrics_and_routes_are_written_as_by_ip_route() {
     assert_eq!(some(20, 30).to_string(), "initcwnd 20, initrwnd 30");
     assert_eq!(some(0, 30).to_string(), "initrwnd 30");
-    let name = Name {
+    let key = RouteKey {
         destination: "10.1.0.0".parse().unwrap(),
         length: 16,
         tos: 16,
         priority: 5,
     };
-    assert_eq!(name.to_string(), "10.1.0.0/16 tos 0x10 metric 5");
+    assert_eq!(key.to_string(), "10.1.0.0/16 tos 0x10 metric 5");
 }
 
-/// Attributes of any kind, those of a route's more often, in any order and some more than once.
+/// Attributes of any kind, in any order, some more than once.
 fn any_attributes() -> impl Strategy<Value = Vec<(u16, Vec<u8>)>> {
     let metric = (1u16..18, any::<u32>()).prop_map(|(kind, value)| (kind, value.to_ne_bytes()));
     let metrics = prop::collection::vec(metric, 0..6).prop_map(|metrics| {
@@ -233,7 +236,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_that_begin_as_a_route_do_no_harm(
+    fn bytes_that_begin_like_a_route_do_no_harm(
         family in prop::sample::select(vec![V4, V6]),
         tail in prop::collection::vec(0u8..32, 0..200),
     ) {
@@ -241,12 +244,12 @@ proptest! {
         if let Some(route) = Route::parse(&bytes) {
             let made = route.with(Metrics { initcwnd: Some(20), initrwnd: None });
             let again = Route::parse(&made).unwrap();
-            prop_assert_eq!((again.name, again.metrics.initcwnd), (route.name, Some(20)));
+            prop_assert_eq!((again.key, again.metrics.initcwnd), (route.key, Some(20)));
         }
     }
 
     #[test]
-    fn what_was_set_and_is_taken_back_leaves_the_message_as_it_was(
+    fn metrics_that_are_set_and_removed_leave_the_message_as_it_was(
         all in any_attributes(),
         initcwnd in 1u32..1000,
         initrwnd in 1u32..1000,
@@ -258,7 +261,7 @@ proptest! {
         let to = Metrics { initcwnd: Some(initcwnd), initrwnd: Some(initrwnd) };
         let made = Route::parse(&route.with(to)).unwrap();
         prop_assert_eq!(made.metrics, to);
-        // As it is sent when nothing is to be changed.
+        // The message that changes nothing.
         let plain = |route: &Route| Route::parse(&route.with(Metrics::default())).unwrap();
         prop_assert_eq!(plain(&made).attributes, plain(&route).attributes);
         let others = |route: &Route| -> Vec<Attribute> {

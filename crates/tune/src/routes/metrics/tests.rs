@@ -11,17 +11,17 @@ fn some(initcwnd: u32, initrwnd: u32) -> Metrics {
 }
 
 #[test]
-fn a_metric_that_somebody_has_chosen_stays() {
+fn a_metric_that_another_program_has_set_stays() {
     let asked = some(20, 30);
     let both = Step::Set {
         to: asked,
         ours: asked,
     };
     assert_eq!(asked.step(some(0, 0), &[]), both);
-    assert_eq!(asked.step(asked, &[]), Step::Nothing);
-    assert_eq!(asked.step(some(40, 0), &[]), Step::Others);
-    assert_eq!(asked.step(some(0, 40), &[]), Step::Others);
-    // What nobody asked for does not matter, and is nobody's but its owner's.
+    assert_eq!(asked.step(asked, &[]), Step::Keep);
+    assert_eq!(asked.step(some(40, 0), &[]), Step::Foreign);
+    assert_eq!(asked.step(some(0, 40), &[]), Step::Foreign);
+    // A metric that was not requested does not matter, and stays with its owner.
     assert_eq!(
         some(20, 0).step(some(0, 40), &[]),
         Step::Set {
@@ -29,7 +29,7 @@ fn a_metric_that_somebody_has_chosen_stays() {
             ours: some(20, 0)
         }
     );
-    // One that somebody has chosen as it is asked for is still his.
+    // A metric that another program has set to the requested value is not ours.
     assert_eq!(
         asked.step(some(20, 0), &[]),
         Step::Set {
@@ -37,26 +37,26 @@ fn a_metric_that_somebody_has_chosen_stays() {
             ours: some(0, 30)
         }
     );
-    // What this program has made is not somebody else's.
+    // A value that this program has set is ours.
     assert_eq!(asked.step(some(25, 0), &[some(25, 0)]), both);
-    assert_eq!(asked.step(some(25, 0), &[some(26, 25)]), Step::Others);
+    assert_eq!(asked.step(some(25, 0), &[some(26, 25)]), Step::Foreign);
 }
 
 #[test]
-fn undoing_leaves_what_somebody_has_chosen_since() {
+fn restoring_leaves_what_another_program_has_set_since() {
     let before = Metrics::default();
     let back = |now, made: &[Metrics]| {
-        let Back { to, others } = before.back(now, made);
-        (to, others)
+        let Restoration { to, is_foreign } = before.restore(now, made);
+        (to, is_foreign)
     };
     assert_eq!(back(some(20, 30), &[some(20, 30)]), (before, false));
     assert_eq!(back(some(20, 40), &[some(20, 30)]), (some(0, 40), true));
     assert_eq!(back(some(25, 0), &[some(20, 0)]), (some(25, 0), true));
-    // What was not made is not undone.
+    // A metric that was not set is not restored.
     assert_eq!(back(some(20, 40), &[some(20, 0)]), (some(0, 40), false));
-    // It was written down, and not made.
+    // The entry was written, and the metric not set.
     assert_eq!(back(before, &[some(20, 30)]), (before, false));
-    // It was made what it was to be before its writer ended.
+    // The writer ended between the entry and the last change.
     assert_eq!(
         back(some(20, 0), &[some(25, 0), some(20, 0)]),
         (before, false)
@@ -65,7 +65,7 @@ fn undoing_leaves_what_somebody_has_chosen_since() {
 
 proptest! {
     #[test]
-    fn what_a_step_makes_is_undone_unless_somebody_changes_it(
+    fn a_step_is_undone_unless_another_program_changes_it(
         asked in (0u32..4, 0u32..4).prop_map(|(one, other)| some(one, other)),
         now in (0u32..4, 0u32..4).prop_map(|(one, other)| some(one, other)),
         others in (0u32..4, 0u32..4).prop_map(|(one, other)| some(one, other)),
@@ -73,9 +73,9 @@ proptest! {
         let Step::Set { to, ours } = asked.step(now, &[]) else { return Ok(()) };
         let before = now.among(ours);
         prop_assert_eq!(to.among(asked), asked);
-        prop_assert_eq!(before.back(to, &[ours]), Back { to: now, others: false });
-        // Whatever is there at the end: each is as it was, or as somebody has made it.
-        let Back { to: end, .. } = before.back(others, &[ours]);
+        prop_assert_eq!(before.restore(to, &[ours]), Restoration { to: now, is_foreign: false });
+        // At the end each metric is as it was, or as another program has set it.
+        let Restoration { to: end, .. } = before.restore(others, &[ours]);
         for at in 0..2 {
             let end = end.values()[at];
             prop_assert!(end == now.values()[at] || end == others.values()[at]);

@@ -1,8 +1,8 @@
-use super::super::message::tests::message;
+use super::super::message::tests::{V4, V6, message};
 use super::*;
 
 #[test]
-fn a_list_may_miss_what_the_kernel_goes_on_with_by_a_count() {
+fn a_dump_may_miss_routes_that_the_kernel_finds_by_counting() {
     let nets =
         |nets: &[&str]| -> Destinations { nets.iter().map(|n| n.parse().unwrap()).collect() };
     let (v4, v6) = (
@@ -26,7 +26,7 @@ fn a_list_may_miss_what_the_kernel_goes_on_with_by_a_count() {
         (vec![V4; 3], [true, true]),
     ] {
         assert_eq!(
-            [v4.miss(&message), v6.miss(&message)],
+            [v4.may_miss(&message), v6.may_miss(&message)],
             misses,
             "{message:?}"
         );
@@ -34,8 +34,8 @@ fn a_list_may_miss_what_the_kernel_goes_on_with_by_a_count() {
 }
 
 #[test]
-fn a_route_is_chosen_by_its_whole_destination() {
-    let name = |destination: &str, length| Name {
+fn a_route_is_selected_by_its_whole_destination() {
+    let name = |destination: &str, length| RouteKey {
         destination: destination.parse().unwrap(),
         length,
         tos: 0,
@@ -50,18 +50,18 @@ fn a_route_is_chosen_by_its_whole_destination() {
         ("2001:db8::/32", "2001:db8::", 32),
         ("2001:db8::1", "2001:db8::1", 128),
     ] {
-        let chosen: Chosen = text.parse().unwrap();
-        assert!(chosen.takes(&name(destination, length)), "{text}");
-        assert!(!chosen.takes(&name("10.0.0.0", 9)), "{text}");
+        let selector: Selector = text.parse().unwrap();
+        assert!(selector.selects(&name(destination, length)), "{text}");
+        assert!(!selector.selects(&name("10.0.0.0", 9)), "{text}");
     }
-    assert!(!Chosen::defaults().takes(&name("10.0.0.0", 200)));
+    assert!(!Selector::defaults().selects(&name("10.0.0.0", 200)));
     for (text, error) in [
         ("", "no destination"),
         ("all", "no destination"),
         ("10.0.0.0/33", "no destination"),
         ("10.0.0.1/8", "did you mean 10.0.0.0/8?"),
     ] {
-        let said = text.parse::<Chosen>().unwrap_err().to_string();
+        let said = text.parse::<Selector>().unwrap_err().to_string();
         assert!(said.contains(error), "{text}: {said}");
     }
 }

@@ -1,0 +1,44 @@
+//! Why a change was not made or not undone.
+
+use taut_sys::Errno;
+
+use crate::journal::JournalWriteError;
+use crate::routes::error::RouteError;
+use crate::sysctl::SysctlError;
+
+/// Why a change was not made or not undone.
+#[derive(Debug, thiserror::Error)]
+pub enum ActuateError {
+    /// A socket could not be borrowed from its process, or not be changed.
+    #[error("process {pid}: its socket cannot be changed: {error}{}", socket_hint(*error))]
+    Socket {
+        /// The process.
+        pid: u32,
+        /// The kernel's error.
+        error: Errno,
+    },
+    /// A setting of a namespace.
+    #[error(transparent)]
+    Sysctl(#[from] SysctlError),
+    /// A route.
+    #[error(transparent)]
+    Route(#[from] RouteError),
+    /// The BPF program for sockets without a known owner failed.
+    #[error(
+        "no process is known to have the socket, and it cannot be changed from inside the kernel: {0}"
+    )]
+    Ownerless(String),
+    /// The change could not be written to the journal.
+    #[error(transparent)]
+    Journal(#[from] JournalWriteError),
+}
+
+fn socket_hint(error: Errno) -> &'static str {
+    match error {
+        Errno::PERM | Errno::ACCESS => " (run this as root: CAP_SYS_PTRACE and CAP_NET_ADMIN)",
+        Errno::NOPROTOOPT => " (it needs Linux 5.14)",
+        Errno::NOSYS => " (it needs Linux 5.6)",
+        Errno::MFILE => " (the process has more descriptors than are searched)",
+        _ => "",
+    }
+}

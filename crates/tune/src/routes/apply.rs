@@ -1,0 +1,76 @@
+//! Sets the metrics of routes, each after the journal has the change.
+
+use std::collections::HashMap;
+
+use super::error::RouteError;
+use super::message::{Route, RouteKey};
+use super::metrics::Metrics;
+use super::table::{RouteOutcome, RouteTable};
+use crate::journal::{Entry, Journal, Thing, Value};
+
+/// Sets the metrics of a route of the last list to `to`; `ours` are the ones that this program owns then.
+///
+/// # Errors
+/// [`RouteError`]; the kernel's refusal is an error here.
+pub(crate) fn set(
+    journal: &mut Journal,
+    table: &mut RouteTable,
+    route: &Route,
+    to: Metrics,
+    ours: Metrics,
+) -> Result<RouteOutcome, RouteError> {
+    // A route that is not going to be changed gets no line in the journal.
+    if table.has_changed(&route.key)? {
+        return Ok(RouteOutcome::ChangedMeanwhile);
+    }
+    let thing = thing(table.cookie(), route.key);
+    let before = Value::Route(route.metrics.among(ours));
+    let is_first = journal.entry(&thing).is_none();
+    journal.note(Entry::new(thing.clone(), before, Value::Route(ours)))?;
+    let outcome = table.set(route, to)?;
+    // Whatever another program makes of it now is that program's to keep.
+    if is_first && outcome != RouteOutcome::Set {
+        journal.undone(&thing)?;
+    }
+    match outcome {
+        RouteOutcome::Refused(error) => Err(RouteError::Replace {
+            route: route.key,
+            error,
+        }),
+        outcome => Ok(outcome),
+    }
+}
+
+/// Returns the metrics that this program has set on the route.
+pub(crate) fn made_of_route(journal: &Journal, cookie: u64, key: RouteKey) -> Vec<Metrics> {
+    let entry = journal.entry(&thing(cookie, key));
+    entry.map(made).unwrap_or_default()
+}
+
+/// Counts the routes in the journal, by the cookie of their namespace.
+pub(crate) fn count_by_namespace(journal: &Journal) -> HashMap<u64, usize> {
+    let mut counts = HashMap::new();
+    for entry in journal.entries() {
+        if let Thing::Route { netns, .. } = &entry.thing {
+            *counts.entry(*netns).or_default() += 1;
+        }
+    }
+    counts
+}
+
+pub(super) fn thing(cookie: u64, key: RouteKey) -> Thing {
+    Thing::Route {
+        netns: cookie,
+        name: key,
+    }
+}
+
+/// Returns the metrics of the entry's last change and of the one before.
+pub(super) fn made(entry: &Entry) -> Vec<Metrics> {
+    let values = [Some(&entry.after), entry.earlier.as_ref()];
+    let metrics = |value: &Value| match value {
+        Value::Route(metrics) => Some(*metrics),
+        _ => None,
+    };
+    values.into_iter().flatten().filter_map(metrics).collect()
+}

@@ -1,0 +1,118 @@
+//! Plans the changes of buffers, with and without a budget.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use taut_observe::filter::Filter;
+
+use super::planned::{Planned, demand_of};
+use super::{MAX_ATTEMPTS, Round, Tuner};
+use crate::budget::{Budget, Claim};
+use crate::demand::{Direction, demand};
+use crate::plan::{Change, unlock};
+
+impl Tuner {
+    /// Plans to unlock buffers that limit their connections.
+    pub(super) fn plan_unlocks(&mut self, everything: &Filter, round: &mut Round) -> Vec<Planned> {
+        let mut planned = Vec::new();
+        for seen in self.observer.seen(everything) {
+            round.connections += 1;
+            if self.selection.leaves_alone(&seen) {
+                round.left_alone += 1;
+                continue;
+            }
+            // The needs of a connection that was idle in all samples have not changed.
+            if seen.tracked.rests() {
+                continue;
+            }
+            let Some(window) = seen.tracked.window() else {
+                continue;
+            };
+            for direction in [Direction::Send, Direction::Receive] {
+                let change = demand(&window, direction, self.cap)
+                    .and_then(|demand| unlock(seen.cookie, direction, &demand));
+                let Some(change) = change else { continue };
+                let key = (seen.cookie, direction);
+                if self.attempts.contains_key(&key) || self.attempts.len() >= MAX_ATTEMPTS {
+                    continue;
+                }
+                self.attempts.insert(key, self.scans);
+                let change = Planned::new(change, &seen);
+                // Without an owner, the buffer may already be as large as possible.
+                if change.change.grows() {
+                    planned.push(change);
+                }
+            }
+        }
+        planned
+    }
+
+    /// Plans the changes that give each buffer its share of the budget.
+    pub(super) fn plan_shares(
+        &mut self,
+        budget: &mut Budget,
+        everything: &Filter,
+        round: &mut Round,
+    ) -> Vec<Planned> {
+        let mut claims = Vec::new();
+        // The namespaces with a send buffer that the kernel tunes, and that is left alone.
+        let mut kernel_tuned: HashSet<Arc<str>> = HashSet::new();
+        let mut begun = 0;
+        for seen in self.observer.seen(everything) {
+            round.connections += 1;
+            let is_skipped = self.selection.leaves_alone(&seen);
+            round.left_alone += usize::from(is_skipped);
+            let window = seen.tracked.window();
+            begun += usize::from(window.is_none());
+            let connection = &seen.tracked.last().connection;
+            for direction in [Direction::Send, Direction::Receive] {
+                let key = (seen.cookie, direction);
+                let Some(demand) = demand_of(&seen, window.as_ref(), direction, self.cap) else {
+                    continue;
+                };
+                // A buffer that could not be changed is tried again later.
+                let has_failed = self.actuators.is_some() && self.attempts.contains_key(&key);
+                let is_left_alone = is_skipped || has_failed;
+                if is_left_alone && direction == Direction::Send && demand.is_fixed != Some(true) {
+                    kernel_tuned.insert(Arc::clone(&seen.tracked.netns));
+                }
+                claims.push(Claim {
+                    cookie: seen.cookie,
+                    direction,
+                    demand,
+                    // The demand of a new connection is not known yet.
+                    is_left_alone: is_left_alone || window.is_none(),
+                    cgroup: connection.cgroup,
+                    destination: connection.remote.ip().to_canonical(),
+                });
+            }
+        }
+        let shared = budget.share(&claims);
+        (round.granted, round.excess) = (shared.granted, shared.excess);
+        let start = budget.start_maximum(shared.granted, begun);
+        round
+            .reports
+            .extend(self.set_start_maximum(start, &kernel_tuned));
+        let mut planned = Vec::new();
+        for change in shared.changes {
+            let Change::Resize {
+                cookie, direction, ..
+            } = change
+            else {
+                continue;
+            };
+            // Advice is not repeated in each scan.
+            if self.actuators.is_none() {
+                let key = (cookie, direction);
+                if self.attempts.contains_key(&key) || self.attempts.len() >= MAX_ATTEMPTS {
+                    continue;
+                }
+                self.attempts.insert(key, self.scans);
+            }
+            if let Some(seen) = self.observer.get(cookie) {
+                planned.push(Planned::new(change, &seen));
+            }
+        }
+        planned
+    }
+}
