@@ -11,7 +11,7 @@ use futures_util::TryStreamExt as _;
 use rtnetlink::packet_core::Nla as _;
 use rtnetlink::packet_route::link::{InfoData, InfoKind, LinkAttribute, LinkInfo, LinkMessage};
 use rtnetlink::{Handle, LinkUnspec};
-use taut_sys::bpf::tc::{AttachPoint, linked};
+use taut_sys::bpf::tc::{AttachPoint, link_count};
 
 use crate::qdisc::{self, Qdisc};
 use crate::records::{Record, Records};
@@ -414,7 +414,7 @@ fn kind_of(info: &[LinkInfo]) -> Kind {
 /// [`TapError::Refused`]: the kernel does not say.
 pub(crate) fn is_filtered(device: &Device, own: u32, priority: u32) -> Result<bool, TapError> {
     let failed = |source| refused("see the filters of", &device.name, source);
-    let links = linked(device.index, AttachPoint::Egress).map_err(|e| failed(e.into()))?;
+    let links = link_count(device.index, AttachPoint::Egress).map_err(|e| failed(e.into()))?;
     if links > own {
         return Ok(true);
     }

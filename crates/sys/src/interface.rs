@@ -76,7 +76,7 @@ pub fn has_family(index: u32, family: Family) -> io::Result<bool> {
         let message = message.raw(&header);
         message.attribute(NETCONFA_IFINDEX, &index.to_ne_bytes())
     });
-    match request.ask(ROUTE, 1) {
+    match request.send(ROUTE, 1) {
         Ok(()) => Ok(true),
         Err(error) => match Errno::from_io_error(&error) {
             // EINVAL: the interface lacks the protocol. ENODEV: there is no such interface.

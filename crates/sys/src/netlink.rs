@@ -105,7 +105,7 @@ impl Message {
     ///
     /// # Errors
     /// The first error that the kernel reports for any of the messages.
-    pub(crate) fn ask(self, protocol: Option<Protocol>, last: u32) -> io::Result<()> {
+    pub(crate) fn send(self, protocol: Option<Protocol>, last: u32) -> io::Result<()> {
         let socket = socket_with(
             AddressFamily::NETLINK,
             SocketType::RAW,

@@ -96,7 +96,7 @@ pub fn drop_to(user: Option<&str>, keep: &[Capability]) -> Result<(), Privileges
         empty_bounding_set(kept)?;
     }
     if let Some(user) = user {
-        become_user(&user)?;
+        switch_user(&user)?;
     }
     call(
         "clear ambient capabilities",
@@ -111,13 +111,13 @@ pub fn drop_to(user: Option<&str>, keep: &[Capability]) -> Result<(), Privileges
     call("set no_new_privs", t::set_no_new_privs(true))
 }
 
-struct Target {
+struct UserIds {
     uid: rustix::process::Uid,
     gid: rustix::process::Gid,
     groups: Vec<rustix::process::Gid>,
 }
 
-fn look_up(name: &str) -> Result<Target, PrivilegesError> {
+fn look_up(name: &str) -> Result<UserIds, PrivilegesError> {
     use rustix::process::{Gid, Uid};
     let failed = |e: nix::Error| PrivilegesError::LookUp {
         user: name.to_owned(),
@@ -127,7 +127,7 @@ fn look_up(name: &str) -> Result<Target, PrivilegesError> {
     let user = User::from_name(name).map_err(failed)?.ok_or_else(unknown)?;
     let text = std::ffi::CString::new(name).map_err(|_| unknown())?;
     let groups = nix::unistd::getgrouplist(&text, user.gid).map_err(failed)?;
-    Ok(Target {
+    Ok(UserIds {
         uid: Uid::from_raw(user.uid.as_raw()),
         gid: Gid::from_raw(user.gid.as_raw()),
         groups: groups.iter().map(|g| Gid::from_raw(g.as_raw())).collect(),
@@ -151,7 +151,7 @@ fn empty_bounding_set(kept: CapabilitySet) -> Result<(), PrivilegesError> {
     Ok(())
 }
 
-fn become_user(user: &Target) -> Result<(), PrivilegesError> {
+fn switch_user(user: &UserIds) -> Result<(), PrivilegesError> {
     use rustix::thread as t;
     // Otherwise changing the user drops every capability, including those in `keep`.
     call("keep capabilities", t::set_keep_capabilities(true))?;

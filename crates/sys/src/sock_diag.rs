@@ -199,7 +199,7 @@ impl SockDiag {
             }
             self.sequence = self.sequence.wrapping_add(1);
             let message = wanted.iter().fold(Message::default(), |message, id| {
-                ask(message, REQUEST, id.family, self.sequence, &id.bytes())
+                push_request(message, REQUEST, id.family, self.sequence, &id.bytes())
             });
             send(&self.socket, message.bytes(), SendFlags::empty())?;
             let mut missing = wanted.len();
@@ -235,7 +235,7 @@ impl SockDiag {
 /// Returns the request for a dump of `family`.
 fn request(family: u8, sequence: u32) -> Message {
     // The kernel reads `struct inet_diag_sockid` only in requests for a single socket.
-    ask(
+    push_request(
         Message::default(),
         REQUEST | DUMP,
         family,
@@ -245,7 +245,13 @@ fn request(family: u8, sequence: u32) -> Message {
 }
 
 /// Appends a `struct inet_diag_req_v2`.
-fn ask(message: Message, flags: u16, family: u8, sequence: u32, id: &[u8; id::BYTES]) -> Message {
+fn push_request(
+    message: Message,
+    flags: u16,
+    family: u8,
+    sequence: u32,
+    id: &[u8; id::BYTES],
+) -> Message {
     let asked = [INET_DIAG_INFO, INET_DIAG_CONG, INET_DIAG_SKMEMINFO];
     let extensions = asked.iter().fold(0u8, |bits, ext| bits | 1 << (ext - 1));
     #[expect(clippy::cast_possible_truncation, reason = "6")]

@@ -52,7 +52,7 @@ pub enum AttachPoint {
 ///
 /// # Errors
 /// `ENODEV` if there is no such device; `EPERM` without CAP_NET_ADMIN.
-pub fn linked(ifindex: u32, point: AttachPoint) -> Result<u32, Errno> {
+pub fn link_count(ifindex: u32, point: AttachPoint) -> Result<u32, Errno> {
     let ifindex = i32::try_from(ifindex).map_err(|_| Errno::NODEV)?;
     let kind = match point {
         AttachPoint::Ingress | AttachPoint::IngressFirst => sys::BPF_TCX_INGRESS,

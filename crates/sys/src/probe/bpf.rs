@@ -85,12 +85,12 @@ pub fn tcp_iterator() -> Answer {
 
 /// Probes for attaching to a device without a qdisc, by a link that ends with its process (tcx).
 pub fn tcx() -> Answer {
-    linked(&[AttachPoint::Ingress])
+    attached_links(&[AttachPoint::Ingress])
 }
 
 /// Probes for tcx at both hooks of a device, and in front of programs that are already attached.
 pub fn tcx_at_both_hooks() -> Answer {
-    linked(&[AttachPoint::IngressFirst, AttachPoint::Egress])
+    attached_links(&[AttachPoint::IngressFirst, AttachPoint::Egress])
 }
 
 /// Probes for `bpf_clone_redirect`, which delivers a copy of a packet and returns the result.
@@ -134,7 +134,7 @@ fn probed(result: libc::c_int, name: &str) -> Answer {
     }
 }
 
-fn linked(points: &[AttachPoint]) -> Answer {
+fn attached_links(points: &[AttachPoint]) -> Answer {
     when_permitted(|| {
         network::in_private(|| {
             let attach = || -> io::Result<Vec<OwnedFd>> {

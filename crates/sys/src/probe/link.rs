@@ -56,7 +56,7 @@ fn add(kind: &str) -> io::Result<()> {
                 m.attribute(IFLA_INFO_KIND, kind.as_bytes())
             })
         })
-        .ask(ROUTE, 1)
+        .send(ROUTE, 1)
 }
 
 /// Creates a TAP device with additional flags. Closing the file removes it.

@@ -37,7 +37,7 @@ fn add_rule() -> io::Result<()> {
             rule(m.raw(&ipv4), NAME)
         })
         .message(BATCH_END, REQUEST, 4, |m| m.raw(&batch))
-        .ask(NETFILTER, RULE)
+        .send(NETFILTER, RULE)
 }
 
 /// Appends a filter chain at prerouting, the only hook where the kernel accepts the expression.

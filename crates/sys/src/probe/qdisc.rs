@@ -70,5 +70,5 @@ fn add(kind: &str, handle: u32, parent: u32, options: Option<[u8; 24]>) -> io::R
                 None => m,
             }
         })
-        .ask(ROUTE, 1)
+        .send(ROUTE, 1)
 }
