@@ -1,4 +1,4 @@
-//! Runs the transfers of a cell and counts how they end.
+//! Runs the transfers of a cell and counts their results.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,41 +19,41 @@ use crate::experiment::peer_networks::peer_addr;
 use crate::experiment::progress::Progress;
 use crate::experiment::streams::{self, Failure, accept, left};
 
-/// The longest that a transfer may take. It covers nine retransmissions of a sender, or five of the
-/// host's, which begin after 2 s and back off.
+/// The time limit of a transfer. It covers nine retransmissions of a sender, or five of the
+/// host, which start after 2 s and back off.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
-/// Transfers with one process, two of each worker: with a third flow of one network that had to be
-/// repaired, it acknowledges no more for that network.
+/// Transfers with one process, two of each worker: after a third repaired flow of one network,
+/// it stops acknowledging early for that network.
 const PER_PROCESS: u64 = 2 * AT_ONCE as u64;
-/// A cell with so many incomplete transfers begins no more: each of them takes [`LIMIT`].
+/// The number of incomplete transfers after which a cell stops: each of them takes [`LIMIT`].
 const MOST_INCOMPLETE: u64 = 20;
-/// Incomplete transfers that are described, in each cell.
+/// The number of incomplete transfers that are described, in each cell.
 const DESCRIBED: usize = 3;
 
-/// What came of a cell.
+/// The results of a cell.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) cell: Cell,
     pub(super) complete: u64,
     /// A stream that differs from what was sent, or a connection that failed.
     pub(super) wrong: u64,
-    /// Not over within [`LIMIT`].
+    /// Not finished within [`LIMIT`].
     pub(super) hung: u64,
-    /// Seconds that each complete transfer took.
+    /// The durations of complete transfers, in seconds.
     pub(super) times: Vec<f64>,
     /// The first incomplete transfers, in words.
     pub(super) described: Vec<String>,
     /// Counters of `taut snoop` at the end.
     pub(super) to_guest: BTreeMap<String, u64>,
     pub(super) from_guest: BTreeMap<String, u64>,
-    /// Flows that had to be repaired, and segments that were sent to the guest again.
+    /// Repaired flows, and segments that were retransmitted to the guest.
     pub(super) repaired: u64,
     pub(super) retransmitted: u64,
     /// Flows that were given up.
     pub(super) lost: u64,
-    /// The most that was acknowledged early at one time, in bytes.
+    /// The most bytes that were acknowledged early at one time.
     pub(super) exposure_most: u64,
-    /// What is not in order with the tap, in words.
+    /// Faults of the tap, in words.
     pub(super) faults: Vec<String>,
     /// Segments lost behind the guest.
     pub(super) lost_behind: u64,
@@ -85,7 +85,7 @@ impl Part {
         self.wrong + self.hung
     }
 
-    /// Adds what a process has counted by its end.
+    /// Adds the counters of a process at its end.
     fn add(&mut self, tap: &Value) {
         let number = |key: &str| tap[key].as_u64().unwrap_or(0);
         add_exits(tap, "to_guest", &mut self.to_guest);
@@ -121,7 +121,8 @@ impl Part {
     }
 }
 
-/// Makes all transfers of `cell`, [`AT_ONCE`] at a time, with a new process for each [`PER_PROCESS`].
+/// Runs all transfers of `cell`, [`AT_ONCE`] at a time, with a new process for each
+/// [`PER_PROCESS`].
 pub(super) fn run(rig: &Rig, cell: &Cell, progress: &Progress) -> Result<Part, ExperimentError> {
     rig.prepare(cell)?;
     let lost = rig.lost()?;
@@ -169,7 +170,9 @@ fn round(
         }
     });
     if let Some(snooping) = snooping {
-        let taps = snooping.status().map_err(machine("ask taut snoop"))?;
+        let taps = snooping
+            .status()
+            .map_err(machine("read the status of taut snoop"))?;
         taps.iter().for_each(|tap| locked(part).add(tap));
     }
     Ok(())
@@ -179,7 +182,7 @@ fn locked(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
     part.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One transfer; how long it took, or why it failed and what is known of it.
+/// Runs one transfer; returns its duration, or the failure and its context.
 fn transfer(
     rig: &Rig,
     cell: &Cell,
@@ -225,7 +228,7 @@ fn transfer(
     }
 }
 
-/// A connection between the peer, which is to send, and the receiver.
+/// Opens a connection between the peer, which will send, and the receiver.
 fn connect(
     rig: &Rig,
     cell: &Cell,
@@ -240,7 +243,7 @@ fn connect(
         true => ("peer", receiver),
         false => (receiver, "peer"),
     };
-    // The receiver is not always known by its own address.
+    // The peer may know the receiver by another address.
     let (at, to) = match peer_opens {
         true => (rig.own_addr(receiver, cell.v6), rig.known_addr(cell)),
         false => (peer, peer),

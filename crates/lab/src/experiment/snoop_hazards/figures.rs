@@ -1,4 +1,4 @@
-//! The outcome of a run: figures, and what they have to be.
+//! The outcome of a run: figures and their accepted ranges.
 
 use super::EXPERIMENT;
 use super::cell::Part;
@@ -8,13 +8,13 @@ use crate::experiment::Request;
 use crate::experiment::guests::snooping::told;
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
 
-/// Everything that was seen.
+/// All observations.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) parts: Vec<Part>,
 }
 
-/// Which cells a figure is of.
+/// Selects the cells of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Group {
     Forwarding,
@@ -53,7 +53,7 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
         let early = found.sum(Group::Forwarding, early);
         checks.push(("forwarding_acked_early", Check::none(early)));
     }
-    // Where these are 0, nothing was tried.
+    // If these are 0, nothing was tested.
     let tried = [
         (
             "forwarding_lost_behind",
@@ -180,12 +180,12 @@ impl Part {
         }
     }
 
-    /// Segments of the guest that left the program by this exit.
+    /// Returns the segments of the guest that left the program by this exit.
     fn exits(&self, exit: &str) -> u64 {
         self.from_guest.get(exit).copied().unwrap_or(0)
     }
 
-    /// Segments that `taut snoop` has acknowledged.
+    /// Returns the segments that `taut snoop` has acknowledged.
     fn acked_early(&self) -> u64 {
         let count = |name| self.to_guest.get(name).copied().unwrap_or(0);
         count("acked") + count("held")

@@ -5,10 +5,10 @@ use std::net::Shutdown;
 use super::transfer::Transfer;
 use crate::experiment::streams::{Failure, Sink, Source};
 
-/// What each transfer carries, in bytes.
+/// The bytes of each transfer.
 const BYTES: u64 = 1_000_000;
 
-/// Sends the stream and compares what arrives.
+/// Sends the stream and compares the received bytes.
 pub(super) fn run(transfer: Transfer) -> Result<(), (Failure, String)> {
     let Transfer {
         sender,
@@ -26,7 +26,7 @@ pub(super) fn run(transfer: Transfer) -> Result<(), (Failure, String)> {
         });
         let mut sink = Sink::new();
         let got = sink.read_until(&receiver, u64::MAX, deadline);
-        // Also unblocks the sender where the receiver has given up.
+        // Also unblocks the sender if the receiver has given up.
         let _ = receiver.shutdown(Shutdown::Both);
         let sent = sending
             .join()

@@ -1,8 +1,8 @@
-//! `snoop-hazards`: guests that do not keep what `taut snoop` acknowledges for them.
+//! `snoop-hazards`: guests that lose bytes which `taut snoop` has acknowledged for them.
 //!
-//! A guest that forwards acknowledges nothing itself: the receiver behind it does, and a segment that
+//! A guest that forwards does not acknowledge: the receiver behind it does, and a segment that
 //! is lost on the way there is still needed. A guest whose application lowers SO_RCVBUF drops data
-//! that its window had offered to take. Every transfer has to complete all the same.
+//! inside the window that it had advertised. Every transfer has to complete all the same.
 
 mod cell;
 mod figures;
@@ -21,7 +21,7 @@ use plan::Plan;
 use pump::Cpu;
 use rig::Rig;
 
-/// For the list of experiments.
+/// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "snoop-hazards",
     about: "whether every transfer completes with taut snoop and guests that forward or lower SO_RCVBUF",
@@ -57,7 +57,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     })?;
     drop(progress);
     let Rig { taps, world, .. } = rig;
-    // A namespace lives for as long as a TAP of it is open.
+    // An open TAP keeps its namespace alive.
     drop(taps);
     world
         .tear_down()

@@ -1,22 +1,22 @@
-//! Which transfers are made, and what the guest does to them.
+//! The plan: which transfers are made, and what the guest does to them.
 
 use crate::experiment::Request;
 
-/// What the guest does with the data that it is sent.
+/// How the guest handles data that it is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Hazard {
-    /// It forwards them to a receiver behind it, over a link that loses segments.
+    /// It forwards the data to a receiver behind it, over a link that loses segments.
     Forwarding(Way),
-    /// Its application lowers SO_RCVBUF while data is on the way.
+    /// Its application lowers SO_RCVBUF while data is in flight.
     Rcvbuf(Reads),
 }
 
-/// When an application reads what has come since it lowered SO_RCVBUF.
+/// When an application reads the data that arrived since it lowered SO_RCVBUF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reads {
     /// After 0.3 to 2 s.
     Soon,
-    /// After 8 to 15 s: a sender, and a host, have tried it several times and wait long between tries.
+    /// After 8 to 15 s: a sender, and a host, have retransmitted several times and back off.
     Late,
 }
 
@@ -36,28 +36,29 @@ pub(super) enum Way {
 pub(super) struct Cell {
     pub(super) hazard: Hazard,
     pub(super) v6: bool,
-    /// The guest's CPU is given to it for 30 ms and then to others for 60 ms, in turns.
+    /// Whether the guest alternately has a CPU for 30 ms and none for 60 ms.
     pub(super) paused: bool,
-    /// With `taut snoop`; without it, the cell is a control.
+    /// Whether `taut snoop` runs; without it, the cell is a control.
     pub(super) snoop: bool,
     pub(super) transfers: u64,
     pub(super) seed: u64,
-    /// The first of the ports at which its receivers listen.
+    /// The first port of its receivers.
     pub(super) port: u16,
 }
 
-/// A run.
+/// The plan of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) cells: Vec<Cell>,
 }
 
-/// Transfers under way at a time, each at a port of its own.
+/// The number of concurrent transfers, each at a port of its own.
 pub(super) const AT_ONCE: u16 = 20;
 /// The ports of all cells.
 pub(super) const PORTS: std::ops::Range<u16> = 5_000..6_000;
 
-/// Hazard, IPv6, paused, and how many transfers: with `taut snoop` and without, and both in the short form.
+/// Hazard, IPv6, paused, and the numbers of transfers: with `taut snoop` and without, and both in
+/// the short form.
 const CELLS: [(Hazard, bool, bool, [u64; 4]); 9] = [
     (
         Hazard::Forwarding(Way::Routed),
@@ -131,7 +132,7 @@ impl Plan {
 // === impl Cell ===
 
 impl Cell {
-    /// Its name in the figures.
+    /// Returns its name in the figures.
     pub(super) fn name(&self) -> String {
         let way = match self.hazard {
             Hazard::Forwarding(Way::Routed) => "forwarding",
@@ -147,7 +148,7 @@ impl Cell {
     }
 }
 
-/// Draws of a transfer, the same for the same seed (SplitMix64).
+/// The random choices of a transfer, the same for the same seed (SplitMix64).
 #[derive(Debug)]
 pub(super) struct Draws(u64);
 
@@ -156,7 +157,7 @@ impl Draws {
         Self(cell.seed << 24 ^ number)
     }
 
-    /// A number from `range`.
+    /// Returns a number from `range`.
     pub(super) fn from(&mut self, range: std::ops::Range<u64>) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;

@@ -11,7 +11,7 @@ use crate::experiment::tap_frames::{next, wait_for};
 
 /// How long a paused guest runs, and how long it then waits for its CPU.
 const TURN: (Duration, Duration) = (Duration::from_millis(30), Duration::from_millis(60));
-/// The longest wait before the thread looks whether it is to end.
+/// The longest wait between two checks for the end.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// How the guest's CPU is shared.
@@ -24,7 +24,7 @@ pub(super) struct Cpu {
 // === impl Cpu ===
 
 impl Cpu {
-    /// Whether the guest has its CPU in turns only.
+    /// Whether the guest has its CPU in slices only.
     pub(super) fn pause(&self, paused: bool) {
         self.paused.store(paused, Ordering::Relaxed);
     }
@@ -34,7 +34,7 @@ impl Cpu {
         self.over.store(true, Ordering::Relaxed);
     }
 
-    /// Carries frames both ways until [`Cpu::end`]. It loses none: only a full ring does.
+    /// Carries frames both ways until [`Cpu::end`]. Only a full ring loses frames.
     pub(super) fn carry(&self, taps: &Taps) -> io::Result<()> {
         let mut buffer = vec![0; Tap::MAX_READ];
         while !self.over.load(Ordering::Relaxed) {
@@ -59,7 +59,7 @@ impl Cpu {
 
 fn move_frames(from: &Tap, to: &Tap, buffer: &mut [u8]) -> io::Result<()> {
     while let Some(len) = next(from, buffer)? {
-        // A device that is down takes nothing; TCP repairs that.
+        // A device that is down accepts no frames; TCP repairs that.
         let _ = to.write(&buffer[..len]);
     }
     Ok(())

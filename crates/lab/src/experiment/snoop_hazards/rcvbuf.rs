@@ -1,4 +1,4 @@
-//! A transfer to an application that lowers SO_RCVBUF while data is on the way.
+//! A transfer to an application that lowers SO_RCVBUF while data is in flight.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -14,27 +14,28 @@ use crate::experiment::streams::{Failure, Sink, Source, left};
 
 /// Bytes that the guest has acknowledged and its application has not read when it lowers SO_RCVBUF.
 const BEFORE: std::ops::Range<u64> = 1_000..6_000;
-/// Bytes that come then. Both together fit into the first window that Linux offers, 64 kB.
+/// Bytes that arrive then. Both together fit into the first window that Linux advertises, 64 kB.
 const AFTER: std::ops::Range<u64> = 20_000..46_000;
-/// How long the application waits before it lowers SO_RCVBUF, in milliseconds. The guest acknowledges
-/// what it has within 40 ms.
+/// How long the application waits before it lowers SO_RCVBUF, in milliseconds. The guest
+/// acknowledges its bytes within 40 ms.
 const LOWERED: std::ops::Range<u64> = 0..80;
-/// How long it then reads nothing, in milliseconds.
+/// How long it then does not read, in milliseconds.
 const SOON: std::ops::Range<u64> = 300..2_000;
 const LATE: std::ops::Range<u64> = 8_000..15_000;
 
-/// What is drawn for a transfer.
+/// The random choices of a transfer.
 #[derive(Clone, Copy, Debug)]
 struct Script {
     before: u64,
     after: u64,
     lowered: Duration,
     unread: Duration,
-    /// The sender ends its stream at once; else it keeps the connection open until the receiver ends it.
+    /// Whether the sender closes its stream at once; otherwise it keeps the connection open until
+    /// the receiver closes.
     closes: bool,
 }
 
-/// Sends the stream around the change of the buffer and compares what arrives.
+/// Sends the stream around the change of the buffer and compares the received bytes.
 pub(super) fn run(transfer: Transfer, reads: Reads) -> Result<(), (Failure, String)> {
     let Transfer {
         sender,
@@ -65,7 +66,7 @@ pub(super) fn run(transfer: Transfer, reads: Reads) -> Result<(), (Failure, Stri
             if script.closes {
                 sender.shutdown(Shutdown::Write)?;
             }
-            // The receiver ends its stream when it has all.
+            // The receiver closes its stream when it has all bytes.
             Sink::new().read(sender, 1, deadline)?;
             Ok(source.sum())
         });
@@ -113,7 +114,7 @@ fn receive(
         return Err(io::ErrorKind::TimedOut.into());
     }
     std::thread::sleep(script.lowered);
-    // The kernel makes it the least that it allows, 2,304 bytes.
+    // The kernel raises it to its minimum, 2,304 bytes.
     set_socket_recv_buffer_size(stream, 1)?;
     lowered();
     std::thread::sleep(script.unread);

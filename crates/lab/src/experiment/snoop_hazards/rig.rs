@@ -1,4 +1,5 @@
-//! The world: a peer, a host with the guest's tap at its bridge, the guest, and a receiver behind it.
+//! The world: a peer, a host with the guest's tap at its bridge, the guest, and a receiver behind
+//! it.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -21,14 +22,14 @@ const DEVICE: &str = "eth0";
 /// The share of segments that are lost between the guest and the receiver behind it.
 pub(super) const LOSS: f64 = 0.002;
 
-/// The world with nothing running in it.
+/// The world without processes.
 pub(super) struct Rig {
     pub(super) taps: Taps,
     pub(super) world: World,
     pub(super) taut: PathBuf,
 }
 
-/// The two ends that the guest's CPU carries frames between.
+/// The two devices between which the guest's CPU carries frames.
 pub(super) struct Taps {
     /// The guest's tap on the host.
     pub(super) ring: Tap,
@@ -69,7 +70,7 @@ impl Rig {
         let [peer, host, guest, behind] =
             ["peer", "host", "guest", "behind"].map(|name| self.world.host(name));
         let made = ExperimentError::machine;
-        network::bridge(host).map_err(made("make a bridge"))?;
+        network::bridge(host).map_err(made("create a bridge"))?;
         for device in [host.devices()[0].as_str(), TAP] {
             network::join(host, device).map_err(made("join the bridge"))?;
         }
@@ -85,7 +86,8 @@ impl Rig {
                 add_neighbour(guest, DEVICE, own, (peer, wire))?;
             }
         }
-        // Without `src` the kernel would take the address of a link, which the others have no way to.
+        // Without `src` the kernel would use the address of a link, to which the others have no
+        // route.
         for (far, lan, v6) in [
             (IpAddr::from(behind.addr()), LANS[0], false),
             (behind.addr6().into(), LANS[1], true),
@@ -136,7 +138,7 @@ impl Rig {
         nft(self.world.host("guest"), &rules)
     }
 
-    /// The host that receives.
+    /// Returns the host that receives.
     pub(super) fn receiver(&self, cell: &Cell) -> &'static str {
         match cell.hazard {
             Hazard::Forwarding(_) => "behind",
@@ -144,7 +146,7 @@ impl Rig {
         }
     }
 
-    /// The address by which the peer knows the receiver.
+    /// Returns the address by which the peer knows the receiver.
     pub(super) fn known_addr(&self, cell: &Cell) -> IpAddr {
         match cell.hazard {
             Hazard::Forwarding(Way::Nat) => self.own_addr("guest", cell.v6),
@@ -152,7 +154,7 @@ impl Rig {
         }
     }
 
-    /// The address of the guest, or of the receiver behind it.
+    /// Returns the address of the guest, or of the receiver behind it.
     pub(super) fn own_addr(&self, host: &str, v6: bool) -> IpAddr {
         match (host, v6) {
             ("guest", _) => guest_addr(v6),
@@ -161,7 +163,7 @@ impl Rig {
         }
     }
 
-    /// Segments that the link behind the guest has lost.
+    /// Returns the segments that the link behind the guest has lost.
     pub(super) fn lost(&self) -> Result<u64, ExperimentError> {
         let reports = self.world.link_reports()?;
         let lost = reports

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::plan::Draws;
 
-/// A transfer: its connection, and what is drawn for it.
+/// A transfer: its connection, and its random choices.
 pub(super) struct Transfer {
     pub(super) sender: TcpStream,
     pub(super) receiver: TcpStream,

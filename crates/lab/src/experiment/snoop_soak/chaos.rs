@@ -1,4 +1,4 @@
-//! `taut snoop` at the guest's tap, and what is done to it.
+//! `taut snoop` at the guest's tap, and the faults injected into it.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,36 +14,36 @@ use crate::experiment::ExperimentError;
 use crate::experiment::guests::snooping;
 use crate::peer::Service;
 
-/// Where it is seen that the process runs.
+/// The metrics address, which shows that the process runs.
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9477);
-/// For the tap to be served, or a told process to end.
+/// How long a process may take to serve the tap, or to end.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// For `--off` to return: the guest waits for its CPU a second at most, acknowledges after 0.5 s at
-/// most (RFC 9293 3.8.6.3), and may have to be sent something twice.
+/// How long `--off` may take: the guest waits for its CPU for a second at most, acknowledges after
+/// 0.5 s at most (RFC 9293 3.8.6.3), and may need a retransmission.
 const DRAINED: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(10);
 
-/// What was done, and what came of it.
+/// The injected faults and their results.
 #[derive(Debug, Default)]
 pub(super) struct Done {
     pub(super) kills: u64,
-    /// New processes in the place of others.
+    /// Processes that replaced others.
     pub(super) restarts: u64,
     pub(super) offs: u64,
-    /// Promises that the processes themselves have found broken.
+    /// Losses after early ACKs that the processes have detected themselves.
     pub(super) broken: u64,
-    /// Those that looked like that while the guest did not drop any.
+    /// Such losses detected while the guest dropped no segments.
     pub(super) doubts: u64,
-    /// What the processes have counted at the exits of their programs.
+    /// The exit counters of the processes' BPF programs.
     pub(super) to_guest: BTreeMap<String, u64>,
     pub(super) from_guest: BTreeMap<String, u64>,
-    /// The longest that `--off` took.
+    /// The longest duration of `--off`.
     pub(super) longest_off: Duration,
-    /// A sentence for each thing that did not go as it has to.
+    /// A sentence for each unexpected result.
     pub(super) faults: Vec<String>,
 }
 
-/// The process that serves the guest's tap, if there is to be one.
+/// The process that serves the guest's tap, if the phase has one.
 pub(super) struct Chaos<'a> {
     rig: &'a Rig,
     phase: Phase,
@@ -74,7 +74,7 @@ impl<'a> Chaos<'a> {
         Ok(chaos)
     }
 
-    /// Does what the phase has, until `over` says that it is, and ends the process in order.
+    /// Injects the phase's faults until `over` is true, and ends the process in order.
     pub(super) fn wreak(mut self, over: &Receiver<()>) -> Result<(), ExperimentError> {
         if self.service.is_none() {
             let _ = over.recv();
@@ -128,10 +128,12 @@ impl<'a> Chaos<'a> {
             return Ok(());
         };
         let machine = ExperimentError::machine;
-        service.signal(signal).map_err(machine("end taut snoop"))?;
+        service
+            .signal(signal)
+            .map_err(machine("signal taut snoop"))?;
         let ended = service
             .wait_for(PATIENCE)
-            .map_err(machine("await its end"))?;
+            .map_err(machine("wait for its end"))?;
         match ended {
             None => self.fault(format!("taut snoop does not end at {signal:?}")),
             Some(status) if signal == Signal::TERM && !status.success() => {
@@ -142,7 +144,7 @@ impl<'a> Chaos<'a> {
         let said = service.said().unwrap_or_default();
         for line in said.lines() {
             if line.contains("ERROR") || line.contains("panicked") {
-                self.fault(format!("taut snoop said: {line}"));
+                self.fault(format!("taut snoop logged: {line}"));
             }
         }
         Ok(())
@@ -164,7 +166,9 @@ impl<'a> Chaos<'a> {
         while self.rig.status()["state"] != "on" {
             if Instant::now() > deadline {
                 let said = service.said().unwrap_or_default();
-                self.fault(format!("taut snoop does not serve {TAP}; it said: {said}"));
+                self.fault(format!(
+                    "taut snoop does not serve {TAP}; its output: {said}"
+                ));
                 break;
             }
             std::thread::sleep(LOOK);
@@ -173,7 +177,8 @@ impl<'a> Chaos<'a> {
         Ok(())
     }
 
-    /// Runs `taut snoop --off` or `--on`; whether it returned in time and content.
+    /// Runs `taut snoop --off` or `--on`, and records a fault if it fails or does not return in
+    /// time.
     fn ask(&mut self, what: &str) -> Result<bool, ExperimentError> {
         let machine = ExperimentError::machine;
         let mut command = Command::new(&self.rig.taut);
@@ -183,10 +188,10 @@ impl<'a> Chaos<'a> {
             .stdin(Stdio::null());
         let host = self.rig.world.host("host");
         let asked = host.spawn(command);
-        let mut asked = asked.map_err(machine("ask taut snoop"))?;
+        let mut asked = asked.map_err(machine("run taut snoop"))?;
         let ended = asked
             .wait_for(DRAINED)
-            .map_err(machine("await an answer"))?;
+            .map_err(machine("wait for an answer"))?;
         match ended {
             Some(status) if status.success() => return Ok(true),
             Some(status) => self.fault(format!("taut snoop {what} ended with {status}")),
@@ -200,7 +205,7 @@ impl<'a> Chaos<'a> {
         Ok(false)
     }
 
-    /// Keeps what only the process knows, before it ends.
+    /// Reads the counters of a process before it ends.
     fn note(&mut self) {
         let status = self.rig.status();
         self.done.broken += status["lost_after_early_ack"].as_u64().unwrap_or(0);
@@ -215,7 +220,7 @@ impl<'a> Chaos<'a> {
         }
         if status["state"] != "on" {
             let (state, why) = (&status["state"], &status["why"]);
-            self.fault(format!("{TAP} is {state} when it has to be on: {why}"));
+            self.fault(format!("{TAP} is {state} and should be on: {why}"));
         }
     }
 

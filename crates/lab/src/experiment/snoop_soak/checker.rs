@@ -1,8 +1,8 @@
-//! Watches both sides of the host for a promise that could be broken.
+//! Watches both sides of the host for an early ACK that the guest might not cover.
 //!
-//! It knows what the guest has said and what has come out of its ring, and nothing of `taut snoop`.
-//! What it is told has to be in the order of causes: what the guest sends before it enters the tap,
-//! what the peer gets after it has left the host.
+//! The checker knows what the guest has sent and which segments have left its ring, and does not
+//! know `taut snoop`. Events must be reported in causal order: a frame of the guest before it
+//! enters the tap, and a frame for the peer after it has left the host.
 
 mod history;
 mod violation;
@@ -15,9 +15,9 @@ use super::segment::{ACK, FlowId, RST, SYN, Segment};
 use history::{Lagged, RecentEdge, is_after, later};
 use violation::Violation;
 
-/// Violations that are told of in full.
+/// The number of violations that are reported in full.
 const DESCRIBED: usize = 8;
-/// What is told of each: the last frames of its flow.
+/// The last frames of a flow that are shown with a violation.
 const RECENT: usize = 24;
 
 /// Where a frame was seen.
@@ -29,27 +29,27 @@ enum Place {
     PeerGot,
 }
 
-/// What was found.
+/// The checker's results.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
-    /// Frames with data that have come to the host for the guest.
+    /// Frames with data for the guest that have entered the host.
     pub(super) data: u64,
-    /// Acknowledgements of what the guest had not acknowledged itself.
+    /// Early ACKs: those beyond what the guest had acknowledged itself.
     pub(super) early: u64,
-    /// Frames of the guest that take back window which it had offered.
+    /// Frames in which the guest shrinks the window that it had advertised.
     pub(super) retreats: u64,
     pub(super) violations: u64,
-    /// The first of them, in words.
+    /// The first of the violations, in words.
     pub(super) described: Vec<String>,
 }
 
-/// Of all flows.
+/// The state of all flows.
 #[derive(Debug, Default)]
 pub(super) struct Checker {
     flows: HashMap<FlowId, Watched>,
-    /// Flows with something acknowledged that has not been seen to leave the ring yet.
+    /// Flows with acknowledged bytes that have not been seen to leave the ring yet.
     owed: Vec<FlowId>,
-    /// How far beyond the guest's edge may be promised, in bytes (`--grow`).
+    /// How many bytes beyond the guest's edge may be acknowledged (`--grow`).
     beyond: u32,
     pub(super) seen: Seen,
 }
@@ -58,29 +58,29 @@ pub(super) struct Checker {
 struct Watched {
     peer: Option<Opening>,
     guest: Option<Opening>,
-    /// The end of what has come out of the ring without a hole.
+    /// The end of the contiguous bytes that have left the ring.
     taken: u32,
-    /// What has come beyond a hole: starts and ends.
+    /// The ranges beyond a hole: starts and ends.
     beyond_hole: Vec<(u32, u32)>,
-    /// The guest's farthest right edge; `None`: it has said nothing.
+    /// The guest's farthest right edge; `None` before its first segment.
     edge: Option<u32>,
-    /// Its right edge as of late.
+    /// The guest's recent right edge.
     recent_edge: Option<RecentEdge>,
-    /// Numbers that the guest has acknowledged itself, and the highest.
+    /// The guest's own acknowledgement numbers, and the highest.
     own: HashSet<u32>,
     own_high: u32,
     /// The guest's next sequence number.
     snd: u32,
     /// The guest's TSval.
     tsval: Option<Lagged>,
-    /// The peer's, all of them.
+    /// All TSvals of the peer.
     peer_stamps: HashSet<u32>,
-    /// What has been acknowledged to the peer.
+    /// The acknowledged edge towards the peer.
     told: Option<Lagged>,
     recent: VecDeque<(Place, Segment)>,
 }
 
-/// What a SYN has said.
+/// The options of a SYN.
 #[derive(Clone, Copy, Debug)]
 struct Opening {
     isn: u32,
@@ -91,7 +91,7 @@ struct Opening {
 // === impl Checker ===
 
 impl Checker {
-    /// Forgets all flows, and allows promises by `beyond` bytes beyond the guest's edge from now on.
+    /// Forgets all flows; from now on early ACKs may go `beyond` bytes past the guest's edge.
     pub(super) fn begin_phase(&mut self, beyond: u32) {
         *self = Self {
             beyond,
@@ -100,7 +100,7 @@ impl Checker {
         };
     }
 
-    /// A frame enters the host for the guest.
+    /// A frame for the guest enters the host.
     pub(super) fn peer_sends(&mut self, segment: &Segment) {
         let flow = self.flow(Place::PeerSends, segment);
         if segment.has(SYN) {
@@ -120,7 +120,7 @@ impl Checker {
         self.sound(segment);
     }
 
-    /// A frame has left the ring: so it had been in it.
+    /// A frame has left the ring, and was therefore in it.
     pub(super) fn guest_got(&mut self, segment: &Segment) {
         let flow = self.flow(Place::GuestGot, segment);
         if !segment.has(SYN | RST) {
@@ -129,7 +129,7 @@ impl Checker {
         self.sound(segment);
     }
 
-    /// The ring is empty: everything that was acknowledged has to have been there.
+    /// The ring is empty: all acknowledged bytes must have been in it.
     pub(super) fn settle(&mut self) {
         for id in std::mem::take(&mut self.owed) {
             let Some(flow) = self.flows.get_mut(&id) else {
@@ -175,7 +175,7 @@ impl Checker {
         self.sound(segment);
     }
 
-    /// A frame has left the host for the peer.
+    /// A frame for the peer has left the host.
     pub(super) fn peer_got(&mut self, segment: &Segment, now: Instant) {
         self.sound(segment);
         let beyond = self.beyond;
@@ -275,12 +275,12 @@ impl Watched {
         };
     }
 
-    /// Both SYNs have been seen.
+    /// Returns whether both SYNs have been seen.
     fn is_open(&self) -> bool {
         self.peer.is_some() && self.guest.is_some()
     }
 
-    /// A window of the guest's in bytes. In a SYN it has no scale (RFC 7323 2.2).
+    /// Returns a window of the guest in bytes. In a SYN it is not scaled (RFC 7323 2.2).
     fn window(&self, segment: &Segment) -> u32 {
         let scale = match (self.peer, self.guest) {
             (Some(peer), Some(guest)) if !segment.has(SYN) => peer.scale.and(guest.scale),
@@ -337,7 +337,7 @@ impl Opening {
     }
 }
 
-/// A frame in short.
+/// Formats a frame.
 struct Told<'a>(&'a (Place, Segment));
 
 impl fmt::Display for Told<'_> {

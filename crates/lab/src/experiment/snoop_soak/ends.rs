@@ -1,4 +1,4 @@
-//! What one end of a transfer does: it sends its bytes and reads those of the other.
+//! One end of a transfer: sends its bytes and reads those of the other end.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -12,12 +12,12 @@ use rustix::net::sockopt::set_socket_recv_buffer_size;
 use super::plan::{Part, Reading, Writing};
 use crate::experiment::streams::{Sink, Source};
 
-/// A slow reader's: bytes, pause, and how often it is slow.
+/// A slow reader: bytes, pause, and how many times it pauses.
 const SLOW: (usize, Duration, u32) = (8_192, Duration::from_millis(4), 150);
-/// The receive buffer that a connection has after all changes, in bytes.
+/// The receive buffer of a connection after all changes, in bytes.
 const RAISED: usize = 2 << 20;
 
-/// What one end saw.
+/// The result at one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Report {
     sent: [u8; 32],
@@ -28,13 +28,13 @@ pub(super) struct Report {
 // === impl Report ===
 
 impl Report {
-    /// Whether `other` has got what this end has sent.
+    /// Returns whether `other` has received what this end has sent.
     pub(super) fn fits(&self, other: &Self) -> bool {
         self.sent == other.got
     }
 }
 
-/// Does what an end has to do: sends its bytes and ends its stream, and reads to the end of the
+/// Runs one end: sends its bytes and closes its stream, and reads to the end of the
 /// other's.
 pub(super) fn carry(stream: TcpStream, part: &Part, deadline: Instant) -> io::Result<Report> {
     std::thread::scope(|scope| {
@@ -43,7 +43,7 @@ pub(super) fn carry(stream: TcpStream, part: &Part, deadline: Instant) -> io::Re
         if got.is_err() {
             let _ = stream.shutdown(Shutdown::Both);
         } else if part.bytes == 0 {
-            // As a server does; and while its stream goes on, the host may acknowledge for it.
+            // Like a server; while its stream is open, the host may acknowledge for it.
             stream.shutdown(Shutdown::Write)?;
         }
         let sent = sent.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
@@ -93,13 +93,14 @@ fn receive(stream: &TcpStream, part: &Part, deadline: Instant) -> io::Result<([u
         }
         Reading::Resizing => resize(stream, part.seed, &mut sink, deadline)?,
     }
-    // At the end of the stream it reads nothing more.
+    // No reads after the end of the stream.
     sink.read_until(stream, u64::MAX, deadline)?;
     let bytes = sink.bytes;
     Ok((sink.sum(), bytes))
 }
 
-/// Reads a part, stops reading and lowers SO_RCVBUF, and raises it a while later; some times over.
+/// Reads a part, stops reading and lowers SO_RCVBUF, and raises it a while later; repeats that some
+/// times.
 fn resize(stream: &TcpStream, seed: u64, sink: &mut Sink, deadline: Instant) -> io::Result<()> {
     let mut random = Pcg64Mcg::seed_from_u64(seed.rotate_left(32));
     let mut draw = |range: Range<u64>| range.start + random.next_u64() % (range.end - range.start);

@@ -1,4 +1,4 @@
-//! The outcome of a run: figures, and what they have to be.
+//! The outcome of a run: figures and their accepted ranges.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -12,15 +12,16 @@ use crate::experiment::Request;
 use crate::experiment::guests::snooping::told;
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
 
-/// The least share of segments that the host has to acknowledge where it may: less says that
-/// hardly anything was tried. Handshakes, holes, closed windows, full rings and a process that is
-/// away take their part.
+/// The least share of segments that the host acknowledges early where it may: with less, hardly
+/// anything was tested. Handshakes, holes, closed windows, full rings and restarts
+/// reduce it.
 const LEAST_EARLY: f64 = 0.1;
 
-/// The largest share of transfers that may hang where the process is killed while the guest drops data.
+/// The largest share of transfers that may hang where the process is killed while the guest drops
+/// data.
 const MOST_LOST_AT_KILL: f64 = 0.05;
 
-/// Everything that was seen.
+/// All observations.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) planned: u64,
@@ -32,21 +33,21 @@ pub(super) struct Found {
     pub(super) violations: u64,
     pub(super) pauses: u64,
     pub(super) refused: u64,
-    /// Times at which the guest's TCP memory ran out; `None` if nothing here can make it.
+    /// How often the guest's TCP memory ran out; `None` if this machine cannot limit it.
     pub(super) shortages: Option<u64>,
-    /// Frames in which the guest took back window.
+    /// Frames in which the guest shrinks its window.
     pub(super) retreats: u64,
     pub(super) mangled: [Mangled; 2],
 }
 
-/// Of one phase.
+/// The results of one phase.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     pub(super) phase: Phase,
     pub(super) data: u64,
     pub(super) early: u64,
     pub(super) dropped: u64,
-    /// Segments that the guest's kernel dropped for want of memory or window.
+    /// Segments that the guest's kernel dropped for lack of memory or window.
     pub(super) guest_dropped: u64,
     /// Segments lost behind the guest.
     pub(super) lost_behind: u64,
@@ -97,7 +98,7 @@ pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
             "acked_early_share",
             Check::at_least(early.unwrap_or(0.0), LEAST_EARLY),
         ),
-        // The checker can tell the guest's own from others.
+        // The checker can tell the guest's own ACKs from early ones.
         ("acked_early_control", Check::none(control_early)),
         ("kills", once(done.kills)),
         ("restarts", once(done.restarts)),
@@ -156,7 +157,7 @@ pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
     }
 }
 
-/// Data segments that the host acknowledged, of all in phases of these options.
+/// Returns the early ACKs as a share of all data segments in phases with these options.
 fn share(parts: &[Part], of: impl Fn(Options) -> bool) -> Option<f64> {
     let parts = || parts.iter().filter(|part| of(part.phase.options));
     let data: u64 = parts().map(|part| part.data).sum();
@@ -194,8 +195,8 @@ fn notes(found: &Found) -> Vec<String> {
             to.lost, from.lost, to.doubled, from.doubled, to.late, from.late
         ),
         match found.shortages {
-            Some(_) => "The guest's TCP memory is bounded by a memory cgroup.".to_owned(),
-            None => "The guest's TCP memory could not be bounded: no memory cgroup of version 1."
+            Some(_) => "A memory cgroup limits the guest's TCP memory.".to_owned(),
+            None => "The guest's TCP memory is not limited: this machine has no memory cgroup of version 1."
                 .to_owned(),
         },
         format!("The longest `--off` took {:?}.", done.longest_off),

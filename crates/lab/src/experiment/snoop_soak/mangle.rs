@@ -1,4 +1,4 @@
-//! A network between the peer and the host that loses frames, doubles them, and puts them out of order.
+//! A network between the peer and the host that loses, duplicates and reorders frames.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
-/// Of a thousand frames, so many are lost, so many doubled, and so many come late.
+/// Of a thousand frames, the numbers of lost, duplicated and late ones.
 const EACH: u64 = 5;
-/// At most so many frames overtake one that is late.
+/// The maximum number of frames that overtake a late one.
 const OVERTAKEN_BY: u64 = 8;
-/// And it is late by no more than this.
+/// The maximum delay of a late frame.
 const LATE: Duration = Duration::from_millis(3);
-/// Frames that wait at one time; others are in time.
+/// The maximum number of waiting frames; others are not delayed.
 const WAITING: usize = 64;
 
 /// One direction.
@@ -23,7 +23,7 @@ pub(super) struct Mangler {
     pub(super) mangled: Mangled,
 }
 
-/// What was done.
+/// The counts of what was done.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Mangled {
     pub(super) lost: u64,
@@ -34,7 +34,7 @@ pub(super) struct Mangled {
 #[derive(Debug)]
 struct Held {
     frame: Vec<u8>,
-    /// Frames that are still to overtake it.
+    /// The number of frames that are still to overtake this one.
     behind: u64,
     until: Instant,
 }
@@ -50,7 +50,7 @@ impl Mangler {
         }
     }
 
-    /// Takes a frame and gives those that come out now.
+    /// Takes a frame and returns those that come out now.
     pub(super) fn handle(&mut self, now: Instant, frame: Vec<u8>) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         let fate = self.random.next_u64() % 1_000;
@@ -79,7 +79,7 @@ impl Mangler {
         out
     }
 
-    /// Frames that have waited for long enough.
+    /// Returns the frames that have waited for long enough.
     pub(super) fn poll(&mut self, now: Instant) -> Vec<Vec<u8>> {
         let (out, held) = std::mem::take(&mut self.held)
             .into_iter()
@@ -88,7 +88,7 @@ impl Mangler {
         out.into_iter().map(|held| held.frame).collect()
     }
 
-    /// When one has.
+    /// Returns when the next frame has waited for long enough.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.held.iter().map(|held| held.until).min()
     }

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use super::plan::{Phase, shortages};
 use taut_netlab::world::TcpMemory;
 
-/// Lets the memory run out again and again until `over` says that the phase is; how often it did.
+/// Lets the memory run out repeatedly until `over` is true; returns how often.
 pub(super) fn exhaust(memory: &TcpMemory, phase: &Phase, over: &Receiver<()>) -> io::Result<u64> {
     let mut times = 0;
     for (enough, short) in shortages(phase.seed) {
@@ -16,7 +16,7 @@ pub(super) fn exhaust(memory: &TcpMemory, phase: &Phase, over: &Receiver<()>) ->
         }
         match memory.exhaust() {
             Ok(()) => times += 1,
-            // More was taken between reading the usage and setting it as the limit.
+            // The usage grew between reading it and setting it as the limit.
             Err(e) if e.kind() == io::ErrorKind::ResourceBusy => continue,
             Err(e) => return Err(e),
         }

@@ -1,10 +1,10 @@
-//! `snoop-soak`: `taut snoop` between real kernels while everything happens that can happen.
+//! `snoop-soak`: `taut snoop` between real kernels under every fault that can be injected.
 //!
-//! Streams of every size between a peer and a guest that waits for its CPU and has a small ring, over
-//! a network that loses, doubles and reorders; meanwhile the process at the guest's tap is killed,
-//! stopped and turned off. Each stream has to arrive as it was sent, and a checker that sees every
-//! frame on both sides of the host has to see no promise that could be broken. The same without
-//! the process is the control.
+//! Streams of every size go between a peer and a guest that waits for its CPU and has a small ring,
+//! over a network that loses, duplicates and reorders; meanwhile the process at the guest's tap is
+//! killed, stopped and turned off. Each stream must arrive as it was sent, and a checker that sees
+//! every frame on both sides of the host must see no early ACK that the guest might not cover. The
+//! same run without the process is the control.
 
 mod chaos;
 mod checker;
@@ -32,7 +32,7 @@ use plan::{Phase, Plan};
 use pumps::Shared;
 use rig::Rig;
 
-/// For the list of experiments.
+/// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "snoop-soak",
     about: "whether every byte arrives with taut snoop under loss, reordering, full rings, paused guests, kills and --off",
@@ -80,7 +80,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     found.described = seen.described;
     found.retreats = seen.retreats;
     let Rig { taps, world, .. } = rig;
-    // A namespace lives for as long as a TAP of it is open.
+    // An open TAP keeps its namespace alive.
     drop(taps);
     world
         .tear_down()
@@ -114,7 +114,7 @@ fn run_phase(
         drop((say, tell));
         let shortages = exhausting.map_or(Ok(0), joined);
         joined(wreaking).and(carried)?;
-        shortages.map_err(ExperimentError::machine("bound the guest's TCP memory"))
+        shortages.map_err(ExperimentError::machine("limit the guest's TCP memory"))
     })?;
     let (data_then, early_then) = counts(shared);
     if memory.is_some() {
@@ -132,7 +132,7 @@ fn run_phase(
     Ok(())
 }
 
-/// Frames of data, and early acknowledgements, up to now.
+/// Returns the frames of data and the early ACKs so far.
 fn counts(shared: &Shared) -> (u64, u64) {
     let checker = shared.checker();
     (checker.seen.data, checker.seen.early)

@@ -1,4 +1,4 @@
-//! Connections whose SYN offers what the other side does not take up.
+//! Connections whose SYN offers an option that the other side does not accept.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -28,7 +28,8 @@ pub(super) fn connect(
         Some(ipproto::TCP),
     )?;
     if offer == Offer::FastOpen {
-        // The first SYN to a server asks it for a cookie. It gives none, so that no other SYN has data.
+        // The first SYN to a server requests a cookie. The server sends none, so no later SYN has
+        // data.
         setsockopt(&socket, TcpFastOpenConnect, &true)?;
     }
     rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;

@@ -1,4 +1,4 @@
-//! What is transferred, how, and what is done meanwhile: all of it from the seed.
+//! The plan: transfers, how they are made, and the faults. All of it comes from the seed.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -8,33 +8,33 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 
 use crate::experiment::Request;
 
-/// Transfers under way at one time.
+/// The number of concurrent transfers.
 pub(super) const AT_ONCE: u64 = 20;
 /// The largest stream, in bytes.
 const LARGEST: u64 = 2_000_000;
-/// The largest that is written in small pieces: a segment for each.
+/// The largest stream that is written in small pieces, a segment for each.
 const LARGEST_IN_PIECES: u64 = 20_000;
-/// The least and the most that a guest's ring has.
+/// The shortest and the longest ring of a guest.
 const RING: Range<u64> = 8..501;
-/// What every connection of the guest's bears, with `--grow`: a quarter of the buffer that it has
-/// then, for the kernel accounts for buffers and not for bytes.
+/// What every connection of the guest can buffer with `--grow`: a quarter of its
+/// buffer, because the kernel accounts for buffers and not for bytes.
 pub(super) const GUEST_RCVBUF: u32 = 1 << 20;
-/// The guest's `tcp_rmem` then.
+/// The guest's `tcp_rmem` with `--grow`.
 pub(super) const GROWN_RMEM: &str = "4096 4194304 8388608";
-/// The guest's `tcp_rmem` otherwise: the kernel's own.
+/// The guest's `tcp_rmem` otherwise: the kernel's default.
 pub(super) const USUAL_RMEM: &str = "4096 131072 6291456";
 
-/// Who.
+/// A side of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Peer,
     Guest,
 }
 
-/// How `taut snoop` is started.
+/// The options of `taut snoop`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Options {
-    /// Not at all: the control.
+    /// It is not started: the control.
     Off,
     Plain,
     Buffer,
@@ -43,20 +43,21 @@ pub(super) enum Options {
     Ecn,
 }
 
-/// How a guest ill-treats what was acknowledged for it.
+/// How a guest mishandles bytes that were acknowledged for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Faults {
-    /// Some transfers go through the guest to a receiver behind it, over a link that loses segments.
+    /// Some transfers go through the guest to a receiver behind it, over a link that loses
+    /// segments.
     pub(super) forwards: bool,
-    /// Some applications lower and raise SO_RCVBUF while data is on the way.
+    /// Some applications lower and raise SO_RCVBUF while data is in flight.
     pub(super) resizes: bool,
-    /// The guest's TCP memory runs out now and then.
+    /// The guest's TCP memory runs out at times.
     pub(super) exhausts: bool,
-    /// The guest takes back window that it has offered (`tcp_shrink_window`).
+    /// The guest shrinks its advertised window (`tcp_shrink_window`).
     pub(super) shrinks: bool,
 }
 
-/// What is done to it while streams flow.
+/// A fault of the process while streams flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
     /// SIGKILL, and a new process after this.
@@ -67,21 +68,21 @@ pub(super) enum Act {
     Off(Duration),
 }
 
-/// A part of the run, of one set of options and one ring.
+/// A part of the run with one set of options and one ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Phase {
     pub(super) number: u16,
     pub(super) options: Options,
-    /// Each segment is a frame of its own with its whole checksum, as from a network; else frames
-    /// are as a host gives them: many segments, partial checksums.
+    /// Whether each segment is a frame of its own with its whole checksum, as from a network.
+    /// Otherwise frames are those of a host: many segments, partial checksums.
     pub(super) single: bool,
-    /// Places of the guest's ring.
+    /// The length of the guest's ring.
     pub(super) ring: u32,
     pub(super) faults: Faults,
-    /// Whether the process may be killed. What the guest drops at that moment is lost, for the copies
-    /// are gone with the process.
+    /// Whether the process may be killed. Segments that the guest drops at that moment are lost,
+    /// because the copies end with the process.
     pub(super) kills: bool,
-    /// The first transfer, and how many.
+    /// The number of the first transfer, and how many.
     pub(super) first: u64,
     pub(super) transfers: u64,
     pub(super) seed: u64,
@@ -99,15 +100,15 @@ pub(super) enum Writing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     AtOnce,
-    /// A little now and then.
+    /// A little at times.
     Slowly,
-    /// Not at all for so long, at the start.
+    /// Not at all for this long, at the start.
     Late(Duration),
-    /// With pauses, each with a smaller receive buffer than before and after it.
+    /// With pauses, in each of which the receive buffer is smaller.
     Resizing,
 }
 
-/// What the client offers in its SYN, and the server does not take up.
+/// An option in the client's SYN that the server does not accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Offer {
     Nothing,
@@ -115,31 +116,31 @@ pub(super) enum Offer {
     FastOpen,
 }
 
-/// What one side does in a transfer.
+/// One side of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    /// Bytes that it sends.
+    /// The number of bytes that it sends.
     pub(super) bytes: u64,
     pub(super) writing: Writing,
     pub(super) reading: Reading,
-    /// Where its bytes come from.
+    /// The seed of its bytes.
     pub(super) seed: u64,
 }
 
-/// A connection, with a stream one way or both.
+/// A connection with a stream in one direction or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Transfer {
     pub(super) number: u64,
     pub(super) opener: Side,
     pub(super) v6: bool,
-    /// The guest's side is a host behind the guest.
+    /// Whether the guest's side is a host behind the guest.
     pub(super) behind: bool,
     pub(super) offer: Offer,
     pub(super) peer: Part,
     pub(super) guest: Part,
 }
 
-/// A run.
+/// The plan of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) phases: Vec<Phase>,
@@ -166,7 +167,7 @@ impl Plan {
                 options,
                 faults,
                 kills: loses || !faults.drops(),
-                // Each set of options meets both; a short run has both at least.
+                // Each set of options has both; a short run has both at least once.
                 single: (n + round).is_multiple_of(2),
                 ring: (RING.start + random.next_u64() % (RING.end - RING.start)) as u32,
                 first,
@@ -187,7 +188,7 @@ impl Plan {
 // === impl Faults ===
 
 impl Faults {
-    /// Of five turns, one has none and each other has one fault for certain.
+    /// Of five turns, one has no fault, and each other one has at least one.
     fn draw(turn: u64, random: &mut Pcg64Mcg) -> Self {
         let own = turn % 5;
         let mut is_there =
@@ -200,12 +201,12 @@ impl Faults {
         }
     }
 
-    /// Whether the guest may drop data that its window had offered to take.
+    /// Returns whether the guest may drop data inside the window that it advertised.
     pub(super) fn drops(self) -> bool {
         self.resizes || self.exhausts || self.shrinks
     }
 
-    /// Their names, for people.
+    /// Returns their names, for people.
     pub(super) fn names(self) -> String {
         let all = [
             (self.forwards, "forwarding"),
@@ -245,7 +246,7 @@ impl Options {
         }
     }
 
-    /// On the command line of `taut snoop`.
+    /// Returns the arguments of `taut snoop`.
     pub(super) fn arguments(self) -> Vec<String> {
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect();
         match self {
@@ -257,7 +258,7 @@ impl Options {
         }
     }
 
-    /// How far beyond the guest's own right edge may be promised, in bytes.
+    /// Returns how many bytes beyond the guest's right edge may be acknowledged.
     pub(super) fn beyond(self) -> u32 {
         if self == Self::Grow { GUEST_RCVBUF } else { 0 }
     }
@@ -266,18 +267,19 @@ impl Options {
 // === impl Phase ===
 
 impl Phase {
-    /// What it is called in the notes, and where a part of the run is asked for.
+    /// Returns the name in the notes and for `--only`.
     pub(super) fn name(&self) -> String {
         let kills = if self.may_lose() { ", with kills" } else { "" };
         format!("{}, {}{kills}", self.options.name(), self.faults.names())
     }
 
-    /// Whether the host may lose what it has acknowledged: it is killed while the guest drops data.
+    /// Returns whether the host may lose what it has acknowledged: it is killed while the guest
+    /// drops data.
     pub(super) fn may_lose(&self) -> bool {
         self.kills && self.faults.drops() && self.options != Options::Off
     }
 
-    /// The transfer of this number, whatever else is drawn.
+    /// Returns the transfer of this number, independent of other random choices.
     pub(super) fn transfer(&self, number: u64) -> Transfer {
         let mut random = Pcg64Mcg::seed_from_u64(mix(self.seed, number));
         let mut draw = |below: u64| random.next_u64() % below;
@@ -315,15 +317,15 @@ impl Phase {
         };
         let v6 = draw(3) == 0;
         let behind = draw(3) == 0 && self.faults.forwards;
-        // What is read at once takes no memory, and is not in a buffer that becomes smaller.
+        // Bytes that are read at once take no memory, and are not in a buffer that shrinks.
         let (resizes, late) = (draw(2) == 0, draw(2) == 0);
         if resizes && self.faults.resizes && !behind {
             guest.reading = Reading::Resizing;
         } else if late && self.faults.exhausts && !behind {
             guest.reading = Reading::Late(Duration::from_millis(200 + draw(1_300)));
         }
-        // (Not MPTCP: sockets of Linux 6.18 that have fallen back to TCP end a stream early at times, on
-        // a lossy path or out of memory, with and without `taut snoop`.)
+        // (Not MPTCP: sockets of Linux 6.18 that have fallen back to TCP end a stream early at
+        // times, on a lossy path or out of memory, with and without `taut snoop`.)
         let offer = match draw(8) {
             0 => Offer::FastOpen,
             _ => Offer::Nothing,
@@ -339,12 +341,12 @@ impl Phase {
         }
     }
 
-    /// What is done to the process, each after a pause, for as long as the phase lasts.
+    /// Returns the faults of the process, each after a pause, for as long as the phase lasts.
     pub(super) fn acts(&self) -> impl Iterator<Item = (Duration, Act)> + use<> {
         let mut random = Pcg64Mcg::seed_from_u64(!self.seed);
         let kills = self.kills;
         let mut is_first = true;
-        // Each kind comes before any comes again.
+        // Each kind occurs before any repeats.
         let mut bag = Vec::new();
         std::iter::repeat_with(move || {
             let mut ms = |range: Range<u64>| {
@@ -379,7 +381,8 @@ impl Transfer {
     }
 }
 
-/// When the guest's TCP memory runs out: for how long there is enough, and then for how long not.
+/// Returns when the guest's TCP memory runs out: how long it suffices, and then how long it does
+/// not.
 pub(super) fn shortages(seed: u64) -> impl Iterator<Item = (Duration, Duration)> {
     let mut random = Pcg64Mcg::seed_from_u64(seed.rotate_left(32));
     std::iter::repeat_with(move || {
@@ -391,7 +394,7 @@ pub(super) fn shortages(seed: u64) -> impl Iterator<Item = (Duration, Duration)>
     })
 }
 
-/// The guest's turns: for how long it has a CPU, and then for how long it has none.
+/// Returns the guest's CPU slices: how long it has a CPU, and then how long it has none.
 pub(super) fn turns(seed: u64) -> impl Iterator<Item = (Duration, Duration)> {
     let mut random = Pcg64Mcg::seed_from_u64(seed);
     std::iter::repeat_with(move || {
@@ -403,7 +406,7 @@ pub(super) fn turns(seed: u64) -> impl Iterator<Item = (Duration, Duration)> {
     })
 }
 
-/// A seed of its own for each number (SplitMix64's finaliser).
+/// Returns a separate seed for each number (SplitMix64's finaliser).
 fn mix(seed: u64, number: u64) -> u64 {
     let mut z = seed.wrapping_add(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

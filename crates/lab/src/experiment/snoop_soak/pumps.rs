@@ -1,4 +1,5 @@
-//! The two threads that carry frames: the network between the peer and the host, and the guest's CPU.
+//! The two threads that carry frames: the network between the peer and the host, and the guest's
+//! CPU.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,20 +15,20 @@ use super::segment::{Segment, complete_checksum};
 use crate::experiment::tap_frames::{next, wait_for};
 use taut_netlab::link::frame::Frame;
 
-/// Frames taken from one TAP before the other has its turn.
+/// The number of frames taken from one TAP before the other has its turn.
 const BURST: usize = 64;
-/// How long a thread waits before it looks whether it is to end.
+/// How long a thread waits between checks for the end.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What the threads share with whoever runs them.
+/// State shared with the threads.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     checker: Mutex<Checker>,
-    /// Each segment is to be a frame of its own.
+    /// Whether each segment is a frame of its own.
     pub(super) single: AtomicBool,
-    /// Times in which the guest had no CPU.
+    /// The number of times in which the guest had no CPU.
     pub(super) pauses: AtomicU64,
-    /// Frames that a kernel did not take: the guest's must not be lost.
+    /// Frames that a kernel did not accept: the guest's must not be lost.
     pub(super) refused: AtomicU64,
     over: AtomicBool,
 }
@@ -55,7 +56,7 @@ impl Shared {
     }
 }
 
-/// Carries frames between the peer's TAP and the host's until it is told to end; what it did to
+/// Carries frames between the peer's TAP and the host's until the end; returns what it did to
 /// them.
 pub(super) fn network(
     peer: &Tap,
@@ -89,7 +90,7 @@ pub(super) fn network(
             };
             for frame in pieces(&buffer[..len], shared) {
                 if Segment::read(&frame, false).is_none() {
-                    // What finds neighbours is no part of this.
+                    // Neighbour discovery is not part of the test.
                     shared.give(host, &frame);
                     continue;
                 }
@@ -116,8 +117,8 @@ pub(super) fn network(
     Ok([towards_host.mangled, towards_peer.mangled])
 }
 
-/// The guest's CPU: at its turns it takes all that is in the ring, and sends what the guest's kernel
-/// has to send; between them nothing. It loses nothing.
+/// The guest's CPU: in each slice it takes all frames in the ring, and sends those of the guest's
+/// kernel; between slices none. It loses no frame.
 pub(super) fn cpu(ring: &Tap, guest: &Tap, seed: u64, shared: &Shared) -> io::Result<()> {
     let mut buffer = vec![0; Tap::MAX_READ];
     for (runs, waits) in plan::turns(seed) {
@@ -126,7 +127,7 @@ pub(super) fn cpu(ring: &Tap, guest: &Tap, seed: u64, shared: &Shared) -> io::Re
             empty(ring, guest, &mut buffer, shared)?;
             while let Some(len) = next(guest, &mut buffer)? {
                 if let Some(segment) = Segment::read(&buffer[..len], true) {
-                    // Before it enters: what follows from it comes later.
+                    // Before the frame enters: its effects come later.
                     shared.checker().guest_sends(&segment, Instant::now());
                 }
                 shared.give(ring, &buffer[..len]);
@@ -146,10 +147,10 @@ pub(super) fn cpu(ring: &Tap, guest: &Tap, seed: u64, shared: &Shared) -> io::Re
     Ok(())
 }
 
-/// Takes everything out of the ring, and has it checked that nothing is missing.
+/// Takes all frames out of the ring, and checks that none is missing.
 fn empty(ring: &Tap, guest: &Tap, buffer: &mut [u8], shared: &Shared) -> io::Result<()> {
     loop {
-        // Held over the look into the ring: what the checker knows to be acknowledged then was
+        // Locked while the ring is read: bytes that the checker counts as acknowledged then were
         // acknowledged before.
         let mut checker = shared.checker();
         let Some(len) = next(ring, buffer)? else {
@@ -164,7 +165,7 @@ fn empty(ring: &Tap, guest: &Tap, buffer: &mut [u8], shared: &Shared) -> io::Res
     }
 }
 
-/// The frame, or each of its segments as a network would carry it.
+/// Returns the frame, or each of its segments as a network would carry it.
 fn pieces(read: &[u8], shared: &Shared) -> Vec<Vec<u8>> {
     if !shared.single.load(Ordering::Relaxed) {
         return vec![read.to_vec()];

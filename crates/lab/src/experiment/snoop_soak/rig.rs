@@ -1,5 +1,5 @@
-//! The world: a peer, a guest, a host between them that has the guest's tap at its bridge, and a host
-//! behind the guest.
+//! The world: a peer, a guest, a host between them that has the guest's tap at its bridge, and a
+//! host behind the guest.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -22,10 +22,10 @@ pub(super) const TAP: &str = "guest0";
 const UP: &str = "up0";
 /// The device of the peer, and of the guest.
 const DEVICE: &str = "eth0";
-/// Places of all rings but the guest's: nothing is to be lost in them.
+/// The length of all other rings: they must lose no frame.
 const AMPLE: u32 = 16_384;
 
-/// Counters of segments that a kernel drops for want of memory or window, received ones among them.
+/// Counters of segments that a kernel drops for lack of memory or window.
 const DROPS: [&str; 5] = [
     "TCPRcvQDrop",
     "TCPZeroWindowDrop",
@@ -36,10 +36,10 @@ const DROPS: [&str; 5] = [
 /// The share of segments that are lost behind the guest, each way.
 const LOSS_BEHIND: f64 = 0.005;
 
-/// The world with nothing running in it.
+/// The world without processes.
 pub(super) struct Rig {
     pub(super) taps: Taps,
-    /// What bounds the TCP memory of the guest's sockets, where the machine has something that does.
+    /// The limit of the TCP memory of the guest's sockets, if the machine supports one.
     pub(super) memory: Option<TcpMemory>,
     pub(super) world: World,
     pub(super) taut: PathBuf,
@@ -77,7 +77,7 @@ impl Rig {
         let memory = world.tcp_memory();
         let rig = Self {
             taps,
-            memory: memory.map_err(ExperimentError::machine("bound the guest's TCP memory"))?,
+            memory: memory.map_err(ExperimentError::machine("limit the guest's TCP memory"))?,
             world,
             taut: taut.to_owned(),
         };
@@ -112,7 +112,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The ways between the peer and the host behind the guest.
+    /// Sets up routes between the peer and the host behind the guest.
     fn lay_behind(&self, v6: bool) -> Result<(), ExperimentError> {
         let [guest, behind] = [false, true].map(|behind| self.addr(Side::Guest, behind, v6, 0));
         let inner = self.world.host("guest");
@@ -123,7 +123,8 @@ impl Rig {
         let text = self.ip("behind", &format!("-j route get {inner}"))?;
         let routes: Value = serde_json::from_str(&text).unwrap_or_default();
         let gateway = routes[0]["gateway"].as_str().unwrap_or_default();
-        // Without `src` the kernel would take the address of the link, to which the peer has no route.
+        // Without `src` the kernel would use the address of the link, to which the peer has no
+        // route.
         let lan = LANS[usize::from(v6)];
         self.ip(
             "behind",
@@ -133,7 +134,7 @@ impl Rig {
         Ok(())
     }
 
-    /// The host on which a side of a transfer runs.
+    /// Returns the host on which a side of a transfer runs.
     pub(super) fn host(&self, side: Side, behind: bool) -> &Host {
         self.world.host(match side {
             Side::Guest if behind => "behind",
@@ -141,7 +142,7 @@ impl Rig {
         })
     }
 
-    /// Its address; the peer has one for each worker.
+    /// Returns its address; the peer has one for each worker.
     pub(super) fn addr(&self, side: Side, behind: bool, v6: bool, worker: u16) -> IpAddr {
         let host = self.host(side, behind);
         match (side, v6) {
@@ -152,7 +153,7 @@ impl Rig {
         }
     }
 
-    /// Sets what the phase has of its own. There is no connection, and no `taut snoop`.
+    /// Applies the phase's settings, while there is no connection and no `taut snoop`.
     pub(super) fn prepare(&self, phase: &Phase) -> Result<(), ExperimentError> {
         self.ip("host", &format!("link set {TAP} txqueuelen {}", phase.ring))?;
         let rmem = match phase.options {
@@ -174,7 +175,8 @@ impl Rig {
         Ok(())
     }
 
-    /// Segments that the guest has dropped for want of memory or window (`TcpExt` of `nstat`).
+    /// Returns the segments that the guest has dropped for lack of memory or window (`TcpExt` of
+    /// `nstat`).
     pub(super) fn guest_dropped(&self) -> Result<u64, ExperimentError> {
         let read = self
             .world
@@ -184,7 +186,7 @@ impl Rig {
         Ok(DROPS.iter().map(|name| counter(&text, name)).sum())
     }
 
-    /// Segments that the link behind the guest has lost.
+    /// Returns the segments that the link behind the guest has lost.
     pub(super) fn lost_behind(&self) -> Result<u64, ExperimentError> {
         let reports = self.world.link_reports()?;
         let each = reports
@@ -193,19 +195,19 @@ impl Rig {
         Ok(each.sum())
     }
 
-    /// Frames that the guest's ring has refused.
+    /// Returns the frames that the guest's ring has refused.
     pub(super) fn dropped(&self) -> Result<u64, ExperimentError> {
         let text = self.ip("host", &format!("-s -j link show {TAP}"))?;
         let links: Value = serde_json::from_str(&text).unwrap_or_default();
         Ok(links[0]["stats64"]["tx"]["dropped"].as_u64().unwrap_or(0))
     }
 
-    /// Where `taut snoop` answers.
+    /// Returns the control address of `taut snoop`.
     pub(super) fn control(&self) -> PathBuf {
         self.world.dir().join("snoop.sock")
     }
 
-    /// The tap's part of what `taut snoop status --json` says; `Null` while no process answers.
+    /// Returns the tap's part of `taut snoop status --json`; `Null` while no process answers.
     pub(super) fn status(&self) -> Value {
         let taps = snooping::status(&self.taut, &self.control());
         let tap = taps.ok().and_then(|taps| taps.into_iter().next());
@@ -235,7 +237,7 @@ impl Side {
     }
 }
 
-/// A counter of `/proc/net/netstat`: a line of names, and a line of values below it.
+/// Returns a counter of `/proc/net/netstat`: a line of names, and a line of values below it.
 fn counter(netstat: &str, name: &str) -> u64 {
     let lines: Vec<_> = netstat.lines().collect();
     let pairs = lines.chunks_exact(2);

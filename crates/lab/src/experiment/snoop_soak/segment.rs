@@ -1,4 +1,4 @@
-//! What the checker has to know of a frame.
+//! Parses the parts of a frame that the checker needs.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ pub(super) const SYN: u8 = 0x02;
 pub(super) const RST: u8 = 0x04;
 pub(super) const ACK: u8 = 0x10;
 
-/// A connection of the guest's, or of the host behind it. (There is one of each, and one peer.)
+/// A connection of the guest, or of the host behind it. (There is one of each, and one peer.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct FlowId {
     pub(super) v6: bool,
@@ -22,7 +22,7 @@ pub(super) struct FlowId {
     pub(super) guest_port: u16,
 }
 
-/// A TCP segment, or a frame that is many.
+/// A TCP segment, or a frame of several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) flow: FlowId,
@@ -30,20 +30,20 @@ pub(super) struct Segment {
     pub(super) ack: u32,
     pub(super) flags: u8,
     pub(super) window: u16,
-    /// Bytes of data.
+    /// The number of data bytes.
     pub(super) len: u32,
-    /// The scale of a SYN's.
+    /// The window scale in a SYN.
     pub(super) scale: Option<u8>,
     /// TSval and TSecr.
     pub(super) stamps: Option<(u32, u32)>,
-    /// Its checksums are right: TCP's, or of a partial one what it has so far, and IPv4's.
+    /// Whether its checksums are right: TCP's, or the partial sum of one, and IPv4's.
     pub(super) sound: bool,
 }
 
 // === impl Segment ===
 
 impl Segment {
-    /// Reads what a TAP gave; `None`: no TCP.
+    /// Parses a frame from a TAP; `None` if it is not TCP.
     pub(super) fn read(read: &[u8], from_guest: bool) -> Option<Self> {
         let vnet = VnetHeader::read(read)?;
         let bytes = read.get(VnetHeader::LEN..)?;
@@ -78,7 +78,7 @@ impl Segment {
         let pseudo = checksum::sum(&pseudo);
         let sum_is_right = if vnet.flags & VnetHeader::NEEDS_CSUM != 0 {
             let starts = bytes.len() - segment.len();
-            // Both zeroes of ones' complement are one.
+            // Both zeros of ones' complement are equal.
             tcp.checksum() % 0xffff == pseudo % 0xffff
                 && usize::from(vnet.csum_start) == starts
                 && vnet.csum_offset == 16
@@ -124,14 +124,14 @@ impl Segment {
         self.flags & flag != 0
     }
 
-    /// The sequence number after it (RFC 9293 3.4: SYN and FIN have one too).
+    /// Returns the sequence number after it (RFC 9293 3.4: SYN and FIN count too).
     pub(super) fn end(&self) -> u32 {
         let ends = u32::from(self.has(SYN)) + u32::from(self.has(FIN));
         self.seq.wrapping_add(self.len).wrapping_add(ends)
     }
 }
 
-/// Puts the whole checksum into a frame that is one segment, as a network would have it.
+/// Completes the checksum of a frame that is one segment, as a network would have it.
 pub(super) fn complete_checksum(frame: &mut [u8]) {
     let Some(vnet) = VnetHeader::read(frame) else {
         return;
@@ -144,7 +144,7 @@ pub(super) fn complete_checksum(frame: &mut [u8]) {
     if at + 2 > frame.len() {
         return;
     }
-    // What is there is the pseudo-header's part.
+    // The field holds the sum of the pseudo-header.
     let sum = checksum::complete(checksum::sum(&frame[start..]));
     frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
     frame[..VnetHeader::LEN].copy_from_slice(&VnetHeader::default().to_bytes());
@@ -211,7 +211,7 @@ mod tests {
     fn any_byte_that_is_changed_shows() {
         for v6 in [false, true] {
             let right = frame(v6, b"hello");
-            // From the addresses on, where there is a checksum in both.
+            // From the addresses on, which are part of both checksums.
             for at in VnetHeader::LEN + 26..right.len() {
                 let mut wrong = right.clone();
                 wrong[at] ^= 0x10;
@@ -235,7 +235,7 @@ mod tests {
             };
             partial[..VnetHeader::LEN].copy_from_slice(&vnet.to_bytes());
             assert!(!Segment::read(&partial, false).unwrap().sound);
-            // What the whole sum has beyond the segment's own part.
+            // The difference between the whole sum and the segment's own part.
             let at = VnetHeader::LEN + usize::from(l4);
             let mut bare = whole[at..].to_vec();
             bare[16..18].fill(0);

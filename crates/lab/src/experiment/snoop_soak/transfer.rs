@@ -1,4 +1,4 @@
-//! Streams between real sockets, of which both ends take the SHA-256.
+//! Streams between real sockets, hashed with SHA-256 at both ends.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,34 +18,34 @@ use crate::experiment::guests::snooping::of_flow;
 use crate::experiment::progress::Progress;
 use crate::experiment::streams::{Failure, accept, left};
 
-/// The longest that a transfer may take. A sender that is not answered at all for 100 s tries it about nine
-/// times (RFC 6298 5.5, from 200 ms on), each of which would have to be lost.
+/// The time limit of a transfer. A sender that gets no answer for 100 s retransmits about nine
+/// times (RFC 6298 5.5, starting at 200 ms), each of which would have to be lost.
 const LIMIT: Duration = Duration::from_secs(100);
-/// The same where the host may lose what it has acknowledged: what hangs then hangs for ever.
+/// The time limit where the host may lose what it has acknowledged: such a transfer hangs for ever.
 const LIMIT_WITH_LOSS: Duration = Duration::from_secs(40);
-/// The least receive buffer is offered by each of this many listeners.
+/// One of this many listeners has the least receive buffer.
 const SMALL_BUFFER_OF: u64 = 4;
-/// It, in bytes: a window that is closed by what one reader leaves.
+/// The least receive buffer, in bytes: what one reader leaves closes the window.
 const SMALL_BUFFER: usize = 32_768;
-/// The ports of the listeners begin here.
+/// The first port of the listeners.
 const PORT: u16 = 5_000;
-/// Streams that went wrong and are told of.
+/// The number of failed streams that are described.
 const DESCRIBED: usize = 8;
 
-/// What came of all transfers.
+/// The result of all transfers.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     pub(super) transfers: AtomicU64,
     pub(super) bytes: AtomicU64,
     pub(super) wrong: AtomicU64,
     pub(super) hung: AtomicU64,
-    /// Hung in a phase in which the process was killed while the guest dropped data.
+    /// Transfers that hung in a phase in which the process was killed while the guest dropped data.
     pub(super) lost_at_kill: AtomicU64,
     failed: AtomicBool,
     described: Mutex<Vec<String>>,
 }
 
-/// What the two ends of a worker tell one another after each transfer.
+/// The messages between the two ends of a worker after each transfer.
 struct Line {
     tell: Sender<Result<Report, Failure>>,
     hear: Receiver<Result<Report, Failure>>,
@@ -54,7 +54,7 @@ struct Line {
 // === impl Streams ===
 
 impl Streams {
-    /// A stream went wrong: what follows would say nothing more.
+    /// A stream failed, and further ones would show no more.
     pub(super) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }
@@ -77,7 +77,7 @@ impl Streams {
     }
 }
 
-/// All transfers of a phase.
+/// Runs all transfers of a phase.
 pub(super) fn run(
     rig: &Rig,
     phase: &Phase,
@@ -104,20 +104,20 @@ pub(super) fn run(
         for end in ends {
             end.join()
                 .unwrap_or_else(|p| std::panic::resume_unwind(p))
-                .map_err(ExperimentError::machine("bound the guest's TCP memory"))?;
+                .map_err(ExperimentError::machine("limit the guest's TCP memory"))?;
         }
         Ok(())
     })
 }
 
-/// One transfer at a time, of which each side is a thread.
+/// Runs one transfer at a time, with a thread for each side.
 struct Worker<'a> {
     rig: &'a Rig,
     phase: &'a Phase,
     streams: &'a Streams,
     progress: &'a Progress,
     number: u64,
-    /// The peer's, the guest's and those of the host behind it, of either version of IP.
+    /// The listeners of the peer, of the guest and of the host behind it, for both versions of IP.
     listeners: [[TcpListener; 2]; 3],
 }
 
@@ -185,7 +185,7 @@ impl<'a> Worker<'a> {
                     hung = Some(of_flow(&status, ports));
                 }
             });
-            // Each hears what became of the other, and both go on or neither.
+            // Each end learns the other's result, and both go on or neither.
             let said = match &report {
                 Ok(report) => Ok(*report),
                 Err(failure) => Err(failure.clone()),
@@ -199,7 +199,7 @@ impl<'a> Worker<'a> {
             };
             if !fits {
                 self.tell_failure(side, &transfer, &report, &other, hung);
-                // Both ends come to the same conclusion.
+                // Both ends come to the same decision.
                 match self.is_excused(&report, &other) {
                     true => continue,
                     false => return Ok(()),
@@ -215,8 +215,8 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Whether a transfer may fail as these did: the copies of what the guest dropped went with a killed
-    /// process.
+    /// Returns whether a transfer may fail as these did: the copies of what the guest dropped ended
+    /// with a killed process.
     fn is_excused(&self, own: &Result<Report, Failure>, other: &Result<Report, Failure>) -> bool {
         let hung = |report| matches!(report, &Err(Failure::Hung(_)));
         self.phase.may_lose() && (hung(own) || hung(other))
@@ -244,7 +244,7 @@ impl<'a> Worker<'a> {
         if !self.is_excused(own, other) {
             tracing::error!("{what}");
         }
-        // Counted once; where it hung, by an end that can say more of it.
+        // Counted once; if it hung, by the end that knows more.
         let counts = match own {
             Err(_) => side == Side::Guest || other.is_ok(),
             Ok(_) => side == Side::Guest && other.is_ok(),
@@ -265,7 +265,7 @@ impl<'a> Worker<'a> {
         self.streams.failed(count, what);
     }
 
-    /// Connects, or accepts. Sockets belong to the namespace of the thread that makes them.
+    /// Connects or accepts. Sockets belong to the namespace of the thread that makes them.
     fn connect(&self, side: Side, transfer: &Transfer, deadline: Instant) -> io::Result<TcpStream> {
         if transfer.opener != side {
             let index = side as usize + usize::from(side == Side::Guest && transfer.behind);
@@ -283,7 +283,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Its own for each worker, so that it is known whose connection comes.
+/// The listener of a worker, so that connections can be told apart.
 fn listen(at: SocketAddr, small: bool) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(at)?;
     if small {
@@ -293,7 +293,7 @@ fn listen(at: SocketAddr, small: bool) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Where a worker's listener on a side is; the side with whether it is that behind the guest.
+/// Returns the address of a worker's listener on a side, which may be the host behind the guest.
 fn listens_at(
     rig: &Rig,
     phase: &Phase,
@@ -301,7 +301,7 @@ fn listens_at(
     v6: bool,
     worker: u64,
 ) -> SocketAddr {
-    // Another phase has others: what still waits for old segments is in nobody's way.
+    // Another phase has other ports, where old segments do not matter.
     let first = PORT + phase.number * AT_ONCE as u16;
     (
         rig.addr(side, behind, v6, worker as u16),
@@ -310,7 +310,7 @@ fn listens_at(
         .into()
 }
 
-/// Its own port and the other's.
+/// Returns its own port and the other's.
 fn ports(stream: &TcpStream) -> Option<(u16, u16)> {
     let own = stream.local_addr().ok()?.port();
     Some((own, stream.peer_addr().ok()?.port()))

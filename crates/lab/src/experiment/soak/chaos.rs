@@ -1,4 +1,4 @@
-//! Does to the relays what the plan says, one thing after the other.
+//! Runs the plan's events on the relays, one after the other.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -15,20 +15,20 @@ use super::watch::{Processes, bpf_objects};
 use crate::experiment::ExperimentError;
 use crate::peer::Service;
 
-/// Beyond `drain_timeout`, for a stop to be over.
+/// How long a stop may take beyond `drain_timeout`.
 const STOP: Duration = Duration::from_secs(5);
-/// For the answer to SIGHUP.
+/// How long a relay may take to answer SIGHUP.
 const ANSWER: Duration = Duration::from_secs(10);
 /// How long a listener may take to come or go after a reload.
 const RELOAD_PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks for it.
+/// The pause between two checks of that.
 const LOOK: Duration = Duration::from_millis(20);
-/// What a relay's log says at SIGHUP, whatever it makes of it.
+/// The text that a relay logs at SIGHUP, whatever the result.
 const HANGUP: &str = "SIGHUP";
-/// What it says when it does not know how to read its configuration again.
+/// The text that a relay logs if it cannot read its configuration again.
 const CANNOT: &str = "read at the start only";
 
-/// What was done, and what came of it.
+/// The events that were run, and their results.
 #[derive(Debug, Default)]
 pub(super) struct Done {
     pub(super) kills: u64,
@@ -38,15 +38,15 @@ pub(super) struct Done {
     pub(super) reloads: u64,
     /// Events left out because the relay does not read its configuration again.
     pub(super) left_out: u64,
-    /// A sentence for each thing that did not go as it has to.
+    /// A sentence for each unexpected result.
     pub(super) faults: Vec<String>,
     /// BPF programs and maps of all processes.
     pub(super) objects: BTreeSet<Object>,
-    /// What was done when, for whoever has to find out what happened.
+    /// A log of what was done when, for finding the cause of a failure.
     pub(super) log: Vec<String>,
 }
 
-/// A relay and what it was last told.
+/// A relay and its current configuration.
 struct Relay {
     service: Service,
     settings: Settings,
@@ -64,7 +64,7 @@ pub(super) struct Chaos<'a> {
     pub(super) done: Done,
 }
 
-/// How a relay took SIGHUP.
+/// A relay's reaction to SIGHUP.
 enum Answer {
     Read,
     CannotReload,
@@ -114,7 +114,7 @@ impl<'a> Chaos<'a> {
         self.relays[side as usize].service.id()
     }
 
-    /// Does everything, each thing at its time or as soon as the one before it is done.
+    /// Runs all events, each at its time or as soon as the one before it has finished.
     pub(super) fn wreak(&mut self, events: &[Event], run: &Run) -> Result<(), ExperimentError> {
         for event in events {
             std::thread::sleep(event.at.saturating_sub(run.now()));
@@ -136,7 +136,7 @@ impl<'a> Chaos<'a> {
         Ok(())
     }
 
-    /// Whether sessions may break by it.
+    /// Returns whether sessions may break by it.
     fn act(&mut self, act: Act) -> Result<bool, ExperimentError> {
         match act {
             Act::Kill { side, pause } => {
@@ -181,7 +181,7 @@ impl<'a> Chaos<'a> {
         }
     }
 
-    /// Ends both relays as an operator does.
+    /// Ends both relays as an operator would.
     pub(super) fn finish(mut self) -> Result<Done, ExperimentError> {
         for side in Side::BOTH {
             self.stop(side)?;
@@ -189,7 +189,7 @@ impl<'a> Chaos<'a> {
         Ok(self.done)
     }
 
-    /// Puts both configurations back to what they were at the start.
+    /// Restores both configurations to those at the start.
     pub(super) fn settle(&mut self) -> Result<(), ExperimentError> {
         for side in Side::BOTH {
             if self.relays[side as usize].settings.changed {
@@ -217,7 +217,7 @@ impl<'a> Chaos<'a> {
         Ok(())
     }
 
-    /// The other configuration; its forward has to come or go.
+    /// Toggles the configuration: its second forward must appear or disappear.
     fn reload(&mut self, side: Side) -> Result<(), ExperimentError> {
         let settings = &mut self.relays[side as usize].settings;
         settings.changed = !settings.changed;
@@ -226,14 +226,15 @@ impl<'a> Chaos<'a> {
         written.map_err(ExperimentError::machine("write a relay's configuration"))?;
         self.told(side)?;
         let extra = self.rig.extra(side);
-        // It says nothing, so that it must not reach the server as a session: reset, not closed.
+        // A silent connection must not reach the server as a session: it is reset instead of
+        // closed.
         let connect = || {
             TcpStream::connect(extra).and_then(|stream| {
                 rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
                 Ok(())
             })
         };
-        // Each worker lets go of its own socket when it next looks up from its sessions.
+        // Each worker closes its own socket when it next returns from its sessions.
         let deadline = Instant::now() + RELOAD_PATIENCE;
         let listens = loop {
             let listens = self.rig.host(side).run(connect)?.is_ok();
@@ -243,15 +244,19 @@ impl<'a> Chaos<'a> {
             std::thread::sleep(Duration::from_millis(10));
         };
         if listens != settings.changed {
-            let does = if listens { "still" } else { "not" };
+            let does = if listens {
+                "still listens"
+            } else {
+                "does not listen"
+            };
             let name = side.name();
-            let fault = format!("after a reload the {name} relay does {does} listen at {extra}");
+            let fault = format!("after a reload the {name} relay {does} at {extra}");
             self.done.faults.push(fault);
         }
         Ok(())
     }
 
-    /// Has a relay read its configuration again.
+    /// Makes a relay read its configuration again.
     fn told(&mut self, side: Side) -> Result<(), ExperimentError> {
         let fault = match self.hang_up(side)? {
             Answer::Read => return Ok(()),
@@ -286,7 +291,7 @@ impl<'a> Chaos<'a> {
                 }
                 std::thread::sleep(LOOK);
             }
-            Ok(Answer::Refused(format!("it said nothing for {ANSWER:?}")))
+            Ok(Answer::Refused(format!("it logged nothing for {ANSWER:?}")))
         };
         wait().map_err(ExperimentError::machine("send SIGHUP to a relay"))
     }
@@ -300,7 +305,7 @@ impl<'a> Chaos<'a> {
         self.ended(side, DRAIN + STOP)
     }
 
-    /// Waits for a relay's end, which a signal has asked for, and looks at how it went.
+    /// Waits for the end of a relay after a signal, and checks its exit.
     fn ended(&mut self, side: Side, limit: Duration) -> Result<(), ExperimentError> {
         self.processes.set(side, None);
         let Relay { service, life, .. } = &mut self.relays[side as usize];
@@ -310,7 +315,7 @@ impl<'a> Chaos<'a> {
         let name = format!("the {} relay, process {life},", side.name());
         match status {
             None => {
-                let fault = format!("{name} had not ended {limit:?} after it was asked to");
+                let fault = format!("{name} had not ended {limit:?} after the signal");
                 self.done.faults.push(fault);
             }
             Some(status) => {
@@ -321,7 +326,7 @@ impl<'a> Chaos<'a> {
             }
         }
         if let Some(line) = said.lines().find(|line| line.contains("panicked")) {
-            self.done.faults.push(format!("{name} said: {line}"));
+            self.done.faults.push(format!("{name} logged: {line}"));
         }
         Ok(())
     }
@@ -339,9 +344,9 @@ impl<'a> Chaos<'a> {
         Ok(())
     }
 
-    /// Remembers what of BPF's the relay has, to look for it when it has ended.
+    /// Records the relay's BPF objects, to look for them after its end.
     fn note_objects(&mut self, side: Side) {
-        // None of a process that is gone.
+        // A process that has ended has none.
         if let Ok(objects) = bpf_objects(self.process(side)) {
             self.done.objects.extend(objects);
         }

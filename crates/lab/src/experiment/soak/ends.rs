@@ -1,4 +1,4 @@
-//! Both ends of the sessions: sockets, and nothing decided.
+//! Both ends of the sessions: sockets, without decisions.
 
 use std::cell::Cell;
 use std::io;
@@ -19,38 +19,38 @@ use super::ledger::{Break, End, Ledger, Seen};
 use super::plan::Plan;
 use super::transfer::{Comparison, Content, First, HEADER, Transfer, Way};
 
-/// Without a byte for so long an end gives a session up, and says so by RST. More than the relays
-/// take to notice whatever happens to them here.
+/// An end gives up a session after this long without a byte, and sends RST. It is longer than the
+/// relays take to notice any fault in this experiment.
 pub(super) const IDLE: Duration = Duration::from_secs(20);
-/// Until a connection has to be there.
+/// How long a connection may take to be established.
 const CONNECT: Duration = Duration::from_secs(15);
-/// Sessions under way at any time; the next one waits. Four hundred come in what a link is cut
-/// for; many more than these under way means that the machine cannot carry the load.
+/// The maximum number of concurrent sessions; the next one waits. About 400 arrive while a link is
+/// cut; many more mean that the machine cannot carry the load.
 pub(super) const AT_ONCE: usize = 2_000;
-/// Of one read or write.
+/// The size of a read or write.
 const CHUNK: usize = 16 << 10;
-/// Between two looks at what stands still.
+/// The pause between two checks for stalled sessions.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// What both ends share with those who watch. Times are since `began`.
+/// State shared by both ends and the watchers. Times are since `began`.
 pub(super) struct Run {
     pub(super) began: Instant,
     pub(super) ledger: Ledger,
-    /// The client has had all of its sessions.
+    /// The client has run all of its sessions.
     pub(super) over: Notify,
-    /// It cannot go on.
+    /// The run cannot go on.
     given_up: AtomicBool,
 }
 
-/// What the client did.
+/// The client's totals.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Load {
     pub(super) begun: u64,
-    /// Sessions that had to wait because [`AT_ONCE`] were under way.
+    /// Sessions that had to wait because [`AT_ONCE`] sessions were running.
     pub(super) held_back: u64,
 }
 
-/// When a session last moved.
+/// When a session last made progress.
 struct Movement(Cell<Instant>);
 
 // === impl Run ===
@@ -65,17 +65,17 @@ impl Run {
         }
     }
 
-    /// Has everybody stop where they are.
+    /// Stops all threads.
     pub(super) fn give_up(&self) {
         self.given_up.store(true, Ordering::Relaxed);
     }
 
-    /// Whether nothing more is to begin: something is silently wrong, or it cannot go on.
+    /// Whether nothing more should start: a session was silently wrong, or the run cannot go on.
     pub(super) fn is_over_early(&self) -> bool {
         self.given_up.load(Ordering::Relaxed) || self.ledger.is_wrong()
     }
 
-    /// Waits for the time `at`; `false` when nothing is to begin then.
+    /// Waits for the time `at`; returns `false` if nothing should start then.
     pub(super) async fn until(&self, at: Duration) -> bool {
         loop {
             let left = at.saturating_sub(self.now());
@@ -96,8 +96,8 @@ impl Run {
 
 // === the client ===
 
-/// Begins the plan's sessions when their time has come, `after` the run began, and returns when all
-/// have ended, one way or another. To be called inside the client's host.
+/// Starts the plan's sessions at their times, `after` the start of the run, and returns when all
+/// have ended, in any way. Call it inside the client's host.
 pub(super) fn load(plan: &Plan, to: SocketAddr, run: &Arc<Run>) -> io::Result<Load> {
     runtime()?.block_on(LocalSet::new().run_until(async {
         let mut load = Load::default();
@@ -160,8 +160,8 @@ async fn ask(transfer: Transfer, to: SocketAddr) -> Result<(), Seen> {
 
 // === the server ===
 
-/// Serves whatever comes until the client has had its sessions and all have ended here too.
-/// To be called inside the server's host.
+/// Serves all connections until the client has run its sessions and all have ended here too.
+/// Call it inside the server's host.
 pub(super) fn serve(listener: std::net::TcpListener, seed: u64, run: &Arc<Run>) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     runtime()?.block_on(LocalSet::new().run_until(async {
@@ -172,7 +172,7 @@ pub(super) fn serve(listener: std::net::TcpListener, seed: u64, run: &Arc<Run>) 
             let stream = tokio::select! {
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => stream,
-                    // It went away while it waited.
+                    // The connection was reset in the accept queue.
                     Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => continue,
                     Err(e) => return Err(e),
                 },
@@ -196,14 +196,14 @@ pub(super) fn serve(listener: std::net::TcpListener, seed: u64, run: &Arc<Run>) 
     }))
 }
 
-/// Serves one session; its number, once it is known.
+/// Serves one session; records its number once it is known.
 async fn answer(mut stream: TcpStream, seed: u64) -> (Option<u64>, Result<(), Seen>) {
     let movement = Movement::new();
     let mut header = [0; HEADER];
     let begin = async {
         reset_on_close(&stream, true)?;
         stream.read_exact(&mut header).await.map_err(|e| {
-            // An orderly end in the middle of a header, or before it.
+            // An orderly end within or before a header.
             if e.kind() == io::ErrorKind::UnexpectedEof {
                 return Seen::Wrong(super::transfer::Wrong::Short {
                     arrived: 0,
@@ -237,7 +237,7 @@ async fn reply(stream: &mut TcpStream, transfer: Transfer, header: &[u8]) -> Res
     let send = async {
         let mut content = transfer.content(Way::Down);
         if transfer.first == First::Client {
-            // The trailer says that everything is here.
+            // The trailer says that all bytes have arrived.
             let trailer = content.left() - transfer.down;
             send(&mut into, &mut content, trailer, &movement).await?;
             ended.notified().await;
@@ -307,7 +307,7 @@ fn broken(e: io::Error) -> Seen {
     })
 }
 
-/// Until a session is complete its end is an RST, so that giving up can be told from being done.
+/// Makes close() send an RST until a session is complete, so that giving up differs from finishing.
 fn reset_on_close(stream: &TcpStream, on: bool) -> Result<(), Seen> {
     set_socket_linger(stream, on.then_some(Duration::ZERO)).map_err(|e| broken(e.into()))
 }
@@ -329,7 +329,7 @@ impl Movement {
         self.0.set(Instant::now());
     }
 
-    /// Waits for `work`, unless nothing has moved for [`IDLE`].
+    /// Waits for `work`, unless there is no progress for [`IDLE`].
     async fn watch<T>(&self, work: impl Future<Output = Result<T, Seen>>) -> Result<T, Seen> {
         let mut work = pin!(work);
         loop {

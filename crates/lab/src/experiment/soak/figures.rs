@@ -1,4 +1,4 @@
-//! The outcome of a run: figures, and what they have to be.
+//! The outcome of a run: figures and their accepted ranges.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,36 +14,36 @@ use crate::experiment::Request;
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
 use crate::experiment::stats;
 
-/// By how much a relay's resident memory at the end of the load may be above that in its middle.
-/// What a leak of one session's memory for each session would do in the short form already is
-/// several times that; what pools and queues that happen to be fuller do is less.
+/// The greatest accepted ratio of a relay's resident memory at the end of the load to that in its
+/// middle. A leak of one session's memory per session is several times that even in the short form;
+/// the normal variation of pools and queues is less.
 const GROWTH: f64 = 1.25;
-/// The least share of sessions that are exact: chaos takes its part, and this says that there was
-/// something left to be harmed.
+/// The least share of exact sessions: the faults break some, and with fewer there would have been
+/// little left to break.
 const LEAST_EXACT: f64 = 0.5;
-/// Samples of a series: more say nothing more and make a large file.
+/// The number of samples of a series: more would only make the file larger.
 const SAMPLES: usize = 2_000;
 
-/// Everything that was seen.
+/// All observations.
 pub(super) struct Found {
     pub(super) sum: Sum,
-    /// Sessions that the plan has.
+    /// The number of sessions in the plan.
     pub(super) planned: u64,
     pub(super) load: Load,
     pub(super) attack: Attack,
     pub(super) samples: Vec<Sample>,
-    /// What the relays held before the load, and when all was over, by [`Side`].
+    /// The relays' resources before the load and after the end, by [`Side`].
     pub(super) idle: [Holding; 2],
     pub(super) left: [Holding; 2],
     /// Their descriptors by kind, before and after.
     pub(super) kinds: [[BTreeMap<String, usize>; 2]; 2],
-    /// What their last processes have counted.
+    /// The counters of their last processes.
     pub(super) counters: [String; 2],
-    /// From the last session's end until they held that.
+    /// The time from the last session's end until they were at rest.
     pub(super) settled: Duration,
     pub(super) reloads: bool,
     pub(super) done: Done,
-    /// Connections that an outsider brought about.
+    /// Sessions that the outsider caused.
     pub(super) dialled: u64,
     pub(super) leftovers: Vec<String>,
 }
@@ -69,7 +69,7 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
             "sessions_begun",
             at_least(sum.sessions, found.planned as f64),
         ),
-        // What breaks or grows while the machine cannot carry the load is no relay's doing.
+        // If the machine cannot carry the load, what breaks or grows is not the relay's fault.
         ("sessions_held_back", none(found.load.held_back as f64)),
         ("leaked_descriptors", none(leaked)),
         ("sessions_left", none(left(|h| h.sessions))),
@@ -77,7 +77,7 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
         (
             "rss_growth",
             Check {
-                // Nothing to compare is nothing shown.
+                // Without a comparison the check must not pass.
                 measured: growth.unwrap_or(0.0),
                 least: f64::MIN_POSITIVE,
                 most: Some(GROWTH),
@@ -201,7 +201,7 @@ fn notes(found: &Found) -> Vec<String> {
             ));
         }
     }
-    // Only where there is something to be found out.
+    // Only if there is a fault to investigate.
     let is_clean = found.sum.unexplained + found.sum.wrong == 0 && done.faults.is_empty();
     if !is_clean {
         for (side, counters) in Side::BOTH.iter().zip(&found.counters) {
@@ -215,8 +215,8 @@ fn notes(found: &Found) -> Vec<String> {
     notes
 }
 
-/// The largest ratio, of any relay, of its memory in the last tenth of the load to that in the tenth
-/// after its middle, of one and the same process; `None` when none lived as long.
+/// Returns the largest ratio, of any relay, of the memory in the last tenth of the load to that in
+/// the tenth after its middle, of the same process; `None` if no process lived that long.
 fn growth(samples: &[Sample], load: Duration) -> Option<f64> {
     let of = |side: Side| {
         let last = samples.iter().rfind(|s| s.side == side)?.process;
@@ -230,11 +230,11 @@ fn growth(samples: &[Sample], load: Duration) -> Option<f64> {
         Some(median(load * 9 / 10, load)? / median(load / 2, load * 6 / 10)?)
     };
     let ratios = Side::BOTH.map(of);
-    // One that cannot be compared says nothing of itself, and must not pass.
+    // A ratio that cannot be computed must not pass.
     ratios.into_iter().reduce(|a, b| Some(a?.max(b?))).flatten()
 }
 
-/// At most [`SAMPLES`] of them, evenly taken.
+/// Returns at most [`SAMPLES`] of them, evenly spaced.
 fn thin(samples: &[f64]) -> Vec<f64> {
     let step = samples.len().div_ceil(SAMPLES).max(1);
     samples.iter().copied().step_by(step).collect()
@@ -277,7 +277,7 @@ mod tests {
             sample(95, Side::Far, 3, 15.0),
         ];
         assert_eq!(growth(&samples, load), Some(1.5));
-        // A process that was not there in the middle.
+        // A process that did not exist in the middle.
         samples.push(sample(96, Side::Far, 4, 15.0));
         assert_eq!(growth(&samples, load), None);
         assert_eq!(growth(&[], load), None);

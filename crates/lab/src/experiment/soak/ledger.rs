@@ -1,4 +1,4 @@
-//! What became of every session, from both of its ends, and what can explain it.
+//! The result of every session at both of its ends, and the events that can explain it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,22 +6,22 @@ use std::time::Duration;
 
 use super::transfer::Wrong;
 
-/// After something that breaks sessions is over, what it broke may show this late: a connection
-/// whose RST was lost says so when it is next used, and one that waits for the next relay gives up
+/// How late after an event a break caused by it may appear: a connection
+/// whose RST was lost fails at its next use, and one that waits for the next relay gives up
 /// after `connect_timeout`.
 const AFTERMATH: Duration = Duration::from_secs(5);
 
-/// Faults that are told one by one; more are counted only.
+/// The number of faults that are described one by one; more are only counted.
 const TOLD: usize = 20;
 
-/// How one end of a session saw it go wrong, visibly.
+/// How one end of a session saw it fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Break {
-    /// Nobody listened.
+    /// Connection refused.
     Refused,
     /// RST.
     Reset,
-    /// Nothing moved for too long, and it gave up.
+    /// No progress for too long, and this end gave up.
     TimedOut,
     /// Any other error of the system.
     Other,
@@ -42,7 +42,7 @@ pub(super) enum End {
     Server,
 }
 
-/// What both ends make of a session together.
+/// The result of a session from both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Exact,
@@ -68,14 +68,14 @@ struct Session {
 #[derive(Default)]
 struct Entries {
     sessions: BTreeMap<u64, Session>,
-    /// Connections at the server that ended before they said which session they are.
+    /// Connections at the server that ended before they named their session.
     nameless: Vec<Seen>,
     disruptions: Vec<Disruption>,
-    /// Something is silently wrong.
+    /// Whether a session is silently wrong.
     is_wrong: bool,
 }
 
-/// Shared by everybody who sees something. Times are since the run's beginning.
+/// The ledger of all observers. Times are since the start of the run.
 #[derive(Default)]
 pub(super) struct Ledger(Mutex<Entries>);
 
@@ -85,12 +85,12 @@ pub(super) struct Sum {
     pub(super) sessions: u64,
     pub(super) exact: u64,
     pub(super) broken: BTreeMap<Break, u64>,
-    /// Of the broken, those that nothing explains.
+    /// Broken sessions that no event explains.
     pub(super) unexplained: u64,
     pub(super) wrong: u64,
-    /// Seconds that exact sessions took.
+    /// The durations of exact sessions, in seconds.
     pub(super) times: Vec<f64>,
-    /// A sentence for each of the first that should not be.
+    /// A sentence for each of the first faults.
     pub(super) faults: Vec<String>,
 }
 
@@ -101,7 +101,7 @@ impl Ledger {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The client begins session `number`.
+    /// The client starts session `number`.
     pub(super) fn begin(&self, number: u64, now: Duration) {
         let session = Session {
             begun: now,
@@ -123,7 +123,7 @@ impl Ledger {
                     End::Client => &mut session.client,
                     End::Server => &mut session.server,
                 };
-                // A session that arrives twice must be wrong once.
+                // A session that arrives twice must not become right again.
                 *place = Some(match (*place, seen) {
                     (None, seen) => seen,
                     (Some(first @ Seen::Wrong(_)), _) => first,
@@ -136,19 +136,19 @@ impl Ledger {
         }
     }
 
-    /// A connection arrived at the server and ended without saying which session it is.
+    /// A connection arrived at the server and ended without naming its session.
     pub(super) fn nameless(&self, seen: Seen) {
         let mut entries = self.entries();
         entries.is_wrong |= !matches!(seen, Seen::Broken(_));
         entries.nameless.push(seen);
     }
 
-    /// From `from` to `to` sessions may break.
+    /// Sessions may break between `from` and `to`.
     pub(super) fn disrupted(&self, from: Duration, to: Duration) {
         self.entries().disruptions.push(Disruption { from, to });
     }
 
-    /// Everything, once everybody has said what there is to say.
+    /// Returns the sum, after all observers have finished.
     pub(super) fn sum(&self) -> Sum {
         let entries = self.entries();
         let mut sum = Sum::default();
@@ -165,7 +165,7 @@ impl Ledger {
                     if !entries.disruptions.iter().any(|d| d.explains(session)) {
                         sum.unexplained += 1;
                         sum.tell(format!(
-                            "session {number} broke and nothing explains it: {session}"
+                            "session {number} broke, and no event explains it: {session}"
                         ));
                     }
                 }
@@ -176,7 +176,7 @@ impl Ledger {
             }
         }
         for seen in &entries.nameless {
-            // Broken before they began: those of sessions that the client has seen break.
+            // Broken before they started: these belong to sessions that the client has seen break.
             if let Seen::Exact | Seen::Wrong(_) = seen {
                 sum.wrong += 1;
                 sum.tell(format!(
@@ -187,7 +187,7 @@ impl Ledger {
         sum
     }
 
-    /// Whether something is silently wrong already.
+    /// Returns whether a session is silently wrong already.
     pub(super) fn is_wrong(&self) -> bool {
         self.entries().is_wrong
     }
@@ -200,7 +200,7 @@ impl Session {
         match (self.client, self.server) {
             (Some(Seen::Wrong(wrong)), _) | (_, Some(Seen::Wrong(wrong))) => Verdict::Wrong(wrong),
             (Some(Seen::Exact), Some(Seen::Exact)) => Verdict::Exact,
-            // It has had the trailer, which only a server gives.
+            // The client has received the trailer, which only a server sends.
             (Some(Seen::Exact), None) => Verdict::Wrong(Wrong::Unknown),
             (Some(Seen::Broken(how)), _) | (_, Some(Seen::Broken(how))) => Verdict::Broken(how),
             (None, _) => Verdict::Broken(Break::TimedOut),

@@ -1,10 +1,11 @@
-//! `soak`: a mesh under load while everything happens to it that happens to machines.
+//! `soak`: a mesh under load while its machines and links fail in every way that machines and links
+//! do.
 //!
-//! Two hundred sessions a second of every size and in both orders of half-close, of which each byte
-//! is compared, over two `taut relay` that are killed, stopped, told to read keys and configuration
-//! again, cut off from one another, and beset by somebody without a key. A session may break, and
-//! then both what it sees and when it sees it must fit what was being done; it may never end in
-//! order with bytes missing or changed. When it is over nothing may be left.
+//! Two hundred sessions per second of every size and in both orders of half-close, with every byte
+//! compared, go through two `taut relay` that are killed, stopped, reloaded with new keys and
+//! configuration, cut off from one another, and attacked by an outsider without a key. A session
+//! may break if an event explains both how and when it broke; it may never end normally with
+//! missing or changed bytes. At the end the kernel must have no leftovers.
 
 mod chaos;
 mod ends;
@@ -32,7 +33,7 @@ use rig::Rig;
 use taut_sys::bpf::Object;
 use watch::{Enough, Holding, Processes};
 
-/// For the list of experiments.
+/// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "soak",
     about: "a mesh under load while relays are killed, links cut, keys changed, and an outsider attacks",
@@ -40,9 +41,9 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// For the kernel to be rid of what ended processes and namespaces had.
+/// How long the kernel may take to free the resources of ended processes and namespaces.
 const BURIAL: Duration = Duration::from_secs(20);
-/// Between two looks whether it is.
+/// The pause between two checks of that.
 const LOOK: Duration = Duration::from_millis(50);
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
@@ -65,14 +66,14 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             Holding::at_rest(&rig, side, chaos.process(side), idle)
         };
         let both = of(Side::Near).and_then(|near| Ok([near, of(Side::Far)?]));
-        both.map_err(machine("see what the relays hold"))
+        both.map_err(machine("read the resources of the relays"))
     };
     let idle = rest(&chaos, None)?;
     let kinds = |chaos: &Chaos<'_>| {
         let both = Side::BOTH.map(|side| watch::kinds(chaos.process(side)));
         let [near, far] = both;
         near.and_then(|near| Ok([near, far?]))
-            .map_err(machine("see what the relays hold"))
+            .map_err(machine("read the resources of the relays"))
     };
     let idle_kinds = kinds(&chaos)?;
 
@@ -117,17 +118,18 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let [near, far] = counters;
     let counters = near
         .and_then(|near| Ok([near, far?]))
-        .map_err(machine("see what the relays have counted"))?;
+        .map_err(machine("read the counters of the relays"))?;
     let reloads = chaos.reloads();
     let done = chaos.finish()?;
-    let dialled = dialled(&trap).map_err(machine("look who has come"))?;
+    let dialled = dialled(&trap).map_err(machine("count connections at the trap"))?;
 
     let id = rig.world.id().to_owned();
     drop(trap);
     rig.world
         .tear_down()
         .map_err(machine("take the world down"))?;
-    let leftovers = leftovers(&done.objects, &id).map_err(machine("look what is left"))?;
+    let leftovers =
+        leftovers(&done.objects, &id).map_err(machine("look for leftovers in the kernel"))?;
     let found = Found {
         sum: run.ledger.sum(),
         planned: plan.arrivals().count() as u64,
@@ -147,7 +149,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     Ok(figures::outcome(&found, &plan, request))
 }
 
-/// Does `job` on a host.
+/// Runs `job` on a host.
 fn inside<T: Send>(
     rig: &Rig,
     host: &str,
@@ -165,7 +167,7 @@ fn joined<T>(
         .unwrap_or_else(|p| std::panic::resume_unwind(p))
 }
 
-/// Connections that nobody who was entitled to it has asked for.
+/// Returns the number of connections at the trap, which no authorized client connects to.
 fn dialled(trap: &TcpListener) -> io::Result<u64> {
     trap.set_nonblocking(true)?;
     let mut dialled = 0;
@@ -178,7 +180,7 @@ fn dialled(trap: &TcpListener) -> io::Result<u64> {
     }
 }
 
-/// What the relays and their world have left in the kernel, in words.
+/// Describes what the relays and their world have left in the kernel.
 fn leftovers<'a>(
     objects: impl IntoIterator<Item = &'a Object>,
     world: &str,
@@ -188,7 +190,7 @@ fn leftovers<'a>(
     for object in objects {
         while object.exists()? {
             if Instant::now() > deadline {
-                left.push(format!("{object:?} of BPF's"));
+                left.push(format!("BPF {object:?}"));
                 break;
             }
             std::thread::sleep(LOOK);

@@ -1,5 +1,5 @@
-//! Somebody without a key at the mesh port: silent, dripping, noisy, in another protocol, and with
-//! what was recorded of those who have one.
+//! An outsider without a key at the mesh port: silent, slow, noisy, speaking another protocol, or
+//! replaying recorded messages of relays that have the key.
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,29 +21,29 @@ use super::ends::{Run, runtime};
 use super::plan::{Plan, Side, Storm};
 use super::rig::Rig;
 
-/// Bytes of one that is noisy.
+/// The number of bytes of a noisy connection.
 const NOISE: usize = 1 << 20;
-/// Between two bytes of one that drips.
+/// The pause between two bytes of a slow connection.
 const DRIP: Duration = Duration::from_millis(200);
-/// Until a connection has to be closed by the relay, which has `handshake_timeout`, 5 s.
+/// How long the relay may take to close a connection: its `handshake_timeout` is 5 s.
 const LIFE: Duration = Duration::from_secs(15);
-/// Open at one time; the next one waits.
+/// The maximum number of open connections; the next one waits.
 pub(super) const AT_ONCE: usize = 1_000;
-/// The most that a recorded opening is answered with: one message of the handshake
+/// The longest answer to a recorded opening: one message of the handshake
 /// (docs/design/mesh-hello.md).
 const GREETING: u64 = 256;
 
-/// What came of it.
+/// The results of the attack.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Attack {
     pub(super) connections: u64,
-    /// Connections that were refused, or reset before they were there.
+    /// Connections that were refused, or reset before they were established.
     pub(super) refused: u64,
-    /// Recordings that were played.
+    /// Replayed recordings.
     pub(super) replays: u64,
-    /// Bytes said to those who had nothing recorded, and beyond a greeting to those who had.
+    /// Bytes sent to connections without a recording, and beyond a greeting to those with one.
     pub(super) heard: u64,
-    /// Connections that the relay has not closed in time.
+    /// Connections that the relay did not close in time.
     pub(super) kept: u64,
 }
 
@@ -56,20 +56,20 @@ enum Manner {
     Replay,
 }
 
-/// What went over the wire in somebody else's name.
+/// A recording of messages that carry the key's MAC.
 struct Recording {
     opening: Vec<u8>,
-    /// Proof and hello.
+    /// The proof and the hello.
     rest: Vec<u8>,
 }
 
-/// How a connection of the outsider's ended.
+/// How a connection of the outsider ended.
 struct Met {
     heard: u64,
     closed: bool,
 }
 
-/// Comes whenever the plan says so. To be called inside the outsider's host.
+/// Attacks at the planned times. Call it inside the outsider's host.
 pub(super) fn attack(plan: &Plan, rig: &Rig, run: &Arc<Run>) -> io::Result<Attack> {
     runtime()?.block_on(LocalSet::new().run_until(async {
         let mut attack = Attack::default();
@@ -77,7 +77,7 @@ pub(super) fn attack(plan: &Plan, rig: &Rig, run: &Arc<Run>) -> io::Result<Attac
             if !run.until(storm.at).await {
                 break;
             }
-            // Keys change: what was recorded long ago would be refused for that alone.
+            // Keys change: an old recording would be refused for that reason alone.
             let recording = record(rig).await.ok().map(Rc::new);
             one(
                 *storm,
@@ -134,7 +134,7 @@ async fn one(
     }
 }
 
-/// One connection; `None` when there was none.
+/// Makes one connection; `None` if it was not established.
 async fn meet(
     to: SocketAddr,
     manner: Manner,
@@ -146,7 +146,7 @@ async fn meet(
     let mut heard = 0;
     let (mut from, mut into) = stream.split();
     let speak = async {
-        // Being cut off while it speaks is what is to happen to it.
+        // Writing may fail: the relay is meant to cut the connection.
         match (manner, recording) {
             (Manner::Silent, _) | (Manner::Replay, None) => {}
             (Manner::Dripping, _) => drip(&mut into).await,
@@ -169,7 +169,7 @@ async fn meet(
     };
     let listen = async {
         let mut bytes = [0; 512];
-        // An error is an RST: that is closed as well.
+        // An error is an RST, which closes the connection as well.
         while let Ok(n @ 1..) = from.read(&mut bytes).await {
             heard += n as u64;
         }
@@ -186,7 +186,7 @@ async fn meet(
     Some(Met { heard, closed })
 }
 
-/// The beginning of a header of the PROXY protocol, byte by byte, and then nothing that is one.
+/// Returns the start of a PROXY protocol header, byte by byte, followed by bytes that are none.
 async fn drip(into: &mut tokio::net::tcp::WriteHalf<'_>) {
     let signature = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\x50";
     for byte in signature.iter().copied().chain(std::iter::repeat(0)) {
@@ -197,7 +197,7 @@ async fn drip(into: &mut tokio::net::tcp::WriteHalf<'_>) {
     }
 }
 
-/// What a relay that holds the key says, up to the hello, which would have been for the trap.
+/// Records what a relay with the key sends, up to a hello with the trap as its destination.
 async fn record(rig: &Rig) -> io::Result<Recording> {
     let keys = Keys::load(&rig.key_file(Side::Far)).map_err(io::Error::other)?;
     let mut nonce = [0; 32];

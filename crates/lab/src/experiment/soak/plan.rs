@@ -1,4 +1,4 @@
-//! When sessions begin and what is done to the relays meanwhile: all of it from the seed.
+//! The plan: when sessions start, and the events at the relays. All of it comes from the seed.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 
 use crate::experiment::Request;
 
-/// Sessions begun in a second, in the mean.
+/// The average number of sessions started per second.
 const RATE: u32 = 200;
 
 /// A relay.
@@ -25,29 +25,29 @@ pub(super) enum Line {
     FarServer,
 }
 
-/// What is done.
+/// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Act {
     /// SIGKILL, and a new process after `pause`.
     Kill { side: Side, pause: Duration },
     /// SIGTERM, and a new process when the old one has ended.
     Stop(Side),
-    /// Nothing passes the link for `time`.
+    /// The link passes no frames for `time`.
     Cut { line: Line, time: Duration },
-    /// A new key takes the old one's place, in the three steps of docs/design/mesh-hello.md.
+    /// A new key replaces the old one, in the three steps of docs/design/mesh-hello.md.
     Rotate,
-    /// The configuration changes: timeouts, and a forward comes or goes.
+    /// The configuration changes: timeouts, and a forward that appears or disappears.
     Reload(Side),
 }
 
-/// Something that is done, and when: since the beginning of the load.
+/// An event and its time since the start of the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Event {
     pub(super) at: Duration,
     pub(super) act: Act,
 }
 
-/// A time in which an outsider comes to the mesh port again and again.
+/// A time in which an outsider attacks the mesh port repeatedly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Storm {
     pub(super) at: Duration,
@@ -55,30 +55,30 @@ pub(super) struct Storm {
     pub(super) connections: u32,
 }
 
-/// A run.
+/// The plan of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) seed: u64,
-    /// How long sessions begin.
+    /// How long sessions are started.
     pub(super) load: Duration,
-    /// Sessions a second, in the mean.
+    /// The average number of sessions per second.
     pub(super) rate: u32,
-    /// In order. No relay is killed or stopped after the middle of the load, so that the memory of
-    /// one process can be compared from there to the end.
+    /// The events in order. No relay is killed or stopped after the middle of the load, so that the
+    /// memory of one process can be compared from there to the end.
     pub(super) events: Vec<Event>,
     pub(super) storms: Vec<Storm>,
 }
 
 /// A form of the experiment.
 struct Form {
-    /// Seconds.
+    /// The duration of the load, in seconds.
     load: u64,
-    /// Between two events, in ms; the first comes after one of these.
+    /// The range of pauses between two events, in ms, and before the first.
     pause: u64,
     storms: u32,
-    /// Seconds of one.
+    /// The duration of one storm, in seconds.
     storm: u64,
-    /// Of all storms.
+    /// The number of storms.
     connections: u32,
 }
 
@@ -90,7 +90,7 @@ const FULL: Form = Form {
     connections: 5_000,
 };
 
-/// What leaves time within a minute for the start, the last sessions and the end.
+/// A short form that leaves time within a minute for the start, the last sessions and the end.
 const QUICK: Form = Form {
     load: 30,
     pause: 2_500,
@@ -107,17 +107,17 @@ impl Plan {
         let load = Duration::from_secs(form.load);
         let mut random = Pcg64Mcg::seed_from_u64(request.seed);
         let half = load / 2;
-        // Nothing begins in the last tenth: it is where the end is measured.
+        // No event in the last tenth, which is where the end is measured.
         let until = load * 9 / 10;
         let pause = Duration::from_millis(form.pause);
         let times = (1..).map(|n| pause * n).take_while(|at| *at < until);
         let (early, late): (Vec<_>, Vec<_>) = times.partition(|at| *at + pause < half);
-        // The short form has no time for more than that every process ends once each way.
+        // The short form only has time to end each process once in each way.
         let first = if request.quick { deadly } else { everything };
         let mut events = fill(&early, first, &mut random);
         events.extend(fill(&late, harmless, &mut random));
         let storms = (0..form.storms).map(|n| Storm {
-            // Evenly over the load, so that some meet relays that have just started.
+            // Evenly over the load, so that some storms meet relays that have just started.
             at: load * (2 * n + 1) / (2 * form.storms),
             time: Duration::from_secs(form.storm),
             connections: form.connections / form.storms,
@@ -131,7 +131,7 @@ impl Plan {
         }
     }
 
-    /// When each session begins: a Poisson process, numbered from 0.
+    /// Returns the start of each session: a Poisson process, numbered from 0.
     pub(super) fn arrivals(&self) -> impl Iterator<Item = (u64, Duration)> {
         let (rate, load) = (f64::from(self.rate), self.load);
         let mut random = Pcg64Mcg::seed_from_u64(!self.seed);
@@ -147,8 +147,8 @@ impl Plan {
 
 type Draw<'a> = &'a mut dyn FnMut(u64) -> u64;
 
-/// An event at each of these times: each kind once before any comes again, in an order of its own
-/// each time.
+/// Returns an event for each of these times: each kind once before any repeats, in a new random
+/// order each time.
 fn fill(times: &[Duration], kinds: fn(Draw<'_>) -> Vec<Act>, random: &mut Pcg64Mcg) -> Vec<Event> {
     let mut draw = |below: u64| random.next_u64() % below;
     let mut bag: Vec<Act> = Vec::new();
@@ -168,7 +168,7 @@ fn ms(range: std::ops::Range<u64>, draw: Draw<'_>) -> Duration {
     Duration::from_millis(range.start + draw(range.end - range.start))
 }
 
-/// What ends processes.
+/// The kinds that end processes.
 fn deadly(draw: Draw<'_>) -> Vec<Act> {
     let mut kill = |side| Act::Kill {
         side,
@@ -182,7 +182,7 @@ fn deadly(draw: Draw<'_>) -> Vec<Act> {
     ]
 }
 
-/// What does not.
+/// The kinds that do not.
 fn harmless(draw: Draw<'_>) -> Vec<Act> {
     let lines = [Line::ClientNear, Line::NearFar, Line::FarServer];
     let line = lines[usize::try_from(draw(3)).unwrap_or(0)];

@@ -1,4 +1,4 @@
-//! The world, and what is written for its relays.
+//! The world, and the configuration of its relays.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -17,21 +17,22 @@ use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::units::{BitsPerSecond, Bytes};
 use taut_netlab::world::{Host, World, WorldBuilder, WorldError};
 
-/// Where the far relay listens for the near one.
+/// The address at which the far relay listens for the near one.
 const MESH_PORT: u16 = 7000;
-/// Where sessions end.
+/// The destination of sessions.
 const SERVER_PORT: u16 = 9000;
-/// Where nobody who is entitled to it has anything sent: what arrives here was an outsider's doing.
+/// The trap: an address to which no authorized client connects; every connection here is the
+/// outsider's doing.
 const TRAP_PORT: u16 = 9001;
-/// Connections that the near relay keeps ready at least.
+/// The least number of connections that the near relay keeps ready.
 const POOL: u32 = 8;
-/// What the relays give a stop, and so the longest that one takes.
+/// The relays' drain timeout, and so the longest duration of a stop.
 pub(super) const DRAIN: Duration = Duration::from_secs(3);
 
-/// A link: its ends, its delay one way in ms, and its share of lost segments.
+/// A link: its ends, its one-way delay in ms, and its share of lost segments.
 const LINKS: [(&str, &str, u64, f64); 4] = [
     ("client", "near", 2, 0.0),
-    // Losses where the relays are to be quickest.
+    // Losses where the relays have to repair them fastest.
     ("near", "far", 10, 0.0005),
     ("far", "server", 1, 0.0),
     ("outsider", "far", 1, 0.0),
@@ -39,16 +40,16 @@ const LINKS: [(&str, &str, u64, f64); 4] = [
 const RATE: BitsPerSecond = BitsPerSecond::giga(1);
 const QUEUE: Bytes = Bytes::mega(4);
 
-/// The world with nothing running in it.
+/// The world without processes.
 pub(super) struct Rig {
     pub(super) world: World,
     taut: PathBuf,
 }
 
-/// What a relay is to do: what can change while it runs.
+/// The part of a relay's configuration that changes while it runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Settings {
-    /// Other timeouts, and a forward more.
+    /// Whether it has the other timeouts, and a second forward.
     pub(super) changed: bool,
 }
 
@@ -65,7 +66,7 @@ struct Section {
     half_closed_timeout: &'static str,
     flush_timeout: &'static str,
     drain_timeout: String,
-    /// A peer whose RST was lost is asked after this.
+    /// The time after which a peer whose RST was lost is probed.
     keepalive_idle: &'static str,
     #[serde(flatten)]
     node: Node,
@@ -77,7 +78,8 @@ impl Rig {
     pub(super) fn build(seed: u64, taut: &Path) -> Result<Self, WorldError> {
         let mut builder = WorldBuilder::new("soak");
         for host in ["client", "near", "far", "server", "outsider"] {
-            // Two hundred a second, for minutes, between the same two addresses.
+            // Without TIME_WAIT: two hundred connections per second, for minutes, between the same
+            // two addresses.
             builder = builder
                 .host(host)
                 .sysctl(host, "net.ipv4.ip_local_port_range", "16384 65535")
@@ -101,7 +103,7 @@ impl Rig {
             .loss(loss)
     }
 
-    /// The links for the environment of an outcome.
+    /// Describes the links for the environment of an outcome.
     pub(super) fn describe() -> impl Iterator<Item = (String, String)> {
         LINKS.into_iter().map(|(a, b, delay, loss)| {
             let text = format!(
@@ -117,12 +119,12 @@ impl Rig {
         self.world.host(side.name())
     }
 
-    /// Where sessions begin.
+    /// Returns the address for sessions.
     pub(super) fn entrance(&self) -> SocketAddr {
         SocketAddr::from((self.world.addr("near"), relay::PORT))
     }
 
-    /// Where the forward listens that comes and goes at `side`.
+    /// Returns the address of the second forward at `side`.
     pub(super) fn extra(&self, side: Side) -> SocketAddr {
         SocketAddr::from((self.host(side).addr(), relay::PORT + 1))
     }
@@ -139,19 +141,19 @@ impl Rig {
         SocketAddr::from((self.world.addr("far"), MESH_PORT))
     }
 
-    /// Cuts a link or mends it.
+    /// Cuts or restores a link.
     pub(super) fn cut(&self, line: Line, is_cut: bool) {
         let (a, b, ..) = LINKS[line as usize];
         self.world.cut(a, b, is_cut);
     }
 
-    /// The file with the keys of `side`.
+    /// Returns the file with the keys of `side`.
     pub(super) fn key_file(&self, side: Side) -> PathBuf {
         self.world.dir().join(format!("{}.keys", side.name()))
     }
 
-    /// Writes the keys of `side`, the first of which it makes messages with. At no moment is the
-    /// file half there.
+    /// Writes the keys of `side`, the first of which signs messages. The file is replaced
+    /// atomically.
     pub(super) fn write_keys(&self, side: Side, keys: &[String]) -> io::Result<()> {
         let file = self.key_file(side);
         let new = file.with_extension("new");
@@ -164,7 +166,7 @@ impl Rig {
         fs::rename(new, file)
     }
 
-    /// Writes the configuration of `side`, in the same manner.
+    /// Writes the configuration of `side`, in the same way.
     pub(super) fn write_config(&self, side: Side, settings: Settings) -> io::Result<()> {
         let relay = self.section(side, settings);
         let text = toml::to_string(&Config { relay }).map_err(io::Error::other)?;
@@ -228,13 +230,13 @@ impl Rig {
             .arg("--config")
             .arg(self.config_file(side));
         let (host, dir) = (self.host(side), self.world.dir());
-        // Its metrics' port is there before anything else. A connection to the entrance would be a
-        // session, and one that says nothing.
+        // Waits for the metrics' port, which opens first. A connection to the entrance would be a
+        // session without a header.
         let name = format!("taut-{life}");
         let service = Service::start(host, &name, command, relay::METRICS, dir)?;
         let least = match side {
             Side::Near => 1,
-            // It has none, and says so once it runs.
+            // A relay without a mesh logs so once it runs.
             Side::Far => 0,
         };
         relay::wait_for_pool(&service, host, relay::METRICS, least)?;
@@ -247,7 +249,7 @@ impl Rig {
 impl Side {
     pub(super) const BOTH: [Self; 2] = [Self::Near, Self::Far];
 
-    /// The relay's host.
+    /// Returns the relay's host.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Near => "near",
@@ -256,7 +258,7 @@ impl Side {
     }
 }
 
-/// A new key, as `openssl rand -hex 32` makes it.
+/// Makes a new key, as `openssl rand -hex 32` does.
 pub(super) fn new_key(dir: &Path) -> Result<String, PeerError> {
     let file = dir.join("new.key");
     let failed = |source| PeerError::Prepare {

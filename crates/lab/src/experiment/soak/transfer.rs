@@ -1,43 +1,43 @@
-//! What one session carries, each way, and whether what arrived is that.
+//! The contents of one session in each direction, and their comparison.
 //!
 //! ```text
 //! client -> server   header: magic, number, both lengths, who ends first | `up` bytes
 //! server -> client   `down` bytes | trailer: magic, number
 //! ```
 //!
-//! Both ends make every byte from the seed and the number, so nothing has to be kept or sent to be
-//! compared. Nothing here knows of sockets or time.
+//! Both ends generate every byte from the seed and the number, so the comparison needs no stored
+//! copy. This module has no sockets and no time.
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
-/// The most that one direction carries, in bytes.
+/// The most bytes in one direction.
 const LONGEST: u64 = 4 << 20;
-/// First bytes of every session's way up.
+/// The first bytes of every session from the client.
 const HEADER_MAGIC: [u8; 8] = *b"tautsoak";
-/// First bytes of what ends the way down.
+/// The first bytes of the trailer from the server.
 const TRAILER_MAGIC: [u8; 8] = *b"soakdone";
-/// Bytes of the header.
+/// The length of the header.
 pub(super) const HEADER: usize = 32;
-/// Bytes compared at a time.
+/// The number of bytes to compare at a time.
 const STEP: usize = 16 << 10;
 
-/// Who ends its stream first; the other does so only when it has seen that end.
+/// The end that closes its stream first; the other closes only after it has seen that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum First {
     Client,
     Server,
 }
 
-/// One session's part.
+/// The plan of one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Transfer {
-    /// Of the run, and of everything in it.
+    /// The seed of the run.
     seed: u64,
     pub(super) number: u64,
-    /// Content from client to server, in bytes.
+    /// Bytes from client to server.
     pub(super) up: u64,
-    /// And back.
+    /// Bytes from server to client.
     pub(super) down: u64,
     pub(super) first: First,
 }
@@ -49,42 +49,42 @@ pub(super) enum Way {
     Down,
 }
 
-/// The bytes of one direction, made as they are needed.
+/// Generates the bytes of one direction on demand.
 pub(super) struct Content {
     before: Vec<u8>,
     random: Pcg64Mcg,
-    /// Of the generator, not given out yet; in `word` and after it.
+    /// Bytes of the generator that are not used yet, in `word` and after it.
     left: u64,
     word: [u8; 8],
-    /// Of `word`, given out already.
+    /// The used bytes of `word`.
     used: usize,
     after: Vec<u8>,
 }
 
-/// Compares what arrives with what has to.
+/// Compares the received bytes with the expected ones.
 pub(super) struct Comparison {
     expected: Content,
     arrived: u64,
     scratch: Vec<u8>,
 }
 
-/// How what arrived differs from what was sent.
+/// How the received bytes differ from the sent ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wrong {
-    /// An orderly end after so many bytes, with so many missing.
+    /// An orderly end after this many bytes, with this many missing.
     Short { arrived: u64, missing: u64 },
-    /// A byte, at this offset or up to 16 KiB behind it, is another.
+    /// A changed byte, at this offset or up to 16 KiB behind it.
     Different { at: u64 },
-    /// More than was sent.
+    /// More bytes than were sent.
     Long { expected: u64 },
-    /// The client has the server's word for a session that no server knows.
+    /// The client has a trailer for a session that no server knows.
     Unknown,
 }
 
 // === impl Transfer ===
 
 impl Transfer {
-    /// The transfer that has this number in the run of this seed.
+    /// Returns the transfer with this number in the run of this seed.
     pub(super) fn of(seed: u64, number: u64) -> Self {
         let mut random = Pcg64Mcg::seed_from_u64(mix(seed, number, 0));
         let mut size = || {
@@ -112,21 +112,21 @@ impl Transfer {
         }
     }
 
-    /// The number that a header claims; whether the rest of it is right, [`Comparison`] says.
+    /// Returns the number that a header claims; [`Comparison`] checks the rest of it.
     pub(super) fn number_in(header: &[u8; HEADER]) -> u64 {
         let mut number = [0; 8];
         number.copy_from_slice(&header[8..16]);
         u64::from_le_bytes(number)
     }
 
-    /// What the sender of `way` sends.
+    /// Returns the bytes that the sender of `way` sends.
     pub(super) fn content(&self, way: Way) -> Content {
         let number = self.number.to_le_bytes();
         let (before, left, after) = match way {
             Way::Up => {
                 let lengths = [self.up.to_le_bytes(), self.down.to_le_bytes()].concat();
                 let mut header = [&HEADER_MAGIC[..], &number, &lengths].concat();
-                // The lengths are below 2^23: there is room in the last byte.
+                // The lengths are below 2^23, which leaves room in the last byte.
                 header[HEADER - 1] = self.first as u8;
                 (header, self.up, Vec::new())
             }
@@ -143,7 +143,7 @@ impl Transfer {
         }
     }
 
-    /// A check of what the receiver of `way` gets.
+    /// Returns the comparison for the receiver of `way`.
     pub(super) fn comparison(&self, way: Way) -> Comparison {
         Comparison {
             expected: self.content(way),
@@ -153,7 +153,7 @@ impl Transfer {
     }
 }
 
-/// A seed of its own for each use of each number (SplitMix64's finaliser).
+/// Returns a separate seed for each use of each number (SplitMix64's finaliser).
 fn mix(seed: u64, number: u64, stream: u64) -> u64 {
     let mut z = seed
         .wrapping_mul(0x9E37_79B9_7F4A_7C15)
@@ -166,13 +166,13 @@ fn mix(seed: u64, number: u64, stream: u64) -> u64 {
 // === impl Content ===
 
 impl Content {
-    /// Bytes that are still to come.
+    /// Returns the number of bytes left.
     pub(super) fn left(&self) -> u64 {
         self.before.len() as u64 + self.left + self.after.len() as u64
     }
 
-    /// Fills the beginning of `into` with the next bytes and returns how many they are: fewer than
-    /// there is room for only at the end.
+    /// Fills the start of `into` with the next bytes and returns their number, which is less than
+    /// the buffer's length only at the end.
     pub(super) fn fill(&mut self, into: &mut [u8]) -> usize {
         let mut done = take(&mut self.before, into);
         let content = (into.len() - done).min(usize::try_from(self.left).unwrap_or(usize::MAX));
@@ -203,7 +203,7 @@ impl Content {
     }
 }
 
-/// Moves what fits from the beginning of `from` into that of `into`.
+/// Moves as many bytes as fit from the start of `from` to that of `into`.
 fn take(from: &mut Vec<u8>, into: &mut [u8]) -> usize {
     let n = from.len().min(into.len());
     into[..n].copy_from_slice(&from[..n]);
@@ -214,12 +214,12 @@ fn take(from: &mut Vec<u8>, into: &mut [u8]) -> usize {
 // === impl Comparison ===
 
 impl Comparison {
-    /// Bytes that have to come yet.
+    /// Returns the number of bytes that are still missing.
     pub(super) fn missing(&self) -> u64 {
         self.expected.left()
     }
 
-    /// These bytes have arrived.
+    /// Compares received bytes.
     pub(super) fn take(&mut self, mut bytes: &[u8]) -> Result<(), Wrong> {
         while !bytes.is_empty() {
             let step = bytes.len().min(STEP);
@@ -238,7 +238,7 @@ impl Comparison {
         Ok(())
     }
 
-    /// The stream has come to an orderly end.
+    /// Checks an orderly end of the stream.
     pub(super) fn end(&self) -> Result<(), Wrong> {
         match self.missing() {
             0 => Ok(()),
@@ -323,7 +323,7 @@ mod tests {
             longer.push(0);
             let expected = bytes.len() as u64;
             assert_eq!(check(&longer), Err(Wrong::Long { expected }));
-            // Lost and repeated parts as well as changed ones.
+            // Covers lost and repeated parts as well as changed ones.
             let mut swapped = bytes.clone();
             swapped.swap(20_000, 20_001);
             let mut gap = bytes.clone();

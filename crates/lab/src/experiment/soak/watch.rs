@@ -1,4 +1,4 @@
-//! What the relays hold: descriptors, pipes, sessions, memory, and what of BPF's is theirs.
+//! Measures the relays' resources: descriptors, pipes, sessions, memory, and BPF objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,48 +13,48 @@ use super::plan::Side;
 use super::rig::Rig;
 use crate::peer::relay;
 
-/// Between two looks at memory.
+/// The pause between two readings of memory.
 const SAMPLE: Duration = Duration::from_millis(500);
-/// Between two looks at what has to come to rest.
+/// The pause between two checks whether a relay is at rest.
 const LOOK: Duration = Duration::from_millis(100);
-/// What a relay gets to be rid of everything once nobody wants anything of it: its longest timeout
-/// for a peer that has vanished, and more.
+/// How long a relay may take to free everything after the load: its longest timeout
+/// for a vanished peer, and some more.
 const REST: Duration = Duration::from_secs(45);
 
-/// What a relay holds at one moment.
+/// The resources of a relay at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Holding {
     pub(super) sessions: f64,
     pub(super) pipes_in_use: f64,
-    /// Connections at the mesh port that have proved nothing.
+    /// Connections at the mesh port that have not authenticated yet.
     unproven: f64,
     /// Pipes, empty or not.
     pipes: f64,
-    /// Connections to other relays that wait for a session.
+    /// Pooled connections to other relays that wait for a session.
     pool_ready: f64,
-    /// Connections from other relays that wait for one.
+    /// Pooled connections from other relays that wait for a session.
     mesh_ready: f64,
-    /// Descriptors beyond those of sessions, pipes and connections between relays that are ready:
-    /// what does not change with load.
+    /// Descriptors beyond those of sessions, pipes and pooled connections:
+    /// a number that does not change with load.
     pub(super) descriptors: f64,
 }
 
-/// Resident memory of one process.
+/// The resident memory of one process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     pub(super) at: Duration,
     pub(super) side: Side,
     pub(super) process: u32,
-    /// Bytes.
+    /// The memory in bytes.
     pub(super) resident: f64,
     pub(super) descriptors: f64,
 }
 
-/// The relays' processes, while they run.
+/// The relays' running processes.
 #[derive(Debug, Default)]
 pub(super) struct Processes(Mutex<[Option<u32>; 2]>);
 
-/// Says when samples are no longer wanted.
+/// Set when no more samples are needed.
 #[derive(Debug, Default)]
 pub(super) struct Enough {
     is_enough: Mutex<bool>,
@@ -64,13 +64,13 @@ pub(super) struct Enough {
 // === impl Holding ===
 
 impl Holding {
-    /// What the relay of `side`, whose process this is, holds.
+    /// Reads the resources of the relay of `side` with this process.
     pub(super) fn of(rig: &Rig, side: Side, process: u32) -> io::Result<Self> {
         let said = rig.host(side).run(|| relay::scrape(relay::METRICS));
         let said = said.map_err(io::Error::other)??;
         let figure = |name: &str| {
             relay::sum(&said, name)
-                .ok_or_else(|| io::Error::other(format!("the relay does not say {name}")))
+                .ok_or_else(|| io::Error::other(format!("the relay's metrics lack {name}")))
         };
         let sessions = figure("taut_relay_sessions")?;
         let unproven = figure("taut_relay_mesh_unproven")?;
@@ -89,8 +89,8 @@ impl Holding {
         })
     }
 
-    /// What it holds when it has come to rest: when it has no session and no descriptor more than
-    /// in `idle` for two looks, or when [`REST`] is over.
+    /// Returns its resources at rest: when it has no session and no more descriptors than
+    /// in `idle` in two readings, or when [`REST`] is over.
     pub(super) fn at_rest(
         rig: &Rig,
         side: Side,
@@ -112,7 +112,7 @@ impl Holding {
     }
 }
 
-/// What the relay of `side` has counted of ends, of its pool and of its mesh port, where it is not 0.
+/// Returns the counters of the relay of `side` for ends, pool and mesh port that are not 0.
 pub(super) fn counters(rig: &Rig, side: Side) -> io::Result<String> {
     let said = rig.host(side).run(|| relay::scrape(relay::METRICS));
     let said = said.map_err(io::Error::other)??;
@@ -124,14 +124,14 @@ pub(super) fn counters(rig: &Rig, side: Side) -> io::Result<String> {
     Ok(counters.collect::<Vec<_>>().join(", "))
 }
 
-/// Descriptors of a process by their kind: `socket`, `pipe`, `anon_inode:[eventpoll]`.
+/// Returns the descriptors of a process by kind: `socket`, `pipe`, `anon_inode:[eventpoll]`.
 pub(super) fn kinds(process: u32) -> io::Result<BTreeMap<String, usize>> {
     let mut kinds = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{process}/fd"))? {
-        // One that was closed meanwhile is none.
+        // The descriptor was closed since it was listed.
         if let Ok(target) = fs::read_link(entry?.path()) {
             let target = target.to_string_lossy().into_owned();
-            // Of `socket:[1234]` the number says nothing.
+            // The number in `socket:[1234]` identifies the socket; drop it.
             let kind = target
                 .split(":[")
                 .next()
@@ -142,12 +142,12 @@ pub(super) fn kinds(process: u32) -> io::Result<BTreeMap<String, usize>> {
     Ok(kinds)
 }
 
-/// Descriptors of a process.
+/// Returns the number of descriptors of a process.
 fn descriptors(process: u32) -> io::Result<f64> {
     Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count() as f64)
 }
 
-/// Resident memory of a process, in bytes.
+/// Returns the resident memory of a process, in bytes.
 fn resident(process: u32) -> io::Result<f64> {
     let text = fs::read_to_string(format!("/proc/{process}/statm"))?;
     let pages = text.split(' ').nth(1).and_then(|pages| pages.parse().ok());
@@ -155,10 +155,10 @@ fn resident(process: u32) -> io::Result<f64> {
     Ok((pages * rustix::param::page_size() as u64) as f64)
 }
 
-/// BPF programs and maps that a process refers to.
+/// Returns the BPF programs and maps that a process refers to.
 pub(super) fn bpf_objects(process: u32) -> io::Result<BTreeSet<Object>> {
     let entries = fs::read_dir(format!("/proc/{process}/fdinfo"))?;
-    // A descriptor that was closed meanwhile is none.
+    // The descriptor was closed since it was listed.
     let texts = entries.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok());
     Ok(texts.filter_map(|text| Object::of_fdinfo(&text)).collect())
 }
@@ -176,12 +176,12 @@ impl Processes {
         sides.filter_map(|(side, process)| Some((side, process?)))
     }
 
-    /// Looks at their memory until it is enough.
+    /// Samples the relays' memory until told to stop.
     pub(super) fn sample(&self, run: &Run, enough: &Enough) -> Vec<Sample> {
         let mut samples = Vec::new();
         loop {
             for (side, process) in self.running() {
-                // One that has just been killed has none.
+                // A process that has just been killed has none.
                 if let (Ok(resident), Ok(descriptors)) = (resident(process), descriptors(process)) {
                     samples.push(Sample {
                         at: run.now(),
@@ -210,7 +210,7 @@ impl Enough {
         self.changed.notify_all();
     }
 
-    /// Whether it is said within `time`.
+    /// Waits for the stop for `time`; returns whether it came.
     fn within(&self, time: Duration) -> bool {
         let is_enough = self
             .is_enough

@@ -1,4 +1,4 @@
-//! A guest that is kept from its CPU, at the end that receives or at the one that sends.
+//! A guest that is descheduled, as the receiver or the sender.
 
 use std::io;
 use std::path::Path;
@@ -12,12 +12,12 @@ use crate::experiment::guests::slices::{Shape, Slices};
 use crate::experiment::guests::uml::{self, Booting, Uml};
 use taut_netlab::world::World;
 
-/// Who listens may have been started at the same time.
+/// Retries: the listener may have been started at the same time.
 const TRIES: &str = "retry=100,interval=0.1";
 
-/// The guest, and who decides when it runs.
+/// The guest, and the gate that decides when it runs.
 pub(super) struct Away {
-    // Everybody runs when it ends.
+    // Everyone runs when the gate ends.
     gate: Gate,
     guest: Uml,
     shape: Shape,
@@ -27,8 +27,8 @@ pub(super) struct Away {
 // === impl Away ===
 
 impl Away {
-    /// A guest on a bridge with the link of `client`, which shares its core with so many as `sharers` says, itself
-    /// included. It runs all the time yet.
+    /// Boots a guest on a bridge with the link of `client`, which shares its core with `sharers`
+    /// guests, itself included. It runs all the time at first.
     pub(super) fn boot(world: &World, sharers: usize, seed: u64) -> io::Result<Self> {
         let (server, client) = (world.host("server"), world.host("client"));
         lay_out_alone(server, client)?;
@@ -54,12 +54,12 @@ impl Away {
         })
     }
 
-    /// It begins to download, and from now on it runs in its slices only.
+    /// Starts a download, and from now on the guest runs in its slices only.
     pub(super) fn download(&mut self, url: &str) -> io::Result<()> {
         self.talk("curl", &["-q", "--silent", "--output", "/dev/null", url])
     }
 
-    /// The same, and it sends to this port of the server's.
+    /// Like [`Self::download`], but the guest sends, to this port of the server.
     pub(super) fn upload(&mut self, port: u16) -> io::Result<()> {
         let to = format!("TCP:{SERVER}:{port},{TRIES}");
         self.talk("socat", &["-u", "OPEN:/dev/zero", &to])
@@ -76,7 +76,8 @@ impl Away {
         Ok(())
     }
 
-    /// It runs `taut` with these arguments, and sends what that says to this port of the server's.
+    /// Runs `taut` in the guest with these arguments, with its output sent to this port of the
+    /// server.
     pub(super) fn say(&mut self, taut: &Path, args: &[&str], port: u16) -> io::Result<()> {
         let script = format!(
             "{{ \"$TAUT\" \"$@\" || echo it failed; }} | socat -u STDIN TCP:{SERVER}:{port},{TRIES}"

@@ -1,4 +1,4 @@
-//! What is made to limit a connection, and what a verdict should say of it.
+//! The causes that limit connections, and the verdict that each should get.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use rand_pcg::rand_core::{Rng as _, SeedableRng as _};
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::units::{BitsPerSecond, Bytes};
 
-/// What is made to limit a connection. Data goes from `server` to `client`.
+/// What limits a connection. Data goes from `server` to `client`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Cause {
-    /// A connection that nobody uses.
+    /// An idle connection.
     Idle,
-    /// nginx is told to send slowly (`limit_rate`).
+    /// nginx sends slowly (`limit_rate`).
     SlowSender,
-    /// curl asks for one small file after the other: a round trip for each.
+    /// curl requests one small file after the other: a round trip for each.
     Questions,
     /// nginx has a small SO_SNDBUF.
     SendBuffer,
@@ -25,11 +25,11 @@ pub(super) enum Cause {
     SlowReaderHere,
     /// `tcp_rmem` of the client is small.
     ReceiveBuffer,
-    /// The same, seen from there.
+    /// The same, seen from the client.
     ReceiveBufferHere,
-    /// The client has no window scaling.
+    /// The client does not scale its window.
     NoScaling,
-    /// A connection that has just begun, on a long path.
+    /// A connection that has just started, on a long path.
     SlowStart,
     /// Segments are lost at random.
     Loss,
@@ -37,27 +37,27 @@ pub(super) enum Cause {
     Queue,
     /// iperf3 sets SO_MAX_PACING_RATE.
     Pacing,
-    /// Whatever is more than a rate is dropped before the client (nft's `limit rate`).
+    /// Packets beyond a rate are dropped before the client (nft's `limit rate`).
     Policer,
     /// The client is a guest that shares a core with others.
     Descheduled,
-    /// A narrower link on the way, whose router says nothing.
+    /// A narrower link on the way, whose router sends no ICMP.
     BlackHole,
-    /// The same, and the kernel finds out by itself (`tcp_mtu_probing`).
+    /// The same, and the kernel probes for the MTU (`tcp_mtu_probing`).
     MtuProbing,
-    /// The path is cut while data goes.
+    /// The path is cut while data flows.
     Cut,
-    /// The path is cut before the connection is made, seen from the client.
+    /// The path is cut before the connection is established, seen from the client.
     NoAnswer,
-    /// A bottleneck with a queue as long as it should be.
+    /// A bottleneck with a queue of the right length.
     Link,
     /// The same, seen from the receiver.
     Elsewhere,
-    /// The server is a guest that shares a core with others, and sends; seen from there.
+    /// The server is a guest that shares a core with others, seen from the server.
     DescheduledSender,
 }
 
-/// Which end is watched.
+/// The end that is observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Server,
@@ -66,20 +66,20 @@ pub(super) enum End {
     Guest,
 }
 
-/// One run: a cause, and everything that varies. The same seed gives the same.
+/// One run: a cause and its parameters, which come from the seed.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Case {
     pub(super) cause: Cause,
-    /// Of the link's losses.
+    /// The seed of the link's losses.
     pub(super) seed: u64,
-    /// A round trip of the empty path.
+    /// The round trip of the empty path.
     pub(super) round_trip: Duration,
     pub(super) rate: BitsPerSecond,
-    /// What waits at the bottleneck at most.
+    /// The longest queue at the bottleneck.
     pub(super) queue: Bytes,
     pub(super) loss: f64,
-    /// What the cause itself is set to: bytes a second of an application or of pacing, bytes of a buffer, of
-    /// a file, or of the narrow link's packets.
+    /// The cause's parameter: bytes per second of an application or of pacing, bytes of a buffer,
+    /// of a file, or of the narrow link's packets.
     pub(super) knob: u64,
 }
 
@@ -111,7 +111,7 @@ impl Cause {
         Self::DescheduledSender,
     ];
 
-    /// What it is called in figures.
+    /// Returns its name in figures.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -139,7 +139,7 @@ impl Cause {
         }
     }
 
-    /// The factor that a verdict should name, as `taut why --json` writes it.
+    /// Returns the factor that a verdict should name, as `taut why --json` writes it.
     pub(super) fn factor(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -170,8 +170,8 @@ impl Cause {
         }
     }
 
-    /// How long data goes before it is watched, so that what happens at a start is over; nothing where the
-    /// start is what is to be seen.
+    /// Returns how long data flows before the observation, so that start-up effects are over; zero
+    /// if the start is what is observed.
     pub(super) fn warm_up(self) -> Option<Duration> {
         match self {
             Self::SlowStart | Self::BlackHole | Self::MtuProbing | Self::NoAnswer => None,
@@ -180,18 +180,18 @@ impl Cause {
         }
     }
 
-    /// How long it is watched, on a path of this round trip.
+    /// Returns how long the connection is observed, on a path with this round trip.
     pub(super) fn watch(self, round_trip: Duration) -> Duration {
         match self {
-            // A handshake, a question, and six doublings.
+            // A handshake, a request, and six doublings.
             Self::SlowStart => round_trip * 8,
-            // Until the kernel has begun to look for a size that gets through.
+            // Until the kernel has started to probe for a packet size that passes.
             Self::MtuProbing => Duration::from_secs(12),
             _ => Duration::from_secs(5),
         }
     }
 
-    /// What share of the bottleneck is used if the world is as it should be.
+    /// Returns the share of the bottleneck that is used if the world works as intended.
     pub(super) fn expected_use(self) -> (f64, f64) {
         match self {
             Self::Queue | Self::Link | Self::Elsewhere => (0.8, 1.05),
@@ -205,12 +205,12 @@ impl Cause {
 // === impl Case ===
 
 impl Case {
-    /// The `run`th of a cause.
+    /// Returns the `run`th run of a cause.
     pub(super) fn of(cause: Cause, seed: u64, run: usize) -> Self {
         let mut draw = Draw::new(seed, cause, run);
         let millis = |ms: f64| Duration::from_secs_f64(ms / 1e3);
         let (round_trip, rate) = match cause {
-            // Buffers and losses limit where a path holds much.
+            // Buffers and losses limit connections on paths with a large bandwidth-delay product.
             Cause::SendBuffer
             | Cause::ReceiveBuffer
             | Cause::ReceiveBufferHere
@@ -229,10 +229,11 @@ impl Case {
         let path = rate.in_time(round_trip).0;
         let queue = match cause {
             Cause::Queue => rate.in_time(millis(draw.within(200.0, 800.0))).0,
-            // As CUBIC needs it to keep a path full (it gives up 0.3 of its window), and less than twice the path.
+            // As CUBIC needs it to keep a path full (it reduces its window by 0.3), and less than
+            // twice the path.
             Cause::Link | Cause::Elsewhere => (path as f64 * draw.within(0.6, 0.9)) as u64,
             Cause::SlowStart => 4 * path,
-            // No bottleneck: the guest is.
+            // No bottleneck: the guest is one.
             Cause::Descheduled | Cause::DescheduledSender => 1 << 20,
             _ => path,
         };
@@ -245,14 +246,14 @@ impl Case {
             | Cause::SlowReaderHere
             | Cause::Pacing
             | Cause::Policer => share(&mut draw, rate.0 / 8, 0.05, 0.4),
-            // The kernel doubles it, for what it costs to keep it, and no buffer is less than 4608 bytes.
+            // The kernel doubles it, for its overhead, and no buffer is less than 4608 bytes.
             Cause::SendBuffer => share(&mut draw, path, 0.05, 0.2).max(8192),
             Cause::ReceiveBuffer | Cause::ReceiveBufferHere => {
                 share(&mut draw, path, 0.1, 0.4).max(16_384)
             }
             Cause::Questions => draw.within(300.0, 12_000.0) as u64,
             Cause::BlackHole | Cause::MtuProbing => draw.within(1280.0, 1460.0) as u64,
-            // Of this many, one runs.
+            // Of this many guests, one runs.
             Cause::Descheduled | Cause::DescheduledSender => 2 + draw.random.next_u64() % 4,
             _ => 0,
         };
@@ -270,7 +271,7 @@ impl Case {
         }
     }
 
-    /// The link with the bottleneck, from who sends.
+    /// Returns the link with the bottleneck, from the sender.
     pub(super) fn link(&self) -> LinkSpec {
         let bare = Shape::delay(self.round_trip / 2);
         let there = bare.rate(self.rate).queue(self.queue).loss(self.loss);
@@ -281,13 +282,13 @@ impl Case {
         link.seed(self.seed)
     }
 
-    /// Whether the path has a narrower link in it.
+    /// Returns whether the path has a narrower link.
     pub(super) fn is_narrow(&self) -> bool {
         matches!(self.cause, Cause::BlackHole | Cause::MtuProbing)
     }
 }
 
-/// Random choices of one run.
+/// The random choices of one run.
 struct Draw {
     random: Pcg64Mcg,
 }
@@ -303,7 +304,7 @@ impl Draw {
         }
     }
 
-    /// As often between 10 and 20 as between 100 and 200.
+    /// Log-uniform: as often between 10 and 20 as between 100 and 200.
     fn within(&mut self, least: f64, most: f64) -> f64 {
         let share = self.random.next_u64() as f64 / u64::MAX as f64;
         least * (most / least).powf(share)

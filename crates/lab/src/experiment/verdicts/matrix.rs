@@ -1,15 +1,15 @@
-//! What was said of each cause, and how often that was right.
+//! The verdicts for each cause, and how many of them were right.
 
 use std::collections::BTreeMap;
 
 use super::cause::Cause;
 
-/// What was said in one run.
+/// The verdict of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Said {
     /// The factor, as `taut why --json` writes it.
     pub(super) factor: String,
-    /// Said without a doubt.
+    /// Whether the verdict was certain.
     pub(super) sure: bool,
 }
 
@@ -26,27 +26,27 @@ impl Matrix {
         self.said.entry(cause).or_default().push(said);
     }
 
-    /// Runs of a cause, and how many of them were judged rightly.
+    /// Returns the runs of a cause, and the number of right verdicts.
     fn right(&self, cause: Cause) -> (usize, usize) {
         let said = self.said.get(&cause).map_or(&[][..], Vec::as_slice);
         let right = said.iter().filter(|said| said.factor == cause.factor());
         (said.len(), right.count())
     }
 
-    /// The share of all runs that was judged rightly.
+    /// Returns the share of right verdicts in all runs.
     pub(super) fn accuracy(&self) -> f64 {
         let each = self.said.keys().map(|cause| self.right(*cause));
         let (runs, right) = each.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
         share(right, runs)
     }
 
-    /// The same of one cause.
+    /// Returns the same for one cause.
     pub(super) fn accuracy_of(&self, cause: Cause) -> f64 {
         let (runs, right) = self.right(cause);
         share(right, runs)
     }
 
-    /// The cause that was judged rightly least often, and its share.
+    /// Returns the cause with the smallest share of right verdicts, and that share.
     pub(super) fn worst(&self) -> Option<(Cause, f64)> {
         let each = self
             .said
@@ -55,7 +55,7 @@ impl Matrix {
         each.min_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// The share of all runs in which something wrong was said without a doubt.
+    /// Returns the share of all runs with a wrong verdict that was certain.
     pub(super) fn confident_wrong_rate(&self) -> f64 {
         let all = self
             .said
@@ -69,7 +69,7 @@ impl Matrix {
         share(wrong, runs)
     }
 
-    /// Each cause, each factor that was said of it, and how often.
+    /// Returns each cause, each factor in its verdicts, and how often.
     pub(super) fn cells(&self) -> Vec<(Cause, &str, usize)> {
         let mut cells: BTreeMap<(Cause, &str), usize> = BTreeMap::new();
         for (cause, said) in &self.said {

@@ -1,4 +1,4 @@
-//! `verdicts`: whether `taut why` says what limits a connection, where that is known.
+//! `verdicts`: whether `taut why` names what limits a connection, in worlds where that is known.
 
 mod away;
 mod cause;
@@ -18,7 +18,7 @@ use cause::{Case, Cause};
 use matrix::Matrix;
 use stage::Shown;
 
-/// For the list of experiments.
+/// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "verdicts",
     about: "whether `taut why` names what was made to limit a connection",
@@ -28,12 +28,12 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// Runs of each cause.
 const RUNS: usize = 20;
-/// Worlds at a time. Most of each is waiting.
+/// The number of concurrent worlds. Each spends most of its time waiting.
 const AT_A_TIME: usize = 4;
-/// Wrong verdicts that are told one by one.
+/// The number of wrong verdicts that are described.
 const TOLD: usize = 60;
 
-/// A run that is over.
+/// A finished run.
 struct Done {
     case: Case,
     number: usize,
@@ -56,7 +56,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         program::NFT,
         uml::KERNEL,
     ])?;
-    // What the machine does besides comes to all causes alike.
+    // In random order, so that other work of the machine affects all causes equally.
     let plan: Vec<(usize, Cause)> = (0..runs)
         .flat_map(|number| causes.iter().map(move |cause| (number, *cause)))
         .collect();
@@ -66,14 +66,14 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     Ok(outcome(request, environment, &done))
 }
 
-/// All, or those whose name has this in it.
+/// Returns all causes, or those whose name contains this.
 fn causes(only: Option<&str>) -> Vec<Cause> {
     let all = Cause::ALL.into_iter();
     all.filter(|cause| only.is_none_or(|only| cause.name().contains(only)))
         .collect()
 }
 
-/// Some worlds at a time; what fails first ends it.
+/// Runs some worlds at a time; the first error ends all.
 fn run_all(plan: &[(usize, Cause)], request: &Request) -> Result<Vec<Done>, ExperimentError> {
     let progress = Progress::new("verdicts: runs", plan.len() as u64);
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -116,7 +116,7 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
         if !(least..=most).contains(&shown.used) {
             astray += 1;
             notes.push(format!(
-                "World not as it should be: {}: {:.2} of the bottleneck was used, and should have been {least} to {most}.",
+                "This world did not work as intended: {}: {:.2} of the bottleneck was used, and {least} to {most} was expected.",
                 case.described(),
                 shown.used
             ));
@@ -133,7 +133,10 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
     ]);
     if let Some((cause, share)) = matrix.worst() {
         headline.insert("worst_cause_accuracy".to_owned(), share);
-        notes.push(format!("worst_cause_accuracy is of `{}`.", cause.name()));
+        notes.push(format!(
+            "worst_cause_accuracy is that of `{}`.",
+            cause.name()
+        ));
     }
     notes.push(
         "Each run has a world of its own, whose rates, round trips, buffers, losses and sizes come from the seed. \
@@ -161,7 +164,7 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
     Outcome {
         environment,
         calibration: Calibration::of([(
-            // Of a hundred, two may have met something else on the machine.
+            // Of a hundred runs, two may be affected by other work of the machine.
             "worlds_astray_share",
             Check::at_most(f64::from(astray) / done.len().max(1) as f64, 0.02),
         )]),
@@ -172,7 +175,7 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
     }
 }
 
-/// What was judged wrongly, one by one.
+/// Describes the wrong verdicts.
 fn wrong(done: &[Done]) -> Vec<String> {
     let wrong = done
         .iter()
@@ -185,7 +188,11 @@ fn wrong(done: &[Done]) -> Vec<String> {
                  number,
                  shown,
              }| {
-                let doubt = if shown.said.sure { "surely" } else { "perhaps" };
+                let doubt = if shown.said.sure {
+                    "certainly"
+                } else {
+                    "possibly"
+                };
                 let factor = &shown.said.factor;
                 format!("Run {number}: {}: {doubt} {factor}.", case.described())
             },

@@ -1,4 +1,4 @@
-//! The world of one run, and the programs in it.
+//! The world of one run, and its programs.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader};
@@ -18,38 +18,39 @@ use crate::peer::{Service, nginx, program};
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::world::{Host, World, WorldBuilder};
 
-/// Bytes of a download that does not end while it is watched.
+/// The size of a download that does not end during the observation.
 const LARGE: u64 = 4 << 30;
-/// One after the other, more than are asked for while it is watched.
+/// The number of small files to request one after the other: more than are requested during the
+/// observation.
 const QUESTIONS: u32 = 100_000;
-/// Where iperf3 listens.
+/// iperf3's port.
 const IPERF_PORT: u16 = 5201;
-/// Where what a guest sends is taken and thrown away, and where what it says of that is heard.
+/// The server's ports for what a guest sends: data, which is discarded, and its verdicts.
 const SINK_PORT: u16 = 5009;
 const HEARD_PORT: u16 = 5010;
-/// The longest that iperf3 may take until it listens again.
+/// How long iperf3 may take until it listens again.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Between two looks at that.
+/// The pause between two checks of that.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A world with programs in it.
+/// A world with its programs.
 pub(super) struct Stage<'a> {
     case: &'a Case,
-    // In this order: who asks goes before who answers.
+    // Dropped in this order: clients before servers.
     away: Option<Away>,
     talking: Option<Child>,
     serving: Option<Service>,
     world: World,
 }
 
-/// What a run has shown.
+/// The results of a run.
 pub(super) struct Shown {
     pub(super) said: Said,
-    /// The share of the bottleneck that was used while it was watched.
+    /// The share of the bottleneck that was used during the observation.
     pub(super) used: f64,
 }
 
-/// What is read of a line of `taut why --json`.
+/// The parsed fields of a line of `taut why --json`.
 #[derive(Deserialize)]
 struct Line {
     verdict: Option<Verdict>,
@@ -69,7 +70,7 @@ pub(super) fn run(case: &Case, request: &Request) -> Result<Shown, ExperimentErr
     }
     if let Some(time) = case.cause.warm_up() {
         stage.talk()?;
-        // What is to be seen is what it does after this time.
+        // The observation covers what happens after this time.
         std::thread::sleep(time);
     }
     if case.cause == Cause::Cut {
@@ -85,7 +86,7 @@ pub(super) fn run(case: &Case, request: &Request) -> Result<Shown, ExperimentErr
     }
     let began = Instant::now();
     let said = said(&mut why).map_err(ExperimentError::machine("read what taut why says"))?;
-    // In a guest that shares its core it takes longer to begin.
+    // In a guest that shares its core, the start takes longer.
     let watched = watch.max(began.elapsed()).as_secs_f64();
     let bits = 8.0 * (stage.carried()? - before) as f64;
     Ok(Shown {
@@ -94,20 +95,20 @@ pub(super) fn run(case: &Case, request: &Request) -> Result<Shown, ExperimentErr
     })
 }
 
-/// What it says of the connection that carries most.
+/// Returns the verdict on the connection that carries most.
 fn said(why: &mut Child) -> io::Result<Said> {
     let mut line = String::new();
     if let Some(out) = why.pipes().stdout.take() {
         let mut lines = BufReader::new(out);
         lines.read_line(&mut line)?;
-        // It is to end by itself.
+        // It ends by itself.
         io::copy(&mut lines, &mut io::sink())?;
     }
     let status = why.wait()?;
     if !status.success() {
         return Err(io::Error::other(format!("it failed ({status})")));
     }
-    tracing::debug!("taut why says {}", line.trim());
+    tracing::debug!("output of taut why: {}", line.trim());
     let verdict = match line.trim() {
         "" => None,
         line => serde_json::from_str::<Line>(line)?.verdict,
@@ -137,7 +138,8 @@ impl<'a> Stage<'a> {
                     mtu: case.knob as u16,
                     ..plain
                 };
-                // Both ends have links of the usual MTU, so that neither offers an MSS that fits.
+                // Both ends have links of the usual MTU, so that neither advertises an MSS that
+                // fits.
                 world
                     .host("near")
                     .host("far")
@@ -148,7 +150,7 @@ impl<'a> Stage<'a> {
         };
         world = match case.cause {
             Cause::ReceiveBuffer | Cause::ReceiveBufferHere => {
-                // As much for what it costs to keep it.
+                // Twice as much, for the kernel's overhead.
                 let most = (2 * case.knob).to_string();
                 world.sysctl(
                     "client",
@@ -182,7 +184,7 @@ impl<'a> Stage<'a> {
         Ok(stage)
     }
 
-    /// The router before the narrow link says nothing of what it drops.
+    /// Stops the router before the narrow link from reporting dropped packets.
     fn silence(&self) -> Result<(), ExperimentError> {
         self.filter(
             "near",
@@ -191,7 +193,7 @@ impl<'a> Stage<'a> {
         )
     }
 
-    /// What comes to the client at more than the rate, after a tenth of a second's worth, is dropped.
+    /// Drops packets to the client beyond the rate, after a burst of a tenth of a second.
     fn police(&self) -> Result<(), ExperimentError> {
         let (rate, burst) = (self.case.knob, (self.case.knob / 10).max(15_000));
         self.filter(
@@ -241,7 +243,8 @@ impl<'a> Stage<'a> {
             ]);
             let addr = SocketAddr::from((client.addr(), IPERF_PORT));
             let service = Service::start(client, "iperf3", server, addr, dir)?;
-            // It has taken the first connection, which asked whether it is there, for a test, and begins anew.
+            // iperf3 has taken the first connection, which tested whether it listens, for a test,
+            // and restarts.
             let began = Instant::now();
             while service
                 .said()
@@ -267,7 +270,7 @@ impl<'a> Stage<'a> {
         let made = fs::create_dir_all(&www)
             .and_then(|()| make("large", LARGE))
             .and_then(|()| make("small", self.case.knob.min(1 << 20)));
-        made.map_err(ExperimentError::machine("make nginx's files"))?;
+        made.map_err(ExperimentError::machine("write nginx's files"))?;
         let knob = self.case.knob;
         let listen = match self.case.cause {
             Cause::SendBuffer => format!(" sndbuf={knob}"),
@@ -276,7 +279,7 @@ impl<'a> Stage<'a> {
         };
         let location = match self.case.cause {
             Cause::SlowSender => format!("limit_rate {knob};"),
-            // One connection, however many are asked.
+            // One connection for all requests.
             Cause::Questions => format!("keepalive_requests {QUESTIONS};"),
             _ => String::new(),
         };
@@ -289,7 +292,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// The program that makes the connection.
+    /// Starts the program that makes the connection.
     fn talk(&mut self) -> Result<(), ExperimentError> {
         if let Some(away) = &mut self.away {
             let begun = match self.case.cause {
@@ -303,7 +306,7 @@ impl<'a> Stage<'a> {
             Cause::Idle => {
                 let mut socat = program::SOCAT.command();
                 socat.arg("-").arg(format!("TCP:{server}"));
-                // It has nothing to say until this is dropped.
+                // It prints its output when this is dropped.
                 socat.stdin(Stdio::piped());
                 ("client", socat)
             }
@@ -344,7 +347,7 @@ impl<'a> Stage<'a> {
         self.world.cut("server", "client", true);
     }
 
-    /// Bytes that the bottleneck has let through.
+    /// Returns the bytes that the bottleneck has passed.
     fn carried(&self) -> Result<u64, ExperimentError> {
         let reports = self.world.link_reports()?;
         Ok(reports.first().map_or(0, |link| match self.case.cause {
@@ -355,13 +358,14 @@ impl<'a> Stage<'a> {
 
     fn watched(&self) -> &Host {
         match self.case.cause.watched() {
-            // What a guest says arrives there.
+            // A guest's verdict arrives there.
             End::Server | End::Guest => self.world.host("server"),
             End::Client => self.world.host("client"),
         }
     }
 
-    /// `taut why`, which looks from now on, or who hears what one in the guest says.
+    /// Starts `taut why`, which observes from now on, or the listener for the verdict of one in the
+    /// guest.
     fn why(&mut self, request: &Request, watch: Duration) -> io::Result<Child> {
         let filter = match (self.case.cause, self.case.cause.watched()) {
             (Cause::Pacing, _) => format!("dport {IPERF_PORT}"),
@@ -374,7 +378,7 @@ impl<'a> Stage<'a> {
         let mut command = match &self.away {
             Some(_) if self.case.cause.watched() == End::Guest => {
                 let mut socat = program::SOCAT.command();
-                // One that has nothing to say for so long will not say it.
+                // A peer that is silent for this long will stay silent.
                 let listen = format!("TCP-LISTEN:{HEARD_PORT},accept-timeout=60");
                 socat.args(["-T", "60", "-u", &listen, "STDOUT"]);
                 socat

@@ -1,22 +1,23 @@
-//! Numbers of a flow, and what they were a while ago.
+//! The current numbers of a flow, and those of a while ago.
 
 use std::time::{Duration, Instant};
 
-/// By so much may what was sent at one time be seen out of order: two CPUs' queues, on a machine
-/// that has other things to do.
+/// How far apart frames that were sent at the same time may be seen: two CPUs' queues, on a machine
+/// with other work.
 pub(super) const REORDERED: Duration = Duration::from_secs(1);
 
-/// A right edge that may retreat. What the guest takes back stays allowed for [`REORDERED`] at least.
+/// A right edge that may move back. An edge that the guest takes back stays allowed for
+/// [`REORDERED`] at least.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RecentEdge {
     latest: u32,
-    /// The farthest since `turned`, and in the time before that.
+    /// The farthest edges since `turned`, and in the time before that.
     now: u32,
     past: u32,
     turned: Instant,
 }
 
-/// A number that grows, and what it was a while ago.
+/// A growing number, and its value a while ago.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lagged {
     pub(super) high: u32,
@@ -28,7 +29,7 @@ pub(super) struct Lagged {
 // === impl RecentEdge ===
 
 impl RecentEdge {
-    /// The guest states `edge`; whether it thereby takes something back.
+    /// The guest advertises `edge`; returns whether that shrinks its window.
     pub(super) fn state(recent: &mut Option<Self>, edge: u32, now: Instant) -> bool {
         let Some(known) = recent else {
             *recent = Some(Self {
@@ -82,7 +83,7 @@ impl Lagged {
         known.high = later(known.high, value);
     }
 
-    /// `past` is then no younger than [`REORDERED`]; `None`: nothing is.
+    /// `past` is then at least [`REORDERED`] old; `None` if there is none.
     pub(super) fn as_of(mut self, now: Instant) -> Self {
         if now.saturating_duration_since(self.turned) >= REORDERED {
             self.past = self.recent;
@@ -93,7 +94,7 @@ impl Lagged {
     }
 }
 
-/// By signed difference (RFC 9293 3.4).
+/// Compares by signed difference (RFC 9293 3.4).
 pub(super) fn is_after(a: u32, b: u32) -> bool {
     a.wrapping_sub(b).cast_signed() > 0
 }

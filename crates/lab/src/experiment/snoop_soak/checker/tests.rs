@@ -1,4 +1,4 @@
-//! That every violation is reported, and nothing else is.
+//! Tests that every violation is reported, and nothing else is.
 
 use super::history::REORDERED;
 use super::*;
@@ -9,7 +9,7 @@ const FLOW: FlowId = FlowId {
     peer_port: 1000,
     guest_port: 80,
 };
-/// Close to where numbers wrap.
+/// Close to where sequence numbers wrap.
 const ISN: u32 = u32::MAX - 2_000;
 /// The peer's first byte.
 const FIRST: u32 = ISN.wrapping_add(1);
@@ -34,7 +34,7 @@ fn segment(seq: u32, ack: u32, len: u32) -> Segment {
 }
 
 impl Made {
-    /// A connection that the peer has opened; the guest offers 100 << 7 bytes.
+    /// A connection that the peer has opened; the guest advertises 100 << 7 bytes.
     fn new() -> Self {
         let mut made = Self {
             checker: Checker::default(),
@@ -87,7 +87,7 @@ impl Made {
         self.peer_got(&ack);
     }
 
-    /// One that the host makes, with what is left of the guest's first window.
+    /// A frame of the host, with the rest of the guest's first window.
     fn early(at: u32) -> Segment {
         Segment {
             window: 99_u16.saturating_sub((at >> 7) as u16),
@@ -120,7 +120,7 @@ fn what_the_design_allows_is_no_violation() {
     made.guest_got(1000, 5000);
     made.checker.settle();
     made.now += 10 * REORDERED;
-    // The process has died, and the guest's own come as they are.
+    // The process has ended, and the guest's own ACKs arrive unchanged.
     made.guest_acks(1000, 902, 51);
     made.now += 10 * REORDERED;
     made.guest_acks(6000, 903, 51);
@@ -158,18 +158,18 @@ fn new_acknowledgements_beyond_an_edge_that_was_taken_back_are_reported_after_a_
     let mut made = Made::new();
     made.guest_got(0, 9000);
     made.peer_got(&Made::early(5000));
-    // The window is closed: the guest has dropped something.
+    // The window is closed: the guest has dropped a segment.
     let closed = Segment {
         window: 0,
         ..Made::ack(1000, 902, 51)
     };
     made.checker.guest_sends(&closed, made.now);
     assert_eq!(made.checker.seen.retreats, 1);
-    // On its way at that moment.
+    // In flight at that moment.
     made.peer_got(&Made::early(6000));
     made.has(&[]);
     made.now += 3 * REORDERED;
-    // What was acknowledged before may be said again.
+    // Earlier ACKs may be repeated.
     made.peer_got(&Made::early(6000));
     made.has(&[]);
     made.peer_got(&Made::early(6100));
@@ -209,7 +209,7 @@ fn an_acknowledgement_for_a_receiver_behind_the_guest_is_reported() {
     made.checker.guest_got(&of(segment(FIRST, 5, 1000)));
     made.peer_got(&of(Made::early(1000)));
     made.has(&[Violation::ForReceiverBehind]);
-    // The receiver's own.
+    // The receiver's own ACK.
     let own = of(Made::ack(1000, 902, 51));
     made.checker.guest_sends(&own, made.now);
     made.peer_got(&own);
@@ -249,12 +249,12 @@ fn what_was_acknowledged_and_not_in_the_ring_is_reported_when_the_ring_is_empty(
     made.peer_sends(2000, 1000, 51);
     made.peer_got(&Made::early(3000));
     made.guest_got(0, 1000);
-    // The second was not there.
+    // The second segment was not in the ring.
     made.guest_got(2000, 1000);
     made.has(&[]);
     made.checker.settle();
     made.has(&[Violation::NotInRing(2000)]);
-    // It is told of once.
+    // It is reported once.
     made.checker.settle();
     made.has(&[Violation::NotInRing(2000)]);
 }
@@ -342,7 +342,7 @@ fn timestamps_that_are_missing_or_nobodys_are_reported() {
         Violation::WrongTsecr(52),
     ];
     made.has(&expected);
-    // One that the guest has left behind, which a peer would throw away (RFC 7323 5.3).
+    // A timestamp that the guest has left behind, which a peer would discard (RFC 7323 5.3).
     for tsval in [902, 903] {
         made.now += REORDERED;
         made.guest_acks(0, tsval, 51);
@@ -397,7 +397,7 @@ fn ports_may_be_used_again() {
     });
     made.checker.settle();
     made.has(&[]);
-    // Neither has a scale now.
+    // Neither side scales its window now.
     early.ack += 1;
     made.peer_got(&early);
     made.has(&[Violation::BeyondEdge(1), Violation::WindowBeyondEdge(1)]);

@@ -1,27 +1,27 @@
-//! What must not be.
+//! The rules that early ACKs must not break.
 
 use std::fmt;
 
-/// A rule that was broken, and by how much.
+/// A broken rule, and by how much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Violation {
-    /// Acknowledged by so many bytes beyond what the guest offers to take.
+    /// Acknowledged this many bytes beyond the guest's window.
     BeyondEdge(u32),
-    /// A new ACK goes so many bytes beyond an edge that the guest has taken back.
+    /// A new ACK goes this many bytes beyond an edge that the guest has taken back.
     BeyondRetreat(u32),
-    /// Acknowledged for a receiver behind the guest, which may not have it.
+    /// Acknowledged for a receiver behind the guest, which may not have the bytes.
     ForReceiverBehind,
-    /// A window that ends so many bytes beyond what it offers.
+    /// A window that ends this many bytes beyond the guest's.
     WindowBeyondEdge(u32),
-    /// Acknowledged, and so many bytes have not been in the ring.
+    /// Acknowledged, although this many bytes have not been in the ring.
     NotInRing(u32),
-    /// An acknowledgement by so many bytes lower than one of a while before, and not the guest's own.
+    /// An ACK this many bytes lower than one of a while before, and not the guest's own.
     WentBack(u32),
-    /// A sequence number that the guest has not come to.
+    /// A sequence number that the guest has not reached.
     SequenceAhead(u32),
-    /// No timestamps where they were agreed upon.
+    /// No timestamps although they were negotiated.
     NoTimestamps,
-    /// A TSval that the guest has not come to, or has left behind.
+    /// A TSval that the guest has not reached, or has left behind.
     WrongTsval(u32),
     /// A TSecr that the peer has never sent.
     WrongTsecr(u32),
@@ -57,7 +57,7 @@ impl fmt::Display for Violation {
             Self::SequenceAhead(n) => {
                 write!(f, "a sequence number {n} beyond the guest's")
             }
-            Self::NoTimestamps => f.write_str("no timestamps, which were agreed upon"),
+            Self::NoTimestamps => f.write_str("no timestamps, although they were negotiated"),
             Self::WrongTsval(n) => write!(f, "a TSval ({n}) that is not the guest's"),
             Self::WrongTsecr(n) => write!(f, "a TSecr ({n}) that the peer has never sent"),
             Self::Checksum => f.write_str("a wrong checksum"),

@@ -1,4 +1,4 @@
-//! That a run has everything in it, and the same for a seed.
+//! Tests that a run covers everything, and depends only on its seed.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
