@@ -3,5 +3,6 @@
 
 pub mod interrupt;
 pub mod link;
+pub mod netlink;
 pub mod units;
 pub mod world;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 
-use super::netlink::{self, Device};
+use super::devices::{self, Device};
 use super::plan::{self, Edge};
 use super::{Host, Record, World, WorldError, sysctl};
 use crate::interrupt;
@@ -161,7 +161,7 @@ impl WorldBuilder {
         }
         for (host, devices) in world.hosts.iter_mut().zip(&devices) {
             host.devices = devices.iter().map(|device| device.name.clone()).collect();
-            netlink::bring_up(&host.netns, host.addresses, devices)?;
+            devices::bring_up(&host.netns, host.addresses, devices)?;
         }
         Ok(devices)
     }
@@ -177,7 +177,7 @@ impl WorldBuilder {
             .collect();
         for (number, host) in world.hosts.iter().enumerate() {
             let routes = plan::routes(self.hosts.len(), &edges, number);
-            netlink::add_routes(&host.netns, host.addresses, &devices[number], &routes)?;
+            devices::add_routes(&host.netns, host.addresses, &devices[number], &routes)?;
             // Last, so that a setting of a device (net.ipv4.conf.to-server...) finds it.
             let own = self.sysctls.iter().filter_map(|(to, key, value)| {
                 let here = to.as_ref().is_none_or(|to| *to == host.name);

@@ -25,8 +25,8 @@
 
 mod builder;
 mod congestion;
+mod devices;
 mod host;
-pub mod netlink;
 mod plan;
 mod reaper;
 mod record;
@@ -225,7 +225,7 @@ impl World {
         }
         let [a, b] = link.ends();
         for (end, direction) in [(a, &mut report.a_to_b), (b, &mut report.b_to_a)] {
-            let stats = netlink::statistics(self.hosts[end.host].netns(), &end.device)?;
+            let stats = devices::statistics(self.hosts[end.host].netns(), &end.device)?;
             // The host sends, the device drops when nobody takes it; `rx` is what the link hands in.
             direction.device.not_taken = stats.tx_dropped;
         }

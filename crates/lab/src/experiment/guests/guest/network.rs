@@ -8,7 +8,7 @@ use rtnetlink::packet_route::route::{RouteAttribute, RouteMetric, RouteScope};
 use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
 
 use super::Guest;
-use taut_netlab::world::netlink::{NetlinkError, index, with_netlink};
+use taut_netlab::netlink::{NetlinkError, index, with_netlink};
 
 const PREFIX: u8 = 24;
 
@@ -69,7 +69,7 @@ async fn set(
 }
 
 fn refused(what: &'static str) -> impl FnOnce(rtnetlink::Error) -> NetlinkError {
-    taut_netlab::world::netlink::refused(what)
+    taut_netlab::netlink::refused(what)
 }
 
 fn netlink(job: impl AsyncFnOnce(Handle) -> Result<(), NetlinkError>) -> io::Result<()> {

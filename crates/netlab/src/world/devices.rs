@@ -2,8 +2,6 @@
 
 use std::net::IpAddr;
 
-use futures_util::TryStreamExt;
-use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags};
 use rtnetlink::packet_route::link::{LinkAttribute, Stats64};
 use rtnetlink::packet_route::neighbour::NeighbourState;
@@ -12,6 +10,7 @@ use taut_sys::netns::Netns;
 
 use super::WorldError;
 use super::plan::{self, Addresses};
+use crate::netlink::{NetlinkError, get, index, refused, with_netlink};
 
 /// One end of a link: its device in the host, and what is at the other end.
 #[derive(Debug, Clone)]
@@ -26,25 +25,6 @@ pub(crate) struct Device {
 /// Frames that may wait in the kernel for the link's thread to take them: at 64 KiB each more than
 /// a second's worth at 1 Gbit/s. TAPs keep a ring of this many.
 const TX_QUEUE: u32 = 4096;
-
-/// Why the kernel did not do what was asked of it.
-#[derive(Debug, thiserror::Error)]
-pub enum NetlinkError {
-    /// The netlink socket or its runtime failed.
-    #[error("netlink: {0}")]
-    Socket(#[from] std::io::Error),
-    /// The kernel rejected a request.
-    #[error("{what}: {source}")]
-    Refused {
-        /// The object of the request.
-        what: String,
-        /// The kernel's reason.
-        source: Box<rtnetlink::Error>,
-    },
-    /// No device has this name.
-    #[error("there is no device {0}")]
-    NoDevice(String),
-}
 
 /// Brings up `lo` with the host's own addresses, and its devices with theirs.
 pub(crate) fn bring_up(
@@ -184,32 +164,6 @@ pub(crate) fn statistics(netns: &Netns, name: &str) -> Result<Stats64, WorldErro
     })
 }
 
-/// Returns the interface index of the device `name`.
-///
-/// # Errors
-/// When there is no such device, or the kernel rejects the request.
-pub async fn index(handle: &Handle, name: &str) -> Result<u32, NetlinkError> {
-    Ok(get(handle, name).await?.header.index)
-}
-
-async fn get(
-    handle: &Handle,
-    name: &str,
-) -> Result<rtnetlink::packet_route::link::LinkMessage, NetlinkError> {
-    let mut request = handle.link().get().match_name(name.to_owned());
-    request.message_mut().header.interface_family = AddressFamily::Unspec;
-    let found = request.execute().try_next().await.map_err(refused(name))?;
-    found.ok_or_else(|| NetlinkError::NoDevice(name.to_owned()))
-}
-
-/// Wraps a rejected request with the name of its object, for `map_err`.
-pub fn refused(what: &str) -> impl FnOnce(rtnetlink::Error) -> NetlinkError {
-    move |source| NetlinkError::Refused {
-        what: what.to_owned(),
-        source: Box::new(source),
-    }
-}
-
 /// Runs `job` with a netlink connection that was opened inside `netns`.
 fn in_netns<T: Send>(
     netns: &Netns,
@@ -219,24 +173,5 @@ fn in_netns<T: Send>(
     done.map_err(|source| WorldError::Configure {
         netns: netns.name().to_owned(),
         source: Box::new(source),
-    })
-}
-
-/// Runs `job` with a netlink connection of the calling thread's network namespace.
-///
-/// # Errors
-/// When the socket cannot be opened, and whatever `job` returns.
-pub fn with_netlink<T>(
-    job: impl AsyncFnOnce(Handle) -> Result<T, NetlinkError>,
-) -> Result<T, NetlinkError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build()?;
-    runtime.block_on(async {
-        let (connection, handle, _) = rtnetlink::new_connection()?;
-        let connection = tokio::spawn(connection);
-        let done = job(handle).await;
-        connection.abort();
-        done
     })
 }
