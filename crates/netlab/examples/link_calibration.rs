@@ -1,11 +1,11 @@
-//! Measures what a link does to traffic against what was asked of it, and prints the figures.
+//! Compares what links do to traffic with their shapes, and prints the figures.
 //!
-//! `link_calibration [delay] [loss] [long-fat] [ceiling]`; all four without an argument. Needs root.
-//! Nothing is asserted: a loaded machine gives worse figures, and they are to be seen.
+//! `link_calibration [delay] [loss] [long-fat] [ceiling]` runs the named measurements, by default all
+//! four. Needs root. Asserts nothing: on a loaded machine the figures are worse.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::unwrap_used,
-    reason = "a measurement that cannot be made stops"
+    reason = "a measurement that fails ends the program"
 )]
 
 use std::io::{Read, Write};
@@ -17,6 +17,7 @@ use taut_netlab::link::counters::LinkReport;
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::units::{BitsPerSecond, Bytes};
 use taut_netlab::world::{World, WorldBuilder};
+use taut_sys::steal::Steal;
 
 fn main() {
     taut_netlab::interrupt::tear_down_on_signals().unwrap();
@@ -30,26 +31,20 @@ fn main() {
     for (name, measure) in all {
         if asked.is_empty() || asked.iter().any(|asked| asked == name) {
             println!("== {name}");
-            let (start, stolen) = (Instant::now(), stolen());
+            let before = Steal::read();
             measure();
-            // Time in which a hypervisor ran somebody else: nothing here can be on time then.
-            let share = (self::stolen() - stolen).as_secs_f64() / start.elapsed().as_secs_f64();
+            // While the hypervisor runs other guests, nothing here can be on time.
+            let share = Steal::read()
+                .zip(before)
+                .and_then(|(now, before)| now.share_since(before))
+                .unwrap_or(0.0);
+            let cpus = std::thread::available_parallelism().map_or(1, usize::from);
             println!(
-                " stolen by the hypervisor meanwhile: {:.1} % of a core",
-                share * 100.0
+                " stolen by the hypervisor: {:.1} % of a core",
+                share * cpus as f64 * 100.0
             );
         }
     }
-}
-
-fn stolen() -> Duration {
-    // The eighth figure of the first line, in ticks of 10 ms (proc_stat(5)).
-    let stat = std::fs::read_to_string("/proc/stat").unwrap();
-    let ticks = stat
-        .split_whitespace()
-        .nth(8)
-        .and_then(|ticks| ticks.parse().ok());
-    Duration::from_millis(10 * ticks.unwrap_or(0))
 }
 
 fn pair(spec: LinkSpec) -> World {
@@ -110,8 +105,8 @@ fn delay() {
     }
 }
 
-/// Sends `count` small datagrams, a millisecond apart, each with the time at which it was sent.
-/// What the kernel takes until the receiver runs is not the link's, but is in the figures.
+/// Sends `count` small datagrams, a millisecond apart, each with the time at which it was sent. The
+/// figures include the time until the receiver runs, which is not the link's.
 fn one_way(world: &World, (from, to): (&str, &str), count: u64, asked: Duration) -> Vec<f64> {
     let (sender, receiver) = datagram_sockets(world, from, to);
     let start = Instant::now();
@@ -156,13 +151,13 @@ fn datagram_sockets(world: &World, from: &str, to: &str) -> (UdpSocket, UdpSocke
 
 fn loss() {
     for asked in [0.001, 0.01, 0.1] {
-        // Without delay, so that TCP gets many segments through in spite of the losses.
+        // No delay, so that TCP sends many segments despite the losses.
         let shape = ms(0).rate(BitsPerSecond::giga(1)).loss(asked);
         let world = pair(LinkSpec::each(shape, ms(0)).seed(11));
         let (sent, arrived, disordered) = datagrams(&world, 400_000);
         let before = world.link_reports().unwrap()[0].a_to_b;
         let lost = before.path.loss_drops;
-        // What a held-up reader's socket drops is not lost on the link.
+        // Drops at the socket of a delayed reader are not losses of the link.
         let elsewhere = sent - lost - arrived;
         let off = (lost as f64 / sent as f64 / asked - 1.0) * 100.0;
         println!(
@@ -170,7 +165,7 @@ fn loss() {
              {disordered}; not the link's: {elsewhere} {:?}",
             before.device
         );
-        // The same for super-frames, by the link's own count.
+        // The same for super-frames, by the link's own counters.
         let before = before.path;
         flow(&world, ("a", "b"), None, Duration::from_secs(8));
         let report = &world.link_reports().unwrap()[0];
@@ -184,14 +179,14 @@ fn loss() {
     }
 }
 
-/// Sends numbered datagrams in bursts that the receiver's buffer holds; returns how many were sent, how
-/// many arrived, and how many of those came after a later one.
+/// Sends numbered datagrams in bursts that fit in the receiver's buffer. Returns how many were sent, how
+/// many arrived, and how many of those arrived after a later one.
 fn datagrams(world: &World, count: u64) -> (u64, u64, u64) {
     let (sender, receiver) = datagram_sockets(world, "a", "b");
     std::thread::scope(|scope| {
         scope.spawn(move || {
             for number in 0..count {
-                // Never faster to make up for lost time: what overflows a device is not lost by it.
+                // Never faster to catch up: an overflowing device would add losses of its own.
                 if number % 20 == 0 {
                     std::thread::sleep(Duration::from_micros(500));
                 }
@@ -243,7 +238,7 @@ fn ceiling() {
     }
 }
 
-/// One TCP flow, at most at `rate` Mbit/s; returns what arrived in each second, in Mbit/s.
+/// Runs one TCP flow, at most at `rate` Mbit/s. Returns its throughput in each second, in Mbit/s.
 fn flow(world: &World, ends: (&str, &str), rate: Option<u64>, length: Duration) -> Vec<f64> {
     let address: SocketAddr = (world.addr(ends.1), 9002).into();
     let listener = world
@@ -287,7 +282,7 @@ fn send(mut sender: TcpStream, rate: Option<u64>, length: Duration) {
             std::thread::sleep(due.saturating_sub(start.elapsed()));
         }
     }
-    // What is still in the buffers is of no interest, and may be seconds' worth.
+    // The buffers may still have seconds of data, which does not matter.
     let _ = rustix::net::sockopt::set_socket_linger(&sender, Some(Duration::ZERO));
 }
 

@@ -1,11 +1,11 @@
-//! Requests over rtnetlink, from code that is not asynchronous.
+//! Blocking calls of rtnetlink.
 
 use futures_util::TryStreamExt as _;
 use rtnetlink::Handle;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::link::LinkMessage;
 
-/// Why the kernel did not do what was asked of it.
+/// An rtnetlink request that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
     /// The netlink socket or its runtime failed.

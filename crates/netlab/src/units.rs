@@ -1,9 +1,9 @@
-//! Quantities with their units in their types.
+//! Quantities whose types are their units.
 
 use std::fmt;
 use std::time::Duration;
 
-/// A rate on the wire, in bits a second.
+/// A rate on the wire, in bits per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub struct BitsPerSecond(pub u64);
 
@@ -14,23 +14,23 @@ pub struct Bytes(pub u64);
 // === impl BitsPerSecond ===
 
 impl BitsPerSecond {
-    /// `n` kilobits (1000 bits) a second.
+    /// Returns `n` kilobits (1000 bits) per second.
     pub const fn kilo(n: u64) -> Self {
         Self(n * 1_000)
     }
 
-    /// `n` megabits a second.
+    /// Returns `n` megabits per second.
     pub const fn mega(n: u64) -> Self {
         Self(n * 1_000_000)
     }
 
-    /// `n` gigabits a second.
+    /// Returns `n` gigabits per second.
     pub const fn giga(n: u64) -> Self {
         Self(n * 1_000_000_000)
     }
 
-    /// What this rate carries in `time`, rounded down: the bandwidth-delay product of a path whose
-    /// round trip takes `time`.
+    /// Returns how many bytes this rate carries in `time`, rounded down: the bandwidth-delay product
+    /// if `time` is a round trip.
     pub fn in_time(self, time: Duration) -> Bytes {
         let bytes = u128::from(self.0) * time.as_nanos() / 8_000_000_000;
         Bytes(u64::try_from(bytes).unwrap_or(u64::MAX))
@@ -50,12 +50,12 @@ impl fmt::Display for BitsPerSecond {
 // === impl Bytes ===
 
 impl Bytes {
-    /// `n` kilobytes (1000 bytes).
+    /// Returns `n` kilobytes (1000 bytes).
     pub const fn kilo(n: u64) -> Self {
         Self(n * 1_000)
     }
 
-    /// `n` megabytes.
+    /// Returns `n` megabytes.
     pub const fn mega(n: u64) -> Self {
         Self(n * 1_000_000)
     }

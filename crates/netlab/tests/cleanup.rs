@@ -1,6 +1,6 @@
-//! Whatever ends a world, nothing of it stays, and nothing else goes.
+//! However a world ends, everything that it created is removed, and nothing else.
 
-#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 mod root;
 
@@ -25,7 +25,7 @@ fn build() -> World {
         .unwrap()
 }
 
-/// What there is of the world `id`: namespaces, directory and record.
+/// Returns the paths of the world `id` that exist: namespaces, directory and record.
 fn traces(id: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for dir in [
@@ -41,7 +41,7 @@ fn traces(id: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Sweeps, and where another test was sweeping up after `id` already, waits until it has.
+/// Sweeps, and waits if another test is removing the world `id` already.
 fn sweep(id: &str) {
     World::sweep().unwrap();
     if let Ok(record) = std::fs::File::open(Path::new("/run/taut/lab").join(id)) {
@@ -51,13 +51,13 @@ fn sweep(id: &str) {
 
 fn sleep() -> Command {
     let mut command = Command::new("sleep");
-    // Longer than any test takes, and not so long that one which fails to kill it hangs.
+    // Longer than any test takes, and short enough that a test which fails to kill it still ends.
     command.arg("60");
     command
 }
 
 #[test]
-fn a_dropped_world_leaves_nothing() {
+fn a_dropped_world_leaves_nothing_behind() {
     root::required();
     let world = build();
     let id = world.id().to_owned();
@@ -71,7 +71,7 @@ fn a_dropped_world_leaves_nothing() {
     drop(world);
     assert_eq!(traces(&id), [] as [PathBuf; 0]);
     assert!(group.is_none_or(|group| !group.exists()));
-    // Killed with its world, though its handle is still held.
+    // Killed with its world, although its handle still exists.
     use std::os::unix::process::ExitStatusExt;
     assert_eq!(orphan.wait().unwrap().signal(), Some(9));
 }
@@ -94,8 +94,8 @@ fn a_panic_tears_its_world_down_and_leaves_its_thread_where_it_was() {
     assert_eq!(Netns::current().unwrap().id(), home);
 }
 
-/// This test binary once more, as a process that builds a world and says its identifier and the pid of
-/// a process in it.
+/// Another process of this test binary. It builds a world and prints the world's identifier and the pid
+/// of a process in it.
 struct Other {
     process: Child,
     world: String,
@@ -107,7 +107,11 @@ struct Other {
 impl Other {
     fn start() -> Self {
         let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "hold_a_world_when_asked_to", "--nocapture"])
+            .args([
+                "--exact",
+                "build_a_world_and_wait_if_the_environment_says_so",
+                "--nocapture",
+            ])
             .env("TAUT_LAB_HOLD_A_WORLD", "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -138,7 +142,7 @@ impl Other {
 }
 
 #[test]
-fn hold_a_world_when_asked_to() {
+fn build_a_world_and_wait_if_the_environment_says_so() {
     if std::env::var_os("TAUT_LAB_HOLD_A_WORLD").is_none() {
         return;
     }
@@ -146,7 +150,7 @@ fn hold_a_world_when_asked_to() {
     let world = build();
     let inhabitant = world.host("a").spawn(sleep()).unwrap();
     println!("\nworld {} {}", world.id(), inhabitant.id());
-    // Until the test that started this one ends it, or ends.
+    // Waits until the test that started this process kills it or ends.
     std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
 }
 
@@ -182,10 +186,10 @@ fn a_killed_process_takes_its_children_with_it_and_a_sweep_removes_its_world_but
 }
 
 #[test]
-fn a_sweep_kills_what_still_lives_in_a_dead_world() {
+fn a_sweep_kills_processes_that_still_run_in_a_dead_world() {
     root::required();
     let dying = Other::start();
-    // Not started by the world's process, so it does not die with it.
+    // Started by another process than the world's, so it does not end with that.
     let mut stranger = Command::new("ip")
         .args([
             "netns",
@@ -220,7 +224,7 @@ fn a_signal_tears_the_world_down_before_it_ends_the_process() {
 }
 
 #[test]
-fn namespaces_that_others_made_are_left_alone() {
+fn namespaces_of_other_programs_are_left_alone() {
     root::required();
     let name = format!("taut-test-{}", std::process::id());
     let add = Command::new("ip")
@@ -232,7 +236,7 @@ fn namespaces_that_others_made_are_left_alone() {
     drop(build());
     World::sweep().unwrap();
     assert_eq!(Netns::open(&name).unwrap().id(), inside.id());
-    // And what we make and delete is as `ip netns` would have it.
+    // And `ip netns` can use the namespaces that this crate creates.
     let world = build();
     let host = world.host("a").netns().name().to_owned();
     let exec = Command::new("ip")
@@ -245,7 +249,7 @@ fn namespaces_that_others_made_are_left_alone() {
 }
 
 #[test]
-fn a_record_can_only_name_what_is_its_own() {
+fn a_forged_record_removes_nothing_of_others() {
     root::required();
     let victim = Netns::create(&format!("taut-victim-{}", std::process::id())).unwrap();
     let dir = std::env::temp_dir().join(format!("taut-victim-{}", std::process::id()));

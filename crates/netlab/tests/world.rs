@@ -1,6 +1,6 @@
-//! Worlds as an experiment sees them.
+//! Worlds through their public interface.
 
-#![allow(clippy::unwrap_used, reason = "a test may stop at the first surprise")]
+#![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 mod root;
 
@@ -30,7 +30,7 @@ fn chain() -> World {
         .unwrap()
 }
 
-/// Sends `data` from `from` to `to`, and returns what arrived and from whom.
+/// Sends `data` from one host to another; returns the bytes that arrived and the sender's address.
 fn carry(world: &World, from: &str, to: &str, v6: bool, data: &[u8]) -> (Vec<u8>, SocketAddr) {
     let host = world.host(to);
     let address: SocketAddr = match v6 {
@@ -117,7 +117,7 @@ fn bytes_survive_loss_and_a_short_queue() {
 }
 
 #[test]
-fn no_neighbour_is_asked_for_on_the_wire() {
+fn hosts_send_no_neighbour_requests() {
     root::required();
     let world = chain();
     carry(&world, "client", "server", false, b"x");
@@ -133,14 +133,14 @@ fn no_neighbour_is_asked_for_on_the_wire() {
         .read_to_string(&mut text)
         .unwrap();
     assert!(list.wait().unwrap().success());
-    let asked = text
+    let resolved = text
         .lines()
         .find(|line| !line.contains("PERMANENT") && !line.contains("NOARP"));
-    assert_eq!(asked, None);
+    assert_eq!(resolved, None);
 }
 
 #[test]
-fn a_process_runs_in_its_host_and_dies_with_its_handle() {
+fn a_process_runs_in_its_host_and_is_killed_when_its_handle_is_dropped() {
     root::required();
     let world = chain();
     let mut sleep = Command::new("sleep");
@@ -154,7 +154,7 @@ fn a_process_runs_in_its_host_and_dies_with_its_handle() {
 }
 
 #[test]
-fn a_world_starts_from_the_same_settings_everywhere_and_takes_its_own() {
+fn a_world_starts_from_fixed_settings_and_applies_its_own() {
     root::required();
     let world = WorldBuilder::new("settings")
         .host("plain")
@@ -174,7 +174,7 @@ fn a_world_starts_from_the_same_settings_everywhere_and_takes_its_own() {
 }
 
 #[test]
-fn settings_of_the_whole_machine_are_refused() {
+fn sysctls_of_the_whole_machine_are_rejected() {
     root::required();
     let world = chain();
     for key in [
@@ -191,7 +191,7 @@ fn settings_of_the_whole_machine_are_refused() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_a_reason_before_anything_is_made() {
+fn an_invalid_description_is_rejected_with_a_reason_before_anything_is_created() {
     let spec = LinkSpec::both(ms(1));
     let with = |shape: Shape| {
         WorldBuilder::new("w")
@@ -207,7 +207,7 @@ fn what_cannot_be_is_refused_with_a_reason_before_anything_is_made() {
         ),
         (
             WorldBuilder::new("w").host("a").link("a", "b", spec),
-            "no host of it",
+            "not a host of this world",
         ),
         (
             WorldBuilder::new("w").host("a").link("a", "a", spec),
@@ -215,7 +215,7 @@ fn what_cannot_be_is_refused_with_a_reason_before_anything_is_made() {
         ),
         (
             WorldBuilder::new("w").sysctl("a", "net.x", "1"),
-            "no host of it",
+            "not a host of this world",
         ),
         (with(ms(1).loss(1.5)), "between 0 and 1"),
         (with(ms(1).rate(BitsPerSecond(0))), "carries nothing"),
@@ -233,7 +233,7 @@ fn what_cannot_be_is_refused_with_a_reason_before_anything_is_made() {
 }
 
 #[test]
-fn netem_carries_a_world_or_is_refused_by_name() {
+fn netem_carries_a_world_or_the_error_names_the_link() {
     root::required();
     let shape = ms(2).rate(BitsPerSecond::mega(200));
     let built = WorldBuilder::new("netem")
@@ -254,7 +254,7 @@ fn netem_carries_a_world_or_is_refused_by_name() {
 }
 
 #[test]
-fn a_cut_link_carries_nothing_and_a_mended_one_all_that_was_held_up() {
+fn a_cut_link_carries_nothing_and_a_stream_resumes_when_it_is_restored() {
     root::required();
     let world = chain();
     let from = SocketAddr::from((world.addr("client"), 7778));
@@ -262,14 +262,14 @@ fn a_cut_link_carries_nothing_and_a_mended_one_all_that_was_held_up() {
     let sender = socket("client", from).unwrap();
     let at = SocketAddr::from((world.addr("server"), 7778));
     let receiver = socket("server", at).unwrap();
-    let hear = || {
+    let receive = || {
         let mut word = [0; 8];
         let (n, _) = receiver.recv_from(&mut word).unwrap();
         word[..n].to_vec()
     };
     sender.send_to(b"before", at).unwrap();
-    assert_eq!(hear(), b"before");
-    // In either order of the names.
+    assert_eq!(receive(), b"before");
+    // The order of the names does not matter.
     world.cut("server", "relay", true);
     let dropped = || {
         let reports = world.link_reports().unwrap();
@@ -281,8 +281,8 @@ fn a_cut_link_carries_nothing_and_a_mended_one_all_that_was_held_up() {
     }
     world.cut("relay", "server", false);
     sender.send_to(b"after", at).unwrap();
-    assert_eq!(hear(), b"after");
-    // A stream waits for the line and arrives whole.
+    assert_eq!(receive(), b"after");
+    // A stream waits until the link is restored, and arrives complete.
     world.cut("relay", "server", true);
     let data = pattern(100_000);
     std::thread::scope(|scope| {
@@ -297,7 +297,7 @@ fn a_cut_link_carries_nothing_and_a_mended_one_all_that_was_held_up() {
 }
 
 #[test]
-fn sockets_without_memory_drop_what_they_offered_to_take_and_take_it_when_there_is_some() {
+fn sockets_without_memory_drop_segments_inside_their_window_and_take_them_once_there_is_memory() {
     root::required();
     let world = WorldBuilder::new("memory").host("a").build().unwrap();
     let Some(memory) = world.tcp_memory().unwrap() else {
@@ -307,7 +307,7 @@ fn sockets_without_memory_drop_what_they_offered_to_take_and_take_it_when_there_
     let exchange = || {
         let listener = TcpListener::bind((world.addr("a"), 0)).unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        // From here on sockets are the group's.
+        // Sockets from here on are counted in the group.
         memory.join().unwrap();
         let (mut server, _) = listener.accept().unwrap();
         client.write_all(&pattern(3_000)).unwrap();
@@ -326,7 +326,7 @@ fn sockets_without_memory_drop_what_they_offered_to_take_and_take_it_when_there_
     world.host("a").run(exchange).unwrap();
 }
 
-/// Segments that the calling thread's network namespace has dropped for want of memory.
+/// Returns how many segments the calling thread's network namespace has dropped for lack of memory.
 fn dropped() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/net/netstat").unwrap();
     let rows: Vec<Vec<&str>> = text.lines().map(|l| l.split(' ').collect()).collect();

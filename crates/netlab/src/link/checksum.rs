@@ -1,6 +1,6 @@
-//! The Internet checksum (RFC 1071), as sums still to be complemented.
+//! The Internet checksum (RFC 1071). All sums here are the ones before the final complement.
 
-/// The ones' complement sum of `bytes` as big-endian words, an odd last byte padded with zero.
+/// Returns the ones' complement sum of `bytes` as big-endian words; an odd last byte is padded with zero.
 pub fn sum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks(2).map(|word| match *word {
         [high, low] => u64::from(u16::from_be_bytes([high, low])),
@@ -10,17 +10,17 @@ pub fn sum(bytes: &[u8]) -> u16 {
     fold(words.sum())
 }
 
-/// `sum` with one of its words changed from `old` to `new` (RFC 1624, for a sum not complemented).
+/// Updates `sum` for a word that changes from `old` to `new` (RFC 1624, for a sum before the complement).
 pub fn replace(sum: u16, old: u16, new: u16) -> u16 {
     fold(u64::from(sum) + u64::from(!old) + u64::from(new))
 }
 
-/// The sum of what `a` and `b` are the sums of.
+/// Adds two sums: the sum over both inputs, if the first has an even length.
 pub fn add(a: u16, b: u16) -> u16 {
     fold(u64::from(a) + u64::from(b))
 }
 
-/// What goes into a checksum field for `sum`.
+/// Returns the value of a checksum field: the complement of `sum`.
 pub fn complete(sum: u16) -> u16 {
     !sum
 }

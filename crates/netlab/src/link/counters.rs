@@ -1,59 +1,59 @@
-//! What a link counted, and whether it was itself the bottleneck.
+//! Counters of a link, and whether the link itself was the bottleneck.
 
 use std::time::Duration;
 
-/// One direction's counters, as the model keeps them.
+/// Counters of one direction, kept by its model ([`super::path`]).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct PathCounters {
-    /// Frames taken from the sending host; a super-frame counts once.
+    /// Frames read from the sending host; a super-frame counts once.
     pub frames: u64,
     /// Segments in those frames.
     pub segments: u64,
-    /// Bytes in those segments, Ethernet header included.
+    /// Bytes of those segments, Ethernet headers included.
     pub bytes: u64,
-    /// Segments dropped because the queue was full: congestion, as asked.
+    /// Segments dropped because the queue was full: congestion, as configured.
     pub queue_drops: u64,
-    /// Segments lost at random, as asked.
+    /// Segments lost at random, as configured.
     pub loss_drops: u64,
-    /// Segments dropped because the link was cut, as asked.
+    /// Segments dropped because the link was cut.
     pub cut_drops: u64,
-    /// Segments dropped because the link's own memory was full: not asked.
+    /// Segments dropped because the link's own memory was full: an overrun.
     pub memory_drops: u64,
-    /// Bytes handed to the receiving host, Ethernet header included: never above the rate, where
-    /// `bytes` is while the queue fills, or drops.
+    /// Bytes delivered to the receiving host, Ethernet headers included. They never exceed the rate;
+    /// `bytes` does while the queue fills or drops.
     pub delivered_bytes: u64,
-    /// Trains of segments that came due and were handed to the receiving host.
+    /// Trains of segments delivered to the receiving host.
     pub deliveries: u64,
-    /// Of those, the ones past due by more than the shape tolerates.
+    /// Deliveries that were past due by more than the shape's `tolerance`.
     pub late: u64,
-    /// The latest delivery.
+    /// How late the latest delivery was.
     pub latest: Duration,
 }
 
-/// What happened at the devices of one direction, outside the model.
+/// Counters of the TAP devices of one direction, outside the model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct DeviceCounters {
-    /// Frames that no segmentation could make sense of, dropped.
+    /// Frames dropped because their headers are malformed.
     pub malformed: u64,
-    /// Frames that the kernel dropped because the link did not take them in time.
+    /// Frames that the kernel dropped because the link's thread did not read them in time.
     pub not_taken: u64,
-    /// Trains that the receiving host's kernel refused.
+    /// Trains that the receiving host's kernel rejected.
     pub refused: u64,
 }
 
-/// One direction of a link, up to now.
+/// Counters of one direction, since the link was created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct DirectionReport {
-    /// The model's counters.
+    /// Counters of the model.
     pub path: PathCounters,
-    /// The devices' counters.
+    /// Counters of the devices.
     pub device: DeviceCounters,
 }
 
 // === impl DirectionReport ===
 
 impl DirectionReport {
-    /// What came on top of `earlier`; the latest delivery is that of the whole time.
+    /// Returns the difference to `earlier`, except `latest`, which covers the whole time.
     fn since(&self, earlier: &Self) -> Self {
         let (now, then) = (&self.path, &earlier.path);
         Self {
@@ -78,8 +78,8 @@ impl DirectionReport {
         }
     }
 
-    /// Whether the link, and not the shape that was asked of it, held traffic up: more than one
-    /// delivery in a thousand late, or anything dropped that the shape does not drop.
+    /// Returns whether the link itself, beyond its shape, delayed or dropped traffic: more than one
+    /// late delivery in a thousand, or any drop that is not configured.
     pub fn overrun(&self) -> bool {
         self.path.late * 1000 > self.path.deliveries
             || self.path.memory_drops > 0
@@ -88,40 +88,40 @@ impl DirectionReport {
     }
 }
 
-/// How the link's thread is scheduled.
+/// The scheduling class of a link's thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub enum Scheduling {
-    /// Before every ordinary thread (SCHED_FIFO).
+    /// SCHED_FIFO: ahead of every ordinary thread.
     RealTime,
-    /// Among the ordinary threads, with a raised share (nice -15).
+    /// An ordinary thread with nice -15.
     Nice,
-    /// Like any other thread: neither was permitted.
+    /// An ordinary thread: neither of the others was permitted.
     #[default]
     Ordinary,
 }
 
-/// A link, up to now.
+/// Counters of a link, since it was created.
 #[derive(Debug, Clone, serde::Serialize)]
 pub struct LinkReport {
     /// The two hosts, as `a-b`.
     pub name: String,
-    /// What carries it: `user` or `netem`. Of netem nothing is counted.
+    /// What carries it: `user`, or `netem`, whose counters are all 0.
     pub backend: &'static str,
-    /// From the host named first to the other.
+    /// From the host named first to the one named second.
     pub a_to_b: DirectionReport,
-    /// Back.
+    /// The opposite direction.
     pub b_to_a: DirectionReport,
-    /// Processor time that the link's thread used; it includes the receiving hosts' share of handling
-    /// what is handed to them, up to the socket.
+    /// CPU time of the link's thread. It includes the receiving hosts' work on delivered frames, up to
+    /// the socket.
     pub cpu: Duration,
-    /// How that thread is scheduled.
+    /// The scheduling class of that thread.
     pub scheduling: Scheduling,
 }
 
 // === impl LinkReport ===
 
 impl LinkReport {
-    /// What came on top of an `earlier` report of the same link.
+    /// Returns the difference to an `earlier` report of the same link.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
@@ -132,8 +132,8 @@ impl LinkReport {
         }
     }
 
-    /// Whether the link was itself a bottleneck in either direction. A measurement during which it
-    /// was shows the link, not what was to be measured.
+    /// Returns whether the link itself was a bottleneck in either direction. A measurement with an
+    /// overrun says something about the link and nothing about its subject.
     pub fn overrun(&self) -> bool {
         self.a_to_b.overrun() || self.b_to_a.overrun()
     }

@@ -1,4 +1,5 @@
-//! The thread that carries a link: frames from each TAP through the model into the other.
+//! The thread that carries a link: it reads frames from each TAP, passes them through the model, and
+//! writes them to the other TAP.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,39 +18,39 @@ use super::frame::Frame;
 use super::path::{Moment, Path};
 use super::shape::LinkSpec;
 
-/// Frames taken from one TAP, or trains delivered to one, before the other has its turn.
+/// Frames read from one TAP, or trains written to it, before it is the other's turn.
 const BURST: usize = 32;
 
-/// How often, at most, counters are shown to other threads while the link is busy.
-const PUBLISH_EVERY: Duration = Duration::from_millis(10);
+/// The least interval between two snapshots of the counters while the link is busy.
+const SNAPSHOT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A running link. Dropping it stops the thread; its TAPs vanish with it.
+/// A link's thread. Dropping it stops the thread and closes the TAPs, which removes them.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    /// Wakes the thread to look at what it was sent.
-    call: OwnedFd,
-    calls: Sender<Call>,
+    /// Wakes the thread to read its commands.
+    wake: OwnedFd,
+    commands: Sender<Command>,
     thread: Option<JoinHandle<()>>,
-    shared: Arc<Mutex<Published>>,
+    snapshot: Arc<Mutex<Snapshot>>,
 }
 
-/// What a link's thread can be asked to do.
+/// A command to a link's thread.
 #[derive(Debug)]
-enum Call {
+enum Command {
     Stop,
-    /// Losses come from here on from this seed; answered when it has been done.
+    /// Draw losses from this seed from now on, then answer.
     Reseed(u64, SyncSender<()>),
-    /// From here on nothing gets through, or everything does again; answered when it is so.
+    /// Cut the link or restore it, then answer.
     Cut(bool, SyncSender<()>),
 }
 
-/// What other threads may see.
+/// The counters that other threads read.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Published {
+pub(crate) struct Snapshot {
     pub(crate) paths: [PathCounters; 2],
-    /// Frames from end 0 and end 1 that could not be carried.
+    /// Malformed frames from end 0 and end 1.
     pub(crate) malformed: [u64; 2],
-    /// Trains from end 0 and end 1 that the other end's kernel refused.
+    /// Trains from end 0 and end 1 that the other end's kernel rejected.
     pub(crate) refused: [u64; 2],
     pub(crate) scheduling: Scheduling,
     pub(crate) cpu: Duration,
@@ -58,19 +59,19 @@ pub(crate) struct Published {
 // === impl Engine ===
 
 impl Engine {
-    /// Starts carrying frames between the two TAPs.
+    /// Starts a thread that carries frames between the two TAPs.
     ///
     /// # Errors
-    /// When the kernel gives no descriptor or thread.
+    /// If a descriptor or the thread cannot be created.
     pub(crate) fn start(name: &str, taps: [Tap; 2], spec: &LinkSpec) -> io::Result<Self> {
-        let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let fds = [taps[0].as_fd(), taps[1].as_fd(), call.as_fd()];
+        let fds = [taps[0].as_fd(), taps[1].as_fd(), wake.as_fd()];
         for (token, fd) in fds.into_iter().enumerate() {
             epoll::add(&poll, fd, EventData::new_u64(token as u64), EventFlags::IN)?;
         }
-        let shared = Arc::new(Mutex::new(Published::default()));
-        let (calls, called) = mpsc::channel();
+        let snapshot = Arc::new(Mutex::new(Snapshot::default()));
+        let (commands, received) = mpsc::channel();
         let mut carrier = Carrier {
             taps,
             paths: [
@@ -78,71 +79,73 @@ impl Engine {
                 Path::new(spec.b_to_a, spec.seed, 1),
             ],
             poll,
-            call: call.try_clone()?,
-            called,
+            wake: wake.try_clone()?,
+            commands: received,
             began: Instant::now(),
             buffer: vec![0; Tap::MAX_READ],
-            seen: Published::default(),
-            published_at: Moment::default(),
-            shared: Arc::clone(&shared),
+            counts: Snapshot::default(),
+            snapshot_at: Moment::default(),
+            snapshot: Arc::clone(&snapshot),
         };
         let body = move || {
-            carrier.seen.scheduling = raise();
+            carrier.counts.scheduling = raise_priority();
             carrier.run();
         };
         // A thread's name has 15 bytes.
         let name: String = format!("link {name}").chars().take(15).collect();
         let thread = std::thread::Builder::new().name(name).spawn(body)?;
         Ok(Self {
-            call,
-            calls,
+            wake,
+            commands,
             thread: Some(thread),
-            shared,
+            snapshot,
         })
     }
 
-    /// Draws losses from another seed from now on.
+    /// Draws losses from another seed from now on. Returns when the thread does so.
     pub(crate) fn reseed(&self, seed: u64) {
         let (done, answer) = mpsc::sync_channel(1);
-        self.ask(Call::Reseed(seed, done));
-        // No answer: the thread is gone, which shows in what it no longer carries.
+        self.command(Command::Reseed(seed, done));
+        // An error means that the thread has ended, which shows: the link carries nothing any more.
         let _ = answer.recv();
     }
 
-    /// Cuts the link in both directions, or mends it.
+    /// Cuts both directions of the link or restores them. Returns when the thread has done so.
     pub(crate) fn cut(&self, is_cut: bool) {
         let (done, answer) = mpsc::sync_channel(1);
-        self.ask(Call::Cut(is_cut, done));
+        self.command(Command::Cut(is_cut, done));
         let _ = answer.recv();
     }
 
-    fn ask(&self, call: Call) {
-        let _ = self.calls.send(call);
-        // An eventfd takes a one unless it holds 2^64 - 2 of them.
-        let _ = rustix::io::write(&self.call, &1_u64.to_ne_bytes());
+    fn command(&self, command: Command) {
+        let _ = self.commands.send(command);
+        // Adding 1 to an eventfd fails only at 2^64 - 2.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    pub(crate) fn published(&self) -> Published {
-        *self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        self.ask(Call::Stop);
+        self.command(Command::Stop);
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed; the frames it lost show as a broken measurement.
+            // A panic of the thread has been printed already, and its lost frames show in the measurement.
             let _ = thread.join();
         }
     }
 }
 
-/// The link's thread runs for a few microseconds at a time and must do so on time. Where the kernel
-/// lets it, it goes before ordinary threads: with a raised share alone, other work on the machine makes
-/// it milliseconds late (docs/design/lab-links.md has the figures). It cannot starve the
-/// hosts: real-time threads together get 95 % of a core (`sched_rt_runtime_us`).
-fn raise() -> Scheduling {
-    // Without it waits end up to 50 us late: within what the link promises, if only just.
+/// Raises the calling thread's priority as far as the kernel permits, and returns the result.
+///
+/// The link's thread runs for a few microseconds at a time and must do so on time. At nice -15, other
+/// work on the machine makes it milliseconds late; SCHED_FIFO puts it ahead of ordinary threads (figures
+/// in docs/design/lab-links.md). It cannot starve the hosts: all real-time threads together get 95 % of
+/// a core (`sched_rt_runtime_us`).
+fn raise_priority() -> Scheduling {
+    // By default, waits end up to 50 us late: just within what the link promises.
     let _ = schedule::minimize_timer_slack();
     if schedule::set_fifo_priority(1).is_ok() {
         Scheduling::RealTime
@@ -153,21 +156,23 @@ fn raise() -> Scheduling {
     }
 }
 
+/// The state of a link's thread.
 struct Carrier {
     taps: [Tap; 2],
     /// `paths[i]` leads from `taps[i]` to the other.
     paths: [Path<Vec<u8>>; 2],
     poll: OwnedFd,
-    call: OwnedFd,
-    called: Receiver<Call>,
+    wake: OwnedFd,
+    commands: Receiver<Command>,
     began: Instant,
     buffer: Vec<u8>,
-    seen: Published,
-    published_at: Moment,
-    shared: Arc<Mutex<Published>>,
+    counts: Snapshot,
+    snapshot_at: Moment,
+    snapshot: Arc<Mutex<Snapshot>>,
 }
 
-const CALL: u64 = 2;
+/// The epoll token of `wake`; those of the TAPs are 0 and 1.
+const WAKE: u64 = 2;
 
 // === impl Carrier ===
 
@@ -178,43 +183,42 @@ impl Carrier {
             self.deliver(0);
             self.deliver(1);
             let wait = self.time_to_wait();
-            self.publish(wait.is_none_or(|wait| wait > PUBLISH_EVERY));
+            self.update_snapshot(wait.is_none_or(|wait| wait > SNAPSHOT_INTERVAL));
             let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
             events.clear();
             let spare = rustix::buffer::spare_capacity(&mut events);
             match epoll::wait(&self.poll, spare, wait.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                // Nothing that a link could do about it, and nothing it would carry after it.
-                Err(e) => return tracing::error!("a link's thread cannot wait: {e}"),
+                Err(e) => return tracing::error!("a link stops carrying traffic: epoll_wait: {e}"),
             }
             for event in &events {
                 let from = match event.data.u64() {
-                    CALL if self.stopped_by_calls() => return self.publish(true),
-                    CALL => continue,
+                    WAKE if self.handle_commands() => return self.update_snapshot(true),
+                    WAKE => continue,
                     token => usize::from(token == 1),
                 };
-                if let Err(e) = self.take(from) {
-                    // The device was taken away; waiting on it further would only spin.
-                    tracing::error!("a link ends, its TAP is gone: {e}");
-                    return self.publish(true);
+                if let Err(e) = self.receive(from) {
+                    // The device has been removed; waiting for it would only spin.
+                    tracing::error!("a link stops carrying traffic: its TAP is gone: {e}");
+                    return self.update_snapshot(true);
                 }
             }
         }
     }
 
-    /// Does what it was asked; `true` when that is to stop.
-    fn stopped_by_calls(&mut self) -> bool {
-        let _ = rustix::io::read(&self.call, &mut [0; 8]);
-        while let Ok(call) = self.called.try_recv() {
-            match call {
-                Call::Stop => return true,
-                Call::Reseed(seed, done) => {
+    /// Executes the commands that have come; returns `true` if one of them is to stop.
+    fn handle_commands(&mut self) -> bool {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::Stop => return true,
+                Command::Reseed(seed, done) => {
                     for (stream, path) in self.paths.iter_mut().enumerate() {
                         path.reseed(seed, stream as u64);
                     }
                     let _ = done.send(());
                 }
-                Call::Cut(is_cut, done) => {
+                Command::Cut(is_cut, done) => {
                     for path in &mut self.paths {
                         path.cut(is_cut);
                     }
@@ -229,12 +233,13 @@ impl Carrier {
         Moment::after(self.began.elapsed())
     }
 
+    /// Returns the time until the next delivery; `None` if no segment is in flight.
     fn time_to_wait(&self) -> Option<Duration> {
         let due = self.paths.iter().filter_map(Path::next_due).min()?;
         Some(due.since(self.now()))
     }
 
-    /// Hands over what has come due from end `from`.
+    /// Delivers the trains from end `from` that are due.
     fn deliver(&mut self, from: usize) {
         for _ in 0..BURST {
             let now = self.now();
@@ -242,13 +247,13 @@ impl Carrier {
                 return;
             };
             if self.taps[1 - from].write(&train).is_err() {
-                self.seen.refused[from] += 1;
+                self.counts.refused[from] += 1;
             }
         }
     }
 
-    /// Takes in what end `from` has sent.
-    fn take(&mut self, from: usize) -> io::Result<()> {
+    /// Reads what end `from` has sent.
+    fn receive(&mut self, from: usize) -> io::Result<()> {
         for _ in 0..BURST {
             let len = match self.taps[from].read(&mut self.buffer) {
                 Ok(len) => len,
@@ -263,7 +268,7 @@ impl Carrier {
                     self.paths[from].handle_frame(now, frame.segments(), |run| frame.cut(run));
                 }
                 Err(why) => {
-                    self.seen.malformed[from] += 1;
+                    self.counts.malformed[from] += 1;
                     tracing::debug!("a link dropped a frame: {why}");
                 }
             }
@@ -271,16 +276,16 @@ impl Carrier {
         Ok(())
     }
 
-    /// Shows the counters, before each longer wait and every so often in between.
-    fn publish(&mut self, idle: bool) {
+    /// Updates the snapshot: before each longer wait (`idle`), and at intervals while busy.
+    fn update_snapshot(&mut self, idle: bool) {
         let now = self.now();
-        if !idle && now.since(self.published_at) < PUBLISH_EVERY {
+        if !idle && now.since(self.snapshot_at) < SNAPSHOT_INTERVAL {
             return;
         }
-        self.published_at = now;
-        self.seen.paths = [*self.paths[0].counters(), *self.paths[1].counters()];
+        self.snapshot_at = now;
+        self.counts.paths = [*self.paths[0].counters(), *self.paths[1].counters()];
         let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-        self.seen.cpu = Duration::try_from(cpu).unwrap_or_default();
-        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = self.seen;
+        self.counts.cpu = Duration::try_from(cpu).unwrap_or_default();
+        *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = self.counts;
     }
 }

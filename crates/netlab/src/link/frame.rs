@@ -1,9 +1,9 @@
-//! Frames as a TAP with virtio-net headers carries them, and cutting runs of segments out of one.
+//! Frames of a TAP with virtio-net headers, and cutting runs of segments out of them.
 //!
-//! A host with segmentation offload hands over TCP super-frames: one set of headers before up to
-//! 64 KiB of payload, to be sent as segments of `gso_size` bytes. [`Frame::cut`] makes the frame that
-//! stands for segments `i..j` of it, itself a (smaller) super-frame, with the headers that those
-//! segments would have had (as Linux's `tcp_gso_segment` and `inet_gso_segment` make them).
+//! A host with segmentation offload sends TCP super-frames: one set of headers before up to 64 KiB of
+//! payload, to be sent as segments of `gso_size` bytes. [`Frame::cut`] returns the frame that stands
+//! for segments `i..j`, a smaller super-frame with the headers that those segments would have had (as
+//! Linux's `tcp_gso_segment` and `inet_gso_segment` build them).
 
 use std::ops::Range;
 
@@ -12,19 +12,19 @@ use taut_sys::tap::VnetHeader;
 use super::checksum;
 use super::path::Segments;
 
-/// Why a frame cannot be carried.
+/// An error that keeps a frame from being carried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Not even an Ethernet header.
+    /// It ends within its headers.
     #[error("the frame is shorter than its headers")]
     Short,
-    /// The checksum is to be put beyond the end.
-    #[error("the checksum's place is outside the frame")]
+    /// The field of the partial checksum lies beyond the end.
+    #[error("the checksum field lies outside the frame")]
     ChecksumOutside,
-    /// Not one of the two kinds of TCP super-frame that were offered to the kernel.
-    #[error("segmentation of an unknown kind (GSO type {0})")]
+    /// It is not one of the two kinds of TCP super-frame that the TAP offers to the kernel.
+    #[error("the GSO type {0} is unknown")]
     UnknownGso(u8),
-    /// A super-frame whose headers are not what its virtio-net header says.
+    /// The headers of a super-frame contradict its virtio-net header.
     #[error("the headers of a super-frame contradict each other: {0}")]
     Contradiction(&'static str),
 }
@@ -33,14 +33,14 @@ const ETHERNET: usize = 14;
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
 const TCP: u8 = 6;
-/// Where the checksum is in a TCP header.
+/// The offset of the checksum in a TCP header.
 const TCP_CHECKSUM: usize = 16;
 
 const FIN: u8 = 0x01;
 const PSH: u8 = 0x08;
 const CWR: u8 = 0x80;
 
-/// A frame, borrowed from the buffer into which it was read.
+/// A frame, borrowed from the buffer that it was read into.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
     header: VnetHeader,
@@ -48,7 +48,7 @@ pub struct Frame<'a> {
     tcp: Option<Super>,
 }
 
-/// Where things are in a super-frame.
+/// The layout of a super-frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Super {
     ipv4: bool,
@@ -61,10 +61,10 @@ struct Super {
 // === impl Frame ===
 
 impl<'a> Frame<'a> {
-    /// Reads what a TAP gave: a virtio-net header and an Ethernet frame.
+    /// Parses what was read from a TAP: a virtio-net header and an Ethernet frame.
     ///
     /// # Errors
-    /// When the frame cannot be carried; it is then to be dropped and counted.
+    /// If the frame cannot be carried. The caller drops and counts it.
     pub fn parse(read: &'a [u8]) -> Result<Self, Malformed> {
         let header = VnetHeader::read(read).ok_or(Malformed::Short)?;
         let bytes = &read[VnetHeader::LEN..];
@@ -86,7 +86,7 @@ impl<'a> Frame<'a> {
         Ok(Self { header, bytes, tcp })
     }
 
-    /// The frame's segments, by their lengths on the wire.
+    /// Returns the lengths of the frame's segments on the wire.
     pub fn segments(&self) -> Segments {
         // A frame is at most 64 KiB, so all lengths fit.
         let wire = |len: usize| len as u32;
@@ -109,11 +109,11 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// The frame that stands for `run` of its segments, behind its virtio-net header, as a TAP takes
-    /// it.
+    /// Returns the frame that stands for the segments `run`, with its virtio-net header before it, ready
+    /// to be written to a TAP.
     ///
     /// # Panics
-    /// When `run` is empty or not within [`Self::segments`].
+    /// If `run` is empty or not within [`Self::segments`].
     pub fn cut(&self, run: Range<usize>) -> Vec<u8> {
         let count = self.tcp.map_or(1, |tcp| tcp.count);
         assert!(
@@ -154,7 +154,7 @@ impl Super {
             if usize::from(u16::from_be_bytes([fixed[2], fixed[3]])) != ip.len() {
                 return Err(Contradiction("the IPv4 total length is not the frame's"));
             }
-            // More fragments, or an offset: RFC 791's flags but DF.
+            // A set MF flag or an offset (RFC 791): everything but DF.
             if u16::from_be_bytes([fixed[6], fixed[7]]) & 0xbfff != 0 {
                 return Err(Contradiction("a fragment"));
             }
@@ -163,7 +163,7 @@ impl Super {
             if ethertype != IPV6 || fixed[0] >> 4 != 6 {
                 return Err(Contradiction("not IPv6"));
             }
-            // Extension headers may stand between; csum_start tells where TCP begins.
+            // Extension headers may come first; csum_start says where TCP begins.
             if tcp_at < ETHERNET + fixed.len() {
                 return Err(Contradiction("TCP begins inside the IPv6 header"));
             }
@@ -198,14 +198,14 @@ impl Super {
         let first = run.start == 0;
         let last = run.end == self.count;
 
-        // Without CWR in it there is nothing that only its first segment may carry.
+        // GSO_ECN says that only the first segment may carry CWR; other runs have no CWR.
         header.gso_type = match (run.len(), first) {
             (1, _) => VnetHeader::GSO_NONE,
             (_, true) => header.gso_type,
             (_, false) => header.gso_type & !VnetHeader::GSO_ECN,
         };
         header.gso_size = if run.len() == 1 { 0 } else { header.gso_size };
-        // The kernel's own figure may count only what it keeps in its linear part.
+        // The kernel's own figure may count only the linear part of its buffer.
         header.hdr_len = self.payload_at as u16;
 
         let mut out = Vec::with_capacity(VnetHeader::LEN + self.payload_at + payload.len());
@@ -218,7 +218,7 @@ impl Super {
         let ip = &mut cut[ETHERNET..self.tcp_at];
         if self.ipv4 {
             put16(ip, 2, ip_len);
-            // Segments of one super-frame are numbered on from it.
+            // The segments of a super-frame have consecutive identifications.
             put16(ip, 4, get16(ip, 4).wrapping_add(run.start as u16));
             put16(ip, 10, 0);
             let sum = checksum::complete(checksum::sum(ip));
@@ -236,11 +236,10 @@ impl Super {
         if !first {
             tcp[13] &= !CWR;
         }
-        // The field holds the pseudo-header's sum. Only the length in it changes; correcting that
-        // alone (RFC 1624) is right whatever addresses went into it, a routing header's included.
-        let was = (frame.len() - self.tcp_at) as u16;
-        let is = tcp.len() as u16;
-        let partial = checksum::replace(get16(tcp, TCP_CHECKSUM), was, is);
+        // The field holds the pseudo-header's sum, in which only the length changes. Updating it for
+        // that (RFC 1624) is right for any addresses, a routing header's included.
+        let (old_len, new_len) = ((frame.len() - self.tcp_at) as u16, tcp.len() as u16);
+        let partial = checksum::replace(get16(tcp, TCP_CHECKSUM), old_len, new_len);
         put16(tcp, TCP_CHECKSUM, partial);
         out
     }

@@ -2,9 +2,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A super-frame to be made: what its parts are is for the tests to choose.
+/// The parts of a super-frame, chosen by the tests.
 #[derive(Debug, Clone)]
-struct Make {
+struct Parts {
     ipv4: bool,
     /// Of IPv4 (RFC 791) and TCP, in 4-byte words.
     ip_options: usize,
@@ -16,9 +16,9 @@ struct Make {
     payload: Vec<u8>,
 }
 
-// === impl Make ===
+// === impl Parts ===
 
-impl Make {
+impl Parts {
     fn plain(ipv4: bool, payload: usize) -> Self {
         Self {
             ipv4,
@@ -45,7 +45,7 @@ impl Make {
             }
     }
 
-    /// As a TAP gives it, with a partial checksum.
+    /// Returns the frame as read from a TAP, with a partial checksum.
     fn bytes(&self) -> Vec<u8> {
         let mut frame = vec![0x02; 12];
         if self.ipv4 {
@@ -111,7 +111,7 @@ impl Make {
     }
 }
 
-/// The pseudo-header's sum from scratch (RFC 9293 3.1, RFC 8200 8.1).
+/// Returns the pseudo-header's sum, computed from the frame (RFC 9293 3.1, RFC 8200 8.1).
 fn pseudo_header(frame: &[u8], tcp_at: usize) -> u16 {
     let addresses = if frame[12] == 0x08 {
         &frame[26..34]
@@ -124,8 +124,8 @@ fn pseudo_header(frame: &[u8], tcp_at: usize) -> u16 {
     checksum::sum(&bytes)
 }
 
-/// The segments of a frame as they would go on a wire, checksums complete: written for plainness, one
-/// segment at a time, everything computed anew.
+/// Returns the segments of a frame as a network card would send them, with complete checksums. A simple
+/// model: one segment at a time, everything computed from scratch.
 fn on_the_wire(read: &[u8]) -> Vec<Vec<u8>> {
     let header = VnetHeader::read(read).unwrap();
     let frame = &read[VnetHeader::LEN..];
@@ -172,7 +172,7 @@ fn on_the_wire(read: &[u8]) -> Vec<Vec<u8>> {
     wire
 }
 
-/// Completes the partial checksum of a cut as a device would, and checks it as a receiver would.
+/// Completes the partial checksum of a cut frame as a device would, and verifies it as a receiver would.
 fn verifies(cut: &[u8]) -> bool {
     let header = VnetHeader::read(cut).unwrap();
     let mut frame = cut[VnetHeader::LEN..].to_vec();
@@ -181,7 +181,7 @@ fn verifies(cut: &[u8]) -> bool {
     let sum = !checksum::sum(&frame[tcp_at..]);
     put16(&mut frame, at, sum);
     let mut whole = frame[tcp_at..].to_vec();
-    // Odd payloads are padded where the pseudo-header would follow.
+    // An odd payload is padded before the pseudo-header.
     if whole.len() % 2 == 1 {
         whole.push(0);
     }
@@ -196,7 +196,7 @@ fn flags(cut: &[u8]) -> u8 {
 }
 
 #[test]
-fn a_frame_that_is_one_packet_passes_as_it_is() {
+fn a_frame_of_one_packet_is_unchanged() {
     let mut read = vec![0; VnetHeader::LEN + 60];
     read[VnetHeader::LEN..].fill(7);
     let frame = Frame::parse(&read).unwrap();
@@ -215,7 +215,7 @@ fn a_frame_that_is_one_packet_passes_as_it_is() {
 fn segments_are_counted_with_their_headers() {
     // Ethernet 14, IP 20 or 40, TCP 32.
     for (ipv4, headers) in [(true, 66), (false, 86)] {
-        let read = Make::plain(ipv4, 1448 * 3 + 10).bytes();
+        let read = Parts::plain(ipv4, 1448 * 3 + 10).bytes();
         let expected = Segments {
             count: 4,
             each: 1448 + headers,
@@ -228,7 +228,7 @@ fn segments_are_counted_with_their_headers() {
 #[test]
 fn the_whole_run_is_the_frame_itself() {
     for ipv4 in [true, false] {
-        let read = Make::plain(ipv4, 5000).bytes();
+        let read = Parts::plain(ipv4, 5000).bytes();
         let frame = Frame::parse(&read).unwrap();
         assert_eq!(frame.cut(0..4), read);
     }
@@ -237,11 +237,11 @@ fn the_whole_run_is_the_frame_itself() {
 #[test]
 fn fin_and_push_go_with_the_last_segment_and_cwr_with_the_first() {
     for ipv4 in [true, false] {
-        let make = Make {
+        let parts = Parts {
             flags: 0x10 | FIN | PSH | CWR,
-            ..Make::plain(ipv4, 1448 * 4)
+            ..Parts::plain(ipv4, 1448 * 4)
         };
-        let read = make.bytes();
+        let read = parts.bytes();
         let frame = Frame::parse(&read).unwrap();
         let ack = 0x10;
         let cases = [
@@ -262,8 +262,8 @@ fn fin_and_push_go_with_the_last_segment_and_cwr_with_the_first() {
 }
 
 #[test]
-fn one_segment_alone_is_no_super_frame() {
-    let read = Make::plain(true, 5000).bytes();
+fn a_cut_of_one_segment_is_not_a_super_frame() {
+    let read = Parts::plain(true, 5000).bytes();
     let cut = Frame::parse(&read).unwrap().cut(3..4);
     let header = VnetHeader::read(&cut).unwrap();
     assert_eq!(
@@ -275,9 +275,9 @@ fn one_segment_alone_is_no_super_frame() {
 }
 
 #[test]
-fn frames_that_contradict_themselves_are_malformed() {
+fn frames_whose_headers_contradict_each_other_are_malformed() {
     type Spoil = fn(&mut Vec<u8>);
-    // Offsets count from the virtio-net header on.
+    // Offsets include the virtio-net header.
     let cases: [(&str, bool, Spoil); 17] = [
         ("nothing", true, |f| f.clear()),
         ("half a header", true, |f| f.truncate(5)),
@@ -312,13 +312,13 @@ fn frames_that_contradict_themselves_are_malformed() {
         }),
     ];
     for (what, ipv4, spoil) in cases {
-        let mut read = Make::plain(ipv4, 5000).bytes();
+        let mut read = Parts::plain(ipv4, 5000).bytes();
         spoil(&mut read);
         assert!(Frame::parse(&read).is_err(), "{what}");
     }
 }
 
-fn make() -> impl Strategy<Value = Make> {
+fn parts() -> impl Strategy<Value = Parts> {
     (
         (
             any::<bool>(),
@@ -334,7 +334,7 @@ fn make() -> impl Strategy<Value = Make> {
         ),
     )
         .prop_map(
-            |((ipv4, ip_options, tcp_options, id, seq), (flags, segment, payload))| Make {
+            |((ipv4, ip_options, tcp_options, id, seq), (flags, segment, payload))| Parts {
                 ipv4,
                 ip_options,
                 tcp_options,
@@ -349,16 +349,16 @@ fn make() -> impl Strategy<Value = Make> {
 
 proptest! {
     #[test]
-    fn any_cutting_puts_the_same_segments_on_the_wire(
-        make in make(),
+    fn any_sequence_of_cuts_puts_the_same_segments_on_the_wire(
+        parts in parts(),
         lengths in prop::collection::vec(1..20_usize, 1..2000),
     ) {
-        let read = make.bytes();
+        let read = parts.bytes();
         let frame = Frame::parse(&read).unwrap();
         let count = frame.segments().count;
         let mut wire = Vec::new();
         let mut start = 0;
-        // The last length goes on for as long as there are segments.
+        // The last length repeats until all segments are cut.
         for length in lengths.iter().chain(std::iter::repeat(&20)) {
             let run = start..count.min(start + length);
             let cut = frame.cut(run.clone());
@@ -383,13 +383,13 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(
-        make in make(),
+    fn no_input_panics(
+        parts in parts(),
         spoils in prop::collection::vec((0..120_usize, any::<u8>()), 0..6),
         len in 0..2000_usize,
         noise in prop::collection::vec(any::<u8>(), 0..200),
     ) {
-        let mut read = make.bytes();
+        let mut read = parts.bytes();
         for (at, byte) in spoils {
             if let Some(slot) = read.get_mut(at) {
                 *slot = byte;

@@ -1,66 +1,66 @@
-//! Links: delay, rate, loss and a queue, each direction by itself, carried in user space between two
-//! TAPs or by the kernel's netem.
+//! Links between hosts. Each direction has its own delay, rate, loss and queue. A link is carried by a
+//! thread in user space between two TAPs, or by the kernel's netem.
 
 pub mod checksum;
 pub mod counters;
 mod engine;
 pub mod frame;
-pub(crate) mod joint;
 mod netem;
 pub mod path;
+pub(crate) mod running;
 pub mod shape;
 
 use std::io;
 
-/// What carries links.
+/// What carries the links of a world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LinkBackend {
-    /// A thread for each link, whatever the kernel has: only there is each segment's loss drawn from
-    /// the seed, and is it known whether the link held traffic up.
+    /// The same as `User`, even if the kernel has netem: only the user-space link draws losses from
+    /// the seed and knows whether it was itself the bottleneck.
     #[default]
     Auto,
-    /// A thread for each link.
+    /// A thread in user space for each link.
     User,
-    /// The kernel's netem: no thread, but losses without a seed, no counters, and no super-frames.
+    /// The kernel's netem: without threads, seeds, counters and super-frames.
     Netem,
 }
 
-/// Why a link could not be made.
+/// An error that keeps a link from being created.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// A host's namespace could not be entered.
+    /// A host's namespace cannot be entered.
     #[error(transparent)]
     Netns(#[from] taut_sys::netns::NetnsError),
-    /// A device could not be made.
+    /// A TAP cannot be created.
     #[error(transparent)]
     Tap(#[from] taut_sys::tap::TapError),
-    /// The thread that carries it could not be started.
-    #[error("link {name}: could not start carrying it: {source}")]
+    /// The link's thread cannot be started.
+    #[error("link {name}: cannot start its thread: {source}")]
     Start {
-        /// The two hosts.
+        /// The two hosts, as `a-b`.
         name: String,
         /// The system's error.
         source: io::Error,
     },
-    /// The kernel has no netem, or no tbf.
+    /// The kernel lacks netem or tbf.
     #[error(
-        "link {name}: netem was asked for and this kernel has none ({why}); \
-         load it (modprobe sch_netem sch_tbf) or use the user-space link"
+        "link {name}: this kernel lacks netem or tbf ({why}); load them with \
+         `modprobe --all sch_netem sch_tbf`, or use the user-space link"
     )]
     NoNetem {
-        /// The two hosts.
+        /// The two hosts, as `a-b`.
         name: String,
-        /// What `tc` said.
+        /// The error output of `tc`.
         why: String,
     },
-    /// A command that makes a netem link failed.
+    /// A command that creates a netem link failed.
     #[error("link {name}: `{command}`: {why}")]
     Command {
-        /// The two hosts.
+        /// The two hosts, as `a-b`.
         name: String,
         /// The command.
         command: String,
-        /// What it said.
+        /// Its error output.
         why: String,
     },
 }

@@ -1,4 +1,4 @@
-//! A link carried by the kernel: netem and tbf in a namespace of its own between the two hosts.
+//! Links carried by the kernel: netem and tbf in a namespace between the two hosts.
 //!
 //! ```text
 //! host a [to-b]--veth--[port-a] bridge [port-b]--veth--[to-a] host b
@@ -6,9 +6,9 @@
 //!                       ` for b to a
 //! ```
 //!
-//! The disciplines are on the middle's devices, never on a host's own: a queue there would count as the
-//! sender's, and TCP small queues (`tcp_limit_output_bytes`) would hold the sender back until it
-//! drains, which a queue in a distant router never does.
+//! The queueing disciplines are on the devices of the namespace in the middle, never on a host's own. A
+//! queue there would count as the sender's, and TCP small queues (`tcp_limit_output_bytes`) would hold
+//! the sender back until it drains, which a queue in a distant router never does.
 
 use std::process::Command;
 
@@ -19,13 +19,13 @@ use super::path::QUANTUM;
 use super::shape::{LinkSpec, Shape};
 use crate::units::{BitsPerSecond, Bytes};
 
-/// Packets that may be under way on a link without a rate.
-const MOST_PACKETS: u64 = 1_000_000;
+/// The most packets in flight on a link without a rate.
+const MAX_PACKETS: u64 = 1_000_000;
 
-/// Whether the kernel has netem and tbf, by trying them in `middle`, on a device that nothing uses.
+/// Checks that the kernel has netem and tbf, by adding both to the unused `lo` of `middle`.
 ///
 /// # Errors
-/// [`LinkError::NoNetem`] with what `tc` said.
+/// [`LinkError::NoNetem`] with the error output of `tc`.
 pub(super) fn probe(name: &str, middle: &Netns) -> Result<(), LinkError> {
     let ns = middle.name();
     for command in disciplines(
@@ -42,7 +42,7 @@ pub(super) fn probe(name: &str, middle: &Netns) -> Result<(), LinkError> {
     Ok(())
 }
 
-/// Makes the link between `hosts`, each with the name of the device it is to have.
+/// Creates the link between `hosts`, given with the names of their devices.
 pub(super) fn join(
     name: &str,
     middle: &Netns,
@@ -61,10 +61,10 @@ pub(super) fn join(
 }
 
 fn commands(middle: &str, hosts: [(&str, &str); 2], spec: &LinkSpec) -> Vec<Vec<String>> {
-    let mut commands = vec![words(&format!(
+    let mut commands = vec![split(&format!(
         "ip -n {middle} link add name middle type bridge"
     ))];
-    // What comes out at `port-b` has gone from a to b.
+    // Traffic that leaves through `port-b` goes from a to b.
     for ((port, (host, device)), shape) in ["port-a", "port-b"]
         .into_iter()
         .zip(hosts)
@@ -72,30 +72,31 @@ fn commands(middle: &str, hosts: [(&str, &str); 2], spec: &LinkSpec) -> Vec<Vec<
     {
         let mtu = spec.mtu;
         commands.extend([
-            words(&format!(
+            split(&format!(
                 "ip -n {middle} link add name {port} mtu {mtu} type veth peer name {device} netns {host}"
             )),
-            // netem and tbf take a super-frame for one packet: it would be lost as one. So hosts
-            // send none here, at the price of a packet's work for every packet.
-            words(&format!("ip -n {host} link set dev {device} gso_max_segs 1")),
-            words(&format!("ip -n {middle} link set dev {port} master middle up")),
+            // netem and tbf take a super-frame for one packet, and would lose it as one. So hosts
+            // send none here; the cost is the work for each packet.
+            split(&format!("ip -n {host} link set dev {device} gso_max_segs 1")),
+            split(&format!("ip -n {middle} link set dev {port} master middle up")),
         ]);
         commands.extend(disciplines(middle, port, shape, mtu));
     }
-    commands.push(words(&format!("ip -n {middle} link set dev middle up")));
+    commands.push(split(&format!("ip -n {middle} link set dev middle up")));
     commands
 }
 
-/// Delay and loss, then the queue and its rate as the delay's child: netem hands a packet to its child
-/// when its delay is over. The order is not the user-space model's; the sum of both is.
+/// Returns the commands that add delay and loss, and below them the queue with its rate: netem passes a
+/// packet to its child when the delay is over. The order differs from the user-space model's; the sum
+/// of both is the same.
 fn disciplines(netns: &str, device: &str, shape: Shape, mtu: u16) -> Vec<Vec<String>> {
-    let under_way = shape
+    let in_flight = shape
         .rate
         .map(|rate| rate.in_time(shape.delay).0 / 64 + 1000);
-    let limit = under_way.unwrap_or(MOST_PACKETS).min(MOST_PACKETS);
+    let limit = in_flight.unwrap_or(MAX_PACKETS).min(MAX_PACKETS);
     let delay = shape.delay.as_micros();
     let loss = shape.loss * 100.0;
-    let mut commands = vec![words(&format!(
+    let mut commands = vec![split(&format!(
         "tc -n {netns} qdisc add dev {device} root handle 1: \
          netem limit {limit} delay {delay}us loss {loss}%"
     ))];
@@ -103,7 +104,7 @@ fn disciplines(netns: &str, device: &str, shape: Shape, mtu: u16) -> Vec<Vec<Str
         let frame = u64::from(mtu) + 14;
         let burst = rate.in_time(QUANTUM).max(Bytes(2 * frame)).0;
         let (rate, queue) = (rate.0, shape.queue.0);
-        commands.push(words(&format!(
+        commands.push(split(&format!(
             "tc -n {netns} qdisc add dev {device} parent 1:1 handle 2: \
              tbf rate {rate}bit burst {burst} limit {queue}"
         )));
@@ -111,11 +112,11 @@ fn disciplines(netns: &str, device: &str, shape: Shape, mtu: u16) -> Vec<Vec<Str
     commands
 }
 
-fn words(line: &str) -> Vec<String> {
+fn split(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-/// Runs a command; what it said on its error output when it failed.
+/// Runs a command. The error is its error output.
 fn run(command: &[String]) -> Result<(), String> {
     let output = Command::new(&command[0]).args(&command[1..]).output();
     match output {

@@ -1,16 +1,17 @@
-//! One direction of a link as a pure model: frames in, trains of segments out, at the right time.
+//! A pure model of one direction of a link: it takes frames and returns trains of segments when they
+//! are due.
 //!
 //! ```text
 //! frame -> [drop-tail queue, bytes] -> serialisation at `rate` -> [loss, per segment] -> delay -> train
 //! ```
 //!
-//! The queue is not kept as a list. Service is first come, first served at a constant rate, so the
-//! moment at which the wire falls free says how many bytes wait, and when each new segment will have
-//! left. All of a segment's fate is thus settled when it arrives, and a late caller (a busy machine)
-//! makes deliveries late but never changes which segments are lost or when the next ones are due.
+//! The queue is not a list. Service is first come, first served at a constant rate, so the time at which
+//! the wire becomes free determines how many bytes wait and when each new segment leaves. Everything
+//! about a segment is decided when it arrives: a late caller (on a busy machine) delivers late, but
+//! never changes which segments are lost or when the next ones are due.
 //!
-//! `now` is an argument everywhere: [`Path::handle_frame`] takes input, [`Path::poll_delivery`] gives
-//! output, [`Path::next_due`] says when to come back.
+//! The caller passes the time: [`Path::handle_frame`] takes input, [`Path::poll_delivery`] returns
+//! output, and [`Path::next_due`] says when to call again.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -23,41 +24,41 @@ use super::counters::PathCounters;
 use super::shape::Shape;
 use crate::units::Bytes;
 
-/// A point in a link's time: nanoseconds since it began.
+/// A point in time, in nanoseconds since the link was created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Moment(u64);
 
 // === impl Moment ===
 
 impl Moment {
-    /// The moment `since_start` after the link began.
+    /// Returns the moment `since_start` after the link was created.
     pub fn after(since_start: Duration) -> Self {
         // 584 years fit.
         Self(u64::try_from(since_start.as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// How long after `earlier` this is; zero when it is not.
+    /// Returns the time since `earlier`; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// The segments of one frame, by their lengths on the wire: the Ethernet header and all after it, in
-/// bytes. All are of one length but the last, which may be shorter.
+/// The lengths of a frame's segments on the wire, in bytes from the Ethernet header on. All are equal
+/// but the last, which may be shorter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segments {
-    /// How many; at least one.
+    /// The number of segments; at least one.
     pub count: usize,
-    /// The length of each but the last.
+    /// The length of each segment but the last.
     pub each: u32,
-    /// The length of the last.
+    /// The length of the last segment.
     pub last: u32,
 }
 
 // === impl Segments ===
 
 impl Segments {
-    fn wire(self, index: usize) -> u32 {
+    fn length(self, index: usize) -> u32 {
         if index + 1 == self.count {
             self.last
         } else {
@@ -66,36 +67,38 @@ impl Segments {
     }
 }
 
-/// Segments are delivered in trains no longer than this much serialisation time: TCP sees the
-/// wire's pacing at this grain, and the host is not woken for every packet.
+/// The longest train of segments that is delivered at once, in serialisation time. TCP sees the pacing
+/// of the wire at this granularity, and the host is not woken for every packet.
 pub const QUANTUM: Duration = Duration::from_micros(100);
 
-/// What is under way is bounded by the shape (rate x delay + queue), and at least by this where the
-/// rate is not.
-const LEAST_MEMORY: u64 = 64 << 20;
+/// The least memory for segments in flight, in bytes. Beyond it, the shape (rate x delay + queue) bounds
+/// them.
+const MIN_MEMORY: u64 = 64 << 20;
 
-/// One direction of a link, carrying payloads `P`.
+/// The model of one direction of a link. `P` is the caller's type for a train's payload.
 #[derive(Debug)]
 pub struct Path<P> {
     shape: Shape,
-    /// Losses happen when a draw is below this; of 2^64.
+    /// A segment is lost if a draw of 64 bits is below this.
     loss_below: u128,
+    /// The most bytes in flight.
     memory: u64,
     random: Pcg64,
     is_cut: bool,
-    /// When the last accepted segment has left, in nanoseconds and `1/rate`ths of one.
+    /// When the last accepted segment has left: nanoseconds, and `1/rate`ths of one.
     free_at: u64,
     free_at_fraction: u64,
-    under_way: VecDeque<Train<P>>,
-    under_way_bytes: u64,
+    in_flight: VecDeque<Train<P>>,
+    in_flight_bytes: u64,
     counters: PathCounters,
 }
 
-/// The draws of one direction.
-fn losses(seed: u64, stream: u64) -> Pcg64 {
+/// Returns the generator of one direction's losses.
+fn loss_generator(seed: u64, stream: u64) -> Pcg64 {
     Pcg64::new(u128::from(seed), u128::from(stream))
 }
 
+/// Segments that are delivered together.
 #[derive(Debug)]
 struct Train<P> {
     due: u64,
@@ -103,9 +106,9 @@ struct Train<P> {
     payload: P,
 }
 
-/// A train being gathered.
+/// A train that may still get more segments.
 #[derive(Default)]
-struct Gathering {
+struct OpenTrain {
     segments: Range<usize>,
     bytes: u64,
 }
@@ -113,48 +116,48 @@ struct Gathering {
 // === impl Path ===
 
 impl<P> Path<P> {
-    /// A direction of `shape` whose losses come from `stream` of `seed`.
+    /// A direction with this shape, whose losses are drawn from `stream` of `seed`.
     pub fn new(shape: Shape, seed: u64, stream: u64) -> Self {
-        let in_flight = shape
+        let on_the_wire = shape
             .rate
             .map_or(Bytes(0), |rate| rate.in_time(shape.delay));
         Self {
             shape,
-            // 2^64 as a float is exact; a loss of 1 is above every draw.
+            // 2^64 is exact as a float, and above every draw.
             loss_below: (shape.loss * 2_f64.powi(64)) as u128,
-            memory: in_flight
+            memory: on_the_wire
                 .0
                 .saturating_add(shape.queue.0)
                 .saturating_mul(2)
-                .max(LEAST_MEMORY),
-            random: losses(seed, stream),
+                .max(MIN_MEMORY),
+            random: loss_generator(seed, stream),
             is_cut: false,
             free_at: 0,
             free_at_fraction: 0,
-            under_way: VecDeque::new(),
-            under_way_bytes: 0,
+            in_flight: VecDeque::new(),
+            in_flight_bytes: 0,
             counters: PathCounters::default(),
         }
     }
 
-    /// Draws losses from another seed from now on: the next accepted segment meets its first draw.
+    /// Draws losses from another seed from now on: the next accepted segment gets its first draw.
     pub fn reseed(&mut self, seed: u64, stream: u64) {
-        self.random = losses(seed, stream);
+        self.random = loss_generator(seed, stream);
     }
 
-    /// Cuts the wire, or mends it. While it is cut nothing that arrives gets through; what is under
-    /// way has passed the cut already.
+    /// Cuts the wire or restores it. While it is cut, arriving segments are dropped; those in flight have
+    /// passed the cut already.
     pub fn cut(&mut self, is_cut: bool) {
         self.is_cut = is_cut;
     }
 
-    /// What has happened so far.
+    /// Returns the counters.
     pub fn counters(&self) -> &PathCounters {
         &self.counters
     }
 
-    /// Takes a frame that arrived `now`. `cut` is called with each run of its segments that will be
-    /// delivered together, in order, and returns what to deliver.
+    /// Handles a frame that arrives at `now`. Calls `cut` with each run of its segments that will be
+    /// delivered together, in order; `cut` returns the payload to deliver.
     pub fn handle_frame(
         &mut self,
         now: Moment,
@@ -168,18 +171,18 @@ impl<P> Path<P> {
             return;
         }
         let longest = self.longest_train(segments.each);
-        let mut train = Gathering::default();
+        let mut train = OpenTrain::default();
         for index in 0..segments.count {
-            let wire = segments.wire(index);
+            let wire = segments.length(index);
             self.counters.bytes += u64::from(wire);
-            if !self.admit(now, u64::from(wire) + train.bytes, wire) {
-                self.depart(&mut train, &mut cut);
+            if !self.accept(now, u64::from(wire) + train.bytes, wire) {
+                self.close(&mut train, &mut cut);
                 continue;
             }
-            // The wire is busy until this segment has left, so the train before it must go with the
-            // wire's time as it was.
+            // A train is due by the time at which its last segment has left, so it closes before the
+            // lost segment moves that.
             if self.is_lost() {
-                self.depart(&mut train, &mut cut);
+                self.close(&mut train, &mut cut);
                 self.serialise(now, wire);
                 continue;
             }
@@ -190,19 +193,19 @@ impl<P> Path<P> {
             train.segments.end = index + 1;
             train.bytes += u64::from(wire);
             if train.segments.len() >= longest {
-                self.depart(&mut train, &mut cut);
+                self.close(&mut train, &mut cut);
             }
         }
-        self.depart(&mut train, &mut cut);
+        self.close(&mut train, &mut cut);
     }
 
-    /// The next payload whose time has come, if any.
+    /// Returns the next payload that is due at `now`, if any.
     pub fn poll_delivery(&mut self, now: Moment) -> Option<P> {
-        if self.under_way.front()?.due > now.0 {
+        if self.in_flight.front()?.due > now.0 {
             return None;
         }
-        let train = self.under_way.pop_front()?;
-        self.under_way_bytes -= train.bytes;
+        let train = self.in_flight.pop_front()?;
+        self.in_flight_bytes -= train.bytes;
         self.counters.delivered_bytes += train.bytes;
         self.counters.deliveries += 1;
         let lateness = now.since(Moment(train.due));
@@ -211,28 +214,28 @@ impl<P> Path<P> {
         Some(train.payload)
     }
 
-    /// When [`Self::poll_delivery`] will next have something.
+    /// Returns when [`Self::poll_delivery`] will next return a payload.
     pub fn next_due(&self) -> Option<Moment> {
-        self.under_way.front().map(|train| Moment(train.due))
+        self.in_flight.front().map(|train| Moment(train.due))
     }
 
-    /// Whether there is room for a segment of `wire` bytes, in the queue and, with the train it would
-    /// join, in memory.
-    fn admit(&mut self, now: Moment, held: u64, wire: u32) -> bool {
+    /// Returns whether the queue has room for a segment of `wire` bytes, and memory for `train` bytes:
+    /// the train that the segment would join. Counts the drop if not.
+    fn accept(&mut self, now: Moment, train: u64, wire: u32) -> bool {
         if self.waiting(now) + u128::from(wire) > u128::from(self.shape.queue.0)
             && self.shape.rate.is_some()
         {
             self.counters.queue_drops += 1;
             return false;
         }
-        if self.under_way_bytes + held > self.memory {
+        if self.in_flight_bytes + train > self.memory {
             self.counters.memory_drops += 1;
             return false;
         }
         true
     }
 
-    /// Bytes that have not left yet, with what is left of the segment being serialised, rounded up.
+    /// Returns the bytes that have not left yet, the rest of the segment on the wire included, rounded up.
     fn waiting(&self, now: Moment) -> u128 {
         let Some(rate) = self.shape.rate else {
             return 0;
@@ -240,12 +243,12 @@ impl<P> Path<P> {
         let Some(busy) = self.free_at.checked_sub(now.0) else {
             return 0;
         };
-        // Exact, fraction and all: a queue that is full to the byte takes no byte more.
+        // Exact to the fraction, so that the queue's limit is exact to the byte.
         let bits = u128::from(busy) * u128::from(rate.0) + u128::from(self.free_at_fraction);
         bits.div_ceil(8_000_000_000)
     }
 
-    /// Moves the moment at which the wire falls free.
+    /// Advances the time at which the wire becomes free by a segment of `wire` bytes.
     fn serialise(&mut self, now: Moment, wire: u32) {
         if self.free_at < now.0 {
             self.free_at = now.0;
@@ -259,26 +262,28 @@ impl<P> Path<P> {
     }
 
     fn is_lost(&mut self) -> bool {
-        // Lossless paths draw nothing, so that giving one direction a loss later changes no other run.
+        // A path without loss draws nothing, so that giving one direction a loss changes no other run.
         let lost = self.loss_below > 0 && u128::from(self.random.next_u64()) < self.loss_below;
         self.counters.loss_drops += u64::from(lost);
         lost
     }
 
-    fn depart(&mut self, train: &mut Gathering, cut: &mut impl FnMut(Range<usize>) -> P) {
-        let Gathering { segments, bytes } = std::mem::take(train);
+    /// Puts a train in flight, if it has segments.
+    fn close(&mut self, train: &mut OpenTrain, cut: &mut impl FnMut(Range<usize>) -> P) {
+        let OpenTrain { segments, bytes } = std::mem::take(train);
         if segments.is_empty() {
             return;
         }
         let due = Moment(self.free_at).0 + Moment::after(self.shape.delay).0;
-        self.under_way_bytes += bytes;
-        self.under_way.push_back(Train {
+        self.in_flight_bytes += bytes;
+        self.in_flight.push_back(Train {
             due,
             bytes,
             payload: cut(segments),
         });
     }
 
+    /// Returns the most segments of `wire` bytes that leave within [`QUANTUM`]; at least 1.
     fn longest_train(&self, wire: u32) -> usize {
         let Some(rate) = self.shape.rate else {
             return usize::MAX;

@@ -17,7 +17,7 @@ fn segments(count: usize, each: u32) -> Segments {
     }
 }
 
-/// Everything that comes out, with when.
+/// Returns everything that is delivered, with the time of each delivery.
 fn drain(path: &mut Path<(u32, Range<usize>)>) -> Vec<(u64, u32, Range<usize>)> {
     let mut out = Vec::new();
     while let Some(due) = path.next_due() {
@@ -51,7 +51,7 @@ fn a_segment_arrives_when_it_has_been_serialised_and_has_travelled() {
     let mut path = Path::new(ms(10).rate(BitsPerSecond::mega(10)), 1, 0);
     offer(&mut path, 0, 0, segments(1, 1250));
     offer(&mut path, 0, 1, segments(1, 1250));
-    // The wire is free again by then.
+    // The wire is idle again by then.
     offer(&mut path, 5 * MS, 2, segments(1, 1250));
     assert_eq!(
         drain(&mut path),
@@ -100,12 +100,12 @@ fn trains_are_no_longer_than_the_quantum() {
 }
 
 #[test]
-fn the_queue_holds_its_bytes_and_drops_what_comes_on_top() {
+fn the_queue_holds_its_bytes_and_drops_what_exceeds_them() {
     let shape = ms(1).rate(BitsPerSecond::mega(10)).queue(Bytes(5000));
     let mut path = Path::new(shape, 1, 0);
     offer(&mut path, 0, 0, segments(10, 1250));
     assert_eq!(path.counters().queue_drops, 6);
-    // Half a segment has left by now, and half a one fits; then a whole one does.
+    // By now half a segment has left, so a whole one does not fit; later it does.
     offer(&mut path, MS / 2, 1, segments(1, 1250));
     assert_eq!(path.counters().queue_drops, 7);
     offer(&mut path, MS, 2, segments(1, 1250));
@@ -141,14 +141,14 @@ fn loss_is_drawn_for_each_segment_and_not_for_each_frame() {
         }
         path.counters().loss_drops
     };
-    // The same draws, however they are packed into frames.
+    // The draws are the same however segments are packed into frames.
     assert_eq!(lost(1), lost(40));
     // Ten standard deviations of a binomial: 10 x sqrt(10^6 x 0.01 x 0.99).
     assert!(lost(1).abs_diff(10_000) < 995, "{}", lost(1));
 }
 
 #[test]
-fn a_loss_of_one_loses_all_and_of_none_nothing() {
+fn a_loss_of_1_loses_every_segment_and_a_loss_of_0_none() {
     for (loss, lost) in [(1.0, 1000), (0.0, 0)] {
         let mut path = Path::new(ms(1).loss(loss), 1, 0);
         offer(&mut path, 0, 0, segments(1000, 100));
@@ -169,7 +169,7 @@ fn seeds_and_streams_lose_different_segments_and_the_same_seed_the_same() {
 }
 
 #[test]
-fn a_path_without_a_rate_is_bounded_all_the_same() {
+fn memory_bounds_a_path_without_a_rate() {
     let mut path = Path::new(ms(1000), 1, 0);
     for frame in 0..2000 {
         offer(&mut path, 0, frame, segments(44, 1514));
@@ -178,13 +178,13 @@ fn a_path_without_a_rate_is_bounded_all_the_same() {
         .iter()
         .map(|(.., run)| run.len() as u64 * 1514)
         .sum();
-    assert!(kept <= LEAST_MEMORY && kept > LEAST_MEMORY - 1514);
+    assert!(kept <= MIN_MEMORY && kept > MIN_MEMORY - 1514);
     assert!(path.counters().memory_drops > 0);
     assert_eq!(path.counters().queue_drops, 0);
 }
 
 #[test]
-fn a_late_caller_is_counted_and_changes_nothing_else() {
+fn a_late_caller_is_counted_and_has_no_other_effect() {
     let mut path = Path::new(ms(1), 1, 0);
     for frame in 0..3 {
         offer(&mut path, 0, frame, segments(1, 100));
@@ -197,7 +197,7 @@ fn a_late_caller_is_counted_and_changes_nothing_else() {
     assert_eq!(path.counters().latest, Duration::from_nanos(MS + 1));
 }
 
-/// Offers the frames `(gap, segments, bytes of each)` one after the other, and checks what comes out.
+/// Offers frames, each `(gap, segments, bytes of each)`, and checks what is delivered.
 fn check_order_and_counters(
     rate: Option<u64>,
     queue: u64,
@@ -227,7 +227,7 @@ fn check_order_and_counters(
                 last,
             },
         );
-        // What waits never exceeds the queue.
+        // The queue never exceeds its limit.
         prop_assert!(rate.is_none() || path.waiting(at(now)) <= u128::from(queue));
     }
     let out = drain(&mut path);
@@ -237,7 +237,7 @@ fn check_order_and_counters(
         arrived + counters.queue_drops + counters.loss_drops + counters.memory_drops,
         counters.segments
     );
-    prop_assert_eq!(path.under_way_bytes, 0);
+    prop_assert_eq!(path.in_flight_bytes, 0);
     for pair in out.windows(2) {
         let ((due_a, frame_a, run_a), (due_b, frame_b, run_b)) = (&pair[0], &pair[1]);
         prop_assert!(due_a <= due_b);
@@ -253,7 +253,7 @@ fn check_order_and_counters(
         })
         .sum();
     prop_assert_eq!(counters.delivered_bytes, bytes);
-    // Nothing goes faster than the wire.
+    // Segments are never faster than the wire.
     if let (Some(rate), Some((last_due, ..))) = (rate, out.last()) {
         let time = u128::from(bytes) * 8_000_000_000 / u128::from(rate);
         prop_assert!(u128::from(*last_due) + 1 >= time + u128::from(delay * MS));
@@ -280,7 +280,7 @@ fn one_small_frame_on_a_path_without_rate_or_delay_is_accounted_for() {
 }
 
 #[test]
-fn a_seed_that_is_set_again_brings_the_same_losses() {
+fn setting_the_same_seed_again_repeats_the_losses() {
     let mut path = Path::new(ms(1).loss(0.3), 5, 0);
     let lost = |path: &mut Path<_>, now: u64| {
         offer(
@@ -306,7 +306,7 @@ fn a_seed_that_is_set_again_brings_the_same_losses() {
 }
 
 #[test]
-fn nothing_passes_a_cut_and_what_had_passed_it_arrives() {
+fn segments_in_flight_arrive_after_a_cut_and_later_ones_are_dropped() {
     let mut path = Path::new(ms(10), 1, 0);
     offer(&mut path, 0, 0, segments(2, 1514));
     path.cut(true);

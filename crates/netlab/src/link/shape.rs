@@ -1,29 +1,29 @@
-//! What a link does to traffic, in each direction.
+//! The shape of a link: what it does to traffic in each direction.
 
 use std::time::Duration;
 
 use crate::units::{BitsPerSecond, Bytes};
 
-/// One direction of a link.
+/// The shape of one direction of a link.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Shape {
-    /// Time from the end of a segment's serialisation to its arrival.
+    /// The time from the end of a segment's serialisation to its arrival.
     pub delay: Duration,
-    /// How fast segments are serialised; `None`: at once.
+    /// The rate of serialisation. With `None` it takes no time.
     pub rate: Option<BitsPerSecond>,
-    /// The share of segments lost after they were serialised, 0 to 1, each by itself.
+    /// The probability, 0 to 1, that a serialised segment is lost; independent of the others.
     pub loss: f64,
-    /// What may wait to be serialised; what comes on top is dropped (drop-tail).
+    /// The bytes that may wait for serialisation; segments beyond them are dropped (drop-tail).
     pub queue: Bytes,
-    /// A delivery counts as late when it is past due by more than this. What matters is what is
-    /// measured: half a percent of a round trip is nothing, and ten of them are a result.
+    /// A delivery counts as late if it is past due by more than this. Choose it by what is measured: half
+    /// a percent of a round trip does not matter, ten percent do.
     pub tolerance: Duration,
 }
 
 // === impl Shape ===
 
 impl Default for Shape {
-    /// No delay, no rate limit, no loss, a queue of 1 MB for when a rate is set, and late after 1 ms.
+    /// No delay, rate or loss; a queue of 1 MB, in case a rate is set; a tolerance of 1 ms.
     fn default() -> Self {
         Self {
             delay: Duration::ZERO,
@@ -36,7 +36,7 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// A direction that only delays.
+    /// A direction with this delay and nothing else.
     pub fn delay(delay: Duration) -> Self {
         Self {
             delay,
@@ -44,7 +44,7 @@ impl Shape {
         }
     }
 
-    /// The same with a rate.
+    /// Sets the rate.
     #[must_use]
     pub fn rate(self, rate: BitsPerSecond) -> Self {
         Self {
@@ -53,31 +53,31 @@ impl Shape {
         }
     }
 
-    /// The same with random loss; 0.001 is one segment in a thousand.
+    /// Sets the probability of loss; 0.001 is one segment in a thousand.
     #[must_use]
     pub fn loss(self, loss: f64) -> Self {
         Self { loss, ..self }
     }
 
-    /// The same with another queue.
+    /// Sets the size of the queue.
     #[must_use]
     pub fn queue(self, queue: Bytes) -> Self {
         Self { queue, ..self }
     }
 
-    /// The same, late only after `tolerance`.
+    /// Sets how late a delivery may be before it counts as late.
     #[must_use]
     pub fn tolerance(self, tolerance: Duration) -> Self {
         Self { tolerance, ..self }
     }
 
-    /// Why no link can have this shape with frames of `frame` bytes, if none can.
+    /// Returns why no link with frames of `frame` bytes can have this shape, or `None` if one can.
     pub(crate) fn fault(&self, frame: Bytes) -> Option<String> {
         if !(0.0..=1.0).contains(&self.loss) {
             return Some(format!("a loss of {} is not between 0 and 1", self.loss));
         }
         if self.rate == Some(BitsPerSecond(0)) {
-            return Some("a rate of 0 carries nothing; use a loss of 1".to_owned());
+            return Some("a rate of 0 carries nothing; use a loss of 1 instead".to_owned());
         }
         if self.rate.is_some() && self.queue < frame {
             return Some(format!(
@@ -94,18 +94,18 @@ impl Shape {
         })
     }
 
-    /// Beyond this every TCP gives up, and the memory for what is under way has no useful bound.
+    /// Every TCP gives up before that, and the memory for segments in flight has no useful bound beyond.
     const LONGEST_DELAY: Duration = Duration::from_secs(60);
 }
 
-/// Both directions of a link.
+/// The description of a link: the shapes of both directions, and what they share.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct LinkSpec {
     /// From the host named first to the one named second.
     pub a_to_b: Shape,
-    /// Back.
+    /// The opposite direction.
     pub b_to_a: Shape,
-    /// Seed of the losses; each direction draws from a stream of its own.
+    /// The seed of the losses. Each direction draws from its own stream.
     pub seed: u64,
     /// The longest IP packet, in bytes.
     pub mtu: u16,
@@ -114,12 +114,12 @@ pub struct LinkSpec {
 // === impl LinkSpec ===
 
 impl LinkSpec {
-    /// The same shape both ways, an MTU of 1500 bytes, and seed 1.
+    /// A link with the same shape in both directions, an MTU of 1500 bytes, and seed 1.
     pub fn both(shape: Shape) -> Self {
         Self::each(shape, shape)
     }
 
-    /// A shape for each direction, an MTU of 1500 bytes, and seed 1.
+    /// A link with a shape for each direction, an MTU of 1500 bytes, and seed 1.
     pub fn each(a_to_b: Shape, b_to_a: Shape) -> Self {
         Self {
             a_to_b,
@@ -129,7 +129,7 @@ impl LinkSpec {
         }
     }
 
-    /// The same with another seed.
+    /// Sets the seed.
     #[must_use]
     pub fn seed(self, seed: u64) -> Self {
         Self { seed, ..self }
@@ -137,10 +137,10 @@ impl LinkSpec {
 
     /// Returns why no link of this description can exist, or `None` if one can.
     pub fn fault(&self) -> Option<String> {
-        // 1280: IPv6's least (RFC 8200, 5).
+        // RFC 8200 5: the least MTU of IPv6.
         if self.mtu < 1280 {
             return Some(format!(
-                "an MTU of {} is below IPv6's least, 1280",
+                "an MTU of {} is below 1280, the least of IPv6",
                 self.mtu
             ));
         }

@@ -1,4 +1,4 @@
-//! Describing a world, and building it.
+//! Describes a world and builds it.
 
 use std::collections::HashSet;
 use std::io;
@@ -9,7 +9,7 @@ use super::plan::{self, Edge};
 use super::{Host, Record, World, WorldError, sysctl};
 use crate::interrupt;
 use crate::link::LinkBackend;
-use crate::link::joint::{End, Link};
+use crate::link::running::{End, Link};
 use crate::link::shape::LinkSpec;
 
 /// A description of a world.
@@ -18,7 +18,7 @@ pub struct WorldBuilder {
     name: String,
     hosts: Vec<String>,
     links: Vec<(String, String, LinkSpec)>,
-    /// For one host, or for all.
+    /// Host (`None`: every host), key and value.
     sysctls: Vec<(Option<String>, String, String)>,
     backend: LinkBackend,
 }
@@ -26,7 +26,7 @@ pub struct WorldBuilder {
 // === impl WorldBuilder ===
 
 impl WorldBuilder {
-    /// A world called `name` with nothing in it.
+    /// An empty description of a world called `name`.
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -37,14 +37,14 @@ impl WorldBuilder {
         }
     }
 
-    /// Adds a host. A name has 1 to 11 lower-case letters, digits and hyphens.
+    /// Adds a host. Its name has 1 to 11 lower-case letters, digits and hyphens.
     #[must_use]
     pub fn host(mut self, name: &str) -> Self {
         self.hosts.push(name.to_owned());
         self
     }
 
-    /// Joins two hosts, `a` and `b`, with a link.
+    /// Adds a link between the hosts `a` and `b`.
     #[must_use]
     pub fn link(mut self, a: &str, b: &str, spec: LinkSpec) -> Self {
         self.links.push((a.to_owned(), b.to_owned(), spec));
@@ -66,17 +66,17 @@ impl WorldBuilder {
         self
     }
 
-    /// Says what is to carry the links; [`LinkBackend::Auto`] unless told.
+    /// Sets what carries the links; the default is [`LinkBackend::Auto`].
     #[must_use]
     pub fn backend(self, backend: LinkBackend) -> Self {
         Self { backend, ..self }
     }
 
-    /// Sweeps up after dead worlds, then builds this one.
+    /// Removes the remains of dead worlds ([`World::sweep`]), then builds this one.
     ///
     /// # Errors
-    /// When the description makes no sense, or the kernel refuses a part of it; whatever was made by
-    /// then has been undone.
+    /// If the description is invalid or the kernel rejects a part of it. What was created until then has
+    /// been removed.
     pub fn build(self) -> Result<World, WorldError> {
         if let Some(why) = self.fault() {
             return Err(WorldError::Impossible {
@@ -84,38 +84,37 @@ impl WorldBuilder {
                 why,
             });
         }
-        World::sweep().map_err(|e| self.could_not("sweep up after dead worlds", e))?;
-        let record =
-            Record::begin(&self.name).map_err(|e| self.could_not("begin its record", e))?;
+        World::sweep().map_err(|e| self.error("remove the remains of dead worlds", e))?;
+        let record = Record::create(&self.name).map_err(|e| self.error("create its record", e))?;
         let record = Arc::new(record);
-        interrupt::watch(&record);
-        // From here on dropping the world undoes what there is of it.
+        interrupt::register(&record);
+        // From here on, dropping the world removes what has been created.
         let mut world = World {
             name: self.name.clone(),
             links: Vec::new(),
             hosts: Vec::new(),
             dir: record
-                .make_dir()
-                .map_err(|e| self.could_not("make its directory", e))?,
+                .create_dir()
+                .map_err(|e| self.error("create its directory", e))?,
             record,
         };
-        self.make_hosts(&mut world)?;
-        let devices = self.make_links(&mut world)?;
-        self.make_ways(&world, &devices)?;
+        self.create_hosts(&mut world)?;
+        let devices = self.create_links(&mut world)?;
+        self.add_routes(&world, &devices)?;
         Ok(world)
     }
 
-    fn make_hosts(&self, world: &mut World) -> Result<(), WorldError> {
+    fn create_hosts(&self, world: &mut World) -> Result<(), WorldError> {
         for (number, name) in self.hosts.iter().enumerate() {
-            let netns = world.record.make_netns(name);
-            let netns = netns.map_err(|e| self.could_not(&format!("make host {name}"), e))?;
+            let netns = world.record.create_netns(name);
+            let netns = netns.map_err(|e| self.error(&format!("create host {name}"), e))?;
             let links = self
                 .links
                 .iter()
                 .filter(|(a, b, _)| a == name || b == name)
                 .count();
             let forwarding = if links > 1 { sysctl::FORWARDING } else { &[] };
-            // Before there are devices, which take `conf.default` as it is when they are made.
+            // Before devices are created: they copy `conf.default` at that time.
             sysctl::set(&netns, sysctl::DEFAULTS.iter().chain(forwarding).copied())?;
             world.hosts.push(Host {
                 name: name.clone(),
@@ -127,13 +126,13 @@ impl WorldBuilder {
         Ok(())
     }
 
-    fn make_links(&self, world: &mut World) -> Result<Vec<Vec<Device>>, WorldError> {
+    fn create_links(&self, world: &mut World) -> Result<Vec<Vec<Device>>, WorldError> {
         let mut devices = vec![Vec::<Device>::new(); self.hosts.len()];
         for (link, (a, b, spec)) in self.links.iter().enumerate() {
             let mut ends = Vec::with_capacity(2);
             for (end, (own, far)) in [(a, b), (b, a)].into_iter().enumerate() {
                 let host = self.number(own);
-                let name = free_name(far, &devices[host]);
+                let name = unused_name(far, &devices[host]);
                 ends.push(End {
                     host,
                     device: name.clone(),
@@ -150,9 +149,10 @@ impl WorldBuilder {
             let joint = match self.backend {
                 LinkBackend::Auto | LinkBackend::User => Link::join(name, sides, spec)?,
                 LinkBackend::Netem => {
-                    // No host's name has a dot in it.
-                    let middle = world.record.make_netns(&format!("link.{link}"));
-                    let middle = middle.map_err(|e| self.could_not("make a link's middle", e))?;
+                    // Unique: no host's name has a dot.
+                    let middle = world.record.create_netns(&format!("link.{link}"));
+                    let middle =
+                        middle.map_err(|e| self.error("create the namespace of a link", e))?;
                     sysctl::set(&middle, sysctl::MIDDLE.iter().copied())?;
                     Link::join_by_netem(name, sides, &middle, spec)?
                 }
@@ -166,7 +166,7 @@ impl WorldBuilder {
         Ok(devices)
     }
 
-    fn make_ways(&self, world: &World, devices: &[Vec<Device>]) -> Result<(), WorldError> {
+    fn add_routes(&self, world: &World, devices: &[Vec<Device>]) -> Result<(), WorldError> {
         let edges: Vec<Edge> = self
             .links
             .iter()
@@ -178,7 +178,7 @@ impl WorldBuilder {
         for (number, host) in world.hosts.iter().enumerate() {
             let routes = plan::routes(self.hosts.len(), &edges, number);
             devices::add_routes(&host.netns, host.addresses, &devices[number], &routes)?;
-            // Last, so that a setting of a device (net.ipv4.conf.to-server...) finds it.
+            // Last, because a setting of a device (net.ipv4.conf.to-server...) needs the device.
             let own = self.sysctls.iter().filter_map(|(to, key, value)| {
                 let here = to.as_ref().is_none_or(|to| *to == host.name);
                 here.then_some((key.as_str(), value.as_str()))
@@ -188,14 +188,13 @@ impl WorldBuilder {
         Ok(())
     }
 
-    /// What keeps this world from being, if anything does.
+    /// Returns why this description is invalid, or `None` if it is valid.
     fn fault(&self) -> Option<String> {
         let mut names = HashSet::new();
         for name in &self.hosts {
-            if !is_name(name) {
+            if !is_host_name(name) {
                 return Some(format!(
-                    "a host's name has 1 to 11 lower-case letters, digits and hyphens, and {name:?} \
-                     does not"
+                    "{name:?} is not a host's name: use 1 to 11 lower-case letters, digits and hyphens"
                 ));
             }
             if !names.insert(name) {
@@ -203,11 +202,17 @@ impl WorldBuilder {
             }
         }
         if self.hosts.len() > plan::MAX_HOSTS || self.links.len() > plan::MAX_LINKS {
-            return Some("there are more hosts or links than addresses for them".to_owned());
+            return Some(format!(
+                "there are too many: a world has at most {} hosts and {} links",
+                plan::MAX_HOSTS,
+                plan::MAX_LINKS
+            ));
         }
         for (a, b, spec) in &self.links {
             if let Some(unknown) = [a, b].into_iter().find(|name| !names.contains(name)) {
-                return Some(format!("a link names {unknown}, which is no host of it"));
+                return Some(format!(
+                    "a link names {unknown}, which is not a host of this world"
+                ));
             }
             if a == b {
                 return Some(format!("a link joins {a} to itself"));
@@ -220,15 +225,17 @@ impl WorldBuilder {
             .sysctls
             .iter()
             .find(|(to, ..)| to.as_ref().is_some_and(|to| !names.contains(to)));
-        unknown.map(|(to, key, _)| format!("{key} is set on {to:?}, which is no host of it"))
+        unknown.map(|(to, key, _)| {
+            format!("{key} is set on {to:?}, which is not a host of this world")
+        })
     }
 
-    /// The number of a host that is known to be there.
+    /// Returns the number of a host whose name has been checked.
     fn number(&self, name: &str) -> usize {
         self.hosts.iter().position(|host| host == name).unwrap_or(0)
     }
 
-    fn could_not(&self, action: &str, source: io::Error) -> WorldError {
+    fn error(&self, action: &str, source: io::Error) -> WorldError {
         WorldError::Make {
             world: self.name.clone(),
             action: action.to_owned(),
@@ -237,14 +244,14 @@ impl WorldBuilder {
     }
 }
 
-fn is_name(name: &str) -> bool {
+fn is_host_name(name: &str) -> bool {
     let letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     (1..=11).contains(&name.len()) && name.chars().all(letter)
 }
 
-/// `to-PEER`, with a number after it from the second link to that peer on; at most 15 bytes, the most
-/// that a device's name may have.
-fn free_name(peer: &str, taken: &[Device]) -> String {
+/// Returns `to-PEER`, followed by a number from the second link to that peer on. A device's name has at
+/// most 15 bytes.
+fn unused_name(peer: &str, taken: &[Device]) -> String {
     let plain = format!("to-{peer}");
     let numbered = (2..).map(|n| {
         let suffix = format!(".{n}");

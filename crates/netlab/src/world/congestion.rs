@@ -1,9 +1,9 @@
-//! Giving a host a congestion control that the machine does not let namespaces choose.
+//! Sets a congestion control that the machine does not allow namespaces to choose.
 //!
-//! A namespace may only make default what is in `tcp_allowed_congestion_control` of the whole machine,
-//! and a kernel that was built with BBR as its default has not even Cubic there. The list is checked
-//! when a choice is made and never again. So it is widened for the moment of choosing, under a lock,
-//! and put back; what it was stands in the lock's file meanwhile, for the case of a `kill -9`.
+//! A namespace may make default only what is in the machine's `tcp_allowed_congestion_control`, and a
+//! kernel built with BBR as its default does not even list Cubic there. The kernel checks the list only
+//! when a choice is made. So the list is extended for the moment of the choice, under a lock, and
+//! restored. Meanwhile the lock's file has the original list, in case of a `kill -9`.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -13,24 +13,24 @@ use rustix::fs::FlockOperation;
 
 const ALLOWED: &str = "/proc/sys/net/ipv4/tcp_allowed_congestion_control";
 const DIR: &str = "/run/taut";
-const HELD: &str = "/run/taut/lab-congestion";
+const LOCK: &str = "/run/taut/lab-congestion";
 
-/// Runs `choose` while namespaces may choose the congestion control `name`.
+/// Runs `choose` while namespaces are allowed to choose the congestion control `name`.
 pub(super) fn allowing<T>(name: &str, choose: impl FnOnce() -> T) -> io::Result<T> {
-    let mut held = lock()?;
-    put_back(&mut held)?;
-    let was = fs::read_to_string(ALLOWED)?;
-    held.write_all(was.as_bytes())?;
-    fs::write(ALLOWED, format!("{} {name}", was.trim_end()))?;
+    let mut saved = lock()?;
+    restore(&mut saved)?;
+    let list = fs::read_to_string(ALLOWED)?;
+    saved.write_all(list.as_bytes())?;
+    fs::write(ALLOWED, format!("{} {name}", list.trim_end()))?;
     let chosen = choose();
-    put_back(&mut held)?;
+    restore(&mut saved)?;
     Ok(chosen)
 }
 
-/// Puts back what a process that was killed half-way has left widened.
+/// Restores the list if a process was killed before it could.
 pub(super) fn recover() -> io::Result<()> {
-    if fs::metadata(HELD).is_ok_and(|held| held.len() > 0) {
-        put_back(&mut lock()?)?;
+    if fs::metadata(LOCK).is_ok_and(|saved| saved.len() > 0) {
+        restore(&mut lock()?)?;
     }
     Ok(())
 }
@@ -46,18 +46,18 @@ fn lock() -> io::Result<File> {
         .append(true)
         .create(true)
         .mode(0o600)
-        .open(HELD)?;
+        .open(LOCK)?;
     rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
     Ok(file)
 }
 
-fn put_back(held: &mut File) -> io::Result<()> {
-    let mut was = String::new();
-    held.seek(SeekFrom::Start(0))?;
-    held.read_to_string(&mut was)?;
-    // A last line without its end was never followed by a change.
-    if was.ends_with('\n') {
-        fs::write(ALLOWED, was.trim_end())?;
+fn restore(saved: &mut File) -> io::Result<()> {
+    let mut list = String::new();
+    saved.seek(SeekFrom::Start(0))?;
+    saved.read_to_string(&mut list)?;
+    // Without its line break the copy is incomplete, and the list had not been changed yet.
+    if list.ends_with('\n') {
+        fs::write(ALLOWED, list.trim_end())?;
     }
-    held.set_len(0)
+    saved.set_len(0)
 }

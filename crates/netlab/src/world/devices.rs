@@ -1,4 +1,4 @@
-//! Devices, addresses, neighbours and routes of one host, through rtnetlink.
+//! Configures devices, addresses, neighbours and routes of a host by rtnetlink.
 
 use std::net::IpAddr;
 
@@ -12,21 +12,21 @@ use super::WorldError;
 use super::plan::{self, Addresses};
 use crate::netlink::{NetlinkError, get, index, refused, with_netlink};
 
-/// One end of a link: its device in the host, and what is at the other end.
+/// The device of a host at one end of a link.
 #[derive(Debug, Clone)]
 pub(crate) struct Device {
     pub(crate) name: String,
     pub(crate) link: usize,
-    /// 0 or 1.
+    /// Which end of the link: 0 or 1.
     pub(crate) end: usize,
     pub(crate) mtu: u16,
 }
 
-/// Frames that may wait in the kernel for the link's thread to take them: at 64 KiB each more than
-/// a second's worth at 1 Gbit/s. TAPs keep a ring of this many.
+/// The size of a TAP's ring, in frames that wait for the link's thread. At 64 KiB each they are more than
+/// a second at 1 Gbit/s.
 const TX_QUEUE: u32 = 4096;
 
-/// Brings up `lo` with the host's own addresses, and its devices with theirs.
+/// Brings up `lo` with the host's own addresses, and the devices with theirs.
 pub(crate) fn bring_up(
     netns: &Netns,
     own: Addresses,
@@ -72,7 +72,7 @@ async fn bring_up_device(handle: &Handle, device: &Device) -> Result<(), Netlink
     .await?;
     let far = 1 - device.end;
     for address in plan::end(device.link, far).each() {
-        // Permanent, so that no question crosses a long path before the first packet does.
+        // Permanent: no ARP or neighbour discovery delays the first packet on a long path.
         handle
             .neighbours()
             .add(index, address)
@@ -94,8 +94,8 @@ async fn add_addresses(
     for (address, prefix) in addresses.each().into_iter().zip(prefixes) {
         let what = format!("address {address}/{prefix}");
         let mut request = handle.address().add(index, address, prefix);
-        // Even where duplicates are not looked for, an IPv6 address without this is tentative until
-        // a kernel worker has run, and no route may have it as its source until then.
+        // Even without duplicate address detection, an IPv6 address without this flag is tentative until
+        // a kernel worker has run, and cannot be a route's source until then.
         request
             .message_mut()
             .attributes
@@ -105,7 +105,7 @@ async fn add_addresses(
     Ok(())
 }
 
-/// Adds a host's routes; traffic that takes them comes from the host's own addresses.
+/// Adds a host's routes. The host's own addresses are their preferred sources.
 pub(crate) fn add_routes(
     netns: &Netns,
     own: Addresses,
@@ -136,7 +136,7 @@ pub(crate) fn add_routes(
                         .output_interface(out)
                         .build()
                 }
-                _ => unreachable!("a plan's gateway is of its destination's family"),
+                _ => unreachable!("a route's gateway is of the same family as its destination"),
             };
             handle
                 .route()
@@ -149,7 +149,7 @@ pub(crate) fn add_routes(
     })
 }
 
-/// What the kernel counted at device `name`.
+/// Returns the kernel's counters of the device `name`.
 pub(crate) fn statistics(netns: &Netns, name: &str) -> Result<Stats64, WorldError> {
     in_netns(netns, async |handle| {
         let link = get(&handle, name).await?;
@@ -164,7 +164,7 @@ pub(crate) fn statistics(netns: &Netns, name: &str) -> Result<Stats64, WorldErro
     })
 }
 
-/// Runs `job` with a netlink connection that was opened inside `netns`.
+/// Runs `job` with a netlink connection of `netns`.
 fn in_netns<T: Send>(
     netns: &Netns,
     job: impl AsyncFnOnce(Handle) -> Result<T, NetlinkError> + Send,

@@ -11,7 +11,7 @@ use taut_sys::netns::Netns;
 use super::plan::Addresses;
 use super::{WorldError, sysctl};
 
-/// A host: a network namespace with its links' devices in it.
+/// A host: a network namespace with the devices of its links.
 #[derive(Debug, Clone)]
 pub struct Host {
     pub(super) name: String,
@@ -23,61 +23,62 @@ pub struct Host {
 // === impl Host ===
 
 impl Host {
-    /// Its name in the world.
+    /// Returns its name in the world.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its own IPv4 address, on `lo`; it does not depend on its links.
+    /// Returns its IPv4 address, which is on `lo` and does not depend on its links.
     pub fn addr(&self) -> Ipv4Addr {
         self.addresses.v4
     }
 
-    /// Its own IPv6 address.
+    /// Returns its IPv6 address.
     pub fn addr6(&self) -> Ipv6Addr {
         self.addresses.v6
     }
 
-    /// The devices of its links, in the order in which those were named: `to-PEER`.
+    /// Returns the devices of its links, `to-PEER`, in the order in which the links were added.
     pub fn devices(&self) -> &[String] {
         &self.devices
     }
 
-    /// Its namespace.
+    /// Returns its network namespace.
     pub fn netns(&self) -> &Netns {
         &self.netns
     }
 
-    /// Starts a process on it. It is killed when the returned value is dropped, when the world goes,
-    /// and when this process ends.
+    /// Starts a process on the host. It is killed when the returned value or the world is dropped, and
+    /// when this process ends.
     ///
     /// # Errors
-    /// What starting it returned.
+    /// If the process cannot be started.
     pub fn spawn(&self, command: Command) -> io::Result<Child> {
         Child::spawn(Arc::clone(&self.netns), command)
     }
 
-    /// Runs `job` on a thread inside it; sockets opened there are the host's. Processes are for
-    /// [`Host::spawn`].
+    /// Runs `job` on a thread inside the host; sockets that it opens belong to the host. To start
+    /// processes, use [`Host::spawn`].
     ///
     /// # Errors
-    /// When the namespace cannot be entered.
+    /// If the namespace cannot be entered.
     pub fn run<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<T, WorldError> {
         Ok(self.netns.run(job)?)
     }
 
-    /// Sets one of its `net.*` sysctls.
+    /// Sets one of the host's `net.*` sysctls.
     ///
     /// # Errors
-    /// When the kernel has none of that name, or not for a namespace, or refuses the value.
+    /// If there is no such sysctl, if namespaces have none of their own, or if the kernel rejects the
+    /// value.
     pub fn set_sysctl(&self, key: &str, value: &str) -> Result<(), WorldError> {
         sysctl::set(&self.netns, std::iter::once((key, value)))
     }
 
-    /// Reads one of its `net.*` sysctls, with single spaces between values.
+    /// Reads one of the host's `net.*` sysctls. Values are separated by single spaces.
     ///
     /// # Errors
-    /// When the kernel has none of that name.
+    /// If there is no such sysctl.
     pub fn sysctl(&self, key: &str) -> Result<String, WorldError> {
         sysctl::get(&self.netns, key)
     }

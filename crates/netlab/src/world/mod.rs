@@ -1,27 +1,10 @@
-//! Worlds: hosts joined by links, on one machine, gone without a trace when done.
+//! Worlds: hosts joined by links, which disappear without a trace. The [crate's page](crate) has an
+//! example.
 //!
-//! ```no_run
-//! use std::time::Duration;
-//! use taut_netlab::link::shape::{LinkSpec, Shape};
-//! use taut_netlab::units::BitsPerSecond;
-//! use taut_netlab::world::WorldBuilder;
-//!
-//! let near = Shape::delay(Duration::from_millis(5)).rate(BitsPerSecond::mega(100));
-//! let world = WorldBuilder::new("example")
-//!     .host("client")
-//!     .host("server")
-//!     .link("client", "server", LinkSpec::both(near))
-//!     .build()?;
-//! let mut ping = std::process::Command::new("ping");
-//! ping.args(["-c", "1", &world.addr("server").to_string()]);
-//! world.host("client").spawn(ping)?.wait()?;
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
-//!
-//! A host is a network namespace, named `taut-ID-HOST` under `/run/netns`, so that `ip netns exec` works
-//! on it. A world is torn down when its value is dropped, and on a signal where
-//! [`crate::interrupt`] is installed; whatever else ends its process, the next world's building, or
-//! [`World::sweep`], tears it down.
+//! A host is a network namespace, named `taut-ID-HOST` under `/run/netns`, so that `ip netns exec`
+//! works on it. A world is torn down when its value is dropped, and on a signal if
+//! [`crate::interrupt`] is installed. If its process ends in any other way, the next world that is
+//! built, or [`World::sweep`], tears it down.
 
 mod builder;
 mod congestion;
@@ -45,30 +28,30 @@ pub use tcp_memory::TcpMemory;
 
 use crate::link::LinkError;
 use crate::link::counters::LinkReport;
-use crate::link::joint::Link;
+use crate::link::running::Link;
 
-/// Why a world could not be built or used.
+/// An error of building or using a world.
 #[derive(Debug, thiserror::Error)]
 pub enum WorldError {
-    /// The world as described cannot be.
+    /// The description of the world is invalid.
     #[error("world {world}: {why}")]
     Impossible {
         /// The world's name.
         world: String,
-        /// What to change.
+        /// What is wrong with it.
         why: String,
     },
-    /// Its record or its namespaces could not be made.
-    #[error("world {world}: could not {action}: {source} (worlds need root)")]
+    /// A part of the world cannot be created.
+    #[error("world {world}: cannot {action}: {source} (worlds need root)")]
     Make {
         /// The world's name.
         world: String,
-        /// What was being made.
+        /// What was being done.
         action: String,
         /// The system's error.
         source: io::Error,
     },
-    /// A host's network could not be configured or read.
+    /// A host's network cannot be configured or read.
     #[error("{netns}: {source}")]
     Configure {
         /// The host's namespace.
@@ -76,8 +59,11 @@ pub enum WorldError {
         /// The kernel's reason.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A sysctl could not be set or read; only `net.*` can.
-    #[error("{netns}: sysctl {setting}: {source} (is it there, is it a namespace's own?)")]
+    /// A sysctl cannot be set or read.
+    #[error(
+        "{netns}: sysctl {setting}: {source}; only `net.*` sysctls that namespaces have of their own \
+         can be used"
+    )]
     Sysctl {
         /// The host's namespace.
         netns: String,
@@ -86,19 +72,19 @@ pub enum WorldError {
         /// The system's error.
         source: io::Error,
     },
-    /// A host's namespace could not be entered.
+    /// A host's namespace cannot be entered.
     #[error(transparent)]
     Netns(#[from] taut_sys::netns::NetnsError),
-    /// A link could not be made.
+    /// A link cannot be created.
     #[error(transparent)]
     Link(#[from] LinkError),
 }
 
-/// Hosts and links that exist. Dropping it kills every process that lives in it and takes it down.
+/// A running world. Dropping it kills every process in its namespaces and removes them.
 #[derive(Debug)]
 pub struct World {
     name: String,
-    // Links go first: a namespace lives for as long as a TAP of it is open.
+    // Dropped first: an open TAP keeps its namespace alive.
     links: Vec<Link>,
     hosts: Vec<Host>,
     dir: PathBuf,
@@ -108,41 +94,41 @@ pub struct World {
 // === impl World ===
 
 impl World {
-    /// Undoes what worlds whose process is gone have left on this machine, and returns their
-    /// identifiers. Living worlds, and whatever no world wrote down as its own, are left alone.
+    /// Removes what worlds whose process has ended have left on this machine, and returns their
+    /// identifiers. Running worlds, and everything that no world has recorded, are left alone.
     ///
     /// # Errors
-    /// When the records cannot be read. A dead world that cannot be undone is logged, and left to
-    /// the next sweep.
+    /// If the records cannot be read. A dead world that cannot be removed is logged and left to the
+    /// next sweep.
     pub fn sweep() -> io::Result<Vec<String>> {
         congestion::recover()?;
         record::sweep()
     }
 
-    /// The world's name, as given to its builder.
+    /// Returns the world's name, as given to its builder.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The world's identifier: six characters that no other world on this machine has.
+    /// Returns the world's identifier: six characters, unique on this machine.
     pub fn id(&self) -> &str {
         self.record.id()
     }
 
-    /// A directory for files, gone with the world.
+    /// Returns a directory for files. It is removed with the world.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// All hosts, in the order in which they were named.
+    /// Returns all hosts, in the order in which they were added.
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
     }
 
-    /// The host called `name`.
+    /// Returns the host called `name`.
     ///
     /// # Panics
-    /// When there is none: the names are in the same program.
+    /// If there is none: the names are in the same program.
     #[track_caller]
     pub fn host(&self, name: &str) -> &Host {
         match self.hosts.iter().find(|host| host.name() == name) {
@@ -151,30 +137,30 @@ impl World {
         }
     }
 
-    /// The IPv4 address of the host called `name`, the same whichever links it has.
+    /// Returns the IPv4 address of the host called `name`; it does not depend on its links.
     ///
     /// # Panics
-    /// When there is no such host.
+    /// If there is no such host.
     #[track_caller]
     pub fn addr(&self, name: &str) -> Ipv4Addr {
         self.host(name).addr()
     }
 
-    /// Has every link draw its losses from `seed` from now on, each from a stream of its own. Two
+    /// Sets the seed from which every link draws its losses from now on, each from its own stream. Two
     /// measurements that begin with the same seed on an idle world meet the same losses: the n-th
-    /// segment is lost in both, or in neither. (Links of netem draw as they like.)
+    /// segment is lost in both or in neither. Has no effect on links of netem.
     pub fn reseed(&self, seed: u64) {
         for (i, link) in self.links.iter().enumerate() {
-            // Far apart, so that the links of neighbouring seeds do not share streams.
+            // In the high bits, so that links of neighbouring seeds do not share streams.
             link.reseed(seed ^ (i as u64 + 1) << 48);
         }
     }
 
-    /// Cuts every link between the hosts called `a` and `b`, or mends it: nothing gets through in either
-    /// direction. To TCP a cut is silence, as of a dead line; the devices stay up and no route goes.
+    /// Cuts every link between the hosts called `a` and `b`, or restores them. A cut link drops everything
+    /// in both directions. TCP sees silence, as on a dead line: the devices stay up and the routes stay.
     ///
     /// # Panics
-    /// When there is no such host, when no link joins the two, or when theirs is one of netem.
+    /// If there is no such host, if no link joins the two, or if their link is one of netem.
     #[track_caller]
     pub fn cut(&self, a: &str, b: &str, is_cut: bool) {
         let number = |name: &str| self.hosts.iter().position(|host| host.name() == name);
@@ -187,33 +173,34 @@ impl World {
         let cut = cut.map(|link| link.cut(is_cut)).collect::<Vec<_>>();
         assert!(
             !cut.is_empty() && cut.iter().all(|done| *done),
-            "world {}: no link {a}-{b} that can be cut",
+            "world {}: there is no link {a}-{b} that can be cut",
             self.name
         );
     }
 
-    /// Has all TCP sockets of the *machine* hold no more than so much, in pages (`net.ipv4.tcp_mem`: low, pressure, most), for as long as this
-    /// world lives. No namespace has one of its own.
+    /// Bounds the memory of all TCP sockets of the *machine* while this world exists. `bounds` are those
+    /// of `net.ipv4.tcp_mem`, in pages: low, pressure, high. No namespace has bounds of its own.
     ///
     /// # Errors
-    /// When it cannot be set.
+    /// If the sysctl cannot be read or set.
     pub fn bound_tcp_memory(&self, bounds: [u64; 3]) -> io::Result<()> {
         self.record.bound_tcp_memory(bounds)
     }
 
-    /// Makes a group of threads whose sockets share a bound on TCP memory; `None` if this machine has no
-    /// memory cgroups of version 1. The group goes with the world, which its threads must not outlive.
+    /// Creates a group of threads whose sockets share a bound on TCP memory. Returns `None` if this machine
+    /// has no memory cgroups of version 1. The group is removed with the world, which its threads must
+    /// not outlive.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// If the group cannot be created.
     pub fn tcp_memory(&self) -> io::Result<Option<TcpMemory>> {
-        self.record.make_tcp_memory()
+        self.record.create_tcp_memory()
     }
 
-    /// What each link has carried and dropped up to now (a busy link's figures may be 10 ms old).
+    /// Returns the counters of each link. Those of a busy link may be 10 ms old.
     ///
     /// # Errors
-    /// When a device's counters cannot be read.
+    /// If a device's counters cannot be read.
     pub fn link_reports(&self) -> Result<Vec<LinkReport>, WorldError> {
         self.links.iter().map(|link| self.report(link)).collect()
     }
@@ -226,16 +213,16 @@ impl World {
         let [a, b] = link.ends();
         for (end, direction) in [(a, &mut report.a_to_b), (b, &mut report.b_to_a)] {
             let stats = devices::statistics(self.hosts[end.host].netns(), &end.device)?;
-            // The host sends, the device drops when nobody takes it; `rx` is what the link hands in.
+            // `tx` is what the host sends to the link: dropped if the link's thread is too slow.
             direction.device.not_taken = stats.tx_dropped;
         }
         Ok(report)
     }
 
-    /// Tears the world down, as dropping it does, and says when something could not be undone.
+    /// Tears the world down, as dropping it does, and reports failure.
     ///
     /// # Errors
-    /// The first thing that could not be undone; the next sweep tries again.
+    /// The first thing that could not be removed; the next sweep will try again.
     pub fn tear_down(mut self) -> io::Result<()> {
         self.links.clear();
         self.record.undo()
@@ -247,7 +234,7 @@ impl Drop for World {
         self.links.clear();
         if let Err(e) = self.record.undo() {
             tracing::warn!(
-                "world {} could not be torn down and is left to a sweep: {e}",
+                "world {}: cannot tear it down, the next sweep will try again: {e}",
                 self.name
             );
         }

@@ -1,35 +1,35 @@
-//! Who has which address, and which way leads where. Pure.
+//! Plans addresses and routes. Pure.
 //!
-//! Every host has an address of its own, on its `lo`, that does not depend on its links; every link
-//! has a subnet. All are private, and each world has the same ones, since worlds cannot see one another:
+//! Every host has an address on its `lo` that does not depend on its links, and every link has a subnet.
+//! All are private, and the same in every world, since worlds cannot see one another:
 //!
-//! | what | IPv4 | IPv6 |
+//! | object | IPv4 | IPv6 |
 //! |---|---|---|
 //! | host number h (from 1) | 10.77.0.0/17 + h | fd77::h |
 //! | link number l (from 0) | the l-th /30 of 10.77.128.0/17 | fd77:0:0:l+1::/126 |
 //!
-//! On a link the end named first is 1, the other 2. Routes go the way with the fewest links, then the
-//! shortest round trip, then a fixed order of links; all three are the same from either end, so
-//! traffic comes back the way it went.
+//! In a link's subnet the end named first has number 1, the other 2. Routes take the path with the
+//! fewest links, then with the shortest round trip, then by a fixed order of links. All three are the
+//! same from either end, so replies take the same path back.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-/// A pair of addresses of one thing.
+/// The two addresses of a host or of an end of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Addresses {
     pub(crate) v4: Ipv4Addr,
     pub(crate) v6: Ipv6Addr,
 }
 
-/// A link as the plan sees it: its ends, by host number from 0, and what a round trip over it takes.
+/// A link: its ends, by host number from 0, and its round trip.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Edge {
     pub(crate) ends: [usize; 2],
     pub(crate) round_trip: Duration,
 }
 
-/// One route of a host: to `destination`, over its end of link `link`.
+/// A route of a host: to `destination` (address and prefix length), through its end of link `link`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Route {
     pub(crate) destination: (IpAddr, u8),
@@ -37,7 +37,9 @@ pub(crate) struct Route {
     pub(crate) gateway: IpAddr,
 }
 
+/// The most hosts for which there are addresses.
 pub(crate) const MAX_HOSTS: usize = 32_766;
+/// The most links for which there are addresses.
 pub(crate) const MAX_LINKS: usize = 8_192;
 const HOSTS_V4: u32 = 0x0a4d_0000;
 const LINKS_V4: u32 = 0x0a4d_8000;
@@ -45,13 +47,13 @@ const LINKS_V4: u32 = 0x0a4d_8000;
 // === impl Addresses ===
 
 impl Addresses {
-    /// Both, as one kind.
+    /// Returns both addresses: IPv4, then IPv6.
     pub(crate) fn each(self) -> [IpAddr; 2] {
         [self.v4.into(), self.v6.into()]
     }
 }
 
-/// A host's own addresses.
+/// Returns a host's own addresses.
 pub(crate) fn host(host: usize) -> Addresses {
     let number = host as u32 + 1;
     Addresses {
@@ -60,7 +62,7 @@ pub(crate) fn host(host: usize) -> Addresses {
     }
 }
 
-/// The addresses of end 0 or 1 of a link.
+/// Returns the addresses of end 0 or 1 of a link.
 pub(crate) fn end(link: usize, end: usize) -> Addresses {
     in_subnet(link, end as u32 + 1)
 }
@@ -72,20 +74,21 @@ fn in_subnet(link: usize, number: u32) -> Addresses {
     }
 }
 
-/// The prefix lengths of a link's subnets.
+/// The prefix lengths of a link's subnets: IPv4, then IPv6.
 pub(crate) const LINK_PREFIX: [u8; 2] = [30, 126];
-/// The prefix lengths of a host's own addresses.
+/// The prefix lengths of a host's own addresses: IPv4, then IPv6.
 pub(crate) const HOST_PREFIX: [u8; 2] = [32, 128];
 
-/// A locally administered MAC address for end 0 or 1 of a link.
+/// Returns a locally administered MAC address for end 0 or 1 of a link.
 pub(crate) fn mac(link: usize, end: usize) -> [u8; 6] {
     let [high, low] = (link as u16).to_be_bytes();
     [0x02, 0x77, 0, high, low, end as u8 + 1]
 }
 
-/// The routes of host `from`: to every other host it can reach, and to every subnet it is not on.
+/// Returns the routes of host `from`: to every other host that it can reach, and to every subnet that it
+/// is not on.
 pub(crate) fn routes(hosts: usize, edges: &[Edge], from: usize) -> Vec<Route> {
-    let ways = ways(hosts, edges, from);
+    let paths = cheapest_paths(hosts, edges, from);
     let mut routes = Vec::new();
     let mut add = |link: usize, to: Addresses, prefixes: [u8; 2]| {
         let far = usize::from(edges[link].ends[0] == from);
@@ -102,22 +105,22 @@ pub(crate) fn routes(hosts: usize, edges: &[Edge], from: usize) -> Vec<Route> {
             });
         }
     };
-    for (to, way) in ways.iter().enumerate() {
-        if let Some(Way {
+    for (to, path) in paths.iter().enumerate() {
+        if let Some(Path {
             first: Some(link), ..
-        }) = way
+        }) = path
         {
             add(*link, host(to), HOST_PREFIX);
         }
     }
     for (subnet, edge) in edges.iter().enumerate() {
-        // Over the nearer end.
+        // Through the nearer end.
         let nearer = edge
             .ends
             .iter()
-            .filter_map(|&end| ways[end])
-            .min_by_key(|way| way.cost);
-        if let Some(Way {
+            .filter_map(|&end| paths[end])
+            .min_by_key(|path| path.cost);
+        if let Some(Path {
             first: Some(link), ..
         }) = nearer
             && !edge.ends.contains(&from)
@@ -128,21 +131,21 @@ pub(crate) fn routes(hosts: usize, edges: &[Edge], from: usize) -> Vec<Route> {
     routes
 }
 
-/// Links, round trip, and the links themselves as a set: no two ways cost the same unless they are
-/// the same (of the first 128 links).
+/// The number of links, the round trip, and the set of links, which breaks ties: no two paths cost the
+/// same (among the first 128 links).
 type Cost = (usize, Duration, u128);
 
 #[derive(Debug, Clone, Copy)]
-struct Way {
+struct Path {
     cost: Cost,
-    /// The first link; none to oneself.
+    /// The first link; `None` for the path to the host itself.
     first: Option<usize>,
 }
 
-/// The cheapest way from `from` to each host (Bellman-Ford: worlds are small).
-fn ways(hosts: usize, edges: &[Edge], from: usize) -> Vec<Option<Way>> {
-    let mut ways: Vec<Option<Way>> = vec![None; hosts];
-    ways[from] = Some(Way {
+/// Returns the cheapest path from `from` to each host (Bellman-Ford: worlds are small).
+fn cheapest_paths(hosts: usize, edges: &[Edge], from: usize) -> Vec<Option<Path>> {
+    let mut paths: Vec<Option<Path>> = vec![None; hosts];
+    paths[from] = Some(Path {
         cost: (0, Duration::ZERO, 0),
         first: None,
     });
@@ -151,20 +154,20 @@ fn ways(hosts: usize, edges: &[Edge], from: usize) -> Vec<Option<Way>> {
         changed = false;
         for (link, edge) in edges.iter().enumerate() {
             for [near, far] in [edge.ends, [edge.ends[1], edge.ends[0]]] {
-                let Some(way) = ways[near] else { continue };
-                let (links, time, set) = way.cost;
+                let Some(path) = paths[near] else { continue };
+                let (links, time, set) = path.cost;
                 let cost = (links + 1, time + edge.round_trip, set | 1 << (link % 128));
-                if ways[far].is_none_or(|known| cost < known.cost) {
-                    ways[far] = Some(Way {
+                if paths[far].is_none_or(|known| cost < known.cost) {
+                    paths[far] = Some(Path {
                         cost,
-                        first: way.first.or(Some(link)),
+                        first: path.first.or(Some(link)),
                     });
                     changed = true;
                 }
             }
         }
     }
-    ways
+    paths
 }
 
 #[cfg(test)]
@@ -208,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn of_equally_many_links_the_faster_way_wins_in_both_directions() {
+    fn of_equally_many_links_the_faster_path_wins_in_both_directions() {
         let edges = [edge(0, 1, 50), edge(1, 3, 50), edge(0, 2, 5), edge(2, 3, 5)];
         assert_eq!(first_link(&routes(4, &edges, 0), 3), Some(2));
         assert_eq!(first_link(&routes(4, &edges, 3), 0), Some(3));
@@ -226,12 +229,12 @@ mod tests {
     }
 
     #[test]
-    fn hosts_without_a_way_between_them_have_no_route() {
+    fn hosts_without_a_path_between_them_have_no_route() {
         assert!(routes(3, &[edge(0, 1, 5)], 2).is_empty());
     }
 
     #[test]
-    fn subnets_of_other_links_are_routed_and_ones_own_are_not() {
+    fn subnets_of_other_links_have_routes_and_those_of_own_links_have_none() {
         let edges = [edge(0, 1, 10), edge(1, 2, 10)];
         let subnets: Vec<_> = routes(3, &edges, 0)
             .into_iter()

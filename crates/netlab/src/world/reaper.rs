@@ -1,4 +1,4 @@
-//! Ending every process that lives in a network namespace.
+//! Kills every process in a network namespace.
 
 use std::fs;
 use std::io;
@@ -7,19 +7,18 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Signal};
 use taut_sys::netns::{Netns, NetnsId};
 
-/// Processes may start others while they are being killed; each round catches those that the last
-/// missed, and a namespace that still has some after this many is being fought over.
+/// Processes may start others while they are being killed. Each round kills those that the last one
+/// missed; after this many rounds something keeps starting new ones.
 const ROUNDS: usize = 100;
 
-/// How long one killed process may take to end; only one stuck in the kernel takes any time.
+/// How long a killed process may take to end. Only one that is stuck in the kernel takes long.
 const PATIENCE: Timespec = Timespec {
     tv_sec: 5,
     tv_nsec: 0,
 };
 
-/// Kills all processes in `netns` and waits until they have ended.
-///
-/// The namespace is held open by the caller, so its identity cannot have become another's.
+/// Kills all processes in `netns` and waits until they have ended. Because `netns` is open, its inode
+/// number cannot be reused meanwhile.
 pub(crate) fn kill_all_in(netns: &Netns) -> io::Result<()> {
     for _ in 0..ROUNDS {
         let mut found = false;
@@ -36,10 +35,10 @@ pub(crate) fn kill_all_in(netns: &Netns) -> io::Result<()> {
     )))
 }
 
-/// Whether there was a process `pid` in the namespace; it has been killed then.
+/// Kills the process `pid` if it is in the namespace; returns whether it was.
 fn kill_if_in(pid: Pid, netns: NetnsId) -> io::Result<bool> {
     let here = || NetnsId::of_process(pid.as_raw_nonzero().get().unsigned_abs()) == Some(netns);
-    // This process has threads in there at times, but does not live there.
+    // Threads of this process enter the namespace at times.
     if pid == rustix::process::getpid() || !here() {
         return Ok(false);
     }
@@ -47,7 +46,7 @@ fn kill_if_in(pid: Pid, netns: NetnsId) -> io::Result<bool> {
         Err(rustix::io::Errno::SRCH) => return Ok(false),
         other => other?,
     };
-    // The number may have become another process's before it was pinned down.
+    // The number may have been reused before the pidfd was opened.
     if !here() {
         return Ok(false);
     }
@@ -57,7 +56,7 @@ fn kill_if_in(pid: Pid, netns: NetnsId) -> io::Result<bool> {
     }
     let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
     match rustix::event::poll(&mut fds, Some(&PATIENCE)) {
-        // The next round looks whether it has ended.
+        // The next round checks whether it has ended.
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(true),
         Err(e) => Err(e.into()),
     }

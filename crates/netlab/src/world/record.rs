@@ -1,8 +1,8 @@
-//! What a world made, written down before it is made, so that it can be undone by anybody.
+//! The record of a world: everything that it creates, noted first, so that any process can remove it.
 //!
-//! A record is a file `/run/taut/lab/ID` that its world holds locked for as long as it lives. A record
-//! whose lock is free belongs to a world whose process is gone; whoever gets the lock undoes it.
-//! Only what is written in the record, and bears its identifier in its name, is ever touched.
+//! A record is a file `/run/taut/lab/ID`, locked by its world while that exists. A record whose lock is
+//! free belongs to a world whose process has ended; whichever process gets the lock removes the world.
+//! Only objects that are in the record, and have its identifier in their names, are ever touched.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -16,31 +16,31 @@ use taut_sys::netns::Netns;
 use super::reaper;
 use super::tcp_memory::TcpMemory;
 
-/// Where records are kept.
+/// The directory of all records.
 pub(crate) const RECORDS: &str = "/run/taut/lab";
-/// The one setting of the whole machine that a world may change.
+/// The only setting of the whole machine that a world may change.
 const TCP_MEM: &str = "/proc/sys/net/ipv4/tcp_mem";
 
-/// The record of a world, locked.
+/// The locked record of a world.
 #[derive(Debug)]
 pub(crate) struct Record {
     id: String,
     path: PathBuf,
-    /// `None` once everything has been undone.
+    /// `None` once everything has been removed.
     file: Mutex<Option<File>>,
 }
 
 // === impl Record ===
 
 impl Record {
-    /// Begins the record of a new world, with an identifier that no other world on this machine has.
-    pub(crate) fn begin(label: &str) -> io::Result<Self> {
+    /// Creates the record of a new world, with an identifier that is unique on this machine.
+    pub(crate) fn create(label: &str) -> io::Result<Self> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(RECORDS)?;
         loop {
-            let id = fresh_id()?;
+            let id = random_id()?;
             let path = Path::new(RECORDS).join(&id);
             let mut options = OpenOptions::new();
             options.read(true).append(true).create_new(true).mode(0o600);
@@ -49,7 +49,7 @@ impl Record {
                 other => other?,
             };
             rustix::fs::flock(&file, FlockOperation::LockExclusive)?;
-            // Between the two lines above a sweep may have taken the record for a dead world's.
+            // Before it was locked, a sweep may have taken it for a dead world's and removed it.
             if file.metadata()?.nlink() == 0 {
                 continue;
             }
@@ -58,19 +58,19 @@ impl Record {
                 path,
                 file: Mutex::new(Some(file)),
             };
-            record.noting("world", label, || Ok(()))?;
+            record.noted("world", label, || Ok(()))?;
             return Ok(record);
         }
     }
 
-    /// Takes over the record at `path`; `None` when its world lives or it is gone.
+    /// Takes over the record at `path`. Returns `None` if its world exists or the record is gone.
     fn take_over(path: &Path) -> io::Result<Option<Self>> {
         let Some(id) = path.file_name().and_then(|name| name.to_str()) else {
             return Ok(None);
         };
         let mut options = OpenOptions::new();
         options.read(true).append(true);
-        // A record is a file. Neither a link to one nor a pipe, which would wait for a writer.
+        // A record is a regular file: a link is not followed, and a pipe must not block.
         options.custom_flags(
             OFlags::NOFOLLOW
                 .union(OFlags::NONBLOCK)
@@ -85,7 +85,7 @@ impl Record {
             Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
             other => other?,
         }
-        // Another sweep may have undone it and removed it since it was opened.
+        // Another sweep may have removed it since it was opened.
         if file.metadata()?.nlink() == 0 {
             return Ok(None);
         }
@@ -97,82 +97,81 @@ impl Record {
         }))
     }
 
-    /// The world's identifier.
+    /// Returns the world's identifier.
     pub(crate) fn id(&self) -> &str {
         &self.id
     }
 
-    /// What a namespace of this world is called that is `part` in it.
+    /// Returns the name of the namespace of this world's `part`.
     pub(crate) fn netns_name(&self, part: &str) -> String {
         format!("taut-{}-{part}", self.id)
     }
 
-    /// Makes a namespace, noting it first.
-    pub(crate) fn make_netns(&self, part: &str) -> io::Result<Netns> {
+    /// Creates a namespace.
+    pub(crate) fn create_netns(&self, part: &str) -> io::Result<Netns> {
         let name = self.netns_name(part);
-        self.noting("netns", &name, || {
+        self.noted("netns", &name, || {
             Netns::create(&name).map_err(io::Error::other)
         })
     }
 
-    /// Makes the world's directory for temporary files, noting it first.
-    pub(crate) fn make_dir(&self) -> io::Result<PathBuf> {
+    /// Creates the world's directory for temporary files.
+    pub(crate) fn create_dir(&self) -> io::Result<PathBuf> {
         let path = std::env::temp_dir().canonicalize()?.join(self.dir_name());
         let text = path
             .to_str()
             .ok_or_else(|| io::Error::other("TMPDIR is not UTF-8"))?;
-        self.noting("dir", text, || DirBuilder::new().mode(0o700).create(&path))?;
+        self.noted("dir", text, || DirBuilder::new().mode(0o700).create(&path))?;
         Ok(path)
     }
 
-    /// Sets what TCP may hold on this machine, in pages (`net.ipv4.tcp_mem`), noting first what it is.
+    /// Sets the bounds of TCP memory of this machine, in pages (`net.ipv4.tcp_mem`).
     pub(crate) fn bound_tcp_memory(&self, [low, pressure, most]: [u64; 3]) -> io::Result<()> {
         let before = fs::read_to_string(TCP_MEM)?;
         let before = before.split_whitespace().collect::<Vec<_>>().join(" ");
-        self.noting("tcp_mem", &before, || {
+        self.noted("tcp_mem", &before, || {
             fs::write(TCP_MEM, format!("{low} {pressure} {most}"))
         })
     }
 
-    /// Makes a memory cgroup for sockets, noting it first; `None` if this machine has none of that kind.
-    pub(crate) fn make_tcp_memory(&self) -> io::Result<Option<TcpMemory>> {
-        let Some(path) = TcpMemory::place(&self.dir_name())? else {
+    /// Creates a memory cgroup for sockets. Returns `None` if this machine has none of that kind.
+    pub(crate) fn create_tcp_memory(&self) -> io::Result<Option<TcpMemory>> {
+        let Some(path) = TcpMemory::path_for(&self.dir_name())? else {
             return Ok(None);
         };
         let text = path
             .to_str()
             .ok_or_else(|| io::Error::other("the cgroup's path is not UTF-8"))?;
-        self.noting("cgroup", text, || TcpMemory::make(&path).map(Some))
+        self.noted("cgroup", text, || TcpMemory::create(&path).map(Some))
     }
 
     fn dir_name(&self) -> String {
         format!("taut-lab-{}", self.id)
     }
 
-    /// Writes down `kind what`, then makes it. The record stays locked against an undoing by another
-    /// thread (a signal's) in between, which would miss what is about to be made.
-    fn noting<T>(
+    /// Writes the line `kind what`, then runs `create`. The mutex stays locked in between, so that another
+    /// thread (a signal's) cannot undo the record and miss what is about to be created.
+    fn noted<T>(
         &self,
         kind: &str,
         what: &str,
-        make: impl FnOnce() -> io::Result<T>,
+        create: impl FnOnce() -> io::Result<T>,
     ) -> io::Result<T> {
-        // A line break would make two notes of one.
+        // A line break would forge another line.
         if what.contains('\n') {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let mut held = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        let gone = || io::Error::other("the world has already been torn down");
-        held.as_mut()
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = || io::Error::other("the world has been torn down");
+        file.as_mut()
             .ok_or_else(gone)?
             .write_all(format!("{kind} {what}\n").as_bytes())?;
-        make()
+        create()
     }
 
-    /// Undoes everything in the record: kills the processes in its namespaces, takes the namespaces
-    /// and the directory away, and last the record. What has been undone already is no error, and
-    /// one failure does not keep the rest from being undone; the record then stays for the next
-    /// sweep, and the first failure is returned.
+    /// Undoes everything in the record: kills the processes in its namespaces, removes the namespaces and
+    /// the directory, and last the record. What is gone already is no error. After a failure the rest is
+    /// still undone; the record then stays for the next sweep, and the first failure is returned.
     pub(crate) fn undo(&self) -> io::Result<()> {
         let mut held = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(file) = held.as_mut() else {
@@ -189,7 +188,7 @@ impl Record {
                 Some(("dir", path)) => self.undo_dir(Path::new(path)),
                 Some(("cgroup", path)) => self.undo_cgroup(Path::new(path)),
                 Some(("tcp_mem", bounds)) => undo_tcp_memory(bounds),
-                // Only a name; or cut short by a kill, and then nothing was made for it.
+                // The world's name, or a line that a kill cut short, before anything was created for it.
                 _ => Ok(()),
             };
             first = first.and(undone);
@@ -200,35 +199,37 @@ impl Record {
         Ok(())
     }
 
-    /// Only an empty one can be removed, and its threads are this process's own.
+    /// Removes a cgroup. Only an empty one can be removed; its threads were those of the world's process.
     fn undo_cgroup(&self, path: &Path) -> io::Result<()> {
         if path.file_name().and_then(|name| name.to_str()) != Some(&self.dir_name()) {
             return Ok(());
         }
-        forgiving(fs::remove_dir(path))
+        ok_if_missing(fs::remove_dir(path))
     }
 
+    /// Removes the world's directory.
     fn undo_dir(&self, path: &Path) -> io::Result<()> {
         if path.file_name().and_then(|name| name.to_str()) != Some(&self.dir_name()) {
             return Ok(());
         }
-        // Renamed first: another thread of a world that is being torn down by a signal may still be
-        // writing files into it by its name.
+        // Renamed first: when a signal tears the world down, other threads may still create files in it by
+        // its name.
         let gone = path.with_file_name(format!("{}.gone", self.dir_name()));
-        forgiving(fs::rename(path, &gone))?;
-        forgiving(fs::remove_dir_all(&gone))
+        ok_if_missing(fs::rename(path, &gone))?;
+        ok_if_missing(fs::remove_dir_all(&gone))
     }
 }
 
-/// What is not there need not be undone.
-fn forgiving(result: io::Result<()>) -> io::Result<()> {
+/// Turns `NotFound` into success: the object is gone already.
+fn ok_if_missing(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }
 }
 
-/// A line that was cut short by a kill has fewer figures, and nothing was set for it.
+/// Restores the bounds of TCP memory. A line that a kill cut short has fewer figures; the bounds were not
+/// changed then.
 fn undo_tcp_memory(bounds: &str) -> io::Result<()> {
     let figures = bounds.split(' ').filter(|word| word.parse::<u64>().is_ok());
     match figures.count() {
@@ -237,6 +238,7 @@ fn undo_tcp_memory(bounds: &str) -> io::Result<()> {
     }
 }
 
+/// Kills the processes of a namespace and removes it.
 fn undo_netns(name: &str) -> io::Result<()> {
     match Netns::open(name) {
         Ok(netns) => reaper::kill_all_in(&netns)?,
@@ -246,7 +248,7 @@ fn undo_netns(name: &str) -> io::Result<()> {
     Netns::delete(name).map_err(io::Error::other)
 }
 
-/// Undoes what worlds whose process is gone have left. Returns the identifiers of those worlds.
+/// Removes the worlds whose processes have ended. Returns their identifiers.
 pub(crate) fn sweep() -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(RECORDS) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -258,22 +260,25 @@ pub(crate) fn sweep() -> io::Result<Vec<String>> {
         let record = match Record::take_over(&path) {
             Ok(Some(record)) => record,
             Ok(None) => continue,
-            // Whatever it is, it is no reason to build no world.
+            // A stray file must not keep worlds from being built.
             Err(e) => {
-                tracing::warn!("{} is no record of a world: {e}", path.display());
+                tracing::warn!(
+                    "{}: cannot take over this record of a world: {e}",
+                    path.display()
+                );
                 continue;
             }
         };
         match record.undo() {
             Ok(()) => swept.push(record.id),
-            Err(e) => tracing::warn!("the dead world {} could not be undone: {e}", record.id),
+            Err(e) => tracing::warn!("dead world {}: cannot remove it: {e}", record.id),
         }
     }
     Ok(swept)
 }
 
-/// Six characters, so that names of devices and namespaces stay readable; 30 bits.
-fn fresh_id() -> io::Result<String> {
+/// Returns a random identifier of 30 bits: six characters, so that names of namespaces stay readable.
+fn random_id() -> io::Result<String> {
     const LETTERS: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
     let mut random = [0_u8; 6];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;

@@ -1,4 +1,4 @@
-//! `/proc/sys/net` of one host.
+//! Reads and sets `net.*` sysctls of a host.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use taut_sys::netns::Netns;
 
 use super::{WorldError, congestion};
 
-/// What every host of a world starts with, so that a world is the same on every machine: the
-/// kernel's own defaults where machines differ, and nothing remembered from one run to the next.
+/// The settings that every host starts with, so that a world is the same on every machine: the kernel's
+/// own defaults where machines differ, and no metrics saved from one connection to the next.
 pub(crate) const DEFAULTS: &[(&str, &str)] = &[
     ("net.ipv4.tcp_congestion_control", "cubic"),
     ("net.ipv4.tcp_no_metrics_save", "1"),
@@ -16,7 +16,7 @@ pub(crate) const DEFAULTS: &[(&str, &str)] = &[
     ("net.ipv4.tcp_wmem", "4096 16384 4194304"),
     ("net.ipv4.conf.all.rp_filter", "0"),
     ("net.ipv4.conf.default.rp_filter", "0"),
-    // Addresses and neighbours are given; what IPv6 would find out by itself is only noise.
+    // Addresses and neighbours are configured; IPv6's own discovery would only add traffic.
     ("net.ipv6.conf.all.disable_ipv6", "0"),
     ("net.ipv6.conf.default.disable_ipv6", "0"),
     ("net.ipv6.conf.default.accept_dad", "0"),
@@ -24,13 +24,13 @@ pub(crate) const DEFAULTS: &[(&str, &str)] = &[
     ("net.ipv6.conf.default.addr_gen_mode", "1"),
 ];
 
-/// What a host with several links gets besides.
+/// Further settings of a host with several links.
 pub(crate) const FORWARDING: &[(&str, &str)] = &[
     ("net.ipv4.ip_forward", "1"),
     ("net.ipv6.conf.all.forwarding", "1"),
 ];
 
-/// What the namespace in the middle of a netem link gets: it is no host and says nothing itself.
+/// The settings of the namespace in the middle of a netem link, which must send nothing itself.
 pub(crate) const MIDDLE: &[(&str, &str)] = &[
     ("net.ipv6.conf.all.disable_ipv6", "1"),
     ("net.ipv6.conf.default.disable_ipv6", "1"),
@@ -41,7 +41,7 @@ pub(crate) fn set<'a>(
     netns: &Netns,
     settings: impl Iterator<Item = (&'a str, &'a str)> + Send,
 ) -> Result<(), WorldError> {
-    // Those that only the machine as a whole can permit; not from a thread inside the host.
+    // Congestion controls that the machine does not allow. They need a thread outside the host.
     let refused = netns.run(|| {
         let mut refused = Vec::new();
         for (key, value) in settings {
@@ -69,14 +69,14 @@ fn write(key: &str, value: &str) -> io::Result<()> {
     std::fs::write(path(key)?, value)
 }
 
-/// Reads one `net.*` sysctl of the host in `netns`.
+/// Reads a `net.*` sysctl of the host in `netns`, with single spaces between values.
 pub(crate) fn get(netns: &Netns, key: &str) -> Result<String, WorldError> {
     let read = netns.run(|| path(key).and_then(std::fs::read_to_string))?;
     let text = read.map_err(|source| failed(netns, key, "(read)", source))?;
     Ok(text.trim_end().replace('\t', " "))
 }
 
-/// Only `net.` is a namespace's own: anything else would change the whole machine.
+/// Returns the file of a sysctl. Accepts only `net.*`: others would change the whole machine.
 fn path(key: &str) -> io::Result<PathBuf> {
     let rest = key
         .strip_prefix("net.")

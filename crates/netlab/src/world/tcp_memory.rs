@@ -1,8 +1,8 @@
-//! A bound on the TCP memory of some of this process's sockets.
+//! Bounds the TCP memory of some of this process's sockets.
 //!
-//! `net.ipv4.tcp_mem` is the whole machine's. A memory cgroup of version 1 has a bound of its own for
-//! the sockets that its threads make (`memory.kmem.tcp.limit_in_bytes`), and a kernel that may not
-//! charge it any more drops what it would have queued, as one that has reached `tcp_mem` does.
+//! `net.ipv4.tcp_mem` applies to the whole machine. A memory cgroup of version 1 has its own bound for the
+//! sockets that its threads create (`memory.kmem.tcp.limit_in_bytes`). When the bound is reached, the
+//! kernel drops what it would have queued, as it does at `tcp_mem`.
 
 use std::fs;
 use std::io;
@@ -12,10 +12,10 @@ const HIERARCHY: &str = "/sys/fs/cgroup/memory";
 const LIMIT: &str = "memory.kmem.tcp.limit_in_bytes";
 const USAGE: &str = "memory.kmem.tcp.usage_in_bytes";
 const TASKS: &str = "tasks";
-/// Low enough to be a limit, without which the kernel counts nothing, and never reached.
+/// A limit that is never reached. Without any limit the kernel would not count.
 const AMPLE: u64 = 1 << 40;
 
-/// A memory cgroup of a world. It goes with the world.
+/// A memory cgroup of a world, which is removed with the world.
 #[derive(Debug)]
 pub struct TcpMemory {
     path: PathBuf,
@@ -24,9 +24,9 @@ pub struct TcpMemory {
 // === impl TcpMemory ===
 
 impl TcpMemory {
-    /// Where a group called `name` would be: within the group of this process, whose own limits stay
-    /// in force. `None` if the machine has no memory cgroups of version 1 that count TCP.
-    pub(super) fn place(name: &str) -> io::Result<Option<PathBuf>> {
+    /// Returns the path for a group called `name`: within the group of this process, whose own limits stay
+    /// in force. Returns `None` if the machine has no memory cgroups of version 1 that count TCP.
+    pub(super) fn path_for(name: &str) -> io::Result<Option<PathBuf>> {
         let groups = fs::read_to_string("/proc/self/cgroup")?;
         let Some(own) = memory_group(&groups) else {
             return Ok(None);
@@ -35,8 +35,8 @@ impl TcpMemory {
         Ok(own.join(LIMIT).exists().then(|| own.join(name)))
     }
 
-    /// Makes the group at `path` with an ample limit.
-    pub(super) fn make(path: &Path) -> io::Result<Self> {
+    /// Creates the group at `path`, without an effective limit.
+    pub(super) fn create(path: &Path) -> io::Result<Self> {
         fs::create_dir(path)?;
         let memory = Self {
             path: path.to_owned(),
@@ -45,40 +45,40 @@ impl TcpMemory {
         Ok(memory)
     }
 
-    /// The group's directory.
+    /// Returns the group's directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Moves the calling thread into the group. Sockets that it opens or accepts from now on are
-    /// counted there, and so are those of threads that it starts.
+    /// Moves the calling thread into the group, which counts the sockets that the thread opens or accepts
+    /// from now on, and those of the threads that it starts.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the kernel rejects it.
     pub fn join(&self) -> io::Result<()> {
         let thread = rustix::thread::gettid().as_raw_nonzero();
         fs::write(self.path.join(TASKS), thread.to_string())
     }
 
-    /// Allows the sockets no more than they hold now.
+    /// Sets the limit to what the sockets hold now.
     ///
     /// # Errors
-    /// The kernel's; `ResourceBusy` if they have come to hold more meanwhile.
+    /// If the kernel rejects it: with `ResourceBusy` if the sockets hold more by then.
     pub fn exhaust(&self) -> io::Result<()> {
         let usage = fs::read_to_string(self.path.join(USAGE))?;
         fs::write(self.path.join(LIMIT), usage.trim())
     }
 
-    /// Allows the sockets as much as they like.
+    /// Removes the limit.
     ///
     /// # Errors
-    /// The kernel's.
+    /// If the kernel rejects it.
     pub fn release(&self) -> io::Result<()> {
         fs::write(self.path.join(LIMIT), AMPLE.to_string())
     }
 }
 
-/// The path of the memory controller's group in `/proc/self/cgroup`.
+/// Returns the path of the memory controller's group, from the text of `/proc/self/cgroup`.
 fn memory_group(groups: &str) -> Option<&str> {
     groups.lines().find_map(|line| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;

@@ -1,6 +1,6 @@
-//! What tests that make namespaces need.
+//! The check for root of tests that create namespaces.
 
-/// Fails with a reason instead of a riddle when namespaces cannot be made.
+/// Fails with a clear reason if the test does not run as root.
 pub(crate) fn required() {
     assert!(
         rustix::process::geteuid().is_root(),

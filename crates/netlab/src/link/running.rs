@@ -1,15 +1,15 @@
-//! A link between two hosts of a world.
+//! A running link between two hosts.
 
 use taut_sys::netns::Netns;
 use taut_sys::tap::Tap;
 
 use super::LinkError;
 use super::counters::{DeviceCounters, DirectionReport, LinkReport};
-use super::engine::{Engine, Published};
+use super::engine::{Engine, Snapshot};
 use super::netem;
 use super::shape::LinkSpec;
 
-/// Where one end of a link is.
+/// One end of a link.
 #[derive(Debug, Clone)]
 pub(crate) struct End {
     /// The host, by its number in the world.
@@ -18,7 +18,7 @@ pub(crate) struct End {
     pub(crate) device: String,
 }
 
-/// A link that exists.
+/// A link that carries traffic until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Link {
     name: String,
@@ -29,15 +29,15 @@ pub(crate) struct Link {
 #[derive(Debug)]
 enum Carrier {
     User(Engine),
-    /// Nothing to hold: the devices and disciplines go with the middle's namespace.
+    /// Owns nothing: the devices and queueing disciplines go with the namespace in the middle.
     Netem,
 }
 
 // === impl Link ===
 
 impl Link {
-    /// Makes a device in each host and carries frames between them in user space. The devices are
-    /// down, without addresses.
+    /// Creates a TAP in each host and carries frames between them in user space. The devices are down
+    /// and have no addresses.
     pub(crate) fn join(
         name: String,
         ends: [(&Netns, End); 2],
@@ -59,7 +59,7 @@ impl Link {
         })
     }
 
-    /// The same with the kernel's netem, in the namespace `middle`.
+    /// Joins the hosts by the kernel's netem, in the namespace `middle`.
     pub(crate) fn join_by_netem(
         name: String,
         ends: [(&Netns, End); 2],
@@ -77,7 +77,7 @@ impl Link {
         })
     }
 
-    /// Draws losses from another seed from now on. Netem has none.
+    /// Draws losses from another seed from now on. Has no effect on netem, which takes no seed.
     pub(crate) fn reseed(&self, seed: u64) {
         match &self.carrier {
             Carrier::User(engine) => engine.reseed(seed),
@@ -85,7 +85,7 @@ impl Link {
         }
     }
 
-    /// Cuts it in both directions, or mends it; `false` when nothing here can: netem.
+    /// Cuts both directions or restores them. Returns `false` for netem, which cannot be cut.
     pub(crate) fn cut(&self, is_cut: bool) -> bool {
         match &self.carrier {
             Carrier::User(engine) => engine.cut(is_cut),
@@ -98,22 +98,22 @@ impl Link {
         &self.ends
     }
 
-    /// Whether the kernel counts drops at its ends that are the link's own.
+    /// Returns whether its ends are TAPs, whose drops in the kernel are the link's own.
     pub(crate) fn has_taps(&self) -> bool {
         matches!(self.carrier, Carrier::User(_))
     }
 
-    /// What the link itself counted.
+    /// Returns the link's own counters; those of the kernel's devices are 0.
     pub(crate) fn report(&self) -> LinkReport {
-        let (backend, seen) = match &self.carrier {
-            Carrier::User(engine) => ("user", engine.published()),
-            Carrier::Netem => ("netem", Published::default()),
+        let (backend, counts) = match &self.carrier {
+            Carrier::User(engine) => ("user", engine.snapshot()),
+            Carrier::Netem => ("netem", Snapshot::default()),
         };
         let direction = |from: usize| DirectionReport {
-            path: seen.paths[from],
+            path: counts.paths[from],
             device: DeviceCounters {
-                malformed: seen.malformed[from],
-                refused: seen.refused[from],
+                malformed: counts.malformed[from],
+                refused: counts.refused[from],
                 not_taken: 0,
             },
         };
@@ -122,8 +122,8 @@ impl Link {
             backend,
             a_to_b: direction(0),
             b_to_a: direction(1),
-            cpu: seen.cpu,
-            scheduling: seen.scheduling,
+            cpu: counts.cpu,
+            scheduling: counts.scheduling,
         }
     }
 }
