@@ -31,6 +31,7 @@ pub mod pipe;
 pub mod privileges;
 pub mod probe;
 pub mod random;
+mod raw_sockopt;
 pub mod route;
 pub mod schedule;
 pub mod scm_rights;

@@ -6,7 +6,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,8 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, UnmountFlags};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+
+use crate::raw_sockopt;
 
 /// The directory of named namespaces, shared with `ip netns`.
 pub const NETNS_DIR: &str = "/run/netns";
@@ -108,23 +110,11 @@ pub fn cookie() -> io::Result<u64> {
     /// asm-generic/socket.h, which x86-64 and arm64 use.
     const SO_NETNS_COOKIE: libc::c_int = 71;
     let socket = std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))?;
-    let mut cookie = 0_u64;
-    let mut len = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes, the size of `cookie`, and the length to `len`;
-    // both outlive the call.
-    let done = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut len,
-        )
-    };
-    match done {
-        0 => Ok(cookie),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Ok(raw_sockopt::get(
+        &socket,
+        libc::SOL_SOCKET,
+        SO_NETNS_COOKIE,
+    )?)
 }
 
 /// An open network namespace. It exists at least as long as this value.

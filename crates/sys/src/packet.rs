@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use crate::raw_sockopt;
+
 /// A packet socket that sends frames through one device and receives none.
 #[derive(Debug)]
 pub struct PacketSocket {
@@ -37,15 +39,7 @@ impl PacketSocket {
         if done < 0 {
             return Err(io::Error::last_os_error());
         }
-        let size = size_of::<u32>() as libc::socklen_t;
-        let value = (&raw const mark).cast();
-        // SAFETY: the kernel reads `size` bytes of `mark`, which outlives the call.
-        let done = unsafe {
-            libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_MARK, value, size)
-        };
-        if done < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        raw_sockopt::set(&fd, libc::SOL_SOCKET, libc::SO_MARK, mark)?;
         Ok(Self { fd })
     }
 

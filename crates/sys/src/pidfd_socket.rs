@@ -5,12 +5,12 @@
 //! its descriptor meanwhile, the drop is the last close and may block for the owner's `SO_LINGER`
 //! time; it therefore runs on a thread of its own.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::net::sockopt;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
-use crate::Errno;
+use crate::{Errno, raw_sockopt};
 
 /// Bits of `SO_BUF_LOCK` (linux/socket.h).
 const SOCK_SNDBUF_LOCK: libc::c_int = 1;
@@ -124,20 +124,8 @@ impl PidfdSocket {
     /// # Errors
     /// Those of getsockopt(2).
     pub fn window_clamp(&self) -> Result<u32, Errno> {
-        let mut value: libc::c_int = 0;
-        let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the kernel writes at most `len` bytes, the size of `value`, and the length to
-        // `len`; both outlive the call.
-        let done = unsafe {
-            libc::getsockopt(
-                self.fd()?.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_WINDOW_CLAMP,
-                (&raw mut value).cast(),
-                &raw mut len,
-            )
-        };
-        outcome(done)?;
+        let value: libc::c_int =
+            raw_sockopt::get(self.fd()?, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP)?;
         Ok(u32::try_from(value).unwrap_or(u32::MAX))
     }
 
@@ -149,17 +137,7 @@ impl PidfdSocket {
     /// Those of setsockopt(2).
     pub fn set_window_clamp(&self, bytes: u32) -> Result<(), Errno> {
         let value = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-        // SAFETY: the kernel reads as many bytes as `value` has, which lives until the call returns.
-        let done = unsafe {
-            libc::setsockopt(
-                self.fd()?.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_WINDOW_CLAMP,
-                (&raw const value).cast(),
-                size_of::<libc::c_int>() as libc::socklen_t,
-            )
-        };
-        outcome(done)
+        raw_sockopt::set(self.fd()?, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, value)
     }
 
     /// Sets which buffers are excluded from the kernel's auto-tuning. Their sizes do not change.
@@ -169,18 +147,7 @@ impl PidfdSocket {
     pub fn set_locks(&self, locks: BufferLocks) -> Result<(), Errno> {
         let send = if locks.send { SOCK_SNDBUF_LOCK } else { 0 };
         let receive = if locks.receive { SOCK_RCVBUF_LOCK } else { 0 };
-        let value = send | receive;
-        // SAFETY: the kernel reads as many bytes as `value` has, which lives until the call returns.
-        let done = unsafe {
-            libc::setsockopt(
-                self.fd()?.as_raw_fd(),
-                libc::SOL_SOCKET,
-                SO_BUF_LOCK,
-                (&raw const value).cast(),
-                size_of::<libc::c_int>() as libc::socklen_t,
-            )
-        };
-        outcome(done)
+        raw_sockopt::set(self.fd()?, libc::SOL_SOCKET, SO_BUF_LOCK, send | receive)
     }
 }
 
@@ -194,37 +161,17 @@ impl Drop for PidfdSocket {
 }
 
 fn locks(fd: BorrowedFd<'_>) -> Result<BufferLocks, Errno> {
-    let mut value: libc::c_int = 0;
-    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes, the size of `value`, and the length to `len`;
-    // both outlive the call.
-    let done = unsafe {
-        libc::getsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_BUF_LOCK,
-            (&raw mut value).cast(),
-            &raw mut len,
-        )
-    };
-    outcome(done)?;
+    let value: libc::c_int = raw_sockopt::get(fd, libc::SOL_SOCKET, SO_BUF_LOCK)?;
     Ok(BufferLocks {
         send: value & SOCK_SNDBUF_LOCK != 0,
         receive: value & SOCK_RCVBUF_LOCK != 0,
     })
 }
 
-fn outcome(done: libc::c_int) -> Result<(), Errno> {
-    match done {
-        0 => Ok(()),
-        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::{TcpListener, TcpStream};
-    use std::os::fd::IntoRawFd;
+    use std::os::fd::{AsRawFd, IntoRawFd};
 
     use super::*;
 
@@ -244,8 +191,8 @@ mod tests {
         let (near, _far) = connection();
         sockopt::set_socket_recv_buffer_size(&near, 50_000).unwrap();
         let cookie = sockopt::socket_cookie(&near).unwrap();
-        let borrowed = own().socket(near.as_raw_fd(), cookie).unwrap().unwrap();
-        let fixed = borrowed.buffers().unwrap();
+        let socket = own().socket(near.as_raw_fd(), cookie).unwrap().unwrap();
+        let fixed = socket.buffers().unwrap();
         assert_eq!(fixed.receive, 100_000);
         assert_eq!(
             fixed.locks,
@@ -255,9 +202,9 @@ mod tests {
             }
         );
 
-        borrowed.set_receive_buffer(200_000).unwrap();
-        borrowed.set_send_buffer(300_000).unwrap();
-        let set = borrowed.buffers().unwrap();
+        socket.set_receive_buffer(200_000).unwrap();
+        socket.set_send_buffer(300_000).unwrap();
+        let set = socket.buffers().unwrap();
         assert_eq!((set.send, set.receive), (300_000, 200_000));
         assert_eq!(
             set.locks,
@@ -269,13 +216,11 @@ mod tests {
         // Beyond the limit for unprivileged processes.
         let bound = std::fs::read_to_string("/proc/sys/net/core/rmem_max").unwrap();
         let bound: u32 = bound.trim().parse().unwrap();
-        borrowed
-            .set_receive_buffer(bound.saturating_mul(4))
-            .unwrap();
-        assert_eq!(borrowed.buffers().unwrap().receive, bound.saturating_mul(4));
+        socket.set_receive_buffer(bound.saturating_mul(4)).unwrap();
+        assert_eq!(socket.buffers().unwrap().receive, bound.saturating_mul(4));
 
-        borrowed.set_locks(BufferLocks::default()).unwrap();
-        let free = borrowed.buffers().unwrap();
+        socket.set_locks(BufferLocks::default()).unwrap();
+        let free = socket.buffers().unwrap();
         assert_eq!((free.send, free.locks), (300_000, BufferLocks::default()));
     }
 

@@ -3,7 +3,7 @@
 //! A route is the body of the kernel's message, a `struct rtmsg` and its attributes. This module does
 //! not interpret it, so no attribute gets lost.
 
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use netlink_packet_core::NetlinkBuffer;
 use rustix::net::netlink::SocketAddrNetlink;
@@ -13,11 +13,11 @@ use rustix::net::{
     recvfrom, send, socket_with,
 };
 
-use crate::Errno;
 use crate::netlink::{
     ACK, ANSWER_TIMEOUT, DUMP, DUMP_INTERRUPTED, Message, NLMSG_DONE, NLMSG_ERROR, REPLACE,
     REQUEST, ROUTE, code,
 };
+use crate::{Errno, raw_sockopt};
 
 /// linux/rtnetlink.h.
 const RTM_NEWROUTE: u16 = 24;
@@ -261,20 +261,7 @@ fn socket(groups: u32) -> Result<OwnedFd, Errno> {
 /// (`NETLINK_GET_STRICT_CHK`, Linux 4.20).
 fn set_strict(socket: &OwnedFd) -> Result<(), Errno> {
     let on: libc::c_int = 1;
-    // SAFETY: the kernel reads one `c_int` from `on`, which outlives the call.
-    let done = unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_NETLINK,
-            libc::NETLINK_GET_STRICT_CHK,
-            (&raw const on).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    match done {
-        0 => Ok(()),
-        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)),
-    }
+    raw_sockopt::set(socket, libc::SOL_NETLINK, libc::NETLINK_GET_STRICT_CHK, on)
 }
 
 fn receive<'a>(socket: &OwnedFd, room: &'a mut [u8]) -> Result<&'a [u8], Errno> {

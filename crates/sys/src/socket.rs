@@ -280,10 +280,6 @@ impl AsFd for Stream {
     }
 }
 
-fn last_error() -> Errno {
-    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
-}
-
 /// Returns the number of bytes that the peer of a TCP socket has not acknowledged, FIN included
 /// (SIOCOUTQ).
 pub fn unacknowledged(socket: impl AsFd) -> usize {

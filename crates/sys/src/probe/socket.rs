@@ -12,6 +12,7 @@ use rustix::pipe::{PipeFlags, SpliceFlags, pipe_with, splice};
 
 use super::module::unless_it_loads;
 use super::{Answer, is_root};
+use crate::raw_sockopt;
 
 /// Probes splice(2) from a TCP socket into a pipe and from the pipe into a TCP socket, over a
 /// connection of this process with itself on 127.0.0.1.
@@ -146,20 +147,5 @@ fn tcp_socket(family: AddressFamily) -> io::Result<OwnedFd> {
 }
 
 fn set_ip_option(socket: impl AsFd, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
-    // SAFETY: the borrowed descriptor is open; the kernel reads one `c_int` from `value`, which
-    // outlives the call.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::IPPROTO_IP,
-            option,
-            (&raw const value).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    if result < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(())
-    }
+    Ok(raw_sockopt::set(socket, libc::IPPROTO_IP, option, value)?)
 }

@@ -1,13 +1,13 @@
 //! Socket options of a relayed leg.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::net::sockopt;
 
 use super::tcp_socket;
-use crate::Errno;
+use crate::{Errno, raw_sockopt};
 
 /// linux/tcp.h: leaves repair mode and sends a window probe.
 const TCP_REPAIR_OFF: libc::c_int = 0;
@@ -121,42 +121,13 @@ fn or_unforced(
 /// `EPERM` without CAP_NET_ADMIN, or in a state that does not allow repair.
 pub(super) fn set_repair(fd: BorrowedFd<'_>, on: bool) -> Result<(), Errno> {
     let value = if on { TCP_REPAIR_ON } else { TCP_REPAIR_OFF };
-    set_option(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, value)
+    raw_sockopt::set(fd, libc::IPPROTO_TCP, libc::TCP_REPAIR, value)
 }
 
 fn set_max_pacing_rate(fd: BorrowedFd<'_>, bytes_a_second: u64) -> Result<(), Errno> {
     // The option is an unsigned long whose largest value means no limit.
     let rate = libc::c_ulong::try_from(bytes_a_second).unwrap_or(libc::c_ulong::MAX);
-    set_option(fd, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, rate)
-}
-
-/// An integer type of option values.
-trait Integer: Copy {}
-impl Integer for libc::c_int {}
-impl Integer for libc::c_ulong {}
-
-fn set_option<T: Integer>(
-    fd: BorrowedFd<'_>,
-    level: libc::c_int,
-    option: libc::c_int,
-    value: T,
-) -> Result<(), Errno> {
-    // SAFETY: the borrowed descriptor is open; the kernel reads `size_of::<T>()` bytes from `value`,
-    // which outlives the call and, as an integer, has no padding.
-    let result = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            level,
-            option,
-            (&raw const value).cast(),
-            size_of::<T>() as libc::socklen_t,
-        )
-    };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(super::last_error())
-    }
+    raw_sockopt::set(fd, libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE, rate)
 }
 
 #[cfg(test)]

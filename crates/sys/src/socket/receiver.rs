@@ -2,8 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd as _};
 
-use super::last_error;
-use crate::Errno;
+use crate::{Errno, raw_sockopt};
 
 /// Limits the window that a connection advertises from now on, in bytes (TCP_WINDOW_CLAMP, tcp(7)).
 ///
@@ -11,7 +10,7 @@ use crate::Errno;
 /// `EINVAL` if the socket is closed.
 pub fn set_window_clamp(socket: impl AsFd, bytes: u32) -> Result<(), Errno> {
     let bytes = libc::c_int::try_from(bytes).map_err(|_| Errno::INVAL)?;
-    set_option(&socket, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, &bytes)
+    raw_sockopt::set(socket, libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP, bytes)
 }
 
 /// Makes a socket drop every incoming packet, or accept packets again (SO_ATTACH_FILTER, socket(7)).
@@ -21,7 +20,7 @@ pub fn set_window_clamp(socket: impl AsFd, bytes: u32) -> Result<(), Errno> {
 pub fn drop_input(socket: impl AsFd, drops: bool) -> Result<(), Errno> {
     if !drops {
         let ignored: libc::c_int = 0;
-        return set_option(&socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &ignored);
+        return raw_sockopt::set(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, ignored);
     }
     // The program returns 0: keep 0 bytes of the packet.
     let mut program = [libc::sock_filter {
@@ -34,29 +33,20 @@ pub fn drop_input(socket: impl AsFd, drops: bool) -> Result<(), Errno> {
         len: 1,
         filter: program.as_mut_ptr(),
     };
-    set_option(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
-}
-
-fn set_option<T>(
-    socket: &impl AsFd,
-    level: libc::c_int,
-    option: libc::c_int,
-    value: &T,
-) -> Result<(), Errno> {
-    // SAFETY: the borrowed descriptor is open. The kernel reads `size_of::<T>()` bytes from `value`; the
-    // program that a `sock_fprog` points to is owned by the caller and outlives the call.
-    let rc = unsafe {
+    // SAFETY: the borrowed descriptor is open; the kernel reads one `sock_fprog` and the program that it
+    // points to, and both outlive the call.
+    let result = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
-            level,
-            option,
-            std::ptr::from_ref(value).cast(),
-            size_of::<T>() as libc::socklen_t,
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const filter).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
         )
     };
-    match rc {
+    match result {
         0 => Ok(()),
-        _ => Err(last_error()),
+        _ => Err(raw_sockopt::last_error()),
     }
 }
 

@@ -1,10 +1,13 @@
 //! Sockets with non-local addresses (IP_TRANSPARENT, ip(7)).
 
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use super::{LegOptions, Listener, Stream, tcp_socket};
-use crate::Errno;
+use crate::{Errno, raw_sockopt};
+
+/// The value that enables a boolean option.
+const ON: libc::c_int = 1;
 
 impl Listener {
     /// Listens like [`Listener::bind`], but also accepts intercepted connections to other addresses.
@@ -42,7 +45,7 @@ impl Stream {
         set_transparent(fd.as_fd(), addr)?;
         // Otherwise bind(2) would reserve the port for all destinations. IPv6 sockets use the same
         // level for this option.
-        set(fd.as_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT)?;
+        raw_sockopt::set(&fd, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, ON)?;
         rustix::net::bind(&fd, &SocketAddr::new(source, 0))?;
         match rustix::net::connect(&fd, &addr) {
             Ok(()) | Err(Errno::INPROGRESS) => Ok(Self(fd)),
@@ -62,27 +65,7 @@ pub fn probe_transparent() -> Result<(), Errno> {
 
 fn set_transparent(fd: BorrowedFd<'_>, family_of: SocketAddr) -> Result<(), Errno> {
     match family_of {
-        SocketAddr::V4(_) => set(fd, libc::IPPROTO_IP, libc::IP_TRANSPARENT),
-        SocketAddr::V6(_) => set(fd, libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT),
-    }
-}
-
-/// Enables a boolean socket option.
-fn set(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int) -> Result<(), Errno> {
-    let on: libc::c_int = 1;
-    // SAFETY: the borrowed descriptor is open; the kernel reads one `c_int` from `on`, which outlives the
-    // call.
-    let rc = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            level,
-            option,
-            std::ptr::from_ref(&on).cast(),
-            size_of_val(&on) as libc::socklen_t,
-        )
-    };
-    match rc {
-        0 => Ok(()),
-        _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
+        SocketAddr::V4(_) => raw_sockopt::set(fd, libc::IPPROTO_IP, libc::IP_TRANSPARENT, ON),
+        SocketAddr::V6(_) => raw_sockopt::set(fd, libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT, ON),
     }
 }
