@@ -9,54 +9,54 @@ use std::sync::LazyLock;
 
 use ipnet::IpNet;
 
-use super::verdict::Verdict;
+use super::verdict::DestinationVerdict;
 
 /// Built-in denials, the narrowest first, so that the first that fits says most.
-const DENIED: [(&str, Verdict); 29] = [
+const DENIED: [(&str, DestinationVerdict); 29] = [
     // AWS, Google Cloud, Azure, Oracle, DigitalOcean, OpenStack, Hetzner and others.
-    ("169.254.169.254/32", Verdict::Metadata),
+    ("169.254.169.254/32", DestinationVerdict::Metadata),
     // AWS: credentials of ECS tasks, and of EKS pods.
-    ("169.254.170.2/32", Verdict::Metadata),
-    ("169.254.170.23/32", Verdict::Metadata),
+    ("169.254.170.2/32", DestinationVerdict::Metadata),
+    ("169.254.170.23/32", DestinationVerdict::Metadata),
     // Scaleway.
-    ("169.254.42.42/32", Verdict::Metadata),
+    ("169.254.42.42/32", DestinationVerdict::Metadata),
     // Tencent Cloud.
-    ("169.254.0.23/32", Verdict::Metadata),
-    ("169.254.10.10/32", Verdict::Metadata),
+    ("169.254.0.23/32", DestinationVerdict::Metadata),
+    ("169.254.10.10/32", DestinationVerdict::Metadata),
     // Alibaba Cloud.
-    ("100.100.100.200/32", Verdict::Metadata),
+    ("100.100.100.200/32", DestinationVerdict::Metadata),
     // Oracle Cloud, Classic.
-    ("192.0.0.192/32", Verdict::Metadata),
+    ("192.0.0.192/32", DestinationVerdict::Metadata),
     // Azure's wire server, which is in public address space.
-    ("168.63.129.16/32", Verdict::Metadata),
+    ("168.63.129.16/32", DestinationVerdict::Metadata),
     // AWS over IPv6: instance metadata (::254), EKS pods (::23), DNS and time.
-    ("fd00:ec2::/32", Verdict::Metadata),
+    ("fd00:ec2::/32", DestinationVerdict::Metadata),
     // Google Cloud over IPv6.
-    ("fd20:ce::254/128", Verdict::Metadata),
+    ("fd20:ce::254/128", DestinationVerdict::Metadata),
     // Oracle Cloud over IPv6.
-    ("fd00:c1::a9fe:a9fe/128", Verdict::Metadata),
+    ("fd00:c1::a9fe:a9fe/128", DestinationVerdict::Metadata),
     // Scaleway over IPv6.
-    ("fd00:42::42/128", Verdict::Metadata),
+    ("fd00:42::42/128", DestinationVerdict::Metadata),
     // Linode, and Alibaba Cloud, over IPv6.
-    ("fd00:a9fe:a9fe::1/128", Verdict::Metadata),
-    ("fd00:100::100:200/128", Verdict::Metadata),
+    ("fd00:a9fe:a9fe::1/128", DestinationVerdict::Metadata),
+    ("fd00:100::100:200/128", DestinationVerdict::Metadata),
     // OpenStack over IPv6.
-    ("fe80::a9fe:a9fe/128", Verdict::Metadata),
-    ("0.0.0.0/8", Verdict::Unspecified),
-    ("::/128", Verdict::Unspecified),
-    ("127.0.0.0/8", Verdict::Loopback),
-    ("::1/128", Verdict::Loopback),
-    ("169.254.0.0/16", Verdict::LinkLocal),
-    ("fe80::/10", Verdict::LinkLocal),
+    ("fe80::a9fe:a9fe/128", DestinationVerdict::Metadata),
+    ("0.0.0.0/8", DestinationVerdict::Unspecified),
+    ("::/128", DestinationVerdict::Unspecified),
+    ("127.0.0.0/8", DestinationVerdict::Loopback),
+    ("::1/128", DestinationVerdict::Loopback),
+    ("169.254.0.0/16", DestinationVerdict::LinkLocal),
+    ("fe80::/10", DestinationVerdict::LinkLocal),
     // Site-local, deprecated (RFC 3879), but routers and stacks still know it.
-    ("fec0::/10", Verdict::LinkLocal),
-    ("224.0.0.0/4", Verdict::Multicast),
-    ("ff00::/8", Verdict::Multicast),
-    ("255.255.255.255/32", Verdict::Broadcast),
-    ("240.0.0.0/4", Verdict::Reserved),
+    ("fec0::/10", DestinationVerdict::LinkLocal),
+    ("224.0.0.0/4", DestinationVerdict::Multicast),
+    ("ff00::/8", DestinationVerdict::Multicast),
+    ("255.255.255.255/32", DestinationVerdict::Broadcast),
+    ("240.0.0.0/4", DestinationVerdict::Reserved),
     // The discard prefix (RFC 6666) and dummy prefix (RFC 9780).
-    ("100::/64", Verdict::Reserved),
-    ("100:0:0:1::/64", Verdict::Reserved),
+    ("100::/64", DestinationVerdict::Reserved),
+    ("100:0:0:1::/64", DestinationVerdict::Reserved),
 ];
 
 /// What is routed, but not on the public Internet: neither `*` nor a name reaches it.
@@ -88,14 +88,14 @@ const NOT_PUBLIC: [&str; 17] = [
 /// IPv6 addresses that IANA has given out as global unicast.
 const GLOBAL_V6: &str = "2000::/3";
 
-static DENIED_NETS: LazyLock<Vec<(IpNet, Verdict)>> =
+static DENIED_NETS: LazyLock<Vec<(IpNet, DestinationVerdict)>> =
     LazyLock::new(|| DENIED.iter().map(|&(net, v)| (parse(net), v)).collect());
 static NOT_PUBLIC_NETS: LazyLock<Vec<IpNet>> =
     LazyLock::new(|| NOT_PUBLIC.iter().map(|net| parse(net)).collect());
 static GLOBAL_V6_NET: LazyLock<IpNet> = LazyLock::new(|| parse(GLOBAL_V6));
 
 /// The built-in blocks that `addr` lies in.
-pub(super) fn denied(addr: IpAddr) -> impl Iterator<Item = &'static (IpNet, Verdict)> {
+pub(super) fn denied(addr: IpAddr) -> impl Iterator<Item = &'static (IpNet, DestinationVerdict)> {
     DENIED_NETS
         .iter()
         .filter(move |(net, _)| net.contains(&addr))
@@ -120,15 +120,15 @@ mod tests {
     #[test]
     fn the_first_block_of_an_address_says_most() {
         for (addr, verdict) in [
-            ("169.254.169.254", Verdict::Metadata),
-            ("fe80::a9fe:a9fe", Verdict::Metadata),
-            ("fd00:ec2::254", Verdict::Metadata),
-            ("169.254.1.1", Verdict::LinkLocal),
-            ("255.255.255.255", Verdict::Broadcast),
-            ("255.255.255.254", Verdict::Reserved),
-            ("0.1.2.3", Verdict::Unspecified),
-            ("::1", Verdict::Loopback),
-            ("ff02::1", Verdict::Multicast),
+            ("169.254.169.254", DestinationVerdict::Metadata),
+            ("fe80::a9fe:a9fe", DestinationVerdict::Metadata),
+            ("fd00:ec2::254", DestinationVerdict::Metadata),
+            ("169.254.1.1", DestinationVerdict::LinkLocal),
+            ("255.255.255.255", DestinationVerdict::Broadcast),
+            ("255.255.255.254", DestinationVerdict::Reserved),
+            ("0.1.2.3", DestinationVerdict::Unspecified),
+            ("::1", DestinationVerdict::Loopback),
+            ("ff02::1", DestinationVerdict::Multicast),
         ] {
             let first = denied(addr.parse().unwrap()).next();
             assert_eq!(first.map(|&(_, v)| v), Some(verdict), "{addr}");

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 
 use super::forms::Forms;
 use super::rule::{Pattern, Rule};
-use super::verdict::Verdict;
+use super::verdict::DestinationVerdict;
 use super::{TooManyRules, blocks, bounded, name};
 
 /// The destinations that are allowed. By default none is: there is no open relay by omission.
@@ -62,15 +62,15 @@ impl Destinations {
     }
 
     /// Judges a destination that a client named, before anything is looked up. Of a name,
-    /// [`Verdict::Allowed`] means only that it may be looked up: each address that comes of it is
+    /// [`DestinationVerdict::Allowed`] means only that it may be looked up: each address that comes of it is
     /// to be judged by [`Destinations::check_addr`]. `host` may also be an address, with or without
     /// brackets; that is then judged for good.
-    pub fn check_name(&self, host: &str, port: u16) -> Verdict {
+    pub fn check_name(&self, host: &str, port: u16) -> DestinationVerdict {
         if let Some(ip) = literal(host) {
             return self.check_addr(SocketAddr::new(ip, port), None);
         }
         let Some(name) = name::host_name(host) else {
-            return Verdict::NotAName;
+            return DestinationVerdict::NotAName;
         };
         let fits = |rule: &&Rule| rule.ports.contains(port);
         let denies = |rule: &Rule| match &rule.pattern {
@@ -78,7 +78,7 @@ impl Destinations {
             pattern => names(pattern, name),
         };
         if self.deny.iter().filter(fits).any(denies) {
-            return Verdict::DeniedRule;
+            return DestinationVerdict::DeniedRule;
         }
         // It may have an address in an allowed prefix, which only its addresses can tell.
         let allows = |rule: &Rule| match &rule.pattern {
@@ -86,26 +86,26 @@ impl Destinations {
             pattern => names(pattern, name),
         };
         if self.allow.iter().filter(fits).any(allows) {
-            Verdict::Allowed
+            DestinationVerdict::Allowed
         } else {
-            Verdict::NotListed
+            DestinationVerdict::NotListed
         }
     }
 
     /// Judges an address that is about to be connected to; `by_name` is the name that was looked up
     /// for it, if one was.
-    pub fn check_addr(&self, addr: SocketAddr, by_name: Option<&str>) -> Verdict {
+    pub fn check_addr(&self, addr: SocketAddr, by_name: Option<&str>) -> DestinationVerdict {
         let name = match by_name {
             Some(host) if literal(host).is_none() => match name::host_name(host) {
                 Some(name) => Some(name),
-                None => return Verdict::NotAName,
+                None => return DestinationVerdict::NotAName,
             },
             _ => None,
         };
         let port = addr.port();
         let forms = Forms::of(addr.ip());
         if self.deny.iter().any(|rule| denies(rule, port, forms, name)) {
-            return Verdict::DeniedRule;
+            return DestinationVerdict::DeniedRule;
         }
         if let Some(verdict) = self.built_in(port, forms) {
             return verdict;
@@ -114,14 +114,14 @@ impl Destinations {
     }
 
     /// The first built-in denial that no rule lifts.
-    fn built_in(&self, port: u16, forms: Forms) -> Option<Verdict> {
+    fn built_in(&self, port: u16, forms: Forms) -> Option<DestinationVerdict> {
         let mesh = |form: IpAddr| {
             let own = self.mesh.iter().filter(move |net| net.contains(&form));
-            own.map(|&net| (net, Verdict::MeshInternal))
+            own.map(|&net| (net, DestinationVerdict::MeshInternal))
         };
         let own = |form: IpAddr| {
             let own = self.own.iter().filter(move |&&addr| addr == form);
-            own.map(|&addr| (IpNet::from(addr), Verdict::Own))
+            own.map(|&addr| (IpNet::from(addr), DestinationVerdict::Own))
         };
         forms.all().find_map(|form| {
             let blocks = blocks::denied(form).copied();
@@ -143,22 +143,22 @@ impl Destinations {
         })
     }
 
-    fn allowed(&self, port: u16, forms: Forms, name: Option<&str>) -> Verdict {
+    fn allowed(&self, port: u16, forms: Forms, name: Option<&str>) -> DestinationVerdict {
         let public = forms.alike().any(blocks::is_public);
-        let mut verdict = Verdict::NotListed;
+        let mut verdict = DestinationVerdict::NotListed;
         for rule in self.allow.iter().filter(|rule| rule.ports.contains(port)) {
             match &rule.pattern {
                 Pattern::Prefix(net) if forms.alike().any(|form| net.contains(&form)) => {
-                    return Verdict::Allowed;
+                    return DestinationVerdict::Allowed;
                 }
                 Pattern::Prefix(_) => {}
-                Pattern::Any if public => return Verdict::Allowed,
-                Pattern::Any => verdict = Verdict::NotPublic,
+                Pattern::Any if public => return DestinationVerdict::Allowed,
+                Pattern::Any => verdict = DestinationVerdict::NotPublic,
                 pattern if name.is_some_and(|name| names(pattern, name)) => {
                     if public {
-                        return Verdict::Allowed;
+                        return DestinationVerdict::Allowed;
                     }
-                    verdict = Verdict::NotPublic;
+                    verdict = DestinationVerdict::NotPublic;
                 }
                 Pattern::Name(_) | Pattern::Below(_) => {}
             }

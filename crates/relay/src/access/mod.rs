@@ -8,7 +8,7 @@
 //! | bound | value | when it is reached |
 //! |---|---|---|
 //! | rules of one list | [`MAX_RULES`] | the list is refused |
-//! | a name | 253 bytes, labels of 63 (RFC 1035 2.3.4) | [`Verdict::NotAName`] |
+//! | a name | 253 bytes, labels of 63 (RFC 1035 2.3.4) | [`DestinationVerdict::NotAName`] |
 //!
 //! A list is searched from its beginning, once a session: 4096 rules take some tens of
 //! microseconds.
@@ -26,7 +26,7 @@ mod verdict;
 pub use destinations::Destinations;
 pub use rule::{Pattern, Ports, Rule, RuleError};
 pub use sources::{SourcePrefix, SourceVerdict, Sources};
-pub use verdict::Verdict;
+pub use verdict::DestinationVerdict;
 
 /// Whether a connection may be made in the name of `addr`: it is one machine's, and a network can
 /// bring answers to it.

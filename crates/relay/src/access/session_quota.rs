@@ -5,7 +5,7 @@
 //!
 //! | bound | value | when it is reached |
 //! |---|---|---|
-//! | sessions of a source | `limit`, default [`UNLIMITED`] | [`Sources::admit`] gives nothing, [`Sources::refused`] counts |
+//! | sessions of a source | `limit`, default [`UNLIMITED`] | [`SessionQuota::admit`] gives nothing, [`SessionQuota::refused`] counts |
 //! | sources | as many as there are sessions: an entry goes with its last one | |
 //! | memory | some 40 bytes a source; tables shrink when three quarters of them are empty | |
 //!
@@ -30,7 +30,7 @@ const SMALL: usize = 64;
 
 /// Sessions of every source that has any.
 #[derive(Debug)]
-pub struct Sources {
+pub struct SessionQuota {
     shards: [Shard; SHARDS],
     /// Keyed at random: nobody can choose addresses that collide.
     hasher: RandomState,
@@ -55,13 +55,13 @@ pub(crate) enum Source {
 #[derive(Debug)]
 #[must_use = "the place is given back when this is dropped"]
 pub struct Permit {
-    sources: Arc<Sources>,
+    sources: Arc<SessionQuota>,
     source: Source,
 }
 
 // === impl Sources ===
 
-impl Sources {
+impl SessionQuota {
     /// Counts sessions; each source may have `limit` at one time.
     pub fn new(limit: u32) -> Arc<Self> {
         Arc::new(Self {

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Whether a destination may be gone to, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum DestinationVerdict {
     /// Of an address: it may be connected to. Of a name: it may be looked up, and then each of its
     /// addresses is judged.
     Allowed,
@@ -38,7 +38,7 @@ pub enum Verdict {
 
 // === impl Verdict ===
 
-impl Verdict {
+impl DestinationVerdict {
     /// Every verdict.
     pub const ALL: [Self; 14] = [
         Self::Allowed,
@@ -83,7 +83,7 @@ impl Verdict {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for DestinationVerdict {
     /// The end of a sentence that begins with the destination: "10.0.0.1:80 ...".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -113,9 +113,11 @@ mod tests {
 
     #[test]
     fn every_verdict_has_a_label_of_its_own() {
-        for (i, verdict) in Verdict::ALL.into_iter().enumerate() {
+        for (i, verdict) in DestinationVerdict::ALL.into_iter().enumerate() {
             assert_eq!(verdict as usize, i);
-            let same = Verdict::ALL.iter().filter(|v| v.label() == verdict.label());
+            let same = DestinationVerdict::ALL
+                .iter()
+                .filter(|v| v.label() == verdict.label());
             assert_eq!(same.count(), 1);
         }
     }

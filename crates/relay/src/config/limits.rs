@@ -15,7 +15,7 @@ pub struct PoolLimits {
 
 /// What connections to the mesh port may cost before they carry a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ArrivalLimits {
+pub struct InboundLimits {
     /// Connections that have not proven that they hold a key, of the whole node. When a further one
     /// comes, the oldest of the source that has most is closed; one that comes from that source
     /// itself is refused unless that oldest has had a second, in which an honest peer is done.
@@ -38,7 +38,7 @@ impl Default for PoolLimits {
     }
 }
 
-impl Default for ArrivalLimits {
+impl Default for InboundLimits {
     fn default() -> Self {
         Self {
             max_unproven: 512,

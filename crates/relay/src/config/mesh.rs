@@ -8,7 +8,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::field::{OneOrMany, TIME, Time, at_least_one, parse, set_time, sources};
-use super::limits::{ArrivalLimits, PoolLimits};
+use super::limits::{InboundLimits, PoolLimits};
 use crate::access::{Rule, Sources};
 use crate::net::addr::{Destination, Listen};
 
@@ -37,7 +37,7 @@ pub struct MeshConfig {
     /// Connections held ready.
     pub pool: PoolLimits,
     /// What connections to the mesh port may cost before they carry a session.
-    pub arrivals: ArrivalLimits,
+    pub inbound: InboundLimits,
     /// Legs to destinations come from the client's address, as the first relay has given it.
     pub borrow: bool,
     /// How legs between relays are sped up; `None`: not at all.
@@ -76,7 +76,7 @@ impl MeshConfig {
             peers: Vec::new(),
             hop_limit: HOP_LIMIT,
             pool: PoolLimits::default(),
-            arrivals: ArrivalLimits::default(),
+            inbound: InboundLimits::default(),
             borrow: false,
             turbo: Some(Turbo::default()),
         }
@@ -162,19 +162,15 @@ impl MeshSection {
             "mesh.pool_max_age",
         )?;
 
-        let arrivals = &mut mesh.arrivals;
+        let inbound = &mut mesh.inbound;
         for (slot, value, name) in [
-            (
-                &mut arrivals.max_unproven,
-                self.max_unproven,
-                "max_unproven",
-            ),
-            (&mut arrivals.max_ready, self.max_ready, "max_ready"),
+            (&mut inbound.max_unproven, self.max_unproven, "max_unproven"),
+            (&mut inbound.max_ready, self.max_ready, "max_ready"),
         ] {
             let name = format!("mesh.{name}");
             *slot = at_least_one(value, &name)?.unwrap_or(*slot);
         }
-        let times = &mut arrivals.times;
+        let times = &mut inbound.times;
         for (slot, value, name) in [
             (
                 &mut times.handshake,

@@ -19,7 +19,7 @@ mod limits;
 mod mesh;
 mod transparent;
 
-pub use limits::{ArrivalLimits, PoolLimits};
+pub use limits::{InboundLimits, PoolLimits};
 pub use mesh::{MeshConfig, Turbo};
 pub use transparent::{InterceptConfig, Transparent};
 

@@ -4,9 +4,9 @@ use taut_mesh::acceptor::Rejection;
 
 use super::figure::Figure;
 use super::histogram::Histogram;
-use crate::outcome::mesh::Refusal;
-use crate::outcome::proxy::Unproxied;
-use crate::outcome::refusal::Refused;
+use crate::outcome::mesh::MeshRefusal;
+use crate::outcome::proxy::ProxyRefusal;
+use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::End;
 
 /// What one worker counts. Aligned so that workers do not share cache lines.
@@ -14,7 +14,7 @@ use crate::outcome::session_end::End;
 #[repr(align(128))]
 pub(crate) struct WorkerMetrics {
     pub(crate) accepted: Figure,
-    pub(crate) refused: [Figure; Refused::ALL.len()],
+    pub(crate) refused: [Figure; ClientRefusal::ALL.len()],
     pub(crate) accept_failed: Figure,
     pub(crate) sessions: Figure,
     pub(crate) onward_bytes: Figure,
@@ -43,7 +43,7 @@ pub(crate) struct WorkerMetrics {
     pub(crate) intercept_refused: Figure,
     pub(crate) proxy_waiting: Figure,
     pub(crate) proxy_headers: Figure,
-    pub(crate) proxy_refused: [Figure; Unproxied::ALL.len()],
+    pub(crate) proxy_refused: [Figure; ProxyRefusal::ALL.len()],
     pub(crate) mesh_accepted: Figure,
     pub(crate) mesh_unproven: Figure,
     pub(crate) mesh_ready: Figure,
@@ -51,5 +51,5 @@ pub(crate) struct WorkerMetrics {
     pub(crate) mesh_refused_full: Figure,
     pub(crate) mesh_hellos: Figure,
     pub(crate) mesh_rejected: [Figure; Rejection::ALL.len()],
-    pub(crate) mesh_refused: [Figure; Refusal::ALL.len()],
+    pub(crate) mesh_refused: [Figure; MeshRefusal::ALL.len()],
 }

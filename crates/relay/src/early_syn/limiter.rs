@@ -10,7 +10,7 @@ use super::{FourTuple, SynEvent};
 
 /// What becomes of a SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Admission {
     /// Set the onward path up; the connection is pending until [`Limiter::settled`] or
     /// [`Limiter::expire`].
     Admit,
@@ -32,19 +32,19 @@ pub enum Verdict {
 /// How often each thing has happened, since the limiter was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// [`Verdict::Admit`].
+    /// [`Admission::Admit`].
     pub admitted: u64,
-    /// [`Verdict::Merged`].
+    /// [`Admission::Merged`].
     pub merged: u64,
-    /// [`Verdict::Late`].
+    /// [`Admission::Late`].
     pub late: u64,
-    /// [`Verdict::OverSourceRate`].
+    /// [`Admission::OverSourceRate`].
     pub over_source_rate: u64,
-    /// [`Verdict::OverDestinationRate`].
+    /// [`Admission::OverDestinationRate`].
     pub over_destination_rate: u64,
-    /// [`Verdict::TooManyPending`].
+    /// [`Admission::TooManyPending`].
     pub too_many_pending: u64,
-    /// [`Verdict::CookiesActive`].
+    /// [`Admission::CookiesActive`].
     pub cookies_active: u64,
     /// SYNs whose prefix had no place in the table, and that were held to the shared rate.
     pub prefix_table_full: u64,
@@ -104,48 +104,48 @@ impl Limiter {
     }
 
     /// Decides about `syn`, which was read at `now`.
-    pub fn admit(&mut self, syn: &SynEvent, now: Instant) -> Verdict {
+    pub fn admit(&mut self, syn: &SynEvent, now: Instant) -> Admission {
         let verdict = self.decide(syn, now);
         let count = match verdict {
-            Verdict::Admit => &mut self.counts.admitted,
-            Verdict::Merged => &mut self.counts.merged,
-            Verdict::Late => &mut self.counts.late,
-            Verdict::OverSourceRate => &mut self.counts.over_source_rate,
-            Verdict::OverDestinationRate => &mut self.counts.over_destination_rate,
-            Verdict::TooManyPending => &mut self.counts.too_many_pending,
-            Verdict::CookiesActive => &mut self.counts.cookies_active,
+            Admission::Admit => &mut self.counts.admitted,
+            Admission::Merged => &mut self.counts.merged,
+            Admission::Late => &mut self.counts.late,
+            Admission::OverSourceRate => &mut self.counts.over_source_rate,
+            Admission::OverDestinationRate => &mut self.counts.over_destination_rate,
+            Admission::TooManyPending => &mut self.counts.too_many_pending,
+            Admission::CookiesActive => &mut self.counts.cookies_active,
         };
         *count += 1;
         verdict
     }
 
-    fn decide(&mut self, syn: &SynEvent, now: Instant) -> Verdict {
+    fn decide(&mut self, syn: &SynEvent, now: Instant) -> Admission {
         let connection = syn.connection();
         // A retransmission does not make the life of what is pending longer: a forger could keep
         // it for ever.
         if self.pending.get(&connection).is_some() {
-            return Verdict::Merged;
+            return Admission::Merged;
         }
         if self.accepted.get(&connection).is_some_and(|at| now < at) {
-            return Verdict::Late;
+            return Admission::Late;
         }
         if self.refuse_until.is_some_and(|until| now < until) {
-            return Verdict::CookiesActive;
+            return Admission::CookiesActive;
         }
         if self.pending.len() >= self.limits.pending {
-            return Verdict::TooManyPending;
+            return Admission::TooManyPending;
         }
         // The source before the listener: what is refused to one source is not taken from others.
         if !self.take_source(Prefix::of(connection.client().ip()), now) {
-            return Verdict::OverSourceRate;
+            return Admission::OverSourceRate;
         }
         let bucket = self.listeners.entry(syn.listener).or_insert(now);
         let Some(full_at) = self.limits.listener.take(*bucket, now) else {
-            return Verdict::OverDestinationRate;
+            return Admission::OverDestinationRate;
         };
         *bucket = full_at;
         self.pending.set(connection, now + self.limits.ttl);
-        Verdict::Admit
+        Admission::Admit
     }
 
     /// Takes a token of `prefix`, or of those without a place.

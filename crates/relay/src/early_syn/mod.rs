@@ -30,9 +30,9 @@ use libbpf_rs::{
 
 pub use cookies::{read_syncookies_sent, syncookies_sent};
 pub use devices::{Device, Devices};
-pub use limiter::{Counts, Limiter, Verdict};
+pub use limiter::{Admission, Counts, Limiter};
 pub use limits::Limits;
-pub(crate) use pending::Table;
+pub(crate) use pending::PendingTable;
 pub use rate::Rate;
 use taut_sys::bpf::tc::{AttachPoint, Attached};
 pub use wire::Exits;

@@ -7,13 +7,13 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::limiter::{Counts, Limiter, Verdict};
+use super::limiter::{Admission, Counts, Limiter};
 use super::limits::Limits;
 use super::{Exits, FourTuple, SynEvent};
 
 /// What is pending, and who has it.
 #[derive(Debug)]
-pub(crate) struct Table(Mutex<Inner>);
+pub(crate) struct PendingTable(Mutex<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -26,7 +26,7 @@ struct Inner {
 
 // === impl Table ===
 
-impl Table {
+impl PendingTable {
     pub(crate) fn new(limits: Limits) -> Self {
         Self(Mutex::new(Inner {
             limiter: Limiter::new(limits),
@@ -40,7 +40,7 @@ impl Table {
     /// limiter lets it.
     pub(crate) fn admit(&self, syn: &SynEvent, workers: usize, now: Instant) -> Option<usize> {
         let mut inner = self.lock();
-        if inner.limiter.admit(syn, now) != Verdict::Admit {
+        if inner.limiter.admit(syn, now) != Admission::Admit {
             return None;
         }
         inner.next_worker = (inner.next_worker + 1) % workers;

@@ -5,7 +5,7 @@ use crate::outcome::session_end::Side;
 
 /// A place among a worker's sessions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place(pub(crate) u32);
+pub(crate) struct Slot(pub(crate) u32);
 
 /// How often a place has been taken; a report that was on its way when its session ended must
 /// not reach the next one in its place.
@@ -17,13 +17,13 @@ pub(crate) struct Generation(pub(crate) u32);
 pub(crate) enum Token {
     Waker,
     Listener(u32),
-    Leg(Place, Generation, Side),
+    Leg(Slot, Generation, Side),
     /// A connection at the mesh port that has not said its hello.
-    Arrival(Place, Generation),
+    InboundConn(Slot, Generation),
     /// A connection to another relay that no session uses yet.
-    Spare(Place, Generation),
+    Spare(Slot, Generation),
     /// A client's connection whose PROXY protocol header is not whole.
-    Preface(Place, Generation),
+    ProxyHeader(Slot, Generation),
 }
 
 const KIND_SHIFT: u32 = 61;
@@ -42,17 +42,17 @@ impl Generation {
 
 impl Token {
     pub(crate) fn encode(self) -> u64 {
-        let of = |kind: u64, place: Place, generation: Generation| {
-            kind << KIND_SHIFT | u64::from(generation.0) << GENERATION_SHIFT | u64::from(place.0)
+        let of = |kind: u64, slot: Slot, generation: Generation| {
+            kind << KIND_SHIFT | u64::from(generation.0) << GENERATION_SHIFT | u64::from(slot.0)
         };
         match self {
             Self::Waker => 0,
             Self::Listener(i) => 1 << KIND_SHIFT | u64::from(i),
-            Self::Leg(place, generation, Side::Client) => of(2, place, generation),
-            Self::Leg(place, generation, Side::Onward) => of(3, place, generation),
-            Self::Arrival(place, generation) => of(4, place, generation),
-            Self::Spare(place, generation) => of(5, place, generation),
-            Self::Preface(place, generation) => of(6, place, generation),
+            Self::Leg(slot, generation, Side::Client) => of(2, slot, generation),
+            Self::Leg(slot, generation, Side::Onward) => of(3, slot, generation),
+            Self::InboundConn(slot, generation) => of(4, slot, generation),
+            Self::Spare(slot, generation) => of(5, slot, generation),
+            Self::ProxyHeader(slot, generation) => of(6, slot, generation),
         }
     }
 
@@ -61,17 +61,17 @@ impl Token {
         reason = "the parts were made from 32 bits"
     )]
     pub(crate) fn decode(word: u64) -> Self {
-        let place = Place(word as u32);
+        let slot = Slot(word as u32);
         let generation =
             Generation((word >> GENERATION_SHIFT) as u32 & ((1 << GENERATION_BITS) - 1));
         match word >> KIND_SHIFT {
             0 => Self::Waker,
-            1 => Self::Listener(place.0),
-            2 => Self::Leg(place, generation, Side::Client),
-            3 => Self::Leg(place, generation, Side::Onward),
-            4 => Self::Arrival(place, generation),
-            5 => Self::Spare(place, generation),
-            _ => Self::Preface(place, generation),
+            1 => Self::Listener(slot.0),
+            2 => Self::Leg(slot, generation, Side::Client),
+            3 => Self::Leg(slot, generation, Side::Onward),
+            4 => Self::InboundConn(slot, generation),
+            5 => Self::Spare(slot, generation),
+            _ => Self::ProxyHeader(slot, generation),
         }
     }
 }
@@ -84,15 +84,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_token_comes_back_as_it_went(place: u32, generation in 0u32..1 << GENERATION_BITS) {
+        fn a_token_comes_back_as_it_went(slot: u32, generation in 0u32..1 << GENERATION_BITS) {
             for token in [
                 Token::Waker,
-                Token::Listener(place),
-                Token::Leg(Place(place), Generation(generation), Side::Client),
-                Token::Leg(Place(place), Generation(generation), Side::Onward),
-                Token::Arrival(Place(place), Generation(generation)),
-                Token::Spare(Place(place), Generation(generation)),
-                Token::Preface(Place(place), Generation(generation)),
+                Token::Listener(slot),
+                Token::Leg(Slot(slot), Generation(generation), Side::Client),
+                Token::Leg(Slot(slot), Generation(generation), Side::Onward),
+                Token::InboundConn(Slot(slot), Generation(generation)),
+                Token::Spare(Slot(slot), Generation(generation)),
+                Token::ProxyHeader(Slot(slot), Generation(generation)),
             ] {
                 prop_assert_eq!(Token::decode(token.encode()), token);
             }

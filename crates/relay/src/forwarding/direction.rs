@@ -41,7 +41,7 @@ pub(crate) trait Leg {
 }
 
 /// What a worker lends a direction for the time of one turn.
-pub(crate) trait Workshop {
+pub(crate) trait Buffers {
     type Pipe;
     /// A clean pipe, or none.
     fn take_pipe(&mut self) -> Option<Self::Pipe>;
@@ -57,7 +57,7 @@ pub(crate) trait Workshop {
 
 /// One direction of a session.
 pub(crate) struct Direction<P> {
-    parcel: Parcel<P>,
+    chunk: Chunk<P>,
     /// There may be something to read (an edge was reported and `EAGAIN` not yet seen).
     readable: bool,
     /// There may be room to write.
@@ -73,7 +73,7 @@ pub(crate) struct Direction<P> {
     spliced: bool,
 }
 
-enum Parcel<P> {
+enum Chunk<P> {
     None,
     Bytes { bytes: Box<[u8]>, sent: usize },
     Piped { pipe: P, left: usize },
@@ -114,7 +114,7 @@ pub(crate) enum Fault {
 impl<P> Direction<P> {
     pub(crate) fn new() -> Self {
         Self {
-            parcel: Parcel::None,
+            chunk: Chunk::None,
             readable: false,
             writable: false,
             read_to_the_end: false,
@@ -134,7 +134,7 @@ impl<P> Direction<P> {
     /// [is untouched](Self::is_untouched).
     pub(crate) fn begin_with(&mut self, bytes: Box<[u8]>) {
         if !bytes.is_empty() {
-            self.parcel = Parcel::Bytes { bytes, sent: 0 };
+            self.chunk = Chunk::Bytes { bytes, sent: 0 };
         }
     }
 
@@ -201,32 +201,32 @@ impl<P> Direction<P> {
 
     /// Nothing is held that the writing leg has not taken.
     fn is_empty(&self) -> bool {
-        matches!(self.parcel, Parcel::None | Parcel::Piped { left: 0, .. })
+        matches!(self.chunk, Chunk::None | Chunk::Piped { left: 0, .. })
     }
 
     /// Gives up a pipe that still has bytes in it, if there is one.
     pub(crate) fn take_dirty_pipe(&mut self) -> Option<P> {
-        match std::mem::replace(&mut self.parcel, Parcel::None) {
-            Parcel::Piped { pipe, .. } => Some(pipe),
+        match std::mem::replace(&mut self.chunk, Chunk::None) {
+            Chunk::Piped { pipe, .. } => Some(pipe),
             _ => None,
         }
     }
 
     /// Bytes wait in a pipe for a sink that takes none.
     pub(crate) fn pins_a_pipe(&self) -> bool {
-        matches!(self.parcel, Parcel::Piped { .. })
+        matches!(self.chunk, Chunk::Piped { .. })
     }
 
     /// Takes the bytes out of the pipe and gives it back: others can use it, and this sink is in
     /// no hurry.
-    pub(crate) fn unpin<W: Workshop<Pipe = P>>(&mut self, shop: &mut W) {
-        let Parcel::Piped { pipe, left } = &self.parcel else {
+    pub(crate) fn unpin<W: Buffers<Pipe = P>>(&mut self, io: &mut W) {
+        let Chunk::Piped { pipe, left } = &self.chunk else {
             return;
         };
-        let bytes = shop.empty(pipe, *left);
+        let bytes = io.empty(pipe, *left);
         if let Some(pipe) = self.take_dirty_pipe() {
-            shop.give_back(pipe);
-            self.parcel = Parcel::Bytes { bytes, sent: 0 };
+            io.give_back(pipe);
+            self.chunk = Chunk::Bytes { bytes, sent: 0 };
         }
     }
 
@@ -235,25 +235,25 @@ impl<P> Direction<P> {
     /// # Errors
     /// [`Fault`]: the leg that failed. What had been read before it stays in the direction, and
     /// a later turn goes on with it.
-    pub(crate) fn turn<L, W>(&mut self, from: &L, to: &L, shop: &mut W) -> Result<Turn, Fault>
+    pub(crate) fn turn<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<Turn, Fault>
     where
         L: Leg<Pipe = P>,
-        W: Workshop<Pipe = P>,
+        W: Buffers<Pipe = P>,
     {
-        let result = self.go(from, to, shop);
+        let result = self.go(from, to, io);
         // A pipe is held only while there is something in it.
-        if let Parcel::Piped { left: 0, .. } = self.parcel
+        if let Chunk::Piped { left: 0, .. } = self.chunk
             && let Some(pipe) = self.take_dirty_pipe()
         {
-            shop.give_back(pipe);
+            io.give_back(pipe);
         }
         result
     }
 
-    fn go<L, W>(&mut self, from: &L, to: &L, shop: &mut W) -> Result<Turn, Fault>
+    fn go<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<Turn, Fault>
     where
         L: Leg<Pipe = P>,
-        W: Workshop<Pipe = P>,
+        W: Buffers<Pipe = P>,
     {
         let start = self.moved;
         loop {
@@ -275,7 +275,7 @@ impl<P> Direction<P> {
             if self.moved - start >= TURN {
                 return Ok(Turn::Yielded);
             }
-            match self.collect(from, to, shop) {
+            match self.collect(from, to, io) {
                 Err(Fault::From(_)) if self.broken => self.state = State::Spent,
                 other => other?,
             }
@@ -293,24 +293,24 @@ impl<P> Direction<P> {
     /// Hands the parcel to `to`; `false` when some of it is left.
     fn deliver<L: Leg<Pipe = P>>(&mut self, to: &L) -> Result<bool, Fault> {
         while self.writable {
-            let result = match &mut self.parcel {
-                Parcel::None | Parcel::Piped { left: 0, .. } => return Ok(true),
-                Parcel::Bytes { bytes, sent } => to.send(&bytes[*sent..]),
-                Parcel::Piped { pipe, left } => to.drain(pipe, *left),
+            let result = match &mut self.chunk {
+                Chunk::None | Chunk::Piped { left: 0, .. } => return Ok(true),
+                Chunk::Bytes { bytes, sent } => to.send(&bytes[*sent..]),
+                Chunk::Piped { pipe, left } => to.drain(pipe, *left),
             };
             match result {
                 Ok(n) => {
                     self.moved += n as u64;
-                    match &mut self.parcel {
-                        Parcel::Bytes { bytes, sent } => {
+                    match &mut self.chunk {
+                        Chunk::Bytes { bytes, sent } => {
                             *sent += n;
                             if *sent == bytes.len() {
-                                self.parcel = Parcel::None;
+                                self.chunk = Chunk::None;
                             }
                         }
                         // Saturating: the kernel cannot move more than was in the pipe.
-                        Parcel::Piped { left, .. } => *left = left.saturating_sub(n),
-                        Parcel::None => {}
+                        Chunk::Piped { left, .. } => *left = left.saturating_sub(n),
+                        Chunk::None => {}
                     }
                 }
                 Err(Errno::AGAIN) => self.writable = false,
@@ -322,40 +322,40 @@ impl<P> Direction<P> {
     }
 
     /// Takes the next parcel from `from`. Copied bytes go to `to` without a stop on the way.
-    fn collect<L, W>(&mut self, from: &L, to: &L, shop: &mut W) -> Result<(), Fault>
+    fn collect<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<(), Fault>
     where
         L: Leg<Pipe = P>,
-        W: Workshop<Pipe = P>,
+        W: Buffers<Pipe = P>,
     {
-        if let Parcel::Piped { .. } = self.parcel {
-            return self.collect_by_splice(from, to, shop);
+        if let Chunk::Piped { .. } = self.chunk {
+            return self.collect_by_splice(from, to, io);
         }
-        if shop.splice_after().is_some_and(|after| self.moved >= after)
-            && let Some(pipe) = shop.take_pipe()
+        if io.splice_after().is_some_and(|after| self.moved >= after)
+            && let Some(pipe) = io.take_pipe()
         {
-            self.parcel = Parcel::Piped { pipe, left: 0 };
-            return self.collect_by_splice(from, to, shop);
+            self.chunk = Chunk::Piped { pipe, left: 0 };
+            return self.collect_by_splice(from, to, io);
         }
-        self.collect_by_copy(from, to, shop)
+        self.collect_by_copy(from, to, io)
     }
 
-    fn collect_by_splice<L, W>(&mut self, from: &L, to: &L, shop: &mut W) -> Result<(), Fault>
+    fn collect_by_splice<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<(), Fault>
     where
         L: Leg<Pipe = P>,
-        W: Workshop<Pipe = P>,
+        W: Buffers<Pipe = P>,
     {
-        let Parcel::Piped { pipe, left } = &mut self.parcel else {
+        let Chunk::Piped { pipe, left } = &mut self.chunk else {
             return Ok(());
         };
         match from.fill(pipe, SPLICE_MAX) {
-            Ok(0) => return self.look_closer(from, to, shop),
+            Ok(0) => return self.look_closer(from, to, io),
             Ok(n) => {
                 *left = n;
                 self.spliced = true;
             }
             // The pipe is empty, so it is the socket that has nothing, or is at an urgent mark.
             Err(Errno::AGAIN) if !self.read_to_the_end => self.readable = false,
-            Err(Errno::AGAIN) => return self.look_closer(from, to, shop),
+            Err(Errno::AGAIN) => return self.look_closer(from, to, io),
             Err(Errno::INTR) => {}
             Err(e) => return Err(Fault::From(e)),
         }
@@ -364,14 +364,14 @@ impl<P> Direction<P> {
 
     /// Splice moved nothing. It stops at an urgent mark, where it says `EAGAIN` for ever, or 0
     /// once FIN is behind it; a read goes past the mark.
-    fn look_closer<L, W>(&mut self, from: &L, to: &L, shop: &mut W) -> Result<(), Fault>
+    fn look_closer<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<(), Fault>
     where
         L: Leg<Pipe = P>,
-        W: Workshop<Pipe = P>,
+        W: Buffers<Pipe = P>,
     {
         match from.peek() {
             Ok(Some(false)) => self.end_of_stream(),
-            Ok(Some(true)) => return self.collect_by_copy(from, to, shop),
+            Ok(Some(true)) => return self.collect_by_copy(from, to, io),
             Ok(None) => self.readable = false,
             Err(Errno::INTR) => {}
             Err(e) => return Err(Fault::From(e)),
@@ -379,12 +379,12 @@ impl<P> Direction<P> {
         Ok(())
     }
 
-    fn collect_by_copy<L, W>(&mut self, from: &L, to: &L, shop: &mut W) -> Result<(), Fault>
+    fn collect_by_copy<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<(), Fault>
     where
         L: Leg<Pipe = P>,
-        W: Workshop<Pipe = P>,
+        W: Buffers<Pipe = P>,
     {
-        let scratch = shop.scratch();
+        let scratch = io.scratch();
         let n = match from.recv(scratch) {
             Ok(0) => {
                 self.end_of_stream();
@@ -421,9 +421,9 @@ impl<P> Direction<P> {
             let rest = scratch[sent..n].into();
             // An empty pipe held from before goes back; the bytes are in memory now.
             if let Some(pipe) = self.take_dirty_pipe() {
-                shop.give_back(pipe);
+                io.give_back(pipe);
             }
-            self.parcel = Parcel::Bytes {
+            self.chunk = Chunk::Bytes {
                 bytes: rest,
                 sent: 0,
             };

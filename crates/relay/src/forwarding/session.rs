@@ -19,7 +19,7 @@ use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 
 use crate::config::Timeouts;
-use crate::forwarding::direction::{Direction, Fault, Leg, Turn, Workshop};
+use crate::forwarding::direction::{Buffers, Direction, Fault, Leg, Turn};
 use crate::outcome::session_end::{End, Side};
 
 /// While the kernel is watched for bytes that are still to be acknowledged or sent, the first and
@@ -224,21 +224,21 @@ impl<L: Leg> Session<L> {
     }
 
     /// Does what can be done now.
-    pub(crate) fn drive<W>(&mut self, now: Instant, timeouts: &Timeouts, shop: &mut W) -> Step
+    pub(crate) fn drive<W>(&mut self, now: Instant, timeouts: &Timeouts, io: &mut W) -> Step
     where
-        W: Workshop<Pipe = L::Pipe>,
+        W: Buffers<Pipe = L::Pipe>,
     {
         match self.phase {
-            Phase::Connecting { until } => self.connect(now, until, timeouts, shop),
-            Phase::Relaying => self.relay(now, timeouts, shop),
-            Phase::Breaking { .. } => self.flush(now, timeouts, shop),
+            Phase::Connecting { until } => self.connect(now, until, timeouts, io),
+            Phase::Relaying => self.relay(now, timeouts, io),
+            Phase::Breaking { .. } => self.flush(now, timeouts, io),
             Phase::Lingering { .. } => self.linger(now, timeouts),
         }
     }
 
-    fn connect<W>(&mut self, now: Instant, until: Instant, t: &Timeouts, shop: &mut W) -> Step
+    fn connect<W>(&mut self, now: Instant, until: Instant, t: &Timeouts, io: &mut W) -> Step
     where
-        W: Workshop<Pipe = L::Pipe>,
+        W: Buffers<Pipe = L::Pipe>,
     {
         if self.client_failed {
             let error = self.client.take_error().err().unwrap_or(Errno::CONNRESET);
@@ -257,13 +257,13 @@ impl<L: Leg> Session<L> {
                 Ok(()) if onward.is_its_own_peer() => Step::Redial(Errno::CONNREFUSED),
                 Ok(()) => {
                     self.connected(ready, now);
-                    self.relay(now, t, shop)
+                    self.relay(now, t, io)
                 }
                 // Before a connection is established RST reads as ECONNREFUSED; these were
                 // connected, and may have delivered something before they broke.
                 Err(e @ (Errno::CONNRESET | Errno::PIPE)) => {
                     self.connected(ready, now);
-                    self.break_off(Side::Onward, e, now, t, shop)
+                    self.break_off(Side::Onward, e, now, t, io)
                 }
                 Err(e) => Step::Redial(e),
             },
@@ -279,31 +279,31 @@ impl<L: Leg> Session<L> {
         self.handle(Side::Onward, ready);
     }
 
-    fn relay<W>(&mut self, now: Instant, t: &Timeouts, shop: &mut W) -> Step
+    fn relay<W>(&mut self, now: Instant, t: &Timeouts, io: &mut W) -> Step
     where
-        W: Workshop<Pipe = L::Pipe>,
+        W: Buffers<Pipe = L::Pipe>,
     {
         let Some(onward) = &self.onward else {
             return Step::Wait;
         };
         if self.client_failed {
             let error = self.client.take_error().err().unwrap_or(Errno::CONNRESET);
-            return self.break_off(Side::Client, error, now, t, shop);
+            return self.break_off(Side::Client, error, now, t, io);
         }
         if self.onward_failed {
             let error = onward.take_error().err().unwrap_or(Errno::CONNRESET);
-            return self.break_off(Side::Onward, error, now, t, shop);
+            return self.break_off(Side::Onward, error, now, t, io);
         }
         let before = (self.to_onward.position(), self.to_client.position());
-        let up = match self.to_onward.turn(&self.client, onward, shop) {
+        let up = match self.to_onward.turn(&self.client, onward, io) {
             Ok(turn) => turn,
-            Err(Fault::From(e)) => return self.break_off(Side::Client, e, now, t, shop),
-            Err(Fault::To(e)) => return self.break_off(Side::Onward, e, now, t, shop),
+            Err(Fault::From(e)) => return self.break_off(Side::Client, e, now, t, io),
+            Err(Fault::To(e)) => return self.break_off(Side::Onward, e, now, t, io),
         };
-        let down = match self.to_client.turn(onward, &self.client, shop) {
+        let down = match self.to_client.turn(onward, &self.client, io) {
             Ok(turn) => turn,
-            Err(Fault::From(e)) => return self.break_off(Side::Onward, e, now, t, shop),
-            Err(Fault::To(e)) => return self.break_off(Side::Client, e, now, t, shop),
+            Err(Fault::From(e)) => return self.break_off(Side::Onward, e, now, t, io),
+            Err(Fault::To(e)) => return self.break_off(Side::Client, e, now, t, io),
         };
         if (self.to_onward.position(), self.to_client.position()) != before {
             self.progress = now;
@@ -328,7 +328,7 @@ impl<L: Leg> Session<L> {
             _ => match self.is_idle(now, t) {
                 true => Step::Broken(End::IdleTimeout),
                 false => {
-                    self.watch_pipes(now, shop);
+                    self.watch_pipes(now, io);
                     Step::Wait
                 }
             },
@@ -360,7 +360,7 @@ impl<L: Leg> Session<L> {
     }
 
     /// Gives back pipes whose bytes nobody takes.
-    fn watch_pipes<W: Workshop<Pipe = L::Pipe>>(&mut self, now: Instant, shop: &mut W) {
+    fn watch_pipes<W: Buffers<Pipe = L::Pipe>>(&mut self, now: Instant, io: &mut W) {
         let directions = [&mut self.to_onward, &mut self.to_client];
         if !directions.iter().any(|d| d.pins_a_pipe()) {
             self.pipe_look = None;
@@ -369,7 +369,7 @@ impl<L: Leg> Session<L> {
         match self.pipe_look {
             Some(look) if now < look => {}
             Some(_) if now >= self.progress + PIPE_PATIENCE => {
-                directions.into_iter().for_each(|d| d.unpin(shop));
+                directions.into_iter().for_each(|d| d.unpin(io));
                 self.pipe_look = None;
             }
             // Something has moved since; looking now and then costs less than an alarm a turn.
@@ -378,16 +378,9 @@ impl<L: Leg> Session<L> {
     }
 
     /// `dead` is gone. The other leg gets what it had delivered, then RST.
-    fn break_off<W>(
-        &mut self,
-        dead: Side,
-        e: Errno,
-        now: Instant,
-        t: &Timeouts,
-        shop: &mut W,
-    ) -> Step
+    fn break_off<W>(&mut self, dead: Side, e: Errno, now: Instant, t: &Timeouts, io: &mut W) -> Step
     where
-        W: Workshop<Pipe = L::Pipe>,
+        W: Buffers<Pipe = L::Pipe>,
     {
         if dead == Side::Onward && self.ready_made && self.is_untouched() {
             self.ready_made = false;
@@ -408,7 +401,7 @@ impl<L: Leg> Session<L> {
             end,
             watch: Watch::new(now),
         };
-        self.flush(now, t, shop)
+        self.flush(now, t, io)
     }
 
     /// Nothing of this session has been passed to the onward leg or come from it. What the kernel
@@ -418,9 +411,9 @@ impl<L: Leg> Session<L> {
         self.to_onward.is_untouched() && self.to_client.is_untouched()
     }
 
-    fn flush<W>(&mut self, now: Instant, t: &Timeouts, shop: &mut W) -> Step
+    fn flush<W>(&mut self, now: Instant, t: &Timeouts, io: &mut W) -> Step
     where
-        W: Workshop<Pipe = L::Pipe>,
+        W: Buffers<Pipe = L::Pipe>,
     {
         let Phase::Breaking {
             dead,
@@ -450,7 +443,7 @@ impl<L: Leg> Session<L> {
         if survivor_failed {
             return Step::Broken(end);
         }
-        let yielded = match direction.turn(from, to, shop) {
+        let yielded = match direction.turn(from, to, io) {
             Err(_) => return Step::Broken(end),
             Ok(turn) => turn == Turn::Yielded,
         };

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 
-use crate::forwarding::direction::{Leg, Workshop};
+use crate::forwarding::direction::{Buffers, Leg};
 
 /// A pipe: segments in slots, as the kernel has them.
 #[derive(Debug, Default)]
@@ -283,14 +283,14 @@ impl Leg for SimLeg {
 }
 
 /// A workshop whose pipes are counted, and must come back empty.
-pub(crate) struct SimShop {
+pub(crate) struct SimBuffers {
     pub(crate) splice_after: Option<u64>,
     pub(crate) pipes: usize,
     pub(crate) lent: usize,
     scratch: Vec<u8>,
 }
 
-impl SimShop {
+impl SimBuffers {
     pub(crate) fn new(splice_after: Option<u64>, pipes: usize, scratch: usize) -> Self {
         Self {
             splice_after,
@@ -301,7 +301,7 @@ impl SimShop {
     }
 }
 
-impl Workshop for SimShop {
+impl Buffers for SimBuffers {
     type Pipe = SimPipe;
 
     fn take_pipe(&mut self) -> Option<SimPipe> {

@@ -18,8 +18,8 @@ use taut_sys::{Errno, random};
 
 use crate::access::session_quota::Source;
 use crate::counters::worker::WorkerMetrics;
-use crate::event::deadlines::Alarms;
-use crate::event::token::{Generation, Place, Token};
+use crate::event::deadlines::Deadlines;
+use crate::event::token::{Generation, Slot, Token};
 use crate::turbo::route_metrics::Relays;
 
 /// One without a proof that is younger does not give way to another of its own source. An honest
@@ -27,7 +27,7 @@ use crate::turbo::route_metrics::Relays;
 const GRACE: Duration = Duration::from_secs(1);
 
 /// What a worker's arrivals are treated by.
-pub(crate) struct Rules<'a> {
+pub(crate) struct InboundTerms<'a> {
     pub(crate) poller: &'a Poller,
     pub(crate) keys: &'a Keys,
     pub(crate) times: Limits,
@@ -44,19 +44,19 @@ pub(crate) struct Rules<'a> {
 
 /// Connections without a hello.
 #[derive(Default)]
-pub(crate) struct Arrivals {
-    conns: Slab<Arrival>,
+pub(crate) struct Inbound {
+    conns: Slab<InboundConn>,
     generation: Generation,
-    alarms: Alarms,
+    deadlines: Deadlines,
     /// Those without a proof in the order in which they came, and others that were among them.
-    queue: VecDeque<(Place, Generation)>,
+    queue: VecDeque<(Slot, Generation)>,
     unproven: usize,
     /// The same, by where they come from.
     by_source: HashMap<Source, usize>,
     ready: usize,
 }
 
-struct Arrival {
+struct InboundConn {
     stream: Stream,
     from: SocketAddr,
     acceptor: Acceptor,
@@ -68,7 +68,7 @@ struct Arrival {
 }
 
 /// A session that another relay asks for.
-pub(crate) struct Request {
+pub(crate) struct SessionRequest {
     pub(crate) stream: Stream,
     pub(crate) from: SocketAddr,
     pub(crate) hello: Box<Hello>,
@@ -76,36 +76,36 @@ pub(crate) struct Request {
 
 // === impl Arrivals ===
 
-impl Arrivals {
+impl Inbound {
     /// Nobody is here.
     pub(crate) fn is_empty(&self) -> bool {
         self.conns.is_empty()
     }
 
     /// Takes in a connection that was accepted at the mesh port.
-    pub(crate) fn admit(&mut self, stream: Stream, from: SocketAddr, rules: &Rules<'_>) {
+    pub(crate) fn admit(&mut self, stream: Stream, from: SocketAddr, rules: &InboundTerms<'_>) {
         rules.metrics.mesh_accepted.add(1);
         if self.unproven >= rules.max_unproven {
-            let Some(place) = self.gives_way(Source::of(from.ip()), rules.now) else {
+            let Some(slot) = self.gives_way(Source::of(from.ip()), rules.now) else {
                 rules.metrics.mesh_refused_full.add(1);
                 return;
             };
             rules.metrics.mesh_evicted.add(1);
-            self.remove(place, rules);
+            self.remove(slot, rules);
         }
         self.generation = self.generation.next();
         let generation = self.generation;
         let vacant = self.conns.vacant_entry();
-        let place = Place(u32::try_from(vacant.key()).unwrap_or(u32::MAX));
-        let token = Token::Arrival(place, generation).encode();
+        let slot = Slot(u32::try_from(vacant.key()).unwrap_or(u32::MAX));
+        let token = Token::InboundConn(slot, generation).encode();
         if let Err(error) = rules.poller.add(&stream, token, Interest::StreamEdges) {
             tracing::warn!(%error, "cannot watch a connection of the mesh");
             return;
         }
         let acceptor = Acceptor::new(random::bytes(), rules.now, &rules.times);
         let deadline = Some(acceptor.deadline());
-        self.alarms.set(place, None, deadline);
-        vacant.insert(Arrival {
+        self.deadlines.set(slot, None, deadline);
+        vacant.insert(InboundConn {
             stream,
             from,
             acceptor,
@@ -114,27 +114,27 @@ impl Arrivals {
             generation,
             deadline,
         });
-        self.queue.push_back((place, generation));
+        self.queue.push_back((slot, generation));
         self.unproven += 1;
         *self.by_source.entry(Source::of(from.ip())).or_default() += 1;
         rules.metrics.mesh_unproven.add(1);
     }
 
-    /// When [`Arrivals::expire`] wants to be called even if nothing is reported.
+    /// When [`Inbound::expire`] wants to be called even if nothing is reported.
     pub(crate) fn next(&self) -> Option<Instant> {
-        self.alarms.next()
+        self.deadlines.next()
     }
 
     /// Closes what has taken too long.
-    pub(crate) fn expire(&mut self, rules: &Rules<'_>) {
-        let due: Vec<_> = self.alarms.due(rules.now).collect();
-        for place in due {
+    pub(crate) fn expire(&mut self, rules: &InboundTerms<'_>) {
+        let due: Vec<_> = self.deadlines.due(rules.now).collect();
+        for slot in due {
             let late = self
                 .conns
-                .get(place.0 as usize)
+                .get(slot.0 as usize)
                 .and_then(|a| a.acceptor.expired(rules.now));
             if let Some(rejection) = late {
-                self.reject(place, rejection, rules);
+                self.reject(slot, rejection, rules);
             }
         }
     }
@@ -142,22 +142,22 @@ impl Arrivals {
     /// Reads what a connection has to say, up to its hello.
     pub(crate) fn handle(
         &mut self,
-        place: Place,
+        slot: Slot,
         generation: Generation,
         readiness: Readiness,
-        rules: &Rules<'_>,
-    ) -> Option<Request> {
-        let arrival = self.conns.get_mut(place.0 as usize)?;
-        if arrival.generation != generation || !readiness.readable() {
+        rules: &InboundTerms<'_>,
+    ) -> Option<SessionRequest> {
+        let conn = self.conns.get_mut(slot.0 as usize)?;
+        if conn.generation != generation || !readiness.readable() {
             return None;
         }
-        let heard = arrival.listen(self.ready >= rules.max_ready, rules);
-        let deadline = Some(arrival.acceptor.deadline());
-        self.alarms.set(place, arrival.deadline, deadline);
-        arrival.deadline = deadline;
-        if arrival.acceptor.is_proven() && !arrival.proven {
-            arrival.proven = true;
-            let from = arrival.from;
+        let heard = conn.listen(self.ready >= rules.max_ready, rules);
+        let deadline = Some(conn.acceptor.deadline());
+        self.deadlines.set(slot, conn.deadline, deadline);
+        conn.deadline = deadline;
+        if conn.acceptor.is_proven() && !conn.proven {
+            conn.proven = true;
+            let from = conn.from;
             self.is_settled(from, rules);
             self.ready += 1;
             rules.metrics.mesh_ready.add(1);
@@ -167,31 +167,31 @@ impl Arrivals {
         }
         match heard {
             Ok(Some(hello)) => {
-                let arrival = self.remove(place, rules)?;
-                Some(Request {
-                    stream: arrival.stream,
-                    from: arrival.from,
+                let conn = self.remove(slot, rules)?;
+                Some(SessionRequest {
+                    stream: conn.stream,
+                    from: conn.from,
                     hello,
                 })
             }
             Ok(None) if self.ready > rules.max_ready => {
                 rules.metrics.mesh_refused_full.add(1);
-                self.remove(place, rules);
+                self.remove(slot, rules);
                 None
             }
             Ok(None) => None,
             Err(Farewell::Rejected(rejection)) => {
-                self.reject(place, rejection, rules);
+                self.reject(slot, rejection, rules);
                 None
             }
             Err(Farewell::Full) => {
                 rules.metrics.mesh_refused_full.add(1);
-                self.remove(place, rules);
+                self.remove(slot, rules);
                 None
             }
             // A peer that no longer needs a connection closes it; so do those who only knock.
             Err(Farewell::Gone) => {
-                self.remove(place, rules);
+                self.remove(slot, rules);
                 None
             }
         }
@@ -200,51 +200,51 @@ impl Arrivals {
     /// Resets those that wait: their peers take them out of their pools. A hello that has come is
     /// served, one that has begun to come is waited for. Never by FIN: to a dialler whose hello
     /// crosses it, it would be the orderly end of an empty reply.
-    pub(crate) fn retire(&mut self, rules: &Rules<'_>) -> Vec<Request> {
+    pub(crate) fn retire(&mut self, rules: &InboundTerms<'_>) -> Vec<SessionRequest> {
         let all = self.conns.iter().map(|(key, a)| (key, a.generation));
         let all: Vec<_> = all.collect();
         let mut requests = Vec::new();
         for (key, generation) in all {
-            let place = Place(u32::try_from(key).unwrap_or(u32::MAX));
-            requests.extend(self.handle(place, generation, Readiness::DATA, rules));
-            let begun = |a: &Arrival| a.generation == generation && a.acceptor.hello_begun();
+            let slot = Slot(u32::try_from(key).unwrap_or(u32::MAX));
+            requests.extend(self.handle(slot, generation, Readiness::DATA, rules));
+            let begun = |a: &InboundConn| a.generation == generation && a.acceptor.hello_begun();
             if !self.conns.get(key).is_some_and(begun) {
-                self.remove(place, rules);
+                self.remove(slot, rules);
             }
         }
         requests
     }
 
     /// Closes what was proven with a key that is no longer held.
-    pub(crate) fn drop_old_keys(&mut self, rules: &Rules<'_>) {
+    pub(crate) fn drop_old_keys(&mut self, rules: &InboundTerms<'_>) {
         let old: Vec<_> = self
             .conns
             .iter()
-            .filter(|(_, arrival)| !arrival.acceptor.is_current(rules.keys))
-            .map(|(key, _)| Place(u32::try_from(key).unwrap_or(u32::MAX)))
+            .filter(|(_, conn)| !conn.acceptor.is_current(rules.keys))
+            .map(|(key, _)| Slot(u32::try_from(key).unwrap_or(u32::MAX)))
             .collect();
-        for place in old {
-            self.remove(place, rules);
+        for slot in old {
+            self.remove(slot, rules);
         }
     }
 
     /// Who without a proof gives way to one of `newcomer`'s: the oldest of the source that has most.
     /// If that is the newcomer's own, nobody who is young: they are further on than the new one, and
     /// a relay that makes many at a time would undo its own work.
-    fn gives_way(&self, newcomer: Source, now: Instant) -> Option<Place> {
+    fn gives_way(&self, newcomer: Source, now: Instant) -> Option<Slot> {
         let most = self.by_source.values().copied().max()?;
         let of_most = |source| self.by_source.get(&source) == Some(&most);
-        let (place, oldest) = self.queue.iter().find_map(|&(place, generation)| {
-            let arrival = self.conns.get(place.0 as usize)?;
-            let counts = arrival.generation == generation && !arrival.proven;
-            (counts && of_most(Source::of(arrival.from.ip()))).then_some((place, arrival))
+        let (slot, oldest) = self.queue.iter().find_map(|&(slot, generation)| {
+            let conn = self.conns.get(slot.0 as usize)?;
+            let counts = conn.generation == generation && !conn.proven;
+            (counts && of_most(Source::of(conn.from.ip()))).then_some((slot, conn))
         })?;
         let is_young = now.saturating_duration_since(oldest.since) < GRACE;
-        (!is_young || !of_most(newcomer)).then_some(place)
+        (!is_young || !of_most(newcomer)).then_some(slot)
     }
 
     /// One that counted among those without a proof no longer does.
-    fn is_settled(&mut self, from: SocketAddr, rules: &Rules<'_>) {
+    fn is_settled(&mut self, from: SocketAddr, rules: &InboundTerms<'_>) {
         self.unproven -= 1;
         rules.metrics.mesh_unproven.sub(1);
         if let Entry::Occupied(mut count) = self.by_source.entry(Source::of(from.ip())) {
@@ -255,23 +255,23 @@ impl Arrivals {
         }
     }
 
-    fn reject(&mut self, place: Place, rejection: Rejection, rules: &Rules<'_>) {
+    fn reject(&mut self, slot: Slot, rejection: Rejection, rules: &InboundTerms<'_>) {
         rules.metrics.mesh_rejected[rejection.index()].add(1);
-        if let Some(arrival) = self.remove(place, rules) {
-            let from = arrival.from;
+        if let Some(conn) = self.remove(slot, rules) {
+            let from = conn.from;
             tracing::debug!(%from, cause = rejection.label(), "refused at the mesh port");
         }
     }
 
     /// Forgets a connection; dropping it resets it.
-    fn remove(&mut self, place: Place, rules: &Rules<'_>) -> Option<Arrival> {
-        let arrival = self.conns.try_remove(place.0 as usize)?;
-        self.alarms.set(place, arrival.deadline, None);
-        if arrival.proven {
+    fn remove(&mut self, slot: Slot, rules: &InboundTerms<'_>) -> Option<InboundConn> {
+        let conn = self.conns.try_remove(slot.0 as usize)?;
+        self.deadlines.set(slot, conn.deadline, None);
+        if conn.proven {
             self.ready -= 1;
             rules.metrics.mesh_ready.sub(1);
         } else {
-            self.is_settled(arrival.from, rules);
+            self.is_settled(conn.from, rules);
         }
         // What is at the front and long gone would only grow.
         while let Some(&(front, generation)) = self.queue.front() {
@@ -284,7 +284,7 @@ impl Arrivals {
             }
             self.queue.pop_front();
         }
-        Some(arrival)
+        Some(conn)
     }
 }
 
@@ -295,7 +295,7 @@ enum Farewell {
     Rejected(Rejection),
 }
 
-impl Arrival {
+impl InboundConn {
     /// What it means that the peer has closed.
     fn farewell(&self) -> Farewell {
         match self.acceptor.closed() {
@@ -306,7 +306,11 @@ impl Arrival {
 
     /// Reads until there is a hello, or no more. `full`: no more is greeted, so that the dialler's
     /// dial has failed and it makes a pause.
-    fn listen(&mut self, full: bool, rules: &Rules<'_>) -> Result<Option<Box<Hello>>, Farewell> {
+    fn listen(
+        &mut self,
+        full: bool,
+        rules: &InboundTerms<'_>,
+    ) -> Result<Option<Box<Hello>>, Farewell> {
         loop {
             let n = match self.stream.recv(self.acceptor.space()) {
                 Ok(0) => return Err(self.farewell()),

@@ -18,12 +18,12 @@ use taut_sys::{Errno, random};
 
 use crate::config::PoolLimits;
 use crate::counters::worker::WorkerMetrics;
-use crate::event::deadlines::Alarms;
-use crate::event::token::{Generation, Place, Token};
+use crate::event::deadlines::Deadlines;
+use crate::event::token::{Generation, Slot, Token};
 use crate::route::table::Peer;
 
 /// How often sizes are looked at when nothing else gives cause to.
-const TEND_EVERY: Duration = Duration::from_secs(1);
+const POLL_EVERY: Duration = Duration::from_secs(1);
 
 /// Connections that a worker makes to one peer at one time, at most, where its share of `pool_max` is
 /// not more. Further sessions wait for one of these: a peer that is slow is not helped by more, and
@@ -31,7 +31,7 @@ const TEND_EVERY: Duration = Duration::from_secs(1);
 const DIALS_AT_ONCE: u32 = 64;
 
 /// A session that waits for a connection.
-pub(crate) type Waiter = (Place, Generation);
+pub(crate) type Waiter = (Slot, Generation);
 
 /// A connection that is ready for a hello.
 pub(crate) struct Spare {
@@ -48,7 +48,7 @@ pub(crate) enum Outcome {
 }
 
 /// What a worker's pools are run with.
-pub(crate) struct Terms<'a> {
+pub(crate) struct PoolTerms<'a> {
     pub(crate) poller: &'a Poller,
     pub(crate) keys: &'a Keys,
     pub(crate) limits: PoolLimits,
@@ -64,8 +64,8 @@ pub(crate) struct Pools {
     pools: Vec<Pool>,
     conns: Slab<Conn>,
     generation: Generation,
-    alarms: Alarms,
-    tend_at: Option<Instant>,
+    deadlines: Deadlines,
+    poll_at: Option<Instant>,
     outcomes: VecDeque<Outcome>,
 }
 
@@ -74,7 +74,7 @@ struct Pool {
     peer: Arc<Peer>,
     sizer: Sizer,
     /// Ready for use; the last one is the youngest.
-    ready: VecDeque<Place>,
+    ready: VecDeque<Slot>,
     under_way: u32,
     waiters: VecDeque<Waiter>,
     /// Which of the peer's addresses is dialled next.
@@ -102,7 +102,7 @@ enum State {
 
 // === impl Terms ===
 
-impl Terms<'_> {
+impl PoolTerms<'_> {
     /// Connections to one peer that may be under way.
     fn dials_at_once(&self) -> u32 {
         self.limits.max.max(DIALS_AT_ONCE)
@@ -119,14 +119,14 @@ impl Pools {
                 .iter()
                 .map(|peer| Pool::new(peer, limits, now))
                 .collect(),
-            tend_at: (!peers.is_empty()).then_some(now),
+            poll_at: (!peers.is_empty()).then_some(now),
             ..Self::default()
         }
     }
 
     /// These are the peers from now on, and the limits are those of `terms`.
     /// What is ready for others is closed; what is ready for those that stay is kept.
-    pub(crate) fn adopt(&mut self, peers: &[Arc<Peer>], terms: &Terms<'_>) {
+    pub(crate) fn adopt(&mut self, peers: &[Arc<Peer>], terms: &PoolTerms<'_>) {
         for i in 0..self.pools.len() {
             let pool = &mut self.pools[i];
             match peers.iter().find(|peer| peer.id == i) {
@@ -148,28 +148,28 @@ impl Pools {
             .into_iter()
             .map(|p| Pool::new(p, terms.limits, terms.now));
         self.pools.extend(new);
-        self.tend_at = (!peers.is_empty()).then_some(terms.now);
+        self.poll_at = (!peers.is_empty()).then_some(terms.now);
     }
 
     /// A connection that is ready now, for a session that has just come.
-    pub(crate) fn take(&mut self, peer: usize, terms: &Terms<'_>) -> Option<Spare> {
+    pub(crate) fn take(&mut self, peer: usize, terms: &PoolTerms<'_>) -> Option<Spare> {
         let pool = &mut self.pools[peer];
         pool.sizer.arrived(terms.now);
-        self.tend_at = Some(terms.now);
+        self.poll_at = Some(terms.now);
         // The youngest: the one least likely to have died without a word.
-        let Some(place) = pool.ready.pop_back() else {
+        let Some(slot) = pool.ready.pop_back() else {
             pool.sizer.missed(terms.now);
             terms.metrics.pool_misses.add(1);
             return None;
         };
         terms.metrics.pool_hits.add(1);
         terms.metrics.pool_ready.sub(1);
-        self.remove(place)?.into_spare()
+        self.remove(slot)?.into_spare()
     }
 
     /// Makes a connection for `waiter`, at once or when its turn comes; an [`Outcome`] tells what came
     /// of it.
-    pub(crate) fn dial_for(&mut self, peer: usize, waiter: Waiter, terms: &Terms<'_>) {
+    pub(crate) fn dial_for(&mut self, peer: usize, waiter: Waiter, terms: &PoolTerms<'_>) {
         self.pools[peer].waiters.push_back(waiter);
         if self.pools[peer].under_way < terms.dials_at_once() {
             self.dial(peer, terms);
@@ -186,7 +186,7 @@ impl Pools {
     }
 
     /// Makes connections for sessions whose turn has come.
-    fn dial_for_waiters(&mut self, peer: usize, terms: &Terms<'_>) {
+    fn dial_for_waiters(&mut self, peer: usize, terms: &PoolTerms<'_>) {
         // A dial that fails at once takes a session with it, so this ends.
         while let pool = &self.pools[peer]
             && (pool.under_way as usize) < pool.waiters.len()
@@ -197,7 +197,7 @@ impl Pools {
     }
 
     /// Makes a connection that a session is expected to want in a moment.
-    pub(crate) fn dial_ahead(&mut self, peer: usize, terms: &Terms<'_>) {
+    pub(crate) fn dial_ahead(&mut self, peer: usize, terms: &PoolTerms<'_>) {
         let pool = &self.pools[peer];
         // Nobody waits for it, and anybody may have asked for it: not beyond what the pool may be,
         // and not while the peer cannot be reached.
@@ -213,9 +213,9 @@ impl Pools {
         self.outcomes.pop_front()
     }
 
-    /// When [`Pools::tend`] wants to be called even if nothing is reported.
+    /// When [`Pools::poll`] wants to be called even if nothing is reported.
     pub(crate) fn next(&self) -> Option<Instant> {
-        [self.alarms.next(), self.tend_at]
+        [self.deadlines.next(), self.poll_at]
             .into_iter()
             .flatten()
             .min()
@@ -224,12 +224,12 @@ impl Pools {
     /// Takes note of what is known of a connection.
     pub(crate) fn handle(
         &mut self,
-        place: Place,
+        slot: Slot,
         generation: Generation,
         ready: Readiness,
-        terms: &Terms<'_>,
+        terms: &PoolTerms<'_>,
     ) {
-        let Some(conn) = self.conns.get_mut(place.0 as usize) else {
+        let Some(conn) = self.conns.get_mut(slot.0 as usize) else {
             return;
         };
         if conn.generation != generation {
@@ -237,28 +237,28 @@ impl Pools {
         }
         match conn.advance(ready, terms) {
             Ok(Progress::Waiting) => {}
-            Ok(Progress::Done) => self.is_ready(place, terms),
-            Err(error) => self.lose(place, error, terms),
+            Ok(Progress::Done) => self.is_ready(slot, terms),
+            Err(error) => self.lose(slot, error, terms),
         }
     }
 
     /// Ends what is too old or too slow, and dials what is missing.
-    pub(crate) fn tend(&mut self, terms: &Terms<'_>) {
-        let due: Vec<_> = self.alarms.due(terms.now).collect();
-        for place in due {
-            match self.conns.get(place.0 as usize).map(|c| &c.state) {
+    pub(crate) fn poll(&mut self, terms: &PoolTerms<'_>) {
+        let due: Vec<_> = self.deadlines.due(terms.now).collect();
+        for slot in due {
+            match self.conns.get(slot.0 as usize).map(|c| &c.state) {
                 Some(State::Ready(_)) => {
                     terms.metrics.pool_expired.add(1);
-                    self.discard(place, terms);
+                    self.discard(slot, terms);
                 }
-                Some(_) => self.lose(place, Errno::TIMEDOUT, terms),
+                Some(_) => self.lose(slot, Errno::TIMEDOUT, terms),
                 None => {}
             }
         }
-        if self.tend_at.is_none_or(|at| terms.now < at) {
+        if self.poll_at.is_none_or(|at| terms.now < at) {
             return;
         }
-        self.tend_at = (!self.pools.is_empty()).then(|| terms.now + TEND_EVERY);
+        self.poll_at = (!self.pools.is_empty()).then(|| terms.now + POLL_EVERY);
         for i in 0..self.pools.len() {
             let pool = &mut self.pools[i];
             if pool.retired {
@@ -278,36 +278,36 @@ impl Pools {
     }
 
     /// Closes what was made with a key that is no longer held.
-    pub(crate) fn drop_old_keys(&mut self, terms: &Terms<'_>) {
+    pub(crate) fn drop_old_keys(&mut self, terms: &PoolTerms<'_>) {
         let old: Vec<_> = self
             .conns
             .iter()
             .filter(|(_, conn)| matches!(&conn.state, State::Ready(r) if !r.is_current(terms.keys)))
-            .map(|(key, _)| Place(u32::try_from(key).unwrap_or(u32::MAX)))
+            .map(|(key, _)| Slot(u32::try_from(key).unwrap_or(u32::MAX)))
             .collect();
-        for place in old {
-            self.discard(place, terms);
+        for slot in old {
+            self.discard(slot, terms);
         }
-        self.tend_at = self.tend_at.map(|_| terms.now);
+        self.poll_at = self.poll_at.map(|_| terms.now);
     }
 
     /// Closes what is ready and gives up what is on its way, but not for sessions that wait.
-    pub(crate) fn close(&mut self, terms: &Terms<'_>) {
-        self.tend_at = None;
+    pub(crate) fn close(&mut self, terms: &PoolTerms<'_>) {
+        self.poll_at = None;
         for i in 0..self.pools.len() {
             self.empty(i, terms);
         }
     }
 
     /// Closes what is ready in a pool.
-    fn empty(&mut self, i: usize, terms: &Terms<'_>) {
-        while let Some(place) = self.pools[i].ready.pop_front() {
+    fn empty(&mut self, i: usize, terms: &PoolTerms<'_>) {
+        while let Some(slot) = self.pools[i].ready.pop_front() {
             terms.metrics.pool_ready.sub(1);
-            self.remove(place);
+            self.remove(slot);
         }
     }
 
-    fn dial(&mut self, i: usize, terms: &Terms<'_>) {
+    fn dial(&mut self, i: usize, terms: &PoolTerms<'_>) {
         let pool = &mut self.pools[i];
         pool.under_way += 1;
         let addrs = pool.peer.targets.current();
@@ -316,8 +316,8 @@ impl Pools {
         self.generation = self.generation.next();
         let generation = self.generation;
         let vacant = self.conns.vacant_entry();
-        let place = Place(u32::try_from(vacant.key()).unwrap_or(u32::MAX));
-        let token = Token::Spare(place, generation).encode();
+        let slot = Slot(u32::try_from(vacant.key()).unwrap_or(u32::MAX));
+        let token = Token::Spare(slot, generation).encode();
         let dialled = Stream::connect(addr, &pool.peer.options).and_then(|stream| {
             terms.poller.add(&stream, token, Interest::StreamEdges)?;
             Ok(stream)
@@ -334,14 +334,14 @@ impl Pools {
                     begun: terms.now,
                     deadline: Some(deadline),
                 });
-                self.alarms.set(place, None, Some(deadline));
+                self.deadlines.set(slot, None, Some(deadline));
             }
             Err(error) => self.failed(i, tried, error, terms),
         }
     }
 
     /// A connection could not be made.
-    fn failed(&mut self, i: usize, tried: usize, error: Errno, terms: &Terms<'_>) {
+    fn failed(&mut self, i: usize, tried: usize, error: Errno, terms: &PoolTerms<'_>) {
         let pool = &mut self.pools[i];
         pool.under_way -= 1;
         // Dials that failed together are one step: two must not lead back to where they began.
@@ -357,25 +357,25 @@ impl Pools {
     }
 
     /// A connection is over, before or after it was ready.
-    fn lose(&mut self, place: Place, error: Errno, terms: &Terms<'_>) {
-        let Some(conn) = self.conns.get(place.0 as usize) else {
+    fn lose(&mut self, slot: Slot, error: Errno, terms: &PoolTerms<'_>) {
+        let Some(conn) = self.conns.get(slot.0 as usize) else {
             return;
         };
         let (pool, tried) = (conn.pool, conn.addr);
         if matches!(conn.state, State::Ready(_)) {
             terms.metrics.pool_dead.add(1);
-            self.tend_at = Some(terms.now);
-            self.discard(place, terms);
+            self.poll_at = Some(terms.now);
+            self.discard(slot, terms);
         } else {
-            self.remove(place);
+            self.remove(slot);
             self.failed(pool, tried, error, terms);
             self.dial_for_waiters(pool, terms);
         }
     }
 
     /// The handshake is done.
-    fn is_ready(&mut self, place: Place, terms: &Terms<'_>) {
-        let Some(conn) = self.conns.get_mut(place.0 as usize) else {
+    fn is_ready(&mut self, slot: Slot, terms: &PoolTerms<'_>) {
+        let Some(conn) = self.conns.get_mut(slot.0 as usize) else {
             return;
         };
         let pool = &mut self.pools[conn.pool];
@@ -385,14 +385,14 @@ impl Pools {
         terms.metrics.dial_mesh.observe(time);
         if let Some(waiter) = pool.waiters.pop_front() {
             let peer = conn.pool;
-            let spare = self.remove(place).and_then(Conn::into_spare);
+            let spare = self.remove(slot).and_then(Conn::into_spare);
             self.outcomes
                 .extend(spare.map(|s| Outcome::Serve(waiter, s)));
             self.dial_for_waiters(peer, terms);
             return;
         }
         if pool.retired {
-            self.remove(place);
+            self.remove(slot);
             return;
         }
         let until = expiry(
@@ -400,23 +400,23 @@ impl Pools {
             terms.limits.max_age,
             u64::from_ne_bytes(random::bytes()),
         );
-        self.alarms.set(place, conn.deadline, Some(until));
+        self.deadlines.set(slot, conn.deadline, Some(until));
         conn.deadline = Some(until);
-        pool.ready.push_back(place);
+        pool.ready.push_back(slot);
         terms.metrics.pool_ready.add(1);
     }
 
     /// Takes a ready connection out of its pool and closes it.
-    fn discard(&mut self, place: Place, terms: &Terms<'_>) {
-        if let Some(conn) = self.remove(place) {
-            self.pools[conn.pool].ready.retain(|&p| p != place);
+    fn discard(&mut self, slot: Slot, terms: &PoolTerms<'_>) {
+        if let Some(conn) = self.remove(slot) {
+            self.pools[conn.pool].ready.retain(|&p| p != slot);
             terms.metrics.pool_ready.sub(1);
         }
     }
 
-    fn remove(&mut self, place: Place) -> Option<Conn> {
-        let conn = self.conns.try_remove(place.0 as usize)?;
-        self.alarms.set(place, conn.deadline, None);
+    fn remove(&mut self, slot: Slot) -> Option<Conn> {
+        let conn = self.conns.try_remove(slot.0 as usize)?;
+        self.deadlines.set(slot, conn.deadline, None);
         Some(conn)
     }
 }
@@ -454,7 +454,7 @@ fn bounds(limits: PoolLimits) -> Bounds {
 
 impl Conn {
     /// Goes on with the handshake as far as it goes.
-    fn advance(&mut self, ready: Readiness, terms: &Terms<'_>) -> Result<Progress, Errno> {
+    fn advance(&mut self, ready: Readiness, terms: &PoolTerms<'_>) -> Result<Progress, Errno> {
         if let State::Connecting = self.state {
             if !ready.writable() {
                 return Ok(Progress::Waiting);

@@ -10,8 +10,8 @@ use crate::counters::figure::Figure;
 use crate::counters::histogram::{Histogram, Totals};
 use crate::counters::worker::WorkerMetrics;
 use crate::intercept::Method;
-use crate::outcome::proxy::Unproxied;
-use crate::outcome::refusal::Refused;
+use crate::outcome::proxy::ProxyRefusal;
+use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::End;
 
 mod mesh;
@@ -93,7 +93,7 @@ impl Collector for Metrics {
         let help = "Connections reset before anything was done for them, by cause";
         let mut family =
             encoder.encode_descriptor("taut_relay_refused", help, None, MetricType::Counter)?;
-        for cause in Refused::ALL {
+        for cause in ClientRefusal::ALL {
             let count = Count(self.refused(cause));
             count.encode(family.encode_family(&[("cause", cause.label())])?)?;
         }
@@ -182,7 +182,7 @@ impl Metrics {
         let help = "Connections reset for want of a PROXY protocol header that is believed";
         let name = "taut_relay_proxy_refused";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for why in Unproxied::ALL {
+        for why in ProxyRefusal::ALL {
             let count = Count(self.sum(|w| &w.proxy_refused[why.index()]));
             count.encode(family.encode_family(&[("cause", why.label())])?)?;
         }

@@ -7,10 +7,10 @@ use taut_mesh::acceptor::Rejection;
 
 use crate::counters::figure::Figure;
 use crate::counters::worker::WorkerMetrics;
-use crate::early_syn::Table;
+use crate::early_syn::PendingTable;
 use crate::intercept::{Exits, Method, Status};
-use crate::outcome::proxy::Unproxied;
-use crate::outcome::refusal::Refused;
+use crate::outcome::proxy::ProxyRefusal;
+use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::End;
 use crate::session_log::Recorder;
 use crate::turbo::TurboStart;
@@ -21,7 +21,7 @@ mod encoding;
 #[derive(Clone, Debug)]
 pub struct Metrics {
     workers: Arc<[Arc<WorkerMetrics>]>,
-    early: Option<Arc<Table>>,
+    early: Option<Arc<PendingTable>>,
     /// Kept here for as long as anybody asks: legs between relays use it.
     turbo: Arc<TurboStart>,
     log: Option<Recorder>,
@@ -32,7 +32,7 @@ pub struct Metrics {
 // === impl Metrics ===
 
 impl Metrics {
-    pub(crate) fn new(workers: usize, early: Option<Arc<Table>>, turbo: TurboStart) -> Self {
+    pub(crate) fn new(workers: usize, early: Option<Arc<PendingTable>>, turbo: TurboStart) -> Self {
         Self {
             workers: (0..workers).map(|_| Arc::default()).collect(),
             early,
@@ -100,13 +100,13 @@ impl Metrics {
     }
 
     /// Connections and sessions that were refused for this reason.
-    pub fn refused(&self, cause: Refused) -> u64 {
+    pub fn refused(&self, cause: ClientRefusal) -> u64 {
         self.sum(|w| &w.refused[cause.index()])
     }
 
     /// Clients that were refused because the node was full.
     pub fn refused_full(&self) -> u64 {
-        self.refused(Refused::Full)
+        self.refused(ClientRefusal::Full)
     }
 
     /// Connections to other relays that are ready for use.
@@ -143,7 +143,7 @@ impl Metrics {
 
     /// Connections that were reset for want of a PROXY protocol header that is believed.
     pub fn proxy_refused(&self) -> u64 {
-        let all = Unproxied::ALL.into_iter();
+        let all = ProxyRefusal::ALL.into_iter();
         all.map(|u| self.sum(|w| &w.proxy_refused[u.index()])).sum()
     }
 

@@ -15,14 +15,14 @@ use super::ways::{access, original, way};
 use crate::config::{Config, Forward};
 use crate::handover::Passed;
 use crate::net::targets::Targets;
-use crate::route::listener::{NewDoor, Purpose};
+use crate::route::listener::{NewListener, Purpose};
 use crate::route::table::{Mesh, Peer, Route, Setup};
 
 /// What a configuration comes to when everything that it needs has been acquired.
 pub(super) struct Assembly {
     pub(super) setup: Setup,
     /// Each worker's.
-    pub(super) doors: Vec<Vec<NewDoor>>,
+    pub(super) doors: Vec<Vec<NewListener>>,
     pub(super) holdings: Holdings,
 }
 
@@ -42,7 +42,7 @@ pub(super) fn assemble(
     let (targets, peers) = resolve_all(config, before)?;
     let legs = legs_of(config)?;
     let peers = peers_of(peers, mesh_leg, before, &mut next);
-    let mut doors: Vec<Vec<NewDoor>> = (0..workers).map(|_| Vec::new()).collect();
+    let mut doors: Vec<Vec<NewListener>> = (0..workers).map(|_| Vec::new()).collect();
     let mut routes = Vec::new();
     for ((forward, targets), legs) in config.forwards.iter().zip(targets).zip(legs) {
         let (client, onward) = legs;
@@ -97,7 +97,7 @@ pub(super) fn assemble(
                 keys: ArcSwap::from_pointee(keys),
                 hop_limit: mesh.hop_limit,
                 pool: mesh.pool,
-                arrivals: mesh.arrivals,
+                inbound: mesh.inbound,
                 sources: mesh.sources.clone(),
                 access: access(mesh, &listen, &peers)?,
                 onward: Arc::new(plain_leg(config)),

@@ -10,11 +10,14 @@ use super::holdings::{Held, Holdings};
 use super::{ListenProblem, StartError};
 use crate::handover::Passed;
 use crate::net::addr::{Listen, ListenAddr};
-use crate::route::listener::{DoorId, NewDoor, Purpose};
+use crate::route::listener::{ListenerId, NewListener, Purpose};
 use crate::worker::BACKLOG;
 
 /// The addresses of a list, and what each worker gets of them.
-type Bound = (Vec<ListenAddr>, Vec<Vec<(DoorId, Option<Arc<Listener>>)>>);
+type Bound = (
+    Vec<ListenAddr>,
+    Vec<Vec<(ListenerId, Option<Arc<Listener>>)>>,
+);
 
 /// Binds every address once for each worker, unless it is bound already.
 pub(super) fn bind(
@@ -128,12 +131,12 @@ fn adopt(
 
 /// Gives each worker its listeners of one purpose.
 pub(super) fn hang(
-    doors: &mut [Vec<NewDoor>],
-    opened: Vec<Vec<(DoorId, Option<Arc<Listener>>)>>,
+    doors: &mut [Vec<NewListener>],
+    opened: Vec<Vec<(ListenerId, Option<Arc<Listener>>)>>,
     purpose: &Purpose,
     options: &LegOptions,
 ) {
-    let door = |(id, listener)| NewDoor {
+    let door = |(id, listener)| NewListener {
         id,
         listener,
         purpose: purpose.clone(),

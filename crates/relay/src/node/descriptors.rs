@@ -52,11 +52,11 @@ pub(super) fn session_ceiling(config: &Config, workers: usize) -> Result<u32, St
 
 /// What the mesh's connections without a session take at most.
 fn mesh_descriptors(mesh: &MeshConfig, relays: u64) -> u64 {
-    let arrivals = match mesh.listen.is_empty() {
+    let inbound = match mesh.listen.is_empty() {
         true => 0,
-        false => u64::from(mesh.arrivals.max_unproven) + u64::from(mesh.arrivals.max_ready),
+        false => u64::from(mesh.inbound.max_unproven) + u64::from(mesh.inbound.max_ready),
     };
-    arrivals + relays * u64::from(mesh.pool.max)
+    inbound + relays * u64::from(mesh.pool.max)
 }
 
 /// What connections without a whole PROXY protocol header take at most.

@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Poller, Waker};
 
-use crate::early_syn::{Devices, EarlySyn, EarlySynError, Limits, Table, read_syncookies_sent};
-use crate::worker::mailbox::{Inbox, Letter};
+use crate::early_syn::{
+    Devices, EarlySyn, EarlySynError, Limits, PendingTable, read_syncookies_sent,
+};
+use crate::worker::mailbox::{Mailbox, Message};
 
 /// How often the kernel is asked whether it sends SYN cookies, and which devices there are.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -34,8 +36,8 @@ impl Reader {
         devices: Devices,
         watch: &[(std::net::SocketAddr, u32)],
         limits: Limits,
-        table: Arc<Table>,
-        inboxes: Vec<Arc<Inbox>>,
+        table: Arc<PendingTable>,
+        mailboxes: Vec<Arc<Mailbox>>,
     ) -> Result<Self, ReaderError> {
         let waker = Arc::new(Waker::new()?);
         let stop = Arc::new(AtomicBool::new(false));
@@ -53,7 +55,7 @@ impl Reader {
                     early_syn,
                     poller,
                     table,
-                    inboxes,
+                    mailboxes,
                     stop,
                 })
             }
@@ -115,8 +117,8 @@ pub enum ReaderError {
 struct Work {
     early_syn: EarlySyn,
     poller: Poller,
-    table: Arc<Table>,
-    inboxes: Vec<Arc<Inbox>>,
+    table: Arc<PendingTable>,
+    mailboxes: Vec<Arc<Mailbox>>,
     stop: Arc<AtomicBool>,
 }
 
@@ -133,10 +135,10 @@ impl Work {
             let now = Instant::now();
             self.early_syn.take(&mut events);
             for syn in events.drain(..) {
-                let Some(worker) = self.table.admit(&syn, self.inboxes.len(), now) else {
+                let Some(worker) = self.table.admit(&syn, self.mailboxes.len(), now) else {
                     continue;
                 };
-                let _ = self.inboxes[worker].post(Letter::Syn {
+                let _ = self.mailboxes[worker].post(Message::Syn {
                     connection: syn.connection(),
                     forward: syn.listener,
                 });
@@ -152,7 +154,7 @@ impl Work {
     /// Tells workers whose clients have not come.
     fn expire(&mut self, now: Instant) {
         for (connection, worker) in self.table.expire(now) {
-            let _ = self.inboxes[worker].post(Letter::NoClient { connection });
+            let _ = self.mailboxes[worker].post(Message::NoClient { connection });
         }
     }
 

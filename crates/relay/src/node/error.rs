@@ -65,7 +65,7 @@ pub enum StartError {
     Key(#[from] KeyError),
     /// More rules than are looked through for every session.
     #[error("relay.mesh or relay.forward, allow or deny: {0}")]
-    Rules(#[from] TooManyRules),
+    InboundTerms(#[from] TooManyRules),
     /// Sessions cannot be logged.
     #[error("relay.session_log: {0}")]
     SessionLog(#[from] SessionLogError),

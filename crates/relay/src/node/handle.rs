@@ -15,13 +15,13 @@ use crate::config::Config;
 use crate::net::targets::{Targets, look_up};
 use crate::route::table::Way;
 use crate::session_log::SessionLog;
-use crate::worker::mailbox::{Inbox, Letter};
+use crate::worker::mailbox::{Mailbox, Message};
 use crate::worker::{Order, Shared};
 
 /// What ends and refreshes a node from any thread.
 pub(crate) struct SharedHandle {
     pub(super) shared: Arc<Shared>,
-    pub(super) inboxes: Vec<Arc<Inbox>>,
+    pub(super) mailboxes: Vec<Arc<Mailbox>>,
     pub(super) present: Mutex<Present>,
     /// Apart from the above, which a look-up may hold for long.
     pub(super) early: Mutex<Option<Reader>>,
@@ -41,7 +41,9 @@ pub(super) struct Present {
 impl SharedHandle {
     pub(super) fn order(&self, order: Order) {
         self.shared.order(order);
-        self.inboxes.iter().for_each(|inbox| inbox.waker().wake());
+        self.mailboxes
+            .iter()
+            .for_each(|mailbox| mailbox.waker().wake());
     }
 
     /// The names that are looked up here: those of forwards, then those of peers.
@@ -104,8 +106,8 @@ impl SharedHandle {
     pub(crate) fn replace_keys(&self, keys: Keys) {
         if let Some(mesh) = &self.shared.setup().mesh {
             mesh.keys.store(Arc::new(keys));
-            for inbox in &self.inboxes {
-                let _ = inbox.post(Letter::NewKeys);
+            for mailbox in &self.mailboxes {
+                let _ = mailbox.post(Message::NewKeys);
             }
         }
     }

@@ -9,7 +9,7 @@ use taut_sys::socket::{LegOptions, Listener};
 
 use crate::net::addr::Destination;
 use crate::net::targets::Targets;
-use crate::route::listener::DoorId;
+use crate::route::listener::ListenerId;
 use crate::route::table::{Mesh, Peer, Route, Setup, Way};
 
 /// What is there already when a configuration is made into a [`Setup`].
@@ -33,7 +33,7 @@ pub(super) struct Holdings {
 pub(super) struct Held {
     /// One for each socket that a worker has there; more than one when more were inherited than
     /// there are workers.
-    pub(super) ids: Vec<DoorId>,
+    pub(super) ids: Vec<ListenerId>,
     /// As the configuration has it; its port may be 0.
     pub(super) asked: SocketAddr,
     /// With the port that the kernel chose.
@@ -57,8 +57,8 @@ impl Holdings {
     }
 
     /// A number for an address that is newly listened on.
-    pub(super) fn new_door(&mut self) -> DoorId {
-        let id = DoorId(self.next_door);
+    pub(super) fn new_door(&mut self) -> ListenerId {
+        let id = ListenerId(self.next_door);
         self.next_door += 1;
         id
     }

@@ -16,7 +16,7 @@ use crate::access::session_quota::UNLIMITED;
 use crate::config::{Config, Forward};
 use crate::route::table::{Route, Setup};
 use crate::worker::Order;
-use crate::worker::mailbox::Letter;
+use crate::worker::mailbox::Message;
 
 impl SharedHandle {
     /// Puts `config` to work. What only a restart can change stays, and is said in a warning each.
@@ -32,7 +32,7 @@ impl SharedHandle {
         for kept in keep_what_stays(&mut config, &present.config) {
             tracing::warn!("{kept} cannot be changed while the relay runs; restart to apply it");
         }
-        let workers = self.inboxes.len();
+        let workers = self.mailboxes.len();
         let max_sessions = match session_ceiling(&config, workers) {
             Ok(max_sessions) => max_sessions,
             Err(error) => {
@@ -67,8 +67,8 @@ impl SharedHandle {
         let per_source = config.max_sessions_per_source.unwrap_or(UNLIMITED);
         self.shared.sources.set_limit(per_source);
         self.shared.replace(setup.clone());
-        for (inbox, doors) in self.inboxes.iter().zip(doors) {
-            let _ = inbox.post(Letter::Reloaded {
+        for (mailbox, doors) in self.mailboxes.iter().zip(doors) {
+            let _ = mailbox.post(Message::Reloaded {
                 setup: setup.clone(),
                 doors,
             });
@@ -103,7 +103,7 @@ impl SharedHandle {
         if watched(setup).next().is_none() {
             return Ok(Watch::Anew(None));
         }
-        let reader = early_reader(config, setup, table.clone(), self.inboxes.clone())?;
+        let reader = early_reader(config, setup, table.clone(), self.mailboxes.clone())?;
         Ok(Watch::Anew(Some(reader)))
     }
 }

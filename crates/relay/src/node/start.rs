@@ -11,9 +11,9 @@ use super::handle::{Present, SharedHandle};
 use super::holdings::Holdings;
 use super::threads::{early_reader, plan, route_metrics, start_resolver};
 use super::{Node, StartError};
-use crate::access::session_quota::{Sources, UNLIMITED};
+use crate::access::session_quota::{SessionQuota, UNLIMITED};
 use crate::config::Config;
-use crate::early_syn::Table;
+use crate::early_syn::PendingTable;
 use crate::handover::Passed;
 use crate::intercept::Interception;
 use crate::metrics::Metrics;
@@ -60,7 +60,7 @@ impl Node {
         }
 
         let early = setup.routes.iter().any(|route| route.early_syn);
-        let early = early.then(|| Arc::new(Table::new(config.early_syn.limits)));
+        let early = early.then(|| Arc::new(PendingTable::new(config.early_syn.limits)));
 
         let log = match config.session_log.clone() {
             Some(target) => Some(SessionLog::start(target, session_log::CAPACITY)?),
@@ -72,7 +72,7 @@ impl Node {
         let shared = Shared::new(
             u32::try_from(workers).unwrap_or(u32::MAX),
             max_sessions,
-            Sources::new(config.max_sessions_per_source.unwrap_or(UNLIMITED)),
+            SessionQuota::new(config.max_sessions_per_source.unwrap_or(UNLIMITED)),
             setup,
             recorder,
             early.clone(),
@@ -99,10 +99,10 @@ impl Node {
             })?;
             ready.push(worker);
         }
-        let inboxes: Vec<_> = ready.iter().map(Worker::inbox).collect();
-        shared.introduce(inboxes.clone());
+        let mailboxes: Vec<_> = ready.iter().map(Worker::mailbox).collect();
+        shared.introduce(mailboxes.clone());
         let early = match early {
-            Some(table) => Some(early_reader(config, &setup, table, inboxes.clone())?),
+            Some(table) => Some(early_reader(config, &setup, table, mailboxes.clone())?),
             None => None,
         };
         let intercept = match plan(config, &setup) {
@@ -117,7 +117,7 @@ impl Node {
         holdings.setup = Some(setup.clone());
         let shared = Arc::new(SharedHandle {
             shared,
-            inboxes,
+            mailboxes,
             present: Mutex::new(Present {
                 config: config.clone(),
                 holdings,

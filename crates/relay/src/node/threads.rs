@@ -7,13 +7,13 @@ use super::StartError;
 use super::early_syn_thread::{Reader, ReaderError};
 use super::ways::addrs_of;
 use crate::config::{Config, InterceptConfig};
-use crate::early_syn::Table;
+use crate::early_syn::PendingTable;
 use crate::intercept::Plan;
 use crate::metrics::Metrics;
 use crate::route::table::{Setup, Way};
 use crate::turbo::route_metrics::{Job, RouteMetrics};
 use crate::worker::Shared;
-use crate::worker::mailbox::Inbox;
+use crate::worker::mailbox::Mailbox;
 use crate::worker::resolver::Resolver;
 
 /// Starts the threads that look names up, if there are none and somebody may need them: only
@@ -32,8 +32,8 @@ pub(super) fn start_resolver(shared: &Shared, setup: &Setup) -> Result<(), Start
 pub(super) fn early_reader(
     config: &Config,
     setup: &Setup,
-    table: Arc<Table>,
-    inboxes: Vec<Arc<Inbox>>,
+    table: Arc<PendingTable>,
+    mailboxes: Vec<Arc<Mailbox>>,
 ) -> Result<Reader, ReaderError> {
     let watch: Vec<_> = setup
         .routes
@@ -43,7 +43,7 @@ pub(super) fn early_reader(
         .collect();
     let limits = config.early_syn.limits;
     let devices = config.early_syn.devices.clone();
-    Reader::start(devices, &watch, limits, table, inboxes)
+    Reader::start(devices, &watch, limits, table, mailboxes)
 }
 
 /// Routes with an initial window to the mesh's other relays, where nothing else opens it.

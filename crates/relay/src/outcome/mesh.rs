@@ -2,7 +2,7 @@
 
 /// Why a session from the mesh is not begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum MeshRefusal {
     /// The configuration does not allow the destination.
     Destination,
     /// The next relay of its route is not one that this node knows.
@@ -11,7 +11,7 @@ pub(crate) enum Refusal {
     HopLimit,
 }
 
-impl Refusal {
+impl MeshRefusal {
     /// Every cause.
     pub(crate) const ALL: [Self; 3] = [Self::Destination, Self::NextRelay, Self::HopLimit];
 

@@ -2,7 +2,7 @@
 
 /// Why a connection was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unproxied {
+pub(crate) enum ProxyRefusal {
     /// Its sender is none of those that are believed.
     Sender,
     /// It does not begin with a header that can be read.
@@ -17,7 +17,7 @@ pub(crate) enum Unproxied {
 
 // === impl Unproxied ===
 
-impl Unproxied {
+impl ProxyRefusal {
     /// Every cause.
     pub(crate) const ALL: [Self; 5] = [
         Self::Sender,

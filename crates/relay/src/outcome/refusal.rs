@@ -5,7 +5,7 @@ use crate::access::SourceVerdict;
 /// Why a connection was reset before anything was done for it. The label of each is the `cause` in
 /// `taut_relay_refused_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum ClientRefusal {
     /// `max_sessions` were open.
     Full,
     /// Its source had `max_sessions_per_source` open.
@@ -18,7 +18,7 @@ pub enum Refused {
 
 // === impl Refused ===
 
-impl Refused {
+impl ClientRefusal {
     /// Every cause.
     pub const ALL: [Self; 4] = [
         Self::Full,
@@ -57,9 +57,11 @@ mod tests {
 
     #[test]
     fn causes_have_their_own_place_and_label() {
-        for (i, refused) in Refused::ALL.into_iter().enumerate() {
+        for (i, refused) in ClientRefusal::ALL.into_iter().enumerate() {
             assert_eq!(refused.index(), i);
-            let same = Refused::ALL.iter().filter(|r| r.label() == refused.label());
+            let same = ClientRefusal::ALL
+                .iter()
+                .filter(|r| r.label() == refused.label());
             assert_eq!(same.count(), 1);
         }
     }

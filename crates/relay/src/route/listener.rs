@@ -8,12 +8,12 @@ use super::table::Route;
 
 /// The number of an address that is listened on, the same at every worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct DoorId(pub(crate) u32);
+pub(crate) struct ListenerId(pub(crate) u32);
 
 /// A worker's share of an address that is to be listened on.
 #[derive(Debug)]
-pub(crate) struct NewDoor {
-    pub(crate) id: DoorId,
+pub(crate) struct NewListener {
+    pub(crate) id: ListenerId,
     /// `None`: it has one.
     pub(crate) listener: Option<Arc<Listener>>,
     pub(crate) purpose: Purpose,

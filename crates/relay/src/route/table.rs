@@ -9,7 +9,7 @@ use taut_sys::socket::LegOptions;
 
 use crate::access::identity::Identity;
 use crate::access::{Destinations, Sources};
-use crate::config::{ArrivalLimits, PoolLimits, Timeouts};
+use crate::config::{InboundLimits, PoolLimits, Timeouts};
 use crate::intercept::Taking;
 use crate::net::addr::ListenAddr;
 use crate::net::targets::Targets;
@@ -100,7 +100,7 @@ pub(crate) struct Mesh {
     pub(crate) peers: Vec<Arc<Peer>>,
     pub(crate) hop_limit: u8,
     pub(crate) pool: PoolLimits,
-    pub(crate) arrivals: ArrivalLimits,
+    pub(crate) inbound: InboundLimits,
     /// Which relays may connect.
     pub(crate) sources: Sources,
     /// Where sessions from the mesh may go.

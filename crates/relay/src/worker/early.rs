@@ -7,21 +7,21 @@ use taut_sys::epoll::Interest;
 use taut_sys::socket::Stream;
 
 use super::Worker;
-use super::errand::{Errand, errand_of};
-use super::sessions::{Close, place};
-use super::story::Origin;
+use super::dial::{DialPlan, plan_of};
+use super::pending_record::Origin;
+use super::sessions::{Close, slot};
 use crate::early_syn::FourTuple;
 use crate::event::token::Token;
 use crate::net::addr::{ClientAddr, OnwardAddr};
 use crate::outcome::session_end::{End, Side};
 use crate::route::table::Route;
-use crate::worker::mailbox::Letter;
+use crate::worker::mailbox::Message;
 
 /// An onward leg that waits for its client.
 pub(super) struct Early {
     /// The number of the forward that it was begun for.
     route: u32,
-    errand: Errand,
+    plan: DialPlan,
     onward: Stream,
     /// Whether the leg is one that had been made before and has been told its hello.
     told: bool,
@@ -29,7 +29,7 @@ pub(super) struct Early {
 
 impl Worker {
     /// A client's SYN is here: what it will need is begun.
-    pub(super) fn foresee(&mut self, connection: FourTuple, forward: u32) {
+    pub(super) fn on_syn(&mut self, connection: FourTuple, forward: u32) {
         let route = self.setup.routes.iter().find(|r| r.id == forward).cloned();
         let Some(route) = route else {
             if let Some(table) = &self.shared.early {
@@ -44,13 +44,13 @@ impl Worker {
             return;
         }
         let client = ClientAddr(connection.client());
-        let errand = match route.sources.check(client.0.ip()).is_allowed() {
-            true => errand_of(&route, client, || Some(connection.local()), &self.setup).ok(),
+        let plan = match route.sources.check(client.0.ip()).is_allowed() {
+            true => plan_of(&route, client, || Some(connection.local()), &self.setup).ok(),
             false => None,
         };
-        match errand.and_then(|errand| self.begin(&route, errand)) {
+        match plan.and_then(|plan| self.begin(&route, plan)) {
             Some(early) => {
-                self.shop.metrics.early_begun.add(1);
+                self.io.metrics.early_begun.add(1);
                 self.early.insert(connection, early);
             }
             None => {
@@ -62,9 +62,9 @@ impl Worker {
     }
 
     /// An onward leg that is connected or on its way.
-    fn begin(&mut self, route: &Arc<Route>, mut errand: Errand) -> Option<Early> {
-        match &mut errand {
-            Errand::Dial {
+    fn begin(&mut self, route: &Arc<Route>, mut plan: DialPlan) -> Option<Early> {
+        match &mut plan {
+            DialPlan::Dial {
                 addrs,
                 next,
                 options,
@@ -75,12 +75,12 @@ impl Worker {
                 *next = 1;
                 Some(Early {
                     route: route.id,
-                    errand,
+                    plan,
                     onward,
                     told: false,
                 })
             }
-            Errand::Ask {
+            DialPlan::Ask {
                 peer,
                 hello,
                 tries_left,
@@ -92,12 +92,12 @@ impl Worker {
                 *tries_left -= 1;
                 (sent == message.len()).then_some(Early {
                     route: route.id,
-                    errand,
+                    plan,
                     onward: spare.stream,
                     told: true,
                 })
             }
-            Errand::LookUp { .. } => None,
+            DialPlan::LookUp { .. } => None,
         }
     }
 
@@ -105,7 +105,7 @@ impl Worker {
     pub(super) fn forget(&mut self, connection: FourTuple) {
         // Dropping it resets it: whoever was connected to learns that nobody comes.
         if self.early.remove(&connection).is_some() {
-            self.shop.metrics.early_unused.add(1);
+            self.io.metrics.early_unused.add(1);
         }
     }
 
@@ -116,19 +116,19 @@ impl Worker {
             return self.admit(client, addr, None, route);
         };
         let connection = FourTuple::new(addr.0, local);
-        match table.accepted(connection, self.shop.now) {
+        match table.accepted(connection, self.io.now) {
             None => self.admit(client, addr, None, route),
-            Some(owner) if owner == self.index => self.unite(client, addr, route, connection),
-            Some(owner) => match self.shared.inboxes().get(owner) {
-                Some(inbox) => {
-                    let letter = Letter::Client {
+            Some(owner) if owner == self.index => self.join_early(client, addr, route, connection),
+            Some(owner) => match self.shared.mailboxes().get(owner) {
+                Some(mailbox) => {
+                    let message = Message::Client {
                         client,
                         addr,
                         route: route.clone(),
                         connection,
                     };
                     // A worker that has ended has let go of its legs.
-                    if let Err(Letter::Client { client, .. }) = inbox.post(letter) {
+                    if let Err(Message::Client { client, .. }) = mailbox.post(message) {
                         self.admit(client, addr, None, route);
                     }
                 }
@@ -138,7 +138,7 @@ impl Worker {
     }
 
     /// The client whose onward leg is here has come.
-    pub(super) fn unite(
+    pub(super) fn join_early(
         &mut self,
         client: Stream,
         addr: ClientAddr,
@@ -150,37 +150,37 @@ impl Worker {
         let Some(early) = early.filter(|early| early.route == route.id) else {
             return self.admit(client, addr, None, route);
         };
-        self.shop.metrics.accepted.add(1);
-        self.shop.metrics.early_joined.add(1);
+        self.io.metrics.accepted.add(1);
+        self.io.metrics.early_joined.add(1);
         let Early {
             route: _,
-            errand,
+            plan,
             onward,
             told,
         } = early;
-        let Some(key) = self.seat(client, addr, errand, &Origin::Forward(route)) else {
+        let Some(key) = self.seat(client, addr, plan, &Origin::Forward(route)) else {
             // Full, and the client has been told.
             return;
         };
-        let place = place(key);
+        let slot = slot(key);
         let Some(entry) = self.sessions.get_mut(key) else {
             return;
         };
-        let until = self.shop.now + entry.timeouts.connect;
-        let token = Token::Leg(place, entry.generation, Side::Onward).encode();
+        let until = self.io.now + entry.timeouts.connect;
+        let token = Token::Leg(slot, entry.generation, Side::Onward).encode();
         let watched = match told {
             true => self.poller.modify(&onward, token, Interest::StreamEdges),
             false => self.poller.add(&onward, token, Interest::StreamEdges),
         };
         if let Err(e) = watched {
-            self.end(place, End::of_connect(e), Close::Reset);
+            self.end(slot, End::of_connect(e), Close::Reset);
             return;
         }
         if told {
-            entry.session.joined(onward, true, self.shop.now);
+            entry.session.joined(onward, true, self.io.now);
         } else {
             entry.session.dialled(onward, until);
         }
-        self.set_alarm(place);
+        self.set_deadline(slot);
     }
 }

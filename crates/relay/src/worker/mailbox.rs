@@ -7,33 +7,33 @@ use taut_sys::epoll::Waker;
 use taut_sys::socket::Stream;
 
 use crate::early_syn::FourTuple;
-use crate::event::token::{Generation, Place};
+use crate::event::token::{Generation, Slot};
 use crate::net::addr::ClientAddr;
 use crate::net::targets::{Addrs, ResolveError};
-use crate::route::listener::NewDoor;
+use crate::route::listener::NewListener;
 use crate::route::table::{Route, Setup};
 
 /// A worker's letter box.
 #[derive(Debug)]
-pub(crate) struct Inbox {
+pub(crate) struct Mailbox {
     /// None: its worker has ended.
-    letters: Mutex<Option<Vec<Letter>>>,
+    messages: Mutex<Option<Vec<Message>>>,
     waker: Waker,
 }
 
 /// A message to a worker.
 #[derive(Debug)]
-pub(crate) enum Letter {
+pub(crate) enum Message {
     /// The addresses of the name that a session's hello asked for.
     Resolved {
-        place: Place,
+        slot: Slot,
         generation: Generation,
         addrs: Result<Addrs, ResolveError>,
     },
     /// Another configuration is at work: the listeners of this worker that belong to it.
     Reloaded {
         setup: Arc<Setup>,
-        doors: Vec<NewDoor>,
+        doors: Vec<NewListener>,
     },
     /// The mesh has other keys.
     NewKeys,
@@ -50,12 +50,12 @@ pub(crate) enum Letter {
     },
 }
 
-impl Inbox {
+impl Mailbox {
     /// # Errors
     /// The kernel's, when there is no descriptor for it.
     pub(crate) fn new() -> Result<Self, Errno> {
         Ok(Self {
-            letters: Mutex::new(Some(Vec::new())),
+            messages: Mutex::new(Some(Vec::new())),
             waker: Waker::new()?,
         })
     }
@@ -69,31 +69,31 @@ impl Inbox {
     ///
     /// # Errors
     /// The letter, when the worker has ended.
-    pub(crate) fn post(&self, letter: Letter) -> Result<(), Letter> {
+    pub(crate) fn post(&self, message: Message) -> Result<(), Message> {
         match &mut *self.lock() {
-            Some(letters) => letters.push(letter),
-            None => return Err(letter),
+            Some(messages) => messages.push(message),
+            None => return Err(message),
         }
         self.waker.wake();
         Ok(())
     }
 
     /// Takes what is there.
-    pub(crate) fn take(&self) -> Vec<Letter> {
+    pub(crate) fn take(&self) -> Vec<Message> {
         self.lock().as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// Takes no more letters, unless there are some: `false` then.
     pub(crate) fn close_if_empty(&self) -> bool {
-        let mut letters = self.lock();
-        let empty = letters.as_ref().is_none_or(Vec::is_empty);
+        let mut messages = self.lock();
+        let empty = messages.as_ref().is_none_or(Vec::is_empty);
         if empty {
-            *letters = None;
+            *messages = None;
         }
         empty
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Vec<Letter>>> {
-        self.letters.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Vec<Message>>> {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -8,18 +8,18 @@ use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Readiness};
 use taut_sys::socket::Stream;
 
-use super::errand::Errand;
+use super::dial::DialPlan;
+use super::pending_record::Origin;
 use super::sessions::Close;
-use super::story::Origin;
 use super::{Shared, Worker};
-use crate::access::Verdict;
+use crate::access::DestinationVerdict;
 use crate::config::PoolLimits;
-use crate::event::token::{Generation, Place, Token};
-use crate::mesh::inbound::{Request, Rules};
-use crate::mesh::pool::{Outcome, Spare, Terms, Waiter};
+use crate::event::token::{Generation, Slot, Token};
+use crate::mesh::inbound::{InboundTerms, SessionRequest};
+use crate::mesh::pool::{Outcome, PoolTerms, Spare, Waiter};
 use crate::net::addr::{ClientAddr, Destination, OnwardAddr};
 use crate::net::targets::{Addrs, ResolveError};
-use crate::outcome::mesh::Refusal;
+use crate::outcome::mesh::MeshRefusal;
 use crate::outcome::session_end::{End, Side};
 use crate::route::table::{Mesh, Peer};
 use crate::worker::resolver::LookUp;
@@ -54,13 +54,13 @@ macro_rules! with_terms {
     ($worker:expr, $mesh:ident, |$pools:ident, $terms:ident| $do:expr) => {
         if let Some($mesh) = $worker.setup.mesh.clone() {
             let keys = $mesh.keys.load();
-            let $terms = Terms {
+            let $terms = PoolTerms {
                 poller: &$worker.poller,
                 keys: &keys,
                 limits: share_of_pool($mesh.pool, &$worker.shared),
                 timeout: $worker.setup.timeouts.connect,
-                metrics: &$worker.shop.metrics,
-                now: $worker.shop.now,
+                metrics: &$worker.io.metrics,
+                now: $worker.io.now,
             };
             let $pools = &mut $worker.pools;
             Some($do)
@@ -72,20 +72,20 @@ macro_rules! with_terms {
 
 /// Calls `$do` with what arrivals are treated by.
 macro_rules! with_rules {
-    ($worker:expr, |$arrivals:ident, $rules:ident| $do:expr) => {
+    ($worker:expr, |$inbound:ident, $rules:ident| $do:expr) => {
         if let Some(mesh) = $worker.setup.mesh.clone() {
             let keys = mesh.keys.load();
-            let $rules = Rules {
+            let $rules = InboundTerms {
                 poller: &$worker.poller,
                 keys: &keys,
-                times: mesh.arrivals.times,
-                max_unproven: $worker.shared.share(mesh.arrivals.max_unproven) as usize,
-                max_ready: $worker.shared.share(mesh.arrivals.max_ready) as usize,
-                metrics: &$worker.shop.metrics,
+                times: mesh.inbound.times,
+                max_unproven: $worker.shared.share(mesh.inbound.max_unproven) as usize,
+                max_ready: $worker.shared.share(mesh.inbound.max_ready) as usize,
+                metrics: &$worker.io.metrics,
                 relays: $worker.shared.relays.as_deref(),
-                now: $worker.shop.now,
+                now: $worker.io.now,
             };
-            let $arrivals = &mut $worker.arrivals;
+            let $inbound = &mut $worker.inbound;
             Some($do)
         } else {
             None
@@ -98,19 +98,19 @@ impl Worker {
 
     /// Gets the session a connection to its peer: one from the pool at first, later only fresh
     /// ones, since what made one of the pool useless may have hit them all.
-    pub(super) fn ask(&mut self, place: Place, at_first: bool, last: Errno) {
-        let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
+    pub(super) fn ask(&mut self, slot: Slot, at_first: bool, last: Errno) {
+        let Some(entry) = self.sessions.get_mut(slot.0 as usize) else {
             return;
         };
-        let waiter = (place, entry.generation);
-        let Errand::Ask {
+        let waiter = (slot, entry.generation);
+        let DialPlan::Ask {
             peer, tries_left, ..
-        } = &mut entry.errand
+        } = &mut entry.plan
         else {
             return;
         };
         if *tries_left == 0 {
-            self.end(place, End::of_connect(last), Close::Reset);
+            self.end(slot, End::of_connect(last), Close::Reset);
             return;
         }
         *tries_left -= 1;
@@ -123,16 +123,16 @@ impl Worker {
             spare
         });
         match spare.flatten() {
-            Some(spare) => self.join(place, spare, true),
+            Some(spare) => self.join(slot, spare, true),
             None => {
                 if !at_first {
-                    self.shop.metrics.pool_retries.add(1);
+                    self.io.metrics.pool_retries.add(1);
                 }
-                if let Some(entry) = self.sessions.get_mut(place.0 as usize) {
-                    let until = self.shop.now + entry.timeouts.connect;
+                if let Some(entry) = self.sessions.get_mut(slot.0 as usize) {
+                    let until = self.io.now + entry.timeouts.connect;
                     entry.session.awaits(until);
                 }
-                self.set_alarm(place);
+                self.set_deadline(slot);
             }
         }
     }
@@ -151,15 +151,15 @@ impl Worker {
     }
 
     /// Says the session's hello on a connection and makes it the onward leg.
-    fn join(&mut self, place: Place, spare: Spare, made_before: bool) {
-        let now = self.shop.now;
-        let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
+    fn join(&mut self, slot: Slot, spare: Spare, made_before: bool) {
+        let now = self.io.now;
+        let Some(entry) = self.sessions.get_mut(slot.0 as usize) else {
             return;
         };
-        let Errand::Ask { hello, .. } = &entry.errand else {
+        let DialPlan::Ask { hello, .. } = &entry.plan else {
             return;
         };
-        let token = Token::Leg(place, entry.generation, Side::Onward).encode();
+        let token = Token::Leg(slot, entry.generation, Side::Onward).encode();
         let message = spare.ready.hello(hello);
         let said = match spare.stream.send(&message) {
             Ok(n) if n == message.len() => {
@@ -173,27 +173,27 @@ impl Worker {
             Ok(()) => {
                 entry.session.joined(spare.stream, made_before, now);
                 if !std::mem::replace(&mut entry.queued, true) {
-                    self.ready.push_back(place);
+                    self.ready.push_back(slot);
                 }
             }
-            Err(e) => self.ask(place, false, e),
+            Err(e) => self.ask(slot, false, e),
         }
     }
 
     /// A connection that no session uses yet is reported.
-    pub(super) fn prepare(&mut self, place: Place, generation: Generation, ready: Readiness) {
+    pub(super) fn prepare(&mut self, slot: Slot, generation: Generation, ready: Readiness) {
         with_terms!(self, mesh, |pools, terms| {
-            pools.handle(place, generation, ready, &terms);
+            pools.handle(slot, generation, ready, &terms);
         });
     }
 
     /// Everything of the mesh that is due.
-    pub(super) fn tend_mesh(&mut self) {
-        if self.pools.next().is_some_and(|at| at <= self.shop.now) {
-            with_terms!(self, mesh, |pools, terms| pools.tend(&terms));
+    pub(super) fn poll_mesh(&mut self) {
+        if self.pools.next().is_some_and(|at| at <= self.io.now) {
+            with_terms!(self, mesh, |pools, terms| pools.poll(&terms));
         }
-        if self.arrivals.next().is_some_and(|at| at <= self.shop.now) {
-            with_rules!(self, |arrivals, rules| arrivals.expire(&rules));
+        if self.inbound.next().is_some_and(|at| at <= self.io.now) {
+            with_rules!(self, |inbound, rules| inbound.expire(&rules));
         }
         while let Some(outcome) = self.pools.next_outcome() {
             match outcome {
@@ -212,16 +212,16 @@ impl Worker {
     }
 
     /// Whether the session is still there and still without an onward leg.
-    fn waits(&self, (place, generation): Waiter) -> bool {
+    fn waits(&self, (slot, generation): Waiter) -> bool {
         self.sessions
-            .get(place.0 as usize)
+            .get(slot.0 as usize)
             .is_some_and(|e| e.generation == generation && e.session.is_waiting())
     }
 
     /// The node takes no more sessions.
     pub(super) fn retire_mesh(&mut self) {
         with_terms!(self, mesh, |pools, terms| pools.close(&terms));
-        let requests = with_rules!(self, |arrivals, rules| arrivals.retire(&rules));
+        let requests = with_rules!(self, |inbound, rules| inbound.retire(&rules));
         for request in requests.into_iter().flatten() {
             self.serve(request);
         }
@@ -236,7 +236,7 @@ impl Worker {
             .as_ref()
             .is_some_and(|m| !m.listen.is_empty());
         if !listens {
-            with_rules!(self, |arrivals, rules| arrivals.retire(&rules));
+            with_rules!(self, |inbound, rules| inbound.retire(&rules));
         }
         self.drop_old_keys();
     }
@@ -244,7 +244,7 @@ impl Worker {
     /// The mesh has other keys.
     pub(super) fn drop_old_keys(&mut self) {
         with_terms!(self, mesh, |pools, terms| pools.drop_old_keys(&terms));
-        with_rules!(self, |arrivals, rules| arrivals.drop_old_keys(&rules));
+        with_rules!(self, |inbound, rules| inbound.drop_old_keys(&rules));
     }
 
     // === connections from other relays ===
@@ -255,14 +255,19 @@ impl Worker {
             return;
         };
         if let Some(stream) = self.let_in(stream, from, &mesh.sources) {
-            with_rules!(self, |arrivals, rules| arrivals.admit(stream, from, &rules));
+            with_rules!(self, |inbound, rules| inbound.admit(stream, from, &rules));
         }
     }
 
     /// A connection without a hello is reported.
-    pub(super) fn hear(&mut self, place: Place, generation: Generation, ready: Readiness) {
-        let request = with_rules!(self, |arrivals, rules| {
-            arrivals.handle(place, generation, ready, &rules)
+    pub(super) fn on_mesh_readable(
+        &mut self,
+        slot: Slot,
+        generation: Generation,
+        ready: Readiness,
+    ) {
+        let request = with_rules!(self, |inbound, rules| {
+            inbound.handle(slot, generation, ready, &rules)
         });
         if let Some(request) = request.flatten() {
             self.serve(request);
@@ -270,16 +275,16 @@ impl Worker {
     }
 
     /// Begins the session that another relay asks for, if it may go where it wants to.
-    fn serve(&mut self, request: Request) {
+    fn serve(&mut self, request: SessionRequest) {
         let Some(mesh) = self.setup.mesh.clone() else {
             return;
         };
-        let Request {
+        let SessionRequest {
             stream,
             from,
             hello,
         } = request;
-        self.shop.metrics.mesh_hellos.add(1);
+        self.io.metrics.mesh_hellos.add(1);
         let origin = Origin::Mesh {
             relay: from.ip(),
             session: hello.session,
@@ -289,10 +294,10 @@ impl Worker {
                 None => String::new(),
             },
         };
-        match errand(&mesh, *hello) {
-            Ok((client, errand)) => self.open(stream, client, errand, &origin, Vec::new()),
+        match plan(&mesh, *hello) {
+            Ok((client, plan)) => self.open(stream, client, plan, &origin, Vec::new()),
             Err(refusal) => {
-                self.shop.metrics.mesh_refused[refusal.index()].add(1);
+                self.io.metrics.mesh_refused[refusal.index()].add(1);
                 tracing::info!(%from, cause = refusal.label(), "refused a session from the mesh");
                 stream.abort();
             }
@@ -300,18 +305,18 @@ impl Worker {
     }
 
     /// Orders the addresses of the session's destination.
-    pub(super) fn look_up(&mut self, place: Place) {
-        let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
+    pub(super) fn look_up(&mut self, slot: Slot) {
+        let Some(entry) = self.sessions.get_mut(slot.0 as usize) else {
             return;
         };
-        let Errand::LookUp { name } = &entry.errand else {
+        let DialPlan::LookUp { name } = &entry.plan else {
             return;
         };
         let ordered = name.parse::<Destination>().is_ok_and(|destination| {
             let order = LookUp {
                 destination,
-                inbox: self.inbox.clone(),
-                place,
+                mailbox: self.mailbox.clone(),
+                slot,
                 generation: entry.generation,
             };
             self.shared
@@ -320,37 +325,37 @@ impl Worker {
                 .is_some_and(|resolver| resolver.order(order))
         });
         if !ordered {
-            self.end(place, End::NoResources, Close::Reset);
+            self.end(slot, End::NoResources, Close::Reset);
             return;
         }
-        entry.session.awaits(self.shop.now + entry.timeouts.connect);
-        self.set_alarm(place);
+        entry.session.awaits(self.io.now + entry.timeouts.connect);
+        self.set_deadline(slot);
     }
 
     /// The addresses are there; each is judged as if it had been asked for itself.
     pub(super) fn resolved(
         &mut self,
-        place: Place,
+        slot: Slot,
         generation: Generation,
         addrs: Result<Addrs, ResolveError>,
     ) {
-        if !self.waits((place, generation)) {
+        if !self.waits((slot, generation)) {
             return;
         }
         let Some(mesh) = self.setup.mesh.clone() else {
             return;
         };
-        let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
+        let Some(entry) = self.sessions.get_mut(slot.0 as usize) else {
             return;
         };
-        let Errand::LookUp { name } = &entry.errand else {
+        let DialPlan::LookUp { name } = &entry.plan else {
             return;
         };
         let found = match addrs {
             Ok(found) => found,
             Err(error) => {
                 tracing::info!(%error, "a session from the mesh ends");
-                self.end(place, End::LookUpFailed, Close::Reset);
+                self.end(slot, End::LookUpFailed, Close::Reset);
                 return;
             }
         };
@@ -362,38 +367,38 @@ impl Worker {
             .collect();
         if allowed.is_empty() {
             tracing::info!(%name, addrs = ?found, "its addresses are not allowed");
-            self.end(place, End::NotAllowed, Close::Reset);
+            self.end(slot, End::NotAllowed, Close::Reset);
             return;
         }
-        entry.errand = Errand::Dial {
+        entry.plan = DialPlan::Dial {
             addrs: allowed,
             next: 0,
             options: mesh.onward.clone(),
             borrow: mesh.borrow,
         };
-        self.dial(place, Errno::HOSTUNREACH);
+        self.dial(slot, Errno::HOSTUNREACH);
     }
 }
 
 /// Whose session a hello asks for and how it is to be got on its way.
-fn errand(mesh: &Arc<Mesh>, hello: Hello) -> Result<(ClientAddr, Errand), Refusal> {
+fn plan(mesh: &Arc<Mesh>, hello: Hello) -> Result<(ClientAddr, DialPlan), MeshRefusal> {
     let client = ClientAddr(hello.source);
-    if let Some((next, onward)) = hello.next_hop().map_err(|_| Refusal::HopLimit)? {
-        let peer = mesh.peer(&next).ok_or(Refusal::NextRelay)?.clone();
-        let errand = Errand::Ask {
+    if let Some((next, onward)) = hello.next_hop().map_err(|_| MeshRefusal::HopLimit)? {
+        let peer = mesh.peer(&next).ok_or(MeshRefusal::NextRelay)?.clone();
+        let plan = DialPlan::Ask {
             tries_left: tries(&peer),
             peer,
             hello: Box::new(onward),
         };
-        return Ok((client, errand));
+        return Ok((client, plan));
     }
-    let errand = match hello.destination {
+    let plan = match hello.destination {
         Target::Addr(addr) => {
             let verdict = mesh.access.check_addr(addr, None);
             if !verdict.is_allowed() {
                 return Err(refused(&addr, verdict));
             }
-            Errand::Dial {
+            DialPlan::Dial {
                 addrs: [OnwardAddr(addr)].into(),
                 next: 0,
                 options: mesh.onward.clone(),
@@ -405,15 +410,15 @@ fn errand(mesh: &Arc<Mesh>, hello: Hello) -> Result<(ClientAddr, Errand), Refusa
             if !verdict.is_allowed() {
                 return Err(refused(&hello.destination, verdict));
             }
-            Errand::LookUp {
+            DialPlan::LookUp {
                 name: hello.destination.to_string(),
             }
         }
     };
-    Ok((client, errand))
+    Ok((client, plan))
 }
 
-fn refused(destination: &impl std::fmt::Display, verdict: Verdict) -> Refusal {
+fn refused(destination: &impl std::fmt::Display, verdict: DestinationVerdict) -> MeshRefusal {
     tracing::info!(%destination, cause = verdict.label(), "not an allowed destination");
-    Refusal::Destination
+    MeshRefusal::Destination
 }

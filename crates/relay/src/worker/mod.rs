@@ -12,57 +12,57 @@ use taut_sys::epoll::{Interest, Poller, Report};
 use crate::config::DataPath;
 use crate::counters::worker::WorkerMetrics;
 use crate::early_syn::FourTuple;
-use crate::event::deadlines::Alarms;
-use crate::event::token::{Generation, Place, Token};
+use crate::event::deadlines::Deadlines;
+use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::splice_pipes::PipePool;
-use crate::mesh::inbound::Arrivals;
+use crate::mesh::inbound::Inbound;
 use crate::mesh::pool::Pools;
-use crate::route::listener::{DoorId, NewDoor};
+use crate::route::listener::{ListenerId, NewListener};
 use crate::route::table::Setup;
-use crate::worker::mailbox::{Inbox, Letter};
+use crate::worker::mailbox::{Mailbox, Message};
 
-mod admission;
-mod doors;
+mod accept;
+mod dial;
 mod early;
-mod errand;
+mod io;
+mod listeners;
 pub(crate) mod mailbox;
 mod mesh;
-mod original;
-mod preface;
+mod original_dst;
+mod pending_record;
+mod proxy_header;
 pub(crate) mod resolver;
 mod sessions;
 mod shared;
-mod shop;
-mod story;
 
-pub(crate) use doors::BACKLOG;
-pub(crate) use preface::MAX_WAITING;
+pub(crate) use listeners::BACKLOG;
+pub(crate) use proxy_header::MAX_WAITING;
 pub(crate) use shared::{Order, Shared};
 
-use doors::{Door, listener_token};
 use early::Early;
-use preface::Prefaces;
-use sessions::{Entry, place};
-use shop::{SCRATCH, Shop};
+use io::{IoContext, SCRATCH};
+use listeners::{OpenListener, listener_token};
+use proxy_header::ProxyHeaders;
+use sessions::{SessionEntry, slot};
 
 /// One thread's share of a node.
 pub(crate) struct Worker {
     /// Its place among the workers.
     index: usize,
     poller: Poller,
-    inbox: Arc<Inbox>,
-    doors: BTreeMap<DoorId, Door>,
-    sessions: Slab<Entry>,
+    mailbox: Arc<Mailbox>,
+    doors: BTreeMap<ListenerId, OpenListener>,
+    sessions: Slab<SessionEntry>,
     generation: Generation,
-    alarms: Alarms,
-    ready: VecDeque<Place>,
-    arrivals: Arrivals,
+    deadlines: Deadlines,
+    ready: VecDeque<Slot>,
+    inbound: Inbound,
     pools: Pools,
     /// Onward legs whose client has not been accepted yet; bounded by the limiter.
     early: HashMap<FourTuple, Early>,
     /// Connections that are to begin with a PROXY protocol header.
-    prefaces: Prefaces,
-    shop: Shop,
+    proxy_headers: ProxyHeaders,
+    io: IoContext,
     /// What new sessions are begun by.
     setup: Arc<Setup>,
     shared: Arc<Shared>,
@@ -75,22 +75,22 @@ impl Worker {
     /// The kernel's, when there is no descriptor or memory for it.
     pub(crate) fn new(
         index: usize,
-        doors: Vec<NewDoor>,
+        doors: Vec<NewListener>,
         data: &DataPath,
         max_pipes: usize,
         metrics: Arc<WorkerMetrics>,
         shared: Arc<Shared>,
     ) -> Result<Self, Errno> {
         let poller = Poller::new()?;
-        let inbox = Arc::new(Inbox::new()?);
-        poller.add(inbox.waker(), Token::Waker.encode(), Interest::Read)?;
+        let mailbox = Arc::new(Mailbox::new()?);
+        poller.add(mailbox.waker(), Token::Waker.encode(), Interest::Read)?;
         let mut own = BTreeMap::new();
         for door in doors {
             let Some(listener) = door.listener else {
                 continue;
             };
             poller.add(&*listener, listener_token(door.id), Interest::Read)?;
-            own.insert(door.id, Door::new(listener, door.purpose));
+            own.insert(door.id, OpenListener::new(listener, door.purpose));
         }
         let now = Instant::now();
         let setup = shared.setup();
@@ -101,17 +101,17 @@ impl Worker {
         Ok(Self {
             index,
             poller,
-            inbox,
+            mailbox,
             doors: own,
             sessions: Slab::new(),
             generation: Generation::default(),
-            alarms: Alarms::default(),
+            deadlines: Deadlines::default(),
             ready: VecDeque::new(),
-            arrivals: Arrivals::default(),
+            inbound: Inbound::default(),
             pools,
             early: HashMap::new(),
-            prefaces: Prefaces::default(),
-            shop: Shop {
+            proxy_headers: ProxyHeaders::default(),
+            io: IoContext {
                 pipes: PipePool::new(max_pipes, data.pipe_size),
                 scratch: vec![0; SCRATCH].into(),
                 splice_after: data.splice_after,
@@ -123,8 +123,8 @@ impl Worker {
         })
     }
 
-    pub(crate) fn inbox(&self) -> Arc<Inbox> {
-        self.inbox.clone()
+    pub(crate) fn mailbox(&self) -> Arc<Mailbox> {
+        self.mailbox.clone()
     }
 
     /// Works until it is ordered to end.
@@ -135,51 +135,51 @@ impl Worker {
         let mut reports = Vec::new();
         loop {
             self.poller.wait(self.patience(), &mut reports)?;
-            self.shop.now = Instant::now();
+            self.io.now = Instant::now();
             for &report in &reports {
                 self.handle(report);
             }
-            self.tend_mesh();
-            self.tend_prefaces();
+            self.poll_mesh();
+            self.poll_proxy_headers();
             for _ in 0..self.ready.len() {
-                if let Some(place) = self.ready.pop_front() {
-                    if let Some(entry) = self.sessions.get_mut(place.0 as usize) {
+                if let Some(slot) = self.ready.pop_front() {
+                    if let Some(entry) = self.sessions.get_mut(slot.0 as usize) {
                         entry.queued = false;
                     }
-                    self.drive(place);
+                    self.drive(slot);
                 }
             }
-            let due: Vec<_> = self.alarms.due(self.shop.now).collect();
-            for place in due {
+            let due: Vec<_> = self.deadlines.due(self.io.now).collect();
+            for slot in due {
                 // One that waits for its turn gets it there.
                 if self
                     .sessions
-                    .get(place.0 as usize)
+                    .get(slot.0 as usize)
                     .is_some_and(|e| !e.queued)
                 {
-                    self.drive(place);
+                    self.drive(slot);
                 }
             }
-            self.wake_doors();
+            self.wake_listeners();
             match self.shared.ordered() {
                 Order::Run => {}
                 Order::Drain => {
-                    self.close_doors();
+                    self.close_listeners();
                     // Hellos that are on their way are waited for; what else stands at the mesh
                     // port has its deadlines.
                     if self.sessions.is_empty()
-                        && self.arrivals.is_empty()
-                        && self.prefaces.is_empty()
-                        && self.inbox.close_if_empty()
+                        && self.inbound.is_empty()
+                        && self.proxy_headers.is_empty()
+                        && self.mailbox.close_if_empty()
                     {
                         return Ok(());
                     }
                 }
                 Order::Stop => {
-                    self.close_doors();
-                    let all: Vec<_> = self.sessions.iter().map(|(key, _)| place(key)).collect();
-                    for place in all {
-                        self.stop(place);
+                    self.close_listeners();
+                    let all: Vec<_> = self.sessions.iter().map(|(key, _)| slot(key)).collect();
+                    for slot in all {
+                        self.stop(slot);
                     }
                     return Ok(());
                 }
@@ -195,10 +195,10 @@ impl Worker {
         let resting = self.doors.values().filter_map(|d| d.resting_until).min();
         let mesh = [
             self.pools.next(),
-            self.arrivals.next(),
-            self.prefaces.next(),
+            self.inbound.next(),
+            self.proxy_headers.next(),
         ];
-        let next = [self.alarms.next(), resting]
+        let next = [self.deadlines.next(), resting]
             .into_iter()
             .chain(mesh)
             .flatten()
@@ -209,16 +209,16 @@ impl Worker {
     fn handle(&mut self, (token, readiness): Report) {
         match Token::decode(token) {
             Token::Waker => {
-                self.inbox.waker().clear();
-                for letter in self.inbox.take() {
-                    self.read(letter);
+                self.mailbox.waker().clear();
+                for message in self.mailbox.take() {
+                    self.read(message);
                 }
             }
             Token::Listener(door) => {
-                self.accept(DoorId(door));
+                self.accept(ListenerId(door));
             }
-            Token::Leg(place, generation, side) => {
-                let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
+            Token::Leg(slot, generation, side) => {
+                let Some(entry) = self.sessions.get_mut(slot.0 as usize) else {
                     return;
                 };
                 if entry.generation != generation {
@@ -226,35 +226,37 @@ impl Worker {
                 }
                 entry.session.handle(side, readiness);
                 if !std::mem::replace(&mut entry.queued, true) {
-                    self.ready.push_back(place);
+                    self.ready.push_back(slot);
                 }
             }
-            Token::Arrival(place, generation) => self.hear(place, generation, readiness),
-            Token::Spare(place, generation) => self.prepare(place, generation, readiness),
-            Token::Preface(place, generation) => self.read_header(place, generation, readiness),
+            Token::InboundConn(slot, generation) => {
+                self.on_mesh_readable(slot, generation, readiness)
+            }
+            Token::Spare(slot, generation) => self.prepare(slot, generation, readiness),
+            Token::ProxyHeader(slot, generation) => self.read_header(slot, generation, readiness),
         }
     }
 
-    fn read(&mut self, letter: Letter) {
-        match letter {
-            Letter::Resolved {
-                place,
+    fn read(&mut self, message: Message) {
+        match message {
+            Message::Resolved {
+                slot,
                 generation,
                 addrs,
-            } => self.resolved(place, generation, addrs),
-            Letter::NewKeys => self.drop_old_keys(),
-            Letter::Reloaded { setup, doors } => self.reload(setup, doors),
-            Letter::Syn {
+            } => self.resolved(slot, generation, addrs),
+            Message::NewKeys => self.drop_old_keys(),
+            Message::Reloaded { setup, doors } => self.reload(setup, doors),
+            Message::Syn {
                 connection,
                 forward,
-            } => self.foresee(connection, forward),
-            Letter::NoClient { connection } => self.forget(connection),
-            Letter::Client {
+            } => self.on_syn(connection, forward),
+            Message::NoClient { connection } => self.forget(connection),
+            Message::Client {
                 client,
                 addr,
                 route,
                 connection,
-            } => self.unite(client, addr, &route, connection),
+            } => self.join_early(client, addr, &route, connection),
         }
     }
 }

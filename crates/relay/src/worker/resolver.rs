@@ -5,10 +5,10 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::event::token::{Generation, Place};
+use crate::event::token::{Generation, Slot};
 use crate::net::addr::Destination;
 use crate::net::targets::{Addrs, look_up};
-use crate::worker::mailbox::{Inbox, Letter};
+use crate::worker::mailbox::{Mailbox, Message};
 
 /// Names that are looked up at one time.
 const THREADS: usize = 4;
@@ -27,8 +27,8 @@ pub(crate) struct Resolver(SyncSender<LookUp>);
 #[derive(Debug)]
 pub(crate) struct LookUp {
     pub(crate) destination: Destination,
-    pub(crate) inbox: Arc<Inbox>,
-    pub(crate) place: Place,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) slot: Slot,
     pub(crate) generation: Generation,
 }
 
@@ -74,8 +74,8 @@ fn work(queue: &Mutex<Receiver<LookUp>>, memory: &Memory) {
                 remember(memory, order.destination.clone(), addrs.clone());
             }),
         };
-        let _ = order.inbox.post(Letter::Resolved {
-            place: order.place,
+        let _ = order.mailbox.post(Message::Resolved {
+            slot: order.slot,
             generation: order.generation,
             addrs,
         });

@@ -5,12 +5,12 @@ use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 
-use crate::access::session_quota::Sources;
-use crate::early_syn::Table;
+use crate::access::session_quota::SessionQuota;
+use crate::early_syn::PendingTable;
 use crate::route::table::Setup;
 use crate::session_log::Recorder;
 use crate::turbo::route_metrics::Relays;
-use crate::worker::mailbox::Inbox;
+use crate::worker::mailbox::Mailbox;
 use crate::worker::resolver::Resolver;
 
 /// What a node tells its workers.
@@ -31,7 +31,7 @@ pub(crate) struct Shared {
     open: AtomicU32,
     pub(crate) max_sessions: AtomicU32,
     /// Sessions of each source.
-    pub(crate) sources: Arc<Sources>,
+    pub(crate) sources: Arc<SessionQuota>,
     /// One for each worker.
     pub(crate) workers: u32,
     /// What workers take over when they are told.
@@ -41,11 +41,11 @@ pub(crate) struct Shared {
     /// Where sessions are recorded when they have ended.
     pub(super) log: Option<Recorder>,
     /// Who has an onward leg for whom, when early SYN is on.
-    pub(crate) early: Option<Arc<Table>>,
+    pub(crate) early: Option<Arc<PendingTable>>,
     /// Which relays connect here, where that matters for routes.
     pub(crate) relays: Option<Arc<Relays>>,
     /// The workers', in their order.
-    inboxes: OnceLock<Vec<Arc<Inbox>>>,
+    mailboxes: OnceLock<Vec<Arc<Mailbox>>>,
 }
 
 // === impl Shared ===
@@ -54,10 +54,10 @@ impl Shared {
     pub(crate) fn new(
         workers: u32,
         max_sessions: u32,
-        sources: Arc<Sources>,
+        sources: Arc<SessionQuota>,
         setup: Setup,
         log: Option<Recorder>,
-        early: Option<Arc<Table>>,
+        early: Option<Arc<PendingTable>>,
         relays: Option<Arc<Relays>>,
     ) -> Self {
         let order = AtomicU8::new(Order::Run as u8);
@@ -72,14 +72,14 @@ impl Shared {
             log,
             early,
             relays,
-            inboxes: OnceLock::new(),
+            mailboxes: OnceLock::new(),
         }
     }
 
     /// Makes the workers known to each other.
-    pub(crate) fn introduce(&self, inboxes: Vec<Arc<Inbox>>) {
+    pub(crate) fn introduce(&self, mailboxes: Vec<Arc<Mailbox>>) {
         // They are introduced once.
-        let _ = self.inboxes.set(inboxes);
+        let _ = self.mailboxes.set(mailboxes);
     }
 
     /// The configuration at work.
@@ -99,8 +99,8 @@ impl Shared {
         }
     }
 
-    pub(super) fn inboxes(&self) -> &[Arc<Inbox>] {
-        self.inboxes.get().map_or(&[], Vec::as_slice)
+    pub(super) fn mailboxes(&self) -> &[Arc<Mailbox>] {
+        self.mailboxes.get().map_or(&[], Vec::as_slice)
     }
 
     /// One worker's part of a figure that is the whole node's; at least 1 of at least 1.

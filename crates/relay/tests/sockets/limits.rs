@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use taut_relay::access::{SourcePrefix, Sources};
-use taut_relay::outcome::refusal::Refused;
+use taut_relay::outcome::refusal::ClientRefusal;
 use taut_relay::outcome::session_end::End;
 
 use crate::rig::*;
@@ -15,13 +15,15 @@ fn prefixes(texts: &[&str]) -> Vec<SourcePrefix> {
 }
 
 /// A client that is turned away.
-fn expect_refusal(rig: &Rig, cause: Refused, so_far: u64) {
+fn expect_refusal(rig: &Rig, cause: ClientRefusal, so_far: u64) {
     let mut client = TcpStream::connect(rig.relay_addr()).unwrap();
     client.set_read_timeout(Some(PATIENCE)).unwrap();
     assert_eq!(read_to_rst(&mut client), b"");
     let metrics = rig.node.metrics();
     wait_until("the count", || metrics.refused(cause) == so_far + 1);
-    let all = Refused::ALL.into_iter().map(|cause| metrics.refused(cause));
+    let all = ClientRefusal::ALL
+        .into_iter()
+        .map(|cause| metrics.refused(cause));
     assert_eq!(all.sum::<u64>(), so_far + 1);
 }
 
@@ -31,13 +33,13 @@ fn a_source_has_no_more_sessions_than_it_may() {
         config.max_sessions_per_source = Some(2);
     });
     let mut pairs = vec![rig.pair(), rig.pair()];
-    expect_refusal(&rig, Refused::SourceLimit, 0);
+    expect_refusal(&rig, ClientRefusal::SourceLimit, 0);
     // The place of one that ended is free again.
     let (client, server) = pairs.remove(0);
     drop((client, server));
     wait_until("the session's end", || rig.node.metrics().sessions() == 1);
     pairs.push(rig.pair());
-    expect_refusal(&rig, Refused::SourceLimit, 1);
+    expect_refusal(&rig, ClientRefusal::SourceLimit, 1);
 }
 
 #[test]
@@ -48,7 +50,7 @@ fn a_client_that_is_refused_for_want_of_room_leaves_no_trace_in_its_sources_coun
     });
     let pair = rig.pair();
     for refused in 0..3 {
-        expect_refusal(&rig, Refused::Full, refused);
+        expect_refusal(&rig, ClientRefusal::Full, refused);
     }
     drop(pair);
     wait_until("the session's end", || rig.node.metrics().sessions() == 0);
@@ -61,11 +63,11 @@ fn only_listed_sources_get_in() {
         config.forwards[0].sources =
             Sources::new(Some(prefixes(&["10.0.0.0/8"])), Vec::new()).unwrap();
     });
-    expect_refusal(&rig, Refused::SourceNotListed, 0);
+    expect_refusal(&rig, ClientRefusal::SourceNotListed, 0);
     let rig = Rig::with(Path::Both, |config| {
         config.forwards[0].sources = Sources::new(None, prefixes(&["127.0.0.0/8"])).unwrap();
     });
-    expect_refusal(&rig, Refused::SourceDenied, 0);
+    expect_refusal(&rig, ClientRefusal::SourceDenied, 0);
     let rig = Rig::with(Path::Both, |config| {
         config.forwards[0].sources =
             Sources::new(Some(prefixes(&["127.0.0.1"])), prefixes(&["127.0.0.2"])).unwrap();
@@ -94,7 +96,7 @@ fn a_listener_that_nobody_may_use_does_not_reach_the_destination() {
     let rig = Rig::to(server, Path::Both, |config| {
         config.forwards[0].sources = Sources::new(Some(Vec::new()), Vec::new()).unwrap();
     });
-    expect_refusal(&rig, Refused::SourceNotListed, 0);
+    expect_refusal(&rig, ClientRefusal::SourceNotListed, 0);
     let error = rig.server.accept().unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
 }

@@ -13,7 +13,7 @@ use taut_relay::access::Sources;
 use taut_relay::config::{Config, Forward, MeshConfig};
 use taut_relay::net::addr::Destination;
 use taut_relay::node::Node;
-use taut_relay::outcome::refusal::Refused;
+use taut_relay::outcome::refusal::ClientRefusal;
 use taut_relay::outcome::session_end::End;
 use taut_relay::session_log::Target as LogTarget;
 
@@ -403,7 +403,7 @@ fn sessions_from_the_mesh_are_counted_under_the_client_that_the_hello_names() {
     let (mut server, _) = mesh.server.accept().unwrap();
     server.set_read_timeout(Some(PATIENCE)).unwrap();
     assert_eq!(read_to_the_end(&mut ask("192.0.2.1:1001")), b"");
-    assert_eq!(mesh.far.metrics().refused(Refused::SourceLimit), 1);
+    assert_eq!(mesh.far.metrics().refused(ClientRefusal::SourceLimit), 1);
     // Another client of the same relay is another source.
     let mut second = ask("192.0.2.2:1000");
     let (mut other, _) = mesh.server.accept().unwrap();
@@ -425,7 +425,7 @@ fn a_relay_from_elsewhere_is_not_even_heard() {
     assert_eq!(read_to_the_end(&mut peer), b"");
     let metrics = mesh.far.metrics();
     wait_until("the count", || {
-        metrics.refused(Refused::SourceNotListed) > 0
+        metrics.refused(ClientRefusal::SourceNotListed) > 0
     });
     assert_eq!(metrics.mesh_rejected(), 0);
 }
@@ -616,7 +616,7 @@ fn silence_at_the_mesh_port_has_an_end() {
     let mesh = Mesh::with(
         |_| {},
         |far| {
-            let times = &mut far.mesh.as_mut().unwrap().arrivals.times;
+            let times = &mut far.mesh.as_mut().unwrap().inbound.times;
             times.handshake = Duration::from_millis(100);
             times.hello = Duration::from_millis(100);
         },
@@ -752,7 +752,7 @@ fn a_full_mesh_port_is_not_hammered() {
         },
         |far| {
             far.workers = Some(1);
-            far.mesh.as_mut().unwrap().arrivals.max_ready = 2;
+            far.mesh.as_mut().unwrap().inbound.max_ready = 2;
         },
     );
     mesh.wait_for_pool();
@@ -811,7 +811,7 @@ fn a_burst_of_sessions_does_not_undo_its_own_connections() {
         |far| {
             far.workers = Some(1);
             far.max_sessions = Some(SESSIONS as u32);
-            far.mesh.as_mut().unwrap().arrivals.max_unproven = 256;
+            far.mesh.as_mut().unwrap().inbound.max_unproven = 256;
         },
     );
     let patience = rustix::net::sockopt::Timeout::Recv;
@@ -857,7 +857,7 @@ fn an_outsider_displaces_its_own_connections_and_no_others() {
         },
         |far| {
             far.workers = Some(1);
-            far.mesh.as_mut().unwrap().arrivals.max_unproven = KEPT as u32;
+            far.mesh.as_mut().unwrap().inbound.max_unproven = KEPT as u32;
         },
     );
     let port = mesh.far.mesh_addrs()[0].0;

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use taut_relay::access::Sources;
 use taut_relay::config::{Config, Forward};
 use taut_relay::node::{Node, StartError};
-use taut_relay::outcome::refusal::Refused;
+use taut_relay::outcome::refusal::ClientRefusal;
 use taut_relay::outcome::session_end::End;
 
 use crate::rig::*;
@@ -190,7 +190,7 @@ fn limits_and_lists_hold_for_those_who_come_afterwards() {
     let mut third = TcpStream::connect(relay).unwrap();
     third.set_read_timeout(Some(PATIENCE)).unwrap();
     assert_eq!(read_to_rst(&mut third), b"");
-    assert_eq!(node.metrics().refused(Refused::SourceLimit), 1);
+    assert_eq!(node.metrics().refused(ClientRefusal::SourceLimit), 1);
 
     let mut nobody = config(vec![forward("127.0.0.1:0", addr)]);
     nobody.forwards[0].sources = Sources::new(Some(Vec::new()), Vec::new()).unwrap();
@@ -198,7 +198,7 @@ fn limits_and_lists_hold_for_those_who_come_afterwards() {
     let metrics = node.metrics();
     wait_until("a refusal", || {
         drop(TcpStream::connect(relay));
-        metrics.refused(Refused::SourceNotListed) > 0
+        metrics.refused(ClientRefusal::SourceNotListed) > 0
     });
     for (client, far) in open {
         complete(client, far);

@@ -16,112 +16,142 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn at(d: &Destinations, addr: &str) -> Verdict {
+fn at(d: &Destinations, addr: &str) -> DestinationVerdict {
     d.check_addr(addr.parse().unwrap(), None)
 }
 
-fn by_name(d: &Destinations, addr: &str, name: &str) -> Verdict {
+fn by_name(d: &Destinations, addr: &str, name: &str) -> DestinationVerdict {
     d.check_addr(addr.parse().unwrap(), Some(name))
 }
 
 #[test]
 fn without_a_rule_nothing_is_allowed() {
     let d = Destinations::default();
-    assert_eq!(d.check_name("example.org", 443), Verdict::NotListed);
-    assert_eq!(at(&d, "1.1.1.1:443"), Verdict::NotListed);
-    assert_eq!(at(&d, "127.0.0.1:443"), Verdict::Loopback);
+    assert_eq!(
+        d.check_name("example.org", 443),
+        DestinationVerdict::NotListed
+    );
+    assert_eq!(at(&d, "1.1.1.1:443"), DestinationVerdict::NotListed);
+    assert_eq!(at(&d, "127.0.0.1:443"), DestinationVerdict::Loopback);
 }
 
 #[test]
 fn a_star_means_public_addresses_and_its_ports_only() {
     let d = allow(&["*:443"]);
-    assert_eq!(d.check_name("example.org", 443), Verdict::Allowed);
-    assert_eq!(at(&d, "1.1.1.1:443"), Verdict::Allowed);
-    assert_eq!(at(&d, "[2606:4700::1111]:443"), Verdict::Allowed);
-    assert_eq!(at(&d, "1.1.1.1:80"), Verdict::NotListed);
-    assert_eq!(d.check_name("example.org", 80), Verdict::NotListed);
-    assert_eq!(at(&d, "10.0.0.1:443"), Verdict::NotPublic);
-    assert_eq!(at(&d, "[fd12::1]:443"), Verdict::NotPublic);
-    assert_eq!(at(&d, "169.254.169.254:443"), Verdict::Metadata);
+    assert_eq!(
+        d.check_name("example.org", 443),
+        DestinationVerdict::Allowed
+    );
+    assert_eq!(at(&d, "1.1.1.1:443"), DestinationVerdict::Allowed);
+    assert_eq!(at(&d, "[2606:4700::1111]:443"), DestinationVerdict::Allowed);
+    assert_eq!(at(&d, "1.1.1.1:80"), DestinationVerdict::NotListed);
+    assert_eq!(
+        d.check_name("example.org", 80),
+        DestinationVerdict::NotListed
+    );
+    assert_eq!(at(&d, "10.0.0.1:443"), DestinationVerdict::NotPublic);
+    assert_eq!(at(&d, "[fd12::1]:443"), DestinationVerdict::NotPublic);
+    assert_eq!(at(&d, "169.254.169.254:443"), DestinationVerdict::Metadata);
 }
 
 #[test]
 fn a_name_that_turns_to_an_inner_address_is_caught() {
     let d = allow(&["example.org:443", "*.corp.example:443"]);
-    assert_eq!(d.check_name("EXAMPLE.org.", 443), Verdict::Allowed);
-    assert_eq!(by_name(&d, "1.1.1.1:443", "Example.org."), Verdict::Allowed);
+    assert_eq!(
+        d.check_name("EXAMPLE.org.", 443),
+        DestinationVerdict::Allowed
+    );
+    assert_eq!(
+        by_name(&d, "1.1.1.1:443", "Example.org."),
+        DestinationVerdict::Allowed
+    );
     assert_eq!(
         by_name(&d, "127.0.0.1:443", "example.org"),
-        Verdict::Loopback
+        DestinationVerdict::Loopback
     );
     assert_eq!(
         by_name(&d, "10.0.0.1:443", "example.org"),
-        Verdict::NotPublic
+        DestinationVerdict::NotPublic
     );
     assert_eq!(
         by_name(&d, "10.0.0.1:443", "db.corp.example"),
-        Verdict::NotPublic
+        DestinationVerdict::NotPublic
     );
     // The address alone was never allowed.
-    assert_eq!(at(&d, "1.1.1.1:443"), Verdict::NotListed);
+    assert_eq!(at(&d, "1.1.1.1:443"), DestinationVerdict::NotListed);
     assert_eq!(
         by_name(&d, "1.1.1.1:443", "corp.example"),
-        Verdict::NotListed
+        DestinationVerdict::NotListed
     );
     assert_eq!(
         by_name(&d, "1.1.1.1:443", "badcorp.example"),
-        Verdict::NotListed
+        DestinationVerdict::NotListed
     );
-    assert_eq!(by_name(&d, "1.1.1.1:443", "127.1"), Verdict::NotAName);
+    assert_eq!(
+        by_name(&d, "1.1.1.1:443", "127.1"),
+        DestinationVerdict::NotAName
+    );
 }
 
 #[test]
 fn a_name_may_lead_into_a_prefix_that_is_allowed() {
     let d = allow(&["10.0.0.0/8:5432"]);
-    assert_eq!(d.check_name("db.corp.example", 5432), Verdict::Allowed);
+    assert_eq!(
+        d.check_name("db.corp.example", 5432),
+        DestinationVerdict::Allowed
+    );
     assert_eq!(
         by_name(&d, "10.1.2.3:5432", "db.corp.example"),
-        Verdict::Allowed
+        DestinationVerdict::Allowed
     );
     assert_eq!(
         by_name(&d, "11.1.2.3:5432", "db.corp.example"),
-        Verdict::NotListed
+        DestinationVerdict::NotListed
     );
-    assert_eq!(d.check_name("db.corp.example", 22), Verdict::NotListed);
+    assert_eq!(
+        d.check_name("db.corp.example", 22),
+        DestinationVerdict::NotListed
+    );
 }
 
 #[test]
 fn only_a_prefix_as_narrow_as_the_block_opens_it() {
     let wide = allow(&["0.0.0.0/0:*", "[::]/0:*", "*:*", "localhost:*"]);
     for (addr, verdict) in [
-        ("0.0.0.0:80", Verdict::Unspecified),
-        ("127.0.0.1:80", Verdict::Loopback),
-        ("[::1]:80", Verdict::Loopback),
-        ("[::]:80", Verdict::Unspecified),
-        ("169.254.1.1:80", Verdict::LinkLocal),
-        ("[fe80::1]:80", Verdict::LinkLocal),
-        ("[fd00:ec2::254]:80", Verdict::Metadata),
-        ("100.100.100.200:80", Verdict::Metadata),
-        ("168.63.129.16:80", Verdict::Metadata),
-        ("224.0.0.1:80", Verdict::Multicast),
-        ("255.255.255.255:80", Verdict::Broadcast),
-        ("250.0.0.1:80", Verdict::Reserved),
+        ("0.0.0.0:80", DestinationVerdict::Unspecified),
+        ("127.0.0.1:80", DestinationVerdict::Loopback),
+        ("[::1]:80", DestinationVerdict::Loopback),
+        ("[::]:80", DestinationVerdict::Unspecified),
+        ("169.254.1.1:80", DestinationVerdict::LinkLocal),
+        ("[fe80::1]:80", DestinationVerdict::LinkLocal),
+        ("[fd00:ec2::254]:80", DestinationVerdict::Metadata),
+        ("100.100.100.200:80", DestinationVerdict::Metadata),
+        ("168.63.129.16:80", DestinationVerdict::Metadata),
+        ("224.0.0.1:80", DestinationVerdict::Multicast),
+        ("255.255.255.255:80", DestinationVerdict::Broadcast),
+        ("250.0.0.1:80", DestinationVerdict::Reserved),
     ] {
         assert_eq!(at(&wide, addr), verdict, "{addr}");
         assert_eq!(by_name(&wide, addr, "localhost"), verdict, "{addr}");
     }
     // But it does mean every ordinary address.
-    assert_eq!(at(&wide, "10.0.0.1:80"), Verdict::Allowed);
+    assert_eq!(at(&wide, "10.0.0.1:80"), DestinationVerdict::Allowed);
 
     let narrow = allow(&["127.0.0.0/8:80", "169.254.0.0/16:80", "127.9.0.0/16:81"]);
-    assert_eq!(at(&narrow, "127.0.0.1:80"), Verdict::Allowed);
-    assert_eq!(at(&narrow, "127.0.0.1:81"), Verdict::Loopback);
-    assert_eq!(at(&narrow, "127.9.0.1:81"), Verdict::Allowed);
-    assert_eq!(at(&narrow, "169.254.1.1:80"), Verdict::Allowed);
+    assert_eq!(at(&narrow, "127.0.0.1:80"), DestinationVerdict::Allowed);
+    assert_eq!(at(&narrow, "127.0.0.1:81"), DestinationVerdict::Loopback);
+    assert_eq!(at(&narrow, "127.9.0.1:81"), DestinationVerdict::Allowed);
+    assert_eq!(at(&narrow, "169.254.1.1:80"), DestinationVerdict::Allowed);
     // Link-local was named; this very address was not.
-    assert_eq!(at(&narrow, "169.254.169.254:80"), Verdict::Metadata);
+    assert_eq!(
+        at(&narrow, "169.254.169.254:80"),
+        DestinationVerdict::Metadata
+    );
     let explicit = allow(&["169.254.169.254:80"]);
-    assert_eq!(at(&explicit, "169.254.169.254:80"), Verdict::Allowed);
+    assert_eq!(
+        at(&explicit, "169.254.169.254:80"),
+        DestinationVerdict::Allowed
+    );
 }
 
 #[test]
@@ -137,39 +167,54 @@ fn this_machine_and_the_mesh_are_not_reached_by_accident() {
         "9.9.9.0/24".parse().unwrap(),
         "::ffff:7.7.7.7/128".parse().unwrap(),
     ]);
-    assert_eq!(at(&d, "198.41.0.4:80"), Verdict::Own);
-    assert_eq!(at(&d, "198.41.0.5:80"), Verdict::Allowed);
-    assert_eq!(at(&d, "[64:ff9b::198.41.0.4]:80"), Verdict::Own);
-    assert_eq!(at(&d, "8.8.8.8:53"), Verdict::Allowed);
-    assert_eq!(at(&d, "8.8.8.8:54"), Verdict::Own);
-    assert_eq!(at(&d, "9.9.9.9:80"), Verdict::MeshInternal);
-    assert_eq!(at(&d, "7.7.7.7:80"), Verdict::MeshInternal);
-    assert_eq!(at(&d, "127.0.0.1:9"), Verdict::Allowed);
+    assert_eq!(at(&d, "198.41.0.4:80"), DestinationVerdict::Own);
+    assert_eq!(at(&d, "198.41.0.5:80"), DestinationVerdict::Allowed);
+    assert_eq!(at(&d, "[64:ff9b::198.41.0.4]:80"), DestinationVerdict::Own);
+    assert_eq!(at(&d, "8.8.8.8:53"), DestinationVerdict::Allowed);
+    assert_eq!(at(&d, "8.8.8.8:54"), DestinationVerdict::Own);
+    assert_eq!(at(&d, "9.9.9.9:80"), DestinationVerdict::MeshInternal);
+    assert_eq!(at(&d, "7.7.7.7:80"), DestinationVerdict::MeshInternal);
+    assert_eq!(at(&d, "127.0.0.1:9"), DestinationVerdict::Allowed);
 }
 
 #[test]
 fn a_denial_wins_over_every_permission() {
     let deny = rules(&["*:25", "1.1.1.0/24:*", "*.evil.example:*"]);
     let d = Destinations::new(rules(&["*:*", "10.0.0.0/8:*", "1.1.1.1:443"]), deny).unwrap();
-    assert_eq!(at(&d, "1.1.1.1:443"), Verdict::DeniedRule);
-    assert_eq!(at(&d, "[64:ff9b::1.1.1.1]:443"), Verdict::DeniedRule);
-    assert_eq!(at(&d, "10.0.0.1:25"), Verdict::DeniedRule);
-    assert_eq!(d.check_name("a.EVIL.example.", 80), Verdict::DeniedRule);
+    assert_eq!(at(&d, "1.1.1.1:443"), DestinationVerdict::DeniedRule);
+    assert_eq!(
+        at(&d, "[64:ff9b::1.1.1.1]:443"),
+        DestinationVerdict::DeniedRule
+    );
+    assert_eq!(at(&d, "10.0.0.1:25"), DestinationVerdict::DeniedRule);
+    assert_eq!(
+        d.check_name("a.EVIL.example.", 80),
+        DestinationVerdict::DeniedRule
+    );
     assert_eq!(
         by_name(&d, "2.2.2.2:80", "a.evil.example"),
-        Verdict::DeniedRule
+        DestinationVerdict::DeniedRule
     );
-    assert_eq!(d.check_name("example.org", 25), Verdict::DeniedRule);
-    assert_eq!(by_name(&d, "2.2.2.2:80", "evil.example"), Verdict::Allowed);
+    assert_eq!(
+        d.check_name("example.org", 25),
+        DestinationVerdict::DeniedRule
+    );
+    assert_eq!(
+        by_name(&d, "2.2.2.2:80", "evil.example"),
+        DestinationVerdict::Allowed
+    );
 }
 
 #[test]
 fn an_address_in_place_of_a_name_is_judged_as_an_address() {
     let d = allow(&["*:*"]);
-    assert_eq!(d.check_name("127.0.0.1", 80), Verdict::Loopback);
-    assert_eq!(d.check_name("[::1]", 80), Verdict::Loopback);
-    assert_eq!(d.check_name("::ffff:127.0.0.1", 80), Verdict::Loopback);
-    assert_eq!(d.check_name("1.1.1.1", 80), Verdict::Allowed);
+    assert_eq!(d.check_name("127.0.0.1", 80), DestinationVerdict::Loopback);
+    assert_eq!(d.check_name("[::1]", 80), DestinationVerdict::Loopback);
+    assert_eq!(
+        d.check_name("::ffff:127.0.0.1", 80),
+        DestinationVerdict::Loopback
+    );
+    assert_eq!(d.check_name("1.1.1.1", 80), DestinationVerdict::Allowed);
     for host in [
         "127.1",
         "0x7f000001",
@@ -179,20 +224,36 @@ fn an_address_in_place_of_a_name_is_judged_as_an_address() {
         "::1%lo",
         "",
     ] {
-        assert_eq!(d.check_name(host, 80), Verdict::NotAName, "{host}");
+        assert_eq!(
+            d.check_name(host, 80),
+            DestinationVerdict::NotAName,
+            "{host}"
+        );
     }
-    assert_eq!(d.check_name("example.org", 0), Verdict::NotListed);
+    assert_eq!(
+        d.check_name("example.org", 0),
+        DestinationVerdict::NotListed
+    );
 }
 
 #[test]
 fn dns64_reaches_public_hosts_and_no_others() {
     let d = allow(&["example.org:443"]);
     let judge = |addr| by_name(&d, addr, "example.org");
-    assert_eq!(judge("[64:ff9b::1.1.1.1]:443"), Verdict::Allowed);
-    assert_eq!(judge("[64:ff9b::10.0.0.1]:443"), Verdict::NotPublic);
-    assert_eq!(judge("[64:ff9b::127.0.0.1]:443"), Verdict::Loopback);
+    assert_eq!(judge("[64:ff9b::1.1.1.1]:443"), DestinationVerdict::Allowed);
+    assert_eq!(
+        judge("[64:ff9b::10.0.0.1]:443"),
+        DestinationVerdict::NotPublic
+    );
+    assert_eq!(
+        judge("[64:ff9b::127.0.0.1]:443"),
+        DestinationVerdict::Loopback
+    );
     // A tunnel's address is not public, whatever is in it.
-    assert_eq!(judge("[2002:101:101::1]:443"), Verdict::NotPublic);
+    assert_eq!(
+        judge("[2002:101:101::1]:443"),
+        DestinationVerdict::NotPublic
+    );
 }
 
 #[test]
@@ -277,7 +338,7 @@ proptest! {
         let d = Destinations::new(rules(&["*:*", "0.0.0.0/0:*", "[::]/0:*", &format!("{v4}:*")]), deny).unwrap();
         for ip in spellings(v4, noise) {
             let verdict = d.check_addr(SocketAddr::new(ip, port), Some("example.org"));
-            prop_assert_eq!(verdict, Verdict::DeniedRule, "{}", ip);
+            prop_assert_eq!(verdict, DestinationVerdict::DeniedRule, "{}", ip);
         }
     }
 

@@ -11,7 +11,7 @@ fn ip(text: &str) -> IpAddr {
 
 #[test]
 fn a_source_gets_its_limit_and_a_place_back_when_a_session_ends() {
-    let sources = Sources::new(2);
+    let sources = SessionQuota::new(2);
     let a = ip("192.0.2.1");
     let first = sources.admit(a).unwrap();
     let second = sources.admit(a).unwrap();
@@ -28,7 +28,7 @@ fn a_source_gets_its_limit_and_a_place_back_when_a_session_ends() {
 
 #[test]
 fn a_64_is_one_source_and_so_are_the_spellings_of_an_ipv4_address() {
-    let sources = Sources::new(1);
+    let sources = SessionQuota::new(1);
     let _one = sources.admit(ip("2001:db8::1")).unwrap();
     assert!(sources.admit(ip("2001:db8::ffff:1")).is_none());
     let _two = sources.admit(ip("2001:db8:0:1::1")).unwrap();
@@ -41,7 +41,7 @@ fn a_64_is_one_source_and_so_are_the_spellings_of_an_ipv4_address() {
 
 #[test]
 fn a_lower_limit_keeps_who_is_in() {
-    let sources = Sources::new(UNLIMITED);
+    let sources = SessionQuota::new(UNLIMITED);
     let a = ip("192.0.2.1");
     let inside: Vec<_> = (0..5).map(|_| sources.admit(a).unwrap()).collect();
     sources.set_limit(3);
@@ -55,7 +55,7 @@ fn a_lower_limit_keeps_who_is_in() {
 
 #[test]
 fn a_flood_of_sources_leaves_nothing_behind() {
-    let sources = Sources::new(1);
+    let sources = SessionQuota::new(1);
     let flood: Vec<_> = (0..100_000u32)
         .map(|i| sources.admit(Ipv4Addr::from(i).into()).unwrap())
         .collect();
@@ -71,7 +71,7 @@ fn a_flood_of_sources_leaves_nothing_behind() {
 
 #[test]
 fn threads_never_exceed_the_limit_together() {
-    let sources = Sources::new(3);
+    let sources = SessionQuota::new(3);
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -91,7 +91,7 @@ fn threads_never_exceed_the_limit_together() {
 fn what_an_admission_costs() {
     const ROUNDS: u32 = 200_000;
     for threads in [1u32, 2] {
-        let sources = Sources::new(UNLIMITED);
+        let sources = SessionQuota::new(UNLIMITED);
         let start = Instant::now();
         std::thread::scope(|scope| {
             for t in 0..threads {
@@ -114,7 +114,7 @@ proptest! {
     fn counts_are_what_a_plain_table_counts(
         steps in prop::collection::vec((0u8..6, any::<bool>()), 0..200), limit in 1u32..4,
     ) {
-        let sources = Sources::new(limit);
+        let sources = SessionQuota::new(limit);
         let mut open: Vec<Vec<Permit>> = (0..6).map(|_| Vec::new()).collect();
         for (who, comes) in steps {
             let addr = IpAddr::from([192, 0, 2, who]);

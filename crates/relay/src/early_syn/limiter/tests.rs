@@ -45,7 +45,7 @@ fn limiter(adjust: impl FnOnce(&mut Limits)) -> Limiter {
 
 /// The `n`th SYN of each client in `clients`, in order: how many are admitted.
 fn admitted(limiter: &mut Limiter, syns: impl Iterator<Item = SynEvent>, now: Instant) -> usize {
-    syns.filter(|syn| limiter.admit(syn, now) == Verdict::Admit)
+    syns.filter(|syn| limiter.admit(syn, now) == Admission::Admit)
         .count()
 }
 
@@ -53,14 +53,14 @@ fn admitted(limiter: &mut Limiter, syns: impl Iterator<Item = SynEvent>, now: In
 fn a_retransmission_of_a_pending_syn_is_merged_and_does_not_make_its_life_longer() {
     let mut limiter = limiter(|_| {});
     let start = Instant::now();
-    assert_eq!(limiter.admit(&syn(1), start), Verdict::Admit);
+    assert_eq!(limiter.admit(&syn(1), start), Admission::Admit);
     assert_eq!(limiter.next_deadline(), Some(start + ms(3000)));
-    assert_eq!(limiter.admit(&syn(1), start + ms(1000)), Verdict::Merged);
+    assert_eq!(limiter.admit(&syn(1), start + ms(1000)), Admission::Merged);
     assert_eq!(limiter.expire(start + ms(2999)), []);
     assert_eq!(limiter.expire(start + ms(3000)), [syn(1).connection()]);
     assert_eq!(limiter.next_deadline(), None);
     assert_eq!(limiter.pending(), 0);
-    assert_eq!(limiter.admit(&syn(1), start + ms(3001)), Verdict::Admit);
+    assert_eq!(limiter.admit(&syn(1), start + ms(3001)), Admission::Admit);
     let counts = limiter.counts();
     assert_eq!((counts.admitted, counts.merged, counts.expired), (2, 1, 1));
 }
@@ -69,8 +69,8 @@ fn a_retransmission_of_a_pending_syn_is_merged_and_does_not_make_its_life_longer
 fn a_settled_connection_makes_room_once() {
     let mut limiter = limiter(|l| l.pending = 1);
     let now = Instant::now();
-    assert_eq!(limiter.admit(&syn(1), now), Verdict::Admit);
-    assert_eq!(limiter.admit(&syn(2), now), Verdict::TooManyPending);
+    assert_eq!(limiter.admit(&syn(1), now), Admission::Admit);
+    assert_eq!(limiter.admit(&syn(2), now), Admission::TooManyPending);
     // Whichever way the worker has learnt its addresses.
     let mapped = |addr: &str| addr.parse::<SocketAddr>().unwrap();
     let accepted = FourTuple::new(
@@ -79,7 +79,7 @@ fn a_settled_connection_makes_room_once() {
     );
     assert!(limiter.settled(accepted));
     assert!(!limiter.settled(accepted));
-    assert_eq!(limiter.admit(&syn(2), now), Verdict::Admit);
+    assert_eq!(limiter.admit(&syn(2), now), Admission::Admit);
     assert_eq!(limiter.counts().settled, 1);
 }
 
@@ -88,8 +88,8 @@ fn an_accept_that_came_first_makes_the_syn_late_for_a_while() {
     let mut limiter = limiter(|l| l.accepted_remembered = 2);
     let now = Instant::now();
     limiter.accepted_without(syn(1).connection(), now);
-    assert_eq!(limiter.admit(&syn(1), now + ms(999)), Verdict::Late);
-    assert_eq!(limiter.admit(&syn(1), now + ms(1000)), Verdict::Admit);
+    assert_eq!(limiter.admit(&syn(1), now + ms(999)), Admission::Late);
+    assert_eq!(limiter.admit(&syn(1), now + ms(1000)), Admission::Admit);
 
     // Bounded: the oldest is forgotten, and that is counted.
     let now = now + ms(2000);
@@ -97,7 +97,10 @@ fn an_accept_that_came_first_makes_the_syn_late_for_a_while() {
         limiter.accepted_without(syn(n).connection(), now + ms(u64::from(n)));
     }
     let verdicts = [10, 11, 12].map(|n| limiter.admit(&syn(n), now + ms(100)));
-    assert_eq!(verdicts, [Verdict::Admit, Verdict::Late, Verdict::Late]);
+    assert_eq!(
+        verdicts,
+        [Admission::Admit, Admission::Late, Admission::Late]
+    );
     assert_eq!(limiter.counts().accepted_forgotten, 1);
 }
 
@@ -108,14 +111,14 @@ fn nothing_is_admitted_while_cookies_are_sent_and_some_time_after() {
     let at = |s| start + Duration::from_secs(s);
     // What was sent before this process looked is no sign of a flood now.
     limiter.note_cookies(500, start);
-    assert_eq!(limiter.admit(&syn(1), start), Verdict::Admit);
+    assert_eq!(limiter.admit(&syn(1), start), Admission::Admit);
     for s in 1..5 {
         limiter.note_cookies(500 + s, at(s));
-        assert_eq!(limiter.admit(&syn(2), at(s)), Verdict::CookiesActive);
+        assert_eq!(limiter.admit(&syn(2), at(s)), Admission::CookiesActive);
     }
     limiter.note_cookies(504, at(5));
-    assert_eq!(limiter.admit(&syn(2), at(13)), Verdict::CookiesActive);
-    assert_eq!(limiter.admit(&syn(2), at(14)), Verdict::Admit);
+    assert_eq!(limiter.admit(&syn(2), at(13)), Admission::CookiesActive);
+    assert_eq!(limiter.admit(&syn(2), at(14)), Admission::Admit);
     // What is pending still lives and ends as ever.
     assert_eq!(limiter.expire(at(5)), [syn(1).connection()]);
 }
@@ -137,7 +140,7 @@ fn one_prefix_gets_its_share_and_takes_none_from_others() {
     let counts = limiter.counts();
     assert_eq!(counts.over_source_rate, 216);
     assert_eq!(counts.over_destination_rate, 40);
-    assert_eq!(limiter.admit(&syn_to(1 << 16, 1), now), Verdict::Admit);
+    assert_eq!(limiter.admit(&syn_to(1 << 16, 1), now), Admission::Admit);
 }
 
 #[test]
@@ -151,13 +154,13 @@ fn prefixes_are_slash_24_and_slash_48() {
         };
         limiter.admit(&syn, now)
     };
-    assert_eq!(verdict("198.51.100.1"), Verdict::Admit);
-    assert_eq!(verdict("198.51.100.255"), Verdict::OverSourceRate);
-    assert_eq!(verdict("198.51.101.1"), Verdict::Admit);
-    assert_eq!(verdict("[2001:db8:1::1]"), Verdict::Admit);
-    assert_eq!(verdict("[2001:db8:1:ffff::1]"), Verdict::OverSourceRate);
-    assert_eq!(verdict("[2001:db8:2::1]"), Verdict::Admit);
-    assert_eq!(verdict("[::ffff:198.51.101.2]"), Verdict::OverSourceRate);
+    assert_eq!(verdict("198.51.100.1"), Admission::Admit);
+    assert_eq!(verdict("198.51.100.255"), Admission::OverSourceRate);
+    assert_eq!(verdict("198.51.101.1"), Admission::Admit);
+    assert_eq!(verdict("[2001:db8:1::1]"), Admission::Admit);
+    assert_eq!(verdict("[2001:db8:1:ffff::1]"), Admission::OverSourceRate);
+    assert_eq!(verdict("[2001:db8:2::1]"), Admission::Admit);
+    assert_eq!(verdict("[::ffff:198.51.101.2]"), Admission::OverSourceRate);
 }
 
 #[test]
@@ -172,7 +175,7 @@ fn a_flood_from_random_sources_does_not_wash_away_what_is_held_against_one() {
     let flood = (1..10_000).map(from_prefix);
     assert_eq!(admitted(&mut limiter, flood, now), 7 + 3);
     assert_eq!(limiter.counts().prefix_table_full, 10_000 - 1 - 7);
-    assert_eq!(limiter.admit(&syn(255), now), Verdict::OverSourceRate);
+    assert_eq!(limiter.admit(&syn(255), now), Admission::OverSourceRate);
     // Buckets that are full again make room; the one that is not stays.
     let later = now + ms(1000);
     let flood = (20_000..30_000).map(from_prefix);
@@ -269,8 +272,8 @@ proptest! {
                     }
                     let known = model.contains(&event.connection());
                     let verdict = limiter.admit(&event, now);
-                    prop_assert_eq!(verdict == Verdict::Merged, known);
-                    if verdict == Verdict::Admit {
+                    prop_assert_eq!(verdict == Admission::Merged, known);
+                    if verdict == Admission::Admit {
                         model.insert(event.connection());
                         admitted_at.push((now, Prefix::of(event.client.ip()), listener));
                     }

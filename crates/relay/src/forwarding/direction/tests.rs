@@ -3,7 +3,7 @@ use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 
 use super::*;
-use crate::forwarding::sim::{SimLeg, SimShop};
+use crate::forwarding::sim::{SimBuffers, SimLeg};
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -34,7 +34,7 @@ struct Bench {
     from: SimLeg,
     to: SimLeg,
     direction: Direction<crate::forwarding::sim::SimPipe>,
-    shop: SimShop,
+    io: SimBuffers,
     said: Vec<u8>,
     broken: bool,
 }
@@ -45,7 +45,7 @@ impl Bench {
             from: SimLeg::default(),
             to: SimLeg::default(),
             direction: Direction::new(),
-            shop: SimShop::new(splice_after, pipes, scratch),
+            io: SimBuffers::new(splice_after, pipes, scratch),
             said: Vec::new(),
             broken: false,
         }
@@ -83,7 +83,7 @@ impl Bench {
 
     fn turn(&mut self) {
         for _ in 0..10_000 {
-            match self.direction.turn(&self.from, &self.to, &mut self.shop) {
+            match self.direction.turn(&self.from, &self.to, &mut self.io) {
                 Ok(Turn::Yielded) => {}
                 Ok(Turn::Blocked | Turn::Ended) => return,
                 Err(Fault::From(_)) => {
@@ -124,7 +124,7 @@ proptest! {
         prop_assert_eq!(bench.to.fin_sent(), matches!(last, Event::End));
         prop_assert!(bench.direction.finished());
         prop_assert_eq!(bench.broken, matches!(last, Event::Reset));
-        prop_assert_eq!(bench.shop.lent, 0);
+        prop_assert_eq!(bench.io.lent, 0);
         prop_assert_eq!(bench.direction.moved(), bench.said.len() as u64);
     }
 }
@@ -149,9 +149,9 @@ fn a_pipe_is_held_only_while_bytes_are_in_it() {
     let mut bench = Bench::new(Some(0), 1, 16);
     bench.play(&Event::Room(10));
     bench.play(&Event::Arrive(20));
-    assert_eq!(bench.shop.lent, 1);
+    assert_eq!(bench.io.lent, 1);
     bench.play(&Event::Room(10));
-    assert_eq!(bench.shop.lent, 0);
+    assert_eq!(bench.io.lent, 0);
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn a_long_stream_yields_to_others() {
     }
     let turn = bench
         .direction
-        .turn(&bench.from, &bench.to, &mut bench.shop)
+        .turn(&bench.from, &bench.to, &mut bench.io)
         .unwrap();
     assert_eq!(turn, Turn::Yielded);
     assert_eq!(bench.direction.moved(), TURN);
@@ -179,8 +179,6 @@ fn a_sink_that_fails_is_told_from_a_source_that_fails() {
     bench.to.fail(Errno::PIPE);
     let ready = bench.from.arrive(b"x");
     bench.direction.handle_source(ready);
-    let fault = bench
-        .direction
-        .turn(&bench.from, &bench.to, &mut bench.shop);
+    let fault = bench.direction.turn(&bench.from, &bench.to, &mut bench.io);
     assert_eq!(fault, Err(Fault::To(Errno::PIPE)));
 }

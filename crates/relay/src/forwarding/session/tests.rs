@@ -1,13 +1,13 @@
 //! Sessions in virtual time.
 
 use super::*;
-use crate::forwarding::sim::{SimLeg, SimShop};
+use crate::forwarding::sim::{SimBuffers, SimLeg};
 
 const ROOM: usize = 1 << 20;
 
 struct Bench {
     session: Session<SimLeg>,
-    shop: SimShop,
+    io: SimBuffers,
     timeouts: Timeouts,
     start: Instant,
     now: Instant,
@@ -22,7 +22,7 @@ impl Bench {
         session.dialled(SimLeg::default(), now + timeouts.connect);
         Self {
             session,
-            shop: SimShop::new(Some(8), 4, 16),
+            io: SimBuffers::new(Some(8), 4, 16),
             timeouts,
             start: now,
             now,
@@ -51,7 +51,7 @@ impl Bench {
     }
 
     fn drive(&mut self) -> Step {
-        self.session.drive(self.now, &self.timeouts, &mut self.shop)
+        self.session.drive(self.now, &self.timeouts, &mut self.io)
     }
 
     /// Lets time pass to the session's next deadline and drives it.
@@ -374,13 +374,13 @@ fn a_reader_that_takes_nothing_keeps_no_pipe() {
     assert_eq!(bench.drive(), Step::Wait);
     bench.report(Side::Onward, |leg| leg.arrive(&[2; 8]));
     assert_eq!(bench.drive(), Step::Wait);
-    assert_eq!(bench.shop.lent, 1);
+    assert_eq!(bench.io.lent, 1);
     for _ in 0..3 {
         if bench.session.deadline(&bench.timeouts).is_some() {
             assert_eq!(bench.run_to_deadline(), Step::Wait);
         }
     }
-    assert_eq!(bench.shop.lent, 0);
+    assert_eq!(bench.io.lent, 0);
     bench.report(Side::Client, |leg| leg.make_room(ROOM));
     assert_eq!(bench.drive(), Step::Wait);
     let expected = [[1; 8], [2; 8]].concat();

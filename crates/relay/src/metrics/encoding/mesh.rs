@@ -8,7 +8,7 @@ use super::{Count, Encoded, Level};
 use crate::counters::figure::Figure;
 use crate::counters::worker::WorkerMetrics;
 use crate::metrics::Metrics;
-use crate::outcome::mesh::Refusal;
+use crate::outcome::mesh::MeshRefusal;
 use crate::turbo::congestion_control::Count as PipeCount;
 
 impl Metrics {
@@ -112,7 +112,7 @@ impl Metrics {
         let help = "Sessions that other relays asked for and did not get, by cause";
         let name = "taut_relay_mesh_refused";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for refusal in Refusal::ALL {
+        for refusal in MeshRefusal::ALL {
             let count = Count(self.sum(|w| &w.mesh_refused[refusal.index()]));
             count.encode(family.encode_family(&[("cause", refusal.label())])?)?;
         }

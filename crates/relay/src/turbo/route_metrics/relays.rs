@@ -11,7 +11,7 @@ use super::{MAX_ADDRESSES, REMEMBERED};
 
 /// Who has proven to be of the mesh lately, or has sessions. Pure.
 #[derive(Debug, Default)]
-struct Seen(BTreeMap<IpAddr, Traces>);
+struct KnownRelays(BTreeMap<IpAddr, Traces>);
 
 #[derive(Debug)]
 struct Traces {
@@ -22,7 +22,7 @@ struct Traces {
 /// The same for all workers.
 #[derive(Debug, Default)]
 pub(crate) struct Relays {
-    seen: Mutex<Seen>,
+    known: Mutex<KnownRelays>,
     changed: Arc<Notify>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Visit {
 
 // === impl Seen ===
 
-impl Seen {
+impl KnownRelays {
     /// A relay has proven itself; `true` if it is new. Of more than [`MAX_ADDRESSES`] nothing is
     /// noted.
     fn proven(&mut self, address: IpAddr, now: Instant) -> bool {
@@ -113,8 +113,8 @@ impl Relays {
         self.lock().current(now)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, KnownRelays> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -138,37 +138,37 @@ mod tests {
 
     #[test]
     fn a_relay_is_remembered_for_ten_minutes_after_its_last_proof() {
-        let (mut seen, begin) = (Seen::default(), Instant::now());
-        assert!(seen.proven(ip(1), begin));
+        let (mut known, begin) = (KnownRelays::default(), Instant::now());
+        assert!(known.proven(ip(1), begin));
         let later = begin + REMEMBERED / 2;
-        assert!(!seen.proven(ip(1), later), "it is known");
-        assert_eq!(seen.current(begin + REMEMBERED), [ip(1)]);
-        assert!(seen.current(later + REMEMBERED).is_empty());
+        assert!(!known.proven(ip(1), later), "it is known");
+        assert_eq!(known.current(begin + REMEMBERED), [ip(1)]);
+        assert!(known.current(later + REMEMBERED).is_empty());
     }
 
     #[test]
     fn a_relay_with_a_session_is_not_forgotten() {
-        let (mut seen, begin) = (Seen::default(), Instant::now());
-        seen.proven(ip(1), begin);
-        assert!(seen.begun(ip(1)));
+        let (mut known, begin) = (KnownRelays::default(), Instant::now());
+        known.proven(ip(1), begin);
+        assert!(known.begun(ip(1)));
         let end = begin + 5 * REMEMBERED;
-        assert_eq!(seen.current(end), [ip(1)]);
-        seen.ended(ip(1), end);
-        assert_eq!(seen.current(end + REMEMBERED / 2), [ip(1)]);
-        assert!(seen.current(end + REMEMBERED).is_empty());
+        assert_eq!(known.current(end), [ip(1)]);
+        known.ended(ip(1), end);
+        assert_eq!(known.current(end + REMEMBERED / 2), [ip(1)]);
+        assert!(known.current(end + REMEMBERED).is_empty());
     }
 
     #[test]
     fn no_more_are_noted_than_get_a_route_until_others_are_forgotten() {
-        let (mut seen, begin) = (Seen::default(), Instant::now());
+        let (mut known, begin) = (KnownRelays::default(), Instant::now());
         for i in 0..MAX_ADDRESSES {
-            assert!(seen.proven(ip(i), begin));
+            assert!(known.proven(ip(i), begin));
         }
-        assert!(!seen.proven(ip(MAX_ADDRESSES), begin));
-        assert!(!seen.begun(ip(MAX_ADDRESSES)));
-        assert_eq!(seen.current(begin).len(), MAX_ADDRESSES);
-        assert!(seen.proven(ip(MAX_ADDRESSES), begin + REMEMBERED));
-        assert_eq!(seen.current(begin + REMEMBERED), [ip(MAX_ADDRESSES)]);
+        assert!(!known.proven(ip(MAX_ADDRESSES), begin));
+        assert!(!known.begun(ip(MAX_ADDRESSES)));
+        assert_eq!(known.current(begin).len(), MAX_ADDRESSES);
+        assert!(known.proven(ip(MAX_ADDRESSES), begin + REMEMBERED));
+        assert_eq!(known.current(begin + REMEMBERED), [ip(MAX_ADDRESSES)]);
     }
 
     #[test]

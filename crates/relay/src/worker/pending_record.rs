@@ -9,8 +9,8 @@ use taut_sys::random;
 use taut_sys::socket::Stream;
 use taut_sys::tcp_info::TcpInfo;
 
-use super::errand::Errand;
-use super::sessions::Entry;
+use super::dial::DialPlan;
+use super::sessions::SessionEntry;
 use crate::counters::worker::WorkerMetrics;
 use crate::net::addr::ClientAddr;
 use crate::outcome::session_end::End;
@@ -44,7 +44,7 @@ pub(super) enum Origin<'a> {
 }
 
 /// What only the session log wants to know.
-pub(super) struct Story {
+pub(super) struct PendingRecord {
     session: SessionId,
     forward: Arc<str>,
     listener: SocketAddr,
@@ -114,9 +114,9 @@ impl Timeline {
 
 // === impl Story ===
 
-impl Story {
+impl PendingRecord {
     /// Of a session that begins.
-    pub(super) fn new(origin: &Origin<'_>, client: &Stream, errand: &Errand) -> Self {
+    pub(super) fn new(origin: &Origin<'_>, client: &Stream, plan: &DialPlan) -> Self {
         let (forward, destination, session) = match origin {
             Origin::Forward(route) => (route.name.clone(), route.destination.clone(), None),
             Origin::Mesh {
@@ -125,12 +125,12 @@ impl Story {
                 ..
             } => ("mesh".into(), destination.as_str().into(), Some(session.0)),
         };
-        let (session, relay) = match errand {
-            Errand::Ask { peer, hello, .. } => {
+        let (session, relay) = match plan {
+            DialPlan::Ask { peer, hello, .. } => {
                 let relay = peer.targets.destination().to_string();
                 (Some(hello.session.0), Some(relay.into()))
             }
-            Errand::Dial { .. } | Errand::LookUp { .. } => (session, None),
+            DialPlan::Dial { .. } | DialPlan::LookUp { .. } => (session, None),
         };
         let unknown = SocketAddr::from(([0; 4], 0));
         Self {
@@ -149,8 +149,8 @@ impl Story {
     }
 
     /// All of it; the legs are still open.
-    pub(super) fn tell(self, entry: &Entry, now: Instant, end: End) -> SessionRecord {
-        let Entry {
+    pub(super) fn tell(self, entry: &SessionEntry, now: Instant, end: End) -> SessionRecord {
+        let SessionEntry {
             session, timeline, ..
         } = entry;
         let ClientAddr(client) = entry.client;

@@ -9,16 +9,16 @@ use taut_sys::socket::{LegOptions, Stream};
 use taut_sys::{Errno, random};
 
 use super::sessions::Close;
-use super::{Worker, mesh, original};
-use crate::access::{Verdict, may_be_borrowed};
-use crate::event::token::{Place, Token};
+use super::{Worker, mesh, original_dst};
+use crate::access::{DestinationVerdict, may_be_borrowed};
+use crate::event::token::{Slot, Token};
 use crate::net::addr::{ClientAddr, OnwardAddr};
 use crate::net::targets::Addrs;
 use crate::outcome::session_end::{End, Side};
 use crate::route::table::{Peer, Route, Setup, Way};
 
 /// What a session's onward leg is still to be got by.
-pub(super) enum Errand {
+pub(super) enum DialPlan {
     /// By connecting to the addresses of the destination, one after the other.
     Dial {
         addrs: Addrs,
@@ -40,40 +40,40 @@ pub(super) enum Errand {
 impl Worker {
     /// Gets the session an onward leg in the way its errand says; when there is no further one it
     /// ends with the `last` error. `at_first`: none has been tried before.
-    pub(super) fn go_on(&mut self, place: Place, at_first: bool, last: Errno) {
-        match self.sessions.get(place.0 as usize).map(|e| &e.errand) {
-            Some(Errand::Dial { .. }) => self.dial(place, last),
-            Some(Errand::LookUp { .. }) if at_first => self.look_up(place),
-            Some(Errand::LookUp { .. }) => self.end(place, End::of_connect(last), Close::Reset),
-            Some(Errand::Ask { .. }) => self.ask(place, at_first, last),
+    pub(super) fn go_on(&mut self, slot: Slot, at_first: bool, last: Errno) {
+        match self.sessions.get(slot.0 as usize).map(|e| &e.plan) {
+            Some(DialPlan::Dial { .. }) => self.dial(slot, last),
+            Some(DialPlan::LookUp { .. }) if at_first => self.look_up(slot),
+            Some(DialPlan::LookUp { .. }) => self.end(slot, End::of_connect(last), Close::Reset),
+            Some(DialPlan::Ask { .. }) => self.ask(slot, at_first, last),
             None => {}
         }
     }
 
     /// Connects to the next address of the destination; with none left the session ends with the
     /// `last` error.
-    pub(super) fn dial(&mut self, place: Place, mut last: Errno) {
-        let Some(entry) = self.sessions.get_mut(place.0 as usize) else {
+    pub(super) fn dial(&mut self, slot: Slot, mut last: Errno) {
+        let Some(entry) = self.sessions.get_mut(slot.0 as usize) else {
             return;
         };
-        let Errand::Dial {
+        let DialPlan::Dial {
             addrs,
             next,
             options,
             borrow,
-        } = &mut entry.errand
+        } = &mut entry.plan
         else {
             return;
         };
         let source = borrow.then(|| entry.client.0.ip().to_canonical());
         if source.is_some_and(|ip| !may_be_borrowed(ip)) {
             tracing::info!(client = %entry.client.0, "its address cannot be borrowed");
-            self.end(place, End::NotAllowed, Close::Reset);
+            self.end(slot, End::NotAllowed, Close::Reset);
             return;
         }
         while let Some(&OnwardAddr(addr)) = addrs.get(*next) {
             *next += 1;
-            let token = Token::Leg(place, entry.generation, Side::Onward).encode();
+            let token = Token::Leg(slot, entry.generation, Side::Onward).encode();
             let dialled = match source {
                 None => Stream::connect(addr, options),
                 Some(source) => Stream::connect_from(addr, source, options),
@@ -84,34 +84,34 @@ impl Worker {
             });
             match dialled {
                 Ok(onward) => {
-                    let until = self.shop.now + entry.timeouts.connect;
+                    let until = self.io.now + entry.timeouts.connect;
                     entry.session.dialled(onward, until);
-                    entry.timeline.dialled(self.shop.now);
-                    self.set_alarm(place);
+                    entry.timeline.dialled(self.io.now);
+                    self.set_deadline(slot);
                     return;
                 }
                 Err(e) => last = e,
             }
         }
-        self.end(place, End::of_connect(last), Close::Reset);
+        self.end(slot, End::of_connect(last), Close::Reset);
     }
 }
 
 /// What a client of this forward needs, or why it gets nothing. `to`: what it connected to.
-pub(super) fn errand_of(
+pub(super) fn plan_of(
     route: &Route,
     client: ClientAddr,
     to: impl FnOnce() -> Option<SocketAddr>,
     setup: &Setup,
-) -> Result<Errand, Verdict> {
+) -> Result<DialPlan, DestinationVerdict> {
     let borrow = route.identity.borrow;
     Ok(match &route.way {
         Way::Original(way) => {
             // The connection is gone already when it has no address.
-            let to = to().ok_or(Verdict::Unspecified)?;
-            original::errand(way, client, to, borrow, setup)?
+            let to = to().ok_or(DestinationVerdict::Unspecified)?;
+            original_dst::plan(way, client, to, borrow, setup)?
         }
-        Way::Direct { targets, options } => Errand::Dial {
+        Way::Direct { targets, options } => DialPlan::Dial {
             addrs: targets.current(),
             next: 0,
             options: options.clone(),
@@ -121,7 +121,7 @@ pub(super) fn errand_of(
             peer,
             route,
             destination,
-        } => Errand::Ask {
+        } => DialPlan::Ask {
             peer: peer.clone(),
             hello: Box::new(Hello {
                 source: client.0,

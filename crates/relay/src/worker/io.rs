@@ -7,13 +7,13 @@ use taut_sys::Errno;
 use taut_sys::pipe::Pipe;
 
 use crate::counters::worker::WorkerMetrics;
-use crate::forwarding::direction::Workshop;
+use crate::forwarding::direction::Buffers;
 use crate::forwarding::splice_pipes::PipePool;
 
 /// Bytes copied at a time, and the most a direction holds in memory.
 pub(super) const SCRATCH: usize = 64 << 10;
 
-pub(super) struct Shop {
+pub(super) struct IoContext {
     pub(super) pipes: PipePool,
     pub(super) scratch: Box<[u8]>,
     pub(super) splice_after: Option<u64>,
@@ -23,7 +23,7 @@ pub(super) struct Shop {
 
 // === impl Workshop for Shop ===
 
-impl Workshop for Shop {
+impl Buffers for IoContext {
     type Pipe = Pipe;
 
     fn take_pipe(&mut self) -> Option<Pipe> {

@@ -12,7 +12,7 @@ use taut_sys::socket::Listener;
 use super::Worker;
 use crate::event::token::Token;
 use crate::net::addr::ClientAddr;
-use crate::route::listener::{DoorId, NewDoor, Purpose};
+use crate::route::listener::{ListenerId, NewListener, Purpose};
 use crate::route::table::Setup;
 
 /// Connections the kernel keeps for each listener until they are accepted; it takes the lesser
@@ -24,7 +24,7 @@ const ACCEPTS: usize = 64;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A listener and what its connections are for.
-pub(super) struct Door {
+pub(super) struct OpenListener {
     listener: Arc<Listener>,
     purpose: Purpose,
     pub(super) resting_until: Option<Instant>,
@@ -32,7 +32,7 @@ pub(super) struct Door {
 
 // === impl Door ===
 
-impl Door {
+impl OpenListener {
     pub(super) fn new(listener: Arc<Listener>, purpose: Purpose) -> Self {
         Self {
             listener,
@@ -45,11 +45,11 @@ impl Door {
 impl Worker {
     /// Another configuration is at work. Listeners that are no part of it are closed after what is
     /// in their queues, others get their new purpose and keep their queues.
-    pub(super) fn reload(&mut self, setup: Arc<Setup>, doors: Vec<NewDoor>) {
+    pub(super) fn reload(&mut self, setup: Arc<Setup>, doors: Vec<NewListener>) {
         let wanted: BTreeSet<_> = doors.iter().map(|door| door.id).collect();
         let unwanted: Vec<_> = self.doors.keys().copied().collect();
         for id in unwanted.into_iter().filter(|id| !wanted.contains(id)) {
-            self.close_door(id);
+            self.close_listener(id);
         }
         for door in doors {
             self.hang(door);
@@ -58,8 +58,8 @@ impl Worker {
         self.reload_mesh();
     }
 
-    fn hang(&mut self, new: NewDoor) {
-        let NewDoor {
+    fn hang(&mut self, new: NewListener) {
+        let NewListener {
             id,
             listener,
             purpose,
@@ -77,18 +77,18 @@ impl Worker {
         let watched = self
             .poller
             .add(&*listener, listener_token(id), Interest::Read);
-        let mut door = Door::new(listener, purpose);
+        let mut door = OpenListener::new(listener, purpose);
         if let Err(error) = watched {
             tracing::warn!(%error, "cannot watch a listener; trying again shortly");
-            door.resting_until = Some(self.shop.now);
+            door.resting_until = Some(self.io.now);
         }
         self.doors.insert(id, door);
     }
 
     /// Takes some of the connections that wait; `true` when there may be more.
-    pub(super) fn accept(&mut self, door: DoorId) -> bool {
+    pub(super) fn accept(&mut self, door: ListenerId) -> bool {
         for _ in 0..ACCEPTS {
-            let Some(Door {
+            let Some(OpenListener {
                 listener, purpose, ..
             }) = self.doors.get(&door)
             else {
@@ -110,7 +110,7 @@ impl Worker {
                 // It went away while it waited.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(error) => {
-                    self.shop.metrics.accept_failed.add(1);
+                    self.io.metrics.accept_failed.add(1);
                     tracing::warn!(%error, "cannot accept a connection; trying again shortly");
                     self.rest(door);
                     return false;
@@ -122,15 +122,15 @@ impl Worker {
 
     /// A listener stays readable while the connection it cannot hand out waits, so it has to be
     /// left unwatched for a while.
-    fn rest(&mut self, door: DoorId) {
+    fn rest(&mut self, door: ListenerId) {
         if let Some(door) = self.doors.get_mut(&door) {
-            door.resting_until = Some(self.shop.now + ACCEPT_PAUSE);
+            door.resting_until = Some(self.io.now + ACCEPT_PAUSE);
             let _ = self.poller.remove(&*door.listener);
         }
     }
 
-    pub(super) fn wake_doors(&mut self) {
-        let now = self.shop.now;
+    pub(super) fn wake_listeners(&mut self) {
+        let now = self.io.now;
         for (&id, door) in &mut self.doors {
             if door.resting_until.is_some_and(|until| now >= until) {
                 let watched = self
@@ -143,17 +143,17 @@ impl Worker {
 
     /// Takes what is already waiting, so that nobody who was let in by the kernel is thrown out,
     /// and then no more.
-    pub(super) fn close_doors(&mut self) {
+    pub(super) fn close_listeners(&mut self) {
         let all: Vec<_> = self.doors.keys().copied().collect();
         for id in all {
-            self.close_door(id);
+            self.close_listener(id);
         }
         self.retire_mesh();
     }
 
     /// Takes what is already waiting, so that nobody who was let in by the kernel is thrown out,
     /// and then no more.
-    pub(super) fn close_door(&mut self, id: DoorId) {
+    pub(super) fn close_listener(&mut self, id: ListenerId) {
         // The queue is no longer than this; without a bound, arrivals could keep it open.
         let rounds = BACKLOG as usize / ACCEPTS + 1;
         (0..rounds).find(|_| !self.accept(id));
@@ -164,6 +164,6 @@ impl Worker {
     }
 }
 
-pub(super) fn listener_token(id: DoorId) -> u64 {
+pub(super) fn listener_token(id: ListenerId) -> u64 {
     Token::Listener(id.0).encode()
 }

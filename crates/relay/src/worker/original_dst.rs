@@ -6,37 +6,37 @@ use std::net::SocketAddr;
 use taut_mesh::hello::{Hello, SessionId, Target};
 use taut_sys::random;
 
-use super::errand::Errand;
+use super::dial::DialPlan;
 use super::mesh;
-use crate::access::Verdict;
+use crate::access::DestinationVerdict;
 use crate::net::addr::{ClientAddr, OnwardAddr};
 use crate::route::table::{Onward, Original, Setup};
 
 /// The way of the session that `client` wants to have with `to`, or why it may not.
-pub(super) fn errand(
+pub(super) fn plan(
     original: &Original,
     client: ClientAddr,
     to: SocketAddr,
     borrow: bool,
     setup: &Setup,
-) -> Result<Errand, Verdict> {
+) -> Result<DialPlan, DestinationVerdict> {
     let to = SocketAddr::new(to.ip().to_canonical(), to.port());
     // Somebody connected to the listener itself: passing that on would go round in a circle.
     if !original.taking.covers(to) {
-        return Err(Verdict::Own);
+        return Err(DestinationVerdict::Own);
     }
     match original.access.check_addr(to, None) {
-        Verdict::Allowed => {}
+        DestinationVerdict::Allowed => {}
         refused => return Err(refused),
     }
     Ok(match &original.onward {
-        Onward::Direct(options) => Errand::Dial {
+        Onward::Direct(options) => DialPlan::Dial {
             addrs: [OnwardAddr(to)].into(),
             next: 0,
             options: options.clone(),
             borrow,
         },
-        Onward::Mesh { peer, route } => Errand::Ask {
+        Onward::Mesh { peer, route } => DialPlan::Ask {
             peer: peer.clone(),
             hello: Box::new(Hello {
                 source: client.0,

@@ -7,15 +7,15 @@ use taut_sys::epoll::Interest;
 use taut_sys::socket::Stream;
 
 use super::Worker;
-use super::errand::{Errand, errand_of};
-use super::sessions::{Close, Entry, place};
-use super::story::{Origin, Story, Timeline};
+use super::dial::{DialPlan, plan_of};
+use super::pending_record::{Origin, PendingRecord, Timeline};
+use super::sessions::{Close, SessionEntry, slot};
 use crate::access;
 use crate::access::identity::Introduction;
 use crate::event::token::Token;
 use crate::forwarding::session::Session;
 use crate::net::addr::ClientAddr;
-use crate::outcome::refusal::Refused;
+use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::{End, Side};
 use crate::route::table::Route;
 
@@ -27,7 +27,7 @@ impl Worker {
         from: SocketAddr,
         sources: &access::Sources,
     ) -> Option<Stream> {
-        match Refused::of(sources.check(from.ip())) {
+        match ClientRefusal::of(sources.check(from.ip())) {
             None => Some(stream),
             Some(cause) => {
                 self.refuse(stream, cause);
@@ -36,8 +36,8 @@ impl Worker {
         }
     }
 
-    fn refuse(&self, stream: Stream, cause: Refused) {
-        self.shop.metrics.refused[cause.index()].add(1);
+    fn refuse(&self, stream: Stream, cause: ClientRefusal) {
+        self.io.metrics.refused[cause.index()].add(1);
         stream.abort();
     }
 
@@ -49,12 +49,12 @@ impl Worker {
         to: Option<SocketAddr>,
         route: &Route,
     ) {
-        self.shop.metrics.accepted.add(1);
+        self.io.metrics.accepted.add(1);
         let local = || to.or_else(|| client.local_addr().ok());
-        let errand = match errand_of(route, addr, local, &self.setup) {
-            Ok(errand) => errand,
+        let plan = match plan_of(route, addr, local, &self.setup) {
+            Ok(plan) => plan,
             Err(verdict) => {
-                self.shop.metrics.intercept_refused.add(1);
+                self.io.metrics.intercept_refused.add(1);
                 tracing::info!(
                     client = %addr.0, to = ?local(), cause = verdict.label(),
                     "not an allowed destination"
@@ -70,7 +70,7 @@ impl Worker {
         self.open(
             client,
             addr,
-            errand,
+            plan,
             &Origin::Forward(route),
             introduction.unwrap_or_default(),
         );
@@ -81,15 +81,15 @@ impl Worker {
         &mut self,
         client: Stream,
         addr: ClientAddr,
-        errand: Errand,
+        plan: DialPlan,
         origin: &Origin<'_>,
         introduction: Vec<u8>,
     ) {
-        if let Some(key) = self.seat(client, addr, errand, origin) {
+        if let Some(key) = self.seat(client, addr, plan, origin) {
             if let Some(entry) = self.sessions.get_mut(key) {
                 entry.session.introduce(introduction);
             }
-            self.go_on(place(key), true, Errno::HOSTUNREACH);
+            self.go_on(slot(key), true, Errno::HOSTUNREACH);
         }
     }
 
@@ -98,22 +98,22 @@ impl Worker {
         &mut self,
         client: Stream,
         addr: ClientAddr,
-        errand: Errand,
+        plan: DialPlan,
         origin: &Origin<'_>,
     ) -> Option<usize> {
         // Of a session from the mesh: the client that the hello names.
         let Some(permit) = self.shared.sources.admit(addr.0.ip()) else {
-            self.refuse(client, Refused::SourceLimit);
+            self.refuse(client, ClientRefusal::SourceLimit);
             return None;
         };
         if !self.shared.admit() {
             // First: who sees the reset and tries again must not meet its own trace.
             drop(permit);
-            self.refuse(client, Refused::Full);
+            self.refuse(client, ClientRefusal::Full);
             return None;
         }
         let log = self.shared.log.is_some();
-        let story = log.then(|| Box::new(Story::new(origin, &client, &errand)));
+        let record = log.then(|| Box::new(PendingRecord::new(origin, &client, &plan)));
         let visit = match (&self.shared.relays, origin) {
             (Some(relays), Origin::Mesh { relay, .. }) => relays.visit(*relay),
             _ => None,
@@ -122,30 +122,30 @@ impl Worker {
         let generation = self.generation;
         let vacant = self.sessions.vacant_entry();
         let key = vacant.key();
-        let token = Token::Leg(place(key), generation, Side::Client).encode();
+        let token = Token::Leg(slot(key), generation, Side::Client).encode();
         // A connection from another relay is watched already.
         let watched = match self.poller.add(&client, token, Interest::StreamEdges) {
             Err(Errno::EXIST) => self.poller.modify(&client, token, Interest::StreamEdges),
             other => other,
         };
-        vacant.insert(Entry {
-            session: Session::new(client, self.shop.now),
+        vacant.insert(SessionEntry {
+            session: Session::new(client, self.io.now),
             generation,
             client: addr,
-            errand,
+            plan,
             timeouts: self.setup.timeouts.clone(),
-            timeline: Timeline::new(self.shop.now),
-            story,
+            timeline: Timeline::new(self.io.now),
+            record,
             deadline: None,
             queued: false,
             permit,
             _visit: visit,
         });
-        self.shop.metrics.sessions.add(1);
+        self.io.metrics.sessions.add(1);
         match watched {
             Ok(()) => Some(key),
             Err(e) => {
-                self.end(place(key), End::of_connect(e), Close::Reset);
+                self.end(slot(key), End::of_connect(e), Close::Reset);
                 None
             }
         }

@@ -19,11 +19,11 @@ use taut_sys::epoll::{Interest, Readiness};
 use taut_sys::socket::Stream;
 
 use super::Worker;
-use super::sessions::place;
+use super::sessions::slot;
 use crate::access::SourceVerdict;
-use crate::event::token::{Generation, Place, Token};
+use crate::event::token::{Generation, Slot, Token};
 use crate::net::addr::ClientAddr;
-use crate::outcome::proxy::Unproxied;
+use crate::outcome::proxy::ProxyRefusal;
 use crate::route::table::Route;
 
 /// Connections of a node that may wait for the end of their header.
@@ -34,11 +34,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A worker's connections whose header is not whole.
 #[derive(Default)]
-pub(super) struct Prefaces {
+pub(super) struct ProxyHeaders {
     waiting: Slab<Waiting>,
     generation: Generation,
     /// In the order in which their time is up, among others that have gone since.
-    deadlines: VecDeque<(Instant, Place, Generation)>,
+    deadlines: VecDeque<(Instant, Slot, Generation)>,
 }
 
 struct Waiting {
@@ -51,7 +51,7 @@ struct Waiting {
 
 // === impl Prefaces ===
 
-impl Prefaces {
+impl ProxyHeaders {
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -62,53 +62,53 @@ impl Prefaces {
     }
 
     /// The next one whose time is up.
-    fn due(&mut self, now: Instant) -> Option<Place> {
-        while let Some(&(at, place, generation)) = self.deadlines.front() {
-            let there = self.is_here(place, generation);
+    fn due(&mut self, now: Instant) -> Option<Slot> {
+        while let Some(&(at, slot, generation)) = self.deadlines.front() {
+            let there = self.is_here(slot, generation);
             if there && at > now {
                 return None;
             }
             self.deadlines.pop_front();
             if there {
-                return Some(place);
+                return Some(slot);
             }
         }
         None
     }
 
-    fn is_here(&self, place: Place, generation: Generation) -> bool {
+    fn is_here(&self, slot: Slot, generation: Generation) -> bool {
         self.waiting
-            .get(place.0 as usize)
+            .get(slot.0 as usize)
             .is_some_and(|w| w.generation == generation)
     }
 }
 
 /// What came of reading.
-enum Heard {
+enum HeaderProgress {
     /// The header is whole.
     All(Header),
     /// More is to come.
     Part,
     /// Nothing more will.
-    Nothing(Unproxied),
+    Nothing(ProxyRefusal),
 }
 
 impl Waiting {
-    fn listen(&mut self) -> Heard {
+    fn listen(&mut self) -> HeaderProgress {
         loop {
             match self.stream.recv(self.reader.space()) {
-                Ok(0) => return Heard::Nothing(Unproxied::Gone),
+                Ok(0) => return HeaderProgress::Nothing(ProxyRefusal::Gone),
                 Ok(n) => match self.reader.advance(n) {
-                    Ok(Some(header)) => return Heard::All(header),
+                    Ok(Some(header)) => return HeaderProgress::All(header),
                     Ok(None) => {}
                     Err(error) => {
                         tracing::info!(from = %self.from, %error, "refused a connection");
-                        return Heard::Nothing(Unproxied::Malformed);
+                        return HeaderProgress::Nothing(ProxyRefusal::Malformed);
                     }
                 },
-                Err(Errno::AGAIN) => return Heard::Part,
+                Err(Errno::AGAIN) => return HeaderProgress::Part,
                 Err(Errno::INTR) => {}
-                Err(_) => return Heard::Nothing(Unproxied::Gone),
+                Err(_) => return HeaderProgress::Nothing(ProxyRefusal::Gone),
             }
         }
     }
@@ -120,24 +120,24 @@ impl Worker {
         let believed = route.identity.accept_proxy.as_ref();
         if !believed.is_some_and(|s| s.check(from.ip()) == SourceVerdict::Allowed) {
             tracing::info!(%from, "refused a connection: not a sender in proxy_from");
-            return self.turn_away(stream, Unproxied::Sender);
+            return self.turn_away(stream, ProxyRefusal::Sender);
         }
-        if self.prefaces.waiting.len() >= self.shared.share(MAX_WAITING) as usize {
-            return self.turn_away(stream, Unproxied::Full);
+        if self.proxy_headers.waiting.len() >= self.shared.share(MAX_WAITING) as usize {
+            return self.turn_away(stream, ProxyRefusal::Full);
         }
-        let prefaces = &mut self.prefaces;
-        prefaces.generation = prefaces.generation.next();
-        let generation = prefaces.generation;
-        let vacant = prefaces.waiting.vacant_entry();
-        let place = place(vacant.key());
-        let token = Token::Preface(place, generation).encode();
+        let proxy_headers = &mut self.proxy_headers;
+        proxy_headers.generation = proxy_headers.generation.next();
+        let generation = proxy_headers.generation;
+        let vacant = proxy_headers.waiting.vacant_entry();
+        let slot = slot(vacant.key());
+        let token = Token::ProxyHeader(slot, generation).encode();
         // What has arrived already is reported too.
         if self
             .poller
             .add(&stream, token, Interest::StreamEdges)
             .is_err()
         {
-            return self.turn_away(stream, Unproxied::Full);
+            return self.turn_away(stream, ProxyRefusal::Full);
         }
         vacant.insert(Waiting {
             stream,
@@ -146,28 +146,28 @@ impl Worker {
             reader: Reader::new(MAX_HEADER),
             generation,
         });
-        let until = self.shop.now + PATIENCE;
-        prefaces.deadlines.push_back((until, place, generation));
-        self.shop.metrics.proxy_waiting.add(1);
+        let until = self.io.now + PATIENCE;
+        proxy_headers.deadlines.push_back((until, slot, generation));
+        self.io.metrics.proxy_waiting.add(1);
     }
 
     /// A connection without a whole header is reported.
-    pub(super) fn read_header(&mut self, place: Place, generation: Generation, ready: Readiness) {
-        if !self.prefaces.is_here(place, generation) || !(ready.readable() || ready.failed()) {
+    pub(super) fn read_header(&mut self, slot: Slot, generation: Generation, ready: Readiness) {
+        if !self.proxy_headers.is_here(slot, generation) || !(ready.readable() || ready.failed()) {
             return;
         }
-        let Some(waiting) = self.prefaces.waiting.get_mut(place.0 as usize) else {
+        let Some(waiting) = self.proxy_headers.waiting.get_mut(slot.0 as usize) else {
             return;
         };
         let header = match waiting.listen() {
-            Heard::Part => return,
-            Heard::Nothing(why) => return self.give_up(place, why),
-            Heard::All(header) => header,
+            HeaderProgress::Part => return,
+            HeaderProgress::Nothing(why) => return self.give_up(slot, why),
+            HeaderProgress::All(header) => header,
         };
-        if let Some(waiting) = self.leave(place) {
+        if let Some(waiting) = self.leave(slot) {
             let client = header.addresses.map_or(waiting.from, |(client, _)| client);
             let to = header.addresses.map(|(_, to)| to);
-            self.shop.metrics.proxy_headers.add(1);
+            self.io.metrics.proxy_headers.add(1);
             let route = waiting.route;
             if let Some(stream) = self.let_in(waiting.stream, client, &route.sources) {
                 self.admit(stream, ClientAddr(client), to, &route);
@@ -176,26 +176,26 @@ impl Worker {
     }
 
     /// Closes what has taken too long.
-    pub(super) fn tend_prefaces(&mut self) {
-        while let Some(place) = self.prefaces.due(self.shop.now) {
-            self.give_up(place, Unproxied::TimedOut);
+    pub(super) fn poll_proxy_headers(&mut self) {
+        while let Some(slot) = self.proxy_headers.due(self.io.now) {
+            self.give_up(slot, ProxyRefusal::TimedOut);
         }
     }
 
-    fn give_up(&mut self, place: Place, why: Unproxied) {
-        if let Some(waiting) = self.leave(place) {
+    fn give_up(&mut self, slot: Slot, why: ProxyRefusal) {
+        if let Some(waiting) = self.leave(slot) {
             self.turn_away(waiting.stream, why);
         }
     }
 
-    fn leave(&mut self, place: Place) -> Option<Waiting> {
-        let waiting = self.prefaces.waiting.try_remove(place.0 as usize)?;
-        self.shop.metrics.proxy_waiting.sub(1);
+    fn leave(&mut self, slot: Slot) -> Option<Waiting> {
+        let waiting = self.proxy_headers.waiting.try_remove(slot.0 as usize)?;
+        self.io.metrics.proxy_waiting.sub(1);
         Some(waiting)
     }
 
-    fn turn_away(&mut self, stream: Stream, why: Unproxied) {
-        self.shop.metrics.proxy_refused[why.index()].add(1);
+    fn turn_away(&mut self, stream: Stream, why: ProxyRefusal) {
+        self.io.metrics.proxy_refused[why.index()].add(1);
         stream.abort();
     }
 }
