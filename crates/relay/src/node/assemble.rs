@@ -7,7 +7,7 @@ use taut_mesh::key::Keys;
 use taut_sys::socket::LegOptions;
 
 use super::StartError;
-use super::bind::{bind, hang};
+use super::bind::{assign, bind};
 use super::holdings::{self, Holdings};
 use super::look_ups::resolve_all;
 use super::loops::find_loop;
@@ -22,7 +22,7 @@ use crate::route::table::{Mesh, Peer, Route, Setup};
 pub(super) struct Assembly {
     pub(super) setup: Setup,
     /// Each worker's.
-    pub(super) doors: Vec<Vec<NewListener>>,
+    pub(super) listeners: Vec<Vec<NewListener>>,
     pub(super) holdings: Holdings,
 }
 
@@ -42,7 +42,7 @@ pub(super) fn assemble(
     let (targets, peers) = resolve_all(config, before)?;
     let legs = legs_of(config)?;
     let peers = peers_of(peers, mesh_leg, before, &mut next);
-    let mut doors: Vec<Vec<NewListener>> = (0..workers).map(|_| Vec::new()).collect();
+    let mut listeners: Vec<Vec<NewListener>> = (0..workers).map(|_| Vec::new()).collect();
     let mut routes = Vec::new();
     for ((forward, targets), legs) in config.forwards.iter().zip(targets).zip(legs) {
         let (client, onward) = legs;
@@ -78,7 +78,7 @@ pub(super) fn assemble(
         };
         let route = before.route(route, &mut next);
         let purpose = Purpose::Forward(route.clone());
-        hang(&mut doors, opened, &purpose, &client);
+        assign(&mut listeners, opened, &purpose, &client);
         routes.push(route);
     }
     let mesh = match (&config.mesh, keys) {
@@ -92,7 +92,7 @@ pub(super) fn assemble(
                 false,
                 inherited,
             )?;
-            hang(&mut doors, opened, &Purpose::Mesh, mesh_leg);
+            assign(&mut listeners, opened, &Purpose::Mesh, mesh_leg);
             Some(Arc::new(Mesh {
                 keys: ArcSwap::from_pointee(keys),
                 hop_limit: mesh.hop_limit,
@@ -121,7 +121,7 @@ pub(super) fn assemble(
     };
     Ok(Assembly {
         setup,
-        doors,
+        listeners,
         holdings: next,
     })
 }

@@ -43,27 +43,31 @@ pub(super) fn bind(
             addr,
             reason: listen_problem(addr, e),
         };
-        let nth = next.doors.iter().filter(|door| door.asked == addr).count();
+        let nth = next
+            .bound
+            .iter()
+            .filter(|bound| bound.asked == addr)
+            .count();
         if let Some(held) = before.held(addr, nth) {
             for worker in &mut opened {
                 worker.extend(held.ids.iter().map(|&id| (id, None)));
             }
             own.push(ListenAddr(held.actual));
-            next.doors.push(held.clone());
+            next.bound.push(held.clone());
             continue;
         }
         let sockets = adopt(inherited, addr, workers, options).map_err(problem)?;
         if !sockets.is_empty() {
             let mut ids = Vec::new();
             for round in sockets.chunks(workers) {
-                let id = next.new_door();
+                let id = next.new_listener();
                 ids.push(id);
                 for (worker, listener) in opened.iter_mut().zip(round) {
                     worker.push((id, Some(listener.clone())));
                 }
             }
             own.push(ListenAddr(addr));
-            next.doors.push(Held {
+            next.bound.push(Held {
                 ids,
                 asked: addr,
                 actual: addr,
@@ -83,7 +87,7 @@ pub(super) fn bind(
         }
         // With port 0 the first one gets a port, and the others share it.
         let mut actual = addr;
-        let id = next.new_door();
+        let id = next.new_listener();
         let mut listeners = Vec::with_capacity(workers);
         for worker in &mut opened {
             let listener = listen_on(actual, BACKLOG, options).map_err(problem)?;
@@ -93,7 +97,7 @@ pub(super) fn bind(
             worker.push((id, Some(listener)));
         }
         own.push(ListenAddr(actual));
-        next.doors.push(Held {
+        next.bound.push(Held {
             ids: vec![id],
             asked: addr,
             actual,
@@ -130,20 +134,20 @@ fn adopt(
 }
 
 /// Gives each worker its listeners of one purpose.
-pub(super) fn hang(
-    doors: &mut [Vec<NewListener>],
+pub(super) fn assign(
+    listeners: &mut [Vec<NewListener>],
     opened: Vec<Vec<(ListenerId, Option<Arc<Listener>>)>>,
     purpose: &Purpose,
     options: &LegOptions,
 ) {
-    let door = |(id, listener)| NewListener {
+    let listener = |(id, socket)| NewListener {
         id,
-        listener,
+        socket,
         purpose: purpose.clone(),
         options: options.clone(),
     };
-    for (worker, opened) in doors.iter_mut().zip(opened) {
-        worker.extend(opened.into_iter().map(door));
+    for (worker, opened) in listeners.iter_mut().zip(opened) {
+        worker.extend(opened.into_iter().map(listener));
     }
 }
 

@@ -21,8 +21,8 @@ pub(super) struct Holdings {
     /// The configuration that is at work; none at the start.
     pub(super) setup: Option<Arc<Setup>>,
     /// The addresses that are listened on.
-    pub(super) doors: Vec<Held>,
-    next_door: u32,
+    pub(super) bound: Vec<Held>,
+    next_listener: u32,
     next_route: u32,
     /// Every relay there has been, by its number.
     peers: Vec<Destination>,
@@ -49,23 +49,23 @@ impl Holdings {
     pub(super) fn successor(&self) -> Self {
         Self {
             setup: None,
-            doors: Vec::new(),
-            next_door: self.next_door,
+            bound: Vec::new(),
+            next_listener: self.next_listener,
             next_route: self.next_route,
             peers: self.peers.clone(),
         }
     }
 
     /// A number for an address that is newly listened on.
-    pub(super) fn new_door(&mut self) -> ListenerId {
-        let id = ListenerId(self.next_door);
-        self.next_door += 1;
+    pub(super) fn new_listener(&mut self) -> ListenerId {
+        let id = ListenerId(self.next_listener);
+        self.next_listener += 1;
         id
     }
 
     /// The sockets that are listened on, by descriptors of their own.
     pub(super) fn duplicates(&self) -> Result<Vec<OwnedFd>, Errno> {
-        let all = self.doors.iter().flat_map(|door| &door.listeners);
+        let all = self.bound.iter().flat_map(|bound| &bound.listeners);
         all.filter_map(Weak::upgrade)
             .map(|listener| listener.duplicate())
             .collect()
@@ -73,14 +73,14 @@ impl Holdings {
 
     /// The `nth` address that was asked for in these words.
     pub(super) fn held(&self, asked: SocketAddr, nth: usize) -> Option<&Held> {
-        self.doors.iter().filter(|d| d.asked == asked).nth(nth)
+        self.bound.iter().filter(|d| d.asked == asked).nth(nth)
     }
 
     /// Whether one of them is in the way of a listener at `addr`: the same port, of the same
     /// family.
     pub(super) fn overlaps(&self, addr: SocketAddr) -> bool {
-        self.doors.iter().any(|door| {
-            door.actual.port() == addr.port() && door.actual.is_ipv4() == addr.is_ipv4()
+        self.bound.iter().any(|bound| {
+            bound.actual.port() == addr.port() && bound.actual.is_ipv4() == addr.is_ipv4()
         })
     }
 
@@ -184,9 +184,9 @@ mod tests {
         let a: Destination = "a:1".parse().unwrap();
         let b: Destination = "b:1".parse().unwrap();
         assert_eq!((first.peer_id(&a), first.peer_id(&b)), (0, 1));
-        let door = first.new_door();
+        let bound = first.new_listener();
         let mut next = first.successor();
         assert_eq!(next.peer_id(&b), 1);
-        assert_ne!(next.new_door(), door);
+        assert_ne!(next.new_listener(), bound);
     }
 }

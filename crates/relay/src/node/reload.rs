@@ -43,7 +43,7 @@ impl SharedHandle {
         };
         let Assembly {
             setup,
-            doors,
+            listeners,
             mut holdings,
         } = assemble(
             &config,
@@ -67,10 +67,10 @@ impl SharedHandle {
         let per_source = config.max_sessions_per_source.unwrap_or(UNLIMITED);
         self.shared.sources.set_limit(per_source);
         self.shared.replace(setup.clone());
-        for (mailbox, doors) in self.mailboxes.iter().zip(doors) {
+        for (mailbox, listeners) in self.mailboxes.iter().zip(listeners) {
             let _ = mailbox.post(Message::Reloaded {
                 setup: setup.clone(),
-                doors,
+                listeners,
             });
         }
         announce(&config, &setup);

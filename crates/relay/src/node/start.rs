@@ -46,7 +46,7 @@ impl Node {
         let mesh_leg = turbo.leg().clone();
         let Assembly {
             setup,
-            doors: mut all_doors,
+            listeners: mut all_listeners,
             mut holdings,
         } = assemble(
             config,
@@ -83,11 +83,11 @@ impl Node {
         start_resolver(&shared, &setup)?;
         let mut ready = Vec::with_capacity(workers);
         for i in 0..workers {
-            let doors = all_doors.pop().unwrap_or_default();
+            let listeners = all_listeners.pop().unwrap_or_default();
             let pipes = share_of(config.data.max_pipes as usize, workers, i);
             let worker = Worker::new(
                 i,
-                doors,
+                listeners,
                 &config.data,
                 pipes,
                 metrics.worker(i),

@@ -14,8 +14,8 @@ pub(crate) struct ListenerId(pub(crate) u32);
 #[derive(Debug)]
 pub(crate) struct NewListener {
     pub(crate) id: ListenerId,
-    /// `None`: it has one.
-    pub(crate) listener: Option<Arc<Listener>>,
+    /// `None`: the worker has it already.
+    pub(crate) socket: Option<Arc<Listener>>,
     pub(crate) purpose: Purpose,
     /// What is asked of the sockets of accepted connections.
     pub(crate) options: LegOptions,

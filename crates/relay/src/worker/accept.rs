@@ -1,27 +1,73 @@
-//! Connections become sessions, or are turned away.
+//! From a listener to a session: accept, check, plan, register, dial, in this order.
+//!
+//! A connection that begins with a PROXY protocol header waits in [`super::proxy_header`] and comes
+//! back at [`Worker::start`]; one from another relay waits in [`super::mesh`] for its hello and comes
+//! back at [`Worker::open`].
 
 use std::net::SocketAddr;
 
 use taut_sys::Errno;
-use taut_sys::epoll::Interest;
 use taut_sys::socket::Stream;
 
 use super::Worker;
-use super::dial::{DialPlan, plan_of};
-use super::pending_record::{Origin, PendingRecord, Timeline};
-use super::sessions::{Close, SessionEntry, slot};
+use super::client::Client;
+use super::dial_plan::DialPlan;
+use super::listeners::{ACCEPTS, OpenListener};
+use super::pending_record::Origin;
+use super::sessions::slot;
 use crate::access;
 use crate::access::identity::Introduction;
-use crate::event::token::Token;
-use crate::forwarding::session::Session;
 use crate::net::addr::ClientAddr;
 use crate::outcome::refusal::ClientRefusal;
-use crate::outcome::session_end::{End, Side};
-use crate::route::table::Route;
+use crate::route::listener::{ListenerId, Purpose};
 
 impl Worker {
-    /// Resets a connection whose source may not come.
-    pub(super) fn let_in(
+    // === accept ===
+
+    /// Accepts some of the connections that wait at a listener; `true` when there may be more.
+    pub(super) fn on_listener_readable(&mut self, id: ListenerId) -> bool {
+        for _ in 0..ACCEPTS {
+            let Some(OpenListener {
+                socket, purpose, ..
+            }) = self.listeners.get(&id)
+            else {
+                return false;
+            };
+            match socket.accept() {
+                Ok((stream, peer)) => match purpose.clone() {
+                    Purpose::Forward(route) if route.identity.accept_proxy.is_some() => {
+                        self.await_header(stream, peer, route);
+                    }
+                    Purpose::Forward(route) => {
+                        if let Some(stream) = self.admit(stream, peer, &route.sources) {
+                            self.accept(Client {
+                                stream,
+                                addr: ClientAddr(peer),
+                                proxied_to: None,
+                                route,
+                            });
+                        }
+                    }
+                    Purpose::Mesh => self.accept_relay(stream, peer),
+                },
+                Err(Errno::AGAIN) => return false,
+                // It went away while it waited.
+                Err(Errno::CONNABORTED | Errno::INTR) => {}
+                Err(error) => {
+                    self.io.metrics.accept_failed.add(1);
+                    tracing::warn!(%error, "cannot accept a connection; trying again shortly");
+                    self.rest(id);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    // === check ===
+
+    /// Returns the connection if its source may connect; resets it otherwise.
+    pub(super) fn admit(
         &self,
         stream: Stream,
         from: SocketAddr,
@@ -36,47 +82,56 @@ impl Worker {
         }
     }
 
-    fn refuse(&self, stream: Stream, cause: ClientRefusal) {
+    pub(super) fn refuse(&self, stream: Stream, cause: ClientRefusal) {
         self.io.metrics.refused[cause.index()].add(1);
         stream.abort();
     }
 
-    /// A client has come. `to`: what it connected to, if that was another machine, which told us.
-    pub(super) fn admit(
-        &mut self,
-        client: Stream,
-        addr: ClientAddr,
-        to: Option<SocketAddr>,
-        route: &Route,
-    ) {
+    // === plan ===
+
+    /// Begins the session of a client, or resets it if its destination is not allowed.
+    pub(super) fn start(&mut self, client: Client) {
         self.io.metrics.accepted.add(1);
-        let local = || to.or_else(|| client.local_addr().ok());
-        let plan = match plan_of(route, addr, local, &self.setup) {
+        let to = || client.connected_to();
+        let plan = match DialPlan::for_client(&client.route, client.addr, to, &self.setup) {
             Ok(plan) => plan,
             Err(verdict) => {
                 self.io.metrics.intercept_refused.add(1);
                 tracing::info!(
-                    client = %addr.0, to = ?local(), cause = verdict.label(),
+                    client = %client.addr.0, to = ?client.connected_to(), cause = verdict.label(),
                     "not an allowed destination"
                 );
-                client.abort();
+                client.stream.abort();
                 return;
             }
         };
-        let introduction = route.identity.send_proxy.then(local).flatten().map(|to| {
-            let client = addr.0;
-            Introduction { client, to }.header()
-        });
+        let send_proxy = client.route.identity.send_proxy;
+        let introduction = send_proxy
+            .then(|| client.connected_to())
+            .flatten()
+            .map(|to| {
+                let client = client.addr.0;
+                Introduction { client, to }.header()
+            });
+        let Client {
+            stream,
+            addr,
+            route,
+            ..
+        } = client;
+        let origin = Origin::Forward(&route);
         self.open(
-            client,
+            stream,
             addr,
             plan,
-            &Origin::Forward(route),
+            &origin,
             introduction.unwrap_or_default(),
         );
     }
 
-    /// Begins a session; its destination is told `introduction` first.
+    // === register, dial ===
+
+    /// Registers a session and dials its upstream leg; its destination is sent `introduction` first.
     pub(super) fn open(
         &mut self,
         client: Stream,
@@ -85,69 +140,11 @@ impl Worker {
         origin: &Origin<'_>,
         introduction: Vec<u8>,
     ) {
-        if let Some(key) = self.seat(client, addr, plan, origin) {
-            if let Some(entry) = self.sessions.get_mut(key) {
+        if let Some(key) = self.register(client, addr, plan, origin) {
+            if let Some(entry) = self.sessions.entries.get_mut(key) {
                 entry.session.introduce(introduction);
             }
-            self.go_on(slot(key), true, Errno::HOSTUNREACH);
-        }
-    }
-
-    /// Gives a session its place, or resets the client when there is none.
-    pub(super) fn seat(
-        &mut self,
-        client: Stream,
-        addr: ClientAddr,
-        plan: DialPlan,
-        origin: &Origin<'_>,
-    ) -> Option<usize> {
-        // Of a session from the mesh: the client that the hello names.
-        let Some(permit) = self.shared.sources.admit(addr.0.ip()) else {
-            self.refuse(client, ClientRefusal::SourceLimit);
-            return None;
-        };
-        if !self.shared.admit() {
-            // First: who sees the reset and tries again must not meet its own trace.
-            drop(permit);
-            self.refuse(client, ClientRefusal::Full);
-            return None;
-        }
-        let log = self.shared.log.is_some();
-        let record = log.then(|| Box::new(PendingRecord::new(origin, &client, &plan)));
-        let visit = match (&self.shared.relays, origin) {
-            (Some(relays), Origin::Mesh { relay, .. }) => relays.visit(*relay),
-            _ => None,
-        };
-        self.generation = self.generation.next();
-        let generation = self.generation;
-        let vacant = self.sessions.vacant_entry();
-        let key = vacant.key();
-        let token = Token::Leg(slot(key), generation, Side::Client).encode();
-        // A connection from another relay is watched already.
-        let watched = match self.poller.add(&client, token, Interest::StreamEdges) {
-            Err(Errno::EXIST) => self.poller.modify(&client, token, Interest::StreamEdges),
-            other => other,
-        };
-        vacant.insert(SessionEntry {
-            session: Session::new(client, self.io.now),
-            generation,
-            client: addr,
-            plan,
-            timeouts: self.setup.timeouts.clone(),
-            timeline: Timeline::new(self.io.now),
-            record,
-            deadline: None,
-            queued: false,
-            permit,
-            _visit: visit,
-        });
-        self.io.metrics.sessions.add(1);
-        match watched {
-            Ok(()) => Some(key),
-            Err(e) => {
-                self.end(slot(key), End::of_connect(e), Close::Reset);
-                None
-            }
+            self.dial(slot(key), true, Errno::HOSTUNREACH);
         }
     }
 }

@@ -1,59 +1,37 @@
-//! How a session gets its onward leg.
+//! Dials a session's upstream leg, as its [`DialPlan`] says.
 
-use std::net::SocketAddr;
-use std::sync::Arc;
-
-use taut_mesh::hello::{Hello, SessionId};
+use taut_sys::Errno;
 use taut_sys::epoll::Interest;
-use taut_sys::socket::{LegOptions, Stream};
-use taut_sys::{Errno, random};
+use taut_sys::socket::Stream;
 
+use super::Worker;
+use super::dial_plan::DialPlan;
+use super::resolver::LookUp;
 use super::sessions::Close;
-use super::{Worker, mesh, original_dst};
-use crate::access::{DestinationVerdict, may_be_borrowed};
-use crate::event::token::{Slot, Token};
-use crate::net::addr::{ClientAddr, OnwardAddr};
-use crate::net::targets::Addrs;
+use crate::access::may_be_borrowed;
+use crate::event::token::{Generation, Slot, Token};
+use crate::mesh::pool::{Outcome, Spare};
+use crate::net::addr::{Destination, OnwardAddr};
+use crate::net::targets::{Addrs, ResolveError};
 use crate::outcome::session_end::{End, Side};
-use crate::route::table::{Peer, Route, Setup, Way};
-
-/// What a session's onward leg is still to be got by.
-pub(super) enum DialPlan {
-    /// By connecting to the addresses of the destination, one after the other.
-    Dial {
-        addrs: Addrs,
-        next: usize,
-        options: Arc<LegOptions>,
-        /// From the client's address.
-        borrow: bool,
-    },
-    /// The addresses of the destination are being looked up.
-    LookUp { name: String },
-    /// By asking another relay, with this hello.
-    Ask {
-        peer: Arc<Peer>,
-        hello: Box<Hello>,
-        tries_left: u8,
-    },
-}
 
 impl Worker {
-    /// Gets the session an onward leg in the way its errand says; when there is no further one it
-    /// ends with the `last` error. `at_first`: none has been tried before.
-    pub(super) fn go_on(&mut self, slot: Slot, at_first: bool, last: Errno) {
-        match self.sessions.get(slot.0 as usize).map(|e| &e.plan) {
-            Some(DialPlan::Dial { .. }) => self.dial(slot, last),
+    /// Takes the next step of the session's plan; with none left the session ends with the `last`
+    /// error. `at_first`: no step has been taken before.
+    pub(super) fn dial(&mut self, slot: Slot, at_first: bool, last: Errno) {
+        match self.sessions.get(slot).map(|e| &e.plan) {
+            Some(DialPlan::Dial { .. }) => self.dial_next_addr(slot, last),
             Some(DialPlan::LookUp { .. }) if at_first => self.look_up(slot),
             Some(DialPlan::LookUp { .. }) => self.end(slot, End::of_connect(last), Close::Reset),
-            Some(DialPlan::Ask { .. }) => self.ask(slot, at_first, last),
+            Some(DialPlan::Ask { .. }) => self.ask_relay(slot, at_first, last),
             None => {}
         }
     }
 
     /// Connects to the next address of the destination; with none left the session ends with the
     /// `last` error.
-    pub(super) fn dial(&mut self, slot: Slot, mut last: Errno) {
-        let Some(entry) = self.sessions.get_mut(slot.0 as usize) else {
+    fn dial_next_addr(&mut self, slot: Slot, mut last: Errno) {
+        let Some(entry) = self.sessions.get_mut(slot) else {
             return;
         };
         let DialPlan::Dial {
@@ -79,7 +57,7 @@ impl Worker {
                 Some(source) => Stream::connect_from(addr, source, options),
             };
             let dialled = dialled.and_then(|onward| {
-                self.poller.add(&onward, token, Interest::StreamEdges)?;
+                self.io.poller.add(&onward, token, Interest::StreamEdges)?;
                 Ok(onward)
             });
             match dialled {
@@ -87,7 +65,7 @@ impl Worker {
                     let until = self.io.now + entry.timeouts.connect;
                     entry.session.dialled(onward, until);
                     entry.timeline.dialled(self.io.now);
-                    self.set_deadline(slot);
+                    self.sessions.set_deadline(slot);
                     return;
                 }
                 Err(e) => last = e,
@@ -95,42 +73,167 @@ impl Worker {
         }
         self.end(slot, End::of_connect(last), Close::Reset);
     }
-}
 
-/// What a client of this forward needs, or why it gets nothing. `to`: what it connected to.
-pub(super) fn plan_of(
-    route: &Route,
-    client: ClientAddr,
-    to: impl FnOnce() -> Option<SocketAddr>,
-    setup: &Setup,
-) -> Result<DialPlan, DestinationVerdict> {
-    let borrow = route.identity.borrow;
-    Ok(match &route.way {
-        Way::Original(way) => {
-            // The connection is gone already when it has no address.
-            let to = to().ok_or(DestinationVerdict::Unspecified)?;
-            original_dst::plan(way, client, to, borrow, setup)?
+    /// Gets the session a connection to its peer: one from the pool at first, later only fresh
+    /// ones, since what broke one of the pool may have broken all of them.
+    fn ask_relay(&mut self, slot: Slot, at_first: bool, last: Errno) {
+        let Some(entry) = self.sessions.get_mut(slot) else {
+            return;
+        };
+        let waiter = (slot, entry.generation);
+        let DialPlan::Ask {
+            peer, tries_left, ..
+        } = &mut entry.plan
+        else {
+            return;
+        };
+        if *tries_left == 0 {
+            self.end(slot, End::of_connect(last), Close::Reset);
+            return;
         }
-        Way::Direct { targets, options } => DialPlan::Dial {
-            addrs: targets.current(),
+        *tries_left -= 1;
+        let peer = peer.id;
+        let spare = self.with_pools(|pools, terms| {
+            let spare = at_first.then(|| pools.take(peer, terms)).flatten();
+            if spare.is_none() {
+                pools.dial_for(peer, waiter, terms);
+            }
+            spare
+        });
+        match spare.flatten() {
+            Some(spare) => self.join(slot, spare, true),
+            None => {
+                if !at_first {
+                    self.io.metrics.pool_retries.add(1);
+                }
+                if let Some(entry) = self.sessions.get_mut(slot) {
+                    let until = self.io.now + entry.timeouts.connect;
+                    entry.session.awaits(until);
+                }
+                self.sessions.set_deadline(slot);
+            }
+        }
+    }
+
+    /// Tells the sessions that wait for a connection to a relay what came of it.
+    pub(super) fn serve_waiters(&mut self) {
+        while let Some(outcome) = self.mesh.pools.next_outcome() {
+            match outcome {
+                Outcome::Serve(waiter, spare) => {
+                    if self.sessions.is_waiting(waiter) {
+                        self.join(waiter.0, spare, false);
+                    }
+                }
+                Outcome::Fail(waiter, error) => {
+                    if self.sessions.is_waiting(waiter) {
+                        self.ask_relay(waiter.0, false, error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends the session's hello on a connection and makes it the upstream leg.
+    fn join(&mut self, slot: Slot, spare: Spare, made_before: bool) {
+        let now = self.io.now;
+        let Some(entry) = self.sessions.get_mut(slot) else {
+            return;
+        };
+        let DialPlan::Ask { hello, .. } = &entry.plan else {
+            return;
+        };
+        let token = Token::Leg(slot, entry.generation, Side::Onward).encode();
+        let message = spare.ready.hello(hello);
+        let said = match spare.stream.send(&message) {
+            Ok(n) if n == message.len() => {
+                self.io
+                    .poller
+                    .modify(&spare.stream, token, Interest::StreamEdges)
+            }
+            Ok(_) => Err(Errno::NOBUFS),
+            Err(e) => Err(e),
+        };
+        match said {
+            Ok(()) => {
+                entry.session.joined(spare.stream, made_before, now);
+                self.sessions.queue(slot);
+            }
+            Err(e) => self.ask_relay(slot, false, e),
+        }
+    }
+
+    /// Orders a look-up of the session's destination.
+    fn look_up(&mut self, slot: Slot) {
+        let Some(entry) = self.sessions.get_mut(slot) else {
+            return;
+        };
+        let DialPlan::LookUp { name } = &entry.plan else {
+            return;
+        };
+        let ordered = name.parse::<Destination>().is_ok_and(|destination| {
+            let order = LookUp {
+                destination,
+                mailbox: self.mailbox.clone(),
+                slot,
+                generation: entry.generation,
+            };
+            self.shared
+                .resolver
+                .get()
+                .is_some_and(|resolver| resolver.order(order))
+        });
+        if !ordered {
+            self.end(slot, End::NoResources, Close::Reset);
+            return;
+        }
+        entry.session.awaits(self.io.now + entry.timeouts.connect);
+        self.sessions.set_deadline(slot);
+    }
+
+    /// Dials the addresses that a look-up found and the configuration allows.
+    pub(super) fn on_resolved(
+        &mut self,
+        slot: Slot,
+        generation: Generation,
+        addrs: Result<Addrs, ResolveError>,
+    ) {
+        if !self.sessions.is_waiting((slot, generation)) {
+            return;
+        }
+        let Some(mesh) = self.setup.mesh.clone() else {
+            return;
+        };
+        let Some(entry) = self.sessions.get_mut(slot) else {
+            return;
+        };
+        let DialPlan::LookUp { name } = &entry.plan else {
+            return;
+        };
+        let found = match addrs {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::info!(%error, "a session from the mesh ends");
+                self.end(slot, End::LookUpFailed, Close::Reset);
+                return;
+            }
+        };
+        let host = name.parse::<Destination>().map(|d| d.host).ok();
+        let allowed: Addrs = found
+            .iter()
+            .copied()
+            .filter(|addr| mesh.access.check_addr(addr.0, host.as_deref()).is_allowed())
+            .collect();
+        if allowed.is_empty() {
+            tracing::info!(%name, addrs = ?found, "its addresses are not allowed");
+            self.end(slot, End::NotAllowed, Close::Reset);
+            return;
+        }
+        entry.plan = DialPlan::Dial {
+            addrs: allowed,
             next: 0,
-            options: options.clone(),
-            borrow,
-        },
-        Way::Mesh {
-            peer,
-            route,
-            destination,
-        } => DialPlan::Ask {
-            peer: peer.clone(),
-            hello: Box::new(Hello {
-                source: client.0,
-                destination: destination.clone(),
-                route: route.clone(),
-                hops_left: setup.mesh.as_ref().map_or(1, |m| m.hop_limit),
-                session: SessionId(random::bytes()),
-            }),
-            tries_left: mesh::tries(peer),
-        },
-    })
+            options: mesh.onward.clone(),
+            borrow: mesh.borrow,
+        };
+        self.dial_next_addr(slot, Errno::HOSTUNREACH);
+    }
 }

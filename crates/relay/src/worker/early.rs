@@ -1,69 +1,87 @@
-//! Sessions whose client's handshake is still under way (early SYN, pied-piper 3.2): the onward leg
-//! is set up when the SYN is seen, and joined to the client when that is accepted.
+//! Sessions whose client's handshake is still under way (early SYN, pied-piper 3.2): the upstream leg
+//! is dialled when the SYN is seen, and joined to the client when its connection is accepted.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use taut_sys::epoll::Interest;
 use taut_sys::socket::Stream;
 
 use super::Worker;
-use super::dial::{DialPlan, plan_of};
+use super::client::Client;
+use super::dial_plan::DialPlan;
+use super::mailbox::Message;
 use super::pending_record::Origin;
 use super::sessions::{Close, slot};
-use crate::early_syn::FourTuple;
+use crate::early_syn::{FourTuple, PendingTable};
 use crate::event::token::Token;
 use crate::net::addr::{ClientAddr, OnwardAddr};
 use crate::outcome::session_end::{End, Side};
 use crate::route::table::Route;
-use crate::worker::mailbox::Message;
 
-/// An onward leg that waits for its client.
-pub(super) struct Early {
+/// A worker's upstream legs that wait for their client.
+pub(super) struct EarlyLegs {
+    /// The worker's number.
+    pub(super) worker: usize,
+    /// Bounded by the limiter.
+    legs: HashMap<FourTuple, EarlyLeg>,
+}
+
+/// An upstream leg that waits for its client.
+struct EarlyLeg {
     /// The number of the forward that it was begun for.
     route: u32,
     plan: DialPlan,
     onward: Stream,
-    /// Whether the leg is one that had been made before and has been told its hello.
+    /// The leg came from the pool and has been sent its hello.
     told: bool,
 }
 
+// === impl EarlyLegs ===
+
+impl EarlyLegs {
+    pub(super) fn new(worker: usize) -> Self {
+        Self {
+            worker,
+            legs: HashMap::new(),
+        }
+    }
+}
+
 impl Worker {
-    /// A client's SYN is here: what it will need is begun.
+    /// Dials the upstream leg of a client whose SYN has been seen.
     pub(super) fn on_syn(&mut self, connection: FourTuple, forward: u32) {
+        let Some(table) = self.shared.early.clone() else {
+            return;
+        };
         let route = self.setup.routes.iter().find(|r| r.id == forward).cloned();
         let Some(route) = route else {
-            if let Some(table) = &self.shared.early {
-                table.given_up(connection);
-            }
+            table.given_up(connection);
             return;
         };
-        // Accepted before this was read: its session has a leg of its own, and what were begun now
-        // nobody would ever ask for or take back.
-        let table = self.shared.early.as_ref();
-        if !table.is_some_and(|table| table.is_awaited(connection, self.index)) {
+        // The client may have been accepted before this message was read. A dial started now would
+        // leak: its session already dials for itself.
+        if !table.is_awaited(connection, self.early.worker) {
             return;
         }
-        let client = ClientAddr(connection.client());
-        let plan = match route.sources.check(client.0.ip()).is_allowed() {
-            true => plan_of(&route, client, || Some(connection.local()), &self.setup).ok(),
-            false => None,
-        };
-        match plan.and_then(|plan| self.begin(&route, plan)) {
-            Some(early) => {
+        match self.begin(&route, connection) {
+            Some(leg) => {
                 self.io.metrics.early_begun.add(1);
-                self.early.insert(connection, early);
+                self.early.legs.insert(connection, leg);
             }
-            None => {
-                if let Some(table) = &self.shared.early {
-                    table.given_up(connection);
-                }
-            }
+            None => table.given_up(connection),
         }
     }
 
-    /// An onward leg that is connected or on its way.
-    fn begin(&mut self, route: &Arc<Route>, mut plan: DialPlan) -> Option<Early> {
-        match &mut plan {
+    /// Returns an upstream leg that is connected or on its way.
+    fn begin(&mut self, route: &Arc<Route>, connection: FourTuple) -> Option<EarlyLeg> {
+        let client = ClientAddr(connection.client());
+        if !route.sources.check(client.0.ip()).is_allowed() {
+            return None;
+        }
+        let to = || Some(connection.local());
+        let mut plan = DialPlan::for_client(route, client, to, &self.setup).ok()?;
+        let (onward, told) = match &mut plan {
             DialPlan::Dial {
                 addrs,
                 next,
@@ -73,114 +91,116 @@ impl Worker {
                 let &OnwardAddr(addr) = addrs.first()?;
                 let onward = Stream::connect(addr, options).ok()?;
                 *next = 1;
-                Some(Early {
-                    route: route.id,
-                    plan,
-                    onward,
-                    told: false,
-                })
+                (onward, false)
             }
             DialPlan::Ask {
                 peer,
                 hello,
                 tries_left,
             } => {
-                let peer = peer.id;
-                let spare = self.spare_or_dial(peer)?;
+                let spare = self.spare_or_dial(peer.id)?;
                 let message = spare.ready.hello(hello);
                 let sent = spare.stream.send(&message).ok()?;
                 *tries_left -= 1;
-                (sent == message.len()).then_some(Early {
-                    route: route.id,
-                    plan,
-                    onward: spare.stream,
-                    told: true,
-                })
+                if sent != message.len() {
+                    return None;
+                }
+                (spare.stream, true)
             }
-            DialPlan::LookUp { .. } => None,
-        }
+            DialPlan::LookUp { .. } => return None,
+        };
+        Some(EarlyLeg {
+            route: route.id,
+            plan,
+            onward,
+            told,
+        })
     }
 
-    /// The client has not come.
-    pub(super) fn forget(&mut self, connection: FourTuple) {
-        // Dropping it resets it: whoever was connected to learns that nobody comes.
-        if self.early.remove(&connection).is_some() {
+    /// Drops the upstream leg of a client that has not come.
+    pub(super) fn on_no_client(&mut self, connection: FourTuple) {
+        // Dropping the leg resets it, so its peer learns that nothing will follow.
+        if self.early.legs.remove(&connection).is_some() {
             self.io.metrics.early_unused.add(1);
         }
     }
 
-    /// A client has been accepted; with early SYN its onward leg may be under way at some worker.
-    pub(super) fn welcome(&mut self, client: Stream, addr: ClientAddr, route: &Arc<Route>) {
-        let table = self.shared.early.as_ref().filter(|_| route.early_syn);
-        let Some((table, Ok(local))) = table.map(|table| (table, client.local_addr())) else {
-            return self.admit(client, addr, None, route);
-        };
-        let connection = FourTuple::new(addr.0, local);
-        match table.accepted(connection, self.io.now) {
-            None => self.admit(client, addr, None, route),
-            Some(owner) if owner == self.index => self.join_early(client, addr, route, connection),
-            Some(owner) => match self.shared.mailboxes().get(owner) {
+    /// Passes a client on: to the upstream leg that waits for it, which may be another worker's, or
+    /// to a session that dials for itself.
+    pub(super) fn accept(&mut self, client: Client) {
+        let table = self.shared.early.as_ref();
+        let table = table.filter(|_| client.route.early_syn);
+        match table.and_then(|table| self.early_leg_of(&client, table)) {
+            None => self.start(client),
+            Some((owner, connection)) if owner == self.early.worker => {
+                self.join_early(client, connection);
+            }
+            Some((owner, connection)) => match self.shared.mailboxes().get(owner) {
                 Some(mailbox) => {
-                    let message = Message::Client {
-                        client,
-                        addr,
-                        route: route.clone(),
-                        connection,
-                    };
-                    // A worker that has ended has let go of its legs.
+                    let message = Message::Client { client, connection };
+                    // A worker that has ended has dropped its legs.
                     if let Err(Message::Client { client, .. }) = mailbox.post(message) {
-                        self.admit(client, addr, None, route);
+                        self.start(client);
                     }
                 }
-                None => self.admit(client, addr, None, route),
+                None => self.start(client),
             },
         }
     }
 
-    /// The client whose onward leg is here has come.
-    pub(super) fn join_early(
-        &mut self,
-        client: Stream,
-        addr: ClientAddr,
-        route: &Arc<Route>,
-        connection: FourTuple,
-    ) {
-        let early = self.early.remove(&connection);
-        // The listener may have been given to another forward since; dropped, the leg is reset.
-        let Some(early) = early.filter(|early| early.route == route.id) else {
-            return self.admit(client, addr, None, route);
+    /// Returns the worker that has a client's upstream leg, and the connection it is kept under.
+    fn early_leg_of(&self, client: &Client, table: &PendingTable) -> Option<(usize, FourTuple)> {
+        let local = client.stream.local_addr().ok()?;
+        let connection = FourTuple::new(client.addr.0, local);
+        let owner = table.accepted(connection, self.io.now)?;
+        Some((owner, connection))
+    }
+
+    /// Registers the session of a client whose upstream leg is here, and gives it the leg.
+    pub(super) fn join_early(&mut self, client: Client, connection: FourTuple) {
+        let leg = self.early.legs.remove(&connection);
+        // The listener may belong to another forward by now; dropping the leg resets it.
+        let Some(leg) = leg.filter(|leg| leg.route == client.route.id) else {
+            return self.start(client);
         };
         self.io.metrics.accepted.add(1);
         self.io.metrics.early_joined.add(1);
-        let Early {
-            route: _,
-            plan,
-            onward,
-            told,
-        } = early;
-        let Some(key) = self.seat(client, addr, plan, &Origin::Forward(route)) else {
-            // Full, and the client has been told.
+        let Client {
+            stream,
+            addr,
+            route,
+            ..
+        } = client;
+        let origin = Origin::Forward(&route);
+        let Some(key) = self.register(stream, addr, leg.plan, &origin) else {
+            // Refused, and the client has been reset.
             return;
         };
         let slot = slot(key);
-        let Some(entry) = self.sessions.get_mut(key) else {
+        let Some(entry) = self.sessions.get_mut(slot) else {
             return;
         };
         let until = self.io.now + entry.timeouts.connect;
         let token = Token::Leg(slot, entry.generation, Side::Onward).encode();
-        let watched = match told {
-            true => self.poller.modify(&onward, token, Interest::StreamEdges),
-            false => self.poller.add(&onward, token, Interest::StreamEdges),
+        let watched = match leg.told {
+            true => self
+                .io
+                .poller
+                .modify(&leg.onward, token, Interest::StreamEdges),
+            false => self
+                .io
+                .poller
+                .add(&leg.onward, token, Interest::StreamEdges),
         };
         if let Err(e) = watched {
             self.end(slot, End::of_connect(e), Close::Reset);
             return;
         }
-        if told {
-            entry.session.joined(onward, true, self.io.now);
+        if leg.told {
+            entry.session.joined(leg.onward, true, self.io.now);
         } else {
-            entry.session.dialled(onward, until);
+            entry.session.dialled(leg.onward, until);
         }
-        self.set_deadline(slot);
+        self.sessions.set_deadline(slot);
     }
 }

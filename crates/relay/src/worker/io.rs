@@ -1,9 +1,10 @@
-//! What sessions move their bytes with: a worker's pipes and the buffer that it copies through.
+//! What a worker does I/O with: its poller, its pipes and the buffer that it copies through.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use taut_sys::Errno;
+use taut_sys::epoll::Poller;
 use taut_sys::pipe::Pipe;
 
 use crate::counters::worker::WorkerMetrics;
@@ -13,15 +14,18 @@ use crate::forwarding::splice_pipes::PipePool;
 /// Bytes copied at a time, and the most a direction holds in memory.
 pub(super) const SCRATCH: usize = 64 << 10;
 
+/// What a worker does I/O with.
 pub(super) struct IoContext {
+    pub(super) poller: Poller,
     pub(super) pipes: PipePool,
     pub(super) scratch: Box<[u8]>,
     pub(super) splice_after: Option<u64>,
     pub(super) metrics: Arc<WorkerMetrics>,
+    /// The time of the events that are being handled.
     pub(super) now: Instant,
 }
 
-// === impl Workshop for Shop ===
+// === impl Buffers for IoContext ===
 
 impl Buffers for IoContext {
     type Pipe = Pipe;
@@ -41,7 +45,7 @@ impl Buffers for IoContext {
             match pipe.read(&mut bytes[at..]) {
                 Ok(n) if n > 0 => at += n,
                 Err(Errno::INTR) => {}
-                // Cannot be: `len` bytes are in it. What was read would be lost, so say so loudly.
+                // Cannot be: the pipe holds `len` bytes. Going on would lose those that were read.
                 other => panic!("a pipe with {len} bytes gave {other:?} after {at}"),
             }
         }

@@ -4,14 +4,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use taut_sys::Errno;
 use taut_sys::epoll::Waker;
-use taut_sys::socket::Stream;
 
+use super::client::Client;
 use crate::early_syn::FourTuple;
 use crate::event::token::{Generation, Slot};
-use crate::net::addr::ClientAddr;
 use crate::net::targets::{Addrs, ResolveError};
 use crate::route::listener::NewListener;
-use crate::route::table::{Route, Setup};
+use crate::route::table::Setup;
 
 /// A worker's letter box.
 #[derive(Debug)]
@@ -33,7 +32,7 @@ pub(crate) enum Message {
     /// Another configuration is at work: the listeners of this worker that belong to it.
     Reloaded {
         setup: Arc<Setup>,
-        doors: Vec<NewListener>,
+        listeners: Vec<NewListener>,
     },
     /// The mesh has other keys.
     NewKeys,
@@ -43,9 +42,7 @@ pub(crate) enum Message {
     NoClient { connection: FourTuple },
     /// The client of an early SYN has been accepted by another worker.
     Client {
-        client: Stream,
-        addr: ClientAddr,
-        route: Arc<Route>,
+        client: Client,
         connection: FourTuple,
     },
 }

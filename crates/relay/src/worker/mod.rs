@@ -1,34 +1,34 @@
-//! A worker: one thread with its own listeners, poller, sessions and pipes. It shares nothing on
-//! the path of the bytes; the kernel spreads connections over the workers (SO_REUSEPORT).
+//! A worker: one thread with its own listeners, poller, sessions and pipes. Workers share nothing on
+//! the path of the bytes; the kernel spreads connections over them (SO_REUSEPORT).
+//!
+//! A connection becomes a session in five steps: accept and check ([`accept`]), plan
+//! ([`dial_plan`]), register ([`sessions`]), dial ([`dial`]). From then on [`sessions`] drives it.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slab::Slab;
 use taut_sys::Errno;
 use taut_sys::epoll::{Interest, Poller, Report};
 
 use crate::config::DataPath;
 use crate::counters::worker::WorkerMetrics;
-use crate::early_syn::FourTuple;
-use crate::event::deadlines::Deadlines;
-use crate::event::token::{Generation, Slot, Token};
+use crate::event::token::Token;
 use crate::forwarding::splice_pipes::PipePool;
 use crate::mesh::inbound::Inbound;
 use crate::mesh::pool::Pools;
 use crate::route::listener::{ListenerId, NewListener};
 use crate::route::table::Setup;
-use crate::worker::mailbox::{Mailbox, Message};
 
 mod accept;
+mod client;
 mod dial;
+mod dial_plan;
 mod early;
 mod io;
 mod listeners;
 pub(crate) mod mailbox;
 mod mesh;
-mod original_dst;
 mod pending_record;
 mod proxy_header;
 pub(crate) mod resolver;
@@ -39,31 +39,25 @@ pub(crate) use listeners::BACKLOG;
 pub(crate) use proxy_header::MAX_WAITING;
 pub(crate) use shared::{Order, Shared};
 
-use early::Early;
+use early::EarlyLegs;
 use io::{IoContext, SCRATCH};
 use listeners::{OpenListener, listener_token};
+use mailbox::{Mailbox, Message};
+use mesh::MeshConns;
 use proxy_header::ProxyHeaders;
-use sessions::{SessionEntry, slot};
+use sessions::Sessions;
 
 /// One thread's share of a node.
 pub(crate) struct Worker {
-    /// Its place among the workers.
-    index: usize,
-    poller: Poller,
-    mailbox: Arc<Mailbox>,
-    doors: BTreeMap<ListenerId, OpenListener>,
-    sessions: Slab<SessionEntry>,
-    generation: Generation,
-    deadlines: Deadlines,
-    ready: VecDeque<Slot>,
-    inbound: Inbound,
-    pools: Pools,
-    /// Onward legs whose client has not been accepted yet; bounded by the limiter.
-    early: HashMap<FourTuple, Early>,
-    /// Connections that are to begin with a PROXY protocol header.
-    proxy_headers: ProxyHeaders,
     io: IoContext,
-    /// What new sessions are begun by.
+    sessions: Sessions,
+    mesh: MeshConns,
+    early: EarlyLegs,
+    listeners: BTreeMap<ListenerId, OpenListener>,
+    /// Connections that begin with a PROXY protocol header.
+    proxy_headers: ProxyHeaders,
+    mailbox: Arc<Mailbox>,
+    /// The configuration that new sessions begin with.
     setup: Arc<Setup>,
     shared: Arc<Shared>,
 }
@@ -75,7 +69,7 @@ impl Worker {
     /// The kernel's, when there is no descriptor or memory for it.
     pub(crate) fn new(
         index: usize,
-        doors: Vec<NewListener>,
+        listeners: Vec<NewListener>,
         data: &DataPath,
         max_pipes: usize,
         metrics: Arc<WorkerMetrics>,
@@ -85,12 +79,12 @@ impl Worker {
         let mailbox = Arc::new(Mailbox::new()?);
         poller.add(mailbox.waker(), Token::Waker.encode(), Interest::Read)?;
         let mut own = BTreeMap::new();
-        for door in doors {
-            let Some(listener) = door.listener else {
+        for listener in listeners {
+            let Some(socket) = listener.socket else {
                 continue;
             };
-            poller.add(&*listener, listener_token(door.id), Interest::Read)?;
-            own.insert(door.id, OpenListener::new(listener, door.purpose));
+            poller.add(&*socket, listener_token(listener.id), Interest::Read)?;
+            own.insert(listener.id, OpenListener::new(socket, listener.purpose));
         }
         let now = Instant::now();
         let setup = shared.setup();
@@ -99,25 +93,23 @@ impl Worker {
             None => Pools::default(),
         };
         Ok(Self {
-            index,
-            poller,
-            mailbox,
-            doors: own,
-            sessions: Slab::new(),
-            generation: Generation::default(),
-            deadlines: Deadlines::default(),
-            ready: VecDeque::new(),
-            inbound: Inbound::default(),
-            pools,
-            early: HashMap::new(),
-            proxy_headers: ProxyHeaders::default(),
             io: IoContext {
+                poller,
                 pipes: PipePool::new(max_pipes, data.pipe_size),
                 scratch: vec![0; SCRATCH].into(),
                 splice_after: data.splice_after,
                 metrics,
                 now,
             },
+            sessions: Sessions::default(),
+            mesh: MeshConns {
+                inbound: Inbound::default(),
+                pools,
+            },
+            early: EarlyLegs::new(index),
+            listeners: own,
+            proxy_headers: ProxyHeaders::default(),
+            mailbox,
             setup,
             shared,
         })
@@ -127,48 +119,30 @@ impl Worker {
         self.mailbox.clone()
     }
 
-    /// Works until it is ordered to end.
+    /// Runs until the node is ordered to end.
     ///
     /// # Errors
-    /// epoll's, which leave no way to go on.
+    /// Those of epoll, after which the worker cannot continue.
     pub(crate) fn run(mut self) -> Result<(), Errno> {
         let mut reports = Vec::new();
         loop {
-            self.poller.wait(self.patience(), &mut reports)?;
+            self.io.poller.wait(self.timeout(), &mut reports)?;
             self.io.now = Instant::now();
             for &report in &reports {
                 self.handle(report);
             }
             self.poll_mesh();
             self.poll_proxy_headers();
-            for _ in 0..self.ready.len() {
-                if let Some(slot) = self.ready.pop_front() {
-                    if let Some(entry) = self.sessions.get_mut(slot.0 as usize) {
-                        entry.queued = false;
-                    }
-                    self.drive(slot);
-                }
-            }
-            let due: Vec<_> = self.deadlines.due(self.io.now).collect();
-            for slot in due {
-                // One that waits for its turn gets it there.
-                if self
-                    .sessions
-                    .get(slot.0 as usize)
-                    .is_some_and(|e| !e.queued)
-                {
-                    self.drive(slot);
-                }
-            }
+            self.drive_sessions();
             self.wake_listeners();
             match self.shared.ordered() {
                 Order::Run => {}
                 Order::Drain => {
                     self.close_listeners();
-                    // Hellos that are on their way are waited for; what else stands at the mesh
-                    // port has its deadlines.
-                    if self.sessions.is_empty()
-                        && self.inbound.is_empty()
+                    // Hellos that are on their way are waited for; everything else at the mesh
+                    // port has its deadline.
+                    if self.sessions.entries.is_empty()
+                        && self.mesh.inbound.is_empty()
                         && self.proxy_headers.is_empty()
                         && self.mailbox.close_if_empty()
                     {
@@ -177,32 +151,31 @@ impl Worker {
                 }
                 Order::Stop => {
                     self.close_listeners();
-                    let all: Vec<_> = self.sessions.iter().map(|(key, _)| slot(key)).collect();
-                    for slot in all {
-                        self.stop(slot);
-                    }
+                    self.stop_sessions();
                     return Ok(());
                 }
             }
         }
     }
 
-    /// How long to wait for the kernel.
-    fn patience(&self) -> Option<Duration> {
-        if !self.ready.is_empty() {
+    /// Returns how long to wait for the kernel; `None` for as long as it takes.
+    fn timeout(&self) -> Option<Duration> {
+        if self.sessions.has_ready() {
             return Some(Duration::ZERO);
         }
-        let resting = self.doors.values().filter_map(|d| d.resting_until).min();
-        let mesh = [
-            self.pools.next(),
-            self.inbound.next(),
+        let resting = self
+            .listeners
+            .values()
+            .filter_map(|l| l.resting_until)
+            .min();
+        let next = [
+            self.sessions.next(),
+            resting,
+            self.mesh.pools.next(),
+            self.mesh.inbound.next(),
             self.proxy_headers.next(),
         ];
-        let next = [self.deadlines.next(), resting]
-            .into_iter()
-            .chain(mesh)
-            .flatten()
-            .min()?;
+        let next = next.into_iter().flatten().min()?;
         Some(next.saturating_duration_since(Instant::now()))
     }
 
@@ -211,52 +184,40 @@ impl Worker {
             Token::Waker => {
                 self.mailbox.waker().clear();
                 for message in self.mailbox.take() {
-                    self.read(message);
+                    self.on_message(message);
                 }
             }
-            Token::Listener(door) => {
-                self.accept(ListenerId(door));
+            Token::Listener(listener) => {
+                self.on_listener_readable(ListenerId(listener));
             }
             Token::Leg(slot, generation, side) => {
-                let Some(entry) = self.sessions.get_mut(slot.0 as usize) else {
-                    return;
-                };
-                if entry.generation != generation {
-                    return;
-                }
-                entry.session.handle(side, readiness);
-                if !std::mem::replace(&mut entry.queued, true) {
-                    self.ready.push_back(slot);
-                }
+                self.sessions.handle(slot, generation, side, readiness);
             }
             Token::InboundConn(slot, generation) => {
-                self.on_mesh_readable(slot, generation, readiness)
+                self.on_mesh_readable(slot, generation, readiness);
             }
-            Token::Spare(slot, generation) => self.prepare(slot, generation, readiness),
-            Token::ProxyHeader(slot, generation) => self.read_header(slot, generation, readiness),
+            Token::Spare(slot, generation) => self.on_pool_ready(slot, generation, readiness),
+            Token::ProxyHeader(slot, generation) => {
+                self.on_header_readable(slot, generation, readiness);
+            }
         }
     }
 
-    fn read(&mut self, message: Message) {
+    fn on_message(&mut self, message: Message) {
         match message {
             Message::Resolved {
                 slot,
                 generation,
                 addrs,
-            } => self.resolved(slot, generation, addrs),
+            } => self.on_resolved(slot, generation, addrs),
             Message::NewKeys => self.drop_old_keys(),
-            Message::Reloaded { setup, doors } => self.reload(setup, doors),
+            Message::Reloaded { setup, listeners } => self.reload(setup, listeners),
             Message::Syn {
                 connection,
                 forward,
             } => self.on_syn(connection, forward),
-            Message::NoClient { connection } => self.forget(connection),
-            Message::Client {
-                client,
-                addr,
-                route,
-                connection,
-            } => self.join_early(client, addr, &route, connection),
+            Message::NoClient { connection } => self.on_no_client(connection),
+            Message::Client { client, connection } => self.join_early(client, connection),
         }
     }
 }

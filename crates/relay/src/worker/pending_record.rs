@@ -9,9 +9,9 @@ use taut_sys::random;
 use taut_sys::socket::Stream;
 use taut_sys::tcp_info::TcpInfo;
 
-use super::dial::DialPlan;
-use super::sessions::SessionEntry;
+use super::dial_plan::DialPlan;
 use crate::counters::worker::WorkerMetrics;
+use crate::forwarding::session::Session;
 use crate::net::addr::ClientAddr;
 use crate::outcome::session_end::End;
 use crate::route::table::Route;
@@ -148,12 +148,15 @@ impl PendingRecord {
         self.address = onward.peer_addr().ok();
     }
 
-    /// All of it; the legs are still open.
-    pub(super) fn tell(self, entry: &SessionEntry, now: Instant, end: End) -> SessionRecord {
-        let SessionEntry {
-            session, timeline, ..
-        } = entry;
-        let ClientAddr(client) = entry.client;
+    /// Returns the whole record of a session whose legs are still open.
+    pub(super) fn finish(
+        self,
+        session: &Session<Stream>,
+        ClientAddr(client): ClientAddr,
+        timeline: &Timeline,
+        now: Instant,
+        end: End,
+    ) -> SessionRecord {
         let (to_onward, to_client) = session.moved();
         let (up, down) = session.spliced();
         let (client_leg, onward_leg) = session.legs();

@@ -19,6 +19,7 @@ use taut_sys::epoll::{Interest, Readiness};
 use taut_sys::socket::Stream;
 
 use super::Worker;
+use super::client::Client;
 use super::sessions::slot;
 use crate::access::SourceVerdict;
 use crate::event::token::{Generation, Slot, Token};
@@ -116,7 +117,7 @@ impl Waiting {
 
 impl Worker {
     /// A connection that is to begin with a header has been accepted.
-    pub(super) fn await_header(&mut self, stream: Stream, from: SocketAddr, route: &Arc<Route>) {
+    pub(super) fn await_header(&mut self, stream: Stream, from: SocketAddr, route: Arc<Route>) {
         let believed = route.identity.accept_proxy.as_ref();
         if !believed.is_some_and(|s| s.check(from.ip()) == SourceVerdict::Allowed) {
             tracing::info!(%from, "refused a connection: not a sender in proxy_from");
@@ -133,6 +134,7 @@ impl Worker {
         let token = Token::ProxyHeader(slot, generation).encode();
         // What has arrived already is reported too.
         if self
+            .io
             .poller
             .add(&stream, token, Interest::StreamEdges)
             .is_err()
@@ -142,7 +144,7 @@ impl Worker {
         vacant.insert(Waiting {
             stream,
             from,
-            route: route.clone(),
+            route,
             reader: Reader::new(MAX_HEADER),
             generation,
         });
@@ -152,7 +154,12 @@ impl Worker {
     }
 
     /// A connection without a whole header is reported.
-    pub(super) fn read_header(&mut self, slot: Slot, generation: Generation, ready: Readiness) {
+    pub(super) fn on_header_readable(
+        &mut self,
+        slot: Slot,
+        generation: Generation,
+        ready: Readiness,
+    ) {
         if !self.proxy_headers.is_here(slot, generation) || !(ready.readable() || ready.failed()) {
             return;
         }
@@ -169,8 +176,13 @@ impl Worker {
             let to = header.addresses.map(|(_, to)| to);
             self.io.metrics.proxy_headers.add(1);
             let route = waiting.route;
-            if let Some(stream) = self.let_in(waiting.stream, client, &route.sources) {
-                self.admit(stream, ClientAddr(client), to, &route);
+            if let Some(stream) = self.admit(waiting.stream, client, &route.sources) {
+                self.start(Client {
+                    stream,
+                    addr: ClientAddr(client),
+                    proxied_to: to,
+                    route,
+                });
             }
         }
     }

@@ -1,21 +1,38 @@
-//! A worker's sessions: each gets its turn, its alarm, and an end.
+//! A worker's sessions: their places, their turns, their deadlines and their ends.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use slab::Slab;
+use taut_sys::Errno;
+use taut_sys::epoll::{Interest, Readiness};
 use taut_sys::socket::Stream;
 
 use super::Worker;
-use super::dial::DialPlan;
-use super::pending_record::{PendingRecord, Timeline};
+use super::dial_plan::DialPlan;
+use super::pending_record::{Origin, PendingRecord, Timeline};
 use crate::access::session_quota::Permit;
 use crate::config::Timeouts;
-use crate::event::token::{Generation, Slot};
+use crate::event::deadlines::Deadlines;
+use crate::event::token::{Generation, Slot, Token};
 use crate::forwarding::session::{Session, Step};
 use crate::net::addr::ClientAddr;
-use crate::outcome::session_end::End;
+use crate::outcome::refusal::ClientRefusal;
+use crate::outcome::session_end::{End, Side};
 use crate::turbo::route_metrics::Visit;
 
+/// A worker's sessions.
+#[derive(Default)]
+pub(super) struct Sessions {
+    pub(super) entries: Slab<SessionEntry>,
+    generation: Generation,
+    deadlines: Deadlines,
+    /// Sessions that have something to do.
+    ready: VecDeque<Slot>,
+}
+
+/// A session and what its worker keeps for it.
 pub(super) struct SessionEntry {
     pub(super) session: Session<Stream>,
     pub(super) generation: Generation,
@@ -27,9 +44,9 @@ pub(super) struct SessionEntry {
     pub(super) record: Option<Box<PendingRecord>>,
     pub(super) deadline: Option<Instant>,
     pub(super) queued: bool,
-    /// Its source's, given back with it.
+    /// Its place in the quota of its source.
     pub(super) permit: Permit,
-    /// The relay that it comes from is here while it lasts.
+    /// Keeps the relay that it comes from known while it lasts.
     pub(super) _visit: Option<Visit>,
 }
 
@@ -40,9 +57,151 @@ pub(super) enum Close {
     Reset,
 }
 
+// === impl Sessions ===
+
+impl Sessions {
+    pub(super) fn get(&self, slot: Slot) -> Option<&SessionEntry> {
+        self.entries.get(slot.0 as usize)
+    }
+
+    pub(super) fn get_mut(&mut self, slot: Slot) -> Option<&mut SessionEntry> {
+        self.entries.get_mut(slot.0 as usize)
+    }
+
+    /// Returns whether the session is still open and still without an upstream leg.
+    pub(super) fn is_waiting(&self, (slot, generation): (Slot, Generation)) -> bool {
+        self.get(slot)
+            .is_some_and(|e| e.generation == generation && e.session.is_waiting())
+    }
+
+    /// Notes what is known of a leg and queues its session.
+    pub(super) fn handle(
+        &mut self,
+        slot: Slot,
+        generation: Generation,
+        side: Side,
+        readiness: Readiness,
+    ) {
+        if let Some(entry) = self.entries.get_mut(slot.0 as usize)
+            && entry.generation == generation
+        {
+            entry.session.handle(side, readiness);
+            if !std::mem::replace(&mut entry.queued, true) {
+                self.ready.push_back(slot);
+            }
+        }
+    }
+
+    /// Gives a session a turn, unless it waits for one.
+    pub(super) fn queue(&mut self, slot: Slot) {
+        if let Some(entry) = self.entries.get_mut(slot.0 as usize)
+            && !std::mem::replace(&mut entry.queued, true)
+        {
+            self.ready.push_back(slot);
+        }
+    }
+
+    pub(super) fn set_deadline(&mut self, slot: Slot) {
+        let Some(entry) = self.entries.get_mut(slot.0 as usize) else {
+            return;
+        };
+        let new = entry.session.deadline(&entry.timeouts);
+        self.deadlines.set(slot, entry.deadline, new);
+        entry.deadline = new;
+    }
+
+    /// Returns when the next session is due.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.deadlines.next()
+    }
+
+    /// Returns whether a session waits for its turn.
+    pub(super) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+}
+
 impl Worker {
-    pub(super) fn drive(&mut self, slot: Slot) {
-        let Some(entry) = self.sessions.get_mut(slot.0 as usize) else {
+    /// Registers a session without an upstream leg, or resets its client when there is no room.
+    pub(super) fn register(
+        &mut self,
+        client: Stream,
+        addr: ClientAddr,
+        plan: DialPlan,
+        origin: &Origin<'_>,
+    ) -> Option<usize> {
+        // Of a session from the mesh: the client that the hello names.
+        let Some(permit) = self.shared.sources.admit(addr.0.ip()) else {
+            self.refuse(client, ClientRefusal::SourceLimit);
+            return None;
+        };
+        if !self.shared.admit() {
+            // First, so that a client that sees the reset and retries does not meet its own permit.
+            drop(permit);
+            self.refuse(client, ClientRefusal::Full);
+            return None;
+        }
+        let log = self.shared.log.is_some();
+        let record = log.then(|| Box::new(PendingRecord::new(origin, &client, &plan)));
+        let visit = match (&self.shared.relays, origin) {
+            (Some(relays), Origin::Mesh { relay, .. }) => relays.visit(*relay),
+            _ => None,
+        };
+        self.sessions.generation = self.sessions.generation.next();
+        let generation = self.sessions.generation;
+        let vacant = self.sessions.entries.vacant_entry();
+        let key = vacant.key();
+        let token = Token::Leg(slot(key), generation, Side::Client).encode();
+        let poller = &self.io.poller;
+        // A connection from another relay is watched already.
+        let watched = match poller.add(&client, token, Interest::StreamEdges) {
+            Err(Errno::EXIST) => poller.modify(&client, token, Interest::StreamEdges),
+            other => other,
+        };
+        vacant.insert(SessionEntry {
+            session: Session::new(client, self.io.now),
+            generation,
+            client: addr,
+            plan,
+            timeouts: self.setup.timeouts.clone(),
+            timeline: Timeline::new(self.io.now),
+            record,
+            deadline: None,
+            queued: false,
+            permit,
+            _visit: visit,
+        });
+        self.io.metrics.sessions.add(1);
+        match watched {
+            Ok(()) => Some(key),
+            Err(e) => {
+                self.end(slot(key), End::of_connect(e), Close::Reset);
+                None
+            }
+        }
+    }
+
+    /// Gives every session that is ready or due its turn.
+    pub(super) fn drive_sessions(&mut self) {
+        for _ in 0..self.sessions.ready.len() {
+            if let Some(slot) = self.sessions.ready.pop_front() {
+                if let Some(entry) = self.sessions.get_mut(slot) {
+                    entry.queued = false;
+                }
+                self.drive(slot);
+            }
+        }
+        let due: Vec<_> = self.sessions.deadlines.due(self.io.now).collect();
+        for slot in due {
+            // A queued one is driven when its turn comes.
+            if self.sessions.get(slot).is_some_and(|e| !e.queued) {
+                self.drive(slot);
+            }
+        }
+    }
+
+    fn drive(&mut self, slot: Slot) {
+        let Some(entry) = self.sessions.entries.get_mut(slot.0 as usize) else {
             return;
         };
         let before = entry.session.moved();
@@ -60,56 +219,67 @@ impl Worker {
             record.connected(onward);
         }
         match step {
-            Step::Wait => self.set_deadline(slot),
+            Step::Wait => self.sessions.set_deadline(slot),
             Step::Again => {
                 if !std::mem::replace(&mut entry.queued, true) {
-                    self.ready.push_back(slot);
+                    self.sessions.ready.push_back(slot);
                 }
-                self.set_deadline(slot);
+                self.sessions.set_deadline(slot);
             }
             Step::Redial(error) => {
                 entry.timeline.lost();
-                self.go_on(slot, false, error);
+                self.dial(slot, false, error);
             }
             Step::Done(end) => self.end(slot, end, Close::Gracefully),
             Step::Broken(end) => self.end(slot, end, Close::Reset),
         }
     }
 
-    pub(super) fn set_deadline(&mut self, slot: Slot) {
-        let Some(entry) = self.sessions.get_mut(slot.0 as usize) else {
-            return;
-        };
-        let new = entry.session.deadline(&entry.timeouts);
-        self.deadlines.set(slot, entry.deadline, new);
-        entry.deadline = new;
+    /// Ends every session: the node stops.
+    pub(super) fn stop_sessions(&mut self) {
+        let all: Vec<_> = self
+            .sessions
+            .entries
+            .iter()
+            .map(|(key, _)| slot(key))
+            .collect();
+        for slot in all {
+            self.stop(slot);
+        }
     }
 
-    pub(super) fn stop(&mut self, slot: Slot) {
-        match self.sessions.get(slot.0 as usize).map(|e| e.session.stop()) {
+    fn stop(&mut self, slot: Slot) {
+        match self.sessions.get(slot).map(|e| e.session.stop()) {
             Some(Step::Done(end)) => self.end(slot, end, Close::Gracefully),
             Some(_) => self.end(slot, End::Stopped, Close::Reset),
             None => {}
         }
     }
 
+    /// Ends a session: closes its legs, counts it and records it.
     pub(super) fn end(&mut self, slot: Slot, end: End, close: Close) {
-        let Some(mut entry) = self.sessions.try_remove(slot.0 as usize) else {
+        let Some(mut entry) = self.sessions.entries.try_remove(slot.0 as usize) else {
             return;
         };
-        self.deadlines.set(slot, entry.deadline, None);
+        self.sessions.deadlines.set(slot, entry.deadline, None);
         if let DialPlan::Ask { peer, .. } = &entry.plan
             && entry.session.is_waiting()
         {
             // Otherwise a connection would be made for nobody.
-            self.pools.forget(peer.id, (slot, entry.generation));
+            self.mesh.pools.forget(peer.id, (slot, entry.generation));
         }
         for pipe in entry.session.take_dirty_pipes() {
             drop(pipe);
             self.io.pipes.forget(&self.io.metrics);
         }
         if let (Some(record), Some(log)) = (entry.record.take(), &self.shared.log) {
-            log.record(Box::new(record.tell(&entry, self.io.now, end)));
+            log.record(Box::new(record.finish(
+                &entry.session,
+                entry.client,
+                &entry.timeline,
+                self.io.now,
+                end,
+            )));
         }
         let (onward_bytes, client_bytes) = entry.session.moved();
         let (client, onward) = entry.session.into_legs();

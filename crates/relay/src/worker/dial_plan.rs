@@ -1,0 +1,169 @@
+//! How a session obtains its upstream connection: decided here, done in [`super::dial`].
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use taut_mesh::hello::{Hello, SessionId, Target};
+use taut_sys::random;
+use taut_sys::socket::LegOptions;
+
+use crate::access::DestinationVerdict;
+use crate::net::addr::{ClientAddr, OnwardAddr};
+use crate::net::targets::Addrs;
+use crate::outcome::mesh::MeshRefusal;
+use crate::route::table::{Mesh, Onward, Original, Peer, Route, Setup, Way};
+
+/// How a session obtains its upstream connection, and how far that has got.
+pub(super) enum DialPlan {
+    /// Connect to the addresses of the destination, one after the other.
+    Dial {
+        addrs: Addrs,
+        next: usize,
+        options: Arc<LegOptions>,
+        /// Connect from the client's address.
+        borrow: bool,
+    },
+    /// Look up the addresses of the destination, then dial them.
+    LookUp { name: String },
+    /// Send another relay this hello.
+    Ask {
+        peer: Arc<Peer>,
+        hello: Box<Hello>,
+        tries_left: u8,
+    },
+}
+
+// === impl DialPlan ===
+
+impl DialPlan {
+    /// Returns the plan for a client of `route`, or why its destination is refused. `to`: the
+    /// address that the client connected to.
+    pub(super) fn for_client(
+        route: &Route,
+        client: ClientAddr,
+        to: impl FnOnce() -> Option<SocketAddr>,
+        setup: &Setup,
+    ) -> Result<Self, DestinationVerdict> {
+        let borrow = route.identity.borrow;
+        match &route.way {
+            Way::Original(original) => {
+                // A connection without an address is gone already.
+                let to = to().ok_or(DestinationVerdict::Unspecified)?;
+                Self::for_original_dst(original, client, to, borrow, setup)
+            }
+            Way::Direct { targets, options } => Ok(Self::Dial {
+                addrs: targets.current(),
+                next: 0,
+                options: options.clone(),
+                borrow,
+            }),
+            Way::Mesh {
+                peer,
+                route,
+                destination,
+            } => Ok(Self::for_peer(
+                peer,
+                client,
+                destination.clone(),
+                route,
+                setup,
+            )),
+        }
+    }
+
+    /// Returns the plan for a client that was intercepted on its way to `to`.
+    fn for_original_dst(
+        original: &Original,
+        client: ClientAddr,
+        to: SocketAddr,
+        borrow: bool,
+        setup: &Setup,
+    ) -> Result<Self, DestinationVerdict> {
+        let to = SocketAddr::new(to.ip().to_canonical(), to.port());
+        // The client connected to the listener itself: forwarding that would loop.
+        if !original.taking.covers(to) {
+            return Err(DestinationVerdict::Own);
+        }
+        match original.access.check_addr(to, None) {
+            DestinationVerdict::Allowed => {}
+            refused => return Err(refused),
+        }
+        Ok(match &original.onward {
+            Onward::Direct(options) => Self::to_addr(to, options, borrow),
+            Onward::Mesh { peer, route } => {
+                Self::for_peer(peer, client, Target::Addr(to), route, setup)
+            }
+        })
+    }
+
+    /// Returns whose session a hello asks for and the plan for it, or why it is refused.
+    pub(super) fn for_hello(mesh: &Mesh, hello: Hello) -> Result<(ClientAddr, Self), MeshRefusal> {
+        let client = ClientAddr(hello.source);
+        if let Some((next, onward)) = hello.next_hop().map_err(|_| MeshRefusal::HopLimit)? {
+            let peer = mesh.peer(&next).ok_or(MeshRefusal::NextRelay)?;
+            return Ok((client, Self::ask(peer, onward)));
+        }
+        let plan = match hello.destination {
+            Target::Addr(addr) => {
+                let verdict = mesh.access.check_addr(addr, None);
+                if !verdict.is_allowed() {
+                    return Err(refused(&addr, verdict));
+                }
+                Self::to_addr(addr, &mesh.onward, mesh.borrow)
+            }
+            Target::Name { ref host, port } => {
+                let verdict = mesh.access.check_name(host, port);
+                if !verdict.is_allowed() {
+                    return Err(refused(&hello.destination, verdict));
+                }
+                Self::LookUp {
+                    name: hello.destination.to_string(),
+                }
+            }
+        };
+        Ok((client, plan))
+    }
+
+    fn for_peer(
+        peer: &Arc<Peer>,
+        client: ClientAddr,
+        destination: Target,
+        route: &[Target],
+        setup: &Setup,
+    ) -> Self {
+        let hello = Hello {
+            source: client.0,
+            destination,
+            route: route.to_vec(),
+            hops_left: setup.mesh.as_ref().map_or(1, |m| m.hop_limit),
+            session: SessionId(random::bytes()),
+        };
+        Self::ask(peer, hello)
+    }
+
+    /// A session tries one connection that was ready, and then each address of the peer.
+    fn ask(peer: &Arc<Peer>, hello: Hello) -> Self {
+        let tries_left = u8::try_from(peer.targets.current().len())
+            .unwrap_or(u8::MAX)
+            .saturating_add(1);
+        Self::Ask {
+            peer: peer.clone(),
+            hello: Box::new(hello),
+            tries_left,
+        }
+    }
+
+    fn to_addr(addr: SocketAddr, options: &Arc<LegOptions>, borrow: bool) -> Self {
+        Self::Dial {
+            addrs: [OnwardAddr(addr)].into(),
+            next: 0,
+            options: options.clone(),
+            borrow,
+        }
+    }
+}
+
+fn refused(destination: &impl std::fmt::Display, verdict: DestinationVerdict) -> MeshRefusal {
+    tracing::info!(%destination, cause = verdict.label(), "not an allowed destination");
+    MeshRefusal::Destination
+}
