@@ -65,7 +65,7 @@ pub fn relay(
          \x20   timeout server 10m\n\
          listen relay\n\
          \x20   bind {addr}\n\
-         \x20   server onward {to}\n"
+         \x20   server upstream {to}\n"
     );
     fs::write(&config, text).map_err(|source| PeerError::Prepare {
         what: "HAProxy's configuration".into(),

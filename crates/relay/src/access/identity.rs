@@ -9,10 +9,10 @@ use crate::access::Sources;
 /// How a forward deals with its clients' addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// Onward connections come from the client's address, not from the relay's; the port is
+    /// Upstream connections come from the client's address, not from the relay's; the port is
     /// another. The replies have to be routed through this machine.
     pub borrow: bool,
-    /// Onward connections begin with a PROXY protocol header, version 2, that names the client.
+    /// Upstream connections begin with a PROXY protocol header, version 2, that names the client.
     pub send_proxy: bool,
     /// Clients' connections begin with such a header, and these senders are believed; nobody else
     /// is let in. `None`: they do not.

@@ -75,7 +75,7 @@ pub(super) struct ForwardSection {
     from: Option<Spanned<OneOrMany>>,
     not_from: Option<Spanned<OneOrMany>>,
     client_congestion: Option<String>,
-    onward_congestion: Option<String>,
+    upstream_congestion: Option<String>,
 }
 
 /// A look-up more often than this is a load on the resolver and no use to anybody.
@@ -255,7 +255,7 @@ impl ForwardSection {
             early_syn: self.early_syn,
             sources: sources(self.from, self.not_from, &format!("relay.forward[{i}]"))?,
             client_congestion: self.client_congestion,
-            onward_congestion: self.onward_congestion,
+            upstream_congestion: self.upstream_congestion,
         };
         match forward.contradiction() {
             None => Ok(forward),

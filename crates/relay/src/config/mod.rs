@@ -121,7 +121,7 @@ pub struct Forward {
     pub identity: Identity,
     /// The relays of the mesh that connections go through, in order; none: straight to `to`.
     pub via: Vec<Destination>,
-    /// Whether the way onward is begun when the client's SYN is seen, before its handshake is
+    /// Whether the upstream leg is begun when the client's SYN is seen, before its handshake is
     /// done (pied-piper 3.2, improvement 1).
     pub early_syn: bool,
     /// Who may connect.
@@ -129,7 +129,7 @@ pub struct Forward {
     /// Congestion control towards the client; `None`: the kernel's default.
     pub client_congestion: Option<String>,
     /// Congestion control towards the destination; `None`: the kernel's default.
-    pub onward_congestion: Option<String>,
+    pub upstream_congestion: Option<String>,
 }
 
 impl Forward {
@@ -175,7 +175,7 @@ impl Forward {
             early_syn: false,
             sources: Sources::default(),
             client_congestion: None,
-            onward_congestion: None,
+            upstream_congestion: None,
         }
     }
 
@@ -190,7 +190,7 @@ impl Forward {
             early_syn: false,
             sources: Sources::default(),
             client_congestion: None,
-            onward_congestion: None,
+            upstream_congestion: None,
         }
     }
 }

@@ -30,7 +30,7 @@ fn every_field_is_read() {
          drain_timeout = \"0s\"\nresolve_interval = \"5m\"\nkeepalive_idle = \"20s\"\n\
          splice_after = \"64KiB\"\npipe_size = \"1MiB\"\nmax_pipes = 7\n\
          [[relay.forward]]\nlisten = [\"127.0.0.1:1\", \"[::1]:1\"]\nto = \"[::1]:80\"\n\
-         client_congestion = \"bbr\"\nonward_congestion = \"cubic\"\n",
+         client_congestion = \"bbr\"\nupstream_congestion = \"cubic\"\n",
     )
     .unwrap();
     assert_eq!(config.workers, Some(3));
@@ -51,7 +51,7 @@ fn every_field_is_read() {
     assert_eq!(config.forwards[0].listen.len(), 2);
     assert_eq!(config.forwards[0].client_congestion.as_deref(), Some("bbr"));
     assert_eq!(
-        config.forwards[0].onward_congestion.as_deref(),
+        config.forwards[0].upstream_congestion.as_deref(),
         Some("cubic")
     );
 }

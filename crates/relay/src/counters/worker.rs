@@ -17,7 +17,7 @@ pub(crate) struct WorkerMetrics {
     pub(crate) refused: [Figure; ClientRefusal::ALL.len()],
     pub(crate) accept_failed: Figure,
     pub(crate) sessions: Figure,
-    pub(crate) onward_bytes: Figure,
+    pub(crate) upstream_bytes: Figure,
     pub(crate) client_bytes: Figure,
     pub(crate) pipes_open: Figure,
     pub(crate) pipes_in_use: Figure,

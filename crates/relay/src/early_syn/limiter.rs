@@ -11,7 +11,7 @@ use super::{FourTuple, SynEvent};
 /// What becomes of a SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// Set the onward path up; the connection is pending until [`Limiter::settled`] or
+    /// Set the upstream path up; the connection is pending until [`Limiter::settled`] or
     /// [`Limiter::expire`].
     Admit,
     /// It is pending already: a retransmitted SYN, or one that was seen on two devices on its way

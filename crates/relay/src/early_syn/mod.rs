@@ -1,4 +1,4 @@
-//! Early SYN (pied-piper 3.2, improvement 1): the onward leg is set up while the client's own
+//! Early SYN (pied-piper 3.2, improvement 1): the upstream leg is set up while the client's own
 //! handshake is still on its way.
 //!
 //! [`EarlySyn`] is the eye: a BPF program at the ingress of the machine's devices that writes an

@@ -1,4 +1,4 @@
-//! Connections whose client's handshake is under way, and which worker has the onward leg of each.
+//! Connections whose client's handshake is under way, and which worker has the upstream leg of each.
 //!
 //! The thread that reads events and the workers share it. Its lock is held for a look at a table,
 //! never over a system call.
@@ -36,7 +36,7 @@ impl PendingTable {
         }))
     }
 
-    /// A SYN was seen: the worker of `workers` that is to get its onward leg under way, if the
+    /// A SYN was seen: the worker of `workers` that is to get its upstream leg under way, if the
     /// limiter lets it.
     pub(crate) fn admit(&self, syn: &SynEvent, workers: usize, now: Instant) -> Option<usize> {
         let mut inner = self.lock();
@@ -49,7 +49,7 @@ impl PendingTable {
         Some(worker)
     }
 
-    /// Connections whose client has not come, each with the worker that has its onward leg.
+    /// Connections whose client has not come, each with the worker that has its upstream leg.
     pub(crate) fn expire(&self, now: Instant) -> Vec<(FourTuple, usize)> {
         let mut inner = self.lock();
         let expired = inner.limiter.expire(now);
@@ -68,7 +68,7 @@ impl PendingTable {
         }
     }
 
-    /// A connection was accepted: the worker that has its onward leg under way, if one has.
+    /// A connection was accepted: the worker that has its upstream leg under way, if one has.
     pub(crate) fn accepted(&self, connection: FourTuple, now: Instant) -> Option<usize> {
         let mut inner = self.lock();
         let owner = inner.owners.remove(&connection);

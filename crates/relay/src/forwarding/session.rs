@@ -1,4 +1,4 @@
-//! A session: the client's leg, the onward leg, and a direction each way between them.
+//! A session: the client's leg, the upstream leg, and a direction each way between them.
 //!
 //! Decides what the kernel's reports mean for the session; it makes no socket and reads no
 //! clock. [`Session::handle`] takes note of readiness, [`Session::drive`] acts on it, and
@@ -34,14 +34,14 @@ const PIPE_PATIENCE: Duration = Duration::from_secs(1);
 /// One relayed connection.
 pub(crate) struct Session<L: Leg> {
     client: L,
-    onward: Option<L>,
-    to_onward: Direction<L::Pipe>,
+    upstream: Option<L>,
+    to_upstream: Direction<L::Pipe>,
     to_client: Direction<L::Pipe>,
     phase: Phase,
-    /// What the poller said of the onward leg while it was connecting.
-    onward_ready: Option<Readiness>,
+    /// What the poller said of the upstream leg while it was connecting.
+    upstream_ready: Option<Readiness>,
     client_failed: bool,
-    onward_failed: bool,
+    upstream_failed: bool,
     /// When bytes or an end of stream last moved.
     progress: Instant,
     /// When a pipe that is held is looked at.
@@ -52,13 +52,13 @@ pub(crate) struct Session<L: Leg> {
     /// What the look at whether it is idle counts from: not later than `progress`, and moved up to
     /// it only then, so that bytes that move cost no new alarm.
     idle_from: Instant,
-    /// The onward leg had been made beforehand, and may have died since without a word.
+    /// The upstream leg had been made beforehand, and may have died since without a word.
     ready_made: bool,
 }
 
 #[derive(Clone, Copy)]
 enum Phase {
-    /// The onward leg is on its way.
+    /// The upstream leg is on its way.
     Connecting { until: Instant },
     /// Bytes move.
     Relaying,
@@ -103,13 +103,13 @@ impl<L: Leg> Session<L> {
     pub(crate) fn new(client: L, now: Instant) -> Self {
         Self {
             client,
-            onward: None,
-            to_onward: Direction::new(),
+            upstream: None,
+            to_upstream: Direction::new(),
             to_client: Direction::new(),
             phase: Phase::Connecting { until: now },
-            onward_ready: None,
+            upstream_ready: None,
             client_failed: false,
-            onward_failed: false,
+            upstream_failed: false,
             progress: now,
             pipe_look: None,
             queues: (0, 0),
@@ -118,31 +118,31 @@ impl<L: Leg> Session<L> {
         }
     }
 
-    /// What the onward leg gets begins with these bytes, before the client has said anything.
+    /// What the upstream leg gets begins with these bytes, before the client has said anything.
     pub(crate) fn introduce(&mut self, bytes: Vec<u8>) {
-        self.to_onward.begin_with(bytes.into());
+        self.to_upstream.begin_with(bytes.into());
     }
 
-    /// The onward leg is now being connected, until `until` at the latest.
-    pub(crate) fn dialled(&mut self, onward: L, until: Instant) {
-        self.onward = Some(onward);
-        self.onward_ready = None;
+    /// The upstream leg is now being connected, until `until` at the latest.
+    pub(crate) fn dialled(&mut self, upstream: L, until: Instant) {
+        self.upstream = Some(upstream);
+        self.upstream_ready = None;
         self.phase = Phase::Connecting { until };
     }
 
-    /// An onward leg is being got ready elsewhere, until `until` at the latest.
+    /// An upstream leg is being got ready elsewhere, until `until` at the latest.
     pub(crate) fn awaits(&mut self, until: Instant) {
-        self.onward = None;
-        self.onward_ready = None;
+        self.upstream = None;
+        self.upstream_ready = None;
         self.phase = Phase::Connecting { until };
     }
 
-    /// Here is an onward leg that is connected. When it was `made_before` it was needed and it
+    /// Here is an upstream leg that is connected. When it was `made_before` it was needed and it
     /// breaks before a byte of this session has gone through it, another one is asked for
     /// ([`Step::Redial`]).
-    pub(crate) fn joined(&mut self, onward: L, made_before: bool, now: Instant) {
-        self.onward = Some(onward);
-        self.onward_ready = None;
+    pub(crate) fn joined(&mut self, upstream: L, made_before: bool, now: Instant) {
+        self.upstream = Some(upstream);
+        self.upstream_ready = None;
         self.ready_made = made_before;
         self.phase = Phase::Relaying;
         self.progress = now;
@@ -151,59 +151,59 @@ impl<L: Leg> Session<L> {
 
     /// The legs, to be closed.
     pub(crate) fn into_legs(self) -> (L, Option<L>) {
-        (self.client, self.onward)
+        (self.client, self.upstream)
     }
 
     /// Pipes that still hold bytes, to be thrown away.
     pub(crate) fn take_dirty_pipes(&mut self) -> impl Iterator<Item = L::Pipe> {
         [
-            self.to_onward.take_dirty_pipe(),
+            self.to_upstream.take_dirty_pipe(),
             self.to_client.take_dirty_pipe(),
         ]
         .into_iter()
         .flatten()
     }
 
-    /// It has no onward leg, and nothing is known against its getting one.
+    /// It has no upstream leg, and nothing is known against its getting one.
     pub(crate) fn is_waiting(&self) -> bool {
-        matches!(self.phase, Phase::Connecting { .. }) && self.onward.is_none()
+        matches!(self.phase, Phase::Connecting { .. }) && self.upstream.is_none()
     }
 
     /// The legs.
     pub(crate) fn legs(&self) -> (&L, Option<&L>) {
-        (&self.client, self.onward.as_ref())
+        (&self.client, self.upstream.as_ref())
     }
 
-    /// Its onward leg has been connected.
+    /// Its upstream leg has been connected.
     pub(crate) fn is_connected(&self) -> bool {
         !matches!(self.phase, Phase::Connecting { .. })
     }
 
-    /// Whether bytes to the onward leg and to the client were spliced.
+    /// Whether bytes to the upstream leg and to the client were spliced.
     pub(crate) fn spliced(&self) -> (bool, bool) {
-        (self.to_onward.spliced(), self.to_client.spliced())
+        (self.to_upstream.spliced(), self.to_client.spliced())
     }
 
-    /// Bytes passed to the onward leg and to the client so far.
+    /// Bytes passed to the upstream leg and to the client so far.
     pub(crate) fn moved(&self) -> (u64, u64) {
-        (self.to_onward.moved(), self.to_client.moved())
+        (self.to_upstream.moved(), self.to_client.moved())
     }
 
     /// Takes note of what is known of a leg.
     pub(crate) fn handle(&mut self, side: Side, ready: Readiness) {
         match side {
             Side::Client => {
-                self.to_onward.handle_source(ready);
+                self.to_upstream.handle_source(ready);
                 self.to_client.handle_sink(ready);
                 self.client_failed |= ready.failed();
             }
-            Side::Onward if matches!(self.phase, Phase::Connecting { .. }) => {
-                self.onward_ready = Some(ready);
+            Side::Upstream if matches!(self.phase, Phase::Connecting { .. }) => {
+                self.upstream_ready = Some(ready);
             }
-            Side::Onward => {
+            Side::Upstream => {
                 self.to_client.handle_source(ready);
-                self.to_onward.handle_sink(ready);
-                self.onward_failed |= ready.failed();
+                self.to_upstream.handle_sink(ready);
+                self.upstream_failed |= ready.failed();
             }
         }
     }
@@ -213,7 +213,7 @@ impl<L: Leg> Session<L> {
         match self.phase {
             Phase::Connecting { until } => Some(until),
             Phase::Relaying => {
-                let half_closed = self.to_onward.ended() != self.to_client.ended();
+                let half_closed = self.to_upstream.ended() != self.to_client.ended();
                 let half_closed = half_closed.then(|| self.progress + timeouts.half_closed);
                 let idle = timeouts.idle.map(|idle| self.idle_from + idle);
                 let looks = [half_closed, idle, self.pipe_look];
@@ -244,17 +244,17 @@ impl<L: Leg> Session<L> {
             let error = self.client.take_error().err().unwrap_or(Errno::CONNRESET);
             return Step::Broken(End::of_leg(Side::Client, error));
         }
-        let Some(onward) = &self.onward else {
+        let Some(upstream) = &self.upstream else {
             return match now >= until {
                 true => Step::Redial(Errno::TIMEDOUT),
                 false => Step::Wait,
             };
         };
-        match self.onward_ready {
-            Some(ready) if ready.writable() => match onward.take_error() {
+        match self.upstream_ready {
+            Some(ready) if ready.writable() => match upstream.take_error() {
                 // The bytes would go round in a circle, and the port would be taken from whom
                 // they are meant for.
-                Ok(()) if onward.is_its_own_peer() => Step::Redial(Errno::CONNREFUSED),
+                Ok(()) if upstream.is_its_own_peer() => Step::Redial(Errno::CONNREFUSED),
                 Ok(()) => {
                     self.connected(ready, now);
                     self.relay(now, t, io)
@@ -263,7 +263,7 @@ impl<L: Leg> Session<L> {
                 // connected, and may have delivered something before they broke.
                 Err(e @ (Errno::CONNRESET | Errno::PIPE)) => {
                     self.connected(ready, now);
-                    self.break_off(Side::Onward, e, now, t, io)
+                    self.break_off(Side::Upstream, e, now, t, io)
                 }
                 Err(e) => Step::Redial(e),
             },
@@ -276,42 +276,42 @@ impl<L: Leg> Session<L> {
         self.phase = Phase::Relaying;
         self.progress = now;
         self.idle_from = now;
-        self.handle(Side::Onward, ready);
+        self.handle(Side::Upstream, ready);
     }
 
     fn relay<W>(&mut self, now: Instant, t: &Timeouts, io: &mut W) -> Step
     where
         W: Buffers<Pipe = L::Pipe>,
     {
-        let Some(onward) = &self.onward else {
+        let Some(upstream) = &self.upstream else {
             return Step::Wait;
         };
         if self.client_failed {
             let error = self.client.take_error().err().unwrap_or(Errno::CONNRESET);
             return self.break_off(Side::Client, error, now, t, io);
         }
-        if self.onward_failed {
-            let error = onward.take_error().err().unwrap_or(Errno::CONNRESET);
-            return self.break_off(Side::Onward, error, now, t, io);
+        if self.upstream_failed {
+            let error = upstream.take_error().err().unwrap_or(Errno::CONNRESET);
+            return self.break_off(Side::Upstream, error, now, t, io);
         }
-        let before = (self.to_onward.position(), self.to_client.position());
-        let up = match self.to_onward.turn(&self.client, onward, io) {
+        let before = (self.to_upstream.position(), self.to_client.position());
+        let up = match self.to_upstream.turn(&self.client, upstream, io) {
             Ok(turn) => turn,
             Err(Fault::From(e)) => return self.break_off(Side::Client, e, now, t, io),
-            Err(Fault::To(e)) => return self.break_off(Side::Onward, e, now, t, io),
+            Err(Fault::To(e)) => return self.break_off(Side::Upstream, e, now, t, io),
         };
-        let down = match self.to_client.turn(onward, &self.client, io) {
+        let down = match self.to_client.turn(upstream, &self.client, io) {
             Ok(turn) => turn,
-            Err(Fault::From(e)) => return self.break_off(Side::Onward, e, now, t, io),
+            Err(Fault::From(e)) => return self.break_off(Side::Upstream, e, now, t, io),
             Err(Fault::To(e)) => return self.break_off(Side::Client, e, now, t, io),
         };
-        if (self.to_onward.position(), self.to_client.position()) != before {
+        if (self.to_upstream.position(), self.to_client.position()) != before {
             self.progress = now;
         }
         match (up, down) {
             (Turn::Ended, Turn::Ended) => {
                 self.client.end_gracefully();
-                onward.end_gracefully();
+                upstream.end_gracefully();
                 self.phase = Phase::Lingering {
                     watch: Watch::new(now),
                     cut: None,
@@ -338,8 +338,8 @@ impl<L: Leg> Session<L> {
     /// Whether the kernel, too, has delivered nothing since the last look: a tail on its way is no
     /// standstill.
     fn stands_still(&mut self, now: Instant) -> bool {
-        let onward = self.onward.as_ref().map_or(0, Leg::unacknowledged);
-        let queues = (self.client.unacknowledged(), onward);
+        let upstream = self.upstream.as_ref().map_or(0, Leg::unacknowledged);
+        let queues = (self.client.unacknowledged(), upstream);
         if queues == (0, 0) || queues == self.queues {
             return true;
         }
@@ -361,7 +361,7 @@ impl<L: Leg> Session<L> {
 
     /// Gives back pipes whose bytes nobody takes.
     fn watch_pipes<W: Buffers<Pipe = L::Pipe>>(&mut self, now: Instant, io: &mut W) {
-        let directions = [&mut self.to_onward, &mut self.to_client];
+        let directions = [&mut self.to_upstream, &mut self.to_client];
         if !directions.iter().any(|d| d.pins_a_pipe()) {
             self.pipe_look = None;
             return;
@@ -382,18 +382,18 @@ impl<L: Leg> Session<L> {
     where
         W: Buffers<Pipe = L::Pipe>,
     {
-        if dead == Side::Onward && self.ready_made && self.is_untouched() {
+        if dead == Side::Upstream && self.ready_made && self.is_untouched() {
             self.ready_made = false;
-            self.onward = None;
-            self.onward_failed = false;
-            self.to_onward.lose_sink();
+            self.upstream = None;
+            self.upstream_failed = false;
+            self.to_upstream.lose_sink();
             self.to_client.lose_source();
             self.phase = Phase::Connecting { until: now };
             return Step::Redial(e);
         }
         match dead {
-            Side::Client => self.to_onward.break_off(),
-            Side::Onward => self.to_client.break_off(),
+            Side::Client => self.to_upstream.break_off(),
+            Side::Upstream => self.to_client.break_off(),
         }
         let end = End::of_leg(dead, e);
         self.phase = Phase::Breaking {
@@ -404,11 +404,11 @@ impl<L: Leg> Session<L> {
         self.flush(now, t, io)
     }
 
-    /// Nothing of this session has been passed to the onward leg or come from it. What the kernel
+    /// Nothing of this session has been passed to the upstream leg or come from it. What the kernel
     /// has been given may have arrived although no acknowledgement came back; so not a byte may
     /// have been.
     fn is_untouched(&self) -> bool {
-        self.to_onward.is_untouched() && self.to_client.is_untouched()
+        self.to_upstream.is_untouched() && self.to_client.is_untouched()
     }
 
     fn flush<W>(&mut self, now: Instant, t: &Timeouts, io: &mut W) -> Step
@@ -423,19 +423,19 @@ impl<L: Leg> Session<L> {
         else {
             return Step::Wait;
         };
-        let Some(onward) = &self.onward else {
+        let Some(upstream) = &self.upstream else {
             return Step::Broken(end);
         };
         let (direction, from, to, survivor_failed) = match dead {
             Side::Client => (
-                &mut self.to_onward,
+                &mut self.to_upstream,
                 &self.client,
-                onward,
-                self.onward_failed,
+                upstream,
+                self.upstream_failed,
             ),
-            Side::Onward => (
+            Side::Upstream => (
                 &mut self.to_client,
-                onward,
+                upstream,
                 &self.client,
                 self.client_failed,
             ),
@@ -468,7 +468,7 @@ impl<L: Leg> Session<L> {
         let mut queued = 0;
         for (side, leg, failed) in [
             (Side::Client, Some(&self.client), self.client_failed),
-            (Side::Onward, self.onward.as_ref(), self.onward_failed),
+            (Side::Upstream, self.upstream.as_ref(), self.upstream_failed),
         ] {
             let Some(leg) = leg else { continue };
             if !failed {

@@ -11,7 +11,7 @@
  *
  * Taken are, in this order:
  * 1. packets that have a socket already, of the client's connection or, when
- *    the relay borrows clients' addresses, of the onward one;
+ *    the relay borrows clients' addresses, of the upstream one;
  * 2. first segments that a rule names, and answers to the SYN cookies that
  *    were sent for such.
  *
@@ -30,7 +30,7 @@
 
 /* What a policy rule of the relay's leads to local delivery. */
 const volatile __u32 mark SEC(".rodata.config") = 0;
-/* Onward connections have clients' addresses: look for their sockets too,
+/* Upstream connections have clients' addresses: look for their sockets too,
  * which no rule can name.
  */
 const volatile __u32 borrows SEC(".rodata.config") = 0;

@@ -41,7 +41,7 @@ pub(crate) struct Plan {
     /// Of each transparent forward, in their order: of two that are equally narrow the first
     /// takes it.
     pub(crate) takings: Vec<Taking>,
-    /// Onward connections have clients' addresses, and their replies are to be brought back.
+    /// Upstream connections have clients' addresses, and their replies are to be brought back.
     pub(crate) borrows: bool,
     /// What packets that are taken are marked with.
     pub(crate) mark: u32,

@@ -82,11 +82,11 @@ impl Collector for Metrics {
         self.encode_log(&mut encoder)?;
         self.encode_identity(&mut encoder)?;
 
-        let (onward, client) = self.bytes();
+        let (upstream, client) = self.bytes();
         let help = "Bytes passed on, by the leg that they were written to";
         let mut family =
             encoder.encode_descriptor("taut_relay_bytes", help, None, MetricType::Counter)?;
-        for (leg, bytes) in [("onward", onward), ("client", client)] {
+        for (leg, bytes) in [("upstream", upstream), ("client", client)] {
             Count(bytes).encode(family.encode_family(&[("leg", leg)])?)?;
         }
 
@@ -114,7 +114,7 @@ impl Metrics {
         type Of = fn(&WorkerMetrics) -> &Histogram;
         let totals = |of: Of| Totals::of(self.workers.iter().map(|w| of(w)));
         let kind = MetricType::Histogram;
-        let help = "Time from SYN to a connected onward leg (direct), or to a proven one that was made because none was ready (mesh)";
+        let help = "Time from SYN to a connected upstream leg (direct), or to a proven one that was made because none was ready (mesh)";
         let name = "taut_relay_dial";
         let mut family = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), kind)?;
         let legs: [(&str, Of); 2] = [("direct", |w| &w.dial_direct), ("mesh", |w| &w.dial_mesh)];
@@ -124,7 +124,7 @@ impl Metrics {
         let others: [(&str, &str, Of); 2] = [
             (
                 "taut_relay_setup",
-                "Time from accept until the onward leg was ready",
+                "Time from accept until the upstream leg was ready",
                 |w| &w.setup,
             ),
             (
@@ -213,17 +213,17 @@ impl Metrics {
         let counters: [(&str, &str, Of); 3] = [
             (
                 "taut_relay_early_begun",
-                "Onward legs begun when a client's SYN was seen",
+                "Upstream legs begun when a client's SYN was seen",
                 |w| &w.early_begun,
             ),
             (
                 "taut_relay_early_joined",
-                "Clients whose onward leg was under way when they were accepted",
+                "Clients whose upstream leg was under way when they were accepted",
                 |w| &w.early_joined,
             ),
             (
                 "taut_relay_early_unused",
-                "Onward legs begun early whose client did not come",
+                "Upstream legs begun early whose client did not come",
                 |w| &w.early_unused,
             ),
         ];

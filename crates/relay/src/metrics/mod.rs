@@ -89,9 +89,12 @@ impl Metrics {
         self.sum(|w| &w.pipes_in_use)
     }
 
-    /// Bytes passed to the onward leg and to the client.
+    /// Bytes passed to the upstream leg and to the client.
     pub fn bytes(&self) -> (u64, u64) {
-        (self.sum(|w| &w.onward_bytes), self.sum(|w| &w.client_bytes))
+        (
+            self.sum(|w| &w.upstream_bytes),
+            self.sum(|w| &w.client_bytes),
+        )
     }
 
     /// Sessions that ended in this way.
@@ -174,8 +177,8 @@ mod tests {
     #[test]
     fn figures_of_all_workers_are_added_up() {
         let metrics = Metrics::of_nothing(2);
-        metrics.worker(0).onward_bytes.add(3);
-        metrics.worker(1).onward_bytes.add(4);
+        metrics.worker(0).upstream_bytes.add(3);
+        metrics.worker(1).upstream_bytes.add(4);
         metrics.worker(1).sessions.add(2);
         metrics.worker(1).sessions.sub(1);
         assert_eq!(metrics.bytes(), (7, 0));

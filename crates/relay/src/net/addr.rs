@@ -12,9 +12,9 @@ pub struct ListenAddr(pub SocketAddr);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientAddr(pub SocketAddr);
 
-/// The address the onward leg connects to: the destination or the next relay.
+/// The address the upstream leg connects to: the destination or the next relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OnwardAddr(pub SocketAddr);
+pub struct UpstreamAddr(pub SocketAddr);
 
 /// Where connections go, as the configuration names it: `host:port`, host being a name or an
 /// address (IPv6 in brackets).

@@ -2,13 +2,13 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use crate::net::addr::{ListenAddr, OnwardAddr};
+use crate::net::addr::{ListenAddr, UpstreamAddr};
 
 /// Where a forward's connections come in and where they go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Edge<'a> {
     pub(crate) listen: &'a [ListenAddr],
-    pub(crate) onward: &'a [OnwardAddr],
+    pub(crate) upstream: &'a [UpstreamAddr],
 }
 
 /// The first forward from which a connection can come back to it through the node's own
@@ -18,11 +18,11 @@ pub(crate) struct Edge<'a> {
 /// out.
 pub(crate) fn find(forwards: &[Edge<'_>], is_local: impl Fn(IpAddr) -> bool) -> Option<usize> {
     let leads_to = |from: usize, to: usize| {
-        forwards[from].onward.iter().any(|onward| {
+        forwards[from].upstream.iter().any(|upstream| {
             forwards[to]
                 .listen
                 .iter()
-                .any(|listen| reaches(onward.0, listen.0, &is_local))
+                .any(|listen| reaches(upstream.0, listen.0, &is_local))
         })
     };
     (0..forwards.len()).find(|&start| {
@@ -42,20 +42,20 @@ pub(crate) fn find(forwards: &[Edge<'_>], is_local: impl Fn(IpAddr) -> bool) -> 
     })
 }
 
-/// Whether connecting to `onward` arrives at `listen`.
-fn reaches(onward: SocketAddr, listen: SocketAddr, is_local: impl Fn(IpAddr) -> bool) -> bool {
-    if onward.port() != listen.port() {
+/// Whether connecting to `upstream` arrives at `listen`.
+fn reaches(upstream: SocketAddr, listen: SocketAddr, is_local: impl Fn(IpAddr) -> bool) -> bool {
+    if upstream.port() != listen.port() {
         return false;
     }
     // An IPv4 address in IPv6 clothes connects over IPv4; the unspecified address is this host.
-    let onward = match onward.ip().to_canonical() {
+    let upstream = match upstream.ip().to_canonical() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
         ip => ip,
     };
     let listen = listen.ip().to_canonical();
-    onward == listen
-        || listen.is_unspecified() && listen.is_ipv4() == onward.is_ipv4() && is_local(onward)
+    upstream == listen
+        || listen.is_unspecified() && listen.is_ipv4() == upstream.is_ipv4() && is_local(upstream)
 }
 
 #[cfg(test)]
@@ -69,13 +69,13 @@ mod tests {
             .map(|(listen, to)| {
                 (
                     [ListenAddr(listen.parse().unwrap())],
-                    [OnwardAddr(to.parse().unwrap())],
+                    [UpstreamAddr(to.parse().unwrap())],
                 )
             })
             .collect();
         let edges: Vec<_> = addrs
             .iter()
-            .map(|(listen, onward)| Edge { listen, onward })
+            .map(|(listen, upstream)| Edge { listen, upstream })
             .collect();
         find(&edges, |ip| {
             ip.is_loopback() || ip == IpAddr::from([10, 0, 0, 1])

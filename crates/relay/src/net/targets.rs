@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 
-use crate::net::addr::{Destination, OnwardAddr};
+use crate::net::addr::{Destination, UpstreamAddr};
 
 /// A destination and the addresses it has at present; never none.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub(crate) struct Targets {
     addrs: ArcSwap<Addrs>,
 }
 
-pub(crate) type Addrs = Arc<[OnwardAddr]>;
+pub(crate) type Addrs = Arc<[UpstreamAddr]>;
 
 /// Why a destination has no address.
 #[derive(Debug, thiserror::Error)]
@@ -77,8 +77,8 @@ pub(crate) fn look_up(destination: &Destination) -> Result<Addrs, ResolveError> 
         source,
     })?;
     // The resolver's order is RFC 6724's; it may name an address twice.
-    let mut addrs: Vec<OnwardAddr> = Vec::new();
-    for addr in found.map(OnwardAddr) {
+    let mut addrs: Vec<UpstreamAddr> = Vec::new();
+    for addr in found.map(UpstreamAddr) {
         if !addrs.contains(&addr) {
             addrs.push(addr);
         }

@@ -45,7 +45,7 @@ pub(super) fn assemble(
     let mut listeners: Vec<Vec<NewListener>> = (0..workers).map(|_| Vec::new()).collect();
     let mut routes = Vec::new();
     for ((forward, targets), legs) in config.forwards.iter().zip(targets).zip(legs) {
-        let (client, onward) = legs;
+        let (client, upstream) = legs;
         let transparent = forward.transparent.is_some();
         let (listen, opened) = bind(
             &forward.listen,
@@ -57,8 +57,8 @@ pub(super) fn assemble(
             inherited,
         )?;
         let way = match &forward.transparent {
-            None => way(forward, targets, onward, &peers),
-            Some(transparent) => original(forward, transparent, &listen, onward, &peers)?,
+            None => way(forward, targets, upstream, &peers),
+            Some(transparent) => original(forward, transparent, &listen, upstream, &peers)?,
         };
         let route = Route {
             id: 0,
@@ -100,7 +100,7 @@ pub(super) fn assemble(
                 inbound: mesh.inbound,
                 sources: mesh.sources.clone(),
                 access: access(mesh, &listen, &peers)?,
-                onward: Arc::new(plain_leg(config)),
+                upstream: Arc::new(plain_leg(config)),
                 borrow: mesh.borrow,
                 listen,
                 peers,
@@ -144,7 +144,7 @@ fn legs_of(config: &Config) -> Result<Vec<(LegOptions, LegOptions)>, StartError>
         })?;
         Ok(options)
     };
-    let legs = |f: &Forward| Ok((leg(&f.client_congestion)?, leg(&f.onward_congestion)?));
+    let legs = |f: &Forward| Ok((leg(&f.client_congestion)?, leg(&f.upstream_congestion)?));
     config.forwards.iter().map(legs).collect()
 }
 

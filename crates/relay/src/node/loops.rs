@@ -10,7 +10,7 @@ use crate::route::table::{Route, Way};
 
 /// The first forward that leads back to itself, when the addresses of `new` are what is said there.
 pub(super) fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) -> Option<usize> {
-    let onward: Vec<Addrs> = routes
+    let upstream: Vec<Addrs> = routes
         .iter()
         .map(|route| {
             let targets: &Targets = match &route.way {
@@ -27,10 +27,10 @@ pub(super) fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) 
         .collect();
     let edges: Vec<_> = routes
         .iter()
-        .zip(&onward)
-        .map(|(route, onward)| Edge {
+        .zip(&upstream)
+        .map(|(route, upstream)| Edge {
             listen: &route.listen,
-            onward,
+            upstream,
         })
         .collect();
     forward_loops::find(&edges, is_local)

@@ -11,7 +11,7 @@ use crate::access::Destinations;
 use crate::config::{Forward, MeshConfig, Transparent};
 use crate::net::addr::{Destination, ListenAddr};
 use crate::net::targets::Targets;
-use crate::route::table::{Onward, Original, Peer, Way};
+use crate::route::table::{Original, Peer, Upstream, Way};
 
 /// How a forward's connections go on. `targets`: of its destination, if it is dialled from here.
 pub(super) fn way(
@@ -51,17 +51,17 @@ pub(super) fn original(
     access.set_mesh(addrs_of(peers).map(|addr| addr.ip().into()));
     let first = forward.via.first();
     let peer = first.and_then(|first| peers.iter().find(|p| p.targets.destination() == first));
-    let onward = match peer {
-        Some(peer) => Onward::Mesh {
+    let upstream = match peer {
+        Some(peer) => Upstream::Mesh {
             peer: peer.clone(),
             route: forward.via[1..].iter().map(target).collect(),
         },
-        None => Onward::Direct(Arc::new(options)),
+        None => Upstream::Direct(Arc::new(options)),
     };
     Ok(Way::Original(Box::new(Original {
         taking: transparent.taking(listen.iter().map(|l| l.0).collect()),
         access,
-        onward,
+        upstream,
     })))
 }
 

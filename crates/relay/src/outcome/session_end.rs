@@ -6,7 +6,7 @@ use taut_sys::Errno;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     Client,
-    Onward,
+    Upstream,
 }
 
 /// Why a session ended. The label of each is the `cause` in `taut_relay_ended_total`.
@@ -17,11 +17,11 @@ pub enum End {
     /// The client sent RST.
     ClientReset,
     /// The destination sent RST.
-    OnwardReset,
+    UpstreamReset,
     /// The client stopped answering.
     ClientLost,
     /// The destination stopped answering.
-    OnwardLost,
+    UpstreamLost,
     /// The destination answered the SYN with RST.
     ConnectRefused,
     /// The destination did not answer the SYN.
@@ -32,7 +32,7 @@ pub enum End {
     LookUpFailed,
     /// The destination's name leads to addresses that the configuration does not allow.
     NotAllowed,
-    /// This machine had no descriptor, port or memory left for the onward leg.
+    /// This machine had no descriptor, port or memory left for the upstream leg.
     NoResources,
     /// One side had ended its stream, and nothing came from the other for too long.
     HalfClosedTimeout,
@@ -47,9 +47,9 @@ impl End {
     pub const ALL: [Self; 14] = [
         Self::Complete,
         Self::ClientReset,
-        Self::OnwardReset,
+        Self::UpstreamReset,
         Self::ClientLost,
-        Self::OnwardLost,
+        Self::UpstreamLost,
         Self::ConnectRefused,
         Self::ConnectTimedOut,
         Self::ConnectUnreachable,
@@ -66,9 +66,9 @@ impl End {
         match self {
             Self::Complete => "complete",
             Self::ClientReset => "client_reset",
-            Self::OnwardReset => "onward_reset",
+            Self::UpstreamReset => "upstream_reset",
             Self::ClientLost => "client_lost",
-            Self::OnwardLost => "onward_lost",
+            Self::UpstreamLost => "upstream_lost",
             Self::ConnectRefused => "connect_refused",
             Self::ConnectTimedOut => "connect_timed_out",
             Self::ConnectUnreachable => "connect_unreachable",
@@ -94,8 +94,8 @@ impl End {
         match (side, lost) {
             (Side::Client, false) => Self::ClientReset,
             (Side::Client, true) => Self::ClientLost,
-            (Side::Onward, false) => Self::OnwardReset,
-            (Side::Onward, true) => Self::OnwardLost,
+            (Side::Upstream, false) => Self::UpstreamReset,
+            (Side::Upstream, true) => Self::UpstreamLost,
         }
     }
 

@@ -36,7 +36,7 @@ pub(crate) struct Route {
     pub(crate) way: Way,
     /// Who may connect.
     pub(crate) sources: Sources,
-    /// Its onward legs are begun when the client's SYN is seen.
+    /// Its upstream legs are begun when the client's SYN is seen.
     pub(crate) early_syn: bool,
     /// How its clients' addresses are learnt and passed on.
     pub(crate) identity: Identity,
@@ -68,12 +68,12 @@ pub(crate) struct Original {
     pub(crate) taking: Taking,
     /// Where sessions may go.
     pub(crate) access: Destinations,
-    pub(crate) onward: Onward,
+    pub(crate) upstream: Upstream,
 }
 
 /// How a transparent forward's connections go on.
 #[derive(Debug)]
-pub(crate) enum Onward {
+pub(crate) enum Upstream {
     /// By a connection of their own.
     Direct(Arc<LegOptions>),
     /// Through the mesh, beginning with `peer`.
@@ -106,7 +106,7 @@ pub(crate) struct Mesh {
     /// Where sessions from the mesh may go.
     pub(crate) access: Destinations,
     /// What legs to their destinations ask of their sockets.
-    pub(crate) onward: Arc<LegOptions>,
+    pub(crate) upstream: Arc<LegOptions>,
     /// These legs come from the address of the client.
     pub(crate) borrow: bool,
     pub(crate) listen: Vec<ListenAddr>,

@@ -28,28 +28,28 @@ pub struct SessionRecord {
     pub listener: SocketAddr,
     /// The destination asked for, `host:port`.
     pub destination: Option<Arc<str>>,
-    /// The address the onward leg connected to; `None` when none answered.
+    /// The address the upstream leg connected to; `None` when none answered.
     pub address: Option<SocketAddr>,
-    /// The next relay, when the onward leg leads to one.
+    /// The next relay, when the upstream leg leads to one.
     pub relay: Option<Arc<str>>,
     /// Why it ended: a label of [`crate::outcome::session_end::End`] or of what refused it.
     pub cause: &'static str,
-    /// From accept until the onward leg was ready; `None` when it never was.
+    /// From accept until the upstream leg was ready; `None` when it never was.
     #[serde(rename = "setup_us", serialize_with = "micros_if_any")]
     pub setup: Option<Duration>,
     /// From accept to the end.
     #[serde(rename = "total_us", serialize_with = "micros")]
     pub total: Duration,
     /// From the client to the destination.
-    pub to_onward: Direction,
+    pub to_upstream: Direction,
     /// From the destination to the client.
     pub to_client: Direction,
     /// The client's leg at the end; `None` when the kernel could not tell any more.
     #[serde(serialize_with = "tcp_info")]
     pub client_tcp: Option<TcpInfo>,
-    /// The onward leg at the end; `None` also when there was none.
+    /// The upstream leg at the end; `None` also when there was none.
     #[serde(serialize_with = "tcp_info")]
-    pub onward_tcp: Option<TcpInfo>,
+    pub upstream_tcp: Option<TcpInfo>,
 }
 
 /// One direction of a session.

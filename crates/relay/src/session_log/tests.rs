@@ -23,7 +23,7 @@ fn record(n: u128) -> Box<SessionRecord> {
         cause: "complete",
         setup: Some(Duration::from_micros(1500)),
         total: Duration::from_secs(2),
-        to_onward: Direction {
+        to_upstream: Direction {
             bytes: 10,
             first_byte: Some(Duration::from_micros(1600)),
             spliced: false,
@@ -34,7 +34,7 @@ fn record(n: u128) -> Box<SessionRecord> {
             spliced: true,
         },
         client_tcp: None,
-        onward_tcp: None,
+        upstream_tcp: None,
     })
 }
 
@@ -71,16 +71,16 @@ fn a_record_is_one_line_with_every_field_and_its_unit() {
     assert_eq!(value["client"], "192.0.2.1:1234");
     assert_eq!(value["setup_us"], 1500);
     assert_eq!(value["total_us"], 2_000_000);
-    assert_eq!(value["to_onward"]["first_byte_us"], 1600);
+    assert_eq!(value["to_upstream"]["first_byte_us"], 1600);
     assert_eq!(value["to_client"]["bytes"], 1u64 << 40);
     assert_eq!(value["to_client"]["first_byte_us"], Value::Null);
-    assert_eq!(value["onward_tcp"], Value::Null);
+    assert_eq!(value["upstream_tcp"], Value::Null);
     assert!(value["client_tcp"]["snd_cwnd"].as_u64().unwrap() > 0);
 
     // And the page that documents it knows each of them.
     let page = include_str!("../../../../docs/relay-session-log.md");
     let mut fields: Vec<&String> = value.as_object().unwrap().keys().collect();
-    for part in ["to_onward", "client_tcp"] {
+    for part in ["to_upstream", "client_tcp"] {
         fields.extend(value[part].as_object().unwrap().keys());
     }
     for field in fields {

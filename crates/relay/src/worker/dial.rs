@@ -11,7 +11,7 @@ use super::sessions::Close;
 use crate::access::may_be_borrowed;
 use crate::event::token::{Generation, Slot, Token};
 use crate::mesh::pool::{Outcome, Spare};
-use crate::net::addr::{Destination, OnwardAddr};
+use crate::net::addr::{Destination, UpstreamAddr};
 use crate::net::targets::{Addrs, ResolveError};
 use crate::outcome::session_end::{End, Side};
 
@@ -49,21 +49,23 @@ impl Worker {
             self.end(slot, End::NotAllowed, Close::Reset);
             return;
         }
-        while let Some(&OnwardAddr(addr)) = addrs.get(*next) {
+        while let Some(&UpstreamAddr(addr)) = addrs.get(*next) {
             *next += 1;
-            let token = Token::Leg(slot, entry.generation, Side::Onward).encode();
+            let token = Token::Leg(slot, entry.generation, Side::Upstream).encode();
             let dialled = match source {
                 None => Stream::connect(addr, options),
                 Some(source) => Stream::connect_from(addr, source, options),
             };
-            let dialled = dialled.and_then(|onward| {
-                self.io.poller.add(&onward, token, Interest::StreamEdges)?;
-                Ok(onward)
+            let dialled = dialled.and_then(|upstream| {
+                self.io
+                    .poller
+                    .add(&upstream, token, Interest::StreamEdges)?;
+                Ok(upstream)
             });
             match dialled {
-                Ok(onward) => {
+                Ok(upstream) => {
                     let until = self.io.now + entry.timeouts.connect;
-                    entry.session.dialled(onward, until);
+                    entry.session.dialled(upstream, until);
                     entry.timeline.dialled(self.io.now);
                     self.sessions.set_deadline(slot);
                     return;
@@ -142,7 +144,7 @@ impl Worker {
         let DialPlan::Ask { hello, .. } = &entry.plan else {
             return;
         };
-        let token = Token::Leg(slot, entry.generation, Side::Onward).encode();
+        let token = Token::Leg(slot, entry.generation, Side::Upstream).encode();
         let message = spare.ready.hello(hello);
         let said = match spare.stream.send(&message) {
             Ok(n) if n == message.len() => {
@@ -231,7 +233,7 @@ impl Worker {
         entry.plan = DialPlan::Dial {
             addrs: allowed,
             next: 0,
-            options: mesh.onward.clone(),
+            options: mesh.upstream.clone(),
             borrow: mesh.borrow,
         };
         self.dial_next_addr(slot, Errno::HOSTUNREACH);

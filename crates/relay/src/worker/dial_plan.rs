@@ -8,10 +8,10 @@ use taut_sys::random;
 use taut_sys::socket::LegOptions;
 
 use crate::access::DestinationVerdict;
-use crate::net::addr::{ClientAddr, OnwardAddr};
+use crate::net::addr::{ClientAddr, UpstreamAddr};
 use crate::net::targets::Addrs;
 use crate::outcome::mesh::MeshRefusal;
-use crate::route::table::{Mesh, Onward, Original, Peer, Route, Setup, Way};
+use crate::route::table::{Mesh, Original, Peer, Route, Setup, Upstream, Way};
 
 /// How a session obtains its upstream connection, and how far that has got.
 pub(super) enum DialPlan {
@@ -88,9 +88,9 @@ impl DialPlan {
             DestinationVerdict::Allowed => {}
             refused => return Err(refused),
         }
-        Ok(match &original.onward {
-            Onward::Direct(options) => Self::to_addr(to, options, borrow),
-            Onward::Mesh { peer, route } => {
+        Ok(match &original.upstream {
+            Upstream::Direct(options) => Self::to_addr(to, options, borrow),
+            Upstream::Mesh { peer, route } => {
                 Self::for_peer(peer, client, Target::Addr(to), route, setup)
             }
         })
@@ -99,9 +99,9 @@ impl DialPlan {
     /// Returns whose session a hello asks for and the plan for it, or why it is refused.
     pub(super) fn for_hello(mesh: &Mesh, hello: Hello) -> Result<(ClientAddr, Self), MeshRefusal> {
         let client = ClientAddr(hello.source);
-        if let Some((next, onward)) = hello.next_hop().map_err(|_| MeshRefusal::HopLimit)? {
+        if let Some((next, upstream)) = hello.next_hop().map_err(|_| MeshRefusal::HopLimit)? {
             let peer = mesh.peer(&next).ok_or(MeshRefusal::NextRelay)?;
-            return Ok((client, Self::ask(peer, onward)));
+            return Ok((client, Self::ask(peer, upstream)));
         }
         let plan = match hello.destination {
             Target::Addr(addr) => {
@@ -109,7 +109,7 @@ impl DialPlan {
                 if !verdict.is_allowed() {
                     return Err(refused(&addr, verdict));
                 }
-                Self::to_addr(addr, &mesh.onward, mesh.borrow)
+                Self::to_addr(addr, &mesh.upstream, mesh.borrow)
             }
             Target::Name { ref host, port } => {
                 let verdict = mesh.access.check_name(host, port);
@@ -155,7 +155,7 @@ impl DialPlan {
 
     fn to_addr(addr: SocketAddr, options: &Arc<LegOptions>, borrow: bool) -> Self {
         Self::Dial {
-            addrs: [OnwardAddr(addr)].into(),
+            addrs: [UpstreamAddr(addr)].into(),
             next: 0,
             options: options.clone(),
             borrow,

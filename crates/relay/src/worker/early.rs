@@ -15,7 +15,7 @@ use super::pending_record::Origin;
 use super::sessions::{Close, slot};
 use crate::early_syn::{FourTuple, PendingTable};
 use crate::event::token::Token;
-use crate::net::addr::{ClientAddr, OnwardAddr};
+use crate::net::addr::{ClientAddr, UpstreamAddr};
 use crate::outcome::session_end::{End, Side};
 use crate::route::table::Route;
 
@@ -32,7 +32,7 @@ struct EarlyLeg {
     /// The number of the forward that it was begun for.
     route: u32,
     plan: DialPlan,
-    onward: Stream,
+    upstream: Stream,
     /// The leg came from the pool and has been sent its hello.
     told: bool,
 }
@@ -81,17 +81,17 @@ impl Worker {
         }
         let to = || Some(connection.local());
         let mut plan = DialPlan::for_client(route, client, to, &self.setup).ok()?;
-        let (onward, told) = match &mut plan {
+        let (upstream, told) = match &mut plan {
             DialPlan::Dial {
                 addrs,
                 next,
                 options,
                 ..
             } => {
-                let &OnwardAddr(addr) = addrs.first()?;
-                let onward = Stream::connect(addr, options).ok()?;
+                let &UpstreamAddr(addr) = addrs.first()?;
+                let upstream = Stream::connect(addr, options).ok()?;
                 *next = 1;
-                (onward, false)
+                (upstream, false)
             }
             DialPlan::Ask {
                 peer,
@@ -112,7 +112,7 @@ impl Worker {
         Some(EarlyLeg {
             route: route.id,
             plan,
-            onward,
+            upstream,
             told,
         })
     }
@@ -181,25 +181,25 @@ impl Worker {
             return;
         };
         let until = self.io.now + entry.timeouts.connect;
-        let token = Token::Leg(slot, entry.generation, Side::Onward).encode();
+        let token = Token::Leg(slot, entry.generation, Side::Upstream).encode();
         let watched = match leg.told {
             true => self
                 .io
                 .poller
-                .modify(&leg.onward, token, Interest::StreamEdges),
+                .modify(&leg.upstream, token, Interest::StreamEdges),
             false => self
                 .io
                 .poller
-                .add(&leg.onward, token, Interest::StreamEdges),
+                .add(&leg.upstream, token, Interest::StreamEdges),
         };
         if let Err(e) = watched {
             self.end(slot, End::of_connect(e), Close::Reset);
             return;
         }
         if leg.told {
-            entry.session.joined(leg.onward, true, self.io.now);
+            entry.session.joined(leg.upstream, true, self.io.now);
         } else {
-            entry.session.dialled(leg.onward, until);
+            entry.session.dialled(leg.upstream, until);
         }
         self.sessions.set_deadline(slot);
     }

@@ -21,13 +21,13 @@ use crate::session_log::{Direction, SessionId, SessionRecord};
 #[derive(Debug)]
 pub(super) struct Timeline {
     begun: Instant,
-    /// When its onward leg was last dialled from here.
+    /// When its upstream leg was last dialled from here.
     dialled: Option<Instant>,
-    /// When its onward leg was ready; the last one, if it took more than one.
+    /// When its upstream leg was ready; the last one, if it took more than one.
     ready: Option<Instant>,
     /// Its set-up has been counted.
     counted: bool,
-    /// When the first byte was written to the onward leg and to the client.
+    /// When the first byte was written to the upstream leg and to the client.
     first: (Option<Instant>, Option<Instant>),
 }
 
@@ -67,24 +67,24 @@ impl Timeline {
         }
     }
 
-    /// An onward leg is being connected.
+    /// An upstream leg is being connected.
     pub(super) fn dialled(&mut self, now: Instant) {
         self.dialled = Some(now);
         self.ready = None;
     }
 
-    /// The onward leg is no longer of any use.
+    /// The upstream leg is no longer of any use.
     pub(super) fn lost(&mut self) {
         self.dialled = None;
         self.ready = None;
     }
 
-    /// The session stands like this now; `true` when its onward leg has just become ready.
+    /// The session stands like this now; `true` when its upstream leg has just become ready.
     pub(super) fn note(
         &mut self,
         now: Instant,
         connected: bool,
-        (to_onward, to_client): (u64, u64),
+        (to_upstream, to_client): (u64, u64),
         metrics: &WorkerMetrics,
     ) -> bool {
         let fresh = connected && self.ready.is_none();
@@ -97,7 +97,7 @@ impl Timeline {
                 metrics.setup.observe(now - self.begun);
             }
         }
-        if to_onward > 0 && self.first.0.is_none() {
+        if to_upstream > 0 && self.first.0.is_none() {
             self.first.0 = Some(now);
         }
         if to_client > 0 && self.first.1.is_none() {
@@ -143,9 +143,9 @@ impl PendingRecord {
         }
     }
 
-    /// Its onward leg is connected.
-    pub(super) fn connected(&mut self, onward: &Stream) {
-        self.address = onward.peer_addr().ok();
+    /// Its upstream leg is connected.
+    pub(super) fn connected(&mut self, upstream: &Stream) {
+        self.address = upstream.peer_addr().ok();
     }
 
     /// Returns the whole record of a session whose legs are still open.
@@ -157,11 +157,11 @@ impl PendingRecord {
         now: Instant,
         end: End,
     ) -> SessionRecord {
-        let (to_onward, to_client) = session.moved();
+        let (to_upstream, to_client) = session.moved();
         let (up, down) = session.spliced();
-        let (client_leg, onward_leg) = session.legs();
+        let (client_leg, upstream_leg) = session.legs();
         // One that never answered has nothing to tell.
-        let onward_leg = onward_leg.filter(|_| session.is_connected());
+        let upstream_leg = upstream_leg.filter(|_| session.is_connected());
         let direction = |bytes, first, spliced| Direction {
             bytes,
             first_byte: timeline.since_begun(first),
@@ -179,10 +179,10 @@ impl PendingRecord {
             cause: end.label(),
             setup: timeline.since_begun(timeline.ready),
             total: now - timeline.begun,
-            to_onward: direction(to_onward, timeline.first.0, up),
+            to_upstream: direction(to_upstream, timeline.first.0, up),
             to_client: direction(to_client, timeline.first.1, down),
             client_tcp: TcpInfo::of(client_leg).ok(),
-            onward_tcp: onward_leg.and_then(|onward| TcpInfo::of(onward).ok()),
+            upstream_tcp: upstream_leg.and_then(|upstream| TcpInfo::of(upstream).ok()),
         }
     }
 }
@@ -193,7 +193,7 @@ mod tests {
     use crate::counters::histogram::Totals;
 
     #[test]
-    fn a_session_is_counted_once_and_told_by_its_last_onward_leg() {
+    fn a_session_is_counted_once_and_told_by_its_last_upstream_leg() {
         let metrics = WorkerMetrics::default();
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);

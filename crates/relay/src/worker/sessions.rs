@@ -209,14 +209,14 @@ impl Worker {
             .session
             .drive(self.io.now, &entry.timeouts, &mut self.io);
         let after = entry.session.moved();
-        self.io.metrics.onward_bytes.add(after.0 - before.0);
+        self.io.metrics.upstream_bytes.add(after.0 - before.0);
         self.io.metrics.client_bytes.add(after.1 - before.1);
         let connected = entry.session.is_connected();
         let metrics = &self.io.metrics;
         if entry.timeline.note(self.io.now, connected, after, metrics)
-            && let (Some(record), (_, Some(onward))) = (&mut entry.record, entry.session.legs())
+            && let (Some(record), (_, Some(upstream))) = (&mut entry.record, entry.session.legs())
         {
-            record.connected(onward);
+            record.connected(upstream);
         }
         match step {
             Step::Wait => self.sessions.set_deadline(slot),
@@ -281,8 +281,8 @@ impl Worker {
                 end,
             )));
         }
-        let (onward_bytes, client_bytes) = entry.session.moved();
-        let (client, onward) = entry.session.into_legs();
+        let (upstream_bytes, client_bytes) = entry.session.moved();
+        let (client, upstream) = entry.session.into_legs();
         // First, so that whoever sees the connection end sees it counted, and its place free.
         drop(entry.permit);
         self.shared.release();
@@ -290,14 +290,14 @@ impl Worker {
         self.io.metrics.ended[end.index()].add(1);
         match close {
             // They have been told to end gracefully when both streams had ended.
-            Close::Gracefully => drop((client, onward)),
+            Close::Gracefully => drop((client, upstream)),
             Close::Reset => {
                 client.abort();
-                onward.into_iter().for_each(Stream::abort);
+                upstream.into_iter().for_each(Stream::abort);
             }
         }
         tracing::debug!(
-            client = %entry.client.0, cause = end.label(), onward_bytes, client_bytes,
+            client = %entry.client.0, cause = end.label(), upstream_bytes, client_bytes,
             "session over"
         );
     }

@@ -40,7 +40,7 @@ pub(crate) struct Shared {
     pub(crate) resolver: OnceLock<Resolver>,
     /// Where sessions are recorded when they have ended.
     pub(super) log: Option<Recorder>,
-    /// Who has an onward leg for whom, when early SYN is on.
+    /// Who has an upstream leg for whom, when early SYN is on.
     pub(crate) early: Option<Arc<PendingTable>>,
     /// Which relays connect here, where that matters for routes.
     pub(crate) relays: Option<Arc<Relays>>,

@@ -1,4 +1,4 @@
-//! Onward legs that are begun at the SYN, and the clients that they are joined with.
+//! Upstream legs that are begun at the SYN, and the clients that they are joined with.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
@@ -64,7 +64,7 @@ fn the_server_is_connected_to_before_the_client_is_accepted_and_every_byte_arriv
     let server = host.run(bind).unwrap();
     let to = server.local_addr().unwrap();
     // More than one, so that most clients are accepted by another worker than the one that has
-    // their onward leg.
+    // their upstream leg.
     let node = host.run(|| relay(listen, to, 4)).unwrap();
 
     std::thread::scope(|s| {
@@ -166,7 +166,7 @@ fn forged_syns_make_only_so_many_connections_and_these_are_given_up() {
 }
 
 #[test]
-fn no_onward_leg_outlives_its_client_also_where_accept_comes_before_the_syns_report() {
+fn no_upstream_leg_outlives_its_client_also_where_accept_comes_before_the_syns_report() {
     const CLIENTS: usize = 200;
     // Without delay, the handshake is often over before the report of its SYN has been read.
     let net = Net::new();

@@ -113,16 +113,16 @@ fn answers_other_ports_and_other_protocols_are_not_seen() {
             .unwrap()
     };
     net.client.run(datagram).unwrap();
-    // A SYN-ACK, and an RST in answer to a SYN, as the relay itself connects onward from that port.
+    // A SYN-ACK, and an RST in answer to a SYN, as the relay itself connects upstream from that port.
     let far = net
         .client
         .run(|| TcpListener::bind("10.9.0.1:9000"))
         .unwrap()
         .unwrap();
-    let onward = |port: u16| move || TcpStream::connect(("10.9.0.1", port));
-    net.relay.run(onward(9000)).unwrap().unwrap();
+    let upstream = |port: u16| move || TcpStream::connect(("10.9.0.1", port));
+    net.relay.run(upstream(9000)).unwrap().unwrap();
     drop(far);
-    assert!(net.relay.run(onward(9001)).unwrap().is_err());
+    assert!(net.relay.run(upstream(9001)).unwrap().is_err());
 
     // What comes last is the only one, and its bytes are no SYNs either.
     let mut client = net.connect(addr);

@@ -153,7 +153,7 @@ fn a_reset_from_either_end_reaches_the_other_as_a_reset() {
             let (breaker, mut other, end) = if from_client {
                 (client, server, End::ClientReset)
             } else {
-                (server, client, End::OnwardReset)
+                (server, client, End::UpstreamReset)
             };
             reset(breaker);
             assert_eq!(read_to_rst(&mut other), b"");
@@ -171,7 +171,7 @@ fn bytes_ahead_of_a_reset_are_delivered_and_then_the_reset() {
             let (mut breaker, mut other, end) = if from_client {
                 (client, server, End::ClientReset)
             } else {
-                (server, client, End::OnwardReset)
+                (server, client, End::UpstreamReset)
             };
             let bytes = stream(200 << 10, 7);
             breaker.write_all(&bytes).unwrap();
@@ -193,7 +193,7 @@ fn a_reset_with_a_slow_reader_never_looks_like_an_end() {
             let (mut breaker, mut other, end) = if from_client {
                 (client, server, End::ClientReset)
             } else {
-                (server, client, End::OnwardReset)
+                (server, client, End::UpstreamReset)
             };
             let bytes = stream(24 * MIB, 8);
             let sent = fill(&mut breaker, &bytes);
@@ -220,7 +220,7 @@ fn a_reset_after_a_complete_stream_loses_nothing_of_it() {
         let mut got = vec![0; reply.len()];
         client.read_exact(&mut got).unwrap();
         assert_same(&got, &reply);
-        rig.expect_end(End::OnwardReset);
+        rig.expect_end(End::UpstreamReset);
     }
 }
 

@@ -199,9 +199,9 @@ fn a_congestion_control_that_is_not_there_is_refused_at_the_start() {
     let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut config = config("127.0.0.1:0", &server.local_addr().unwrap().to_string());
     config.forwards[0].client_congestion = Some("reno".into());
-    config.forwards[0].onward_congestion = Some("reno".into());
+    config.forwards[0].upstream_congestion = Some("reno".into());
     assert!(Node::start(&config).is_ok());
-    config.forwards[0].onward_congestion = Some("no-such".into());
+    config.forwards[0].upstream_congestion = Some("no-such".into());
     let error = Node::start(&config).unwrap_err();
     assert!(matches!(error, StartError::Congestion { .. }), "{error}");
 }

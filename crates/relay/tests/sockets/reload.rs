@@ -148,7 +148,7 @@ fn what_cannot_be_had_changes_nothing() {
     let node = Node::start(&config(vec![forward("127.0.0.1:0", addr)])).unwrap();
     let relay = node.listen_addrs();
     let mut no_congestion = config(vec![forward("127.0.0.1:0", addr)]);
-    no_congestion.forwards[0].onward_congestion = Some("no-such".into());
+    no_congestion.forwards[0].upstream_congestion = Some("no-such".into());
     let free = new_server().1.port();
     for (bad, what) in [
         (

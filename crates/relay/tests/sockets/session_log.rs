@@ -63,18 +63,18 @@ fn a_session_is_told_when_it_has_ended_with_both_legs() {
     }
     assert_eq!(record["relay"], Value::Null);
     assert_eq!(record["session"].as_str().unwrap().len(), 32);
-    assert_eq!(record["to_onward"]["bytes"], 4 << 20);
-    assert_eq!(record["to_onward"]["spliced"], true);
+    assert_eq!(record["to_upstream"]["bytes"], 4 << 20);
+    assert_eq!(record["to_upstream"]["spliced"], true);
     assert_eq!(record["to_client"]["bytes"], 6);
     assert_eq!(record["to_client"]["spliced"], false);
     let time = |value: &Value| value.as_u64().unwrap_or_else(|| panic!("{record}"));
     let setup = time(&record["setup_us"]);
-    let up = time(&record["to_onward"]["first_byte_us"]);
+    let up = time(&record["to_upstream"]["first_byte_us"]);
     let down = time(&record["to_client"]["first_byte_us"]);
     assert!(setup <= up && up <= down && down <= time(&record["total_us"]));
     // SYN or FIN may be counted, so not more than a byte each besides.
     assert!(time(&record["client_tcp"]["bytes_received"]) >= 4 << 20);
-    assert!(time(&record["onward_tcp"]["bytes_acked"]) >= 4 << 20);
+    assert!(time(&record["upstream_tcp"]["bytes_acked"]) >= 4 << 20);
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn what_never_reached_its_destination_says_so_and_refusals_say_nothing() {
     assert_eq!(read_to_rst(&mut client), b"");
     let record = &records(&path, 2)[1];
     assert_eq!(record["cause"], "connect_refused");
-    for nothing in ["address", "setup_us", "onward_tcp"] {
+    for nothing in ["address", "setup_us", "upstream_tcp"] {
         assert_eq!(record[nothing], Value::Null, "{nothing}: {record}");
     }
 }

@@ -14,7 +14,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// A session whose onward leg is on its way.
+    /// A session whose upstream leg is on its way.
     fn connecting() -> Self {
         let now = Instant::now();
         let timeouts = Timeouts::default();
@@ -33,7 +33,7 @@ impl Bench {
     fn relaying() -> Self {
         let mut bench = Self::connecting();
         bench.report(Side::Client, |leg| leg.make_room(ROOM));
-        bench.report(Side::Onward, |leg| leg.make_room(ROOM));
+        bench.report(Side::Upstream, |leg| leg.make_room(ROOM));
         assert_eq!(bench.drive(), Step::Wait);
         bench
     }
@@ -41,7 +41,7 @@ impl Bench {
     fn leg(&self, side: Side) -> &SimLeg {
         match side {
             Side::Client => &self.session.client,
-            Side::Onward => self.session.onward.as_ref().unwrap(),
+            Side::Upstream => self.session.upstream.as_ref().unwrap(),
         }
     }
 
@@ -81,8 +81,8 @@ impl Bench {
 }
 
 const SIDES: [(Side, Side, End); 2] = [
-    (Side::Client, Side::Onward, End::ClientReset),
-    (Side::Onward, Side::Client, End::OnwardReset),
+    (Side::Client, Side::Upstream, End::ClientReset),
+    (Side::Upstream, Side::Client, End::UpstreamReset),
 ];
 
 #[test]
@@ -102,7 +102,7 @@ fn a_connect_that_is_not_answered_is_given_up_at_its_time() {
 #[test]
 fn a_connect_that_fails_says_why() {
     let mut bench = Bench::connecting();
-    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNREFUSED));
+    bench.report(Side::Upstream, |leg| leg.fail(Errno::CONNREFUSED));
     assert_eq!(bench.drive(), Step::Redial(Errno::CONNREFUSED));
 }
 
@@ -110,15 +110,15 @@ fn a_connect_that_fails_says_why() {
 fn the_next_address_starts_afresh() {
     let mut bench = Bench::connecting();
     bench.report(Side::Client, |leg| leg.arrive(b"early"));
-    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNREFUSED));
+    bench.report(Side::Upstream, |leg| leg.fail(Errno::CONNREFUSED));
     assert_eq!(bench.drive(), Step::Redial(Errno::CONNREFUSED));
     bench
         .session
         .dialled(SimLeg::default(), bench.now + bench.timeouts.connect);
     assert_eq!(bench.drive(), Step::Wait);
-    bench.report(Side::Onward, |leg| leg.make_room(ROOM));
+    bench.report(Side::Upstream, |leg| leg.make_room(ROOM));
     assert_eq!(bench.drive(), Step::Wait);
-    assert_eq!(bench.leg(Side::Onward).sent(), b"early");
+    assert_eq!(bench.leg(Side::Upstream).sent(), b"early");
 }
 
 #[test]
@@ -131,8 +131,8 @@ fn a_client_that_fails_while_connecting_ends_it() {
 #[test]
 fn a_leg_whose_peer_no_longer_answers_is_lost_not_reset() {
     let mut bench = Bench::relaying();
-    bench.report(Side::Onward, |leg| leg.fail(Errno::TIMEDOUT));
-    assert_eq!(bench.drive(), Step::Broken(End::OnwardLost));
+    bench.report(Side::Upstream, |leg| leg.fail(Errno::TIMEDOUT));
+    assert_eq!(bench.drive(), Step::Broken(End::UpstreamLost));
 }
 
 #[test]
@@ -207,12 +207,12 @@ fn both_ends_complete_the_session_once_nothing_is_left_unsent() {
     let mut bench = Bench::relaying();
     bench.report(Side::Client, |leg| leg.arrive(b"question"));
     bench.report(Side::Client, SimLeg::end);
-    bench.report(Side::Onward, |leg| leg.arrive(b"answer"));
-    bench.report(Side::Onward, SimLeg::end);
+    bench.report(Side::Upstream, |leg| leg.arrive(b"answer"));
+    bench.report(Side::Upstream, SimLeg::end);
     assert_eq!(bench.drive(), Step::Wait);
     bench.leg(Side::Client).acknowledge();
     assert_eq!(bench.run_to_deadline(), Step::Wait);
-    bench.leg(Side::Onward).acknowledge();
+    bench.leg(Side::Upstream).acknowledge();
     assert_eq!(bench.run_to_deadline(), Step::Done(End::Complete));
 }
 
@@ -221,7 +221,7 @@ fn a_tail_that_nobody_takes_is_given_up() {
     let mut bench = Bench::relaying();
     bench.report(Side::Client, |leg| leg.arrive(b"question"));
     bench.report(Side::Client, SimLeg::end);
-    bench.report(Side::Onward, SimLeg::end);
+    bench.report(Side::Upstream, SimLeg::end);
     assert_eq!(bench.drive(), Step::Wait);
     assert_eq!(bench.run_to_the_end(), Step::Broken(End::HalfClosedTimeout));
     assert!(bench.passed() >= bench.timeouts.half_closed);
@@ -236,7 +236,7 @@ fn a_half_closed_session_ends_when_nothing_moves_for_too_long() {
     assert_eq!(bench.drive(), Step::Wait);
     let half = bench.timeouts.half_closed / 2;
     bench.now += half;
-    bench.report(Side::Onward, |leg| leg.arrive(b"still here"));
+    bench.report(Side::Upstream, |leg| leg.arrive(b"still here"));
     assert_eq!(bench.drive(), Step::Wait);
     bench.leg(Side::Client).acknowledge();
     bench.now += half + Duration::from_secs(1);
@@ -250,8 +250,8 @@ fn a_half_closed_session_ends_when_nothing_moves_for_too_long() {
 #[test]
 fn a_tail_that_is_still_being_delivered_keeps_a_half_closed_session() {
     let mut bench = Bench::relaying();
-    bench.report(Side::Onward, |leg| leg.arrive(&[7; 100]));
-    bench.report(Side::Onward, SimLeg::end);
+    bench.report(Side::Upstream, |leg| leg.arrive(&[7; 100]));
+    bench.report(Side::Upstream, SimLeg::end);
     assert_eq!(bench.drive(), Step::Wait);
     // The client takes ten bytes in every period: slow, but not standing still.
     for _ in 0..9 {
@@ -273,7 +273,7 @@ fn an_idle_session_ends_at_its_time_and_not_before() {
     bench.timeouts.idle = Some(idle);
     let mut last = bench.now;
     // A byte now and then, either way, keeps it.
-    for (i, side) in [Side::Client, Side::Onward, Side::Client]
+    for (i, side) in [Side::Client, Side::Upstream, Side::Client]
         .into_iter()
         .enumerate()
     {
@@ -282,7 +282,7 @@ fn an_idle_session_ends_at_its_time_and_not_before() {
         bench.report(side, |leg| leg.arrive(b"."));
         assert_eq!(bench.drive(), Step::Wait, "byte {i}");
         bench.leg(Side::Client).acknowledge();
-        bench.leg(Side::Onward).acknowledge();
+        bench.leg(Side::Upstream).acknowledge();
     }
     assert_eq!(bench.run_to_the_end(), Step::Broken(End::IdleTimeout));
     assert_eq!(bench.now, last + idle);
@@ -292,7 +292,7 @@ fn an_idle_session_ends_at_its_time_and_not_before() {
 fn bytes_that_the_kernel_still_delivers_are_no_idleness() {
     let mut bench = Bench::relaying();
     bench.timeouts.idle = Some(Duration::from_secs(60));
-    bench.report(Side::Onward, |leg| leg.arrive(&[7; 100]));
+    bench.report(Side::Upstream, |leg| leg.arrive(&[7; 100]));
     assert_eq!(bench.drive(), Step::Wait);
     for _ in 0..9 {
         assert_eq!(bench.run_to_deadline(), Step::Wait);
@@ -316,8 +316,8 @@ fn a_session_that_moves_bytes_does_not_move_its_alarm() {
 #[test]
 fn a_connection_with_itself_is_a_refused_one() {
     let mut bench = Bench::connecting();
-    bench.leg(Side::Onward).meet_itself();
-    bench.report(Side::Onward, |leg| leg.make_room(ROOM));
+    bench.leg(Side::Upstream).meet_itself();
+    bench.report(Side::Upstream, |leg| leg.make_room(ROOM));
     assert_eq!(bench.drive(), Step::Redial(Errno::CONNREFUSED));
 }
 
@@ -325,12 +325,12 @@ fn a_connection_with_itself_is_a_refused_one() {
 fn what_a_server_said_before_it_reset_arrives_even_if_both_come_at_once() {
     let mut bench = Bench::connecting();
     bench.report(Side::Client, |leg| leg.make_room(ROOM));
-    bench.leg(Side::Onward).arrive(b"421 busy");
-    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNRESET));
+    bench.leg(Side::Upstream).arrive(b"421 busy");
+    bench.report(Side::Upstream, |leg| leg.fail(Errno::CONNRESET));
     assert_eq!(bench.drive(), Step::Wait);
     assert_eq!(bench.leg(Side::Client).sent(), b"421 busy");
     bench.leg(Side::Client).acknowledge();
-    assert_eq!(bench.run_to_deadline(), Step::Broken(End::OnwardReset));
+    assert_eq!(bench.run_to_deadline(), Step::Broken(End::UpstreamReset));
     assert!(!bench.leg(Side::Client).fin_sent());
 }
 
@@ -338,8 +338,8 @@ fn what_a_server_said_before_it_reset_arrives_even_if_both_come_at_once() {
 fn lingering() -> Bench {
     let mut bench = Bench::relaying();
     bench.report(Side::Client, SimLeg::end);
-    bench.report(Side::Onward, |leg| leg.arrive(b"tail"));
-    bench.report(Side::Onward, SimLeg::end);
+    bench.report(Side::Upstream, |leg| leg.arrive(b"tail"));
+    bench.report(Side::Upstream, SimLeg::end);
     assert_eq!(bench.drive(), Step::Wait);
     bench
 }
@@ -348,7 +348,7 @@ fn lingering() -> Bench {
 fn complete_streams_outlive_the_process() {
     let bench = lingering();
     assert!(bench.leg(Side::Client).is_graceful());
-    assert!(bench.leg(Side::Onward).is_graceful());
+    assert!(bench.leg(Side::Upstream).is_graceful());
     assert_eq!(bench.session.stop(), Step::Done(End::Complete));
     let open = Bench::relaying();
     assert!(!open.leg(Side::Client).is_graceful());
@@ -366,13 +366,13 @@ fn a_client_that_resets_before_its_tail_is_out_is_counted_as_that() {
 #[test]
 fn a_reader_that_takes_nothing_keeps_no_pipe() {
     let mut bench = Bench::connecting();
-    bench.report(Side::Onward, |leg| leg.make_room(ROOM));
+    bench.report(Side::Upstream, |leg| leg.make_room(ROOM));
     assert_eq!(bench.drive(), Step::Wait);
     // Room for the copied beginning and no more.
     bench.report(Side::Client, |leg| leg.make_room(10));
-    bench.report(Side::Onward, |leg| leg.arrive(&[1; 8]));
+    bench.report(Side::Upstream, |leg| leg.arrive(&[1; 8]));
     assert_eq!(bench.drive(), Step::Wait);
-    bench.report(Side::Onward, |leg| leg.arrive(&[2; 8]));
+    bench.report(Side::Upstream, |leg| leg.arrive(&[2; 8]));
     assert_eq!(bench.drive(), Step::Wait);
     assert_eq!(bench.io.lent, 1);
     for _ in 0..3 {
@@ -387,13 +387,13 @@ fn a_reader_that_takes_nothing_keeps_no_pipe() {
     assert_eq!(bench.leg(Side::Client).sent(), expected);
 }
 
-/// A session whose onward leg is a connection that had been made beforehand.
+/// A session whose upstream leg is a connection that had been made beforehand.
 fn joined() -> Bench {
     let mut bench = Bench::connecting();
     bench.report(Side::Client, |leg| leg.make_room(ROOM));
     bench.session.awaits(bench.now + bench.timeouts.connect);
     bench.session.joined(SimLeg::default(), true, bench.now);
-    bench.report(Side::Onward, |leg| leg.make_room(ROOM));
+    bench.report(Side::Upstream, |leg| leg.make_room(ROOM));
     assert_eq!(bench.drive(), Step::Wait);
     bench
 }
@@ -401,16 +401,16 @@ fn joined() -> Bench {
 #[test]
 fn a_connection_that_was_dead_when_it_was_taken_is_replaced_and_nothing_is_lost() {
     let mut bench = joined();
-    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNRESET));
+    bench.report(Side::Upstream, |leg| leg.fail(Errno::CONNRESET));
     assert_eq!(bench.drive(), Step::Redial(Errno::CONNRESET));
     assert!(bench.session.is_waiting());
     bench.report(Side::Client, |leg| leg.arrive(b"request"));
     bench.session.awaits(bench.now + bench.timeouts.connect);
     assert_eq!(bench.drive(), Step::Wait);
     bench.session.joined(SimLeg::default(), false, bench.now);
-    bench.report(Side::Onward, |leg| leg.make_room(ROOM));
+    bench.report(Side::Upstream, |leg| leg.make_room(ROOM));
     assert_eq!(bench.drive(), Step::Wait);
-    assert_eq!(bench.leg(Side::Onward).sent(), b"request");
+    assert_eq!(bench.leg(Side::Upstream).sent(), b"request");
 }
 
 #[test]
@@ -418,18 +418,18 @@ fn a_connection_that_dies_after_a_byte_went_into_it_is_not_replaced() {
     let mut bench = joined();
     bench.report(Side::Client, |leg| leg.arrive(b"request"));
     assert_eq!(bench.drive(), Step::Wait);
-    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNRESET));
-    assert_eq!(bench.drive(), Step::Broken(End::OnwardReset));
+    bench.report(Side::Upstream, |leg| leg.fail(Errno::CONNRESET));
+    assert_eq!(bench.drive(), Step::Broken(End::UpstreamReset));
 }
 
 #[test]
 fn a_replacement_that_dies_too_ends_the_session() {
     let mut bench = joined();
-    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNRESET));
+    bench.report(Side::Upstream, |leg| leg.fail(Errno::CONNRESET));
     assert_eq!(bench.drive(), Step::Redial(Errno::CONNRESET));
     bench.session.joined(SimLeg::default(), false, bench.now);
-    bench.report(Side::Onward, |leg| leg.fail(Errno::CONNRESET));
-    assert_eq!(bench.drive(), Step::Broken(End::OnwardReset));
+    bench.report(Side::Upstream, |leg| leg.fail(Errno::CONNRESET));
+    assert_eq!(bench.drive(), Step::Broken(End::UpstreamReset));
 }
 
 #[test]
