@@ -59,7 +59,7 @@ pub struct Permit {
     source: Source,
 }
 
-// === impl Sources ===
+// === impl SessionQuota ===
 
 impl SessionQuota {
     /// Counts sessions; each source may have `limit` at one time.

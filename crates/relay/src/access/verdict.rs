@@ -36,7 +36,7 @@ pub enum DestinationVerdict {
     MeshInternal,
 }
 
-// === impl Verdict ===
+// === impl DestinationVerdict ===
 
 impl DestinationVerdict {
     /// Every verdict.

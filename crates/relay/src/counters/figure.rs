@@ -1,10 +1,10 @@
-//! A figure with one writer.
+//! A counter or gauge with one writer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A figure that one thread writes and any may read.
+/// A number that one thread writes and any thread may read.
 ///
-/// Having one writer it needs no locked instruction, only a store that cannot tear.
+/// With one writer it needs no locked instruction, only a store that does not tear.
 #[derive(Debug, Default)]
 pub(crate) struct Figure(AtomicU64);
 

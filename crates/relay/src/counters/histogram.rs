@@ -1,11 +1,11 @@
-//! Times, counted by how long they were: what OpenMetrics calls a histogram.
+//! Histograms of durations, in the form of OpenMetrics.
 
 use std::time::Duration;
 
 use super::figure::Figure;
 
-/// Upper bounds of the buckets, in seconds: from what a connection on one machine takes to the
-/// patience of a person. One more bucket has what is longer.
+/// Upper bounds of the buckets in seconds, from a connection on one machine to the patience of a
+/// person. One more bucket counts everything longer.
 pub(crate) const BOUNDS: [f64; 14] = [
     0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
@@ -14,11 +14,11 @@ pub(crate) const BOUNDS: [f64; 14] = [
 #[derive(Debug, Default)]
 pub(crate) struct Histogram {
     buckets: [Figure; BOUNDS.len() + 1],
-    /// Of all times, in nanoseconds: it wraps after 584 years of them.
+    /// The sum in nanoseconds; it wraps after 584 years.
     sum: Figure,
 }
 
-/// Histograms of several threads, added up.
+/// The sum of several threads' histograms.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Totals {
     pub(crate) buckets: [u64; BOUNDS.len() + 1],
@@ -51,17 +51,17 @@ impl Totals {
         totals
     }
 
-    /// How many times there are.
+    /// Returns the number of observations.
     pub(crate) fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }
 
-    /// Their sum in seconds.
+    /// Returns the sum in seconds.
     pub(crate) fn seconds(&self) -> f64 {
         Duration::from_nanos(self.nanos).as_secs_f64()
     }
 
-    /// Each bucket's upper bound and what is in it alone; the last bound stands for infinity.
+    /// Returns each bucket's upper bound and its own count; the last bound is infinity.
     pub(crate) fn bounded(&self) -> Vec<(f64, u64)> {
         let bounds = BOUNDS.into_iter().chain([f64::INFINITY]);
         bounds.zip(self.buckets).collect()

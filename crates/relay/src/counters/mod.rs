@@ -1,4 +1,4 @@
-//! What a worker counts.
+//! What a worker counts: one writer for each number, read by the metrics.
 
 pub(crate) mod figure;
 pub(crate) mod histogram;

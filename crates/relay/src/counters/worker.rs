@@ -1,4 +1,4 @@
-//! What one worker counts.
+//! One worker's counters.
 
 use taut_mesh::acceptor::Rejection;
 
@@ -9,7 +9,7 @@ use crate::outcome::proxy::ProxyRefusal;
 use crate::outcome::refusal::ClientRefusal;
 use crate::outcome::session_end::End;
 
-/// What one worker counts. Aligned so that workers do not share cache lines.
+/// One worker's counters. Aligned so that workers do not share cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct WorkerMetrics {

@@ -24,7 +24,7 @@ struct Inner {
     exits: Option<Exits>,
 }
 
-// === impl Table ===
+// === impl PendingTable ===
 
 impl PendingTable {
     pub(crate) fn new(limits: Limits) -> Self {

@@ -1,16 +1,16 @@
-//! When each session wants to be driven next: at most one entry a session.
+//! When each connection of a slab has its next deadline: at most one entry for each slot.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 use crate::event::token::Slot;
 
-/// The deadlines of a worker's sessions, in order.
+/// Deadlines by slot, in the order of time.
 #[derive(Debug, Default)]
 pub(crate) struct Deadlines(BTreeSet<(Instant, Slot)>);
 
 impl Deadlines {
-    /// Moves the alarm of `slot` from `old` to `new`.
+    /// Moves the deadline of `slot` from `old` to `new`.
     pub(crate) fn set(&mut self, slot: Slot, old: Option<Instant>, new: Option<Instant>) {
         if old == new {
             return;
@@ -23,12 +23,12 @@ impl Deadlines {
         }
     }
 
-    /// The earliest.
+    /// Returns the earliest deadline.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.0.first().map(|&(at, _)| at)
     }
 
-    /// Places whose time has come; their alarms stay until they are set anew.
+    /// Returns slots whose deadline has passed; they remain until [`Deadlines::set`] moves them.
     pub(crate) fn due(&self, now: Instant) -> impl Iterator<Item = Slot> {
         self.0
             .iter()

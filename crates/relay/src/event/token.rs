@@ -1,28 +1,28 @@
-//! What the poller reports: which session and leg, or which connection that is not yet part of a
-//! session, told from those that had its place before.
+//! What a poller event belongs to: a leg of a session, a listener, or a connection without a
+//! session. A generation tells it from earlier users of the same slot.
 
 use crate::outcome::session_end::Side;
 
-/// A place among a worker's sessions.
+/// The index of a session or connection in its slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot(pub(crate) u32);
 
-/// How often a place has been taken; a report that was on its way when its session ended must
-/// not reach the next one in its place.
+/// How often a slot has been reused: an event that was queued when its session ended must not reach
+/// the next session in the slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Generation(pub(crate) u32);
 
-/// What the poller reports.
+/// What a poller event belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Token {
     Waker,
     Listener(u32),
     Leg(Slot, Generation, Side),
-    /// A connection at the mesh port that has not said its hello.
+    /// A connection at the mesh port that has not sent its hello.
     InboundConn(Slot, Generation),
     /// A connection to another relay that no session uses yet.
     Spare(Slot, Generation),
-    /// A client's connection whose PROXY protocol header is not whole.
+    /// A client's connection whose PROXY protocol header is incomplete.
     ProxyHeader(Slot, Generation),
 }
 

@@ -1,7 +1,7 @@
-//! A worker's connections at the mesh port that have not said their hello yet.
+//! A worker's connections at the mesh port that have not sent their hello yet.
 //!
-//! What they may say, and in what time, is decided by [`Acceptor`]; here it is read, never past
-//! the hello, for after it comes the client's stream.
+//! [`Acceptor`] decides what they may send and how long they may take. The hello is read here and
+//! no byte after it: the client's stream follows.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -22,22 +22,22 @@ use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
 use crate::turbo::route_metrics::Relays;
 
-/// One without a proof that is younger does not give way to another of its own source. An honest
-/// relay is done within two round trips.
+/// How long an unproven connection is safe from eviction by another of its own source. An honest
+/// relay proves its key within two round trips.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// What a worker's arrivals are treated by.
+/// What a worker's inbound connections are handled with.
 pub(crate) struct InboundTerms<'a> {
     pub(crate) poller: &'a Poller,
     pub(crate) keys: &'a Keys,
     pub(crate) times: Limits,
-    /// Connections that have not proven that they hold a key; a further one takes the place of
-    /// the oldest.
+    /// Connections that have not proven that they hold a key, at most; a further one evicts the
+    /// oldest.
     pub(crate) max_unproven: usize,
-    /// Connections that have, and have no hello yet.
+    /// Connections that have proven it and have no hello yet, at most.
     pub(crate) max_ready: usize,
     pub(crate) metrics: &'a WorkerMetrics,
-    /// Where those are noted that have proven that they hold a key, if anybody wants to know.
+    /// Where relays are noted that have proven that they hold a key.
     pub(crate) relays: Option<&'a Relays>,
     pub(crate) now: Instant,
 }
@@ -48,10 +48,11 @@ pub(crate) struct Inbound {
     conns: Slab<InboundConn>,
     generation: Generation,
     deadlines: Deadlines,
-    /// Those without a proof in the order in which they came, and others that were among them.
+    /// The unproven ones in the order in which they came; entries of connections that were proven
+    /// or closed since remain until they reach the front.
     queue: VecDeque<(Slot, Generation)>,
     unproven: usize,
-    /// The same, by where they come from.
+    /// Unproven connections by source.
     by_source: HashMap<Source, usize>,
     ready: usize,
 }
@@ -61,23 +62,23 @@ struct InboundConn {
     from: SocketAddr,
     acceptor: Acceptor,
     since: Instant,
-    /// It was counted as ready.
+    /// It counts as ready.
     proven: bool,
     generation: Generation,
     deadline: Option<Instant>,
 }
 
-/// A session that another relay asks for.
+/// A session that another relay asks for, and the connection that is its client leg.
 pub(crate) struct SessionRequest {
     pub(crate) stream: Stream,
     pub(crate) from: SocketAddr,
     pub(crate) hello: Box<Hello>,
 }
 
-// === impl Arrivals ===
+// === impl Inbound ===
 
 impl Inbound {
-    /// Nobody is here.
+    /// Returns whether there are no connections.
     pub(crate) fn is_empty(&self) -> bool {
         self.conns.is_empty()
     }
@@ -86,7 +87,7 @@ impl Inbound {
     pub(crate) fn admit(&mut self, stream: Stream, from: SocketAddr, rules: &InboundTerms<'_>) {
         rules.metrics.mesh_accepted.add(1);
         if self.unproven >= rules.max_unproven {
-            let Some(slot) = self.gives_way(Source::of(from.ip()), rules.now) else {
+            let Some(slot) = self.evictable(Source::of(from.ip()), rules.now) else {
                 rules.metrics.mesh_refused_full.add(1);
                 return;
             };
@@ -120,12 +121,12 @@ impl Inbound {
         rules.metrics.mesh_unproven.add(1);
     }
 
-    /// When [`Inbound::expire`] wants to be called even if nothing is reported.
+    /// Returns when [`Inbound::expire`] is due even without an event.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.deadlines.next()
     }
 
-    /// Closes what has taken too long.
+    /// Closes connections whose deadline has passed.
     pub(crate) fn expire(&mut self, rules: &InboundTerms<'_>) {
         let due: Vec<_> = self.deadlines.due(rules.now).collect();
         for slot in due {
@@ -139,7 +140,7 @@ impl Inbound {
         }
     }
 
-    /// Reads what a connection has to say, up to its hello.
+    /// Reads from a connection, up to its hello.
     pub(crate) fn handle(
         &mut self,
         slot: Slot,
@@ -151,21 +152,21 @@ impl Inbound {
         if conn.generation != generation || !readiness.readable() {
             return None;
         }
-        let heard = conn.listen(self.ready >= rules.max_ready, rules);
+        let read = conn.read(self.ready >= rules.max_ready, rules);
         let deadline = Some(conn.acceptor.deadline());
         self.deadlines.set(slot, conn.deadline, deadline);
         conn.deadline = deadline;
         if conn.acceptor.is_proven() && !conn.proven {
             conn.proven = true;
             let from = conn.from;
-            self.is_settled(from, rules);
+            self.uncount_unproven(from, rules);
             self.ready += 1;
             rules.metrics.mesh_ready.add(1);
             if let Some(relays) = rules.relays {
                 relays.proven(from.ip(), rules.now);
             }
         }
-        match heard {
+        match read {
             Ok(Some(hello)) => {
                 let conn = self.remove(slot, rules)?;
                 Some(SessionRequest {
@@ -180,26 +181,26 @@ impl Inbound {
                 None
             }
             Ok(None) => None,
-            Err(Farewell::Rejected(rejection)) => {
+            Err(InboundEnd::Rejected(rejection)) => {
                 self.reject(slot, rejection, rules);
                 None
             }
-            Err(Farewell::Full) => {
+            Err(InboundEnd::Full) => {
                 rules.metrics.mesh_refused_full.add(1);
                 self.remove(slot, rules);
                 None
             }
-            // A peer that no longer needs a connection closes it; so do those who only knock.
-            Err(Farewell::Gone) => {
+            // A peer closes a connection that it no longer needs; port scanners do the same.
+            Err(InboundEnd::Gone) => {
                 self.remove(slot, rules);
                 None
             }
         }
     }
 
-    /// Resets those that wait: their peers take them out of their pools. A hello that has come is
-    /// served, one that has begun to come is waited for. Never by FIN: to a dialler whose hello
-    /// crosses it, it would be the orderly end of an empty reply.
+    /// Resets connections without a hello, so that their peers drop them from their pools. A hello
+    /// that has arrived is served, and one that has begun to arrive is waited for. RST, not FIN: to
+    /// a dialler whose hello crosses it, a FIN would be the orderly end of an empty reply.
     pub(crate) fn retire(&mut self, rules: &InboundTerms<'_>) -> Vec<SessionRequest> {
         let all = self.conns.iter().map(|(key, a)| (key, a.generation));
         let all: Vec<_> = all.collect();
@@ -215,7 +216,7 @@ impl Inbound {
         requests
     }
 
-    /// Closes what was proven with a key that is no longer held.
+    /// Closes connections that were proven with a key that the mesh no longer has.
     pub(crate) fn drop_old_keys(&mut self, rules: &InboundTerms<'_>) {
         let old: Vec<_> = self
             .conns
@@ -228,10 +229,11 @@ impl Inbound {
         }
     }
 
-    /// Who without a proof gives way to one of `newcomer`'s: the oldest of the source that has most.
-    /// If that is the newcomer's own, nobody who is young: they are further on than the new one, and
-    /// a relay that makes many at a time would undo its own work.
-    fn gives_way(&self, newcomer: Source, now: Instant) -> Option<Slot> {
+    /// Returns the unproven connection that one of `newcomer` may evict: the oldest of the source
+    /// that has most. A source that has most itself evicts only connections older than [`GRACE`]:
+    /// younger ones are further on than the new one, and a relay that dials many at a time would
+    /// undo its own work.
+    fn evictable(&self, newcomer: Source, now: Instant) -> Option<Slot> {
         let most = self.by_source.values().copied().max()?;
         let of_most = |source| self.by_source.get(&source) == Some(&most);
         let (slot, oldest) = self.queue.iter().find_map(|&(slot, generation)| {
@@ -243,8 +245,8 @@ impl Inbound {
         (!is_young || !of_most(newcomer)).then_some(slot)
     }
 
-    /// One that counted among those without a proof no longer does.
-    fn is_settled(&mut self, from: SocketAddr, rules: &InboundTerms<'_>) {
+    /// Accounts for a connection that is no longer unproven.
+    fn uncount_unproven(&mut self, from: SocketAddr, rules: &InboundTerms<'_>) {
         self.unproven -= 1;
         rules.metrics.mesh_unproven.sub(1);
         if let Entry::Occupied(mut count) = self.by_source.entry(Source::of(from.ip())) {
@@ -263,7 +265,7 @@ impl Inbound {
         }
     }
 
-    /// Forgets a connection; dropping it resets it.
+    /// Removes a connection; dropping it resets it.
     fn remove(&mut self, slot: Slot, rules: &InboundTerms<'_>) -> Option<InboundConn> {
         let conn = self.conns.try_remove(slot.0 as usize)?;
         self.deadlines.set(slot, conn.deadline, None);
@@ -271,9 +273,9 @@ impl Inbound {
             self.ready -= 1;
             rules.metrics.mesh_ready.sub(1);
         } else {
-            self.is_settled(conn.from, rules);
+            self.uncount_unproven(conn.from, rules);
         }
-        // What is at the front and long gone would only grow.
+        // Without this, entries of closed connections would accumulate.
         while let Some(&(front, generation)) = self.queue.front() {
             let waits = self
                 .conns
@@ -288,46 +290,46 @@ impl Inbound {
     }
 }
 
-/// Why a connection ends before its hello.
-enum Farewell {
+/// Why a connection ended before its hello.
+enum InboundEnd {
     Gone,
     Full,
     Rejected(Rejection),
 }
 
 impl InboundConn {
-    /// What it means that the peer has closed.
-    fn farewell(&self) -> Farewell {
+    /// Returns what it means that the peer has closed.
+    fn closed_by_peer(&self) -> InboundEnd {
         match self.acceptor.closed() {
-            Some(rejection) => Farewell::Rejected(rejection),
-            None => Farewell::Gone,
+            Some(rejection) => InboundEnd::Rejected(rejection),
+            None => InboundEnd::Gone,
         }
     }
 
-    /// Reads until there is a hello, or no more. `full`: no more is greeted, so that the dialler's
-    /// dial has failed and it makes a pause.
-    fn listen(
+    /// Reads until there is a hello or no more to read. `full`: refuses to greet, so that the
+    /// dialler's dial fails and it backs off.
+    fn read(
         &mut self,
         full: bool,
         rules: &InboundTerms<'_>,
-    ) -> Result<Option<Box<Hello>>, Farewell> {
+    ) -> Result<Option<Box<Hello>>, InboundEnd> {
         loop {
             let n = match self.stream.recv(self.acceptor.space()) {
-                Ok(0) => return Err(self.farewell()),
+                Ok(0) => return Err(self.closed_by_peer()),
                 Ok(n) => n,
                 Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => continue,
-                Err(_) => return Err(self.farewell()),
+                Err(_) => return Err(self.closed_by_peer()),
             };
             match self.acceptor.advance(n, rules.now, rules.keys) {
                 Ok(Event::More | Event::Proven) => {}
-                Ok(Event::Greet(_)) if full => return Err(Farewell::Full),
+                Ok(Event::Greet(_)) if full => return Err(InboundEnd::Full),
                 Ok(Event::Greet(greeting)) => match self.stream.send(&greeting) {
                     Ok(n) if n == greeting.len() => {}
-                    _ => return Err(Farewell::Gone),
+                    _ => return Err(InboundEnd::Gone),
                 },
                 Ok(Event::Hello(hello)) => return Ok(Some(hello)),
-                Err(rejection) => return Err(Farewell::Rejected(rejection)),
+                Err(rejection) => return Err(InboundEnd::Rejected(rejection)),
             }
         }
     }

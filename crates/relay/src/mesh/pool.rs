@@ -1,8 +1,8 @@
-//! A worker's connections to other relays that no session uses yet: established and proven before
-//! they are needed, used once (pied-piper 3.2, improvement 3).
+//! A worker's pools: connections to other relays that are established and proven before a session
+//! needs them. Each is used once (pied-piper 3.2, improvement 3).
 //!
-//! How many there should be is decided by [`Sizer`]; here they are made, watched while idle, aged
-//! out and handed over. Nothing is held over a connect: each is a state of its own.
+//! [`Sizer`] decides how many there should be; here they are dialled, watched while idle, replaced
+//! when old and handed to sessions. Nothing blocks on a connect.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
 use crate::route::table::Peer;
 
-/// How often sizes are looked at when nothing else gives cause to.
+/// How often sizes are checked without an event.
 const POLL_EVERY: Duration = Duration::from_secs(1);
 
-/// Connections that a worker makes to one peer at one time, at most, where its share of `pool_max` is
-/// not more. Further sessions wait for one of these: a peer that is slow is not helped by more, and
-/// one that is full undoes what it had begun.
+/// Dials to one peer that a worker may have in progress, unless its share of `pool_max` is more.
+/// Further sessions wait for one of these: more dials would not help a slow peer, and a full one
+/// refuses them.
 const DIALS_AT_ONCE: u32 = 64;
 
 /// A session that waits for a connection.
@@ -39,11 +39,11 @@ pub(crate) struct Spare {
     pub(crate) ready: Ready,
 }
 
-/// What came of a look at the pools.
+/// What a session that waits for a connection gets.
 pub(crate) enum Outcome {
-    /// This session gets this connection, made for it just now.
+    /// A connection that was dialled for it.
     Serve(Waiter, Spare),
-    /// The connection that this session waits for could not be made.
+    /// The error of the dial that it waited for.
     Fail(Waiter, Errno),
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct PoolTerms<'a> {
     pub(crate) poller: &'a Poller,
     pub(crate) keys: &'a Keys,
     pub(crate) limits: PoolLimits,
-    /// For each address: SYN to the end of the handshake.
+    /// For each address: from the SYN to the end of the handshake.
     pub(crate) timeout: Duration,
     pub(crate) metrics: &'a WorkerMetrics,
     pub(crate) now: Instant,
@@ -73,13 +73,13 @@ pub(crate) struct Pools {
 struct Pool {
     peer: Arc<Peer>,
     sizer: Sizer,
-    /// Ready for use; the last one is the youngest.
+    /// Ready for use, the youngest last.
     ready: VecDeque<Slot>,
     under_way: u32,
     waiters: VecDeque<Waiter>,
-    /// Which of the peer's addresses is dialled next.
+    /// The next address of the peer to dial, counted without end.
     next_addr: usize,
-    /// It is no relay of this node any more; only sessions that wait for it get anything.
+    /// The configuration no longer has this peer; only sessions that wait for it are served.
     retired: bool,
 }
 
@@ -96,14 +96,14 @@ struct Conn {
 
 enum State {
     Connecting,
-    Shaking(Dialler),
+    Handshaking(Dialler),
     Ready(Ready),
 }
 
-// === impl Terms ===
+// === impl PoolTerms ===
 
 impl PoolTerms<'_> {
-    /// Connections to one peer that may be under way.
+    /// Returns how many dials to one peer may be in progress.
     fn dials_at_once(&self) -> u32 {
         self.limits.max.max(DIALS_AT_ONCE)
     }
@@ -112,7 +112,7 @@ impl PoolTerms<'_> {
 // === impl Pools ===
 
 impl Pools {
-    /// Pools for these peers, each empty.
+    /// Returns empty pools for these peers.
     pub(crate) fn new(peers: &[Arc<Peer>], limits: PoolLimits, now: Instant) -> Self {
         Self {
             pools: peers
@@ -124,8 +124,8 @@ impl Pools {
         }
     }
 
-    /// These are the peers from now on, and the limits are those of `terms`.
-    /// What is ready for others is closed; what is ready for those that stay is kept.
+    /// Adopts the peers, and the limits of `terms`. Ready connections of former peers are closed;
+    /// those of peers that remain are kept.
     pub(crate) fn adopt(&mut self, peers: &[Arc<Peer>], terms: &PoolTerms<'_>) {
         for i in 0..self.pools.len() {
             let pool = &mut self.pools[i];
@@ -137,11 +137,11 @@ impl Pools {
                 }
                 None => {
                     pool.retired = true;
-                    self.empty(i, terms);
+                    self.close_ready(i, terms);
                 }
             }
         }
-        // Numbers are given in this order, and none is left out.
+        // Numbers are given in this order, without gaps.
         let mut new: Vec<_> = peers.iter().filter(|p| p.id >= self.pools.len()).collect();
         new.sort_by_key(|peer| peer.id);
         let new = new
@@ -151,12 +151,12 @@ impl Pools {
         self.poll_at = (!peers.is_empty()).then_some(terms.now);
     }
 
-    /// A connection that is ready now, for a session that has just come.
+    /// Returns a ready connection for a session, if there is one.
     pub(crate) fn take(&mut self, peer: usize, terms: &PoolTerms<'_>) -> Option<Spare> {
         let pool = &mut self.pools[peer];
         pool.sizer.arrived(terms.now);
         self.poll_at = Some(terms.now);
-        // The youngest: the one least likely to have died without a word.
+        // The youngest is the least likely to have died unnoticed.
         let Some(slot) = pool.ready.pop_back() else {
             pool.sizer.missed(terms.now);
             terms.metrics.pool_misses.add(1);
@@ -167,8 +167,8 @@ impl Pools {
         self.remove(slot)?.into_spare()
     }
 
-    /// Makes a connection for `waiter`, at once or when its turn comes; an [`Outcome`] tells what came
-    /// of it.
+    /// Dials a connection for `waiter`, at once or when another dial is done; an [`Outcome`] says
+    /// what came of it.
     pub(crate) fn dial_for(&mut self, peer: usize, waiter: Waiter, terms: &PoolTerms<'_>) {
         self.pools[peer].waiters.push_back(waiter);
         if self.pools[peer].under_way < terms.dials_at_once() {
@@ -178,16 +178,16 @@ impl Pools {
         }
     }
 
-    /// This session waits no longer.
+    /// Removes a session that waits no longer.
     pub(crate) fn forget(&mut self, peer: usize, waiter: Waiter) {
         if let Some(pool) = self.pools.get_mut(peer) {
             pool.waiters.retain(|&w| w != waiter);
         }
     }
 
-    /// Makes connections for sessions whose turn has come.
+    /// Dials for sessions that wait, as far as the limit allows.
     fn dial_for_waiters(&mut self, peer: usize, terms: &PoolTerms<'_>) {
-        // A dial that fails at once takes a session with it, so this ends.
+        // A dial that fails at once removes a waiter, so this ends.
         while let pool = &self.pools[peer]
             && (pool.under_way as usize) < pool.waiters.len()
             && pool.under_way < terms.dials_at_once()
@@ -196,11 +196,11 @@ impl Pools {
         }
     }
 
-    /// Makes a connection that a session is expected to want in a moment.
+    /// Dials a connection for a session that is expected in a moment.
     pub(crate) fn dial_ahead(&mut self, peer: usize, terms: &PoolTerms<'_>) {
         let pool = &self.pools[peer];
-        // Nobody waits for it, and anybody may have asked for it: not beyond what the pool may be,
-        // and not while the peer cannot be reached.
+        // No session waits for it, and any SYN may have asked for it: do not exceed the size of the
+        // pool, and do not dial while the peer is backed off.
         let room = pool.under_way < terms.limits.max.max(1);
         let may = pool.sizer.retry_at().is_none_or(|at| terms.now >= at);
         if room && may {
@@ -208,12 +208,12 @@ impl Pools {
         }
     }
 
-    /// What is to be told to sessions.
+    /// Returns the next outcome for a session.
     pub(crate) fn next_outcome(&mut self) -> Option<Outcome> {
         self.outcomes.pop_front()
     }
 
-    /// When [`Pools::poll`] wants to be called even if nothing is reported.
+    /// Returns when [`Pools::poll`] is due even without an event.
     pub(crate) fn next(&self) -> Option<Instant> {
         [self.deadlines.next(), self.poll_at]
             .into_iter()
@@ -221,7 +221,7 @@ impl Pools {
             .min()
     }
 
-    /// Takes note of what is known of a connection.
+    /// Handles an event of a connection.
     pub(crate) fn handle(
         &mut self,
         slot: Slot,
@@ -237,12 +237,12 @@ impl Pools {
         }
         match conn.advance(ready, terms) {
             Ok(Progress::Waiting) => {}
-            Ok(Progress::Done) => self.is_ready(slot, terms),
-            Err(error) => self.lose(slot, error, terms),
+            Ok(Progress::Done) => self.on_ready(slot, terms),
+            Err(error) => self.on_lost(slot, error, terms),
         }
     }
 
-    /// Ends what is too old or too slow, and dials what is missing.
+    /// Closes connections that are too old or too slow, and dials missing ones.
     pub(crate) fn poll(&mut self, terms: &PoolTerms<'_>) {
         let due: Vec<_> = self.deadlines.due(terms.now).collect();
         for slot in due {
@@ -251,7 +251,7 @@ impl Pools {
                     terms.metrics.pool_expired.add(1);
                     self.discard(slot, terms);
                 }
-                Some(_) => self.lose(slot, Errno::TIMEDOUT, terms),
+                Some(_) => self.on_lost(slot, Errno::TIMEDOUT, terms),
                 None => {}
             }
         }
@@ -265,7 +265,7 @@ impl Pools {
                 continue;
             }
             let ready = u32::try_from(pool.ready.len()).unwrap_or(u32::MAX);
-            // Those that sessions wait for are not for the pool.
+            // Dials that sessions wait for do not fill the pool.
             let waiting = u32::try_from(pool.waiters.len()).unwrap_or(u32::MAX);
             let coming = pool.under_way.saturating_sub(waiting);
             let wanted = pool.sizer.dials_wanted(ready, coming, terms.now);
@@ -277,7 +277,7 @@ impl Pools {
         }
     }
 
-    /// Closes what was made with a key that is no longer held.
+    /// Closes connections that were made with a key that the mesh no longer has.
     pub(crate) fn drop_old_keys(&mut self, terms: &PoolTerms<'_>) {
         let old: Vec<_> = self
             .conns
@@ -291,16 +291,16 @@ impl Pools {
         self.poll_at = self.poll_at.map(|_| terms.now);
     }
 
-    /// Closes what is ready and gives up what is on its way, but not for sessions that wait.
+    /// Closes ready connections and cancels dials, except those that sessions wait for.
     pub(crate) fn close(&mut self, terms: &PoolTerms<'_>) {
         self.poll_at = None;
         for i in 0..self.pools.len() {
-            self.empty(i, terms);
+            self.close_ready(i, terms);
         }
     }
 
-    /// Closes what is ready in a pool.
-    fn empty(&mut self, i: usize, terms: &PoolTerms<'_>) {
+    /// Closes the ready connections of a pool.
+    fn close_ready(&mut self, i: usize, terms: &PoolTerms<'_>) {
         while let Some(slot) = self.pools[i].ready.pop_front() {
             terms.metrics.pool_ready.sub(1);
             self.remove(slot);
@@ -336,28 +336,29 @@ impl Pools {
                 });
                 self.deadlines.set(slot, None, Some(deadline));
             }
-            Err(error) => self.failed(i, tried, error, terms),
+            Err(error) => self.dial_failed(i, tried, error, terms),
         }
     }
 
-    /// A connection could not be made.
-    fn failed(&mut self, i: usize, tried: usize, error: Errno, terms: &PoolTerms<'_>) {
+    /// Accounts for a dial that failed.
+    fn dial_failed(&mut self, i: usize, tried: usize, error: Errno, terms: &PoolTerms<'_>) {
         let pool = &mut self.pools[i];
         pool.under_way -= 1;
-        // Dials that failed together are one step: two must not lead back to where they began.
+        // Dials that failed together advance the address once: two steps could lead back to the
+        // address that failed.
         if pool.next_addr == tried {
             pool.next_addr = tried.wrapping_add(1);
         }
         pool.sizer.dial_failed(terms.now);
         terms.metrics.pool_dials_failed.add(1);
-        tracing::debug!(peer = %pool.peer.targets.destination(), %error, "cannot reach a relay");
+        tracing::debug!(peer = %pool.peer.targets.destination(), %error, "cannot connect to a relay");
         if let Some(waiter) = pool.waiters.pop_front() {
             self.outcomes.push_back(Outcome::Fail(waiter, error));
         }
     }
 
-    /// A connection is over, before or after it was ready.
-    fn lose(&mut self, slot: Slot, error: Errno, terms: &PoolTerms<'_>) {
+    /// Handles the end of a connection, ready or not.
+    fn on_lost(&mut self, slot: Slot, error: Errno, terms: &PoolTerms<'_>) {
         let Some(conn) = self.conns.get(slot.0 as usize) else {
             return;
         };
@@ -368,13 +369,14 @@ impl Pools {
             self.discard(slot, terms);
         } else {
             self.remove(slot);
-            self.failed(pool, tried, error, terms);
+            self.dial_failed(pool, tried, error, terms);
             self.dial_for_waiters(pool, terms);
         }
     }
 
-    /// The handshake is done.
-    fn is_ready(&mut self, slot: Slot, terms: &PoolTerms<'_>) {
+    /// Handles the end of a handshake: the connection goes to a session that waits, or into the
+    /// pool.
+    fn on_ready(&mut self, slot: Slot, terms: &PoolTerms<'_>) {
         let Some(conn) = self.conns.get_mut(slot.0 as usize) else {
             return;
         };
@@ -426,7 +428,7 @@ impl Pools {
 /// How far the handshake of a connection is.
 enum Progress {
     Waiting,
-    /// It has just been completed.
+    /// The handshake has just been completed.
     Done,
 }
 
@@ -453,7 +455,7 @@ fn bounds(limits: PoolLimits) -> Bounds {
 }
 
 impl Conn {
-    /// Goes on with the handshake as far as it goes.
+    /// Continues the handshake as far as the received bytes allow.
     fn advance(&mut self, ready: Readiness, terms: &PoolTerms<'_>) -> Result<Progress, Errno> {
         if let State::Connecting = self.state {
             if !ready.writable() {
@@ -465,14 +467,14 @@ impl Conn {
             }
             let timeout = terms.timeout;
             let (dialler, opening) = Dialler::new(random::bytes(), terms.now, timeout, terms.keys);
-            self.say(&opening)?;
-            self.state = State::Shaking(dialler);
+            self.send_whole(&opening)?;
+            self.state = State::Handshaking(dialler);
         }
         if !ready.readable() {
             return Ok(Progress::Waiting);
         }
-        let State::Shaking(dialler) = &mut self.state else {
-            // An idle one has nothing to say: it has ended, or what is there is no relay.
+        let State::Handshaking(dialler) = &mut self.state else {
+            // An idle connection has ended, or its peer is not a relay.
             return Err(Errno::CONNRESET);
         };
         loop {
@@ -486,9 +488,9 @@ impl Conn {
             match dialler.advance(n, terms.now) {
                 Ok(None) => {}
                 Ok(Some(proof)) => {
-                    self.say(&proof)?;
-                    let shaken = std::mem::replace(&mut self.state, State::Connecting);
-                    let State::Shaking(dialler) = shaken else {
+                    self.send_whole(&proof)?;
+                    let handshaking = std::mem::replace(&mut self.state, State::Connecting);
+                    let State::Handshaking(dialler) = handshaking else {
                         return Err(Errno::PROTO);
                     };
                     self.state = State::Ready(dialler.ready().ok_or(Errno::PROTO)?);
@@ -503,8 +505,9 @@ impl Conn {
         }
     }
 
-    /// Sends a message whole: the buffer of a connection that has sent next to nothing has room.
-    fn say(&self, message: &[u8]) -> Result<(), Errno> {
+    /// Sends a whole message: a connection that has sent next to nothing has room in its send
+    /// buffer.
+    fn send_whole(&self, message: &[u8]) -> Result<(), Errno> {
         match self.stream.send(message) {
             Ok(n) if n == message.len() => Ok(()),
             Ok(_) => Err(Errno::NOBUFS),
@@ -518,7 +521,7 @@ impl Conn {
                 stream: self.stream,
                 ready,
             }),
-            State::Connecting | State::Shaking(_) => None,
+            State::Connecting | State::Handshaking(_) => None,
         }
     }
 }

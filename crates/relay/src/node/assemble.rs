@@ -11,7 +11,7 @@ use super::bind::{assign, bind};
 use super::holdings::{self, Holdings};
 use super::look_ups::resolve_all;
 use super::loops::find_loop;
-use super::ways::{access, original, way};
+use super::next_hop::{access, next_hop, original};
 use crate::config::{Config, Forward};
 use crate::handover::Passed;
 use crate::net::targets::Targets;
@@ -56,8 +56,8 @@ pub(super) fn assemble(
             transparent,
             inherited,
         )?;
-        let way = match &forward.transparent {
-            None => way(forward, targets, upstream, &peers),
+        let next_hop = match &forward.transparent {
+            None => next_hop(forward, targets, upstream, &peers),
             Some(transparent) => original(forward, transparent, &listen, upstream, &peers)?,
         };
         let route = Route {
@@ -73,7 +73,7 @@ pub(super) fn assemble(
             listen,
             early_syn: forward.early_syn,
             sources: forward.sources.clone(),
-            way,
+            next_hop,
             identity: forward.identity.clone(),
         };
         let route = before.route(route, &mut next);

@@ -13,7 +13,7 @@ use super::holdings::Holdings;
 use super::loops::find_loop;
 use crate::config::Config;
 use crate::net::targets::{Targets, look_up};
-use crate::route::table::Way;
+use crate::route::table::NextHop;
 use crate::session_log::SessionLog;
 use crate::worker::mailbox::{Mailbox, Message};
 use crate::worker::{Order, Shared};
@@ -49,9 +49,9 @@ impl SharedHandle {
     /// The names that are looked up here: those of forwards, then those of peers.
     pub(crate) fn names(&self) -> Vec<Arc<Targets>> {
         let setup = self.shared.setup();
-        let forwards = setup.routes.iter().filter_map(|r| match &r.way {
-            Way::Direct { targets, .. } => Some(targets),
-            Way::Mesh { .. } | Way::Original(_) => None,
+        let forwards = setup.routes.iter().filter_map(|r| match &r.next_hop {
+            NextHop::Direct { targets, .. } => Some(targets),
+            NextHop::Mesh { .. } | NextHop::OriginalDst(_) => None,
         });
         let peers = setup.mesh.iter().flat_map(|mesh| &mesh.peers);
         let all = forwards.chain(peers.map(|peer| &peer.targets));

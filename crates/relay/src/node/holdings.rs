@@ -10,7 +10,7 @@ use taut_sys::socket::{LegOptions, Listener};
 use crate::net::addr::Destination;
 use crate::net::targets::Targets;
 use crate::route::listener::ListenerId;
-use crate::route::table::{Mesh, Peer, Route, Setup, Way};
+use crate::route::table::{Mesh, NextHop, Peer, Route, Setup};
 
 /// What is there already when a configuration is made into a [`Setup`].
 ///
@@ -96,9 +96,9 @@ impl Holdings {
     /// The addresses of `destination`, if a forward knows them.
     pub(super) fn target(&self, destination: &Destination) -> Option<Arc<Targets>> {
         let routes = self.setup.iter().flat_map(|setup| &setup.routes);
-        let mut known = routes.filter_map(|route| match &route.way {
-            Way::Direct { targets, .. } => Some(targets),
-            Way::Mesh { .. } | Way::Original(_) => None,
+        let mut known = routes.filter_map(|route| match &route.next_hop {
+            NextHop::Direct { targets, .. } => Some(targets),
+            NextHop::Mesh { .. } | NextHop::OriginalDst(_) => None,
         });
         known.find(|t| t.destination() == destination).cloned()
     }
@@ -127,21 +127,21 @@ impl Holdings {
 
 /// Whether connections of the two are treated alike.
 fn is_same(a: &Route, b: &Route) -> bool {
-    let ways = match (&a.way, &b.way) {
+    let next_hop = match (&a.next_hop, &b.next_hop) {
         (
-            Way::Direct { targets, options },
-            Way::Direct {
+            NextHop::Direct { targets, options },
+            NextHop::Direct {
                 targets: other,
                 options: others,
             },
         ) => Arc::ptr_eq(targets, other) && options == others,
         (
-            Way::Mesh {
+            NextHop::Mesh {
                 peer,
                 route,
                 destination,
             },
-            Way::Mesh {
+            NextHop::Mesh {
                 peer: other,
                 route: others,
                 destination: to,
@@ -149,7 +149,8 @@ fn is_same(a: &Route, b: &Route) -> bool {
         ) => Arc::ptr_eq(peer, other) && route == others && destination == to,
         _ => false,
     };
-    ways && a.listen == b.listen
+    next_hop
+        && a.listen == b.listen
         && a.early_syn == b.early_syn
         && a.sources == b.sources
         && a.identity == b.identity

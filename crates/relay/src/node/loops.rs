@@ -6,18 +6,18 @@ use taut_sys::socket::is_local;
 
 use crate::net::forward_loops::{self, Edge};
 use crate::net::targets::{Addrs, Targets};
-use crate::route::table::{Route, Way};
+use crate::route::table::{NextHop, Route};
 
 /// The first forward that leads back to itself, when the addresses of `new` are what is said there.
 pub(super) fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) -> Option<usize> {
     let upstream: Vec<Addrs> = routes
         .iter()
         .map(|route| {
-            let targets: &Targets = match &route.way {
-                Way::Direct { targets, .. } => targets,
-                Way::Mesh { peer, .. } => &peer.targets,
+            let targets: &Targets = match &route.next_hop {
+                NextHop::Direct { targets, .. } => targets,
+                NextHop::Mesh { peer, .. } => &peer.targets,
                 // Where it goes is judged for each connection.
-                Way::Original(_) => return Addrs::from([]),
+                NextHop::OriginalDst(_) => return Addrs::from([]),
             };
             match new {
                 Some((which, addrs)) if std::ptr::eq(which, targets) => addrs.clone(),

@@ -25,10 +25,10 @@ mod handle;
 mod holdings;
 mod look_ups;
 mod loops;
+mod next_hop;
 mod reload;
 mod start;
 mod threads;
-mod ways;
 
 pub use ended::WorkerLost;
 pub use error::{ListenProblem, StartError};

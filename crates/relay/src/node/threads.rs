@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use super::StartError;
 use super::early_syn_thread::{Reader, ReaderError};
-use super::ways::addrs_of;
+use super::next_hop::addrs_of;
 use crate::config::{Config, InterceptConfig};
 use crate::early_syn::PendingTable;
 use crate::intercept::Plan;
 use crate::metrics::Metrics;
-use crate::route::table::{Setup, Way};
+use crate::route::table::{NextHop, Setup};
 use crate::turbo::route_metrics::{Job, RouteMetrics};
 use crate::worker::Shared;
 use crate::worker::mailbox::Mailbox;
@@ -72,10 +72,13 @@ pub(super) fn route_metrics(shared: &Arc<Shared>, metrics: &Metrics) -> Option<R
 
 /// What has to be brought to this node from the network, if anything has.
 pub(super) fn plan(config: &Config, setup: &Setup) -> Option<Plan> {
-    let takings = setup.routes.iter().filter_map(|route| match &route.way {
-        Way::Original(original) => Some(original.taking.clone()),
-        _ => None,
-    });
+    let takings = setup
+        .routes
+        .iter()
+        .filter_map(|route| match &route.next_hop {
+            NextHop::OriginalDst(original) => Some(original.taking.clone()),
+            _ => None,
+        });
     let takings: Vec<_> = takings.collect();
     let borrows = config.forwards.iter().any(|f| f.identity.borrow)
         || config.mesh.as_ref().is_some_and(|mesh| mesh.borrow);

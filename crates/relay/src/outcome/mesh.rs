@@ -1,13 +1,13 @@
 //! Why a session that another relay asked for was refused.
 
-/// Why a session from the mesh is not begun.
+/// Why a session that another relay asked for was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MeshRefusal {
     /// The configuration does not allow the destination.
     Destination,
-    /// The next relay of its route is not one that this node knows.
+    /// The next relay of its route is not a peer of this node.
     NextRelay,
-    /// It has been through as many relays as it may.
+    /// It has passed through as many relays as it may.
     HopLimit,
 }
 
@@ -15,7 +15,7 @@ impl MeshRefusal {
     /// Every cause.
     pub(crate) const ALL: [Self; 3] = [Self::Destination, Self::NextRelay, Self::HopLimit];
 
-    /// Its name in metrics and logs.
+    /// Returns the label in metrics and logs.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Destination => "destination",

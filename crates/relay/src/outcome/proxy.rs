@@ -1,21 +1,21 @@
-//! Why a connection without a PROXY protocol header that is believed was reset.
+//! Why a connection was reset before its PROXY protocol header was accepted.
 
-/// Why a connection was not taken.
+/// Why a connection was reset before its PROXY protocol header was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProxyRefusal {
-    /// Its sender is none of those that are believed.
+    /// Its sender is not in `proxy_from`.
     Sender,
-    /// It does not begin with a header that can be read.
+    /// It does not begin with a valid header.
     Malformed,
-    /// The header was not there in time.
+    /// The header was not complete in time.
     TimedOut,
-    /// The sender went away.
+    /// The sender closed it.
     Gone,
-    /// Too many were waiting.
+    /// Too many connections waited for a header.
     Full,
 }
 
-// === impl Unproxied ===
+// === impl ProxyRefusal ===
 
 impl ProxyRefusal {
     /// Every cause.
@@ -27,7 +27,7 @@ impl ProxyRefusal {
         Self::Full,
     ];
 
-    /// Its name in metrics and logs.
+    /// Returns the label in metrics and logs.
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Sender => "sender",

@@ -1,8 +1,8 @@
-//! Why a client does not become a session: the causes that are counted.
+//! Why a client's connection is reset before it becomes a session.
 
 use crate::access::SourceVerdict;
 
-/// Why a connection was reset before anything was done for it. The label of each is the `cause` in
+/// Why a connection was reset before a session began. The label of each is the `cause` in
 /// `taut_relay_refused_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientRefusal {
@@ -10,13 +10,13 @@ pub enum ClientRefusal {
     Full,
     /// Its source had `max_sessions_per_source` open.
     SourceLimit,
-    /// There is a list of those who may come, and it is not in it.
+    /// It is not in the list of allowed sources.
     SourceNotListed,
-    /// A prefix denies it.
+    /// A prefix denies its source.
     SourceDenied,
 }
 
-// === impl Refused ===
+// === impl ClientRefusal ===
 
 impl ClientRefusal {
     /// Every cause.
@@ -27,7 +27,7 @@ impl ClientRefusal {
         Self::SourceDenied,
     ];
 
-    /// The name used in metrics and logs.
+    /// Returns the label in metrics and logs.
     pub fn label(self) -> &'static str {
         match self {
             Self::Full => "full",
@@ -41,7 +41,7 @@ impl ClientRefusal {
         self as usize
     }
 
-    /// What a judgement of the client's address comes to; `None`: it may come.
+    /// Returns the refusal that a verdict on the client's address means; `None` if it may connect.
     pub(crate) fn of(verdict: SourceVerdict) -> Option<Self> {
         match verdict {
             SourceVerdict::Allowed => None,

@@ -1,4 +1,4 @@
-//! How a session ends: the causes that are counted and logged.
+//! How a session ends: the causes in metrics and logs.
 
 use taut_sys::Errno;
 
@@ -12,7 +12,7 @@ pub(crate) enum Side {
 /// Why a session ended. The label of each is the `cause` in `taut_relay_ended_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Both streams were passed on whole, FIN included.
+    /// Both streams were forwarded whole, FIN included.
     Complete,
     /// The client sent RST.
     ClientReset,
@@ -26,17 +26,17 @@ pub enum End {
     ConnectRefused,
     /// The destination did not answer the SYN.
     ConnectTimedOut,
-    /// There is no way to the destination, or the network says it cannot be reached.
+    /// No route leads to the destination, or the network reports it unreachable.
     ConnectUnreachable,
-    /// The destination's name has no address, or none could be found out.
+    /// The destination's name has no address, or the look-up failed.
     LookUpFailed,
-    /// The destination's name leads to addresses that the configuration does not allow.
+    /// The destination's name resolves only to addresses that the configuration does not allow.
     NotAllowed,
     /// This machine had no descriptor, port or memory left for the upstream leg.
     NoResources,
-    /// One side had ended its stream, and nothing came from the other for too long.
+    /// One side had ended its stream, and the other sent nothing for too long.
     HalfClosedTimeout,
-    /// Nothing went either way for longer than `idle_timeout`.
+    /// No byte went either way for longer than `idle_timeout`.
     IdleTimeout,
     /// It was still open when the node had to stop.
     Stopped,
@@ -61,7 +61,7 @@ impl End {
         Self::Stopped,
     ];
 
-    /// The name used in metrics and logs.
+    /// Returns the label in metrics and logs.
     pub fn label(self) -> &'static str {
         match self {
             Self::Complete => "complete",
@@ -85,7 +85,7 @@ impl End {
         self as usize
     }
 
-    /// How an error on an established leg is counted.
+    /// Returns the cause that an error on an established leg means.
     pub(crate) fn of_leg(side: Side, error: Errno) -> Self {
         let lost = matches!(
             error,
@@ -99,7 +99,7 @@ impl End {
         }
     }
 
-    /// How an error while connecting is counted.
+    /// Returns the cause that an error while connecting means.
     pub(crate) fn of_connect(error: Errno) -> Self {
         match error {
             Errno::CONNREFUSED => Self::ConnectRefused,

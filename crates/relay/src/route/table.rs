@@ -33,7 +33,7 @@ pub(crate) struct Route {
     /// The destination, `host:port`.
     pub(crate) destination: Arc<str>,
     pub(crate) listen: Vec<ListenAddr>,
-    pub(crate) way: Way,
+    pub(crate) next_hop: NextHop,
     /// Who may connect.
     pub(crate) sources: Sources,
     /// Its upstream legs are begun when the client's SYN is seen.
@@ -44,7 +44,7 @@ pub(crate) struct Route {
 
 /// How a forward's connections go on.
 #[derive(Debug)]
-pub(crate) enum Way {
+pub(crate) enum NextHop {
     /// By a connection of their own.
     Direct {
         targets: Arc<Targets>,
@@ -58,12 +58,12 @@ pub(crate) enum Way {
         destination: Target,
     },
     /// To where each client wanted to go.
-    Original(Box<Original>),
+    OriginalDst(Box<OriginalDst>),
 }
 
 /// A transparent forward's way.
 #[derive(Debug)]
-pub(crate) struct Original {
+pub(crate) struct OriginalDst {
     /// What it takes.
     pub(crate) taking: Taking,
     /// Where sessions may go.

@@ -11,7 +11,7 @@ use crate::access::DestinationVerdict;
 use crate::net::addr::{ClientAddr, UpstreamAddr};
 use crate::net::targets::Addrs;
 use crate::outcome::mesh::MeshRefusal;
-use crate::route::table::{Mesh, Original, Peer, Route, Setup, Upstream, Way};
+use crate::route::table::{Mesh, NextHop, OriginalDst, Peer, Route, Setup, Upstream};
 
 /// How a session obtains its upstream connection, and how far that has got.
 pub(super) enum DialPlan {
@@ -45,19 +45,19 @@ impl DialPlan {
         setup: &Setup,
     ) -> Result<Self, DestinationVerdict> {
         let borrow = route.identity.borrow;
-        match &route.way {
-            Way::Original(original) => {
+        match &route.next_hop {
+            NextHop::OriginalDst(original) => {
                 // A connection without an address is gone already.
                 let to = to().ok_or(DestinationVerdict::Unspecified)?;
                 Self::for_original_dst(original, client, to, borrow, setup)
             }
-            Way::Direct { targets, options } => Ok(Self::Dial {
+            NextHop::Direct { targets, options } => Ok(Self::Dial {
                 addrs: targets.current(),
                 next: 0,
                 options: options.clone(),
                 borrow,
             }),
-            Way::Mesh {
+            NextHop::Mesh {
                 peer,
                 route,
                 destination,
@@ -73,7 +73,7 @@ impl DialPlan {
 
     /// Returns the plan for a client that was intercepted on its way to `to`.
     fn for_original_dst(
-        original: &Original,
+        original: &OriginalDst,
         client: ClientAddr,
         to: SocketAddr,
         borrow: bool,

@@ -1,5 +1,4 @@
-//! A worker's listeners: what comes in by each, and what becomes of them when the configuration
-//! changes.
+//! A worker's listeners: opening, pausing and closing them, and reloads of the configuration.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -41,8 +40,8 @@ impl OpenListener {
 }
 
 impl Worker {
-    /// Another configuration is at work. Listeners that are no part of it are closed after what is
-    /// in their queues, others get their new purpose and keep their queues.
+    /// Adopts another configuration. Listeners that are not part of it are closed once their queues
+    /// are empty; the others get their new purpose and keep their queues.
     pub(super) fn reload(&mut self, setup: Arc<Setup>, listeners: Vec<NewListener>) {
         let wanted: BTreeSet<_> = listeners.iter().map(|l| l.id).collect();
         let unwanted: Vec<_> = self.listeners.keys().copied().collect();
@@ -66,7 +65,7 @@ impl Worker {
         let Some(socket) = socket else {
             if let Some(listener) = self.listeners.get_mut(&id) {
                 if let Err(error) = listener.socket.set_options(&options) {
-                    tracing::warn!(%error, "a listener keeps the options that it had");
+                    tracing::warn!(%error, "cannot set a listener's options; it keeps its former ones");
                 }
                 listener.purpose = purpose;
             }
@@ -84,8 +83,8 @@ impl Worker {
         self.listeners.insert(id, listener);
     }
 
-    /// A listener stays readable while the connection it cannot hand out waits, so it has to be
-    /// left unwatched for a while.
+    /// Stops watching a listener for a while. It stays readable while a connection waits that the
+    /// machine has no room for, and would be reported without end.
     pub(super) fn rest(&mut self, id: ListenerId) {
         if let Some(listener) = self.listeners.get_mut(&id) {
             listener.resting_until = Some(self.io.now + ACCEPT_PAUSE);
@@ -106,8 +105,8 @@ impl Worker {
         }
     }
 
-    /// Takes what is already waiting, so that nobody who was let in by the kernel is thrown out,
-    /// and then no more.
+    /// Closes every listener after accepting the connections in its queue, so that no client whose
+    /// handshake is done is reset.
     pub(super) fn close_listeners(&mut self) {
         let all: Vec<_> = self.listeners.keys().copied().collect();
         for id in all {
@@ -116,14 +115,15 @@ impl Worker {
         self.retire_mesh();
     }
 
-    /// Takes what is already waiting, so that nobody who was let in by the kernel is thrown out,
-    /// and then no more.
+    /// Closes a listener after accepting the connections in its queue, so that no client whose
+    /// handshake is done is reset.
     pub(super) fn close_listener(&mut self, id: ListenerId) {
-        // The queue is no longer than this; without a bound, arrivals could keep it open.
+        // The queue is no longer than this; without a bound, new connections could keep the
+        // listener open.
         let rounds = BACKLOG as usize / ACCEPTS + 1;
         (0..rounds).find(|_| !self.on_listener_readable(id));
         if let Some(listener) = self.listeners.remove(&id) {
-            // Another process may have the same socket; then closing it would not end the reports.
+            // Another process may share the socket; closing it here would not end the reports.
             let _ = self.io.poller.remove(&*listener.socket);
         }
     }

@@ -1,4 +1,4 @@
-//! What other threads have to say to a worker.
+//! Messages from other threads to a worker.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,10 +12,10 @@ use crate::net::targets::{Addrs, ResolveError};
 use crate::route::listener::NewListener;
 use crate::route::table::Setup;
 
-/// A worker's letter box.
+/// A worker's mailbox.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
-    /// None: its worker has ended.
+    /// `None` when the worker has ended.
     messages: Mutex<Option<Vec<Message>>>,
     waker: Waker,
 }
@@ -23,24 +23,24 @@ pub(crate) struct Mailbox {
 /// A message to a worker.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// The addresses of the name that a session's hello asked for.
+    /// A look-up that a session's hello asked for is done.
     Resolved {
         slot: Slot,
         generation: Generation,
         addrs: Result<Addrs, ResolveError>,
     },
-    /// Another configuration is at work: the listeners of this worker that belong to it.
+    /// The configuration has changed; these are the worker's listeners under it.
     Reloaded {
         setup: Arc<Setup>,
         listeners: Vec<NewListener>,
     },
-    /// The mesh has other keys.
+    /// The mesh's keys have changed.
     NewKeys,
-    /// A client's SYN to the listener of this forward has been seen.
+    /// A client's SYN to a listener of this forward has been seen.
     Syn { connection: FourTuple, forward: u32 },
-    /// The client of an early SYN has not come.
+    /// The client of an early SYN has not come in time.
     NoClient { connection: FourTuple },
-    /// The client of an early SYN has been accepted by another worker.
+    /// Another worker has accepted the client of an early SYN.
     Client {
         client: Client,
         connection: FourTuple,
@@ -49,7 +49,7 @@ pub(crate) enum Message {
 
 impl Mailbox {
     /// # Errors
-    /// The kernel's, when there is no descriptor for it.
+    /// Those of the kernel when it has no descriptor left.
     pub(crate) fn new() -> Result<Self, Errno> {
         Ok(Self {
             messages: Mutex::new(Some(Vec::new())),
@@ -57,15 +57,15 @@ impl Mailbox {
         })
     }
 
-    /// What the worker's poller watches.
+    /// Returns the descriptor that the worker's poller watches.
     pub(crate) fn waker(&self) -> &Waker {
         &self.waker
     }
 
-    /// Leaves a letter and wakes the worker. The lock is held for as long as it takes to push.
+    /// Adds a message and wakes the worker. The lock is held only for the push.
     ///
     /// # Errors
-    /// The letter, when the worker has ended.
+    /// The message, when the worker has ended.
     pub(crate) fn post(&self, message: Message) -> Result<(), Message> {
         match &mut *self.lock() {
             Some(messages) => messages.push(message),
@@ -75,12 +75,12 @@ impl Mailbox {
         Ok(())
     }
 
-    /// Takes what is there.
+    /// Takes all messages.
     pub(crate) fn take(&self) -> Vec<Message> {
         self.lock().as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Takes no more letters, unless there are some: `false` then.
+    /// Closes the mailbox if it is empty; `false` otherwise.
     pub(crate) fn close_if_empty(&self) -> bool {
         let mut messages = self.lock();
         let empty = messages.as_ref().is_none_or(Vec::is_empty);

@@ -1,4 +1,4 @@
-//! What is measured of a session, and what is told of it when it is over.
+//! What a session's set-up took, and its record in the session log.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -17,25 +17,25 @@ use crate::outcome::session_end::End;
 use crate::route::table::Route;
 use crate::session_log::{Direction, SessionId, SessionRecord};
 
-/// When what happened to a session.
+/// When each step of a session happened.
 #[derive(Debug)]
 pub(super) struct Timeline {
     begun: Instant,
-    /// When its upstream leg was last dialled from here.
+    /// When its upstream leg was last dialled.
     dialled: Option<Instant>,
-    /// When its upstream leg was ready; the last one, if it took more than one.
+    /// When its upstream leg became ready; of several, the last.
     ready: Option<Instant>,
-    /// Its set-up has been counted.
+    /// The set-up time has been counted.
     counted: bool,
     /// When the first byte was written to the upstream leg and to the client.
     first: (Option<Instant>, Option<Instant>),
 }
 
-/// Whose session it is.
+/// Where a session comes from.
 pub(super) enum Origin<'a> {
     /// A client of this forward.
     Forward(&'a Route),
-    /// Another relay's, of this number.
+    /// Another relay.
     Mesh {
         relay: IpAddr,
         session: hello::SessionId,
@@ -43,14 +43,14 @@ pub(super) enum Origin<'a> {
     },
 }
 
-/// What only the session log wants to know.
+/// The parts of a session's log record that are known when it begins.
 pub(super) struct PendingRecord {
     session: SessionId,
     forward: Arc<str>,
     listener: SocketAddr,
     destination: Arc<str>,
     relay: Option<Arc<str>>,
-    /// Asked for when it is there: of a connection that was reset nobody can tell.
+    /// Read as soon as the leg is connected: a socket that has been reset has no peer address.
     address: Option<SocketAddr>,
 }
 
@@ -67,19 +67,19 @@ impl Timeline {
         }
     }
 
-    /// An upstream leg is being connected.
+    /// Notes that an upstream leg is being connected.
     pub(super) fn dialled(&mut self, now: Instant) {
         self.dialled = Some(now);
         self.ready = None;
     }
 
-    /// The upstream leg is no longer of any use.
+    /// Notes that the upstream leg is of no use.
     pub(super) fn lost(&mut self) {
         self.dialled = None;
         self.ready = None;
     }
 
-    /// The session stands like this now; `true` when its upstream leg has just become ready.
+    /// Notes the state of the session; returns `true` when its upstream leg has just become ready.
     pub(super) fn note(
         &mut self,
         now: Instant,
@@ -112,10 +112,10 @@ impl Timeline {
     }
 }
 
-// === impl Story ===
+// === impl PendingRecord ===
 
 impl PendingRecord {
-    /// Of a session that begins.
+    /// Begins the record of a new session.
     pub(super) fn new(origin: &Origin<'_>, client: &Stream, plan: &DialPlan) -> Self {
         let (forward, destination, session) = match origin {
             Origin::Forward(route) => (route.name.clone(), route.destination.clone(), None),
@@ -143,7 +143,7 @@ impl PendingRecord {
         }
     }
 
-    /// Its upstream leg is connected.
+    /// Notes the address that the upstream leg is connected to.
     pub(super) fn connected(&mut self, upstream: &Stream) {
         self.address = upstream.peer_addr().ok();
     }
@@ -160,7 +160,7 @@ impl PendingRecord {
         let (to_upstream, to_client) = session.moved();
         let (up, down) = session.spliced();
         let (client_leg, upstream_leg) = session.legs();
-        // One that never answered has nothing to tell.
+        // A leg that was never connected has no TCP_INFO worth recording.
         let upstream_leg = upstream_leg.filter(|_| session.is_connected());
         let direction = |bytes, first, spliced| Direction {
             bytes,
@@ -202,7 +202,7 @@ mod tests {
         assert!(!timeline.note(at(20), false, (0, 0), &metrics));
         assert!(timeline.note(at(40), true, (0, 0), &metrics));
         assert!(!timeline.note(at(41), true, (5, 0), &metrics));
-        // It was dead; another one takes its place.
+        // The first leg was dead; another one replaces it.
         timeline.lost();
         assert!(timeline.note(at(90), true, (5, 0), &metrics));
         assert!(!timeline.note(at(95), true, (5, 7), &metrics));

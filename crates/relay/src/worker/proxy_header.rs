@@ -1,5 +1,5 @@
-//! Clients that a proxy introduces: their connections begin with a PROXY protocol header, which is
-//! read here, and no byte after it.
+//! Clients behind a proxy: their connections begin with a PROXY protocol header. The header is read
+//! here, and no byte after it.
 //!
 //! | bound | value | when it is reached | counter |
 //! |---|---|---|---|
@@ -27,18 +27,19 @@ use crate::net::addr::ClientAddr;
 use crate::outcome::proxy::ProxyRefusal;
 use crate::route::table::Route;
 
-/// Connections of a node that may wait for the end of their header.
+/// Connections of a node that may wait for the end of their header, at most.
 pub(crate) const MAX_WAITING: u32 = 1024;
 
-/// A proxy says its header at once; the rest is the round trip and a loss or two.
+/// A proxy sends its header at once; the rest of the time is for the round trip and a loss or two.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A worker's connections whose header is not whole.
+/// A worker's connections whose header is incomplete.
 #[derive(Default)]
 pub(super) struct ProxyHeaders {
     waiting: Slab<Waiting>,
     generation: Generation,
-    /// In the order in which their time is up, among others that have gone since.
+    /// In the order of their deadlines; entries of connections that have left remain until they are
+    /// reached.
     deadlines: VecDeque<(Instant, Slot, Generation)>,
 }
 
@@ -50,22 +51,22 @@ struct Waiting {
     generation: Generation,
 }
 
-// === impl Prefaces ===
+// === impl ProxyHeaders ===
 
 impl ProxyHeaders {
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// When the next one's time is up.
+    /// Returns the earliest deadline.
     pub(super) fn next(&self) -> Option<Instant> {
         self.deadlines.front().map(|(at, ..)| *at)
     }
 
-    /// The next one whose time is up.
+    /// Returns the next connection whose deadline has passed.
     fn due(&mut self, now: Instant) -> Option<Slot> {
         while let Some(&(at, slot, generation)) = self.deadlines.front() {
-            let there = self.is_here(slot, generation);
+            let there = self.contains(slot, generation);
             if there && at > now {
                 return None;
             }
@@ -77,54 +78,53 @@ impl ProxyHeaders {
         None
     }
 
-    fn is_here(&self, slot: Slot, generation: Generation) -> bool {
+    fn contains(&self, slot: Slot, generation: Generation) -> bool {
         self.waiting
             .get(slot.0 as usize)
             .is_some_and(|w| w.generation == generation)
     }
 }
 
-/// What came of reading.
+/// What reading a header came to.
 enum HeaderProgress {
-    /// The header is whole.
-    All(Header),
-    /// More is to come.
+    Whole(Header),
+    /// The header is incomplete.
     Part,
-    /// Nothing more will.
-    Nothing(ProxyRefusal),
+    /// The connection is refused.
+    Refused(ProxyRefusal),
 }
 
 impl Waiting {
-    fn listen(&mut self) -> HeaderProgress {
+    fn read(&mut self) -> HeaderProgress {
         loop {
             match self.stream.recv(self.reader.space()) {
-                Ok(0) => return HeaderProgress::Nothing(ProxyRefusal::Gone),
+                Ok(0) => return HeaderProgress::Refused(ProxyRefusal::Gone),
                 Ok(n) => match self.reader.advance(n) {
-                    Ok(Some(header)) => return HeaderProgress::All(header),
+                    Ok(Some(header)) => return HeaderProgress::Whole(header),
                     Ok(None) => {}
                     Err(error) => {
                         tracing::info!(from = %self.from, %error, "refused a connection");
-                        return HeaderProgress::Nothing(ProxyRefusal::Malformed);
+                        return HeaderProgress::Refused(ProxyRefusal::Malformed);
                     }
                 },
                 Err(Errno::AGAIN) => return HeaderProgress::Part,
                 Err(Errno::INTR) => {}
-                Err(_) => return HeaderProgress::Nothing(ProxyRefusal::Gone),
+                Err(_) => return HeaderProgress::Refused(ProxyRefusal::Gone),
             }
         }
     }
 }
 
 impl Worker {
-    /// A connection that is to begin with a header has been accepted.
+    /// Takes in an accepted connection that must begin with a header.
     pub(super) fn await_header(&mut self, stream: Stream, from: SocketAddr, route: Arc<Route>) {
         let believed = route.identity.accept_proxy.as_ref();
         if !believed.is_some_and(|s| s.check(from.ip()) == SourceVerdict::Allowed) {
             tracing::info!(%from, "refused a connection: not a sender in proxy_from");
-            return self.turn_away(stream, ProxyRefusal::Sender);
+            return self.refuse_proxy(stream, ProxyRefusal::Sender);
         }
         if self.proxy_headers.waiting.len() >= self.shared.share(MAX_WAITING) as usize {
-            return self.turn_away(stream, ProxyRefusal::Full);
+            return self.refuse_proxy(stream, ProxyRefusal::Full);
         }
         let proxy_headers = &mut self.proxy_headers;
         proxy_headers.generation = proxy_headers.generation.next();
@@ -132,14 +132,14 @@ impl Worker {
         let vacant = proxy_headers.waiting.vacant_entry();
         let slot = slot(vacant.key());
         let token = Token::ProxyHeader(slot, generation).encode();
-        // What has arrived already is reported too.
+        // Bytes that have arrived already are reported too.
         if self
             .io
             .poller
             .add(&stream, token, Interest::StreamEdges)
             .is_err()
         {
-            return self.turn_away(stream, ProxyRefusal::Full);
+            return self.refuse_proxy(stream, ProxyRefusal::Full);
         }
         vacant.insert(Waiting {
             stream,
@@ -153,25 +153,25 @@ impl Worker {
         self.io.metrics.proxy_waiting.add(1);
     }
 
-    /// A connection without a whole header is reported.
+    /// Reads the header of a connection, and begins its session once the header is complete.
     pub(super) fn on_header_readable(
         &mut self,
         slot: Slot,
         generation: Generation,
         ready: Readiness,
     ) {
-        if !self.proxy_headers.is_here(slot, generation) || !(ready.readable() || ready.failed()) {
+        if !self.proxy_headers.contains(slot, generation) || !(ready.readable() || ready.failed()) {
             return;
         }
         let Some(waiting) = self.proxy_headers.waiting.get_mut(slot.0 as usize) else {
             return;
         };
-        let header = match waiting.listen() {
+        let header = match waiting.read() {
             HeaderProgress::Part => return,
-            HeaderProgress::Nothing(why) => return self.give_up(slot, why),
-            HeaderProgress::All(header) => header,
+            HeaderProgress::Refused(why) => return self.remove_and_refuse(slot, why),
+            HeaderProgress::Whole(header) => header,
         };
-        if let Some(waiting) = self.leave(slot) {
+        if let Some(waiting) = self.remove(slot) {
             let client = header.addresses.map_or(waiting.from, |(client, _)| client);
             let to = header.addresses.map(|(_, to)| to);
             self.io.metrics.proxy_headers.add(1);
@@ -187,26 +187,26 @@ impl Worker {
         }
     }
 
-    /// Closes what has taken too long.
+    /// Resets connections whose header is not complete in time.
     pub(super) fn poll_proxy_headers(&mut self) {
         while let Some(slot) = self.proxy_headers.due(self.io.now) {
-            self.give_up(slot, ProxyRefusal::TimedOut);
+            self.remove_and_refuse(slot, ProxyRefusal::TimedOut);
         }
     }
 
-    fn give_up(&mut self, slot: Slot, why: ProxyRefusal) {
-        if let Some(waiting) = self.leave(slot) {
-            self.turn_away(waiting.stream, why);
+    fn remove_and_refuse(&mut self, slot: Slot, why: ProxyRefusal) {
+        if let Some(waiting) = self.remove(slot) {
+            self.refuse_proxy(waiting.stream, why);
         }
     }
 
-    fn leave(&mut self, slot: Slot) -> Option<Waiting> {
+    fn remove(&mut self, slot: Slot) -> Option<Waiting> {
         let waiting = self.proxy_headers.waiting.try_remove(slot.0 as usize)?;
         self.io.metrics.proxy_waiting.sub(1);
         Some(waiting)
     }
 
-    fn turn_away(&mut self, stream: Stream, why: ProxyRefusal) {
+    fn refuse_proxy(&mut self, stream: Stream, why: ProxyRefusal) {
         self.io.metrics.proxy_refused[why.index()].add(1);
         stream.abort();
     }

@@ -1,4 +1,4 @@
-//! Looks up the names that hellos ask for, on threads that may block, so that a worker never does.
+//! Looks up the destinations of hellos on threads of their own, because a look-up blocks.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -10,20 +10,20 @@ use crate::net::addr::Destination;
 use crate::net::targets::{Addrs, look_up};
 use crate::worker::mailbox::{Mailbox, Message};
 
-/// Names that are looked up at one time.
+/// Look-ups at one time.
 const THREADS: usize = 4;
-/// Look-ups that wait for a thread; more are refused.
+/// Look-ups that may wait for a thread; further ones are refused.
 const QUEUE: usize = 1024;
-/// Names whose addresses are remembered.
+/// Destinations whose addresses are cached.
 const REMEMBERED: usize = 1024;
-/// How long they are: the system's resolver does not say how long they hold good.
+/// How long a cached address is used: the system's resolver does not report a TTL.
 const HOLDS_GOOD: Duration = Duration::from_secs(30);
 
-/// Where look-ups are ordered.
+/// Queues look-ups.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolver(SyncSender<LookUp>);
 
-/// A look-up, and who is to be told.
+/// A look-up, and the session that gets the result.
 #[derive(Debug)]
 pub(crate) struct LookUp {
     pub(crate) destination: Destination,
@@ -32,15 +32,15 @@ pub(crate) struct LookUp {
     pub(crate) generation: Generation,
 }
 
-/// Addresses and when they were found. Failures are not remembered.
+/// Addresses and when they were found. Failures are not cached.
 type Memory = Mutex<HashMap<Destination, (Addrs, Instant)>>;
 
 impl Resolver {
-    /// Starts its threads. They end when the last `Resolver` is gone; one that is inside the
-    /// system's resolver then holds up nobody.
+    /// Starts the threads. They end when the last `Resolver` is dropped; a thread inside the
+    /// system's resolver then delays nothing else.
     ///
     /// # Errors
-    /// The system's, when it has no thread to give.
+    /// Those of the system when it cannot start a thread.
     pub(crate) fn start() -> std::io::Result<Self> {
         let (orders, queue) = sync_channel(QUEUE);
         let queue = Arc::new(Mutex::new(queue));
@@ -54,7 +54,7 @@ impl Resolver {
         Ok(Self(orders))
     }
 
-    /// Orders a look-up; `false` when too many wait.
+    /// Queues a look-up; `false` when the queue is full.
     pub(crate) fn order(&self, what: LookUp) -> bool {
         match self.0.try_send(what) {
             Ok(()) => true,
@@ -65,7 +65,7 @@ impl Resolver {
 
 fn work(queue: &Mutex<Receiver<LookUp>>, memory: &Memory) {
     loop {
-        // The lock passes the wait on from thread to thread; it is not held over a look-up.
+        // The lock is held while waiting for an order, never over a look-up.
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(order) = next else { return };
         let addrs = match remembered(memory, &order.destination) {

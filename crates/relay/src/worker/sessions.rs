@@ -1,4 +1,4 @@
-//! A worker's sessions: their places, their turns, their deadlines and their ends.
+//! A worker's sessions: registering, driving and ending them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(super) struct Sessions {
     pub(super) entries: Slab<SessionEntry>,
     generation: Generation,
     deadlines: Deadlines,
-    /// Sessions that have something to do.
+    /// Sessions that wait for their turn.
     ready: VecDeque<Slot>,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct SessionEntry {
     pub(super) _visit: Option<Visit>,
 }
 
-/// How a session's legs are closed.
+/// How the legs of a session are closed.
 #[derive(Clone, Copy)]
 pub(super) enum Close {
     Gracefully,
@@ -74,7 +74,7 @@ impl Sessions {
             .is_some_and(|e| e.generation == generation && e.session.is_waiting())
     }
 
-    /// Notes what is known of a leg and queues its session.
+    /// Handles an event of a leg and queues its session.
     pub(super) fn handle(
         &mut self,
         slot: Slot,
@@ -92,7 +92,7 @@ impl Sessions {
         }
     }
 
-    /// Gives a session a turn, unless it waits for one.
+    /// Queues a session for its turn.
     pub(super) fn queue(&mut self, slot: Slot) {
         if let Some(entry) = self.entries.get_mut(slot.0 as usize)
             && !std::mem::replace(&mut entry.queued, true)
@@ -130,7 +130,7 @@ impl Worker {
         plan: DialPlan,
         origin: &Origin<'_>,
     ) -> Option<usize> {
-        // Of a session from the mesh: the client that the hello names.
+        // For a session from the mesh, `addr` is the client that its hello names.
         let Some(permit) = self.shared.sources.admit(addr.0.ip()) else {
             self.refuse(client, ClientRefusal::SourceLimit);
             return None;
@@ -153,7 +153,7 @@ impl Worker {
         let key = vacant.key();
         let token = Token::Leg(slot(key), generation, Side::Client).encode();
         let poller = &self.io.poller;
-        // A connection from another relay is watched already.
+        // A connection from another relay is in the poller already.
         let watched = match poller.add(&client, token, Interest::StreamEdges) {
             Err(Errno::EXIST) => poller.modify(&client, token, Interest::StreamEdges),
             other => other,
@@ -235,7 +235,7 @@ impl Worker {
         }
     }
 
-    /// Ends every session: the node stops.
+    /// Ends every session.
     pub(super) fn stop_sessions(&mut self) {
         let all: Vec<_> = self
             .sessions
@@ -265,7 +265,7 @@ impl Worker {
         if let DialPlan::Ask { peer, .. } = &entry.plan
             && entry.session.is_waiting()
         {
-            // Otherwise a connection would be made for nobody.
+            // Without this, a connection would be dialled that no session waits for.
             self.mesh.pools.forget(peer.id, (slot, entry.generation));
         }
         for pipe in entry.session.take_dirty_pipes() {
@@ -283,13 +283,14 @@ impl Worker {
         }
         let (upstream_bytes, client_bytes) = entry.session.moved();
         let (client, upstream) = entry.session.into_legs();
-        // First, so that whoever sees the connection end sees it counted, and its place free.
+        // Before the legs close, so that a client that sees its connection end also sees it counted
+        // and its place free.
         drop(entry.permit);
         self.shared.release();
         self.io.metrics.sessions.sub(1);
         self.io.metrics.ended[end.index()].add(1);
         match close {
-            // They have been told to end gracefully when both streams had ended.
+            // Both streams have ended, so closing sends no RST.
             Close::Gracefully => drop((client, upstream)),
             Close::Reset => {
                 client.abort();
@@ -298,7 +299,7 @@ impl Worker {
         }
         tracing::debug!(
             client = %entry.client.0, cause = end.label(), upstream_bytes, client_bytes,
-            "session over"
+            "session ended"
         );
     }
 }

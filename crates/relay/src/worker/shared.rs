@@ -1,4 +1,4 @@
-//! What all workers of a node share.
+//! State that all workers of a node share.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -13,38 +13,39 @@ use crate::turbo::route_metrics::Relays;
 use crate::worker::mailbox::Mailbox;
 use crate::worker::resolver::Resolver;
 
-/// What a node tells its workers.
+/// An order to all workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Order {
-    /// Take connections.
+    /// Accept connections.
     Run = 0,
-    /// Take no more, and end when the last session has.
+    /// Accept no more, and end after the last session.
     Drain = 1,
-    /// Reset what is open and end.
+    /// Reset open sessions and end.
     Stop = 2,
 }
 
-/// What all workers of a node share.
+/// State that all workers of a node share.
 pub(crate) struct Shared {
     order: AtomicU8,
     open: AtomicU32,
     pub(crate) max_sessions: AtomicU32,
-    /// Sessions of each source.
+    /// Open sessions by source.
     pub(crate) sources: Arc<SessionQuota>,
-    /// One for each worker.
+    /// The number of workers.
     pub(crate) workers: u32,
-    /// What workers take over when they are told.
+    /// The configuration that workers adopt when they receive
+    /// [`super::mailbox::Message::Reloaded`].
     setup: ArcSwap<Setup>,
-    /// There is one from the first time that sessions from the mesh are taken.
+    /// Set when the node first takes sessions from the mesh.
     pub(crate) resolver: OnceLock<Resolver>,
-    /// Where sessions are recorded when they have ended.
+    /// The session log.
     pub(super) log: Option<Recorder>,
-    /// Who has an upstream leg for whom, when early SYN is on.
+    /// Which worker has an upstream leg for which client, when early SYN is on.
     pub(crate) early: Option<Arc<PendingTable>>,
-    /// Which relays connect here, where that matters for routes.
+    /// The relays that connect here, where routes to them get an initial window.
     pub(crate) relays: Option<Arc<Relays>>,
-    /// The workers', in their order.
+    /// One for each worker, in their order.
     mailboxes: OnceLock<Vec<Arc<Mailbox>>>,
 }
 
@@ -76,13 +77,13 @@ impl Shared {
         }
     }
 
-    /// Makes the workers known to each other.
+    /// Makes the workers' mailboxes known to each other.
     pub(crate) fn introduce(&self, mailboxes: Vec<Arc<Mailbox>>) {
-        // They are introduced once.
+        // Set once.
         let _ = self.mailboxes.set(mailboxes);
     }
 
-    /// The configuration at work.
+    /// Returns the present configuration.
     pub(crate) fn setup(&self) -> Arc<Setup> {
         self.setup.load_full()
     }
@@ -92,7 +93,7 @@ impl Shared {
         self.relays_may_differ();
     }
 
-    /// The relays that are dialled may have other addresses.
+    /// Reports that relays may have other addresses than before.
     pub(crate) fn relays_may_differ(&self) {
         if let Some(relays) = &self.relays {
             relays.changed().notify_one();
@@ -103,7 +104,7 @@ impl Shared {
         self.mailboxes.get().map_or(&[], Vec::as_slice)
     }
 
-    /// One worker's part of a figure that is the whole node's; at least 1 of at least 1.
+    /// Returns one worker's share of a limit of the whole node; at least 1 unless the limit is 0.
     pub(super) fn share(&self, of_node: u32) -> u32 {
         of_node.div_ceil(self.workers)
     }

@@ -33,7 +33,7 @@ pub(crate) struct Visit {
     address: IpAddr,
 }
 
-// === impl Seen ===
+// === impl KnownRelays ===
 
 impl KnownRelays {
     /// A relay has proven itself; `true` if it is new. Of more than [`MAX_ADDRESSES`] nothing is

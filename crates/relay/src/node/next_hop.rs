@@ -11,26 +11,26 @@ use crate::access::Destinations;
 use crate::config::{Forward, MeshConfig, Transparent};
 use crate::net::addr::{Destination, ListenAddr};
 use crate::net::targets::Targets;
-use crate::route::table::{Original, Peer, Upstream, Way};
+use crate::route::table::{NextHop, OriginalDst, Peer, Upstream};
 
 /// How a forward's connections go on. `targets`: of its destination, if it is dialled from here.
-pub(super) fn way(
+pub(super) fn next_hop(
     forward: &Forward,
     targets: Option<Arc<Targets>>,
     options: LegOptions,
     peers: &[Arc<Peer>],
-) -> Way {
+) -> NextHop {
     let first = forward.via.first();
     let peer = peers
         .iter()
         .find(|peer| Some(peer.targets.destination()) == first);
     match (targets, peer, &forward.to) {
-        (None, Some(peer), Some(to)) => Way::Mesh {
+        (None, Some(peer), Some(to)) => NextHop::Mesh {
             peer: peer.clone(),
             route: forward.via[1..].iter().map(target).collect(),
             destination: target(to),
         },
-        (Some(targets), ..) => Way::Direct {
+        (Some(targets), ..) => NextHop::Direct {
             targets,
             options: Arc::new(options),
         },
@@ -45,7 +45,7 @@ pub(super) fn original(
     listen: &[ListenAddr],
     options: LegOptions,
     peers: &[Arc<Peer>],
-) -> Result<Way, StartError> {
+) -> Result<NextHop, StartError> {
     let mut access = Destinations::new(transparent.allow.clone(), transparent.deny.clone())?;
     access.set_own(own_addresses()?);
     access.set_mesh(addrs_of(peers).map(|addr| addr.ip().into()));
@@ -58,7 +58,7 @@ pub(super) fn original(
         },
         None => Upstream::Direct(Arc::new(options)),
     };
-    Ok(Way::Original(Box::new(Original {
+    Ok(NextHop::OriginalDst(Box::new(OriginalDst {
         taking: transparent.taking(listen.iter().map(|l| l.0).collect()),
         access,
         upstream,
