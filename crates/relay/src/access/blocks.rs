@@ -1,8 +1,8 @@
-//! The blocks of addresses that nobody reaches through a relay unless a rule names them, and
-//! those that are not of the public Internet.
+//! Blocks of addresses that a relay does not connect to unless a rule names them, and blocks that
+//! are not part of the public Internet.
 //!
-//! From IANA's registries of special-purpose addresses (RFC 6890 and its updates) and, for
-//! metadata services, from lists that public projects keep against server-side request forgery.
+//! Sources: IANA's registries of special-purpose addresses (RFC 6890 and its updates) and, for
+//! metadata services, lists that public projects keep against server-side request forgery.
 
 use std::net::IpAddr;
 use std::sync::LazyLock;
@@ -11,7 +11,7 @@ use ipnet::IpNet;
 
 use super::verdict::DestinationVerdict;
 
-/// Built-in denials, the narrowest first, so that the first that fits says most.
+/// Built-in denials, the narrowest first, so that the first match is the most specific.
 const DENIED: [(&str, DestinationVerdict); 29] = [
     // AWS, Google Cloud, Azure, Oracle, DigitalOcean, OpenStack, Hetzner and others.
     ("169.254.169.254/32", DestinationVerdict::Metadata),
@@ -59,7 +59,7 @@ const DENIED: [(&str, DestinationVerdict); 29] = [
     ("100:0:0:1::/64", DestinationVerdict::Reserved),
 ];
 
-/// What is routed, but not on the public Internet: neither `*` nor a name reaches it.
+/// Blocks that are routed, but not on the public Internet: neither `*` nor a name reaches them.
 const NOT_PUBLIC: [&str; 17] = [
     // Private (RFC 1918) and behind a carrier's NAT (RFC 6598).
     "10.0.0.0/8",
@@ -78,14 +78,14 @@ const NOT_PUBLIC: [&str; 17] = [
     "2001:db8::/32",
     "3fff::/20",
     "2002::/16",
-    // NAT64 with a prefix of one's own, and IPv4-compatible and IPv4-translated addresses. IPv6
-    // outside 2000::/3 is not public anyway; these say why they are thought of.
+    // NAT64 with a network's own prefix, and IPv4-compatible and IPv4-translated addresses. IPv6
+    // outside 2000::/3 is not public anyway; they are listed to show that they were considered.
     "64:ff9b:1::/48",
     "::/96",
     "::ffff:0:0:0/96",
 ];
 
-/// IPv6 addresses that IANA has given out as global unicast.
+/// IPv6 addresses that IANA has assigned as global unicast.
 const GLOBAL_V6: &str = "2000::/3";
 
 static DENIED_NETS: LazyLock<Vec<(IpNet, DestinationVerdict)>> =
@@ -94,14 +94,15 @@ static NOT_PUBLIC_NETS: LazyLock<Vec<IpNet>> =
     LazyLock::new(|| NOT_PUBLIC.iter().map(|net| parse(net)).collect());
 static GLOBAL_V6_NET: LazyLock<IpNet> = LazyLock::new(|| parse(GLOBAL_V6));
 
-/// The built-in blocks that `addr` lies in.
+/// Returns the built-in blocks that `addr` lies in.
 pub(super) fn denied(addr: IpAddr) -> impl Iterator<Item = &'static (IpNet, DestinationVerdict)> {
     DENIED_NETS
         .iter()
         .filter(move |(net, _)| net.contains(&addr))
 }
 
-/// Whether `addr` is of the public Internet. It is an address as connected to, without IPv4 inside.
+/// Returns whether `addr` is on the public Internet. It must be the address that is connected to,
+/// without an embedded IPv4 address.
 pub(super) fn is_public(addr: IpAddr) -> bool {
     denied(addr).next().is_none()
         && !NOT_PUBLIC_NETS.iter().any(|net| net.contains(&addr))

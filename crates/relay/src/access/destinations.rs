@@ -1,4 +1,4 @@
-//! Where clients may go.
+//! Which destinations sessions may have.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,18 +9,19 @@ use super::rule::{Pattern, Rule};
 use super::verdict::DestinationVerdict;
 use super::{TooManyRules, blocks, bounded, name};
 
-/// The destinations that are allowed. By default none is: there is no open relay by omission.
+/// The allowed destinations. By default there are none, so that no relay is open by omission.
 ///
-/// In this order:
-/// 1. What a rule of `deny` fits is denied, whatever `allow` says.
+/// The order of the checks:
+/// 1. A destination that matches a rule of `deny` is denied, whatever `allow` says.
 /// 2. Loopback, link-local, metadata, multicast and reserved addresses, this machine's own and the
 ///    mesh's are denied, unless a prefix in `allow` is as narrow as the block of such addresses or
-///    narrower: `127.0.0.1:8080` opens that one door, `0.0.0.0/0:*` opens none of them.
-/// 3. A prefix in `allow` allows what it contains. A name or `*` allows *public* addresses only:
-///    whoever runs example.org's DNS does not thereby reach 10.0.0.0/8.
+///    narrower: `127.0.0.1:8080` allows that one port, `0.0.0.0/0:*` allows none of these
+/// addresses.
+/// 3. A prefix in `allow` allows the addresses that it contains. A name or `*` allows *public*
+///    addresses only: the owner of example.org's DNS does not thereby reach 10.0.0.0/8.
 ///
-/// IPv4 addresses that are written as IPv6 (mapped, translated, in a tunnel's address) are judged
-/// as both.
+/// IPv4 addresses written as IPv6 (mapped, translated, in a tunnel's address) are checked in both
+/// forms.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Destinations {
     allow: Vec<Rule>,
@@ -32,7 +33,7 @@ pub struct Destinations {
 // === impl Destinations ===
 
 impl Destinations {
-    /// Allows what `allow` says and `deny` does not take back.
+    /// Allows destinations that match `allow` and not `deny`.
     ///
     /// # Errors
     /// [`TooManyRules`] in one of the two.
@@ -44,10 +45,10 @@ impl Destinations {
         })
     }
 
-    /// Says which addresses this machine has. Those that are denied anyway (127.0.0.1) need not be
-    /// left out.
+    /// Sets the addresses of this machine. Those that are denied anyway (127.0.0.1) may be
+    /// included.
     pub fn set_own(&mut self, own: impl IntoIterator<Item = IpAddr>) {
-        // 127.0.0.1 is loopback; were it "own" too, a rule for 127.0.0.0/8 would not open it.
+        // 127.0.0.1 is loopback; if it were "own" too, a rule for 127.0.0.0/8 would not allow it.
         self.own = own
             .into_iter()
             .map(|addr| addr.to_canonical())
@@ -55,16 +56,16 @@ impl Destinations {
             .collect();
     }
 
-    /// Says what belongs to the mesh itself: the relays' own addresses, and prefixes that only
-    /// relays may reach.
+    /// Sets the addresses of the mesh itself: those of the relays, and prefixes that only relays
+    /// may reach.
     pub fn set_mesh(&mut self, mesh: impl IntoIterator<Item = IpNet>) {
         self.mesh = mesh.into_iter().map(canonical).collect();
     }
 
-    /// Judges a destination that a client named, before anything is looked up. Of a name,
-    /// [`DestinationVerdict::Allowed`] means only that it may be looked up: each address that comes of it is
-    /// to be judged by [`Destinations::check_addr`]. `host` may also be an address, with or without
-    /// brackets; that is then judged for good.
+    /// Checks a destination that a client named, before any look-up. For a name,
+    /// [`DestinationVerdict::Allowed`] means only that it may be looked up: each resulting address
+    /// must be checked with [`Destinations::check_addr`]. `host` may also be an address, with or
+    /// without brackets; its verdict is final.
     pub fn check_name(&self, host: &str, port: u16) -> DestinationVerdict {
         if let Some(ip) = literal(host) {
             return self.check_addr(SocketAddr::new(ip, port), None);
@@ -80,7 +81,7 @@ impl Destinations {
         if self.deny.iter().filter(fits).any(denies) {
             return DestinationVerdict::DeniedRule;
         }
-        // It may have an address in an allowed prefix, which only its addresses can tell.
+        // It may resolve to an address in an allowed prefix.
         let allows = |rule: &Rule| match &rule.pattern {
             Pattern::Any | Pattern::Prefix(_) => true,
             pattern => names(pattern, name),
@@ -92,8 +93,8 @@ impl Destinations {
         }
     }
 
-    /// Judges an address that is about to be connected to; `by_name` is the name that was looked up
-    /// for it, if one was.
+    /// Checks an address that is about to be connected to; `by_name` is the name that it was looked
+    /// up for, if any.
     pub fn check_addr(&self, addr: SocketAddr, by_name: Option<&str>) -> DestinationVerdict {
         let name = match by_name {
             Some(host) if literal(host).is_none() => match name::host_name(host) {
@@ -113,7 +114,7 @@ impl Destinations {
         self.allowed(port, forms, name)
     }
 
-    /// The first built-in denial that no rule lifts.
+    /// Returns the first built-in denial that no rule lifts.
     fn built_in(&self, port: u16, forms: Forms) -> Option<DestinationVerdict> {
         let mesh = |form: IpAddr| {
             let own = self.mesh.iter().filter(move |net| net.contains(&form));
@@ -133,7 +134,7 @@ impl Destinations {
         })
     }
 
-    /// Whether `allow` names `form` by a prefix that is no wider than `block`.
+    /// Returns whether `allow` names `form` by a prefix that is no wider than `block`.
     fn opens(&self, block: &IpNet, form: IpAddr, port: u16) -> bool {
         self.allow.iter().any(|rule| match rule.pattern {
             Pattern::Prefix(net) => {
@@ -176,7 +177,7 @@ fn denies(rule: &Rule, port: u16, forms: Forms, name: Option<&str>) -> bool {
         }
 }
 
-/// Whether `pattern` is of names and `name` one of them.
+/// Returns whether `pattern` covers names and `name` is one of them.
 fn names(pattern: &Pattern, name: &str) -> bool {
     match pattern {
         Pattern::Name(own) => name::same(name, own),
@@ -193,7 +194,7 @@ fn literal(host: &str) -> Option<IpAddr> {
     }
 }
 
-/// An IPv4-mapped prefix as the IPv4 prefix that it is.
+/// Returns an IPv4-mapped prefix as the IPv4 prefix that it stands for.
 fn canonical(net: IpNet) -> IpNet {
     let IpNet::V6(v6) = net else { return net };
     let v4 = v6.addr().to_ipv4_mapped();

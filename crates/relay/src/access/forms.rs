@@ -1,17 +1,18 @@
-//! The several spellings that IPv6 has for an IPv4 address.
+//! The ways in which an IPv6 address can contain an IPv4 address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// An address and the IPv4 addresses that are written inside it.
+/// An address and the IPv4 addresses embedded in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Forms {
-    /// As it is connected to; never an IPv4-mapped one, for Linux connects those by IPv4.
+    /// The address that is connected to; never an IPv4-mapped one, because Linux connects those
+    /// over IPv4.
     pub(super) addr: IpAddr,
     /// The IPv4 host that a NAT64 with the well-known prefix connects it to: the same destination
-    /// by another name (RFC 6052 2.1).
+    /// in another form (RFC 6052 2.1).
     pub(super) translated: Option<Ipv4Addr>,
-    /// IPv4 addresses that a tunnel or translator on the way may read out of it. A denial of one
-    /// of them counts; a permission does not, for many IPv6 hosts share it.
+    /// IPv4 addresses that a tunnel or translator on the path may derive from it. A denial of one
+    /// of them counts; a permission does not, because many IPv6 hosts share it.
     embedded: [Option<Ipv4Addr>; 2],
 }
 
@@ -31,12 +32,12 @@ impl Forms {
         }
     }
 
-    /// Those that lead to the same host: what allows one of them allows the address.
+    /// Returns the forms that lead to the same host: permission for one allows the address.
     pub(super) fn alike(self) -> impl Iterator<Item = IpAddr> {
         std::iter::once(self.addr).chain(self.translated.map(IpAddr::V4))
     }
 
-    /// All: what denies one of them denies the address.
+    /// Returns all forms: denial of one denies the address.
     pub(super) fn all(self) -> impl Iterator<Item = IpAddr> {
         self.alike()
             .chain(self.embedded.into_iter().flatten().map(IpAddr::V4))
@@ -59,12 +60,12 @@ fn embedded(v6: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
             Some(Ipv4Addr::new(o[4], o[5], o[6], o[7])),
             Some(Ipv4Addr::from(!u32::from(last_32(v6)))),
         ],
-        // NAT64 with a prefix of one's own (RFC 8215), of 48 bits or of 96 (RFC 6052 2.2).
+        // NAT64 with a network's own prefix (RFC 8215), of 48 bits or of 96 (RFC 6052 2.2).
         [0x64, 0xff9b, 1, ..] => [
             Some(Ipv4Addr::new(o[6], o[7], o[9], o[10])),
             Some(last_32(v6)),
         ],
-        // Neither of these two embeds anything.
+        // These two embed no IPv4 address.
         [0, 0, 0, 0, 0, 0, 0, 0 | 1] => [None; 2],
         // IPv4-compatible (RFC 4291 2.5.5.1) and IPv4-translated (RFC 7915).
         [0, 0, 0, 0, 0, 0, ..] | [0, 0, 0, 0, 0xffff, 0, ..] => [Some(last_32(v6)), None],

@@ -1,17 +1,16 @@
-//! Who may go where: which destinations a client may name, and which clients may come at all.
+//! Access rules: which destinations a client may name, and which sources may connect.
 //!
-//! Nothing here opens a socket or looks up a name. [`Destinations`] judges a destination twice:
+//! Nothing here opens a socket or looks up a name. [`Destinations`] checks a destination twice:
 //! [`Destinations::check_name`] before its name is looked up, and [`Destinations::check_addr`] for
-//! each address before it is connected to, because whoever answers for a name can change his answer
-//! in between (DNS rebinding). [`Sources`] judges the address that a client came from.
+//! each address before it is connected to, because a name's owner can change the answer in between
+//! (DNS rebinding). [`Sources`] checks the address that a client came from.
 //!
 //! | bound | value | when it is reached |
 //! |---|---|---|
-//! | rules of one list | [`MAX_RULES`] | the list is refused |
+//! | rules in a list | [`MAX_RULES`] | the list is refused |
 //! | a name | 253 bytes, labels of 63 (RFC 1035 2.3.4) | [`DestinationVerdict::NotAName`] |
 //!
-//! A list is searched from its beginning, once a session: 4096 rules take some tens of
-//! microseconds.
+//! A list is searched linearly, once a session: 4096 rules take some tens of microseconds.
 
 mod blocks;
 mod destinations;
@@ -28,13 +27,13 @@ pub use rule::{Pattern, Ports, Rule, RuleError};
 pub use sources::{SourcePrefix, SourceVerdict, Sources};
 pub use verdict::DestinationVerdict;
 
-/// Whether a connection may be made in the name of `addr`: it is one machine's, and a network can
-/// bring answers to it.
+/// Returns whether connections may be made from `addr` as a client's address: it belongs to one
+/// host, and a network can route answers to it.
 pub(crate) fn may_be_borrowed(addr: std::net::IpAddr) -> bool {
     blocks::denied(addr).next().is_none()
 }
 
-/// Rules that one list may have.
+/// Rules in a list, at most.
 pub const MAX_RULES: usize = 4096;
 
 /// A list has more than [`MAX_RULES`] rules.

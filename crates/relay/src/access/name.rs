@@ -1,22 +1,22 @@
 //! Host names, compared as DNS compares them.
 
-/// `text` without the trailing dot of a fully qualified name, if it can be the name of a host
+/// Returns `text` without the trailing dot of a fully qualified name, if it is a valid host name
 /// (RFC 1123 2.1, with underscores, which exist).
 ///
-/// A name whose last label is a number is none: resolvers take `127.1` and `0x7f000001` for
-/// addresses, and what is an address must be judged as one.
+/// A name whose last label is a number is not valid: resolvers take `127.1` and `0x7f000001` for
+/// addresses, and an address must be checked as one.
 pub(super) fn host_name(text: &str) -> Option<&str> {
     let name = text.strip_suffix('.').unwrap_or(text);
     let sound = name.len() <= 253 && name.split('.').all(is_label);
     (sound && !is_number(name.rsplit('.').next()?)).then_some(name)
 }
 
-/// Whether `name` and `other` are the same name, each without its trailing dot (RFC 4343).
+/// Returns whether `name` and `other` are the same name, each without its trailing dot (RFC 4343).
 pub(super) fn same(name: &str, other: &str) -> bool {
     name.eq_ignore_ascii_case(other)
 }
 
-/// Whether `name` is one label or more below `parent`.
+/// Returns whether `name` is one label or more below `parent`.
 pub(super) fn is_below(name: &str, parent: &str) -> bool {
     let Some(at) = name.len().checked_sub(parent.len()) else {
         return false;
@@ -80,7 +80,7 @@ mod tests {
             Some("_sip.xn--bcher-kva.example")
         );
         assert_eq!(host_name(&"a".repeat(64)), None);
-        // 253 bytes and a trailing dot are the most.
+        // 253 bytes and a trailing dot are the maximum.
         assert!(host_name(&"a.".repeat(127)).is_some());
         assert_eq!(host_name(&"a.".repeat(128)), None);
     }

@@ -1,4 +1,4 @@
-//! One line of a list, as people write it.
+//! One rule of a list, as it is written in the configuration.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -21,22 +21,22 @@ use super::name;
 /// The port may be a range, `80-90`, or `*` for all.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// Which hosts.
+    /// The hosts.
     pub pattern: Pattern,
-    /// Which ports.
+    /// The ports.
     pub ports: Ports,
 }
 
-/// Which hosts a [`Rule`] speaks of.
+/// The hosts that a [`Rule`] matches.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Pattern {
-    /// Addresses. No bit is set beyond the prefix, and it is not IPv4 in IPv6's clothes.
+    /// Addresses. No bit is set beyond the prefix, and the prefix is not IPv4-mapped.
     Prefix(IpNet),
     /// A name, in lower case and without a trailing dot.
     Name(String),
-    /// Every name below this one, which is written as in [`Pattern::Name`].
+    /// Every name below this one, in the form of [`Pattern::Name`].
     Below(String),
-    /// `*`.
+    /// `*`: every host.
     Any,
 }
 
@@ -47,13 +47,13 @@ pub struct Ports {
     last: u16,
 }
 
-/// Why a text is no rule.
+/// Why a text is not a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
     /// It does not end in `:PORT`.
     #[error("`{0}` does not end in ports: write {0}:443, {0}:80-90, or {0}:* for all ports")]
     NoPorts(String),
-    /// What follows the last colon is no port, range or `*`.
+    /// The part after the last colon is not a port, range or `*`.
     #[error("`{rule}`: `{ports}` is not a port from 1 to 65535, a range such as 80-90, or *")]
     Ports {
         /// The whole text.
@@ -61,7 +61,7 @@ pub enum RuleError {
         /// The part that should be ports.
         ports: String,
     },
-    /// An IPv6 address without brackets cannot be told from its port.
+    /// An IPv6 address without brackets runs into its port.
     #[error("`{0}` looks like an IPv6 address: put it in brackets, such as [2001:db8::1]:443")]
     Brackets(String),
     /// Not a prefix.
@@ -80,8 +80,8 @@ pub enum RuleError {
         /// The prefix without those bits.
         meant: IpNet,
     },
-    /// IPv4 in IPv6's clothes.
-    #[error("`{0}` is IPv4 written as IPv6: write the IPv4 prefix, which is judged in every form")]
+    /// An IPv4-mapped prefix.
+    #[error("`{0}` is IPv4 written as IPv6: write the IPv4 prefix, which matches every form")]
     Mapped(String),
     /// Neither a name nor `*` nor `*.name`.
     #[error(
@@ -106,7 +106,7 @@ impl FromStr for Rule {
             .rsplit_once(':')
             .filter(|(_, ports)| !ports.contains(['/', ']']))
             .ok_or_else(|| RuleError::NoPorts(text.into()))?;
-        // `2001:db8::1` and `2001:db8::1:443`: which colon comes before a port, nobody can tell.
+        // In `2001:db8::1` and `2001:db8::1:443` it is ambiguous which colon precedes a port.
         if host.contains(':') && !host.contains(['[', '/']) {
             return Err(RuleError::Brackets(text.into()));
         }
@@ -143,14 +143,14 @@ fn pattern(rule: &str, host: &str) -> Result<Pattern, RuleError> {
     }
 }
 
-/// An address or a prefix, with or without brackets; `whole` is only named in errors.
+/// Parses an address or a prefix, with or without brackets; `whole` is for error messages.
 pub(super) fn prefix(whole: &str, text: &str) -> Result<IpNet, RuleError> {
     let bad = || RuleError::Prefix {
         rule: whole.into(),
         prefix: text.into(),
     };
     let plain = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        // `[2001:db8::]/32` and `[2001:db8::/32]`; what is in brackets is IPv6.
+        // `[2001:db8::]/32` and `[2001:db8::/32]`; brackets hold IPv6.
         Some((inner, rest)) if rest.is_empty() || rest.starts_with('/') => {
             let addr = inner.split('/').next().unwrap_or(inner);
             addr.parse::<Ipv6Addr>().map_err(|_| bad())?;
@@ -205,7 +205,7 @@ impl Ports {
         last: u16::MAX,
     };
 
-    /// Whether `port` is one of them.
+    /// Returns whether `port` is in the range.
     pub fn contains(self, port: u16) -> bool {
         (self.first..=self.last).contains(&port)
     }
@@ -227,7 +227,7 @@ impl FromStr for Ports {
     }
 }
 
-/// Digits only: Rust's own parser would take `+80`.
+/// Digits only: Rust's own parser accepts `+80`.
 fn port(text: &str) -> Result<u16, ()> {
     if !text.bytes().all(|b| b.is_ascii_digit()) {
         return Err(());

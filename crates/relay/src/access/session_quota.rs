@@ -1,16 +1,17 @@
-//! How many sessions each source has open, and no more of them than it may.
+//! Counts the open sessions of each source and limits them.
 //!
-//! A source is an IPv4 address or an IPv6 /64: whoever has one address of a /64 has all of them
-//! (RFC 6177, RFC 7934). All workers share one count.
+//! A source is an IPv4 address or an IPv6 /64: a host that has one address of a /64 can use all of
+//! them (RFC 6177, RFC 7934). All workers share one count.
 //!
 //! | bound | value | when it is reached |
 //! |---|---|---|
-//! | sessions of a source | `limit`, default [`UNLIMITED`] | [`SessionQuota::admit`] gives nothing, [`SessionQuota::refused`] counts |
-//! | sources | as many as there are sessions: an entry goes with its last one | |
+//! | sessions of a source | `limit`, default [`UNLIMITED`] | [`SessionQuota::admit`] returns
+//! `None`, [`SessionQuota::refused`] counts |
+//! | sources | as many as there are sessions: an entry is removed with its last session | |
 //! | memory | some 40 bytes a source; tables shrink when three quarters of them are empty | |
 //!
-//! It is on the path of every accept: a lock of one of 64 shards, held for one look into a hash
-//! table and never over a system call.
+//! It is on the path of every accept: a lock of one of 64 shards, held for one hash table operation
+//! and never over a system call.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
@@ -19,20 +20,20 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A limit that nobody reaches.
+/// No limit.
 pub const UNLIMITED: u32 = u32::MAX;
 
-/// Workers rarely meet at one of so many locks.
+/// With so many shards, workers rarely contend for a lock.
 const SHARDS: usize = 64;
 
 /// An empty table may stay this large.
 const SMALL: usize = 64;
 
-/// Sessions of every source that has any.
+/// Open sessions by source.
 #[derive(Debug)]
 pub struct SessionQuota {
     shards: [Shard; SHARDS],
-    /// Keyed at random: nobody can choose addresses that collide.
+    /// Keyed at random, so that nobody can choose addresses that collide.
     hasher: RandomState,
     limit: AtomicU32,
     refused: AtomicU64,
@@ -43,7 +44,7 @@ pub struct SessionQuota {
 #[repr(align(128))]
 struct Shard(Mutex<HashMap<Source, u32>>);
 
-/// Who is counted as one.
+/// What counts as one client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
     V4(u32),
@@ -51,7 +52,7 @@ pub(crate) enum Source {
     V6(u64),
 }
 
-/// One session's place. It is given back when this is dropped.
+/// A session's place in the quota, released when dropped.
 #[derive(Debug)]
 #[must_use = "the place is given back when this is dropped"]
 pub struct Permit {
@@ -62,7 +63,7 @@ pub struct Permit {
 // === impl SessionQuota ===
 
 impl SessionQuota {
-    /// Counts sessions; each source may have `limit` at one time.
+    /// Returns an empty quota with `limit` sessions a source.
     pub fn new(limit: u32) -> Arc<Self> {
         Arc::new(Self {
             shards: std::array::from_fn(|_| Shard::default()),
@@ -72,15 +73,15 @@ impl SessionQuota {
         })
     }
 
-    /// A place for one more session of the source that `ip` belongs to, or `None` when it has all
-    /// that it may have.
+    /// Takes a place for one more session of the source that `ip` belongs to; `None` if the source
+    /// has reached its limit.
     pub fn admit(self: &Arc<Self>, ip: IpAddr) -> Option<Permit> {
         let source = Source::of(ip);
         let limit = self.limit.load(Ordering::Relaxed);
         let admitted = {
             let mut shard = self.shard(source);
             let open = shard.get(&source).copied().unwrap_or(0);
-            // UNLIMITED is also where the count would overflow.
+            // At UNLIMITED the count would overflow.
             open < limit && {
                 shard.insert(source, open + 1);
                 true
@@ -96,28 +97,28 @@ impl SessionQuota {
         })
     }
 
-    /// Sets the limit anew. Sessions above it stay.
+    /// Changes the limit. Sessions above it stay.
     pub fn set_limit(&self, limit: u32) {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// Sessions that the source of `ip` has open now.
+    /// Returns the open sessions of the source of `ip`.
     pub fn open(&self, ip: IpAddr) -> u32 {
         let source = Source::of(ip);
         self.shard(source).get(&source).copied().unwrap_or(0)
     }
 
-    /// Sources that have a session open now.
+    /// Returns the sources that have a session open.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| lock(&shard.0).len()).sum()
     }
 
-    /// Whether nobody has a session open.
+    /// Returns whether no session is open.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Sessions that were refused.
+    /// Returns how many sessions were refused.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
@@ -130,7 +131,7 @@ impl SessionQuota {
         *open.get_mut() -= 1;
         if *open.get() == 0 {
             open.remove();
-            // A flood of sources must not leave its tables behind.
+            // A flood of sources must not leave a large table behind.
             if shard.capacity() > SMALL && shard.len() < shard.capacity() / 4 {
                 let room = (shard.len() * 2).max(SMALL / 2);
                 shard.shrink_to(room);
@@ -148,7 +149,7 @@ impl SessionQuota {
     }
 }
 
-/// Nothing that is done under the lock leaves the table half changed, whoever panics.
+/// No operation under the lock leaves the table half changed, so a poisoned lock is usable.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -167,8 +168,8 @@ impl Source {
     pub(crate) fn of(ip: IpAddr) -> Self {
         match ip.to_canonical() {
             IpAddr::V4(v4) => Self::V4(v4.into()),
-            // All IPv4 clients that a NAT64 brings share one /64, and are as many sources
-            // (RFC 6052 2.1).
+            // Through a NAT64, all IPv4 clients share one /64, and are as many sources (RFC 6052
+            // 2.1).
             IpAddr::V6(v6) => match v6.segments() {
                 [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
                     Self::V4(u32::from(high) << 16 | u32::from(low))

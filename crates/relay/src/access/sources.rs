@@ -1,4 +1,4 @@
-//! Who may come.
+//! Which sources may connect.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,8 +10,8 @@ use super::forms::Forms;
 use super::rule::{self, RuleError};
 use super::{TooManyRules, bounded};
 
-/// Clients that may connect, by their address. By default everybody may: a forward leads to one
-/// destination, and who reaches its listener is for its address and the firewall to say.
+/// Which clients may connect, by their address. By default all may: a forward leads to one
+/// destination, and its listener's address and the firewall decide who reaches it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
     allow: Option<Vec<IpNet>>,
@@ -25,9 +25,9 @@ pub struct SourcePrefix(pub IpNet);
 /// Whether a client may connect, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceVerdict {
-    /// It may.
+    /// It may connect.
     Allowed,
-    /// There is a list of those who may, and it is not in it.
+    /// It is not in the list of allowed sources.
     NotListed,
     /// A prefix denies it.
     Denied,
@@ -36,7 +36,7 @@ pub enum SourceVerdict {
 // === impl Sources ===
 
 impl Sources {
-    /// Lets in who is in `allow` (`None`: everybody; an empty list: nobody) and not in `deny`.
+    /// Allows sources in `allow` (`None`: all; an empty list: none) that are not in `deny`.
     ///
     /// # Errors
     /// [`TooManyRules`] in one of the two.
@@ -53,8 +53,8 @@ impl Sources {
         })
     }
 
-    /// Judges the address that a client connected from. An IPv4-mapped one is judged as IPv4, one
-    /// that a NAT64 made as both.
+    /// Checks the address that a client connected from: an IPv4-mapped one as IPv4, one that a
+    /// NAT64 made as both.
     pub fn check(&self, client: IpAddr) -> SourceVerdict {
         let forms = Forms::of(client);
         let within = |net: &IpNet| forms.alike().any(|form| net.contains(&form));
@@ -88,7 +88,7 @@ impl SourceVerdict {
     /// Every verdict.
     pub const ALL: [Self; 3] = [Self::Allowed, Self::NotListed, Self::Denied];
 
-    /// The name used in metrics and logs.
+    /// Returns the label in metrics and logs.
     pub fn label(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",
@@ -97,7 +97,7 @@ impl SourceVerdict {
         }
     }
 
-    /// Whether it may connect.
+    /// Returns whether the client may connect.
     pub fn is_allowed(self) -> bool {
         self == Self::Allowed
     }

@@ -1,18 +1,18 @@
-//! What is said of a destination.
+//! The verdict on a destination.
 
 use std::fmt;
 
-/// Whether a destination may be gone to, and if not, why.
+/// Whether a session may connect to a destination, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestinationVerdict {
-    /// Of an address: it may be connected to. Of a name: it may be looked up, and then each of its
-    /// addresses is judged.
+    /// An address may be connected to. A name may be looked up; then each of its addresses is
+    /// checked.
     Allowed,
-    /// The host is neither an address nor a name that DNS could know.
+    /// The host is neither an address nor a valid DNS name.
     NotAName,
     /// No rule allows it.
     NotListed,
-    /// What allows it, a name or `*`, speaks of public addresses only, and this is none.
+    /// The rule that matches it, a name or `*`, covers public addresses only, and this is not one.
     NotPublic,
     /// A rule denies it.
     DeniedRule,
@@ -22,7 +22,7 @@ pub enum DestinationVerdict {
     Loopback,
     /// 169.254.0.0/16 (RFC 3927) or fe80::/10 (RFC 4291 2.5.6).
     LinkLocal,
-    /// Where a cloud gives its guests their credentials.
+    /// A cloud's metadata service, which hands out credentials.
     Metadata,
     /// 224.0.0.0/4 or ff00::/8.
     Multicast,
@@ -32,7 +32,7 @@ pub enum DestinationVerdict {
     Reserved,
     /// An address of this machine.
     Own,
-    /// A relay of the mesh, or what only relays may reach.
+    /// A relay of the mesh, or an address that only relays may reach.
     MeshInternal,
 }
 
@@ -57,7 +57,7 @@ impl DestinationVerdict {
         Self::MeshInternal,
     ];
 
-    /// The name used in metrics and logs.
+    /// Returns the label in metrics and logs.
     pub fn label(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",
@@ -77,21 +77,21 @@ impl DestinationVerdict {
         }
     }
 
-    /// Whether it may be gone to.
+    /// Returns whether the destination is allowed.
     pub fn is_allowed(self) -> bool {
         self == Self::Allowed
     }
 }
 
 impl fmt::Display for DestinationVerdict {
-    /// The end of a sentence that begins with the destination: "10.0.0.1:80 ...".
+    /// Writes the end of a sentence that begins with the destination: "10.0.0.1:80 ...".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Allowed => "is allowed",
             Self::NotAName => "is neither an address nor a name",
-            Self::NotListed => "is not in the list of what is allowed",
+            Self::NotListed => "is not in the list of allowed destinations",
             Self::NotPublic => {
-                "is no public address: a rule that names its prefix would have to allow it"
+                "is not a public address: only a rule that names its prefix can allow it"
             }
             Self::DeniedRule => "is denied by a rule",
             Self::Unspecified => "is the unspecified address, which means this machine",

@@ -1,16 +1,16 @@
 //! One direction of a session: bytes from one leg to the other, then the end of the stream.
 //!
-//! What is done with an answer of the kernel is decided here, against the [`Leg`] trait, so that
-//! it can be tried against legs that misbehave in every order; the real legs are TCP sockets.
+//! The [`Leg`] trait stands for the socket, so that every answer of the kernel can be tested in any
+//! order; the real legs are TCP sockets.
 //!
 //! # How bytes move
 //!
-//! A direction holds at most one *parcel*: bytes taken from one leg that the other had no room
-//! for, in memory or in a pipe. A new parcel is begun only when the last one is gone. Nothing is
-//! lost by this, for the kernel's receive queue is the buffer that counts, and three things are
-//! gained: memory is bounded; a slow receiver closes the sender's window; and `EAGAIN` from
-//! splice(2) into a pipe, which may mean "socket empty" or "pipe full", is never ambiguous,
-//! since the pipe is empty whenever it is filled.
+//! A direction holds at most one *chunk*: bytes that were read from one leg and that the other had
+//! no room for, in memory or in a pipe. It starts a new chunk only when the last one is gone.
+//! Throughput does not suffer, because the kernel's receive queue is the buffer that counts, and
+//! three things are gained: memory is bounded; a slow receiver closes the sender's window; and
+//! `EAGAIN` from splice(2) into a pipe, which may mean "socket empty" or "pipe full", is never
+//! ambiguous, because the pipe is empty whenever it is filled.
 
 use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
@@ -24,7 +24,7 @@ const SPLICE_MAX: usize = 4 << 20;
 /// Bytes a direction moves before the other sessions of its worker get their turn.
 pub(crate) const TURN: u64 = 512 << 10;
 
-/// What a direction needs of a leg; the meaning of each is that of [`Stream`]'s method.
+/// What a direction needs of a leg; each method is that of [`Stream`].
 pub(crate) trait Leg {
     type Pipe;
     fn recv(&self, buf: &mut [u8]) -> Result<usize, Errno>;
@@ -40,33 +40,33 @@ pub(crate) trait Leg {
     fn end_gracefully(&self);
 }
 
-/// What a worker lends a direction for the time of one turn.
+/// Pipes and buffers that a worker lends a direction for one turn.
 pub(crate) trait Buffers {
     type Pipe;
-    /// A clean pipe, or none.
+    /// Returns an empty pipe, if there is one.
     fn take_pipe(&mut self) -> Option<Self::Pipe>;
-    /// An empty pipe comes back.
+    /// Takes back an empty pipe.
     fn give_back(&mut self, pipe: Self::Pipe);
-    /// Takes the `len` bytes that are in a pipe out of it.
+    /// Drains the `len` bytes that a pipe holds.
     fn empty(&mut self, pipe: &Self::Pipe, len: usize) -> Box<[u8]>;
-    /// Room to copy through; as long as a copied parcel can be.
+    /// Returns the buffer to copy through; a copied chunk is no longer than it.
     fn scratch(&mut self) -> &mut [u8];
-    /// Bytes that are copied before splice is used; `None`: all.
+    /// Returns after how many copied bytes splice is used; `None`: never.
     fn splice_after(&self) -> Option<u64>;
 }
 
 /// One direction of a session.
 pub(crate) struct Direction<P> {
     chunk: Chunk<P>,
-    /// There may be something to read (an edge was reported and `EAGAIN` not yet seen).
+    /// There may be bytes to read: an edge was reported, and `EAGAIN` has not followed.
     readable: bool,
     /// There may be room to write.
     writable: bool,
-    /// A read that gives less than it was asked for is no proof that the socket is empty: the
-    /// peer has ended its stream, failed, or sent urgent data (reads stop at the mark).
+    /// A short read does not prove that the socket is empty: the peer has ended its stream, failed,
+    /// or sent urgent data (reads stop at the mark).
     read_to_the_end: bool,
-    /// The source is a connection that broke: what it had delivered is passed on, and then
-    /// nothing, least of all a FIN, which would make a part look whole.
+    /// The source's connection broke: the bytes that it had delivered are forwarded, and no FIN
+    /// follows, which would make a part look whole.
     broken: bool,
     state: State,
     moved: u64,
@@ -81,28 +81,28 @@ enum Chunk<P> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Bytes may come.
+    /// Bytes may arrive.
     Open,
-    /// The source has ended; a parcel may still be on its way.
+    /// The source has ended; a chunk may still be left.
     Ending,
     /// FIN has been forwarded.
     Ended,
-    /// A broken source has nothing more to give; FIN is never forwarded.
+    /// A broken source has nothing more to deliver; no FIN is forwarded.
     Spent,
 }
 
-/// How a turn came to its end.
+/// How a turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Nothing more can be done until a leg is reported ready.
+    /// Nothing can be done until a leg is ready.
     Blocked,
-    /// More could be done, but it is the others' turn.
+    /// More could be done, but the turn is over.
     Yielded,
-    /// The direction is done: FIN has been passed on or, from a broken source, what there was.
+    /// The direction is done: FIN was forwarded, or everything that a broken source had delivered.
     Ended,
 }
 
-/// Which leg failed, seen from a direction.
+/// Which leg failed, from the direction's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     From(Errno),
@@ -125,67 +125,67 @@ impl<P> Direction<P> {
         }
     }
 
-    /// Whether some of its bytes were spliced.
+    /// Returns whether some bytes were spliced.
     pub(crate) fn spliced(&self) -> bool {
         self.spliced
     }
 
-    /// The stream begins with these bytes, ahead of the source's own. Only for a direction that
-    /// [is untouched](Self::is_untouched).
+    /// Puts `bytes` ahead of the source's stream. Only for a direction that [is
+    /// untouched](Self::is_untouched).
     pub(crate) fn begin_with(&mut self, bytes: Box<[u8]>) {
         if !bytes.is_empty() {
             self.chunk = Chunk::Bytes { bytes, sent: 0 };
         }
     }
 
-    /// Takes note of what is known of the leg that is read.
+    /// Handles readiness of the leg that is read.
     pub(crate) fn handle_source(&mut self, ready: Readiness) {
         self.readable |= ready.readable();
         self.read_to_the_end |= ready.short_read_is_inconclusive();
     }
 
-    /// Takes note of what is known of the leg that is written.
+    /// Handles readiness of the leg that is written.
     pub(crate) fn handle_sink(&mut self, ready: Readiness) {
         self.writable |= ready.writable();
     }
 
-    /// Bytes that have been handed to the writing leg so far.
+    /// Returns the bytes handed to the writing leg so far.
     pub(crate) fn moved(&self) -> u64 {
         self.moved
     }
 
-    /// How far the stream has come: bytes, and whether its end has been passed on. It changes
-    /// whenever something has been passed on.
+    /// Returns how far the stream has come: bytes, and whether its end was forwarded. It changes
+    /// with every progress.
     pub(crate) fn position(&self) -> (u64, bool) {
         (self.moved, self.ended())
     }
 
-    /// The source's connection broke. What it had delivered is still passed on, but no FIN
-    /// unless the source had ended its stream in good order before.
+    /// Notes that the source's connection broke. The bytes that it had delivered are still
+    /// forwarded, but FIN only if the source had ended its stream before.
     pub(crate) fn break_off(&mut self) {
         self.broken = true;
         self.readable = true;
         self.read_to_the_end = true;
     }
 
-    /// Nothing has been passed on, and nothing is on its way.
+    /// Returns whether nothing has been forwarded and nothing is held.
     pub(crate) fn is_untouched(&self) -> bool {
         self.moved == 0 && self.state == State::Open && self.is_empty()
     }
 
-    /// The leg that was written is gone; another will come. Only for one that
-    /// [is untouched](Self::is_untouched).
+    /// Prepares for another leg to write to. Only for a direction that [is
+    /// untouched](Self::is_untouched).
     pub(crate) fn lose_sink(&mut self) {
         self.writable = false;
     }
 
-    /// The same for the leg that was read.
+    /// Prepares for another leg to read from.
     pub(crate) fn lose_source(&mut self) {
         self.readable = false;
         self.read_to_the_end = false;
     }
 
-    /// Nothing is left to do for this direction.
+    /// Returns whether the direction is done.
     pub(crate) fn finished(&self) -> bool {
         match self.state {
             State::Ended => true,
@@ -194,17 +194,17 @@ impl<P> Direction<P> {
         }
     }
 
-    /// The whole stream has been passed on, FIN included.
+    /// Returns whether the whole stream was forwarded, FIN included.
     pub(crate) fn ended(&self) -> bool {
         self.state == State::Ended
     }
 
-    /// Nothing is held that the writing leg has not taken.
+    /// Returns whether the writing leg has taken everything that was read.
     fn is_empty(&self) -> bool {
         matches!(self.chunk, Chunk::None | Chunk::Piped { left: 0, .. })
     }
 
-    /// Gives up a pipe that still has bytes in it, if there is one.
+    /// Gives up a pipe that still holds bytes, if there is one.
     pub(crate) fn take_dirty_pipe(&mut self) -> Option<P> {
         match std::mem::replace(&mut self.chunk, Chunk::None) {
             Chunk::Piped { pipe, .. } => Some(pipe),
@@ -212,13 +212,13 @@ impl<P> Direction<P> {
         }
     }
 
-    /// Bytes wait in a pipe for a sink that takes none.
+    /// Returns whether bytes wait in a pipe.
     pub(crate) fn pins_a_pipe(&self) -> bool {
         matches!(self.chunk, Chunk::Piped { .. })
     }
 
-    /// Takes the bytes out of the pipe and gives it back: others can use it, and this sink is in
-    /// no hurry.
+    /// Moves the bytes of the pipe to memory and returns the pipe, which others can use: this sink
+    /// takes none.
     pub(crate) fn unpin<W: Buffers<Pipe = P>>(&mut self, io: &mut W) {
         let Chunk::Piped { pipe, left } = &self.chunk else {
             return;
@@ -233,15 +233,15 @@ impl<P> Direction<P> {
     /// Moves what can be moved now, at most about [`TURN`] bytes.
     ///
     /// # Errors
-    /// [`Fault`]: the leg that failed. What had been read before it stays in the direction, and
-    /// a later turn goes on with it.
+    /// [`Fault`]: the leg that failed. Bytes read before it remain in the direction, and a later
+    /// turn continues with them.
     pub(crate) fn turn<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<Turn, Fault>
     where
         L: Leg<Pipe = P>,
         W: Buffers<Pipe = P>,
     {
         let result = self.go(from, to, io);
-        // A pipe is held only while there is something in it.
+        // A pipe is held only while there are bytes in it.
         if let Chunk::Piped { left: 0, .. } = self.chunk
             && let Some(pipe) = self.take_dirty_pipe()
         {
@@ -261,7 +261,7 @@ impl<P> Direction<P> {
                 return Ok(Turn::Blocked);
             }
             match self.state {
-                // Without room to write nothing is read: the bytes wait in the kernel's receive
+                // Without room to write, nothing is read: the bytes wait in the kernel's receive
                 // queue, where they close the sender's window, and not in this process.
                 State::Open if !self.readable || !self.writable => return Ok(Turn::Blocked),
                 State::Open => {}
@@ -290,7 +290,7 @@ impl<P> Direction<P> {
         };
     }
 
-    /// Hands the parcel to `to`; `false` when some of it is left.
+    /// Hands the chunk to `to`; `false` when some of it is left.
     fn deliver<L: Leg<Pipe = P>>(&mut self, to: &L) -> Result<bool, Fault> {
         while self.writable {
             let result = match &mut self.chunk {
@@ -321,7 +321,7 @@ impl<P> Direction<P> {
         Ok(self.is_empty())
     }
 
-    /// Takes the next parcel from `from`. Copied bytes go to `to` without a stop on the way.
+    /// Reads the next chunk from `from`. Copied bytes are written to `to` at once.
     fn collect<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<(), Fault>
     where
         L: Leg<Pipe = P>,
@@ -353,7 +353,7 @@ impl<P> Direction<P> {
                 *left = n;
                 self.spliced = true;
             }
-            // The pipe is empty, so it is the socket that has nothing, or is at an urgent mark.
+            // The pipe is empty, so the socket has no bytes or is at an urgent mark.
             Err(Errno::AGAIN) if !self.read_to_the_end => self.readable = false,
             Err(Errno::AGAIN) => return self.look_closer(from, to, io),
             Err(Errno::INTR) => {}
@@ -362,8 +362,8 @@ impl<P> Direction<P> {
         Ok(())
     }
 
-    /// Splice moved nothing. It stops at an urgent mark, where it says `EAGAIN` for ever, or 0
-    /// once FIN is behind it; a read goes past the mark.
+    /// Handles a splice that moved nothing. Splice stops at an urgent mark with `EAGAIN` for ever,
+    /// or with 0 once FIN is behind it; a read passes the mark.
     fn look_closer<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<(), Fault>
     where
         L: Leg<Pipe = P>,
@@ -398,8 +398,8 @@ impl<P> Direction<P> {
             Err(Errno::INTR) => return Ok(()),
             Err(e) => return Err(Fault::From(e)),
         };
-        // epoll(7): an edge-triggered stream that gave less than it was asked for is empty, and
-        // what comes next is reported. That saves the read that would say EAGAIN.
+        // epoll(7): an edge-triggered stream that returned less than it was asked for is empty, and
+        // new bytes are reported. That saves the read that would return EAGAIN.
         if n < scratch.len() && !self.read_to_the_end {
             self.readable = false;
         }

@@ -1,8 +1,8 @@
-//! A session: the client's leg, the upstream leg, and a direction each way between them.
+//! A session: the client leg, the upstream leg, and a direction each way between them.
 //!
-//! Decides what the kernel's reports mean for the session; it makes no socket and reads no
-//! clock. [`Session::handle`] takes note of readiness, [`Session::drive`] acts on it, and
-//! [`Session::deadline`] says when it wants to be driven without a report.
+//! It decides what the kernel's events mean for the session; it makes no socket and reads no clock.
+//! [`Session::handle`] notes readiness, [`Session::drive`] acts on it, and [`Session::deadline`]
+//! says when to drive it without an event.
 //!
 //! ```text
 //!   Connecting --connected--> Relaying --both ended--> Lingering --all sent--> over, FIN
@@ -22,13 +22,13 @@ use crate::config::Timeouts;
 use crate::forwarding::direction::{Buffers, Direction, Fault, Leg, Turn};
 use crate::outcome::session_end::{End, Side};
 
-/// While the kernel is watched for bytes that are still to be acknowledged or sent, the first and
-/// the longest time between looks. It reports neither event, so it has to be asked.
+/// The first and the longest interval between checks of a send queue. The kernel does not report
+/// when bytes are acknowledged or sent, so it has to be polled.
 const FIRST_LOOK: Duration = Duration::from_millis(2);
 const LONGEST_LOOK: Duration = Duration::from_millis(500);
 
-/// How long bytes may wait in a pipe for a reader that takes none, before they are moved to
-/// memory: pipes are few, and such a reader has no use for a fast one.
+/// How long bytes may wait in a pipe for a reader that takes none before they are moved to memory:
+/// pipes are few, and such a reader gains nothing from one.
 const PIPE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// One relayed connection.
@@ -38,68 +38,67 @@ pub(crate) struct Session<L: Leg> {
     to_upstream: Direction<L::Pipe>,
     to_client: Direction<L::Pipe>,
     phase: Phase,
-    /// What the poller said of the upstream leg while it was connecting.
+    /// Readiness reported for the upstream leg while it was connecting.
     upstream_ready: Option<Readiness>,
     client_failed: bool,
     upstream_failed: bool,
     /// When bytes or an end of stream last moved.
     progress: Instant,
-    /// When a pipe that is held is looked at.
+    /// When to check a pipe that is held.
     pipe_look: Option<Instant>,
-    /// Bytes that the legs' peers had not acknowledged when a half-closed session was last found
-    /// to stand still.
+    /// Unacknowledged bytes of both legs when a half-closed session was last found to stand still.
     queues: (usize, usize),
-    /// What the look at whether it is idle counts from: not later than `progress`, and moved up to
-    /// it only then, so that bytes that move cost no new alarm.
+    /// When the idle time starts: not later than `progress`, and moved up to it only when the
+    /// deadline passes, so that bytes that move cost no new deadline.
     idle_from: Instant,
-    /// The upstream leg had been made beforehand, and may have died since without a word.
+    /// The upstream leg came from the pool, and may have died since without notice.
     ready_made: bool,
 }
 
 #[derive(Clone, Copy)]
 enum Phase {
-    /// The upstream leg is on its way.
+    /// The upstream leg is being obtained.
     Connecting { until: Instant },
     /// Bytes move.
     Relaying,
-    /// One leg broke; what it had delivered goes to the other, and then RST.
+    /// One leg broke: the bytes that it had delivered go to the other, then RST.
     Breaking { dead: Side, end: End, watch: Watch },
     /// Both streams have ended; their tails are still in the kernel's send queues. `cut`: a leg
-    /// failed before its tail was out.
+    /// failed before its tail was sent.
     Lingering { watch: Watch, cut: Option<End> },
 }
 
-/// Looks at a send queue from time to time, and how long it has not moved.
+/// Polls a send queue and notes how long it has not moved.
 #[derive(Clone, Copy)]
 struct Watch {
     next: Instant,
     pause: Duration,
-    /// Bytes in the send queue and bytes handed to it so far.
+    /// Bytes in the send queue, and bytes handed to it so far.
     seen: (usize, u64),
     moved_at: Instant,
 }
 
-/// What is to be done with a session after it was driven.
+/// What to do with a session after it was driven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Nothing until it is reported ready or its deadline comes.
+    /// Wait for an event or the deadline.
     Wait,
-    /// Drive it again after the others had their turn.
+    /// Drive it again after the other sessions had their turn.
     Again,
-    /// Connecting failed with this, or the leg that was made beforehand turned out to be dead
-    /// before a byte was passed to it; dial the next address or end it with [`End::of_connect`].
+    /// Connecting failed with this error, or the leg from the pool was dead before a byte went to
+    /// it: dial the next address, or end the session with [`End::of_connect`].
     Redial(Errno),
-    /// It is over, and what there was to pass on is in the kernel's hands: close both legs. The
-    /// cause is [`End::Complete`] unless a leg failed before its tail was out.
+    /// The session is over and the kernel has all bytes: close both legs. The cause is
+    /// [`End::Complete`] unless a leg failed before its tail was sent.
     Done(End),
-    /// It is over: reset both legs.
+    /// The session is over: reset both legs.
     Broken(End),
 }
 
 // === impl Session ===
 
 impl<L: Leg> Session<L> {
-    /// A session whose client has just been accepted.
+    /// Begins the session of a client that has just been accepted.
     pub(crate) fn new(client: L, now: Instant) -> Self {
         Self {
             client,
@@ -118,28 +117,27 @@ impl<L: Leg> Session<L> {
         }
     }
 
-    /// What the upstream leg gets begins with these bytes, before the client has said anything.
+    /// Sends these bytes upstream ahead of the client's stream.
     pub(crate) fn introduce(&mut self, bytes: Vec<u8>) {
         self.to_upstream.begin_with(bytes.into());
     }
 
-    /// The upstream leg is now being connected, until `until` at the latest.
+    /// Takes an upstream leg that is connecting, until `until` at the latest.
     pub(crate) fn dialled(&mut self, upstream: L, until: Instant) {
         self.upstream = Some(upstream);
         self.upstream_ready = None;
         self.phase = Phase::Connecting { until };
     }
 
-    /// An upstream leg is being got ready elsewhere, until `until` at the latest.
+    /// Waits for an upstream leg until `until` at the latest.
     pub(crate) fn awaits(&mut self, until: Instant) {
         self.upstream = None;
         self.upstream_ready = None;
         self.phase = Phase::Connecting { until };
     }
 
-    /// Here is an upstream leg that is connected. When it was `made_before` it was needed and it
-    /// breaks before a byte of this session has gone through it, another one is asked for
-    /// ([`Step::Redial`]).
+    /// Takes a connected upstream leg. If it was `made_before` it was needed and breaks before a
+    /// byte of this session has gone through it, [`Step::Redial`] asks for another one.
     pub(crate) fn joined(&mut self, upstream: L, made_before: bool, now: Instant) {
         self.upstream = Some(upstream);
         self.upstream_ready = None;
@@ -149,12 +147,12 @@ impl<L: Leg> Session<L> {
         self.idle_from = now;
     }
 
-    /// The legs, to be closed.
+    /// Returns the legs, to be closed.
     pub(crate) fn into_legs(self) -> (L, Option<L>) {
         (self.client, self.upstream)
     }
 
-    /// Pipes that still hold bytes, to be thrown away.
+    /// Returns the pipes that still hold bytes, to be closed.
     pub(crate) fn take_dirty_pipes(&mut self) -> impl Iterator<Item = L::Pipe> {
         [
             self.to_upstream.take_dirty_pipe(),
@@ -164,32 +162,32 @@ impl<L: Leg> Session<L> {
         .flatten()
     }
 
-    /// It has no upstream leg, and nothing is known against its getting one.
+    /// Returns whether the session has no upstream leg and may still get one.
     pub(crate) fn is_waiting(&self) -> bool {
         matches!(self.phase, Phase::Connecting { .. }) && self.upstream.is_none()
     }
 
-    /// The legs.
+    /// Returns the legs.
     pub(crate) fn legs(&self) -> (&L, Option<&L>) {
         (&self.client, self.upstream.as_ref())
     }
 
-    /// Its upstream leg has been connected.
+    /// Returns whether the upstream leg is connected.
     pub(crate) fn is_connected(&self) -> bool {
         !matches!(self.phase, Phase::Connecting { .. })
     }
 
-    /// Whether bytes to the upstream leg and to the client were spliced.
+    /// Returns whether bytes to the upstream leg and to the client were spliced.
     pub(crate) fn spliced(&self) -> (bool, bool) {
         (self.to_upstream.spliced(), self.to_client.spliced())
     }
 
-    /// Bytes passed to the upstream leg and to the client so far.
+    /// Returns the bytes forwarded to the upstream leg and to the client so far.
     pub(crate) fn moved(&self) -> (u64, u64) {
         (self.to_upstream.moved(), self.to_client.moved())
     }
 
-    /// Takes note of what is known of a leg.
+    /// Handles an event of a leg.
     pub(crate) fn handle(&mut self, side: Side, ready: Readiness) {
         match side {
             Side::Client => {
@@ -208,7 +206,7 @@ impl<L: Leg> Session<L> {
         }
     }
 
-    /// When it has to be driven even if nothing is reported.
+    /// Returns when the session must be driven even without an event.
     pub(crate) fn deadline(&self, timeouts: &Timeouts) -> Option<Instant> {
         match self.phase {
             Phase::Connecting { until } => Some(until),
@@ -252,15 +250,15 @@ impl<L: Leg> Session<L> {
         };
         match self.upstream_ready {
             Some(ready) if ready.writable() => match upstream.take_error() {
-                // The bytes would go round in a circle, and the port would be taken from whom
-                // they are meant for.
+                // The bytes would loop, and the port would be taken from the program that they are
+                // meant for.
                 Ok(()) if upstream.is_its_own_peer() => Step::Redial(Errno::CONNREFUSED),
                 Ok(()) => {
                     self.connected(ready, now);
                     self.relay(now, t, io)
                 }
-                // Before a connection is established RST reads as ECONNREFUSED; these were
-                // connected, and may have delivered something before they broke.
+                // Before a connection is established, RST reads as ECONNREFUSED; these were
+                // connected, and may have delivered bytes before they broke.
                 Err(e @ (Errno::CONNRESET | Errno::PIPE)) => {
                     self.connected(ready, now);
                     self.break_off(Side::Upstream, e, now, t, io)
@@ -335,8 +333,8 @@ impl<L: Leg> Session<L> {
         }
     }
 
-    /// Whether the kernel, too, has delivered nothing since the last look: a tail on its way is no
-    /// standstill.
+    /// Returns whether the kernel, too, has delivered nothing since the last check: a tail that is
+    /// being acknowledged is progress.
     fn stands_still(&mut self, now: Instant) -> bool {
         let upstream = self.upstream.as_ref().map_or(0, Leg::unacknowledged);
         let queues = (self.client.unacknowledged(), upstream);
@@ -348,7 +346,7 @@ impl<L: Leg> Session<L> {
         false
     }
 
-    /// Whether nothing has moved either way for longer than it may.
+    /// Returns whether no byte has moved either way for longer than the limit.
     fn is_idle(&mut self, now: Instant, t: &Timeouts) -> bool {
         let Some(idle) = t.idle else { return false };
         if now < self.idle_from + idle {
@@ -359,7 +357,7 @@ impl<L: Leg> Session<L> {
         idle
     }
 
-    /// Gives back pipes whose bytes nobody takes.
+    /// Returns pipes whose bytes no leg takes.
     fn watch_pipes<W: Buffers<Pipe = L::Pipe>>(&mut self, now: Instant, io: &mut W) {
         let directions = [&mut self.to_upstream, &mut self.to_client];
         if !directions.iter().any(|d| d.pins_a_pipe()) {
@@ -372,12 +370,13 @@ impl<L: Leg> Session<L> {
                 directions.into_iter().for_each(|d| d.unpin(io));
                 self.pipe_look = None;
             }
-            // Something has moved since; looking now and then costs less than an alarm a turn.
+            // Bytes have moved since; a check now and then costs less than a new deadline each
+            // turn.
             _ => self.pipe_look = Some(now + PIPE_PATIENCE),
         }
     }
 
-    /// `dead` is gone. The other leg gets what it had delivered, then RST.
+    /// Handles the end of leg `dead`: the other leg gets the bytes that it had delivered, then RST.
     fn break_off<W>(&mut self, dead: Side, e: Errno, now: Instant, t: &Timeouts, io: &mut W) -> Step
     where
         W: Buffers<Pipe = L::Pipe>,
@@ -404,9 +403,9 @@ impl<L: Leg> Session<L> {
         self.flush(now, t, io)
     }
 
-    /// Nothing of this session has been passed to the upstream leg or come from it. What the kernel
-    /// has been given may have arrived although no acknowledgement came back; so not a byte may
-    /// have been.
+    /// Returns whether no byte of this session has gone to the upstream leg or come from it. Bytes
+    /// that the kernel took may have arrived although no acknowledgement came back, so not one may
+    /// have been handed over.
     fn is_untouched(&self) -> bool {
         self.to_upstream.is_untouched() && self.to_client.is_untouched()
     }
@@ -447,7 +446,7 @@ impl<L: Leg> Session<L> {
             Err(_) => return Step::Broken(end),
             Ok(turn) => turn == Turn::Yielded,
         };
-        // RST throws away what the survivor's peer has not acknowledged, so it has to wait.
+        // RST discards what the survivor's peer has not acknowledged, so it has to wait.
         let queued = to.unacknowledged();
         if direction.finished() && queued == 0 {
             return Step::Broken(end);
@@ -459,8 +458,8 @@ impl<L: Leg> Session<L> {
         if yielded { Step::Again } else { Step::Wait }
     }
 
-    /// A socket that is closed with unsent bytes is the kernel's business, and the kernel gives
-    /// a slow reader a few minutes; it gets here what every other session gets.
+    /// When a socket is closed with unsent bytes, the kernel alone decides how long a slow reader
+    /// gets (some minutes); here the session's own limit applies.
     fn linger(&mut self, now: Instant, t: &Timeouts) -> Step {
         let Phase::Lingering { mut watch, mut cut } = self.phase else {
             return Step::Wait;
@@ -474,7 +473,7 @@ impl<L: Leg> Session<L> {
             if !failed {
                 queued += leg.unsent();
             } else if cut.is_none() && watch.seen.0 > 0 {
-                // Fetched and cleared, the error says no more at the next look.
+                // Reading the error clears it, so it is noted here.
                 cut = leg.take_error().err().map(|e| End::of_leg(side, e));
             }
         }
@@ -488,10 +487,10 @@ impl<L: Leg> Session<L> {
         Step::Wait
     }
 
-    /// What becomes of it when the node has to stop now.
+    /// Returns how the session ends if the node has to stop now.
     pub(crate) fn stop(&self) -> Step {
         match self.phase {
-            // The kernel has all of both streams, and delivers it without this process.
+            // The kernel has all of both streams, and delivers them without this process.
             Phase::Lingering { cut, .. } => Step::Done(cut.unwrap_or(End::Complete)),
             _ => Step::Broken(End::Stopped),
         }
@@ -510,7 +509,7 @@ impl Watch {
         }
     }
 
-    /// Takes note of the queue; `true` when it has not moved for `limit`.
+    /// Notes the state of the queue; returns `true` when it has not moved for `limit`.
     fn stalled(&mut self, seen: (usize, u64), now: Instant, limit: Duration) -> bool {
         if seen != self.seen {
             self.seen = seen;

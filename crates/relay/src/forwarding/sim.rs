@@ -1,6 +1,6 @@
-//! Legs that behave as TCP sockets do, in memory and to the letter of a test's script: a read
-//! gives what has arrived, a write takes what there is room for, `EAGAIN` says neither more
-//! nor less than the kernel's does, and an edge is reported only where the kernel reports one.
+//! Simulated legs that behave as TCP sockets do, by a test's script: a read returns what has
+//! arrived, a write takes what there is room for, `EAGAIN` means what it means in the kernel, and
+//! an edge is reported only where the kernel reports one.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -10,11 +10,11 @@ use taut_sys::epoll::Readiness;
 
 use crate::forwarding::direction::{Buffers, Leg};
 
-/// A pipe: segments in slots, as the kernel has them.
+/// A pipe: segments in slots, as in the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct SimPipe(RefCell<VecDeque<Vec<u8>>>);
 
-/// Slots of a simulated pipe; few, so that it is full often.
+/// Slots of a simulated pipe; few, so that it fills often.
 const SLOTS: usize = 3;
 
 #[derive(Debug, Default)]
@@ -30,11 +30,11 @@ struct State {
     urgent_in: Option<usize>,
     error: Option<Errno>,
     room: usize,
-    /// What has been written, and whether FIN has followed it.
+    /// The bytes that were written, and whether FIN followed.
     sent: Vec<u8>,
     fin_sent: bool,
     acknowledged: usize,
-    /// Bytes of what was written that the peer's window has let out.
+    /// Written bytes that the peer's window has let out.
     let_out: usize,
     own_peer: bool,
     graceful: bool,
@@ -73,21 +73,21 @@ impl SimLeg {
         Readiness::ROOM
     }
 
-    /// The peer acknowledges all that was written.
+    /// The peer acknowledges all written bytes.
     pub(crate) fn acknowledge(&self) {
         let mut s = self.0.borrow_mut();
         s.acknowledged = s.sent.len();
         s.let_out = s.sent.len();
     }
 
-    /// The peer acknowledges some of what was written.
+    /// The peer acknowledges some written bytes.
     pub(crate) fn acknowledge_some(&self, n: usize) {
         let mut s = self.0.borrow_mut();
         s.acknowledged += n;
         s.let_out = s.let_out.max(s.acknowledged);
     }
 
-    /// The connection turns out to be one with itself.
+    /// The connection turns out to be connected to itself.
     pub(crate) fn meet_itself(&self) {
         self.0.borrow_mut().own_peer = true;
     }
@@ -121,8 +121,8 @@ impl SimLeg {
 }
 
 impl State {
-    /// Takes up to `max` bytes, stopping at the urgent mark; `past_mark` goes over it when it is
-    /// the very next byte, as recv(2) does and splice(2) does not.
+    /// Takes up to `max` bytes and stops at the urgent mark; `past_mark` passes it when it is the
+    /// very next byte, as recv(2) does and splice(2) does not.
     fn take(&mut self, max: usize, past_mark: bool) -> Option<Vec<u8>> {
         let mut max = max;
         match self.urgent_in {
@@ -252,7 +252,7 @@ impl Leg for SimLeg {
     }
 
     fn take_error(&self) -> Result<(), Errno> {
-        // As SO_ERROR does, it leaves a connection that reads as ended.
+        // As with SO_ERROR, the connection then reads as ended.
         let mut s = self.0.borrow_mut();
         match s.error.take() {
             Some(e) => {
@@ -282,7 +282,7 @@ impl Leg for SimLeg {
     }
 }
 
-/// A workshop whose pipes are counted, and must come back empty.
+/// Buffers that count their pipes, which must come back empty.
 pub(crate) struct SimBuffers {
     pub(crate) splice_after: Option<u64>,
     pub(crate) pipes: usize,

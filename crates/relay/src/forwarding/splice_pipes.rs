@@ -1,4 +1,4 @@
-//! A worker's pipes: made when first needed, bounded, handed out clean.
+//! A worker's pipes for splice(2): made when first needed, bounded in number, handed out empty.
 
 use std::time::{Duration, Instant};
 
@@ -6,14 +6,14 @@ use taut_sys::pipe::Pipe;
 
 use crate::counters::worker::WorkerMetrics;
 
-/// After the kernel refused a pipe, how long none is asked for: each attempt costs system calls
-/// on the path of the bytes.
+/// How long no pipe is requested after the kernel refused one: each attempt costs system calls on
+/// the path of the bytes.
 const RETRY_AFTER_REFUSAL: Duration = Duration::from_secs(1);
 
 /// The pipes of one worker.
 ///
-/// A direction holds a pipe only while bytes are on their way through it, so the bound is on
-/// bulk transfers that move at the same instant, not on sessions.
+/// A direction holds a pipe only while there are bytes in it, so the limit is on bulk transfers
+/// that move at the same instant, not on sessions.
 pub(crate) struct PipePool {
     free: Vec<Pipe>,
     made: usize,
@@ -33,7 +33,7 @@ impl PipePool {
         }
     }
 
-    /// A clean pipe, or none: the caller then copies.
+    /// Returns an empty pipe; `None`: the caller copies.
     pub(crate) fn take(&mut self, now: Instant, metrics: &WorkerMetrics) -> Option<Pipe> {
         let pipe = self.free.pop().or_else(|| self.make(now, metrics));
         match pipe {
@@ -43,14 +43,14 @@ impl PipePool {
         pipe
     }
 
-    /// Takes back a pipe that has been drained. One with bytes in it must be dropped instead:
-    /// they would come out in somebody else's stream.
+    /// Takes back a pipe that has been drained. A pipe with bytes in it must be dropped instead:
+    /// they would come out in another session's stream.
     pub(crate) fn give_back(&mut self, pipe: Pipe, metrics: &WorkerMetrics) {
         metrics.pipes_in_use.sub(1);
         self.free.push(pipe);
     }
 
-    /// Accounts for a pipe that went away with bytes in it.
+    /// Accounts for a pipe that was dropped with bytes in it.
     pub(crate) fn forget(&mut self, metrics: &WorkerMetrics) {
         self.made -= 1;
         metrics.pipes_in_use.sub(1);

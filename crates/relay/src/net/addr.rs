@@ -16,8 +16,8 @@ pub struct ClientAddr(pub SocketAddr);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpstreamAddr(pub SocketAddr);
 
-/// Where connections go, as the configuration names it: `host:port`, host being a name or an
-/// address (IPv6 in brackets).
+/// A destination as the configuration names it: `host:port`, the host being a name or an address
+/// (IPv6 in brackets).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Destination {
     /// A DNS name or the text of an IP address, without brackets.
@@ -26,33 +26,33 @@ pub struct Destination {
     pub port: u16,
 }
 
-/// Addresses written as one: `ADDRESS:PORT`, or `:PORT` for every IPv4 and IPv6 address.
+/// Addresses to listen on, written as `ADDRESS:PORT`, or `:PORT` for every IPv4 and IPv6 address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listen {
     /// The addresses to bind, at least one.
     pub addrs: Vec<ListenAddr>,
-    /// It was written `:PORT`: a machine without IPv6 still listens on IPv4.
+    /// Written as `:PORT`: a machine without IPv6 still listens on IPv4.
     pub any: bool,
 }
 
-/// Why a text is not an address.
+/// Why a text is not a valid address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddrError {
-    /// No port, or not a number that can be one.
+    /// The port is missing or not a port number.
     #[error(
         "`{0}` does not end in a port: write host:port, such as example.org:443 or [2001:db8::1]:443"
     )]
     Port(String),
-    /// Port 0 is no destination.
+    /// Nothing can connect to port 0.
     #[error("`{0}` has port 0, to which nothing can connect")]
     PortZero(String),
-    /// No host before the port.
+    /// The host is missing.
     #[error("`{0}` names no host before its port")]
     Host(String),
-    /// An IPv6 address without brackets cannot be told from its port.
+    /// An IPv6 address without brackets runs into its port.
     #[error("`{0}` looks like an IPv6 address: put it in brackets, such as [2001:db8::1]:443")]
     Brackets(String),
-    /// Not an IP address and port.
+    /// The text is not an IP address and port.
     #[error(
         "`{0}` is not an address to listen on: write ADDRESS:PORT, [ADDRESS]:PORT, or :PORT for all addresses"
     )]

@@ -1,21 +1,21 @@
-//! Forwards that lead back to themselves: a connection would go round until the node is full.
+//! Finds forwards that lead back to themselves, whose connections would loop until the node is
+//! full.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::net::addr::{ListenAddr, UpstreamAddr};
 
-/// Where a forward's connections come in and where they go.
+/// Where a forward's connections arrive and where they go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Edge<'a> {
     pub(crate) listen: &'a [ListenAddr],
     pub(crate) upstream: &'a [UpstreamAddr],
 }
 
-/// The first forward from which a connection can come back to it through the node's own
-/// listeners, by its place. `is_local` says whether an address is this machine's.
+/// Returns the index of the first forward whose connections can return to it through the node's own
+/// listeners. `is_local` tells whether an address is one of this machine's.
 ///
-/// A forward that leads to another one of the same node is no loop as long as that one leads
-/// out.
+/// A forward to another forward of the same node is not a loop if that one leads out.
 pub(crate) fn find(forwards: &[Edge<'_>], is_local: impl Fn(IpAddr) -> bool) -> Option<usize> {
     let leads_to = |from: usize, to: usize| {
         forwards[from].upstream.iter().any(|upstream| {
@@ -42,12 +42,12 @@ pub(crate) fn find(forwards: &[Edge<'_>], is_local: impl Fn(IpAddr) -> bool) -> 
     })
 }
 
-/// Whether connecting to `upstream` arrives at `listen`.
+/// Returns whether connecting to `upstream` arrives at `listen`.
 fn reaches(upstream: SocketAddr, listen: SocketAddr, is_local: impl Fn(IpAddr) -> bool) -> bool {
     if upstream.port() != listen.port() {
         return false;
     }
-    // An IPv4 address in IPv6 clothes connects over IPv4; the unspecified address is this host.
+    // An IPv4-mapped address connects over IPv4; the unspecified address is this host.
     let upstream = match upstream.ip().to_canonical() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -62,7 +62,8 @@ fn reaches(upstream: SocketAddr, listen: SocketAddr, is_local: impl Fn(IpAddr) -
 mod tests {
     use super::*;
 
-    /// The loop among forwards written as (listen, to); 10.0.0.1 and loopback are this machine's.
+    /// Finds the loop among forwards written as (listen, to); 10.0.0.1 and loopback are this
+    /// machine's.
     fn found(forwards: &[(&str, &str)]) -> Option<usize> {
         let addrs: Vec<_> = forwards
             .iter()

@@ -1,8 +1,8 @@
-//! What the kernel's answers over netlink mean.
+//! The meaning of netlink errors.
 
 use taut_sys::Errno;
 
-/// The kernel has no IPv6.
+/// Returns whether the error means that the kernel has no IPv6.
 pub(crate) fn is_unsupported(error: &rtnetlink::Error) -> bool {
     let rtnetlink::Error::NetlinkError(message) = error else {
         return false;

@@ -1,4 +1,4 @@
-//! From a configuration to what workers work by.
+//! From a configuration to the present configuration of the workers.
 
 use std::sync::Arc;
 
@@ -18,15 +18,16 @@ use crate::net::targets::Targets;
 use crate::route::listener::{NewListener, Purpose};
 use crate::route::table::{Mesh, Peer, Route, Setup};
 
-/// What a configuration comes to when everything that it needs has been acquired.
+/// A configuration whose resources have all been acquired.
 pub(super) struct Assembly {
     pub(super) setup: Setup,
-    /// Each worker's.
+    /// One list for each worker.
     pub(super) listeners: Vec<Vec<NewListener>>,
     pub(super) holdings: Holdings,
 }
 
-/// Acquires what `config` needs besides what is held `before`. Dropped, it is all given back.
+/// Acquires the resources of `config` that `before` does not hold. Dropping the result releases
+/// them.
 pub(super) fn assemble(
     config: &Config,
     workers: usize,
@@ -109,7 +110,7 @@ pub(super) fn assemble(
         _ => None,
     };
     if let Some(i) = find_loop(&routes, None) {
-        // One that takes connections to wherever they want to go has no address to be found.
+        // A transparent forward has no address of its own to compare.
         if let Some(destination) = config.forwards[i].to.clone() {
             return Err(StartError::Loop { destination });
         }
@@ -126,12 +127,12 @@ pub(super) fn assemble(
     })
 }
 
-/// What a leg asks of its socket that is no part of the mesh and has nothing of its own.
+/// Returns the socket options of a leg outside the mesh without settings of its own.
 fn plain_leg(config: &Config) -> LegOptions {
     LegOptions::new(config.keepalive)
 }
 
-/// What each forward's legs ask of their sockets, having found out that they can have it.
+/// Returns the socket options of each forward's legs, after checking that the kernel accepts them.
 fn legs_of(config: &Config) -> Result<Vec<(LegOptions, LegOptions)>, StartError> {
     let leg = |congestion: &Option<String>| -> Result<LegOptions, StartError> {
         let options = LegOptions {

@@ -1,4 +1,4 @@
-//! Addresses are bound, or taken from what is bound already.
+//! Binds addresses, or takes over sockets that are bound already.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::net::addr::{Listen, ListenAddr};
 use crate::route::listener::{ListenerId, NewListener, Purpose};
 use crate::worker::BACKLOG;
 
-/// The addresses of a list, and what each worker gets of them.
+/// The addresses of a list, and each worker's sockets for them.
 type Bound = (
     Vec<ListenAddr>,
     Vec<Vec<(ListenerId, Option<Arc<Listener>>)>>,
@@ -77,7 +77,7 @@ pub(super) fn bind(
         }
         match Listener::probe(addr) {
             Ok(()) => {}
-            // It is this node that is in the way, with an address that it may be about to leave.
+            // This node itself uses the port, at an address that it may be about to leave.
             Err(Errno::ADDRINUSE) if before.overlaps(addr) && !next.overlaps(addr) => {}
             Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) if optional => {
                 tracing::info!(%addr, "this machine has no IPv6; listening on IPv4 only");
@@ -85,7 +85,7 @@ pub(super) fn bind(
             }
             Err(e) => return Err(problem(e)),
         }
-        // With port 0 the first one gets a port, and the others share it.
+        // For port 0 the kernel chooses a port for the first socket, and the others share it.
         let mut actual = addr;
         let id = next.new_listener();
         let mut listeners = Vec::with_capacity(workers);
@@ -107,8 +107,8 @@ pub(super) fn bind(
     Ok((own, opened))
 }
 
-/// Takes the sockets at `addr` out of those that were inherited. Every one is listened on, for there
-/// may be somebody in its queue; with fewer than `workers` of them some are shared.
+/// Takes the sockets at `addr` out of the inherited ones. All of them are listened on, since
+/// clients may wait in their queues; if there are fewer than `workers`, some are shared.
 fn adopt(
     inherited: &mut Vec<Passed>,
     addr: SocketAddr,

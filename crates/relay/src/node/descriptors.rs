@@ -1,4 +1,4 @@
-//! How many file descriptors a node needs, and how many sessions those there are have room for.
+//! How many file descriptors a node needs, and how many sessions its limit allows.
 
 use taut_sys::limits::raise_open_file_limit;
 
@@ -7,14 +7,14 @@ use super::look_ups::dialled_relays;
 use crate::config::{Config, Forward, MeshConfig};
 use crate::worker::MAX_WAITING;
 
-/// Sessions of a node that was given no figure, at most.
+/// The most sessions of a node without `max_sessions`.
 const DEFAULT_MAX_SESSIONS: u64 = 65_536;
 
 /// Descriptors besides those of sessions, pipes and listeners: standard streams, log, resolver,
-/// metrics and a few to spare.
+/// metrics and a reserve.
 const OTHER_DESCRIPTORS: u64 = 64;
 
-/// How many sessions the limit of open descriptors has room for, or what was asked.
+/// Returns how many sessions the limit of open descriptors allows, or `max_sessions` if it is set.
 pub(super) fn session_ceiling(config: &Config, workers: usize) -> Result<u32, StartError> {
     let limit = raise_open_file_limit().unwrap_or(0);
     let mesh_listeners = config.mesh.iter().flat_map(|m| &m.listen);
@@ -26,7 +26,7 @@ pub(super) fn session_ceiling(config: &Config, workers: usize) -> Result<u32, St
         .map(|l| l.addrs.len())
         .sum();
     // A worker: its poller, its waker and its listeners.
-    // What is offered to a next process is held twice.
+    // Sockets that are offered to the next process are held twice.
     let copies = if config.handover.is_some() { 2 } else { 1 };
     let fixed = OTHER_DESCRIPTORS
         + workers as u64 * (2 + copies * listeners as u64)
@@ -50,7 +50,7 @@ pub(super) fn session_ceiling(config: &Config, workers: usize) -> Result<u32, St
     Ok(u32::try_from(sessions).unwrap_or(u32::MAX))
 }
 
-/// What the mesh's connections without a session take at most.
+/// Returns the most descriptors of mesh connections without a session.
 fn mesh_descriptors(mesh: &MeshConfig, relays: u64) -> u64 {
     let inbound = match mesh.listen.is_empty() {
         true => 0,
@@ -59,7 +59,7 @@ fn mesh_descriptors(mesh: &MeshConfig, relays: u64) -> u64 {
     inbound + relays * u64::from(mesh.pool.max)
 }
 
-/// What connections without a whole PROXY protocol header take at most.
+/// Returns the most descriptors of connections without a complete PROXY protocol header.
 fn introduced_descriptors(config: &Config) -> u64 {
     let introduced = |f: &Forward| f.identity.accept_proxy.is_some();
     match config.forwards.iter().any(introduced) {

@@ -1,4 +1,4 @@
-//! The thread that reads early SYN's events and tells workers of them.
+//! The thread that reads early SYN events and sends them to workers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,10 +14,10 @@ use crate::early_syn::{
 };
 use crate::worker::mailbox::{Mailbox, Message};
 
-/// How often the kernel is asked whether it sends SYN cookies, and which devices there are.
+/// How often the kernel's SYN cookie counter is read and new devices are attached to.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The thread that reads events. Dropped, it ends, and the program is gone from the devices.
+/// The thread that reads events. Dropping it ends the thread and detaches the program.
 #[derive(Debug)]
 pub(crate) struct Reader {
     stop: Arc<AtomicBool>,
@@ -31,7 +31,7 @@ impl Reader {
     /// Watches for SYNs to the listeners in `watch`, each with the number of its forward.
     ///
     /// # Errors
-    /// Why they cannot be watched; nothing is left behind.
+    /// [`ReaderError`]; nothing is left attached.
     pub(crate) fn start(
         devices: Devices,
         watch: &[(std::net::SocketAddr, u32)],
@@ -42,7 +42,7 @@ impl Reader {
         let waker = Arc::new(Waker::new()?);
         let stop = Arc::new(AtomicBool::new(false));
         let watch = watch.to_vec();
-        // The program's handle stays on the thread that made it; what came of that is told here.
+        // The program's handle stays on the thread that made it, which reports the result here.
         let (tell, told) = sync_channel(1);
         let begin = {
             let (waker, stop) = (waker.clone(), stop.clone());
@@ -90,30 +90,30 @@ impl Drop for Reader {
         self.stop.store(true, Ordering::Release);
         self.waker.wake();
         if let Some(thread) = self.thread.take() {
-            // A panic has been reported by the panic hook.
+            // The panic hook has reported a panic.
             let _ = thread.join();
         }
     }
 }
 
-/// Why there is no early SYN.
+/// Why early SYN cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum ReaderError {
     /// SYNs cannot be watched.
     #[error(transparent)]
     Watch(#[from] EarlySynError),
-    /// The kernel has no descriptor or memory for it.
+    /// The kernel has no descriptor or memory for a poller.
     #[error("early SYN: cannot wait for events: {0}")]
     Poller(#[from] Errno),
-    /// The system has no thread for it.
+    /// The system cannot start a thread.
     #[error("early SYN: cannot start its thread: {0}")]
     Thread(std::io::Error),
-    /// The thread met a state that must not be.
+    /// The thread panicked.
     #[error("early SYN: its thread panicked (a bug: please report what the log says)")]
     Died,
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Work {
     early_syn: EarlySyn,
     poller: Poller,
@@ -129,7 +129,7 @@ impl Work {
         while !self.stop.load(Ordering::Acquire) {
             let wait = look_at.saturating_duration_since(Instant::now());
             if let Err(error) = self.poller.wait(Some(wait), &mut reports) {
-                tracing::error!(%error, "early SYN has ended; sessions begin at accept");
+                tracing::error!(%error, "early SYN has stopped; upstream legs are dialled at accept");
                 return;
             }
             let now = Instant::now();
@@ -158,12 +158,12 @@ impl Work {
         }
     }
 
-    /// What has to be looked at from time to time.
+    /// Reads the kernel's counters and attaches to new devices.
     fn look(&mut self, now: Instant) {
         let cookies = read_syncookies_sent().ok();
         self.table.note(self.early_syn.exits().ok(), cookies, now);
         if let Err(error) = self.early_syn.refresh() {
-            tracing::debug!(%error, "a network device is not watched");
+            tracing::debug!(%error, "cannot watch a network device");
         }
     }
 }

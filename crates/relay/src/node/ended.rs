@@ -1,4 +1,4 @@
-//! How workers end, and how the node learns of it.
+//! How a worker's thread ends, and how the node is told.
 
 use taut_sys::Errno;
 use tokio::sync::mpsc;
@@ -11,18 +11,18 @@ pub(super) enum Ended {
     Panicked,
 }
 
-/// A worker ended without having been told to.
+/// A worker ended without an order.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerLost {
-    /// It met a state that must not be.
+    /// It panicked.
     #[error("a worker thread panicked (a bug: please report what the log says)")]
     Panicked,
     /// Its poller failed.
-    #[error("a worker thread cannot go on: {0}")]
+    #[error("a worker thread cannot continue: {0}")]
     Failed(std::io::Error),
 }
 
-/// Tells the node how a worker ended, also when it unwinds.
+/// Reports how a worker's thread ended, also when it unwinds.
 pub(super) struct Report {
     pub(super) to: mpsc::UnboundedSender<Ended>,
     pub(super) what: Ended,
@@ -39,7 +39,7 @@ impl Report {
 impl Drop for Report {
     fn drop(&mut self) {
         let what = std::mem::replace(&mut self.what, Ended::Panicked);
-        // The node may be gone; then nobody asks.
+        // Fails only if the node is gone.
         let _ = self.to.send(what);
     }
 }

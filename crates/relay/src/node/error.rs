@@ -1,4 +1,4 @@
-//! Why a node does not start, or cannot take another configuration.
+//! Why a node does not start or does not accept another configuration.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ use crate::session_log::SessionLogError;
 /// Why a node did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The limit of open descriptors is too low for what was asked.
+    /// The limit of open descriptors is too low.
     #[error(
         "{sessions} sessions need {needed} file descriptors and this process may open {limit}: raise \
          the limit (`ulimit -n {needed}`, or LimitNOFILE={needed} in the systemd unit) or lower \
@@ -23,7 +23,7 @@ pub enum StartError {
     TooFewDescriptors {
         /// Sessions asked for, or 1.
         sessions: u64,
-        /// Descriptors that takes.
+        /// The descriptors that these take.
         needed: u64,
         /// The hard limit.
         limit: u64,
@@ -31,15 +31,15 @@ pub enum StartError {
     /// A destination has no address.
     #[error("{0}; check the name and /etc/resolv.conf")]
     Resolve(#[from] ResolveError),
-    /// Something cannot be listened on.
+    /// An address cannot be listened on.
     #[error("cannot listen on {addr}: {reason}")]
     Listen {
         /// The address.
         addr: SocketAddr,
-        /// Why, and what to do.
+        /// The reason and what to do.
         reason: ListenProblem,
     },
-    /// There is no such congestion control for this process.
+    /// The congestion control is unknown or not permitted.
     #[error(
         "cannot use the congestion control `{name}`: {source}; \
          `sysctl net.ipv4.tcp_available_congestion_control` shows what is loaded, `modprobe tcp_{name}` \
@@ -48,7 +48,7 @@ pub enum StartError {
     Congestion {
         /// Its name.
         name: String,
-        /// Why.
+        /// The kernel's error.
         source: std::io::Error,
     },
     /// A forward leads back to itself.
@@ -60,10 +60,10 @@ pub enum StartError {
         /// The destination.
         destination: Destination,
     },
-    /// There is no key for the mesh.
+    /// The mesh's key cannot be read.
     #[error("relay.mesh.key_file: {0}")]
     Key(#[from] KeyError),
-    /// More rules than are looked through for every session.
+    /// A list has more rules than can be checked for every session.
     #[error("relay.mesh or relay.forward, allow or deny: {0}")]
     InboundTerms(#[from] TooManyRules),
     /// Sessions cannot be logged.
@@ -73,20 +73,20 @@ pub enum StartError {
     #[error(transparent)]
     Intercept(#[from] InterceptError),
     /// SYNs cannot be watched.
-    #[error("{0}; leave `early_syn` out to go on without it")]
+    #[error("{0}; remove `early_syn` to run without it")]
     EarlySyn(#[from] ReaderError),
-    /// This machine does not say which addresses it has.
-    #[error("cannot find out this machine's own addresses: {0}")]
+    /// This machine's addresses cannot be read.
+    #[error("cannot read this machine's own addresses: {0}")]
     Addresses(std::io::Error),
-    /// The threads that look names up could not be started.
+    /// The resolver's threads cannot be started.
     #[error("cannot start the threads that look names up: {0}")]
     Resolver(std::io::Error),
-    /// The kernel refused something else.
+    /// The kernel has no resources for a worker.
     #[error("cannot set up worker {worker}: {source}")]
     Worker {
-        /// Which one.
+        /// Its number.
         worker: usize,
-        /// Why.
+        /// The kernel's error.
         source: std::io::Error,
     },
 }
@@ -94,16 +94,16 @@ pub enum StartError {
 /// Why an address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenProblem {
-    /// Somebody else has the port.
+    /// Another program uses the port.
     #[error("the port is in use; `ss -ltnp 'sport = :{0}'` shows by whom")]
     InUse(u16),
     /// It is not an address of this machine.
     #[error("it is not an address of this machine; `ip address` shows those")]
     NotHere,
-    /// Low ports are privileged.
+    /// The port is privileged.
     #[error("ports below net.ipv4.ip_unprivileged_port_start need root or CAP_NET_BIND_SERVICE")]
     Privileged,
-    /// Anything else.
+    /// Another error of the kernel.
     #[error("{0}")]
     Other(std::io::Error),
 }

@@ -1,4 +1,4 @@
-//! What ends, changes and refreshes a node that runs.
+//! Ends, changes and refreshes a running node.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,21 +18,21 @@ use crate::session_log::SessionLog;
 use crate::worker::mailbox::{Mailbox, Message};
 use crate::worker::{Order, Shared};
 
-/// What ends and refreshes a node from any thread.
+/// Ends, changes and refreshes a node from any thread.
 pub(crate) struct SharedHandle {
     pub(super) shared: Arc<Shared>,
     pub(super) mailboxes: Vec<Arc<Mailbox>>,
     pub(super) present: Mutex<Present>,
-    /// Apart from the above, which a look-up may hold for long.
+    /// Separate from `present`, which a look-up may lock for long.
     pub(super) early: Mutex<Option<Reader>>,
     pub(super) log: Mutex<Option<SessionLog>>,
 }
 
-/// The configuration at work, and what is held for it.
+/// The present configuration, and the resources held for it.
 pub(super) struct Present {
     pub(super) config: Config,
     pub(super) holdings: Holdings,
-    /// What legs between relays ask of their sockets.
+    /// The socket options of legs between relays.
     pub(super) mesh_leg: LegOptions,
 }
 
@@ -46,7 +46,7 @@ impl SharedHandle {
             .for_each(|mailbox| mailbox.waker().wake());
     }
 
-    /// The names that are looked up here: those of forwards, then those of peers.
+    /// Returns the names that are looked up regularly: those of forwards, then those of peers.
     pub(crate) fn names(&self) -> Vec<Arc<Targets>> {
         let setup = self.shared.setup();
         let forwards = setup.routes.iter().filter_map(|r| match &r.next_hop {
@@ -57,7 +57,7 @@ impl SharedHandle {
         let all = forwards.chain(peers.map(|peer| &peer.targets));
         let mut names: Vec<Arc<Targets>> = Vec::new();
         for targets in all.filter(|t| t.is_a_name()) {
-            // Forwards to one destination may share what is known of it.
+            // Forwards to one destination may share its addresses.
             if !names.iter().any(|known| Arc::ptr_eq(known, targets)) {
                 names.push(targets.clone());
             }
@@ -65,28 +65,28 @@ impl SharedHandle {
         names
     }
 
-    /// How often they are.
+    /// Returns how often names are looked up.
     pub(crate) fn resolve_interval(&self) -> Duration {
         self.shared.setup().timeouts.resolve
     }
 
-    /// SYNs are no longer watched.
+    /// Stops early SYN.
     pub(super) fn forget_early(&self) {
-        // Its thread is waited for, and not with the lock held.
+        // Outside the lock, because this joins a thread.
         let reader = self.early().take();
         drop(reader);
     }
 
-    /// The listening sockets, by descriptors of their own.
+    /// Returns duplicates of the listening sockets.
     ///
     /// # Errors
-    /// `EMFILE`.
+    /// `EMFILE`, or another error of dup(2).
     pub(crate) fn sockets(&self) -> Result<Vec<OwnedFd>, Errno> {
         let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
         present.holdings.duplicates()
     }
 
-    /// The session log's file is opened anew by its path.
+    /// Reopens the session log by its path.
     pub(super) fn reopen_log(&self) {
         if let Some(log) = &*self.log() {
             log.reopen();
@@ -101,8 +101,8 @@ impl SharedHandle {
         self.early.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts others in place of the mesh's keys. Connections that were made with one that is no
-    /// longer among them are closed unless a session uses them.
+    /// Replaces the mesh's keys. Connections made with a key that is no longer among them are
+    /// closed unless a session uses them.
     pub(crate) fn replace_keys(&self, keys: Keys) {
         if let Some(mesh) = &self.shared.setup().mesh {
             mesh.keys.store(Arc::new(keys));
@@ -112,13 +112,13 @@ impl SharedHandle {
         }
     }
 
-    /// Looks one of them up again. What it had stays when that gives nothing, or a way back to
-    /// this node. Blocks for as long as the resolver does.
+    /// Looks up a destination again. It keeps its addresses if the look-up fails or its result
+    /// leads back to this node. Blocks for as long as the resolver does.
     pub(crate) fn refresh(&self, targets: &Arc<Targets>) {
         let addrs = match look_up(targets.destination()) {
             Ok(addrs) => addrs,
             Err(error) => {
-                tracing::warn!(%error, "keeping the addresses it had");
+                tracing::warn!(%error, "keeping the former addresses");
                 return;
             }
         };
@@ -126,7 +126,7 @@ impl SharedHandle {
             let destination = targets.destination();
             tracing::warn!(
                 %destination, ?addrs,
-                "its new addresses lead back to this relay; keeping the ones it had"
+                "its new addresses lead back to this relay; keeping the former ones"
             );
             return;
         }

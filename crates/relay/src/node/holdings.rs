@@ -1,4 +1,5 @@
-//! What a node holds from one configuration to the next: open addresses, look-ups, relays.
+//! Resources that a node keeps from one configuration to the next: bound addresses, look-ups,
+//! relays.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -12,40 +13,40 @@ use crate::net::targets::Targets;
 use crate::route::listener::ListenerId;
 use crate::route::table::{Mesh, NextHop, Peer, Route, Setup};
 
-/// What is there already when a configuration is made into a [`Setup`].
+/// The resources that exist when a configuration is assembled.
 ///
-/// Numbers are given once in the life of a process: what is on its way under an old one must not
-/// be taken for something new.
+/// Numbers are never reused: a message or event with an old one must not be taken for a new object.
 #[derive(Debug, Default)]
 pub(super) struct Holdings {
-    /// The configuration that is at work; none at the start.
+    /// The present configuration; `None` at the start.
     pub(super) setup: Option<Arc<Setup>>,
     /// The addresses that are listened on.
     pub(super) bound: Vec<Held>,
     next_listener: u32,
     next_route: u32,
-    /// Every relay there has been, by its number.
+    /// Every relay so far, by its number.
     peers: Vec<Destination>,
 }
 
 /// An address that is listened on.
 #[derive(Clone, Debug)]
 pub(super) struct Held {
-    /// One for each socket that a worker has there; more than one when more were inherited than
-    /// there are workers.
+    /// One for each socket that a worker has there; more than one if more sockets were inherited
+    /// than there are workers.
     pub(super) ids: Vec<ListenerId>,
-    /// As the configuration has it; its port may be 0.
+    /// As written in the configuration; its port may be 0.
     pub(super) asked: SocketAddr,
     /// With the port that the kernel chose.
     pub(super) actual: SocketAddr,
-    /// The workers' sockets, which are theirs to close.
+    /// The workers' sockets, which the workers close.
     pub(super) listeners: Vec<Weak<Listener>>,
 }
 
 // === impl Holdings ===
 
 impl Holdings {
-    /// What the next configuration begins with: the numbers go on, and nothing is listened on.
+    /// Returns the start of the next configuration's holdings: numbers continue, and no address is
+    /// listened on.
     pub(super) fn successor(&self) -> Self {
         Self {
             setup: None,
@@ -56,14 +57,14 @@ impl Holdings {
         }
     }
 
-    /// A number for an address that is newly listened on.
+    /// Returns a number for a new listener.
     pub(super) fn new_listener(&mut self) -> ListenerId {
         let id = ListenerId(self.next_listener);
         self.next_listener += 1;
         id
     }
 
-    /// The sockets that are listened on, by descriptors of their own.
+    /// Returns duplicates of the listening sockets.
     pub(super) fn duplicates(&self) -> Result<Vec<OwnedFd>, Errno> {
         let all = self.bound.iter().flat_map(|bound| &bound.listeners);
         all.filter_map(Weak::upgrade)
@@ -71,20 +72,19 @@ impl Holdings {
             .collect()
     }
 
-    /// The `nth` address that was asked for in these words.
+    /// Returns the `nth` address that is written as `asked`.
     pub(super) fn held(&self, asked: SocketAddr, nth: usize) -> Option<&Held> {
         self.bound.iter().filter(|d| d.asked == asked).nth(nth)
     }
 
-    /// Whether one of them is in the way of a listener at `addr`: the same port, of the same
-    /// family.
+    /// Returns whether one of them uses the port of `addr`, in the same address family.
     pub(super) fn overlaps(&self, addr: SocketAddr) -> bool {
         self.bound.iter().any(|bound| {
             bound.actual.port() == addr.port() && bound.actual.is_ipv4() == addr.is_ipv4()
         })
     }
 
-    /// The number of the relay at `destination`, for ever.
+    /// Returns the number of the relay at `destination`, which never changes.
     pub(super) fn peer_id(&mut self, destination: &Destination) -> usize {
         if let Some(id) = self.peers.iter().position(|known| known == destination) {
             return id;
@@ -93,7 +93,7 @@ impl Holdings {
         self.peers.len() - 1
     }
 
-    /// The addresses of `destination`, if a forward knows them.
+    /// Returns the addresses of `destination`, if a forward has them.
     pub(super) fn target(&self, destination: &Destination) -> Option<Arc<Targets>> {
         let routes = self.setup.iter().flat_map(|setup| &setup.routes);
         let mut known = routes.filter_map(|route| match &route.next_hop {
@@ -107,13 +107,13 @@ impl Holdings {
         self.setup.as_ref().and_then(|setup| setup.mesh.as_ref())
     }
 
-    /// The relay at `destination`, if it is known.
+    /// Returns the relay at `destination`, if it is known.
     pub(super) fn peer(&self, destination: &Destination) -> Option<&Arc<Peer>> {
         let mut peers = self.mesh().into_iter().flat_map(|mesh| &mesh.peers);
         peers.find(|peer| peer.targets.destination() == destination)
     }
 
-    /// `route` under a number: its own of before if it is the same.
+    /// Gives `route` its number: its former one if it is unchanged.
     pub(super) fn route(&self, mut route: Route, next: &mut Self) -> Arc<Route> {
         let mut routes = self.setup.iter().flat_map(|setup| &setup.routes);
         if let Some(same) = routes.find(|before| is_same(before, &route)) {
@@ -125,7 +125,7 @@ impl Holdings {
     }
 }
 
-/// Whether connections of the two are treated alike.
+/// Returns whether two forwards treat connections alike.
 fn is_same(a: &Route, b: &Route) -> bool {
     let next_hop = match (&a.next_hop, &b.next_hop) {
         (
@@ -156,7 +156,7 @@ fn is_same(a: &Route, b: &Route) -> bool {
         && a.identity == b.identity
 }
 
-/// The peer under its number, the one of before if nothing has changed.
+/// Returns the peer with its number: the existing one if nothing has changed.
 pub(super) fn peer(
     before: &Holdings,
     id: usize,

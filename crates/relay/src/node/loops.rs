@@ -1,4 +1,4 @@
-//! Whether a node's forwards lead back to itself.
+//! Whether a node's forwards lead back to the node.
 
 use std::sync::Arc;
 
@@ -8,7 +8,8 @@ use crate::net::forward_loops::{self, Edge};
 use crate::net::targets::{Addrs, Targets};
 use crate::route::table::{NextHop, Route};
 
-/// The first forward that leads back to itself, when the addresses of `new` are what is said there.
+/// Returns the first forward that leads back to the node; `new` overrides a destination's
+/// addresses.
 pub(super) fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) -> Option<usize> {
     let upstream: Vec<Addrs> = routes
         .iter()
@@ -16,7 +17,7 @@ pub(super) fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) 
             let targets: &Targets = match &route.next_hop {
                 NextHop::Direct { targets, .. } => targets,
                 NextHop::Mesh { peer, .. } => &peer.targets,
-                // Where it goes is judged for each connection.
+                // Its destinations are checked for each connection.
                 NextHop::OriginalDst(_) => return Addrs::from([]),
             };
             match new {

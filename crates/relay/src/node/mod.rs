@@ -1,5 +1,5 @@
-//! A node: everything it needs is acquired before anything is started, so that a start either
-//! succeeds or leaves nothing behind.
+//! A node: all resources are acquired before any thread starts, so that a start either succeeds or
+//! leaves nothing behind.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -36,7 +36,7 @@ pub(crate) use handle::SharedHandle;
 
 use ended::Ended;
 
-/// How long the end waits for the session log's last records to be written.
+/// How long a stopping node waits for the session log's last records.
 const LOG_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A running relay node.
@@ -45,9 +45,9 @@ pub struct Node {
     shared: Arc<SharedHandle>,
     metrics: Metrics,
     threads: Vec<JoinHandle<()>>,
-    /// Until no more sessions are taken.
+    /// Dropped when no more sessions are taken.
     routes: Option<RouteMetrics>,
-    /// Until the last session has ended, for its packets have to be brought here.
+    /// Kept until the last session has ended, because its packets must be delivered here.
     intercept: Option<Interception>,
     ended: mpsc::UnboundedReceiver<Ended>,
 }
@@ -55,22 +55,22 @@ pub struct Node {
 // === impl Node ===
 
 impl Node {
-    /// The addresses listened on, with the ports the kernel chose where it was asked to, in the
-    /// order of the configuration.
+    /// Returns the addresses of forwards in the order of the configuration, with the ports that the
+    /// kernel chose.
     pub fn listen_addrs(&self) -> Vec<ListenAddr> {
         let setup = self.shared.shared.setup();
         let routes = setup.routes.iter();
         routes.flat_map(|route| &route.listen).copied().collect()
     }
 
-    /// The addresses at which other relays are listened to.
+    /// Returns the addresses of the mesh port.
     pub fn mesh_addrs(&self) -> Vec<ListenAddr> {
         let setup = self.shared.shared.setup();
         let mesh = setup.mesh.iter();
         mesh.flat_map(|mesh| &mesh.listen).copied().collect()
     }
 
-    /// What it counts.
+    /// Returns the node's metrics.
     pub fn metrics(&self) -> Metrics {
         self.metrics.clone()
     }
@@ -79,42 +79,42 @@ impl Node {
         self.shared.clone()
     }
 
-    /// Puts others in place of the mesh's keys. Sessions go on; connections that none uses, and
-    /// that were made with a key which is no longer held, are closed.
+    /// Replaces the mesh's keys. Sessions continue; unused connections that were made with a
+    /// removed key are closed.
     pub fn replace_keys(&self, keys: Keys) {
         self.shared.replace_keys(keys);
     }
 
-    /// Puts another configuration to work. Sessions go on, and keep what they began with; listeners
-    /// at unchanged addresses keep their sockets and queues; what only a restart can change stays
-    /// and is said in a warning each.
+    /// Adopts another configuration. Sessions keep the one they began with; listeners at unchanged
+    /// addresses keep their sockets and queues; settings that need a restart stay, with a warning
+    /// each.
     ///
-    /// Blocks for as long as the resolver takes for names that are new.
+    /// Blocks for as long as the resolver takes for new names.
     ///
     /// # Errors
-    /// [`StartError`], and then nothing has changed.
+    /// [`StartError`]; nothing has changed then.
     pub fn reload(&self, config: &Config) -> Result<(), StartError> {
         self.shared.reload(config)
     }
 
-    /// Takes no more connections; [`Node::ended`] returns when the last session has ended.
+    /// Takes no more connections; [`Node::ended`] returns after the last session.
     pub fn drain(&mut self) {
-        // What is foreseen now could not be served.
+        // A leg dialled early now would find no client.
         self.shared.forget_early();
         self.shared.order(Order::Drain);
-        // The process that goes on has its own.
+        // The process that takes over has its own.
         self.routes = None;
     }
 
-    /// Resets what is still open.
+    /// Resets open sessions.
     pub fn stop(&self) {
         self.shared.order(Order::Stop);
     }
 
-    /// Waits until every worker has ended as it was ordered to.
+    /// Waits until every worker has ended as ordered.
     ///
     /// # Errors
-    /// [`WorkerLost`] as soon as one has ended otherwise.
+    /// [`WorkerLost`] as soon as a worker ends without an order.
     pub async fn ended(&mut self) -> Result<(), WorkerLost> {
         while let Some(ended) = self.ended.recv().await {
             match ended {
@@ -131,15 +131,15 @@ impl Drop for Node {
     fn drop(&mut self) {
         self.stop();
         for thread in self.threads.drain(..) {
-            // A panic has been reported by `ended` and by the panic hook.
+            // `ended` and the panic hook have reported a panic.
             let _ = thread.join();
         }
         self.routes = None;
         self.intercept = None;
-        // Nothing is recorded any more.
+        // The workers have ended, so no record follows.
         let log = self.shared.log().take();
         if log.is_some_and(|log| !log.finish(LOG_PATIENCE)) {
-            tracing::warn!("the session log's last records could not be written in time");
+            tracing::warn!("the session log is slow: its last records were not written within 5 s");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How sessions go on from here, and where they may go.
+//! The next hops of forwards and the destinations of the mesh, from the configuration.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::net::addr::{Destination, ListenAddr};
 use crate::net::targets::Targets;
 use crate::route::table::{NextHop, OriginalDst, Peer, Upstream};
 
-/// How a forward's connections go on. `targets`: of its destination, if it is dialled from here.
+/// Returns the next hop of a forward. `targets`: of its destination, if this node dials it.
 pub(super) fn next_hop(
     forward: &Forward,
     targets: Option<Arc<Targets>>,
@@ -38,7 +38,7 @@ pub(super) fn next_hop(
     }
 }
 
-/// How a transparent forward's connections go on.
+/// Returns the next hop of a transparent forward.
 pub(super) fn original(
     forward: &Forward,
     transparent: &Transparent,
@@ -65,7 +65,7 @@ pub(super) fn original(
     })))
 }
 
-/// A destination as a hello names it.
+/// Returns a destination in the form of a hello.
 fn target(destination: &Destination) -> Target {
     match destination.host.parse() {
         Ok(ip) => Target::Addr(SocketAddr::new(ip, destination.port)),
@@ -76,7 +76,7 @@ fn target(destination: &Destination) -> Target {
     }
 }
 
-/// Where sessions from the mesh may go.
+/// Returns the destinations that sessions from the mesh may have.
 pub(super) fn access(
     mesh: &MeshConfig,
     listen: &[ListenAddr],
@@ -90,7 +90,7 @@ pub(super) fn access(
     Ok(access)
 }
 
-/// The addresses of the relays that are dialled.
+/// Returns the addresses of the relays that are dialled.
 pub(super) fn addrs_of(peers: &[Arc<Peer>]) -> impl Iterator<Item = SocketAddr> {
     peers.iter().flat_map(|peer| {
         let addrs = peer.targets.current();
@@ -98,7 +98,7 @@ pub(super) fn addrs_of(peers: &[Arc<Peer>]) -> impl Iterator<Item = SocketAddr> 
     })
 }
 
-/// The addresses that this machine has at present.
+/// Returns the present addresses of this machine.
 fn own_addresses() -> Result<Vec<IpAddr>, StartError> {
     let own = nix::ifaddrs::getifaddrs().map_err(|e| StartError::Addresses(e.into()))?;
     let ip = |address: nix::sys::socket::SockaddrStorage| {

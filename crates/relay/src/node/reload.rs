@@ -1,7 +1,8 @@
-//! Another configuration for a node that runs.
+//! Adopts another configuration while the node runs.
 //!
-//! Everything the new one needs is acquired before anything changes, as at the start; so one that
-//! cannot be had changes nothing. Then the workers are told. Sessions keep what they began with.
+//! As at the start, all resources are acquired before anything changes, so that a configuration
+//! that fails changes nothing. Then the workers are told. Sessions keep the configuration they
+//! began with.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -19,14 +20,14 @@ use crate::worker::Order;
 use crate::worker::mailbox::Message;
 
 impl SharedHandle {
-    /// Puts `config` to work. What only a restart can change stays, and is said in a warning each.
-    /// Blocks for as long as the resolver does; reloads come one after the other.
+    /// Adopts `config`. Settings that need a restart stay, with a warning each. Blocks for as long
+    /// as the resolver does; reloads are serialised.
     ///
     /// # Errors
-    /// [`StartError`], and then nothing has changed.
+    /// [`StartError`]; nothing has changed then.
     pub(crate) fn reload(&self, config: &Config) -> Result<(), StartError> {
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whatever becomes of the rest: it may have been rotated.
+        // First, in any case: the log may have been rotated.
         self.reopen_log();
         let mut config = config.clone();
         for kept in keep_what_stays(&mut config, &present.config) {
@@ -36,7 +37,7 @@ impl SharedHandle {
         let max_sessions = match session_ceiling(&config, workers) {
             Ok(max_sessions) => max_sessions,
             Err(error) => {
-                tracing::warn!(%error, "keeping the max_sessions there were");
+                tracing::warn!(%error, "keeping the former max_sessions");
                 config.max_sessions = present.config.max_sessions;
                 self.shared.max_sessions.load(Ordering::Relaxed)
             }
@@ -56,7 +57,7 @@ impl SharedHandle {
         start_resolver(&self.shared, &setup)?;
         let watch = self.watch(&config, &setup, &present)?;
 
-        // From here on nothing fails. A node that drains has no use for it any more.
+        // Nothing fails from here on. A draining node does not need the setting.
         if self.shared.ordered() != Order::Run {
             return Ok(());
         }
@@ -76,16 +77,16 @@ impl SharedHandle {
         announce(&config, &setup);
         present.config = config;
         present.holdings = holdings;
-        if let Watch::Anew(reader) = watch {
-            // Its thread is waited for, and not with the lock held.
+        if let Watch::Replace(reader) = watch {
+            // Outside the lock, because this joins a thread.
             let old = std::mem::replace(&mut *self.early(), reader);
             drop(old);
         }
         Ok(())
     }
 
-    /// Early SYN for these routes. A reader of its own: until the old one is gone, a SYN that both
-    /// report is one to the limiter.
+    /// Starts early SYN for these routes in a new reader. Until the old one is gone, both may
+    /// report a SYN; the limiter counts it once.
     fn watch(
         &self,
         config: &Config,
@@ -95,26 +96,26 @@ impl SharedHandle {
         let before = present.holdings.setup.as_deref();
         let same = before.is_some_and(|before| watched(before).eq(watched(setup)));
         if same {
-            return Ok(Watch::AsBefore);
+            return Ok(Watch::Keep);
         }
         let Some(table) = &self.shared.early else {
-            return Ok(Watch::AsBefore);
+            return Ok(Watch::Keep);
         };
         if watched(setup).next().is_none() {
-            return Ok(Watch::Anew(None));
+            return Ok(Watch::Replace(None));
         }
         let reader = early_reader(config, setup, table.clone(), self.mailboxes.clone())?;
-        Ok(Watch::Anew(Some(reader)))
+        Ok(Watch::Replace(Some(reader)))
     }
 }
 
-/// What becomes of the thread that reads early SYN's events.
+/// What to do with the early SYN thread.
 enum Watch {
-    AsBefore,
-    Anew(Option<super::early_syn_thread::Reader>),
+    Keep,
+    Replace(Option<super::early_syn_thread::Reader>),
 }
 
-/// The numbers of the routes whose SYNs are watched.
+/// Returns the numbers of the routes whose SYNs are watched.
 fn watched(setup: &Setup) -> impl Iterator<Item = u32> {
     let routes = setup
         .routes
@@ -123,7 +124,7 @@ fn watched(setup: &Setup) -> impl Iterator<Item = u32> {
     routes.map(|route| route.id)
 }
 
-/// Puts back into `new` what a running node cannot change, and names what that was.
+/// Restores in `new` the settings that a running node cannot change, and returns their names.
 fn keep_what_stays(new: &mut Config, old: &Config) -> Vec<&'static str> {
     let mut kept = Vec::new();
     let mut keep = |name, changed: bool| {

@@ -1,4 +1,4 @@
-//! The start: first everything is acquired, then the threads begin.
+//! The start of a node: all resources are acquired first, then the threads start.
 
 use std::sync::{Arc, Mutex};
 
@@ -24,19 +24,19 @@ use crate::turbo::route_metrics;
 use crate::worker::{Shared, Worker};
 
 impl Node {
-    /// Acquires everything `config` asks for and starts to relay.
+    /// Acquires the resources of `config` and starts the node.
     ///
     /// # Errors
-    /// [`StartError`], and then nothing has been started.
+    /// [`StartError`]; nothing has been started then.
     pub fn start(config: &Config) -> Result<Self, StartError> {
         Self::start_with(config, Vec::new())
     }
 
-    /// The same, with sockets that somebody else has bound: those at addresses of the configuration
-    /// are listened on, the others are closed.
+    /// Like [`Node::start`], with sockets that another process has bound: those at addresses of the
+    /// configuration are listened on, the others are closed.
     ///
     /// # Errors
-    /// [`StartError`], and then nothing has been started.
+    /// [`StartError`]; nothing has been started then.
     pub fn start_with(config: &Config, mut inherited: Vec<Passed>) -> Result<Self, StartError> {
         let workers = config.workers.map_or_else(available_cpus, usize::from);
         let max_sessions = session_ceiling(config, workers)?;
@@ -109,7 +109,7 @@ impl Node {
             Some(plan) => Some(Interception::start(plan, metrics.intercept())?),
             None => None,
         };
-        // Before the pools are filled: a connection's first window is that of its route at the time.
+        // Before the pools dial: a connection's first window is that of its route at the time.
         let routes = route_metrics(&shared, &metrics);
         if routes.is_none() && config.mesh.is_some() {
             route_metrics::remove_stale();
@@ -158,7 +158,7 @@ impl Node {
     }
 }
 
-/// Says what is listened on and where it goes.
+/// Logs the addresses that are listened on and their destinations.
 pub(super) fn announce(config: &Config, setup: &Setup) {
     for (forward, route) in config.forwards.iter().zip(&setup.routes) {
         for listen in &route.listen {
@@ -174,7 +174,7 @@ fn available_cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The `i`-th of `n` parts of `total` that differ by one at most.
+/// Returns the `i`-th of `n` parts of `total`, which differ by one at most.
 fn share_of(total: usize, n: usize, i: usize) -> usize {
     total / n + usize::from(i < total % n)
 }

@@ -1,4 +1,4 @@
-//! The threads that a node has besides its workers, and what each is told.
+//! The threads of a node besides its workers.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,19 +16,19 @@ use crate::worker::Shared;
 use crate::worker::mailbox::Mailbox;
 use crate::worker::resolver::Resolver;
 
-/// Starts the threads that look names up, if there are none and somebody may need them: only
-/// sessions from the mesh bring names that nobody has looked up before.
+/// Starts the resolver, if sessions from the mesh are taken and it does not run: only they bring
+/// new names.
 pub(super) fn start_resolver(shared: &Shared, setup: &Setup) -> Result<(), StartError> {
     let takes_sessions = setup.mesh.as_ref().is_some_and(|m| !m.listen.is_empty());
     if takes_sessions && shared.resolver.get().is_none() {
         let resolver = Resolver::start().map_err(StartError::Resolver)?;
-        // Nobody else sets it: reloads come one after the other.
+        // Reloads are serialised, so it is set once.
         let _ = shared.resolver.set(resolver);
     }
     Ok(())
 }
 
-/// Watches for SYNs to the listeners of the forwards that have early SYN.
+/// Starts early SYN for the listeners of forwards that have it.
 pub(super) fn early_reader(
     config: &Config,
     setup: &Setup,
@@ -46,7 +46,8 @@ pub(super) fn early_reader(
     Reader::start(devices, &watch, limits, table, mailboxes)
 }
 
-/// Routes with an initial window to the mesh's other relays, where nothing else opens it.
+/// Starts to keep routes with an initial window to other relays, unless a congestion control does
+/// the job.
 pub(super) fn route_metrics(shared: &Arc<Shared>, metrics: &Metrics) -> Option<RouteMetrics> {
     let relays = shared.relays.clone()?;
     let job = Job {
@@ -70,7 +71,7 @@ pub(super) fn route_metrics(shared: &Arc<Shared>, metrics: &Metrics) -> Option<R
         .ok()
 }
 
-/// What has to be brought to this node from the network, if anything has.
+/// Returns the connections to intercept, if there are any.
 pub(super) fn plan(config: &Config, setup: &Setup) -> Option<Plan> {
     let takings = setup
         .routes

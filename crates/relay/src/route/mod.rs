@@ -1,4 +1,4 @@
-//! Where a listener's sessions go.
+//! Where the connections of a listener go.
 
 pub(crate) mod listener;
 pub(crate) mod table;

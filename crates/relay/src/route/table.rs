@@ -1,4 +1,4 @@
-//! What a node does at present: where each listener's connections go, and the mesh it is part of.
+//! The present configuration of a node: where each listener's connections go, and its mesh.
 
 use std::sync::Arc;
 
@@ -14,8 +14,7 @@ use crate::intercept::Taking;
 use crate::net::addr::ListenAddr;
 use crate::net::targets::Targets;
 
-/// What new sessions are begun by. A reload puts another in its place; sessions keep what they
-/// began with.
+/// The configuration that new sessions begin with. A reload replaces it; sessions keep theirs.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) timeouts: Arc<Timeouts>,
@@ -26,7 +25,7 @@ pub(crate) struct Setup {
 /// One `[[relay.forward]]`, ready to be used.
 #[derive(Debug)]
 pub(crate) struct Route {
-    /// Its number: of no other route of this process, before or after.
+    /// Its number, never reused by this process.
     pub(crate) id: u32,
     /// What the session log calls it: the first address it listens on.
     pub(crate) name: Arc<str>,
@@ -34,47 +33,47 @@ pub(crate) struct Route {
     pub(crate) destination: Arc<str>,
     pub(crate) listen: Vec<ListenAddr>,
     pub(crate) next_hop: NextHop,
-    /// Who may connect.
+    /// Which clients may connect.
     pub(crate) sources: Sources,
-    /// Its upstream legs are begun when the client's SYN is seen.
+    /// The upstream leg is dialled when the client's SYN is seen.
     pub(crate) early_syn: bool,
-    /// How its clients' addresses are learnt and passed on.
+    /// How clients' addresses are learnt and passed on.
     pub(crate) identity: Identity,
 }
 
-/// How a forward's connections go on.
+/// The next hop of a forward's connections.
 #[derive(Debug)]
 pub(crate) enum NextHop {
-    /// By a connection of their own.
+    /// The destination.
     Direct {
         targets: Arc<Targets>,
         options: Arc<LegOptions>,
     },
-    /// Through the mesh, beginning with `peer`.
+    /// Another relay of the mesh, `peer`.
     Mesh {
         peer: Arc<Peer>,
         /// The relays after `peer`.
         route: Vec<Target>,
         destination: Target,
     },
-    /// To where each client wanted to go.
+    /// The destination that each client connected to.
     OriginalDst(Box<OriginalDst>),
 }
 
-/// A transparent forward's way.
+/// The next hop of a transparent forward.
 #[derive(Debug)]
 pub(crate) struct OriginalDst {
-    /// What it takes.
+    /// The connections that are intercepted.
     pub(crate) taking: Taking,
-    /// Where sessions may go.
+    /// Destinations that sessions may have.
     pub(crate) access: Destinations,
     pub(crate) upstream: Upstream,
 }
 
-/// How a transparent forward's connections go on.
+/// How a transparent forward reaches a destination.
 #[derive(Debug)]
 pub(crate) enum Upstream {
-    /// By a connection of their own.
+    /// By a direct connection.
     Direct(Arc<LegOptions>),
     /// Through the mesh, beginning with `peer`.
     Mesh {
@@ -87,7 +86,7 @@ pub(crate) enum Upstream {
 /// A relay that this one dials.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// Its place among the pools of every worker.
+    /// The index of its pool at every worker.
     pub(crate) id: usize,
     pub(crate) targets: Arc<Targets>,
     pub(crate) options: LegOptions,
@@ -101,19 +100,19 @@ pub(crate) struct Mesh {
     pub(crate) hop_limit: u8,
     pub(crate) pool: PoolLimits,
     pub(crate) inbound: InboundLimits,
-    /// Which relays may connect.
+    /// Relays that may connect.
     pub(crate) sources: Sources,
-    /// Where sessions from the mesh may go.
+    /// Destinations that sessions from the mesh may have.
     pub(crate) access: Destinations,
-    /// What legs to their destinations ask of their sockets.
+    /// The socket options of legs to these destinations.
     pub(crate) upstream: Arc<LegOptions>,
-    /// These legs come from the address of the client.
+    /// These legs connect from the client's address.
     pub(crate) borrow: bool,
     pub(crate) listen: Vec<ListenAddr>,
 }
 
 impl Mesh {
-    /// The peer at this address, if sessions may be passed on to it.
+    /// Returns the peer at this address, if sessions may be passed on to it.
     pub(crate) fn peer(&self, target: &Target) -> Option<&Arc<Peer>> {
         let wanted = target.to_string();
         self.peers

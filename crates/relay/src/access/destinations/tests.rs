@@ -249,7 +249,7 @@ fn dns64_reaches_public_hosts_and_no_others() {
         judge("[64:ff9b::127.0.0.1]:443"),
         DestinationVerdict::Loopback
     );
-    // A tunnel's address is not public, whatever is in it.
+    // A tunnel's address is not public, whatever it embeds.
     assert_eq!(
         judge("[2002:101:101::1]:443"),
         DestinationVerdict::NotPublic
@@ -266,7 +266,7 @@ fn a_list_has_an_end() {
     assert!(Destinations::new(Vec::new(), more).is_err());
 }
 
-/// Every way in which IPv6 writes an IPv4 address.
+/// Returns every form in which IPv6 can contain an IPv4 address.
 fn spellings(v4: Ipv4Addr, noise: u64) -> Vec<IpAddr> {
     let [a, b, c, d] = v4.octets();
     let [hi, lo] = [u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])];
@@ -295,7 +295,7 @@ fn spellings(v4: Ipv4Addr, noise: u64) -> Vec<IpAddr> {
     ]
 }
 
-/// An address of a block that is denied from the start.
+/// An address of a block that is denied by default.
 fn inner() -> impl Strategy<Value = Ipv4Addr> {
     let blocks = prop_oneof![
         Just((0x0000_0000u32, 8u32)),

@@ -17,7 +17,7 @@ fn a_source_gets_its_limit_and_a_place_back_when_a_session_ends() {
     let second = sources.admit(a).unwrap();
     assert!(sources.admit(a).is_none());
     assert_eq!((sources.open(a), sources.refused()), (2, 1));
-    // Another is not held up by it.
+    // The limit of one source does not affect another.
     let other = sources.admit(ip("192.0.2.2")).unwrap();
     drop(first);
     let third = sources.admit(a).unwrap();

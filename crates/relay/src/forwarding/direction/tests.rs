@@ -12,7 +12,7 @@ enum Event {
     Room(usize),
     End,
     Reset,
-    /// The direction gets its turn although nothing was reported.
+    /// Gives the direction a turn although no event was reported.
     Turn,
 }
 
@@ -29,7 +29,7 @@ fn last() -> impl Strategy<Value = Event> {
     prop_oneof![3 => Just(Event::End), 1 => Just(Event::Reset)]
 }
 
-/// A direction between two legs, and what it should have passed on.
+/// A direction between two legs, and the bytes that it should have forwarded.
 struct Bench {
     from: SimLeg,
     to: SimLeg,
@@ -93,15 +93,15 @@ impl Bench {
                 Err(Fault::To(e)) => panic!("the sink failed: {e}"),
             }
         }
-        panic!("the direction never comes to rest");
+        panic!("the direction never stops");
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Whatever the order of events: what comes out is what went in, nothing is held up that
-    /// could move, FIN comes once and last, and never after a reset.
+    /// In any order of events: the same bytes come out that went in, none is held that could move,
+    /// FIN comes once and last, and never after a reset.
     #[test]
     fn what_comes_out_is_what_went_in(
         events in prop::collection::vec(event(), 0..60),
@@ -118,7 +118,7 @@ proptest! {
             prop_assert!(!bench.to.fin_sent());
         }
         bench.play(&last);
-        // All the room there can be, and every edge has been reported.
+        // There is unlimited room, and every edge has been reported.
         bench.play(&Event::Room(1 << 20));
         prop_assert_eq!(bench.to.sent(), bench.said.clone());
         prop_assert_eq!(bench.to.fin_sent(), matches!(last, Event::End));
@@ -134,11 +134,11 @@ fn nothing_is_read_that_there_is_no_room_for() {
     let mut bench = Bench::new(None, 0, 16);
     bench.play(&Event::Room(10));
     bench.play(&Event::Arrive(100));
-    // Ten went out, at most one parcel is held, the rest waits where it closes the window.
+    // Ten were written, at most one chunk is held, and the rest waits where it closes the window.
     assert_eq!(bench.to.sent().len(), 10);
     assert!(bench.from.unread() >= 100 - 10 - 16);
 
-    // Without a parcel none is begun either.
+    // Without a chunk none is started.
     let mut bench = Bench::new(None, 0, 16);
     bench.play(&Event::Arrive(5));
     assert_eq!(bench.from.unread(), 5);

@@ -14,7 +14,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// A session whose upstream leg is on its way.
+    /// A session whose upstream leg is connecting.
     fn connecting() -> Self {
         let now = Instant::now();
         let timeouts = Timeouts::default();
@@ -64,7 +64,7 @@ impl Bench {
         self.drive()
     }
 
-    /// Drives it at every deadline until it is over.
+    /// Drives the session at every deadline until it is over.
     fn run_to_the_end(&mut self) -> Step {
         for _ in 0..100_000 {
             match self.run_to_deadline() {
@@ -230,7 +230,7 @@ fn a_tail_that_nobody_takes_is_given_up() {
 #[test]
 fn a_half_closed_session_ends_when_nothing_moves_for_too_long() {
     let mut bench = Bench::relaying();
-    // An hour of silence before the end is not held against it.
+    // An hour of silence before the end does not count.
     bench.now += Duration::from_secs(3600);
     bench.report(Side::Client, SimLeg::end);
     assert_eq!(bench.drive(), Step::Wait);
@@ -253,13 +253,13 @@ fn a_tail_that_is_still_being_delivered_keeps_a_half_closed_session() {
     bench.report(Side::Upstream, |leg| leg.arrive(&[7; 100]));
     bench.report(Side::Upstream, SimLeg::end);
     assert_eq!(bench.drive(), Step::Wait);
-    // The client takes ten bytes in every period: slow, but not standing still.
+    // The client takes ten bytes in every period: slow, but not stalled.
     for _ in 0..9 {
         assert_eq!(bench.run_to_deadline(), Step::Wait);
         bench.leg(Side::Client).acknowledge_some(10);
     }
     assert_eq!(bench.run_to_deadline(), Step::Wait);
-    // And now it takes no more.
+    // From now on it takes none.
     assert_eq!(
         bench.run_to_deadline(),
         Step::Broken(End::HalfClosedTimeout)
@@ -272,7 +272,7 @@ fn an_idle_session_ends_at_its_time_and_not_before() {
     let idle = Duration::from_secs(60);
     bench.timeouts.idle = Some(idle);
     let mut last = bench.now;
-    // A byte now and then, either way, keeps it.
+    // A byte now and then, either way, keeps it open.
     for (i, side) in [Side::Client, Side::Upstream, Side::Client]
         .into_iter()
         .enumerate()
@@ -334,7 +334,7 @@ fn what_a_server_said_before_it_reset_arrives_even_if_both_come_at_once() {
     assert!(!bench.leg(Side::Client).fin_sent());
 }
 
-/// A session whose streams have both ended, with a tail for the client still unsent.
+/// A session whose streams have both ended, with an unsent tail for the client.
 fn lingering() -> Bench {
     let mut bench = Bench::relaying();
     bench.report(Side::Client, SimLeg::end);
@@ -387,7 +387,7 @@ fn a_reader_that_takes_nothing_keeps_no_pipe() {
     assert_eq!(bench.leg(Side::Client).sent(), expected);
 }
 
-/// A session whose upstream leg is a connection that had been made beforehand.
+/// A session whose upstream leg came from the pool.
 fn joined() -> Bench {
     let mut bench = Bench::connecting();
     bench.report(Side::Client, |leg| leg.make_room(ROOM));
