@@ -16,7 +16,7 @@ use super::{TooManyRules, blocks, bounded, name};
 /// 2. Loopback, link-local, metadata, multicast and reserved addresses, this machine's own and the
 ///    mesh's are denied, unless a prefix in `allow` is as narrow as the block of such addresses or
 ///    narrower: `127.0.0.1:8080` allows that one port, `0.0.0.0/0:*` allows none of these
-/// addresses.
+///    addresses.
 /// 3. A prefix in `allow` allows the addresses that it contains. A name or `*` allows *public*
 ///    addresses only: the owner of example.org's DNS does not thereby reach 10.0.0.0/8.
 ///

@@ -40,12 +40,7 @@ impl Worker {
                     }
                     Purpose::Forward(route) => {
                         if let Some(stream) = self.admit(stream, peer, &route.sources) {
-                            self.accept(Client {
-                                stream,
-                                addr: ClientAddr(peer),
-                                proxied_to: None,
-                                route,
-                            });
+                            self.accept(Client::direct(stream, ClientAddr(peer), route));
                         }
                     }
                     Purpose::Mesh => self.accept_relay(stream, peer),

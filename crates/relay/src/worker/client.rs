@@ -9,16 +9,25 @@ use crate::net::addr::ClientAddr;
 use crate::route::table::Route;
 
 /// A connection of a forward's client, from a source that the forward allows.
-#[derive(Debug)]
-pub(crate) struct Client {
-    pub(crate) stream: Stream,
-    pub(crate) addr: ClientAddr,
+pub(super) struct Client {
+    pub(super) stream: Stream,
+    pub(super) addr: ClientAddr,
     /// The address that a proxy says the client connected to.
-    pub(crate) proxied_to: Option<SocketAddr>,
-    pub(crate) route: Arc<Route>,
+    pub(super) proxied_to: Option<SocketAddr>,
+    pub(super) route: Arc<Route>,
 }
 
 impl Client {
+    /// Returns a client that is not behind a proxy.
+    pub(super) fn direct(stream: Stream, addr: ClientAddr, route: Arc<Route>) -> Self {
+        Self {
+            stream,
+            addr,
+            proxied_to: None,
+            route,
+        }
+    }
+
     /// Returns the address that the client connected to; `None` if the connection is gone.
     pub(super) fn connected_to(&self) -> Option<SocketAddr> {
         self.proxied_to.or_else(|| self.stream.local_addr().ok())

@@ -137,10 +137,21 @@ impl Worker {
             }
             Some((owner, connection)) => match self.shared.mailboxes().get(owner) {
                 Some(mailbox) => {
-                    let message = Message::Client { client, connection };
+                    let message = Message::Client {
+                        stream: client.stream,
+                        addr: client.addr,
+                        route: client.route,
+                        connection,
+                    };
                     // A worker that has ended has dropped its legs.
-                    if let Err(Message::Client { client, .. }) = mailbox.post(message) {
-                        self.start(client);
+                    if let Err(Message::Client {
+                        stream,
+                        addr,
+                        route,
+                        ..
+                    }) = mailbox.post(message)
+                    {
+                        self.start(Client::direct(stream, addr, route));
                     }
                 }
                 None => self.start(client),

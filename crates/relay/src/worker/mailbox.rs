@@ -4,13 +4,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use taut_sys::Errno;
 use taut_sys::epoll::Waker;
+use taut_sys::socket::Stream;
 
-use super::client::Client;
 use crate::early_syn::FourTuple;
 use crate::event::token::{Generation, Slot};
+use crate::net::addr::ClientAddr;
 use crate::net::targets::{Addrs, ResolveError};
 use crate::route::listener::NewListener;
-use crate::route::table::Setup;
+use crate::route::table::{Route, Setup};
 
 /// A worker's mailbox.
 #[derive(Debug)]
@@ -42,7 +43,9 @@ pub(crate) enum Message {
     NoClient { connection: FourTuple },
     /// Another worker has accepted the client of an early SYN.
     Client {
-        client: Client,
+        stream: Stream,
+        addr: ClientAddr,
+        route: Arc<Route>,
         connection: FourTuple,
     },
 }

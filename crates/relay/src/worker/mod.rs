@@ -39,6 +39,7 @@ pub(crate) use listeners::BACKLOG;
 pub(crate) use proxy_header::MAX_WAITING;
 pub(crate) use shared::{Order, Shared};
 
+use client::Client;
 use early::EarlyLegs;
 use io::{IoContext, SCRATCH};
 use listeners::{OpenListener, listener_token};
@@ -217,7 +218,12 @@ impl Worker {
                 forward,
             } => self.on_syn(connection, forward),
             Message::NoClient { connection } => self.on_no_client(connection),
-            Message::Client { client, connection } => self.join_early(client, connection),
+            Message::Client {
+                stream,
+                addr,
+                route,
+                connection,
+            } => self.join_early(Client::direct(stream, addr, route), connection),
         }
     }
 }
