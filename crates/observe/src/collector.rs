@@ -132,16 +132,16 @@ impl<M: Copy> Collector<'_, M> {
     fn is_known(&mut self, found: &Found, netns: &Arc<str>, at: Instant) -> bool {
         let at = at.duration_since(self.began);
         let since = found.since;
-        since.is_some_and(|since| self.table.rests(netns, at, found.cookie, since))
+        since.is_some_and(|since| self.table.reuse(netns, at, found.cookie, since))
     }
 
     fn add(&mut self, netns: &Arc<str>, at: Instant, connection: Connection) {
-        let is_meant = |filter: &Filter| filter.takes(&Subject::of(netns, &connection, None));
-        if self.filter.is_none_or(is_meant) {
+        let matches = |filter: &Filter| filter.matches(&Subject::of(netns, &connection, None));
+        if self.filter.is_none_or(matches) {
             let at = at.duration_since(self.began);
-            self.table.see(netns, at, connection);
+            self.table.add(netns, at, connection);
         } else {
-            self.table.put_aside(connection.cookie);
+            self.table.skip(connection.cookie);
         }
     }
 }

@@ -1,29 +1,29 @@
-//! What the events of a connection come to, between two looks or since the first.
+//! Figures derived from the events of a connection, between two samples or since the first.
 
 use taut_sys::sock_diag::Events;
 
-/// Of times between signals, in seconds.
+/// The unit of times between signals, in seconds.
 const TICK: f64 = 65_536e-9;
 
-/// Events of some time.
+/// The events of a span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EventDelta(pub(crate) Events);
 
-/// How figures lie.
+/// How a set of figures is distributed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Spread {
-    /// How many there are.
+    /// Number of figures.
     pub(crate) count: u32,
-    /// Mean.
+    /// Their mean.
     pub(crate) mean: f64,
-    /// Standard deviation, as of a sample; nothing of one alone.
+    /// Their sample standard deviation; 0 for a single figure.
     pub(crate) deviation: f64,
 }
 
 // === impl EventDelta ===
 
 impl EventDelta {
-    /// From one look to another. The longest round trip is that of all until then.
+    /// Returns the events between two samples. The longest round trip is that of all events up to the second.
     pub(crate) fn between(first: &Events, last: &Events) -> Self {
         Self(Events {
             rtts: last.rtts.wrapping_sub(first.rtts),
@@ -47,26 +47,26 @@ impl EventDelta {
         })
     }
 
-    /// The mean of the round trips before a signal, in seconds.
+    /// Returns the mean round trip before a signal, in seconds.
     pub(crate) fn round_trip_at_signals(&self) -> Option<f64> {
         let signals = self.0.signals;
         (signals > 0).then(|| self.0.signal_rtt_sum.as_secs_f64() / f64::from(signals))
     }
 
-    /// Segments that were delivered from one signal to the next.
+    /// Returns the segments delivered from one signal to the next.
     pub(crate) fn intervals(&self) -> Option<Spread> {
         let of = &self.0;
         Spread::of(of.between, of.between_sum, of.between_squares)
     }
 
-    /// Segments a second, from signal to signal.
+    /// Returns the rate between signals, in segments a second.
     pub(crate) fn rate(&self) -> f64 {
         let seconds = self.0.between_times as f64 * TICK;
         self.0.between_sum as f64 / seconds.max(TICK)
     }
 
-    /// Segments that were delivered from one signal to the next, and by how many that is another than at the mean
-    /// rate. (The residual of a line through the origin.)
+    /// Returns the segments delivered from one signal to the next, with their deviation from the mean rate (the residual of a
+    /// line through the origin).
     pub(crate) fn uneven(&self) -> Option<Spread> {
         let of = &self.0;
         if of.between < 2 || of.between_sum == 0 || of.between_times == 0 {
@@ -85,7 +85,7 @@ impl EventDelta {
         })
     }
 
-    /// Congestion windows that signals found, in segments.
+    /// Returns the congestion windows at the signals, in segments.
     pub(crate) fn windows(&self) -> Option<Spread> {
         let of = &self.0;
         Spread::of(of.signals, of.signal_cwnd_sum, of.signal_cwnd_squares)
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spread_is_that_of_the_figures() {
+    fn mean_and_deviation_are_those_of_the_figures() {
         // 2, 4, 6.
         let spread = Spread::of(3, 12, 56).unwrap();
         assert!((spread.mean - 4.0).abs() < 1e-12);
@@ -143,7 +143,7 @@ mod tests {
             EventDelta(events).uneven().map(|uneven| uneven.deviation)
         };
         assert!(of(&[(10, 1000), (20, 2000), (5, 500)]).unwrap() < 1e-6);
-        // 10 less than the mean of 20, and 10 more.
+        // 10 below the mean of 20, and 10 above.
         let uneven = of(&[(10, 1000), (30, 1000)]).unwrap();
         assert!((uneven - 200_f64.sqrt()).abs() < 1e-9);
         assert_eq!(of(&[(10, 1000)]), None);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happened_is_what_is_more() {
+    fn a_delta_is_the_difference_of_the_counts() {
         let millis = Duration::from_millis;
         let first = Events {
             rtts: u32::MAX,

@@ -1,4 +1,4 @@
-//! Verdicts in sentences, for `taut why`.
+//! The report of `taut why`, as text or JSON.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -7,18 +7,18 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::filter::Filter;
-use crate::observer::{Observer, Seen};
+use crate::observer::{Observed, Observer};
 use crate::record::Record;
 use crate::verdict::{Factor, Verdict};
 
-/// A connection, and what limits it.
+/// A connection with its verdict.
 #[derive(Debug)]
-pub struct Judged<'a> {
-    seen: Seen<'a>,
+pub struct Explanation<'a> {
+    seen: Observed<'a>,
     verdict: Option<Verdict>,
-    /// Payload of the window, both ways.
+    /// Payload sent and received in the window, in bytes.
     carried: u64,
-    /// What somebody has changed of it, in sentences.
+    /// What `taut tune` changed of it, in sentences.
     tuned: &'a [String],
 }
 
@@ -31,14 +31,14 @@ struct Line<'a> {
     tuned: &'a [String],
 }
 
-/// Those of the last look that are meant; those that carry most first. `tuned`: what somebody has changed of them, in sentences, by
-/// cookie.
-pub fn judged<'a>(
+/// Explains the connections of the last scan that the filter matches, those that carry most first. `tuned`: what `taut tune`
+/// changed of them, in sentences by cookie.
+pub fn explanations<'a>(
     observer: &'a Observer,
     filter: &'a Filter,
     tuned: &'a HashMap<u64, Vec<String>>,
-) -> Vec<Judged<'a>> {
-    let judged = observer.seen(filter).map(|seen| Judged {
+) -> Vec<Explanation<'a>> {
+    let judged = observer.connections(filter).map(|seen| Explanation {
         verdict: observer.verdict(&seen),
         carried: seen.tracked.window().map_or(0, |window| {
             window.more(|info| info.bytes_acked) + window.more(|info| info.bytes_received)
@@ -51,13 +51,13 @@ pub fn judged<'a>(
     judged
 }
 
-/// A line of JSON for each.
+/// Returns a line of JSON for each connection.
 ///
 /// # Errors
-/// The library's.
-pub fn json(judged: &[Judged<'_>]) -> serde_json::Result<String> {
+/// Those of serde_json.
+pub fn json(judged: &[Explanation<'_>]) -> serde_json::Result<String> {
     let mut text = String::new();
-    for Judged {
+    for Explanation {
         seen,
         verdict,
         tuned,
@@ -71,8 +71,8 @@ pub fn json(judged: &[Judged<'_>]) -> serde_json::Result<String> {
     Ok(text)
 }
 
-/// How many are limited by what, and the first of them explained.
-pub fn text(judged: &[Judged<'_>], watched: Duration, explained: usize) -> String {
+/// Returns how many connections each factor limits, and explains the first `explained` of them.
+pub fn text(judged: &[Explanation<'_>], watched: Duration, explained: usize) -> String {
     let watched = watched.as_secs_f64();
     let mut text = match judged.len() {
         0 => return format!("no such connection in {watched:.1} s\n"),
@@ -89,10 +89,10 @@ pub fn text(judged: &[Judged<'_>], watched: Duration, explained: usize) -> Strin
     text
 }
 
-/// How many are limited by what, the most frequent first.
-fn summary(judged: &[Judged<'_>]) -> String {
+/// Returns how many connections each factor limits, the most frequent first.
+fn summary(judged: &[Explanation<'_>]) -> String {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    for Judged { verdict, .. } in judged {
+    for Explanation { verdict, .. } in judged {
         let factor = verdict
             .as_ref()
             .map_or(Factor::Unclear, |verdict| verdict.factor);
@@ -107,9 +107,9 @@ fn summary(judged: &[Judged<'_>]) -> String {
     words.join(", ")
 }
 
-// === impl Judged ===
+// === impl Explanation ===
 
-impl Judged<'_> {
+impl Explanation<'_> {
     fn explained(&self) -> String {
         let connection = &self.seen.tracked.last().connection;
         let who = match self.seen.process {
@@ -120,7 +120,7 @@ impl Judged<'_> {
         let Some(verdict) = &self.verdict else {
             let state = connection.state.name();
             text.push_str(&format!(
-                "  was seen only once, or is not open yet ({state})\n"
+                "  was found only once, or is not open yet ({state})\n"
             ));
             return text;
         };

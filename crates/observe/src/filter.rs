@@ -1,6 +1,6 @@
-//! Which connections are meant: `dst 10.0.0.0/8 and dport 443`, a process, a pid.
+//! Filters of connections: `dst 10.0.0.0/8 and dport 443`, a process, a pid.
 //!
-//! The words are those of tcpdump and ss, read once and then asked of each connection.
+//! The syntax is that of tcpdump and ss. A filter is parsed once and then matched against each connection.
 
 mod parse;
 
@@ -14,7 +14,7 @@ use taut_sys::sock_diag::{Connection, State};
 pub use self::parse::FilterError;
 use crate::owner::Process;
 
-/// An expression.
+/// An expression that matches some connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter(Expr);
 
@@ -39,8 +39,7 @@ enum Test {
     Cc(Pattern),
 }
 
-/// Of which end. The words `src` and `dst` are of this machine's point of view, as ss has them: this end,
-/// and the peer.
+/// The end that a test is about. As in ss, `src` is this end and `dst` the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Local,
@@ -48,20 +47,20 @@ enum Side {
     Either,
 }
 
-/// What is asked about.
+/// What a filter can ask about a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject<'a> {
-    /// This end.
+    /// Address and port of this end.
     pub local: SocketAddr,
-    /// The peer.
+    /// Address and port of the peer.
     pub remote: SocketAddr,
-    /// State.
+    /// State of the connection.
     pub state: State,
-    /// Congestion control.
+    /// Name of the congestion control.
     pub congestion_control: Option<&'a str>,
-    /// Namespace.
+    /// Name of the network namespace.
     pub netns: &'a str,
-    /// Who has it, if it is known.
+    /// The process that owns it, if it is known.
     pub process: Option<&'a Process>,
 }
 
@@ -84,25 +83,25 @@ impl<'a> Subject<'a> {
 // === impl Filter ===
 
 impl Filter {
-    /// Every connection.
+    /// Returns the filter that matches every connection.
     pub fn all() -> Self {
         Self(Expr::All)
     }
 
-    /// Whether it cannot be told without knowing who has the connection.
-    pub fn asks_for_owner(&self) -> bool {
+    /// Whether the filter depends on the owner of a connection.
+    pub fn needs_owner(&self) -> bool {
         self.0
             .any(&|test| matches!(test, Test::Pid(_) | Test::Process(_) | Test::Container(_)))
     }
 
-    /// Whether every connection is meant.
-    pub fn takes_all(&self) -> bool {
+    /// Whether the filter matches every connection.
+    pub fn matches_all(&self) -> bool {
         self.0 == Expr::All
     }
 
-    /// Whether this one is meant.
-    pub fn takes(&self, subject: &Subject<'_>) -> bool {
-        self.0.takes(subject)
+    /// Whether the filter matches this connection.
+    pub fn matches(&self, subject: &Subject<'_>) -> bool {
+        self.0.matches(subject)
     }
 }
 
@@ -117,13 +116,13 @@ impl std::str::FromStr for Filter {
 // === impl Expr ===
 
 impl Expr {
-    fn takes(&self, subject: &Subject<'_>) -> bool {
+    fn matches(&self, subject: &Subject<'_>) -> bool {
         match self {
             Self::All => true,
-            Self::Not(inner) => !inner.takes(subject),
-            Self::And(all) => all.iter().all(|expr| expr.takes(subject)),
-            Self::Or(any) => any.iter().any(|expr| expr.takes(subject)),
-            Self::Is(test) => test.takes(subject),
+            Self::Not(inner) => !inner.matches(subject),
+            Self::And(all) => all.iter().all(|expr| expr.matches(subject)),
+            Self::Or(any) => any.iter().any(|expr| expr.matches(subject)),
+            Self::Is(test) => test.matches(subject),
         }
     }
 
@@ -140,7 +139,7 @@ impl Expr {
 // === impl Test ===
 
 impl Test {
-    fn takes(&self, subject: &Subject<'_>) -> bool {
+    fn matches(&self, subject: &Subject<'_>) -> bool {
         let process = |of: &dyn Fn(&Process) -> bool| subject.process.is_some_and(of);
         match self {
             Self::Net(side, net) => side.any(subject, |end| net.contains(&end.ip())),
@@ -171,7 +170,7 @@ impl Side {
     }
 }
 
-/// The network of one address.
+/// Returns the network of a single address.
 fn single(ip: IpAddr) -> IpNet {
     IpNet::from(ip)
 }

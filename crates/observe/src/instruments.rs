@@ -1,8 +1,7 @@
-//! What there is to read of a connection: RFC 4898's variables where Linux has them, else what `tcp_info`
-//! calls them.
+//! The instruments of a connection: the variables of RFC 4898 that Linux has, and others under their names in `tcp_info`.
 //!
-//! One table says what each is, for programs (`--json`), for the guide, and for whoever asks. What a kernel does
-//! not tell is left out.
+//! One table defines each of them, for JSON, for the guide and for the screen. An instrument that the kernel does not tell is
+//! left out.
 
 use std::time::Duration;
 
@@ -11,16 +10,16 @@ use taut_sys::tcp_info::TcpInfo;
 
 use crate::event_delta::EventDelta;
 
-/// In which unit a value is.
+/// The unit of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Bytes.
+    /// A number of bytes.
     Bytes,
-    /// Bytes a second.
+    /// A rate in bytes a second.
     BytesPerSecond,
-    /// Seconds.
+    /// A time in seconds.
     Seconds,
-    /// Segments.
+    /// A number of segments.
     Segments,
     /// Events since the connection began.
     Count,
@@ -32,15 +31,15 @@ pub enum Unit {
     Ratio,
 }
 
-/// An instrument.
+/// A figure that is read of each connection.
 pub struct Instrument {
-    /// Its name in RFC 4898, which begins with a capital, or in linux/tcp.h.
+    /// Its name in RFC 4898, which begins with a capital letter, or in linux/tcp.h.
     pub name: &'static str,
-    /// Its unit.
+    /// The unit of its value.
     pub unit: Unit,
-    /// Where it comes from: fields of `tcp_info` or `inet_diag`, and how it is made of them.
+    /// The fields of `tcp_info` or `inet_diag` that it is computed from.
     pub source: &'static str,
-    /// The first Linux that has it, where it is newer than those that are supported.
+    /// The first Linux version that has it, if that is newer than the oldest one supported.
     pub since: Option<&'static str>,
     read: fn(&Connection) -> Option<f64>,
 }
@@ -48,7 +47,7 @@ pub struct Instrument {
 // === impl Instrument ===
 
 impl Instrument {
-    /// Its value; nothing where the kernel does not tell, or there is no sample yet.
+    /// Returns its value; `None` if the kernel does not tell it, or has no sample yet.
     pub fn read(&self, connection: &Connection) -> Option<f64> {
         (self.read)(connection)
     }
@@ -57,7 +56,7 @@ impl Instrument {
 // === impl Unit ===
 
 impl Unit {
-    /// As the guide writes it.
+    /// Returns the name that the guide has.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bytes => "bytes",
@@ -76,7 +75,7 @@ fn of<T: Into<f64>>(connection: &Connection, read: impl Fn(&TcpInfo) -> Option<T
     read(connection.info.as_ref()?).map(Into::into)
 }
 
-/// Counts of 64 bits: exact up to 2^53.
+/// Reads a 64-bit count, which is exact up to 2^53.
 fn big(connection: &Connection, read: impl Fn(&TcpInfo) -> Option<u64>) -> Option<f64> {
     read(connection.info.as_ref()?).map(|value| value as f64)
 }
@@ -101,7 +100,7 @@ fn events<T: Into<f64>>(
     read(events).map(Into::into)
 }
 
-/// Segments of the size for sending, in bytes.
+/// Returns segments of the current sending size in bytes.
 fn segments(info: &TcpInfo, count: u32) -> f64 {
     f64::from(count) * f64::from(info.snd_mss)
 }
@@ -110,7 +109,7 @@ macro_rules! instruments {
     (@since) => { None };
     (@since $since:literal) => { Some($since) };
     ($($name:literal $unit:ident $source:literal $($since:literal)? => $read:expr;)*) => {
-        /// All of them.
+        /// All instruments.
         pub const INSTRUMENTS: &[Instrument] = &[$(Instrument {
             name: $name,
             unit: Unit::$unit,
@@ -128,7 +127,7 @@ instruments! {
     "CurRTO" Seconds "rto" => |c| time(c, |i| Some(i.rto));
     "CurMSS" Bytes "snd_mss" => |c| of(c, |i| Some(i.snd_mss));
     "CurCwnd" Bytes "snd_cwnd * snd_mss" => |c| of(c, |i| Some(segments(i, i.snd_cwnd)));
-    "CurSsthresh" Bytes "snd_ssthresh * snd_mss; none while it is endless: before the first congestion, or what took slow start to its end" => |c| of(c, |i| Some(segments(i, i.snd_ssthresh?)));
+    "CurSsthresh" Bytes "snd_ssthresh * snd_mss; none while it is infinite: before the first congestion, or before slow start ends otherwise" => |c| of(c, |i| Some(segments(i, i.snd_ssthresh?)));
     "CurRwinRcvd" Bytes "snd_wnd" => |c| of(c, |i| i.snd_wnd);
     "CurRwinSent" Bytes "rcv_wnd" "6.2" => |c| of(c, |i| i.rcv_wnd);
     "SndWindScale" Shift "snd_wscale" => |c| of(c, |i| Some(i.window_scales?.0));
@@ -201,7 +200,7 @@ mod tests {
     use crate::window::tests::sample;
 
     #[test]
-    fn names_are_told_apart() {
+    fn names_are_unique() {
         let names: HashSet<_> = INSTRUMENTS
             .iter()
             .map(|instrument| instrument.name)
@@ -210,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_guide_has_all_of_them_and_no_other() {
+    fn the_guide_lists_exactly_these_instruments() {
         let guide = include_str!("../../../docs/observe.md");
         let (_, guide) = guide
             .split_once("\n## Instruments\n")
@@ -245,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_told_in_bytes() {
+    fn windows_are_in_bytes() {
         let connection = sample(0, |info| (info.snd_cwnd, info.snd_mss) = (10, 1448)).connection;
         let read = |name| {
             INSTRUMENTS

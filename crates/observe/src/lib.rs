@@ -1,7 +1,35 @@
-//! `taut top` and `taut why`: what each TCP connection of the machine is doing, and what limits it.
+//! Observes the TCP connections of the machine: what each is doing, and what limits it. The library behind `taut top`,
+//! `taut why` and `taut watch`.
 //!
-//! Instruments ([`scan`], [`owner`], [`namespaces`]) read what the kernel has; all that is made of it
-//! ([`window`], [`table`], [`verdict`], [`filter`], [`view`]) is pure. [`observer`] puts both together.
+//! The data goes one way. [`scan`] lists the connections of all network namespaces with sock_diag and BPF. [`table`] keeps
+//! their last samples. [`window`] computes figures from the samples of a connection, [`verdict`] judges what limits it, and
+//! [`view`], [`record`], [`explain`] and [`watch`] format the result. [`owner`] finds processes, [`filter`] selects
+//! connections, and [`observer`] puts all of this together. Only `scan`, `owner` and [`namespaces`] read from the kernel; the
+//! rest is pure.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use taut_observe::filter::Filter;
+//! use taut_observe::observer::Observer;
+//! use taut_observe::scan::Scope;
+//! use taut_observe::table::Retention;
+//!
+//! let filter: Filter = "dport 443".parse()?;
+//! let retention = Retention { connections: 1000, samples: 6 };
+//! let mut observer = Observer::new(Scope::Own, retention, true);
+//! for _ in 0..5 {
+//!     observer.scan(&filter)?;
+//!     std::thread::sleep(Duration::from_secs(1));
+//! }
+//! for connection in observer.connections(&filter) {
+//!     if let Some(verdict) = observer.verdict(&connection) {
+//!         let remote = connection.tracked.last().connection.remote;
+//!         println!("the connection to {remote} {}", verdict.factor.sentence());
+//!     }
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The network namespaces of the machine.
+//! Finds and enters the network namespaces of the machine.
 
 use std::collections::HashSet;
 use std::fs;
@@ -9,42 +9,41 @@ use taut_sys::netns::{NETNS_DIR, Netns, NetnsError, NetnsId};
 
 use crate::sanitize;
 
-/// Namespaces that are looked into; more are counted.
+/// The most namespaces that are observed; others are only counted.
 pub const NAMESPACES: usize = 4096;
 
-/// A network namespace, by a way to it that held a moment ago.
+/// A network namespace, with a path to it that was valid when it was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
-    /// Which.
+    /// Its identity.
     pub id: NetnsId,
-    /// What it is called: its name in `/run/netns`, fit for a terminal, else a process that is in it.
+    /// Its name in `/run/netns`, safe for a terminal, or the pid of a process in it.
     pub name: Arc<str>,
-    way: Way,
+    path: Path,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Way {
+enum Path {
     Own,
     Named(String),
     Process(u32),
 }
 
-/// What there is, and what was left out.
+/// The namespaces that were found, and what is missing.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Each once, the caller's own first.
+    /// Each namespace once, the caller's own first.
     pub namespaces: Vec<Namespace>,
-    /// Beyond [`NAMESPACES`].
+    /// How many there are beyond [`NAMESPACES`].
     pub left_out: usize,
-    /// Processes of which the caller may not know where they are.
+    /// Processes whose namespace the caller may not know.
     pub hidden: usize,
 }
 
-/// All namespaces that have a name or a process. One that has neither any more, but sockets that
-/// something holds, is not found.
+/// Finds all namespaces that have a name or a process. A namespace that only open sockets keep alive is not found.
 ///
 /// # Errors
-/// The caller's own cannot be opened.
+/// The caller's own namespace cannot be opened.
 pub fn all() -> Result<Found, NetnsError> {
     let own = own()?;
     let mut known = HashSet::from([own.id]);
@@ -54,7 +53,7 @@ pub fn all() -> Result<Found, NetnsError> {
         hidden: 0,
     };
     let mut hidden = 0;
-    let mut add = |id: NetnsId, name: String, way: Way| {
+    let mut add = |id: NetnsId, name: String, path: Path| {
         if !known.insert(id) {
             return;
         }
@@ -62,23 +61,23 @@ pub fn all() -> Result<Found, NetnsError> {
             true => found.namespaces.push(Namespace {
                 id,
                 name: name.into(),
-                way,
+                path,
             }),
             false => found.left_out += 1,
         }
     };
-    // A name tells more than a process.
+    // Names come first, because they tell more than a pid.
     for entry in fs::read_dir(NETNS_DIR).into_iter().flatten().flatten() {
-        // A name that is no text is found by its processes.
+        // A namespace whose name is not UTF-8 is found by its processes.
         let Ok(name) = entry.file_name().into_string() else {
             continue;
         };
-        // One that has gone since.
+        // It may have been deleted since.
         if let Ok(netns) = Netns::open(&name) {
             add(
                 netns.id(),
                 sanitize::text(name.as_bytes()),
-                Way::Named(name),
+                Path::Named(name),
             );
         }
     }
@@ -91,9 +90,9 @@ pub fn all() -> Result<Found, NetnsError> {
             continue;
         };
         match NetnsId::try_of_process(pid) {
-            Ok(id) => add(id, format!("pid:{pid}"), Way::Process(pid)),
+            Ok(id) => add(id, format!("pid:{pid}"), Path::Process(pid)),
             Err(e) if e.kind() == ErrorKind::PermissionDenied => hidden += 1,
-            // It has ended.
+            // The process has ended.
             Err(_) => {}
         }
     }
@@ -101,7 +100,7 @@ pub fn all() -> Result<Found, NetnsError> {
     Ok(found)
 }
 
-/// The caller's own.
+/// Returns the caller's own namespace.
 ///
 /// # Errors
 /// It cannot be opened.
@@ -109,11 +108,11 @@ pub fn own() -> Result<Namespace, NetnsError> {
     Ok(Namespace {
         id: Netns::current()?.id(),
         name: "-".into(),
-        way: Way::Own,
+        path: Path::Own,
     })
 }
 
-/// The one of this name in `/run/netns`.
+/// Returns the namespace with this name in `/run/netns`.
 ///
 /// # Errors
 /// There is none, or it cannot be opened.
@@ -121,7 +120,7 @@ pub fn named(name: &str) -> Result<Namespace, NetnsError> {
     Ok(Namespace {
         id: Netns::open(name)?.id(),
         name: sanitize::text(name.as_bytes()).into(),
-        way: Way::Named(name.into()),
+        path: Path::Named(name.into()),
     })
 }
 
@@ -130,23 +129,23 @@ pub fn named(name: &str) -> Result<Namespace, NetnsError> {
 impl Namespace {
     /// Whether it is the caller's own.
     pub fn is_own(&self) -> bool {
-        self.way == Way::Own
+        self.path == Path::Own
     }
 
-    /// Whether it has a name in `/run/netns`, and is not the caller's own.
+    /// Whether it was found by a name in `/run/netns`, and is not the caller's own.
     pub fn is_named(&self) -> bool {
-        matches!(self.way, Way::Named(_))
+        matches!(self.path, Path::Named(_))
     }
 
-    /// Runs `job` in it; `None` when it is gone, or another has taken its place.
+    /// Runs `job` in the namespace. Returns `None` if the namespace is gone, or another one has taken its name.
     ///
     /// # Errors
-    /// It may not be entered.
+    /// The caller may not enter it.
     pub fn run<T: Send>(&self, job: impl FnOnce() -> T + Send) -> Result<Option<T>, NetnsError> {
-        let netns = match &self.way {
-            Way::Own => return Ok(Some(job())),
-            Way::Named(name) => Netns::open(name),
-            Way::Process(pid) => Netns::of_process(*pid),
+        let netns = match &self.path {
+            Path::Own => return Ok(Some(job())),
+            Path::Named(name) => Netns::open(name),
+            Path::Process(pid) => Netns::of_process(*pid),
         };
         let ran = match netns {
             Ok(netns) if netns.id() == self.id => netns.run(job).map(Some),
@@ -154,7 +153,7 @@ impl Namespace {
             Err(e) => Err(e),
         };
         match ran {
-            // A file in /run/netns that is no namespace any more can be opened, and not entered.
+            // A file in /run/netns that is no namespace any more can be opened but not entered.
             Err(e) if e.is_gone() => Ok(None),
             ran => ran,
         }

@@ -1,4 +1,4 @@
-//! Looks, owners and what was seen before, put together.
+//! Observes connections: the scanner, the table and the owners, put together.
 
 use std::fs;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::namespaces::Namespace;
 use crate::owner::{Owners, Process};
 use crate::scan::{ScanError, ScanSummary, Scanner, Scope};
 use crate::steal::Steal;
-use crate::table::{self, Keep, Table};
+use crate::table::{self, Retention, Table};
 use crate::verdict::{Confidence, Context, Factor, Verdict, limit, verdict};
 
-/// A connection of the table, with the limit that was found while it rests.
+/// A connection of the table, with what limits it while it does not change.
 pub type Tracked = table::Tracked<(Factor, Confidence)>;
 
-/// Observes the connections of the machine, look by look.
+/// Observes the connections of the machine, scan by scan.
 #[derive(Debug)]
 pub struct Observer {
     scanner: Scanner,
@@ -27,26 +27,26 @@ pub struct Observer {
     context: Context,
     steal: Steal,
     descheduled: Option<DescheduledMeter>,
-    /// What it measured until the last scan.
+    /// What the meter showed at the last scan.
     descheduled_share: Option<f64>,
 }
 
-/// A connection of the last look.
+/// A connection of the last scan.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen<'a> {
-    /// The kernel's name of the socket.
+pub struct Observed<'a> {
+    /// The socket's cookie, which no other socket ever has.
     pub cookie: u64,
-    /// What was seen of it.
+    /// Its samples.
     pub tracked: &'a Tracked,
-    /// Who has it, if that is known.
+    /// The process that owns it, if it is known.
     pub process: Option<&'a Process>,
 }
 
 // === impl Observer ===
 
 impl Observer {
-    /// Has not looked yet. `events`: also what happens between looks is counted ([`Scanner::new`]).
-    pub fn new(scope: Scope, keep: Keep, events: bool) -> Self {
+    /// Returns an observer that has not scanned yet. `events`: also count what happens between scans ([`Scanner::new`]).
+    pub fn new(scope: Scope, keep: Retention, events: bool) -> Self {
         Self {
             scanner: Scanner::new(scope, events),
             table: Table::new(keep),
@@ -64,26 +64,26 @@ impl Observer {
         self.descheduled = DescheduledMeter::start();
     }
 
-    /// Looks at all connections, and keeps those that are meant, as far as that can be told without their owner.
+    /// Scans all connections and keeps those that the filter matches, as far as it can be applied without their owner.
     ///
     /// # Errors
-    /// [`ScanError`]: there is nothing to see.
+    /// [`ScanError`]: the caller's own namespace, or the named one, cannot be scanned.
     pub fn scan(&mut self, filter: &Filter) -> Result<ScanSummary, ScanError> {
         self.scan_and(filter, |_, _, _| {})
     }
 
-    /// The same, and hands over those that are not there any more.
+    /// Like [`Observer::scan`], and passes the connections that are not there any more to `ended`.
     pub(crate) fn scan_and(
         &mut self,
         filter: &Filter,
         mut ended: impl FnMut(u64, Tracked, Option<Arc<Process>>),
     ) -> Result<ScanSummary, ScanError> {
-        self.steal.look();
+        self.steal.update();
         self.descheduled_share = self.descheduled.as_ref().map(DescheduledMeter::share);
         let mut collector = Collector {
             table: &mut self.table,
             began: self.began,
-            filter: (!filter.asks_for_owner()).then_some(filter),
+            filter: (!filter.needs_owner()).then_some(filter),
         };
         let summary = collector.scan(&mut self.scanner)?;
         let owners = &self.owners;
@@ -91,88 +91,89 @@ impl Observer {
             .end(|cookie, tracked| ended(cookie, tracked, owners.of(cookie).cloned()));
         let sockets = self.table.iter();
         self.owners
-            .look(sockets.map(|(cookie, tracked)| (cookie, tracked.last().connection.inode)));
+            .update(sockets.map(|(cookie, tracked)| (cookie, tracked.last().connection.inode)));
         Ok(summary)
     }
 
-    /// Those of the last look that are meant, in no order.
-    pub fn seen<'a>(&'a self, filter: &'a Filter) -> impl Iterator<Item = Seen<'a>> {
-        let seen = self.table.iter().map(|(cookie, tracked)| Seen {
+    /// Returns the connections of the last scan that the filter matches, in no order.
+    pub fn connections<'a>(&'a self, filter: &'a Filter) -> impl Iterator<Item = Observed<'a>> {
+        let seen = self.table.iter().map(|(cookie, tracked)| Observed {
             cookie,
             tracked,
             process: self.owners.of(cookie).map(|process| &**process),
         });
-        let all = filter.takes_all();
+        let all = filter.matches_all();
         seen.filter(move |seen| {
             if all {
                 return true;
             }
             let connection = &seen.tracked.last().connection;
-            filter.takes(&Subject::of(&seen.tracked.netns, connection, seen.process))
+            filter.matches(&Subject::of(&seen.tracked.netns, connection, seen.process))
         })
     }
 
-    /// The one of this cookie, if it was there at the last look.
-    pub fn get(&self, cookie: u64) -> Option<Seen<'_>> {
-        Some(Seen {
+    /// Returns the connection with this cookie, if the last scan found it.
+    pub fn get(&self, cookie: u64) -> Option<Observed<'_>> {
+        Some(Observed {
             cookie,
             tracked: self.table.get(cookie)?,
             process: self.owners.of(cookie).map(|process| &**process),
         })
     }
 
-    /// What limits it; nothing before the second look.
-    pub fn verdict(&self, seen: &Seen<'_>) -> Option<Verdict> {
+    /// Returns what limits a connection; `None` before the second scan.
+    pub fn verdict(&self, seen: &Observed<'_>) -> Option<Verdict> {
         self.verdict_of(seen.tracked)
     }
 
-    /// The same in brief.
-    pub fn limit(&self, seen: &Seen<'_>) -> Option<(Factor, Confidence)> {
+    /// Returns the factor and the confidence of the verdict, which costs less.
+    pub fn limit(&self, seen: &Observed<'_>) -> Option<(Factor, Confidence)> {
         let tracked = seen.tracked;
         tracked.derived(|| Some(limit(&tracked.window()?, &self.context_of(tracked))))
     }
 
-    /// The same, also of one that has ended.
+    /// Like [`Observer::verdict`], also for a connection that has ended.
     pub(crate) fn verdict_of(&self, tracked: &Tracked) -> Option<Verdict> {
         let window = tracked.window()?;
         Some(verdict(&window, &self.context_of(tracked)))
     }
 
-    /// Takes out the one of this cookie, with its owner: it has ended.
+    /// Removes the connection with this cookie, which has ended. Returns it with its owner.
     pub(crate) fn take(&mut self, cookie: u64) -> Option<(Tracked, Option<Arc<Process>>)> {
         let tracked = self.table.take(cookie)?;
         Some((tracked, self.owners.of(cookie).cloned()))
     }
 
-    /// Whether it is one that the filter means.
-    pub(crate) fn is_meant(
+    /// Whether the filter matches a connection.
+    pub(crate) fn matches(
         &self,
         filter: &Filter,
         tracked: &Tracked,
         process: Option<&Process>,
     ) -> bool {
-        filter.takes(&Subject::of(
+        filter.matches(&Subject::of(
             &tracked.netns,
             &tracked.last().connection,
             process,
         ))
     }
 
-    /// Whether a segment may have come, or a connection may have been opened, since the last look began: `false` only where that is known.
+    /// Whether a segment may have arrived, or a connection may have been opened, since the last scan began; `false` only if it is
+    /// known that none did.
     pub fn may_have_changed(&self) -> bool {
         self.scanner.may_have_changed()
     }
 
-    /// Where it looks.
+    /// Returns the namespaces of the last scan.
     pub fn namespaces(&self) -> &[Namespace] {
         self.scanner.namespaces()
     }
 
-    /// What else is known where this one is.
+    /// Returns what is known about the machine and the namespace of a connection.
     fn context_of(&self, tracked: &Tracked) -> Context {
         let bounds = match &*tracked.netns {
             "-" => self.context,
-            // Others have bounds of their own.
+            // Each namespace has sysctls of its own.
             _ => Context::default(),
         };
         Context {
@@ -182,28 +183,28 @@ impl Observer {
         }
     }
 
-    /// Since the first look.
+    /// Returns the time since the observer was created.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// How many connections were kept at the last look.
+    /// Returns how many connections the last scan kept.
     pub fn kept(&self) -> usize {
         self.table.iter().count()
     }
 
-    /// Connections for which there was no room at the last look.
+    /// Returns how many connections of the last scan the table had no room for.
     pub fn left_out(&self) -> usize {
         self.table.left_out()
     }
 
-    /// Processes whose descriptors the caller may not see.
+    /// Returns how many processes have descriptors that the caller may not see.
     pub fn denied(&self) -> usize {
         self.owners.denied()
     }
 }
 
-/// The bounds that the kernel sets in the caller's own namespace.
+/// Reads the buffer limits of the caller's own namespace.
 fn context() -> Context {
     Context {
         wmem_max: third("/proc/sys/net/ipv4/tcp_wmem"),
@@ -225,7 +226,7 @@ mod tests {
 
     use super::*;
 
-    const KEEP: Keep = Keep {
+    const KEEP: Retention = Retention {
         connections: 100_000,
         samples: 6,
     };
@@ -233,14 +234,14 @@ mod tests {
     fn cookies(observer: &Observer, end: &TcpStream) -> Vec<u64> {
         let local = end.local_addr().unwrap();
         let all = Filter::all();
-        let seen = observer.seen(&all);
+        let seen = observer.connections(&all);
         seen.filter(|seen| seen.tracked.last().connection.local == local)
             .map(|seen| seen.cookie)
             .collect()
     }
 
     #[test]
-    fn looks_by_places_miss_nothing_and_end_what_has_ended() {
+    fn quick_scans_miss_nothing_and_notice_ends() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = listener.local_addr().unwrap();
         let open = || {
@@ -256,7 +257,7 @@ mod tests {
         let [cookie] = cookies(&observer, &first)[..] else {
             panic!("it was there");
         };
-        // One that was opened since is found without a walk, and so is what the first has done.
+        // A quick scan finds a connection that was opened since, and what the first has sent.
         let second = open();
         first.write_all(&[7; 100]).unwrap();
         peer.read_exact(&mut [0; 100]).unwrap();
@@ -268,7 +269,7 @@ mod tests {
             seen.tracked.last().info().unwrap().bytes_sent
         };
         assert_eq!(sent(&observer), Some(100));
-        // One that lists leave out is asked for by name.
+        // A connection that the lists leave out is asked for by name.
         observer.scanner.bpf().take_place(&first);
         first.write_all(&[7; 100]).unwrap();
         for _ in 0..3 {
@@ -285,7 +286,7 @@ mod tests {
                     .is_some()
             );
         }
-        // And one that has ended is not there.
+        // A connection that has ended is not there.
         let mut ended = Vec::new();
         drop((first, peer));
         while observer.get(cookie).is_some() {
@@ -299,13 +300,13 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_is_full_leaves_out_the_same_with_every_kind_of_look() {
+    fn a_full_table_leaves_out_as_many_with_every_kind_of_scan() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = listener.local_addr().unwrap();
         let _ends: Vec<_> = (0..4)
             .map(|_| (TcpStream::connect(to).unwrap(), listener.accept().unwrap()))
             .collect();
-        let keep = Keep {
+        let keep = Retention {
             connections: 3,
             samples: 6,
         };

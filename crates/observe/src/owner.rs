@@ -1,8 +1,8 @@
-//! Which process has a connection.
+//! Finds the process that owns a connection.
 //!
-//! The kernel tells a connection's inode, and `/proc` every process's descriptors. A walk over all of them
-//! is what makes `ss -p` dear; here it is made for connections that are new, and for no more than
-//! [`READS`] descriptors in one look. Of several processes that have one, it is the first that is found.
+//! The kernel tells a connection's inode, and `/proc` the descriptors of every process. Reading all of them makes `ss -p`
+//! expensive. Here they are read only for new connections, and at most [`READS`] in one scan. If several processes share a
+//! connection, its owner is the first that is found.
 
 mod process;
 
@@ -15,26 +15,25 @@ use rustc_hash::FxHashMap;
 pub use self::process::Process;
 use self::process::Walk;
 
-/// Descriptors that are read in one look, and processes that are opened, one to three microseconds each.
+/// The most descriptors and processes that one scan reads. Each takes one to three microseconds.
 pub const READS: usize = 20_000;
 
-/// Processes that are asked in one look whether they still are who they were.
+/// The most processes that one scan checks for having ended or become another program.
 const CHECKS: usize = 500;
 
-/// Looks after which an owner is looked up anew, and one that was not found is looked for again: a
-/// process may have closed what another goes on with.
+/// Scans after which an owner is looked up again, found or not: a process may close a connection that another one keeps.
 const RENEW: u32 = 30;
 
-/// Who has which connection.
+/// The owners of connections.
 #[derive(Debug)]
 pub struct Owners {
     proc: PathBuf,
-    /// By cookie: an inode's number comes again.
+    /// By cookie, because inode numbers are reused.
     known: FxHashMap<u64, Known>,
     walk: Option<Walk>,
     wanted: FxHashMap<u32, Vec<u64>>,
-    looks: u32,
-    /// Processes that are still to be asked.
+    scans: u32,
+    /// Processes to check in the next scans.
     unchecked: Vec<Arc<Process>>,
     denied: usize,
 }
@@ -43,11 +42,11 @@ pub struct Owners {
 struct Known {
     inode: u32,
     process: Option<Arc<Process>>,
-    /// The look in which it was first seen.
+    /// The scan that found it first.
     first: u32,
-    /// The look in which it was last seen.
-    seen: u32,
-    /// The look in which its owner was found, or was not.
+    /// The scan that found it last.
+    last: u32,
+    /// The scan in which the search for its owner ended, with or without success.
     settled: Option<u32>,
 }
 
@@ -66,51 +65,50 @@ impl Owners {
             known: FxHashMap::default(),
             walk: None,
             wanted: FxHashMap::default(),
-            looks: 0,
+            scans: 0,
             unchecked: Vec::new(),
             denied: 0,
         }
     }
 
-    /// Learns which connections there are now, by cookie and inode, and looks for owners of those that
-    /// have none.
-    pub fn look(&mut self, sockets: impl Iterator<Item = (u64, u32)>) {
-        self.looks = self.looks.wrapping_add(1);
-        let look = self.looks;
+    /// Takes over the connections of a scan, by cookie and inode, and searches for missing owners.
+    pub fn update(&mut self, sockets: impl Iterator<Item = (u64, u32)>) {
+        self.scans = self.scans.wrapping_add(1);
+        let scan = self.scans;
         for (cookie, inode) in sockets {
             let new = Known {
                 inode,
                 process: None,
-                first: look,
-                seen: look,
+                first: scan,
+                last: scan,
                 settled: None,
             };
             match self.known.entry(cookie) {
                 Entry::Occupied(entry) if entry.get().inode == inode => {
-                    entry.into_mut().seen = look
+                    entry.into_mut().last = scan
                 }
-                // Accepted since, or closed by all who had it.
+                // Accepted since, or closed by all its owners.
                 entry => {
                     entry.insert_entry(new);
                 }
             }
         }
-        self.known.retain(|_, known| known.seen == look);
+        self.known.retain(|_, known| known.last == scan);
         self.check();
         self.find();
     }
 
-    /// Who has the connection of this cookie, as far as it is known.
+    /// Returns the owner of the connection with this cookie, if it is known.
     pub fn of(&self, cookie: u64) -> Option<&Arc<Process>> {
         self.known.get(&cookie)?.process.as_ref()
     }
 
-    /// Processes of which the last walk could not see the descriptors.
+    /// Returns how many processes have descriptors that the last walk could not read.
     pub fn denied(&self) -> usize {
         self.denied
     }
 
-    /// Forgets processes that have ended or are another program now.
+    /// Forgets processes that have ended or become another program.
     fn check(&mut self) {
         if self.unchecked.is_empty() {
             let holders = self
@@ -141,15 +139,15 @@ impl Owners {
 
     fn find(&mut self) {
         if self.walk.is_none() {
-            let look = self.looks;
+            let scan = self.scans;
             let due = |known: &Known| match known.settled {
-                // What comes and goes within a look is not worth a walk; at the first, all is new.
-                None => known.first != look || look == 1,
-                Some(settled) => look.wrapping_sub(settled) >= RENEW,
+                // A connection that lives for less than a scan is not worth a walk. In the first scan all are new.
+                None => known.first != scan || scan == 1,
+                Some(settled) => scan.wrapping_sub(settled) >= RENEW,
             };
             self.wanted.clear();
             for (&cookie, known) in &self.known {
-                // Inode 0: nobody has it any more.
+                // Inode 0: no process has it any more.
                 if known.inode != 0 && due(known) {
                     self.wanted.entry(known.inode).or_default().push(cookie);
                 }
@@ -157,7 +155,7 @@ impl Owners {
             if self.wanted.is_empty() {
                 return;
             }
-            // Who has one has others.
+            // A process with one connection often has others.
             let holders = self
                 .known
                 .values()
@@ -166,11 +164,11 @@ impl Owners {
             self.walk = Some(Walk::new(&self.proc, &holders));
         }
         let Some(walk) = &mut self.walk else { return };
-        let (known, look) = (&mut self.known, self.looks);
-        let everywhere = walk.go_on(READS, &mut self.wanted, |cookie, process| {
+        let (known, scan) = (&mut self.known, self.scans);
+        let everywhere = walk.resume(READS, &mut self.wanted, |cookie, process| {
             if let Some(known) = known.get_mut(&cookie) {
                 known.process = Some(process.clone());
-                known.settled = Some(look);
+                known.settled = Some(scan);
             }
         });
         if !everywhere {
@@ -178,11 +176,11 @@ impl Owners {
         }
         self.denied = walk.denied;
         self.walk = None;
-        // Nobody has these, or nobody whom the caller may see.
+        // No process has these, or none that the caller may inspect.
         for cookie in self.wanted.drain().flat_map(|(_, cookies)| cookies) {
             if let Some(known) = known.get_mut(&cookie) {
                 known.process = None;
-                known.settled = Some(look);
+                known.settled = Some(scan);
             }
         }
     }
@@ -195,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    /// A `/proc` in which processes come, go and change.
+    /// A `/proc` with processes that start, end and change.
     struct Machine(tempfile::TempDir);
 
     impl Machine {
@@ -236,11 +234,11 @@ mod tests {
     }
 
     #[test]
-    fn each_connection_has_the_process_whose_descriptor_it_is() {
+    fn a_connection_belongs_to_the_process_with_its_descriptor() {
         let (machine, mut owners) = Machine::new();
         machine.starts(10, "nginx", 1, &[100, 101]);
         machine.starts(11, "sshd", 1, &[102]);
-        owners.look([(1, 100), (2, 101), (3, 102), (4, 999), (5, 0)].into_iter());
+        owners.update([(1, 100), (2, 101), (3, 102), (4, 999), (5, 0)].into_iter());
         assert_eq!(owner(&owners, 1), Some((10, "nginx")));
         assert_eq!(owner(&owners, 2), Some((10, "nginx")));
         assert_eq!(owner(&owners, 3), Some((11, "sshd")));
@@ -248,15 +246,15 @@ mod tests {
     }
 
     #[test]
-    fn an_inode_that_comes_again_is_not_its_last_owners() {
+    fn a_reused_inode_does_not_keep_its_owner() {
         let (machine, mut owners) = Machine::new();
         machine.starts(10, "old", 1, &[100]);
-        owners.look([(1, 100)].into_iter());
+        owners.update([(1, 100)].into_iter());
         machine.ends(10);
         machine.starts(11, "new", 2, &[100]);
-        owners.look([(2, 100)].into_iter());
+        owners.update([(2, 100)].into_iter());
         assert_eq!(owner(&owners, 2), None);
-        owners.look([(2, 100)].into_iter());
+        owners.update([(2, 100)].into_iter());
         assert_eq!(
             (owner(&owners, 1), owner(&owners, 2)),
             (None, Some((11, "new")))
@@ -264,77 +262,77 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_given_to_another_process_is_noticed() {
+    fn a_reused_pid_is_noticed() {
         let (machine, mut owners) = Machine::new();
         machine.starts(10, "parent", 1, &[100]);
         machine.starts(12, "child", 1, &[]);
-        owners.look([(1, 100)].into_iter());
+        owners.update([(1, 100)].into_iter());
         assert_eq!(owner(&owners, 1), Some((10, "parent")));
-        // The child goes on with the connection, and a stranger has the parent's number.
+        // The child keeps the connection, and another process has the parent's pid.
         machine.ends(10);
         machine.starts(10, "stranger", 9, &[]);
         machine.ends(12);
         machine.starts(12, "child", 1, &[100]);
-        owners.look([(1, 100)].into_iter());
+        owners.update([(1, 100)].into_iter());
         assert_eq!(owner(&owners, 1), Some((12, "child")));
     }
 
     #[test]
-    fn a_process_that_becomes_another_program_has_its_name() {
+    fn a_process_that_executes_another_program_takes_its_name() {
         let (machine, mut owners) = Machine::new();
         machine.starts(10, "sh", 1, &[100]);
-        owners.look([(1, 100)].into_iter());
+        owners.update([(1, 100)].into_iter());
         machine.ends(10);
         machine.starts(10, "curl", 1, &[100]);
-        owners.look([(1, 100)].into_iter());
+        owners.update([(1, 100)].into_iter());
         assert_eq!(owner(&owners, 1), Some((10, "curl")));
     }
 
     #[test]
-    fn one_that_was_closed_here_and_kept_there_is_found_in_time() {
+    fn a_connection_that_another_process_keeps_changes_its_owner() {
         let (machine, mut owners) = Machine::new();
         machine.starts(10, "parent", 1, &[100]);
-        owners.look([(1, 100)].into_iter());
+        owners.update([(1, 100)].into_iter());
         machine.ends(10);
         machine.starts(10, "parent", 1, &[]);
         machine.starts(12, "child", 2, &[100]);
         for _ in 0..=RENEW {
-            owners.look([(1, 100)].into_iter());
+            owners.update([(1, 100)].into_iter());
         }
         assert_eq!(owner(&owners, 1), Some((12, "child")));
     }
 
     #[test]
-    fn many_descriptors_are_read_in_several_looks_and_none_is_missed() {
+    fn many_descriptors_are_read_in_several_scans_and_none_is_missed() {
         let (machine, mut owners) = Machine::new();
         let inodes: Vec<u32> = (1..=READS as u32 + 500).collect();
         machine.starts(10, "busy", 1, &inodes);
         let sockets = || inodes.iter().map(|&inode| (u64::from(inode), inode));
-        owners.look(sockets());
+        owners.update(sockets());
         let owned = |owners: &Owners| sockets().filter(|s| owners.of(s.0).is_some()).count();
-        // Less than all of what is read, which is the process itself, `.` and `..` too.
+        // Fewer than are read in all, which includes the process itself, `.` and `..`.
         assert!((READS - 3..READS).contains(&owned(&owners)));
-        owners.look(sockets());
+        owners.update(sockets());
         assert_eq!(owned(&owners), inodes.len());
     }
 
     #[test]
-    fn an_end_among_many_takes_no_others_owner_away() {
+    fn the_end_of_one_process_among_many_leaves_other_owners_alone() {
         let (machine, mut owners) = Machine::new();
         let count = CHECKS as u32 * 2;
         let sockets = |count: u32| (1..=count).map(|n| (u64::from(n), n));
         for n in 1..=count {
             machine.starts(n, "worker", 1, &[n]);
         }
-        owners.look(sockets(count));
-        owners.look(sockets(count));
-        // One comes that is not among those that are being asked, and another ends.
+        owners.update(sockets(count));
+        owners.update(sockets(count));
+        // A process appears that is not among those being checked, and another one ends.
         machine.starts(count + 1, "new", 1, &[count + 1]);
-        owners.look(sockets(count + 1));
-        owners.look(sockets(count + 1));
+        owners.update(sockets(count + 1));
+        owners.update(sockets(count + 1));
         machine.ends(count);
         for _ in 0..3 {
-            owners.look(sockets(count + 1));
+            owners.update(sockets(count + 1));
             let owned = sockets(count + 1)
                 .filter(|s| owners.of(s.0).is_some())
                 .count();
@@ -348,11 +346,11 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_has_is_not_looked_for_in_every_look() {
+    fn a_connection_without_an_owner_is_not_searched_for_in_every_scan() {
         let (_machine, mut owners) = Machine::new();
-        owners.look([(1, 100)].into_iter());
+        owners.update([(1, 100)].into_iter());
         assert_eq!(owners.known[&1].settled, Some(1));
-        owners.look([(1, 100)].into_iter());
+        owners.update([(1, 100)].into_iter());
         assert!(owners.walk.is_none() && owners.known[&1].settled == Some(1));
     }
 }

@@ -1,4 +1,4 @@
-//! What is told to programs of a connection.
+//! A connection as JSON.
 
 use std::net::SocketAddr;
 
@@ -11,52 +11,52 @@ use crate::observer::Tracked;
 use crate::owner::Process;
 use crate::verdict::Verdict;
 
-/// A connection at one moment. Bytes, seconds, bytes a second.
+/// A connection at one moment. Units are bytes, seconds and bytes a second.
 #[derive(Debug, Serialize)]
 pub struct Record<'a> {
-    /// The kernel's name of the socket.
+    /// The socket's cookie.
     pub cookie: u64,
-    /// The namespace's name, `-` for the caller's own.
+    /// The name of the network namespace, `-` for the caller's own.
     pub netns: &'a str,
-    /// This end.
+    /// Address and port of this end.
     pub local: SocketAddr,
-    /// The peer.
+    /// Address and port of the peer.
     pub remote: SocketAddr,
-    /// As RFC 9293 writes it.
+    /// The state as RFC 9293 writes it.
     pub state: &'static str,
-    /// Whose it is.
+    /// The user that owns the socket.
     pub uid: u32,
-    /// Number of its cgroup (v2).
+    /// ID of its cgroup (v2).
     pub cgroup: Option<u64>,
-    /// Who has it, if that is known.
+    /// The process that owns it, if it is known.
     pub process: Option<Owner<'a>>,
-    /// Congestion control.
+    /// Name of the congestion control.
     pub congestion_control: Option<&'a str>,
-    /// Since the look before.
+    /// Rates since the scan before.
     pub rates: Option<Rates>,
-    /// Values of [`INSTRUMENTS`], by name; without those that the kernel does not tell.
+    /// Values of [`INSTRUMENTS`] by name, without those that the kernel does not tell.
     pub instruments: Instruments<'a>,
-    /// What limits it; nothing before the second look.
+    /// What limits it; `None` before the second scan.
     pub verdict: Option<Verdict>,
 }
 
-/// A process.
+/// The process that owns a connection.
 #[derive(Debug, Serialize)]
 pub struct Owner<'a> {
-    /// Number.
+    /// Process ID.
     pub pid: u32,
-    /// Name, without what does not belong on a terminal.
+    /// Its name, safe for a terminal.
     pub name: &'a str,
-    /// Beginning of its container's identity.
+    /// The first digits of its container ID.
     pub container: Option<&'a str>,
 }
 
-/// Payload a second.
+/// Rates of payload, in bytes a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
-    /// Sent, and acknowledged by the peer.
+    /// Payload that the peer acknowledged.
     pub sent: f64,
-    /// Received in order.
+    /// Payload received in order.
     pub received: f64,
 }
 
@@ -67,7 +67,7 @@ pub struct Instruments<'a>(&'a Connection);
 // === impl Record ===
 
 impl<'a> Record<'a> {
-    /// Of what was seen last.
+    /// Returns the record of the last sample.
     pub fn of(
         cookie: u64,
         tracked: &'a Tracked,
@@ -99,9 +99,9 @@ impl<'a> Record<'a> {
 // === impl Rates ===
 
 impl Rates {
-    /// Between the last two looks; `None` before the second.
+    /// Returns the rates between the last two samples; `None` before the second.
     pub fn of(tracked: &Tracked) -> Option<Self> {
-        if tracked.is_as_before() {
+        if tracked.is_unchanged() {
             return Some(Self::default());
         }
         let step = tracked.step()?;
@@ -115,7 +115,7 @@ impl Rates {
 // === impl Instruments ===
 
 impl Instruments<'_> {
-    /// One of them; nothing where the kernel does not tell.
+    /// Returns the value of an instrument; `None` if the kernel does not tell it.
     pub fn read(&self, instrument: &Instrument) -> Option<f64> {
         instrument.read(self.0)
     }
@@ -133,17 +133,17 @@ impl Serialize for Instruments<'_> {
     }
 }
 
-/// Whole numbers without a fraction.
+/// A number that is written without a fraction if it is whole.
 struct Figure(f64);
 
 impl Serialize for Figure {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        /// Up to here every whole number is one.
+        /// Up to here every whole number has an exact `f64`.
         const EXACT: f64 = 9_007_199_254_740_992.0;
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "it is whole, and in the range"
+            reason = "it is whole and in range"
         )]
         match self.0 {
             whole if whole.fract() == 0.0 && (0.0..EXACT).contains(&whole) => {

@@ -1,8 +1,8 @@
-//! Time that a hypervisor took from this machine's CPUs.
+//! The share of CPU time that a hypervisor took from this machine, scan by scan.
 
 use taut_sys::steal::Steal as Times;
 
-/// What share of it was taken, from look to look.
+/// The share between the last two scans.
 #[derive(Debug, Default)]
 pub(crate) struct Steal {
     last: Option<Times>,
@@ -12,12 +12,12 @@ pub(crate) struct Steal {
 // === impl Steal ===
 
 impl Steal {
-    /// Looks.
-    pub(crate) fn look(&mut self) {
+    /// Reads /proc/stat.
+    pub(crate) fn update(&mut self) {
         self.see(Times::read());
     }
 
-    /// Between the last two looks; nothing before the second.
+    /// Returns the share between the last two calls of [`Steal::update`]; `None` before the second.
     pub(crate) fn share(&self) -> Option<f64> {
         self.share
     }
@@ -25,7 +25,7 @@ impl Steal {
     fn see(&mut self, now: Option<Times>) {
         let both = self.last.zip(now);
         let between = both.and_then(|(last, now)| now.share_since(last));
-        // Two looks within a tick say nothing new.
+        // Within a tick nothing changes.
         if between.is_some() || now.is_none() {
             self.share = between;
         }
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_the_share_of_all_time_between_two_looks() {
+    fn the_share_is_of_all_time_between_two_readings() {
         let mut steal = Steal::default();
         steal.see(stat(100, 50));
         assert_eq!(steal.share(), None);
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_such_line_says_nothing() {
+    fn a_malformed_line_is_no_reading() {
         for text in [
             "",
             "cpu",

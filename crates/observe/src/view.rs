@@ -1,4 +1,4 @@
-//! Connections as lines of a table, made without a terminal.
+//! Formats connections as lines of a table, without a terminal.
 
 use std::cmp::Ordering;
 use std::fmt::Write as _;
@@ -8,30 +8,30 @@ use std::sync::Arc;
 
 use unicode_width::UnicodeWidthStr as _;
 
-use crate::observer::Seen;
+use crate::observer::Observed;
 use crate::record::Rates;
 use crate::verdict::{Confidence, Factor};
 
-/// What a table is sorted by.
+/// The key that a table is sorted by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sort {
-    /// Payload a second, both ways together; most first.
+    /// Rate of payload, sent and received together; highest first.
     #[default]
     Rate,
     /// Round-trip time; longest first.
     Rtt,
-    /// Segments sent again; most first.
+    /// Retransmitted segments; most first.
     Retrans,
-    /// The peer's address.
+    /// Address of the peer.
     Peer,
-    /// The process's name.
+    /// Name of the process.
     Process,
 }
 
 // === impl Sort ===
 
 impl Sort {
-    /// All, in the order in which a key goes through them.
+    /// All sort keys, in the order in which the screen cycles through them.
     pub const ALL: [Self; 5] = [
         Self::Rate,
         Self::Rtt,
@@ -40,7 +40,7 @@ impl Sort {
         Self::Process,
     ];
 
-    /// Its name, as it is typed.
+    /// Returns the name as it is typed.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rate => "rate",
@@ -51,7 +51,7 @@ impl Sort {
         }
     }
 
-    /// The one after it.
+    /// Returns the next sort key.
     pub fn next(self) -> Self {
         let mut after = Self::ALL
             .into_iter()
@@ -61,32 +61,32 @@ impl Sort {
     }
 }
 
-/// A line.
+/// A line of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Which connection.
+    /// The cookie of the connection.
     pub cookie: u64,
-    /// The peer.
+    /// Address and port of the peer.
     pub peer: SocketAddr,
-    /// This end.
+    /// Address and port of this end.
     pub local: SocketAddr,
-    /// Name and number of the process; nothing where they are not known.
+    /// Name and pid of the process, if they are known.
     pub process: Option<(Arc<str>, u32)>,
-    /// Payload a second.
+    /// Rates of payload.
     pub rates: Option<Rates>,
-    /// Round trip and its least, in seconds.
+    /// The round trip and the shortest one, in seconds.
     pub rtt: Option<(f64, Option<f64>)>,
     /// Congestion window, in segments.
     pub cwnd: u32,
-    /// The peer's window.
+    /// The peer's window, in bytes.
     pub rwnd: Option<u32>,
-    /// Segments sent again, ever.
+    /// Segments retransmitted since the connection began.
     pub retrans: u32,
-    /// What limits it; nothing before the second look.
+    /// What limits it; `None` before the second scan.
     pub limit: Option<(Factor, Confidence)>,
 }
 
-/// Columns of the table: title, width, and whether it stands at the right.
+/// The columns: title, width, and whether they are right-aligned.
 const COLUMNS: [(&str, usize, bool); 9] = [
     ("PEER", 26, false),
     ("LOCAL", 26, false),
@@ -102,8 +102,8 @@ const COLUMNS: [(&str, usize, bool); 9] = [
 // === impl Row ===
 
 impl Row {
-    /// Of what was seen last, without its verdict.
-    pub fn of(seen: &Seen<'_>) -> Self {
+    /// Returns the row of the last sample, without what limits the connection.
+    pub fn of(seen: &Observed<'_>) -> Self {
         let connection = &seen.tracked.last().connection;
         let info = connection.info.as_ref();
         Self {
@@ -125,20 +125,20 @@ impl Row {
         }
     }
 
-    /// With what limits it.
-    pub fn judged(mut self, limit: Option<(Factor, Confidence)>) -> Self {
+    /// Returns the row with what limits the connection.
+    pub fn with_limit(mut self, limit: Option<(Factor, Confidence)>) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Writes what stands in a column.
+    /// Writes the text of a column.
     fn cell(&self, column: usize, out: &mut String) {
         match column {
             0 => address(out, self.peer),
             1 => address(out, self.local),
             2 => match &self.process {
                 Some((name, pid)) => {
-                    // A line has the same words everywhere.
+                    // Scripts split a line at blanks.
                     out.extend(name.chars().map(|c| if c == ' ' { '_' } else { c }));
                     out.push('/');
                     whole(out, *pid);
@@ -173,19 +173,19 @@ impl Row {
     }
 }
 
-// Each of ten thousand connections has a line every second: these are several times as fast as `std::fmt`.
+// With ten thousand lines a second these functions are several times as fast as `std::fmt`.
 
 fn whole(out: &mut String, number: impl itoa::Integer) {
     out.push_str(itoa::Buffer::new().format(number));
 }
 
-/// With so many decimals, one or two.
+/// Writes a number with one or two decimals.
 fn fixed(out: &mut String, number: f64, decimals: u32) {
     let unit = 10u64.pow(decimals);
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "what is less than nothing, or does not fit, becomes the least and the most"
+        reason = "a value out of range becomes the nearest one in range"
     )]
     let parts = (number * unit as f64).round() as u64;
     whole(out, parts / unit);
@@ -215,15 +215,15 @@ fn address(out: &mut String, address: SocketAddr) {
             out.push(':');
             whole(out, address.port());
         }
-        // To a string nothing fails.
+        // Writing to a string cannot fail.
         SocketAddr::V6(address) => drop(write!(out, "{address}")),
     }
 }
 
-/// Writes the titles, then a line for each row; no line ends in a blank.
+/// Writes the titles, then a line for each row. No line ends with a blank.
 ///
 /// # Errors
-/// The writer's.
+/// Those of the writer.
 pub fn table(rows: impl IntoIterator<Item = Row>, to: &mut impl io::Write) -> io::Result<()> {
     let (mut text, mut scratch) = (String::new(), String::new());
     line(&mut text, &mut scratch, |column, out| {
@@ -258,8 +258,7 @@ fn line(text: &mut String, scratch: &mut String, cell: impl Fn(usize, &mut Strin
     text.push('\n');
 }
 
-/// Puts rows, and what belongs to each, into an order in which equal ones stay where they are from look to
-/// look.
+/// Sorts rows, and what belongs to each. Equal rows keep their order from scan to scan.
 pub fn sort_by<T>(rows: &mut [T], row: impl Fn(&T) -> &Row, by: Sort) {
     let rate = |row: &Row| row.rates.map_or(0.0, |rates| rates.sent + rates.received);
     let rtt = |row: &Row| row.rtt.map_or(0.0, |(rtt, _)| rtt);
@@ -270,7 +269,7 @@ pub fn sort_by<T>(rows: &mut [T], row: impl Fn(&T) -> &Row, by: Sort) {
             Sort::Rtt => rtt(b).total_cmp(&rtt(a)),
             Sort::Retrans => b.retrans.cmp(&a.retrans),
             Sort::Peer => Ordering::Equal,
-            // Those without one last.
+            // Rows without a process come last.
             Sort::Process => {
                 (a.process.is_none(), &a.process).cmp(&(b.process.is_none(), &b.process))
             }
@@ -304,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_what_there_is_and_a_dash_for_the_rest() {
+    fn an_unknown_value_is_a_dash() {
         let mut unknown = row(1, 0.0);
         (unknown.process, unknown.rates, unknown.rtt, unknown.limit) = (None, None, None, None);
         let mut text = Vec::new();
@@ -349,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_as_the_standard_library_writes_them() {
+    fn numbers_are_formatted_as_the_standard_library_does() {
         for number in [0.0, 0.04, 0.06, 1.0, 9.99, 10.05, 123.456, 99_999.949, 1e9] {
             let (mut one, mut two) = (String::new(), String::new());
             fixed(&mut one, number, 1);
@@ -369,21 +368,21 @@ mod tests {
     }
 
     #[test]
-    fn the_fastest_come_first_and_equals_keep_their_order() {
+    fn the_fastest_come_first_and_equal_rows_keep_their_order() {
         let mut rows = [row(3, 5.0), row(1, 5.0), row(2, 9.0)];
         sort_by(&mut rows, |row| row, Sort::Rate);
         assert_eq!(rows.map(|row| row.cookie), [2, 1, 3]);
     }
 
     #[test]
-    fn a_key_goes_through_all_orders() {
+    fn next_cycles_through_all_sort_keys() {
         let after: Vec<_> = Sort::ALL.iter().map(|sort| sort.next()).collect();
         assert_eq!(after[..4], Sort::ALL[1..]);
         assert_eq!(after[4], Sort::ALL[0]);
     }
 
     #[test]
-    fn those_without_a_process_come_last() {
+    fn rows_without_a_process_come_last() {
         let mut rows = [row(1, 0.0), row(2, 0.0), row(3, 0.0)];
         rows[0].process = None;
         rows[1].process = Some(("zsh".into(), 1));

@@ -1,9 +1,9 @@
-//! Connections from when they are seen to their end: what `taut watch` tells.
+//! Follows connections to their end and reports them: the library side of `taut watch`.
 //!
-//! A look says what each connection is doing; the kernel says when one has ended, with all that went over it
-//! ([`ends`]). One that came and went between two looks is told of at its end only, without an owner and without
-//! a verdict. One that is not in a list any more, and of whose end nothing is heard for two seconds, is told of
-//! with what was seen last.
+//! A scan tells what each connection is doing. The kernel reports when one ends, with its final figures ([`ends`]). A
+//! connection that came and went between two scans is reported only at its end, without an owner and without a verdict. A
+//! connection that a scan does not find any more, and whose end the kernel does not report within two seconds, is reported
+//! with its last sample.
 
 mod ends;
 pub mod files;
@@ -27,175 +27,178 @@ use crate::verdict::{Factor, Verdict};
 use crate::window::Sample;
 use ends::Listeners;
 
-/// So long the kernel may take to tell of the end of one that is not in its list any more.
-const UNHEARD: Duration = Duration::from_secs(2);
-/// For so long at least it is known of whose end was told without hearing of it.
+/// How long after a connection was missing in a scan the kernel may report its end.
+const REPORT_WITHIN: Duration = Duration::from_secs(2);
+/// How long at least to remember a connection that was reported without the kernel's report.
 const REMEMBERED: Duration = Duration::from_secs(30);
 
-/// What is told of a connection.
+/// The occasion of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// It has ended.
+    /// The connection has ended.
     End,
-    /// It is open.
+    /// The connection is open.
     Open,
 }
 
-/// A connection's time so far, as it was seen.
+/// How long a connection has been observed, and what limited it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Life {
-    /// When it was first seen, since the observation began.
+    /// When it was found first, as time since the observation began.
     pub since: Duration,
     /// Seconds that each factor limited it, in the order of [`Factor::ALL`].
     pub limited: [f64; Factor::ALL.len()],
-    /// When it was last seen.
+    /// When it was found last.
     last: Duration,
 }
 
-/// What is told.
+/// A report on a connection.
 #[derive(Debug)]
-pub struct Told<'a> {
-    /// Whether it has ended.
+pub struct Report<'a> {
+    /// Why it is reported.
     pub event: Event,
-    /// The kernel's name of the socket.
+    /// The socket's cookie.
     pub cookie: u64,
-    /// What was seen of it.
+    /// Its samples.
     pub tracked: &'a Tracked,
-    /// Who had it, if that is known.
+    /// The process that owned it, if it is known.
     pub process: Option<&'a Process>,
-    /// Its time; nothing of one that was in no look.
+    /// Its observed time; `None` if no scan found it.
     pub life: Option<&'a Life>,
-    /// What limits it, or did at last; nothing of one that was seen only once.
+    /// What limited it in its last samples; `None` if there is only one.
     pub verdict: Option<Verdict>,
 }
 
-/// Who is told.
-pub trait Audience {
-    /// Of a connection.
-    fn told(&mut self, told: &Told<'_>);
+/// Takes reports.
+pub trait ReportSink {
+    /// Takes a report on a connection.
+    fn report(&mut self, report: &Report<'_>);
 
-    /// That a factor has limited a connection of this process for so many seconds more.
+    /// Adds seconds in which a factor limited a connection of this process.
     fn limited(&mut self, process: Option<&Process>, factor: Factor, seconds: f64);
 }
 
-/// What has been told, and what could not be.
+/// Counts of reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Ends that were told of.
+    /// Ends that were reported.
     pub ended: u64,
-    /// Of these, connections that were in no look.
+    /// Of these, connections that no scan found.
     pub unseen: u64,
-    /// Of these, those of whose end the kernel was not heard.
-    pub unheard: u64,
-    /// How often the kernel had no room for ends that were not read in time.
+    /// Of these, connections whose end the kernel did not report.
+    pub unreported: u64,
+    /// How often the kernel dropped reports of ends because they were not read in time.
     pub missed: u64,
 }
 
-/// One that is not in the list any more.
+/// A connection that a scan did not find any more.
 #[derive(Debug)]
-struct Gone {
+struct Unlisted {
     tracked: Tracked,
     process: Option<Arc<Process>>,
     life: Life,
-    /// When it was missed first.
+    /// When a scan missed it first.
     since: Duration,
 }
 
-/// Follows connections from look to look.
+/// Follows connections from scan to scan.
 #[derive(Debug)]
 pub struct Watcher {
     observer: Observer,
     filter: Filter,
     listeners: Listeners,
     lives: HashMap<u64, Life>,
-    /// Whose end should be heard of soon.
-    gone: HashMap<u64, Gone>,
-    /// Of whose end was told without hearing of it, lately and before.
-    told: [HashSet<u64>; 2],
-    /// When the first of these was begun.
-    told_since: Duration,
+    /// Connections whose end the kernel should report soon.
+    unlisted: HashMap<u64, Unlisted>,
+    /// Connections that were reported without the kernel's report: in the current period and in the one before.
+    unreported: [HashSet<u64>; 2],
+    /// When the current period began.
+    unreported_since: Duration,
     counts: Counts,
 }
 
 // === impl Watcher ===
 
 impl Watcher {
-    /// Has not looked yet.
+    /// Returns a watcher that has not scanned yet.
     pub fn new(observer: Observer, filter: Filter) -> Self {
         Self {
             observer,
             filter,
             listeners: Listeners::default(),
             lives: HashMap::new(),
-            gone: HashMap::new(),
-            told: Default::default(),
-            told_since: Duration::ZERO,
+            unlisted: HashMap::new(),
+            unreported: Default::default(),
+            unreported_since: Duration::ZERO,
             counts: Counts::default(),
         }
     }
 
-    /// Looks at all connections, and tells of the ends of those that are not there any more.
+    /// Scans all connections, and reports those that have ended.
     ///
     /// # Errors
-    /// [`ScanError`]: there is nothing to see.
-    pub fn scan(&mut self, to: &mut impl Audience) -> Result<ScanSummary, ScanError> {
-        let (lives, gone) = (&mut self.lives, &mut self.gone);
+    /// [`ScanError`]: the caller's own namespace, or the named one, cannot be scanned.
+    pub fn scan(&mut self, to: &mut impl ReportSink) -> Result<ScanSummary, ScanError> {
+        let (lives, unlisted) = (&mut self.lives, &mut self.unlisted);
         let since = self.observer.elapsed();
-        let looked = self
+        let summary = self
             .observer
             .scan_and(&self.filter, |cookie, tracked, process| {
                 let life = lives.remove(&cookie).unwrap_or_default();
-                let left = Gone {
+                let left = Unlisted {
                     tracked,
                     process,
                     life,
                     since,
                 };
-                gone.insert(cookie, left);
+                unlisted.insert(cookie, left);
             })?;
-        // However long the look took, it was missed at its end.
+        // The scan may take long; the connections were missed at its end.
         let missed = self.observer.elapsed();
-        let new = self.gone.values_mut().filter(|gone| gone.since == since);
-        new.for_each(|gone| gone.since = missed);
+        let new = self
+            .unlisted
+            .values_mut()
+            .filter(|unlisted| unlisted.since == since);
+        new.for_each(|unlisted| unlisted.since = missed);
         self.listeners.listen(self.observer.namespaces());
-        self.live(to);
-        self.hear(to);
+        self.account(to);
+        self.poll_ends(to);
         let now = self.observer.elapsed();
-        if now.saturating_sub(self.told_since) > REMEMBERED {
-            self.told.swap(0, 1);
-            self.told[0].clear();
-            self.told_since = now;
+        if now.saturating_sub(self.unreported_since) > REMEMBERED {
+            self.unreported.swap(0, 1);
+            self.unreported[0].clear();
+            self.unreported_since = now;
         }
-        let unheard = self
-            .gone
-            .extract_if(|_, gone| now.saturating_sub(gone.since) > UNHEARD);
-        for (cookie, gone) in unheard.collect::<Vec<_>>() {
-            if self.means(&gone) {
-                self.counts.unheard += 1;
-                self.told[0].insert(cookie);
-                self.end(cookie, &gone, to);
+        let unreported = self
+            .unlisted
+            .extract_if(|_, unlisted| now.saturating_sub(unlisted.since) > REPORT_WITHIN);
+        for (cookie, unlisted) in unreported.collect::<Vec<_>>() {
+            if self.matches(&unlisted) {
+                self.counts.unreported += 1;
+                self.unreported[0].insert(cookie);
+                self.end(cookie, &unlisted, to);
             }
         }
-        Ok(looked)
+        Ok(summary)
     }
 
-    /// Tells of connections whose end the kernel has told since. To be called several times between two looks where
-    /// many come and go.
-    pub fn hear(&mut self, to: &mut impl Audience) {
-        let mut heard = Vec::new();
+    /// Reports connections whose end the kernel has reported since. Call it several times between two scans if many
+    /// connections come and go.
+    pub fn poll_ends(&mut self, to: &mut impl ReportSink) {
+        let mut ends = Vec::new();
         let began = self.observer.elapsed();
         self.counts.missed += self
             .listeners
-            .hear(|netns, connection| heard.push((netns.clone(), connection)));
-        for (netns, connection) in heard {
+            .poll(|netns, connection| ends.push((netns.clone(), connection)));
+        for (netns, connection) in ends {
             self.ended(&netns, began, connection, to);
         }
     }
 
-    /// Tells of all that are open and meant.
-    pub fn open(&self, to: &mut impl Audience) {
-        for seen in self.observer.seen(&self.filter) {
-            to.told(&Told {
+    /// Reports all open connections that the filter matches.
+    pub fn report_open(&self, to: &mut impl ReportSink) {
+        for seen in self.observer.connections(&self.filter) {
+            to.report(&Report {
                 event: Event::Open,
                 cookie: seen.cookie,
                 tracked: seen.tracked,
@@ -206,26 +209,26 @@ impl Watcher {
         }
     }
 
-    /// What has been told so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Who looks.
+    /// Returns the observer.
     pub fn observer(&self) -> &Observer {
         &self.observer
     }
 
-    /// Adds the time since the last look to what limits each.
-    fn live(&mut self, to: &mut impl Audience) {
-        for seen in self.observer.seen(&self.filter) {
+    /// Adds the time since the last scan to the factor that limits each connection.
+    fn account(&mut self, to: &mut impl ReportSink) {
+        for seen in self.observer.connections(&self.filter) {
             let at = seen.tracked.last().at;
-            // It is there after all.
-            if let Some(gone) = self.gone.remove(&seen.cookie) {
-                self.lives.insert(seen.cookie, gone.life);
+            // The connection still exists.
+            if let Some(unlisted) = self.unlisted.remove(&seen.cookie) {
+                self.lives.insert(seen.cookie, unlisted.life);
             }
-            for told in &mut self.told {
-                told.remove(&seen.cookie);
+            for unreported in &mut self.unreported {
+                unreported.remove(&seen.cookie);
             }
             let life = self.lives.entry(seen.cookie).or_insert_with(|| Life {
                 since: at,
@@ -241,22 +244,26 @@ impl Watcher {
         }
     }
 
-    /// The kernel has told of an end.
+    /// Handles a report of the kernel that a connection has ended.
     fn ended(
         &mut self,
         netns: &Arc<str>,
         at: Duration,
         connection: Connection,
-        to: &mut impl Audience,
+        to: &mut impl ReportSink,
     ) {
         let cookie = connection.cookie;
-        if self.told.iter().any(|told| told.contains(&cookie)) {
+        if self
+            .unreported
+            .iter()
+            .any(|unreported| unreported.contains(&cookie))
+        {
             return;
         }
-        let known = self.gone.remove(&cookie).or_else(|| {
+        let known = self.unlisted.remove(&cookie).or_else(|| {
             let (tracked, process) = self.observer.take(cookie)?;
             let life = self.lives.remove(&cookie).unwrap_or_default();
-            Some(Gone {
+            Some(Unlisted {
                 tracked,
                 process,
                 life,
@@ -264,22 +271,22 @@ impl Watcher {
             })
         });
         let sample = Sample { at, connection };
-        if let Some(mut gone) = known {
-            // By the state that it was in.
-            let meant = self.means(&gone);
-            gone.tracked.finish(sample);
-            if meant {
-                self.end(cookie, &gone, to);
+        if let Some(mut unlisted) = known {
+            // The filter sees the state before the end.
+            let matches = self.matches(&unlisted);
+            unlisted.tracked.finish(sample);
+            if matches {
+                self.end(cookie, &unlisted, to);
             }
             return;
         }
         let tracked = Tracked::only(netns.clone(), sample);
-        if !self.observer.is_meant(&self.filter, &tracked, None) {
+        if !self.observer.matches(&self.filter, &tracked, None) {
             return;
         }
         self.counts.ended += 1;
         self.counts.unseen += 1;
-        to.told(&Told {
+        to.report(&Report {
             event: Event::End,
             cookie,
             tracked: &tracked,
@@ -289,21 +296,22 @@ impl Watcher {
         });
     }
 
-    /// Of a filter that asks for an owner all were kept.
-    fn means(&self, gone: &Gone) -> bool {
-        let process = gone.process.as_deref();
-        self.observer.is_meant(&self.filter, &gone.tracked, process)
+    /// Applies the filter again, because the table keeps all connections if the filter needs the owner.
+    fn matches(&self, unlisted: &Unlisted) -> bool {
+        let process = unlisted.process.as_deref();
+        self.observer
+            .matches(&self.filter, &unlisted.tracked, process)
     }
 
-    fn end(&mut self, cookie: u64, gone: &Gone, to: &mut impl Audience) {
+    fn end(&mut self, cookie: u64, unlisted: &Unlisted, to: &mut impl ReportSink) {
         self.counts.ended += 1;
-        to.told(&Told {
+        to.report(&Report {
             event: Event::End,
             cookie,
-            tracked: &gone.tracked,
-            process: gone.process.as_deref(),
-            life: Some(&gone.life),
-            verdict: self.observer.verdict_of(&gone.tracked),
+            tracked: &unlisted.tracked,
+            process: unlisted.process.as_deref(),
+            life: Some(&unlisted.life),
+            verdict: self.observer.verdict_of(&unlisted.tracked),
         });
     }
 }
@@ -311,7 +319,7 @@ impl Watcher {
 // === impl Life ===
 
 impl Life {
-    /// What limited it for longest; nothing where nothing did.
+    /// Returns the factor that limited it for longest; `None` if none did.
     pub fn longest(&self) -> Option<Factor> {
         let each = Factor::ALL.into_iter().zip(self.limited);
         let longest = each.max_by(|a, b| a.1.total_cmp(&b.1))?;
@@ -327,20 +335,20 @@ mod tests {
 
     use super::*;
     use crate::scan::Scope;
-    use crate::table::Keep;
+    use crate::table::Retention;
 
     const PATIENCE: Duration = Duration::from_secs(10);
 
     #[derive(Default)]
-    struct Heard(Vec<(Event, SocketAddr, bool, Option<u64>)>);
+    struct Reports(Vec<(Event, SocketAddr, bool, Option<u64>)>);
 
-    impl Audience for Heard {
-        fn told(&mut self, told: &Told<'_>) {
-            let connection = &told.tracked.last().connection;
+    impl ReportSink for Reports {
+        fn report(&mut self, report: &Report<'_>) {
+            let connection = &report.tracked.last().connection;
             self.0.push((
-                told.event,
+                report.event,
                 connection.local,
-                told.life.is_some(),
+                report.life.is_some(),
                 connection.info.as_ref().and_then(|info| info.bytes_acked),
             ));
         }
@@ -348,7 +356,7 @@ mod tests {
         fn limited(&mut self, _: Option<&Process>, _: Factor, _: f64) {}
     }
 
-    /// A connection over which some bytes have gone, and this end of it.
+    /// Returns the two ends of a connection that has carried some bytes.
     fn connection(listener: &TcpListener, bytes: usize) -> (TcpStream, TcpStream) {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut server, _) = listener.accept().unwrap();
@@ -358,7 +366,7 @@ mod tests {
     }
 
     fn watcher(port: u16) -> Watcher {
-        let keep = Keep {
+        let keep = Retention {
             connections: 100,
             samples: 6,
         };
@@ -366,45 +374,51 @@ mod tests {
         Watcher::new(Observer::new(Scope::Own, keep, false), filter)
     }
 
-    /// Until so many ends were told of.
-    fn hear(watcher: &mut Watcher, heard: &mut Heard, ends: usize) {
+    /// Polls until this many ends were reported.
+    fn poll_until(watcher: &mut Watcher, reports: &mut Reports, ends: usize) {
         let began = Instant::now();
-        let ended = |heard: &Heard| heard.0.iter().filter(|told| told.0 == Event::End).count();
-        while ended(heard) < ends {
-            assert!(began.elapsed() < PATIENCE, "{:?}", heard.0);
-            watcher.hear(heard);
+        let ended = |reports: &Reports| {
+            reports
+                .0
+                .iter()
+                .filter(|report| report.0 == Event::End)
+                .count()
+        };
+        while ended(reports) < ends {
+            assert!(began.elapsed() < PATIENCE, "{:?}", reports.0);
+            watcher.poll_ends(reports);
             std::thread::yield_now();
         }
     }
 
     #[test]
-    fn each_end_is_told_once_with_its_last_figures_seen_before_or_not() {
+    fn each_end_is_reported_once_with_its_final_figures_scanned_before_or_not() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut watcher = watcher(listener.local_addr().unwrap().port());
-        let mut heard = Heard::default();
-        watcher.scan(&mut heard).unwrap();
+        let mut reports = Reports::default();
+        watcher.scan(&mut reports).unwrap();
 
         let (mut client, mut server) = connection(&listener, 1000);
         let seen = client.local_addr().unwrap();
-        watcher.scan(&mut heard).unwrap();
-        watcher.scan(&mut heard).unwrap();
-        watcher.open(&mut heard);
-        assert_eq!(heard.0, [(Event::Open, seen, true, Some(1001))]);
+        watcher.scan(&mut reports).unwrap();
+        watcher.scan(&mut reports).unwrap();
+        watcher.report_open(&mut reports);
+        assert_eq!(reports.0, [(Event::Open, seen, true, Some(1001))]);
         client.write_all(&[7; 500]).unwrap();
         server.read_exact(&mut [0; 500]).unwrap();
         drop((client, server));
-        hear(&mut watcher, &mut heard, 1);
-        // One that comes and goes between two looks.
+        poll_until(&mut watcher, &mut reports, 1);
+        // A connection that comes and goes between two scans.
         let (client, server) = connection(&listener, 300);
         let short = client.local_addr().unwrap();
         drop((client, server));
-        hear(&mut watcher, &mut heard, 2);
+        poll_until(&mut watcher, &mut reports, 2);
         for _ in 0..4 {
-            watcher.scan(&mut heard).unwrap();
+            watcher.scan(&mut reports).unwrap();
         }
-        let (open, ends) = heard.0.split_at(1);
+        let (open, ends) = reports.0.split_at(1);
         assert_eq!(open[0].0, Event::Open);
-        // What was sent, the SYN and the FIN.
+        // The payload, the SYN and the FIN.
         assert_eq!(
             ends,
             [
@@ -413,30 +427,30 @@ mod tests {
             ]
         );
         let counts = watcher.counts();
-        assert_eq!((counts.ended, counts.unseen, counts.unheard), (2, 1, 0));
+        assert_eq!((counts.ended, counts.unseen, counts.unreported), (2, 1, 0));
     }
 
     #[test]
-    fn what_is_not_meant_is_not_told() {
+    fn a_connection_that_the_filter_does_not_match_is_not_reported() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut watcher = watcher(listener.local_addr().unwrap().port());
-        let mut heard = Heard::default();
-        watcher.scan(&mut heard).unwrap();
+        let mut reports = Reports::default();
+        watcher.scan(&mut reports).unwrap();
         let stranger = connection(&other, 10);
-        watcher.scan(&mut heard).unwrap();
+        watcher.scan(&mut reports).unwrap();
         drop(stranger);
         drop(connection(&other, 10));
         drop(connection(&listener, 10));
-        hear(&mut watcher, &mut heard, 1);
+        poll_until(&mut watcher, &mut reports, 1);
         for _ in 0..3 {
-            watcher.scan(&mut heard).unwrap();
+            watcher.scan(&mut reports).unwrap();
         }
-        assert_eq!(heard.0.len(), 1, "{:?}", heard.0);
+        assert_eq!(reports.0.len(), 1, "{:?}", reports.0);
     }
 
     #[test]
-    fn what_limited_longest_is_the_one_with_most_time() {
+    fn the_longest_factor_is_the_one_with_most_time() {
         let mut life = Life::default();
         assert_eq!(life.longest(), None);
         life.limited[Factor::Queue.index()] = 1.0;

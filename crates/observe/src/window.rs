@@ -1,4 +1,4 @@
-//! Looks at one connection in a row, and what went on between the first and the last.
+//! Consecutive samples of one connection, and what happened between the first and the last.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use taut_sys::tcp_info::{CaState, TcpInfo};
 
 use crate::event_delta::EventDelta;
 
-/// A connection in one look.
+/// A connection at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// When, since the observation began.
+    /// Time since the observation began.
     pub at: Duration,
-    /// What was seen.
+    /// What the kernel told.
     pub connection: Connection,
 }
 
-/// Two looks or more, of which each has `tcp_info`.
+/// Two or more samples, each with `tcp_info`.
 #[derive(Clone, Debug)]
 pub struct Window<'a> {
     samples: Vec<&'a Sample>,
@@ -24,20 +24,20 @@ pub struct Window<'a> {
     last: &'a TcpInfo,
 }
 
-/// Of the time of a window, who held the sender back. They add up to 1.
+/// The shares of a window's time by what held the sender back. They add up to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shares {
-    /// The application: nothing to send, and nothing on its way.
+    /// The application: nothing to send, and nothing in flight.
     pub idle: f64,
     /// The peer's window (`SndLimTimeRwin` of RFC 4898).
     pub receiver: f64,
     /// The send buffer (`SndLimTimeSnd`).
     pub send_buffer: f64,
-    /// None of these: the congestion window, pacing, or the round trip of what is on its way.
+    /// None of these: the congestion window, pacing, or the round trip of the data in flight.
     pub network: f64,
 }
 
-/// Sums over pairs of figures, each less its mean: of their products, and of the squares of either.
+/// Sums over pairs of figures, each minus its mean: of their products, and of the squares of each.
 #[derive(Default)]
 struct Moments {
     both: f64,
@@ -48,12 +48,12 @@ struct Moments {
 // === impl Sample ===
 
 impl Sample {
-    /// What the kernel says of it; nothing during a handshake.
+    /// Returns its `tcp_info`; `None` during a handshake.
     pub fn info(&self) -> Option<&TcpInfo> {
         self.connection.info.as_ref()
     }
 
-    /// The connection at a later time, if nothing has happened since.
+    /// Returns the connection at a later time, if it does not change until then.
     pub fn later(&self, at: Duration) -> Connection {
         let by = at.saturating_sub(self.at);
         let mut connection = self.connection.clone();
@@ -67,8 +67,8 @@ impl Sample {
 // === impl Window ===
 
 impl<'a> Window<'a> {
-    /// Of these looks, oldest first. `None`: less than two of them have `tcp_info`, or there is no time
-    /// between them.
+    /// Returns the window over these samples, oldest first. `None` if fewer than two of them have `tcp_info`, or if there is no
+    /// time between them.
     pub fn of(samples: impl IntoIterator<Item = &'a Sample>) -> Option<Self> {
         let samples = samples.into_iter().filter(|sample| sample.info().is_some());
         let samples: Vec<_> = samples.collect();
@@ -80,33 +80,33 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// All looks, oldest first.
+    /// Returns `tcp_info` of all samples, oldest first.
     pub fn infos(&self) -> impl Iterator<Item = &'a TcpInfo> {
         self.samples.iter().filter_map(|sample| sample.info())
     }
 
-    /// The same, with their connections.
+    /// Returns all samples, oldest first.
     pub fn samples(&self) -> &[&'a Sample] {
         &self.samples
     }
 
-    /// The first look.
+    /// Returns `tcp_info` of the first sample.
     pub fn first(&self) -> &'a TcpInfo {
         self.first
     }
 
-    /// The last look.
+    /// Returns `tcp_info` of the last sample.
     pub fn last(&self) -> &'a TcpInfo {
         self.last
     }
 
-    /// From the first look to the last.
+    /// Returns the time from the first sample to the last.
     pub fn elapsed(&self) -> Duration {
         let at = |sample: Option<&&Sample>| sample.map_or(Duration::ZERO, |sample| sample.at);
         at(self.samples.last()).saturating_sub(at(self.samples.first()))
     }
 
-    /// How much more of it there is at the last look; nothing where the kernel does not tell.
+    /// Returns by how much a count grew; 0 if the kernel does not tell it.
     pub fn more<T: Into<u64>>(&self, of: impl Fn(&TcpInfo) -> Option<T>) -> u64 {
         match (of(self.first), of(self.last)) {
             (Some(first), Some(last)) => last.into().saturating_sub(first.into()),
@@ -114,7 +114,7 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// The same of a count of 32 bits, which may have turned over.
+    /// Returns by how much a 32-bit count grew, which may have wrapped around.
     pub fn more_wrapping(&self, of: impl Fn(&TcpInfo) -> Option<u32>) -> u32 {
         match (of(self.first), of(self.last)) {
             (Some(first), Some(last)) => last.wrapping_sub(first),
@@ -122,7 +122,7 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// How much longer it is at the last look.
+    /// Returns by how much a time grew.
     pub fn longer(&self, of: impl Fn(&TcpInfo) -> Option<Duration>) -> Duration {
         match (of(self.first), of(self.last)) {
             (Some(first), Some(last)) => last.saturating_sub(first),
@@ -130,25 +130,24 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// What happened from the first look to the last; nothing where nobody counts.
+    /// Returns the events between the first sample and the last; `None` if they are not counted.
     pub(crate) fn event_delta(&self) -> Option<EventDelta> {
         let events = |sample: Option<&&Sample>| sample?.connection.internals?.events;
         let (first, last) = (self.samples.first(), self.samples.last());
         Some(EventDelta::between(&events(first)?, &events(last)?))
     }
 
-    /// Payload that the peer acknowledged, in bytes a second.
+    /// Returns the rate of payload that the peer acknowledged, in bytes a second.
     pub fn sent_rate(&self) -> f64 {
         self.more(|info| info.bytes_acked) as f64 / self.elapsed().as_secs_f64()
     }
 
-    /// Payload that came in order, in bytes a second.
+    /// Returns the rate of payload received in order, in bytes a second.
     pub fn received_rate(&self) -> f64 {
         self.more(|info| info.bytes_received) as f64 / self.elapsed().as_secs_f64()
     }
 
-    /// Of the segments with data that were sent, the share that was sent again and that the peer did not
-    /// have already.
+    /// Returns the share of data segments that were lost: retransmitted, and not reported as duplicates by the peer.
     pub fn loss(&self) -> f64 {
         match self.more_wrapping(|info| info.data_segs_out) {
             0 => 0.0,
@@ -156,19 +155,19 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Segments that were sent again, and that the peer did not have already.
+    /// Returns how many segments were retransmitted and not reported as duplicates by the peer.
     pub fn repeated(&self) -> u32 {
         let again = self.more_wrapping(|info| Some(info.total_retrans));
         let twice = self.more_wrapping(|info| info.dsack_dups);
         again.saturating_sub(twice)
     }
 
-    /// The share of the time between looks in which the peer's window was filled: more was acknowledged than the
-    /// window's far end moved on by, twice as much at least, so that it waits to be read. While a lost segment is awaited what comes after
-    /// it waits, too, and that does not count. Nothing where the kernel does not tell the window (before Linux 5.4).
+    /// Returns the share of the time in which the peer's window was filling: the bytes acknowledged are at least twice as many as
+    /// the window's right edge moved, so the rest waits to be read. Time in which a lost segment is missing does not count,
+    /// because later data then waits for it. 0 if the kernel does not tell the window (before Linux 5.4).
     pub fn filled(&self) -> f64 {
         let mut filled = Duration::ZERO;
-        let looks = self.samples.iter().filter_map(|sample| {
+        let samples = self.samples.iter().filter_map(|sample| {
             let info = sample.info()?;
             let is_whole = info.ca_state == CaState::Open && info.sacked == 0;
             Some((
@@ -179,7 +178,7 @@ impl<'a> Window<'a> {
             ))
         });
         let mut before = None;
-        for (at, acked, window, is_whole) in looks {
+        for (at, acked, window, is_whole) in samples {
             if let Some((from, acked_before, end)) =
                 before.replace((at, acked, acked.saturating_add(window)))
             {
@@ -193,7 +192,7 @@ impl<'a> Window<'a> {
         filled.as_secs_f64() / self.elapsed().as_secs_f64()
     }
 
-    /// Who held the sender back; `None` where the kernel does not tell (before Linux 4.10).
+    /// Returns what held the sender back; `None` if the kernel does not tell (before Linux 4.10).
     pub fn shares(&self) -> Option<Shares> {
         self.last.busy_time?;
         let elapsed = self.elapsed().as_secs_f64();
@@ -209,7 +208,7 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// The mean of a figure over the looks that have it.
+    /// Returns the mean of a figure over the samples that have it.
     pub fn mean(&self, of: impl Fn(&TcpInfo) -> Option<f64>) -> Option<f64> {
         let (mut sum, mut count) = (0.0, 0.0);
         for value in self.infos().filter_map(of) {
@@ -219,12 +218,12 @@ impl<'a> Window<'a> {
         (count > 0.0).then(|| sum / count)
     }
 
-    /// The mean of a time in seconds, over the samples that have it.
+    /// Returns the mean of a time, in seconds, over the samples that have it.
     pub fn mean_seconds(&self, of: impl Fn(&TcpInfo) -> Option<Duration>) -> Option<f64> {
         self.mean(|info| of(info).map(|time| time.as_secs_f64()))
     }
 
-    /// Payload that the peer acknowledged, in bytes a second, of each part of the window that is so long at least.
+    /// Returns the rate of acknowledged payload, in bytes a second, of each part of the window of at least this length.
     pub fn sent_rates(&self, part: Duration) -> Vec<f64> {
         let mut rates = Vec::new();
         let mut from: Option<(Duration, u64)> = None;
@@ -245,8 +244,8 @@ impl<'a> Window<'a> {
         rates
     }
 
-    /// How far one figure goes with another over the looks that have both, from -1 to 1 (Pearson's
-    /// coefficient). `None`: less than four of them, or one that stands.
+    /// Returns Pearson's correlation coefficient of two figures, from -1 to 1, over the samples that have both. `None` if fewer
+    /// than four have, or if one figure is constant.
     pub fn correlation(
         &self,
         one: impl Fn(&TcpInfo) -> Option<f64>,
@@ -282,8 +281,7 @@ impl<'a> Window<'a> {
         Some(moments)
     }
 
-    /// How much more of `other` there is for each more of `one` (least squares). `None` as of
-    /// [`Window::correlation`].
+    /// Returns the slope of `other` over `one` (least squares). `None` as in [`Window::correlation`].
     pub fn slope(
         &self,
         one: impl Fn(&TcpInfo) -> Option<f64>,
@@ -293,7 +291,7 @@ impl<'a> Window<'a> {
         (moments.first > 0.0).then(|| moments.both / moments.first)
     }
 
-    /// The share of the looks in which it is so.
+    /// Returns the share of the samples for which `is` holds.
     pub fn often(&self, is: impl Fn(&TcpInfo) -> bool) -> f64 {
         let (mut so, mut count) = (0u32, 0u32);
         for info in self.infos() {
@@ -303,14 +301,14 @@ impl<'a> Window<'a> {
         f64::from(so) / f64::from(count.max(1))
     }
 
-    /// The share of the looks in which it is so of a look and its `tcp_info`.
+    /// Like [`Window::often`], with the whole sample.
     pub fn often_of_samples(&self, is: impl Fn(&Sample, &TcpInfo) -> bool) -> f64 {
-        let looks = self.samples.iter();
-        let so = looks.filter(|look| look.info().is_some_and(|info| is(look, info)));
+        let samples = self.samples.iter();
+        let so = samples.filter(|sample| sample.info().is_some_and(|info| is(sample, info)));
         so.count() as f64 / self.samples.len().max(1) as f64
     }
 
-    /// The least and the most of a figure.
+    /// Returns the smallest and the largest value of a figure.
     pub fn range<T: Ord + Copy>(&self, of: impl Fn(&TcpInfo) -> Option<T>) -> Option<(T, T)> {
         let mut values = self.infos().filter_map(of);
         let first = values.next()?;
@@ -326,7 +324,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// An established connection after so many milliseconds, of which `set` says what is not zero.
+    /// Returns an established connection at this time; `set` sets what is not zero.
     pub(crate) fn sample(millis: u64, set: impl FnOnce(&mut TcpInfo)) -> Sample {
         let mut info = TcpInfo::parse(&[0; 256]).unwrap();
         info.snd_mss = 1448;
@@ -381,7 +379,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn rates_are_of_the_time_between_the_looks() {
+    fn rates_are_of_the_time_between_the_samples() {
         let samples = [
             sample(500, |info| {
                 (info.bytes_acked, info.bytes_received) = (Some(1), Some(1))
@@ -398,7 +396,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn counts_that_turn_over_go_on() {
+    fn counts_may_wrap_around() {
         let samples = [
             sample(0, |info| {
                 (info.total_retrans, info.data_segs_out) = (u32::MAX, Some(u32::MAX - 50))
@@ -411,7 +409,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_was_sent_twice_for_nothing_was_not_lost() {
+    fn a_spurious_retransmission_is_no_loss() {
         let samples = [
             sample(0, |info| {
                 (info.data_segs_out, info.dsack_dups) = (Some(0), Some(0))
@@ -425,7 +423,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_window_is_filled_while_its_end_stands() {
+    fn a_window_fills_while_its_right_edge_stands() {
         let of = |looks: &[(u64, u64, u32)]| {
             let samples = looks.iter().map(|&(at, acked, window)| {
                 sample(at, |info| {
@@ -435,7 +433,7 @@ pub(crate) mod tests {
             let samples: Vec<_> = samples.collect();
             Window::of(&samples).unwrap().filled()
         };
-        // 600 came and nothing was read for 300 of 400 ms, and then all of it.
+        // 600 bytes arrived and none was read for 300 of 400 ms, and then all of them.
         let looks = [
             (0, 0, 900),
             (100, 200, 700),
@@ -443,12 +441,12 @@ pub(crate) mod tests {
             (400, 600, 900),
         ];
         assert!((of(&looks) - 0.75).abs() < 1e-12);
-        // It is read as it comes, and nothing comes.
+        // Data is read as it arrives, then none arrives.
         assert_eq!(of(&[(0, 0, 900), (100, 200, 900), (200, 200, 900)]), 0.0);
     }
 
     #[test]
-    fn rates_of_parts_are_each_of_its_own_time() {
+    fn each_parts_rate_is_of_its_own_time() {
         let samples = [
             (0, 0),
             (100, 100),
@@ -466,7 +464,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_goes_together_correlates() {
+    fn figures_that_grow_together_correlate() {
         let of = |pairs: &[(u32, u64)]| {
             let samples = pairs.iter().zip(0..).map(|(&(unacked, millis), at)| {
                 sample(at * 100, |info| {
@@ -490,7 +488,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_slope_is_of_the_one_for_the_other() {
+    fn a_slope_is_of_the_second_figure_over_the_first() {
         let samples = [(1, 30), (2, 50), (3, 70), (4, 90)].map(|(unacked, millis)| {
             sample(millis, |info| {
                 info.unacked = unacked;
@@ -506,7 +504,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn one_look_is_no_window() {
+    fn one_sample_is_no_window() {
         assert!(Window::of(&[sample(0, |_| {})]).is_none());
         assert!(Window::of(&[sample(0, |_| {}), sample(0, |_| {})]).is_none());
         let mut handshake = sample(5, |_| {});

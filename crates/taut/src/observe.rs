@@ -1,4 +1,4 @@
-//! What `taut top` and `taut why` have in common.
+//! Arguments and messages that `taut top`, `taut why` and `taut watch` share.
 
 use std::io::Write as _;
 
@@ -6,70 +6,70 @@ use clap::Args as ClapArgs;
 use taut_observe::filter::Filter;
 use taut_observe::observer::Observer;
 use taut_observe::scan::{ScanSummary, Scope};
-use taut_observe::table::Keep;
+use taut_observe::table::Retention;
 
 use crate::Failure;
 
-/// Which connections.
+/// Arguments that choose connections.
 #[derive(ClapArgs)]
-pub(crate) struct Which {
-    /// Which connections: `dst 10.0.0.0/8 and dport 443`, a pid, a process
+pub(crate) struct ConnectionArgs {
+    /// Only these connections: `dst 10.0.0.0/8 and dport 443`, a pid, a process name
     #[arg(value_name = "FILTER")]
     filter: Vec<String>,
 
-    /// Only of this network namespace (of /run/netns)
+    /// Only connections of this network namespace (a name in /run/netns)
     #[arg(long, value_name = "NAME", conflicts_with = "own_netns")]
     netns: Option<String>,
 
-    /// Only of the network namespace in which this is started
+    /// Only connections of the network namespace in which this is started
     #[arg(long)]
     own_netns: bool,
 
-    /// Look only, and count nothing between looks, which takes a little time at each segment
+    /// Do not count events between scans: counting costs a little time at each segment
     #[arg(long)]
     no_events: bool,
 
-    /// Connections that are kept; more are counted [default: 100000, and 10000 with `why`]
+    /// Keep at most this many connections, and only count the others [default: 100000; `why`: 10000]
     #[arg(long, value_name = "COUNT", value_parser = count)]
     connections: Option<usize>,
 }
 
 fn count(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(0) | Err(_) => Err("a number, 1 at least".into()),
+        Ok(0) | Err(_) => Err("must be a number of at least 1".into()),
         Ok(count) => Ok(count),
     }
 }
 
-// === impl Which ===
+// === impl ConnectionArgs ===
 
-impl Which {
-    /// The filter.
+impl ConnectionArgs {
+    /// Parses the filter.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The filter does not parse.
     pub(crate) fn filter(&self) -> Result<Filter, Failure> {
         let filter = self.text();
         filter.parse().map_err(|e| {
             Failure::Usage(format!(
-                "filter {filter:?}: {e} (the words are in docs/observe.md)"
+                "filter {filter:?}: {e} (docs/observe.md has the syntax)"
             ))
         })
     }
 
-    /// The filter as it was typed.
+    /// Returns the filter as it was typed.
     pub(crate) fn text(&self) -> String {
         self.filter.join(" ")
     }
 
-    /// One who observes, and keeps so many connections if nothing else is said, and so many looks at each.
+    /// Returns an observer that keeps `samples` of each connection. `connections` is the default of `--connections`.
     pub(crate) fn observer(&self, connections: usize, samples: usize) -> Observer {
         let scope = match &self.netns {
             Some(name) => Scope::Named(name.clone()),
             None if self.own_netns => Scope::Own,
             None => Scope::Machine,
         };
-        let keep = Keep {
+        let keep = Retention {
             connections: self.connections.unwrap_or(connections),
             samples,
         };
@@ -77,24 +77,24 @@ impl Which {
     }
 }
 
-/// Says, once, what cannot be seen.
+/// Reports what cannot be observed, each thing once.
 #[derive(Default)]
 pub(crate) struct Missing {
-    said: [bool; 8],
+    reported: [bool; 8],
 }
 
 // === impl Missing ===
 
 impl Missing {
-    /// After a look: to whoever reads the error output.
-    pub(crate) fn say(&mut self, observer: &Observer, summary: &ScanSummary) {
+    /// Writes what is missing in a scan, and was not reported before, to standard error.
+    pub(crate) fn report(&mut self, observer: &Observer, summary: &ScanSummary) {
         if let Some(sentence) = self.sentence(observer, summary) {
-            // Nobody may be reading any more.
+            // The reader may be gone.
             let _ = writeln!(std::io::stderr(), "taut: {sentence}");
         }
     }
 
-    /// After a look: what is missing, and was not said before.
+    /// Returns what is missing in a scan and was not reported before.
     pub(crate) fn sentence(
         &mut self,
         observer: &Observer,
@@ -104,41 +104,41 @@ impl Missing {
         let missing = [
             (
                 summary.denied,
-                "network namespaces may not be entered, so that their connections are missing: run this as root",
+                "network namespaces cannot be entered, so their connections are missing: run this as root",
             ),
             (
                 observer.denied(),
-                "processes may not be looked into, so that their connections have no name: run this as root",
+                "processes cannot be inspected, so their connections have no process name: run this as root",
             ),
             (
                 summary.hidden,
-                "processes may be in network namespaces whose connections are missing: run this as root",
+                "processes may be in network namespaces that are not known, so connections may be missing: run this as root",
             ),
-            (left_out, "connections are left out: see --connections"),
+            (left_out, "connections are left out: raise --connections"),
             (
                 summary.left_out + summary.incomplete,
-                "namespaces or answers of the kernel are left out",
+                "network namespaces or messages of the kernel are left out",
             ),
             (
                 summary.without_slot,
-                "connections have no place in which what happens to them between looks is counted (there are 100,000 \
-                 places; or net.core.optmem_max leaves no room)",
+                "connections have no event counters (at most 100,000 have, and net.core.optmem_max has to leave room for \
+                 them)",
             ),
             (
                 usize::from(summary.without_bpf),
-                "source is missing, BPF, so that nothing says whether applications have set their buffers: run this as \
-                 root, on a kernel with BTF",
+                "source is missing, BPF, so it is unknown which applications set their buffer sizes: run this as root, on a \
+                 kernel with BTF",
             ),
             (
                 usize::from(summary.without_events && !summary.without_bpf),
-                "source is missing, the tracepoints of TCP, so that nothing counts what happens between looks (Linux \
-                 5.19 has them; --no-events does without)",
+                "source is missing, the TCP tracepoints, so events between scans are not counted (they need Linux 5.19; \
+                 --no-events does without)",
             ),
         ];
         let mut sentences = Vec::new();
-        for ((count, what), said) in missing.into_iter().zip(&mut self.said) {
-            if count > 0 && !*said {
-                *said = true;
+        for ((count, what), reported) in missing.into_iter().zip(&mut self.reported) {
+            if count > 0 && !*reported {
+                *reported = true;
                 sentences.push(format!("{count} {what}"));
             }
         }

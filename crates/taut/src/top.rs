@@ -1,4 +1,4 @@
-//! `taut top`.
+//! `taut top`: arguments, and the output without a terminal.
 
 use std::io::{self, BufWriter, ErrorKind, IsTerminal as _, Write};
 use std::time::{Duration, Instant};
@@ -6,56 +6,56 @@ use std::time::{Duration, Instant};
 use clap::Args as ClapArgs;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use taut_observe::filter::Filter;
-use taut_observe::observer::{Observer, Seen};
+use taut_observe::observer::{Observed, Observer};
 use taut_observe::record::Record;
 use taut_observe::screen;
 use taut_observe::view::{self, Row, Sort};
 
 use crate::Failure;
-use crate::observe::{Missing, Which};
+use crate::observe::{ConnectionArgs, Missing};
 
-/// Looks that a verdict rests on.
+/// Samples that a verdict is based on.
 const SAMPLES: usize = 6;
-/// Connections that are kept, if nothing else is said: 7 kB each.
+/// Connections kept by default, 7 kB each.
 const CONNECTIONS: usize = 100_000;
 
-/// What each TCP connection is doing, and what limits it
+/// Show what each TCP connection is doing, and what limits it
 #[derive(ClapArgs)]
 #[command(after_help = "\
-  taut top                           a table that goes on; ? for its keys
-  taut top --batch                   a table each second, the fastest first
-  taut top --batch -n 2 dport 443    of these only; rates and limits are there from the second on
-  taut top --json | jq .             a line for each connection and look")]
+  taut top                           a live table; press ? for the keys
+  taut top --batch                   a table each second, the fastest connections first
+  taut top --batch -n 2 dport 443    two tables of these connections; rates and limits appear in the second
+  taut top --json | jq .             a line for each connection and scan")]
 pub(crate) struct Args {
     #[command(flatten)]
-    which: Which,
+    connections: ConnectionArgs,
 
-    /// Tables one after the other, for scripts
+    /// Print tables one after the other, for scripts
     #[arg(long, conflicts_with = "json")]
     batch: bool,
 
-    /// A line of JSON for each connection and look
+    /// Print a line of JSON for each connection and scan
     #[arg(long)]
     json: bool,
 
-    /// Between looks
+    /// Time between scans
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: Duration,
 
-    /// With --batch and --json: so many looks; without it there is no end
+    /// With --batch or --json: stop after this many scans [default: never]
     #[arg(short = 'n', long, value_name = "COUNT")]
-    looks: Option<u64>,
+    scans: Option<u64>,
 
-    /// With --batch and --json: so many lines at most
+    /// With --batch or --json: print at most this many lines a scan
     #[arg(long, value_name = "COUNT")]
     rows: Option<usize>,
 
-    /// By what the lines are sorted
+    /// Sort the lines by this key
     #[arg(long, value_name = "KEY", default_value = Sort::default().name(), value_parser = sort())]
     sort: Sort,
 }
 
-/// The name of an order.
+/// Parses the name of a sort key.
 fn sort() -> impl TypedValueParser<Value = Sort> {
     let names = PossibleValuesParser::new(Sort::ALL.map(Sort::name));
     names.map(|name| {
@@ -66,31 +66,31 @@ fn sort() -> impl TypedValueParser<Value = Sort> {
     })
 }
 
-/// A time between looks.
+/// Parses a time between scans.
 pub(crate) fn interval(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|e| e.to_string())?;
     match time {
-        time if time < Duration::from_millis(10) => Err("10ms at least".into()),
-        time if time > Duration::from_secs(3600) => Err("1h at most".into()),
+        time if time < Duration::from_millis(10) => Err("must be at least 10ms".into()),
+        time if time > Duration::from_secs(3600) => Err("must be at most 1h".into()),
         time => Ok(time),
     }
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let filter = args.which.filter()?;
-    let mut observer = args.which.observer(CONNECTIONS, SAMPLES);
+    let filter = args.connections.filter()?;
+    let mut observer = args.connections.observer(CONNECTIONS, SAMPLES);
     let mut missing = Missing::default();
     if !args.batch && !args.json {
         if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
-            let what = "there is no terminal: use --batch, or --json";
+            let what = "standard input or output is not a terminal: use --batch or --json";
             return Err(Failure::Usage(what.into()));
         }
-        if args.looks.is_some() || args.rows.is_some() {
-            let what = "--looks and --rows need --batch or --json";
+        if args.scans.is_some() || args.rows.is_some() {
+            let what = "--scans and --rows need --batch or --json";
             return Err(Failure::Usage(what.into()));
         }
         let options = screen::Options {
-            filter: args.which.text(),
+            filter: args.connections.text(),
             interval: args.interval,
             sort: args.sort,
         };
@@ -99,18 +99,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .map_err(|e| Failure::Run(e.to_string()));
     }
     let mut next = Instant::now();
-    let mut left = args.looks;
+    let mut left = args.scans;
     while left != Some(0) {
         let summary = observer
             .scan(&filter)
             .map_err(|e| Failure::Run(e.to_string()))?;
-        missing.say(&observer, &summary);
-        match args.tell(&observer, &filter) {
+        missing.report(&observer, &summary);
+        match args.print(&observer, &filter) {
             Err(e) if e.kind() == ErrorKind::BrokenPipe => return Ok(()),
-            told => told.map_err(|e| Failure::Run(format!("cannot write: {e}")))?,
+            printed => printed.map_err(|e| Failure::Run(format!("cannot write: {e}")))?,
         }
         left = left.map(|left| left - 1);
-        // A look that took too long is not made up for.
+        // A scan that takes too long delays the next ones.
         next = (next + args.interval).max(Instant::now());
         if left != Some(0) {
             std::thread::sleep(next.saturating_duration_since(Instant::now()));
@@ -122,25 +122,26 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 // === impl Args ===
 
 impl Args {
-    fn tell(&self, observer: &Observer, filter: &Filter) -> io::Result<()> {
+    fn print(&self, observer: &Observer, filter: &Filter) -> io::Result<()> {
         let mut out = BufWriter::with_capacity(64 << 10, io::stdout().lock());
-        let mut seen: Vec<(Row, Seen<'_>)> = observer
-            .seen(filter)
-            .map(|seen| (Row::of(&seen), seen))
+        let mut rows: Vec<(Row, Observed<'_>)> = observer
+            .connections(filter)
+            .map(|observed| (Row::of(&observed), observed))
             .collect();
-        view::sort_by(&mut seen, |(row, _)| row, self.sort);
-        seen.truncate(self.rows.unwrap_or(usize::MAX));
+        view::sort_by(&mut rows, |(row, _)| row, self.sort);
+        rows.truncate(self.rows.unwrap_or(usize::MAX));
         if self.json {
-            for (_, seen) in &seen {
-                let verdict = observer.verdict(seen);
-                let record = Record::of(seen.cookie, seen.tracked, seen.process, verdict);
+            for (_, observed) in &rows {
+                let verdict = observer.verdict(observed);
+                let record =
+                    Record::of(observed.cookie, observed.tracked, observed.process, verdict);
                 serde_json::to_writer(&mut out, &record)?;
                 out.write_all(b"\n")?;
             }
         } else {
-            let rows = seen
+            let rows = rows
                 .into_iter()
-                .map(|(row, seen)| row.judged(observer.limit(&seen)));
+                .map(|(row, observed)| row.with_limit(observer.limit(&observed)));
             view::table(rows, &mut out)?;
             out.write_all(b"\n")?;
         }

@@ -30,7 +30,7 @@ use taut_tune::tuner::{Round, SAMPLES, Selection, Tuner};
 use taut_tune::undo::UndoSummary;
 
 use crate::Failure;
-use crate::observe::{Missing, Which};
+use crate::observe::{ConnectionArgs, Missing};
 
 /// The valid windows: from the widest without window scaling to the widest with it.
 const WINDOWS: RangeInclusive<u64> = (64 << 10)..=(1 << 30);
@@ -59,7 +59,7 @@ const FLUSH_TIME: Duration = Duration::from_secs(1);
   taut tune --undo                           undo the changes of a process that was killed")]
 pub(crate) struct Args {
     #[command(flatten)]
-    which: Which,
+    which: ConnectionArgs,
 
     /// Make the changes, and undo them at the end
     #[arg(long)]
@@ -197,7 +197,7 @@ fn rounds(
     while !ends() {
         let (start, before) = (Instant::now(), cpu_time());
         let round = tuner.round(ends).map_err(|e| Failure::Run(e.to_string()))?;
-        missing.say(tuner.observer(), &round.summary);
+        missing.report(tuner.observer(), &round.summary);
         say_once(
             &mut has_said_none,
             leaves_all_alone(&round),

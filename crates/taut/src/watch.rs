@@ -1,4 +1,4 @@
-//! `taut watch`.
+//! `taut watch`: arguments of the job.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -11,32 +11,32 @@ use taut_observe::watch::files::Rotation;
 use taut_observe::watch::run::{self, Options, WatchError};
 
 use crate::Failure;
-use crate::observe::{Missing, Which};
+use crate::observe::{ConnectionArgs, Missing};
 
-/// Looks that a verdict rests on.
+/// Samples that a verdict is based on.
 const SAMPLES: usize = 6;
-/// Connections that are kept, if nothing else is said: 7 kB each.
+/// Connections kept by default, 7 kB each.
 const CONNECTIONS: usize = 100_000;
 
-/// Write a record of each connection at its end
+/// Record each connection when it ends
 #[derive(ClapArgs)]
 #[command(after_help = "\
-  taut watch                                   lines of JSON, to standard output
-  taut watch --to /var/log/taut --keep 30      to files there, of 100 MB or a day
-  taut watch --open-every 1m dport 443         of these, and of open ones each minute
+  taut watch                                   lines of JSON to standard output
+  taut watch --to /var/log/taut --keep 30      to files in that directory, each up to 100 MB or a day
+  taut watch --open-every 1m dport 443         only these connections; open ones too, every minute
   taut watch --metrics 127.0.0.1:9466 --to /var/log/taut
   taut watch --format parquet --to /var/log/taut --file-time 1h
 
-Nothing is changed. SIGTERM and SIGINT end it.")]
+It changes nothing. SIGTERM and SIGINT end it.")]
 pub(crate) struct Args {
     #[command(flatten)]
-    which: Which,
+    connections: ConnectionArgs,
 
-    /// Between looks
+    /// Time between scans
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = crate::top::interval)]
     interval: Duration,
 
-    /// A record of each open connection, too, so often
+    /// Also record each open connection, at this interval
     #[arg(long, value_name = "TIME", value_parser = crate::top::interval)]
     open_every: Option<Duration>,
 
@@ -44,19 +44,19 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     to: Option<PathBuf>,
 
-    /// With --to: what files are. One of Parquet can be read when it is whole, after --file-time at the latest
+    /// With --to: the format of the files. A Parquet file is readable once it is complete, after --file-time at the latest
     #[arg(long, value_enum, default_value_t = Format::Jsonl, requires = "to")]
     format: Format,
 
-    /// With --to: a file is no longer than this
+    /// With --to: start a new file at this size
     #[arg(long, value_name = "BYTES", default_value = "100MB", requires = "to")]
     file_size: ByteSize,
 
-    /// With --to: a file is written for no longer than this
+    /// With --to: start a new file after this time
     #[arg(long, value_name = "TIME", default_value = "1d", requires = "to", value_parser = file_time)]
     file_time: Duration,
 
-    /// With --to: so many files are kept, and older ones deleted
+    /// With --to: keep this many files and delete older ones
     #[arg(long, value_name = "COUNT", default_value_t = 30, requires = "to", value_parser = clap::value_parser!(u32).range(1..))]
     keep: u32,
 
@@ -76,14 +76,14 @@ enum Format {
 fn file_time(text: &str) -> Result<Duration, String> {
     let time = humantime::parse_duration(text).map_err(|e| e.to_string())?;
     match time {
-        time if time < Duration::from_secs(1) => Err("1s at least".into()),
+        time if time < Duration::from_secs(1) => Err("must be at least 1s".into()),
         time => Ok(time),
     }
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let filter = args.which.filter()?;
-    let observer = args.which.observer(CONNECTIONS, SAMPLES);
+    let filter = args.connections.filter()?;
+    let observer = args.connections.observer(CONNECTIONS, SAMPLES);
     let rotation = Rotation {
         size: args.file_size.as_u64(),
         time: args.file_time,
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut missing = Missing::default();
     let watcher = Watcher::new(observer, filter);
     run::run(watcher, &options, |observer, summary| {
-        missing.say(observer, summary)
+        missing.report(observer, summary)
     })
     .map_err(|e| match e {
         WatchError::Metrics { .. } | WatchError::Dir { .. } => Failure::Usage(e.to_string()),

@@ -308,7 +308,7 @@ impl Who {
                 "--own-netns",
                 "--interval",
                 "1s",
-                "--looks",
+                "--scans",
                 &looks.to_string(),
             ]);
         }

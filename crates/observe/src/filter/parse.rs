@@ -1,4 +1,4 @@
-//! Reads a filter.
+//! Parses a filter.
 //!
 //! ```text
 //! or      = and { ("or" | "||") and }
@@ -7,7 +7,7 @@
 //! primary = "(" or ")" | test
 //! ```
 //!
-//! A word may stand in quotes, and then is none of these.
+//! A quoted word is never an operator or a keyword.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -18,17 +18,17 @@ use taut_sys::sock_diag::State;
 
 use super::{Expr, Side, Test, single};
 
-/// Bytes of a filter.
+/// The largest filter, in bytes.
 const LENGTH: usize = 4096;
-/// Brackets in brackets, and `not` before `not`.
+/// The deepest nesting of parentheses and `not`.
 const DEPTH: usize = 32;
 
-/// What is wrong with a filter.
+/// A filter that does not parse.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}{}", at(.word))]
 pub struct FilterError {
     what: String,
-    /// The word that was not understood; none: the end.
+    /// The word that is wrong; `None` for the end of the filter.
     word: Option<String>,
 }
 
@@ -39,14 +39,14 @@ fn at(word: &Option<String>) -> String {
     }
 }
 
-/// Reads an expression; an empty one is every connection.
+/// Parses an expression. An empty one matches every connection.
 ///
 /// # Errors
-/// [`FilterError`].
+/// [`FilterError`]: the expression is not valid, or too large.
 pub(super) fn parse(text: &str) -> Result<Expr, FilterError> {
     if text.len() > LENGTH {
         return Err(FilterError {
-            what: format!("a filter has {LENGTH} bytes at most"),
+            what: format!("a filter has at most {LENGTH} bytes"),
             word: None,
         });
     }
@@ -65,14 +65,14 @@ pub(super) fn parse(text: &str) -> Result<Expr, FilterError> {
     }
 }
 
-/// A word; one in quotes is never an operator.
+/// A word of the filter. A quoted word is never an operator.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Word<'a> {
     text: &'a str,
     quoted: bool,
 }
 
-/// Splits at blanks, takes brackets and operators apart from what they stand beside, and leaves what is in quotes whole.
+/// Splits at blanks and around parentheses and operators. Quoted text is one word.
 fn words(text: &str) -> Result<Vec<Word<'_>>, FilterError> {
     let mut words = Vec::new();
     let mut rest = text.trim_start();
@@ -119,7 +119,7 @@ struct Reader<'a> {
 // === impl Reader ===
 
 impl<'a> Reader<'a> {
-    /// The next word as an operator or a keyword, which one in quotes is not.
+    /// Returns the next word if it may be an operator or a keyword; a quoted word is returned as an empty one.
     fn peek(&self) -> Option<&'a str> {
         self.words
             .first()
@@ -130,7 +130,7 @@ impl<'a> Reader<'a> {
         self.words = self.words.get(1..).unwrap_or_default();
     }
 
-    /// The next word, which has to be there.
+    /// Takes the next word. `what` is expected there.
     fn next(&mut self, what: &str) -> Result<&'a str, FilterError> {
         let word = self.words.first().ok_or_else(|| self.expected(what))?;
         self.skip();
@@ -159,7 +159,7 @@ impl<'a> Reader<'a> {
             match self.peek() {
                 None | Some("or" | "||" | ")") => return Ok(of(all, Expr::And)),
                 Some("and" | "&&") => self.skip(),
-                // As ss has it.
+                // As in ss, `and` may be left out.
                 Some(_) => {}
             }
             all.push(self.not()?);
@@ -193,7 +193,7 @@ impl<'a> Reader<'a> {
     ) -> Result<Expr, FilterError> {
         if self.depth == DEPTH {
             return Err(FilterError {
-                what: format!("brackets and negations go {DEPTH} deep at most"),
+                what: format!("parentheses and negations can be nested at most {DEPTH} deep"),
                 word: self.words.first().map(|word| word.text.to_owned()),
             });
         }
@@ -209,8 +209,12 @@ impl<'a> Reader<'a> {
         let keyword = self.peek();
         let word = self.next(A_TEST)?;
         Ok(match keyword.unwrap_or_default() {
-            // In quotes.
-            "" => Test::Process(self.told(word, Pattern::new(word).ok(), "a process's name")?),
+            // A quoted word.
+            "" => Test::Process(Self::valid(
+                word,
+                Pattern::new(word).ok(),
+                "a process name",
+            )?),
             "src" | "local" => self.end(Side::Local)?,
             "dst" | "peer" | "remote" => self.end(Side::Remote)?,
             "host" | "net" => self.net(Side::Either)?,
@@ -219,19 +223,23 @@ impl<'a> Reader<'a> {
             "port" => self.port(Side::Either)?,
             "pid" => {
                 let number = self.next("a pid")?;
-                Test::Pid(self.told(number, number.parse().ok(), "a pid")?)
+                Test::Pid(Self::valid(number, number.parse().ok(), "a pid")?)
             }
-            "process" | "comm" | "name" => Test::Process(self.pattern("a process's name")?),
+            "process" | "comm" | "name" => Test::Process(self.pattern("a process name")?),
             "container" => {
-                Test::Container(self.pattern("the beginning of a container's identity, and *")?)
+                Test::Container(self.pattern("the beginning of a container ID followed by *")?)
             }
-            "netns" => Test::Netns(self.pattern("a namespace's name")?),
-            "cc" => Test::Cc(self.pattern("a congestion control")?),
+            "netns" => Test::Netns(self.pattern("the name of a namespace")?),
+            "cc" => Test::Cc(self.pattern("the name of a congestion control")?),
             "state" => {
                 let name = self.next("a state")?;
-                Test::State(self.told(name, state(name), "a state such as established")?)
+                Test::State(Self::valid(
+                    name,
+                    state(name),
+                    "a state such as established",
+                )?)
             }
-            // What stands alone: an address, a pid, a process.
+            // A word alone is an address, a pid or a process name.
             _ => {
                 if let Some(net) = network(word) {
                     Test::Net(Side::Either, net)
@@ -242,13 +250,13 @@ impl<'a> Reader<'a> {
                     return Err(self.expected(A_TEST));
                 } else {
                     let pattern = Pattern::new(word).ok();
-                    Test::Process(self.told(word, pattern, "a process's name")?)
+                    Test::Process(Self::valid(word, pattern, "a process name")?)
                 }
             }
         })
     }
 
-    /// After `src` or `dst`: an address or network, or `port` and one.
+    /// Parses what follows `src` or `dst`: an address or network, or `port` and a port.
     fn end(&mut self, side: Side) -> Result<Test, FilterError> {
         match self.peek() {
             Some("port") => {
@@ -266,25 +274,25 @@ impl<'a> Reader<'a> {
     fn net(&mut self, side: Side) -> Result<Test, FilterError> {
         const A_NET: &str = "an address or a network such as 10.0.0.0/8";
         let word = self.next(A_NET)?;
-        Ok(Test::Net(side, self.told(word, network(word), A_NET)?))
+        Ok(Test::Net(side, Self::valid(word, network(word), A_NET)?))
     }
 
     fn port(&mut self, side: Side) -> Result<Test, FilterError> {
-        const A_PORT: &str = "a port such as 443, or ports such as 8000-8100";
+        const A_PORT: &str = "a port such as 443, or a range such as 8000-8100";
         let mut word = self.next(A_PORT)?;
         if matches!(word, "=" | "==") {
             word = self.next(A_PORT)?;
         }
         let ports = ports(word.trim_start_matches([':', '=']));
-        Ok(Test::Port(side, self.told(word, ports, A_PORT)?))
+        Ok(Test::Port(side, Self::valid(word, ports, A_PORT)?))
     }
 
     fn pattern(&mut self, what: &str) -> Result<Pattern, FilterError> {
         let word = self.next(what)?;
-        self.told(word, Pattern::new(word).ok(), what)
+        Self::valid(word, Pattern::new(word).ok(), what)
     }
 
-    fn told<T>(&self, word: &str, value: Option<T>, what: &str) -> Result<T, FilterError> {
+    fn valid<T>(word: &str, value: Option<T>, what: &str) -> Result<T, FilterError> {
         value.ok_or_else(|| FilterError {
             what: format!("expected {what}"),
             word: Some(word.to_owned()),
@@ -292,7 +300,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Several, or the one that there is.
+/// Combines several expressions; a single one stays as it is.
 fn of(mut exprs: Vec<Expr>, several: impl FnOnce(Vec<Expr>) -> Expr) -> Expr {
     match exprs.len() {
         1 => exprs.remove(0),
@@ -316,7 +324,7 @@ fn ports(word: &str) -> Option<RangeInclusive<u16>> {
     }
 }
 
-/// As RFC 9293 writes it, or as ss does, in any case.
+/// Parses the name of a state as RFC 9293 or ss writes it, in upper or lower case.
 fn state(name: &str) -> Option<State> {
     const ALL: [State; 8] = [
         State::Established,

@@ -6,9 +6,9 @@ fn nginx() -> Process {
     Process::for_tests(812, "nginx", Some("0123456789ab"))
 }
 
-fn takes(filter: &str) -> bool {
+fn matches(filter: &str) -> bool {
     let process = nginx();
-    filter.parse::<Filter>().unwrap().takes(&Subject {
+    filter.parse::<Filter>().unwrap().matches(&Subject {
         local: "192.0.2.7:41000".parse().unwrap(),
         remote: "10.1.2.3:443".parse().unwrap(),
         state: State::Established,
@@ -48,7 +48,7 @@ fn filters_are_read_as_people_write_them() {
         "!dport 80",
         "dport 22 or dport 443 and nginx",
     ] {
-        assert!(takes(filter), "{filter}");
+        assert!(matches(filter), "{filter}");
     }
     for filter in [
         "src 10.0.0.0/8",
@@ -64,7 +64,7 @@ fn filters_are_read_as_people_write_them() {
         "netns -",
         "cc bbr",
     ] {
-        assert!(!takes(filter), "{filter}");
+        assert!(!matches(filter), "{filter}");
     }
 }
 
@@ -73,7 +73,7 @@ fn what_is_wrong_is_said_with_the_word() {
     for (filter, says) in [
         (
             "dport https",
-            "expected a port such as 443, or ports such as 8000-8100, at \"https\"",
+            "expected a port such as 443, or a range such as 8000-8100, at \"https\"",
         ),
         ("dport", "at its end"),
         ("dport 500-400", "expected a port"),
@@ -87,7 +87,7 @@ fn what_is_wrong_is_said_with_the_word() {
         ("or nginx", "at \"or\""),
         ("state drunk", "expected a state"),
         ("pid -1", "expected a pid"),
-        ("process [", "expected a process's name"),
+        ("process [", "expected a process name"),
         ("process 'web content", "a quote is not closed"),
         ("'dport' 443 sshd )", "at \")\""),
     ] {
@@ -111,7 +111,7 @@ fn depth_and_length_have_bounds() {
 
 #[test]
 fn only_some_filters_need_the_owner() {
-    let asks = |filter: &str| filter.parse::<Filter>().unwrap().asks_for_owner();
+    let asks = |filter: &str| filter.parse::<Filter>().unwrap().needs_owner();
     assert!(asks("nginx") && asks("dport 1 or not pid 3") && asks("container a*"));
     assert!(!asks("") && !asks("dst 10.0.0.0/8 and not dport 80"));
 }
@@ -131,6 +131,6 @@ proptest! {
     fn a_filter_and_its_negation_share_nothing(
         word in prop::sample::select(vec!["dport 443", "nginx", "src 10.0.0.0/8", "1 or 812", "cc bbr"])
     ) {
-        prop_assert_ne!(takes(word), takes(&format!("not ({word})")));
+        prop_assert_ne!(matches(word), matches(&format!("not ({word})")));
     }
 }

@@ -1,4 +1,4 @@
-//! A process, as `/proc` tells of it, and a walk over all of them.
+//! A process as `/proc` describes it, and a walk over all processes.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -15,29 +15,29 @@ use taut_sys::Errno;
 
 use crate::sanitize;
 
-/// A process has no more than this to say in one file.
+/// The most that is read of a file in `/proc`, in bytes.
 const TEXT_MAX: u64 = 16 << 10;
 
-/// A process that has, or had, a connection.
+/// A process that owns or owned a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
-    /// Number.
+    /// Process ID.
     pub pid: u32,
-    /// Name (`comm`), fit for a terminal.
+    /// Its name (`comm`), safe for a terminal.
     pub name: Arc<str>,
-    /// Container, by the beginning of its identity.
+    /// The first 12 digits of its container ID.
     pub container: Option<String>,
-    /// When it began, in ticks since the machine did: with its number, which process it is.
+    /// Its start time, in clock ticks after the boot. Together with the pid it identifies a process.
     pub(super) began: u64,
 }
 
-/// A walk over the descriptors of all processes, some at a time.
+/// A walk over the descriptors of all processes, in steps.
 #[derive(Debug)]
 pub(super) struct Walk {
     root: PathBuf,
     pids: Vec<u32>,
     current: Option<Current>,
-    /// Processes whose descriptors the caller may not see.
+    /// Processes whose descriptors the caller may not read.
     pub(super) denied: usize,
 }
 
@@ -54,7 +54,7 @@ struct Current {
 // === impl Process ===
 
 impl Process {
-    /// Whether the process of this number is still this one, and still this program.
+    /// Whether the process with this pid is still the same one and runs the same program.
     pub(super) fn is_still(&self, root: &Path) -> bool {
         let now = || {
             let directory = open(CWD, &root.join(self.pid.to_string())).ok()?;
@@ -63,7 +63,7 @@ impl Process {
         now().is_some_and(|(name, began)| began == self.began && *name == *self.name)
     }
 
-    /// One that there is not.
+    /// Returns a process that does not exist.
     #[cfg(test)]
     pub(crate) fn for_tests(pid: u32, name: &str, container: Option<&str>) -> Self {
         Self {
@@ -74,7 +74,7 @@ impl Process {
         }
     }
 
-    /// What `directory`, which is this process's also when its number is given to another, says.
+    /// Reads a process through `directory`, which stays that of this process even if its pid is reused.
     fn read(directory: &OwnedFd, pid: u32) -> Option<Self> {
         let (name, began) = parse_stat(&read(directory, "stat")?)?;
         let cgroup = read(directory, "cgroup").unwrap_or_default();
@@ -87,7 +87,7 @@ impl Process {
     }
 }
 
-/// Name and beginning, of `/proc/PID/stat`: `1 (name) S 2 3 ...`, where a name may have anything in it.
+/// Parses name and start time of `/proc/PID/stat`: `1 (name) S 2 3 ...`. The name may contain any character.
 fn parse_stat(stat: &[u8]) -> Option<(String, u64)> {
     let open = stat.iter().position(|&byte| byte == b'(')?;
     let close = stat.iter().rposition(|&byte| byte == b')')?;
@@ -98,8 +98,8 @@ fn parse_stat(stat: &[u8]) -> Option<(String, u64)> {
     Some((name, began))
 }
 
-/// The beginning of a container's identity, of `/proc/PID/cgroup`. Runtimes name the cgroup after it: 64
-/// hexadecimal digits, alone or between a prefix and a suffix.
+/// Parses the first digits of the container ID in `/proc/PID/cgroup`. Runtimes name the cgroup after it: 64 hexadecimal
+/// digits, alone or between a prefix and a suffix.
 fn container(cgroup: &str) -> Option<String> {
     const DIGITS: usize = 64;
     const SHOWN: usize = 12;
@@ -108,7 +108,7 @@ fn container(cgroup: &str) -> Option<String> {
         let id = words.find(|word| word.len() == DIGITS)?;
         Some(id[..SHOWN].to_owned())
     };
-    // The innermost.
+    // The innermost cgroup.
     cgroup
         .lines()
         .find_map(|line| line.rsplit('/').find_map(of))
@@ -133,12 +133,12 @@ fn read(directory: &OwnedFd, name: &str) -> Option<Vec<u8>> {
 // === impl Walk ===
 
 impl Walk {
-    /// Over the processes that there are now: `first`, then the others.
+    /// Starts a walk over the processes of this moment: `first`, then the others.
     pub(super) fn new(root: &Path, first: &HashSet<u32>) -> Self {
         let entries = fs::read_dir(root).into_iter().flatten().flatten();
         let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         let mut pids: Vec<u32> = pids.filter(|pid| !first.contains(pid)).collect();
-        // From the end.
+        // They are taken from the end.
         pids.extend(first);
         Self {
             root: root.to_owned(),
@@ -148,9 +148,9 @@ impl Walk {
         }
     }
 
-    /// Goes on for so many descriptors and processes, and takes out of `wanted` the sockets that it finds, with who
-    /// has them. `true`: it has been everywhere, or has found all.
-    pub(super) fn go_on(
+    /// Reads up to `reads` more descriptors and processes. Removes the sockets that it finds from `wanted` and passes them to
+    /// `found` with their owner. Returns whether the walk is complete, or has found all.
+    pub(super) fn resume(
         &mut self,
         reads: usize,
         wanted: &mut FxHashMap<u32, Vec<u64>>,
@@ -167,7 +167,7 @@ impl Walk {
                 match Current::of(&self.root, pid) {
                     Ok(current) => self.current = Some(current),
                     Err(Errno::ACCESS | Errno::PERM) => self.denied += 1,
-                    // It has ended.
+                    // The process has ended.
                     Err(_) => {}
                 }
                 continue;
@@ -213,7 +213,7 @@ impl Current {
     }
 }
 
-/// The inode of the socket that this descriptor is.
+/// Returns the inode of the socket behind a descriptor; `None` if it is no socket.
 fn socket(descriptors: &OwnedFd, name: &CStr) -> Option<u32> {
     let mut link = [0u8; 64];
     let length = readlinkat_raw(descriptors, name, &mut link).ok()?;
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_brackets_and_spaces_is_read_whole() {
+    fn a_name_with_parentheses_and_spaces_is_parsed_whole() {
         let rest = (4..=22).map(|n| format!(" {n}")).collect::<String>();
         let stat = format!("7 (a) R (b\x1b) S{rest} 23");
         assert_eq!(
@@ -244,12 +244,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_a_file_says_is_read_without_harm(text in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn any_content_is_parsed_without_panic(text in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = parse_stat(&text);
             let _ = container(&String::from_utf8_lossy(&text));
         }
 
-        /// A name chosen to look like what comes after it changes nothing of that.
+        /// A name that looks like the fields behind it does not change them.
         #[test]
         fn a_name_cannot_forge_what_follows_it(name in "[() 0-9SR]{0,15}") {
             let zeros = " 0".repeat(18);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_are_told_by_their_runtimes_names() {
+    fn the_container_id_is_found_in_each_runtimes_cgroup() {
         let id = "0123456789abcdef".repeat(4);
         for cgroup in [
             format!("0::/system.slice/docker-{id}.scope\n"),

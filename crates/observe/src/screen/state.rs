@@ -155,8 +155,8 @@ impl State {
     pub(super) fn choose(&mut self, observer: &Observer) {
         let filter = std::mem::replace(&mut self.filter, Filter::all());
         let rows = observer
-            .seen(&filter)
-            .map(|seen| Row::of(&seen).judged(observer.limit(&seen)));
+            .connections(&filter)
+            .map(|seen| Row::of(&seen).with_limit(observer.limit(&seen)));
         self.rows = rows.collect();
         self.filter = filter;
         view::sort_by(&mut self.rows, |row| row, self.sort);

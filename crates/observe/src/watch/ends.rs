@@ -1,4 +1,4 @@
-//! Who listens for ends, in each namespace.
+//! Listens for the kernel's reports of ends in each network namespace.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use taut_sys::sock_diag::{Connection, DestroyedSockets};
 
 use crate::namespaces::Namespace;
 
-/// Listeners of the namespaces that there are. One keeps its namespace, which its owner may have given up: it is let
-/// go when the namespace is not found any more ([`crate::scan::FIND_EVERY`]).
+/// The listeners, by namespace. A listener keeps its namespace alive even if its owner has given it up. It is closed once a scan
+/// does not find the namespace any more ([`crate::scan::FIND_EVERY`]).
 #[derive(Debug, Default)]
 pub(super) struct Listeners {
     by_netns: HashMap<NetnsId, Listener>,
@@ -24,7 +24,7 @@ struct Listener {
 // === impl Listeners ===
 
 impl Listeners {
-    /// Listens in these, and in no other any more. Where it may not, ends are seen by their absence.
+    /// Listens in these namespaces and in no others. In a namespace that the caller may not enter, ends are noticed by scans only.
     pub(super) fn listen(&mut self, namespaces: &[Namespace]) {
         let known = |id: &NetnsId| namespaces.iter().any(|namespace| namespace.id == *id);
         self.by_netns.retain(|id, _| known(id));
@@ -39,8 +39,8 @@ impl Listeners {
         }
     }
 
-    /// Hands over what has ended, and says how often the kernel had no room for it.
-    pub(super) fn hear(&mut self, mut each: impl FnMut(&Arc<str>, Connection)) -> u64 {
+    /// Passes each reported end to `each`. Returns how often the kernel dropped reports.
+    pub(super) fn poll(&mut self, mut each: impl FnMut(&Arc<str>, Connection)) -> u64 {
         let mut missed = 0;
         self.by_netns.retain(|_, listener| {
             let netns = &listener.netns;
@@ -49,7 +49,7 @@ impl Listeners {
                     missed += ended.missed as u64;
                     true
                 }
-                // It is opened anew at the next look.
+                // The next scan opens it again.
                 Err(_) => false,
             }
         });

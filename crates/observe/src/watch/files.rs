@@ -1,4 +1,4 @@
-//! Files that are written one after the other, and of which the oldest go.
+//! Writes a sequence of files and deletes the oldest.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -6,80 +6,79 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// What a file's name begins with.
+/// The beginning of each file's name.
 const PREFIX: &str = "connections-";
-/// What the name of one ends with that cannot be read before it has been closed.
+/// The suffix of a file that is not readable until it is complete.
 const PART: &str = ".part";
 
-/// What is in a file.
+/// The format of a file.
 pub trait Body: Sized {
     /// What is written at a time.
     type Entry<'a>;
 
-    /// What a file's name ends with.
+    /// The suffix of the file's name.
     const SUFFIX: &'static str;
-    /// Whether it can be read while it is written.
-    const READS_AT_ONCE: bool;
+    /// Whether the file is readable while it is written.
+    const IS_READABLE_AT_ONCE: bool;
 
-    /// In an empty file.
+    /// Begins an empty file.
     ///
     /// # Errors
-    /// The system's.
+    /// The file cannot be written.
     fn begin(file: File) -> io::Result<Self>;
 
-    /// Bytes that it has, or about so many.
+    /// Returns the length of the file in bytes, or an estimate.
     fn length(&self) -> u64;
 
-    /// Bytes that this would add, or about so many.
+    /// Returns how many bytes an entry would add, or an estimate.
     fn length_of(entry: &Self::Entry<'_>) -> u64;
 
-    /// Entries that would be lost if it could not be written any more.
+    /// Returns how many entries would be lost if the file could not be written any more.
     fn at_stake(&self) -> u64;
 
     /// Adds an entry.
     ///
     /// # Errors
-    /// The system's.
+    /// The file cannot be written.
     fn write(&mut self, entry: Self::Entry<'_>) -> io::Result<()>;
 
-    /// Writes out what can be read at once.
+    /// Writes buffered entries, if the format allows it.
     ///
     /// # Errors
-    /// The system's.
+    /// The file cannot be written.
     fn flush(&mut self) -> io::Result<()>;
 
-    /// Ends it.
+    /// Completes the file.
     ///
     /// # Errors
-    /// The system's.
+    /// The file cannot be written.
     fn close(self) -> io::Result<()>;
 
-    /// Gives it up after a fault: nothing more is written.
+    /// Abandons the file after an error, without writing more.
     fn give_up(self);
 }
 
-/// Entries that could not be written.
+/// Entries that were lost.
 #[derive(Debug)]
 pub struct Lost {
-    /// How many.
+    /// Number of entries.
     pub entries: u64,
-    /// Why.
+    /// The error that lost them.
     pub error: io::Error,
 }
 
-/// When the next file begins, and how many are kept.
+/// When a new file begins, and how many are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rotation {
-    /// With the entry that would make a file longer than this, in bytes. One that is longer by itself has a file of
-    /// its own.
+    /// The largest size of a file, in bytes. A single entry may be larger.
     pub size: u64,
-    /// When a file is so old.
+    /// The longest time for which a file is written.
     pub time: Duration,
-    /// Files, the one that is written included; those of earlier runs count.
+    /// How many files to keep, the current one and those of earlier runs included.
     pub keep: usize,
 }
 
-/// The files in a directory. Others in it are left alone.
+/// The files in a directory, whose other files it leaves alone.
 #[derive(Debug)]
 pub struct Files<B> {
     dir: PathBuf,
@@ -97,10 +96,10 @@ struct Current<B> {
 // === impl Files ===
 
 impl<B: Body> Files<B> {
-    /// In this directory, which is made if it is not there.
+    /// Uses this directory, and creates it if it is missing.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// It cannot be created.
     pub fn in_dir(dir: &Path, rotation: Rotation) -> io::Result<Self> {
         fs::create_dir_all(dir)?;
         Ok(Self {
@@ -110,10 +109,11 @@ impl<B: Body> Files<B> {
         })
     }
 
-    /// Writes an entry, into the next file if it is time for that.
+    /// Writes an entry, into a new file if the current one is full or old.
     ///
     /// # Errors
-    /// The system's, such as a full disk. The entry is lost, or half written; the next one begins a new file.
+    /// The file cannot be written, because the disk is full, say. The entry is lost or half written; the next one begins a new
+    /// file.
     pub fn write(&mut self, now: SystemTime, entry: B::Entry<'_>) -> Result<(), Lost> {
         let length = B::length_of(&entry);
         let is_over = |current: &Current<B>| self.is_over(current, now, length);
@@ -139,12 +139,12 @@ impl<B: Body> Files<B> {
     }
 
     fn is_old(&self, current: &Current<B>, now: SystemTime) -> bool {
-        // A clock that was set back does not begin a file.
+        // A clock that was set back gives no age.
         let age = now.duration_since(current.began).unwrap_or_default();
         age >= self.rotation.time
     }
 
-    /// Writes out what can be read at once, and ends a file whose time is over.
+    /// Writes buffered entries, and completes a file that is old.
     ///
     /// # Errors
     /// As [`Files::write`].
@@ -159,7 +159,7 @@ impl<B: Body> Files<B> {
         }
     }
 
-    /// Ends the file that is written.
+    /// Completes the current file.
     ///
     /// # Errors
     /// As [`Files::write`].
@@ -168,17 +168,20 @@ impl<B: Body> Files<B> {
             return Ok(());
         };
         let entries = current.body.at_stake();
-        let closed = current.body.close().and_then(|()| match B::READS_AT_ONCE {
-            true => Ok(()),
-            false => fs::rename(with_part(&current.path), &current.path),
-        });
+        let closed = current
+            .body
+            .close()
+            .and_then(|()| match B::IS_READABLE_AT_ONCE {
+                true => Ok(()),
+                false => fs::rename(with_part(&current.path), &current.path),
+            });
         closed.map_err(|error| {
             Self::remove_part(&current.path);
             Lost { entries, error }
         })
     }
 
-    /// What is buffered would fail again.
+    /// Abandons the current file.
     fn give_up(&mut self, error: io::Error) -> Lost {
         let mut entries = 1;
         if let Some(current) = self.current.take() {
@@ -189,33 +192,33 @@ impl<B: Body> Files<B> {
         Lost { entries, error }
     }
 
-    /// One that was not closed is of no use, and takes room.
+    /// Deletes an incomplete file, which is not readable.
     fn remove_part(path: &Path) {
-        if !B::READS_AT_ONCE {
-            // Should it stay, it counts among those of which the oldest go.
+        if !B::IS_READABLE_AT_ONCE {
+            // If this fails, the file is deleted later as one of the oldest.
             let _ = fs::remove_file(with_part(path));
         }
     }
 
     fn begin(dir: &Path, now: SystemTime, keep: usize) -> io::Result<Current<B>> {
-        // No colons: not every file system and program takes them.
+        // Some file systems and programs do not accept colons.
         let time = humantime::format_rfc3339_seconds(now)
             .to_string()
             .replace(':', "-");
-        // Another of the same second.
+        // Several files of one second get a number.
         let names = (0..1000u32).map(|number| match number {
             0 => format!("{PREFIX}{time}{}", B::SUFFIX),
             number => format!("{PREFIX}{time}.{number:03}{}", B::SUFFIX),
         });
         for path in names.map(|name| dir.join(name)) {
-            let (written, other) = match B::READS_AT_ONCE {
+            let (written, other) = match B::IS_READABLE_AT_ONCE {
                 true => (path.clone(), None),
                 false => (with_part(&path), Some(&path)),
             };
             if other.is_some_and(|other| other.exists()) {
                 continue;
             }
-            // Who talks to whom is not everybody's business.
+            // Only the owner and the group may read who talks to whom.
             let mut options = OpenOptions::new();
             options.write(true).create_new(true).mode(0o640);
             match options.open(written) {
@@ -231,10 +234,12 @@ impl<B: Body> Files<B> {
                 }
             }
         }
-        Err(io::Error::other("a thousand files begin in one second"))
+        Err(io::Error::other(
+            "a thousand files were started in one second",
+        ))
     }
 
-    /// Takes the oldest away.
+    /// Deletes the oldest files.
     fn prune(dir: &Path, keep: usize) -> io::Result<()> {
         let mut names = Vec::new();
         for entry in fs::read_dir(dir)? {
@@ -247,12 +252,12 @@ impl<B: Body> Files<B> {
                 names.push(name.to_owned());
             }
         }
-        // Their names are their times.
+        // The names contain the time, so they sort by age.
         names.sort_unstable_by(|a, b| stem::<B>(a).cmp(stem::<B>(b)));
         let over = names.len().saturating_sub(keep.max(1));
         for name in &names[..over] {
             match fs::remove_file(dir.join(name)) {
-                // Somebody else was faster.
+                // Another process deleted it first.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 removed => removed?,
             }
@@ -261,7 +266,7 @@ impl<B: Body> Files<B> {
     }
 }
 
-/// By which a name sorts: the second of a time comes after the first, which has no number.
+/// Returns the sort key of a name: a file without a number comes before those of the same second with one.
 fn stem<B: Body>(name: &str) -> &str {
     let whole = name.strip_suffix(PART).unwrap_or(name);
     whole.strip_suffix(B::SUFFIX).unwrap_or(whole)

@@ -1,4 +1,4 @@
-//! A line of JSON for what is told, and files of them.
+//! Reports as lines of JSON, and files of such lines.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -8,27 +8,27 @@ use std::time::SystemTime;
 use serde::{Serialize, Serializer};
 
 use super::files::Body;
-use super::{Event, Told};
+use super::{Event, Report};
 use crate::record::Record;
 use crate::verdict::Factor;
 
-/// A record with what is known of a connection's time.
+/// A report as it is written.
 #[derive(Serialize)]
 pub(super) struct Line<'a> {
-    /// When it was told (RFC 3339, UTC).
+    /// Time of the report (RFC 3339, UTC).
     #[serde(serialize_with = "rfc3339")]
     pub(super) time: SystemTime,
     /// `end` or `open`.
     pub(super) event: &'static str,
-    /// Since it was first seen; nothing of one that was in no look.
+    /// Seconds since the connection was first found; `None` if no scan found it.
     pub(super) seconds: Option<f64>,
-    /// Seconds that each factor limited it.
+    /// Seconds that each factor limited it, by name.
     pub(super) limited: BTreeMap<&'static str, f64>,
     #[serde(flatten)]
     pub(super) record: Record<'a>,
 }
 
-/// Lines in a file.
+/// A file of lines.
 #[derive(Debug)]
 pub struct Lines {
     file: BufWriter<File>,
@@ -42,34 +42,34 @@ fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::
 // === impl Line ===
 
 impl<'a> Line<'a> {
-    pub(super) fn of(told: &'a Told<'_>, now: SystemTime) -> Self {
-        let seconds = told.life.map(|life| {
-            let last = told.tracked.last().at;
+    pub(super) fn of(report: &'a Report<'_>, now: SystemTime) -> Self {
+        let seconds = report.life.map(|life| {
+            let last = report.tracked.last().at;
             last.saturating_sub(life.since).as_secs_f64()
         });
-        let limited = told.life.into_iter().flat_map(|life| {
+        let limited = report.life.into_iter().flat_map(|life| {
             let each = Factor::ALL.iter().zip(life.limited);
             each.filter(|(_, seconds)| *seconds > 0.0)
                 .map(|(factor, seconds)| (factor.name(), seconds))
         });
         Self {
             time: now,
-            event: match told.event {
+            event: match report.event {
                 Event::End => "end",
                 Event::Open => "open",
             },
             seconds,
             limited: limited.collect(),
             record: Record::of(
-                told.cookie,
-                told.tracked,
-                told.process,
-                told.verdict.clone(),
+                report.cookie,
+                report.tracked,
+                report.process,
+                report.verdict.clone(),
             ),
         }
     }
 
-    /// Appends it, with its end.
+    /// Appends the line with a newline.
     pub(super) fn write(&self, to: &mut Vec<u8>) -> serde_json::Result<()> {
         serde_json::to_writer(&mut *to, self)?;
         to.push(b'\n');
@@ -83,7 +83,7 @@ impl Body for Lines {
     type Entry<'a> = &'a [u8];
 
     const SUFFIX: &'static str = ".jsonl";
-    const READS_AT_ONCE: bool = true;
+    const IS_READABLE_AT_ONCE: bool = true;
 
     fn begin(file: File) -> io::Result<Self> {
         let file = BufWriter::new(file);
@@ -116,7 +116,7 @@ impl Body for Lines {
     }
 
     fn give_up(self) {
-        // What is buffered would fail again when it is dropped.
+        // Dropping the writer would try to write the buffer again.
         let _ = self.file.into_parts();
     }
 }
@@ -141,7 +141,7 @@ mod tests {
             ..Life::default()
         };
         life.limited[Factor::Loss.index()] = 2.5;
-        let told = Told {
+        let report = Report {
             event: Event::End,
             cookie: 9,
             tracked: &tracked,
@@ -151,7 +151,7 @@ mod tests {
         };
         let mut text = Vec::new();
         let now = SystemTime::UNIX_EPOCH + Duration::from_millis(1_500);
-        Line::of(&told, now).write(&mut text).unwrap();
+        Line::of(&report, now).write(&mut text).unwrap();
         assert_eq!(text.pop(), Some(b'\n'));
         let line: serde_json::Value = serde_json::from_slice(&text).unwrap();
         assert_eq!(line["time"], "1970-01-01T00:00:01.500Z");

@@ -1,4 +1,4 @@
-//! What is told to a scraper: sums and histograms, by process and by the peer's network.
+//! The metrics of `taut watch`: sums and histograms by process and by the peer's network.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -14,18 +14,18 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use super::{Counts, Event, Told};
+use super::{Counts, Event, Report};
 use crate::owner::Process;
 use crate::verdict::Factor;
 
-/// Pairs of a process's name and a network that have histograms of their own; what comes later is `other`.
+/// The most pairs of process name and peer network with histograms of their own; later ones count as `other`.
 pub const PAIRS: usize = 500;
-/// Names of processes that have counters of their own; what comes later is `other`.
+/// The most process names with counters of their own; later ones count as `other`.
 pub const PROCESSES: usize = 500;
-/// Networks of peers, in bits: what one site usually has.
+/// Prefix lengths of peer networks: what one site usually has.
 const PREFIX_V4: u8 = 24;
 const PREFIX_V6: u8 = 48;
-/// What stands for all that have no labels of their own, and for a process that is not known.
+/// The label of everything beyond the limits, and the label of an unknown process.
 const OTHER: &str = "other";
 const UNKNOWN: &str = "unknown";
 
@@ -33,7 +33,7 @@ type Labels = Vec<(&'static str, String)>;
 type Seconds = Counter<f64, AtomicU64>;
 type Histograms = Family<Labels, Histogram, fn() -> Histogram>;
 
-/// The figures.
+/// The metrics.
 pub struct Metrics {
     registry: Arc<Registry>,
     limited: Family<Labels, Seconds>,
@@ -43,7 +43,7 @@ pub struct Metrics {
     open: Gauge,
     left_out: Gauge,
     unseen: Counter,
-    unheard: Counter,
+    unreported: Counter,
     missed: Counter,
     lost: Counter,
     counts: Counts,
@@ -51,18 +51,18 @@ pub struct Metrics {
     processes: Known<String>,
 }
 
-/// What has labels of its own.
+/// A bounded set of label values.
 struct Known<T> {
     known: HashSet<T>,
     most: usize,
 }
 
-/// Round trips from 0.1 ms to 13 s.
+/// Returns a histogram of round trips from 0.1 ms to 13 s.
 fn round_trips() -> Histogram {
     Histogram::new(exponential_buckets(0.0001, 2.0, 18))
 }
 
-/// Shares from one in a hundred thousand to one half.
+/// Returns a histogram of shares from 1/100,000 to about 1/2.
 fn shares() -> Histogram {
     Histogram::new(exponential_buckets(0.00001, 3.0, 11))
 }
@@ -79,7 +79,7 @@ impl Default for Metrics {
             open: Gauge::default(),
             left_out: Gauge::default(),
             unseen: Counter::default(),
-            unheard: Counter::default(),
+            unreported: Counter::default(),
             missed: Counter::default(),
             lost: Counter::default(),
             counts: Counts::default(),
@@ -89,47 +89,47 @@ impl Default for Metrics {
         let register = &mut registry;
         register.register(
             "limited_seconds",
-            "Time of connections, by what limited them",
+            "Connection time by what limited it",
             metrics.limited.clone(),
         );
         register.register(
             "ended",
-            "Connections that have ended, by what limited them for longest",
+            "Ended connections by what limited them for longest",
             metrics.ended.clone(),
         );
         register.register(
             "rtt_seconds",
-            "Smoothed round trips of connections at their end",
+            "Smoothed round-trip time of connections at their end",
             metrics.rtt.clone(),
         );
         register.register(
             "retransmitted_ratio",
-            "Bytes sent again over bytes sent, of connections at their end",
+            "Share of sent bytes that were retransmitted, of connections at their end",
             metrics.retransmitted.clone(),
         );
         register.register(
             "connections",
-            "Connections of the last look",
+            "Connections of the last scan",
             metrics.open.clone(),
         );
         register.register(
             "connections_left_out",
-            "Connections of the last look for which there was no room",
+            "Connections of the last scan that were left out for want of room",
             metrics.left_out.clone(),
         );
         register.register(
             "unseen",
-            "Connections that have ended and were in no look",
+            "Ended connections that no scan found",
             metrics.unseen.clone(),
         );
         register.register(
-            "unheard",
-            "Connections that have ended without the kernel's telling",
-            metrics.unheard.clone(),
+            "unreported",
+            "Ended connections whose end the kernel did not report",
+            metrics.unreported.clone(),
         );
         register.register(
             "missed",
-            "Times that the kernel had no room for ends that were not read in time",
+            "Times the kernel dropped reports of ends that were not read in time",
             metrics.missed.clone(),
         );
         register.register(
@@ -147,7 +147,7 @@ impl Default for Metrics {
 // === impl Metrics ===
 
 impl Metrics {
-    /// An exposition in OpenMetrics' text format, of the moment at which it is called.
+    /// Returns a function that encodes the current metrics as OpenMetrics text.
     pub fn exposition(
         &self,
     ) -> impl Fn() -> Result<String, fmt::Error> + Clone + Send + Sync + use<> {
@@ -159,32 +159,32 @@ impl Metrics {
         }
     }
 
-    /// A factor has limited a connection of this process for so long.
+    /// Adds time in which a factor limited a connection of this process.
     pub fn limited(&mut self, process: Option<&Process>, factor: Factor, seconds: f64) {
         let process = self.process(process);
         let labels = vec![("factor", factor.name().to_owned()), ("process", process)];
         self.limited.get_or_create(&labels).inc_by(seconds);
     }
 
-    /// A connection was told of.
-    pub fn told(&mut self, told: &Told<'_>) {
-        if told.event != Event::End {
+    /// Counts a report of an ended connection.
+    pub fn report(&mut self, report: &Report<'_>) {
+        if report.event != Event::End {
             return;
         }
-        let factor = told.life.and_then(|life| life.longest());
+        let factor = report.life.and_then(|life| life.longest());
         let labels = vec![
             (
                 "factor",
                 factor.unwrap_or(Factor::Unclear).name().to_owned(),
             ),
-            ("process", self.process(told.process)),
+            ("process", self.process(report.process)),
         ];
         self.ended.get_or_create(&labels).inc();
-        let connection = &told.tracked.last().connection;
+        let connection = &report.tracked.last().connection;
         let Some(info) = &connection.info else {
             return;
         };
-        let process = told.process.map_or(UNKNOWN, |process| &process.name);
+        let process = report.process.map_or(UNKNOWN, |process| &process.name);
         let pair = (process.to_owned(), network(connection.remote.ip()));
         let (process, peer) = self.pairs.or(pair, || (OTHER.to_owned(), OTHER.to_owned()));
         let labels = vec![("process", process), ("peer", peer)];
@@ -197,18 +197,19 @@ impl Metrics {
         }
     }
 
-    /// A look is over.
-    pub fn looked(&mut self, open: usize, left_out: usize, counts: Counts) {
+    /// Sets the gauges and counters after a scan.
+    pub fn scanned(&mut self, open: usize, left_out: usize, counts: Counts) {
         self.open.set(i64::try_from(open).unwrap_or(i64::MAX));
         self.left_out
             .set(i64::try_from(left_out).unwrap_or(i64::MAX));
         let before = std::mem::replace(&mut self.counts, counts);
         self.unseen.inc_by(counts.unseen - before.unseen);
-        self.unheard.inc_by(counts.unheard - before.unheard);
+        self.unreported
+            .inc_by(counts.unreported - before.unreported);
         self.missed.inc_by(counts.missed - before.missed);
     }
 
-    /// So many records could not be written.
+    /// Counts records that could not be written.
     pub fn lost(&self, records: u64) {
         self.lost.inc_by(records);
     }
@@ -239,7 +240,7 @@ impl<T: Eq + std::hash::Hash + Clone> Known<T> {
         }
     }
 
-    /// This one, if it has labels or there is room for it; else the other.
+    /// Returns `one` if it is known or there is room for it, else `other`.
     fn or(&mut self, one: T, other: impl FnOnce() -> T) -> T {
         if self.known.contains(&one) {
             return one;
@@ -252,13 +253,13 @@ impl<T: Eq + std::hash::Hash + Clone> Known<T> {
     }
 }
 
-/// The network that an address is in.
+/// Returns the network of an address.
 fn network(address: IpAddr) -> String {
     let bits = match address {
         IpAddr::V4(_) => PREFIX_V4,
         IpAddr::V6(_) => PREFIX_V6,
     };
-    // No prefix is too long.
+    // Neither prefix is too long.
     IpNet::new(address, bits).map_or_else(|_| OTHER.to_owned(), |net| net.trunc().to_string())
 }
 
@@ -281,7 +282,7 @@ mod tests {
     }
 
     fn tell(metrics: &mut Metrics, tracked: &Tracked, life: Option<&Life>) {
-        metrics.told(&Told {
+        metrics.report(&Report {
             event: Event::End,
             cookie: 1,
             tracked,

@@ -1,4 +1,4 @@
-//! Records as rows of Apache Parquet: a column for each figure, so that programs for tables read them at once.
+//! Reports as rows of Apache Parquet, with a column for each figure.
 
 use std::fmt;
 use std::fs::File;
@@ -18,13 +18,13 @@ use super::line::Line;
 use crate::instruments::INSTRUMENTS;
 use crate::verdict::Factor;
 
-/// Rows that are kept until they are written, as a group; some kilobytes each.
+/// Rows of a group, which stay in memory until the group is written; some kilobytes each.
 const GROUP: usize = 4096;
 
-/// How to get a figure out of a record.
+/// Reads a figure from a report.
 type FigureOf = Box<dyn Fn(&Line<'_>) -> Option<f64> + Send + Sync>;
 
-/// How to get what is in a column out of a record; nothing where the record has none.
+/// Reads the value of a column from a report; `None` becomes null.
 enum Cell {
     Text(fn(&Line<'_>) -> Option<String>),
     Whole(fn(&Line<'_>) -> Option<u64>),
@@ -33,34 +33,34 @@ enum Cell {
     Figure(FigureOf),
 }
 
-/// All columns, with their names.
+/// All columns by name.
 static COLUMNS: LazyLock<Vec<(String, Cell)>> = LazyLock::new(columns);
 
-/// What is in a place of the table.
+/// A value of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Words.
+    /// A string.
     Text(String),
-    /// A whole number.
+    /// An unsigned integer.
     Whole(u64),
-    /// Any other.
+    /// A floating-point number.
     Figure(f64),
 }
 
-/// A record, by columns.
+/// The values of a report, by column.
 pub type Row = Vec<Option<Value>>;
 
-/// Rows in a file.
+/// A file of rows.
 pub struct Parquet {
     writer: SerializedFileWriter<File>,
-    /// Rows that are not written yet, and the bytes that their values have.
+    /// Rows that are not written yet, and the size of their values in bytes.
     pending: Vec<Row>,
     pending_bytes: u64,
-    /// All of them.
+    /// Number of all rows.
     rows: u64,
 }
 
-/// The record as a row.
+/// Returns the values of a report.
 pub(super) fn row(line: &Line<'_>) -> Row {
     let value = |(_, cell): &(String, Cell)| match cell {
         Cell::Text(of) => of(line).map(Value::Text),
@@ -184,14 +184,14 @@ fn schema() -> Result<Type, ParquetError> {
         .build()
 }
 
-/// Writes what the rows have in the `at`th column.
+/// Writes the values of column `at`.
 fn write_column(
     column: &mut SerializedColumnWriter<'_>,
     rows: &[Row],
     at: usize,
 ) -> Result<(), ParquetError> {
     let cells = || rows.iter().map(|row| row.get(at).and_then(Option::as_ref));
-    // 1 where there is a value.
+    // The definition level is 1 for a value and 0 for null.
     let levels: Vec<i16> = cells().map(|cell| cell.is_some().into()).collect();
     let values = || cells().flatten();
     match COLUMNS.get(at).map(|(_, cell)| cell) {
@@ -208,7 +208,7 @@ fn write_column(
         Some(Cell::Whole(_) | Cell::Time(_)) => {
             let wholes: Vec<_> = values()
                 .filter_map(|value| match value {
-                    // Of numbers without a sign the bits are kept (LogicalTypes.md of the format).
+                    // Unsigned integers are stored by their bits (LogicalTypes.md of the format).
                     Value::Whole(whole) => Some(whole.cast_signed()),
                     _ => None,
                 })
@@ -241,7 +241,7 @@ impl fmt::Debug for Parquet {
 }
 
 impl Parquet {
-    /// Writes the rows that are kept.
+    /// Writes the rows in memory as a group.
     fn write_group(&mut self) -> Result<(), ParquetError> {
         if self.pending.is_empty() {
             return Ok(());
@@ -264,8 +264,8 @@ impl Body for Parquet {
     type Entry<'a> = Row;
 
     const SUFFIX: &'static str = ".parquet";
-    // What is where stands at its end.
-    const READS_AT_ONCE: bool = false;
+    // The index is at the end of the file.
+    const IS_READABLE_AT_ONCE: bool = false;
 
     fn begin(file: File) -> io::Result<Self> {
         let properties = WriterProperties::builder()
@@ -332,7 +332,7 @@ mod tests {
     use super::*;
     use crate::observer::Tracked;
     use crate::watch::files::{Files, Rotation};
-    use crate::watch::{Event, Life, Told};
+    use crate::watch::{Event, Life, Report};
     use crate::window::tests::sample;
 
     const ROTATION: Rotation = Rotation {
@@ -356,7 +356,7 @@ mod tests {
             ..Life::default()
         };
         life.limited[Factor::Loss.index()] = 2.5;
-        let told = Told {
+        let report = Report {
             event: Event::End,
             cookie: u64::MAX,
             tracked: &tracked,
@@ -364,7 +364,7 @@ mod tests {
             life: Some(&life),
             verdict: None,
         };
-        row(&Line::of(&told, now))
+        row(&Line::of(&report, now))
     }
 
     /// The rows of all files, as another reader sees them, by the names of their columns.

@@ -1,4 +1,4 @@
-//! The job itself: looks, ends, lines and scrapers, until it is told to stop.
+//! Runs the job: scans, reports, files and metrics, until it is told to stop.
 
 use std::io::{self, BufWriter, ErrorKind, Stdout, Write as _};
 use std::net::{SocketAddr, TcpListener};
@@ -14,29 +14,29 @@ use super::files::{Files, Lost, Rotation};
 use super::line::{Line, Lines};
 use super::metrics::Metrics;
 use super::parquet::{Parquet, row};
-use super::{Audience, Told, Watcher};
+use super::{Report, ReportSink, Watcher};
 use crate::observer::Observer;
 use crate::owner::Process;
 use crate::scan::{ScanError, ScanSummary};
 use crate::verdict::Factor;
 
-/// Between two readings of what has ended; what the kernel has no room for in that time is counted.
-const HEAR_EVERY: Duration = Duration::from_millis(250);
+/// Time between two polls for ends. Reports that the kernel drops in that time are counted.
+const POLL_EVERY: Duration = Duration::from_millis(250);
 
-/// How it is done.
+/// Options of the job.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Between looks.
+    /// Time between scans.
     pub interval: Duration,
-    /// So often open connections are told of, too.
+    /// Time between reports of open connections; `None`: they are not reported.
     pub open_every: Option<Duration>,
-    /// Where records go; else to standard output, as lines.
+    /// The directory for files, their format and rotation; `None`: lines go to standard output.
     pub to: Option<(PathBuf, Format, Rotation)>,
-    /// Where scrapers ask.
+    /// The address at which metrics are served.
     pub metrics: Option<SocketAddr>,
 }
 
-/// Of files.
+/// The format of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Lines of JSON.
@@ -45,58 +45,58 @@ pub enum Format {
     Parquet,
 }
 
-/// Why it ended.
+/// Why the job ended.
 #[derive(Debug, thiserror::Error)]
 pub enum WatchError {
-    /// There is nothing to see.
+    /// The connections cannot be scanned.
     #[error(transparent)]
-    Look(#[from] ScanError),
-    /// The directory for files.
+    Scan(#[from] ScanError),
+    /// The directory cannot be written to.
     #[error("cannot write to {dir}: {source}", dir = dir.display())]
     Dir {
-        /// Which.
+        /// The directory.
         dir: PathBuf,
-        /// What the system says.
+        /// The error.
         source: io::Error,
     },
-    /// Standard output.
-    #[error("cannot write: {0}")]
+    /// Standard output cannot be written to.
+    #[error("cannot write to standard output: {0}")]
     Write(io::Error),
-    /// The port for scrapers.
+    /// The address for metrics cannot be used.
     #[error("cannot serve metrics at {addr}: {source}; choose another --metrics")]
     Metrics {
-        /// Where.
+        /// The address.
         addr: SocketAddr,
-        /// What the system says.
+        /// The error.
         source: io::Error,
     },
-    /// Signals or threads.
-    #[error("cannot begin: {0}")]
+    /// A signal handler or a thread cannot be set up.
+    #[error("cannot start: {0}")]
     Begin(io::Error),
 }
 
-/// Where records go.
+/// Where records are written.
 enum Output {
     Lines(Files<Lines>),
     Parquet(Box<Files<Parquet>>),
     Stdout(BufWriter<Stdout>),
 }
 
-/// What is done with what is told.
-struct Teller {
+/// Writes reports and counts them.
+struct Recorder {
     output: Output,
     metrics: Metrics,
     line: Vec<u8>,
-    /// Why nothing can be written; said once.
+    /// The error of the last write, which is logged once.
     fault: Option<io::ErrorKind>,
-    /// Nobody reads any more, or standard output cannot be written to.
+    /// Standard output is closed or cannot be written to.
     end: Option<io::Error>,
 }
 
-/// Watches until SIGTERM or SIGINT, or until nobody reads standard output any more. `after` is told of each look.
+/// Watches until SIGTERM or SIGINT, or until standard output is closed. Calls `after` after each scan.
 ///
 /// # Errors
-/// [`WatchError`]. What was told by then is written.
+/// [`WatchError`]. Earlier reports are written.
 pub fn run(
     mut watcher: Watcher,
     options: &Options,
@@ -106,52 +106,52 @@ pub fn run(
     for signal in [SIGTERM, SIGINT] {
         flag::register(signal, stop.clone()).map_err(WatchError::Begin)?;
     }
-    let mut teller = Teller::new(options)?;
+    let mut recorder = Recorder::new(options)?;
     if let Some(addr) = options.metrics {
-        teller.serve(addr)?;
+        recorder.serve(addr)?;
     }
-    let mut next_look = Instant::now();
+    let mut next_scan = Instant::now();
     let mut next_open = options.open_every.map(|every| Instant::now() + every);
-    while !stop.load(Ordering::Relaxed) && teller.end.is_none() {
+    while !stop.load(Ordering::Relaxed) && recorder.end.is_none() {
         let now = Instant::now();
-        if now >= next_look {
-            let summary = watcher.scan(&mut teller)?;
+        if now >= next_scan {
+            let summary = watcher.scan(&mut recorder)?;
             after(watcher.observer(), &summary);
             let observer = watcher.observer();
-            teller
+            recorder
                 .metrics
-                .looked(observer.kept(), observer.left_out(), watcher.counts());
-            // A look that took too long is not made up for.
-            next_look = (next_look + options.interval).max(Instant::now());
+                .scanned(observer.kept(), observer.left_out(), watcher.counts());
+            // A scan that takes too long delays the next ones.
+            next_scan = (next_scan + options.interval).max(Instant::now());
         } else {
-            watcher.hear(&mut teller);
+            watcher.poll_ends(&mut recorder);
         }
         if let (Some(at), Some(every)) = (next_open, options.open_every)
             && now >= at
         {
-            watcher.open(&mut teller);
+            watcher.report_open(&mut recorder);
             next_open = Some((at + every).max(now));
         }
-        teller.flush();
-        let next = next_look.min(Instant::now() + HEAR_EVERY);
+        recorder.flush();
+        let next = next_scan.min(Instant::now() + POLL_EVERY);
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
-    watcher.hear(&mut teller);
-    teller.close();
-    match teller.end {
+    watcher.poll_ends(&mut recorder);
+    recorder.close();
+    match recorder.end {
         Some(e) if e.kind() != ErrorKind::BrokenPipe => Err(WatchError::Write(e)),
         _ => Ok(()),
     }
 }
 
-/// The loss of one record.
+/// Returns the loss of one record.
 fn one(error: io::Error) -> Lost {
     Lost { entries: 1, error }
 }
 
-// === impl Teller ===
+// === impl Recorder ===
 
-impl Teller {
+impl Recorder {
     fn new(options: &Options) -> Result<Self, WatchError> {
         let output = match &options.to {
             Some((dir, format, rotation)) => {
@@ -177,7 +177,7 @@ impl Teller {
         })
     }
 
-    /// Serves scrapers, on a thread of its own.
+    /// Serves metrics on a thread of its own.
     fn serve(&self, addr: SocketAddr) -> Result<(), WatchError> {
         let listener = TcpListener::bind(addr).and_then(|listener| {
             listener.set_nonblocking(true)?;
@@ -204,7 +204,7 @@ impl Teller {
         thread.spawn(serve).map(drop).map_err(WatchError::Begin)
     }
 
-    /// Lines are read while they are new.
+    /// Writes buffered lines, so that readers see them soon.
     fn flush(&mut self) {
         let now = SystemTime::now();
         let flushed = match &mut self.output {
@@ -234,19 +234,19 @@ impl Teller {
         if let Output::Stdout(_) = self.output {
             self.end = Some(e);
         } else if self.fault.replace(e.kind()) != Some(e.kind()) {
-            tracing::error!(error = %e, records = lost.entries, "records are lost; watching goes on");
+            tracing::error!(error = %e, records = lost.entries, "records were lost; taut watch continues");
         }
     }
 }
 
-impl Audience for Teller {
-    fn told(&mut self, told: &Told<'_>) {
-        self.metrics.told(told);
+impl ReportSink for Recorder {
+    fn report(&mut self, report: &Report<'_>) {
+        self.metrics.report(report);
         if self.end.is_some() {
             return;
         }
         let now = SystemTime::now();
-        let record = Line::of(told, now);
+        let record = Line::of(report, now);
         let written = match &mut self.output {
             Output::Parquet(files) => files.write(now, row(&record)),
             lines => {

@@ -11,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 
 use taut_observe::filter::{Filter, Subject};
-use taut_observe::observer::{Observer, Seen};
+use taut_observe::observer::{Observed, Observer};
 use taut_observe::scan::{ScanError, ScanSummary};
 use taut_sys::netns::NetnsId;
 use taut_sys::sock_diag::State;
@@ -107,7 +107,7 @@ pub struct Round {
 // === impl Selection ===
 
 impl Selection {
-    fn leaves_alone(&self, seen: &Seen<'_>) -> bool {
+    fn leaves_alone(&self, seen: &Observed<'_>) -> bool {
         let connection = &seen.tracked.last().connection;
         let subject = Subject {
             local: connection.local,
@@ -117,7 +117,7 @@ impl Selection {
             netns: &seen.tracked.netns,
             process: seen.process,
         };
-        !self.only.takes(&subject) || self.skip.iter().any(|skip| skip.takes(&subject))
+        !self.only.matches(&subject) || self.skip.iter().any(|skip| skip.matches(&subject))
     }
 }
 
@@ -189,7 +189,7 @@ impl Tuner {
         let everything = Filter::all();
         let summary = self.observer.scan(&everything)?;
         self.scans += 1;
-        let states = self.observer.seen(&everything);
+        let states = self.observer.connections(&everything);
         let states = states.map(|seen| seen.tracked.last().connection.state);
         self.has_only_established = { states }.all(|state| state == State::Established);
         if let Some(actuators) = &mut self.actuators {

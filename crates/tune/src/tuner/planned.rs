@@ -1,6 +1,6 @@
 //! A planned change of a connection.
 
-use taut_observe::observer::Seen;
+use taut_observe::observer::Observed;
 use taut_observe::window::Window;
 
 use crate::actuate::{OwnerlessBuffer, max_size};
@@ -19,7 +19,7 @@ pub(super) struct Planned {
 // === impl Planned ===
 
 impl Planned {
-    pub(super) fn new(change: Change, seen: &Seen<'_>) -> Self {
+    pub(super) fn new(change: Change, seen: &Observed<'_>) -> Self {
         let connection = &seen.tracked.last().connection;
         let change = match seen.process {
             Some(_) => change,
@@ -73,13 +73,13 @@ impl Planned {
 
 /// Returns the demand of one direction of a connection, as far as it is known yet; `None` if the kernel does not report enough.
 pub(super) fn demand_of(
-    seen: &Seen<'_>,
+    seen: &Observed<'_>,
     window: Option<&Window<'_>>,
     direction: Direction,
     cap: WindowCap,
 ) -> Option<Demand> {
     match window {
-        Some(window) if !seen.tracked.rests() => demand(window, direction, cap),
+        Some(window) if !seen.tracked.is_idle() => demand(window, direction, cap),
         // All samples show the connection idle, or there are too few.
         _ => idle(&seen.tracked.last().connection, direction),
     }

@@ -15,14 +15,14 @@ impl Tuner {
     /// Plans to unlock buffers that limit their connections.
     pub(super) fn plan_unlocks(&mut self, everything: &Filter, round: &mut Round) -> Vec<Planned> {
         let mut planned = Vec::new();
-        for seen in self.observer.seen(everything) {
+        for seen in self.observer.connections(everything) {
             round.connections += 1;
             if self.selection.leaves_alone(&seen) {
                 round.left_alone += 1;
                 continue;
             }
             // The needs of a connection that was idle in all samples have not changed.
-            if seen.tracked.rests() {
+            if seen.tracked.is_idle() {
                 continue;
             }
             let Some(window) = seen.tracked.window() else {
@@ -58,7 +58,7 @@ impl Tuner {
         // The namespaces with a send buffer that the kernel tunes, and that is left alone.
         let mut kernel_tuned: HashSet<Arc<str>> = HashSet::new();
         let mut begun = 0;
-        for seen in self.observer.seen(everything) {
+        for seen in self.observer.connections(everything) {
             round.connections += 1;
             let is_skipped = self.selection.leaves_alone(&seen);
             round.left_alone += usize::from(is_skipped);

@@ -40,7 +40,7 @@ impl Tuner {
 
     fn plan_shrinking(&mut self, everything: &Filter, excess: u64) -> Vec<Planned> {
         let mut claims = Vec::new();
-        for seen in self.observer.seen(everything) {
+        for seen in self.observer.connections(everything) {
             // It is not known yet whether a new connection is idle.
             let Some(window) = seen.tracked.window() else {
                 continue;
@@ -131,7 +131,7 @@ mod tests {
     use rustix::net::sockopt;
     use taut_observe::observer::Observer;
     use taut_observe::scan::Scope;
-    use taut_observe::table::Keep;
+    use taut_observe::table::Retention;
     use taut_sys::pidfd_socket::{Buffers, Pidfd};
 
     use super::*;
@@ -176,7 +176,7 @@ mod tests {
         sockopt::set_socket_send_buffer_size_force(&near, 8 << 20).unwrap();
         let large = buffers(&near);
         let (actuators, _dir) = actuators();
-        let keep = Keep {
+        let keep = Retention {
             connections: 100,
             samples: 2,
         };

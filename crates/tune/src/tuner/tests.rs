@@ -1,7 +1,7 @@
 //! The maxima of a network namespace that the test makes.
 
 use taut_observe::scan::Scope;
-use taut_observe::table::Keep;
+use taut_observe::table::Retention;
 
 use super::*;
 use crate::testing::{TestNetns, actuators};
@@ -19,7 +19,7 @@ fn a_namespace_that_has_the_inode_of_another_gets_its_maxima() {
     };
     set("4096\t16384\t1000000");
     let (actuators, _dir) = actuators();
-    let keep = Keep {
+    let keep = Retention {
         connections: 100,
         samples: 2,
     };
