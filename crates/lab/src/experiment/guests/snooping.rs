@@ -154,7 +154,7 @@ pub(in crate::experiment) fn of_flow(tap: &Value, ports: [u16; 2]) -> String {
     let flows = tap["flows"].as_array();
     match flows.and_then(|flows| flows.iter().find(has)) {
         Some(flow) => flow.to_string(),
-        None => "taut snoop does not track the flow".into(),
+        None => "taut snoop does not know the flow".into(),
     }
 }
 
