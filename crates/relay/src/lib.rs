@@ -7,6 +7,24 @@
 //! decides what a session's two legs mean for each other, [`worker`] is a thread with its
 //! poller, and a node is as many of those as there are CPUs. `docs/design/relay.md` has the
 //! state machines.
+//!
+//! A node relays from when [`node::Node::start`] returns until it is dropped:
+//!
+//! ```no_run
+//! use std::path::Path;
+//! use taut_relay::config::Config;
+//! use taut_relay::node::Node;
+//!
+//! let text = r#"
+//!     [[relay.forward]]
+//!     listen = "127.0.0.1:8080"
+//!     to = "192.0.2.1:80"
+//! "#;
+//! let config = Config::parse(text, Path::new("taut.toml"))?;
+//! let node = Node::start(&config)?;
+//! println!("listening at {:?}", node.listen_addrs());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod access;

@@ -4,6 +4,16 @@
 //! [`allocate`] and [`hysteresis`], [`pressure`] picks idle buffers to shrink, and [`plan`] has the changes. [`actuate`] makes a change after the
 //! [`journal`] has it. [`routes`] sets initial windows, and [`profile`] settings that are not about buffers. `report` and `render` tell what was
 //! done, and [`log`] keeps it for `taut why`. docs/design/tune.md explains why it is done like this.
+//!
+//! A budget is shared by max-min fairness:
+//!
+//! ```
+//! use taut_tune::allocate::{Want, allocate};
+//!
+//! let want = |max| Want { max, ..Want::default() };
+//! let shares = allocate(&[want(10), want(100), want(500)], &[], 300);
+//! assert_eq!(shares.grants, [10, 100, 190]);
+//! ```
 
 #![forbid(unsafe_code)]
 
