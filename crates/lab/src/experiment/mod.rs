@@ -1,6 +1,5 @@
 //! The experiments: each builds a world that shows a problem, applies remedies, and measures both.
 
-mod again;
 pub mod applications;
 pub mod budget;
 mod commands;
@@ -18,6 +17,7 @@ pub mod pied_piper;
 mod process_tree;
 pub mod progress;
 pub mod relay_peers;
+mod retry;
 pub mod snoop_hazards;
 pub mod snoop_soak;
 pub mod soak;

@@ -77,7 +77,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let mut slowest = Duration::ZERO;
     for case in cases {
         let held = host
-            .run(|| Held::open(case))?
+            .run(|| OpenConnections::open(case))?
             .map_err(machine("open connections"))?;
         if case.connections == most && !case.is_busy {
             seen = lines(request, host).map_err(machine("count connections"))? as f64;
@@ -133,7 +133,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
 }
 
 /// Open connections; dropping it closes them.
-pub(super) struct Held {
+pub(super) struct OpenConnections {
     /// The thread that keeps them busy; stops when this is dropped.
     busy: Option<(mpsc::Sender<()>, JoinHandle<io::Result<Duration>>)>,
     _pairs: Arc<Vec<(TcpStream, TcpStream)>>,
@@ -205,9 +205,9 @@ impl Case {
     }
 }
 
-// === impl Held ===
+// === impl OpenConnections ===
 
-impl Held {
+impl OpenConnections {
     /// Opens the connections in the namespace of the calling thread.
     pub(super) fn open(case: Case) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use super::descriptors::enough_descriptors;
-use super::observe_cost::{Case, Held, lines};
+use super::observe_cost::{Case, OpenConnections, lines};
 use super::outcome::{Calibration, Check, Outcome, Series};
 use super::process_tree::ProcessTree;
 use super::progress::Progress;
@@ -68,7 +68,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let world = WorldBuilder::new("tune-cost").host("host").build()?;
     let host = world.host("host");
     let held = host
-        .run(|| Held::open(Case::idle(connections)))?
+        .run(|| OpenConnections::open(Case::idle(connections)))?
         .map_err(machine("open connections"))?;
     let seen = lines(request, host).map_err(machine("count connections"))?;
     let progress = Progress::new("tune-cost: measurements", (How::ALL.len() * runs) as u64);
@@ -77,7 +77,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     for _ in 0..runs {
         for (how, costs) in How::ALL.into_iter().zip(&mut costs) {
             let talks = match how {
-                How::ApplyOneTalks => Some(host.run(|| Held::open(Case::busy(2)))?),
+                How::ApplyOneTalks => Some(host.run(|| OpenConnections::open(Case::busy(2)))?),
                 _ => None,
             };
             let talks = talks.transpose().map_err(machine("open a connection"))?;

@@ -6,18 +6,18 @@ use serde_json::{Map, Value, json};
 
 use super::measured::Measured;
 use super::plan::{Arm, Browsing, Pattern, Plan, size_label};
-use super::web::Seen;
+use super::web::BrowsingResult;
 use super::{EXPERIMENT, uml};
 use crate::experiment::guests::configuration::{GUEST_RCVBUF, RING};
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
 use crate::experiment::{Request, stats};
 
 /// One figure of a run of browsers.
-type Figure = fn(&Seen) -> f64;
+type Figure = fn(&BrowsingResult) -> f64;
 
 /// The figures of browsers: name, unit, and value.
 const METRICS: [(&str, &str, Figure); 3] = [
-    ("web_requests", "requests/s", Seen::requests_s),
+    ("web_requests", "requests/s", BrowsingResult::requests_s),
     ("web_latency_p50", "s", |seen| seen.p50_us / 1e6),
     ("web_latency_p90", "s", |seen| seen.p90_us / 1e6),
 ];

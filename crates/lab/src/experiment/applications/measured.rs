@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use super::mpi::Timed;
 use super::plan::{Arm, Browsing, Pattern};
 use super::rig::Ended;
-use super::web::Seen;
+use super::web::BrowsingResult;
 use crate::experiment::guests::guest::talk::Counters;
 use crate::experiment::stats;
 
 /// All samples of a run.
 #[derive(Default)]
 pub(super) struct Measured {
-    web: BTreeMap<(Arm, Browsing), Vec<Seen>>,
+    web: BTreeMap<(Arm, Browsing), Vec<BrowsingResult>>,
     mpi: BTreeMap<(Arm, Pattern, usize), Vec<f64>>,
     /// Errors of slice lengths, in seconds.
     pub(super) off: Vec<f64>,
@@ -32,7 +32,7 @@ pub(super) struct Measured {
 // === impl Measured ===
 
 impl Measured {
-    pub(super) fn browsed(&mut self, arm: Arm, browsing: Browsing, seen: Seen) {
+    pub(super) fn browsed(&mut self, arm: Arm, browsing: Browsing, seen: BrowsingResult) {
         self.web.entry((arm, browsing)).or_default().push(seen);
     }
 
@@ -63,7 +63,12 @@ impl Measured {
     }
 
     /// Returns one figure of all runs of browsers.
-    pub(super) fn web(&self, arm: Arm, browsing: Browsing, figure: fn(&Seen) -> f64) -> Vec<f64> {
+    pub(super) fn web(
+        &self,
+        arm: Arm,
+        browsing: Browsing,
+        figure: fn(&BrowsingResult) -> f64,
+    ) -> Vec<f64> {
         let runs = self.web.get(&(arm, browsing));
         runs.into_iter().flatten().map(figure).collect()
     }
@@ -75,7 +80,7 @@ impl Measured {
 
     /// Returns the median of requests per second.
     pub(super) fn requests_s(&self, arm: Arm, browsing: Browsing) -> Option<f64> {
-        stats::median(&self.web(arm, browsing, Seen::requests_s))
+        stats::median(&self.web(arm, browsing, BrowsingResult::requests_s))
     }
 
     /// Returns the ratio of the durations in two arms: the geometric mean, over the sizes

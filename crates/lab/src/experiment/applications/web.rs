@@ -60,7 +60,7 @@ const BROWSE: &str = include_str!("browse.lua");
 
 /// A run's results from `browse.lua`.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
-pub(super) struct Seen {
+pub(super) struct BrowsingResult {
     /// The number of received pages.
     pub(super) requests: u64,
     pub(super) bytes: u64,
@@ -77,9 +77,9 @@ pub(super) struct Auction {
     shortest: u64,
 }
 
-// === impl Seen ===
+// === impl BrowsingResult ===
 
-impl Seen {
+impl BrowsingResult {
     pub(super) fn requests_s(&self) -> f64 {
         self.requests as f64 / (self.duration_us / 1e6)
     }
@@ -190,7 +190,7 @@ impl Auction {
         arm: Arm,
         browsing: Browsing,
         web: &Web,
-    ) -> io::Result<Seen> {
+    ) -> io::Result<BrowsingResult> {
         let mut lasts = web.lasts;
         loop {
             let seen = self.browse_for(rig, arm, browsing, lasts)?;
@@ -207,7 +207,7 @@ impl Auction {
         arm: Arm,
         browsing: Browsing,
         lasts: Duration,
-    ) -> io::Result<Seen> {
+    ) -> io::Result<BrowsingResult> {
         let kept = match browsing.connections {
             Connections::New => "",
             Connections::Kept => "kept=1&",
@@ -239,7 +239,7 @@ impl Auction {
         })();
         rig.open();
         let said = said.map_err(|e| rig.explained(&e))?;
-        let seen = Seen::parse(&said);
+        let seen = BrowsingResult::parse(&said);
         let seen = seen.ok_or_else(|| io::Error::other(format!("the output of wrk: {said}")))?;
         match seen.bytes >= seen.requests * self.shortest {
             true => Ok(seen),
@@ -362,11 +362,14 @@ mod tests {
                     Requests/sec:     29.94\n\
                     {\"requests\":120,\"bytes\":6000000,\"duration_us\":4000000,\"errors\":1,\"p50_us\":250000,\
                     \"p90_us\":400000}\n";
-        let seen = Seen::parse(said).unwrap();
+        let seen = BrowsingResult::parse(said).unwrap();
         assert_eq!(seen.requests_s(), 30.0);
         assert_eq!((seen.errors, seen.p90_us), (1, 400_000.0));
-        assert_eq!(Seen::parse("unable to connect to 10.78.0.10:80"), None);
-        assert_eq!(Seen::parse("{\"requests\":120}"), None);
+        assert_eq!(
+            BrowsingResult::parse("unable to connect to 10.78.0.10:80"),
+            None
+        );
+        assert_eq!(BrowsingResult::parse("{\"requests\":120}"), None);
     }
 
     #[test]

@@ -6,12 +6,12 @@ mod stage;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::again::Again;
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
+use super::retry::Retry;
 use super::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
-use stage::{Arm, RATE, ROUND_TRIPS, Seen, Times, Wants};
+use stage::{Arm, ArmRun, RATE, ROUND_TRIPS, Times, Wants};
 
 /// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -64,8 +64,8 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     };
     let programs = program::versions(&[program::NGINX, program::CURL])?;
     let progress = Progress::new("budget: runs", (runs * arms.len()) as u64);
-    let mut all: BTreeMap<Arm, Vec<Seen>> = BTreeMap::new();
-    let mut again = Again::new(request.quick);
+    let mut all: BTreeMap<Arm, Vec<ArmRun>> = BTreeMap::new();
+    let mut again = Retry::new(request.quick);
     for _ in 0..runs {
         for arm in arms {
             let world = || stage::run(*arm, BUDGET, times, request);
@@ -86,7 +86,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     Ok(outcome(request, environment, &all, again.count))
 }
 
-fn figures(seen: &Seen) -> Figures {
+fn figures(seen: &ArmRun) -> Figures {
     let most = |of: &[u64]| of.iter().copied().max().unwrap_or(0) as f64 / BUDGET as f64;
     let satisfied = |takes: fn(Wants) -> bool| -> Vec<f64> {
         let of = seen.rates.iter().filter(|(_, wants, _)| takes(*wants));
@@ -118,7 +118,7 @@ fn jain(of: &[f64]) -> f64 {
 fn outcome(
     request: &Request,
     environment: Environment,
-    all: &BTreeMap<Arm, Vec<Seen>>,
+    all: &BTreeMap<Arm, Vec<ArmRun>>,
     again: u64,
 ) -> Outcome {
     let by_arm: BTreeMap<Arm, Vec<Figures>> = all

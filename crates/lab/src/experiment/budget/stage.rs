@@ -84,7 +84,7 @@ type Ends = (SocketAddr, SocketAddr);
 type Rate = (Duration, Wants, f64);
 
 /// The results of one run.
-pub(super) struct Seen {
+pub(super) struct ArmRun {
     /// The memory of the server's sockets, one reading after another, in bytes.
     pub(super) held: Vec<u64>,
     /// The memory of all sockets of the machine, by the kernel's sum, beyond that before the run.
@@ -202,7 +202,7 @@ pub(super) fn run(
     budget: u64,
     times: Times,
     request: &Request,
-) -> Result<Seen, ExperimentError> {
+) -> Result<ArmRun, ExperimentError> {
     let machine = ExperimentError::machine;
     let world = build(request)?;
     let server = world.host("server");
@@ -252,7 +252,7 @@ pub(super) fn run(
         end(&mut tune).map_err(machine("stop taut tune"))?;
     }
     let (held, all) = seen.into_inner().unwrap_or_default();
-    Ok(Seen {
+    Ok(ArmRun {
         held,
         machine: all,
         connections: loaded.connections,

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::again::Again;
 use super::guests::qemu::{self, Kernel};
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
+use super::retry::Retry;
 use super::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
-use stage::{Path, Seen, Stage};
+use stage::{FlowRun, Path, Stage};
 
 /// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -129,10 +129,10 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     if let (true, Some(only)) = (steps.is_empty(), &request.only) {
         return Err(ExperimentError::NoPart(only.clone()));
     }
-    let mut again = Again::new(request.quick);
+    let mut again = Retry::new(request.quick);
     let progress = Progress::new("descheduled: flows", (runs * steps.len()) as u64);
-    let mut all: BTreeMap<Key, Vec<Seen>> = BTreeMap::new();
-    let mut fair: BTreeMap<(Path, Sender), Vec<Seen>> = BTreeMap::new();
+    let mut all: BTreeMap<Key, Vec<FlowRun>> = BTreeMap::new();
+    let mut fair: BTreeMap<(Path, Sender), Vec<FlowRun>> = BTreeMap::new();
     for path in paths {
         let here: Vec<_> = steps.iter().filter(|(of, ..)| of == path).collect();
         if here.is_empty() {
@@ -186,11 +186,11 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
 /// Runs flows of these senders at once, and again if the link was late; with the module if a sender
 /// needs it.
 fn measure(
-    again: &mut Again,
+    again: &mut Retry,
     stage: &mut Stage,
     of: &[Sender],
     share: f64,
-) -> Result<Seen, ExperimentError> {
+) -> Result<FlowRun, ExperimentError> {
     let has_module = of.iter().any(|sender| sender.has_module());
     let names: Vec<_> = of.iter().map(|of| of.congestion_control()).collect();
     if has_module {
@@ -216,8 +216,8 @@ fn name(path: Path, share: u32, sender: Sender) -> String {
 fn outcome(
     request: &Request,
     environment: Environment,
-    all: &BTreeMap<Key, Vec<Seen>>,
-    fair: &BTreeMap<(Path, Sender), Vec<Seen>>,
+    all: &BTreeMap<Key, Vec<FlowRun>>,
+    fair: &BTreeMap<(Path, Sender), Vec<FlowRun>>,
     again: u64,
 ) -> Outcome {
     let [long, short] = PATHS;
@@ -225,7 +225,7 @@ fn outcome(
         let seen = all.get(&(path, share, sender));
         seen.map(Vec::as_slice).unwrap_or_default()
     };
-    let goodput = |share, sender| median(of(long, share, sender), Seen::first);
+    let goodput = |share, sender| median(of(long, share, sender), FlowRun::first);
     let srtt = |sender| {
         let looks: Vec<f64> = of(long, 100, sender).iter().flat_map(srtts).collect();
         stats::median(&looks).unwrap_or(f64::NAN)
@@ -233,7 +233,7 @@ fn outcome(
     let beyond = |sender| part_beyond(of(short, 25, sender), short);
     let fairness = |sender| {
         let seen = fair.get(&(long, sender));
-        median(seen.map(Vec::as_slice).unwrap_or_default(), Seen::part)
+        median(seen.map(Vec::as_slice).unwrap_or_default(), FlowRun::part)
     };
     let (cubic, bbr) = (goodput(25, Sender::Cubic), goodput(25, Sender::Bbr));
     let headline = [
@@ -314,16 +314,17 @@ fn outcome(
 }
 
 fn series(
-    all: &BTreeMap<Key, Vec<Seen>>,
-    fair: &BTreeMap<(Path, Sender), Vec<Seen>>,
+    all: &BTreeMap<Key, Vec<FlowRun>>,
+    fair: &BTreeMap<(Path, Sender), Vec<FlowRun>>,
 ) -> Vec<Series> {
     let mut series = Vec::new();
     for ((path, share, sender), seen) in all {
-        let each = |of: fn(&Seen) -> f64| seen.iter().map(of).collect();
-        let timeouts = |seen: &Seen| seen.looks(|look| look.rto as f64 / 1e3).collect::<Vec<_>>();
+        let each = |of: fn(&FlowRun) -> f64| seen.iter().map(of).collect();
+        let timeouts =
+            |seen: &FlowRun| seen.looks(|look| look.rto as f64 / 1e3).collect::<Vec<_>>();
         let beyond = seen.iter().map(|seen| part_beyond([seen], *path));
         for (metric, unit, samples) in [
-            ("goodput", "Mbit/s", each(Seen::first)),
+            ("goodput", "Mbit/s", each(FlowRun::first)),
             (
                 "smoothed round trip",
                 "ms",
@@ -336,7 +337,7 @@ fn series(
                 "",
                 each(|seen| seen.flowed.counted.timeouts as f64),
             ),
-            ("segments sent again", "", each(Seen::repeated)),
+            ("segments sent again", "", each(FlowRun::repeated)),
         ] {
             let name = name(*path, *share, *sender);
             series.extend(Series::of(&name, metric, unit, samples));
@@ -344,25 +345,25 @@ fn series(
     }
     for ((path, sender), seen) in fair {
         let name = format!("{}/{} beside cubic", path.name(), sender.name());
-        let parts = seen.iter().map(Seen::part).collect();
+        let parts = seen.iter().map(FlowRun::part).collect();
         series.extend(Series::of(&name, "share of the path", "of 1", parts));
     }
     series
 }
 
-fn median(seen: &[Seen], of: fn(&Seen) -> f64) -> f64 {
+fn median(seen: &[FlowRun], of: fn(&FlowRun) -> f64) -> f64 {
     let figures: Vec<f64> = seen.iter().map(of).collect();
     stats::median(&figures).unwrap_or(f64::NAN)
 }
 
 /// Returns the smoothed round-trip times in milliseconds, sample after sample.
-fn srtts(seen: &Seen) -> impl Iterator<Item = f64> {
+fn srtts(seen: &FlowRun) -> impl Iterator<Item = f64> {
     seen.looks(|look| look.srtt as f64 / 1e3)
 }
 
 /// Returns the share of samples in which the smoothed round trip was longer than any that the path
 /// can have.
-fn part_beyond<'a>(seen: impl IntoIterator<Item = &'a Seen>, path: Path) -> f64 {
+fn part_beyond<'a>(seen: impl IntoIterator<Item = &'a FlowRun>, path: Path) -> f64 {
     let longest = 1e3 * path.longest().as_secs_f64();
     let looks: Vec<f64> = seen.into_iter().flat_map(srtts).collect();
     let beyond = looks.iter().filter(|srtt| **srtt > longest).count();

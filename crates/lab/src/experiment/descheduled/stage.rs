@@ -48,7 +48,7 @@ pub(super) struct Stage {
 }
 
 /// The results of a run.
-pub(super) struct Seen {
+pub(super) struct FlowRun {
     /// The payload rate of each flow, in Mbit/s.
     pub(super) goodput: Vec<f64>,
     /// Samples after the warm-up; the other figures cover the whole time.
@@ -93,9 +93,9 @@ impl Path {
     }
 }
 
-// === impl Seen ===
+// === impl FlowRun ===
 
-impl Seen {
+impl FlowRun {
     /// Samples of the first flow.
     pub(super) fn first(&self) -> f64 {
         self.goodput.first().copied().unwrap_or(f64::NAN)
@@ -165,7 +165,7 @@ impl Stage {
 
     /// Runs a flow with each of these congestion controls at once, while the guest has this share
     /// of its core.
-    pub(super) fn flows(&mut self, of: &[&str], share: f64) -> Result<Seen, ExperimentError> {
+    pub(super) fn flows(&mut self, of: &[&str], share: f64) -> Result<FlowRun, ExperimentError> {
         let failed = ExperimentError::machine;
         let time = self.warm_up + self.measure;
         let flows = (PORT..).zip(of).map(|(port, congestion_control)| Flow {
@@ -203,7 +203,7 @@ impl Stage {
             .iter()
             .zip(&self.sender.world.link_reports()?)
             .any(|(before, after)| after.since(before).overrun());
-        Ok(Seen {
+        Ok(FlowRun {
             goodput: self.goodput(&counted, of.len()),
             flowed,
             taken: taken.unwrap_or_default(),

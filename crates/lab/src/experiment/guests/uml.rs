@@ -236,7 +236,7 @@ impl Uml {
 
     fn ask(&mut self, ask: &Ask) -> io::Result<Answer> {
         self.control.say(ask)?;
-        match self.control.hear()? {
+        match self.control.receive()? {
             Some(Answer::Failed(why)) => {
                 Err(io::Error::other(format!("error in the guest: {why}")))
             }

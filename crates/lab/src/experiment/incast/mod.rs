@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::again::Again;
 use super::guests::hog::Share;
 use super::guests::qemu::{self, Kernel};
 use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
+use super::retry::Retry;
 use super::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
-use stage::{QUEUE, RATE, SHARE, Seen, Stage, Tcp};
+use stage::{QUEUE, RATE, ReadRun, SHARE, Stage, Tcp};
 
 /// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -41,7 +41,7 @@ const TIME_QUICK: Duration = Duration::from_secs(3);
 const BLOCK: u32 = 256;
 
 /// A figure's name, its unit, and how to get it.
-type Column = (&'static str, &'static str, fn(&Seen) -> f64);
+type Column = (&'static str, &'static str, fn(&ReadRun) -> f64);
 
 /// The key of a figure: the block size in KiB, the connections, and the TCP settings.
 type Key = (u32, usize, Tcp);
@@ -80,10 +80,10 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         return Err(ExperimentError::NoPart(only.clone()));
     }
     let progress = Progress::new("incast: reads", (runs * keys.len()) as u64);
-    let mut all: BTreeMap<Key, Vec<Seen>> = BTreeMap::new();
+    let mut all: BTreeMap<Key, Vec<ReadRun>> = BTreeMap::new();
     let mut undisturbed = Vec::new();
     let mut stage = Stage::boot(&kernel, request)?;
-    let mut again = Again::new(request.quick);
+    let mut again = Retry::new(request.quick);
     for _ in 0..runs {
         // For comparison: the guest with its core to itself.
         stage.be(Tcp::LONG)?;
@@ -128,23 +128,23 @@ fn name((block, connections, tcp): Key) -> String {
 fn outcome(
     request: &Request,
     environment: Environment,
-    all: &BTreeMap<Key, Vec<Seen>>,
-    undisturbed: &[Seen],
+    all: &BTreeMap<Key, Vec<ReadRun>>,
+    undisturbed: &[ReadRun],
     again: u64,
 ) -> Outcome {
-    let median = |key: Key, of: fn(&Seen) -> f64| {
+    let median = |key: Key, of: fn(&ReadRun) -> f64| {
         let seen = all.get(&key).map(Vec::as_slice).unwrap_or_default();
         let figures: Vec<f64> = seen.iter().map(of).collect();
         stats::median(&figures).unwrap_or(f64::NAN)
     };
     // Of so many bytes, whoever is quicker.
-    let sum = |key: Key, of: fn(&Seen) -> f64| {
+    let sum = |key: Key, of: fn(&ReadRun) -> f64| {
         let seen = all.get(&key).map(Vec::as_slice).unwrap_or_default();
         let rounds: u64 = seen.iter().map(|seen| seen.rounds).sum();
         seen.iter().map(of).sum::<f64>() / rounds as f64
     };
-    let timeouts: fn(&Seen) -> f64 = |seen| seen.counted.timeouts as f64;
-    let goodput: fn(&Seen) -> f64 = |seen| seen.goodput;
+    let timeouts: fn(&ReadRun) -> f64 = |seen| seen.counted.timeouts as f64;
+    let goodput: fn(&ReadRun) -> f64 = |seen| seen.goodput;
     let one = |tcp| (BLOCK, 1, tcp);
     let many = |tcp| (BLOCK, 20, tcp);
     let mut series = Vec::new();

@@ -52,7 +52,7 @@ pub(super) struct Stage {
 }
 
 /// The results of reading blocks for a while.
-pub(super) struct Seen {
+pub(super) struct ReadRun {
     /// Mbit/s of payload.
     pub(super) goodput: f64,
     /// Rounds of blocks, and the guest's counters.
@@ -177,7 +177,7 @@ impl Stage {
         block: u32,
         share: Option<Share>,
         time: Duration,
-    ) -> Result<Seen, ExperimentError> {
+    ) -> Result<ReadRun, ExperimentError> {
         let failed = ExperimentError::machine;
         let links = self.sender.world.link_reports()?;
         let counters = |sender: &mut Sender| {
@@ -202,7 +202,7 @@ impl Stage {
             .zip(&self.sender.world.link_reports()?)
             .any(|(before, after)| after.since(before).overrun());
         let bytes = rounds as f64 * connections as f64 * f64::from(block);
-        Ok(Seen {
+        Ok(ReadRun {
             goodput: 8.0 * bytes / 1e6 / took.as_secs_f64(),
             rounds,
             counted,

@@ -12,7 +12,7 @@ use super::outcome::{Calibration, Check, Environment, Outcome, Series};
 use super::progress::Progress;
 use super::{Experiment, ExperimentError, Request, stats};
 use crate::peer::program;
-use stage::{Fixed, Seen, Settings, Stage};
+use stage::{Fixed, Settings, Stage, TransferRun};
 
 /// The entry in the list of experiments.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -214,7 +214,7 @@ fn outcome(
 // === impl Rates ===
 
 impl Rates {
-    fn add(&mut self, seen: &Seen) {
+    fn add(&mut self, seen: &TransferRun) {
         self.before.push(seen.before);
         self.after.extend(seen.after);
         if self.windows.is_empty() {

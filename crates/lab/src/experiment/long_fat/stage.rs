@@ -65,7 +65,7 @@ pub(super) enum Fixed {
 }
 
 /// The results of one transfer.
-pub(super) struct Seen {
+pub(super) struct TransferRun {
     /// The payload rate before, in Mbit/s.
     pub(super) before: f64,
     /// The payload rate after, in Mbit/s.
@@ -159,7 +159,11 @@ impl<'a> Stage<'a> {
     }
 
     /// Runs one connection and measures it.
-    pub(super) fn transfer(&self, fixed: Fixed, bytes: u64) -> Result<Seen, ExperimentError> {
+    pub(super) fn transfer(
+        &self,
+        fixed: Fixed,
+        bytes: u64,
+    ) -> Result<TransferRun, ExperimentError> {
         let machine = ExperimentError::machine;
         let reports = self.world.link_reports()?;
         let (sender, receiver) = (self.world.host("sender"), self.world.host("receiver"));
@@ -190,7 +194,7 @@ impl<'a> Stage<'a> {
                 Some(after)
             }
         };
-        Ok(Seen {
+        Ok(TransferRun {
             before,
             after,
             windows,

@@ -151,7 +151,7 @@ fn serve(listener: &TcpListener, over: &AtomicBool) -> io::Result<()> {
         poller.wait(Some(LOOK), &mut reports)?;
         for &(token, ready) in &reports {
             if token == LISTENER {
-                welcome(listener, &poller, &mut open)?;
+                accept(listener, &poller, &mut open)?;
             } else if let Some(stream) = open.get(token as usize)
                 && answer(stream, ready)
             {
@@ -167,7 +167,7 @@ fn serve(listener: &TcpListener, over: &AtomicBool) -> io::Result<()> {
     }
 }
 
-fn welcome(listener: &TcpListener, poller: &Poller, open: &mut Slab<OwnedFd>) -> io::Result<()> {
+fn accept(listener: &TcpListener, poller: &Poller, open: &mut Slab<OwnedFd>) -> io::Result<()> {
     loop {
         match accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
             Ok(stream) => {

@@ -22,7 +22,7 @@ const RECENT: usize = 24;
 
 /// Where a frame was seen.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum Vantage {
     PeerSends,
     GuestGot,
     GuestSends,
@@ -31,7 +31,7 @@ enum Place {
 
 /// The checker's results.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct Findings {
     /// Frames with data for the guest that have entered the host.
     pub(super) data: u64,
     /// Early ACKs: those beyond what the guest had acknowledged itself.
@@ -51,7 +51,7 @@ pub(super) struct Checker {
     owed: Vec<FlowId>,
     /// How many bytes beyond the guest's edge may be acknowledged (`--grow`).
     beyond: u32,
-    pub(super) seen: Seen,
+    pub(super) seen: Findings,
 }
 
 #[derive(Debug, Default)]
@@ -77,7 +77,7 @@ struct Watched {
     peer_stamps: HashSet<u32>,
     /// The acknowledged edge towards the peer.
     told: Option<Lagged>,
-    recent: VecDeque<(Place, Segment)>,
+    recent: VecDeque<(Vantage, Segment)>,
 }
 
 /// The options of a SYN.
@@ -102,7 +102,7 @@ impl Checker {
 
     /// A frame for the guest enters the host.
     pub(super) fn peer_sends(&mut self, segment: &Segment) {
-        let flow = self.flow(Place::PeerSends, segment);
+        let flow = self.flow(Vantage::PeerSends, segment);
         if segment.has(SYN) {
             let known = flow.peer.is_some_and(|opening| opening.isn == segment.seq);
             if !known && !segment.has(ACK) {
@@ -122,7 +122,7 @@ impl Checker {
 
     /// A frame has left the ring, and was therefore in it.
     pub(super) fn guest_got(&mut self, segment: &Segment) {
-        let flow = self.flow(Place::GuestGot, segment);
+        let flow = self.flow(Vantage::GuestGot, segment);
         if !segment.has(SYN | RST) {
             flow.arrived(segment);
         }
@@ -145,7 +145,7 @@ impl Checker {
 
     /// The guest sends a frame.
     pub(super) fn guest_sends(&mut self, segment: &Segment, now: Instant) {
-        let flow = self.flow(Place::GuestSends, segment);
+        let flow = self.flow(Vantage::GuestSends, segment);
         if segment.has(SYN) {
             let known = flow.guest.is_some_and(|opening| opening.isn == segment.seq);
             if !known && !segment.has(ACK) {
@@ -179,7 +179,7 @@ impl Checker {
     pub(super) fn peer_got(&mut self, segment: &Segment, now: Instant) {
         self.sound(segment);
         let beyond = self.beyond;
-        let flow = self.flow(Place::PeerGot, segment);
+        let flow = self.flow(Vantage::PeerGot, segment);
         if segment.has(SYN | RST) || !segment.has(ACK) || !flow.is_open() {
             return;
         }
@@ -228,7 +228,7 @@ impl Checker {
         }
     }
 
-    fn flow(&mut self, place: Place, segment: &Segment) -> &mut Watched {
+    fn flow(&mut self, place: Vantage, segment: &Segment) -> &mut Watched {
         let flow = self.flows.entry(segment.flow).or_default();
         if flow.recent.len() == RECENT {
             flow.recent.pop_front();
@@ -338,7 +338,7 @@ impl Opening {
 }
 
 /// Formats a frame.
-struct Told<'a>(&'a (Place, Segment));
+struct Told<'a>(&'a (Vantage, Segment));
 
 impl fmt::Display for Told<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

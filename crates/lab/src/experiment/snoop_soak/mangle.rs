@@ -19,7 +19,7 @@ const WAITING: usize = 64;
 #[derive(Debug)]
 pub(super) struct Mangler {
     random: Pcg64Mcg,
-    held: VecDeque<Held>,
+    held: VecDeque<DelayedFrame>,
     pub(super) mangled: Mangled,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Mangled {
 }
 
 #[derive(Debug)]
-struct Held {
+struct DelayedFrame {
     frame: Vec<u8>,
     /// The number of frames that are still to overtake this one.
     behind: u64,
@@ -60,7 +60,7 @@ impl Mangler {
         }
         if (2 * EACH..3 * EACH).contains(&fate) && self.held.len() < WAITING {
             self.mangled.late += 1;
-            self.held.push_back(Held {
+            self.held.push_back(DelayedFrame {
                 frame,
                 behind: 1 + self.random.next_u64() % OVERTAKEN_BY,
                 until: now + LATE,

@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::{JoinSet, LocalSet};
 
-use super::ledger::{Break, End, Ledger, Seen};
+use super::ledger::{Break, End, Ledger, Observed};
 use super::plan::Plan;
 use super::transfer::{Comparison, Content, First, HEADER, Transfer, Way};
 
@@ -126,11 +126,11 @@ pub(super) fn load(plan: &Plan, to: SocketAddr, run: &Arc<Run>) -> io::Result<Lo
     }))
 }
 
-async fn ask(transfer: Transfer, to: SocketAddr) -> Result<(), Seen> {
+async fn ask(transfer: Transfer, to: SocketAddr) -> Result<(), Observed> {
     let connecting = tokio::time::timeout(CONNECT, TcpStream::connect(to));
     let mut stream = connecting
         .await
-        .map_err(|_| Seen::Broken(Break::TimedOut))?
+        .map_err(|_| Observed::Broken(Break::TimedOut))?
         .map_err(broken)?;
     reset_on_close(&stream, true)?;
     let movement = Movement::new();
@@ -197,7 +197,7 @@ pub(super) fn serve(listener: std::net::TcpListener, seed: u64, run: &Arc<Run>) 
 }
 
 /// Serves one session; records its number once it is known.
-async fn answer(mut stream: TcpStream, seed: u64) -> (Option<u64>, Result<(), Seen>) {
+async fn answer(mut stream: TcpStream, seed: u64) -> (Option<u64>, Result<(), Observed>) {
     let movement = Movement::new();
     let mut header = [0; HEADER];
     let begin = async {
@@ -205,7 +205,7 @@ async fn answer(mut stream: TcpStream, seed: u64) -> (Option<u64>, Result<(), Se
         stream.read_exact(&mut header).await.map_err(|e| {
             // An orderly end within or before a header.
             if e.kind() == io::ErrorKind::UnexpectedEof {
-                return Seen::Wrong(super::transfer::Wrong::Short {
+                return Observed::Wrong(super::transfer::Wrong::Short {
                     arrived: 0,
                     missing: HEADER as u64,
                 });
@@ -223,9 +223,9 @@ async fn answer(mut stream: TcpStream, seed: u64) -> (Option<u64>, Result<(), Se
     )
 }
 
-async fn reply(stream: &mut TcpStream, transfer: Transfer, header: &[u8]) -> Result<(), Seen> {
+async fn reply(stream: &mut TcpStream, transfer: Transfer, header: &[u8]) -> Result<(), Observed> {
     let mut comparison = transfer.comparison(Way::Up);
-    comparison.take(header).map_err(Seen::Wrong)?;
+    comparison.take(header).map_err(Observed::Wrong)?;
     let movement = Movement::new();
     let ended = Notify::new();
     let (mut from, mut into) = stream.split();
@@ -259,7 +259,7 @@ async fn send(
     content: &mut Content,
     rest: u64,
     movement: &Movement,
-) -> Result<(), Seen> {
+) -> Result<(), Observed> {
     let mut chunk = vec![0; CHUNK];
     while content.left() > rest {
         let room = CHUNK.min(usize::try_from(content.left() - rest).unwrap_or(CHUNK));
@@ -279,24 +279,24 @@ async fn receive(
     from: &mut ReadHalf<'_>,
     mut comparison: Comparison,
     movement: &Movement,
-) -> Result<(), Seen> {
+) -> Result<(), Observed> {
     let mut chunk = vec![0; CHUNK];
     loop {
         let n = from.read(&mut chunk).await.map_err(broken)?;
         movement.note();
         if n == 0 {
-            return comparison.end().map_err(Seen::Wrong);
+            return comparison.end().map_err(Observed::Wrong);
         }
-        comparison.take(&chunk[..n]).map_err(Seen::Wrong)?;
+        comparison.take(&chunk[..n]).map_err(Observed::Wrong)?;
     }
 }
 
-fn seen(result: Result<(), Seen>) -> Seen {
-    result.err().unwrap_or(Seen::Exact)
+fn seen(result: Result<(), Observed>) -> Observed {
+    result.err().unwrap_or(Observed::Exact)
 }
 
-fn broken(e: io::Error) -> Seen {
-    Seen::Broken(match e.kind() {
+fn broken(e: io::Error) -> Observed {
+    Observed::Broken(match e.kind() {
         io::ErrorKind::ConnectionRefused => Break::Refused,
         io::ErrorKind::ConnectionReset
         | io::ErrorKind::ConnectionAborted
@@ -308,7 +308,7 @@ fn broken(e: io::Error) -> Seen {
 }
 
 /// Makes close() send an RST until a session is complete, so that giving up differs from finishing.
-fn reset_on_close(stream: &TcpStream, on: bool) -> Result<(), Seen> {
+fn reset_on_close(stream: &TcpStream, on: bool) -> Result<(), Observed> {
     set_socket_linger(stream, on.then_some(Duration::ZERO)).map_err(|e| broken(e.into()))
 }
 
@@ -330,13 +330,16 @@ impl Movement {
     }
 
     /// Waits for `work`, unless there is no progress for [`IDLE`].
-    async fn watch<T>(&self, work: impl Future<Output = Result<T, Seen>>) -> Result<T, Seen> {
+    async fn watch<T>(
+        &self,
+        work: impl Future<Output = Result<T, Observed>>,
+    ) -> Result<T, Observed> {
         let mut work = pin!(work);
         loop {
             match tokio::time::timeout(LOOK, &mut work).await {
                 Ok(done) => return done,
                 Err(_) if self.0.get().elapsed() > IDLE => {
-                    return Err(Seen::Broken(Break::TimedOut));
+                    return Err(Observed::Broken(Break::TimedOut));
                 }
                 Err(_) => {}
             }

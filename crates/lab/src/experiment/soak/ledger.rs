@@ -19,7 +19,7 @@ const TOLD: usize = 20;
 pub(super) enum Break {
     /// Connection refused.
     Refused,
-    /// RST.
+    /// The connection was reset.
     Reset,
     /// No progress for too long, and this end gave up.
     TimedOut,
@@ -29,7 +29,7 @@ pub(super) enum Break {
 
 /// How one end of a session saw it end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum Observed {
     Exact,
     Broken(Break),
     Wrong(Wrong),
@@ -61,15 +61,15 @@ struct Disruption {
 struct Session {
     begun: Duration,
     ended: Duration,
-    client: Option<Seen>,
-    server: Option<Seen>,
+    client: Option<Observed>,
+    server: Option<Observed>,
 }
 
 #[derive(Default)]
 struct Entries {
     sessions: BTreeMap<u64, Session>,
     /// Connections at the server that ended before they named their session.
-    nameless: Vec<Seen>,
+    nameless: Vec<Observed>,
     disruptions: Vec<Disruption>,
     /// Whether a session is silently wrong.
     is_wrong: bool,
@@ -113,9 +113,9 @@ impl Ledger {
     }
 
     /// One end has seen session `number` end.
-    pub(super) fn end(&self, number: u64, end: End, seen: Seen, now: Duration) {
+    pub(super) fn end(&self, number: u64, end: End, seen: Observed, now: Duration) {
         let mut entries = self.entries();
-        entries.is_wrong |= matches!(seen, Seen::Wrong(_));
+        entries.is_wrong |= matches!(seen, Observed::Wrong(_));
         match entries.sessions.get_mut(&number) {
             Some(session) => {
                 session.ended = session.ended.max(now);
@@ -126,9 +126,9 @@ impl Ledger {
                 // A session that arrives twice must not become right again.
                 *place = Some(match (*place, seen) {
                     (None, seen) => seen,
-                    (Some(first @ Seen::Wrong(_)), _) => first,
-                    (_, Seen::Wrong(wrong)) => Seen::Wrong(wrong),
-                    (Some(Seen::Exact), Seen::Exact) => Seen::Wrong(Wrong::Unknown),
+                    (Some(first @ Observed::Wrong(_)), _) => first,
+                    (_, Observed::Wrong(wrong)) => Observed::Wrong(wrong),
+                    (Some(Observed::Exact), Observed::Exact) => Observed::Wrong(Wrong::Unknown),
                     (Some(first), _) => first,
                 });
             }
@@ -137,9 +137,9 @@ impl Ledger {
     }
 
     /// A connection arrived at the server and ended without naming its session.
-    pub(super) fn nameless(&self, seen: Seen) {
+    pub(super) fn nameless(&self, seen: Observed) {
         let mut entries = self.entries();
-        entries.is_wrong |= !matches!(seen, Seen::Broken(_));
+        entries.is_wrong |= !matches!(seen, Observed::Broken(_));
         entries.nameless.push(seen);
     }
 
@@ -177,7 +177,7 @@ impl Ledger {
         }
         for seen in &entries.nameless {
             // Broken before they started: these belong to sessions that the client has seen break.
-            if let Seen::Exact | Seen::Wrong(_) = seen {
+            if let Observed::Exact | Observed::Wrong(_) = seen {
                 sum.wrong += 1;
                 sum.tell(format!(
                     "a connection without a session at the server: {seen:?}"
@@ -198,11 +198,15 @@ impl Ledger {
 impl Session {
     fn verdict(&self) -> Verdict {
         match (self.client, self.server) {
-            (Some(Seen::Wrong(wrong)), _) | (_, Some(Seen::Wrong(wrong))) => Verdict::Wrong(wrong),
-            (Some(Seen::Exact), Some(Seen::Exact)) => Verdict::Exact,
+            (Some(Observed::Wrong(wrong)), _) | (_, Some(Observed::Wrong(wrong))) => {
+                Verdict::Wrong(wrong)
+            }
+            (Some(Observed::Exact), Some(Observed::Exact)) => Verdict::Exact,
             // The client has received the trailer, which only a server sends.
-            (Some(Seen::Exact), None) => Verdict::Wrong(Wrong::Unknown),
-            (Some(Seen::Broken(how)), _) | (_, Some(Seen::Broken(how))) => Verdict::Broken(how),
+            (Some(Observed::Exact), None) => Verdict::Wrong(Wrong::Unknown),
+            (Some(Observed::Broken(how)), _) | (_, Some(Observed::Broken(how))) => {
+                Verdict::Broken(how)
+            }
             (None, _) => Verdict::Broken(Break::TimedOut),
         }
     }
@@ -248,18 +252,18 @@ impl Sum {
 mod tests {
     use super::*;
 
-    const SHORT: Seen = Seen::Wrong(Wrong::Short {
+    const SHORT: Observed = Observed::Wrong(Wrong::Short {
         arrived: 1,
         missing: 1,
     });
-    const RESET: Seen = Seen::Broken(Break::Reset);
+    const RESET: Observed = Observed::Broken(Break::Reset);
 
     fn at(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
 
     /// One session from 10 s to 12 s.
-    fn one(client: Option<Seen>, server: Option<Seen>) -> Ledger {
+    fn one(client: Option<Observed>, server: Option<Observed>) -> Ledger {
         let ledger = Ledger::default();
         ledger.begin(1, at(10));
         for (end, seen) in [(End::Client, client), (End::Server, server)] {
@@ -272,15 +276,15 @@ mod tests {
 
     #[test]
     fn a_session_is_exact_when_both_ends_say_so() {
-        let sum = one(Some(Seen::Exact), Some(Seen::Exact)).sum();
+        let sum = one(Some(Observed::Exact), Some(Observed::Exact)).sum();
         assert_eq!(
             (sum.sessions, sum.exact, sum.broken(), sum.wrong),
             (1, 1, 0, 0)
         );
         assert_eq!(sum.times, [2.0]);
         for (client, server) in [
-            (Some(Seen::Exact), Some(RESET)),
-            (Some(RESET), Some(Seen::Exact)),
+            (Some(Observed::Exact), Some(RESET)),
+            (Some(RESET), Some(Observed::Exact)),
             (Some(RESET), None),
             (None, None),
         ] {
@@ -295,30 +299,30 @@ mod tests {
 
     #[test]
     fn what_one_end_sees_wrong_is_wrong_whatever_the_other_says() {
-        for other in [None, Some(Seen::Exact), Some(RESET)] {
+        for other in [None, Some(Observed::Exact), Some(RESET)] {
             assert_eq!(one(Some(SHORT), other).sum().wrong, 1);
             let ledger = one(other, Some(SHORT));
             assert!(ledger.is_wrong());
             assert_eq!(ledger.sum().wrong, 1);
         }
-        assert!(!one(Some(Seen::Exact), Some(RESET)).is_wrong());
+        assert!(!one(Some(Observed::Exact), Some(RESET)).is_wrong());
     }
 
     #[test]
     fn an_answer_that_no_server_gave_is_wrong() {
-        assert_eq!(one(Some(Seen::Exact), None).sum().wrong, 1);
+        assert_eq!(one(Some(Observed::Exact), None).sum().wrong, 1);
     }
 
     #[test]
     fn a_session_that_arrives_twice_is_wrong() {
-        let ledger = one(Some(Seen::Exact), Some(Seen::Exact));
-        ledger.end(1, End::Server, Seen::Exact, at(13));
+        let ledger = one(Some(Observed::Exact), Some(Observed::Exact));
+        ledger.end(1, End::Server, Observed::Exact, at(13));
         assert_eq!(ledger.sum().wrong, 1);
     }
 
     #[test]
     fn connections_without_a_session_may_break_and_may_not_end_in_order() {
-        for (seen, wrong) in [(RESET, 0), (SHORT, 1), (Seen::Exact, 1)] {
+        for (seen, wrong) in [(RESET, 0), (SHORT, 1), (Observed::Exact, 1)] {
             let ledger = Ledger::default();
             ledger.nameless(seen);
             assert_eq!(ledger.sum().wrong, wrong);

@@ -75,7 +75,7 @@ fn answer_all(
     programs: &mut Programs,
 ) -> io::Result<()> {
     let mut lines = Lines::over(stream, None)?;
-    while let Some(ask) = lines.hear::<Ask>()? {
+    while let Some(ask) = lines.receive::<Ask>()? {
         let answer = match answer(ask, guest, room, entrance, programs) {
             Ok(answer) => answer,
             Err(e) => Answer::Failed(e.to_string()),

@@ -250,7 +250,7 @@ impl Lines {
     }
 
     /// Returns the next line; `None` at the end.
-    pub(in crate::experiment) fn hear<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+    pub(in crate::experiment) fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let mut line = String::new();
         (&mut self.reader).take(LONGEST).read_line(&mut line)?;
         match line.is_empty() {

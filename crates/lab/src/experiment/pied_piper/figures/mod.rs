@@ -2,8 +2,8 @@
 
 mod calibration;
 mod headline;
+mod notes;
 mod series;
-mod words;
 
 use super::download::{Condition, Size, Way};
 use super::fairness::{self, Contests};
@@ -28,9 +28,9 @@ pub(super) fn outcome(found: &Found, environment: Environment, request: &Request
         calibration: calibration::of(found),
         headline: headline::of(found),
         series: series::of(found),
-        paper: words::paper(),
-        ideal: words::ideal(),
-        notes: words::notes(found),
+        paper: notes::paper(),
+        ideal: notes::ideal(),
+        notes: notes::notes(found),
         ..Outcome::new(&super::EXPERIMENT, request)
     }
 }

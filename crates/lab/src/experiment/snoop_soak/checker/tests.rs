@@ -14,7 +14,7 @@ const ISN: u32 = u32::MAX - 2_000;
 /// The peer's first byte.
 const FIRST: u32 = ISN.wrapping_add(1);
 
-struct Made {
+struct Scenario {
     checker: Checker,
     now: Instant,
 }
@@ -33,7 +33,7 @@ fn segment(seq: u32, ack: u32, len: u32) -> Segment {
     }
 }
 
-impl Made {
+impl Scenario {
     /// A connection that the peer has opened; the guest advertises 100 << 7 bytes.
     fn new() -> Self {
         let mut made = Self {
@@ -111,11 +111,11 @@ impl Made {
 
 #[test]
 fn what_the_design_allows_is_no_violation() {
-    let mut made = Made::new();
+    let mut made = Scenario::new();
     made.peer_sends(0, 1000, 51);
-    made.peer_got(&Made::early(1000));
+    made.peer_got(&Scenario::early(1000));
     made.peer_sends(1000, 5000, 51);
-    made.peer_got(&Made::early(6000));
+    made.peer_got(&Scenario::early(6000));
     made.guest_got(0, 1000);
     made.guest_got(1000, 5000);
     made.checker.settle();
@@ -130,8 +130,8 @@ fn what_the_design_allows_is_no_violation() {
 
 #[test]
 fn an_acknowledgement_beyond_the_guests_edge_is_reported() {
-    let mut made = Made::new();
-    let mut early = Made::early(12_800);
+    let mut made = Scenario::new();
+    let mut early = Scenario::early(12_800);
     early.window = 0;
     made.peer_got(&early);
     made.has(&[]);
@@ -142,9 +142,9 @@ fn an_acknowledgement_beyond_the_guests_edge_is_reported() {
 
 #[test]
 fn with_growth_it_may_be_beyond_by_what_was_stated() {
-    let mut made = Made::new();
+    let mut made = Scenario::new();
     made.checker.beyond = 500;
-    let mut early = Made::early(12_800 + 500);
+    let mut early = Scenario::early(12_800 + 500);
     early.window = 0;
     made.peer_got(&early);
     made.has(&[]);
@@ -155,39 +155,39 @@ fn with_growth_it_may_be_beyond_by_what_was_stated() {
 
 #[test]
 fn new_acknowledgements_beyond_an_edge_that_was_taken_back_are_reported_after_a_while() {
-    let mut made = Made::new();
+    let mut made = Scenario::new();
     made.guest_got(0, 9000);
-    made.peer_got(&Made::early(5000));
+    made.peer_got(&Scenario::early(5000));
     // The window is closed: the guest has dropped a segment.
     let closed = Segment {
         window: 0,
-        ..Made::ack(1000, 902, 51)
+        ..Scenario::ack(1000, 902, 51)
     };
     made.checker.guest_sends(&closed, made.now);
     assert_eq!(made.checker.seen.retreats, 1);
     // In flight at that moment.
-    made.peer_got(&Made::early(6000));
+    made.peer_got(&Scenario::early(6000));
     made.has(&[]);
     made.now += 3 * REORDERED;
     // Earlier ACKs may be repeated.
-    made.peer_got(&Made::early(6000));
+    made.peer_got(&Scenario::early(6000));
     made.has(&[]);
-    made.peer_got(&Made::early(6100));
+    made.peer_got(&Scenario::early(6100));
     made.has(&[Violation::BeyondRetreat(5100)]);
 }
 
 #[test]
 fn an_edge_that_was_taken_back_counts_again_when_it_is_offered_again() {
-    let mut made = Made::new();
+    let mut made = Scenario::new();
     made.guest_got(0, 9000);
     let closed = Segment {
         window: 0,
-        ..Made::ack(0, 902, 51)
+        ..Scenario::ack(0, 902, 51)
     };
     made.checker.guest_sends(&closed, made.now);
     made.now += 3 * REORDERED;
     made.guest_acks(0, 903, 51);
-    let mut early = Made::early(9000);
+    let mut early = Scenario::early(9000);
     early.stamps = Some((903, 51));
     made.peer_got(&early);
     made.has(&[]);
@@ -195,7 +195,7 @@ fn an_edge_that_was_taken_back_counts_again_when_it_is_offered_again() {
 
 #[test]
 fn an_acknowledgement_for_a_receiver_behind_the_guest_is_reported() {
-    let mut made = Made::new();
+    let mut made = Scenario::new();
     let behind = FlowId {
         behind: true,
         ..FLOW
@@ -207,10 +207,10 @@ fn an_acknowledgement_for_a_receiver_behind_the_guest_is_reported() {
         ..segment
     };
     made.checker.guest_got(&of(segment(FIRST, 5, 1000)));
-    made.peer_got(&of(Made::early(1000)));
+    made.peer_got(&of(Scenario::early(1000)));
     made.has(&[Violation::ForReceiverBehind]);
     // The receiver's own ACK.
-    let own = of(Made::ack(1000, 902, 51));
+    let own = of(Scenario::ack(1000, 902, 51));
     made.checker.guest_sends(&own, made.now);
     made.peer_got(&own);
     made.has(&[Violation::ForReceiverBehind]);
@@ -218,9 +218,9 @@ fn an_acknowledgement_for_a_receiver_behind_the_guest_is_reported() {
 
 #[test]
 fn what_is_retransmitted_to_the_guest_is_no_violation() {
-    let mut made = Made::new();
+    let mut made = Scenario::new();
     made.guest_got(0, 3000);
-    made.peer_got(&Made::early(3000));
+    made.peer_got(&Scenario::early(3000));
     made.now += 3 * REORDERED;
     made.guest_got(0, 1500);
     made.guest_got(1500, 1500);
@@ -231,8 +231,8 @@ fn what_is_retransmitted_to_the_guest_is_no_violation() {
 
 #[test]
 fn a_window_beyond_the_guests_is_reported() {
-    let mut made = Made::new();
-    let mut early = Made::early(128);
+    let mut made = Scenario::new();
+    let mut early = Scenario::early(128);
     early.window = 99;
     made.peer_got(&early);
     made.has(&[]);
@@ -243,11 +243,11 @@ fn a_window_beyond_the_guests_is_reported() {
 
 #[test]
 fn what_was_acknowledged_and_not_in_the_ring_is_reported_when_the_ring_is_empty() {
-    let mut made = Made::new();
+    let mut made = Scenario::new();
     made.peer_sends(0, 1000, 51);
     made.peer_sends(1000, 1000, 51);
     made.peer_sends(2000, 1000, 51);
-    made.peer_got(&Made::early(3000));
+    made.peer_got(&Scenario::early(3000));
     made.guest_got(0, 1000);
     // The second segment was not in the ring.
     made.guest_got(2000, 1000);
@@ -261,19 +261,19 @@ fn what_was_acknowledged_and_not_in_the_ring_is_reported_when_the_ring_is_empty(
 
 #[test]
 fn segments_may_come_in_any_order_and_overlap() {
-    let mut made = Made::new();
+    let mut made = Scenario::new();
     made.guest_got(2000, 1000);
     made.guest_got(500, 1600);
     made.guest_got(2000, 1000);
     made.guest_got(0, 1000);
-    made.peer_got(&Made::early(3000));
+    made.peer_got(&Scenario::early(3000));
     made.checker.settle();
     made.has(&[]);
 }
 
 #[test]
 fn the_end_of_the_peers_stream_has_a_number_too() {
-    let mut made = Made::new();
+    let mut made = Scenario::new();
     let mut fin = segment(FIRST, 5, 10);
     fin.flags |= super::super::segment::FIN;
     made.checker.guest_got(&fin);
@@ -287,35 +287,35 @@ fn the_end_of_the_peers_stream_has_a_number_too() {
 
 #[test]
 fn an_acknowledgement_that_goes_back_is_the_guests_own_or_reported() {
-    let mut made = Made::new();
+    let mut made = Scenario::new();
     made.guest_got(0, 3000);
-    made.peer_got(&Made::early(3000));
+    made.peer_got(&Scenario::early(3000));
     // Two queues.
-    made.peer_got(&Made::early(2000));
+    made.peer_got(&Scenario::early(2000));
     made.has(&[]);
     made.now += REORDERED;
-    made.peer_got(&Made::early(3000));
+    made.peer_got(&Scenario::early(3000));
     made.now += REORDERED;
     made.guest_acks(1500, 901, 51);
     made.has(&[]);
-    made.peer_got(&Made::early(2000));
+    made.peer_got(&Scenario::early(2000));
     made.has(&[Violation::WentBack(1000)]);
 }
 
 #[test]
 fn the_first_two_acknowledgements_may_be_out_of_order_too() {
-    let mut made = Made::new();
+    let mut made = Scenario::new();
     made.guest_got(0, 3000);
     made.checker.flows.get_mut(&FLOW).unwrap().told = None;
-    made.peer_got(&Made::early(3000));
-    made.peer_got(&Made::early(2000));
+    made.peer_got(&Scenario::early(3000));
+    made.peer_got(&Scenario::early(2000));
     made.has(&[]);
 }
 
 #[test]
 fn a_sequence_number_beyond_the_guests_is_reported() {
-    let mut made = Made::new();
-    let mut early = Made::early(0);
+    let mut made = Scenario::new();
+    let mut early = Scenario::early(0);
     early.seq += 1;
     made.peer_got(&early);
     made.has(&[Violation::SequenceAhead(1)]);
@@ -323,18 +323,18 @@ fn a_sequence_number_beyond_the_guests_is_reported() {
 
 #[test]
 fn timestamps_that_are_missing_or_nobodys_are_reported() {
-    let mut made = Made::new();
+    let mut made = Scenario::new();
     made.peer_got(&Segment {
         stamps: None,
-        ..Made::early(0)
+        ..Scenario::early(0)
     });
     made.peer_got(&Segment {
         stamps: Some((902, 51)),
-        ..Made::early(0)
+        ..Scenario::early(0)
     });
     made.peer_got(&Segment {
         stamps: Some((901, 52)),
-        ..Made::early(0)
+        ..Scenario::early(0)
     });
     let mut expected = vec![
         Violation::NoTimestamps,
@@ -349,7 +349,7 @@ fn timestamps_that_are_missing_or_nobodys_are_reported() {
     }
     made.peer_got(&Segment {
         stamps: Some((900, 51)),
-        ..Made::early(0)
+        ..Scenario::early(0)
     });
     expected.push(Violation::WrongTsval(900));
     made.has(&expected);
@@ -357,10 +357,10 @@ fn timestamps_that_are_missing_or_nobodys_are_reported() {
 
 #[test]
 fn a_wrong_checksum_is_reported_wherever_it_is_seen() {
-    let mut made = Made::new();
+    let mut made = Scenario::new();
     let wrong = Segment {
         sound: false,
-        ..Made::early(0)
+        ..Scenario::early(0)
     };
     made.checker.peer_sends(&wrong);
     made.checker.guest_got(&wrong);
@@ -371,8 +371,8 @@ fn a_wrong_checksum_is_reported_wherever_it_is_seen() {
 
 #[test]
 fn ports_may_be_used_again() {
-    let mut made = Made::new();
-    made.peer_got(&Made::early(3000));
+    let mut made = Scenario::new();
+    made.peer_got(&Scenario::early(3000));
     made.guest_got(0, 3000);
     let syn = Segment {
         flags: SYN,
@@ -405,9 +405,9 @@ fn ports_may_be_used_again() {
 
 #[test]
 fn a_flow_whose_beginning_was_not_seen_is_not_judged() {
-    let mut made = Made::new();
+    let mut made = Scenario::new();
     made.checker.begin_phase(0);
-    made.peer_got(&Made::early(9000));
+    made.peer_got(&Scenario::early(9000));
     made.checker.settle();
     made.has(&[]);
 }

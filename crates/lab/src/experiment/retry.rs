@@ -4,15 +4,15 @@
 const TRIES: usize = 3;
 
 /// Takes measurements, and repeats those during which a link was late.
-pub(super) struct Again {
+pub(super) struct Retry {
     tries: usize,
     /// The number of repeated measurements.
     pub(super) count: u64,
 }
 
-// === impl Again ===
+// === impl Retry ===
 
-impl Again {
+impl Retry {
     pub(super) fn new(quick: bool) -> Self {
         Self {
             tries: if quick { 1 } else { TRIES },
@@ -47,7 +47,7 @@ mod tests {
     /// Returns the index of the attempt that is taken, given whether the link was late in each, and the number
     /// of repetitions.
     fn taken(quick: bool, late: &[bool]) -> (usize, u64) {
-        let (mut again, mut made) = (Again::new(quick), 0);
+        let (mut again, mut made) = (Retry::new(quick), 0);
         let once = || {
             made += 1;
             Ok::<_, ()>(made - 1)
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn what_fails_is_not_made_again() {
-        let mut again = Again::new(false);
+        let mut again = Retry::new(false);
         let failed = again.measure(|| Err::<(), _>("no guest"), |()| true);
         assert_eq!((failed, again.count), (Err("no guest"), 0));
     }
