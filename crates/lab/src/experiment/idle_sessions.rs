@@ -112,8 +112,8 @@ fn outcome(
         .collect(),
         notes: vec![
             "Each session has carried a byte each way and is idle then. Resident memory is the \
-             relay's own; kernel memory is the growth of all slabs of the machine, in which the \
-             client's and the server's sockets are half."
+             relay's; kernel memory is the growth of all slabs of the machine, half of which \
+             belongs to the sockets of the client and the server."
                 .to_owned(),
         ],
         ..Outcome::new(&EXPERIMENT, request)

@@ -122,10 +122,11 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         headline,
         series,
         notes: vec![
-            "User and system time of the processes, start and first scan included, over the time that they \
-             looked. Both ends of each connection are on the machine, and counted; the idle carry nothing, the busy \
-             a byte each way within every second. `ss` is started for each look. `-n 1` is one look alone, over \
-             a second: what a start costs."
+            "User and system time of the processes, start and first scan included, divided by the \
+             duration of the scans. Both ends of each connection are on the machine, and both \
+             count. Idle connections carry nothing; busy ones carry a byte each way within every \
+             second. `ss` is started for each scan. `-n 1` is a single scan over a second: the cost \
+             of a start."
                 .to_owned(),
         ],
         ..Outcome::new(&EXPERIMENT, request)

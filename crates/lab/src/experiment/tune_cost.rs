@@ -111,8 +111,10 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         headline,
         series,
         notes: vec![format!(
-            "User and system time of the process, over {} s that begin {} s after its start; and over those before. Both ends of each \
-             connection are on the machine, and counted; they carry nothing, but for one more that carries a byte each way each second where that is said.",
+            "User and system time of the process, over {} s that begin {} s after its start, and \
+             over the time before. Both ends of each connection are on the machine, and both count. \
+             They are idle, except for the additional connection of `one talks`, which carries a \
+             byte each way each second.",
             time.as_secs(),
             warm_up.as_secs()
         )],

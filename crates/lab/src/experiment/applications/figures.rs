@@ -158,28 +158,33 @@ fn paper() -> Map<String, Value> {
 fn notes(measured: &Measured, plan: &Plan) -> Vec<String> {
     let headline = plan.web.headline;
     let mut notes = vec![
-        "Two hosts, each with a core, a gate and a driver domain of its own, and two guests that have it for 30 ms \
-         each, with 10 ms of the driver domain before: 37.5 % of the core. Slices are not given back by who has \
-         nothing to do. Where there are two CPUs, the client and the links share the core of host-b."
+        "Two hosts, each with a core, a gate and a driver domain of its own, and two guests that \
+         run for 30 ms each, after 10 ms of the driver domain: 37.5 % of the core each. An idle \
+         guest does not give its slice back. With two CPUs, the client and the links share the core \
+         of host-b."
             .to_owned(),
-        "Web: nginx and PHP in one guest, MariaDB in one on the other host; the other guest of each host has a load \
-         of 30 %. A page is a category with all its items, 50 kB, for which PHP makes a connection to the database \
-         (or keeps one: `connections kept`). Browsers ask for the next page as soon as they have one (wrk)."
+        "Web: nginx and PHP in one guest, MariaDB in a guest on the other host; the other guest of \
+         each host has a load of 30 %. A page is a category with all its items, 50 kB, for which \
+         PHP opens a connection to the database (or keeps one: `connections kept`). Browsers \
+         request the next page as soon as they have one (wrk)."
             .to_owned(),
         format!(
-            "web_requests_s and web_gain are of {} browsers with new connections. web_gain_grow is of `{}`, as the \
-             paper's vSnoop; the paper's figures are of 180 browsers and another application (RUBiS).",
+            "web_requests_s and web_gain are for {} browsers with new connections. web_gain_grow is \
+             that of `{}`, the configuration of the paper's vSnoop; the paper's figures are for 180 \
+             browsers and another application (RUBiS).",
             headline.browsers,
             Arm::PAPERS.label()
         ),
-        "MPI: a process in each of the four guests, MPICH over TCP; whoever waits polls, so that each guest's \
-         neighbour is never idle. Times are of the slowest process, from a barrier on. The mpi gains are how many \
-         times as long `tuned` takes: geometric means over the message sizes."
+        "MPI: a process in each of the four guests, MPICH over TCP. A waiting process polls, so \
+         each guest's neighbour is never idle. Times are those of the slowest process, from a \
+         barrier on. The mpi gains are the ratios of `tuned`'s time to the other's: geometric means \
+         over the message sizes."
             .to_owned(),
         format!(
-            "Tuned: {RING} places in the taps' rings, no queueing discipline, 4 MiB default receive buffer and the \
-             largest first window in all guests, also where cores are not shared. --grow: --guest-rcvbuf \
-             {GUEST_RCVBUF}. `taut snoop` serves the taps of all four guests."
+            "Tuned: tap rings of {RING} entries, no queueing discipline, a default receive buffer \
+             of 4 MiB and the largest initial window in all guests, also without shared cores. \
+             --grow: --guest-rcvbuf {GUEST_RCVBUF}. `taut snoop` serves the taps of all four \
+             guests."
         ),
     ];
     let late = |p| stats::quantile(&measured.late, p).unwrap_or(f64::NAN) * 1e3;

@@ -185,10 +185,7 @@ fn outcome(
         environment,
         calibration: Calibration::of(checks),
         headline: BTreeMap::from([
-            (
-                "peak_over_budget".to_owned(),
-                most(Arm::Taut, |of| of.peak),
-            ),
+            ("peak_over_budget".to_owned(), most(Arm::Taut, |of| of.peak)),
             (
                 "machine_peak_over_budget".to_owned(),
                 most(Arm::Taut, |of| of.machine_peak),
@@ -218,20 +215,29 @@ fn outcome(
         ]),
         series,
         notes: vec![
-            format!("{again} worlds were built again, because a link was late in them: nothing of those is shown."),
             format!(
-                "{} links of {} Mbit/s from one server; on each, of a hundred connections, 20 take what they get, 20 are sent 0.4 Mbit/s by \
-                 the server, 40 are read at 0.4 Mbit/s by their clients, and 20 rest after 256 KiB.",
+                "{again} worlds were built again because a link was late in them; their \
+                 measurements are discarded."
+            ),
+            format!(
+                "{} links of {} Mbit/s from one server. Of a hundred connections on each, 20 take \
+                 as much as they get, the server limits 20 to 0.4 Mbit/s, the clients of 40 read \
+                 0.4 Mbit/s, and 20 are idle after 256 KiB.",
                 ROUND_TRIPS.len(),
                 RATE / 1_000_000
             ),
-            "`peak_over_budget` is of what the server's sockets hold by the kernel's account of each (queues of both directions, and what \
-             is set aside), from before the first connection on; `machine_peak_over_budget` is the kernel's sum for the machine \
-             (/proc/net/sockstat), in which the clients' sockets are, too."
+            "`peak_over_budget` is the memory of the server's sockets by the kernel's account of \
+             each (the queues of both directions, and forward allocations), from before the first \
+             connection on; `machine_peak_over_budget` is the kernel's sum for the machine \
+             (/proc/net/sockstat), which includes the clients' sockets."
                 .to_owned(),
-            "`goodput_over_kernel` is over that of the kernel alone under a `tcp_mem` of the budget's size.".to_owned(),
-            "Satisfied is who gets what is due: those that are bounded their rate, the others an equal part of what these leave of their link; \
-             more than that counts as that. `tcp_mem` bounds the whole machine, clients included, and in `tcp_mem twice` by twice the budget; it is set back at the end."
+            "`goodput_over_kernel` is the ratio to the kernel alone with a `tcp_mem` of the \
+             budget's size."
+                .to_owned(),
+            "A connection is satisfied if it gets what it is due: a limited one its rate, the \
+             others an equal part of the rest of their link; a higher rate counts the same. \
+             `tcp_mem` bounds the whole machine, clients included, and in `tcp_mem twice` at twice \
+             the budget; the old value is restored at the end."
                 .to_owned(),
         ],
         ..Outcome::new(&EXPERIMENT, request)

@@ -148,10 +148,11 @@ fn slow_starts(measured: &Measured) -> Option<String> {
     }
     (!all.is_empty()).then(|| {
         format!(
-            "Slow start threshold at the end, in segments, and in brackets segments sent again, ends of slow start by \
-             HyStart, loss probes that were taken to have repaired a loss, and time-outs, medians of senders that are \
-             guests: {}. A low threshold where nothing was sent again is HyStart's (RFC 9406): round trips are short as long \
-             as the host answers for the receiver, so that the sender's own pauses look to it like a queue that fills.",
+            "Slow start threshold at the end, in segments, and in brackets retransmitted segments, \
+             ends of slow start by HyStart, loss probes that were taken to have repaired a loss, \
+             and time-outs; medians for senders that are guests: {}. A low threshold without \
+             retransmissions is HyStart's (RFC 9406): round trips are short while the host answers \
+             for the receiver, so that the sender mistakes its own pauses for a growing queue.",
             all.join(", ")
         )
     })

@@ -282,17 +282,20 @@ fn outcome(
         checks.push(("cubic_over_bbr_share25", Check::at_least(cubic / bbr, 3.0)));
     }
     let mut notes = vec![
-        "The guest's processor is a thread of QEMU's on a core of its own, which somebody with a real-time priority takes for 30 ms at a time; \
-         its devices, the link and the server are on the other cores."
+        "The guest's processor is a thread of QEMU on a core of its own, which a thread with \
+         real-time priority takes for 30 ms at a time; the guest's devices, the link and the server \
+         run on the other cores."
             .to_owned(),
-        "Goodput is what the server has read, from the end of the warm-up on; round trips and time-outs are looked at from then on, too.".to_owned(),
-        "`beyond the path`: the part of looks at which the smoothed round trip was longer than the path's with a full queue; what makes it so is a \
-         sample with a gap in it."
+        "Goodput counts the bytes that the server has read after the warm-up; round trips and \
+         time-outs are sampled after it, too.".to_owned(),
+        "`beyond the path`: the share of samples in which the smoothed round trip was longer than \
+         the path's with a full queue; RTT samples that span a gap cause this."
             .to_owned(),
     ];
     if again > 0 {
         notes.push(format!(
-            "{again} flows were made again, because the link was late meanwhile; what those showed is not here."
+            "{again} flows were repeated because the link was late; their measurements are \
+             discarded."
         ));
     }
     Outcome {

@@ -231,19 +231,23 @@ fn outcome(
         .unwrap_or_default(),
         notes: [
             format!(
-                "The paper's senders are guests on twenty hosts, and its switch has ports of 1 Gbit/s. Here all senders are connections of one guest, \
-                 which is away for {} ms and there for {} ms, and the path is slower than that guest.",
+                "The paper's senders are guests on twenty hosts, and its switch has ports of 1 \
+                 Gbit/s. Here all senders are connections of one guest, which is alternately \
+                 descheduled for {} ms and scheduled for {} ms, and the path is slower than that \
+                 guest.",
                 share.off.as_millis(),
                 share.on.as_millis()
             ),
-            "`short`: the route's rto_min is 1 ms, of which this kernel, with ticks of 4 ms, makes 8. Without `probes` tail loss probes are off \
-             (tcp_early_retrans = 0), as in the paper's kernel."
+            "`short`: the route's rto_min is 1 ms, which this kernel, with ticks of 4 ms, rounds up \
+             to 8 ms. Without `probes`, tail loss probes are off (tcp_early_retrans = 0), as in the \
+             paper's kernel."
                 .to_owned(),
-            "`timeouts_cut_1_sender` is of time-outs for each round of blocks.".to_owned(),
+            "`timeouts_cut_1_sender` compares time-outs per round of blocks.".to_owned(),
         ]
         .into_iter()
         .chain((again > 0).then(|| {
-            format!("{again} readings were made again, because the link was late meanwhile; what those showed is not here.")
+            format!("{again} readings were repeated because the link was late; their measurements are \
+                 discarded.")
         }))
         .collect(),
         ..Outcome::new(&EXPERIMENT, request)

@@ -191,21 +191,25 @@ fn outcome(
             .cloned()
             .unwrap_or_default(),
         notes: vec![
-            "`before` is the third and fourth second of a connection; `after` the fifth second after `taut tune --apply` began at \
-             both ends (`taut`), or the same time with nothing changed (`kernel`) and with the settings of tuned's profile \
-             network-throughput (`tuned`). Shares are of what the link carries as payload."
+            "`before` is the third and fourth second of a connection; `after` is the fifth second \
+             after `taut tune --apply` started at both ends (`taut`), or the same time without a \
+             change (`kernel`) and with the settings of tuned's profile network-throughput \
+             (`tuned`). Shares are of the payload that the link can carry."
                 .to_owned(),
-            "Buffers are fixed after connecting (socat's rcvbuf-late and sndbuf-late), but in `window`, where the receiver fixes its own \
-             before: then the scale of its window is fixed by that, too."
+            "Buffers are fixed after connecting (socat's rcvbuf-late and sndbuf-late), except in \
+             `window`, where the receiver fixes its buffer before, which also fixes the scale of \
+             its window."
                 .to_owned(),
-            "`kernel` and `taut` have the maxima of Linux 6.16 and later (32 MiB to receive, 4 MiB to send); `taut, 6 MiB at first` has those of \
-             before: the scale of a window is fixed by them when its connection begins, at 7 there, so that no window is wider than 8,388,480 \
-             bytes, 671 Mbit/s in 100 ms, whatever is done later."
+            "`kernel` and `taut` have the maxima of Linux 6.16 and later (32 MiB to receive, 4 MiB \
+             to send); `taut, 6 MiB at first` has the earlier ones: they fix the window scale at 7 \
+             when a connection starts, so that no window can exceed 8,388,480 bytes, or 671 Mbit/s \
+             at 100 ms, whatever changes later."
                 .to_owned(),
-            "`link_overruns` is of the path of 100 ms, of which all headlines are; those of the others are in `path`: a gigabit in user space, and both ends \
-             beside it, are late by a millisecond now and then on two cores, which matters where a round trip is as long."
+            "`link_overruns` is that of the path of 100 ms, to which all headline figures belong; \
+             the others' are in `path`: a gigabit in user space, with both ends beside it on two \
+             cores, is sometimes late by a millisecond, which matters if a round trip is as short."
                 .to_owned(),
-            "The thesis measured on gigabit Ethernet without a delay, and kernels of 2008.".to_owned(),
+            "The thesis measured on gigabit Ethernet without added delay, and kernels of 2008.".to_owned(),
         ],
         ..Outcome::new(&EXPERIMENT, request)
     }

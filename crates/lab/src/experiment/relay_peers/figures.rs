@@ -195,32 +195,32 @@ fn notes(m: &Measured, plan: &Plan) -> Vec<String> {
     let few = plan.idle_sessions(Contender::Ssh);
     let mut notes = vec![
         "Everything runs on one host over its loopback and shares its CPUs: throughput and new \
-         connections per second depend on how many there are, processor time much less. It is user \
-         and system time of the relay's processes, children included; what the kernel does for a \
-         segment on loopback is charged to whoever sent it."
+         connections per second depend on the number of CPUs, processor time much less. Processor \
+         time is the user and system time of the relay's processes, children included; the kernel \
+         charges its work for a segment on loopback to the sender."
             .to_owned(),
         "The bulk flow is written 256 KiB at a time and dropped by the receiver without a copy \
          (MSG_TRUNC); contents were compared (SHA-256) in a transfer of their own of 16 MiB."
             .to_owned(),
         "New connections: 64 at once, one byte each way, closed by the client. The world keeps no \
-         TIME_WAIT (net.ipv4.tcp_max_tw_buckets=0), so that nobody runs out of ports."
+         TIME_WAIT (net.ipv4.tcp_max_tw_buckets=0), so that ports do not run out."
             .to_owned(),
-        "Echo: one byte each millisecond, in turn on 8 connections. What is added is the quantile \
-         less the median of the direct connection's, the ratios are of whole round trips; the flow beside goes through the \
-         same relay, 125 kB each millisecond."
+        "Echo: one byte each millisecond, in turn on 8 connections. The added delay is the quantile \
+         minus the median of the direct connection; the ratios are of whole round trips. The bulk \
+         flow beside goes through the same relay, 125 kB each millisecond."
             .to_owned(),
         format!(
-            "Idle: {thousands} sessions, of socat and ssh {few}, on a relay just started. Resident \
-             memory is Pss; kernel memory is the growth of the machine's slabs less that of as many \
-             direct connections, and is not told of socat and ssh, whose {few} sessions are too few \
-             to be seen."
+            "Idle: {thousands} sessions, {few} for socat and ssh, on a relay that has just started. \
+             Resident memory is Pss. Kernel memory is the growth of the machine's slabs minus that \
+             for as many direct connections; it is not reported for socat and ssh, whose {few} \
+             sessions are too few to be visible."
         ),
-        "HAProxy has `option splice-auto`, which may find no reason to splice; haproxy-splice is told to, \
-         with pipes of 256 KiB as taut's, and measured in bulk only. Ratios in bulk are to the better of \
-         the two. nginx and socat have their own buffer sizes and copy."
+        "HAProxy has `option splice-auto`, which may decide not to splice; haproxy-splice always \
+         splices, with pipes of 256 KiB like taut's, and is measured in bulk only. Ratios in bulk \
+         are to the better of the two. nginx and socat have their own buffer sizes and copy."
             .to_owned(),
         "ssh also encrypts, and all its sessions share one connection; socat starts a process for \
-         each."
+         each session."
             .to_owned(),
     ];
     let direct = m.echo(Beside::Nothing, Direct, P99);

@@ -190,8 +190,8 @@ fn notes(found: &Found) -> Vec<String> {
     let data: u64 = found.parts.iter().map(|part| part.data).sum();
     let mut notes = vec![
         format!(
-            "{bytes} bytes of streams, {data} frames of data for the guest; lost {} and {}, doubled {} and \
-             {}, late {} and {} (towards the guest, and back).",
+            "{bytes} bytes of streams, {data} frames of data for the guest; lost {} and {}, \
+             duplicated {} and {}, late {} and {} (towards the guest, and from it).",
             to.lost, from.lost, to.doubled, from.doubled, to.late, from.late
         ),
         match found.shortages {
@@ -201,7 +201,7 @@ fn notes(found: &Found) -> Vec<String> {
         },
         format!("The longest `--off` took {:?}.", done.longest_off),
         format!(
-            "The processes have counted towards the guest: {}; from the guest: {}.",
+            "Counters of the processes towards the guest: {}; from the guest: {}.",
             told(&done.to_guest),
             told(&done.from_guest)
         ),

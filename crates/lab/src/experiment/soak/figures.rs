@@ -152,8 +152,8 @@ fn notes(found: &Found) -> Vec<String> {
     let each = |how| broken.get(&how).copied().unwrap_or(0);
     let mut notes = vec![
         format!(
-            "Broken as the client saw it, or else the server: {} reset, {} refused, {} timed out, {} \
-             otherwise. {} sessions waited because too many were under way.",
+            "Broken sessions, as seen by the client, or else by the server: {} reset, {} refused, \
+             {} timed out, {} otherwise. {} sessions waited because too many were running.",
             each(Break::Reset),
             each(Break::Refused),
             each(Break::TimedOut),
@@ -162,7 +162,7 @@ fn notes(found: &Found) -> Vec<String> {
         ),
         format!(
             "{} kills, {} stops, {} cuts, {} changes of key, {} reloads; {} connections of the \
-             outsider's, {} of them recordings, {} refused.",
+             outsider, {} of them replays, {} refused.",
             done.kills,
             done.stops,
             done.cuts,
@@ -175,7 +175,7 @@ fn notes(found: &Found) -> Vec<String> {
     ];
     if !found.reloads {
         notes.push(format!(
-            "This relay reads its configuration and keys at its start only: {} changes of them were \
+            "This relay reads its configuration and keys only at its start: {} changes of them were \
              left out.",
             done.left_out
         ));
@@ -191,7 +191,7 @@ fn notes(found: &Found) -> Vec<String> {
     if found.leaked_descriptors() > 0.0 {
         let [before, after] = &found.kinds;
         notes.push(format!(
-            "Held before the load {:?}, after it {:?}.",
+            "Resources before the load: {:?}; after it: {:?}.",
             found.idle, found.left
         ));
         for (side, (before, after)) in Side::BOTH.iter().zip(before.iter().zip(after)) {
@@ -207,7 +207,7 @@ fn notes(found: &Found) -> Vec<String> {
         for (side, counters) in Side::BOTH.iter().zip(&found.counters) {
             let name = side.name();
             notes.push(format!(
-                "the {name} relay's last process has counted: {counters}"
+                "counters of the {name} relay's last process: {counters}"
             ));
         }
         notes.extend(done.log.iter().cloned());

@@ -139,9 +139,9 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
         ));
     }
     notes.push(
-        "Each run has a world of its own, whose rates, round trips, buffers, losses and sizes come from the seed. \
-         Verdicts of the series `verdicts` are by what was said (columns) and what was the cause (lines); `(seen \
-         there)` is at the receiving end."
+        "Each run has a world of its own, whose rates, round trips, buffers, losses and sizes come \
+         from the seed. In the series `verdicts`, columns are verdicts and rows are causes; `(seen \
+         there)` means at the receiving end."
             .to_owned(),
     );
     let verdicts = matrix
