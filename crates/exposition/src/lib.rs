@@ -1,4 +1,12 @@
-//! OpenMetrics over HTTP, for a scraper on a local port. What is told is the job's own affair.
+//! Serves OpenMetrics over HTTP to scrapers on a local port. The caller encodes the metrics.
+//!
+//! ```no_run
+//! # async fn example() -> std::io::Result<()> {
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:9464").await?;
+//! taut_exposition::serve(listener, || Ok("# EOF\n".to_owned())).await;
+//! # Ok(())
+//! # }
+//! ```
 
 #![forbid(unsafe_code)]
 
@@ -17,18 +25,18 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-/// Scrapers served at one time; more wait in the listen queue.
+/// The number of concurrent scrapers; more wait in the listen queue.
 const CONNECTIONS: usize = 16;
-/// A scraper that takes longer than this for all it asks is cut off.
+/// The time limit of a scraper's connection.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The same, for its request's head.
+/// The time limit of a request's head.
 const HEAD_PATIENCE: Duration = Duration::from_secs(5);
-/// After accept failed for want of something.
+/// The pause after accept failed for lack of a resource.
 const PAUSE: Duration = Duration::from_millis(100);
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Serves what `encode` tells at `/metrics` for ever: an exposition in OpenMetrics' text format.
+/// Serves the output of `encode` at `/metrics` for ever: an exposition in OpenMetrics' text format.
 pub async fn serve<E>(listener: TcpListener, encode: E)
 where
     E: Fn() -> Result<String, fmt::Error> + Clone + Send + Sync + 'static,

@@ -28,7 +28,7 @@ const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALH
 /// How long the relay may take to forget sessions whose ends have been closed.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The pause between two reads of the relay's metrics.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The resources that the relay and the kernel use at one moment.
 #[derive(Clone, Copy)]
@@ -141,7 +141,7 @@ fn all_over() -> io::Result<()> {
                 "sessions with both ends closed do not end",
             ));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     }
     Ok(())
 }
@@ -152,7 +152,7 @@ impl Holding {
         let deadline = Instant::now() + PATIENCE;
         let mut last = Self::at_once(node)?;
         loop {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
             let now = Self::at_once(node)?;
             if now.descriptors == last.descriptors || Instant::now() > deadline {
                 return Ok(now);

@@ -28,7 +28,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 const CASES: [Case; 3] = [Case::idle(10_000), Case::idle(100), Case::busy(10_000)];
 const CASES_QUICK: [Case; 3] = [Case::idle(2_000), Case::idle(100), Case::busy(2_000)];
 /// Scans in one measurement, a second apart.
-const LOOKS: u32 = 20;
+const SCANS: u32 = 20;
 const LOOKS_QUICK: u32 = 3;
 /// Measurements of each configuration.
 const RUNS: usize = 3;
@@ -60,9 +60,9 @@ enum Who {
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let machine = ExperimentError::machine;
-    let (cases, looks) = match request.quick {
+    let (cases, scans) = match request.quick {
         true => (CASES_QUICK, LOOKS_QUICK),
-        false => (CASES, LOOKS),
+        false => (CASES, SCANS),
     };
     let most = cases[0].connections;
     let runs = request.runs.unwrap_or(if request.quick { 1 } else { RUNS });
@@ -85,7 +85,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         let mut shares: [Vec<f64>; Who::ALL.len()] = Default::default();
         for _ in 0..runs {
             for (who, shares) in Who::ALL.into_iter().zip(&mut shares) {
-                let share = measure(request, host, who, looks);
+                let share = measure(request, host, who, scans);
                 shares.push(share.map_err(machine(who.name()))?);
                 progress.step();
             }
@@ -151,20 +151,20 @@ pub(super) fn lines(request: &Request, host: &Host) -> io::Result<usize> {
 }
 
 /// Returns CPU time over elapsed time, in cores.
-fn measure(request: &Request, host: &Host, who: Who, looks: u32) -> io::Result<f64> {
+fn measure(request: &Request, host: &Host, who: Who, scans: u32) -> io::Result<f64> {
     let before = children_cpu_time()?;
     let processes = match who {
-        Who::Ss => looks,
+        Who::Ss => scans,
         Who::Top | Who::TopJson | Who::TopOnce => 1,
     };
-    let looks = if matches!(who, Who::TopOnce) {
+    let scans = if matches!(who, Who::TopOnce) {
         1
     } else {
-        looks
+        scans
     };
     let began = Instant::now();
     for process in 0..processes {
-        let mut child = host.spawn(who.command(request, looks))?;
+        let mut child = host.spawn(who.command(request, scans))?;
         let status = child.wait()?;
         if !status.success() {
             return Err(io::Error::other(format!("{}: {status}", who.name())));
@@ -175,7 +175,7 @@ fn measure(request: &Request, host: &Host, who: Who, looks: u32) -> io::Result<f
     }
     let used = children_cpu_time()?.saturating_sub(before);
     // The last scan returns at once, and is given its second too.
-    Ok(used.as_secs_f64() / (SECOND * looks).as_secs_f64())
+    Ok(used.as_secs_f64() / (SECOND * scans).as_secs_f64())
 }
 
 // === impl Case ===
@@ -294,7 +294,7 @@ impl Who {
         }
     }
 
-    fn command(self, request: &Request, looks: u32) -> Command {
+    fn command(self, request: &Request, scans: u32) -> Command {
         let mut command = match self {
             Self::Ss => Command::new("ss"),
             Self::Top | Self::TopJson | Self::TopOnce => Command::new(&request.taut),
@@ -310,7 +310,7 @@ impl Who {
                 "--interval",
                 "1s",
                 "--scans",
-                &looks.to_string(),
+                &scans.to_string(),
             ]);
         }
         command

@@ -39,7 +39,7 @@ const MODEST: u64 = 50_000;
 /// few processors make deliveries late, and less than this changes neither.
 const TOLERANCE: Duration = Duration::from_millis(25);
 /// The interval between readings of memory.
-const LOOK: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// The size of a file that no client reads to its end, in bytes; it is sparse.
 const LARGE: u64 = 1 << 40;
 /// The size of the first response to connections that are idle then.
@@ -236,7 +236,7 @@ pub(super) fn run(
                     seen.0.push(held);
                     seen.1.push(all);
                 }
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL_INTERVAL);
             }
             Ok(())
         });

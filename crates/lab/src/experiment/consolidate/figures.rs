@@ -336,8 +336,8 @@ fn notes(measured: &Measured) -> Vec<String> {
         late(0.5),
         late(0.99)
     ));
-    let looks: Vec<f64> = measured.all().map(|sample| sample.longest_look).collect();
-    let slow = looks.iter().filter(|look| **look > 0.3e-3).count();
+    let pauses: Vec<f64> = measured.all().map(|sample| sample.longest_pause).collect();
+    let slow = pauses.iter().filter(|pause| **pause > 0.3e-3).count();
     let repeated: u64 = measured
         .all()
         .map(|sample| u64::from(sample.repeated))
@@ -345,8 +345,8 @@ fn notes(measured: &Measured) -> Vec<String> {
     notes.push(format!(
         "In {slow} of {} transfers two reads of what was acknowledged were more than 0.3 ms apart (the longest pause of a \
          transfer, p90: {:.2} ms). {repeated} segments were retransmitted in all.",
-        looks.len(),
-        stats::quantile(&looks, 0.9).unwrap_or(f64::NAN) * 1e3
+        pauses.len(),
+        stats::quantile(&pauses, 0.9).unwrap_or(f64::NAN) * 1e3
     ));
     notes.extend(slow_starts(measured));
     notes.push(format!(
@@ -390,7 +390,7 @@ mod tests {
             sender_handshake: sender,
             receiver: sender,
             receiver_handshake: sender,
-            longest_look: 0.0,
+            longest_pause: 0.0,
             repeated,
             ssthresh,
             counted: None,

@@ -22,7 +22,7 @@ pub(super) struct Sample {
     /// From the sender's `connect` to the receiver's last byte.
     pub(super) receiver_handshake: f64,
     /// The longest pause between two checks of what had been acknowledged, in seconds.
-    pub(super) longest_look: f64,
+    pub(super) longest_pause: f64,
     /// Retransmitted segments.
     pub(super) repeated: u32,
     /// The least slow start threshold of its streams at the end, in segments; `None` while slow
@@ -50,7 +50,7 @@ impl Sample {
             sender_handshake: rate(connect, acked),
             receiver: rate(first(|s| s.received.first), all_read),
             receiver_handshake: rate(connect, all_read),
-            longest_look: last(|s| s.longest_look) as f64 / 1e9,
+            longest_pause: last(|s| s.longest_pause) as f64 / 1e9,
             repeated: sent.iter().map(|s| s.repeated).sum(),
             ssthresh: sent.iter().filter_map(|s| s.ssthresh).min(),
             counted: sent.iter().find_map(|s| s.counted),
@@ -159,7 +159,7 @@ mod tests {
             connect: at,
             write: at + 1_000_000,
             acked: at + 3_000_000,
-            longest_look: 100_000,
+            longest_pause: 100_000,
             repeated: 1,
             ssthresh: None,
             counted: None,

@@ -292,7 +292,7 @@ impl Rig {
                     .iter()
                     .map(|stream| {
                         scope.spawn(move || {
-                            // Looks are to be where they are planned; a late one is told.
+                            // Reads on time: a late one is reported.
                             let _ = schedule::minimize_timer_slack();
                             if schedule::set_fifo_priority(1).is_err() {
                                 let _ = schedule::set_niceness(-15);

@@ -227,8 +227,8 @@ fn outcome(
     };
     let goodput = |share, sender| median(of(long, share, sender), FlowRun::first);
     let srtt = |sender| {
-        let looks: Vec<f64> = of(long, 100, sender).iter().flat_map(srtts).collect();
-        stats::median(&looks).unwrap_or(f64::NAN)
+        let samples: Vec<f64> = of(long, 100, sender).iter().flat_map(srtts).collect();
+        stats::median(&samples).unwrap_or(f64::NAN)
     };
     let beyond = |sender| part_beyond(of(short, 25, sender), short);
     let fairness = |sender| {
@@ -259,9 +259,9 @@ fn outcome(
             "taut_cubic_over_cubic_share25",
             goodput(25, Sender::TautCubic) / cubic,
         ),
-        ("looks_beyond_path_share25", beyond(Sender::Cubic)),
+        ("samples_beyond_path_share25", beyond(Sender::Cubic)),
         (
-            "looks_beyond_path_share25_module",
+            "samples_beyond_path_share25_module",
             beyond(Sender::CubicModule),
         ),
     ];
@@ -323,8 +323,10 @@ fn series(
     let mut series = Vec::new();
     for ((path, share, sender), seen) in all {
         let each = |of: fn(&FlowRun) -> f64| seen.iter().map(of).collect();
-        let timeouts =
-            |seen: &FlowRun| seen.looks(|look| look.rto as f64 / 1e3).collect::<Vec<_>>();
+        let timeouts = |seen: &FlowRun| {
+            seen.samples(|sample| sample.rto as f64 / 1e3)
+                .collect::<Vec<_>>()
+        };
         let beyond = seen.iter().map(|seen| part_beyond([seen], *path));
         for (metric, unit, samples) in [
             ("goodput", "Mbit/s", each(FlowRun::first)),
@@ -361,14 +363,14 @@ fn median(seen: &[FlowRun], of: fn(&FlowRun) -> f64) -> f64 {
 
 /// Returns the smoothed round-trip times in milliseconds, sample after sample.
 fn srtts(seen: &FlowRun) -> impl Iterator<Item = f64> {
-    seen.looks(|look| look.srtt as f64 / 1e3)
+    seen.samples(|sample| sample.srtt as f64 / 1e3)
 }
 
 /// Returns the share of samples in which the smoothed round trip was longer than any that the path
 /// can have.
 fn part_beyond<'a>(seen: impl IntoIterator<Item = &'a FlowRun>, path: Path) -> f64 {
     let longest = 1e3 * path.longest().as_secs_f64();
-    let looks: Vec<f64> = seen.into_iter().flat_map(srtts).collect();
-    let beyond = looks.iter().filter(|srtt| **srtt > longest).count();
-    beyond as f64 / looks.len() as f64
+    let samples: Vec<f64> = seen.into_iter().flat_map(srtts).collect();
+    let beyond = samples.iter().filter(|srtt| **srtt > longest).count();
+    beyond as f64 / samples.len() as f64
 }

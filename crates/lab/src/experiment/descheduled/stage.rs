@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::experiment::guests::guest::talk::{Flow, FlowLook, Flowed};
+use crate::experiment::guests::guest::talk::{Flow, FlowSample, Flowed};
 use crate::experiment::guests::hog::{Hog, Share, Taken};
 use crate::experiment::guests::network::SERVER;
 use crate::experiment::guests::qemu::{Files, Kernel};
@@ -24,7 +24,7 @@ pub(super) const FLOWS: u16 = 2;
 /// How long the core is taken at a time: Xen's slice (pvtcp IV-A).
 const OFF: Duration = Duration::from_millis(30);
 /// The interval between samples of a flow.
-const LOOK: Duration = Duration::from_millis(20);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(20);
 /// The length of the intervals in which bytes are counted.
 const PART: Duration = Duration::from_millis(100);
 
@@ -106,9 +106,9 @@ impl FlowRun {
         self.first() / self.goodput.iter().sum::<f64>()
     }
 
-    pub(super) fn looks(&self, of: fn(&FlowLook) -> f64) -> impl Iterator<Item = f64> {
-        let looks = self.flowed.flows.iter().flat_map(|flow| &flow.looks);
-        looks.map(of)
+    pub(super) fn samples(&self, of: fn(&FlowSample) -> f64) -> impl Iterator<Item = f64> {
+        let samples = self.flowed.flows.iter().flat_map(|flow| &flow.samples);
+        samples.map(of)
     }
 
     pub(super) fn repeated(&self) -> f64 {
@@ -172,7 +172,7 @@ impl Stage {
             to: SocketAddr::from((SERVER, port)),
             congestion_control: (*congestion_control).to_owned(),
             time,
-            look: LOOK,
+            interval: SAMPLE_INTERVAL,
         });
         let flows: Vec<Flow> = flows.collect();
         let links = self.sender.world.link_reports()?;
@@ -196,8 +196,9 @@ impl Stage {
         let taken = taken.map_err(failed("take the guest's core"))?;
         let mut flowed = flowed.map_err(failed("make the guest send"))?;
         for flow in &mut flowed.flows {
-            let is_measured = |look: &FlowLook| Duration::from_micros(look.at) >= self.warm_up;
-            flow.looks.retain(is_measured);
+            let is_measured =
+                |sample: &FlowSample| Duration::from_micros(sample.at) >= self.warm_up;
+            flow.samples.retain(is_measured);
         }
         let overrun = links
             .iter()

@@ -12,7 +12,7 @@ use taut_sys::tcp_info::TcpInfo;
 use super::guest::talk::Sent;
 
 /// The pause between two reads of what has been acknowledged.
-const LOOK: Duration = Duration::from_micros(100);
+const POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// The time limit of a stream.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -45,11 +45,11 @@ pub(in crate::experiment) fn send(to: SocketAddr, bytes: &[u8]) -> io::Result<Se
     stream.write_all(bytes)?;
     // The SYN counts as one.
     let all = bytes.len() as u64 + 1;
-    let (mut looked, mut longest_look) = (now(), 0);
+    let (mut looked, mut longest_pause) = (now(), 0);
     let (acked, info) = loop {
         let info = TcpInfo::of(&stream)?;
         let at = now();
-        longest_look = longest_look.max(at - looked);
+        longest_pause = longest_pause.max(at - looked);
         looked = at;
         if info.bytes_acked.is_some_and(|acked| acked >= all) {
             break (at, info);
@@ -58,7 +58,7 @@ pub(in crate::experiment) fn send(to: SocketAddr, bytes: &[u8]) -> io::Result<Se
             let e = format!("not all of a stream was acknowledged within {PATIENCE:?}");
             return Err(io::Error::new(io::ErrorKind::TimedOut, e));
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
     };
     stream.shutdown(Shutdown::Write)?;
     let mut said = Vec::new();
@@ -72,7 +72,7 @@ pub(in crate::experiment) fn send(to: SocketAddr, bytes: &[u8]) -> io::Result<Se
         connect,
         write,
         acked,
-        longest_look,
+        longest_pause,
         repeated: info.total_retrans,
         ssthresh: info.snd_ssthresh,
         counted: None,

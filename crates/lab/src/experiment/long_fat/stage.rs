@@ -27,7 +27,7 @@ const AFTER: Duration = Duration::from_secs(5);
 /// The duration of the measurement after: the last part of [`AFTER`].
 const LAST: Duration = Duration::from_secs(1);
 /// The interval between samples of the window.
-const LOOK: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Deliveries are late after this fraction of a round trip.
 const LATE: u32 = 20;
 /// How long a program may take to start or to end.
@@ -265,7 +265,9 @@ fn watch(receiver: &Host, time: Duration, windows: &mut Vec<f64>) -> io::Result<
     let first = progress(receiver)?;
     let mut last = first;
     while last.at < first.at + time {
-        std::thread::sleep(LOOK.min((first.at + time).saturating_duration_since(Instant::now())));
+        std::thread::sleep(
+            POLL_INTERVAL.min((first.at + time).saturating_duration_since(Instant::now())),
+        );
         last = progress(receiver)?;
         windows.push(f64::from(last.window) / 1e3);
     }

@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// children.
 const SETTLE: Duration = Duration::from_millis(50);
 /// The longest sleep of a thread between two reads of the clock.
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 /// The token of the server's listener; connections have the slab's small numbers.
 const LISTENER: u64 = u64::MAX;
 
@@ -50,7 +50,7 @@ pub(super) struct Storm {
 }
 
 /// The result of polling a connection.
-enum Look {
+enum Polled {
     Wait,
     Complete,
     Failed,
@@ -104,7 +104,7 @@ fn visit(to: SocketAddr, time: Duration) -> io::Result<Storm> {
     let mut left = AT_ONCE;
     let mut reports = Vec::new();
     while left > 0 {
-        poller.wait(Some(LOOK), &mut reports)?;
+        poller.wait(Some(POLL_INTERVAL), &mut reports)?;
         let now = Instant::now();
         for &(token, ready) in &reports {
             let slot = token as usize;
@@ -113,16 +113,16 @@ fn visit(to: SocketAddr, time: Duration) -> io::Result<Storm> {
             };
             match place
                 .as_mut()
-                .map_or(Look::Wait, |client| client.look(ready))
+                .map_or(Polled::Wait, |client| client.poll(ready))
             {
-                Look::Wait => continue,
-                Look::Complete => {
+                Polled::Wait => continue,
+                Polled::Complete => {
                     storm.completed += 1;
                     storm.in_time += u64::from(now < end);
                     let since = place.as_ref().map_or(now, |client| client.since);
                     setups.push(since.elapsed().as_secs_f64());
                 }
-                Look::Failed => storm.failed += 1,
+                Polled::Failed => storm.failed += 1,
             }
             *place = None;
             if now < end {
@@ -148,7 +148,7 @@ fn serve(listener: &TcpListener, over: &AtomicBool) -> io::Result<()> {
     let mut reports = Vec::new();
     let mut deadline = None;
     loop {
-        poller.wait(Some(LOOK), &mut reports)?;
+        poller.wait(Some(POLL_INTERVAL), &mut reports)?;
         for &(token, ready) in &reports {
             if token == LISTENER {
                 accept(listener, &poller, &mut open)?;
@@ -225,21 +225,21 @@ impl Client {
         })
     }
 
-    fn look(&mut self, ready: Readiness) -> Look {
+    fn poll(&mut self, ready: Readiness) -> Polled {
         if !self.has_asked && ready.writable() {
             match send(&self.socket, &[1], SendFlags::NOSIGNAL) {
                 Ok(_) => self.has_asked = true,
                 Err(Errno::AGAIN) => {}
-                Err(_) => return Look::Failed,
+                Err(_) => return Polled::Failed,
             }
         }
         if !ready.readable() {
-            return Look::Wait;
+            return Polled::Wait;
         }
         match recv(&self.socket, &mut [0u8; 16][..], RecvFlags::empty()) {
-            Ok((1, _)) => Look::Complete,
-            Err(Errno::AGAIN | Errno::INTR) => Look::Wait,
-            Ok(_) | Err(_) => Look::Failed,
+            Ok((1, _)) => Polled::Complete,
+            Err(Errno::AGAIN | Errno::INTR) => Polled::Wait,
+            Ok(_) | Err(_) => Polled::Failed,
         }
     }
 }

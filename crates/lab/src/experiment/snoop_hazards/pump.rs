@@ -12,7 +12,7 @@ use crate::experiment::tap_frames::{next, wait_for};
 /// How long a paused guest runs, and how long it then waits for its CPU.
 const TURN: (Duration, Duration) = (Duration::from_millis(30), Duration::from_millis(60));
 /// The longest wait between two checks for the end.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How the guest's CPU is shared.
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl Cpu {
                 if left.is_zero() {
                     break;
                 }
-                wait_for([&taps.ring, &taps.guest], left.min(LOOK))?;
+                wait_for([&taps.ring, &taps.guest], left.min(POLL_INTERVAL))?;
             }
             if self.paused.load(Ordering::Relaxed) {
                 std::thread::sleep(waits);

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// How long `--off` may take: the guest waits for its CPU for a second at most, acknowledges after
 /// 0.5 s at most (RFC 9293 3.8.6.3), and may need a retransmission.
 const DRAINED: Duration = Duration::from_secs(30);
-const LOOK: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The injected faults and their results.
 #[derive(Debug, Default)]
@@ -171,7 +171,7 @@ impl<'a> Chaos<'a> {
                 ));
                 break;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         self.service = Some(service);
         Ok(())

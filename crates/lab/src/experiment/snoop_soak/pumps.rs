@@ -18,7 +18,7 @@ use taut_netlab::link::frame::Frame;
 /// The number of frames taken from one TAP before the other has its turn.
 const BURST: usize = 64;
 /// How long a thread waits between checks for the end.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// State shared with the threads.
 #[derive(Debug, Default)]
@@ -77,7 +77,9 @@ pub(super) fn network(
         let now = Instant::now();
         let due = [towards_host.next_due(), towards_peer.next_due()];
         let due = due.into_iter().flatten().min();
-        let wait = due.map_or(LOOK, |due| due.saturating_duration_since(now).min(LOOK));
+        let wait = due.map_or(POLL_INTERVAL, |due| {
+            due.saturating_duration_since(now).min(POLL_INTERVAL)
+        });
         wait_for([peer, host], wait)?;
         let now = Instant::now();
         towards_host.poll(now).into_iter().for_each(enter);
@@ -139,7 +141,7 @@ pub(super) fn cpu(ring: &Tap, guest: &Tap, seed: u64, shared: &Shared) -> io::Re
             if left.is_zero() {
                 break;
             }
-            wait_for([ring, guest], left.min(LOOK))?;
+            wait_for([ring, guest], left.min(POLL_INTERVAL))?;
         }
         shared.pauses.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(waits);

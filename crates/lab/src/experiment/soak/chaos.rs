@@ -22,7 +22,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 /// How long a listener may take to come or go after a reload.
 const RELOAD_PATIENCE: Duration = Duration::from_secs(5);
 /// The pause between two checks of that.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The text that a relay logs at SIGHUP, whatever the result.
 const HANGUP: &str = "SIGHUP";
 /// The text that a relay logs if it cannot read its configuration again.
@@ -289,7 +289,7 @@ impl<'a> Chaos<'a> {
                         _ => Answer::Read,
                     });
                 }
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL_INTERVAL);
             }
             Ok(Answer::Refused(format!("it logged nothing for {ANSWER:?}")))
         };

@@ -30,7 +30,7 @@ pub(super) const AT_ONCE: usize = 2_000;
 /// The size of a read or write.
 const CHUNK: usize = 16 << 10;
 /// The pause between two checks for stalled sessions.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// State shared by both ends and the watchers. Times are since `began`.
 pub(super) struct Run {
@@ -85,7 +85,7 @@ impl Run {
             if left.is_zero() {
                 return true;
             }
-            tokio::time::sleep(left.min(LOOK)).await;
+            tokio::time::sleep(left.min(POLL_INTERVAL)).await;
         }
     }
 
@@ -336,7 +336,7 @@ impl Movement {
     ) -> Result<T, Observed> {
         let mut work = pin!(work);
         loop {
-            match tokio::time::timeout(LOOK, &mut work).await {
+            match tokio::time::timeout(POLL_INTERVAL, &mut work).await {
                 Ok(done) => return done,
                 Err(_) if self.0.get().elapsed() > IDLE => {
                     return Err(Observed::Broken(Break::TimedOut));

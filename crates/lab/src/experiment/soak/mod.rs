@@ -44,7 +44,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 /// How long the kernel may take to free the resources of ended processes and namespaces.
 const BURIAL: Duration = Duration::from_secs(20);
 /// The pause between two checks of that.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let machine = ExperimentError::machine;
@@ -193,7 +193,7 @@ fn leftovers<'a>(
                 left.push(format!("BPF {object:?}"));
                 break;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
     for entry in std::fs::read_dir(taut_sys::netns::NETNS_DIR)? {

@@ -16,7 +16,7 @@ use crate::peer::relay;
 /// The pause between two readings of memory.
 const SAMPLE: Duration = Duration::from_millis(500);
 /// The pause between two checks whether a relay is at rest.
-const LOOK: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a relay may take to free everything after the load: its longest timeout
 /// for a vanished peer, and some more.
 const REST: Duration = Duration::from_secs(45);
@@ -100,7 +100,7 @@ impl Holding {
         let deadline = Instant::now() + REST;
         let mut last = Self::of(rig, side, process)?;
         loop {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
             let now = Self::of(rig, side, process)?;
             let rests = now.sessions + now.pipes_in_use + now.unproven == 0.0
                 && idle.is_none_or(|idle| now.descriptors <= idle.descriptors);

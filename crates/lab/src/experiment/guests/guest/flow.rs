@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::net::sockopt;
 use taut_sys::tcp_info::TcpInfo;
 
-use super::talk::{Flow, FlowEnd, FlowLook};
+use super::talk::{Flow, FlowEnd, FlowSample};
 
 /// The size of a write.
 const BLOCK: usize = 64 << 10;
@@ -38,15 +38,15 @@ fn one(flow: &Flow) -> io::Result<FlowEnd> {
     })?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let (block, began) = (vec![0; BLOCK], Instant::now());
-    let looks = std::thread::scope(|scope| {
+    let samples = std::thread::scope(|scope| {
         let watched = &stream;
-        let looks = scope.spawn(move || looks(watched, flow, began));
+        let samples = scope.spawn(move || samples(watched, flow, began));
         let mut writer = &stream;
         while began.elapsed() < flow.time {
             writer.write_all(&block)?;
         }
-        let looks = looks.join();
-        looks.unwrap_or_else(|_| Err(io::Error::other("the thread that samples a flow panicked")))
+        let samples = samples.join();
+        samples.unwrap_or_else(|_| Err(io::Error::other("the thread that samples a flow panicked")))
     })?;
     let info = TcpInfo::of(&stream)?;
     // Queued bytes do not matter any more, and the next flow should not wait for them.
@@ -54,16 +54,16 @@ fn one(flow: &Flow) -> io::Result<FlowEnd> {
     Ok(FlowEnd {
         acked: info.bytes_acked.unwrap_or(0),
         repeated: info.total_retrans,
-        looks,
+        samples,
     })
 }
 
-fn looks(stream: &TcpStream, flow: &Flow, began: Instant) -> io::Result<Vec<FlowLook>> {
+fn samples(stream: &TcpStream, flow: &Flow, began: Instant) -> io::Result<Vec<FlowSample>> {
     let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-    let mut looks = Vec::new();
+    let mut samples = Vec::new();
     while began.elapsed() < flow.time {
         let info = TcpInfo::of(stream)?;
-        looks.push(FlowLook {
+        samples.push(FlowSample {
             at: micros(began.elapsed()),
             srtt: micros(info.rtt.unwrap_or_default()),
             rto: micros(info.rto),
@@ -71,7 +71,7 @@ fn looks(stream: &TcpStream, flow: &Flow, began: Instant) -> io::Result<Vec<Flow
             pacing: info.pacing_rate.unwrap_or(0),
             acked: info.bytes_acked.unwrap_or(0),
         });
-        std::thread::sleep(flow.look);
+        std::thread::sleep(flow.interval);
     }
-    Ok(looks)
+    Ok(samples)
 }

@@ -49,7 +49,7 @@ pub(in crate::experiment) struct Flow {
     /// How long to send.
     pub(in crate::experiment) time: Duration,
     /// The interval between samples.
-    pub(in crate::experiment) look: Duration,
+    pub(in crate::experiment) interval: Duration,
 }
 
 /// The result of flows.
@@ -68,12 +68,12 @@ pub(in crate::experiment) struct FlowEnd {
     pub(in crate::experiment) acked: u64,
     /// Retransmitted segments.
     pub(in crate::experiment) repeated: u32,
-    pub(in crate::experiment) looks: Vec<FlowLook>,
+    pub(in crate::experiment) samples: Vec<FlowSample>,
 }
 
 /// A sample of a flow. Times are in microseconds.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-pub(in crate::experiment) struct FlowLook {
+pub(in crate::experiment) struct FlowSample {
     /// Time since its start.
     pub(in crate::experiment) at: u64,
     /// Smoothed round-trip time.
@@ -212,7 +212,7 @@ pub(in crate::experiment) struct Sent {
     /// When all bytes had been acknowledged.
     pub(in crate::experiment) acked: u64,
     /// The longest pause between two reads of that.
-    pub(in crate::experiment) longest_look: u64,
+    pub(in crate::experiment) longest_pause: u64,
     /// Retransmitted segments.
     pub(in crate::experiment) repeated: u32,
     /// The slow start threshold at the end, in segments; `None` while slow start goes on.
