@@ -1,13 +1,14 @@
-//! Compiles the BPF programs.
+//! Compiles the BPF programs and shares their headers.
 
 fn main() {
     // Headers that several of them include.
     println!("cargo:rerun-if-changed=src/bpf");
-    for source in [
-        "src/early_syn/early_syn.bpf.c",
-        "src/intercept/intercept.bpf.c",
-        "src/turbo/congestion_control/taut_pipe.bpf.c",
+    for program in [
+        "src/early_syn/early_syn",
+        "src/intercept/intercept",
+        "src/turbo/congestion_control/taut_pipe",
     ] {
-        taut_bpf_build::compile(source);
+        taut_bpf_build::compile(&format!("{program}.bpf.c"));
+        taut_bpf_build::share(&format!("{program}.h"));
     }
 }

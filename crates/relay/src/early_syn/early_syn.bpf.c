@@ -34,7 +34,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, EARLY_SYN_EXITS);
+	__uint(max_entries, NR_EARLY_SYN);
 	__type(key, __u32);
 	__type(value, __u64);
 } exits SEC(".maps");

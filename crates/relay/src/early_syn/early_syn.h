@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the program at the device and the relay say to one another. The relay
- * reads these structs by their offsets (wire.rs); the test
- * `the_structs_are_laid_out_as_the_relay_reads_them` holds the two together.
+ * What the program at the device and the relay share.
  */
 #ifndef TAUT_EARLY_SYN_H
 #define TAUT_EARLY_SYN_H
@@ -42,7 +40,7 @@ enum early_syn_exit {
 	EARLY_SYN_NOT_LOCAL,	/* to a watched port, but passing through */
 	EARLY_SYN_OVER_CEILING,
 	EARLY_SYN_RING_FULL,
-	EARLY_SYN_EXITS,
+	NR_EARLY_SYN,
 };
 
 #endif

@@ -20,7 +20,7 @@ fn output(program: &str, netns: &Netns, arguments: &str) -> String {
 
 fn filtered(addr: SocketAddr) -> EarlySyn {
     let mut early_syn = EarlySyn::load(Devices::AllUp, &[(addr, 1)], 100).unwrap();
-    let program = early_syn.object.progs().next().unwrap();
+    let program = early_syn.object.program("early_syn").unwrap();
     let point = AttachPoint::Ingress;
     let filter = Filter::attach(program.as_fd(), 1, point, FILTER_PRIORITY).unwrap();
     let lo = Device {

@@ -24,9 +24,8 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use libbpf_rs::{
-    MapCore, MapFlags, MapHandle, Object, ObjectBuilder, RingBuffer, RingBufferBuilder,
-};
+use libbpf_rs::{MapHandle, RingBuffer};
+use taut_bpf::{CounterMap, Error, Map, Object, Open};
 
 pub use cookies::{read_syncookies_sent, syncookies_sent};
 pub use devices::{Device, Devices};
@@ -35,7 +34,7 @@ pub use limits::Limits;
 pub(crate) use pending::PendingTable;
 pub use rate::Rate;
 use taut_sys::bpf::tc::{AttachPoint, Attached};
-pub use wire::Exits;
+pub use wire::{Exit, Exits};
 
 /// The program, compiled by `build.rs`.
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/early_syn.bpf.o"));
@@ -83,6 +82,7 @@ pub struct EarlySyn {
     taken: Arc<Mutex<Vec<SynEvent>>>,
     hooks: Vec<(Device, Attached)>,
     devices: Devices,
+    exits: CounterMap<Exit>,
     object: Object,
 }
 
@@ -91,13 +91,10 @@ pub struct EarlySyn {
 pub enum EarlySynError {
     /// The kernel does not take the program.
     #[error(
-        "early SYN: the kernel does not take the BPF program: {0}; it needs Linux 5.12 or newer and CAP_BPF \
+        "early SYN: {0}; the BPF program needs Linux 5.12 or newer and CAP_BPF \
          with CAP_NET_ADMIN and CAP_PERFMON, or root. `taut doctor` shows what this machine can do"
     )]
-    Load(#[source] libbpf_rs::Error),
-    /// The program is not the one that this code was written for.
-    #[error("early SYN: the BPF program has no {0}; this is a fault of the build: build it anew")]
-    Part(&'static str),
+    Load(#[from] Error),
     /// More listeners than the program has room for.
     #[error("early SYN: {0} listeners are to be watched and {WATCHED_MAX} can be; leave some out")]
     TooManyListeners(usize),
@@ -192,25 +189,29 @@ impl EarlySyn {
         if watch.len() > WATCHED_MAX {
             return Err(EarlySynError::TooManyListeners(watch.len()));
         }
-        let object = load_object(events_per_second)?;
-        let watched = map(&object, "watched")?;
+        let mut open = Open::new("taut_early_syn", PROGRAM)?;
+        open.set_constant(".rodata.config", &events_per_second)?;
+        let object = open.load()?;
+        let watched: Map<wire::raw::EarlySynWatch, u32> = object.map("watched")?;
         for (addr, listener) in watch {
-            watched
-                .update(
-                    &wire::watch_key(*addr),
-                    &listener.to_ne_bytes(),
-                    MapFlags::ANY,
-                )
-                .map_err(EarlySynError::Load)?;
+            watched.insert(&wire::watch_key(*addr), listener)?;
         }
-        let (ring, taken) = ring(&object)?;
-        let readable = MapHandle::try_from(&map(&object, "ring")?).map_err(EarlySynError::Load)?;
+        let taken = Arc::new(Mutex::new(Vec::new()));
+        let into = Arc::clone(&taken);
+        let ring = object.ring("ring", move |record| {
+            if let Some(event) = wire::event(record) {
+                let mut events = into.lock().unwrap_or_else(PoisonError::into_inner);
+                events.push(event);
+            }
+        })?;
+        let readable = object.handle("ring")?;
         Ok(Self {
             ring,
             readable,
             taken,
             hooks: Vec::new(),
             devices,
+            exits: object.counters("exits")?,
             object,
         })
     }
@@ -226,11 +227,7 @@ impl EarlySyn {
             if self.hooks.iter().any(|(known, _)| *known == device) {
                 continue;
             }
-            let program = self
-                .object
-                .progs()
-                .find(|p| p.name() == "early_syn")
-                .ok_or(EarlySynError::Part("program `early_syn`"))?;
+            let program = self.object.program("early_syn")?;
             let (point, priority) = (AttachPoint::Ingress, FILTER_PRIORITY);
             match Attached::attach(program.as_fd(), device.ifindex, point, priority) {
                 Ok(hook) => self.hooks.push((device, hook)),
@@ -270,14 +267,7 @@ impl EarlySyn {
     /// # Errors
     /// None in ordinary use; the kernel's error otherwise.
     pub fn exits(&self) -> Result<Exits, EarlySynError> {
-        let exits = map(&self.object, "exits")?;
-        let of_all_cpus = |exit: u32| {
-            let values = exits
-                .lookup_percpu(&exit.to_ne_bytes(), MapFlags::ANY)
-                .map_err(EarlySynError::Load)?;
-            Ok(values.iter().flatten().map(|v| wire::counter(v)).sum())
-        };
-        Exits::read(of_all_cpus)
+        Ok(self.exits.read()?)
     }
 }
 
@@ -287,50 +277,4 @@ impl fmt::Debug for EarlySyn {
             .field("hooks", &self.hooks)
             .finish_non_exhaustive()
     }
-}
-
-fn load_object(events_per_second: u32) -> Result<Object, EarlySynError> {
-    // What libbpf has to say beside the error is for those who look for a fault.
-    libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Warn, |_, text| {
-        tracing::debug!(target: "libbpf", "{}", text.trim_end());
-    })));
-    let mut open = ObjectBuilder::default()
-        .name("taut_early_syn")
-        .and_then(|builder| builder.open_memory(PROGRAM))
-        .map_err(EarlySynError::Load)?;
-    let mut configuration = open
-        .maps_mut()
-        .find(|map| map.name() == ".rodata.config")
-        .ok_or(EarlySynError::Part("configuration"))?;
-    configuration
-        .set_initial_value(&events_per_second.to_ne_bytes())
-        .map_err(EarlySynError::Load)?;
-    open.load().map_err(EarlySynError::Load)
-}
-
-fn map<'o>(object: &'o Object, name: &'static str) -> Result<libbpf_rs::Map<'o>, EarlySynError> {
-    object
-        .maps()
-        .find(|map| map.name() == name)
-        .ok_or(EarlySynError::Part(name))
-}
-
-type Ring = (RingBuffer<'static>, Arc<Mutex<Vec<SynEvent>>>);
-
-fn ring(object: &Object) -> Result<Ring, EarlySynError> {
-    let taken = Arc::new(Mutex::new(Vec::new()));
-    let into = Arc::clone(&taken);
-    let mut builder = RingBufferBuilder::new();
-    let map = map(object, "ring")?;
-    builder
-        .add(&map, move |bytes| {
-            if let Some(event) = wire::event(bytes) {
-                into.lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push(event);
-            }
-            0
-        })
-        .map_err(EarlySynError::Load)?;
-    Ok((builder.build().map_err(EarlySynError::Load)?, taken))
 }

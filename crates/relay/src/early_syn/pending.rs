@@ -97,7 +97,7 @@ impl PendingTable {
     /// What the limiter and the program have counted.
     pub(crate) fn counts(&self) -> (Counts, Option<Exits>) {
         let inner = self.lock();
-        (inner.limiter.counts(), inner.exits)
+        (inner.limiter.counts(), inner.exits.clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

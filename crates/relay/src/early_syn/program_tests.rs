@@ -40,7 +40,7 @@ impl Bench {
     fn run(&mut self, frame: &[u8]) -> (&'static str, Vec<SynEvent>) {
         let before = self.early_syn.exits().unwrap();
         let mut out = vec![0; frame.len() + 64];
-        let program = self.early_syn.object.progs_mut().next().unwrap();
+        let program = self.early_syn.object.program("early_syn").unwrap();
         let output = program
             .test_run(libbpf_rs::ProgramInput {
                 data_in: Some(frame),
@@ -52,8 +52,8 @@ impl Bench {
         assert_eq!(output.data.as_deref(), Some(frame), "and is not changed");
         let after = self.early_syn.exits().unwrap();
         let mut moved = before
-            .each()
-            .zip(after.each())
+            .iter()
+            .zip(after.iter())
             .filter(|((_, before), (_, after))| before != after);
         let ((exit, _), _) = moved.next().expect("one exit is counted");
         assert!(moved.next().is_none(), "and only one");
@@ -317,15 +317,15 @@ fn events_past_the_ceiling_are_counted_and_not_reported() {
     let seconds = start.elapsed().as_secs() as usize + 2;
     assert!((10..=10 * seconds).contains(&events), "{events} events");
     let exits = bench.early_syn.exits().unwrap();
-    assert_eq!(exits.emitted, events as u64);
-    assert_eq!(exits.over_ceiling, 1000 - events as u64);
+    assert_eq!(exits.get(Exit::Emitted), events as u64);
+    assert_eq!(exits.get(Exit::OverCeiling), 1000 - events as u64);
 }
 
 #[test]
 fn a_ring_that_nobody_reads_fills_up_and_the_rest_is_counted() {
     let mut bench = Bench::new(u32::MAX);
     let flood = |early_syn: &EarlySyn| {
-        let program = early_syn.object.progs_mut().next().unwrap();
+        let program = early_syn.object.program("early_syn").unwrap();
         let input = libbpf_rs::ProgramInput {
             data_in: Some(&syn_v4()),
             repeat: 10_000,
@@ -336,12 +336,15 @@ fn a_ring_that_nobody_reads_fills_up_and_the_rest_is_counted() {
     };
     let exits = flood(&bench.early_syn);
     // 256 KiB of 64 bytes each: 56 of an event, 8 of the ring's own.
-    assert!((4000..=4096).contains(&exits.emitted), "{exits:?}");
-    assert_eq!(exits.emitted + exits.ring_full, 10_000);
+    assert!(
+        (4000..=4096).contains(&exits.get(Exit::Emitted)),
+        "{exits:?}"
+    );
+    assert_eq!(exits.get(Exit::Emitted) + exits.get(Exit::RingFull), 10_000);
     let mut events = Vec::new();
     assert_eq!(bench.early_syn.take(&mut events), TAKE_MAX);
     while bench.early_syn.take(&mut events) > 0 {}
-    assert_eq!(events.len() as u64, exits.emitted);
+    assert_eq!(events.len() as u64, exits.get(Exit::Emitted));
     // There is room again.
     assert_eq!(bench.exit(&syn_v4()), "emitted");
 }
@@ -357,7 +360,7 @@ fn what_the_program_costs() {
         &ipv4("192.0.2.1", TCP, &[], 0, &tcp(5000, 80, 0x10)),
     );
     for (name, frame) in [("a segment of a connection", data), ("a SYN", syn_v4())] {
-        let program = bench.early_syn.object.progs_mut().next().unwrap();
+        let program = bench.early_syn.object.program("early_syn").unwrap();
         let input = libbpf_rs::ProgramInput {
             data_in: Some(&frame),
             repeat: 1_000_000,

@@ -28,12 +28,8 @@
 /* From linux/tcp.h's enum in the kernel; part of the ABI (TCP_INFO). */
 #define TCP_STATE_LISTEN	10
 
-/* What a policy rule of the relay's leads to local delivery. */
-const volatile __u32 mark SEC(".rodata.config") = 0;
-/* Upstream connections have clients' addresses: look for their sockets too,
- * which no rule can name.
- */
-const volatile __u32 borrows SEC(".rodata.config") = 0;
+/* A section of its own, so that its whole content is this. */
+const volatile struct intercept_config config SEC(".rodata.config") = {};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
@@ -45,7 +41,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, INTERCEPT_EXITS);
+	__uint(max_entries, NR_INTERCEPT);
 	__type(key, __u32);
 	__type(value, __u64);
 } exits SEC(".maps");
@@ -180,7 +176,7 @@ static __always_inline enum intercept_exit look(struct __sk_buff *skb)
 	}
 
 	to = find_rule(skb, &found);
-	if (!to && !borrows)
+	if (!to && !config.borrows)
 		return INTERCEPT_NO_RULE;
 	/* The machine's own services are none of our business, and a socket
 	 * that listens on every address would be found for any.
@@ -219,7 +215,7 @@ give:
 	if (bpf_sk_assign(skb, sk, 0))
 		exit = INTERCEPT_NOT_GIVEN;
 	else
-		skb->mark = mark;
+		skb->mark = config.mark;
 	bpf_sk_release(sk);
 	return exit;
 }

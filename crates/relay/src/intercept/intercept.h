@@ -1,13 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the program at the device and the relay say to one another. The relay
- * writes these structs by their offsets (wire.rs); the test
- * `the_structs_are_laid_out_as_the_relay_writes_them` holds the two together.
+ * What the program at the device and the relay share.
  */
 #ifndef TAUT_INTERCEPT_H
 #define TAUT_INTERCEPT_H
 
 #include <linux/types.h>
+
+/* Read-only once loaded. */
+struct intercept_config {
+	__u32 mark;		/* a policy rule of the relay leads it to local delivery */
+	__u32 borrows;		/* upstream connections have clients' addresses: look for their
+				 * sockets too, which no rule can name
+				 */
+};
 
 /* Which connections are taken: of a device (0: any), to a port, to a prefix.
  * The address is last because only its bits are a prefix of each other; all
@@ -45,7 +51,7 @@ enum intercept_exit {
 	INTERCEPT_FOREIGN,	/* of a connection that began without the relay */
 	INTERCEPT_NO_LISTENER,	/* the relay takes no more */
 	INTERCEPT_NOT_GIVEN,	/* the kernel would not assign the socket */
-	INTERCEPT_EXITS,
+	NR_INTERCEPT,
 };
 
 #endif

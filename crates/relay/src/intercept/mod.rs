@@ -21,7 +21,7 @@ pub(crate) use rules::rules_of;
 pub use rules::{RULES_MAX, Taking};
 pub use thread::is_running;
 pub(crate) use thread::{Interception, Status};
-pub use wire::Exits;
+pub use wire::{Exit, Exits};
 
 /// The mark of intercepted packets, unless another is configured.
 pub const MARK: u32 = 0x7461;

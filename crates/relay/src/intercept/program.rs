@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 
-use libbpf_rs::{MapCore, MapFlags, Object, ObjectBuilder};
+use taut_bpf::{CounterMap, Error, Map, Object, Open};
 use taut_sys::bpf::tc::{AttachPoint, attach_tcx};
 
 use super::rules::Rule;
-use super::wire::{self, Exits};
+use super::wire::{self, Exit, Exits, raw};
 
 /// The program, compiled by `build.rs`.
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/intercept.bpf.o"));
@@ -17,6 +17,8 @@ const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/intercept.bpf.o
 pub(super) struct Program {
     links: BTreeMap<u32, OwnedFd>,
     rules: BTreeMap<Rule, SocketAddr>,
+    table: Map<raw::InterceptRule, raw::InterceptListener>,
+    exits: CounterMap<Exit>,
     object: Object,
 }
 
@@ -25,13 +27,10 @@ pub(super) struct Program {
 pub enum ProgramError {
     /// The kernel does not take it.
     #[error(
-        "the kernel does not take the BPF program: {0} (it needs Linux 6.6 or newer, and CAP_BPF with \
+        "{0} (the BPF program of an intercepting relay needs Linux 6.6 or newer, and CAP_BPF with \
          CAP_NET_ADMIN and CAP_PERFMON, or root)"
     )]
-    Load(#[source] libbpf_rs::Error),
-    /// The program is not the one that this code was written for.
-    #[error("the BPF program has no {0} (a fault of the build: build it anew)")]
-    Part(&'static str),
+    Load(#[from] Error),
     /// It cannot be put on a device.
     #[error(
         "the BPF program cannot be attached to {device}: {source} (it needs tcx, Linux 6.6, and \
@@ -50,23 +49,15 @@ pub enum ProgramError {
 impl Program {
     /// The program, on no device and without a rule.
     pub(super) fn load(mark: u32, borrows: bool) -> Result<Self, ProgramError> {
-        // What libbpf has to say beside the error is for those who look for a fault.
-        libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Warn, |_, text| {
-            tracing::debug!(target: "libbpf", "{}", text.trim_end());
-        })));
-        let mut open = ObjectBuilder::default()
-            .name("taut_intercept")
-            .and_then(|builder| builder.open_memory(PROGRAM))
-            .map_err(ProgramError::Load)?;
-        open.maps_mut()
-            .find(|map| map.name() == ".rodata.config")
-            .ok_or(ProgramError::Part("configuration"))?
-            .set_initial_value(&wire::configuration(mark, borrows))
-            .map_err(ProgramError::Load)?;
+        let mut open = Open::new("taut_intercept", PROGRAM)?;
+        open.set_constant(".rodata.config", &wire::configuration(mark, borrows))?;
+        let object = open.load()?;
         Ok(Self {
             links: BTreeMap::new(),
             rules: BTreeMap::new(),
-            object: open.load().map_err(ProgramError::Load)?,
+            table: object.map("rules")?,
+            exits: object.counters("exits")?,
+            object,
         })
     }
 
@@ -78,13 +69,12 @@ impl Program {
         if rules == self.rules {
             return Ok(());
         }
-        let map = map(&self.object, "rules")?;
         for rule in self.rules.keys().filter(|rule| !rules.contains_key(rule)) {
-            map.delete(&wire::rule(rule)).map_err(ProgramError::Load)?;
+            self.table.remove(&wire::rule(rule))?;
         }
         for (rule, listener) in &rules {
-            map.update(&wire::rule(rule), &wire::listener(*listener), MapFlags::ANY)
-                .map_err(ProgramError::Load)?;
+            self.table
+                .insert(&wire::rule(rule), &wire::listener(*listener))?;
         }
         self.rules = rules;
         Ok(())
@@ -100,11 +90,7 @@ impl Program {
     ) -> Result<(), ProgramError> {
         self.links
             .retain(|ifindex, _| devices.contains_key(ifindex));
-        let program = self
-            .object
-            .progs()
-            .find(|p| p.name() == "intercept")
-            .ok_or(ProgramError::Part("program `intercept`"))?;
+        let program = self.object.program("intercept")?;
         let mut result = Ok(());
         for (&ifindex, device) in devices {
             if self.links.contains_key(&ifindex) {
@@ -126,23 +112,6 @@ impl Program {
 
     /// What it has counted.
     pub(super) fn exits(&self) -> Result<Exits, ProgramError> {
-        let exits = map(&self.object, "exits")?;
-        Exits::read(|exit| {
-            let values = exits
-                .lookup_percpu(&exit.to_ne_bytes(), MapFlags::ANY)
-                .map_err(ProgramError::Load)?;
-            let count = |bytes: &Vec<u8>| {
-                let bytes = bytes.first_chunk().copied();
-                bytes.map_or(0, u64::from_ne_bytes)
-            };
-            Ok(values.iter().flatten().map(count).sum())
-        })
+        Ok(self.exits.read()?)
     }
-}
-
-fn map<'o>(object: &'o Object, name: &'static str) -> Result<libbpf_rs::Map<'o>, ProgramError> {
-    object
-        .maps()
-        .find(|map| map.name() == name)
-        .ok_or(ProgramError::Part(name))
 }

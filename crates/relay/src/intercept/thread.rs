@@ -40,7 +40,8 @@ pub(crate) struct Interception {
 impl Status {
     /// The method that is used, and what it has counted (with nftables: nothing).
     pub(crate) fn get(&self) -> Option<(Method, Exits)> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        let status = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        status.clone()
     }
 
     fn set(&self, method: Method, exits: Exits) {

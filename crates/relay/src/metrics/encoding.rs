@@ -200,7 +200,7 @@ impl Metrics {
             let help = "Packets that the program looked at, by what became of them";
             let name = "taut_relay_intercept_packets";
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            for (exit, count) in exits.each() {
+            for (exit, count) in exits.iter() {
                 Count(count).encode(family.encode_family(&[("exit", exit)])?)?;
             }
         }
@@ -252,7 +252,7 @@ impl Metrics {
         let help = "Packets that the program looked at, by what became of them";
         let name = "taut_relay_early_packets";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (exit, count) in exits.iter().flat_map(|exits| exits.each()) {
+        for (exit, count) in exits.iter().flat_map(|exits| exits.iter()) {
             Count(count).encode(family.encode_family(&[("exit", exit)])?)?;
         }
         Ok(())

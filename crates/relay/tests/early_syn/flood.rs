@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Instant;
 
 use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto};
-use taut_relay::early_syn::{Devices, Limiter, Limits};
+use taut_relay::early_syn::{Devices, Exit, Limiter, Limits};
 
 use crate::rig::{LINK, Net, RELAY};
 
@@ -52,14 +52,15 @@ fn a_flood_of_forged_syns_is_bounded_at_the_device_and_again_by_the_limiter() {
     // A ceiling is of seconds of the clock, of which one may end in between.
     let seconds = u32::try_from(start.elapsed().as_secs()).unwrap() + 2;
     let exits = watch.0.exits().unwrap();
-    let looked_at = exits.emitted + exits.over_ceiling + exits.ring_full;
+    let looked_at =
+        exits.get(Exit::Emitted) + exits.get(Exit::OverCeiling) + exits.get(Exit::RingFull);
     assert_eq!(looked_at, u64::from(FORGED), "{exits:?}");
     assert!(
-        exits.emitted <= u64::from(CEILING * seconds),
+        exits.get(Exit::Emitted) <= u64::from(CEILING * seconds),
         "{exits:?} in at most {seconds} s"
     );
 
-    let events = watch.events(exits.emitted as usize);
+    let events = watch.events(exits.get(Exit::Emitted) as usize);
     let limits = Limits::default();
     let mut limiter = Limiter::new(limits);
     let now = Instant::now();

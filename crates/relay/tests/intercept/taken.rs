@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 
-use taut_relay::intercept::Method;
+use taut_relay::intercept::{Exit, Method};
 use taut_relay::outcome::session_end::End;
 
 use crate::rig::*;
@@ -141,7 +141,7 @@ fn handshakes_with_syn_cookies_are_taken_too() {
         far.read_exact(&mut said).unwrap();
     }
     wait_until("the counter", || {
-        node.metrics().interception().unwrap().1.cookie == 2
+        node.metrics().interception().unwrap().1.get(Exit::Cookie) == 2
     });
 }
 

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use taut_relay::intercept::Method;
+use taut_relay::intercept::{Exit, Method};
 
 use crate::rig::*;
 
@@ -92,7 +92,7 @@ fn a_source_filter_that_minds_the_mark_drops_what_is_taken() {
     std::thread::scope(|scope| {
         let client = scope.spawn(|| net.connect(SERVER[0], PORT));
         wait_until("a SYN that is given to the relay", || {
-            node.metrics().interception().unwrap().1.new > 0
+            node.metrics().interception().unwrap().1.get(Exit::New) > 0
         });
         assert!(!client.is_finished());
         assert_eq!(node.metrics().sessions(), 0);

@@ -9,7 +9,6 @@ use crate::counters::figure::Figure;
 use crate::counters::worker::WorkerMetrics;
 use crate::metrics::Metrics;
 use crate::outcome::mesh::MeshRefusal;
-use crate::turbo::congestion_control::Count as PipeCount;
 
 impl Metrics {
     /// The pools' and the mesh port's figures.
@@ -147,9 +146,8 @@ impl Metrics {
         let help = "What the congestion control of legs between relays has done, by event";
         let name = "taut_relay_pipe_events";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        for count in PipeCount::ALL {
-            let value = Count(counters.get(count));
-            value.encode(family.encode_family(&[("event", count.label())])?)?;
+        for (event, count) in counters.iter() {
+            Count(count).encode(family.encode_family(&[("event", event)])?)?;
         }
         Ok(())
     }

@@ -7,20 +7,26 @@
 //! refuses it to new ones.
 
 mod address;
-mod counters;
 mod layout;
 mod name;
 
 use std::fmt;
 use std::net::IpAddr;
 
-use libbpf_rs::btf::types::{FuncProto, Ptr};
-use libbpf_rs::btf::{Btf, BtfType, ReferencesType};
-use libbpf_rs::{ErrorKind, Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, PrintLevel};
+use libbpf_rs::btf::Btf;
+use libbpf_rs::{ErrorKind, Link};
+use taut_bpf::kernel::cong_control_arguments;
+use taut_bpf::{CounterMap, Error, Map, Object, Open};
 use taut_sys::socket::has_congestion_control;
 
-pub use counters::{Count, Counters};
 use layout::{Config, FALLBACKS};
+
+taut_bpf::bindings!(mod raw from "taut_pipe");
+
+/// What `taut_pipe` counts.
+pub use raw::PipeCount as Count;
+/// What it has counted up to now, for all its connections.
+pub type Counters = taut_bpf::Counters<Count>;
 
 /// Compiled by the build script from `taut_pipe.bpf.c`.
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/taut_pipe.bpf.o"));
@@ -71,7 +77,7 @@ pub enum Unavailable {
         /// What was tried.
         action: &'static str,
         /// The kernel's answer.
-        source: libbpf_rs::Error,
+        source: Error,
     },
     /// Other processes have registered every name that this one would take.
     #[error(
@@ -82,7 +88,7 @@ pub enum Unavailable {
     NamesTaken(Vec<String>),
 }
 
-fn hint(source: &libbpf_rs::Error) -> &'static str {
+fn hint(source: &Error) -> &'static str {
     match source.kind() {
         ErrorKind::PermissionDenied => {
             "; it takes CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN: run this as root"
@@ -91,15 +97,15 @@ fn hint(source: &libbpf_rs::Error) -> &'static str {
     }
 }
 
-fn failed(action: &'static str) -> impl FnOnce(libbpf_rs::Error) -> Unavailable {
+fn failed(action: &'static str) -> impl FnOnce(Error) -> Unavailable {
     move |source| Unavailable::Kernel { action, source }
 }
 
 /// `taut_pipe`, registered with the kernel until this is dropped.
 pub struct Pipe {
     name: String,
-    counts: MapHandle,
-    peers: MapHandle,
+    counts: CounterMap<Count>,
+    peers: Map<[u8; 16], raw::PipeKnown>,
     /// The registration. It goes first.
     _link: Link,
     _object: Object,
@@ -125,10 +131,6 @@ impl Pipe {
                 "its rate must be between 1 byte and 1 TB a second",
             ));
         }
-        // The verifier's account of a refusal is long, and not for the terminal.
-        libbpf_rs::set_print(Some((PrintLevel::Warn, |_, message| {
-            tracing::debug!(target: "libbpf", "{}", message.trim_end());
-        })));
         let config = Config {
             rate: options.rate,
             initial_window: options.initial_window,
@@ -156,44 +158,30 @@ impl Pipe {
 
     /// Loads it under one name; `None` when that is taken.
     fn register(name: &str, config: &Config) -> Result<Option<Self>, Unavailable> {
-        let mut open = ObjectBuilder::default()
-            .name("taut_pipe")
-            .and_then(|builder| builder.open_memory(OBJECT))
-            .map_err(failed("opening its programs"))?;
-        for mut map in open.maps_mut() {
-            let map_name = map.name().to_owned();
-            let Some(initial) = map.initial_value_mut() else {
-                continue;
-            };
-            if map_name == "taut_pipe" {
-                name::write(name, initial);
-            } else if map_name.as_encoded_bytes().ends_with(b"rodata.config") {
-                config.write(initial);
-            }
+        let mut open = Open::new("taut_pipe", OBJECT).map_err(failed("opening its programs"))?;
+        open.set_constant(".rodata.config", &config.encode())
+            .map_err(failed("configuring it"))?;
+        let mut operations = open.map("taut_pipe").map_err(failed("naming it"))?;
+        if let Some(initial) = operations.initial_value_mut() {
+            name::write(name, initial);
         }
         let mut object = open.load().map_err(failed("loading its programs"))?;
-        let mut link = None;
-        let mut counts = None;
-        let mut peers = None;
-        for mut map in object.maps_mut() {
-            match map.name().as_encoded_bytes() {
-                b"taut_pipe" => match map.attach_struct_ops() {
-                    Ok(attached) => link = Some(attached),
-                    Err(e) if e.kind() == ErrorKind::AlreadyExists => return Ok(None),
-                    Err(e) => return Err(failed("registering it")(e)),
-                },
-                b"counts" => counts = Some(MapHandle::try_from(&*map)),
-                b"peers" => peers = Some(MapHandle::try_from(&*map)),
-                _ => {}
-            }
-        }
-        let (Some(link), Some(counts), Some(peers)) = (link, counts, peers) else {
-            unreachable!("the object that this is built with has these maps");
+        let mut map = object
+            .map_mut("taut_pipe")
+            .map_err(failed("registering it"))?;
+        let link = match map.attach_struct_ops() {
+            Ok(link) => link,
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => return Ok(None),
+            Err(e) => return Err(failed("registering it")(Error::during("register it")(e))),
         };
         Ok(Some(Self {
             name: name.to_owned(),
-            counts: counts.map_err(failed("opening its counters"))?,
-            peers: peers.map_err(failed("opening its table of peers"))?,
+            counts: object
+                .counters("counts")
+                .map_err(failed("opening its counters"))?,
+            peers: object
+                .map("peers")
+                .map_err(failed("opening its table of peers"))?,
             _link: link,
             _object: object,
         }))
@@ -209,8 +197,8 @@ impl Pipe {
     ///
     /// # Errors
     /// None in ordinary use.
-    pub fn counters(&self) -> Result<Counters, libbpf_rs::Error> {
-        Counters::read(&self.counts)
+    pub fn counters(&self) -> Result<Counters, Error> {
+        self.counts.read()
     }
 
     /// The rate in bytes a second that was found to reach `peer`, where that was less than the
@@ -218,31 +206,21 @@ impl Pipe {
     ///
     /// # Errors
     /// None in ordinary use.
-    pub fn known_rate(&self, peer: IpAddr) -> Result<Option<u64>, libbpf_rs::Error> {
-        let value = self.peers.lookup(&address::key(peer), MapFlags::ANY)?;
-        Ok(value.and_then(|value| Some(u64::from_ne_bytes(*value.first_chunk()?))))
+    pub fn known_rate(&self, peer: IpAddr) -> Result<Option<u64>, Error> {
+        let known = self.peers.get(&address::key(peer))?;
+        Ok(known.map(|known| known.rate))
     }
 }
 
 /// Which argument of `cong_control` is the rate sample: Linux 6.10 put two before it. The
 /// kernel's own description of its types tells, whatever its version says.
 fn rate_sample_argument() -> Result<u32, Unavailable> {
-    let btf = Btf::from_vmlinux().map_err(failed("reading the kernel's types (BTF)"))?;
+    let btf = Btf::from_vmlinux().map_err(Error::during("read the kernel's types (BTF)"));
+    let btf = btf.map_err(failed("looking at the kernel"))?;
     Ok(match cong_control_arguments(&btf) {
         Some(4) => 3,
         _ => 1,
     })
-}
-
-fn cong_control_arguments(btf: &Btf<'_>) -> Option<usize> {
-    let ops: libbpf_rs::btf::types::Struct<'_> = btf.type_by_name("tcp_congestion_ops")?;
-    let member = ops
-        .iter()
-        .find(|member| member.name.is_some_and(|name| name == "cong_control"))?;
-    let pointer: BtfType<'_> = btf.type_by_id(member.ty)?;
-    let pointer = Ptr::try_from(pointer).ok()?;
-    let function = FuncProto::try_from(pointer.referenced_type()).ok()?;
-    Some(function.len())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Names of congestion controls. They are registered for the whole machine, across namespaces.
 
 /// TCP_CA_NAME_MAX, with the NUL at the end.
-pub(super) const NAME_MAX: usize = 16;
+pub(super) const NAME_MAX: usize = super::raw::PIPE_CA_NAME_MAX as usize;
 
 /// The plain name.
 const NAME: &str = "taut_pipe";

@@ -142,7 +142,7 @@ const volatile struct pipe_config config SEC(".rodata.config") = {};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, PIPE_COUNTS);
+	__uint(max_entries, NR_PIPE);
 	__type(key, __u32);
 	__type(value, __u64);
 } counts SEC(".maps");

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What taut_pipe and its loader agree on. The loader's half is layout.rs, address.rs and
- * counters.rs.
+ * What taut_pipe and its loader share.
  */
 #ifndef TAUT_PIPE_H
 #define TAUT_PIPE_H
@@ -42,7 +41,7 @@ enum pipe_count {
 	PIPE_CAPPED,			/* rates lowered because of a standing queue */
 	PIPE_RAISED,			/* lowered rates raised again */
 	PIPE_PEER_NOT_KEPT,		/* a rate that could not be written down */
-	PIPE_COUNTS,
+	NR_PIPE,
 };
 
 #endif
