@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * taut_pvtcp: TCP on a machine that shares its processors (PVTCP, Cheng, Wang
- * and Lau, ICNP 2013, Algorithm 1). A virtual processor that was off its CPU has
- * timers that are late and acknowledgements that wait in its devices. Linux runs
- * the timers first, so a retransmission timer declares lost what was acknowledged
- * long ago; and read late, the acknowledgements make round trips look long. So for
- * one tick after a gap, timers that would retransmit wait for the next jiffy, once
- * (equation 9), and samples that began before its end are the smoothed round-trip
- * time instead (equation 11). See docs/design/guest.md.
+ * and Lau, ICNP 2013, Algorithm 1). After an off-CPU gap a virtual processor has late
+ * timers, and acknowledgements that wait in its devices. Linux runs the timers first,
+ * so a retransmission timer declares segments lost that were acknowledged long ago;
+ * and read late, the acknowledgements make round trips look long. For one tick after
+ * a gap the module makes timers that would retransmit wait for the next jiffy, once
+ * (equation 9), and replaces samples that began before the gap's end with the smoothed
+ * round-trip time (equation 11). See docs/design/guest.md.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
@@ -22,7 +22,7 @@
 #include <linux/version.h>
 #include <net/tcp.h>
 
-/* Whose a timer is, and when that wants it to fire: up to 6.14 apart from the timer. */
+/* The socket of a timer, and when it is to fire: up to 6.14 kept apart from the timer. */
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 19, 0)
 #define timer_socket(t) container_of(t, struct sock, tcp_retransmit_timer)
 #else
@@ -47,25 +47,26 @@
 
 static bool postpone = true;
 module_param(postpone, bool, 0644);
-MODULE_PARM_DESC(postpone, "retransmission timers wait one tick after a gap");
+MODULE_PARM_DESC(postpone, "make retransmission timers wait one tick after a gap");
 static bool filter = true;
 module_param(filter, bool, 0644);
-MODULE_PARM_DESC(filter, "samples of the round-trip time taken across a gap are replaced");
+MODULE_PARM_DESC(filter, "replace samples of the round-trip time taken across a gap");
 static unsigned int threshold_us = 2000;
 module_param(threshold_us, uint, 0644);
-MODULE_PARM_DESC(threshold_us, "how late a tick is after a gap (microseconds; at least half a tick)");
+MODULE_PARM_DESC(threshold_us,
+		 "a tick that is this late ends a gap (microseconds; at least half a tick)");
 
 enum counter {
 	TICKS, GAPS, GAP_NS, STEAL_NS,
-	/* A timer that fires soon after a gap is one of these, */
+	/* Each timer that fires soon after a gap is counted by one of these, */
 	RTO_POSTPONED, TLP_POSTPONED, REO_POSTPONED,
 	PASSED_OWNED, PASSED_WAITED, PASSED_NOT_DUE, PASSED_OTHER,
-	/* and a sample that was taken across a gap one of these. */
+	/* and each sample taken across a gap by one of these. */
 	RTT_DROPPED, RTT_RAISED, RTT_KEPT_SHORT, RTT_KEPT_FIRST,
 	COUNTERS
 };
 
-static const char * const counter_names[] = { /* in that order */
+static const char * const counter_names[] = { /* in the order of enum counter */
 	"ticks", "gaps", "gap_ns", "steal_ns",
 	"timers_postponed_rto", "timers_postponed_tlp", "timers_postponed_reo",
 	"timers_passed_owned", "timers_passed_waited", "timers_passed_not_due", "timers_passed_other",
@@ -76,16 +77,16 @@ static_assert(ARRAY_SIZE(counter_names) == COUNTERS);
 /* Gaps by length: below 2 ms, 4 ms, ..., 2048 ms, and the rest. */
 #define LENGTHS 12
 
-/* Times are of CLOCK_MONOTONIC (ns). A gap between two reads mixes two: no harm. */
+/* Times are of CLOCK_MONOTONIC (ns). A gap between two reads mixes old and new values: harmless. */
 struct processor {
-	u64 gap_end;		/* of the last gap; 0: none yet */
-	u64 gap_alive;		/* its last tick before that gap */
-	u64 tick;		/* its last tick */
-	struct hrtimer *ticking; /* the tick that is being handled: its timer, */
-	u64 now;		/* when, */
-	s64 late;		/* and how late it is */
-	u64 steal;		/* as it was then */
-	struct timer_list *passing;	/* on its way to the kernel's own function */
+	u64 gap_end;		/* end of the last gap; 0: none yet */
+	u64 gap_alive;		/* the last tick before that gap */
+	u64 tick;		/* the last tick */
+	struct hrtimer *ticking; /* the timer of the tick being handled */
+	u64 now;		/* when that tick began */
+	s64 late;		/* how late it was */
+	u64 steal;		/* the steal time then */
+	struct timer_list *passing;	/* on its way to tcp_write_timer() */
 	u64 counts[COUNTERS + LENGTHS];
 };
 
@@ -98,7 +99,7 @@ static DEFINE_PER_CPU(struct processor, processors);
 
 static const void *tick_function;
 
-/* One that idling stopped is restarted into the future: that is not late. */
+/* A tick that idling stopped is restarted into the future, so it is not late. */
 static bool is_tick(const struct hrtimer *timer)
 {
 	const void *function = ACCESS_PRIVATE(timer, function);
@@ -106,7 +107,7 @@ static bool is_tick(const struct hrtimer *timer)
 
 	if (likely(READ_ONCE(tick_function)))
 		return function == READ_ONCE(tick_function);
-	/* Until the first tick; the function has no name that a module may use. */
+	/* Until the first tick: the function's symbol is not exported to modules. */
 	snprintf(name, sizeof(name), "%ps", function);
 	if (strcmp(name, "tick_sched_timer") && strcmp(name, "tick_nohz_handler"))
 		return false;
@@ -125,13 +126,13 @@ static void tick_begins(void *data, struct hrtimer *timer, ktime_t *now)
 	me->late = ktime_to_ns(ktime_sub(*now, hrtimer_get_expires(timer)));
 }
 
-/* By now this tick's steal is accounted for, and softirqs have not run yet. */
+/* This tick's steal time is accounted for by now, and softirqs have not run yet. */
 static void tick_ends(void *data, struct hrtimer *timer)
 {
 	struct processor *me = this_cpu_ptr(&processors);
 	u64 steal, length, least, before;
 
-	/* Of a timer that is another there is only the address: it may be gone. */
+	/* Another timer may have been freed: only its address is compared. */
 	if (timer != me->ticking)
 		return;
 	me->ticking = NULL;
@@ -145,7 +146,7 @@ static void tick_ends(void *data, struct hrtimer *timer)
 	add(STEAL_NS, steal);
 	least = max_t(u64, READ_ONCE(threshold_us) * (u64)NSEC_PER_USEC, TICK_NSEC / 2);
 	length = max_t(s64, me->late, 0);
-	/* Over a time of idling, steal is what it took to wake up again and again. */
+	/* After idling, steal is the sum of what each wake-up had to wait. */
 	if (length < least && me->now - before < 2 * TICK_NSEC)
 		length = steal;
 	if (length < least)
@@ -157,7 +158,7 @@ static void tick_ends(void *data, struct hrtimer *timer)
 	count(COUNTERS + min_t(u64, ilog2(length / NSEC_PER_MSEC | 1), LENGTHS - 1));
 }
 
-/* There was one: the paper's is_spiked_jiffies; for a full tick, as the next may be near. */
+/* The paper's is_spiked_jiffies, for a full tick: the next tick may follow at once. */
 static bool is_after_gap(const struct processor *me, u64 now)
 {
 	return (s64)(now - READ_ONCE(me->gap_end)) < (s64)TICK_NSEC;
@@ -165,22 +166,22 @@ static bool is_after_gap(const struct processor *me, u64 now)
 
 /* === Retransmission timers: equation 9 === */
 
-/* Timers that wait, and until when. Of two in one place the first may wait again. */
+/* Which timers wait, and until when. Of two that share a slot, the first may wait again. */
 static unsigned long waiting[256];
 
 #define waiting_of(t) (&waiting[hash_ptr(t, 8)])
 #define waiting_for(t, jiffy) ((unsigned long)(t) ^ (jiffy))
 
-/* All but the probe of a closed window send what an acknowledgement may cover. */
+/* All timers but the zero-window probe send data that a waiting acknowledgement may cover. */
 static enum counter judge(struct sock *sk, struct timer_list *t)
 {
 	u8 pending = READ_ONCE(inet_csk(sk)->icsk_pending);
 	enum counter waits;
 
 	/*
-	 * The kernel would come back to it after the backlog, but an interrupt
-	 * that is yet to come may bring the acknowledgement. If the process sets
-	 * the timer meanwhile, it fires early once, finds that out, and is set.
+	 * The kernel would run the timer after the backlog, but an interrupt that
+	 * is still to come may bring the acknowledgement. If the process sets the
+	 * timer meanwhile, it fires early once, notices, and is set again.
 	 */
 	if (sock_owned_by_user(sk) && !WANTED_IS_APART)
 		return PASSED_OWNED;
@@ -189,13 +190,13 @@ static enum counter judge(struct sock *sk, struct timer_list *t)
 		pending == ICSK_TIME_REO_TIMEOUT ? REO_POSTPONED : PASSED_OTHER;
 	if (waits == PASSED_OTHER || (1 << sk->sk_state) & (TCPF_CLOSE | TCPF_LISTEN))
 		return PASSED_OTHER;
-	/* Set anew since it fired, by another processor, or for later. */
+	/* Set again since it fired, by another processor, or for later. */
 	if (timer_pending(t) || time_after(wanted_at(sk, t), jiffies))
 		return PASSED_NOT_DUE;
 	return READ_ONCE(*waiting_of(t)) == waiting_for(t, t->expires) ? PASSED_WAITED : waits;
 }
 
-/* In the place of tcp_write_timer(), and like it in the timer softirq. */
+/* Runs in place of tcp_write_timer(), in the timer softirq. */
 static void write_timer_after_gap(struct timer_list *t)
 {
 	struct sock *sk = timer_socket(t);
@@ -211,7 +212,7 @@ static void write_timer_after_gap(struct timer_list *t)
 	bh_unlock_sock(sk);
 	count(result);
 	if (result <= REO_POSTPONED) {
-		sock_put(sk); /* as what the timer that has fired held */
+		sock_put(sk); /* the reference of the timer that fired */
 		return;
 	}
 	this_cpu_write(processors.passing, t);
@@ -240,10 +241,10 @@ static struct ftrace_ops write_timer_ops = {
 
 /*
  * At tcp_ack_update_rtt(sk, flag, seq_rtt_us, sack_rtt_us, ca_rtt_us, rs). The
- * sample is the first of the two times that is not negative, else what the
- * timestamps say; a change of seq_rtt_us is all that it takes. The smoothed value
- * is moved into the range in which the true time must be: the acknowledgement had
- * not come when this processor was last seen before the gap, and had when it was read.
+ * sample is the first of the two times that is not negative, else the time by the
+ * timestamps; changing seq_rtt_us suffices. It becomes the smoothed value, clamped to
+ * the range of the true time: the acknowledgement had not arrived at the last tick
+ * before the gap, and had arrived when it was read.
  */
 static void notrace at_update_rtt(unsigned long ip, unsigned long parent_ip,
 				  struct ftrace_ops *ops, struct ftrace_regs *fregs)
@@ -266,7 +267,7 @@ static void notrace at_update_rtt(unsigned long ip, unsigned long parent_ip,
 		    !tp->rx_opt.rcv_tsecr || delta >= INT_MAX / timestamp_us(tp))
 			return;
 		sample = (s64)delta * timestamp_us(tp);
-		/* As the kernel does, but where it is given a seq_rtt_us. */
+		/* The kernel sets this too, except where it has a seq_rtt_us. */
 		regs->r8 = sample;
 	}
 	sent = tp->tcp_mstamp - sample;
@@ -319,7 +320,7 @@ static struct {
 
 static struct proc_dir_entry *proc;
 
-static void look_at_tracepoint(struct tracepoint *tp, void *unused)
+static void find_tracepoint(struct tracepoint *tp, void *unused)
 {
 	int i;
 
@@ -337,14 +338,14 @@ static int hook(struct ftrace_ops *ops, char *name)
 	if (error)
 		pr_err("%s cannot be hooked (%d): %s\n", name, error,
 		       error == -EBUSY ? "a livepatch has it, or kernel.ftrace_enabled is 0" :
-		       "this kernel has no such function, or not for ftrace");
+		       "this kernel has no such function, or ftrace cannot hook it");
 	return error;
 }
 
 static void unhook(struct ftrace_ops *ops)
 {
 	if (ops->flags & FTRACE_OPS_FL_ENABLED)
-		unregister_ftrace_function(ops); /* waits for who is in the handler */
+		unregister_ftrace_function(ops); /* waits until no CPU is in the handler */
 	ftrace_free_filter(ops);
 }
 
@@ -366,7 +367,7 @@ static int __init taut_pvtcp_init(void)
 {
 	int i, error = 0;
 
-	for_each_kernel_tracepoint(look_at_tracepoint, NULL);
+	for_each_kernel_tracepoint(find_tracepoint, NULL);
 	for (i = 0; i < ARRAY_SIZE(probes); i++) {
 		if (!error)
 			error = probes[i].at ? tracepoint_probe_register(probes[i].at, probes[i].probe,
@@ -375,7 +376,7 @@ static int __init taut_pvtcp_init(void)
 			probes[i].at = NULL;
 	}
 	if (error)
-		pr_err("a tracepoint of timers cannot be had (%d)\n", error);
+		pr_err("the tracepoints of timers (hrtimer_expire_*) are not available (%d)\n", error);
 	if (!error)
 		error = hook(&update_rtt_ops, "tcp_ack_update_rtt");
 	if (!error)

@@ -1,24 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * taut_bbr: the kernel's BBR, kept from what it would learn while its CPU was away.
+ * taut_bbr: the kernel's BBR, protected from samples that span an off-CPU gap.
  *
- * While a guest's CPU is away acknowledgements wait. Then they are handled at once,
- * and every bandwidth sample of that round spans the gap. BBR paces at what it
- * has measured, but only while it runs, measures a smaller rate by that, and so on
- * down (arXiv 2601.05665). Three things are done about it, and only while gaps take
- * more than a fifth of the time; otherwise each call is the kernel's, with what the
- * kernel passes it:
+ * While a guest is descheduled, acknowledgements wait. They are handled at once when
+ * it resumes, so every bandwidth sample of that round spans the gap. BBR paces at the
+ * rate that it measured, but only while it runs, so it measures a smaller rate next,
+ * and the rate collapses (arXiv 2601.05665). taut_bbr does three things about it, and
+ * only while gaps take more than a fifth of the time; otherwise it calls the kernel's
+ * functions with the kernel's arguments:
  *
- *   samples	One across a gap is replaced by what the receiver's own clock
- *		says (its timestamps, RFC 7323, tell when it sent each
- *		acknowledgement, however long that waited here). Where that is
- *		not known, it is passed as BBR takes one of an application that had
- *		nothing to send: it may raise the model, not lower it.
- *		RTTs across a gap do not renew the minimum.
- *   pacing	What should have been sent during the gap is made up for at once,
- *		as far as the window allows.
- *   window	is as much wider as the path drains while the CPU is away, less
- *		if anything is lost.
+ *   samples	A sample across a gap is replaced by the rate according to the
+ *		receiver's clock: its timestamps (RFC 7323) tell when it sent each
+ *		acknowledgement, however long that waited here. If that is unknown,
+ *		the sample is marked as application-limited: it may raise BBR's
+ *		model, not lower it. RTTs across a gap do not renew the minimum.
+ *   pacing	Data that was due during the gap is sent faster afterwards, as far
+ *		as the window allows.
+ *   window	is wider by as much as the path drains during a gap, and less
+ *		if segments are lost.
  *
  * docs/design/guest.md has figures and reasons.
  */
@@ -44,7 +43,7 @@ struct bbr {
 	__u32 full_bw_reached:1;
 } __attribute__((preserve_access_index));
 
-/* The kernel's, or a weak nothing: the arguments are others before and since 6.10. */
+/* The kernel's functions. The arguments of bbr_main() changed in Linux 6.10. */
 void bbr_main___2(struct sock *sk, const struct rate_sample *rs) __ksym __weak;
 void bbr_main___4(struct sock *sk, __u32 ack, int flag,
 		  const struct rate_sample *rs) __ksym __weak;
@@ -56,95 +55,97 @@ __u32 bbr_ssthresh(struct sock *sk) __ksym;
 __u32 bbr_min_tso_segs(struct sock *sk) __ksym;
 void bbr_set_state(struct sock *sk, __u8 new_state) __ksym;
 
-/* A receiver's clock is taken to tick once in a millisecond, as Linux's, FreeBSD's
- * and Apple's do, if between two looks at it that are so far apart it has. The
- * first look may have waited for a gap's length, and the second, too.
+/* A receiver's clock is assumed to tick once in a millisecond, as those of Linux, FreeBSD
+ * and Apple do, if it has done so over this time. The acknowledgements at both ends of
+ * that time may have waited for the length of a gap.
  */
 #define CLOCK_US	(400 * 1000)
 #define CLOCK_FAST(us)	((us) / 1000 * 5 / 4)
 #define CLOCK_SLOW(us)	((us) / 1000 * 3 / 4)
 #define TICK_US		1000
-/* How far it is behind is known from the last two times of this length: it may drift. */
+/* The clock's offset is the least over the last two periods of this length: clocks drift. */
 #define LEAST_US	(5 * 1000 * 1000)
 
-/* A train is so many of the receiver's ticks long, for its ends are known to one tick,
- * and no longer, to be within what is sent between two gaps;
+/* A train is at least this many ticks of the receiver long, as its ends are known to one
+ * tick, and no longer, so that it fits between two gaps.
  */
 #define TRAIN_TICKS	8
-/* and so many segments, for an acknowledgement is of two or more; or so long. */
+/* It has this many segments, as an acknowledgement covers two or more, or lasts this long. */
 #define TRAIN_SEGMENTS	16
 #define TRAIN_TICKS_LONG	128
-/* Half of it in its first ticks had waited at the receiver, as where that was away, too. */
+/* If more than half of a train arrived in its first ticks, that part waited at the receiver,
+ * which may have been descheduled, too.
+ */
 #define TRAIN_TICKS_EARLY	2
-/* One that takes longer had a pause in it. */
+/* A longer train has a pause in it. */
 #define TRAIN_TICKS_MAX	400
 
-/* Gaps longer than this are not made up for. */
-#define AWAY_NS_MAX	(200 * NS_PER_MS)
+/* Only this much of a longer gap is made up for. */
+#define OFF_CPU_NS_MAX	(200 * NS_PER_MS)
 
-/* After so long nothing is made up for any more. */
+/* Catching up ends after this time. */
 #define CATCH_UP_NS	(NS_PER_SEC / 4)
 
-/* Bytes in a second: so that no product with microseconds is too large. */
+/* Bytes per second, so that products with microseconds do not overflow. */
 #define PACE_MAX	(1ULL << 40)
 
-/* While it catches up: as many times as fast as BBR would, in 1/8. At least BBR's own
- * gain for filling a pipe, 2/ln 2, and no faster than that of three such rounds.
+/* Pacing gain while catching up, in eighths: at least BBR's own gain for filling a pipe,
+ * 2/ln 2, and at most that of three such rounds.
  */
 #define CATCH_UP_MIN	23
 #define CATCH_UP_MAX	64
 #define CATCH_UP_SHIFT	3
 
-/* The window is made less wide when one in so many of it is lost from gap to gap. */
+/* The window is reduced if more than one in this many of its segments is lost between gaps. */
 #define LOSS_SHARE	50
-/* It is this part of the path wider at least, and by as many bursts of the kernel's
- * (sk_pacing_shift, GSO's largest) as BBR's own window has room for.
+/* The window is wider than the path by at least this part of it, and by as many bursts of
+ * the kernel (sk_pacing_shift, the largest GSO segment) as BBR's own window allows.
  */
 #define ROOM_MIN_SHIFT	2
 #define ROOM_BURSTS	3
 #define BURST_SHIFT	10
 #define BURST_MAX	65536
 
-/* Without a receiver's clock one round in so many may lower the model; and with it, when
- * there was no train for so many rounds.
+/* One round in this many may lower the model without a receiver's clock, or with one when
+ * there was no train for ROUNDS_STALE rounds.
  */
 #define ROUNDS_KEPT	4
 #define ROUNDS_STALE	8
-/* Rounds are gaps apart, and each is another: BBR, which takes three rounds without growth for
- * a pipe that is full, is told of every second.
+/* Rounds are gaps apart and uneven. BBR takes three rounds without growth for a full pipe, so
+ * in STARTUP it is told of every second round only.
  */
 #define ROUNDS_STARTUP	2
 
 struct path {
-	__u64 gap_ns;		/* the end of the last gap that is accounted for */
-	__u64 begin_ns;		/* and when it began, */
-	__u64 sent;		/* with so many bytes sent */
-	__u64 pace_theirs;	/* bytes in a second: BBR's, */
-	__u64 pace_ours;	/* and what was made of it; 0: nothing */
-	__u64 first_us;		/* when the receiver's clock was first looked at, */
-	__u32 first_tick;	/* and what it said */
+	__u64 gap_ns;		/* end of the last gap that is accounted for */
+	__u64 begin_ns;		/* its beginning */
+	__u64 sent;		/* bytes sent up to then */
+	__u64 pace_theirs;	/* BBR's pacing rate, bytes per second */
+	__u64 pace_ours;	/* the rate that replaces it; 0: none */
+	__u64 first_us;		/* when the receiver's clock was first read */
+	__u32 first_tick;	/* what it said then */
 	__u32 cwnd_theirs;
 	__u32 cwnd_ours;
-	__u32 train_tick;	/* of the receiver's, when the train began, */
-	__u32 train_delivered;	/* with so many segments delivered, */
-	__u32 train_early;	/* and by the end of its first ticks */
-	__u32 sample_us;	/* the last train's; 0: there is none, */
-	__u32 sample_delivered;
-	__u32 sample_end;	/* how many were delivered at its end, */
-	__u32 sample_round;	/* and which round that was */
+	__u32 train_tick;	/* the receiver's tick at the beginning of the train */
+	__u32 train_delivered;	/* segments delivered up to then */
+	__u32 train_early;	/* segments delivered by the end of its first ticks */
+	__u32 sample_us;	/* length of the last train; 0: there is none */
+	__u32 sample_delivered;	/* its segments */
+	__u32 sample_end;	/* segments delivered up to its end */
+	__u32 sample_round;	/* the round in which it ended */
 	__u32 room;		/* segments by which the window may be wider than the path */
-	__u32 lost;		/* and segments lost, and marked, by the last gap */
-	__u32 marked;
-	__s64 least_us;		/* by which the receiver's clock was behind, lately, */
-	__s64 least_before_us;	/* and before */
+	__u32 lost;		/* segments lost up to the last gap */
+	__u32 marked;		/* segments marked (CE) up to then */
+	__s64 least_us;		/* least offset of the receiver's clock in this period */
+	__s64 least_before_us;	/* and in the period before */
 	__u64 least_since_us;
-	__u32 next_round;	/* the round ends with it, */
-	__u32 rounds;		/* and so many there were */
+	__u32 next_round;	/* segments delivered when the round ends */
+	__u32 rounds;
 	bool has_train;
-	bool is_catching_up;	/* and has been seen to */
+	bool is_catching_up;	/* the pacing rate was raised, and counted */
 	bool has_caught_up;
 	bool has_room;
-	bool is_cut;
+	bool is_reduced;
 };
 
 struct {
@@ -154,13 +155,13 @@ struct {
 	__type(value, struct path);
 } paths SEC(".maps");
 
-/* A tick is stopped while a CPU idles, as that of a sender whose window is full does. So
- * while acknowledgements are waited for there is a timer of our own on each CPU:
- * whoever handles one and finds it due long ago knows of a gap.
+/* An idle CPU has no tick, and a sender whose window is full idles. So while acknowledgements
+ * are awaited, each CPU has a timer of its own, the beat: code that handles an
+ * acknowledgement and finds the beat long overdue has detected a gap.
  */
 struct beat {
 	struct bpf_timer timer;
-	__u64 due_ns;		/* 0: it is not set */
+	__u64 due_ns;		/* 0: the timer is not set */
 	__u64 wanted_ns;
 	bool is_made;
 	bool is_refused;
@@ -168,15 +169,15 @@ struct beat {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);	/* user space says how many CPUs there are */
+	__uint(max_entries, 1);	/* user space sets the number of CPUs */
 	__type(key, __u32);
 	__type(value, struct beat);
 } beats SEC(".maps");
 
 #define BEAT_NS		(4 * NS_PER_MS)
-/* It is handled after packets are, which alone may take 2 ms, and again. */
+/* Timers are handled after packets, which may take 2 ms, twice. */
 #define BEAT_LATE_NS	(5 * NS_PER_MS)
-/* After the last acknowledgement it goes on for so long. */
+/* The beat ends this long after the last acknowledgement. */
 #define BEATS_NS	(NS_PER_SEC / 2)
 
 static __always_inline void set_beat(struct beat *b, __u64 now)
@@ -196,7 +197,7 @@ static int on_beat(void *map, __u32 *cpu, struct beat *b)
 
 	(void)map;
 	if (b->due_ns && now > b->due_ns + BEAT_LATE_NS) {
-		g = own_gaps();
+		g = this_cpu_gaps();
 		if (g && *cpu == bpf_get_smp_processor_id())
 			record_gap(g, b->due_ns, now);
 	}
@@ -226,13 +227,13 @@ static __always_inline void keep_beating(struct gaps *g, __u64 now)
 		b->is_made = true;
 	}
 	set_beat(b, now);
-	/* One that is refused has gone with its map's last user: it is late for ever. */
+	/* A refused timer ended with the last user of its map, and would be late for ever. */
 	if (due && !b->is_refused)
 		record_gap(g, due, now);
 }
 
-/* What was made of BBR's pace and window is taken back, before BBR sees them. */
-static __always_inline void give_back(struct tcp_sock *tp, struct path *p)
+/* Restores BBR's own pacing rate and window before BBR reads them. */
+static __always_inline void restore_bbr(struct tcp_sock *tp, struct path *p)
 {
 	struct sock *sk = sk_of(tp);
 
@@ -255,7 +256,7 @@ static __always_inline bool has_clock(struct tcp_sock *tp)
 	return BPF_CORE_READ_BITFIELD(rx, tstamp_ok);
 }
 
-/* The receiver's clock is what it is taken for. */
+/* Whether the receiver's clock ticks once in a millisecond. */
 static __always_inline bool trusts_clock(struct tcp_sock *tp, struct path *p)
 {
 	__u64 us;
@@ -269,8 +270,8 @@ static __always_inline bool trusts_clock(struct tcp_sock *tp, struct path *p)
 	       ticks <= CLOCK_FAST(us);
 }
 
-/* For how long an acknowledgement waited, and maybe a tick less: it says when the receiver
- * sent it, and of others that is known, too, which did not wait.
+/* How long an acknowledgement waited, or up to a tick less: its timestamp tells when the
+ * receiver sent it, and acknowledgements that did not wait give the clock's offset.
  */
 static __always_inline __u64 waited_us(struct tcp_sock *tp, struct path *p)
 {
@@ -294,11 +295,10 @@ static __always_inline __u64 waited_us(struct tcp_sock *tp, struct path *p)
 	return behind - least > TICK_US ? behind - least - TICK_US : 0;
 }
 
-/* A train of segments, from one of the receiver's ticks to another: it is as fast as the
- * path was, wherever the acknowledgements waited. That its last tick has
- * begun counts as if it had ended, so that no train is faster than it was. What had
- * waited at the receiver is at a train's beginning: the first acknowledgement after its
- * silence ends the train before.
+/* Follows a train of segments from one tick of the receiver to another: it is as fast as
+ * the path, wherever the acknowledgements waited. Its last tick counts in full, so that
+ * no train appears faster than the path. Segments that waited at the receiver are at the
+ * beginning of a train: the first acknowledgement after a silence ends the train before.
  */
 static __always_inline void follow_train(struct tcp_sock *tp, struct path *p)
 {
@@ -310,7 +310,7 @@ static __always_inline void follow_train(struct tcp_sock *tp, struct path *p)
 	if (p->has_train) {
 		if (ticks <= TRAIN_TICKS_EARLY)
 			p->train_early = delivered;
-		/* An older one than was seen says nothing. */
+		/* An older timestamp, or too short a train. */
 		if (ticks < TRAIN_TICKS)
 			return;
 		if (ticks <= TRAIN_TICKS_MAX) {
@@ -332,10 +332,10 @@ static __always_inline void follow_train(struct tcp_sock *tp, struct path *p)
 	p->train_early = delivered;
 }
 
-/* Room for the kernel's own struct rate_sample, which may grow. */
+/* Bytes for the kernel's struct rate_sample, which may grow. */
 #define RATE_SAMPLE	192
 
-/* It spans a gap: @copy is what BBR is told in its place. */
+/* Corrects @copy, which BBR gets in place of a sample @rs that spans a gap. */
 static __always_inline void correct(struct tcp_sock *tp, struct path *p,
 				    const struct gaps *g,
 				    const struct rate_sample *rs,
@@ -346,7 +346,7 @@ static __always_inline void correct(struct tcp_sock *tp, struct path *p,
 	__u64 rtt_us = rs->rtt_us;
 	bool is_corrected, is_kept = false;
 
-	/* The train is of this sample's round, or a later one. */
+	/* The train belongs to this sample's round, or a later one. */
 	is_corrected = rs->delivered > 0 && p->sample_us &&
 		       !after(rs->prior_delivered, p->sample_end);
 	if (is_corrected) {
@@ -371,8 +371,8 @@ static __always_inline void correct(struct tcp_sock *tp, struct path *p,
 		count(COUNT_RTT_SAMPLES_CORRECTED);
 		return;
 	}
-	/* It may be a smaller one. And what was under way for longer than the minimum when
-	 * the gap began is a larger one, gap or not.
+	/* Kept out unless it is smaller than the minimum, or was larger than the minimum
+	 * before the gap began.
 	 */
 	if (rtt_us > bbr->min_rtt_us &&
 	    tp->tcp_mstamp - rtt_us + bbr->min_rtt_us > begin_us) {
@@ -381,36 +381,36 @@ static __always_inline void correct(struct tcp_sock *tp, struct path *p,
 	}
 }
 
-/* A gap is accounted for, once by each connection. */
+/* Accounts for a gap, once in each connection. */
 static __always_inline void begin_catching_up(struct tcp_sock *tp,
 					      struct path *p,
 					      const struct gaps *g)
 {
 	p->gap_ns = g->end_ns;
 	p->begin_ns = g->begin_ns;
-	if (g->end_ns - g->begin_ns > AWAY_NS_MAX)
-		p->begin_ns = g->end_ns - AWAY_NS_MAX;
+	if (g->end_ns - g->begin_ns > OFF_CPU_NS_MAX)
+		p->begin_ns = g->end_ns - OFF_CPU_NS_MAX;
 	p->sent = tp->bytes_sent;
 	p->is_catching_up = false;
 	p->has_caught_up = false;
-	/* As with any window: up slowly, */
-	if (!p->is_cut)
+	/* Like any window it grows slowly, */
+	if (!p->is_reduced)
 		p->room += p->room / 32 + 1;
-	p->is_cut = false;
+	p->is_reduced = false;
 	p->lost = tp->lost;
 	p->marked = tp->delivered_ce;
 }
 
-/* And down at once, when what was lost is known: before as much is sent again. */
-static __always_inline void heed_loss(struct tcp_sock *tp, struct path *p)
+/* and shrinks at once when losses become known, before as much is sent again. */
+static __always_inline void shrink_on_loss(struct tcp_sock *tp, struct path *p)
 {
 	__u64 lost = tp->lost - p->lost;
 
-	if (p->is_cut)
+	if (p->is_reduced)
 		return;
 	if (lost * LOSS_SHARE > tp->snd_cwnd || tp->delivered_ce != p->marked) {
 		p->room -= p->room / 4;
-		p->is_cut = true;
+		p->is_reduced = true;
 	}
 }
 
@@ -420,23 +420,23 @@ static __always_inline void catch_up(struct tcp_sock *tp, struct path *p,
 	struct bbr *bbr = (struct bbr *)tp->inet_conn.icsk_ca_priv;
 	struct sock *sk = sk_of(tp);
 	__u32 mode = BPF_CORE_READ_BITFIELD(bbr, mode);
-	__u64 pace = sk->sk_pacing_rate, due, sent, gain, away;
+	__u64 pace = sk->sk_pacing_rate, due, sent, gain, off_cpu_us;
 	__u64 bw = bbr->bw.s[0].v, burst;
 	__u32 cwnd = tp->snd_cwnd, bdp, wide, least, most;
 
-	/* (Not an older one of another CPU, if acknowledgements come on both.) */
+	/* Not an older gap of another CPU, if acknowledgements arrive on both. */
 	if (g->end_ns > p->gap_ns)
 		begin_catching_up(tp, p, g);
-	heed_loss(tp, p);
-	/* In these two less is to be in flight than before. */
+	shrink_on_loss(tp, p);
+	/* BBR reduces what is in flight in these two states. */
 	if (mode == BBR_DRAIN || mode == BBR_PROBE_RTT)
 		return;
 
 	if (!p->has_caught_up && now > p->begin_ns && pace < PACE_MAX) {
 		due = pace * ((now - p->begin_ns) / NS_PER_US) / 1000000;
 		sent = tp->bytes_sent - p->sent;
-		gain = ((g->away_ns + g->awake_ns) << CATCH_UP_SHIFT) /
-		       (g->awake_ns + 1);
+		gain = ((g->off_cpu_ns + g->on_cpu_ns) << CATCH_UP_SHIFT) /
+		       (g->on_cpu_ns + 1);
 		if (gain < CATCH_UP_MIN)
 			gain = CATCH_UP_MIN;
 		if (gain > CATCH_UP_MAX)
@@ -446,7 +446,7 @@ static __always_inline void catch_up(struct tcp_sock *tp, struct path *p,
 		} else {
 			p->pace_theirs = pace;
 			p->pace_ours = (pace * gain) >> CATCH_UP_SHIFT;
-			/* SO_MAX_PACING_RATE, to which BBR keeps, too. */
+			/* SO_MAX_PACING_RATE, which BBR obeys, too. */
 			if (p->pace_ours > sk->sk_max_pacing_rate)
 				p->pace_ours = sk->sk_max_pacing_rate;
 			if (!p->is_catching_up)
@@ -459,10 +459,10 @@ static __always_inline void catch_up(struct tcp_sock *tp, struct path *p,
 	if (!BPF_CORE_READ_BITFIELD(bbr, full_bw_reached) ||
 	    !bbr->min_rtt_us || bbr->min_rtt_us == ~0U)
 		return;
-	away = usual_us(g);
-	if (away > AWAY_NS_MAX / NS_PER_US)
-		away = AWAY_NS_MAX / NS_PER_US;
-	/* Behind a policer BBR goes by the rate that it has found. */
+	off_cpu_us = usual_gap_us(g);
+	if (off_cpu_us > OFF_CPU_NS_MAX / NS_PER_US)
+		off_cpu_us = OFF_CPU_NS_MAX / NS_PER_US;
+	/* Behind a policer BBR uses the rate that it has found. */
 	if (BPF_CORE_READ_BITFIELD(bbr, lt_use_bw))
 		bw = bbr->lt_bw;
 	bdp = (bw * bbr->min_rtt_us) >> BW_SCALE;
@@ -472,8 +472,8 @@ static __always_inline void catch_up(struct tcp_sock *tp, struct path *p,
 	least = ROOM_BURSTS * (__u32)burst / (tp->mss_cache + 1);
 	if (least < bdp >> ROOM_MIN_SHIFT)
 		least = bdp >> ROOM_MIN_SHIFT;
-	/* No more than can be used: so that a loss is felt at once. */
-	most = bdp + ((bw * away) >> BW_SCALE);
+	/* No more than can be used, so that a loss takes effect at once. */
+	most = bdp + ((bw * off_cpu_us) >> BW_SCALE);
 	if (!p->has_room) {
 		p->room = bdp;
 		p->has_room = true;
@@ -487,7 +487,7 @@ static __always_inline void catch_up(struct tcp_sock *tp, struct path *p,
 		wide = CWND_MIN;
 	if (wide > tp->snd_cwnd_clamp)
 		wide = tp->snd_cwnd_clamp;
-	/* In recovery BBR sends as much as arrives, and no more. */
+	/* In recovery BBR sends only as much as arrives. */
 	if (wide == cwnd || (wide > cwnd && ca_state(tp) > CA_DISORDER))
 		return;
 	p->cwnd_theirs = cwnd;
@@ -509,7 +509,7 @@ static __always_inline void control(struct tcp_sock *tp, __u32 ack, int flag,
 {
 	__u64 now = bpf_ktime_get_ns(), wait_us = 0;
 	struct path *p = bpf_sk_storage_get(&paths, tp, 0, 0);
-	struct gaps *g = own_gaps();
+	struct gaps *g = this_cpu_gaps();
 	char room[RATE_SAMPLE];
 	struct rate_sample *copy = (struct rate_sample *)room;
 	__u32 size = bpf_core_type_size(struct rate_sample);
@@ -523,8 +523,8 @@ static __always_inline void control(struct tcp_sock *tp, __u32 ack, int flag,
 		p->first_tick = tp->rx_opt.rcv_tsval;
 	}
 	keep_beating(g, now);
-	give_back(tp, p);
-	if (!is_often_away(g, now)) {
+	restore_bbr(tp, p);
+	if (!is_often_descheduled(g, now)) {
 		p->has_train = false;
 		p->sample_us = 0;
 		call_main(tp, ack, flag, rs);
@@ -554,7 +554,7 @@ static __always_inline void control(struct tcp_sock *tp, __u32 ack, int flag,
 	catch_up(tp, p, g, now);
 }
 
-/* Two, and user space drops the one that is not the kernel's. */
+/* Two versions; user space loads the one that fits the kernel. */
 SEC("struct_ops/taut_bbr_main_2")
 void taut_bbr_main_2(__u64 *ctx)
 {
@@ -588,9 +588,9 @@ void taut_bbr_release(__u64 *ctx)
 	struct tcp_sock *tp = (struct tcp_sock *)ctx[0];
 	struct path *p = bpf_sk_storage_get(&paths, tp, 0, 0);
 
-	/* What comes after has what BBR would have left it. */
+	/* The next congestion control gets the values that BBR would have left. */
 	if (p)
-		give_back(tp, p);
+		restore_bbr(tp, p);
 	bpf_sk_storage_delete(&paths, tp);
 }
 
@@ -612,10 +612,10 @@ void taut_bbr_cwnd_event(__u64 *ctx)
 	struct tcp_sock *tp = (struct tcp_sock *)ctx[0];
 	struct path *p = bpf_sk_storage_get(&paths, tp, 0, 0);
 
-	/* One that begins again after a rest has nothing to make up for. */
+	/* A connection that was idle has nothing to make up for. */
 	if (p && ctx[1] == CA_EVENT_TX_START &&
 	    bpf_ktime_get_ns() > p->gap_ns + CATCH_UP_NS)
-		give_back(tp, p);
+		restore_bbr(tp, p);
 	bbr_cwnd_event(sk_of(tp), ctx[1]);
 }
 
@@ -625,9 +625,9 @@ __u32 taut_bbr_ssthresh(__u64 *ctx)
 	struct tcp_sock *tp = (struct tcp_sock *)ctx[0];
 	struct path *p = bpf_sk_storage_get(&paths, tp, 0, 0);
 
-	/* BBR keeps the window that it has now, for later. */
+	/* BBR saves the present window for later. */
 	if (p)
-		give_back(tp, p);
+		restore_bbr(tp, p);
 	return bbr_ssthresh(sk_of(tp));
 }
 

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * taut_cubic: the kernel's Cubic, which takes back what it gave up for a gap.
+ * taut_cubic: the kernel's Cubic, with window reductions after an off-CPU gap undone
+ * when nothing was lost.
  *
- * When a CPU comes back its timers run before the acknowledgements that wait are
- * handled (pvtcp V-A): a retransmission timeout cuts the window although everything
- * has arrived. The kernel takes most of these back by itself (F-RTO, Eifel, DSACK).
- * Where it does not, this does, if what followed shows that nothing was lost:
+ * When a CPU resumes, its timers run before the acknowledgements that wait are
+ * handled (pvtcp V-A): a retransmission timeout reduces the window although everything
+ * has arrived. The kernel undoes most of these reductions itself (F-RTO, Eifel, DSACK).
+ * taut_cubic undoes the others, if what followed shows that nothing was lost:
  *
- *   all that was in flight was acknowledged sooner than anything that was sent anew
- *   could have been; or the receiver reported each retransmission as a
- *   duplicate (DSACK, RFC 2883).
+ *   everything in flight was acknowledged sooner than a retransmission could have
+ *   been; or the receiver reported each retransmission as a duplicate (DSACK,
+ *   RFC 2883).
  *
- * And HyStart, which ends slow start when delays grow, is not told of
- * delays that a gap has made.
+ * HyStart, which ends slow start when delays grow, is not told of delays that span
+ * a gap.
  */
 #include "gap.h"
 
@@ -24,28 +25,27 @@ void cubictcp_cwnd_event(struct sock *sk, enum tcp_ca_event event) __ksym;
 void cubictcp_acked(struct sock *sk, const struct ack_sample *sample) __ksym;
 __u32 tcp_reno_undo_cwnd(struct sock *sk) __ksym;
 
-/* Words of Cubic's own state that are kept; it has fewer. */
+/* Words of Cubic's state that are saved; Cubic uses fewer. */
 #define STATE		8
 
-/* What came of a reduction is seen in so many round trips, and */
+/* A reduction is decided within this many round trips and WAIT_US; then it stays. */
 #define ROUNDS		4
-/* so long besides; then it stays. */
 #define WAIT_US		(500 * 1000)
-/* A gap is followed by what happens within so long and a round trip. */
+/* A reduction follows a gap if it comes within this time and a round trip of it. */
 #define FOLLOWS_US	(10 * 1000)
 
-/* A reduction that followed a gap, and what there was before it. */
-struct cut {
-	__u64 at_us;		/* 0: there is none */
+/* A reduction that followed a gap, and the state before it. */
+struct reduction {
+	__u64 at_us;		/* when; 0: there is none */
 	__u64 state[STATE];	/* Cubic's */
 	__u32 cwnd;
 	__u32 ssthresh;
-	__u32 nxt;		/* what was sent by then */
+	__u32 nxt;		/* SND.NXT at that time */
 	__u32 retrans;
 	__u32 dsacks;
-	bool is_acked;		/* all of that was acknowledged, */
-	bool is_early;		/* before anything sent anew could have been */
-	bool is_undone;		/* by the kernel */
+	bool is_acked;		/* everything up to nxt was acknowledged */
+	bool is_early;		/* before a retransmission could have been */
+	bool is_undone;		/* the kernel has undone it */
 };
 
 #define NO_RTT		(~0U)	/* rtt_min, until there is a sample */
@@ -54,111 +54,111 @@ struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
-	__type(value, struct cut);
-} cuts SEC(".maps");
+	__type(value, struct reduction);
+} reductions SEC(".maps");
 
-/* What happens now is of the last gap, as far as can be told. */
+/* Whether an event at @now_us is likely to be caused by the last gap. */
 static __always_inline bool follows_gap(const struct gaps *g, __u64 now_us,
 					__u64 within_us)
 {
 	return g->end_ns && g->end_ns / NS_PER_US + within_us > now_us;
 }
 
-static __always_inline void keep(struct cut *cut)
+static __always_inline void keep_reduction(struct reduction *r)
 {
 	count(COUNT_REDUCTIONS_KEPT);
-	cut->at_us = 0;
+	r->at_us = 0;
 }
 
-static __always_inline void watch(struct tcp_sock *tp)
+static __always_inline void on_reduction(struct tcp_sock *tp)
 {
-	struct cut *cut = bpf_sk_storage_get(&cuts, tp, 0, 0);
+	struct reduction *r = bpf_sk_storage_get(&reductions, tp, 0, 0);
 	__u64 now_us = bpf_ktime_get_ns() / NS_PER_US;
-	struct gaps *g = own_gaps();
+	struct gaps *g = this_cpu_gaps();
 
-	if (!cut || !g)
+	if (!r || !g)
 		return;
-	/* One that is not decided goes on: what was before it is what was. But if all of
-	 * that has been acknowledged, this one is for what was sent since: both stay.
+	/* A further reduction while one is undecided: the saved state stays valid. But if
+	 * everything before it was acknowledged, this one is for later segments: both stay.
 	 */
-	if (cut->at_us) {
-		if (cut->is_acked)
-			keep(cut);
+	if (r->at_us) {
+		if (r->is_acked)
+			keep_reduction(r);
 		return;
 	}
 	if (!follows_gap(g, now_us, FOLLOWS_US + (tp->srtt_us >> 3)))
 		return;
-	cut->at_us = now_us;
-	cut->cwnd = tp->snd_cwnd;
-	cut->ssthresh = tp->snd_ssthresh;
-	cut->nxt = tp->snd_nxt;
-	cut->retrans = tp->total_retrans;
-	cut->dsacks = tp->dsack_dups;
-	cut->is_acked = false;
-	cut->is_early = false;
-	cut->is_undone = false;
+	r->at_us = now_us;
+	r->cwnd = tp->snd_cwnd;
+	r->ssthresh = tp->snd_ssthresh;
+	r->nxt = tp->snd_nxt;
+	r->retrans = tp->total_retrans;
+	r->dsacks = tp->dsack_dups;
+	r->is_acked = false;
+	r->is_early = false;
+	r->is_undone = false;
 #pragma unroll
 	for (int i = 0; i < STATE; i++)
-		cut->state[i] = tp->inet_conn.icsk_ca_priv[i];
+		r->state[i] = tp->inet_conn.icsk_ca_priv[i];
 	count(COUNT_REDUCTIONS);
 }
 
-static __always_inline void decide(struct tcp_sock *tp, struct cut *cut)
+static __always_inline void decide_reduction(struct tcp_sock *tp, struct reduction *r)
 {
 	__u64 now_us = tp->tcp_mstamp, since_us;
 	__u32 retrans, dsacks, rtt_us = tp->rtt_min.s[0].v;
 
-	since_us = now_us > cut->at_us ? now_us - cut->at_us : 0;
-	if (!cut->is_acked && !after(cut->nxt, tp->snd_una)) {
-		cut->is_acked = true;
-		cut->is_early = rtt_us != NO_RTT && since_us < rtt_us * 3ULL / 4;
+	since_us = now_us > r->at_us ? now_us - r->at_us : 0;
+	if (!r->is_acked && !after(r->nxt, tp->snd_una)) {
+		r->is_acked = true;
+		r->is_early = rtt_us != NO_RTT && since_us < rtt_us * 3ULL / 4;
 	}
 	if (ca_state(tp) > CA_DISORDER)
 		return;
-	if (cut->is_undone) {
+	if (r->is_undone) {
 		count(COUNT_REDUCTIONS_UNDONE_BY_KERNEL);
-		cut->at_us = 0;
+		r->at_us = 0;
 		return;
 	}
-	/* It has grown to what it was. */
-	if (tp->snd_cwnd >= cut->cwnd && tp->snd_ssthresh >= cut->ssthresh) {
-		keep(cut);
+	/* The window has grown back by itself. */
+	if (tp->snd_cwnd >= r->cwnd && tp->snd_ssthresh >= r->ssthresh) {
+		keep_reduction(r);
 		return;
 	}
-	retrans = tp->total_retrans - cut->retrans;
-	dsacks = tp->dsack_dups - cut->dsacks;
-	if (cut->is_acked && (cut->is_early || (retrans && dsacks >= retrans))) {
-		if (tp->snd_cwnd < cut->cwnd)
-			tp->snd_cwnd = cut->cwnd;
-		if (tp->snd_ssthresh < cut->ssthresh)
-			tp->snd_ssthresh = cut->ssthresh;
+	retrans = tp->total_retrans - r->retrans;
+	dsacks = tp->dsack_dups - r->dsacks;
+	if (r->is_acked && (r->is_early || (retrans && dsacks >= retrans))) {
+		if (tp->snd_cwnd < r->cwnd)
+			tp->snd_cwnd = r->cwnd;
+		if (tp->snd_ssthresh < r->ssthresh)
+			tp->snd_ssthresh = r->ssthresh;
 #pragma unroll
 		for (int i = 0; i < STATE; i++)
-			tp->inet_conn.icsk_ca_priv[i] = cut->state[i];
+			tp->inet_conn.icsk_ca_priv[i] = r->state[i];
 		count(COUNT_REDUCTIONS_UNDONE);
-		cut->at_us = 0;
+		r->at_us = 0;
 	} else if (since_us > WAIT_US + ROUNDS * (__u64)(tp->srtt_us >> 3)) {
-		keep(cut);
+		keep_reduction(r);
 	}
 }
 
-static __always_inline void look(struct tcp_sock *tp)
+static __always_inline void check_reduction(struct tcp_sock *tp)
 {
-	struct cut *cut = bpf_sk_storage_get(&cuts, tp, 0, 0);
+	struct reduction *r = bpf_sk_storage_get(&reductions, tp, 0, 0);
 
-	if (cut && cut->at_us)
-		decide(tp, cut);
+	if (r && r->at_us)
+		decide_reduction(tp, r);
 }
 
 SEC("struct_ops/taut_cubic_init")
 void taut_cubic_init(__u64 *ctx)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)ctx[0];
-	struct cut *cut;
+	struct reduction *r;
 
-	cut = bpf_sk_storage_get(&cuts, tp, 0, BPF_SK_STORAGE_GET_F_CREATE);
-	if (cut)
-		cut->at_us = 0;
+	r = bpf_sk_storage_get(&reductions, tp, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (r)
+		r->at_us = 0;
 	else
 		count(COUNT_NOT_FOLLOWED);
 	cubictcp_init(sk_of(tp));
@@ -168,24 +168,24 @@ SEC("struct_ops/taut_cubic_release")
 void taut_cubic_release(__u64 *ctx)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)ctx[0];
-	struct cut *cut = bpf_sk_storage_get(&cuts, tp, 0, 0);
+	struct reduction *r = bpf_sk_storage_get(&reductions, tp, 0, 0);
 
-	if (cut && cut->at_us)
-		keep(cut);
-	bpf_sk_storage_delete(&cuts, tp);
+	if (r && r->at_us)
+		keep_reduction(r);
+	bpf_sk_storage_delete(&reductions, tp);
 }
 
 SEC("struct_ops/taut_cubic_ssthresh")
 __u32 taut_cubic_ssthresh(__u64 *ctx)
 {
-	watch((struct tcp_sock *)ctx[0]);
+	on_reduction((struct tcp_sock *)ctx[0]);
 	return cubictcp_recalc_ssthresh((struct sock *)ctx[0]);
 }
 
 SEC("struct_ops/taut_cubic_cong_avoid")
 void taut_cubic_cong_avoid(__u64 *ctx)
 {
-	look((struct tcp_sock *)ctx[0]);
+	check_reduction((struct tcp_sock *)ctx[0]);
 	cubictcp_cong_avoid((struct sock *)ctx[0], ctx[1], ctx[2]);
 }
 
@@ -206,13 +206,13 @@ void taut_cubic_pkts_acked(__u64 *ctx)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)ctx[0];
 	const struct ack_sample *sample = (struct ack_sample *)ctx[1];
-	struct gaps *g = own_gaps();
+	struct gaps *g = this_cpu_gaps();
 	__s32 rtt_us = sample->rtt_us;
 
-	look(tp);
-	/* (Where there are gaps all the time it would never hear of a queue.) */
+	check_reduction(tp);
+	/* Not with frequent gaps: HyStart would never be told of a queue. */
 	if (g && rtt_us > 0 && follows_gap(g, tp->tcp_mstamp, rtt_us) &&
-	    !is_often_away(g, tp->tcp_mstamp * NS_PER_US)) {
+	    !is_often_descheduled(g, tp->tcp_mstamp * NS_PER_US)) {
 		count(COUNT_DELAYS_KEPT_OUT);
 		return;
 	}
@@ -223,10 +223,10 @@ SEC("struct_ops/taut_cubic_undo_cwnd")
 __u32 taut_cubic_undo_cwnd(__u64 *ctx)
 {
 	struct tcp_sock *tp = (struct tcp_sock *)ctx[0];
-	struct cut *cut = bpf_sk_storage_get(&cuts, tp, 0, 0);
+	struct reduction *r = bpf_sk_storage_get(&reductions, tp, 0, 0);
 
-	if (cut)
-		cut->is_undone = true;
+	if (r)
+		r->is_undone = true;
 	return tcp_reno_undo_cwnd(sk_of(tp));
 }
 

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Sees from the tick that a CPU was taken away: the tick's timer goes off at a time
- * that is known beforehand, and when it goes off late, the CPU did not run (or had
- * its interrupts off, which for whoever waits for it is the same). A tick that
- * is stopped while a CPU idles is set to the next event, and is not late by that.
+ * Detects off-CPU gaps by the scheduler tick: its timer expires at a known time, and
+ * when it expires late, the CPU did not run (or had its interrupts disabled, which has
+ * the same effect). A tick that stops while a CPU idles is set to the next event, and
+ * is not late.
  *
- * The timer's interrupt is handled before any packet is: whoever handles
- * acknowledgements after a gap finds it recorded.
+ * The timer's interrupt is handled before any packet, so code that handles
+ * acknowledgements after a gap finds the gap recorded.
  */
 #include "gap.h"
 
-/* Of user space alone: pinned with the others, it is as old as they are. */
+/* Used by user space alone; pinned with the other maps, it is as old as they are. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -18,7 +18,7 @@ struct {
 	__type(value, struct guest_since);
 } since SEC(".maps");
 
-/* The tick's function, by its names before and since Linux 6.10. */
+/* The tick's function: its name before Linux 6.10, and since. */
 extern const void tick_sched_timer __ksym __weak;
 extern const void tick_nohz_handler __ksym __weak;
 
@@ -31,7 +31,7 @@ int taut_tick(__u64 *ctx)
 
 	if (function != &tick_sched_timer && function != &tick_nohz_handler)
 		return 0;
-	g = own_gaps();
+	g = this_cpu_gaps();
 	if (!g)
 		return 0;
 	g->ticks++;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Gaps: times in which a CPU of this machine did not run, and nothing that came
- * in was handled. Each CPU has its own, and keeps the last one.
+ * Off-CPU gaps: times in which the machine was descheduled from a CPU, so that
+ * nothing that came in was handled. Each CPU records its own, and keeps the last one.
  */
 #ifndef TAUT_GAP_H
 #define TAUT_GAP_H
@@ -17,9 +17,9 @@ const volatile struct guest_config config = {
 	.shortest_ns = 2 * NS_PER_MS,
 };
 
-/* Gaps that are farther apart do not follow one another. */
+/* Gaps farther apart than this do not count as following one another. */
 #define APART_NS	NS_PER_SEC
-#define AWAY_NS_MIN	(20 * NS_PER_MS)
+#define OFF_CPU_NS_MIN	(20 * NS_PER_MS)
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -44,58 +44,58 @@ static __always_inline void count(enum guest_count what)
 		*sum += 1;
 }
 
-/* Of the CPU that this runs on. */
-static __always_inline struct gaps *own_gaps(void)
+/* The gaps of the CPU that this runs on. */
+static __always_inline struct gaps *this_cpu_gaps(void)
 {
 	__u32 zero = 0;
 
 	return bpf_map_lookup_elem(&gaps, &zero);
 }
 
-static __always_inline void fade(__u64 *sum, __u64 value)
+static __always_inline void decay(__u64 *sum, __u64 value)
 {
 	*sum = *sum - *sum / 8 + value;
 }
 
-/* Gaps take more than a fifth of the time, which is what BBR's own probing (a pacing gain
- * of 5/4) makes up for, and more than a few that are short.
+/* Gaps take more than a fifth of the time, for which BBR's own probing (a pacing gain of
+ * 5/4) makes up, and are more than a few short ones.
  */
-static __always_inline bool is_often_away(const struct gaps *g, __u64 now)
+static __always_inline bool is_often_descheduled(const struct gaps *g, __u64 now)
 {
-	return g->awake_ns && now < g->end_ns + APART_NS &&
-	       g->away_ns > g->awake_ns / 4 && g->away_ns > AWAY_NS_MIN;
+	return g->on_cpu_ns && now < g->end_ns + APART_NS &&
+	       g->off_cpu_ns > g->on_cpu_ns / 4 && g->off_cpu_ns > OFF_CPU_NS_MIN;
 }
 
-/* How long one is, as a moment in one sees it: long ones count for more. */
-static __always_inline __u64 usual_us(const struct gaps *g)
+/* The length of the gap that a random moment within a gap falls into: long gaps weigh more. */
+static __always_inline __u64 usual_gap_us(const struct gaps *g)
 {
-	return g->away_us2 / (g->away_ns / NS_PER_US + 1);
+	return g->off_cpu_us2 / (g->off_cpu_ns / NS_PER_US + 1);
 }
 
-/* It was to run at @begin, and does only now, at @end. */
+/* Something that was due at @begin runs only now, at @end. */
 static __always_inline void record_gap(struct gaps *g, __u64 begin, __u64 end)
 {
 	__u64 length, us, ms;
 	__u32 bucket = 0;
 
-	/* What is known of twice is one gap. */
+	/* A gap that both a tick and a timer report is one gap. */
 	if (begin < g->end_ns)
 		begin = g->end_ns;
 	if (end < begin + config.shortest_ns)
 		return;
 	length = end - begin;
 	us = length / NS_PER_US;
-	/* (Ten seconds are enough to tell, and a square that is not too large.) */
+	/* Ten seconds are long enough, and their square fits. */
 	if (us > 10 * 1000 * 1000)
 		us = 10 * 1000 * 1000;
 	if (g->end_ns && begin - g->end_ns < APART_NS) {
-		fade(&g->away_ns, us * NS_PER_US);
-		fade(&g->away_us2, us * us);
-		fade(&g->awake_ns, begin - g->end_ns);
+		decay(&g->off_cpu_ns, us * NS_PER_US);
+		decay(&g->off_cpu_us2, us * us);
+		decay(&g->on_cpu_ns, begin - g->end_ns);
 	} else {
-		g->away_ns = us * NS_PER_US;
-		g->away_us2 = us * us;
-		g->awake_ns = 0;
+		g->off_cpu_ns = us * NS_PER_US;
+		g->off_cpu_us2 = us * us;
+		g->on_cpu_ns = 0;
 	}
 	g->begin_ns = begin;
 	g->end_ns = end;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What of the kernel's own structures is looked at; where it is, the kernel's BTF says. */
+/* Fields of the kernel's structs that the programs use, relocated at load (CO-RE). */
 #ifndef TAUT_KERNEL_H
 #define TAUT_KERNEL_H
 
@@ -89,7 +89,7 @@ struct hrtimer {
 
 #pragma clang attribute pop
 
-/* Of the struct that a congestion control is registered with, only what is set. */
+/* The members of the registered struct that are set. */
 struct tcp_congestion_ops {
 	__u32 flags;
 	__u32 (*ssthresh)(struct sock *sk);
@@ -124,7 +124,7 @@ enum {
 /* linux/time.h */
 #define MONOTONIC	1
 
-/* net/tcp.h: unprivileged users may choose it, as they may BBR. */
+/* net/tcp.h: unprivileged users may choose the control, as they may choose BBR. */
 #define CONG_NON_RESTRICTED	1
 
 static __always_inline struct sock *sk_of(struct tcp_sock *tp)
@@ -139,7 +139,7 @@ static __always_inline __u8 ca_state(struct tcp_sock *tp)
 	return BPF_CORE_READ_BITFIELD(icsk, icsk_ca_state);
 }
 
-/* @a comes after @b, of numbers that wrap. */
+/* Whether @a comes after @b; sequence numbers wrap. */
 static __always_inline bool after(__u32 a, __u32 b)
 {
 	return (__s32)(b - a) < 0;
