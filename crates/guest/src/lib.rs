@@ -8,11 +8,11 @@
 //! ```
 //! use std::time::Duration;
 //! use taut_guest::gaps::Gaps;
-//! use taut_guest::verdict::Verdict;
+//! use taut_guest::verdict::Descheduling;
 //!
 //! // 250 gaps of 30 ms in ten seconds: BBR loses its rate.
 //! let cpu = Gaps { count: 250, total: Duration::from_millis(7500), ticks: 1000, ..Gaps::default() };
-//! assert_eq!(Verdict::of(&[cpu], Duration::from_secs(10)), Ok(Verdict::Mostly));
+//! assert_eq!(Descheduling::of(&[cpu], Duration::from_secs(10)), Ok(Descheduling::Mostly));
 //! ```
 
 #![forbid(unsafe_code)]

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::counts::{self, Count, Counts};
 use crate::gaps::{BUCKETS, Gaps, upper};
-use crate::verdict::{Unknown, Verdict};
+use crate::verdict::{Descheduling, Unknown};
 
 /// What happened in a span of time.
 #[derive(Clone, Debug, Serialize)]
@@ -36,7 +36,7 @@ pub struct Report {
     pub module: Option<Vec<(String, u64)>>,
     /// Whether the gaps matter; `null` in JSON if that is unknown.
     #[serde(serialize_with = "known")]
-    pub verdict: Result<Verdict, Unknown>,
+    pub verdict: Result<Descheduling, Unknown>,
 }
 
 // === impl Report ===
@@ -157,7 +157,7 @@ fn seconds<S: serde::Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Err
 }
 
 fn known<S: serde::Serializer>(
-    verdict: &Result<Verdict, Unknown>,
+    verdict: &Result<Descheduling, Unknown>,
     to: S,
 ) -> Result<S::Ok, S::Error> {
     verdict.ok().serialize(to)
@@ -180,7 +180,7 @@ mod tests {
             steal_share: None,
             counts: Counts::default(),
             module: None,
-            verdict: Ok(Verdict::Never),
+            verdict: Ok(Descheduling::Never),
         }
     }
 
@@ -231,7 +231,7 @@ mod tests {
                 .into_iter()
                 .collect(),
             module: Some(vec![("timers_postponed".into(), 4)]),
-            verdict: Ok(Verdict::Mostly),
+            verdict: Ok(Descheduling::Mostly),
             ..report()
         };
         let text = report.to_string();

@@ -16,7 +16,7 @@ const LOSES: f64 = 0.3;
 /// How much the gaps matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum Descheduling {
     /// There were no gaps.
     Never,
     /// There were too few to matter.
@@ -44,9 +44,9 @@ pub enum Unknown {
     NoTime,
 }
 
-// === impl Verdict ===
+// === impl Descheduling ===
 
-impl Verdict {
+impl Descheduling {
     /// The verdict on the CPU with the worst gaps in this time: one CPU handles a connection, and idle CPUs have no gaps.
     ///
     /// # Errors
@@ -107,53 +107,57 @@ mod tests {
         }
     }
 
-    fn verdict(cpus: &[Gaps]) -> Verdict {
-        Verdict::of(cpus, Duration::from_secs(10)).unwrap()
+    fn verdict(cpus: &[Gaps]) -> Descheduling {
+        Descheduling::of(cpus, Duration::from_secs(10)).unwrap()
     }
 
     #[test]
     fn without_ticks_or_time_there_is_no_verdict() {
         let some = gaps(0, Duration::ZERO);
         let second = Duration::from_secs(1);
-        assert_eq!(Verdict::of(&[], second), Err(Unknown::NoTicks));
+        assert_eq!(Descheduling::of(&[], second), Err(Unknown::NoTicks));
         let none = [Gaps::default(), Gaps::default()];
-        assert_eq!(Verdict::of(&none, second), Err(Unknown::NoTicks));
-        let of_no_time = Verdict::of(std::slice::from_ref(&some), Duration::ZERO);
+        assert_eq!(Descheduling::of(&none, second), Err(Unknown::NoTicks));
+        let of_no_time = Descheduling::of(std::slice::from_ref(&some), Duration::ZERO);
         assert_eq!(of_no_time, Err(Unknown::NoTime));
-        assert_eq!(verdict(&[Gaps::default(), some]), Verdict::Never);
+        assert_eq!(verdict(&[Gaps::default(), some]), Descheduling::Never);
     }
 
     #[test]
     fn a_machine_without_gaps_needs_nothing() {
         let idle = gaps(0, Duration::ZERO);
-        assert_eq!(verdict(&[idle.clone(), idle]), Verdict::Never);
-        assert!(Verdict::Never.sentence().contains("nothing is recommended"));
+        assert_eq!(verdict(&[idle.clone(), idle]), Descheduling::Never);
+        assert!(
+            Descheduling::Never
+                .sentence()
+                .contains("nothing is recommended")
+        );
     }
 
     #[test]
     fn gaps_that_are_short_or_far_apart_do_not_matter() {
         for (count, ms) in [(10, 3), (5, 200), (9, 15)] {
             let gaps = gaps(count, Duration::from_millis(ms));
-            assert_eq!(verdict(&[gaps]), Verdict::Rarely, "{count} of {ms} ms");
+            assert_eq!(verdict(&[gaps]), Descheduling::Rarely, "{count} of {ms} ms");
         }
     }
 
     #[test]
     fn a_quarter_of_a_cpu_is_where_bbr_loses_its_rate() {
         let each = Duration::from_millis(30);
-        assert_eq!(verdict(&[gaps(250, each)]), Verdict::Mostly);
-        assert_eq!(verdict(&[gaps(50, each)]), Verdict::Often);
+        assert_eq!(verdict(&[gaps(250, each)]), Descheduling::Mostly);
+        assert_eq!(verdict(&[gaps(50, each)]), Descheduling::Often);
     }
 
     #[test]
     fn idle_cpus_do_not_dilute_the_gaps_of_a_busy_one() {
         let mut cpus = vec![gaps(0, Duration::ZERO); 64];
         cpus[17] = gaps(250, Duration::from_millis(30));
-        assert_eq!(verdict(&cpus), Verdict::Mostly);
+        assert_eq!(verdict(&cpus), Descheduling::Mostly);
         // Nor do the small gaps of many CPUs add up.
         assert_eq!(
             verdict(&vec![gaps(5, Duration::from_millis(15)); 64]),
-            Verdict::Rarely
+            Descheduling::Rarely
         );
     }
 }

@@ -14,7 +14,7 @@ use taut_guest::gaps::Gaps;
 use taut_guest::load::{self, Lock};
 use taut_guest::module;
 use taut_guest::report::Report;
-use taut_guest::verdict::Verdict;
+use taut_guest::verdict::Descheduling;
 use taut_guest::watch::Watch;
 
 use crate::Failure;
@@ -137,7 +137,7 @@ fn report(watch: &Watch, time: Option<Duration>) -> Result<Report, Failure> {
         watched,
         gap_share: gaps.share(watched, cpus),
         worst_gap_share: shares.fold(0.0, f64::max),
-        verdict: Verdict::of(&each, watched),
+        verdict: Descheduling::of(&each, watched),
         gaps,
         steal_share: now.steal_share_since(&before),
         counts: now.counts.since(&before.counts),

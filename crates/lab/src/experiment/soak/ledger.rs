@@ -44,7 +44,7 @@ pub(super) enum End {
 
 /// The result of a session from both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum SessionOutcome {
     Exact,
     Broken(Break),
     Wrong(Wrong),
@@ -155,12 +155,12 @@ impl Ledger {
         for (number, session) in &entries.sessions {
             sum.sessions += 1;
             match session.verdict() {
-                Verdict::Exact => {
+                SessionOutcome::Exact => {
                     sum.exact += 1;
                     let time = session.ended.saturating_sub(session.begun);
                     sum.times.push(time.as_secs_f64());
                 }
-                Verdict::Broken(how) => {
+                SessionOutcome::Broken(how) => {
                     *sum.broken.entry(how).or_default() += 1;
                     if !entries.disruptions.iter().any(|d| d.explains(session)) {
                         sum.unexplained += 1;
@@ -169,7 +169,7 @@ impl Ledger {
                         ));
                     }
                 }
-                Verdict::Wrong(_) => {
+                SessionOutcome::Wrong(_) => {
                     sum.wrong += 1;
                     sum.tell(format!("session {number} is silently wrong: {session}"));
                 }
@@ -196,18 +196,18 @@ impl Ledger {
 // === impl Session ===
 
 impl Session {
-    fn verdict(&self) -> Verdict {
+    fn verdict(&self) -> SessionOutcome {
         match (self.client, self.server) {
             (Some(Observed::Wrong(wrong)), _) | (_, Some(Observed::Wrong(wrong))) => {
-                Verdict::Wrong(wrong)
+                SessionOutcome::Wrong(wrong)
             }
-            (Some(Observed::Exact), Some(Observed::Exact)) => Verdict::Exact,
+            (Some(Observed::Exact), Some(Observed::Exact)) => SessionOutcome::Exact,
             // The client has received the trailer, which only a server sends.
-            (Some(Observed::Exact), None) => Verdict::Wrong(Wrong::Unknown),
+            (Some(Observed::Exact), None) => SessionOutcome::Wrong(Wrong::Unknown),
             (Some(Observed::Broken(how)), _) | (_, Some(Observed::Broken(how))) => {
-                Verdict::Broken(how)
+                SessionOutcome::Broken(how)
             }
-            (None, _) => Verdict::Broken(Break::TimedOut),
+            (None, _) => SessionOutcome::Broken(Break::TimedOut),
         }
     }
 }

@@ -53,11 +53,11 @@ pub(super) struct Shown {
 /// The parsed fields of a line of `taut why --json`.
 #[derive(Deserialize)]
 struct Line {
-    verdict: Option<Verdict>,
+    verdict: Option<ReportedVerdict>,
 }
 
 #[derive(Deserialize)]
-struct Verdict {
+struct ReportedVerdict {
     factor: String,
     confidence: String,
 }
