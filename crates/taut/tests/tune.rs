@@ -1,4 +1,4 @@
-//! `taut tune` as a process: what it changes in namespaces of its own, and that it leaves nothing changed.
+//! `taut tune` as a process, in network namespaces of the tests: its changes, and that it undoes them.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 #[path = "shared/host.rs"]
@@ -43,13 +43,13 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// All settings of TCP and of sockets in a namespace, by path.
+/// Returns all settings of TCP and of sockets in a namespace, by path.
 fn settings(host: &Host) -> BTreeMap<String, String> {
     let read = || {
         let mut all = BTreeMap::new();
         for directory in ["/proc/sys/net/ipv4", "/proc/sys/net/core"] {
             for entry in fs::read_dir(directory).unwrap().flatten() {
-                // Some are written only.
+                // Some can only be written.
                 if let Ok(text) = fs::read_to_string(entry.path()) {
                     all.insert(entry.path().display().to_string(), text);
                 }
@@ -58,7 +58,7 @@ fn settings(host: &Host) -> BTreeMap<String, String> {
         all
     };
     let mut all = host.0.run(read).unwrap();
-    // They count, or are drawn by lot.
+    // This one is random.
     all.retain(|path, _| !path.ends_with("tcp_fastopen_key"));
     all
 }
@@ -68,7 +68,7 @@ fn rmem(host: &Host) -> String {
     host.0.run(read).unwrap()
 }
 
-/// `taut tune --apply` in a namespace, once it has raised both maxima.
+/// Starts `taut tune --apply` in a namespace, and waits until it has raised both maxima.
 fn applying(host: &Host, journal: &Path) -> Child {
     let journal = journal.to_str().unwrap();
     let args = [
@@ -82,10 +82,10 @@ fn applying(host: &Host, journal: &Path) -> Child {
     let mut child = tune(&args).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     for _ in 0..2 {
-        let line = lines.next().expect("it says what it changes").unwrap();
-        let told: Value = serde_json::from_str(&line).unwrap();
-        assert_eq!(told["outcome"], "applied", "{line}");
-        assert_eq!(told["netns"], host.name(), "{line}");
+        let line = lines.next().expect("a report of each change").unwrap();
+        let report: Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(report["outcome"], "applied", "{line}");
+        assert_eq!(report["netns"], host.name(), "{line}");
     }
     child
 }
@@ -95,7 +95,7 @@ fn end(mut child: Child, signal: Signal) {
     child.wait().unwrap();
 }
 
-/// A namespace whose maxima are what Linux 6.1 has.
+/// Makes a namespace with the maxima of Linux 6.1.
 fn host(name: &str) -> Host {
     let host = Host::new(name);
     let set = || {
@@ -107,7 +107,7 @@ fn host(name: &str) -> Host {
 }
 
 #[test]
-fn what_it_only_advises_it_does_not_change() {
+fn advice_changes_nothing() {
     let host = host("advise");
     let before = settings(&host);
     let dir = tempfile::tempdir().unwrap();
@@ -124,28 +124,28 @@ fn what_it_only_advises_it_does_not_change() {
     ]);
     assert!(output.status.success(), "{output:?}");
     let lines = String::from_utf8(output.stdout).unwrap();
-    let told: Vec<Value> = lines
+    let reports: Vec<Value> = lines
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    // Each once, in however many looks.
-    assert_eq!(told.len(), 2, "{lines}");
-    for told in told {
-        assert_eq!(told["outcome"], "advised");
+    // Each is reported once, however many scans there are.
+    assert_eq!(reports.len(), 2, "{lines}");
+    for report in reports {
+        assert_eq!(report["outcome"], "advised");
         assert!(
-            told["change"].as_str().unwrap().contains("60000000"),
-            "{told}"
+            report["change"].as_str().unwrap().contains("60000000"),
+            "{report}"
         );
         assert!(
-            told["reason"].as_str().unwrap().contains("window scale"),
-            "{told}"
+            report["reason"].as_str().unwrap().contains("window scale"),
+            "{report}"
         );
     }
     assert_eq!(settings(&host), before);
 }
 
 #[test]
-fn what_it_changes_it_changes_back_at_the_end() {
+fn changes_are_undone_at_the_end() {
     let host = host("apply");
     let dir = tempfile::tempdir().unwrap();
     let journal = dir.path().join("journal");
@@ -160,7 +160,7 @@ fn what_it_changes_it_changes_back_at_the_end() {
 }
 
 #[test]
-fn what_a_killed_one_has_changed_is_changed_back_by_the_next_and_by_undo() {
+fn the_changes_of_a_killed_process_are_undone_by_the_next_and_by_undo() {
     let host = host("killed");
     let dir = tempfile::tempdir().unwrap();
     let journal = dir.path().join("journal");
@@ -174,7 +174,7 @@ fn what_a_killed_one_has_changed_is_changed_back_by_the_next_and_by_undo() {
     assert!(!journal.exists());
 
     end(applying(&host, &journal), Signal::KILL);
-    // What it finds is what was there before the first.
+    // The next process restores the values from before the first.
     end(applying(&host, &journal), Signal::TERM);
     assert_eq!(settings(&host), before);
     let output = run(&["--undo", "--journal", journal.to_str().unwrap()]);
@@ -182,7 +182,7 @@ fn what_a_killed_one_has_changed_is_changed_back_by_the_next_and_by_undo() {
 }
 
 #[test]
-fn a_setting_that_somebody_has_changed_since_is_left_to_him() {
+fn a_setting_that_others_have_changed_since_is_left_alone() {
     let host = host("others");
     let dir = tempfile::tempdir().unwrap();
     let journal = dir.path().join("journal");
@@ -196,7 +196,7 @@ fn a_setting_that_somebody_has_changed_since_is_left_to_him() {
 }
 
 #[test]
-fn one_tunes_at_a_time() {
+fn one_process_tunes_at_a_time() {
     let host = host("twice");
     let dir = tempfile::tempdir().unwrap();
     let journal = dir.path().join("journal");
@@ -217,7 +217,7 @@ fn one_tunes_at_a_time() {
 }
 
 #[test]
-fn a_namespace_that_vanishes_while_it_is_tuned_is_no_end() {
+fn a_namespace_that_ends_while_it_is_tuned_is_no_failure() {
     let (host, other) = (host("stays"), host("vanishes"));
     let dir = tempfile::tempdir().unwrap();
     let journal = dir.path().join("journal");
@@ -229,7 +229,7 @@ fn a_namespace_that_vanishes_while_it_is_tuned_is_no_end() {
 }
 
 #[test]
-fn why_tells_what_was_tuned_until_it_is_undone() {
+fn why_reports_changes_until_they_are_undone() {
     let host = host("log");
     let dir = tempfile::tempdir().unwrap();
     let journal = dir.path().join("tune.journal");
@@ -248,7 +248,7 @@ fn why_tells_what_was_tuned_until_it_is_undone() {
     };
     let tuned = || -> Value { serde_json::from_str::<Value>(&why(true)).unwrap()["tuned"].take() };
     assert_eq!(tuned(), Value::Null);
-    // As the tuner writes it.
+    // The log as the tuner writes it.
     let report = ChangeReport {
         connection: Some(Connection {
             cookie,
@@ -268,12 +268,12 @@ fn why_tells_what_was_tuned_until_it_is_undone() {
     assert!(sentence.starts_with("tuned "), "{sentence}");
     assert!(sentence.ends_with(&report.change), "{sentence}");
     assert!(why(false).contains(sentence.rsplit("ago: ").next().unwrap()));
-    // Who undoes what the journal has takes it away; what it does not have was undone before.
+    // A process that undoes its journal removes the log.
     end(applying(&host, &journal), Signal::TERM);
     assert_eq!(tuned(), Value::Null);
 }
 
-/// Sends from one to the other until it is dropped.
+/// Sends from one socket to the other until it is dropped.
 struct Busy {
     ends: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -314,7 +314,7 @@ fn locks(stream: &TcpStream) -> BufferLocks {
 }
 
 #[test]
-fn what_is_set_for_a_budget_is_undone_at_the_end_and_after_a_kill() {
+fn the_buffers_of_a_budget_are_restored_at_the_end_and_after_a_kill() {
     let host = host("budget");
     let dir = tempfile::tempdir().unwrap();
     let journal = dir.path().join("tune.journal");
@@ -322,7 +322,7 @@ fn what_is_set_for_a_budget_is_undone_at_the_end_and_after_a_kill() {
     let before = settings(&host);
     let listener = host.listener();
     let (client, server) = host.connection(&listener);
-    // One that rests, and has more than who rests is to have.
+    // An idle connection with a large buffer.
     let (giant, _other) = host.connection(&listener);
     rustix::net::sockopt::set_socket_send_buffer_size(&giant, 500_000).unwrap();
     let of_giant = locks(&giant);
@@ -342,18 +342,18 @@ fn what_is_set_for_a_budget_is_undone_at_the_end_and_after_a_kill() {
         ];
         let mut child = tune(&args).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        // Both buffers of the busy one at its sending end, or at its other one, and the giant's.
+        // A buffer of the busy connection, and that of the idle one.
         let (port, giants) = (client.local_addr().unwrap(), giant.local_addr().unwrap());
         let mut missing = vec![port.to_string(), giants.to_string()];
         for line in lines {
-            let told: Value = serde_json::from_str(&line.unwrap()).unwrap();
-            let is_sized = told["change"]
+            let report: Value = serde_json::from_str(&line.unwrap()).unwrap();
+            let is_resized = report["change"]
                 .as_str()
                 .unwrap()
                 .contains("its share of the budget");
-            if is_sized {
-                assert_eq!(told["outcome"], "applied", "{told}");
-                missing.retain(|addr| *addr != told["connection"]["local"].as_str().unwrap());
+            if is_resized {
+                assert_eq!(report["outcome"], "applied", "{report}");
+                missing.retain(|addr| *addr != report["connection"]["local"].as_str().unwrap());
             }
             if missing.is_empty() {
                 break;
@@ -361,7 +361,7 @@ fn what_is_set_for_a_budget_is_undone_at_the_end_and_after_a_kill() {
         }
         assert_eq!(missing, Vec::<String>::new());
         assert!(locks(&client).send && locks(&giant).send);
-        // Three of the loopback interface's segments.
+        // Three segments of the loopback interface.
         let giants = rustix::net::sockopt::socket_send_buffer_size(&giant).unwrap();
         assert!(giants < 500_000, "{giants}");
         assert_ne!(settings(&host), before);
@@ -382,7 +382,7 @@ fn what_is_set_for_a_budget_is_undone_at_the_end_and_after_a_kill() {
 }
 
 #[test]
-fn whoever_is_left_alone_keeps_what_the_kernel_may_give_him() {
+fn a_connection_left_alone_keeps_the_maximum_of_its_namespace() {
     let host = host("alone");
     let listener = host.listener();
     let _left_alone = host.connection(&listener);
@@ -410,7 +410,7 @@ fn whoever_is_left_alone_keeps_what_the_kernel_may_give_him() {
             .unwrap()
             .contains("net.ipv4.tcp_wmem")
     };
-    // Another is there, so that not everyone is left alone.
+    // A second connection is tuned.
     let other = host.listener();
     let _tuned = host.connection(&other);
     assert!(!bounded(&["--skip", &skip]));
@@ -418,7 +418,7 @@ fn whoever_is_left_alone_keeps_what_the_kernel_may_give_him() {
 }
 
 #[test]
-fn without_root_it_advises_and_does_not_apply() {
+fn without_root_there_is_advice_only() {
     let dir = tempfile::Builder::new()
         .prefix("taut")
         .tempdir_in("/tmp")
@@ -445,12 +445,12 @@ fn without_root_it_advises_and_does_not_apply() {
     let advises = run(&["--for", "200ms"]);
     assert!(advises.status.success(), "{advises:?}");
     assert!(said(&advises).contains("run this as root"), "{advises:?}");
-    // Nor does it leave anything behind.
+    // No other file is left.
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
 #[test]
-fn lists_that_leave_nothing_to_tune_are_told() {
+fn filters_that_leave_nothing_to_tune_are_reported() {
     let host = host("lists");
     let listener = host.listener();
     let _connection = host.connection(&listener);
@@ -482,7 +482,7 @@ fn what_is_no_journal_is_left_as_it_is() {
 }
 
 #[test]
-fn bad_input_is_told_and_changes_nothing() {
+fn invalid_arguments_are_reported_and_change_nothing() {
     for (args, sentence) in [
         (["--skip", "port x"].as_slice(), "--skip \"port x\""),
         (

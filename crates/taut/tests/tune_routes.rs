@@ -1,8 +1,8 @@
-//! `taut tune --initcwnd` as a process: what it sets on routes of namespaces of its own, and that it leaves them as they were.
+//! `taut tune --initcwnd` as a process, in network namespaces of the tests: the routes that it changes, and that it restores them.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 #[path = "shared/host.rs"]
-#[allow(dead_code, reason = "other tests use all of it")]
+#[allow(dead_code, reason = "other tests use the rest")]
 mod host;
 
 use std::io::{BufRead as _, BufReader, Lines};
@@ -44,14 +44,14 @@ fn ip(host: &Host, lines: &[&str]) {
     }
 }
 
-/// A namespace with a link over which routes can go.
+/// Makes a namespace with a link for routes.
 fn host(name: &str) -> Host {
     let host = Host::new(name);
     ip(
         &host,
         &[
             "link add v0 type veth peer name v1",
-            // Then no address comes by itself, at a time of its own.
+            // Otherwise the kernel adds link-local addresses later.
             "link set v0 addrgenmode none",
             "link set v1 addrgenmode none",
             "link set v0 up",
@@ -65,7 +65,7 @@ fn host(name: &str) -> Host {
     host
 }
 
-/// All that `ip` knows of all routes. What expires says how soon.
+/// Returns all routes in detail, except for the time until they expire.
 fn routes(host: &Host) -> String {
     let of = |family: &str| {
         let output = host.ip(&format!("-d {family} route show table all"));
@@ -77,16 +77,16 @@ fn routes(host: &Host) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// Reads what is told of routes, until that is so much.
-fn told(lines: &mut Lines<BufReader<ChildStdout>>, count: usize) -> Vec<Value> {
+/// Reads this many reports of routes.
+fn read_reports(lines: &mut Lines<BufReader<ChildStdout>>, count: usize) -> Vec<Value> {
     let of_routes = lines.filter_map(|line| {
-        let told: Value = serde_json::from_str(&line.unwrap()).unwrap();
-        let change = told["change"].as_str().unwrap();
-        change.starts_with("route ").then_some(told)
+        let report: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        let change = report["change"].as_str().unwrap();
+        change.starts_with("route ").then_some(report)
     });
-    let told: Vec<Value> = of_routes.take(count).collect();
-    assert_eq!(told.len(), count, "{told:?}");
-    told
+    let reports: Vec<Value> = of_routes.take(count).collect();
+    assert_eq!(reports.len(), count, "{reports:?}");
+    reports
 }
 
 struct Applying {
@@ -98,7 +98,7 @@ impl Applying {
     fn new(host: &Host, journal: &Path, args: &[&str]) -> Self {
         let journal = journal.to_str().unwrap();
         let mut all = vec!["--apply", "--json", "--netns", host.name()];
-        // Whoever waits for what does not come hears of the end.
+        // A test that waits in vain ends with the process.
         all.extend(["--journal", journal, "--for", "2m"]);
         all.extend(args);
         let mut child = tune(&all).stdout(Stdio::piped()).spawn().unwrap();
@@ -106,8 +106,8 @@ impl Applying {
         Self { child, lines }
     }
 
-    fn told(&mut self, count: usize) -> Vec<Value> {
-        told(&mut self.lines, count)
+    fn reports(&mut self, count: usize) -> Vec<Value> {
+        read_reports(&mut self.lines, count)
     }
 
     fn end(mut self, signal: Signal) {
@@ -116,7 +116,7 @@ impl Applying {
     }
 }
 
-/// Routes that are changed,
+/// Routes that are changed.
 const SHAPES: &[&str] = &[
     "route add default via 10.9.0.2 metric 10 mtu lock 1400 rtt 20ms",
     "route add default via 10.9.0.2 src 10.9.0.7 proto dhcp metric 11 realm 5 congctl cubic",
@@ -134,7 +134,7 @@ const SHAPES: &[&str] = &[
     "-6 route add default nhid 11 metric 27",
 ];
 
-/// and those that are left alone: each of these lines, and a word of the reason.
+/// Routes that are left alone, each with a word of the reason.
 const LEFT: &[(&str, &str)] = &[
     ("route add default nhid 7 metric 20", "object"),
     ("route add default nhid 8 metric 21", "object"),
@@ -171,11 +171,11 @@ fn with_all_shapes(name: &str) -> Host {
             "nexthop add id 10 group 7/8",
             "nexthop add id 9 via 2001:db8::9 dev v0",
             "nexthop add id 11 group 9",
-            // Not theirs: another destination, another table, and none that leads anywhere.
+            // Not selected: another destination, another table, and a route that forwards nothing.
             "route add 10.20.0.0/16 via 10.9.0.2",
             "route add default via 10.9.0.2 table 77",
             "route add unreachable default metric 40",
-            // Beside these two there are others then.
+            // These two get others of the same key.
             "route add default via 10.9.0.2 metric 31",
             "-6 route add default via fe80::1 dev v0 metric 32",
         ],
@@ -200,14 +200,14 @@ fn routes_of_all_shapes_are_as_before_at_the_end_and_after_a_kill() {
     };
     for signal in [Signal::TERM, Signal::KILL] {
         let mut applying = Applying::new(&host, &journal, &["--initcwnd", "20"]);
-        let told = applying.told(SHAPES.len() + LEFT.len());
-        let left = told
+        let reports = applying.reports(SHAPES.len() + LEFT.len());
+        let left = reports
             .iter()
-            .filter_map(|told| told["outcome"]["failed"].as_str());
+            .filter_map(|report| report["outcome"]["failed"].as_str());
         let mut left: Vec<&str> = left.collect();
         for (line, reason) in LEFT {
             let at = left.iter().position(|left| left.contains(reason));
-            left.remove(at.unwrap_or_else(|| panic!("{line}: {told:?}")));
+            left.remove(at.unwrap_or_else(|| panic!("{line}: {reports:?}")));
         }
         assert_eq!(left, Vec::<&str>::new());
         is_set(SHAPES.len());
@@ -223,19 +223,19 @@ fn routes_of_all_shapes_are_as_before_at_the_end_and_after_a_kill() {
         assert!(!journal.exists());
     }
     let mut killed = Applying::new(&host, &journal, &["--initcwnd", "20"]);
-    killed.told(SHAPES.len() + LEFT.len());
+    killed.reports(SHAPES.len() + LEFT.len());
     killed.end(Signal::KILL);
     is_set(SHAPES.len());
-    // What it finds is what was there before the first.
+    // The next process restores the values from before the first.
     let mut next = Applying::new(&host, &journal, &["--initcwnd", "25"]);
-    next.told(SHAPES.len() + LEFT.len());
+    next.reports(SHAPES.len() + LEFT.len());
     assert_eq!(routes(&host).matches(" initcwnd 25").count(), SHAPES.len());
     next.end(Signal::TERM);
     assert_eq!(routes(&host), before);
 }
 
 #[test]
-fn what_somebody_does_to_a_route_meanwhile_stays() {
+fn the_changes_of_other_programs_to_a_route_stay() {
     let host = host("others");
     ip(
         &host,
@@ -252,11 +252,11 @@ fn what_somebody_does_to_a_route_meanwhile_stays() {
     for signal in [Signal::TERM, Signal::KILL] {
         let args = ["--initcwnd", "20", "--initrwnd", "30", "--interval", "1h"];
         let mut applying = Applying::new(&host, &journal, &args);
-        applying.told(5);
+        applying.reports(5);
         ip(
             &host,
             &[
-                // It goes; it is made anew; its metrics are chosen, both or one; it is changed, and keeps what was set.
+                // Removed; replaced; both metrics, or one, set by another program; changed with the metrics kept.
                 "route delete default metric 1",
                 "route replace default via 10.9.0.3 metric 2 mtu 1300",
                 "route replace default via 10.9.0.2 metric 3 initcwnd 7 initrwnd 8",
@@ -295,7 +295,7 @@ fn what_somebody_does_to_a_route_meanwhile_stays() {
 }
 
 #[test]
-fn a_route_that_is_made_anew_gets_it_again_unless_somebody_has_chosen() {
+fn a_replaced_route_is_changed_again_unless_it_has_the_metric() {
     let host = host("again");
     ip(
         &host,
@@ -317,7 +317,7 @@ fn a_route_that_is_made_anew_gets_it_again_unless_somebody_has_chosen() {
         "10.20.0.0/16",
     ];
     let mut applying = Applying::new(&host, &journal, &args);
-    applying.told(2);
+    applying.reports(2);
     ip(
         &host,
         &[
@@ -325,25 +325,25 @@ fn a_route_that_is_made_anew_gets_it_again_unless_somebody_has_chosen() {
             "route replace default via 10.9.0.3",
         ],
     );
-    let told = applying.told(2);
-    for told in &told {
-        match told["change"].as_str().unwrap() {
-            "route default: initcwnd 20" => assert_eq!(told["outcome"], "applied"),
+    let reports = applying.reports(2);
+    for report in &reports {
+        match report["change"].as_str().unwrap() {
+            "route default: initcwnd 20" => assert_eq!(report["outcome"], "applied"),
             change => {
                 assert_eq!(change, "route 10.20.0.0/16: initcwnd 20");
-                let why = told["outcome"]["failed"].as_str().unwrap();
+                let why = report["outcome"]["failed"].as_str().unwrap();
                 assert!(why.contains("initcwnd 7 already"), "{why}");
             }
         }
     }
-    // The same again: of what is left alone nothing more is said.
+    // Once more: a route that is left alone is not reported again.
     for line in [
         "route replace default via 10.9.0.5",
         "route replace default via 10.9.0.4",
     ] {
         ip(&host, &[line]);
-        let told = applying.told(1);
-        assert_eq!(told[0]["change"], "route default: initcwnd 20");
+        let reports = applying.reports(1);
+        assert_eq!(reports[0]["change"], "route default: initcwnd 20");
     }
     applying.end(Signal::TERM);
     let output = host.ip("route show");
@@ -356,7 +356,7 @@ fn a_route_that_is_made_anew_gets_it_again_unless_somebody_has_chosen() {
 }
 
 #[test]
-fn a_connection_that_begins_has_that_window() {
+fn a_new_connection_has_the_initial_window() {
     let (near, far) = (host("near"), Host::new("far"));
     ip(
         &near,
@@ -392,14 +392,14 @@ fn a_connection_that_begins_has_that_window() {
     let journal = dir.path().join("journal");
     let args = ["--initcwnd", "37", "--route", "10.8.0.0/16"];
     let mut applying = Applying::new(&near, &journal, &args);
-    applying.told(1);
+    applying.reports(1);
     assert_eq!(window(), "37");
     applying.end(Signal::TERM);
     assert_eq!(window(), "10");
 }
 
 #[test]
-fn what_it_only_advises_it_does_not_set() {
+fn advice_changes_no_route() {
     let host = with_all_shapes("advise-routes");
     let before = routes(&host);
     let args = [
@@ -413,20 +413,22 @@ fn what_it_only_advises_it_does_not_set() {
     ];
     let mut child = tune(&args).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    // One has an initrwnd and is left; one that was left for its initcwnd has none.
-    let told = told(&mut lines, SHAPES.len() + LEFT.len());
-    let advised = told.iter().filter(|told| told["outcome"] == "advised");
+    // One route has an initrwnd and is left alone; the one with an initcwnd is not.
+    let reports = read_reports(&mut lines, SHAPES.len() + LEFT.len());
+    let advised = reports
+        .iter()
+        .filter(|report| report["outcome"] == "advised");
     assert_eq!(advised.count(), SHAPES.len());
-    assert!(told.iter().all(|told| told["netns"] == host.name()));
+    assert!(reports.iter().all(|report| report["netns"] == host.name()));
     child.wait().unwrap();
     assert_eq!(routes(&host), before);
 }
 
 #[test]
-fn what_is_in_no_namespace_is_said() {
+fn a_destination_that_no_namespace_has_is_reported() {
     let host = host("unmatched");
     let sentence = |to: &str| format!("no namespace has a route to {to} in");
-    // All that is said until this is, and after that until it has ended.
+    // Returns all that is printed until the process, which is stopped after this sentence, has ended.
     let until = |last: &str, args: &[&str]| {
         let all = ["--netns", host.name(), "--for", "2m", "--initcwnd", "20"];
         let mut child = tune(&[&all[..], args].concat())
@@ -455,7 +457,7 @@ fn what_is_in_no_namespace_is_said() {
 }
 
 #[test]
-fn bad_input_is_told_and_changes_nothing() {
+fn invalid_arguments_are_reported_and_change_nothing() {
     for (args, sentence) in [
         (["--initcwnd", "0"].as_slice(), "from 1 to 1000"),
         (&["--initrwnd", "1001"], "from 1 to 1000"),

@@ -1,4 +1,4 @@
-//! `--profile security`: what it sets, where, and that nothing of it stays.
+//! `taut tune --profile security`: the settings that it changes, and that it restores them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::host::Host;
 use crate::{end, run, said, tune};
 
-/// What is laxer than the profile wants in a namespace of [`lax`], by its file below /proc/sys/net, and what it is made.
+/// The settings that are too lax in a namespace of [`lax`], by path below /proc/sys/net, with the values that the profile sets.
 const LAX: [(&str, &str); 11] = [
     ("ipv4/conf/all/accept_redirects", "0"),
     ("ipv4/conf/all/accept_source_route", "0"),
@@ -27,7 +27,7 @@ const LAX: [(&str, &str); 11] = [
     ("ipv6/conf/vb/accept_redirects", "0"),
 ];
 
-/// A namespace with two interfaces, in which everything is as lax as it can be, and the buffers' maxima are as they should be.
+/// Makes a namespace with two interfaces and settings as lax as possible, in which the maxima of buffers need no change.
 fn lax(name: &str) -> Host {
     let host = Host::new(name);
     assert!(
@@ -52,7 +52,7 @@ fn set(host: &Host, name: &str, value: &str) {
     host.0.run(write).unwrap();
 }
 
-/// All settings of the namespace and of its interfaces, by their files below /proc/sys/net.
+/// Returns all settings of the namespace and of its interfaces, by path below /proc/sys/net.
 fn settings(host: &Host) -> BTreeMap<String, String> {
     fn read(directory: &Path, all: &mut BTreeMap<String, String>) {
         for entry in fs::read_dir(directory).unwrap().flatten() {
@@ -60,7 +60,7 @@ fn settings(host: &Host) -> BTreeMap<String, String> {
             if path.is_dir() {
                 read(&path, all);
             } else if let Ok(text) = fs::read_to_string(&path) {
-                // Some are written only.
+                // Some can only be written.
                 let name = path.strip_prefix("/proc/sys/net").unwrap();
                 all.insert(name.display().to_string(), text.trim().to_owned());
             }
@@ -70,19 +70,19 @@ fn settings(host: &Host) -> BTreeMap<String, String> {
     host.0
         .run(|| read(Path::new("/proc/sys/net"), &mut all))
         .unwrap();
-    // It is drawn by lot.
+    // This one is random.
     all.retain(|path, _| !path.ends_with("tcp_fastopen_key"));
     all
 }
 
-/// A journal's path, in a directory that goes with the first.
+/// Returns a temporary directory and a path for a journal in it.
 fn journal() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("journal");
     (dir, path)
 }
 
-/// `taut tune --apply --profile security`, and what it says.
+/// A running `taut tune --apply --profile security`, and its output.
 struct Applying {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -92,7 +92,7 @@ impl Applying {
     fn new(host: &Host, journal: &Path) -> Self {
         let journal = journal.to_str().unwrap();
         let mut command = tune(&["--apply", "--profile", "security", "--json"]);
-        // Who waits for what does not come sees the end of it.
+        // A test that waits in vain ends with the process.
         command.args([
             "--interval",
             "100ms",
@@ -107,20 +107,20 @@ impl Applying {
         Self { child, lines }
     }
 
-    /// Waits for so many changes; what they were.
-    fn made(&mut self, count: usize) -> Vec<String> {
-        let made = self.lines.by_ref().take(count).map(|line| {
-            let told: Value = serde_json::from_str(&line.unwrap()).unwrap();
-            assert_eq!(told["outcome"], "applied", "{told}");
-            told["change"].as_str().unwrap().to_owned()
+    /// Waits for this many changes, and returns them.
+    fn changes(&mut self, count: usize) -> Vec<String> {
+        let changes = self.lines.by_ref().take(count).map(|line| {
+            let report: Value = serde_json::from_str(&line.unwrap()).unwrap();
+            assert_eq!(report["outcome"], "applied", "{report}");
+            report["change"].as_str().unwrap().to_owned()
         });
-        let made: Vec<String> = made.collect();
-        assert_eq!(made.len(), count, "{made:?}");
-        made
+        let changes: Vec<String> = changes.collect();
+        assert_eq!(changes.len(), count, "{changes:?}");
+        changes
     }
 }
 
-/// What those settings are by now that were `before`, and are others.
+/// Returns the settings that differ from `before`, with their present values.
 fn changed(before: &BTreeMap<String, String>, host: &Host) -> BTreeMap<String, String> {
     let now = settings(host);
     now.into_iter()
@@ -134,7 +134,7 @@ fn tightened() -> BTreeMap<String, String> {
 }
 
 #[test]
-fn a_profile_is_only_said_without_apply_and_nothing_is_said_of_it_without_its_name() {
+fn a_profile_is_advised_without_apply_and_not_examined_without_its_name() {
     let host = lax("sec-advise");
     let before = settings(&host);
     let output = run(&["--json", "--netns", host.name(), "--for", "500ms"]);
@@ -143,13 +143,13 @@ fn a_profile_is_only_said_without_apply_and_nothing_is_said_of_it_without_its_na
     let output = run(&[&args[..], &["--json", "--interval", "100ms", "--for", "1s"]].concat());
     assert!(output.status.success(), "{output:?}");
     let lines = String::from_utf8(output.stdout).unwrap();
-    // Each once, in however many looks.
+    // Each is reported once, however many scans there are.
     assert_eq!(lines.lines().count(), LAX.len(), "{lines}");
     for line in lines.lines() {
-        let told: Value = serde_json::from_str(line).unwrap();
-        assert_eq!(told["outcome"], "advised", "{line}");
-        assert_eq!(told["netns"], host.name(), "{line}");
-        assert_eq!(told["connection"], Value::Null, "{line}");
+        let report: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(report["outcome"], "advised", "{line}");
+        assert_eq!(report["netns"], host.name(), "{line}");
+        assert_eq!(report["connection"], Value::Null, "{line}");
     }
     let output = run(&[&args[..], &["--for", "500ms"]].concat());
     let text = String::from_utf8(output.stdout).unwrap();
@@ -171,8 +171,8 @@ fn a_profile_is_undone_at_the_end() {
     let before = settings(&host);
     for signal in [Signal::TERM, Signal::INT] {
         let mut applying = Applying::new(&host, &journal);
-        applying.made(LAX.len());
-        // And conf/default is not among them.
+        applying.changes(LAX.len());
+        // conf/default is not changed.
         assert_eq!(changed(&before, &host), tightened());
         end(applying.child, signal);
         assert_eq!(settings(&host), before);
@@ -181,12 +181,12 @@ fn a_profile_is_undone_at_the_end() {
 }
 
 #[test]
-fn a_profile_that_a_killed_one_has_set_is_undone_by_undo_and_by_the_next() {
+fn the_profile_of_a_killed_process_is_undone_by_undo_and_by_the_next() {
     let host = lax("sec-killed");
     let (_dir, journal) = journal();
     let before = settings(&host);
     let mut applying = Applying::new(&host, &journal);
-    applying.made(LAX.len());
+    applying.changes(LAX.len());
     end(applying.child, Signal::KILL);
     assert_eq!(changed(&before, &host), tightened());
     let output = run(&["--undo", "--journal", journal.to_str().unwrap()]);
@@ -196,9 +196,9 @@ fn a_profile_that_a_killed_one_has_set_is_undone_by_undo_and_by_the_next() {
     assert!(!journal.exists());
 
     let mut applying = Applying::new(&host, &journal);
-    applying.made(LAX.len());
+    applying.changes(LAX.len());
     end(applying.child, Signal::KILL);
-    // The next undoes it first, though the profile is not asked for any more.
+    // The next process undoes it first, even without --profile.
     let args = ["--apply", "--netns", host.name(), "--for", "300ms"];
     let output = run(&[&args[..], &["--journal", journal.to_str().unwrap()]].concat());
     assert!(said(&output).contains("11 restored"), "{output:?}");
@@ -207,38 +207,38 @@ fn a_profile_that_a_killed_one_has_set_is_undone_by_undo_and_by_the_next() {
 }
 
 #[test]
-fn a_profile_keeps_up_with_interfaces_that_come_go_and_are_called_otherwise() {
+fn a_profile_follows_interfaces_that_are_added_removed_and_renamed() {
     let host = lax("sec-links");
     let (_dir, journal) = journal();
     let mut before = settings(&host);
     let mut applying = Applying::new(&host, &journal);
-    applying.made(LAX.len());
+    applying.changes(LAX.len());
     for line in [
-        // One that goes, and its peer,
+        // A pair that is removed later,
         "link add gone type veth peer name gone2",
-        // those that stay,
+        // and one that stays.
         "link add stays type veth peer name stays2",
     ] {
         assert!(host.ip(line).status.success(), "{line}");
-        let made = applying.made(4);
-        let count = made
+        let changes = applying.changes(4);
+        let count = changes
             .iter()
-            .filter(|made| made.contains("accept_redirects: 1 -> 0"));
-        assert_eq!(count.count(), 4, "{made:?}");
+            .filter(|change| change.contains("accept_redirects: 1 -> 0"));
+        assert_eq!(count.count(), 4, "{changes:?}");
     }
     for line in [
         "link del gone",
-        // and one that gives its name to another: that one is set, too.
+        // A renamed interface, whose name another one gets.
         "link set va name other",
         "link add va type veth peer name vc",
     ] {
         assert!(host.ip(line).status.success(), "{line}");
     }
-    applying.made(4);
-    // Somebody else sets these for good.
+    applying.changes(4);
+    // Another program sets these.
     set(&host, "ipv4/conf/stays/accept_redirects", "2");
     set(&host, "ipv4/tcp_keepalive_time", "900");
-    // To undo by name would be to undo this.
+    // Undoing by name would change this one.
     set(&host, "ipv6/conf/other/accept_redirects", "3");
     end(applying.child, Signal::KILL);
     let output = run(&["--undo", "--journal", journal.to_str().unwrap()]);
@@ -263,7 +263,7 @@ fn a_profile_keeps_up_with_interfaces_that_come_go_and_are_called_otherwise() {
         (of("other", "ipv4"), of("other", "ipv6")),
         ("1".into(), "3".into())
     );
-    // All others are as they were, those of conf/default among them.
+    // All others are as before, including those of conf/default.
     let is_of_va = |path: &str| path.contains("/va/");
     for (path, was) in before.iter().filter(|(path, _)| !is_of_va(path)) {
         assert_eq!(after[path], *was, "{path}");
@@ -272,11 +272,11 @@ fn a_profile_keeps_up_with_interfaces_that_come_go_and_are_called_otherwise() {
 }
 
 #[test]
-fn a_namespace_that_vanishes_under_a_profile_is_no_failure() {
+fn a_namespace_that_ends_under_a_profile_is_no_failure() {
     let host = lax("sec-vanish");
     let (_dir, journal) = journal();
     let mut applying = Applying::new(&host, &journal);
-    applying.made(LAX.len());
+    applying.changes(LAX.len());
     drop(host);
     end(applying.child, Signal::TERM);
     assert!(!journal.exists());

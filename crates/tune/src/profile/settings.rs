@@ -42,7 +42,7 @@ pub enum Setting {
 
 /// The values that a setting may have.
 enum Allowed {
-    /// Zero.
+    /// Only zero.
     Off,
     /// Anything but zero.
     On,

@@ -33,9 +33,9 @@ pub(crate) struct VisitedNamespace {
 /// How much more may be examined and changed.
 #[derive(Debug)]
 pub(crate) struct Room {
-    /// Interfaces.
+    /// The number of interfaces.
     pub(crate) interfaces: usize,
-    /// Entries of the journal.
+    /// The number of entries of the journal.
     pub(crate) entries: usize,
     /// Whether there was no room for something.
     pub(crate) is_short: bool,

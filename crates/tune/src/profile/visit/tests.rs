@@ -293,7 +293,7 @@ fn settings_that_an_interface_gets_later_are_changed_then() {
 
 #[test]
 fn settings_that_the_kernel_makes_again_are_examined_again() {
-    let host = Host::new("anew");
+    let host = Host::new("again");
     let (mut actuators, _dir) = actuators();
     let mut visited = VisitedNamespace::default();
     assert_eq!(tighten(&host, &mut visited, &mut actuators).len(), 11);
