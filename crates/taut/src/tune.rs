@@ -81,8 +81,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     budget: Option<u64>,
 
-    /// The widest window of a connection, in payload without overhead [default: 12MB, and on paths of more than 96 ms what
-    /// 1 Gbit/s carries in a round trip]
+    /// The widest window of a connection, in payload without overhead [default: 12MB, and on paths
+    /// of more than 96 ms what 1 Gbit/s carries in a round trip]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     per_connection: Option<u64>,
 
@@ -98,20 +98,23 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", value_enum)]
     profile: Option<Profiles>,
 
-    /// Segments that a connection sends before the first acknowledgement, set on routes; the kernel's default is 10 (RFC 6928)
+    /// Segments that a connection sends before the first acknowledgement, set on routes; the
+    /// kernel's default is 10 (RFC 6928)
     #[arg(long, value_name = "SEGMENTS", value_parser = segments)]
     initcwnd: Option<u32>,
 
-    /// Segments that the peer may send at first, set on routes; at most the kernel's default, 64 KiB
+    /// Segments that the peer may send at first, set on routes; at most the kernel's default, 64
+    /// KiB
     #[arg(long, value_name = "SEGMENTS", value_parser = segments)]
     initrwnd: Option<u32>,
 
-    /// Set them on these routes of the main table, such as 10.0.0.0/8 (may be repeated) [default: all default routes]
+    /// Set them on these routes of the main table, such as 10.0.0.0/8 (may be repeated) [default:
+    /// all default routes]
     #[arg(long, value_name = "PREFIX")]
     route: Vec<String>,
 
-    /// Time between scans [default: 1s; while nothing changes, long enough that scans take 1 % of a core, up to 5s; 10s while no
-    /// connection sends or receives]
+    /// Time between scans [default: 1s; while nothing changes, long enough that scans take 1 % of a
+    /// core, up to 5s; 10s while no connection sends or receives]
     #[arg(long, value_name = "TIME", value_parser = crate::top::interval)]
     interval: Option<Duration>,
 

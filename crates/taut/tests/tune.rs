@@ -1,4 +1,5 @@
-//! `taut tune` as a process, in network namespaces of the tests: its changes, and that it undoes them.
+//! `taut tune` as a process, in network namespaces of the tests: its changes, and that it undoes
+//! them.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 #[path = "shared/host.rs"]

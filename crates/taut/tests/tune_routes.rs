@@ -1,4 +1,5 @@
-//! `taut tune --initcwnd` as a process, in network namespaces of the tests: the routes that it changes, and that it restores them.
+//! `taut tune --initcwnd` as a process, in network namespaces of the tests: the routes that it
+//! changes, and that it restores them.
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 #[path = "shared/host.rs"]
@@ -256,7 +257,8 @@ fn the_changes_of_other_programs_to_a_route_stay() {
         ip(
             &host,
             &[
-                // Removed; replaced; both metrics, or one, set by another program; changed with the metrics kept.
+                // Removed; replaced; both metrics, or one, set by another program; changed with the
+                // metrics kept.
                 "route delete default metric 1",
                 "route replace default via 10.9.0.3 metric 2 mtu 1300",
                 "route replace default via 10.9.0.2 metric 3 initcwnd 7 initrwnd 8",
@@ -428,7 +430,8 @@ fn advice_changes_no_route() {
 fn a_destination_that_no_namespace_has_is_reported() {
     let host = host("unmatched");
     let sentence = |to: &str| format!("no namespace has a route to {to} in");
-    // Returns all that is printed until the process, which is stopped after this sentence, has ended.
+    // Returns all that is printed until the process, which is stopped after this sentence, has
+    // ended.
     let until = |last: &str, args: &[&str]| {
         let all = ["--netns", host.name(), "--for", "2m", "--initcwnd", "20"];
         let mut child = tune(&[&all[..], args].concat())

@@ -1,8 +1,10 @@
-//! Max-min fair shares of a budget (water-filling): small wants are met, and all larger ones get the same. Pure.
+//! Max-min fair shares of a budget (water-filling): small wants are met, and all larger ones get
+//! the same. Pure.
 //!
-//! Water rises at one level in all vessels. A [`Want`] gets at least its `min`, whatever the level, and stops rising at its `max`. When a pool
-//! (the budget, or the bound of a cgroup or of a destination) is full, all of its members stop where they are, and the others go on
-//! (progressive filling: Bertsekas and Gallager, Data Networks, 6.5.2).
+//! Water rises at one level in all vessels. A [`Want`] gets at least its `min`, whatever the level,
+//! and stops rising at its `max`. When a pool (the budget, or the bound of a cgroup or of a
+//! destination) is full, all of its members stop where they are, and the others go on (progressive
+//! filling: Bertsekas and Gallager, Data Networks, 6.5.2).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,7 +20,8 @@ pub struct Want {
     pub pools: [Option<usize>; POOLS],
 }
 
-/// The number of pools that a [`Want`] can be in besides the budget: its cgroup's and its destination's.
+/// The number of pools that a [`Want`] can be in besides the budget: its cgroup's and its
+/// destination's.
 pub const POOLS: usize = 2;
 
 /// How a budget was shared out.
@@ -28,9 +31,11 @@ pub struct Shares {
     pub grants: Vec<u64>,
     /// The sum of the grants.
     pub granted: u64,
-    /// The level at which the budget was used up; `None` if all got their `max`, or what their other pools allow.
+    /// The level at which the budget was used up; `None` if all got their `max`, or what their
+    /// other pools allow.
     pub level: Option<u64>,
-    /// The bytes by which the sum of the grants exceeds the budget, because no grant is below its `min`.
+    /// The bytes by which the sum of the grants exceeds the budget, because no grant is below its
+    /// `min`.
     pub excess: u64,
 }
 
@@ -76,14 +81,15 @@ struct Filling<'a> {
     pools: Vec<Pool>,
     /// The members of each pool except the budget, which has all.
     members: Vec<Vec<usize>>,
-    /// The levels at which pools are checked, with pools. Some are obsolete: the pool has a later `next_check`.
+    /// The levels at which pools are checked, with pools. Some are obsolete: the pool has a later
+    /// `next_check`.
     checks: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
 /// Shares `budget` out among `wants`, in bytes.
 ///
-/// The members of a pool together get at most its bound, unless the sum of their `min` exceeds it. Indices of pools that do not exist are
-/// ignored. Takes O(n log n) for n wants.
+/// The members of a pool together get at most its bound, unless the sum of their `min` exceeds it.
+/// Indices of pools that do not exist are ignored. Takes O(n log n) for n wants.
 pub fn allocate(wants: &[Want], pools: &[u64], budget: u64) -> Shares {
     Filling::of(wants, pools, budget).fill()
 }
@@ -109,7 +115,8 @@ impl Want {
 // === impl Pool ===
 
 impl Pool {
-    /// Returns the level at which the pool is full if nothing changes before; `None` if it never is.
+    /// Returns the level at which the pool is full if nothing changes before; `None` if it never
+    /// is.
     fn full_at(&self) -> Option<u64> {
         (self.bound.saturating_sub(self.still)).checked_div(self.rising)
     }
@@ -232,8 +239,8 @@ impl<'a> Filling<'a> {
         }
     }
 
-    /// Schedules a check of a pool at the level at which it will be full, unless an earlier check is scheduled. A check that comes too early
-    /// schedules the next.
+    /// Schedules a check of a pool at the level at which it will be full, unless an earlier check
+    /// is scheduled. A check that comes too early schedules the next.
     fn schedule_check(&mut self, pool: usize, level: u64) {
         let of = &mut self.pools[pool];
         if let (false, Some(full_at)) = (of.is_full, of.full_at()) {
@@ -408,8 +415,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        /// No pool exceeds its bound, except by minimum grants; and whatever gets less than its maximum is in a full pool in which no other
-        /// gets more, except by its minimum. That is the definition of max-min fair.
+        /// No pool exceeds its bound, except by minimum grants; and whatever gets less than its
+        /// maximum is in a full pool in which no other gets more, except by its minimum. That is
+        /// the definition of max-min fair.
         #[test]
         fn shares_are_bounded_and_max_min_fair((wants, pools, budget) in wants()) {
             let shares = allocate(&wants, &pools, budget);

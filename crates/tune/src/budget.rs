@@ -1,7 +1,8 @@
 //! A budget of memory, shared out among all buffers. Pure.
 //!
-//! With a budget, the kernel tunes no active buffer: each is locked at its grant, until the grant changes. A grant is what a buffer may come
-//! to hold, so the sum of the grants bounds the memory in use.
+//! With a budget, the kernel tunes no active buffer: each is locked at its grant, until the grant
+//! changes. A grant is what a buffer may come to hold, so the sum of the grants bounds the memory
+//! in use.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,17 +14,22 @@ use crate::plan::{Change, maximum_for};
 
 /// The smallest budget: the minimum of a few connections would exceed a smaller one.
 pub const MIN_BUDGET: u64 = 1 << 20;
-/// One part in this many of a budget is granted to nobody: connections that begin or become active between two scans take from it.
+/// One part in this many of a budget is granted to nobody: connections that begin or become active
+/// between two scans take from it.
 const RESERVED_PART: u64 = 8;
-/// What a send buffer holds beyond its size at most: the kernel compares the size before it takes a segment, of up to 64 KiB with overhead.
+/// What a send buffer holds beyond its size at most: the kernel compares the size before it takes a
+/// segment, of up to 64 KiB with overhead.
 const SEND_EXCESS: u64 = 66 << 10;
-/// What a buffer needs to let anything through, however many there are (and [`SEND_EXCESS`], for a send buffer).
+/// What a buffer needs to let anything through, however many there are (and [`SEND_EXCESS`], for a
+/// send buffer).
 const FLOOR: u64 = 16 << 10;
-/// The segments that a receive buffer needs: with less, the window would close before a segment fits, and each would wait for a timer.
+/// The segments that a receive buffer needs: with less, the window would close before a segment
+/// fits, and each would wait for a timer.
 const FLOOR_SEGMENTS: u64 = 3;
 /// A larger idle buffer is shrunk to this, which few connections notice when they become active.
 const IDLE_SIZE: u64 = 128 << 10;
-/// The rest of a budget is divided among at least this many connections that may begin before the next scan,
+/// The rest of a budget is divided among at least this many connections that may begin before the
+/// next scan,
 const MIN_STARTS: u64 = 64;
 /// or among this many times those that began before this one.
 const STARTS_FACTOR: u64 = 2;
@@ -80,7 +86,8 @@ struct Pools<K> {
     indices: HashMap<K, usize>,
 }
 
-/// Returns the size to which an idle buffer is shrunk: at least what is in it, and what the peer may send by the window that it was offered.
+/// Returns the size to which an idle buffer is shrunk: at least what is in it, and what the peer
+/// may send by the window that it was offered.
 pub(crate) fn idle_size(demand: &Demand) -> u64 {
     IDLE_SIZE
         .max(demand.committed)
@@ -130,7 +137,8 @@ impl Claim {
         }
         let floor = self.floor() + self.excess();
         let min = match self.direction {
-            // A send buffer may shrink below its contents: the application waits until they are sent.
+            // A send buffer may shrink below its contents: the application waits until they are
+            // sent.
             Direction::Send => floor,
             // A receive buffer below its contents would drop data.
             Direction::Receive => floor.max(queued),
@@ -227,7 +235,8 @@ impl Budget {
             });
         }
         let fair = allocate(&wants, &bounds, self.usable());
-        // A send buffer that holds more than its share drains in its own time: until then the others have that much less.
+        // A send buffer that holds more than its share drains in its own time: until then the
+        // others have that much less.
         for ((claim, want), share) in claims.iter().zip(&mut wants).zip(&fair.grants) {
             want.min = want.min.max(claim.demand.queued);
             want.max = match want.min > *share {
@@ -264,7 +273,8 @@ impl Budget {
         shared
     }
 
-    /// Returns the maximum for send buffers of new connections, which the kernel tunes until the connection was scanned twice.
+    /// Returns the maximum for send buffers of new connections, which the kernel tunes until the
+    /// connection was scanned twice.
     ///
     /// `granted`: to the connections that exist; `begun`: how many began since the last scan.
     pub fn start_maximum(&self, granted: u64, begun: usize) -> u64 {

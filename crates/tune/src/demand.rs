@@ -1,8 +1,9 @@
 //! What each direction of a connection needs, computed from its samples. Pure.
 //!
-//! A buffer should be twice the bandwidth-delay product that the connection has shown, or is growing into: one half is in flight, and the
-//! window grows into the other within the next round trip (Semke et al. 1998; thesis 2.5.2). A sender needs at least twice its congestion
-//! window (thesis 5.4.1).
+//! A buffer should be twice the bandwidth-delay product that the connection has shown, or is
+//! growing into: one half is in flight, and the window grows into the other within the next round
+//! trip (Semke et al. 1998; thesis 2.5.2). A sender needs at least twice its congestion window
+//! (thesis 5.4.1).
 
 use std::time::Duration;
 
@@ -43,16 +44,18 @@ pub struct Demand {
     pub size: u64,
     /// The bytes in its buffer.
     pub queued: u64,
-    /// The bytes in its buffer, and at a receiver those that the peer may send by the window that it was offered. A smaller buffer would
-    /// drop data.
+    /// The bytes in its buffer, and at a receiver those that the peer may send by the window that
+    /// it was offered. A smaller buffer would drop data.
     pub committed: u64,
     /// The memory of the largest segment that the path allows.
     pub segment: u64,
     /// The buffer that it needs; zero if it is idle.
     pub wanted: u64,
-    /// The largest buffer that it could use: larger than `wanted` while it grows, or is limited by its buffer.
+    /// The largest buffer that it could use: larger than `wanted` while it grows, or is limited by
+    /// its buffer.
     pub useful: u64,
-    /// Whether the buffer is locked, so that the kernel does not tune it; `None` if that is not known.
+    /// Whether the buffer is locked, so that the kernel does not tune it; `None` if that is not
+    /// known.
     pub is_fixed: Option<bool>,
     /// Whether the buffer limits the connection, as far as this end can tell.
     pub is_limiting: bool,
@@ -81,8 +84,8 @@ pub enum Reason {
     },
 }
 
-/// The most that one connection may have in flight, in bytes of payload: 12 MB, and on paths of more than 96 ms what 1 Gbit/s carries in a
-/// round trip; or a configured window for all paths.
+/// The most that one connection may have in flight, in bytes of payload: 12 MB, and on paths of
+/// more than 96 ms what 1 Gbit/s carries in a round trip; or a configured window for all paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowCap(Option<u64>);
 
@@ -155,8 +158,8 @@ fn receiving(window: &Window<'_>, cap: WindowCap) -> Option<Demand> {
     let connection = &window.samples().last()?.connection;
     let info = window.last();
     let buffer = of_buffer(connection, Some(info), Direction::Receive)?;
-    // A host that only receives measures round trips by data that arrive a window later; without timestamps they last as long as a window
-    // takes to fill.
+    // A host that only receives measures round trips by data that arrive a window later; without
+    // timestamps they last as long as a window takes to fill.
     let round_trip = match (info.rcv_rtt, info.min_rtt) {
         (Some(measured), Some(minimum)) => measured.min(minimum),
         (measured, minimum) => measured.or(minimum).unwrap_or_default(),
@@ -263,7 +266,8 @@ fn segment(info: &TcpInfo) -> u64 {
     (f64::from(largest) * OVERHEAD) as u64
 }
 
-/// Returns the memory that a byte of payload takes, measured in a queue of `payload` bytes that takes `taken` bytes.
+/// Returns the memory that a byte of payload takes, measured in a queue of `payload` bytes that
+/// takes `taken` bytes.
 fn overhead(taken: u64, payload: u32) -> f64 {
     let (lowest, highest) = OVERHEAD_BOUNDS;
     match payload {
@@ -279,7 +283,8 @@ mod tests {
 
     use super::*;
 
-    /// Returns two samples, a second apart, of a connection with buffers of 1 MB. `set` changes each, and gets its index.
+    /// Returns two samples, a second apart, of a connection with buffers of 1 MB. `set` changes
+    /// each, and gets its index.
     fn samples(set: impl Fn(u32, &mut Connection, &mut TcpInfo)) -> Vec<Sample> {
         let sample = |index: u32| {
             let mut info = TcpInfo::parse(&[0; 256]).unwrap();

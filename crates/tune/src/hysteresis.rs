@@ -2,12 +2,15 @@
 
 /// A grant that is below its share by at most one part in this many stays.
 const STAYS_WITHIN: u64 = 4;
-/// A grant that must shrink becomes this part smaller than its share, so that the next small change does not move it again.
+/// A grant that must shrink becomes this part smaller than its share, so that the next small change
+/// does not move it again.
 const SHRINKS_BELOW: u64 = 8;
 
-/// Returns the grant for a buffer that was granted `now` (`None`: nothing yet) and whose share is `share`; `least` of it cannot be taken away.
+/// Returns the grant for a buffer that was granted `now` (`None`: nothing yet) and whose share is
+/// `share`; `least` of it cannot be taken away.
 ///
-/// The grant is at most the share, so that a budget bounds the grants too, and at least three quarters of it.
+/// The grant is at most the share, so that a budget bounds the grants too, and at least three
+/// quarters of it.
 pub fn settle(now: Option<u64>, share: u64, least: u64) -> u64 {
     match now {
         Some(now) if now <= share && now >= share - share / STAYS_WITHIN => now,

@@ -1,9 +1,11 @@
 //! `taut tune`: gives each connection the buffers that its path can use.
 //!
-//! [`tuner`] runs a scan after another. What decides is pure: [`demand`] computes what a connection needs, [`budget`] shares memory out by
-//! [`allocate`] and [`hysteresis`], [`pressure`] picks idle buffers to shrink, and [`plan`] has the changes. [`actuate`] makes a change after the
-//! [`journal`] has it. [`routes`] sets initial windows, and [`profile`] settings that are not about buffers. `report` and `render` tell what was
-//! done, and [`log`] keeps it for `taut why`. docs/design/tune.md explains why it is done like this.
+//! [`tuner`] runs a scan after another. What decides is pure: [`demand`] computes what a connection
+//! needs, [`budget`] shares memory out by [`allocate`] and [`hysteresis`], [`pressure`] picks idle
+//! buffers to shrink, and [`plan`] has the changes. [`actuate`] makes a change after the
+//! [`journal`] has it. [`routes`] sets initial windows, and [`profile`] settings that are not about
+//! buffers. `report` and `render` tell what was done, and [`log`] keeps it for `taut why`.
+//! docs/design/tune.md explains why it is done like this.
 //!
 //! A budget is shared by max-min fairness:
 //!

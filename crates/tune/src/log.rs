@@ -1,7 +1,8 @@
 //! The log of changes made or advised, from which `taut why` tells why a connection is as it is.
 //!
-//! A file of JSON lines that begins with the id of the kernel's boot, because cookies of sockets repeat after a reboot. Nothing depends on
-//! it: changes are undone from the [journal](crate::journal).
+//! A file of JSON lines that begins with the id of the kernel's boot, because cookies of sockets
+//! repeat after a reboot. Nothing depends on it: changes are undone from the
+//! [journal](crate::journal).
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -64,7 +65,8 @@ pub struct Log {
 // === impl Log ===
 
 impl Log {
-    /// Returns the log of changes beside a journal, which the caller must hold locked: there is one writer at a time.
+    /// Returns the log of changes beside a journal, which the caller must hold locked: there is one
+    /// writer at a time.
     pub fn of(journal: &Path) -> Self {
         Self::at(journal.with_extension("log"))
     }
@@ -82,7 +84,8 @@ impl Log {
         }
     }
 
-    /// Logs a change that was made or advised. Changes of namespaces are not logged: they are not looked up by cookie.
+    /// Logs a change that was made or advised. Changes of namespaces are not logged: they are not
+    /// looked up by cookie.
     ///
     /// # Errors
     /// The log cannot be written, which does not affect the change.
@@ -140,7 +143,8 @@ impl Log {
     }
 }
 
-/// Reads the last changes of each connection, oldest first, from the logs beside `path`, and skips a log that another user could have written.
+/// Reads the last changes of each connection, oldest first, from the logs beside `path`, and skips
+/// a log that another user could have written.
 ///
 /// # Errors
 /// A log cannot be read.

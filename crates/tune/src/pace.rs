@@ -13,10 +13,11 @@ pub const QUIET: Duration = Duration::from_secs(10);
 /// Scans after which a change that is still due is reported, or tried, again.
 pub(crate) const REPEAT_SCANS: u64 = 60;
 
-/// Returns the time from the start of one scan to the start of the next, which is at least `interval`.
+/// Returns the time from the start of one scan to the start of the next, which is at least
+/// `interval`.
 ///
-/// `used`: the processor time of the scan and of the changes after it. `is_at_rest`: the scan found nothing to change, and is not one of the
-/// first.
+/// `used`: the processor time of the scan and of the changes after it. `is_at_rest`: the scan found
+/// nothing to change, and is not one of the first.
 pub fn pace(interval: Duration, used: Duration, is_at_rest: bool) -> Duration {
     match is_at_rest {
         true => used

@@ -1,7 +1,7 @@
 //! The changes that a scan calls for. Pure.
 //!
-//! The kernel goes on tuning most buffers. Those that an application has fixed, and that limit their connection, are given back to it, and
-//! its maxima are raised to what long paths need.
+//! The kernel goes on tuning most buffers. Those that an application has fixed, and that limit
+//! their connection, are given back to it, and its maxima are raised to what long paths need.
 
 use crate::demand::{Demand, Direction, WindowCap};
 use crate::profile::interface_name::InterfaceName;
@@ -9,8 +9,9 @@ use crate::profile::settings::Setting;
 use crate::routes::message::RouteKey;
 use crate::routes::metrics::Metrics;
 
-/// The kernel's maximum of buffers, in multiples of the widest window of most paths. (With a maximum of 24 MB, 7.6 MB were in flight: the
-/// kernel accounts three times the payload of a segment.)
+/// The kernel's maximum of buffers, in multiples of the widest window of most paths. (With a
+/// maximum of 24 MB, 7.6 MB were in flight: the kernel accounts three times the payload of a
+/// segment.)
 const MAXIMUM_PER_WINDOW: u64 = 5;
 
 /// A change.
@@ -24,8 +25,9 @@ pub enum Change {
         direction: Direction,
         /// What the connection needs.
         demand: Demand,
-        /// The size to start from, in bytes with overhead. From its present size it would not grow: the kernel enlarges a receive buffer
-        /// when more is read in a round trip than ever before, which the buffer itself prevents.
+        /// The size to start from, in bytes with overhead. From its present size it would not grow:
+        /// the kernel enlarges a receive buffer when more is read in a round trip than ever before,
+        /// which the buffer itself prevents.
         to: u64,
     },
     /// Enlarge a fixed buffer that stays fixed, because no process is known to have the socket.
@@ -123,7 +125,8 @@ impl Change {
     }
 }
 
-/// Returns the change that gives a buffer back to the kernel, if it is fixed and limits its connection.
+/// Returns the change that gives a buffer back to the kernel, if it is fixed and limits its
+/// connection.
 pub fn unlock(cookie: u64, direction: Direction, demand: &Demand) -> Option<Change> {
     let is_limiting = demand.is_fixed == Some(true) && demand.is_limiting;
     // The socket option has 31 bits, and the kernel doubles it.
@@ -136,8 +139,8 @@ pub fn unlock(cookie: u64, direction: Direction, demand: &Demand) -> Option<Chan
     })
 }
 
-/// Returns the change that can be made without a process that has the socket: the buffer cannot be unlocked, so it becomes as large as its
-/// path can use, and at most `limit`.
+/// Returns the change that can be made without a process that has the socket: the buffer cannot be
+/// unlocked, so it becomes as large as its path can use, and at most `limit`.
 pub fn without_owner(change: Change, limit: impl Fn(Direction) -> u32) -> Change {
     match change {
         Change::Unlock {
@@ -163,7 +166,8 @@ pub fn maximum_for(cap: WindowCap) -> u64 {
         .min(i32::MAX as u64)
 }
 
-/// Returns the change that raises a namespace's maximum, if it is too low. A maximum is never lowered.
+/// Returns the change that raises a namespace's maximum, if it is too low. A maximum is never
+/// lowered.
 pub fn raise_maximum(direction: Direction, from: u64, cap: WindowCap) -> Option<Change> {
     let to = maximum_for(cap);
     (from < to).then_some(Change::Maximum {

@@ -1,7 +1,9 @@
-//! Relief when TCP memory runs short: which idle buffers are shrunk. Pure, except for reading how much is in use.
+//! Relief when TCP memory runs short: which idle buffers are shrunk. Pure, except for reading how
+//! much is in use.
 //!
-//! The kernel is under memory pressure from the second value of `tcp_mem` on: no buffer grows any more, and senders wait, whichever
-//! connection took the memory. Before it comes to that, idle buffers with unused room are shrunk, the largest first.
+//! The kernel is under memory pressure from the second value of `tcp_mem` on: no buffer grows any
+//! more, and senders wait, whichever connection took the memory. Before it comes to that, idle
+//! buffers with unused room are shrunk, the largest first.
 
 use std::cmp::Reverse;
 use std::fs;
@@ -67,7 +69,8 @@ impl Memory {
     }
 }
 
-/// Returns the changes that shrink idle buffers until they give up `excess` bytes: the largest first, and none below its contents.
+/// Returns the changes that shrink idle buffers until they give up `excess` bytes: the largest
+/// first, and none below its contents.
 pub fn relieve(claims: &[Claim], excess: u64) -> Vec<Change> {
     let mut idle: Vec<(u64, &Claim)> = claims
         .iter()

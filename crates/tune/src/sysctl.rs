@@ -31,7 +31,8 @@ pub enum SysctlError {
     Journal(#[from] JournalWriteError),
 }
 
-/// Returns the path below /proc/sys of the minimum, default and maximum of buffers in this direction.
+/// Returns the path below /proc/sys of the minimum, default and maximum of buffers in this
+/// direction.
 pub(crate) fn buffer_limits(direction: Direction) -> &'static str {
     match direction {
         Direction::Send => "net/ipv4/tcp_wmem",
@@ -70,7 +71,8 @@ pub(crate) fn read(
     Ok(found.map(|(cookie, text)| (cookie, text.trim_end().to_owned())))
 }
 
-/// Writes a setting. Returns `false` if the namespace with this cookie has ended, even if another one has its inode.
+/// Writes a setting. Returns `false` if the namespace with this cookie has ended, even if another
+/// one has its inode.
 pub(crate) fn write(
     namespace: &Namespace,
     cookie: u64,

@@ -7,13 +7,15 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// Returns the id of this boot of the kernel. Cookies of sockets and namespaces repeat after a reboot.
+/// Returns the id of this boot of the kernel. Cookies of sockets and namespaces repeat after a
+/// reboot.
 pub(crate) fn boot() -> io::Result<String> {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(boot.trim_end().to_owned())
 }
 
-/// Returns the flags for opening a file that another user may have replaced: by a symbolic link, or by a pipe, which would block.
+/// Returns the flags for opening a file that another user may have replaced: by a symbolic link, or
+/// by a pipe, which would block.
 pub(crate) fn open_flags() -> i32 {
     let flags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK);
     flags.bits().cast_signed()

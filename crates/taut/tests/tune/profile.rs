@@ -12,7 +12,8 @@ use serde_json::Value;
 use crate::host::Host;
 use crate::{end, run, said, tune};
 
-/// The settings that are too lax in a namespace of [`lax`], by path below /proc/sys/net, with the values that the profile sets.
+/// The settings that are too lax in a namespace of [`lax`], by path below /proc/sys/net, with the
+/// values that the profile sets.
 const LAX: [(&str, &str); 11] = [
     ("ipv4/conf/all/accept_redirects", "0"),
     ("ipv4/conf/all/accept_source_route", "0"),
@@ -27,7 +28,8 @@ const LAX: [(&str, &str); 11] = [
     ("ipv6/conf/vb/accept_redirects", "0"),
 ];
 
-/// Makes a namespace with two interfaces and settings as lax as possible, in which the maxima of buffers need no change.
+/// Makes a namespace with two interfaces and settings as lax as possible, in which the maxima of
+/// buffers need no change.
 fn lax(name: &str) -> Host {
     let host = Host::new(name);
     assert!(

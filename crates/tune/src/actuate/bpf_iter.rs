@@ -1,4 +1,5 @@
-//! Resizes buffers from inside the kernel, without a process that has the socket (a BPF iterator with bpf_setsockopt(), Linux 5.15).
+//! Resizes buffers from inside the kernel, without a process that has the socket (a BPF iterator
+//! with bpf_setsockopt(), Linux 5.15).
 
 use std::fmt;
 use std::io::{self, Read as _};
@@ -69,8 +70,9 @@ impl BufferIter {
         })
     }
 
-    /// Handles up to [`MAX_REQUESTS`] requests in all of these namespaces. Returns the outcomes in the order of the requests, and whether all
-    /// namespaces were searched: otherwise a buffer that was not found may exist.
+    /// Handles up to [`MAX_REQUESTS`] requests in all of these namespaces. Returns the outcomes in
+    /// the order of the requests, and whether all namespaces were searched: otherwise a buffer that
+    /// was not found may exist.
     ///
     /// # Errors
     /// The iterator failed; some buffers may have been resized.

@@ -1,4 +1,5 @@
-//! Makes changes and undoes them: buffers by borrowing their sockets, and the kernel's maxima. No policy is here.
+//! Makes changes and undoes them: buffers by borrowing their sockets, and the kernel's maxima. No
+//! policy is here.
 
 mod bpf_iter;
 mod error;
@@ -26,7 +27,8 @@ use crate::routes;
 use crate::sysctl::{self, SysctlError};
 use crate::undo::{UndoOutcome, UndoSummary};
 
-/// The most settings of a namespace whose failure to be undone is logged; of more, only the number is.
+/// The most settings of a namespace whose failure to be undone is logged; of more, only the number
+/// is.
 const MAX_LOGGED: usize = 8;
 
 /// A socket, and a process that has it.
@@ -89,7 +91,8 @@ impl Actuators {
         self.owners.begin_round();
     }
 
-    /// Unlocks a buffer, so that the kernel tunes it again from this size on, in bytes with overhead; never from less than its present size.
+    /// Unlocks a buffer, so that the kernel tunes it again from this size on, in bytes with
+    /// overhead; never from less than its present size.
     ///
     /// # Errors
     /// [`ActuateError`].
@@ -167,8 +170,8 @@ impl Actuators {
         sysctl::write(namespace, cookie, name, &after)
     }
 
-    /// Notes that a new namespace has inherited a maximum that another one was given, and gets `original` at the end. Returns `false` if the
-    /// namespace has ended.
+    /// Notes that a new namespace has inherited a maximum that another one was given, and gets
+    /// `original` at the end. Returns `false` if the namespace has ended.
     ///
     /// # Errors
     /// [`SysctlError`].
@@ -241,10 +244,12 @@ impl Actuators {
         let mut summary = UndoSummary::default();
         self.begin_round();
         let entries: Vec<Entry> = self.journal.entries().cloned().collect();
-        // A machine may have thousands of namespaces: they are entered once, and only if an entry needs one.
+        // A machine may have thousands of namespaces: they are entered once, and only if an entry
+        // needs one.
         let needs_index = entries.iter().any(|entry| entry.thing.netns().is_some());
         let index = needs_index.then(NamespaceIndex::read);
-        // Routes come last, because they take time, and together, because a list has all routes of a namespace.
+        // Routes come last, because they take time, and together, because a list has all routes of
+        // a namespace.
         let (routes, mut entries): (Vec<_>, Vec<_>) = entries
             .into_iter()
             .partition(|entry| matches!(entry.thing, Thing::Route { .. }));
@@ -371,8 +376,8 @@ impl Actuators {
     }
 }
 
-/// Raises the window clamp to this many bytes. It is never lowered: the kernel raises it only together with a buffer that becomes larger than
-/// ever before.
+/// Raises the window clamp to this many bytes. It is never lowered: the kernel raises it only
+/// together with a buffer that becomes larger than ever before.
 fn widen(borrowed: &PidfdSocket, to: u32) -> Result<(), Errno> {
     match borrowed.window_clamp()? < to {
         true => borrowed.set_window_clamp(to),
@@ -380,8 +385,8 @@ fn widen(borrowed: &PidfdSocket, to: u32) -> Result<(), Errno> {
     }
 }
 
-/// Sorts entries into the order in which they are undone: by the rank of their namespace, those of one namespace together, and buffers after
-/// the own namespace.
+/// Sorts entries into the order in which they are undone: by the rank of their namespace, those of
+/// one namespace together, and buffers after the own namespace.
 pub(crate) fn sort_for_undo(entries: &mut [Entry], index: &NamespaceIndex) {
     entries.sort_by_cached_key(|entry| {
         let is_setting = matches!(entry.thing, Thing::Setting(..));

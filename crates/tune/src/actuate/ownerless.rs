@@ -25,13 +25,15 @@ pub struct OwnerlessBuffer {
     pub inode: u32,
     /// Which of its buffers.
     pub direction: Direction,
-    /// The size that was seen, in bytes with overhead. If it has changed since, the buffer is left alone.
+    /// The size that was seen, in bytes with overhead. If it has changed since, the buffer is left
+    /// alone.
     pub size: u32,
     /// The new size.
     pub to: u32,
 }
 
-/// Returns the largest size that can be set without a process that has the socket, in bytes with overhead.
+/// Returns the largest size that can be set without a process that has the socket, in bytes with
+/// overhead.
 pub(crate) fn max_size(direction: Direction) -> u32 {
     let name = match direction {
         Direction::Send => "wmem_max",
@@ -48,7 +50,8 @@ fn is_ownerless(entry: &Entry) -> bool {
     matches!(entry.after, Value::Buffer { owner: (0, _), .. })
 }
 
-/// Returns the request that undoes a change. A buffer that was not fixed is only searched: it cannot be unlocked this way.
+/// Returns the request that undoes a change. A buffer that was not fixed is only searched: it
+/// cannot be unlocked this way.
 fn undo_request(entry: &Entry) -> Option<BufferRequest> {
     let (cookie, direction) = entry.thing.as_buffer()?;
     let Value::Buffer {
@@ -67,7 +70,8 @@ fn undo_request(entry: &Entry) -> Option<BufferRequest> {
 }
 
 impl Actuators {
-    /// Resizes fixed buffers, which stay fixed. `None`: the buffer was left alone, because its size has changed, or could not be restored.
+    /// Resizes fixed buffers, which stay fixed. `None`: the buffer was left alone, because its size
+    /// has changed, or could not be restored.
     ///
     /// # Errors
     /// [`ActuateError`], for each buffer.
@@ -147,7 +151,8 @@ impl Actuators {
         Ok(outcomes)
     }
 
-    /// Undoes changes of buffers whose sockets no process is known to have any more, in all namespaces. Returns the result for each entry.
+    /// Undoes changes of buffers whose sockets no process is known to have any more, in all
+    /// namespaces. Returns the result for each entry.
     pub(super) fn undo_ownerless(
         &mut self,
         entries: &[Entry],

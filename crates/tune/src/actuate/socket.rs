@@ -97,7 +97,8 @@ impl SocketOwners {
             for descriptor in descriptors {
                 match pidfd.socket(descriptor, socket.cookie) {
                     Ok(Some(borrowed)) => return Ok(Some(borrowed)),
-                    // The descriptor is another socket by now; the socket may have another descriptor.
+                    // The descriptor is another socket by now; the socket may have another
+                    // descriptor.
                     Ok(None) => {}
                     Err(Errno::SRCH) => return Ok(None),
                     Err(error) => return Err(error),
@@ -132,7 +133,8 @@ impl SocketOwners {
         last
     }
 
-    /// Returns the descriptors of the process that had this inode, and whether they were read in this round.
+    /// Returns the descriptors of the process that had this inode, and whether they were read in
+    /// this round.
     fn descriptors(&mut self, socket: &Socket) -> Result<(Vec<RawFd>, bool), Errno> {
         if self.processes.len() >= MAX_PROCESSES && !self.processes.contains_key(&socket.pid) {
             self.processes.clear();

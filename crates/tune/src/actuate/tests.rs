@@ -396,7 +396,8 @@ fn a_socket_in_transit_at_the_end_is_restored_or_stays_in_the_journal() {
     }
     let waiting = [in_transit(fixed), in_transit(free)];
     let undone = actuators.undo();
-    // Only its owner can unlock a buffer. (A program that another test has just started has all sockets of this process for a moment.)
+    // Only its owner can unlock a buffer. (A program that another test has just started has all
+    // sockets of this process for a moment.)
     let is_done = undone.restored == 2;
     assert!(
         undone.restored + undone.failed == 2 && undone.restored > 0,

@@ -52,8 +52,9 @@ pub(crate) fn undo_maximum(
     }
 }
 
-/// Whether a buffer is as this program made it last, or the time before, or is on the way there or back: it is resized first, which locks
-/// it, and then unlocked. An unlocked buffer may have any size.
+/// Whether a buffer is as this program made it last, or the time before, or is on the way there or
+/// back: it is resized first, which locks it, and then unlocked. An unlocked buffer may have any
+/// size.
 pub(super) fn is_as_made(entry: &Entry, now: u32, is_fixed_now: bool) -> bool {
     let is = |value: &Value| match value {
         Value::Buffer {
@@ -101,8 +102,8 @@ pub(super) fn undo_buffer(
     if !is_as_made(entry, now, is_fixed(&buffers, direction)) {
         return Ok(UndoOutcome::Foreign);
     }
-    // The kernel enlarges a send buffer as needed, but a receive buffer only when more is read in a round trip than ever before, which may
-    // have been when the buffer was largest.
+    // The kernel enlarges a send buffer as needed, but a receive buffer only when more is read in a
+    // round trip than ever before, which may have been when the buffer was largest.
     let to = match (was_fixed, direction) {
         (false, Direction::Receive) => before.max(now).max(entry.largest),
         _ => before,

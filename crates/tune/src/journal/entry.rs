@@ -37,9 +37,11 @@ pub struct Entry {
     pub thing: Thing,
     /// The value before the first change.
     pub before: Value,
-    /// The value of the last change. If the current value differs, another program has changed it, and it is left alone.
+    /// The value of the last change. If the current value differs, another program has changed it,
+    /// and it is left alone.
     pub after: Value,
-    /// The value of the change before the last. It is in place if the writer ended between the line in the journal and the last change.
+    /// The value of the change before the last. It is in place if the writer ended between the line
+    /// in the journal and the last change.
     #[serde(default)]
     pub earlier: Option<Value>,
     /// For a buffer: the largest size that it was ever given, in bytes.
@@ -110,7 +112,8 @@ impl Thing {
         }
     }
 
-    /// Returns the cookie of the namespace that this ends with. A socket may outlive its namespace's name and processes.
+    /// Returns the cookie of the namespace that this ends with. A socket may outlive its
+    /// namespace's name and processes.
     pub fn netns(&self) -> Option<u64> {
         match self {
             Self::SendMaximum(netns)

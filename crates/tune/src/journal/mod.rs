@@ -1,8 +1,10 @@
-//! The journal: values from before each change, written before the change is made, so that it can be undone.
+//! The journal: values from before each change, written before the change is made, so that it can
+//! be undone.
 //!
-//! The journal is a file that the tuning process keeps locked. A free lock means that the process has ended: whoever gets the lock undoes
-//! the entries. The first line names the boot of the kernel, because cookies of sockets and namespaces repeat after a reboot. A file that is
-//! no journal, or that another user could have written, is neither believed nor changed.
+//! The journal is a file that the tuning process keeps locked. A free lock means that the process
+//! has ended: whoever gets the lock undoes the entries. The first line names the boot of the
+//! kernel, because cookies of sockets and namespaces repeat after a reboot. A file that is no
+//! journal, or that another user could have written, is neither believed nor changed.
 
 mod entry;
 
@@ -23,7 +25,8 @@ use crate::trusted_file::{boot, is_ours, open_flags};
 pub const PATH: &str = "/run/taut/tune.journal";
 /// The most things that are changed at one time; more are left as they are.
 const MAX_ENTRIES: usize = 1_000_000;
-/// The longest file that is read, in bytes. This program writes no longer one: at most three lines of 300 bytes for each thing.
+/// The longest file that is read, in bytes. This program writes no longer one: at most three lines
+/// of 300 bytes for each thing.
 const MAX_BYTES: u64 = 1 << 30;
 /// Obsolete lines that stay in the file, in addition to as many as there are current ones.
 const MAX_OBSOLETE: usize = 1000;
@@ -320,7 +323,8 @@ impl Journal {
         }
     }
 
-    /// Opens a journal. Waits while a program that another test has just started still has inherited the descriptors of this process.
+    /// Opens a journal. Waits while a program that another test has just started still has
+    /// inherited the descriptors of this process.
     pub(crate) fn free(path: &Path) -> Result<Self, JournalError> {
         let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
         loop {

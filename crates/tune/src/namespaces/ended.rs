@@ -1,7 +1,9 @@
-//! Removes the entries of namespaces that have ended from the journal, so that it does not grow where namespaces come and go.
+//! Removes the entries of namespaces that have ended from the journal, so that it does not grow
+//! where namespaces come and go.
 //!
-//! The kernel does not tell whether a namespace exists: one without a name and without a process may live by a file that has it open, and be
-//! entered again. So a namespace is taken to have ended only after a long while, or when another one has its inode.
+//! The kernel does not tell whether a namespace exists: one without a name and without a process
+//! may live by a file that has it open, and be entered again. So a namespace is taken to have ended
+//! only after a long while, or when another one has its inode.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,10 +15,12 @@ use crate::journal::Journal;
 
 /// Complete scans in which a namespace is missing before its entries are removed.
 const MISSING_SCANS: u32 = 60;
-/// Scans between two in which the cookies of all namespaces are read: another namespace may have the inode of one that has ended.
+/// Scans between two in which the cookies of all namespaces are read: another namespace may have
+/// the inode of one that has ended.
 const COOKIE_SCANS: u64 = 60;
 
-/// The namespaces that were seen, each with its cookie and the number of complete scans in which it was missing since.
+/// The namespaces that were seen, each with its cookie and the number of complete scans in which it
+/// was missing since.
 #[derive(Debug, Default)]
 pub(crate) struct EndedNamespaces {
     seen: HashMap<NetnsId, (u64, u32)>,
@@ -26,7 +30,8 @@ pub(crate) struct EndedNamespaces {
 // === impl EndedNamespaces ===
 
 impl EndedNamespaces {
-    /// Compares a list of namespaces with earlier ones. Call this in each scan, before anything is changed.
+    /// Compares a list of namespaces with earlier ones. Call this in each scan, before anything is
+    /// changed.
     ///
     /// `is_whole`: the list has all namespaces.
     pub(crate) fn scan(&mut self, namespaces: &[Namespace], is_whole: bool, journal: &mut Journal) {

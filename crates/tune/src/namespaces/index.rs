@@ -23,12 +23,14 @@ impl NamespaceIndex {
             by_cookie: HashMap::new(),
             is_partial: true,
         };
-        // A namespace is listed by a process in it. If that has ended, the next list may have another.
+        // A namespace is listed by a process in it. If that has ended, the next list may have
+        // another.
         for _ in 0..TRIES {
             let Ok(found) = namespaces::all() else {
                 return index;
             };
-            // A process that may not be inspected does not count: nothing was changed in its namespace, unless that has a name.
+            // A process that may not be inspected does not count: nothing was changed in its
+            // namespace, unless that has a name.
             index.is_partial = found.left_out > 0;
             let mut has_vanished = false;
             for namespace in found.namespaces {
@@ -68,8 +70,8 @@ impl NamespaceIndex {
         self.by_cookie.values()
     }
 
-    /// Returns the rank of a namespace when changes are undone: the own one first, then those with a name, then the others. A container cannot
-    /// delay the host.
+    /// Returns the rank of a namespace when changes are undone: the own one first, then those with
+    /// a name, then the others. A container cannot delay the host.
     pub(crate) fn rank(&self, cookie: u64) -> u8 {
         match self.by_cookie.get(&cookie) {
             Some(namespace) if namespace.is_own() => 0,

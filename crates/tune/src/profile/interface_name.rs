@@ -3,7 +3,8 @@
 /// The longest name of an interface, in bytes (`IFNAMSIZ` less the terminating zero).
 const MAX_LENGTH: usize = 15;
 
-/// The name of an interface, which is also the name of its directories below /proc/sys. Any bytes, not only text.
+/// The name of an interface, which is also the name of its directories below /proc/sys. Any bytes,
+/// not only text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct InterfaceName {
     bytes: [u8; MAX_LENGTH],
@@ -13,8 +14,8 @@ pub struct InterfaceName {
 // === impl InterfaceName ===
 
 impl InterfaceName {
-    /// Returns `None` for a name that is no directory of an interface's settings. (An interface may be called `all` or `default`, but these
-    /// directories are not its own.)
+    /// Returns `None` for a name that is no directory of an interface's settings. (An interface may
+    /// be called `all` or `default`, but these directories are not its own.)
     pub fn new(name: &[u8]) -> Option<Self> {
         let is_path = name == b"." || name == b".." || name.iter().any(|b| matches!(b, b'/' | 0));
         let is_none = name.is_empty() || name == b"all" || name == b"default";

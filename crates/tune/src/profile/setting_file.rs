@@ -1,8 +1,10 @@
 //! The file of a setting.
 //!
-//! An interface is identified by its index: it may have been renamed, and another may have its old name. A file that was opened by the name of
-//! an interface is the right one if the interface *still* has that name after opening. The kernel removes the files of a name when an
-//! interface gives the name up, before another can take it, and removed files can be neither read nor written.
+//! An interface is identified by its index: it may have been renamed, and another may have its old
+//! name. A file that was opened by the name of an interface is the right one if the interface
+//! *still* has that name after opening. The kernel removes the files of a name when an interface
+//! gives the name up, before another can take it, and removed files can be neither read nor
+//! written.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};

@@ -1,7 +1,7 @@
 //! The settings of each profile: the value that each should have, and why. Pure.
 //!
-//! `security` has the settings of the thesis (5.4.1, at its end), as they are in today's kernels. A setting that is as strict already, or
-//! stricter, stays.
+//! `security` has the settings of the thesis (5.4.1, at its end), as they are in today's kernels. A
+//! setting that is as strict already, or stricter, stays.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -20,7 +20,8 @@ pub enum Profile {
     Security,
 }
 
-/// A setting of a namespace, or of one of its interfaces by index. The journal has these and no paths, so that no other file is ever written.
+/// A setting of a namespace, or of one of its interfaces by index. The journal has these and no
+/// paths, so that no other file is ever written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Setting {
@@ -125,7 +126,8 @@ impl Setting {
     /// Returns the path of a setting whose change makes the kernel change this one, too.
     pub fn companion(self) -> Option<&'static str> {
         match self {
-            // inet_forward_change(): a host that becomes a router stops accepting redirects, and the other way round.
+            // inet_forward_change(): a host that becomes a router stops accepting redirects, and
+            // the other way round.
             Self::Redirects => Some("/proc/sys/net/ipv4/conf/all/forwarding"),
             _ => None,
         }

@@ -14,8 +14,8 @@ use crate::namespaces::index::NamespaceIndex;
 use crate::sysctl::{SysctlError, is_same};
 use crate::undo::UndoOutcome;
 
-/// The pauses between attempts to open files that do not exist although their interfaces do: an interface that is being renamed has none. For
-/// all interfaces of a namespace together.
+/// The pauses between attempts to open files that do not exist although their interfaces do: an
+/// interface that is being renamed has none. For all interfaces of a namespace together.
 const PAUSES: [Duration; 6] = [
     Duration::from_millis(1),
     Duration::from_millis(2),
@@ -26,7 +26,8 @@ const PAUSES: [Duration; 6] = [
 ];
 /// The most time in a namespace that is not this program's own. What remains stays in the journal.
 const MAX_VISIT: Duration = Duration::from_secs(1);
-/// The most time in all of them together, so that a service manager need not follow SIGTERM with SIGKILL (systemd waits for 90 s).
+/// The most time in all of them together, so that a service manager need not follow SIGTERM with
+/// SIGKILL (systemd waits for 90 s).
 const MAX_VISITS: Duration = Duration::from_secs(60);
 
 /// Why a setting stays in the journal: its namespace took too long.
@@ -47,7 +48,8 @@ impl Deadline {
         Self(MAX_VISITS)
     }
 
-    /// Returns the end of a visit that starts now; `None` for the own namespace, which has no limit.
+    /// Returns the end of a visit that starts now; `None` for the own namespace, which has no
+    /// limit.
     fn end_of_visit(&self, namespace: &Namespace, now: Instant) -> Option<Instant> {
         (!namespace.is_own()).then(|| now + MAX_VISIT.min(self.0))
     }
@@ -161,8 +163,9 @@ fn undo_once(entry: &Entry) -> io::Result<Option<UndoOutcome>> {
     Ok(is_gone(setting)?.then_some(UndoOutcome::Gone))
 }
 
-/// Whether a setting without a file does not exist any more. The kernel removes the settings of an interface whose MTU is too small for the
-/// protocol, and later makes new ones. An interface that is being renamed has no files, but keeps its settings.
+/// Whether a setting without a file does not exist any more. The kernel removes the settings of an
+/// interface whose MTU is too small for the protocol, and later makes new ones. An interface that
+/// is being renamed has no files, but keeps its settings.
 pub(super) fn is_gone(setting: Setting) -> io::Result<bool> {
     match (setting.interface(), setting.family()) {
         (Some(index), Some(family)) => Ok(!interface::has_family(index, family)?),

@@ -22,7 +22,8 @@ use crate::sysctl::{SysctlError, file_error};
 /// The most interfaces of one namespace that are examined; more are left as they are.
 pub(crate) const MAX_INTERFACES: usize = 1024;
 
-/// What was examined in a namespace. Each setting is examined once: what is set after that is left alone.
+/// What was examined in a namespace. Each setting is examined once: what is set after that is left
+/// alone.
 #[derive(Debug, Default)]
 pub(crate) struct VisitedNamespace {
     cookie: u64,
@@ -93,8 +94,8 @@ impl VisitedNamespace {
     }
 }
 
-/// Examines what was not examined before in this namespace. With a journal, changes what is too lax, each setting after the journal has it.
-/// Returns nothing if the namespace has ended.
+/// Examines what was not examined before in this namespace. With a journal, changes what is too
+/// lax, each setting after the journal has it. Returns nothing if the namespace has ended.
 ///
 /// # Errors
 /// [`SysctlError`]: the namespace cannot be entered.
@@ -179,7 +180,8 @@ impl Visit<'_> {
         Ok(())
     }
 
-    /// Whether the journal has had no room for a setting of this namespace. Further attempts in each scan would only cost time.
+    /// Whether the journal has had no room for a setting of this namespace. Further attempts in
+    /// each scan would only cost time.
     fn is_full(&self) -> bool {
         self.journal.is_some() && self.room.entries == 0 && self.room.is_short
     }
@@ -196,7 +198,8 @@ impl Visit<'_> {
         has_room
     }
 
-    /// Forgets interfaces that do not exist any more: nothing of them is to be undone, and a later one with the same index is another.
+    /// Forgets interfaces that do not exist any more: nothing of them is to be undone, and a later
+    /// one with the same index is another.
     fn forget_removed_interfaces(&mut self, there: &[(u32, InterfaceName)]) {
         let there: HashSet<u32> = there.iter().map(|(index, _)| *index).collect();
         let is_missing = |index: &u32| !there.contains(index);
@@ -212,8 +215,8 @@ impl Visit<'_> {
         }
     }
 
-    /// Forgets settings that the kernel has removed while their interfaces stay (an MTU that is too small for the protocol): the settings that
-    /// it makes later are new ones.
+    /// Forgets settings that the kernel has removed while their interfaces stay (an MTU that is too
+    /// small for the protocol): the settings that it makes later are new ones.
     fn forget_recreated_settings(&mut self, there: &[(u32, InterfaceName)]) {
         let names: HashMap<u32, InterfaceName> = there.iter().copied().collect();
         let has_file = |setting: Setting, index| {
@@ -238,7 +241,8 @@ impl Visit<'_> {
         }
     }
 
-    /// Forgets a setting that does not exist any more, so that a later one in its place is examined.
+    /// Forgets a setting that does not exist any more, so that a later one in its place is
+    /// examined.
     fn forget(&mut self, setting: Setting) {
         self.visited.examined.remove(&setting);
         let thing = Thing::Setting(self.visited.cookie, setting);
@@ -288,7 +292,8 @@ impl Visit<'_> {
         };
         let thing = Thing::Setting(self.visited.cookie, setting);
         if journal.entry(&thing).is_some() {
-            // It was examined before its namespace was missing for a while, or it could not be undone.
+            // It was examined before its namespace was missing for a while, or it could not be
+            // undone.
             return Ok(true);
         }
         if self.room.entries == 0 {
@@ -318,7 +323,8 @@ fn tighten(
     let Some(file) = SettingFile::open(setting, interface, true).map_err(ChangeError::File)? else {
         return Ok(SettingOutcome::NotThere);
     };
-    // The companion is read first. If it changes between the two reads, it differs at the end, and the setting is left alone then.
+    // The companion is read first. If it changes between the two reads, it differs at the end, and
+    // the setting is left alone then.
     let companion = read_companion(setting).map_err(ChangeError::File)?;
     let Some(from) = file.number().map_err(ChangeError::File)? else {
         return Ok(SettingOutcome::NotThere);
@@ -344,7 +350,8 @@ fn tighten(
     }
 }
 
-/// Lists the interfaces of the calling thread's namespace that have settings: at most one more than may be examined.
+/// Lists the interfaces of the calling thread's namespace that have settings: at most one more than
+/// may be examined.
 fn interfaces() -> io::Result<Vec<(u32, InterfaceName)>> {
     let lookup = InterfaceLookup::open()?;
     let mut found = Vec::new();

@@ -1,4 +1,5 @@
-//! Visits all namespaces in each scan, and examines what a profile has settings for and was not examined before.
+//! Visits all namespaces in each scan, and examines what a profile has settings for and was not
+//! examined before.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,7 +18,8 @@ const MAX_ALL_INTERFACES: usize = 16 * MAX_INTERFACES;
 const MAX_SETTINGS: usize = 1 << 16;
 /// The interfaces that are reserved for this program's own namespace.
 const OWN_INTERFACES: usize = MAX_INTERFACES;
-/// The settings in the journal that are reserved for this program's own namespace: two for each interface, and some more.
+/// The settings in the journal that are reserved for this program's own namespace: two for each
+/// interface, and some more.
 const OWN_SETTINGS: usize = 4 * MAX_INTERFACES;
 /// Scans after which a namespace that is missing is forgotten.
 const MISSING_SCANS: u32 = 5;

@@ -8,7 +8,8 @@ use super::metrics::Metrics;
 use super::table::{RouteOutcome, RouteTable};
 use crate::journal::{Entry, Journal, Thing, Value};
 
-/// Sets the metrics of a route of the last list to `to`; `ours` are the ones that this program owns then.
+/// Sets the metrics of a route of the last list to `to`; `ours` are the ones that this program owns
+/// then.
 ///
 /// # Errors
 /// [`RouteError`]; the kernel's refusal is an error here.

@@ -1,7 +1,8 @@
 //! The kernel's message about a route: read, and edited for sending back. Pure.
 //!
-//! The kernel replaces a route as a whole. So its own message is sent back byte for byte, except for two metrics. A route that would not come
-//! back unchanged has an [`Obstacle`] and is left alone.
+//! The kernel replaces a route as a whole. So its own message is sent back byte for byte, except
+//! for two metrics. A route that would not come back unchanged has an [`Obstacle`] and is left
+//! alone.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -20,7 +21,8 @@ const RTPROT_REDIRECT: u8 = 1;
 const RTPROT_KERNEL: u8 = 2;
 const RTPROT_RA: u8 = 9;
 const RTM_F_CLONED: u32 = 0x200;
-/// The flags that a request may set: `RTNH_F_PERVASIVE` and `RTNH_F_ONLINK`. The kernel sets all others and accepts none of them back.
+/// The flags that a request may set: `RTNH_F_PERVASIVE` and `RTNH_F_ONLINK`. The kernel sets all
+/// others and accepts none of them back.
 const REQUEST_FLAGS: u8 = 2 | 4;
 
 const RTA_DST: u16 = 1;
@@ -86,8 +88,8 @@ pub enum Obstacle {
     /// The route expires. A replaced one would not.
     #[error("it expires, which a change would prevent")]
     Expires,
-    /// The kernel recognizes the routes that it made from router advertisements by marks that no request can set. A network manager's have
-    /// the same protocol.
+    /// The kernel recognizes the routes that it made from router advertisements by marks that no
+    /// request can set. A network manager's have the same protocol.
     #[error(
         "it comes from a router advertisement, and its owner (the kernel or a network manager) may no longer maintain a changed one"
     )]
@@ -95,8 +97,9 @@ pub enum Obstacle {
     /// The kernel made the route for itself.
     #[error("the kernel made it and would no longer maintain a changed one")]
     KernelMade,
-    /// The kernel shares the inside of IPv4 routes that look alike, and does not compare the metrics of those with a nexthop object: other
-    /// routes would get the metrics and not lose them again.
+    /// The kernel shares the inside of IPv4 routes that look alike, and does not compare the
+    /// metrics of those with a nexthop object: other routes would get the metrics and not lose them
+    /// again.
     #[error(
         "its next hop is a nexthop object, and the kernel would change other routes that use it"
     )]
@@ -104,7 +107,8 @@ pub enum Obstacle {
     /// The route has a source prefix, which is not part of [`RouteKey`].
     #[error("it is for some sources only")]
     Source,
-    /// An attribute that the kernel may not accept back unchanged: an encapsulation, or one of a newer kernel.
+    /// An attribute that the kernel may not accept back unchanged: an encapsulation, or one of a
+    /// newer kernel.
     #[error("it has attribute {0}, which may not come back unchanged")]
     Attribute(u16),
     /// Several routes have the same key, and the kernel replaces one of them.
@@ -152,7 +156,8 @@ impl fmt::Display for RouteKey {
 // === impl Route ===
 
 impl Route {
-    /// Parses the kernel's message; `None` if it is not about a route of the main table, or cannot be read.
+    /// Parses the kernel's message; `None` if it is not about a route of the main table, or cannot
+    /// be read.
     pub fn parse(message: &[u8]) -> Option<Self> {
         let (header, rest) = message.split_first_chunk::<HEADER>()?;
         let [
@@ -196,7 +201,8 @@ impl Route {
         self.obstacle
     }
 
-    /// Returns the message that replaces the route by one with the metrics `to` and everything else unchanged.
+    /// Returns the message that replaces the route by one with the metrics `to` and everything else
+    /// unchanged.
     pub fn with(&self, to: Metrics) -> Vec<u8> {
         let mut message = self.header.to_vec();
         let has_object = find(&self.attributes, RTA_NH_ID).is_some();
@@ -229,7 +235,8 @@ impl Route {
     }
 }
 
-/// Returns the unicast routes of a dump once each, and marks those that the kernel could mistake for one another.
+/// Returns the unicast routes of a dump once each, and marks those that the kernel could mistake
+/// for one another.
 pub fn unicast(mut routes: Vec<Route>) -> Vec<Route> {
     // A dump may report a route twice; no two routes of the kernel's are equal.
     let mut reported = HashSet::new();
@@ -259,7 +266,8 @@ pub(super) fn dump_position(message: &[u8]) -> Option<DumpPosition> {
     })
 }
 
-/// Returns the first address of a destination; a missing attribute is a default route. `None` if its length is wrong.
+/// Returns the first address of a destination; a missing attribute is a default route. `None` if
+/// its length is wrong.
 fn destination(family: Family, attribute: Option<&[u8]>) -> Option<IpAddr> {
     Some(match (family, attribute) {
         (Family::V4, None) => Ipv4Addr::UNSPECIFIED.into(),
@@ -269,7 +277,8 @@ fn destination(family: Family, attribute: Option<&[u8]>) -> Option<IpAddr> {
     })
 }
 
-/// Returns the route's table: the attribute, if there is one, because the header has room for 8 bits only.
+/// Returns the route's table: the attribute, if there is one, because the header has room for 8
+/// bits only.
 fn route_table(header: u8, attributes: &[Attribute]) -> u32 {
     let attribute = find(attributes, RTA_TABLE).and_then(number);
     attribute.unwrap_or(header.into())

@@ -1,10 +1,12 @@
-//! The two metrics of a route that set the initial windows of connections, and whose they are. Pure.
+//! The two metrics of a route that set the initial windows of connections, and whose they are.
+//! Pure.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The largest initial window, in segments: 1.4 MB. RFC 6928 has 10; large networks serve with some tens.
+/// The largest initial window, in segments: 1.4 MB. RFC 6928 has 10; large networks serve with some
+/// tens.
 pub const MAX_INITIAL_WINDOW: u32 = 1000;
 
 /// linux/rtnetlink.h.
@@ -95,7 +97,8 @@ impl Metrics {
         }
     }
 
-    /// Decides how to restore a route that has the metrics `now` and had these before this program set `made`.
+    /// Decides how to restore a route that has the metrics `now` and had these before this program
+    /// set `made`.
     pub fn restore(self, now: Self, made: &[Self]) -> Restoration {
         let (before, now) = (self.values(), now.values());
         let mut to = now;

@@ -1,4 +1,5 @@
-//! Visits the routes of all namespaces, and sets the requested metrics or reports what it would set.
+//! Visits the routes of all namespaces, and sets the requested metrics or reports what it would
+//! set.
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -17,10 +18,11 @@ use crate::pace::REPEAT_SCANS;
 use crate::plan::Change;
 use crate::report::{ChangeReport, Outcome};
 
-/// The most routes of all namespaces in the journal, except the first one, which has room of its own: containers leave room for everything
-/// else.
+/// The most routes of all namespaces in the journal, except the first one, which has room of its
+/// own: containers leave room for everything else.
 const MAX_ROUTES_OF_OTHERS: usize = 16 * MAX_ROUTES;
-/// Scans after which a namespace is visited again if its routes could not be listed, or not all be set.
+/// Scans after which a namespace is visited again if its routes could not be listed, or not all be
+/// set.
 const RETRY_SCANS: u64 = 5;
 /// The most time for the first namespace, this program's own or the requested one.
 const FIRST_TIME: Duration = Duration::from_secs(20);
@@ -125,8 +127,9 @@ impl RouteTuner {
 
     /// Visits namespaces that are new or due: a route that was replaced since has lost the metrics.
     ///
-    /// The first namespace is this program's own, or the requested one. A namespace without an entry in `cookies` has ended, or cannot be
-    /// entered. `ends`: whether to stop before the scan is complete.
+    /// The first namespace is this program's own, or the requested one. A namespace without an
+    /// entry in `cookies` has ended, or cannot be entered. `ends`: whether to stop before the scan
+    /// is complete.
     pub(crate) fn scan(
         &mut self,
         number: u64,
@@ -140,7 +143,8 @@ impl RouteTuner {
         let mut scan = RouteScan::default();
         let mut room = JournalRoom::default();
         let mut end_of_others = None;
-        // After the first, the namespace that has waited longest: a slow one delays no other for ever.
+        // After the first, the namespace that has waited longest: a slow one delays no other for
+        // ever.
         let mut order: Vec<(usize, &Namespace)> = namespaces.iter().enumerate().collect();
         order.sort_by_key(|(at, namespace)| {
             let state = self.namespaces.get(&namespace.id);
@@ -192,7 +196,8 @@ impl RouteTuner {
         scan
     }
 
-    /// Returns, once, the selectors that matched no route when all namespaces were visited for the first time.
+    /// Returns, once, the selectors that matched no route when all namespaces were visited for the
+    /// first time.
     pub(crate) fn unmatched(&mut self) -> Vec<String> {
         if !self.is_whole || std::mem::replace(&mut self.has_reported_unmatched, true) {
             return Vec::new();

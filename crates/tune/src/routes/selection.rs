@@ -115,10 +115,12 @@ impl Destinations {
         [has(IpAddr::is_ipv4), has(IpAddr::is_ipv6)]
     }
 
-    /// Whether a list of these may miss a route, because the route of `message` came or went while it was read.
+    /// Whether a list of these may miss a route, because the route of `message` came or went while
+    /// it was read.
     ///
-    /// The kernel continues a dump of IPv4 after the destination that it had reached, and counts only the routes of that destination, in any
-    /// table. It continues a dump of IPv6 by counting the routes of the whole table.
+    /// The kernel continues a dump of IPv4 after the destination that it had reached, and counts
+    /// only the routes of that destination, in any table. It continues a dump of IPv6 by counting
+    /// the routes of the whole table.
     pub fn may_miss(&self, message: &[u8]) -> bool {
         let Some(position) = dump_position(message) else {
             return true;

@@ -1,4 +1,5 @@
-//! The main routing table of one network namespace: its selected routes are listed, and one route at a time is replaced.
+//! The main routing table of one network namespace: its selected routes are listed, and one route
+//! at a time is replaced.
 
 use std::collections::HashSet;
 
@@ -38,7 +39,8 @@ pub(crate) enum RouteOutcome {
     Set,
     /// The route does not exist any more.
     Gone,
-    /// Another program changed the route meanwhile. Its change stays, and the route is to be listed again.
+    /// Another program changed the route meanwhile. Its change stays, and the route is to be listed
+    /// again.
     ChangedMeanwhile,
     /// The kernel refused the new route, and the old one stays.
     Refused(Errno),
@@ -98,8 +100,9 @@ impl RouteTable {
     /// Lists all selected unicast routes, while `goes_on`.
     ///
     /// # Errors
-    /// [`RouteError::Unsteady`]: in each of `tries` dumps other routes came or went, so that a selected route may be missing. A missing route
-    /// could be taken for one that is gone, and its namesake for the only one of its key.
+    /// [`RouteError::Unsteady`]: in each of `tries` dumps other routes came or went, so that a
+    /// selected route may be missing. A missing route could be taken for one that is gone, and its
+    /// namesake for the only one of its key.
     pub(crate) fn list(
         &mut self,
         tries: usize,
@@ -185,7 +188,8 @@ impl RouteTable {
         }
     }
 
-    /// Replaces a route. If another program turns out to have changed it before the kernel handled the request, its route is put back.
+    /// Replaces a route. If another program turns out to have changed it before the kernel handled
+    /// the request, its route is put back.
     fn replace(&mut self, route: &Route, to: Metrics) -> Result<RouteOutcome, RouteError> {
         let key = route.key;
         match self.routes.replace(&route.with(to)) {

@@ -26,7 +26,8 @@ const OTHERS_TIME: Duration = Duration::from_secs(40);
 /// The result for each entry.
 type Results = Vec<(Entry, Result<UndoOutcome, RouteError>)>;
 
-/// Undoes all changes of routes, those of this program's own namespace first. What the time does not suffice for fails, and stays in the journal.
+/// Undoes all changes of routes, those of this program's own namespace first. What the time does
+/// not suffice for fails, and stays in the journal.
 pub(crate) fn undo(index: &NamespaceIndex, entries: Vec<Entry>) -> Results {
     let mut by_cookie: HashMap<u64, Vec<(RouteKey, Entry)>> = HashMap::new();
     for entry in entries {
@@ -42,8 +43,8 @@ pub(crate) fn undo(index: &NamespaceIndex, entries: Vec<Entry>) -> Results {
     undone
 }
 
-/// Gives each namespace an even part of the remaining time, and a second turn after all others if that was too little: a slow namespace
-/// delays no other.
+/// Gives each namespace an even part of the remaining time, and a second turn after all others if
+/// that was too little: a slow namespace delays no other.
 fn undo_in_turn(
     index: &NamespaceIndex,
     mut waiting: Vec<(u64, Vec<(RouteKey, Entry)>)>,
@@ -71,7 +72,8 @@ fn undo_in_turn(
     undone
 }
 
-/// Undoes the changes of routes in the namespace with this cookie, and returns the result for each entry.
+/// Undoes the changes of routes in the namespace with this cookie, and returns the result for each
+/// entry.
 fn undo_in(
     index: &NamespaceIndex,
     cookie: u64,
@@ -148,7 +150,8 @@ fn not_undone(route: RouteKey, why: &RouteError) -> Result<UndoOutcome, RouteErr
     })
 }
 
-/// Restores the route with this key, or the one of several that needs it. `None`: another program is changing it.
+/// Restores the route with this key, or the one of several that needs it. `None`: another program
+/// is changing it.
 fn undo_route(
     table: &mut RouteTable,
     key: RouteKey,

@@ -61,7 +61,8 @@ impl Tuner {
 
     /// Sets the maximum for send buffers of new connections, where it is far from `to`.
     ///
-    /// The maximum bounds all buffers that the kernel tunes. So in the `kernel_tuned` namespaces it does not fall below its original.
+    /// The maximum bounds all buffers that the kernel tunes. So in the `kernel_tuned` namespaces it
+    /// does not fall below its original.
     pub(super) fn set_start_maximum(
         &mut self,
         to: u64,
@@ -143,7 +144,8 @@ impl Tuner {
         Outcome::Applied
     }
 
-    /// Takes over a maximum that a new namespace has inherited from the first one: at the end it gets the original.
+    /// Takes over a maximum that a new namespace has inherited from the first one: at the end it
+    /// gets the original.
     fn adopt_maximum(&mut self, namespace: &Namespace, direction: Direction, found: u64) {
         let is_it = |raised: &&(Direction, u64, u64)| (raised.0, raised.1) == (direction, found);
         let (Some(actuators), Some((_, _, original))) =

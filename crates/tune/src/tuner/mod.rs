@@ -32,7 +32,8 @@ use crate::undo::UndoSummary;
 const MAX_ATTEMPTS: usize = 100_000;
 /// The most raised maxima that are remembered.
 const MAX_RAISED: usize = 64;
-/// Complete scans in which a connection is missing before it is taken to have ended: a list may miss one.
+/// Complete scans in which a connection is missing before it is taken to have ended: a list may
+/// miss one.
 const MISSING_SCANS: u32 = 5;
 
 /// The samples that are kept of each connection. A demand is the highest of what they show.
@@ -58,14 +59,16 @@ pub struct Tuner {
     budget: Option<Budget>,
     routes: Option<RouteTuner>,
     profile: Option<ProfileWatch>,
-    /// Under a budget, the maxima for send buffers of new connections, by namespace; `None`: another program sets it.
+    /// Under a budget, the maxima for send buffers of new connections, by namespace; `None`:
+    /// another program sets it.
     start_maxima: HashMap<NetnsId, Option<u64>>,
-    /// The namespaces whose maxima were examined, with their cookies, because the kernel reuses inodes of namespaces. Each is examined once:
-    /// what is set after that is left alone.
+    /// The namespaces whose maxima were examined, with their cookies, because the kernel reuses
+    /// inodes of namespaces. Each is examined once: what is set after that is left alone.
     cookies: HashMap<NetnsId, u64>,
     /// The maxima of namespaces before they were changed.
     originals: HashMap<(NetnsId, Direction), u64>,
-    /// The last maxima that were set: direction, new value, original. A new namespace inherits those of the first one.
+    /// The last maxima that were set: direction, new value, original. A new namespace inherits
+    /// those of the first one.
     raised: VecDeque<(Direction, u64, u64)>,
     ended_namespaces: EndedNamespaces,
     /// The buffers of which a change was reported or tried, with the scan.
@@ -181,7 +184,8 @@ impl Tuner {
         }
     }
 
-    /// Scans all connections, and makes or reports the changes that are due. `ends`: whether to stop before the round is complete.
+    /// Scans all connections, and makes or reports the changes that are due. `ends`: whether to
+    /// stop before the round is complete.
     ///
     /// # Errors
     /// [`ScanError`]: the connections cannot be listed.
@@ -245,9 +249,11 @@ impl Tuner {
         Ok(round)
     }
 
-    /// Whether nothing has happened since the last round that calls for another one, as far as that can be told without a scan.
+    /// Whether nothing has happened since the last round that calls for another one, as far as that
+    /// can be told without a scan.
     pub fn is_quiet(&self) -> bool {
-        // Interfaces and routes change without a segment; and events of connections that are not established are not counted.
+        // Interfaces and routes change without a segment; and events of connections that are not
+        // established are not counted.
         let is_watched = self.profile.is_some() || self.routes.is_some();
         let has_memory = || self.shrunk.is_empty() && !self.is_memory_short();
         !is_watched
@@ -275,7 +281,8 @@ impl Tuner {
         round.reports.extend(reports);
     }
 
-    /// Forgets connections that have been missing in several scans: nothing of them is to be undone.
+    /// Forgets connections that have been missing in several scans: nothing of them is to be
+    /// undone.
     fn forget_ended(&mut self, summary: &ScanSummary) {
         let is_whole = summary.incomplete == 0 && summary.denied == 0 && summary.left_out == 0;
         if !is_whole || self.observer.left_out() > 0 {

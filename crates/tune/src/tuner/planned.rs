@@ -40,7 +40,8 @@ impl Planned {
         }
     }
 
-    /// Returns how the change is made without a process that has the socket; `None` if there is one, or if it cannot be made so.
+    /// Returns how the change is made without a process that has the socket; `None` if there is
+    /// one, or if it cannot be made so.
     pub(super) fn ownerless(&self) -> Option<OwnerlessBuffer> {
         let (Change::Enlarge {
             cookie,
@@ -71,7 +72,8 @@ impl Planned {
     }
 }
 
-/// Returns the demand of one direction of a connection, as far as it is known yet; `None` if the kernel does not report enough.
+/// Returns the demand of one direction of a connection, as far as it is known yet; `None` if the
+/// kernel does not report enough.
 pub(super) fn demand_of(
     seen: &Observed<'_>,
     window: Option<&Window<'_>>,
