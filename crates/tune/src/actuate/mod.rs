@@ -20,7 +20,7 @@ pub(crate) use self::ownerless::max_size;
 use self::socket::{SocketOwners, is_fixed, resize, size};
 use self::undo::{undo_buffer, undo_maximum};
 use crate::demand::Direction;
-use crate::journal::{Entry, Journal, Thing, Value};
+use crate::journal::{Entry, Journal, Target, Value};
 use crate::namespaces::index::NamespaceIndex;
 use crate::profile;
 use crate::routes;
@@ -164,8 +164,8 @@ impl Actuators {
             return Ok(false);
         };
         let after = sysctl::with_maximum(&before, to);
-        let thing = Thing::maximum(cookie, direction);
-        let entry = Entry::new(thing, Value::Text(before), Value::Text(after.clone()));
+        let target = Target::maximum(cookie, direction);
+        let entry = Entry::new(target, Value::Text(before), Value::Text(after.clone()));
         self.journal.note(entry)?;
         sysctl::write(namespace, cookie, name, &after)
     }
@@ -186,8 +186,8 @@ impl Actuators {
             return Ok(false);
         };
         let before = sysctl::with_maximum(&now, original);
-        let thing = Thing::maximum(cookie, direction);
-        let entry = Entry::new(thing, Value::Text(before), Value::Text(now));
+        let target = Target::maximum(cookie, direction);
+        let entry = Entry::new(target, Value::Text(before), Value::Text(now));
         self.journal.note(entry)?;
         Ok(true)
     }
@@ -200,21 +200,21 @@ impl Actuators {
         (from, was_fixed): (u32, bool),
         (to, fixed): (u32, bool),
     ) -> Result<(), ActuateError> {
-        let thing = Thing::buffer(socket.cookie, direction);
+        let target = Target::buffer(socket.cookie, direction);
         let was_changed_by_application = self
             .journal
-            .entry(&thing)
+            .entry(&target)
             .is_some_and(|entry| !undo::is_as_made(entry, from, was_fixed));
         if was_changed_by_application {
             // The buffer goes back to what the application has set since.
-            self.journal.undone(&thing)?;
+            self.journal.undone(&target)?;
         }
         let value = |bytes, is_fixed| Value::Buffer {
             bytes,
             is_fixed,
             owner: (socket.pid, socket.inode),
         };
-        let entry = Entry::new(thing, value(from, was_fixed), value(to, fixed));
+        let entry = Entry::new(target, value(from, was_fixed), value(to, fixed));
         Ok(self.journal.note(entry)?)
     }
 
@@ -227,14 +227,14 @@ impl Actuators {
         cookie: u64,
         direction: Direction,
     ) -> Result<UndoOutcome, ActuateError> {
-        let thing = Thing::buffer(cookie, direction);
-        let Some(entry) = self.journal.entry(&thing).cloned() else {
+        let target = Target::buffer(cookie, direction);
+        let Some(entry) = self.journal.entry(&target).cloned() else {
             return Ok(UndoOutcome::Restored);
         };
         let outcome = undo_buffer(&mut self.owners, cookie, direction, &entry)?;
         // A socket without an owner may still exist: at the end it is searched in the kernel.
         if outcome != UndoOutcome::Gone {
-            self.journal.undone(&thing)?;
+            self.journal.undone(&target)?;
         }
         Ok(outcome)
     }
@@ -246,13 +246,13 @@ impl Actuators {
         let entries: Vec<Entry> = self.journal.entries().cloned().collect();
         // A machine may have thousands of namespaces: they are entered once, and only if an entry
         // needs one.
-        let needs_index = entries.iter().any(|entry| entry.thing.netns().is_some());
+        let needs_index = entries.iter().any(|entry| entry.target.netns().is_some());
         let index = needs_index.then(NamespaceIndex::read);
         // Routes come last, because they take time, and together, because a list has all routes of
         // a namespace.
         let (routes, mut entries): (Vec<_>, Vec<_>) = entries
             .into_iter()
-            .partition(|entry| matches!(entry.thing, Thing::Route { .. }));
+            .partition(|entry| matches!(entry.target, Target::Route { .. }));
         if let Some(index) = &index {
             sort_for_undo(&mut entries, index);
         }
@@ -260,19 +260,19 @@ impl Actuators {
         let mut ownerless = Vec::new();
         let mut rest = entries.into_iter().peekable();
         while let Some(entry) = rest.next() {
-            if let (Thing::Setting(netns, _), Some(index)) = (&entry.thing, &index) {
+            if let (Target::Setting(netns, _), Some(index)) = (&entry.target, &index) {
                 let netns = *netns;
                 let mut settings = vec![entry];
                 let is_same_netns =
-                    |next: &Entry| matches!(next.thing, Thing::Setting(of, _) if of == netns);
+                    |next: &Entry| matches!(next.target, Target::Setting(of, _) if of == netns);
                 while let Some(next) = rest.next_if(is_same_netns) {
                     settings.push(next);
                 }
                 self.undo_settings(index, netns, &settings, &mut deadline, &mut summary);
                 continue;
             }
-            let buffer = entry.thing.as_buffer();
-            let outcome = match (buffer, entry.thing.as_maximum(), &index) {
+            let buffer = entry.target.as_buffer();
+            let outcome = match (buffer, entry.target.as_maximum(), &index) {
                 (Some((cookie, direction)), ..) => {
                     undo_buffer(&mut self.owners, cookie, direction, &entry)
                 }
@@ -280,7 +280,7 @@ impl Actuators {
                     undo_maximum(index, netns, direction, &entry).map_err(ActuateError::from)
                 }
                 _ => {
-                    tracing::warn!(thing = ?entry.thing, "not undone: this program changes no such thing");
+                    tracing::warn!(target = ?entry.target, "not undone: this program changes no such thing");
                     summary.failed += 1;
                     continue;
                 }
@@ -348,13 +348,13 @@ impl Actuators {
             Ok(UndoOutcome::Gone) => &mut summary.gone,
             Ok(UndoOutcome::Foreign) => &mut summary.foreign,
             Err(error) => {
-                tracing::warn!(%error, thing = ?entry.thing, "not undone");
+                tracing::warn!(%error, target = ?entry.target, "not undone");
                 summary.failed += 1;
                 return;
             }
         };
         *count += 1;
-        if let Err(error) = self.journal.undone(&entry.thing) {
+        if let Err(error) = self.journal.undone(&entry.target) {
             tracing::warn!(%error, "a change is undone, but stays in the journal");
         }
     }
@@ -362,7 +362,7 @@ impl Actuators {
     /// Removes the entries of a connection that has ended.
     pub fn forget(&mut self, cookie: u64) {
         for direction in [Direction::Send, Direction::Receive] {
-            if let Err(error) = self.journal.undone(&Thing::buffer(cookie, direction)) {
+            if let Err(error) = self.journal.undone(&Target::buffer(cookie, direction)) {
                 tracing::warn!(%error, "the journal keeps an entry of a connection that has ended");
             }
         }
@@ -389,8 +389,8 @@ fn widen(borrowed: &PidfdSocket, to: u32) -> Result<(), Errno> {
 /// one namespace together, and buffers after the own namespace.
 pub(crate) fn sort_for_undo(entries: &mut [Entry], index: &NamespaceIndex) {
     entries.sort_by_cached_key(|entry| {
-        let is_setting = matches!(entry.thing, Thing::Setting(..));
-        match entry.thing.netns() {
+        let is_setting = matches!(entry.target, Target::Setting(..));
+        match entry.target.netns() {
             Some(cookie) => (index.rank(cookie), cookie, is_setting),
             None => (0, u64::MAX, false),
         }

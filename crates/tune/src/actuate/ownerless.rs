@@ -7,7 +7,7 @@ use taut_observe::namespaces::Namespace;
 use super::bpf_iter::{BufferIter, BufferRequest, MAX_REQUESTS, RequestOutcome};
 use super::{ActuateError, Actuators, BufferOutcome, Socket};
 use crate::demand::Direction;
-use crate::journal::{Entry, Thing, Value};
+use crate::journal::{Entry, Target, Value};
 use crate::namespaces::index::NamespaceIndex;
 use crate::undo::UndoOutcome;
 
@@ -53,7 +53,7 @@ fn is_ownerless(entry: &Entry) -> bool {
 /// Returns the request that undoes a change. A buffer that was not fixed is only searched: it
 /// cannot be unlocked this way.
 fn undo_request(entry: &Entry) -> Option<BufferRequest> {
-    let (cookie, direction) = entry.thing.as_buffer()?;
+    let (cookie, direction) = entry.target.as_buffer()?;
     let Value::Buffer {
         bytes, is_fixed, ..
     } = entry.before
@@ -113,8 +113,8 @@ impl Actuators {
             if of.size > limit || to == of.size {
                 continue;
             }
-            let thing = Thing::buffer(of.cookie, of.direction);
-            places.push((index, self.journal.entry(&thing).is_none()));
+            let target = Target::buffer(of.cookie, of.direction);
+            places.push((index, self.journal.entry(&target).is_none()));
             let socket = Socket {
                 cookie: of.cookie,
                 inode: of.inode,
@@ -144,8 +144,8 @@ impl Actuators {
                 }
             };
             if is_new && !matches!(found, RequestOutcome::Set { .. }) {
-                let thing = Thing::buffer(request.cookie, request.direction);
-                self.journal.undone(&thing)?;
+                let target = Target::buffer(request.cookie, request.direction);
+                self.journal.undone(&target)?;
             }
         }
         Ok(outcomes)

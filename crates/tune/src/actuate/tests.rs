@@ -138,12 +138,12 @@ fn a_closed_socket_is_neither_changed_nor_undone() {
     );
     assert_eq!(actuators.undo().gone, 1);
     // A process that does not exist.
-    let nobody = Socket {
+    let missing = Socket {
         pid: 4_194_305,
         ..of
     };
     assert_eq!(
-        actuators.unlock(&nobody, Direction::Send, 1).unwrap(),
+        actuators.unlock(&missing, Direction::Send, 1).unwrap(),
         BufferOutcome::Gone
     );
 }

@@ -60,7 +60,7 @@ pub(super) fn is_as_made(entry: &Entry, now: u32, is_fixed_now: bool) -> bool {
         Value::Buffer {
             bytes, is_fixed, ..
         } => *bytes == now || !is_fixed && !is_fixed_now,
-        Value::Text(_) | Value::Beside { .. } | Value::Route(_) => false,
+        Value::Text(_) | Value::WithCompanion { .. } | Value::Route(_) => false,
     };
     is(&entry.after) || is(&entry.before) || entry.earlier.as_ref().is_some_and(is)
 }

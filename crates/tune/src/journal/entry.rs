@@ -7,10 +7,10 @@ use crate::profile::settings::Setting;
 use crate::routes::message::RouteKey;
 use crate::routes::metrics::Metrics;
 
-/// Something that was changed.
+/// What a change is made to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Thing {
+pub enum Target {
     /// The maximum of send buffers in a network namespace, which has this cookie.
     SendMaximum(u64),
     /// The maximum of receive buffers in a network namespace, which has this cookie.
@@ -26,7 +26,8 @@ pub enum Thing {
         /// The namespace's cookie.
         netns: u64,
         /// The route, in the main table.
-        name: RouteKey,
+        #[serde(rename = "name")]
+        key: RouteKey,
     },
 }
 
@@ -34,7 +35,8 @@ pub enum Thing {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// What was changed.
-    pub thing: Thing,
+    #[serde(rename = "thing")]
+    pub target: Target,
     /// The value before the first change.
     pub before: Value,
     /// The value of the last change. If the current value differs, another program has changed it,
@@ -49,18 +51,20 @@ pub struct Entry {
     pub largest: u32,
 }
 
-/// A value of a [`Thing`].
+/// A value of a [`Target`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Value {
     /// The text of a setting, as the kernel writes it.
     Text(String),
     /// The text of a setting that the kernel changes together with another one.
-    Beside {
+    #[serde(rename = "beside")]
+    WithCompanion {
         /// The setting.
         text: String,
         /// The other setting.
-        other: String,
+        #[serde(rename = "other")]
+        companion: String,
     },
     /// The metrics of a route; one that is `None` was not set before, or is not changed.
     Route(Metrics),
@@ -75,9 +79,9 @@ pub enum Value {
     },
 }
 
-// === impl Thing ===
+// === impl Target ===
 
-impl Thing {
+impl Target {
     /// Names a buffer of the socket with this cookie.
     pub(crate) fn buffer(cookie: u64, direction: Direction) -> Self {
         match direction {
@@ -129,9 +133,9 @@ impl Thing {
 
 impl Entry {
     /// Describes a first change.
-    pub fn new(thing: Thing, before: Value, after: Value) -> Self {
+    pub fn new(target: Target, before: Value, after: Value) -> Self {
         Self {
-            thing,
+            target,
             before,
             after,
             earlier: None,
@@ -147,7 +151,7 @@ impl Value {
     pub(crate) fn bytes(&self) -> u32 {
         match self {
             Self::Buffer { bytes, .. } => *bytes,
-            Self::Text(_) | Self::Beside { .. } | Self::Route(_) => 0,
+            Self::Text(_) | Self::WithCompanion { .. } | Self::Route(_) => 0,
         }
     }
 }

@@ -18,15 +18,15 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use taut_sys::Errno;
 
-pub use self::entry::{Entry, Thing, Value};
+pub use self::entry::{Entry, Target, Value};
 use crate::trusted_file::{boot, is_ours, open_flags};
 
 /// The default path.
 pub const PATH: &str = "/run/taut/tune.journal";
-/// The most things that are changed at one time; more are left as they are.
+/// The most targets that are changed at one time; more are left as they are.
 const MAX_ENTRIES: usize = 1_000_000;
 /// The longest file that is read, in bytes. This program writes no longer one: at most three lines
-/// of 300 bytes for each thing.
+/// of 300 bytes for each target.
 const MAX_BYTES: u64 = 1 << 30;
 /// Obsolete lines that stay in the file, in addition to as many as there are current ones.
 const MAX_OBSOLETE: usize = 1000;
@@ -45,7 +45,7 @@ enum Line {
         boot: String,
     },
     Changes(Entry),
-    Undone(Thing),
+    Undone(Target),
 }
 
 /// The journal, open and locked.
@@ -53,7 +53,7 @@ enum Line {
 pub struct Journal {
     path: PathBuf,
     file: File,
-    entries: HashMap<Thing, Entry>,
+    entries: HashMap<Target, Entry>,
     lines: usize,
     /// Whether the last line may be incomplete, so that the next one must not continue it.
     is_cut: bool,
@@ -165,8 +165,8 @@ impl Journal {
             self.lines += 1;
             match serde_json::from_slice(line) {
                 Ok(Line::Changes(entry)) => self.take(entry),
-                Ok(Line::Undone(thing)) => {
-                    self.entries.remove(&thing);
+                Ok(Line::Undone(target)) => {
+                    self.entries.remove(&target);
                 }
                 Ok(Line::Journal { .. }) => {}
                 // The writer of an incomplete line ended before it changed anything.
@@ -188,7 +188,7 @@ impl Journal {
 
     /// Adds an entry to those in memory. The value from before the first change stays.
     fn take(&mut self, entry: Entry) {
-        match self.entries.get_mut(&entry.thing) {
+        match self.entries.get_mut(&entry.target) {
             Some(first) => {
                 first.largest = first.largest.max(entry.after.bytes());
                 first.earlier = Some(std::mem::replace(&mut first.after, entry.after));
@@ -196,17 +196,17 @@ impl Journal {
             None => {
                 let largest = entry.largest.max(entry.after.bytes());
                 let entry = Entry { largest, ..entry };
-                self.entries.insert(entry.thing.clone(), entry);
+                self.entries.insert(entry.target.clone(), entry);
             }
         }
     }
 
-    /// Writes an entry down. Call this before `entry.thing` is changed.
+    /// Writes an entry down. Call this before `entry.target` is changed.
     ///
     /// # Errors
     /// The entry cannot be written; the caller must not make the change.
     pub fn note(&mut self, entry: Entry) -> Result<(), JournalWriteError> {
-        if self.entries.len() >= MAX_ENTRIES && !self.entries.contains_key(&entry.thing) {
+        if self.entries.len() >= MAX_ENTRIES && !self.entries.contains_key(&entry.target) {
             let full = format!("it has {MAX_ENTRIES} entries, which is the most");
             return Err(io::Error::other(full).into());
         }
@@ -215,24 +215,24 @@ impl Journal {
         self.compact_if_long()
     }
 
-    /// Removes the entry of a thing that is as before, or does not exist any more.
+    /// Removes the entry of a target that is as before, or does not exist any more.
     ///
     /// # Errors
     /// The line cannot be written.
-    pub fn undone(&mut self, thing: &Thing) -> Result<(), JournalWriteError> {
-        if self.entries.remove(thing).is_some() {
-            self.write(&Line::Undone(thing.clone()))?;
+    pub fn undone(&mut self, target: &Target) -> Result<(), JournalWriteError> {
+        if self.entries.remove(target).is_some() {
+            self.write(&Line::Undone(target.clone()))?;
         }
         self.compact_if_long()
     }
 
     /// Removes the entries of namespaces that have ended, by their cookies.
     pub(crate) fn forget_namespaces(&mut self, has_ended: impl Fn(u64) -> bool) {
-        let is_obsolete = |entry: &&Entry| entry.thing.netns().is_some_and(&has_ended);
+        let is_obsolete = |entry: &&Entry| entry.target.netns().is_some_and(&has_ended);
         let obsolete = self.entries.values().filter(is_obsolete);
-        let obsolete: Vec<Thing> = obsolete.map(|entry| entry.thing.clone()).collect();
-        for thing in obsolete {
-            if let Err(error) = self.undone(&thing) {
+        let obsolete: Vec<Target> = obsolete.map(|entry| entry.target.clone()).collect();
+        for target in obsolete {
+            if let Err(error) = self.undone(&target) {
                 tracing::warn!(%error, "the journal keeps entries of a namespace that has ended");
             }
         }
@@ -243,9 +243,9 @@ impl Journal {
         self.entries.values()
     }
 
-    /// Returns the entry of this thing, if it was changed.
-    pub fn entry(&self, thing: &Thing) -> Option<&Entry> {
-        self.entries.get(thing)
+    /// Returns the entry of this target, if it was changed.
+    pub fn entry(&self, target: &Target) -> Option<&Entry> {
+        self.entries.get(target)
     }
 
     /// Removes the file if all changes are undone, and unlocks it.

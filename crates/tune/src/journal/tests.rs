@@ -1,8 +1,8 @@
 use super::*;
 
-fn entry(thing: Thing, before: &str, after: &str) -> Entry {
+fn entry(target: Target, before: &str, after: &str) -> Entry {
     let text = |text: &str| Value::Text(text.to_owned());
-    Entry::new(thing, text(before), text(after))
+    Entry::new(target, text(before), text(after))
 }
 
 #[test]
@@ -11,15 +11,15 @@ fn the_value_from_before_the_first_change_is_kept() {
     let path = dir.path().join("deep/journal");
     let mut journal = Journal::free(&path).unwrap();
     journal
-        .note(entry(Thing::SendMaximum(1), "1", "2"))
+        .note(entry(Target::SendMaximum(1), "1", "2"))
         .unwrap();
     journal
-        .note(entry(Thing::SendMaximum(1), "2", "3"))
+        .note(entry(Target::SendMaximum(1), "2", "3"))
         .unwrap();
     journal
-        .note(entry(Thing::ReceiveMaximum(1), "8", "9"))
+        .note(entry(Target::ReceiveMaximum(1), "8", "9"))
         .unwrap();
-    journal.undone(&Thing::ReceiveMaximum(1)).unwrap();
+    journal.undone(&Target::ReceiveMaximum(1)).unwrap();
     // As by kill -9.
     drop(journal);
     let journal = Journal::free(&path).unwrap();
@@ -27,7 +27,7 @@ fn the_value_from_before_the_first_change_is_kept() {
     let earlier = Some(Value::Text("2".to_owned()));
     let expected = Entry {
         earlier,
-        ..entry(Thing::SendMaximum(1), "1", "3")
+        ..entry(Target::SendMaximum(1), "1", "3")
     };
     assert_eq!(left, [expected]);
     journal.close().unwrap();
@@ -40,9 +40,9 @@ fn the_file_is_removed_when_all_is_undone() {
     let path = dir.path().join("journal");
     let mut journal = Journal::free(&path).unwrap();
     journal
-        .note(entry(Thing::SendMaximum(1), "1", "2"))
+        .note(entry(Target::SendMaximum(1), "1", "2"))
         .unwrap();
-    journal.undone(&Thing::SendMaximum(1)).unwrap();
+    journal.undone(&Target::SendMaximum(1)).unwrap();
     journal.close().unwrap();
     assert!(!path.exists());
 }
@@ -69,7 +69,7 @@ fn incomplete_and_foreign_lines_lose_no_entry() {
     let path = dir.path().join("journal");
     let mut journal = Journal::free(&path).unwrap();
     journal
-        .note(entry(Thing::SendMaximum(1), "1", "2"))
+        .note(entry(Target::SendMaximum(1), "1", "2"))
         .unwrap();
     drop(journal);
     let whole = fs::read(&path).unwrap();
@@ -77,7 +77,7 @@ fn incomplete_and_foreign_lines_lose_no_entry() {
         fs::write(&path, [&whole[..], b"\xff{}\n", &whole[..cut]].concat()).unwrap();
         let mut journal = Journal::free(&path).unwrap();
         journal
-            .note(entry(Thing::ReceiveMaximum(1), "8", "9"))
+            .note(entry(Target::ReceiveMaximum(1), "8", "9"))
             .unwrap();
         drop(journal);
         assert_eq!(Journal::free(&path).unwrap().entries().count(), 2, "{cut}");
@@ -90,18 +90,18 @@ fn the_file_grows_with_current_entries_only() {
     let path = dir.path().join("journal");
     let mut journal = Journal::free(&path).unwrap();
     journal
-        .note(entry(Thing::SendMaximum(1), "1", "2"))
+        .note(entry(Target::SendMaximum(1), "1", "2"))
         .unwrap();
     for cookie in 0..3000 {
-        let thing = Thing::SendBuffer(cookie);
-        journal.note(entry(thing.clone(), "1", "2")).unwrap();
-        journal.undone(&thing).unwrap();
+        let target = Target::SendBuffer(cookie);
+        journal.note(entry(target.clone(), "1", "2")).unwrap();
+        journal.undone(&target).unwrap();
     }
     assert!(fs::read_to_string(&path).unwrap().lines().count() < 1100);
     // It is still locked, and can still be written.
     assert!(matches!(Journal::open(&path), Err(JournalError::Held(_))));
     journal
-        .note(entry(Thing::ReceiveMaximum(1), "1", "2"))
+        .note(entry(Target::ReceiveMaximum(1), "1", "2"))
         .unwrap();
     drop(journal);
     assert_eq!(Journal::free(&path).unwrap().entries().count(), 2);
@@ -113,7 +113,7 @@ fn the_entries_of_another_boot_are_dropped() {
     let path = dir.path().join("journal");
     let mut journal = Journal::free(&path).unwrap();
     journal
-        .note(entry(Thing::SendMaximum(1), "1", "2"))
+        .note(entry(Target::SendMaximum(1), "1", "2"))
         .unwrap();
     drop(journal);
     let text = fs::read_to_string(&path).unwrap();

@@ -76,41 +76,41 @@ pub(crate) fn forget_ended_namespaces(journal: &mut Journal) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::{Entry, Thing, Value};
+    use crate::journal::{Entry, Target, Value};
     use crate::profile::settings::Setting;
     use crate::routes::message::RouteKey;
     use crate::testing::TestNetns;
 
     /// Everything that the journal can have of a namespace.
-    fn things(netns: u64) -> [Thing; 5] {
+    fn targets(netns: u64) -> [Target; 5] {
         [
-            Thing::SendMaximum(netns),
-            Thing::ReceiveMaximum(netns),
-            Thing::Setting(netns, Setting::SynCookies),
-            Thing::Setting(netns, Setting::InterfaceRedirects(1)),
+            Target::SendMaximum(netns),
+            Target::ReceiveMaximum(netns),
+            Target::Setting(netns, Setting::SynCookies),
+            Target::Setting(netns, Setting::InterfaceRedirects(1)),
             route(netns),
         ]
     }
 
-    fn route(netns: u64) -> Thing {
-        let name = RouteKey {
+    fn route(netns: u64) -> Target {
+        let key = RouteKey {
             destination: std::net::Ipv4Addr::UNSPECIFIED.into(),
             length: 0,
             tos: 0,
             priority: 0,
         };
-        Thing::Route { netns, name }
+        Target::Route { netns, key }
     }
 
     fn journal(of: &[u64]) -> (Journal, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let mut journal = Journal::free(&dir.path().join("journal")).unwrap();
-        let buffer = Thing::SendBuffer(1);
-        let things = of.iter().flat_map(|&netns| things(netns)).chain([buffer]);
+        let buffer = Target::SendBuffer(1);
+        let targets = of.iter().flat_map(|&netns| targets(netns)).chain([buffer]);
         let text = |text: &str| Value::Text(text.to_owned());
-        for thing in things {
+        for target in targets {
             journal
-                .note(Entry::new(thing, text("1"), text("0")))
+                .note(Entry::new(target, text("1"), text("0")))
                 .unwrap();
         }
         (journal, dir)
@@ -119,7 +119,7 @@ mod tests {
     /// Counts the entries of this namespace.
     fn count(journal: &Journal, netns: u64) -> usize {
         let entries = journal.entries();
-        entries.filter(|e| e.thing.netns() == Some(netns)).count()
+        entries.filter(|e| e.target.netns() == Some(netns)).count()
     }
 
     #[test]

@@ -77,9 +77,9 @@ pub(super) fn value(number: i64, companion: Option<&str>) -> Value {
     let text = number.to_string();
     match companion {
         None => Value::Text(text),
-        Some(other) => Value::Beside {
+        Some(companion) => Value::WithCompanion {
             text,
-            other: other.to_owned(),
+            companion: companion.to_owned(),
         },
     }
 }

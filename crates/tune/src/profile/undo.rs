@@ -9,7 +9,7 @@ use taut_sys::{interface, netns};
 use super::interface_name::InterfaceName;
 use super::setting_file::{SettingFile, read_companion};
 use super::settings::Setting;
-use crate::journal::{Entry, Thing, Value};
+use crate::journal::{Entry, Target, Value};
 use crate::namespaces::index::NamespaceIndex;
 use crate::sysctl::{SysctlError, is_same};
 use crate::undo::UndoOutcome;
@@ -105,8 +105,8 @@ pub(crate) fn undo(
 }
 
 fn setting_of(entry: &Entry) -> Option<Setting> {
-    match entry.thing {
-        Thing::Setting(_, setting) => Some(setting),
+    match entry.target {
+        Target::Setting(_, setting) => Some(setting),
         _ => None,
     }
 }
@@ -206,7 +206,9 @@ fn restore(file: &SettingFile, setting: Setting, entry: &Entry) -> io::Result<Op
 fn parse(value: &Value) -> Option<(i64, Option<&str>)> {
     match value {
         Value::Text(text) => Some((text.trim().parse().ok()?, None)),
-        Value::Beside { text, other } => Some((text.trim().parse().ok()?, Some(other))),
+        Value::WithCompanion { text, companion } => {
+            Some((text.trim().parse().ok()?, Some(companion)))
+        }
         Value::Buffer { .. } | Value::Route(_) => None,
     }
 }

@@ -15,7 +15,7 @@ use super::interface_name::InterfaceName;
 use super::setting_file::{SettingFile, read_companion, value};
 use super::settings::{Profile, Setting};
 use super::undo::is_gone;
-use crate::journal::{Entry, Journal, JournalWriteError, Thing};
+use crate::journal::{Entry, Journal, JournalWriteError, Target};
 use crate::plan::Change;
 use crate::sysctl::{SysctlError, file_error};
 
@@ -245,8 +245,8 @@ impl Visit<'_> {
     /// examined.
     fn forget(&mut self, setting: Setting) {
         self.visited.examined.remove(&setting);
-        let thing = Thing::Setting(self.visited.cookie, setting);
-        let undone = self.journal.as_mut().map(|journal| journal.undone(&thing));
+        let target = Target::Setting(self.visited.cookie, setting);
+        let undone = self.journal.as_mut().map(|journal| journal.undone(&target));
         if let Some(Err(error)) = undone {
             tracing::warn!(%error, "the journal keeps an entry of a setting that does not exist any more");
         }
@@ -290,8 +290,8 @@ impl Visit<'_> {
             self.found.push((change(from, to), None));
             return Ok(true);
         };
-        let thing = Thing::Setting(self.visited.cookie, setting);
-        if journal.entry(&thing).is_some() {
+        let target = Target::Setting(self.visited.cookie, setting);
+        if journal.entry(&target).is_some() {
             // It was examined before its namespace was missing for a while, or it could not be
             // undone.
             return Ok(true);
@@ -300,7 +300,7 @@ impl Visit<'_> {
             self.room.is_short = true;
             return Ok(false);
         }
-        match tighten(&thing, setting, interface, journal) {
+        match tighten(&target, setting, interface, journal) {
             Ok(SettingOutcome::Set { from, to }) => {
                 self.room.entries -= 1;
                 self.found.push((change(from, to), Some(Ok(()))));
@@ -315,7 +315,7 @@ impl Visit<'_> {
 
 /// Writes the change to the journal, and makes it.
 fn tighten(
-    thing: &Thing,
+    target: &Target,
     setting: Setting,
     interface: Option<InterfaceName>,
     journal: &mut Journal,
@@ -336,12 +336,12 @@ fn tighten(
         value(from, companion.as_deref()),
         value(to, companion.as_deref()),
     );
-    let entry = Entry::new(thing.clone(), before, after);
+    let entry = Entry::new(target.clone(), before, after);
     journal.note(entry).map_err(ChangeError::Journal)?;
     let written = file.write(&to.to_string());
     if !matches!(written, Ok(true)) {
         // Nothing was changed, so nothing is to be undone.
-        journal.undone(thing).map_err(ChangeError::Journal)?;
+        journal.undone(target).map_err(ChangeError::Journal)?;
     }
     match written {
         Ok(true) => Ok(SettingOutcome::Set { from, to }),

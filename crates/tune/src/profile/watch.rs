@@ -9,7 +9,7 @@ use taut_sys::netns::{self, NetnsId};
 
 use super::settings::Profile;
 use super::visit::{LaxSetting, MAX_INTERFACES, Room, VisitedNamespace, visit};
-use crate::journal::{Journal, Thing};
+use crate::journal::{Journal, Target};
 use crate::namespaces::ended::forget_ended_namespaces;
 
 /// The most interfaces of all namespaces that are examined.
@@ -151,8 +151,8 @@ impl ProfileWatch {
 
 /// Counts the settings in the journal: of the namespace with the cookie `own`, and of others.
 pub(super) fn count_settings(journal: &Journal, own: Option<u64>) -> [usize; 2] {
-    let namespaces = journal.entries().filter_map(|entry| match entry.thing {
-        Thing::Setting(cookie, _) => Some(cookie),
+    let namespaces = journal.entries().filter_map(|entry| match entry.target {
+        Target::Setting(cookie, _) => Some(cookie),
         _ => None,
     });
     namespaces.fold([0, 0], |[of_own, of_others], netns| {
@@ -175,9 +175,9 @@ mod tests {
     use crate::testing::TestNetns;
 
     fn redirects(cookie: u64, interface: u32) -> Entry {
-        let thing = Thing::Setting(cookie, Setting::InterfaceRedirects(interface));
+        let target = Target::Setting(cookie, Setting::InterfaceRedirects(interface));
         let text = |text: &str| Value::Text(text.to_owned());
-        Entry::new(thing, text("1"), text("0"))
+        Entry::new(target, text("1"), text("0"))
     }
 
     #[test]

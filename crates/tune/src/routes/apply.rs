@@ -6,7 +6,7 @@ use super::error::RouteError;
 use super::message::{Route, RouteKey};
 use super::metrics::Metrics;
 use super::table::{RouteOutcome, RouteTable};
-use crate::journal::{Entry, Journal, Thing, Value};
+use crate::journal::{Entry, Journal, Target, Value};
 
 /// Sets the metrics of a route of the last list to `to`; `ours` are the ones that this program owns
 /// then.
@@ -24,14 +24,14 @@ pub(crate) fn set(
     if table.has_changed(&route.key)? {
         return Ok(RouteOutcome::ChangedMeanwhile);
     }
-    let thing = thing(table.cookie(), route.key);
+    let target = target(table.cookie(), route.key);
     let before = Value::Route(route.metrics.among(ours));
-    let is_first = journal.entry(&thing).is_none();
-    journal.note(Entry::new(thing.clone(), before, Value::Route(ours)))?;
+    let is_first = journal.entry(&target).is_none();
+    journal.note(Entry::new(target.clone(), before, Value::Route(ours)))?;
     let outcome = table.set(route, to)?;
     // Whatever another program makes of it now is that program's to keep.
     if is_first && outcome != RouteOutcome::Set {
-        journal.undone(&thing)?;
+        journal.undone(&target)?;
     }
     match outcome {
         RouteOutcome::Refused(error) => Err(RouteError::Replace {
@@ -44,7 +44,7 @@ pub(crate) fn set(
 
 /// Returns the metrics that this program has set on the route.
 pub(crate) fn made_of_route(journal: &Journal, cookie: u64, key: RouteKey) -> Vec<Metrics> {
-    let entry = journal.entry(&thing(cookie, key));
+    let entry = journal.entry(&target(cookie, key));
     entry.map(made).unwrap_or_default()
 }
 
@@ -52,18 +52,15 @@ pub(crate) fn made_of_route(journal: &Journal, cookie: u64, key: RouteKey) -> Ve
 pub(crate) fn count_by_namespace(journal: &Journal) -> HashMap<u64, usize> {
     let mut counts = HashMap::new();
     for entry in journal.entries() {
-        if let Thing::Route { netns, .. } = &entry.thing {
+        if let Target::Route { netns, .. } = &entry.target {
             *counts.entry(*netns).or_default() += 1;
         }
     }
     counts
 }
 
-pub(super) fn thing(cookie: u64, key: RouteKey) -> Thing {
-    Thing::Route {
-        netns: cookie,
-        name: key,
-    }
+pub(super) fn target(cookie: u64, key: RouteKey) -> Target {
+    Target::Route { netns: cookie, key }
 }
 
 /// Returns the metrics of the entry's last change and of the one before.

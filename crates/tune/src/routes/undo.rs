@@ -10,7 +10,7 @@ use super::apply::made;
 use super::error::RouteError;
 use super::message::{Route, RouteKey};
 use super::table::{RouteOutcome, RouteTable};
-use crate::journal::{Entry, Thing, Value};
+use crate::journal::{Entry, Target, Value};
 use crate::namespaces::index::NamespaceIndex;
 use crate::undo::UndoOutcome;
 
@@ -31,8 +31,8 @@ type Results = Vec<(Entry, Result<UndoOutcome, RouteError>)>;
 pub(crate) fn undo(index: &NamespaceIndex, entries: Vec<Entry>) -> Results {
     let mut by_cookie: HashMap<u64, Vec<(RouteKey, Entry)>> = HashMap::new();
     for entry in entries {
-        if let Thing::Route { netns, name } = entry.thing {
-            by_cookie.entry(netns).or_default().push((name, entry));
+        if let Target::Route { netns, key } = entry.target {
+            by_cookie.entry(netns).or_default().push((key, entry));
         }
     }
     let own = netns::cookie().ok();

@@ -41,7 +41,7 @@ fn settings_that_are_gone_are_not_waited_for() {
 fn interfaces_that_are_being_renamed_are_waited_for_together() {
     let setting = |index| {
         Entry::new(
-            Thing::Setting(1, Setting::InterfaceRedirects(index)),
+            Target::Setting(1, Setting::InterfaceRedirects(index)),
             value(1, None),
             value(0, None),
         )
@@ -105,20 +105,20 @@ fn the_own_namespace_is_undone_first_and_each_in_one_visit() {
     let host = Host::new("turns");
     let named = host.0.run(netns::cookie).unwrap().unwrap();
     let own = netns::cookie().unwrap();
-    let things = [
-        Thing::Setting(u64::MAX, Setting::SynCookies),
-        Thing::Setting(named, Setting::SynCookies),
-        Thing::SendMaximum(named),
-        Thing::Setting(own, Setting::KeepaliveTime),
-        Thing::SendBuffer(1),
-        Thing::Setting(named, Setting::InterfaceRedirects(1)),
-        Thing::ReceiveMaximum(own),
-        Thing::Setting(own, Setting::SynCookies),
+    let targets = [
+        Target::Setting(u64::MAX, Setting::SynCookies),
+        Target::Setting(named, Setting::SynCookies),
+        Target::SendMaximum(named),
+        Target::Setting(own, Setting::KeepaliveTime),
+        Target::SendBuffer(1),
+        Target::Setting(named, Setting::InterfaceRedirects(1)),
+        Target::ReceiveMaximum(own),
+        Target::Setting(own, Setting::SynCookies),
     ];
-    let entry = |&thing: &&Thing| Entry::new(thing.clone(), value(1, None), value(0, None));
-    let mut entries: Vec<Entry> = things.iter().map(|thing| entry(&thing)).collect();
+    let entry = |&target: &&Target| Entry::new(target.clone(), value(1, None), value(0, None));
+    let mut entries: Vec<Entry> = targets.iter().map(|target| entry(&target)).collect();
     sort_for_undo(&mut entries, &NamespaceIndex::read());
-    let order = [6, 3, 7, 4, 2, 1, 5, 0].map(|at: usize| &things[at]);
-    let found: Vec<&Thing> = entries.iter().map(|entry| &entry.thing).collect();
+    let order = [6, 3, 7, 4, 2, 1, 5, 0].map(|at: usize| &targets[at]);
+    let found: Vec<&Target> = entries.iter().map(|entry| &entry.target).collect();
     assert_eq!(found, order);
 }

@@ -54,7 +54,7 @@ fn advice_changes_nothing() {
     let host = Host::new("advise");
     let before = host.settings();
     let mut visited = VisitedNamespace::default();
-    let look = |visited: &mut VisitedNamespace| {
+    let examine = |visited: &mut VisitedNamespace| {
         visit(
             &host.namespace(),
             Profile::Security,
@@ -64,11 +64,11 @@ fn advice_changes_nothing() {
         )
         .unwrap()
     };
-    let found = look(&mut visited);
+    let found = examine(&mut visited);
     assert_eq!(found.len(), 11);
     assert!(found.iter().all(|found| found.result.is_none()));
     assert_eq!(host.settings(), before);
-    assert_eq!(look(&mut visited).len(), 0);
+    assert_eq!(examine(&mut visited).len(), 0);
 }
 
 #[test]
@@ -352,7 +352,7 @@ fn no_more_is_changed_than_there_is_room_for() {
     let before = host.settings();
     let (mut actuators, _dir) = actuators();
     let mut visited = VisitedNamespace::default();
-    let mut look = |visited: &mut VisitedNamespace, mut room: Room| {
+    let mut examine = |visited: &mut VisitedNamespace, mut room: Room| {
         let journal = Some(actuators.journal_mut());
         let namespace = host.namespace();
         let found = visit(&namespace, Profile::Security, visited, journal, &mut room).unwrap();
@@ -363,7 +363,7 @@ fn no_more_is_changed_than_there_is_room_for() {
         ..room()
     };
     // Interfaces without room are not listed.
-    assert_eq!(look(&mut visited, none), (0, true, 100));
+    assert_eq!(examine(&mut visited, none), (0, true, 100));
     assert_eq!(visited.interfaces(), 0);
     assert_eq!(host.settings(), before);
     let little = Room {
@@ -371,10 +371,10 @@ fn no_more_is_changed_than_there_is_room_for() {
         ..room()
     };
     let mut other = VisitedNamespace::default();
-    assert_eq!(look(&mut other, little), (7, true, 0));
+    assert_eq!(examine(&mut other, little), (7, true, 0));
     assert_eq!(other.interfaces(), 1);
     // The rest is changed when there is room.
-    assert_eq!(look(&mut other, room()), (4, false, 98));
+    assert_eq!(examine(&mut other, room()), (4, false, 98));
     assert_eq!(actuators.undo(), undone(11, 0, 0));
     assert_eq!(host.settings(), before);
 }
@@ -436,14 +436,14 @@ fn a_forged_journal_changes_nothing_but_settings() {
     let path = dir.path().join("journal");
     let mut text = fs::read_to_string(&path).unwrap();
     let index = host.index("va");
-    for thing in [
+    for target in [
         format!("[{cookie},\"ipv4/ip_forward\"]"),
         format!("[{cookie},\"../kernel/core_pattern\"]"),
         format!("[{cookie},{{\"interface-redirects\":\"default\"}}]"),
         format!("[{cookie},{{\"interface-redirects\":-1}}]"),
     ] {
         text += &format!(
-            "{{\"changes\":{{\"thing\":{{\"setting\":{thing}}},\"before\":{{\"text\":\"7\"}},\"after\":{{\"text\":\"1\"}}}}}}\n"
+            "{{\"changes\":{{\"thing\":{{\"setting\":{target}}},\"before\":{{\"text\":\"7\"}},\"after\":{{\"text\":\"1\"}}}}}}\n"
         );
     }
     // A value that is no number is not written.

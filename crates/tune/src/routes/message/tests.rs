@@ -174,7 +174,7 @@ fn routes_that_the_kernel_could_mistake_for_one_another_are_left_alone() {
     };
     let of = |kind, priority| over(kind, priority, 2);
     let unreachable = 7;
-    let chosen = unicast(vec![
+    let found = unicast(vec![
         of(1, 1),
         // The same route, reported twice.
         of(1, 1),
@@ -184,13 +184,13 @@ fn routes_that_the_kernel_could_mistake_for_one_another_are_left_alone() {
         of(unreachable, 3),
         of(unreachable, 4),
     ]);
-    let told: Vec<_> = chosen
+    let marked: Vec<_> = found
         .iter()
         .map(|route| (route.key.priority, route.obstacle()))
         .collect();
     let ambiguous = Some(Obstacle::Ambiguous);
     assert_eq!(
-        told,
+        marked,
         [(1, None), (2, ambiguous), (2, ambiguous), (3, ambiguous)]
     );
 }

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use super::*;
 use crate::actuate::Actuators;
-use crate::journal::{Entry, Thing, Value};
+use crate::journal::{Entry, Target, Value};
 use crate::routes::testing::{RouteHost, TWENTY};
 use crate::testing::actuators;
 
@@ -127,9 +127,9 @@ fn other_namespaces_leave_room_in_the_journal_for_the_first() {
     for at in 0..MAX_ROUTES_OF_OTHERS {
         let priority = u32::try_from(at).unwrap();
         let netns = u64::MAX;
-        let name = RouteKey { priority, ..key };
+        let key = RouteKey { priority, ..key };
         let entry = Entry::new(
-            Thing::Route { netns, name },
+            Target::Route { netns, key },
             Value::Route(Metrics::default()),
             Value::Route(TWENTY),
         );

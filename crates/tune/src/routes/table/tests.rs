@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use super::*;
 use crate::actuate::Actuators;
 use crate::journal::{Entry, Value};
-use crate::routes::apply::{self, thing};
+use crate::routes::apply::{self, target};
 use crate::routes::message::Obstacle;
 use crate::routes::testing::{RouteHost, TWENTY, list};
 use crate::testing::actuators;
@@ -176,8 +176,8 @@ fn no_journal_changes_more_of_a_route_than_its_two_metrics() {
     let none = Metrics::default();
     let (mut actuators, _dir) = actuators();
     let mut undone = |key, before, after| {
-        let thing = thing(table.cookie, key);
-        let entry = Entry::new(thing, before, after);
+        let target = target(table.cookie, key);
+        let entry = Entry::new(target, before, after);
         actuators.journal_mut().note(entry).unwrap();
         actuators.undo()
     };

@@ -3,7 +3,7 @@
 use super::*;
 use crate::actuate::undo::undo_maximum;
 use crate::demand::Direction;
-use crate::routes::apply::{self, thing};
+use crate::routes::apply::{self, target};
 use crate::routes::metrics::Metrics;
 use crate::routes::testing::{RouteHost, TWENTY, list};
 use crate::testing::actuators;
@@ -23,8 +23,8 @@ fn routes_are_undone_together_and_those_without_time_stay_in_the_journal() {
         assert_eq!(set.unwrap(), RouteOutcome::Set);
     }
     let entries = actuators.journal().entries().cloned();
-    let entries = entries.map(|entry| match entry.thing {
-        Thing::Route { name, .. } => (name, entry),
+    let entries = entries.map(|entry| match entry.target {
+        Target::Route { key, .. } => (key, entry),
         _ => panic!("{entry:?}"),
     });
     let entries = entries.collect::<Vec<_>>();
@@ -68,7 +68,7 @@ fn nothing_is_undone_in_a_namespace_that_took_the_inode_of_another() {
         let before = host.routes();
         let key = list(&mut host.table())[0].key;
         let (before_change, after) = (Value::Route(Metrics::default()), Value::Route(TWENTY));
-        let entry = Entry::new(thing(cookie, key), before_change, after);
+        let entry = Entry::new(target(cookie, key), before_change, after);
         let index = NamespaceIndex::of([(cookie, was.clone())]);
         let undone = undo(&index, vec![entry]);
         assert!(
@@ -85,7 +85,7 @@ fn nothing_is_undone_in_a_namespace_that_took_the_inode_of_another() {
         let (of, text) = maximum();
         assert_ne!(of, cookie);
         let entry = Entry::new(
-            Thing::SendMaximum(cookie),
+            Target::SendMaximum(cookie),
             Value::Text("4096\t16384\t77777".to_owned()),
             Value::Text(text.clone()),
         );
