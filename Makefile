@@ -114,8 +114,8 @@ report: release ## one HTML page from the experiments that are in target/lab
 
 # === not in the list: what the others stand on ===
 
-# What is about attaching, about queues, and about what a killed process leaves: there Linux 6.1 differs. The others
-# would be several minutes of emulation more. At once: alone each package would be built with other features, anew.
+# The tests of attaching, of queues, and of the leftovers of a killed process: Linux 6.1 differs there. The others would
+# take several minutes more in the emulator. One command: separately, each package would be built again with other features.
 old-kernel-short:
 	@echo "taut: running some tests on Linux 6.1 too (scripts/on-kernel; all of them: make test-old-kernel)"
 	@$(CARGO) test --locked -p taut-snoop -p taut-observe -p taut-tune --lib --test tap $(ON_OLD_KERNEL) -- \

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use taut_sys::Errno;
 use taut_sys::socket::{LegOptions, Listener};
 
-use super::holdings::{Held, Holdings};
+use super::holdings::{BoundListener, Holdings};
 use super::{ListenProblem, StartError};
 use crate::handover::Passed;
 use crate::net::addr::{Listen, ListenAddr};
@@ -67,7 +67,7 @@ pub(super) fn bind(
                 }
             }
             own.push(ListenAddr(addr));
-            next.bound.push(Held {
+            next.bound.push(BoundListener {
                 ids,
                 asked: addr,
                 actual: addr,
@@ -97,7 +97,7 @@ pub(super) fn bind(
             worker.push((id, Some(listener)));
         }
         own.push(ListenAddr(actual));
-        next.bound.push(Held {
+        next.bound.push(BoundListener {
             ids: vec![id],
             asked: addr,
             actual,

@@ -21,7 +21,7 @@ pub(super) struct Holdings {
     /// The present configuration; `None` at the start.
     pub(super) setup: Option<Arc<Setup>>,
     /// The addresses that are listened on.
-    pub(super) bound: Vec<Held>,
+    pub(super) bound: Vec<BoundListener>,
     next_listener: u32,
     next_route: u32,
     /// Every relay so far, by its number.
@@ -30,7 +30,7 @@ pub(super) struct Holdings {
 
 /// An address that is listened on.
 #[derive(Clone, Debug)]
-pub(super) struct Held {
+pub(super) struct BoundListener {
     /// One for each socket that a worker has there; more than one if more sockets were inherited
     /// than there are workers.
     pub(super) ids: Vec<ListenerId>,
@@ -73,7 +73,7 @@ impl Holdings {
     }
 
     /// Returns the `nth` address that is written as `asked`.
-    pub(super) fn held(&self, asked: SocketAddr, nth: usize) -> Option<&Held> {
+    pub(super) fn held(&self, asked: SocketAddr, nth: usize) -> Option<&BoundListener> {
         self.bound.iter().filter(|d| d.asked == asked).nth(nth)
     }
 

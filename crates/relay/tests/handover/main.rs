@@ -129,7 +129,7 @@ impl Server {
     }
 
     /// What follows `word` in what it says next.
-    fn hear(&mut self, word: &str) -> String {
+    fn expect_line(&mut self, word: &str) -> String {
         let mut line = String::new();
         loop {
             line.clear();
@@ -225,8 +225,8 @@ fn a_storm_of_connects_over_handovers_loses_none() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("handover");
     let mut first = Server::start(&path, "serves", "127.0.0.1:0");
-    let addr = first.hear("has").parse().unwrap();
-    first.hear("serves");
+    let addr = first.expect_line("has").parse().unwrap();
+    first.expect_line("serves");
     let storm = Storm {
         addr,
         stop: AtomicBool::new(false),
@@ -246,14 +246,14 @@ fn a_storm_of_connects_over_handovers_loses_none() {
         for _ in 0..5 {
             // One that fails before it serves changes nothing.
             let mut failing = Server::start(&path, "fails", "");
-            failing.hear("has");
+            failing.expect_line("has");
             failing.child.wait().unwrap();
             storm.go_on();
             assert!(serving.child.try_wait().unwrap().is_none());
 
             let mut next = Server::start(&path, &role, &addr.to_string());
-            next.hear("serves");
-            serving.hear("drained");
+            next.expect_line("serves");
+            serving.expect_line("drained");
             assert!(serving.child.wait().unwrap().success());
             let id = next.id();
             storm.until("the next", || *storm.last.lock().unwrap() == id);

@@ -26,9 +26,9 @@ use wait::wait_until;
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A namespace with nothing but loopback, so that every port in it is free.
-struct Place(Netns);
+struct EmptyNamespace(Netns);
 
-impl Place {
+impl EmptyNamespace {
     fn new() -> Self {
         assert!(
             rustix::process::geteuid().is_root(),
@@ -84,7 +84,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for EmptyNamespace {
     fn drop(&mut self) {
         let _ = Netns::delete(self.0.name());
     }
@@ -145,7 +145,7 @@ fn header(client: &str, to: &str) -> Vec<u8> {
 
 #[test]
 fn haproxy_in_front_and_nginx_behind_agree_on_who_the_client_is() {
-    let place = Place::new();
+    let place = EmptyNamespace::new();
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     std::fs::write(
@@ -200,7 +200,7 @@ fn haproxy_in_front_and_nginx_behind_agree_on_who_the_client_is() {
 
 #[test]
 fn a_server_that_speaks_first_is_told_of_a_client_that_is_silent() {
-    let place = Place::new();
+    let place = EmptyNamespace::new();
     let _node = place.relay(identity(true, None));
     let server = place.listen(9000);
     let mut client = place.connect(8000);
@@ -220,7 +220,7 @@ fn a_server_that_speaks_first_is_told_of_a_client_that_is_silent() {
 
 #[test]
 fn a_header_in_pieces_is_read_and_not_a_byte_after_it() {
-    let place = Place::new();
+    let place = EmptyNamespace::new();
     let node = place.relay(identity(true, Some("127.0.0.1")));
     let server = place.listen(9000);
     let sent = header("[2001:db8::7]:700", "[2001:db8::8]:443");
@@ -245,7 +245,7 @@ fn a_header_in_pieces_is_read_and_not_a_byte_after_it() {
 
 #[test]
 fn a_health_check_of_the_proxy_itself_is_its_own_client() {
-    let place = Place::new();
+    let place = EmptyNamespace::new();
     let _node = place.relay(identity(true, Some("127.0.0.1")));
     let server = place.listen(9000);
     let mut client = place.connect(8000);
@@ -261,7 +261,7 @@ fn a_health_check_of_the_proxy_itself_is_its_own_client() {
 
 #[test]
 fn who_is_not_believed_says_nothing_of_use_or_nothing_in_time_is_reset() {
-    let place = Place::new();
+    let place = EmptyNamespace::new();
     let server = place.listen(9000);
     server.set_nonblocking(true).unwrap();
     let header = header("192.0.2.7:700", "192.0.2.8:443");

@@ -154,7 +154,7 @@ fn a_limiter_drops_several_at_a_time_and_at_the_same_rate_each_time() {
         limiter.evidence()[0].text.contains("20 times"),
         "{limiter:?}"
     );
-    // One at a time it may be who sends at one rate, and loses whatever he loses by.
+    // Single losses may also come from a sender with a constant rate, whatever causes them.
     let even = losing(60, 22, &[58; 59]);
     assert_eq!(
         (even.factor, even.confidence),

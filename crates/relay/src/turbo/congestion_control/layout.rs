@@ -14,7 +14,7 @@ pub(super) const MAX_RATE: u64 = 1_000_000_000_000;
 pub(super) struct Config {
     /// Bytes a second.
     pub(super) rate: u64,
-    /// Bytes.
+    /// The initial window, in bytes.
     pub(super) initial_window: u32,
     /// Which argument of `cong_control` is the rate sample.
     pub(super) rate_sample: u32,

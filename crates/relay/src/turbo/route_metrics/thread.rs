@@ -78,7 +78,7 @@ pub(crate) fn remove_stale() {
     let removed = std::thread::Builder::new()
         .name("turbo-routes".into())
         // Dropped, what could be had takes everything along.
-        .spawn(|| drop(Held::take()))
+        .spawn(|| drop(RouteLock::take()))
         .map(JoinHandle::join);
     if let Err(error) = removed {
         tracing::warn!(%error, "cannot look for routes that a killed relay has left");
@@ -106,7 +106,7 @@ fn run(job: Job, stop: &Notify, tell: &SyncSender<Begun>) {
 async fn follow(
     job: Job,
     stop: &Notify,
-    held: &mut Option<Held>,
+    held: &mut Option<RouteLock>,
     tell: &SyncSender<Begun>,
 ) -> Result<(), RouteMetricsError> {
     let changes = Changes::listen().map_err(RouteMetricsError::Netlink)?;
@@ -200,9 +200,9 @@ struct Work {
 
 impl Work {
     /// Looks at everything there is and makes it what it is to be.
-    async fn look(&mut self, held: &mut Option<Held>) -> Result<(), RouteMetricsError> {
+    async fn look(&mut self, held: &mut Option<RouteLock>) -> Result<(), RouteMetricsError> {
         if held.is_none() {
-            *held = Held::take().map_err(RouteMetricsError::Lock)?;
+            *held = RouteLock::take().map_err(RouteMetricsError::Lock)?;
             if held.is_none() {
                 if !std::mem::replace(&mut self.said_taken, true) {
                     tracing::info!("another relay here sets route metrics; waiting for its end");
@@ -292,8 +292,8 @@ impl Work {
     }
 }
 
-/// The right to keep the routes. Dropped, they are gone.
-struct Held {
+/// The exclusive right to keep the routes. Dropping it removes them.
+struct RouteLock {
     #[expect(
         dead_code,
         reason = "it is held, and the name is free when it is dropped"
@@ -301,9 +301,9 @@ struct Held {
     lock: UnixListener,
 }
 
-// === impl Held ===
+// === impl RouteLock ===
 
-impl Held {
+impl RouteLock {
     /// `None`: another process has it.
     fn take() -> io::Result<Option<Self>> {
         let addr = SocketAddr::from_abstract_name(LOCK)?;
@@ -315,7 +315,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for RouteLock {
     fn drop(&mut self) {
         let removed = runtime().and_then(|runtime| {
             runtime.block_on(async {
