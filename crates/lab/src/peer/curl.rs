@@ -115,7 +115,7 @@ pub fn fetch(
     serde_json::from_slice(&said).map_err(|e| run(e.into()))
 }
 
-/// Like [`download`], but discards the bytes: calls `arrived` with the length of each part as it arrives, and
+/// Like [`fetch`], but discards the bytes: calls `arrived` with the length of each part as it arrives, and
 /// compares the whole with the expected hash.
 ///
 /// # Errors
