@@ -1,8 +1,8 @@
-//! Serves OpenMetrics over HTTP to scrapers on a local port. The caller encodes the metrics.
+//! Serves metrics over HTTP in the OpenMetrics text format. The caller encodes them.
 //!
 //! ```no_run
 //! # async fn example() -> std::io::Result<()> {
-//! let listener = tokio::net::TcpListener::bind("127.0.0.1:9464").await?;
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:9466").await?;
 //! taut_exposition::serve(listener, || Ok("# EOF\n".to_owned())).await;
 //! # Ok(())
 //! # }
@@ -25,18 +25,18 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-/// The number of concurrent scrapers; more wait in the listen queue.
+/// The most connections served at a time; more wait in the listen queue.
 const CONNECTIONS: usize = 16;
-/// The time limit of a scraper's connection.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// The time limit of a request's head.
-const HEAD_PATIENCE: Duration = Duration::from_secs(5);
-/// The pause after accept failed for lack of a resource.
+/// The longest life of a connection.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest time for the header of a request.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+/// The pause after a failed accept, for lack of descriptors, say.
 const PAUSE: Duration = Duration::from_millis(100);
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Serves the output of `encode` at `/metrics` for ever: an exposition in OpenMetrics' text format.
+/// Serves the text that `encode` returns at `/metrics`, and does not return.
 pub async fn serve<E>(listener: TcpListener, encode: E)
 where
     E: Fn() -> Result<String, fmt::Error> + Clone + Send + Sync + 'static,
@@ -49,7 +49,7 @@ where
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a scraper");
+                tracing::warn!(%error, "cannot accept a connection for metrics");
                 sleep(PAUSE).await;
                 continue;
             }
@@ -65,10 +65,10 @@ where
             });
             let connection = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
-                .header_read_timeout(HEAD_PATIENCE)
+                .header_read_timeout(HEADER_TIMEOUT)
                 .serve_connection(TokioIo::new(stream), service);
-            if let Ok(Err(error)) = timeout(PATIENCE, connection).await {
-                tracing::debug!(%error, "a scraper's connection failed");
+            if let Ok(Err(error)) = timeout(CONNECTION_TIMEOUT, connection).await {
+                tracing::debug!(%error, "a connection for metrics failed");
             }
             drop(permit);
         });
@@ -116,13 +116,13 @@ fn plain(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
 mod tests {
     use super::*;
 
-    fn told() -> Result<String, fmt::Error> {
+    fn encode() -> Result<String, fmt::Error> {
         Ok("# EOF\n".to_owned())
     }
 
     #[test]
-    fn only_a_get_of_metrics_is_answered_with_them() {
-        let status = |method, path| answer(&method, path, told).status();
+    fn only_a_get_of_the_metrics_path_returns_metrics() {
+        let status = |method, path| answer(&method, path, encode).status();
         assert_eq!(status(Method::GET, "/metrics"), StatusCode::OK);
         assert_eq!(status(Method::GET, "/"), StatusCode::NOT_FOUND);
         assert_eq!(
@@ -132,14 +132,14 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_told_is_an_error_of_the_server() {
+    fn an_encoding_error_is_a_server_error() {
         let answer = answer(&Method::GET, "/metrics", || Err(fmt::Error));
         assert_eq!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR);
     }
 
     #[test]
-    fn the_type_is_openmetrics() {
-        let response = answer(&Method::GET, "/metrics", told);
+    fn the_content_type_is_openmetrics() {
+        let response = answer(&Method::GET, "/metrics", encode);
         assert_eq!(response.headers()[CONTENT_TYPE], OPENMETRICS);
     }
 }

@@ -1,8 +1,8 @@
-//! What of connections only the kernel's own structures tell, by programs in BPF: two iterators (Linux 5.11), and three at
-//! tracepoints, which count what happens between looks (Linux 5.19).
+//! Reads from the kernel's own structures what sock_diag does not tell, with BPF programs: two iterators (Linux 5.11), and
+//! three programs at tracepoints that count events between scans (Linux 5.19).
 //!
-//! sock_diag does not say whether an application has set its buffers, which is what keeps the kernel from sizing
-//! them, nor what else bounds a window, nor how long round trips were that no look fell upon.
+//! sock_diag does not tell whether an application set a buffer size, which disables autotuning, nor what else bounds a
+//! window, nor the round trips between two scans.
 
 mod record;
 
@@ -20,28 +20,28 @@ taut_bpf::bindings!(mod raw from "connection");
 
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/connection.bpf.o"));
 
-/// Read at a time; the kernel fills no more than a few pages.
+/// Bytes of a read; the kernel fills at most a few pages.
 const ROOM: usize = 64 << 10;
 
 const WALK: &str = "taut_connections";
-const PLACES: &str = "taut_places";
-const PLACES_MAP: &str = "places";
-/// Connections that may be counted in a look, each with some 700 bytes of the kernel's memory. Who has a place keeps it.
+const SLOTS: &str = "taut_slots";
+const SLOTS_MAP: &str = "slots";
+/// The most connections with a slot, which takes some 700 bytes of kernel memory. A connection keeps its slot.
 const COUNTED: i64 = 100_000;
 
-/// The programs; the walk is ready to be run in any network namespace.
+/// The loaded programs. The walk can run in any network namespace.
 pub(crate) struct TcpIter {
     walk: Link,
     events: Option<Counting>,
     _object: Object,
 }
 
-/// The programs at tracepoints, for as long as this is there.
+/// The attached programs at tracepoints. Dropping it detaches them.
 struct Counting {
-    /// The number of this look, how many connections may be counted in it, and of which namespace.
-    look: Map<u32, raw::ConnectionLook>,
-    /// Lists those that have a place.
-    places: Link,
+    /// The programs' global variable.
+    scan: Map<u32, raw::ConnectionScan>,
+    /// Lists the connections that have a slot.
+    slots: Link,
     _links: Vec<Link>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct List {
 // === impl TcpIter ===
 
 impl TcpIter {
-    /// Loads the iterator, and what counts events if that is wanted and the kernel can do it.
+    /// Loads the iterator. `events`: also loads the programs that count events, if the kernel supports them.
     ///
     /// # Errors
     /// [`Error`]: without CAP_BPF and CAP_PERFMON, or a kernel without BTF.
@@ -66,7 +66,7 @@ impl TcpIter {
             return Self::load_with(false);
         }
         Self::load_with(true).or_else(|error| {
-            tracing::debug!(%error, "events between looks are not counted");
+            tracing::debug!(%error, "events between scans are not counted");
             Self::load_with(false)
         })
     }
@@ -91,55 +91,54 @@ impl TcpIter {
         self.events.is_some()
     }
 
-    /// The look of this number begins, at all namespaces or at the one of this inode.
-    ///
-    /// How many connections are known to have no place; nothing where events are not counted, or cannot be now.
-    pub(crate) fn begin(&self, look: u64, netns: Option<u32>) -> Option<u64> {
+    /// Tells the programs that scan `number` begins, of all namespaces or of the one with inode `netns`. Returns how many
+    /// connections have no slot; `None` if events are not counted.
+    pub(crate) fn begin(&self, number: u64, netns: Option<u32>) -> Option<u64> {
         let counted = self
             .events
             .as_ref()
-            .map(|events| events.begin_look(look, netns));
+            .map(|events| events.begin_scan(number, netns));
         match counted? {
             Ok(missed) => Some(missed),
             Err(error) => {
-                tracing::debug!(%error, "the programs are not told that a look begins");
+                tracing::debug!(%error, "cannot tell the BPF programs that a scan begins");
                 None
             }
         }
     }
 
-    /// Whether a segment has come since the look began, of a connection that has a place, or one was opened. Nothing where events
-    /// are not counted, and where some have no place.
-    pub(crate) fn has_stirred(&self) -> Option<bool> {
-        let look = self.events.as_ref()?.look.get(&0).ok()??;
-        (look.missed == 0).then_some(look.stirred != 0)
+    /// Returns whether a segment arrived, or a connection was opened, since the scan began. `None` if events are not counted, or if
+    /// a connection has no slot.
+    pub(crate) fn has_activity(&self) -> Option<bool> {
+        let scan = self.events.as_ref()?.scan.get(&0).ok()??;
+        (scan.missed == 0).then_some(scan.has_activity != 0)
     }
 
-    /// For the network namespace that the calling thread is in.
+    /// Lists the connections of the calling thread's network namespace.
     ///
     /// # Errors
-    /// The system's.
+    /// The program cannot run.
     pub(crate) fn list(&self) -> Result<List, Error> {
         list(&self.walk)
     }
 
-    /// For all network namespaces: the connections that have a place, which are those that a walk has found since
-    /// looks began, and those that were opened since. Nothing where events are not counted.
+    /// Lists the connections of all network namespaces that have a slot: those that a walk has found, and those that were opened
+    /// since. `None` if events are not counted.
     ///
     /// # Errors
-    /// The system's.
-    pub(crate) fn places(&self) -> Option<Result<List, Error>> {
+    /// The program cannot run.
+    pub(crate) fn slots(&self) -> Option<Result<List, Error>> {
         let events = self.events.as_ref()?;
-        Some(list(&events.places))
+        Some(list(&events.slots))
     }
 }
 
 #[cfg(test)]
 impl TcpIter {
-    /// Takes its place away from a socket, as if there had been no room for it.
-    pub(crate) fn take_place(&self, socket: &impl std::os::fd::AsRawFd) {
-        let places = self._object.handle(PLACES_MAP).unwrap();
-        libbpf_rs::MapCore::delete(&places, &socket.as_raw_fd().to_ne_bytes()).unwrap();
+    /// Takes the slot of a socket away, as if there had been no room for it.
+    pub(crate) fn take_slot(&self, socket: &impl std::os::fd::AsRawFd) {
+        let slots = self._object.handle(SLOTS_MAP).unwrap();
+        libbpf_rs::MapCore::delete(&slots, &socket.as_raw_fd().to_ne_bytes()).unwrap();
     }
 }
 
@@ -161,29 +160,29 @@ impl Counting {
         let attached = || Error::during("attach a BPF program");
         let mut links = Vec::new();
         for program in object.programs() {
-            if program.name() != WALK && program.name() != PLACES {
+            if program.name() != WALK && program.name() != SLOTS {
                 links.push(program.attach().map_err(attached())?);
             }
         }
-        let map = object.handle(PLACES_MAP)?;
-        let places = object.program(PLACES)?.attach_iter(map.as_fd());
+        let map = object.handle(SLOTS_MAP)?;
+        let slots = object.program(SLOTS)?.attach_iter(map.as_fd());
         Ok(Self {
-            look: object.map(".bss")?,
-            places: places.map_err(attached())?,
+            scan: object.map(".bss")?,
+            slots: slots.map_err(attached())?,
             _links: links,
         })
     }
 
-    /// Returns how many connections had no place in the look before.
-    fn begin_look(&self, look: u64, netns: Option<u32>) -> Result<u64, Error> {
-        let before = self.look.get(&0)?.unwrap_or_default();
-        let look = raw::ConnectionLook {
-            number: look,
+    /// Returns how many connections had no slot in the scan before.
+    fn begin_scan(&self, number: u64, netns: Option<u32>) -> Result<u64, Error> {
+        let before = self.scan.get(&0)?.unwrap_or_default();
+        let scan = raw::ConnectionScan {
+            number,
             room: COUNTED,
             netns: netns.unwrap_or_default(),
-            ..raw::ConnectionLook::default()
+            ..raw::ConnectionScan::default()
         };
-        self.look.insert(&0, &look)?;
+        self.scan.insert(&0, &scan)?;
         Ok(before.missed)
     }
 }

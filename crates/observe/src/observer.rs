@@ -270,7 +270,7 @@ mod tests {
         };
         assert_eq!(sent(&observer), Some(100));
         // A connection that the lists leave out is asked for by name.
-        observer.scanner.bpf().take_place(&first);
+        observer.scanner.bpf().take_slot(&first);
         first.write_all(&[7; 100]).unwrap();
         for _ in 0..3 {
             observer.scan(&filter).unwrap();

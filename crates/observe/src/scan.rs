@@ -182,7 +182,7 @@ impl Scanner {
 
     /// Lists the connections that have a slot, of all namespaces. Returns `None` if a full scan is required.
     pub(crate) fn quick(&self) -> Option<List> {
-        self.bpf.as_ref()?.places()?.ok()
+        self.bpf.as_ref()?.slots()?.ok()
     }
 
     /// Returns the namespaces of the last scan by inode, without those that the caller may not enter.
@@ -255,7 +255,7 @@ impl Scanner {
     /// Returns whether something may have changed since the last scan began; `false` only if it is known that nothing did.
     pub fn may_have_changed(&self) -> bool {
         let bpf = self.bpf.as_ref().filter(|_| self.last_full.is_some());
-        bpf.and_then(TcpIter::has_stirred).unwrap_or(true)
+        bpf.and_then(TcpIter::has_activity).unwrap_or(true)
     }
 
     /// Returns the namespaces of the last scan.

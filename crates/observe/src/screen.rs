@@ -1,7 +1,7 @@
 //! `taut top` at a terminal.
 //!
-//! What is shown is a [`State`], which knows no terminal; [`draw`] puts it into cells; this loop
-//! reads keys and looks at connections in between.
+//! A [`State`] holds what is shown and knows no terminal, and [`draw`] draws it. The loop in this file reads keys and scans
+//! connections.
 
 mod draw;
 mod state;
@@ -16,45 +16,45 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use self::state::{Key, State, Then};
+use self::state::{Action, Key, State};
 use crate::filter::Filter;
 use crate::observer::Observer;
 use crate::scan::{ScanError, ScanSummary};
 use crate::view::Sort;
 
-/// A signal that is to end it is heeded within this time.
-const HEED: Duration = Duration::from_millis(200);
+/// The longest time until a signal is noticed.
+const SIGNAL_POLL: Duration = Duration::from_millis(200);
 
-/// Keys that wait to be heeded; more wait in the terminal.
+/// The most keys that wait here; more wait in the terminal.
 const EVENTS: usize = 64;
 
-/// How it begins.
+/// Options of the screen.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Which connections, as it was typed.
+    /// The filter as it was typed.
     pub filter: String,
-    /// Between looks.
+    /// Time between scans.
     pub interval: Duration,
-    /// By what lines are sorted.
+    /// The sort key at the start.
     pub sort: Sort,
 }
 
-/// Why it ended.
+/// Why the screen ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ScreenError {
-    /// There is nothing to see.
+    /// The connections cannot be scanned.
     #[error(transparent)]
-    Look(#[from] ScanError),
-    /// The terminal.
-    #[error("the terminal cannot be used: {0} (--batch needs none)")]
+    Scan(#[from] ScanError),
+    /// The terminal cannot be used.
+    #[error("the terminal cannot be used: {0}; use --batch, which needs none")]
     Terminal(#[from] io::Error),
 }
 
-/// Shows connections until its user quits, or a signal ends it. The terminal is put back as it was, also after a
-/// panic.
+/// Shows connections until the user quits or a signal arrives. Restores the terminal, also after a panic. `missing` returns
+/// a sentence about what a scan could not observe.
 ///
 /// # Errors
-/// [`ScreenError`].
+/// [`ScreenError`]: the connections cannot be scanned, or the terminal cannot be used.
 pub fn run(
     observer: &mut Observer,
     filter: Filter,
@@ -92,30 +92,32 @@ fn show(
     while !ends.load(Ordering::Relaxed) {
         if next <= Instant::now() {
             if !state.paused() {
-                // The filter may change before the next look.
+                // The filter may change before the next scan, so the table keeps all connections.
                 let summary = observer.scan(&Filter::all())?;
                 if let Some(sentence) = missing(observer, &summary) {
-                    state.say(sentence);
+                    state.show_message(sentence);
                 }
-                state.look(observer);
+                state.update(observer);
             }
             next = (next + interval).max(Instant::now());
         }
         terminal.draw(|frame| draw::draw(frame, &mut state))?;
-        let wait = next.saturating_duration_since(Instant::now()).min(HEED);
-        // All that has come, before it is drawn again.
+        let wait = next
+            .saturating_duration_since(Instant::now())
+            .min(SIGNAL_POLL);
+        // Handles all pending keys before drawing again.
         let mut event = match events.recv_timeout(wait) {
             Err(RecvTimeoutError::Timeout) => continue,
-            // It has said why.
+            // The thread has sent the error.
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
             Ok(event) => Some(event),
         };
         while let Some(come) = event {
             if let Some(key) = key(&come?) {
                 match state.key(key) {
-                    Then::Quit => return Ok(()),
-                    Then::Choose => state.choose(observer),
-                    Then::Nothing => {}
+                    Action::Quit => return Ok(()),
+                    Action::Refresh => state.refresh(observer),
+                    Action::Draw => {}
                 }
             }
             event = events.try_recv().ok();
@@ -124,9 +126,8 @@ fn show(
     Ok(())
 }
 
-/// What comes from the terminal, until it cannot be read any more. On a thread of its own, which ends with the
-/// process: of a terminal that has gone away the library never returns, and then it is up to the signal, or to
-/// what cannot be drawn any more, to end it.
+/// Returns the events of the terminal, until it cannot be read any more. A thread reads them, which ends with the process:
+/// if the terminal is gone, the library never returns. Then a signal or a failed draw ends the screen.
 fn events() -> Receiver<io::Result<Event>> {
     let (sender, receiver) = mpsc::sync_channel(EVENTS);
     std::thread::spawn(move || {
@@ -141,7 +142,7 @@ fn events() -> Receiver<io::Result<Event>> {
     receiver
 }
 
-/// What a key means; `None`: nothing here. A change of size is drawn as every event is.
+/// Returns the key of an event; `None` if it has no meaning here. A change of size needs no key, because every event draws.
 fn key(event: &Event) -> Option<Key> {
     let Event::Key(KeyEvent {
         code,

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * What of connections only the kernel sees: sock_diag does not tell whether an
- * application has set a buffer, what else bounds a window, nor what happened
- * between two looks.
+ * What sock_diag does not tell about connections: whether an application set a
+ * buffer size, what else bounds a window, and what happened between two scans.
  *
- * Each connection has a place for what happens to it, which goes with the
- * socket. Places are given by a walk over all connections (taut_connections),
- * which takes long where there are few, as the kernel's table has room for many;
- * and when a connection is opened (taut_opened), so that most looks need only go
- * over the places (taut_places). Two programs count in them, with the socket's
- * lock held, and do nothing at a connection that has none.
+ * Each connection has a slot in socket storage for its events, which disappears
+ * with the socket. A walk over all connections (taut_connections) gives slots,
+ * and so does the opening of a connection (taut_opened). A walk takes long even
+ * with few connections, because the kernel's hash table is large; so most scans
+ * only go over the slots (taut_slots). Two programs count events with the socket
+ * locked, and ignore connections without a slot.
  */
 #include <linux/types.h>
 #include <linux/bpf.h>
@@ -107,7 +106,7 @@ struct tcp_sock {
 	} rack;
 } __attribute__((preserve_access_index));
 
-/* The kernel's enum tcp_ca_state, whose numbers tcp_info has too. */
+/* The kernel's enum tcp_ca_state, whose values tcp_info has too. */
 enum {
 	CA_CWR = 2,
 	CA_RECOVERY = 3,
@@ -128,9 +127,8 @@ enum {
 	STATE_LISTEN = 10,
 };
 
-/* What a connection that rests has: while all of this is the same what
- * sock_diag tells is, too, but for the time that passes, its user and segments
- * that a filter drops.
+/* While all of this is unchanged, so is what sock_diag tells, except for elapsed
+ * times, the owner, and segments that a filter drops.
  */
 struct state {
 	__u64 congestion_ops;
@@ -150,28 +148,28 @@ struct state {
 	__u16 state;
 	__u8 locks;
 	__u8 mtu_probing;
-	__u8 has_owner;		/* not so before it is accepted */
+	__u8 has_owner;		/* 0 until it is accepted */
 	__u8 pad[3];
 };
 
 #define STATE_WORDS (sizeof(struct state) / sizeof(__u64))
 
-struct place {
+struct slot {
 	struct connection_events counts;
-	/* As the last look found it, and the first one that found it so. */
+	/* The state at the last scan, and the first scan that found it so. */
 	struct state state;
 	__u64 changed;
-	/* When that was sent whose round trip was counted last: one that is
-	 * seen again is not counted again.
+	/* When the segment of the last counted round trip was sent, so that no
+	 * round trip is counted twice.
 	 */
 	__u64 rtt_of;
 	__u64 signal_at;
 	__u32 delivered;	/* at the last signal */
-	__u32 version;		/* of counts; odd while they are written */
+	__u32 version;		/* of counts; odd during a write */
 };
 
-/* Two signals that are further apart, in time (69 s) or in segments, are not of
- * one time, and the squares of what is less can be added up for long.
+/* Signals further apart than 69 s, or than these segments, are unrelated. The
+ * limits also keep the sums of squares from overflowing.
  */
 #define APART (1U << 20)
 #define APART_SEGMENTS (1U << 24)
@@ -180,39 +178,39 @@ struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
-	__type(value, struct place);
-} places SEC(".maps");
+	__type(value, struct slot);
+} slots SEC(".maps");
 
-struct connection_look this_look;
+struct connection_scan this_scan;
 
-/* Written once a look: every CPU reads it at every segment. */
-static __always_inline void stir(void)
+/* Written once a scan, because every CPU reads it at every segment. */
+static __always_inline void note_activity(void)
 {
-	if (!this_look.stirred)
-		this_look.stirred = 1;
+	if (!this_scan.has_activity)
+		this_scan.has_activity = 1;
 }
 
-static __always_inline struct place *place_of(struct sock_common *common)
+static __always_inline struct slot *slot_of(struct sock_common *common)
 {
-	return bpf_sk_storage_get(&places, common, NULL, 0);
+	return bpf_sk_storage_get(&slots, common, NULL, 0);
 }
 
-/* One that has none. */
-static __always_inline struct place *give_place(struct sock_common *common,
+/* Gives a slot to a connection that has none. */
+static __always_inline struct slot *give_slot(struct sock_common *common,
 						struct tcp_sock *tp)
 {
-	struct place *place = NULL;
+	struct slot *slot = NULL;
 
-	if (this_look.room > 0)
-		place = bpf_sk_storage_get(&places, common, NULL,
+	if (this_scan.room > 0)
+		slot = bpf_sk_storage_get(&slots, common, NULL,
 					   BPF_SK_STORAGE_GET_F_CREATE);
-	if (!place) {
-		__sync_fetch_and_add(&this_look.missed, 1);
+	if (!slot) {
+		__sync_fetch_and_add(&this_scan.missed, 1);
 		return NULL;
 	}
-	__sync_fetch_and_add(&this_look.room, -1);
-	place->rtt_of = tp->rack.mstamp;
-	return place;
+	__sync_fetch_and_add(&this_scan.room, -1);
+	slot->rtt_of = tp->rack.mstamp;
+	return slot;
 }
 
 static __always_inline void name(struct connection *seen,
@@ -235,10 +233,10 @@ static __always_inline void name(struct connection *seen,
 	}
 }
 
-/* Whether it rests, and has since the look before: then sock_diag has nothing
- * new to tell. One that waits for an acknowledgement does not rest.
+/* Notes the scan in which the connection changed. A connection that waits for an
+ * acknowledgement counts as changing.
  */
-static __always_inline void compare(struct place *place, struct tcp_sock *tp,
+static __always_inline void compare(struct slot *slot, struct tcp_sock *tp,
 				    const struct connection *seen, __u16 state)
 {
 	struct sock *sk = (struct sock *)tp;
@@ -250,8 +248,8 @@ static __always_inline void compare(struct place *place, struct tcp_sock *tp,
 		.snd_una = tp->snd_una,
 		.rcv_nxt = tp->rcv_nxt,
 		.copied_seq = tp->copied_seq,
-		.rtts = place->counts.rtts,
-		.signals = place->counts.signals,
+		.rtts = slot->counts.rtts,
+		.signals = slot->counts.signals,
 		.sndbuf = sk->sk_sndbuf,
 		.rcvbuf = sk->sk_rcvbuf,
 		.window_clamp = seen->window_clamp,
@@ -262,9 +260,9 @@ static __always_inline void compare(struct place *place, struct tcp_sock *tp,
 		.has_owner = !!sk->sk_socket,
 	};
 	const __u64 *one = (const __u64 *)&now;
-	__u64 *other = (__u64 *)&place->state, differs = 0;
+	__u64 *other = (__u64 *)&slot->state, differs = 0;
 
-	/* As a number: the verifier compares no pointers. */
+	/* As a number, because the verifier allows no comparison of pointers. */
 	bpf_core_read(&now.congestion_ops, sizeof(now.congestion_ops),
 		      &tp->inet_conn.icsk_ca_ops);
 #pragma unroll
@@ -273,36 +271,36 @@ static __always_inline void compare(struct place *place, struct tcp_sock *tp,
 		other[i] = one[i];
 	}
 	if (differs || now.write_seq != now.snd_una || state == STATE_SYN_RECV)
-		place->changed = this_look.number;
+		slot->changed = this_scan.number;
 }
 
-/* Whoever counts has the socket's lock, and the reader has not: it sees all of an
- * event or nothing.
+/* Counting holds the socket's lock and reading does not: a reader sees all of an
+ * event or none of it.
  */
-static __always_inline void begin_count(struct place *place)
+static __always_inline void begin_count(struct slot *slot)
 {
-	/* Not an addition: without its result that would order nothing. */
-	__sync_lock_test_and_set(&place->version, place->version + 1);
+	/* An atomic addition without its result would order nothing. */
+	__sync_lock_test_and_set(&slot->version, slot->version + 1);
 }
 
-static __always_inline void end_count(struct place *place)
+static __always_inline void end_count(struct slot *slot)
 {
-	__sync_lock_test_and_set(&place->version, place->version + 1);
+	__sync_lock_test_and_set(&slot->version, slot->version + 1);
 }
 
-/* How often the counts are read again that were written meanwhile. */
+/* How often to read counts again that were written meanwhile. */
 #define READS 4
 
-static __always_inline bool read_counts(struct place *place,
+static __always_inline bool read_counts(struct slot *slot,
 					struct connection_events *counts)
 {
 	__u32 version;
 
 	for (int i = 0; i < READS; i++) {
-		version = __sync_fetch_and_add(&place->version, 0);
-		*counts = place->counts;
+		version = __sync_fetch_and_add(&slot->version, 0);
+		*counts = slot->counts;
 		if (version % 2 == 0 &&
-		    version == __sync_fetch_and_add(&place->version, 0))
+		    version == __sync_fetch_and_add(&slot->version, 0))
 			return true;
 	}
 	return false;
@@ -328,7 +326,7 @@ int taut_connections(struct bpf_iter__tcp *ctx)
 {
 	struct connection seen = {};
 	struct sock_common *common = ctx->sk_common;
-	struct place *place;
+	struct slot *slot;
 	struct tcp_sock *tp;
 	__u8 state;
 
@@ -342,20 +340,20 @@ int taut_connections(struct bpf_iter__tcp *ctx)
 	seen.head.size = sizeof(seen);
 	tp = bpf_skc_to_tcp_sock(common);
 	if (!tp) {
-		/* One that is being made. */
+		/* A handshake. */
 		name(&seen, common);
 		goto write;
 	}
 	describe(&seen, common, tp);
-	place = place_of(common);
-	if (place)
-		__sync_fetch_and_add(&this_look.room, -1);
+	slot = slot_of(common);
+	if (slot)
+		__sync_fetch_and_add(&this_scan.room, -1);
 	else
-		place = give_place(common, tp);
-	if (place) {
-		compare(place, tp, &seen, state);
-		seen.head.changed = place->changed;
-		seen.has_events = read_counts(place, &seen.events);
+		slot = give_slot(common, tp);
+	if (slot) {
+		compare(slot, tp, &seen, state);
+		seen.head.changed = slot->changed;
+		seen.has_events = read_counts(slot, &seen.events);
 	}
 write:
 	bpf_seq_write(ctx->meta->seq, &seen, sizeof(seen));
@@ -363,16 +361,16 @@ write:
 }
 
 SEC("iter/bpf_sk_storage_map")
-int taut_places(struct bpf_iter__bpf_sk_storage_map *ctx)
+int taut_slots(struct bpf_iter__bpf_sk_storage_map *ctx)
 {
 	struct connection seen = {};
-	struct place *place = ctx->value;
+	struct slot *slot = ctx->value;
 	struct sock *sk = ctx->sk;
 	struct sock_common *common = (struct sock_common *)sk;
 	struct tcp_sock *tp;
 	__u8 state;
 
-	if (!sk || !place)
+	if (!sk || !slot)
 		return 0;
 	state = common->skc_state;
 	if (state == STATE_LISTEN || state == STATE_TIME_WAIT ||
@@ -381,26 +379,26 @@ int taut_places(struct bpf_iter__bpf_sk_storage_map *ctx)
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
 		return 0;
-	__sync_fetch_and_add(&this_look.room, -1);
+	__sync_fetch_and_add(&this_scan.room, -1);
 	seen.head.cookie = bpf_get_socket_cookie(tp);
 	seen.head.netns = common->skc_net.net->ns.inum;
 	describe(&seen, common, tp);
-	compare(place, tp, &seen, state);
-	seen.head.changed = place->changed;
-	if (place->changed && place->changed < this_look.number) {
+	compare(slot, tp, &seen, state);
+	seen.head.changed = slot->changed;
+	if (slot->changed && slot->changed < this_scan.number) {
 		seen.head.size = sizeof(seen.head);
 		bpf_seq_write(ctx->meta->seq, &seen.head, sizeof(seen.head));
 		return 0;
 	}
 	seen.head.size = sizeof(seen);
-	seen.has_events = read_counts(place, &seen.events);
+	seen.has_events = read_counts(slot, &seen.events);
 	if (!seen.has_events)
-		place->changed = this_look.number + 1;
+		slot->changed = this_scan.number + 1;
 	bpf_seq_write(ctx->meta->seq, &seen, sizeof(seen));
 	return 0;
 }
 
-/* A connection is opened, by this end or by the peer. */
+/* A connection is opened by this end or by the peer. */
 SEC("tp_btf/inet_sock_set_state")
 int taut_opened(__u64 *ctx)
 {
@@ -411,85 +409,85 @@ int taut_opened(__u64 *ctx)
 
 	if (state != STATE_ESTABLISHED && state != STATE_SYN_SENT)
 		return 0;
-	if (this_look.netns && this_look.netns != common->skc_net.net->ns.inum)
+	if (this_scan.netns && this_scan.netns != common->skc_net.net->ns.inum)
 		return 0;
-	stir();
+	note_activity();
 	tp = bpf_skc_to_tcp_sock(sk);
-	if (tp && !place_of(common))
-		give_place(common, tp);
+	if (tp && !slot_of(common))
+		give_slot(common, tp);
 	return 0;
 }
 
-/* A segment came, and what was acknowledged before it has been measured. */
+/* A segment arrived; the round trips before it have been measured. */
 SEC("tp_btf/tcp_probe")
 int taut_round_trip(__u64 *ctx)
 {
 	struct sock *sk = (struct sock *)ctx[0];
-	struct place *place = bpf_sk_storage_get(&places, sk, NULL, 0);
+	struct slot *slot = bpf_sk_storage_get(&slots, sk, NULL, 0);
 	struct tcp_sock *tp;
 	__u32 rtt;
 
-	if (!place)
+	if (!slot)
 		return 0;
-	stir();
+	note_activity();
 	tp = bpf_skc_to_tcp_sock(sk);
-	if (!tp || tp->rack.mstamp == place->rtt_of)
+	if (!tp || tp->rack.mstamp == slot->rtt_of)
 		return 0;
-	place->rtt_of = tp->rack.mstamp;
+	slot->rtt_of = tp->rack.mstamp;
 	rtt = tp->rack.rtt_us;
-	begin_count(place);
-	place->counts.rtts++;
-	place->counts.rtt_sum += rtt;
-	if (rtt > place->counts.rtt_most)
-		place->counts.rtt_most = rtt;
-	end_count(place);
+	begin_count(slot);
+	slot->counts.rtts++;
+	slot->counts.rtt_sum += rtt;
+	if (rtt > slot->counts.rtt_most)
+		slot->counts.rtt_most = rtt;
+	end_count(slot);
 	return 0;
 }
 
-/* The state of congestion control becomes another. */
+/* The state of congestion control changes. */
 SEC("tp_btf/tcp_cong_state_set")
 int taut_congestion(__u64 *ctx)
 {
 	struct sock *sk = (struct sock *)ctx[0];
 	__u8 to = ctx[1];
-	struct place *place = bpf_sk_storage_get(&places, sk, NULL, 0);
+	struct slot *slot = bpf_sk_storage_get(&slots, sk, NULL, 0);
 	__u64 cwnd, between, time, now;
 	struct tcp_sock *tp;
 	__u8 from;
 
-	if (!place)
+	if (!slot)
 		return 0;
 	tp = bpf_skc_to_tcp_sock(sk);
 	if (!tp)
 		return 0;
 	from = BPF_CORE_READ_BITFIELD(&tp->inet_conn, icsk_ca_state);
-	/* Until all is repaired it is one signal, also where repairs are lost. */
+	/* Until all losses are repaired it is one signal, also if repairs are lost. */
 	if (to < CA_CWR || from >= CA_CWR)
 		return 0;
-	/* A segment that was too large for the path: the window stays. */
+	/* A segment was too large for the path: the window stays. */
 	if (to == CA_LOSS && !tp->undo_marker)
 		return 0;
 	now = bpf_ktime_get_ns() >> CONNECTION_TIME_SHIFT;
-	time = now - place->signal_at;
-	between = (__u32)(tp->delivered - place->delivered);
-	begin_count(place);
-	if (place->counts.signals && time < APART && between < APART_SEGMENTS) {
-		place->counts.between++;
-		place->counts.between_sum += between;
-		place->counts.between_squares += between * between;
-		place->counts.between_times += time;
-		place->counts.between_time_squares += time * time;
-		place->counts.between_products += between * time;
+	time = now - slot->signal_at;
+	between = (__u32)(tp->delivered - slot->delivered);
+	begin_count(slot);
+	if (slot->counts.signals && time < APART && between < APART_SEGMENTS) {
+		slot->counts.between++;
+		slot->counts.between_sum += between;
+		slot->counts.between_squares += between * between;
+		slot->counts.between_times += time;
+		slot->counts.between_time_squares += time * time;
+		slot->counts.between_products += between * time;
 	}
-	place->signal_at = now;
-	place->delivered = tp->delivered;
+	slot->signal_at = now;
+	slot->delivered = tp->delivered;
 	cwnd = tp->prior_cwnd;
-	place->counts.signals++;
-	place->counts.fast_retransmits += to == CA_RECOVERY;
-	place->counts.signal_cwnd_sum += cwnd;
-	place->counts.signal_cwnd_squares += cwnd * cwnd;
-	place->counts.signal_rtt_sum += tp->rack.rtt_us;
-	end_count(place);
+	slot->counts.signals++;
+	slot->counts.fast_retransmits += to == CA_RECOVERY;
+	slot->counts.signal_cwnd_sum += cwnd;
+	slot->counts.signal_cwnd_squares += cwnd * cwnd;
+	slot->counts.signal_rtt_sum += tp->rack.rtt_us;
+	end_count(slot);
 	return 0;
 }
 

@@ -1,4 +1,4 @@
-//! Records, as the programs write them (bpf/connection.h).
+//! Parses the records that the programs write (bpf/connection.h).
 
 use std::io;
 use std::num::NonZeroU64;
@@ -12,33 +12,33 @@ use super::raw::{self, ConnectionLocks};
 const HEAD: usize = size_of::<raw::ConnectionHead>();
 const RECORD: usize = size_of::<raw::Connection>();
 
-/// A connection, as an iterator finds it.
+/// A connection as an iterator lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// The kernel's name of it.
+    /// The socket's cookie.
     pub(crate) cookie: u64,
     /// Inode of its network namespace.
     pub(crate) netns: u32,
-    /// The look that first found it as it is now: whoever has read it in that one or later has nothing new to read. Nothing where
-    /// that is not watched.
+    /// The scan that first found it as it is now: a sample of that scan or a later one is up to date. `None` if changes are not
+    /// tracked.
     pub(crate) since: Option<NonZeroU64>,
-    /// Nothing of one that rests, if it was found by its place.
-    pub(crate) told: Option<Told>,
+    /// `None` for an unchanged connection that was listed by its slot.
+    pub(crate) details: Option<Details>,
 }
 
-/// What is told of a connection.
+/// What a program tells of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Told {
-    /// By this sock_diag finds it.
+pub(crate) struct Details {
+    /// The identity by which sock_diag finds it.
     pub(crate) id: SocketId,
-    /// Nothing of one that is being made.
+    /// `None` during a handshake.
     pub(crate) internals: Option<Internals>,
 }
 
-/// The first record, and what comes after it; nothing where it is cut.
+/// Parses the first record. Returns it and the rest; `None` if the record is cut off.
 ///
 /// # Errors
-/// `InvalidData`: what is there is none.
+/// `InvalidData`: this is no record.
 pub(super) fn parse(records: &[u8]) -> io::Result<Option<(Found, &[u8])>> {
     let Some((head, _)) = read_prefix::<raw::ConnectionHead>(records) else {
         return Ok(None);
@@ -54,12 +54,12 @@ pub(super) fn parse(records: &[u8]) -> io::Result<Option<(Found, &[u8])>> {
         cookie: head.cookie,
         since: NonZeroU64::new(head.changed),
         netns: head.netns,
-        told: read_prefix(record).map(|(record, _)| told(&record)),
+        details: read_prefix(record).map(|(record, _)| details(&record)),
     };
     Ok(Some((found, after)))
 }
 
-fn told(record: &raw::Connection) -> Told {
+fn details(record: &raw::Connection) -> Details {
     let id = SocketId {
         // One byte of the kernel's two, which it never fills.
         family: record.family.try_into().unwrap_or_default(),
@@ -94,7 +94,7 @@ fn told(record: &raw::Connection) -> Told {
             between: events.between,
         }),
     };
-    Told {
+    Details {
         id,
         internals: (record.is_whole != 0).then_some(internals),
     }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_figure_is_read_where_it_stands() {
+    fn each_field_is_read_from_its_place() {
         let mut record = raw::Connection {
             head: raw::ConnectionHead {
                 cookie: 1,
@@ -187,7 +187,7 @@ mod tests {
             cookie: 1,
             netns: 23,
             since: NonZeroU64::new(17),
-            told: Some(Told {
+            details: Some(Details {
                 id,
                 internals: Some(internals),
             }),
@@ -200,19 +200,19 @@ mod tests {
         assert_eq!(parsed(&record), Some((found, 0)));
         (record.is_whole, record.head.changed) = (0, 0);
         found.since = None;
-        found.told = Some(Told {
+        found.details = Some(Details {
             id,
             internals: None,
         });
         assert_eq!(parsed(&record), Some((found, 0)));
-        // One that rests has a head only, and the next begins after it.
+        // The record of an unchanged connection is only a head, and the next one follows.
         record.head.size = HEAD as u32;
-        found.told = None;
+        found.details = None;
         assert_eq!(parsed(&record), Some((found, RECORD - HEAD)));
     }
 
     #[test]
-    fn what_is_cut_is_awaited_and_what_is_no_record_is_refused() {
+    fn a_cut_record_is_incomplete_and_an_invalid_one_an_error() {
         let mut record = [0; RECORD];
         record[20..24].copy_from_slice(&(RECORD as u32).to_ne_bytes());
         for length in 0..RECORD {

@@ -1,4 +1,4 @@
-//! The programs in this kernel.
+//! Runs the BPF programs in the kernel of this machine.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,14 +9,14 @@ use taut_sys::sock_diag::{Connection, Events, Internals, SockDiag, SocketId};
 
 use super::*;
 
-/// A connection's two ends: the client's, and the server's.
+/// Returns the two ends of a connection: the client's and the server's.
 fn pair(any: &str) -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(any).unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     (client, listener.accept().unwrap().0)
 }
 
-/// A namespace that goes with this.
+/// A namespace that is deleted when this is dropped.
 struct Space(Netns);
 
 impl Drop for Space {
@@ -33,8 +33,8 @@ fn all(iterator: &TcpIter) -> Vec<Found> {
     read(iterator.list().unwrap())
 }
 
-fn by_place(iterator: &TcpIter) -> Vec<Found> {
-    read(iterator.places().unwrap().unwrap())
+fn by_slot(iterator: &TcpIter) -> Vec<Found> {
+    read(iterator.slots().unwrap().unwrap())
 }
 
 fn is_of(id: &SocketId, end: &TcpStream) -> bool {
@@ -44,33 +44,33 @@ fn is_of(id: &SocketId, end: &TcpStream) -> bool {
 
 fn of(iterator: &TcpIter, end: &TcpStream) -> Found {
     let all = all(iterator);
-    let is_it = |found: &&Found| is_of(&found.told.unwrap().id, end);
+    let is_it = |found: &&Found| is_of(&found.details.unwrap().id, end);
     *all.iter().find(is_it).unwrap()
 }
 
-fn inside(iterator: &TcpIter, end: &TcpStream) -> Internals {
-    of(iterator, end).told.unwrap().internals.unwrap()
+fn internals(iterator: &TcpIter, end: &TcpStream) -> Internals {
+    of(iterator, end).details.unwrap().internals.unwrap()
 }
 
 #[test]
-fn buffers_that_were_set_are_told_from_those_that_were_not() {
+fn buffers_with_a_set_size_are_recognised() {
     let (client, server) = pair("127.0.0.1:0");
     sockopt::set_socket_recv_buffer_size(&client, 50_000).unwrap();
     sockopt::set_socket_send_buffer_size(&server, 50_000).unwrap();
     let iterator = TcpIter::load(false).unwrap();
     let locks = [&client, &server].map(|end| {
-        let inside = inside(&iterator, end);
-        (inside.rcvbuf_locked, inside.sndbuf_locked)
+        let internals = internals(&iterator, end);
+        (internals.rcvbuf_locked, internals.sndbuf_locked)
     });
     assert_eq!(locks, [(true, false), (false, true)]);
 }
 
 #[test]
-fn each_is_found_again_by_its_name() {
+fn each_connection_is_found_again_by_its_identity() {
     for any in ["127.0.0.1:0", "[::1]:0", "[::]:0"] {
         let listener = TcpListener::bind(any).unwrap();
         let port = listener.local_addr().unwrap().port();
-        // Of the last, an IPv6 socket, the peer is an IPv4 one.
+        // The last is an IPv6 socket with an IPv4 peer.
         let to: SocketAddr = match any {
             "[::1]:0" => format!("[::1]:{port}").parse().unwrap(),
             _ => format!("127.0.0.1:{port}").parse().unwrap(),
@@ -78,7 +78,7 @@ fn each_is_found_again_by_its_name() {
         let client = TcpStream::connect(to).unwrap();
         let (server, _) = listener.accept().unwrap();
         let iterator = TcpIter::load(true).unwrap();
-        let mut ids = [&client, &server].map(|end| of(&iterator, end).told.unwrap().id);
+        let mut ids = [&client, &server].map(|end| of(&iterator, end).details.unwrap().id);
         let read = |ids: &[SocketId]| {
             let mut read: Vec<Connection> = Vec::new();
             let mut diag = SockDiag::open().unwrap();
@@ -99,7 +99,7 @@ fn each_is_found_again_by_its_name() {
                 (ids[1].cookie, canonical(&server))
             ]
         );
-        // Another that has its addresses is not it.
+        // Another socket with the same addresses is not found.
         ids[0].cookie += 1 << 40;
         assert_eq!(read(&ids).len(), 1);
         ids[0].local_port = 1;
@@ -108,21 +108,21 @@ fn each_is_found_again_by_its_name() {
 }
 
 #[test]
-fn one_that_rests_is_told_from_one_that_has_changed() {
+fn an_unchanged_connection_is_recognised() {
     let (client, server) = pair("127.0.0.1:0");
     client.set_nodelay(true).unwrap();
     let iterator = TcpIter::load(true).unwrap();
-    let mut look = 0;
+    let mut scan = 0;
     let mut since = || {
-        look += 1;
-        iterator.begin(look, None);
+        scan += 1;
+        iterator.begin(scan, None);
         let since = of(&iterator, &client).since.unwrap().get();
-        (look, since)
+        (scan, since)
     };
-    // Acknowledgements may be late; once it rests it goes on to.
+    // Acknowledgements may be late; once it is unchanged it stays so.
     let mut settle = || loop {
-        let (look, since) = since();
-        if since < look {
+        let (scan, since) = since();
+        if since < scan {
             return since;
         }
     };
@@ -146,7 +146,7 @@ fn one_that_rests_is_told_from_one_that_has_changed() {
 }
 
 #[test]
-fn round_trips_are_counted_from_the_first_look_on_where_there_is_room() {
+fn round_trips_are_counted_from_the_first_scan_on() {
     let (mut client, mut server) = pair("127.0.0.1:0");
     let watched = client.try_clone().unwrap();
     let mut talk = || {
@@ -157,16 +157,16 @@ fn round_trips_are_counted_from_the_first_look_on_where_there_is_room() {
             client.read_exact(&mut [0]).unwrap();
         }
     };
-    let seen = |iterator: &TcpIter| inside(iterator, &watched).events;
+    let seen = |iterator: &TcpIter| internals(iterator, &watched).events;
     let iterator = TcpIter::load(true).unwrap();
     assert!(iterator.counts_events());
     talk();
-    assert_eq!(seen(&iterator), None, "no look has begun");
+    assert_eq!(seen(&iterator), None, "no scan has begun");
     iterator.begin(1, None);
     assert_eq!(seen(&iterator), Some(Events::default()));
     talk();
     let events = seen(&iterator).unwrap();
-    // The last is counted when the next segment comes; on a machine that stands still some are not measured.
+    // The last is counted when the next segment arrives; on a descheduled machine some are not measured.
     assert!((10..=51).contains(&events.rtts), "{events:?}");
     assert!(events.rtt_sum >= events.rtt_most && !events.rtt_most.is_zero());
     let without = TcpIter::load(false).unwrap();
@@ -175,45 +175,49 @@ fn round_trips_are_counted_from_the_first_look_on_where_there_is_room() {
 }
 
 #[test]
-fn one_that_is_opened_has_a_place_without_a_walk() {
+fn a_connection_that_is_opened_has_a_slot_without_a_walk() {
     let iterator = TcpIter::load(true).unwrap();
     iterator.begin(1, None);
     let (client, server) = pair("127.0.0.1:0");
     let own = rustix::fs::stat("/proc/self/ns/net").unwrap().st_ino;
     let cookies = [&client, &server].map(|end| {
-        let is_it = |found: &&Found| found.told.is_some_and(|told| is_of(&told.id, end));
-        let found = *by_place(&iterator).iter().find(is_it).unwrap();
+        let is_it = |found: &&Found| found.details.is_some_and(|details| is_of(&details.id, end));
+        let found = *by_slot(&iterator).iter().find(is_it).unwrap();
         assert_eq!(u64::from(found.netns), own);
         assert_eq!(found, of(&iterator, end));
         found.cookie
     });
-    // Once they rest nothing more is told of them.
-    let mut look = 1;
+    // Once they are unchanged only their heads are listed.
+    let mut scan = 1;
     while {
-        look += 1;
-        iterator.begin(look, None);
-        let found = by_place(&iterator);
+        scan += 1;
+        iterator.begin(scan, None);
+        let found = by_slot(&iterator);
         let mut mine = found.iter().filter(|found| cookies.contains(&found.cookie));
-        mine.any(|found| found.told.is_some())
+        mine.any(|found| found.details.is_some())
     } {}
-    // Nor is there a place for those of another namespace.
-    iterator.begin(look + 1, Some(1));
+    // Connections of another namespace get no slot.
+    iterator.begin(scan + 1, Some(1));
     let (other, _server) = pair("127.0.0.1:0");
-    let is_other = |found: &Found| found.told.is_some_and(|told| is_of(&told.id, &other));
-    assert!(!by_place(&iterator).iter().any(is_other));
-    // And of one that has ended there is none any more.
+    let is_other = |found: &Found| {
+        found
+            .details
+            .is_some_and(|details| is_of(&details.id, &other))
+    };
+    assert!(!by_slot(&iterator).iter().any(is_other));
+    // A connection that has ended loses its slot.
     drop((client, server));
-    while by_place(&iterator)
+    while by_slot(&iterator)
         .iter()
         .any(|found| cookies.contains(&found.cookie))
     {}
 }
 
 #[test]
-fn records_that_are_cut_by_a_read_are_whole() {
+fn records_that_a_read_cuts_are_complete() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let to = listener.local_addr().unwrap();
-    // More than one read has room for.
+    // More than fit into one read.
     let ends: Vec<_> = (0..400)
         .map(|_| {
             let client = TcpStream::connect(to).unwrap();
@@ -225,7 +229,7 @@ fn records_that_are_cut_by_a_read_are_whole() {
 }
 
 #[test]
-fn what_comes_and_what_is_opened_stirs() {
+fn arriving_segments_and_new_connections_are_activity() {
     let name = format!("taut-stir-{}", std::process::id());
     let space = Space(Netns::create(&name).unwrap());
     let netns = &space.0;
@@ -238,19 +242,19 @@ fn what_comes_and_what_is_opened_stirs() {
     let (mut client, mut server) = netns.run(|| pair("127.0.0.1:0")).unwrap();
     iterator.begin(1, Some(only)).unwrap();
     netns.run(|| all(&iterator)).unwrap();
-    assert_eq!(iterator.has_stirred(), Some(false));
+    assert_eq!(iterator.has_activity(), Some(false));
     client.write_all(b"x").unwrap();
     server.read_exact(&mut [0]).unwrap();
-    assert_eq!(iterator.has_stirred(), Some(true));
-    // Nobody has looked since, and nothing has a place.
+    assert_eq!(iterator.has_activity(), Some(true));
+    // No scan has followed, so no connection has a slot.
     let iterator = TcpIter::load(true).unwrap();
     iterator.begin(1, Some(only)).unwrap();
     client.write_all(b"x").unwrap();
     server.read_exact(&mut [0]).unwrap();
-    assert_eq!(iterator.has_stirred(), Some(false));
+    assert_eq!(iterator.has_activity(), Some(false));
     let opened = netns.run(|| pair("127.0.0.1:0"));
-    assert_eq!(iterator.has_stirred(), Some(true));
+    assert_eq!(iterator.has_activity(), Some(true));
     drop(opened);
     let silent = TcpIter::load(false).unwrap();
-    assert_eq!(silent.has_stirred(), None);
+    assert_eq!(silent.has_activity(), None);
 }

@@ -28,11 +28,11 @@ pub(crate) struct Changed {
 impl Changed {
     /// Adds a connection to those that are read. Returns `false` if only its cookie is known, so that it cannot be read.
     pub(crate) fn want(&mut self, found: &Found) -> bool {
-        let Some(told) = found.told else {
+        let Some(details) = found.details else {
             return false;
         };
-        self.wanted.push(told.id);
-        if let Some(internals) = told.internals {
+        self.wanted.push(details.id);
+        if let Some(internals) = details.internals {
             self.without_slot += usize::from(internals.events.is_none());
             self.internals.insert(found.cookie, internals);
         }

@@ -1,6 +1,6 @@
-//! The state in cells.
+//! Draws the state.
 //!
-//! A colour never says what a word or a letter does not say too.
+//! Colour is never the only sign: a word or a letter always says the same.
 
 mod connection;
 mod figures;
@@ -16,24 +16,24 @@ use super::state::State;
 
 const HELP: &str = "\
 up, down, j, k, page up, page down, home, end    select
-enter                                            open the connection: series, evidence, instruments
-esc, q                                           back; q at the table quits
-s                                                sort by the next: rate, rtt, retrans, peer, process
+enter                                            open the connection: history, evidence, instruments
+esc, q                                           back; in the table q quits
+s                                                sort by the next key: rate, rtt, retrans, peer, process
 /                                                filter: dst 10.0.0.0/8 and dport 443, a pid, a process
-space                                            hold still, and go on
-?, h                                             this
+space                                            pause and resume
+?, h                                             this help
 
-OUT and IN are payload in bits a second, CWND segments. HISTORY has a letter a look, the last at the right:
+OUT and IN are payload in bits a second, CWND is in segments. HISTORY has a letter a scan, the latest at the right:
   a sender-application   s send-buffer      r receiver-application   w receive-buffer
   g slow-start           l loss             q queue                  p pacing
   m path-mtu             t timeouts         = link                   > peer
   x rate-limit           d descheduled      . idle                   ? unclear
-A question mark after a factor: it is likely, not sure.";
+A question mark after a factor: it is not sure.";
 
-/// Draws all of it.
+/// Draws the screen.
 pub(super) fn draw(frame: &mut Frame<'_>, state: &mut State) {
     let area = frame.area();
-    // A terminal can be too small for anything.
+    // Below this size nothing fits.
     if area.width < 20 || area.height < 4 {
         frame.render_widget("too small", area);
         return;
@@ -52,7 +52,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &mut State) {
     put(buffer, foot, &footing(state), Style::new());
 }
 
-/// Head, body and foot.
+/// Splits the area into first line, body and last line.
 fn rows(area: Rect) -> [Rect; 3] {
     let line = |y| Rect {
         y,
@@ -71,7 +71,7 @@ fn bold() -> Style {
     Style::new().add_modifier(Modifier::BOLD)
 }
 
-/// Writes as much as there is room for.
+/// Writes as much of a text as fits.
 fn put(buffer: &mut Buffer, area: Rect, text: &str, style: Style) {
     if area.is_empty() {
         return;
@@ -87,24 +87,24 @@ fn heading(state: &State) -> String {
     );
     if !state.filter_text.is_empty() {
         let filter = crate::sanitize::text(state.filter_text.as_bytes());
-        text.push_str(&format!(", of {filter}"));
+        text.push_str(&format!(", filter {filter}"));
     }
     if state.paused() {
-        text.push_str(" (held still)");
+        text.push_str(" (paused)");
     }
     text
 }
 
 fn footing(state: &State) -> String {
-    let typing = state
-        .typing
+    let input = state
+        .filter_input
         .as_ref()
         .map(|text| crate::sanitize::text(text.as_bytes()));
-    match (typing, &state.said) {
+    match (input, &state.message) {
         (Some(text), None) => format!("filter: {text}_"),
-        (Some(text), Some(said)) => format!("filter: {text}_  {said}"),
-        (None, Some(said)) => said.clone(),
-        (None, None) => "q quit  enter open  / filter  s sort  space hold  ? help".into(),
+        (Some(text), Some(message)) => format!("filter: {text}_  {message}"),
+        (None, Some(message)) => message.clone(),
+        (None, None) => "q quit  enter open  / filter  s sort  space pause  ? help".into(),
     }
 }
 
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn eighty_columns_have_all_that_matters() {
+    fn eighty_columns_have_the_main_figures() {
         let lines = drawn(&mut state(100), 80, 24);
         assert!(
             lines[0].starts_with("taut top: 100 connections, by rate"),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wide_terminal_has_more_of_it() {
+    fn a_wide_terminal_has_more_columns() {
         let lines = drawn(&mut state(3), 200, 50);
         for word in ["LOCAL", "MIN", "RWND", "LIMITED BY", "HISTORY"] {
             assert!(lines[1].contains(word), "{word}: {}", lines[1]);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn at_every_width_there_is_room_for_what_limits_and_no_number_is_cut() {
+    fn at_every_width_the_limit_fits_and_no_number_is_cut() {
         for width in 80..260 {
             let lines = drawn(&mut state(3), width, 24);
             assert!(
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn no_size_does_harm() {
+    fn every_size_draws_without_panic() {
         let mut shown = state(50);
         for open in [false, true] {
             for width in [1, 5, 19, 20, 37, 79, 80, 129, 130, 300] {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn each_factor_has_a_letter_and_a_short_name_of_its_own() {
+    fn each_factor_has_its_own_letter_and_short_name() {
         let letters: std::collections::HashSet<_> =
             Factor::ALL.iter().map(|f| f.letter()).collect();
         assert_eq!(letters.len(), Factor::ALL.len());

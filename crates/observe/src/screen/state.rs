@@ -1,4 +1,4 @@
-//! What the screen shows, and what keys do to it.
+//! The state of the screen, and what keys do to it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -9,14 +9,14 @@ use crate::observer::Observer;
 use crate::verdict::{Factor, Verdict};
 use crate::view::{self, Row, Sort};
 
-/// Looks of which the chief instruments are kept.
+/// Scans whose main instruments are kept.
 pub(super) const POINTS: usize = 60;
-/// Connections of which they are kept: those that stand first.
+/// Connections whose history is kept: the first of the table.
 const HISTORIES: usize = 10_000;
-/// Letters of a filter that is typed.
+/// The longest filter that can be typed, in characters.
 const FILTER: usize = 1000;
 
-/// A key that means something.
+/// A key that has a meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Key {
     Char(char),
@@ -32,66 +32,66 @@ pub(super) enum Key {
     Interrupt,
 }
 
-/// What is to be done after a key.
+/// What the loop does after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Then {
-    /// Draw.
-    Nothing,
-    /// Choose anew what is shown.
-    Choose,
-    /// End.
+pub(super) enum Action {
+    /// Draws the screen.
+    Draw,
+    /// Selects and sorts the rows again.
+    Refresh,
+    /// Ends the screen.
     Quit,
 }
 
-/// The chief instruments at one look.
+/// The main instruments at one scan.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Point {
-    /// Payload, bytes a second.
+    /// Rate of payload sent, in bytes a second.
     pub(super) sent: f64,
-    /// Payload, bytes a second.
+    /// Rate of payload received, in bytes a second.
     pub(super) received: f64,
-    /// Seconds.
+    /// Round trip, in seconds.
     pub(super) rtt: f64,
-    /// Segments.
+    /// Congestion window, in segments.
     pub(super) cwnd: f64,
-    /// Bytes.
+    /// The peer's window, in bytes.
     pub(super) rwnd: f64,
-    /// What limited it.
+    /// The factor that limited the connection.
     pub(super) factor: Option<Factor>,
 }
 
-/// A connection that is open.
+/// The connection that is opened on the screen.
 #[derive(Debug)]
 pub(super) struct Details {
     pub(super) row: Row,
     pub(super) state: &'static str,
     pub(super) netns: String,
     pub(super) verdict: Option<Verdict>,
-    /// Names, values and units.
+    /// Names, values and units of the instruments.
     pub(super) instruments: Vec<(&'static str, f64, Unit)>,
-    /// It has ended.
+    /// The connection has ended.
     pub(super) ended: bool,
 }
 
-/// What is on the screen.
+/// What the screen shows.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) rows: Vec<Row>,
     histories: HashMap<u64, VecDeque<Point>>,
     pub(super) selected: usize,
-    chosen: Option<u64>,
-    /// The first line that is shown.
+    selected_cookie: Option<u64>,
+    /// Index of the first row on the screen.
     pub(super) first: usize,
-    /// Lines that there is room for.
+    /// Number of rows that fit on the screen.
     pub(super) page: usize,
     pub(super) open: Option<Details>,
     pub(super) sort: Sort,
     filter: Filter,
     pub(super) filter_text: String,
     /// The filter while it is typed.
-    pub(super) typing: Option<String>,
-    /// What is to be said at the foot.
-    pub(super) said: Option<String>,
+    pub(super) filter_input: Option<String>,
+    /// The message in the last line.
+    pub(super) message: Option<String>,
     paused: bool,
     pub(super) help: bool,
 }
@@ -104,15 +104,15 @@ impl State {
             rows: Vec::new(),
             histories: HashMap::new(),
             selected: 0,
-            chosen: None,
+            selected_cookie: None,
             first: 0,
             page: 1,
             open: None,
             sort: options.sort,
             filter,
             filter_text: options.filter.clone(),
-            typing: None,
-            said: None,
+            filter_input: None,
+            message: None,
             paused: false,
             help: false,
         }
@@ -122,14 +122,14 @@ impl State {
         self.paused
     }
 
-    /// Says something at the foot until the next key.
-    pub(super) fn say(&mut self, sentence: String) {
-        self.said = Some(sentence);
+    /// Shows a message in the last line until the next key.
+    pub(super) fn show_message(&mut self, sentence: String) {
+        self.message = Some(sentence);
     }
 
-    /// After a look: takes what was seen, and remembers it.
-    pub(super) fn look(&mut self, observer: &Observer) {
-        self.choose(observer);
+    /// Takes over a scan and adds it to the histories.
+    pub(super) fn update(&mut self, observer: &Observer) {
+        self.refresh(observer);
         let mut shown = HashSet::new();
         for row in self.rows.iter().take(HISTORIES) {
             shown.insert(row.cookie);
@@ -151,8 +151,8 @@ impl State {
             .retain(|cookie, _| shown.contains(cookie) || Some(*cookie) == open);
     }
 
-    /// Puts those of the last look that are meant into their order.
-    pub(super) fn choose(&mut self, observer: &Observer) {
+    /// Selects the connections that the filter matches, and sorts them.
+    pub(super) fn refresh(&mut self, observer: &Observer) {
         let filter = std::mem::replace(&mut self.filter, Filter::all());
         let rows = observer
             .connections(&filter)
@@ -160,20 +160,20 @@ impl State {
         self.rows = rows.collect();
         self.filter = filter;
         view::sort_by(&mut self.rows, |row| row, self.sort);
-        // What was selected stays so, wherever it stands now.
+        // The selected connection stays selected, wherever it is now.
         let at = self
-            .chosen
+            .selected_cookie
             .and_then(|cookie| self.rows.iter().position(|row| row.cookie == cookie));
         self.select(at.unwrap_or(self.selected));
-        self.detail(observer);
+        self.update_details(observer);
     }
 
-    fn detail(&mut self, observer: &Observer) {
+    fn update_details(&mut self, observer: &Observer) {
         let Some(details) = &mut self.open else {
             return;
         };
         let Some(seen) = observer.get(details.row.cookie) else {
-            // What was known last stays.
+            // The last figures stay.
             details.ended = true;
             return;
         };
@@ -189,7 +189,7 @@ impl State {
         };
     }
 
-    /// What was seen of this connection, oldest first.
+    /// Returns the history of a connection, oldest first.
     pub(super) fn history(
         &self,
         cookie: u64,
@@ -200,10 +200,10 @@ impl State {
 
     fn select(&mut self, at: usize) {
         self.selected = at.min(self.rows.len().saturating_sub(1));
-        self.chosen = self.rows.get(self.selected).map(|row| row.cookie);
+        self.selected_cookie = self.rows.get(self.selected).map(|row| row.cookie);
     }
 
-    /// There is room for so many lines: the selected one is among them.
+    /// Sets how many rows fit, and scrolls so that the selected one is visible.
     pub(super) fn fit(&mut self, page: usize) {
         self.page = page.max(1);
         let last = self.rows.len().saturating_sub(self.page);
@@ -214,27 +214,27 @@ impl State {
             .min(last.max(least));
     }
 
-    pub(super) fn key(&mut self, key: Key) -> Then {
-        self.said = None;
+    pub(super) fn key(&mut self, key: Key) -> Action {
+        self.message = None;
         if key == Key::Interrupt {
-            return Then::Quit;
+            return Action::Quit;
         }
-        if self.typing.is_some() {
+        if self.filter_input.is_some() {
             return self.type_key(key);
         }
         if std::mem::take(&mut self.help) {
-            return Then::Nothing;
+            return Action::Draw;
         }
         match key {
             Key::Char('q') | Key::Escape if self.open.is_some() => self.open = None,
             Key::Backspace => self.open = None,
-            Key::Char('q') => return Then::Quit,
+            Key::Char('q') => return Action::Quit,
             Key::Char('?' | 'h') => self.help = true,
             Key::Char(' ') => self.paused = !self.paused,
-            Key::Char('/') => self.typing = Some(self.filter_text.clone()),
+            Key::Char('/') => self.filter_input = Some(self.filter_text.clone()),
             Key::Char('s') => {
                 self.sort = self.sort.next();
-                return Then::Choose;
+                return Action::Refresh;
             }
             Key::Up | Key::Char('k') => self.select(self.selected.saturating_sub(1)),
             Key::Down | Key::Char('j') => self.select(self.selected + 1),
@@ -251,19 +251,19 @@ impl State {
                     instruments: Vec::new(),
                     ended: false,
                 });
-                return Then::Choose;
+                return Action::Refresh;
             }
             _ => {}
         }
-        Then::Nothing
+        Action::Draw
     }
 
-    fn type_key(&mut self, key: Key) -> Then {
-        let Some(text) = &mut self.typing else {
-            return Then::Nothing;
+    fn type_key(&mut self, key: Key) -> Action {
+        let Some(text) = &mut self.filter_input else {
+            return Action::Draw;
         };
         match key {
-            Key::Escape => self.typing = None,
+            Key::Escape => self.filter_input = None,
             Key::Backspace => {
                 text.pop();
             }
@@ -271,16 +271,16 @@ impl State {
             Key::Enter => match text.parse() {
                 Ok(filter) => {
                     self.filter = filter;
-                    self.filter_text = self.typing.take().unwrap_or_default();
+                    self.filter_text = self.filter_input.take().unwrap_or_default();
                     self.first = 0;
-                    return Then::Choose;
+                    return Action::Refresh;
                 }
-                // It stays, to be mended.
-                Err(e) => self.said = Some(e.to_string()),
+                // The input stays, to be corrected.
+                Err(e) => self.message = Some(e.to_string()),
             },
             _ => {}
         }
-        Then::Nothing
+        Action::Draw
     }
 }
 
@@ -330,7 +330,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_selection_is_always_in_sight() {
+    fn the_selected_row_is_always_visible() {
         let mut state = state(100);
         state.fit(10);
         for key in [
@@ -357,7 +357,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn nothing_to_select_is_no_harm() {
+    fn keys_do_no_harm_without_rows() {
         let mut state = state(0);
         for key in [Key::Down, Key::Enter, Key::End, Key::PageUp] {
             state.key(key);
@@ -367,27 +367,30 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn q_leaves_what_is_open_first() {
+    fn q_closes_an_open_connection_first() {
         let mut state = state(3);
-        assert_eq!(state.key(Key::Enter), Then::Choose);
+        assert_eq!(state.key(Key::Enter), Action::Refresh);
         assert!(state.open.is_some());
-        assert_eq!(state.key(Key::Char('q')), Then::Nothing);
-        assert_eq!(state.key(Key::Char('q')), Then::Quit);
+        assert_eq!(state.key(Key::Char('q')), Action::Draw);
+        assert_eq!(state.key(Key::Char('q')), Action::Quit);
     }
 
     #[test]
-    fn a_wrong_filter_stays_to_be_mended() {
+    fn a_wrong_filter_stays_for_correction() {
         let mut state = state(3);
         state.key(Key::Char('/'));
         for c in "dport q".chars() {
-            assert_eq!(state.key(Key::Char(c)), Then::Nothing);
+            assert_eq!(state.key(Key::Char(c)), Action::Draw);
         }
-        assert_eq!(state.key(Key::Enter), Then::Nothing);
-        assert!(state.said.as_ref().unwrap().contains("port"));
+        assert_eq!(state.key(Key::Enter), Action::Draw);
+        assert!(state.message.as_ref().unwrap().contains("port"));
         state.key(Key::Backspace);
         state.key(Key::Char('8'));
-        assert_eq!(state.key(Key::Enter), Then::Choose);
-        assert_eq!((&*state.filter_text, &state.typing), ("dport 8", &None));
+        assert_eq!(state.key(Key::Enter), Action::Refresh);
+        assert_eq!(
+            (&*state.filter_text, &state.filter_input),
+            ("dport 8", &None)
+        );
         state.key(Key::Char('/'));
         state.key(Key::Char('x'));
         state.key(Key::Escape);
@@ -395,9 +398,9 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_interrupt_ends_it_wherever_it_is() {
+    fn an_interrupt_quits_in_every_mode() {
         let mut state = state(3);
         state.key(Key::Char('/'));
-        assert_eq!(state.key(Key::Interrupt), Then::Quit);
+        assert_eq!(state.key(Key::Interrupt), Action::Quit);
     }
 }

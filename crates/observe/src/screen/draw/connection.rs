@@ -1,4 +1,4 @@
-//! One connection, opened.
+//! Draws one connection.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -7,10 +7,10 @@ use ratatui::text::Span;
 use ratatui::widgets::{Paragraph, Widget as _, Wrap};
 
 use super::super::state::{Details, POINTS, Point, State};
-use super::figures::{bits, bytes, ms, told};
+use super::figures::{bits, bytes, ms, with_unit};
 use super::{line_of, put};
 
-/// One connection: what limits it, how the chief instruments went, and all the others.
+/// Draws what limits a connection, the history of the main instruments, and the values of all.
 pub(super) fn open(buffer: &mut Buffer, area: Rect, details: &Details, state: &State) {
     let row = &details.row;
     let who = row
@@ -52,8 +52,8 @@ pub(super) fn open(buffer: &mut Buffer, area: Rect, details: &Details, state: &S
     );
 }
 
-/// Lines that these take at this width. A word that is moved to the next line may make it one more; then what
-/// comes after is written over an empty line.
+/// Returns how many lines a text takes at this width. Wrapping at words may need one more; then the next part overwrites an
+/// empty line.
 fn wrapped(lines: &[String], width: u16) -> u16 {
     let of = |line: &String| {
         Span::raw(line)
@@ -64,7 +64,7 @@ fn wrapped(lines: &[String], width: u16) -> u16 {
     u16::try_from(lines.iter().map(of).sum::<usize>()).unwrap_or(u16::MAX)
 }
 
-/// The chief instruments of the last looks, a line each. Returns how many lines that are.
+/// Draws the history of the main instruments, a line each. Returns the number of lines.
 fn series(buffer: &mut Buffer, area: Rect, cookie: u64, state: &State) -> u16 {
     type Series = (&'static str, fn(&Point) -> f64, fn(f64) -> String);
     let all: [Series; 5] = [
@@ -74,12 +74,12 @@ fn series(buffer: &mut Buffer, area: Rect, cookie: u64, state: &State) -> u16 {
         ("cwnd", |point| point.cwnd, |value| format!("{value:.0}")),
         ("rwnd", |point| point.rwnd, bytes),
     ];
-    for ((name, of, tell), y) in all.iter().zip(0..area.height) {
+    for ((name, of, format), y) in all.iter().zip(0..area.height) {
         let values: Vec<f64> = state.history(cookie).map(of).collect();
         let most = values.iter().copied().fold(0.0, f64::max);
         let now = values.last().copied().unwrap_or_default();
-        let head = format!("{name:<7}{:>8} ", tell(now));
-        let tail = format!(" most {}", tell(most));
+        let head = format!("{name:<7}{:>8} ", format(now));
+        let tail = format!(" max {}", format(most));
         let room = usize::from(area.width)
             .saturating_sub(head.len() + tail.len())
             .min(POINTS);
@@ -95,7 +95,7 @@ fn series(buffer: &mut Buffer, area: Rect, cookie: u64, state: &State) -> u16 {
     area.height.min(6)
 }
 
-/// A value beside the most, as an eighth of a cell's height each.
+/// Returns a bar in eighths of a cell, relative to the largest value.
 fn bar(value: f64, most: f64) -> char {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     if most <= 0.0 || value <= 0.0 {
@@ -108,7 +108,7 @@ fn bar(value: f64, most: f64) -> char {
     eighth.map_or('█', |(bar, _)| *bar)
 }
 
-/// All instruments, in as many columns as there is room for.
+/// Draws all instruments, in as many columns as fit.
 fn instruments(buffer: &mut Buffer, area: Rect, details: &Details) {
     const WIDTH: u16 = 38;
     let columns = (area.width / WIDTH).max(1);
@@ -126,7 +126,7 @@ fn instruments(buffer: &mut Buffer, area: Rect, details: &Details) {
         put(
             buffer,
             cell,
-            &format!("{name:<21} {:>12}", told(*value, *unit)),
+            &format!("{name:<21} {:>12}", with_unit(*value, *unit)),
             Style::new(),
         );
     }
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bars_stand_as_high_as_their_values() {
+    fn a_bar_is_as_high_as_its_value() {
         let bars: String = [0.0, 1.0, 4.0, 7.9, 8.0]
             .iter()
             .map(|v| bar(*v, 8.0))

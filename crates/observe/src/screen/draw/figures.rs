@@ -1,8 +1,9 @@
-//! Figures in few cells.
+//! Formats figures in few characters.
 
 use crate::instruments::Unit;
 
-pub(super) fn told(value: f64, unit: Unit) -> String {
+/// Formats the value of an instrument.
+pub(super) fn with_unit(value: f64, unit: Unit) -> String {
     match unit {
         Unit::Bytes => bytes(value),
         Unit::BytesPerSecond => format!("{}bit/s", bits(value)),
@@ -12,7 +13,7 @@ pub(super) fn told(value: f64, unit: Unit) -> String {
     }
 }
 
-/// A rate in bytes a second, as bits.
+/// Formats a rate, given in bytes a second, in bits a second.
 pub(super) fn bits(rate: f64) -> String {
     scaled(rate * 8.0, 1000.0, ["", "k", "M", "G", "T"])
 }
@@ -21,7 +22,7 @@ pub(super) fn bytes(bytes: f64) -> String {
     scaled(bytes, 1024.0, ["", "Ki", "Mi", "Gi", "Ti"])
 }
 
-/// Three digits and the unit's prefix.
+/// Formats three digits and a unit prefix.
 fn scaled(mut value: f64, step: f64, prefixes: [&str; 5]) -> String {
     let mut prefixes = prefixes.into_iter().peekable();
     let mut prefix = "";

@@ -1,4 +1,4 @@
-//! The table: a line a connection.
+//! Draws the table, a line for each connection.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
@@ -11,7 +11,7 @@ use super::{bold, line_of};
 use crate::verdict::{Confidence, Factor};
 use crate::view::Row;
 
-/// A column: its title, its width where there is little room and where there is much, and what is in it.
+/// A column: its title, its narrow and its wide width (0: left out), its alignment and its content.
 struct Column {
     title: &'static str,
     narrow: u16,
@@ -20,7 +20,7 @@ struct Column {
     cell: fn(&Row, usize) -> String,
 }
 
-/// Those of figures and names; what limits a connection, and the history, follow them.
+/// The columns of names and figures. The limit and the history follow them.
 const COLUMNS: [Column; 10] = [
     column("PEER", (21, 28), false, |row, width| {
         ends(&row.peer.to_string(), width)
@@ -48,12 +48,12 @@ const COLUMNS: [Column; 10] = [
     column("RETR", (4, 8), true, |row, _| row.retrans.to_string()),
 ];
 
-/// Widths of what limits a connection: a short name and a question mark, or a long one.
+/// Widths of the limit: for a short factor name with a question mark, and for a long one.
 const LIMIT: (u16, u16) = (8, 21);
-/// Looks of a connection's history.
+/// Widths of the history, in scans.
 const HISTORY: (u16, u16) = (5, 20);
 
-/// What becomes wide first, as there is room: a column's index, or one of these.
+/// The order in which columns become wide: indices of [`COLUMNS`], or one of the two below.
 const WIDENED: [usize; 12] = [LIMITED, 2, 6, HISTORIED, 0, 1, 8, 3, 4, 9, 7, 5];
 const LIMITED: usize = COLUMNS.len();
 const HISTORIED: usize = COLUMNS.len() + 1;
@@ -73,7 +73,7 @@ const fn column(
     }
 }
 
-/// Its name, and its number where all of that has room: half a number is another's.
+/// Formats name and pid of the process. The pid is left out unless it fits whole, because a cut pid is wrong.
 fn process(row: &Row, width: usize) -> String {
     let Some((name, pid)) = &row.process else {
         return "-".into();
@@ -85,18 +85,18 @@ fn process(row: &Row, width: usize) -> String {
     }
 }
 
-/// An address whose middle is left out where it is too long: its network and its port are what it is known by.
+/// Shortens an address in the middle: its beginning and its port identify it best.
 fn ends(address: &str, width: usize) -> String {
     let Some(more) = address.len().checked_sub(width).filter(|more| *more > 0) else {
         return address.to_owned();
     };
-    // An address is ASCII.
+    // An address is ASCII, so bytes are characters.
     let last = (width / 2).max(1);
     let (first, rest) = address.split_at(address.len() - last - more - 1);
     format!("{first}…{}", &rest[more + 1..])
 }
 
-/// Widths of the columns, of what limits a connection, and of its history.
+/// Widths of the columns, of the limit, and of the history.
 struct Layout([u16; COLUMNS.len() + 2]);
 
 // === impl Layout ===
@@ -108,7 +108,7 @@ impl Layout {
             HISTORIED => HISTORY,
             column => (COLUMNS[column].narrow, COLUMNS[column].wide),
         };
-        // One between two.
+        // One blank between two columns.
         let taken = |size: u16| if size == 0 { 0 } else { size + 1 };
         let mut widths: [u16; COLUMNS.len() + 2] = std::array::from_fn(|index| sizes(index).0);
         let used: u16 = widths.iter().map(|width| taken(*width)).sum();
@@ -123,7 +123,7 @@ impl Layout {
         Self(widths)
     }
 
-    /// Whether a name can be written out.
+    /// Whether long factor names fit.
     fn long_names(&self) -> bool {
         self.0[LIMITED] == LIMIT.1
     }
@@ -173,7 +173,7 @@ pub(super) fn table(buffer: &mut Buffer, area: Rect, state: &State) {
     }
 }
 
-/// What is in a line: its columns', what limits the connection, and its history.
+/// The content of a line.
 struct Line<'a> {
     cells: &'a dyn Fn(&Column, usize) -> String,
     limit: Span<'static>,
@@ -212,7 +212,7 @@ fn line(buffer: &mut Buffer, area: Rect, layout: &Layout, text: &Line<'_>, style
     }
 }
 
-/// What limits it, in a word.
+/// Returns the name of the factor that limits a connection.
 fn limited(row: &Row, long: bool) -> Span<'static> {
     let Some((factor, confidence)) = row.limit else {
         return Span::raw("-");
@@ -233,7 +233,7 @@ fn letter(point: &Point) -> Span<'static> {
     }
 }
 
-/// Blue and yellow are told apart by everyone. Yellow is what somebody could repair.
+/// Blue and yellow are distinct also for colour-blind readers. Yellow marks what can be repaired.
 fn color(factor: Factor) -> Style {
     match factor {
         Factor::Idle | Factor::Unclear | Factor::Peer => Style::new().add_modifier(Modifier::DIM),
