@@ -21,7 +21,7 @@ pub enum Cause {
     },
     /// A SYN or SYN-ACK was sent again, without an answer.
     HandshakeUnanswered {
-        /// The number of retransmissions.
+        /// Number of retransmissions.
         retransmits: f64,
     },
     /// This machine was kept from its CPUs.
@@ -104,7 +104,7 @@ pub enum Cause {
         before: f64,
         /// Segment size at the last sample.
         now: f64,
-        /// The number of retransmissions.
+        /// Number of retransmissions.
         retransmits: f64,
     },
     /// The rate stood still while much was dropped and no queue was there.

@@ -1,4 +1,4 @@
-//! Windows as each cause makes them. Whether real kernels make them so is shown by `taut lab run verdicts`.
+//! Verdicts on windows as each cause produces them. `taut lab run verdicts` shows whether real kernels produce them.
 
 mod lost;
 mod reader;
@@ -16,8 +16,8 @@ use crate::window::tests::sample;
 
 const LOOKS: u64 = 11;
 
-/// A sender over five seconds with 1 MB/s, a round trip of 20 ms and nothing that holds it back but the network,
-/// changed by `set`, which is told the look.
+/// Samples of a sender over five seconds at 1 MB/s, with a round trip of 20 ms, limited by the network only. `set` changes each
+/// sample; it gets the number of the scan.
 fn sender(set: impl Fn(u64, &mut TcpInfo)) -> Vec<Sample> {
     let looks = (0..LOOKS).map(|look| {
         sample(look * 500, |info| {
@@ -78,7 +78,7 @@ fn an_application_with_pauses_is_the_cause() {
 }
 
 #[test]
-fn requests_one_after_the_other_are_the_applications_too() {
+fn one_request_after_the_other_is_the_applications_too() {
     let found = found(&sender(|_, info| {
         info.delivery_rate_app_limited = true;
         info.notsent_bytes = Some(0);
@@ -89,7 +89,7 @@ fn requests_one_after_the_other_are_the_applications_too() {
 }
 
 #[test]
-fn a_full_send_buffer_is_told_by_the_kernel() {
+fn the_kernel_accounts_for_a_full_send_buffer() {
     let found = found(&sender(|look, info| {
         info.sndbuf_limited = of_half_seconds(look, 0.9)
     }));
@@ -100,7 +100,7 @@ fn a_full_send_buffer_is_told_by_the_kernel() {
 }
 
 #[test]
-fn a_buffer_that_is_seen_full_is_the_cause_also_where_the_kernel_does_not_account_for_it() {
+fn a_full_send_buffer_is_recognised_also_if_the_kernel_does_not_account_for_it() {
     let with_buffer = |queued: u32| {
         let mut samples = sender(|_, info| {
             info.delivery_rate_app_limited = true;
@@ -149,14 +149,14 @@ fn a_long_queue_is_named() {
 }
 
 #[test]
-fn a_rate_that_was_set_is_named_when_it_is_reached() {
+fn a_pacing_limit_is_named_when_it_is_reached() {
     let paced = |most| found(&sender(|_, info| info.max_pacing_rate = Some(most))).factor;
     assert_eq!(paced(1_050_000), Factor::Pacing);
     assert_eq!(paced(5_000_000), Factor::Link);
 }
 
 #[test]
-fn a_round_trip_that_comes_and_goes_is_of_one_that_is_away() {
+fn a_round_trip_that_comes_and_goes_is_a_descheduled_peer() {
     let round_trip = |rtt: u64, deviates: u64| {
         let found = found(&sender(|look, info| {
             info.rtt = Some(Duration::from_millis(rtt));
@@ -172,7 +172,7 @@ fn a_round_trip_that_comes_and_goes_is_of_one_that_is_away() {
 }
 
 #[test]
-fn nothing_either_way_is_idle() {
+fn no_data_in_either_direction_is_idle() {
     let found = found(&sender(|_, info| {
         (info.bytes_acked, info.notsent_bytes, info.unacked) = (Some(77), Some(0), 0);
     }));
@@ -183,7 +183,7 @@ fn nothing_either_way_is_idle() {
 }
 
 #[test]
-fn a_handshake_without_an_answer_is_time_outs() {
+fn an_unanswered_handshake_is_timeouts() {
     let mut samples = sender(|look, info| {
         info.busy_time = Some(Duration::ZERO);
         info.bytes_acked = Some(0);
@@ -198,7 +198,7 @@ fn a_handshake_without_an_answer_is_time_outs() {
         (again.factor, again.confidence),
         (Factor::Timeouts, Confidence::Sure)
     );
-    // It may come yet.
+    // An answer may still come.
     for sample in &mut samples {
         if let Some(info) = &mut sample.connection.info {
             info.retransmits = 0;
@@ -208,12 +208,12 @@ fn a_handshake_without_an_answer_is_time_outs() {
 }
 
 proptest! {
-    /// Whatever a kernel says, a verdict is one, and weighs no more than all of the time.
+    /// Any `tcp_info` has a verdict, whose weight is at most 1.
     #[test]
     fn every_window_has_a_verdict(
         looks in prop::collection::vec(prop::collection::vec(any::<u8>(), 256), 2..6),
         apart in 1u64..10_000,
-        // Retransmissions and back-off stand before all other rules, and a random byte is seldom zero.
+        // Retransmissions and back-off come before all other rules, and a random byte is seldom zero.
         calm in any::<bool>(),
         state in prop::sample::select(vec![State::Established, State::SynSent, State::CloseWait]),
         recv_queue in prop::sample::select(vec![0, 1, 500, u32::MAX]),
@@ -241,7 +241,7 @@ proptest! {
 }
 
 #[test]
-fn a_path_on_which_nothing_waits_is_not_full() {
+fn a_path_without_a_queue_is_not_full() {
     let found = found(&sender(|_, info| {
         info.rtt = Some(Duration::from_micros(20_200));
     }));
@@ -249,7 +249,7 @@ fn a_path_on_which_nothing_waits_is_not_full() {
 }
 
 #[test]
-fn a_machine_that_did_not_run_limits_whatever_else_seems_to() {
+fn a_descheduled_machine_limits_whatever_else_seems_to() {
     let samples = sender(|look, info| info.busy_time = of_half_seconds(look, 0.3));
     let window = Window::of(&samples).unwrap();
     let with = |share| {

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn loss_without_a_queue_is_loss_and_with_one_the_link() {
+fn loss_is_loss_without_a_queue_and_a_full_link_with_one() {
     // A window like a saw, as random losses make it.
     let loses = |look: u64, info: &mut TcpInfo| {
         info.total_retrans = look as u32 * 4;
@@ -33,7 +33,7 @@ fn segments_that_shrink_after_loss_are_the_paths_mtu() {
 }
 
 #[test]
-fn repeating_into_silence_is_time_outs() {
+fn unanswered_retransmissions_are_timeouts() {
     let found = found(&sender(|look, info| {
         info.bytes_acked = Some(1);
         info.ca_state = CaState::Loss;
@@ -47,7 +47,7 @@ fn repeating_into_silence_is_time_outs() {
 }
 
 #[test]
-fn where_only_full_segments_get_no_answer_the_path_is_narrower() {
+fn unanswered_full_segments_are_a_path_mtu() {
     let stuck = |acked, queued| {
         let mut samples = sender(|look, info| {
             info.bytes_acked = Some(acked);
@@ -71,7 +71,7 @@ fn where_only_full_segments_get_no_answer_the_path_is_narrower() {
 }
 
 #[test]
-fn losses_of_a_queue_that_is_short_are_the_links() {
+fn losses_at_a_short_queue_are_a_full_link() {
     // A window like a saw, and one segment in a thousand lost where it is widest.
     let lossy = |rtt: fn(u64) -> u64| {
         let found = found(&sender(|look, info| {
@@ -96,7 +96,7 @@ fn losses_of_a_queue_that_is_short_are_the_links() {
 }
 
 #[test]
-fn a_rate_that_stands_while_much_is_dropped_is_a_limiters() {
+fn a_steady_rate_with_many_drops_is_a_rate_limit() {
     let limited = |rate: fn(u64) -> u64| {
         let found = found(&sender(|look, info| {
             info.bytes_acked = Some((0..look).map(rate).sum());
@@ -112,8 +112,8 @@ fn a_rate_that_stands_while_much_is_dropped_is_a_limiters() {
     assert_eq!(saw, (Factor::Loss, Confidence::Sure));
 }
 
-/// What a sender that loses one segment of fifty sees of it: so many signals, of which each found a round trip of so
-/// many milliseconds, and from one to the next so many segments went.
+/// Returns the verdict on a sender that loses one segment of fifty: with this many signals, a round trip of `millis` before
+/// each, and these segments between them.
 fn losing(signals: u32, millis: u64, between: &[u64]) -> Verdict {
     let mut samples = sender(|look, info| info.total_retrans = look as u32 * 7);
     let sum = |of: fn(u64) -> u64| between.iter().copied().map(of).sum();
@@ -144,7 +144,7 @@ fn losing(signals: u32, millis: u64, between: &[u64]) -> Verdict {
 }
 
 #[test]
-fn a_limiter_drops_several_at_a_time_and_at_the_same_rate_each_time() {
+fn a_limiter_drops_several_segments_at_an_even_rate() {
     let limiter = losing(20, 22, &[175; 19]);
     assert_eq!(
         (limiter.factor, limiter.confidence),
@@ -154,7 +154,7 @@ fn a_limiter_drops_several_at_a_time_and_at_the_same_rate_each_time() {
         limiter.evidence()[0].text.contains("20 times"),
         "{limiter:?}"
     );
-    // Single losses may also come from a sender with a constant rate, whatever causes them.
+    // One at a time it may be a sender with a constant rate, whatever the cause of its losses.
     let even = losing(60, 22, &[58; 59]);
     assert_eq!(
         (even.factor, even.confidence),
@@ -162,17 +162,17 @@ fn a_limiter_drops_several_at_a_time_and_at_the_same_rate_each_time() {
     );
     assert_eq!(losing(60, 22, &[40, 76].repeat(29)).factor, Factor::Loss);
     assert_eq!(losing(20, 22, &[100, 250].repeat(9)).factor, Factor::Loss);
-    // Of few nobody knows how even they are.
+    // Few signals tell little about evenness.
     let few = losing(3, 22, &[1750, 1750]);
     assert_eq!(
         (few.factor, few.confidence),
         (Factor::RateLimit, Confidence::Unclear)
     );
     assert_eq!(losing(2, 22, &[1750]).factor, Factor::RateLimit);
-    // Of a few segments nobody knows, either.
+    // So do few segments.
     assert_eq!(losing(400, 22, &[5, 12].repeat(199)).factor, Factor::Loss);
     assert_eq!(losing(30, 22, &[]).factor, Factor::Loss);
     assert_eq!(losing(0, 22, &[]).factor, Factor::Loss);
-    // And from a full queue.
+    // A full queue.
     assert_eq!(losing(20, 40, &[175; 19]).factor, Factor::Link);
 }

@@ -1,9 +1,9 @@
-//! The peer's window, and who reads there.
+//! Verdicts about the peer's window and its reader.
 
 use super::*;
 
 #[test]
-fn a_window_that_stands_is_a_buffers_and_one_that_moves_a_readers() {
+fn a_constant_window_is_a_small_buffer_and_a_varying_one_a_slow_reader() {
     let limited = |look: u64, info: &mut TcpInfo| info.rwnd_limited = of_half_seconds(look, 0.95);
     let stands = found(&sender(limited));
     assert_eq!(
@@ -32,7 +32,7 @@ fn a_window_that_stands_is_a_buffers_and_one_that_moves_a_readers() {
 }
 
 #[test]
-fn a_window_that_stays_closed_is_the_readers() {
+fn a_window_that_stays_closed_is_a_slow_reader() {
     let found = found(&sender(|look, info| {
         info.rwnd_limited = of_half_seconds(look, 1.0);
         info.bytes_acked = Some(1);
@@ -44,7 +44,8 @@ fn a_window_that_stays_closed_is_the_readers() {
     );
 }
 
-/// A reader that takes in one look what came in the four before it; the window is used up for `receiver` of the time.
+/// Samples of a sender whose peer reads in one scan what arrived in the four before; `receiver` is the share of the time in which
+/// the window is used up.
 fn late(receiver: f64) -> Vec<Sample> {
     sender(|look, info| {
         info.rwnd_limited = of_half_seconds(look, receiver);
@@ -56,7 +57,7 @@ fn late(receiver: f64) -> Vec<Sample> {
 }
 
 #[test]
-fn a_window_that_fills_and_is_used_up_is_the_readers_also_while_the_network_limits() {
+fn a_window_that_fills_and_is_used_up_is_a_slow_reader_also_while_the_network_limits() {
     let of = |share| {
         let found = found(&late(share));
         (found.factor, found.confidence)
@@ -70,7 +71,7 @@ fn a_window_that_fills_and_is_used_up_is_the_readers_also_while_the_network_limi
 }
 
 #[test]
-fn acknowledgements_that_come_together_and_late_are_a_readers_and_later_of_one_that_is_away() {
+fn late_bursts_of_acknowledgements_are_a_slow_reader_and_later_ones_a_descheduled_peer() {
     let late = |longest: u64, silent: u64| {
         let mut samples = sender(|_, info| {
             info.unacked = 40;

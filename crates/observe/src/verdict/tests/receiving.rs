@@ -1,8 +1,8 @@
-//! At the end that receives.
+//! Verdicts at the end that receives.
 
 use super::*;
 
-/// A receiver over five seconds, of 1 MB/s.
+/// Samples of a receiver over five seconds, at 1 MB/s.
 fn receiver(set: impl Fn(u64, &mut Sample)) -> Vec<Sample> {
     let looks = (0..LOOKS).map(|look| {
         let mut sample = sample(look * 500, |info| {
@@ -76,7 +76,7 @@ fn a_receiver_knows_its_own_application_and_buffer() {
 }
 
 #[test]
-fn what_waits_to_be_read_is_not_idle() {
+fn unread_data_is_not_idle() {
     let found = found(&receiver(|_, sample| {
         sample.connection.recv_queue = 60_000;
         if let (Some(info), Some(memory)) =
@@ -90,7 +90,7 @@ fn what_waits_to_be_read_is_not_idle() {
 }
 
 #[test]
-fn the_peers_farewell_is_nothing_that_waits_to_be_read() {
+fn the_peers_fin_is_not_unread_data() {
     let found = found(&receiver(|_, sample| {
         sample.connection.state = State::CloseWait;
         sample.connection.recv_queue = 1;
@@ -102,7 +102,7 @@ fn the_peers_farewell_is_nothing_that_waits_to_be_read() {
 }
 
 #[test]
-fn a_little_that_nobody_reads_is_the_applications() {
+fn a_little_unread_data_is_the_applications() {
     let found = found(&receiver(|_, sample| {
         sample.connection.recv_queue = 500;
         if let Some(info) = &mut sample.connection.info {
@@ -116,7 +116,7 @@ fn a_little_that_nobody_reads_is_the_applications() {
 }
 
 #[test]
-fn what_is_out_of_order_is_not_unread() {
+fn out_of_order_data_is_not_unread() {
     let found = found(&receiver(|_, sample| {
         if let (Some(info), Some(memory)) =
             (&mut sample.connection.info, &mut sample.connection.memory)
@@ -129,7 +129,7 @@ fn what_is_out_of_order_is_not_unread() {
 }
 
 #[test]
-fn a_reader_that_is_late_is_told_before_its_buffer_is_full() {
+fn a_late_reader_is_recognised_before_its_buffer_is_full() {
     let late = |queue: u32| {
         found(&receiver(|_, sample| {
             sample.connection.recv_queue = queue;
@@ -145,7 +145,7 @@ fn a_reader_that_is_late_is_told_before_its_buffer_is_full() {
 }
 
 #[test]
-fn what_a_receiver_cannot_know_it_does_not_say() {
+fn a_receiver_refers_to_its_peer_when_it_finds_no_cause() {
     let found = found(&receiver(|_, _| {}));
     assert_eq!(found.factor, Factor::Peer);
 }
