@@ -1,4 +1,4 @@
-//! Values of fields as they are written, and their checks.
+//! Fields as they are written, and their checks.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use toml::Spanned;
 
 use crate::access::{SourcePrefix, Sources};
 
-/// What a time may be: long enough to be meant, short enough to be reckoned with.
+/// The range of durations: long enough to be meant, short enough not to overflow.
 pub(super) const TIME: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(1)..=Duration::from_secs(366 * 86_400);
 
@@ -38,7 +38,7 @@ impl<'de> Deserialize<'de> for Time {
     }
 }
 
-/// Who may connect, by the `from` and `not_from` of a section.
+/// Returns which sources may connect, from the `from` and `not_from` of a section.
 pub(super) fn sources(
     from: Option<Spanned<OneOrMany>>,
     not_from: Option<Spanned<OneOrMany>>,

@@ -1,4 +1,4 @@
-//! The file as it is written, and what makes a configuration of it.
+//! The configuration file as it is written, and its conversion to a [`Config`].
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::session_log;
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
     pub(super) relay: Option<Section>,
-    /// Another job's.
+    /// The section of another job.
     #[serde(rename = "snoop")]
     _snoop: Option<IgnoredAny>,
 }
@@ -55,7 +55,7 @@ pub(super) struct Section {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ForwardSection {
-    // The texts inside an untagged enum have no place of their own; the list has.
+    // The texts inside an untagged enum have no span of their own; the list has.
     listen: Spanned<OneOrMany>,
     to: Option<Spanned<String>>,
     transparent: Option<Spanned<bool>>,
@@ -78,17 +78,17 @@ pub(super) struct ForwardSection {
     upstream_congestion: Option<String>,
 }
 
-/// A look-up more often than this is a load on the resolver and no use to anybody.
+/// More frequent look-ups would burden the resolver to no purpose.
 const RESOLVE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=*TIME.end();
-/// The kernel takes keepalive times in whole seconds from 1 to 32767.
+/// The kernel accepts keepalive times in whole seconds from 1 to 32767.
 const KEEPALIVE_IDLE: std::ops::RangeInclusive<u64> = 1..=32_767;
-/// Relays of a route; what a hello has room for, and the first one besides.
+/// Relays of a route: as many as a hello has room for, and the first one.
 const MAX_VIA: usize = 8;
-/// fs.pipe-max-size on a stock kernel; a page is the least there is.
+/// From one page to fs.pipe-max-size on a stock kernel.
 const PIPE_SIZE: std::ops::RangeInclusive<u64> = (4 << 10)..=(1 << 20);
 
 impl Section {
-    /// The checked configuration, or the offset of what is wrong and what it is.
+    /// Returns the checked configuration, or the offset of a mistake and its description.
     pub(super) fn check(self) -> Result<Config, (usize, String)> {
         let mut config = Config::new(Vec::with_capacity(self.forward.len()));
         config.workers = at_least_one(self.workers, "workers")?;
@@ -131,7 +131,7 @@ impl Section {
             t.idle = Some(idle);
         }
         set_time(&mut t.flush, self.flush_timeout, TIME, "flush_timeout")?;
-        // None at all is a way to stop at once.
+        // Zero is allowed: it stops the relay at once.
         let drain = Duration::ZERO..=*TIME.end();
         set_time(&mut t.drain, self.drain_timeout, drain, "drain_timeout")?;
         set_time(
@@ -177,7 +177,7 @@ impl Section {
         }
         if let Some(mark) = self.intercept_mark {
             if *mark.get_ref() == 0 {
-                let message = "relay.intercept_mark: 0 is what packets without a mark have";
+                let message = "relay.intercept_mark: must not be 0, which means no mark";
                 return Err((mark.span().start, message.into()));
             }
             config.intercept.mark = mark.into_inner();
@@ -264,7 +264,7 @@ impl ForwardSection {
     }
 }
 
-/// The relays of `forward[i].via`.
+/// Parses the relays of `forward[i].via`.
 fn relays(via: Spanned<OneOrMany>, i: usize) -> Result<Vec<Destination>, (usize, String)> {
     let at = via.span().start;
     let texts = via.into_inner().into_vec();

@@ -2,27 +2,27 @@
 
 use std::time::Duration;
 
-/// How many connections are held ready for each peer.
+/// How many connections to each peer are kept ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolLimits {
-    /// At least so many, of the whole node.
+    /// At least this many in the whole node.
     pub min: u32,
-    /// At most so many; 0: none, each is made when it is needed.
+    /// At most this many; 0: none, each session dials its own.
     pub max: u32,
-    /// Age at which an unused one is replaced, give or take a fifth.
+    /// The age at which an unused connection is replaced, give or take a fifth.
     pub max_age: Duration,
 }
 
-/// What connections to the mesh port may cost before they carry a session.
+/// Limits of connections to the mesh port that carry no session yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InboundLimits {
-    /// Connections that have not proven that they hold a key, of the whole node. When a further one
-    /// comes, the oldest of the source that has most is closed; one that comes from that source
-    /// itself is refused unless that oldest has had a second, in which an honest peer is done.
+    /// Connections that have not proven that they hold a key, in the whole node. A further one
+    /// evicts the oldest of the source that has most; one from that same source is refused unless
+    /// the oldest has had a second, within which an honest peer is done.
     pub max_unproven: u32,
-    /// Connections that have, and wait to be used.
+    /// Connections that have proven it and wait to be used.
     pub max_ready: u32,
-    /// How long each step may take.
+    /// The time limit of each step.
     pub times: taut_mesh::acceptor::Limits,
 }
 
@@ -31,8 +31,8 @@ impl Default for PoolLimits {
         Self {
             min: 4,
             max: 128,
-            // Below the idle time-outs of the middleboxes of the public clouds, of which the
-            // shortest is four minutes.
+            // Below the idle time-outs of the public clouds' middleboxes, the shortest of which is
+            // four minutes.
             max_age: Duration::from_secs(180),
         }
     }

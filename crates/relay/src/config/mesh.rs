@@ -12,44 +12,44 @@ use super::limits::{InboundLimits, PoolLimits};
 use crate::access::{Rule, Sources};
 use crate::net::addr::{Destination, Listen};
 
-/// Relays a session may go through, counted from the first. RFC 9110 has no such figure for
-/// proxies; eight is more than any sensible route has.
+/// Relays that a session may pass through, counted from the first. RFC 9110 has no such limit for
+/// proxies; eight is more than any sensible route needs.
 const HOP_LIMIT: u8 = 8;
 
 /// A node's part in a mesh.
 #[derive(Clone, Debug)]
 pub struct MeshConfig {
-    /// The file with the key, or the two keys, that all relays of the mesh have.
+    /// The file with the one or two keys that all relays of the mesh share.
     pub key_file: PathBuf,
-    /// Where other relays connect to; none: this node only dials.
+    /// The addresses of the mesh port; none: this node only dials.
     pub listen: Vec<Listen>,
-    /// Which relays may connect, by their own addresses.
+    /// Relays that may connect, by their own addresses.
     pub sources: Sources,
-    /// Where sessions from other relays may go.
+    /// Destinations that sessions from other relays may have.
     pub allow: Vec<Rule>,
     /// Exceptions from `allow`.
     pub deny: Vec<Rule>,
-    /// Relays to which sessions from other relays may be passed on, besides those that forwards
-    /// go through.
+    /// Relays to which sessions from other relays may be passed on, besides those in the routes of
+    /// forwards.
     pub peers: Vec<Destination>,
-    /// Relays that a session may go through.
+    /// Relays that a session may pass through.
     pub hop_limit: u8,
-    /// Connections held ready.
+    /// The pool of ready connections.
     pub pool: PoolLimits,
-    /// What connections to the mesh port may cost before they carry a session.
+    /// Limits of connections to the mesh port that carry no session yet.
     pub inbound: InboundLimits,
-    /// Legs to destinations come from the client's address, as the first relay has given it.
+    /// Legs to destinations connect from the client's address, as the first relay reported it.
     pub borrow: bool,
-    /// How legs between relays are sped up; `None`: not at all.
+    /// Turbo start of legs between relays; `None`: off.
     pub turbo: Option<Turbo>,
 }
 
-/// What legs between relays get that others do not (pied-piper 3.2, improvement 4).
+/// Turbo start of legs between relays (pied-piper 3.2, improvement 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turbo {
-    /// What such a leg begins to send at, in bytes a second.
+    /// The initial rate of a leg, in bytes a second.
     pub rate: u64,
-    /// Bytes that may be under way on a leg: its initial window and its socket buffers.
+    /// Bytes that may be in flight on a leg: its initial window and its socket buffers.
     pub window: u32,
 }
 
@@ -64,8 +64,7 @@ impl Default for Turbo {
 }
 
 impl MeshConfig {
-    /// A part in the mesh of this key with every default: it listens nowhere and lets nobody go
-    /// anywhere.
+    /// Returns the defaults with this key: no mesh port, and no allowed destination.
     pub fn new(key_file: PathBuf) -> Self {
         Self {
             key_file,
@@ -108,19 +107,19 @@ pub(super) struct MeshSection {
     window: Option<Spanned<ByteSize>>,
 }
 
-/// An idle one is replaced by its maker before the other side gives it up.
+/// A pooled connection is replaced by its dialler before the acceptor's limit ends it.
 const POOL_AGE: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(3600);
-/// What the kernel takes as a congestion window and as a buffer, and what is of any use.
+/// The range that the kernel accepts as a congestion window and as a buffer, within reason.
 const WINDOW: std::ops::RangeInclusive<u64> = (64 << 10)..=(256 << 20);
 
 impl MeshSection {
-    /// Whether it gives the node something to listen on.
+    /// Returns whether the section makes the node listen.
     pub(super) fn listens(&self) -> bool {
         self.listen.is_some()
     }
 
-    /// The checked section; `at` is where it begins.
+    /// Returns the checked section; `at` is the offset where it begins.
     pub(super) fn check(self, at: usize) -> Result<MeshConfig, (usize, String)> {
         let Some(key_file) = self.key_file else {
             let message = "relay.mesh.key_file: a mesh needs a key, or anybody could send sessions \
@@ -211,7 +210,7 @@ impl MeshSection {
     }
 }
 
-/// A list of things that are written as text.
+/// Parses a list of texts.
 fn list<T>(field: Option<Spanned<OneOrMany>>, name: &str) -> Result<Vec<T>, (usize, String)>
 where
     T: std::str::FromStr,
@@ -228,7 +227,7 @@ where
         .collect()
 }
 
-/// A rate in tc(8)'s manner: a figure and `kbit`, `mbit` or `gbit`.
+/// Parses a rate as tc(8) does: a number and `kbit`, `mbit` or `gbit`.
 fn bytes_per_second(text: &str) -> Option<u64> {
     let text = text.trim().to_ascii_lowercase();
     let (figure, bits) = [("kbit", 1e3), ("mbit", 1e6), ("gbit", 1e9)]

@@ -1,6 +1,6 @@
-//! The `[relay]` section of the configuration file, checked.
+//! The `[relay]` section of the configuration file.
 //!
-//! A mistake is reported as one sentence with the file, the line and the field.
+//! A mistake is reported in one sentence with the file, the line and the field.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -25,47 +25,47 @@ pub use transparent::{InterceptConfig, Transparent};
 
 use file::File;
 
-/// How a relay node runs.
+/// The configuration of a relay node.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Threads that move bytes; `None`: one for each CPU this process may run on.
+    /// Worker threads; `None`: one for each CPU that this process may run on.
     pub workers: Option<u16>,
     /// Sessions open at one time; further clients get RST. `None`: as many as the limit of open
-    /// descriptors has room for.
+    /// descriptors allows.
     pub max_sessions: Option<u32>,
     /// Sessions that each source, an IPv4 address or an IPv6 /64, may have open at one time;
-    /// `None`: as many as there are.
+    /// `None`: no limit.
     pub max_sessions_per_source: Option<u32>,
-    /// Where a line for each session that has ended goes; `None`: nowhere.
+    /// The session log; `None`: off.
     pub session_log: Option<session_log::Target>,
-    /// Where a new process asks this one for its listening sockets; `None`: nowhere.
+    /// The socket at which the next process asks for the listening sockets; `None`: off.
     pub handover: Option<PathBuf>,
-    /// The user that the process becomes at its start; `None`: it stays who it is.
+    /// The user that the process becomes at its start; `None`: it keeps its own.
     pub user: Option<String>,
-    /// Where OpenMetrics are served; `None`: nowhere.
+    /// The address of the OpenMetrics endpoint; `None`: off.
     pub metrics: Option<std::net::SocketAddr>,
-    /// How long things may take.
+    /// Time limits.
     pub timeouts: Timeouts,
     /// How bytes are moved.
     pub data: DataPath,
     /// Dead-peer detection on both legs.
     pub keepalive: Keepalive,
-    /// Where SYNs are looked for, by forwards that have `early_syn`.
+    /// Early SYN, for forwards that have `early_syn`.
     pub early_syn: EarlySynConfig,
-    /// How transparent forwards get their connections.
+    /// Interception, for transparent forwards.
     pub intercept: InterceptConfig,
-    /// Its part in a mesh of relays, if it has one.
+    /// The node's part in a mesh of relays, if it has one.
     pub mesh: Option<MeshConfig>,
-    /// What is listened on, and where it goes. At least one, unless the mesh is listened to.
+    /// The forwards: at least one, unless the node has a mesh port.
     pub forwards: Vec<Forward>,
 }
 
-/// Where SYNs are looked for, and how much they may make this machine do.
+/// Where early SYN looks for SYNs, and its limits.
 #[derive(Clone, Debug)]
 pub struct EarlySynConfig {
     /// The network devices.
     pub devices: Devices,
-    /// The bounds.
+    /// The limits.
     pub limits: Limits,
 }
 
@@ -78,19 +78,19 @@ impl Default for EarlySynConfig {
     }
 }
 
-/// How long things may take.
+/// Time limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For each address of a destination: SYN to SYN-ACK.
+    /// For each address of a destination: from SYN to SYN-ACK.
     pub connect: Duration,
-    /// Without a byte moved, once one side has ended its stream.
+    /// Without progress, once one side has ended its stream.
     pub half_closed: Duration,
-    /// Without a byte moved either way; `None`: a session may be silent for ever.
+    /// Without progress in either direction; `None`: a session may be idle for ever.
     pub idle: Option<Duration>,
-    /// Without a byte acknowledged, while the bytes that a broken connection had still delivered
-    /// are passed on ahead of the RST.
+    /// Without a byte acknowledged, while the last bytes of a broken connection are forwarded ahead
+    /// of the RST.
     pub flush: Duration,
-    /// From SIGTERM until the sessions that are still open are reset.
+    /// From SIGTERM until open sessions are reset.
     pub drain: Duration,
     /// Between look-ups of destinations that are names.
     pub resolve: Duration,
@@ -101,30 +101,30 @@ pub struct Timeouts {
 pub struct DataPath {
     /// Bytes of a direction that are copied before it uses splice(2); `None`: all of them.
     pub splice_after: Option<u64>,
-    /// Bytes asked for in each pipe.
+    /// The requested size of each pipe in bytes.
     pub pipe_size: usize,
-    /// Pipes of the whole node. A direction that gets none copies.
+    /// Pipes of the whole node. A direction without one copies.
     pub max_pipes: u32,
 }
 
 /// One `[[relay.forward]]`.
 #[derive(Clone, Debug)]
 pub struct Forward {
-    /// Where clients connect to.
+    /// The addresses for clients.
     pub listen: Vec<Listen>,
-    /// The destination, or the next relay when that is no part of the mesh. `None`: where each
-    /// client wanted to go (`transparent`).
+    /// The destination, or a next relay outside the mesh. `None`: the destination that each client
+    /// connected to (`transparent`).
     pub to: Option<Destination>,
-    /// What is intercepted.
+    /// The connections to intercept.
     pub transparent: Option<Transparent>,
     /// How its clients' addresses are learnt and passed on.
     pub identity: Identity,
-    /// The relays of the mesh that connections go through, in order; none: straight to `to`.
+    /// The relays of the mesh that sessions pass through, in order; none: directly to `to`.
     pub via: Vec<Destination>,
-    /// Whether the upstream leg is begun when the client's SYN is seen, before its handshake is
-    /// done (pied-piper 3.2, improvement 1).
+    /// The upstream leg is dialled when the client's SYN is seen, before its handshake is done
+    /// (pied-piper 3.2, improvement 1).
     pub early_syn: bool,
-    /// Who may connect.
+    /// Which sources may connect.
     pub sources: Sources,
     /// Congestion control towards the client; `None`: the kernel's default.
     pub client_congestion: Option<String>,
@@ -133,7 +133,8 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// What does not go together, as the end of a sentence that begins with the forward.
+    /// Returns which settings contradict each other, as the end of a sentence that begins with the
+    /// forward.
     fn contradiction(&self) -> Option<&'static str> {
         let Identity {
             borrow,
@@ -143,18 +144,16 @@ impl Forward {
         let introduced = accept_proxy.is_some();
         Some(match (&self.to, &self.transparent) {
             (None, None) => {
-                ".to: say where connections go, or `transparent = true`: where their clients want to"
+                ".to: set the destination, or `transparent = true` for the one that each client connected to"
             }
-            (Some(_), Some(_)) => {
-                ": `to` and `transparent` say different things of where connections go; leave one out"
-            }
+            (Some(_), Some(_)) => ": `to` and `transparent` exclude each other; remove one",
             (_, Some(_)) if introduced => {
-                ".accept_proxy: an intercepted connection is the client's own, and begins with no header"
+                ".accept_proxy: an intercepted connection comes from the client itself, without a header"
             }
             _ if self.early_syn
                 && (self.transparent.is_some() || introduced || *send_proxy || *borrow) =>
             {
-                ".early_syn: it does not go together with transparent, source, send_proxy or accept_proxy"
+                ".early_syn: cannot be combined with transparent, source, send_proxy or accept_proxy"
             }
             _ if !self.via.is_empty() && (*send_proxy || *borrow) => {
                 ".via: `send_proxy` and `source` are for connections to the destination itself; write \
@@ -164,7 +163,7 @@ impl Forward {
         })
     }
 
-    /// Connections that are intercepted, to where each client wanted to go.
+    /// Returns a forward that intercepts connections.
     pub fn transparent(listen: Vec<Listen>, transparent: Transparent) -> Self {
         Self {
             listen,
@@ -179,7 +178,7 @@ impl Forward {
         }
     }
 
-    /// From `listen` to `to`, with the kernel's defaults on both legs.
+    /// Returns a forward from `listen` to `to`, with the kernel's defaults on both legs.
     pub fn new(listen: Vec<Listen>, to: Destination) -> Self {
         Self {
             listen,
@@ -195,7 +194,7 @@ impl Forward {
     }
 }
 
-/// Why there is no configuration.
+/// Why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -206,7 +205,7 @@ pub enum ConfigError {
         /// The reason.
         source: std::io::Error,
     },
-    /// The file says something that cannot be.
+    /// The file has a mistake.
     #[error("{path}:{line}: {message}", path = path.display())]
     Invalid {
         /// The file.
@@ -216,8 +215,8 @@ pub enum ConfigError {
         /// The field and what is wrong with it.
         message: String,
     },
-    /// Nothing to do.
-    #[error("{path}: no [[relay.forward]]: say what to listen on and where it goes", path = path.display())]
+    /// The configuration gives the node nothing to do.
+    #[error("{path}: no [[relay.forward]]: add one with `listen` and `to`", path = path.display())]
     NoForward {
         /// The file.
         path: PathBuf,
@@ -227,7 +226,7 @@ pub enum ConfigError {
 // === impl Config ===
 
 impl Config {
-    /// A configuration with every default and the given forwards.
+    /// Returns the defaults with the given forwards.
     pub fn new(forwards: Vec<Forward>) -> Self {
         Self {
             workers: None,
@@ -263,7 +262,7 @@ impl Config {
         Self::parse(&text, path)
     }
 
-    /// Reads the `[relay]` section of `text`; `path` is only named in errors.
+    /// Reads the `[relay]` section of `text`; `path` is for error messages.
     ///
     /// # Errors
     /// [`ConfigError`], one sentence.
@@ -319,7 +318,7 @@ impl Default for Timeouts {
 }
 
 impl DataPath {
-    /// What a node does that is told nothing else.
+    /// The defaults.
     pub const DEFAULT: Self = Self {
         splice_after: Some(128 << 10),
         pipe_size: 256 << 10,
@@ -333,13 +332,13 @@ impl Default for DataPath {
     }
 }
 
-/// The path of a field as a person writes it.
+/// Returns the path of a field as it is written.
 fn field_name(path: &serde_path_to_error::Path) -> String {
     use serde_path_to_error::Segment;
     let mut name = String::new();
     for segment in path {
         match segment {
-            // How `Spanned` is carried through serde, not a field of anybody's file.
+            // The field name by which `Spanned` passes through serde.
             Segment::Map { key } if key.starts_with("$__serde") => {}
             Segment::Map { key } if name.is_empty() => name.push_str(key),
             Segment::Map { key } => name.extend([".", key]),
@@ -350,7 +349,7 @@ fn field_name(path: &serde_path_to_error::Path) -> String {
     name
 }
 
-/// The parser's messages may go over several lines; a sentence does not.
+/// A parser's message may have several lines; it is joined to one sentence.
 fn one_sentence(message: &str) -> String {
     message.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -1,4 +1,4 @@
-//! What a `[[relay.forward]]` says of interception and of clients' addresses.
+//! The settings of a `[[relay.forward]]` for interception and clients' addresses.
 
 use ipnet::IpNet;
 use toml::Spanned;
@@ -11,27 +11,27 @@ use crate::net::addr::Listen;
 
 type Mistake = (usize, String);
 
-/// The connections that a transparent forward takes, and where they may go.
+/// The connections that a transparent forward intercepts, and their allowed destinations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transparent {
     /// To these ports; at least one.
     pub ports: Vec<u16>,
     /// To these prefixes; none: to every address.
     pub destinations: Vec<IpNet>,
-    /// That come in at these devices; none: at any but loopback.
+    /// That arrive at these devices; none: at any but loopback.
     pub devices: Vec<String>,
-    /// Where they may go; nothing else is gone to.
+    /// Allowed destinations; all others are refused.
     pub allow: Vec<Rule>,
     /// Exceptions from `allow`.
     pub deny: Vec<Rule>,
 }
 
-/// How interception works on this node.
+/// Interception of this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InterceptConfig {
-    /// What packets that are taken are marked with; not 0.
+    /// The mark of intercepted packets; not 0.
     pub mark: u32,
-    /// By what; `None`: by BPF, and by nftables where the kernel does not take the program.
+    /// The method; `None`: BPF, or nftables where the kernel does not accept the program.
     pub method: Option<Method>,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// What is taken, if anything is. `at`: where the forward's addresses to listen on are written.
+    /// Returns the connections to intercept, if any. `at`: the offset of the forward's `listen`.
     pub(super) fn check(
         self,
         i: usize,
@@ -141,7 +141,7 @@ impl Written {
 }
 
 impl Transparent {
-    /// The same for the listeners that have been bound.
+    /// Returns the same for the listeners that have been bound.
     pub(crate) fn taking(&self, listen: Vec<std::net::SocketAddr>) -> Taking {
         Taking {
             ports: self.ports.clone(),
@@ -152,7 +152,7 @@ impl Transparent {
     }
 }
 
-/// Whether `source` is written as the client's.
+/// Returns whether `source` is the client.
 pub(super) fn borrow(source: Option<&Spanned<String>>, field: &str) -> Result<bool, Mistake> {
     let Some(source) = source else {
         return Ok(false);
@@ -167,7 +167,7 @@ pub(super) fn borrow(source: Option<&Spanned<String>>, field: &str) -> Result<bo
     }
 }
 
-/// How clients' addresses are learnt and passed on.
+/// Returns how clients' addresses are learnt and passed on.
 pub(super) fn identity(
     i: usize,
     source: Option<&Spanned<String>>,
@@ -209,7 +209,7 @@ pub(super) fn identity(
     })
 }
 
-/// A method as it is written.
+/// Parses a method.
 pub(super) fn method(written: &Spanned<String>) -> Result<Method, Mistake> {
     match written.get_ref().as_str() {
         "bpf" => Ok(Method::Bpf),
@@ -330,7 +330,7 @@ mod tests {
             ),
             (
                 "listen = \":1\"\n".to_owned(),
-                "relay.forward[0].to: say where",
+                "relay.forward[0].to: set the destination",
             ),
         ] {
             let error = parse(&forward).unwrap_err();

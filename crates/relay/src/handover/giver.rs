@@ -1,4 +1,4 @@
-//! The old process's side: a thread that waits for a new process to ask.
+//! The old process: a thread that waits for a new process to ask.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,20 +14,20 @@ use taut_sys::socket::listening_addr;
 use super::message::{Giving, Message, Next};
 use super::{HandoverError, MAX_SOCKETS, START, STEP, Talk};
 
-/// How long the thread rests when this machine has no descriptor for a conversation.
+/// How long the thread waits when this machine has no descriptor for a conversation.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Waits at a path for a new process that takes over.
 ///
 /// It holds a duplicate of every socket that it offers: drop it before the node drains for another
-/// reason, or their ports stay open with nobody to accept. Dropping it does not wait, and what is
-/// being said at that moment is said to the end; the node is not told any more.
+/// reason, or their ports stay open although no process accepts. Dropping it does not wait; a
+/// conversation in progress is completed, but the node is not told of it.
 #[derive(Debug)]
 pub struct Giver {
     shared: Arc<Shared>,
 }
 
-/// What has happened at a [`Giver`] so far.
+/// The events of a [`Giver`] so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Events {
     /// Conversations that ended before the new process served.
@@ -50,9 +50,9 @@ struct Shared {
 // === impl Giver ===
 
 impl Giver {
-    /// Listens at `path` and offers `sockets`, which may wait in this process or be duplicates.
-    /// `on_taken` is called once, on the giver's thread, when a new process serves in this one's
-    /// place: it begins the drain.
+    /// Listens at `path` and offers `sockets`, which may be this process's own or duplicates.
+    /// `on_taken` is called once, on the giver's thread, when a new process serves in place of this
+    /// one: it begins the drain.
     ///
     /// # Errors
     /// [`HandoverError`]: the path cannot be bound, a socket does not listen, there are more than
@@ -98,18 +98,17 @@ impl Giver {
         Ok(Self { shared })
     }
 
-    /// Offers `sockets` from now on, and not what was offered before: for a node that listens
-    /// elsewhere since its configuration was read again.
+    /// Offers `sockets` instead of the former ones, for a node whose listeners have changed.
     ///
     /// # Errors
-    /// [`HandoverError`] as at the start; what was offered before then stays offered.
+    /// [`HandoverError`] as at the start; the former sockets stay offered then.
     pub fn offer(&self, sockets: Vec<OwnedFd>) -> Result<(), HandoverError> {
         let offered = named(&self.shared.path, sockets)?;
         *self.shared.offered() = Arc::new(offered);
         Ok(())
     }
 
-    /// What has happened so far.
+    /// Returns the events so far.
     pub fn events(&self) -> Events {
         Events {
             failed: self.shared.failed.load(Ordering::Relaxed),
@@ -131,7 +130,7 @@ fn named(path: &Path, sockets: Vec<OwnedFd>) -> Result<Vec<(SocketAddr, OwnedFd)
         return Err(HandoverError::Protocol {
             path: path.to_owned(),
             reason: format!(
-                "{} sockets are too many, {MAX_SOCKETS} is the most",
+                "{} sockets are too many; the limit is {MAX_SOCKETS}",
                 sockets.len()
             ),
         });
@@ -177,22 +176,23 @@ impl Shared {
             match self.converse(&talk) {
                 Ok(()) => {
                     self.handed_over.store(1, Ordering::Relaxed);
-                    // From here on they are the new process's: what it closes shall be closed.
+                    // From here on they belong to the new process: a socket that it closes must be
+                    // closed.
                     *self.offered() = Arc::default();
                     on_taken();
-                    // It serves; whether it hears this changes nothing.
+                    // It serves, whether or not it receives this.
                     let _ = talk.send(&Message::Draining, &[]);
                     return;
                 }
                 Err(e) => {
                     self.failed.fetch_add(1, Ordering::Relaxed);
-                    tracing::warn!("{e}; this process goes on");
+                    tracing::warn!("{e}; this process continues");
                 }
             }
         }
     }
 
-    /// From `Take` to `Serving`.
+    /// Handles a conversation from `Take` to `Serving`.
     fn converse(&self, talk: &Talk) -> Result<(), HandoverError> {
         talk.check_user()?;
         let patience = |time| {
@@ -209,8 +209,8 @@ impl Shared {
                     patience(self.start)?;
                 }
                 Next::Drain if self.stopped() => {
-                    // The node stops already, by itself; nobody is to be told.
-                    return Err(talk.protocol("this process stops already".to_owned()));
+                    // The node stops already.
+                    return Err(talk.protocol("this process is stopping already".to_owned()));
                 }
                 Next::Drain => return Ok(()),
             }

@@ -1,4 +1,4 @@
-//! What the two processes say, and in which order. No socket is used here.
+//! The messages of the two processes and their order. Nothing here uses a socket.
 
 use std::net::SocketAddr;
 
@@ -7,35 +7,35 @@ use taut_sys::scm_rights::MAX_DESCRIPTORS;
 
 use super::MAX_SOCKETS;
 
-/// Raised when a process that knows only the older one could not go on.
+/// Incremented when an older process could not continue.
 const VERSION: u32 = 1;
 
-/// One message, as JSON.
+/// A message, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub(super) enum Message {
-    /// New: give me your sockets.
+    /// New: requests the sockets.
     Take { version: u32 },
-    /// Old: so many will come.
+    /// Old: announces how many follow.
     Offer { version: u32, sockets: usize },
-    /// Old: these, in the order of the descriptors that come with it.
+    /// Old: the addresses of the descriptors sent with this message, in their order.
     Sockets { addrs: Vec<SocketAddr> },
-    /// New: I accept.
+    /// New: it accepts connections.
     Serving,
-    /// Old: I do not any more.
+    /// Old: it accepts no more.
     Draining,
 }
 
-/// What the old process does next.
+/// The next step of the old process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Send the offer and all sockets.
     Give,
-    /// Drain, and say so.
+    /// Drain, and send `Draining`.
     Drain,
 }
 
-/// The old process's side of a conversation.
+/// The old process's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Giving {
     #[default]
@@ -44,17 +44,17 @@ pub(super) enum Giving {
     Over,
 }
 
-/// The new process's side of a conversation.
+/// The new process's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Taking {
     #[default]
     Asked,
-    /// So many are still to come.
+    /// Sockets still to come.
     Offered(usize),
     Over,
 }
 
-/// Whether a process of user `own` gives sockets to, or takes them from, one of user `other`.
+/// Returns whether a process of user `own` may exchange sockets with one of user `other`.
 pub(super) fn may_talk(other: u32, own: u32) -> bool {
     other == 0 || other == own
 }
@@ -74,21 +74,21 @@ impl Message {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        // Numbers and text into memory: it cannot fail. Were it to, the other would hang up on
-        // what is no message.
+        // Numbers and text always serialise. If they did not, the other process would refuse the
+        // message.
         serde_json::to_vec(self).unwrap_or_default()
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
         serde_json::from_slice(bytes)
-            .map_err(|e| format!("what the other process says is no message: {e}"))
+            .map_err(|e| format!("the other process sent an invalid message: {e}"))
     }
 }
 
 // === impl Giving ===
 
 impl Giving {
-    /// Hears what the new process says.
+    /// Handles a message of the new process.
     pub(super) fn handle(&mut self, message: &Message) -> Result<Next, String> {
         match (*self, message) {
             (Self::Unasked, Message::Take { version: VERSION }) => {
@@ -100,7 +100,7 @@ impl Giving {
                 *self = Self::Over;
                 Ok(Next::Drain)
             }
-            (state, message) => Err(format!("{message:?} was said in state {state:?}")),
+            (state, message) => Err(format!("unexpected message {message:?} in state {state:?}")),
         }
     }
 }
@@ -108,7 +108,8 @@ impl Giving {
 // === impl Taking ===
 
 impl Taking {
-    /// Hears what the old process says, with so many descriptors; returns the address of each.
+    /// Handles a message of the old process that came with so many descriptors; returns the address
+    /// of each.
     pub(super) fn handle(
         &mut self,
         message: Message,
@@ -119,7 +120,7 @@ impl Taking {
                 Err(other_version(version))
             }
             (Self::Asked, Message::Offer { sockets, .. }) if sockets > MAX_SOCKETS => Err(format!(
-                "{sockets} sockets are offered, {MAX_SOCKETS} is the most"
+                "{sockets} sockets are offered; the limit is {MAX_SOCKETS}"
             )),
             (Self::Asked, Message::Offer { sockets, .. }) if descriptors == 0 => {
                 *self = Self::Offered(sockets);
@@ -137,12 +138,12 @@ impl Taking {
                 Ok(Vec::new())
             }
             (state, message) => Err(format!(
-                "{message:?} was said with {descriptors} descriptors in state {state:?}"
+                "unexpected message {message:?} with {descriptors} descriptors in state {state:?}"
             )),
         }
     }
 
-    /// Whether every socket has come.
+    /// Returns whether every socket has come.
     pub(super) fn has_all(self) -> bool {
         matches!(self, Self::Offered(0) | Self::Over)
     }

@@ -1,8 +1,9 @@
-//! A new process takes the listening sockets of the old one, and no connection attempt is lost.
+//! A new process takes over the listening sockets of the old one, and no connection attempt is
+//! lost.
 //!
-//! A second bind to the same port would not do: each SO_REUSEPORT socket has queues of its own, and
-//! closing the old one resets what is in them. So the sockets themselves are passed, over a Unix
-//! socket (SCM_RIGHTS), and both processes have them for a while:
+//! A second bind to the same port is not enough: each SO_REUSEPORT socket has queues of its own,
+//! and closing the old one resets the connections in them. So the sockets themselves are passed
+//! over a Unix socket (SCM_RIGHTS), and both processes have them for a while:
 //!
 //! ```text
 //! new                                   old
@@ -12,26 +13,27 @@
 //!  |<------------------------------------|
 //!  |   Sockets {addrs} + descriptors     |  in batches of at most 253
 //!  |<------------------------------------|
-//!  | starts, accepts                     |  goes on as before
+//!  | starts, accepts                     |  continues as before
 //!  | Serving                             |
 //!  |------------------------------------>|  stops to accept; drains
 //!  |                            Draining |
 //!  |<------------------------------------|
 //! ```
 //!
-//! Whatever goes wrong before `Serving` (the new process dies, is too slow, says something else)
-//! leaves the old one as it was, and ready for the next that asks.
+//! If anything fails before `Serving` (the new process dies, is too slow, breaks the protocol), the
+//! old process continues, ready for the next that asks.
 //!
 //! | bound | value | when it is reached |
 //! |---|---|---|
 //! | a message | [`MAX_MESSAGE`] | the conversation ends |
 //! | sockets | [`MAX_SOCKETS`] | the old process offers none of them; the new one takes none |
 //! | waiting for one message | [`STEP`] | the conversation ends |
-//! | from the last socket to `Serving` | [`START`] | the conversation ends, the old process goes on |
-//! | conversations | one; 8 wait | the new process's `STEP` runs out |
+//! | from the last socket to `Serving` | [`START`] | the conversation ends, the old process
+//! continues |
+//! | conversations | one; 8 wait | the new process's `STEP` expires |
 //!
-//! The old process has to take its listeners out of every epoll set before it closes them: closing
-//! a descriptor does not, while another process has the same socket.
+//! The old process must remove its listeners from every epoll set before it closes them: closing a
+//! descriptor does not while another process has the same socket.
 
 mod giver;
 mod message;
@@ -47,13 +49,13 @@ use taut_sys::Errno;
 use taut_sys::scm_rights::{self, SeqpacketSocket};
 use taut_sys::socket::listening_addr;
 
-/// Bytes of a message: 253 addresses of 57 characters, and some.
+/// Bytes of a message, at most: 253 addresses of 57 characters, and a margin.
 pub const MAX_MESSAGE: usize = 64 << 10;
-/// Sockets of one handover.
+/// Sockets of one handover, at most.
 pub const MAX_SOCKETS: usize = 4096;
-/// The longest that one message is waited for.
+/// How long each process waits for a message.
 pub const STEP: Duration = Duration::from_secs(5);
-/// The longest that the old process waits until the new one serves.
+/// How long the old process waits for the new one to serve.
 pub const START: Duration = Duration::from_secs(120);
 
 /// Why sockets were not handed over.
@@ -62,30 +64,30 @@ pub enum HandoverError {
     /// A call on the Unix socket failed.
     #[error("handover at {path}: cannot {what}: {source}", path = path.display())]
     Call {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// What was tried.
+        /// The action.
         what: &'static str,
-        /// Why it failed.
+        /// The system's error.
         source: Errno,
     },
-    /// The other process is another user's.
+    /// The other process belongs to another user.
     #[error(
         "handover at {path}: the other process is of user {user}, neither root nor the user of \
          this one; choose a path that only this user can write to", path = path.display()
     )]
     Foreign {
-        /// Where.
+        /// The path.
         path: PathBuf,
         /// Its effective user.
         user: u32,
     },
-    /// The other process said what it should not have said.
+    /// The other process broke the protocol.
     #[error("handover at {path}: {reason}", path = path.display())]
     Protocol {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// What it was.
+        /// The violation.
         reason: String,
     },
 }
@@ -93,7 +95,7 @@ pub enum HandoverError {
 /// A listening socket that was handed over.
 #[derive(Debug)]
 pub struct Passed {
-    /// What it listens on.
+    /// The address that it listens on.
     pub addr: SocketAddr,
     /// The socket, for [`taut_sys::socket::Listener::from_fd`].
     pub fd: OwnedFd,
@@ -101,7 +103,7 @@ pub struct Passed {
 
 /// The sockets of the old process, which still serves them.
 ///
-/// Dropped, it leaves everything to the old process.
+/// Dropping it leaves them to the old process.
 #[derive(Debug)]
 #[must_use = "the old process goes on until it is told that this one serves"]
 pub struct Taken {
@@ -110,11 +112,11 @@ pub struct Taken {
     sockets: Vec<Passed>,
 }
 
-/// Asks the process that listens at `path` for its sockets; `None` when there is none. To be called
-/// as the user that the node runs as: after privileges were dropped, or as root.
+/// Requests the sockets of the process that listens at `path`; `None` if there is none. Call it as
+/// the user that the node runs as, after privileges were dropped, or as root.
 ///
 /// # Errors
-/// [`HandoverError`]. The old process then goes on as before.
+/// [`HandoverError`]; the old process continues then.
 pub fn take(path: &Path) -> Result<Option<Taken>, HandoverError> {
     let call = |what, source| HandoverError::Call {
         path: path.to_owned(),
@@ -156,17 +158,18 @@ pub fn take(path: &Path) -> Result<Option<Taken>, HandoverError> {
 // === impl Taken ===
 
 impl Taken {
-    /// The sockets. Those that are not wanted are just dropped: once the old process has closed
-    /// them too, nobody listens there.
+    /// Takes the sockets. Unwanted ones can be dropped: once the old process has closed them too,
+    /// their ports are closed.
     pub fn take_sockets(&mut self) -> Vec<Passed> {
         std::mem::take(&mut self.sockets)
     }
 
-    /// Tells the old process that this one accepts connections, so that it drains, and waits until
-    /// it has heard.
+    /// Tells the old process that this one accepts connections, so that it drains, and waits for
+    /// its answer.
     ///
     /// # Errors
-    /// [`HandoverError`]: it cannot be told whether the old process drains. Should it live, both
+    /// [`HandoverError`]: it is unknown whether the old process drains. If it lives, both accept,
+    /// and neither loses a connection.
     /// accept, and neither loses anything.
     pub fn serving(mut self) -> Result<(), HandoverError> {
         self.talk.send(&Message::Serving, &[])?;
@@ -178,7 +181,7 @@ impl Taken {
     }
 }
 
-/// A channel that speaks in messages.
+/// A connection that carries messages.
 #[derive(Debug)]
 struct Talk {
     channel: SeqpacketSocket,
@@ -192,7 +195,7 @@ impl Talk {
         let user = self
             .channel
             .peer_uid()
-            .map_err(|e| self.call("ask who is there", e))?;
+            .map_err(|e| self.call("read the credentials of the other process", e))?;
         if message::may_talk(user, scm_rights::effective_uid()) {
             return Ok(());
         }
@@ -219,7 +222,7 @@ impl Talk {
             .receive(&mut buffer)
             .map_err(|e| self.call("receive", e))?;
         if len == 0 {
-            return Err(self.protocol("the other process has hung up".to_owned()));
+            return Err(self.protocol("the other process closed the connection".to_owned()));
         }
         let message = Message::decode(&buffer[..len]).map_err(|e| self.protocol(e))?;
         Ok((message, descriptors))

@@ -1,4 +1,4 @@
-//! The figures as OpenMetrics.
+//! The metrics as OpenMetrics.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
@@ -30,7 +30,7 @@ struct Level(u64);
 
 impl Level {
     fn encode(&self, encoder: MetricEncoder<'_>) -> Encoded {
-        // A gauge is a signed figure in this library; a level past i64 does not happen.
+        // The library's gauges are signed; a value beyond i64 does not occur.
         prometheus_client::metrics::gauge::ConstGauge::new(
             i64::try_from(self.0).unwrap_or(i64::MAX),
         )
@@ -50,7 +50,7 @@ impl Collector for Metrics {
         )?;
         counter(
             "taut_relay_accept_errors",
-            "Connections that could not be accepted for want of descriptors or memory",
+            "Connections that could not be accepted because descriptors or memory were exhausted",
             self.sum(|w| &w.accept_failed),
         )?;
         counter(
@@ -71,7 +71,7 @@ impl Collector for Metrics {
         gauge("taut_relay_pipes", "Pipes open now", self.pipes_open())?;
         gauge(
             "taut_relay_pipes_in_use",
-            "Pipes with bytes on their way through them now",
+            "Pipes that hold bytes now",
             self.pipes_in_use(),
         )?;
 
@@ -83,14 +83,14 @@ impl Collector for Metrics {
         self.encode_identity(&mut encoder)?;
 
         let (upstream, client) = self.bytes();
-        let help = "Bytes passed on, by the leg that they were written to";
+        let help = "Bytes forwarded, by the leg that they were written to";
         let mut family =
             encoder.encode_descriptor("taut_relay_bytes", help, None, MetricType::Counter)?;
         for (leg, bytes) in [("upstream", upstream), ("client", client)] {
             Count(bytes).encode(family.encode_family(&[("leg", leg)])?)?;
         }
 
-        let help = "Connections reset before anything was done for them, by cause";
+        let help = "Connections reset before a session began, by cause";
         let mut family =
             encoder.encode_descriptor("taut_relay_refused", help, None, MetricType::Counter)?;
         for cause in ClientRefusal::ALL {
@@ -109,12 +109,12 @@ impl Collector for Metrics {
 }
 
 impl Metrics {
-    /// How long things took.
+    /// Encodes the histograms.
     fn encode_times(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Histogram;
         let totals = |of: Of| Totals::of(self.workers.iter().map(|w| of(w)));
         let kind = MetricType::Histogram;
-        let help = "Time from SYN to a connected upstream leg (direct), or to a proven one that was made because none was ready (mesh)";
+        let help = "Time from SYN to a connected upstream leg (direct), or to a proven connection that was dialled because none was ready (mesh)";
         let name = "taut_relay_dial";
         let mut family = encoder.encode_descriptor(name, help, Some(&Unit::Seconds), kind)?;
         let legs: [(&str, Of); 2] = [("direct", |w| &w.dial_direct), ("mesh", |w| &w.dial_mesh)];
@@ -141,13 +141,13 @@ impl Metrics {
         Ok(())
     }
 
-    /// What became of the session log's records.
+    /// Encodes the session log's metrics.
     fn encode_log(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         let Some(log) = &self.log else {
             return Ok(());
         };
         let counts = log.counts();
-        let help = "Records of the session log, by what became of them";
+        let help = "Records of the session log, by result";
         let name = "taut_relay_session_log_records";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (outcome, count) in [
@@ -160,7 +160,7 @@ impl Metrics {
         Ok(())
     }
 
-    /// Figures of interception and of PROXY protocol headers.
+    /// Encodes the metrics of interception and of PROXY protocol headers.
     fn encode_identity(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         let mut counter = |name, help, value: u64| -> Encoded {
             Count(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)
@@ -175,11 +175,12 @@ impl Metrics {
             "Connections that began with a PROXY protocol header",
             self.sum(|w| &w.proxy_headers),
         )?;
-        let help = "Connections that wait for the end of their PROXY protocol header";
+        let help = "Connections whose PROXY protocol header is incomplete";
         let name = "taut_relay_proxy_waiting";
         let waiting = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         Level(self.sum(|w| &w.proxy_waiting)).encode(waiting)?;
-        let help = "Connections reset for want of a PROXY protocol header that is believed";
+        let help =
+            "Connections reset because they lack an accepted PROXY protocol header, by cause";
         let name = "taut_relay_proxy_refused";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for why in ProxyRefusal::ALL {
@@ -189,7 +190,7 @@ impl Metrics {
         let Some((method, exits)) = self.intercept.get() else {
             return Ok(());
         };
-        let help = "How connections are intercepted: 1 for the method that is used";
+        let help = "The interception method: 1 for the one in use";
         let name = "taut_relay_intercept_method";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (label, of) in [("bpf", Method::Bpf), ("nft", Method::Nft)] {
@@ -197,7 +198,7 @@ impl Metrics {
             level.encode(family.encode_family(&[("method", label)])?)?;
         }
         if method == Method::Bpf {
-            let help = "Packets that the program looked at, by what became of them";
+            let help = "Packets that the program examined, by result";
             let name = "taut_relay_intercept_packets";
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
             for (exit, count) in exits.iter() {
@@ -207,23 +208,23 @@ impl Metrics {
         Ok(())
     }
 
-    /// Early SYN's figures.
+    /// Encodes the metrics of early SYN.
     fn encode_early(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Figure;
         let counters: [(&str, &str, Of); 3] = [
             (
                 "taut_relay_early_begun",
-                "Upstream legs begun when a client's SYN was seen",
+                "Upstream legs dialled when a client's SYN was seen",
                 |w| &w.early_begun,
             ),
             (
                 "taut_relay_early_joined",
-                "Clients whose upstream leg was under way when they were accepted",
+                "Clients whose upstream leg had been dialled when they were accepted",
                 |w| &w.early_joined,
             ),
             (
                 "taut_relay_early_unused",
-                "Upstream legs begun early whose client did not come",
+                "Upstream legs dialled early whose client did not come",
                 |w| &w.early_unused,
             ),
         ];
@@ -235,7 +236,7 @@ impl Metrics {
             return Ok(());
         };
         let (counts, exits) = table.counts();
-        let help = "SYNs that the program reported, by what was decided about them";
+        let help = "SYNs that the program reported, by the limiter's decision";
         let name = "taut_relay_early_syns";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (verdict, count) in [
@@ -249,7 +250,7 @@ impl Metrics {
         ] {
             Count(count).encode(family.encode_family(&[("verdict", verdict)])?)?;
         }
-        let help = "Packets that the program looked at, by what became of them";
+        let help = "Packets that the program examined, by result";
         let name = "taut_relay_early_packets";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (exit, count) in exits.iter().flat_map(|exits| exits.iter()) {

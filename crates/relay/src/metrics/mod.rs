@@ -1,4 +1,4 @@
-//! What a node counts, and its OpenMetrics form.
+//! A node's metrics.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ use crate::turbo::TurboStart;
 use crate::turbo::route_metrics;
 
 mod encoding;
-/// What a node counts.
+/// A node's metrics: a handle that can be cloned.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     workers: Arc<[Arc<WorkerMetrics>]>,
     early: Option<Arc<PendingTable>>,
-    /// Kept here for as long as anybody asks: legs between relays use it.
+    /// Kept alive as long as its counters may be read; legs between relays use it.
     turbo: Arc<TurboStart>,
     log: Option<Recorder>,
     intercept: Arc<Status>,
@@ -43,29 +43,29 @@ impl Metrics {
         }
     }
 
-    /// Of a node that has just begun, without a mesh.
+    /// Returns the metrics of a new node without a mesh.
     #[cfg(test)]
     pub(crate) fn of_nothing(workers: usize) -> Self {
         let keepalive = crate::config::Config::new(Vec::new()).keepalive;
         Self::new(workers, None, TurboStart::begin(keepalive, None))
     }
 
-    /// The same with the session log's figures.
+    /// Adds the session log's metrics.
     pub(crate) fn with_log(self, log: Option<Recorder>) -> Self {
         Self { log, ..self }
     }
 
-    /// Where interception says what it counts.
+    /// Returns where interception reports its status.
     pub(crate) fn intercept(&self) -> Arc<Status> {
         self.intercept.clone()
     }
 
-    /// The initial window that routes to other relays are to have, if they are to.
+    /// Returns the initial window that routes to other relays must carry, if routes have to.
     pub(crate) fn route_segments(&self) -> Option<u32> {
         self.turbo.route_segments()
     }
 
-    /// Routes to other relays that have an initial window: those there are, and the relays without.
+    /// Returns the status of routes with an initial window.
     pub fn route_metrics(&self) -> Arc<route_metrics::Status> {
         self.routes.clone()
     }
@@ -74,22 +74,22 @@ impl Metrics {
         self.workers[i].clone()
     }
 
-    /// Sessions that are open now.
+    /// Returns the open sessions.
     pub fn sessions(&self) -> u64 {
         self.sum(|w| &w.sessions)
     }
 
-    /// Pipes that exist now.
+    /// Returns the open pipes.
     pub fn pipes_open(&self) -> u64 {
         self.sum(|w| &w.pipes_open)
     }
 
-    /// Pipes with bytes on their way through them now.
+    /// Returns the pipes that hold bytes.
     pub fn pipes_in_use(&self) -> u64 {
         self.sum(|w| &w.pipes_in_use)
     }
 
-    /// Bytes passed to the upstream leg and to the client.
+    /// Returns the bytes forwarded to the upstream leg and to the client.
     pub fn bytes(&self) -> (u64, u64) {
         (
             self.sum(|w| &w.upstream_bytes),
@@ -97,60 +97,62 @@ impl Metrics {
         )
     }
 
-    /// Sessions that ended in this way.
+    /// Returns the sessions that ended with this cause.
     pub fn ended(&self, end: End) -> u64 {
         self.sum(|w| &w.ended[end.index()])
     }
 
-    /// Connections and sessions that were refused for this reason.
+    /// Returns the connections and sessions that were refused for this cause.
     pub fn refused(&self, cause: ClientRefusal) -> u64 {
         self.sum(|w| &w.refused[cause.index()])
     }
 
-    /// Clients that were refused because the node was full.
+    /// Returns the clients that were refused because the node was full.
     pub fn refused_full(&self) -> u64 {
         self.refused(ClientRefusal::Full)
     }
 
-    /// Connections to other relays that are ready for use.
+    /// Returns the connections to other relays that are ready for use.
     pub fn pool_ready(&self) -> u64 {
         self.sum(|w| &w.pool_ready)
     }
 
-    /// Sessions that found a connection to the next relay ready, and those that did not.
+    /// Returns how many sessions found a connection to the next relay ready, and how many did not.
     pub fn pool_hits_and_misses(&self) -> (u64, u64) {
         (self.sum(|w| &w.pool_hits), self.sum(|w| &w.pool_misses))
     }
 
-    /// Sessions that other relays have asked for.
+    /// Returns the sessions that other relays have asked for.
     pub fn mesh_hellos(&self) -> u64 {
         self.sum(|w| &w.mesh_hellos)
     }
 
-    /// Connections at the mesh port that were closed for what they said or did not say.
+    /// Returns the connections at the mesh port that were closed for a protocol error or a
+    /// time-out.
     pub fn mesh_rejected(&self) -> u64 {
         let all = Rejection::ALL.into_iter();
         all.map(|r| self.sum(|w| &w.mesh_rejected[r.index()])).sum()
     }
 
-    /// How connections are intercepted, if any are, and what has become of packets as of a moment
-    /// ago.
+    /// Returns the interception method and the packets by result, as of a moment ago; `None`
+    /// without interception.
     pub fn interception(&self) -> Option<(Method, Exits)> {
         self.intercept.get()
     }
 
-    /// Intercepted connections that were reset because their destination is not allowed.
+    /// Returns the intercepted connections that were reset because their destination is not
+    /// allowed.
     pub fn intercept_refused(&self) -> u64 {
         self.sum(|w| &w.intercept_refused)
     }
 
-    /// Connections that were reset for want of a PROXY protocol header that is believed.
+    /// Returns the connections that were reset because they lack an accepted PROXY protocol header.
     pub fn proxy_refused(&self) -> u64 {
         let all = ProxyRefusal::ALL.into_iter();
         all.map(|u| self.sum(|w| &w.proxy_refused[u.index()])).sum()
     }
 
-    /// The figures as OpenMetrics text.
+    /// Returns the metrics as OpenMetrics text.
     ///
     /// # Errors
     /// None in practice: writing to a string does not fail.

@@ -1,4 +1,4 @@
-//! A node as a process: signals, metrics over HTTP, and names that are looked up again.
+//! A node as a process: signals, metrics over HTTP, and repeated look-ups of names.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -19,10 +19,10 @@ mod takeover;
 
 use takeover::{Offer, Takeover};
 
-/// How often a draining node says how many sessions are left.
+/// How often a draining node logs how many sessions are left.
 const DRAIN_REPORT: Duration = Duration::from_secs(5);
 
-/// Names looked up at one time; more wait.
+/// Look-ups at one time; more wait.
 const LOOK_UPS: usize = 16;
 
 /// Why the process ended.
@@ -31,18 +31,18 @@ pub enum ServeError {
     /// It did not start.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The metrics' address cannot be listened on.
+    /// The metrics address cannot be listened on.
     #[error("cannot serve metrics on {addr}: {source}; choose another relay.metrics")]
     Metrics {
         /// The address.
         addr: SocketAddr,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The process that runs already does not hand over, or nobody could be handed over to.
+    /// The handover from the previous process or to the next one failed.
     #[error(transparent)]
     Handover(#[from] HandoverError),
-    /// It could not go on.
+    /// A worker was lost.
     #[error(transparent)]
     Lost(#[from] WorkerLost),
     /// The control thread's own set-up failed.
@@ -53,22 +53,22 @@ pub enum ServeError {
 /// Reads the configuration again.
 pub type Reread = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
 
-/// Runs a node until SIGTERM or SIGINT has drained it; a second signal, or
-/// `timeouts.drain`, resets what is left. At SIGHUP what `reread` gives is put to work.
+/// Runs a node until SIGTERM or SIGINT has drained it; a second signal, or `timeouts.drain`, resets
+/// the remaining sessions. At SIGHUP the node adopts the result of `reread`.
 ///
-/// `inherited` are sockets that the service manager has bound; with `handover` in the
-/// configuration those of a process that runs already are taken over too, and it drains.
+/// `inherited` are sockets that the service manager has bound. With `handover` in the
+/// configuration, those of a running process are taken over too, and that process drains.
 ///
 /// # Errors
-/// [`ServeError`]: it did not start, and then nothing was started, or a worker was lost.
+/// [`ServeError`]: the node did not start, and nothing was started then, or a worker was lost.
 pub fn run(config: &Config, inherited: Vec<Passed>, reread: Reread) -> Result<(), ServeError> {
-    // The workers have threads of their own; this one has little to do.
+    // The workers have threads of their own; this runtime has little to do.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(LOOK_UPS)
         .build()?;
     let result = runtime.block_on(serve(config, inherited, reread));
-    // A look-up that hangs must not hold up the end.
+    // A look-up that hangs must not delay the end.
     runtime.shutdown_background();
     result
 }
@@ -91,7 +91,7 @@ async fn serve(
         ),
         None => None,
     };
-    // It looks names up, which may take long.
+    // Starting looks up names, which may take long.
     let start = tokio::task::spawn_blocking({
         let config = config.clone();
         move || Node::start_with(&config, inherited)
@@ -121,16 +121,16 @@ async fn serve(
         () = stop.asked() => {}
         () = offer.taken() => {
             tracing::info!("another process has taken over the listening sockets");
-            // Who asks from now on is to be told the other's figures.
+            // Scrapes from now on must reach the other process.
             scrapers.iter().for_each(|task| task.abort());
         }
     }
-    // Ports must not stay open with nobody to accept.
+    // Otherwise ports would stay open although no process accepts.
     offer.end();
     drain(&mut node, config.timeouts.drain, stop.asked()).await
 }
 
-/// A listener that was inherited, or a new one.
+/// Returns an inherited listener, or a new one.
 fn metrics_listener(
     addr: SocketAddr,
     inherited: &mut Vec<Passed>,
@@ -144,7 +144,7 @@ fn metrics_listener(
     Ok(listener)
 }
 
-/// SIGTERM and SIGINT.
+/// Waits for SIGTERM or SIGINT.
 struct Stop {
     term: Signal,
     int: Signal,
@@ -163,13 +163,14 @@ impl Stop {
     }
 }
 
-/// Reads the configuration again at each SIGHUP. Several that come during one reload are one.
+/// Reads the configuration again at each SIGHUP. Several that arrive during one reload count as
+/// one.
 async fn reload_at(mut hangup: Signal, node: Arc<SharedHandle>, offer: Arc<Offer>, reread: Reread) {
     let reread = Arc::new(reread);
     while hangup.recv().await.is_some() {
         let (node, offer, reread) = (node.clone(), offer.clone(), reread.clone());
-        // It looks names up, which may take long. A panic is reported by the panic hook, and must
-        // not be the last reload.
+        // A reload looks up names, which may take long. The panic hook reports a panic, which must
+        // not prevent later reloads.
         let _ = tokio::task::spawn_blocking(move || {
             reload(&node, &reread);
             offer.renew(&node);
@@ -185,7 +186,7 @@ fn reload(node: &SharedHandle, reread: &Reread) {
     };
     match done {
         Ok(()) => tracing::info!("SIGHUP: the configuration has been read again"),
-        Err(error) => tracing::error!("SIGHUP: {error}; keeping the configuration there was"),
+        Err(error) => tracing::error!("SIGHUP: {error}; keeping the former configuration"),
     }
 }
 
@@ -207,7 +208,7 @@ async fn drain(
     loop {
         tokio::select! {
             ended = node.ended() => {
-                tracing::info!("stopped; every session had ended");
+                tracing::info!("stopped; all sessions have ended");
                 return Ok(ended?);
             }
             () = &mut deadline => break,
@@ -217,14 +218,14 @@ async fn drain(
     }
     tracing::warn!(
         sessions = metrics.sessions(),
-        "stopped; resetting the sessions that are left"
+        "stopped; resetting the remaining sessions"
     );
     node.stop();
     Ok(node.ended().await?)
 }
 
-/// Looks names up again from time to time, on threads that may block: which names, and how often,
-/// may change. One that takes long holds up no other, and is not asked for twice.
+/// Repeats look-ups on threads that may block; names and interval may change. A slow look-up delays
+/// no other and is not started twice.
 async fn look_up_again(node: Arc<SharedHandle>) {
     let mut under_way: Vec<(Arc<Targets>, JoinHandle<()>)> = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! From process to process: the sockets of the one that ran before, and those for the next.
+//! Handover between processes: sockets from the previous one, and for the next one.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,13 +11,13 @@ use crate::config::Config;
 use crate::handover::{self, Giver, Passed, Taken};
 use crate::node::SharedHandle;
 
-/// What is taken from the process that runs already, if there is one.
+/// The sockets of the previous process, if there is one.
 pub(super) struct Takeover(Option<Taken>);
 
-/// What is offered to the next process.
+/// The sockets that are offered to the next process.
 pub(super) struct Offer {
     giver: Mutex<Option<Giver>>,
-    /// The metrics' listener, which is offered with the node's.
+    /// The listener of the metrics, which is offered with the node's.
     metrics: Option<OwnedFd>,
     taken: Arc<Notify>,
 }
@@ -25,7 +25,7 @@ pub(super) struct Offer {
 // === impl Takeover ===
 
 impl Takeover {
-    /// Asks for the sockets; the other process goes on until it is told that this one serves.
+    /// Requests the sockets; the other process continues until it is told that this one serves.
     pub(super) async fn begin(config: &Config) -> Result<Self, ServeError> {
         let Some(path) = config.handover.clone() else {
             return Ok(Self(None));
@@ -39,12 +39,12 @@ impl Takeover {
         self.0.as_mut().map(Taken::take_sockets).unwrap_or_default()
     }
 
-    /// This process accepts: the other one may drain.
+    /// Reports that this process accepts: the other one may drain.
     pub(super) async fn serving(self) {
         let Some(taken) = self.0 else { return };
         match spawn_blocking(move || taken.serving()).await {
-            Ok(Ok(())) => tracing::info!("took over from the process that ran before"),
-            Ok(Err(error)) => tracing::warn!("{error}; it may go on beside this one"),
+            Ok(Ok(())) => tracing::info!("took over from the previous process"),
+            Ok(Err(error)) => tracing::warn!("{error}; it may continue beside this one"),
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         }
     }
@@ -72,23 +72,23 @@ impl Offer {
         Ok(offer)
     }
 
-    /// The node listens elsewhere now.
+    /// Offers the node's present listeners.
     pub(super) fn renew(&self, node: &SharedHandle) {
         if let Some(giver) = &*self.giver() {
             let sockets = self.sockets(node);
             let offered = sockets.map(|sockets| giver.offer(sockets).map_err(|e| e.to_string()));
             if let Err(error) | Ok(Err(error)) = offered.map_err(|e| e.to_string()) {
-                tracing::warn!("{error}; a next process is offered what was offered before");
+                tracing::warn!("{error}; the former sockets stay offered to the next process");
             }
         }
     }
 
-    /// Waits until another process serves in the place of this one.
+    /// Waits until another process serves in place of this one.
     pub(super) async fn taken(&self) {
         self.taken.notified().await;
     }
 
-    /// Offers nothing any more.
+    /// Stops offering sockets.
     pub(super) fn end(&self) {
         let giver = self.giver().take();
         drop(giver);

@@ -1,16 +1,19 @@
 //! One line of JSON for each session that has ended.
 //!
 //! Workers never wait for it: a [`Recorder`] puts a record into a bounded queue, and one thread
-//! writes. What does not fit into the queue, or cannot be written, is dropped and counted.
+//! writes. Records that do not fit into the queue, or cannot be written, are dropped and counted.
 //!
 //! | bound | value | when it is reached | counter |
 //! |---|---|---|---|
-//! | records that wait | `capacity`, default [`CAPACITY`] | the record is dropped | [`Counts::dropped`] |
-//! | bytes that wait in the writer | [`BUFFER`] and a line | they are written | [`Counts::failed`] if they cannot be |
-//! | waiting for the writer at the end | the argument of [`SessionLog::finish`] | it is left behind | |
+//! | queued records | `capacity`, default [`CAPACITY`] | the record is dropped |
+//! [`Counts::dropped`] |
+//! | bytes in the writer's buffer | [`BUFFER`] and a line | they are written | [`Counts::failed`]
+//! if they cannot be |
+//! | waiting for the writer at the end | the argument of [`SessionLog::finish`] | the writer is
+//! abandoned | |
 //!
-//! Lines are written out when the queue is empty or the buffer full, so that a quiet node's log is
-//! complete and a busy one's costs few system calls. A file is only ever appended to.
+//! Lines are written when the queue is empty or the buffer full, so that the log of a quiet node is
+//! complete and that of a busy one costs few system calls. Files are only appended to.
 
 mod record;
 mod sink;
@@ -25,10 +28,10 @@ use std::time::Duration;
 pub use record::{Direction, SessionId, SessionRecord};
 use sink::Sink;
 
-/// Records that wait to be written, unless it is said otherwise.
+/// The default capacity of the queue, in records.
 pub const CAPACITY: usize = 4096;
 
-/// Bytes that the writer gathers before it writes.
+/// Bytes that the writer collects before it writes.
 pub const BUFFER: usize = 64 << 10;
 
 /// Where the log goes.
@@ -36,11 +39,11 @@ pub const BUFFER: usize = 64 << 10;
 pub enum Target {
     /// Standard output, written `-`.
     Stdout,
-    /// A file; made with mode 0640 where there is none, for it names clients.
+    /// A file, appended to; created with mode 0640, because it names clients.
     File(PathBuf),
 }
 
-/// Why there is no log.
+/// Why the log cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionLogError {
     /// The file cannot be opened.
@@ -48,7 +51,7 @@ pub enum SessionLogError {
     Open {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// The writer's thread cannot be started.
@@ -56,25 +59,25 @@ pub enum SessionLogError {
     Thread(io::Error),
 }
 
-/// What became of records so far.
+/// How many records had which fate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Written.
+    /// Written records.
     pub written: u64,
-    /// Dropped, because too many were waiting.
+    /// Records dropped because the queue was full.
     pub dropped: u64,
-    /// Lost, because they could not be written.
+    /// Records lost because they could not be written.
     pub failed: u64,
 }
 
-/// The log: its writer, and what may be asked of it.
+/// The session log: a handle of its writer.
 #[derive(Debug)]
 pub struct SessionLog {
     recorder: Recorder,
     done: Receiver<()>,
 }
 
-/// A worker's end of the log.
+/// A worker's handle, which submits records.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     queue: SyncSender<Message>,
@@ -84,7 +87,7 @@ pub struct Recorder {
 #[derive(Debug)]
 enum Message {
     Record(Box<SessionRecord>),
-    /// Look at the flags.
+    /// Check the flags.
     Wake,
 }
 
@@ -100,7 +103,7 @@ struct Shared {
 // === impl SessionLog ===
 
 impl SessionLog {
-    /// Opens `target` and starts the writer. `capacity` records may wait, at least one.
+    /// Opens `target` and starts the writer. The queue holds `capacity` records, at least one.
     ///
     /// # Errors
     /// [`SessionLogError`]; nothing was started then.
@@ -127,7 +130,7 @@ impl SessionLog {
             .name("taut-log".to_owned())
             .spawn(move || {
                 writer.run();
-                // Nobody waits when the log was dropped.
+                // Fails only if the log was dropped.
                 let _ = ended.send(());
             })
             .map_err(SessionLogError::Thread)?;
@@ -135,27 +138,27 @@ impl SessionLog {
         Ok(Self { recorder, done })
     }
 
-    /// A handle for a worker.
+    /// Returns a handle for a worker.
     pub fn recorder(&self) -> Recorder {
         self.recorder.clone()
     }
 
-    /// Has the file opened anew by its path, as is due after it was rotated. When that fails the
-    /// old one is written on, and a warning says so.
+    /// Reopens the file by its path, as needed after it was rotated. If that fails, the old file
+    /// stays in use and a warning is logged.
     pub fn reopen(&self) {
         self.recorder.raise(|shared| &shared.reopen);
     }
 
-    /// What became of records so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         self.recorder.counts()
     }
 
-    /// Writes what waits, and ends the writer. Records that come later are dropped. A writer that
-    /// is stuck in a write for `limit` is left behind, and false is returned.
+    /// Writes queued records and ends the writer. Later records are dropped. A writer that is
+    /// blocked in a write for `limit` is abandoned; the result is false then.
     pub fn finish(self, limit: Duration) -> bool {
         self.recorder.raise(|shared| &shared.finish);
-        // Disconnected: it has panicked, and is gone as well.
+        // Disconnected: the writer has panicked.
         !matches!(
             self.done.recv_timeout(limit),
             Err(RecvTimeoutError::Timeout)
@@ -164,7 +167,7 @@ impl SessionLog {
 }
 
 impl Drop for SessionLog {
-    /// Ends the writer, without waiting for it.
+    /// Ends the writer without waiting for it.
     fn drop(&mut self) {
         self.recorder.raise(|shared| &shared.finish);
     }
@@ -173,8 +176,7 @@ impl Drop for SessionLog {
 // === impl Recorder ===
 
 impl Recorder {
-    /// Hands a record to the writer. Never waits: when too many wait already it is dropped and
-    /// counted.
+    /// Submits a record. Never waits: if the queue is full, the record is dropped and counted.
     pub fn record(&self, record: Box<SessionRecord>) {
         match self.queue.try_send(Message::Record(record)) {
             Ok(()) => {}
@@ -184,7 +186,7 @@ impl Recorder {
         }
     }
 
-    /// What became of records so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         let get = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         Counts {
@@ -196,7 +198,7 @@ impl Recorder {
 
     fn raise(&self, flag: impl Fn(&Shared) -> &AtomicBool) {
         flag(&self.shared).store(true, Ordering::SeqCst);
-        // A full queue needs no waking: the writer looks at the flags before it sleeps again.
+        // A full queue needs no wake-up: the writer checks the flags before it sleeps again.
         let _ = self.queue.try_send(Message::Wake);
     }
 }
@@ -228,15 +230,15 @@ impl Writer {
         }
     }
 
-    /// The next message; `None` when the last one has been had and the end was asked for. Before
-    /// it waits for one, what was gathered is written.
+    /// Returns the next message; `None` after the last one, once the end was requested. Flushes the
+    /// buffer before it waits.
     fn next(&mut self) -> Option<Message> {
         if let Ok(message) = self.records.try_recv() {
             return Some(message);
         }
         self.flush();
         if self.shared.finish.load(Ordering::SeqCst) {
-            // Some may have come while it was writing.
+            // More may have come during the write.
             return self.records.try_recv().ok();
         }
         self.records.recv().ok()

@@ -1,4 +1,4 @@
-//! What is recorded of a session. `docs/relay-session-log.md` has every field.
+//! The record of a session. `docs/relay-session-log.md` describes every field.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,34 +7,34 @@ use std::time::{Duration, SystemTime};
 use serde::{Serialize, Serializer};
 use taut_sys::tcp_info::TcpInfo;
 
-/// A session's number, the same at every relay that it passes; 128 bits, written as 32 hexadecimal
-/// digits.
+/// A session's identifier, the same at every relay on its route; 128 bits, written as 32
+/// hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SessionId(pub u128);
 
-/// One session, when it is over. Every field is always written, as `null` where there is nothing.
+/// The record of a session. Every field is always written, as `null` if it has no value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SessionRecord {
-    /// When it ended, in UTC.
+    /// The time when it ended, in UTC.
     #[serde(serialize_with = "rfc3339")]
     pub time: SystemTime,
-    /// Its number.
+    /// Its identifier.
     pub session: SessionId,
-    /// The forward it came by, as the configuration calls it.
+    /// The forward, named by the first address that it listens on.
     pub forward: Arc<str>,
-    /// The address the client connected from.
+    /// The client's address.
     pub client: SocketAddr,
-    /// The address it connected to.
+    /// The address that the client connected to.
     pub listener: SocketAddr,
-    /// The destination asked for, `host:port`.
+    /// The requested destination, `host:port`.
     pub destination: Option<Arc<str>>,
-    /// The address the upstream leg connected to; `None` when none answered.
+    /// The address that the upstream leg connected to; `None` if it did not connect.
     pub address: Option<SocketAddr>,
-    /// The next relay, when the upstream leg leads to one.
+    /// The next relay, if the upstream leg leads to one.
     pub relay: Option<Arc<str>>,
-    /// Why it ended: a label of [`crate::outcome::session_end::End`] or of what refused it.
+    /// Why it ended: a label of [`crate::outcome::session_end::End`].
     pub cause: &'static str,
-    /// From accept until the upstream leg was ready; `None` when it never was.
+    /// From accept until the upstream leg was ready; `None` if it never was.
     #[serde(rename = "setup_us", serialize_with = "micros_if_any")]
     pub setup: Option<Duration>,
     /// From accept to the end.
@@ -44,10 +44,10 @@ pub struct SessionRecord {
     pub to_upstream: Direction,
     /// From the destination to the client.
     pub to_client: Direction,
-    /// The client's leg at the end; `None` when the kernel could not tell any more.
+    /// The client leg at the end; `None` if the kernel no longer knew.
     #[serde(serialize_with = "tcp_info")]
     pub client_tcp: Option<TcpInfo>,
-    /// The upstream leg at the end; `None` also when there was none.
+    /// The upstream leg at the end; `None` also if there was none.
     #[serde(serialize_with = "tcp_info")]
     pub upstream_tcp: Option<TcpInfo>,
 }
@@ -57,10 +57,10 @@ pub struct SessionRecord {
 pub struct Direction {
     /// Bytes written to the receiving leg.
     pub bytes: u64,
-    /// From accept until the first of them was written; `None` when there was none.
+    /// From accept until the first byte was written; `None` if none was.
     #[serde(rename = "first_byte_us", serialize_with = "micros_if_any")]
     pub first_byte: Option<Duration>,
-    /// Whether some of them were spliced; otherwise all were copied.
+    /// Whether some bytes were spliced; otherwise all were copied.
     pub spliced: bool,
 }
 
@@ -71,7 +71,7 @@ impl Serialize for SessionId {
 }
 
 fn rfc3339<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-    // The formatter knows no year before 1970 or after 9999, and would fail there.
+    // The formatter fails for years before 1970 and after 9999.
     let last = SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799);
     let time = (*time).clamp(SystemTime::UNIX_EPOCH, last);
     serializer.collect_str(&humantime::format_rfc3339_micros(time))
@@ -94,7 +94,7 @@ fn tcp_info<S: Serializer>(info: &Option<TcpInfo>, serializer: S) -> Result<S::O
     info.as_ref().map(Leg::from).serialize(serializer)
 }
 
-/// [`TcpInfo`] as it is written.
+/// [`TcpInfo`] in the form of the log.
 #[derive(Serialize)]
 struct Leg {
     rtt_us: Option<u64>,

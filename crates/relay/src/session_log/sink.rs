@@ -1,4 +1,4 @@
-//! Where lines end up, whole or not at all.
+//! Writes whole lines to a file, or counts them as failed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -7,21 +7,21 @@ use std::path::{Path, PathBuf};
 
 use super::record::SessionRecord;
 
-/// Lines on their way into a file.
+/// A file and the lines that wait for it.
 pub(super) struct Sink {
     out: Box<dyn Write + Send>,
-    /// Opened again by this.
+    /// The path to reopen it by.
     path: Option<PathBuf>,
     lines: Vec<u8>,
-    /// How many lines that is.
+    /// The number of waiting lines.
     count: u64,
-    /// What was written last is the beginning of a line only.
+    /// The last write ended within a line.
     torn: bool,
-    /// Said once, not for each line.
+    /// The failure has been logged; it is logged once, not for each line.
     failing: bool,
 }
 
-/// What became of lines.
+/// How many lines were written and how many failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) written: u64,
@@ -32,7 +32,8 @@ pub(super) struct Outcome {
 
 impl Sink {
     pub(super) fn stdout() -> Self {
-        // Its own buffer ends at each line; lines are gathered here already.
+        // `LineWriter` of the standard output would flush each line; lines are collected here
+        // already.
         Self::new(Box::new(io::stdout()), None)
     }
 
@@ -51,13 +52,13 @@ impl Sink {
         }
     }
 
-    /// Bytes that wait for a flush.
+    /// Returns the bytes that wait for a flush.
     pub(super) fn waiting(&self) -> usize {
         self.lines.len()
     }
 
     pub(super) fn add(&mut self, record: &SessionRecord) {
-        // Writing into memory what has only text and numbers cannot fail.
+        // Text and numbers always serialise, and memory always takes them.
         if serde_json::to_writer(&mut self.lines, record).is_ok() {
             self.lines.push(b'\n');
             self.count += 1;
@@ -73,12 +74,15 @@ impl Sink {
             }
             Err(e) => {
                 let path = path.display();
-                tracing::warn!("cannot reopen the session log {path}: {e}; the old file goes on");
+                tracing::warn!(
+                    "cannot reopen the session log {path}: {e}; continuing with the old file"
+                );
             }
         }
     }
 
-    /// Writes what waits. What cannot be written is given up, so that nothing piles up here.
+    /// Writes all waiting bytes. Bytes that cannot be written are discarded, so that nothing piles
+    /// up.
     pub(super) fn flush(&mut self) -> Outcome {
         if self.lines.is_empty() {
             return Outcome::default();
@@ -96,19 +100,19 @@ impl Sink {
         self.count = 0;
         match (error, self.failing) {
             (Some(e), false) => tracing::warn!(
-                "cannot write the session log: {e}; records are dropped until it is mended"
+                "cannot write the session log: {e}; records are dropped until writing works again"
             ),
-            (None, true) => tracing::info!("the session log is written again"),
+            (None, true) => tracing::info!("the session log works again"),
             _ => {}
         }
         self.failing = outcome.failed > 0;
         outcome
     }
 
-    /// Bytes of `lines` that were written, and what kept the rest back.
+    /// Writes `lines` and returns how many bytes were written, and the error that stopped it.
     fn write_out(&mut self) -> (usize, Option<io::Error>) {
         if self.torn {
-            // The rest of a torn line will never come; the next one must not be glued to it.
+            // The rest of a torn line will never follow; the next line must not be joined to it.
             match self.out.write(b"\n") {
                 Ok(1) => self.torn = false,
                 Ok(_) => return (0, Some(io::ErrorKind::WriteZero.into())),

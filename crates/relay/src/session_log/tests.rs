@@ -77,7 +77,7 @@ fn a_record_is_one_line_with_every_field_and_its_unit() {
     assert_eq!(value["upstream_tcp"], Value::Null);
     assert!(value["client_tcp"]["snd_cwnd"].as_u64().unwrap() > 0);
 
-    // And the page that documents it knows each of them.
+    // The documentation page names each of them.
     let page = include_str!("../../../../docs/relay-session-log.md");
     let mut fields: Vec<&String> = value.as_object().unwrap().keys().collect();
     for part in ["to_upstream", "client_tcp"] {
@@ -113,7 +113,7 @@ fn what_is_recorded_before_the_end_is_in_the_file_and_the_file_is_appended_to() 
         (part * 100..(part + 1) * 100).for_each(|n| recorder.record(record(n)));
         assert!(log.finish(PATIENCE));
         assert_eq!(recorder.counts().written, 100);
-        // Too late, but no error.
+        // Too late, but not an error.
         recorder.record(record(0));
         assert_eq!(recorder.counts().dropped, 1);
     }
@@ -129,7 +129,7 @@ fn after_a_rotation_lines_go_to_the_new_file() {
     let (path, old) = (dir.path().join("log"), dir.path().join("log.1"));
     let log = SessionLog::start(Target::File(path.clone()), CAPACITY).unwrap();
     log.recorder().record(record(1));
-    // Written when the queue is empty, without being asked.
+    // Written when the queue is empty, without a request.
     wait_for(|| log.counts().written == 1);
     std::fs::rename(&path, &old).unwrap();
     log.reopen();
@@ -167,7 +167,7 @@ fn a_path_that_cannot_be_opened_is_one_sentence() {
     );
 }
 
-/// A writer that does not return from its first write until it is told.
+/// A writer that blocks in its first write until released.
 struct Stuck {
     entered: SyncSender<()>,
     go_on: Receiver<()>,
@@ -194,7 +194,7 @@ fn a_writer_that_is_stuck_holds_up_nobody() {
     let recorder = log.recorder();
     recorder.record(record(0));
     was_entered.recv().unwrap();
-    // The writer is inside its write: four fit into the queue, the others do not.
+    // The writer is in its write: four records fit into the queue, the others do not.
     (0..10).for_each(|n| recorder.record(record(n)));
     assert_eq!(
         recorder.counts(),
@@ -204,7 +204,7 @@ fn a_writer_that_is_stuck_holds_up_nobody() {
             failed: 0
         }
     );
-    // Neither does a signal wait for it, nor the end.
+    // Neither a signal nor the end waits for it.
     log.reopen();
     assert!(!log.finish(Duration::ZERO));
     drop(let_go);
@@ -254,7 +254,7 @@ fn a_full_disk_costs_records_and_never_glues_two_together() {
             .collect();
         let mut expected: Vec<u128> = (0..u128::from(fit)).collect();
         expected.push(9);
-        // A line that lost only its end of line is counted as lost, but can still be read.
+        // A line that lost only its newline counts as lost, but can still be read.
         let also_read = room % line == line - 1;
         if also_read {
             expected.insert(expected.len() - 1, u128::from(fit));

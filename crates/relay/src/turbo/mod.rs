@@ -1,4 +1,4 @@
-//! Turbo start (pied-piper 3.2, improvement 4): what legs between relays have that others do not.
+//! Turbo start (pied-piper 3.2, improvement 4): the options of legs between relays.
 
 use taut_sys::socket::{Keepalive, LegOptions, has_congestion_control};
 
@@ -9,21 +9,22 @@ use crate::turbo::route_metrics::segments_of;
 pub mod congestion_control;
 pub mod route_metrics;
 
-/// The kernel's congestion control that, like `taut_pipe`, loses nothing of its window while a
-/// connection is idle; for kernels that do not take the other.
+/// The kernel's congestion control that, like `taut_pipe`, keeps its window while a connection is
+/// idle; used where the kernel does not accept `taut_pipe`.
 const NEXT_BEST: &str = "bbr";
 
-/// The profile of legs between relays, and what it needs for as long as there are any.
+/// The options of legs between relays, and the resources behind them.
 #[derive(Debug)]
 pub(crate) struct TurboStart {
     leg: LegOptions,
     pipe: Option<Pipe>,
-    /// What the routes to other relays have to say of the initial window, because no pipe does.
+    /// The initial window that routes to other relays must carry, because no congestion control
+    /// sets it.
     route_segments: Option<u32>,
 }
 
 impl TurboStart {
-    /// Gets ready what `turbo` asks for, or the next best that this kernel has.
+    /// Prepares what `turbo` asks for, or the best that this kernel offers.
     pub(crate) fn begin(keepalive: Keepalive, turbo: Option<Turbo>) -> Self {
         let plain = LegOptions::new(keepalive);
         let Some(turbo) = turbo else {
@@ -59,18 +60,18 @@ impl TurboStart {
         }
     }
 
-    /// What `taut_pipe` has counted, if it is in use.
+    /// Returns the counters of `taut_pipe`, if it is in use.
     pub(crate) fn counters(&self) -> Option<Counters> {
         self.pipe.as_ref()?.counters().ok()
     }
 
-    /// The initial window in segments that the routes to other relays are to have, if it has to come
-    /// from there.
+    /// Returns the initial window in segments that routes to other relays must carry, if routes
+    /// have to.
     pub(crate) fn route_segments(&self) -> Option<u32> {
         self.route_segments
     }
 
-    /// What such a leg asks of its socket.
+    /// Returns the socket options of a leg between relays.
     pub(crate) fn leg(&self) -> &LegOptions {
         &self.leg
     }

@@ -21,7 +21,7 @@ fn old(n: usize, start: Duration) -> Old {
     let path = dir.path().join("handover");
     let first = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = first.local_addr().unwrap();
-    // One socket by many descriptors serves as many sockets.
+    // One socket under many descriptors serves as many sockets.
     let sockets: Vec<OwnedFd> = (0..n).map(|_| first.try_clone().unwrap().into()).collect();
     let (tell, taken) = mpsc::channel();
     let giver = Giver::with(&path, sockets, start, move || tell.send(()).unwrap()).unwrap();
@@ -75,7 +75,7 @@ fn a_new_process_that_fails_before_it_serves_changes_nothing() {
     let taken = take(&old.path).unwrap().unwrap();
     drop(taken);
     failed(&old, 1);
-    // One that says nothing, one that speaks nonsense, one of another version.
+    // One is silent, one sends nonsense, one has another version.
     drop(
         SeqpacketSocket::connect(&old.path, PATIENCE)
             .unwrap()
@@ -114,7 +114,7 @@ fn nobody_at_the_path_is_no_error_and_a_stopped_giver_is_nobody() {
     let (path, addr) = (old.path.clone(), old.addrs[0]);
     drop(old.giver);
     assert!(take(&path).unwrap().is_none());
-    // It holds no socket back: the port is free.
+    // It holds no socket: the port is free.
     TcpListener::bind(addr).unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! The figures of connections between relays.
+//! The metrics of connections between relays.
 
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
@@ -11,7 +11,7 @@ use crate::metrics::Metrics;
 use crate::outcome::mesh::MeshRefusal;
 
 impl Metrics {
-    /// The pools' and the mesh port's figures.
+    /// Encodes the metrics of the pools and the mesh port.
     pub(super) fn encode_mesh(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         type Of = fn(&WorkerMetrics) -> &Figure;
         let counters: [(&str, &str, Of); 12] = [
@@ -22,12 +22,12 @@ impl Metrics {
             ),
             (
                 "taut_relay_pool_misses",
-                "Sessions for which a connection had to be made",
+                "Sessions for which a connection had to be dialled",
                 |w| &w.pool_misses,
             ),
             (
                 "taut_relay_pool_retries",
-                "Connections made anew because one from the pool was dead, or could not be made at first",
+                "Connections dialled again because one from the pool was dead, or because the first dial failed",
                 |w| &w.pool_retries,
             ),
             (
@@ -42,12 +42,12 @@ impl Metrics {
             ),
             (
                 "taut_relay_pool_dials_failed",
-                "Connections to other relays that could not be made",
+                "Dials to other relays that failed",
                 |w| &w.pool_dials_failed,
             ),
             (
                 "taut_relay_pool_dials_postponed",
-                "Sessions for which no connection to another relay was begun at once, because enough were under way",
+                "Sessions for which no connection to another relay was dialled at once, because enough dials were in progress",
                 |w| &w.pool_dials_postponed,
             ),
             (
@@ -67,7 +67,7 @@ impl Metrics {
             ),
             (
                 "taut_relay_mesh_refused_full",
-                "Connections of other relays that were closed because max_ready waited already",
+                "Connections of other relays that were closed because max_ready connections waited already",
                 |w| &w.mesh_refused_full,
             ),
             (
@@ -101,14 +101,14 @@ impl Metrics {
             let encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             Level(self.sum(of)).encode(encoder)?;
         }
-        let help = "Connections at the mesh port that were closed, by what was wrong with them";
+        let help = "Connections at the mesh port that were closed, by cause";
         let name = "taut_relay_mesh_rejected";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for rejection in Rejection::ALL {
             let count = Count(self.sum(|w| &w.mesh_rejected[rejection.index()]));
             count.encode(family.encode_family(&[("cause", rejection.label())])?)?;
         }
-        let help = "Sessions that other relays asked for and did not get, by cause";
+        let help = "Sessions of other relays that were refused, by cause";
         let name = "taut_relay_mesh_refused";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for refusal in MeshRefusal::ALL {
@@ -118,7 +118,7 @@ impl Metrics {
         Ok(())
     }
 
-    /// The figures of `taut_pipe`, or of what stands in for it.
+    /// Encodes the metrics of `taut_pipe`, or of the routes that replace it.
     pub(super) fn encode_turbo(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
         if self.turbo.route_segments().is_some() {
             let mut gauge = |name, help, value: u64| -> Encoded {
@@ -136,14 +136,14 @@ impl Metrics {
             )?;
             gauge(
                 "taut_relay_route_metrics_without",
-                "Addresses of other relays whose route could not be given one",
+                "Addresses of other relays without such a route",
                 self.routes.without(),
             )?;
         }
         let Some(counters) = self.turbo.counters() else {
             return Ok(());
         };
-        let help = "What the congestion control of legs between relays has done, by event";
+        let help = "Events of the congestion control of legs between relays";
         let name = "taut_relay_pipe_events";
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (event, count) in counters.iter() {

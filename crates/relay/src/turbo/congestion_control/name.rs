@@ -1,17 +1,17 @@
-//! Names of congestion controls. They are registered for the whole machine, across namespaces.
+//! Names of congestion controls. They are registered for the whole machine, in all namespaces.
 
-/// TCP_CA_NAME_MAX, with the NUL at the end.
+/// TCP_CA_NAME_MAX, including the final NUL.
 pub(super) const NAME_MAX: usize = super::raw::PIPE_CA_NAME_MAX as usize;
 
-/// The plain name.
+/// The default name.
 const NAME: &str = "taut_pipe";
 
-/// Names to try in turn: the plain one, then one that only the process `pid` takes.
+/// Returns names to try in turn: the default, then one for the process `pid`.
 pub(super) fn candidates(pid: u32) -> [String; 2] {
     [NAME.to_owned(), format!("{NAME}.{}", base36(pid))]
 }
 
-/// Writes `name` into the beginning of `into` as a C string, cut to what a name may have.
+/// Writes `name` as a C string, cut to the maximum length.
 pub(super) fn write(name: &str, into: &mut [u8]) {
     let into = &mut into[..NAME_MAX];
     into.fill(0);
@@ -19,7 +19,7 @@ pub(super) fn write(name: &str, into: &mut [u8]) {
     into[..len].copy_from_slice(&name.as_bytes()[..len]);
 }
 
-/// At most five digits for any process number that Linux gives (below 2^22).
+/// At most five digits for any process number of Linux (below 2^22).
 fn base36(mut n: u32) -> String {
     let mut digits = Vec::new();
     loop {

@@ -1,19 +1,20 @@
-//! An initial congestion window on the way to the mesh's other relays, for kernels without
+//! Routes with an initial congestion window to the other relays of the mesh, for kernels without
 //! `taut_pipe` (`docs/design/turbo.md`, "Without it").
 //!
 //! The kernel takes a connection's first window from a metric of its route (`initcwnd`). So each
-//! relay's address gets a host route that copies the one it has and adds the metric. The copies are in a
-//! table of their own, [`TABLE`], to which a policy rule leads what this machine itself sends by TCP and
-//! no other rule has decided. That has three merits over host routes in the main table: the kernel can
-//! be asked how it would route without them while they are there, nobody's `ip route add` meets them,
-//! and other protocols and forwarded packets do not.
+//! relay's address gets a host route that copies its present route and adds the metric. The copies
+//! are in a table of their own, [`TABLE`]; a policy rule sends this machine's own TCP connections
+//! there, unless an earlier rule decides. Compared with host routes in the main table this has
+//! three merits: the kernel can be asked how it would route without the copies, an administrator's
+//! `ip route add` does not collide with them, and other protocols and forwarded packets are not
+//! affected.
 //!
-//! [`plan`] decides, [`netlink`] asks and does, [`thread`] knows when.
+//! [`plan`] decides, [`netlink`] talks to the kernel, [`thread`] runs both.
 //!
 //! | bound | value | when it is reached |
 //! |---|---|---|
-//! | addresses | [`MAX_ADDRESSES`] | more are served without; counted, and said once |
-//! | how often routes are looked at | once in [`LOOK_AT_MOST`] | changes meanwhile are one |
+//! | addresses | [`MAX_ADDRESSES`] | further ones get no route; counted, and logged once |
+//! | checks of the routes | once in [`LOOK_AT_MOST`] | changes meanwhile are handled together |
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -34,22 +35,21 @@ pub(crate) use thread::remove_stale;
 /// The routing table of the copies.
 pub const TABLE: u32 = 29_794;
 
-/// The priority of the rule that leads there: the last before that of the main table, so that whatever
-/// rules the administrator or a VPN has come first.
+/// The priority of the rule: the last before the main table's, so that rules of the administrator
+/// or a VPN come first.
 pub const PRIORITY: u32 = 32_765;
 
-/// The protocol of rule and routes, a number that no routing daemon has (rt_protos): what a killed
-/// process has left is found by it. 118 to `ip`.
+/// The protocol of rule and routes, a number that no routing daemon uses (rt_protos): it marks what
+/// a killed process has left. 118 to `ip`.
 pub const PROTOCOL: u8 = 0x76;
 
-/// Addresses that get a route, at most: each is asked about whenever routes change.
+/// Addresses that get a route, at most: each costs a query whenever routes change.
 pub const MAX_ADDRESSES: usize = 256;
 
-/// After a change of routes that follows another sooner than this, they are looked at when so much
-/// time has passed.
+/// The least interval between two checks of the routes.
 pub const LOOK_AT_MOST: Duration = Duration::from_secs(1);
 
-/// How often routes are looked at when the kernel reports no change: it does not report every one.
+/// The longest interval between two checks: the kernel does not report every change.
 pub const LOOK_AT_LEAST: Duration = Duration::from_secs(30);
 
 /// How long a relay that connected here is remembered after its last proof and its last session.
@@ -59,55 +59,55 @@ pub const REMEMBERED: Duration = Duration::from_secs(600);
 /// Bytes of a segment on a path of 1500 bytes with time stamps (RFC 7323 appendix A).
 const SEGMENT: u32 = 1448;
 
-/// Larger initial windows are of no use: 95 MB.
+/// Larger initial windows are useless: 95 MB.
 const MAX_SEGMENTS: u32 = 65_535;
 
-/// The initial window without any of this (RFC 6928).
+/// The default initial window (RFC 6928).
 const MIN_SEGMENTS: u32 = 10;
 
-/// What routes are wanted.
+/// Which routes to keep.
 pub struct Job {
     /// The initial window, in segments.
     pub segments: u32,
-    /// The addresses of the other relays at present, the most important first.
+    /// Returns the present addresses of the other relays, the most important first.
     pub wanted: Box<dyn Fn() -> Vec<IpAddr> + Send>,
-    /// Told when there may be others.
+    /// Notified when the addresses may have changed.
     pub changed: Arc<Notify>,
-    /// Where it is said what there is.
+    /// Where the results are reported.
     pub status: Arc<Status>,
 }
 
-/// What there is, to be read by other threads.
+/// The number of routes, for other threads.
 #[derive(Debug, Default)]
 pub struct Status {
     in_place: AtomicU64,
     without: AtomicU64,
 }
 
-/// Why there are no routes with an initial window.
+/// Why no routes with an initial window are kept.
 #[derive(Debug, thiserror::Error)]
 pub enum RouteMetricsError {
-    /// The system has no thread for it.
+    /// The system cannot start the thread.
     #[error("route metrics: cannot start their thread: {0}")]
     Thread(#[source] std::io::Error),
-    /// Netlink cannot be spoken.
-    #[error("route metrics: cannot speak netlink: {0}")]
+    /// There is no netlink socket.
+    #[error("route metrics: cannot open a netlink socket: {0}")]
     Netlink(#[source] std::io::Error),
-    /// Whether another process does the same cannot be found out.
+    /// It is unknown whether another process keeps such routes.
     #[error("route metrics: cannot find out whether another relay here sets them: {0}")]
     Lock(#[source] std::io::Error),
-    /// The kernel refused the rule that leads to them.
+    /// The kernel refused the policy rule.
     #[error(
         "route metrics: cannot add the policy rule: {0}; it needs CAP_NET_ADMIN, or root, and a kernel \
          in which `ip rule add iif lo ipproto tcp priority {PRIORITY} lookup {TABLE}` works"
     )]
     Rule(#[source] Box<rtnetlink::Error>),
-    /// The thread met a state that must not be.
+    /// The thread panicked.
     #[error("route metrics: their thread panicked (a bug: please report what the log says)")]
     Died,
 }
 
-/// The segments that an initial window of so many bytes is.
+/// Returns an initial window of so many bytes in segments.
 pub fn segments_of(window: u32) -> u32 {
     (window / SEGMENT).clamp(MIN_SEGMENTS, MAX_SEGMENTS)
 }
@@ -115,12 +115,12 @@ pub fn segments_of(window: u32) -> u32 {
 // === impl Status ===
 
 impl Status {
-    /// Routes in place now.
+    /// Returns the number of routes in place.
     pub fn in_place(&self) -> u64 {
         self.in_place.load(Ordering::Relaxed)
     }
 
-    /// Addresses of relays that are served without one now.
+    /// Returns the number of relays' addresses without a route.
     pub fn without(&self) -> u64 {
         self.without.load(Ordering::Relaxed)
     }

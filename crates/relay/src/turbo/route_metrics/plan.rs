@@ -1,4 +1,4 @@
-//! Which routes there are to be. Pure: the kernel's answers come in, what to do comes out.
+//! Decides which routes to have. Pure: the kernel's answers come in, changes come out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,50 +16,50 @@ use super::{MAX_ADDRESSES, PROTOCOL, TABLE};
 pub(super) enum Without {
     /// More than [`MAX_ADDRESSES`] are wanted.
     TooMany,
-    /// There is no way there.
+    /// The kernel has no route to it.
     NoRoute,
-    /// It is this machine's, or not one machine's.
+    /// It is this machine's own, or not unicast.
     NotUnicast,
-    /// A policy rule of somebody's leads elsewhere than to the main table.
+    /// A policy rule sends it to another table than the main one.
     OtherTable,
-    /// Its route has an initial window that somebody has set.
+    /// Its route already has an initial window.
     HasWindow,
-    /// Somebody has put another one into our table.
+    /// Another program has a route for it in our table.
     Occupied,
     /// The kernel refused it.
     Refused,
 }
 
-/// What to do.
+/// The changes to make.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// To be added, or put in the place of what is there for the same address.
+    /// Routes to add, or to replace.
     pub(super) put: Vec<(IpAddr, RouteMessage)>,
-    /// To be removed.
+    /// Routes to remove.
     pub(super) remove: Vec<IpAddr>,
-    /// Wanted, and somebody else's is in its place.
+    /// Wanted routes that another program's route stands in for.
     pub(super) occupied: Vec<IpAddr>,
 }
 
 // === impl Without ===
 
 impl Without {
-    /// What to tell the administrator.
+    /// Returns the reason for a log message.
     pub(super) fn reason(self) -> &'static str {
         match self {
-            Self::TooMany => "there are more relays than get one",
+            Self::TooMany => "there are more relays than the limit",
             Self::NoRoute => "there is no route to it",
-            Self::NotUnicast => "it is not the address of one other machine",
+            Self::NotUnicast => "it is not a unicast address of another machine",
             Self::OtherTable => "a policy rule routes it by another table than main",
             Self::HasWindow => "its route has an initcwnd already, which stays",
-            Self::Occupied => "somebody else has put a route for it into this table",
+            Self::Occupied => "another program has a route for it in this table",
             Self::Refused => "the kernel refused it",
         }
     }
 }
 
-/// The addresses that get a route, and how many others are wanted. The first of `wanted` are taken:
-/// so the order is to be that of importance.
+/// Returns the addresses that get a route, and how many others are wanted. The first of `wanted`
+/// are chosen, so they must be in the order of importance.
 pub(super) fn choose(wanted: impl IntoIterator<Item = IpAddr>) -> (BTreeSet<IpAddr>, usize) {
     let mut chosen = BTreeSet::new();
     let mut others = BTreeSet::new();
@@ -75,7 +75,8 @@ pub(super) fn choose(wanted: impl IntoIterator<Item = IpAddr>) -> (BTreeSet<IpAd
     (chosen, others.len())
 }
 
-/// Whether it can be another machine's, by its form. A link-local address alone says nothing.
+/// Returns whether it can be another machine's address, by its form. A link-local address alone is
+/// ambiguous.
 fn may_have_route(address: IpAddr) -> bool {
     let link_local = match address {
         IpAddr::V4(_) => false,
@@ -84,8 +85,8 @@ fn may_have_route(address: IpAddr) -> bool {
     !(address.is_loopback() || address.is_unspecified() || address.is_multicast() || link_local)
 }
 
-/// The route to `address` that is like the one that the kernel has `matched`, with an initial window
-/// of `segments`.
+/// Returns the route to `address` that copies the kernel's route `matched` and adds an initial
+/// window of `segments`.
 pub(super) fn copy(
     address: IpAddr,
     matched: &RouteMessage,
@@ -98,8 +99,7 @@ pub(super) fn copy(
         return Err(Without::OtherTable);
     }
     let attributes = &matched.attributes;
-    // A next hop with a number of its own is followed by the kernel; told besides what it is made
-    // of, the kernel refuses.
+    // A next hop object is enough: the kernel refuses a route that also lists the hop's parts.
     let numbered = attributes
         .iter()
         .any(|a| matches!(a, RouteAttribute::NhId(_)));
@@ -119,7 +119,7 @@ pub(super) fn copy(
             RouteAttribute::MultiPath(hops) if !numbered => {
                 let mut hops = hops.clone();
                 for hop in &mut hops {
-                    // The others say how it is at present, and are not to be set.
+                    // The other attributes report state and cannot be set.
                     hop.flags &= RouteNextHopFlags::Onlink;
                 }
                 message.attributes.push(RouteAttribute::MultiPath(hops));
@@ -145,7 +145,7 @@ pub(super) fn copy(
     Ok(message)
 }
 
-/// A route of ours to `address`, as far as is needed to find it.
+/// Returns a route of ours to `address`, as far as needed to find it.
 pub(super) fn host_route(address: IpAddr) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family(address);
@@ -158,8 +158,8 @@ pub(super) fn host_route(address: IpAddr) -> RouteMessage {
     message
 }
 
-/// What to do so that the routes there are, `found` in our table, become `copies`. `before`: those
-/// that were put there, as they were asked for; the kernel shows them in other words.
+/// Returns the changes that turn the routes `found` in our table into `copies`. `before`: our
+/// routes as they were requested; the kernel shows them in another form.
 pub(super) fn plan(
     copies: &BTreeMap<IpAddr, RouteMessage>,
     before: &BTreeMap<IpAddr, RouteMessage>,
@@ -187,12 +187,12 @@ pub(super) fn plan(
     plan
 }
 
-/// Whether it is one that this module has put there.
+/// Returns whether a route is one of ours.
 pub(super) fn is_ours(route: &RouteMessage) -> bool {
     table(route) == TABLE && route.header.protocol == RouteProtocol::Other(PROTOCOL)
 }
 
-/// The address that a host route leads to.
+/// Returns the address that a host route leads to.
 pub(super) fn address(route: &RouteMessage) -> Option<IpAddr> {
     let address = route.attributes.iter().find_map(|a| match a {
         RouteAttribute::Destination(RouteAddress::Inet(v4)) => Some(IpAddr::V4(*v4)),

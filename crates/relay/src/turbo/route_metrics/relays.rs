@@ -1,4 +1,4 @@
-//! Relays that connect here: it is to them that downloads are sent.
+//! Relays that connect here: downloads are sent to them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use super::{MAX_ADDRESSES, REMEMBERED};
 
-/// Who has proven to be of the mesh lately, or has sessions. Pure.
+/// Relays that have recently proven that they belong to the mesh, or have sessions. Pure.
 #[derive(Debug, Default)]
 struct KnownRelays(BTreeMap<IpAddr, Traces>);
 
@@ -19,14 +19,14 @@ struct Traces {
     sessions: u32,
 }
 
-/// The same for all workers.
+/// The same, shared by all workers.
 #[derive(Debug, Default)]
 pub(crate) struct Relays {
     known: Mutex<KnownRelays>,
     changed: Arc<Notify>,
 }
 
-/// A session of a relay, which is not forgotten meanwhile.
+/// A session of a relay; the relay is remembered while it lasts.
 #[derive(Debug)]
 pub(crate) struct Visit {
     relays: Arc<Relays>,
@@ -36,8 +36,8 @@ pub(crate) struct Visit {
 // === impl KnownRelays ===
 
 impl KnownRelays {
-    /// A relay has proven itself; `true` if it is new. Of more than [`MAX_ADDRESSES`] nothing is
-    /// noted.
+    /// Notes a relay that has proven itself; `true` if it is new. Relays beyond [`MAX_ADDRESSES`]
+    /// are not noted.
     fn proven(&mut self, address: IpAddr, now: Instant) -> bool {
         if let Some(traces) = self.0.get_mut(&address) {
             traces.last = now;
@@ -57,13 +57,13 @@ impl KnownRelays {
         fits
     }
 
-    /// It has begun a session; `false` if it is not noted.
+    /// Notes a new session; `false` if the relay is not noted.
     fn begun(&mut self, address: IpAddr) -> bool {
         let traces = self.0.get_mut(&address);
         traces.map(|traces| traces.sessions += 1).is_some()
     }
 
-    /// A session that was noted has ended.
+    /// Notes the end of a session.
     fn ended(&mut self, address: IpAddr, now: Instant) {
         if let Some(traces) = self.0.get_mut(&address) {
             traces.sessions = traces.sessions.saturating_sub(1);
@@ -71,7 +71,7 @@ impl KnownRelays {
         }
     }
 
-    /// Those that are remembered.
+    /// Returns the remembered relays.
     fn current(&mut self, now: Instant) -> Vec<IpAddr> {
         self.forget(now);
         self.0.keys().copied().collect()
@@ -87,19 +87,19 @@ impl KnownRelays {
 // === impl Relays ===
 
 impl Relays {
-    /// What is told when there are others.
+    /// Returns what is notified when they change.
     pub(crate) fn changed(&self) -> Arc<Notify> {
         self.changed.clone()
     }
 
-    /// A connection from there has proven that it is of the mesh.
+    /// Notes a relay that has proven that it belongs to the mesh.
     pub(crate) fn proven(&self, address: IpAddr, now: Instant) {
         if self.lock().proven(address.to_canonical(), now) {
             self.changed.notify_one();
         }
     }
 
-    /// It has begun a session.
+    /// Notes a session of a relay.
     pub(crate) fn visit(self: &Arc<Self>, address: IpAddr) -> Option<Visit> {
         let address = address.to_canonical();
         self.lock().begun(address).then(|| Visit {
@@ -108,7 +108,7 @@ impl Relays {
         })
     }
 
-    /// Those that are remembered.
+    /// Returns the remembered relays.
     pub(crate) fn current(&self, now: Instant) -> Vec<IpAddr> {
         self.lock().current(now)
     }

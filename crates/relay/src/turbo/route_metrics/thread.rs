@@ -1,4 +1,4 @@
-//! The thread that keeps the routes as they are to be, and takes them away.
+//! The thread that keeps the routes up to date, and removes them at the end.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,12 +19,12 @@ use super::netlink::{self, Changes};
 use super::plan::{Plan, Without, choose, copy, plan};
 use super::{Job, LOOK_AT_LEAST, LOOK_AT_MOST, PROTOCOL, RouteMetricsError, TABLE};
 
-/// The abstract UNIX address that is bound while a process keeps the routes. It belongs to the network
-/// namespace, as the routes do, and the kernel takes it back however the process ends. Of two
-/// processes one has them, and the other one when it ends: they do not undo each other's.
+/// The abstract UNIX address that a process binds while it keeps the routes. It belongs to the
+/// network namespace, as the routes do, and the kernel releases it however the process ends. Of two
+/// processes one keeps its routes, and the other follows when it ends: neither removes the other's.
 const LOCK: &str = "taut-route-metrics";
 
-/// Routes with an initial window for as long as this lives.
+/// Keeps routes with an initial window until dropped.
 #[derive(Debug)]
 pub struct RouteMetrics {
     stop: Arc<Notify>,
@@ -34,15 +34,15 @@ pub struct RouteMetrics {
 // === impl RouteMetrics ===
 
 impl RouteMetrics {
-    /// Puts the routes in place, in the network namespace of the calling thread, and follows
-    /// what changes. While another process does that for its own relays there are none of this one's.
+    /// Adds the routes in the network namespace of the calling thread and follows changes. While
+    /// another process does so for its own relays, this one adds none.
     ///
     /// # Errors
-    /// [`RouteMetricsError`], and then everything is as it was.
+    /// [`RouteMetricsError`]; nothing has changed then.
     pub fn start(job: Job) -> Result<Self, RouteMetricsError> {
         let stop = Arc::new(Notify::new());
-        // What it takes away must be of the namespace in which it was put there, and a thread stays
-        // in its own.
+        // Routes must be removed in the namespace in which they were added, and a thread stays in
+        // its own.
         let (tell, told) = sync_channel(1);
         let thread = std::thread::Builder::new()
             .name("turbo-routes".into())
@@ -51,7 +51,7 @@ impl RouteMetrics {
                 move || run(job, &stop, &tell)
             })
             .map_err(RouteMetricsError::Thread)?;
-        // Dropped, it waits for the thread.
+        // Dropping it waits for the thread.
         let routes = Self {
             stop,
             thread: Some(thread),
@@ -67,42 +67,42 @@ impl Drop for RouteMetrics {
     fn drop(&mut self) {
         self.stop.notify_one();
         if let Some(thread) = self.thread.take() {
-            // A panic has been reported by the panic hook.
+            // The panic hook has reported a panic.
             let _ = thread.join();
         }
     }
 }
 
-/// Takes away what a killed process has left, for a node that sets none itself.
+/// Removes what a killed process has left, for a node that keeps no routes itself.
 pub(crate) fn remove_stale() {
     let removed = std::thread::Builder::new()
         .name("turbo-routes".into())
-        // Dropped, what could be had takes everything along.
+        // Dropping the lock removes everything.
         .spawn(|| drop(RouteLock::take()))
         .map(JoinHandle::join);
     if let Err(error) = removed {
-        tracing::warn!(%error, "cannot look for routes that a killed relay has left");
+        tracing::warn!(%error, "cannot remove routes that a killed relay may have left");
     }
 }
 
 type Begun = Result<(), RouteMetricsError>;
 
 fn run(job: Job, stop: &Notify, tell: &SyncSender<Begun>) {
-    // Outside the runtime, for it needs one of its own to take the routes away; also after a panic.
+    // Outside the runtime, because removing the routes needs one of its own; also after a panic.
     let mut held = None;
     let status = job.status.clone();
     let ended = runtime().and_then(|runtime| runtime.block_on(follow(job, stop, &mut held, tell)));
     drop(held);
     status.set(0, 0);
     if let Err(error) = ended {
-        // Nobody listens to more than the first.
+        // Only the first error is received.
         if let Err(unheard) = tell.try_send(Err(error)) {
-            tracing::error!(?unheard, "route metrics have ended");
+            tracing::error!(?unheard, "route metrics have stopped");
         }
     }
 }
 
-/// Keeps the routes until it is told to stop.
+/// Keeps the routes until told to stop.
 async fn follow(
     job: Job,
     stop: &Notify,
@@ -140,7 +140,7 @@ async fn follow(
         }
         let mut schedule = Schedule::new(Instant::now(), held.is_some());
         loop {
-            // While the next look is due anyhow, reports stay where they are.
+            // While the next check is due anyhow, notifications wait in the socket.
             let waits = !schedule.is_asked;
             tokio::select! {
                 () = stop.notified() => return Ok(()),
@@ -152,7 +152,7 @@ async fn follow(
     }
 }
 
-/// When routes are to be looked at again. Pure.
+/// When to check the routes again. Pure.
 struct Schedule {
     looked: Instant,
     is_asked: bool,
@@ -161,7 +161,7 @@ struct Schedule {
 // === impl Schedule ===
 
 impl Schedule {
-    /// They were looked at. Where another process has them (`held` is false) it is tried again soon.
+    /// Notes a check. Where another process has the routes (`held` is false), the next one is soon.
     fn new(looked: Instant, held: bool) -> Self {
         Self {
             looked,
@@ -169,12 +169,12 @@ impl Schedule {
         }
     }
 
-    /// Something has changed.
+    /// Notes a change.
     fn ask(&mut self) {
         self.is_asked = true;
     }
 
-    /// A change after quiet is looked at at once, further ones together.
+    /// Returns when to check: at once for a change after quiet, together for further ones.
     fn next(&self) -> Instant {
         match self.is_asked {
             true => self.looked + LOOK_AT_MOST,
@@ -183,13 +183,13 @@ impl Schedule {
     }
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Work {
     job: Job,
     handle: Handle,
-    /// What was put there, as it was asked for.
+    /// Our routes as they were requested.
     put: BTreeMap<IpAddr, RouteMessage>,
-    /// What was said of addresses that have none.
+    /// The reasons that were logged for addresses without a route.
     said: BTreeMap<IpAddr, Without>,
     said_too_many: bool,
     said_taken: bool,
@@ -199,17 +199,17 @@ struct Work {
 // === impl Work ===
 
 impl Work {
-    /// Looks at everything there is and makes it what it is to be.
+    /// Checks all routes and corrects them.
     async fn look(&mut self, held: &mut Option<RouteLock>) -> Result<(), RouteMetricsError> {
         if held.is_none() {
             *held = RouteLock::take().map_err(RouteMetricsError::Lock)?;
             if held.is_none() {
                 if !std::mem::replace(&mut self.said_taken, true) {
-                    tracing::info!("another relay here sets route metrics; waiting for its end");
+                    tracing::info!("another relay here sets route metrics; waiting until it ends");
                 }
                 return Ok(());
             }
-            // What a killed process has left.
+            // Left by a killed process.
             netlink::remove_all(&self.handle).await;
         }
         netlink::ensure_rules(&self.handle).await?;
@@ -250,7 +250,7 @@ impl Work {
                 Err(error) => {
                     tracing::debug!(%error, %address, "cannot add a route");
                     without.insert(address, Without::Refused);
-                    // Rather none than one that leads where the real one no longer does.
+                    // No route is better than one that leads where the real one no longer does.
                     if !is_new {
                         self.remove(address).await;
                     }
@@ -272,7 +272,7 @@ impl Work {
         }
     }
 
-    /// Says once why an address has none.
+    /// Logs once why an address has no route.
     fn say(&mut self, without: &BTreeMap<IpAddr, Without>, too_many: usize) {
         for (address, why) in without {
             if self.said.insert(*address, *why) != Some(*why) {
@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(schedule.next(), looked + LOOK_AT_LEAST);
         schedule.ask();
         schedule.ask();
-        // That is in the past when there was quiet.
+        // This is in the past after quiet.
         assert_eq!(schedule.next(), looked + LOOK_AT_MOST);
     }
 
