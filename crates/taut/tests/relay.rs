@@ -247,7 +247,7 @@ fn sigterm_lets_the_open_session_end_before_the_process() {
     assert_eq!(client.read(&mut [0]).unwrap(), 0);
     let (code, said) = relay.end();
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("every session had ended"), "{said}");
+    assert!(said.contains("all sessions have ended"), "{said}");
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn sighup_reloads_the_configuration_and_sessions_continue() {
     // A mistake changes nothing and is logged with its line.
     fs::write(file.path(), "[relay]\nworker = 2\n").unwrap();
     relay.signal(Signal::HUP);
-    let said = relay.wait_for_log("keeping the configuration there was");
+    let said = relay.wait_for_log("keeping the former configuration");
     assert!(said.contains(":2: relay.worker: unknown field"), "{said}");
     drop(pair(&relay, &server));
 

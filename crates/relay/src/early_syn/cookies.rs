@@ -1,12 +1,12 @@
-//! Whether the kernel is answering SYNs with cookies, which it does when a listener's queue is
-//! full (`net.ipv4.tcp_syncookies`): the sign of a flood.
+//! Whether the kernel answers SYNs with cookies, which it does when a listener's queue is full
+//! (`net.ipv4.tcp_syncookies`): the sign of a flood.
 
 use std::io;
 
-/// SYN cookies sent so far, in the network namespace of the calling thread.
+/// Returns the SYN cookies sent so far in the network namespace of the calling thread.
 ///
 /// # Errors
-/// When `/proc` is not there or says nothing of cookies.
+/// When `/proc` is missing or does not count cookies.
 pub fn read_syncookies_sent() -> io::Result<u64> {
     const NETSTAT: &str = "/proc/thread-self/net/netstat";
     let text = std::fs::read_to_string(NETSTAT)?;
@@ -17,8 +17,8 @@ pub fn read_syncookies_sent() -> io::Result<u64> {
     })
 }
 
-/// `SyncookiesSent` of a `/proc/net/netstat`: pairs of lines, one of names and one of values, each
-/// pair after the name of its group.
+/// Returns `SyncookiesSent` of a `/proc/net/netstat`: pairs of lines, one of names and one of
+/// values, each with the name of its group first.
 pub fn syncookies_sent(netstat: &str) -> Option<u64> {
     let mut of_tcp = netstat.lines().filter_map(|l| l.strip_prefix("TcpExt:"));
     let names = of_tcp.next()?.split_whitespace();

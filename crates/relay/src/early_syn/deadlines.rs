@@ -1,10 +1,10 @@
-//! Keys, each with an instant, in the order of these.
+//! A table of keys whose entries expire, in the order of their deadlines.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::time::Instant;
 
-/// A table whose entries run out. Adversaries choose the keys: the hash is a keyed one.
+/// A table whose entries expire. Attackers choose the keys, so the hash is keyed.
 #[derive(Debug)]
 pub(super) struct Deadlines<K> {
     of: HashMap<K, Instant>,
@@ -31,7 +31,7 @@ impl<K: Copy + Eq + Hash + Ord> Deadlines<K> {
         self.of.get(key).copied()
     }
 
-    /// Sets the deadline of `key`, whether it is there or not.
+    /// Sets the deadline of `key`, and adds the key if it is missing.
     pub(super) fn set(&mut self, key: K, at: Instant) {
         if let Some(before) = self.of.insert(key, at) {
             self.in_order.remove(&(before, key));
@@ -39,7 +39,7 @@ impl<K: Copy + Eq + Hash + Ord> Deadlines<K> {
         self.in_order.insert((at, key));
     }
 
-    /// Takes `key` out, and says whether it was there.
+    /// Removes `key`; returns whether it was there.
     pub(super) fn remove(&mut self, key: &K) -> bool {
         match self.of.remove(key) {
             Some(at) => self.in_order.remove(&(at, *key)),
@@ -47,19 +47,19 @@ impl<K: Copy + Eq + Hash + Ord> Deadlines<K> {
         }
     }
 
-    /// The earliest deadline.
+    /// Returns the earliest deadline.
     pub(super) fn next(&self) -> Option<Instant> {
         self.in_order.first().map(|&(at, _)| at)
     }
 
-    /// Takes out the entry with the earliest deadline.
+    /// Removes the entry with the earliest deadline.
     pub(super) fn pop(&mut self) -> Option<K> {
         let (_, key) = self.in_order.pop_first()?;
         self.of.remove(&key);
         Some(key)
     }
 
-    /// Takes out an entry whose deadline has come.
+    /// Removes an entry whose deadline has passed.
     pub(super) fn pop_due(&mut self, now: Instant) -> Option<K> {
         (self.next()? <= now).then(|| self.pop()).flatten()
     }

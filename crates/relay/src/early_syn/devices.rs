@@ -1,4 +1,4 @@
-//! Which network devices SYNs are looked for on.
+//! The network devices at which SYNs are seen.
 
 use std::collections::BTreeMap;
 
@@ -7,31 +7,31 @@ use nix::net::if_::{InterfaceFlags, if_nametoindex};
 
 use super::EarlySynError;
 
-/// The devices that are asked for.
+/// Which devices to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Devices {
-    /// These, by name.
+    /// The devices with these names.
     Named(Vec<String>),
-    /// Every one that is up, but for loopback.
+    /// Every device that is up, except loopback.
     AllUp,
 }
 
 /// A network device of the calling thread's network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Its name at the time.
+    /// Its name when it was listed.
     pub name: String,
-    /// Its number, which stays its own for as long as it exists.
+    /// Its number, constant for its lifetime.
     pub ifindex: u32,
 }
 
 // === impl Devices ===
 
 impl Devices {
-    /// Those of them that there are.
+    /// Returns the devices that exist.
     ///
     /// # Errors
-    /// When one that was named is missing, or the kernel does not list them.
+    /// When a named device is missing, or the kernel does not list its devices.
     pub(super) fn find(&self) -> Result<Vec<Device>, EarlySynError> {
         let names = match self {
             Self::Named(names) => names.clone(),
@@ -41,7 +41,7 @@ impl Devices {
         for name in names {
             match if_nametoindex(name.as_str()) {
                 Ok(ifindex) => found.push(Device { name, ifindex }),
-                // One that was up a moment ago has gone since.
+                // A device that was up a moment ago has gone.
                 Err(_) if *self == Self::AllUp => {}
                 Err(_) => return Err(EarlySynError::NoSuchDevice(name)),
             }
@@ -49,7 +49,7 @@ impl Devices {
         Ok(found)
     }
 
-    /// The names of the devices that are up, but for loopback.
+    /// Returns the names of the devices that are up, except loopback.
     pub(crate) fn up() -> std::io::Result<Vec<String>> {
         let listed = getifaddrs()?;
         // A device is listed once for itself and once for each of its addresses.

@@ -1,4 +1,4 @@
-//! The filter of clsact, which kernels without tcx get; loopback of a private namespace is enough.
+//! The clsact filter, for kernels without tcx; loopback of a private namespace is enough.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
@@ -46,7 +46,7 @@ fn a_filter_does_the_same_as_a_link_takes_a_dead_ones_place_and_goes_when_droppe
     let seen = netns.run(|| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
-        // As a process leaves it that was killed.
+        // As a killed process leaves it.
         std::mem::forget(filtered(addr));
         let mut early_syn = filtered(addr);
         let two = filters();
@@ -58,7 +58,7 @@ fn a_filter_does_the_same_as_a_link_takes_a_dead_ones_place_and_goes_when_droppe
             two,
             events.iter().map(|e| e.client == from).collect::<Vec<_>>(),
         )
-        // Here it is dropped.
+        // Dropped here.
     });
     let after = filters();
     Netns::delete(netns.name()).unwrap();

@@ -1,4 +1,4 @@
-//! Which SYNs may make the relay set something up. Decides only: no sockets, no clock.
+//! Decides which SYNs may make the relay dial early. No sockets, no clock.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -8,28 +8,28 @@ use super::deadlines::Deadlines;
 use super::limits::Limits;
 use super::{FourTuple, SynEvent};
 
-/// What becomes of a SYN.
+/// The decision on a SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// Set the upstream path up; the connection is pending until [`Limiter::settled`] or
+    /// Dial the upstream leg; the connection is pending until [`Limiter::settled`] or
     /// [`Limiter::expire`].
     Admit,
-    /// It is pending already: a retransmitted SYN, or one that was seen on two devices on its way
+    /// It is pending already: a retransmitted SYN, or one that was seen at two devices on its way
     /// in.
     Merged,
     /// The connection was accepted before its SYN was read.
     Late,
-    /// Its prefix has had its share.
+    /// Its prefix has reached its rate.
     OverSourceRate,
-    /// Its listener has had its share.
+    /// Its listener has reached its rate.
     OverDestinationRate,
-    /// As many are pending as may be.
+    /// Too many are pending.
     TooManyPending,
     /// The kernel sends SYN cookies, or did a moment ago.
     CookiesActive,
 }
 
-/// How often each thing has happened, since the limiter was made.
+/// How often each event happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// [`Admission::Admit`].
@@ -46,18 +46,19 @@ pub struct Counts {
     pub too_many_pending: u64,
     /// [`Admission::CookiesActive`].
     pub cookies_active: u64,
-    /// SYNs whose prefix had no place in the table, and that were held to the shared rate.
+    /// SYNs whose prefix had no entry in the table and that used the shared rate.
     pub prefix_table_full: u64,
     /// Admitted ones that were joined with an accepted connection, or given up.
     pub settled: u64,
     /// Admitted ones whose client did not come.
     pub expired: u64,
-    /// Early accepts that were forgotten because too many were remembered.
+    /// Early accepts that were forgotten because the table was full.
     pub accepted_forgotten: u64,
 }
 
-/// Clients that are likely to be one party: what a forger on another network cannot choose freely
-/// for long where source addresses are checked (BCP 38), and what one customer is often given.
+/// Clients that probably belong to one party: a prefix that a forger on another network cannot
+/// choose freely for long where source addresses are checked (BCP 38), and that one customer is
+/// often given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Prefix {
     /// /24
@@ -66,20 +67,20 @@ enum Prefix {
     V6([u8; 6]),
 }
 
-/// Holds SYNs to the [`Limits`].
+/// Applies the [`Limits`] to SYNs.
 #[derive(Debug)]
 pub struct Limiter {
     limits: Limits,
     counts: Counts,
     pending: Deadlines<FourTuple>,
     accepted: Deadlines<FourTuple>,
-    /// When each prefix's bucket is full again. One that is full is like one that was never there,
-    /// so nothing is lost when it is forgotten, and no other is ever forgotten: who forges sources
-    /// cannot wash away what is held against one.
+    /// When each prefix's bucket is full again. A full bucket is like a new one, so it can be
+    /// forgotten without loss, and no other is ever forgotten: forged sources cannot erase what
+    /// counts against a prefix.
     prefixes: Deadlines<Prefix>,
-    /// The bucket of prefixes that have no place.
+    /// The bucket of prefixes without an entry.
     other_prefixes: Option<Instant>,
-    /// As many as there are listeners: their numbers are the relay's own.
+    /// One for each listener: their numbers are the relay's own.
     listeners: HashMap<u32, Instant>,
     cookies_sent: Option<u64>,
     refuse_until: Option<Instant>,
@@ -88,7 +89,7 @@ pub struct Limiter {
 // === impl Limiter ===
 
 impl Limiter {
-    /// A limiter that has seen nothing.
+    /// Returns a limiter without history.
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -103,7 +104,7 @@ impl Limiter {
         }
     }
 
-    /// Decides about `syn`, which was read at `now`.
+    /// Decides on `syn`, which was read at `now`.
     pub fn admit(&mut self, syn: &SynEvent, now: Instant) -> Admission {
         let verdict = self.decide(syn, now);
         let count = match verdict {
@@ -121,8 +122,8 @@ impl Limiter {
 
     fn decide(&mut self, syn: &SynEvent, now: Instant) -> Admission {
         let connection = syn.connection();
-        // A retransmission does not make the life of what is pending longer: a forger could keep
-        // it for ever.
+        // A retransmission does not extend the time of a pending connection: a forger could keep it
+        // for ever.
         if self.pending.get(&connection).is_some() {
             return Admission::Merged;
         }
@@ -135,7 +136,8 @@ impl Limiter {
         if self.pending.len() >= self.limits.pending {
             return Admission::TooManyPending;
         }
-        // The source before the listener: what is refused to one source is not taken from others.
+        // The source before the listener: a SYN refused for its source does not use up the
+        // listener's rate.
         if !self.take_source(Prefix::of(connection.client().ip()), now) {
             return Admission::OverSourceRate;
         }
@@ -148,7 +150,7 @@ impl Limiter {
         Admission::Admit
     }
 
-    /// Takes a token of `prefix`, or of those without a place.
+    /// Takes a token of `prefix`, or of the shared bucket.
     fn take_source(&mut self, prefix: Prefix, now: Instant) -> bool {
         let rate = self.limits.source;
         let known = self.prefixes.get(&prefix);
@@ -170,16 +172,16 @@ impl Limiter {
         taken.is_some()
     }
 
-    /// The pending `connection` was accepted and joined, or its set-up has failed; says whether it
-    /// was pending.
+    /// Notes that the pending `connection` was accepted and joined, or that its dial failed;
+    /// returns whether it was pending.
     pub fn settled(&mut self, connection: FourTuple) -> bool {
         let was = self.pending.remove(&connection);
         self.counts.settled += u64::from(was);
         was
     }
 
-    /// `connection` was accepted and nothing was pending for it: its SYN may still be on its way
-    /// from the ring, if it comes from near by.
+    /// Notes that `connection` was accepted and was not pending: its SYN may still be in the ring,
+    /// if the client is near.
     pub fn accepted_without(&mut self, connection: FourTuple, now: Instant) {
         while self.accepted.pop_due(now).is_some() {}
         if self.limits.accepted_remembered == 0 {
@@ -195,21 +197,21 @@ impl Limiter {
             .set(connection, now + self.limits.accepted_memory);
     }
 
-    /// Takes out the pending connections whose client has not come in time.
+    /// Removes the pending connections whose client has not come in time.
     pub fn expire(&mut self, now: Instant) -> Vec<FourTuple> {
         let expired: Vec<_> = std::iter::from_fn(|| self.pending.pop_due(now)).collect();
         self.counts.expired += expired.len() as u64;
         expired
     }
 
-    /// When [`Limiter::expire`] will have something to do.
+    /// Returns when [`Limiter::expire`] is due.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.pending.next()
     }
 
-    /// Notes how many SYN cookies the kernel has sent, to be called about once a second
-    /// ([`super::read_syncookies_sent`]). While there are ever more, and
-    /// [`Limits::cookies_quiet`] longer, everything is refused.
+    /// Notes how many SYN cookies the kernel has sent; call it about once a second
+    /// ([`super::read_syncookies_sent`]). While the number grows, and for [`Limits::cookies_quiet`]
+    /// after, everything is refused.
     pub fn note_cookies(&mut self, sent_total: u64, now: Instant) {
         if self.cookies_sent.is_some_and(|before| sent_total > before) {
             self.refuse_until = Some(now + self.limits.cookies_quiet);
@@ -217,12 +219,12 @@ impl Limiter {
         self.cookies_sent = Some(sent_total);
     }
 
-    /// Connections that are pending.
+    /// Returns how many connections are pending.
     pub fn pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// What has happened so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         self.counts
     }

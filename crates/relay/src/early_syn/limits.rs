@@ -1,33 +1,32 @@
-//! The bounds of early SYN, all in one place.
+//! The limits of early SYN.
 
 use std::time::Duration;
 
 use super::rate::Rate;
 
-/// How much a SYN, which anybody can forge, may make this machine do.
+/// How much work a SYN, which anyone can forge, may cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// SYNs that the program reports in a second, at most, from all devices. Default: 20,000.
     pub events_per_second: u32,
-    /// Set-ups for clients of one prefix (/24 of IPv4, /48 of IPv6). Default: 20/s, 40 at once.
+    /// Early dials for clients of one prefix (/24 of IPv4, /48 of IPv6). Default: 20/s, 40 at once.
     pub source: Rate,
-    /// Prefixes that are told apart; others share one rate, which is also [`Limits::source`].
+    /// Prefixes with a rate of their own; others share one rate, which is also [`Limits::source`].
     /// Default: 4096.
     pub source_prefixes: usize,
-    /// Set-ups for one listener, which is what its destination sees of forged SYNs at most.
+    /// Early dials for one listener: the most that forged SYNs can send to its destination.
     /// Default: 2000/s, 500 at once.
     pub listener: Rate,
-    /// Set-ups that wait for their client at one time. Default: 256.
+    /// Early legs that wait for their client at one time. Default: 256.
     pub pending: usize,
-    /// How long a set-up waits for its client. Default: 3 s, the second retransmission of a SYN
+    /// How long an early leg waits for its client. Default: 3 s, the second retransmission of a SYN
     /// (RFC 6298: after 1 s and 3 s).
     pub ttl: Duration,
-    /// How long it is remembered that a connection was accepted before its SYN was read.
-    /// Default: 1 s.
+    /// How long a connection is remembered that was accepted before its SYN was read. Default: 1 s.
     pub accepted_memory: Duration,
-    /// Connections of which that is remembered; the oldest is forgotten first. Default: 1024.
+    /// Such connections remembered, at most; the oldest is forgotten first. Default: 1024.
     pub accepted_remembered: usize,
-    /// How long after the last SYN cookie was sent everything is still refused. Default: 10 s.
+    /// How long everything is refused after the last SYN cookie. Default: 10 s.
     pub cookies_quiet: Duration,
 }
 

@@ -1,6 +1,6 @@
 //! Connections whose client's handshake is under way, and which worker has the upstream leg of each.
 //!
-//! The thread that reads events and the workers share it. Its lock is held for a look at a table,
+//! The thread that reads events and the workers share it. Its lock is held for a table operation,
 //! never over a system call.
 
 use std::collections::HashMap;
@@ -11,14 +11,14 @@ use super::limiter::{Admission, Counts, Limiter};
 use super::limits::Limits;
 use super::{Exits, FourTuple, SynEvent};
 
-/// What is pending, and who has it.
+/// Pending connections, and the worker of each.
 #[derive(Debug)]
 pub(crate) struct PendingTable(Mutex<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     limiter: Limiter,
-    /// Worker by connection; no more than the limiter lets be pending.
+    /// Workers by connection; the limiter bounds their number.
     owners: HashMap<FourTuple, usize>,
     next_worker: usize,
     exits: Option<Exits>,
@@ -36,8 +36,8 @@ impl PendingTable {
         }))
     }
 
-    /// A SYN was seen: the worker of `workers` that is to get its upstream leg under way, if the
-    /// limiter lets it.
+    /// Handles a SYN: returns which of `workers` must dial its upstream leg, if the limiter allows
+    /// it.
     pub(crate) fn admit(&self, syn: &SynEvent, workers: usize, now: Instant) -> Option<usize> {
         let mut inner = self.lock();
         if inner.limiter.admit(syn, now) != Admission::Admit {
@@ -49,7 +49,8 @@ impl PendingTable {
         Some(worker)
     }
 
-    /// Connections whose client has not come, each with the worker that has its upstream leg.
+    /// Removes connections whose client has not come; returns each with the worker that has its
+    /// leg.
     pub(crate) fn expire(&self, now: Instant) -> Vec<(FourTuple, usize)> {
         let mut inner = self.lock();
         let expired = inner.limiter.expire(now);
@@ -59,7 +60,7 @@ impl PendingTable {
             .collect()
     }
 
-    /// What the program has counted, and the SYN cookies that the kernel has sent.
+    /// Notes the program's counters and the SYN cookies that the kernel has sent.
     pub(crate) fn note(&self, exits: Option<Exits>, cookies: Option<u64>, now: Instant) {
         let mut inner = self.lock();
         inner.exits = exits;
@@ -68,7 +69,7 @@ impl PendingTable {
         }
     }
 
-    /// A connection was accepted: the worker that has its upstream leg under way, if one has.
+    /// Notes an accepted connection; returns the worker that has its upstream leg, if one has.
     pub(crate) fn accepted(&self, connection: FourTuple, now: Instant) -> Option<usize> {
         let mut inner = self.lock();
         let owner = inner.owners.remove(&connection);
@@ -81,20 +82,20 @@ impl PendingTable {
         owner
     }
 
-    /// Whether this worker is still to get something under way for this connection: it may have
-    /// been accepted before the worker read of its SYN.
+    /// Returns whether this worker must still dial for the connection: it may have been accepted
+    /// before the worker read of its SYN.
     pub(crate) fn is_awaited(&self, connection: FourTuple, worker: usize) -> bool {
         self.lock().owners.get(&connection) == Some(&worker)
     }
 
-    /// Nothing was or could be got under way for this connection after all.
+    /// Notes that no upstream leg was dialled for this connection.
     pub(crate) fn given_up(&self, connection: FourTuple) {
         let mut inner = self.lock();
         inner.owners.remove(&connection);
         inner.limiter.settled(connection);
     }
 
-    /// What the limiter and the program have counted.
+    /// Returns the counters of the limiter and of the program.
     pub(crate) fn counts(&self) -> (Counts, Option<Exits>) {
         let inner = self.lock();
         (inner.limiter.counts(), inner.exits.clone())

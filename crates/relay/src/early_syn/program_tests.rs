@@ -1,6 +1,6 @@
-//! The program, packet by packet: what goes in, and by which exit it comes out.
+//! The program, packet by packet: the packet that goes in, and the exit that counts it.
 //!
-//! The kernel runs it for the test as if the packets had come in by loopback.
+//! The kernel runs it for the test as if the packets had arrived at loopback.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
@@ -67,7 +67,7 @@ impl Bench {
     }
 }
 
-/// A frame to the address of loopback.
+/// Returns a frame to the address of loopback.
 fn frame(proto: u16, payload: &[u8]) -> Vec<u8> {
     [&[0; 12], &proto.to_be_bytes()[..], payload].concat()
 }
@@ -81,7 +81,8 @@ fn tcp(from: u16, to: u16, flags: u8) -> Vec<u8> {
     tcp
 }
 
-/// An IPv4 packet with `options` (a multiple of 4 bytes) and `fragment`, the word of flags and offset.
+/// Returns an IPv4 packet with `options` (a multiple of 4 bytes) and `fragment`, the word of flags
+/// and offset.
 fn ipv4(to: &str, protocol: u8, options: &[u8], fragment: u16, payload: &[u8]) -> Vec<u8> {
     let words = 5 + options.len() / 4;
     let mut ip = vec![0; 20];
@@ -98,7 +99,7 @@ fn ipv4(to: &str, protocol: u8, options: &[u8], fragment: u16, payload: &[u8]) -
     [&ip, options, payload].concat()
 }
 
-/// An IPv6 packet from `next` on.
+/// Returns an IPv6 packet from `next` on.
 fn ipv6(next: u8, payload: &[u8]) -> Vec<u8> {
     let mut ip = vec![0; 40];
     ip[0] = 0x60;
@@ -114,7 +115,7 @@ fn ipv6(next: u8, payload: &[u8]) -> Vec<u8> {
     [ip, payload.to_vec()].concat()
 }
 
-/// An extension header of 8 times `1 + more` bytes.
+/// Returns an extension header of 8 times `1 + more` bytes.
 fn extension(next: u8, more: u8, rest: &[u8]) -> Vec<u8> {
     let mut header = vec![0; 8 * (1 + usize::from(more))];
     header[0] = next;
@@ -335,7 +336,7 @@ fn a_ring_that_nobody_reads_fills_up_and_the_rest_is_counted() {
         early_syn.exits().unwrap()
     };
     let exits = flood(&bench.early_syn);
-    // 256 KiB of 64 bytes each: 56 of an event, 8 of the ring's own.
+    // 256 KiB of 64 bytes each: 56 of an event, 8 of the ring's header.
     assert!(
         (4000..=4096).contains(&exits.get(Exit::Emitted)),
         "{exits:?}"

@@ -105,7 +105,7 @@ pub struct Passed {
 ///
 /// Dropping it leaves them to the old process.
 #[derive(Debug)]
-#[must_use = "the old process goes on until it is told that this one serves"]
+#[must_use = "the old process continues until it is told that this one serves"]
 pub struct Taken {
     talk: Talk,
     state: Taking,

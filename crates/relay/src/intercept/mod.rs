@@ -1,9 +1,9 @@
-//! Interception: connections that pass through this machine, addressed to somebody else, come to a
-//! `transparent` forward.
+//! Interception: connections that this machine forwards are delivered to a `transparent` forward
+//! instead.
 //!
-//! [`Interception`] makes the kernel do so for as long as it lives: a BPF program at the devices,
-//! or nftables where the kernel does not take it, and the policy route without which neither works.
-//! `docs/design/interception.md` has the data path and what is left behind by a kill.
+//! [`Interception`] sets this up for as long as it lives: a BPF program at the devices, or nftables
+//! where the kernel does not accept the program, and the policy route that both need.
+//! `docs/design/interception.md` describes the data path and what a kill leaves behind.
 
 mod nft;
 mod policy;
@@ -23,10 +23,10 @@ pub use thread::is_running;
 pub(crate) use thread::{Interception, Status};
 pub use wire::{Exit, Exits};
 
-/// The mark of intercepted packets, unless another is configured.
+/// The default mark of intercepted packets.
 pub const MARK: u32 = 0x7461;
 
-/// How packets are given to the relay.
+/// How packets reach the relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// By a BPF program at the devices (`bpf_sk_assign`).
@@ -35,38 +35,38 @@ pub enum Method {
     Nft,
 }
 
-/// What is to be intercepted.
+/// The connections to intercept, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// Of each transparent forward, in their order: of two that are equally narrow the first
-    /// takes it.
+    /// The connections of each transparent forward, in their order: of two equally narrow matches
+    /// the first wins.
     pub(crate) takings: Vec<Taking>,
-    /// Upstream connections have clients' addresses, and their replies are to be brought back.
+    /// Upstream connections use clients' addresses, and their replies must be delivered here.
     pub(crate) borrows: bool,
-    /// What packets that are taken are marked with.
+    /// The mark of intercepted packets.
     pub(crate) mark: u32,
-    /// `None`: BPF, and where the kernel does not take it, nftables.
+    /// The method; `None`: BPF, or nftables where the kernel does not accept the program.
     pub(crate) method: Option<Method>,
 }
 
-/// Why nothing can be intercepted.
+/// Why interception cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum InterceptError {
-    /// Sockets may not have others' addresses.
+    /// Sockets may not use foreign addresses.
     #[error(
         "interception: this process may not use addresses that are not this machine's \
          (IP_TRANSPARENT): {0}; it needs CAP_NET_ADMIN, or root"
     )]
     Transparent(#[source] io::Error),
-    /// Another process does.
+    /// Another process intercepts in this network namespace.
     #[error(
         "interception: another relay intercepts on this machine already; `ss -xlp src @{}` shows \
          which, stop it or put both into one configuration",
         thread::LOCK
     )]
     Taken,
-    /// A device that was asked for is not there.
-    #[error("interception: there is no network device `{0}`; `ip link` lists those there are")]
+    /// A named device is missing.
+    #[error("interception: there is no network device `{0}`; `ip link` lists them")]
     NoSuchDevice(String),
     /// The devices cannot be listed.
     #[error("interception: cannot list the network devices: {0}")]
@@ -74,24 +74,26 @@ pub enum InterceptError {
     /// The policy route cannot be set up.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The program cannot be used, though it was asked for.
-    #[error("interception: {0}; without `intercept_by` nftables is tried then")]
+    /// The program cannot be used, and `intercept_by` asks for it.
+    #[error("interception: {0}; remove `intercept_by` to fall back to nftables")]
     Program(#[from] ProgramError),
-    /// nftables cannot be used, though it was asked for.
+    /// nftables cannot be used, and `intercept_by` asks for it.
     #[error("interception: {0}")]
     Nft(#[from] NftError),
-    /// Neither can be used.
-    #[error("interception: {program}; and instead of it, {nft}. `taut doctor` shows what there is")]
+    /// Neither method can be used.
+    #[error(
+        "interception: {program}; and the fall-back failed too: {nft}. `taut doctor` shows what this kernel supports"
+    )]
     Neither {
-        /// Of BPF.
+        /// The error of BPF.
         program: ProgramError,
-        /// Of nftables.
+        /// The error of nftables.
         nft: NftError,
     },
-    /// The system has no thread or descriptor for it.
+    /// The system cannot start the thread.
     #[error("interception: cannot start its thread: {0}")]
     Thread(#[source] io::Error),
-    /// The thread met a state that must not be.
+    /// The thread panicked.
     #[error("interception: its thread panicked (a bug: please report what the log says)")]
     Died,
 }

@@ -1,8 +1,7 @@
-//! nftables' TPROXY, where the kernel does not take the BPF program.
+//! nftables' TPROXY, for kernels that do not accept the BPF program.
 //!
-//! One table with one chain, put there and taken away as a whole. What it cannot do that the
-//! program can: answers to SYN cookies are not recognised, so that new connections fail while a
-//! SYN flood lasts.
+//! One table with one chain, added and removed as a whole. A limit that the program does not have:
+//! answers to SYN cookies are not recognised, so that new connections fail during a SYN flood.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -13,31 +12,31 @@ use super::Plan;
 /// The table's name, in the family `inet`.
 const NAME: &str = "taut_intercept";
 
-/// The table in place. Dropped, it is gone; a kill leaves it, for the next start to replace.
+/// The table while it exists. Dropping this removes it; after a kill the next start replaces it.
 #[derive(Debug)]
 pub(super) struct Table(());
 
 /// Why nftables cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NftError {
-    /// There is no such program, or it cannot be run.
-    #[error("`nft` cannot be run: {0} (it is in the package nftables)")]
+    /// There is no `nft`, or it cannot be run.
+    #[error("cannot run `nft`: {0} (it is in the package nftables)")]
     Run(#[source] io::Error),
-    /// It, or the kernel, refused.
-    #[error("`nft` says: {0}")]
+    /// `nft` or the kernel refused.
+    #[error("`nft` failed: {0}")]
     Refused(String),
 }
 
 // === impl Table ===
 
 impl Table {
-    /// Puts the table there, in place of one that a killed process has left.
+    /// Adds the table, and replaces one that a killed process has left.
     pub(super) fn put(plan: &Plan) -> Result<Self, NftError> {
         nft(&script(plan))?;
         Ok(Self(()))
     }
 
-    /// Takes away what a killed process has left.
+    /// Removes a table that a killed process has left.
     pub(super) fn remove_stale() -> Result<(), NftError> {
         nft(&removal())
     }
@@ -46,23 +45,23 @@ impl Table {
 impl Drop for Table {
     fn drop(&mut self) {
         if let Err(error) = nft(&removal()) {
-            tracing::warn!(%error, "`nft delete table inet {NAME}` takes the table away");
+            tracing::warn!(%error, "cannot remove the table; run `nft delete table inet {NAME}`");
         }
     }
 }
 
-/// That there is no such table, whether there was one or not.
+/// Returns commands that remove the table, whether or not it exists.
 fn removal() -> String {
-    // Deleting what is not there is an error; adding what is there is none.
+    // Deleting a missing table is an error; adding an existing one is not.
     format!("add table inet {NAME}\ndelete table inet {NAME}\n")
 }
 
-/// The whole table, as one transaction.
+/// Returns the whole table as one transaction.
 fn script(plan: &Plan) -> String {
     let mark = plan.mark;
     let mut rules = String::new();
-    // Those that are connected, in either direction; `wildcard 0` leaves out listeners on every
-    // address, which would fit everything.
+    // Existing connections in either direction; `wildcard 0` excludes listeners on every address,
+    // which would match everything.
     let known = "meta l4proto tcp fib daddr type != local socket transparent 1 socket wildcard 0";
     let _ = writeln!(rules, "    {known} meta mark set {mark} accept");
     let takings = plan.takings.iter().flat_map(|taking| {
@@ -70,7 +69,7 @@ fn script(plan: &Plan) -> String {
         taking.destinations().into_iter().map(of)
     });
     let mut takings: Vec<_> = takings.collect();
-    // The narrowest destination first, as the program has it; the order among equals stays.
+    // The narrowest destination first, as in the program; equal ones keep their order.
     takings.sort_by_key(|(net, ..)| std::cmp::Reverse(net.prefix_len()));
     for (net, listener, taking) in takings {
         let family = if net.addr().is_ipv4() { "ip" } else { "ip6" };
@@ -79,7 +78,7 @@ fn script(plan: &Plan) -> String {
             true => "iifname != \"lo\"".to_owned(),
             false => format!("iifname {{ {} }}", devices.join(", ")),
         };
-        // A prefix of length 0 is no set of addresses to nft; the family is all there is to say.
+        // nft does not accept a prefix of length 0 as a set of addresses; the family is enough.
         let to = match net.prefix_len() {
             0 if net.addr().is_ipv4() => "meta nfproto ipv4".to_owned(),
             0 => "meta nfproto ipv6".to_owned(),
@@ -92,8 +91,8 @@ fn script(plan: &Plan) -> String {
             _ => listener.to_string(),
         };
         let which = format!("{devices} {to} tcp dport {{ {ports} }}");
-        // In the middle of its handshake a connection has but a request, of which `wildcard` knows
-        // nothing.
+        // During the handshake a connection is only a request socket, to which `wildcard` does not
+        // apply.
         let _ = writeln!(
             rules,
             "    {which} fib daddr type != local socket transparent 1 meta mark set {mark} accept"
@@ -111,7 +110,7 @@ fn script(plan: &Plan) -> String {
     )
 }
 
-/// Runs `nft` with this on its standard input, in the network namespace of the calling thread.
+/// Runs `nft` with this input, in the network namespace of the calling thread.
 fn nft(script: &str) -> Result<(), NftError> {
     let mut child = Command::new("nft")
         .args(["-f", "-"])
@@ -121,7 +120,7 @@ fn nft(script: &str) -> Result<(), NftError> {
         .spawn()
         .map_err(NftError::Run)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // If it has ended, what it said on the way is worth more than a broken pipe.
+        // If it has ended, its own message is more useful than a broken pipe.
         let _ = stdin.write_all(script.as_bytes());
     }
     let output = child.wait_with_output().map_err(NftError::Run)?;

@@ -1,8 +1,8 @@
-//! The policy route: packets with the mark are looked up in a table where every address is local.
+//! The policy route: marked packets are looked up in a table in which every address is local.
 //!
-//! Priority and table are always the same, so that what a killed process has left is found and
-//! replaced. The rule's protocol (`ip -d rule`) says by what method that process intercepted, and
-//! so what else it has left.
+//! Priority and table are constant, so that the remains of a killed process are found and replaced.
+//! The rule's protocol (`ip -d rule`) tells which method that process used, and so what else it has
+//! left.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -19,46 +19,46 @@ use crate::net::netlink::is_unsupported;
 /// The routing table in which every address is local.
 pub const TABLE: u32 = 29_793;
 
-/// The priority of the rule that leads there: before those of VPNs and the administrator's, for a
-/// marked packet is nobody else's any more.
+/// The priority of the rule: before the rules of VPNs and the administrator, because a marked
+/// packet belongs to the relay alone.
 pub const PRIORITY: u32 = 74;
 
-/// Numbers that no routing daemon has (rt_protos) for the two methods.
+/// The rule's protocol for each method: numbers that no routing daemon uses (rt_protos).
 const BPF_PROTOCOL: u8 = 0x74;
 const NFT_PROTOCOL: u8 = 0x75;
 
-/// The rules and routes in place. Dropped, they are gone.
+/// The rules and routes while they exist. Dropping this removes them.
 #[derive(Debug)]
 pub(super) struct PolicyRoute {
     method: Method,
 }
 
-/// Why there is no policy route.
+/// Why the policy route cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
-    /// Netlink cannot be spoken.
-    #[error("interception: cannot speak netlink: {0}")]
+    /// There is no netlink socket.
+    #[error("interception: cannot open a netlink socket: {0}")]
     Socket(#[source] std::io::Error),
-    /// The kernel refused.
+    /// The kernel refused a change.
     #[error(
         "interception: cannot {what}: {source}; it needs CAP_NET_ADMIN, or root, and a kernel in which \
          `ip rule add priority {PRIORITY} fwmark {mark:#x} lookup {TABLE}` and \
          `ip route add local default dev lo table {TABLE}` work"
     )]
     Refused {
-        /// What was tried.
+        /// The change.
         what: &'static str,
         /// The mark that the rule is for.
         mark: u32,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: Box<rtnetlink::Error>,
     },
-    /// Loopback is not there.
-    #[error("interception: there is no device `lo` to route to; `ip link` lists those there are")]
+    /// There is no loopback device.
+    #[error("interception: there is no device `lo` to route to; `ip link` lists the devices")]
     NoLoopback,
 }
 
-/// What of the policy route there is, for one family.
+/// Which parts of the policy route exist for one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Presence {
     /// The rule, by its priority and table.
@@ -67,10 +67,11 @@ pub struct Presence {
     pub route: bool,
 }
 
-/// What there is of the policy route for IPv4 and for IPv6, whoever has put it there.
+/// Returns which parts of the policy route exist for IPv4 and for IPv6, whichever process added
+/// them.
 ///
 /// # Errors
-/// [`PolicyError::Socket`]: netlink cannot be spoken.
+/// [`PolicyError::Socket`]: there is no netlink socket.
 pub fn presence() -> Result<[Presence; 2], PolicyError> {
     with_netlink(async |handle| {
         let mut found = [Presence {
@@ -96,10 +97,10 @@ pub fn presence() -> Result<[Presence; 2], PolicyError> {
 // === impl PolicyRoute ===
 
 impl PolicyRoute {
-    /// Sets rules and routes up, for IPv4 and, where there is any, IPv6.
+    /// Adds rules and routes, for IPv4 and, where the kernel has it, IPv6.
     pub(super) fn set_up(mark: u32, method: Method) -> Result<Self, PolicyError> {
         let lo = nix::net::if_::if_nametoindex("lo").map_err(|_| PolicyError::NoLoopback)?;
-        // Dropped, it takes away what has been done when one of the steps fails.
+        // Dropping this undoes the earlier steps if one fails.
         let policy = Self { method };
         with_netlink(async |handle| {
             for version in [IpVersion::V4, IpVersion::V6] {
@@ -136,7 +137,7 @@ impl PolicyRoute {
         Ok(policy)
     }
 
-    /// Takes away what a killed process has left, and says by what methods it had intercepted.
+    /// Removes what a killed process has left, and returns the methods it had used.
     pub(super) fn remove_stale() -> Result<Vec<Method>, PolicyError> {
         with_netlink(async |handle| Ok(remove(&handle).await))
     }
@@ -154,12 +155,12 @@ impl Drop for PolicyRoute {
     }
 }
 
-/// Takes away every rule of ours, and the route.
+/// Removes every rule of ours, and the route.
 async fn remove(handle: &Handle) -> Vec<Method> {
     let mut found = Vec::new();
     for version in [IpVersion::V4, IpVersion::V6] {
         let rules = handle.rule().get(version.clone()).execute();
-        // Without IPv6 there is nothing to list.
+        // Without IPv6 there are no rules to list.
         let rules: Vec<_> = rules.try_collect().await.unwrap_or_default();
         for rule in rules {
             if let Some(method) = ours(&rule) {
@@ -170,19 +171,19 @@ async fn remove(handle: &Handle) -> Vec<Method> {
             }
         }
         let lo = nix::net::if_::if_nametoindex("lo").unwrap_or(1);
-        // There is none, mostly.
+        // Mostly there is none.
         let _ = handle.route().del(route(&version, lo)).execute().await;
     }
     found
 }
 
-/// It has our priority and leads to our table.
+/// Returns whether the rule has our priority and our table.
 fn is_in_place(rule: &RuleMessage) -> bool {
     let has = |attribute| rule.attributes.contains(&attribute);
     has(RuleAttribute::Priority(PRIORITY)) && has(RuleAttribute::Table(TABLE))
 }
 
-/// By what method it was made, if it is one of these rules.
+/// Returns the method that a rule of ours was made for.
 fn ours(rule: &RuleMessage) -> Option<Method> {
     let has = |attribute| rule.attributes.contains(&attribute);
     if !is_in_place(rule) {
@@ -200,7 +201,7 @@ fn protocol(method: Method) -> u8 {
     }
 }
 
-/// `local default dev lo table TABLE`.
+/// Returns the route `local default dev lo table TABLE`.
 fn route(version: &IpVersion, lo: u32) -> RouteMessage {
     match version {
         IpVersion::V4 => RouteMessageBuilder::<Ipv4Addr>::new()
@@ -221,7 +222,7 @@ fn is_v6(version: &IpVersion) -> bool {
     matches!(version, IpVersion::V6)
 }
 
-/// Runs `job` with a netlink connection of the calling thread's network namespace.
+/// Runs `job` with a netlink connection in the calling thread's network namespace.
 fn with_netlink<T>(
     job: impl AsyncFnOnce(Handle) -> Result<T, PolicyError>,
 ) -> Result<T, PolicyError> {

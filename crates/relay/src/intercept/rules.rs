@@ -1,28 +1,28 @@
-//! What is taken, spelt out for the kernel: pure.
+//! The rules of interception in the form that the kernel compares. Pure.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// Rules that there is room for: the product of ports, destinations and devices of each forward,
-/// added up (`RULES_MAX` of the program).
+/// The most rules: the product of ports, destinations and devices, summed over the forwards
+/// (`RULES_MAX` of the program).
 pub const RULES_MAX: usize = 4096;
 
-/// The connections that one forward takes.
+/// The connections that one forward intercepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taking {
     /// To these ports; at least one.
     pub ports: Vec<u16>,
     /// To these prefixes; none: to every address.
     pub destinations: Vec<IpNet>,
-    /// That come in at these devices; none: at any but loopback.
+    /// That arrive at these devices; none: at any but loopback.
     pub devices: Vec<String>,
-    /// The listeners they go to, one for each family that is taken.
+    /// The listeners that get them, one for each intercepted family.
     pub listen: Vec<SocketAddr>,
 }
 
-/// What the kernel has to compare.
+/// A rule of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rule {
     /// 0: any device.
@@ -34,7 +34,7 @@ pub(crate) struct Rule {
 // === impl Taking ===
 
 impl Taking {
-    /// The destinations with the listener of their family.
+    /// Returns the destinations, each with the listener of its family.
     pub(crate) fn destinations(&self) -> Vec<(IpNet, SocketAddr)> {
         let every = [
             IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)),
@@ -51,22 +51,22 @@ impl Taking {
         asked.iter().filter_map(with_listener).collect()
     }
 
-    /// Whether a connection to `addr` is one of these: not, for one, if somebody connected to the
-    /// listener itself.
+    /// Returns whether a connection to `addr` is intercepted. It is not if the client connected to
+    /// the listener itself.
     pub(crate) fn covers(&self, addr: SocketAddr) -> bool {
         let ip: IpAddr = addr.ip().to_canonical();
         self.ports.contains(&addr.port())
             && self.destinations().iter().any(|(net, _)| net.contains(&ip))
     }
 
-    /// Rules it takes.
+    /// Returns how many rules these connections take.
     pub(crate) fn rules(&self) -> usize {
         self.ports.len() * self.destinations.len().max(2) * self.devices.len().max(1)
     }
 }
 
-/// The rules of all, and the listener of each; of two that are equal the first counts. `index`:
-/// the number of a device, if it is there.
+/// Returns all rules, and the listener of each; of two equal rules the first wins. `index` returns
+/// the number of a device that exists.
 pub(crate) fn rules_of(
     takings: &[Taking],
     index: impl Fn(&str) -> Option<u32>,

@@ -1,4 +1,4 @@
-//! Interception at work: the thread that sets it up, follows the devices, and takes it away.
+//! The thread that sets interception up, follows the devices, and removes it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,21 +16,21 @@ use super::program::Program;
 use super::{Exits, InterceptError, Method, Plan, nft, rules_of};
 use crate::early_syn::Devices;
 
-/// How often the devices are looked at, and the program's counters are read.
+/// How often devices and the program's counters are read.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The abstract UNIX address that is bound while a process intercepts. It belongs to the network
-/// namespace, as what is intercepted does, and the kernel takes it back however the process ends.
+/// The abstract UNIX address that a process binds while it intercepts. It belongs to the network
+/// namespace, as interception does, and the kernel releases it however the process ends.
 pub(super) const LOCK: &str = "taut-interception";
 
-/// What is known of the interception from other threads.
+/// The status of interception, for other threads.
 #[derive(Debug, Default)]
 pub(crate) struct Status(Mutex<Option<(Method, Exits)>>);
 
-/// Interception for as long as this lives.
+/// Intercepts until dropped.
 #[derive(Debug)]
 pub(crate) struct Interception {
-    /// Dropped, the thread ends.
+    /// Dropping it ends the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -38,7 +38,7 @@ pub(crate) struct Interception {
 // === impl Status ===
 
 impl Status {
-    /// The method that is used, and what it has counted (with nftables: nothing).
+    /// Returns the method in use and its counters (zero with nftables).
     pub(crate) fn get(&self) -> Option<(Method, Exits)> {
         let status = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         status.clone()
@@ -52,14 +52,14 @@ impl Status {
 // === impl Interception ===
 
 impl Interception {
-    /// Begins to intercept, in the network namespace of the calling thread.
+    /// Starts to intercept, in the network namespace of the calling thread.
     ///
     /// # Errors
-    /// [`InterceptError`], and then everything is as it was.
+    /// [`InterceptError`]; nothing has changed then.
     pub(crate) fn start(plan: Plan, status: Arc<Status>) -> Result<Self, InterceptError> {
         let (stop, stopped) = channel::<()>();
-        // What it takes away must be of the namespace in which it was put there, and a thread stays
-        // in its own.
+        // Everything must be removed in the namespace in which it was added, and a thread stays in
+        // its own.
         let (tell, told) = sync_channel(1);
         let thread = std::thread::Builder::new()
             .name("intercept".into())
@@ -90,14 +90,14 @@ impl Drop for Interception {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A panic has been reported by the panic hook.
+            // The panic hook has reported a panic.
             let _ = thread.join();
         }
     }
 }
 
-/// What the thread has. Fields are dropped in their order: first nothing more is marked, then the
-/// mark loses its meaning.
+/// The state of the thread. Fields are dropped in their order: first packets are no longer marked,
+/// then the mark loses its meaning.
 struct Work {
     hook: Hook,
     #[expect(dead_code, reason = "it is held, and taken away when it is dropped")]
@@ -183,11 +183,11 @@ impl Work {
         }
     }
 
-    /// Follows the devices that have come, gone, or come back under another number.
+    /// Follows devices that were added, were removed, or have a new number.
     fn look(&mut self) {
         let mut exits = Exits::default();
         if let Hook::Program(program) = &mut self.hook {
-            // The rules first: those of a device that has gone may not fit another.
+            // The rules first: those of a device that has gone must not match another.
             let rules = rules_of(&self.plan.takings, |d| if_nametoindex(d).ok());
             let followed = program.set_rules(rules).map_err(InterceptError::from);
             let followed = followed.and_then(|()| {
@@ -195,7 +195,7 @@ impl Work {
                 Ok(program.set_devices(&devices)?)
             });
             if let Err(error) = followed {
-                tracing::debug!(%error, "a network device is not intercepted at");
+                tracing::debug!(%error, "cannot intercept at a network device");
             }
             exits = program.exits().unwrap_or_default();
         }
@@ -203,17 +203,17 @@ impl Work {
     }
 }
 
-/// The program on its devices, as yet without a rule.
+/// Attaches the program to its devices, without a rule yet.
 fn load(plan: &Plan) -> Result<Program, InterceptError> {
     let mut program = Program::load(plan.mark, plan.borrows)?;
     let devices = devices(plan)?;
-    // On every device there must be something to see at least where it was asked for.
+    // Any attached device is enough, unless devices are named.
     program.set_devices(&devices)?;
     Ok(program)
 }
 
-/// The devices at which the program has to be: those that are named, or all. Replies to addresses
-/// that are borrowed may come in anywhere.
+/// Returns the devices to attach to: those that are named, or all. Replies to clients' addresses
+/// may arrive at any device.
 fn devices(plan: &Plan) -> Result<BTreeMap<u32, String>, InterceptError> {
     let anywhere = plan.borrows || plan.takings.iter().any(|taking| taking.devices.is_empty());
     let names = match anywhere {
@@ -228,16 +228,16 @@ fn devices(plan: &Plan) -> Result<BTreeMap<u32, String>, InterceptError> {
     Ok(names.into_iter().chain(named).filter_map(indexed).collect())
 }
 
-/// The devices that are up, but for loopback.
+/// Returns the devices that are up, except loopback.
 fn up() -> Result<Vec<String>, InterceptError> {
     let failed = |e: io::Error| InterceptError::Devices(e);
     Devices::up().map_err(failed)
 }
 
-/// Whether a process intercepts in this network namespace.
+/// Returns whether a process intercepts in this network namespace.
 ///
 /// # Errors
-/// When the kernel does not show its UNIX sockets.
+/// When the kernel does not list its UNIX sockets.
 pub fn is_running() -> io::Result<bool> {
     let sockets = std::fs::read_to_string("/proc/thread-self/net/unix")?;
     let name = format!("@{LOCK}");
@@ -246,7 +246,7 @@ pub fn is_running() -> io::Result<bool> {
         .any(|l| l.split_whitespace().last() == Some(name.as_str())))
 }
 
-/// Makes sure that nobody else intercepts in this network namespace.
+/// Takes the exclusive right to intercept in this network namespace.
 fn lock() -> Result<UnixListener, InterceptError> {
     let addr = SocketAddr::from_abstract_name(LOCK).map_err(InterceptError::Thread)?;
     UnixListener::bind_addr(&addr).map_err(|e| match e.kind() {

@@ -13,7 +13,7 @@ fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// A SYN from the `n`th client; 256 of them share a prefix.
+/// Returns a SYN of the `n`th client; 256 of them share a prefix.
 fn syn(n: u32) -> SynEvent {
     syn_to(n, 0)
 }
@@ -26,12 +26,12 @@ fn syn_to(n: u32, listener: u32) -> SynEvent {
     }
 }
 
-/// The first client of the `n`th prefix.
+/// Returns the first client of the `n`th prefix.
 fn from_prefix(n: u32) -> SynEvent {
     syn(n << 8)
 }
 
-/// Nothing is limited but what `adjust` limits.
+/// Returns limits that allow everything, except what `adjust` changes.
 fn limiter(adjust: impl FnOnce(&mut Limits)) -> Limiter {
     let mut limits = Limits {
         source: Rate::new(1_000_000, 1_000_000),
@@ -43,7 +43,7 @@ fn limiter(adjust: impl FnOnce(&mut Limits)) -> Limiter {
     Limiter::new(limits)
 }
 
-/// The `n`th SYN of each client in `clients`, in order: how many are admitted.
+/// Sends the `n`th SYN of each client in `clients`, in order; returns how many are admitted.
 fn admitted(limiter: &mut Limiter, syns: impl Iterator<Item = SynEvent>, now: Instant) -> usize {
     syns.filter(|syn| limiter.admit(syn, now) == Admission::Admit)
         .count()
@@ -71,7 +71,7 @@ fn a_settled_connection_makes_room_once() {
     let now = Instant::now();
     assert_eq!(limiter.admit(&syn(1), now), Admission::Admit);
     assert_eq!(limiter.admit(&syn(2), now), Admission::TooManyPending);
-    // Whichever way the worker has learnt its addresses.
+    // In whichever form the worker has learnt its addresses.
     let mapped = |addr: &str| addr.parse::<SocketAddr>().unwrap();
     let accepted = FourTuple::new(
         mapped("[::ffff:10.0.0.1]:5000"),
@@ -91,7 +91,7 @@ fn an_accept_that_came_first_makes_the_syn_late_for_a_while() {
     assert_eq!(limiter.admit(&syn(1), now + ms(999)), Admission::Late);
     assert_eq!(limiter.admit(&syn(1), now + ms(1000)), Admission::Admit);
 
-    // Bounded: the oldest is forgotten, and that is counted.
+    // Bounded: the oldest is forgotten, and counted.
     let now = now + ms(2000);
     for n in 10..13 {
         limiter.accepted_without(syn(n).connection(), now + ms(u64::from(n)));
@@ -109,7 +109,7 @@ fn nothing_is_admitted_while_cookies_are_sent_and_some_time_after() {
     let mut limiter = limiter(|_| {});
     let start = Instant::now();
     let at = |s| start + Duration::from_secs(s);
-    // What was sent before this process looked is no sign of a flood now.
+    // Cookies sent before this process started are not a sign of a flood now.
     limiter.note_cookies(500, start);
     assert_eq!(limiter.admit(&syn(1), start), Admission::Admit);
     for s in 1..5 {
@@ -119,7 +119,7 @@ fn nothing_is_admitted_while_cookies_are_sent_and_some_time_after() {
     limiter.note_cookies(504, at(5));
     assert_eq!(limiter.admit(&syn(2), at(13)), Admission::CookiesActive);
     assert_eq!(limiter.admit(&syn(2), at(14)), Admission::Admit);
-    // What is pending still lives and ends as ever.
+    // Pending connections live and end as before.
     assert_eq!(limiter.expire(at(5)), [syn(1).connection()]);
 }
 
@@ -171,12 +171,12 @@ fn a_flood_from_random_sources_does_not_wash_away_what_is_held_against_one() {
     });
     let now = Instant::now();
     assert_eq!(admitted(&mut limiter, (0..256).map(syn), now), 3);
-    // Seven find a place; all others together have the share of one.
+    // Seven have an entry; all others together have the share of one.
     let flood = (1..10_000).map(from_prefix);
     assert_eq!(admitted(&mut limiter, flood, now), 7 + 3);
     assert_eq!(limiter.counts().prefix_table_full, 10_000 - 1 - 7);
     assert_eq!(limiter.admit(&syn(255), now), Admission::OverSourceRate);
-    // Buckets that are full again make room; the one that is not stays.
+    // Full buckets make room; the one that is not full stays.
     let later = now + ms(1000);
     let flood = (20_000..30_000).map(from_prefix);
     assert_eq!(admitted(&mut limiter, flood, later), 7 + 1);
@@ -191,7 +191,7 @@ fn a_flood_from_random_sources_is_held_to_the_defaults() {
     let start = Instant::now();
     let mut worst = 0;
     for n in 0..200_000u64 {
-        // 20,000 a second, which is the ceiling, for 10 s; the relay gives up what runs out.
+        // 20,000 a second, which is the ceiling, for 10 s; the relay gives up expired ones.
         let now = start + Duration::from_micros(50 * n);
         limiter.expire(now);
         limiter.admit(&from_prefix((n * 2_654_435_761 % (1 << 16)) as u32), now);
@@ -285,8 +285,8 @@ proptest! {
             prop_assert!(limiter.accepted.len() <= 5);
             prop_assert_eq!(limiter.next_deadline().is_some(), !model.is_empty());
         }
-        // In every window that begins with an admission, and for every prefix and listener: no more
-        // than the burst and what the rate gives.
+        // In every window that begins with an admission, for every prefix and listener: no more
+        // than the burst and what the rate adds.
         let share = |(per_second, burst): (u64, u64), window: Duration| {
             burst + (window.as_millis() as u64 * per_second).div_ceil(1000)
         };
@@ -296,7 +296,7 @@ proptest! {
                 of_prefix += u64::from(p == prefix);
                 of_listener += u64::from(l == listener);
                 prop_assert!(of_listener <= share(LISTENER, at - from));
-                // Its own bucket, and the shared one while it had no place.
+                // Its own bucket, and the shared one while it had no entry.
                 prop_assert!(of_prefix <= 2 * share(SOURCE, at - from));
             }
         }

@@ -94,7 +94,7 @@ pub enum RouteMetricsError {
     #[error("route metrics: cannot open a netlink socket: {0}")]
     Netlink(#[source] std::io::Error),
     /// It is unknown whether another process keeps such routes.
-    #[error("route metrics: cannot find out whether another relay here sets them: {0}")]
+    #[error("route metrics: cannot check whether another relay here sets them: {0}")]
     Lock(#[source] std::io::Error),
     /// The kernel refused the policy rule.
     #[error(
