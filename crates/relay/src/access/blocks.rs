@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_block_of_an_address_says_most() {
+    fn the_first_block_of_an_address_is_the_most_specific() {
         for (addr, verdict) in [
             ("169.254.169.254", DestinationVerdict::Metadata),
             ("fe80::a9fe:a9fe", DestinationVerdict::Metadata),
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn public_is_what_iana_gave_out_for_it() {
+    fn public_addresses_are_those_that_iana_assigned_as_such() {
         for addr in [
             "1.1.1.1",
             "168.63.129.17",

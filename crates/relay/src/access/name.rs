@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_resolver_takes_for_an_address_is_no_name() {
+    fn a_text_that_a_resolver_takes_for_an_address_is_not_a_name() {
         for text in [
             "127.1",
             "2130706433",

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_may_come_unless_a_list_says_who() {
+    fn every_source_may_connect_without_a_list() {
         let sources = Sources::default();
         for client in ["127.0.0.1", "10.0.0.1", "1.1.1.1", "2606:4700::1111"] {
             assert_eq!(check(&sources, client), SourceVerdict::Allowed);

@@ -109,7 +109,7 @@ fn a_bad_address_is_named_with_its_field_and_line() {
 }
 
 #[test]
-fn figures_out_of_range_are_refused() {
+fn values_out_of_range_are_refused() {
     for (line, field) in [
         ("workers = 0", "relay.workers"),
         ("max_sessions = 0", "relay.max_sessions"),
@@ -157,7 +157,7 @@ fn a_file_without_a_forward_says_so() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_named() {
+fn a_missing_file_is_named() {
     let e = Config::load(Path::new("/nonexistent/taut.toml"))
         .unwrap_err()
         .to_string();
@@ -165,7 +165,7 @@ fn a_file_that_is_not_there_is_named() {
 }
 
 #[test]
-fn who_may_come_is_read_and_a_bad_prefix_is_named() {
+fn source_lists_are_parsed_and_a_bad_prefix_is_named() {
     let config = Config::parse(
         &format!(
             "[relay]\nidle_timeout = \"5m\"\nmax_sessions_per_source = 7\n{FORWARD}\

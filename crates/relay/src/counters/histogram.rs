@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_time_is_in_the_first_bucket_whose_bound_it_does_not_pass() {
+    fn a_duration_is_in_the_first_bucket_whose_bound_it_does_not_exceed() {
         let histogram = Histogram::default();
         for micros in [0, 500, 501, 1000, 10_000_000, 10_000_001, 99_000_000] {
             histogram.observe(Duration::from_micros(micros));

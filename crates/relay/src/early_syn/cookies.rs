@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_something_else_has_no_number() {
+    fn netstat_text_without_the_counter_is_an_error() {
         for text in [
             "",
             "TcpExt: SyncookiesSent",

@@ -32,7 +32,7 @@ fn filtered(addr: SocketAddr) -> EarlySyn {
 }
 
 #[test]
-fn a_filter_does_the_same_as_a_link_takes_a_dead_ones_place_and_goes_when_dropped() {
+fn a_filter_works_like_a_link_replaces_a_dead_one_and_is_removed_when_dropped() {
     assert!(
         rustix::process::geteuid().is_root(),
         "this test makes a network namespace and must run as root; `make test` does"

@@ -193,7 +193,7 @@ fn options_tags_and_extension_headers_do_not_hide_a_syn() {
 }
 
 #[test]
-fn what_is_no_syn_to_a_watched_address_leaves_by_its_own_exit() {
+fn every_packet_that_is_not_a_watched_syn_has_an_exit_of_its_own() {
     let v4 = |payload: &[u8]| ipv4("192.0.2.1", TCP, &[], 0, payload);
     let syn = tcp(5000, 80, SYN);
     let with = |at: usize, value: u8| {
@@ -323,7 +323,7 @@ fn events_past_the_ceiling_are_counted_and_not_reported() {
 }
 
 #[test]
-fn a_ring_that_nobody_reads_fills_up_and_the_rest_is_counted() {
+fn an_unread_ring_fills_up_and_the_rest_is_counted() {
     let mut bench = Bench::new(u32::MAX);
     let flood = |early_syn: &EarlySyn| {
         let program = early_syn.object.program("early_syn").unwrap();
@@ -351,10 +351,10 @@ fn a_ring_that_nobody_reads_fills_up_and_the_rest_is_counted() {
 }
 
 /// Not a test: prints what the program costs a packet. `cargo test -p taut-relay --release --
-/// --ignored --nocapture what_the_program_costs`
+/// --ignored --nocapture the_cost_of_the_program_per_packet`
 #[test]
 #[ignore = "it measures"]
-fn what_the_program_costs() {
+fn the_cost_of_the_program_per_packet() {
     let bench = Bench::new(u32::MAX);
     let data = frame(
         0x0800,

@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_of_nothing_lets_nothing_through() {
+    fn a_rate_of_zero_refuses_everything() {
         let now = Instant::now();
         assert_eq!(at_once(Rate::new(0, 5), &mut now.clone(), now, 10), 0);
         assert_eq!(at_once(Rate::new(5, 0), &mut now.clone(), now, 10), 1);

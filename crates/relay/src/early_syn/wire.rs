@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_that_is_cut_short_or_of_another_version_is_none() {
+    fn a_truncated_event_or_one_of_another_version_is_ignored() {
         assert_eq!(event(&[]), None);
         let mut record = EarlySynEvent::default();
         assert_eq!(event(record.as_bytes()), None);

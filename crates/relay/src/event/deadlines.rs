@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn alarms_come_in_order_and_move() {
+    fn deadlines_come_in_order_and_move() {
         let t = |s| Instant::now() + Duration::from_secs(s);
         let (t1, t2, t3) = (t(1), t(2), t(3));
         let mut deadlines = Deadlines::default();

@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn only_root_and_the_same_user_are_talked_to() {
+    fn only_root_and_the_same_user_are_accepted() {
         assert!(may_talk(0, 1000) && may_talk(1000, 1000) && may_talk(0, 0));
         assert!(!may_talk(1001, 1000) && !may_talk(1000, 0));
     }

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn every_destination_is_taken_of_the_families_that_are_listened_to() {
+    fn every_destination_of_the_listeners_families_is_intercepted() {
         let both = taking(&[80], &[], &[], &["0.0.0.0:1", "[::]:1"]);
         assert_eq!(rules_of(&[both], index).len(), 2);
         let v4 = taking(&[80], &[], &[], &["0.0.0.0:1"]);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_are_not_there_have_no_rule_and_do_not_become_any() {
+    fn missing_devices_have_no_rule_and_do_not_become_any() {
         let gone = taking(&[80], &[], &["c"], &["0.0.0.0:1"]);
         assert!(rules_of(&[gone], index).is_empty());
         let half = taking(&[80, 443], &["192.0.2.0/24"], &["a", "c"], &["0.0.0.0:1"]);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_to_the_listener_itself_is_not_covered() {
+    fn connections_to_the_listener_itself_are_not_covered() {
         let taking = taking(
             &[80],
             &["192.0.2.0/24"],

@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_of_all_workers_are_added_up() {
+    fn counters_of_all_workers_are_summed() {
         let metrics = Metrics::of_nothing(2);
         metrics.worker(0).upstream_bytes.add(3);
         metrics.worker(1).upstream_bytes.add(4);

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_no_address_to_listen_on() {
+    fn a_name_is_not_an_address_to_listen_on() {
         assert!("localhost:80".parse::<Listen>().is_err());
         assert!("127.0.0.1".parse::<Listen>().is_err());
     }

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forward_elsewhere_is_none() {
+    fn a_forward_elsewhere_is_not_a_loop() {
         for (listen, to) in [
             ("127.0.0.1:70", "127.0.0.1:71"),
             ("0.0.0.0:70", "10.0.0.2:70"),
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_that_leads_out_is_none_and_a_circle_is_one() {
+    fn a_chain_that_leads_out_is_not_a_loop_and_a_cycle_is() {
         let chain = [
             ("127.0.0.1:70", "127.0.0.1:71"),
             ("127.0.0.1:71", "10.0.0.2:22"),

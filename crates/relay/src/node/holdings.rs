@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_go_on_from_one_configuration_to_the_next() {
+    fn numbers_continue_from_one_configuration_to_the_next() {
         let mut first = Holdings::default();
         let a: Destination = "a:1".parse().unwrap();
         let b: Destination = "b:1".parse().unwrap();

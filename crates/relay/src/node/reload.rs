@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_a_restart_can_change_stays_and_is_named_once() {
+    fn settings_that_need_a_restart_stay_and_are_named_once() {
         let old = config();
         let mut new = config();
         assert!(keep_what_stays(&mut new, &old).is_empty());

@@ -92,7 +92,7 @@ fn a_record_is_one_line_with_every_field_and_its_unit() {
 }
 
 #[test]
-fn a_clock_that_is_wrong_is_no_panic() {
+fn a_wrong_clock_does_not_panic() {
     let mut record = record(1);
     for time in [
         SystemTime::UNIX_EPOCH - Duration::from_secs(1),
@@ -104,7 +104,7 @@ fn a_clock_that_is_wrong_is_no_panic() {
 }
 
 #[test]
-fn what_is_recorded_before_the_end_is_in_the_file_and_the_file_is_appended_to() {
+fn records_from_before_the_end_are_appended_to_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sessions.json");
     for part in 0..2u128 {
@@ -156,7 +156,7 @@ fn a_file_that_cannot_be_reopened_leaves_the_old_one_in_use() {
 }
 
 #[test]
-fn a_path_that_cannot_be_opened_is_one_sentence() {
+fn an_unopenable_path_is_reported_in_one_sentence() {
     let path = PathBuf::from("/nonexistent/sessions.json");
     let error = SessionLog::start(Target::File(path), 1)
         .unwrap_err()
@@ -186,7 +186,7 @@ impl Write for Stuck {
 }
 
 #[test]
-fn a_writer_that_is_stuck_holds_up_nobody() {
+fn a_blocked_writer_delays_no_worker() {
     let (entered, was_entered) = mpsc::sync_channel(1);
     let (let_go, go_on) = mpsc::channel();
     let sink = Sink::new(Box::new(Stuck { entered, go_on }), None);
@@ -233,7 +233,7 @@ impl Write for Disk {
 }
 
 #[test]
-fn a_full_disk_costs_records_and_never_glues_two_together() {
+fn a_full_disk_loses_records_and_never_joins_two() {
     let line = serde_json::to_vec(&record(0)).unwrap().len() + 1;
     for room in 0..3 * line {
         let disk = Disk(Arc::new(Mutex::new((room, Vec::new()))));

@@ -193,7 +193,7 @@ mod tests {
     use crate::counters::histogram::Totals;
 
     #[test]
-    fn a_session_is_counted_once_and_told_by_its_last_upstream_leg() {
+    fn a_session_is_counted_once_and_recorded_by_its_last_upstream_leg() {
         let metrics = WorkerMetrics::default();
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);

@@ -1,4 +1,4 @@
-//! A flood of forged SYNs, and what of it reaches whom.
+//! A flood of forged SYNs, and how many of them reach each stage.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::time::Instant;
@@ -8,7 +8,7 @@ use taut_relay::early_syn::{Devices, Exit, Limiter, Limits};
 
 use crate::rig::{LINK, Net, RELAY};
 
-/// Sends a SYN from each of `count` addresses that nobody has, in prefixes of their own.
+/// Sends a SYN from each of `count` unused addresses, in prefixes of their own.
 pub(crate) fn forge(net: &Net, to: SocketAddrV4, count: u32) {
     forge_from(net, to, 0, count);
 }
@@ -19,8 +19,8 @@ pub(crate) fn forge_from(net: &Net, to: SocketAddrV4, first: u32, count: u32) {
         let raw = raw.unwrap();
         for n in first..first + count {
             let from = Ipv4Addr::from_bits(0x2000_0000 + (n << 8));
-            // The kernel puts in the length and the checksum of IPv4; that of TCP is wrong, which a
-            // program at a device does not look at.
+            // The kernel fills in the length and checksum of IPv4; the one of TCP is wrong, which a
+            // program at a device does not check.
             let mut packet = [0u8; 40];
             packet[0] = 0x45;
             packet[8] = 64;
@@ -49,7 +49,7 @@ fn a_flood_of_forged_syns_is_bounded_at_the_device_and_again_by_the_limiter() {
     let mut watch = net.watch_on(devices, &[to.into()], CEILING);
     let start = Instant::now();
     forge(&net, to, FORGED);
-    // A ceiling is of seconds of the clock, of which one may end in between.
+    // The ceiling applies to seconds of the clock, of which one may end in between.
     let seconds = u32::try_from(start.elapsed().as_secs()).unwrap() + 2;
     let exits = watch.0.exits().unwrap();
     let looked_at =

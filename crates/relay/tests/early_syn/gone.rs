@@ -1,4 +1,4 @@
-//! Nothing stays on a device, whichever way the relay ends.
+//! No program stays on a device, however the relay ends.
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use taut_sys::netns::Netns;
 use crate::killed::kill_when_it_says;
 use crate::rig::{LINK, Net, PATIENCE, RELAY};
 
-/// Links at the device, of which there is one of that number.
+/// Returns the links at the device with this number.
 fn links(ifindex: u32) -> usize {
     let here = |info: &LinkTypeInfo| matches!(info, LinkTypeInfo::Tcx(t) if t.ifindex == ifindex);
     LinkInfoIter::default()
@@ -19,7 +19,8 @@ fn links(ifindex: u32) -> usize {
         .count()
 }
 
-/// Waits until there is none: who lists links, as other tests do, holds each open for a moment.
+/// Waits until there is none: a process that lists links, as other tests do, holds each open for a
+/// moment.
 fn wait_until_none(ifindex: u32) {
     let deadline = Instant::now() + PATIENCE;
     while links(ifindex) > 0 {
@@ -37,7 +38,7 @@ fn a_drop_takes_the_program_off_the_device() {
     wait_until_none(net.ifindex);
 }
 
-/// Where the other process finds its namespace.
+/// The environment variable that names the other process's namespace.
 const HOLD: &str = "TAUT_RELAY_HOLD_EARLY_SYN";
 
 #[test]
@@ -62,6 +63,6 @@ fn hold_it_when_asked_to() {
     let attach = || EarlySyn::attach(devices, &[(addr, 0)], 1);
     let _held = netns.run(attach).unwrap().unwrap();
     println!("attached");
-    // Until it is killed, or the test that started it has ended.
+    // Runs until it is killed, or the test that started it has ended.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }

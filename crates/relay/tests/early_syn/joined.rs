@@ -1,4 +1,4 @@
-//! Upstream legs that are begun at the SYN, and the clients that they are joined with.
+//! Upstream legs that are dialled at the SYN, and joined with their clients.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, SocketAddrV4, TcpListener, TcpStream};
@@ -20,7 +20,7 @@ use wait::wait_until;
 
 const PORT: u16 = 8080;
 
-/// A figure of the node, all its labels together.
+/// Returns a metric of the node, summed over its labels.
 fn figure(metrics: &Metrics, name: &str) -> u64 {
     let text = metrics.encode().unwrap();
     text.lines()
@@ -32,7 +32,7 @@ fn figure(metrics: &Metrics, name: &str) -> u64 {
         .sum()
 }
 
-/// A relay with early SYN in front of `server`.
+/// Starts a relay with early SYN in front of `server`.
 fn relay(listen: SocketAddr, server: SocketAddr, workers: u16) -> Node {
     let to = server.to_string().parse().unwrap();
     let mut forward = Forward::new(vec![listen.to_string().parse().unwrap()], to);
@@ -43,7 +43,7 @@ fn relay(listen: SocketAddr, server: SocketAddr, workers: u16) -> Node {
     Node::start(&config).unwrap()
 }
 
-/// A client far enough away for its handshake to take longer than anything the relay does.
+/// A client so far away that its handshake takes longer than anything the relay does.
 fn world(name: &str) -> World {
     let link = LinkSpec::both(Shape::delay(Duration::from_millis(40)));
     WorldBuilder::new(name)
@@ -63,8 +63,8 @@ fn the_server_is_connected_to_before_the_client_is_accepted_and_every_byte_arriv
     let bind = || TcpListener::bind("127.0.0.1:0").unwrap();
     let server = host.run(bind).unwrap();
     let to = server.local_addr().unwrap();
-    // More than one, so that most clients are accepted by another worker than the one that has
-    // their upstream leg.
+    // More than one worker, so that most clients are accepted by another worker than the one that
+    // has their leg.
     let node = host.run(|| relay(listen, to, 4)).unwrap();
 
     std::thread::scope(|s| {
@@ -110,11 +110,11 @@ fn the_server_is_connected_to_before_the_client_is_accepted_and_every_byte_arriv
 }
 
 #[test]
-fn a_server_that_refuses_is_a_reset_for_the_client_and_nothing_stays() {
+fn a_server_that_refuses_resets_the_client_and_leaves_no_session() {
     let world = world("early-refused");
     let (client, host) = (world.host("client"), world.host("relay"));
     let listen = SocketAddr::from((host.addr(), PORT));
-    // A port that was free a moment ago, with nobody behind it.
+    // A port that was free a moment ago, without a listener.
     let nobody = host
         .run(|| {
             TcpListener::bind("127.0.0.1:0")
@@ -136,7 +136,7 @@ fn a_server_that_refuses_is_a_reset_for_the_client_and_nothing_stays() {
 }
 
 #[test]
-fn forged_syns_make_only_so_many_connections_and_these_are_given_up() {
+fn forged_syns_cause_a_bounded_number_of_connections_which_are_closed() {
     const FORGED: u32 = 5000;
     let net = Net::new();
     let to = SocketAddrV4::new(RELAY, PORT);
@@ -151,8 +151,8 @@ fn forged_syns_make_only_so_many_connections_and_these_are_given_up() {
     wait_until("the events", || {
         figure(&metrics, "taut_relay_early_syns_total") >= u64::from(FORGED)
     });
-    // The program's figure runs ahead of what the workers have read; and each that they begin is
-    // reset when its client has not come.
+    // The program's counter runs ahead of the workers, and each leg that they dial is reset when
+    // its client has not come.
     let begun = || figure(&metrics, "taut_relay_early_begun_total");
     wait_until("the last to be given up", || {
         let unused = figure(&metrics, "taut_relay_early_unused_total");
@@ -168,7 +168,7 @@ fn forged_syns_make_only_so_many_connections_and_these_are_given_up() {
 #[test]
 fn no_upstream_leg_outlives_its_client_also_where_accept_comes_before_the_syns_report() {
     const CLIENTS: usize = 200;
-    // Without delay, the handshake is often over before the report of its SYN has been read.
+    // Without delay, the handshake is often over before the event of its SYN has been read.
     let net = Net::new();
     let server = net
         .relay
@@ -191,7 +191,7 @@ fn no_upstream_leg_outlives_its_client_also_where_accept_comes_before_the_syns_r
                 && metrics.sessions() == 0
         },
     );
-    // What the relay has set up is in the listener's queue by now, and has to end.
+    // The connections that the relay made are in the listener's queue by now, and must end.
     server.set_nonblocking(true).unwrap();
     let mut met = 0;
     while let Ok((mut leg, _)) = server.accept() {
@@ -208,13 +208,12 @@ fn no_upstream_leg_outlives_its_client_also_where_accept_comes_before_the_syns_r
 }
 
 #[test]
-fn forged_syns_to_a_forward_through_a_relay_that_does_not_answer_make_no_more_dials_than_the_pool_may_hold()
- {
+fn forged_syns_through_a_silent_relay_cause_no_more_dials_than_the_pool_may_hold() {
     const ROUNDS: u32 = 8;
     const FORGED: u32 = 500;
     const POOL: u32 = 4;
     let net = Net::new();
-    // Its SYNs are swallowed: nobody has this address.
+    // No host has this address, so the SYNs get no answer.
     net.ip(
         &net.relay,
         &format!("neigh add 10.9.0.77 lladdr 02:00:00:00:00:77 dev {LINK}"),
@@ -239,12 +238,12 @@ fn forged_syns_to_a_forward_through_a_relay_that_does_not_answer_make_no_more_di
     let node = net.relay.run(|| Node::start(&config).unwrap()).unwrap();
     let metrics = node.metrics();
     for round in 1..=ROUNDS {
-        // From others each time, so that they are not taken for repetitions.
+        // From other addresses each time, so that they are not taken for retransmissions.
         forge_from(&net, to, round * FORGED, FORGED);
         wait_until("the reports", || {
             figure(&metrics, "taut_relay_early_syns_total") >= u64::from(round * FORGED)
         });
-        // All that this relay has under way are legs to the other, of this network namespace.
+        // The relay's only connections are legs to the other relay, in this network namespace.
         let mut dials = 0;
         wait_until("the first dial", || {
             dials = net.sockets(&net.relay, "syn-sent");

@@ -1,5 +1,5 @@
 //! Early SYN on real devices: two namespaces, a link between them, and the program at the relay's
-//! end of it.
+//! end.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 

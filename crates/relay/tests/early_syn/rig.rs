@@ -18,13 +18,13 @@ pub(crate) const LINK: &str = "wire";
 pub(crate) const RELAY: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
 pub(crate) const RELAY6: Ipv6Addr = Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 0, 2);
 
-/// The number that listeners are watched under.
+/// The number under which listeners are watched.
 pub(crate) const LISTENER: u32 = 7;
 
 pub(crate) struct Net {
     pub(crate) client: Netns,
     pub(crate) relay: Netns,
-    /// The number of the relay's end of the link, which no other device of the machine has.
+    /// The number of the relay's end of the link, unique on this machine.
     pub(crate) ifindex: u32,
 }
 
@@ -126,7 +126,7 @@ pub(crate) struct Watch(pub(crate) EarlySyn);
 // === impl Watch ===
 
 impl Watch {
-    /// Waits for `count` events, and returns those there are then.
+    /// Waits for `count` events, and returns all there are then.
     pub(crate) fn events(&mut self, count: usize) -> Vec<SynEvent> {
         let poller = Poller::new().unwrap();
         poller.add(self.0.poll_fd(), 0, Interest::Read).unwrap();
@@ -142,7 +142,7 @@ impl Watch {
     }
 }
 
-/// The event of the connection that `stream` is the client's end of.
+/// Returns the event of the connection whose client end is `stream`.
 pub(crate) fn event_of(stream: &TcpStream) -> SynEvent {
     SynEvent {
         client: stream.local_addr().unwrap(),

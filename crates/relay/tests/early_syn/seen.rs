@@ -1,4 +1,4 @@
-//! What is seen, and what is not.
+//! Which SYNs are seen, and which are not.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -52,9 +52,9 @@ fn link_local_clients_are_joined_though_accept_names_their_device_and_a_syn_does
 }
 
 #[test]
-fn a_listener_on_every_address_hears_of_this_machines_and_of_no_others() {
+fn a_listener_on_every_address_sees_only_syns_to_this_machine() {
     let net = Net::new();
-    // The relay is also a router: what it forwards is not its own.
+    // The relay is also a router: forwarded packets are not its own.
     net.relay
         .run(|| {
             std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap();
@@ -78,7 +78,7 @@ fn a_listener_on_every_address_hears_of_this_machines_and_of_no_others() {
     let mut watch = net.watch(&any);
     for far in ["10.9.200.9:80", "[fd09:200::9]:80"] {
         let far: SocketAddr = far.parse().unwrap();
-        // Nobody answers for it.
+        // No host answers there.
         let connect = || TcpStream::connect_timeout(&far, Duration::from_millis(50));
         assert!(net.client.run(connect).unwrap().is_err());
     }
@@ -96,7 +96,7 @@ fn a_listener_on_every_address_hears_of_this_machines_and_of_no_others() {
 }
 
 #[test]
-fn answers_other_ports_and_other_protocols_are_not_seen() {
+fn syn_acks_other_ports_and_other_protocols_are_not_seen() {
     let net = Net::new();
     let addr = SocketAddr::from((RELAY, 80));
     let listener = net.listen(addr);
@@ -113,7 +113,8 @@ fn answers_other_ports_and_other_protocols_are_not_seen() {
             .unwrap()
     };
     net.client.run(datagram).unwrap();
-    // A SYN-ACK, and an RST in answer to a SYN, as the relay itself connects upstream from that port.
+    // A SYN-ACK, and an RST in answer to a SYN, when the relay itself dials upstream from that
+    // port.
     let far = net
         .client
         .run(|| TcpListener::bind("10.9.0.1:9000"))
@@ -124,7 +125,7 @@ fn answers_other_ports_and_other_protocols_are_not_seen() {
     drop(far);
     assert!(net.relay.run(upstream(9001)).unwrap().is_err());
 
-    // What comes last is the only one, and its bytes are no SYNs either.
+    // Only the last one is seen, and its bytes are not SYNs either.
     let mut client = net.connect(addr);
     let (mut accepted, _) = listener.accept().unwrap();
     client.write_all(b"ping").unwrap();
@@ -151,7 +152,7 @@ fn tags_of_vlans_do_not_hide_a_syn() {
     net.ip(&net.relay, "link set tap address 02:00:00:00:00:01");
     net.ip(&net.relay, "link set tap up");
     let mut watch = net.watch_on(Devices::Named(vec!["tap".into()]), &[addr], u32::MAX);
-    // The kernel takes the outer tag off before programs see the frame, and leaves the inner one.
+    // The kernel removes the outer tag before programs see the frame, and leaves the inner one.
     for tags in [
         &[][..],
         &[0x81, 0, 0, 7],
@@ -180,7 +181,7 @@ fn tags_of_vlans_do_not_hide_a_syn() {
 }
 
 #[test]
-fn every_device_that_is_up_is_watched_and_later_ones_after_a_look() {
+fn every_device_that_is_up_is_watched_and_later_ones_after_a_refresh() {
     let net = Net::new();
     net.ip(&net.relay, "link add later type veth peer name other");
     let addr = SocketAddr::from((RELAY, 80));
@@ -203,7 +204,7 @@ fn every_device_that_is_up_is_watched_and_later_ones_after_a_look() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_named() {
+fn a_missing_device_is_named() {
     let net = Net::new();
     let attach = |devices| {
         let addr = SocketAddr::from((RELAY, 80));
@@ -219,7 +220,7 @@ fn a_device_that_is_not_there_is_named() {
 }
 
 #[test]
-fn what_passes_is_not_changed() {
+fn forwarded_packets_are_not_changed() {
     let net = Net::new();
     let addr = SocketAddr::from((RELAY, 80));
     let listener = net.listen(addr);

@@ -1,4 +1,4 @@
-//! A port goes from process to process while clients storm it, and no attempt is lost.
+//! A port passes from process to process while many clients connect, and no attempt is lost.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
@@ -17,7 +17,7 @@ use taut_sys::epoll::{Interest, Poller, Waker};
 use taut_sys::socket::{Keepalive, LegOptions, Listener};
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Sockets that share the port, as workers' do.
+/// Sockets that share the port, as those of workers do.
 const SOCKETS: u64 = 3;
 
 /// So many that the queues are hardly ever empty.
@@ -31,7 +31,7 @@ fn options() -> LegOptions {
     })
 }
 
-/// Tells everybody who connects its process number; until another takes over.
+/// Sends its process number to every client, until another process takes over.
 #[test]
 #[ignore = "the processes of the test below"]
 fn a_server() {
@@ -88,7 +88,7 @@ fn a_server() {
     while !draining() {
         poller.wait(None, &mut reports).unwrap();
         for listener in &listeners {
-            // What waits in the queue at that moment is left to the next process.
+            // Connections in the queue at that moment are left to the next process.
             while !draining() {
                 match listener.accept() {
                     Ok((stream, _)) => {
@@ -128,7 +128,7 @@ impl Server {
         Self { child, says }
     }
 
-    /// What follows `word` in what it says next.
+    /// Returns what follows `word` in the process's next line.
     fn expect_line(&mut self, word: &str) -> String {
         let mut line = String::new();
         loop {
@@ -165,7 +165,7 @@ struct Storm {
     addr: SocketAddr,
     stop: AtomicBool,
     attempts: AtomicU32,
-    /// Who served last.
+    /// The process that served last.
     last: Mutex<String>,
     lost: Mutex<Vec<String>>,
 }
@@ -181,7 +181,7 @@ impl Storm {
         }
     }
 
-    /// However the test goes on: who waits for the clients waits no longer.
+    /// Also when the test fails, the clients must not be waited for.
     fn ends(&self) -> impl Drop + '_ {
         struct Ends<'a>(&'a AtomicBool);
         impl Drop for Ends<'_> {
@@ -244,7 +244,7 @@ fn a_storm_of_connects_over_handovers_loses_none() {
         storm.go_on();
         let mut serving = first;
         for _ in 0..5 {
-            // One that fails before it serves changes nothing.
+            // A process that fails before it serves changes nothing.
             let mut failing = Server::start(&path, "fails", "");
             failing.expect_line("has");
             failing.child.wait().unwrap();
@@ -261,7 +261,7 @@ fn a_storm_of_connects_over_handovers_loses_none() {
             serving = next;
         }
         drop(ends);
-        // It outlives the clients that are still with it.
+        // It outlives the clients that still talk to it.
         serving
     });
     let lost = storm.lost.lock().unwrap();

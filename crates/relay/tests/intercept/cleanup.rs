@@ -1,4 +1,4 @@
-//! Nothing stays on the machine, whichever way the relay ends.
+//! Interception leaves no trace on the machine, however the relay ends.
 
 use std::io::Read;
 use std::process::Command;
@@ -10,7 +10,8 @@ use taut_sys::netns::Netns;
 use crate::killed::kill_when_it_says;
 use crate::rig::*;
 
-/// What interception may have put into a namespace: policy rules, their table, nft's tables.
+/// Returns everything that interception may add to a namespace: policy rules, their table, nft's
+/// tables.
 fn traces(netns: &Netns) -> Vec<String> {
     let mut traces = Vec::new();
     for family in ["-4", "-6"] {
@@ -22,7 +23,7 @@ fn traces(netns: &Netns) -> Vec<String> {
                 .map(str::to_owned),
         );
         let line = format!("{family} route show table {TABLE}");
-        // An empty table is an error to `ip`.
+        // For `ip` an empty table is an error.
         let mut route = Command::new("ip");
         let route = route
             .args(["-n", netns.name()])
@@ -38,14 +39,14 @@ fn traces(netns: &Netns) -> Vec<String> {
     traces
 }
 
-/// Whether a relay intercepts, and what there is of rule and route for each family.
+/// Returns whether a relay intercepts, and which rules and routes exist for each family.
 fn doctors_view(net: &Net) -> (bool, [(bool, bool); 2]) {
     let look = || (is_running().unwrap(), presence().unwrap());
     let (running, there) = net.router.run(look).unwrap();
     (running, there.map(|p| (p.rule, p.route)))
 }
 
-/// A connection reaches the server without the relay.
+/// A connection reaches the server directly.
 fn assert_routed(net: &Net) {
     for server in SERVER {
         let listener = net.listen(&net.server, server, PORT);
@@ -54,7 +55,7 @@ fn assert_routed(net: &Net) {
     }
 }
 
-/// A connection reaches the server by way of the relay.
+/// A connection reaches the server through the relay.
 fn assert_taken(net: &Net) {
     for (server, relay) in SERVER.into_iter().zip(ROUTER_TO_SERVER) {
         let listener = net.listen(&net.server, server, PORT);
@@ -76,7 +77,8 @@ fn a_stop_leaves_nothing_and_connections_are_routed_again() {
         assert_eq!(during.len(), expected, "{during:?}");
         assert_eq!(doctors_view(&net), (true, [(true, true); 2]));
         drop(node);
-        // A process that another test is starting has all of this one's sockets until it runs its program.
+        // A process that another test starts has all of this one's sockets until it runs its
+        // program.
         wait_until("the relay's end", || !doctors_view(&net).0);
         assert_eq!(doctors_view(&net), (false, [(false, false); 2]));
         assert_eq!(traces(&net.router), before);
@@ -84,11 +86,11 @@ fn a_stop_leaves_nothing_and_connections_are_routed_again() {
     }
 }
 
-/// Where the other process finds its namespace, and what it is to do there.
+/// The environment variable that names the other process's namespace and its task.
 const HOLD: &str = "TAUT_RELAY_HOLD_INTERCEPTION";
 
 #[test]
-fn what_a_kill_leaves_is_replaced_by_the_next_start_and_gone_after_it() {
+fn the_remains_of_a_kill_are_replaced_by_the_next_start_and_gone_after_it() {
     for (killed, next) in [
         (Method::Bpf, Method::Bpf),
         (Method::Bpf, Method::Nft),
@@ -102,10 +104,10 @@ fn what_a_kill_leaves_is_replaced_by_the_next_start_and_gone_after_it() {
         assert_ne!(
             traces(&net.router),
             [""; 0],
-            "a kill has left nothing: what is tested here?"
+            "the kill left nothing behind, so the test has no subject"
         );
 
-        // What is left takes nothing from anybody meanwhile.
+        // The remains do not affect any connection meanwhile.
         assert_routed(&net);
         let node = net.intercept(next);
         assert_taken(&net);
@@ -134,7 +136,7 @@ fn hold_it_when_asked_to() {
     let config = config(method, vec![forward()]);
     let _held = netns.run(|| Node::start(&config)).unwrap().unwrap();
     println!("intercepting");
-    // Until it is killed, or the test that started it has ended.
+    // Runs until it is killed, or the test that started it has ended.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
@@ -159,7 +161,7 @@ fn two_relays_do_not_take_each_others_connections() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_refused_and_nothing_is_left() {
+fn a_missing_device_is_refused_and_nothing_is_left() {
     let net = Net::new();
     let mut forward = forward();
     forward.transparent.as_mut().unwrap().devices = vec!["nowhere".to_owned()];

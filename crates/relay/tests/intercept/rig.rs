@@ -20,21 +20,21 @@ pub(crate) use wait::wait_until;
 /// A test that waits longer than this for something has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Both ways of interception.
+/// Both methods of interception.
 pub(crate) const METHODS: [Method; 2] = [Method::Bpf, Method::Nft];
 
-/// The ends of the two links; what is before the last part is the same at both.
+/// The ends of the two links; the last part differs between the two ends.
 pub(crate) const CLIENT: [&str; 2] = ["10.50.1.2", "fd50:1::2"];
 pub(crate) const ROUTER_TO_CLIENT: [&str; 2] = ["10.50.1.1", "fd50:1::1"];
 pub(crate) const ROUTER_TO_SERVER: [&str; 2] = ["10.50.2.1", "fd50:2::1"];
-/// An address of the server's that no link has.
+/// An address of the server that is not on a link.
 pub(crate) const SERVER: [&str; 2] = ["203.0.113.10", "2001:db8:113::10"];
 
 /// The router's devices.
 pub(crate) const TO_CLIENT: &str = "clients";
 pub(crate) const TO_SERVER: &str = "servers";
 
-/// What is intercepted, and where the relay listens.
+/// The intercepted port, and where the relay listens.
 pub(crate) const PORT: u16 = 80;
 pub(crate) const LISTEN: u16 = 8443;
 
@@ -108,24 +108,24 @@ impl Net {
         netns.run(|| std::fs::write(path, value)).unwrap().unwrap();
     }
 
-    /// A node on the router with these forwards.
+    /// Starts a node on the router with these forwards.
     pub(crate) fn relay(&self, method: Method, forwards: Vec<Forward>) -> Node {
         let config = config(method, forwards);
         self.router.run(|| Node::start(&config)).unwrap().unwrap()
     }
 
-    /// A node that takes connections to the server.
+    /// Starts a node that intercepts connections to the server.
     pub(crate) fn intercept(&self, method: Method) -> Node {
         self.relay(method, vec![forward()])
     }
 
-    /// A server.
+    /// Starts a server.
     pub(crate) fn listen(&self, netns: &Netns, ip: &str, port: u16) -> TcpListener {
         let addr = SocketAddr::new(ip.parse().unwrap(), port);
         netns.run(|| TcpListener::bind(addr)).unwrap().unwrap()
     }
 
-    /// A client's connection.
+    /// Connects as the client.
     pub(crate) fn connect(&self, ip: &str, port: u16) -> TcpStream {
         let addr = SocketAddr::new(ip.parse().unwrap(), port);
         let connect = || TcpStream::connect_timeout(&addr, PATIENCE);
@@ -143,7 +143,7 @@ impl Drop for Net {
     }
 }
 
-/// Takes connections to port 80 of the server's networks, and may go there.
+/// A forward for port 80 of the server's networks, with those as allowed destinations.
 pub(crate) fn forward() -> Forward {
     let transparent = Transparent {
         ports: vec![PORT],
@@ -195,7 +195,7 @@ fn inside(netns: &Netns, line: &[&str]) -> Command {
     command
 }
 
-/// What `curl` prints of a page, or how it failed.
+/// Returns what `curl` prints of a page, or how it failed.
 pub(crate) fn curl(netns: &Netns, url: &str) -> Result<String, String> {
     let patience = PATIENCE.as_secs().to_string();
     let line = [
@@ -230,12 +230,12 @@ pub(crate) fn assert_reset(net: &Net, ip: &str, port: u16) {
         stream.read_to_end(&mut Vec::new())
     });
     let kind = end
-        .expect_err("the stream ended in good order instead of by RST")
+        .expect_err("the stream ended with FIN instead of RST")
         .kind();
     assert_eq!(kind, std::io::ErrorKind::ConnectionReset);
 }
 
-/// A process of another make, in a folder of its own, until it is dropped.
+/// A foreign process, in a folder of its own, until it is dropped.
 pub(crate) struct Peer {
     child: Child,
     _folder: TempDir,
@@ -248,8 +248,8 @@ impl Drop for Peer {
     }
 }
 
-/// An nginx that answers with where the client came from and what it connected to. `listen`: what
-/// stands after `listen` for each address.
+/// An nginx that answers with the client's address and the address that it connected to. `listen`:
+/// the text after `listen` for each address.
 pub(crate) fn nginx(netns: &Netns, listen: &[String], http: &str) -> Peer {
     let folder = TempDir::new().unwrap();
     let listen: String = listen.iter().map(|l| format!("listen {l};")).collect();
@@ -264,7 +264,7 @@ pub(crate) fn nginx(netns: &Netns, listen: &[String], http: &str) -> Peer {
         .spawn()
         .unwrap();
     let pid = folder.path().join("nginx.pid");
-    // It listens before it writes that down.
+    // It listens before it writes that file.
     wait_until("nginx", || pid.exists());
     Peer {
         child,
@@ -279,7 +279,7 @@ pub(crate) fn web_server(net: &Net) -> Peer {
     nginx(&net.server, &listen, http)
 }
 
-/// The next connection of a listener, and where it came from.
+/// Returns the next connection of a listener, and its source.
 pub(crate) fn accepted(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     let (stream, peer) = listener.accept().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();

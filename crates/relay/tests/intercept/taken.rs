@@ -1,4 +1,4 @@
-//! What is taken, and what the two ends see of it.
+//! Which connections are intercepted, and what both ends see of it.
 
 use std::io::{Read, Write};
 
@@ -8,7 +8,7 @@ use taut_relay::outcome::session_end::End;
 use crate::rig::*;
 
 #[test]
-fn a_connection_to_another_machine_is_relayed_to_where_its_client_wanted_to_go() {
+fn an_intercepted_connection_reaches_its_original_destination() {
     for method in METHODS {
         let net = Net::new();
         let _server = web_server(&net);
@@ -48,7 +48,7 @@ fn with_source_client_the_server_sees_the_client_at_another_port() {
 }
 
 #[test]
-fn much_goes_both_ways_through_an_intercepted_connection() {
+fn an_intercepted_connection_carries_bulk_both_ways() {
     for borrow in [false, true] {
         let net = Net::new();
         let mut forward = forward();
@@ -80,7 +80,7 @@ fn much_goes_both_ways_through_an_intercepted_connection() {
 }
 
 #[test]
-fn a_destination_that_is_not_allowed_is_reset_and_not_gone_to() {
+fn a_session_to_a_forbidden_destination_is_reset_without_a_dial() {
     for method in METHODS {
         let net = Net::new();
         let mut forward = forward();
@@ -101,7 +101,7 @@ fn a_destination_that_is_not_allowed_is_reset_and_not_gone_to() {
 }
 
 #[test]
-fn who_connects_to_the_listener_itself_is_reset_and_nothing_goes_round() {
+fn a_connection_to_the_listener_itself_is_reset_and_does_not_loop() {
     let net = Net::new();
     let mut forward = forward();
     // Even with a rule that would allow it.
@@ -116,7 +116,7 @@ fn who_connects_to_the_listener_itself_is_reset_and_nothing_goes_round() {
 }
 
 #[test]
-fn a_server_that_refuses_is_a_reset_to_the_client() {
+fn a_server_that_refuses_resets_the_client() {
     let net = Net::new();
     let node = net.intercept(Method::Bpf);
     assert_reset(&net, SERVER[0], PORT);
@@ -126,7 +126,7 @@ fn a_server_that_refuses_is_a_reset_to_the_client() {
 }
 
 #[test]
-fn handshakes_with_syn_cookies_are_taken_too() {
+fn handshakes_with_syn_cookies_are_intercepted_too() {
     let net = Net::new();
     // Always, not only when a queue is full.
     net.set(&net.router, "ipv4/tcp_syncookies", "2");
@@ -134,7 +134,7 @@ fn handshakes_with_syn_cookies_are_taken_too() {
     for server in SERVER {
         let listener = net.listen(&net.server, server, PORT);
         let mut client = net.connect(server, PORT);
-        // What the listener knows of the connection it learns from the answer to the cookie.
+        // The listener learns of the connection from the answer to the cookie.
         client.write_all(b"ping").unwrap();
         let (mut far, _) = accepted(&listener);
         let mut said = [0; 4];
@@ -167,7 +167,7 @@ fn a_device_that_comes_back_is_intercepted_at_again() {
         &net.client,
         &format!("route add default via {}", ROUTER_TO_CLIENT[0]),
     );
-    // Until the device has been noticed, connections pass the relay by.
+    // Until the new device is noticed, connections bypass the relay.
     wait_until("a connection that is taken", || {
         let _client = net.connect(SERVER[0], PORT);
         let _ = accepted(&listener);

@@ -1,4 +1,4 @@
-//! What is not the relay's goes on as if it were not there.
+//! Traffic that is not the relay's is not affected.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -22,7 +22,7 @@ fn the_routers_own_services_on_an_intercepted_port_are_its_own() {
     for method in METHODS {
         let net = Net::new();
         let mut forward = forward();
-        // Every destination, so that only being local saves them; replies to clients' addresses
+        // Every destination, so that only being local exempts them; replies to clients' addresses
         // too.
         forward.transparent.as_mut().unwrap().destinations.clear();
         forward.identity.borrow = true;
@@ -46,7 +46,7 @@ fn the_routers_own_services_on_an_intercepted_port_are_its_own() {
 }
 
 #[test]
-fn other_ports_and_destinations_are_routed_as_ever() {
+fn other_ports_and_destinations_are_routed_as_before() {
     for method in METHODS {
         let net = Net::new();
         ip(&net.server, "address add 198.51.100.10 dev lo");
@@ -68,7 +68,7 @@ fn other_ports_and_destinations_are_routed_as_ever() {
 }
 
 #[test]
-fn what_comes_in_at_another_device_is_routed_as_ever() {
+fn packets_from_another_device_are_routed_as_before() {
     for method in METHODS {
         let net = Net::new();
         let mut forward = forward();
@@ -80,9 +80,10 @@ fn what_comes_in_at_another_device_is_routed_as_ever() {
     }
 }
 
-/// What `taut doctor` says of these two, and why it looks at them: no counter of the kernel's does.
+/// What `taut doctor` reports of these two settings, and why it checks them: no kernel counter
+/// shows them.
 #[test]
-fn a_source_filter_that_minds_the_mark_drops_what_is_taken() {
+fn strict_reverse_path_filtering_with_the_mark_drops_intercepted_packets() {
     let net = Net::new();
     let node = net.intercept(Method::Bpf);
     let listener = net.listen(&net.server, SERVER[0], PORT);
@@ -96,7 +97,7 @@ fn a_source_filter_that_minds_the_mark_drops_what_is_taken() {
         });
         assert!(!client.is_finished());
         assert_eq!(node.metrics().sessions(), 0);
-        // The client's next SYN comes through.
+        // The client's next SYN succeeds.
         net.set(&net.router, "ipv4/conf/all/src_valid_mark", "0");
         let _client = client.join().unwrap();
         accepted(&listener);

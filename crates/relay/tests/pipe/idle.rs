@@ -1,4 +1,4 @@
-//! Connections that wait, and what they may send then.
+//! Idle connections, and how much they may send afterwards.
 
 use std::time::Duration;
 
@@ -9,11 +9,12 @@ use crate::rig::{
     Relays, WINDOW, congestion, mesh, pipe, plain, receive, send, wait_until, window,
 };
 
-/// Long enough that 2 MB at the pipe's rate (16 ms) are out before any of it is acknowledged, whatever
-/// else this machine does meanwhile.
+/// So long that 2 MB at the pipe's rate (16 ms) are sent before any of it is acknowledged, whatever
+/// else this machine does.
 const DELAY: Duration = Duration::from_millis(300);
 
-/// Idle times after which a connection is to be as good as new. That kernels take a window away in
+/// Idle times after which a connection must be as good as new. They have to pass, because the
+/// kernel's reduction of a window in idle time is the subject here.
 /// idle time is the subject here, so they have to pass.
 const IDLE: [Duration; 3] = [
     Duration::ZERO,
@@ -49,7 +50,7 @@ fn an_idle_mesh_leg_sends_two_megabytes_at_once_after_0_1_and_30_seconds() {
     let listener = relays.listen(&mesh());
     let pairs = IDLE.map(|idle| (idle, relays.connect(&listener, &mesh())));
     for (_, (near, _)) in &pairs {
-        // Never used so far: far has said no more than a SYN-ACK can.
+        // Never used so far: the far end has sent only a SYN-ACK.
         assert!(announced(near) <= 0xFFFF);
         near.probe_peer_window().unwrap();
     }
@@ -85,10 +86,10 @@ fn a_byte_from_either_end_announces_the_window() {
     }
 }
 
-/// What the kernel gives a socket that nobody asked anything for.
+/// The kernel's defaults of a socket.
 #[test]
 fn a_leg_without_a_profile_has_the_kernels_defaults() {
-    // The pipe is there, and is not for it.
+    // The pipe is loaded, but not used by it.
     pipe();
     let mut relays = relays("pipe-plain");
     let listener = relays.listen(&plain());
@@ -107,7 +108,7 @@ fn a_leg_without_a_profile_has_the_kernels_defaults() {
         let receive = rustix::net::sockopt::socket_recv_buffer_size(stream).unwrap();
         assert_eq!(receive, second("net.ipv4.tcp_rmem"));
     }
-    // And so it takes many round trips for what a mesh leg sends in one.
+    // So it takes many round trips for what a mesh leg sends in one.
     let before = near.info().unwrap().delivered;
     near.send(&vec![0; 1 << 20]).unwrap();
     wait_until("an acknowledgement", || {

@@ -1,4 +1,4 @@
-//! What a connection does about loss, and about a queue.
+//! How a connection reacts to loss, and to a queue.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::rig::{Relays, WINDOW, congestion, mesh, pipe, receive, send, window};
 
 const DELAY: Duration = Duration::from_millis(5);
 
-/// What no test here needs more than.
+/// The time limit of every test here.
 const MOST: usize = 256 << 20;
 
-/// Sends 64 KiB after 64 KiB until `enough` says so after one, then the end of the stream, and waits
-/// for far to see it.
+/// Sends 64 KiB at a time until `enough` returns true, then the end of the stream, and waits for
+/// the far end to see it.
 fn send_until(near: &Stream, far: &Stream, mut enough: impl FnMut(usize) -> bool) {
     const STEP: usize = 1 << 16;
     std::thread::scope(|scope| {
@@ -30,7 +30,7 @@ fn send_until(near: &Stream, far: &Stream, mut enough: impl FnMut(usize) -> bool
 }
 
 #[test]
-fn rare_loss_is_repaired_and_takes_nothing_off_the_window() {
+fn rare_loss_is_repaired_and_does_not_reduce_the_window() {
     let lossy = Shape::delay(DELAY).loss(0.001);
     let mut relays = Relays::new("pipe-rare", 1, lossy, Shape::delay(DELAY));
     let listener = relays.listen(&mesh());
@@ -65,7 +65,7 @@ fn persistent_loss_hands_the_connection_to_the_kernels_own_control() {
     assert!(counters.get(Count::FellBack) >= 1);
     assert!(counters.get(Count::LossyRounds) >= 3);
     assert!(counters.get(Count::Lost) > 0);
-    // The next one to that peer is not to learn it the same way.
+    // The next connection to that peer must not learn it the same way.
     let known = pipe().known_rate(relays.far().ip()).unwrap().unwrap();
     assert!(known < options.rate, "{known}");
     let (near, _far) = relays.connect(&listener, &mesh());
@@ -74,7 +74,7 @@ fn persistent_loss_hands_the_connection_to_the_kernels_own_control() {
 }
 
 #[test]
-fn a_queue_that_stands_lowers_the_rate_to_what_the_link_carries() {
+fn a_standing_queue_lowers_the_rate_to_that_of_the_link() {
     let link = BitsPerSecond::mega(50);
     let narrow = Shape::delay(DELAY).rate(link).queue(Bytes::mega(8));
     let mut relays = Relays::new("pipe-queue", 3, narrow, Shape::delay(DELAY)).over_ipv6();
@@ -101,7 +101,7 @@ fn a_queue_that_stands_lowers_the_rate_to_what_the_link_carries() {
         "{known} bytes a second on a link of {carried}"
     );
 
-    // The next connection begins with that, finds no queue, and tries for more.
+    // The next connection begins at that rate, finds no queue, and tries for more.
     let (near, far) = relays.connect(&listener, &mesh());
     assert_eq!(near.info().unwrap().pacing_rate, Some(known));
     send_until(&near, &far, |_| {

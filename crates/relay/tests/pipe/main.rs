@@ -1,6 +1,6 @@
-//! `taut_pipe` and the profile of a leg, between hosts of a world with a delay.
+//! `taut_pipe` and the options of a leg, between hosts of a world with a delay.
 //!
-//! One binary, so that its tests share a registration and run beside one another: one waits for half a
+//! One binary, so that its tests share a registration and run in parallel: one waits for half a
 //! minute.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]

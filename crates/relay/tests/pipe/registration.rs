@@ -1,4 +1,4 @@
-//! The registration, which is the whole machine's, and its end.
+//! The registration, which is machine-wide, and its end.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -16,7 +16,7 @@ use crate::rig::{Relays, congestion, mesh, pipe, receive, send, wait_until};
 /// Set in the process that a test starts.
 const CHILD: &str = "TAUT_PIPE_TEST_CHILD";
 
-/// Not a test by itself: what the process does that is killed below.
+/// Not a test by itself: the body of the process that is killed below.
 #[test]
 fn another_process_that_holds_a_pipe() {
     if std::env::var_os(CHILD).is_none() {
@@ -31,7 +31,7 @@ fn another_process_that_holds_a_pipe() {
 }
 
 #[test]
-fn a_killed_process_takes_its_registration_along_but_not_its_connections() {
+fn a_killed_process_ends_its_registration_but_not_its_connections() {
     let own = pipe().name();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
@@ -63,7 +63,7 @@ fn a_killed_process_takes_its_registration_along_but_not_its_connections() {
     assert!(has_congestion_control(&other));
 
     child.kill().unwrap();
-    // The kernel takes it away when it has closed the dead process's files.
+    // The kernel removes it when it has closed the dead process's files.
     wait_until("the registration's end", || !has_congestion_control(&other));
     for (from, to) in [(&near, &far), (&far, &near)] {
         assert_eq!(congestion(from), other);
@@ -73,7 +73,7 @@ fn a_killed_process_takes_its_registration_along_but_not_its_connections() {
             assert_eq!(receive(to, len), len);
         });
     }
-    // Also those that the listener accepts from now on have it: they inherit it.
+    // Connections that the listener accepts from now on have it too: they inherit it.
     let (_near, far) = relays.connect(&listener, &mesh());
     assert_eq!(congestion(&far), other);
     assert!(has_congestion_control(own));

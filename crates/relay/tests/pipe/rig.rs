@@ -23,7 +23,7 @@ pub(crate) use wait::wait_until;
 /// A test that waits longer than this for something has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a mesh leg's window is opened to, in bytes.
+/// The window of a mesh leg, in bytes.
 pub(crate) const WINDOW: u32 = 2_000_000;
 
 /// The one pipe of all tests, with the default options.
@@ -46,8 +46,8 @@ pub(crate) struct Relays {
 }
 
 impl Relays {
-    /// The pipe remembers rates by address, and every world has the same ones: `number` has the far
-    /// relay be a host with an address that no other test uses.
+    /// The pipe remembers rates by address, and every world has the same ones: `number` gives the
+    /// far relay an address that no other test uses.
     pub(crate) fn new(name: &str, number: usize, there: Shape, back: Shape) -> Self {
         let mut world = WorldBuilder::new(name).host("near");
         for spare in 0..number {
@@ -79,7 +79,7 @@ impl Relays {
         self.world.host("near").sysctl(key).unwrap()
     }
 
-    /// Has far listen with `options`.
+    /// Makes the far end listen with `options`.
     pub(crate) fn listen(&mut self, options: &LegOptions) -> Listener {
         self.port += 1;
         let addr = self.far();
@@ -89,7 +89,7 @@ impl Relays {
             .unwrap()
     }
 
-    /// A connection from near to `listener`, and far's end of it.
+    /// Connects near to `listener`; returns both ends.
     pub(crate) fn connect(&self, listener: &Listener, options: &LegOptions) -> (Stream, Stream) {
         let addr = listener.local_addr().unwrap();
         let near = self.world.host("near");
@@ -105,7 +105,7 @@ impl Relays {
     }
 }
 
-/// What a leg has that was given nothing.
+/// The options of a leg without settings.
 pub(crate) fn plain() -> LegOptions {
     LegOptions::new(Keepalive {
         idle: Duration::from_secs(60),
@@ -114,7 +114,7 @@ pub(crate) fn plain() -> LegOptions {
     })
 }
 
-/// What a leg between relays has.
+/// The options of a leg between relays.
 pub(crate) fn mesh() -> LegOptions {
     LegOptions {
         congestion: Some(pipe().name().to_owned()),
@@ -123,12 +123,12 @@ pub(crate) fn mesh() -> LegOptions {
     }
 }
 
-/// The name of the congestion control that a socket has.
+/// Returns the name of a socket's congestion control.
 pub(crate) fn congestion(stream: &Stream) -> String {
     sockopt::tcp_congestion(stream).unwrap()
 }
 
-/// Bytes of a stream's congestion window.
+/// Returns a stream's congestion window in bytes.
 pub(crate) fn window(stream: &Stream) -> u32 {
     let info = stream.info().unwrap();
     info.snd_cwnd * info.snd_mss
@@ -147,7 +147,7 @@ pub(crate) fn send(stream: &Stream, len: usize) {
     }
 }
 
-/// Takes `len` bytes, or all there are before the end.
+/// Reads `len` bytes, or up to the end of the stream.
 pub(crate) fn receive(stream: &Stream, len: usize) -> usize {
     let mut block = vec![0; 1 << 18];
     let mut got = 0;

@@ -1,4 +1,4 @@
-//! The PROXY protocol in and out, with proxies and servers of other makes.
+//! The PROXY protocol in both directions, with HAProxy and nginx.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
@@ -25,7 +25,7 @@ use wait::wait_until;
 /// A test that waits longer than this for something has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A namespace with nothing but loopback, so that every port in it is free.
+/// A namespace with only loopback, so that every port in it is free.
 struct EmptyNamespace(Netns);
 
 impl EmptyNamespace {
@@ -69,7 +69,7 @@ impl EmptyNamespace {
         stream
     }
 
-    /// A relay from port 8000 to port 9000.
+    /// Starts a relay from port 8000 to port 9000.
     fn relay(&self, identity: Identity) -> Node {
         let to = Destination {
             host: "127.0.0.1".to_owned(),
@@ -90,7 +90,7 @@ impl Drop for EmptyNamespace {
     }
 }
 
-/// A process of another make, until it is dropped.
+/// A foreign process, until it is dropped.
 struct Peer(Child);
 
 impl Drop for Peer {
@@ -144,7 +144,7 @@ fn header(client: &str, to: &str) -> Vec<u8> {
 }
 
 #[test]
-fn haproxy_in_front_and_nginx_behind_agree_on_who_the_client_is() {
+fn haproxy_in_front_and_nginx_behind_agree_on_the_clients_address() {
     let place = EmptyNamespace::new();
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
@@ -199,7 +199,7 @@ fn haproxy_in_front_and_nginx_behind_agree_on_who_the_client_is() {
 }
 
 #[test]
-fn a_server_that_speaks_first_is_told_of_a_client_that_is_silent() {
+fn a_silent_clients_header_reaches_a_server_that_speaks_first() {
     let place = EmptyNamespace::new();
     let _node = place.relay(identity(true, None));
     let server = place.listen(9000);
@@ -213,7 +213,7 @@ fn a_server_that_speaks_first_is_told_of_a_client_that_is_silent() {
     far.write_all(b"hello").unwrap();
     let mut said = [0; 5];
     client.read_exact(&mut said).unwrap();
-    // And one that never says anything: the header, and then the end.
+    // A client that sends nothing: the header, and then the end.
     client.shutdown(Shutdown::Write).unwrap();
     assert_eq!(far.read(&mut said).unwrap(), 0);
 }
@@ -260,7 +260,7 @@ fn a_health_check_of_the_proxy_itself_is_its_own_client() {
 }
 
 #[test]
-fn who_is_not_believed_says_nothing_of_use_or_nothing_in_time_is_reset() {
+fn an_untrusted_malformed_or_late_proxy_header_is_reset() {
     let place = EmptyNamespace::new();
     let server = place.listen(9000);
     server.set_nonblocking(true).unwrap();
@@ -271,7 +271,7 @@ fn who_is_not_believed_says_nothing_of_use_or_nothing_in_time_is_reset() {
         assert_eq!(node.metrics().proxy_refused(), 1);
     }
     let node = place.relay(identity(false, Some("127.0.0.1")));
-    // A client that thinks it speaks to the server, and version 1.
+    // A client that speaks to the server directly, and version 1.
     for said in [
         &b"GET / HTTP/1.1\r\n\r\n"[..],
         b"PROXY TCP4 1.2.3.4 1.2.3.4 1 1\r\n",
@@ -280,7 +280,7 @@ fn who_is_not_believed_says_nothing_of_use_or_nothing_in_time_is_reset() {
         client.write_all(said).unwrap();
         assert_reset(client);
     }
-    // Half a header, and a client that goes away in the middle of one.
+    // Half a header, and a client that closes in the middle of one.
     let mut slow = place.connect(8000);
     slow.write_all(&header[..20]).unwrap();
     let mut gone = place.connect(8000);

@@ -1,4 +1,4 @@
-//! Nothing stays on the machine, whichever way the relay ends.
+//! Route metrics leave no trace on the machine, however the relay ends.
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -30,10 +30,10 @@ fn a_stop_leaves_nothing() {
     assert_eq!(status.in_place(), 0);
 }
 
-/// Where the other process finds its namespace, and the address that it is to have a route to.
+/// The environment variable that names the other process's namespace and the address of its route.
 const HOLD: &str = "TAUT_RELAY_HOLD_ROUTE";
 
-/// Not a test by itself: what the process does that is killed below.
+/// Not a test by itself: the body of the process that is killed below.
 #[test]
 fn hold_it_when_asked_to() {
     let Ok(what) = std::env::var(HOLD) else {
@@ -50,12 +50,12 @@ fn hold_it_when_asked_to() {
     let netns = Netns::open(netns).unwrap();
     let _routes = netns.run(|| RouteMetrics::start(job)).unwrap().unwrap();
     println!("\nrouting");
-    // Until it is killed, or its parent is gone.
+    // Runs until it is killed, or its parent is gone.
     let _ = std::io::stdin().read(&mut [0]);
 }
 
 #[test]
-fn what_a_kill_leaves_is_removed_by_the_next_start() {
+fn the_remains_of_a_kill_are_removed_by_the_next_start() {
     let relays = Relays::new("route-killed");
     let [far, far6] = relays.far();
     let netns = relays.world.host("near").netns().name();
@@ -63,7 +63,7 @@ fn what_a_kill_leaves_is_removed_by_the_next_start() {
     kill_when_it_says("routing", "cleanup::hold_it_when_asked_to", asked, || ());
     assert!(
         is_ours(&relays.route(far)),
-        "a kill has left nothing: what is tested here?"
+        "the kill left nothing behind, so the test has no subject"
     );
 
     let routes = relays.routes(&[far6]);

@@ -58,9 +58,9 @@ fn has_window(relays: &Relays, host: &str, to: IpAddr) -> bool {
     route.contains(&format!("initcwnd {segments}"))
 }
 
-/// Also one that has no use for them itself.
+/// Also a node that does not use them itself.
 #[test]
-fn a_node_with_a_mesh_takes_away_what_a_killed_one_has_left() {
+fn a_node_with_a_mesh_removes_the_remains_of_a_killed_one() {
     let relays = Relays::new("route-stale");
     let [far, _] = relays.far();
     let left = format!("{far} dev lo table {TABLE} proto {PROTOCOL} initcwnd 99");
@@ -104,7 +104,7 @@ fn relays_without_struct_ops_give_each_others_routes_the_window_until_they_drain
     mesh.pool.min = 1;
     let without = config(Vec::new(), mesh.clone());
     let near = start(&relays, "near", &config(vec![forward], mesh));
-    // The dialler's is there from the start, the acceptor's when the dialler has proven itself.
+    // The dialler's is there from the start, the acceptor's after the dialler has proven its key.
     assert!(has_window(&relays, "near", far_ip));
     assert_eq!(figure(&near, "taut_relay_route_metrics"), "1");
     wait_until("the other way", || has_window(&relays, "far", near_ip));
@@ -122,7 +122,7 @@ fn relays_without_struct_ops_give_each_others_routes_the_window_until_they_drain
     client.read_exact(&mut said).unwrap();
     assert_eq!(&said, b"all of it");
 
-    // A reload may take a relay away.
+    // A reload may remove a relay.
     near.reload(&without).unwrap();
     wait_until("the dialler's end", || !has_window(&relays, "near", far_ip));
     assert_eq!(figure(&near, "taut_relay_route_metrics"), "0");

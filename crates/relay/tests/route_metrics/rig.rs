@@ -1,4 +1,4 @@
-//! Two relays with two ways between them.
+//! Two relays with two paths between them.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -21,8 +21,8 @@ mod wait;
 use poll::wait_for;
 pub(crate) use wait::wait_until;
 
-/// A test that waits longer than this for something has failed. It is less than what passes between two looks
-/// at routes of which nothing is reported: what the tests wait for has to be noticed.
+/// A test that waits longer than this has failed. It is less than the interval between two checks
+/// without a notification: the changes that tests wait for must be noticed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 const _: () = assert!(PATIENCE.as_secs() < LOOK_AT_LEAST.as_secs());
 
@@ -33,9 +33,9 @@ pub(crate) struct Relays {
     pub(crate) world: World,
 }
 
-/// Routes that a test has asked for, and how to ask for others.
+/// Routes that a test has requested, and how to request others.
 pub(crate) struct Routes {
-    /// Dropped, the routes are gone.
+    /// Dropping it removes the routes.
     _routes: RouteMetrics,
     wanted: Arc<Mutex<Vec<IpAddr>>>,
     changed: Arc<Notify>,
@@ -45,7 +45,7 @@ pub(crate) struct Routes {
 // === impl Relays ===
 
 impl Relays {
-    /// `near` and `far`, by way of `left` or of `right`.
+    /// `near` and `far`, with paths through `left` and `right`.
     pub(crate) fn new(name: &str) -> Self {
         assert!(
             rustix::process::geteuid().is_root(),
@@ -76,7 +76,7 @@ impl Relays {
         [far.addr().into(), far.addr6().into()]
     }
 
-    /// Runs `ip` at a host and returns what it says.
+    /// Runs `ip` at a host and returns its output.
     pub(crate) fn ip(&self, host: &str, line: &str) -> String {
         let netns = self.world.host(host).netns().name();
         let mut ip = Command::new("ip");
@@ -85,14 +85,14 @@ impl Relays {
             .args(line.split(' '))
             .output()
             .unwrap();
-        // An empty table is an error to `ip`.
+        // For `ip` an empty table is an error.
         let why = String::from_utf8_lossy(&output.stderr);
         let ok = output.status.success() || why.contains("table does not exist");
         assert!(ok, "ip {line}: {why}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Every rule of ours and everything in our table, at near.
+    /// Returns every rule of ours and all routes in our table, at near.
     pub(crate) fn traces(&self) -> Vec<String> {
         let mut traces = Vec::new();
         for family in ["-4", "-6"] {
@@ -106,13 +106,13 @@ impl Relays {
         traces
     }
 
-    /// The route that near's TCP takes to `address`.
+    /// Returns the route that near's TCP takes to `address`.
     pub(crate) fn route(&self, address: IpAddr) -> String {
         let get = format!("route get fibmatch {address} ipproto tcp");
         self.ip("near", &get)
     }
 
-    /// By what near can reach far, over IPv4 and over IPv6: `via GATEWAY dev DEVICE`.
+    /// Returns how near reaches far, over IPv4 and over IPv6: `via GATEWAY dev DEVICE`.
     pub(crate) fn ways(&self) -> [[String; 2]; 2] {
         ["-4", "-6"].map(|family| {
             let routes = self.ip("near", &format!("{family} route show"));
@@ -127,13 +127,13 @@ impl Relays {
         })
     }
 
-    /// The device of near's through which a route leads.
+    /// Returns near's device of a route.
     pub(crate) fn device(&self, route: &str) -> String {
         let mut words = route.split_whitespace().skip_while(|word| *word != "dev");
         words.nth(1).unwrap().to_owned()
     }
 
-    /// Routes for these addresses, at near.
+    /// Requests routes to these addresses, at near.
     pub(crate) fn routes(&self, wanted: &[IpAddr]) -> Routes {
         let wanted = Arc::new(Mutex::new(wanted.to_vec()));
         let (changed, status) = (Arc::new(Notify::new()), Arc::new(Status::default()));
@@ -156,14 +156,14 @@ impl Relays {
         }
     }
 
-    /// Has far listen.
+    /// Makes far listen.
     pub(crate) fn listen(&self, address: IpAddr, port: u16) -> Listener {
         let addr = SocketAddr::new(address, port);
         let listen = || Listener::bind(addr, 16, &options("cubic"));
         self.world.host("far").run(listen).unwrap().unwrap()
     }
 
-    /// A connection from near to `listener`, and far's end of it.
+    /// Connects near to `listener`; returns both ends.
     pub(crate) fn connect(&self, listener: &Listener, congestion: &str) -> (Stream, Stream) {
         let addr = listener.local_addr().unwrap();
         let connect = || Stream::connect(addr, &options(congestion));
@@ -179,7 +179,7 @@ impl Relays {
 // === impl Routes ===
 
 impl Routes {
-    /// From now on these are wanted.
+    /// Requests these from now on.
     pub(crate) fn want(&self, wanted: &[IpAddr]) {
         *self.wanted.lock().unwrap() = wanted.to_vec();
         self.changed.notify_one();
@@ -198,7 +198,7 @@ fn options(congestion: &str) -> LegOptions {
     }
 }
 
-/// A route that is ours, as `ip` shows it.
+/// Returns a route of ours, as `ip` shows it.
 pub(crate) fn is_ours(route: &str) -> bool {
     let proto = format!("proto {PROTOCOL}");
     let window = format!("initcwnd {SEGMENTS}");

@@ -1,4 +1,4 @@
-//! What the routes are, what connections get from them, and how they follow others.
+//! The form of the routes, their effect on connections, and how they follow changes.
 
 use std::time::Duration;
 
@@ -7,8 +7,8 @@ use taut_sys::socket::has_congestion_control;
 
 use crate::rig::*;
 
-/// Longer than kernels leave a window alone without a route that holds it. That they take it away in
-/// idle time is the subject here, so it has to pass.
+/// Longer than the kernel keeps a window without a route that holds it. It has to pass, because the
+/// reduction in idle time is the subject here.
 const IDLE: Duration = Duration::from_secs(1);
 
 #[test]
@@ -17,7 +17,7 @@ fn a_connection_begins_with_the_routes_window_and_has_it_after_idle_time() {
     let listeners = relays.far().map(|far| (far, relays.listen(far, 7000)));
     let controls = ["cubic", "bbr"].into_iter();
     let controls: Vec<_> = controls.filter(|c| has_congestion_control(c)).collect();
-    // Without, for comparison.
+    // Without routes, for comparison.
     let (near, _far) = relays.connect(&listeners[0].1, controls[0]);
     assert_eq!(near.info().unwrap().snd_cwnd, 10, "RFC 6928");
 
@@ -39,7 +39,7 @@ fn a_connection_begins_with_the_routes_window_and_has_it_after_idle_time() {
         let window = near.info().unwrap().snd_cwnd;
         assert!(window >= SEGMENTS, "{control} after idle time: {window}");
     }
-    // It is the route that does it: with that gone, idle time takes the window away from those whose
+    // The route causes it: without the route, idle time reduces the window of connections whose
     // control does not keep it. They notice at the second segment from now on.
     drop(routes);
     for (near, _far, _) in &connections {
@@ -54,7 +54,7 @@ fn a_connection_begins_with_the_routes_window_and_has_it_after_idle_time() {
 }
 
 #[test]
-fn only_tcp_to_the_relays_themselves_is_concerned() {
+fn only_tcp_to_the_relays_themselves_is_affected() {
     let relays = Relays::new("route-tcp");
     let [far, _] = relays.far();
     let before = relays.ip("near", "route show table main");
@@ -74,7 +74,7 @@ fn only_tcp_to_the_relays_themselves_is_concerned() {
 }
 
 #[test]
-fn a_route_follows_the_one_that_it_is_like() {
+fn a_copy_follows_its_route() {
     let relays = Relays::new("route-follow");
     let routes = relays.routes(&relays.far());
     for (far, ways) in relays.far().into_iter().zip(relays.ways()) {
@@ -86,7 +86,7 @@ fn a_route_follows_the_one_that_it_is_like() {
             let route = relays.route(far);
             is_ours(&route) && route.contains(other)
         });
-        // With no way there is no copy either.
+        // Without a path there is no copy either.
         relays.ip("near", &format!("route del {far}"));
         let far = far.to_string();
         wait_until("its end", || {
@@ -118,7 +118,7 @@ fn every_form_of_route_can_be_copied() {
 }
 
 #[test]
-fn a_device_that_goes_takes_the_route_along_and_one_that_comes_brings_it_back() {
+fn a_route_goes_and_comes_back_with_its_device() {
     let relays = Relays::new("route-device");
     let [far, _] = relays.far();
     let routes = relays.routes(&[far]);
@@ -150,7 +150,7 @@ fn relays_come_and_go() {
 }
 
 #[test]
-fn no_more_get_a_route_than_may_and_the_first_do() {
+fn no_more_addresses_get_a_route_than_the_limit_and_the_first_do() {
     let relays = Relays::new("route-many");
     let [far, _] = relays.far();
     let gateway = relays.route(far);
@@ -172,7 +172,7 @@ fn no_more_get_a_route_than_may_and_the_first_do() {
 }
 
 #[test]
-fn what_is_somebody_elses_is_left_alone() {
+fn foreign_routes_are_left_alone() {
     let relays = Relays::new("route-theirs");
     let [v4, v6] = relays.far();
     // One has a window of its own; for the other there is a route in our table.

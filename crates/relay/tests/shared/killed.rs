@@ -1,10 +1,10 @@
-//! Another process of this test binary, which is killed while it holds something.
+//! A child process of this test binary, which is killed while it holds something.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-/// Runs the test `name` in a process of its own, with `value` in the environment variable
-/// `asked`, and kills it when it has said `word`. Gives what `meanwhile` found just before.
+/// Runs the test `name` in a process of its own, with `value` in the environment variable `asked`,
+/// and kills it when it has printed `word`. Returns the result of `meanwhile`, called just before.
 pub(crate) fn kill_when_it_says<T>(
     word: &str,
     name: &str,

@@ -1,4 +1,4 @@
-//! Waiting for a socket for as long as the including module's `PATIENCE` lasts.
+//! Waits for a socket for as long as the including module's `PATIENCE`.
 
 use std::os::fd::AsFd;
 

@@ -1,10 +1,10 @@
-//! Waiting for as long as the including module's `PATIENCE` lasts; then the test has failed.
+//! Waits for as long as the including module's `PATIENCE`; then the test has failed.
 
 use std::time::{Duration, Instant};
 
 use super::PATIENCE;
 
-/// Until something has happened that nobody reports.
+/// Waits for a condition that must be polled.
 pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !happened() {

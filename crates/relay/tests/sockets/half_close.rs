@@ -1,5 +1,6 @@
-//! Who ends first, with data on the way or not, with a slow reader or not; who resets, and when;
-//! and what becomes of a connect that fails. Over real sockets, for every way of moving bytes.
+//! Half-close: which end finishes first, with data in flight or not, with a slow reader or not;
+//! which end resets, and when; and failed connects. Over real sockets, for every way of moving
+//! bytes.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -52,7 +53,7 @@ fn a_fin_from_the_server_still_lets_the_upload_through() {
 }
 
 #[test]
-fn ends_without_a_byte_are_passed_on() {
+fn ends_without_a_byte_are_forwarded() {
     for path in PATHS {
         for client_first in [true, false] {
             let rig = Rig::new(path);
@@ -104,7 +105,7 @@ fn a_fin_never_overtakes_bytes_that_a_slow_reader_has_not_taken() {
             } else {
                 (server, client)
             };
-            // The reader takes nothing until every buffer on the way is full.
+            // The reader takes nothing until every buffer on the path is full.
             let bytes = stream(24 * MIB, 5);
             let sent = fill(&mut writer, &bytes);
             assert!(sent < bytes.len(), "the writer was never held back");
@@ -129,7 +130,7 @@ fn a_tail_is_delivered_to_a_slow_reader_after_both_have_ended() {
         let (mut client, mut server) = rig.tight_pair();
         end_writing(&client);
         assert_eq!(read_to_fin(&mut server), b"");
-        // More than the client's window, so that the relay is left with unsent bytes.
+        // More than the client's window, so that the relay keeps unsent bytes.
         let reply = stream(MIB, 6);
         thread::scope(|s| {
             s.spawn(|| {
@@ -175,7 +176,7 @@ fn bytes_ahead_of_a_reset_are_delivered_and_then_the_reset() {
             };
             let bytes = stream(200 << 10, 7);
             breaker.write_all(&bytes).unwrap();
-            // What the breaker's kernel still had would be lost with its own reset.
+            // The breaker's own reset would discard the bytes that its kernel still has.
             wait_for_acks(&breaker);
             reset(breaker);
             assert_same(&read_to_rst(&mut other), &bytes);
@@ -216,7 +217,7 @@ fn a_reset_after_a_complete_stream_loses_nothing_of_it() {
         end_writing(&server);
         wait_for_acks(&server);
         reset(server);
-        // FIN and RST have been sent one after the other; the client has read nothing yet.
+        // FIN and RST have been sent in succession; the client has read nothing yet.
         let mut got = vec![0; reply.len()];
         client.read_exact(&mut got).unwrap();
         assert_same(&got, &reply);
@@ -230,7 +231,7 @@ fn a_client_that_stops_reading_for_good_stops_the_server() {
         let rig = Rig::new(path);
         let (client, mut server) = rig.pair();
         drop(client);
-        // The client's kernel answers what comes now with RST.
+        // The client's kernel answers further bytes with RST.
         let bytes = stream(MIB, 10);
         wait_until("the reset", || server.write_all(&bytes).is_err());
         rig.expect_end(End::ClientReset);
@@ -260,7 +261,7 @@ fn urgent_data_stays_in_its_place_in_the_stream() {
 }
 
 #[test]
-fn urgent_data_in_an_open_stream_holds_nothing_up() {
+fn urgent_data_in_an_open_stream_delays_nothing() {
     for path in PATHS {
         let rig = Rig::new(path);
         let (mut client, mut server) = rig.pair();
@@ -273,7 +274,7 @@ fn urgent_data_in_an_open_stream_holds_nothing_up() {
                 assert_eq!(rustix::net::send(&client, b"!", oob).unwrap(), 1);
                 client.write_all(&after).unwrap();
             });
-            // No FIN follows that could wake anybody.
+            // No FIN follows that could wake the relay.
             let mut got = vec![0; expected.len()];
             server.read_exact(&mut got).unwrap();
             assert_same(&got, &expected);
@@ -367,7 +368,7 @@ fn a_client_that_resets_while_the_connect_is_on_its_way_ends_the_session() {
 }
 
 #[test]
-fn what_a_client_says_and_ends_while_the_connect_is_on_its_way_arrives() {
+fn a_stream_that_a_client_sends_and_ends_during_the_connect_arrives() {
     let mut dead_end = DeadEnd::new();
     let rig = Rig::to(dead_end.listener.try_clone().unwrap(), Path::Both, |_| {});
     let mut client = TcpStream::connect(rig.relay_addr()).unwrap();

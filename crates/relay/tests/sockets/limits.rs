@@ -1,4 +1,4 @@
-//! Who may come, how many of them, and for how long they may be silent.
+//! Which clients may connect, how many sessions they may have, and how long they may be idle.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -14,7 +14,7 @@ fn prefixes(texts: &[&str]) -> Vec<SourcePrefix> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
-/// A client that is turned away.
+/// A client that is refused.
 fn expect_refusal(rig: &Rig, cause: ClientRefusal, so_far: u64) {
     let mut client = TcpStream::connect(rig.relay_addr()).unwrap();
     client.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -28,13 +28,13 @@ fn expect_refusal(rig: &Rig, cause: ClientRefusal, so_far: u64) {
 }
 
 #[test]
-fn a_source_has_no_more_sessions_than_it_may() {
+fn a_source_has_no_more_sessions_than_its_limit() {
     let rig = Rig::with(Path::Both, |config| {
         config.max_sessions_per_source = Some(2);
     });
     let mut pairs = vec![rig.pair(), rig.pair()];
     expect_refusal(&rig, ClientRefusal::SourceLimit, 0);
-    // The place of one that ended is free again.
+    // The place of an ended session is free again.
     let (client, server) = pairs.remove(0);
     drop((client, server));
     wait_until("the session's end", || rig.node.metrics().sessions() == 1);
@@ -43,7 +43,7 @@ fn a_source_has_no_more_sessions_than_it_may() {
 }
 
 #[test]
-fn a_client_that_is_refused_for_want_of_room_leaves_no_trace_in_its_sources_count() {
+fn a_client_that_is_refused_because_the_node_is_full_does_not_count_for_its_source() {
     let rig = Rig::with(Path::Both, |config| {
         config.max_sessions = Some(1);
         config.max_sessions_per_source = Some(2);
@@ -90,7 +90,7 @@ fn a_session_that_is_silent_for_too_long_is_reset() {
 }
 
 #[test]
-fn a_listener_that_nobody_may_use_does_not_reach_the_destination() {
+fn an_empty_source_list_allows_no_client() {
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     server.set_nonblocking(true).unwrap();
     let rig = Rig::to(server, Path::Both, |config| {

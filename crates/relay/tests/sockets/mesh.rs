@@ -1,4 +1,4 @@
-//! Relays that know each other: the pool, the hello, and what outsiders can do.
+//! Relays that know each other: the pool, the hello, and the limits of outsiders.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -52,7 +52,7 @@ fn key_file(dir: &tempfile::TempDir, name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// A node that takes sessions from the mesh at `listen` and lets them go to loopback.
+/// A node that takes sessions from the mesh at `listen` and allows loopback as their destination.
 fn far(key_file: PathBuf, listen: &str, adjust: impl FnOnce(&mut Config)) -> Node {
     Node::start(&far_config(key_file, listen, adjust)).unwrap()
 }
@@ -135,7 +135,7 @@ impl Mesh {
         (client, server)
     }
 
-    /// Nobody has connected to the server.
+    /// Asserts that no connection has reached the server.
     fn nothing_dialled(&self) {
         self.server.set_nonblocking(true).unwrap();
         let error = self.server.accept().unwrap_err();
@@ -170,7 +170,7 @@ fn exchange(client: &mut TcpStream, server: &mut TcpStream, len: usize) {
     });
 }
 
-/// A connection to the mesh port that holds a key, as far as the point where it could say a hello.
+/// A connection to the mesh port that has proven a key and could send a hello.
 fn proven(stream: &mut TcpStream, keys: &Keys) -> Ready {
     let (mut dialler, opening) = Dialler::new([7; 32], Instant::now(), PATIENCE, keys);
     stream.write_all(&opening).unwrap();
@@ -194,7 +194,7 @@ fn hello(to: SocketAddr) -> Hello {
     }
 }
 
-/// Reads until the connection is gone, in whatever way; what was read.
+/// Reads until the connection is gone, by FIN or RST; returns the bytes.
 fn read_to_the_end(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     match stream.read_to_end(&mut bytes) {
@@ -249,7 +249,7 @@ fn more_sessions_at_once_than_are_ready_all_get_through() {
 }
 
 #[test]
-fn a_relay_with_another_key_gets_nothing_through() {
+fn a_relay_with_another_key_gets_no_session() {
     let dir = tempfile::tempdir().unwrap();
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let far = far(key_file(&dir, "a", KEY), "127.0.0.1:0", |_| {});
@@ -269,7 +269,7 @@ fn a_relay_with_another_key_gets_nothing_through() {
 }
 
 #[test]
-fn where_a_session_may_not_go_it_is_reset() {
+fn a_session_to_a_destination_that_is_not_allowed_is_reset() {
     let mesh = Mesh::with(
         |_| {},
         |far| far.mesh.as_mut().unwrap().allow = vec!["127.0.0.1/32:9".parse().unwrap()],
@@ -281,7 +281,7 @@ fn where_a_session_may_not_go_it_is_reset() {
 }
 
 #[test]
-fn a_name_is_looked_up_by_the_last_relay_and_its_addresses_are_judged() {
+fn a_name_is_looked_up_by_the_last_relay_and_its_addresses_are_checked() {
     for (allow, works) in [("127.0.0.1/32:*", true), ("localhost:*", false)] {
         let dir = tempfile::tempdir().unwrap();
         let key = key_file(&dir, "key", KEY);
@@ -332,7 +332,7 @@ fn a_route_leads_through_relays_that_know_each_other_and_ends_at_the_hop_limit()
 }
 
 #[test]
-fn a_relay_that_nobody_has_named_is_no_next_one() {
+fn an_unnamed_relay_is_not_a_next_hop() {
     let dir = tempfile::tempdir().unwrap();
     let key = key_file(&dir, "key", KEY);
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -375,9 +375,9 @@ fn keys_are_replaced_one_after_the_other_without_a_session_lost() {
         }
         assert_eq!(mesh.far.metrics().mesh_rejected(), 0, "step {step}");
     }
-    // The one from before still holds.
+    // The session from before continues.
     exchange(&mut client, &mut server, 1 << 20);
-    // The old key is worth nothing now.
+    // The old key is worthless now.
     let mut old = mesh.mesh_port();
     let (_, opening) = Dialler::new([7; 32], Instant::now(), PATIENCE, &keys(KEY));
     old.write_all(&opening).unwrap();
@@ -413,7 +413,7 @@ fn sessions_from_the_mesh_are_counted_under_the_client_that_the_hello_names() {
 }
 
 #[test]
-fn a_relay_from_elsewhere_is_not_even_heard() {
+fn a_relay_from_a_forbidden_source_is_reset() {
     let mesh = Mesh::with(
         |near| near.mesh.as_mut().unwrap().pool.max = 0,
         |far| {
@@ -463,7 +463,7 @@ fn keys_rotate_through_their_file_at_a_reload() {
     let to = destination(mesh.server.local_addr().unwrap());
     let far_addr = mesh.far.mesh_addrs()[0].0;
     let key = mesh.dir.path().join("key");
-    // As asked for at the start: the port that the kernel chose then stays.
+    // The configuration as at the start: the port that the kernel chose then stays.
     let at_far = far_config(key.clone(), "127.0.0.1:0", |_| {});
     let at_near = near_config(key, &[far_addr], to, |_| {});
     for text in [
@@ -485,7 +485,7 @@ fn keys_rotate_through_their_file_at_a_reload() {
         old.write_all(&opening).unwrap();
         read_to_the_end(&mut old).is_empty()
     });
-    // A file that is no key changes nothing.
+    // A file that is not a key changes nothing.
     key_file(&mesh.dir, "key", "what?");
     assert!(mesh.far.reload(&at_far).is_err());
     let (mut client, mut server) = mesh.pair();
@@ -513,10 +513,10 @@ fn a_pool_outlives_a_reload_and_goes_with_its_relay() {
         exchange(&mut client, &mut server, 1000);
         other.metrics().mesh_hellos() > 0
     });
-    // What was begun through the first one goes on.
+    // A session through the first relay continues.
     exchange(&mut client, &mut server, 1 << 20);
     let before = mesh.far.metrics().mesh_hellos();
-    // And back: the relay has the number that it had.
+    // And back: the relay has its former number.
     mesh.near.reload(&through(far_addr)).unwrap();
     wait_until("a session at the first relay", || {
         let (mut client, mut server) = mesh.pair();
@@ -537,7 +537,7 @@ fn a_draining_relay_takes_its_connections_out_of_the_pools_of_others() {
 }
 
 #[test]
-fn an_outsider_gets_nothing_dialled_and_harms_nobody() {
+fn an_outsider_causes_no_dial_and_harms_no_session() {
     let mesh = Mesh::with(|_| {}, |far| far.max_sessions = Some(64));
     mesh.wait_for_pool();
     let (mut client, mut server) = mesh.pair();
@@ -575,7 +575,7 @@ fn an_outsider_gets_nothing_dialled_and_harms_nobody() {
     }
     assert_eq!(read_to_the_end(&mut dripping), b"");
 
-    // Five thousand connections that say nothing. Most are reset, some before connect() returns.
+    // Five thousand silent connections. Most are reset, some before connect() returns.
     let port = mesh.far.mesh_addrs()[0].0;
     let crowd: Vec<_> = (0..5000)
         .filter_map(|_| TcpStream::connect(port).ok())
@@ -585,7 +585,7 @@ fn an_outsider_gets_nothing_dialled_and_harms_nobody() {
     });
     mesh.nothing_dialled();
 
-    // Meanwhile others have what they had, and get what they ask for.
+    // Meanwhile existing sessions continue, and new ones start.
     exchange(&mut client, &mut server, 1 << 20);
     let (mut client, mut server) = mesh.pair();
     exchange(&mut client, &mut server, 1 << 20);
@@ -603,7 +603,7 @@ fn a_peer_with_a_key_gets_its_hello_served_and_a_dead_one_closed() {
     server.set_read_timeout(Some(PATIENCE)).unwrap();
     exchange(&mut peer, &mut server, 100_000);
 
-    // The same hello on another connection of the same peer says nothing.
+    // The same hello on another connection of the same peer is useless.
     let mut other = mesh.mesh_port();
     let _ = proven(&mut other, &keys(KEY));
     other.write_all(&ready.hello(&hello(to))).unwrap();
@@ -612,7 +612,7 @@ fn a_peer_with_a_key_gets_its_hello_served_and_a_dead_one_closed() {
 }
 
 #[test]
-fn silence_at_the_mesh_port_has_an_end() {
+fn a_silent_connection_at_the_mesh_port_times_out() {
     let mesh = Mesh::with(
         |_| {},
         |far| {
@@ -636,12 +636,12 @@ trait PeekClosed {
 }
 
 impl PeekClosed for TcpStream {
-    /// Whether the other end has closed or reset it.
+    /// Returns whether the other end has closed or reset it.
     fn peek_closed(&self) -> bool {
         self.set_nonblocking(true).unwrap();
         match self.peek(&mut [0]) {
             Ok(0) => true,
-            Ok(_) => panic!("the mesh port has spoken to somebody without a key"),
+            Ok(_) => panic!("the mesh port has answered a connection without a key"),
             Err(e) => e.kind() != ErrorKind::WouldBlock,
         }
     }
@@ -658,7 +658,7 @@ fn count(node: &Node, name: &str) -> u64 {
 }
 
 #[test]
-fn a_hello_under_way_at_the_drain_is_served_or_reset_but_never_ends_in_good_order() {
+fn a_hello_in_flight_at_the_drain_is_served_or_reset_but_never_ends_with_fin() {
     let mut mesh = Mesh::new();
     let mut peer = mesh.mesh_port();
     let ready = proven(&mut peer, &keys(KEY));
@@ -667,8 +667,8 @@ fn a_hello_under_way_at_the_drain_is_served_or_reset_but_never_ends_in_good_orde
     });
     let to = mesh.server.local_addr().unwrap();
     mesh.far.drain();
-    // When the hello crosses what the relay says, the end that sent it cannot tell an orderly end
-    // from that of an empty reply.
+    // When the hello crosses a FIN of the relay, the sender cannot tell it from the end of an empty
+    // reply.
     match peer.peek(&mut [0]) {
         Err(_) => return,
         Ok(n) => assert_eq!(n, 0),
@@ -688,8 +688,8 @@ fn a_hello_under_way_at_the_drain_is_served_or_reset_but_never_ends_in_good_orde
     );
 }
 
-/// The same with two relays, and the drain at another moment each time: the pauses are there to make
-/// the moments differ, not to wait for anything.
+/// The same with two relays, and the drain at another moment each time: the pauses make the moments
+/// differ; nothing waits for them.
 #[test]
 fn no_client_sees_an_orderly_end_of_nothing_when_a_relay_drains() {
     let mut ends = std::collections::BTreeMap::<String, u32>::new();
@@ -721,7 +721,7 @@ fn no_client_sees_an_orderly_end_of_nothing_when_a_relay_drains() {
                     continue;
                 };
                 client.set_read_timeout(Some(PATIENCE)).unwrap();
-                // Whoever is told of a reset reads an end after it.
+                // A reset client reads an end of stream after the reset.
                 if let Err(e) = client.write_all(b"ping") {
                     ends.push(format!("\"\" Err({:?})", e.kind()));
                     continue;
@@ -742,9 +742,9 @@ fn no_client_sees_an_orderly_end_of_nothing_when_a_relay_drains() {
     assert!(!ends.contains_key("\"\" Ok(0)"), "{ends:?}");
 }
 
-/// A relay whose mesh port is full is not dialled without a pause.
+/// A relay whose mesh port is full is dialled with pauses.
 #[test]
-fn a_full_mesh_port_is_not_hammered() {
+fn a_full_mesh_port_is_dialled_with_pauses() {
     let mesh = Mesh::with(
         |near| {
             let pool = &mut near.mesh.as_mut().unwrap().pool;
@@ -757,7 +757,7 @@ fn a_full_mesh_port_is_not_hammered() {
     );
     mesh.wait_for_pool();
     let before = count(&mesh.far, "taut_relay_mesh_accepted_total");
-    // The pauses between dials are what is looked at; without any there are thousands in this time.
+    // The test checks the pauses between dials; without any there are thousands in this time.
     std::thread::sleep(Duration::from_secs(2));
     let dials = count(&mesh.far, "taut_relay_mesh_accepted_total") - before;
     assert!(dials < 100, "{dials} dials in 2 s");
@@ -799,8 +799,8 @@ fn sessions_at_the_same_time_each_try_every_address_of_a_peer() {
 #[test]
 fn a_burst_of_sessions_does_not_undo_its_own_connections() {
     const SESSIONS: usize = 500;
-    // The near relay's one worker makes 64 at a time, and none is ready. The far one has not read
-    // every proof that has been sent when the next one comes.
+    // The near relay's one worker dials 64 at a time, and none is ready. The far one has not read
+    // every proof that was sent when the next connection comes.
     let mesh = Mesh::with(
         |near| {
             near.workers = Some(1);
@@ -850,7 +850,7 @@ fn a_burst_of_sessions_does_not_undo_its_own_connections() {
 fn an_outsider_displaces_its_own_connections_and_no_others() {
     const KEPT: usize = 8;
     let mesh = Mesh::with(
-        // Nothing comes from there.
+        // No connection comes from there.
         |near| {
             let mesh = near.mesh.as_mut().unwrap();
             (mesh.pool.min, mesh.pool.max) = (0, 0);
@@ -870,15 +870,15 @@ fn an_outsider_displaces_its_own_connections_and_no_others() {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
     };
-    // They say nothing.
+    // They send nothing.
     let mut outsiders: Vec<_> = (0..KEPT).map(|_| from([127, 0, 0, 66])).collect();
     wait_until("them", || {
         count(&mesh.far, "taut_relay_mesh_unproven") == KEPT as u64
     });
-    // Another one of theirs, while they are young.
+    // Another one from the same source, while they are young.
     assert_eq!(read_to_the_end(&mut from([127, 0, 0, 66])), b"");
     assert_eq!(count(&mesh.far, "taut_relay_mesh_refused_full_total"), 1);
-    // A relay, slow to prove itself, makes room.
+    // A relay that is slow to prove its key makes room.
     let mut relay = from([127, 0, 0, 77]);
     assert_eq!(read_to_the_end(&mut outsiders[0]), b"");
     assert_eq!(count(&mesh.far, "taut_relay_mesh_evicted_total"), 1);

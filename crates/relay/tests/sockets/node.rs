@@ -1,4 +1,4 @@
-//! A node as a whole: what it refuses, what it holds, how it ends.
+//! A node as a whole: what it refuses, what it holds in memory, how it ends.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -29,7 +29,7 @@ fn a_slow_reader_holds_the_writer_back() {
         let sent = fill(&mut client, &bytes);
         assert!(
             sent < bytes.len(),
-            "64 MiB were taken in for a reader that reads nothing"
+            "64 MiB were accepted for a reader that reads nothing"
         );
         drop(server);
     }
@@ -78,7 +78,7 @@ fn readers_that_stop_leave_the_pipes_to_others() {
     wait_until("the pipes' return", || {
         rig.node.metrics().pipes_in_use() == 0
     });
-    // And nothing of what was in them is lost.
+    // The bytes that the pipes held are not lost.
     for (mut client, mut server, bytes, sent) in stalled {
         end_writing(&client);
         assert_same(&read_to_fin(&mut server), &bytes[..sent]);
@@ -111,7 +111,7 @@ async fn draining_lets_sessions_end_and_takes_no_new_ones() {
     let (mut client, mut server) = rig.pair();
     rig.node.drain();
     let addr = rig.relay_addr();
-    // A connection made to find out would be one more session to wait for.
+    // A connection made for this check would be one more session to wait for.
     wait_until("the listeners' end", || {
         std::net::TcpListener::bind(addr).is_ok()
     });
@@ -195,7 +195,7 @@ fn a_forward_to_itself_is_refused() {
 }
 
 #[test]
-fn a_congestion_control_that_is_not_there_is_refused_at_the_start() {
+fn an_unknown_congestion_control_is_refused_at_the_start() {
     let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mut config = config("127.0.0.1:0", &server.local_addr().unwrap().to_string());
     config.forwards[0].client_congestion = Some("reno".into());

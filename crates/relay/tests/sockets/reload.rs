@@ -1,4 +1,4 @@
-//! Another configuration for a node that runs.
+//! A running node adopts another configuration.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -41,7 +41,7 @@ fn pair(relay: SocketAddr, server: &TcpListener) -> (TcpStream, TcpStream) {
     (client, far)
 }
 
-/// Something goes both ways, and the session ends in good order.
+/// Sends a byte each way and ends the session with FIN.
 fn complete(mut client: TcpStream, mut server: TcpStream) {
     client.write_all(b"there").unwrap();
     end_writing(&client);
@@ -52,7 +52,7 @@ fn complete(mut client: TcpStream, mut server: TcpStream) {
 }
 
 #[test]
-fn forwards_come_go_and_change_while_sessions_go_on() {
+fn forwards_are_added_removed_and_changed_while_sessions_continue() {
     let (first, first_addr) = new_server();
     let (second, second_addr) = new_server();
     let node = Node::start(&config(vec![
@@ -75,7 +75,7 @@ fn forwards_come_go_and_change_while_sessions_go_on() {
     assert_eq!(addrs[0], stays, "an unchanged listener got another port");
     wait_until("the old port's end", || TcpListener::bind(goes.0).is_ok());
 
-    // Both lead to the other server, one of them from the moment at which its worker is told.
+    // Both lead to the other server, one of them as soon as its worker is told.
     let (client, far) = pair(addrs[1].0, &second);
     complete(client, far);
     second.set_nonblocking(true).unwrap();
@@ -90,7 +90,7 @@ fn forwards_come_go_and_change_while_sessions_go_on() {
         at_second
     });
 
-    // What was open before has not noticed.
+    // The session from before is not affected.
     let (client, far) = through_stays;
     complete(client, far);
     let (client, far) = through_goes;
@@ -98,7 +98,7 @@ fn forwards_come_go_and_change_while_sessions_go_on() {
 }
 
 #[test]
-fn nobody_in_a_queue_of_a_listener_that_stays_is_lost() {
+fn no_connection_in_the_queue_of_a_kept_listener_is_lost() {
     let (server, addr) = new_server();
     let node = Node::start(&config(vec![forward("127.0.0.1:0", addr)])).unwrap();
     let relay = node.listen_addrs()[0].0;
@@ -132,8 +132,8 @@ fn a_listener_may_move_between_one_address_and_all() {
     node.reload(&config(vec![forward(&format!(":{}", relay.port()), addr)]))
         .unwrap();
     assert!(node.listen_addrs()[0].0.ip().is_unspecified());
-    // Whoever is on his way to the old listener when it closes is reset; nobody is on his way there
-    // by another of the addresses.
+    // A connection in the handshake with the old listener is reset when it closes; there is none at
+    // another of the addresses.
     let other = SocketAddr::from(([127, 0, 0, 2], relay.port()));
     let (client, far) = pair(other, &server);
     complete(client, far);
@@ -142,7 +142,7 @@ fn a_listener_may_move_between_one_address_and_all() {
 }
 
 #[test]
-fn what_cannot_be_had_changes_nothing() {
+fn a_failed_reload_changes_nothing() {
     let (server, addr) = new_server();
     let (_holder, taken) = new_server();
     let node = Node::start(&config(vec![forward("127.0.0.1:0", addr)])).unwrap();
@@ -173,12 +173,12 @@ fn what_cannot_be_had_changes_nothing() {
         let (client, far) = pair(relay[0].0, &server);
         complete(client, far);
     }
-    // What the failed ones had bound is free.
+    // The addresses that the failed ones had bound are free.
     TcpListener::bind(("127.0.0.1", free)).unwrap();
 }
 
 #[test]
-fn limits_and_lists_hold_for_those_who_come_afterwards() {
+fn limits_and_lists_apply_to_later_connections() {
     let (server, addr) = new_server();
     let node = Node::start(&config(vec![forward("127.0.0.1:0", addr)])).unwrap();
     let relay = node.listen_addrs()[0].0;

@@ -71,7 +71,7 @@ impl Rig {
         (client, server)
     }
 
-    /// The same with small buffers at both ends, so that little suffices to fill them.
+    /// The same with small buffers at both ends, which fill quickly.
     pub(crate) fn tight_pair(&self) -> (TcpStream, TcpStream) {
         sockopt::set_socket_recv_buffer_size(&self.server, 16 << 10).unwrap();
         let family = rustix::net::AddressFamily::INET;
@@ -88,7 +88,7 @@ impl Rig {
         (client, server)
     }
 
-    /// Waits until the one session has ended, and that in this way, with nothing left behind.
+    /// Waits until the one session has ended with this cause, and nothing is left of it.
     pub(crate) fn expect_end(&self, end: End) {
         wait_until("the session's end", || {
             self.metrics.sessions() == 0 && self.all_ends() > 0
@@ -131,7 +131,7 @@ pub(crate) fn start(to: SocketAddr, path: Path, adjust: impl FnOnce(&mut Config)
     Node::start(&config).unwrap()
 }
 
-/// Bytes that are different everywhere, so that a shifted or repeated part is seen.
+/// Returns bytes without repetition, so that a shifted or repeated part is noticed.
 pub(crate) fn stream(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut bytes = Vec::with_capacity(len + 8);
@@ -151,19 +151,19 @@ pub(crate) fn assert_same(got: &[u8], expected: &[u8]) {
     assert_eq!(got.len(), expected.len(), "length");
 }
 
-/// Everything until the orderly end of the stream.
+/// Reads up to FIN.
 pub(crate) fn read_to_fin(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
     bytes
 }
 
-/// Everything until the connection is reset; an orderly end is a failure.
+/// Reads until the connection is reset; an orderly end is a failure.
 pub(crate) fn read_to_rst(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     let end = stream.read_to_end(&mut bytes);
     let kind = end
-        .expect_err("the stream ended in good order instead of by RST")
+        .expect_err("the stream ended with FIN instead of RST")
         .kind();
     assert_eq!(kind, ErrorKind::ConnectionReset);
     bytes
@@ -178,12 +178,12 @@ pub(crate) fn reset(stream: TcpStream) {
     sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
 }
 
-/// Writes what there is room for and returns how much that was.
+/// Writes as much as there is room for and returns how much that was.
 pub(crate) fn fill(stream: &mut TcpStream, bytes: &[u8]) -> usize {
     stream.set_nonblocking(true).unwrap();
     let mut written = 0;
     let mut idle_since = Instant::now();
-    // Full is when nothing more was taken although the node had time to take it.
+    // The buffers are full if nothing more is accepted although the node had time to read.
     while written < bytes.len() && idle_since.elapsed() < Duration::from_millis(300) {
         match stream.write(&bytes[written..]) {
             Ok(n) => {

@@ -1,4 +1,4 @@
-//! The session log of a node: what is in it, and what is not.
+//! The session log of a node: which sessions are in it, and which are not.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -16,12 +16,12 @@ fn log_to(path: &Path) -> impl FnOnce(&mut Config) {
     move |config| config.session_log = Some(target)
 }
 
-/// The records in a file, once there are so many.
+/// Returns the records of a file, once there are so many.
 pub(crate) fn records(path: &Path, count: usize) -> Vec<Value> {
     let mut records = Vec::new();
     wait_until("the log's lines", || {
         let text = std::fs::read_to_string(path).unwrap_or_default();
-        // The last line may still be on its way.
+        // The last line may be incomplete.
         let whole = text.split_inclusive('\n').filter(|l| l.ends_with('\n'));
         records = whole.map(|l| serde_json::from_str(l).unwrap()).collect();
         records.len() >= count
@@ -31,7 +31,7 @@ pub(crate) fn records(path: &Path, count: usize) -> Vec<Value> {
 }
 
 #[test]
-fn a_session_is_told_when_it_has_ended_with_both_legs() {
+fn a_session_is_logged_when_it_has_ended_with_both_legs() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sessions.jsonl");
     let rig = Rig::with(DataPath::Both, log_to(&path));
@@ -78,7 +78,7 @@ fn a_session_is_told_when_it_has_ended_with_both_legs() {
 }
 
 #[test]
-fn what_never_reached_its_destination_says_so_and_refusals_say_nothing() {
+fn a_failed_dial_is_logged_and_a_refused_client_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sessions.jsonl");
     let rig = Rig::with(DataPath::Both, |config| {
@@ -103,7 +103,7 @@ fn what_never_reached_its_destination_says_so_and_refusals_say_nothing() {
 }
 
 #[test]
-fn a_rotated_log_goes_on_under_its_name_after_a_reload() {
+fn a_rotated_log_continues_under_its_name_after_a_reload() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sessions.jsonl");
     let old = dir.path().join("sessions.jsonl.1");
@@ -123,7 +123,7 @@ fn a_rotated_log_goes_on_under_its_name_after_a_reload() {
 }
 
 #[test]
-fn what_waits_is_written_before_a_node_is_gone() {
+fn queued_records_are_written_before_a_node_is_gone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sessions.jsonl");
     let rig = Rig::with(DataPath::Both, log_to(&path));

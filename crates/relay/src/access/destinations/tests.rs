@@ -55,7 +55,7 @@ fn a_star_means_public_addresses_and_its_ports_only() {
 }
 
 #[test]
-fn a_name_that_turns_to_an_inner_address_is_caught() {
+fn a_name_that_changes_to_an_inner_address_is_denied() {
     let d = allow(&["example.org:443", "*.corp.example:443"]);
     assert_eq!(
         d.check_name("EXAMPLE.org.", 443),
@@ -115,7 +115,7 @@ fn a_name_may_lead_into_a_prefix_that_is_allowed() {
 }
 
 #[test]
-fn only_a_prefix_as_narrow_as_the_block_opens_it() {
+fn only_a_prefix_as_narrow_as_the_block_allows_it() {
     let wide = allow(&["0.0.0.0/0:*", "[::]/0:*", "*:*", "localhost:*"]);
     for (addr, verdict) in [
         ("0.0.0.0:80", DestinationVerdict::Unspecified),
@@ -206,7 +206,7 @@ fn a_denial_wins_over_every_permission() {
 }
 
 #[test]
-fn an_address_in_place_of_a_name_is_judged_as_an_address() {
+fn an_address_in_place_of_a_name_is_checked_as_an_address() {
     let d = allow(&["*:*"]);
     assert_eq!(d.check_name("127.0.0.1", 80), DestinationVerdict::Loopback);
     assert_eq!(d.check_name("[::1]", 80), DestinationVerdict::Loopback);
@@ -257,7 +257,7 @@ fn dns64_reaches_public_hosts_and_no_others() {
 }
 
 #[test]
-fn a_list_has_an_end() {
+fn a_list_has_a_maximum_length() {
     let rule: Rule = "*:443".parse().unwrap();
     let most = vec![rule; super::super::MAX_RULES];
     assert!(Destinations::new(most.clone(), Vec::new()).is_ok());

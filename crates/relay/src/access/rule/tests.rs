@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn a_rule_is_read_as_people_write_it_and_written_in_one_way() {
+fn a_rule_is_parsed_in_every_form_and_printed_in_one() {
     for (text, written) in [
         ("10.0.0.0/8:80", "10.0.0.0/8:80"),
         ("10.0.0.0/8:80-90", "10.0.0.0/8:80-90"),
@@ -28,7 +28,7 @@ fn a_rule_is_read_as_people_write_it_and_written_in_one_way() {
 }
 
 #[test]
-fn a_mistake_is_told_in_one_sentence() {
+fn a_mistake_is_reported_in_one_sentence() {
     for (text, sentence) in [
         (
             "10.0.0.0/8",

@@ -10,7 +10,7 @@ fn ip(text: &str) -> IpAddr {
 }
 
 #[test]
-fn a_source_gets_its_limit_and_a_place_back_when_a_session_ends() {
+fn a_source_gets_its_limit_and_its_place_back_when_a_session_ends() {
     let sources = SessionQuota::new(2);
     let a = ip("192.0.2.1");
     let first = sources.admit(a).unwrap();
@@ -40,7 +40,7 @@ fn a_64_is_one_source_and_so_are_the_spellings_of_an_ipv4_address() {
 }
 
 #[test]
-fn a_lower_limit_keeps_who_is_in() {
+fn a_lower_limit_keeps_open_sessions() {
     let sources = SessionQuota::new(UNLIMITED);
     let a = ip("192.0.2.1");
     let inside: Vec<_> = (0..5).map(|_| sources.admit(a).unwrap()).collect();
@@ -88,7 +88,7 @@ fn threads_never_exceed_the_limit_together() {
 
 /// Prints; asserts no time.
 #[test]
-fn what_an_admission_costs() {
+fn the_cost_of_an_admission() {
     const ROUNDS: u32 = 200_000;
     for threads in [1u32, 2] {
         let sources = SessionQuota::new(UNLIMITED);

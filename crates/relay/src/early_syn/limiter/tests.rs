@@ -50,7 +50,7 @@ fn admitted(limiter: &mut Limiter, syns: impl Iterator<Item = SynEvent>, now: In
 }
 
 #[test]
-fn a_retransmission_of_a_pending_syn_is_merged_and_does_not_make_its_life_longer() {
+fn a_retransmitted_syn_is_merged_and_does_not_extend_its_time_to_live() {
     let mut limiter = limiter(|_| {});
     let start = Instant::now();
     assert_eq!(limiter.admit(&syn(1), start), Admission::Admit);
@@ -164,7 +164,7 @@ fn prefixes_are_slash_24_and_slash_48() {
 }
 
 #[test]
-fn a_flood_from_random_sources_does_not_wash_away_what_is_held_against_one() {
+fn a_flood_from_random_sources_does_not_erase_what_counts_against_one() {
     let mut limiter = limiter(|l| {
         l.source = Rate::new(1, 3);
         l.source_prefixes = 8;

@@ -103,7 +103,7 @@ proptest! {
     /// In any order of events: the same bytes come out that went in, none is held that could move,
     /// FIN comes once and last, and never after a reset.
     #[test]
-    fn what_comes_out_is_what_went_in(
+    fn the_bytes_that_come_out_are_those_that_went_in(
         events in prop::collection::vec(event(), 0..60),
         last in last(),
         splice_after in prop::option::of(0u64..60),
@@ -130,7 +130,7 @@ proptest! {
 }
 
 #[test]
-fn nothing_is_read_that_there_is_no_room_for() {
+fn no_byte_is_read_without_room_for_it() {
     let mut bench = Bench::new(None, 0, 16);
     bench.play(&Event::Room(10));
     bench.play(&Event::Arrive(100));
@@ -173,7 +173,7 @@ fn a_long_stream_yields_to_others() {
 }
 
 #[test]
-fn a_sink_that_fails_is_told_from_a_source_that_fails() {
+fn a_failed_sink_is_distinguished_from_a_failed_source() {
     let mut bench = Bench::new(None, 0, 16);
     bench.play(&Event::Room(10));
     bench.to.fail(Errno::PIPE);

@@ -92,7 +92,7 @@ fn an_idle_session_has_no_deadline() {
 }
 
 #[test]
-fn a_connect_that_is_not_answered_is_given_up_at_its_time() {
+fn an_unanswered_connect_times_out() {
     let mut bench = Bench::connecting();
     assert_eq!(bench.drive(), Step::Wait);
     assert_eq!(bench.run_to_deadline(), Step::Redial(Errno::TIMEDOUT));
@@ -161,7 +161,7 @@ fn a_reset_without_bytes_ahead_of_it_goes_at_once() {
 }
 
 #[test]
-fn a_survivor_that_takes_nothing_is_waited_for_only_so_long() {
+fn a_survivor_that_takes_nothing_times_out() {
     for (dead, survivor, end) in SIDES {
         let mut bench = Bench::relaying();
         bench.report(dead, |leg| leg.arrive(b"unwanted"));
@@ -217,7 +217,7 @@ fn both_ends_complete_the_session_once_nothing_is_left_unsent() {
 }
 
 #[test]
-fn a_tail_that_nobody_takes_is_given_up() {
+fn an_unread_tail_times_out() {
     let mut bench = Bench::relaying();
     bench.report(Side::Client, |leg| leg.arrive(b"question"));
     bench.report(Side::Client, SimLeg::end);
@@ -289,7 +289,7 @@ fn an_idle_session_ends_at_its_time_and_not_before() {
 }
 
 #[test]
-fn bytes_that_the_kernel_still_delivers_are_no_idleness() {
+fn a_session_whose_bytes_the_kernel_still_delivers_is_not_idle() {
     let mut bench = Bench::relaying();
     bench.timeouts.idle = Some(Duration::from_secs(60));
     bench.report(Side::Upstream, |leg| leg.arrive(&[7; 100]));
@@ -303,7 +303,7 @@ fn bytes_that_the_kernel_still_delivers_are_no_idleness() {
 }
 
 #[test]
-fn a_session_that_moves_bytes_does_not_move_its_alarm() {
+fn a_session_that_moves_bytes_does_not_move_its_deadline() {
     let mut bench = Bench::relaying();
     bench.timeouts.idle = Some(Duration::from_secs(60));
     let alarm = bench.session.deadline(&bench.timeouts);
@@ -314,7 +314,7 @@ fn a_session_that_moves_bytes_does_not_move_its_alarm() {
 }
 
 #[test]
-fn a_connection_with_itself_is_a_refused_one() {
+fn a_connection_to_itself_counts_as_refused() {
     let mut bench = Bench::connecting();
     bench.leg(Side::Upstream).meet_itself();
     bench.report(Side::Upstream, |leg| leg.make_room(ROOM));
@@ -322,7 +322,7 @@ fn a_connection_with_itself_is_a_refused_one() {
 }
 
 #[test]
-fn what_a_server_said_before_it_reset_arrives_even_if_both_come_at_once() {
+fn bytes_before_a_servers_reset_arrive_even_if_both_come_at_once() {
     let mut bench = Bench::connecting();
     bench.report(Side::Client, |leg| leg.make_room(ROOM));
     bench.leg(Side::Upstream).arrive(b"421 busy");
@@ -364,7 +364,7 @@ fn a_client_that_resets_before_its_tail_is_out_is_counted_as_that() {
 }
 
 #[test]
-fn a_reader_that_takes_nothing_keeps_no_pipe() {
+fn a_stopped_reader_keeps_no_pipe() {
     let mut bench = Bench::connecting();
     bench.report(Side::Upstream, |leg| leg.make_room(ROOM));
     assert_eq!(bench.drive(), Step::Wait);
@@ -433,7 +433,7 @@ fn a_replacement_that_dies_too_ends_the_session() {
 }
 
 #[test]
-fn a_connection_that_never_comes_is_waited_for_only_so_long() {
+fn a_connection_that_never_comes_times_out() {
     let mut bench = Bench::connecting();
     bench.session.awaits(bench.now + bench.timeouts.connect);
     assert_eq!(bench.drive(), Step::Wait);

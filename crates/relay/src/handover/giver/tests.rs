@@ -109,7 +109,7 @@ fn a_new_process_that_takes_too_long_is_given_up() {
 }
 
 #[test]
-fn nobody_at_the_path_is_no_error_and_a_stopped_giver_is_nobody() {
+fn a_path_without_a_process_is_not_an_error_and_neither_is_a_stopped_giver() {
     let old = old(1, PATIENCE);
     let (path, addr) = (old.path.clone(), old.addrs[0]);
     drop(old.giver);

@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_without_sense_are_refused_before_the_kernel_is_asked() {
+    fn invalid_options_are_refused_before_the_kernel_is_asked() {
         for rate in [0, layout::MAX_RATE + 1] {
             let options = PipeOptions {
                 rate,

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_choice_is_the_plain_name() {
+    fn the_first_choice_is_the_default_name() {
         assert_eq!(candidates(0), ["taut_pipe", "taut_pipe.0"]);
         assert_eq!(candidates(36 * 36 + 35)[1], "taut_pipe.10z");
     }

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_noted_than_get_a_route_until_others_are_forgotten() {
+    fn no_more_relays_are_noted_than_the_limit_until_others_are_forgotten() {
         let (mut known, begin) = (KnownRelays::default(), Instant::now());
         for i in 0..MAX_ADDRESSES {
             assert!(known.proven(ip(i), begin));

@@ -348,7 +348,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_change_after_quiet_is_looked_at_at_once_and_others_once_a_second() {
+    async fn a_change_after_quiet_is_checked_at_once_and_others_once_a_second() {
         let looked = Instant::now();
         let mut schedule = Schedule::new(looked, true);
         assert_eq!(schedule.next(), looked + LOOK_AT_LEAST);
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_another_process_has_is_tried_again_soon() {
+    async fn routes_that_another_process_has_are_tried_again_soon() {
         let looked = Instant::now();
         let schedule = Schedule::new(looked, false);
         assert_eq!(schedule.next(), looked + LOOK_AT_MOST);

@@ -40,7 +40,7 @@ fn metrics(message: &RouteMessage) -> &[RouteMetric] {
 }
 
 #[test]
-fn a_copy_leads_to_the_one_address_by_the_same_way_with_the_window() {
+fn a_copy_leads_to_one_address_over_the_same_path_with_the_window() {
     let mut original = matched(MAIN, 1);
     original.header.scope = RouteScope::Link;
     let source = RouteAttribute::PrefSource(ip(9).into());
@@ -65,7 +65,7 @@ fn a_copy_leads_to_the_one_address_by_the_same_way_with_the_window() {
 }
 
 #[test]
-fn a_next_hop_with_a_number_is_named_by_it_alone() {
+fn a_next_hop_object_is_named_by_its_number_alone() {
     let mut original = matched(MAIN, 1);
     original.header.flags = RouteFlags::Onlink;
     original.attributes.push(RouteAttribute::NhId(3));
@@ -78,7 +78,7 @@ fn a_next_hop_with_a_number_is_named_by_it_alone() {
 }
 
 #[test]
-fn of_several_next_hops_only_what_may_be_set_is_copied() {
+fn of_several_next_hops_only_settable_attributes_are_copied() {
     let mut hop = RouteNextHop::default();
     hop.flags = RouteNextHopFlags::Onlink | RouteNextHopFlags::Linkdown;
     let mut original = matched(MAIN, 1);
@@ -94,7 +94,7 @@ fn of_several_next_hops_only_what_may_be_set_is_copied() {
 }
 
 #[test]
-fn what_is_not_routed_to_one_other_machine_by_the_main_table_is_left_alone() {
+fn addresses_not_routed_by_the_main_table_to_another_machine_are_left_alone() {
     for kind in [RouteType::Local, RouteType::Broadcast, RouteType::BlackHole] {
         let mut original = matched(MAIN, 1);
         original.header.kind = kind;
@@ -107,7 +107,7 @@ fn what_is_not_routed_to_one_other_machine_by_the_main_table_is_left_alone() {
 }
 
 #[test]
-fn an_initial_window_that_somebody_has_set_stays() {
+fn an_initial_window_of_the_administrator_stays() {
     let mut original = matched(MAIN, 1);
     let theirs = RouteAttribute::Metrics(vec![RouteMetric::InitCwnd(40)]);
     original.attributes.push(theirs);
@@ -115,7 +115,7 @@ fn an_initial_window_that_somebody_has_set_stays() {
 }
 
 #[test]
-fn addresses_that_cannot_be_another_machines_are_not_asked_about() {
+fn addresses_that_cannot_be_another_machines_are_not_queried() {
     let (chosen, others) = choose(
         [
             "127.0.0.1",
@@ -153,7 +153,7 @@ fn ip_of(text: &str) -> IpAddr {
 }
 
 #[test]
-fn somebody_elses_route_in_our_table_is_neither_replaced_nor_removed() {
+fn a_foreign_route_in_our_table_is_neither_replaced_nor_removed() {
     let mut theirs = copied(ip(5), 1);
     theirs.header.protocol = RouteProtocol::Static;
     let copies = [(ip(5), copied(ip(5), 1))].into();
@@ -261,7 +261,7 @@ proptest! {
     }
 
     #[test]
-    fn no_more_are_chosen_than_may_be(wanted in proptest::collection::vec(0..2000_u32, 0..1500)) {
+    fn no_more_are_chosen_than_the_limit(wanted in proptest::collection::vec(0..2000_u32, 0..1500)) {
         let different: BTreeSet<_> = wanted.iter().copied().collect();
         let (chosen, others) = choose(wanted.into_iter().map(ip));
         prop_assert!(chosen.len() <= MAX_ADDRESSES);
