@@ -1,14 +1,13 @@
-//! The split-TCP relay node: takes each connection, makes one to its destination or to the next
-//! relay, and moves bytes both ways, so that each leg is a short control loop of its own
-//! (pied-piper 2.1).
+//! The split-TCP relay node: accepts each connection, dials its destination or the next relay, and
+//! moves bytes both ways, so that each leg is a short control loop of its own (pied-piper 2.1).
 //!
-//! [`serve::run`] is the process, [`node::Node`] the node inside it. From the bottom up:
-//! [`forwarding::direction`] moves one direction's bytes and knows when its FIN may be forwarded, [`forwarding::session`]
-//! decides what a session's two legs mean for each other, [`worker`] is a thread with its
-//! poller, and a node is as many of those as there are CPUs. `docs/design/relay.md` has the
-//! state machines.
+//! [`serve::run`] is the process, [`node::Node`] the node inside it. A node has one worker a CPU: a
+//! thread with its own listeners, poller, sessions and pipes. A session (`forwarding/session.rs`)
+//! decides what its two legs mean for each other; a direction (`forwarding/direction.rs`) moves one
+//! direction's bytes and decides when FIN may follow. `docs/design/relay.md` has the state
+//! machines.
 //!
-//! A node relays from when [`node::Node::start`] returns until it is dropped:
+//! A node relays from the return of [`node::Node::start`] until it is dropped:
 //!
 //! ```no_run
 //! use std::path::Path;

@@ -33,7 +33,7 @@ const SMALL: usize = 64;
 #[derive(Debug)]
 pub struct SessionQuota {
     shards: [Shard; SHARDS],
-    /// Keyed at random, so that nobody can choose addresses that collide.
+    /// Keyed at random, so that clients cannot choose addresses that collide.
     hasher: RandomState,
     limit: AtomicU32,
     refused: AtomicU64,

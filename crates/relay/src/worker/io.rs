@@ -45,7 +45,8 @@ impl Buffers for IoContext {
             match pipe.read(&mut bytes[at..]) {
                 Ok(n) if n > 0 => at += n,
                 Err(Errno::INTR) => {}
-                // Cannot be: the pipe holds `len` bytes. Going on would lose those that were read.
+                // Cannot be: the pipe holds `len` bytes. Continuing would lose the bytes read so
+                // far.
                 other => panic!("a pipe with {len} bytes gave {other:?} after {at}"),
             }
         }

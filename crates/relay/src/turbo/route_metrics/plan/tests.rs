@@ -11,7 +11,7 @@ fn ip(i: u32) -> IpAddr {
     Ipv4Addr::from(0x0A00_0000 + i).into()
 }
 
-/// What the kernel says: a route through a gateway, in `table`.
+/// Returns a route through a gateway, in `table`, as the kernel reports it.
 fn matched(table: u32, gateway: u32) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = AddressFamily::Inet;
@@ -162,7 +162,7 @@ fn a_foreign_route_in_our_table_is_neither_replaced_nor_removed() {
     assert!(plan.put.is_empty() && plan.remove.is_empty());
 }
 
-/// A table as the kernel might have it, and what is done to it.
+/// The kernel's table, simulated, and the changes applied to it.
 #[derive(Clone, Debug, PartialEq)]
 struct Kernel(Vec<RouteMessage>);
 
@@ -188,7 +188,7 @@ impl Kernel {
     }
 }
 
-/// Routes to a few addresses, each of ours or somebody else's, in our table or in main.
+/// Routes to a few addresses, each ours or a foreign one, in our table or in main.
 fn tables() -> impl Strategy<Value = Kernel> {
     let route = (
         0..8_u32,
@@ -240,13 +240,13 @@ proptest! {
         for (address, _) in &decided.put {
             prop_assert!(wanted.contains_key(address));
         }
-        // Each is there, or somebody else's is, and then ours is not.
+        // Each address has our route, or a foreign one instead.
         for (wanted, copy) in &wanted {
             let here = |r: &&RouteMessage| address(r) == Some(*wanted) && table(r) == TABLE;
             let there: Vec<_> = kernel.0.iter().filter(here).collect();
             prop_assert_eq!(there.len(), 1);
             prop_assert_eq!(is_ours(there[0]), !decided.occupied.contains(wanted));
-            // What was not put there like this is put there now.
+            // Routes that were not requested in this form are added now.
             if is_ours(there[0]) && put_before.get(wanted) != Some(copy) {
                 prop_assert_eq!(there[0], copy);
             }
@@ -255,7 +255,7 @@ proptest! {
             prop_assert!(wanted.contains_key(&address(route).unwrap()));
         }
 
-        // And then there is nothing more to do.
+        // Then there is nothing more to do.
         let again = plan(&wanted, &wanted, &kernel.0);
         prop_assert!(again.put.is_empty() && again.remove.is_empty(), "{again:?}");
     }
