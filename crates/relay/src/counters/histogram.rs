@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::figure::Figure;
+use super::counter::Counter;
 
 /// Upper bounds of the buckets in seconds, from a connection on one machine to the patience of a
 /// person. One more bucket counts everything longer.
@@ -13,9 +13,9 @@ pub(crate) const BOUNDS: [f64; 14] = [
 /// A histogram that one thread writes and any may read.
 #[derive(Debug, Default)]
 pub(crate) struct Histogram {
-    buckets: [Figure; BOUNDS.len() + 1],
+    buckets: [Counter; BOUNDS.len() + 1],
     /// The sum in nanoseconds; it wraps after 584 years.
-    sum: Figure,
+    sum: Counter,
 }
 
 /// The sum of several threads' histograms.
@@ -43,8 +43,8 @@ impl Totals {
     pub(crate) fn of<'a>(histograms: impl Iterator<Item = &'a Histogram>) -> Self {
         let mut totals = Self::default();
         for histogram in histograms {
-            for (total, figure) in totals.buckets.iter_mut().zip(&histogram.buckets) {
-                *total = total.wrapping_add(figure.get());
+            for (total, counter) in totals.buckets.iter_mut().zip(&histogram.buckets) {
+                *total = total.wrapping_add(counter.get());
             }
             totals.nanos = totals.nanos.wrapping_add(histogram.sum.get());
         }

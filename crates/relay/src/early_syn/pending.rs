@@ -89,7 +89,7 @@ impl PendingTable {
     }
 
     /// Notes that no upstream leg was dialled for this connection.
-    pub(crate) fn given_up(&self, connection: FourTuple) {
+    pub(crate) fn give_up(&self, connection: FourTuple) {
         let mut inner = self.lock();
         inner.owners.remove(&connection);
         inner.limiter.settled(connection);

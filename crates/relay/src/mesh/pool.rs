@@ -40,7 +40,7 @@ pub(crate) struct Spare {
 }
 
 /// What a session that waits for a connection gets.
-pub(crate) enum Outcome {
+pub(crate) enum DialOutcome {
     /// A connection that was dialled for it.
     Serve(Waiter, Spare),
     /// The error of the dial that it waited for.
@@ -66,7 +66,7 @@ pub(crate) struct Pools {
     generation: Generation,
     deadlines: Deadlines,
     poll_at: Option<Instant>,
-    outcomes: VecDeque<Outcome>,
+    outcomes: VecDeque<DialOutcome>,
 }
 
 /// The connections to one peer.
@@ -167,7 +167,7 @@ impl Pools {
         self.remove(slot)?.into_spare()
     }
 
-    /// Dials a connection for `waiter`, at once or when another dial is done; an [`Outcome`] says
+    /// Dials a connection for `waiter`, at once or when another dial is done; an [`DialOutcome`] says
     /// what came of it.
     pub(crate) fn dial_for(&mut self, peer: usize, waiter: Waiter, terms: &PoolTerms<'_>) {
         self.pools[peer].waiters.push_back(waiter);
@@ -209,7 +209,7 @@ impl Pools {
     }
 
     /// Returns the next outcome for a session.
-    pub(crate) fn next_outcome(&mut self) -> Option<Outcome> {
+    pub(crate) fn next_outcome(&mut self) -> Option<DialOutcome> {
         self.outcomes.pop_front()
     }
 
@@ -353,7 +353,7 @@ impl Pools {
         terms.metrics.pool_dials_failed.add(1);
         tracing::debug!(peer = %pool.peer.targets.destination(), %error, "cannot connect to a relay");
         if let Some(waiter) = pool.waiters.pop_front() {
-            self.outcomes.push_back(Outcome::Fail(waiter, error));
+            self.outcomes.push_back(DialOutcome::Fail(waiter, error));
         }
     }
 
@@ -389,7 +389,7 @@ impl Pools {
             let peer = conn.pool;
             let spare = self.remove(slot).and_then(Conn::into_spare);
             self.outcomes
-                .extend(spare.map(|s| Outcome::Serve(waiter, s)));
+                .extend(spare.map(|s| DialOutcome::Serve(waiter, s)));
             self.dial_for_waiters(peer, terms);
             return;
         }

@@ -6,7 +6,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 
 use super::Metrics;
-use crate::counters::figure::Figure;
+use crate::counters::counter::Counter;
 use crate::counters::histogram::{Histogram, Totals};
 use crate::counters::worker::WorkerMetrics;
 use crate::intercept::Method;
@@ -210,7 +210,7 @@ impl Metrics {
 
     /// Encodes the metrics of early SYN.
     fn encode_early(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
-        type Of = fn(&WorkerMetrics) -> &Figure;
+        type Of = fn(&WorkerMetrics) -> &Counter;
         let counters: [(&str, &str, Of); 3] = [
             (
                 "taut_relay_early_begun",

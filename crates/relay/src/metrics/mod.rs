@@ -5,7 +5,7 @@ use std::sync::Arc;
 use prometheus_client::registry::Registry;
 use taut_mesh::acceptor::Rejection;
 
-use crate::counters::figure::Figure;
+use crate::counters::counter::Counter;
 use crate::counters::worker::WorkerMetrics;
 use crate::early_syn::PendingTable;
 use crate::intercept::{Exits, Method, Status};
@@ -164,10 +164,10 @@ impl Metrics {
         Ok(text)
     }
 
-    fn sum(&self, figure: impl Fn(&WorkerMetrics) -> &Figure) -> u64 {
+    fn sum(&self, counter: impl Fn(&WorkerMetrics) -> &Counter) -> u64 {
         self.workers
             .iter()
-            .map(|w| figure(w).get())
+            .map(|w| counter(w).get())
             .fold(0, u64::wrapping_add)
     }
 }

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
 use std::time::Duration;
 
-pub use record::{Direction, SessionId, SessionRecord};
+pub use record::{DirectionRecord, SessionId, SessionRecord};
 use sink::Sink;
 
 /// The default capacity of the queue, in records.

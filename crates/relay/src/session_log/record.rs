@@ -41,9 +41,9 @@ pub struct SessionRecord {
     #[serde(rename = "total_us", serialize_with = "micros")]
     pub total: Duration,
     /// From the client to the destination.
-    pub to_upstream: Direction,
+    pub to_upstream: DirectionRecord,
     /// From the destination to the client.
-    pub to_client: Direction,
+    pub to_client: DirectionRecord,
     /// The client leg at the end; `None` if the kernel no longer knew.
     #[serde(serialize_with = "tcp_info")]
     pub client_tcp: Option<TcpInfo>,
@@ -54,7 +54,7 @@ pub struct SessionRecord {
 
 /// One direction of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Direction {
+pub struct DirectionRecord {
     /// Bytes written to the receiving leg.
     pub bytes: u64,
     /// From accept until the first byte was written; `None` if none was.

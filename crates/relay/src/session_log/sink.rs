@@ -23,7 +23,7 @@ pub(super) struct Sink {
 
 /// How many lines were written and how many failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Outcome {
+pub(super) struct WriteCounts {
     pub(super) written: u64,
     pub(super) failed: u64,
 }
@@ -83,13 +83,13 @@ impl Sink {
 
     /// Writes all waiting bytes. Bytes that cannot be written are discarded, so that nothing piles
     /// up.
-    pub(super) fn flush(&mut self) -> Outcome {
+    pub(super) fn flush(&mut self) -> WriteCounts {
         if self.lines.is_empty() {
-            return Outcome::default();
+            return WriteCounts::default();
         }
         let (done, error) = self.write_out();
         let whole = self.lines[..done].iter().filter(|&&b| b == b'\n').count() as u64;
-        let outcome = Outcome {
+        let outcome = WriteCounts {
             written: whole,
             failed: self.count - whole,
         };

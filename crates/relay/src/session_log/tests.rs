@@ -23,12 +23,12 @@ fn record(n: u128) -> Box<SessionRecord> {
         cause: "complete",
         setup: Some(Duration::from_micros(1500)),
         total: Duration::from_secs(2),
-        to_upstream: Direction {
+        to_upstream: DirectionRecord {
             bytes: 10,
             first_byte: Some(Duration::from_micros(1600)),
             spliced: false,
         },
-        to_client: Direction {
+        to_client: DirectionRecord {
             bytes: 1 << 40,
             first_byte: None,
             spliced: true,

@@ -10,7 +10,7 @@ use super::resolver::LookUp;
 use super::sessions::Close;
 use crate::access::may_be_borrowed;
 use crate::event::token::{Generation, Slot, Token};
-use crate::mesh::pool::{Outcome, Spare};
+use crate::mesh::pool::{DialOutcome, Spare};
 use crate::net::addr::{Destination, UpstreamAddr};
 use crate::net::targets::{Addrs, ResolveError};
 use crate::outcome::session_end::{End, Side};
@@ -121,12 +121,12 @@ impl Worker {
     pub(super) fn serve_waiters(&mut self) {
         while let Some(outcome) = self.mesh.pools.next_outcome() {
             match outcome {
-                Outcome::Serve(waiter, spare) => {
+                DialOutcome::Serve(waiter, spare) => {
                     if self.sessions.is_waiting(waiter) {
                         self.join(waiter.0, spare, false);
                     }
                 }
-                Outcome::Fail(waiter, error) => {
+                DialOutcome::Fail(waiter, error) => {
                     if self.sessions.is_waiting(waiter) {
                         self.ask_relay(waiter.0, false, error);
                     }

@@ -56,7 +56,7 @@ impl Worker {
         };
         let route = self.setup.routes.iter().find(|r| r.id == forward).cloned();
         let Some(route) = route else {
-            table.given_up(connection);
+            table.give_up(connection);
             return;
         };
         // The client may have been accepted before this message was read. A dial started now would
@@ -69,7 +69,7 @@ impl Worker {
                 self.io.metrics.early_begun.add(1);
                 self.early.legs.insert(connection, leg);
             }
-            None => table.given_up(connection),
+            None => table.give_up(connection),
         }
     }
 

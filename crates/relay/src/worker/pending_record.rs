@@ -15,7 +15,7 @@ use crate::forwarding::session::Session;
 use crate::net::addr::ClientAddr;
 use crate::outcome::session_end::End;
 use crate::route::table::Route;
-use crate::session_log::{Direction, SessionId, SessionRecord};
+use crate::session_log::{DirectionRecord, SessionId, SessionRecord};
 
 /// When each step of a session happened.
 #[derive(Debug)]
@@ -162,7 +162,7 @@ impl PendingRecord {
         let (client_leg, upstream_leg) = session.legs();
         // A leg that was never connected has no TCP_INFO worth recording.
         let upstream_leg = upstream_leg.filter(|_| session.is_connected());
-        let direction = |bytes, first, spliced| Direction {
+        let direction = |bytes, first, spliced| DirectionRecord {
             bytes,
             first_byte: timeline.since_begun(first),
             spliced,

@@ -5,7 +5,7 @@ use prometheus_client::metrics::MetricType;
 use taut_mesh::acceptor::Rejection;
 
 use super::{Count, Encoded, Level};
-use crate::counters::figure::Figure;
+use crate::counters::counter::Counter;
 use crate::counters::worker::WorkerMetrics;
 use crate::metrics::Metrics;
 use crate::outcome::mesh::MeshRefusal;
@@ -13,7 +13,7 @@ use crate::outcome::mesh::MeshRefusal;
 impl Metrics {
     /// Encodes the metrics of the pools and the mesh port.
     pub(super) fn encode_mesh(&self, encoder: &mut DescriptorEncoder<'_>) -> Encoded {
-        type Of = fn(&WorkerMetrics) -> &Figure;
+        type Of = fn(&WorkerMetrics) -> &Counter;
         let counters: [(&str, &str, Of); 12] = [
             (
                 "taut_relay_pool_hits",

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 ///
 /// With one writer it needs no locked instruction, only a store that does not tear.
 #[derive(Debug, Default)]
-pub(crate) struct Figure(AtomicU64);
+pub(crate) struct Counter(AtomicU64);
 
-impl Figure {
+impl Counter {
     pub(crate) fn add(&self, n: u64) {
         self.0.store(self.get().wrapping_add(n), Ordering::Relaxed);
     }
