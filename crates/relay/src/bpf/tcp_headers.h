@@ -4,8 +4,8 @@
  *
  * Headers are found from the network header that the kernel has noted, not
  * from the start of the frame. So one program fits Ethernet and devices
- * without a link header (tun, ppp, ipip). The outer VLAN tag is not in the
- * frame any more when programs at ingress see it; others still are.
+ * without a link header (tun, ppp, ipip). The kernel has removed the outer
+ * VLAN tag before programs at ingress see the frame; further ones remain.
  */
 #ifndef TAUT_TCP_HEADERS_H
 #define TAUT_TCP_HEADERS_H
@@ -23,22 +23,22 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-/* The kernel's headers for programs do not have these. */
+/* Missing from the kernel's UAPI headers. */
 #define AF_INET		2
 #define AF_INET6	10
 #define IP_MF_OFFSET	0x3fff	/* more fragments, and a fragment's offset */
 #define VLAN_HLEN	4
 
 #define TAGS_MAX	2
-#define EXTENSIONS_MAX	6	/* of IPv6; senders of TCP use none or one */
-#define HEADERS_MAX	512	/* what is made linear at most, in bytes */
+#define EXTENSIONS_MAX	6	/* of IPv6; TCP segments have none or one */
+#define HEADERS_MAX	512	/* bytes made linear, at most */
 
 struct vlan_tag {
 	__be16 tci;
 	__be16 proto;
 };
 
-/* The start of each IPv6 extension header that may stand before TCP. */
+/* The start of each IPv6 extension header that may precede TCP. */
 struct extension {
 	__u8 next;
 	__u8 len;		/* in 8 bytes, without the first 8 */
@@ -46,17 +46,17 @@ struct extension {
 	__u8 segments_left;	/* of a routing header */
 };
 
-/* What was looked for. */
+/* The result of the search. */
 enum tcp_verdict {
 	TCP_FOUND,
 	TCP_NONE,		/* neither TCP over IPv4 nor over IPv6 */
 	TCP_FRAGMENT,
-	TCP_MALFORMED,		/* too short, or lengths that cannot be */
-	TCP_SOURCE_ROUTED,	/* its destination is only a stop on the way */
+	TCP_MALFORMED,		/* too short, or with invalid lengths */
+	TCP_SOURCE_ROUTED,	/* its destination is an intermediate hop */
 };
 
-/* The TCP header, and whose it is. An IPv4 address is in the first four bytes,
- * the others are as they were.
+/* The TCP header and its addresses. An IPv4 address is in the first four
+ * bytes; the others are not written.
  */
 struct tcp_found {
 	struct tcphdr tcp;
@@ -140,7 +140,7 @@ find_ipv6(struct __sk_buff *skb, __u32 offset, struct tcp_found *found)
 		}
 		if (load(skb, offset, &extension, sizeof(extension)))
 			return TCP_MALFORMED;
-		/* The destination is only a stop on the way. */
+		/* The destination is an intermediate hop. */
 		if (next == IPPROTO_ROUTING && extension.segments_left)
 			return TCP_SOURCE_ROUTED;
 		next = extension.next;
@@ -174,7 +174,7 @@ find_ip(struct __sk_buff *skb, struct tcp_found *found)
 	return TCP_NONE;
 }
 
-/* Where the packet goes and the TCP header in it. */
+/* The packet's destination and its TCP header. */
 static __always_inline enum tcp_verdict
 find_tcp(struct __sk_buff *skb, struct tcp_found *found)
 {

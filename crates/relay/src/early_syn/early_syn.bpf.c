@@ -3,10 +3,9 @@
  * Early SYN: tells the relay of a client's SYN when it arrives, a round trip
  * before accept() can (pied-piper 3.2, improvement 1).
  *
- * It runs at the ingress of a device, before the kernel's own TCP. It changes
- * no packet and drops none: whatever it finds, the packet goes on to whoever
- * comes next. All that it does is to write an event, and that is bounded by a
- * ceiling on events per second and by the ring's size.
+ * It runs at the ingress of a device, before the kernel's own TCP. It neither
+ * changes nor drops packets. It only writes events, bounded by a ceiling on
+ * events per second and by the size of the ring.
  */
 #include <linux/pkt_cls.h>
 
@@ -17,7 +16,7 @@
 #define WATCHED_MAX	256
 #define SECOND_NS	1000000000ULL
 
-/* Events of one second, at most, from all devices and CPUs. */
+/* Events a second, at most, from all devices and CPUs. */
 const volatile __u32 events_per_second SEC(".rodata.config") = 20000;
 
 struct {
@@ -39,14 +38,14 @@ struct {
 	__type(value, __u64);
 } exits SEC(".maps");
 
-/* The second that is being counted, and the events that were let through in
- * it. Shared by all CPUs, which a ceiling for the machine has to be.
+/* The current second and the events reported in it. Shared by all CPUs,
+ * because the ceiling is for the machine.
  */
 static __u64 second;
 static __u64 in_second;
 
-/* Whether the kernel would send the packet on to another machine. One that
- * listens on every address must not take what passes through for its own.
+/* Returns whether the kernel would forward the packet to another machine. A
+ * listener on every address must not match forwarded packets.
  */
 static __always_inline bool passes_through(struct __sk_buff *skb,
 					   const struct tcp_found *found)
@@ -70,8 +69,8 @@ static __always_inline bool passes_through(struct __sk_buff *skb,
 	       result != BPF_FIB_LKUP_RET_FWD_DISABLED;
 }
 
-/* Coarse: whoever is first in a second starts the count anew, and what others
- * count in between is forgotten.
+/* Coarse: the first event of a second resets the count, and concurrent counts
+ * of other CPUs are lost.
  */
 static __always_inline bool over_ceiling(__u64 now)
 {
@@ -93,7 +92,7 @@ static __always_inline enum early_syn_exit look(struct __sk_buff *skb)
 	__u32 *listener;
 	__u64 now;
 
-	/* What goes to another MAC is a bridge's or a macvlan's, which see it
+	/* Frames to another MAC belong to a bridge or macvlan, which see them
 	 * for themselves once it is theirs.
 	 */
 	if (skb->pkt_type != PACKET_HOST)
@@ -146,7 +145,7 @@ static __always_inline enum early_syn_exit look(struct __sk_buff *skb)
 }
 
 /* "tc" and not "tcx/ingress": the same program also serves kernels that have
- * only clsact. TC_ACT_UNSPEC is what tcx calls TCX_NEXT.
+ * only clsact. TC_ACT_UNSPEC equals TCX_NEXT.
  */
 SEC("tc")
 int early_syn(struct __sk_buff *skb)

@@ -24,20 +24,20 @@ struct early_syn_event {
 	__be16 sport;
 	__be16 dport;
 	__u32 version;		/* of IP: 4 or 6 */
-	__u32 listener;		/* the number that it is watched under */
+	__u32 listener;		/* the number under which it is watched */
 	__u32 ifindex;
 };
 
-/* What became of a packet; each has a counter. */
+/* Exits of a packet; each has a counter. */
 enum early_syn_exit {
 	EARLY_SYN_EMITTED,
 	EARLY_SYN_OTHER_HOST,	/* not sent to this machine's own MAC */
 	EARLY_SYN_NOT_TCP,
 	EARLY_SYN_FRAGMENT,
-	EARLY_SYN_MALFORMED,	/* too short, or lengths that cannot be */
+	EARLY_SYN_MALFORMED,	/* too short, or with invalid lengths */
 	EARLY_SYN_NOT_SYN,
 	EARLY_SYN_NOT_WATCHED,
-	EARLY_SYN_NOT_LOCAL,	/* to a watched port, but passing through */
+	EARLY_SYN_NOT_LOCAL,	/* to a watched port, but forwarded */
 	EARLY_SYN_OVER_CEILING,
 	EARLY_SYN_RING_FULL,
 	NR_EARLY_SYN,

@@ -1,10 +1,10 @@
-//! Early SYN (pied-piper 3.2, improvement 1): the upstream leg is set up while the client's own
-//! handshake is still on its way.
+//! Early SYN (pied-piper 3.2, improvement 1): the relay dials the upstream leg while the client's
+//! own handshake is still under way.
 //!
-//! [`EarlySyn`] is the eye: a BPF program at the ingress of the machine's devices that writes an
-//! event for each SYN to a listener of the relay. [`Limiter`] is the judgement: whether a SYN, which
-//! anybody can forge, may make this machine do something. Neither opens a connection.
-//! `docs/design/early-syn.md` has the data path, the bounds and what an attacker can do at most.
+//! [`EarlySyn`] sees the SYNs: a BPF program at the ingress of the machine's devices writes an
+//! event for each SYN to a listener of the relay. [`Limiter`] decides which of them, any of which
+//! may be forged, may make the relay dial. Neither opens a connection. `docs/design/early-syn.md`
+//! describes the data path, the limits and the most an attacker can do.
 
 mod cookies;
 mod deadlines;
@@ -42,43 +42,43 @@ const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/early_syn.bpf.o
 /// Events that one [`EarlySyn::take`] takes, at most.
 pub const TAKE_MAX: usize = 1024;
 
-/// Listeners that can be watched (`WATCHED_MAX` of the program).
+/// Listeners that can be watched, at most (`WATCHED_MAX` of the program).
 pub const WATCHED_MAX: usize = 256;
 
-/// The filter's place among those of a device, where there is no tcx.
+/// The place of the filter at a device, for kernels without tcx.
 const FILTER_PRIORITY: u32 = 50_773;
 
 /// A client's SYN that has reached this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SynEvent {
-    /// Where it says that it comes from. Nobody has proved it: a SYN is easily forged.
+    /// The client's address. Unproven: a SYN is easily forged.
     pub client: SocketAddr,
-    /// Where it goes to: what `getsockname` will say of the accepted connection.
+    /// Its destination: the address that `getsockname` will return for the accepted connection.
     pub listener_addr: SocketAddr,
-    /// The number that the listener is watched under.
+    /// The number under which the listener is watched.
     pub listener: u32,
 }
 
-/// A connection by its two ends: what the SYN and the accepted connection have in common.
+/// A connection by its two ends, which the SYN and the accepted connection share.
 ///
-/// Made with [`FourTuple::new`], so that the two are equal whichever way they were learnt.
+/// Made with [`FourTuple::new`], so that both are equal from whichever source they are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FourTuple {
     client: SocketAddr,
     local: SocketAddr,
 }
 
-/// The program at work on the machine's devices. Dropped, it is gone from them.
+/// The program, attached to the machine's devices. Dropping it detaches the program.
 ///
 /// It may be moved to the thread that reads it, and belongs to the network namespace of the thread
 /// that made it.
 pub struct EarlySyn {
     // Before the object, whose map it reads.
     ring: RingBuffer<'static>,
-    // The ring's own descriptor can be waited for; there is but one ring, so that libbpf's epoll
-    // instance would add nothing.
+    // The ring's own descriptor can be polled; with one ring, libbpf's epoll instance would add
+    // nothing.
     readable: MapHandle,
-    // The ring's callback puts events here. Nobody else has it while `take` runs.
+    // The ring's callback puts events here. Only `take` uses it.
     taken: Arc<Mutex<Vec<SynEvent>>>,
     hooks: Vec<(Device, Attached)>,
     devices: Devices,
@@ -89,34 +89,34 @@ pub struct EarlySyn {
 /// Why SYNs cannot be watched.
 #[derive(Debug, thiserror::Error)]
 pub enum EarlySynError {
-    /// The kernel does not take the program.
+    /// The kernel does not accept the program.
     #[error(
         "early SYN: {0}; the BPF program needs Linux 5.12 or newer and CAP_BPF \
          with CAP_NET_ADMIN and CAP_PERFMON, or root. `taut doctor` shows what this machine can do"
     )]
     Load(#[from] Error),
-    /// More listeners than the program has room for.
-    #[error("early SYN: {0} listeners are to be watched and {WATCHED_MAX} can be; leave some out")]
+    /// There are more listeners than the program has room for.
+    #[error("early SYN: cannot watch {0} listeners; the limit is {WATCHED_MAX}")]
     TooManyListeners(usize),
-    /// A device that was asked for is not there.
-    #[error("early SYN: there is no network device `{0}`; `ip link` lists those there are")]
+    /// A named device is missing.
+    #[error("early SYN: there is no network device `{0}`; `ip link` lists them")]
     NoSuchDevice(String),
-    /// There is nothing to watch.
+    /// There is no device to watch.
     #[error(
-        "early SYN: no network device but loopback is up, so there is nothing to watch; name one, or set one up"
+        "early SYN: no network device except loopback is up; name one in `early_syn_devices`, or bring one up"
     )]
     NoDevice,
     /// The devices cannot be listed.
     #[error("early SYN: cannot list the network devices: {0}")]
     List(#[source] std::io::Error),
-    /// The program cannot be put on a device.
+    /// The program cannot be attached to a device.
     #[error(
         "early SYN: cannot attach to {device}: {source}; it needs CAP_NET_ADMIN and CAP_BPF, or root"
     )]
     Attach {
         /// The device's name.
         device: String,
-        /// What the kernel says.
+        /// The kernel's error.
         #[source]
         source: std::io::Error,
     },
@@ -125,10 +125,10 @@ pub enum EarlySynError {
 // === impl FourTuple ===
 
 impl FourTuple {
-    /// The connection from `client` to `local`, which is an address of this machine.
+    /// Returns the connection from `client` to `local`, which is an address of this machine.
     ///
-    /// An IPv4 address in IPv6 clothes becomes IPv4; flow labels and scopes, of which a SYN and
-    /// `getpeername` say different things, are left out.
+    /// An IPv4-mapped address becomes IPv4; flow labels and scopes, which differ between a SYN and
+    /// `getpeername`, are removed.
     pub fn new(client: SocketAddr, local: SocketAddr) -> Self {
         let plain = |addr: SocketAddr| SocketAddr::new(addr.ip().to_canonical(), addr.port());
         Self {
@@ -137,12 +137,12 @@ impl FourTuple {
         }
     }
 
-    /// The client's end.
+    /// Returns the client's end.
     pub fn client(&self) -> SocketAddr {
         self.client
     }
 
-    /// This machine's end.
+    /// Returns this machine's end.
     pub fn local(&self) -> SocketAddr {
         self.local
     }
@@ -151,7 +151,7 @@ impl FourTuple {
 // === impl SynEvent ===
 
 impl SynEvent {
-    /// The connection that it would open.
+    /// Returns the connection that the SYN would open.
     pub fn connection(&self) -> FourTuple {
         FourTuple::new(self.client, self.listener_addr)
     }
@@ -161,8 +161,8 @@ impl SynEvent {
 
 impl EarlySyn {
     /// Watches for SYNs to the addresses in `watch`, each with the number to report it by, on
-    /// `devices`. An unspecified address is every address of its family that is this machine's. No
-    /// more than `events_per_second` are reported ([`Limits::events_per_second`]); the others are
+    /// `devices`. An unspecified address stands for every address of its family on this machine. At
+    /// most `events_per_second` are reported ([`Limits::events_per_second`]); the others are
     /// counted.
     ///
     /// # Errors
@@ -180,7 +180,7 @@ impl EarlySyn {
         Ok(early_syn)
     }
 
-    /// The program, ready to be attached.
+    /// Loads the program, ready to be attached.
     fn load(
         devices: Devices,
         watch: &[(SocketAddr, u32)],
@@ -216,10 +216,10 @@ impl EarlySyn {
         })
     }
 
-    /// Looks at the devices again: attaches to those that have come, forgets those that have gone.
+    /// Lists the devices again: attaches to new ones, forgets those that are gone.
     ///
     /// # Errors
-    /// As [`EarlySyn::attach`]; devices that are attached to stay so.
+    /// As [`EarlySyn::attach`]; attached devices stay attached.
     pub fn refresh(&mut self) -> Result<(), EarlySynError> {
         let wanted = self.devices.find()?;
         self.hooks.retain(|(device, _)| wanted.contains(device));
@@ -242,19 +242,19 @@ impl EarlySyn {
         Ok(())
     }
 
-    /// The devices that are watched.
+    /// Returns the devices that are watched.
     pub fn devices(&self) -> impl Iterator<Item = &Device> {
         self.hooks.iter().map(|(device, _)| device)
     }
 
-    /// Readable for as long as there are events to take.
+    /// Returns a descriptor that is readable while there are events to take.
     pub fn poll_fd(&self) -> BorrowedFd<'_> {
         self.readable.as_fd()
     }
 
-    /// Adds the events that have come to `events`, at most [`TAKE_MAX`], and returns how many.
+    /// Adds new events to `events`, at most [`TAKE_MAX`], and returns how many.
     pub fn take(&mut self, events: &mut Vec<SynEvent>) -> usize {
-        // The only error is one of the callback's, which has none.
+        // The only error is one of the callback, which has none.
         let _ = self.ring.consume_raw_n(TAKE_MAX);
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let count = taken.len();
@@ -262,7 +262,7 @@ impl EarlySyn {
         count
     }
 
-    /// What has become of the packets that were looked at.
+    /// Returns the number of packets by exit.
     ///
     /// # Errors
     /// None in ordinary use; the kernel's error otherwise.

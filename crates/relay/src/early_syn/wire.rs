@@ -12,10 +12,10 @@ use self::raw::{EarlySynEvent, EarlySynWatch};
 
 pub use self::raw::EarlySynExit as Exit;
 
-/// What became of the packets that the program looked at since it was loaded.
+/// Counts the packets that the program examined since it was loaded, by exit.
 pub type Exits = taut_bpf::Counters<Exit>;
 
-/// The key under which the program looks for a listener at `addr`.
+/// Returns the key under which the program looks up a listener at `addr`.
 pub(super) fn watch_key(listener: SocketAddr) -> EarlySynWatch {
     let mut addr = [0; 16];
     let version = match listener.ip().to_canonical() {
@@ -35,7 +35,7 @@ pub(super) fn watch_key(listener: SocketAddr) -> EarlySynWatch {
     }
 }
 
-/// Reads a record of the ring buffer; `None` if it is no event.
+/// Reads a record of the ring buffer; `None` if it is not an event.
 pub(super) fn event(record: &[u8]) -> Option<SynEvent> {
     let (event, _) = read_prefix::<EarlySynEvent>(record)?;
     let ip = match event.version {

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Interception: gives connections that pass through this machine to the
- * relay, though they are addressed to somebody else.
+ * Interception: delivers connections that this machine forwards to the relay,
+ * although they are addressed to other machines.
  *
- * It runs at the ingress of a device. A packet that is to be taken gets its
- * socket (bpf_sk_assign), and a mark. The socket alone is not enough: routing
- * comes next, and what is addressed to another machine would be forwarded, or,
- * because it has a socket, dropped. A policy rule for the mark leads to a table
+ * It runs at the ingress of a device. An intercepted packet gets its socket
+ * (bpf_sk_assign) and a mark. The socket alone is not enough: routing comes
+ * next, and a packet addressed to another machine would be forwarded, or
+ * dropped because it has a socket. A policy rule for the mark leads to a table
  * in which every address is local (docs/design/interception.md).
  *
- * Taken are, in this order:
+ * Intercepted are, in this order:
  * 1. packets that have a socket already, of the client's connection or, when
  *    the relay borrows clients' addresses, of the upstream one;
  * 2. first segments that a rule names, and answers to the SYN cookies that
  *    were sent for such.
  *
- * All else goes on as if nobody had looked: above all what is addressed to
- * this machine itself, and connections that were there before the relay.
+ * All other packets pass unchanged: above all those addressed to this machine
+ * itself, and those of connections that began before the relay.
  */
 #include <linux/pkt_cls.h>
 
@@ -46,7 +46,7 @@ struct {
 	__type(value, __u64);
 } exits SEC(".maps");
 
-/* The listener for a first segment like this one, if there is a rule. */
+/* Returns the listener for this first segment, if a rule matches. */
 static __always_inline struct intercept_listener *
 find_rule(struct __sk_buff *skb, const struct tcp_found *found)
 {
@@ -66,7 +66,7 @@ find_rule(struct __sk_buff *skb, const struct tcp_found *found)
 	return bpf_map_lookup_elem(&rules, &key);
 }
 
-/* Whether the packet passes through this machine: INTERCEPT_NEW, or why not. */
+/* Returns INTERCEPT_NEW if this machine forwards the packet, or why it does not. */
 static __always_inline enum intercept_exit
 passes_through(struct __sk_buff *skb, const struct tcp_found *found)
 {
@@ -122,8 +122,8 @@ static __always_inline bool is_any(const __u8 *addr)
 	return !words[0] && !words[1];
 }
 
-/* Whether this is the last part of a handshake that the listener has sent a
- * cookie for, and so keeps no socket for.
+/* Returns whether this completes a handshake for which the listener sent a
+ * cookie, and so keeps no socket.
  */
 static __always_inline bool answers_cookie(struct __sk_buff *skb,
 					   const struct tcp_found *found,
@@ -138,7 +138,7 @@ static __always_inline bool answers_cookie(struct __sk_buff *skb,
 	if (found->version == 4) {
 		if (load(skb, found->network, &ip, sizeof(ip)))
 			return false;
-		/* The helper knows no options; it reads only the addresses. */
+		/* The helper ignores options; it reads only the addresses. */
 		ip.ihl = 5;
 		return !bpf_tcp_check_syncookie(listener, &ip, sizeof(ip),
 						&tcp, sizeof(tcp));
@@ -157,7 +157,7 @@ static __always_inline enum intercept_exit look(struct __sk_buff *skb)
 	struct bpf_sock *sk;
 	const __u8 *addr;
 
-	/* What goes to another MAC is a bridge's or a macvlan's, which see it
+	/* Frames to another MAC belong to a bridge or macvlan, which see them
 	 * for themselves once it is theirs.
 	 */
 	if (skb->pkt_type != PACKET_HOST)
@@ -178,7 +178,7 @@ static __always_inline enum intercept_exit look(struct __sk_buff *skb)
 	to = find_rule(skb, &found);
 	if (!to && !config.borrows)
 		return INTERCEPT_NO_RULE;
-	/* The machine's own services are none of our business, and a socket
+	/* The machine's own services are not intercepted, and a socket
 	 * that listens on every address would be found for any.
 	 */
 	exit = passes_through(skb, &found);

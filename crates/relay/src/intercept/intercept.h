@@ -15,9 +15,9 @@ struct intercept_config {
 				 */
 };
 
-/* Which connections are taken: of a device (0: any), to a port, to a prefix.
- * The address is last because only its bits are a prefix of each other; all
- * that stands before it has to be equal.
+/* Which connections are intercepted: of a device (0: any), to a port, to a
+ * prefix. The address is last because only its bits form a prefix; all fields
+ * before it must be equal.
  */
 struct intercept_rule {
 	__u32 prefix_bits;	/* INTERCEPT_EXACT_BITS and the prefix's own */
@@ -29,14 +29,14 @@ struct intercept_rule {
 
 #define INTERCEPT_EXACT_BITS	64
 
-/* Who gets them. An address of zeroes: it listens on every address. */
+/* The listener that gets them. An address of zeroes is every address. */
 struct intercept_listener {
 	__u8 addr[16];
 	__be16 port;
 	__u16 unused;
 };
 
-/* What became of a packet; each has a counter. */
+/* Exits of a packet; each has a counter. */
 enum intercept_exit {
 	INTERCEPT_NEW,		/* first segment, given to the listener */
 	INTERCEPT_COOKIE,	/* answer to a SYN cookie, likewise */
@@ -44,12 +44,12 @@ enum intercept_exit {
 	INTERCEPT_OTHER_HOST,	/* not sent to this machine's own MAC */
 	INTERCEPT_NOT_TCP,
 	INTERCEPT_FRAGMENT,
-	INTERCEPT_MALFORMED,	/* too short, or lengths that cannot be */
+	INTERCEPT_MALFORMED,	/* too short, or with invalid lengths */
 	INTERCEPT_NO_RULE,
-	INTERCEPT_LOCAL,	/* to this machine itself, or no way to it */
+	INTERCEPT_LOCAL,	/* to this machine itself, or without a route */
 	INTERCEPT_NOT_ROUTING,	/* the device does not forward at all */
 	INTERCEPT_FOREIGN,	/* of a connection that began without the relay */
-	INTERCEPT_NO_LISTENER,	/* the relay takes no more */
+	INTERCEPT_NO_LISTENER,	/* the relay accepts no more */
 	INTERCEPT_NOT_GIVEN,	/* the kernel would not assign the socket */
 	NR_INTERCEPT,
 };

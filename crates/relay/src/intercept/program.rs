@@ -13,7 +13,7 @@ use super::wire::{self, Exit, Exits, raw};
 /// The program, compiled by `build.rs`.
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/intercept.bpf.o"));
 
-/// The program at work. Dropped, or when the process ends, it is gone from the devices.
+/// The program while it is attached. It is detached when this is dropped or the process ends.
 pub(super) struct Program {
     links: BTreeMap<u32, OwnedFd>,
     rules: BTreeMap<Rule, SocketAddr>,
@@ -25,13 +25,13 @@ pub(super) struct Program {
 /// Why the program cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// The kernel does not take it.
+    /// The kernel does not accept it.
     #[error(
         "{0} (the BPF program of an intercepting relay needs Linux 6.6 or newer, and CAP_BPF with \
          CAP_NET_ADMIN and CAP_PERFMON, or root)"
     )]
     Load(#[from] Error),
-    /// It cannot be put on a device.
+    /// It cannot be attached to a device.
     #[error(
         "the BPF program cannot be attached to {device}: {source} (it needs tcx, Linux 6.6, and \
          CAP_NET_ADMIN)"
@@ -39,7 +39,7 @@ pub enum ProgramError {
     Attach {
         /// The device.
         device: String,
-        /// What the kernel says.
+        /// The kernel's error.
         source: std::io::Error,
     },
 }
@@ -47,7 +47,7 @@ pub enum ProgramError {
 // === impl Program ===
 
 impl Program {
-    /// The program, on no device and without a rule.
+    /// Loads the program, without devices and rules.
     pub(super) fn load(mark: u32, borrows: bool) -> Result<Self, ProgramError> {
         let mut open = Open::new("taut_intercept", PROGRAM)?;
         open.set_constant(".rodata.config", &wire::configuration(mark, borrows))?;
@@ -61,7 +61,7 @@ impl Program {
         })
     }
 
-    /// Puts these rules in place of those it has.
+    /// Replaces the rules.
     pub(super) fn set_rules(
         &mut self,
         rules: BTreeMap<Rule, SocketAddr>,
@@ -80,10 +80,10 @@ impl Program {
         Ok(())
     }
 
-    /// Puts it on these devices, and takes it off all others.
+    /// Attaches to these devices, and detaches from all others.
     ///
     /// # Errors
-    /// Of the first that refused; it is on the others.
+    /// That of the first device that failed; the program is attached to the others.
     pub(super) fn set_devices(
         &mut self,
         devices: &BTreeMap<u32, String>,
@@ -110,7 +110,7 @@ impl Program {
         result
     }
 
-    /// What it has counted.
+    /// Returns the program's counters.
     pub(super) fn exits(&self) -> Result<Exits, ProgramError> {
         Ok(self.exits.read()?)
     }

@@ -10,10 +10,10 @@ use self::raw::{InterceptConfig, InterceptListener, InterceptRule};
 
 pub use self::raw::InterceptExit as Exit;
 
-/// What became of the packets that the program looked at since it was loaded.
+/// Counts the packets that the program examined since it was loaded, by exit.
 pub type Exits = taut_bpf::Counters<Exit>;
 
-/// A rule as a key of the program's table.
+/// Returns a rule as a key of the program's table.
 pub(super) fn rule(rule: &Rule) -> InterceptRule {
     let (addr, version) = ip(rule.destination.network());
     InterceptRule {
@@ -25,7 +25,7 @@ pub(super) fn rule(rule: &Rule) -> InterceptRule {
     }
 }
 
-/// A listener as a value of the program's table.
+/// Returns a listener as a value of the program's table.
 pub(super) fn listener(listener: SocketAddr) -> InterceptListener {
     InterceptListener {
         addr: ip(listener.ip()).0,
@@ -34,7 +34,7 @@ pub(super) fn listener(listener: SocketAddr) -> InterceptListener {
     }
 }
 
-/// An address, and its version. An IPv4 address is in the first four bytes.
+/// Returns an address and its IP version. An IPv4 address is in the first four bytes.
 fn ip(ip: IpAddr) -> ([u8; 16], u16) {
     let mut addr = [0; 16];
     match ip {

@@ -1,9 +1,9 @@
-//! A peer as the table of known rates names it.
+//! A peer as a key of the table of known rates.
 
 use std::net::IpAddr;
 
-/// `struct pipe_peer`: sixteen bytes in network order. An IPv4 peer is the same one when it is reached
-/// through an IPv6 socket (RFC 4291 2.5.5.2).
+/// Returns `struct pipe_peer`: sixteen bytes in network order. An IPv4 peer has the same key when
+/// it is reached through an IPv6 socket (RFC 4291 2.5.5.2).
 pub(super) fn key(peer: IpAddr) -> [u8; 16] {
     match peer {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),

@@ -1,15 +1,15 @@
-//! How `taut_pipe` is configured.
+//! The configuration of `taut_pipe`.
 
 use super::name;
 use super::raw::{self, PipeConfig};
 
-/// Congestion controls to fall back to that the program has room for.
+/// Fall-back congestion controls that the program has room for.
 pub(super) const FALLBACKS: usize = raw::PIPE_FALLBACKS as usize;
 
-/// Above this the products of rates and times no longer fit 64 bits in the program.
+/// Above this, products of rates and times exceed 64 bits in the program.
 pub(super) const MAX_RATE: u64 = 1_000_000_000_000;
 
-/// What the programs read and cannot change.
+/// The read-only configuration of the programs.
 #[derive(Debug)]
 pub(super) struct Config {
     /// Bytes a second.

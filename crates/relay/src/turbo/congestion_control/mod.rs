@@ -1,10 +1,10 @@
-//! `taut_pipe`, the congestion control of the legs between relays: it starts at the rate that the leg is
-//! known for, paces, repairs rare losses without backing off, and hands a connection to the kernel's
-//! own control when loss persists (pied-piper 3.1; `docs/design/turbo.md`).
+//! `taut_pipe`, the congestion control of legs between relays: it starts at the known rate of the
+//! leg, paces, repairs rare losses without backing off, and hands a connection to the kernel's own
+//! control when loss persists (pied-piper 3.1; `docs/design/turbo.md`).
 //!
-//! It is written in BPF and registered for as long as the [`Pipe`] lives, however its process ends.
-//! Connections that use it then go on with it: the kernel keeps the programs for them, and only
-//! refuses it to new ones.
+//! It is written in BPF and registered for as long as the [`Pipe`] lives, however the process ends.
+//! Existing connections then keep it: the kernel holds the programs for them, and only refuses it
+//! to new ones.
 
 mod address;
 mod layout;
@@ -25,28 +25,28 @@ taut_bpf::bindings!(mod raw from "taut_pipe");
 
 /// What `taut_pipe` counts.
 pub use raw::PipeCount as Count;
-/// What it has counted up to now, for all its connections.
+/// The counts so far, for all its connections.
 pub type Counters = taut_bpf::Counters<Count>;
 
 /// Compiled by the build script from `taut_pipe.bpf.c`.
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/taut_pipe.bpf.o"));
 
-/// How a pipe behaves. Every connection that uses it shares this.
+/// The options of a pipe, shared by every connection that uses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PipeOptions {
-    /// The rate at which a connection begins, in bytes a second, unless its socket has a lower pacing
-    /// ceiling or its peer is known for a lower rate. It never sends faster.
+    /// The initial and highest rate of a connection in bytes a second, unless its socket has a
+    /// lower pacing ceiling or a lower rate is known for its peer.
     pub rate: u64,
-    /// What a connection may send before the first acknowledgement, in bytes, and the least that its
-    /// window ever is.
+    /// Bytes that a connection may send before the first acknowledgement, and the least window it
+    /// ever has.
     pub initial_window: u32,
-    /// Congestion controls of the kernel for connections on which loss persists, the best first; of
-    /// those that the kernel has, the first three count.
+    /// Congestion controls of the kernel for connections with persistent loss, the best first; the
+    /// first three that the kernel has are used.
     pub fallback: Vec<String>,
 }
 
 impl Default for PipeOptions {
-    /// 125 MB/s (1 Gbit/s, what the smallest machines of clouds are given), 2 MB, BBR or else Cubic or
+    /// 125 MB/s (1 Gbit/s, the rate of the smallest cloud machines), 2 MB, and BBR, else Cubic,
     /// else Reno, which every kernel has.
     fn default() -> Self {
         Self {
@@ -57,11 +57,11 @@ impl Default for PipeOptions {
     }
 }
 
-/// Why `taut_pipe` cannot be had. Legs then take the next best: BBR, which also keeps its window through
-/// idle time, and large buffers.
+/// Why `taut_pipe` is not available. Legs then use BBR, which also keeps its window through idle
+/// time, and large buffers.
 #[derive(Debug, thiserror::Error)]
 pub enum Unavailable {
-    /// The options make no sense.
+    /// The options are invalid.
     #[error("the congestion control taut_pipe cannot be set up: {0}")]
     Options(&'static str),
     /// The kernel has none of the fall-backs.
@@ -71,15 +71,15 @@ pub enum Unavailable {
         .0.join(", ")
     )]
     NoFallback(Vec<String>),
-    /// The kernel cannot do it, or not for this process.
+    /// The kernel lacks a feature, or does not permit it to this process.
     #[error("the congestion control taut_pipe is not available: {action}: {source}{}", hint(.source))]
     Kernel {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: Error,
     },
-    /// Other processes have registered every name that this one would take.
+    /// Other processes have registered both names.
     #[error(
         "the congestion control taut_pipe is not available: the names {} are registered by others, and names \
          are the whole machine's; stop one of the relays that run here",
@@ -106,7 +106,7 @@ pub struct Pipe {
     name: String,
     counts: CounterMap<Count>,
     peers: Map<[u8; 16], raw::PipeKnown>,
-    /// The registration. It goes first.
+    /// The registration, dropped first.
     _link: Link,
     _object: Object,
 }
@@ -120,11 +120,11 @@ impl fmt::Debug for Pipe {
 // === impl Pipe ===
 
 impl Pipe {
-    /// Registers it: as `taut_pipe`, or with a suffix of its own when that is taken. What libbpf has to
-    /// say goes to the log from here on.
+    /// Registers it as `taut_pipe`, or with a suffix if that name is taken. libbpf's messages go to
+    /// the log from here on.
     ///
     /// # Errors
-    /// See [`Unavailable`]; nothing is left behind then.
+    /// [`Unavailable`]; nothing is left behind then.
     pub fn load(options: &PipeOptions) -> Result<Self, Unavailable> {
         if options.rate == 0 || options.rate > layout::MAX_RATE {
             return Err(Unavailable::Options(
@@ -134,7 +134,7 @@ impl Pipe {
         let config = Config {
             rate: options.rate,
             initial_window: options.initial_window,
-            // From here, because a BPF program that asks for one that is a module does not load it.
+            // A BPF program that requests a control does not load its module, so it is loaded here.
             fallback: options
                 .fallback
                 .iter()
@@ -156,7 +156,7 @@ impl Pipe {
         Err(Unavailable::NamesTaken(names.into()))
     }
 
-    /// Loads it under one name; `None` when that is taken.
+    /// Loads it under one name; `None` if the name is taken.
     fn register(name: &str, config: &Config) -> Result<Option<Self>, Unavailable> {
         let mut open = Open::new("taut_pipe", OBJECT).map_err(failed("opening its programs"))?;
         open.set_constant(".rodata.config", &config.encode())
@@ -187,13 +187,13 @@ impl Pipe {
         }))
     }
 
-    /// The name under which sockets of this process can have it
+    /// Returns the name under which sockets of this process can use it
     /// ([`taut_sys::socket::LegOptions::congestion`]).
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it has done so far, for all its connections.
+    /// Returns the counts so far, for all its connections.
     ///
     /// # Errors
     /// None in ordinary use.
@@ -201,8 +201,8 @@ impl Pipe {
         self.counts.read()
     }
 
-    /// The rate in bytes a second that was found to reach `peer`, where that was less than the
-    /// configured one. Used for an hour after it was found.
+    /// Returns the rate in bytes a second that was found to reach `peer`, if it was less than the
+    /// configured one. It is used for an hour.
     ///
     /// # Errors
     /// None in ordinary use.
@@ -212,8 +212,8 @@ impl Pipe {
     }
 }
 
-/// Which argument of `cong_control` is the rate sample: Linux 6.10 put two before it. The
-/// kernel's own description of its types tells, whatever its version says.
+/// Returns which argument of `cong_control` is the rate sample: Linux 6.10 put two before it. The
+/// kernel's BTF tells, whatever its version number.
 fn rate_sample_argument() -> Result<u32, Unavailable> {
     let btf = Btf::from_vmlinux().map_err(Error::during("read the kernel's types (BTF)"));
     let btf = btf.map_err(failed("looking at the kernel"))?;

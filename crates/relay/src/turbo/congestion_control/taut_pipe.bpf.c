@@ -5,23 +5,23 @@
  * "We essentially want a simple high-rate sending protocol capable of dealing with the very
  * rare loss events, without necessarily backing off" (pied-piper 3.1). So a connection starts
  * at the rate its leg is configured for, or the one last known to reach that peer; it is
- * paced, so that a window of megabytes is no burst; a lost segment is sent again and changes
- * nothing else; and time spent idle takes nothing away, because the kernel leaves the window
- * of a control with cong_control alone.
+ * paced, so that a window of megabytes is not a burst; a lost segment is retransmitted and has
+ * no other effect; and idle time does not reduce the window, because the kernel does not touch
+ * the window of a control with cong_control.
  *
  * What makes that safe to run where the premise is wrong:
  *
- *  - Loss that persists. More than 2 % lost in each of three rounds in succession, a round
+ *  - Persistent loss. More than 2 % lost in each of three rounds in succession, a round
  *    being a round trip and at least 256 segments, hands the connection to the kernel's own
- *    control, with a window of what was delivered in a round trip. The peer's known rate is
+ *    control, with a window of the bytes delivered in a round trip. The peer's known rate is
  *    lowered, so that the next connection does not learn it the same way.
- *  - A queue that stands. When in three rounds in succession not one segment came back within
- *    twice the least round trip, and what waits is ours, the rate is lowered to what comes out
- *    of the path. That costs no throughput, and gives the queue back to whoever shares it.
+ *  - A standing queue. When in three rounds in succession not one segment came back within
+ *    twice the least round trip, and the queue is our own, the rate is lowered to the delivered
+ *    one. That costs no throughput, and frees the queue for the flows that share it.
  *  - The window is bounded by the least round trip, not by the smoothed one: a window that
- *    grows with the round trip would follow the queue that it makes.
+ *    grows with the round trip would follow the queue that it causes.
  *
- * docs/design/turbo.md has the reasons for the figures.
+ * docs/design/turbo.md explains the figures.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -110,7 +110,7 @@ struct tcp_congestion_ops {
 #define USEC_PER_SEC		1000000ULL
 #define NSEC_PER_SEC		1000000000ULL
 
-/* The figures; why they are what they are: docs/design/turbo.md, "Thresholds". */
+/* The figures are explained in docs/design/turbo.md, "Thresholds". */
 #define ROUND_MIN		256	/* segments; a shorter round says too little about 2 % */
 #define LOSS_ONE_IN		50	/* 2 %, as BBRv2 and BBRv3 have it */
 #define LOSSY_ROUNDS		3
@@ -130,8 +130,8 @@ struct pipe {
 	__u32	round_marked;		/* tp->delivered_ce then */
 	__u32	round_rtt_us;		/* the least of the round; 0: no sample yet */
 	__u8	lossy;			/* rounds in succession, with loss above the threshold */
-	__u8	queued;			/* with a queue that stood throughout */
-	__u8	clear;			/* with neither, and the rate made use of */
+	__u8	queued;			/* with a standing queue */
+	__u8	clear;			/* with neither, and the rate in use */
 };
 
 _Static_assert(sizeof(struct pipe) <= sizeof(((struct inet_connection_sock *)0)->icsk_ca_priv),
@@ -155,9 +155,9 @@ struct {
 } peers SEC(".maps");
 
 /*
- * Argument N of a program. In assembler, because the compiler would make one load from a
- * computed address of two loads in two branches, and the verifier takes no computed address in
- * the context.
+ * Argument N of a program. In assembler, because the compiler would merge two loads in
+ * two branches into one load from a computed address, which the verifier does not accept in the
+ * context.
  */
 #define ARGUMENT(ctx, n) ({							\
 	__u64 argument;								\
@@ -171,7 +171,7 @@ static __always_inline void count_add(enum pipe_count which, __u64 n)
 	__u32 key = which;
 	__u64 *value = bpf_map_lookup_elem(&counts, &key);
 
-	/* Atomic even on one CPU: a softirq may come between while a backlog is worked off. */
+	/* Atomic even on one CPU: a softirq may interrupt the processing of a backlog. */
 	if (value)
 		__sync_fetch_and_add(value, n);
 }
@@ -186,7 +186,7 @@ static __always_inline struct pipe *pipe_of(struct sock *sk)
 	return (void *)((struct inet_connection_sock *)sk)->icsk_ca_priv;
 }
 
-/* Least round trip there has been, in microseconds; 0 when none was measured. */
+/* The least round trip so far, in microseconds; 0 when none was measured. */
 static __always_inline __u32 least_rtt(const struct tcp_sock *tp)
 {
 	__u32 rtt = tp->rtt_min.s[0].v;
@@ -209,15 +209,15 @@ static __always_inline void peer_of(struct sock *sk, struct pipe_peer *peer)
 	}
 }
 
-/* The rate that nothing learnt may exceed: the leg's, and what was asked of this socket. */
+/* The highest rate: the leg's, or this socket's own ceiling. */
 static __always_inline __u64 ceiling(struct sock *sk)
 {
-	__u64 asked = sk->sk_max_pacing_rate;	/* ~0: nothing */
+	__u64 asked = sk->sk_max_pacing_rate;	/* ~0: no ceiling */
 
 	return asked && asked < config.rate ? asked : config.rate;
 }
 
-/* What a connection that knows nothing may send in a round trip; no learnt rate is below that. */
+/* The default initial window a round trip; no learnt rate is below it. */
 static __always_inline __u64 least_rate(const struct tcp_sock *tp)
 {
 	__u64 rtt = least_rtt(tp);
@@ -235,7 +235,7 @@ static __always_inline void learn(struct sock *sk, __u64 rate)
 		count_add(PIPE_PEER_NOT_KEPT, 1);
 }
 
-/* Window for the rate: twice what it has under way, so that a recovery does not run out of it. */
+/* The window for a rate: twice its bytes in flight, so that a recovery does not exhaust it. */
 static __always_inline __u32 window(const struct tcp_sock *tp, __u64 rate)
 {
 	__u32 mss = tp->mss_cache ? tp->mss_cache : 1;
@@ -308,7 +308,7 @@ void taut_pipe_release(unsigned long long *ctx)
 	count_add(PIPE_MARKED, tp->delivered_ce - p->round_marked);
 }
 
-/* A loss, or a mark, is answered by sending again and not by sending less. */
+/* A loss or a mark does not reduce the window. */
 SEC("struct_ops")
 __u32 taut_pipe_ssthresh(unsigned long long *ctx)
 {
@@ -321,7 +321,7 @@ __u32 taut_pipe_undo_cwnd(unsigned long long *ctx)
 	return tcp_sk((struct sock *)ctx[0])->snd_cwnd;
 }
 
-/* A window under way, one that is being repaired, and one to come; BBR has the same. */
+/* A window in flight, one in recovery, and the next one; as in BBR. */
 SEC("struct_ops")
 __u32 taut_pipe_sndbuf_expand(unsigned long long *ctx)
 {
@@ -329,7 +329,7 @@ __u32 taut_pipe_sndbuf_expand(unsigned long long *ctx)
 	return 3;
 }
 
-/* The connection is the kernel's own control's from here on, when this returns true. */
+/* Hands the connection to the kernel's own control; returns whether that succeeded. */
 static __always_inline _Bool fall_back(struct sock *sk, struct pipe *p)
 {
 	struct tcp_sock *tp = tcp_sk(sk);
@@ -357,7 +357,7 @@ static __always_inline _Bool fall_back(struct sock *sk, struct pipe *p)
 
 		if (!config.fallback[i][0])
 			continue;
-		/* As volatile: a memcpy would be of the zeros that stand in this file. */
+		/* Byte by byte through volatile: a memcpy would copy the zeros of this file. */
 		for (j = 0; j < PIPE_CA_NAME_MAX; j++)
 			name[j] = config.fallback[i][j];
 		if (!bpf_setsockopt(sk, SOL_TCP, TCP_CONGESTION, name, sizeof(name))) {
@@ -369,7 +369,7 @@ static __always_inline _Bool fall_back(struct sock *sk, struct pipe *p)
 	return 0;
 }
 
-/* Looks at a round that has ended. True: the connection is not ours any more. */
+/* Evaluates a round. Returns true if the connection was handed to another control. */
 static __always_inline _Bool end_round(struct sock *sk, struct pipe *p)
 {
 	struct tcp_sock *tp = tcp_sk(sk);
@@ -381,14 +381,13 @@ static __always_inline _Bool end_round(struct sock *sk, struct pipe *p)
 	__u64 waiting = 0;
 	_Bool lossy, queued, used;
 
-	/* A mark is to be taken as a loss (RFC 3168 5). */
+	/* A mark counts as a loss (RFC 3168 5). */
 	lossy = ((__u64)lost + marked) * LOSS_ONE_IN > (__u64)delivered + lost;
 	used = p->delivery >= p->rate - p->rate / 4;
 	/*
-	 * A queue of ours is one that we put more into than comes out, and that much of it is
-	 * ours (what comes out a second, times the wait). In somebody else's queue what we
-	 * send comes out as fast as it goes in, or is little; to slow down would only make
-	 * room for more of theirs.
+	 * A queue is our own if we send faster than it drains, and if our share of it (the
+	 * delivery rate times the delay) is large. In another flow's queue our bytes come out
+	 * as fast as they go in, or are few; slowing down would only make room for that flow.
 	 */
 	if (p->round_rtt_us > rtt + slack)
 		waiting = p->delivery * (p->round_rtt_us - rtt) / USEC_PER_SEC;
@@ -452,7 +451,7 @@ void taut_pipe_cong_control(unsigned long long *ctx)
 	struct pipe *p = pipe_of(sk);
 	const struct rate_sample *rs;
 
-	/* The verifier drops the branch not taken: it reads what this kernel does not pass. */
+	/* The verifier drops the dead branch, which reads an argument that this kernel lacks. */
 	if (config.cong_control_rs == 3)
 		rs = (const struct rate_sample *)ARGUMENT(ctx, 3);
 	else
@@ -465,10 +464,10 @@ void taut_pipe_cong_control(unsigned long long *ctx)
 			p->delivery = rate;
 		if (rs->rtt_us > 0 && (!p->round_rtt_us || rs->rtt_us < p->round_rtt_us))
 			p->round_rtt_us = rs->rtt_us;
-		/* What was sent after the round began has arrived: a round trip. */
+		/* Data sent after the round began has been acknowledged: a round trip. */
 		if ((__s32)(rs->prior_delivered - p->round_delivered) >= 0 &&
 		    tp->delivered - p->round_delivered >= ROUND_MIN && end_round(sk, p))
-			return;	/* what was p belongs to another control now */
+			return;	/* p belongs to another control now */
 	}
 	apply(sk, p);
 }

@@ -26,21 +26,21 @@ struct pipe_peer {
 };
 
 struct pipe_known {
-	__u64	rate;	/* bytes a second that are known to get through */
-	__u64	stamp;	/* when that was found, ktime in nanoseconds */
+	__u64	rate;	/* bytes a second known to be delivered */
+	__u64	stamp;	/* when it was measured, ktime in nanoseconds */
 };
 
 enum pipe_count {
 	PIPE_STARTED,			/* connections that began with taut_pipe */
 	PIPE_STARTED_KNOWN,		/* of these, at the peer's last known rate */
-	PIPE_LOST,			/* segments lost, and sent again without backing off */
+	PIPE_LOST,			/* segments lost, and retransmitted without backing off */
 	PIPE_MARKED,			/* segments that a router marked instead (ECN) */
 	PIPE_LOSSY_ROUNDS,		/* rounds with more loss than the threshold */
 	PIPE_FELL_BACK,			/* connections handed to the kernel's own control */
-	PIPE_FALL_BACK_FAILED,		/* the kernel took none of the names; slowed down instead */
+	PIPE_FALL_BACK_FAILED,		/* the kernel accepted none of the names; slowed down instead */
 	PIPE_CAPPED,			/* rates lowered because of a standing queue */
 	PIPE_RAISED,			/* lowered rates raised again */
-	PIPE_PEER_NOT_KEPT,		/* a rate that could not be written down */
+	PIPE_PEER_NOT_KEPT,		/* a rate that could not be stored */
 	NR_PIPE,
 };
 
