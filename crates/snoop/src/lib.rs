@@ -18,9 +18,11 @@
 pub mod config;
 pub mod copies;
 pub mod cost;
+pub mod device;
 mod frame;
 mod metrics;
 pub mod program;
+pub mod protocol;
 mod qdisc;
 pub mod qmp;
 pub mod records;

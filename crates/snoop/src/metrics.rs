@@ -7,7 +7,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEn
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::serve::TapStatus;
+use crate::protocol::TapStatus;
 
 /// The state of all taps at one moment.
 #[derive(Debug)]
@@ -221,7 +221,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
     use super::*;
-    use crate::serve::FlowStatus;
+    use crate::protocol::FlowStatus;
 
     fn tap() -> TapStatus {
         TapStatus {

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
+use crate::device::Device;
 use crate::qdisc::Qdisc;
-use crate::tap::Device;
 
 /// Where records are, if nothing else is said. A folder that does not outlive the machine's start, as
 /// taps do not.

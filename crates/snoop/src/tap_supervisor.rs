@@ -10,12 +10,13 @@ use taut_sys::packet::PacketSocket;
 
 use crate::config::{GuestMac, Settings};
 use crate::copies::{self, Copies};
+use crate::device::Device;
 use crate::program::{FILTER_PRIORITY, FLOWS, Program, ProgramError};
 use crate::qmp::Source;
 use crate::qmp::policy::{HoldReason, Restriction};
 use crate::records::Records;
 use crate::retransmit::Retained;
-use crate::tap::{self, Device, Prepared, TapError};
+use crate::tap::{self, Prepared, TapError};
 use crate::trust::Trust;
 pub use crate::trust::{REST, TIMES};
 use crate::wire::{Config, DELIVERY_MARK, Flow, FromGuest, Key, Net, Prefix, ToGuest};

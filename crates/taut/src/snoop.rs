@@ -16,8 +16,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::flag;
 use taut_snoop::config::{CONFIG, GuestMac, Settings};
 use taut_snoop::cost::{self, Cost};
+use taut_snoop::protocol::{Answer, Question, TapStatus};
 use taut_snoop::qmp::Source;
-use taut_snoop::serve::{self, Answer, AskError, CONTROL, Question, TapStatus};
+use taut_snoop::serve::{self, AskError, CONTROL};
 use taut_snoop::tap_supervisor::Options;
 use taut_snoop::wire::Net;
 

@@ -6,11 +6,12 @@ use std::time::Duration;
 use taut_sys::packet::PacketSocket;
 
 use super::{Counts, IDLE, IDLE_SHORT, LEASE, State, Status};
+use crate::device::Device;
 use crate::frame::retransmission;
 use crate::program::{FILTER_PRIORITY, Program, ProgramError};
 use crate::qmp::policy::{HoldReason, Restriction};
 use crate::retransmit::{Due, News, Retained};
-use crate::tap::{self, Device, Prepared};
+use crate::tap::{self, Prepared};
 use crate::trust::{REST, TIMES, Trust};
 use crate::wire::{Bypass, Config, Flow, Key, Mode, Prefix};
 
