@@ -1,4 +1,4 @@
-//! `[snoop]` of the configuration file: what the command line can say, too.
+//! The `[snoop]` table of the configuration file, with the same settings as the command line.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -13,94 +13,94 @@ use serde::{Deserialize, Deserializer};
 use crate::qmp::Source;
 use crate::wire::Net;
 
-/// Where the configuration is, if nothing else is said.
+/// Default path of the configuration file.
 pub const CONFIG: &str = "/etc/taut/taut.toml";
 
-/// The widest window that there is (RFC 7323 2.3), less one byte: sequence numbers are compared within
-/// half of their space.
+/// The widest TCP window (RFC 7323 2.3), less one byte, because sequence numbers are compared
+/// within half of their space.
 const WINDOW_MAX: u64 = (1 << 30) - 1;
 
-/// Less than this would be less than two segments.
+/// The smallest useful buffer: less would not hold two segments.
 const BUFFER_LEAST: u64 = 4096;
 
-/// The longest that a guest may acknowledge nothing while segments are acknowledged early for it.
+/// The upper limit of `exposure_time`.
 const EXPOSURE_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// As many networks as the programs have room for.
+/// Capacity of the BPF map of guest networks.
 const GUEST_NETS: usize = 1024;
 
-/// The least room for copies: one frame of the largest kind, and some.
+/// The smallest memory for copies: more than one frame of the largest kind.
 const COPIES_LEAST: u64 = 1 << 20;
 
-/// The Ethernet address of the guest at some taps: `TAP=ADDRESS`, such as `vnet0=52:54:00:12:34:56`.
+/// The Ethernet address of the guest at a tap: `TAP=ADDRESS`, such as `vnet0=52:54:00:12:34:56`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestMac {
-    /// Names of taps, with `*` and `?`.
+    /// Tap name or glob pattern (`*` and `?`).
     pub tap: Pattern,
-    /// The address.
+    /// The guest's Ethernet address.
     pub mac: [u8; 6],
 }
 
-/// What is asked for; what is not is left to the default.
+/// Settings from the command line or the file; unset fields take their defaults.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// Names of taps, with `*` and `?`.
+    /// Tap name or glob pattern (`*` and `?`).
     #[serde(deserialize_with = "patterns")]
     pub taps: Vec<Pattern>,
-    /// Places of each ring, at least.
+    /// Minimum length of each tap's ring, in frames.
     pub ring: Option<u32>,
-    /// No window that a sender is told is wider.
+    /// Largest window that is advertised to a sender.
     #[serde(deserialize_with = "window")]
     pub buffer: Option<ByteSize>,
-    /// Promise beyond the window that the guest offers.
+    /// Acknowledge beyond the window that the guest advertises.
     pub grow: bool,
-    /// What every connection of the guests takes, with `grow`.
+    /// Bytes that every connection of the guest buffers, with `grow`.
     #[serde(deserialize_with = "window")]
     pub guest_rcvbuf: Option<ByteSize>,
-    /// Acknowledge from the first segment where that can be argued.
+    /// Acknowledge from the first segment if the connection's place in the accept queue is certain.
     pub start_early: bool,
-    /// Also flows with ECT.
+    /// Also serve ECN-capable flows (ECT).
     pub ecn: bool,
-    /// Flows that are followed at each tap.
+    /// Maximum number of flows tracked at each tap.
     pub flows: Option<u32>,
-    /// Bytes of a flow that may be acknowledged early and not yet by the guest.
+    /// Maximum bytes of a flow that are acknowledged early and not yet by the guest.
     #[serde(deserialize_with = "window")]
     pub exposure: Option<ByteSize>,
-    /// How long the guest may acknowledge none of them before no more are acknowledged early.
+    /// Early ACKs of a flow stop if the guest has acknowledged nothing for this long.
     #[serde(deserialize_with = "time")]
     pub exposure_time: Option<Duration>,
-    /// Bytes of frames that are retained for all guests until they have acknowledged them.
+    /// Memory for copies of early-acknowledged frames, for all guests together.
     #[serde(deserialize_with = "window")]
     pub copies: Option<ByteSize>,
-    /// Guests' own Ethernet addresses.
+    /// The guests' own Ethernet addresses.
     #[serde(rename = "guest_mac", deserialize_with = "parsed")]
     pub guest_macs: Vec<GuestMac>,
-    /// Networks that guests' addresses are in; nothing is acknowledged early for others.
+    /// Networks of the guests' addresses; others get no early ACKs.
     #[serde(rename = "guest_net", deserialize_with = "parsed")]
     pub guest_nets: Vec<Net>,
-    /// A TTL that guests send with, beside 64, 128 and 255.
+    /// An initial TTL of the guests, in addition to 64, 128 and 255.
     pub guest_ttl: Option<u8>,
-    /// Where the monitors of guests' machines are.
+    /// QMP sockets of the guests' machines.
     pub qmp: Vec<Source>,
-    /// Where OpenMetrics are served.
+    /// Address of the OpenMetrics endpoint.
     pub metrics: Option<SocketAddr>,
-    /// Where questions are answered.
+    /// Path of the control socket.
     pub control: Option<PathBuf>,
 }
 
-/// Why a configuration is none.
+/// Why a configuration is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It is not written as it has to be; the library says where.
+    /// The text is not valid TOML or has an unknown field; the source says where.
     #[error("{0}")]
     Text(#[from] toml::de::Error),
-    /// It asks for what cannot be.
+    /// A setting is out of range, or contradicts another one.
     #[error("{0}")]
     Sense(&'static str),
 }
 
-/// A file has the tables of all jobs.
+/// The whole file, with the tables of other jobs.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -112,7 +112,7 @@ struct File {
 // === impl Settings ===
 
 impl Settings {
-    /// Those of a configuration's text; the default without `[snoop]`.
+    /// Parses a configuration file; returns the defaults if it has no `[snoop]` table.
     ///
     /// # Errors
     /// [`ConfigError::Text`].
@@ -121,7 +121,7 @@ impl Settings {
         Ok(file.snoop.unwrap_or_default())
     }
 
-    /// These, and where they say nothing, those.
+    /// Returns these settings, with `those` in place of unset ones.
     #[must_use]
     pub fn over(self, those: Self) -> Self {
         Self {
@@ -145,10 +145,10 @@ impl Settings {
         }
     }
 
-    /// Whether they make sense together.
+    /// Checks ranges and combinations.
     ///
     /// # Errors
-    /// [`ConfigError::Sense`]: a sentence.
+    /// [`ConfigError::Sense`], with a sentence for the user.
     pub fn check(&self) -> Result<(), ConfigError> {
         let sense = |wrong, why| {
             if wrong {
@@ -160,57 +160,54 @@ impl Settings {
         let too_wide = |size: Option<ByteSize>| size.is_some_and(|size| size.as_u64() > WINDOW_MAX);
         sense(
             self.taps.is_empty(),
-            "no tap is named: say --tap NAME, or `taps = [\"vnet*\"]` in [snoop] of the configuration",
+            "no tap is named: pass --tap NAME, or set `taps = [\"vnet*\"]` in the [snoop] table of the configuration",
         )?;
         sense(
             self.grow && self.guest_rcvbuf.is_none(),
-            "to promise beyond the guest's window (grow) needs guest_rcvbuf: the bytes that every connection of the \
-             guest is sure to take, whether it reads or not (docs/snoop.md says what is at stake)",
+            "grow needs guest_rcvbuf: the bytes that every connection of the guest buffers, whether the application reads or not \
+             (docs/snoop.md explains the risk)",
         )?;
         sense(
             !self.grow && self.guest_rcvbuf.is_some(),
-            "guest_rcvbuf is what grow may promise, and nothing without it: say both or none",
+            "guest_rcvbuf has an effect only with grow: set both or neither",
         )?;
         sense(
             too_wide(self.buffer) || too_wide(self.guest_rcvbuf),
-            "no window is of 1 GiB or more (RFC 7323 2.3): buffer and guest_rcvbuf have to be less",
+            "buffer and guest_rcvbuf must be below 1 GiB, the limit of a TCP window (RFC 7323 2.3)",
         )?;
         sense(
             self.buffer.is_some_and(|size| size.as_u64() < BUFFER_LEAST),
-            "a buffer of less than 4 KiB would hold every connection up: give it more",
+            "buffer must be at least 4 KiB; less would stall every connection",
         )?;
         sense(
             too_wide(self.exposure)
                 || self
                     .exposure
                     .is_some_and(|size| size.as_u64() < BUFFER_LEAST),
-            "exposure is from 4 KiB to less than 1 GiB: bytes of a connection that are acknowledged early and not yet by the guest",
+            "exposure must be from 4 KiB to less than 1 GiB",
         )?;
         sense(
             self.exposure_time
                 .is_some_and(|time| time > EXPOSURE_TIME_MAX),
-            "exposure_time is 60 s at most",
+            "exposure_time must be 60 s at most",
         )?;
         sense(
             self.copies.is_some_and(|size| size.as_u64() < COPIES_LEAST),
-            "copies need room: 1 MiB at least",
+            "copies must be 1 MiB at least",
         )?;
         sense(
             self.guest_nets.len() > GUEST_NETS,
-            "1,024 networks of guests can be named (guest_net)",
+            "guest_net takes at most 1,024 networks",
         )?;
-        sense(
-            self.guest_ttl == Some(0),
-            "a TTL is from 1 to 255 (guest_ttl)",
-        )?;
+        sense(self.guest_ttl == Some(0), "guest_ttl must be from 1 to 255")?;
         sense(
             self.ring.is_some_and(|ring| !(1..=65_536).contains(&ring)),
-            "a ring has 1 to 65,536 places",
+            "ring must be from 1 to 65,536",
         )?;
         sense(
             self.flows
                 .is_some_and(|flows| !(1..=1_048_576).contains(&flows)),
-            "1 to 1,048,576 flows can be followed at a tap",
+            "flows must be from 1 to 1,048,576",
         )
     }
 }
@@ -223,7 +220,7 @@ impl FromStr for GuestMac {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let wrong = || format!("`{text}` is not TAP=ADDRESS, such as vnet0=52:54:00:12:34:56");
         let (tap, address) = text.rsplit_once('=').ok_or_else(wrong)?;
-        let tap = Pattern::new(tap).map_err(|e| format!("`{tap}` is no pattern: {e}"))?;
+        let tap = Pattern::new(tap).map_err(|e| format!("`{tap}` is not a valid pattern: {e}"))?;
         let mut mac = [0; 6];
         let mut bytes = address.split(':');
         for byte in &mut mac {
@@ -234,13 +231,15 @@ impl FromStr for GuestMac {
             return Err(wrong());
         }
         if mac[0] & 1 != 0 {
-            return Err(format!("`{address}` is a group's address, and no guest's"));
+            return Err(format!(
+                "`{address}` is a multicast address; the address of a guest is unicast"
+            ));
         }
         Ok(Self { tap, mac })
     }
 }
 
-/// The first unless it is empty.
+/// Returns `first` unless it is empty.
 fn either<T>(first: Vec<T>, second: Vec<T>) -> Vec<T> {
     if first.is_empty() { second } else { first }
 }
@@ -259,15 +258,17 @@ where
 
 fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
     let text = String::deserialize(from)?;
-    let time = humantime::parse_duration(&text)
-        .map_err(|e| D::Error::custom(format!("`{text}` is no time: {e} (such as \"500ms\")")))?;
+    let time = humantime::parse_duration(&text).map_err(|e| {
+        D::Error::custom(format!("`{text}` is not a duration such as \"500ms\": {e}"))
+    })?;
     Ok(Some(time))
 }
 
 fn patterns<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Pattern>, D::Error> {
     let names = Vec::<String>::deserialize(from)?;
     let pattern = |name: &String| {
-        Pattern::new(name).map_err(|e| D::Error::custom(format!("`{name}` is no pattern: {e}")))
+        Pattern::new(name)
+            .map_err(|e| D::Error::custom(format!("`{name}` is not a valid pattern: {e}")))
     };
     names.iter().map(pattern).collect()
 }
@@ -276,7 +277,7 @@ fn window<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ByteSize>, D::Err
     let text = String::deserialize(from)?;
     let size = text.parse().map_err(|e| {
         D::Error::custom(format!(
-            "`{text}` is no size: {e} (such as \"4MiB\" or \"65536\")"
+            "`{text}` is not a size such as \"4MiB\" or \"65536\": {e}"
         ))
     })?;
     Ok(Some(size))
@@ -284,7 +285,7 @@ fn window<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ByteSize>, D::Err
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+    #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
     use proptest::prelude::*;
 
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_can_be_said() {
+    fn every_setting_can_be_in_the_file() {
         let settings = Settings::parse(
             "[relay]\nworkers = 2\n[snoop]\ntaps = [\"vnet*\", \"tap0\"]\nring = 1000\nbuffer = \"256KiB\"\ngrow = true\n\
              guest_rcvbuf = \"1MiB\"\nstart_early = true\necn = true\nflows = 100\nmetrics = \"127.0.0.1:9465\"\n\
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_goes_over_the_file() {
+    fn the_command_line_overrides_the_file() {
         let file = Settings::parse("[snoop]\ntaps = [\"a\"]\nring = 5\necn = true").unwrap();
         let line = Settings {
             taps: taps(&["b"]),
@@ -326,38 +327,38 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_said_in_a_sentence() {
+    fn an_invalid_setting_is_reported_in_a_sentence() {
         for (text, word) in [
             ("[snoop]\ntap = [\"a\"]", "unknown field `tap`"),
-            ("[snoop]\ntaps = [\"a[\"]", "`a[` is no pattern"),
+            ("[snoop]\ntaps = [\"a[\"]", "`a[` is not a valid pattern"),
             (
                 "[snoop]\ntaps = [\"a\"]\nbuffer = \"many\"",
-                "`many` is no size",
+                "`many` is not a size",
             ),
             ("[snop]", "unknown field `snop`"),
             ("", "no tap is named"),
             ("[snoop]\ntaps = [\"a\"]\ngrow = true", "needs guest_rcvbuf"),
             (
                 "[snoop]\ntaps = [\"a\"]\nguest_rcvbuf = \"1MiB\"",
-                "say both or none",
+                "set both or neither",
             ),
             (
                 "[snoop]\ntaps = [\"a\"]\nbuffer = \"1GiB\"",
-                "have to be less",
+                "must be below 1 GiB",
             ),
             (
                 "[snoop]\ntaps = [\"a\"]\nbuffer = \"1KiB\"",
-                "less than 4 KiB",
+                "at least 4 KiB",
             ),
-            ("[snoop]\ntaps = [\"a\"]\nring = 0", "1 to 65,536"),
-            ("[snoop]\ntaps = [\"a\"]\nflows = 0", "1 to 1,048,576"),
+            ("[snoop]\ntaps = [\"a\"]\nring = 0", "from 1 to 65,536"),
+            ("[snoop]\ntaps = [\"a\"]\nflows = 0", "from 1 to 1,048,576"),
             (
                 "[snoop]\ntaps = [\"a\"]\nexposure = \"1KiB\"",
-                "exposure is from 4 KiB",
+                "exposure must be from 4 KiB",
             ),
             (
                 "[snoop]\ntaps = [\"a\"]\nexposure_time = \"soon\"",
-                "`soon` is no time",
+                "`soon` is not a duration",
             ),
             (
                 "[snoop]\ntaps = [\"a\"]\nexposure_time = \"2min\"",
@@ -373,11 +374,11 @@ mod tests {
             ),
             (
                 "[snoop]\ntaps = [\"a\"]\nguest_mac = [\"a=01:00:5e:00:00:01\"]",
-                "is a group's address",
+                "is a multicast address",
             ),
             (
                 "[snoop]\ntaps = [\"a\"]\nguest_net = [\"10.0.0.0/33\"]",
-                "is no network such as",
+                "is not a network such as",
             ),
             ("[snoop]\ntaps = [\"a\"]\nguest_ttl = 0", "from 1 to 255"),
             (
@@ -393,7 +394,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_is_read_makes_it_panic(text: String) {
+        fn no_input_makes_the_parser_panic(text: String) {
             let _ = Settings::parse(&format!("[snoop]\ntaps = [\"a\"]\n{text}")).map(|s| s.check());
         }
     }

@@ -1,4 +1,4 @@
-//! The ring buffer through which the programs hand over copies of what they acknowledge early.
+//! The ring buffer through which the programs hand over copies of early-acknowledged segments.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,19 +13,20 @@ use taut_bpf::{Error, Map};
 use crate::program::ProgramError;
 use crate::wire::Copy;
 
-/// Bytes of the ring buffer. All taps of a process share it; user space empties it within some tens of milliseconds.
+/// Size of the ring buffer in bytes. All taps of a process share it; user space empties it within
+/// some tens of milliseconds.
 pub const RING_BYTES: u32 = 16 << 20;
 
-/// How often copies are looked at while there are any.
+/// How often copies are processed while there are any.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 
-/// Ends the taking of copies when there is no room for more; the rest stay in the ring buffer.
+/// Stops the consumption when there is no room for more; the rest stay in the ring buffer.
 const ENOUGH: i32 = -1;
 
-/// One for all taps of a process.
+/// The ring buffer; one for all taps of a process.
 pub struct Copies {
     map: MapHandle,
-    /// Whether the programs are to wake who waits for copies.
+    /// Whether the programs have to wake a waiter.
     asleep: Map<u32, u32>,
     ring: RingBuffer<'static>,
     taken: Arc<Mutex<Taken>>,
@@ -40,10 +41,10 @@ struct Taken {
 // === impl Copies ===
 
 impl Copies {
-    /// An empty ring buffer of `bytes`, a power of two and a multiple of the page size.
+    /// Creates an empty ring buffer of `bytes`, a power of two and a multiple of the page size.
     ///
     /// # Errors
-    /// [`ProgramError::Load`]: the kernel does not make it.
+    /// [`ProgramError::Load`].
     pub fn new(bytes: u32) -> Result<Self, ProgramError> {
         let opts = bpf_map_create_opts {
             sz: size_of::<bpf_map_create_opts>() as u64,
@@ -73,18 +74,18 @@ impl Copies {
         })
     }
 
-    /// The map, for the programs that are to use it.
+    /// Returns the map, for the programs to reuse.
     pub(crate) fn map(&self) -> BorrowedFd<'_> {
         self.map.as_fd()
     }
 
-    /// The map that says whether somebody waits, likewise.
+    /// Returns the map that says whether a waiter sleeps, likewise.
     pub(crate) fn asleep(&self) -> BorrowedFd<'_> {
         self.asleep.handle().as_fd()
     }
 
-    /// Has the programs wake a [`Waiter`] with the next copy. One that is being put into the ring buffer at this moment may
-    /// not wake it, so copies are looked at once in a while all the same.
+    /// Makes the programs wake a [`Waiter`] with the next copy. A copy that is being written at
+    /// this moment may not wake it, so callers still process copies now and then.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -92,19 +93,20 @@ impl Copies {
         self.asleep.insert(&0, &1).map_err(ProgramError::Map)
     }
 
-    /// Takes all copies out of the ring buffer, or as many bytes as it has room for if more come meanwhile.
+    /// Takes all copies out of the ring buffer, or as many bytes as it has room for if more arrive
+    /// meanwhile.
     pub fn take(&self) -> Vec<Copy> {
-        // An error is the end that `Taken::add` has asked for.
+        // An error is the stop that `Taken::add` requests.
         let _ = self.ring.consume();
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.bytes = 0;
         std::mem::take(&mut taken.copies)
     }
 
-    /// A descriptor to wait with until there are copies.
+    /// Returns a handle that waits for copies.
     ///
     /// # Errors
-    /// The system's: no more descriptors.
+    /// The system's: no file descriptors are left.
     pub(crate) fn waiter(&self) -> io::Result<Waiter> {
         Ok(Waiter(self.map.as_fd().try_clone_to_owned()?))
     }
@@ -132,13 +134,13 @@ impl Taken {
     }
 }
 
-/// Waits until there are copies.
+/// Waits for copies.
 pub(crate) struct Waiter(std::os::fd::OwnedFd);
 
 // === impl Waiter ===
 
 impl Waiter {
-    /// Returns when there are copies in the ring buffer.
+    /// Returns once there are copies in the ring buffer.
     ///
     /// # Errors
     /// The system's.

@@ -1,8 +1,9 @@
-//! What the programs cost on this machine, by the kernel's own count of their running time.
+//! Measures the programs' CPU time per packet on this machine, by the kernel's own statistics of
+//! their run time.
 //!
-//! In a network namespace of its own: five guests' taps at a bridge, and one sender's. Segments are
-//! written by a sender and lie in the ring until the guest takes them; nobody waits for them, so that
-//! no waking is measured.
+//! The measurement runs in a network namespace of its own: five guests' taps at a bridge, and one
+//! sender's. Segments lie in the ring until the guest takes them, and no process sleeps for one, so
+//! no wake-up is measured.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -23,76 +24,78 @@ mod frames;
 
 use frames::{Ends, Stream};
 
-/// Guests, as in the paper's second scenario (V-B).
+/// Number of guests, as in the paper's second scenario (V-B).
 const GUESTS: usize = 5;
 
-/// Bytes of a segment, with timestamps in a frame of 1514.
+/// Bytes of data in a segment; with timestamps the frame has 1514.
 const SEGMENT: usize = 1448;
 
 /// Segments of one stream until its guest acknowledges them: less than its window.
 const BATCH: usize = 40;
 
-/// What a tap's ring holds.
+/// Length of a tap's ring.
 const RING: u32 = 16_384;
 
-/// Segments of a scenario, if nothing else is said.
+/// Default number of segments per scenario.
 const SEGMENTS: usize = 200_000;
 
-/// The figures are medians of so many rounds, each with and without the programs.
+/// Number of rounds, each with and without the programs; the figures are medians.
 const ROUNDS: usize = 7;
 
-/// Why nothing could be measured.
+/// Why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CostError {
-    /// The namespace.
+    /// The network namespace cannot be created.
     #[error(transparent)]
     Netns(#[from] NetnsError),
-    /// Its taps.
+    /// A tap cannot be created.
     #[error(transparent)]
     Device(#[from] SysTapError),
-    /// Their preparation.
+    /// A tap cannot be prepared.
     #[error(transparent)]
     Tap(#[from] TapError),
-    /// The programs.
+    /// The programs cannot be used.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// The kernel's count.
-    #[error("the kernel does not count how long programs run: {0} (Linux 5.8, CAP_SYS_ADMIN)")]
+    /// The kernel's run-time statistics cannot be enabled.
+    #[error(
+        "cannot enable the kernel's run-time statistics of BPF programs: {0}; they need Linux 5.8 or newer and CAP_SYS_ADMIN"
+    )]
     RunTimes(#[from] taut_sys::Errno),
-    /// Frames did not go the way they should.
-    #[error("{0}: the measurement would say nothing")]
+    /// Frames did not take the expected path.
+    #[error("the measurement is invalid: {0}")]
     Astray(String),
-    /// It was to end.
-    #[error("ended before it was through")]
+    /// The user interrupted the measurement.
+    #[error("the measurement was interrupted")]
     Ended,
     /// A frame could not be sent.
     #[error("cannot send a frame: {0}")]
     Send(#[from] io::Error),
 }
 
-/// What one scenario costs. All in nanoseconds a packet.
+/// The cost of one scenario, in nanoseconds per packet.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cost {
     /// `1 stream` or `100 streams, 5 taps`.
     pub scenario: String,
-    /// Whether TCP's checksum is left to the device, as it is from senders on this host.
+    /// Whether the device has to complete TCP's checksum, as for senders on this host.
     pub partial_checksum: bool,
     /// Bytes of data in a frame.
     pub frame: usize,
-    /// Towards the guest, a segment that is acknowledged, less what putting it into the ring takes.
+    /// Program time for a segment that is acknowledged early, without its delivery.
     pub ack: f64,
-    /// Putting it into the ring, by way of a clone.
+    /// Delivery into the ring by a clone.
     pub delivery: f64,
-    /// Towards the guest, a packet that passes (without data).
+    /// Program time for a packet without data towards the guest.
     pub pass_to_guest: f64,
-    /// From the guest, an acknowledgement that is dropped (none is where a frame is many segments).
+    /// Program time for an ACK of the guest that is dropped (`None` if a frame has many segments).
     pub suppress: Option<f64>,
-    /// From the guest, one that passes.
+    /// Program time for an ACK of the guest that passes.
     pub pass_from_guest: f64,
-    /// Finding the flow, of each of these.
+    /// The search for the flow, included in each of these.
     pub lookup: f64,
-    /// What a segment costs its sender more than without the programs: all of the above and the way of
-    /// the acknowledgement back through the bridge.
+    /// Extra time that sending a segment takes compared to no programs: all of the above, and the
+    /// ACK's way back through the bridge.
     pub added: f64,
 }
 
@@ -100,17 +103,18 @@ struct World {
     netns: Netns,
     guests: Vec<Tap>,
     peer: Tap,
-    /// Each guest's, if it has one.
+    /// The program at each guest's tap, if any.
     served: Vec<(Option<Program>, Prepared)>,
-    /// What they acknowledge.
+    /// The copies of the programs.
     copies: Copies,
     streams: Vec<Stream>,
 }
 
-/// Measures all scenarios. `step` is called once for each, before it; `ends` often: whether to give up.
+/// Measures all scenarios. Calls `step` before each one, and `ends` often, to learn whether to give
+/// up.
 ///
 /// # Errors
-/// [`CostError`]; nothing is left behind.
+/// [`CostError`]; the namespace is removed.
 pub fn measure(
     segments: Option<usize>,
     mut step: impl FnMut(&str),
@@ -122,7 +126,7 @@ pub fn measure(
         for (frame, partial) in [(SEGMENT, true), (SEGMENT, false), (40 * SEGMENT, true)] {
             step(&format!("{scenario}, {frame} bytes"));
             let of = Ends { partial, frame };
-            // A frame of many segments is worth as many.
+            // A frame of many segments counts as many.
             let frames = segments * SEGMENT / frame;
             costs.push(cost(scenario, streams, taps, of, frames, &ends)?);
         }
@@ -183,13 +187,13 @@ fn cost(
     })
 }
 
-/// The programs at a tap of the calling thread's network namespace.
+/// Attaches the programs to a tap of the calling thread's network namespace.
 fn serve(ifindex: u32, copies: &Copies, measured: bool) -> Result<Program, ProgramError> {
     let mut program = Program::load_measured(256, copies, measured)?;
     program.attach(ifindex)?;
     let config = Config {
         on: true,
-        // A stream is measured for longer than its guest may be silent.
+        // A stream lasts longer than its guest may be silent.
         exposure: u32::MAX,
         exposure_ticks: u32::MAX,
         ..Config::default()
@@ -198,27 +202,27 @@ fn serve(ifindex: u32, copies: &Copies, measured: bool) -> Result<Program, Progr
     Ok(program)
 }
 
-/// What a run has seen.
+/// Totals of a run.
 #[derive(Default)]
 struct Run {
-    /// The programs' time for the segments that were acknowledged, with their delivery.
+    /// Program time for the acknowledged segments, including their delivery.
     acked: Duration,
     passed_to_guest: Duration,
     passed_from_guest: Duration,
     passing: usize,
     suppressed: Duration,
     suppressing: usize,
-    /// The senders' own time for the segments.
+    /// The sender's time for the segments.
     sending: Duration,
-    /// Where the programs' time went, if they measured it.
+    /// The split of the programs' time, if they measured it.
     spent: Spent,
 }
 
 // === impl World ===
 
 impl World {
-    /// Guests' taps and streams to them. `served`: with the programs, and whether these measure where
-    /// their time goes.
+    /// Creates the namespace, its taps and streams. `served`: with the programs, and whether they
+    /// measure the split of their time.
     fn new(
         taps: usize,
         streams: usize,
@@ -232,7 +236,7 @@ impl World {
         };
         let name = format!("taut-snoop-cost-{}-{kind}", getpid().as_raw_pid());
         let netns = Netns::create(&name)?;
-        // From here on the drop takes it away.
+        // From here on, dropping this removes it.
         let records = Records::default();
         let made = netns.run(|| -> Result<_, CostError> {
             let copies = Copies::new(copies::RING_BYTES)?;
@@ -293,14 +297,14 @@ impl World {
         self.streams = streams;
         let acked = self.acked()? - acked;
         if self.programs().next().is_some() && acked != frames as u64 {
-            let why = format!("{acked} of {frames} segments were acknowledged");
+            let why = format!("{acked} of {frames} segments were acknowledged early");
             return Err(CostError::Astray(why));
         }
         run.spent = self.spent()?.less(spent);
         Ok(run)
     }
 
-    /// A connection, and the first segment, which the guest acknowledges itself.
+    /// Opens a connection, and sends its first segment, which the guest acknowledges itself.
     fn open(&self, stream: &mut Stream) -> Result<(), CostError> {
         let guest = &self.guests[stream.guest];
         for (from_guest, frame) in stream.handshake() {
@@ -309,8 +313,9 @@ impl World {
         Ok(())
     }
 
-    /// Segments that are acknowledged, the guest's acknowledgements of all but the last (which are
-    /// dropped), and some packets each way that pass: that of the last, and segments without data.
+    /// Sends segments that are acknowledged early, then the guest's ACKs: all but the last are
+    /// dropped. Then sends some packets that pass in each direction: repetitions of the last ACK,
+    /// and segments without data.
     fn transfer(&self, stream: &mut Stream, count: usize, run: &mut Run) -> Result<(), CostError> {
         let guest = &self.guests[stream.guest];
         let data: Vec<_> = (0..count).map(|_| stream.data()).collect();
@@ -332,7 +337,7 @@ impl World {
         run.suppressed += self.run_time("snoop_from_guest")?.saturating_sub(before);
         run.suppressing += others.len();
 
-        // The last passes, and as often as it is said.
+        // The last one passes, and so do its repetitions.
         let before = self.run_time("snoop_from_guest")?;
         for _ in 0..BATCH {
             guest.write(last)?;
@@ -349,7 +354,7 @@ impl World {
         Ok(())
     }
 
-    /// Everything that lies in the rings is taken.
+    /// Empties all rings.
     fn empty(&self) {
         self.copies.take();
         let mut buffer = vec![0; Tap::MAX_READ];
@@ -392,7 +397,7 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         let served = std::mem::take(&mut self.served);
-        // Nobody can do more about it.
+        // A failure here cannot be handled.
         let _ = self.netns.run(|| drop(served));
         let _ = Netns::delete(self.netns.name());
     }

@@ -3,7 +3,7 @@
 use rtnetlink::packet_core::Nla as _;
 use rtnetlink::packet_route::link::{InfoData, InfoKind, LinkAttribute, LinkInfo, LinkMessage};
 
-/// The discipline that has no queue.
+/// The queueing discipline without a queue.
 pub(crate) const NO_QUEUE: &str = "noqueue";
 
 /// IFLA_TUN_* of `linux/if_link.h`, and IFF_TAP of `linux/if_tun.h`.
@@ -11,47 +11,48 @@ const IFLA_TUN_TYPE: u16 = 3;
 const IFLA_TUN_MULTI_QUEUE: u16 = 7;
 const IFF_TAP: u8 = 2;
 
-/// A device, as far as it matters here.
+/// A network device, with the attributes that matter to snoop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// Its number, which no later device of this network namespace is given soon.
+    /// The device's index, which the kernel does not reuse soon in the same network namespace.
     pub index: u32,
-    /// Places of its ring.
+    /// `txqueuelen`: the length of a tap's ring, in frames.
     pub ring: u32,
-    /// The name of its queueing discipline.
+    /// Name of the root queueing discipline.
     pub qdisc: String,
-    /// Its own Ethernet address, which is not the guest's.
+    /// Ethernet address of the device itself, not of the guest.
     pub mac: Option<[u8; 6]>,
-    /// What drives it.
+    /// The kind of the device.
     pub kind: Kind,
 }
 
-/// What drives a device.
+/// The kind of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A TAP.
     Tap {
-        /// It was made to have more than one queue (IFF_MULTI_QUEUE), whether it has them now or not.
+        /// Created with `IFF_MULTI_QUEUE`, even if only one queue is attached.
         many_queues: bool,
     },
-    /// A TUN: packets without Ethernet headers.
+    /// A TUN, whose packets have no Ethernet headers.
     Tun,
-    /// Something else, by its name if it has one.
+    /// Another kind, by its netlink name if it has one.
     Other(Option<String>),
 }
 
 // === impl Device ===
 
 impl Device {
-    /// Whether something stands before the ring that may drop what it has taken.
+    /// Whether a queueing discipline that may drop frames stands before the ring.
     pub fn has_queue(&self) -> bool {
         self.qdisc != NO_QUEUE
     }
 
-    /// The guest's Ethernet address, if libvirt made the tap: it gives the tap the guest's, and 0xfe for the first byte.
-    /// (By chance a tap's address begins so once in 2^24 times.)
+    /// Returns the guest's Ethernet address if libvirt created the tap: the tap's address is then
+    /// the guest's with 0xfe as the first byte. (A random address looks like that once in 2^24
+    /// times.)
     pub fn guest_mac(&self) -> Option<[u8; 6]> {
         match self.mac? {
             [0xfe, 0x54, 0, x, y, z] => Some([0x52, 0x54, 0, x, y, z]),
@@ -59,7 +60,7 @@ impl Device {
         }
     }
 
-    /// What a link message says of a device.
+    /// Reads a link message; returns `None` if it has no name.
     pub(crate) fn from_link(link: LinkMessage) -> Option<Self> {
         let (mut name, mut mac) = (None, None);
         let (mut ring, mut qdisc, mut kind) = (0, String::new(), Kind::Other(None));

@@ -1,10 +1,10 @@
-//! The frame that sends a part of a retained segment to the guest again.
+//! Builds the frame that retransmits a part of a retained segment to the guest.
 
 use std::ops::Range;
 
 use crate::wire::{Copy, Flow};
 
-/// Where IP begins in a frame, and how long its headers are without options.
+/// Offset of IP in a frame, and length of an IPv4 header without options.
 const IP_AT: usize = 14;
 const IPV4: usize = 20;
 /// The Ethernet type of a VLAN's tag (IEEE 802.1Q).
@@ -21,9 +21,9 @@ const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_TIMESTAMPS: u8 = 8;
 
-/// The bytes of `range` of a copy as the peer would send them now: with its latest acknowledgement, window and timestamp
-/// that the guest has seen, so that the guest takes them (RFC 5961 5.2, RFC 7323 5.3). A retransmission is not ECN-capable
-/// (RFC 3168 6.1.5).
+/// Returns the bytes of `range` of a copy as the peer would send them now: with its latest
+/// acknowledgment number, window and timestamp that the guest has seen, so that the guest accepts
+/// them (RFC 5961 5.2, RFC 7323 5.3). A retransmission is not ECN-capable (RFC 3168 6.1.5).
 pub(crate) fn retransmission(copy: &Copy, range: &Range<u32>, flow: &Flow) -> Vec<u8> {
     let headers = copy.l4_at + copy.header;
     let from = headers + range.start.wrapping_sub(copy.seq) as usize;
@@ -82,7 +82,7 @@ fn write_tcp(tcp: &mut [u8], header: usize, range: &Range<u32>, flow: &Flow) {
                 tcp[at + 2..at + 6].copy_from_slice(&flow.ts_peer.to_be_bytes());
                 at += 10;
             }
-            // What it selectively acknowledged then says nothing now.
+            // A SACK block of that time is outdated.
             (_, size) => {
                 let end = (at + size.max(2)).min(header);
                 tcp[at..end].fill(OPTION_NOP);
@@ -92,7 +92,7 @@ fn write_tcp(tcp: &mut [u8], header: usize, range: &Range<u32>, flow: &Flow) {
     }
 }
 
-/// The sum of RFC 1071, not folded.
+/// Sums 16-bit words (RFC 1071) without folding.
 fn sum(bytes: &[u8], start: u64) -> u64 {
     bytes.chunks(2).fold(start, |sum, pair| {
         sum + u64::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]))
@@ -177,7 +177,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_part_of_a_segment_is_a_whole_frame(
+        fn a_part_of_a_segment_becomes_a_valid_frame(
             v6: bool, stamps: bool, vlan in prop::option::of(0u16..4096),
             data in prop::collection::vec(any::<u8>(), 1..3000), cut: (prop::sample::Index, prop::sample::Index),
         ) {

@@ -1,6 +1,6 @@
-//! The host acknowledges for a guest that is waiting for its CPU (vSnoop, as BPF on the guest's
-//! tap). [`program`] has the two programs at a tap and what they keep; `docs/design/snoop.md` says
-//! when it is safe.
+//! Acknowledgement offload: the host acknowledges for a guest that waits for its CPU (vSnoop, as
+//! BPF programs at the guest's tap). [`program`] loads the two programs of a tap and reads their
+//! maps; [`tap_supervisor`] serves taps; `docs/design/snoop.md` explains when an early ACK is safe.
 //!
 //! The settings are those of `[snoop]` in the configuration file:
 //!

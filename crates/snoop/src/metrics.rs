@@ -1,4 +1,4 @@
-//! What is told to a scraper.
+//! Encodes the OpenMetrics exposition.
 
 use std::fmt;
 
@@ -13,10 +13,10 @@ use crate::protocol::TapStatus;
 #[derive(Debug)]
 struct Snapshot(Vec<TapStatus>);
 
-/// States, as `taut_snoop_tap_state` tells them.
+/// Values of the label `state` of `taut_snoop_tap_state`.
 const STATES: [&str; 4] = ["on", "draining", "off", "unfit"];
 
-/// Modes, as `taut_snoop_flows` tells them.
+/// Values of the label `mode` of `taut_snoop_flows`.
 const MODES: [&str; 6] = [
     "SYN",
     "UNPROVEN",
@@ -26,33 +26,33 @@ const MODES: [&str; 6] = [
     "BYPASS",
 ];
 
-/// Names of counters, what they are, and where the figure is.
+/// A counter's name, help text and value.
 type Counter = (&'static str, &'static str, fn(&TapStatus) -> u64);
 
 const COUNTERS: [Counter; 4] = [
     (
         "taut_snoop_repaired_flows",
-        "Flows of which the guest lacked what was acknowledged early, so that it was retransmitted",
+        "Flows in which the guest lacked early-acknowledged data, which was then retransmitted",
         |tap| tap.repaired,
     ),
     (
         "taut_snoop_retransmitted_segments",
-        "Segments that were retransmitted to the guest",
+        "Segments retransmitted to the guest",
         |tap| tap.retransmitted,
     ),
     (
         "taut_snoop_not_retransmitted_segments",
-        "Segments that could not be retransmitted when they were due",
+        "Segments that could not be retransmitted when due",
         |tap| tap.not_sent,
     ),
     (
         "taut_snoop_lost_after_early_ack",
-        "Flows of which the guest never took what was acknowledged early",
+        "Flows in which the guest never took early-acknowledged data",
         |tap| tap.lost_after_early_ack,
     ),
 ];
 
-/// An exposition in OpenMetrics' text format of these taps.
+/// Encodes an exposition of these taps in OpenMetrics' text format.
 ///
 /// # Errors
 /// The library's.
@@ -67,7 +67,7 @@ pub(crate) fn encode(taps: Vec<TapStatus>) -> Result<String, fmt::Error> {
 // === impl Snapshot ===
 
 impl Snapshot {
-    /// A family with a figure for each label of each tap.
+    /// Encodes a family with a figure for each label value of each tap.
     fn family<'t, L: AsRef<str> + 't>(
         &'t self,
         encoder: &mut DescriptorEncoder<'_>,
@@ -89,7 +89,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// A figure of each tap.
+    /// Encodes a family with one figure per tap.
     fn each(
         &self,
         encoder: &mut DescriptorEncoder<'_>,
@@ -108,31 +108,34 @@ impl Snapshot {
 
 impl Collector for Snapshot {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let ways = |ways: &[(String, u64)]| -> Vec<(String, Figure)> {
-            let figure = |(way, count): &(String, u64)| (way.clone(), Figure::Count(*count));
-            ways.iter().map(figure).collect()
+        let exits = |counts: &[(String, u64)]| -> Vec<(String, Figure)> {
+            let figure = |(exit, count): &(String, u64)| (exit.clone(), Figure::Count(*count));
+            counts.iter().map(figure).collect()
         };
         self.family(
             &mut encoder,
             (
                 "taut_snoop_to_guest",
-                "Packets towards the guest, by their way out of the program",
+                "Packets towards the guest, by exit of the program",
             ),
             "exit",
-            |tap| ways(&tap.to_guest),
+            |tap| exits(&tap.to_guest),
         )?;
         self.family(
             &mut encoder,
             (
                 "taut_snoop_from_guest",
-                "Packets from the guest, by their way out of the program",
+                "Packets from the guest, by exit of the program",
             ),
             "exit",
-            |tap| ways(&tap.from_guest),
+            |tap| exits(&tap.from_guest),
         )?;
         self.family(
             &mut encoder,
-            ("taut_snoop_tap_state", "1 for the state that the tap is in"),
+            (
+                "taut_snoop_tap_state",
+                "1 for the tap's current state, 0 for others",
+            ),
             "state",
             |tap| {
                 let is =
@@ -142,7 +145,7 @@ impl Collector for Snapshot {
         )?;
         self.family(
             &mut encoder,
-            ("taut_snoop_flows", "Flows that are followed, by FL_MODE"),
+            ("taut_snoop_flows", "Tracked flows, by FL_MODE"),
             "mode",
             |tap| {
                 let of = |mode: &&'static str| {
@@ -157,20 +160,20 @@ impl Collector for Snapshot {
             &mut encoder,
             (
                 "taut_snoop_exposure",
-                "Bytes that senders have an acknowledgement of and that are still in the guest's ring",
+                "Bytes acknowledged early and not yet by the guest",
             ),
             Some(&Unit::Bytes),
             gauge,
             |tap| {
-                let promised = tap.flows.iter().map(|flow| u64::from(flow.exposure));
-                Figure::Level(promised.sum())
+                let exposure = tap.flows.iter().map(|flow| u64::from(flow.exposure));
+                Figure::Level(exposure.sum())
             },
         )?;
         self.each(
             &mut encoder,
             (
                 "taut_snoop_exposure_most",
-                "The most bytes of one flow that were acknowledged early and not yet by the guest",
+                "Maximum bytes of one flow that were acknowledged early and not yet by the guest",
             ),
             Some(&Unit::Bytes),
             gauge,
@@ -180,7 +183,7 @@ impl Collector for Snapshot {
             &mut encoder,
             (
                 "taut_snoop_retained",
-                "Bytes of frames that are retained until the guest has acknowledged them",
+                "Bytes of copies retained until the guest acknowledges them",
             ),
             Some(&Unit::Bytes),
             gauge,
@@ -207,7 +210,7 @@ impl Figure {
         match self {
             Self::Count(count) => encoder
                 .encode_counter::<prometheus_client::encoding::NoLabelSet, u64, u64>(count, None),
-            // A gauge is a signed figure in this library; a level past i64 does not happen.
+            // This library's gauges are signed; a level above `i64::MAX` does not occur.
             Self::Level(level) => prometheus_client::metrics::gauge::ConstGauge::new(
                 i64::try_from(*level).unwrap_or(i64::MAX),
             )
@@ -218,7 +221,7 @@ impl Figure {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+    #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
     use super::*;
     use crate::protocol::FlowStatus;
@@ -255,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn every_figure_of_a_tap_is_told() {
+    fn every_figure_of_a_tap_is_exposed() {
         let text = encode(vec![tap()]).unwrap();
         for line in [
             "taut_snoop_to_guest_total{tap=\"vnet0\",exit=\"acked\"} 7",
@@ -277,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn without_taps_there_is_an_exposition_too() {
+    fn without_taps_the_exposition_is_empty_and_valid() {
         assert!(encode(Vec::new()).unwrap().ends_with("# EOF\n"));
     }
 }

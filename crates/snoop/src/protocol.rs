@@ -1,4 +1,4 @@
-//! The questions that a serving process answers at its UNIX socket, and its answers, as JSON.
+//! The JSON of the control socket: questions to the serving process, and its answers.
 
 use std::net::SocketAddr;
 
@@ -7,95 +7,96 @@ use serde::{Deserialize, Serialize};
 use crate::tap_supervisor::{State, Status};
 use crate::wire::{Flow, Key, Mode};
 
-/// What may be asked.
+/// A question to the serving process.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Question {
-    /// How it goes.
+    /// State and counters of every tap.
     Status,
-    /// To acknowledge nothing more at a tap, and to say when all that was promised has been taken.
+    /// Stop early ACKs at a tap, and answer once its guest has everything that was acknowledged
+    /// early.
     Off {
-        /// Its name.
+        /// The tap's name.
         tap: String,
     },
-    /// To acknowledge again.
+    /// Resume early ACKs at a tap.
     On {
-        /// Its name.
+        /// The tap's name.
         tap: String,
     },
 }
 
-/// What is answered.
+/// An answer of the serving process.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
-    /// It is done.
+    /// The request is done.
     Done,
-    /// It is not, and why.
+    /// The request failed, with a sentence for the user.
     Error(String),
-    /// How it goes.
+    /// State and counters of every tap.
     Taps(Vec<TapStatus>),
 }
 
-/// A tap, as it is told of.
+/// State and counters of a tap.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 pub struct TapStatus {
-    /// Its name.
+    /// The tap's name.
     pub tap: String,
     /// `on`, `draining`, `off` or `unfit`.
     pub state: String,
-    /// What is wrong, if it is unfit; what happens to the guest, if it is off because of that.
+    /// Why the tap is unfit, or what happens to the guest of a tap that is off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// Places of its ring.
+    /// Length of the ring, in frames.
     pub ring: u32,
-    /// Flows of which the guest never took what was acknowledged early.
+    /// Flows in which the guest never took what was acknowledged early.
     pub lost_after_early_ack: u64,
-    /// Bytes that were acknowledged early and not yet by the guest, of all flows now.
+    /// Bytes that are acknowledged early and not yet by the guest, over all flows.
     pub exposure: u64,
-    /// The same of one flow, at most.
+    /// Maximum of these in one flow so far.
     pub exposure_most: u32,
-    /// Bytes of frames that are retained until the guest has acknowledged them.
+    /// Bytes of copies that are retained until the guest acknowledges them.
     pub retained: u64,
-    /// Flows of which the guest lacked something that was acknowledged early, so that it was retransmitted.
+    /// Flows in which the guest lacked early-acknowledged data, which was then retransmitted.
     pub repaired: u64,
-    /// Segments that were retransmitted to the guest.
+    /// Segments retransmitted to the guest.
     pub retransmitted: u64,
-    /// Segments that could not be retransmitted when they were due, such as into a full ring.
+    /// Segments that could not be retransmitted when due, for example because the ring was full.
     pub not_sent: u64,
-    /// Networks of peers for which nothing is acknowledged early for now.
+    /// Peer networks that get no early ACKs for now.
     pub distrusted: Vec<String>,
-    /// Packets towards the guest, by their way out of the program.
+    /// Packets towards the guest, by exit of the program.
     pub to_guest: Vec<(String, u64)>,
-    /// Packets from it.
+    /// Packets from the guest, by exit of the program.
     pub from_guest: Vec<(String, u64)>,
-    /// Its flows.
+    /// The tap's flows.
     pub flows: Vec<FlowStatus>,
 }
 
-/// A flow, as it is told of.
+/// State and counters of a flow.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 pub struct FlowStatus {
-    /// The sender.
+    /// The sender's address.
     pub peer: SocketAddr,
-    /// The guest.
+    /// The guest's address.
     pub guest: SocketAddr,
-    /// FL_MODE, in the paper's words.
+    /// FL_MODE, by the paper's name.
     pub mode: String,
-    /// Why, in BYPASS.
+    /// The reason, if the mode is BYPASS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bypass: Option<String>,
-    /// Bytes that the sender believes the guest to have and that are still in its ring.
+    /// Bytes that are acknowledged early and not yet by the guest.
     pub exposure: u32,
-    /// The most of these at one time.
+    /// Maximum of these so far.
     pub exposure_most: u32,
-    /// Segments that were acknowledged for it.
+    /// Segments acknowledged early.
     pub acked_segments: u64,
-    /// Their bytes.
+    /// Bytes acknowledged early.
     pub acked_bytes: u64,
-    /// Its own acknowledgements that were dropped.
+    /// ACKs of the guest that were dropped.
     pub suppressed: u64,
-    /// Its segments whose acknowledgement was lifted.
+    /// Segments of the guest whose acknowledgment number was raised.
     pub lifted: u64,
 }
 

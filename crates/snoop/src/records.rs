@@ -1,5 +1,5 @@
-//! What was changed at taps, on disk until it has been put back: a process that is killed leaves it to
-//! the next one.
+//! Records of changed tap settings, on disk until the settings are restored: after a process was
+//! killed, the next one restores them.
 
 use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File};
@@ -12,11 +12,10 @@ use rustix::fs::{FlockOperation, flock};
 use crate::device::Device;
 use crate::qdisc::Qdisc;
 
-/// Where records are, if nothing else is said. A folder that does not outlive the machine's start, as
-/// taps do not.
+/// Default folder of the records. It does not survive a reboot, and neither do taps.
 pub const RECORDS: &str = "/run/taut/snoop";
 
-/// How the names of files end that are beside a record: the lock, and the record that is being written.
+/// Suffixes of the files beside a record: its lock, and a record that is being written.
 const LOCK: &str = ".lock";
 const BEGUN: &str = ".begun";
 
@@ -24,12 +23,12 @@ const BEGUN: &str = ".begun";
 #[derive(Clone, Debug)]
 pub struct Records(PathBuf);
 
-/// The record of one tap: its queueing discipline as it was. `None` is the kernel's choice.
+/// The record of one tap: its original queueing discipline, or `None` for the kernel's default.
 #[derive(Debug)]
 pub(crate) struct Record {
     path: PathBuf,
     lock: PathBuf,
-    /// Whoever holds it serves the tap.
+    /// The process that holds the lock serves the tap.
     #[expect(dead_code, reason = "it is held, and let go when it is dropped")]
     held: File,
 }
@@ -37,14 +36,13 @@ pub(crate) struct Record {
 // === impl Records ===
 
 impl Records {
-    /// Those of this folder, which need not be there yet.
+    /// Uses this folder, which need not exist yet.
     pub fn at(folder: &Path) -> Self {
         Self(folder.to_owned())
     }
 
-    /// Removes the records of devices that are no longer in the calling thread's network namespace: what a
-    /// killed process has left of a guest that went before the next one came. What is there of other
-    /// namespaces stays.
+    /// Removes records that killed processes left of devices that no longer exist in the calling
+    /// thread's network namespace. Records of other namespaces stay.
     pub fn sweep(&self, devices: &[Device]) {
         let Ok(netns) = fs::metadata("/proc/thread-self/ns/net") else {
             return;
@@ -63,22 +61,22 @@ impl Records {
             if present.contains(name) || of_one(LOCK) || of_one(BEGUN) {
                 continue;
             }
-            // A tap that has come since, or that has another name by now, is somebody's.
+            // A tap that appeared since or was renamed may be in use.
             let record = [LOCK, BEGUN].iter().find_map(|end| name.strip_suffix(end));
             let record = self.0.join(record.unwrap_or(name));
             let held = File::open(beside(&record, LOCK))
                 .is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err());
             if !held {
-                // Another process may have done it.
+                // Another process may have removed it already.
                 let _ = fs::remove_file(entry.path());
             }
         }
     }
 
-    /// Where the record of a device of the calling thread's network namespace is, or would be. (Its
-    /// number alone may come again in another namespace, and its name for another guest.)
+    /// Opens and locks the record of a device of the calling thread's network namespace. (The index
+    /// alone may recur in another namespace, and the name for another guest.)
     ///
-    /// `WouldBlock`: another process has it.
+    /// Fails with `WouldBlock` if another process holds it.
     pub(crate) fn of(&self, device: &Device) -> io::Result<Record> {
         let netns = fs::metadata("/proc/thread-self/ns/net")?.ino();
         let name = name_of(netns, device);
@@ -104,7 +102,7 @@ fn beside(path: &Path, end: &str) -> PathBuf {
     path.into()
 }
 
-/// No device's name has a slash in it.
+/// Returns the file name of a device's record. (Device names contain no slash.)
 fn name_of(netns: u64, device: &Device) -> String {
     format!("{netns}-{}-{}", device.index, device.name)
 }
@@ -119,23 +117,23 @@ impl Default for Records {
 
 impl Record {
     pub(crate) fn save(&self, qdisc: Option<&Qdisc>) -> io::Result<()> {
-        // Whole or not at all, also if this process is killed here.
+        // The rename is atomic, also if this process is killed here.
         let begun = beside(&self.path, BEGUN);
         fs::write(&begun, qdisc.map(Qdisc::encode).unwrap_or_default())?;
         fs::rename(begun, &self.path)
     }
 
-    /// What a process has left that was killed; `None` if none has.
+    /// Returns what a killed process recorded; `None` if there is no record.
     pub(crate) fn left(&self, device: &Device) -> Option<Option<Qdisc>> {
         let bytes = fs::read(&self.path).ok()?;
         Some(Qdisc::decode(&bytes, device.index.cast_signed()))
     }
 
-    /// It has been put back, or its device is gone.
+    /// Removes the record once the setting is restored or the device is gone.
     pub(crate) fn remove(&self) {
         match fs::remove_file(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(record = %self.path.display(), %error, "a record cannot be removed");
+                tracing::warn!(record = %self.path.display(), %error, "cannot remove a record");
             }
             _ => {}
         }
@@ -144,7 +142,8 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        // Before it is let go: nobody who has it open meanwhile serves, and the next one makes another.
+        // Removed while locked: a process that has it open meanwhile cannot lock it, and the next
+        // one creates another.
         let _ = fs::remove_file(&self.lock);
     }
 }

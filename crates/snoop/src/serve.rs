@@ -1,8 +1,8 @@
-//! Taps served by a process, which answers questions at a UNIX socket.
+//! The serving process: its event loop, and the UNIX socket at which it answers questions.
 //!
-//! A question is one line of JSON, and so is the answer: `{"do":"status"}`, `{"do":"off","tap":"tap0"}`,
-//! `{"do":"on","tap":"tap0"}`. The answer to `off` comes when nothing that was promised at that tap is
-//! still to be taken by its guest.
+//! A question is one line of JSON, and so is the answer: `{"do":"status"}`,
+//! `{"do":"off","tap":"tap0"}`, `{"do":"on","tap":"tap0"}`. The answer to `off` comes once the
+//! tap's guest has everything that was acknowledged early.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener};
@@ -30,106 +30,106 @@ use crate::qmp::policy::Restriction;
 use crate::tap::TapError;
 use crate::tap_supervisor::{Options, SCAN_INTERVAL, TapSupervisor};
 
-/// Where questions are answered, if nothing else is said.
+/// Default path of the control socket.
 pub const CONTROL: &str = "/run/taut/snoop.sock";
 
-/// The longest question, in bytes.
+/// Maximum length of a question, in bytes.
 const QUESTION_MAX: u64 = 4096;
 
-/// Who asks has so long for the question.
+/// How long a client may take to send its question.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// An answer that does not wait for a guest is awaited for so long: a process that begins loads its
-/// programs for each tap before it answers.
+/// How long a client waits for an answer that does not depend on a guest: a starting process loads
+/// its programs at each tap before it answers.
 pub const ANSWER: Duration = Duration::from_secs(30);
 
-/// Who may ask at one time; the others are turned away.
+/// Maximum number of concurrent clients; further ones are turned away.
 const ASKERS: usize = 16;
 
-/// How often it is looked whether who waits for an answer is still there, and how long nobody is heard
-/// after a question could not be taken for want of something.
+/// How often a waiting client is checked for a closed connection, and the pause after an `accept`
+/// failed for lack of resources.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How often it is looked whether a tap is drained.
+/// How often a draining tap is checked.
 const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
-/// How long at most a process that is told to end waits for guests to take what was acknowledged early: its copies
-/// end with it.
+/// How long a stopping process waits for guests to take what was acknowledged early; its copies end
+/// with it.
 const STOP_WAIT: Duration = Duration::from_secs(5);
 
-/// Why taps are not served.
+/// Why taps cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The devices cannot be listed.
     #[error(transparent)]
     Tap(#[from] TapError),
-    /// The kernel lacks something that the programs need.
+    /// The kernel lacks a feature that the programs need.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// There is no place for questions.
-    #[error("cannot answer at {path}: {source}; choose another --control")]
+    /// The control socket cannot be created.
+    #[error("cannot create the control socket {path}: {source}; choose another --control")]
     Control {
-        /// Where.
+        /// The path or address.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// Another process answers there.
-    #[error(
-        "another process serves taps already and answers at {0}; stop it, or choose another --control"
-    )]
+    /// Another process answers at the control socket.
+    #[error("another taut snoop already answers at {0}; stop it, or choose another --control")]
     Taken(PathBuf),
-    /// There is no place for scrapers.
+    /// The metrics endpoint cannot be created.
     #[error("cannot serve metrics at {addr}: {source}; choose another --metrics")]
     Metrics {
-        /// Where.
+        /// The path or address.
         addr: SocketAddr,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// The process's own set-up failed.
-    #[error("cannot set up signals and timers: {0}")]
+    /// Signals, threads or timers cannot be set up.
+    #[error("cannot set up signals, threads and timers: {0}")]
     Setup(#[from] io::Error),
 }
 
 /// Why a question has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// Nobody answers.
-    #[error("nobody answers at {path}: {source}; is `taut snoop --tap ...` running?")]
+    /// No process answers.
+    #[error("no process answers at {path}: {source}; is `taut snoop --tap ...` running?")]
     Nobody {
-        /// Where.
+        /// The path or address.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// The answer is none.
-    #[error("what came from {path} is no answer: {source}")]
+    /// The answer is not valid JSON.
+    #[error(
+        "the answer from {path} is not understood: {source}; is it a taut snoop of this version?"
+    )]
     Garbled {
-        /// Where.
+        /// The path or address.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: serde_json::Error,
     },
-    /// There is no answer yet.
-    #[error("there is no answer after {0:?}")]
+    /// The answer takes longer than the client waits.
+    #[error("no answer within {0:?}")]
     Late(Duration),
-    /// The answer is no.
+    /// The process refused the request.
     #[error("{0}")]
     Refused(String),
 }
 
 enum Event {
-    /// A question and where its answer goes.
+    /// A client asks a question.
     Asked(Question, Asker),
-    /// Something was acknowledged early.
+    /// Copies of early-acknowledged segments are in the ring buffer.
     Copies,
-    /// The state of the machine of the guest at a tap has changed.
+    /// The machine of a tap's guest changed its state.
     Machine(String, Restriction),
     Stop,
 }
 
-/// Who waits for an answer.
+/// A client that waits for its answer.
 struct Asker {
     to: SyncSender<Answer>,
     waits: Weak<()>,
@@ -139,7 +139,7 @@ struct Asker {
 
 impl Asker {
     fn tell(&self, answer: Answer) {
-        // It may have gone.
+        // The client may have disconnected.
         let _ = self.to.try_send(answer);
     }
 
@@ -151,7 +151,7 @@ impl Asker {
 /// Serves taps of the calling thread's network namespace until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// [`ServeError`]; the taps are as they were.
+/// [`ServeError`]; the taps are restored.
 pub fn run(
     options: Options,
     control: &Path,
@@ -176,7 +176,7 @@ pub fn run(
             let tell = tell.clone();
             move || {
                 for _ in signals.forever() {
-                    // Nobody is there if it has ended already.
+                    // The receiver is gone if the main thread has ended.
                     let _ = tell.send(Event::Stop);
                 }
             }
@@ -196,7 +196,7 @@ pub fn run(
         .spawn(move || answer_all(&listener, &tell))?;
 
     options.records.sweep(&crate::tap::devices()?);
-    // As many as there are askers at most: who has gone has made room.
+    // At most as many as there are clients: a client that disconnects frees its place.
     let mut draining: Vec<(String, Asker)> = Vec::new();
     let mut look_at = Instant::now();
     let mut looked = false;
@@ -207,8 +207,8 @@ pub fn run(
             copies.went_on(supervisor.retransmit(monotonic()), now);
         }
         if now >= look_at {
-            // At the first, it is a fault that somebody should hear of; later it may pass, and until it
-            // does nothing is promised for longer than the lease.
+            // A failure of the first scan is reported to the user; a later one may pass, and until
+            // then no early ACK outlives the lease.
             match supervisor.scan(monotonic()) {
                 Err(error) if !looked => break Err(error.into()),
                 Err(error) => tracing::warn!("{error}"),
@@ -241,7 +241,7 @@ pub fn run(
         }
         match told.recv_timeout(patience) {
             Ok(Event::Asked(Question::On { .. }, asker)) if stop_at.is_some() => {
-                asker.tell(Answer::Error("the process is about to end".into()));
+                asker.tell(Answer::Error("taut snoop is stopping".into()));
             }
             Ok(Event::Asked(Question::Off { tap }, asker)) if supervisor.turn_off(&tap) => {
                 draining.push((tap, asker));
@@ -262,7 +262,7 @@ pub fn run(
                 supervisor.restrict(&tap, restriction, monotonic())
             }
             Err(RecvTimeoutError::Timeout) => {}
-            // A second signal does not wait.
+            // A second signal ends the wait.
             Ok(Event::Stop) if stop_at.is_none() => {
                 supervisor.turn_all_off();
                 stop_at = Some(Instant::now() + STOP_WAIT);
@@ -271,21 +271,22 @@ pub fn run(
         }
     };
     let drained = supervisor.are_drained(|_| true).unwrap_or(false);
-    // Nobody is left to answer.
+    // From here on, no question can be answered.
     let _ = std::fs::remove_file(control);
     drop(supervisor);
     if drained {
-        tracing::info!("stopped; connections go on, acknowledged by their guests alone");
+        tracing::info!("stopped; connections continue without early ACKs");
     } else {
         tracing::warn!(
-            "stopped before guests had acknowledged everything that was acknowledged early; what is in their rings is theirs \
-             to take, and can no longer be retransmitted"
+            "stopped before guests had acknowledged everything that was acknowledged early; they can still take it from their rings, but it \
+             can no longer be retransmitted"
         );
     }
     result
 }
 
-/// When copies are looked at: often while there are any, and never while there are none.
+/// Schedules the processing of copies: frequent while there are any, suspended while there are
+/// none.
 struct Ticks {
     due: Option<Instant>,
     every: Duration,
@@ -300,7 +301,7 @@ impl Ticks {
         let (rested, rests) = sync_channel(1);
         let wait = move || {
             while waiter.wait().is_ok() && tell.send(Event::Copies).is_ok() {
-                // Until the copies have been looked at, and there were no more.
+                // Waits until all copies have been processed.
                 if rests.recv().is_err() {
                     return;
                 }
@@ -319,17 +320,17 @@ impl Ticks {
         self.due.is_some_and(|due| now >= due)
     }
 
-    /// They were looked at, and `more` says whether there are some still.
+    /// Schedules the next processing; `more` says whether copies remain.
     fn went_on(&mut self, more: bool, now: Instant) {
         self.due = more.then(|| now + self.every);
         if !more {
-            // The thread has ended if it could not wait.
+            // The thread is gone if waiting failed.
             let _ = self.rested.try_send(());
         }
     }
 }
 
-/// Asks the process that serves taps, and waits for the answer no longer than `patience`.
+/// Sends a question to the serving process and waits up to `patience` for the answer.
 ///
 /// # Errors
 /// [`AskError`].
@@ -387,7 +388,8 @@ fn serve_metrics(listener: TcpListener, tell: SyncSender<Event>) {
     }
 }
 
-/// A listener that only its owner may ask at. What a killed process has left is replaced.
+/// Creates the control socket, accessible to its owner only. Replaces a socket that a killed
+/// process left.
 fn listen(control: &Path) -> Result<UnixListener, ServeError> {
     let failed = |source| ServeError::Control {
         path: control.to_owned(),
@@ -407,7 +409,7 @@ fn listen(control: &Path) -> Result<UnixListener, ServeError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(failed(error)),
     }
-    // Nobody else may ask, from the first moment.
+    // The socket must never be accessible to others, so the mode is set before `bind`.
     let before = umask(Mode::RWXG | Mode::RWXO | Mode::XUSR);
     let listener = UnixListener::bind(control).map_err(failed);
     umask(before);
@@ -418,7 +420,7 @@ fn answer_all(listener: &UnixListener, tell: &SyncSender<Event>) {
     let askers = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         let Ok(stream) = stream else {
-            // Without descriptors it would fail again at once.
+            // Without file descriptors the next accept would fail at once.
             std::thread::sleep(PAUSE);
             continue;
         };
@@ -430,7 +432,7 @@ fn answer_all(listener: &UnixListener, tell: &SyncSender<Event>) {
         let asker = std::thread::Builder::new().name("snoop-asker".into());
         let started = asker.spawn(move || {
             if let Err(error) = answer_one(stream, &tell) {
-                tracing::debug!(%error, "a question has no answer");
+                tracing::debug!(%error, "a client got no answer");
             }
             counted.fetch_sub(1, Ordering::Relaxed);
         });
@@ -450,14 +452,14 @@ fn answer_one(mut stream: UnixStream, tell: &SyncSender<Event>) -> io::Result<()
             Some(answer) => answer,
             None => return Ok(()),
         },
-        Err(error) => Answer::Error(format!("that is no question: {error}")),
+        Err(error) => Answer::Error(format!("invalid question: {error}")),
     };
     let mut line = serde_json::to_string(&answer)?;
     line.push('\n');
     stream.write_all(line.as_bytes())
 }
 
-/// `None`: who asked has `gone` before there was an answer.
+/// Returns `None` if the client has `gone` before there was an answer.
 fn tell_and_wait(
     tell: &SyncSender<Event>,
     question: Question,
@@ -466,7 +468,7 @@ fn tell_and_wait(
     let (to, answered) = sync_channel(1);
     let here = Arc::new(());
     let waits = Arc::downgrade(&here);
-    let ends = || Answer::Error("the process is about to end".into());
+    let ends = || Answer::Error("taut snoop is stopping".into());
     if tell
         .send(Event::Asked(question, Asker { to, waits }))
         .is_err()
@@ -483,16 +485,20 @@ fn tell_and_wait(
     }
 }
 
-/// Whether the other end has closed.
+/// Whether the client has closed the connection.
 fn is_gone(stream: &UnixStream) -> bool {
-    // Both ways: who has sent its question may close its half.
+    // Closed in both directions: a client may shut down its sending half after the question.
     let mut fds = [PollFd::new(stream, PollFlags::empty())];
     let now = Timespec::default();
     matches!(poll(&mut fds, Some(&now)), Ok(1..))
 }
 
 fn answer(supervisor: &mut TapSupervisor, question: Question) -> Answer {
-    let unknown = |tap: &str| Answer::Error(format!("no tap {tap} is served"));
+    let unknown = |tap: &str| {
+        Answer::Error(format!(
+            "{tap} is not served; `taut snoop status` lists the taps that are"
+        ))
+    };
     match question {
         Question::Status => match supervisor.status() {
             Ok(taps) => Answer::Taps(taps.into_iter().map(TapStatus::from).collect()),
@@ -507,7 +513,7 @@ fn answer(supervisor: &mut TapSupervisor, question: Question) -> Answer {
     }
 }
 
-/// A tap takes 26 descriptors, and two more with clsact.
+/// Raises the limit of file descriptors: a tap takes 26, and two more with clsact.
 fn more_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let all = Rlimit {
@@ -515,11 +521,11 @@ fn more_descriptors() {
         maximum: limit.maximum,
     };
     if let Err(error) = setrlimit(Resource::Nofile, all) {
-        tracing::warn!(%error, "cannot raise the limit of descriptors; {:?} are enough for few taps", limit.current);
+        tracing::warn!(%error, "cannot raise the limit of file descriptors; {:?} suffice for few taps", limit.current);
     }
 }
 
-/// The clock of the programs.
+/// Returns the current time of the programs' clock.
 fn monotonic() -> Duration {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::try_from(now).unwrap_or_default()

@@ -1,9 +1,9 @@
-//! What a tap has to be for a promise to hold: a TAP of one queue whose ring takes a frame or refuses
-//! it there and then, with nothing before it.
+//! Prepares a tap for early ACKs: a TAP with one queue, whose ring either takes a frame or refuses
+//! it at once, with nothing in front of it.
 //!
-//! A tap's ring has `txqueuelen` places. Before the ring there may be a queueing discipline, and then
-//! a frame that was taken may still be dropped; so it is `noqueue` while a tap is served
-//! (`docs/design/snoop.md`). What was there is put back.
+//! The ring has `txqueuelen` places. A queueing discipline in front of it could still drop a frame
+//! after the sender's ACK, so a served tap has `noqueue` (`docs/design/snoop.md`). The original
+//! discipline is restored afterwards.
 
 use std::io;
 
@@ -15,120 +15,115 @@ use crate::device::{Device, Kind, NO_QUEUE};
 use crate::qdisc::{self, Qdisc};
 use crate::records::{Record, Records};
 
-/// Disciplines that only keep frames waiting, and can be put back as they were. (The others shape, or
-/// have classes and filters, which would be lost.)
+/// Disciplines that only queue frames, so that they can be restored. (Others shape, or have classes
+/// and filters, which would be lost.)
 const PLAIN_QUEUES: &[&str] = &["pfifo_fast", "pfifo", "bfifo", "fq_codel", "fq"];
 
 /// Why a device cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// Netlink cannot be spoken.
-    #[error("cannot speak netlink: {0}")]
+    /// Netlink fails.
+    #[error("netlink request failed: {0}")]
     Socket(#[source] io::Error),
-    /// It is not there.
-    #[error("there is no device {0}; `ip link` lists those there are")]
+    /// The device does not exist.
+    #[error("device {0} does not exist; `ip link` lists the devices")]
     NoDevice(String),
-    /// It is no tap.
+    /// The device is not a tap.
     #[error(
-        "{name} is {what} and no tap: whether the guest gets a frame cannot be known there; snoop works at \
-         taps, as QEMU, Firecracker and cloud-hypervisor have them (not at macvtap, vhost-user or SR-IOV)"
+        "{name} is {what}, not a tap, so delivery to the guest cannot be observed; snoop serves the taps of QEMU, Firecracker and \
+         cloud-hypervisor, not macvtap, vhost-user or SR-IOV"
     )]
     Foreign {
-        /// Its name.
+        /// The device's name.
         name: String,
-        /// What it is.
+        /// What kind of device it is.
         what: String,
     },
-    /// It may have many queues.
+    /// The tap was created with several queues.
     #[error(
-        "{0} was made for many queues: a flow may change from one to another and overtake itself, and what the \
-         guest lacks could not be told from what comes later; start the guest with one (QEMU: without `queues=`, \
-         libvirt: without `<driver queues=...>`, ip tuntap: without `multi_queue`)"
+        "{0} was created with many queues: a flow that moves between them is reordered, which looks like loss in the guest; \
+         start the guest with one queue (QEMU: without `queues=`, libvirt: without `<driver queues=...>`, ip tuntap: without \
+         `multi_queue`)"
     )]
     ManyQueues(String),
-    /// Another process is at it.
-    #[error(
-        "{0} is served by another taut snoop; one process serves a tap: stop that one, or leave this tap to it"
-    )]
+    /// Another process serves the tap.
+    #[error("{0} is served by another taut snoop; stop it, or leave this tap to it")]
     Served(String),
-    /// It has a queue.
+    /// A queueing discipline stands before the ring.
     #[error(
-        "{0} has a queueing discipline before its ring: `tc qdisc replace dev {0} root noqueue` first"
+        "{0} has a queueing discipline before its ring; run `tc qdisc replace dev {0} root noqueue` first"
     )]
     Queued(String),
-    /// Something else looks at what goes to the guest.
+    /// Other programs or filters see the packets towards the guest.
     #[error(
-        "{0} has other BPF programs or tc filters at its egress: they would see each segment twice, and may take \
-         one away that has been acknowledged; move them to the bridge's other ports (`tc filter show dev {0} \
-         egress`, `bpftool net show dev {0}`)"
+        "{0} has other BPF programs or tc filters at its egress: they would see each segment twice and may drop one after it was \
+         acknowledged; move them to the bridge's other ports (`tc filter show dev {0} egress`, `bpftool net show dev {0}`)"
     )]
     Filtered(String),
-    /// Its queueing discipline does more than keep frames.
+    /// The queueing discipline cannot be restored after a replacement.
     #[error(
-        "{name} has the queueing discipline {qdisc}, which somebody has set up and which can only be lost: snoop \
-         needs a tap without any. Shape what the guest is sent before the bridge, then `tc qdisc replace dev \
-         {name} root noqueue`"
+        "{name} has the queueing discipline {qdisc}, which could not be restored: snoop needs a tap without one. Shape the \
+         guest's traffic before the bridge, then run `tc qdisc replace dev {name} root noqueue`"
     )]
     Shaped {
-        /// Its name.
+        /// The device's name.
         name: String,
-        /// The discipline's.
+        /// The discipline's name.
         qdisc: String,
     },
-    /// The ring would become smaller.
+    /// The requested ring is smaller than the present one.
     #[error(
-        "the ring of {name} has {present} places, more than the {asked} that are asked for: to make it smaller \
-         loses what is in it; ask for at least {present}, or stop the guest and set it with `ip link set {name} \
-         txqueuelen {asked}`"
+        "the ring of {name} has {present} places; shrinking it to {asked} would lose the frames in it. Pass --ring {present} or more, \
+         or stop the guest and run `ip link set {name} txqueuelen {asked}`"
     )]
     Shrinks {
-        /// Its name.
+        /// The device's name.
         name: String,
-        /// Its places now.
+        /// The ring's present length.
         present: u32,
-        /// What was asked for.
+        /// The requested length.
         asked: u32,
     },
-    /// The kernel refused a change.
+    /// The kernel refused a request.
     #[error("cannot {what} {name}: {source}; it needs CAP_NET_ADMIN, or root")]
     Refused {
-        /// What was tried.
+        /// The request, as a verb phrase.
         what: &'static str,
-        /// At which device.
+        /// The device's name.
         name: String,
-        /// The kernel's answer.
+        /// The kernel's error.
         source: io::Error,
     },
 }
 
-/// A tap that is fit to be served. Dropped, its ring and its queueing discipline are what they were,
-/// unless somebody else has changed them meanwhile.
+/// A tap that is ready to be served. Dropping it restores its ring and queueing discipline, unless
+/// someone else changed them meanwhile.
 #[derive(Debug)]
 pub struct Prepared {
     index: u32,
     name: String,
     ring: Option<Changed<u32>>,
-    /// What was there instead of no queue; `Some(None)`: the kernel's choice.
+    /// The original discipline; `Some(None)`: the kernel's default.
     qdisc: Option<Option<Qdisc>>,
     record: Record,
 }
 
-/// What it was, and what it has been made.
+/// A setting's original value and the one that it was changed to.
 #[derive(Clone, Copy, Debug)]
 struct Changed<T> {
     from: T,
     to: T,
 }
 
-/// The devices of the calling thread's network namespace.
+/// Lists the devices of the calling thread's network namespace.
 ///
 /// # Errors
-/// [`TapError::Socket`]: netlink cannot be spoken.
+/// [`TapError::Socket`].
 pub fn devices() -> Result<Vec<Device>, TapError> {
     with_netlink(async |handle| list(&handle).await)
 }
 
-/// Whether it is a tap that can be served.
+/// Checks that the device is a TAP with one queue.
 ///
 /// # Errors
 /// [`TapError::Foreign`] or [`TapError::ManyQueues`].
@@ -144,17 +139,17 @@ pub fn require_single_queue_tap(device: &Device) -> Result<(), TapError> {
         Kind::Tap { many_queues: true } => Err(TapError::ManyQueues(device.name.clone())),
         Kind::Tun => foreign("a TUN (without Ethernet)"),
         Kind::Other(Some(kind)) => foreign(&format!("a device of kind {kind}")),
-        Kind::Other(None) => foreign("a device of hardware"),
+        Kind::Other(None) => foreign("a hardware device"),
     }
 }
 
 // === impl Prepared ===
 
 impl Prepared {
-    /// Makes the tap fit to be served, its ring with at least `ring` places if that is said.
+    /// Prepares the tap, and enlarges its ring to at least `ring` places if that is given.
     ///
     /// # Errors
-    /// [`TapError`], and then it is as it was.
+    /// [`TapError`]; the tap is restored.
     pub fn prepare(
         device: &Device,
         ring: Option<u32>,
@@ -170,7 +165,7 @@ impl Prepared {
                 asked,
             });
         }
-        // Dropped, it puts back what has been done when a step fails.
+        // If a step fails, dropping this undoes the earlier ones.
         let mut prepared = Self {
             index: device.index,
             name: device.name.clone(),
@@ -211,16 +206,16 @@ impl Prepared {
             self.qdisc = Some(before);
             qdisc::replace(&Qdisc::named(self.ifindex(), NO_QUEUE))
                 .await
-                .map_err(|source| self.refused("take the queueing discipline off", source))?;
+                .map_err(|source| self.refused("remove the queueing discipline of", source))?;
         }
-        // Without a queue because of a process that was killed, or by somebody's will.
+        // A killed process may have removed the queue, or the administrator.
         if !device.has_queue() {
             self.qdisc = self.record.left(device);
         }
         if let Some(to) = ring.filter(|to| *to != device.ring) {
             set_ring(handle, self.index, to)
                 .await
-                .map_err(|source| self.refused("size the ring of", io::Error::other(source)))?;
+                .map_err(|source| self.refused("resize the ring of", io::Error::other(source)))?;
             let from = device.ring;
             self.ring = Some(Changed { from, to });
         }
@@ -238,7 +233,7 @@ impl Prepared {
     async fn put_back(&mut self, handle: &Handle) -> Result<(), TapError> {
         let devices = list(handle).await?;
         let recorded = self.qdisc.is_some();
-        // Its guest may have gone, and it with the guest.
+        // The tap goes with its guest.
         let Some(now) = devices.iter().find(|device| device.index == self.index) else {
             self.record.remove();
             return Ok(());
@@ -250,20 +245,19 @@ impl Prepared {
                 Some(before) => qdisc::replace(&before).await,
                 None => qdisc::reset(self.ifindex()).await,
             };
-            done.map_err(|source| self.refused("put the queueing discipline back at", source))?;
+            done.map_err(|source| self.refused("restore the queueing discipline of", source))?;
         }
         if recorded {
             self.record.remove();
         }
-        // A smaller ring loses what is in it and has been acknowledged; so it stays if there is
-        // more in it now than before, which cannot be known: it stays larger.
+        // A shrinking ring loses frames that were acknowledged, and whether it holds more than fit
+        // into the old size cannot be known: it stays large.
         if let Some(Changed { from, to }) = self.ring.take()
             && now.ring == to
         {
             tracing::info!(
                 tap = %self.name, places = to, before = from,
-                "the ring stays as large as it is, for made smaller it would lose what is in it; `ip link \
-                 set {} txqueuelen {from}` makes it what it was", self.name
+                "the ring keeps its new length, because shrinking it would lose frames; `ip link set {} txqueuelen {from}` restores it", self.name
             );
         }
         Ok(())
@@ -298,13 +292,13 @@ async fn list(handle: &Handle) -> Result<Vec<Device>, TapError> {
     Ok(links.into_iter().filter_map(Device::from_link).collect())
 }
 
-/// Whether anything but this process's program (`own` links of tcx, and the filter of this priority)
-/// is at the egress of a device.
+/// Whether programs or filters of others are at a device's egress. `own` is the number of this
+/// process's tcx links, `priority` that of its filter.
 ///
 /// # Errors
-/// [`TapError::Refused`]: the kernel does not say.
+/// [`TapError::Refused`].
 pub(crate) fn is_filtered(device: &Device, own: u32, priority: u32) -> Result<bool, TapError> {
-    let failed = |source| refused("see the filters of", &device.name, source);
+    let failed = |source| refused("list the filters of", &device.name, source);
     let links = link_count(device.index, AttachPoint::Egress).map_err(|e| failed(e.into()))?;
     if links > own {
         return Ok(true);
@@ -315,7 +309,8 @@ pub(crate) fn is_filtered(device: &Device, own: u32, priority: u32) -> Result<bo
     })
 }
 
-/// Puts every device of this namespace at a bridge of this name, each with a ring of so many places.
+/// Creates a bridge, and attaches every device of this namespace to it with a ring of `ring`
+/// places.
 pub(crate) fn bridge(name: &str, ring: u32) -> Result<(), TapError> {
     let failed = |e: rtnetlink::Error| TapError::Socket(io::Error::other(e));
     with_netlink(async |handle| {
@@ -342,7 +337,7 @@ async fn set_ring(handle: &Handle, index: u32, places: u32) -> Result<(), rtnetl
     handle.link().set(link).execute().await
 }
 
-/// Runs `job` with a netlink connection of the calling thread's network namespace.
+/// Runs `job` with a netlink connection in the calling thread's network namespace.
 fn with_netlink<T>(job: impl AsyncFnOnce(Handle) -> Result<T, TapError>) -> Result<T, TapError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -373,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_tap_of_one_queue_is_fit() {
+    fn only_a_tap_with_one_queue_can_be_served() {
         assert!(require_single_queue_tap(&device(Kind::Tap { many_queues: false })).is_ok());
         for (kind, word) in [
             (Kind::Tap { many_queues: true }, "many queues"),

@@ -1,4 +1,4 @@
-//! Serves taps as they come and go, and retransmits to their guests what was acknowledged early and is lacking.
+//! Serves taps as they come and go, and retransmits early-acknowledged data to guests that lack it.
 
 mod served;
 
@@ -22,114 +22,114 @@ pub use crate::trust::{REST, TIMES};
 use crate::wire::{Config, DELIVERY_MARK, Flow, FromGuest, Key, Net, Prefix, ToGuest};
 use served::{Served, owed};
 
-/// How often devices, queueing disciplines and promises are looked at.
+/// How often devices, queueing disciplines and flows are scanned.
 pub const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// When nobody has looked for so long, nothing more is acknowledged.
+/// Early ACKs stop if no scan took place for this long.
 pub const LEASE: Duration = Duration::from_secs(10);
 
-/// Bytes of frames that are retained for all guests, if nothing else is said.
+/// Default memory for copies, for all guests together, in bytes.
 pub const RETAINED: usize = 64 << 20;
 
-/// A flow of which nothing was seen for so long is forgotten. (Keepalives come every two hours unless
-/// somebody wants them oftener: RFC 9293 3.8.4.)
+/// Idle time after which a flow is removed. (Keepalives come every two hours by default: RFC 9293
+/// 3.8.4.)
 pub const IDLE: Duration = Duration::from_secs(3 * 3600);
 
-/// The same of a flow that has begun to end, or that has not begun.
+/// The same for a flow that is closing, or whose handshake has not finished.
 pub const IDLE_SHORT: Duration = Duration::from_secs(120);
 
-/// What is wanted at which taps.
+/// Which taps to serve, and how.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Names of taps, with `*` and `?`.
+    /// Patterns of tap names.
     pub taps: Vec<glob::Pattern>,
-    /// How each is served; `on` is decided here.
+    /// Configuration of the programs; the supervisor sets `on`.
     pub config: Config,
-    /// Places of the ring, at least.
+    /// Minimum length of the ring.
     pub ring: Option<u32>,
-    /// Flows that are followed at each.
+    /// Maximum number of flows per tap.
     pub flows: u32,
-    /// Bytes of frames that are retained for all guests.
+    /// Memory for copies, for all guests together, in bytes.
     pub retained: usize,
-    /// Guests' own Ethernet addresses, where they are known.
+    /// The guests' Ethernet addresses, where known.
     pub guest_macs: Vec<GuestMac>,
-    /// The networks that guests' addresses are in; none: any.
+    /// Networks of the guests' addresses; empty: any.
     pub guest_nets: Vec<Net>,
-    /// Where the monitors of guests' machines are.
+    /// QMP sockets of the guests' machines.
     pub qmp: Vec<Source>,
-    /// Where it is written down what has to be put back.
+    /// Where changed settings are recorded until they are restored.
     pub records: Records,
 }
 
-/// Whether a tap is served.
+/// The state of a tap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Acknowledgements are given.
+    /// Early ACKs are on.
     On,
-    /// Somebody has asked for none; promises are still open.
+    /// Early ACKs are off, and the guest has yet to take what was acknowledged early.
     Draining,
-    /// Somebody has asked for none.
+    /// Early ACKs are off.
     Off,
-    /// Something is wrong with it: a sentence.
+    /// The tap cannot be served, for this reason.
     Unfit(String),
 }
 
-/// All taps that are served.
+/// Serves all matching taps of a network namespace.
 #[derive(Debug)]
 pub struct TapSupervisor {
     options: Options,
     copies: Copies,
     retained: Retained,
-    /// No tap is served any more.
+    /// The process is stopping.
     stopping: bool,
     taps: BTreeMap<u32, Served>,
-    /// What was said of devices that cannot be served, so that it is said once.
+    /// The last warning about each device that cannot be served, so that it is logged once.
     said: BTreeMap<u32, String>,
 }
 
-/// What is counted of a tap beside packets.
+/// Counters of a tap other than packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Segments that were sent to the guest again.
+    /// Segments retransmitted to the guest.
     pub retransmitted: u64,
-    /// Segments that could not be sent again now, such as into a full ring.
+    /// Segments that could not be retransmitted when due, for example because the ring was full.
     pub not_sent: u64,
-    /// Flows of which the guest lacked something that was acknowledged early.
+    /// Flows in which the guest lacked early-acknowledged data.
     pub repaired: u64,
-    /// Flows of which it never took it.
+    /// Flows in which the guest never took early-acknowledged data.
     pub lost: u64,
-    /// The most bytes of one flow that were acknowledged early and not yet by the guest.
+    /// Maximum bytes of one flow that were acknowledged early and not yet by the guest.
     pub exposure_most: u32,
 }
 
-/// What is told of a tap.
+/// State, counters and flows of a tap.
 #[derive(Debug)]
 pub struct Status {
-    /// Its name.
+    /// The tap's name.
     pub tap: String,
-    /// Its number.
+    /// The tap's interface index.
     pub index: u32,
-    /// Whether it is served.
+    /// Whether early ACKs are on.
     pub state: State,
-    /// What happens to the guest, if that is why it is not.
+    /// What happens to the guest, if that is why early ACKs are off.
     pub held: Option<&'static str>,
-    /// Places of its ring.
+    /// Length of the ring.
     pub ring: u32,
-    /// What is counted beside packets.
+    /// Counters other than packets.
     pub counts: Counts,
-    /// Networks of peers for which nothing is acknowledged early for now.
+    /// Peer networks that get no early ACKs for now.
     pub distrusted: Vec<Prefix>,
-    /// Packets towards the guest, by way out.
+    /// Packets towards the guest, by exit.
     pub to_guest: ToGuest,
-    /// Packets from it.
+    /// Packets from the guest, by exit.
     pub from_guest: FromGuest,
-    /// Bytes of frames that are retained for its guest.
+    /// Bytes of copies retained for the guest.
     pub retained: usize,
-    /// Its flows.
+    /// The tap's flows.
     pub flows: Vec<(Key, Flow)>,
 }
 
-/// What went wrong with one tap.
+/// Why one tap cannot be served.
 #[derive(Debug, thiserror::Error)]
 enum ServeError {
     #[error(transparent)]
@@ -143,7 +143,7 @@ enum ServeError {
 // === impl Options ===
 
 impl Options {
-    /// These taps, as the default is.
+    /// Returns the default options for these taps.
     pub fn new(taps: Vec<glob::Pattern>) -> Self {
         Self {
             taps,
@@ -158,7 +158,7 @@ impl Options {
         }
     }
 
-    /// Those of settings that make sense.
+    /// Converts settings that passed [`Settings::check`].
     pub fn of(settings: &Settings) -> Self {
         let bytes = |size: Option<ByteSize>| {
             size.map_or(0, |size| u32::try_from(size.as_u64()).unwrap_or(u32::MAX))
@@ -196,7 +196,7 @@ impl Options {
         self.taps.iter().any(|pattern| pattern.matches(name))
     }
 
-    /// The guest's Ethernet address, if it was said or the tap's own says it.
+    /// Returns the guest's Ethernet address, if it is configured or follows from the tap's.
     fn guest_mac(&self, device: &Device) -> Option<[u8; 6]> {
         let said = self
             .guest_macs
@@ -209,10 +209,10 @@ impl Options {
 // === impl TapSupervisor ===
 
 impl TapSupervisor {
-    /// At no tap yet.
+    /// Creates a supervisor that serves no tap yet.
     ///
     /// # Errors
-    /// [`ProgramError::Load`]: the kernel has no ring buffer for copies.
+    /// [`ProgramError::Load`]: the kernel cannot create the ring buffer for copies.
     pub fn new(options: Options) -> Result<Self, ProgramError> {
         Ok(Self {
             copies: Copies::new(copies::RING_BYTES)?,
@@ -224,15 +224,15 @@ impl TapSupervisor {
         })
     }
 
-    /// A descriptor to wait with until [`TapSupervisor::retransmit`] has something to do.
+    /// Returns a handle that waits until [`TapSupervisor::retransmit`] has work.
     pub(crate) fn waiter(&self) -> std::io::Result<copies::Waiter> {
         self.copies.waiter()
     }
 
-    /// Retains what has been acknowledged early, and retransmits to guests what they lack of it. `now`: CLOCK_MONOTONIC.
-    /// Returns whether anything is retained, so that this has to be called again.
+    /// Takes over new copies, and retransmits what guests lack. `now`: CLOCK_MONOTONIC. Returns
+    /// whether copies remain, so that this has to be called again.
     pub fn retransmit(&mut self, now: Duration) -> bool {
-        // All of them: what waits in the ring buffer cannot be retransmitted.
+        // A copy that is still in the ring buffer cannot be retransmitted, so all are taken.
         for copy in self.copies.take() {
             if self.taps.contains_key(&copy.ifindex) {
                 self.retained.add(copy, now);
@@ -240,7 +240,7 @@ impl TapSupervisor {
         }
         for (index, served) in &self.taps {
             for doubt in served.program.doubts() {
-                tracing::debug!(tap = %served.device.name, ?doubt, "the guest seems to lack something");
+                tracing::debug!(tap = %served.device.name, ?doubt, "the guest may lack data");
                 self.retained.suspect(&(*index, doubt.key));
             }
         }
@@ -250,7 +250,7 @@ impl TapSupervisor {
                 self.retained.forget(index);
                 continue;
             };
-            // It can take nothing, and its time does not run.
+            // A stopped guest can take nothing, so its timers stand still.
             if served.is_stopped() {
                 continue;
             }
@@ -275,8 +275,8 @@ impl TapSupervisor {
         more
     }
 
-    /// Ends early ACKs at taps for whose guests as much is retained as their share of the room allows, and has them go on
-    /// when half of it is free. So no guest can take the room of the others.
+    /// Stops early ACKs at taps whose guests' copies fill their share of the memory, and resumes
+    /// them when half of it is free. So no guest can use up the memory of the others.
     fn share_room(&mut self) {
         let share = self.options.retained / self.taps.len().max(1);
         for (index, served) in &mut self.taps {
@@ -286,14 +286,14 @@ impl TapSupervisor {
                 continue;
             }
             served.full = full;
-            tracing::debug!(tap = %served.device.name, bytes, full, "the share of copies");
+            tracing::debug!(tap = %served.device.name, bytes, full, "share of the memory for copies");
             if let Err(error) = served.configure(self.options.config) {
                 tracing::warn!(tap = %served.device.name, "{error}");
             }
         }
     }
 
-    /// Gives no more early ACKs at any tap, and serves no new ones.
+    /// Stops early ACKs at all taps, and serves no new ones.
     pub(crate) fn turn_all_off(&mut self) {
         self.stopping = true;
         let config = self.options.config;
@@ -304,11 +304,12 @@ impl TapSupervisor {
         }
     }
 
-    /// Looks for taps that have come or gone, and at what has been promised. `now`: CLOCK_MONOTONIC.
+    /// Scans for new and vanished taps, and examines the flows of served ones. `now`:
+    /// CLOCK_MONOTONIC.
     ///
     /// # Errors
-    /// [`TapError::Socket`]: the devices cannot be listed. What cannot be done at one tap is said,
-    /// and the others are served.
+    /// [`TapError::Socket`]: the devices cannot be listed. A failure at one tap is logged, and does
+    /// not affect the others.
     pub fn scan(&mut self, now: Duration) -> Result<(), TapError> {
         let devices = tap::devices()?;
         let present = |index: &u32| devices.iter().find(|device| device.index == *index);
@@ -352,7 +353,7 @@ impl TapSupervisor {
     }
 
     fn serve(&self, device: &Device, now: Duration) -> Result<Served, ServeError> {
-        // What cannot be had is found out before anything is changed.
+        // Everything that can fail without a change to the tap comes first.
         tap::require_single_queue_tap(device)?;
         let mut program = Program::load(self.options.flows, &self.copies)?;
         program.allow(&self.options.guest_nets)?;
@@ -393,16 +394,15 @@ impl TapSupervisor {
         Ok(served)
     }
 
-    /// Gives no more acknowledgements at the tap of this name, until [`TapSupervisor::turn_on`] or until it
-    /// is gone: one that comes later under the same name is another guest's. Returns whether there
-    /// is one.
+    /// Stops early ACKs at the tap of this name until [`TapSupervisor::turn_on`]. A later tap of
+    /// the same name belongs to another guest and is served. Returns whether the tap exists.
     pub fn turn_off(&mut self, name: &str) -> bool {
         let config = self.options.config;
         let mut found = false;
         for served in self.taps.values_mut().filter(|s| s.device.name == name) {
             found = true;
             served.turned_off = true;
-            // Also one that rests is not to come back by itself.
+            // An unfit tap must not resume by itself either.
             served.unfit_since = None;
             if served.state != State::Off {
                 served.set(config, State::Draining);
@@ -411,8 +411,8 @@ impl TapSupervisor {
         found
     }
 
-    /// Returns whether the guest at the tap of this name has taken everything that was acknowledged early, and what is
-    /// held to be acknowledged with the next segment.
+    /// Returns whether the guest at this tap has acknowledged everything that was acknowledged
+    /// early, and the held segments, which the next early ACK would include.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -420,7 +420,7 @@ impl TapSupervisor {
         self.are_drained(|tap| tap == name)
     }
 
-    /// The same of all taps with such names.
+    /// Like [`TapSupervisor::is_drained`], for all taps whose names match.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -433,8 +433,8 @@ impl TapSupervisor {
         Ok(true)
     }
 
-    /// Gives acknowledgements at the tap of this name again, if nothing stands before its ring. Returns
-    /// whether there is one.
+    /// Resumes early ACKs at the tap of this name, unless something stands before its ring. Returns
+    /// whether the tap exists.
     ///
     /// # Errors
     /// [`TapError::Queued`], [`TapError::Filtered`], or [`TapError::Socket`]: the devices cannot be listed.
@@ -464,7 +464,8 @@ impl TapSupervisor {
         Ok(found)
     }
 
-    /// Does at the tap of this name what follows from the state of the guest's machine. `now`: CLOCK_MONOTONIC.
+    /// Applies the restriction that follows from the machine's state at the tap of this name.
+    /// `now`: CLOCK_MONOTONIC.
     pub(crate) fn restrict(&mut self, name: &str, restriction: Restriction, now: Duration) {
         let config = self.options.config;
         for (index, served) in &mut self.taps {
@@ -478,13 +479,13 @@ impl TapSupervisor {
         }
     }
 
-    /// The names of the taps that are served.
+    /// Returns the names of the served taps.
     pub(crate) fn names(&self) -> Vec<String> {
         let names = self.taps.values().map(|served| served.device.name.clone());
         names.collect()
     }
 
-    /// What there is to tell of every tap.
+    /// Returns the status of every tap.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -497,7 +498,7 @@ impl TapSupervisor {
     }
 }
 
-/// A time in the programs' ticks of 2^20 ns.
+/// Converts a time to the programs' ticks of 2^20 ns.
 fn ticks(time: Duration) -> u32 {
     u32::try_from(time.as_nanos() >> 20).unwrap_or(u32::MAX)
 }

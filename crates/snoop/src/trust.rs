@@ -1,23 +1,24 @@
-//! For whom nothing is acknowledged early for a while, because their flows had to be repaired. Pure.
+//! Decides which peers get no early ACKs for a while, because their flows had to be repaired. Pure.
 //!
-//! A guest that lacks what was acknowledged early may be short of memory; a client may also make it look so. So flows
-//! are counted by the peer's network: one network alone can only take the benefit from itself.
+//! A guest that lacks early-acknowledged data may be short of memory; a client may also pretend so.
+//! Therefore flows are counted per peer network: a network can only take the benefit from itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::wire::Prefix;
 
-/// So many flows of a network within [`REST`], and it is distrusted; so many distrusted networks, and the guest is.
+/// A network is distrusted after this many repaired flows within [`REST`], and a guest after this
+/// many distrusted networks.
 pub const TIMES: usize = 3;
 
-/// For so long. Also how long a flow that had to be repaired counts.
+/// How long a network or guest is distrusted, and how long a repaired flow counts.
 pub const REST: Duration = Duration::from_secs(600);
 
-/// Networks of which flows are counted; beyond that the one that was counted least recently is forgotten.
+/// Maximum number of counted networks; beyond it, the one with the oldest last repair is removed.
 const NETWORKS: usize = 1024;
 
-/// Of one tap.
+/// The repaired flows of one tap, per peer network.
 #[derive(Debug, Default)]
 pub(crate) struct Trust {
     networks: BTreeMap<Prefix, Vec<Duration>>,
@@ -26,7 +27,7 @@ pub(crate) struct Trust {
 // === impl Trust ===
 
 impl Trust {
-    /// A flow of this network had to be repaired.
+    /// Counts a repaired flow of this network.
     pub(crate) fn repaired(&mut self, network: Prefix, now: Duration) {
         self.expire(now);
         if self.networks.len() == NETWORKS && !self.networks.contains_key(&network) {
@@ -42,14 +43,14 @@ impl Trust {
         }
     }
 
-    /// The networks that are distrusted now.
+    /// Returns the networks that are distrusted at `now`.
     pub(crate) fn distrusted(&mut self, now: Duration) -> BTreeSet<Prefix> {
         self.expire(now);
         let often = self.networks.iter().filter(|(_, t)| t.len() >= TIMES);
         often.map(|(network, _)| *network).collect()
     }
 
-    /// Forgets everything.
+    /// Trusts all networks again.
     pub(crate) fn restore(&mut self) {
         self.networks.clear();
     }
@@ -95,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_networks_are_counted_as_there_is_room_for() {
+    fn the_number_of_counted_networks_is_bounded() {
         let mut trust = Trust::default();
         for n in 0..2 * NETWORKS as u32 {
             let address = std::net::Ipv4Addr::from(n << 8);

@@ -424,7 +424,8 @@ impl std::str::FromStr for Net {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (address, bits) = text.split_once('/').unwrap_or((text, ""));
-        let wrong = || format!("`{text}` is no network such as 10.1.0.0/16, fd00::/8 or 10.1.0.7");
+        let wrong =
+            || format!("`{text}` is not a network such as 10.1.0.0/16, fd00::/8 or 10.1.0.7");
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
         let most = if address.is_ipv4() { 32 } else { 128 };
         let bits = match bits {

@@ -30,14 +30,14 @@ use crate::Failure;
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
     after_help = "\
-Acknowledges what has been put into a guest's ring, so that senders need not wait until the guest runs. \
+Acknowledges segments once they are in a guest's ring, so that senders do not wait until the guest runs. \
 Nothing is changed in the guest.
 
-  taut snoop --tap tap0 --tap 'vnet*'    serve these, and those that come later
+  taut snoop --tap tap0 --tap 'vnet*'    serve these taps, and matching taps that appear later
   taut snoop status                      states and counters
-  taut snoop --off tap0                  before a live migration: returns when nothing is owed
+  taut snoop --off tap0                  before a live migration: returns once the guest has everything
 
-SIGTERM and SIGINT end it; connections go on."
+SIGTERM and SIGINT stop it; connections continue."
 )]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -47,78 +47,77 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "NAME")]
     tap: Vec<Pattern>,
 
-    /// Configuration; what is said here goes over it [default: /etc/taut/taut.toml, if it is there]
+    /// Configuration file; flags override it [default: /etc/taut/taut.toml, if it exists]
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Acknowledge nothing more at a tap that is served, and return when its guest has taken all that
-    /// was promised
+    /// Stop early ACKs at a served tap, and return once its guest has acknowledged everything that was acknowledged early
     #[arg(long, value_name = "TAP", conflicts_with_all = ["tap", "on"])]
     off: Option<String>,
 
-    /// With --off: how long its guest has for that; after it, acknowledging stays off and this fails
+    /// With --off: how long to wait for the guest; after that the command fails, and early ACKs stay off
     #[arg(long, value_name = "SECONDS", requires = "off", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     wait: u32,
 
-    /// Acknowledge at it again
+    /// Resume early ACKs at a served tap
     #[arg(long, value_name = "TAP", conflicts_with = "tap")]
     on: Option<String>,
 
-    /// Places of the tap's ring, at least; without it the ring stays as it is
+    /// Minimum length of the tap's ring; by default the ring keeps its length
     #[arg(long, value_name = "FRAMES")]
     ring: Option<u32>,
 
-    /// No window that a sender is told is wider than this
+    /// Largest window that is advertised to a sender
     #[arg(long, value_name = "BYTES")]
     buffer: Option<ByteSize>,
 
-    /// Promise beyond the window that the guest offers, as the paper does: see the guide before
+    /// Acknowledge beyond the window that the guest advertises, as the paper does; read docs/snoop.md first
     #[arg(long)]
     grow: bool,
 
-    /// With --grow: what every connection of the guest is sure to take, read or not
+    /// With --grow: bytes that every connection of the guest buffers, whether the application reads or not
     #[arg(long, value_name = "BYTES")]
     guest_rcvbuf: Option<ByteSize>,
 
-    /// Acknowledge from the first segment where no other handshake can take the place in the accept queue
+    /// Acknowledge from the first segment if no other handshake can take the connection's place in the accept queue
     #[arg(long)]
     start_early: bool,
 
-    /// Also flows whose packets may be marked (ECT), of which the guests must not use DCTCP
+    /// Also serve ECN-capable flows (ECT); the guests must not use DCTCP
     #[arg(long)]
     ecn: bool,
 
-    /// Flows that are followed at each tap [default: 4096]
+    /// Maximum number of flows tracked at each tap [default: 4096]
     #[arg(long, value_name = "COUNT")]
     flows: Option<u32>,
 
-    /// Bytes of a connection that may be acknowledged early and not yet by the guest [default: 1 MiB]
+    /// Maximum bytes of a connection that are acknowledged early and not yet by the guest [default: 1 MiB]
     #[arg(long, value_name = "BYTES")]
     exposure: Option<ByteSize>,
 
-    /// How long the guest may acknowledge none of them before no more are acknowledged early [default: 500ms]
+    /// Stop early ACKs of a connection if the guest has acknowledged nothing for this long [default: 500ms]
     #[arg(long, value_name = "TIME")]
     exposure_time: Option<humantime::Duration>,
 
-    /// Bytes that are retained for all guests, to be retransmitted to one that lacks them [default: 64 MiB]
+    /// Memory for copies of early-acknowledged segments, for all guests together [default: 64 MiB]
     #[arg(long, value_name = "BYTES")]
     copies: Option<ByteSize>,
 
-    /// The guest's own Ethernet address at a tap, where frames of several come from it; may be repeated
+    /// The guest's own Ethernet address, if frames from several addresses come from its tap; may be repeated
     #[arg(long, value_name = "TAP=ADDRESS")]
     guest_mac: Vec<GuestMac>,
 
-    /// Acknowledge only for guests' addresses in this network (10.1.0.0/16); may be repeated
+    /// Acknowledge early only for guest addresses in this network (10.1.0.0/16); may be repeated
     #[arg(long, value_name = "NETWORK")]
     guest_net: Vec<Net>,
 
-    /// A TTL that guests send with, beside 64, 128 and 255
+    /// An initial TTL of the guests, in addition to 64, 128 and 255
     #[arg(long, value_name = "TTL", value_parser = clap::value_parser!(u8).range(1..))]
     guest_ttl: Option<u8>,
 
-    /// QMP socket of the machine at a tap, for taut alone: early ACKs stop by themselves before a migration and while
-    /// the guest is stopped. TAP may be a pattern, {tap} in SOCKET the tap's name, {1} what the first * stands for; may
-    /// be repeated
+    /// QMP socket of the machine at a tap, for taut alone: early ACKs stop automatically before a migration and while
+    /// the guest is stopped. TAP may be a pattern; in SOCKET, {tap} stands for the tap's name and {1} for the match of
+    /// the first *. May be repeated
     #[arg(long, value_name = "TAP=SOCKET")]
     qmp: Vec<Source>,
 
@@ -126,25 +125,25 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
 
-    /// Where `status`, `--off` and `--on` ask [default: /run/taut/snoop.sock]
+    /// Control socket, which `status`, `--off` and `--on` use [default: /run/taut/snoop.sock]
     #[arg(long, value_name = "PATH", global = true)]
     control: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
 enum Command {
-    /// States and counters, by tap and flow
+    /// Show state and counters of each tap and flow
     Status {
-        /// For programs
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Measure what a packet costs on this machine, in a network namespace of its own
+    /// Measure the CPU time per packet on this machine, in a temporary network namespace
     Cost {
-        /// For programs
+        /// Print JSON
         #[arg(long)]
         json: bool,
-        /// Segments of each scenario [default: 200,000]
+        /// Number of segments per scenario [default: 200,000]
         #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1000..))]
         segments: Option<u32>,
     },
@@ -168,8 +167,8 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
     let answer = serve::ask(control, &question, patience);
     let answer = answer.map_err(|e| match (e, &question) {
         (AskError::Late(_), Question::Off { tap }) => Failure::Run(format!(
-            "within {patience:?} the process that serves {tap} has not answered, or its guest has not taken all that \
-             was promised (see `taut snoop status`); {tap} is or will be off until `taut snoop --on {tap}`"
+            "{tap}: after {patience:?} the guest has not acknowledged everything that was acknowledged early, or taut snoop \
+             does not respond (see `taut snoop status`); early ACKs stay off until `taut snoop --on {tap}`"
         )),
         (e, _) => Failure::Run(e.to_string()),
     })?;
@@ -182,7 +181,7 @@ pub(crate) fn run(args: Args) -> Result<(), Failure> {
         }
         _ => table(&taps),
     };
-    // Nobody may be reading any more.
+    // The reader may have closed the pipe.
     let _ = writeln!(std::io::stdout(), "{text}");
     Ok(())
 }
@@ -216,7 +215,7 @@ fn serve(args: &Args) -> Result<(), Failure> {
         .map_err(|e| Failure::Run(e.to_string()))
 }
 
-/// What the file says. The usual one need not be there.
+/// Reads the configuration file. The default file may be missing.
 fn configured(args: &Args) -> Result<Settings, Failure> {
     let path = args.config.as_deref().unwrap_or(Path::new(CONFIG));
     match std::fs::read_to_string(path) {
@@ -237,7 +236,7 @@ fn cost(json: bool, segments: Option<u32>) -> Result<(), Failure> {
     let failed = |e: &dyn std::fmt::Display| Failure::Run(format!("cost: {e}"));
     let segments = segments.map(|segments| segments as usize);
     let ended = Arc::new(AtomicBool::new(false));
-    // Who is killed by a signal leaves its namespaces and programs behind.
+    // Killed by a signal, the process would leave its namespaces and programs behind.
     for signal in [SIGINT, SIGTERM, SIGHUP, SIGQUIT] {
         flag::register(signal, Arc::clone(&ended)).map_err(|e| failed(&e))?;
     }
@@ -251,7 +250,7 @@ fn cost(json: bool, segments: Option<u32>) -> Result<(), Failure> {
         true => serde_json::to_string_pretty(&costs).map_err(|e| failed(&e))?,
         false => costs_table(&costs),
     };
-    // Nobody may be reading any more.
+    // The reader may have closed the pipe.
     let _ = writeln!(std::io::stdout(), "{text}");
     Ok(())
 }
@@ -299,16 +298,17 @@ fn costs_table(costs: &[Cost]) -> String {
     }
     format!(
         "{table}\n\
-         ack: a segment towards a guest that is acknowledged for it, less delivery, which puts it into the ring by \
-         way of a clone\npass in, pass out: a packet without data towards the guest, and from it\nsuppress: an \
-         acknowledgement of the guest's that is dropped\nlookup: finding the flow, a part of each\nadded: what \
-         the sender of a segment pays more than without the programs, the acknowledgement's way back included"
+         ack: program time for a segment that is acknowledged early, without its delivery into the ring (a clone)\n\
+         pass in, pass out: a packet without data towards the guest, and from it\n\
+         suppress: an ACK of the guest that is dropped\n\
+         lookup: the search for the flow, included in each of the above\n\
+         added: extra time that sending a segment takes, including the ACK's way back"
     )
 }
 
 fn table(taps: &[TapStatus]) -> String {
     if taps.is_empty() {
-        return "no tap is served at present".into();
+        return "no tap is served".into();
     }
     let mut text = String::new();
     for tap in taps {
@@ -322,7 +322,7 @@ fn table(taps: &[TapStatus]) -> String {
             .as_ref()
             .map_or(String::new(), |why| format!(" ({why})"));
         text.push_str(&format!(
-            "{}: {}{why}, ring of {}\n  early ACKs: {} bytes not yet acknowledged by the guest, at most {} of one flow; {} flows \
+            "{}: {}{why}, ring of {}\n  early ACKs: {} bytes not yet acknowledged by the guest, at most {} in one flow; {} flows \
              repaired with {} segments, {} lost\n  to guest: {}\n  from guest: {}\n",
             tap.tap,
             tap.state,

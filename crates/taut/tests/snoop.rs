@@ -152,18 +152,18 @@ fn it_serves_what_comes_answers_and_leaves_the_tap_as_it_was() {
     assert_eq!(host.status()[0]["state"], "on");
     let table = String::from_utf8(host.ask(&["status"]).stdout).unwrap();
     assert!(table.contains("vnet0: on"), "{table}");
-    refused(&host.ask(&["--off", "vnet7"]), 1, "no tap vnet7 is served");
+    refused(&host.ask(&["--off", "vnet7"]), 1, "vnet7 is not served");
     refused(
         &host.ask(&["--tap", "vnet*"]),
         1,
-        "another process serves taps",
+        "another taut snoop already answers",
     );
 
     serving.child.signal(Signal::TERM).unwrap();
     assert!(serving.child.wait().unwrap().success());
     assert_eq!(host.tc("qdisc show dev vnet0"), before);
     assert!(!host.control().exists());
-    refused(&host.ask(&["status"]), 1, "nobody answers");
+    refused(&host.ask(&["status"]), 1, "no process answers");
 }
 
 #[test]
@@ -287,7 +287,7 @@ fn what_cannot_be_is_refused_before_anything_is_touched() {
         (&["--config", file], "unknown field `rings`"),
         (&["--config", "/nowhere"], "cannot read /nowhere"),
         (&["--tap", "a", "--grow"], "needs guest_rcvbuf"),
-        (&["--tap", "a", "--buffer", "1GiB"], "have to be less"),
+        (&["--tap", "a", "--buffer", "1GiB"], "must be below 1 GiB"),
         (&["--tap", "a", "--ring", "0"], "1 to 65,536"),
         (
             &["--tap", "a", "--qmp", "a=vm1.qmp"],
@@ -347,6 +347,6 @@ fn a_measurement_that_is_ended_leaves_nothing() {
     let status = child.wait().unwrap();
     assert_eq!(status.code(), Some(1), "{status}");
     said.read_to_string(&mut line).unwrap();
-    assert!(line.contains("ended before it was through"), "{line}");
+    assert!(line.contains("the measurement was interrupted"), "{line}");
     assert_eq!(namespaces(), 0);
 }

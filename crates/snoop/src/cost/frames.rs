@@ -1,4 +1,4 @@
-//! The frames of a connection, as its two ends would send them.
+//! Builds the frames of a connection, as its two ends would send them.
 
 use etherparse::{PacketBuilder, TcpHeader, TcpOptionElement};
 use taut_sys::tap::VnetHeader;
@@ -7,24 +7,24 @@ const PEER: [u8; 4] = [10, 8, 0, 100];
 const PEER_MAC: [u8; 6] = [2, 0, 0, 0, 1, 0];
 const SERVER: u16 = 80;
 
-/// Where TCP begins in a frame, and its checksum in TCP.
+/// Offset of TCP in a frame, and of its checksum in TCP.
 const L4_AT: usize = 34;
 const CHECK_AT: usize = 16;
 
-/// A window of 1 MiB, whatever is in it.
+/// A window of 1 MiB.
 const WINDOW: u16 = 8192;
 const SCALE: u8 = 7;
 
-/// What both ends of a stream do.
+/// Properties of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
-    /// Leave TCP's checksum to the device.
+    /// The device completes TCP's checksum.
     pub(super) partial: bool,
-    /// Bytes of data in a frame of the sender's.
+    /// Bytes of data in a frame of the sender.
     pub(super) frame: usize,
 }
 
-/// One connection to a guest.
+/// A connection to a guest.
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) guest: usize,
@@ -32,7 +32,7 @@ pub(super) struct Stream {
     ends: Ends,
     /// The sender's next sequence number.
     next: u32,
-    /// What the guest has acknowledged.
+    /// The guest's acknowledgment number.
     acked: u32,
     clock: u32,
 }
@@ -40,7 +40,7 @@ pub(super) struct Stream {
 // === impl Stream ===
 
 impl Stream {
-    /// The `number`th stream, to this guest.
+    /// Creates the `number`th stream, to this guest.
     pub(super) fn new(number: usize, guest: usize, ends: Ends) -> Self {
         Self {
             guest,
@@ -52,7 +52,7 @@ impl Stream {
         }
     }
 
-    /// Frames until the guest acknowledges them: what lies in its window.
+    /// Returns how many frames fit into the guest's window.
     pub(super) fn batch(&self) -> usize {
         if self.ends.frame > super::SEGMENT {
             1
@@ -61,7 +61,8 @@ impl Stream {
         }
     }
 
-    /// SYN, SYN-ACK, ACK, the first segment and its acknowledgement, each with whether it is the guest's.
+    /// Returns SYN, SYN-ACK, ACK, the first segment and its ACK, each with whether the guest sends
+    /// it.
     pub(super) fn handshake(&mut self) -> Vec<(bool, Vec<u8>)> {
         let mut frames = Vec::new();
         for from_guest in [false, true] {
@@ -74,7 +75,7 @@ impl Stream {
                 TcpOptionElement::Timestamp(self.clock, 0),
                 TcpOptionElement::WindowScale(SCALE),
             ];
-            // They have room: 4, 10 and 3 bytes of 40.
+            // The options take 4, 10 and 3 bytes of 40.
             let _ = syn.set_options(&options);
             frames.push((from_guest, self.frame(from_guest, syn, 0)));
         }
@@ -84,7 +85,7 @@ impl Stream {
         frames
     }
 
-    /// The next segment (or many, in one frame) of the sender's.
+    /// Returns the sender's next segment (or many, in one frame).
     pub(super) fn data(&mut self) -> Vec<u8> {
         let len = self.ends.frame;
         let header = self.header(false, self.next);
@@ -92,14 +93,14 @@ impl Stream {
         self.frame(false, header, len)
     }
 
-    /// A segment without data of the sender's.
+    /// Returns a segment of the sender without data.
     pub(super) fn empty(&mut self) -> Vec<u8> {
         let header = self.header(false, self.next);
         self.frame(false, header, 0)
     }
 
-    /// The guest takes so many frames, one after the other. Nobody reads: its right edge stays, until
-    /// the last, by which everything has been read.
+    /// Returns the guest's ACKs of `count` frames. Its application reads nothing, so its right edge
+    /// stays, until the last ACK, before which it reads everything.
     pub(super) fn guest_acks(&mut self, count: usize) -> Vec<Vec<u8>> {
         let all = (count * self.ends.frame) as u32;
         let mut acks = Vec::with_capacity(count);
@@ -129,7 +130,7 @@ impl Stream {
             TcpOptionElement::Noop,
             TcpOptionElement::Timestamp(self.clock, 1),
         ];
-        // It has room: 12 bytes of 40.
+        // The options take 12 bytes of 40.
         let _ = header.set_options(&options);
         header
     }
@@ -143,7 +144,7 @@ impl Stream {
         };
         let mut frame = Vec::new();
         let builder = PacketBuilder::ethernet2(eth[0], eth[1]).ipv4(from, to, 64);
-        // Writing to memory does not fail, and no frame is longer than IPv4 can say.
+        // Writing to memory cannot fail, and no frame exceeds the length field of IPv4.
         let _ = builder.tcp_header(header).write(&mut frame, &vec![0; len]);
         let headers = frame.len() - len;
         let mut vnet = VnetHeader::default();

@@ -1,11 +1,11 @@
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::net::Shutdown;
 
 use super::*;
 
 #[test]
-fn who_has_closed_both_ways_is_gone_and_who_has_only_asked_is_not() {
+fn a_client_is_gone_once_it_has_closed_both_directions() {
     let (asker, answerer) = UnixStream::pair().unwrap();
     assert!(!is_gone(&answerer));
     asker.shutdown(Shutdown::Write).unwrap();
@@ -15,7 +15,7 @@ fn who_has_closed_both_ways_is_gone_and_who_has_only_asked_is_not() {
 }
 
 #[test]
-fn a_question_that_nobody_waits_for_any_more_is_given_up() {
+fn a_question_is_abandoned_when_its_client_has_gone() {
     let (tell, told) = sync_channel(1);
     let question = Question::Off { tap: "tap0".into() };
     assert_eq!(tell_and_wait(&tell, question, || true), None);
@@ -23,12 +23,12 @@ fn a_question_that_nobody_waits_for_any_more_is_given_up() {
         panic!("it was asked");
     };
     assert!(!asker.is_there());
-    // Nobody hears it, and nobody is hurt.
+    // An answer to a client that has gone is harmless.
     asker.tell(Answer::Done);
 }
 
 #[test]
-fn an_answer_that_does_not_come_is_not_awaited_for_ever() {
+fn a_client_does_not_wait_forever_for_an_answer() {
     let dir = tempfile::tempdir().unwrap();
     let control = dir.path().join("control");
     let _silent = UnixListener::bind(&control).unwrap();

@@ -1,4 +1,4 @@
-//! A tap that is served: its state, the trust in its peers, and what is retransmitted to its guest.
+//! A served tap: its state, the trust in its peers, and retransmission to its guest.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,39 +15,42 @@ use crate::tap::{self, Prepared};
 use crate::trust::{REST, TIMES, Trust};
 use crate::wire::{Bypass, Config, Flow, Key, Mode, Prefix};
 
-/// A flow of which so many bytes were acknowledged between two looks has its share of the ring.
+/// A flow counts as a sharer of the ring if this many bytes of it were acknowledged since the last
+/// scan.
 const MUCH: u64 = 64 * 1024;
 
-/// A tap that is served.
+/// A served tap.
 #[derive(Debug)]
 pub(super) struct Served {
     pub(super) device: Device,
     pub(super) state: State,
-    /// Somebody has asked for no early ACKs ([`TapSupervisor::turn_off`](super::TapSupervisor::turn_off)).
+    /// The user turned early ACKs off
+    /// ([`TapSupervisor::turn_off`](super::TapSupervisor::turn_off)).
     pub(super) turned_off: bool,
-    /// The guest's machine is in a state that allows none.
+    /// The state of the guest's machine allows no early ACKs.
     pub(super) hold: Option<HoldReason>,
-    /// Something has happened to it, and the guest, of which so many packets were seen then, has sent none since.
+    /// An event after which early ACKs wait until the guest sends something, and the number of
+    /// packets it had sent then.
     pub(super) unheard: Option<(HoldReason, u64)>,
     pub(super) counts: Counts,
     pub(super) trust: Trust,
-    /// The networks that the programs have been told not to trust.
+    /// The distrusted networks, as the programs know them.
     pub(super) distrusted: Vec<Prefix>,
-    /// When it became unfit because several networks were.
+    /// When the tap became unfit because several networks were distrusted.
     pub(super) unfit_since: Option<Duration>,
-    /// As much is retained for the guest as its share allows.
+    /// The guest's copies fill its share of the memory.
     pub(super) full: bool,
-    /// The guest's Ethernet address, if it is known.
+    /// The guest's Ethernet address, if known.
     pub(super) guest_mac: Option<[u8; 6]>,
-    /// What is sent to the guest again goes this way.
+    /// Sends retransmissions to the guest.
     pub(super) socket: PacketSocket,
-    /// Bytes that were acknowledged for each flow, at the last look.
+    /// Bytes acknowledged early for each flow, at the last scan.
     pub(super) acked: HashMap<Key, u64>,
     pub(super) sharing: u32,
-    /// After this, by CLOCK_MONOTONIC, nothing is acknowledged unless somebody has looked.
+    /// When early ACKs stop unless there is another scan (CLOCK_MONOTONIC).
     pub(super) until: Duration,
     pub(super) program: Program,
-    /// Dropped after the program: with a queue before the ring no promise may be made.
+    /// Dropped after the program: with a queue before the ring there must be no early ACK.
     #[expect(dead_code, reason = "it is held, and undone when it is dropped")]
     pub(super) prepared: Prepared,
 }
@@ -90,7 +93,7 @@ impl Served {
         let before = self.why_held();
         self.hold = restriction.hold;
         if let Some(why) = restriction.until_heard {
-            // It may come back with another network device, and another Ethernet address.
+            // The guest may come back with another network device and Ethernet address.
             let heard = self.program.forget_source().and_then(|()| self.heard());
             match heard {
                 Ok(heard) => self.unheard = Some((why, heard)),
@@ -100,7 +103,7 @@ impl Served {
         self.keep_hold(config, before);
     }
 
-    /// Stops early ACKs while the guest's machine allows none, and has them go on when it does.
+    /// Stops early ACKs while the guest's machine allows none, and resumes them afterwards.
     fn keep_hold(&mut self, config: Config, before: Option<HoldReason>) {
         let held = self.why_held();
         if let Some(why) = held
@@ -118,7 +121,7 @@ impl Served {
         }
     }
 
-    /// Packets that the guest itself has sent.
+    /// Returns how many packets the guest itself has sent.
     fn heard(&self) -> Result<u64, ProgramError> {
         let ways = self.program.from_guest()?;
         let own = ways
@@ -142,7 +145,8 @@ impl Served {
         }
     }
 
-    /// With a queue or a filter before the ring, what is said to be delivered may not be.
+    /// Makes the tap unfit if a queue or a filter stands before the ring, where a frame may be lost
+    /// after its ACK.
     pub(super) fn look_before_the_ring(&mut self, config: Config, device: &Device) {
         if self.state != State::On {
             return;
@@ -151,13 +155,13 @@ impl Served {
         let own = self.program.egress_links();
         let why = if device.has_queue() {
             format!(
-                "`tc qdisc replace dev {name} root noqueue`, for there is a queue before the ring"
+                "there is a queue before the ring: run `tc qdisc replace dev {name} root noqueue`"
             )
         } else {
             match tap::is_filtered(device, own, FILTER_PRIORITY) {
                 Ok(false) => return,
                 Ok(true) => {
-                    "its other filters are gone, for they may take what has been acknowledged"
+                    "other filters at its egress may drop acknowledged segments: remove them"
                         .to_owned()
                 }
                 Err(error) => {
@@ -166,8 +170,8 @@ impl Served {
                 }
             }
         };
-        tracing::warn!(tap = %name, "nothing is promised until {why}, and `taut snoop --on {name}`");
-        self.set(config, State::Unfit(format!("until {why}")));
+        tracing::warn!(tap = %name, "no early ACKs: {why}, then `taut snoop --on {name}`");
+        self.set(config, State::Unfit(why));
     }
 
     fn watch_flows(&mut self, config: Config, now: Duration) -> Result<(), ProgramError> {
@@ -181,7 +185,7 @@ impl Served {
             .is_some_and(|since| now.saturating_sub(since) > REST)
         {
             self.unfit_since = None;
-            tracing::info!(tap = %self.device.name, "segments are acknowledged early again");
+            tracing::info!(tap = %self.device.name, "early ACKs again: the networks are trusted again");
             self.set(config, State::On);
         }
         if self.state == State::On
@@ -192,26 +196,26 @@ impl Served {
             self.become_unfit(
                 config,
                 format!(
-                    "frames of several Ethernet addresses come from {name}, so that endpoints may be behind the guest: \
-                     name the guest's own with `--guest-mac {name}=ADDRESS`"
+                    "frames from several Ethernet addresses come from {name}, so endpoints may be behind the guest; name the guest's own \
+                     address with `--guest-mac {name}=ADDRESS`"
                 ),
             );
         }
         self.sharing = self.sharers(&flows);
         if self.state == State::Draining && owed(&flows) == 0 {
-            tracing::info!(tap = %self.device.name, "drained: nothing is owed");
+            tracing::info!(tap = %self.device.name, "drained: the guest has everything that was acknowledged early");
             self.state = State::Off;
         }
         for (key, flow) in &flows {
             let idle = now.saturating_sub(Duration::from_nanos(flow.seen_ns));
-            if idle > patience(flow) {
+            if idle > idle_limit(flow) {
                 self.program.forget(key)?;
             }
         }
         Ok(())
     }
 
-    /// Tells the programs which peers are distrusted, if these are others than before.
+    /// Updates the programs' map of distrusted networks if it changed.
     fn apply_distrust(&mut self, config: Config, now: Duration) -> Result<(), ProgramError> {
         let distrusted: Vec<_> = self.trust.distrusted(now).into_iter().collect();
         if distrusted == self.distrusted {
@@ -222,8 +226,7 @@ impl Served {
         for network in added {
             tracing::warn!(
                 tap = %self.device.name,
-                "the guest lacked bytes of {TIMES} flows from {network} that were acknowledged early; for {} minutes nothing \
-                 from there is acknowledged early",
+                "the guest lacked early-acknowledged bytes of {TIMES} flows from {network}; no early ACKs for that network for {} minutes",
                 REST.as_secs() / 60
             );
             for (key, flow) in self.program.flows()? {
@@ -239,8 +242,8 @@ impl Served {
             self.become_unfit(
                 config,
                 format!(
-                    "the guest drops what it has offered to take (look for TCPRcvQDrop in `nstat -a` there); nothing is \
-                     acknowledged early for it for {} minutes",
+                    "the guest drops data inside its advertised window (see TCPRcvQDrop in its `nstat -a`); no early ACKs for it for {} \
+                     minutes",
                     REST.as_secs() / 60
                 ),
             );
@@ -254,7 +257,7 @@ impl Served {
         self.set(config, State::Unfit(why));
     }
 
-    /// Sends what is due of a flow, and tells what there is to tell.
+    /// Sends a flow's due retransmissions, and logs and counts its news.
     pub(super) fn act(
         &mut self,
         key: &Key,
@@ -270,10 +273,10 @@ impl Served {
             Some(News::Lacks(bytes)) => {
                 tracing::warn!(
                     %tap, flow = %key, bytes,
-                    "the guest lacks bytes that were acknowledged early; they are being retransmitted to it"
+                    "the guest lacks early-acknowledged bytes; retransmitting them"
                 );
                 self.counts.repaired += 1;
-                // A client can make a doubt by itself, and not what the guest says of its window.
+                // A client can cause a doubt by itself, but not what the guest says of its window.
                 if flow.mode != Mode::Bypass(Bypass::Doubt) {
                     self.trust.repaired(Prefix::of(key.peer.ip()), now);
                 }
@@ -286,12 +289,12 @@ impl Served {
                 }
             }
             Some(News::Repaired) => {
-                tracing::info!(%tap, flow = %key, "the guest has everything that was acknowledged early");
+                tracing::info!(%tap, flow = %key, "the guest now has everything that was acknowledged early");
             }
             Some(News::Lost(bytes)) => {
                 tracing::error!(
                     %tap, flow = %key, bytes,
-                    "lost after early ACK: the guest has not taken these bytes for a quarter of an hour"
+                    "lost after early ACK: the guest has not taken these bytes for 15 minutes"
                 );
                 self.counts.lost += 1;
                 if let Err(error) = self.program.leave(key, Bypass::LostAfterEarlyAck) {
@@ -308,14 +311,15 @@ impl Served {
             match self.socket.send(&retransmission(copy, range, flow)) {
                 Ok(()) => self.counts.retransmitted += 1,
                 Err(error) => {
-                    tracing::debug!(%tap, flow = %key, %error, "a segment cannot be retransmitted now");
+                    tracing::debug!(%tap, flow = %key, %error, "cannot retransmit a segment now");
                     self.counts.not_sent += 1;
                 }
             }
         }
     }
 
-    /// Flows that fill the ring: of which much was acknowledged since the last look.
+    /// Returns how many flows share the ring: those with much early-acknowledged data since the
+    /// last scan.
     fn sharers(&mut self, flows: &[(Key, Flow)]) -> u32 {
         let acked: HashMap<_, _> = flows
             .iter()
@@ -347,21 +351,22 @@ impl Served {
     }
 }
 
-/// Bytes that senders believe a guest to have, or may come to, and that it has not taken.
+/// Returns how many bytes guests have yet to take that were acknowledged early, or are held for the
+/// next early ACK.
 pub(super) fn owed(flows: &[(Key, Flow)]) -> u64 {
-    // What was lost will not be taken.
+    // Lost bytes will never be taken.
     let lost = Mode::Bypass(Bypass::LostAfterEarlyAck);
     let open = flows.iter().filter(|(_, flow)| flow.mode != lost);
     open.map(|(_, flow)| u64::from(flow.owed())).sum()
 }
 
-fn patience(flow: &Flow) -> Duration {
+fn idle_limit(flow: &Flow) -> Duration {
     match flow.mode {
-        // What is outstanding is not forgotten, however long the guest is stopped.
+        // A flow with outstanding data is kept, however long the guest is stopped.
         mode if flow.exposure() > 0 && mode != Mode::Bypass(Bypass::LostAfterEarlyAck) => {
             Duration::MAX
         }
-        // A SYN that nobody answers, or that nobody meant (a flood of them would fill the table).
+        // An unanswered or forged SYN (a flood of them would fill the table).
         Mode::Syn
         | Mode::Unproven
         | Mode::Bypass(
