@@ -498,7 +498,7 @@ impl Spent {
         Self {
             delivery: self.delivery + other.delivery,
             lookup: self.lookup + other.lookup,
-            nothing: self.nothing + other.nothing,
+            overhead: self.overhead + other.overhead,
             deliveries: self.deliveries + other.deliveries,
             lookups: self.lookups + other.lookups,
         }
@@ -509,7 +509,7 @@ impl Spent {
         Self {
             delivery: self.delivery - before.delivery,
             lookup: self.lookup - before.lookup,
-            nothing: self.nothing - before.nothing,
+            overhead: self.overhead - before.overhead,
             deliveries: self.deliveries - before.deliveries,
             lookups: self.lookups - before.lookups,
         }
@@ -527,7 +527,7 @@ impl Spent {
 
     fn less_measuring(&self, sum: u64, count: u64) -> f64 {
         let each = |sum: u64, count: u64| sum as f64 / count.max(1) as f64;
-        each(sum, count) - each(self.nothing, self.deliveries)
+        each(sum, count) - each(self.overhead, self.deliveries)
     }
 }
 

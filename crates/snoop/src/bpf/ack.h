@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Checksums, and the acknowledgement that is written over what is left of a
- * segment once it has been delivered.
+ * Checksums, and the ACK that is written over a delivered segment.
  */
 #ifndef TAUT_ACK_H
 #define TAUT_ACK_H
@@ -12,10 +11,10 @@
 #define CHECKSUM_UNNECESSARY	1
 #define CHECKSUM_PARTIAL	3
 
-#define SUM_AT_ONCE		508	/* and no more than 512 when rounded up */
-#define SUMS			(10 * 1024 / SUM_AT_ONCE)	/* and a jumbo frame */
+#define SUM_AT_ONCE		508	/* rounded up at most 512 */
+#define SUMS			(10 * 1024 / SUM_AT_ONCE)	/* enough for a jumbo frame */
 
-/* Where data is summed: helpers of older kernels take 512 bytes at a time. */
+/* Buffer for summing: helpers of older kernels take 512 bytes at a time. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -32,7 +31,7 @@ static __always_inline __u16 fold(__u64 sum)
 	return sum;
 }
 
-/* The sum of so many words of 32 bits, not folded (RFC 1071 2 B). */
+/* The sum of @count words of 32 bits, not folded (RFC 1071 2 B). */
 static __always_inline __u64 sum_words(const void *from, int count)
 {
 	const __u32 *words = from;
@@ -44,16 +43,16 @@ static __always_inline __u64 sum_words(const void *from, int count)
 	return sum;
 }
 
-/* The sum of TCP's pseudo-header (RFC 9293 3.1), where TCP has @len bytes. */
+/* The sum of TCP's pseudo-header (RFC 9293 3.1) for @len bytes of TCP. */
 static __always_inline __u64 pseudo_sum(const struct snoop_key *key, __u32 len)
 {
-	/* What an IPv4 address leaves of its place is zero. */
+	/* The rest of an IPv4 address's field is zero. */
 	return sum_words(key, 8) + bpf_htonl(len) + bpf_htonl(IPPROTO_TCP);
 }
 
-/* Whether TCP's checksum is right: @len bytes from @at, of which nobody has
- * said so. (One that is wrong would be dropped by the guest, and nothing but
- * the guest's silence would tell.)
+/*
+ * Whether TCP's checksum of @len bytes from @at is right. (The guest drops a
+ * segment with a wrong one, and only its silence would show it.)
  */
 __noinline int sums_up(struct __sk_buff *skb, __u32 at, __u32 len, __u64 sum)
 {
@@ -63,13 +62,13 @@ __noinline int sums_up(struct __sk_buff *skb, __u32 at, __u32 len, __u64 sum)
 	if (!bytes)
 		return false;
 	for (i = 0; i < SUMS && len; i++) {
-		/* One less, for Linux 6.1 does not see that it is not zero. */
+		/* One less: Linux 6.1 does not see that it is not zero. */
 		size = len - 1;
 		if (size >= SUM_AT_ONCE)
 			size = SUM_AT_ONCE - 1;
 		barrier_var(size);
 		size++;
-		/* The last ones may be no whole word. */
+		/* The last bytes may be a partial word. */
 		if (size & 3)
 			*(__u32 *)(bytes + (size & SUM_AT_ONCE)) = 0;
 		if (bpf_skb_load_bytes(skb, at, bytes, size))
@@ -82,7 +81,7 @@ __noinline int sums_up(struct __sk_buff *skb, __u32 at, __u32 len, __u64 sum)
 	return !len && fold(sum) == 0xffff;
 }
 
-/* What an acknowledgement says. */
+/* The contents of an ACK. */
 struct answer {
 	__u32 seq;
 	__u32 ack;
@@ -91,12 +90,12 @@ struct answer {
 	__u32 sack_start;
 	__u32 sack_end;
 	__u32 vm_word;
-	__u32 summed;	/* as it was with the segment's own checksum */
+	__u32 summed;	/* state of the segment's own checksum */
 	__u8 to[ETH_ALEN];
 	__u8 from[ETH_ALEN];
 	__u16 window;
 	bool has_ts;
-	bool has_sack;	/* the guest has a block beyond a hole (RFC 2018 4) */
+	bool has_sack;	/* the guest has a SACK block (RFC 2018 4) */
 	__u8 tos;
 	__u8 ttl;
 };
@@ -115,7 +114,7 @@ static __always_inline __u32 option_words(const struct answer *a)
 	return (a->has_ts ? TS_WORDS : 0) + (a->has_sack ? SACK_WORDS : 0);
 }
 
-/* With the two bytes before Ethernet's header that align what follows it. */
+/* With two bytes before the Ethernet header, which align the rest. */
 struct answer_v4 {
 	__u8 align[2];
 	struct ethhdr eth;
@@ -130,8 +129,9 @@ struct answer_v6 {
 	struct answer_tcp tcp;
 };
 
-/* The sum of TCP, given that of its pseudo-header: for hardware (or whoever
- * else will finish it) that alone, and not inverted.
+/*
+ * Writes TCP's checksum, given the sum of its pseudo-header. If hardware (or
+ * another layer) completes it, that sum alone, not inverted.
  */
 static __always_inline void sum_tcp(struct answer_tcp *to, __u64 pseudo,
 				    __u32 summed)
@@ -182,14 +182,17 @@ static __always_inline void write_tcp(struct answer_tcp *to,
 	sum_tcp(to, pseudo, a->summed);
 }
 
-/* Headers from @from on, which end with TCP's at @l4_at and so many words of options. */
+/*
+ * Stores the headers from @from on, which end with TCP's at @l4_at and @words
+ * words of options.
+ */
 static __always_inline int put(struct __sk_buff *skb, const struct ethhdr *from,
 			       __u32 l4_at, __u32 words)
 {
 	const __u64 flags = BPF_F_RECOMPUTE_CSUM | BPF_F_INVALIDATE_HASH;
 	__u32 len = l4_at + sizeof(struct tcphdr);
 
-	/* The verifier wants to know the length. */
+	/* The verifier needs a constant length. */
 	switch (words) {
 	case 0:
 		return bpf_skb_store_bytes(skb, 0, from, len, flags);
@@ -203,7 +206,7 @@ static __always_inline int put(struct __sk_buff *skb, const struct ethhdr *from,
 	}
 }
 
-/* Writes the acknowledgement over what is left of the segment. */
+/* Writes the ACK over the delivered segment. */
 __noinline int write_v4(struct __sk_buff *skb, const struct snoop_key *key,
 			const struct answer *a)
 {

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Whether a segment that is put into the ring may be acknowledged for the guest.
+ * Whether a segment that is put into the ring may be acknowledged for the
+ * guest.
  */
 #ifndef TAUT_EARLY_ACK_H
 #define TAUT_EARLY_ACK_H
 
 #include "window.h"
 
-/* Whether the guest has taken nothing of what was acknowledged early for so long that
- * nothing more is to be.
+/*
+ * Whether the guest has acknowledged nothing for so long that early ACKs stop.
  */
 static __always_inline bool is_overdue(const struct snoop_flow *f,
 				       const struct snoop_config *c, __u64 now)
@@ -18,9 +19,10 @@ static __always_inline bool is_overdue(const struct snoop_flow *f,
 		       (__s64)c->exposure_ticks;
 }
 
-/* Whether it looks as if the segment might be acknowledged, at a moment at
- * which somebody else may be changing the flow. Only what is decided under the
- * lock counts; this spares one that would be taken before delivery.
+/*
+ * Whether the segment looks as if it may be acknowledged, while another CPU may
+ * be changing the flow. Only the decision under the lock counts; this saves
+ * taking it before the delivery.
  */
 static __always_inline bool might_acknowledge(const struct snoop_flow *f,
 					      const struct snoop_config *c,
@@ -36,10 +38,11 @@ static __always_inline bool might_acknowledge(const struct snoop_flow *f,
 	       !after(s->seq + s->len, early_ack_edge(f, c));
 }
 
-/* What a segment takes of the guest's buffer beyond its bytes: the guest's kernel
- * accounts for buffers (some 2,300 bytes for a segment of 1,448, or of one byte),
- * and offers half of its memory as window; since Linux 6.6 the part that data had
- * of the buffers that it has seen.
+/*
+ * The buffer space that a segment takes in the guest beyond its bytes: the
+ * guest's kernel accounts for whole buffers (some 2,300 bytes for a segment of
+ * 1,448, or of one byte), and advertises half of its memory as window; since
+ * Linux 6.6, the share that data had in the buffers that it has seen.
  */
 static __always_inline __u32 extra_of(const struct snoop_flow *f,
 				      const struct segment *s)
@@ -47,9 +50,9 @@ static __always_inline __u32 extra_of(const struct snoop_flow *f,
 	return s->len < f->mss - f->mss / 5 ? f->mss - s->len : 0;
 }
 
-/* THE place where it is decided whether a segment that is put into the ring may
- * be acknowledged. That it is in the ring is what moves NEXT_SEQ (see
- * delivered()).
+/*
+ * THE decision whether a segment that is put into the ring may be acknowledged.
+ * That it is in the ring moves NEXT_SEQ (see delivered()).
  */
 static __always_inline enum snoop_to_guest
 may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
@@ -61,7 +64,7 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 		return SNOOP_TG_BYPASS;
 	if (!(f->flags & SNOOP_F_LEARNT) || f->mode == SNOOP_SYN)
 		return SNOOP_TG_UNLEARNT;
-	/* A stranger's does not change the mode. */
+	/* A forged segment must not change the mode. */
 	if (after(s->seq, edge) || before(s->seq, f->vm_seq - SEQ_BEHIND))
 		return SNOOP_TG_OUT_OF_ORDER;
 	if (!is_acceptable(f, s))
@@ -99,7 +102,7 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 		f->mode = SNOOP_UNEXPECTED_SEQ;
 		return SNOOP_TG_OPTIONS;
 	}
-	/* In mid-flow it is the first segment that tells. */
+	/* In mid-flow the first segment shows it. */
 	if (f->flags & SNOOP_F_VM_TS && !(f->flags & SNOOP_F_PEER_SYN) &&
 	    s->options.has_ts)
 		f->flags |= SNOOP_F_PEER_TS;
@@ -107,8 +110,9 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 		f->mode = SNOOP_UNEXPECTED_SEQ;
 		return SNOOP_TG_OPTIONS;
 	}
-	/* An old one would be thrown away by the guest, which by the time it comes
-	 * to it may have seen all that went before (PAWS, RFC 7323 5.3).
+	/*
+	 * The guest drops an old segment, and by the time it comes to it it may
+	 * have seen everything before (PAWS, RFC 7323 5.3).
 	 */
 	if (s->options.has_ts && before(s->options.tsval, f->ts_peer)) {
 		f->mode = SNOOP_UNEXPECTED_SEQ;
@@ -126,9 +130,11 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 		f->mode = SNOOP_NO_BUF;
 		return SNOOP_TG_OVERDUE;
 	}
-	/* A sender ends each window that it fills with one that is small: of
-	 * these an eighth is let in. That many and a whole window take 9/8 * 2,304
-	 * / 1,448 = 1.8 times the window of memory, and there is twice of it.
+	/*
+	 * A sender ends each window that it fills with a small segment: an
+	 * eighth of the window is allowed for these. With a whole window that
+	 * takes 9/8 * 2,304 / 1,448 = 1.8 times the window of memory, and twice
+	 * is available.
 	 */
 	charged = s->seq + s->len - f->vm_seq + f->extra + f->extra_older;
 	charged += extra_of(f, s);
@@ -140,11 +146,12 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 	return SNOOP_TG_ACKED;
 }
 
-/* How many segments an acknowledgement may be of. The sender should not come to wait
- * for one: from a start its congestion window is a segment, and one more for each
- * acknowledgement (RFC 5681 3.1); since a gap or a pause it may be two, and one more
- * for as many as it is. What else bounds what it has in flight cannot be known before
- * it was seen to wait (see guest_tells()).
+/*
+ * How many segments one ACK may cover. The sender should not have to wait for
+ * an ACK: from a start its congestion window is one segment, plus one for each
+ * ACK (RFC 5681 3.1); since a gap or a pause it may be two, plus one per
+ * window. Other limits on what it has in flight are unknown until it was seen
+ * to wait (see guest_tells()).
  */
 static __always_inline __u32 stretch_of(const struct snoop_flow *f)
 {
@@ -155,12 +162,13 @@ static __always_inline __u32 stretch_of(const struct snoop_flow *f)
 	return stretch ? stretch : 1;
 }
 
-/* While the guest is awake it need not be spoken for, but it may be put off its CPU
- * with the next tick. So it is spoken for, of several full segments at a time: to
- * tell of each costs the way back, and the sender, many times as much, and gains
- * nothing. Should the sender wait for what is held, it waits for the guest, as without
- * us. It is not made to where that can be seen: it has pushed, has no window for as
- * many again, or is filling a gap (RFC 5681 4.2).
+/*
+ * An awake guest acknowledges by itself, but the next tick may take its CPU
+ * away. So the host still acknowledges, several full segments at a time: an ACK
+ * per segment costs the way back and, many times that, the sender, and gains
+ * nothing. If the sender waits for held segments, it waits for the guest, as
+ * without snoop. It does not have to where that is visible: it has pushed, has
+ * no window for as many again, or is filling a gap (RFC 5681 4.2).
  */
 static __always_inline bool may_be_held(const struct snoop_flow *f,
 					const struct snoop_config *c,
@@ -174,7 +182,7 @@ static __always_inline bool may_be_held(const struct snoop_flow *f,
 	       !before(f->advertised_edge, f->next_seq + stretch * f->mss);
 }
 
-/* A segment that is the first after a gap, or after a pause, begins a run. */
+/* Begins a run with the first segment after a gap or a pause. */
 static __always_inline void begin_run(struct snoop_flow *f,
 				      const struct snoop_config *c, __u64 now)
 {
@@ -182,8 +190,9 @@ static __always_inline void begin_run(struct snoop_flow *f,
 
 	if (f->mode != SNOOP_ACTIVE)
 		f->run = RUN_GAP;
-	/* What was lost and is the next one is no gap here. A flow that has just
-	 * begun has been fed nothing.
+	/*
+	 * A retransmission of the next segment is no gap here, and a new flow
+	 * had no data yet.
 	 */
 	else if (f->acked_bytes && (tick - f->fed) / IDLE >= c->awake_ticks)
 		f->run = RUN_GAP;
@@ -207,12 +216,12 @@ delivered(struct snoop_flow *f, const struct snoop_config *c,
 		f->held++;
 		return SNOOP_TG_HELD;
 	}
-	/* A window grows with what fills it. */
+	/* Only full segments open a congestion window. */
 	if (!(s->flags & TH_PSH) && !extra_of(f, s) &&
 	    (f->run & ~RUN_GAP) < RUN_MAX)
 		f->run++;
 	lift->ack = f->next_seq;
-	/* Of what is acknowledged, the first (RFC 7323 4.3). */
+	/* The TSval of the first acknowledged segment (RFC 7323 4.3). */
 	lift->tsecr = f->held_ts;
 	lift->window = window_from(f, c, f->next_seq, early_ack_edge(f, c));
 	f->acked_segments += f->held + 1;
@@ -223,7 +232,7 @@ delivered(struct snoop_flow *f, const struct snoop_config *c,
 	return SNOOP_TG_ACKED;
 }
 
-/* It is not in the ring, or the guest would not take it from there. */
+/* The segment is not in the ring, or the guest would not take it. */
 static __always_inline void go_offline(struct snoop_flow *f,
 				       const struct segment *s,
 				       enum snoop_mode mode)
@@ -234,9 +243,8 @@ static __always_inline void go_offline(struct snoop_flow *f,
 }
 
 /*
- * What a segment does to its flow on the way to the guest, in one place for all
- * exits. @exit: how far the attempt to put it into the ring came (SNOOP_TG_ACKED:
- * it is there). Returns the exit that counts.
+ * Applies a segment to its flow, with any exit. @exit: how far put_into_ring()
+ * came (SNOOP_TG_ACKED: the segment is in the ring). Returns the exit to count.
  */
 static __always_inline enum snoop_to_guest
 settle(struct snoop_flow *f, const struct snoop_config *c,
@@ -248,8 +256,8 @@ settle(struct snoop_flow *f, const struct snoop_config *c,
 	switch (exit) {
 	case SNOOP_TG_ACKED:
 		/*
-		 * Turned off meanwhile: user space looks at what this flow is
-		 * owed next, under its lock.
+		 * Turned off meanwhile: user space next checks under this lock
+		 * what the guest has yet to take.
 		 */
 		if (!c->on) {
 			go_offline(f, s, SNOOP_UNEXPECTED_SEQ);

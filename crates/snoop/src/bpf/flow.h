@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What is known of a flow, and what decides about it (window.h, handshake.h,
- * early_ack.h, guest.h) has in common. Nothing in these files touches a packet, and
- * all of it runs with the flow's lock held, unless it says otherwise.
+ * What window.h, handshake.h, early_ack.h and guest.h share: the state of a
+ * flow. Nothing in these files touches a packet, and all of it runs with the
+ * flow's lock held, unless stated otherwise.
  */
 #ifndef TAUT_FLOW_H
 #define TAUT_FLOW_H
@@ -11,44 +11,49 @@
 
 #define SCALE_UNKNOWN	15
 
-/* A segment's number that is farther behind is nobody's repetition. */
+/* A segment whose number is farther behind is no retransmission. */
 #define SEQ_BEHIND	(1U << 24)
 
-/* An acknowledgement may be of so many segments while the guest is awake. Four is the
- * least that BBR has in flight, while it looks for the round trip of an empty path.
+/*
+ * Limit of segments per ACK while the guest is awake. Four is the least that
+ * BBR has in flight while it probes the round-trip time of an empty path.
  */
 #define STRETCH_MAX	4
 
-/* Of a run: it began with a gap or a pause, after which the sender may be avoiding
- * congestion with a small window, and not at a start.
+/*
+ * Flag in snoop_flow.run: it began with a gap or a pause, after which the
+ * sender may avoid congestion with a small window, and not with a slow start.
  */
 #define RUN_GAP		0x80
 #define RUN_MAX		(8 * STRETCH_MAX)
 
-/* Without data for so many times as long as a guest is taken to be awake, a run
- * begins anew: the sender may have timed out (Linux does after 200 ms at least), or
- * be as after idling (RFC 5681 4.1).
+/*
+ * A pause of this many times the awake time begins another run: the sender may
+ * have timed out (Linux does after at least 200 ms), or restarts after idling
+ * (RFC 5681 4.1).
  */
 #define IDLE		8
 
-/* And for more than this part of it, a sender may have waited: a guest that is awake
- * has told of what is held before. (The clock's own ticks may be 4 ms.)
+/*
+ * If no data came for more than this fraction of the awake time, the sender may
+ * have waited: an awake guest acknowledges held segments before that. (The
+ * clock's own ticks may be 4 ms.)
  */
 #define WAITED		2
 
-/* Of a time: ticks of 2^20 ns. */
+/* Times in ticks of 2^20 ns. */
 #define TICK_SHIFT	20
 
-/* What the sender is told, or the caller is to do with a guest's segment. */
+/* What the sender gets, or what the caller has to do with a guest's segment. */
 struct lift {
 	__u32 ack;
 	__u32 tsecr;
-	__u32 reach;	/* of what contradicts an early acknowledgement */
+	__u32 reach;	/* the evidence against an early ACK */
 	__u16 window;
-	bool begun;	/* it was a handshake until now */
+	bool begun;	/* the handshake is over with this segment */
 };
 
-/* The place of @seq among those that wrap: what is left from it to @edge. */
+/* The distance from @seq to @edge, or 0 if @edge is behind. */
 static __always_inline __u32 room(__u32 seq, __u32 edge)
 {
 	return before(seq, edge) ? edge - seq : 0;
@@ -82,10 +87,11 @@ static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
 		 (a[3] ^ b[3]) | (a[4] ^ b[4]) | (a[5] ^ b[5]));
 }
 
-/* Whether the guest will see to it that the segment is of this connection: else
- * it throws it away, whatever is in it (RFC 9293 3.10.7.4, RFC 5961 5.2). How far
- * behind an acknowledgement may be is the widest window that the peer has offered,
- * which is not kept here: one that is behind at all is the guest's to judge.
+/*
+ * Whether the guest will accept the segment as part of this connection; it
+ * drops any other (RFC 9293 3.10.7.4, RFC 5961 5.2). How far behind an ACK may
+ * be depends on the widest window that the peer has advertised, which is not
+ * kept here: any ACK that is behind is left to the guest.
  */
 static __always_inline bool is_acceptable(const struct snoop_flow *f,
 					  const struct segment *s)
@@ -94,27 +100,32 @@ static __always_inline bool is_acceptable(const struct snoop_flow *f,
 	       !before(s->ack, f->vm_una);
 }
 
-/* It goes to the guest and is not promised. Beyond a hole it waits there, and the
- * guest tells of it (SACK) for as long as it has not come to what fills the hole,
- * which may have been promised meanwhile: it is behind it in the ring.
+/*
+ * Notes a segment that goes to the guest without an early ACK. Beyond a hole it
+ * waits there, and the guest reports it (SACK) until it comes to what fills the
+ * hole. That may have been acknowledged early meanwhile: it is behind it in the
+ * ring.
  */
 static __always_inline void goes_ahead(struct snoop_flow *f,
 				       const struct segment *s)
 {
 	__u32 end = s->seq + s->len + !!(s->flags & TH_FIN);
 
-	/* (What is no data and no end, ends where it begins.) */
+	/* (A segment without data or FIN ends where it begins.) */
 	if (end != s->seq && after(end, f->next_seq) && after(end, f->ahead))
 		f->ahead = end;
 }
 
-/* The flow's guest and peer have both closed it, and each has the other's FIN. */
+/*
+ * Whether guest and peer have both closed the flow, and each has the other's
+ * FIN.
+ */
 static __always_inline bool is_over(const struct snoop_flow *f)
 {
 	return f->fins == SNOOP_FIN_ALL && !after(f->acked_seq, f->vm_seq);
 }
 
-/* Whether the peer's segment says something that is not known. */
+/* Whether the peer's segment has news. */
 static __always_inline bool peer_tells(const struct snoop_flow *f,
 				       const struct segment *s)
 {
@@ -124,9 +135,10 @@ static __always_inline bool peer_tells(const struct snoop_flow *f,
 		(s->options.has_ts && after(s->options.tsval, f->ts_peer)));
 }
 
-/* Everything of the peer's that passes tells how late it is there, and what it has
- * of the guest's. (Without the lock where it has no data, and its checksum is known
- * to be right then: see snoop_to_guest.)
+/*
+ * Learns from a passing segment of the peer: its clock, and what it has of the
+ * guest's data. (Called without the lock if the segment has no data and its
+ * checksum is known to be right: see snoop_to_guest.)
  */
 static __always_inline void hear_peer(struct snoop_flow *f,
 				      const struct segment *s)
@@ -134,9 +146,10 @@ static __always_inline void hear_peer(struct snoop_flow *f,
 	__u32 edge = after(f->grown_edge, f->rcv_edge) ? f->grown_edge
 							: f->rcv_edge;
 
-	/* What the guest will not look at tells it nothing. (In mid-flow the edge
-	 * may be farther than is known; what is beyond it sets no time there
-	 * either, for it does not come in order: RFC 7323 4.3.)
+	/*
+	 * A segment that the guest drops teaches nothing. (In mid-flow the edge
+	 * may be farther than known; a segment beyond it sets no time there
+	 * either, because it is not in order: RFC 7323 4.3.)
 	 */
 	if (!(s->flags & TH_ACK) || !is_acceptable(f, s) ||
 	    after(s->seq, edge) || before(s->seq, f->vm_seq - SEQ_BEHIND))
@@ -153,7 +166,7 @@ static __always_inline void hear_peer(struct snoop_flow *f,
 		f->fins |= SNOOP_FIN_VM_ACKED;
 }
 
-/* The guest has sent something. */
+/* Notes that the guest has sent something. */
 static __always_inline void hear_of_guest(struct snoop_flow *f, __u64 now)
 {
 	f->seen_ns = now;
@@ -163,14 +176,14 @@ static __always_inline void hear_of_guest(struct snoop_flow *f, __u64 now)
 	f->heard_since = 1;
 }
 
-/* Something is owed from now on, or the guest has taken some of it. */
+/* Starts the time in which the guest has to make progress. */
 static __always_inline void owe_from(struct snoop_flow *f, __u64 now)
 {
 	f->owed = now >> TICK_SHIFT;
 	f->heard_since = 0;
 }
 
-/* The sender is told of all that is in the ring. */
+/* Notes an ACK of everything in the ring. */
 static __always_inline void acknowledged_early(struct snoop_flow *f, __u64 now)
 {
 	if (!after(f->acked_seq, f->vm_seq))
@@ -180,7 +193,7 @@ static __always_inline void acknowledged_early(struct snoop_flow *f, __u64 now)
 		f->exposed_most = f->acked_seq - f->vm_seq;
 }
 
-/* What the guest's packets are like, and whom it sends them to. */
+/* Learns the headers of the guest's packets, and their destination. */
 static __always_inline void see_guest(struct snoop_flow *f,
 				      const struct segment *s)
 {
@@ -191,8 +204,9 @@ static __always_inline void see_guest(struct snoop_flow *f,
 	__builtin_memcpy(f->peer_mac, s->to, sizeof(f->peer_mac));
 }
 
-/* Everything before @first has been acknowledged, and nothing after it is known
- * of. The sender was told of a window of @window bytes.
+/*
+ * Everything before @first is acknowledged, and nothing after it is known. The
+ * sender knows of a window of @window bytes.
  */
 static __always_inline void begin_at(struct snoop_flow *f, __u32 first,
 				     __u32 window)

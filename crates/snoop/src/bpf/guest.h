@@ -1,27 +1,29 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What a guest's segment tells of it, and whether it passes.
+ * What a guest's segment says about the guest, and whether it passes.
  */
 #ifndef TAUT_GUEST_H
 #define TAUT_GUEST_H
 
 #include "window.h"
 
-/* A guest that is heard for so long after data was put into its ring, of 2^20 ns, has
- * had the time to take it: several slices of a scheduler.
+/*
+ * A guest that is heard this long after data was put into its ring, in ticks of
+ * 2^20 ns, has had the time to take it: several time slices of a scheduler.
  */
 #define RUNNING_TICKS	96
 
-/* Whether the guest takes back what it has offered, or says that it has not got what is
- * in its ring, so that what was acknowledged early may be lost to it:
+/*
+ * Whether the guest retracts its window, or says that it lacks what is in its
+ * ring, so that it may have lost what was acknowledged early:
  *
- *   - it is behind, and its right edge retreats, or is before what it has been put
- *     into the ring. A receiver must not shrink its window (RFC 9293 3.8.6); Linux
- *     does when it has dropped data for want of buffer.
- *   - it is behind, has been running for long since what it lacks was put into its
- *     ring, and repeats itself.
+ *   - it is behind, and its right edge retreats, or is before the end of what
+ *     was put into the ring. A receiver must not shrink its window (RFC 9293
+ *     3.8.6); Linux does so after it dropped data for lack of buffer.
+ *   - it is behind, has been running long since the missing data was put into
+ *     its ring, and repeats itself.
  *
- * @was: the flow before it learnt of this.
+ * @was_vm_seq, @was_edge: the flow's state before this segment.
  */
 static __always_inline bool contradicts(const struct snoop_flow *f,
 					const struct snoop_config *c,
@@ -42,7 +44,7 @@ static __always_inline bool contradicts(const struct snoop_flow *f,
 	       (__s32)((__u32)(now >> TICK_SHIFT) - f->awake) >= RUNNING_TICKS;
 }
 
-/* What the guest says of itself. */
+/* Learns the guest's state from its segment. */
 static __always_inline void learn(struct snoop_flow *f,
 				  const struct segment *s, __u64 now)
 {
@@ -53,21 +55,26 @@ static __always_inline void learn(struct snoop_flow *f,
 		begin_at(f, s->ack, s->window);
 		f->vm_snd = s->seq;
 		f->vm_una = s->seq;
-		/* What is in the ring already was not seen. It is within the
-		 * window by its widest scale, and by that of 512 if the guest
-		 * offers less by now.
+		/*
+		 * What is already in the ring was not seen. It is within the
+		 * window by the widest scale, and by that of 512 if the guest
+		 * advertises less by now.
 		 */
 		window = s->window > 512 ? s->window : 512;
 		f->ahead = s->ack + (window << SCALE_MAX);
-		/* Any number may be the first, and half of them are before 0. */
+		/*
+		 * Timestamps may start at any number, and half of them are
+		 * before 0.
+		 */
 		f->ts_vm = s->options.tsval;
-		/* What it has seen last of the peer's. */
+		/* The last of the peer's timestamps that it has seen. */
 		f->ts_peer = s->options.tsecr;
 	} else if (!(f->flags & SNOOP_F_VM_SYN) &&
 		   after(s->ack, f->far_edge + f->mss)) {
-		/* In mid-flow: it has taken more than it ever offered by the scale
-		 * that was assumed, so the scale is more. (Less than a segment more
-		 * is a window that was taken back.)
+		/*
+		 * In mid-flow: it has taken more than it ever advertised by the
+		 * assumed scale, so the scale is larger. (Less than a segment
+		 * more is a retracted window.)
 		 */
 		if (f->scale < SCALE_MAX)
 			f->scale++;
@@ -92,14 +99,18 @@ static __always_inline void learn(struct snoop_flow *f,
 	}
 	if (after(s->ack, f->next_seq))
 		f->next_seq = s->ack;
-	/* The guest has all of the older ones: those since are now older. */
+	/*
+	 * The guest has all older segments; those since are now the older ones.
+	 */
 	if (!before(f->vm_seq, f->extra_mark)) {
 		f->extra_older = f->vm_seq == f->next_seq ? 0 : f->extra;
 		f->extra = 0;
 		f->extra_mark = f->next_seq;
 	}
-	/* What it has beyond a hole. (A first block below the number is a duplicate:
-	 * RFC 2883 4. What was said before still holds then.)
+	/*
+	 * What it has beyond a hole. (A first block below the acknowledgment
+	 * number reports a duplicate, RFC 2883 4; the earlier block then stays
+	 * valid.)
 	 */
 	if (!before(s->ack, f->vm_seq) &&
 	    (!s->options.has_sack || after(s->options.sack_start, s->ack))) {
@@ -110,18 +121,20 @@ static __always_inline void learn(struct snoop_flow *f,
 		f->vm_snd = s->seq + s->len;
 	if (s->options.has_ts && !before(s->options.tsval, f->ts_vm))
 		f->ts_vm = s->options.tsval;
-	/* Its own TS.Recent (RFC 7323 4.3), which may come from a segment that was not
-	 * read here: what is older the guest throws away, a retransmission too.
+	/*
+	 * Its own TS.Recent (RFC 7323 4.3), which may come from a segment that
+	 * was not read here: the guest drops older ones, retransmissions too.
 	 */
 	if (s->options.has_ts && after(s->options.tsecr, f->ts_peer))
 		f->ts_peer = s->options.tsecr;
 	see_guest(f, s);
 }
 
-/* The guest tells of some of what is held. If nothing has come for long, the sender
- * may have waited for that: with as many as were held in flight, it is never to wait
- * again. It may have a small buffer, or a window that is small for a while (BBR's, to
- * see the round trip of an empty path).
+/*
+ * The guest acknowledges some of the held segments. If nothing has come for
+ * long, the sender may have waited for that: with as many held segments in
+ * flight, it must not wait again. It may have a small buffer, or a temporarily
+ * small window (as BBR's, to probe the round-trip time of an empty path).
  */
 static __always_inline void guest_tells(struct snoop_flow *f,
 					const struct snoop_config *c, __u64 now)
@@ -133,7 +146,7 @@ static __always_inline void guest_tells(struct snoop_flow *f,
 		f->stretch_most = f->held;
 }
 
-/* It passes as it is, but for a window that is too wide. */
+/* Passes the segment, narrowing a window that is too wide. */
 static __always_inline enum snoop_from_guest
 pass(struct snoop_flow *f, const struct snoop_config *c, bool on,
      const struct segment *s, struct lift *lift)
@@ -143,11 +156,14 @@ pass(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	if (on)
 		window = window_from(f, c, s->ack, f->rcv_edge);
 	if (after(s->ack, f->acked_seq)) {
-		/* What is still held came no earlier than what it tells of. */
+		/*
+		 * The segments still held are no older than the acknowledged
+		 * one.
+		 */
 		if (s->options.has_ts && after(s->options.tsecr, f->held_ts))
 			f->held_ts = s->options.tsecr;
 		f->acked_seq = s->ack;
-		/* Of some of it, the rest still counts as all. */
+		/* After a partial ACK, the count stays an upper bound. */
 		if (!before(f->acked_seq, f->next_seq))
 			f->held = 0;
 	}
@@ -160,9 +176,10 @@ pass(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	return SNOOP_FG_LIFTED;
 }
 
-/* Whether all that the guest says, by this for the first time, is what the sender was
- * told before: passed on, it would be a duplicate of the early acknowledgement
- * (RFC 5681 2). The next like it answers something, such as a keepalive.
+/*
+ * Whether everything that the guest says, with this segment for the first time,
+ * was already in an early ACK: passed on, it would be a duplicate ACK (RFC 5681
+ * 2). A repetition by the guest answers something, such as a keepalive.
  */
 static __always_inline bool repeats(const struct snoop_flow *f,
 				    const struct snoop_config *c,
@@ -174,7 +191,10 @@ static __always_inline bool repeats(const struct snoop_flow *f,
 	       !after(s->ack + (window << scale_of(f)), f->advertised_edge);
 }
 
-/* Of a flow that is left alone, or ends: what of it the guest has, and can still take. */
+/*
+ * Tracks, in a flow that is closing or in SNOOP_BYPASS, what the guest has and
+ * can still take.
+ */
 static __always_inline void follow_to_the_end(struct snoop_flow *f,
 					      const struct segment *s, __u64 now)
 {
@@ -198,31 +218,32 @@ static __always_inline void follow_to_the_end(struct snoop_flow *f,
 		f->fins |= SNOOP_FIN_PEER_ACKED;
 }
 
-/* A segment of the guest's that is no SYN and no RST. @on: something may be said
- * for it.
+/*
+ * Handles a segment of the guest that is neither SYN nor RST. @on: early ACKs
+ * are allowed.
  */
 static __always_inline enum snoop_from_guest
 hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	   const struct segment *s, __u64 now, struct lift *lift)
 {
-	/* A connection is there when it has taken data, or sends some. What has
-	 * only been met says by its first acknowledgement nothing of that: the
-	 * handshake of a connection that finds no place ends with one, too.
+	/*
+	 * A connection exists if the guest has taken data, or sends some. For a
+	 * flow found in mid-flow the first ACK does not prove that: the
+	 * handshake of a connection that finds no place in the accept queue
+	 * ends with one, too.
 	 */
 	bool met = f->scale == SCALE_UNKNOWN;
 	bool proof = s->len || s->flags & TH_FIN ||
 		     (!met && after(s->ack, f->vm_seq));
 	__u32 edge, was_vm_seq = f->vm_seq, was_edge = f->rcv_edge;
 
-	/* Also where the flow is left alone by now: the place in the accept
-	 * queue has been taken.
-	 */
+	/* Even in SNOOP_BYPASS: the place in the accept queue is taken. */
 	if (f->counted && proof) {
 		f->counted = 0;
 		lift->begun = true;
 	}
 	if (f->mode == SNOOP_BYPASS || s->flags & TH_FIN) {
-		/* What was acknowledged early is kept count of to its end. */
+		/* Early-acknowledged data is tracked until the end. */
 		follow_to_the_end(f, s, now);
 		if (f->mode == SNOOP_BYPASS)
 			return SNOOP_FG_BYPASS;
@@ -238,18 +259,20 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	if (after(s->ack, f->acked_seq))
 		guest_tells(f, c, now);
 	learn(f, s, now);
-	/* What the guest says of itself counts, and not what was taken for granted. */
+	/* Only what the guest said itself counts, not assumptions. */
 	if (!met && f->mode != SNOOP_UNPROVEN &&
 	    contradicts(f, c, s, was_vm_seq, was_edge, now)) {
 		lift->reach = f->rcv_edge;
 		bypass(f, SNOOP_CONTRADICTED);
 		return SNOOP_FG_CONTRADICTED;
 	}
-	/* The ring keeps order: what is beyond the hole came after what was
-	 * promised to be in it, or it was there before (see goes_ahead()), and
-	 * the guest has yet to come to the promise. A client may have brought it
-	 * there in packets that are not read here, so it is no proof: this flow is
-	 * left alone, and whether the guest takes the promise will be seen.
+	/*
+	 * The ring keeps order: data beyond the hole came after what was
+	 * acknowledged early, or was there before (see goes_ahead()) and the
+	 * guest has yet to come to the early-acknowledged data. A client may
+	 * have brought it there in packets that are not read here, so it is no
+	 * proof: the flow gets no more early ACKs, and it will turn out whether
+	 * the guest takes the data.
 	 */
 	if (s->options.has_sack && before(s->ack, f->acked_seq) &&
 	    after(s->options.sack_start, s->ack) &&
@@ -258,8 +281,9 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 		bypass(f, SNOOP_DOUBT);
 		return SNOOP_FG_DOUBT;
 	}
-	/* Who opened the connection has it. What came before the proof has been
-	 * seen by nobody but the guest: it begins with what the guest has.
+	/*
+	 * The client of a connection has it. Data before the proof was seen by
+	 * the guest alone, so the flow begins with what the guest has.
 	 */
 	if (f->mode == SNOOP_UNPROVEN &&
 	    (proof || f->flags & SNOOP_F_VM_CLIENT)) {
@@ -280,15 +304,16 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	lift->ack = f->next_seq;
 	lift->window = window_from(f, c, f->next_seq, early_ack_edge(f, c));
 	edge = f->next_seq + ((__u32)lift->window << scale_of(f));
-	/* It says nothing that the sender has not been told. (What is held will
-	 * be told with one of the next, or by the guest when it has it.)
+	/*
+	 * It has no news for the sender. (Held segments are acknowledged with
+	 * one of the next, or by the guest when it has them.)
 	 */
 	if (!s->len && !after(s->ack, f->acked_seq) &&
 	    !after(edge, f->advertised_edge)) {
 		f->suppressed++;
 		return SNOOP_FG_SUPPRESSED;
 	}
-	/* It tells of what was held, too. */
+	/* It acknowledges the held segments, too. */
 	f->acked_segments += f->held;
 	f->held = 0;
 	f->acked_bytes += f->next_seq - f->acked_seq;

@@ -7,17 +7,18 @@
 
 #include "flow.h"
 
-#define MSS_USUAL	1460	/* where the SYN has not been seen */
+#define MSS_USUAL	1460	/* if the SYN was not seen */
 
-/* What the sender is told by the guest's SYN-ACK. */
+/* The window in the guest's SYN-ACK, as the sender gets it. */
 static __always_inline __u16 syn_window(const struct snoop_config *c,
 					const struct segment *s)
 {
 	return c->buf_size && s->window > c->buf_size ? c->buf_size : s->window;
 }
 
-/* What a SYN has that its answer cannot take back: segments are signed. Whatever else
- * a SYN offers the other end may decline.
+/*
+ * A property of a SYN that the answer cannot decline: signed segments. The
+ * other end may decline anything else that a SYN offers.
  */
 static __always_inline __u8 reason_in_syn(const struct segment *s)
 {
@@ -26,8 +27,9 @@ static __always_inline __u8 reason_in_syn(const struct segment *s)
 	return why == SNOOP_MD5 || why == SNOOP_TCP_AO ? why : SNOOP_TOUCHED;
 }
 
-/* Whether a SYN-ACK accepts accurate ECN (RFC 9768 3.1.1, table 2): none of the three
- * flags declines, so do all of them, and ECE alone is classic ECN.
+/*
+ * Whether a SYN-ACK accepts accurate ECN (RFC 9768 3.1.1, table 2): no flag or
+ * all three decline, and ECE alone is classic ECN.
  */
 static __always_inline bool accepts_accecn(const struct segment *s)
 {
@@ -36,7 +38,7 @@ static __always_inline bool accepts_accecn(const struct segment *s)
 	return (s->ae || cwr) && !(s->ae && cwr && ece);
 }
 
-/* Why a connection with this SYN-ACK is not touched. */
+/* Why a connection with this SYN-ACK is in SNOOP_BYPASS. */
 static __always_inline __u8 reason_in_syn_ack(const struct segment *s)
 {
 	__u8 why = s->options.bypass;
@@ -51,8 +53,8 @@ static __always_inline __u8 reason_in_syn_ack(const struct segment *s)
 	return accepts_accecn(s) ? SNOOP_ACCECN : SNOOP_TOUCHED;
 }
 
-/* A new connection. */
-static __always_inline void begin_anew(struct snoop_flow *f, __u8 flags)
+/* Starts the state of a new connection. */
+static __always_inline void restart(struct snoop_flow *f, __u8 flags)
 {
 	f->flags = flags;
 	f->mode = SNOOP_SYN;
@@ -78,8 +80,10 @@ static __always_inline __u8 flags_of_peer_syn(const struct segment *s)
 	return flags;
 }
 
-/* A peer's SYN says what a connection would be, and the guest whether there is one:
- * anybody can forge a SYN, with any number, also for a connection that there is.
+/*
+ * Notes a peer's SYN. It describes a possible connection; whether there is one,
+ * the guest decides: anyone can forge a SYN with any number, also for an
+ * existing connection.
  */
 static __always_inline void note_peer_syn(struct snoop_pending *p,
 					  const struct segment *s)
@@ -101,14 +105,15 @@ static __always_inline void see_peer_syn_ack(struct snoop_flow *f,
 	f->flags |= flags_of_peer_syn(s);
 	f->begun = s->seq + 1;
 	f->ts_peer = s->options.tsval;
-	/* The guest's SYN has told of a window, without scale. */
+	/* The guest's SYN had a window, without scale. */
 	begin_at(f, s->seq + 1, f->vm_widest);
 	f->mode = SNOOP_UNPROVEN;
 	if (reason_in_syn_ack(s))
 		bypass(f, reason_in_syn_ack(s));
 }
 
-/* @pending: what the peer's SYN has said, if it was seen. */
+
+/* @pending: the peer's SYN, if it was seen. */
 static __always_inline void see_guest_syn(struct snoop_flow *f,
 					  const struct snoop_config *c,
 					  const struct segment *s,
@@ -123,23 +128,24 @@ static __always_inline void see_guest_syn(struct snoop_flow *f,
 	if (o->has_ts)
 		flags |= SNOOP_F_VM_TS;
 	if (!(s->flags & TH_ACK)) {
-		/* Repeated, it begins the same anew. */
-		begin_anew(f, flags | SNOOP_F_VM_CLIENT);
+		/* A repeated SYN restarts the same connection. */
+		restart(f, flags | SNOOP_F_VM_CLIENT);
 	} else if (pending && s->ack == pending->first) {
-		begin_anew(f, flags | pending->flags);
+		restart(f, flags | pending->flags);
 		f->ts_peer = pending->ts;
 		why = pending->bypass ? pending->bypass : reason_in_syn_ack(s);
 	} else if (pending && s->ack - pending->first <= pending->data) {
-		/* It has taken what was in the SYN. */
-		begin_anew(f, flags | pending->flags);
+		/* It has taken the data in the SYN. */
+		restart(f, flags | pending->flags);
 		f->ts_peer = pending->ts;
 		why = SNOOP_FAST_OPEN;
 	} else if (f->mode == SNOOP_SYN && !(f->flags & SNOOP_F_VM_SYN)) {
-		/* The peer's was not seen. The guest answers with a scale and with
-		 * timestamps only where they were in it (RFC 7323 2.2, 3.2).
+		/*
+		 * The peer's SYN was not seen. The guest answers with a scale
+		 * and timestamps only if the SYN had them (RFC 7323 2.2, 3.2).
 		 */
-		begin_anew(f, flags | SNOOP_F_PEER_SYN | SNOOP_F_PEER_SCALES |
-				      SNOOP_F_PEER_TS);
+		restart(f, flags | SNOOP_F_PEER_SYN | SNOOP_F_PEER_SCALES |
+			SNOOP_F_PEER_TS);
 		f->ts_peer = o->tsecr;
 		why = reason_in_syn_ack(s);
 		repeated = true;
@@ -152,15 +158,16 @@ static __always_inline void see_guest_syn(struct snoop_flow *f,
 	f->vm_una = s->seq;
 	f->mss = o->mss ? o->mss : MSS_DEFAULT;
 	see_guest(f, s);
-	/* A window in a SYN has no scale (RFC 7323 2.2). */
+	/* The window of a SYN is not scaled (RFC 7323 2.2). */
 	f->vm_widest = s->window;
 	if (s->flags & TH_ACK) {
 		f->begun = s->ack;
 		begin_at(f, s->ack, s->window);
 		f->advertised_edge = s->ack + syn_window(c, s);
-		/* The first one was sent before we were here, and what it called
-		 * for may be in the ring: nothing beyond the window, for no other
-		 * has been told.
+		/*
+		 * The first SYN-ACK was sent before the program was attached,
+		 * and data that it invited may be in the ring: nothing beyond
+		 * the window, because the sender knows no other.
 		 */
 		if (repeated)
 			f->ahead = f->rcv_edge;
@@ -171,9 +178,10 @@ static __always_inline void see_guest_syn(struct snoop_flow *f,
 		bypass(f, why);
 }
 
-/* A peer's RST ends the connection if its number is the one that is awaited, and
- * else the guest asks whether it is meant (RFC 5961 3.2). Either way there is
- * nothing more to promise; one that is out of the window is a stranger's.
+/*
+ * A peer's RST ends the connection if its number is the expected one; otherwise
+ * the guest challenges it (RFC 5961 3.2). In both cases no early ACK follows. A
+ * RST outside the window is forged.
  */
 static __always_inline void see_peer_reset(struct snoop_flow *f,
 					   const struct segment *s)
@@ -181,13 +189,13 @@ static __always_inline void see_peer_reset(struct snoop_flow *f,
 	if (f->mode == SNOOP_SYN || !same_mac(s->to, f->vm_mac) ||
 	    before(s->seq, f->vm_seq) || after(s->seq, f->rcv_edge))
 		return;
-	/* Nobody waits for what was promised any more. */
+	/* No endpoint waits for the early-acknowledged data any more. */
 	if (s->seq == f->next_seq && after(f->acked_seq, f->vm_seq))
 		f->vm_seq = f->acked_seq;
 	bypass(f, SNOOP_CLOSING);
 }
 
-/* The guest has been seen for the first time, in the middle of a flow. */
+/* Starts a flow whose guest is first seen in mid-flow. */
 static __always_inline void begin_in_midflow(struct snoop_flow *f)
 {
 	f->mode = SNOOP_UNPROVEN;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Whether a segment that comes from a tap is of the guest itself, or of somebody behind it
- * for whom the guest forwards. What is delivered to the guest may still be lost on the way
- * to an endpoint behind it, so only the guest itself is acknowledged for.
+ * Whether a segment from a tap belongs to the guest itself, or to a host behind
+ * it for which the guest forwards. What is delivered to the guest may still be
+ * lost on the way to an endpoint behind it, so early ACKs are given for the
+ * guest itself only.
  */
 #ifndef TAUT_ORIGIN_H
 #define TAUT_ORIGIN_H
@@ -35,8 +36,10 @@ struct {
 	__type(value, __u8);
 } distrusted SEC(".maps");
 
-/* Whether frames from this address may be of somebody else than the guest: with its own
- * address unknown, those of a tap at which several were seen.
+/*
+ * Whether frames from this address may belong to another host than the guest:
+ * if the guest's address is unknown, all frames of a tap with several source
+ * addresses may.
  */
 static __always_inline bool is_other_mac(const struct snoop_config *c,
 					 const __u8 *mac)
@@ -58,8 +61,10 @@ static __always_inline bool is_other_mac(const struct snoop_config *c,
 	return known->several;
 }
 
-/* A router takes one from the TTL (RFC 791 3.2; RFC 8200 3), so what has the TTL that
- * systems send with was not forwarded. A connection's does not change on the way either.
+/*
+ * A router decrements the TTL (RFC 791 3.2; RFC 8200 3), so a packet with one
+ * of the usual initial TTLs was not forwarded. The TTL of a connection does not
+ * change either.
  */
 static __always_inline bool is_forwarded(const struct snoop_config *c,
 					 const struct snoop_flow *f,
@@ -89,23 +94,26 @@ static __always_inline bool is_other_address(const struct snoop_config *c,
 	return !bpf_map_lookup_elem(&guest_nets, &net);
 }
 
-/* Why the guest's segment is not its own, or SNOOP_TOUCHED. @f: its flow, if there is one. */
-static __always_inline __u8 not_its_own(const struct snoop_config *c,
-					const struct snoop_flow *f,
-					const struct segment *s,
-					const struct snoop_key *key)
+/*
+ * Why the segment is not the guest's own, or SNOOP_TOUCHED. @f: its flow, if
+ * any.
+ */
+static __always_inline __u8 foreign_origin(const struct snoop_config *c,
+					   const struct snoop_flow *f,
+					   const struct segment *s,
+					   const struct snoop_key *key)
 {
 	if (is_other_mac(c, s->from))
 		return SNOOP_OTHER_MAC;
 	if (is_forwarded(c, f, s))
 		return SNOOP_FORWARDED;
-	/* A flow's does not change. */
+	/* The address of a flow does not change. */
 	if ((!f || s->flags & TH_SYN) && is_other_address(c, key))
 		return SNOOP_OTHER_ADDRESS;
 	return SNOOP_TOUCHED;
 }
 
-/* Whether the peer is one that user space has taken its trust from. */
+/* Whether user space distrusts the peer's network. */
 static __always_inline bool is_distrusted(const struct snoop_config *c,
 					  const struct snoop_key *key)
 {

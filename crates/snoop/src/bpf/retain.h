@@ -1,31 +1,36 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Copies of what is acknowledged early. The sender forgets what has been acknowledged,
- * and a guest may drop what it has offered to take; so the host keeps each segment until
- * the guest has acknowledged it, and user space retransmits what the guest lacks.
+ * Copies of early-acknowledged segments. The sender drops acknowledged data,
+ * and a guest may drop data inside its window; so the host keeps each segment
+ * until the guest has acknowledged it, and user space retransmits what the
+ * guest lacks.
  *
- * A copy is made before the segment is delivered: without room for it nothing is
- * acknowledged early. That of a segment which then is not acknowledged early is dropped
- * when the guest acknowledges the segment itself.
+ * A copy is made before the delivery: without room for it there is no early
+ * ACK. The copy of a segment that is not acknowledged early after all is
+ * dropped when the guest acknowledges the segment itself.
  */
 #ifndef TAUT_RETAIN_H
 #define TAUT_RETAIN_H
 
 #include "segment.h"
 
-/* Sizes of frames that copies have room for: a verified program reserves constant sizes. */
+/*
+ * Frame sizes that copies have room for: a BPF program can only reserve
+ * constant sizes.
+ */
 #define COPY_FRAME		1600
 #define COPY_JUMBO		9216
 #define COPY_GSO		(64 * 1024 + HEADERS_MAX)
 
-/* User space says how large, and lets all taps share one. */
+/* User space sets the size, and shares one ring buffer among all taps. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1024 * 1024);
 } retained SEC(".maps");
 
-/* Whether user space waits for copies, and has to be woken. While there are some it looks at
- * them by itself, for to wake it costs more than a copy. All taps share this, too.
+/*
+ * Whether user space sleeps and has to be woken. While there are copies it
+ * polls, because a wake-up costs more than a copy. Shared by all taps, too.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -44,7 +49,7 @@ static __always_inline __u64 wakeup(void)
 	return BPF_RB_FORCE_WAKEUP;
 }
 
-/* A copy in a record with room for a frame of @most bytes. */
+/* Makes a copy in a record with room for a frame of @most bytes. */
 static __always_inline int copy_of(struct __sk_buff *skb,
 				   const struct segment *s,
 				   const struct snoop_key *key, __u64 now,
@@ -64,8 +69,9 @@ static __always_inline int copy_of(struct __sk_buff *skb,
 	copy->gso_size = skb->gso_size;
 	copy->begun = begun;
 	copy->at_ns = now;
-	/* One less, for Linux 6.1 does not see that it is not zero. (The compiler knows of
-	 * the bound already, and the verifier does not.)
+	/*
+	 * One less: Linux 6.1 does not see that it is not zero. (The compiler
+	 * already knows the bound; the verifier does not.)
 	 */
 	bytes--;
 	barrier_var(bytes);
@@ -81,7 +87,7 @@ static __always_inline int copy_of(struct __sk_buff *skb,
 	return 0;
 }
 
-/* Returns 0, or -1 where there is no room. @begun: which connection of the key it is. */
+/* Returns 0, or -1 without room. @begun: snoop_flow.begun. */
 __noinline int retain(struct __sk_buff *skb, const struct segment *s,
 		      const struct snoop_key *key, __u64 now, __u32 begun)
 {

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * A TCP segment as it passes the tap.
+ * Reads a TCP segment as it passes the tap.
  *
  * At both hooks of a tap the frame begins with its Ethernet header, and an
- * outer VLAN tag is in the skb and not in the frame. Where there are no IP
- * options the headers' places are constants, which is what makes this cheap:
- * packets with options, and such as carry their tag in the frame, are left to
- * the guest.
+ * outer VLAN tag is in the skb and not in the frame. Without IP options the
+ * headers' offsets are constants, which makes this cheap: packets with options,
+ * and those with a tag in the frame, are left to the guest.
  */
 #ifndef TAUT_SEGMENT_H
 #define TAUT_SEGMENT_H
@@ -35,8 +34,9 @@
 #define HEADERS_MAX	(L4_AT_V6 + 60)
 #define OPTIONS_MAX	40
 
-/* The byte of flags (RFC 9293 3.1, RFC 3168), and AE in the one before it
- * (RFC 9768).
+/*
+ * The flags byte (RFC 9293 3.1, RFC 3168), and AE in the byte before it (RFC
+ * 9768).
  */
 #define TH_FIN		0x01
 #define TH_SYN		0x02
@@ -48,7 +48,7 @@
 #define TH_CWR		0x80
 #define TH_AE		0x01
 
-/* Kinds of options (IANA, TCP parameters). */
+/* Option kinds (IANA, TCP parameters). */
 #define OPT_END		0
 #define OPT_NOP		1
 #define OPT_MSS		2
@@ -61,7 +61,7 @@
 #define OPT_MPTCP	30
 #define OPT_FAST_OPEN	34
 
-/* Two NOPs and the timestamps: what nearly every segment has. */
+/* Two NOPs and the timestamps, which nearly every segment has. */
 #define USUAL_OPTIONS	12
 #define USUAL_START	0x0101080a
 
@@ -75,11 +75,11 @@ struct options {
 	__u32 sack_end;
 	__u16 mss;
 	__u8 scale;
-	__u8 bypass;		/* enum snoop_bypass: an option that forbids */
+	__u8 bypass;		/* enum snoop_bypass: an option that forbids early ACKs */
 	bool has_ts;
 	bool has_scale;
 	bool has_sack;
-	bool other;		/* one that is not known here */
+	bool other;		/* an unknown option */
 };
 
 struct segment {
@@ -116,7 +116,7 @@ static __always_inline bool after(__u32 a, __u32 b)
 }
 
 struct reading {
-	__u8 bytes[OPTIONS_MAX + 12];	/* and room for one that begins in the last */
+	__u8 bytes[OPTIONS_MAX + 12];	/* and room for an option that begins in the last byte */
 	struct options found;
 	__u32 at;
 	__u32 len;
@@ -129,8 +129,9 @@ static __always_inline __u32 word(const __u8 *bytes)
 	       (__u32)bytes[2] << 8 | bytes[3];
 }
 
-/* Reads one option. (bpf_loop() calls this, so that the verifier looks at it
- * once, and not at each way through all of them.)
+/*
+ * Reads one option. (bpf_loop() calls this, so the verifier checks it once, and
+ * not on each path through all options.)
  */
 static long read_option(__u32 n __attribute__((unused)), void *context)
 {
@@ -194,9 +195,10 @@ static long read_option(__u32 n __attribute__((unused)), void *context)
 	return 0;
 }
 
-/* Any options, one after the other. Returns 0, or -1 if they are malformed.
- * (A function that is not static is verified once, and not anew for all that
- * may have been before each call.)
+/*
+ * Reads any options, one by one. Returns 0, or -1 if they are malformed. (A
+ * global function is verified once, and not again for the state before each
+ * call.)
  */
 __noinline int read_options(struct __sk_buff *skb, __u32 at, __u32 len,
 			    struct options *options)
@@ -205,8 +207,10 @@ __noinline int read_options(struct __sk_buff *skb, __u32 at, __u32 len,
 
 	if (!options || len < 4)
 		return -1;
-	/* Else the compiler makes one comparison of both, of another register
-	 * than what is read with, and Linux 6.1 does not see that it is bounded.
+	/*
+	 * Otherwise the compiler merges both comparisons into one of another
+	 * register than the load uses, and Linux 6.1 does not see that it is
+	 * bounded.
 	 */
 	barrier_var(len);
 	if (len > OPTIONS_MAX)
@@ -219,7 +223,8 @@ __noinline int read_options(struct __sk_buff *skb, __u32 at, __u32 len,
 	return r.malformed ? -1 : 0;
 }
 
-/* The TCP header at @l4_at of a packet whose IP says that TCP and its data are
+/*
+ * Reads the TCP header at @l4_at of a packet in which TCP and its data take
  * @total bytes.
  */
 static __always_inline enum segment_kind
@@ -256,7 +261,10 @@ read_tcp(struct __sk_buff *skb, const struct tcphdr *tcp, __u32 l4_at,
 	return SEGMENT_FOUND;
 }
 
-/* The sum over a header without options (RFC 791 3.1). */
+/*
+ * Whether the checksum of an IPv4 header without options is right (RFC 791
+ * 3.1).
+ */
 static __always_inline bool header_sums_up(const struct iphdr *ip)
 {
 	const __u32 *words = (const __u32 *)ip;
@@ -269,7 +277,8 @@ static __always_inline bool header_sums_up(const struct iphdr *ip)
 	return sum == 0xffff;
 }
 
-/* Finds the segment in a frame. @to_guest says which end is the guest's.
+/*
+ * Finds the segment in a frame. @to_guest says which end is the guest's.
  * Returns an enum segment_kind.
  */
 __noinline int read_segment(struct __sk_buff *skb, __u32 to_guest,
@@ -306,11 +315,11 @@ __noinline int read_segment(struct __sk_buff *skb, __u32 to_guest,
 		    ip->version != 4 ||
 		    ip->frag_off & bpf_htons(IP_MF_OFFSET))
 			return SEGMENT_NONE;
-		/* What is wrong here is thrown away (RFC 1122 3.2.1.2). */
+		/* The guest drops a wrong header (RFC 1122 3.2.1.2). */
 		if (to_guest && !header_sums_up(ip))
 			return SEGMENT_MALFORMED;
 		total = bpf_ntohs(ip->tot_len);
-		/* Longer than the field can say (BIG TCP). */
+		/* Longer than the length field allows (BIG TCP). */
 		if (!total && skb->len - L3_AT > 0xffff)
 			total = skb->len - L3_AT;
 		if (total < sizeof(*ip) || total > skb->len - L3_AT)
@@ -349,7 +358,7 @@ __noinline int read_segment(struct __sk_buff *skb, __u32 to_guest,
 	} else {
 		return SEGMENT_NONE;
 	}
-	/* A copy is retransmitted with a customer's tag. */
+	/* A copy can only be retransmitted with an 802.1Q tag. */
 	if (skb->vlan_present && skb->vlan_proto != bpf_htons(ETH_P_8021Q))
 		return SEGMENT_NONE;
 	key->vlan = skb->vlan_present ? 0x8000 | (skb->vlan_tci & 0xfff) : 0;

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The host acknowledges for a guest that is waiting for its CPU (vsnoop-paper
- * III and IV). Two programs at the guest's tap; each tap has its own copy of
- * both, and of the maps.
+ * The host acknowledges for a guest that waits for its CPU (vsnoop-paper III
+ * and IV). Two programs run at the guest's tap; each tap has its own copy of
+ * both and of their maps.
  *
- *   towards the guest (egress): put a segment into the ring, see from the
- *	result that it is there, and turn what is left of it into the
- *	acknowledgement that the guest will give, which enters the tap as if
- *	the guest had sent it.
- *   from the guest (ingress): learn what it offers, drop the acknowledgements
- *	that say nothing new, and lift those of segments that have to pass.
+ *   - Towards the guest (egress): delivers a segment into the ring, sees from the
+ *     result whether it is there, and turns the original skb into the ACK that
+ *     the guest will send. The ACK enters the tap as if the guest had sent it.
+ *   - From the guest (ingress): learns the guest's state, drops ACKs without
+ *     news, and raises the acknowledgment number of segments that have to pass.
  *
- * flow.h and those beside it decide and touch no packet. docs/design/snoop.md says
- * why.
+ * flow.h and the headers that include it decide, and touch no packet.
+ * docs/design/snoop.md explains why.
  */
 #include <linux/pkt_cls.h>
 
@@ -29,7 +28,7 @@
 #define TSVAL_AT		(sizeof(struct tcphdr) + 4)
 #define OPENING_NS		(10ULL * 1000 * 1000 * 1000)
 
-/* What of the kernel's own buffer and device is looked at. */
+/* The fields of the kernel's own structures that the programs read. */
 struct net_device {
 	__u64 features;
 	unsigned int gso_max_size;
@@ -48,22 +47,24 @@ struct skb_shared_info {
 	unsigned int gso_type;
 } __attribute__((preserve_access_index));
 
-/* linux/netdev_features.h and linux/skbuff.h: a device that takes frames of type
- * t whole has the feature GSO_SHIFT + t. Of an untrusted sender's the header is
- * looked at, and they are not cut up for that.
+/*
+ * linux/netdev_features.h and linux/skbuff.h: a device that takes frames of GSO
+ * type t whole has the feature GSO_SHIFT + t. GSO_DODGY only requests a check
+ * of an untrusted sender's header; such frames are not cut up for it.
  */
 #define GSO_SHIFT	16
 #define GSO_DODGY	2
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 4096);	/* user space says how many */
+	__uint(max_entries, 4096);	/* user space sets the size */
 	__type(key, struct snoop_key);
 	__type(value, struct snoop_flow);
 } flows SEC(".maps");
 
-/* Peers' SYNs that the guest has not answered. Anybody can send them, so that they push out
- * one another and no flow.
+/*
+ * Peers' SYNs that the guest has not answered. Anyone can send SYNs, so they
+ * evict one another and no flow.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -72,8 +73,9 @@ struct {
 	__type(value, struct snoop_pending);
 } pending_syns SEC(".maps");
 
-/* Of a listener of the guest's: handshakes between the SYN-ACK and the first
- * sign of the guest's that there is a connection.
+/*
+ * A listener of the guest, with its handshakes between the SYN-ACK and the
+ * guest's first sign that the connection exists.
  */
 struct listener {
 	__u8 addr[16];
@@ -120,11 +122,11 @@ struct {
 	__type(value, struct snoop_config);
 } config SEC(".maps");
 
-/* Whether it is measured where the time goes: for benchmarks. */
+/* Measure the split of the run time, for benchmarks. */
 SEC(".rodata.config")
 const volatile bool measured;
 
-/* Nanoseconds of both programs' in all. */
+/* Totals over both programs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -163,7 +165,7 @@ static __always_inline void spend(bool lookup, __u64 from, __u64 to)
 	s->delivery += to - from;
 	s->deliveries++;
 	from = bpf_ktime_get_ns();
-	s->nothing += bpf_ktime_get_ns() - from;
+	s->overhead += bpf_ktime_get_ns() - from;
 }
 
 static __always_inline struct snoop_flow *find_flow(struct snoop_key *key)
@@ -177,7 +179,7 @@ static __always_inline struct snoop_flow *find_flow(struct snoop_key *key)
 
 static __always_inline struct snoop_flow *new_flow(struct snoop_key *key)
 {
-	/* Too large for two on the stack, and zero it has to be. */
+	/* Too large for the stack. */
 	static const struct snoop_flow none;
 
 	if (bpf_map_update_elem(&flows, key, &none, BPF_NOEXIST))
@@ -193,8 +195,9 @@ static __always_inline void listener_of(const struct snoop_key *key,
 	listener->version = key->version;
 }
 
-/* Whether the guest's accept queue has a place that is this flow's alone. (A
- * client that vanishes in its handshake keeps the place for that long.)
+/*
+ * Whether a place in the guest's accept queue belongs to this flow alone. (A
+ * client that vanishes during its handshake keeps the place for OPENING_NS.)
  */
 static __always_inline bool begins_alone(const struct snoop_key *key, __u64 now)
 {
@@ -232,7 +235,7 @@ static __always_inline void forget(struct snoop_flow *f, struct snoop_key *key)
 	bpf_spin_lock(&f->lock);
 	counted = f->counted;
 	f->counted = 0;
-	/* Should it not be taken out: the map may be busy. */
+	/* In case the deletion fails because the map is busy. */
 	bypass(f, SNOOP_CLOSING);
 	f->vm_seq = f->acked_seq;
 	bpf_spin_unlock(&f->lock);
@@ -241,8 +244,10 @@ static __always_inline void forget(struct snoop_flow *f, struct snoop_key *key)
 	bpf_map_delete_elem(&flows, key);
 }
 
-/* (The context is the kernel's own buffer, so that what has no name in it can be
- * read like anything else of the kernel's; bpf_cast_to_kern_ctx() is of 6.2.)
+/*
+ * The state of the checksum. The context is the kernel's own sk_buff, so fields
+ * that __sk_buff lacks can be read with CO-RE. (bpf_cast_to_kern_ctx() needs
+ * Linux 6.2.)
  */
 static __always_inline __u32 checksum_state(struct __sk_buff *skb)
 {
@@ -251,8 +256,9 @@ static __always_inline __u32 checksum_state(struct __sk_buff *skb)
 	return BPF_CORE_READ_BITFIELD_PROBED(kernels, ip_summed);
 }
 
-/* Whether the frame reaches the ring as one. If the kernel cuts it up for the
- * tap, the result of its delivery is that of the last part alone.
+/*
+ * Whether the frame reaches the ring whole. If the kernel cuts it up for the
+ * tap, the result of the delivery is that of the last part alone.
  */
 static __always_inline bool arrives_whole(struct __sk_buff *skb)
 {
@@ -277,7 +283,7 @@ static __always_inline bool arrives_whole(struct __sk_buff *skb)
 	return (BPF_CORE_READ(dev, features) & needed) == needed;
 }
 
-/* TCP's checksum, where nobody has verified it yet. */
+/* Whether TCP's checksum is right. Verifies it if that was not done yet. */
 static __always_inline bool is_sound(struct __sk_buff *skb, __u32 state,
 				     const struct segment *s,
 				     const struct snoop_key *key)
@@ -287,8 +293,9 @@ static __always_inline bool is_sound(struct __sk_buff *skb, __u32 state,
 		       pseudo_sum(key, s->header + s->len));
 }
 
-/* Whether the peer's segment says something that is not known, and that the guest will
- * believe: what has a wrong checksum it throws away.
+/*
+ * Whether the peer's segment has news that the guest will believe: the guest
+ * drops a segment with a wrong checksum.
  */
 static __always_inline bool tells_new(struct __sk_buff *skb,
 				      const struct snoop_flow *f,
@@ -298,10 +305,10 @@ static __always_inline bool tells_new(struct __sk_buff *skb,
 	return peer_tells(f, s) && is_sound(skb, checksum_state(skb), s, key);
 }
 
-/* A segment without data of the peer's, and without a flag that matters. */
-static __always_inline void hear_pure_ack(struct __sk_buff *skb,
-					  const struct segment *s,
-					  struct snoop_key *key)
+/* Learns from a segment of the peer without data and without special flags. */
+static __always_inline void learn_from_pure_ack(struct __sk_buff *skb,
+						const struct segment *s,
+						struct snoop_key *key)
 {
 	struct snoop_flow *f = find_flow(key);
 	bool over;
@@ -320,9 +327,9 @@ static __always_inline void hear_pure_ack(struct __sk_buff *skb,
 		forget(f, key);
 }
 
-/* The segment has been delivered by its clone; what is left of it is taken off
- * at the tap's other hook. (Dropped here, it would be an error to a sender on
- * this host.)
+/*
+ * The clone has delivered the segment, so the original is dropped at the tap's
+ * other hook. (Dropped here, it would be an error to a sender on this host.)
  */
 static __always_inline int discard(struct __sk_buff *skb)
 {
@@ -345,7 +352,7 @@ static __always_inline void see_peer_syn(struct snoop_flow *f,
 		bpf_spin_unlock(&f->lock);
 		return;
 	}
-	/* Repeated, it is of the connection that there is. */
+	/* A repeated SYN belongs to the existing connection. */
 	if (f && f->flags & SNOOP_F_PEER_SYN && f->begun == s->seq + 1)
 		return;
 	note_peer_syn(&pending, s);
@@ -353,10 +360,10 @@ static __always_inline void see_peer_syn(struct snoop_flow *f,
 }
 
 /*
- * Tries to put the segment into the ring and returns how far that came:
- * SNOOP_TG_ACKED if it is there. SNOOP_TG_OVERTAKEN says that the flow does not
- * look as if the segment may be acknowledged: may_acknowledge() says why.
- * @summed: the state of the checksum, if the segment was verified.
+ * Tries to deliver the segment into the ring, and returns how far that came:
+ * SNOOP_TG_ACKED if it is there, SNOOP_TG_OVERTAKEN if the flow did not look as
+ * if the segment could be acknowledged, which may_acknowledge() decides under
+ * the lock. @summed: the state of the checksum, if the segment was verified.
  */
 static __always_inline enum snoop_to_guest
 put_into_ring(struct __sk_buff *skb, const struct snoop_flow *f,
@@ -391,7 +398,7 @@ put_into_ring(struct __sk_buff *skb, const struct snoop_flow *f,
 	return SNOOP_TG_ACKED;
 }
 
-/* Whether the guest gets the segment and believes what it says. */
+/* Whether the guest gets the segment and believes it. */
 static __always_inline bool is_heard(struct __sk_buff *skb,
 				     const struct snoop_flow *f,
 				     const struct segment *s,
@@ -411,7 +418,7 @@ static __always_inline bool is_heard(struct __sk_buff *skb,
 	}
 }
 
-/* What the early acknowledgement says, but for the checksum's state. */
+/* Fills in the early ACK, except for the state of the checksum. */
 static __always_inline void fill_answer(struct answer *answer,
 					const struct snoop_flow *f,
 					const struct lift *lift)
@@ -434,8 +441,8 @@ static __always_inline void fill_answer(struct answer *answer,
 }
 
 /*
- * A segment with data or a FIN, of a flow that is followed. Returns its exit;
- * @action is what becomes of the frame.
+ * Handles a segment with data or a FIN of a tracked flow. Returns its exit;
+ * @action is what happens to the frame.
  */
 static __always_inline enum snoop_to_guest
 data_to_guest(struct __sk_buff *skb, struct snoop_flow *f,
@@ -466,7 +473,7 @@ data_to_guest(struct __sk_buff *skb, struct snoop_flow *f,
 			*action = bpf_redirect(skb->ifindex, BPF_F_INGRESS);
 			return exit;
 		}
-		/* The sender gets its acknowledgement from the guest. */
+		/* The sender has to wait for the guest's own ACK. */
 		exit = SNOOP_TG_NO_ACK;
 		bpf_spin_lock(&f->lock);
 		if (f->mode == SNOOP_ACTIVE)
@@ -503,13 +510,16 @@ static __always_inline enum snoop_to_guest to_guest(struct __sk_buff *skb,
 		return SNOOP_TG_MALFORMED;
 	}
 	if (!s.len && !(s.flags & ~(TH_ACK | TH_PSH | TH_ECE | TH_CWR))) {
-		hear_pure_ack(skb, &s, &key);
+		learn_from_pure_ack(skb, &s, &key);
 		return SNOOP_TG_NO_DATA;
 	}
 	c = bpf_map_lookup_elem(&config, &zero);
 	if (!c)
 		return SNOOP_TG_OFF;
-	/* What begins or ends a flow has to be what the guest will believe. */
+	/*
+	 * A segment that begins or ends a flow must be one that the guest
+	 * believes.
+	 */
 	if (s.flags & (TH_SYN | TH_FIN | TH_RST) &&
 	    !is_sound(skb, checksum_state(skb), &s, &key))
 		return SNOOP_TG_CHECKSUM;
@@ -542,7 +552,7 @@ int snoop_to_guest(struct __sk_buff *skb)
 	return action;
 }
 
-/* Puts another number and window into a segment. */
+/* Rewrites a segment's acknowledgment number and window. */
 static __always_inline int write_lift(struct __sk_buff *skb,
 				      const struct segment *s,
 				      const struct lift *lift)
@@ -564,8 +574,9 @@ static __always_inline int write_lift(struct __sk_buff *skb,
 	return 0;
 }
 
-/* An early acknowledgement on its way back, which data of the guest's may have overtaken: a
- * sender that has the data does not take an acknowledgement from before it (RFC 9293
+/*
+ * Updates an early ACK on its way back, which data of the guest may have
+ * overtaken: a sender that has the data ignores an older ACK (RFC 9293
  * 3.10.7.4; RFC 7323 5.3).
  */
 static __always_inline void renew_ack(struct __sk_buff *skb,
@@ -600,9 +611,9 @@ static __always_inline void renew_ack(struct __sk_buff *skb,
 	}
 }
 
-static __always_inline void tell(const struct snoop_key *key,
-				 const struct segment *s, __u32 acked_seq,
-				 __u32 reach, bool contradicted)
+static __always_inline void send_event(const struct snoop_key *key,
+				       const struct segment *s, __u32 acked_seq,
+				       __u32 reach, bool contradicted)
 {
 	struct snoop_event *event;
 
@@ -617,10 +628,13 @@ static __always_inline void tell(const struct snoop_key *key,
 	bpf_ringbuf_submit(event, 0);
 }
 
-/* A segment of this flow comes from behind the guest. Returns whether the flow is over. */
-static __always_inline bool leave_alone(struct snoop_flow *f,
-					const struct segment *s, __u8 why,
-					__u64 now)
+/*
+ * Stops early ACKs for a flow from behind the guest. Returns whether the flow
+ * is over.
+ */
+static __always_inline bool bypass_foreign(struct snoop_flow *f,
+					   const struct segment *s, __u8 why,
+					   __u64 now)
 {
 	bool over;
 
@@ -647,9 +661,9 @@ static __always_inline __u32 exit_of(__u8 why)
 	}
 }
 
-/* A flow is met in its middle. */
-static __always_inline void begin_met(struct snoop_flow *f,
-				      const struct segment *s, bool distrusted)
+/* Starts to track a flow in mid-flow. */
+static __always_inline void begin_midflow(struct snoop_flow *f,
+					  const struct segment *s, bool distrusted)
 {
 	bpf_spin_lock(&f->lock);
 	begin_in_midflow(f);
@@ -661,7 +675,7 @@ static __always_inline void begin_met(struct snoop_flow *f,
 	bpf_spin_unlock(&f->lock);
 }
 
-/* The guest opens a connection, or answers who does. */
+/* Starts to track a flow with the guest's SYN or SYN-ACK. */
 static __always_inline void begin_by_guest(struct snoop_flow *f,
 					   const struct snoop_config *c,
 					   const struct segment *s,
@@ -672,10 +686,10 @@ static __always_inline void begin_by_guest(struct snoop_flow *f,
 
 	if (s->flags & TH_ACK)
 		noted = bpf_map_lookup_elem(&pending_syns, key);
-	/* Its place may be another's at any time. */
+	/* The map may reuse the entry at any time. */
 	if (noted)
 		pending = *noted;
-	/* The SYN-ACK of a listener's. */
+	/* The SYN-ACK of a listener. */
 	count_it = s->flags & TH_ACK && c->start_early && !f->counted;
 	alone = count_it && begins_alone(key, now);
 	bpf_spin_lock(&f->lock);
@@ -702,7 +716,7 @@ int snoop_from_guest(struct __sk_buff *skb)
 	struct snoop_key key = {};
 	struct lift lift = {};
 	struct snoop_flow *f;
-	__u32 told, zero = 0;
+	__u32 acked, zero = 0;
 	bool over;
 	__u64 now;
 	__u8 why;
@@ -723,7 +737,9 @@ int snoop_from_guest(struct __sk_buff *skb)
 	case SEGMENT_FOUND:
 		break;
 	case SEGMENT_NONE:
-		/* Whoever is behind the guest may be heard by this first. */
+		/*
+		 * A host behind the guest may show up with such a frame first.
+		 */
 		is_other_mac(c, s.from);
 		count(&from_guest_exits, SNOOP_FG_NOT_TCP);
 		return TC_ACT_UNSPEC;
@@ -745,15 +761,18 @@ int snoop_from_guest(struct __sk_buff *skb)
 		count(&from_guest_exits, SNOOP_FG_RST);
 		return TC_ACT_UNSPEC;
 	}
-	why = not_its_own(c, s.flags & TH_SYN ? NULL : f, &s, &key);
+	why = foreign_origin(c, s.flags & TH_SYN ? NULL : f, &s, &key);
 	if (why) {
-		if (f && leave_alone(f, &s, why, now))
+		if (f && bypass_foreign(f, &s, why, now))
 			forget(f, &key);
 		count(&from_guest_exits, exit_of(why));
 		return TC_ACT_UNSPEC;
 	}
 	if (!f) {
-		/* Nothing to begin with: it is ending, or says nothing. */
+		/*
+		 * A closing connection, or a segment without an ACK, begins no
+		 * flow.
+		 */
 		if (s.flags & TH_FIN ||
 		    !(s.flags & (TH_ACK | TH_SYN))) {
 			count(&from_guest_exits, SNOOP_FG_NO_FLOW);
@@ -765,7 +784,7 @@ int snoop_from_guest(struct __sk_buff *skb)
 			return TC_ACT_UNSPEC;
 		}
 		if (!(s.flags & TH_SYN))
-			begin_met(f, &s, is_distrusted(c, &key));
+			begin_midflow(f, &s, is_distrusted(c, &key));
 	}
 	if (s.flags & TH_SYN) {
 		begin_by_guest(f, c, &s, &key, now);
@@ -780,7 +799,7 @@ int snoop_from_guest(struct __sk_buff *skb)
 	bpf_spin_lock(&f->lock);
 	exit = hear_guest(f, c, c->on && now <= c->until_ns, &s, now,
 			     &lift);
-	told = f->acked_seq;
+	acked = f->acked_seq;
 	hear_of_guest(f, now);
 	over = is_over(f);
 	bpf_spin_unlock(&f->lock);
@@ -798,8 +817,8 @@ int snoop_from_guest(struct __sk_buff *skb)
 		return TC_ACT_UNSPEC;
 	case SNOOP_FG_DOUBT:
 	case SNOOP_FG_CONTRADICTED:
-		tell(&key, &s, told, lift.reach,
-		     exit == SNOOP_FG_CONTRADICTED);
+		send_event(&key, &s, acked, lift.reach,
+			   exit == SNOOP_FG_CONTRADICTED);
 		return TC_ACT_UNSPEC;
 	default:
 		return TC_ACT_UNSPEC;
@@ -813,8 +832,10 @@ struct {
 	__type(value, struct snoop_order);
 } order SEC(".maps");
 
-/* Run by user space (BPF_PROG_TEST_RUN): leaves the flow in the map `order` alone. User
- * space cannot do so by itself without taking back what happens to the flow meanwhile.
+/*
+ * Run by user space (BPF_PROG_TEST_RUN): puts the flow in the map `order` into
+ * SNOOP_BYPASS. If user space wrote the flow itself, it would undo what happens
+ * to the flow meanwhile.
  */
 SEC("tc")
 int snoop_leave(struct __sk_buff *skb __attribute__((unused)))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * How far the sender may be told, and how far may be promised.
+ * How wide a window the sender may get, and how far early ACKs may go.
  */
 #ifndef TAUT_WINDOW_H
 #define TAUT_WINDOW_H
@@ -9,11 +9,12 @@
 
 #define SHARE_MAX	(1U << 30)
 
-/* How far the sender may be told, who knows of @ack: as far as @edge, no wider
- * than the buffer, and with what is in the ring no more than this flow's share
- * of it: what does not fit is lost, and may be repaired only after a timeout.
- * What has been told is not taken back (RFC 9293 3.8.6), and a window that is
- * open is not closed, nor made too small for two segments.
+/*
+ * The window in an ACK of @ack, up to @edge: no wider than the configured
+ * buffer, and with what is in the ring no more than this flow's share of it,
+ * because a frame that does not fit is lost, and may be repaired only after a
+ * timeout. An advertised edge is not retracted (RFC 9293 3.8.6), and an open
+ * window is not closed, nor made too small for two segments.
  */
 static __always_inline __u16 window_from(const struct snoop_flow *f,
 					 const struct snoop_config *c,
@@ -35,7 +36,7 @@ static __always_inline __u16 window_from(const struct snoop_flow *f,
 		most = f->advertised_edge;
 	if (before(most, ack + 2 * f->mss))
 		most = ack + 2 * f->mss;
-	/* Up to a whole unit of the scale, and within what there is. */
+	/* Rounded up to the scale's unit, within the edge. */
 	window = (room(ack, most) + (1U << scale) - 1) >> scale;
 	edge = room(ack, edge) >> scale;
 	if (window > edge)
@@ -43,13 +44,15 @@ static __always_inline __u16 window_from(const struct snoop_flow *f,
 	return window > 0xffff ? 0xffff : window;
 }
 
-/* The farthest that growth may go (III-C): what the guest has not read takes room, and
- * shows in a window that is less than the widest that it offered. So from its own edge,
- * which does not move until it reads, there is left what it never offered.
+/*
+ * The limit of growth (III-C). Unread data takes buffer space of the guest, and
+ * shows in a window that is smaller than the widest one it advertised. So
+ * beyond the guest's own edge, which does not move until it reads, there
+ * remains the space that it never advertised.
  *
- * In mid-flow windows are known by a lower bound of their scale: what the guest has not
- * read is more than it seems, and the sender counts what it is told in the scale that
- * there is. So nothing grows there.
+ * In mid-flow only a lower bound of the window's scale is known: more data is
+ * unread than it seems, and the sender applies the real scale. So nothing grows
+ * there.
  */
 static __always_inline __u32 grow_limit(const struct snoop_flow *f,
 					const struct snoop_config *c)
@@ -59,9 +62,10 @@ static __always_inline __u32 grow_limit(const struct snoop_flow *f,
 	return f->rcv_edge + c->guest_rcvbuf - f->vm_widest;
 }
 
-/* As far as may be acknowledged early: the guest's right edge, or with growth what is
- * known to fit behind what it has acknowledged. (The guest's edge may have retreated
- * since it grew.)
+/*
+ * How far early ACKs may go: the guest's right edge, or with growth what is
+ * known to fit behind its acknowledgment number. (The guest's edge may have
+ * retreated since the growth.)
  */
 static __always_inline __u32 early_ack_edge(const struct snoop_flow *f,
 					  const struct snoop_config *c)
@@ -74,7 +78,7 @@ static __always_inline __u32 early_ack_edge(const struct snoop_flow *f,
 	return after(f->grown_edge, limit) ? limit : f->grown_edge;
 }
 
-/* The paper's growth: two segments for each that is acknowledged (III-C). */
+/* The paper's growth: two segments for each acknowledged one (III-C). */
 static __always_inline void grow(struct snoop_flow *f,
 				 const struct snoop_config *c)
 {
