@@ -10,7 +10,7 @@ use libbpf_rs::{MapHandle, MapType, RingBuffer, RingBufferBuilder};
 use rustix::event::{PollFd, PollFlags, poll};
 use taut_bpf::{Error, Map};
 
-use crate::program::ProgramError;
+use crate::error::ProgramError;
 use crate::wire::Copy;
 
 /// Size of the ring buffer in bytes. All taps of a process share it; user space empties it within

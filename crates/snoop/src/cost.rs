@@ -15,7 +15,8 @@ use taut_sys::netns::{Netns, NetnsError};
 use taut_sys::tap::{Tap, TapError as SysTapError};
 
 use crate::copies::{self, Copies};
-use crate::program::{Program, ProgramError};
+use crate::error::ProgramError;
+use crate::program::Program;
 use crate::records::Records;
 use crate::tap::{self, Prepared, TapError};
 use crate::wire::{Config, Spent};

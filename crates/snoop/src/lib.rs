@@ -19,6 +19,7 @@ pub mod config;
 pub mod copies;
 pub mod cost;
 pub mod device;
+pub mod error;
 mod frame;
 mod metrics;
 pub mod program;

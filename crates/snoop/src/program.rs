@@ -1,17 +1,16 @@
 //! The two programs at a tap, and what they keep.
 
-use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use libbpf_rs::RingBuffer;
 use taut_bpf::{CounterMap, Error, Map, Object, Open, PerCpu};
-use taut_sys::Errno;
 use taut_sys::bpf::run_time;
 use taut_sys::bpf::tc::{AttachPoint, Attached};
 
 use crate::copies::Copies;
+use crate::error::ProgramError;
 use crate::wire::{Bypass, Config, Doubt, Flow, FromGuest, Key, Net, Prefix, Spent, ToGuest, raw};
 
 /// The programs, compiled by `build.rs`.
@@ -43,39 +42,6 @@ pub struct Program {
     spending: PerCpu<Spent>,
     events: RingBuffer<'static>,
     doubts: Arc<Mutex<Vec<Doubt>>>,
-}
-
-/// Why the programs cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ProgramError {
-    /// The kernel does not take them.
-    #[error(
-        "the kernel does not take the BPF programs: {0} (they need Linux 6.1 or newer with BTF, and CAP_BPF \
-         with CAP_NET_ADMIN and CAP_PERFMON, or root)"
-    )]
-    Load(#[source] Error),
-    /// They cannot be put at the tap.
-    #[error(
-        "the BPF programs cannot be attached to device {ifindex}: {source} (they need CAP_NET_ADMIN, and tcx \
-         or clsact of the kernel)"
-    )]
-    Attach {
-        /// The device's number.
-        ifindex: u32,
-        /// What the kernel says.
-        source: io::Error,
-    },
-    /// The kernel does not say how long they have run.
-    #[error("the running time of the BPF program {name} cannot be read: {source}")]
-    RunTime {
-        /// Which.
-        name: &'static str,
-        /// What the kernel says.
-        source: Errno,
-    },
-    /// A map cannot be read or written.
-    #[error("the BPF programs at a tap: {0}")]
-    Map(#[source] Error),
 }
 
 // === impl Program ===

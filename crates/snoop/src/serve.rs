@@ -22,8 +22,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::copies::{self, Waiter};
+use crate::error::ProgramError;
 use crate::metrics;
-use crate::program::ProgramError;
 use crate::protocol::{Answer, Question, TapStatus};
 use crate::qmp::Monitors;
 use crate::qmp::policy::Restriction;

@@ -7,8 +7,9 @@ use taut_sys::packet::PacketSocket;
 
 use super::{Counts, IDLE, IDLE_SHORT, LEASE, State, Status};
 use crate::device::Device;
+use crate::error::ProgramError;
 use crate::frame::retransmission;
-use crate::program::{FILTER_PRIORITY, Program, ProgramError};
+use crate::program::{FILTER_PRIORITY, Program};
 use crate::qmp::policy::{HoldReason, Restriction};
 use crate::retransmit::{Due, News, Retained};
 use crate::tap::{self, Prepared};
