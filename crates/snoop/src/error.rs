@@ -5,35 +5,34 @@ use std::io;
 use taut_bpf::Error;
 use taut_sys::Errno;
 
-/// Why the programs cannot be used.
+/// Why the BPF programs cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// The kernel does not take them.
+    /// The kernel rejects the programs.
     #[error(
-        "the kernel does not take the BPF programs: {0} (they need Linux 6.1 or newer with BTF, and CAP_BPF \
-         with CAP_NET_ADMIN and CAP_PERFMON, or root)"
+        "the kernel rejects the BPF programs: {0}; they need Linux 6.1 or newer with BTF, and CAP_BPF with CAP_NET_ADMIN and \
+         CAP_PERFMON, or root"
     )]
     Load(#[source] Error),
-    /// They cannot be put at the tap.
+    /// The programs cannot be attached to the tap.
     #[error(
-        "the BPF programs cannot be attached to device {ifindex}: {source} (they need CAP_NET_ADMIN, and tcx \
-         or clsact of the kernel)"
+        "cannot attach the BPF programs to device {ifindex}: {source}; they need CAP_NET_ADMIN, and tcx or clsact in the kernel"
     )]
     Attach {
-        /// The device's number.
+        /// The tap's interface index.
         ifindex: u32,
-        /// What the kernel says.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The kernel does not say how long they have run.
-    #[error("the running time of the BPF program {name} cannot be read: {source}")]
+    /// The kernel's run-time statistics cannot be read.
+    #[error("cannot read the run time of the BPF program {name}: {source}")]
     RunTime {
-        /// Which.
+        /// The program's name.
         name: &'static str,
-        /// What the kernel says.
+        /// The kernel's error.
         source: Errno,
     },
     /// A map cannot be read or written.
-    #[error("the BPF programs at a tap: {0}")]
+    #[error("a BPF map of a tap: {0}")]
     Map(#[source] Error),
 }

@@ -1,4 +1,4 @@
-//! The two programs at a tap, and what they keep.
+//! Loads and attaches the two programs of a tap, and reads and writes their maps.
 
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,17 +16,17 @@ use crate::wire::{Bypass, Config, Doubt, Flow, FromGuest, Key, Net, Prefix, Spen
 /// The programs, compiled by `build.rs`.
 const PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/snoop.bpf.o"));
 
-/// Flows that are followed at one tap, if nothing else is said. A flow that finds no place is not
-/// touched, and counted.
+/// Default maximum number of flows per tap. Further flows are counted, and get no early ACKs.
 pub const FLOWS: u32 = 4096;
 
-/// The filters' place among those of a device, where there is no tcx.
+/// Priority of the tc filters, used without tcx.
 pub(crate) const FILTER_PRIORITY: u32 = 50_774;
 
-/// Doubts that are kept until somebody reads them; more are not told of.
+/// Maximum number of unread events; further ones are discarded.
 const EVENTS_MAX: usize = 1024;
 
-/// The programs at one tap. Dropped, or when the process ends, they are gone, and the flows go on.
+/// The programs at one tap. They are detached when this is dropped or the process ends, and the
+/// flows continue.
 pub struct Program {
     /// Detached first.
     attached: Vec<Attached>,
@@ -47,15 +47,15 @@ pub struct Program {
 // === impl Program ===
 
 impl Program {
-    /// The programs with room for so many flows, at no tap. What they acknowledge early goes into `copies`.
+    /// Loads the programs with room for `flows` flows, not attached yet. Copies go into `copies`.
     ///
     /// # Errors
-    /// [`ProgramError`]: the kernel does not take them.
+    /// [`ProgramError::Load`].
     pub fn load(flows: u32, copies: &Copies) -> Result<Self, ProgramError> {
         Self::load_measured(flows, copies, false)
     }
 
-    /// The same, and `measured` says whether they are to measure where their time goes.
+    /// Like [`Program::load`]; with `measured`, the programs measure the split of their time.
     pub(crate) fn load_measured(
         flows: u32,
         copies: &Copies,
@@ -94,8 +94,8 @@ impl Program {
         maps().map_err(ProgramError::Load)
     }
 
-    /// Says how the tap is served, until `until` of CLOCK_MONOTONIC: after that, and before the first
-    /// time, nothing is acknowledged. So nothing is promised that nobody watches.
+    /// Configures the programs until `until` (CLOCK_MONOTONIC). After that, and before the first
+    /// call, they give no early ACKs, so none is given unwatched.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -104,13 +104,13 @@ impl Program {
         self.config.insert(&0, &config).map_err(ProgramError::Map)
     }
 
-    /// Puts them at the tap of this number, in the network namespace of the calling thread.
+    /// Attaches the programs to the tap of this index, in the calling thread's network namespace.
     ///
     /// # Errors
-    /// [`ProgramError::Attach`], and then they are at none of its hooks.
+    /// [`ProgramError::Attach`]; none of them is attached then.
     pub fn attach(&mut self, ifindex: u32) -> Result<(), ProgramError> {
         let mut attached = Vec::with_capacity(2);
-        // First the one that learns.
+        // The one that learns comes first.
         for (name, point) in [
             ("snoop_from_guest", AttachPoint::IngressFirst),
             ("snoop_to_guest", AttachPoint::Egress),
@@ -124,7 +124,7 @@ impl Program {
         Ok(())
     }
 
-    /// Packets towards the guest so far.
+    /// Returns the packets towards the guest so far, by exit.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -132,7 +132,7 @@ impl Program {
         self.to_guest.read().map_err(ProgramError::Map)
     }
 
-    /// Packets from the guest so far.
+    /// Returns the packets from the guest so far, by exit.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -140,7 +140,7 @@ impl Program {
         self.from_guest.read().map_err(ProgramError::Map)
     }
 
-    /// The flows that are followed. While packets come and go some that are new may be missed.
+    /// Returns the tracked flows. Flows that start meanwhile may be missing.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -152,7 +152,7 @@ impl Program {
         Ok(listed.iter().filter_map(flow).collect())
     }
 
-    /// Forgets a flow. It goes on without us, and is met again in its middle.
+    /// Removes a flow. It continues, and is found again in mid-flow.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -161,27 +161,28 @@ impl Program {
         forgotten.map(|_| ()).map_err(ProgramError::Map)
     }
 
-    /// Promises that came to look broken since the last call.
+    /// Returns the events since the last call: guests that may lack, or say that they lack,
+    /// early-acknowledged data.
     pub fn doubts(&self) -> Vec<Doubt> {
-        // An error says that there is nothing now.
+        // An error means that there are no events.
         let _ = self.events.consume();
         let mut doubts = self.doubts.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *doubts)
     }
 
-    /// Where the time went.
+    /// Returns the split of the programs' time.
     pub(crate) fn spent(&self) -> Result<Spent, ProgramError> {
         let spent = self.spending.get(0).map_err(ProgramError::Map)?;
         Ok(spent.into_iter().fold(Spent::default(), Spent::and))
     }
 
-    /// How long the program of this name has run, if the kernel counts it.
+    /// Returns how long the program of this name has run, while the kernel counts it.
     pub(crate) fn run_time(&self, name: &'static str) -> Result<Duration, ProgramError> {
         let program = self.object.program(name).map_err(ProgramError::Load)?;
         run_time(program.as_fd()).map_err(|source| ProgramError::RunTime { name, source })
     }
 
-    /// A flow, if it is followed.
+    /// Returns a flow, if it is tracked.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -190,21 +191,21 @@ impl Program {
         Ok(found.and_then(|flow| Flow::decode(&flow)))
     }
 
-    /// Leaves a flow alone from now on.
-    pub(crate) fn leave(&self, key: &Key, why: Bypass) -> Result<(), ProgramError> {
+    /// Puts a flow into BYPASS.
+    pub(crate) fn bypass(&self, key: &Key, why: Bypass) -> Result<(), ProgramError> {
         let order = raw::SnoopOrder {
             key: key.encode(),
             bypass: why as u32,
         };
         let ordered = self.order.insert(&0, &order);
-        // By a program, for what was read here would be old when it is written.
+        // A program does it, because a value read here would be outdated when written back.
         ordered
             .and_then(|()| self.object.run("snoop_leave"))
             .map(|_| ())
             .map_err(ProgramError::Map)
     }
 
-    /// Says of which networks guests are, for [`Config::by_address`].
+    /// Sets the guests' networks, for [`Config::by_address`].
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -216,12 +217,12 @@ impl Program {
         Ok(())
     }
 
-    /// Says which networks of peers are distrusted: these, instead of those before.
+    /// Replaces the distrusted peer networks.
     pub(crate) fn distrust(&self, prefixes: &[Prefix]) -> Result<(), ProgramError> {
         let wanted: Vec<_> = prefixes.iter().map(Prefix::encode).collect();
         let present: Vec<_> = self.distrusted.keys().collect();
         for key in present.iter().filter(|key| !wanted.contains(key)) {
-            // It may be gone already.
+            // The entry may be gone already.
             let _ = self.distrusted.remove(key);
         }
         for prefix in wanted {
@@ -231,19 +232,20 @@ impl Program {
         Ok(())
     }
 
-    /// Whether frames from more than one Ethernet address came from the tap, and it is not known which is the guest's.
+    /// Whether frames from several Ethernet addresses came from the tap while the guest's is
+    /// unknown.
     pub(crate) fn sees_several_macs(&self) -> Result<bool, ProgramError> {
         let found = self.source.get(&0).map_err(ProgramError::Map)?;
         Ok(found.is_some_and(|source| source.several != 0))
     }
 
-    /// Learns the guest's Ethernet address from the next frame.
+    /// Forgets the learnt Ethernet address; the next frame sets it.
     pub(crate) fn forget_source(&self) -> Result<(), ProgramError> {
         let unknown = raw::SnoopSource::default();
         self.source.insert(&0, &unknown).map_err(ProgramError::Map)
     }
 
-    /// Links of tcx at the tap's egress that are this one's.
+    /// Returns the number of this program's tcx links at the tap's egress.
     pub(crate) fn egress_links(&self) -> u32 {
         u32::from(matches!(self.attached.last(), Some(Attached::Link(_))))
     }
@@ -251,7 +253,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // The last first: what comes from the first is at home while the second is there.
+        // In reverse order: an early ACK of the second program needs the first one.
         while self.attached.pop().is_some() {}
     }
 }

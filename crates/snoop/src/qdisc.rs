@@ -1,7 +1,7 @@
 //! Queueing disciplines at the root of a device.
 //!
-//! Their options are kept as the kernel gives them: they differ for each kind, some are no attributes
-//! at all (`pfifo`), and what is put back has to be what was there.
+//! Options are kept as the kernel encodes them: they differ for each kind, some are not attributes
+//! (`pfifo`), and the restored discipline must equal the original.
 
 use std::io;
 
@@ -35,16 +35,16 @@ const CLSACT_EGRESS: u32 = 0xffff_fff3;
 /// Bytes of `struct tcmsg`.
 const HEADER: usize = 20;
 
-/// A discipline at the root of a device.
+/// A queueing discipline at the root of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Qdisc {
     ifindex: i32,
-    /// 0: the kernel's own choice.
+    /// 0: the kernel's default.
     handle: u32,
     attributes: Vec<DefaultNla>,
 }
 
-/// A message of rtnetlink about disciplines, as it is on the wire.
+/// An rtnetlink message about queueing disciplines, as encoded on the wire.
 #[derive(Clone, Debug)]
 struct Raw {
     kind: u16,
@@ -54,7 +54,7 @@ struct Raw {
 // === impl Qdisc ===
 
 impl Qdisc {
-    /// The one of this name, without options.
+    /// Returns the discipline of this name, without options.
     pub(crate) fn named(ifindex: i32, name: &str) -> Self {
         let mut name = name.as_bytes().to_vec();
         name.push(0);
@@ -65,7 +65,7 @@ impl Qdisc {
         }
     }
 
-    /// `None` if it is at another device, or not at its root.
+    /// Decodes a message; returns `None` if it is about another device, or not about its root.
     pub(crate) fn decode(body: &[u8], of: i32) -> Option<Self> {
         let word = |at: usize| Some(*body.get(at..)?.first_chunk::<4>()?);
         let ifindex = i32::from_ne_bytes(word(4)?);
@@ -84,7 +84,7 @@ impl Qdisc {
         })
     }
 
-    /// As a message says it.
+    /// Encodes the discipline as a message body.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut body = vec![0; HEADER + self.attributes.as_slice().buffer_len()];
         body[4..8].copy_from_slice(&self.ifindex.to_ne_bytes());
@@ -94,7 +94,7 @@ impl Qdisc {
         body
     }
 
-    /// Its name.
+    /// Returns the discipline's name.
     pub(crate) fn name(&self) -> String {
         let kind = self.attributes.iter().find(|a| a.kind() == KIND);
         let mut name = kind.map_or(Vec::new(), |kind| {
@@ -234,14 +234,14 @@ impl From<Raw> for NetlinkPayload<Raw> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+    #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
     use proptest::prelude::*;
 
     use super::*;
 
     #[test]
-    fn options_that_are_no_attributes_come_back_as_they_were() {
+    fn options_that_are_not_attributes_survive_a_round_trip() {
         let mut pfifo = Qdisc::named(7, "pfifo");
         pfifo.handle = 0x8001_0000;
         let options = DefaultNla::new(OPTIONS, 77u32.to_ne_bytes().to_vec());
@@ -253,7 +253,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_is_read_makes_it_panic(body: Vec<u8>) {
+        fn no_input_makes_the_decoder_panic(body: Vec<u8>) {
             let _ = Qdisc::decode(&body, 1).map(|qdisc| qdisc.name());
         }
     }

@@ -1,7 +1,7 @@
-//! What QEMU says of its machines, at the QMP sockets that `--qmp` names.
+//! Watches QEMU's machines at the QMP sockets that `--qmp` names.
 //!
-//! One thread has all connections: it makes them, makes them again when they break, and tells when early ACKs at a tap
-//! have to stop and when they may go on ([`policy`]).
+//! One thread handles all connections: it connects, reconnects, and reports when early ACKs at a
+//! tap have to stop and when they may resume ([`policy`]).
 
 use std::collections::BTreeMap;
 use std::io::{self, Read as _, Write as _};
@@ -25,40 +25,40 @@ mod source;
 
 pub use source::{Source, SourceError};
 
-/// The pause before a connection is tried again, which doubles until [`RETRY_MAX`].
+/// The first pause before a reconnection, which doubles until [`RETRY_MAX`].
 const RETRY: Duration = Duration::from_secs(1);
 /// The longest such pause.
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// After a restriction a connection is not read for so long: a machine that is stopped and continued all the time must not
-/// keep everybody else waiting.
+/// How long a connection is not read after it caused a restriction: a machine that is stopped and
+/// continued all the time must not starve the others.
 const REST: Duration = Duration::from_millis(20);
 
-/// Bytes that are read from a connection before the next has its turn.
+/// Bytes read from a connection before the next one has its turn.
 const READ: usize = 16 * 1024;
 
-/// Commands that a monitor does not take, in bytes, before it is given up.
+/// Bytes of unsent commands at which a monitor is given up.
 const UNSENT_MAX: usize = 4096;
 
-/// The connections, as far as others have to do with them.
+/// Handle to the thread of the connections.
 #[derive(Debug)]
 pub struct Monitors {
     taps: Arc<Mutex<Vec<String>>>,
     wake: UnixStream,
 }
 
-/// Whose thread it is.
+/// The state of the thread.
 struct Watcher<T> {
     sources: Vec<Source>,
     taps: Arc<Mutex<Vec<String>>>,
     woken: UnixStream,
-    /// By the sockets' paths: a machine may have several taps, and its socket takes one client.
+    /// By socket path: a machine may have several taps, and its socket accepts one client.
     connections: BTreeMap<PathBuf, Connection>,
     began: Instant,
     tell: T,
 }
 
-/// A monitor, whether it is connected or not.
+/// A machine's monitor, connected or not.
 struct Connection {
     path: PathBuf,
     /// The machine's taps.
@@ -66,14 +66,14 @@ struct Connection {
     policy: Policy,
     link: Link,
     retry: Duration,
-    /// It was logged that there is no connection.
-    said: bool,
-    /// Before that it is not read.
+    /// The missing connection was logged.
+    logged: bool,
+    /// The connection is not read before this time.
     rests_until: Duration,
 }
 
 enum Link {
-    /// The next attempt to connect is due then.
+    /// Disconnected; the time of the next attempt.
     Down(Duration),
     Up {
         stream: UnixStream,
@@ -83,14 +83,14 @@ enum Link {
     },
 }
 
-/// Why there is no connection.
+/// Why a connection broke.
 #[derive(Debug, thiserror::Error)]
 enum LinkError {
     #[error("{0}")]
     Io(#[from] io::Error),
     #[error("{0}")]
     Fault(#[from] Fault),
-    #[error("QEMU has closed the connection")]
+    #[error("QEMU closed the connection")]
     Closed,
     #[error("QEMU does not read its commands")]
     Unread,
@@ -99,11 +99,11 @@ enum LinkError {
 // === impl Monitors ===
 
 impl Monitors {
-    /// Starts the thread, which connects to nothing yet. It calls `tell` with a tap's name and a restriction, and ends when
-    /// `tell` returns false.
+    /// Starts the thread, without any connection yet. It calls `tell` with a tap's name and a
+    /// restriction, and ends when `tell` returns false.
     ///
     /// # Errors
-    /// The system's: no thread, no descriptors.
+    /// The system's: no thread or file descriptor is available.
     pub fn watch(
         sources: Vec<Source>,
         tell: impl Fn(String, Restriction) -> bool + Send + 'static,
@@ -126,12 +126,12 @@ impl Monitors {
         Ok(Self { taps, wake })
     }
 
-    /// Connects to the machines at these taps, and to no others.
+    /// Connects to the machines at these taps only.
     pub fn set_taps(&self, taps: Vec<String>) {
         let mut wanted = self.taps.lock().unwrap_or_else(PoisonError::into_inner);
         if *wanted != taps {
             *wanted = taps;
-            // If it cannot be written, the thread has been woken already.
+            // A full pipe has woken the thread already.
             let _ = (&self.wake).write(&[0]);
         }
     }
@@ -140,10 +140,10 @@ impl Monitors {
 // === impl Watcher ===
 
 impl<T: Fn(String, Restriction) -> bool> Watcher<T> {
-    /// Does what is due, tells what has followed from it, waits, and reads. Returns false when nobody wants to hear of
-    /// it any more.
+    /// Does one round: sends what is due, reports restrictions, waits, and reads. Returns false
+    /// when the receiver is gone.
     fn turn(&mut self) -> bool {
-        self.follow_taps();
+        self.update_connections();
         let now = self.began.elapsed();
         for connection in self.connections.values_mut() {
             connection.poll(now);
@@ -172,7 +172,7 @@ impl<T: Fn(String, Restriction) -> bool> Watcher<T> {
         self.is_wanted()
     }
 
-    fn follow_taps(&mut self) {
+    fn update_connections(&mut self) {
         let mut wanted = BTreeMap::<PathBuf, Vec<String>>::new();
         let taps = self.taps.lock().unwrap_or_else(PoisonError::into_inner);
         for tap in taps.iter() {
@@ -192,7 +192,8 @@ impl<T: Fn(String, Restriction) -> bool> Watcher<T> {
         }
     }
 
-    /// Waits until a timer is due, a connection is ready or the taps have changed. Returns which connections are ready.
+    /// Waits until a timer is due, a connection is ready or the taps have changed. Returns which
+    /// connections are ready.
     fn wait(&self, now: Duration) -> io::Result<Vec<bool>> {
         let due = self.connections.values().filter_map(Connection::due).min();
         let limit = due.map(|due| due.saturating_sub(now));
@@ -216,7 +217,7 @@ impl<T: Fn(String, Restriction) -> bool> Watcher<T> {
             .collect())
     }
 
-    /// Empties the pipe that woke it; false if its other end was closed.
+    /// Empties the wake-up pipe; returns false if its other end is closed.
     fn is_wanted(&self) -> bool {
         let mut bytes = [0; 64];
         loop {
@@ -239,12 +240,13 @@ impl Connection {
             policy: Policy::default(),
             link: Link::Down(now),
             retry: RETRY,
-            said: false,
+            logged: false,
             rests_until: now,
         }
     }
 
-    /// When [`Connection::poll`] or [`Connection::read`] may have something to do without a byte from QEMU.
+    /// Returns when [`Connection::poll`] or [`Connection::read`] may have work without input from
+    /// QEMU.
     fn due(&self) -> Option<Duration> {
         match &self.link {
             Link::Down(at) => Some(*at),
@@ -266,7 +268,7 @@ impl Connection {
         }
     }
 
-    /// Connects or sends a query, if that is due.
+    /// Connects, or sends a query, if due.
     fn poll(&mut self, now: Duration) {
         if now >= self.rests_until {
             self.rests_until = Duration::ZERO;
@@ -284,7 +286,7 @@ impl Connection {
         }
     }
 
-    /// Reads what has come, and sends what could not be sent before.
+    /// Reads input, and sends pending output.
     fn read(&mut self, now: Duration) {
         if let Err(error) = self.try_read(now) {
             self.break_off(now, &error);
@@ -347,7 +349,7 @@ impl Connection {
                         taps = self.taps.join(" "), socket = %self.path.display(), qemu = version,
                         "connected to QMP: early ACKs stop before a migration and while the guest is stopped"
                     );
-                    self.said = false;
+                    self.logged = false;
                     self.retry = RETRY;
                 }
             }
@@ -369,13 +371,14 @@ impl Connection {
     }
 
     fn break_off(&mut self, now: Duration, error: &LinkError) {
-        // Not at the first: a tap may come a moment before its machine, and go a moment after it.
-        if !self.said && self.retry > RETRY {
+        // Not after the first failure: a tap may appear a moment before its machine, and vanish a
+        // moment after it.
+        if !self.logged && self.retry > RETRY {
             tracing::warn!(
                 taps = self.taps.join(" "), socket = %self.path.display(),
-                "no QMP, so that early ACKs do not stop by themselves before a migration: {error}"
+                "no QMP connection, so early ACKs do not stop automatically before a migration: {error}"
             );
-            self.said = true;
+            self.logged = true;
         }
         if matches!(&self.link, Link::Up { session, .. } if session.is_ready()) {
             self.policy.on_disconnected();
@@ -385,7 +388,7 @@ impl Connection {
     }
 }
 
-/// Connects without waiting: the listener may have a client, and no room for another.
+/// Connects without blocking: the listener may have a client, and no room for another.
 fn connect_to(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

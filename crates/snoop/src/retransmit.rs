@@ -1,9 +1,10 @@
-//! Which of the retained segments a guest is sent again, and when. Pure: time is an argument, and what the programs
-//! know of a flow is handed in.
+//! Decides which retained segments are retransmitted to a guest, and when. Pure: time is an
+//! argument, and so is the programs' state of a flow.
 //!
-//! A guest that is waiting for its CPU has not lost anything, so silence alone is weak evidence. Strong evidence is
-//! what the guest says (`contradicted`, `doubt`), and a guest that is heard in the flow and does not acknowledge what
-//! is in its ring. What is not needed is dropped by the guest as a duplicate.
+//! A guest that waits for its CPU has not lost anything, so silence alone is weak evidence. Strong
+//! evidence is what the guest says (`contradicted`, `doubt`), and a guest that is heard in the flow
+//! and does not acknowledge what is in its ring. The guest drops an unneeded retransmission as a
+//! duplicate.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -11,82 +12,83 @@ use std::time::Duration;
 
 use crate::wire::{Copy, Flow, Key};
 
-/// A guest that is heard for so long after a segment was put into its ring, and has not acknowledged it, lacks it: an
-/// acknowledgement is delayed by 500 ms at most (RFC 9293 3.8.6.3).
+/// A guest that is heard this long after a segment was put into its ring, and has not acknowledged
+/// it, lacks it: an ACK is delayed by 500 ms at most (RFC 9293 3.8.6.3).
 pub const HEARD: Duration = Duration::from_millis(500);
 
-/// One that is not heard in the flow is sent the segment again after so long.
+/// A guest that is not heard in the flow gets the segment again after this time.
 pub const SILENT: Duration = Duration::from_secs(2);
 
-/// Times double with each try (RFC 6298 5.5), up to this.
+/// Upper limit of these times, which double with each try (RFC 6298 5.5).
 pub const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// A copy of a segment that was not acknowledged early is dropped after so long. (The programs decide within
-/// microseconds.)
+/// Age at which the copy of a segment that was not acknowledged early is dropped. (The programs
+/// decide within microseconds.)
 const NOT_ACKNOWLEDGED: Duration = Duration::from_millis(100);
 
-/// After so long without progress the guest is given up: about as long as Linux senders try (`tcp_retries2`, 924 s).
+/// Time without progress after which the guest is given up: about as long as Linux senders try
+/// (`tcp_retries2`, 924 s).
 pub const GIVE_UP: Duration = Duration::from_secs(900);
 
-/// Segments that are sent at once, at most, while the guest takes what it is sent.
+/// Maximum number of segments sent at once, while the guest takes what it is sent.
 const BURST_MAX: u32 = 32;
 
-/// One tick of the programs' clock, in nanoseconds.
+/// One tick of the programs' clock in nanoseconds, as a shift.
 const TICK_SHIFT: u32 = 20;
 
-/// A flow at a tap.
+/// Identifies a flow: the tap's interface index, and the key.
 pub type Id = (u32, Key);
 
-/// All that is retained.
+/// All retained copies.
 #[derive(Debug, Default)]
 pub(crate) struct Retained {
     flows: HashMap<Id, FlowCopies>,
-    /// Bytes of frames, by the number of the tap.
+    /// Bytes of frames, by interface index of the tap.
     bytes: HashMap<u32, usize>,
 }
 
-/// What is retained of one flow, and how far its repair is.
+/// The copies of one flow, and the progress of its repair.
 #[derive(Debug)]
 struct FlowCopies {
-    /// In the order in which they were put into the ring.
+    /// In the order of their delivery into the ring.
     copies: VecDeque<Copy>,
     /// Bytes of their frames.
     bytes: usize,
-    /// Which connection of its key it is ([`Flow::begun`]).
+    /// Tells connections of the same key apart ([`Flow::begun`]).
     begun: u32,
-    /// VM_SEQ and RCV_EDGE at the last look.
+    /// VM_SEQ and RCV_EDGE at the last check.
     vm_seq: u32,
     rcv_edge: u32,
-    /// When it last moved, or the first copy came.
+    /// When VM_SEQ last moved, or the first copy came.
     moved: Duration,
-    /// When something was last sent, and how often since VM_SEQ moved.
+    /// When a segment was last sent, and how often since VM_SEQ moved.
     sent: Option<Duration>,
     tries: u32,
-    /// The guest lacks something, as far as is known.
+    /// The guest is known to lack data.
     lacking: bool,
-    /// The programs have evidence of it that has not been acted upon.
+    /// The programs reported evidence that was not acted upon yet.
     evidence: bool,
-    /// How many segments are sent at once, and up to where they were.
+    /// How many segments are sent at once, and the end of the last ones.
     burst: u32,
     sent_to: u32,
 }
 
-/// What is to be done for a flow.
+/// What to do for a flow now.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Due {
-    /// Segments to send: each of a copy, by its sequence numbers.
+    /// Segments to send: the number of a copy, and a range of sequence numbers in it.
     pub(crate) segments: Vec<(usize, Range<u32>)>,
     pub(crate) news: Option<News>,
 }
 
-/// What there is to tell of a flow.
+/// A change to report about a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    /// The guest lacks so many bytes that were acknowledged early; they are being sent again.
+    /// The guest lacks this many early-acknowledged bytes, which are now retransmitted.
     Lacks(u32),
-    /// It has everything.
+    /// The guest has everything.
     Repaired,
-    /// It has been given up: so many bytes are lost.
+    /// The guest was given up, and this many bytes are lost.
     Lost(u32),
 }
 
@@ -97,7 +99,7 @@ impl Retained {
         self.flows.is_empty()
     }
 
-    /// Bytes of frames that are retained for the guest of a tap.
+    /// Returns the bytes of frames retained for a tap's guest.
     pub(crate) fn bytes_of(&self, ifindex: u32) -> usize {
         self.bytes.get(&ifindex).copied().unwrap_or(0)
     }
@@ -106,7 +108,7 @@ impl Retained {
         self.flows.keys().copied().collect()
     }
 
-    /// Retains a copy.
+    /// Adds a copy.
     pub(crate) fn add(&mut self, copy: Copy, now: Duration) {
         let tap = self.bytes.entry(copy.ifindex).or_default();
         let flow = self.flows.entry((copy.ifindex, copy.key));
@@ -116,19 +118,20 @@ impl Retained {
         *tap = *tap + flow.bytes - before;
     }
 
-    /// The programs have seen that the guest lacks something of a flow.
+    /// Notes the programs' evidence that the guest lacks data of a flow.
     pub(crate) fn suspect(&mut self, id: &Id) {
         if let Some(held) = self.flows.get_mut(id) {
             held.evidence = true;
         }
     }
 
-    /// The copy of this number of a flow; see [`Due::segments`].
+    /// Returns the copy of this number of a flow; see [`Due::segments`].
     pub(crate) fn copy(&self, id: &Id, number: usize) -> Option<&Copy> {
         self.flows.get(id)?.copies.get(number)
     }
 
-    /// Looks at a flow, of which `flow` is what the programs know: `None` if they have forgotten it, and it is over.
+    /// Checks a flow. `flow` is the programs' state of it; `None` if they have removed it, and it
+    /// is over.
     pub(crate) fn look(&mut self, id: &Id, flow: Option<&Flow>, now: Duration) -> Due {
         let Some(held) = self.flows.get_mut(id) else {
             return Due::default();
@@ -151,7 +154,8 @@ impl Retained {
         due
     }
 
-    /// Restarts the timers of a tap's flows: the guest runs again, and could take nothing while it was stopped.
+    /// Restarts the timers of a tap's flows, because the guest runs again and could take nothing
+    /// while it was stopped.
     pub(crate) fn resume(&mut self, ifindex: u32, now: Duration) {
         for ((index, _), held) in &mut self.flows {
             if *index == ifindex {
@@ -160,7 +164,7 @@ impl Retained {
         }
     }
 
-    /// Forgets all flows of a tap that is no longer served.
+    /// Drops all flows of a tap that is no longer served.
     pub(crate) fn forget(&mut self, ifindex: u32) {
         self.flows.retain(|(index, _), _| *index != ifindex);
         self.bytes.remove(&ifindex);
@@ -194,7 +198,7 @@ impl FlowCopies {
     }
 
     fn add(&mut self, copy: Copy, now: Duration) {
-        // The ports are used again.
+        // Another connection with the same ports.
         if copy.begun != self.begun {
             *self = Self::new(&copy, now);
         }
@@ -202,9 +206,9 @@ impl FlowCopies {
         self.copies.push_back(copy);
     }
 
-    /// Drops what the guest has acknowledged, and what was not acknowledged early in the end: NEXT_SEQ did not move, for
-    /// the ring was full.
-    fn drop_what_is_not_needed(&mut self, flow: &Flow, now: Duration) {
+    /// Drops copies of what the guest has acknowledged, and of segments that were not acknowledged
+    /// early after all: NEXT_SEQ did not move, because the ring was full.
+    fn drop_unneeded(&mut self, flow: &Flow, now: Duration) {
         let bytes = &mut self.bytes;
         self.copies.retain(|copy| {
             let is_early = is_after(flow.next_seq, copy.seq);
@@ -223,14 +227,14 @@ impl FlowCopies {
             return Due::default();
         }
         let progress = flow.vm_seq != self.vm_seq;
-        // The guest has room again, and nobody else knows what it lacks.
+        // The guest has room again, and only the host knows what it lacks.
         let opens = !progress && is_after(flow.rcv_edge, self.rcv_edge);
         self.rcv_edge = flow.rcv_edge;
         if progress {
             (self.vm_seq, self.moved, self.tries) = (flow.vm_seq, now, 0);
         }
-        // Also those that came to the ring buffer late.
-        self.drop_what_is_not_needed(flow, now);
+        // Includes copies that reached the ring buffer late.
+        self.drop_unneeded(flow, now);
         let lacks = flow.exposure();
         if lacks == 0 {
             let repaired = std::mem::take(&mut self.lacking);
@@ -250,7 +254,7 @@ impl FlowCopies {
         let evidence = std::mem::take(&mut self.evidence) && !self.lacking;
         let lacking = evidence || self.has_waited(now, HEARD) && self.is_heard(flow);
         if self.lacking && progress {
-            // It takes what it is sent.
+            // The guest takes what it is sent.
             self.burst = (self.burst * 2).min(BURST_MAX);
         } else if lacking || self.lacking && opens || self.has_waited(now, SILENT) {
             self.burst = 1;
@@ -268,7 +272,7 @@ impl FlowCopies {
         Due { segments, news }
     }
 
-    /// Whether nothing has happened for `first`, or for as many times as long as there were tries.
+    /// Whether nothing has happened for `first`, doubled with each try.
     fn has_waited(&self, now: Duration, first: Duration) -> bool {
         let put = self.copies.front().map(|copy| copy.at);
         let since = [put, self.sent].into_iter().flatten().max();
@@ -277,7 +281,8 @@ impl FlowCopies {
         now.saturating_sub(since) >= pause
     }
 
-    /// Whether the guest was heard in this flow long after what it has not acknowledged was put into its ring.
+    /// Whether the guest was heard in this flow long after its first unacknowledged segment was put
+    /// into its ring.
     fn is_heard(&self, flow: &Flow) -> bool {
         let Some(first) = self.copies.front() else {
             return false;
@@ -288,8 +293,8 @@ impl FlowCopies {
         i64::from(heard) << TICK_SHIFT >= HEARD.as_nanos() as i64
     }
 
-    /// What is to be sent at once: the first segment in any case, for it also asks a guest whose window is closed
-    /// (RFC 9293 3.8.6.1), and more within the guest's window.
+    /// Returns the segments to send at once: always the first one, because it also probes a closed
+    /// window (RFC 9293 3.8.6.1), and more within the guest's window.
     fn segments(&mut self, flow: &Flow) -> Vec<(usize, Range<u32>)> {
         let mut segments = Vec::new();
         let mut next = later(self.sent_to, flow.vm_seq);
@@ -315,7 +320,7 @@ impl FlowCopies {
     }
 }
 
-/// By signed difference (RFC 9293 3.4).
+/// Compares sequence numbers by signed difference (RFC 9293 3.4).
 fn is_after(a: u32, b: u32) -> bool {
     a.wrapping_sub(b).cast_signed() > 0
 }

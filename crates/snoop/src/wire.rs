@@ -1,4 +1,4 @@
-//! What is shared with the programs: the layouts of `bpf/snoop.h`.
+//! Safe types for the structures of `bpf/snoop.h`, which the programs share with user space.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -15,133 +15,134 @@ taut_bpf::bindings!(
     pub(crate) mod raw from "snoop"
 );
 
-/// Why a flow is not touched.
+/// Why a flow is in BYPASS.
 pub use self::raw::SnoopBypass as Bypass;
 
-/// FL_MODE of a flow (vsnoop-paper III-B), and what comes before it.
+/// FL_MODE of a flow (vsnoop-paper III-B), and the states before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
-    /// The handshake is under way.
+    /// The handshake is in progress.
     Syn,
-    /// The guest has shown nothing of the connection yet: what comes is its own to acknowledge.
+    /// The guest has not confirmed the connection yet, and acknowledges its data itself.
     Unproven,
-    /// What comes in order is acknowledged.
+    /// Segments in order are acknowledged early.
     Active,
-    /// A segment came out of order, or could not be answered by the host.
+    /// A segment came out of order, or the host could not acknowledge it.
     UnexpectedSeq,
     /// The ring or the guest's window was full.
     NoBuf,
-    /// It is never touched.
+    /// No early ACKs for this flow.
     Bypass(Bypass),
 }
 
-/// Of a guest's end and its peer's.
+/// Identifies a flow by its two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     /// The guest's end.
     pub guest: SocketAddr,
     /// The other end.
     pub peer: SocketAddr,
-    /// The tag that the frames have beside their header.
+    /// The frames' VLAN, if they are tagged.
     pub vlan: Option<u16>,
 }
 
-/// What is known of a flow. Sequence numbers wrap at 2^32.
+/// The programs' state of a flow. Sequence numbers wrap at 2^32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     /// FL_MODE.
     pub mode: Mode,
-    /// NEXT_SEQ: all before it is in the ring, or the guest has it.
+    /// NEXT_SEQ: everything before it is in the ring, or the guest has it.
     pub next_seq: u32,
-    /// What the sender has an acknowledgement of.
+    /// The acknowledged edge: what the sender has an ACK of.
     pub acked_seq: u32,
-    /// VM_SEQ: what the guest has acknowledged.
+    /// VM_SEQ: the guest's acknowledgment number.
     pub vm_seq: u32,
     /// The guest's right edge.
     pub rcv_edge: u32,
-    /// How far has been promised at most with `--grow`.
+    /// The farthest right edge with `--grow`.
     pub grown_edge: u32,
-    /// Segments that were acknowledged for the guest.
+    /// Segments acknowledged early.
     pub acked_segments: u64,
-    /// Their bytes.
+    /// Bytes acknowledged early.
     pub acked_bytes: u64,
-    /// The guest's acknowledgements that were dropped, for they said nothing new.
+    /// The guest's ACKs that were dropped because they had no news for the sender.
     pub suppressed: u64,
-    /// The guest's segments whose acknowledgement was lifted.
+    /// The guest's segments whose acknowledgment number was raised.
     pub lifted: u64,
-    /// When the last packet came: nanoseconds of CLOCK_MONOTONIC.
+    /// When the last packet came, in nanoseconds of CLOCK_MONOTONIC.
     pub seen_ns: u64,
-    /// The most bytes that were acknowledged early and not yet by the guest.
+    /// Maximum exposure so far, in bytes.
     pub exposed_most: u32,
     /// When the guest was last heard in this flow, in ticks of 2^20 ns of CLOCK_MONOTONIC.
     pub heard: u32,
-    /// The peer's first byte; 0 if the flow was met in its middle. Tells connections of the same key apart.
+    /// The peer's first byte; 0 if the flow was found in mid-flow. Tells connections of the same
+    /// key apart.
     pub begun: u32,
-    /// What the peer has acknowledged of the guest's data.
+    /// The peer's acknowledgment number.
     pub vm_una: u32,
-    /// The window that the peer offers, not scaled.
+    /// The peer's latest window, not scaled.
     pub peer_window: u16,
-    /// The latest TSval of the peer's.
+    /// The peer's latest TSval.
     pub ts_peer: u32,
 }
 
-/// How a tap is served.
+/// Configuration of the programs at a tap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Acknowledge.
+    /// Give early ACKs.
     pub on: bool,
-    /// No window that the sender is told is wider, in bytes; 0: none is narrowed.
+    /// Largest advertised window in bytes; 0: unlimited.
     pub buf_size: u32,
-    /// Bytes that every connection of the guest takes, whatever window it offers; 0: promise no
-    /// more than it offers.
+    /// Bytes that every connection of the guest buffers, whatever window it advertises; 0: no early
+    /// ACKs beyond its window.
     pub guest_rcvbuf: u32,
-    /// Acknowledge before the guest has shown that there is a connection, where the place in the
-    /// accept queue is this connection's alone.
+    /// Give early ACKs before the guest has confirmed the connection, if its place in the accept
+    /// queue is certain.
     pub start_early: bool,
-    /// Flows with ECT too.
+    /// Serve ECN-capable flows too.
     pub ecn: bool,
-    /// Places of the ring, of which each flow with something in it is told its share; 0: windows are not
-    /// bounded by it.
+    /// Length of the ring, which limits each flow's window to its share; 0: no limit.
     pub ring: u32,
-    /// How many those are.
+    /// Number of flows that share the ring.
     pub sharing: u32,
-    /// For so many times 2^20 ns after it was heard the guest is taken to be awake, and an acknowledgement
-    /// is of several full segments; 0: each is acknowledged. See [`Config::AWAKE`].
+    /// Ticks of 2^20 ns for which a heard guest counts as awake, and an ACK covers several full
+    /// segments; 0: one ACK per segment. See [`Config::AWAKE`].
     pub awake_ticks: u32,
-    /// Bytes of a flow that may be acknowledged early and not yet by the guest. See [`Config::EXPOSURE`].
+    /// Maximum bytes of a flow that are acknowledged early and not yet by the guest. See
+    /// [`Config::EXPOSURE`].
     pub exposure: u32,
-    /// For so many times 2^20 ns the guest may acknowledge nothing of them before no more are acknowledged early.
-    /// See [`Config::EXPOSURE_TICKS`].
+    /// Ticks of 2^20 ns without progress of the guest after which early ACKs of a flow stop. See
+    /// [`Config::EXPOSURE_TICKS`].
     pub exposure_ticks: u32,
-    /// Networks of peers that are distrusted now: entries of the programs' map.
+    /// Number of distrusted peer networks in the programs' map.
     pub distrusted: u32,
-    /// The guest's own Ethernet address, if it is known. Otherwise nothing is acknowledged early at a tap at which
-    /// more than one was seen.
+    /// The guest's own Ethernet address, if known. Otherwise a tap with several source addresses
+    /// gets no early ACKs.
     pub guest_mac: Option<[u8; 6]>,
-    /// Acknowledge early only for guests' addresses in the programs' map of networks.
+    /// Give early ACKs only to guest addresses in the programs' map of networks.
     pub by_address: bool,
-    /// A TTL that guests send with, besides 64, 128 and 255; 0: none.
+    /// An initial TTL of the guests, in addition to 64, 128 and 255; 0: none.
     pub guest_ttl: u8,
-    /// As many copies are retained for the guest as its share allows.
+    /// The guest's copies fill its share of the memory.
     pub full: bool,
 }
 
-/// Why a guest seems to lack what was acknowledged early, as the programs have seen it.
+/// Evidence that a guest lacks early-acknowledged data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doubt {
-    /// Whose.
+    /// The flow.
     pub key: Key,
-    /// Bytes that were acknowledged early and that it does not acknowledge.
+    /// Bytes that were acknowledged early and not by the guest.
     pub lacks: u32,
-    /// From the first of these to the end of the SACK block, or to the right edge, that shows it: bytes, negative
-    /// if the edge is before.
+    /// Bytes from the first of these to the evidence, the end of a SACK block or the guest's right
+    /// edge; negative if the edge is before.
     pub reach: i32,
-    /// The guest has said so itself, by its window or by repeating itself; else it acknowledges selectively what
-    /// came later (RFC 2018).
+    /// The guest says so itself, by its window or by repeating itself; otherwise it selectively
+    /// acknowledges later data (RFC 2018).
     pub contradicted: bool,
 }
 
-/// A network of peers that is trusted or not as a whole: 24 bits of an IPv4 address, 48 of an IPv6 address.
+/// A peer network, the unit of trust: 24 bits of an IPv4 address, 48 of an IPv6 address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Prefix {
     bytes: [u8; 6],
@@ -155,40 +156,40 @@ pub struct Net {
     bits: u8,
 }
 
-/// A frame for a guest, of which the host keeps a copy until the guest has acknowledged its data.
+/// A copy of a frame for a guest, kept until the guest has acknowledged its data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Copy {
-    /// Its flow.
+    /// The flow.
     pub key: Key,
-    /// The number of the tap.
+    /// The tap's interface index.
     pub ifindex: u32,
     /// The sequence number of its first byte of data.
     pub seq: u32,
     /// Bytes of data.
     pub len: u32,
-    /// Where its TCP header begins.
+    /// Offset of the TCP header.
     pub l4_at: usize,
-    /// Bytes of TCP's header, options included.
+    /// Length of the TCP header with options.
     pub header: usize,
-    /// Bytes of data in each of its segments.
+    /// Bytes of data in each segment of the frame.
     pub segment: u32,
     /// The peer's first byte, as [`Flow::begun`].
     pub begun: u32,
-    /// When it was put into the ring (CLOCK_MONOTONIC).
+    /// When the frame was put into the ring (CLOCK_MONOTONIC).
     pub at: Duration,
-    /// Its bytes, from the Ethernet header to the end of its data.
+    /// The frame from the Ethernet header to the end of its data.
     pub frame: Box<[u8]>,
 }
 
-/// Packets towards the guest, by their way out of the program.
+/// Packets towards the guest, by exit of the program.
 pub type ToGuest = Counters<raw::SnoopToGuest>;
-/// Packets from the guest, by their way out of the program.
+/// Packets from the guest, by exit of the program.
 pub type FromGuest = Counters<raw::SnoopFromGuest>;
 
-/// The mark of a frame that the programs are to deliver to the guest as it is (SNOOP_DELIVERY).
+/// The mark of a frame that the programs pass to the guest unchanged (SNOOP_DELIVERY).
 pub(crate) const DELIVERY_MARK: u32 = raw::SNOOP_DELIVERY;
 
-/// The bit beside a VLAN's number that says that there is one.
+/// Marks a tagged frame in the field of the VLAN's number.
 const TAGGED: u16 = 0x8000;
 
 // === impl Mode ===
@@ -202,13 +203,13 @@ impl Mode {
             SnoopMode::UnexpectedSeq => Self::UnexpectedSeq,
             SnoopMode::NoBuf => Self::NoBuf,
             SnoopMode::Bypass => match Bypass::from_raw(bypass.into())? {
-                Bypass::Touched => return None,
+                Bypass::NoBypass => return None,
                 why => Self::Bypass(why),
             },
         })
     }
 
-    /// The name that users see, which is the paper's where it has one.
+    /// Returns the displayed name: the paper's, where it has one.
     pub fn label(self) -> &'static str {
         match self {
             Self::Syn => "SYN",
@@ -224,7 +225,7 @@ impl Mode {
 // === impl Key ===
 
 impl Key {
-    /// `None` if it is none.
+    /// Converts the value; returns `None` if it is invalid.
     pub(crate) fn decode(key: &SnoopKey) -> Option<Self> {
         let ip = match key.version {
             4 => |[a, b, c, d, ..]: [u8; 16]| IpAddr::V4(Ipv4Addr::new(a, b, c, d)),
@@ -250,7 +251,7 @@ impl Key {
     }
 }
 
-/// An IPv4 address is in the first four.
+/// Returns the address as bytes; an IPv4 address fills the first four.
 fn octets(address: IpAddr) -> [u8; 16] {
     let mut octets = [0; 16];
     match address {
@@ -269,7 +270,7 @@ impl fmt::Display for Key {
 // === impl Flow ===
 
 impl Flow {
-    /// `None` if it is none.
+    /// Converts the value; returns `None` if it is invalid.
     pub(crate) fn decode(flow: &SnoopFlow) -> Option<Self> {
         Some(Self {
             next_seq: flow.next_seq,
@@ -292,13 +293,13 @@ impl Flow {
         })
     }
 
-    /// Bytes that the sender has been told of and the guest has not acknowledged: what would be lost
+    /// Returns the bytes that are acknowledged early and not yet by the guest. They would be lost
     /// with the guest.
     pub fn exposure(&self) -> u32 {
         self.ahead_of_guest(self.acked_seq)
     }
 
-    /// The same, and what may still become such: what is held will be promised with one of the next segments.
+    /// Like [`Flow::exposure`], including held segments, which the next early ACK would include.
     pub fn owed(&self) -> u32 {
         match self.mode {
             Mode::Bypass(_) => self.exposure(),
@@ -308,7 +309,7 @@ impl Flow {
 
     fn ahead_of_guest(&self, seq: u32) -> u32 {
         let ahead = seq.wrapping_sub(self.vm_seq);
-        // The guest may be further than what was told.
+        // The guest may be ahead of the acknowledged edge.
         if ahead.cast_signed() > 0 { ahead } else { 0 }
     }
 }
@@ -316,13 +317,13 @@ impl Flow {
 // === impl Config ===
 
 impl Config {
-    /// More than a tick of the kernel's clock, and less than a slice of a scheduler's.
+    /// More than a tick of the kernel's clock, and less than a scheduler's time slice.
     pub const AWAKE: u32 = 9;
 
-    /// What a flow's rate brings in the time that a guest waits for its CPU: 8 ms of 1 Gbit/s, and 84 ms of 100 Mbit/s.
+    /// What arrives while a guest waits for its CPU: 8 ms at 1 Gbit/s, or 84 ms at 100 Mbit/s.
     pub const EXPOSURE: u32 = 1 << 20;
 
-    /// Half a second: a scheduler's round of sixteen guests with slices of 30 ms.
+    /// Half a second: a scheduling round of sixteen guests with slices of 30 ms.
     pub const EXPOSURE_TICKS: u32 = 477;
 
     pub(crate) fn encode(&self, until: Duration) -> SnoopConfig {
@@ -350,7 +351,7 @@ impl Config {
 }
 
 impl Default for Config {
-    /// Off, with the bounds that there are if nothing else is said.
+    /// Returns a configuration that is off, with the default limits.
     fn default() -> Self {
         Self {
             on: false,
@@ -375,7 +376,7 @@ impl Default for Config {
 // === impl Prefix ===
 
 impl Prefix {
-    /// The one that an address is in.
+    /// Returns the network of an address.
     pub fn of(address: IpAddr) -> Self {
         let mut bytes = [0; 6];
         match address {
@@ -409,7 +410,7 @@ impl fmt::Display for Prefix {
 // === impl Net ===
 
 impl Net {
-    /// The key of `struct snoop_net`. An IPv4 address is mapped into IPv6.
+    /// Returns the key of `struct snoop_net`. An IPv4 address is mapped into IPv6.
     pub(crate) fn encode(&self) -> SnoopNet {
         let (addr, prefix_len) = match self.address {
             IpAddr::V4(v4) => (v4.to_ipv6_mapped().octets(), u32::from(self.bits) + 96),
@@ -442,7 +443,7 @@ impl std::str::FromStr for Net {
 // === impl Copy ===
 
 impl Copy {
-    /// `None` if it is none.
+    /// Converts the value; returns `None` if it is invalid.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (copy, frame) = read_prefix::<SnoopCopy>(bytes)?;
         let (l4_at, header) = (usize::from(copy.l4_at), usize::from(copy.header));
@@ -466,7 +467,7 @@ impl Copy {
         })
     }
 
-    /// The sequence number after its data.
+    /// Returns the sequence number after the data.
     pub fn end(&self) -> u32 {
         self.seq.wrapping_add(self.len)
     }
@@ -475,7 +476,7 @@ impl Copy {
 // === impl Doubt ===
 
 impl Doubt {
-    /// `None` if it is none.
+    /// Converts the value; returns `None` if it is invalid.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (event, _) = read_prefix::<SnoopEvent>(bytes)?;
         Some(Self {
@@ -487,13 +488,13 @@ impl Doubt {
     }
 }
 
-/// Where the programs' time went.
+/// The split of the programs' time.
 pub(crate) type Spent = raw::SnoopSpent;
 
 // === impl Spent ===
 
 impl Spent {
-    /// Both.
+    /// Returns the sum of both.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             delivery: self.delivery + other.delivery,
@@ -504,7 +505,7 @@ impl Spent {
         }
     }
 
-    /// What came after `before`.
+    /// Returns what was added since `before`.
     pub(crate) fn less(self, before: Self) -> Self {
         Self {
             delivery: self.delivery - before.delivery,
@@ -515,12 +516,12 @@ impl Spent {
         }
     }
 
-    /// Nanoseconds of a delivery.
+    /// Returns the nanoseconds per delivery.
     pub(crate) fn delivery_ns(&self) -> f64 {
         self.less_measuring(self.delivery, self.deliveries)
     }
 
-    /// Nanoseconds of a search for a flow.
+    /// Returns the nanoseconds per search for a flow.
     pub(crate) fn lookup_ns(&self) -> f64 {
         self.less_measuring(self.lookup, self.lookups)
     }
@@ -533,7 +534,7 @@ impl Spent {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+    #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
     use proptest::prelude::*;
 
@@ -541,7 +542,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_key_is_what_it_was(guest: u32, peer: u32, ports: (u16, u16), vlan in prop::option::of(0u16..4096)) {
+        fn an_ipv4_key_survives_a_round_trip(guest: u32, peer: u32, ports: (u16, u16), vlan in prop::option::of(0u16..4096)) {
             let key = Key {
                 guest: SocketAddr::new(Ipv4Addr::from(guest).into(), ports.0),
                 peer: SocketAddr::new(Ipv4Addr::from(peer).into(), ports.1),
@@ -551,7 +552,7 @@ mod tests {
         }
 
         #[test]
-        fn a_key_of_ipv6_is_what_it_was(guest: u128, peer: u128, ports: (u16, u16)) {
+        fn an_ipv6_key_survives_a_round_trip(guest: u128, peer: u128, ports: (u16, u16)) {
             let key = Key {
                 guest: SocketAddr::new(Ipv6Addr::from(guest).into(), ports.0),
                 peer: SocketAddr::new(Ipv6Addr::from(peer).into(), ports.1),
@@ -561,7 +562,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_that_is_read_makes_it_panic(bytes: Vec<u8>) {
+        fn no_input_makes_the_decoders_panic(bytes: Vec<u8>) {
             let _ = (Doubt::decode(&bytes), Copy::decode(&bytes));
             let key = read_prefix(&bytes).map(|(key, _)| Key::decode(&key));
             let _ = (key, read_prefix(&bytes).map(|(flow, _)| Flow::decode(&flow)));

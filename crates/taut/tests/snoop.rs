@@ -291,7 +291,7 @@ fn what_cannot_be_is_refused_before_anything_is_touched() {
         (&["--tap", "a", "--ring", "0"], "1 to 65,536"),
         (
             &["--tap", "a", "--qmp", "a=vm1.qmp"],
-            "needs its whole path",
+            "must be an absolute path",
         ),
     ] {
         let output = host.ask(args);

@@ -24,7 +24,7 @@ static __always_inline __u8 reason_in_syn(const struct segment *s)
 {
 	__u8 why = s->options.bypass;
 
-	return why == SNOOP_MD5 || why == SNOOP_TCP_AO ? why : SNOOP_TOUCHED;
+	return why == SNOOP_MD5 || why == SNOOP_TCP_AO ? why : SNOOP_NO_BYPASS;
 }
 
 /*
@@ -50,7 +50,7 @@ static __always_inline __u8 reason_in_syn_ack(const struct segment *s)
 		return SNOOP_OPTION;
 	if (s->len)
 		return SNOOP_FAST_OPEN;
-	return accepts_accecn(s) ? SNOOP_ACCECN : SNOOP_TOUCHED;
+	return accepts_accecn(s) ? SNOOP_ACCECN : SNOOP_NO_BYPASS;
 }
 
 /* Starts the state of a new connection. */
@@ -58,7 +58,7 @@ static __always_inline void restart(struct snoop_flow *f, __u8 flags)
 {
 	f->flags = flags;
 	f->mode = SNOOP_SYN;
-	f->bypass = SNOOP_TOUCHED;
+	f->bypass = SNOOP_NO_BYPASS;
 	f->fins = 0;
 	f->vm_widest = 0;
 	f->frame = 0;

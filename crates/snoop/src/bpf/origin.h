@@ -95,7 +95,7 @@ static __always_inline bool is_other_address(const struct snoop_config *c,
 }
 
 /*
- * Why the segment is not the guest's own, or SNOOP_TOUCHED. @f: its flow, if
+ * Why the segment is not the guest's own, or SNOOP_NO_BYPASS. @f: its flow, if
  * any.
  */
 static __always_inline __u8 foreign_origin(const struct snoop_config *c,
@@ -110,7 +110,7 @@ static __always_inline __u8 foreign_origin(const struct snoop_config *c,
 	/* The address of a flow does not change. */
 	if ((!f || s->flags & TH_SYN) && is_other_address(c, key))
 		return SNOOP_OTHER_ADDRESS;
-	return SNOOP_TOUCHED;
+	return SNOOP_NO_BYPASS;
 }
 
 /* Whether user space distrusts the peer's network. */

@@ -33,7 +33,7 @@ enum snoop_mode {
 
 /* Why a flow is in SNOOP_BYPASS. */
 enum snoop_bypass {
-	SNOOP_TOUCHED,	/* the flow is not in SNOOP_BYPASS */
+	SNOOP_NO_BYPASS,	/* the flow is not in SNOOP_BYPASS */
 	SNOOP_CLOSING,	/* one end has sent FIN */
 	SNOOP_URGENT,	/* urgent data */
 	SNOOP_MD5,	/* signed segments (RFC 2385) */

@@ -1,20 +1,21 @@
-//! Lines out of a stream of bytes, of a bounded length.
+//! Splits a stream of bytes into lines of bounded length.
 
-/// The longest line that is read, in bytes. What QEMU says that matters here has a few hundred.
+/// Maximum length of a line, in bytes. Relevant messages of QEMU have a few hundred.
 const LINE_MAX: usize = 64 * 1024;
 
-/// Bytes that were read and are no whole line yet.
+/// The unfinished line.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     line: Vec<u8>,
-    /// The line is too long, and is thrown away until its end.
+    /// The line is too long, and is discarded up to its end.
     too_long: bool,
 }
 
 // === impl Lines ===
 
 impl Lines {
-    /// Takes what was read, and calls `each` for every line that ends in it. A line that is too long is left out.
+    /// Takes input, and calls `each` for every line that ends in it, except lines that are too
+    /// long.
     pub(super) fn read(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) {
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {
             let ends = part.last() == Some(&b'\n');
@@ -51,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_too_long_is_left_out_and_the_next_is_not() {
+    fn a_line_that_is_too_long_is_skipped_and_the_next_is_not() {
         let long = vec![b'x'; LINE_MAX + 1];
         assert_eq!(lines(&[&long, &long, b"end\r\nnext\r\n"]), [b"next"]);
         let fits = &long[..LINE_MAX - 1];
@@ -61,7 +62,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_not_matter_how_the_bytes_come(
+        fn lines_do_not_depend_on_how_the_bytes_are_split(
             bytes in prop::collection::vec(prop_oneof![Just(b'\n'), Just(b'\r'), any::<u8>()], 0..300),
             size in 1usize..50,
         ) {

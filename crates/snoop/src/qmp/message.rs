@@ -1,9 +1,9 @@
-//! What QEMU says at its monitor (QMP): one JSON object a line. QEMU's `docs/interop/qmp-spec.rst` has the
-//! protocol, and `qapi/{run-state,migration,qdev}.json` the events and replies.
+//! Messages of QEMU's monitor (QMP): one JSON object per line. QEMU's `docs/interop/qmp-spec.rst`
+//! specifies the protocol, and `qapi/{run-state,migration,qdev}.json` the events and replies.
 
 use serde_json::Value;
 
-/// A message, as far as it is read.
+/// A message, with the fields that snoop reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// The first message of a connection.
@@ -11,18 +11,18 @@ pub enum Message {
         /// QEMU's version, such as `7.2.22`.
         version: String,
     },
-    /// Something has happened to the machine.
+    /// An event of the machine.
     Event(Event),
     /// A command was executed.
     Done {
-        /// The number that the command was sent with.
+        /// The id of the command.
         id: u64,
-        /// What it returned.
+        /// The returned value.
         reply: Reply,
     },
     /// A command was refused.
     Refused {
-        /// The number that the command was sent with; `None` if QEMU could not read it.
+        /// The id of the command; `None` if QEMU could not read it.
         id: Option<u64>,
         /// QEMU's reason.
         why: String,
@@ -36,49 +36,49 @@ pub enum Message {
 pub enum Event {
     /// The machine's processors were stopped.
     Stop,
-    /// They run again.
+    /// The machine's processors run again.
     Resume,
-    /// The guest has put the machine to sleep (S3 or S4).
+    /// The guest suspended the machine (S3 or S4).
     Suspend,
-    /// The machine has woken up.
+    /// The machine woke up.
     Wakeup,
     /// The machine was reset, and its guest boots again.
     Reset,
     /// The machine was shut down.
     Shutdown,
-    /// The status of a migration has changed.
+    /// The status of a migration changed.
     Migration(MigrationStatus),
     /// A device was unplugged.
     DeviceDeleted,
 }
 
-/// How far a migration is: `MigrationStatus` of QEMU's schema, with the differences that matter here.
+/// `MigrationStatus` of QEMU's schema, reduced to the differences that matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MigrationStatus {
-    /// There is none: it has not begun, has failed, or was cancelled.
+    /// No migration: not begun, failed, or cancelled.
     None,
-    /// It is under way. A status that is not known counts as this.
+    /// In progress. Unknown statuses count as this.
     UnderWay,
     /// The machine was moved or saved.
     Completed,
 }
 
-/// What a command returned, as far as it is read.
+/// The value that a command returned, with the fields that snoop reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
     /// Whether the processors run (`query-status`).
     pub running: Option<bool>,
-    /// How far a migration is (`query-migrate`).
+    /// The status of a migration (`query-migrate`).
     pub migration: Option<MigrationStatus>,
 }
 
 // === impl Message ===
 
 impl Message {
-    /// Reads a line.
+    /// Parses a line.
     ///
     /// # Errors
-    /// The line is no JSON.
+    /// The line is not JSON.
     pub fn parse(line: &[u8]) -> Result<Self, serde_json::Error> {
         let message: Value = serde_json::from_slice(line)?;
         let id = message["id"].as_u64();
@@ -150,8 +150,8 @@ impl MigrationStatus {
 // === impl Reply ===
 
 impl Reply {
-    /// `query-status` returns `running` and a status of its own; `query-migrate` a status, or nothing if there was no
-    /// migration.
+    /// `query-status` returns `running` and a status of its own; `query-migrate` returns a status,
+    /// or an empty object if there was no migration.
     fn read(returned: &Value) -> Self {
         let running = returned["running"].as_bool();
         let status = returned["status"].as_str();
@@ -167,7 +167,7 @@ impl Reply {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+    #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
     use proptest::prelude::*;
 
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_qemu_says_is_understood() {
+    fn messages_of_qemu_are_parsed() {
         let greeting = r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7},
             "package": "Debian 1:7.2+dfsg-7"}, "capabilities": ["oob"]}}"#;
         let version = "7.2.22".to_owned();
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_for_us_is_passed_over() {
+    fn irrelevant_messages_are_other() {
         for line in [
             r#"{"event": "RTC_CHANGE", "data": {"offset": 1}}"#,
             r#"{"event": "MIGRATION", "data": {"status": 7}}"#,
@@ -273,12 +273,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(line: Vec<u8>) {
+        fn no_bytes_make_the_parser_panic(line: Vec<u8>) {
             let _ = Message::parse(&line);
         }
 
         #[test]
-        fn no_json_makes_it_panic(
+        fn no_json_makes_the_parser_panic(
             key in "QMP|event|data|return|error|id",
             value in r#"(\{"(status|version|qemu|desc|running)": ?)?(1|-1|1e999|"x"|\[\]|null|\{\})\}?"#,
         ) {

@@ -1,50 +1,50 @@
-//! Decides from what QEMU says when early ACKs have to stop at a tap.
+//! Decides from QEMU's messages when early ACKs have to stop at a tap.
 //!
-//! A machine that is to be moved, is stopped or was reset may never take what is in its tap's ring, or take it
-//! late. Until it runs nothing more is acknowledged for its guest.
+//! A machine that is about to be moved, is stopped or was reset may never take what is in its tap's
+//! ring, or take it late. Its guest gets no early ACKs until it runs again.
 
 use super::message::{Event, MigrationStatus};
 
-/// Why there are no early ACKs at a machine's tap.
+/// Why a machine's tap gets no early ACKs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldReason {
     /// The machine is being migrated or saved.
     Migrating,
-    /// Its processors are stopped, or it sleeps.
+    /// Its processors are stopped, or it is suspended.
     Stopped,
-    /// It was reset: its guest has lost all its connections.
+    /// It was reset, and its guest lost all connections.
     Reset,
     /// One of its devices was unplugged, perhaps the one at the tap.
     Unplugged,
-    /// QEMU has closed its monitor, as it does when it ends.
+    /// QEMU closed its monitor, as it does when it exits.
     Disconnected,
 }
 
-/// What has to be done at the machine's tap.
+/// Restricts early ACKs at a machine's tap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restriction {
-    /// Give no early ACKs as long as this stands.
+    /// No early ACKs while this holds.
     pub hold: Option<HoldReason>,
-    /// Something has happened since the last restriction: give none until the guest has sent something.
+    /// After this event, no early ACKs until the guest has sent something.
     pub until_heard: Option<HoldReason>,
 }
 
-/// What is known of a machine.
+/// The known state of a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     stopped: bool,
     migrating: bool,
     until_heard: Option<HoldReason>,
-    /// QEMU has said how it is, and not only what happens.
+    /// QEMU has answered the queries, so the state is complete.
     known: bool,
-    /// The last restriction; `None`: there was none since the connection was made.
+    /// The last reported hold; `None`: none since the connection was made.
     hold: Option<Option<HoldReason>>,
 }
 
 // === impl HoldReason ===
 
 impl HoldReason {
-    /// For logs and `status`: what has happened to the guest.
+    /// Returns the phrase for logs and `status`.
     pub fn phrase(self) -> &'static str {
         match self {
             Self::Migrating => "the guest is being migrated or saved",
@@ -63,7 +63,7 @@ impl HoldReason {
 // === impl Policy ===
 
 impl Policy {
-    /// Notes QEMU's answer about the processors, which is the first that it gives.
+    /// Notes QEMU's answer about the processors, which is its first answer.
     pub fn on_running(&mut self, running: bool) {
         self.stopped = !running;
     }
@@ -77,7 +77,7 @@ impl Policy {
     /// Notes an event.
     pub fn on_event(&mut self, event: Event) {
         match event {
-            // After a shutdown the machine, if QEMU does not end, is stopped.
+            // After a shutdown the machine is stopped, unless QEMU exits.
             Event::Stop | Event::Suspend | Event::Shutdown => self.stopped = true,
             Event::Resume | Event::Wakeup => self.stopped = false,
             Event::Migration(status) => self.migrating = status == MigrationStatus::UnderWay,
@@ -88,7 +88,7 @@ impl Policy {
         }
     }
 
-    /// Notes that the connection to QEMU was lost. What was known of the machine may not be true any more.
+    /// Notes that the connection to QEMU was lost: the known state may be outdated.
     pub fn on_disconnected(&mut self) {
         *self = Self {
             until_heard: Some(HoldReason::Disconnected),
@@ -96,9 +96,10 @@ impl Policy {
         };
     }
 
-    /// What follows from what was noted; `None`: what followed last time, or too little is known.
+    /// Returns the restriction that follows from the notes; `None` if it is unchanged, or too
+    /// little is known.
     pub fn restriction(&mut self) -> Option<Restriction> {
-        // A migration first: the machine is stopped and may be continued in its course.
+        // A migration takes precedence: it may stop and continue the machine.
         let hold = match (self.migrating, self.stopped) {
             (true, _) => Some(HoldReason::Migrating),
             (false, true) => Some(HoldReason::Stopped),

@@ -1,4 +1,5 @@
-//! A connection to a monitor, without its socket: which commands are sent, and what follows from what comes.
+//! The state machine of a connection to a monitor, without its socket: which commands are sent, and
+//! what follows from the input.
 
 use std::time::Duration;
 
@@ -10,37 +11,37 @@ use super::policy::Policy;
 /// How long QEMU may take to greet.
 pub const GREETING: Duration = Duration::from_secs(5);
 
-/// How often QEMU is asked how far a migration is. It would also say so by itself, but whoever manages the machine
-/// may turn that off (Proxmox does, at the beginning of each migration).
+/// How often QEMU is queried for the state of a migration. It also sends events, but the manager of
+/// the machine may turn those off (Proxmox does at the beginning of each migration).
 pub const QUERY_EVERY: Duration = Duration::from_secs(1);
 
-/// Why a connection is given up.
+/// Why a connection is closed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Fault {
-    /// QEMU serves one client at a socket, and has not turned to this one.
+    /// QEMU does not greet: it serves one client per socket.
     #[error(
         "QEMU does not answer, perhaps because another client is connected; give taut a socket of its own \
          (-qmp unix:PATH,server=on,wait=off)"
     )]
     NoGreeting,
-    /// The negotiation has failed.
+    /// The negotiation failed.
     #[error("QEMU refuses qmp_capabilities: {0}")]
     Refused(String),
-    /// Something that is no QEMU.
-    #[error("what answers is no QMP: {0}")]
+    /// The other end does not speak QMP.
+    #[error("the other end does not speak QMP: {0}")]
     NotQmp(String),
 }
 
-/// What has to be done for a session.
+/// What the caller has to do for a session.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Output {
     /// Send this line.
     Send(String),
-    /// QEMU, of this version, listens to commands and tells of events.
+    /// QEMU of this version accepts commands and sends events.
     Ready(String),
 }
 
-/// What a command was sent for.
+/// A command; its number is the id that it is sent with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Command {
     Capabilities = 1,
@@ -51,15 +52,15 @@ enum Command {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Until then QEMU has to greet.
+    /// Waits for the greeting until this time.
     Greeting(Duration),
-    /// QEMU, of this version, has to accept commands.
+    /// Waits for QEMU of this version to accept commands.
     Negotiating(String),
-    /// When the next query is due; `None`: one has no answer yet.
+    /// Connected; when the next query is due, or `None` while one is unanswered.
     Ready(Option<Duration>),
 }
 
-/// A connection to the monitor of the machine at a tap.
+/// A connection to the monitor of a machine.
 #[derive(Debug)]
 pub struct Session {
     phase: Phase,
@@ -68,7 +69,8 @@ pub struct Session {
 // === impl Command ===
 
 impl Command {
-    /// The line that sends it. Its id says which it is: no two of a kind are under way.
+    /// Returns the line that sends the command. The id identifies it: at most one of each kind is
+    /// in progress.
     fn line(self) -> String {
         let events = json!({"capabilities": [{"capability": "events", "state": true}]});
         let (name, arguments) = match self {
@@ -98,19 +100,19 @@ impl Command {
 // === impl Session ===
 
 impl Session {
-    /// A connection that was made at `now`.
+    /// Creates the session of a connection made at `now`.
     pub fn new(now: Duration) -> Self {
         Self {
             phase: Phase::Greeting(now + GREETING),
         }
     }
 
-    /// Whether QEMU listens to commands and tells of events.
+    /// Whether QEMU accepts commands and sends events.
     pub fn is_ready(&self) -> bool {
         matches!(self.phase, Phase::Ready(_))
     }
 
-    /// When [`Session::poll`] has something to do; `None`: only after a line.
+    /// Returns when [`Session::poll`] has work; `None`: only after input.
     pub fn due(&self) -> Option<Duration> {
         match self.phase {
             Phase::Greeting(until) => Some(until),
@@ -119,7 +121,7 @@ impl Session {
         }
     }
 
-    /// Sends what is due.
+    /// Returns what is due to be sent.
     ///
     /// # Errors
     /// [`Fault::NoGreeting`].
@@ -134,7 +136,7 @@ impl Session {
         }
     }
 
-    /// Takes a line that QEMU has sent, and tells the policy what it says of the machine.
+    /// Handles a line of QEMU, and passes news about the machine to the policy.
     ///
     /// # Errors
     /// [`Fault::NotQmp`], [`Fault::Refused`].
@@ -146,7 +148,7 @@ impl Session {
     ) -> Result<Vec<Output>, Fault> {
         let message = match Message::parse(line) {
             Ok(message) => message,
-            // QEMU sends what it is asked to send; a line that makes no sense is skipped when it has greeted.
+            // After its greeting, QEMU is trusted: an invalid line is skipped.
             Err(error) if matches!(self.phase, Phase::Greeting(_)) => {
                 return Err(Fault::NotQmp(error.to_string()));
             }
@@ -157,7 +159,7 @@ impl Session {
                 self.phase = Phase::Negotiating(version);
                 Ok(vec![Output::Send(Command::Capabilities.line())])
             }
-            (Phase::Greeting(_), _) => Err(Fault::NotQmp("it does not greet".to_owned())),
+            (Phase::Greeting(_), _) => Err(Fault::NotQmp("no greeting".to_owned())),
             (Phase::Negotiating(version), Message::Done { id, .. })
                 if Command::of(id) == Some(Command::Capabilities) =>
             {
@@ -197,7 +199,7 @@ impl Session {
                         policy.on_migration(MigrationStatus::None);
                         *query_at = Some(now + QUERY_EVERY);
                     }
-                    // While a migration is under way; it is seen by asking.
+                    // Fails during a migration, which the query then shows.
                     command => tracing::debug!(?command, "QEMU refuses: {why}"),
                 }
                 Ok(Vec::new())
@@ -209,7 +211,7 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+    #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
     use proptest::prelude::*;
 
@@ -232,16 +234,16 @@ mod tests {
             }
         }
 
-        fn hear(&mut self, line: &str) -> Result<Vec<Output>, Fault> {
+        fn receive(&mut self, line: &str) -> Result<Vec<Output>, Fault> {
             self.session
                 .on_line(START, line.as_bytes(), &mut self.policy)
         }
 
-        /// A session that has asked for everything.
+        /// Returns a session after its first queries.
         fn ready() -> Self {
             let mut talk = Self::new();
-            talk.hear(GREETS).unwrap();
-            talk.hear(r#"{"return": {}, "id": 1}"#).unwrap();
+            talk.receive(GREETS).unwrap();
+            talk.receive(r#"{"return": {}, "id": 1}"#).unwrap();
             talk
         }
     }
@@ -258,11 +260,11 @@ mod tests {
     }
 
     #[test]
-    fn it_negotiates_and_asks_for_what_it_does_not_know() {
+    fn a_session_negotiates_and_queries_the_machines_state() {
         let mut talk = Talk::new();
-        assert_eq!(names(&talk.hear(GREETS).unwrap()), ["qmp_capabilities"]);
+        assert_eq!(names(&talk.receive(GREETS).unwrap()), ["qmp_capabilities"]);
         assert_eq!(
-            names(&talk.hear(r#"{"return": {}, "id": 1}"#).unwrap()),
+            names(&talk.receive(r#"{"return": {}, "id": 1}"#).unwrap()),
             [
                 "10.2.0",
                 "migrate-set-capabilities",
@@ -270,8 +272,8 @@ mod tests {
                 "query-migrate"
             ]
         );
-        talk.hear(r#"{"return": {}, "id": 2}"#).unwrap();
-        talk.hear(r#"{"return": {"running": false, "status": "inmigrate"}, "id": 3}"#)
+        talk.receive(r#"{"return": {}, "id": 2}"#).unwrap();
+        talk.receive(r#"{"return": {"running": false, "status": "inmigrate"}, "id": 3}"#)
             .unwrap();
         let stopped = Restriction {
             hold: Some(HoldReason::Stopped),
@@ -281,12 +283,12 @@ mod tests {
     }
 
     #[test]
-    fn a_migration_is_seen_by_asking_although_no_events_are_sent() {
+    fn a_migration_is_seen_by_queries_without_events() {
         let mut talk = Talk::ready();
-        talk.hear(r#"{"error": {"class": "GenericError", "desc": "no"}, "id": 2}"#)
+        talk.receive(r#"{"error": {"class": "GenericError", "desc": "no"}, "id": 2}"#)
             .unwrap();
         assert_eq!(talk.session.due(), None);
-        talk.hear(r#"{"return": {}, "id": 4}"#).unwrap();
+        talk.receive(r#"{"return": {}, "id": 4}"#).unwrap();
         assert_eq!(talk.policy.restriction(), Some(Restriction::default()));
         let due = talk.session.due().unwrap();
         assert_eq!(due, START + QUERY_EVERY);
@@ -295,34 +297,34 @@ mod tests {
         assert_eq!(names(asks.as_slice()), ["query-migrate"]);
         // Not again before the answer.
         assert_eq!(talk.session.poll(due + QUERY_EVERY), Ok(None));
-        talk.hear(r#"{"return": {"status": "active"}, "id": 4}"#)
+        talk.receive(r#"{"return": {"status": "active"}, "id": 4}"#)
             .unwrap();
         let hold = talk.policy.restriction().unwrap().hold;
         assert_eq!(hold, Some(HoldReason::Migrating));
     }
 
     #[test]
-    fn who_does_not_greet_is_given_up() {
+    fn a_peer_that_does_not_greet_is_given_up() {
         let mut talk = Talk::new();
         let due = talk.session.due().unwrap();
         assert_eq!(talk.session.poll(due), Err(Fault::NoGreeting));
         for line in ["HTTP/1.1 400 Bad Request", r#"{"event": "STOP"}"#] {
-            let fault = Talk::new().hear(line);
+            let fault = Talk::new().receive(line);
             assert!(matches!(fault, Err(Fault::NotQmp(_))), "{fault:?}");
         }
         let mut talk = Talk::new();
-        talk.hear(GREETS).unwrap();
-        let refused = talk.hear(r#"{"error": {"desc": "no"}}"#);
+        talk.receive(GREETS).unwrap();
+        let refused = talk.receive(r#"{"error": {"desc": "no"}}"#);
         assert_eq!(refused, Err(Fault::Refused("no".to_owned())));
     }
 
     #[test]
-    fn what_makes_no_sense_is_skipped_and_events_are_not() {
+    fn invalid_lines_are_skipped_and_events_are_not() {
         let mut talk = Talk::ready();
         for line in ["", "{", GREETS, r#"{"return": {}, "id": 77}"#] {
-            assert_eq!(talk.hear(line), Ok(Vec::new()), "{line}");
+            assert_eq!(talk.receive(line), Ok(Vec::new()), "{line}");
         }
-        talk.hear(r#"{"event": "STOP"}"#).unwrap();
+        talk.receive(r#"{"event": "STOP"}"#).unwrap();
         assert_eq!(
             talk.policy.restriction().unwrap().hold,
             Some(HoldReason::Stopped)
@@ -331,7 +333,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_it_hears_it_sends_a_bounded_number_of_commands(
+        fn any_input_causes_a_bounded_number_of_commands(
             lines in prop::collection::vec(
                 prop_oneof![
                     Just(GREETS.to_owned()),
@@ -346,7 +348,7 @@ mod tests {
             let mut talk = Talk::new();
             let mut sent = 0;
             for line in &lines {
-                sent += talk.hear(line).map_or(0, |outputs| outputs.len());
+                sent += talk.receive(line).map_or(0, |outputs| outputs.len());
             }
             prop_assert!(sent <= 5);
             prop_assert!(talk.session.poll(START).is_ok());

@@ -1,4 +1,4 @@
-//! Where the monitor of the machine at a tap is.
+//! Maps taps to the QMP sockets of their machines.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,10 +7,10 @@ use glob::Pattern;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
-/// What a socket's path has in place of the tap's name.
+/// Placeholder for the tap's name in a socket's path.
 const TAP: &str = "{tap}";
 
-/// What it has in place of the part of the name that the first `*` stands for.
+/// Placeholder for the part of the name that the first `*` matched.
 const FIRST: &str = "{1}";
 
 /// `TAP=SOCKET`: taps, by name or pattern, and the QMP sockets of their machines.
@@ -20,24 +20,25 @@ pub struct Source {
     socket: String,
 }
 
-/// Why a text names no monitor.
+/// Why a source is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SourceError {
-    /// It has no `=`, or nothing on one side of it.
+    /// It has no `=`, or one side is empty.
     #[error("`{0}` is not of the form TAP=SOCKET, such as `tap0=/run/vm1.qmp`")]
     Form(String),
-    /// The part before `=` is no pattern.
-    #[error("`{0}` is no name or pattern of a tap: {1}")]
+    /// The part before `=` is not a valid pattern.
+    #[error("`{0}` is not a tap's name or pattern: {1}")]
     Pattern(String, String),
-    /// A process that changes its folder would lose it.
-    #[error("the QMP socket `{0}` needs its whole path, such as `/run/vm1.qmp`")]
+    /// The path is relative, and would depend on the working directory.
+    #[error("the QMP socket `{0}` must be an absolute path, such as `/run/vm1.qmp`")]
     Relative(String),
 }
 
 // === impl Source ===
 
 impl Source {
-    /// The socket of the machine at this tap; `None`: this says nothing of the tap.
+    /// Returns the socket of the machine at this tap, or `None` if this source does not name the
+    /// tap.
     pub fn socket_of(&self, tap: &str) -> Option<PathBuf> {
         if !self.taps.matches(tap) {
             return None;
@@ -46,11 +47,11 @@ impl Source {
         Some(self.socket.replace(TAP, tap).replace(FIRST, first).into())
     }
 
-    /// The shortest part of a tap's name that the first `*` can stand for.
+    /// Returns the shortest part of a tap's name that the first `*` can match.
     fn first_star<'a>(&self, tap: &'a str) -> Option<&'a str> {
         let (before, after) = self.taps.as_str().split_once('*')?;
         let after = Pattern::new(after).ok()?;
-        // What is before it may have a `?`, which stands for one character.
+        // The part before it may contain a `?`, which matches one character.
         let begin = tap
             .char_indices()
             .map(|(at, _)| at)
@@ -93,7 +94,7 @@ impl<'de> Deserialize<'de> for Source {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+    #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
     use proptest::prelude::*;
 
@@ -124,14 +125,14 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_socket_is_refused() {
+    fn an_invalid_source_is_refused() {
         for (text, part) in [
             ("", "not of the form TAP=SOCKET"),
             ("tap0", "not of the form TAP=SOCKET"),
             ("=/run/vm1.qmp", "not of the form TAP=SOCKET"),
             ("tap0=", "not of the form TAP=SOCKET"),
-            ("tap[=/run/{tap}", "no name or pattern"),
-            ("tap0=run/vm1.qmp", "needs its whole path"),
+            ("tap[=/run/{tap}", "not a tap's name or pattern"),
+            ("tap0=run/vm1.qmp", "must be an absolute path"),
         ] {
             let refused = text.parse::<Source>().unwrap_err().to_string();
             assert!(refused.contains(part), "{text}: {refused}");
@@ -140,7 +141,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_makes_it_panic(text: String, tap in "[a-z0-9]{1,15}") {
+        fn no_input_makes_the_parser_panic(text: String, tap in "[a-z0-9]{1,15}") {
             let _ = text.parse::<Source>().map(|source| source.socket_of(&tap));
         }
     }

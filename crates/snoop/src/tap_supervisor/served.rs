@@ -233,7 +233,7 @@ impl Served {
             for (key, flow) in self.program.flows()? {
                 let bypassed = matches!(flow.mode, Mode::Bypass(_));
                 if !bypassed && Prefix::of(key.peer.ip()) == *network {
-                    self.program.leave(&key, Bypass::DistrustedPeer)?;
+                    self.program.bypass(&key, Bypass::DistrustedPeer)?;
                 }
             }
         }
@@ -281,11 +281,11 @@ impl Served {
                 if flow.mode != Mode::Bypass(Bypass::Doubt) {
                     self.trust.repaired(Prefix::of(key.peer.ip()), now);
                 }
-                let left = match flow.mode {
+                let bypassed = match flow.mode {
                     Mode::Bypass(_) => Ok(()),
-                    _ => self.program.leave(key, Bypass::Contradicted),
+                    _ => self.program.bypass(key, Bypass::Contradicted),
                 };
-                if let Err(error) = left.and_then(|()| self.apply_distrust(config, now)) {
+                if let Err(error) = bypassed.and_then(|()| self.apply_distrust(config, now)) {
                     tracing::warn!(%tap, "{error}");
                 }
             }
@@ -298,7 +298,7 @@ impl Served {
                     "lost after early ACK: the guest has not taken these bytes for 15 minutes"
                 );
                 self.counts.lost += 1;
-                if let Err(error) = self.program.leave(key, Bypass::LostAfterEarlyAck) {
+                if let Err(error) = self.program.bypass(key, Bypass::LostAfterEarlyAck) {
                     tracing::warn!(%tap, "{error}");
                 }
             }
