@@ -156,9 +156,13 @@ impl Machine {
             MapHandle::try_from(&map).unwrap()
         };
         let exits = |name: &str, enumeration: &str, prefix: &str| {
-            let mut names = layout::names(enumeration, prefix);
-            assert_eq!(names.pop(), Some("exits"));
-            Exits::of(map(name), names)
+            let (map, names) = (map(name), layout::names(enumeration, prefix));
+            assert_eq!(
+                map.max_entries() as usize,
+                names.len(),
+                "enum {enumeration}"
+            );
+            Exits::of(map, names)
         };
         for (name, of) in [("flows", "snoop_flow"), ("config", "snoop_config")] {
             let size = map(name).value_size() as usize;
