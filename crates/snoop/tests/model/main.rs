@@ -111,11 +111,11 @@ fn run_form(awake: bool) {
 }
 
 #[test]
-fn the_programs_do_what_the_model_does() {
+fn the_programs_match_the_model() {
     run_form(false);
 }
 
 #[test]
-fn what_must_hold_holds_where_an_ack_is_of_several_segments() {
+fn the_observers_rules_hold_with_stretch_acks() {
     run_form(true);
 }

@@ -1,11 +1,11 @@
-//! Watches both sides of the tap for a promise that could be broken.
+//! Watches both sides of the tap for an early ACK that is not backed by the guest's ring and
+//! window.
 
 use std::collections::BTreeMap;
 
 use crate::rig::{ACK, FIN, SYN, Segment};
 
-/// What is known of a flow by looking only: no acknowledgement may come to the peer that the guest
-/// could not have given.
+/// A flow, observed from outside: the peer must get no ACK that the guest could not have sent.
 #[derive(Default)]
 pub(crate) struct Checker {
     flows: BTreeMap<u16, Watched>,
@@ -14,14 +14,14 @@ pub(crate) struct Checker {
 
 #[derive(Default)]
 struct Watched {
-    /// The end of what has come to the guest without a hole.
+    /// The end of the guest's data up to the first hole.
     in_ring: u32,
-    /// What has come beyond a hole: starts and ends.
+    /// Data beyond a hole: starts and ends.
     beyond: Vec<(u32, u32)>,
-    /// The guest's right edge, from its own acknowledgements.
+    /// The guest's right edge, from its own ACKs.
     edge: u32,
     scale: u32,
-    /// The last acknowledgement that the peer has got.
+    /// The last ACK that the peer got.
     told: Option<u32>,
     known: bool,
     vm_snd: u32,
@@ -45,7 +45,7 @@ impl Checker {
         }
     }
 
-    /// What has left the ring had been in it.
+    /// Data that left the ring was in it.
     pub(crate) fn guest_got(&mut self, seen: &[Segment]) {
         for segment in seen {
             let flow = self.flows.entry(segment.ports.1).or_default();
@@ -71,8 +71,8 @@ impl Checker {
         flow.tsval = tsval(&segment.options).unwrap_or(flow.tsval);
     }
 
-    /// An acknowledgement of more than the guest has offered, or lower than one before, is a
-    /// defect. (That it is in the ring is seen when the guest empties it: see [`Checker::settle`].)
+    /// An ACK beyond the guest's window, or lower than an earlier one, is a defect. (Whether the
+    /// data is in the ring shows when the guest empties it: see [`Checker::settle`].)
     pub(crate) fn peer_got(&mut self, segment: &Segment) {
         let flow = self.flows.entry(segment.ports.0).or_default();
         if segment.flags & ACK == 0 || segment.flags & SYN != 0 {
@@ -91,7 +91,7 @@ impl Checker {
         });
     }
 
-    /// The guest has emptied its ring: everything that was acknowledged has to have been there.
+    /// The guest has emptied its ring: all acknowledged data must have been there.
     pub(crate) fn settle(&self) {
         for flow in self.flows.values() {
             let Some(told) = flow.told else { continue };

@@ -1,17 +1,17 @@
-//! A connection through the rig: what each end would say next.
+//! A connection through the rig: the next segments of each end.
 
 use crate::rig::{ACK, PSH, Rig, SYN, Segment};
 
 pub(crate) const SERVER: u16 = 80;
 
-/// What the two ends agree upon.
+/// The parameters of the two ends.
 #[derive(Clone, Copy)]
 pub(crate) struct Terms {
     /// The guest's window scale, if both have one.
     pub(crate) scale: Option<u8>,
     pub(crate) timestamps: bool,
     pub(crate) mss: u16,
-    /// The window that the guest offers, in bytes.
+    /// The guest's window in bytes.
     pub(crate) window: u32,
     pub(crate) peer_isn: u32,
     pub(crate) guest_isn: u32,
@@ -37,10 +37,10 @@ pub(crate) struct Conn {
     pub(crate) terms: Terms,
     /// The peer's next sequence number.
     pub(crate) peer_seq: u32,
-    /// What the guest has taken.
+    /// The guest's acknowledgment number.
     pub(crate) guest_ack: u32,
     pub(crate) guest_seq: u32,
-    /// The clocks of both.
+    /// The timestamps of both.
     pub(crate) peer_clock: u32,
     pub(crate) guest_clock: u32,
 }
@@ -130,13 +130,13 @@ impl Conn {
         syn_ack
     }
 
-    /// The peer says what it has of the guest's data.
+    /// The peer acknowledges the guest's data.
     pub(crate) fn pure_ack(&mut self) -> Segment {
         self.peer_clock += 1;
         self.segment(false)
     }
 
-    /// Data of the peer's.
+    /// Data from the peer.
     pub(crate) fn data(&mut self, len: usize) -> Segment {
         self.peer_clock += 1;
         let mut data = self.segment(false);
@@ -145,7 +145,7 @@ impl Conn {
         data
     }
 
-    /// A segment that the peer repeats, by its clock of now.
+    /// A retransmission of the peer, with its present timestamp.
     pub(crate) fn again(&mut self, segment: &Segment) -> Segment {
         self.peer_clock += 1;
         Segment {
@@ -154,14 +154,14 @@ impl Conn {
         }
     }
 
-    /// The guest takes what is there, and says so.
+    /// The guest acknowledges the available data.
     pub(crate) fn guest_acks(&mut self, ack: u32) -> Segment {
         self.guest_clock += 1;
         self.guest_ack = ack;
         self.segment(true)
     }
 
-    /// Data of the guest's.
+    /// Data from the guest.
     pub(crate) fn guest_data(&mut self, len: usize) -> Segment {
         self.guest_clock += 1;
         let mut data = self.segment(true);
@@ -183,7 +183,7 @@ impl Conn {
         assert_eq!(rig.at_guest(), [ack]);
     }
 
-    /// As [`Conn::open_and_prove`], where what the guest says of its window does not pass as it is.
+    /// Like [`Conn::open_and_prove`], if the guest's window does not pass unchanged.
     pub(crate) fn open_and_prove_narrowed(&mut self, rig: &mut Rig) {
         for segment in [self.syn(), self.segment(false), self.data(100)] {
             if segment.flags & ACK != 0 && segment.len == 0 {
@@ -210,7 +210,7 @@ impl Conn {
         assert_eq!(rig.at_peer(), [ack]);
     }
 
-    /// What is acknowledged for the guest: everything up to `ack`, and its right edge as it was.
+    /// Returns the expected early ACK: up to `ack`, with the guest's unchanged right edge.
     pub(crate) fn early(&self, ack: u32, edge: u32) -> Segment {
         let mut early = self.segment(true);
         early.ack = ack;

@@ -1,4 +1,4 @@
-//! Frames that come to the tap from two CPUs at once.
+//! Frames that reach the tap from two CPUs at once.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -12,8 +12,7 @@ use crate::conn::{Conn, Terms};
 use crate::early_ack::ON;
 use crate::rig::{Rig, Segment, marker};
 
-/// How long what has been acknowledged may be on its way to the peer: a CPU that is not idle hands it on
-/// when it comes to it.
+/// How long an early ACK may take to the peer: a busy CPU forwards it later.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const WIDE: Terms = Terms {
@@ -26,7 +25,7 @@ const WIDE: Terms = Terms {
     port: 5000,
 };
 
-/// Two CPUs, or nothing and why.
+/// Returns two CPUs, or prints why there are none.
 fn two_cpus() -> Option<[usize; 2]> {
     let allowed = sched_getaffinity(None).unwrap();
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
@@ -38,7 +37,7 @@ fn two_cpus() -> Option<[usize; 2]> {
     Some([first, second])
 }
 
-/// Each writes its frames from a CPU of its own, and the n-th of both are written at once.
+/// Each writes its frames from a CPU of its own, the n-th frames of both at the same time.
 fn write_at_once(cpus: [usize; 2], work: [(&Tap, &[Vec<u8>]); 2]) {
     let ready = AtomicUsize::new(0);
     let write_all = |cpu: usize, tap: &Tap, frames: &[Vec<u8>]| {
@@ -71,8 +70,8 @@ fn write_at_once(cpus: [usize; 2], work: [(&Tap, &[Vec<u8>]); 2]) {
     });
 }
 
-/// What has come to the peer once everything that was acknowledged for the guest has.
-fn at_peer_in_the_end(rig: &mut Rig, acked_before: u64) -> Vec<Segment> {
+/// Returns what the peer received once all early ACKs have arrived.
+fn acks_at_peer(rig: &mut Rig, acked_before: u64) -> Vec<Segment> {
     let acked = rig.exits("acked") - acked_before;
     let until = Instant::now() + PATIENCE;
     let mut seen = Vec::new();
@@ -85,14 +84,14 @@ fn at_peer_in_the_end(rig: &mut Rig, acked_before: u64) -> Vec<Segment> {
     seen
 }
 
-/// The numbers that are acknowledged, from the lowest.
+/// Returns the acknowledgment numbers in order.
 fn numbers(seen: &[Segment], from: u32) -> Vec<u32> {
     let mut numbers: Vec<_> = seen.iter().map(|ack| ack.ack).collect();
     numbers.sort_by_key(|ack| ack.wrapping_sub(from));
     numbers
 }
 
-/// The guest takes everything, and says so.
+/// The guest acknowledges everything.
 fn guest_takes(rig: &mut Rig, conn: &mut Conn) {
     let ack = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&ack);
@@ -100,7 +99,7 @@ fn guest_takes(rig: &mut Rig, conn: &mut Conn) {
 }
 
 #[test]
-fn two_flows_from_two_cpus_are_served_as_if_each_were_alone() {
+fn two_flows_on_two_cpus_do_not_disturb_each_other() {
     const SEGMENTS: u32 = 200;
     let Some(cpus) = two_cpus() else { return };
     let mut rig = Rig::new(500, ON);
@@ -112,12 +111,12 @@ fn two_flows_from_two_cpus_are_served_as_if_each_were_alone() {
         let before = rig.exits("acked");
         let starts = [0, 1].map(|n| conns[n].peer_seq);
         let frames = conns.each_mut().map(|conn| {
-            // (Summed up by the programs themselves.)
+            // (The programs verify the checksum.)
             let frame = |_| rig.frame(false, &conn.data(1000));
             (0..SEGMENTS).map(frame).collect::<Vec<_>>()
         });
         write_at_once(cpus, [(&rig.peer, &frames[0]), (&rig.peer, &frames[1])]);
-        let acks = at_peer_in_the_end(&mut rig, before);
+        let acks = acks_at_peer(&mut rig, before);
         let seen = rig.at_guest();
         rig.checker.settle();
         for (conn, start) in conns.iter().zip(starts) {
@@ -145,7 +144,7 @@ fn two_flows_from_two_cpus_are_served_as_if_each_were_alone() {
 }
 
 #[test]
-fn a_segment_that_comes_twice_at_once_is_promised_once() {
+fn two_copies_of_a_segment_on_two_cpus_get_one_early_ack() {
     const SEGMENTS: u32 = 200;
     let Some(cpus) = two_cpus() else { return };
     let mut rig = Rig::new(500, ON);
@@ -158,7 +157,7 @@ fn a_segment_that_comes_twice_at_once_is_promised_once() {
             .map(|_| rig.frame(false, &conn.data(1000)))
             .collect();
         write_at_once(cpus, [(&rig.peer, &frames), (&rig.peer, &frames)]);
-        let acks = at_peer_in_the_end(&mut rig, before);
+        let acks = acks_at_peer(&mut rig, before);
         let ends: Vec<_> = (1..=SEGMENTS)
             .map(|n| start.wrapping_add(n * 1000))
             .collect();
@@ -172,38 +171,38 @@ fn a_segment_that_comes_twice_at_once_is_promised_once() {
 }
 
 #[test]
-fn of_neighbours_that_race_no_more_is_promised_than_is_in_order() {
+fn neighbouring_segments_that_race_are_acknowledged_in_order_only() {
     let Some(cpus) = two_cpus() else { return };
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(WIDE);
     conn.open_and_prove(&mut rig);
-    let mut promised = 0;
+    let mut early_acked = 0;
     for round in 0..300 {
         let before = rig.exits("acked");
         let start = conn.peer_seq;
         let pair = [conn.data(1000), conn.data(500)];
         let mut frames = pair.each_ref().map(|data| vec![rig.frame(false, data)]);
-        // The first takes longer, for a copy is made of it: the second comes a little later, more or less.
+        // The first takes longer, because it is copied: the second comes a little later.
         for _ in 0..round % 8 {
             frames[0].push(marker(false));
             frames[1].insert(0, marker(false));
         }
         write_at_once(cpus, [(&rig.peer, &frames[0]), (&rig.peer, &frames[1])]);
-        let acks = at_peer_in_the_end(&mut rig, before);
+        let acks = acks_at_peer(&mut rig, before);
         let first = start.wrapping_add(1000);
         let told = numbers(&acks, start);
-        // Nothing, where the second has overtaken the first and made it old (PAWS); else the first, and
-        // its neighbour if that came later.
+        // No ACK, if the second overtook the first and made it old (PAWS); otherwise for the first,
+        // and for its neighbour if that came later.
         assert!(
             [first, conn.peer_seq].starts_with(&told),
             "{told:?} from {start}"
         );
-        promised += told.len();
+        early_acked += told.len();
         assert_eq!(rig.at_guest().len(), 2);
         rig.checker.settle();
         guest_takes(&mut rig, &mut conn);
     }
-    assert!(promised > 0, "nothing was tried");
+    assert!(early_acked > 0, "nothing was tried");
     let data = conn.data(1000);
     rig.peer_sends(&data);
     assert_eq!(rig.at_peer().len(), 1);
@@ -211,7 +210,7 @@ fn of_neighbours_that_race_no_more_is_promised_than_is_in_order() {
 }
 
 #[test]
-fn what_the_guest_says_meanwhile_takes_no_promise_back() {
+fn a_concurrent_ack_of_the_guest_revokes_no_early_ack() {
     const SEGMENTS: u32 = 100;
     let Some(cpus) = two_cpus() else { return };
     let mut rig = Rig::new(500, ON);
@@ -221,7 +220,7 @@ fn what_the_guest_says_meanwhile_takes_no_promise_back() {
     for round in 1..=20 {
         let before = rig.exits("acked");
         let start = conn.peer_seq;
-        // Of what came in the round before, segment by segment; its application does not read.
+        // Of the previous round, segment by segment; its application does not read.
         let words: Vec<_> = (0..SEGMENTS)
             .map(|n| {
                 if round > 1 {
@@ -238,7 +237,7 @@ fn what_the_guest_says_meanwhile_takes_no_promise_back() {
         write_at_once(cpus, [(&rig.peer, &data), (&rig.guest, &words)]);
         assert_eq!(rig.exits("acked") - before, u64::from(SEGMENTS));
         assert_eq!(rig.flow().next_seq, conn.peer_seq, "round {round}");
-        let told = at_peer_in_the_end(&mut rig, before);
+        let told = acks_at_peer(&mut rig, before);
         let highest = numbers(&told, start.wrapping_sub(1 << 30)).pop();
         assert_eq!(highest, Some(conn.peer_seq));
         assert_eq!(rig.at_guest().len() as u32, SEGMENTS);

@@ -1,4 +1,4 @@
-//! What is acknowledged for the guest, and how.
+//! Which segments are acknowledged early, and how.
 
 use taut_snoop::wire::{Config, Mode};
 
@@ -24,7 +24,7 @@ pub(crate) const ON: Config = Config {
     full: false,
 };
 
-/// Three segments are acknowledged while the guest does not look, each as the guest would.
+/// Three segments are acknowledged while the guest does not read, each as the guest would.
 fn three_segments(rig: &mut Rig, terms: Terms, len: usize) {
     let mut conn = Conn::new(terms);
     conn.open_and_prove(rig);
@@ -42,7 +42,7 @@ fn three_segments(rig: &mut Rig, terms: Terms, len: usize) {
 }
 
 #[test]
-fn segments_in_order_are_acknowledged_as_the_guest_would() {
+fn segments_in_order_are_acknowledged_as_by_the_guest() {
     for v6 in [false, true] {
         for checksum in [Checksum::Full, Checksum::Partial] {
             for timestamps in [false, true] {
@@ -59,7 +59,7 @@ fn segments_in_order_are_acknowledged_as_the_guest_would() {
 }
 
 #[test]
-fn frames_that_are_many_segments_get_one_acknowledgement() {
+fn a_frame_of_many_segments_gets_one_ack() {
     for v6 in [false, true] {
         let mut rig = Rig::new(500, ON);
         rig.v6 = v6;
@@ -72,7 +72,7 @@ fn frames_that_are_many_segments_get_one_acknowledgement() {
 }
 
 #[test]
-fn every_window_scale_and_size_of_segment_does() {
+fn every_window_scale_and_segment_size_works() {
     for scale in 0..=14 {
         let mut rig = Rig::new(500, ON);
         let terms = Terms {
@@ -113,7 +113,7 @@ fn sequence_numbers_may_wrap() {
 }
 
 #[test]
-fn the_timestamp_that_comes_back_is_the_segments_own() {
+fn an_early_ack_echoes_the_segments_timestamp() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -154,7 +154,7 @@ fn nothing_beyond_the_guests_right_edge_is_acknowledged() {
 }
 
 #[test]
-fn what_the_ring_does_not_take_is_not_acknowledged() {
+fn a_segment_that_the_ring_refuses_is_not_acknowledged() {
     let mut rig = Rig::new(8, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -168,7 +168,7 @@ fn what_the_ring_does_not_take_is_not_acknowledged() {
     assert_eq!(rig.flow().mode, Mode::UnexpectedSeq);
     assert_eq!(rig.at_guest().len(), acked);
     rig.checker.settle();
-    // The guest has taken it, and the peer repeats what was lost.
+    // The guest has acknowledged it, and the peer retransmits the lost one.
     let ack = conn.guest_acks(rig.flow().next_seq);
     rig.guest_sends(&ack);
     rig.at_peer();
@@ -199,7 +199,7 @@ fn many_small_segments_are_charged_as_full_ones() {
 }
 
 #[test]
-fn a_window_is_promised_to_its_last_byte() {
+fn a_window_is_acknowledged_to_its_last_byte() {
     for timestamps in [false, true] {
         let terms = Terms {
             timestamps,
@@ -223,10 +223,9 @@ fn a_window_is_promised_to_its_last_byte() {
     }
 }
 
-/// What small segments take is given back, also where there is always something that the guest has not
-/// acknowledged.
+/// The overhead of small segments is released, even if the guest always has unacknowledged data.
 #[test]
-fn a_flow_that_never_rests_does_not_use_its_window_up() {
+fn a_flow_that_is_never_idle_does_not_use_up_its_window() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -248,7 +247,7 @@ fn a_flow_that_never_rests_does_not_use_its_window_up() {
 }
 
 #[test]
-fn every_length_of_data_is_summed_up_rightly() {
+fn the_checksum_is_verified_for_every_length() {
     for v6 in [false, true] {
         let mut rig = Rig::new(500, ON);
         rig.v6 = v6;
@@ -283,7 +282,7 @@ fn a_segment_whose_checksum_is_wrong_is_not_acknowledged() {
             assert_eq!(rig.at_peer(), []);
             assert_eq!(rig.exits("checksum"), 1);
             assert_eq!(rig.flow().mode, Mode::UnexpectedSeq);
-            // It is repeated, and this time arrives whole.
+            // It is retransmitted, and this time arrives intact.
             rig.checksum = Checksum::Full;
             rig.empty_unread();
             rig.peer_sends(&data);
@@ -374,7 +373,7 @@ fn a_frame_that_the_tap_gets_in_parts_is_not_acknowledged() {
         rig.guest.set_segmentation_offload(false).unwrap();
         let mut conn = Conn::new(Terms::default());
         conn.open_and_prove(&mut rig);
-        // Each part may be lost, and only the last one's fate would be known.
+        // Each part may be lost, and only the last one's result would be known.
         let data = conn.data(20_000);
         rig.peer_sends(&data);
         assert_eq!(rig.at_peer(), []);
@@ -390,7 +389,7 @@ fn a_frame_that_the_tap_gets_in_parts_is_not_acknowledged() {
 }
 
 #[test]
-fn no_flow_is_told_of_more_than_its_share_of_the_ring() {
+fn no_flow_gets_a_window_beyond_its_share_of_the_ring() {
     let mut rig = Rig::new(100, Config { ring: 40, ..ON });
     let terms = |port| Terms {
         scale: None,
@@ -436,7 +435,7 @@ fn no_flow_is_told_of_more_than_its_share_of_the_ring() {
     rig.guest_sends(&wider);
     let seen = rig.at_peer();
     assert_eq!((seen[0].ack, seen[0].window), (second.peer_seq, 19_000));
-    // When the other has nothing there any more, it has all of it.
+    // When the other has no more data there, it gets all of it.
     rig.configure(Config { ring: 40, ..ON });
     let data = second.data(1000);
     rig.peer_sends(&data);
@@ -444,7 +443,7 @@ fn no_flow_is_told_of_more_than_its_share_of_the_ring() {
 }
 
 #[test]
-fn no_window_that_is_open_is_closed_however_small_the_buffer_is() {
+fn a_small_buffer_closes_no_open_window() {
     for scale in [7, 12, 14] {
         let config = Config {
             buf_size: 4096,
@@ -468,7 +467,7 @@ fn no_window_that_is_open_is_closed_however_small_the_buffer_is() {
             rig.at_guest();
             let ack = conn.guest_acks(conn.peer_seq);
             rig.guest_sends(&ack);
-            // (Where it says nothing new it is dropped.)
+            // (Without news it is dropped.)
             for ack in rig.at_peer() {
                 assert!(ack.window > 0, "scale {scale}");
             }
@@ -477,7 +476,7 @@ fn no_window_that_is_open_is_closed_however_small_the_buffer_is() {
 }
 
 #[test]
-fn what_is_not_for_the_guest_or_nothing_it_would_take_is_not_acknowledged() {
+fn a_segment_that_the_guest_would_not_accept_is_not_acknowledged() {
     for odd in 0..4 {
         let mut rig = Rig::new(500, ON);
         let mut conn = Conn::new(Terms::default());
@@ -500,7 +499,7 @@ fn what_is_not_for_the_guest_or_nothing_it_would_take_is_not_acknowledged() {
 }
 
 #[test]
-fn a_device_that_has_super_frames_cut_up_by_their_size_gets_them_in_parts() {
+fn a_super_frame_beyond_the_devices_limit_is_not_acknowledged() {
     let mut rig = Rig::new(500, ON);
     rig.ip("link set guest gso_max_size 16000");
     let mut conn = Conn::new(Terms::default());
@@ -512,7 +511,7 @@ fn a_device_that_has_super_frames_cut_up_by_their_size_gets_them_in_parts() {
 }
 
 #[test]
-fn a_ring_of_millions_of_places_narrows_nothing() {
+fn a_ring_of_millions_of_places_narrows_no_window() {
     // With segments of 1000, 32 bits wrap to 296 bytes.
     let mut rig = Rig::new(
         100,
@@ -535,7 +534,7 @@ fn a_ring_of_millions_of_places_narrows_nothing() {
 }
 
 #[test]
-fn the_largest_segments_and_frames_do_too() {
+fn the_largest_segments_and_frames_work() {
     for v6 in [false, true] {
         let mut rig = Rig::new(500, ON);
         rig.v6 = v6;

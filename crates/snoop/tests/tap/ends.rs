@@ -1,4 +1,4 @@
-//! Flows that are never touched, and how flows end.
+//! Flows in BYPASS, and how flows end.
 
 use taut_snoop::wire::{Bypass, Flow, Mode};
 
@@ -6,7 +6,7 @@ use crate::conn::{Conn, Terms};
 use crate::early_ack::ON;
 use crate::rig::{ACK, CWR, ECE, FIN, PSH, RST, Rig, Segment, URG};
 
-/// A connection whose SYN has an option too, and whose SYN-ACK has another.
+/// A connection whose SYN has an extra option, and whose SYN-ACK has another.
 fn opened_with(rig: &mut Rig, offer: &[u8], answer: &[u8]) -> Conn {
     let mut conn = Conn::new(Terms::default());
     let with = |mut segment: Segment, option: &[u8]| {
@@ -42,7 +42,7 @@ const COOKIE_REQUEST: &[u8] = &[34, 2];
 const UNKNOWN: &[u8] = &[253, 4, 0, 0];
 
 #[test]
-fn whoever_must_not_be_touched_is_not() {
+fn flows_with_options_that_forbid_it_are_bypassed() {
     let cases: [(&[u8], &[u8], Bypass); 6] = [
         (MD5, &[], Bypass::Md5),
         (&[], MD5, Bypass::Md5),
@@ -62,9 +62,9 @@ fn whoever_must_not_be_touched_is_not() {
     }
 }
 
-/// More and more clients offer what few servers accept.
+/// Many clients offer options that few servers accept.
 #[test]
-fn what_a_syn_offers_and_the_guest_does_not_accept_is_no_reason() {
+fn an_option_that_the_guest_declines_does_not_bypass_the_flow() {
     for (offer, answer) in [
         (MP_CAPABLE, &[][..]),
         (UNKNOWN, &[]),
@@ -80,9 +80,10 @@ fn what_a_syn_offers_and_the_guest_does_not_accept_is_no_reason() {
     }
 }
 
-/// AE, CWR and ECE are in the SYN, and what the SYN-ACK has of them is the answer (RFC 9768 3.1.1, table 2).
+/// AE, CWR and ECE are in the SYN, and their state in the SYN-ACK is the answer (RFC 9768 3.1.1,
+/// table 2).
 #[test]
-fn who_counts_each_mark_is_not_touched() {
+fn a_flow_that_counts_each_mark_is_bypassed() {
     for flags in 0..8 {
         let (ae, cwr, ece) = (flags & 4 != 0, flags & 2 != 0, flags & 1 != 0);
         let accepted = !matches!(flags, 0b000 | 0b001 | 0b111);
@@ -105,7 +106,7 @@ fn who_counts_each_mark_is_not_touched() {
 }
 
 #[test]
-fn plain_ecn_in_the_syn_is_no_reason() {
+fn classic_ecn_in_the_syn_does_not_bypass_the_flow() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     let mut syn = conn.syn();
@@ -121,7 +122,7 @@ fn plain_ecn_in_the_syn_is_no_reason() {
 }
 
 #[test]
-fn urgent_data_and_the_end_are_the_guests() {
+fn urgent_data_and_a_fin_are_left_to_the_guest() {
     for (flags, why) in [
         (URG | ACK, Bypass::Urgent),
         (FIN | ACK | PSH, Bypass::Closing),
@@ -139,7 +140,7 @@ fn urgent_data_and_the_end_are_the_guests() {
 }
 
 #[test]
-fn when_the_guest_closes_nothing_more_is_promised() {
+fn after_the_guests_fin_there_are_no_early_acks() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -153,7 +154,7 @@ fn when_the_guest_closes_nothing_more_is_promised() {
 }
 
 #[test]
-fn a_reset_of_either_end_is_the_end_and_the_ports_may_be_used_again() {
+fn a_reset_of_either_end_ends_the_flow_and_its_ports_may_be_reused() {
     for from_guest in [false, true] {
         let mut rig = Rig::new(500, ON);
         let mut conn = Conn::new(Terms::default());
@@ -185,7 +186,7 @@ fn a_reset_of_either_end_is_the_end_and_the_ports_may_be_used_again() {
 }
 
 #[test]
-fn a_new_handshake_over_an_old_flow_begins_anew() {
+fn a_new_handshake_restarts_an_old_flow() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -200,7 +201,7 @@ fn a_new_handshake_over_an_old_flow_begins_anew() {
 }
 
 #[test]
-fn an_option_that_nobody_knows_is_the_guests_to_judge() {
+fn a_segment_with_an_unknown_option_is_left_to_the_guest() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -212,7 +213,7 @@ fn an_option_that_nobody_knows_is_the_guests_to_judge() {
 }
 
 #[test]
-fn data_that_the_guest_takes_with_the_syn_is_the_end_and_data_that_it_does_not_take_is_not() {
+fn only_data_in_the_syn_that_the_guest_takes_bypasses_the_flow() {
     for taken in [true, false] {
         let mut rig = Rig::new(500, ON);
         let mut conn = Conn::new(Terms::default());
@@ -240,9 +241,9 @@ fn data_that_the_guest_takes_with_the_syn_is_the_end_and_data_that_it_does_not_t
     }
 }
 
-/// A flow whose two FINs are acknowledged has no place in the table any more.
+/// A flow whose two FINs are acknowledged leaves the table.
 #[test]
-fn a_flow_that_both_ends_have_closed_is_forgotten() {
+fn a_flow_that_both_ends_have_closed_is_removed() {
     for (first, with_data) in [(true, false), (false, false), (true, true)] {
         let mut rig = Rig::new(500, ON);
         let mut conn = Conn::new(Terms::default());
@@ -279,9 +280,9 @@ fn flows(rig: &Rig) -> usize {
     rig.program.as_ref().unwrap().flows().unwrap().len()
 }
 
-/// Nobody's SYN takes a place from a connection, however many come.
+/// SYNs take no room from connections, however many come.
 #[test]
-fn syns_that_the_guest_does_not_answer_have_no_place_in_the_table() {
+fn unanswered_syns_take_no_room_in_the_table() {
     let mut rig = Rig::new(500, ON);
     for port in 1000..1200 {
         let syn = Conn::new(Terms {

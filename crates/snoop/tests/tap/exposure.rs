@@ -1,4 +1,4 @@
-//! What the guest says counts more than what was taken for granted, and that has a bound.
+//! The guest's own ACKs override assumptions, and exposure is limited.
 
 use taut_snoop::wire::{Bypass, Config, Mode};
 
@@ -6,7 +6,7 @@ use crate::conn::{Conn, Terms};
 use crate::early_ack::ON;
 use crate::rig::{Rig, Segment};
 
-/// A connection of which five segments were acknowledged early. The guest has looked at none.
+/// A connection with five early-acknowledged segments, none of which the guest has read.
 fn five_early(rig: &mut Rig) -> Conn {
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(rig);
@@ -41,9 +41,9 @@ fn from_guest(rig: &Rig, exit: &str) -> u64 {
     program.from_guest().unwrap().of(exit)
 }
 
-/// As Linux says it when it has dropped what it has no buffer for.
+/// As Linux does after it dropped data for lack of buffer.
 #[test]
-fn a_window_that_is_closed_behind_what_was_acknowledged_early_is_a_contradiction() {
+fn a_window_that_closes_behind_the_acknowledged_edge_is_a_contradiction() {
     for taken in [0, 1000, 4000] {
         let mut rig = Rig::new(500, ON);
         let mut conn = five_early(&mut rig);
@@ -57,7 +57,7 @@ fn a_window_that_is_closed_behind_what_was_acknowledged_early_is_a_contradiction
 fn a_window_that_shrinks_is_a_contradiction() {
     let mut rig = Rig::new(500, ON);
     let mut conn = five_early(&mut rig);
-    // Still beyond what was acknowledged early, but less than was offered.
+    // Still beyond the acknowledged edge, but less than was advertised.
     let mut shrunk = conn.guest_acks(conn.guest_ack + 1000);
     shrunk.window -= (1000 >> 7) + 2;
     contradicts(&mut rig, &mut conn, &shrunk);
@@ -65,7 +65,7 @@ fn a_window_that_shrinks_is_a_contradiction() {
 
 /// Windows are in units of the scale (RFC 7323 2.3).
 #[test]
-fn a_window_that_is_rounded_down_is_none() {
+fn a_window_that_is_rounded_down_is_no_contradiction() {
     let mut rig = Rig::new(500, ON);
     let mut conn = five_early(&mut rig);
     let mut ack = conn.guest_acks(conn.guest_ack + 1001);
@@ -76,11 +76,11 @@ fn a_window_that_is_rounded_down_is_none() {
 }
 
 #[test]
-fn a_window_that_is_used_up_is_none() {
+fn a_window_that_is_used_up_is_no_contradiction() {
     let mut rig = Rig::new(500, ON);
     let mut conn = five_early(&mut rig);
     let edge = conn.guest_ack + conn.terms.window;
-    // It takes one after the other, and its application reads nothing.
+    // It takes one after the other, and its application reads none.
     for n in 1..=5 {
         let ack = conn.guest_ack + 1000;
         conn.terms.window = edge - ack;
@@ -91,7 +91,7 @@ fn a_window_that_is_used_up_is_none() {
     assert_eq!(from_guest(&rig, "contradicted"), 0);
 }
 
-/// Segments of the guest's may overtake one another on their way to the tap.
+/// Segments of the guest may overtake one another on their way to the tap.
 #[test]
 fn an_old_acknowledgement_is_no_contradiction() {
     let mut rig = Rig::new(500, ON);
@@ -104,7 +104,7 @@ fn an_old_acknowledgement_is_no_contradiction() {
 }
 
 #[test]
-fn no_more_is_acknowledged_early_than_may_be_exposed() {
+fn early_acks_stay_within_the_exposure() {
     let mut rig = Rig::new(
         500,
         Config {
@@ -139,7 +139,7 @@ fn no_more_is_acknowledged_early_than_may_be_exposed() {
 }
 
 #[test]
-fn nothing_more_is_acknowledged_early_for_a_guest_that_has_acknowledged_nothing_for_long() {
+fn early_acks_stop_for_a_guest_without_progress() {
     let mut rig = Rig::new(
         500,
         Config {
@@ -152,7 +152,7 @@ fn nothing_more_is_acknowledged_early_for_a_guest_that_has_acknowledged_nothing_
         ..Terms::default()
     });
     conn.open_and_prove(&mut rig);
-    // The clock goes on within a few milliseconds, and the window is wide enough for that.
+    // The clock advances by a few milliseconds, and the window is wide enough for that.
     let mut data = conn.data(1000);
     rig.peer_sends(&data);
     while rig.at_peer().len() == 1 {
@@ -172,7 +172,7 @@ fn nothing_more_is_acknowledged_early_for_a_guest_that_has_acknowledged_nothing_
 }
 
 #[test]
-fn without_room_for_a_copy_nothing_is_acknowledged_early() {
+fn without_room_for_a_copy_there_is_no_early_ack() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms {
         window: 1 << 30,
@@ -200,7 +200,7 @@ fn without_room_for_a_copy_nothing_is_acknowledged_early() {
 }
 
 #[test]
-fn each_segment_that_is_acknowledged_early_has_a_copy() {
+fn every_early_acknowledged_segment_has_a_copy() {
     for (len, segment) in [(1, 1), (1448, 1448), (8900, 1448), (60_000, 1448)] {
         for v6 in [false, true] {
             let mut rig = Rig::new(500, ON);
@@ -222,7 +222,7 @@ fn each_segment_that_is_acknowledged_early_has_a_copy() {
             assert_eq!((copy.seq, copy.len), (data.seq, len as u32));
             assert_eq!(copy.segment as usize, segment);
             assert_eq!(copy.key.peer.port(), 5000);
-            // Behind the device's own header; the checksum may be the device's to finish.
+            // Behind the device's own header; the device may have to complete the checksum.
             let data_at = copy.l4_at + copy.header;
             assert!(copy.frame[data_at..] == frame[10 + data_at..]);
         }
@@ -231,7 +231,7 @@ fn each_segment_that_is_acknowledged_early_has_a_copy() {
 
 /// An ACK reports data that the receiver has beyond a hole (RFC 2018 4).
 #[test]
-fn an_early_acknowledgement_tells_of_what_the_guest_has_beyond_a_hole() {
+fn an_early_ack_carries_the_guests_sack_block() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -251,7 +251,7 @@ fn an_early_acknowledgement_tells_of_what_the_guest_has_beyond_a_hole() {
     assert_eq!(seen.len(), 1);
     assert_eq!(seen[0].ack, second.seq);
     assert_eq!(seen[0].options[12..], ack.options[12..]);
-    // With the hole filled it is no more than what the number will say.
+    // Once the hole is filled, the acknowledgment number covers it.
     let second = conn.again(&second);
     rig.peer_sends(&second);
     let seen = rig.at_peer();

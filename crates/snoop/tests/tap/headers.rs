@@ -1,4 +1,5 @@
-//! What is no plain TCP: it passes as it came, says nothing of any flow, and the flows beside it go on.
+//! Frames that are not plain TCP pass unchanged, teach the programs nothing, and do not disturb
+//! flows.
 
 use etherparse::{IpFragOffset, IpNumber, Ipv4Header, Ipv4Options};
 use taut_snoop::wire::Mode;
@@ -8,16 +9,16 @@ use crate::conn::{Conn, Terms};
 use crate::early_ack::ON;
 use crate::rig::{Rig, Segment};
 
-/// Where the type of Ethernet's is in a frame with the device's header, and where IP begins.
+/// Offsets of the Ethernet type in a frame with the device's header, and of IP.
 const TYPE_AT: usize = VnetHeader::LEN + 12;
 const IP_AT: usize = TYPE_AT + 2;
 
 const IPV6_LEN: usize = 40;
 
-/// A way to make a frame something else.
+/// A change of a frame.
 type Change = (&'static str, fn(&[u8]) -> Vec<u8>);
 
-/// With another header of IPv4's, whose length and sum are right.
+/// With another IPv4 header, whose length and checksum are right.
 fn with_ipv4(frame: &[u8], change: impl FnOnce(&mut Ipv4Header)) -> Vec<u8> {
     let (mut ip, rest) = Ipv4Header::from_slice(&frame[IP_AT..]).unwrap();
     change(&mut ip);
@@ -26,7 +27,8 @@ fn with_ipv4(frame: &[u8], change: impl FnOnce(&mut Ipv4Header)) -> Vec<u8> {
     [&frame[..IP_AT], &ip.to_bytes(), rest].concat()
 }
 
-/// With a header of this number between IPv6's and TCP's: eight bytes, the first of which is to name TCP.
+/// With an extension header of this number between IPv6 and TCP: eight bytes, the first of which
+/// names TCP.
 fn with_ipv6_header(frame: &[u8], number: IpNumber, rest: [u8; 7]) -> Vec<u8> {
     let mut frame = frame.to_vec();
     let len = u16::from_be_bytes([frame[IP_AT + 4], frame[IP_AT + 5]]) + 8;
@@ -37,7 +39,7 @@ fn with_ipv6_header(frame: &[u8], number: IpNumber, rest: [u8; 7]) -> Vec<u8> {
     frame
 }
 
-/// With these bytes before the type of what is carried.
+/// With these bytes before the Ethernet type.
 fn with_tags(frame: &[u8], tags: &[u8]) -> Vec<u8> {
     [&frame[..TYPE_AT], tags, &frame[TYPE_AT..]].concat()
 }
@@ -117,7 +119,7 @@ const IPV6: &[Change] = &[
     }),
 ];
 
-/// The kernel takes one tag out of the frame, and no more than that.
+/// The kernel takes one tag out of the frame, and no more.
 const ETHERNET: &[Change] = &[
     ("a tag within a tag (IEEE 802.1ad)", |frame| {
         with_tags(frame, &[0x88, 0xa8, 0, 7, 0x81, 0, 0, 5])
@@ -135,7 +137,7 @@ fn changes(v6: bool) -> impl Iterator<Item = &'static Change> {
 }
 
 /// The peer sends a segment that is acknowledged at once, and the guest gets it.
-fn is_promised(rig: &mut Rig, conn: &Conn, data: &Segment, what: &str) {
+fn assert_early_acked(rig: &mut Rig, conn: &Conn, data: &Segment, what: &str) {
     rig.peer_sends(data);
     let acks = rig.at_peer();
     assert_eq!(acks.len(), 1, "{what}");
@@ -146,7 +148,7 @@ fn is_promised(rig: &mut Rig, conn: &Conn, data: &Segment, what: &str) {
 }
 
 #[test]
-fn towards_the_guest_it_passes_untouched_and_is_not_acknowledged() {
+fn towards_the_guest_such_a_frame_passes_unchanged_without_an_early_ack() {
     for v6 in [false, true] {
         let mut rig = Rig::new(500, ON);
         rig.v6 = v6;
@@ -161,8 +163,8 @@ fn towards_the_guest_it_passes_untouched_and_is_not_acknowledged() {
             assert_eq!(rig.exits("not_tcp") - exits, 1, "{what}");
             assert_eq!(rig.frames_at(true), [&odd[VnetHeader::LEN..]], "{what}");
             assert_eq!(rig.flow(), flow, "{what}");
-            // As itself it is acknowledged, and only now.
-            is_promised(&mut rig, &conn, &data, what);
+            // Unchanged it is acknowledged, and only now.
+            assert_early_acked(&mut rig, &conn, &data, what);
             let ack = conn.guest_acks(conn.peer_seq);
             rig.guest_sends(&ack);
             assert_eq!(rig.at_peer(), [ack], "{what}");
@@ -171,7 +173,7 @@ fn towards_the_guest_it_passes_untouched_and_is_not_acknowledged() {
 }
 
 #[test]
-fn from_the_guest_it_passes_untouched_and_nothing_is_learnt() {
+fn from_the_guest_such_a_frame_passes_unchanged_and_teaches_nothing() {
     for v6 in [false, true] {
         let mut rig = Rig::new(500, ON);
         rig.v6 = v6;
@@ -179,8 +181,8 @@ fn from_the_guest_it_passes_untouched_and_nothing_is_learnt() {
         conn.open_and_prove(&mut rig);
         for (what, change) in changes(v6) {
             let data = conn.data(1000);
-            is_promised(&mut rig, &conn, &data, what);
-            // It says what would be lifted, and a clock that would be learnt.
+            assert_early_acked(&mut rig, &conn, &data, what);
+            // It has a number that would be raised, and a timestamp that would be learnt.
             let mut word = conn.guest_data(100);
             let flow = rig.flow();
             let odd = change(&rig.frame(true, &word));
@@ -199,7 +201,7 @@ fn from_the_guest_it_passes_untouched_and_nothing_is_learnt() {
     }
 }
 
-/// A guest throws these away for what IP says of them: the TCP in them is right.
+/// A guest drops these because of their IP header: the TCP in them is right.
 #[test]
 fn a_segment_whose_ip_header_is_wrong_is_not_acknowledged() {
     let wrong: &[(bool, Change)] = &[
@@ -248,11 +250,12 @@ fn a_segment_whose_ip_header_is_wrong_is_not_acknowledged() {
             [&odd[VnetHeader::LEN..]],
             "{v6} {what}"
         );
-        is_promised(&mut rig, &conn, &data, what);
+        assert_early_acked(&mut rig, &conn, &data, what);
     }
 }
 
-/// RFC 5961 5.2: older by more than the widest window that the peer has offered, it is thrown away.
+/// RFC 5961 5.2: a segment whose ACK is older by more than the widest window that the peer
+/// advertised is dropped.
 #[test]
 fn a_segment_whose_acknowledgement_is_too_old_for_the_guest_is_not_acknowledged() {
     let mut rig = Rig::new(500, ON);

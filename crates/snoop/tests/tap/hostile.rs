@@ -1,5 +1,5 @@
-//! Bytes of strangers: whatever comes, it passes, and nothing is acknowledged that the guest would not
-//! take. What the guest would do is said here once more, from the RFCs and not from the programs.
+//! Arbitrary bytes pass, and nothing is acknowledged that the guest would not accept. What the
+//! guest would do is stated here once more, from the RFCs and not from the programs.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -15,20 +15,20 @@ use crate::conn::{Conn, SERVER, Terms};
 use crate::early_ack::ON;
 use crate::rig::{ACK, FIN, PSH, RST, Rig, SYN, URG, fold, internet_sum};
 
-/// TC_ACT_UNSPEC: the packet goes on.
+/// TC_ACT_UNSPEC: the packet continues.
 const PASS: i32 = -1;
 
-/// Where the type of Ethernet's is, and IP begins.
+/// Offsets of the Ethernet type and of IP.
 const TYPE_AT: usize = 12;
 const IP_AT: usize = 14;
 
-/// Those whose tag the kernel takes out of the frame, or throws the frame away for.
+/// Types whose tag the kernel removes from the frame, or drops the frame for.
 const TAGGED: [[u8; 2]; 2] = [[0x81, 0], [0x88, 0xa8]];
 
-/// TCP's fields that the programs may change in what a guest sends: number, window, checksum.
+/// The TCP fields that the programs may change in a guest's segment: number, window, checksum.
 const LIFTED: [Range<usize>; 3] = [8..12, 14..16, 16..18];
 
-/// One change of a frame's.
+/// One change of a frame.
 #[derive(Clone, Debug)]
 enum Change {
     Flip { at: usize, bits: u8 },
@@ -37,11 +37,11 @@ enum Change {
     Append { bytes: Vec<u8> },
 }
 
-/// What is done to a frame.
+/// All changes of a frame.
 #[derive(Clone, Debug)]
 struct Changes {
     changes: Vec<Change>,
-    /// TCP's checksum is made right again: only then is anything else looked at.
+    /// TCP's checksum is corrected, without which the rest is not examined.
     summed: bool,
 }
 
@@ -68,7 +68,7 @@ fn changes() -> impl Strategy<Value = Changes> {
 // === impl Changes ===
 
 impl Changes {
-    /// The frame, without the device's header, changed.
+    /// Returns the changed frame without the device's header.
     fn of(&self, frame: &[u8]) -> Vec<u8> {
         let mut frame = frame.to_vec();
         for change in &self.changes {
@@ -94,7 +94,7 @@ impl Changes {
     }
 }
 
-/// Where the parts of a frame are that is IP with TCP in it.
+/// Offsets of the parts of a frame with TCP in IP.
 struct Parts {
     v6: bool,
     tcp_at: usize,
@@ -103,7 +103,7 @@ struct Parts {
 }
 
 impl Parts {
-    /// Nothing, if a host would not look for TCP there (RFC 791 3.1, RFC 8200 3, RFC 9293 3.1).
+    /// Returns `None` if a host would not find TCP there (RFC 791 3.1, RFC 8200 3, RFC 9293 3.1).
     fn of(frame: &[u8]) -> Option<Self> {
         let ip = frame.get(IP_AT..)?;
         let word = |at: usize| {
@@ -136,7 +136,7 @@ impl Parts {
         })
     }
 
-    /// The sum of the pseudo-header, of TCP's and of the data.
+    /// Returns the sum of the pseudo-header, of TCP and of the data.
     fn sum(&self, frame: &[u8]) -> u64 {
         let addrs = match self.v6 {
             false => &frame[IP_AT + 12..IP_AT + 20],
@@ -151,7 +151,7 @@ impl Parts {
     }
 }
 
-/// Makes the sums of IP's header and of TCP right, where they are.
+/// Corrects the checksums of IP and TCP, if they exist.
 fn sum_up(frame: &mut [u8]) {
     sum_up_ip(frame);
     let Some(parts) = Parts::of(frame) else {
@@ -184,7 +184,7 @@ fn before(a: u32, b: u32) -> bool {
     a.wrapping_sub(b).cast_signed() < 0
 }
 
-/// What the guest would have after this frame, if it takes anything of it.
+/// Returns what the guest would have after this frame, if it accepts any of it.
 fn guest_would_have(frame: &[u8], was: &[u8], conn: &Conn, clock: u32) -> Option<u32> {
     let parts = Parts::of(frame)?;
     let as_it_was = Parts::of(was)?;
@@ -221,8 +221,8 @@ fn runner(cases: u32) -> TestRunner {
     })
 }
 
-/// A new connection in the place of all that were there.
-fn anew(rig: &mut Rig, isn: u32) -> Conn {
+/// Replaces all flows by a new connection.
+fn fresh_connection(rig: &mut Rig, isn: u32) -> Conn {
     let program = rig.program.as_ref().unwrap();
     for (key, _) in program.flows().unwrap() {
         program.forget(&key).unwrap();
@@ -245,14 +245,14 @@ fn is_tagged(frame: &[u8]) -> bool {
 }
 
 #[test]
-fn of_a_segment_that_was_changed_only_what_the_guest_would_take_is_acknowledged() {
+fn a_mutated_segment_is_acknowledged_only_if_the_guest_would_accept_it() {
     for v6 in [false, true] {
         let rig = RefCell::new(Rig::new(500, ON));
         rig.borrow_mut().v6 = v6;
         let acked = RefCell::new(0);
         let check = |(changes, isn): (Changes, u32)| {
             let rig = &mut *rig.borrow_mut();
-            let mut conn = anew(rig, isn);
+            let mut conn = fresh_connection(rig, isn);
             let clock = conn.peer_clock;
             let whole = rig.frame(false, &conn.data(1000));
             let was = &whole[VnetHeader::LEN..];
@@ -283,7 +283,7 @@ fn of_a_segment_that_was_changed_only_what_the_guest_would_take_is_acknowledged(
 }
 
 #[test]
-fn of_a_guests_segment_that_was_changed_nothing_is_lost_but_what_says_nothing() {
+fn of_mutated_guest_segments_only_acks_without_news_are_dropped() {
     for v6 in [false, true] {
         let rig = RefCell::new(Rig::new(500, ON));
         rig.borrow_mut().v6 = v6;
@@ -291,14 +291,14 @@ fn of_a_guests_segment_that_was_changed_nothing_is_lost_but_what_says_nothing() 
         let lifted = RefCell::new(0);
         let check = |(changes, isn, len): (Changes, u32, usize)| {
             let rig = &mut *rig.borrow_mut();
-            let mut conn = anew(rig, isn);
+            let mut conn = fresh_connection(rig, isn);
             let edge = conn.guest_ack.wrapping_add(conn.terms.window);
             for _ in 0..3 {
                 let data = conn.data(1000);
                 rig.peer_sends(&data);
             }
             prop_assert_eq!(rig.at_peer().len(), 3);
-            // The guest has taken one of three, and read nothing.
+            // The guest has acknowledged one of three, and its application has read nothing.
             conn.guest_ack = conn.guest_ack.wrapping_add(1000);
             conn.terms.window = edge.wrapping_sub(conn.guest_ack);
             let whole = rig.frame(true, &conn.guest_data(len));
@@ -309,7 +309,7 @@ fn of_a_guests_segment_that_was_changed_nothing_is_lost_but_what_says_nothing() 
             if is_tagged(&frame) {
                 return Ok(());
             }
-            let promised = conn.peer_seq;
+            let early_acked = conn.peer_seq;
             let Some(got) = seen.pop() else {
                 let parts = Parts::of(&frame);
                 prop_assert!(parts.is_some(), "no TCP, and dropped");
@@ -317,7 +317,7 @@ fn of_a_guests_segment_that_was_changed_nothing_is_lost_but_what_says_nothing() 
                 let tcp = parts.tcp(&frame);
                 prop_assert_eq!(parts.data_at, parts.end, "data");
                 prop_assert_eq!(tcp[13] & (SYN | FIN | RST | URG | ACK), ACK);
-                prop_assert!(before(long(tcp, 8), promised), "the last word");
+                prop_assert!(before(long(tcp, 8), early_acked), "the last word");
                 *dropped.borrow_mut() += 1;
                 return Ok(());
             };
@@ -325,7 +325,8 @@ fn of_a_guests_segment_that_was_changed_nothing_is_lost_but_what_says_nothing() 
             if got == frame {
                 return Ok(());
             }
-            // It was TCP, and is the same but for what it acknowledges; and as right as it was.
+            // It was TCP, and only its acknowledgment may differ; its checksum is as right as
+            // before.
             let parts = Parts::of(&frame).unwrap();
             let mut same = got.clone();
             for field in LIFTED {
@@ -337,7 +338,7 @@ fn of_a_guests_segment_that_was_changed_nothing_is_lost_but_what_says_nothing() 
             prop_assert_eq!(sum(&got), sum(&frame));
             let said = long(parts.tcp(&frame), 8);
             let says = long(parts.tcp(&got), 8);
-            prop_assert!(says == said || says == promised, "{says} from {said}");
+            prop_assert!(says == said || says == early_acked, "{says} from {said}");
             *lifted.borrow_mut() += 1;
             Ok(())
         };
@@ -362,7 +363,7 @@ impl Bench {
         let mut open = ObjectBuilder::default();
         let object = open.open_memory(programs).unwrap().load().unwrap();
         let bench = Self { object };
-        // `struct snoop_config`: on, for ever, and without a bound of exposure.
+        // `struct snoop_config`: on, without an end or a limit of exposure.
         let mut config = [0; 64];
         config[0] = 1;
         config[32..40].fill(0xff);
@@ -379,7 +380,7 @@ impl Bench {
         maps.find(|map| map.name() == name).unwrap()
     }
 
-    /// Packets that have left a program, by whichever way.
+    /// Returns how many packets left a program, by any exit.
     fn exits(&self, name: &str) -> u64 {
         let map = self.map(name);
         let of_each = map.keys().map(|exit| {
@@ -391,8 +392,8 @@ impl Bench {
     }
 
     fn passes(&mut self, frame: &[u8]) -> Result<(), TestCaseError> {
-        // With the type of IP, the kernel wants so much of a header to run a program at all. (Those that
-        // are shorter come to the taps.)
+        // For an IP frame the kernel requires a minimal header to run a program at all. (Shorter
+        // ones are sent to the taps.)
         let header = match frame[TYPE_AT..IP_AT] {
             [8, 0] => 20,
             [0x86, 0xdd] => 40,
@@ -428,7 +429,7 @@ impl Bench {
     }
 }
 
-/// Anything, or something that looks like IP, or like TCP in it.
+/// Random bytes, or bytes that resemble IP, or TCP in it.
 fn strange_frame() -> impl Strategy<Value = Vec<u8>> {
     let rest = || vec(any::<u8>(), 0..200);
     let macs = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
@@ -454,7 +455,7 @@ fn strange_frame() -> impl Strategy<Value = Vec<u8>> {
 }
 
 #[test]
-fn frames_of_no_flow_pass_whatever_they_are() {
+fn any_frame_without_a_flow_passes() {
     let bench = RefCell::new(Bench::new());
     runner(3000)
         .run(&strange_frame(), |frame| bench.borrow_mut().passes(&frame))
@@ -462,7 +463,7 @@ fn frames_of_no_flow_pass_whatever_they_are() {
 }
 
 #[test]
-fn a_valid_frame_that_was_changed_passes_where_there_is_no_flow() {
+fn a_mutated_valid_frame_without_a_flow_passes() {
     let mut rig = Rig::bare(100);
     let mut frames = Vec::new();
     for v6 in [false, true] {

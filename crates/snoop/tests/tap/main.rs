@@ -1,4 +1,4 @@
-//! What comes in at a guest's tap and what comes out: for every state, hazard and option.
+//! Packets into and out of a guest's tap, for every state, hazard and option.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(

@@ -1,4 +1,4 @@
-//! When the host goes offline for a flow, and comes back.
+//! How the host goes offline for a flow, and comes back.
 
 use taut_snoop::wire::{Bypass, Config, Mode};
 
@@ -39,14 +39,14 @@ fn a_hole_is_left_to_the_guest_until_it_is_filled() {
     }
     assert_eq!(rig.at_peer(), []);
     assert_eq!(rig.flow().mode, Mode::UnexpectedSeq);
-    // The guest's duplicate acknowledgements pass as they are.
+    // The guest's duplicate ACKs pass unchanged.
     let after = lost.seq + 1448;
     let mut duplicate = conn.guest_acks(lost.seq);
     duplicate.options = sack(&conn, after, after + 1448);
     rig.guest_sends(&duplicate);
     rig.guest_sends(&duplicate);
     assert_eq!(rig.at_peer(), [duplicate.clone(), duplicate]);
-    // The repetition fills the hole: it is in order, and all of it is the guest's to acknowledge.
+    // The retransmission fills the hole: it is in order, and the guest acknowledges all of it.
     rig.peer_sends(&conn.again(&lost));
     let acks = rig.at_peer();
     assert_eq!(
@@ -61,7 +61,7 @@ fn a_hole_is_left_to_the_guest_until_it_is_filled() {
 }
 
 #[test]
-fn repetitions_keepalives_and_probes_of_a_closed_window_are_the_guests_to_answer() {
+fn the_guest_answers_retransmissions_keepalives_and_window_probes() {
     let mut rig = Rig::new(500, ON);
     let terms = Terms {
         scale: None,
@@ -73,7 +73,7 @@ fn repetitions_keepalives_and_probes_of_a_closed_window_are_the_guests_to_answer
     let first = conn.data(1500);
     rig.peer_sends(&first);
     assert_eq!(rig.at_peer().len(), 1);
-    // Its acknowledgement was lost.
+    // Its ACK was lost.
     rig.peer_sends(&first);
     assert_eq!(rig.at_peer(), []);
     is_online(&mut rig, &mut conn);
@@ -93,7 +93,7 @@ fn repetitions_keepalives_and_probes_of_a_closed_window_are_the_guests_to_answer
 }
 
 #[test]
-fn what_has_marks_of_congestion_is_the_guests_to_answer() {
+fn the_guest_answers_segments_with_congestion_marks() {
     let config = taut_snoop::wire::Config { ecn: true, ..ON };
     let mut rig = Rig::new(500, config);
     let mut conn = Conn::new(Terms::default());
@@ -119,7 +119,7 @@ fn what_has_marks_of_congestion_is_the_guests_to_answer() {
 }
 
 #[test]
-fn without_leave_flows_that_may_be_marked_are_not_touched() {
+fn ecn_capable_flows_are_bypassed_without_the_option() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -131,7 +131,7 @@ fn without_leave_flows_that_may_be_marked_are_not_touched() {
 }
 
 #[test]
-fn timestamps_that_are_missing_or_too_many_are_the_guests_to_judge() {
+fn a_segment_with_missing_or_unexpected_timestamps_is_left_to_the_guest() {
     for agreed in [false, true] {
         let mut rig = Rig::new(500, ON);
         let terms = Terms {
@@ -149,7 +149,7 @@ fn timestamps_that_are_missing_or_too_many_are_the_guests_to_judge() {
 }
 
 #[test]
-fn turned_off_nothing_more_is_promised_and_what_was_is_kept() {
+fn turned_off_there_are_no_early_acks_and_earlier_ones_stay_valid() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -182,7 +182,7 @@ fn when_the_programs_are_gone_the_flow_goes_on() {
     assert_eq!(rig.at_peer().len(), 3);
     rig.detach();
     assert_eq!(rig.at_guest().len(), 3);
-    // What the guest says now is old to the peer, and no more than that.
+    // The guest's ACK is merely an old one to the peer.
     let ack = conn.guest_acks(conn.peer_seq.wrapping_sub(1448));
     rig.guest_sends(&ack);
     let last = conn.guest_acks(conn.peer_seq);
@@ -195,7 +195,7 @@ fn when_the_programs_are_gone_the_flow_goes_on() {
 }
 
 #[test]
-fn a_guest_that_lacks_what_was_promised_is_found_out() {
+fn a_guest_that_lacks_early_acknowledged_data_is_detected() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -217,9 +217,9 @@ fn a_guest_that_lacks_what_was_promised_is_found_out() {
     assert_eq!(told[0].key.guest.port(), 80);
 }
 
-/// A process that comes in the middle of a handshake has not seen what its beginning called for.
+/// A process that starts during a handshake has not seen the data that its beginning invited.
 #[test]
-fn what_came_before_a_repeated_syn_ack_is_no_sign_of_a_broken_promise() {
+fn data_before_a_repeated_syn_ack_is_no_doubt() {
     for start_early in [false, true] {
         let mut rig = Rig::new(500, Config { start_early, ..ON });
         let mut conn = Conn::new(Terms::default());
@@ -229,7 +229,7 @@ fn what_came_before_a_repeated_syn_ack_is_no_sign_of_a_broken_promise() {
         rig.detach();
         let syn_ack = conn.syn_ack();
         rig.guest_sends(&syn_ack);
-        // The guest is away. Of what comes meanwhile the second is lost.
+        // The guest is descheduled. Of the data meanwhile the second segment is lost.
         let segments: Vec<_> = (0..4).map(|_| conn.data(1448)).collect();
         for n in [0, 2, 3] {
             rig.peer_sends(&segments[n]);
@@ -237,13 +237,13 @@ fn what_came_before_a_repeated_syn_ack_is_no_sign_of_a_broken_promise() {
         rig.attach_anew(Config { start_early, ..ON });
         rig.guest_sends(&syn_ack);
         rig.at_peer();
-        // It is back, and has come to the first of them.
+        // It runs again, and has reached the first of them.
         let one = conn.guest_acks(segments[1].seq);
         rig.guest_sends(&one);
         assert_eq!(rig.at_peer(), [one]);
         let again = conn.again(&segments[1]);
         rig.peer_sends(&again);
-        assert_eq!(rig.at_peer().len(), 1, "it is promised");
+        assert_eq!(rig.at_peer().len(), 1, "it is early_acked");
         let mut hole = conn.guest_acks(segments[1].seq);
         hole.options = sack(&conn, segments[2].seq, conn.peer_seq);
         rig.guest_sends(&hole);
@@ -252,19 +252,20 @@ fn what_came_before_a_repeated_syn_ack_is_no_sign_of_a_broken_promise() {
     }
 }
 
-/// The end of a stream has a number of its own, which is in what the guest has selectively.
+/// A FIN has a sequence number of its own, which the guest selectively acknowledges.
 #[test]
-fn an_end_that_goes_ahead_is_no_sign_of_a_broken_promise() {
+fn a_fin_beyond_a_hole_is_no_doubt() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
     let hole = conn.data(1448);
     let mut end = conn.data(393);
-    // It is no end to the programs, for it acknowledges what the guest has not sent.
+    // The programs do not count it as a FIN, because it acknowledges data that the guest has not
+    // sent.
     (end.flags, end.ack) = (ACK | FIN, end.ack.wrapping_add(1));
     rig.peer_sends(&end);
     rig.peer_sends(&conn.again(&hole));
-    assert_eq!(rig.at_peer().len(), 1, "it is promised");
+    assert_eq!(rig.at_peer().len(), 1, "it is early_acked");
     let mut told = conn.guest_acks(hole.seq);
     told.options = sack(&conn, end.seq, end.seq + 394);
     rig.guest_sends(&told);
@@ -273,7 +274,7 @@ fn an_end_that_goes_ahead_is_no_sign_of_a_broken_promise() {
 }
 
 #[test]
-fn an_end_that_comes_while_the_tap_is_off_is_one() {
+fn a_fin_while_the_tap_is_off_closes_the_flow() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -288,8 +289,8 @@ fn an_end_that_comes_while_the_tap_is_off_is_one() {
     assert_eq!(rig.flow().mode, Mode::Bypass(Bypass::Closing));
 }
 
-/// The guest has taken `beyond` and tells of the hole before it, while what fills the hole is in the
-/// ring and promised.
+/// The guest has `beyond` and reports the hole before it, while the segment that fills it is in the
+/// ring and acknowledged early.
 fn tells_of_a_hole_that_has_been_filled(rig: &mut Rig, conn: &mut Conn, hole: &Segment, end: u32) {
     let edge = conn.guest_ack.wrapping_add(conn.terms.window);
     rig.peer_sends(&conn.again(hole));
@@ -300,7 +301,7 @@ fn tells_of_a_hole_that_has_been_filled(rig: &mut Rig, conn: &mut Conn, hole: &S
     old.options = sack(conn, hole.seq + 1448, end);
     rig.guest_sends(&old);
     assert_eq!(rig.at_peer(), [old]);
-    assert_eq!(rig.flow().mode, Mode::Active, "no promise is broken");
+    assert_eq!(rig.flow().mode, Mode::Active, "no doubt");
     rig.at_guest();
     let all = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&all);
@@ -310,11 +311,11 @@ fn tells_of_a_hole_that_has_been_filled(rig: &mut Rig, conn: &mut Conn, hole: &S
 }
 
 #[test]
-fn what_the_guest_says_of_a_hole_before_it_comes_to_what_fills_it_is_no_loss() {
+fn sack_before_the_guest_reaches_the_filled_hole_is_no_doubt() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
-    // Lost on its way to the host; two come after it, and then it is repeated.
+    // Lost on its way to the host; two come after it, and then it is retransmitted.
     let hole = conn.data(1448);
     for _ in 0..2 {
         let beyond = conn.data(1448);
@@ -326,7 +327,7 @@ fn what_the_guest_says_of_a_hole_before_it_comes_to_what_fills_it_is_no_loss() {
 }
 
 #[test]
-fn nor_is_it_where_what_is_beyond_the_hole_came_before_the_programs_or_while_they_were_off() {
+fn sack_of_data_from_before_the_programs_or_while_off_is_no_doubt() {
     for off in [false, true] {
         let mut rig = Rig::new(500, ON);
         let mut conn = Conn::new(Terms {
@@ -345,7 +346,7 @@ fn nor_is_it_where_what_is_beyond_the_hole_came_before_the_programs_or_while_the
             true => rig.configure(ON),
             false => rig.attach_anew(ON),
         }
-        // Data of the guest's says that there is a connection.
+        // Data from the guest confirms the connection.
         let word = conn.guest_data(1);
         rig.guest_sends(&word);
         rig.at_peer();
@@ -355,7 +356,7 @@ fn nor_is_it_where_what_is_beyond_the_hole_came_before_the_programs_or_while_the
 }
 
 #[test]
-fn a_guest_that_lacks_what_filled_a_hole_is_found_out_by_what_came_later() {
+fn a_guest_that_lacks_the_filled_hole_is_detected_by_later_data() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -381,8 +382,8 @@ fn a_guest_that_lacks_what_filled_a_hole_is_found_out_by_what_came_later() {
 }
 
 #[test]
-fn what_the_guest_would_throw_away_as_too_old_is_not_acknowledged() {
-    // What made it too old is data, or an acknowledgement alone.
+fn a_segment_that_paws_rejects_is_not_acknowledged() {
+    // Data made it too old, or a pure ACK.
     for by_data in [true, false] {
         let mut rig = Rig::new(500, ON);
         let mut conn = Conn::new(Terms::default());
@@ -392,7 +393,7 @@ fn what_the_guest_would_throw_away_as_too_old_is_not_acknowledged() {
         conn.peer_clock += 50;
         newer.options = conn.options(false);
         if by_data {
-            // The peer has sent it again, and the first was only slow; then more came.
+            // The peer retransmitted it, although the first was only delayed; then more came.
             rig.peer_sends(&newer);
             assert_eq!(rig.at_peer().len(), 1);
             late.seq = late.seq.wrapping_add(1000);
@@ -409,12 +410,12 @@ fn what_the_guest_would_throw_away_as_too_old_is_not_acknowledged() {
 }
 
 #[test]
-fn turned_off_the_guests_words_are_its_own_and_nothing_is_owed_anew() {
+fn turned_off_the_guests_acks_pass_and_the_exposure_does_not_grow() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
-    let promised = conn.data(1000);
-    rig.peer_sends(&promised);
+    let early_acked = conn.data(1000);
+    rig.peer_sends(&early_acked);
     assert_eq!(rig.at_peer().len(), 1);
     rig.configure(taut_snoop::wire::Config { on: false, ..ON });
     for _ in 0..3 {
@@ -424,10 +425,11 @@ fn turned_off_the_guests_words_are_its_own_and_nothing_is_owed_anew() {
     rig.at_guest();
     let owed = rig.flow().exposure();
     assert_eq!(owed, 1000);
-    // One after the other, each with a wider window: nothing is lifted to what was not promised.
+    // One after the other, each with a wider window: no number is raised beyond early-acknowledged
+    // data.
     for taken in 1..=4 {
         conn.terms.window += 1000;
-        let ack = conn.guest_acks(promised.seq + taken * 1000);
+        let ack = conn.guest_acks(early_acked.seq + taken * 1000);
         rig.guest_sends(&ack);
         assert_eq!(rig.at_peer(), [ack]);
         assert_eq!(rig.flow().exposure(), 0);
@@ -435,16 +437,16 @@ fn turned_off_the_guests_words_are_its_own_and_nothing_is_owed_anew() {
 }
 
 #[test]
-fn what_overlaps_a_promise_is_the_guests_to_put_together() {
+fn a_segment_that_overlaps_early_acknowledged_data_is_left_to_the_guest() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
-    let promised = conn.data(1000);
-    rig.peer_sends(&promised);
+    let early_acked = conn.data(1000);
+    rig.peer_sends(&early_acked);
     assert_eq!(rig.at_peer().len(), 1);
-    // Cut anew: half of it is old, half of it is new.
+    // Cut differently: half of it is old, half of it is new.
     let mut overlap = conn.data(500);
-    (overlap.seq, overlap.len) = (promised.seq + 500, 1000);
+    (overlap.seq, overlap.len) = (early_acked.seq + 500, 1000);
     rig.peer_sends(&overlap);
     assert_eq!(rig.at_peer(), []);
     assert_eq!(rig.exits("out_of_order"), 1);
@@ -458,7 +460,7 @@ fn what_overlaps_a_promise_is_the_guests_to_put_together() {
 }
 
 #[test]
-fn whatever_comes_no_acknowledgement_goes_back_or_is_said_twice() {
+fn whatever_comes_no_ack_goes_back_or_is_repeated() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms {
         peer_isn: u32::MAX - 5000,
@@ -468,12 +470,12 @@ fn whatever_comes_no_acknowledgement_goes_back_or_is_said_twice() {
     let start = conn.peer_seq;
     let segments: Vec<_> = (0..10).map(|_| conn.data(1000)).collect();
     let mut told = Vec::new();
-    // In order, out of order, repeated: as on a path with many ways.
+    // In order, out of order, repeated: as on a multipath network.
     for n in [0, 2, 1, 2, 3, 3, 0, 4, 8, 5, 6, 7, 7, 8, 9, 1, 9] {
         rig.peer_sends(&conn.again(&segments[n]));
         told.extend(rig.at_peer().iter().map(|ack| ack.ack.wrapping_sub(start)));
     }
-    // (What was out of order is promised when it is repeated in order.)
+    // (A segment that was out of order is acknowledged early once it is repeated in order.)
     let all: Vec<_> = (1..=10).map(|n| n * 1000).collect();
     assert_eq!(told, all);
     rig.at_guest();

@@ -1,4 +1,4 @@
-//! Handshakes that are not the usual one: both ends at once, over an old connection, refused.
+//! Unusual handshakes: both ends at once, over an old connection, refused.
 
 use std::slice::from_ref;
 
@@ -9,8 +9,8 @@ use crate::conn::{Conn, Terms};
 use crate::early_ack::ON;
 use crate::rig::{ACK, FIN, RST, Rig, SYN, Segment};
 
-/// The guest takes the next segment itself, and the one after that is acknowledged for it.
-fn proves_and_is_served(rig: &mut Rig, conn: &mut Conn) {
+/// The guest acknowledges the next segment itself, and the host the one after.
+fn confirms_and_is_served(rig: &mut Rig, conn: &mut Conn) {
     let first = conn.data(100);
     rig.peer_sends(&first);
     assert_eq!(rig.at_peer(), [], "before the guest's proof");
@@ -21,7 +21,7 @@ fn proves_and_is_served(rig: &mut Rig, conn: &mut Conn) {
     is_served(rig, conn);
 }
 
-/// The next segment is acknowledged as the guest would.
+/// The next segment gets the ACK that the guest would send.
 fn is_served(rig: &mut Rig, conn: &mut Conn) {
     let scale = conn.terms.scale.unwrap_or(0);
     let edge = conn
@@ -35,7 +35,7 @@ fn is_served(rig: &mut Rig, conn: &mut Conn) {
     rig.checker.settle();
 }
 
-/// What the peer sends is the guest's to answer.
+/// The peer's segment is left to the guest.
 fn is_not_served(rig: &mut Rig, conn: &mut Conn) {
     let data = conn.data(1000);
     rig.peer_sends(&data);
@@ -72,7 +72,7 @@ fn both_ends_may_open_at_once() {
         rig.peer_sends(&peer_syn);
         assert_eq!(rig.at_peer(), from_ref(&guest_syn));
         assert_eq!(rig.at_guest(), from_ref(&peer_syn));
-        // Each answers by its own SYN once more, now with an acknowledgement.
+        // Each answers with its own SYN again, now with an ACK.
         let flags = SYN | ACK;
         let guest_answer = Segment {
             flags,
@@ -96,13 +96,13 @@ fn both_ends_may_open_at_once() {
         }
         assert_eq!(rig.flow().mode, Mode::Unproven);
         assert_eq!(rig.flow().next_seq, conn.peer_seq);
-        proves_and_is_served(&mut rig, &mut conn);
+        confirms_and_is_served(&mut rig, &mut conn);
     }
 }
 
-/// RFC 9293 3.5.1, figure 9: the peer has forgotten the connection, and the guest has not.
+/// RFC 9293 3.5.1, figure 9: the peer lost the connection, and the guest did not.
 #[test]
-fn a_peer_that_has_forgotten_the_connection_finds_out_and_may_open_another() {
+fn a_peer_that_lost_the_connection_can_open_another() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -116,7 +116,8 @@ fn a_peer_that_has_forgotten_the_connection_finds_out_and_may_open_another() {
     let syn = again.syn();
     rig.peer_sends(&syn);
     assert_eq!(rig.at_guest(), from_ref(&syn));
-    // The guest says where it is (RFC 5961 4.2); by the ring's order it has all that was promised.
+    // The guest sends a challenge ACK (RFC 5961 4.2); by the ring's order it has all
+    // early-acknowledged data.
     let challenge = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&challenge);
     assert_eq!(rig.at_peer(), from_ref(&challenge));
@@ -127,18 +128,18 @@ fn a_peer_that_has_forgotten_the_connection_finds_out_and_may_open_another() {
     assert_eq!(rig.flow().exposure(), 0);
     is_not_served(&mut rig, &mut conn);
     rig.checker = Checker::new(false);
-    // Repeated after its timeout, it is taken.
+    // Retransmitted after a timeout, it is accepted.
     rig.peer_sends(&syn);
     assert_eq!(rig.at_guest(), [syn]);
     let syn_ack = again.syn_ack();
     rig.guest_sends(&syn_ack);
     assert_eq!(rig.at_peer(), [syn_ack]);
-    proves_and_is_served(&mut rig, &mut again);
+    confirms_and_is_served(&mut rig, &mut again);
 }
 
-/// RFC 9293 3.5.1, figure 10: it is the guest that has forgotten.
+/// RFC 9293 3.5.1, figure 10: the guest lost the connection.
 #[test]
-fn a_guest_that_has_forgotten_the_connection_says_so_and_is_heard() {
+fn a_guest_that_lost_the_connection_can_reset_it() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -158,7 +159,7 @@ fn a_guest_that_has_forgotten_the_connection_says_so_and_is_heard() {
         ..Terms::default()
     });
     again.open(&mut rig);
-    proves_and_is_served(&mut rig, &mut again);
+    confirms_and_is_served(&mut rig, &mut again);
 }
 
 #[test]
@@ -177,13 +178,13 @@ fn a_connection_that_the_guest_refuses_leaves_nothing_behind() {
         rig.guest_sends(&refusal);
         assert_eq!(rig.at_peer(), [refusal]);
         assert_eq!(flows(&rig), 0);
-        // Who goes on all the same is not answered by the host.
+        // A peer that continues gets no early ACK.
         is_not_served(&mut rig, &mut conn);
         assert_eq!(flows(&rig), 0);
         rig.checker = Checker::new(false);
         let mut again = Conn::new(Terms::default());
         again.open(&mut rig);
-        proves_and_is_served(&mut rig, &mut again);
+        confirms_and_is_served(&mut rig, &mut again);
     }
 }
 
@@ -207,9 +208,9 @@ fn closed(rig: &mut Rig, terms: Terms) -> Conn {
 }
 
 #[test]
-fn ports_that_are_used_again_begin_with_lower_numbers_if_they_like() {
+fn reused_ports_may_start_with_lower_sequence_numbers() {
     for timestamps in [false, true] {
-        // Lower by a little, and by nearly half of all numbers.
+        // Lower by a little, and by nearly half of the sequence space.
         for back in [10_000, 0x7000_0000] {
             let mut rig = Rig::new(500, ON);
             let terms = Terms {
@@ -227,21 +228,21 @@ fn ports_that_are_used_again_begin_with_lower_numbers_if_they_like() {
             let syn = again.syn();
             rig.peer_sends(&syn);
             assert_eq!(rig.at_guest(), [syn]);
-            // A late one of the old connection's, before the guest has decided.
+            // A late segment of the old connection, before the guest has decided.
             is_not_served(&mut rig, &mut old);
             let syn_ack = again.syn_ack();
             rig.guest_sends(&syn_ack);
             assert_eq!(rig.at_peer(), [syn_ack]);
             assert_eq!(rig.flow().next_seq, again.peer_seq);
-            proves_and_is_served(&mut rig, &mut again);
+            confirms_and_is_served(&mut rig, &mut again);
             assert_eq!(rig.flow().acked_segments, 1, "the old ones are not its own");
         }
     }
 }
 
-/// RFC 1337: the guest is in TIME-WAIT, and does not take the new SYN for one.
+/// RFC 1337: the guest is in TIME-WAIT, and does not accept the new SYN.
 #[test]
-fn a_guest_that_answers_for_the_old_connection_is_not_silenced() {
+fn a_guests_answers_for_an_old_connection_pass() {
     let mut rig = Rig::new(500, ON);
     let terms = Terms {
         timestamps: false,
@@ -268,5 +269,5 @@ fn a_guest_that_answers_for_the_old_connection_is_not_silenced() {
     let syn_ack = again.syn_ack();
     rig.guest_sends(&syn_ack);
     assert_eq!(rig.at_peer(), [syn_ack]);
-    proves_and_is_served(&mut rig, &mut again);
+    confirms_and_is_served(&mut rig, &mut again);
 }

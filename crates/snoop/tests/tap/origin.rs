@@ -1,4 +1,4 @@
-//! Only the guest itself is acknowledged for, and nobody behind it.
+//! Early ACKs are given for the guest itself only, not for hosts behind it.
 
 use taut_snoop::program::Program;
 use taut_snoop::wire::{Bypass, Config, Mode};
@@ -30,7 +30,7 @@ fn is_early(rig: &mut Rig, port: u16) -> bool {
 }
 
 #[test]
-fn what_has_the_ttl_of_a_sender_is_the_guests_own() {
+fn a_segment_with_an_initial_ttl_is_the_guests_own() {
     for v6 in [false, true] {
         for ttl in [64, 128, 255] {
             let mut rig = Rig::new(500, ON);
@@ -42,7 +42,7 @@ fn what_has_the_ttl_of_a_sender_is_the_guests_own() {
 }
 
 #[test]
-fn nothing_is_acknowledged_for_endpoints_that_the_guest_forwards_for() {
+fn endpoints_behind_the_guest_get_no_early_acks() {
     for v6 in [false, true] {
         for ttl in [1, 63, 65, 127, 254] {
             let mut rig = Rig::new(500, ON);
@@ -70,7 +70,7 @@ fn a_guest_with_a_ttl_of_its_own_can_be_named() {
 }
 
 #[test]
-fn a_ttl_that_changes_within_a_flow_is_the_end_for_it() {
+fn a_changing_ttl_bypasses_the_flow() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -84,9 +84,9 @@ fn a_ttl_that_changes_within_a_flow_is_the_end_for_it() {
     assert_eq!(rig.at_peer(), []);
 }
 
-/// What was acknowledged early before is followed to its end.
+/// Earlier early-acknowledged data is tracked to its end.
 #[test]
-fn what_is_owed_by_a_flow_that_turns_out_to_be_forwarded_stays_known() {
+fn the_exposure_of_a_forwarded_flow_is_still_tracked() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -104,7 +104,7 @@ fn what_is_owed_by_a_flow_that_turns_out_to_be_forwarded_stays_known() {
 }
 
 #[test]
-fn where_frames_of_several_addresses_come_from_nothing_is_acknowledged() {
+fn a_tap_with_several_source_addresses_gets_no_early_acks() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -115,7 +115,7 @@ fn where_frames_of_several_addresses_come_from_nothing_is_acknowledged() {
     let own = std::mem::replace(&mut rig.guest_mac, [2, 0, 0, 0, 0, 9]);
     assert!(!is_early(&mut rig, 5001));
     assert!(from_guest(&rig, "other_mac") > 0);
-    // Nor any more for who came first: it is not known which of them is the guest.
+    // Nor for the first address any more: which of them is the guest is unknown.
     rig.guest_mac = own;
     let ack = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&ack);
@@ -125,7 +125,7 @@ fn where_frames_of_several_addresses_come_from_nothing_is_acknowledged() {
 }
 
 #[test]
-fn a_guest_whose_address_is_known_is_told_from_others_behind_it() {
+fn a_guest_with_a_known_address_is_distinguished_from_hosts_behind_it() {
     let config = Config {
         guest_mac: Some([2, 0, 0, 0, 0, 1]),
         ..ON
@@ -138,7 +138,7 @@ fn a_guest_whose_address_is_known_is_told_from_others_behind_it() {
 }
 
 #[test]
-fn only_guests_in_a_network_that_was_named_are_acknowledged_for() {
+fn only_guests_in_named_networks_get_early_acks() {
     let config = Config {
         by_address: true,
         ..ON
@@ -160,9 +160,9 @@ fn only_guests_in_a_network_that_was_named_are_acknowledged_for() {
     }
 }
 
-/// An early acknowledgement is written before data of the guest's, and comes to the bridge after it.
+/// An early ACK is written before data of the guest, and reaches the bridge after it.
 #[test]
-fn an_early_acknowledgement_has_the_guests_newest_number() {
+fn an_early_ack_has_the_guests_newest_sequence_number() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);

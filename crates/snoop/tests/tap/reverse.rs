@@ -1,11 +1,11 @@
-//! What the guest sends: what is dropped, what is lifted, and what must pass.
+//! Segments from the guest: which are dropped, raised, or passed.
 
 use crate::conn::{Conn, Terms};
 use crate::early_ack::ON;
 use crate::rig::{ECE, Rig};
 
-/// Five segments that were acknowledged for the guest, each of 1000 bytes.
-fn promised(rig: &mut Rig, terms: Terms) -> Conn {
+/// Five early-acknowledged segments of 1000 bytes.
+fn early_acked(rig: &mut Rig, terms: Terms) -> Conn {
     let mut conn = Conn::new(terms);
     conn.open_and_prove(rig);
     for _ in 0..5 {
@@ -18,41 +18,41 @@ fn promised(rig: &mut Rig, terms: Terms) -> Conn {
 }
 
 #[test]
-fn an_acknowledgement_of_what_is_acknowledged_is_dropped() {
+fn an_ack_without_news_is_dropped() {
     let mut rig = Rig::new(500, ON);
-    let mut conn = promised(&mut rig, Terms::default());
+    let mut conn = early_acked(&mut rig, Terms::default());
     let start = conn.guest_ack;
     let edge = start + conn.terms.window;
     for done in [2000, 4000, 5000] {
-        // Nobody reads: its right edge stays.
+        // Its application does not read: its right edge stays.
         conn.terms.window = edge - start - done;
         let ack = conn.guest_acks(start + done);
         rig.guest_sends(&ack);
     }
     assert_eq!(rig.at_peer(), []);
     assert_eq!(rig.flow().suppressed, 3);
-    // It answers something now, such as a keepalive.
+    // The repetition answers something, such as a keepalive.
     let again = conn.guest_acks(start + 5000);
     rig.guest_sends(&again);
     assert_eq!(rig.at_peer(), [again]);
 }
 
-/// Passed on, it would be a duplicate of the early acknowledgement (RFC 5681 2).
+/// Passed on, it would be a duplicate ACK (RFC 5681 2).
 #[test]
-fn of_the_last_byte_the_guests_acknowledgement_passes_if_it_offers_more() {
+fn the_guests_last_ack_passes_if_it_widens_the_window() {
     let mut rig = Rig::new(500, ON);
-    let mut conn = promised(&mut rig, Terms::default());
+    let mut conn = early_acked(&mut rig, Terms::default());
     let last = conn.guest_acks(conn.guest_ack + 5000);
     rig.guest_sends(&last);
     assert_eq!(rig.at_peer(), [last]);
 }
 
 #[test]
-fn an_update_of_the_window_passes_with_the_number_that_the_peer_has() {
+fn a_window_update_passes_with_the_acknowledged_edge() {
     let mut rig = Rig::new(500, ON);
-    let mut conn = promised(&mut rig, Terms::default());
+    let mut conn = early_acked(&mut rig, Terms::default());
     let start = conn.guest_ack;
-    // What it has taken has been read: the window is as wide as before.
+    // The acknowledged data was read: the window is as wide as before.
     let update = conn.guest_acks(start + 2000);
     rig.guest_sends(&update);
     let seen = rig.at_peer();
@@ -72,8 +72,8 @@ fn a_window_that_was_closed_is_opened() {
         mss: 1000,
         ..Terms::default()
     };
-    let mut conn = promised(&mut rig, terms);
-    // The peer was told zero. The guest has read 1000 of the 5000.
+    let mut conn = early_acked(&mut rig, terms);
+    // The peer knows a zero window. The guest has read 1000 of the 5000.
     let update = conn.guest_acks(conn.guest_ack + 1000);
     rig.guest_sends(&update);
     let seen = rig.at_peer();
@@ -81,12 +81,12 @@ fn a_window_that_was_closed_is_opened() {
 }
 
 #[test]
-fn data_passes_with_the_number_lifted_whatever_its_checksum_is() {
+fn data_passes_with_a_raised_number_and_any_checksum_state() {
     for v6 in [false, true] {
         for checksum in [crate::rig::Checksum::Full, crate::rig::Checksum::Partial] {
             let mut rig = Rig::new(500, ON);
             rig.v6 = v6;
-            let mut conn = promised(&mut rig, Terms::default());
+            let mut conn = early_acked(&mut rig, Terms::default());
             rig.checksum = checksum;
             for len in [10, 1448, 20_000] {
                 let mut data = conn.guest_data(len);
@@ -104,9 +104,9 @@ fn data_passes_with_the_number_lifted_whatever_its_checksum_is() {
 }
 
 #[test]
-fn with_sack_or_marks_the_guests_own_words_pass() {
+fn an_ack_with_sack_or_congestion_marks_passes_unchanged() {
     let mut rig = Rig::new(500, ON);
-    let mut conn = promised(&mut rig, Terms::default());
+    let mut conn = early_acked(&mut rig, Terms::default());
     let start = conn.guest_ack;
     conn.terms.window -= 1000;
     // D-SACK: below what it acknowledges (RFC 2883).
@@ -123,9 +123,9 @@ fn with_sack_or_marks_the_guests_own_words_pass() {
 }
 
 #[test]
-fn the_hosts_acknowledgements_carry_the_guests_next_sequence_number_and_clock() {
+fn early_acks_carry_the_guests_sequence_number_and_timestamp() {
     let mut rig = Rig::new(500, ON);
-    let mut conn = promised(&mut rig, Terms::default());
+    let mut conn = early_acked(&mut rig, Terms::default());
     let data = conn.guest_data(700);
     rig.guest_sends(&data);
     rig.at_peer();
@@ -140,11 +140,11 @@ fn the_hosts_acknowledgements_carry_the_guests_next_sequence_number_and_clock() 
 }
 
 #[test]
-fn what_the_guest_says_is_understood_where_numbers_wrap() {
-    // From a number before 2^32 to one after it, whichever of the five segments it is in.
+fn the_guests_acks_are_understood_across_a_wrap() {
+    // From a number before 2^32 to one after it, in any of the five segments.
     for before in [1, 101, 1101, 2101, 3101, 4101, 5101] {
         let mut rig = Rig::new(500, ON);
-        let mut conn = promised(
+        let mut conn = early_acked(
             &mut rig,
             Terms {
                 peer_isn: 0u32.wrapping_sub(before + 1),
@@ -155,12 +155,12 @@ fn what_the_guest_says_is_understood_where_numbers_wrap() {
         let start = conn.guest_ack;
         let edge = start.wrapping_add(conn.terms.window);
         let at = |n: u32| start.wrapping_add(n * 1000);
-        // Dropped: it says nothing new.
+        // Dropped: no news.
         conn.terms.window = edge.wrapping_sub(at(1));
         let ack = conn.guest_acks(at(1));
         rig.guest_sends(&ack);
         assert_eq!(rig.at_peer(), [], "{before}");
-        // Lifted: data, and a right edge that has moved.
+        // Raised: data, and a right edge that moved.
         let data = conn.guest_data(10);
         rig.guest_sends(&data);
         assert_eq!(rig.at_peer()[0].ack, conn.peer_seq, "{before}");
@@ -172,7 +172,7 @@ fn what_the_guest_says_is_understood_where_numbers_wrap() {
         let told = seen[0].ack.wrapping_add(u32::from(seen[0].window) << 7);
         let guests = at(2).wrapping_add(u32::from(update.window) << 7);
         assert!(guests.wrapping_sub(told) < 1 << 7, "{before}");
-        // As it is: it is the last.
+        // Unchanged: it is the last.
         let last = conn.guest_acks(at(5));
         rig.guest_sends(&last);
         assert_eq!(rig.at_peer(), [last], "{before}");

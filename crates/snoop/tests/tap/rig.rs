@@ -1,5 +1,5 @@
-//! A guest and its peer, each a TAP at a bridge, and both in the hands of the test: what goes into one
-//! comes out of the other, or not, and every answer is seen.
+//! A guest and its peer, each a TAP at a bridge and both controlled by the test, which sees every
+//! frame.
 
 use std::io::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -41,14 +41,14 @@ pub(crate) const URG: u8 = 0x20;
 pub(crate) const ECE: u8 = 0x40;
 pub(crate) const CWR: u8 = 0x80;
 
-/// How the checksum of a frame stands when it comes to the host.
+/// The state of a frame's checksum when it reaches the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Checksum {
-    /// It is in the frame, and nobody has looked whether it is right.
+    /// In the frame, and not verified.
     Full,
-    /// Whoever sends it on is to finish it.
+    /// To be completed by the sending device.
     Partial,
-    /// It is in the frame, and it or the data is wrong.
+    /// In the frame, and wrong.
     Wrong,
 }
 
@@ -68,23 +68,23 @@ pub(crate) struct Segment {
     pub(crate) ae: bool,
 }
 
-/// Bytes of data that are the same for a sequence number whoever asks.
+/// Returns data that depends on the sequence number alone.
 fn payload(seq: u32, len: usize) -> Vec<u8> {
     (0..len)
         .map(|i| (seq.wrapping_add(i as u32) % 251) as u8)
         .collect()
 }
 
-/// What is redirected waits in the backlog of the CPU that sent it, which `ksoftirqd` may have to come for: a frame
-/// from another CPU, and one that is written meanwhile, overtakes it.
+/// A redirected frame waits in the backlog of the sending CPU, which `ksoftirqd` may have to
+/// process: frames from another CPU overtake it.
 fn stay_on_this_cpu() {
     let mut here = CpuSet::new();
     here.set(sched_getcpu());
     sched_setaffinity(None, &here).unwrap();
 }
 
-/// Until the kernel has taken everything out of this CPU's backlog. (What it has taken out it has also dealt with
-/// when a process has the CPU again.)
+/// Waits until the kernel has emptied this CPU's backlog. (It has also processed those packets once
+/// a process has the CPU again.)
 fn wait_for_backlog() {
     let cpu = sched_getcpu();
     while backlog_of(cpu) > 0 {
@@ -92,7 +92,7 @@ fn wait_for_backlog() {
     }
 }
 
-/// Packets in the backlog of a CPU, of all namespaces.
+/// Returns the packets in a CPU's backlog, over all namespaces.
 fn backlog_of(cpu: usize) -> u32 {
     let stat = std::fs::read_to_string("/proc/net/softnet_stat").unwrap();
     let lines = stat.lines().map(|line| {
@@ -110,22 +110,22 @@ pub(crate) struct Rig {
     pub(crate) guest: Tap,
     pub(crate) peer: Tap,
     pub(crate) program: Option<Program>,
-    /// Of what the program has acknowledged early.
+    /// Copies of early-acknowledged segments.
     pub(crate) copies: Option<Copies>,
     /// The test takes them out itself.
     pub(crate) keeps_copies: bool,
     pub(crate) v6: bool,
     /// The third byte of the peer's IPv4 address.
     pub(crate) peer_net: u8,
-    /// The TTL of what the guest sends, and its Ethernet address.
+    /// The TTL and Ethernet address of the guest's frames.
     pub(crate) guest_ttl: u8,
     pub(crate) guest_mac: [u8; 6],
-    /// Where frames go that are for somebody else.
+    /// Destination of frames for another host.
     pub(crate) to_mac: Option<[u8; 6]>,
     /// The tag of every frame.
     pub(crate) vlan: Option<u16>,
     pub(crate) checksum: Checksum,
-    /// What the device would cut a frame of more than this into (GSO).
+    /// The size into which the device would cut a larger frame (GSO).
     pub(crate) mss: usize,
     pub(crate) checker: Checker,
 }
@@ -133,7 +133,7 @@ pub(crate) struct Rig {
 // === impl Rig ===
 
 impl Rig {
-    /// A guest with `ring` places, and the programs at its tap.
+    /// Creates a guest with a ring of `ring` places, and the programs at its tap.
     pub(crate) fn new(ring: u32, config: Config) -> Self {
         let mut rig = Self::bare(ring);
         rig.checker = Checker::new(config.guest_rcvbuf > 0);
@@ -142,7 +142,7 @@ impl Rig {
         rig
     }
 
-    /// The same without programs, and with the kernel's own choice of a queueing discipline.
+    /// Likewise without programs, and with the kernel's default queueing discipline.
     pub(crate) fn bare(ring: u32) -> Self {
         assert!(
             rustix::process::geteuid().is_root(),
@@ -171,7 +171,7 @@ impl Rig {
             mss: 1448,
             checker: Checker::new(false),
         };
-        // In one go, for a process costs much where the processor is emulated.
+        // In one batch, because a process is slow on an emulated processor.
         rig.ips(&format!(
             "link add bridge type bridge mcast_snooping 0
             link set guest addrgenmode none
@@ -182,15 +182,15 @@ impl Rig {
             link set bridge mtu 9000 up
             "
         ));
-        // Where the kernel's bridge looks into IP (br_netfilter), it throws away what is to be tried here.
-        // Most hosts have no such setting.
+        // With br_netfilter the kernel's bridge would drop some test frames. Most hosts lack this
+        // setting.
         rig.within(|| {
             for family in ["iptables", "ip6tables", "arptables"] {
                 let _ =
                     std::fs::write(format!("/proc/sys/net/bridge/bridge-nf-call-{family}"), "0");
             }
         });
-        // The bridge learns where both are.
+        // The bridge learns both addresses.
         rig.mark(true);
         rig.mark(false);
         rig
@@ -209,7 +209,7 @@ impl Rig {
         assert!(ip.wait().unwrap().success(), "ip {lines}");
     }
 
-    /// `ip` in the rig's namespace; what it says.
+    /// Runs `ip` in the rig's namespace and returns its output.
     pub(crate) fn ip(&self, line: &str) -> String {
         self.command("ip", line)
     }
@@ -219,15 +219,15 @@ impl Rig {
         self.command("tc", line)
     }
 
-    /// The queueing disciplines of the guest's tap. (clsact is none, and stays where programs have
-    /// been put on by it.)
+    /// Returns the queueing disciplines of the guest's tap. (clsact does not count, and stays if
+    /// programs were attached by it.)
     pub(crate) fn queues(&self) -> String {
         let shown = self.tc("qdisc show dev guest");
         let queues = shown.lines().filter(|line| !line.contains("clsact"));
         queues.collect::<Vec<_>>().join("\n")
     }
 
-    /// How many filters of clsact are at the guest's tap, from it and towards it.
+    /// Returns the number of clsact filters at the guest's tap in each direction.
     pub(crate) fn filters(&self) -> (usize, usize) {
         let count = |point: &str| {
             let shown = self.tc(&format!("filter show dev guest {point}"));
@@ -240,7 +240,7 @@ impl Rig {
         self.run(program, &line.split(' ').collect::<Vec<_>>())
     }
 
-    /// A program in the rig's namespace; what it says.
+    /// Runs a program in the rig's namespace and returns its output.
     pub(crate) fn run(&self, program: &str, args: &[&str]) -> String {
         let mut command = Command::new(program);
         let output = command.args(["-n", self.netns.name()]).args(args).output();
@@ -250,7 +250,7 @@ impl Rig {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// A folder of the rig's own, which need not be there.
+    /// Returns a folder of the rig's own, which need not exist.
     pub(crate) fn folder(&self) -> PathBuf {
         std::env::temp_dir().join(self.netns.name())
     }
@@ -273,7 +273,7 @@ impl Rig {
         }
     }
 
-    /// The frame of a segment, with the header that a device gives with it.
+    /// Returns a segment's frame, with the device's header.
     pub(crate) fn frame(&self, from_guest: bool, segment: &Segment) -> Vec<u8> {
         let (guest, peer) = self.addrs();
         let (from, to) = match from_guest {
@@ -365,7 +365,7 @@ impl Rig {
         sum(guest) + sum(peer) + 6 + len as u64
     }
 
-    /// The peer sends, and the guest has not looked yet.
+    /// The peer sends, and the guest has not read yet.
     pub(crate) fn peer_sends(&mut self, segment: &Segment) {
         self.checker.peer_sends(segment);
         self.make_room();
@@ -387,7 +387,7 @@ impl Rig {
         self.guest.write(&self.frame(true, segment)).unwrap();
     }
 
-    /// What has come to the guest since it last looked.
+    /// Returns the guest's segments since the last call.
     pub(crate) fn at_guest(&mut self) -> Vec<Segment> {
         self.make_room();
         let seen = self.drain(true);
@@ -395,7 +395,7 @@ impl Rig {
         seen
     }
 
-    /// What has come to the peer since it last looked. Everything that had to come has.
+    /// Returns the peer's segments since the last call, after all pending ones have arrived.
     pub(crate) fn at_peer(&mut self) -> Vec<Segment> {
         self.mark(true);
         let seen = self.drain(false);
@@ -405,7 +405,7 @@ impl Rig {
         seen
     }
 
-    /// Sends a frame that is no IP to the other end; it follows what was sent before.
+    /// Sends a frame that is not IP to the other end, after all earlier frames.
     fn mark(&mut self, from_guest: bool) {
         wait_for_backlog();
         let frame = marker(from_guest);
@@ -415,14 +415,14 @@ impl Rig {
         }
     }
 
-    /// The guest throws away what has come, and looks at none of it.
+    /// The guest drops its frames unread.
     pub(crate) fn empty_unread(&self) {
         let mut buffer = vec![0; Tap::MAX_READ];
         while self.guest.read(&mut buffer).is_ok() {}
     }
 
-    /// The frames that have come to the guest, or to the peer, since it last looked: without the device's
-    /// header, whatever they are.
+    /// Returns the raw frames at the guest or the peer since the last call, without the device's
+    /// header.
     pub(crate) fn frames_at(&mut self, guest: bool) -> Vec<Vec<u8>> {
         self.mark(!guest);
         let mut frames = Vec::new();
@@ -448,7 +448,7 @@ impl Rig {
         }
     }
 
-    /// Reads a frame and makes sure that all its checksums are right.
+    /// Parses a frame and asserts that its checksums are right.
     fn parse(&self, vnet: &VnetHeader, frame: &[u8], from_guest: bool) -> Option<Segment> {
         let mut frame = frame.to_vec();
         let mut vnet = *vnet;
@@ -472,7 +472,7 @@ impl Rig {
                 "the IP header's sum"
             );
         }
-        // Behind a short one Ethernet has padding.
+        // Ethernet pads short frames.
         let end = match self.v6 {
             false => 14 + usize::from(u16::from_be_bytes([frame[16], frame[17]])),
             true => 54 + usize::from(u16::from_be_bytes([frame[18], frame[19]])),
@@ -510,7 +510,7 @@ impl Rig {
         })
     }
 
-    /// What is kept of the only flow.
+    /// Returns the state of the only flow.
     pub(crate) fn flow(&self) -> Flow {
         let flows = self.program.as_ref().unwrap().flows().unwrap();
         assert_eq!(flows.len(), 1, "{flows:?}");
@@ -522,13 +522,13 @@ impl Rig {
         program.configure(&config, Duration::MAX).unwrap();
     }
 
-    /// Packets that left the program towards the guest by this way.
+    /// Returns the packets that left the program towards the guest by this exit.
     pub(crate) fn exits(&self, label: &str) -> u64 {
         let program = self.program.as_ref().unwrap();
         program.to_guest().unwrap().of(label)
     }
 
-    /// The programs are taken off the tap.
+    /// Detaches the programs.
     pub(crate) fn detach(&mut self) {
         self.program = None;
     }
@@ -550,7 +550,7 @@ impl Drop for Rig {
         if std::thread::panicking()
             && let Some(program) = &self.program
         {
-            // To see why from the test's own output.
+            // Shows the reason in the test's output.
             for (label, count) in program.to_guest().iter().flat_map(|e| e.iter()) {
                 eprintln!("to guest: {label} {count}");
             }
@@ -564,7 +564,7 @@ impl Drop for Rig {
     }
 }
 
-/// A frame that is no IP, and that nobody looks at.
+/// A frame that is not IP.
 pub(crate) fn marker(from_guest: bool) -> Vec<u8> {
     let (from, to) = match from_guest {
         true => (GUEST_MAC, PEER_MAC),
@@ -587,7 +587,7 @@ fn index_of(name: &str) -> u32 {
     rustix::net::netdevice::name_to_index(socket.as_fd(), name).unwrap()
 }
 
-/// The sum of RFC 1071, not folded.
+/// Sums 16-bit words (RFC 1071) without folding.
 pub(crate) fn internet_sum(bytes: &[u8], start: u64) -> u64 {
     bytes.chunks(2).fold(start, |sum, pair| {
         sum + u64::from(u16::from_be_bytes([pair[0], *pair.get(1).unwrap_or(&0)]))

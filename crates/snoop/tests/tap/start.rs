@@ -13,7 +13,7 @@ const EARLY: Config = Config {
 };
 
 #[test]
-fn before_the_guest_has_shown_a_connection_nothing_is_acknowledged() {
+fn before_the_guest_confirms_the_connection_there_are_no_early_acks() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open(&mut rig);
@@ -25,7 +25,7 @@ fn before_the_guest_has_shown_a_connection_nothing_is_acknowledged() {
     assert_eq!(rig.flow().mode, Mode::Unproven);
     let seen = rig.at_guest();
     assert_eq!(seen.len(), 5);
-    // Its first acknowledgement speaks for itself, and for what it names.
+    // Its first ACK confirms the connection, and the data it covers.
     let two = conn.guest_acks(seen[2].seq);
     rig.guest_sends(&two);
     assert_eq!(rig.at_peer(), [two]);
@@ -40,9 +40,9 @@ fn before_the_guest_has_shown_a_connection_nothing_is_acknowledged() {
     rig.checker.settle();
 }
 
-/// The accept queue is full: the guest forgets the handshake's end and all that came with it.
+/// The accept queue is full: the guest drops the end of the handshake and the data with it.
 #[test]
-fn what_a_full_accept_queue_has_swallowed_is_not_acknowledged_with_what_comes_after() {
+fn data_that_a_full_accept_queue_dropped_is_not_acknowledged_later() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open(&mut rig);
@@ -53,7 +53,7 @@ fn what_a_full_accept_queue_has_swallowed_is_not_acknowledged_with_what_comes_af
         rig.peer_sends(&lost);
     }
     rig.empty_unread();
-    // The peer repeats the first, and this time there is room.
+    // The peer retransmits the first segment, and this time there is room.
     rig.peer_sends(&first);
     assert_eq!(rig.at_peer(), []);
     rig.at_guest();
@@ -64,7 +64,7 @@ fn what_a_full_accept_queue_has_swallowed_is_not_acknowledged_with_what_comes_af
 }
 
 #[test]
-fn nothing_but_the_guest_ends_the_wait_for_its_proof() {
+fn only_the_guest_confirms_a_connection() {
     // Out of order, without timestamps, beyond the window: and then the first.
     for strange in 0..3 {
         let mut rig = Rig::new(500, ON);
@@ -93,7 +93,7 @@ fn a_guest_that_opens_connections_is_served_too() {
     rig.guest_sends(&syn);
     let mut syn_ack = conn.syn();
     (syn_ack.flags, syn_ack.ack) = (crate::rig::SYN | crate::rig::ACK, conn.guest_seq);
-    // Somebody else's answer comes first.
+    // A forged answer comes first.
     let mut forged = syn_ack.clone();
     (forged.ack, forged.seq) = (conn.guest_seq + 7, 99);
     rig.peer_sends(&forged);
@@ -110,7 +110,7 @@ fn a_guest_that_opens_connections_is_served_too() {
 }
 
 #[test]
-fn a_forged_syn_or_reset_changes_nothing_for_those_who_do_not_listen_to_it() {
+fn a_forged_syn_or_reset_changes_no_flow() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
@@ -133,7 +133,7 @@ fn a_forged_syn_or_reset_changes_nothing_for_those_who_do_not_listen_to_it() {
 }
 
 #[test]
-fn a_strangers_clock_silences_no_flow() {
+fn a_forged_timestamp_stops_no_flow() {
     for data in [0, 1000] {
         let mut rig = Rig::new(500, ON);
         let mut conn = Conn::new(Terms::default());
@@ -153,7 +153,7 @@ fn a_strangers_clock_silences_no_flow() {
 }
 
 #[test]
-fn data_of_the_guests_is_proof_too() {
+fn data_from_the_guest_confirms_the_connection() {
     let mut rig = Rig::new(500, ON);
     let mut conn = Conn::new(Terms::default());
     conn.open(&mut rig);
@@ -166,7 +166,7 @@ fn data_of_the_guests_is_proof_too() {
 }
 
 #[test]
-fn with_start_early_the_first_segment_is_acknowledged_and_of_two_handshakes_one() {
+fn start_early_acknowledges_the_first_segment_of_one_handshake_at_a_time() {
     let mut rig = Rig::new(500, EARLY);
     let mut first = Conn::new(Terms::default());
     let mut second = Conn::new(Terms {
@@ -186,7 +186,7 @@ fn with_start_early_the_first_segment_is_acknowledged_and_of_two_handshakes_one(
     rig.peer_sends(&data);
     assert_eq!(rig.at_peer().len(), 1);
     rig.at_guest();
-    // Both are there now, so the next one is alone.
+    // Both connections exist now, so the next one is alone.
     for conn in [&mut first, &mut second] {
         let ack = conn.guest_acks(conn.peer_seq);
         rig.guest_sends(&ack);
@@ -232,7 +232,7 @@ fn a_repeated_syn_ack_is_one_handshake() {
 }
 
 #[test]
-fn in_mid_flow_nothing_is_done_until_the_window_is_known_to_be_wide_enough() {
+fn in_mid_flow_early_acks_wait_for_a_known_window() {
     let mut rig = Rig::new(500, ON);
     rig.detach();
     let terms = Terms {
@@ -243,7 +243,7 @@ fn in_mid_flow_nothing_is_done_until_the_window_is_known_to_be_wide_enough() {
     let mut conn = Conn::new(terms);
     conn.open_and_prove(&mut rig);
     rig.attach_anew(ON);
-    // 64000 >> 7 is 500: as far as is known the window is of 500 bytes.
+    // 64000 >> 7 is 500: the known lower bound of the window is 500 bytes.
     let mut early = 0;
     for _ in 0..40 {
         let ack = conn.guest_acks(conn.peer_seq);
@@ -262,7 +262,7 @@ fn in_mid_flow_nothing_is_done_until_the_window_is_known_to_be_wide_enough() {
 }
 
 #[test]
-fn without_a_word_of_the_guests_a_flow_that_is_met_is_left_alone() {
+fn in_mid_flow_there_are_no_early_acks_before_the_guest_is_heard() {
     let mut rig = Rig::new(500, ON);
     rig.detach();
     let mut conn = Conn::new(Terms {
@@ -277,7 +277,7 @@ fn without_a_word_of_the_guests_a_flow_that_is_met_is_left_alone() {
     assert_eq!(rig.exits("no_flow"), 1);
     // And a window without scale is known at once.
     rig.at_guest();
-    // An acknowledgement alone may be a handshake's, of a connection that finds no place.
+    // A pure ACK may end the handshake of a connection that finds no place.
     let ack = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&ack);
     rig.at_peer();
@@ -294,7 +294,7 @@ fn without_a_word_of_the_guests_a_flow_that_is_met_is_left_alone() {
 }
 
 #[test]
-fn a_connection_that_is_over_at_once_gives_its_place_back() {
+fn a_short_connection_frees_its_place() {
     let mut rig = Rig::new(500, EARLY);
     for port in 5000..5003 {
         let mut conn = Conn::new(Terms {
@@ -305,7 +305,7 @@ fn a_connection_that_is_over_at_once_gives_its_place_back() {
         let data = conn.data(1448);
         rig.peer_sends(&data);
         assert_eq!(rig.at_peer().len(), 1, "port {port}");
-        // The sender is done before the guest has said a word.
+        // The sender finishes before the guest sends anything.
         let mut fin = conn.data(0);
         fin.flags |= crate::rig::FIN;
         rig.peer_sends(&fin);
@@ -316,8 +316,8 @@ fn a_connection_that_is_over_at_once_gives_its_place_back() {
     }
 }
 #[test]
-fn in_mid_flow_the_guests_clock_may_stand_anywhere() {
-    // A TSval begins where it likes (RFC 7323 5.4), and signed comparison with 0 is no order.
+fn in_mid_flow_the_guests_timestamps_may_start_anywhere() {
+    // A TSval may start anywhere (RFC 7323 5.4), and signed comparison with 0 is no order.
     for clock in [700, 0x7fff_ff00, 0x8000_0001, 0xffff_ff00] {
         let mut rig = Rig::new(500, ON);
         rig.detach();
@@ -365,7 +365,7 @@ fn in_mid_flow_nothing_grows() {
             let data = conn.data(1448);
             rig.peer_sends(&data);
             for early in rig.at_peer() {
-                // As the sender counts, which knows the scale.
+                // By the sender's scale.
                 let told = early.ack.wrapping_add(u32::from(early.window) << 7);
                 let over = told.wrapping_sub(edge).cast_signed();
                 assert!(over <= 0, "told {over} bytes beyond what the guest offers");
@@ -379,7 +379,7 @@ fn in_mid_flow_nothing_grows() {
 }
 
 #[test]
-fn a_window_that_a_guest_takes_back_is_no_sign_of_its_scale() {
+fn a_retracted_window_does_not_raise_the_scale() {
     let mut rig = Rig::new(500, ON);
     rig.detach();
     let mut conn = Conn::new(Terms {
@@ -393,7 +393,7 @@ fn a_window_that_a_guest_takes_back_is_no_sign_of_its_scale() {
     rig.guest_sends(&word);
     rig.at_peer();
     for _ in 0..6 {
-        // It says that it has no room, and takes what was on its way all the same.
+        // It advertises no room, and still accepts data in flight.
         conn.terms.window = 0;
         let shut = conn.guest_acks(conn.guest_ack);
         rig.guest_sends(&shut);

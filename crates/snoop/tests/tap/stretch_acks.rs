@@ -1,4 +1,5 @@
-//! While the guest is awake an acknowledgement is of several full segments, where the sender does not wait.
+//! While the guest is awake, an ACK covers several full segments, if the sender does not wait for
+//! it.
 
 use std::time::Duration;
 
@@ -9,10 +10,10 @@ use crate::conn::{Conn, Terms};
 use crate::early_ack::ON;
 use crate::rig::{ACK, ECE, RST, Rig, Segment};
 
-/// Of how many segments each of the first acknowledgements is: of no more than a sender's window must be, which
-/// is one more after each (RFC 5681 3.1).
+/// Segments covered by each of the first ACKs: no more than the sender's window, which grows by one
+/// after each (RFC 5681 3.1).
 const FIRST: [u32; 4] = [1, 1, 2, 3];
-/// And each of those that follow: STRETCH_MAX.
+/// Segments covered by each later ACK: STRETCH_MAX.
 const STRETCH: u32 = 4;
 const FULL: usize = 1448;
 const NOTHING: [u32; 0] = [];
@@ -22,7 +23,7 @@ const AWAKE: Config = Config {
     ..ON
 };
 
-/// A segment of a sender that has more to send.
+/// Returns a segment of a sender that has more to send.
 fn more(conn: &mut Conn, len: usize) -> Segment {
     Segment {
         flags: ACK,
@@ -36,7 +37,7 @@ fn acks_of(rig: &mut Rig, segment: &Segment) -> Vec<u32> {
     rig.at_peer().iter().map(|ack| ack.ack).collect()
 }
 
-/// Full segments, of which the last alone is acknowledged, and the others with it.
+/// Sends full segments, of which only the last is acknowledged, with the others.
 fn one_for(rig: &mut Rig, conn: &mut Conn, segments: u32) {
     for _ in 1..segments {
         let held = more(conn, FULL);
@@ -46,7 +47,7 @@ fn one_for(rig: &mut Rig, conn: &mut Conn, segments: u32) {
     assert_eq!(acks_of(rig, &data), [conn.peer_seq]);
 }
 
-/// What follows a gap: one more for each eight acknowledgements.
+/// After a gap: one more segment for every eight ACKs.
 fn carefully(rig: &mut Rig, conn: &mut Conn, already: usize) {
     let stretches = [1, 2, 3].map(|segments| [segments; 8]);
     for segments in stretches.iter().flatten().skip(already) {
@@ -55,7 +56,7 @@ fn carefully(rig: &mut Rig, conn: &mut Conn, already: usize) {
     one_for(rig, conn, STRETCH);
 }
 
-/// A connection with a window that none of these tests fills.
+/// A connection with a window that no test here fills.
 fn wide(rig: &mut Rig) -> Conn {
     let mut conn = Conn::new(Terms {
         window: 900_000,
@@ -65,7 +66,7 @@ fn wide(rig: &mut Rig) -> Conn {
     conn
 }
 
-/// A segment is lost before it comes here, and sent again.
+/// A segment is lost before the tap, and retransmitted.
 fn fill_a_gap(rig: &mut Rig, conn: &mut Conn) {
     let lost = more(conn, FULL);
     let beyond = more(conn, FULL);
@@ -73,17 +74,17 @@ fn fill_a_gap(rig: &mut Rig, conn: &mut Conn) {
     assert_eq!(rig.flow().mode, Mode::UnexpectedSeq);
     let again = conn.again(&lost);
     assert_eq!(acks_of(rig, &again), [lost.seq + FULL as u32]);
-    // The guest has what came before the gap was filled, too.
+    // The guest has the data from before the gap was filled, too.
     let ack = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&ack);
     assert_eq!(rig.at_peer(), [ack]);
 }
 
-/// A connection whose first segments are over.
+/// A connection after its first segments.
 fn under_way(rig: &mut Rig) -> Conn {
     let mut conn = Conn::new(Terms {
         window: 200_000,
-        // What is said of a window is of a multiple of this, as a full segment is.
+        // Windows are multiples of this, as a full segment is.
         scale: Some(3),
         ..Terms::default()
     });
@@ -95,7 +96,7 @@ fn under_way(rig: &mut Rig) -> Conn {
 }
 
 #[test]
-fn an_acknowledgement_is_of_more_segments_from_one_to_the_next() {
+fn stretch_acks_grow_from_one_to_the_next() {
     for v6 in [false, true] {
         let mut rig = Rig::new(500, AWAKE);
         rig.v6 = v6;
@@ -103,22 +104,22 @@ fn an_acknowledgement_is_of_more_segments_from_one_to_the_next() {
         let edge = conn.guest_ack + (conn.terms.window);
         let (mut segments, bytes) = (FIRST.iter().sum::<u32>(), FULL as u32);
         for _ in 0..4 {
-            let promised = rig.flow().exposure();
+            let early_acked = rig.flow().exposure();
             let clock = conn.peer_clock + 1;
             for _ in 1..STRETCH {
                 let held = more(&mut conn, FULL);
                 rig.peer_sends(&held);
                 assert_eq!(rig.at_peer(), []);
                 assert_eq!(rig.at_guest(), [held]);
-                assert_eq!(rig.flow().exposure(), promised);
+                assert_eq!(rig.flow().exposure(), early_acked);
             }
             let data = more(&mut conn, FULL);
             rig.peer_sends(&data);
             segments += STRETCH;
-            assert_eq!(rig.flow().exposure(), promised + STRETCH * bytes);
+            assert_eq!(rig.flow().exposure(), early_acked + STRETCH * bytes);
             let seen = rig.at_peer();
             assert_eq!(seen.len(), 1);
-            // RFC 7323 4.3: of the first that is acknowledged, so that the wait shows.
+            // RFC 7323 4.3: the first segment's, so that the delay shows.
             assert_eq!(tsecr(&seen[0].options), Some(clock));
             let now = std::mem::replace(&mut conn.peer_clock, clock);
             assert_eq!(seen, [conn.early(conn.peer_seq, edge)]);
@@ -134,7 +135,7 @@ fn an_acknowledgement_is_of_more_segments_from_one_to_the_next() {
 }
 
 #[test]
-fn what_a_sender_may_wait_for_is_acknowledged_at_once() {
+fn a_segment_that_the_sender_may_wait_for_is_acknowledged_at_once() {
     let mut rig = Rig::new(500, AWAKE);
     let mut conn = under_way(&mut rig);
     for _ in 0..2 {
@@ -145,7 +146,7 @@ fn what_a_sender_may_wait_for_is_acknowledged_at_once() {
             assert_eq!(acks_of(&mut rig, &data), [conn.peer_seq], "{len}");
         }
     }
-    // And with what was held.
+    // With the held segments.
     let held = more(&mut conn, FULL);
     assert_eq!(acks_of(&mut rig, &held), NOTHING);
     let last = conn.data(10);
@@ -154,16 +155,16 @@ fn what_a_sender_may_wait_for_is_acknowledged_at_once() {
     rig.checker.settle();
 }
 
-/// A sender that counts what it may have in flight, of full segments, and a guest that says nothing.
+/// A sender with a congestion window of full segments, and a silent guest.
 struct Sender {
     window: f64,
-    /// Slow start; else it avoids congestion (RFC 5681 3.1).
+    /// Slow start; otherwise congestion avoidance (RFC 5681 3.1).
     starts: bool,
     in_flight: u32,
 }
 
 impl Sender {
-    /// Sends so many segments.
+    /// Sends this many segments.
     fn send(&mut self, rig: &mut Rig, conn: &mut Conn, segments: u32) {
         for _ in 0..segments {
             assert!(
@@ -183,7 +184,7 @@ impl Sender {
 }
 
 #[test]
-fn a_sender_with_a_small_window_never_waits_for_what_is_held() {
+fn a_sender_with_a_small_window_never_waits_for_held_segments() {
     for after_a_gap in [false, true] {
         let mut rig = Rig::new(500, AWAKE);
         let mut conn = wide(&mut rig);
@@ -203,7 +204,7 @@ fn a_sender_with_a_small_window_never_waits_for_what_is_held() {
 }
 
 #[test]
-fn what_does_not_fill_a_window_does_not_make_it_wider() {
+fn segments_that_do_not_fill_a_window_do_not_stretch_acks() {
     let mut rig = Rig::new(500, AWAKE);
     let mut conn = wide(&mut rig);
     for _ in 0..40 {
@@ -222,7 +223,7 @@ fn what_does_not_fill_a_window_does_not_make_it_wider() {
     sender.send(&mut rig, &mut conn, 100);
 }
 
-/// It has three in flight and no more, for another reason than those that can be known.
+/// Its limit of three segments in flight has a cause that the programs cannot know.
 #[test]
 fn a_sender_that_was_seen_to_wait_does_not_wait_again() {
     let mut rig = Rig::new(500, AWAKE);
@@ -234,7 +235,7 @@ fn a_sender_that_was_seen_to_wait_does_not_wait_again() {
         let held = more(&mut conn, FULL);
         assert_eq!(acks_of(&mut rig, &held), NOTHING);
     }
-    // It waits for the guest, for longer than half of what a guest is taken to be awake. (Longer does no harm.)
+    // It waits for the guest for more than half of the awake time. (Longer does no harm.)
     rig.configure(Config {
         awake_ticks: 1,
         ..ON
@@ -250,7 +251,7 @@ fn a_sender_that_was_seen_to_wait_does_not_wait_again() {
 }
 
 #[test]
-fn after_a_pause_it_is_as_after_a_gap() {
+fn a_pause_is_like_a_gap() {
     let mut rig = Rig::new(500, AWAKE);
     let mut conn = wide(&mut rig);
     for segments in FIRST {
@@ -258,7 +259,7 @@ fn after_a_pause_it_is_as_after_a_gap() {
     }
     one_for(&mut rig, &mut conn, STRETCH);
     for _ in 0..2 {
-        // Eight times as long as the guest is taken to be awake. (Longer does no harm.)
+        // Eight times the awake time. (Longer does no harm.)
         rig.configure(Config {
             awake_ticks: 1,
             ..ON
@@ -271,7 +272,7 @@ fn after_a_pause_it_is_as_after_a_gap() {
 }
 
 #[test]
-fn of_a_long_gap_each_segment_that_fills_it_is_acknowledged() {
+fn every_segment_that_fills_a_long_gap_is_acknowledged() {
     let mut rig = Rig::new(500, AWAKE);
     let mut conn = under_way(&mut rig);
     let lost: Vec<_> = (0..20).map(|_| more(&mut conn, FULL)).collect();
@@ -285,8 +286,8 @@ fn of_a_long_gap_each_segment_that_fills_it_is_acknowledged() {
 }
 
 #[test]
-fn a_new_connection_of_the_same_ports_begins_as_any_other() {
-    // It was fed never, which is longer ago than this.
+fn a_new_connection_on_the_same_ports_begins_like_any_other() {
+    // It has had no data, which counts as longer ago than this.
     let mut rig = Rig::new(
         500,
         Config {
@@ -318,10 +319,10 @@ fn a_new_connection_of_the_same_ports_begins_as_any_other() {
 }
 
 #[test]
-fn numbers_may_turn_over_and_there_need_not_be_timestamps() {
+fn stretch_acks_work_across_a_wrap_and_without_timestamps() {
     let mut rig = Rig::new(500, AWAKE);
     let mut conn = Conn::new(Terms {
-        // In the middle of what is held, and of what is acknowledged with it.
+        // The numbers wrap within the held segments and their ACK.
         peer_isn: 0u32.wrapping_sub(100 + 9 * FULL as u32),
         timestamps: false,
         window: 200_000,
@@ -350,7 +351,7 @@ fn after_a_gap_the_next_are_acknowledged_one_by_one() {
 }
 
 #[test]
-fn a_sender_that_has_no_window_for_as_many_more_is_told_at_once() {
+fn a_sender_without_window_for_as_many_more_is_acknowledged_at_once() {
     let mut rig = Rig::new(500, AWAKE);
     let mut conn = under_way(&mut rig);
     // All but a segment and eight of the largest, in frames of many.
@@ -375,13 +376,13 @@ fn a_sender_that_has_no_window_for_as_many_more_is_told_at_once() {
 }
 
 #[test]
-fn the_guests_own_acknowledgement_ends_what_is_held() {
+fn the_guests_own_ack_covers_held_segments() {
     let mut rig = Rig::new(500, AWAKE);
     let mut conn = under_way(&mut rig);
     let told = conn.peer_seq;
     let held = more(&mut conn, FULL);
     assert_eq!(acks_of(&mut rig, &held), NOTHING);
-    // Nothing that the sender does not know: its application has read nothing.
+    // No news for the sender: its application has read nothing.
     let edge = conn.guest_ack + (conn.terms.window);
     for known in [told - 5 * FULL as u32, told] {
         conn.terms.window = edge - known;
@@ -393,13 +394,13 @@ fn the_guests_own_acknowledgement_ends_what_is_held() {
     rig.guest_sends(&own);
     assert_eq!(rig.at_peer(), [own]);
     assert_eq!(rig.flow().exposure(), 0);
-    // What the guest has told of is not held with the next.
+    // Segments that the guest acknowledged are not held.
     one_for(&mut rig, &mut conn, STRETCH);
     rig.checker.settle();
 }
 
 #[test]
-fn the_guest_may_tell_of_some_of_what_is_held() {
+fn the_guest_may_acknowledge_some_held_segments() {
     let mut rig = Rig::new(500, AWAKE);
     let mut conn = under_way(&mut rig);
     let acked = rig.flow().acked_segments;
@@ -408,11 +409,11 @@ fn the_guest_may_tell_of_some_of_what_is_held() {
         let held = more(&mut conn, FULL);
         assert_eq!(acks_of(&mut rig, &held), NOTHING);
     }
-    // It has the first two, and their clock was this.
+    // It has the first two, with this timestamp.
     let now = conn.peer_clock;
     conn.peer_clock -= 1;
     let mut own = conn.guest_acks(first + 2 * FULL as u32);
-    // Else it would tell of all of it, here.
+    // Otherwise it would acknowledge all of them here.
     own.flags |= ECE;
     rig.guest_sends(&own);
     assert_eq!(rig.at_peer(), [own]);
@@ -420,7 +421,7 @@ fn the_guest_may_tell_of_some_of_what_is_held() {
     conn.peer_clock = now;
     assert_eq!(rig.flow().exposure(), 0);
     assert_eq!(rig.flow().owed(), FULL as u32);
-    // It counts as three still.
+    // It still counts as three.
     let data = more(&mut conn, FULL);
     rig.peer_sends(&data);
     let seen = rig.at_peer();
@@ -432,7 +433,7 @@ fn the_guest_may_tell_of_some_of_what_is_held() {
 }
 
 #[test]
-fn of_a_guest_that_is_not_heard_each_segment_is_acknowledged() {
+fn every_segment_is_acknowledged_while_the_guest_is_silent() {
     let mut rig = Rig::new(500, AWAKE);
     let mut conn = under_way(&mut rig);
     rig.configure(ON);
@@ -441,7 +442,7 @@ fn of_a_guest_that_is_not_heard_each_segment_is_acknowledged() {
         let data = more(&mut conn, FULL);
         assert_eq!(acks_of(&mut rig, &data), [conn.peer_seq]);
     }
-    // It was heard this long ago: the clock goes on by itself.
+    // It was heard this long ago: the clock advances by itself.
     rig.configure(Config {
         awake_ticks: 1000,
         ..ON
@@ -449,13 +450,13 @@ fn of_a_guest_that_is_not_heard_each_segment_is_acknowledged() {
     let ack = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&ack);
     rig.at_peer();
-    // Without it, each segment has come after a pause.
+    // Otherwise each segment would follow a pause.
     carefully(&mut rig, &mut conn, 1);
     assert!(rig.exits("held") > before);
 }
 
 #[test]
-fn what_is_held_is_owed_and_not_promised() {
+fn held_segments_are_owed_and_not_exposed() {
     let mut rig = Rig::new(500, AWAKE);
     let mut conn = under_way(&mut rig);
     let ack = conn.guest_acks(conn.peer_seq);
@@ -463,7 +464,8 @@ fn what_is_held_is_owed_and_not_promised() {
     rig.at_peer();
     let held = more(&mut conn, FULL);
     assert_eq!(acks_of(&mut rig, &held), NOTHING);
-    // Were the ring emptied now and the tap turned on again, it would be promised with the next.
+    // If the ring were emptied now and the tap turned on again, the next early ACK would include
+    // it.
     assert_eq!((rig.flow().exposure(), rig.flow().owed()), (0, FULL as u32));
     let ack = conn.guest_acks(conn.peer_seq);
     rig.guest_sends(&ack);
@@ -472,7 +474,7 @@ fn what_is_held_is_owed_and_not_promised() {
 }
 
 #[test]
-fn a_segment_of_the_guests_that_tells_of_what_is_held_is_counted() {
+fn a_guest_segment_that_acknowledges_held_segments_is_counted() {
     let mut rig = Rig::new(500, AWAKE);
     let mut conn = under_way(&mut rig);
     let held = more(&mut conn, FULL);

@@ -1,4 +1,4 @@
-//! Taps that come, go, and are not what they should be.
+//! Taps that appear, vanish, and cannot be served.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use taut_snoop::wire::{Bypass, Mode};
 use crate::conn::{Conn, Terms};
 use crate::rig::{RST, Rig, Segment};
 
-/// Everything in the rig's namespace that its names say is a guest's.
+/// Supervises every tap in the rig's namespace with a guest's name.
 fn supervise(rig: &Rig, ring: Option<u32>) -> TapSupervisor {
     follow_by(rig, ring, &rig.folder())
 }
 
-/// The same, with its records in another folder.
+/// Likewise, with another folder of records.
 fn follow_by(rig: &Rig, ring: Option<u32>, records: &Path) -> TapSupervisor {
     let taps = vec![glob::Pattern::new("guest*").unwrap()];
     let supervisor = TapSupervisor::new(Options {
@@ -33,8 +33,7 @@ fn scan(rig: &Rig, supervisor: &mut TapSupervisor) {
     rig.within(|| supervisor.scan(now())).unwrap();
 }
 
-/// The clock of the programs, a minute ahead: so much later do they find that nobody looks, also where
-/// the processor is emulated and busy.
+/// The programs' clock, a minute ahead, so that leases do not expire on a busy emulated processor.
 fn now() -> Duration {
     clock() + Duration::from_secs(60)
 }
@@ -44,7 +43,8 @@ fn clock() -> Duration {
     Duration::try_from(now).unwrap()
 }
 
-/// A time whose lease is over. A machine that has just begun, as a guest that tests run in, has none until it is as old as that.
+/// A time whose lease has expired. A machine that has just booted, such as a test guest, has none
+/// until it is that old.
 fn long_ago() -> Duration {
     while clock() <= LEASE {
         std::thread::sleep(LEASE.saturating_sub(clock()) + Duration::from_millis(1));
@@ -62,7 +62,7 @@ fn on() -> Vec<(String, State)> {
 }
 
 #[test]
-fn a_tap_is_served_while_it_is_there_and_then_is_what_it_was() {
+fn a_tap_is_restored_after_it_was_served() {
     let rig = Rig::bare(100);
     let before = rig.queues();
     assert!(!before.contains("noqueue"), "{before}");
@@ -76,7 +76,7 @@ fn a_tap_is_served_while_it_is_there_and_then_is_what_it_was() {
 }
 
 #[test]
-fn a_queueing_discipline_comes_back_with_its_options() {
+fn a_queueing_discipline_is_restored_with_its_options() {
     let rig = Rig::bare(100);
     rig.tc("qdisc replace dev guest root pfifo limit 77");
     let supervisor = supervise(&rig, None);
@@ -96,7 +96,7 @@ fn a_tap_that_never_had_a_queue_has_none_afterwards() {
 }
 
 #[test]
-fn a_tap_that_is_shaped_is_left_alone() {
+fn a_shaped_tap_is_refused() {
     let rig = Rig::bare(100);
     rig.tc("qdisc replace dev guest root tbf rate 10mbit burst 10k latency 50ms");
     assert_eq!(states(&supervise(&rig, None)), []);
@@ -104,7 +104,7 @@ fn a_tap_that_is_shaped_is_left_alone() {
 }
 
 #[test]
-fn taps_that_come_later_are_found_and_those_that_go_are_forgotten() {
+fn new_taps_are_found_and_vanished_ones_removed() {
     let rig = Rig::bare(100);
     let mut supervisor = supervise(&rig, None);
     rig.ip("tuntap add guest2 mode tap");
@@ -116,7 +116,7 @@ fn taps_that_come_later_are_found_and_those_that_go_are_forgotten() {
 }
 
 #[test]
-fn what_is_no_tap_of_one_queue_is_left_alone_and_the_others_are_served() {
+fn other_devices_are_refused_and_single_queue_taps_served() {
     let rig = Rig::bare(100);
     rig.ip("tuntap add guest-tun mode tun");
     rig.ip("link add guest-veth type veth peer name other");
@@ -126,13 +126,13 @@ fn what_is_no_tap_of_one_queue_is_left_alone_and_the_others_are_served() {
 }
 
 #[test]
-fn the_ring_is_made_larger_and_never_smaller() {
+fn the_ring_grows_and_never_shrinks() {
     let rig = Rig::bare(100);
     let supervisor = supervise(&rig, Some(1000));
     assert_eq!(states(&supervisor), on());
     assert!(rig.ip("link show guest").contains("qlen 1000"));
     rig.within(|| drop(supervisor));
-    // There may be something in it that was promised.
+    // It may hold early-acknowledged frames.
     assert!(rig.ip("link show guest").contains("qlen 1000"));
     let supervisor = supervise(&rig, Some(10));
     assert_eq!(states(&supervisor), []);
@@ -140,7 +140,7 @@ fn the_ring_is_made_larger_and_never_smaller() {
 }
 
 #[test]
-fn a_queue_before_the_ring_ends_all_promises() {
+fn a_queue_before_the_ring_stops_early_acks() {
     let mut rig = Rig::bare(100);
     let mut supervisor = supervise(&rig, None);
     let mut conn = Conn::new(Terms::default());
@@ -151,7 +151,7 @@ fn a_queue_before_the_ring_ends_all_promises() {
     let data = conn.data(1000);
     rig.peer_sends(&data);
     assert_eq!(rig.at_peer(), []);
-    // It was somebody's will, and stays.
+    // The administrator put it there, and it stays.
     rig.within(|| drop(supervisor));
     assert!(rig.tc("qdisc show dev guest").contains("pfifo"));
 }
@@ -172,7 +172,7 @@ fn turned_off_a_tap_is_drained_when_its_guest_has_taken_everything() {
     assert_eq!(states(&supervisor)[0].1, State::Draining);
     let more = conn.data(1000);
     rig.peer_sends(&more);
-    assert_eq!(rig.at_peer(), [], "nothing more is promised");
+    assert_eq!(rig.at_peer(), [], "no more early ACKs");
     rig.at_guest();
     let ack = conn.guest_acks(data.seq + 1000);
     rig.guest_sends(&ack);
@@ -189,7 +189,7 @@ fn turned_off_a_tap_is_drained_when_its_guest_has_taken_everything() {
     assert_eq!(rig.at_peer().len(), 1);
 }
 
-/// A connection of which the guest has dropped a segment that was acknowledged early.
+/// A connection of which the guest dropped an early-acknowledged segment.
 fn lost(rig: &mut Rig, port: u16) -> (Conn, Segment) {
     let mut conn = Conn::new(Terms {
         port,
@@ -203,7 +203,7 @@ fn lost(rig: &mut Rig, port: u16) -> (Conn, Segment) {
     (conn, data)
 }
 
-/// The guest says so: it is where it was, and has closed its window.
+/// The guest shows it: its number stays, and its window is closed.
 fn says_so(rig: &mut Rig, conn: &mut Conn) {
     let mut closed = conn.guest_acks(conn.guest_ack);
     closed.window = 0;
@@ -216,7 +216,7 @@ fn counts(supervisor: &TapSupervisor) -> Counts {
 }
 
 #[test]
-fn what_the_guest_has_dropped_is_retransmitted_to_it() {
+fn data_that_the_guest_dropped_is_retransmitted() {
     for (v6, vlan) in [(false, None), (true, None), (false, Some(7))] {
         let mut rig = Rig::bare(100);
         (rig.v6, rig.vlan) = (v6, vlan);
@@ -248,9 +248,9 @@ fn what_the_guest_has_dropped_is_retransmitted_to_it() {
     }
 }
 
-/// Linux before 6.6 drops what it has no buffer for without a word.
+/// Linux before 6.6 silently drops data that does not fit into its buffer.
 #[test]
-fn what_a_silent_guest_has_dropped_is_retransmitted_to_it() {
+fn data_that_a_silent_guest_dropped_is_retransmitted() {
     let mut rig = Rig::bare(100);
     let mut supervisor = supervise(&rig, None);
     let (mut conn, data) = lost(&mut rig, 5000);
@@ -263,9 +263,9 @@ fn what_a_silent_guest_has_dropped_is_retransmitted_to_it() {
     assert_eq!(counts(&supervisor).retransmitted, 1);
 }
 
-/// What lies beyond a hole may have come in packets that are not read here, as a client may choose.
+/// Data beyond a hole may have come in packets that are not read here, as a client may choose.
 #[test]
-fn a_doubt_leaves_its_flow_alone_and_no_other() {
+fn a_doubt_bypasses_its_flow_and_no_other() {
     let mut rig = Rig::bare(100);
     let mut supervisor = supervise(&rig, None);
     let (mut conn, data) = lost(&mut rig, 5000);
@@ -301,7 +301,7 @@ fn a_guest_that_is_given_up_owes_nothing() {
     assert_eq!(counts(&supervisor).lost, 1);
 }
 
-/// Three flows of this network of peers are repaired.
+/// Repairs three flows of this peer network.
 fn three_repairs(rig: &mut Rig, supervisor: &mut TapSupervisor, network: u8) {
     rig.peer_net = network;
     for port in 5000..5003 {
@@ -318,7 +318,7 @@ fn three_repairs(rig: &mut Rig, supervisor: &mut TapSupervisor, network: u8) {
 }
 
 #[test]
-fn one_network_of_peers_cannot_take_early_acknowledgement_from_the_others() {
+fn one_peer_network_cannot_stop_early_acks_for_others() {
     let mut rig = Rig::bare(100);
     let mut supervisor = supervise(&rig, None);
     three_repairs(&mut rig, &mut supervisor, 1);
@@ -345,13 +345,13 @@ fn one_network_of_peers_cannot_take_early_acknowledgement_from_the_others() {
     let status = &supervisor.status().unwrap()[0];
     assert_eq!(status.distrusted[0].to_string(), "10.8.1.0/24");
     assert_eq!(status.counts.repaired, 3);
-    // Ten minutes later it is one like any other.
+    // Ten minutes later it is trusted again.
     rig.within(|| supervisor.scan(now() + REST)).unwrap();
     assert_eq!(early(&mut rig, 1), 1);
 }
 
 #[test]
-fn a_guest_that_lacks_something_for_three_networks_is_left_alone_for_a_while() {
+fn a_guest_that_lacks_data_of_three_networks_is_unfit_for_a_while() {
     let mut rig = Rig::bare(100);
     let mut supervisor = supervise(&rig, None);
     for network in 1..=3 {
@@ -363,7 +363,7 @@ fn a_guest_that_lacks_something_for_three_networks_is_left_alone_for_a_while() {
         .unwrap();
     scan(&rig, &mut supervisor);
     assert_eq!(states(&supervisor), on());
-    // Turned off by somebody meanwhile, it stays off.
+    // Turned off by the user meanwhile, it stays off.
     three_repairs(&mut rig, &mut supervisor, 4);
     supervisor.turn_off("guest");
     rig.within(|| supervisor.scan(now() + 3 * REST)).unwrap();
@@ -381,11 +381,11 @@ fn one_process_serves_a_tap() {
     assert_eq!(states(&supervise(&rig, None)), on());
 }
 
-/// Programs at clsact outlive the process that has put them there.
+/// Programs at clsact outlive the process that attached them.
 #[test]
-fn what_a_killed_process_has_left_falls_silent_and_the_next_takes_its_place() {
+fn programs_of_a_killed_process_expire_and_the_next_process_replaces_them() {
     let mut rig = Rig::bare(100);
-    // Its record's lock would go with it; so it has one that nobody else wants.
+    // Its record's lock would go with it, so it has a folder of its own.
     let mut killed = follow_by(&rig, None, &rig.folder().join("killed"));
     if rig.filters() == (0, 0) {
         eprintln!("not tried: this kernel has tcx, which takes programs off with their process");
@@ -396,7 +396,7 @@ fn what_a_killed_process_has_left_falls_silent_and_the_next_takes_its_place() {
     let data = conn.data(1000);
     rig.peer_sends(&data);
     assert_eq!(rig.at_peer().len(), 1);
-    // As if its last look had been so long ago that it counts no more.
+    // As if the last scan were older than the lease.
     rig.within(|| killed.scan(long_ago())).unwrap();
     std::mem::forget(killed);
     assert_eq!(rig.filters(), (1, 1));
@@ -419,13 +419,13 @@ fn what_a_killed_process_has_left_falls_silent_and_the_next_takes_its_place() {
     let data = conn.data(1000);
     rig.peer_sends(&data);
     assert_eq!(rig.at_peer().len(), 1);
-    // From another namespace's thread.
+    // From a thread in another namespace.
     drop(supervisor);
     assert_eq!(rig.filters(), (0, 0));
 }
 
 #[test]
-fn what_was_written_down_of_guests_that_are_gone_is_removed_and_nothing_else() {
+fn only_records_of_vanished_taps_are_removed() {
     let rig = Rig::bare(100);
     let supervisor = supervise(&rig, None);
     let devices = rig.within(taut_snoop::tap::devices).unwrap();
@@ -446,7 +446,7 @@ fn what_was_written_down_of_guests_that_are_gone_is_removed_and_nothing_else() {
     }
     let records = Records::at(&rig.folder());
     rig.within(|| records.sweep(&devices));
-    // Another namespace's, and what is nobody's record.
+    // A record of another namespace, and a file that is not a record.
     kept.extend(["1-77-vnet7".to_owned(), "README".to_owned()]);
     let mut left: Vec<_> = std::fs::read_dir(rig.folder()).unwrap().map(own).collect();
     kept.sort();
@@ -456,8 +456,8 @@ fn what_was_written_down_of_guests_that_are_gone_is_removed_and_nothing_else() {
 }
 
 #[test]
-fn where_a_filter_may_take_what_has_been_acknowledged_nothing_is() {
-    // What it does is not looked at.
+fn a_filter_before_the_ring_stops_early_acks() {
+    // Its effect is not examined.
     let line = "filter add dev guest egress bpf bytecode";
     let take: Vec<_> = line.split(' ').chain(["1,6 0 0 0,"]).collect();
     let rig = Rig::bare(100);
@@ -486,7 +486,7 @@ fn a_tap_is_not_turned_on_over_a_queue() {
 }
 
 #[test]
-fn handshakes_that_are_not_finished_are_forgotten_soon_and_connections_are_not() {
+fn unfinished_handshakes_are_removed_soon_and_connections_are_not() {
     let mut rig = Rig::bare(100);
     let mut supervisor = supervise(&rig, None);
     let mut conn = Conn::new(Terms::default());
@@ -516,12 +516,12 @@ fn handshakes_that_are_not_finished_are_forgotten_soon_and_connections_are_not()
 }
 
 #[test]
-fn when_nobody_watches_nothing_is_promised() {
+fn without_scans_early_acks_stop() {
     let mut rig = Rig::bare(100);
     let mut supervisor = supervise(&rig, None);
     let mut conn = Conn::new(Terms::default());
     conn.open_and_prove(&mut rig);
-    // As if the last look had been so long ago that it counts no more.
+    // As if the last scan were older than the lease.
     rig.within(|| supervisor.scan(long_ago())).unwrap();
     let data = conn.data(1000);
     rig.peer_sends(&data);
@@ -552,7 +552,7 @@ fn flows_that_fill_the_ring_share_it() {
     for conn in &mut conns {
         conn.open_and_prove(&mut rig);
     }
-    // Both have much acknowledged between two looks.
+    // Both have much data acknowledged between two scans.
     for conn in &mut conns {
         for _ in 0..100 {
             let data = conn.data(1000);
@@ -575,7 +575,7 @@ fn flows_that_fill_the_ring_share_it() {
         20_000,
         "half of forty segments"
     );
-    // And once one of them rests, the other has it all.
+    // Once one of them is idle, the other gets the whole ring.
     scan(&rig, &mut supervisor);
     assert_eq!(told(&mut rig, &mut conns[1]), 40_000);
 }

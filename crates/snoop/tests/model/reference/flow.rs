@@ -102,7 +102,7 @@ pub(crate) struct Flow {
 
 impl Flow {
     /// The guest has sent something.
-    pub(crate) fn hear(&mut self, now: u32) {
+    pub(crate) fn on_guest_heard(&mut self, now: u32) {
         self.heard = now;
         if !self.heard_since {
             self.awake = now;

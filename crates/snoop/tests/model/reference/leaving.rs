@@ -64,7 +64,7 @@ impl Model {
         let begins = flow.counted && flow.is_proof(s);
         flow.counted &= !begins;
         let heard = flow.hear_guest(&config, s, now);
-        flow.hear(now);
+        flow.on_guest_heard(now);
         let acked = flow.acked;
         if begins {
             self.has_begun();
