@@ -108,7 +108,7 @@ fn fold(mut sum: u64) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+    #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
     use std::net::SocketAddr;
     use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Carries one action out, on whatever state there is.
+//! Performs one action in any state.
 
 use crate::action::{Action, Odd, Size, Way};
 use crate::run::Run;
@@ -7,7 +7,7 @@ use crate::segment::{
 };
 use crate::seq::Seq;
 
-/// Data in a frame, at most: copies of longer ones take more room.
+/// Maximum data in a frame: copies of longer ones take more room.
 const LEN_MAX: u32 = 1460;
 
 /// Makes a segment odd.
@@ -56,7 +56,7 @@ fn make_odd(s: &mut Segment, odd: Odd) {
 // === impl Run ===
 
 impl Run<'_> {
-    /// Carries it out, or does nothing where there is nothing to do it with.
+    /// Performs the action, or nothing if the state does not allow it.
     pub(crate) fn act(&mut self, action: Action) -> Result<(), String> {
         match action {
             Action::GuestTakes { .. }
@@ -169,7 +169,7 @@ impl Run<'_> {
             Action::PeerSyn { moved, ack, odd } => {
                 let mut syn = self.peer.syn(ack);
                 make_odd(&mut syn, odd);
-                // The guest believes the first that it sees.
+                // The guest believes the first one it sees.
                 let seen = syn.sums_up && syn.to == GUEST_MAC;
                 if !seen || self.guest.knows_peer && !ack {
                     syn.seq = syn.seq.moved(moved);
@@ -196,7 +196,7 @@ impl Run<'_> {
                 let seq = peer.una.moved(i32::from(by));
                 let mut reset = self.peer.segment(seq, 0);
                 reset.flags = RST;
-                // Nobody waits for anything more.
+                // No end waits for more.
                 self.guest.lies = true;
                 self.arrives(&reset)
             }
@@ -212,8 +212,8 @@ impl Run<'_> {
                     let value = peer.clock.moved(clock);
                     forged.options = Options::NONE.timestamps(value, peer.recent);
                 }
-                // A guest takes an acknowledgement that is behind, or of what it has sent by then, and then the
-                // stranger's clock; so it does with an acknowledgement that the peer has not given.
+                // The guest accepts an ACK that is behind, or covers what it has sent, and then
+                // also a forged timestamp, and an ACK that the peer has not given.
                 self.guest.lies |= ack != 0 || forged.ack != peer.rcv;
                 self.guest.reneged |= self.model.flow.is_none();
                 self.arrives(&forged)
@@ -223,7 +223,7 @@ impl Run<'_> {
                 if let Some(data) = self.peer.data(len, false) {
                     self.note(|| format!("      unseen: {} bytes", data.len));
                     self.put_in_ring(&data, false);
-                    // By its clock the guest may drop what was sent before.
+                    // By this timestamp the guest may drop earlier segments.
                     self.guest.reneged = true;
                 }
                 Ok(())
@@ -321,7 +321,7 @@ impl Run<'_> {
                 self.guest_sends(&reset)
             }
             Action::GuestSyn { ack, odd } if self.guest.knows_peer || !ack => {
-                // Another connection of the same ends: this one is no more.
+                // Another connection of the same ends replaces this one.
                 self.guest.lies |= !ack && self.guest.knows_peer;
                 let mut syn = self.guest.syn(ack);
                 make_odd(&mut syn, odd);
@@ -331,7 +331,7 @@ impl Run<'_> {
         }
     }
 
-    /// What is odd may say more than the guest takes, or less than it has sent.
+    /// An odd segment may acknowledge more than the guest has sent, or less.
     fn lies(&mut self, odd: Odd) {
         self.guest.lies |= matches!(
             odd,

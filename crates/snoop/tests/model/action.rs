@@ -1,29 +1,29 @@
-//! What may happen in a sequence. Each action is carried out on whatever state there is, so that any of them may
-//! be left out of a sequence that has failed.
+//! The actions of a sequence. Each one works in any state, so that any may be removed from a
+//! failing sequence.
 
 use crate::draw::Draw;
 use crate::setup::{Opening, Setup};
 
-/// How long data is.
+/// The length of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
-    /// So many hundredths of an MSS, and so many bytes.
+    /// Hundredths of an MSS, plus bytes.
     Part(u8, u8),
-    /// All that the window has room for, one frame at most.
+    /// As much as the window allows, one frame at most.
     Window,
 }
 
-/// What becomes of the peer's segment before it comes to the tap.
+/// What happens to the peer's segment before the tap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Arrives,
     Lost,
-    /// It comes later.
+    /// It is delayed.
     Delayed,
     Twice,
 }
 
-/// What is odd about a segment.
+/// An oddity of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Odd {
     Plain,
@@ -36,21 +36,21 @@ pub(crate) enum Odd {
     Fin,
     NoAck,
     Unknown,
-    /// An option of this kind.
+    /// It has an option of this kind.
     Kind(u8),
     NoTimestamps,
-    /// By a clock that is so much older.
+    /// Its timestamp is older by this much.
     OldClock(u16),
     OtherMac,
     WrongSum,
-    /// The window field is drawn.
+    /// The window field is random.
     Window(u16),
     Ttl(u8),
-    /// SACK of what is so far beyond the acknowledgement, and so long.
+    /// A SACK block at this distance beyond the acknowledgment number, of this length.
     Sack(i16, u16),
 }
 
-/// One thing that happens.
+/// One action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     PeerData {
@@ -59,37 +59,37 @@ pub(crate) enum Action {
         way: Way,
         odd: Odd,
     },
-    /// Data again that is not acknowledged, so many bytes after the first such.
+    /// Retransmits unacknowledged data, from this many bytes after its start.
     PeerAgain {
         skip: u16,
         size: Size,
         way: Way,
         odd: Odd,
     },
-    /// A delayed segment arrives, or a copy of one that was sent.
+    /// A delayed segment arrives, or a duplicate of a sent one.
     PeerLate(u8),
     PeerCopy(u8),
     PeerAck(Odd),
-    /// Before what is acknowledged, with a byte or without (RFC 9293 3.8.4).
+    /// A keepalive before the acknowledged data, with a byte or without (RFC 9293 3.8.4).
     PeerKeepalive(bool),
-    /// Beyond the window, so many bytes.
+    /// Data beyond the window by this many bytes.
     PeerProbe(u8),
     PeerFin,
     PeerReset(i16),
-    /// The SYN, again or a new one.
+    /// The SYN again, or a new one.
     PeerSyn {
         moved: i32,
         ack: bool,
         odd: Odd,
     },
-    /// Data of a stranger: numbers so far from the real ones.
+    /// Forged data, with numbers this far from the real ones.
     Forged {
         seq: i32,
         ack: i32,
         len: u16,
         clock: i32,
     },
-    /// The next data by a way that the programs do not read, for the guest all the same.
+    /// The next data reaches the guest on a path that the programs do not see.
     Unseen(Size),
     GuestTakes {
         count: u8,
@@ -98,12 +98,12 @@ pub(crate) enum Action {
     GuestAcks(Odd),
     GuestRepeats(u8),
     GuestReads(u32),
-    /// Its receive buffer becomes so large (SO_RCVBUF), and it may shrink its window.
+    /// Its receive buffer gets this size (SO_RCVBUF), and it may shrink its window.
     GuestBuffer {
         bytes: u32,
         shrinks: bool,
     },
-    /// It gives back what it has out of order.
+    /// It discards its out-of-order data.
     GuestDropsBeyond,
     /// Its data, which may be lost on the way to the peer.
     GuestData {
@@ -111,7 +111,7 @@ pub(crate) enum Action {
         lost: bool,
         odd: Odd,
     },
-    /// Data again that the peer has not acknowledged.
+    /// Retransmits data that the peer has not acknowledged.
     GuestAgain(u16),
     GuestFin,
     GuestReset,
@@ -121,17 +121,17 @@ pub(crate) enum Action {
     },
     /// The next early ACK waits until the guest has sent something.
     AckWaits,
-    /// Early ACKs that have not left are lost on the way to the peer, or the next one.
+    /// Pending early ACKs are lost on the way to the peer, or the next one is.
     AckLost,
     On(bool),
-    /// The tap's share of copies is used up, or is not any more.
+    /// The tap's share of the memory for copies is used up, or free again.
     Full(bool),
     Sharing(u8),
     /// User space takes the copies.
     CopiesTaken,
-    /// 2^20 ns each.
+    /// Ticks of 2^20 ns.
     TimePasses(u16),
-    /// The peer's clock and the guest's go on.
+    /// The timestamps of peer and guest advance.
     ClocksTick(u16),
 }
 
@@ -147,14 +147,14 @@ fn size(draw: &mut Draw) -> Size {
     }
 }
 
-/// How often what is odd happens in a sequence.
+/// How often oddities happen in a sequence.
 #[derive(Clone, Copy, Debug)]
 struct Mood {
-    /// A segment is odd once in so many.
+    /// One in this many segments is odd.
     odd: u32,
-    /// It arrives so many times as often as it does not.
+    /// The ratio of arriving to lost segments.
     arrives: u32,
-    /// What is rare is left out but once in so many.
+    /// A rare action is kept once in this many times.
     rare: u32,
 }
 
@@ -242,11 +242,11 @@ fn wild(draw: &mut Draw) -> i32 {
     }
 }
 
-/// One action, as often as it is worth.
+/// Draws an action by weight.
 fn any(draw: &mut Draw, mood: Mood) -> Action {
     use Action::*;
     let drawn = draw.below(100);
-    // What ends early ACKs, or could.
+    // Actions that may end early ACKs.
     if drawn >= 94 && !draw.once_in(mood.rare) {
         return any(draw, mood);
     }
@@ -346,7 +346,7 @@ fn syn_odd(draw: &mut Draw) -> Odd {
     }
 }
 
-/// What happens in a sequence: how it begins, and then anything.
+/// Draws a sequence: its beginning, and then any actions.
 pub(crate) fn sequence(draw: &mut Draw, setup: &Setup) -> Vec<Action> {
     use Action::*;
     let take = GuestTakes {
@@ -380,7 +380,7 @@ pub(crate) fn sequence(draw: &mut Draw, setup: &Setup) -> Vec<Action> {
         Opening::Midflow => vec![GuestAcks(Odd::Plain)],
     };
     if setup.opening == Opening::Client && draw.once_in(8) {
-        // A damaged one before the real one.
+        // A corrupted one before the real one.
         let damaged = PeerSyn {
             moved: draw.pick(&[0, 4, -4, 1 << 20]),
             ack: true,
@@ -389,7 +389,7 @@ pub(crate) fn sequence(draw: &mut Draw, setup: &Setup) -> Vec<Action> {
         actions.insert(1, damaged);
     }
     if !draw.once_in(4) {
-        // The guest shows that there is a connection.
+        // The guest confirms the connection.
         actions.push(PeerData {
             size: Size::Part(100, 0),
             push: true,

@@ -3,7 +3,7 @@
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
-/// A source of choices that are the same for the same seed.
+/// A source of choices that depend only on the seed.
 pub(crate) struct Draw(Pcg64Mcg);
 
 // === impl Draw ===
@@ -17,17 +17,17 @@ impl Draw {
         self.0.next_u32()
     }
 
-    /// A number less than `bound`. (Its bias is below 2^-20 for the bounds that are used here.)
+    /// Returns a number below `bound`. (Its bias is below 2^-20 for the bounds used here.)
     pub(crate) fn below(&mut self, bound: u32) -> u32 {
         ((u64::from(self.word()) * u64::from(bound)) >> 32) as u32
     }
 
-    /// A number from `least` to `most`.
+    /// Returns a number from `least` to `most`.
     pub(crate) fn within(&mut self, least: u32, most: u32) -> u32 {
         least + self.below(most - least + 1)
     }
 
-    /// True once in `often` times.
+    /// Returns true once in `often` times.
     pub(crate) fn once_in(&mut self, often: u32) -> bool {
         self.below(often) == 0
     }
@@ -36,7 +36,7 @@ impl Draw {
         from[self.below(from.len() as u32) as usize]
     }
 
-    /// One of several, each as often as its weight says.
+    /// Returns one of several, by weight.
     pub(crate) fn weighted<T: Copy>(&mut self, from: &[(u32, T)]) -> T {
         let total = from.iter().map(|(weight, _)| weight).sum();
         let mut drawn = self.below(total);
@@ -49,8 +49,8 @@ impl Draw {
         unreachable!("what is drawn is less than the sum of the weights")
     }
 
-    /// A number of any size, each length in bits as often as the other, near a wrap or a sign's
-    /// change at times.
+    /// Returns a number of any size, with uniformly distributed bit lengths, sometimes near a wrap
+    /// or a change of sign.
     pub(crate) fn number(&mut self) -> u32 {
         match self.below(4) {
             0 => self.word(),

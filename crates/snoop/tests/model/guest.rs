@@ -1,4 +1,4 @@
-//! The guest: a small TCP receiver with a buffer, which may lose what it has offered to take.
+//! The guest: a small TCP receiver with a buffer, which may drop data inside its window.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use crate::peer::Terms;
 use crate::segment::{ACK, FIN, GUEST_MAC, Mac, Options, PEER_MAC, RST, SYN, Segment};
 use crate::seq::Seq;
 
-/// ACKs that are remembered.
+/// Number of remembered ACKs.
 const SENT_MAX: usize = 16;
 
 /// A receiver.
@@ -14,29 +14,29 @@ const SENT_MAX: usize = 16;
 pub(crate) struct Guest {
     pub(crate) terms: Terms,
     peer: Terms,
-    /// Its own next byte, and what of it has been acknowledged.
+    /// Its next sequence number, and the peer's acknowledgment number.
     pub(crate) next: Seq,
     una: Seq,
-    /// The next byte that it awaits, and what it has beyond.
+    /// The next expected byte, and data beyond it.
     pub(crate) rcv: Seq,
     beyond: Vec<(Seq, Seq)>,
-    /// Bytes of its receive buffer, and of them those that nobody has read.
+    /// Size of its receive buffer, and the unread bytes in it.
     pub(crate) buffer: u32,
     pub(crate) unread: u32,
-    /// Bytes that it takes beyond what it offers (`--guest-rcvbuf`).
+    /// Bytes that it accepts beyond its window (`--guest-rcvbuf`).
     pub(crate) beyond_edge: u32,
-    /// It takes back what it has offered (RFC 9293 3.8.6 says that it should not).
+    /// It retracts its window (which RFC 9293 3.8.6 discourages).
     pub(crate) shrinks: bool,
     advertised_edge: Seq,
-    /// The peer's latest TSval, and up to where it had acknowledged then (RFC 7323 4.3).
+    /// The peer's latest TSval, and its acknowledgment number then (RFC 7323 4.3).
     recent: Seq,
     last_ack: Seq,
     pub(crate) clock: Seq,
     pub(crate) timestamps: bool,
     pub(crate) shift: u8,
-    /// The peer's FIN has come in its turn.
+    /// The peer's FIN was received in order.
     fin_at: Option<Seq>,
-    /// A peer's SYN was seen, or the connection met in its middle.
+    /// A peer's SYN was seen, or the connection was found in mid-flow.
     pub(crate) knows_peer: bool,
     pub(crate) closed: bool,
     /// It has sent its FIN.
@@ -45,10 +45,10 @@ pub(crate) struct Guest {
     pub(crate) mac: Mac,
     /// ACKs that it has sent.
     pub(crate) sent: VecDeque<Segment>,
-    /// It has dropped what it had offered to take, or takes that back, or has heard what was not seen at the tap: it
-    /// may lack what was acknowledged early, until that is sent again.
+    /// It dropped data inside its window, retracts it, or received data that the tap did not see:
+    /// it may lack early-acknowledged data until a retransmission.
     pub(crate) reneged: bool,
-    /// It says what is not so, or has heard a stranger: anything may be lost.
+    /// It sends false ACKs, or believed a forged segment: anything may be lost.
     pub(crate) lies: bool,
 }
 
@@ -86,7 +86,7 @@ impl Guest {
         }
     }
 
-    /// The peer has said this number and this time first.
+    /// The peer starts with this number and timestamp.
     pub(crate) fn meets(&mut self, first: Seq, recent: Seq) {
         self.knows_peer = true;
         self.rcv = first + 1;
@@ -95,14 +95,14 @@ impl Guest {
         self.recent = recent;
     }
 
-    /// In the middle of a connection.
+    /// Creates a guest in mid-flow.
     pub(crate) fn established(&mut self, peer_first: Seq, recent: Seq) {
         self.meets(peer_first, recent);
         self.next = self.terms.first + 1;
         self.una = self.next;
     }
 
-    /// The window that it offers now, in its scale.
+    /// Returns its present window, in its scale.
     fn window(&mut self, shift: u8) -> u16 {
         let taken: u32 = self.beyond.iter().map(|(from, to)| from.room(*to)).sum();
         let free = self.buffer.saturating_sub(self.unread + taken);
@@ -163,7 +163,7 @@ impl Guest {
         data
     }
 
-    /// What the peer has not acknowledged, from its beginning.
+    /// Returns the data that the peer has not acknowledged.
     pub(crate) fn again(&mut self, len: u16) -> Option<Segment> {
         let una = self.una.max(self.terms.first + 1);
         let open = una.room(self.next).saturating_sub(u32::from(self.ended));
@@ -191,7 +191,7 @@ impl Guest {
         syn
     }
 
-    /// It has sent its SYN, and knows the peer's.
+    /// Whether it has sent its SYN, and knows the peer's.
     pub(crate) fn is_open(&self) -> bool {
         self.knows_peer && self.next != self.terms.first
     }
@@ -201,7 +201,7 @@ impl Guest {
         self.unread = self.unread.saturating_sub(bytes);
     }
 
-    /// Takes what comes out of its ring. Returns whether it owes an ACK for it at once.
+    /// Handles a segment from its ring. Returns whether it has to acknowledge at once.
     pub(crate) fn receive(&mut self, s: &Segment) -> bool {
         if s.to != self.mac || !s.sums_up || self.closed {
             return false;
@@ -220,7 +220,7 @@ impl Guest {
         if !self.knows_peer || !s.has(ACK) {
             return false;
         }
-        // PAWS (RFC 7323 5.3), and the acknowledgement (RFC 9293 3.10.7.4).
+        // PAWS (RFC 7323 5.3), and the ACK (RFC 9293 3.10.7.4).
         let old = |value: Seq| self.timestamps && value.before(self.recent);
         if s.tsval().is_some_and(old) || s.ack.after(self.next) {
             return true;
@@ -250,7 +250,7 @@ impl Guest {
             return true;
         }
         let end = end.min(edge);
-        // What it has no room for is gone, whatever it has offered.
+        // Data without room in the buffer is dropped, whatever the window.
         let room = self.buffer.saturating_sub(self.unread) + self.beyond_edge;
         if from.room(end) > 0 && end.after(self.rcv + room) {
             self.reneged = true;
@@ -288,7 +288,7 @@ impl Guest {
         self.unread = 0;
     }
 
-    /// Gives back what it has beyond a hole (RFC 2018 8).
+    /// Discards data beyond a hole (RFC 2018 8).
     pub(crate) fn drop_beyond(&mut self) {
         self.reneged |= !self.beyond.is_empty();
         self.beyond.clear();

@@ -3,7 +3,7 @@
 use crate::reference::{Flow, Mode};
 use crate::seq::Seq;
 
-/// What is kept of a flow, as far as it matters for what is acknowledged: by the programs or by the model.
+/// The state of a flow that matters for ACKs, of the programs or of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kept {
     /// With the reason, if it is BYPASS.
@@ -13,7 +13,7 @@ pub(crate) struct Kept {
     pub(crate) vm_seq: Seq,
     pub(crate) rcv_edge: Seq,
     pub(crate) advertised_edge: Seq,
-    /// What a retransmission of the host's goes with: the peer's latest acknowledgement and TSval.
+    /// The header fields of a retransmission by the host: the peer's latest ACK and TSval.
     pub(crate) vm_una: Seq,
     pub(crate) ts_peer: Seq,
 }
@@ -21,7 +21,7 @@ pub(crate) struct Kept {
 // === impl Kept ===
 
 impl Kept {
-    /// With numbers from the peer's first one.
+    /// Formats the state with numbers relative to the first ones.
     pub(crate) fn shown(&self, first: Seq, guest_first: Seq) -> String {
         format!(
             "{} next {} acked {} vm {} edge {} advertised edge {}, guest's una {}, TSval {}",

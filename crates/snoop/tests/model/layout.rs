@@ -1,19 +1,19 @@
-//! Where the programs keep what: read from their header, so that a field may move.
+//! The layout of the programs' structures, read from their header, so that a field may move.
 
 use std::collections::HashMap;
 
 const HEADER: &str = include_str!("../../src/bpf/snoop.h");
 
-/// The fields of a structure of the header's.
+/// The fields of a structure in the header.
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) size: usize,
     alignment: usize,
-    /// Where each begins, in bytes.
+    /// Offset of each field in bytes.
     fields: HashMap<&'static str, usize>,
 }
 
-/// What is between the braces after these words of the header.
+/// Returns the body in braces after these words in the header.
 fn body_of(words: &str) -> &'static str {
     let (_, rest) = HEADER
         .split_once(&format!("\n{words} {{"))
@@ -22,7 +22,7 @@ fn body_of(words: &str) -> &'static str {
     body
 }
 
-/// Bytes of a type of the header's, and what its place is a multiple of.
+/// Returns a type's size and alignment.
 fn size_and_alignment(kind: &str) -> (usize, usize) {
     let plain = |size| (size, size);
     match kind {
@@ -40,7 +40,7 @@ fn size_and_alignment(kind: &str) -> (usize, usize) {
 // === impl Layout ===
 
 impl Layout {
-    /// That of the structure with this name.
+    /// Returns the layout of this structure.
     pub(crate) fn of(name: &str) -> Self {
         let mut fields = HashMap::new();
         let (mut at, mut alignment) = (0_usize, 1);
@@ -96,8 +96,8 @@ impl Layout {
     }
 }
 
-/// The names of an enumeration of the header's in its order, in lower case and without the prefix; for as long as
-/// the process lives.
+/// Returns the names of an enumeration in order, in lower case and without the prefix. They are
+/// leaked.
 pub(crate) fn names(enumeration: &str, prefix: &str) -> Vec<&'static str> {
     let lines = body_of(&format!("enum {enumeration}")).lines();
     let names = lines.filter_map(|line| {

@@ -1,5 +1,5 @@
-//! The BPF programs, which the kernel runs for the test (BPF_PROG_TEST_RUN), and guests' taps into which they
-//! put frames.
+//! The BPF programs, which the kernel runs for the test (BPF_PROG_TEST_RUN), and guests' taps into
+//! which they deliver.
 
 use std::io::Write as _;
 use std::os::fd::AsFd;
@@ -21,25 +21,25 @@ use crate::seq::Seq;
 
 const PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/snoop.bpf.o"));
 
-/// Places of the rings of the taps that there are.
+/// Lengths of the taps' rings.
 pub(crate) const RINGS: [u32; 5] = [1, 2, 4, 16, 500];
 
-/// Bytes of the buffer of copies: a few have room. Then of the longest frame of which a copy is as long as of any
-/// shorter one, and of what the kernel adds.
+/// Size of the ring buffer for copies, which has room for few. Then the longest frame whose copy
+/// has the smallest size, and the kernel's overhead.
 const COPIES: u32 = 16 * 1024;
 const COPIED_MAX: usize = 1600;
 const RECORD: usize = 8;
 
-/// Keys of the map `guest_nets`: the length of a prefix, and an address.
+/// Keys of the map `guest_nets`: prefix length and address.
 const GUEST_NETS: [[u8; 20]; 2] = [
     net(120, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 8, 0, 0]),
     net(16, [0xfd, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
 ];
 
-/// The peers' prefixes, which are distrusted where a configuration says that any are.
+/// The peer prefixes that are distrusted if the configuration says that any are.
 const DISTRUSTED: [([u8; 6], u16); 2] = [([10, 8, 0, 0, 0, 0], 4), ([0xfd, 8, 0, 0, 0, 0], 6)];
 
-/// `struct __sk_buff`: its length, and where its mark and its device's number are.
+/// `struct __sk_buff`: its size, and the offsets of its mark and device index.
 const CONTEXT: usize = 192;
 const MARK_AT: usize = 8;
 const IFINDEX_AT: usize = 40;
@@ -55,24 +55,25 @@ const fn net(prefix: u8, address: [u8; 16]) -> [u8; 20] {
     key
 }
 
-/// Which of the two programs.
+/// One of the two programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
     ToGuest,
     FromGuest,
 }
 
-/// What a program has done with a frame.
+/// The result of a program for a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ran<'f> {
-    /// A `TC_ACT_`.
+    /// The returned `TC_ACT_*`.
     pub(crate) action: i32,
     pub(crate) mark: u32,
-    /// The frame as the program leaves it.
+    /// The frame after the program.
     pub(crate) frame: &'f [u8],
 }
 
-/// Loaded programs, in a network namespace with taps. It is there until the process ends, or dropped.
+/// The loaded programs, in a network namespace with taps that lives until the process ends or this
+/// is dropped.
 pub(crate) struct Machine {
     to_guest: ProgramMut<'static>,
     from_guest: ProgramMut<'static>,
@@ -80,7 +81,7 @@ pub(crate) struct Machine {
     config: MapHandle,
     exits: [Exits; 2],
     layout: Layout,
-    /// Names of the modes, and of the reasons of BYPASS, in the programs' order.
+    /// Names of the modes and of the BYPASS reasons, in the programs' order.
     modes: Vec<&'static str>,
     reasons: Vec<&'static str>,
     config_layout: Layout,
@@ -120,9 +121,9 @@ impl Drop for Removed {
 // === impl Machine ===
 
 impl Machine {
-    /// In the calling thread's network namespace, which is called so.
+    /// Loads the programs in the calling thread's network namespace, which has this name.
     fn new(netns: &str) -> Self {
-        // The counters are each CPU's own, and are read as if there were one.
+        // The per-CPU counters are read on one CPU.
         let mut here = CpuSet::new();
         here.set(sched_getcpu());
         sched_setaffinity(None, &here).unwrap();
@@ -144,7 +145,7 @@ impl Machine {
         let mut builder = ObjectBuilder::default();
         let mut open = builder.open_memory(PROGRAMS).unwrap();
         bound_copies(&mut open);
-        // One for the whole process, which the programs and maps below refer to.
+        // Leaked, because the programs and maps below refer to it.
         let object: &'static Object = Box::leak(Box::new(open.load().unwrap()));
         let program = |name: &str| {
             let mut programs = object.progs_mut();
@@ -233,13 +234,13 @@ impl Machine {
         }
     }
 
-    /// Takes the next frame out of a tap's ring; `None` if there is none.
+    /// Takes the next frame out of a tap's ring; returns `None` if it is empty.
     pub(crate) fn take(&mut self, tap: usize) -> Option<&[u8]> {
         let len = self.taps[tap].0.read(&mut self.read).ok()?;
         Some(&self.read[VnetHeader::LEN..len])
     }
 
-    /// What is kept of a flow; `None` if it is not followed.
+    /// Returns the state of a flow; `None` if it is not tracked.
     pub(crate) fn kept(&self, key: &[u8]) -> Option<Kept> {
         let bytes = self.flows.lookup(key, MapFlags::ANY).unwrap()?;
         let long = |field| Seq(self.layout.u32(&bytes, field));
@@ -263,11 +264,11 @@ impl Machine {
         })
     }
 
-    /// Forgets a flow, what a SYN has said of it, its listener, and which Ethernet addresses were seen.
+    /// Removes a flow, its pending SYN, its listener, and the learnt Ethernet address.
     pub(crate) fn forget(&self, key: &[u8]) {
         let _ = self.flows.delete(key);
         let _ = self.pending_syns.delete(key);
-        // Of the listener: its address, its port and the version.
+        // The key of the listener: address, port and version.
         let listener = [&key[..16], &key[32..34], &key[38..40]].concat();
         let _ = self.handshakes.delete(&listener);
         let none = vec![0; self.source.value_size() as usize];
@@ -276,7 +277,7 @@ impl Machine {
             .unwrap();
     }
 
-    /// What user space was told since this was asked the last time.
+    /// Returns the events since the last call.
     pub(crate) fn events(&mut self) -> Vec<Event> {
         let records = self.events.take();
         let layout = &self.event_layout;
@@ -289,13 +290,13 @@ impl Machine {
         records.iter().map(event).collect()
     }
 
-    /// How many copies have room between two calls of [`Machine::copies`].
+    /// Returns how many copies fit between two calls of [`Machine::copies`].
     pub(crate) fn copies_max(&self) -> usize {
         let record = RECORD + (self.copy_layout.size + COPIED_MAX).next_multiple_of(8);
         (COPIES as usize - 1) / record
     }
 
-    /// The frames that were copied since this was asked the last time.
+    /// Returns the frames copied since the last call.
     pub(crate) fn copies(&mut self) -> Vec<Vec<u8>> {
         let mut records = self.copies.take();
         let layout = &self.copy_layout;
@@ -308,7 +309,7 @@ impl Machine {
         records
     }
 
-    /// Moves what is kept of times back, so that `ticks` (2^20 ns) seem to have passed.
+    /// Moves the stored times back, so that `ticks` (2^20 ns) seem to have passed.
     pub(crate) fn pass_time(&self, key: &[u8], ticks: u32, fields: &[&str]) {
         let Some(mut bytes) = self.flows.lookup(key, MapFlags::ANY).unwrap() else {
             return;
@@ -320,8 +321,8 @@ impl Machine {
         self.flows.update(key, &bytes, MapFlags::EXIST).unwrap();
     }
 
-    /// Configures the programs. `by_address`: guests' networks are said. `awake`: the guest is taken to be awake
-    /// whenever it was heard.
+    /// Configures the programs. `by_address`: guest networks are configured. `awake`: the guest
+    /// counts as awake whenever it was heard.
     pub(crate) fn configure(&self, c: &Config, by_address: bool, awake: bool) {
         let layout = &self.config_layout;
         let mut bytes = vec![0; layout.size];
@@ -357,13 +358,13 @@ impl Machine {
             .unwrap();
     }
 
-    /// The counters of one of the programs.
+    /// Returns the counters of a program.
     pub(crate) fn exits(&mut self, side: Side) -> &mut Exits {
         &mut self.exits[side as usize]
     }
 }
 
-/// So that there is no room for a copy at times.
+/// Leaves no room for a copy at times.
 fn bound_copies(open: &mut OpenObject) {
     let mut maps = open.maps_mut();
     let mut retained = maps.find(|map| map.name() == "retained").unwrap();
@@ -376,7 +377,7 @@ fn index_of(name: &str) -> u32 {
     rustix::net::netdevice::name_to_index(socket.as_fd(), name).unwrap()
 }
 
-/// `ip` or `tc` in a namespace, with many lines.
+/// Runs `ip` or `tc` in a namespace with many lines of input.
 fn batch(program: &str, netns: &str, lines: &str) {
     let mut child = Command::new(program)
         .args(["-n", netns, "-batch", "-"])

@@ -1,16 +1,17 @@
 //! Compares the BPF programs with a model of them, in random sequences of packets.
 //!
-//! The kernel runs the programs for the test (BPF_PROG_TEST_RUN). What they deliver goes into the rings of real
-//! taps, and a small TCP sender and a small TCP receiver (`peer`, `guest`) act on what comes out. After each packet
-//! two parts check what the programs did:
+//! The kernel runs the programs for the test (BPF_PROG_TEST_RUN). Frames that they deliver go into
+//! the rings of real taps, and a small TCP sender and a small TCP receiver (`peer`, `guest`) react
+//! to the output. After each packet two parts check the programs:
 //!
-//! - The model (`reference`) is the state machine of docs/design/snoop.md, written a second time. It says of each
-//!   packet what must become of it, and what the programs must know of the flow afterwards. That needs an early ACK
-//!   for each segment (`awake_ticks` of 0), because stretch ACKs depend on the time of day.
-//! - The observer (`observer`) sees only packets, and checks what must hold in every case: nothing is acknowledged
-//!   early that is beyond the guest's right edge, not in its ring, or without a copy; exposure stays within its
-//!   bound; a guest that contradicts an early ACK is passed on unchanged. In the end the guest has everything that
-//!   the sender was told of, if necessary after the host has sent it the copies.
+//! - The model (`reference`) is the state machine of docs/design/snoop.md, written a second time.
+//!   It predicts what happens to each packet, and the programs' state of the flow afterwards. That
+//!   needs one early ACK per segment (`awake_ticks` of 0), because stretch ACKs depend on the time
+//!   of day.
+//! - The observer (`observer`) sees only packets, and checks the rules for every case: no early ACK
+//!   is beyond the guest's right edge, outside its ring, or without a copy; exposure stays within
+//!   its limit; a guest's contradiction passes unchanged. In the end the guest has everything that
+//!   the sender has an ACK of, if necessary after the host has retransmitted copies.
 //!
 //! A sequence is a function of its seed. A failure prints the seed and the shortest sequence that fails.
 //!
@@ -18,7 +19,7 @@
 //! - `TAUT_MODEL_SEQUENCES=1000000` runs so many, and then 1,000 with seeds that depend on the time of day,
 //! - `TAUT_MODEL_FROM=n` starts with this seed.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 #![allow(
     clippy::cast_possible_truncation,
     reason = "frames are shorter than 64 KiB"

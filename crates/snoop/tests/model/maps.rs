@@ -10,11 +10,11 @@ pub(crate) struct Records {
     taken: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
-/// The counters of a program, one for each way out of it.
+/// The exit counters of a program.
 pub(crate) struct Exits {
     map: MapHandle,
     names: Vec<&'static str>,
-    /// What each counted when it was last looked at.
+    /// The value of each at the last check.
     seen: Vec<u64>,
 }
 
@@ -34,7 +34,7 @@ impl Records {
         Self { buffer, taken }
     }
 
-    /// Takes all records that there are.
+    /// Takes all records.
     pub(crate) fn take(&self) -> Vec<Vec<u8>> {
         self.buffer.consume().unwrap();
         std::mem::take(&mut self.taken.lock().unwrap())
@@ -58,16 +58,16 @@ impl Exits {
         values.iter().map(count).sum()
     }
 
-    /// Returns whether a packet has left by this way since the counter was last looked at.
+    /// Returns whether a packet has left by this exit since the last check.
     pub(crate) fn has_left_by(&mut self, name: &str) -> bool {
         let Some(at) = self.names.iter().position(|n| *n == name) else {
-            panic!("the programs have no way out called `{name}`");
+            panic!("the programs have no exit `{name}`");
         };
         let now = self.count(at);
         now != std::mem::replace(&mut self.seen[at], now)
     }
 
-    /// The ways by which packets have left since their counters were last looked at.
+    /// Returns the exits taken since the last check.
     pub(crate) fn left_by(&mut self) -> Vec<&'static str> {
         let mut left = Vec::new();
         for at in 0..self.names.len() {
@@ -79,7 +79,7 @@ impl Exits {
         left
     }
 
-    /// Each way out by which packets have left, and how many.
+    /// Returns each exit taken so far, with its count.
     pub(crate) fn shown(&self) -> String {
         let all = self.names.iter().enumerate();
         let all = all.map(|(at, name)| (name, self.count(at)));

@@ -6,58 +6,60 @@ use crate::segment::{ACK, FIN, GUEST_MAC, RST, SYN, Segment};
 use crate::seq::Seq;
 use crate::setup::Setup;
 
-/// What is said when something does not hold.
+/// A broken rule, as a sentence.
 pub(crate) type Broken = String;
 
-/// TTLs that systems send with.
+/// Initial TTLs.
 const USUAL_TTLS: [u8; 3] = [64, 128, 255];
 
-/// One connection, watched.
+/// Observes one connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Observer {
-    /// Bytes beyond the guest's edge that may be acknowledged early (`--grow`).
+    /// Bytes beyond the guest's edge that early ACKs may cover (`--grow`).
     pub(crate) grows: u32,
     pub(crate) exposure: u32,
-    /// By how many bits the guest's windows are shifted, whether the programs know it or not.
+    /// Shift of the guest's windows, whether the programs know it or not.
     shift: u8,
-    /// The programs have seen the SYN that says so.
+    /// The programs saw the SYN with the shift.
     scale_known: bool,
-    /// A configuration may make windows narrower than the guest's.
+    /// The configuration may narrow the guest's windows.
     narrows: bool,
-    /// The guest has said something.
+    /// The guest has sent an ACK.
     known: bool,
-    /// Time of 2^20 ns; when the guest was heard last; and when it acknowledged something last, or began to owe it.
+    /// Ticks of 2^20 ns: now, when the guest was last heard, and when it last made progress or fell
+    /// behind.
     now: u32,
     heard: u32,
     /// When it was first heard since then, and whether it was.
     awake: u32,
     heard_since: bool,
     owed: u32,
-    /// The guest's own ACK and its right edge.
+    /// The guest's own acknowledgment number and right edge.
     vm: Seq,
     edge: Seq,
     /// The edge of a SYN-ACK that the guest has sent since.
     syn_edge: Seq,
-    /// What the sender was told.
+    /// The acknowledged and the advertised edge.
     pub(crate) acked: Seq,
     pub(crate) advertised_edge: Seq,
-    /// The end of what has come into the ring without a hole, and what is beyond.
+    /// The end of the data in the ring up to the first hole, and data beyond.
     in_ring: Seq,
     beyond: Vec<(Seq, Seq)>,
-    /// Why nothing more may be acknowledged early.
+    /// Why there may be no more early ACKs.
     ended: Option<&'static str>,
-    /// What was acknowledged early, and what copies were seen.
+    /// Early-acknowledged data, and the copies seen.
     early_acked: Vec<(Seq, Seq)>,
     copies: Vec<(Seq, Seq)>,
-    /// First blocks of SACK that the guest has said.
+    /// First SACK blocks that the guest has sent.
     blocks: Vec<(Seq, Seq)>,
-    /// The guest's Ethernet address is known; if not, whether frames came from it, and from another one.
+    /// The guest's Ethernet address is known; otherwise, whether frames came from it, and from
+    /// another one.
     mac_known: bool,
     from_guest: bool,
-    /// The guest has sent something by which the programs follow the connection.
+    /// The guest has sent a segment from which the programs track the connection.
     followed: bool,
     from_others: bool,
-    /// The TTL of its segments, and one that systems send with besides.
+    /// The TTL of its segments, and a configured initial TTL.
     ttl: Option<u8>,
     added_ttl: u8,
     pub(crate) early_acks: u32,
@@ -110,12 +112,12 @@ impl Observer {
         }
     }
 
-    /// 2^20 ns each.
+    /// Advances the time by ticks of 2^20 ns.
     pub(crate) fn pass_time(&mut self, ticks: u32) {
         self.now += ticks;
     }
 
-    /// The sender was told of this.
+    /// Notes an ACK that the sender gets.
     fn tells(&mut self, ack: Seq) {
         if !self.acked.after(self.vm) {
             (self.owed, self.heard_since) = (self.now, false);
@@ -128,7 +130,7 @@ impl Observer {
         s.ack + (u32::from(s.window) << shift)
     }
 
-    /// A segment has come into the guest's ring.
+    /// Notes a segment in the guest's ring.
     pub(crate) fn in_ring(&mut self, s: &Segment) {
         if s.len == 0 || s.to != GUEST_MAC || !s.sums_up {
             return;
@@ -144,11 +146,11 @@ impl Observer {
         }
     }
 
-    /// An early ACK leaves.
+    /// Checks an early ACK.
     pub(crate) fn early(&mut self, s: &Segment) -> Result<(), Broken> {
         self.early_acks += 1;
         if !self.known {
-            return Err("acknowledged for a guest that has said nothing".into());
+            return Err("an early ACK for a guest that has not been heard".into());
         }
         if let Some(why) = self.ended {
             return Err(format!("acknowledged early after {why}"));
@@ -167,20 +169,20 @@ impl Observer {
             ));
         }
         if !s.ack.after(self.acked) {
-            return Err("an early ACK that says nothing new".into());
+            return Err("an early ACK without news".into());
         }
         self.is_within_exposure(s.ack)?;
         if self.edge_of(s).after(most) {
-            return Err("an early ACK offers more than the guest does".into());
+            return Err("an early ACK advertises more than the guest does".into());
         }
         let least = self.advertised_edge.min(self.edge);
         if self.scale_known && !(self.edge_of(s) + (1 << self.shift)).after(least) {
-            return Err("an early ACK takes back a window".into());
+            return Err("an early ACK retracts a window".into());
         }
         if let Some(block) = s.said().sack
             && (!self.blocks.contains(&block) || !block.0.after(s.ack))
         {
-            return Err("an early ACK with a block of SACK that the guest has not said".into());
+            return Err("an early ACK with a SACK block that the guest has not sent".into());
         }
         self.early_acked.push((self.acked, s.ack));
         self.tells(s.ack);
@@ -198,12 +200,12 @@ impl Observer {
         Ok(())
     }
 
-    /// User space takes the copy of a segment.
+    /// Notes a copy that user space takes.
     pub(crate) fn copied(&mut self, s: &Segment) {
         self.copies.push((s.seq, s.data_end()));
     }
 
-    /// User space has taken all copies that there are: of all that was acknowledged early there is one.
+    /// Checks, once user space has taken all copies, that all early-acknowledged data has one.
     pub(crate) fn all_copied(&self) -> Result<(), Broken> {
         for (from, to) in &self.early_acked {
             let mut at = *from;
@@ -221,7 +223,7 @@ impl Observer {
         Ok(())
     }
 
-    /// The guest has sent a segment, and this of it has passed.
+    /// Checks a segment of the guest, and what passed of it.
     pub(crate) fn guest_says(
         &mut self,
         s: &Segment,
@@ -243,7 +245,7 @@ impl Observer {
         }
         if s.has(ACK) && own && self.contradicts(s) {
             if passed != Some(s) {
-                return Err("a contradiction of the guest's did not pass as it is".into());
+                return Err("a contradiction of the guest did not pass unchanged".into());
             }
             self.ended = Some("the guest's contradiction");
         }
@@ -281,8 +283,8 @@ impl Observer {
         Ok(())
     }
 
-    /// Whether a segment is of the guest itself, by what can be seen of it; if not, nothing more of the connection
-    /// may be acknowledged early.
+    /// Whether a segment belongs to the guest itself, judged from outside; otherwise there may be
+    /// no more early ACKs for the connection.
     fn is_own(&mut self, s: &Segment) -> bool {
         let own = s.from == GUEST_MAC;
         self.from_guest |= own;
@@ -313,7 +315,7 @@ impl Observer {
             return;
         }
         if self.known {
-            // A SYN-ACK again: its window is the guest's word, too.
+            // A repeated SYN-ACK: its window is the guest's, too.
             if s.ack == self.vm {
                 self.syn_edge = self.edge_of(s);
             }
@@ -326,8 +328,9 @@ impl Observer {
         self.advertised_edge = passed.map_or(self.edge, |after| self.edge_of(after));
     }
 
-    /// It is behind what was acknowledged early, and its right edge retreats by a unit of its scale or is before
-    /// that; or it says what it said before, and was running long after the data came.
+    /// Whether the guest contradicts early ACKs: it is behind, and its right edge retreats by a
+    /// unit of its scale or is before the acknowledged edge; or it repeats itself, and was running
+    /// long after the data came.
     fn contradicts(&self, s: &Segment) -> bool {
         if !self.known || s.ack.before(self.vm) || !s.ack.before(self.acked) {
             return false;
@@ -352,12 +355,12 @@ impl Observer {
         if s.said().sack.is_some() {
             return Err("an ACK with SACK was dropped".into());
         }
-        // What is less than a unit of the scale cannot be said, counted from a later byte.
+        // Less than a unit of the scale cannot be expressed, counted from a later byte.
         let edge = self.edge_of(s) - ((1 << self.shift) - 1);
         let counts = self.scale_known && !self.narrows && !s.ack.before(self.vm);
         let is_news = counts && edge.after(self.advertised_edge);
         if s.ack.after(self.acked) || is_news {
-            return Err("an ACK was dropped of which the sender was not told all".into());
+            return Err("an ACK with news for the sender was dropped".into());
         }
         Ok(())
     }
@@ -375,17 +378,17 @@ impl Observer {
             return Ok(());
         }
         if !after.has(ACK) || after.ack.before(s.ack) {
-            return Err("an acknowledgement was taken back".into());
+            return Err("an ACK was revoked".into());
         }
         if after.ack != s.ack {
             if s.said().sack.is_some() {
-                return Err("a number was lifted beside SACK".into());
+                return Err("a number was raised beside SACK".into());
             }
             if after.ack.after(self.in_ring.max(s.ack)) {
-                return Err("lifted to what is not in the ring".into());
+                return Err("a number was raised beyond the data in the ring".into());
             }
         }
-        // Rounded down to whole units of the scale the guest's edge may seem to retreat.
+        // Rounded down to units of the scale, the guest's edge may seem to retreat.
         let latest = if self.known { self.edge } else { s.ack };
         let edge = self.edge_of(s).max(latest) + ((1 << self.shift) - 1);
         if self.edge_of(after).after(edge + self.grows) {
@@ -394,18 +397,19 @@ impl Observer {
         Ok(())
     }
 
-    /// The guest has taken everything and said so: the sender knows of all of it, and of its window.
-    pub(crate) fn all_is_told(&self) -> Result<(), Broken> {
+    /// Checks, once the guest has acknowledged everything, that the sender knows it, and the
+    /// guest's window.
+    pub(crate) fn sender_knows_everything(&self) -> Result<(), Broken> {
         if self.acked.before(self.vm) {
-            return Err("the sender was not told what the guest has".into());
+            return Err("the sender has no ACK of all that the guest has".into());
         }
         if !self.narrows && self.advertised_edge.before(self.edge) {
-            return Err("the sender was not told of the guest's window".into());
+            return Err("the sender does not know the guest's window".into());
         }
         Ok(())
     }
 
-    /// The guest, which has lost nothing, has taken all that was in its ring and has this.
+    /// Checks that a guest without losses, which has emptied its ring, has all acknowledged data.
     pub(crate) fn settles(&self, rcv: Seq) -> Result<(), Broken> {
         if self.acked.after(rcv) {
             let lacks = self.acked.from(rcv);

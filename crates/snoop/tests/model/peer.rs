@@ -1,17 +1,17 @@
-//! The sender: a small TCP endpoint, which does what it is told.
+//! The sender: a small TCP endpoint that follows the actions.
 
 use crate::segment::{ACK, FIN, GUEST_MAC, Options, PEER_MAC, PSH, SYN, Segment};
 use crate::seq::Seq;
 
-/// Segments that are remembered.
+/// Number of remembered segments.
 const SENT_MAX: usize = 24;
 
-/// What an end says of itself in its SYN.
+/// What an end offers in its SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Terms {
     pub(crate) first: Seq,
     pub(crate) scale: Option<u8>,
-    /// Its clock at the beginning, if it has timestamps.
+    /// Its first timestamp, if it uses timestamps.
     pub(crate) clock: Option<Seq>,
     pub(crate) mss: Option<u16>,
     pub(crate) sack: bool,
@@ -23,9 +23,9 @@ pub(crate) struct Peer {
     pub(crate) terms: Terms,
     guest: Terms,
     pub(crate) next: Seq,
-    /// What has been acknowledged of it.
+    /// The guest's acknowledgment number.
     pub(crate) una: Seq,
-    /// How far it may send.
+    /// The guest's right edge.
     pub(crate) edge: Seq,
     /// The guest's next byte.
     pub(crate) rcv: Seq,
@@ -36,19 +36,19 @@ pub(crate) struct Peer {
     pub(crate) timestamps: bool,
     pub(crate) shift: u8,
     pub(crate) mss: u16,
-    /// The latest of what it has sent.
+    /// Its latest segments.
     pub(crate) sent: Vec<Segment>,
     pub(crate) window: u16,
-    /// ACKs that acknowledged nothing of what is under way (RFC 5681 2).
+    /// Duplicate ACKs (RFC 5681 2).
     duplicates: u32,
-    /// It has sent its FIN: no data is new.
+    /// It has sent its FIN: no new data.
     pub(crate) ended: bool,
 }
 
 // === impl Terms ===
 
 impl Terms {
-    /// The options of its SYN; if it answers `other`'s, no more than that has.
+    /// Returns the options of its SYN, limited to those in `other`'s if it answers that.
     pub(crate) fn options(&self, clock: Seq, echo: Seq, other: Option<&Self>) -> Options {
         let scales = other.is_none_or(|other| other.scale.is_some());
         let timestamps = other.is_none_or(|other| other.clock.is_some());
@@ -72,7 +72,7 @@ impl Terms {
 // === impl Peer ===
 
 impl Peer {
-    /// Before the connection. `guest`: what the guest will say.
+    /// Creates a peer before the connection. `guest`: what the guest will offer.
     pub(crate) fn new(terms: Terms, guest: Terms) -> Self {
         let scales = terms.scale.is_some();
         Self {
@@ -94,7 +94,8 @@ impl Peer {
         }
     }
 
-    /// In the middle of it: the guest has acknowledged all, and offers this window.
+    /// Creates a peer in mid-flow: the guest has acknowledged everything, and advertises this
+    /// window.
     pub(crate) fn established(&mut self, guest_first: Seq, window: u32) {
         self.next = self.terms.first + 1;
         self.una = self.next;
@@ -141,8 +142,8 @@ impl Peer {
         syn
     }
 
-    /// The next data, as much of `len` as the window has room for; `None` if that is nothing. After two duplicate
-    /// ACKs it is the first that was not acknowledged, again.
+    /// Returns the next data, as much of `len` as the window allows; `None` if that is none. After
+    /// two duplicate ACKs it retransmits the first unacknowledged data.
     pub(crate) fn data(&mut self, len: u16, push: bool) -> Option<Segment> {
         if self.duplicates >= 2 {
             self.duplicates = 0;
@@ -160,7 +161,7 @@ impl Peer {
         Some(data)
     }
 
-    /// Data that has not been acknowledged, by the clock of now.
+    /// Returns unacknowledged data, with the present timestamp.
     pub(crate) fn again(&self, skip: u32, len: u16) -> Option<Segment> {
         let fin = u32::from(self.ended);
         let open = self.una.room(self.next).saturating_sub(fin);
@@ -185,7 +186,7 @@ impl Peer {
         self.sent.push(*segment);
     }
 
-    /// What comes from the guest, or from the host in its place.
+    /// Handles a segment from the guest, or from the host in its place.
     pub(crate) fn receive(&mut self, s: &Segment) {
         if s.has(SYN) && self.rcv == s.seq {
             self.rcv = s.end();

@@ -1,5 +1,5 @@
-//! What the programs must do, as a state machine without packets, maps or clocks: docs/design/snoop.md, written a
-//! second time. It knows one flow. Names are the design's.
+//! The expected behaviour of the programs, as a state machine without packets, maps or clocks:
+//! docs/design/snoop.md, written a second time. It knows one flow. Names are the design's.
 
 mod arriving;
 mod flow;
@@ -11,69 +11,71 @@ pub(crate) use flow::{Flow, Mode};
 use crate::segment::{Mac, Options, Segment};
 use crate::seq::Seq;
 
-/// A guest that is heard so long after data went into its ring has had the time to take it (2^20 ns).
+/// A guest that is heard this long (2^20 ns) after data went into its ring has had the time to take
+/// it.
 pub(crate) const RUNNING: u32 = 96;
 
-/// How the programs are configured, and what user space knows of the flow's ends.
+/// The programs' configuration, and what user space knows of the flow's ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// Early ACKs are wanted, and somebody watches.
+    /// Early ACKs are on, and the lease is valid.
     pub(crate) on: bool,
     pub(crate) buffer: u32,
-    /// With `--grow`; else 0.
+    /// With `--grow`; otherwise 0.
     pub(crate) guest_rcvbuf: u32,
     pub(crate) start_early: bool,
     pub(crate) ecn: bool,
-    /// Places of the ring, by which windows are bounded; 0: they are not.
+    /// Length of the ring, which limits windows; 0: no limit.
     pub(crate) ring: u32,
     pub(crate) sharing: u32,
     pub(crate) exposure: u32,
     pub(crate) exposure_ticks: u32,
-    /// One more TTL that systems send with; 0: none.
+    /// Another initial TTL; 0: none.
     pub(crate) guest_ttl: u8,
     pub(crate) guest_mac: Option<Mac>,
-    /// Guests' addresses are said, and this flow's is none.
+    /// Guest networks are configured, and this flow is in none.
     pub(crate) foreign_address: bool,
-    /// The tap's share of copies is used up.
+    /// The tap's share of the memory for copies is used up.
     pub(crate) full: bool,
-    /// The flow's peer is in a prefix that is not trusted.
+    /// The flow's peer is in a distrusted prefix.
     pub(crate) distrusted: bool,
 }
 
-/// What the programs depend on and cannot know beforehand.
+/// Conditions that the programs cannot know beforehand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Surroundings {
-    /// The tap's ring has a place.
+    /// The tap's ring has room.
     pub(crate) ring: bool,
-    /// The buffer of copies has room for one.
+    /// The ring buffer for copies has room.
     pub(crate) copies: bool,
 }
 
-/// What becomes of a packet.
+/// What happens to a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It goes on, as this.
+    /// It passes, as this.
     Passes(Segment),
-    /// The guest's segment is dropped, or the ring has refused the peer's.
+    /// The guest's segment is dropped, or the ring refused the peer's.
     Dropped,
-    /// It is in the ring, and nothing goes back.
+    /// It is in the ring, without an early ACK.
     Delivered,
-    /// It is in the ring, and this goes back. `renewed`: with the guest's newest number and time.
+    /// It is in the ring, with this early ACK. `renewed`: with the guest's newest number and
+    /// timestamp.
     Acknowledged { ack: Segment, renewed: bool },
 }
 
-/// What the programs must do with a packet.
+/// The expected result for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) exit: &'static str,
     pub(crate) fate: Fate,
     /// A copy of it is kept.
     pub(crate) copied: bool,
-    /// User space is told that the guest lacks what was acknowledged early.
+    /// User space gets an event: the guest lacks early-acknowledged data.
     pub(crate) event: Option<Event>,
 }
 
-/// What user space is told.
+/// An event for user space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Event {
     pub(crate) vm_seq: Seq,
@@ -82,7 +84,7 @@ pub(crate) struct Event {
     pub(crate) contradicted: bool,
 }
 
-/// What a peer's SYN has said, until the guest answers it.
+/// A peer's SYN, until the guest answers it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending {
     first: Seq,
@@ -97,13 +99,13 @@ pub(crate) struct Pending {
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     pub(crate) config: Config,
-    /// Time of 2^20 ns, from any beginning.
+    /// Time in ticks of 2^20 ns.
     pub(crate) now: u32,
     pub(crate) flow: Option<Flow>,
     pending: Option<Pending>,
-    /// Handshakes of the flow's listener that have not ended.
+    /// Unfinished handshakes of the flow's listener.
     opening: Option<u32>,
-    /// The Ethernet address that the tap's frames come from, and whether there are several.
+    /// The source Ethernet address of the tap's frames, and whether there are several.
     source: Option<(Mac, bool)>,
 }
 
@@ -138,7 +140,7 @@ impl Model {
         }
     }
 
-    /// The flow is over where both ends have the other's FIN and nothing is outstanding.
+    /// The flow is over if both ends have the other's FIN and no data is outstanding.
     fn forget_if_over(&mut self) {
         if self.flow.as_ref().is_some_and(Flow::is_over) {
             self.forget();

@@ -394,7 +394,7 @@ impl<'m> Run<'m> {
             passes -= 1;
         }
         self.observer.settles(self.guest.rcv)?;
-        self.observer.all_is_told()
+        self.observer.sender_knows_everything()
     }
 
     /// The guest says what it has. (What it says first may be what the sender knows.)

@@ -1,6 +1,6 @@
 //! Packets into and out of a guest's tap, for every state, hazard and option.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 #![allow(
     clippy::cast_possible_truncation,
     reason = "frames are shorter than 64 KiB"

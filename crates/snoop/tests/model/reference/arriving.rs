@@ -4,7 +4,7 @@ use crate::reference::{Config, Expected, Fate, Flow, Mode, Model, Surroundings};
 use crate::segment::{ACK, AE, CE, CWR, ECE, FIN, Options, PSH, RST, SYN, Segment, URG};
 use crate::seq::Seq;
 
-/// What a segment with less than four fifths of an MSS takes of the guest's buffer beyond its bytes.
+/// The buffer overhead of a segment below four fifths of an MSS.
 fn extra(mss: u16, len: u16) -> u32 {
     if len < mss - mss / 5 {
         u32::from(mss - len)
@@ -25,16 +25,16 @@ fn foreign_reason(kind: u8) -> &'static str {
 // === impl Model ===
 
 impl Model {
-    /// A frame comes to the tap for the guest.
+    /// Handles a frame for the guest.
     pub(crate) fn arrives(&mut self, s: &Segment, around: Surroundings) -> Expected {
         if s.len == 0 && !s.has(SYN | FIN | RST | URG) {
             if let Some(flow) = &mut self.flow {
-                flow.hear_pure_ack(s);
+                flow.learn_from_pure_ack(s);
             }
             self.forget_if_over();
             return Self::passes("no_data", s);
         }
-        // What begins or ends a flow has to be what the guest believes.
+        // A segment that begins or ends a flow must be one that the guest believes.
         if s.has(SYN | FIN | RST) && !s.sums_up {
             return Self::passes("checksum", s);
         }
@@ -106,7 +106,7 @@ impl Model {
 // === impl Flow ===
 
 impl Flow {
-    /// Whether it looks as if the segment may be answered: only then is it put into the ring here.
+    /// Whether the segment looks as if it may be acknowledged: only then is it delivered here.
     fn is_promising(&self, config: &Config, s: &Segment, now: u32) -> bool {
         let said = s.said();
         self.is_followed()
@@ -121,18 +121,18 @@ impl Flow {
             && !s.data_end().after(self.limit(config))
     }
 
-    /// More than the bound would be ahead of the guest's own ACK.
+    /// The exposure would exceed its limit.
     fn is_exposed(&self, config: &Config, s: &Segment) -> bool {
         s.data_end().0.wrapping_sub(self.vm.0) > config.exposure
     }
 
-    /// The guest has acknowledged nothing of what is ahead of it for too long.
+    /// The guest has made no progress for too long.
     fn is_overdue(&self, config: &Config, now: u32) -> bool {
         let owed = now.wrapping_sub(self.owed).cast_signed();
         self.acked.after(self.vm) && i64::from(owed) > i64::from(config.exposure_ticks)
     }
 
-    /// The segment at NEXT_SEQ passes: nothing is acknowledged early until it is seen again.
+    /// The segment at NEXT_SEQ passes: no early ACK until it is seen again.
     fn rests(&mut self, mode: Mode) {
         if self.is_followed() {
             self.mode = mode;
@@ -144,7 +144,8 @@ impl Flow {
         Err(exit)
     }
 
-    /// Whether the segment may be acknowledged early; if not, the way out, and the mode may be another.
+    /// Whether the segment may be acknowledged early; otherwise returns the exit, and may change
+    /// the mode.
     fn judge(&mut self, config: &Config, s: &Segment, now: u32) -> Result<(), &'static str> {
         use Mode::{Bypass, NoBuf, UnexpectedSeq};
         let said = s.said();
@@ -155,14 +156,14 @@ impl Flow {
         if !self.learnt || self.mode == Mode::Syn {
             return Err("unlearnt");
         }
-        // A stranger's.
+        // A forged segment.
         if !self.is_near(s, limit) {
             return Err("out_of_order");
         }
         if !self.is_acceptable(s) {
             return Err("misdirected");
         }
-        // What ends early ACKs for good.
+        // Reasons that end early ACKs.
         if s.has(FIN) {
             return self.refuse(Bypass("closing"), "bypass");
         }
@@ -184,7 +185,7 @@ impl Flow {
         if self.mode == Mode::Unproven {
             return Err("unlearnt");
         }
-        // What this one segment is not answered for.
+        // Reasons against an early ACK for this segment.
         if s.seq != self.next {
             return self.refuse(UnexpectedSeq, "out_of_order");
         }
@@ -194,7 +195,7 @@ impl Flow {
         if !s.has(ACK) {
             return self.refuse(UnexpectedSeq, "options");
         }
-        // In mid-flow the first segment tells whether the peer has timestamps.
+        // In mid-flow the first segment shows whether the peer has timestamps.
         if self.vm_ts && !self.peer_syn && said.timestamps.is_some() {
             self.peer_ts = true;
         }
@@ -223,7 +224,7 @@ impl Flow {
         Ok(())
     }
 
-    /// It is in the ring, and acknowledged. Returns the window and TSecr that go with it.
+    /// Acknowledges a segment in the ring. Returns the window and TSecr of the ACK.
     fn acknowledge(&mut self, config: &Config, s: &Segment, now: u32) -> (u16, Seq) {
         self.next = s.data_end();
         let len = u32::from(s.len);
@@ -240,7 +241,7 @@ impl Flow {
         (window, s.tsval().unwrap_or_default())
     }
 
-    /// Two segments for each that is acknowledged, up to what the guest has never offered.
+    /// Two segments for each acknowledged one, up to the space that the guest never advertised.
     fn grow(&mut self, config: &Config) {
         if config.grows() {
             let grown = self.grown.max(self.edge) + 2 * u32::from(self.mss);
@@ -253,7 +254,7 @@ impl Flow {
         if self.has_timestamps() {
             options = options.timestamps(self.ts_vm, echo);
         }
-        // What the guest has beyond a hole (RFC 2018 4).
+        // The guest's SACK block (RFC 2018 4).
         let beyond = |block: &(Seq, Seq)| block.0.after(self.next) && block.0.after(self.vm);
         if let Some(block) = self.block.filter(beyond) {
             options = options.sack(&[block]);
@@ -273,8 +274,8 @@ impl Flow {
         }
     }
 
-    /// A reset ends early ACKs if it is in the window. If its number is the one that is awaited, nobody waits for
-    /// what was acknowledged early (RFC 5961 3.2).
+    /// A reset inside the window ends early ACKs. With the expected number, no end waits for
+    /// early-acknowledged data any more (RFC 5961 3.2).
     fn peer_resets(&mut self, s: &Segment) {
         if self.mode == Mode::Syn || s.seq.before(self.vm) || s.seq.after(self.edge) {
             return;

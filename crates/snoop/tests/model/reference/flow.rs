@@ -1,13 +1,13 @@
-//! What is known of a flow, and how far its sender may be told.
+//! The state of a flow, and the windows advertised to its sender.
 
 use crate::reference::Config;
 use crate::segment::{ACK, FIN, Mac, Segment};
 use crate::seq::Seq;
 
-/// What is farther behind is nobody's repetition.
+/// A segment that is farther behind is no retransmission.
 const BEHIND: u32 = 1 << 24;
 
-/// FL_MODE, and what comes before it.
+/// FL_MODE, and the states before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Syn,
@@ -22,11 +22,11 @@ pub(crate) enum Mode {
 /// The guest's window scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scale {
-    /// As its SYN says it.
+    /// From its SYN.
     Said(u8),
-    /// The SYN was not seen: it is no less than this.
+    /// The SYN was not seen: a lower bound.
     AtLeast(u8),
-    /// Nor has anything else of the guest's been seen.
+    /// The guest was not seen yet.
     Unknown,
 }
 
@@ -42,34 +42,34 @@ pub(crate) struct Fin {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flow {
     pub(crate) mode: Mode,
-    /// NEXT_SEQ, TOLD_SEQ, VM_SEQ, RCV_EDGE, TOLD_EDGE, GROWN_EDGE.
+    /// NEXT_SEQ, ACKED_SEQ, VM_SEQ, RCV_EDGE, ADVERTISED_EDGE, GROWN_EDGE.
     pub(crate) next: Seq,
     pub(crate) acked: Seq,
     pub(crate) vm: Seq,
     pub(crate) edge: Seq,
     pub(crate) advertised_edge: Seq,
     pub(crate) grown: Seq,
-    /// The farthest that the guest has offered.
+    /// The farthest right edge that the guest has advertised.
     pub(crate) far: Seq,
     /// The end of what may be in the ring beyond a hole.
     pub(crate) ahead: Seq,
-    /// The block that the guest has beyond a hole: its start and end.
+    /// The guest's SACK block: start and end.
     pub(crate) block: Option<(Seq, Seq)>,
     /// The peer's first byte.
     pub(crate) begun: Seq,
     pub(crate) vm_snd: Seq,
-    /// Of it, what the peer has acknowledged.
+    /// The peer's acknowledgment number.
     pub(crate) vm_una: Seq,
     pub(crate) ts_vm: Seq,
     pub(crate) ts_peer: Seq,
     pub(crate) peer_window: u16,
-    /// The widest window that the guest has offered.
+    /// The widest window that the guest has advertised.
     pub(crate) widest: u32,
-    /// Bytes of buffer that small segments take beyond theirs: the younger, the older, and where the younger begin.
+    /// Buffer overhead of small segments: the younger, the older, and where the younger begin.
     pub(crate) extra: u32,
     pub(crate) extra_older: u32,
     pub(crate) extra_mark: Seq,
-    /// Bytes of data in a frame, on average.
+    /// Average bytes of data in a frame.
     pub(crate) frame: u32,
     pub(crate) mss: u16,
     pub(crate) scale: Scale,
@@ -79,11 +79,11 @@ pub(crate) struct Flow {
     pub(crate) peer_ts: bool,
     pub(crate) vm_ts: bool,
     pub(crate) vm_scales: bool,
-    /// The guest has opened it.
+    /// The guest opened the connection.
     pub(crate) vm_client: bool,
-    /// An ACK of the guest's has been seen.
+    /// An ACK of the guest was seen.
     pub(crate) learnt: bool,
-    /// When VM_SEQ moved last or was first overtaken, and when the guest was heard last (2^20 ns).
+    /// When VM_SEQ last moved or fell behind, and when the guest was last heard (2^20 ns).
     pub(crate) owed: u32,
     pub(crate) heard: u32,
     /// When it was first heard since `owed`, and whether it was.
@@ -94,14 +94,14 @@ pub(crate) struct Flow {
     pub(crate) vm_mac: Mac,
     pub(crate) peer_mac: Mac,
     pub(crate) ttl: u8,
-    /// It is among its listener's handshakes.
+    /// Counted in its listener's handshakes.
     pub(crate) counted: bool,
 }
 
 // === impl Flow ===
 
 impl Flow {
-    /// The guest has sent something.
+    /// Notes that the guest has sent something.
     pub(crate) fn on_guest_heard(&mut self, now: u32) {
         self.heard = now;
         if !self.heard_since {
@@ -110,12 +110,12 @@ impl Flow {
         self.heard_since = true;
     }
 
-    /// Something is owed from now on, or the guest has taken some of it.
+    /// Starts the time in which the guest has to make progress.
     pub(crate) fn owe_from(&mut self, now: u32) {
         (self.owed, self.heard_since) = (now, false);
     }
 
-    /// Of which nothing is known.
+    /// Returns a flow without any known state.
     pub(crate) fn new() -> Self {
         let zero = Seq(0);
         Self {
@@ -163,7 +163,8 @@ impl Flow {
         }
     }
 
-    /// All before `first` is acknowledged, nothing after it is known of, and the sender was told of this window.
+    /// Everything before `first` is acknowledged, nothing after it is known, and the sender knows
+    /// this window.
     pub(crate) fn begin_at(&mut self, first: Seq, window: u32) {
         for seq in [
             &mut self.next,
@@ -190,7 +191,7 @@ impl Flow {
         matches!(self.mode, Mode::Bypass(_))
     }
 
-    /// In a mode in which segments may be acknowledged early.
+    /// Whether the mode allows early ACKs.
     pub(crate) fn is_followed(&self) -> bool {
         matches!(self.mode, Mode::Active | Mode::UnexpectedSeq | Mode::NoBuf)
     }
@@ -204,7 +205,7 @@ impl Flow {
         self.peer_fin.end.is_some() || self.vm_fin.end.is_some()
     }
 
-    /// By how many bits the guest's windows are shifted, or are at least.
+    /// Returns the shift of the guest's windows, or its lower bound.
     pub(crate) fn shift(&self) -> u32 {
         match self.scale {
             // Until the peer's SYN is seen, as if it had a scale.
@@ -223,8 +224,8 @@ impl Flow {
         self.peer_ts && self.vm_ts
     }
 
-    /// The farthest that growth goes: as far beyond the guest's edge as its buffer is more than it ever offered. By a
-    /// lower bound of the scale that is not known.
+    /// Returns the limit of growth: the guest's edge plus the buffer that it never advertised. With
+    /// a lower bound of the scale, that is unknown.
     pub(crate) fn most(&self, config: &Config) -> Seq {
         match self.scale {
             Scale::AtLeast(_) => self.edge,
@@ -232,7 +233,7 @@ impl Flow {
         }
     }
 
-    /// How far may be acknowledged early: to the guest's edge, or with growth beyond.
+    /// Returns the limit of early ACKs: the guest's edge, or with growth beyond.
     pub(crate) fn limit(&self, config: &Config) -> Seq {
         match config.grows() {
             true => self.edge.max(self.grown.min(self.most(config))),
@@ -240,8 +241,8 @@ impl Flow {
         }
     }
 
-    /// The window that a sender is told which knows of `ack`, where as far as `edge` may be offered: within the
-    /// buffer and the flow's share of the ring; but what was told stays, and two segments always fit.
+    /// Returns the window in an ACK of `ack`, up to `edge`: within the buffer and the flow's share
+    /// of the ring, but never less than advertised, nor than two segments.
     pub(crate) fn window(&self, config: &Config, ack: Seq, edge: Seq) -> u16 {
         let mut most = match config.buffer {
             0 => edge,
@@ -261,17 +262,18 @@ impl Flow {
         units.min(offered).min(0xffff) as u16
     }
 
-    /// The guest takes a segment to be of its connection (RFC 9293 3.10.7.4, RFC 5961 5.2).
+    /// Whether the guest accepts a segment as part of its connection (RFC 9293 3.10.7.4, RFC 5961
+    /// 5.2).
     pub(crate) fn is_acceptable(&self, s: &Segment) -> bool {
         s.to == self.vm_mac && !s.ack.after(self.vm_snd) && !s.ack.before(self.vm_una)
     }
 
-    /// It is where the guest would look at it.
+    /// Whether the segment is in the range that the guest examines.
     pub(crate) fn is_near(&self, s: &Segment, edge: Seq) -> bool {
         !s.seq.after(edge) && !s.seq.before(self.vm - BEHIND)
     }
 
-    /// It goes to the guest without an early ACK, and may wait there beyond a hole.
+    /// Notes a segment that passes without an early ACK, and may wait beyond a hole.
     pub(crate) fn goes_ahead(&mut self, s: &Segment) {
         let end = s.data_end() + u32::from(s.has(FIN));
         if end != s.seq && end.after(self.next) {
@@ -279,7 +281,7 @@ impl Flow {
         }
     }
 
-    /// The peer's segment tells what the peer has, and how late it is there.
+    /// Learns the peer's acknowledgment number and timestamp from its segment.
     pub(crate) fn hear_peer(&mut self, s: &Segment) {
         let edge = self.edge.max(self.grown);
         if !s.sums_up || !s.has(ACK) || !self.is_acceptable(s) || !self.is_near(s, edge) {
@@ -298,8 +300,8 @@ impl Flow {
         }
     }
 
-    /// A segment without data; what it says counts where it is news and the checksum is right.
-    pub(crate) fn hear_pure_ack(&mut self, s: &Segment) {
+    /// Learns from a segment without data, if it has news and its checksum is right.
+    pub(crate) fn learn_from_pure_ack(&mut self, s: &Segment) {
         let news = s.has(ACK)
             && (s.ack.after(self.vm_una)
                 || s.window != self.peer_window
@@ -309,7 +311,7 @@ impl Flow {
         }
     }
 
-    /// The sender is told of all that is in the ring.
+    /// Notes an ACK of everything in the ring.
     pub(crate) fn tell(&mut self, now: u32) {
         if !self.acked.after(self.vm) {
             self.owe_from(now);

@@ -4,11 +4,11 @@ use crate::reference::flow::{Fin, Flow, Mode, Scale};
 use crate::reference::{Config, Model, Pending};
 use crate::segment::{ACK, AE, CWR, ECE, Segment};
 
-/// Where the SYN has not been seen, or had no option (RFC 9293 3.7.1).
+/// The MSS if the SYN was not seen, or had no option (RFC 9293 3.7.1).
 const MSS_USUAL: u16 = 1460;
 const MSS_DEFAULT: u16 = 536;
 
-/// What of a SYN the other end cannot decline: segments are signed.
+/// A property of a SYN that the other end cannot decline: signed segments.
 fn signed(s: &Segment) -> Option<&'static str> {
     match s.said().foreign {
         Some(19) => Some("md5"),
@@ -17,7 +17,7 @@ fn signed(s: &Segment) -> Option<&'static str> {
     }
 }
 
-/// What a SYN-ACK accepts that cannot be answered for.
+/// A reason in a SYN-ACK against early ACKs.
 fn accepted(s: &Segment) -> Option<&'static str> {
     let said = s.said();
     let accecn = match (s.has(AE), s.has(CWR), s.has(ECE)) {
@@ -38,7 +38,7 @@ fn accepted(s: &Segment) -> Option<&'static str> {
 // === impl Model ===
 
 impl Model {
-    /// A peer's SYN says what a connection would be; its SYN-ACK answers the guest.
+    /// A peer's SYN describes a possible connection; its SYN-ACK answers the guest.
     pub(super) fn peer_syn(&mut self, s: &Segment) {
         if s.has(ACK) {
             if let Some(flow) = &mut self.flow {
@@ -61,7 +61,7 @@ impl Model {
         });
     }
 
-    /// The guest opens a connection, or answers who does.
+    /// Handles the guest's SYN or SYN-ACK.
     pub(super) fn guest_syn(&mut self, s: &Segment) {
         let config = self.config;
         let flow = self.flow.get_or_insert_with(Flow::new);
@@ -88,7 +88,7 @@ impl Model {
 // === impl Flow ===
 
 impl Flow {
-    /// It is met in its middle, by this segment of the guest's.
+    /// Starts a flow in mid-flow with this segment of the guest.
     pub(crate) fn met(s: &Segment) -> Self {
         let mut flow = Self {
             mode: Mode::Unproven,
@@ -102,7 +102,7 @@ impl Flow {
         flow
     }
 
-    fn begin_anew(&mut self) {
+    fn restart(&mut self) {
         self.mode = Mode::Syn;
         self.widest = 0;
         self.frame = 0;
@@ -137,23 +137,23 @@ impl Flow {
         let follows =
             |pending: &&Pending| s.ack.0.wrapping_sub(pending.first.0) <= u32::from(pending.data);
         if !s.has(ACK) {
-            self.begin_anew();
+            self.restart();
             self.vm_client = true;
         } else if let Some(pending) = pending.filter(follows) {
-            self.begin_anew();
+            self.restart();
             self.peer_syn = true;
             self.peer_scales = pending.scales;
             self.peer_ts = pending.timestamps;
             self.ts_peer = pending.ts;
-            // It has taken data of the SYN, or what the SYN cannot take back, or what it accepts itself.
+            // It has taken data in the SYN, or the SYN or the SYN-ACK has a reason.
             why = if s.ack != pending.first {
                 Some("fast_open")
             } else {
                 pending.signed.or(accepted(s))
             };
         } else if self.mode == Mode::Syn && !self.vm_syn {
-            // The peer's was not seen: scale and timestamps are in the answer only if they were in it.
-            self.begin_anew();
+            // The peer's SYN was not seen: the answer has scale and timestamps only if it had them.
+            self.restart();
             (self.peer_syn, self.peer_scales, self.peer_ts) = (true, true, true);
             self.ts_peer = said.timestamps.unwrap_or_default().1;
             why = accepted(s);
@@ -178,7 +178,7 @@ impl Flow {
             self.begin_at(s.ack, u32::from(s.window));
             self.advertised_edge = s.ack + u32::from(syn_window(config, s));
             if unseen {
-                // What the first sending of it called for may be in the ring.
+                // Data that its first transmission invited may be in the ring.
                 self.ahead = self.edge;
             }
             self.learnt = true;
@@ -189,7 +189,7 @@ impl Flow {
         }
     }
 
-    /// What the guest's packets are like.
+    /// Learns the headers of the guest's packets.
     pub(super) fn see_guest(&mut self, s: &Segment) {
         self.ttl = s.ttl;
         self.vm_mac = s.from;
@@ -197,7 +197,7 @@ impl Flow {
     }
 }
 
-/// What the sender is told by the guest's SYN-ACK.
+/// Returns the window in the guest's SYN-ACK, as the sender gets it.
 pub(super) fn syn_window(config: &Config, s: &Segment) -> u16 {
     match config.buffer {
         0 => s.window,

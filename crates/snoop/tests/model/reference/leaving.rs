@@ -1,4 +1,4 @@
-//! From the guest: what is learnt, and what passes.
+//! From the guest: what the programs learn, and what passes.
 
 use crate::reference::flow::{Flow, Mode, Scale};
 use crate::reference::handshake::syn_window;
@@ -6,20 +6,20 @@ use crate::reference::{Config, Event, Expected, Fate, Model, RUNNING};
 use crate::segment::{ACK, CWR, ECE, FIN, Mac, RST, SYN, Segment, URG};
 use crate::seq::Seq;
 
-/// TTLs that systems send with.
+/// Initial TTLs.
 const USUAL_TTLS: [u8; 3] = [64, 128, 255];
 
 /// The widest scale (RFC 7323 2.3).
 const SCALE_MAX: u8 = 14;
 
-/// What the guest's segment is, as far as the flow is concerned.
+/// The kind of a guest's segment, to the flow.
 enum Heard {
     /// It passes, with this number and window.
     As(Seq, u16),
     Suppressed,
     Lifted(Seq, u16),
     Ended(&'static str),
-    /// The guest lacks what was acknowledged early: by what shows it.
+    /// The guest lacks early-acknowledged data, by this evidence.
     Lacks {
         reach: Seq,
         contradicted: bool,
@@ -29,14 +29,14 @@ enum Heard {
 // === impl Model ===
 
 impl Model {
-    /// A frame comes from the guest.
+    /// Handles a frame from the guest.
     pub(crate) fn leaves(&mut self, s: &Segment) -> Expected {
         if s.has(RST) {
             self.forget();
             return Self::passes("rst", s);
         }
-        if let Some(why) = self.not_its_own(s) {
-            self.leave_alone(s, why);
+        if let Some(why) = self.foreign_origin(s) {
+            self.bypass_foreign(s, why);
             return Self::passes(why, s);
         }
         let (config, now) = (self.config, self.now);
@@ -105,8 +105,8 @@ impl Model {
         }
     }
 
-    /// Why a segment is not of the guest itself: its Ethernet address, its TTL, its address.
-    fn not_its_own(&mut self, s: &Segment) -> Option<&'static str> {
+    /// Returns why a segment is not the guest's own: its Ethernet address, its TTL, its address.
+    fn foreign_origin(&mut self, s: &Segment) -> Option<&'static str> {
         let flow = self.flow.as_ref().filter(|_| !s.has(SYN));
         let other_mac = match self.config.guest_mac {
             Some(mac) => s.from != mac,
@@ -128,7 +128,7 @@ impl Model {
         (flow.is_none() && self.config.foreign_address).then_some("other_address")
     }
 
-    fn leave_alone(&mut self, s: &Segment, why: &'static str) {
+    fn bypass_foreign(&mut self, s: &Segment, why: &'static str) {
         let now = self.now;
         let Some(flow) = &mut self.flow else { return };
         if !flow.is_bypassed() {
@@ -141,7 +141,7 @@ impl Model {
     }
 }
 
-/// Whether several addresses have sent at a tap whose guest's address is not known: this one is the next.
+/// Notes a source address, and returns whether the tap has several while the guest's is unknown.
 fn several(source: &mut Option<(Mac, bool)>, mac: Mac) -> bool {
     let (first, several) = source.get_or_insert((mac, false));
     *several |= *first != mac;
@@ -151,8 +151,8 @@ fn several(source: &mut Option<(Mac, bool)>, mac: Mac) -> bool {
 // === impl Flow ===
 
 impl Flow {
-    /// The guest's segment shows that there is a connection: it has taken data, sends some, or ends. Of a flow that
-    /// is met now it is not known whether it has taken data.
+    /// Whether the segment confirms the connection: the guest has taken data, sends some, or
+    /// closes. For a flow found just now, whether it has taken data is unknown.
     fn is_proof(&self, s: &Segment) -> bool {
         let took = self.scale != Scale::Unknown && s.ack.after(self.vm);
         s.len > 0 || s.has(FIN) || took
@@ -192,7 +192,7 @@ impl Flow {
                 contradicted: true,
             };
         }
-        // What is beyond the hole came after what was acknowledged early to be in it.
+        // Data beyond the hole came after the early-acknowledged data before it.
         if let Some((start, end)) = said.sack
             && s.ack.before(self.acked)
             && start.after(s.ack)
@@ -216,7 +216,7 @@ impl Flow {
             return self.pass(config, s);
         }
         if !s.ack.before(self.next) {
-            // Its first saying of what the sender was told before.
+            // The first time it says what the sender already knows.
             let window = self.window(config, s.ack, self.edge);
             let news = s.ack + self.bytes(window);
             let repeats =
@@ -236,7 +236,7 @@ impl Flow {
         Heard::Lifted(self.next, window)
     }
 
-    /// Whether the guest takes back what it has offered and was acknowledged early, or does not have it.
+    /// Whether the guest retracts its window over early-acknowledged data, or lacks the data.
     fn contradicts(&self, config: &Config, s: &Segment, before: &Self, now: u32) -> bool {
         if !s.ack.before(self.next) || s.ack.before(self.vm) {
             return false;
@@ -261,11 +261,11 @@ impl Flow {
                 self.begin_at(s.ack, u32::from(s.window));
                 self.vm_snd = s.seq;
                 self.vm_una = s.seq;
-                // What is in the ring was not seen: as much as the widest scale allows, of 512 at least.
+                // Data in the ring was not seen: up to the widest scale, of 512 at least.
                 self.ahead = s.ack + (u32::from(s.window).max(512) << SCALE_MAX);
                 (self.ts_vm, self.ts_peer) = said.timestamps.unwrap_or_default();
             }
-            // It has taken more than it ever offered by the scale assumed.
+            // It has taken more than it ever advertised by the assumed scale.
             Scale::AtLeast(scale) if s.ack.after(self.far + u32::from(self.mss)) => {
                 self.scale = Scale::AtLeast((scale + 1).min(SCALE_MAX));
                 self.far = s.ack;
@@ -292,7 +292,8 @@ impl Flow {
             self.extra = 0;
             self.extra_mark = self.next;
         }
-        // A first block below the number is of a duplicate (RFC 2883 4), and what was said before holds.
+        // A first block below the number reports a duplicate (RFC 2883 4), and the earlier block
+        // stays valid.
         let duplicate = said.sack.is_some_and(|(start, _)| !start.after(s.ack));
         if !s.ack.before(self.vm) && !duplicate {
             self.block = said.sack;
@@ -300,13 +301,13 @@ impl Flow {
         self.vm_snd = self.vm_snd.max(s.data_end());
         if let Some((value, echo)) = said.timestamps {
             self.ts_vm = self.ts_vm.max(value);
-            // Its TS.Recent, also of what was not seen here (RFC 7323 4.3).
+            // Its TS.Recent, also from unseen segments (RFC 7323 4.3).
             self.ts_peer = self.ts_peer.max(echo);
         }
         self.see_guest(s);
     }
 
-    /// It passes as it is, but for a window that is wider than the sender's share.
+    /// Passes a segment, narrowing a window beyond the sender's share.
     fn pass(&mut self, config: &Config, s: &Segment) -> Heard {
         let window = match config.on {
             true => self.window(config, s.ack, self.edge),
@@ -319,7 +320,7 @@ impl Flow {
         Heard::As(s.ack, window)
     }
 
-    /// Of a flow that is left alone, or ends: what the guest has of it, and can still take.
+    /// Tracks, in a closing or bypassed flow, what the guest has and can still take.
     fn follow_to_the_end(&mut self, s: &Segment, now: u32) {
         if s.has(FIN) {
             self.vm_fin.end = Some(s.data_end() + 1);
