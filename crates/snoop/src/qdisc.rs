@@ -106,13 +106,13 @@ impl Qdisc {
         String::from_utf8_lossy(&name).into_owned()
     }
 
-    /// Whether nobody has asked for it, and the kernel has taken what it takes.
+    /// Whether it is the kernel's default rather than configured.
     pub(crate) fn is_kernels_choice(&self) -> bool {
         self.handle == 0
     }
 }
 
-/// The discipline at the root of this device, if it says that it has one.
+/// Returns the discipline at the root of this device, if the kernel reports one.
 ///
 /// # Errors
 /// Netlink's, or the kernel's.
@@ -124,7 +124,7 @@ pub(crate) async fn root(ifindex: i32) -> io::Result<Option<Qdisc>> {
     Ok(found.filter_map(|a| Qdisc::decode(&a.body, ifindex)).next())
 }
 
-/// Makes this the discipline of its device.
+/// Sets this as the discipline of its device.
 ///
 /// # Errors
 /// Netlink's, or the kernel's.
@@ -133,19 +133,19 @@ pub(crate) async fn replace(qdisc: &Qdisc) -> io::Result<()> {
     ask(NEW, qdisc.encode(), flags).await.map(drop)
 }
 
-/// Leaves the choice to the kernel again.
+/// Restores the kernel's default.
 ///
 /// # Errors
 /// Netlink's, or the kernel's.
 pub(crate) async fn reset(ifindex: i32) -> io::Result<()> {
-    // What has no queue has no name either, and cannot be taken off; this can.
+    // `noqueue` has no name and cannot be deleted, but a named one can.
     replace(&Qdisc::named(ifindex, "pfifo")).await?;
     let mut nameless = Qdisc::named(ifindex, "");
     nameless.attributes.clear();
     ask(DELETE, nameless.encode(), NLM_F_ACK).await.map(drop)
 }
 
-/// Filters at the egress of clsact, less those of this priority. None where there is no clsact.
+/// Counts the filters at the egress of clsact, except those of this priority. 0 without clsact.
 ///
 /// # Errors
 /// Netlink's.
@@ -155,7 +155,7 @@ pub(crate) async fn egress_filters(ifindex: i32, but: u32) -> io::Result<usize> 
     body[12..16].copy_from_slice(&CLSACT_EGRESS.to_ne_bytes());
     let answers = match ask(GET_FILTER, body, NLM_F_DUMP).await {
         Ok(answers) => answers,
-        // There is no such place.
+        // No clsact.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(0),
         Err(error) => return Err(error),
     };

@@ -144,7 +144,7 @@ mod tests {
         }
     }
 
-    /// The restrictions that follow from these events at a machine that runs.
+    /// Returns the restrictions after these events of a running machine.
     fn restrictions(events: &[Event]) -> Vec<Restriction> {
         let mut policy = Policy::default();
         policy.on_running(true);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_was_only_saved_is_held_until_it_goes_on() {
+    fn a_saved_machine_is_held_until_it_continues() {
         assert_eq!(
             restrictions(&[SETUP, Event::Stop, COMPLETED, Event::Resume]),
             [MIGRATING, STOPPED, FREE]
@@ -252,7 +252,7 @@ mod tests {
             policy.restriction(),
             Some(unheard(HoldReason::Disconnected))
         );
-        // Another machine, at the same place.
+        // Another machine at the same socket.
         policy.on_running(true);
         policy.on_migration(MigrationStatus::None);
         assert_eq!(policy.restriction(), Some(FREE));
@@ -276,7 +276,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_held_exactly_while_it_is_stopped_or_migrates(events in prop::collection::vec(any_event(), 0..40)) {
+        fn a_machine_is_held_exactly_while_it_is_stopped_or_migrates(events in prop::collection::vec(any_event(), 0..40)) {
             let mut policy = Policy::default();
             policy.on_migration(MigrationStatus::None);
             prop_assert_eq!(policy.restriction(), Some(FREE));

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::policy::HoldReason;
 use super::*;
 
-/// A stand-in for QEMU's end of a socket.
+/// QEMU's end of a socket.
 struct Qemu(BufReader<UnixStream>);
 
 impl Qemu {
@@ -25,7 +25,7 @@ impl Qemu {
         stream.write_all(format!("{line}\r\n").as_bytes()).unwrap();
     }
 
-    /// Answers commands until one of this name, and that too.
+    /// Answers commands up to one of this name.
     fn answer(&mut self, last: &str, returned: &str) {
         loop {
             let mut line = String::new();
@@ -45,7 +45,7 @@ impl Qemu {
 }
 
 struct Rig {
-    // Before the folder: it connects to what is in it.
+    // Dropped before the folder, whose sockets it connects to.
     monitors: Monitors,
     restrictions: Receiver<(String, Restriction)>,
     dir: tempfile::TempDir,
@@ -56,7 +56,7 @@ impl Rig {
         Self::of("tap*={dir}/{tap}")
     }
 
-    /// With this source, in which `{dir}` is a folder.
+    /// With this source, in which `{dir}` stands for a folder.
     fn of(source: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let source = source.replace("{dir}", dir.path().to_str().unwrap());
@@ -73,7 +73,7 @@ impl Rig {
         UnixListener::bind(self.dir.path().join(tap)).unwrap()
     }
 
-    /// The next restriction.
+    /// Waits for the next restriction.
     fn restriction(&self) -> (String, Option<HoldReason>, Option<HoldReason>) {
         let (tap, restriction) = self.restrictions.recv().unwrap();
         (tap, restriction.hold, restriction.until_heard)
@@ -81,7 +81,7 @@ impl Rig {
 }
 
 #[test]
-fn what_a_machine_tells_becomes_a_restriction_of_its_tap() {
+fn the_state_of_a_machine_becomes_a_restriction_of_its_tap() {
     let rig = Rig::new();
     let listener = rig.listen("tap1");
     rig.monitors.set_taps(vec!["eth0".into(), "tap1".into()]);
@@ -99,7 +99,7 @@ fn what_a_machine_tells_becomes_a_restriction_of_its_tap() {
     );
     qemu.say(&migration("cancelled"));
     assert_eq!(rig.restriction(), (tap(), None, None));
-    // It is asked, too.
+    // Queries work, too.
     qemu.answer("query-migrate", r#"{"status": "active"}"#);
     assert_eq!(
         rig.restriction(),
@@ -108,7 +108,7 @@ fn what_a_machine_tells_becomes_a_restriction_of_its_tap() {
 }
 
 #[test]
-fn a_connection_that_breaks_is_made_again() {
+fn a_broken_connection_is_reestablished() {
     let rig = Rig::new();
     let listener = rig.listen("tap1");
     rig.monitors.set_taps(vec!["tap1".into()]);
@@ -131,7 +131,7 @@ fn a_connection_that_breaks_is_made_again() {
 }
 
 #[test]
-fn what_is_no_qmp_is_left_and_tried_again() {
+fn a_socket_without_qmp_is_closed_and_retried() {
     let rig = Rig::new();
     let listener = rig.listen("tap1");
     rig.monitors.set_taps(vec!["tap1".into()]);
@@ -155,7 +155,7 @@ fn all_taps_of_a_machine_have_its_restriction_and_one_connection() {
     qemu.answer("query-migrate", "{}");
     assert_eq!(rig.restriction().0, "tap7i0");
     assert_eq!(rig.restriction().0, "tap7i1");
-    // One that comes later has a restriction, too.
+    // A later tap gets a restriction, too.
     rig.monitors
         .set_taps(vec!["tap7i0".into(), "tap7i1".into(), "tap7i2".into()]);
     let mut qemu = Qemu::accept(&listener);
@@ -169,23 +169,23 @@ fn all_taps_of_a_machine_have_its_restriction_and_one_connection() {
 }
 
 #[test]
-fn a_tap_that_is_gone_has_no_connection() {
+fn the_connection_of_a_vanished_tap_is_closed() {
     let rig = Rig::new();
     let listener = rig.listen("tap1");
     rig.monitors.set_taps(vec!["tap1".into()]);
     let mut qemu = Qemu::accept(&listener);
     qemu.answer("query-status", r#"{"running": true}"#);
     rig.monitors.set_taps(Vec::new());
-    // It is closed, with or without something left to read.
+    // It is closed, with or without unread input.
     while matches!(qemu.0.read_line(&mut String::new()), Ok(1..)) {}
 }
 
 #[test]
-fn a_listener_that_has_no_room_is_not_waited_for() {
+fn a_busy_listener_does_not_block() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("full");
     let listener = UnixListener::bind(&path).unwrap();
-    // One that is accepted at a time, as QEMU does.
+    // Accepts one client at a time, as QEMU does.
     rustix::net::listen(&listener, 0).unwrap();
     let mut waiting = Vec::new();
     let refused = loop {

@@ -20,7 +20,7 @@ fn id() -> Id {
     (7, key())
 }
 
-/// A copy of `len` bytes from `seq` on, in segments of a thousand.
+/// Returns a copy of `len` bytes from `seq` on, in segments of a thousand.
 fn copy(seq: u32, len: u32, at: Duration) -> Copy {
     Copy {
         key: key(),
@@ -36,7 +36,7 @@ fn copy(seq: u32, len: u32, at: Duration) -> Copy {
     }
 }
 
-/// What the programs know of a flow of which the guest has `vm_seq` and the sender believes `acked_seq`.
+/// Returns a flow of which the guest has `vm_seq`, and the sender has an ACK of `acked_seq`.
 fn flow(vm_seq: u32, acked_seq: u32, heard: Duration) -> Flow {
     Flow {
         mode: Mode::Active,
@@ -63,7 +63,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// `count` segments that are retained, put into the ring at one time.
+/// Retains `count` segments, delivered at one time.
 fn retained(count: u32, at: Duration) -> Retained {
     let mut retained = Retained::default();
     for n in 0..count {
@@ -83,7 +83,7 @@ fn sent(due: &Due) -> Vec<u32> {
 }
 
 #[test]
-fn what_the_guest_has_acknowledged_is_dropped() {
+fn copies_that_the_guest_has_acknowledged_are_dropped() {
     let mut retained = retained(3, ms(0));
     assert_eq!(retained.bytes_of(7), 3 * 1054);
     let look = retained.look(&id(), Some(&flow(end(2), end(3), ms(1))), ms(1));
@@ -95,7 +95,7 @@ fn what_the_guest_has_acknowledged_is_dropped() {
 }
 
 #[test]
-fn a_flow_that_is_over_is_forgotten() {
+fn a_flow_that_is_over_is_removed() {
     let mut retained = retained(3, ms(0));
     assert_eq!(retained.look(&id(), None, ms(1)), Due::default());
     assert!(retained.is_empty());
@@ -113,9 +113,9 @@ fn a_tap_that_is_gone_takes_its_copies_with_it() {
 }
 
 #[test]
-fn a_guest_that_waits_for_its_cpu_is_sent_nothing() {
+fn a_guest_that_waits_for_its_cpu_gets_no_retransmission() {
     let mut retained = retained(3, ms(0));
-    // Not heard since for nearly two seconds, and then it takes one segment after the other.
+    // Silent for nearly two seconds, and then it takes one segment after the other.
     for now in (0..1990).step_by(10) {
         let look = retained.look(&id(), Some(&flow(FIRST, end(3), ms(0))), ms(now));
         assert_eq!(look, Due::default(), "after {now} ms");
@@ -134,7 +134,7 @@ fn evidence_of_the_programs_is_acted_upon_at_once() {
     let look = retained.look(&id(), Some(&flow(FIRST, end(3), ms(5))), ms(5));
     assert_eq!(sent(&look), [FIRST]);
     assert_eq!(look.news, Some(News::Lacks(3 * SEGMENT)));
-    // Once.
+    // Once only.
     retained.suspect(&id());
     let look = retained.look(&id(), Some(&flow(FIRST, end(3), ms(6))), ms(6));
     assert_eq!(look, Due::default());
@@ -163,7 +163,7 @@ fn a_guest_that_takes_what_it_is_sent_is_sent_more_at_a_time() {
 }
 
 #[test]
-fn a_guest_that_is_heard_and_acknowledges_nothing_lacks_it() {
+fn a_guest_that_is_heard_and_acknowledges_nothing_lacks_the_data() {
     let mut retained = retained(3, ms(0));
     let mut times = Vec::new();
     for now in (0..8_000).step_by(10) {
@@ -173,7 +173,7 @@ fn a_guest_that_is_heard_and_acknowledges_nothing_lacks_it() {
             times.push(now);
         }
     }
-    // The clock of the programs has ticks of about a millisecond.
+    // The programs' clock has ticks of about a millisecond.
     assert_eq!(times.len(), 4, "{times:?}");
     for (time, least) in times.iter().zip([500, 1500, 3500, 7500]) {
         assert!((least..least + 20).contains(time), "{times:?}");
@@ -181,7 +181,7 @@ fn a_guest_that_is_heard_and_acknowledges_nothing_lacks_it() {
 }
 
 #[test]
-fn a_silent_guest_is_probed_and_nothing_is_said_of_it() {
+fn a_silent_guest_is_probed_without_a_log_line() {
     let mut retained = retained(3, ms(0));
     let mut times = Vec::new();
     for now in (0..200_000).step_by(100) {
@@ -204,10 +204,10 @@ fn beyond_the_guests_window_only_the_first_segment_is_sent() {
     };
     let look = retained.look(&id(), Some(&closed(FIRST, ms(1))), ms(1));
     assert_eq!(sent(&look), [FIRST]);
-    // It takes that, and has no more room.
+    // It takes that one, and has no more room.
     let look = retained.look(&id(), Some(&closed(end(1), ms(2))), ms(2));
     assert_eq!(sent(&look), [end(1)]);
-    // Now for two more.
+    // Now it has room for two more.
     let open = Flow {
         rcv_edge: end(4),
         ..flow(end(2), end(8), ms(3))
@@ -232,8 +232,8 @@ fn a_frame_of_many_segments_is_sent_in_segments_from_where_the_guest_is() {
 }
 
 #[test]
-fn what_was_not_acknowledged_early_is_not_sent() {
-    // The third is in the ring, and the guest's to acknowledge.
+fn a_segment_without_an_early_ack_is_not_retransmitted() {
+    // The third is in the ring, and the guest acknowledges it.
     let mut retained = retained(3, ms(0));
     retained.suspect(&id());
     let mut all = Vec::new();
@@ -257,9 +257,9 @@ fn a_guest_that_takes_nothing_for_a_quarter_of_an_hour_is_given_up() {
     assert!(retained.is_empty());
 }
 
-/// A client may repeat for ever what a full ring refuses.
+/// A client may repeat forever what a full ring refuses.
 #[test]
-fn what_was_never_acknowledged_early_is_not_retained() {
+fn a_copy_without_an_early_ack_is_dropped() {
     let mut retained = Retained::default();
     for now in 0..1_000 {
         retained.add(copy(FIRST, SEGMENT, ms(now)), ms(now));
@@ -278,7 +278,7 @@ fn copies_of_an_earlier_connection_with_the_same_ports_are_dropped() {
     retained.suspect(&id());
     assert_eq!(retained.look(&id(), Some(&other), ms(1)), Due::default());
     assert!(retained.is_empty());
-    // The new one's come before the old one's are looked at.
+    // Copies of the new one come before those of the old one are checked.
     let mut retained = self::retained(3, ms(0));
     let new = Copy {
         begun: 2,
@@ -289,7 +289,7 @@ fn copies_of_an_earlier_connection_with_the_same_ports_are_dropped() {
 }
 
 #[test]
-fn a_guest_that_has_room_again_is_sent_what_it_lacks_at_once() {
+fn a_guest_that_has_room_again_gets_the_missing_data_at_once() {
     let mut retained = retained(3, ms(0));
     retained.suspect(&id());
     let closed = |edge, heard| Flow {
@@ -304,7 +304,7 @@ fn a_guest_that_has_room_again_is_sent_what_it_lacks_at_once() {
 }
 
 proptest! {
-    /// A guest that drops each frame with some probability has everything in the end.
+    /// A guest that drops each frame with some probability gets everything in the end.
     #[test]
     fn everything_that_was_acknowledged_early_arrives(
         lens in prop::collection::vec(1u32..4000, 1..30),
