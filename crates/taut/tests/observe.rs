@@ -290,7 +290,7 @@ fn without_root_what_is_missing_is_said_once() {
         "{shown}"
     );
     assert_eq!(
-        said.matches("processes may not be looked into").count(),
+        said.matches("processes cannot be inspected").count(),
         1,
         "{said}"
     );
