@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::world::Record;
+use crate::world::record::Record;
 
 static LIVE: Mutex<Vec<Weak<Record>>> = Mutex::new(Vec::new());
 

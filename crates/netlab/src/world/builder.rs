@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use super::devices::{self, Device};
 use super::plan::{self, Edge};
-use super::{Host, Record, World, WorldError, sysctl};
+use super::record::Record;
+use super::{Host, World, WorldError, sysctl};
 use crate::interrupt;
 use crate::link::LinkBackend;
 use crate::link::running::{End, Link};

@@ -12,7 +12,7 @@ mod devices;
 mod host;
 mod plan;
 mod reaper;
-mod record;
+pub(crate) mod record;
 mod sysctl;
 mod tcp_memory;
 
@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 pub use builder::WorldBuilder;
 pub use host::Host;
-pub(crate) use record::Record;
+use record::Record;
 pub use tcp_memory::TcpMemory;
 
 use crate::link::LinkError;
