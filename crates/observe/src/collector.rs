@@ -29,7 +29,8 @@ impl<M: Copy> Collector<'_, M> {
     /// # Errors
     /// [`ScanError`]: the caller's own namespace, or the named one, cannot be scanned. Others are only counted.
     pub(crate) fn scan(&mut self, scanner: &mut Scanner) -> Result<ScanSummary, ScanError> {
-        let mut without_slot = scanner.begin(self.table.begin(false))?;
+        scanner.find()?;
+        let mut without_slot = scanner.begin(self.table.begin(false));
         if let Some(last) = scanner.may_be_quick(without_slot) {
             if let Some(connections) = self.quick_scan(scanner) {
                 self.find_missing(scanner, false);
@@ -39,7 +40,7 @@ impl<M: Copy> Collector<'_, M> {
                 });
             }
             scanner.quick_failed();
-            without_slot = scanner.begin(self.table.begin(true))?;
+            without_slot = scanner.begin(self.table.begin(true));
         }
         let mut scan = scanner.full(without_slot);
         while let Some(mut batch) = scan.next()? {

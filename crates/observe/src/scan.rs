@@ -159,14 +159,8 @@ impl Scanner {
 
     /// Starts scan `number`, which is larger than that of the scan before. Returns how many connections have no slot, or
     /// `None` if that is unknown.
-    ///
-    /// # Errors
-    /// [`ScanError`]: the caller's own namespace, or the named one, cannot be opened.
-    pub(crate) fn begin(&mut self, number: NonZeroU64) -> Result<Option<u64>, ScanError> {
-        self.find()?;
-        let only = self.only();
-        let bpf = self.bpf.as_ref();
-        Ok(bpf.and_then(|bpf| bpf.begin(number.get(), only)))
+    pub(crate) fn begin(&self, number: NonZeroU64) -> Option<u64> {
+        self.bpf.as_ref()?.begin(number.get(), self.only())
     }
 
     /// Returns the summary of the last full scan if a quick scan can do now. `without_slot` is what [`Scanner::begin`]
@@ -272,7 +266,11 @@ impl Scanner {
         u32::try_from(only.id.inode()).ok()
     }
 
-    fn find(&mut self) -> Result<(), NetnsError> {
+    /// Finds the namespaces to scan.
+    ///
+    /// # Errors
+    /// [`NetnsError`]: the caller's own namespace, or the named one, cannot be opened.
+    pub(crate) fn find(&mut self) -> Result<(), NetnsError> {
         match &self.scope {
             Scope::Machine if self.found.is_some_and(|found| found.elapsed() < FIND_EVERY) => {}
             Scope::Machine => {
@@ -436,7 +434,8 @@ mod tests {
 
     /// Reads all connections.
     fn scan(scanner: &mut Scanner) -> Result<(Read, ScanSummary), ScanError> {
-        let without_slot = scanner.begin(NonZeroU64::MIN)?;
+        scanner.find()?;
+        let without_slot = scanner.begin(NonZeroU64::MIN);
         let mut scan = scanner.full(without_slot);
         let mut read = Vec::new();
         while let Some(mut batch) = scan.next()? {

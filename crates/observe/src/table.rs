@@ -496,7 +496,7 @@ mod tests {
         assert_eq!(
             derived(&table, Some(2)),
             Some(2),
-            "it has not unchanged yet"
+            "the connection has only one sample"
         );
         for second in 1..4 {
             table.end(|_, _| {});

@@ -65,7 +65,7 @@ pub enum StartError {
     Key(#[from] KeyError),
     /// A list has more rules than can be checked for every session.
     #[error("relay.mesh or relay.forward, allow or deny: {0}")]
-    InboundTerms(#[from] TooManyRules),
+    Rules(#[from] TooManyRules),
     /// Sessions cannot be logged.
     #[error("relay.session_log: {0}")]
     SessionLog(#[from] SessionLogError),
