@@ -537,8 +537,21 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
     use proptest::prelude::*;
+    use taut_bpf::CEnum as _;
 
     use super::*;
+
+    /// Metrics and `taut snoop status` take the labels from the header: renaming a counter there renames it for users.
+    #[test]
+    fn every_counter_of_the_programs_is_in_the_guide() {
+        let guide = include_str!("../../../docs/snoop.md");
+        let labels = [raw::SnoopToGuest::LABELS, raw::SnoopFromGuest::LABELS].concat();
+        assert!(labels.len() > 40, "{labels:?}");
+        for label in labels {
+            let name = format!("`{label}`");
+            assert!(guide.contains(&name), "docs/snoop.md has no counter {name}");
+        }
+    }
 
     proptest! {
         #[test]
