@@ -146,7 +146,7 @@ fn calibration(measured: &Measured, plan: &Plan) -> Calibration {
     ])
 }
 
-/// Table II; figure 8 has no numbers.
+/// Returns the paper's figures: table II. Figure 8 has no numbers.
 fn paper() -> Map<String, Value> {
     let mut paper = Map::new();
     paper.insert("web_requests_s_tuned".to_owned(), json!(29));

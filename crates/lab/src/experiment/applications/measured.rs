@@ -22,9 +22,9 @@ pub(super) struct Measured {
     /// The counters of the guests, in both parts.
     pub(super) counters: Vec<Counters>,
     pub(super) lost_after_early_ack: u64,
-    /// The highest value of any host.
+    /// The highest share of any host.
     pub(super) stopped_share: f64,
-    /// Deliveries of links, and how many of them were late.
+    /// The number of deliveries by the links; `late_deliveries` counts the late ones.
     pub(super) deliveries: u64,
     pub(super) late_deliveries: u64,
 }
@@ -83,8 +83,8 @@ impl Measured {
         stats::median(&self.web(arm, browsing, BrowsingResult::requests_s))
     }
 
-    /// Returns the ratio of the durations in two arms: the geometric mean, over the sizes
-    /// that both have, of the ratios of medians.
+    /// Returns the ratio of the durations in two arms: the geometric mean of the ratios of medians,
+    /// over the sizes that both arms have.
     pub(super) fn times_as_long(&self, one: Arm, other: Arm, pattern: Pattern) -> Option<f64> {
         let sizes = self
             .mpi

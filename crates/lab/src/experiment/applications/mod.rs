@@ -45,7 +45,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let plan = Plan::of(request);
     let progress = Progress::new("applications: runs", plan.steps());
     let mut measured = Measured::default();
-    // On a thread of its own, whose CPU affinity is inherited only by the processes it starts.
+    // Runs on its own thread: only the processes that this thread starts inherit its CPU affinity.
     let measure = || {
         cores
             .keep_off()

@@ -29,11 +29,11 @@ pub(super) const MPIEXEC: Program = Program {
 const COMPILER: &str = "gcc";
 const SOURCE: &str = include_str!("collectives.c");
 
-/// How long the program may take until each pattern and size has been done once.
+/// How long the program may take to do each pattern and size once.
 const PATIENCE: Duration = Duration::from_secs(180);
 /// How long the program may take to start, and to end.
 const START: Duration = Duration::from_secs(60);
-/// The pause between two reads of its output.
+/// The pause between two reads of the program's output.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The duration of a collective operation.
@@ -123,7 +123,7 @@ impl Collectives {
         };
         let text = wait_for(&mut mpiexec, &said, PATIENCE, has_enough)?;
         rig.open();
-        // This ends its processes in the guests.
+        // Ending the launcher ends its processes in the guests.
         mpiexec.signal(Signal::TERM)?;
         match mpiexec.wait_for(START)? {
             Some(_) => Ok(timed_in(&text)),
@@ -133,7 +133,7 @@ impl Collectives {
 }
 
 impl Mpi {
-    /// Returns how often the rarest operation was done.
+    /// Returns the repetitions of the least repeated operation.
     fn least_often(&self, timed: &[Timed]) -> usize {
         let all = Pattern::ALL
             .into_iter()
@@ -158,7 +158,7 @@ fn wait_for(
             return Ok(text);
         }
         if let Some(status) = mpiexec.wait_for(PAUSE)? {
-            // Its last output.
+            // The program's last output.
             let text = fs::read_to_string(said)?;
             return match enough(&text) {
                 true => Ok(text),

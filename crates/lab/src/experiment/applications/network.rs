@@ -28,7 +28,7 @@ pub(super) fn guests_of(host: usize) -> std::ops::Range<usize> {
     host * EACH..(host + 1) * EACH
 }
 
-/// The client's address, beside those of worlds, which are in 10.77.0.0/16.
+/// The client's address. It is outside 10.77.0.0/16, which worlds use.
 pub(super) const CLIENT_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 const CLIENT_MAC: [u8; 6] = [2, 0x78, 0, 0, 0, 1];
 

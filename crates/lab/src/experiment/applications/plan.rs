@@ -11,7 +11,7 @@ use crate::experiment::guests::configuration::Configuration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Arm {
     pub(super) configuration: Configuration,
-    /// Whether guests run in slices; otherwise all of them run all the time.
+    /// Whether guests take turns on their cores; otherwise all guests run all the time.
     pub(super) shared: bool,
 }
 
@@ -95,7 +95,7 @@ pub(super) enum Pattern {
 impl Pattern {
     pub(super) const ALL: [Self; 2] = [Self::Broadcast, Self::Alltoall];
 
-    /// Returns its name in `collectives.c`.
+    /// Returns the pattern's name in `collectives.c`.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Broadcast => "broadcast",
@@ -127,9 +127,9 @@ pub(super) struct Web {
 pub(super) struct Mpi {
     /// The size of a message, in bytes.
     pub(super) sizes: Vec<usize>,
-    /// The maximum repetitions of each pattern and size in a run.
+    /// The maximum number of repetitions of each pattern and size in a run.
     pub(super) times: usize,
-    /// How long a run goes on after each of them has been done once.
+    /// How long a run continues after each pattern and size has been done once.
     pub(super) lasts: Duration,
 }
 
@@ -173,7 +173,7 @@ impl Plan {
         let arms: &[Arm] = if quick { &Arm::QUICK } else { &Arm::ALL };
         let order = (0..rounds).flat_map(|round| {
             let mut order = arms.to_vec();
-            // The order of arms varies too.
+            // Each round starts with a different arm, so that no arm is always first.
             order.rotate_left(round % arms.len());
             order
         });

@@ -24,23 +24,23 @@ use crate::experiment::{ExperimentError, Request};
 use taut_netlab::link::counters::LinkReport;
 use taut_netlab::world::{Host, World};
 
-/// How long the phase between the two hosts' rounds stays the same. How long a packet waits depends
-/// on it, and jitter alone would change it little within a run.
+/// How long the phase between the two hosts' rounds stays the same. The time that a packet waits
+/// depends on this phase, and jitter alone would change the phase little within a run.
 pub(super) const IN_STEP: Duration = Duration::from_secs(1);
 
 /// Two machines that guests share.
 pub(super) struct Rig {
-    // Fields are dropped in this order: taps outlive `taut snoop`, and a gate lets
-    // everyone run when it ends.
+    // Fields are dropped in this order: the taps must outlive `taut snoop`, and a gate lets every
+    // guest run when it ends.
     snooping: Vec<Snooping>,
     gates: Vec<Gate>,
     guests: Vec<Uml>,
-    /// The gates hold references too.
+    /// Keeps the driver domains alive together with the gates, which hold references too.
     _drivers: Vec<Arc<Child>>,
     world: World,
     cores: [Cores; HOSTS.len()],
     taut: PathBuf,
-    /// Random slices.
+    /// The random number generator for slices.
     random: Pcg64Mcg,
 }
 
@@ -55,7 +55,8 @@ pub(super) struct Ended {
 // === impl Rig ===
 
 impl Rig {
-    /// Builds the world and boots its guests with these loads, in per cent. No core is shared yet.
+    /// Builds the world and boots its guests with these loads, in per cent. Cores are not shared
+    /// yet.
     pub(super) fn build(
         request: &Request,
         loads: [u8; GUESTS],
@@ -134,7 +135,8 @@ impl Rig {
             }
         }
         if let Some(args) = arm.configuration.snoop() {
-            // Who has nothing to do now would only make it load its programs late.
+            // Stop the guests: running idle guests would only delay the loading of `taut snoop`'s
+            // programs.
             self.gates.iter().for_each(Gate::halt);
             for (number, host) in HOSTS.into_iter().enumerate() {
                 let taps: Vec<String> = guests_of(number).map(tap).collect();
@@ -157,8 +159,8 @@ impl Rig {
             .sum()
     }
 
-    /// Shares the cores from now on, if the arm says so, in rounds that begin at random moments
-    /// relative to each other. Call it again after [`IN_STEP`].
+    /// Shares the cores from now on, if the arm does so, in rounds that begin at random moments
+    /// relative to each other. Must be called again after [`IN_STEP`].
     pub(super) fn begin(&mut self, arm: Arm) {
         if !arm.shared {
             return;
@@ -171,7 +173,7 @@ impl Rig {
         }
     }
 
-    /// Lets everyone run from now on.
+    /// Lets every guest run from now on.
     pub(super) fn open(&self) {
         self.gates.iter().for_each(Gate::open);
     }
@@ -189,16 +191,16 @@ impl Rig {
         &mut self.guests[number]
     }
 
-    /// Places a process of the client.
+    /// Moves a process of the client off the shared cores.
     pub(super) fn place(&self, client: &Child) -> io::Result<()> {
         self.cores[0].set_apart(client.id())
     }
 
-    /// Returns the greatest share of a core that a host's stopped guests still use: a load goes on
-    /// in processes of its own, which nobody stops.
+    /// Returns the largest share of a core that a host's stopped guests still use: a load runs in
+    /// processes of its own, which the gate does not stop.
     pub(super) fn stopped_share(&self) -> io::Result<f64> {
         self.gates.iter().for_each(Gate::halt);
-        // A computing process goes on to its next system call.
+        // A computing process runs until its next system call.
         std::thread::sleep(Duration::from_millis(10));
         let used = |host: usize| {
             guests_of(host)
@@ -216,7 +218,7 @@ impl Rig {
             .fold(0.0, f64::max))
     }
 
-    /// Returns a failure with the ends of the guests' consoles.
+    /// Adds the ends of the guests' consoles to an error.
     pub(super) fn explained(&self, e: &io::Error) -> io::Error {
         self.open();
         let consoles = (0..GUESTS).map(|guest| {
@@ -230,7 +232,7 @@ impl Rig {
         io::Error::other(format!("{e}{}", consoles.collect::<String>()))
     }
 
-    /// Takes the world down.
+    /// Ends all processes and removes the world.
     pub(super) fn end(mut self) -> Result<Ended, ExperimentError> {
         self.open();
         let counters = self.guests.iter_mut().map(Uml::counters);

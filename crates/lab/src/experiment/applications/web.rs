@@ -40,17 +40,17 @@ pub(super) const PHP: Program = Program {
     package: "php-cgi and php-mysql",
 };
 
-/// PHP's processes: the number of pages that can be made at the same time.
+/// The number of PHP processes, and so of pages that PHP can make at the same time.
 const PHP_PROCESSES: usize = 16;
 const CATEGORIES: usize = 20;
-/// The items of a category, all of which are on its page.
+/// The number of items in a category; its page lists all of them.
 const ITEMS: usize = 25;
 
 /// How long the servers may take to start.
 const START: Duration = Duration::from_secs(60);
 /// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How much longer than planned a run may last, until its first page arrives.
+/// The factor by which a run may exceed its planned duration while no page has arrived.
 const LONGER: u32 = 8;
 /// How long a page may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -84,7 +84,7 @@ impl BrowsingResult {
         self.requests as f64 / (self.duration_us / 1e6)
     }
 
-    /// Splits wrk's output into the last line and the part before.
+    /// Parses the JSON object on the last such line of wrk's output.
     fn parse(said: &str) -> Option<Self> {
         let line = said.lines().rev().find(|line| line.starts_with('{'))?;
         let seen: Self = serde_json::from_str(line).ok()?;
@@ -95,7 +95,7 @@ impl BrowsingResult {
 // === impl Auction ===
 
 impl Auction {
-    /// Starts the servers, and requests every page once.
+    /// Starts the servers and requests every page once.
     pub(super) fn start(rig: &mut Rig) -> io::Result<Self> {
         let started = Self::attempt(rig);
         started.map_err(|e| rig.explained(&e))
@@ -133,7 +133,7 @@ impl Auction {
                 "--skip-grant-tables",
                 "--skip-name-resolve",
                 // The tables fit in memory, no client writes, and InnoDB's checksums use registers
-                // that a guest does not keep.
+                // that User Mode Linux does not save.
                 "--skip-innodb",
                 "--default-storage-engine=MyISAM",
                 "--performance-schema=off",
@@ -173,7 +173,7 @@ impl Auction {
         );
         php.env = [
             ("PHP_FCGI_CHILDREN", PHP_PROCESSES.to_string()),
-            // As many as are wanted of each of them.
+            // 0: a process serves any number of requests.
             ("PHP_FCGI_MAX_REQUESTS", "0".to_owned()),
         ]
         .map(|(key, value)| (key.to_owned(), value))
@@ -182,7 +182,7 @@ impl Auction {
         wait_for_page(rig, 0).map(drop)
     }
 
-    /// Browses for a while, and shares the cores meanwhile. Browses longer if no page arrives in
+    /// Browses for a while and shares the cores meanwhile. Browses longer if no page arrives in
     /// that time: without a page there is no rate to compare.
     pub(super) fn browse(
         &self,
@@ -260,7 +260,7 @@ fn start(name: &str, program: &str, args: &[&str]) -> Start {
     }
 }
 
-/// The tables, as SQL for MariaDB's start.
+/// Returns the tables as SQL for MariaDB's start.
 fn table() -> String {
     let items = CATEGORIES * ITEMS;
     format!(

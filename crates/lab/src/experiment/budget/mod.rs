@@ -36,22 +36,22 @@ const TIMES_QUICK: Times = Times {
     measure: Duration::from_secs(6),
 };
 
-/// A figure's name, its unit, and how to get it.
+/// A figure's name, its unit, and the function that computes it.
 type Column = (&'static str, &'static str, fn(&Figures) -> f64);
 
 /// The figures of one run.
 struct Figures {
     /// The peak memory of the server's sockets, as a share of the budget.
     peak: f64,
-    /// The same for all sockets of the machine, at both ends.
+    /// The peak memory of all sockets of the machine, at both ends, as a share of the budget.
     machine_peak: f64,
-    /// Jain's index of the satisfied share of what each connection is due.
+    /// Jain's index of the share of its due rate that each connection gets.
     jain: f64,
-    /// The same for greedy connections.
+    /// Jain's index for greedy connections alone.
     jain_greedy: f64,
     /// The payload rate of all connections together, in Mbit/s.
     goodput: f64,
-    /// The smallest satisfied share of what a connection is due.
+    /// The smallest share of its due rate that a connection gets.
     least: f64,
     connections: usize,
 }
@@ -107,7 +107,7 @@ fn figures(seen: &ArmRun) -> Figures {
     }
 }
 
-/// Returns Jain's index of fairness: 1 if all are alike.
+/// Returns Jain's index of fairness: 1 if all values are equal.
 fn jain(of: &[f64]) -> f64 {
     let (sum, squares) = of
         .iter()
@@ -176,7 +176,8 @@ fn outcome(
         ),
     ];
     if by_arm.contains_key(&Arm::Kernel) {
-        // Checks that the problem exists: without a bound the connections use more memory.
+        // Checks that the problem exists: without a limit the connections use more memory than the
+        // budget.
         let peak = median(Arm::Kernel, |of| of.peak);
         checks.push(("kernel_peak_over_budget", Check::at_least(peak, 1.05)));
     }

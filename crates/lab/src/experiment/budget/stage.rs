@@ -21,7 +21,7 @@ use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::units::{BitsPerSecond, Bytes};
 use taut_netlab::world::{Host, World, WorldBuilder};
 
-/// The round trips of the clients, each behind a link of its own.
+/// The round trips of the clients, each with its own link.
 pub(super) const ROUND_TRIPS: [Duration; 5] = [
     Duration::from_millis(1),
     Duration::from_millis(20),
@@ -31,18 +31,18 @@ pub(super) const ROUND_TRIPS: [Duration; 5] = [
 ];
 /// The rate of each link, in bit/s.
 pub(super) const RATE: u64 = 40_000_000;
-/// The share of its bits that is payload.
+/// The share of a link's bits that is payload.
 const PAYLOAD: f64 = 1448.0 / 1514.0;
-/// The rate of bounded connections, in bytes per second.
+/// The rate of rate-limited connections, in bytes per second.
 const MODEST: u64 = 50_000;
-/// The tolerated lateness of links. Memory and rates over seconds are measured; 500 processes on a
-/// few processors make deliveries late, and less than this changes neither.
+/// The tolerated lateness of links. 500 processes on a few processors make deliveries late, but
+/// lateness below this changes neither the memory nor the rates over seconds.
 const TOLERANCE: Duration = Duration::from_millis(25);
 /// The interval between readings of memory.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// The size of a file that no client reads to its end, in bytes; it is sparse.
 const LARGE: u64 = 1 << 40;
-/// The size of the first response to connections that are idle then.
+/// The size of the first response to connections that are idle afterwards.
 const PART: u64 = 256 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The pause between two checks whether connections have started.
@@ -50,15 +50,15 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// The page size, the kernel's unit of TCP memory.
 pub(super) const PAGE: u64 = 4096;
 
-/// How memory is bounded.
+/// How memory is limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Arm {
-    /// Without a bound.
+    /// Without a limit.
     Kernel,
     /// By the kernel, with a `tcp_mem` of the budget's size.
     TcpMem,
-    /// By the kernel, with twice that: the other ends of the connections are on this machine too,
-    /// and count.
+    /// By the kernel, with a `tcp_mem` of twice that size: the other ends of the connections are on
+    /// this machine too, and their memory counts.
     TcpMemTwice,
     /// By `taut tune --apply --budget`.
     Taut,
@@ -80,20 +80,21 @@ pub(super) enum Wants {
 /// The key of a connection: connections from the same port can go to different ports of the server.
 type Ends = (SocketAddr, SocketAddr);
 
-/// The payload of a connection at this distance, in bytes per second.
+/// A connection's round trip, demand, and payload rate in bytes per second.
 type Rate = (Duration, Wants, f64);
 
 /// The results of one run.
 pub(super) struct ArmRun {
     /// The memory of the server's sockets, one reading after another, in bytes.
     pub(super) held: Vec<u64>,
-    /// The memory of all sockets of the machine, by the kernel's sum, beyond that before the run.
+    /// The memory of all sockets of the machine in bytes, from the kernel's sum, minus its value
+    /// before the run.
     pub(super) machine: Vec<u64>,
     /// The number of connections.
     pub(super) connections: usize,
     /// The rate of each expected connection.
     pub(super) rates: Vec<Rate>,
-    /// The links were slower than configured.
+    /// Whether the links were slower than configured.
     pub(super) overrun: bool,
 }
 
@@ -126,7 +127,7 @@ impl Wants {
         }
     }
 
-    /// The number of such connections among a hundred clients of a link.
+    /// Returns the number of such connections among the hundred clients of a link.
     pub(super) fn count(self) -> u64 {
         match self {
             Self::All => 20,
@@ -136,7 +137,7 @@ impl Wants {
         }
     }
 
-    /// The server's port that identifies them.
+    /// Returns the server's port, which identifies the demand.
     fn port(self) -> u16 {
         match self {
             Self::All => 80,
@@ -150,7 +151,7 @@ impl Wants {
         Self::ALL.into_iter().find(|wants| wants.port() == port)
     }
 
-    /// The rate that one of them is due, in bytes per second; `None` if it has no demand.
+    /// Returns the rate due to such a connection, in bytes per second; `None` for an idle one.
     pub(super) fn due(self) -> Option<f64> {
         let modest = MODEST as f64;
         match self {
@@ -214,7 +215,7 @@ pub(super) fn run(
         Arm::Kernel | Arm::Taut => None,
     };
     if let Some(bound) = bound {
-        // In the kernel's default proportions.
+        // Uses the proportions of the kernel's defaults.
         let most = bound / PAGE;
         let bounds = [most / 2, most / 3 * 2, most].map(|pages| pages + before / PAGE);
         world
@@ -314,8 +315,8 @@ fn tune(world: &World, budget: u64, request: &Request) -> io::Result<Child> {
     tune.stdout(File::create(&out)?);
     tune.stderr(File::create(world.dir().join("tune.err"))?);
     let mut tune = world.host("server").spawn(tune)?;
-    // Its first output line says how much new connections may have: until the budget is applied, it
-    // bounds nothing.
+    // The first output line reports how much memory new connections may have. Before that line,
+    // `taut tune` limits nothing.
     let began = Instant::now();
     while fs::metadata(&out)?.len() == 0 {
         if let Some(status) = tune.wait_for(PAUSE)? {
@@ -373,20 +374,20 @@ fn load(world: &World, times: Times) -> Result<Loaded, ExperimentError> {
     let (first_at, first) = look()?;
     std::thread::sleep(times.measure);
     let (last_at, last) = look()?;
-    // From here on the measurement is over: killing 500 clients at once is not a load to measure.
+    // The measurement ends here: killing 500 clients at once is a load that must not count.
     let overrun = overrun(&reports, &world.link_reports()?);
     let seconds = (last_at - first_at).as_secs_f64();
     let mut rates = Vec::new();
     for ((round_trip, first), last) in ROUND_TRIPS.into_iter().zip(&first).zip(&last) {
         for (ends, (wants, before)) in first {
-            // A connection that has ended has received no more bytes; it stays listed for the whole
-            // run.
+            // A connection that has ended has received no more bytes. `first` still lists it, so it
+            // counts for the whole run.
             let after = last.get(ends).map_or(*before, |(_, after)| *after);
             let bytes = after.saturating_sub(*before);
             rates.push((round_trip, *wants, bytes as f64 / seconds));
         }
-        // A client that never connected has received no bytes; without a handshake before the first
-        // reading there is no rate.
+        // A client that never connected has received no bytes. A connection whose handshake came
+        // after the first reading has no rate.
         let late = last.iter().filter(|(ends, _)| !first.contains_key(ends));
         let found: Vec<Wants> = first
             .values()
@@ -418,7 +419,7 @@ fn overrun(before: &[LinkReport], after: &[LinkReport]) -> bool {
         > 0
 }
 
-/// Returns the bytes that the client of each connection of a host has received, read at the client.
+/// Returns the bytes that the client has read on each of a host's connections.
 fn read(host: &Host) -> io::Result<HashMap<Ends, (Wants, u64)>> {
     let found = host.run(|| {
         let mut found = HashMap::new();
@@ -461,7 +462,7 @@ fn machine_held() -> io::Result<u64> {
     Ok(pages * PAGE)
 }
 
-/// Stops it and waits until it has ended.
+/// Stops `taut tune` and waits until it has ended.
 fn end(tune: &mut Child) -> io::Result<()> {
     tune.signal(Signal::TERM)?;
     match tune.wait_for(PATIENCE)? {

@@ -13,10 +13,10 @@ use crate::experiment::guests::uml;
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
 use crate::experiment::{Request, stats};
 
-/// One figure of a transfer.
+/// A function that reads one figure of a transfer.
 type Figure = fn(&Sample) -> f64;
 
-/// The least accepted ratio of early acknowledgement to tuning alone.
+/// The least accepted ratio of the throughput with early acknowledgement to that with tuning alone.
 const NO_LESS: f64 = 0.95;
 
 /// The figures and their names.
@@ -97,7 +97,7 @@ fn headline(measured: &Measured) -> BTreeMap<String, f64> {
         .into_iter()
         .filter_map(gain)
         .max_by(f64::total_cmp);
-    // A single stream with checksum offload, as senders on this host use it.
+    // Uses a single stream with checksum offload, which is how senders on this host send.
     let cost = measured.costs.first();
     [
         ("ns_per_packet_ack", cost.map(|cost| cost.ack)),
@@ -118,14 +118,14 @@ fn headline(measured: &Measured) -> BTreeMap<String, f64> {
     .collect()
 }
 
-/// A note on how slow start ended in senders that are guests, if there are any.
+/// Returns a note on how slow start ended in senders that are guests; `None` without such senders.
 fn slow_starts(measured: &Measured) -> Option<String> {
     let mut all = Vec::new();
     let of_guests = |cell: &&Cell| cell.condition.scenario.is_sent_by_guest();
     for cell in measured.cells.iter().filter(of_guests) {
         for configuration in Configuration::ALL {
             let figure = |of| stats::median(&measured.samples(cell, configuration, of));
-            // The threshold is the largest number while slow start goes on.
+            // While slow start continues, the threshold is the largest number.
             let threshold = figure(|s| s.ssthresh.map_or(f64::INFINITY, f64::from));
             let Some((threshold, again)) = threshold.zip(figure(|s| f64::from(s.repeated))) else {
                 continue;
@@ -158,8 +158,8 @@ fn slow_starts(measured: &Measured) -> Option<String> {
     })
 }
 
-/// Returns the cells in which early acknowledgement is below [`NO_LESS`] of tuning alone, and not
-/// by chance: the whole interval of the ratio is below.
+/// Returns the cells in which early acknowledgement is below [`NO_LESS`] of tuning alone. The whole
+/// interval of the ratio must be below it, which rules out chance.
 fn below(measured: &Measured) -> Vec<String> {
     let mut below = Vec::new();
     for cell in &measured.cells {
@@ -203,7 +203,7 @@ fn worst_cell(measured: &Measured) -> Option<(&Cell, Configuration, f64)> {
 }
 
 fn calibration(measured: &Measured) -> Calibration {
-    // Not if only another part was requested.
+    // There is no baseline if only another part was requested.
     let baseline = figure_5(measured).map(|cell| {
         let measured = measured.median(cell, Configuration::AsItComes);
         Check {
@@ -251,7 +251,7 @@ fn calibration(measured: &Measured) -> Calibration {
     )
 }
 
-/// The medians of figure 5; figure 6 has no numbers.
+/// Returns the paper's figures: the medians of figure 5. Figure 6 has no numbers.
 fn paper() -> Map<String, Value> {
     let medians = json!({
         Configuration::AsItComes.label(): {"100 kB": 0.192},
@@ -266,7 +266,7 @@ fn paper() -> Map<String, Value> {
     paper.insert("baseline_100kb_mb_s".to_owned(), json!(0.192));
     paper.insert("tuned_gain_100kb".to_owned(), json!(4.05));
     paper.insert("snoop_grow_gain_100kb".to_owned(), json!(31.3));
-    // Table I, a single stream; the cycles are of a 3 GHz Xeon.
+    // Table I, for a single stream; the cycles are those of a 3 GHz Xeon.
     paper.insert("ns_per_packet_ack".to_owned(), json!(170));
     paper.insert("ns_per_packet_other".to_owned(), json!(35));
     paper

@@ -21,12 +21,12 @@ pub(super) struct Sample {
     pub(super) receiver: f64,
     /// From the sender's `connect` to the receiver's last byte.
     pub(super) receiver_handshake: f64,
-    /// The longest pause between two checks of what had been acknowledged, in seconds.
+    /// The longest pause between two reads of the acknowledged bytes, in seconds.
     pub(super) longest_pause: f64,
     /// Retransmitted segments.
     pub(super) repeated: u32,
-    /// The least slow start threshold of its streams at the end, in segments; `None` while slow
-    /// start goes on.
+    /// The smallest slow start threshold of the transfer's streams at the end, in segments; `None`
+    /// while slow start continues.
     pub(super) ssthresh: Option<u32>,
     /// The counters of the sender's TCP during the transfer, if the sender is a guest.
     pub(super) counted: Option<Counters>,
@@ -58,14 +58,14 @@ impl Sample {
     }
 }
 
-/// What a machine reports when it ends.
+/// What a machine reports at its end.
 pub(super) struct Ended {
     pub(super) kept: Vec<Kept>,
     pub(super) counters: Counters,
     pub(super) links: Vec<LinkReport>,
 }
 
-/// The cell of a sample: the condition's name, the size's name, the configuration.
+/// The key of a cell and configuration: the condition's name, the size in bytes, the configuration.
 type Key = (String, usize, Configuration);
 
 /// All samples of a run.
@@ -85,12 +85,11 @@ pub(super) struct Measured {
     pub(super) broken: Vec<String>,
     /// The share of this machine's CPU time that its hypervisor took, if the kernel reports it.
     pub(super) steal: Option<f64>,
-    /// A sentence for each failed transfer. The transfers that followed it in its block are left
-    /// out.
+    /// A sentence for each failed transfer. The later transfers of the same block are left out.
     pub(super) failures: Vec<String>,
-    /// The highest value of any machine.
+    /// The highest share of any machine.
     pub(super) stopped_share: f64,
-    /// Deliveries of the links, and how many of them were late.
+    /// The number of deliveries by the links; `late_deliveries` counts the late ones.
     pub(super) deliveries: u64,
     pub(super) late_deliveries: u64,
     /// The costs of a packet.

@@ -31,7 +31,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// The number of failed transfers after which the run fails. Below it, the run reports its
+/// The number of failed transfers at which the run fails. With fewer failures, the run reports its
 /// measurements and the failures.
 const FAILURES_MAX: usize = 10;
 
@@ -46,7 +46,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let began = Steal::read();
     let progress = Progress::new("consolidate: transfers", plan.steps());
     let mut measured = Measured::default();
-    // On a thread of its own, whose CPU affinity is inherited only by the processes it starts.
+    // Runs on its own thread: only the processes that this thread starts inherit its CPU affinity.
     let measure = || {
         cores
             .keep_off()

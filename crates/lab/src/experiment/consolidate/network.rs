@@ -5,8 +5,9 @@
 //! client --1 Gbit/s-- wire --driver domain-- uplink + bridge + guests' taps
 //! ```
 //!
-//! `wire` is only a bridge between the link's end and the TAP that the driver domain holds: the
-//! link's ends belong to the lab, and the driver domain has to be a process that can be stopped.
+//! `wire` only bridges the link's end and the TAP that the driver domain holds. It is needed
+//! because the link's ends belong to the lab, and the driver domain must be a process that can be
+//! stopped.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -41,7 +42,7 @@ impl Who {
         }
     }
 
-    /// The subnet, beside those of worlds, which are in 10.77.0.0/16.
+    /// Returns the member's address. It is outside 10.77.0.0/16, which worlds use.
     pub(super) fn address(self) -> Ipv4Addr {
         Ipv4Addr::new(10, 78, 0, self.number())
     }
@@ -51,7 +52,7 @@ impl Who {
     }
 }
 
-/// Builds the world, without processes. `sender` adds another host with a guest that sends.
+/// Builds the world, without processes. `sender` adds another host, with a sending guest.
 pub(super) fn build(guests: usize, sender: bool) -> Result<(World, DriverEnds), ExperimentError> {
     let mut builder = WorldBuilder::new("consolidate")
         .host(CLIENT)

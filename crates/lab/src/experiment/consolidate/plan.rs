@@ -24,7 +24,7 @@ pub(super) enum Scenario {
     DriverApart,
     /// The sender is a guest on another host, one of three guests.
     SenderGuest,
-    /// Like the one before, with slow start that does not end when round trips become longer.
+    /// A guest as sender, with a slow start that does not end when round trips become longer.
     NoHyStart,
 }
 
@@ -38,7 +38,7 @@ impl Scenario {
     }
 }
 
-/// A condition under which sizes are transferred: one of the paper's nine.
+/// A condition under which sizes are transferred, such as one of the paper's nine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Condition {
     pub(super) machine: Machine,
@@ -78,7 +78,7 @@ pub(super) struct Cell {
 }
 
 impl Cell {
-    /// Returns the size in the form of series' names.
+    /// Formats the size for a series' name.
     pub(super) fn size_label(&self) -> String {
         match self.size {
             kilo if kilo < 1_000_000 => format!("{} kB", kilo / 1_000),
@@ -86,14 +86,14 @@ impl Cell {
         }
     }
 
-    /// Returns its name: the size and the condition.
+    /// Returns the cell's name: the size and the condition.
     pub(super) fn name(&self) -> String {
         format!("{} {}", self.size_label(), self.condition)
             .trim_end()
             .to_owned()
     }
 
-    /// Returns how many of its transfers are in block `n` of so many.
+    /// Returns the number of the cell's transfers in block `block` of `blocks`.
     fn runs_in(&self, block: usize, blocks: usize) -> usize {
         self.runs / blocks + usize::from(block < self.runs % blocks)
     }
@@ -103,7 +103,7 @@ impl Cell {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Block {
     pub(super) configuration: Configuration,
-    /// The number of transfers of each.
+    /// Each cell, and how many of its transfers the step makes.
     pub(super) transfers: Vec<(Cell, usize)>,
 }
 
@@ -111,8 +111,8 @@ pub(super) struct Block {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) machine: Machine,
-    /// The steps. Every few blocks each configuration has its turn, so that a drift affects all of
-    /// them equally.
+    /// The steps. Every few blocks include each configuration once, so that a drift of the machine
+    /// affects all configurations equally.
     pub(super) blocks: Vec<Block>,
 }
 
@@ -137,11 +137,11 @@ const SIZES_FIGURE_5: [(usize, usize); 5] = [
 ];
 /// Sizes at which the end of slow start matters, and numbers of transfers.
 const SIZES_LONG: [(usize, usize); 2] = [(MB, 5), (10 * MB, 5)];
-/// The maximum for `snoop --start-early`.
+/// The maximum number of transfers of a cell with `snoop --start-early`.
 const EARLY_RUNS: usize = 200;
 const SIZES_QUICK: [(usize, usize); 2] = [(100 * KB, 5), (MB, 2)];
 
-/// Returns the whole plan.
+/// The whole plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) parts: Vec<Part>,
@@ -204,8 +204,8 @@ impl Plan {
     }
 }
 
-/// Returns how often a cell is measured with a configuration. Four of the six are in figure 5; the
-/// one in between is measured often enough for a median.
+/// Returns how often a cell is measured with a configuration. Figure 5 has four of the six
+/// configurations. `Early` is not among them and is measured often enough for a median.
 fn most(cell: &Cell, configuration: Configuration) -> usize {
     match configuration {
         Configuration::Early => cell.runs.min(EARLY_RUNS),
@@ -219,7 +219,8 @@ impl Part {
     fn of(machine: Machine, cells: &[Cell], rounds: usize) -> Self {
         let blocks = (0..rounds).flat_map(|round| {
             let mut order = Configuration::ALL;
-            // The order of configurations varies too.
+            // Each round starts with a different configuration, so that no configuration is always
+            // first.
             order.rotate_left(round % Configuration::ALL.len());
             order.map(|configuration| Block {
                 configuration,
@@ -237,7 +238,7 @@ impl Part {
         }
     }
 
-    /// Whether one of its scenarios is such.
+    /// Returns whether one of the part's scenarios satisfies `is_such`.
     pub(super) fn has(&self, is_such: fn(Scenario) -> bool) -> bool {
         let transfers = self.blocks.iter().flat_map(|block| &block.transfers);
         transfers
@@ -291,7 +292,7 @@ mod tests {
         let counts = counts(&plan(false, None));
         let conditions: BTreeSet<_> = counts.keys().map(|(name, ..)| name).collect();
         assert_eq!(conditions.len(), 11, "{conditions:?}");
-        // Ten streams of 100 MB are left out, and without HyStart there are two sizes.
+        // Ten streams of 100 MB are left out, and the condition without HyStart has two sizes.
         assert_eq!(counts.len(), (10 * 5 - 1 + 2) * Configuration::ALL.len());
     }
 

@@ -30,13 +30,14 @@ use crate::experiment::guests::uml::{self, Booting, Uml};
 use crate::experiment::{ExperimentError, Request};
 use taut_netlab::world::World;
 
-/// The slices of the other host's guests, besides the sender: nobody runs in them.
+/// The number of guests that share the other host's core. Only the sender exists; no process runs
+/// in the other guests' slices.
 const SENDERS_HOST: usize = 3;
 
 /// A machine that guests share.
 pub(super) struct Rig {
-    // Fields are dropped in this order: a guest's tap outlives the guest, and a gate lets
-    // everyone run when it ends.
+    // Fields are dropped in this order: a guest's tap must outlive the guest, and a gate lets every
+    // guest run when it ends.
     snooping: Option<Snooping>,
     gate: Gate,
     sender: Option<(Gate, Uml)>,
@@ -46,7 +47,7 @@ pub(super) struct Rig {
     cores: Cores,
     machine: Machine,
     taut: PathBuf,
-    /// Random phases and slices.
+    /// The random number generator for phases and slices.
     random: Pcg64Mcg,
     /// The number of the next stream.
     stream: u64,
@@ -146,7 +147,7 @@ impl Rig {
         })
     }
 
-    /// Sets up a configuration. The gates are open meanwhile.
+    /// Sets up a configuration. The gates are open during this.
     pub(super) fn configure(&mut self, configuration: Configuration) -> io::Result<()> {
         self.open();
         let began = Instant::now();
@@ -156,7 +157,8 @@ impl Rig {
         let tap = tap(0);
         tune(self.world.host(HOST), &tap, configuration.is_tuned())?;
         if let Some(args) = configuration.snoop() {
-            // Who has nothing to do now would only make it load its programs late.
+            // Stop the guests: running idle guests would only delay the loading of `taut snoop`'s
+            // programs.
             self.gate.halt();
             let (host, dir) = (self.world.host(HOST), self.world.dir());
             tracing::debug!("the guest and its tap are set after {:?}", began.elapsed());
@@ -220,7 +222,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Returns a failure with the counters of the guest and of `taut snoop`.
+    /// Adds the counters of the guest and of `taut snoop` to an error.
     fn explained(&mut self, e: &io::Error) -> io::Error {
         self.open();
         let counters = self.guests[0].counters();
@@ -283,7 +285,7 @@ impl Rig {
         Ok(Sample::of(cell.size, &sent))
     }
 
-    /// Sends the streams at once from the client.
+    /// Sends all streams at once from the client.
     fn send_all(&self, to: SocketAddr, streams: &[Vec<u8>]) -> io::Result<Vec<Sent>> {
         let client = self.world.host(CLIENT);
         let sent = client.run(|| {
@@ -292,7 +294,8 @@ impl Rig {
                     .iter()
                     .map(|stream| {
                         scope.spawn(move || {
-                            // Reads on time: a late one is reported.
+                            // The sender must read the acknowledged bytes on time; a late read is
+                            // reported.
                             let _ = schedule::minimize_timer_slack();
                             if schedule::set_fifo_priority(1).is_err() {
                                 let _ = schedule::set_niceness(-15);
@@ -309,11 +312,11 @@ impl Rig {
         sent.map_err(io::Error::other)?
     }
 
-    /// What part of a core a stopped guest still takes: its load goes on in processes of its own,
-    /// which nobody stops.
+    /// Returns the share of a core that stopped guests still use: a load runs in processes of its
+    /// own, which the gate does not stop.
     pub(super) fn stopped_share(&self) -> io::Result<f64> {
         self.gate.halt();
-        // Who computes goes on to its next system call.
+        // A computing process runs until its next system call.
         std::thread::sleep(Duration::from_millis(10));
         let began = Instant::now();
         let used = || {
@@ -329,7 +332,7 @@ impl Rig {
         Ok(share)
     }
 
-    /// Takes it down.
+    /// Ends all processes and removes the world.
     pub(super) fn end(mut self) -> Result<Ended, ExperimentError> {
         self.open();
         let counters = self.guests[0].counters();

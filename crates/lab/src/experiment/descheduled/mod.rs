@@ -36,12 +36,12 @@ const PATHS: [Path; 2] = [
         round_trip: Duration::from_millis(1),
     },
 ];
-/// The shares of its core that the guest has.
+/// The shares of its core that the guest gets.
 const SHARES: [f64; 5] = [1.0, 0.7, 0.5, 0.35, 0.25];
 const SHARES_QUICK: [f64; 2] = [1.0, 0.25];
 /// Measurements of each configuration.
 const RUNS: usize = 3;
-/// The warm-up of a flow and the duration of its measurement: BBR's models are of 10 s.
+/// The warm-up of a flow and the duration of its measurement. BBR's models cover 10 s.
 const TIMES: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(10));
 const TIMES_QUICK: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(4));
 
@@ -57,7 +57,7 @@ enum Sender {
     BbrModule,
 }
 
-/// The key of a figure: the path, the share in per cent, and the sender.
+/// The key of a figure: path, share in per cent, and sender.
 type Key = (Path, u32, Sender);
 
 // === impl Sender ===
@@ -73,7 +73,7 @@ impl Sender {
         Self::BbrModule,
     ];
 
-    /// The congestion control is available once `taut guest up` has run.
+    /// Returns whether the congestion control exists only after `taut guest up` has run.
     fn is_ours(self) -> bool {
         matches!(self, Self::TautCubic | Self::TautBbr)
     }
@@ -160,8 +160,8 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
             }
             Ok(())
         };
-        // Booting a guest moves the calling thread off the guest's core; the next guest could then
-        // not choose a core.
+        // Booting a guest moves the calling thread off the guest's core, and `Cores` could then not
+        // choose that core for the next guest.
         let measured = std::thread::scope(|scope| scope.spawn(&mut on_path).join());
         measured.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     }
@@ -183,8 +183,8 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     Ok(outcome(request, environment, &all, &fair, again.count))
 }
 
-/// Runs flows of these senders at once, and again if the link was late; with the module if a sender
-/// needs it.
+/// Runs flows of these senders at once, and repeats the run if the link was late. Loads the module
+/// if a sender needs it.
 fn measure(
     again: &mut Retry,
     stage: &mut Stage,
@@ -361,13 +361,13 @@ fn median(seen: &[FlowRun], of: fn(&FlowRun) -> f64) -> f64 {
     stats::median(&figures).unwrap_or(f64::NAN)
 }
 
-/// Returns the smoothed round-trip times in milliseconds, sample after sample.
+/// Returns all samples of the smoothed round-trip time, in milliseconds.
 fn srtts(seen: &FlowRun) -> impl Iterator<Item = f64> {
     seen.samples(|sample| sample.srtt as f64 / 1e3)
 }
 
-/// Returns the share of samples in which the smoothed round trip was longer than any that the path
-/// can have.
+/// Returns the share of samples whose smoothed round trip was longer than any round trip that the
+/// path can have.
 fn part_beyond<'a>(seen: impl IntoIterator<Item = &'a FlowRun>, path: Path) -> f64 {
     let longest = 1e3 * path.longest().as_secs_f64();
     let samples: Vec<f64> = seen.into_iter().flat_map(srtts).collect();

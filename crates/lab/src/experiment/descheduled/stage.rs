@@ -40,7 +40,7 @@ pub(super) struct Path {
 pub(super) struct Stage {
     pub(super) sender: Sender,
     sink: Sink,
-    /// The module `taut_pvtcp` for the guest.
+    /// The path of the module `taut_pvtcp` in the guest.
     module: String,
     /// The warm-up and the measured time of a flow.
     warm_up: Duration,
@@ -51,17 +51,17 @@ pub(super) struct Stage {
 pub(super) struct FlowRun {
     /// The payload rate of each flow, in Mbit/s.
     pub(super) goodput: Vec<f64>,
-    /// Samples after the warm-up; the other figures cover the whole time.
+    /// The samples are those after the warm-up; all other figures cover the whole time.
     pub(super) flowed: Flowed,
     pub(super) taken: Taken,
-    /// The link was slower than configured.
+    /// Whether the link was slower than configured.
     pub(super) overrun: bool,
 }
 
 /// Receives and counts bytes.
 struct Sink {
     ends: Arc<AtomicBool>,
-    /// The bytes of each port since the start.
+    /// The number of bytes received at each port since the start.
     bytes: Arc<[AtomicU64]>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -77,12 +77,12 @@ impl Path {
         )
     }
 
-    /// Returns the round trip with a full queue, the longest of the path.
+    /// Returns the round trip with a full queue, which is the longest that the path can have.
     pub(super) fn longest(self) -> Duration {
         self.round_trip + Duration::from_secs_f64(8.0 * self.queue().0 as f64 / self.rate as f64)
     }
 
-    /// Returns the size of the queue: what the path holds, and at least a burst.
+    /// Returns the size of the queue: the path's bandwidth-delay product, but at least a burst.
     fn queue(self) -> Bytes {
         Bytes(
             BitsPerSecond(self.rate)
@@ -96,7 +96,7 @@ impl Path {
 // === impl FlowRun ===
 
 impl FlowRun {
-    /// Samples of the first flow.
+    /// Returns the first flow's payload rate, in Mbit/s.
     pub(super) fn first(&self) -> f64 {
         self.goodput.first().copied().unwrap_or(f64::NAN)
     }
@@ -163,8 +163,8 @@ impl Stage {
         self.sender.run("/busybox/rmmod", &["taut_pvtcp"]).map(drop)
     }
 
-    /// Runs a flow with each of these congestion controls at once, while the guest has this share
-    /// of its core.
+    /// Runs one flow with each of these congestion controls at once, while the guest gets this
+    /// share of its core.
     pub(super) fn flows(&mut self, of: &[&str], share: f64) -> Result<FlowRun, ExperimentError> {
         let failed = ExperimentError::machine;
         let time = self.warm_up + self.measure;
@@ -212,7 +212,7 @@ impl Stage {
         })
     }
 
-    /// Returns the Mbit/s of each flow from `warm_up` after its first byte on.
+    /// Returns the Mbit/s of each flow, counted from `warm_up` after the first byte.
     fn goodput(&self, counted: &[(Instant, Vec<u64>)], flows: usize) -> Vec<f64> {
         let Some((_, first)) = counted.first() else {
             return Vec::new();
@@ -282,7 +282,7 @@ impl Drop for Sink {
     }
 }
 
-/// Accepts one connection after the other.
+/// Accepts and reads one connection after the other.
 fn take(listener: &TcpListener, ends: &AtomicBool, bytes: &AtomicU64) {
     let mut block = vec![0; 1 << 18];
     while !ends.load(Ordering::Relaxed) {
