@@ -6,11 +6,12 @@ use std::io;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Whoever shares the core has priority over this machine's other work there: a hypervisor's core
-/// has no other work. (Without permission for that, the share is an ordinary one.)
+/// The niceness of processes on the shared core. It gives them priority over this machine's other
+/// work there, because a hypervisor's core has no other work. (Without permission to set it, they
+/// keep the default.)
 const NICE: i32 = -15;
 
-/// The shared core, and the others.
+/// The shared core; the cores before it are for everything else.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::experiment) struct Cores {
     /// The core that guests and their driver domain share.
@@ -113,7 +114,7 @@ fn members(group: u32) -> io::Result<Vec<u32>> {
 
 /// Returns the process group in a line of `/proc/PID/stat`: the fifth field of proc_pid_stat(5).
 fn group_in(stat: &str) -> Option<u32> {
-    // The name before it may contain spaces and brackets.
+    // The name of the process, which comes before it, may contain spaces and brackets.
     stat.rsplit_once(')')?
         .1
         .split_whitespace()

@@ -16,12 +16,14 @@ use super::network::DriverEnds;
 use taut_netlab::link::frame::Frame;
 use taut_netlab::world::Host;
 
-/// The number of frames from one side before the other side has its turn.
+/// The number of frames taken from one side before the other side has its turn.
 const BURST: usize = 32;
 
-/// Carries frames between the two TAPs until one of them is gone. Super-frames are split into
-/// segments, because the paper's driver domain had none, and because User Mode Linux's driver
-/// charges 64 KiB of socket memory for every super-frame, however short, but only its size for a
+/// Carries frames between the two TAPs until one of them is gone.
+///
+/// Splits super-frames into segments for two reasons. The paper's driver domain had no
+/// super-frames. And User Mode Linux's driver charges 64 KiB of socket memory for every
+/// super-frame, however short, but for a segment only its size, as other drivers do.
 /// segment, as other drivers do.
 ///
 /// # Errors

@@ -20,7 +20,7 @@ use taut_netlab::link::counters::Scheduling;
 /// The number of slice ends whose lateness is kept: more than an hour's.
 const KEPT: usize = 1 << 18;
 
-/// The members of a shared core. An absent member has its turn all the same, and nobody runs in it.
+/// The members of a shared core. An absent member keeps its turn, in which no process runs.
 pub(in crate::experiment) struct Sharers {
     pub(in crate::experiment) driver: Option<Arc<Child>>,
     pub(in crate::experiment) guests: Vec<Option<Arc<Child>>>,
@@ -39,14 +39,14 @@ pub(in crate::experiment) struct Kept {
 enum Call {
     /// Share the core by these slices from now on.
     Close(Slices, SyncSender<()>),
-    /// Let everyone run.
+    /// Let every guest run.
     Open(SyncSender<()>),
-    /// Stop everyone.
+    /// Stop every guest.
     Halt(SyncSender<()>),
     End,
 }
 
-/// The thread. Dropping it ends the thread and lets everyone run.
+/// The gate's thread. Dropping it ends the thread and lets every guest run.
 pub(in crate::experiment) struct Gate {
     calls: Sender<Call>,
     thread: Option<JoinHandle<Kept>>,
@@ -55,7 +55,7 @@ pub(in crate::experiment) struct Gate {
 // === impl Gate ===
 
 impl Gate {
-    /// Starts the thread; everyone runs until the gate is closed.
+    /// Starts the thread. All members run until the gate is closed.
     pub(in crate::experiment) fn start(sharers: Sharers) -> io::Result<Self> {
         let (calls, called) = mpsc::channel();
         let body = move || {
@@ -81,17 +81,17 @@ impl Gate {
         })
     }
 
-    /// Shares the core from now on.
+    /// Shares the core from now on, in these slices.
     pub(in crate::experiment) fn close(&self, slices: Slices) {
         self.ask(|done| Call::Close(slices, done));
     }
 
-    /// Lets everyone run from now on.
+    /// Lets all members run from now on.
     pub(in crate::experiment) fn open(&self) {
         self.ask(Call::Open);
     }
 
-    /// Stops everyone from now on.
+    /// Stops all members from now on.
     pub(in crate::experiment) fn halt(&self) {
         self.ask(Call::Halt);
     }
@@ -125,7 +125,8 @@ impl Drop for Gate {
     }
 }
 
-/// Raises the thread's priority above that of the links' threads, which may run for longer at a time.
+/// Raises the priority of the calling thread above that of the links' threads, which may run for
+/// longer at a time.
 fn raise() -> Scheduling {
     let _ = schedule::minimize_timer_slack();
     if schedule::set_fifo_priority(2).is_ok() {
@@ -200,7 +201,8 @@ impl Scheduler {
                 self.kept.late.push(late.as_secs_f64());
             }
             (slice, began) = (next, now);
-            // The machine stood still. Slices of no length would not make up for missed ones.
+            // The whole machine was stopped. Slices of no length would not make up for the missed
+            // ones.
             if now.saturating_duration_since(due) > Duration::from_millis(10) {
                 due = now;
             }
@@ -213,7 +215,8 @@ impl Scheduler {
             Turn::Guest(guest) => self.sharers.guests.get(guest).and_then(Option::as_ref),
         };
         if let Some(who) = who {
-            // If the process has ended, whoever waits for its bytes notices.
+            // If the process has ended, the experiment notices when it waits for the process's
+            // bytes.
             let _ = who.signal(signal);
         }
     }

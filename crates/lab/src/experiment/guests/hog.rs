@@ -11,19 +11,21 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use taut_sys::schedule;
 
-/// The greatest error of a slice's length, as in [`super::slices`].
+/// The largest error of a slice's length, as a share of the length and in either direction, as in
+/// [`super::slices`].
 const JITTER: f64 = 0.05;
-/// A slice that begins later than planned by this is late: a thirtieth of a slice.
+/// A slice that begins this much later than planned is late: a thirtieth of a slice.
 const LATE: Duration = Duration::from_millis(1);
-/// Higher priority than the links' and the gates' threads, which are on other cores.
+/// The thread's priority. It is higher than that of the links' and the gates' threads, which run on
+/// other cores.
 const PRIORITY: i32 = 3;
 
-/// How much of a core's time is left to the guest, and in which slices.
+/// How much of a core's time the guest gets, and in which slices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::experiment) struct Share {
-    /// How long the core is taken at a time.
+    /// The length of a slice in which the core is taken.
     pub(in crate::experiment) off: Duration,
-    /// How long it is left after that.
+    /// The length of the slice after it, in which the guest has the core.
     pub(in crate::experiment) on: Duration,
 }
 
@@ -44,7 +46,8 @@ pub(in crate::experiment) struct Hog {
 // === impl Share ===
 
 impl Share {
-    /// Leaves this share of the core, taking it for `off` at a time; `None` leaves the whole core.
+    /// Returns the slices that leave this share of the core, taking the core for `off` at a time;
+    /// `None` if the share is the whole core.
     pub(in crate::experiment) fn of(share: f64, off: Duration) -> Option<Self> {
         (share < 1.0).then(|| Self {
             off,

@@ -13,28 +13,29 @@ use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::units::{BitsPerSecond, Bytes};
 use taut_netlab::world::Host;
 
-/// The length of the rings through which frames reach the driver domain: that of a network card and
-/// its driver. They are not measured.
+/// The length of the rings through which frames reach the driver domain. It is that of a network
+/// card and its driver; these rings are not measured.
 const DRIVER_RING: u32 = 4096;
 
 /// The kernel's default length of a tap's ring (TUN_READQ_SIZE).
 const RING_AS_IT_COMES: u32 = 500;
 
-/// The address of a guest that is alone with a server, beside the addresses of worlds.
+/// The address of the server that serves a guest alone. It is outside 10.77.0.0/16, which worlds
+/// use.
 pub(in crate::experiment) const SERVER: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 pub(in crate::experiment) const SERVER_MAC: [u8; 6] = [2, 0x78, 0, 0, 0, 1];
-/// The server's address and its MAC address.
+/// The address and the MAC address of the guest that is alone with the server.
 pub(in crate::experiment) const ALONE: (Ipv4Addr, [u8; 6]) =
     (Ipv4Addr::new(10, 78, 0, 10), [2, 0x78, 0, 0, 0, 10]);
-/// The tap of such a guest.
+/// The tap of that guest.
 pub(in crate::experiment) const TAP: &str = "guest0";
 
-/// The device for a guest's packets.
+/// Returns the name of a guest's tap.
 pub(in crate::experiment) fn tap(guest: usize) -> String {
     format!("guest{guest}")
 }
 
-/// Gigabit Ethernet with the latency of a switch.
+/// Returns a Gigabit Ethernet link with the latency of a switch.
 pub(in crate::experiment) fn wire() -> LinkSpec {
     let shape = Shape::delay(Duration::from_micros(50))
         .rate(BitsPerSecond::giga(1))
@@ -54,7 +55,8 @@ pub(in crate::experiment) fn bridge(host: &Host) -> io::Result<()> {
         let key = format!("net.ipv6.conf.{key}.disable_ipv6");
         host.set_sysctl(&key, "1").map_err(io::Error::other)?;
     }
-    // It forgets no address within a run: frames to unknown addresses go to all guests.
+    // Addresses must not expire within a run: the bridge sends frames for unknown addresses to all
+    // guests.
     ip(
         host,
         "link add name switch type bridge mcast_snooping 0 ageing_time 3600000",
@@ -66,7 +68,7 @@ pub(in crate::experiment) fn join(host: &Host, device: &str) -> io::Result<()> {
     ip(host, &format!("link set dev {device} master switch up"))
 }
 
-/// Creates a TAP on the bridge, and returns its other side.
+/// Creates a TAP on the bridge, and returns the TAP's other side.
 pub(in crate::experiment) fn held(host: &Host, name: &str) -> io::Result<Tap> {
     let tap = host.run(|| Tap::create(name)).map_err(io::Error::other)?;
     let tap = tap.map_err(io::Error::other)?;

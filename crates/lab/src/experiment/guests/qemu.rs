@@ -1,8 +1,8 @@
-//! A guest with one of Debian's kernels, under QEMU's emulation, on a tap: for experiments that
-//! need a kernel in common use, or one that supports modules and BPF.
+//! A guest with one of Debian's kernels, emulated by QEMU, on a tap. It is for experiments that
+//! need a kernel in common use, or a kernel that supports modules and BPF.
 //!
-//! It has one processor, whose thread can be kept off its core while the devices' thread runs
-//! elsewhere, as on a hypervisor whose network has cores of its own.
+//! The guest has one processor. Its thread can be kept off its core while the devices' thread runs
+//! elsewhere, as on a hypervisor that gives its network separate cores.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -18,9 +18,9 @@ use super::uml::Booting;
 use crate::peer::program::Program;
 use taut_netlab::world::Host;
 
-/// The base of the initial file system of every guest with this kernel.
+/// The file that the initial file system of every guest with this kernel is based on.
 const BASE: &str = "base-with-virtio.cpio";
-/// The build of `crates/guest/kmod`, beside the kernel.
+/// The file name of the build of `crates/guest/kmod`; it is in the kernel's folder.
 const MODULE: &str = "taut_pvtcp.ko";
 /// The emulator.
 pub(in crate::experiment) const EMULATOR: Program = Program {
@@ -34,17 +34,18 @@ pub(in crate::experiment) const DEVICE: &str = "eth0";
 const KERNELS: &str = "target/kernels";
 /// The environment variable that names another folder.
 const KERNELS_VAR: &str = "TAUT_LAB_KERNELS";
-/// The guest's memory, in MiB: `taut` and `taut-lab` take some of it, in the RAM file system.
+/// The guest's memory, in MiB. The RAM file system, which holds `taut` and `taut-lab`, uses some of
+/// it.
 const MEMORY_MIB: u32 = 1024;
-/// QEMU 7.2 corrupts the flags when a single processor executes `cmpxchg16b`, which crashes Linux
-/// 6.12 in its allocator: the guest is told that there is no such instruction.
+/// The CPU model. QEMU 7.2 corrupts the flags when a single processor executes `cmpxchg16b`, which
+/// crashes Linux 6.12 in its allocator, so the model does not report that instruction.
 const PROCESSOR_MODEL: &str = "Skylake-Client-v4,-cx16";
 /// The name that QEMU gives the first processor's thread.
 const PROCESSOR: &str = "CPU 0/TCG";
-/// The kernel command line of every guest.
+/// The kernel modules that every guest loads.
 const MODULES: [&str; 1] = ["virtio_net"];
 
-/// A kernel for guests, which `scripts/on-kernel` has downloaded.
+/// A kernel for guests, downloaded by `scripts/on-kernel`.
 #[derive(Clone, Debug)]
 pub(in crate::experiment) struct Kernel {
     folder: PathBuf,
@@ -52,7 +53,8 @@ pub(in crate::experiment) struct Kernel {
 
 /// The additions to a guest's file system.
 pub(in crate::experiment) struct Files {
-    /// Programs and files, at the same paths as on the host, with the libraries of programs.
+    /// Programs and files, placed at the same paths as on the host. A program's libraries are
+    /// included.
     pub(in crate::experiment) with: Vec<PathBuf>,
     /// Kernel modules besides those for the network.
     pub(in crate::experiment) modules: Vec<&'static str>,
@@ -89,7 +91,7 @@ impl Kernel {
             .to_owned())
     }
 
-    /// Returns the module that `scripts/guest-module` has built for it.
+    /// Returns the module that `scripts/guest-module` has built for this kernel.
     ///
     /// # Errors
     /// If the module was not built.
@@ -115,7 +117,7 @@ impl Kernel {
         found.ok_or_else(|| io::Error::other(format!("{} has no kernel", self.folder.display())))
     }
 
-    /// Writes the initial file system: the base of all guests, and the additions of this one.
+    /// Writes the initial file system: the base of all guests, and this guest's additions.
     fn initrd(&self, guest: &Guest, taut: &Path, files: &Files, dir: &Path) -> io::Result<PathBuf> {
         let root = dir.join("root");
         fs::create_dir_all(root.join("mnt"))?;
@@ -132,7 +134,7 @@ impl Kernel {
             .collect();
         let args: Vec<String> = guest.to_args();
         let init = root.join("init");
-        // The guest's own part mounts the rest, as in a guest of User Mode Linux.
+        // `taut-lab guest` mounts the other file systems, as in a guest of User Mode Linux.
         fs::write(
             &init,
             format!(
@@ -155,7 +157,7 @@ impl Kernel {
     }
 }
 
-/// Copies a file to the same path in the guest, and a program's libraries too.
+/// Copies a file, and a program's libraries, to the same paths in the guest.
 fn place(path: &Path, root: &Path) -> io::Result<()> {
     let path = fs::canonicalize(path)?;
     copy(&path, root)?;
@@ -171,8 +173,8 @@ fn place(path: &Path, root: &Path) -> io::Result<()> {
 }
 
 fn copy(path: &Path, root: &Path) -> io::Result<()> {
-    // Links to folders (/lib to /usr/lib) exist in the guest too: copy files below their real
-    // folder.
+    // The guest has the host's links to folders too (/lib to /usr/lib), so files go below their
+    // real folder.
     let at = match (path.parent(), path.file_name()) {
         (Some(parent), Some(name)) => fs::canonicalize(parent)?.join(name),
         _ => path.to_owned(),
@@ -185,7 +187,8 @@ fn copy(path: &Path, root: &Path) -> io::Result<()> {
         fs::create_dir_all(parent)?;
     }
     fs::copy(path, &to)?;
-    // Debug information would take most of the guest's memory. Not every file is a program.
+    // Debug information would take most of the guest's memory. `strip` fails for files that are not
+    // programs.
     let _ = Command::new("strip")
         .arg("--strip-debug")
         .arg(&to)
@@ -194,7 +197,7 @@ fn copy(path: &Path, root: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Packs a folder in the form that the kernel unpacks at boot.
+/// Packs a folder into the archive format (cpio) that the kernel unpacks at boot.
 fn pack(root: &Path, out: &mut File) -> io::Result<()> {
     let mut cpio = Command::new("cpio")
         .args(["--create", "--format=newc", "--owner=0:0", "--quiet"])
@@ -259,8 +262,8 @@ pub(in crate::experiment) fn start(
         .arg(kernel.image()?)
         .arg("-initrd")
         .arg(&initrd)
-        // The processor is stopped for tens of milliseconds, which confuses the clock watchdog. (A
-        // hypervisor's guest has a clock of the hypervisor's, which is not watched.)
+        // Stopping the processor for tens of milliseconds confuses the clock watchdog. (A
+        // hypervisor's guest has the hypervisor's clock, which is not watched.)
         .args([
             "-append",
             "console=ttyS0 oops=panic panic=-1 mitigations=off tsc=reliable nowatchdog quiet",

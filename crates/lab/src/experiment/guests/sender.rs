@@ -1,4 +1,4 @@
-//! A guest under QEMU that sends to a server over a path, and whose processor can be taken away in
+//! A guest under QEMU that sends to a server over a path. Its processor can be taken away in
 //! slices.
 
 use std::io;
@@ -23,20 +23,20 @@ const BOOTS: usize = 3;
 
 /// The guest with its path.
 pub(in crate::experiment) struct Sender {
-    // Fields are dropped in this order: the tap outlives the guest.
+    // Fields are dropped in this order: the tap must outlive the guest.
     pub(in crate::experiment) guest: Uml,
     pub(in crate::experiment) world: World,
     cores: Cores,
     taut: PathBuf,
-    /// Random slices.
+    /// The random number generator for slices.
     random: Pcg64Mcg,
 }
 
 // === impl Sender ===
 
 impl Sender {
-    /// Boots a guest behind this link, whose first direction is the guest's. Moves the calling
-    /// thread, and the processes that it starts from here on, off the core of the guest's
+    /// Boots a guest behind this link; the link's first direction is from the guest. Moves the
+    /// calling thread, and the processes that it starts later, off the core of the guest's
     /// processor.
     pub(in crate::experiment) fn boot(
         name: &str,
@@ -75,8 +75,8 @@ impl Sender {
             Ok(guest)
         };
         let boot = || {
-            // QEMU 7.2 sometimes corrupts a processor's flags in the first second of Linux 6.12:
-            // that is no fault of what is measured here.
+            // QEMU 7.2 sometimes corrupts a processor's flags in the first second of Linux 6.12.
+            // That failure has no bearing on the measurement.
             for _ in 1..BOOTS {
                 match once() {
                     Ok(guest) => return Ok(guest),
@@ -131,7 +131,7 @@ impl Sender {
         set.map_err(ExperimentError::machine("write a sysctl of the guest"))
     }
 
-    /// Gives the guest this share of its core from now on; `None`: the whole core.
+    /// Leaves the guest this share of its core from now on; `None` leaves it the whole core.
     pub(in crate::experiment) fn take(
         &mut self,
         share: Option<Share>,

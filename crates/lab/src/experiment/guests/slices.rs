@@ -1,7 +1,7 @@
-//! The slices of a shared core, planned as a hypervisor's scheduler would.
+//! The slices of a shared core, planned as a hypervisor's scheduler would plan them.
 //!
-//! As in vsnoop-paper V-C: Xen's credit scheduler gives every runnable guest 30 ms, and
-//! the driver domain runs in between, here for 10 ms before each guest.
+//! As in vsnoop-paper V-C, Xen's credit scheduler gives every runnable guest 30 ms. The driver
+//! domain runs in between, here for 10 ms before each guest.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(in crate::experiment) enum Turn {
 /// How a core is shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::experiment) struct Shape {
-    /// Guests on this core.
+    /// The number of guests on this core.
     pub(in crate::experiment) guests: usize,
     /// The length of a guest's slice.
     pub(in crate::experiment) guest: Duration,
@@ -29,7 +29,7 @@ pub(in crate::experiment) struct Shape {
 }
 
 impl Shape {
-    /// The paper's sharing with this number of guests.
+    /// Returns the paper's sharing with this number of guests.
     pub(in crate::experiment) fn of(guests: usize, driver_here: bool) -> Self {
         Self {
             guests,
@@ -38,7 +38,7 @@ impl Shape {
         }
     }
 
-    /// Returns the time from one slice of a guest to its next.
+    /// Returns the time from the start of one slice of a guest to that of its next.
     pub(in crate::experiment) fn cycle(&self) -> Duration {
         let both = self.guest + self.driver.unwrap_or_default();
         both * u32::try_from(self.guests).unwrap_or(1)
@@ -52,8 +52,8 @@ pub(in crate::experiment) struct Slice {
     pub(in crate::experiment) length: Duration,
 }
 
-/// The greatest error of a slice's length: a tenth in all. Without it, successive transfers
-/// could stay in phase with the slices.
+/// The largest error of a slice's length, as a share of the length: a tenth from the shortest to
+/// the longest. Without it, successive transfers could stay in phase with the slices.
 const JITTER: f64 = 0.05;
 
 /// An endless sequence of slices. The guests' order is random but fixed, like a scheduler's queue.
@@ -84,12 +84,12 @@ impl Slices {
         }
     }
 
-    /// Whether the driver domain is on this core.
+    /// Returns whether the driver domain is on this core.
     pub(in crate::experiment) fn has_driver(&self) -> bool {
         self.shape.driver.is_some()
     }
 
-    /// Returns the next slice. A core without guests is the driver's.
+    /// Returns the next slice. Without guests, every slice is the driver domain's.
     pub(in crate::experiment) fn take(&mut self) -> Slice {
         if let Some(driver) = self.shape.driver
             && !self.driver_was

@@ -15,10 +15,10 @@ use taut_netlab::world::Host;
 
 /// How long `taut snoop` may take until it serves the tap.
 const START: Duration = Duration::from_secs(20);
-/// The pause between two checks of that.
+/// The pause between two checks whether it serves the tap.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The process. Dropping it stops the process, which restores its taps.
+/// A running `taut snoop`. Dropping it stops the process, which restores its taps.
 pub(in crate::experiment) struct Snooping {
     child: Child,
     taut: PathBuf,
@@ -29,8 +29,8 @@ pub(in crate::experiment) struct Snooping {
 // === impl Snooping ===
 
 impl Snooping {
-    /// Starts `taut snoop` and waits until it serves all of `taps`. One with a name of its own may
-    /// run beside others.
+    /// Starts `taut snoop` and waits until it serves all of `taps`. Processes with different names
+    /// may run side by side.
     pub(in crate::experiment) fn start(
         host: &Host,
         taut: &Path,
@@ -77,12 +77,12 @@ impl Snooping {
             .is_ok_and(|taps| taps.iter().filter(|tap| tap["state"] == "on").count() == self.taps)
     }
 
-    /// Returns its whole status.
+    /// Returns the whole status, an object for each tap.
     pub(in crate::experiment) fn status(&self) -> io::Result<Vec<Value>> {
         status(&self.taut, &self.control)
     }
 
-    /// Returns its counters, without the flows that were in order.
+    /// Returns the status. Of its flows, only those that lost bytes after an early ACK are included.
     pub(in crate::experiment) fn counts(&self) -> io::Result<Vec<Value>> {
         let mut taps = self.status()?;
         for flows in taps
@@ -106,7 +106,7 @@ impl Snooping {
 
 impl Drop for Snooping {
     fn drop(&mut self) {
-        // A process that does not end is killed, which removes its programs too.
+        // A process that does not end is killed. Its BPF programs are removed with it.
         let _ = terminate(&mut self.child);
     }
 }
@@ -158,7 +158,7 @@ pub(in crate::experiment) fn of_flow(tap: &Value, ports: [u16; 2]) -> String {
     }
 }
 
-/// How long `signal` has to end a process.
+/// How long the process may take to end after a signal.
 const END: Duration = Duration::from_secs(10);
 
 /// Ends a process as an operator would.

@@ -11,7 +11,7 @@ use taut_sys::tcp_info::TcpInfo;
 
 use super::guest::talk::Sent;
 
-/// The pause between two reads of what has been acknowledged.
+/// The pause between two reads of the acknowledged bytes.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
 /// The time limit of a stream.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -29,9 +29,10 @@ pub(in crate::experiment) fn bytes(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Sends `bytes`, waits until the last has been acknowledged, ends the stream, and reads the
-/// receiver's report. The FIN is sent separately: with the last bytes it would make them differ
-/// from those of an application that has not closed yet.
+/// Sends `bytes`, waits until the last byte has been acknowledged, ends the stream, and reads the
+/// receiver's report.
+///
+/// The FIN is sent separately: the last bytes of an application that has not closed yet carry none.
 ///
 /// # Errors
 /// If the connection fails, or takes longer than [`PATIENCE`].
@@ -43,7 +44,7 @@ pub(in crate::experiment) fn send(to: SocketAddr, bytes: &[u8]) -> io::Result<Se
     stream.set_read_timeout(Some(PATIENCE))?;
     let write = now();
     stream.write_all(bytes)?;
-    // The SYN counts as one.
+    // The SYN counts as one byte.
     let all = bytes.len() as u64 + 1;
     let (mut looked, mut longest_pause) = (now(), 0);
     let (acked, info) = loop {

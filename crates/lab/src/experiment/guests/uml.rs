@@ -16,7 +16,7 @@ use super::transfer;
 use crate::peer::program::Program;
 use taut_netlab::world::Host;
 
-/// The kernel.
+/// The program that is the guest's kernel.
 pub(in crate::experiment) const KERNEL: Program = Program {
     name: "linux.uml",
     version: "--version",
@@ -25,9 +25,9 @@ pub(in crate::experiment) const KERNEL: Program = Program {
 
 /// The name of the guest's network device.
 pub(in crate::experiment) const DEVICE: &str = "vec0";
-/// CPU features that the C library must not use, because the kernel does not keep their registers,
-/// neither between threads nor over a page fault. Copying depends on more features: without the
-/// second and the last of these it would use ymm16 and higher.
+/// CPU features that the C library must not use. The kernel does not save their registers, neither
+/// between threads nor over a page fault. How the C library copies depends on more features:
+/// without the second and the last feature listed here it would use ymm16 and higher.
 pub(in crate::experiment) const NO_WIDE_REGISTERS: (&str, &str) = (
     "GLIBC_TUNABLES",
     "glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX2,-AVX,-AVX_Fast_Unaligned_Load",
@@ -43,7 +43,7 @@ const BOOT: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(150);
 /// The pause between two attempts to connect to a booting guest.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The number of clock queries, of which the fastest counts.
+/// The number of clock queries; the fastest one counts.
 const CLOCK_QUESTIONS: usize = 30;
 
 /// A booting guest.
@@ -53,11 +53,12 @@ pub(in crate::experiment) struct Booting {
     log: std::path::PathBuf,
 }
 
-/// A guest that answers. It is killed when this and everything that shares its process is dropped.
+/// A guest that answers requests. It is killed when this and all other references to its process
+/// are dropped.
 pub(in crate::experiment) struct Uml {
     pub(in crate::experiment) process: Arc<Child>,
     control: Lines,
-    /// The offset from its clock to the host's, in nanoseconds.
+    /// The offset to add to a time of the guest's clock to get the host's, in nanoseconds.
     ahead: i64,
     pub(in crate::experiment) address: Ipv4Addr,
 }
@@ -65,7 +66,7 @@ pub(in crate::experiment) struct Uml {
 // === impl Booting ===
 
 impl Booting {
-    /// A started guest that writes its console to this file.
+    /// Wraps a started guest that writes its console to `log`.
     pub(super) fn of(child: Child, guest: Guest, log: std::path::PathBuf) -> Self {
         Self { child, guest, log }
     }
@@ -93,12 +94,12 @@ impl Booting {
             "con=null",
             "con0=null,fd:1",
         ]);
-        // The folder of its socket and its process id; the default is the home directory.
+        // The directory of the socket and the process id; the default is the home directory.
         command.arg(format!("uml_dir={}", dir.display()));
         command.arg(format!("umid={tap}.uml"));
         command.arg(format!("init={}", lab.display()));
         command.arg(format!("vec0:transport=tap,ifname={tap},depth=128,gro=1"));
-        // Becomes init's environment: see `kernel`.
+        // The kernel passes this variable to init (see `kernel`).
         command.arg(format!("{}={}", NO_WIDE_REGISTERS.0, NO_WIDE_REGISTERS.1));
         command.args(["--", "guest"]).args(guest.to_args());
         command
@@ -111,12 +112,12 @@ impl Booting {
         Ok(Self { child, guest, log })
     }
 
-    /// Returns its process, which leads its group.
+    /// Returns the process id, which is also the id of the process group.
     pub(in crate::experiment) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Waits until it answers `client`, and compares the clocks.
+    /// Waits until the guest answers `client`, and compares the clocks.
     pub(in crate::experiment) fn ready(mut self, client: &Host) -> io::Result<Uml> {
         let to = SocketAddr::from((self.guest.address, talk::CONTROL));
         let deadline = Instant::now() + BOOT;
@@ -159,12 +160,12 @@ impl Booting {
 // === impl Uml ===
 
 impl Uml {
-    /// Returns its process, which leads its group.
+    /// Returns the process id, which is also the id of the process group.
     pub(in crate::experiment) fn id(&self) -> u32 {
         self.process.id()
     }
 
-    /// Converts a time of its clock to the host's.
+    /// Converts a time of the guest's clock to the host's clock.
     pub(in crate::experiment) fn on_host(&self, guest: u64) -> u64 {
         guest.saturating_add_signed(self.ahead)
     }
@@ -184,7 +185,7 @@ impl Uml {
         }
     }
 
-    /// Makes it send a stream. Times are on its own clock.
+    /// Makes the guest send a stream. Times are on the guest's clock.
     pub(in crate::experiment) fn send(&mut self, send: talk::Send) -> io::Result<Sent> {
         match self.ask(&Ask::Send(send))? {
             Answer::Sent(sent) => Ok(sent),
@@ -192,12 +193,12 @@ impl Uml {
         }
     }
 
-    /// Makes it run a program.
+    /// Makes the guest start a program.
     pub(in crate::experiment) fn start(&mut self, start: talk::Start) -> io::Result<()> {
         self.done(&Ask::Start(start))
     }
 
-    /// Makes it run a program until that ends, and returns the program's output.
+    /// Makes the guest run a program until it ends, and returns the program's output.
     pub(in crate::experiment) fn run(&mut self, start: talk::Start) -> io::Result<talk::Ran> {
         match self.ask(&Ask::Run(start))? {
             Answer::Ran(ran) => Ok(ran),
@@ -205,18 +206,18 @@ impl Uml {
         }
     }
 
-    /// Makes it write a file: a setting of its kernel.
+    /// Makes the guest write a file, such as a setting of its kernel.
     pub(in crate::experiment) fn write(&mut self, path: &str, text: &str) -> io::Result<()> {
         let (path, text) = (path.to_owned(), text.to_owned());
         self.done(&Ask::Write { path, text })
     }
 
-    /// Makes it serve blocks on this port.
+    /// Makes the guest serve blocks on this port.
     pub(in crate::experiment) fn serve(&mut self, port: u16) -> io::Result<()> {
         self.done(&Ask::Serve { port })
     }
 
-    /// Makes it send for the given time, over several connections at once.
+    /// Makes the guest send over several connections at once.
     pub(in crate::experiment) fn flows(
         &mut self,
         flows: Vec<talk::Flow>,
@@ -245,7 +246,8 @@ impl Uml {
         }
     }
 
-    /// Returns the constant offset of the guest's clock, which User Mode Linux reads from the host.
+    /// Measures the offset of the guest's clock. The offset is constant because User Mode Linux
+    /// reads the host's clock.
     fn compare_clocks(&mut self) -> io::Result<()> {
         let mut best = u64::MAX;
         for _ in 0..CLOCK_QUESTIONS {

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 /// The largest block.
 const MOST: u32 = 16 << 20;
 
-/// Serves every client: for each number it sends (four bytes, big-endian) a block of that many
+/// Serves every client: for each number (four bytes, big-endian) it sends a block of that many
 /// bytes.
 pub(super) fn serve(port: u16) -> io::Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;

@@ -9,10 +9,11 @@ const PERIOD: Duration = Duration::from_millis(50);
 
 /// Computes `load` per cent of the time (0 to 100), for ever.
 ///
-/// It reads the clock all the time. In User Mode Linux that is a system call, and a call stops the
-/// process until the guest's kernel has handled it. So when the kernel's process is stopped, this
-/// one goes on for some microseconds at most. The gate cannot stop it as well, because the kernel
-/// traces it and takes a SIGSTOP for a fault.
+/// Reads the clock all the time, so that the gate can stop it. In User Mode Linux, reading the
+/// clock is a system call, and a call stops the process until the guest's kernel has handled it.
+/// When the kernel's process is stopped, this process therefore continues for some microseconds at
+/// most. The gate cannot stop this process directly: the kernel traces it and would take a SIGSTOP
+/// for a fault.
 pub(super) fn burn(load: u8) {
     let busy = PERIOD * u32::from(load.min(100)) / 100;
     loop {

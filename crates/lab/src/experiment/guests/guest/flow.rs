@@ -49,7 +49,7 @@ fn one(flow: &Flow) -> io::Result<FlowEnd> {
         samples.unwrap_or_else(|_| Err(io::Error::other("the thread that samples a flow panicked")))
     })?;
     let info = TcpInfo::of(&stream)?;
-    // Queued bytes do not matter any more, and the next flow should not wait for them.
+    // Discard queued bytes: the next flow should not wait for them.
     sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
     Ok(FlowEnd {
         acked: info.bytes_acked.unwrap_or(0),

@@ -19,15 +19,16 @@ use self::receiver::{Entrance, Room};
 use self::talk::{Answer, Ask, Counters, Lines, Settings};
 use super::transfer;
 
-/// The setting of CUBIC's HyStart.
+/// The module parameter that enables CUBIC's HyStart.
 const HYSTART: &str = "/sys/module/tcp_cubic/parameters/hystart";
 
 /// The options of a guest at boot.
 #[derive(Clone, Debug)]
 pub struct Guest {
-    /// Its address; its network is a /24.
+    /// The guest's address in a /24 network.
     pub address: Ipv4Addr,
-    /// Others in its network and their MAC addresses, so that no address has to be resolved.
+    /// The addresses and MAC addresses of the other members of the network. With them the guest
+    /// need not resolve any address.
     pub neighbours: Vec<(Ipv4Addr, [u8; 6])>,
     /// Its own MAC address.
     pub mac: [u8; 6],
@@ -37,14 +38,14 @@ pub struct Guest {
     pub device: String,
 }
 
-/// Runs a guest. Returns only on failure, and the guest's kernel ends with it.
+/// Runs a guest. Returns only on failure, which also ends the guest's kernel.
 ///
 /// # Errors
 /// The error, for the guest's console.
 pub fn run(guest: &Guest) -> io::Result<()> {
     for (what, at) in [("proc", "/proc"), ("sysfs", "/sys")] {
         match rustix::mount::mount(what, at, what, MountFlags::empty(), None) {
-            // The path exists: whoever started this needed it.
+            // EBUSY: already mounted.
             Ok(()) | Err(Errno::BUSY) => {}
             Err(e) => return Err(e.into()),
         }
@@ -60,7 +61,7 @@ pub fn run(guest: &Guest) -> io::Result<()> {
     let control = TcpListener::bind((Ipv4Addr::UNSPECIFIED, talk::CONTROL))?;
     loop {
         let (stream, _) = control.accept()?;
-        // The lab has gone, or asks again.
+        // The lab has disconnected, or will connect again.
         if let Err(e) = answer_all(stream, guest, &room, &mut entrance, &mut programs) {
             eprintln!("a request was not answered: {e}");
         }
@@ -96,8 +97,8 @@ fn answer(
         Ask::Clock => Answer::Clock(transfer::now()),
         Ask::Settings(settings) => {
             apply(&settings, guest)?;
-            // A connection inherits its listener's buffers, which have the size of the settings at
-            // the time of listen().
+            // A connection inherits its listener's buffers, which have the size that was set when
+            // listen() was called.
             *entrance = None;
             *entrance = Some(Entrance::open(talk::STREAMS, room)?);
             Answer::Done
@@ -153,7 +154,7 @@ fn apply(settings: &Settings, guest: &Guest) -> io::Result<()> {
 // === impl Guest ===
 
 impl Guest {
-    /// Returns them as arguments of `taut-lab guest`.
+    /// Formats the options as arguments of `taut-lab guest`.
     pub(in crate::experiment) fn to_args(&self) -> Vec<String> {
         let mac = |mac: &[u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
         let mut args = vec![

@@ -35,7 +35,7 @@ pub(super) fn configure(guest: &Guest) -> io::Result<()> {
     })
 }
 
-/// Sets the initial receive window, in segments, of the route to the others (`initrwnd`).
+/// Sets the initial receive window of the route to the other members, in segments (`initrwnd`).
 pub(super) fn route(guest: &Guest, initrwnd: u32) -> io::Result<()> {
     let network = u32::from(guest.address) & (u32::MAX << (32 - PREFIX));
     netlink(async |handle| {

@@ -12,8 +12,8 @@ use rustix::process::{Pid, Signal, WaitOptions};
 use super::Guest;
 use super::talk::{Ran, Start};
 
-/// The file system for programs to write to, in the guest's memory. All else is the host's, and
-/// read-only.
+/// The file system that programs can write to, in the guest's memory. All other file systems are
+/// the host's and read-only.
 pub(in crate::experiment) const SCRATCH: &str = "/mnt";
 /// The number of bytes kept of a program's output.
 const SAID: usize = 16 << 10;
@@ -43,7 +43,7 @@ impl Programs {
         })
     }
 
-    /// Starts a program, in place of the one of the same name.
+    /// Starts a program, replacing a running program of the same name.
     pub(super) fn start(&mut self, start: &Start, guest: &Guest) -> io::Result<()> {
         let mut command = self.command(start, guest)?;
         if let Some(before) = self.running.remove(&start.name) {
@@ -75,7 +75,7 @@ impl Programs {
     }
 }
 
-/// Sets up what programs expect of a machine and `taut-lab` does not need.
+/// Sets up what programs need of a machine but `taut-lab` does not.
 fn prepare(guest: &Guest) -> io::Result<()> {
     std::fs::create_dir_all(SHARED_MEMORY)?;
     for at in [SCRATCH, SHARED_MEMORY] {
@@ -87,19 +87,20 @@ fn prepare(guest: &Guest) -> io::Result<()> {
     )?)
 }
 
-/// Kills a program's group, and waits until all of it has ended, which frees its ports.
+/// Kills a program's process group and waits until all its processes have ended, which frees their
+/// ports.
 fn end(mut child: Child) -> io::Result<()> {
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     if let Some(group) = group {
         match rustix::process::kill_process_group(group, Signal::KILL) {
-            // The program had ended.
+            // The program had already ended.
             Err(Errno::SRCH) | Ok(()) => {}
             Err(e) => return Err(e.into()),
         }
     }
     child.wait()?;
     let Some(group) = group else { return Ok(()) };
-    // Its children have become children of this process, which is init.
+    // The program's children are now children of this process, which is init.
     loop {
         match rustix::process::waitpgid(group, WaitOptions::empty()) {
             Ok(_) | Err(Errno::INTR) => {}

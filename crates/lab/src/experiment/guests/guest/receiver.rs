@@ -1,4 +1,4 @@
-//! The application in the guest: receives streams, and reports when it had which bytes.
+//! The application in the guest: receives streams, and reports when it received which bytes.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -30,15 +30,15 @@ struct Buffers {
 // === impl Room ===
 
 impl Room {
-    /// Allocates for `streams` streams of `bytes` bytes each.
+    /// Allocates buffers for `streams` streams of `bytes` bytes each.
     pub(super) fn expect(&self, streams: usize, bytes: usize) {
         let mut buffers = self.buffers();
-        // One byte more, to detect a stream that is too long.
+        // One byte more detects a stream that is too long.
         let size = bytes + 1;
         if buffers.free.len() == streams && buffers.size == size {
             return;
         }
-        // Freed before its replacement is allocated.
+        // Free the old buffers before allocating new ones.
         buffers.free = Vec::new();
         (buffers.streams, buffers.size) = (streams, size);
         buffers.free.extend((0..streams).map(|_| vec![1; size]));
@@ -48,7 +48,8 @@ impl Room {
         self.buffers().free.pop()
     }
 
-    /// A buffer of another size belongs to an earlier stream, whose thread may run only now.
+    /// Takes a buffer back. A buffer of another size belongs to an earlier stream, whose thread
+    /// ends only now, and is freed.
     fn give_back(&self, buffer: Vec<u8>) {
         let mut buffers = self.buffers();
         if buffer.len() == buffers.size && buffers.free.len() < buffers.streams {
@@ -76,7 +77,7 @@ impl Entrance {
 
 impl Drop for Entrance {
     fn drop(&mut self) {
-        // A thread that waits in `accept` gets an error now, and ends.
+        // A thread that waits in `accept` now gets an error and ends.
         let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
     }
 }
@@ -88,7 +89,7 @@ fn receive(listener: &TcpListener, room: &Room) -> io::Result<()> {
         let accepted = now();
         let room = room.clone();
         std::thread::Builder::new().spawn(move || {
-            // The sender notices that no answer comes.
+            // Without a buffer the sender gets no answer, and notices that.
             let Some(mut buffer) = room.take() else {
                 return;
             };

@@ -12,7 +12,7 @@ pub(in crate::experiment) const CONTROL: u16 = 5000;
 /// The port for streams.
 pub(in crate::experiment) const STREAMS: u16 = 5001;
 
-/// The longest line: about a thousand samples of flows.
+/// The maximum length of a line: about a thousand samples of flows.
 const LONGEST: u64 = 4 * 1024 * 1024;
 
 /// A request to a guest.
@@ -23,7 +23,7 @@ pub(in crate::experiment) enum Ask {
     Clock,
     /// Changes the settings for receiving from now on.
     Settings(Settings),
-    /// Allocates for a number of streams of a number of bytes.
+    /// Allocates memory for `streams` streams of `bytes` bytes each.
     Expect { streams: usize, bytes: usize },
     /// Reads TCP's counters.
     Counters,
@@ -37,7 +37,7 @@ pub(in crate::experiment) enum Ask {
     Write { path: String, text: String },
     /// Serves blocks on this port from now on.
     Serve { port: u16 },
-    /// Sends as fast as possible over all of these connections at once.
+    /// Sends as fast as possible over all these connections at once.
     Flows { flows: Vec<Flow> },
 }
 
@@ -46,7 +46,7 @@ pub(in crate::experiment) enum Ask {
 pub(in crate::experiment) struct Flow {
     pub(in crate::experiment) to: SocketAddr,
     pub(in crate::experiment) congestion_control: String,
-    /// How long to send.
+    /// How long the guest sends.
     pub(in crate::experiment) time: Duration,
     /// The interval between samples.
     pub(in crate::experiment) interval: Duration,
@@ -74,15 +74,15 @@ pub(in crate::experiment) struct FlowEnd {
 /// A sample of a flow. Times are in microseconds.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(in crate::experiment) struct FlowSample {
-    /// Time since its start.
+    /// The time since the flow's start.
     pub(in crate::experiment) at: u64,
-    /// Smoothed round-trip time.
+    /// The smoothed round-trip time.
     pub(in crate::experiment) srtt: u64,
-    /// Retransmission time-out.
+    /// The retransmission time-out.
     pub(in crate::experiment) rto: u64,
-    /// Congestion window, in segments.
+    /// The congestion window, in segments.
     pub(in crate::experiment) cwnd: u32,
-    /// Pacing rate, in bytes per second.
+    /// The pacing rate, in bytes per second.
     pub(in crate::experiment) pacing: u64,
     /// Acknowledged payload, in bytes.
     pub(in crate::experiment) acked: u64,
@@ -91,30 +91,30 @@ pub(in crate::experiment) struct FlowSample {
 /// The result of a program.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(in crate::experiment) struct Ran {
-    /// Its exit status; `None` if it was killed.
+    /// The program's exit status; `None` if it was killed.
     pub(in crate::experiment) status: Option<i32>,
-    /// The end of its output, standard output and standard error.
+    /// The end of its standard output and standard error.
     pub(in crate::experiment) said: String,
 }
 
 /// A program for a guest to run, from the host's file system.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(in crate::experiment) struct Start {
-    /// Its name; starting it kills a program that runs under the same name.
+    /// The program's name. Starting a program kills a running one of the same name.
     pub(in crate::experiment) name: String,
     pub(in crate::experiment) program: String,
     pub(in crate::experiment) args: Vec<String>,
-    /// Its environment, in addition to the guest's own.
+    /// The environment, in addition to the guest's own.
     pub(in crate::experiment) env: Vec<(String, String)>,
 }
 
 /// The settings of a guest's TCP for receiving.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 pub(in crate::experiment) struct Settings {
-    /// `net.ipv4.tcp_rmem`: least, default and most, in bytes.
+    /// `net.ipv4.tcp_rmem`: minimum, default and maximum, in bytes.
     pub(in crate::experiment) rmem: [u32; 3],
-    /// The first window of a connection in segments, an attribute of the route; 0 for the kernel's
-    /// default.
+    /// The initial receive window of a connection in segments, set on the route; 0 keeps the
+    /// kernel's default.
     pub(in crate::experiment) initrwnd: u32,
 }
 
@@ -132,7 +132,7 @@ pub(in crate::experiment) struct Send {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::experiment) enum Answer {
-    /// Its clock, in nanoseconds.
+    /// The guest's clock, in nanoseconds.
     Clock(u64),
     /// The request is done.
     Done,
@@ -148,7 +148,7 @@ pub(in crate::experiment) enum Answer {
     Failed(String),
 }
 
-/// TCP's counters of losses, real and assumed, in a guest or elsewhere, from `/proc/net/netstat`.
+/// TCP's counters of losses, real and assumed, from `/proc/net/netstat` and `/proc/net/snmp`.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize, PartialEq, Eq)]
 pub(in crate::experiment) struct Counters {
     /// Segments dropped because the socket's memory was used up.
@@ -163,14 +163,14 @@ pub(in crate::experiment) struct Counters {
     pub(in crate::experiment) pruned: u64,
     /// Slow starts that ended because round trips became longer (RFC 9406).
     pub(in crate::experiment) hystart: u64,
-    /// Tail loss probes that were taken to have repaired a loss.
+    /// Tail loss probes that the sender assumed to have repaired a loss.
     pub(in crate::experiment) loss_probe_recoveries: u64,
     /// Retransmission time-outs.
     pub(in crate::experiment) timeouts: u64,
-    /// Of them, those that F-RTO found spurious (RFC 5682).
+    /// Retransmission time-outs that F-RTO found spurious (RFC 5682).
     #[serde(default)]
     pub(in crate::experiment) spurious: u64,
-    /// Reductions of the window that were undone, because no segment had been lost.
+    /// Window reductions that were undone because no segment had been lost.
     #[serde(default)]
     pub(in crate::experiment) undone: u64,
     /// Retransmitted segments.
@@ -182,7 +182,7 @@ pub(in crate::experiment) struct Counters {
     /// Segments that the receiver reported as duplicates (RFC 2883).
     #[serde(default)]
     pub(in crate::experiment) duplicates: u64,
-    /// Segments received out of order, or twice: each was answered with a duplicate ACK.
+    /// Segments received out of order or twice; each was answered with a duplicate ACK.
     #[serde(default)]
     pub(in crate::experiment) answered_again: u64,
 }
@@ -197,33 +197,33 @@ pub(in crate::experiment) struct Received {
     /// When the last byte had been read.
     pub(in crate::experiment) last: u64,
     pub(in crate::experiment) bytes: usize,
-    /// SHA-256 of all of them.
+    /// The SHA-256 of all bytes.
     pub(in crate::experiment) digest: [u8; 32],
 }
 
-/// A stream as its sender saw it, and the receiver's report. Times are on the sender's clock, in
-/// nanoseconds.
+/// A sender's report on a stream, including the receiver's report. Times are on the sender's clock,
+/// in nanoseconds.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(in crate::experiment) struct Sent {
-    /// Before `connect`.
+    /// The time before `connect`.
     pub(in crate::experiment) connect: u64,
-    /// Before the first byte was written.
+    /// The time before the first byte was written.
     pub(in crate::experiment) write: u64,
-    /// When all bytes had been acknowledged.
+    /// The time when all bytes had been acknowledged.
     pub(in crate::experiment) acked: u64,
-    /// The longest pause between two reads of that.
+    /// The longest pause between two reads of the acknowledged bytes.
     pub(in crate::experiment) longest_pause: u64,
     /// Retransmitted segments.
     pub(in crate::experiment) repeated: u32,
-    /// The slow start threshold at the end, in segments; `None` while slow start goes on.
+    /// The slow start threshold at the end, in segments; `None` while slow start continues.
     pub(in crate::experiment) ssthresh: Option<u32>,
-    /// The counters of the sender's TCP during the stream, if it is a guest, which sends no other
-    /// data.
+    /// The counters of the sender's TCP during the stream, if the sender is a guest; a guest sends
+    /// no other data.
     pub(in crate::experiment) counted: Option<Counters>,
     pub(in crate::experiment) received: Received,
 }
 
-/// A connection that carries lines.
+/// A connection that carries one JSON value per line.
 pub(in crate::experiment) struct Lines {
     reader: BufReader<TcpStream>,
 }
@@ -249,7 +249,7 @@ impl Lines {
         self.reader.get_mut().write_all(&line)
     }
 
-    /// Returns the next line; `None` at the end.
+    /// Returns the next line's value; `None` at the end of the stream.
     pub(in crate::experiment) fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let mut line = String::new();
         (&mut self.reader).take(LONGEST).read_line(&mut line)?;
