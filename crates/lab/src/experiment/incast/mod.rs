@@ -40,10 +40,10 @@ const TIME_QUICK: Duration = Duration::from_secs(3);
 /// The block size of the headline figures.
 const BLOCK: u32 = 256;
 
-/// A figure's name, its unit, and how to get it.
+/// A figure's name, its unit, and the function that computes it.
 type Column = (&'static str, &'static str, fn(&ReadRun) -> f64);
 
-/// The key of a figure: the block size in KiB, the connections, and the TCP settings.
+/// The key of a figure: block size in KiB, number of connections, and TCP settings.
 type Key = (u32, usize, Tcp);
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
@@ -85,7 +85,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let mut stage = Stage::boot(&kernel, request)?;
     let mut again = Retry::new(request.quick);
     for _ in 0..runs {
-        // For comparison: the guest with its core to itself.
+        // For comparison, measure a guest that has its core to itself.
         stage.be(Tcp::LONG)?;
         undisturbed.push(stage.read(1, BLOCK << 10, None, time)?);
         for key in &keys {
@@ -137,7 +137,8 @@ fn outcome(
         let figures: Vec<f64> = seen.iter().map(of).collect();
         stats::median(&figures).unwrap_or(f64::NAN)
     };
-    // Of so many bytes, whoever is quicker.
+    // Divides by the number of rounds, because a faster configuration transfers more blocks in the
+    // same time.
     let sum = |key: Key, of: fn(&ReadRun) -> f64| {
         let seen = all.get(&key).map(Vec::as_slice).unwrap_or_default();
         let rounds: u64 = seen.iter().map(|seen| seen.rounds).sum();

@@ -16,20 +16,20 @@ use taut_netlab::units::{BitsPerSecond, Bytes};
 
 /// The guest's port.
 const PORT: u16 = 5200;
-/// The path's rate, in bit/s: an emulated processor with a third of a core can send faster than
-/// this.
+/// The path's rate, in bit/s. An emulated processor with a third of a core can send faster.
 pub(super) const RATE: u64 = 200_000_000;
 const ROUND_TRIP: Duration = Duration::from_micros(500);
 /// The queue of the switch's port.
 pub(super) const QUEUE: u64 = 64 << 10;
-/// Three guests share a core in Xen's slices (pvtcp III): each is descheduled for two of them.
+/// A third of the core: three guests share a core in Xen's slices (pvtcp III), and each is
+/// descheduled for two slices.
 pub(super) const SHARE: Share = Share {
     off: Duration::from_millis(60),
     on: Duration::from_millis(30),
 };
 /// A peer that sends no bytes for this long is gone.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A sysctl of the guest.
+/// The sysctl that enables tail loss probes.
 const EARLY_RETRANS: &str = "/proc/sys/net/ipv4/tcp_early_retrans";
 const NO_METRICS_SAVE: &str = "/proc/sys/net/ipv4/tcp_no_metrics_save";
 const PARAMETERS: &str = "/sys/module/taut_pvtcp/parameters";
@@ -37,10 +37,11 @@ const PARAMETERS: &str = "/sys/module/taut_pvtcp/parameters";
 /// The settings of the guest's TCP time-outs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Tcp {
-    /// Whether the minimum retransmission time-out is 200 ms, Linux's default, or the least that
-    /// the kernel's ticks allow.
+    /// Whether the minimum retransmission time-out is 200 ms, Linux's default; otherwise it is the
+    /// least that the kernel's ticks allow.
     pub(super) is_long: bool,
-    /// Whether tail loss probes are sent (RFC 8985), Linux's default; the paper's kernel had none.
+    /// Whether tail loss probes are sent (RFC 8985). They are Linux's default; the paper's kernel
+    /// had none.
     pub(super) has_probes: bool,
     /// Whether the module is active.
     pub(super) is_pvtcp: bool,
@@ -55,7 +56,7 @@ pub(super) struct Stage {
 pub(super) struct ReadRun {
     /// Mbit/s of payload.
     pub(super) goodput: f64,
-    /// Rounds of blocks, and the guest's counters.
+    /// The number of rounds of blocks.
     pub(super) rounds: u64,
     pub(super) counted: Counters,
     /// The client's duplicate ACKs: one for each segment that arrived out of order or twice.
@@ -87,7 +88,7 @@ impl Tcp {
         is_pvtcp: true,
         ..Self::SHORT
     };
-    /// The first setting of the paper.
+    /// All settings, the paper's three first.
     pub(super) const ALL: [Self; 7] = [
         Self::LONG,
         Self::SHORT,
@@ -149,7 +150,7 @@ impl Stage {
             let text = if tcp.is_pvtcp { "Y" } else { "N" };
             self.sender.set(&format!("{PARAMETERS}/{half}"), text)?;
         }
-        // The kernel's minimum is two of its ticks.
+        // With 1 ms, the kernel uses its own minimum, which is two of its ticks.
         let least = if tcp.is_long { "200ms" } else { "1ms" };
         let ip = program::IP
             .file()
@@ -169,8 +170,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Reads blocks of this size over this many connections for this long; `share` is the guest's
-    /// share of its core.
+    /// Reads blocks of this size over this many connections for `time`, with this share of its core
+    /// for the guest.
     pub(super) fn read(
         &mut self,
         connections: usize,
@@ -213,8 +214,8 @@ impl Stage {
     }
 }
 
-/// Requests a block from all connections, and the next ones when all have arrived, until the time
-/// is over; returns the number of rounds and the time they took.
+/// Requests a block from all connections, and the next blocks when all have arrived, until the time
+/// is over. Returns the number of rounds and the time they took.
 fn strobe(connections: usize, block: u32, time: Duration) -> io::Result<(u64, Duration)> {
     let to = SocketAddr::from((ALONE.0, PORT));
     let connect = || {

@@ -30,17 +30,17 @@ const LONG: Duration = Duration::from_millis(100);
 const ROUND_TRIPS: [u64; 4] = [1, 20, 100, 200];
 /// The size at which applications fix their buffers, in bytes.
 const FIXED: u64 = 65_536;
-/// Windows of the thesis' figure 6.2, in bytes, and more.
+/// The windows of the thesis' figure 6.2, and larger ones, in bytes.
 const WINDOWS: [u64; 6] = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 2 << 20, 8 << 20];
 /// Measurements of each configuration.
 const RUNS: usize = 3;
 
-/// Rates of one configuration, run after run, in Mbit/s.
+/// The rates of one configuration in each run, in Mbit/s.
 #[derive(Default)]
 struct Rates {
     before: Vec<f64>,
     after: Vec<f64>,
-    /// The window in the first run, sample after sample.
+    /// All samples of the window in the first run.
     windows: Vec<f64>,
 }
 
@@ -66,7 +66,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let progress = Progress::new("long-fat: transfers", steps as u64);
     let mut all: BTreeMap<(u64, Settings, Fixed), Rates> = BTreeMap::new();
     let mut by_window: BTreeMap<(u64, u64), Vec<f64>> = BTreeMap::new();
-    // Paths one after the other: how late a link may be depends on its path.
+    // Paths run one after the other, because the lateness that a link may have depends on its path.
     let mut overruns: BTreeMap<u64, u64> = BTreeMap::new();
     for &millis in round_trips {
         for settings in Settings::ALL {
@@ -111,7 +111,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     Ok(outcome(request, environment, &all, &by_window, &overruns))
 }
 
-/// The configurations of the headline.
+/// Returns whether the short form measures a configuration.
 fn is_in_short(settings: Settings, fixed: Fixed) -> bool {
     match settings {
         Settings::Kernel => fixed == Fixed::Nobody,
@@ -135,7 +135,7 @@ fn outcome(
             .and_then(|rates| stats::median(rates))
             .unwrap_or(f64::NAN)
     };
-    // The payload share of the link's bits for one connection; the rest is headers.
+    // The payload share of the link's bits on one connection; the rest is headers.
     let payload = RATE as f64 / 1e6 * 1448.0 / 1514.0;
     let share = |fixed| median(Settings::Taut, fixed, |rates| &rates.after) / payload;
     let narrow = median(Settings::TautNarrow, Fixed::Receiver, |rates| &rates.after) / payload;
@@ -173,7 +173,7 @@ fn outcome(
     Outcome {
         environment,
         calibration: Calibration::of([
-            // Checks that the problem exists: 64 kB in each 100 ms.
+            // Checks that the problem exists: about 64 kB in each 100 ms.
             ("locked_rcvbuf_before_mbit", Check { measured: before, least: 3.0, most: Some(12.0) }),
             ("link_overruns", Check::none(overruns.get(&millis).copied().unwrap_or(0))),
         ]),

@@ -18,22 +18,22 @@ use taut_netlab::world::{Host, World, WorldBuilder};
 
 /// The sender's port.
 const PORT: u16 = 9000;
-/// How long to wait before measuring: slow start is over, and `taut tune` does not affect it.
+/// How long to wait before measuring: until slow start is over, which `taut tune` does not affect.
 const WARM_UP: Duration = Duration::from_secs(2);
-/// The duration of the measurement before.
+/// The duration of the measurement before `taut tune` starts.
 const BEFORE: Duration = Duration::from_secs(2);
-/// The time from the start of `taut tune` to the end of the measurement after.
+/// The time from the start of `taut tune` to the end of the measurement after it.
 const AFTER: Duration = Duration::from_secs(5);
-/// The duration of the measurement after: the last part of [`AFTER`].
+/// The duration of the measurement after `taut tune` has started: the last part of [`AFTER`].
 const LAST: Duration = Duration::from_secs(1);
 /// The interval between samples of the window.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// Deliveries are late after this fraction of a round trip.
+/// A delivery is late after this fraction of a round trip.
 const LATE: u32 = 20;
 /// How long a program may take to start or to end.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(20);
-/// The size of a process' reads and writes: with a smaller one, a gigabit would need too much CPU
+/// The size of a process' reads and writes. With a smaller size, a gigabit would need too much CPU
 /// time.
 const BLOCK: &str = "262144";
 
@@ -46,33 +46,33 @@ pub(super) enum Settings {
     Tuned,
     /// By `taut tune --apply` at both ends, started after a while.
     Taut,
-    /// Like the one before, for connections that started with the receive buffer maximum of Linux
-    /// before 6.16, which limits the scale of their windows.
+    /// Like [`Settings::Taut`], for connections that started with the receive buffer maximum of
+    /// Linux before 6.16, which limits the scale of their windows.
     TautNarrow,
 }
 
-/// Who has fixed a buffer, and when.
+/// Which end has fixed a buffer, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Fixed {
-    /// No one.
+    /// Neither end.
     Nobody,
     /// The receiver has fixed its receive buffer, after connecting.
     Receiver,
     /// The sender has fixed its send buffer, after connecting.
     Sender,
-    /// The receiver, before connecting; measured without tuning only.
+    /// The receiver, before connecting. This case is measured without tuning only.
     ReceiverFromStart,
 }
 
 /// The results of one transfer.
 pub(super) struct TransferRun {
-    /// The payload rate before, in Mbit/s.
+    /// The payload rate before tuning, in Mbit/s.
     pub(super) before: f64,
-    /// The payload rate after, in Mbit/s.
+    /// The payload rate after tuning, in Mbit/s.
     pub(super) after: Option<f64>,
-    /// The receiver's advertised window, in kB, sample after sample.
+    /// All samples of the receiver's advertised window, in kB.
     pub(super) windows: Vec<f64>,
-    /// The link was slower than configured.
+    /// Whether the link was slower than configured.
     pub(super) overrun: bool,
 }
 
@@ -132,7 +132,7 @@ impl<'a> Stage<'a> {
         request: &'a Request,
     ) -> Result<Self, ExperimentError> {
         let rate = BitsPerSecond(rate);
-        // Less lateness does not affect the measurements.
+        // Lateness below this does not affect the measurements.
         let late = (round_trip / LATE).max(Shape::default().tolerance);
         let bare = Shape::delay(round_trip / 2).tolerance(late);
         let queue = Bytes(rate.in_time(round_trip).0.max(256 << 10));
@@ -246,7 +246,7 @@ fn spawn(host: &Host, args: &[String]) -> io::Result<Child> {
     host.spawn(socat)
 }
 
-/// Waits until a process listens there.
+/// Waits until a process listens at the port.
 fn listens(host: &Host) -> io::Result<()> {
     let began = Instant::now();
     let line = format!(":{PORT:04X} 00000000:0000 0A");
@@ -260,7 +260,7 @@ fn listens(host: &Host) -> io::Result<()> {
     Err(io::Error::other("socat does not listen"))
 }
 
-/// Returns the payload rate in this time, in Mbit/s.
+/// Returns the payload rate over `time`, in Mbit/s, and samples the window.
 fn watch(receiver: &Host, time: Duration, windows: &mut Vec<f64>) -> io::Result<f64> {
     let first = progress(receiver)?;
     let mut last = first;
@@ -293,7 +293,7 @@ fn progress(receiver: &Host) -> io::Result<Progress> {
     found.ok_or_else(|| io::Error::other("the connection has ended"))
 }
 
-/// Stops it and waits until it has ended.
+/// Stops `taut tune` and waits until it has ended.
 fn end(mut tune: Child) -> io::Result<()> {
     tune.signal(Signal::TERM)?;
     match tune.wait_for(PATIENCE)? {

@@ -1,4 +1,4 @@
-//! Downloads: the file, the way it takes, and the condition of the client.
+//! Downloads: the file, its path, and the condition of the client.
 
 use taut_sys::socket::has_congestion_control;
 
@@ -15,12 +15,12 @@ pub(crate) enum Size {
     Mb50,
 }
 
-/// The way of a download. From [`Way::Split`] to [`Way::Taut`], each adds one improvement to the
-/// one before it (pied-piper 3.2).
+/// The way in which a download reaches the client. From [`Way::Split`] to [`Way::Taut`], each way
+/// adds one improvement to the previous one (pied-piper 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Way {
-    /// One connection over the Internet's own path, whose only router of the relays' hosts is the
-    /// client's first one.
+    /// One connection over the Internet's own path. Of the relays' hosts, this path uses only the
+    /// client's first router.
     EndToEnd,
     /// One connection, over the relays' hosts as routers: the paper's "Cloud NoSplit".
     Routed,
@@ -50,8 +50,8 @@ pub(crate) enum Condition {
 }
 
 impl Size {
-    /// The sizes of figure 8. (Section 3.3 names 10 kB alone; these are section 2's, without the
-    /// 100 MB.)
+    /// The sizes of figure 8. (Section 3.3 mentions only 10 kB; these sizes are section 2's,
+    /// without the 100 MB.)
     pub(crate) const ALL: [Self; 4] = [Self::Kb10, Self::Kb100, Self::Mb1, Self::Mb10];
 
     pub(crate) fn bytes(self) -> usize {
@@ -95,7 +95,7 @@ impl Way {
         Self::TautBbr,
     ];
 
-    /// Whether this kernel supports the way.
+    /// Returns whether this kernel supports the way.
     pub(crate) fn available(self) -> bool {
         self != Self::TautBbr || has_congestion_control("bbr")
     }

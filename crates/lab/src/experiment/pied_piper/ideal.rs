@@ -4,22 +4,23 @@
 use super::download::Size;
 use super::route;
 
-/// The ideal pipe of pied-piper 3.1 (figure 5a): the request passes through directly and the
-/// response returns, in one round trip of the whole route.
+/// Returns the time to the first byte of the ideal pipe of pied-piper 3.1 (figure 5a): the request
+/// passes through directly and the response returns, in one round trip of the whole route.
 pub(super) fn first_byte() -> f64 {
     route::rtt().as_secs_f64()
 }
 
-/// The ideal pipe's time for a whole file: the round trip, and the file's bytes at the rate of the
-/// slowest link. Headers, which any transport has, are not counted, because this is a bound.
+/// Returns the ideal pipe's time for a whole file: the round trip, and the time that the file's
+/// bytes take at the rate of the slowest link. The headers that any transport adds are not counted,
+/// because the result is a bound.
 pub(super) fn total(size: Size) -> f64 {
     let slowest = route::LEGS.iter().map(|leg| leg.rate().0).min();
     let slowest = slowest.unwrap_or(u64::MAX);
     first_byte() + size.bytes() as f64 * 8.0 / slowest as f64
 }
 
-/// The least time to the first byte for a client that uses TCP without TFO: its handshake with the
-/// near relay, and the ideal pipe's time.
+/// Returns the least time to the first byte for a client that uses TCP without TFO: its handshake
+/// with the near relay, and the ideal pipe's time.
 pub(super) fn first_byte_floor() -> f64 {
     (route::LEGS[0].rtt() + route::rtt()).as_secs_f64()
 }
@@ -27,7 +28,7 @@ pub(super) fn first_byte_floor() -> f64 {
 /// A download's distance from the ideal pipe.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Distance {
-    /// The additional time, in milliseconds.
+    /// The time beyond the ideal time, in milliseconds.
     pub(super) over_ms: f64,
     /// The time as a multiple of the ideal time.
     pub(super) times: f64,
@@ -54,7 +55,7 @@ mod tests {
     #[test]
     fn the_ideal_is_one_round_trip_and_the_bytes_at_the_slowest_links_rate() {
         assert!(close(first_byte(), 0.2737));
-        // 10 MB at 100 Mbit/s: 0.8 s.
+        // 10 MB take 0.8 s at 100 Mbit/s.
         assert!(close(total(Size::Mb10), 1.0737), "{}", total(Size::Mb10));
         assert!(close(total(Size::Kb10), 0.2745));
     }

@@ -1,7 +1,8 @@
-//! Takes many downloads in several worlds at once: a download mostly waits for the path, so worlds
-//! side by side hardly disturb one another. A download during which a link delivered late counts
-//! too, because leaving it out would leave out the long ones; the number of such downloads is
-//! reported.
+//! Runs many downloads in several worlds at once. A download mostly waits for the path, so worlds
+//! side by side hardly disturb one another.
+//!
+//! A download counts even if a link delivered late during it: leaving such downloads out would
+//! leave out the long ones. The number of such downloads is reported.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,7 +17,7 @@ use crate::experiment::progress::Progress;
 use crate::experiment::{ExperimentError, Request};
 use crate::peer::curl::Times;
 
-/// All downloads, in the order they were taken.
+/// All downloads, in the order in which they were made.
 #[derive(Default)]
 pub(super) struct Measured {
     pub(super) times: BTreeMap<(Condition, Way, Size), Vec<Times>>,
@@ -46,7 +47,7 @@ impl Measured {
     }
 }
 
-/// Runs all of `batches`.
+/// Makes all downloads of `batches`.
 pub(super) fn measure(
     batches: &[Batch],
     request: &Request,
@@ -96,7 +97,7 @@ pub(super) fn measure(
     })
 }
 
-/// Runs one world's share of the work.
+/// One world, which makes a share of a batch's downloads.
 struct Lane<'a> {
     batch: &'a Batch,
     queue: &'a Mutex<VecDeque<Job>>,
@@ -104,7 +105,7 @@ struct Lane<'a> {
     failed: &'a AtomicBool,
     progress: &'a Progress,
     request: &'a Request,
-    /// The first world of its condition.
+    /// Whether this is the first world of its condition.
     first: bool,
 }
 
@@ -125,7 +126,7 @@ impl Lane<'_> {
             let window = window::on_the_wire(stage)?;
             self.measured().window = Some(window);
         }
-        // After an error in one lane the experiment has failed, and the others stop.
+        // After an error in one lane the experiment has failed, so the other lanes stop.
         while !self.failed.load(Ordering::Relaxed) {
             let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
             let Some((way, size, run)) = queue.pop_front() else {
@@ -147,7 +148,7 @@ impl Lane<'_> {
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One download, and whether a link delivered late during it.
+    /// Makes one download; also returns whether a link delivered late during it.
     fn download(
         &self,
         stage: &Stage,

@@ -4,8 +4,7 @@
 //! Francisco, a relay in Oregon, a relay in Mumbai, a server in Bangalore; curl and a web server.
 //! The memory-limited client is that of figure 9, and the two flows at one bottleneck are those of
 //! 6.3 (figures 14 and 15). The paper's "e2e" used the Internet's own path, which the paper does
-//! not describe; here that path has the round trip of the route over the relays. it has the round
-//! trip of the route over the relays.
+//! not describe. Here that path has the round trip of the route over the relays.
 
 mod download;
 mod fairness;
@@ -48,7 +47,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let measured = measure::measure(&batches, request, &progress)?;
     drop(progress);
 
-    // After the downloads, which these flows would disturb: they fill their links.
+    // These flows run after the downloads, which they would disturb: they fill their links.
     let plan = fairness::Plan::of(request);
     let progress = Progress::new("pied-piper: pairs of flows", plan.contests());
     let contests = fairness::measure(&plan, request, &progress)?;

@@ -17,7 +17,7 @@ pub(super) struct Batch {
     pub(super) condition: Condition,
     /// The downloads, in order.
     pub(super) jobs: VecDeque<Job>,
-    /// Worlds side by side.
+    /// The number of worlds side by side.
     pub(super) lanes: usize,
 }
 
@@ -30,8 +30,8 @@ struct Part {
     sizes: &'static [Size],
 }
 
-/// The long form. With loss, times vary by an order of magnitude. The paper's figures 7 and 8
-/// show 50 runs, its figure 9 shows 30.
+/// The long form. With loss, times vary by an order of magnitude. The paper's figures 7 and 8 show
+/// 50 runs; its figure 9 shows 30.
 const FULL: [Part; 3] = [
     Part {
         condition: Condition::Clean,
@@ -64,7 +64,7 @@ const FULL: [Part; 3] = [
     },
 ];
 
-/// The short form. It leaves out 10 MB end to end through a window of 64 kB, which takes 42 s.
+/// The short form. It leaves out 10 MB end to end through a window of 64 kB, which would take 42 s.
 const QUICK: [Part; 3] = [
     Part {
         condition: Condition::Clean,
@@ -89,7 +89,7 @@ const QUICK: [Part; 3] = [
     },
 ];
 
-/// Returns the number of downloads of a run.
+/// Returns the downloads of a run, in a batch for each condition.
 pub(super) fn of(request: &Request) -> Vec<Batch> {
     let parts = if request.quick { QUICK } else { FULL };
     let mut random = Pcg64Mcg::seed_from_u64(request.seed);
@@ -109,8 +109,8 @@ impl Part {
             .collect();
         let mut jobs = VecDeque::new();
         for run in 0..request.runs.unwrap_or(self.runs) as u64 {
-            // A round has every way and size once, in random order, so that a drift of the machine
-            // affects all of them equally.
+            // A round includes every way and size once, in random order, so that a drift of the
+            // machine affects all of them equally.
             let mut round: Vec<Job> = ways
                 .iter()
                 .flat_map(|&way| self.sizes.iter().map(move |&size| (way, size, run)))
@@ -121,8 +121,8 @@ impl Part {
             jobs.extend(round);
         }
         if request.quick {
-            // The longest first, so that the run does not end with one lane waiting for a long
-            // download.
+            // The longest downloads come first, so that the run does not end with one lane waiting
+            // for a long download.
             jobs.make_contiguous()
                 .sort_by_key(|(way, size, _)| std::cmp::Reverse((*way == Way::EndToEnd, *size)));
         }

@@ -6,7 +6,7 @@
 //! | `pool` | a node of a mesh, without turbo start | its peer |
 //! | `turbo` | a node of another, with it | its peer |
 //!
-//! Turbo start is set for a node and not for a forward, so there are two meshes.
+//! Turbo start is a setting of a node, not of a forward, so there are two meshes.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -17,11 +17,11 @@ use crate::peer::relay::{self, Forward, Mesh, Node};
 use crate::peer::{PeerError, Service};
 use taut_netlab::world::{Host, World};
 
-/// The number of connections that the near relay keeps ready. Downloads are sequential, and a used
-/// connection is replaced before the next download begins.
+/// The number of connections that the near relay keeps ready. Downloads run one after the other,
+/// and the relay replaces a used connection before the next download begins.
 const POOL: u32 = 4;
 
-/// Relay processes, and the entry addresses of the ways. Dropping this ends the processes.
+/// The relay processes, and the entry addresses of the ways. Dropping this ends the processes.
 #[derive(Default)]
 pub(super) struct Relays {
     pub(super) entrances: Vec<(Way, SocketAddr)>,
@@ -32,7 +32,7 @@ pub(super) struct Relays {
 #[derive(Clone, Copy)]
 pub(super) struct Site<'a> {
     pub(super) world: &'a World,
-    /// The binary.
+    /// The `taut` binary.
     pub(super) taut: &'a Path,
     /// The destination of sessions.
     pub(super) server: SocketAddr,
@@ -68,7 +68,8 @@ const PAIRS: [Pair; 2] = [
 ];
 
 impl Relays {
-    /// Starts the relays that `ways` need, the far relays first, and waits until pools are filled.
+    /// Starts the relays that `ways` need, the far relays first, and waits until the pools are
+    /// filled.
     pub(super) fn start(site: Site<'_>, ways: &[Way]) -> Result<Self, PeerError> {
         let of = |candidates: &[Way]| -> Vec<Way> {
             let wanted = candidates.iter().filter(|way| ways.contains(way));
@@ -172,7 +173,7 @@ impl Relays {
     }
 }
 
-/// Returns the listening address of a way's forward on `host`; each way has a port of its own.
+/// Returns the listening address of a way's forward on `host`. Each way has its own port.
 fn entrance(host: &Host, way: Way) -> SocketAddr {
     SocketAddr::from((host.addr(), relay::PORT + way as u16))
 }

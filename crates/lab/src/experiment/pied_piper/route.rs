@@ -16,9 +16,9 @@ pub(super) struct Leg {
     queue: Bytes,
 }
 
-/// The round trips are from pied-piper 3.3. The paper gives no rates: the client's is a good
-/// residential line of today with a queue of 100 ms, the others are those of a small cloud machine
-/// ("up to 2 Gbps", section 1) with a queue of 50 ms.
+/// The round trips are from pied-piper 3.3, which gives no rates. The client's link is a good
+/// residential line of today with a queue of 100 ms. The other links are those of a small cloud
+/// machine ("up to 2 Gbps", section 1) with a queue of 50 ms.
 pub(super) const LEGS: [Leg; 3] = [
     Leg {
         ends: ["client", "near"],
@@ -40,9 +40,9 @@ pub(super) const LEGS: [Leg; 3] = [
     },
 ];
 
-/// The rest of the Internet's own path, from the client's first router (a role that the near
-/// relay's host has too) to a server that has the same files. The paper does not give its round
-/// trip; here both paths have the same one, so that only the relays make a difference.
+/// The rest of the Internet's own path, from the client's first router to a server that has the
+/// same files. The near relay's host is also that router. The paper does not give the path's round
+/// trip; here both paths have the same round trip, so that only the relays make a difference.
 const BYPASS: Leg = Leg {
     ends: ["near", "origin"],
     rtt_tenths_ms: LEGS[1].rtt_tenths_ms + LEGS[2].rtt_tenths_ms,
@@ -51,12 +51,13 @@ const BYPASS: Leg = Leg {
 };
 
 /// The rate of the client's link when the two flows of pied-piper 6.3 share it. The paper does not
-/// give its rate; this is what the FCC called broadband when the paper was written. Files of 50 MB
-/// then last long enough for two loops to find a balance: the interval between two losses of Cubic
-/// grows with the window (RFC 9438, 4.2), and at 100 Mbit/s it would be as long as the download.
+/// give this rate; here it is what the FCC called broadband when the paper was written. At this
+/// rate, files of 50 MB last long enough for two control loops to reach a balance. The interval
+/// between two losses of Cubic grows with the window (RFC 9438, 4.2); at 100 Mbit/s it would be as
+/// long as the download.
 pub(super) const BOTTLENECK: BitsPerSecond = BitsPerSecond::mega(25);
 
-/// The queue of that link: one round trip at its rate, the traditional size in routers.
+/// Returns the queue of that link: one round trip at its rate, the traditional size in routers.
 pub(super) fn bottleneck_queue() -> Bytes {
     BOTTLENECK.in_time(LEGS[0].rtt())
 }
@@ -93,8 +94,8 @@ pub(super) fn describe() -> impl Iterator<Item = (String, String)> {
     })
 }
 
-/// A delivery that is late by more than this disturbs a download: it is under 2 % of the round
-/// trip. (Times are compared with one another and with the floor, which is 306 ms.)
+/// A delivery that is late by more than this disturbs a download: less than 2 % of the round trip.
+/// (Times are compared with one another and with the floor, which is 306 ms.)
 const TOLERANCE: Duration = Duration::from_millis(5);
 
 /// What differs between worlds.
@@ -102,10 +103,10 @@ const TOLERANCE: Duration = Duration::from_millis(5);
 pub(super) struct Setting {
     /// The share of segments lost on the client's link.
     loss: f64,
-    /// A rate and a queue of the client's link other than those in [`LEGS`].
+    /// The rate and the queue of the client's link, if they differ from those in [`LEGS`].
     bottleneck: Option<(BitsPerSecond, Bytes)>,
-    /// Whether the client does not scale its window (RFC 7323, 2), which then cannot exceed 65,535
-    /// bytes whatever its buffers are.
+    /// Whether the client does not scale its window (RFC 7323, 2). Without scaling, the window
+    /// cannot exceed 65,535 bytes, whatever the buffers are.
     unscaled_window: bool,
 }
 
@@ -125,7 +126,7 @@ impl Setting {
         }
     }
 
-    /// Two flows to one client.
+    /// Returns the setting for two flows to one client.
     pub(super) fn bottleneck() -> Self {
         Self {
             bottleneck: Some((BOTTLENECK, bottleneck_queue())),
@@ -142,7 +143,7 @@ pub(super) fn build(setting: Setting, seed: u64) -> Result<World, WorldError> {
     }
     for (i, leg) in Leg::all().enumerate() {
         let (mut loss, mut rate, mut queue) = (0.0, leg.rate, leg.queue);
-        // The client's link, which all ways share.
+        // All ways share the client's link.
         if i == 0 {
             loss = setting.loss;
             (rate, queue) = setting.bottleneck.unwrap_or((rate, queue));

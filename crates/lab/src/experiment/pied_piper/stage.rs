@@ -15,8 +15,8 @@ use crate::peer::curl::{self, Digest, Times};
 use crate::peer::{PeerError, Service, nginx, ssh};
 use taut_netlab::world::World;
 
-/// A world with all programs running that the ways need. Programs are dropped before the
-/// world they run in.
+/// A world in which all programs run that the ways need. Fields are dropped in this order: the
+/// programs before the world they run in.
 pub(super) struct Stage {
     entrances: Vec<(Way, SocketAddr)>,
     _programs: Programs,
@@ -33,7 +33,7 @@ struct Programs {
 }
 
 impl Stage {
-    /// Builds the world of `setting`; `number` distinguishes it from others of the same run.
+    /// Builds the world of `setting`. `number` distinguishes the world from others of the same run.
     pub(super) fn build(
         setting: Setting,
         ways: &[Way],

@@ -1,4 +1,4 @@
-//! Checks the client's window as the server sees it, rather than as it was set.
+//! Checks the client's window as the server sees it, not as it was configured.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,8 +12,8 @@ use crate::peer::ss;
 /// second.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Returns the largest receive window, in bytes, that the server saw the client advertise during an
-/// end-to-end download.
+/// Returns the largest receive window that the client advertised to the server during an end-to-end
+/// download, in bytes.
 pub(super) fn on_the_wire(stage: &Stage) -> Result<u64, ExperimentError> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {

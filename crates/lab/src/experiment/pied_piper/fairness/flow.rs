@@ -14,12 +14,12 @@ pub(super) struct Flow<'a> {
     pub(super) at: SocketAddr,
     pub(super) file: String,
     pub(super) digest: Digest,
-    /// When it starts, after the start of the contest.
+    /// The time from the start of the contest to the start of the flow.
     pub(super) delay: Duration,
 }
 
 impl Flow<'_> {
-    /// Downloads, and returns when how many bytes arrived after `begin`.
+    /// Downloads the file, and returns how many bytes arrived at which times after `begin`.
     pub(super) fn run(&self, begin: Instant) -> Result<Arrivals, ExperimentError> {
         std::thread::sleep((begin + self.delay).saturating_duration_since(Instant::now()));
         let mut arrivals = Arrivals::default();

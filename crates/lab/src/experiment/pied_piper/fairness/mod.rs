@@ -1,6 +1,6 @@
 //! Two flows to one client over one bottleneck, a short one and a long one (pied-piper 6.3, figures
-//! 14 and 15): one from the near relay's host, one from the far server, requested at the same
-//! moment.
+//! 14 and 15). One comes from the near relay's host, the other from the far server, and both are
+//! requested at the same moment.
 
 mod flow;
 pub(super) mod share;
@@ -22,17 +22,18 @@ use crate::peer::nginx;
 use flow::Flow;
 use share::Contest;
 
-/// The greatest difference between the starts of the two flows; the seed decides which is first.
-/// "At the same moment" for a person, without giving one flow the same head start in all
-/// measurements of a run.
+/// The largest difference between the starts of the two flows; the seed decides which starts first.
+/// A person would call this "the same moment", and it avoids giving one flow the same head start in
+/// all measurements of a run.
 const APART: Duration = Duration::from_millis(20);
-/// The number of worlds side by side: each carries its bottleneck's full rate all the time.
+/// The number of worlds side by side. Each world carries the full rate of its bottleneck all the
+/// time.
 const LANES: usize = 4;
 
-/// The way of the long flow: as in figure 14, and as in figure 15.
+/// The ways of the long flow: that of figure 14, and that of figure 15.
 pub(super) const WAYS: [Way; 2] = [Way::Routed, Way::Taut];
 
-/// The number of contests.
+/// The size of the files and the number of contests.
 pub(super) struct Plan {
     pub(super) size: Size,
     runs: usize,
@@ -41,7 +42,7 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn of(request: &Request) -> Self {
         let (size, runs) = match request.quick {
-            // The smallest file that leaves the flows time to find a balance.
+            // The smallest file that gives the flows time to reach a balance.
             true => (Size::Mb20, 1),
             false => (Size::Mb50, 10),
         };
@@ -56,7 +57,7 @@ impl Plan {
     }
 }
 
-/// Returns all contests of a way, in the order they were held.
+/// All contests of each way, in order.
 pub(super) type Contests = BTreeMap<Way, Vec<Contest>>;
 
 /// Runs the plan.
@@ -129,7 +130,7 @@ impl Ring<'_> {
         way: Way,
         run: u64,
     ) -> Result<Contest, ExperimentError> {
-        // The same file for each way.
+        // Every way gets the same random delays.
         let mut random = Pcg64Mcg::seed_from_u64(self.request.seed << 20 ^ run);
         let mut delay = || APART.mul_f64((random.next_u64() >> 11) as f64 / (1u64 << 53) as f64);
         let digest = stage.digest(self.size)?;

@@ -2,23 +2,24 @@
 
 use std::time::Duration;
 
-/// The arrivals of one flow in order: how many bytes, and how long after the start of the contest.
+/// The arrivals of one flow in order: the time since the start of the contest, and the number of
+/// bytes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Arrivals(Vec<(Duration, usize)>);
 
 /// The two flows of one contest.
 #[derive(Clone, Debug)]
 pub(crate) struct Contest {
-    /// From the near relay's host.
+    /// The flow from the near relay's host.
     pub(super) short: Arrivals,
-    /// From the far server.
+    /// The flow from the far server.
     pub(super) long: Arrivals,
 }
 
-/// Jain's index of fairness of `rates`: `(sum x)^2 / (n * sum x^2)`, from 1/n if one flow has
-/// everything to 1 if all have the same (R. Jain, D. Chiu, W. Hawe, "A Quantitative Measure of
-/// Fairness and Discrimination for Resource Allocation in Shared Computer Systems", DEC-TR-301,
-/// 1984). `None` if all rates are zero.
+/// Returns Jain's index of fairness of `rates`: `(sum x)^2 / (n * sum x^2)`. It ranges from 1/n if
+/// one flow has everything to 1 if all flows have the same rate (R. Jain, D. Chiu, W. Hawe, "A
+/// Quantitative Measure of Fairness and Discrimination for Resource Allocation in Shared Computer
+/// Systems", DEC-TR-301, 1984). Returns `None` if all rates are zero.
 pub(super) fn jain(rates: &[f64]) -> Option<f64> {
     let sum: f64 = rates.iter().sum();
     let squares: f64 = rates.iter().map(|x| x * x).sum();
@@ -28,7 +29,7 @@ pub(super) fn jain(rates: &[f64]) -> Option<f64> {
 // === impl Arrivals ===
 
 impl Arrivals {
-    /// Records that `bytes` arrived `after` the start; `after` is not less than in the call before.
+    /// Records that `bytes` arrived `after` the start. `after` must not decrease from call to call.
     pub(super) fn note(&mut self, after: Duration, bytes: usize) {
         self.0.push((after, bytes));
     }
@@ -38,19 +39,19 @@ impl Arrivals {
         Some((self.0.first()?.0, self.0.last()?.0))
     }
 
-    /// Returns the bytes that arrived at `from` or later, and before `to`.
+    /// Returns the number of bytes that arrived at `from` or later, and before `to`.
     fn between(&self, from: Duration, to: Duration) -> usize {
         let inside = self.0.iter().filter(|(at, _)| (from..to).contains(at));
         inside.map(|(_, bytes)| bytes).sum()
     }
 
-    /// Returns Mbit/s between the two moments.
+    /// Returns the rate between two moments, in Mbit/s.
     fn rate(&self, from: Duration, to: Duration) -> f64 {
         let seconds = to.saturating_sub(from).as_secs_f64();
         self.between(from, to) as f64 * 8.0 / 1e6 / seconds
     }
 
-    /// Returns Mbit/s in each of `bins` parts of `width`, from the start.
+    /// Returns the rates in `bins` parts of `width` each, from the start, in Mbit/s.
     fn rates(&self, width: Duration, bins: u32) -> Vec<f64> {
         (0..bins)
             .map(|i| self.rate(width * i, width * (i + 1)))
@@ -62,22 +63,22 @@ impl Arrivals {
 
 impl Contest {
     /// Returns the time in which both flows were active: from the later first byte to the earlier
-    /// last one. `None` if they never were.
+    /// last byte. Returns `None` if they were never active at the same time.
     fn both(&self) -> Option<(Duration, Duration)> {
         let (a, b) = (self.short.active()?, self.long.active()?);
         let (from, to) = (a.0.max(b.0), a.1.min(b.1));
         (from < to).then_some((from, to))
     }
 
-    /// Returns Jain's index of the two rates while both were active. It is 1/2 if one flow had
-    /// finished before the other got a byte.
+    /// Returns Jain's index of the two rates while both flows were active. The index is 1/2 if one
+    /// flow had finished before the other received a byte.
     pub(crate) fn jain(&self) -> f64 {
         let rates = self.both().map(|(from, to)| self.rates_in(from, to));
         rates.and_then(|rates| jain(&rates)).unwrap_or(0.5)
     }
 
-    /// Returns the long flow's share of the bytes while both were active, from 0 to 1; a half is
-    /// fair.
+    /// Returns the long flow's share of the bytes while both flows were active, from 0 to 1. A half
+    /// is fair.
     pub(crate) fn long_share(&self) -> f64 {
         match self.both().map(|(from, to)| self.rates_in(from, to)) {
             Some([short, long]) if short + long > 0.0 => long / (short + long),
@@ -89,12 +90,13 @@ impl Contest {
         [self.short.rate(from, to), self.long.rate(from, to)]
     }
 
-    /// Returns Mbit/s of the flow from the near relay's host in each of `bins` parts of `width`.
+    /// Returns the rates of the flow from the near relay's host in `bins` parts of `width` each, in
+    /// Mbit/s.
     pub(crate) fn short_rates(&self, width: Duration, bins: u32) -> Vec<f64> {
         self.short.rates(width, bins)
     }
 
-    /// Returns the same of the flow from the far server.
+    /// Returns the same rates for the flow from the far server.
     pub(crate) fn long_rates(&self, width: Duration, bins: u32) -> Vec<f64> {
         self.long.rates(width, bins)
     }
@@ -116,7 +118,7 @@ mod tests {
         Duration::from_millis(n)
     }
 
-    /// `bytes` every 10 ms, from `from` to `to` (in ms).
+    /// Returns arrivals of `bytes` every 10 ms, from `from` to `to` (in ms).
     fn steady(from: u64, to: u64, bytes: usize) -> Arrivals {
         let mut arrivals = Arrivals::default();
         for at in (from..=to).step_by(10) {
@@ -130,7 +132,8 @@ mod tests {
         assert_eq!(jain(&[3.0, 3.0]), Some(1.0));
         assert_eq!(jain(&[5.0, 0.0]), Some(0.5));
         assert_eq!(jain(&[1.0, 0.0, 0.0, 0.0]), Some(0.25));
-        // The paper of 1984 has this: 10 of 100 users with everything are 10 % fair.
+        // The paper of 1984 gives this example: if 10 of 100 users have everything, the index is 10
+        // %.
         let ten_of_a_hundred: Vec<f64> = (0..100).map(|i| f64::from(i < 10)).collect();
         assert!((jain(&ten_of_a_hundred).unwrap() - 0.1).abs() < 1e-12);
         assert_eq!(jain(&[0.0, 0.0]), None);
@@ -139,7 +142,7 @@ mod tests {
 
     #[test]
     fn only_the_time_that_both_are_active_counts() {
-        // Alone for its first second and its last, the short flow has what it likes.
+        // In its first and last second the short flow is alone and takes any rate.
         let short = steady(0, 3_000, 9_000);
         let long = steady(1_000, 2_000, 3_000);
         let contest = Contest { short, long };

@@ -8,8 +8,9 @@ use super::Found;
 use crate::experiment::outcome::{Calibration, Check};
 use crate::experiment::stats;
 
-/// The path has the configured round trips, a download over it is slow, loss and a small
-/// window make it slower, and a short flow takes most of the bottleneck from a long one.
+/// Checks that the path has the configured round trips, that a download over it is slow, that loss
+/// and a small window make it slower, and that a short flow takes most of the bottleneck from a
+/// long one.
 pub(super) fn of(found: &Found) -> Calibration {
     let m = &found.measured;
     let e2e = |condition, size| {
@@ -72,7 +73,7 @@ pub(super) fn of(found: &Found) -> Calibration {
             },
         ),
     ];
-    // Not in the short form.
+    // The short form does not measure this.
     if let Some(routed) = found.total(Condition::Clean, Way::Routed, Size::Mb1) {
         checks.push((
             "routed_1mb_over_e2e",
@@ -86,7 +87,8 @@ pub(super) fn of(found: &Found) -> Calibration {
     Calibration::of(checks)
 }
 
-/// The handshake as curl measures it: the round trip, and what a process takes to notice.
+/// Returns the check of the handshake as curl measures it: the round trip, and the time that a
+/// process takes to notice.
 fn handshake(found: &Found, way: Way, rtt: Duration) -> Check {
     let rtt = rtt.as_secs_f64() * 1e3;
     let seen = found.median(Condition::Clean, way, Size::Kb10, |t| t.connect);

@@ -17,8 +17,8 @@ pub(super) fn of(found: &Found) -> BTreeMap<String, f64> {
         let (condition, size) = (Condition::Lossy, Size::Mb10);
         found.measured.samples(condition, way, size, |t| t.total)
     };
-    // With loss a download's time varies by an order of magnitude, so the ratio is only as
-    // good as the number of samples, which its interval shows.
+    // With loss, the times of downloads vary by an order of magnitude. The ratio is only as good as
+    // the number of samples, which its interval shows.
     let spread = stats::ratio_interval(&totals(Way::EndToEnd), &totals(best));
     let far = |size| {
         Some(Distance::of(
@@ -27,7 +27,7 @@ pub(super) fn of(found: &Found) -> BTreeMap<String, f64> {
         ))
     };
     let ttfb = found.first_byte(best);
-    // The reduction of the time to the first byte by each improvement.
+    // How much each improvement reduces the time to the first byte, in milliseconds.
     let saves = |before, after| Some((found.first_byte(before)? - found.first_byte(after)?) * 1e3);
     let (one, ten) = (Size::Mb1, Size::Mb10);
     [

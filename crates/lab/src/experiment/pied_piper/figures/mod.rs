@@ -53,18 +53,18 @@ impl Found {
         self.median(condition, way, size, |t| t.total)
     }
 
-    /// Returns the median time to the first byte without loss, in seconds, of the smallest file:
-    /// the size does not affect it.
+    /// Returns the median time to the first byte without loss, in seconds. It uses the smallest
+    /// file, because the size does not affect this time.
     fn first_byte(&self, way: Way) -> Option<f64> {
         self.median(Condition::Clean, way, Size::Kb10, |t| t.first_byte)
     }
 
-    /// Returns Jain's index of each contest in which the long flow went this way.
+    /// Returns Jain's index of each contest whose long flow went this way.
     fn jain(&self, way: Way) -> Vec<f64> {
         self.of_contests(way, fairness::share::Contest::jain)
     }
 
-    /// Returns the long flow's share in each of these contests.
+    /// Returns the long flow's share in each of the same contests.
     fn long_share(&self, way: Way) -> Vec<f64> {
         self.of_contests(way, fairness::share::Contest::long_share)
     }

@@ -6,7 +6,7 @@ use super::super::download::Size;
 use super::super::{ideal, route};
 use super::Found;
 
-/// Rounds to the microsecond, which removes float error.
+/// Rounds to the microsecond, which removes floating-point error.
 fn micro(seconds: f64) -> f64 {
     (seconds * 1e6).round() / 1e6
 }
@@ -28,8 +28,8 @@ pub(super) fn ideal() -> Map<String, Value> {
     ])
 }
 
-/// What sections 3.3 and 6.3 say in their text: their figures are bars and curves without numbers.
-/// A key that is also in the headline is shown beside it.
+/// Returns the figures in the text of sections 3.3 and 6.3; the paper's own figures are bars and
+/// curves without numbers. The report shows a key that is also in the headline beside it.
 pub(super) fn paper() -> Map<String, Value> {
     Map::from_iter([
         ("rtt_client_near_ms".to_owned(), json!(32.7)),

@@ -1,4 +1,4 @@
-//! The series, with the names by which the report arranges figures (docs/lab-report.md).
+//! The series. The report arranges figures by their names (docs/lab-report.md).
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::experiment::outcome::Series;
 const METRICS: [(&str, Quantity); 2] = [("ttfb", |t| t.first_byte), ("total", |t| t.total)];
 /// The width of a bin of the two flows' throughput over time, as in the paper's figures 14 and 15.
 const BIN: Duration = Duration::from_secs(1);
-/// The number of seconds shown. Two flows take about 40; later bytes are left out.
+/// The maximum number of bins. Two flows take about 40 seconds; later bytes are left out.
 const MOST_BINS: u32 = 60;
 
 pub(super) fn of(found: &Found) -> Vec<Series> {
@@ -39,8 +39,8 @@ fn name(way: Way, size: Size, condition: Condition) -> String {
     format!("{}/{}{}", way.label(), size.label(), condition.suffix())
 }
 
-/// The distance of each way and size from the ideal pipe, in the world without loss or a limited
-/// window, which the ideal pipe does not have.
+/// Returns the distance of each way and size from the ideal pipe. It uses the world without loss or
+/// a limited window, because the ideal pipe has neither.
 fn distances(found: &Found) -> Vec<Series> {
     type Figure = fn(Distance) -> f64;
     let figures: [(&str, &str, Figure); 2] = [
@@ -63,10 +63,10 @@ fn distances(found: &Found) -> Vec<Series> {
     all
 }
 
-/// A function that returns one flow's throughput in a number of bins of a width.
+/// A function that returns one flow's throughput in a number of bins of a given width.
 type Rates = fn(&Contest, Duration, u32) -> Vec<f64>;
 
-/// The two flows' fairness, and their throughput over time, second by second.
+/// Returns the two flows' fairness, and their throughput second by second.
 fn shares(found: &Found, way: Way) -> Vec<Series> {
     let Some(contests) = found.contests.get(&way) else {
         return Vec::new();
@@ -81,7 +81,7 @@ fn shares(found: &Found, way: Way) -> Vec<Series> {
         found.long_share(way),
     ));
     let end = contests.iter().map(Contest::end).max().unwrap_or_default();
-    // One more bin without bytes, which shows the end.
+    // One more bin, without bytes, shows the end.
     let bins = (end.as_secs() as u32 + 2).min(MOST_BINS);
     for (flow, rates) in [
         ("flow from near", Contest::short_rates as Rates),
