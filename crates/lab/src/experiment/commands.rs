@@ -19,7 +19,8 @@ pub(super) fn ip(host: &Host, line: &str) -> Result<String, ExperimentError> {
     )))
 }
 
-/// Sets a host's neighbour entry. A host that forwards IPv6 without a link-local address cannot resolve one.
+/// Sets a host's neighbour entry. A host that forwards IPv6 without a link-local address cannot
+/// resolve an address.
 pub(super) fn add_neighbour(
     host: &Host,
     device: &str,

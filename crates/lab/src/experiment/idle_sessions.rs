@@ -1,5 +1,5 @@
-//! `idle-sessions`: the memory of an idle session in a relay, and what is left of it after it has
-//! ended.
+//! `idle-sessions`: the memory of an idle session in a relay, and the memory that remains after the
+//! session has ended.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -23,9 +23,9 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const SESSIONS: usize = 8_000;
 const SESSIONS_QUICK: usize = 2_000;
-/// The address at which the other end of every session listens.
+/// The address at which the servers of all sessions listen.
 const SERVER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9000);
-/// How long the relay may take to forget sessions whose ends have been closed.
+/// How long the relay may take to remove sessions whose ends have been closed.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The pause between two reads of the relay's metrics.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -59,7 +59,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let progress = Progress::new("idle-sessions: sessions opened", sessions as u64);
 
     let holdings = host.run(|| {
-        // Leaves out the connection that tested whether the relay accepts.
+        // Drop the connection that tested whether the relay accepts.
         drop(server.accept()?);
         all_over()?;
         let empty = Holding::of(&node)?;
@@ -92,7 +92,7 @@ fn outcome(
     let left = after.descriptors as f64 - empty.descriptors as f64;
     let of = |metric, unit, value| Series::of("relay", metric, unit, vec![value]);
     Outcome {
-        // Every session exists: one descriptor for each leg.
+        // Every session exists in the relay: each leg has one descriptor.
         calibration: Calibration::of([
             ("descriptors_per_session", Check::exactly(descriptors, 2.0)),
             ("descriptors_left", Check::exactly(left, 0.0)),
@@ -120,7 +120,7 @@ fn outcome(
     }
 }
 
-/// Opens a session and carries a byte each way.
+/// Opens a session and sends a byte each way.
 fn session(relay: SocketAddr, server: &TcpListener) -> io::Result<(TcpStream, TcpStream)> {
     let mut client = TcpStream::connect(relay)?;
     let (mut far, _) = server.accept()?;
@@ -147,7 +147,8 @@ fn all_over() -> io::Result<()> {
 }
 
 impl Holding {
-    /// Waits until the figures are stable: the connection that read the metrics may still be closing.
+    /// Waits until the figures are stable: the connection that read the metrics may still be
+    /// closing.
     fn of(node: &Service) -> io::Result<Self> {
         let deadline = Instant::now() + PATIENCE;
         let mut last = Self::at_once(node)?;
@@ -172,7 +173,7 @@ impl Holding {
     }
 }
 
-/// Returns the figure of a line such as `VmRSS:     1234 kB`.
+/// Returns the number in a line such as `VmRSS:     1234 kB`.
 fn kilobytes(text: &str, key: &str) -> io::Result<u64> {
     text.lines()
         .find_map(|line| {

@@ -24,24 +24,25 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// The number of connections; one half are the peers of the other half.
+/// The numbers of connections, counting both ends: one half are the peers of the other half.
 const CASES: [Case; 3] = [Case::idle(10_000), Case::idle(100), Case::busy(10_000)];
 const CASES_QUICK: [Case; 3] = [Case::idle(2_000), Case::idle(100), Case::busy(2_000)];
-/// Scans in one measurement, a second apart.
+/// The number of scans in one measurement, one per second.
 const SCANS: u32 = 20;
 const LOOKS_QUICK: u32 = 3;
 /// Measurements of each configuration.
 const RUNS: usize = 3;
 /// The interval between scans.
 const SECOND: Duration = Duration::from_secs(1);
-/// The interval at which every busy connection carries a byte each way: more than once a second.
+/// The interval at which every busy connection carries a byte each way. It is shorter than the
+/// interval between scans.
 const ROUND: Duration = Duration::from_millis(800);
 
 /// The connections to scan.
 #[derive(Clone, Copy)]
 pub(super) struct Case {
     connections: usize,
-    /// Whether all of them carry bytes between two scans, or none.
+    /// Whether all connections carry bytes between two scans; otherwise none does.
     is_busy: bool,
 }
 
@@ -52,7 +53,7 @@ enum Who {
     Top,
     /// Prints a line of JSON for each connection.
     TopJson,
-    /// Prints tables once: the cost of a start.
+    /// Prints tables once, which shows the cost of a start.
     TopOnce,
     /// Prints the kernel's figures as text.
     Ss,
@@ -106,10 +107,10 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     }
     drop(progress);
     Ok(Outcome {
-        // The scan covers all connections.
+        // Checks that the scan covers all connections.
         calibration: Calibration::of([
             ("connections_seen", Check::exactly(seen, most as f64)),
-            // All busy connections carry bytes between any two scans.
+            // Checks that all busy connections carry bytes between any two scans.
             (
                 "slowest_round_seconds",
                 Check {
@@ -135,7 +136,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
 
 /// Open connections; dropping it closes them.
 pub(super) struct OpenConnections {
-    /// The thread that keeps them busy; stops when this is dropped.
+    /// The thread that keeps the connections busy; it stops when this is dropped.
     busy: Option<(mpsc::Sender<()>, JoinHandle<io::Result<Duration>>)>,
     _pairs: Arc<Vec<(TcpStream, TcpStream)>>,
 }
@@ -174,7 +175,7 @@ fn measure(request: &Request, host: &Host, who: Who, scans: u32) -> io::Result<f
         }
     }
     let used = children_cpu_time()?.saturating_sub(before);
-    // The last scan returns at once, and is given its second too.
+    // The last scan returns without waiting for its interval, but counts as a full interval too.
     Ok(used.as_secs_f64() / (SECOND * scans).as_secs_f64())
 }
 
@@ -215,7 +216,7 @@ impl OpenConnections {
         let to = listener.local_addr()?;
         let pairs = (0..case.connections / 2).map(|_| {
             let ends = (TcpStream::connect(to)?, listener.accept()?.0);
-            // TCP_NODELAY: each byte is sent at once.
+            // Send each byte at once.
             ends.0.set_nodelay(true)?;
             ends.1.set_nodelay(true)?;
             Ok(ends)
@@ -232,7 +233,8 @@ impl OpenConnections {
         })
     }
 
-    /// Returns the longest time in which a busy connection carried no bytes.
+    /// Ends the traffic, and returns the longest time in which a busy connection carried no bytes;
+    /// `None` for idle connections.
     pub(super) fn end(self) -> io::Result<Option<Duration>> {
         let Some((stop, talking)) = self.busy else {
             return Ok(None);

@@ -51,7 +51,7 @@ pub struct Environment {
     pub programs: BTreeMap<String, String>,
 }
 
-/// Whether the world showed the problem that it is built to show.
+/// Whether the world showed the problem that the experiment builds it to show.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Calibration {
     /// Whether every check held.
@@ -127,14 +127,14 @@ pub struct Series {
     pub p10: f64,
     /// The 90th percentile.
     pub p90: f64,
-    /// All samples, in the order they were taken.
+    /// All samples, in the order in which they were taken.
     pub samples: Vec<f64>,
 }
 
 // === impl Outcome ===
 
 impl Outcome {
-    /// An outcome of `experiment` on this machine, without checks, figures and notes yet.
+    /// Returns an outcome of `experiment` on this machine, without checks, figures and notes.
     pub fn new(experiment: &Experiment, request: &Request) -> Self {
         Self {
             experiment: experiment.name.to_owned(),

@@ -1,8 +1,8 @@
 //! Addresses that make one peer look like many clients to `taut snoop`.
 //!
-//! `taut snoop` counts repaired flows per network of clients (a /24, a /48) and stops acknowledging early
-//! for a network with three of them. With an address in another network for each worker, an
-//! experiment keeps getting early acknowledgements.
+//! `taut snoop` counts repaired flows per network of clients (a /24, a /48) and stops acknowledging
+//! early for a network with three of them. With an address in a different network for each worker,
+//! an experiment keeps getting early acknowledgements.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,7 +11,7 @@ pub(super) const LANS: [&str; 2] = ["10.66.0.0/16", "fd66::/32"];
 /// The prefix lengths of the addresses.
 pub(super) const PREFIXES: [&str; 2] = ["16", "32 nodad"];
 
-/// Returns the peer's address for a worker, of up to 100.
+/// Returns the peer's address for a worker. There can be 100 workers.
 pub(super) fn peer_addr(worker: u16, v6: bool) -> IpAddr {
     match v6 {
         false => Ipv4Addr::new(10, 66, 100 + worker as u8, 1).into(),

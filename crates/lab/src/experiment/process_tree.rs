@@ -1,10 +1,10 @@
-//! The resources of a relay: its processes and all their descendants.
+//! The resources of a relay's processes and all their descendants.
 
 use std::fs;
 use std::io;
 use std::time::Duration;
 
-/// The processes that the relay was started as.
+/// The process ids with which the relay was started.
 #[derive(Clone, Debug, Default)]
 pub(in crate::experiment) struct ProcessTree(Vec<u32>);
 
@@ -12,7 +12,7 @@ pub(in crate::experiment) struct ProcessTree(Vec<u32>);
 struct Stat {
     id: u32,
     parent: u32,
-    /// The CPU time of the process, and of children it has waited for, in ticks.
+    /// The CPU time of the process and of the children that it has waited for, in ticks.
     ticks: u64,
 }
 
@@ -23,21 +23,23 @@ impl ProcessTree {
         Self(roots.to_vec())
     }
 
-    /// Returns the processor time, user and system, including that of ended processes that have been
-    /// waited for. The kernel counts it exactly and reports it in hundredths of a second.
+    /// Returns the CPU time, user and system, including that of ended processes that their parents
+    /// have waited for. The kernel counts this time exactly and reports it in hundredths of a
+    /// second.
     pub(in crate::experiment) fn cpu(&self) -> io::Result<Duration> {
         let ticks: u64 = self.alive()?.iter().map(|stat| stat.ticks).sum();
         let per_second = rustix::param::clock_ticks_per_second();
         Ok(Duration::from_secs(ticks) / u32::try_from(per_second).unwrap_or(100))
     }
 
-    /// Returns the resident memory in bytes, with shared pages divided among their users (Pss).
+    /// Returns the resident memory in bytes; the pages that processes share are divided among them
+    /// (Pss).
     pub(in crate::experiment) fn memory(&self) -> io::Result<u64> {
         let mut sum = 0;
         for stat in self.alive()? {
             match fs::read_to_string(format!("/proc/{}/smaps_rollup", stat.id)) {
                 Ok(text) => sum += kilobytes(&text, "Pss:").unwrap_or(0) * 1024,
-                // The process has ended since it was listed, and has no memory.
+                // The process has ended since it was listed, so it has no memory.
                 Err(e) if gone(&e) => {}
                 Err(e) => return Err(e),
             }
@@ -55,7 +57,8 @@ impl ProcessTree {
             let Some(id) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
                 continue;
             };
-            // A process that has ended since it was listed counts through its parent.
+            // The CPU time of a process that has ended since it was listed is included in its
+            // parent's.
             if let Ok(text) = fs::read_to_string(format!("/proc/{id}/stat")) {
                 others.extend(Stat::parse(id, &text));
             }
@@ -79,9 +82,9 @@ impl ProcessTree {
 
 impl Stat {
     fn parse(id: u32, text: &str) -> Option<Self> {
-        // The name before it may contain spaces and brackets.
+        // The name of the process, which comes first, may contain spaces and brackets.
         let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
-        // proc_pid_stat(5) counts from 1, and these fields begin with the third.
+        // proc_pid_stat(5) counts fields from 1, and `fields` begins with the third.
         let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
         Some(Self {
             id,
@@ -91,7 +94,7 @@ impl Stat {
     }
 }
 
-/// Returns the figure of a line such as `Pss:     1234 kB`.
+/// Returns the number in a line such as `Pss:     1234 kB`.
 pub(in crate::experiment) fn kilobytes(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let rest = line.strip_prefix(key)?;

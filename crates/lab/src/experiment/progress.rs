@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// The least time between two lines without a terminal.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// Progress of an experiment on standard error. Threads may share it.
+/// The progress of an experiment, shown on standard error. Threads may share it.
 #[derive(Debug)]
 pub struct Progress(Form);
 

@@ -1,6 +1,6 @@
 //! Repeats measurements during which a link was late.
 
-/// The maximum number of attempts at a measurement; in an experiment's short form there is one.
+/// The maximum number of attempts at a measurement. The short form makes one attempt.
 const TRIES: usize = 3;
 
 /// Takes measurements, and repeats those during which a link was late.
@@ -20,8 +20,8 @@ impl Retry {
         }
     }
 
-    /// Returns the first measurement during which no link was late, or else the last. Lateness is a property of the
-    /// link, so this does not select among results.
+    /// Returns the first measurement during which no link was late, or else the last one. Lateness
+    /// is a property of the link, so this does not select among results.
     pub(super) fn measure<T, E>(
         &mut self,
         mut once: impl FnMut() -> Result<T, E>,
@@ -44,8 +44,8 @@ impl Retry {
 mod tests {
     use super::*;
 
-    /// Returns the index of the attempt that is taken, given whether the link was late in each, and the number
-    /// of repetitions.
+    /// Returns the index of the attempt whose result is returned, and the number of repetitions.
+    /// `late` states for each attempt whether the link was late.
     fn taken(quick: bool, late: &[bool]) -> (usize, u64) {
         let (mut again, mut made) = (Retry::new(quick), 0);
         let once = || {

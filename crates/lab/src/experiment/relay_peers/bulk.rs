@@ -16,7 +16,7 @@ use super::rig::Entrance;
 const WRITE: usize = 256 << 10;
 /// The size of a read.
 const READ: usize = 1 << 20;
-/// The bytes of the transfer whose contents are compared: past the point where any relay changes
+/// The number of bytes whose contents are compared. It is past the point at which any relay changes
 /// from copying to splicing.
 const COMPARED: usize = 16 << 20;
 
@@ -30,7 +30,7 @@ pub(super) struct Bulk {
     pub(super) cpu: Duration,
 }
 
-/// Sends for `time`, and receives all of it.
+/// Sends for `time`, and receives all sent bytes.
 pub(super) fn measure(entrance: &Entrance, time: Duration) -> io::Result<Bulk> {
     let Pair { client, server } = Pair::open(entrance)?;
     let before = entrance.processes.cpu()?;
@@ -63,8 +63,8 @@ fn send(mut to: &TcpStream, until: Instant) -> io::Result<u64> {
     Ok(sent)
 }
 
-/// Receives everything up to the end of the stream without copying: with MSG_TRUNC the kernel
-/// drops the bytes (tcp(7)), so that the receiver uses as little CPU time as possible.
+/// Receives everything up to the end of the stream without copying. With MSG_TRUNC the kernel drops
+/// the bytes (tcp(7)), so the receiver uses as little CPU time as possible.
 pub(super) fn discard(from: &TcpStream) -> io::Result<u64> {
     let mut room = vec![0; READ];
     let mut received = 0;
@@ -78,7 +78,7 @@ pub(super) fn discard(from: &TcpStream) -> io::Result<u64> {
     }
 }
 
-/// Returns whether unpredictable bytes come out unchanged.
+/// Returns whether random bytes come out unchanged.
 pub(super) fn relays_exactly(entrance: &Entrance, seed: u64) -> io::Result<bool> {
     let mut bytes = vec![0; COMPARED];
     Pcg64Mcg::seed_from_u64(seed).fill_bytes(&mut bytes);

@@ -1,22 +1,22 @@
 //! The relays to compare.
 
-/// A way from the client to the server.
+/// A way from the client to the server, usually through a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Contender {
-    /// No relay: the cost of the two ends.
+    /// No relay. It shows the cost of the two ends.
     Direct,
     /// `taut relay`.
     Taut,
     /// HAProxy in TCP mode, which decides itself when to splice.
     Haproxy,
-    /// HAProxy configured to splice: the faster variant for bulk transfers, and measured for these
-    /// only.
+    /// HAProxy configured to splice. It is the faster variant for bulk transfers, and is measured
+    /// for those only.
     HaproxySplice,
     /// nginx's stream module.
     Nginx,
-    /// socat, a process for each connection.
+    /// socat, with a process for each connection.
     Socat,
-    /// `ssh -L` through a local sshd: the only one that also encrypts.
+    /// `ssh -L` through a local sshd, the only contender that also encrypts.
     Ssh,
 }
 
@@ -45,18 +45,19 @@ impl Contender {
         }
     }
 
-    /// Whether only bulk transfers are measured.
+    /// Returns whether only bulk transfers are measured.
     pub(super) fn is_for_bulk(self) -> bool {
         self == Self::HaproxySplice
     }
 
-    /// Whether it is designed for thousands of sessions.
+    /// Returns whether the contender is designed for thousands of sessions.
     pub(super) fn holds_thousands(self) -> bool {
         !matches!(self, Self::Socat | Self::Ssh)
     }
 
-    /// Returns the port of the server behind it. Each contender has its own, so that its
-    /// connections do not use ports, or slots of the kernel's tables, that another one needs.
+    /// Returns the port of the server behind the contender. Each contender has its own server port,
+    /// so that its connections do not use up ports, or slots of the kernel's tables, that another
+    /// contender needs.
     pub(super) fn server_port(self) -> u16 {
         9_000 + self as u16
     }

@@ -10,13 +10,13 @@ use super::pair::Pair;
 use super::rig::Entrance;
 use crate::experiment::stats;
 
-/// The number of connections that take turns: a relay distributes them over its threads, and a
-/// single one could be assigned to a good thread by chance.
+/// The number of connections that take turns. A relay distributes connections over its threads, and
+/// a single connection could be assigned to a good thread by chance.
 const CONNECTIONS: usize = 8;
-/// The pause between two bytes: long enough that all threads are asleep when one arrives.
+/// The pause between two bytes. It is so long that all threads are asleep when a byte arrives.
 const PAUSE: Duration = Duration::from_millis(1);
-/// The rate of the bulk flow beside: 1 Gbit/s in bursts. An unlimited one would use every CPU of a
-/// small machine, and the measurement would be one of the scheduler.
+/// The size of a burst of the simultaneous bulk flow, which runs at 1 Gbit/s. An unlimited flow
+/// would use every CPU of a small machine, and the measurement would be one of the scheduler.
 const BURST: usize = 125_000;
 
 /// Other traffic through the relay at the same time.
@@ -33,7 +33,7 @@ pub(super) struct Echo {
     pub(super) p99: f64,
 }
 
-/// Sends bytes for `time`, each after the one before has returned and a pause.
+/// Sends bytes for `time`, each one a pause after the previous byte has returned.
 pub(super) fn measure(entrance: &Entrance, time: Duration, beside: Beside) -> io::Result<Echo> {
     let pairs = (0..CONNECTIONS)
         .map(|_| Pair::open(entrance))
@@ -52,7 +52,7 @@ pub(super) fn measure(entrance: &Entrance, time: Duration, beside: Beside) -> io
             scope.spawn(|| discard(&flow.server));
         }
         let times = round_trips(&pairs, time);
-        // Ends the threads, also after an error.
+        // End the threads, even after an error.
         over.store(true, Ordering::Relaxed);
         for pair in pairs.iter().chain(&flow) {
             let _ = pair.client.shutdown(Shutdown::Write);
@@ -84,7 +84,7 @@ fn round_trips(pairs: &[Pair], time: Duration) -> io::Result<Vec<f64>> {
 }
 
 fn send_back(mut stream: &TcpStream) -> io::Result<()> {
-    // The time limit of opening a pair does not apply here: silence is no failure.
+    // The time limit for opening a pair does not apply here: silence is no failure.
     stream.set_read_timeout(None)?;
     let mut byte = [0];
     while stream.read(&mut byte)? > 0 {

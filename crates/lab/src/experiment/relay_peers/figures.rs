@@ -39,7 +39,7 @@ fn series(m: &Measured) -> Vec<Series> {
             all.extend(Series::of(&name, metric, unit, samples(of)));
         }
     };
-    // The direct connection uses no relay's CPU time.
+    // A direct connection uses no relay's CPU time.
     let relays = |of, samples: Vec<f64>| if of == Direct { Vec::new() } else { samples };
 
     add("bulk", "throughput", "GB/s", &|of| {
@@ -96,15 +96,15 @@ fn headline(m: &Measured) -> BTreeMap<String, f64> {
     let throughput = |of| m.bulk(of, |b| b.gigabytes_per_second());
     let cpu = |of| m.bulk(of, |b| b.cpu_per_gigabyte());
     let by_middle = |a: &Vec<f64>, b: &Vec<f64>| f64::total_cmp(&middle(a), &middle(b));
-    // In bulk there are two variants of HAProxy, and the better one counts.
+    // HAProxy has two variants in bulk transfers; the better one counts.
     let fastest = [Haproxy, HaproxySplice, Nginx].map(throughput);
     let fastest = fastest.into_iter().max_by(by_middle).unwrap_or_default();
     let cheapest = [Haproxy, HaproxySplice].map(cpu);
     let cheapest = cheapest.into_iter().min_by(by_middle).unwrap_or_default();
     let over_haproxy =
         |samples: &dyn Fn(Contender) -> Vec<f64>| ratio(&samples(Taut), &samples(Haproxy));
-    // Of whole round trips: the delay that two relays add can be less than the noise, and the ratio
-    // of two such figures can be anything, even negative.
+    // Compare whole round trips. The delay that two relays add can be less than the noise, and the
+    // ratio of two such delays can be anything, even negative.
     let echo = |beside, quantile| over_haproxy(&|of| m.echo(beside, of, quantile));
     [
         (
@@ -152,7 +152,7 @@ fn calibration(m: &Measured) -> Calibration {
     let failed = |of| m.storm(of, |s| s.failed as f64);
     let failed: f64 = Contender::ALL.into_iter().flat_map(failed).sum();
 
-    // The ends alone are faster than the fastest relay, so they do not limit it.
+    // The two ends alone must be faster than the fastest relay, so that they do not limit it.
     let throughput = |of| middle(&m.bulk(of, |b| b.gigabytes_per_second()));
     let rate = |of| middle(&m.storm(of, |s| s.per_second()));
     let relays = || Contender::ALL.into_iter().filter(|of| *of != Direct);
@@ -160,7 +160,7 @@ fn calibration(m: &Measured) -> Calibration {
     let faster =
         |figure: &dyn Fn(Contender) -> f64| Check::at_least(figure(Direct) / fastest(figure), 1.0);
 
-    // Other work on the machine would spread the figures from which the ratios are computed.
+    // Other work on the machine would spread the figures that the ratios are computed from.
     let spread = [Taut, Haproxy]
         .into_iter()
         .flat_map(|of| {
@@ -184,7 +184,7 @@ fn calibration(m: &Measured) -> Calibration {
     ])
 }
 
-/// Returns the range from the tenth to the ninetieth percentile over the median.
+/// Returns the range from the 10th to the 90th percentile divided by the median.
 fn spread(samples: &[f64]) -> f64 {
     let quantile = |p| stats::quantile(samples, p).unwrap_or(f64::NAN);
     (quantile(0.9) - quantile(0.1)) / quantile(0.5)

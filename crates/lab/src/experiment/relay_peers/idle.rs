@@ -1,4 +1,4 @@
-//! Memory of idle sessions that have carried a few bytes each way.
+//! The memory of idle sessions that have carried a few bytes each way.
 
 use std::fs;
 use std::io;
@@ -11,8 +11,8 @@ use crate::experiment::ExperimentError;
 use crate::experiment::descriptors::enough_descriptors;
 use crate::experiment::process_tree::kilobytes;
 
-/// How long to wait until recent events are accounted for: sockets are freed a little after they
-/// are closed.
+/// How long to wait until the kernel has accounted for recent events: it frees sockets a little
+/// after they are closed.
 const SETTLE: Duration = Duration::from_millis(300);
 
 /// The memory of one session, in bytes.
@@ -31,7 +31,7 @@ struct Memory {
     slab: u64,
 }
 
-/// Opens `sessions` on a relay that has just been started.
+/// Opens `sessions` on a relay that has just started.
 pub(super) fn measure(
     rig: &Rig,
     contender: Contender,

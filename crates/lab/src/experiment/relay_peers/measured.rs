@@ -51,8 +51,8 @@ impl Measured {
         echoes.map(quantity).collect()
     }
 
-    /// Returns the delay that a relay adds to the round trip: compared with the median of the
-    /// direct ones, because the noise of a p99 differs even within a round.
+    /// Returns the delay that a relay adds to the round trip. It is compared with the median of the
+    /// direct round trips, because the noise of a p99 differs even within a round.
     pub(super) fn added(
         &self,
         beside: Beside,
@@ -70,9 +70,9 @@ impl Measured {
         idle.map(|idle| idle.resident).collect()
     }
 
-    /// Returns the slab memory of the relay's part of a session: without that of a direct session,
-    /// which belongs to the ends. Empty if there are too few sessions to be visible in the
-    /// machine's slabs.
+    /// Returns the slab memory of the relay's part of a session. The memory of a direct session is
+    /// subtracted, because it belongs to the ends. Returns an empty list if there are too few
+    /// sessions to be visible in the machine's slabs.
     pub(super) fn slab(&self, of: Contender) -> Vec<f64> {
         if !of.holds_thousands() {
             return Vec::new();

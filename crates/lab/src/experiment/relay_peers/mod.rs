@@ -1,9 +1,9 @@
-//! `relay-peers`: `taut relay` beside HAProxy, nginx, socat and ssh, doing the same work.
+//! `relay-peers`: compares `taut relay` with HAProxy, nginx, socat and ssh at the same work.
 //!
-//! The world is one host, and everything uses its loopback: there is no link whose process
-//! would take CPU time from the relays or hide their cost, so the figures show
-//! what a relay needs for a byte, a message, a connection and an idle session. Sharing the host
-//! with both ends of every connection is the same handicap for all.
+//! The world is one host, and all traffic uses its loopback. A link would be a process that takes
+//! CPU time from the relays and hides their cost. The figures show what a relay needs for a byte, a
+//! message, a connection and an idle session. Both ends of every connection run on the same host,
+//! which is the same handicap for all relays.
 
 mod bulk;
 mod contender;
@@ -49,8 +49,8 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     let mut measured = Measured::default();
 
     let rig = Rig::build(request)?;
-    // Each on a relay that has just started: memory that a relay reserved during a storm of
-    // connections would hide the memory of idle sessions.
+    // Each relay has just started: memory that a relay reserved during a storm of connections would
+    // hide the memory of idle sessions.
     for &contender in &plan.idle {
         let sessions = plan.idle_sessions(contender);
         let idle = idle::measure(&rig, contender, sessions)?;

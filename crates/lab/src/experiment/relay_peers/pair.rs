@@ -1,4 +1,4 @@
-//! Both ends of one relayed connection, in one program.
+//! Both ends of one relayed connection, in one process.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -31,7 +31,7 @@ impl Pair {
             let (mut server, _) = entrance.server.accept()?;
             server.set_read_timeout(Some(PATIENCE))?;
             let mut said = [0; 8];
-            // Connections from the check that the relay accepts may still be queued here.
+            // Connections that tested whether the relay accepts may still be queued here.
             if server.read_exact(&mut said).is_ok() && said == token {
                 break server;
             }

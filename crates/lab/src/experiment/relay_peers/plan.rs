@@ -11,7 +11,7 @@ use crate::experiment::Request;
 
 const IDLE_SESSIONS: usize = 8_000;
 const IDLE_SESSIONS_QUICK: usize = 2_000;
-/// The number of sessions for relays with a process, or a channel of one connection, for each
+/// The number of sessions for relays that need a process, or a channel of one connection, for each
 /// session.
 const IDLE_SESSIONS_FEW: usize = 200;
 
@@ -39,8 +39,8 @@ impl Job {
 pub(super) struct Plan {
     /// The contenders whose idle sessions are measured, in this order.
     pub(super) idle: Vec<Contender>,
-    /// In every round each contender does each job once, in a random order: other work of the
-    /// machine affects all of them.
+    /// The rounds. In every round each contender does each job once, in random order, so that other
+    /// work of the machine affects all contenders equally.
     pub(super) rounds: Vec<Vec<(Job, Contender)>>,
     /// The duration of each measurement.
     pub(super) bulk: Duration,
@@ -96,7 +96,7 @@ impl Plan {
         (self.idle.len() + self.rounds.iter().map(Vec::len).sum::<usize>()) as u64
     }
 
-    /// Returns the number of sessions that this one has to hold.
+    /// Returns the number of sessions that this contender has to hold.
     pub(super) fn idle_sessions(&self, contender: Contender) -> usize {
         match contender.holds_thousands() {
             true => self.sessions,

@@ -12,7 +12,7 @@ use crate::peer::haproxy::{self, Splice};
 use crate::peer::{PeerError, Service, nginx_stream, relay, socat, ssh};
 use taut_netlab::world::{Host, World, WorldBuilder};
 
-/// One host, without a relay yet.
+/// The world: one host, without a relay yet.
 pub(super) struct Rig {
     world: World,
     keys: ssh::Keys,
@@ -20,8 +20,8 @@ pub(super) struct Rig {
     cpus: usize,
 }
 
-/// The address for a client, and the address at which the connection arrives. Dropping this ends
-/// the relay in between.
+/// The address for a client, and the listener at which the client's connection arrives. Dropping
+/// this ends the relay in between.
 pub(super) struct Entrance {
     pub(super) addr: SocketAddr,
     pub(super) server: TcpListener,
@@ -43,11 +43,11 @@ impl Rig {
         let host = "relay";
         let world = WorldBuilder::new("relay-peers")
             .host(host)
-            // Above every listening port.
+            // Ephemeral ports start above every listening port.
             .sysctl(host, "net.ipv4.ip_local_port_range", "16384 65535")
-            // No TIME_WAIT. In practice connections come from many addresses; here
-            // one pair of addresses would run out of ports, and the search for a free port
-            // would slow down the relay with the most connections before.
+            // No TIME_WAIT. In practice connections come from many addresses. Here one pair of
+            // addresses would run out of ports, and the search for a free port would slow down the
+            // relay that had the most connections before.
             .sysctl(host, "net.ipv4.tcp_max_tw_buckets", "0")
             .build()?;
         let keys = ssh::Keys::generate(world.dir())?;
@@ -59,7 +59,7 @@ impl Rig {
         })
     }
 
-    /// Starts each of `contenders`; each has ports of its own.
+    /// Starts each of `contenders`. Each contender has its own ports.
     pub(super) fn start_all(
         &self,
         contenders: &[Contender],
@@ -70,7 +70,7 @@ impl Rig {
             .collect()
     }
 
-    /// Starts one of them.
+    /// Starts one contender.
     pub(super) fn start(&self, contender: Contender) -> Result<Entrance, ExperimentError> {
         let to = SocketAddr::from((Ipv4Addr::LOCALHOST, contender.server_port()));
         let server = self.inside("listen", || TcpListener::bind(to))?;

@@ -1,6 +1,7 @@
-//! New connections: connect, one byte there and back, close; repeatedly, many at once.
+//! New connections: each connects, sends one byte each way, and closes. Many run at once,
+//! repeatedly.
 //!
-//! The clients are one thread and the server is another, both on epoll, which leaves as much of
+//! The clients are one thread and the server is another. Both use epoll, which leaves as much of
 //! the machine as possible to the relay.
 
 use std::io;
@@ -20,28 +21,28 @@ use taut_sys::epoll::{Interest, Poller, Readiness};
 use super::rig::Entrance;
 use crate::experiment::stats;
 
-/// The number of concurrent connections: enough that no relay waits for the clients.
+/// The number of concurrent connections. It is so large that no relay waits for the clients.
 const AT_ONCE: usize = 64;
-/// How long connections may take to finish after the time is over.
+/// How long connections may take to finish after the measurement.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a relay may take to close connections that both ends have closed, and to reap its
 /// children.
 const SETTLE: Duration = Duration::from_millis(50);
 /// The longest sleep of a thread between two reads of the clock.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// The token of the server's listener; connections have the slab's small numbers.
+/// The token of the server's listener. Connections have small tokens, those of the slab.
 const LISTENER: u64 = u64::MAX;
 
 /// The result of one storm.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Storm {
-    /// Connections completed within the time.
+    /// Connections completed within the measured time.
     pub(super) in_time: u64,
     pub(super) time: Duration,
-    /// All completed connections, including the last ones.
+    /// All completed connections, including those that finished after the measured time.
     pub(super) completed: u64,
     pub(super) failed: u64,
-    /// The relay's CPU time for all of them.
+    /// The relay's CPU time for all connections.
     pub(super) cpu: Duration,
     /// The time from connect to the returned byte, in seconds: the median, and the 99.9th
     /// percentile.
@@ -63,7 +64,7 @@ struct Client {
     since: Instant,
 }
 
-/// Makes connections for `time`.
+/// Makes connections for `time`, and measures them.
 pub(super) fn measure(entrance: &Entrance, time: Duration) -> io::Result<Storm> {
     entrance.server.set_nonblocking(true)?;
     let before = entrance.processes.cpu()?;
@@ -183,7 +184,7 @@ fn accept(listener: &TcpListener, poller: &Poller, open: &mut Slab<OwnedFd>) -> 
     }
 }
 
-/// Echoes bytes; returns `true` at the end of the stream.
+/// Echoes bytes. Returns `true` at the end of the stream.
 fn answer(stream: &OwnedFd, ready: Readiness) -> bool {
     let mut bytes = [0; 16];
     loop {
