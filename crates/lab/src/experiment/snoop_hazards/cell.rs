@@ -19,15 +19,15 @@ use crate::experiment::peer_networks::peer_addr;
 use crate::experiment::progress::Progress;
 use crate::experiment::streams::{self, Failure, accept, left};
 
-/// The time limit of a transfer. It covers nine retransmissions of a sender, or five of the
-/// host, which start after 2 s and back off.
+/// The time limit of a transfer. It covers nine retransmissions by a sender, or five by the host,
+/// which start after 2 s and back off.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
-/// Transfers with one process, two of each worker: after a third repaired flow of one network,
-/// it stops acknowledging early for that network.
+/// The number of transfers with one `taut snoop` process: two by each worker. After a third
+/// repaired flow of one network, the process would stop acknowledging early for that network.
 const PER_PROCESS: u64 = 2 * AT_ONCE as u64;
 /// The number of incomplete transfers after which a cell stops: each of them takes [`LIMIT`].
 const MOST_INCOMPLETE: u64 = 20;
-/// The number of incomplete transfers that are described, in each cell.
+/// The number of incomplete transfers that are described for each cell.
 const DESCRIBED: usize = 3;
 
 /// The results of a cell.
@@ -35,9 +35,9 @@ const DESCRIBED: usize = 3;
 pub(super) struct Part {
     pub(super) cell: Cell,
     pub(super) complete: u64,
-    /// A stream that differs from what was sent, or a connection that failed.
+    /// Transfers whose received stream differs from the sent one, or whose connection failed.
     pub(super) wrong: u64,
-    /// Not finished within [`LIMIT`].
+    /// Transfers that did not finish within [`LIMIT`].
     pub(super) hung: u64,
     /// The durations of complete transfers, in seconds.
     pub(super) times: Vec<f64>,
@@ -46,12 +46,12 @@ pub(super) struct Part {
     /// Counters of `taut snoop` at the end.
     pub(super) to_guest: BTreeMap<String, u64>,
     pub(super) from_guest: BTreeMap<String, u64>,
-    /// Repaired flows, and segments that were retransmitted to the guest.
+    /// Repaired flows; `retransmitted` counts the segments that were retransmitted to the guest.
     pub(super) repaired: u64,
     pub(super) retransmitted: u64,
-    /// Flows that were given up.
+    /// Flows that `taut snoop` gave up.
     pub(super) lost: u64,
-    /// The most bytes that were acknowledged early at one time.
+    /// The most bytes that were acknowledged early at the same time.
     pub(super) exposure_most: u64,
     /// Faults of the tap, in words.
     pub(super) faults: Vec<String>,
@@ -85,7 +85,7 @@ impl Part {
         self.wrong + self.hung
     }
 
-    /// Adds the counters of a process at its end.
+    /// Adds the counters that a process reports at its end.
     fn add(&mut self, tap: &Value) {
         let number = |key: &str| tap[key].as_u64().unwrap_or(0);
         add_exits(tap, "to_guest", &mut self.to_guest);
@@ -121,8 +121,8 @@ impl Part {
     }
 }
 
-/// Runs all transfers of `cell`, [`AT_ONCE`] at a time, with a new process for each
-/// [`PER_PROCESS`].
+/// Runs all transfers of `cell`, [`AT_ONCE`] at a time, with a new `taut snoop` for each
+/// [`PER_PROCESS`] transfers.
 pub(super) fn run(rig: &Rig, cell: &Cell, progress: &Progress) -> Result<Part, ExperimentError> {
     rig.prepare(cell)?;
     let lost = rig.lost()?;
@@ -182,7 +182,7 @@ fn locked(part: &Mutex<Part>) -> MutexGuard<'_, Part> {
     part.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs one transfer; returns its duration, or the failure and its context.
+/// Runs one transfer. Returns its duration, or the failure and what was happening.
 fn transfer(
     rig: &Rig,
     cell: &Cell,
@@ -228,7 +228,7 @@ fn transfer(
     }
 }
 
-/// Opens a connection between the peer, which will send, and the receiver.
+/// Opens a connection between the peer, which sends, and the receiver.
 fn connect(
     rig: &Rig,
     cell: &Cell,
@@ -243,7 +243,7 @@ fn connect(
         true => ("peer", receiver),
         false => (receiver, "peer"),
     };
-    // The peer may know the receiver by another address.
+    // The peer may know the receiver by a different address.
     let (at, to) = match peer_opens {
         true => (rig.own_addr(receiver, cell.v6), rig.known_addr(cell)),
         false => (peer, peer),

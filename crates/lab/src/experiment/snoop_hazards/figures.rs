@@ -14,7 +14,7 @@ pub(super) struct Found {
     pub(super) parts: Vec<Part>,
 }
 
-/// Selects the cells of a figure.
+/// Selects the cells that a figure covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Group {
     Forwarding,
@@ -53,7 +53,7 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
         let early = found.sum(Group::Forwarding, early);
         checks.push(("forwarding_acked_early", Check::none(early)));
     }
-    // If these are 0, nothing was tested.
+    // If a count is 0, the hazard was not tested.
     let tried = [
         (
             "forwarding_lost_behind",
@@ -180,12 +180,12 @@ impl Part {
         }
     }
 
-    /// Returns the segments of the guest that left the program by this exit.
+    /// Returns the number of the guest's segments that left the BPF program by this exit.
     fn exits(&self, exit: &str) -> u64 {
         self.from_guest.get(exit).copied().unwrap_or(0)
     }
 
-    /// Returns the segments that `taut snoop` has acknowledged.
+    /// Returns the number of segments that `taut snoop` has acknowledged.
     fn acked_early(&self) -> u64 {
         let count = |name| self.to_guest.get(name).copied().unwrap_or(0);
         count("acked") + count("held")

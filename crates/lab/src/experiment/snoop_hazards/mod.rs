@@ -1,8 +1,8 @@
 //! `snoop-hazards`: guests that lose bytes which `taut snoop` has acknowledged for them.
 //!
-//! A guest that forwards does not acknowledge: the receiver behind it does, and a segment that
-//! is lost on the way there is still needed. A guest whose application lowers SO_RCVBUF drops data
-//! inside the window that it had advertised. Every transfer has to complete all the same.
+//! A guest that forwards does not acknowledge: the receiver behind it does, and a segment lost
+//! between guest and receiver is still needed. A guest whose application lowers SO_RCVBUF drops
+//! data inside the window that it had advertised. Every transfer must complete despite this.
 
 mod cell;
 mod figures;

@@ -2,16 +2,16 @@
 
 use crate::experiment::Request;
 
-/// How the guest handles data that it is sent.
+/// How the guest handles the data that it receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Hazard {
-    /// It forwards the data to a receiver behind it, over a link that loses segments.
+    /// The guest forwards the data to a receiver behind it, over a link that loses segments.
     Forwarding(Way),
-    /// Its application lowers SO_RCVBUF while data is in flight.
+    /// The guest's application lowers SO_RCVBUF while data is in flight.
     Rcvbuf(Reads),
 }
 
-/// When an application reads the data that arrived since it lowered SO_RCVBUF.
+/// When an application reads the data that has arrived since it lowered SO_RCVBUF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reads {
     /// After 0.3 to 2 s.
@@ -23,11 +23,11 @@ pub(super) enum Reads {
 /// How a guest forwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Way {
-    /// As a router: the receiver's own address, and a TTL that is one less.
+    /// As a router: the peer knows the receiver's own address, and the TTL is one less.
     Routed,
-    /// As a NAT: the peer knows the guest's address only.
+    /// As a NAT: the peer knows only the guest's address.
     Nat,
-    /// As a router that sets the TTL back to 64, so that the host cannot see that it forwards.
+    /// As a router that sets the TTL back to 64, so that the host cannot see the forwarding.
     TtlKept,
 }
 
@@ -36,7 +36,7 @@ pub(super) enum Way {
 pub(super) struct Cell {
     pub(super) hazard: Hazard,
     pub(super) v6: bool,
-    /// Whether the guest alternately has a CPU for 30 ms and none for 60 ms.
+    /// Whether the guest alternately has a CPU for 30 ms and no CPU for 60 ms.
     pub(super) paused: bool,
     /// Whether `taut snoop` runs; without it, the cell is a control.
     pub(super) snoop: bool,
@@ -52,13 +52,13 @@ pub(super) struct Plan {
     pub(super) cells: Vec<Cell>,
 }
 
-/// The number of concurrent transfers, each at a port of its own.
+/// The number of concurrent transfers. Each has its own port.
 pub(super) const AT_ONCE: u16 = 20;
 /// The ports of all cells.
 pub(super) const PORTS: std::ops::Range<u16> = 5_000..6_000;
 
-/// Hazard, IPv6, paused, and the numbers of transfers: with `taut snoop` and without, and both in
-/// the short form.
+/// Each cell: hazard, IPv6, paused, and the numbers of transfers with `taut snoop` and without,
+/// first for the long form and then for the short form.
 const CELLS: [(Hazard, bool, bool, [u64; 4]); 9] = [
     (
         Hazard::Forwarding(Way::Routed),
@@ -132,7 +132,7 @@ impl Plan {
 // === impl Cell ===
 
 impl Cell {
-    /// Returns its name in the figures.
+    /// Returns the cell's name in the figures.
     pub(super) fn name(&self) -> String {
         let way = match self.hazard {
             Hazard::Forwarding(Way::Routed) => "forwarding",

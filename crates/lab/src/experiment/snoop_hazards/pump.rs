@@ -24,7 +24,7 @@ pub(super) struct Cpu {
 // === impl Cpu ===
 
 impl Cpu {
-    /// Whether the guest has its CPU in slices only.
+    /// Sets whether the guest has its CPU only in slices.
     pub(super) fn pause(&self, paused: bool) {
         self.paused.store(paused, Ordering::Relaxed);
     }
@@ -34,7 +34,7 @@ impl Cpu {
         self.over.store(true, Ordering::Relaxed);
     }
 
-    /// Carries frames both ways until [`Cpu::end`]. Only a full ring loses frames.
+    /// Carries frames both ways until [`Cpu::end`]. Frames are lost only if a ring is full.
     pub(super) fn carry(&self, taps: &Taps) -> io::Result<()> {
         let mut buffer = vec![0; Tap::MAX_READ];
         while !self.over.load(Ordering::Relaxed) {
@@ -59,7 +59,7 @@ impl Cpu {
 
 fn move_frames(from: &Tap, to: &Tap, buffer: &mut [u8]) -> io::Result<()> {
     while let Some(len) = next(from, buffer)? {
-        // A device that is down accepts no frames; TCP repairs that.
+        // A device that is down accepts no frames. TCP repairs the loss.
         let _ = to.write(&buffer[..len]);
     }
     Ok(())

@@ -12,14 +12,16 @@ use super::plan::Reads;
 use super::transfer::Transfer;
 use crate::experiment::streams::{Failure, Sink, Source, left};
 
-/// Bytes that the guest has acknowledged and its application has not read when it lowers SO_RCVBUF.
+/// The number of bytes that the guest has acknowledged, but its application has not read, when the
+/// application lowers SO_RCVBUF.
 const BEFORE: std::ops::Range<u64> = 1_000..6_000;
-/// Bytes that arrive then. Both together fit into the first window that Linux advertises, 64 kB.
+/// The number of bytes that arrive after that. Together with [`BEFORE`] they fit into the first
+/// window that Linux advertises, 64 kB.
 const AFTER: std::ops::Range<u64> = 20_000..46_000;
 /// How long the application waits before it lowers SO_RCVBUF, in milliseconds. The guest
 /// acknowledges its bytes within 40 ms.
 const LOWERED: std::ops::Range<u64> = 0..80;
-/// How long it then does not read, in milliseconds.
+/// How long the application does not read after that, in milliseconds.
 const SOON: std::ops::Range<u64> = 300..2_000;
 const LATE: std::ops::Range<u64> = 8_000..15_000;
 
@@ -30,12 +32,12 @@ struct Script {
     after: u64,
     lowered: Duration,
     unread: Duration,
-    /// Whether the sender closes its stream at once; otherwise it keeps the connection open until
+    /// Whether the sender closes its stream at once. Otherwise it keeps the connection open until
     /// the receiver closes.
     closes: bool,
 }
 
-/// Sends the stream around the change of the buffer and compares the received bytes.
+/// Sends the stream around the change of the buffer, and compares the received bytes.
 pub(super) fn run(transfer: Transfer, reads: Reads) -> Result<(), (Failure, String)> {
     let Transfer {
         sender,
@@ -114,7 +116,7 @@ fn receive(
         return Err(io::ErrorKind::TimedOut.into());
     }
     std::thread::sleep(script.lowered);
-    // The kernel raises it to its minimum, 2,304 bytes.
+    // The kernel raises the size to its minimum, 2,304 bytes.
     set_socket_recv_buffer_size(stream, 1)?;
     lowered();
     std::thread::sleep(script.unread);

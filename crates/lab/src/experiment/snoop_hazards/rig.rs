@@ -1,5 +1,5 @@
-//! The world: a peer, a host with the guest's tap at its bridge, the guest, and a receiver behind
-//! it.
+//! The world: a peer, a host that bridges the guest's tap, the guest, and a receiver behind the
+//! guest.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use taut_netlab::world::{World, WorldBuilder};
 pub(super) const TAP: &str = "guest0";
 /// The guest's device.
 const DEVICE: &str = "eth0";
-/// The share of segments that are lost between the guest and the receiver behind it.
+/// The share of segments lost between the guest and the receiver behind it.
 pub(super) const LOSS: f64 = 0.002;
 
 /// The world without processes.
@@ -86,8 +86,8 @@ impl Rig {
                 add_neighbour(guest, DEVICE, own, (peer, wire))?;
             }
         }
-        // Without `src` the kernel would use the address of a link, to which the others have no
-        // route.
+        // Without `src` the kernel would use the address of a link, to which the other hosts have
+        // no route.
         for (far, lan, v6) in [
             (IpAddr::from(behind.addr()), LANS[0], false),
             (behind.addr6().into(), LANS[1], true),
@@ -107,7 +107,8 @@ impl Rig {
         Ok(())
     }
 
-    /// Sets up how the guest forwards in this cell, and restarts the link's losses from its seed.
+    /// Sets up how the guest forwards in this cell, and restarts the link's losses from the cell's
+    /// seed.
     pub(super) fn prepare(&self, cell: &Cell) -> Result<(), ExperimentError> {
         self.world.reseed(cell.seed);
         let behind = self.world.addr("behind");
@@ -138,7 +139,7 @@ impl Rig {
         nft(self.world.host("guest"), &rules)
     }
 
-    /// Returns the host that receives.
+    /// Returns the name of the host that receives.
     pub(super) fn receiver(&self, cell: &Cell) -> &'static str {
         match cell.hazard {
             Hazard::Forwarding(_) => "behind",
@@ -154,7 +155,7 @@ impl Rig {
         }
     }
 
-    /// Returns the address of the guest, or of the receiver behind it.
+    /// Returns the own address of the guest, or of the receiver behind it.
     pub(super) fn own_addr(&self, host: &str, v6: bool) -> IpAddr {
         match (host, v6) {
             ("guest", _) => guest_addr(v6),
@@ -163,7 +164,7 @@ impl Rig {
         }
     }
 
-    /// Returns the segments that the link behind the guest has lost.
+    /// Returns the number of segments that the link behind the guest has lost.
     pub(super) fn lost(&self) -> Result<u64, ExperimentError> {
         let reports = self.world.link_reports()?;
         let lost = reports

@@ -1,4 +1,4 @@
-//! A transfer, as a cell hands it to its hazard.
+//! A transfer, in the form that a cell passes to its hazard.
 
 use std::net::TcpStream;
 use std::time::Instant;

@@ -18,8 +18,8 @@ use crate::peer::Service;
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9477);
 /// How long a process may take to serve the tap, or to end.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long `--off` may take: the guest waits for its CPU for a second at most, acknowledges after
-/// 0.5 s at most (RFC 9293 3.8.6.3), and may need a retransmission.
+/// How long `--off` may take. The guest waits up to one second for its CPU, delays an
+/// acknowledgement for up to 0.5 s (RFC 9293 3.8.6.3), and may need a retransmission.
 const DRAINED: Duration = Duration::from_secs(30);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -27,10 +27,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 #[derive(Debug, Default)]
 pub(super) struct Done {
     pub(super) kills: u64,
-    /// Processes that replaced others.
+    /// The number of processes that replaced stopped ones.
     pub(super) restarts: u64,
     pub(super) offs: u64,
-    /// Losses after early ACKs that the processes have detected themselves.
+    /// Losses after early ACKs that the processes detected.
     pub(super) broken: u64,
     /// Such losses detected while the guest dropped no segments.
     pub(super) doubts: u64,
@@ -55,7 +55,7 @@ pub(super) struct Chaos<'a> {
 // === impl Chaos ===
 
 impl<'a> Chaos<'a> {
-    /// Starts it, with the phase's options.
+    /// Starts the process with the phase's options.
     pub(super) fn start(
         rig: &'a Rig,
         phase: Phase,
@@ -74,7 +74,7 @@ impl<'a> Chaos<'a> {
         Ok(chaos)
     }
 
-    /// Injects the phase's faults until `over` is true, and ends the process in order.
+    /// Injects the phase's faults until `over` receives, and then ends the process with SIGTERM.
     pub(super) fn wreak(mut self, over: &Receiver<()>) -> Result<(), ExperimentError> {
         if self.service.is_none() {
             let _ = over.recv();
@@ -177,8 +177,8 @@ impl<'a> Chaos<'a> {
         Ok(())
     }
 
-    /// Runs `taut snoop --off` or `--on`, and records a fault if it fails or does not return in
-    /// time.
+    /// Runs `taut snoop --off` or `--on`. Records a fault if the command fails or does not return
+    /// in time.
     fn ask(&mut self, what: &str) -> Result<bool, ExperimentError> {
         let machine = ExperimentError::machine;
         let mut command = Command::new(&self.rig.taut);
@@ -205,7 +205,7 @@ impl<'a> Chaos<'a> {
         Ok(false)
     }
 
-    /// Reads the counters of a process before it ends.
+    /// Adds the counters of a process before the process ends.
     fn note(&mut self) {
         let status = self.rig.status();
         self.done.broken += status["lost_after_early_ack"].as_u64().unwrap_or(0);

@@ -1,8 +1,8 @@
 //! Watches both sides of the host for an early ACK that the guest might not cover.
 //!
-//! The checker knows what the guest has sent and which segments have left its ring, and does not
-//! know `taut snoop`. Events must be reported in causal order: a frame of the guest before it
-//! enters the tap, and a frame for the peer after it has left the host.
+//! The checker knows which segments the guest has sent and which have left its ring. It knows
+//! nothing about `taut snoop`. Its events must be reported in causal order: a frame of the guest
+//! before the frame enters the tap, and a frame for the peer after it has left the host.
 
 mod history;
 mod violation;
@@ -17,7 +17,7 @@ use violation::Violation;
 
 /// The number of violations that are reported in full.
 const DESCRIBED: usize = 8;
-/// The last frames of a flow that are shown with a violation.
+/// The number of last frames of a flow that are shown with a violation.
 const RECENT: usize = 24;
 
 /// Where a frame was seen.
@@ -34,9 +34,9 @@ enum Vantage {
 pub(super) struct Findings {
     /// Frames with data for the guest that have entered the host.
     pub(super) data: u64,
-    /// Early ACKs: those beyond what the guest had acknowledged itself.
+    /// Early ACKs: those beyond what the guest itself had acknowledged.
     pub(super) early: u64,
-    /// Frames in which the guest shrinks the window that it had advertised.
+    /// Frames in which the guest shrinks a window that it had advertised.
     pub(super) retreats: u64,
     pub(super) violations: u64,
     /// The first of the violations, in words.
@@ -60,13 +60,13 @@ struct Watched {
     guest: Option<Opening>,
     /// The end of the contiguous bytes that have left the ring.
     taken: u32,
-    /// The ranges beyond a hole: starts and ends.
+    /// The ranges that have left the ring beyond a hole: starts and ends.
     beyond_hole: Vec<(u32, u32)>,
     /// The guest's farthest right edge; `None` before its first segment.
     edge: Option<u32>,
-    /// The guest's recent right edge.
+    /// The guest's right edge now and a while ago.
     recent_edge: Option<RecentEdge>,
-    /// The guest's own acknowledgement numbers, and the highest.
+    /// The guest's own acknowledgement numbers; `own_high` is the highest.
     own: HashSet<u32>,
     own_high: u32,
     /// The guest's next sequence number.
@@ -91,7 +91,7 @@ struct Opening {
 // === impl Checker ===
 
 impl Checker {
-    /// Forgets all flows; from now on early ACKs may go `beyond` bytes past the guest's edge.
+    /// Forgets all flows. From now on early ACKs may go `beyond` bytes past the guest's edge.
     pub(super) fn begin_phase(&mut self, beyond: u32) {
         *self = Self {
             beyond,
@@ -100,7 +100,7 @@ impl Checker {
         };
     }
 
-    /// A frame for the guest enters the host.
+    /// Records that a frame for the guest enters the host.
     pub(super) fn peer_sends(&mut self, segment: &Segment) {
         let flow = self.flow(Vantage::PeerSends, segment);
         if segment.has(SYN) {
@@ -120,7 +120,7 @@ impl Checker {
         self.sound(segment);
     }
 
-    /// A frame has left the ring, and was therefore in it.
+    /// Records that a frame has left the ring, which shows that it was in the ring.
     pub(super) fn guest_got(&mut self, segment: &Segment) {
         let flow = self.flow(Vantage::GuestGot, segment);
         if !segment.has(SYN | RST) {
@@ -129,7 +129,7 @@ impl Checker {
         self.sound(segment);
     }
 
-    /// The ring is empty: all acknowledged bytes must have been in it.
+    /// Records that the ring is empty: all acknowledged bytes must have been in it.
     pub(super) fn settle(&mut self) {
         for id in std::mem::take(&mut self.owed) {
             let Some(flow) = self.flows.get_mut(&id) else {
@@ -143,7 +143,7 @@ impl Checker {
         }
     }
 
-    /// The guest sends a frame.
+    /// Records that the guest sends a frame.
     pub(super) fn guest_sends(&mut self, segment: &Segment, now: Instant) {
         let flow = self.flow(Vantage::GuestSends, segment);
         if segment.has(SYN) {
@@ -175,7 +175,7 @@ impl Checker {
         self.sound(segment);
     }
 
-    /// A frame for the peer has left the host.
+    /// Records that a frame for the peer has left the host, and checks it.
     pub(super) fn peer_got(&mut self, segment: &Segment, now: Instant) {
         self.sound(segment);
         let beyond = self.beyond;
@@ -266,7 +266,7 @@ impl Checker {
 // === impl Watched ===
 
 impl Watched {
-    /// The ports are used again.
+    /// Starts again, because the ports are reused for a new connection.
     fn begin_anew(&mut self) {
         let recent = std::mem::take(&mut self.recent);
         *self = Self {
@@ -280,7 +280,7 @@ impl Watched {
         self.peer.is_some() && self.guest.is_some()
     }
 
-    /// Returns a window of the guest in bytes. In a SYN it is not scaled (RFC 7323 2.2).
+    /// Returns the guest's window in bytes. The window in a SYN is not scaled (RFC 7323 2.2).
     fn window(&self, segment: &Segment) -> u32 {
         let scale = match (self.peer, self.guest) {
             (Some(peer), Some(guest)) if !segment.has(SYN) => peer.scale.and(guest.scale),
@@ -302,7 +302,8 @@ impl Watched {
         self.beyond_hole.retain(|(_, to)| is_after(*to, taken));
     }
 
-    /// (RFC 7323 3.2: once agreed upon, every segment has them.)
+    /// Returns the violations of a segment's timestamps. Once negotiated, every segment has
+    /// timestamps (RFC 7323 3.2).
     fn wrong_stamps(&self, segment: &Segment, now: Instant) -> Vec<Violation> {
         let agreed = [self.peer, self.guest]
             .iter()
@@ -337,7 +338,7 @@ impl Opening {
     }
 }
 
-/// Formats a frame.
+/// Formats a frame for the report of a violation.
 struct Told<'a>(&'a (Vantage, Segment));
 
 impl fmt::Display for Told<'_> {

@@ -12,7 +12,7 @@ use rustix::net::sockopt::set_socket_recv_buffer_size;
 use super::plan::{Part, Reading, Writing};
 use crate::experiment::streams::{Sink, Source};
 
-/// A slow reader: bytes, pause, and how many times it pauses.
+/// How a slow reader reads: bytes at a time, pause before each read, and number of pauses.
 const SLOW: (usize, Duration, u32) = (8_192, Duration::from_millis(4), 150);
 /// The receive buffer of a connection after all changes, in bytes.
 const RAISED: usize = 2 << 20;
@@ -28,14 +28,14 @@ pub(super) struct Report {
 // === impl Report ===
 
 impl Report {
-    /// Returns whether `other` has received what this end has sent.
+    /// Returns whether `other` has received what this end sent.
     pub(super) fn fits(&self, other: &Self) -> bool {
         self.sent == other.got
     }
 }
 
-/// Runs one end: sends its bytes and closes its stream, and reads to the end of the
-/// other's.
+/// Runs one end: sends its bytes, closes its stream, and reads to the end of the other end's
+/// stream.
 pub(super) fn carry(stream: TcpStream, part: &Part, deadline: Instant) -> io::Result<Report> {
     std::thread::scope(|scope| {
         let sent = scope.spawn(|| send(&stream, part, deadline));
@@ -43,7 +43,8 @@ pub(super) fn carry(stream: TcpStream, part: &Part, deadline: Instant) -> io::Re
         if got.is_err() {
             let _ = stream.shutdown(Shutdown::Both);
         } else if part.bytes == 0 {
-            // Like a server; while its stream is open, the host may acknowledge for it.
+            // Close late, as a server does: while the stream is open, the host may acknowledge for
+            // this end.
             stream.shutdown(Shutdown::Write)?;
         }
         let sent = sent.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
@@ -93,13 +94,13 @@ fn receive(stream: &TcpStream, part: &Part, deadline: Instant) -> io::Result<([u
         }
         Reading::Resizing => resize(stream, part.seed, &mut sink, deadline)?,
     }
-    // No reads after the end of the stream.
+    // This read is the first that may return the end of the stream.
     sink.read_until(stream, u64::MAX, deadline)?;
     let bytes = sink.bytes;
     Ok((sink.sum(), bytes))
 }
 
-/// Reads a part, stops reading and lowers SO_RCVBUF, and raises it a while later; repeats that some
+/// Reads a part, stops reading, lowers SO_RCVBUF, and raises it a while later. Repeats this several
 /// times.
 fn resize(stream: &TcpStream, seed: u64, sink: &mut Sink, deadline: Instant) -> io::Result<()> {
     let mut random = Pcg64Mcg::seed_from_u64(seed.rotate_left(32));

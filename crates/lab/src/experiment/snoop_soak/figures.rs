@@ -12,13 +12,13 @@ use crate::experiment::Request;
 use crate::experiment::guests::snooping::told;
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
 
-/// The least share of segments that the host acknowledges early where it may: with less, hardly
-/// anything was tested. Handshakes, holes, closed windows, full rings and restarts
-/// reduce it.
+/// The least share of segments that the host acknowledges early where it may. With a smaller share,
+/// hardly anything was tested. Handshakes, holes, closed windows, full rings and restarts reduce
+/// the share.
 const LEAST_EARLY: f64 = 0.1;
 
-/// The largest share of transfers that may hang where the process is killed while the guest drops
-/// data.
+/// The largest share of transfers that may hang in phases in which the process is killed while the
+/// guest drops data.
 const MOST_LOST_AT_KILL: f64 = 0.05;
 
 /// All observations.
@@ -98,7 +98,7 @@ pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
             "acked_early_share",
             Check::at_least(early.unwrap_or(0.0), LEAST_EARLY),
         ),
-        // The checker can tell the guest's own ACKs from early ones.
+        // Checks that the checker tells the guest's own ACKs from early ACKs.
         ("acked_early_control", Check::none(control_early)),
         ("kills", once(done.kills)),
         ("restarts", once(done.restarts)),
@@ -157,7 +157,8 @@ pub(super) fn outcome(found: &Found, request: &Request) -> Outcome {
     }
 }
 
-/// Returns the early ACKs as a share of all data segments in phases with these options.
+/// Returns the early ACKs as a share of all data segments, in the phases whose options satisfy
+/// `of`.
 fn share(parts: &[Part], of: impl Fn(Options) -> bool) -> Option<f64> {
     let parts = || parts.iter().filter(|part| of(part.phase.options));
     let data: u64 = parts().map(|part| part.data).sum();

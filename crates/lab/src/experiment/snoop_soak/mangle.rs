@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
-/// Of a thousand frames, the numbers of lost, duplicated and late ones.
+/// How many of a thousand frames are lost; as many are duplicated, and as many are late.
 const EACH: u64 = 5;
 /// The maximum number of frames that overtake a late one.
 const OVERTAKEN_BY: u64 = 8;
 /// The maximum delay of a late frame.
 const LATE: Duration = Duration::from_millis(3);
-/// The maximum number of waiting frames; others are not delayed.
+/// The maximum number of waiting frames. Further frames are not delayed.
 const WAITING: usize = 64;
 
 /// One direction.
@@ -23,7 +23,7 @@ pub(super) struct Mangler {
     pub(super) mangled: Mangled,
 }
 
-/// The counts of what was done.
+/// The number of frames that were mangled in each way.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Mangled {
     pub(super) lost: u64,
@@ -34,7 +34,7 @@ pub(super) struct Mangled {
 #[derive(Debug)]
 struct DelayedFrame {
     frame: Vec<u8>,
-    /// The number of frames that are still to overtake this one.
+    /// The number of frames that must still overtake this frame.
     behind: u64,
     until: Instant,
 }
@@ -50,7 +50,7 @@ impl Mangler {
         }
     }
 
-    /// Takes a frame and returns those that come out now.
+    /// Takes a frame and returns the frames that come out now.
     pub(super) fn handle(&mut self, now: Instant, frame: Vec<u8>) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         let fate = self.random.next_u64() % 1_000;

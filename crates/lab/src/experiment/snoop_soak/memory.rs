@@ -6,7 +6,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use super::plan::{Phase, shortages};
 use taut_netlab::world::TcpMemory;
 
-/// Lets the memory run out repeatedly until `over` is true; returns how often.
+/// Lets the guest's TCP memory run out repeatedly until `over` receives; returns how often it ran
+/// out.
 pub(super) fn exhaust(memory: &TcpMemory, phase: &Phase, over: &Receiver<()>) -> io::Result<u64> {
     let mut times = 0;
     for (enough, short) in shortages(phase.seed) {
@@ -16,7 +17,7 @@ pub(super) fn exhaust(memory: &TcpMemory, phase: &Phase, over: &Receiver<()>) ->
         }
         match memory.exhaust() {
             Ok(()) => times += 1,
-            // The usage grew between reading it and setting it as the limit.
+            // The usage grew after it was read and before it was set as the limit.
             Err(e) if e.kind() == io::ErrorKind::ResourceBusy => continue,
             Err(e) => return Err(e),
         }

@@ -1,10 +1,12 @@
 //! `snoop-soak`: `taut snoop` between real kernels under every fault that can be injected.
 //!
-//! Streams of every size go between a peer and a guest that waits for its CPU and has a small ring,
-//! over a network that loses, duplicates and reorders; meanwhile the process at the guest's tap is
-//! killed, stopped and turned off. Each stream must arrive as it was sent, and a checker that sees
-//! every frame on both sides of the host must see no early ACK that the guest might not cover. The
-//! same run without the process is the control.
+//! Streams of every size flow between a peer and a guest that waits for its CPU and has a small
+//! ring, over a network that loses, duplicates and reorders frames. Meanwhile the process at the
+//! guest's tap is killed, stopped and turned off.
+//!
+//! Each stream must arrive as it was sent. A checker that sees every frame on both sides of the
+//! host must see no early ACK that the guest might not cover. The same run without the process is
+//! the control.
 
 mod chaos;
 mod checker;
@@ -132,7 +134,7 @@ fn run_phase(
     Ok(())
 }
 
-/// Returns the frames of data and the early ACKs so far.
+/// Returns the numbers of data frames and of early ACKs so far.
 fn counts(shared: &Shared) -> (u64, u64) {
     let checker = shared.checker();
     (checker.seen.data, checker.seen.early)

@@ -28,8 +28,8 @@ pub(super) fn connect(
         Some(ipproto::TCP),
     )?;
     if offer == Offer::FastOpen {
-        // The first SYN to a server requests a cookie. The server sends none, so no later SYN has
-        // data.
+        // The first SYN to a server requests a cookie. The server sends none, so no later SYN
+        // carries data.
         setsockopt(&socket, TcpFastOpenConnect, &true)?;
     }
     rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;

@@ -1,4 +1,4 @@
-//! The plan: transfers, how they are made, and the faults. All of it comes from the seed.
+//! The plan: transfers, their parameters, and the faults. The seed determines all of it.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -12,12 +12,12 @@ use crate::experiment::Request;
 pub(super) const AT_ONCE: u64 = 20;
 /// The largest stream, in bytes.
 const LARGEST: u64 = 2_000_000;
-/// The largest stream that is written in small pieces, a segment for each.
+/// The largest stream that is written in small pieces, one segment each.
 const LARGEST_IN_PIECES: u64 = 20_000;
 /// The shortest and the longest ring of a guest.
 const RING: Range<u64> = 8..501;
-/// What every connection of the guest can buffer with `--grow`: a quarter of its
-/// buffer, because the kernel accounts for buffers and not for bytes.
+/// The number of bytes that every connection of the guest can buffer with `--grow`. It is a quarter
+/// of the receive buffer, because the kernel accounts for buffers and not for bytes.
 pub(super) const GUEST_RCVBUF: u32 = 1 << 20;
 /// The guest's `tcp_rmem` with `--grow`.
 pub(super) const GROWN_RMEM: &str = "4096 4194304 8388608";
@@ -34,7 +34,7 @@ pub(super) enum Side {
 /// The options of `taut snoop`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Options {
-    /// It is not started: the control.
+    /// `taut snoop` does not run: the control.
     Off,
     Plain,
     Buffer,
@@ -43,7 +43,7 @@ pub(super) enum Options {
     Ecn,
 }
 
-/// How a guest mishandles bytes that were acknowledged for it.
+/// How a guest mishandles bytes that were acknowledged early.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Faults {
     /// Some transfers go through the guest to a receiver behind it, over a link that loses
@@ -57,14 +57,14 @@ pub(super) struct Faults {
     pub(super) shrinks: bool,
 }
 
-/// A fault of the process while streams flow.
+/// A fault of the `taut snoop` process while streams flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
-    /// SIGKILL, and a new process after this.
+    /// SIGKILL, and a new process after this time.
     Kill(Duration),
-    /// SIGTERM, and a new process after this.
+    /// SIGTERM, and a new process after this time.
     Stop(Duration),
-    /// `--off`, and `--on` after this.
+    /// `--off`, and `--on` after this time.
     Off(Duration),
 }
 
@@ -73,16 +73,16 @@ pub(super) enum Act {
 pub(super) struct Phase {
     pub(super) number: u16,
     pub(super) options: Options,
-    /// Whether each segment is a frame of its own with its whole checksum, as from a network.
-    /// Otherwise frames are those of a host: many segments, partial checksums.
+    /// Whether each segment is a separate frame with its whole checksum, as from a network.
+    /// Otherwise frames are those of a host, with many segments and partial checksums.
     pub(super) single: bool,
     /// The length of the guest's ring.
     pub(super) ring: u32,
     pub(super) faults: Faults,
-    /// Whether the process may be killed. Segments that the guest drops at that moment are lost,
-    /// because the copies end with the process.
+    /// Whether the process may be killed. A segment that the guest drops at that moment is lost,
+    /// because the process's copies end with it.
     pub(super) kills: bool,
-    /// The number of the first transfer, and how many.
+    /// The number of the first transfer; `transfers` is the number of transfers.
     pub(super) first: u64,
     pub(super) transfers: u64,
     pub(super) seed: u64,
@@ -100,11 +100,11 @@ pub(super) enum Writing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     AtOnce,
-    /// A little at times.
+    /// A little at a time, at first.
     Slowly,
-    /// Not at all for this long, at the start.
+    /// Nothing for this long at the start.
     Late(Duration),
-    /// With pauses, in each of which the receive buffer is smaller.
+    /// With pauses; in each pause the receive buffer is smaller.
     Resizing,
 }
 
@@ -119,11 +119,11 @@ pub(super) enum Offer {
 /// One side of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    /// The number of bytes that it sends.
+    /// The number of bytes that this side sends.
     pub(super) bytes: u64,
     pub(super) writing: Writing,
     pub(super) reading: Reading,
-    /// The seed of its bytes.
+    /// The seed of the side's bytes.
     pub(super) seed: u64,
 }
 
@@ -159,7 +159,7 @@ impl Plan {
             let round = n / Options::ALL.len() as u64;
             let options = Options::ALL[n as usize % Options::ALL.len()];
             let mut faults = Faults::draw(n.wrapping_add(turn), &mut random);
-            // Once in a long run, and named in its outcome.
+            // Happens once in a long run, and the outcome reports it.
             let loses = round > 0 && round == rounds - 1 && options == Options::Plain;
             faults.resizes |= loses;
             Phase {
@@ -167,7 +167,8 @@ impl Plan {
                 options,
                 faults,
                 kills: loses || !faults.drops(),
-                // Each set of options has both; a short run has both at least once.
+                // Each set of options has both kinds of frames; a short run has each kind at least
+                // once.
                 single: (n + round).is_multiple_of(2),
                 ring: (RING.start + random.next_u64() % (RING.end - RING.start)) as u32,
                 first,
@@ -188,7 +189,8 @@ impl Plan {
 // === impl Faults ===
 
 impl Faults {
-    /// Of five turns, one has no fault, and each other one has at least one.
+    /// Draws the faults of a turn. Of five turns, one has no fault, and each other turn has at
+    /// least one.
     fn draw(turn: u64, random: &mut Pcg64Mcg) -> Self {
         let own = turn % 5;
         let mut is_there =
@@ -206,7 +208,7 @@ impl Faults {
         self.resizes || self.exhausts || self.shrinks
     }
 
-    /// Returns their names, for people.
+    /// Returns the names of the faults, for people.
     pub(super) fn names(self) -> String {
         let all = [
             (self.forwards, "forwarding"),
@@ -258,7 +260,7 @@ impl Options {
         }
     }
 
-    /// Returns how many bytes beyond the guest's right edge may be acknowledged.
+    /// Returns how many bytes beyond the guest's right edge may be acknowledged early.
     pub(super) fn beyond(self) -> u32 {
         if self == Self::Grow { GUEST_RCVBUF } else { 0 }
     }
@@ -267,19 +269,19 @@ impl Options {
 // === impl Phase ===
 
 impl Phase {
-    /// Returns the name in the notes and for `--only`.
+    /// Returns the phase's name, for the notes and `--only`.
     pub(super) fn name(&self) -> String {
         let kills = if self.may_lose() { ", with kills" } else { "" };
         format!("{}, {}{kills}", self.options.name(), self.faults.names())
     }
 
-    /// Returns whether the host may lose what it has acknowledged: it is killed while the guest
-    /// drops data.
+    /// Returns whether the host may lose bytes that it has acknowledged, because it is killed while
+    /// the guest drops data.
     pub(super) fn may_lose(&self) -> bool {
         self.kills && self.faults.drops() && self.options != Options::Off
     }
 
-    /// Returns the transfer of this number, independent of other random choices.
+    /// Returns the transfer with this number, which does not depend on any other random choice.
     pub(super) fn transfer(&self, number: u64) -> Transfer {
         let mut random = Pcg64Mcg::seed_from_u64(mix(self.seed, number));
         let mut draw = |below: u64| random.next_u64() % below;
@@ -317,15 +319,16 @@ impl Phase {
         };
         let v6 = draw(3) == 0;
         let behind = draw(3) == 0 && self.faults.forwards;
-        // Bytes that are read at once take no memory, and are not in a buffer that shrinks.
+        // Bytes that the application reads at once take no memory and are in no buffer that could
+        // shrink.
         let (resizes, late) = (draw(2) == 0, draw(2) == 0);
         if resizes && self.faults.resizes && !behind {
             guest.reading = Reading::Resizing;
         } else if late && self.faults.exhausts && !behind {
             guest.reading = Reading::Late(Duration::from_millis(200 + draw(1_300)));
         }
-        // (Not MPTCP: sockets of Linux 6.18 that have fallen back to TCP end a stream early at
-        // times, on a lossy path or out of memory, with and without `taut snoop`.)
+        // MPTCP is not offered: on a lossy path or out of memory, sockets of Linux 6.18 that have
+        // fallen back to TCP sometimes end a stream early, with and without `taut snoop`.
         let offer = match draw(8) {
             0 => Offer::FastOpen,
             _ => Offer::Nothing,
@@ -341,12 +344,12 @@ impl Phase {
         }
     }
 
-    /// Returns the faults of the process, each after a pause, for as long as the phase lasts.
+    /// Returns the faults of the process, each after a pause. The sequence is endless.
     pub(super) fn acts(&self) -> impl Iterator<Item = (Duration, Act)> + use<> {
         let mut random = Pcg64Mcg::seed_from_u64(!self.seed);
         let kills = self.kills;
         let mut is_first = true;
-        // Each kind occurs before any repeats.
+        // Each kind of fault occurs before any kind repeats.
         let mut bag = Vec::new();
         std::iter::repeat_with(move || {
             let mut ms = |range: Range<u64>| {
@@ -362,7 +365,7 @@ impl Phase {
             let pause = ms(500..3_000);
             let mut index = random.next_u64() as usize % bag.len();
             if std::mem::take(&mut is_first) {
-                // A short phase has one, too.
+                // Starts with a kill, if kills are allowed, so that a short phase includes one.
                 index = bag.len() - 1;
             }
             (pause, bag.swap_remove(index))
@@ -381,8 +384,8 @@ impl Transfer {
     }
 }
 
-/// Returns when the guest's TCP memory runs out: how long it suffices, and then how long it does
-/// not.
+/// Returns when the guest's TCP memory runs out: alternately how long it suffices and how long it
+/// does not.
 pub(super) fn shortages(seed: u64) -> impl Iterator<Item = (Duration, Duration)> {
     let mut random = Pcg64Mcg::seed_from_u64(seed.rotate_left(32));
     std::iter::repeat_with(move || {
@@ -394,7 +397,7 @@ pub(super) fn shortages(seed: u64) -> impl Iterator<Item = (Duration, Duration)>
     })
 }
 
-/// Returns the guest's CPU slices: how long it has a CPU, and then how long it has none.
+/// Returns the guest's CPU slices: alternately how long it has a CPU and how long it has none.
 pub(super) fn turns(seed: u64) -> impl Iterator<Item = (Duration, Duration)> {
     let mut random = Pcg64Mcg::seed_from_u64(seed);
     std::iter::repeat_with(move || {

@@ -24,11 +24,11 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     checker: Mutex<Checker>,
-    /// Whether each segment is a frame of its own.
+    /// Whether each segment is a separate frame.
     pub(super) single: AtomicBool,
-    /// The number of times in which the guest had no CPU.
+    /// How often the guest had no CPU.
     pub(super) pauses: AtomicU64,
-    /// Frames that a kernel did not accept: the guest's must not be lost.
+    /// Frames that a kernel did not accept. The guest's frames must not be lost.
     pub(super) refused: AtomicU64,
     over: AtomicBool,
 }
@@ -56,8 +56,8 @@ impl Shared {
     }
 }
 
-/// Carries frames between the peer's TAP and the host's until the end; returns what it did to
-/// them.
+/// Carries frames between the peer's TAP and the host's until the end. Returns how it mangled the
+/// frames of each direction.
 pub(super) fn network(
     peer: &Tap,
     host: &Tap,
@@ -119,8 +119,8 @@ pub(super) fn network(
     Ok([towards_host.mangled, towards_peer.mangled])
 }
 
-/// The guest's CPU: in each slice it takes all frames in the ring, and sends those of the guest's
-/// kernel; between slices none. It loses no frame.
+/// Acts as the guest's CPU. In each slice it takes all frames from the ring, and sends the frames
+/// of the guest's kernel; between slices it does neither. It loses no frame.
 pub(super) fn cpu(ring: &Tap, guest: &Tap, seed: u64, shared: &Shared) -> io::Result<()> {
     let mut buffer = vec![0; Tap::MAX_READ];
     for (runs, waits) in plan::turns(seed) {
@@ -129,7 +129,7 @@ pub(super) fn cpu(ring: &Tap, guest: &Tap, seed: u64, shared: &Shared) -> io::Re
             empty(ring, guest, &mut buffer, shared)?;
             while let Some(len) = next(guest, &mut buffer)? {
                 if let Some(segment) = Segment::read(&buffer[..len], true) {
-                    // Before the frame enters: its effects come later.
+                    // Report the frame before it enters the tap, and so before its effects.
                     shared.checker().guest_sends(&segment, Instant::now());
                 }
                 shared.give(ring, &buffer[..len]);
@@ -149,11 +149,11 @@ pub(super) fn cpu(ring: &Tap, guest: &Tap, seed: u64, shared: &Shared) -> io::Re
     Ok(())
 }
 
-/// Takes all frames out of the ring, and checks that none is missing.
+/// Takes all frames out of the ring, and checks that no acknowledged byte is missing.
 fn empty(ring: &Tap, guest: &Tap, buffer: &mut [u8], shared: &Shared) -> io::Result<()> {
     loop {
-        // Locked while the ring is read: bytes that the checker counts as acknowledged then were
-        // acknowledged before.
+        // The checker is locked while the ring is read, so that any byte it counts as acknowledged
+        // was acknowledged before the read.
         let mut checker = shared.checker();
         let Some(len) = next(ring, buffer)? else {
             checker.settle();
@@ -167,7 +167,7 @@ fn empty(ring: &Tap, guest: &Tap, buffer: &mut [u8], shared: &Shared) -> io::Res
     }
 }
 
-/// Returns the frame, or each of its segments as a network would carry it.
+/// Returns the frame or, if frames are single, each of its segments as a network would carry it.
 fn pieces(read: &[u8], shared: &Shared) -> Vec<Vec<u8>> {
     if !shared.single.load(Ordering::Relaxed) {
         return vec![read.to_vec()];

@@ -1,5 +1,5 @@
-//! The world: a peer, a guest, a host between them that has the guest's tap at its bridge, and a
-//! host behind the guest.
+//! The world: a peer, a guest, a host between them that bridges the guest's tap, and a host behind
+//! the guest.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub(super) const TAP: &str = "guest0";
 const UP: &str = "up0";
 /// The device of the peer, and of the guest.
 const DEVICE: &str = "eth0";
-/// The length of all other rings: they must lose no frame.
+/// The length of all other rings, which must lose no frame.
 const AMPLE: u32 = 16_384;
 
 /// Counters of segments that a kernel drops for lack of memory or window.
@@ -33,13 +33,13 @@ const DROPS: [&str; 5] = [
     "OfoPruned",
     "RcvPruned",
 ];
-/// The share of segments that are lost behind the guest, each way.
+/// The share of segments lost behind the guest, each way.
 const LOSS_BEHIND: f64 = 0.005;
 
 /// The world without processes.
 pub(super) struct Rig {
     pub(super) taps: Taps,
-    /// The limit of the TCP memory of the guest's sockets, if the machine supports one.
+    /// The limit of the TCP memory of the guest's sockets, if this machine supports such a limit.
     pub(super) memory: Option<TcpMemory>,
     pub(super) world: World,
     pub(super) taut: PathBuf,
@@ -142,7 +142,7 @@ impl Rig {
         })
     }
 
-    /// Returns its address; the peer has one for each worker.
+    /// Returns the address of a side of a transfer. The peer has one for each worker.
     pub(super) fn addr(&self, side: Side, behind: bool, v6: bool, worker: u16) -> IpAddr {
         let host = self.host(side, behind);
         match (side, v6) {
@@ -175,8 +175,8 @@ impl Rig {
         Ok(())
     }
 
-    /// Returns the segments that the guest has dropped for lack of memory or window (`TcpExt` of
-    /// `nstat`).
+    /// Returns the number of segments that the guest has dropped for lack of memory or window
+    /// (`TcpExt` of `nstat`).
     pub(super) fn guest_dropped(&self) -> Result<u64, ExperimentError> {
         let read = self
             .world
@@ -186,7 +186,7 @@ impl Rig {
         Ok(DROPS.iter().map(|name| counter(&text, name)).sum())
     }
 
-    /// Returns the segments that the link behind the guest has lost.
+    /// Returns the number of segments that the link behind the guest has lost.
     pub(super) fn lost_behind(&self) -> Result<u64, ExperimentError> {
         let reports = self.world.link_reports()?;
         let each = reports
@@ -195,7 +195,7 @@ impl Rig {
         Ok(each.sum())
     }
 
-    /// Returns the frames that the guest's ring has refused.
+    /// Returns the number of frames that the guest's ring has refused.
     pub(super) fn dropped(&self) -> Result<u64, ExperimentError> {
         let text = self.ip("host", &format!("-s -j link show {TAP}"))?;
         let links: Value = serde_json::from_str(&text).unwrap_or_default();

@@ -13,7 +13,8 @@ pub(super) const SYN: u8 = 0x02;
 pub(super) const RST: u8 = 0x04;
 pub(super) const ACK: u8 = 0x10;
 
-/// A connection of the guest, or of the host behind it. (There is one of each, and one peer.)
+/// A connection of the guest, or of the host behind it. (There is one guest, one such host, and one
+/// peer.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct FlowId {
     pub(super) v6: bool,
@@ -22,7 +23,7 @@ pub(super) struct FlowId {
     pub(super) guest_port: u16,
 }
 
-/// A TCP segment, or a frame of several.
+/// A TCP segment, or a frame of several segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) flow: FlowId,
@@ -36,7 +37,7 @@ pub(super) struct Segment {
     pub(super) scale: Option<u8>,
     /// TSval and TSecr.
     pub(super) stamps: Option<(u32, u32)>,
-    /// Whether its checksums are right: TCP's, or the partial sum of one, and IPv4's.
+    /// Whether the checksums are right: TCP's, which may be a partial sum, and IPv4's.
     pub(super) sound: bool,
 }
 
@@ -78,7 +79,7 @@ impl Segment {
         let pseudo = checksum::sum(&pseudo);
         let sum_is_right = if vnet.flags & VnetHeader::NEEDS_CSUM != 0 {
             let starts = bytes.len() - segment.len();
-            // Both zeros of ones' complement are equal.
+            // Zero has two representations in ones' complement, which must compare as equal.
             tcp.checksum() % 0xffff == pseudo % 0xffff
                 && usize::from(vnet.csum_start) == starts
                 && vnet.csum_offset == 16
@@ -124,14 +125,14 @@ impl Segment {
         self.flags & flag != 0
     }
 
-    /// Returns the sequence number after it (RFC 9293 3.4: SYN and FIN count too).
+    /// Returns the sequence number after the segment. SYN and FIN count too (RFC 9293 3.4).
     pub(super) fn end(&self) -> u32 {
         let ends = u32::from(self.has(SYN)) + u32::from(self.has(FIN));
         self.seq.wrapping_add(self.len).wrapping_add(ends)
     }
 }
 
-/// Completes the checksum of a frame that is one segment, as a network would have it.
+/// Completes the checksum of a one-segment frame, as a network card would.
 pub(super) fn complete_checksum(frame: &mut [u8]) {
     let Some(vnet) = VnetHeader::read(frame) else {
         return;
@@ -144,7 +145,7 @@ pub(super) fn complete_checksum(frame: &mut [u8]) {
     if at + 2 > frame.len() {
         return;
     }
-    // The field holds the sum of the pseudo-header.
+    // The field already holds the sum of the pseudo-header.
     let sum = checksum::complete(checksum::sum(&frame[start..]));
     frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
     frame[..VnetHeader::LEN].copy_from_slice(&VnetHeader::default().to_bytes());
@@ -211,7 +212,7 @@ mod tests {
     fn any_byte_that_is_changed_shows() {
         for v6 in [false, true] {
             let right = frame(v6, b"hello");
-            // From the addresses on, which are part of both checksums.
+            // From the addresses on: both checksums cover them.
             for at in VnetHeader::LEN + 26..right.len() {
                 let mut wrong = right.clone();
                 wrong[at] ^= 0x10;
@@ -235,7 +236,7 @@ mod tests {
             };
             partial[..VnetHeader::LEN].copy_from_slice(&vnet.to_bytes());
             assert!(!Segment::read(&partial, false).unwrap().sound);
-            // The difference between the whole sum and the segment's own part.
+            // The sum of the pseudo-header is the whole sum less the sum of the segment.
             let at = VnetHeader::LEN + usize::from(l4);
             let mut bare = whole[at..].to_vec();
             bare[16..18].fill(0);

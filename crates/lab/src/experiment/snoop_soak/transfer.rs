@@ -18,14 +18,15 @@ use crate::experiment::guests::snooping::of_flow;
 use crate::experiment::progress::Progress;
 use crate::experiment::streams::{Failure, accept, left};
 
-/// The time limit of a transfer. A sender that gets no answer for 100 s retransmits about nine
-/// times (RFC 6298 5.5, starting at 200 ms), each of which would have to be lost.
+/// The time limit of a transfer. A sender without an answer for 100 s retransmits about nine times
+/// (RFC 6298 5.5, starting at 200 ms), and each retransmission would have to be lost.
 const LIMIT: Duration = Duration::from_secs(100);
-/// The time limit where the host may lose what it has acknowledged: such a transfer hangs for ever.
+/// The time limit in phases in which the host may lose bytes that it has acknowledged. A transfer
+/// that lost them hangs for ever.
 const LIMIT_WITH_LOSS: Duration = Duration::from_secs(40);
-/// One of this many listeners has the least receive buffer.
+/// One in this many listeners has the smallest receive buffer.
 const SMALL_BUFFER_OF: u64 = 4;
-/// The least receive buffer, in bytes: what one reader leaves closes the window.
+/// The smallest receive buffer, in bytes. What a reader leaves in it closes the window.
 const SMALL_BUFFER: usize = 32_768;
 /// The first port of the listeners.
 const PORT: u16 = 5_000;
@@ -45,7 +46,7 @@ pub(super) struct Streams {
     described: Mutex<Vec<String>>,
 }
 
-/// The messages between the two ends of a worker after each transfer.
+/// The messages that the two ends of a worker exchange after each transfer.
 struct Line {
     tell: Sender<Result<Report, Failure>>,
     hear: Receiver<Result<Report, Failure>>,
@@ -54,7 +55,7 @@ struct Line {
 // === impl Streams ===
 
 impl Streams {
-    /// A stream failed, and further ones would show no more.
+    /// Returns whether a stream has failed. Further streams would show nothing new.
     pub(super) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }
@@ -117,7 +118,7 @@ struct Worker<'a> {
     streams: &'a Streams,
     progress: &'a Progress,
     number: u64,
-    /// The listeners of the peer, of the guest and of the host behind it, for both versions of IP.
+    /// The listeners of the peer, the guest and the host behind the guest, for both versions of IP.
     listeners: [[TcpListener; 2]; 3],
 }
 
@@ -185,7 +186,7 @@ impl<'a> Worker<'a> {
                     hung = Some(of_flow(&status, ports));
                 }
             });
-            // Each end learns the other's result, and both go on or neither.
+            // Each end learns the other's result, so that both continue or neither does.
             let said = match &report {
                 Ok(report) => Ok(*report),
                 Err(failure) => Err(failure.clone()),
@@ -199,7 +200,7 @@ impl<'a> Worker<'a> {
             };
             if !fits {
                 self.tell_failure(side, &transfer, &report, &other, hung);
-                // Both ends come to the same decision.
+                // Both ends make the same decision.
                 match self.is_excused(&report, &other) {
                     true => continue,
                     false => return Ok(()),
@@ -215,8 +216,8 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Returns whether a transfer may fail as these did: the copies of what the guest dropped ended
-    /// with a killed process.
+    /// Returns whether a transfer may fail in this way: the guest dropped segments, and their
+    /// copies were lost with the killed process.
     fn is_excused(&self, own: &Result<Report, Failure>, other: &Result<Report, Failure>) -> bool {
         let hung = |report| matches!(report, &Err(Failure::Hung(_)));
         self.phase.may_lose() && (hung(own) || hung(other))
@@ -244,7 +245,7 @@ impl<'a> Worker<'a> {
         if !self.is_excused(own, other) {
             tracing::error!("{what}");
         }
-        // Counted once; if it hung, by the end that knows more.
+        // Count a failure once. If the transfer hung, the end that knows more counts it.
         let counts = match own {
             Err(_) => side == Side::Guest || other.is_ok(),
             Ok(_) => side == Side::Guest && other.is_ok(),
@@ -265,7 +266,7 @@ impl<'a> Worker<'a> {
         self.streams.failed(count, what);
     }
 
-    /// Connects or accepts. Sockets belong to the namespace of the thread that makes them.
+    /// Connects or accepts. A socket belongs to the namespace of the thread that creates it.
     fn connect(&self, side: Side, transfer: &Transfer, deadline: Instant) -> io::Result<TcpStream> {
         if transfer.opener != side {
             let index = side as usize + usize::from(side == Side::Guest && transfer.behind);
@@ -283,7 +284,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// The listener of a worker, so that connections can be told apart.
+/// Opens the listener of a worker. Each worker has its own, so that connections can be told apart.
 fn listen(at: SocketAddr, small: bool) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(at)?;
     if small {
@@ -301,7 +302,7 @@ fn listens_at(
     v6: bool,
     worker: u64,
 ) -> SocketAddr {
-    // Another phase has other ports, where old segments do not matter.
+    // Each phase has its own ports, so that old segments do not matter.
     let first = PORT + phase.number * AT_ONCE as u16;
     (
         rig.addr(side, behind, v6, worker as u16),
@@ -310,7 +311,7 @@ fn listens_at(
         .into()
 }
 
-/// Returns its own port and the other's.
+/// Returns the stream's own port and the other end's.
 fn ports(stream: &TcpStream) -> Option<(u16, u16)> {
     let own = stream.local_addr().ok()?.port();
     Some((own, stream.peer_addr().ok()?.port()))

@@ -1,17 +1,17 @@
-//! The current numbers of a flow, and those of a while ago.
+//! The current numbers of a flow, and its numbers a while ago.
 
 use std::time::{Duration, Instant};
 
-/// How far apart frames that were sent at the same time may be seen: two CPUs' queues, on a machine
-/// with other work.
+/// The maximum time between the observations of two frames that were sent at the same time. They
+/// may wait in the queues of two CPUs, on a machine with other work.
 pub(super) const REORDERED: Duration = Duration::from_secs(1);
 
-/// A right edge that may move back. An edge that the guest takes back stays allowed for
-/// [`REORDERED`] at least.
+/// A right edge that may move back. An edge that the guest takes back stays allowed for at least
+/// [`REORDERED`].
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RecentEdge {
     latest: u32,
-    /// The farthest edges since `turned`, and in the time before that.
+    /// The farthest edge since `turned`; `past` is the farthest edge in the period before.
     now: u32,
     past: u32,
     turned: Instant,
@@ -29,7 +29,7 @@ pub(super) struct Lagged {
 // === impl RecentEdge ===
 
 impl RecentEdge {
-    /// The guest advertises `edge`; returns whether that shrinks its window.
+    /// Records that the guest advertises `edge`; returns whether `edge` shrinks the guest's window.
     pub(super) fn state(recent: &mut Option<Self>, edge: u32, now: Instant) -> bool {
         let Some(known) = recent else {
             *recent = Some(Self {
@@ -83,7 +83,8 @@ impl Lagged {
         known.high = later(known.high, value);
     }
 
-    /// `past` is then at least [`REORDERED`] old; `None` if there is none.
+    /// Returns the number as of `now`. Its `past` is then at least [`REORDERED`] old; `None` if
+    /// there is no value that old.
     pub(super) fn as_of(mut self, now: Instant) -> Self {
         if now.saturating_duration_since(self.turned) >= REORDERED {
             self.past = self.recent;

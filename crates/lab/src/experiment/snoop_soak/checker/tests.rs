@@ -1,4 +1,4 @@
-//! Tests that every violation is reported, and nothing else is.
+//! Tests that the checker reports every violation and nothing else.
 
 use super::history::REORDERED;
 use super::*;
@@ -9,7 +9,7 @@ const FLOW: FlowId = FlowId {
     peer_port: 1000,
     guest_port: 80,
 };
-/// Close to where sequence numbers wrap.
+/// An initial sequence number close to the wraparound.
 const ISN: u32 = u32::MAX - 2_000;
 /// The peer's first byte.
 const FIRST: u32 = ISN.wrapping_add(1);
@@ -34,7 +34,7 @@ fn segment(seq: u32, ack: u32, len: u32) -> Segment {
 }
 
 impl Scenario {
-    /// A connection that the peer has opened; the guest advertises 100 << 7 bytes.
+    /// Returns a connection that the peer has opened; the guest advertises 100 << 7 bytes.
     fn new() -> Self {
         let mut made = Self {
             checker: Checker::default(),
@@ -87,7 +87,7 @@ impl Scenario {
         self.peer_got(&ack);
     }
 
-    /// A frame of the host, with the rest of the guest's first window.
+    /// Returns an early ACK of the host, with the rest of the guest's first window.
     fn early(at: u32) -> Segment {
         Segment {
             window: 99_u16.saturating_sub((at >> 7) as u16),
@@ -120,7 +120,7 @@ fn what_the_design_allows_is_no_violation() {
     made.guest_got(1000, 5000);
     made.checker.settle();
     made.now += 10 * REORDERED;
-    // The process has ended, and the guest's own ACKs arrive unchanged.
+    // `taut snoop` has ended, so the guest's own ACKs arrive unchanged.
     made.guest_acks(1000, 902, 51);
     made.now += 10 * REORDERED;
     made.guest_acks(6000, 903, 51);
@@ -158,14 +158,14 @@ fn new_acknowledgements_beyond_an_edge_that_was_taken_back_are_reported_after_a_
     let mut made = Scenario::new();
     made.guest_got(0, 9000);
     made.peer_got(&Scenario::early(5000));
-    // The window is closed: the guest has dropped a segment.
+    // The window is closed because the guest has dropped a segment.
     let closed = Segment {
         window: 0,
         ..Scenario::ack(1000, 902, 51)
     };
     made.checker.guest_sends(&closed, made.now);
     assert_eq!(made.checker.seen.retreats, 1);
-    // In flight at that moment.
+    // This ACK was in flight when the window closed.
     made.peer_got(&Scenario::early(6000));
     made.has(&[]);
     made.now += 3 * REORDERED;
@@ -249,12 +249,12 @@ fn what_was_acknowledged_and_not_in_the_ring_is_reported_when_the_ring_is_empty(
     made.peer_sends(2000, 1000, 51);
     made.peer_got(&Scenario::early(3000));
     made.guest_got(0, 1000);
-    // The second segment was not in the ring.
+    // The second segment has not been in the ring.
     made.guest_got(2000, 1000);
     made.has(&[]);
     made.checker.settle();
     made.has(&[Violation::NotInRing(2000)]);
-    // It is reported once.
+    // The violation is reported once.
     made.checker.settle();
     made.has(&[Violation::NotInRing(2000)]);
 }
@@ -290,7 +290,7 @@ fn an_acknowledgement_that_goes_back_is_the_guests_own_or_reported() {
     let mut made = Scenario::new();
     made.guest_got(0, 3000);
     made.peer_got(&Scenario::early(3000));
-    // Two queues.
+    // An older ACK from another CPU's queue arrives later.
     made.peer_got(&Scenario::early(2000));
     made.has(&[]);
     made.now += REORDERED;
@@ -342,7 +342,7 @@ fn timestamps_that_are_missing_or_nobodys_are_reported() {
         Violation::WrongTsecr(52),
     ];
     made.has(&expected);
-    // A timestamp that the guest has left behind, which a peer would discard (RFC 7323 5.3).
+    // A peer would discard a timestamp that the guest has passed (RFC 7323 5.3).
     for tsval in [902, 903] {
         made.now += REORDERED;
         made.guest_acks(0, tsval, 51);
@@ -397,7 +397,7 @@ fn ports_may_be_used_again() {
     });
     made.checker.settle();
     made.has(&[]);
-    // Neither side scales its window now.
+    // Neither side scales its window after this.
     early.ack += 1;
     made.peer_got(&early);
     made.has(&[Violation::BeyondEdge(1), Violation::WindowBeyondEdge(1)]);

@@ -5,27 +5,27 @@ use std::fmt;
 /// A broken rule, and by how much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Violation {
-    /// Acknowledged this many bytes beyond the guest's window.
+    /// An ACK goes this many bytes beyond the guest's window.
     BeyondEdge(u32),
     /// A new ACK goes this many bytes beyond an edge that the guest has taken back.
     BeyondRetreat(u32),
-    /// Acknowledged for a receiver behind the guest, which may not have the bytes.
+    /// An early ACK for a receiver behind the guest, which may not have the bytes.
     ForReceiverBehind,
-    /// A window that ends this many bytes beyond the guest's.
+    /// A window ends this many bytes beyond the guest's.
     WindowBeyondEdge(u32),
-    /// Acknowledged, although this many bytes have not been in the ring.
+    /// An ACK covers this many bytes that have not been in the ring.
     NotInRing(u32),
-    /// An ACK this many bytes lower than one of a while before, and not the guest's own.
+    /// An ACK is this many bytes lower than an ACK of a while before, and not the guest's own.
     WentBack(u32),
-    /// A sequence number that the guest has not reached.
+    /// A sequence number is this far beyond the guest's.
     SequenceAhead(u32),
-    /// No timestamps although they were negotiated.
+    /// A segment has no timestamps although they were negotiated.
     NoTimestamps,
-    /// A TSval that the guest has not reached, or has left behind.
+    /// The guest has not reached this TSval yet, or has passed it.
     WrongTsval(u32),
-    /// A TSecr that the peer has never sent.
+    /// The peer has never sent this TSecr.
     WrongTsecr(u32),
-    /// A checksum that is wrong.
+    /// A checksum is wrong.
     Checksum,
 }
 

@@ -1,4 +1,4 @@
-//! Tests that a run covers everything, and depends only on its seed.
+//! Tests that a run covers all cases and depends only on its seed.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
