@@ -15,17 +15,17 @@ use super::watch::{Processes, bpf_objects};
 use crate::experiment::ExperimentError;
 use crate::peer::Service;
 
-/// How long a stop may take beyond `drain_timeout`.
+/// How much longer than `drain_timeout` a stop may take.
 const STOP: Duration = Duration::from_secs(5);
 /// How long a relay may take to answer SIGHUP.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How long a listener may take to come or go after a reload.
+/// How long a listener may take to open or close after a reload.
 const RELOAD_PATIENCE: Duration = Duration::from_secs(5);
-/// The pause between two checks of that.
+/// The pause between two checks of a listener.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The text that a relay logs at SIGHUP, whatever the result.
+/// The text that a relay logs at SIGHUP, whatever the result of the reload.
 const HANGUP: &str = "SIGHUP";
-/// The text that a relay logs if it cannot read its configuration again.
+/// The text that a relay logs if it cannot reload its configuration.
 const CANNOT: &str = "read at the start only";
 
 /// The events that were run, and their results.
@@ -36,13 +36,13 @@ pub(super) struct Done {
     pub(super) cuts: u64,
     pub(super) rotations: u64,
     pub(super) reloads: u64,
-    /// Events left out because the relay does not read its configuration again.
+    /// Events that were left out because the relay cannot reload its configuration.
     pub(super) left_out: u64,
     /// A sentence for each unexpected result.
     pub(super) faults: Vec<String>,
-    /// BPF programs and maps of all processes.
+    /// The BPF programs and maps of all processes.
     pub(super) objects: BTreeSet<Object>,
-    /// A log of what was done when, for finding the cause of a failure.
+    /// A log of what was done and when, for finding the cause of a failure.
     pub(super) log: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ struct Relay {
 pub(super) struct Chaos<'a> {
     rig: &'a Rig,
     processes: &'a Processes,
-    /// In the order of [`Side::BOTH`].
+    /// The relays, in the order of [`Side::BOTH`].
     relays: [Relay; 2],
     key: String,
     reloads: bool,
@@ -74,7 +74,7 @@ enum Answer {
 // === impl Chaos ===
 
 impl<'a> Chaos<'a> {
-    /// Starts both relays and finds out whether they read their configuration again.
+    /// Starts both relays, and finds out whether they can reload their configuration.
     pub(super) fn start(rig: &'a Rig, processes: &'a Processes) -> Result<Self, ExperimentError> {
         let key = new_key(rig.world.dir())?;
         let begin = |side| -> Result<Relay, ExperimentError> {
@@ -114,7 +114,7 @@ impl<'a> Chaos<'a> {
         self.relays[side as usize].service.id()
     }
 
-    /// Runs all events, each at its time or as soon as the one before it has finished.
+    /// Runs all events, each at its time or as soon as the previous event has finished.
     pub(super) fn wreak(&mut self, events: &[Event], run: &Run) -> Result<(), ExperimentError> {
         for event in events {
             std::thread::sleep(event.at.saturating_sub(run.now()));
@@ -136,7 +136,7 @@ impl<'a> Chaos<'a> {
         Ok(())
     }
 
-    /// Returns whether sessions may break by it.
+    /// Runs one event; returns whether it may break sessions.
     fn act(&mut self, act: Act) -> Result<bool, ExperimentError> {
         match act {
             Act::Kill { side, pause } => {
@@ -189,7 +189,7 @@ impl<'a> Chaos<'a> {
         Ok(self.done)
     }
 
-    /// Restores both configurations to those at the start.
+    /// Restores both configurations to their state at the start.
     pub(super) fn settle(&mut self) -> Result<(), ExperimentError> {
         for side in Side::BOTH {
             if self.relays[side as usize].settings.changed {
@@ -217,7 +217,7 @@ impl<'a> Chaos<'a> {
         Ok(())
     }
 
-    /// Toggles the configuration: its second forward must appear or disappear.
+    /// Toggles the configuration: the second forward must appear or disappear.
     fn reload(&mut self, side: Side) -> Result<(), ExperimentError> {
         let settings = &mut self.relays[side as usize].settings;
         settings.changed = !settings.changed;
@@ -226,7 +226,7 @@ impl<'a> Chaos<'a> {
         written.map_err(ExperimentError::machine("write a relay's configuration"))?;
         self.told(side)?;
         let extra = self.rig.extra(side);
-        // A silent connection must not reach the server as a session: it is reset instead of
+        // A silent connection must not reach the server as a session, so it is reset instead of
         // closed.
         let connect = || {
             TcpStream::connect(extra).and_then(|stream| {
@@ -256,7 +256,7 @@ impl<'a> Chaos<'a> {
         Ok(())
     }
 
-    /// Makes a relay read its configuration again.
+    /// Makes a relay reload its configuration.
     fn told(&mut self, side: Side) -> Result<(), ExperimentError> {
         let fault = match self.hang_up(side)? {
             Answer::Read => return Ok(()),
@@ -305,7 +305,7 @@ impl<'a> Chaos<'a> {
         self.ended(side, DRAIN + STOP)
     }
 
-    /// Waits for the end of a relay after a signal, and checks its exit.
+    /// Waits until a relay has ended after a signal, and checks its exit.
     fn ended(&mut self, side: Side, limit: Duration) -> Result<(), ExperimentError> {
         self.processes.set(side, None);
         let Relay { service, life, .. } = &mut self.relays[side as usize];
@@ -344,9 +344,9 @@ impl<'a> Chaos<'a> {
         Ok(())
     }
 
-    /// Records the relay's BPF objects, to look for them after its end.
+    /// Records the relay's BPF objects, to look for them after the relay has ended.
     fn note_objects(&mut self, side: Side) {
-        // A process that has ended has none.
+        // A process that has ended has no objects.
         if let Ok(objects) = bpf_objects(self.process(side)) {
             self.done.objects.extend(objects);
         }

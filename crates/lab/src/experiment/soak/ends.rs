@@ -1,4 +1,4 @@
-//! Both ends of the sessions: sockets, without decisions.
+//! Both ends of the sessions: socket code without decisions.
 
 use std::cell::Cell;
 use std::io;
@@ -19,13 +19,13 @@ use super::ledger::{Break, End, Ledger, Observed};
 use super::plan::Plan;
 use super::transfer::{Comparison, Content, First, HEADER, Transfer, Way};
 
-/// An end gives up a session after this long without a byte, and sends RST. It is longer than the
-/// relays take to notice any fault in this experiment.
+/// How long an end waits without a byte before it gives up a session and sends RST. It is longer
+/// than the relays take to notice any fault in this experiment.
 pub(super) const IDLE: Duration = Duration::from_secs(20);
 /// How long a connection may take to be established.
 const CONNECT: Duration = Duration::from_secs(15);
-/// The maximum number of concurrent sessions; the next one waits. About 400 arrive while a link is
-/// cut; many more mean that the machine cannot carry the load.
+/// The maximum number of concurrent sessions; further sessions wait. About 400 sessions arrive
+/// while a link is cut; many more mean that the machine cannot carry the load.
 pub(super) const AT_ONCE: usize = 2_000;
 /// The size of a read or write.
 const CHUNK: usize = 16 << 10;
@@ -36,9 +36,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 pub(super) struct Run {
     pub(super) began: Instant,
     pub(super) ledger: Ledger,
-    /// The client has run all of its sessions.
+    /// Notified when the client has run all of its sessions.
     pub(super) over: Notify,
-    /// The run cannot go on.
+    /// Whether the run cannot continue.
     given_up: AtomicBool,
 }
 
@@ -70,12 +70,13 @@ impl Run {
         self.given_up.store(true, Ordering::Relaxed);
     }
 
-    /// Whether nothing more should start: a session was silently wrong, or the run cannot go on.
+    /// Returns whether nothing more should start: a session was silently wrong, or the run cannot
+    /// continue.
     pub(super) fn is_over_early(&self) -> bool {
         self.given_up.load(Ordering::Relaxed) || self.ledger.is_wrong()
     }
 
-    /// Waits for the time `at`; returns `false` if nothing should start then.
+    /// Waits until the time `at`; returns `false` if nothing should start then.
     pub(super) async fn until(&self, at: Duration) -> bool {
         loop {
             let left = at.saturating_sub(self.now());
@@ -96,8 +97,8 @@ impl Run {
 
 // === the client ===
 
-/// Starts the plan's sessions at their times, `after` the start of the run, and returns when all
-/// have ended, in any way. Call it inside the client's host.
+/// Starts the plan's sessions, each at its time after the start of the run, and returns when all
+/// have ended in any way. Must be called in the client's namespace.
 pub(super) fn load(plan: &Plan, to: SocketAddr, run: &Arc<Run>) -> io::Result<Load> {
     runtime()?.block_on(LocalSet::new().run_until(async {
         let mut load = Load::default();
@@ -160,8 +161,8 @@ async fn ask(transfer: Transfer, to: SocketAddr) -> Result<(), Observed> {
 
 // === the server ===
 
-/// Serves all connections until the client has run its sessions and all have ended here too.
-/// Call it inside the server's host.
+/// Serves all connections until the client has run its sessions and all have ended here too. Must
+/// be called in the server's namespace.
 pub(super) fn serve(listener: std::net::TcpListener, seed: u64, run: &Arc<Run>) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     runtime()?.block_on(LocalSet::new().run_until(async {
@@ -196,14 +197,14 @@ pub(super) fn serve(listener: std::net::TcpListener, seed: u64, run: &Arc<Run>) 
     }))
 }
 
-/// Serves one session; records its number once it is known.
+/// Serves one session. Returns its number, if it is known, and its result.
 async fn answer(mut stream: TcpStream, seed: u64) -> (Option<u64>, Result<(), Observed>) {
     let movement = Movement::new();
     let mut header = [0; HEADER];
     let begin = async {
         reset_on_close(&stream, true)?;
         stream.read_exact(&mut header).await.map_err(|e| {
-            // An orderly end within or before a header.
+            // The stream ended in order before or within a header.
             if e.kind() == io::ErrorKind::UnexpectedEof {
                 return Observed::Wrong(super::transfer::Wrong::Short {
                     arrived: 0,
@@ -237,7 +238,7 @@ async fn reply(stream: &mut TcpStream, transfer: Transfer, header: &[u8]) -> Res
     let send = async {
         let mut content = transfer.content(Way::Down);
         if transfer.first == First::Client {
-            // The trailer says that all bytes have arrived.
+            // The trailer states that all bytes have arrived, so it waits for them.
             let trailer = content.left() - transfer.down;
             send(&mut into, &mut content, trailer, &movement).await?;
             ended.notified().await;
@@ -307,7 +308,8 @@ fn broken(e: io::Error) -> Observed {
     })
 }
 
-/// Makes close() send an RST until a session is complete, so that giving up differs from finishing.
+/// Sets whether close() sends an RST. It does so until a session is complete, so that giving up
+/// differs from finishing.
 fn reset_on_close(stream: &TcpStream, on: bool) -> Result<(), Observed> {
     set_socket_linger(stream, on.then_some(Duration::ZERO)).map_err(|e| broken(e.into()))
 }
@@ -329,7 +331,7 @@ impl Movement {
         self.0.set(Instant::now());
     }
 
-    /// Waits for `work`, unless there is no progress for [`IDLE`].
+    /// Waits for `work`, but gives up if there is no progress for [`IDLE`].
     async fn watch<T>(
         &self,
         work: impl Future<Output = Result<T, Observed>>,

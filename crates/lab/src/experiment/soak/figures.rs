@@ -14,14 +14,14 @@ use crate::experiment::Request;
 use crate::experiment::outcome::{Calibration, Check, Environment, Outcome, Series};
 use crate::experiment::stats;
 
-/// The greatest accepted ratio of a relay's resident memory at the end of the load to that in its
-/// middle. A leak of one session's memory per session is several times that even in the short form;
-/// the normal variation of pools and queues is less.
+/// The largest accepted ratio of a relay's resident memory at the end of the load to its memory in
+/// the middle. A leak of one session's memory per session gives several times that ratio even in
+/// the short form; the normal variation of pools and queues gives less.
 const GROWTH: f64 = 1.25;
-/// The least share of exact sessions: the faults break some, and with fewer there would have been
-/// little left to break.
+/// The least share of exact sessions. The faults break some sessions; with fewer exact ones, there
+/// would have been few sessions left for later faults to break.
 const LEAST_EXACT: f64 = 0.5;
-/// The number of samples of a series: more would only make the file larger.
+/// The maximum number of samples in a series. More samples would only make the file larger.
 const SAMPLES: usize = 2_000;
 
 /// All observations.
@@ -32,14 +32,14 @@ pub(super) struct Found {
     pub(super) load: Load,
     pub(super) attack: Attack,
     pub(super) samples: Vec<Sample>,
-    /// The relays' resources before the load and after the end, by [`Side`].
+    /// The relays' resources before the load and after its end (`left`), by [`Side`].
     pub(super) idle: [Holding; 2],
     pub(super) left: [Holding; 2],
-    /// Their descriptors by kind, before and after.
+    /// The relays' descriptors by kind, before and after.
     pub(super) kinds: [[BTreeMap<String, usize>; 2]; 2],
-    /// The counters of their last processes.
+    /// The counters of the relays' last processes.
     pub(super) counters: [String; 2],
-    /// The time from the last session's end until they were at rest.
+    /// The time from the last session's end until the relays were at rest.
     pub(super) settled: Duration,
     pub(super) reloads: bool,
     pub(super) done: Done,
@@ -69,7 +69,7 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
             "sessions_begun",
             at_least(sum.sessions, found.planned as f64),
         ),
-        // If the machine cannot carry the load, what breaks or grows is not the relay's fault.
+        // If the machine cannot carry the load, the relay is not to blame for what breaks or grows.
         ("sessions_held_back", none(found.load.held_back as f64)),
         ("leaked_descriptors", none(leaked)),
         ("sessions_left", none(left(|h| h.sessions))),
@@ -77,7 +77,7 @@ pub(super) fn outcome(found: &Found, plan: &Plan, request: &Request) -> Outcome 
         (
             "rss_growth",
             Check {
-                // Without a comparison the check must not pass.
+                // The check must fail without a comparison.
                 measured: growth.unwrap_or(0.0),
                 least: f64::MIN_POSITIVE,
                 most: Some(GROWTH),
@@ -201,7 +201,7 @@ fn notes(found: &Found) -> Vec<String> {
             ));
         }
     }
-    // Only if there is a fault to investigate.
+    // Reported only if there is a fault to investigate.
     let is_clean = found.sum.unexplained + found.sum.wrong == 0 && done.faults.is_empty();
     if !is_clean {
         for (side, counters) in Side::BOTH.iter().zip(&found.counters) {
@@ -215,8 +215,9 @@ fn notes(found: &Found) -> Vec<String> {
     notes
 }
 
-/// Returns the largest ratio, of any relay, of the memory in the last tenth of the load to that in
-/// the tenth after its middle, of the same process; `None` if no process lived that long.
+/// Returns the larger ratio of the two relays: the memory in the last tenth of the load to the
+/// memory of the same process in the tenth after the middle. Returns `None` if a process did not
+/// live that long.
 fn growth(samples: &[Sample], load: Duration) -> Option<f64> {
     let of = |side: Side| {
         let last = samples.iter().rfind(|s| s.side == side)?.process;
@@ -234,7 +235,7 @@ fn growth(samples: &[Sample], load: Duration) -> Option<f64> {
     ratios.into_iter().reduce(|a, b| Some(a?.max(b?))).flatten()
 }
 
-/// Returns at most [`SAMPLES`] of them, evenly spaced.
+/// Returns up to [`SAMPLES`] of the samples, evenly spaced.
 fn thin(samples: &[f64]) -> Vec<f64> {
     let step = samples.len().div_ceil(SAMPLES).max(1);
     samples.iter().copied().step_by(step).collect()
@@ -277,7 +278,7 @@ mod tests {
             sample(95, Side::Far, 3, 15.0),
         ];
         assert_eq!(growth(&samples, load), Some(1.5));
-        // A process that did not exist in the middle.
+        // This process did not exist in the middle.
         samples.push(sample(96, Side::Far, 4, 15.0));
         assert_eq!(growth(&samples, load), None);
         assert_eq!(growth(&[], load), None);

@@ -1,4 +1,4 @@
-//! The result of every session at both of its ends, and the events that can explain it.
+//! The result of every session at both ends, and the events that can explain it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,24 +6,24 @@ use std::time::Duration;
 
 use super::transfer::Wrong;
 
-/// How late after an event a break caused by it may appear: a connection
-/// whose RST was lost fails at its next use, and one that waits for the next relay gives up
-/// after `connect_timeout`.
+/// How long after an event a break that it caused may appear. A connection whose RST was lost fails
+/// at its next use, and a connection that waits for the next relay gives up after
+/// `connect_timeout`.
 const AFTERMATH: Duration = Duration::from_secs(5);
 
-/// The number of faults that are described one by one; more are only counted.
+/// The number of faults that are described; further faults are only counted.
 const TOLD: usize = 20;
 
 /// How one end of a session saw it fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Break {
-    /// Connection refused.
+    /// The connection was refused.
     Refused,
     /// The connection was reset.
     Reset,
-    /// No progress for too long, and this end gave up.
+    /// There was no progress for too long, and this end gave up.
     TimedOut,
-    /// Any other error of the system.
+    /// The system reported any other error.
     Other,
 }
 
@@ -50,7 +50,7 @@ pub(super) enum SessionOutcome {
     Wrong(Wrong),
 }
 
-/// A time during which sessions may break.
+/// A period in which sessions may break.
 #[derive(Clone, Copy, Debug)]
 struct Disruption {
     from: Duration,
@@ -71,15 +71,15 @@ struct Entries {
     /// Connections at the server that ended before they named their session.
     nameless: Vec<Observed>,
     disruptions: Vec<Disruption>,
-    /// Whether a session is silently wrong.
+    /// Whether a session has been silently wrong.
     is_wrong: bool,
 }
 
-/// The ledger of all observers. Times are since the start of the run.
+/// The ledger, which all observers share. Times are since the start of the run.
 #[derive(Default)]
 pub(super) struct Ledger(Mutex<Entries>);
 
-/// The sum of a ledger.
+/// The totals of a ledger.
 #[derive(Debug, Default)]
 pub(super) struct Sum {
     pub(super) sessions: u64,
@@ -101,7 +101,7 @@ impl Ledger {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The client starts session `number`.
+    /// Records that the client starts session `number`.
     pub(super) fn begin(&self, number: u64, now: Duration) {
         let session = Session {
             begun: now,
@@ -112,7 +112,7 @@ impl Ledger {
         self.entries().sessions.insert(number, session);
     }
 
-    /// One end has seen session `number` end.
+    /// Records that one end has seen session `number` end.
     pub(super) fn end(&self, number: u64, end: End, seen: Observed, now: Duration) {
         let mut entries = self.entries();
         entries.is_wrong |= matches!(seen, Observed::Wrong(_));
@@ -123,7 +123,7 @@ impl Ledger {
                     End::Client => &mut session.client,
                     End::Server => &mut session.server,
                 };
-                // A session that arrives twice must not become right again.
+                // If a session arrives twice, a wrong result must not be replaced by a right one.
                 *place = Some(match (*place, seen) {
                     (None, seen) => seen,
                     (Some(first @ Observed::Wrong(_)), _) => first,
@@ -136,19 +136,19 @@ impl Ledger {
         }
     }
 
-    /// A connection arrived at the server and ended without naming its session.
+    /// Records that a connection arrived at the server and ended without naming its session.
     pub(super) fn nameless(&self, seen: Observed) {
         let mut entries = self.entries();
         entries.is_wrong |= !matches!(seen, Observed::Broken(_));
         entries.nameless.push(seen);
     }
 
-    /// Sessions may break between `from` and `to`.
+    /// Records that sessions may break between `from` and `to`.
     pub(super) fn disrupted(&self, from: Duration, to: Duration) {
         self.entries().disruptions.push(Disruption { from, to });
     }
 
-    /// Returns the sum, after all observers have finished.
+    /// Returns the totals. Must be called after all observers have finished.
     pub(super) fn sum(&self) -> Sum {
         let entries = self.entries();
         let mut sum = Sum::default();
@@ -176,7 +176,7 @@ impl Ledger {
             }
         }
         for seen in &entries.nameless {
-            // Broken before they started: these belong to sessions that the client has seen break.
+            // A nameless connection that broke belongs to a session that the client has seen break.
             if let Observed::Exact | Observed::Wrong(_) = seen {
                 sum.wrong += 1;
                 sum.tell(format!(
@@ -187,7 +187,7 @@ impl Ledger {
         sum
     }
 
-    /// Returns whether a session is silently wrong already.
+    /// Returns whether a session has been silently wrong.
     pub(super) fn is_wrong(&self) -> bool {
         self.entries().is_wrong
     }
@@ -202,7 +202,7 @@ impl Session {
                 SessionOutcome::Wrong(wrong)
             }
             (Some(Observed::Exact), Some(Observed::Exact)) => SessionOutcome::Exact,
-            // The client has received the trailer, which only a server sends.
+            // The client has received the trailer, but no server has served the session.
             (Some(Observed::Exact), None) => SessionOutcome::Wrong(Wrong::Unknown),
             (Some(Observed::Broken(how)), _) | (_, Some(Observed::Broken(how))) => {
                 SessionOutcome::Broken(how)
@@ -262,7 +262,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// One session from 10 s to 12 s.
+    /// Returns the ledger of one session from 10 s to 12 s.
     fn one(client: Option<Observed>, server: Option<Observed>) -> Ledger {
         let ledger = Ledger::default();
         ledger.begin(1, at(10));

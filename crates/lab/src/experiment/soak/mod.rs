@@ -1,11 +1,13 @@
-//! `soak`: a mesh under load while its machines and links fail in every way that machines and links
-//! do.
+//! `soak`: a mesh under load while its machines and links fail in every way that real machines and
+//! links fail.
 //!
-//! Two hundred sessions per second of every size and in both orders of half-close, with every byte
-//! compared, go through two `taut relay` that are killed, stopped, reloaded with new keys and
-//! configuration, cut off from one another, and attacked by an outsider without a key. A session
-//! may break if an event explains both how and when it broke; it may never end normally with
-//! missing or changed bytes. At the end the kernel must have no leftovers.
+//! Two hundred sessions per second, of every size and in both orders of half-close, go through two
+//! `taut relay`, and every byte is compared. Meanwhile the relays are killed, stopped, reloaded
+//! with new keys and configuration, cut off from one another, and attacked by an outsider without a
+//! key.
+//!
+//! A session may break if an event explains both how and when it broke. It must never end normally
+//! with missing or changed bytes. At the end the kernel must hold no leftovers.
 
 mod chaos;
 mod ends;
@@ -43,7 +45,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// How long the kernel may take to free the resources of ended processes and namespaces.
 const BURIAL: Duration = Duration::from_secs(20);
-/// The pause between two checks of that.
+/// The pause between two checks for leftovers.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 fn run(request: &Request) -> Result<Outcome, ExperimentError> {
@@ -149,7 +151,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     Ok(figures::outcome(&found, &plan, request))
 }
 
-/// Runs `job` on a host.
+/// Runs `job` in a host's namespace.
 fn inside<T: Send>(
     rig: &Rig,
     host: &str,
@@ -167,7 +169,7 @@ fn joined<T>(
         .unwrap_or_else(|p| std::panic::resume_unwind(p))
 }
 
-/// Returns the number of connections at the trap, which no authorized client connects to.
+/// Returns the number of connections at the trap. No authorized client connects to it.
 fn dialled(trap: &TcpListener) -> io::Result<u64> {
     trap.set_nonblocking(true)?;
     let mut dialled = 0;

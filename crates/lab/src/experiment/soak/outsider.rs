@@ -1,5 +1,5 @@
-//! An outsider without a key at the mesh port: silent, slow, noisy, speaking another protocol, or
-//! replaying recorded messages of relays that have the key.
+//! An outsider without a key at the mesh port. Its connections are silent, slow, noisy, use another
+//! protocol, or replay recorded messages of relays that have the key.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,11 +25,11 @@ use super::rig::Rig;
 const NOISE: usize = 1 << 20;
 /// The pause between two bytes of a slow connection.
 const DRIP: Duration = Duration::from_millis(200);
-/// How long the relay may take to close a connection: its `handshake_timeout` is 5 s.
+/// How long the relay may take to close a connection. Its `handshake_timeout` is 5 s.
 const LIFE: Duration = Duration::from_secs(15);
-/// The maximum number of open connections; the next one waits.
+/// The maximum number of open connections; further connections wait.
 pub(super) const AT_ONCE: usize = 1_000;
-/// The longest answer to a recorded opening: one message of the handshake
+/// The longest answer to a recorded opening, in bytes: one message of the handshake
 /// (docs/design/mesh-hello.md).
 const GREETING: u64 = 256;
 
@@ -41,7 +41,8 @@ pub(super) struct Attack {
     pub(super) refused: u64,
     /// Replayed recordings.
     pub(super) replays: u64,
-    /// Bytes sent to connections without a recording, and beyond a greeting to those with one.
+    /// Bytes that the relay sent on connections without a recording, and beyond a greeting on
+    /// connections with one.
     pub(super) heard: u64,
     /// Connections that the relay did not close in time.
     pub(super) kept: u64,
@@ -56,7 +57,7 @@ enum Manner {
     Replay,
 }
 
-/// A recording of messages that carry the key's MAC.
+/// Recorded messages that carry the key's MAC.
 struct Recording {
     opening: Vec<u8>,
     /// The proof and the hello.
@@ -69,7 +70,7 @@ struct Met {
     closed: bool,
 }
 
-/// Attacks at the planned times. Call it inside the outsider's host.
+/// Attacks at the planned times. Must be called in the outsider's namespace.
 pub(super) fn attack(plan: &Plan, rig: &Rig, run: &Arc<Run>) -> io::Result<Attack> {
     runtime()?.block_on(LocalSet::new().run_until(async {
         let mut attack = Attack::default();
@@ -77,7 +78,8 @@ pub(super) fn attack(plan: &Plan, rig: &Rig, run: &Arc<Run>) -> io::Result<Attac
             if !run.until(storm.at).await {
                 break;
             }
-            // Keys change: an old recording would be refused for that reason alone.
+            // Each storm needs a new recording: after a change of keys, the relay would refuse an
+            // old one for its key alone.
             let recording = record(rig).await.ok().map(Rc::new);
             one(
                 *storm,
@@ -134,7 +136,7 @@ async fn one(
     }
 }
 
-/// Makes one connection; `None` if it was not established.
+/// Makes one connection. Returns `None` if it was not established.
 async fn meet(
     to: SocketAddr,
     manner: Manner,
@@ -146,7 +148,7 @@ async fn meet(
     let mut heard = 0;
     let (mut from, mut into) = stream.split();
     let speak = async {
-        // Writing may fail: the relay is meant to cut the connection.
+        // Writing may fail, because the relay is expected to cut the connection.
         match (manner, recording) {
             (Manner::Silent, _) | (Manner::Replay, None) => {}
             (Manner::Dripping, _) => drip(&mut into).await,
@@ -169,7 +171,7 @@ async fn meet(
     };
     let listen = async {
         let mut bytes = [0; 512];
-        // An error is an RST, which closes the connection as well.
+        // An error is an RST, which closes the connection too.
         while let Ok(n @ 1..) = from.read(&mut bytes).await {
             heard += n as u64;
         }
@@ -186,7 +188,8 @@ async fn meet(
     Some(Met { heard, closed })
 }
 
-/// Returns the start of a PROXY protocol header, byte by byte, followed by bytes that are none.
+/// Sends the start of a PROXY protocol header byte by byte, followed by bytes that do not belong to
+/// one.
 async fn drip(into: &mut tokio::net::tcp::WriteHalf<'_>) {
     let signature = b"\r\n\r\n\0\r\nQUIT\n\x20\0\0\x50";
     for byte in signature.iter().copied().chain(std::iter::repeat(0)) {
@@ -197,7 +200,7 @@ async fn drip(into: &mut tokio::net::tcp::WriteHalf<'_>) {
     }
 }
 
-/// Records what a relay with the key sends, up to a hello with the trap as its destination.
+/// Records what a relay with the key sends, up to a hello that names the trap as its destination.
 async fn record(rig: &Rig) -> io::Result<Recording> {
     let keys = Keys::load(&rig.key_file(Side::Far)).map_err(io::Error::other)?;
     let mut nonce = [0; 32];

@@ -1,4 +1,4 @@
-//! The plan: when sessions start, and the events at the relays. All of it comes from the seed.
+//! The plan: when sessions start, and the events at the relays. The seed determines all of it.
 
 use std::time::Duration;
 
@@ -30,13 +30,13 @@ pub(super) enum Line {
 pub(super) enum Act {
     /// SIGKILL, and a new process after `pause`.
     Kill { side: Side, pause: Duration },
-    /// SIGTERM, and a new process when the old one has ended.
+    /// SIGTERM, and a new process once the old one has ended.
     Stop(Side),
     /// The link passes no frames for `time`.
     Cut { line: Line, time: Duration },
     /// A new key replaces the old one, in the three steps of docs/design/mesh-hello.md.
     Rotate,
-    /// The configuration changes: timeouts, and a forward that appears or disappears.
+    /// The configuration changes: its timeouts, and a forward that appears or disappears.
     Reload(Side),
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Event {
     pub(super) act: Act,
 }
 
-/// A time in which an outsider attacks the mesh port repeatedly.
+/// A period in which an outsider attacks the mesh port repeatedly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Storm {
     pub(super) at: Duration,
@@ -59,7 +59,7 @@ pub(super) struct Storm {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) seed: u64,
-    /// How long sessions are started.
+    /// The duration for which sessions are started.
     pub(super) load: Duration,
     /// The average number of sessions per second.
     pub(super) rate: u32,
@@ -73,12 +73,12 @@ pub(super) struct Plan {
 struct Form {
     /// The duration of the load, in seconds.
     load: u64,
-    /// The range of pauses between two events, in ms, and before the first.
+    /// The pause before the first event and between two events, in ms.
     pause: u64,
     storms: u32,
     /// The duration of one storm, in seconds.
     storm: u64,
-    /// The number of storms.
+    /// The number of the outsider's connections in all storms together.
     connections: u32,
 }
 
@@ -90,7 +90,7 @@ const FULL: Form = Form {
     connections: 5_000,
 };
 
-/// A short form that leaves time within a minute for the start, the last sessions and the end.
+/// The short form. It leaves time within a minute for the start, the last sessions and the end.
 const QUICK: Form = Form {
     load: 30,
     pause: 2_500,
@@ -107,7 +107,7 @@ impl Plan {
         let load = Duration::from_secs(form.load);
         let mut random = Pcg64Mcg::seed_from_u64(request.seed);
         let half = load / 2;
-        // No event in the last tenth, which is where the end is measured.
+        // The last tenth has no event, because the end is measured there.
         let until = load * 9 / 10;
         let pause = Duration::from_millis(form.pause);
         let times = (1..).map(|n| pause * n).take_while(|at| *at < until);
@@ -117,7 +117,7 @@ impl Plan {
         let mut events = fill(&early, first, &mut random);
         events.extend(fill(&late, harmless, &mut random));
         let storms = (0..form.storms).map(|n| Storm {
-            // Evenly over the load, so that some storms meet relays that have just started.
+            // Spread evenly over the load, so that some storms meet relays that have just started.
             at: load * (2 * n + 1) / (2 * form.storms),
             time: Duration::from_secs(form.storm),
             connections: form.connections / form.storms,
@@ -147,8 +147,8 @@ impl Plan {
 
 type Draw<'a> = &'a mut dyn FnMut(u64) -> u64;
 
-/// Returns an event for each of these times: each kind once before any repeats, in a new random
-/// order each time.
+/// Returns an event for each of these times. Each kind occurs once before any kind repeats, in a
+/// new random order each time.
 fn fill(times: &[Duration], kinds: fn(Draw<'_>) -> Vec<Act>, random: &mut Pcg64Mcg) -> Vec<Event> {
     let mut draw = |below: u64| random.next_u64() % below;
     let mut bag: Vec<Act> = Vec::new();
@@ -168,7 +168,7 @@ fn ms(range: std::ops::Range<u64>, draw: Draw<'_>) -> Duration {
     Duration::from_millis(range.start + draw(range.end - range.start))
 }
 
-/// The kinds that end processes.
+/// Returns the kinds of events that end processes.
 fn deadly(draw: Draw<'_>) -> Vec<Act> {
     let mut kill = |side| Act::Kill {
         side,
@@ -182,7 +182,7 @@ fn deadly(draw: Draw<'_>) -> Vec<Act> {
     ]
 }
 
-/// The kinds that do not.
+/// Returns the kinds of events that do not end processes.
 fn harmless(draw: Draw<'_>) -> Vec<Act> {
     let lines = [Line::ClientNear, Line::NearFar, Line::FarServer];
     let line = lines[usize::try_from(draw(3)).unwrap_or(0)];

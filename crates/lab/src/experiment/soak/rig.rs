@@ -21,18 +21,18 @@ use taut_netlab::world::{Host, World, WorldBuilder, WorldError};
 const MESH_PORT: u16 = 7000;
 /// The destination of sessions.
 const SERVER_PORT: u16 = 9000;
-/// The trap: an address to which no authorized client connects; every connection here is the
-/// outsider's doing.
+/// The port of the trap. No authorized client connects to the trap, so every connection there is
+/// the outsider's doing.
 const TRAP_PORT: u16 = 9001;
-/// The least number of connections that the near relay keeps ready.
+/// The minimum number of connections that the near relay keeps ready.
 const POOL: u32 = 8;
-/// The relays' drain timeout, and so the longest duration of a stop.
+/// The relays' drain timeout.
 pub(super) const DRAIN: Duration = Duration::from_secs(3);
 
 /// A link: its ends, its one-way delay in ms, and its share of lost segments.
 const LINKS: [(&str, &str, u64, f64); 4] = [
     ("client", "near", 2, 0.0),
-    // Losses where the relays have to repair them fastest.
+    // Segments are lost where the relays have to repair losses fastest.
     ("near", "far", 10, 0.0005),
     ("far", "server", 1, 0.0),
     ("outsider", "far", 1, 0.0),
@@ -49,7 +49,7 @@ pub(super) struct Rig {
 /// The part of a relay's configuration that changes while it runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Settings {
-    /// Whether it has the other timeouts, and a second forward.
+    /// Whether the configuration has the changed timeouts and a second forward.
     pub(super) changed: bool,
 }
 
@@ -66,7 +66,7 @@ struct Section {
     half_closed_timeout: &'static str,
     flush_timeout: &'static str,
     drain_timeout: String,
-    /// The time after which a peer whose RST was lost is probed.
+    /// The time after which the relay probes a peer whose RST may have been lost.
     keepalive_idle: &'static str,
     #[serde(flatten)]
     node: Node,
@@ -78,8 +78,8 @@ impl Rig {
     pub(super) fn build(seed: u64, taut: &Path) -> Result<Self, WorldError> {
         let mut builder = WorldBuilder::new("soak");
         for host in ["client", "near", "far", "server", "outsider"] {
-            // Without TIME_WAIT: two hundred connections per second, for minutes, between the same
-            // two addresses.
+            // Few TIME_WAIT sockets: there are two hundred connections per second, for minutes,
+            // between the same two addresses.
             builder = builder
                 .host(host)
                 .sysctl(host, "net.ipv4.ip_local_port_range", "16384 65535")
@@ -152,8 +152,7 @@ impl Rig {
         self.world.dir().join(format!("{}.keys", side.name()))
     }
 
-    /// Writes the keys of `side`, the first of which signs messages. The file is replaced
-    /// atomically.
+    /// Writes the keys of `side`. The first key signs messages. The file is replaced atomically.
     pub(super) fn write_keys(&self, side: Side, keys: &[String]) -> io::Result<()> {
         let file = self.key_file(side);
         let new = file.with_extension("new");
@@ -166,7 +165,7 @@ impl Rig {
         fs::rename(new, file)
     }
 
-    /// Writes the configuration of `side`, in the same way.
+    /// Writes the configuration of `side`; the file is replaced atomically.
     pub(super) fn write_config(&self, side: Side, settings: Settings) -> io::Result<()> {
         let relay = self.section(side, settings);
         let text = toml::to_string(&Config { relay }).map_err(io::Error::other)?;
@@ -222,7 +221,7 @@ impl Rig {
         }
     }
 
-    /// Starts the relay of `side`, whose `life`-th process it is, and waits until it serves.
+    /// Starts the relay of `side` as its `life`-th process, and waits until the relay serves.
     pub(super) fn start(&self, side: Side, life: u32) -> Result<Service, PeerError> {
         let mut command = Command::new(&self.taut);
         command
@@ -230,13 +229,13 @@ impl Rig {
             .arg("--config")
             .arg(self.config_file(side));
         let (host, dir) = (self.host(side), self.world.dir());
-        // Waits for the metrics' port, which opens first. A connection to the entrance would be a
+        // Waits for the metrics port, which opens first. A connection to the entrance would be a
         // session without a header.
         let name = format!("taut-{life}");
         let service = Service::start(host, &name, command, relay::METRICS, dir)?;
         let least = match side {
             Side::Near => 1,
-            // A relay without a mesh logs so once it runs.
+            // A relay without a pool is ready once its metrics can be read.
             Side::Far => 0,
         };
         relay::wait_for_pool(&service, host, relay::METRICS, least)?;
@@ -258,7 +257,7 @@ impl Side {
     }
 }
 
-/// Makes a new key, as `openssl rand -hex 32` does.
+/// Creates a new key, as `openssl rand -hex 32` does.
 pub(super) fn new_key(dir: &Path) -> Result<String, PeerError> {
     let file = dir.join("new.key");
     let failed = |source| PeerError::Prepare {

@@ -6,23 +6,24 @@
 //! ```
 //!
 //! Both ends generate every byte from the seed and the number, so the comparison needs no stored
-//! copy. This module has no sockets and no time.
+//! copy. This module uses no sockets and no clock.
 
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
-/// The most bytes in one direction.
+/// The maximum number of bytes in one direction.
 const LONGEST: u64 = 4 << 20;
-/// The first bytes of every session from the client.
+/// The first bytes that the client sends in every session.
 const HEADER_MAGIC: [u8; 8] = *b"tautsoak";
-/// The first bytes of the trailer from the server.
+/// The first bytes of the server's trailer.
 const TRAILER_MAGIC: [u8; 8] = *b"soakdone";
 /// The length of the header.
 pub(super) const HEADER: usize = 32;
-/// The number of bytes to compare at a time.
+/// The number of bytes that are compared at a time.
 const STEP: usize = 16 << 10;
 
-/// The end that closes its stream first; the other closes only after it has seen that.
+/// The end that closes its stream first. The other end closes only after it has seen the end of
+/// that stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum First {
     Client,
@@ -49,14 +50,14 @@ pub(super) enum Way {
     Down,
 }
 
-/// Generates the bytes of one direction on demand.
+/// The bytes of one direction, generated on demand.
 pub(super) struct Content {
     before: Vec<u8>,
     random: Pcg64Mcg,
-    /// Bytes of the generator that are not used yet, in `word` and after it.
+    /// The number of bytes of the generator that are not used yet, in `word` and after it.
     left: u64,
     word: [u8; 8],
-    /// The used bytes of `word`.
+    /// The number of used bytes of `word`.
     used: usize,
     after: Vec<u8>,
 }
@@ -71,13 +72,13 @@ pub(super) struct Comparison {
 /// How the received bytes differ from the sent ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wrong {
-    /// An orderly end after this many bytes, with this many missing.
+    /// The stream ended in order after this many bytes, with this many missing.
     Short { arrived: u64, missing: u64 },
-    /// A changed byte, at this offset or up to 16 KiB behind it.
+    /// A byte was changed at this offset, or up to 16 KiB after it.
     Different { at: u64 },
-    /// More bytes than were sent.
+    /// There are more bytes than were sent.
     Long { expected: u64 },
-    /// The client has a trailer for a session that no server knows.
+    /// The client has received a trailer for a session that no server knows.
     Unknown,
 }
 
@@ -89,7 +90,7 @@ impl Transfer {
         let mut random = Pcg64Mcg::seed_from_u64(mix(seed, number, 0));
         let mut size = || {
             let unit = random.next_u64() as f64 / u64::MAX as f64;
-            // Log-uniform over 1..=LONGEST + 1, less one.
+            // Log-uniform over 1..=LONGEST + 1, minus one.
             (((LONGEST + 1) as f64).ln() * unit).exp() as u64 - 1
         };
         let (a, b) = (size(), size());
@@ -112,7 +113,7 @@ impl Transfer {
         }
     }
 
-    /// Returns the number that a header claims; [`Comparison`] checks the rest of it.
+    /// Returns the number that a header claims; [`Comparison`] checks the rest of the header.
     pub(super) fn number_in(header: &[u8; HEADER]) -> u64 {
         let mut number = [0; 8];
         number.copy_from_slice(&header[8..16]);
@@ -126,7 +127,7 @@ impl Transfer {
             Way::Up => {
                 let lengths = [self.up.to_le_bytes(), self.down.to_le_bytes()].concat();
                 let mut header = [&HEADER_MAGIC[..], &number, &lengths].concat();
-                // The lengths are below 2^23, which leaves room in the last byte.
+                // The lengths are below 2^23, so their last byte is free for this.
                 header[HEADER - 1] = self.first as u8;
                 (header, self.up, Vec::new())
             }
@@ -171,8 +172,8 @@ impl Content {
         self.before.len() as u64 + self.left + self.after.len() as u64
     }
 
-    /// Fills the start of `into` with the next bytes and returns their number, which is less than
-    /// the buffer's length only at the end.
+    /// Fills `into` with the next bytes and returns their number. It is less than the length of
+    /// `into` only at the end.
     pub(super) fn fill(&mut self, into: &mut [u8]) -> usize {
         let mut done = take(&mut self.before, into);
         let content = (into.len() - done).min(usize::try_from(self.left).unwrap_or(usize::MAX));
@@ -203,7 +204,7 @@ impl Content {
     }
 }
 
-/// Moves as many bytes as fit from the start of `from` to that of `into`.
+/// Moves as many bytes as fit from the start of `from` to the start of `into`.
 fn take(from: &mut Vec<u8>, into: &mut [u8]) -> usize {
     let n = from.len().min(into.len());
     into[..n].copy_from_slice(&from[..n]);
@@ -219,7 +220,7 @@ impl Comparison {
         self.expected.left()
     }
 
-    /// Compares received bytes.
+    /// Compares received bytes with the expected ones.
     pub(super) fn take(&mut self, mut bytes: &[u8]) -> Result<(), Wrong> {
         while !bytes.is_empty() {
             let step = bytes.len().min(STEP);
@@ -238,7 +239,7 @@ impl Comparison {
         Ok(())
     }
 
-    /// Checks an orderly end of the stream.
+    /// Checks that an orderly end of the stream came after all bytes.
     pub(super) fn end(&self) -> Result<(), Wrong> {
         match self.missing() {
             0 => Ok(()),

@@ -17,8 +17,8 @@ use crate::peer::relay;
 const SAMPLE: Duration = Duration::from_millis(500);
 /// The pause between two checks whether a relay is at rest.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How long a relay may take to free everything after the load: its longest timeout
-/// for a vanished peer, and some more.
+/// How long a relay may take to free everything after the load: its longest timeout for a vanished
+/// peer, and some more.
 const REST: Duration = Duration::from_secs(45);
 
 /// The resources of a relay at one moment.
@@ -34,8 +34,8 @@ pub(super) struct Holding {
     pool_ready: f64,
     /// Pooled connections from other relays that wait for a session.
     mesh_ready: f64,
-    /// Descriptors beyond those of sessions, pipes and pooled connections:
-    /// a number that does not change with load.
+    /// Descriptors other than those of sessions, pipes and pooled connections. Their number does
+    /// not change with the load.
     pub(super) descriptors: f64,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Sample {
 #[derive(Debug, Default)]
 pub(super) struct Processes(Mutex<[Option<u32>; 2]>);
 
-/// Set when no more samples are needed.
+/// A flag that is set when no more samples are needed.
 #[derive(Debug, Default)]
 pub(super) struct Enough {
     is_enough: Mutex<bool>,
@@ -64,7 +64,7 @@ pub(super) struct Enough {
 // === impl Holding ===
 
 impl Holding {
-    /// Reads the resources of the relay of `side` with this process.
+    /// Reads the resources of the relay of `side`, whose process id is `process`.
     pub(super) fn of(rig: &Rig, side: Side, process: u32) -> io::Result<Self> {
         let said = rig.host(side).run(|| relay::scrape(relay::METRICS));
         let said = said.map_err(io::Error::other)??;
@@ -89,8 +89,9 @@ impl Holding {
         })
     }
 
-    /// Returns its resources at rest: when it has no session and no more descriptors than
-    /// in `idle` in two readings, or when [`REST`] is over.
+    /// Returns the relay's resources at rest, or at the latest after [`REST`]. The relay is at rest
+    /// when two successive readings are equal, it has no session, and it has no more descriptors
+    /// than `idle`.
     pub(super) fn at_rest(
         rig: &Rig,
         side: Side,
@@ -112,7 +113,8 @@ impl Holding {
     }
 }
 
-/// Returns the counters of the relay of `side` for ends, pool and mesh port that are not 0.
+/// Returns the counters of the relay of `side` that are not 0: those of session ends, pool, mesh
+/// port and early connections.
 pub(super) fn counters(rig: &Rig, side: Side) -> io::Result<String> {
     let said = rig.host(side).run(|| relay::scrape(relay::METRICS));
     let said = said.map_err(io::Error::other)??;
@@ -128,7 +130,7 @@ pub(super) fn counters(rig: &Rig, side: Side) -> io::Result<String> {
 pub(super) fn kinds(process: u32) -> io::Result<BTreeMap<String, usize>> {
     let mut kinds = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{process}/fd"))? {
-        // The descriptor was closed since it was listed.
+        // The descriptor was closed after it was listed.
         if let Ok(target) = fs::read_link(entry?.path()) {
             let target = target.to_string_lossy().into_owned();
             // The number in `socket:[1234]` identifies the socket; drop it.
@@ -158,7 +160,7 @@ fn resident(process: u32) -> io::Result<f64> {
 /// Returns the BPF programs and maps that a process refers to.
 pub(super) fn bpf_objects(process: u32) -> io::Result<BTreeSet<Object>> {
     let entries = fs::read_dir(format!("/proc/{process}/fdinfo"))?;
-    // The descriptor was closed since it was listed.
+    // The descriptor was closed after it was listed.
     let texts = entries.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok());
     Ok(texts.filter_map(|text| Object::of_fdinfo(&text)).collect())
 }
@@ -176,12 +178,12 @@ impl Processes {
         sides.filter_map(|(side, process)| Some((side, process?)))
     }
 
-    /// Samples the relays' memory until told to stop.
+    /// Samples the relays' memory until `enough` is set.
     pub(super) fn sample(&self, run: &Run, enough: &Enough) -> Vec<Sample> {
         let mut samples = Vec::new();
         loop {
             for (side, process) in self.running() {
-                // A process that has just been killed has none.
+                // A process that has just been killed has no memory.
                 if let (Ok(resident), Ok(descriptors)) = (resident(process), descriptors(process)) {
                     samples.push(Sample {
                         at: run.now(),
@@ -210,7 +212,7 @@ impl Enough {
         self.changed.notify_all();
     }
 
-    /// Waits for the stop for `time`; returns whether it came.
+    /// Waits for the flag for up to `time`; returns whether it is set.
     fn within(&self, time: Duration) -> bool {
         let is_enough = self
             .is_enough
