@@ -3,8 +3,9 @@
 use rand_pcg::Pcg64Mcg;
 use rand_pcg::rand_core::{Rng, SeedableRng};
 
-/// Returns the `p`-quantile of `samples` (0 to 1), interpolated linearly between the two nearest ranks
-/// (the definition of most spreadsheets and NumPy's default); `None` if the sample is empty.
+/// Returns the `p`-quantile of `samples` (`p` from 0 to 1), interpolated linearly between the two
+/// nearest ranks (the definition of most spreadsheets and NumPy's default); `None` if `samples` is
+/// empty.
 pub fn quantile(samples: &[f64], p: f64) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -12,7 +13,7 @@ pub fn quantile(samples: &[f64], p: f64) -> Option<f64> {
     let (below, part) = (rank.floor(), rank.fract());
     let low = sorted[below as usize];
     let high = sorted.get(below as usize + 1).copied().unwrap_or(low);
-    // With an integer rank the next sample has no weight; it may be infinite.
+    // If the rank is an integer, the next sample has no weight. It may be infinite.
     match part == 0.0 || low == high {
         true => Some(low),
         false => Some(low + (high - low) * part),
@@ -24,13 +25,15 @@ pub fn median(samples: &[f64]) -> Option<f64> {
     quantile(samples, 0.5)
 }
 
-/// The number of bootstrap resamplings: enough that the interval's ends do not depend on it.
+/// The number of bootstrap resamplings. It is so large that the interval's ends do not depend on
+/// it.
 const RESAMPLINGS: usize = 4_000;
 
-/// Returns the 90 % interval of `median(above) / median(below)`, by the percentile bootstrap: how much the
-/// ratio would vary if the same numbers of samples were taken again. `None` without samples.
+/// Returns the 90 % interval of `median(above) / median(below)` by the percentile bootstrap: how
+/// much the ratio would vary if the same numbers of samples were taken again. Returns `None`
+/// without samples.
 pub fn ratio_interval(above: &[f64], below: &[f64]) -> Option<(f64, f64)> {
-    // A fixed seed: the same samples give the same interval.
+    // The seed is fixed, so that the same samples give the same interval.
     let mut random = Pcg64Mcg::seed_from_u64(0);
     let mut again = |samples: &[f64]| -> Option<f64> {
         let n = samples.len() as u64;

@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 /// The most bytes to write or read at once.
 pub(super) const STEP: usize = 65_536;
 
-/// The sending end: generates bytes from a seed, and hashes those it has written.
+/// The sending end. It generates bytes from a seed, and hashes the bytes that it has written.
 #[derive(Debug)]
 pub(super) struct Source {
     random: Pcg64Mcg,
@@ -24,7 +24,7 @@ pub(super) struct Source {
     buffer: Vec<u8>,
 }
 
-/// The receiving end: hashes and counts the bytes it has read.
+/// The receiving end. It hashes and counts the bytes that it has read.
 #[derive(Debug)]
 pub(super) struct Sink {
     sum: Sha256,

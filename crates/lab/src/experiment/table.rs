@@ -7,10 +7,12 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use super::outcome::{Outcome, Series};
 
-/// A metric with more rows is a curve, which a table does not show well.
+/// The maximum number of a metric's rows. A metric with more rows is a curve, which a table does
+/// not show well.
 const LONGEST: usize = 30;
 
-/// Returns the outcome as text: a table for each metric, then the headline, the calibration and notes.
+/// Formats the outcome as text: a table for each metric, then the headline, the calibration and the
+/// notes.
 pub fn render(outcome: &Outcome) -> String {
     let mut text = String::new();
     for (metric, unit) in metrics(outcome) {
@@ -66,7 +68,8 @@ fn metrics(outcome: &Outcome) -> Vec<(String, String)> {
     pairs.filter(|pair| seen.insert(pair.clone())).collect()
 }
 
-/// Returns a table with a row for the part of a name after its first `/`, and a column for the part before.
+/// Returns a table. The part of a series' name after its first `/` selects the row, and the part
+/// before it selects the column.
 fn pivot(series: &[&Series]) -> Table {
     let mut columns: Vec<&str> = Vec::new();
     let mut rows: Vec<&str> = Vec::new();

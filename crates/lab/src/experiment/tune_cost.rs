@@ -25,13 +25,13 @@ pub const EXPERIMENT: Experiment = Experiment {
     run,
 };
 
-/// The number of connections; one half are the peers of the other half.
+/// The number of connections, counting both ends: one half are the peers of the other half.
 const CONNECTIONS: usize = 10_000;
 const CONNECTIONS_QUICK: usize = 2_000;
-/// How long to wait after the start, until all connections have been scanned a few times.
+/// How long to wait after the start. All connections have been scanned a few times by then.
 const WARM_UP: Duration = Duration::from_secs(15);
 const WARM_UP_QUICK: Duration = Duration::from_secs(3);
-/// How long to measure after that.
+/// How long to measure after the warm-up.
 const MEASURE: Duration = Duration::from_secs(60);
 const MEASURE_QUICK: Duration = Duration::from_secs(3);
 /// Measurements of each configuration.
@@ -44,14 +44,14 @@ const ENDS: Duration = Duration::from_secs(60);
 enum How {
     Advise,
     Apply,
-    /// Applies, while one more connection carries a byte each second.
+    /// Applies changes, while one more connection carries a byte each second.
     ApplyOneTalks,
     Budget,
 }
 
 /// CPU time as shares of a core.
 struct Cost {
-    /// From the start, which reads every connection and finds its owner.
+    /// During the start, which reads every connection and finds its owner.
     start: f64,
     /// After the start.
     rest: f64,
@@ -103,7 +103,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         }
     }
     Ok(Outcome {
-        // The scan covers all connections.
+        // Checks that the scan covers all connections.
         calibration: Calibration::of([(
             "connections_seen",
             Check::exactly(seen as f64, connections as f64),

@@ -16,7 +16,8 @@ pub(super) enum Hazard {
 pub(super) enum Reads {
     /// After 0.3 to 2 s.
     Soon,
-    /// After 8 to 15 s: a sender, and a host, have retransmitted several times and back off.
+    /// After 8 to 15 s. By then a sender, or the host, has retransmitted several times and backs
+    /// off.
     Late,
 }
 

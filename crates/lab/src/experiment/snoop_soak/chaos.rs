@@ -14,7 +14,7 @@ use crate::experiment::ExperimentError;
 use crate::experiment::guests::snooping;
 use crate::peer::Service;
 
-/// The metrics address, which shows that the process runs.
+/// The metrics address, which accepts connections once the process runs.
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9477);
 /// How long a process may take to serve the tap, or to end.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -27,7 +27,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 #[derive(Debug, Default)]
 pub(super) struct Done {
     pub(super) kills: u64,
-    /// The number of processes that replaced stopped ones.
+    /// The number of processes that replaced killed or stopped ones.
     pub(super) restarts: u64,
     pub(super) offs: u64,
     /// Losses after early ACKs that the processes detected.
@@ -74,7 +74,7 @@ impl<'a> Chaos<'a> {
         Ok(chaos)
     }
 
-    /// Injects the phase's faults until `over` receives, and then ends the process with SIGTERM.
+    /// Injects the phase's faults until `over` signals the end, and then stops the process.
     pub(super) fn wreak(mut self, over: &Receiver<()>) -> Result<(), ExperimentError> {
         if self.service.is_none() {
             let _ = over.recv();

@@ -47,7 +47,7 @@ pub(super) struct Findings {
 #[derive(Debug, Default)]
 pub(super) struct Checker {
     flows: HashMap<FlowId, Watched>,
-    /// Flows with acknowledged bytes that have not been seen to leave the ring yet.
+    /// Flows with acknowledged bytes that have not yet been seen to leave the ring.
     owed: Vec<FlowId>,
     /// How many bytes beyond the guest's edge may be acknowledged (`--grow`).
     beyond: u32,

@@ -6,8 +6,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use super::plan::{Phase, shortages};
 use taut_netlab::world::TcpMemory;
 
-/// Lets the guest's TCP memory run out repeatedly until `over` receives; returns how often it ran
-/// out.
+/// Lets the guest's TCP memory run out repeatedly until `over` signals the end; returns how often
+/// it ran out.
 pub(super) fn exhaust(memory: &TcpMemory, phase: &Phase, over: &Receiver<()>) -> io::Result<u64> {
     let mut times = 0;
     for (enough, short) in shortages(phase.seed) {

@@ -14,7 +14,7 @@ pub(super) const AT_ONCE: u64 = 20;
 const LARGEST: u64 = 2_000_000;
 /// The largest stream that is written in small pieces, one segment each.
 const LARGEST_IN_PIECES: u64 = 20_000;
-/// The shortest and the longest ring of a guest.
+/// The lengths that the guest's ring can have, in frames.
 const RING: Range<u64> = 8..501;
 /// The number of bytes that every connection of the guest can buffer with `--grow`. It is a quarter
 /// of the receive buffer, because the kernel accounts for buffers and not for bytes.

@@ -1,4 +1,4 @@
-//! A guest that is descheduled, as the receiver or the sender.
+//! A guest that is descheduled, as the receiver or as the sender.
 
 use std::io;
 use std::path::Path;
@@ -12,12 +12,12 @@ use crate::experiment::guests::slices::{Shape, Slices};
 use crate::experiment::guests::uml::{self, Booting, Uml};
 use taut_netlab::world::World;
 
-/// Retries: the listener may have been started at the same time.
+/// socat's options for retries: the listener may start at the same time as the client.
 const TRIES: &str = "retry=100,interval=0.1";
 
 /// The guest, and the gate that decides when it runs.
 pub(super) struct Away {
-    // Everyone runs when the gate ends.
+    // Dropped first: the guest runs freely once the gate ends.
     gate: Gate,
     guest: Uml,
     shape: Shape,
@@ -27,8 +27,8 @@ pub(super) struct Away {
 // === impl Away ===
 
 impl Away {
-    /// Boots a guest on a bridge with the link of `client`, which shares its core with `sharers`
-    /// guests, itself included. It runs all the time at first.
+    /// Boots a guest on a bridge with the link of `client`. `sharers` guests share its core, itself
+    /// included. At first the guest runs all the time.
     pub(super) fn boot(world: &World, sharers: usize, seed: u64) -> io::Result<Self> {
         let (server, client) = (world.host("server"), world.host("client"));
         lay_out_alone(server, client)?;
@@ -54,12 +54,12 @@ impl Away {
         })
     }
 
-    /// Starts a download, and from now on the guest runs in its slices only.
+    /// Starts a download. From now on the guest runs only in its slices.
     pub(super) fn download(&mut self, url: &str) -> io::Result<()> {
         self.talk("curl", &["-q", "--silent", "--output", "/dev/null", url])
     }
 
-    /// Like [`Self::download`], but the guest sends, to this port of the server.
+    /// Like [`Self::download`], but the guest sends to this port of the server.
     pub(super) fn upload(&mut self, port: u16) -> io::Result<()> {
         let to = format!("TCP:{SERVER}:{port},{TRIES}");
         self.talk("socat", &["-u", "OPEN:/dev/zero", &to])
@@ -76,7 +76,7 @@ impl Away {
         Ok(())
     }
 
-    /// Runs `taut` in the guest with these arguments, with its output sent to this port of the
+    /// Runs `taut` in the guest with these arguments, and sends its output to this port of the
     /// server.
     pub(super) fn say(&mut self, taut: &Path, args: &[&str], port: u16) -> io::Result<()> {
         let script = format!(

@@ -15,25 +15,25 @@ pub(super) enum Cause {
     Idle,
     /// nginx sends slowly (`limit_rate`).
     SlowSender,
-    /// curl requests one small file after the other: a round trip for each.
+    /// curl requests one small file after another, each of which takes a round trip.
     Questions,
     /// nginx has a small SO_SNDBUF.
     SendBuffer,
-    /// curl reads slowly (`--limit-rate`), seen from the sender.
+    /// curl reads slowly (`--limit-rate`); observed at the sender.
     SlowReader,
-    /// The same, seen from the reader.
+    /// curl reads slowly; observed at the reader.
     SlowReaderHere,
-    /// `tcp_rmem` of the client is small.
+    /// The client's `tcp_rmem` is small; observed at the sender.
     ReceiveBuffer,
-    /// The same, seen from the client.
+    /// The client's `tcp_rmem` is small; observed at the client.
     ReceiveBufferHere,
     /// The client does not scale its window.
     NoScaling,
-    /// A connection that has just started, on a long path.
+    /// The connection has just started, on a long path.
     SlowStart,
     /// Segments are lost at random.
     Loss,
-    /// A bottleneck with a queue that is much longer than the path.
+    /// A bottleneck has a queue that is much longer than the path.
     Queue,
     /// iperf3 sets SO_MAX_PACING_RATE.
     Pacing,
@@ -41,32 +41,32 @@ pub(super) enum Cause {
     Policer,
     /// The client is a guest that shares a core with others.
     Descheduled,
-    /// A narrower link on the way, whose router sends no ICMP.
+    /// The path has a narrower link, whose router sends no ICMP.
     BlackHole,
-    /// The same, and the kernel probes for the MTU (`tcp_mtu_probing`).
+    /// The path has a narrower link, and the kernel probes for the MTU (`tcp_mtu_probing`).
     MtuProbing,
     /// The path is cut while data flows.
     Cut,
-    /// The path is cut before the connection is established, seen from the client.
+    /// The path is cut before the connection is established; observed at the client.
     NoAnswer,
-    /// A bottleneck with a queue of the right length.
+    /// A bottleneck has a queue of the right length; observed at the sender.
     Link,
-    /// The same, seen from the receiver.
+    /// A bottleneck has a queue of the right length; observed at the receiver.
     Elsewhere,
-    /// The server is a guest that shares a core with others, seen from the server.
+    /// The server is a guest that shares a core with others; observed at the server.
     DescheduledSender,
 }
 
-/// The end that is observed.
+/// The end at which the connection is observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Server,
     Client,
-    /// The guest that sends.
+    /// The guest, when it is the sender.
     Guest,
 }
 
-/// One run: a cause and its parameters, which come from the seed.
+/// One run: a cause and its parameters, which the seed determines.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Case {
     pub(super) cause: Cause,
@@ -75,11 +75,11 @@ pub(super) struct Case {
     /// The round trip of the empty path.
     pub(super) round_trip: Duration,
     pub(super) rate: BitsPerSecond,
-    /// The longest queue at the bottleneck.
+    /// The maximum length of the queue at the bottleneck.
     pub(super) queue: Bytes,
     pub(super) loss: f64,
-    /// The cause's parameter: bytes per second of an application or of pacing, bytes of a buffer,
-    /// of a file, or of the narrow link's packets.
+    /// The cause's parameter: the bytes per second of an application or of pacing, or the bytes of
+    /// a buffer, of a file, or of the narrow link's packets.
     pub(super) knob: u64,
 }
 
@@ -111,7 +111,7 @@ impl Cause {
         Self::DescheduledSender,
     ];
 
-    /// Returns its name in figures.
+    /// Returns the cause's name in figures.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -170,8 +170,8 @@ impl Cause {
         }
     }
 
-    /// Returns how long data flows before the observation, so that start-up effects are over; zero
-    /// if the start is what is observed.
+    /// Returns how long data flows before the observation, so that start-up effects are over;
+    /// `None` if the start itself is observed.
     pub(super) fn warm_up(self) -> Option<Duration> {
         match self {
             Self::SlowStart | Self::BlackHole | Self::MtuProbing | Self::NoAnswer => None,
@@ -183,15 +183,15 @@ impl Cause {
     /// Returns how long the connection is observed, on a path with this round trip.
     pub(super) fn watch(self, round_trip: Duration) -> Duration {
         match self {
-            // A handshake, a request, and six doublings.
+            // A handshake, a request, and six doublings of the window.
             Self::SlowStart => round_trip * 8,
-            // Until the kernel has started to probe for a packet size that passes.
+            // Long enough for the kernel to start probing for a packet size that passes.
             Self::MtuProbing => Duration::from_secs(12),
             _ => Duration::from_secs(5),
         }
     }
 
-    /// Returns the share of the bottleneck that is used if the world works as intended.
+    /// Returns the range of the bottleneck's use, as a share, if the world works as intended.
     pub(super) fn expected_use(self) -> (f64, f64) {
         match self {
             Self::Queue | Self::Link | Self::Elsewhere => (0.8, 1.05),
@@ -229,11 +229,11 @@ impl Case {
         let path = rate.in_time(round_trip).0;
         let queue = match cause {
             Cause::Queue => rate.in_time(millis(draw.within(200.0, 800.0))).0,
-            // As CUBIC needs it to keep a path full (it reduces its window by 0.3), and less than
-            // twice the path.
+            // CUBIC needs this queue to keep a path full (it reduces its window by 0.3). It is less
+            // than twice the path.
             Cause::Link | Cause::Elsewhere => (path as f64 * draw.within(0.6, 0.9)) as u64,
             Cause::SlowStart => 4 * path,
-            // No bottleneck: the guest is one.
+            // The path is no bottleneck: the guest is.
             Cause::Descheduled | Cause::DescheduledSender => 1 << 20,
             _ => path,
         };
@@ -246,14 +246,14 @@ impl Case {
             | Cause::SlowReaderHere
             | Cause::Pacing
             | Cause::Policer => share(&mut draw, rate.0 / 8, 0.05, 0.4),
-            // The kernel doubles it, for its overhead, and no buffer is less than 4608 bytes.
+            // The kernel doubles the size for its overhead, and no buffer is less than 4608 bytes.
             Cause::SendBuffer => share(&mut draw, path, 0.05, 0.2).max(8192),
             Cause::ReceiveBuffer | Cause::ReceiveBufferHere => {
                 share(&mut draw, path, 0.1, 0.4).max(16_384)
             }
             Cause::Questions => draw.within(300.0, 12_000.0) as u64,
             Cause::BlackHole | Cause::MtuProbing => draw.within(1280.0, 1460.0) as u64,
-            // Of this many guests, one runs.
+            // The number of guests that share the core.
             Cause::Descheduled | Cause::DescheduledSender => 2 + draw.random.next_u64() % 4,
             _ => 0,
         };
@@ -297,14 +297,14 @@ struct Draw {
 
 impl Draw {
     fn new(seed: u64, cause: Cause, run: usize) -> Self {
-        // Far apart, so that neither causes nor runs share a stream.
+        // The seeds are far apart, so that neither causes nor runs share a stream.
         let own = (cause as u64 + 1) << 32 | run as u64;
         Self {
             random: Pcg64Mcg::seed_from_u64(seed ^ own.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
         }
     }
 
-    /// Log-uniform: as often between 10 and 20 as between 100 and 200.
+    /// Returns a log-uniform number: it is as often between 10 and 20 as between 100 and 200.
     fn within(&mut self, least: f64, most: f64) -> f64 {
         let share = self.random.next_u64() as f64 / u64::MAX as f64;
         least * (most / least).powf(share)
@@ -332,7 +332,7 @@ mod tests {
                 assert_eq!(case.link().fault(), None, "{case:?}");
                 let path = case.rate.in_time(case.round_trip).0;
                 match cause {
-                    // Doubled by the kernel, of which half is payload.
+                    // The kernel doubles the size; half of the doubled size is payload.
                     Cause::SendBuffer => assert!(case.knob * 2 < path, "{case:?}"),
                     Cause::ReceiveBuffer | Cause::ReceiveBufferHere => {
                         assert!(case.knob < path / 2, "{case:?}");

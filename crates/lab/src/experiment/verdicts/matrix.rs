@@ -1,4 +1,4 @@
-//! The verdicts for each cause, and how many of them were right.
+//! The verdicts on each cause, and the shares of right ones.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ impl Matrix {
         self.said.entry(cause).or_default().push(said);
     }
 
-    /// Returns the runs of a cause, and the number of right verdicts.
+    /// Returns the number of runs of a cause, and the number of right verdicts.
     fn right(&self, cause: Cause) -> (usize, usize) {
         let said = self.said.get(&cause).map_or(&[][..], Vec::as_slice);
         let right = said.iter().filter(|said| said.factor == cause.factor());
@@ -40,7 +40,7 @@ impl Matrix {
         share(right, runs)
     }
 
-    /// Returns the same for one cause.
+    /// Returns the share of right verdicts on one cause.
     pub(super) fn accuracy_of(&self, cause: Cause) -> f64 {
         let (runs, right) = self.right(cause);
         share(right, runs)
@@ -55,7 +55,7 @@ impl Matrix {
         each.min_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// Returns the share of all runs with a wrong verdict that was certain.
+    /// Returns the share of all runs whose verdict was certain and wrong.
     pub(super) fn confident_wrong_rate(&self) -> f64 {
         let all = self
             .said
@@ -69,7 +69,7 @@ impl Matrix {
         share(wrong, runs)
     }
 
-    /// Returns each cause, each factor in its verdicts, and how often.
+    /// Returns each cause, each factor in its verdicts, and the number of those verdicts.
     pub(super) fn cells(&self) -> Vec<(Cause, &str, usize)> {
         let mut cells: BTreeMap<(Cause, &str), usize> = BTreeMap::new();
         for (cause, said) in &self.said {

@@ -1,4 +1,5 @@
-//! `verdicts`: whether `taut why` names what limits a connection, in worlds where that is known.
+//! `verdicts`: whether `taut why` names the factor that limits a connection, in worlds built to
+//! have a known one.
 
 mod away;
 mod cause;
@@ -28,7 +29,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// Runs of each cause.
 const RUNS: usize = 20;
-/// The number of concurrent worlds. Each spends most of its time waiting.
+/// The number of concurrent worlds. Each world spends most of its time waiting.
 const AT_A_TIME: usize = 4;
 /// The number of wrong verdicts that are described.
 const TOLD: usize = 60;
@@ -56,7 +57,7 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
         program::NFT,
         uml::KERNEL,
     ])?;
-    // In random order, so that other work of the machine affects all causes equally.
+    // The order is random, so that other work of the machine affects all causes equally.
     let plan: Vec<(usize, Cause)> = (0..runs)
         .flat_map(|number| causes.iter().map(move |cause| (number, *cause)))
         .collect();
@@ -66,14 +67,14 @@ fn run(request: &Request) -> Result<Outcome, ExperimentError> {
     Ok(outcome(request, environment, &done))
 }
 
-/// Returns all causes, or those whose name contains this.
+/// Returns the causes whose name contains `only`, or all causes.
 fn causes(only: Option<&str>) -> Vec<Cause> {
     let all = Cause::ALL.into_iter();
     all.filter(|cause| only.is_none_or(|only| cause.name().contains(only)))
         .collect()
 }
 
-/// Runs some worlds at a time; the first error ends all.
+/// Runs [`AT_A_TIME`] worlds at a time. The first error ends all of them.
 fn run_all(plan: &[(usize, Cause)], request: &Request) -> Result<Vec<Done>, ExperimentError> {
     let progress = Progress::new("verdicts: runs", plan.len() as u64);
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -164,7 +165,7 @@ fn outcome(request: &Request, environment: Environment, done: &[Done]) -> Outcom
     Outcome {
         environment,
         calibration: Calibration::of([(
-            // Of a hundred runs, two may be affected by other work of the machine.
+            // Other work of the machine may affect two of a hundred runs.
             "worlds_astray_share",
             Check::at_most(f64::from(astray) / done.len().max(1) as f64, 0.02),
         )]),

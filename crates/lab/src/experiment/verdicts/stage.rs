@@ -18,25 +18,26 @@ use crate::peer::{Service, nginx, program};
 use taut_netlab::link::shape::{LinkSpec, Shape};
 use taut_netlab::world::{Host, World, WorldBuilder};
 
-/// The size of a download that does not end during the observation.
+/// The size of a file whose download does not end during the observation, in bytes.
 const LARGE: u64 = 4 << 30;
-/// The number of small files to request one after the other: more than are requested during the
-/// observation.
+/// The number of small files that curl requests one after another. It is more than curl can request
+/// during the observation.
 const QUESTIONS: u32 = 100_000;
 /// iperf3's port.
 const IPERF_PORT: u16 = 5201;
-/// The server's ports for what a guest sends: data, which is discarded, and its verdicts.
+/// The server's ports for what a guest sends: data, which the server discards, and verdicts
+/// (`HEARD_PORT`).
 const SINK_PORT: u16 = 5009;
 const HEARD_PORT: u16 = 5010;
 /// How long iperf3 may take until it listens again.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The pause between two checks of that.
+/// The pause between two checks whether iperf3 listens.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// A world with its programs.
 pub(super) struct Stage<'a> {
     case: &'a Case,
-    // Dropped in this order: clients before servers.
+    // Fields are dropped in this order: clients before servers.
     away: Option<Away>,
     talking: Option<Child>,
     serving: Option<Service>,
@@ -46,7 +47,7 @@ pub(super) struct Stage<'a> {
 /// The results of a run.
 pub(super) struct Shown {
     pub(super) said: Said,
-    /// The share of the bottleneck that was used during the observation.
+    /// The share of the bottleneck that the connection used during the observation.
     pub(super) used: f64,
 }
 
@@ -70,7 +71,7 @@ pub(super) fn run(case: &Case, request: &Request) -> Result<Shown, ExperimentErr
     }
     if let Some(time) = case.cause.warm_up() {
         stage.talk()?;
-        // The observation covers what happens after this time.
+        // The observation covers only what happens after this time.
         std::thread::sleep(time);
     }
     if case.cause == Cause::Cut {
@@ -86,7 +87,7 @@ pub(super) fn run(case: &Case, request: &Request) -> Result<Shown, ExperimentErr
     }
     let began = Instant::now();
     let said = said(&mut why).map_err(ExperimentError::machine("read what taut why says"))?;
-    // In a guest that shares its core, the start takes longer.
+    // `taut why` takes longer to start in a guest that shares its core.
     let watched = watch.max(began.elapsed()).as_secs_f64();
     let bits = 8.0 * (stage.carried()? - before) as f64;
     Ok(Shown {
@@ -95,13 +96,13 @@ pub(super) fn run(case: &Case, request: &Request) -> Result<Shown, ExperimentErr
     })
 }
 
-/// Returns the verdict on the connection that carries most.
+/// Returns the verdict on the connection that carries the most bytes.
 fn said(why: &mut Child) -> io::Result<Said> {
     let mut line = String::new();
     if let Some(out) = why.pipes().stdout.take() {
         let mut lines = BufReader::new(out);
         lines.read_line(&mut line)?;
-        // It ends by itself.
+        // `taut why` ends by itself.
         io::copy(&mut lines, &mut io::sink())?;
     }
     let status = why.wait()?;
@@ -138,8 +139,8 @@ impl<'a> Stage<'a> {
                     mtu: case.knob as u16,
                     ..plain
                 };
-                // Both ends have links of the usual MTU, so that neither advertises an MSS that
-                // fits.
+                // The links of both ends have the usual MTU, so that neither end advertises an MSS
+                // that fits the narrow link.
                 world
                     .host("near")
                     .host("far")
@@ -150,7 +151,7 @@ impl<'a> Stage<'a> {
         };
         world = match case.cause {
             Cause::ReceiveBuffer | Cause::ReceiveBufferHere => {
-                // Twice as much, for the kernel's overhead.
+                // The kernel needs twice the size, for its overhead.
                 let most = (2 * case.knob).to_string();
                 world.sysctl(
                     "client",
@@ -243,8 +244,8 @@ impl<'a> Stage<'a> {
             ]);
             let addr = SocketAddr::from((client.addr(), IPERF_PORT));
             let service = Service::start(client, "iperf3", server, addr, dir)?;
-            // iperf3 has taken the first connection, which tested whether it listens, for a test,
-            // and restarts.
+            // iperf3 takes the first connection, which tested whether it listens, for a test, and
+            // then restarts.
             let began = Instant::now();
             while service
                 .said()
@@ -279,7 +280,7 @@ impl<'a> Stage<'a> {
         };
         let location = match self.case.cause {
             Cause::SlowSender => format!("limit_rate {knob};"),
-            // One connection for all requests.
+            // All requests use one connection.
             Cause::Questions => format!("keepalive_requests {QUESTIONS};"),
             _ => String::new(),
         };
@@ -306,7 +307,7 @@ impl<'a> Stage<'a> {
             Cause::Idle => {
                 let mut socat = program::SOCAT.command();
                 socat.arg("-").arg(format!("TCP:{server}"));
-                // It prints its output when this is dropped.
+                // The pipe must stay open: socat ends when this is dropped.
                 socat.stdin(Stdio::piped());
                 ("client", socat)
             }
@@ -347,7 +348,7 @@ impl<'a> Stage<'a> {
         self.world.cut("server", "client", true);
     }
 
-    /// Returns the bytes that the bottleneck has passed.
+    /// Returns the number of bytes that the bottleneck has passed.
     fn carried(&self) -> Result<u64, ExperimentError> {
         let reports = self.world.link_reports()?;
         Ok(reports.first().map_or(0, |link| match self.case.cause {
@@ -358,14 +359,14 @@ impl<'a> Stage<'a> {
 
     fn watched(&self) -> &Host {
         match self.case.cause.watched() {
-            // A guest's verdict arrives there.
+            // A guest sends its verdict to the server.
             End::Server | End::Guest => self.world.host("server"),
             End::Client => self.world.host("client"),
         }
     }
 
-    /// Starts `taut why`, which observes from now on, or the listener for the verdict of one in the
-    /// guest.
+    /// Starts `taut why`, which observes from now on. If it runs in the guest, also starts the
+    /// listener for its verdict, and returns that.
     fn why(&mut self, request: &Request, watch: Duration) -> io::Result<Child> {
         let filter = match (self.case.cause, self.case.cause.watched()) {
             (Cause::Pacing, _) => format!("dport {IPERF_PORT}"),
