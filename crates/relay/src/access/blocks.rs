@@ -101,7 +101,7 @@ pub(super) fn denied(addr: IpAddr) -> impl Iterator<Item = &'static (IpNet, Dest
         .filter(move |(net, _)| net.contains(&addr))
 }
 
-/// Returns whether `addr` is on the public Internet. It must be the address that is connected to,
+/// Returns whether `addr` is on the public Internet. `addr` must be the address to connect to,
 /// without an embedded IPv4 address.
 pub(super) fn is_public(addr: IpAddr) -> bool {
     denied(addr).next().is_none()

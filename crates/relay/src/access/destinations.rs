@@ -1,4 +1,4 @@
-//! Which destinations sessions may have.
+//! The destinations that sessions may connect to.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,18 +9,19 @@ use super::rule::{Pattern, Rule};
 use super::verdict::DestinationVerdict;
 use super::{TooManyRules, blocks, bounded, name};
 
-/// The allowed destinations. By default there are none, so that no relay is open by omission.
+/// The allowed destinations. The default allows none, so a relay is never open by omission.
 ///
 /// The order of the checks:
 /// 1. A destination that matches a rule of `deny` is denied, whatever `allow` says.
-/// 2. Loopback, link-local, metadata, multicast and reserved addresses, this machine's own and the
-///    mesh's are denied, unless a prefix in `allow` is as narrow as the block of such addresses or
-///    narrower: `127.0.0.1:8080` allows that one port, `0.0.0.0/0:*` allows none of these
-///    addresses.
+/// 2. Loopback, link-local, metadata, multicast and reserved addresses, the addresses of this
+/// machine and those of the mesh are denied, unless a prefix in `allow` is at least as narrow as
+/// the block that contains the address. `127.0.0.1:8080` allows that one port; `0.0.0.0/0:*` allows
+/// none of these addresses.
 /// 3. A prefix in `allow` allows the addresses that it contains. A name or `*` allows *public*
-///    addresses only: the owner of example.org's DNS does not thereby reach 10.0.0.0/8.
+/// addresses only, so the owner of example.org's DNS cannot use a rule for example.org to reach
+/// 10.0.0.0/8.
 ///
-/// IPv4 addresses written as IPv6 (mapped, translated, in a tunnel's address) are checked in both
+/// An IPv4 address inside an IPv6 address (mapped, translated or tunnelled) is checked in both
 /// forms.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Destinations {
@@ -36,7 +37,7 @@ impl Destinations {
     /// Allows destinations that match `allow` and not `deny`.
     ///
     /// # Errors
-    /// [`TooManyRules`] in one of the two.
+    /// [`TooManyRules`] if either list is too long.
     pub fn new(allow: Vec<Rule>, deny: Vec<Rule>) -> Result<Self, TooManyRules> {
         Ok(Self {
             allow: bounded(allow)?,
@@ -45,10 +46,10 @@ impl Destinations {
         })
     }
 
-    /// Sets the addresses of this machine. Those that are denied anyway (127.0.0.1) may be
+    /// Sets the addresses of this machine. Addresses that are denied anyway (127.0.0.1) may be
     /// included.
     pub fn set_own(&mut self, own: impl IntoIterator<Item = IpAddr>) {
-        // 127.0.0.1 is loopback; if it were "own" too, a rule for 127.0.0.0/8 would not allow it.
+        // If 127.0.0.1 were "own" as well as loopback, a rule for 127.0.0.0/8 would not allow it.
         self.own = own
             .into_iter()
             .map(|addr| addr.to_canonical())
@@ -56,16 +57,17 @@ impl Destinations {
             .collect();
     }
 
-    /// Sets the addresses of the mesh itself: those of the relays, and prefixes that only relays
-    /// may reach.
+    /// Sets the addresses of the mesh: those of its relays, and prefixes that only relays may
+    /// reach.
     pub fn set_mesh(&mut self, mesh: impl IntoIterator<Item = IpNet>) {
         self.mesh = mesh.into_iter().map(canonical).collect();
     }
 
-    /// Checks a destination that a client named, before any look-up. For a name,
-    /// [`DestinationVerdict::Allowed`] means only that it may be looked up: each resulting address
-    /// must be checked with [`Destinations::check_addr`]. `host` may also be an address, with or
-    /// without brackets; its verdict is final.
+    /// Checks a destination that a client named, before any look-up.
+    ///
+    /// For a name, [`DestinationVerdict::Allowed`] only permits the look-up: check each resulting
+    /// address with [`Destinations::check_addr`]. `host` may also be an address, with or without
+    /// brackets; the verdict on an address is final.
     pub fn check_name(&self, host: &str, port: u16) -> DestinationVerdict {
         if let Some(ip) = literal(host) {
             return self.check_addr(SocketAddr::new(ip, port), None);
@@ -93,8 +95,8 @@ impl Destinations {
         }
     }
 
-    /// Checks an address that is about to be connected to; `by_name` is the name that it was looked
-    /// up for, if any.
+    /// Checks an address before the relay connects to it. `by_name` is the name that resolved to
+    /// this address, if any.
     pub fn check_addr(&self, addr: SocketAddr, by_name: Option<&str>) -> DestinationVerdict {
         let name = match by_name {
             Some(host) if literal(host).is_none() => match name::host_name(host) {
@@ -134,7 +136,7 @@ impl Destinations {
         })
     }
 
-    /// Returns whether `allow` names `form` by a prefix that is no wider than `block`.
+    /// Returns whether a prefix in `allow` contains `form` and is no wider than `block`.
     fn opens(&self, block: &IpNet, form: IpAddr, port: u16) -> bool {
         self.allow.iter().any(|rule| match rule.pattern {
             Pattern::Prefix(net) => {
@@ -194,7 +196,7 @@ fn literal(host: &str) -> Option<IpAddr> {
     }
 }
 
-/// Returns an IPv4-mapped prefix as the IPv4 prefix that it stands for.
+/// Returns an IPv4-mapped prefix as the equivalent IPv4 prefix.
 fn canonical(net: IpNet) -> IpNet {
     let IpNet::V6(v6) = net else { return net };
     let v4 = v6.addr().to_ipv4_mapped();

@@ -5,14 +5,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// An address and the IPv4 addresses embedded in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Forms {
-    /// The address that is connected to; never an IPv4-mapped one, because Linux connects those
-    /// over IPv4.
+    /// The address to connect to. Never IPv4-mapped, because Linux connects those over IPv4.
     pub(super) addr: IpAddr,
-    /// The IPv4 host that a NAT64 with the well-known prefix connects it to: the same destination
-    /// in another form (RFC 6052 2.1).
+    /// The IPv4 host that a NAT64 with the well-known prefix translates `addr` to: the same
+    /// destination in another form (RFC 6052 2.1).
     pub(super) translated: Option<Ipv4Addr>,
-    /// IPv4 addresses that a tunnel or translator on the path may derive from it. A denial of one
-    /// of them counts; a permission does not, because many IPv6 hosts share it.
+    /// IPv4 addresses that a tunnel or translator on the path may derive from `addr`. A rule that
+    /// denies one of them denies `addr`; a rule that allows one does not allow `addr`, because many
+    /// IPv6 hosts share it.
     embedded: [Option<Ipv4Addr>; 2],
 }
 
@@ -32,19 +32,19 @@ impl Forms {
         }
     }
 
-    /// Returns the forms that lead to the same host: permission for one allows the address.
+    /// Returns the forms that lead to the same host. A rule that allows one of them allows `addr`.
     pub(super) fn alike(self) -> impl Iterator<Item = IpAddr> {
         std::iter::once(self.addr).chain(self.translated.map(IpAddr::V4))
     }
 
-    /// Returns all forms: denial of one denies the address.
+    /// Returns all forms. A rule that denies one of them denies `addr`.
     pub(super) fn all(self) -> impl Iterator<Item = IpAddr> {
         self.alike()
             .chain(self.embedded.into_iter().flatten().map(IpAddr::V4))
     }
 }
 
-/// 64:ff9b::/96.
+/// Returns the IPv4 address in an address of 64:ff9b::/96 (RFC 6052 2.1).
 fn translated(v6: Ipv6Addr) -> Option<Ipv4Addr> {
     (v6.segments()[..6] == [0x64, 0xff9b, 0, 0, 0, 0]).then(|| last_32(v6))
 }
@@ -55,12 +55,12 @@ fn embedded(v6: Ipv6Addr) -> [Option<Ipv4Addr>; 2] {
     match s {
         // 6to4 (RFC 3056 2).
         [0x2002, ..] => [Some(Ipv4Addr::new(o[2], o[3], o[4], o[5])), None],
-        // Teredo: the server, and the client in complement (RFC 4380 4).
+        // Teredo: the server, and the client's address inverted (RFC 4380 4).
         [0x2001, 0, ..] => [
             Some(Ipv4Addr::new(o[4], o[5], o[6], o[7])),
             Some(Ipv4Addr::from(!u32::from(last_32(v6)))),
         ],
-        // NAT64 with a network's own prefix (RFC 8215), of 48 bits or of 96 (RFC 6052 2.2).
+        // NAT64 with a network's own prefix (RFC 8215) of 48 or 96 bits (RFC 6052 2.2).
         [0x64, 0xff9b, 1, ..] => [
             Some(Ipv4Addr::new(o[6], o[7], o[9], o[10])),
             Some(last_32(v6)),

@@ -9,13 +9,13 @@ use crate::access::Sources;
 /// How a forward learns its clients' addresses, and how it passes them on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// Upstream connections come from the client's address, at another port. The replies must be
-    /// routed through this machine.
+    /// Upstream connections use the client's address as their source, with another port. Replies
+    /// must be routed through this machine.
     pub borrow: bool,
-    /// Upstream connections begin with a PROXY protocol header, version 2, that names the client.
+    /// Upstream connections start with a PROXY protocol header, version 2, that names the client.
     pub send_proxy: bool,
-    /// Clients' connections begin with such a header; only these senders are believed, and all
-    /// others are reset. `None`: they begin without one.
+    /// Clients' connections start with such a header. Only these sources may send one; connections
+    /// from all others are reset. `None`: clients send no header.
     pub accept_proxy: Option<Sources>,
 }
 
@@ -34,7 +34,7 @@ impl Introduction {
             addresses: Some((self.client, self.to)),
             tlvs: Vec::new(),
         };
-        // Without TLVs it is at most 52 bytes, and encoding fails only above the maximum length.
+        // Without TLVs a header is at most 52 bytes; encoding fails only above the maximum length.
         header.encode().unwrap_or_default()
     }
 }

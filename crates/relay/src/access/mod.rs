@@ -1,16 +1,16 @@
 //! Access rules: which destinations a client may name, and which sources may connect.
 //!
-//! Nothing here opens a socket or looks up a name. [`Destinations`] checks a destination twice:
+//! This module opens no sockets and looks up no names. [`Destinations`] checks a destination twice:
 //! [`Destinations::check_name`] before its name is looked up, and [`Destinations::check_addr`] for
-//! each address before it is connected to, because a name's owner can change the answer in between
-//! (DNS rebinding). [`Sources`] checks the address that a client came from.
+//! each address before the relay connects to it, because a name's owner can change the answer in
+//! between (DNS rebinding). [`Sources`] checks the client's address.
 //!
 //! | bound | value | when it is reached |
 //! |---|---|---|
 //! | rules in a list | [`MAX_RULES`] | the list is refused |
 //! | a name | 253 bytes, labels of 63 (RFC 1035 2.3.4) | [`DestinationVerdict::NotAName`] |
 //!
-//! A list is searched linearly, once a session: 4096 rules take some tens of microseconds.
+//! Lists are searched linearly, once a session: 4096 rules take some tens of microseconds.
 
 mod blocks;
 mod destinations;
@@ -27,13 +27,13 @@ pub use rule::{Pattern, Ports, Rule, RuleError};
 pub use sources::{SourcePrefix, SourceVerdict, Sources};
 pub use verdict::DestinationVerdict;
 
-/// Returns whether connections may be made from `addr` as a client's address: it belongs to one
-/// host, and a network can route answers to it.
+/// Returns whether the relay may use `addr` as the source of a connection: it belongs to one host,
+/// and a network can route answers to it.
 pub(crate) fn may_be_borrowed(addr: std::net::IpAddr) -> bool {
     blocks::denied(addr).next().is_none()
 }
 
-/// Rules in a list, at most.
+/// The maximum number of rules in a list.
 pub const MAX_RULES: usize = 4096;
 
 /// A list has more than [`MAX_RULES`] rules.

@@ -1,7 +1,7 @@
 //! Host names, compared as DNS compares them.
 
-/// Returns `text` without the trailing dot of a fully qualified name, if it is a valid host name
-/// (RFC 1123 2.1, with underscores, which exist).
+/// Returns `text` without the trailing dot of a fully qualified name, or `None` if it is not a
+/// valid host name (RFC 1123 2.1; underscores are valid too, because names with them exist).
 ///
 /// A name whose last label is a number is not valid: resolvers take `127.1` and `0x7f000001` for
 /// addresses, and an address must be checked as one.
@@ -11,7 +11,7 @@ pub(super) fn host_name(text: &str) -> Option<&str> {
     (sound && !is_number(name.rsplit('.').next()?)).then_some(name)
 }
 
-/// Returns whether `name` and `other` are the same name, each without its trailing dot (RFC 4343).
+/// Returns whether two names are the same (RFC 4343). Neither has a trailing dot.
 pub(super) fn same(name: &str, other: &str) -> bool {
     name.eq_ignore_ascii_case(other)
 }

@@ -1,4 +1,4 @@
-//! One rule of a list, as it is written in the configuration.
+//! A rule of a list, as written in the configuration.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -40,7 +40,7 @@ pub enum Pattern {
     Any,
 }
 
-/// A range of TCP ports, not empty; port 0 is in none.
+/// A non-empty range of TCP ports. Never contains port 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ports {
     first: u16,
@@ -50,7 +50,7 @@ pub struct Ports {
 /// Why a text is not a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
-    /// It does not end in `:PORT`.
+    /// The text does not end in `:PORT`.
     #[error("`{0}` does not end in ports: write {0}:443, {0}:80-90, or {0}:* for all ports")]
     NoPorts(String),
     /// The part after the last colon is not a port, range or `*`.
@@ -64,7 +64,7 @@ pub enum RuleError {
     /// An IPv6 address without brackets runs into its port.
     #[error("`{0}` looks like an IPv6 address: put it in brackets, such as [2001:db8::1]:443")]
     Brackets(String),
-    /// Not a prefix.
+    /// The text before the ports is not a prefix.
     #[error("`{rule}`: `{prefix}` is not an address prefix such as 10.0.0.0/8 or [2001:db8::]/32")]
     Prefix {
         /// The whole text.
@@ -72,7 +72,7 @@ pub enum RuleError {
         /// The part that should be a prefix.
         prefix: String,
     },
-    /// The address has bits outside the prefix: one of the two is a mistake.
+    /// The address has bits outside the prefix, so either the address or the length is wrong.
     #[error("`{written}` has bits set beyond its prefix: did you mean {meant}?")]
     HostBits {
         /// The prefix as written.
@@ -80,10 +80,10 @@ pub enum RuleError {
         /// The prefix without those bits.
         meant: IpNet,
     },
-    /// An IPv4-mapped prefix.
+    /// The prefix is an IPv4-mapped one.
     #[error("`{0}` is IPv4 written as IPv6: write the IPv4 prefix, which matches every form")]
     Mapped(String),
-    /// Neither a name nor `*` nor `*.name`.
+    /// The host is neither a name nor `*` nor `*.name`.
     #[error(
         "`{rule}`: `{host}` is not an address, a name, `*`, or `*.` and a name \
          (names beyond ASCII are written as xn--)"
@@ -106,7 +106,7 @@ impl FromStr for Rule {
             .rsplit_once(':')
             .filter(|(_, ports)| !ports.contains(['/', ']']))
             .ok_or_else(|| RuleError::NoPorts(text.into()))?;
-        // In `2001:db8::1` and `2001:db8::1:443` it is ambiguous which colon precedes a port.
+        // In `2001:db8::1` and `2001:db8::1:443`, the last colon may or may not precede a port.
         if host.contains(':') && !host.contains(['[', '/']) {
             return Err(RuleError::Brackets(text.into()));
         }
@@ -143,14 +143,14 @@ fn pattern(rule: &str, host: &str) -> Result<Pattern, RuleError> {
     }
 }
 
-/// Parses an address or a prefix, with or without brackets; `whole` is for error messages.
+/// Parses an address or a prefix, with or without brackets. Error messages quote `whole`.
 pub(super) fn prefix(whole: &str, text: &str) -> Result<IpNet, RuleError> {
     let bad = || RuleError::Prefix {
         rule: whole.into(),
         prefix: text.into(),
     };
     let plain = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        // `[2001:db8::]/32` and `[2001:db8::/32]`; brackets hold IPv6.
+        // `[2001:db8::]/32` and `[2001:db8::/32]`. Only IPv6 is written in brackets.
         Some((inner, rest)) if rest.is_empty() || rest.starts_with('/') => {
             let addr = inner.split('/').next().unwrap_or(inner);
             addr.parse::<Ipv6Addr>().map_err(|_| bad())?;
@@ -227,7 +227,7 @@ impl FromStr for Ports {
     }
 }
 
-/// Digits only: Rust's own parser accepts `+80`.
+/// Parses a port of digits only: Rust's own parser accepts `+80`.
 fn port(text: &str) -> Result<u16, ()> {
     if !text.bytes().all(|b| b.is_ascii_digit()) {
         return Err(());

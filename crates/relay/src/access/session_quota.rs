@@ -1,7 +1,7 @@
 //! Counts the open sessions of each source and limits them.
 //!
-//! A source is an IPv4 address or an IPv6 /64: a host that has one address of a /64 can use all of
-//! them (RFC 6177, RFC 7934). All workers share one count.
+//! A source is an IPv4 address or an IPv6 /64, because a host with one address of a /64 can use all
+//! of its addresses (RFC 6177, RFC 7934). All workers share one table.
 //!
 //! | bound | value | when it is reached |
 //! |---|---|---|
@@ -10,8 +10,8 @@
 //! | sources | as many as there are sessions: an entry is removed with its last session | |
 //! | memory | some 40 bytes a source; tables shrink when three quarters of them are empty | |
 //!
-//! It is on the path of every accept: a lock of one of 64 shards, held for one hash table operation
-//! and never over a system call.
+//! The table is used by every accept: it takes the lock of one of 64 shards for one hash table
+//! operation, never across a system call.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
@@ -23,17 +23,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// No limit.
 pub const UNLIMITED: u32 = u32::MAX;
 
-/// With so many shards, workers rarely contend for a lock.
+/// The number of shards: with 64, workers rarely contend for a lock.
 const SHARDS: usize = 64;
 
-/// An empty table may stay this large.
+/// The capacity up to which a table never shrinks.
 const SMALL: usize = 64;
 
 /// Open sessions by source.
 #[derive(Debug)]
 pub struct SessionQuota {
     shards: [Shard; SHARDS],
-    /// Keyed at random, so that clients cannot choose addresses that collide.
+    /// Randomly keyed, so that clients cannot choose addresses that collide.
     hasher: RandomState,
     limit: AtomicU32,
     refused: AtomicU64,
@@ -44,7 +44,7 @@ pub struct SessionQuota {
 #[repr(align(128))]
 struct Shard(Mutex<HashMap<Source, u32>>);
 
-/// What counts as one client.
+/// The unit that the quota treats as one client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
     V4(u32),
@@ -63,7 +63,7 @@ pub struct Permit {
 // === impl SessionQuota ===
 
 impl SessionQuota {
-    /// Returns an empty quota with `limit` sessions a source.
+    /// Returns an empty quota that allows `limit` sessions per source.
     pub fn new(limit: u32) -> Arc<Self> {
         Arc::new(Self {
             shards: std::array::from_fn(|_| Shard::default()),
@@ -73,15 +73,15 @@ impl SessionQuota {
         })
     }
 
-    /// Takes a place for one more session of the source that `ip` belongs to; `None` if the source
-    /// has reached its limit.
+    /// Takes a place for a new session of the source that `ip` belongs to. Returns `None` if the
+    /// source has reached its limit.
     pub fn admit(self: &Arc<Self>, ip: IpAddr) -> Option<Permit> {
         let source = Source::of(ip);
         let limit = self.limit.load(Ordering::Relaxed);
         let admitted = {
             let mut shard = self.shard(source);
             let open = shard.get(&source).copied().unwrap_or(0);
-            // At UNLIMITED the count would overflow.
+            // At UNLIMITED, the addition would overflow.
             open < limit && {
                 shard.insert(source, open + 1);
                 true
@@ -97,18 +97,18 @@ impl SessionQuota {
         })
     }
 
-    /// Changes the limit. Sessions above it stay.
+    /// Changes the limit. Open sessions above the new limit stay open.
     pub fn set_limit(&self, limit: u32) {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// Returns the open sessions of the source of `ip`.
+    /// Returns the number of open sessions of the source that `ip` belongs to.
     pub fn open(&self, ip: IpAddr) -> u32 {
         let source = Source::of(ip);
         self.shard(source).get(&source).copied().unwrap_or(0)
     }
 
-    /// Returns the sources that have a session open.
+    /// Returns the number of sources that have an open session.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| lock(&shard.0).len()).sum()
     }
@@ -118,7 +118,7 @@ impl SessionQuota {
         self.len() == 0
     }
 
-    /// Returns how many sessions were refused.
+    /// Returns the number of sessions that were refused.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
@@ -131,7 +131,7 @@ impl SessionQuota {
         *open.get_mut() -= 1;
         if *open.get() == 0 {
             open.remove();
-            // A flood of sources must not leave a large table behind.
+            // After a flood of sources, the table must not stay large.
             if shard.capacity() > SMALL && shard.len() < shard.capacity() / 4 {
                 let room = (shard.len() * 2).max(SMALL / 2);
                 shard.shrink_to(room);
@@ -149,7 +149,7 @@ impl SessionQuota {
     }
 }
 
-/// No operation under the lock leaves the table half changed, so a poisoned lock is usable.
+/// Locks a shard. A poisoned lock is usable: no operation leaves a table half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -168,7 +168,7 @@ impl Source {
     pub(crate) fn of(ip: IpAddr) -> Self {
         match ip.to_canonical() {
             IpAddr::V4(v4) => Self::V4(v4.into()),
-            // Through a NAT64, all IPv4 clients share one /64, and are as many sources (RFC 6052
+            // A NAT64 maps all IPv4 clients into one /64, and each is a source of its own (RFC 6052
             // 2.1).
             IpAddr::V6(v6) => match v6.segments() {
                 [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {

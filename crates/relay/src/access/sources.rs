@@ -1,4 +1,4 @@
-//! Which sources may connect.
+//! The sources that may connect.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,26 +10,26 @@ use super::forms::Forms;
 use super::rule::{self, RuleError};
 use super::{TooManyRules, bounded};
 
-/// Which clients may connect, by their address. By default all may: a forward leads to one
-/// destination, and its listener's address and the firewall decide who reaches it.
+/// The client addresses that may connect. The default allows all: a forward leads to one
+/// destination, and the listener's address and the firewall restrict its clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
     allow: Option<Vec<IpNet>>,
     deny: Vec<IpNet>,
 }
 
-/// A prefix of clients' addresses: `10.0.0.0/8`, `192.0.2.1`, `2001:db8::/32`, `[2001:db8::]/32`.
+/// A prefix of client addresses: `10.0.0.0/8`, `192.0.2.1`, `2001:db8::/32`, `[2001:db8::]/32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SourcePrefix(pub IpNet);
 
 /// Whether a client may connect, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceVerdict {
-    /// It may connect.
+    /// The client may connect.
     Allowed,
-    /// It is not in the list of allowed sources.
+    /// The client is not in the list of allowed sources.
     NotListed,
-    /// A prefix denies it.
+    /// A prefix denies the client.
     Denied,
 }
 
@@ -39,7 +39,7 @@ impl Sources {
     /// Allows sources in `allow` (`None`: all; an empty list: none) that are not in `deny`.
     ///
     /// # Errors
-    /// [`TooManyRules`] in one of the two.
+    /// [`TooManyRules`] if either list is too long.
     pub fn new(
         allow: Option<Vec<SourcePrefix>>,
         deny: Vec<SourcePrefix>,
@@ -53,8 +53,8 @@ impl Sources {
         })
     }
 
-    /// Checks the address that a client connected from: an IPv4-mapped one as IPv4, one that a
-    /// NAT64 made as both.
+    /// Checks the address that a client connected from. An IPv4-mapped address is checked as IPv4;
+    /// an address made by a NAT64 is checked in both forms.
     pub fn check(&self, client: IpAddr) -> SourceVerdict {
         let forms = Forms::of(client);
         let within = |net: &IpNet| forms.alike().any(|form| net.contains(&form));
@@ -138,7 +138,7 @@ mod tests {
             ("2001:db8::1", SourceVerdict::Allowed),
             ("2001:db9::1", SourceVerdict::Allowed),
             ("2001:db9::2", SourceVerdict::NotListed),
-            // A tunnel's address proves nothing about the host behind it.
+            // Anyone can use a tunnel's address: it proves nothing about the host behind it.
             ("2002:a00:1::1", SourceVerdict::NotListed),
         ] {
             assert_eq!(check(&sources, client), verdict, "{client}");

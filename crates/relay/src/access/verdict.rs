@@ -5,18 +5,19 @@ use std::fmt;
 /// Whether a session may connect to a destination, and if not, why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestinationVerdict {
-    /// An address may be connected to. A name may be looked up; then each of its addresses is
-    /// checked.
+    /// The relay may connect to the address, or may look up the name and check each of its
+    /// addresses.
     Allowed,
     /// The host is neither an address nor a valid DNS name.
     NotAName,
-    /// No rule allows it.
+    /// No rule allows the destination.
     NotListed,
-    /// The rule that matches it, a name or `*`, covers public addresses only, and this is not one.
+    /// Only a name or `*` allows the destination, which covers public addresses, and this address
+    /// is not public.
     NotPublic,
-    /// A rule denies it.
+    /// A rule denies the destination.
     DeniedRule,
-    /// 0.0.0.0/8 or `::`, which Linux takes for this machine (RFC 1122 3.2.1.3, RFC 4291 2.5.2).
+    /// 0.0.0.0/8 or `::`, which Linux treats as this machine (RFC 1122 3.2.1.3, RFC 4291 2.5.2).
     Unspecified,
     /// 127.0.0.0/8 or `::1`.
     Loopback,

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Finding the TCP header of a packet at a device's ingress.
+ * Finds the TCP header of a packet at a device's ingress.
  *
- * Headers are found from the network header that the kernel has noted, not
- * from the start of the frame. So one program fits Ethernet and devices
- * without a link header (tun, ppp, ipip). The kernel has removed the outer
- * VLAN tag before programs at ingress see the frame; further ones remain.
+ * Headers are located from the network header that the kernel has recorded, not
+ * from the start of the frame. So one program works on Ethernet and on devices
+ * without a link header (tun, ppp, ipip). The kernel removes the outer VLAN tag
+ * before ingress programs see the frame; inner tags remain.
  */
 #ifndef TAUT_TCP_HEADERS_H
 #define TAUT_TCP_HEADERS_H
@@ -38,7 +38,7 @@ struct vlan_tag {
 	__be16 proto;
 };
 
-/* The start of each IPv6 extension header that may precede TCP. */
+/* The start of every IPv6 extension header that may precede TCP. */
 struct extension {
 	__u8 next;
 	__u8 len;		/* in 8 bytes, without the first 8 */
@@ -55,8 +55,8 @@ enum tcp_verdict {
 	TCP_SOURCE_ROUTED,	/* its destination is an intermediate hop */
 };
 
-/* The TCP header and its addresses. An IPv4 address is in the first four
- * bytes; the others are not written.
+/* The TCP header and its addresses. An IPv4 address is in the first four bytes;
+ * the other bytes are not written.
  */
 struct tcp_found {
 	struct tcphdr tcp;
@@ -76,8 +76,9 @@ static __always_inline int load(struct __sk_buff *skb, __u32 offset, void *to,
 	if (!bpf_skb_load_bytes_relative(skb, offset, to, len,
 					 BPF_HDR_START_NET))
 		return 0;
-	/* A driver may leave headers in page fragments, where this function
-	 * does not look. A packet that is all linear is simply too short.
+	/* A driver may leave headers in page fragments, which this function
+	 * does not read. If the packet is entirely linear, it is simply too
+	 * short.
 	 */
 	linear = (void *)(long)skb->data_end - (void *)(long)skb->data;
 	if (linear >= skb->len || linear >= HEADERS_MAX)
@@ -174,7 +175,7 @@ find_ip(struct __sk_buff *skb, struct tcp_found *found)
 	return TCP_NONE;
 }
 
-/* The packet's destination and its TCP header. */
+/* Finds the packet's destination and its TCP header. */
 static __always_inline enum tcp_verdict
 find_tcp(struct __sk_buff *skb, struct tcp_found *found)
 {
@@ -188,7 +189,7 @@ find_tcp(struct __sk_buff *skb, struct tcp_found *found)
 	return TCP_FOUND;
 }
 
-/* The first segment of a connection (RFC 9293 3.5). */
+/* Returns whether the segment opens a connection (RFC 9293 3.5). */
 static __always_inline bool is_first_segment(const struct tcphdr *tcp)
 {
 	return tcp->syn && !tcp->ack && !tcp->rst && !tcp->fin;

@@ -1,4 +1,4 @@
-//! Fields as they are written, and their checks.
+//! Configuration fields as written, and their checks.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use toml::Spanned;
 
 use crate::access::{SourcePrefix, Sources};
 
-/// The range of durations: long enough to be meant, short enough not to overflow.
+/// The range of durations. Shorter ones are mistakes; longer ones could overflow.
 pub(super) const TIME: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(1)..=Duration::from_secs(366 * 86_400);
 
@@ -38,7 +38,7 @@ impl<'de> Deserialize<'de> for Time {
     }
 }
 
-/// Returns which sources may connect, from the `from` and `not_from` of a section.
+/// Returns the sources that the `from` and `not_from` of a section allow.
 pub(super) fn sources(
     from: Option<Spanned<OneOrMany>>,
     not_from: Option<Spanned<OneOrMany>>,

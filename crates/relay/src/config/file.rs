@@ -1,4 +1,4 @@
-//! The configuration file as it is written, and its conversion to a [`Config`].
+//! The configuration file as written, and its conversion to a [`Config`].
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::session_log;
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
     pub(super) relay: Option<Section>,
-    /// The section of another job.
+    /// The section of the other daemon, which the relay ignores.
     #[serde(rename = "snoop")]
     _snoop: Option<IgnoredAny>,
 }
@@ -55,7 +55,7 @@ pub(super) struct Section {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ForwardSection {
-    // The texts inside an untagged enum have no span of their own; the list has.
+    // serde gives no span for the texts inside an untagged enum; the span of the list is used.
     listen: Spanned<OneOrMany>,
     to: Option<Spanned<String>>,
     transparent: Option<Spanned<bool>>,
@@ -78,17 +78,17 @@ pub(super) struct ForwardSection {
     upstream_congestion: Option<String>,
 }
 
-/// More frequent look-ups would burden the resolver to no purpose.
+/// The range of `resolve`. More frequent look-ups would burden the resolver to no purpose.
 const RESOLVE: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=*TIME.end();
-/// The kernel accepts keepalive times in whole seconds from 1 to 32767.
+/// The range of keepalive times that the kernel accepts, in whole seconds.
 const KEEPALIVE_IDLE: std::ops::RangeInclusive<u64> = 1..=32_767;
-/// Relays of a route: as many as a hello has room for, and the first one.
+/// The maximum number of relays in a route: those that fit into a hello, and the first.
 const MAX_VIA: usize = 8;
-/// From one page to fs.pipe-max-size on a stock kernel.
+/// The range of pipe sizes: from one page to fs.pipe-max-size on a stock kernel.
 const PIPE_SIZE: std::ops::RangeInclusive<u64> = (4 << 10)..=(1 << 20);
 
 impl Section {
-    /// Returns the checked configuration, or the offset of a mistake and its description.
+    /// Returns the checked configuration, or the offset and the description of a mistake.
     pub(super) fn check(self) -> Result<Config, (usize, String)> {
         let mut config = Config::new(Vec::with_capacity(self.forward.len()));
         config.workers = at_least_one(self.workers, "workers")?;
@@ -131,7 +131,7 @@ impl Section {
             t.idle = Some(idle);
         }
         set_time(&mut t.flush, self.flush_timeout, TIME, "flush_timeout")?;
-        // Zero is allowed: it stops the relay at once.
+        // A drain of 0 is allowed: the relay then stops at once.
         let drain = Duration::ZERO..=*TIME.end();
         set_time(&mut t.drain, self.drain_timeout, drain, "drain_timeout")?;
         set_time(

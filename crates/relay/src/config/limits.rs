@@ -2,25 +2,27 @@
 
 use std::time::Duration;
 
-/// How many connections to each peer are kept ready.
+/// The number of ready connections to keep to each peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolLimits {
-    /// At least this many in the whole node.
+    /// The minimum for each peer, in the whole node.
     pub min: u32,
-    /// At most this many; 0: none, each session dials its own.
+    /// The maximum for each peer; 0: no pool, each session dials its own.
     pub max: u32,
     /// The age at which an unused connection is replaced, give or take a fifth.
     pub max_age: Duration,
 }
 
-/// Limits of connections to the mesh port that carry no session yet.
+/// Limits of connections to the mesh port before they carry a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InboundLimits {
-    /// Connections that have not proven that they hold a key, in the whole node. A further one
-    /// evicts the oldest of the source that has most; one from that same source is refused unless
-    /// the oldest has had a second, within which an honest peer is done.
+    /// The maximum number of connections in the whole node that have not yet proven possession of a
+    /// key. A new connection above it evicts the oldest connection of the source that has the most.
+    /// A new connection from that same source is refused instead, unless its oldest is older than a
+    /// second, the time within which an honest peer completes the proof.
     pub max_unproven: u32,
-    /// Connections that have proven it and wait to be used.
+    /// The maximum number of connections that have proven possession of a key and wait for a
+    /// session.
     pub max_ready: u32,
     /// The time limit of each step.
     pub times: taut_mesh::acceptor::Limits,
@@ -31,8 +33,7 @@ impl Default for PoolLimits {
         Self {
             min: 4,
             max: 128,
-            // Below the idle time-outs of the public clouds' middleboxes, the shortest of which is
-            // four minutes.
+            // Public clouds' middleboxes drop idle connections after four minutes or more.
             max_age: Duration::from_secs(180),
         }
     }

@@ -12,33 +12,34 @@ use super::limits::{InboundLimits, PoolLimits};
 use crate::access::{Rule, Sources};
 use crate::net::addr::{Destination, Listen};
 
-/// Relays that a session may pass through, counted from the first. RFC 9110 has no such limit for
-/// proxies; eight is more than any sensible route needs.
+/// The default limit of relays that a session may pass through, counted from the first. RFC 9110
+/// sets no such limit for proxies; eight is more than any sensible route needs.
 const HOP_LIMIT: u8 = 8;
 
 /// A node's part in a mesh.
 #[derive(Clone, Debug)]
 pub struct MeshConfig {
-    /// The file with the one or two keys that all relays of the mesh share.
+    /// The file with the key, or two keys, that all relays of the mesh share.
     pub key_file: PathBuf,
-    /// The addresses of the mesh port; none: this node only dials.
+    /// The addresses of the mesh port; empty: this node only dials.
     pub listen: Vec<Listen>,
     /// Relays that may connect, by their own addresses.
     pub sources: Sources,
-    /// Destinations that sessions from other relays may have.
+    /// Destinations that sessions from other relays may reach.
     pub allow: Vec<Rule>,
     /// Exceptions from `allow`.
     pub deny: Vec<Rule>,
-    /// Relays to which sessions from other relays may be passed on, besides those in the routes of
+    /// Relays that sessions from other relays may be forwarded to, besides those in the routes of
     /// forwards.
     pub peers: Vec<Destination>,
-    /// Relays that a session may pass through.
+    /// The number of relays that a session may pass through.
     pub hop_limit: u8,
     /// The pool of ready connections.
     pub pool: PoolLimits,
-    /// Limits of connections to the mesh port that carry no session yet.
+    /// Limits of connections to the mesh port before they carry a session.
     pub inbound: InboundLimits,
-    /// Legs to destinations connect from the client's address, as the first relay reported it.
+    /// Legs to destinations use the client's address, as reported by the first relay, as their
+    /// source.
     pub borrow: bool,
     /// Turbo start of legs between relays; `None`: off.
     pub turbo: Option<Turbo>,
@@ -64,7 +65,7 @@ impl Default for Turbo {
 }
 
 impl MeshConfig {
-    /// Returns the defaults with this key: no mesh port, and no allowed destination.
+    /// Returns the defaults with this key: no mesh port and no allowed destinations.
     pub fn new(key_file: PathBuf) -> Self {
         Self {
             key_file,
@@ -107,10 +108,11 @@ pub(super) struct MeshSection {
     window: Option<Spanned<ByteSize>>,
 }
 
-/// A pooled connection is replaced by its dialler before the acceptor's limit ends it.
+/// The range of `pool_age`. The dialler replaces a connection before the acceptor's limit ends it.
 const POOL_AGE: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(3600);
-/// The range that the kernel accepts as a congestion window and as a buffer, within reason.
+/// The range of windows that the kernel accepts both as congestion window and as buffer, within
+/// reason.
 const WINDOW: std::ops::RangeInclusive<u64> = (64 << 10)..=(256 << 20);
 
 impl MeshSection {

@@ -30,11 +30,11 @@ use file::File;
 pub struct Config {
     /// Worker threads; `None`: one for each CPU that this process may run on.
     pub workers: Option<u16>,
-    /// Sessions open at one time; further clients get RST. `None`: as many as the limit of open
-    /// descriptors allows.
+    /// The maximum number of open sessions; above it, clients get a RST. `None`: as many as the
+    /// limit of open descriptors allows.
     pub max_sessions: Option<u32>,
-    /// Sessions that each source, an IPv4 address or an IPv6 /64, may have open at one time;
-    /// `None`: no limit.
+    /// The maximum number of open sessions per source (an IPv4 address or an IPv6 /64); `None`: no
+    /// limit.
     pub max_sessions_per_source: Option<u32>,
     /// The session log; `None`: off.
     pub session_log: Option<session_log::Target>,
@@ -54,13 +54,13 @@ pub struct Config {
     pub early_syn: EarlySynConfig,
     /// Interception, for transparent forwards.
     pub intercept: InterceptConfig,
-    /// The node's part in a mesh of relays, if it has one.
+    /// The node's part in a mesh of relays; `None`: none.
     pub mesh: Option<MeshConfig>,
     /// The forwards: at least one, unless the node has a mesh port.
     pub forwards: Vec<Forward>,
 }
 
-/// Where early SYN looks for SYNs, and its limits.
+/// The devices on which early SYN sees SYNs, and its limits.
 #[derive(Clone, Debug)]
 pub struct EarlySynConfig {
     /// The network devices.
@@ -83,12 +83,12 @@ impl Default for EarlySynConfig {
 pub struct Timeouts {
     /// For each address of a destination: from SYN to SYN-ACK.
     pub connect: Duration,
-    /// Without progress, once one side has ended its stream.
+    /// Without progress, after one side has ended its stream.
     pub half_closed: Duration,
-    /// Without progress in either direction; `None`: a session may be idle for ever.
+    /// Without progress in either direction; `None`: sessions may be idle for ever.
     pub idle: Option<Duration>,
-    /// Without a byte acknowledged, while the last bytes of a broken connection are forwarded ahead
-    /// of the RST.
+    /// Without an acknowledged byte, while the last bytes of a broken connection are forwarded
+    /// ahead of the RST.
     pub flush: Duration,
     /// From SIGTERM until open sessions are reset.
     pub drain: Duration,
@@ -99,11 +99,11 @@ pub struct Timeouts {
 /// How bytes are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataPath {
-    /// Bytes of a direction that are copied before it uses splice(2); `None`: all of them.
+    /// Bytes of a direction that are copied before it switches to splice(2); `None`: all of them.
     pub splice_after: Option<u64>,
     /// The requested size of each pipe in bytes.
     pub pipe_size: usize,
-    /// Pipes of the whole node. A direction without one copies.
+    /// The maximum number of pipes in the whole node. A direction without a pipe copies.
     pub max_pipes: u32,
 }
 
@@ -117,14 +117,14 @@ pub struct Forward {
     pub to: Option<Destination>,
     /// The connections to intercept.
     pub transparent: Option<Transparent>,
-    /// How its clients' addresses are learnt and passed on.
+    /// How the forward learns its clients' addresses, and how it passes them on.
     pub identity: Identity,
-    /// The relays of the mesh that sessions pass through, in order; none: directly to `to`.
+    /// The relays of the mesh that sessions pass through, in order; empty: directly to `to`.
     pub via: Vec<Destination>,
-    /// The upstream leg is dialled when the client's SYN is seen, before its handshake is done
+    /// Dials the upstream leg when the client's SYN arrives, before its handshake completes
     /// (pied-piper 3.2, improvement 1).
     pub early_syn: bool,
-    /// Which sources may connect.
+    /// The sources that may connect.
     pub sources: Sources,
     /// Congestion control towards the client; `None`: the kernel's default.
     pub client_congestion: Option<String>,
@@ -133,8 +133,8 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// Returns which settings contradict each other, as the end of a sentence that begins with the
-    /// forward.
+    /// Returns the settings that contradict each other, as the end of a sentence that begins with
+    /// the forward's name.
     fn contradiction(&self) -> Option<&'static str> {
         let Identity {
             borrow,
@@ -338,7 +338,7 @@ fn field_name(path: &serde_path_to_error::Path) -> String {
     let mut name = String::new();
     for segment in path {
         match segment {
-            // The field name by which `Spanned` passes through serde.
+            // The field name that `Spanned` uses inside serde.
             Segment::Map { key } if key.starts_with("$__serde") => {}
             Segment::Map { key } if name.is_empty() => name.push_str(key),
             Segment::Map { key } => name.extend([".", key]),
@@ -349,7 +349,7 @@ fn field_name(path: &serde_path_to_error::Path) -> String {
     name
 }
 
-/// A parser's message may have several lines; it is joined to one sentence.
+/// Joins a parser's message of several lines to one sentence.
 fn one_sentence(message: &str) -> String {
     message.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -11,14 +11,14 @@ use crate::net::addr::Listen;
 
 type Mistake = (usize, String);
 
-/// The connections that a transparent forward intercepts, and their allowed destinations.
+/// The connections that a transparent forward intercepts, and the destinations that it allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transparent {
-    /// To these ports; at least one.
+    /// The destination ports; never empty.
     pub ports: Vec<u16>,
-    /// To these prefixes; none: to every address.
+    /// The destination prefixes; empty: every address.
     pub destinations: Vec<IpNet>,
-    /// That arrive at these devices; none: at any but loopback.
+    /// The devices that the connections arrive on; empty: all but loopback.
     pub devices: Vec<String>,
     /// Allowed destinations; all others are refused.
     pub allow: Vec<Rule>,
@@ -26,12 +26,12 @@ pub struct Transparent {
     pub deny: Vec<Rule>,
 }
 
-/// Interception of this node.
+/// The interception settings of this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InterceptConfig {
     /// The mark of intercepted packets; not 0.
     pub mark: u32,
-    /// The method; `None`: BPF, or nftables where the kernel does not accept the program.
+    /// The method; `None`: BPF, or nftables if the kernel rejects the BPF program.
     pub method: Option<Method>,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// Returns the connections to intercept, if any. `at`: the offset of the forward's `listen`.
+    /// Returns the connections to intercept, if any. `at` is the offset of the forward's `listen`.
     pub(super) fn check(
         self,
         i: usize,
@@ -141,7 +141,7 @@ impl Written {
 }
 
 impl Transparent {
-    /// Returns the same for the listeners that have been bound.
+    /// Returns the interception rule for the bound listeners `listen`.
     pub(crate) fn taking(&self, listen: Vec<std::net::SocketAddr>) -> Taking {
         Taking {
             ports: self.ports.clone(),
@@ -152,7 +152,7 @@ impl Transparent {
     }
 }
 
-/// Returns whether `source` is the client.
+/// Returns whether `source` selects the client's address.
 pub(super) fn borrow(source: Option<&Spanned<String>>, field: &str) -> Result<bool, Mistake> {
     let Some(source) = source else {
         return Ok(false);

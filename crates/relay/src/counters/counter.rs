@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that one thread writes and any thread may read.
 ///
-/// With one writer it needs no locked instruction, only a store that does not tear.
+/// With one writer it needs no atomic read-modify-write, only a store that does not tear.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use super::counter::Counter;
 
-/// Upper bounds of the buckets in seconds, from a connection on one machine to the patience of a
-/// person. One more bucket counts everything longer.
+/// Upper bounds of the buckets in seconds: from a connection within one machine to the time a
+/// person would wait. One more bucket counts everything longer.
 pub(crate) const BOUNDS: [f64; 14] = [
     0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 
-/// A histogram that one thread writes and any may read.
+/// A histogram that one thread writes and any thread may read.
 #[derive(Debug, Default)]
 pub(crate) struct Histogram {
     buckets: [Counter; BOUNDS.len() + 1],

@@ -1,4 +1,4 @@
-//! What a worker counts: one writer for each number, read by the metrics.
+//! Worker counters: each has one writer, and the metrics read them.
 
 pub(crate) mod counter;
 pub(crate) mod histogram;

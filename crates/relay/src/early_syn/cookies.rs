@@ -1,9 +1,9 @@
-//! Whether the kernel answers SYNs with cookies, which it does when a listener's queue is full
-//! (`net.ipv4.tcp_syncookies`): the sign of a flood.
+//! Reads how many SYN cookies the kernel has sent. It sends them while a listener's queue is full
+//! (`net.ipv4.tcp_syncookies`), which is the sign of a flood.
 
 use std::io;
 
-/// Returns the SYN cookies sent so far in the network namespace of the calling thread.
+/// Returns the number of SYN cookies sent so far in the network namespace of the calling thread.
 ///
 /// # Errors
 /// When `/proc` is missing or does not count cookies.
@@ -17,8 +17,8 @@ pub fn read_syncookies_sent() -> io::Result<u64> {
     })
 }
 
-/// Returns `SyncookiesSent` of a `/proc/net/netstat`: pairs of lines, one of names and one of
-/// values, each with the name of its group first.
+/// Returns `SyncookiesSent` from the text of `/proc/net/netstat`: pairs of lines, names and then
+/// values, each starting with the name of its group.
 pub fn syncookies_sent(netstat: &str) -> Option<u64> {
     let mut of_tcp = netstat.lines().filter_map(|l| l.strip_prefix("TcpExt:"));
     let names = of_tcp.next()?.split_whitespace();

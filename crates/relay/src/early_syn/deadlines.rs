@@ -1,4 +1,4 @@
-//! A table of keys whose entries expire, in the order of their deadlines.
+//! A table whose entries expire, ordered by deadline.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -39,7 +39,7 @@ impl<K: Copy + Eq + Hash + Ord> Deadlines<K> {
         self.in_order.insert((at, key));
     }
 
-    /// Removes `key`; returns whether it was there.
+    /// Removes `key` and returns whether it was present.
     pub(super) fn remove(&mut self, key: &K) -> bool {
         match self.of.remove(key) {
             Some(at) => self.in_order.remove(&(at, *key)),
@@ -59,7 +59,7 @@ impl<K: Copy + Eq + Hash + Ord> Deadlines<K> {
         Some(key)
     }
 
-    /// Removes an entry whose deadline has passed.
+    /// Removes and returns an entry whose deadline has passed.
     pub(super) fn pop_due(&mut self, now: Instant) -> Option<K> {
         (self.next()? <= now).then(|| self.pop()).flatten()
     }

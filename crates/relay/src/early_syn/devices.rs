@@ -7,7 +7,7 @@ use nix::net::if_::{InterfaceFlags, if_nametoindex};
 
 use super::EarlySynError;
 
-/// Which devices to use.
+/// The devices to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Devices {
     /// The devices with these names.
@@ -19,9 +19,9 @@ pub enum Devices {
 /// A network device of the calling thread's network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
-    /// Its name when it was listed.
+    /// The name at the time of listing.
     pub name: String,
-    /// Its number, constant for its lifetime.
+    /// The interface index, constant for the device's lifetime.
     pub ifindex: u32,
 }
 
@@ -31,7 +31,7 @@ impl Devices {
     /// Returns the devices that exist.
     ///
     /// # Errors
-    /// When a named device is missing, or the kernel does not list its devices.
+    /// If a named device is missing, or the kernel cannot list its devices.
     pub(super) fn find(&self) -> Result<Vec<Device>, EarlySynError> {
         let names = match self {
             Self::Named(names) => names.clone(),
@@ -41,7 +41,7 @@ impl Devices {
         for name in names {
             match if_nametoindex(name.as_str()) {
                 Ok(ifindex) => found.push(Device { name, ifindex }),
-                // A device that was up a moment ago has gone.
+                // The device was up a moment ago and is gone now.
                 Err(_) if *self == Self::AllUp => {}
                 Err(_) => return Err(EarlySynError::NoSuchDevice(name)),
             }
@@ -52,7 +52,7 @@ impl Devices {
     /// Returns the names of the devices that are up, except loopback.
     pub(crate) fn up() -> std::io::Result<Vec<String>> {
         let listed = getifaddrs()?;
-        // A device is listed once for itself and once for each of its addresses.
+        // getifaddrs lists a device once for itself and once for each of its addresses.
         let flags: BTreeMap<_, _> = listed.map(|a| (a.interface_name, a.flags)).collect();
         let wanted = |flags: InterfaceFlags| {
             flags.contains(InterfaceFlags::IFF_UP) && !flags.contains(InterfaceFlags::IFF_LOOPBACK)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Early SYN: tells the relay of a client's SYN when it arrives, a round trip
- * before accept() can (pied-piper 3.2, improvement 1).
+ * Early SYN: reports a client's SYN to the relay when it arrives, a round trip
+ * before accept() can return (pied-piper 3.2, improvement 1).
  *
- * It runs at the ingress of a device, before the kernel's own TCP. It neither
- * changes nor drops packets. It only writes events, bounded by a ceiling on
- * events per second and by the size of the ring.
+ * The program runs at the ingress of a device, before the kernel's own TCP. It
+ * neither changes nor drops packets. It only writes events, limited by a
+ * ceiling on events per second and by the size of the ring.
  */
 #include <linux/pkt_cls.h>
 
@@ -16,7 +16,7 @@
 #define WATCHED_MAX	256
 #define SECOND_NS	1000000000ULL
 
-/* Events a second, at most, from all devices and CPUs. */
+/* The maximum number of events per second from all devices and CPUs. */
 const volatile __u32 events_per_second SEC(".rodata.config") = 20000;
 
 struct {
@@ -38,8 +38,8 @@ struct {
 	__type(value, __u64);
 } exits SEC(".maps");
 
-/* The current second and the events reported in it. Shared by all CPUs,
- * because the ceiling is for the machine.
+/* The current second and the events reported in it. All CPUs share them,
+ * because the ceiling applies to the machine.
  */
 static __u64 second;
 static __u64 in_second;
@@ -69,8 +69,8 @@ static __always_inline bool passes_through(struct __sk_buff *skb,
 	       result != BPF_FIB_LKUP_RET_FWD_DISABLED;
 }
 
-/* Coarse: the first event of a second resets the count, and concurrent counts
- * of other CPUs are lost.
+/* Counts an event. The count is coarse: the first event of a second resets it
+ * and may lose concurrent counts of other CPUs.
  */
 static __always_inline bool over_ceiling(__u64 now)
 {
@@ -92,8 +92,8 @@ static __always_inline enum early_syn_exit look(struct __sk_buff *skb)
 	__u32 *listener;
 	__u64 now;
 
-	/* Frames to another MAC belong to a bridge or macvlan, which see them
-	 * for themselves once it is theirs.
+	/* Frames for another MAC belong to a bridge or macvlan. Those devices
+	 * see the frame again themselves once it is theirs.
 	 */
 	if (skb->pkt_type != PACKET_HOST)
 		return EARLY_SYN_OTHER_HOST;
@@ -144,8 +144,8 @@ static __always_inline enum early_syn_exit look(struct __sk_buff *skb)
 	return EARLY_SYN_EMITTED;
 }
 
-/* "tc" and not "tcx/ingress": the same program also serves kernels that have
- * only clsact. TC_ACT_UNSPEC equals TCX_NEXT.
+/* The section is "tc", not "tcx/ingress", because the same program also serves
+ * kernels that have only clsact. TC_ACT_UNSPEC equals TCX_NEXT.
  */
 SEC("tc")
 int early_syn(struct __sk_buff *skb)
@@ -158,7 +158,7 @@ int early_syn(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* So that the object describes these types, for the relay's test to compare. */
+/* Makes the object describe these types, so that a test can compare them. */
 const struct early_syn_event *describe_event __attribute__((unused));
 const enum early_syn_exit *describe_exit __attribute__((unused));
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the program at the device and the relay share.
+ * Types shared by the BPF program and the relay.
  */
 #ifndef TAUT_EARLY_SYN_H
 #define TAUT_EARLY_SYN_H
 
 #include <linux/types.h>
 
-/* Address and port of a listener. An address of zeroes is every address of
- * its family. An IPv4 address is in the first four bytes, the others are zero.
+/* Address and port of a listener. An all-zero address matches every address of
+ * its family. An IPv4 address is in the first four bytes; the others are zero.
  */
 struct early_syn_watch {
 	__u8 addr[16];

@@ -46,7 +46,7 @@ fn a_filter_works_like_a_link_replaces_a_dead_one_and_is_removed_when_dropped() 
     let seen = netns.run(|| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
-        // As a killed process leaves it.
+        // Leaves the filter attached, as a killed process does.
         std::mem::forget(filtered(addr));
         let mut early_syn = filtered(addr);
         let two = filters();

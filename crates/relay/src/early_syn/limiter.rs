@@ -1,4 +1,4 @@
-//! Decides which SYNs may make the relay dial early. No sockets, no clock.
+//! Decides which SYNs may make the relay dial early. Uses no sockets and no clock.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -14,22 +14,22 @@ pub enum Admission {
     /// Dial the upstream leg; the connection is pending until [`Limiter::settled`] or
     /// [`Limiter::expire`].
     Admit,
-    /// It is pending already: a retransmitted SYN, or one that was seen at two devices on its way
-    /// in.
+    /// The connection is pending already: the SYN is a retransmission, or two devices saw it on its
+    /// way in.
     Merged,
     /// The connection was accepted before its SYN was read.
     Late,
-    /// Its prefix has reached its rate.
+    /// The client's prefix has reached its rate.
     OverSourceRate,
-    /// Its listener has reached its rate.
+    /// The listener has reached its rate.
     OverDestinationRate,
-    /// Too many are pending.
+    /// Too many connections are pending.
     TooManyPending,
-    /// The kernel sends SYN cookies, or did a moment ago.
+    /// The kernel sends SYN cookies, or did recently.
     CookiesActive,
 }
 
-/// How often each event happened.
+/// The number of times that each event happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// [`Admission::Admit`].
@@ -46,19 +46,19 @@ pub struct Counts {
     pub too_many_pending: u64,
     /// [`Admission::CookiesActive`].
     pub cookies_active: u64,
-    /// SYNs whose prefix had no entry in the table and that used the shared rate.
+    /// SYNs that used the shared rate because the table had no room for their prefix.
     pub prefix_table_full: u64,
-    /// Admitted ones that were joined with an accepted connection, or given up.
+    /// Admitted SYNs whose connection was accepted and joined, or whose dial was given up.
     pub settled: u64,
-    /// Admitted ones whose client did not come.
+    /// Admitted SYNs whose client did not complete the handshake in time.
     pub expired: u64,
-    /// Early accepts that were forgotten because the table was full.
+    /// Accepted connections that were forgotten early because the table was full.
     pub accepted_forgotten: u64,
 }
 
-/// Clients that probably belong to one party: a prefix that a forger on another network cannot
-/// choose freely for long where source addresses are checked (BCP 38), and that one customer is
-/// often given.
+/// Clients that probably belong to one party. Where networks check source addresses (BCP 38), a
+/// forger elsewhere cannot choose this prefix freely, and it is a size that one customer is often
+/// assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Prefix {
     /// /24
@@ -74,13 +74,13 @@ pub struct Limiter {
     counts: Counts,
     pending: Deadlines<FourTuple>,
     accepted: Deadlines<FourTuple>,
-    /// When each prefix's bucket is full again. A full bucket is like a new one, so it can be
-    /// forgotten without loss, and no other is ever forgotten: forged sources cannot erase what
-    /// counts against a prefix.
+    /// The time at which each prefix's bucket is full again. A full bucket equals a new one, so it
+    /// can be forgotten without loss. No other bucket is ever forgotten, so forged sources cannot
+    /// erase the history of a prefix.
     prefixes: Deadlines<Prefix>,
-    /// The bucket of prefixes without an entry.
+    /// The bucket that prefixes without an entry share.
     other_prefixes: Option<Instant>,
-    /// One for each listener: their numbers are the relay's own.
+    /// One bucket per listener. The relay assigns the listeners' numbers.
     listeners: HashMap<u32, Instant>,
     cookies_sent: Option<u64>,
     refuse_until: Option<Instant>,
@@ -104,7 +104,7 @@ impl Limiter {
         }
     }
 
-    /// Decides on `syn`, which was read at `now`.
+    /// Decides on `syn`, read at `now`.
     pub fn admit(&mut self, syn: &SynEvent, now: Instant) -> Admission {
         let verdict = self.decide(syn, now);
         let count = match verdict {
@@ -122,8 +122,8 @@ impl Limiter {
 
     fn decide(&mut self, syn: &SynEvent, now: Instant) -> Admission {
         let connection = syn.connection();
-        // A retransmission does not extend the time of a pending connection: a forger could keep it
-        // for ever.
+        // A retransmission does not extend the deadline of a pending connection; otherwise a forger
+        // could keep it pending for ever.
         if self.pending.get(&connection).is_some() {
             return Admission::Merged;
         }
@@ -136,8 +136,8 @@ impl Limiter {
         if self.pending.len() >= self.limits.pending {
             return Admission::TooManyPending;
         }
-        // The source before the listener: a SYN refused for its source does not use up the
-        // listener's rate.
+        // The source is checked before the listener, so that a SYN refused for its source does not
+        // use up the listener's rate.
         if !self.take_source(Prefix::of(connection.client().ip()), now) {
             return Admission::OverSourceRate;
         }
@@ -172,15 +172,15 @@ impl Limiter {
         taken.is_some()
     }
 
-    /// Notes that the pending `connection` was accepted and joined, or that its dial failed;
-    /// returns whether it was pending.
+    /// Records that the pending `connection` was accepted and joined, or that its dial failed.
+    /// Returns whether it was pending.
     pub fn settled(&mut self, connection: FourTuple) -> bool {
         let was = self.pending.remove(&connection);
         self.counts.settled += u64::from(was);
         was
     }
 
-    /// Notes that `connection` was accepted and was not pending: its SYN may still be in the ring,
+    /// Records that `connection` was accepted but was not pending. Its SYN may still be in the ring
     /// if the client is near.
     pub fn accepted_without(&mut self, connection: FourTuple, now: Instant) {
         while self.accepted.pop_due(now).is_some() {}
@@ -197,7 +197,7 @@ impl Limiter {
             .set(connection, now + self.limits.accepted_memory);
     }
 
-    /// Removes the pending connections whose client has not come in time.
+    /// Removes and returns the pending connections whose deadline has passed.
     pub fn expire(&mut self, now: Instant) -> Vec<FourTuple> {
         let expired: Vec<_> = std::iter::from_fn(|| self.pending.pop_due(now)).collect();
         self.counts.expired += expired.len() as u64;
@@ -209,9 +209,9 @@ impl Limiter {
         self.pending.next()
     }
 
-    /// Notes how many SYN cookies the kernel has sent; call it about once a second
-    /// ([`super::read_syncookies_sent`]). While the number grows, and for [`Limits::cookies_quiet`]
-    /// after, everything is refused.
+    /// Records the total of SYN cookies that the kernel has sent ([`super::read_syncookies_sent`]).
+    /// Call it about once a second. While the total grows, and for [`Limits::cookies_quiet`]
+    /// afterwards, every SYN is refused.
     pub fn note_cookies(&mut self, sent_total: u64, now: Instant) {
         if self.cookies_sent.is_some_and(|before| sent_total > before) {
             self.refuse_until = Some(now + self.limits.cookies_quiet);
@@ -219,7 +219,7 @@ impl Limiter {
         self.cookies_sent = Some(sent_total);
     }
 
-    /// Returns how many connections are pending.
+    /// Returns the number of pending connections.
     pub fn pending(&self) -> usize {
         self.pending.len()
     }

@@ -2,9 +2,9 @@
 //! own handshake is still under way.
 //!
 //! [`EarlySyn`] sees the SYNs: a BPF program at the ingress of the machine's devices writes an
-//! event for each SYN to a listener of the relay. [`Limiter`] decides which of them, any of which
-//! may be forged, may make the relay dial. Neither opens a connection. `docs/design/early-syn.md`
-//! describes the data path, the limits and the most an attacker can do.
+//! event for each SYN to a listener of the relay. Any SYN may be forged, so [`Limiter`] decides
+//! which SYNs may make the relay dial. Neither opens a connection. `docs/design/early-syn.md`
+//! describes the data path, the limits and the worst that an attacker can do.
 
 mod cookies;
 mod deadlines;
@@ -39,29 +39,30 @@ pub use wire::{Exit, Exits};
 /// The program, compiled by `build.rs`.
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/early_syn.bpf.o"));
 
-/// Events that one [`EarlySyn::take`] takes, at most.
+/// The maximum number of events that one [`EarlySyn::take`] takes.
 pub const TAKE_MAX: usize = 1024;
 
-/// Listeners that can be watched, at most (`WATCHED_MAX` of the program).
+/// The maximum number of watched listeners (`WATCHED_MAX` of the program).
 pub const WATCHED_MAX: usize = 256;
 
-/// The place of the filter at a device, for kernels without tcx.
+/// The priority of the clsact filter at a device, for kernels without tcx.
 const FILTER_PRIORITY: u32 = 50_773;
 
 /// A client's SYN that has reached this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SynEvent {
-    /// The client's address. Unproven: a SYN is easily forged.
+    /// The client's address. Unverified: a SYN is easily forged.
     pub client: SocketAddr,
-    /// Its destination: the address that `getsockname` will return for the accepted connection.
+    /// The SYN's destination: the address that `getsockname` returns for the accepted connection.
     pub listener_addr: SocketAddr,
-    /// The number under which the listener is watched.
+    /// The number that identifies the listener ([`EarlySyn::attach`]).
     pub listener: u32,
 }
 
-/// A connection by its two ends, which the SYN and the accepted connection share.
+/// The two ends of a connection, which the SYN and the accepted connection share.
 ///
-/// Made with [`FourTuple::new`], so that both are equal from whichever source they are known.
+/// [`FourTuple::new`] normalises the addresses, so that the SYN's and the accepted connection's are
+/// equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FourTuple {
     client: SocketAddr,
@@ -70,13 +71,12 @@ pub struct FourTuple {
 
 /// The program, attached to the machine's devices. Dropping it detaches the program.
 ///
-/// It may be moved to the thread that reads it, and belongs to the network namespace of the thread
-/// that made it.
+/// May be moved to the thread that reads it. Belongs to the network namespace of the thread that
+/// created it.
 pub struct EarlySyn {
-    // Before the object, whose map it reads.
+    // Declared before the object, so that the ring is dropped before the map that it reads.
     ring: RingBuffer<'static>,
-    // The ring's own descriptor can be polled; with one ring, libbpf's epoll instance would add
-    // nothing.
+    // The ring's own descriptor is pollable; with one ring, libbpf's epoll instance adds nothing.
     readable: MapHandle,
     // The ring's callback puts events here. Only `take` uses it.
     taken: Arc<Mutex<Vec<SynEvent>>>,
@@ -95,7 +95,7 @@ pub enum EarlySynError {
          with CAP_NET_ADMIN and CAP_PERFMON, or root. `taut doctor` shows what this machine can do"
     )]
     Load(#[from] Error),
-    /// There are more listeners than the program has room for.
+    /// There are more listeners than the program can watch.
     #[error("early SYN: cannot watch {0} listeners; the limit is {WATCHED_MAX}")]
     TooManyListeners(usize),
     /// A named device is missing.
@@ -160,13 +160,14 @@ impl SynEvent {
 // === impl EarlySyn ===
 
 impl EarlySyn {
-    /// Watches for SYNs to the addresses in `watch`, each with the number to report it by, on
-    /// `devices`. An unspecified address stands for every address of its family on this machine. At
-    /// most `events_per_second` are reported ([`Limits::events_per_second`]); the others are
-    /// counted.
+    /// Attaches to `devices` and watches for SYNs to the addresses in `watch`, each with the number
+    /// that reports carry.
+    ///
+    /// An unspecified address matches every address of its family on this machine. At most
+    /// `events_per_second` SYNs are reported ([`Limits::events_per_second`]); the rest are counted.
     ///
     /// # Errors
-    /// When the program cannot be loaded or attached; nothing is attached then.
+    /// If the program cannot be loaded or attached; nothing stays attached then.
     pub fn attach(
         devices: Devices,
         watch: &[(SocketAddr, u32)],
@@ -216,7 +217,7 @@ impl EarlySyn {
         })
     }
 
-    /// Lists the devices again: attaches to new ones, forgets those that are gone.
+    /// Lists the devices again: attaches to new devices, forgets those that are gone.
     ///
     /// # Errors
     /// As [`EarlySyn::attach`]; attached devices stay attached.
@@ -252,9 +253,9 @@ impl EarlySyn {
         self.readable.as_fd()
     }
 
-    /// Adds new events to `events`, at most [`TAKE_MAX`], and returns how many.
+    /// Adds up to [`TAKE_MAX`] new events to `events` and returns their number.
     pub fn take(&mut self, events: &mut Vec<SynEvent>) -> usize {
-        // The only error is one of the callback, which has none.
+        // The only possible error is the callback's, and the callback returns none.
         let _ = self.ring.consume_raw_n(TAKE_MAX);
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let count = taken.len();

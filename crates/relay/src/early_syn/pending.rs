@@ -1,7 +1,7 @@
-//! Connections whose client's handshake is under way, and which worker has the upstream leg of each.
+//! Connections whose client's handshake is under way, and the worker that has each upstream leg.
 //!
-//! The thread that reads events and the workers share it. Its lock is held for a table operation,
-//! never over a system call.
+//! The thread that reads events and the workers share the table. They hold its lock for one table
+//! operation, never across a system call.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -36,8 +36,8 @@ impl PendingTable {
         }))
     }
 
-    /// Handles a SYN: returns which of `workers` must dial its upstream leg, if the limiter allows
-    /// it.
+    /// Handles a SYN. Returns which of `workers` must dial the upstream leg, or `None` if the
+    /// limiter refuses.
     pub(crate) fn admit(&self, syn: &SynEvent, workers: usize, now: Instant) -> Option<usize> {
         let mut inner = self.lock();
         if inner.limiter.admit(syn, now) != Admission::Admit {
@@ -49,8 +49,8 @@ impl PendingTable {
         Some(worker)
     }
 
-    /// Removes connections whose client has not come; returns each with the worker that has its
-    /// leg.
+    /// Removes connections whose client has not come in time, and returns each with the worker that
+    /// has its upstream leg.
     pub(crate) fn expire(&self, now: Instant) -> Vec<(FourTuple, usize)> {
         let mut inner = self.lock();
         let expired = inner.limiter.expire(now);
@@ -60,7 +60,7 @@ impl PendingTable {
             .collect()
     }
 
-    /// Notes the program's counters and the SYN cookies that the kernel has sent.
+    /// Records the program's counters and the number of SYN cookies that the kernel has sent.
     pub(crate) fn note(&self, exits: Option<Exits>, cookies: Option<u64>, now: Instant) {
         let mut inner = self.lock();
         inner.exits = exits;
@@ -69,7 +69,7 @@ impl PendingTable {
         }
     }
 
-    /// Notes an accepted connection; returns the worker that has its upstream leg, if one has.
+    /// Records an accepted connection. Returns the worker that has its upstream leg, if any.
     pub(crate) fn accepted(&self, connection: FourTuple, now: Instant) -> Option<usize> {
         let mut inner = self.lock();
         let owner = inner.owners.remove(&connection);
@@ -82,13 +82,13 @@ impl PendingTable {
         owner
     }
 
-    /// Returns whether this worker must still dial for the connection: it may have been accepted
-    /// before the worker read of its SYN.
+    /// Returns whether this worker must still dial for the connection. The connection may have been
+    /// accepted before the worker learnt of its SYN.
     pub(crate) fn is_awaited(&self, connection: FourTuple, worker: usize) -> bool {
         self.lock().owners.get(&connection) == Some(&worker)
     }
 
-    /// Notes that no upstream leg was dialled for this connection.
+    /// Records that no upstream leg was dialled for this connection.
     pub(crate) fn give_up(&self, connection: FourTuple) {
         let mut inner = self.lock();
         inner.owners.remove(&connection);

@@ -134,7 +134,7 @@ fn only_a_prefix_as_narrow_as_the_block_allows_it() {
         assert_eq!(at(&wide, addr), verdict, "{addr}");
         assert_eq!(by_name(&wide, addr, "localhost"), verdict, "{addr}");
     }
-    // But it does mean every ordinary address.
+    // It does allow every ordinary address.
     assert_eq!(at(&wide, "10.0.0.1:80"), DestinationVerdict::Allowed);
 
     let narrow = allow(&["127.0.0.0/8:80", "169.254.0.0/16:80", "127.9.0.0/16:81"]);
@@ -142,7 +142,7 @@ fn only_a_prefix_as_narrow_as_the_block_allows_it() {
     assert_eq!(at(&narrow, "127.0.0.1:81"), DestinationVerdict::Loopback);
     assert_eq!(at(&narrow, "127.9.0.1:81"), DestinationVerdict::Allowed);
     assert_eq!(at(&narrow, "169.254.1.1:80"), DestinationVerdict::Allowed);
-    // Link-local was named; this very address was not.
+    // The rule names link-local, but not this address.
     assert_eq!(
         at(&narrow, "169.254.169.254:80"),
         DestinationVerdict::Metadata
@@ -249,7 +249,7 @@ fn dns64_reaches_public_hosts_and_no_others() {
         judge("[64:ff9b::127.0.0.1]:443"),
         DestinationVerdict::Loopback
     );
-    // A tunnel's address is not public, whatever it embeds.
+    // A tunnel's address is not public, whatever IPv4 address it embeds.
     assert_eq!(
         judge("[2002:101:101::1]:443"),
         DestinationVerdict::NotPublic

@@ -86,7 +86,7 @@ fn threads_never_exceed_the_limit_together() {
     assert!(sources.is_empty());
 }
 
-/// Prints; asserts no time.
+/// Prints the cost; asserts no time.
 #[test]
 fn the_cost_of_an_admission() {
     const ROUNDS: u32 = 200_000;

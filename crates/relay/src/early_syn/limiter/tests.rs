@@ -13,7 +13,7 @@ fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// Returns a SYN of the `n`th client; 256 of them share a prefix.
+/// Returns a SYN of the `n`th client; a prefix has 256 clients.
 fn syn(n: u32) -> SynEvent {
     syn_to(n, 0)
 }
@@ -43,7 +43,7 @@ fn limiter(adjust: impl FnOnce(&mut Limits)) -> Limiter {
     Limiter::new(limits)
 }
 
-/// Sends the `n`th SYN of each client in `clients`, in order; returns how many are admitted.
+/// Sends `syns` in order and returns how many are admitted.
 fn admitted(limiter: &mut Limiter, syns: impl Iterator<Item = SynEvent>, now: Instant) -> usize {
     syns.filter(|syn| limiter.admit(syn, now) == Admission::Admit)
         .count()
@@ -71,7 +71,7 @@ fn a_settled_connection_makes_room_once() {
     let now = Instant::now();
     assert_eq!(limiter.admit(&syn(1), now), Admission::Admit);
     assert_eq!(limiter.admit(&syn(2), now), Admission::TooManyPending);
-    // In whichever form the worker has learnt its addresses.
+    // The result does not depend on the form in which the worker learnt the addresses.
     let mapped = |addr: &str| addr.parse::<SocketAddr>().unwrap();
     let accepted = FourTuple::new(
         mapped("[::ffff:10.0.0.1]:5000"),
@@ -91,7 +91,7 @@ fn an_accept_that_came_first_makes_the_syn_late_for_a_while() {
     assert_eq!(limiter.admit(&syn(1), now + ms(999)), Admission::Late);
     assert_eq!(limiter.admit(&syn(1), now + ms(1000)), Admission::Admit);
 
-    // Bounded: the oldest is forgotten, and counted.
+    // The memory is bounded: the oldest entry is forgotten, and counted.
     let now = now + ms(2000);
     for n in 10..13 {
         limiter.accepted_without(syn(n).connection(), now + ms(u64::from(n)));
@@ -119,7 +119,7 @@ fn nothing_is_admitted_while_cookies_are_sent_and_some_time_after() {
     limiter.note_cookies(504, at(5));
     assert_eq!(limiter.admit(&syn(2), at(13)), Admission::CookiesActive);
     assert_eq!(limiter.admit(&syn(2), at(14)), Admission::Admit);
-    // Pending connections live and end as before.
+    // Pending connections expire as usual.
     assert_eq!(limiter.expire(at(5)), [syn(1).connection()]);
 }
 
@@ -131,7 +131,7 @@ fn one_prefix_gets_its_share_and_takes_none_from_others() {
     });
     let now = Instant::now();
     assert_eq!(admitted(&mut limiter, (0..256).map(syn), now), 40);
-    // The listener has lost 40, not 256.
+    // The refused SYNs did not use the listener's rate: it has lost 40 tokens, not 256.
     assert_eq!(
         admitted(&mut limiter, (1..=100).map(from_prefix), now),
         60,
@@ -171,12 +171,12 @@ fn a_flood_from_random_sources_does_not_erase_what_counts_against_one() {
     });
     let now = Instant::now();
     assert_eq!(admitted(&mut limiter, (0..256).map(syn), now), 3);
-    // Seven have an entry; all others together have the share of one.
+    // Seven prefixes have an entry; all others share the rate of one.
     let flood = (1..10_000).map(from_prefix);
     assert_eq!(admitted(&mut limiter, flood, now), 7 + 3);
     assert_eq!(limiter.counts().prefix_table_full, 10_000 - 1 - 7);
     assert_eq!(limiter.admit(&syn(255), now), Admission::OverSourceRate);
-    // Full buckets make room; the one that is not full stays.
+    // Entries with a full bucket make room; the entry whose bucket is not full stays.
     let later = now + ms(1000);
     let flood = (20_000..30_000).map(from_prefix);
     assert_eq!(admitted(&mut limiter, flood, later), 7 + 1);
@@ -191,14 +191,14 @@ fn a_flood_from_random_sources_is_held_to_the_defaults() {
     let start = Instant::now();
     let mut worst = 0;
     for n in 0..200_000u64 {
-        // 20,000 a second, which is the ceiling, for 10 s; the relay gives up expired ones.
+        // 20,000 SYNs a second (the ceiling) for 10 s. The relay gives up expired connections.
         let now = start + Duration::from_micros(50 * n);
         limiter.expire(now);
         limiter.admit(&from_prefix((n * 2_654_435_761 % (1 << 16)) as u32), now);
         worst = worst.max(limiter.pending());
     }
     assert_eq!(worst, limits.pending);
-    // 256 at once, and again every 3 s.
+    // 256 at once, and 256 more every 3 s.
     assert_eq!(limiter.counts().admitted, 256 * 4);
 }
 
@@ -234,7 +234,7 @@ proptest! {
     fn no_order_of_things_gets_past_a_bound(steps in prop::collection::vec(step(), 0..600)) {
         const PENDING: usize = 12;
         const PREFIXES: usize = 3;
-        // A second and a burst of each, as numbers.
+        // Rate per second and burst.
         const SOURCE: (u64, u64) = (4, 5);
         const LISTENER: (u64, u64) = (10, 15);
         let mut limiter = limiter(|l| {
@@ -285,8 +285,8 @@ proptest! {
             prop_assert!(limiter.accepted.len() <= 5);
             prop_assert_eq!(limiter.next_deadline().is_some(), !model.is_empty());
         }
-        // In every window that begins with an admission, for every prefix and listener: no more
-        // than the burst and what the rate adds.
+        // In every window that begins with an admission, no prefix or listener exceeds the burst
+        // and what its rate adds.
         let share = |(per_second, burst): (u64, u64), window: Duration| {
             burst + (window.as_millis() as u64 * per_second).div_ceil(1000)
         };
@@ -296,7 +296,7 @@ proptest! {
                 of_prefix += u64::from(p == prefix);
                 of_listener += u64::from(l == listener);
                 prop_assert!(of_listener <= share(LISTENER, at - from));
-                // Its own bucket, and the shared one while it had no entry.
+                // The prefix has its own bucket, and used the shared one while it had no entry.
                 prop_assert!(of_prefix <= 2 * share(SOURCE, at - from));
             }
         }
