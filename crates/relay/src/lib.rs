@@ -1,11 +1,11 @@
 //! The split-TCP relay node: accepts each connection, dials its destination or the next relay, and
 //! moves bytes both ways, so that each leg is a short control loop of its own (pied-piper 2.1).
 //!
-//! [`serve::run`] is the process, [`node::Node`] the node inside it. A node has one worker a CPU: a
-//! thread with its own listeners, poller, sessions and pipes. A session (`forwarding/session.rs`)
-//! decides what its two legs mean for each other; a direction (`forwarding/direction.rs`) moves one
-//! direction's bytes and decides when FIN may follow. `docs/design/relay.md` has the state
-//! machines.
+//! [`serve::run`] is the process, [`node::Node`] the node inside it. A node has one worker per CPU:
+//! a thread with its own listeners, poller, sessions and pipes. A session (`forwarding/session.rs`)
+//! decides how an event on one leg affects the other; a direction (`forwarding/direction.rs`) moves
+//! the bytes of one direction and decides when FIN may follow. `docs/design/relay.md` describes the
+//! state machines.
 //!
 //! A node relays from the return of [`node::Node::start`] until it is dropped:
 //!

@@ -48,7 +48,7 @@ const DENIED: [(&str, DestinationVerdict); 29] = [
     ("::1/128", DestinationVerdict::Loopback),
     ("169.254.0.0/16", DestinationVerdict::LinkLocal),
     ("fe80::/10", DestinationVerdict::LinkLocal),
-    // Site-local, deprecated (RFC 3879), but routers and stacks still know it.
+    // Site-local: deprecated (RFC 3879), but routers and stacks still recognise it.
     ("fec0::/10", DestinationVerdict::LinkLocal),
     ("224.0.0.0/4", DestinationVerdict::Multicast),
     ("ff00::/8", DestinationVerdict::Multicast),

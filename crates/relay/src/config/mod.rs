@@ -38,9 +38,9 @@ pub struct Config {
     pub max_sessions_per_source: Option<u32>,
     /// The session log; `None`: off.
     pub session_log: Option<session_log::Target>,
-    /// The socket at which the next process asks for the listening sockets; `None`: off.
+    /// The socket where the next process requests the listening sockets; `None`: off.
     pub handover: Option<PathBuf>,
-    /// The user that the process becomes at its start; `None`: it keeps its own.
+    /// The user that the process switches to at start; `None`: it keeps its own.
     pub user: Option<String>,
     /// The address of the OpenMetrics endpoint; `None`: off.
     pub metrics: Option<std::net::SocketAddr>,
@@ -110,7 +110,7 @@ pub struct DataPath {
 /// One `[[relay.forward]]`.
 #[derive(Clone, Debug)]
 pub struct Forward {
-    /// The addresses for clients.
+    /// The addresses that clients connect to.
     pub listen: Vec<Listen>,
     /// The destination, or a next relay outside the mesh. `None`: the destination that each client
     /// connected to (`transparent`).

@@ -29,7 +29,7 @@ pub struct Transparent {
 /// The interception settings of this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InterceptConfig {
-    /// The mark of intercepted packets; not 0.
+    /// The mark of intercepted packets; never 0.
     pub mark: u32,
     /// The method; `None`: BPF, or nftables if the kernel rejects the BPF program.
     pub method: Option<Method>,

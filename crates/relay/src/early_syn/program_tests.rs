@@ -1,6 +1,6 @@
-//! The program, packet by packet: the packet that goes in, and the exit that counts it.
+//! Runs the program on single packets and checks which exit counts each.
 //!
-//! The kernel runs it for the test as if the packets had arrived at loopback.
+//! The kernel runs the program for the test as if the packets had arrived at loopback.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
@@ -67,7 +67,7 @@ impl Bench {
     }
 }
 
-/// Returns a frame to the address of loopback.
+/// Returns a frame addressed to loopback.
 fn frame(proto: u16, payload: &[u8]) -> Vec<u8> {
     [&[0; 12], &proto.to_be_bytes()[..], payload].concat()
 }
@@ -81,8 +81,8 @@ fn tcp(from: u16, to: u16, flags: u8) -> Vec<u8> {
     tcp
 }
 
-/// Returns an IPv4 packet with `options` (a multiple of 4 bytes) and `fragment`, the word of flags
-/// and offset.
+/// Returns an IPv4 packet with `options` (a multiple of 4 bytes) and `fragment`, the 16 bits of
+/// flags and fragment offset.
 fn ipv4(to: &str, protocol: u8, options: &[u8], fragment: u16, payload: &[u8]) -> Vec<u8> {
     let words = 5 + options.len() / 4;
     let mut ip = vec![0; 20];
@@ -99,7 +99,7 @@ fn ipv4(to: &str, protocol: u8, options: &[u8], fragment: u16, payload: &[u8]) -
     [&ip, options, payload].concat()
 }
 
-/// Returns an IPv6 packet from `next` on.
+/// Returns an IPv6 packet whose next header is `next`.
 fn ipv6(next: u8, payload: &[u8]) -> Vec<u8> {
     let mut ip = vec![0; 40];
     ip[0] = 0x60;
@@ -115,7 +115,7 @@ fn ipv6(next: u8, payload: &[u8]) -> Vec<u8> {
     [ip, payload.to_vec()].concat()
 }
 
-/// Returns an extension header of 8 times `1 + more` bytes.
+/// Returns an extension header of `8 * (1 + more)` bytes.
 fn extension(next: u8, more: u8, rest: &[u8]) -> Vec<u8> {
     let mut header = vec![0; 8 * (1 + usize::from(more))];
     header[0] = next;
@@ -181,7 +181,7 @@ fn options_tags_and_extension_headers_do_not_hide_a_syn() {
                 &ipv4("192.0.2.1", TCP, &[], 0, &tcp(5000, 80, SYN | 0xc0)),
             ),
         ),
-        // More than the linear part of a packet usually holds.
+        // Longer than the linear part of a packet usually is.
         (
             "a long extension",
             frame(0x86dd, &ipv6(DESTINATION, &extension(TCP, 40, &syn))),
@@ -311,7 +311,7 @@ fn every_packet_that_is_not_a_watched_syn_has_an_exit_of_its_own() {
 fn events_past_the_ceiling_are_counted_and_not_reported() {
     let mut bench = Bench::new(0);
     assert_eq!(bench.run(&syn_v4()), ("over_ceiling", vec![]));
-    // The second that is counted may end in between.
+    // The program's second may end while the loop runs.
     let mut bench = Bench::new(10);
     let start = std::time::Instant::now();
     let events: usize = (0..1000).map(|_| bench.run(&syn_v4()).1.len()).sum();
@@ -336,7 +336,7 @@ fn an_unread_ring_fills_up_and_the_rest_is_counted() {
         early_syn.exits().unwrap()
     };
     let exits = flood(&bench.early_syn);
-    // 256 KiB of 64 bytes each: 56 of an event, 8 of the ring's header.
+    // The ring of 256 KiB holds records of 64 bytes: an event of 56 and a ring header of 8.
     assert!(
         (4000..=4096).contains(&exits.get(Exit::Emitted)),
         "{exits:?}"
@@ -346,11 +346,11 @@ fn an_unread_ring_fills_up_and_the_rest_is_counted() {
     assert_eq!(bench.early_syn.take(&mut events), TAKE_MAX);
     while bench.early_syn.take(&mut events) > 0 {}
     assert_eq!(events.len() as u64, exits.get(Exit::Emitted));
-    // There is room again.
+    // The ring has room again.
     assert_eq!(bench.exit(&syn_v4()), "emitted");
 }
 
-/// Not a test: prints what the program costs a packet. `cargo test -p taut-relay --release --
+/// Not a test: prints the program's cost per packet. `cargo test -p taut-relay --release --
 /// --ignored --nocapture the_cost_of_the_program_per_packet`
 #[test]
 #[ignore = "it measures"]

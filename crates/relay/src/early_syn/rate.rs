@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// A rate: so many a second on average, and so many at once after a pause.
+/// A rate: an average per second, and a burst that is allowed after a pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     interval: Duration,
@@ -11,7 +11,7 @@ pub struct Rate {
 
 impl Rate {
     /// Returns a rate of `per_second` on average and `burst` at once. A rate of 0 refuses
-    /// everything; a burst of 0 is a burst of 1.
+    /// everything; a burst of 0 counts as 1.
     pub const fn new(per_second: u32, burst: u32) -> Self {
         if per_second == 0 {
             return Self {
@@ -19,7 +19,7 @@ impl Rate {
                 depth: Duration::ZERO,
             };
         }
-        // Intervals below a nanosecond cannot be told apart.
+        // Instants have a resolution of a nanosecond, so no interval is shorter.
         let nanos = 1_000_000_000 / per_second as u64;
         let interval = Duration::from_nanos(if nanos == 0 { 1 } else { nanos });
         let burst = if burst == 0 { 1 } else { burst };
@@ -29,11 +29,11 @@ impl Rate {
         }
     }
 
-    /// Takes a token from a bucket that is full again at `full_at` (in the past: it is full);
-    /// returns when it is full after that, or `None` without a token.
+    /// Takes a token from a bucket that is full at `full_at` (if that is in the past, it is full
+    /// now). Returns the time at which the bucket is full again, or `None` if there is no token.
     ///
-    /// This is the generic cell rate algorithm (ITU-T I.371), a token bucket whose whole state is
-    /// one instant: a full bucket needs no entry.
+    /// This is the generic cell rate algorithm (ITU-T I.371): a token bucket whose whole state is
+    /// one instant. A full bucket needs no entry.
     pub(super) fn take(&self, full_at: Instant, now: Instant) -> Option<Instant> {
         let full_at = full_at.max(now).checked_add(self.interval)?;
         (full_at.duration_since(now) <= self.depth && !self.interval.is_zero()).then_some(full_at)
@@ -44,7 +44,7 @@ impl Rate {
 mod tests {
     use super::*;
 
-    /// Returns how many of `tries` succeed at once.
+    /// Returns the number of `tries` that succeed at once.
     fn at_once(rate: Rate, full_at: &mut Instant, now: Instant, tries: u32) -> u32 {
         (0..tries)
             .filter(|_| match rate.take(*full_at, now) {

@@ -1,4 +1,4 @@
-//! What the program and the relay share: the structs of `early_syn.h`.
+//! Types shared with the BPF program: the structs of `early_syn.h`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -12,7 +12,7 @@ use self::raw::{EarlySynEvent, EarlySynWatch};
 
 pub use self::raw::EarlySynExit as Exit;
 
-/// Counts the packets that the program examined since it was loaded, by exit.
+/// Counters of the packets that the program examined since it was loaded, by exit.
 pub type Exits = taut_bpf::Counters<Exit>;
 
 /// Returns the key under which the program looks up a listener at `addr`.
@@ -35,7 +35,7 @@ pub(super) fn watch_key(listener: SocketAddr) -> EarlySynWatch {
     }
 }
 
-/// Reads a record of the ring buffer; `None` if it is not an event.
+/// Reads a record of the ring buffer. Returns `None` if the record is not an event.
 pub(super) fn event(record: &[u8]) -> Option<SynEvent> {
     let (event, _) = read_prefix::<EarlySynEvent>(record)?;
     let ip = match event.version {

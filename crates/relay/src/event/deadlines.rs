@@ -1,11 +1,11 @@
-//! When each connection of a slab has its next deadline: at most one entry for each slot.
+//! The next deadline of each connection in a slab; a slot has one entry or none.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
 
 use crate::event::token::Slot;
 
-/// Deadlines by slot, in the order of time.
+/// Deadlines of slots, ordered by time.
 #[derive(Debug, Default)]
 pub(crate) struct Deadlines(BTreeSet<(Instant, Slot)>);
 
@@ -28,7 +28,7 @@ impl Deadlines {
         self.0.first().map(|&(at, _)| at)
     }
 
-    /// Returns slots whose deadline has passed; they remain until [`Deadlines::set`] moves them.
+    /// Returns the slots whose deadline has passed. They stay until [`Deadlines::set`] moves them.
     pub(crate) fn due(&self, now: Instant) -> impl Iterator<Item = Slot> {
         self.0
             .iter()

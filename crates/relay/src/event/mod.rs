@@ -1,4 +1,4 @@
-//! What a worker waits for: tokens that name the source of an event, and deadlines.
+//! The events that a worker waits for: tokens that identify their source, and deadlines.
 
 pub(crate) mod deadlines;
 pub(crate) mod token;

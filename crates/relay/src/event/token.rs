@@ -1,5 +1,5 @@
-//! What a poller event belongs to: a leg of a session, a listener, or a connection without a
-//! session. A generation tells it from earlier users of the same slot.
+//! The source of a poller event: a leg of a session, a listener, or a connection without a session.
+//! A generation distinguishes the source from earlier users of the same slot.
 
 use crate::outcome::session_end::Side;
 
@@ -7,12 +7,12 @@ use crate::outcome::session_end::Side;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot(pub(crate) u32);
 
-/// How often a slot has been reused: an event that was queued when its session ended must not reach
-/// the next session in the slot.
+/// The number of times that a slot has been reused. An event queued before its session ended must
+/// not reach the next session in the slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Generation(pub(crate) u32);
 
-/// What a poller event belongs to.
+/// The source of a poller event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Token {
     Waker,

@@ -1,30 +1,30 @@
 //! One direction of a session: bytes from one leg to the other, then the end of the stream.
 //!
-//! The [`Leg`] trait stands for the socket, so that every answer of the kernel can be tested in any
-//! order; the real legs are TCP sockets.
+//! The [`Leg`] trait abstracts the socket, so that tests can produce the kernel's results in any
+//! order. The real legs are TCP sockets.
 //!
 //! # How bytes move
 //!
-//! A direction holds at most one *chunk*: bytes that were read from one leg and that the other had
-//! no room for, in memory or in a pipe. It starts a new chunk only when the last one is gone.
-//! Throughput does not suffer, because the kernel's receive queue is the buffer that counts, and
-//! three things are gained: memory is bounded; a slow receiver closes the sender's window; and
-//! `EAGAIN` from splice(2) into a pipe, which may mean "socket empty" or "pipe full", is never
-//! ambiguous, because the pipe is empty whenever it is filled.
+//! A direction holds at most one *chunk*, in memory or in a pipe: bytes read from one leg that the
+//! other leg had no room for. It starts a new chunk only when the last one is gone. Throughput does
+//! not suffer, because the kernel's receive queue is the buffer that counts. Three things are
+//! gained: memory is bounded; a slow receiver closes the sender's window; and `EAGAIN` from
+//! splice(2) into a pipe, which may mean "socket empty" or "pipe full", is never ambiguous, because
+//! the pipe is always empty before it is filled.
 
 use taut_sys::Errno;
 use taut_sys::epoll::Readiness;
 use taut_sys::pipe::Pipe;
 use taut_sys::socket::Stream;
 
-/// Bytes asked of the kernel in one splice. A pipe of 1 MiB can hold more when its slots carry
-/// coalesced segments; asking for more costs nothing.
+/// The number of bytes that one splice requests. A pipe of 1 MiB can hold more when its slots carry
+/// coalesced segments; a larger request costs nothing.
 const SPLICE_MAX: usize = 4 << 20;
 
-/// Bytes a direction moves before the other sessions of its worker get their turn.
+/// The bytes that a direction moves before the other sessions of its worker get their turn.
 pub(crate) const TURN: u64 = 512 << 10;
 
-/// What a direction needs of a leg; each method is that of [`Stream`].
+/// The operations that a direction needs on a leg; each is the method of [`Stream`] with that name.
 pub(crate) trait Leg {
     type Pipe;
     fn recv(&self, buf: &mut [u8]) -> Result<usize, Errno>;
@@ -43,30 +43,30 @@ pub(crate) trait Leg {
 /// Pipes and buffers that a worker lends a direction for one turn.
 pub(crate) trait Buffers {
     type Pipe;
-    /// Returns an empty pipe, if there is one.
+    /// Returns an empty pipe, or `None` if there is none.
     fn take_pipe(&mut self) -> Option<Self::Pipe>;
     /// Takes back an empty pipe.
     fn give_back(&mut self, pipe: Self::Pipe);
     /// Drains the `len` bytes that a pipe holds.
     fn empty(&mut self, pipe: &Self::Pipe, len: usize) -> Box<[u8]>;
-    /// Returns the buffer to copy through; a copied chunk is no longer than it.
+    /// Returns the buffer to copy through; it limits the size of a copied chunk.
     fn scratch(&mut self) -> &mut [u8];
-    /// Returns after how many copied bytes splice is used; `None`: never.
+    /// Returns the number of copied bytes after which splice is used; `None`: never.
     fn splice_after(&self) -> Option<u64>;
 }
 
 /// One direction of a session.
 pub(crate) struct Direction<P> {
     chunk: Chunk<P>,
-    /// There may be bytes to read: an edge was reported, and `EAGAIN` has not followed.
+    /// There may be bytes to read: the poller reported an edge, and no `EAGAIN` has followed.
     readable: bool,
     /// There may be room to write.
     writable: bool,
-    /// A short read does not prove that the socket is empty: the peer has ended its stream, failed,
-    /// or sent urgent data (reads stop at the mark).
+    /// A short read does not prove that the socket is empty, because the peer has ended its stream,
+    /// failed, or sent urgent data (reads stop at the urgent mark).
     read_to_the_end: bool,
-    /// The source's connection broke: the bytes that it had delivered are forwarded, and no FIN
-    /// follows, which would make a part look whole.
+    /// The source's connection broke. The bytes that it delivered are forwarded, but no FIN
+    /// follows, because a FIN would make a partial stream look complete.
     broken: bool,
     state: State,
     moved: u64,
@@ -83,26 +83,26 @@ enum Chunk<P> {
 enum State {
     /// Bytes may arrive.
     Open,
-    /// The source has ended; a chunk may still be left.
+    /// The source has ended; a chunk may remain.
     Ending,
     /// FIN has been forwarded.
     Ended,
-    /// A broken source has nothing more to deliver; no FIN is forwarded.
+    /// The source broke and has delivered everything that it will; no FIN is forwarded.
     Spent,
 }
 
 /// How a turn ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Nothing can be done until a leg is ready.
+    /// The direction can do nothing until a leg is ready.
     Blocked,
-    /// More could be done, but the turn is over.
+    /// The direction could do more, but its turn is over.
     Yielded,
-    /// The direction is done: FIN was forwarded, or everything that a broken source had delivered.
+    /// The direction is done: it forwarded FIN, or everything that a broken source delivered.
     Ended,
 }
 
-/// Which leg failed, from the direction's point of view.
+/// The leg that failed, from the direction's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     From(Errno),
@@ -125,61 +125,60 @@ impl<P> Direction<P> {
         }
     }
 
-    /// Returns whether some bytes were spliced.
+    /// Returns whether any bytes were spliced.
     pub(crate) fn spliced(&self) -> bool {
         self.spliced
     }
 
-    /// Puts `bytes` ahead of the source's stream. Only for a direction that [is
-    /// untouched](Self::is_untouched).
+    /// Puts `bytes` ahead of the source's stream. The direction must be
+    /// [untouched](Self::is_untouched).
     pub(crate) fn begin_with(&mut self, bytes: Box<[u8]>) {
         if !bytes.is_empty() {
             self.chunk = Chunk::Bytes { bytes, sent: 0 };
         }
     }
 
-    /// Handles readiness of the leg that is read.
+    /// Handles readiness of the leg that the direction reads from.
     pub(crate) fn handle_source(&mut self, ready: Readiness) {
         self.readable |= ready.readable();
         self.read_to_the_end |= ready.short_read_is_inconclusive();
     }
 
-    /// Handles readiness of the leg that is written.
+    /// Handles readiness of the leg that the direction writes to.
     pub(crate) fn handle_sink(&mut self, ready: Readiness) {
         self.writable |= ready.writable();
     }
 
-    /// Returns the bytes handed to the writing leg so far.
+    /// Returns the number of bytes written to the sink so far.
     pub(crate) fn moved(&self) -> u64 {
         self.moved
     }
 
-    /// Returns how far the stream has come: bytes, and whether its end was forwarded. It changes
-    /// with every progress.
+    /// Returns the progress of the stream: the bytes moved, and whether the end was forwarded.
     pub(crate) fn position(&self) -> (u64, bool) {
         (self.moved, self.ended())
     }
 
-    /// Notes that the source's connection broke. The bytes that it had delivered are still
-    /// forwarded, but FIN only if the source had ended its stream before.
+    /// Records that the source's connection broke. The bytes that it delivered are still forwarded,
+    /// but FIN only if the source had ended its stream before.
     pub(crate) fn break_off(&mut self) {
         self.broken = true;
         self.readable = true;
         self.read_to_the_end = true;
     }
 
-    /// Returns whether nothing has been forwarded and nothing is held.
+    /// Returns whether the direction has forwarded nothing and holds nothing.
     pub(crate) fn is_untouched(&self) -> bool {
         self.moved == 0 && self.state == State::Open && self.is_empty()
     }
 
-    /// Prepares for another leg to write to. Only for a direction that [is
-    /// untouched](Self::is_untouched).
+    /// Prepares for a different leg to write to. The direction must be
+    /// [untouched](Self::is_untouched).
     pub(crate) fn lose_sink(&mut self) {
         self.writable = false;
     }
 
-    /// Prepares for another leg to read from.
+    /// Prepares for a different leg to read from.
     pub(crate) fn lose_source(&mut self) {
         self.readable = false;
         self.read_to_the_end = false;
@@ -199,12 +198,12 @@ impl<P> Direction<P> {
         self.state == State::Ended
     }
 
-    /// Returns whether the writing leg has taken everything that was read.
+    /// Returns whether the sink has taken everything that was read.
     fn is_empty(&self) -> bool {
         matches!(self.chunk, Chunk::None | Chunk::Piped { left: 0, .. })
     }
 
-    /// Gives up a pipe that still holds bytes, if there is one.
+    /// Removes and returns the pipe of the chunk, if there is one; it may still hold bytes.
     pub(crate) fn take_dirty_pipe(&mut self) -> Option<P> {
         match std::mem::replace(&mut self.chunk, Chunk::None) {
             Chunk::Piped { pipe, .. } => Some(pipe),
@@ -217,8 +216,8 @@ impl<P> Direction<P> {
         matches!(self.chunk, Chunk::Piped { .. })
     }
 
-    /// Moves the bytes of the pipe to memory and returns the pipe, which others can use: this sink
-    /// takes none.
+    /// Moves the bytes in the pipe to memory and returns the pipe to the pool: this sink takes none
+    /// of them, and other directions can use the pipe.
     pub(crate) fn unpin<W: Buffers<Pipe = P>>(&mut self, io: &mut W) {
         let Chunk::Piped { pipe, left } = &self.chunk else {
             return;
@@ -230,18 +229,17 @@ impl<P> Direction<P> {
         }
     }
 
-    /// Moves what can be moved now, at most about [`TURN`] bytes.
+    /// Moves what can be moved now, up to about [`TURN`] bytes.
     ///
-    /// # Errors
-    /// [`Fault`]: the leg that failed. Bytes read before it remain in the direction, and a later
-    /// turn continues with them.
+    /// # Errors [`Fault`]: the leg that failed. Bytes that were already read remain in the
+    /// direction, and a later turn continues with them.
     pub(crate) fn turn<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<Turn, Fault>
     where
         L: Leg<Pipe = P>,
         W: Buffers<Pipe = P>,
     {
         let result = self.go(from, to, io);
-        // A pipe is held only while there are bytes in it.
+        // A direction keeps a pipe only while there are bytes in it.
         if let Chunk::Piped { left: 0, .. } = self.chunk
             && let Some(pipe) = self.take_dirty_pipe()
         {
@@ -261,8 +259,8 @@ impl<P> Direction<P> {
                 return Ok(Turn::Blocked);
             }
             match self.state {
-                // Without room to write, nothing is read: the bytes wait in the kernel's receive
-                // queue, where they close the sender's window, and not in this process.
+                // Without room to write, nothing is read: the bytes stay in the kernel's receive
+                // queue, where they close the sender's window, instead of in this process.
                 State::Open if !self.readable || !self.writable => return Ok(Turn::Blocked),
                 State::Open => {}
                 State::Ending => {
@@ -290,7 +288,7 @@ impl<P> Direction<P> {
         };
     }
 
-    /// Hands the chunk to `to`; `false` when some of it is left.
+    /// Writes the chunk to `to`. Returns `false` if some of it is left.
     fn deliver<L: Leg<Pipe = P>>(&mut self, to: &L) -> Result<bool, Fault> {
         while self.writable {
             let result = match &mut self.chunk {
@@ -353,7 +351,7 @@ impl<P> Direction<P> {
                 *left = n;
                 self.spliced = true;
             }
-            // The pipe is empty, so the socket has no bytes or is at an urgent mark.
+            // The pipe is empty, so the socket is empty or at an urgent mark.
             Err(Errno::AGAIN) if !self.read_to_the_end => self.readable = false,
             Err(Errno::AGAIN) => return self.look_closer(from, to, io),
             Err(Errno::INTR) => {}
@@ -362,8 +360,8 @@ impl<P> Direction<P> {
         Ok(())
     }
 
-    /// Handles a splice that moved nothing. Splice stops at an urgent mark with `EAGAIN` for ever,
-    /// or with 0 once FIN is behind it; a read passes the mark.
+    /// Handles a splice that moved nothing. At an urgent mark, splice returns `EAGAIN` for ever, or
+    /// 0 once FIN follows the mark; a read passes the mark.
     fn look_closer<L, W>(&mut self, from: &L, to: &L, io: &mut W) -> Result<(), Fault>
     where
         L: Leg<Pipe = P>,
@@ -398,8 +396,9 @@ impl<P> Direction<P> {
             Err(Errno::INTR) => return Ok(()),
             Err(e) => return Err(Fault::From(e)),
         };
-        // epoll(7): an edge-triggered stream that returned less than it was asked for is empty, and
-        // new bytes are reported. That saves the read that would return EAGAIN.
+        // epoll(7): if a read of an edge-triggered stream returns less than requested, the stream
+        // is empty, and the poller will report new bytes. This saves the read that would return
+        // EAGAIN.
         if n < scratch.len() && !self.read_to_the_end {
             self.readable = false;
         }
@@ -419,7 +418,7 @@ impl<P> Direction<P> {
         self.moved += sent as u64;
         if sent < n {
             let rest = scratch[sent..n].into();
-            // An empty pipe held from before goes back; the bytes are in memory now.
+            // The direction still holds an empty pipe; the bytes are in memory now.
             if let Some(pipe) = self.take_dirty_pipe() {
                 io.give_back(pipe);
             }

@@ -1,5 +1,4 @@
-//! The data path of a session: its two legs, each direction's bytes, and the pipes they are spliced
-//! through.
+//! The data path of a session: its two legs, the bytes of each direction, and the pipes for splice.
 
 pub(crate) mod direction;
 pub(crate) mod session;

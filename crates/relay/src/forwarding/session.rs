@@ -1,8 +1,8 @@
 //! A session: the client leg, the upstream leg, and a direction each way between them.
 //!
-//! It decides what the kernel's events mean for the session; it makes no socket and reads no clock.
-//! [`Session::handle`] notes readiness, [`Session::drive`] acts on it, and [`Session::deadline`]
-//! says when to drive it without an event.
+//! The session decides what the kernel's events mean; it opens no socket and reads no clock.
+//! [`Session::handle`] records readiness, [`Session::drive`] acts on it, and [`Session::deadline`]
+//! returns when to drive the session without an event.
 //!
 //! ```text
 //!   Connecting --connected--> Relaying --both ended--> Lingering --all sent--> over, FIN
@@ -23,12 +23,12 @@ use crate::forwarding::direction::{Buffers, Direction, Fault, Leg, Turn};
 use crate::outcome::session_end::{End, Side};
 
 /// The first and the longest interval between checks of a send queue. The kernel does not report
-/// when bytes are acknowledged or sent, so it has to be polled.
+/// when bytes are acknowledged or sent, so the session has to poll.
 const FIRST_LOOK: Duration = Duration::from_millis(2);
 const LONGEST_LOOK: Duration = Duration::from_millis(500);
 
-/// How long bytes may wait in a pipe for a reader that takes none before they are moved to memory:
-/// pipes are few, and such a reader gains nothing from one.
+/// The time that bytes may wait in a pipe for a reader that takes none. After it they are moved to
+/// memory: pipes are few, and a pipe does not help such a reader.
 const PIPE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// One relayed connection.
@@ -42,16 +42,17 @@ pub(crate) struct Session<L: Leg> {
     upstream_ready: Option<Readiness>,
     client_failed: bool,
     upstream_failed: bool,
-    /// When bytes or an end of stream last moved.
+    /// The time at which bytes or an end of stream last moved.
     progress: Instant,
-    /// When to check a pipe that is held.
+    /// The time to check a pipe that holds bytes.
     pipe_look: Option<Instant>,
-    /// Unacknowledged bytes of both legs when a half-closed session was last found to stand still.
+    /// Unacknowledged bytes of both legs when a half-closed session was last found without
+    /// progress.
     queues: (usize, usize),
-    /// When the idle time starts: not later than `progress`, and moved up to it only when the
-    /// deadline passes, so that bytes that move cost no new deadline.
+    /// The start of the idle time: never later than `progress`. It is moved up to `progress` only
+    /// when the deadline passes, so that moving bytes does not cost a new deadline each time.
     idle_from: Instant,
-    /// The upstream leg came from the pool, and may have died since without notice.
+    /// The upstream leg came from the pool and may have died since without notice.
     ready_made: bool,
 }
 
@@ -61,34 +62,34 @@ enum Phase {
     Connecting { until: Instant },
     /// Bytes move.
     Relaying,
-    /// One leg broke: the bytes that it had delivered go to the other, then RST.
+    /// One leg broke: the bytes that it delivered go to the other leg, and RST follows.
     Breaking { dead: Side, end: End, watch: Watch },
-    /// Both streams have ended; their tails are still in the kernel's send queues. `cut`: a leg
-    /// failed before its tail was sent.
+    /// Both streams have ended; their tails are still in the kernel's send queues. `cut` is set if
+    /// a leg failed before its tail was sent.
     Lingering { watch: Watch, cut: Option<End> },
 }
 
-/// Polls a send queue and notes how long it has not moved.
+/// Polls a send queue and records how long it has made no progress.
 #[derive(Clone, Copy)]
 struct Watch {
     next: Instant,
     pause: Duration,
-    /// Bytes in the send queue, and bytes handed to it so far.
+    /// The bytes in the send queue, and the bytes written to it so far.
     seen: (usize, u64),
     moved_at: Instant,
 }
 
-/// What to do with a session after it was driven.
+/// What the worker must do with a session after driving it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Wait for an event or the deadline.
     Wait,
-    /// Drive it again after the other sessions had their turn.
+    /// Drive the session again after the other sessions have had their turn.
     Again,
     /// Connecting failed with this error, or the leg from the pool was dead before a byte went to
     /// it: dial the next address, or end the session with [`End::of_connect`].
     Redial(Errno),
-    /// The session is over and the kernel has all bytes: close both legs. The cause is
+    /// The session is over and the kernel has all its bytes: close both legs. The cause is
     /// [`End::Complete`] unless a leg failed before its tail was sent.
     Done(End),
     /// The session is over: reset both legs.
@@ -98,7 +99,7 @@ pub(crate) enum Step {
 // === impl Session ===
 
 impl<L: Leg> Session<L> {
-    /// Begins the session of a client that has just been accepted.
+    /// Starts the session of a client that has just been accepted.
     pub(crate) fn new(client: L, now: Instant) -> Self {
         Self {
             client,
@@ -117,27 +118,27 @@ impl<L: Leg> Session<L> {
         }
     }
 
-    /// Sends these bytes upstream ahead of the client's stream.
+    /// Sends `bytes` upstream ahead of the client's stream.
     pub(crate) fn introduce(&mut self, bytes: Vec<u8>) {
         self.to_upstream.begin_with(bytes.into());
     }
 
-    /// Takes an upstream leg that is connecting, until `until` at the latest.
+    /// Sets an upstream leg that is connecting, with `until` as its deadline.
     pub(crate) fn dialled(&mut self, upstream: L, until: Instant) {
         self.upstream = Some(upstream);
         self.upstream_ready = None;
         self.phase = Phase::Connecting { until };
     }
 
-    /// Waits for an upstream leg until `until` at the latest.
+    /// Waits for an upstream leg, with `until` as the deadline.
     pub(crate) fn awaits(&mut self, until: Instant) {
         self.upstream = None;
         self.upstream_ready = None;
         self.phase = Phase::Connecting { until };
     }
 
-    /// Takes a connected upstream leg. If it was `made_before` it was needed and breaks before a
-    /// byte of this session has gone through it, [`Step::Redial`] asks for another one.
+    /// Sets a connected upstream leg. If the leg was `made_before` the session needed it and breaks
+    /// before a byte of this session has gone through it, the session returns [`Step::Redial`].
     pub(crate) fn joined(&mut self, upstream: L, made_before: bool, now: Instant) {
         self.upstream = Some(upstream);
         self.upstream_ready = None;
@@ -147,12 +148,12 @@ impl<L: Leg> Session<L> {
         self.idle_from = now;
     }
 
-    /// Returns the legs, to be closed.
+    /// Returns the legs for closing.
     pub(crate) fn into_legs(self) -> (L, Option<L>) {
         (self.client, self.upstream)
     }
 
-    /// Returns the pipes that still hold bytes, to be closed.
+    /// Returns the pipes that still hold bytes, for closing.
     pub(crate) fn take_dirty_pipes(&mut self) -> impl Iterator<Item = L::Pipe> {
         [
             self.to_upstream.take_dirty_pipe(),
@@ -162,7 +163,7 @@ impl<L: Leg> Session<L> {
         .flatten()
     }
 
-    /// Returns whether the session has no upstream leg and may still get one.
+    /// Returns whether the session has no upstream leg yet and may still get one.
     pub(crate) fn is_waiting(&self) -> bool {
         matches!(self.phase, Phase::Connecting { .. }) && self.upstream.is_none()
     }
@@ -177,12 +178,12 @@ impl<L: Leg> Session<L> {
         !matches!(self.phase, Phase::Connecting { .. })
     }
 
-    /// Returns whether bytes to the upstream leg and to the client were spliced.
+    /// Returns whether bytes were spliced to the upstream leg, and whether to the client.
     pub(crate) fn spliced(&self) -> (bool, bool) {
         (self.to_upstream.spliced(), self.to_client.spliced())
     }
 
-    /// Returns the bytes forwarded to the upstream leg and to the client so far.
+    /// Returns the bytes forwarded so far to the upstream leg, and to the client.
     pub(crate) fn moved(&self) -> (u64, u64) {
         (self.to_upstream.moved(), self.to_client.moved())
     }
@@ -206,7 +207,7 @@ impl<L: Leg> Session<L> {
         }
     }
 
-    /// Returns when the session must be driven even without an event.
+    /// Returns the time at which the session must be driven even without an event.
     pub(crate) fn deadline(&self, timeouts: &Timeouts) -> Option<Instant> {
         match self.phase {
             Phase::Connecting { until } => Some(until),
@@ -221,7 +222,7 @@ impl<L: Leg> Session<L> {
         }
     }
 
-    /// Does what can be done now.
+    /// Does what can be done now and returns the next step.
     pub(crate) fn drive<W>(&mut self, now: Instant, timeouts: &Timeouts, io: &mut W) -> Step
     where
         W: Buffers<Pipe = L::Pipe>,
@@ -250,15 +251,15 @@ impl<L: Leg> Session<L> {
         };
         match self.upstream_ready {
             Some(ready) if ready.writable() => match upstream.take_error() {
-                // The bytes would loop, and the port would be taken from the program that they are
-                // meant for.
+                // A connection to itself would loop the bytes and take the port from the program
+                // that they are meant for.
                 Ok(()) if upstream.is_its_own_peer() => Step::Redial(Errno::CONNREFUSED),
                 Ok(()) => {
                     self.connected(ready, now);
                     self.relay(now, t, io)
                 }
-                // Before a connection is established, RST reads as ECONNREFUSED; these were
-                // connected, and may have delivered bytes before they broke.
+                // Before a connection is established, RST reads as ECONNREFUSED. With these errors
+                // the connection was established, and may have delivered bytes before it broke.
                 Err(e @ (Errno::CONNRESET | Errno::PIPE)) => {
                     self.connected(ready, now);
                     self.break_off(Side::Upstream, e, now, t, io)
@@ -333,8 +334,8 @@ impl<L: Leg> Session<L> {
         }
     }
 
-    /// Returns whether the kernel, too, has delivered nothing since the last check: a tail that is
-    /// being acknowledged is progress.
+    /// Returns whether the kernel has delivered nothing either since the last check. A tail that is
+    /// being acknowledged counts as progress.
     fn stands_still(&mut self, now: Instant) -> bool {
         let upstream = self.upstream.as_ref().map_or(0, Leg::unacknowledged);
         let queues = (self.client.unacknowledged(), upstream);
@@ -357,7 +358,7 @@ impl<L: Leg> Session<L> {
         idle
     }
 
-    /// Returns pipes whose bytes no leg takes.
+    /// Gives pipes back to the pool if no leg takes their bytes.
     fn watch_pipes<W: Buffers<Pipe = L::Pipe>>(&mut self, now: Instant, io: &mut W) {
         let directions = [&mut self.to_upstream, &mut self.to_client];
         if !directions.iter().any(|d| d.pins_a_pipe()) {
@@ -370,13 +371,13 @@ impl<L: Leg> Session<L> {
                 directions.into_iter().for_each(|d| d.unpin(io));
                 self.pipe_look = None;
             }
-            // Bytes have moved since; a check now and then costs less than a new deadline each
-            // turn.
+            // Bytes have moved since. An occasional check costs less than a new deadline each turn.
             _ => self.pipe_look = Some(now + PIPE_PATIENCE),
         }
     }
 
-    /// Handles the end of leg `dead`: the other leg gets the bytes that it had delivered, then RST.
+    /// Handles the failure of leg `dead`: the other leg gets the bytes that `dead` delivered, then
+    /// RST.
     fn break_off<W>(&mut self, dead: Side, e: Errno, now: Instant, t: &Timeouts, io: &mut W) -> Step
     where
         W: Buffers<Pipe = L::Pipe>,
@@ -404,8 +405,8 @@ impl<L: Leg> Session<L> {
     }
 
     /// Returns whether no byte of this session has gone to the upstream leg or come from it. Bytes
-    /// that the kernel took may have arrived although no acknowledgement came back, so not one may
-    /// have been handed over.
+    /// that the kernel accepted may have arrived even without an acknowledgement, so a single one
+    /// counts.
     fn is_untouched(&self) -> bool {
         self.to_upstream.is_untouched() && self.to_client.is_untouched()
     }
@@ -446,7 +447,8 @@ impl<L: Leg> Session<L> {
             Err(_) => return Step::Broken(end),
             Ok(turn) => turn == Turn::Yielded,
         };
-        // RST discards what the survivor's peer has not acknowledged, so it has to wait.
+        // RST discards bytes that the survivor's peer has not acknowledged, so it must wait for
+        // them.
         let queued = to.unacknowledged();
         if direction.finished() && queued == 0 {
             return Step::Broken(end);
@@ -458,8 +460,9 @@ impl<L: Leg> Session<L> {
         if yielded { Step::Again } else { Step::Wait }
     }
 
-    /// When a socket is closed with unsent bytes, the kernel alone decides how long a slow reader
-    /// gets (some minutes); here the session's own limit applies.
+    /// Waits until both send queues are empty, within the session's own time limit. If the sockets
+    /// were closed with unsent bytes, the kernel alone would decide how long a slow reader gets
+    /// (some minutes).
     fn linger(&mut self, now: Instant, t: &Timeouts) -> Step {
         let Phase::Lingering { mut watch, mut cut } = self.phase else {
             return Step::Wait;
@@ -473,7 +476,7 @@ impl<L: Leg> Session<L> {
             if !failed {
                 queued += leg.unsent();
             } else if cut.is_none() && watch.seen.0 > 0 {
-                // Reading the error clears it, so it is noted here.
+                // Reading the error clears it, so the cause is stored here.
                 cut = leg.take_error().err().map(|e| End::of_leg(side, e));
             }
         }
@@ -490,7 +493,7 @@ impl<L: Leg> Session<L> {
     /// Returns how the session ends if the node has to stop now.
     pub(crate) fn stop(&self) -> Step {
         match self.phase {
-            // The kernel has all of both streams, and delivers them without this process.
+            // The kernel holds both tails completely and delivers them without this process.
             Phase::Lingering { cut, .. } => Step::Done(cut.unwrap_or(End::Complete)),
             _ => Step::Broken(End::Stopped),
         }
@@ -509,7 +512,7 @@ impl Watch {
         }
     }
 
-    /// Notes the state of the queue; returns `true` when it has not moved for `limit`.
+    /// Records the state of the queue. Returns `true` if it has not moved for `limit`.
     fn stalled(&mut self, seen: (usize, u64), now: Instant, limit: Duration) -> bool {
         if seen != self.seen {
             self.seen = seen;

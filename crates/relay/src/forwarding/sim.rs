@@ -1,6 +1,6 @@
-//! Simulated legs that behave as TCP sockets do, by a test's script: a read returns what has
-//! arrived, a write takes what there is room for, `EAGAIN` means what it means in the kernel, and
-//! an edge is reported only where the kernel reports one.
+//! Simulated legs that behave as TCP sockets do, controlled by the test. A read returns the bytes
+//! that have arrived, a write takes the bytes that there is room for, `EAGAIN` has the kernel's
+//! meaning, and an edge is reported only where the kernel reports one.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -24,30 +24,30 @@ pub(crate) struct SimLeg(RefCell<State>);
 struct State {
     /// Segments that have arrived and not been read.
     receive: VecDeque<Vec<u8>>,
-    /// A FIN comes after them.
+    /// A FIN follows those segments.
     fin_arrived: bool,
-    /// Reads stop before the n-th byte from here (the urgent mark); splice does not pass it.
+    /// Reads stop before this offset (the urgent mark); splice does not pass it.
     urgent_in: Option<usize>,
     error: Option<Errno>,
     room: usize,
-    /// The bytes that were written, and whether FIN followed.
+    /// The bytes that were written.
     sent: Vec<u8>,
     fin_sent: bool,
     acknowledged: usize,
-    /// Written bytes that the peer's window has let out.
+    /// Written bytes that the peer's window has allowed out.
     let_out: usize,
     own_peer: bool,
     graceful: bool,
 }
 
 impl SimLeg {
-    /// A segment arrives.
+    /// Delivers a segment from the peer.
     pub(crate) fn arrive(&self, segment: &[u8]) -> Readiness {
         self.0.borrow_mut().receive.push_back(segment.to_vec());
         self.readiness(Readiness::DATA)
     }
 
-    /// The last byte that has arrived is urgent.
+    /// Marks the last byte that has arrived as urgent.
     pub(crate) fn mark_urgent(&self) -> Readiness {
         let mut s = self.0.borrow_mut();
         let queued: usize = s.receive.iter().map(Vec::len).sum();
@@ -55,39 +55,39 @@ impl SimLeg {
         Readiness::URGENT
     }
 
-    /// The peer ends its stream.
+    /// Ends the peer's stream.
     pub(crate) fn end(&self) -> Readiness {
         self.0.borrow_mut().fin_arrived = true;
         Readiness::PEER_CLOSED
     }
 
-    /// The peer resets the connection.
+    /// Breaks the connection with `error`.
     pub(crate) fn fail(&self, error: Errno) -> Readiness {
         self.0.borrow_mut().error = Some(error);
         Readiness::FAILED
     }
 
-    /// Room for `n` more bytes.
+    /// Adds room for `n` more bytes.
     pub(crate) fn make_room(&self, n: usize) -> Readiness {
         self.0.borrow_mut().room += n;
         Readiness::ROOM
     }
 
-    /// The peer acknowledges all written bytes.
+    /// Acknowledges all written bytes.
     pub(crate) fn acknowledge(&self) {
         let mut s = self.0.borrow_mut();
         s.acknowledged = s.sent.len();
         s.let_out = s.sent.len();
     }
 
-    /// The peer acknowledges some written bytes.
+    /// Acknowledges `n` more written bytes.
     pub(crate) fn acknowledge_some(&self, n: usize) {
         let mut s = self.0.borrow_mut();
         s.acknowledged += n;
         s.let_out = s.let_out.max(s.acknowledged);
     }
 
-    /// The connection turns out to be connected to itself.
+    /// Makes the connection one to itself.
     pub(crate) fn meet_itself(&self) {
         self.0.borrow_mut().own_peer = true;
     }
@@ -121,8 +121,8 @@ impl SimLeg {
 }
 
 impl State {
-    /// Takes up to `max` bytes and stops at the urgent mark; `past_mark` passes it when it is the
-    /// very next byte, as recv(2) does and splice(2) does not.
+    /// Takes up to `max` bytes and stops at the urgent mark. If the mark is the very next byte,
+    /// `past_mark` passes it, as recv(2) does and splice(2) does not.
     fn take(&mut self, max: usize, past_mark: bool) -> Option<Vec<u8>> {
         let mut max = max;
         match self.urgent_in {
@@ -210,7 +210,8 @@ impl Leg for SimLeg {
         let mut n = 0;
         while slots.len() < SLOTS {
             match s.take(max - n, false) {
-                // At the urgent mark: 0 once FIN is behind it, EAGAIN before.
+                // splice at the urgent mark returns 0 once FIN has arrived behind it, and EAGAIN
+                // before.
                 Some(part) if part.is_empty() && n == 0 && !s.fin_arrived => {
                     return Err(Errno::AGAIN);
                 }
@@ -282,7 +283,7 @@ impl Leg for SimLeg {
     }
 }
 
-/// Buffers that count their pipes, which must come back empty.
+/// Buffers that count their pipes; a pipe must come back empty.
 pub(crate) struct SimBuffers {
     pub(crate) splice_after: Option<u64>,
     pub(crate) pipes: usize,

@@ -1,4 +1,4 @@
-//! A worker's pipes for splice(2): made when first needed, bounded in number, handed out empty.
+//! A worker's pipes for splice(2): created when first needed, limited in number, handed out empty.
 
 use std::time::{Duration, Instant};
 
@@ -6,14 +6,14 @@ use taut_sys::pipe::Pipe;
 
 use crate::counters::worker::WorkerMetrics;
 
-/// How long no pipe is requested after the kernel refused one: each attempt costs system calls on
-/// the path of the bytes.
+/// The time after a refusal by the kernel during which no pipe is created: each attempt costs
+/// system calls on the data path.
 const RETRY_AFTER_REFUSAL: Duration = Duration::from_secs(1);
 
 /// The pipes of one worker.
 ///
-/// A direction holds a pipe only while there are bytes in it, so the limit is on bulk transfers
-/// that move at the same instant, not on sessions.
+/// A direction keeps a pipe only while there are bytes in it, so the limit applies to simultaneous
+/// bulk transfers, not to sessions.
 pub(crate) struct PipePool {
     free: Vec<Pipe>,
     made: usize,
@@ -33,7 +33,7 @@ impl PipePool {
         }
     }
 
-    /// Returns an empty pipe; `None`: the caller copies.
+    /// Returns an empty pipe. With `None`, the caller copies.
     pub(crate) fn take(&mut self, now: Instant, metrics: &WorkerMetrics) -> Option<Pipe> {
         let pipe = self.free.pop().or_else(|| self.make(now, metrics));
         match pipe {
@@ -43,8 +43,8 @@ impl PipePool {
         pipe
     }
 
-    /// Takes back a pipe that has been drained. A pipe with bytes in it must be dropped instead:
-    /// they would come out in another session's stream.
+    /// Takes back a drained pipe. A pipe that still holds bytes must be dropped instead: its bytes
+    /// would appear in another session's stream.
     pub(crate) fn give_back(&mut self, pipe: Pipe, metrics: &WorkerMetrics) {
         metrics.pipes_in_use.sub(1);
         self.free.push(pipe);

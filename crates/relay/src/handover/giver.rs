@@ -1,4 +1,4 @@
-//! The old process: a thread that waits for a new process to ask.
+//! The old process: a thread that waits for a new process to take over.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,14 +14,14 @@ use taut_sys::socket::listening_addr;
 use super::message::{Giving, Message, Next};
 use super::{HandoverError, MAX_SOCKETS, START, STEP, Talk};
 
-/// How long the thread waits when this machine has no descriptor for a conversation.
+/// The pause when this machine has no descriptor left for a conversation.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Waits at a path for a new process that takes over.
 ///
-/// It holds a duplicate of every socket that it offers: drop it before the node drains for another
-/// reason, or their ports stay open although no process accepts. Dropping it does not wait; a
-/// conversation in progress is completed, but the node is not told of it.
+/// A giver holds a duplicate of every socket that it offers. Drop it before the node drains for
+/// another reason; otherwise the ports stay open although no process accepts. Dropping does not
+/// wait: a conversation in progress completes, but the node is not notified.
 #[derive(Debug)]
 pub struct Giver {
     shared: Arc<Shared>,
@@ -30,9 +30,9 @@ pub struct Giver {
 /// The events of a [`Giver`] so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Events {
-    /// Conversations that ended before the new process served.
+    /// Conversations that ended before the new process reported that it serves.
     pub failed: u64,
-    /// 1 once the sockets have been handed over.
+    /// 1 if the sockets have been handed over, 0 otherwise.
     pub handed_over: u64,
 }
 
@@ -50,9 +50,9 @@ struct Shared {
 // === impl Giver ===
 
 impl Giver {
-    /// Listens at `path` and offers `sockets`, which may be this process's own or duplicates.
-    /// `on_taken` is called once, on the giver's thread, when a new process serves in place of this
-    /// one: it begins the drain.
+    /// Listens at `path` and offers `sockets`, which may be this process's own or duplicates. Calls
+    /// `on_taken` once, on the giver's thread, when a new process serves in place of this one;
+    /// `on_taken` starts the drain.
     ///
     /// # Errors
     /// [`HandoverError`]: the path cannot be bound, a socket does not listen, there are more than
@@ -98,17 +98,17 @@ impl Giver {
         Ok(Self { shared })
     }
 
-    /// Offers `sockets` instead of the former ones, for a node whose listeners have changed.
+    /// Replaces the offered sockets, for a node whose listeners have changed.
     ///
     /// # Errors
-    /// [`HandoverError`] as at the start; the former sockets stay offered then.
+    /// [`HandoverError`] as for [`Giver::start`]; the former sockets stay offered then.
     pub fn offer(&self, sockets: Vec<OwnedFd>) -> Result<(), HandoverError> {
         let offered = named(&self.shared.path, sockets)?;
         *self.shared.offered() = Arc::new(offered);
         Ok(())
     }
 
-    /// Returns the events so far.
+    /// Returns the counts so far.
     pub fn events(&self) -> Events {
         Events {
             failed: self.shared.failed.load(Ordering::Relaxed),
@@ -176,11 +176,11 @@ impl Shared {
             match self.converse(&talk) {
                 Ok(()) => {
                     self.handed_over.store(1, Ordering::Relaxed);
-                    // From here on they belong to the new process: a socket that it closes must be
-                    // closed.
+                    // The sockets now belong to the new process: if it closes one, that socket must
+                    // be closed.
                     *self.offered() = Arc::default();
                     on_taken();
-                    // It serves, whether or not it receives this.
+                    // The new process serves whether or not it receives this message.
                     let _ = talk.send(&Message::Draining, &[]);
                     return;
                 }
@@ -209,7 +209,7 @@ impl Shared {
                     patience(self.start)?;
                 }
                 Next::Drain if self.stopped() => {
-                    // The node stops already.
+                    // The node is stopping already.
                     return Err(talk.protocol("this process is stopping already".to_owned()));
                 }
                 Next::Drain => return Ok(()),

@@ -1,4 +1,4 @@
-//! The messages of the two processes and their order. Nothing here uses a socket.
+//! The messages between the two processes, and their order. This module uses no socket.
 
 use std::net::SocketAddr;
 
@@ -7,22 +7,22 @@ use taut_sys::scm_rights::MAX_DESCRIPTORS;
 
 use super::MAX_SOCKETS;
 
-/// Incremented when an older process could not continue.
+/// The version of the protocol; incremented when older processes cannot interoperate.
 const VERSION: u32 = 1;
 
 /// A message, as JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub(super) enum Message {
-    /// New: requests the sockets.
+    /// New process: requests the sockets.
     Take { version: u32 },
-    /// Old: announces how many follow.
+    /// Old process: announces the number of sockets that follow.
     Offer { version: u32, sockets: usize },
-    /// Old: the addresses of the descriptors sent with this message, in their order.
+    /// Old process: the addresses of the descriptors sent with this message, in the same order.
     Sockets { addrs: Vec<SocketAddr> },
-    /// New: it accepts connections.
+    /// New process: it accepts connections.
     Serving,
-    /// Old: it accepts no more.
+    /// Old process: it no longer accepts connections.
     Draining,
 }
 
@@ -49,7 +49,7 @@ pub(super) enum Giving {
 pub(super) enum Taking {
     #[default]
     Asked,
-    /// Sockets still to come.
+    /// The number of sockets still to come.
     Offered(usize),
     Over,
 }
@@ -74,7 +74,7 @@ impl Message {
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        // Numbers and text always serialise. If they did not, the other process would refuse the
+        // Numbers and text always serialise. If they did not, the other process would reject the
         // message.
         serde_json::to_vec(self).unwrap_or_default()
     }
@@ -108,8 +108,8 @@ impl Giving {
 // === impl Taking ===
 
 impl Taking {
-    /// Handles a message of the old process that came with so many descriptors; returns the address
-    /// of each.
+    /// Handles a message of the old process that carried `descriptors` descriptors. Returns the
+    /// address of each.
     pub(super) fn handle(
         &mut self,
         message: Message,
@@ -143,7 +143,7 @@ impl Taking {
         }
     }
 
-    /// Returns whether every socket has come.
+    /// Returns whether every socket has arrived.
     pub(super) fn has_all(self) -> bool {
         matches!(self, Self::Offered(0) | Self::Over)
     }

@@ -1,9 +1,8 @@
-//! A new process takes over the listening sockets of the old one, and no connection attempt is
-//! lost.
+//! Hands the listening sockets of an old process to a new one without losing a connection attempt.
 //!
-//! A second bind to the same port is not enough: each SO_REUSEPORT socket has queues of its own,
-//! and closing the old one resets the connections in them. So the sockets themselves are passed
-//! over a Unix socket (SCM_RIGHTS), and both processes have them for a while:
+//! A second bind to the same port is not enough: each SO_REUSEPORT socket has its own queues, and
+//! closing the old socket resets the connections in them. So the sockets themselves are passed over
+//! a Unix socket (SCM_RIGHTS), and both processes have them for a while:
 //!
 //! ```text
 //! new                                   old
@@ -20,8 +19,8 @@
 //!  |<------------------------------------|
 //! ```
 //!
-//! If anything fails before `Serving` (the new process dies, is too slow, breaks the protocol), the
-//! old process continues, ready for the next that asks.
+//! If anything fails before `Serving` (the new process dies, is too slow or breaks the protocol),
+//! the old process continues and waits for the next new process.
 //!
 //! | bound | value | when it is reached |
 //! |---|---|---|
@@ -33,7 +32,7 @@
 //! | conversations | one; 8 wait | the new process's `STEP` expires |
 //!
 //! The old process must remove its listeners from every epoll set before it closes them: closing a
-//! descriptor does not while another process has the same socket.
+//! descriptor does not remove the socket while another process has it open.
 
 mod giver;
 mod message;
@@ -49,13 +48,13 @@ use taut_sys::Errno;
 use taut_sys::scm_rights::{self, SeqpacketSocket};
 use taut_sys::socket::listening_addr;
 
-/// Bytes of a message, at most: 253 addresses of 57 characters, and a margin.
+/// The maximum size of a message in bytes: 253 addresses of 57 characters, and a margin.
 pub const MAX_MESSAGE: usize = 64 << 10;
-/// Sockets of one handover, at most.
+/// The maximum number of sockets in one handover.
 pub const MAX_SOCKETS: usize = 4096;
-/// How long each process waits for a message.
+/// The time that each process waits for a message.
 pub const STEP: Duration = Duration::from_secs(5);
-/// How long the old process waits for the new one to serve.
+/// The time that the old process waits for the new one to serve.
 pub const START: Duration = Duration::from_secs(120);
 
 /// Why sockets were not handed over.
@@ -79,7 +78,7 @@ pub enum HandoverError {
     Foreign {
         /// The path.
         path: PathBuf,
-        /// Its effective user.
+        /// The effective user of the other process.
         user: u32,
     },
     /// The other process broke the protocol.
@@ -101,9 +100,9 @@ pub struct Passed {
     pub fd: OwnedFd,
 }
 
-/// The sockets of the old process, which still serves them.
+/// The sockets of the old process, which still accepts on them.
 ///
-/// Dropping it leaves them to the old process.
+/// If this is dropped, the old process keeps them.
 #[derive(Debug)]
 #[must_use = "the old process continues until it is told that this one serves"]
 pub struct Taken {
@@ -112,8 +111,8 @@ pub struct Taken {
     sockets: Vec<Passed>,
 }
 
-/// Requests the sockets of the process that listens at `path`; `None` if there is none. Call it as
-/// the user that the node runs as, after privileges were dropped, or as root.
+/// Requests the sockets of the process that listens at `path`. Returns `None` if no process
+/// listens. Call this as the user that the node runs as, after dropping privileges, or as root.
 ///
 /// # Errors
 /// [`HandoverError`]; the old process continues then.
@@ -158,19 +157,17 @@ pub fn take(path: &Path) -> Result<Option<Taken>, HandoverError> {
 // === impl Taken ===
 
 impl Taken {
-    /// Takes the sockets. Unwanted ones can be dropped: once the old process has closed them too,
-    /// their ports are closed.
+    /// Takes the sockets. Unwanted ones can be dropped; their ports close when the old process has
+    /// closed them too.
     pub fn take_sockets(&mut self) -> Vec<Passed> {
         std::mem::take(&mut self.sockets)
     }
 
-    /// Tells the old process that this one accepts connections, so that it drains, and waits for
-    /// its answer.
+    /// Reports to the old process that this one accepts connections, so that the old one drains,
+    /// and waits for the answer.
     ///
-    /// # Errors
-    /// [`HandoverError`]: it is unknown whether the old process drains. If it lives, both accept,
-    /// and neither loses a connection.
-    /// accept, and neither loses anything.
+    /// # Errors [`HandoverError`]: it is unknown whether the old process drains. If it lives, both
+    /// accept, and neither loses a connection.
     pub fn serving(mut self) -> Result<(), HandoverError> {
         self.talk.send(&Message::Serving, &[])?;
         let (message, descriptors) = self.talk.receive()?;

@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * Interception: delivers connections that this machine forwards to the relay,
- * although they are addressed to other machines.
+ * Interception: delivers connections that this machine would forward to the
+ * relay instead, although they are addressed to other machines.
  *
- * It runs at the ingress of a device. An intercepted packet gets its socket
- * (bpf_sk_assign) and a mark. The socket alone is not enough: routing comes
- * next, and a packet addressed to another machine would be forwarded, or
- * dropped because it has a socket. A policy rule for the mark leads to a table
- * in which every address is local (docs/design/interception.md).
+ * The program runs at the ingress of a device. It gives an intercepted packet
+ * its socket (bpf_sk_assign) and a mark. The socket alone is not enough:
+ * routing comes next and would forward a packet for another machine, or drop it
+ * because it has a socket. A policy rule for the mark selects a table in which
+ * every address is local (docs/design/interception.md).
  *
- * Intercepted are, in this order:
- * 1. packets that have a socket already, of the client's connection or, when
- *    the relay borrows clients' addresses, of the upstream one;
- * 2. first segments that a rule names, and answers to the SYN cookies that
- *    were sent for such.
+ * The program intercepts, in this order:
  *
- * All other packets pass unchanged: above all those addressed to this machine
- * itself, and those of connections that began before the relay.
+ * 1. packets that have a socket already: the socket of the client's connection
+ * or, if the relay borrows clients' addresses, of the upstream connection;
+ *
+ * 2. first segments that match a rule, and answers to SYN cookies that a
+ * listener sent for such segments.
+ *
+ * All other packets pass unchanged, in particular packets addressed to this
+ * machine and packets of connections that are older than the relay.
  */
 #include <linux/pkt_cls.h>
 
@@ -25,10 +27,10 @@
 
 #define RULES_MAX	4096
 
-/* From linux/tcp.h's enum in the kernel; part of the ABI (TCP_INFO). */
+/* From the enum in the kernel's linux/tcp.h; part of the ABI (TCP_INFO). */
 #define TCP_STATE_LISTEN	10
 
-/* A section of its own, so that its whole content is this. */
+/* Has a section of its own, so that the section contains nothing else. */
 const volatile struct intercept_config config SEC(".rodata.config") = {};
 
 struct {
@@ -66,7 +68,8 @@ find_rule(struct __sk_buff *skb, const struct tcp_found *found)
 	return bpf_map_lookup_elem(&rules, &key);
 }
 
-/* Returns INTERCEPT_NEW if this machine forwards the packet, or why it does not. */
+/* Returns INTERCEPT_NEW if the kernel would forward the packet, or the reason.
+ */
 static __always_inline enum intercept_exit
 passes_through(struct __sk_buff *skb, const struct tcp_found *found)
 {
@@ -122,8 +125,8 @@ static __always_inline bool is_any(const __u8 *addr)
 	return !words[0] && !words[1];
 }
 
-/* Returns whether this completes a handshake for which the listener sent a
- * cookie, and so keeps no socket.
+/* Returns whether the segment completes a handshake for which the listener sent
+ * a cookie. Such a handshake has no request socket.
  */
 static __always_inline bool answers_cookie(struct __sk_buff *skb,
 					   const struct tcp_found *found,
@@ -157,8 +160,8 @@ static __always_inline enum intercept_exit look(struct __sk_buff *skb)
 	struct bpf_sock *sk;
 	const __u8 *addr;
 
-	/* Frames to another MAC belong to a bridge or macvlan, which see them
-	 * for themselves once it is theirs.
+	/* Frames for another MAC belong to a bridge or macvlan. Those devices
+	 * see the frame again themselves once it is theirs.
 	 */
 	if (skb->pkt_type != PACKET_HOST)
 		return INTERCEPT_OTHER_HOST;
@@ -178,8 +181,8 @@ static __always_inline enum intercept_exit look(struct __sk_buff *skb)
 	to = find_rule(skb, &found);
 	if (!to && !config.borrows)
 		return INTERCEPT_NO_RULE;
-	/* The machine's own services are not intercepted, and a socket
-	 * that listens on every address would be found for any.
+	/* The machine's own services are not intercepted. A socket that listens
+	 * on every address would match packets for any of them.
 	 */
 	exit = passes_through(skb, &found);
 	if (exit != INTERCEPT_NEW)
@@ -231,7 +234,7 @@ int intercept(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
-/* So that the object describes these types, for the relay's test to compare. */
+/* Makes the object describe these types, so that a test can compare them. */
 const struct intercept_rule *describe_rule __attribute__((unused));
 const struct intercept_listener *describe_listener __attribute__((unused));
 const enum intercept_exit *describe_exit __attribute__((unused));

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the program at the device and the relay share.
+ * Types shared by the BPF program and the relay.
  */
 #ifndef TAUT_INTERCEPT_H
 #define TAUT_INTERCEPT_H
 
 #include <linux/types.h>
 
-/* Read-only once loaded. */
+/* Read-only after loading. */
 struct intercept_config {
 	__u32 mark;		/* a policy rule of the relay leads it to local delivery */
 	__u32 borrows;		/* upstream connections have clients' addresses: look for their
@@ -15,9 +15,8 @@ struct intercept_config {
 				 */
 };
 
-/* Which connections are intercepted: of a device (0: any), to a port, to a
- * prefix. The address is last because only its bits form a prefix; all fields
- * before it must be equal.
+/* Selects connections by device (0: any), port and prefix. The address is last
+ * because only its bits form a prefix; all fields before it must be equal.
  */
 struct intercept_rule {
 	__u32 prefix_bits;	/* INTERCEPT_EXACT_BITS and the prefix's own */
@@ -29,7 +28,8 @@ struct intercept_rule {
 
 #define INTERCEPT_EXACT_BITS	64
 
-/* The listener that gets them. An address of zeroes is every address. */
+/* The listener that gets the connections. An all-zero address is every address.
+ */
 struct intercept_listener {
 	__u8 addr[16];
 	__be16 port;

@@ -1,9 +1,9 @@
-//! Interception: connections that this machine forwards are delivered to a `transparent` forward
+//! Interception: delivers connections that this machine would forward to a `transparent` forward
 //! instead.
 //!
-//! [`Interception`] sets this up for as long as it lives: a BPF program at the devices, or nftables
-//! where the kernel does not accept the program, and the policy route that both need.
-//! `docs/design/interception.md` describes the data path and what a kill leaves behind.
+//! [`Interception`] keeps this set up while it exists: a BPF program at the devices, or nftables if
+//! the kernel rejects the program, and the policy route that both need.
+//! `docs/design/interception.md` describes the data path and what a killed process leaves behind.
 
 mod nft;
 mod policy;
@@ -38,21 +38,21 @@ pub enum Method {
 /// The connections to intercept, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// The connections of each transparent forward, in their order: of two equally narrow matches
-    /// the first wins.
+    /// The connections of each transparent forward, in order. Of two equally narrow matches, the
+    /// first wins.
     pub(crate) takings: Vec<Taking>,
     /// Upstream connections use clients' addresses, and their replies must be delivered here.
     pub(crate) borrows: bool,
     /// The mark of intercepted packets.
     pub(crate) mark: u32,
-    /// The method; `None`: BPF, or nftables where the kernel does not accept the program.
+    /// The method; `None`: BPF, or nftables if the kernel rejects the program.
     pub(crate) method: Option<Method>,
 }
 
 /// Why interception cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum InterceptError {
-    /// Sockets may not use foreign addresses.
+    /// The process may not open sockets with foreign addresses.
     #[error(
         "interception: this process may not use addresses that are not this machine's \
          (IP_TRANSPARENT): {0}; it needs CAP_NET_ADMIN, or root"
@@ -74,10 +74,10 @@ pub enum InterceptError {
     /// The policy route cannot be set up.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The program cannot be used, and `intercept_by` asks for it.
+    /// The program cannot be used, and `intercept_by` requires it.
     #[error("interception: {0}; remove `intercept_by` to fall back to nftables")]
     Program(#[from] ProgramError),
-    /// nftables cannot be used, and `intercept_by` asks for it.
+    /// nftables cannot be used, and `intercept_by` requires it.
     #[error("interception: {0}")]
     Nft(#[from] NftError),
     /// Neither method can be used.

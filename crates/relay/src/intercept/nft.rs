@@ -1,7 +1,7 @@
-//! nftables' TPROXY, for kernels that do not accept the BPF program.
+//! nftables' TPROXY, for kernels that reject the BPF program.
 //!
-//! One table with one chain, added and removed as a whole. A limit that the program does not have:
-//! answers to SYN cookies are not recognised, so that new connections fail during a SYN flood.
+//! One table with one chain is added and removed as a whole. Unlike the program, the table does not
+//! recognise answers to SYN cookies, so new connections fail during a SYN flood.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -9,20 +9,20 @@ use std::process::{Command, Stdio};
 
 use super::Plan;
 
-/// The table's name, in the family `inet`.
+/// The name of the table, in the family `inet`.
 const NAME: &str = "taut_intercept";
 
-/// The table while it exists. Dropping this removes it; after a kill the next start replaces it.
+/// An installed table. Dropping it removes the table; after a kill, the next start replaces it.
 #[derive(Debug)]
 pub(super) struct Table(());
 
 /// Why nftables cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NftError {
-    /// There is no `nft`, or it cannot be run.
+    /// `nft` is missing or cannot be run.
     #[error("cannot run `nft`: {0} (it is in the package nftables)")]
     Run(#[source] io::Error),
-    /// `nft` or the kernel refused.
+    /// `nft` or the kernel rejected the script.
     #[error("`nft` failed: {0}")]
     Refused(String),
 }
@@ -30,13 +30,13 @@ pub enum NftError {
 // === impl Table ===
 
 impl Table {
-    /// Adds the table, and replaces one that a killed process has left.
+    /// Adds the table, replacing one that a killed process left behind.
     pub(super) fn put(plan: &Plan) -> Result<Self, NftError> {
         nft(&script(plan))?;
         Ok(Self(()))
     }
 
-    /// Removes a table that a killed process has left.
+    /// Removes a table that a killed process left behind.
     pub(super) fn remove_stale() -> Result<(), NftError> {
         nft(&removal())
     }
@@ -50,18 +50,18 @@ impl Drop for Table {
     }
 }
 
-/// Returns commands that remove the table, whether or not it exists.
+/// Returns the commands that remove the table, whether or not it exists.
 fn removal() -> String {
     // Deleting a missing table is an error; adding an existing one is not.
     format!("add table inet {NAME}\ndelete table inet {NAME}\n")
 }
 
-/// Returns the whole table as one transaction.
+/// Returns the commands that replace the whole table in one transaction.
 fn script(plan: &Plan) -> String {
     let mark = plan.mark;
     let mut rules = String::new();
-    // Existing connections in either direction; `wildcard 0` excludes listeners on every address,
-    // which would match everything.
+    // Existing connections in either direction. `wildcard 0` excludes listeners on every address,
+    // which would match every packet.
     let known = "meta l4proto tcp fib daddr type != local socket transparent 1 socket wildcard 0";
     let _ = writeln!(rules, "    {known} meta mark set {mark} accept");
     let takings = plan.takings.iter().flat_map(|taking| {
@@ -69,7 +69,7 @@ fn script(plan: &Plan) -> String {
         taking.destinations().into_iter().map(of)
     });
     let mut takings: Vec<_> = takings.collect();
-    // The narrowest destination first, as in the program; equal ones keep their order.
+    // The narrowest destination comes first, as in the program; equal ones keep their order.
     takings.sort_by_key(|(net, ..)| std::cmp::Reverse(net.prefix_len()));
     for (net, listener, taking) in takings {
         let family = if net.addr().is_ipv4() { "ip" } else { "ip6" };
@@ -78,7 +78,7 @@ fn script(plan: &Plan) -> String {
             true => "iifname != \"lo\"".to_owned(),
             false => format!("iifname {{ {} }}", devices.join(", ")),
         };
-        // nft does not accept a prefix of length 0 as a set of addresses; the family is enough.
+        // nft rejects a prefix of length 0; matching the family is enough.
         let to = match net.prefix_len() {
             0 if net.addr().is_ipv4() => "meta nfproto ipv4".to_owned(),
             0 => "meta nfproto ipv6".to_owned(),
@@ -110,7 +110,7 @@ fn script(plan: &Plan) -> String {
     )
 }
 
-/// Runs `nft` with this input, in the network namespace of the calling thread.
+/// Runs `nft` with `script` as its input, in the network namespace of the calling thread.
 fn nft(script: &str) -> Result<(), NftError> {
     let mut child = Command::new("nft")
         .args(["-f", "-"])
@@ -120,7 +120,7 @@ fn nft(script: &str) -> Result<(), NftError> {
         .spawn()
         .map_err(NftError::Run)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // If it has ended, its own message is more useful than a broken pipe.
+        // If `nft` has exited, its own message is more useful than the broken pipe.
         let _ = stdin.write_all(script.as_bytes());
     }
     let output = child.wait_with_output().map_err(NftError::Run)?;

@@ -1,8 +1,8 @@
-//! The policy route: marked packets are looked up in a table in which every address is local.
+//! The policy route: the kernel looks marked packets up in a table in which every address is local.
 //!
-//! Priority and table are constant, so that the remains of a killed process are found and replaced.
-//! The rule's protocol (`ip -d rule`) tells which method that process used, and so what else it has
-//! left.
+//! Priority and table are constant, so that a new process finds and replaces what a killed process
+//! left behind. The rule's protocol (`ip -d rule`) identifies the method of that process, and
+//! therefore what else it left.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -19,15 +19,15 @@ use crate::net::netlink::is_unsupported;
 /// The routing table in which every address is local.
 pub const TABLE: u32 = 29_793;
 
-/// The priority of the rule: before the rules of VPNs and the administrator, because a marked
-/// packet belongs to the relay alone.
+/// The priority of the rule. It comes before the rules of VPNs and of the administrator, because
+/// marked packets belong to the relay alone.
 pub const PRIORITY: u32 = 74;
 
-/// The rule's protocol for each method: numbers that no routing daemon uses (rt_protos).
+/// The protocol numbers of the rules, one per method; no routing daemon uses them (rt_protos).
 const BPF_PROTOCOL: u8 = 0x74;
 const NFT_PROTOCOL: u8 = 0x75;
 
-/// The rules and routes while they exist. Dropping this removes them.
+/// The installed rules and routes. Dropping this removes them.
 #[derive(Debug)]
 pub(super) struct PolicyRoute {
     method: Method,
@@ -36,10 +36,10 @@ pub(super) struct PolicyRoute {
 /// Why the policy route cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyError {
-    /// There is no netlink socket.
+    /// The netlink socket cannot be opened.
     #[error("interception: cannot open a netlink socket: {0}")]
     Socket(#[source] std::io::Error),
-    /// The kernel refused a change.
+    /// The kernel rejected a change.
     #[error(
         "interception: cannot {what}: {source}; it needs CAP_NET_ADMIN, or root, and a kernel in which \
          `ip rule add priority {PRIORITY} fwmark {mark:#x} lookup {TABLE}` and \
@@ -58,20 +58,19 @@ pub enum PolicyError {
     NoLoopback,
 }
 
-/// Which parts of the policy route exist for one family.
+/// The parts of the policy route that exist for one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Presence {
-    /// The rule, by its priority and table.
+    /// The rule exists, with its priority and table.
     pub rule: bool,
-    /// The route that makes every address local.
+    /// The route that makes every address local exists.
     pub route: bool,
 }
 
-/// Returns which parts of the policy route exist for IPv4 and for IPv6, whichever process added
-/// them.
+/// Returns which parts of the policy route exist for IPv4 and for IPv6, no matter which process
+/// added them.
 ///
-/// # Errors
-/// [`PolicyError::Socket`]: there is no netlink socket.
+/// # Errors [`PolicyError::Socket`] if the netlink socket cannot be opened.
 pub fn presence() -> Result<[Presence; 2], PolicyError> {
     with_netlink(async |handle| {
         let mut found = [Presence {
@@ -97,10 +96,10 @@ pub fn presence() -> Result<[Presence; 2], PolicyError> {
 // === impl PolicyRoute ===
 
 impl PolicyRoute {
-    /// Adds rules and routes, for IPv4 and, where the kernel has it, IPv6.
+    /// Adds rules and routes for IPv4 and, if the kernel supports it, IPv6.
     pub(super) fn set_up(mark: u32, method: Method) -> Result<Self, PolicyError> {
         let lo = nix::net::if_::if_nametoindex("lo").map_err(|_| PolicyError::NoLoopback)?;
-        // Dropping this undoes the earlier steps if one fails.
+        // If a later step fails, dropping this undoes the earlier ones.
         let policy = Self { method };
         with_netlink(async |handle| {
             for version in [IpVersion::V4, IpVersion::V6] {
@@ -137,7 +136,7 @@ impl PolicyRoute {
         Ok(policy)
     }
 
-    /// Removes what a killed process has left, and returns the methods it had used.
+    /// Removes what killed processes left behind and returns the methods that they used.
     pub(super) fn remove_stale() -> Result<Vec<Method>, PolicyError> {
         with_netlink(async |handle| Ok(remove(&handle).await))
     }
@@ -155,12 +154,12 @@ impl Drop for PolicyRoute {
     }
 }
 
-/// Removes every rule of ours, and the route.
+/// Removes all of the relay's rules, and the route.
 async fn remove(handle: &Handle) -> Vec<Method> {
     let mut found = Vec::new();
     for version in [IpVersion::V4, IpVersion::V6] {
         let rules = handle.rule().get(version.clone()).execute();
-        // Without IPv6 there are no rules to list.
+        // A kernel without IPv6 has no rules to list.
         let rules: Vec<_> = rules.try_collect().await.unwrap_or_default();
         for rule in rules {
             if let Some(method) = ours(&rule) {
@@ -171,19 +170,19 @@ async fn remove(handle: &Handle) -> Vec<Method> {
             }
         }
         let lo = nix::net::if_::if_nametoindex("lo").unwrap_or(1);
-        // Mostly there is none.
+        // Usually the route does not exist.
         let _ = handle.route().del(route(&version, lo)).execute().await;
     }
     found
 }
 
-/// Returns whether the rule has our priority and our table.
+/// Returns whether the rule has the relay's priority and table.
 fn is_in_place(rule: &RuleMessage) -> bool {
     let has = |attribute| rule.attributes.contains(&attribute);
     has(RuleAttribute::Priority(PRIORITY)) && has(RuleAttribute::Table(TABLE))
 }
 
-/// Returns the method that a rule of ours was made for.
+/// Returns the method of a rule of the relay, or `None` for any other rule.
 fn ours(rule: &RuleMessage) -> Option<Method> {
     let has = |attribute| rule.attributes.contains(&attribute);
     if !is_in_place(rule) {
@@ -222,7 +221,7 @@ fn is_v6(version: &IpVersion) -> bool {
     matches!(version, IpVersion::V6)
 }
 
-/// Runs `job` with a netlink connection in the calling thread's network namespace.
+/// Runs `job` with a netlink connection in the network namespace of the calling thread.
 fn with_netlink<T>(
     job: impl AsyncFnOnce(Handle) -> Result<T, PolicyError>,
 ) -> Result<T, PolicyError> {

@@ -13,7 +13,7 @@ use super::wire::{self, Exit, Exits, raw};
 /// The program, compiled by `build.rs`.
 const PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/intercept.bpf.o"));
 
-/// The program while it is attached. It is detached when this is dropped or the process ends.
+/// The attached program. It is detached when this is dropped or the process ends.
 pub(super) struct Program {
     links: BTreeMap<u32, OwnedFd>,
     rules: BTreeMap<Rule, SocketAddr>,
@@ -25,13 +25,13 @@ pub(super) struct Program {
 /// Why the program cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// The kernel does not accept it.
+    /// The kernel rejects the program.
     #[error(
         "{0} (the BPF program of an intercepting relay needs Linux 6.6 or newer, and CAP_BPF with \
          CAP_NET_ADMIN and CAP_PERFMON, or root)"
     )]
     Load(#[from] Error),
-    /// It cannot be attached to a device.
+    /// The program cannot be attached to a device.
     #[error(
         "the BPF program cannot be attached to {device}: {source} (it needs tcx, Linux 6.6, and \
          CAP_NET_ADMIN)"
@@ -47,7 +47,7 @@ pub enum ProgramError {
 // === impl Program ===
 
 impl Program {
-    /// Loads the program, without devices and rules.
+    /// Loads the program without devices and rules.
     pub(super) fn load(mark: u32, borrows: bool) -> Result<Self, ProgramError> {
         let mut open = Open::new("taut_intercept", PROGRAM)?;
         open.set_constant(".rodata.config", &wire::configuration(mark, borrows))?;
@@ -80,10 +80,10 @@ impl Program {
         Ok(())
     }
 
-    /// Attaches to these devices, and detaches from all others.
+    /// Attaches the program to `devices` and detaches it from all others.
     ///
-    /// # Errors
-    /// That of the first device that failed; the program is attached to the others.
+    /// # Errors The error of the first device that failed; the program is attached to the other
+    /// devices.
     pub(super) fn set_devices(
         &mut self,
         devices: &BTreeMap<u32, String>,

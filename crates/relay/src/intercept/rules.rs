@@ -1,24 +1,24 @@
-//! The rules of interception in the form that the kernel compares. Pure.
+//! Interception rules in the form that the kernel compares. Pure functions.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// The most rules: the product of ports, destinations and devices, summed over the forwards
+/// The maximum number of rules: ports times destinations times devices, summed over the forwards
 /// (`RULES_MAX` of the program).
 pub const RULES_MAX: usize = 4096;
 
 /// The connections that one forward intercepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taking {
-    /// To these ports; at least one.
+    /// The destination ports; never empty.
     pub ports: Vec<u16>,
-    /// To these prefixes; none: to every address.
+    /// The destination prefixes; empty: every address.
     pub destinations: Vec<IpNet>,
-    /// That arrive at these devices; none: at any but loopback.
+    /// The devices that the connections arrive on; empty: all but loopback.
     pub devices: Vec<String>,
-    /// The listeners that get them, one for each intercepted family.
+    /// The listeners that get the connections, one for each intercepted family.
     pub listen: Vec<SocketAddr>,
 }
 
@@ -51,22 +51,22 @@ impl Taking {
         asked.iter().filter_map(with_listener).collect()
     }
 
-    /// Returns whether a connection to `addr` is intercepted. It is not if the client connected to
-    /// the listener itself.
+    /// Returns whether a connection to `addr` is intercepted. A connection to the listener's own
+    /// address is not.
     pub(crate) fn covers(&self, addr: SocketAddr) -> bool {
         let ip: IpAddr = addr.ip().to_canonical();
         self.ports.contains(&addr.port())
             && self.destinations().iter().any(|(net, _)| net.contains(&ip))
     }
 
-    /// Returns how many rules these connections take.
+    /// Returns the number of rules that these connections take.
     pub(crate) fn rules(&self) -> usize {
         self.ports.len() * self.destinations.len().max(2) * self.devices.len().max(1)
     }
 }
 
-/// Returns all rules, and the listener of each; of two equal rules the first wins. `index` returns
-/// the number of a device that exists.
+/// Returns all rules with their listeners; of two equal rules, the first wins. `index` returns the
+/// interface index of a device, or `None` if the device does not exist.
 pub(crate) fn rules_of(
     takings: &[Taking],
     index: impl Fn(&str) -> Option<u32>,

@@ -1,4 +1,4 @@
-//! The thread that sets interception up, follows the devices, and removes it.
+//! The thread that sets interception up, tracks the devices, and removes interception.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,11 +16,11 @@ use super::program::Program;
 use super::{Exits, InterceptError, Method, Plan, nft, rules_of};
 use crate::early_syn::Devices;
 
-/// How often devices and the program's counters are read.
+/// The interval at which devices and the program's counters are read.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The abstract UNIX address that a process binds while it intercepts. It belongs to the network
-/// namespace, as interception does, and the kernel releases it however the process ends.
+/// The abstract UNIX address that a process binds while it intercepts. Like interception, the
+/// address belongs to the network namespace; the kernel releases it however the process ends.
 pub(super) const LOCK: &str = "taut-interception";
 
 /// The status of interception, for other threads.
@@ -52,14 +52,13 @@ impl Status {
 // === impl Interception ===
 
 impl Interception {
-    /// Starts to intercept, in the network namespace of the calling thread.
+    /// Starts interception in the network namespace of the calling thread.
     ///
-    /// # Errors
-    /// [`InterceptError`]; nothing has changed then.
+    /// # Errors [`InterceptError`]; nothing has changed then.
     pub(crate) fn start(plan: Plan, status: Arc<Status>) -> Result<Self, InterceptError> {
         let (stop, stopped) = channel::<()>();
-        // Everything must be removed in the namespace in which it was added, and a thread stays in
-        // its own.
+        // Everything must be removed in the namespace in which it was added. A thread of its own
+        // stays in that namespace.
         let (tell, told) = sync_channel(1);
         let thread = std::thread::Builder::new()
             .name("intercept".into())
@@ -90,14 +89,14 @@ impl Drop for Interception {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // The panic hook has reported a panic.
+            // If the thread panicked, the panic hook has already reported it.
             let _ = thread.join();
         }
     }
 }
 
-/// The state of the thread. Fields are dropped in their order: first packets are no longer marked,
-/// then the mark loses its meaning.
+/// The state of the thread. The order of the fields is the order of dropping: first packets are no
+/// longer marked, then the mark loses its meaning.
 struct Work {
     hook: Hook,
     #[expect(dead_code, reason = "it is held, and taken away when it is dropped")]
@@ -148,7 +147,7 @@ impl Work {
         let (hook, policy) = match program {
             Some(Ok(mut program)) => {
                 let policy = PolicyRoute::set_up(plan.mark, Method::Bpf)?;
-                // Only now may packets get the mark.
+                // Packets must not get the mark before the policy route exists.
                 program.set_rules(rules_of(&plan.takings, |d| if_nametoindex(d).ok()))?;
                 (Hook::Program(Box::new(program)), policy)
             }
@@ -183,11 +182,11 @@ impl Work {
         }
     }
 
-    /// Follows devices that were added, were removed, or have a new number.
+    /// Updates the attachments for devices that were added, were removed, or have a new index.
     fn look(&mut self) {
         let mut exits = Exits::default();
         if let Hook::Program(program) = &mut self.hook {
-            // The rules first: those of a device that has gone must not match another.
+            // Rules are updated first: those of a removed device must not match another device.
             let rules = rules_of(&self.plan.takings, |d| if_nametoindex(d).ok());
             let followed = program.set_rules(rules).map_err(InterceptError::from);
             let followed = followed.and_then(|()| {
@@ -203,17 +202,17 @@ impl Work {
     }
 }
 
-/// Attaches the program to its devices, without a rule yet.
+/// Loads the program and attaches it to its devices, without rules.
 fn load(plan: &Plan) -> Result<Program, InterceptError> {
     let mut program = Program::load(plan.mark, plan.borrows)?;
     let devices = devices(plan)?;
-    // Any attached device is enough, unless devices are named.
+    // One attached device is enough, unless devices are named.
     program.set_devices(&devices)?;
     Ok(program)
 }
 
-/// Returns the devices to attach to: those that are named, or all. Replies to clients' addresses
-/// may arrive at any device.
+/// Returns the devices to attach to: the named ones, or all. Replies to clients' addresses may
+/// arrive on any device, so borrowing requires all.
 fn devices(plan: &Plan) -> Result<BTreeMap<u32, String>, InterceptError> {
     let anywhere = plan.borrows || plan.takings.iter().any(|taking| taking.devices.is_empty());
     let names = match anywhere {
@@ -234,10 +233,9 @@ fn up() -> Result<Vec<String>, InterceptError> {
     Devices::up().map_err(failed)
 }
 
-/// Returns whether a process intercepts in this network namespace.
+/// Returns whether any process intercepts in this network namespace.
 ///
-/// # Errors
-/// When the kernel does not list its UNIX sockets.
+/// # Errors If the kernel cannot list its UNIX sockets.
 pub fn is_running() -> io::Result<bool> {
     let sockets = std::fs::read_to_string("/proc/thread-self/net/unix")?;
     let name = format!("@{LOCK}");
@@ -246,7 +244,7 @@ pub fn is_running() -> io::Result<bool> {
         .any(|l| l.split_whitespace().last() == Some(name.as_str())))
 }
 
-/// Takes the exclusive right to intercept in this network namespace.
+/// Acquires the exclusive right to intercept in this network namespace.
 fn lock() -> Result<UnixListener, InterceptError> {
     let addr = SocketAddr::from_abstract_name(LOCK).map_err(InterceptError::Thread)?;
     UnixListener::bind_addr(&addr).map_err(|e| match e.kind() {

@@ -1,4 +1,4 @@
-//! What the program and the relay share: the structs of `intercept.h`.
+//! Types shared with the BPF program: the structs of `intercept.h`.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,10 +10,10 @@ use self::raw::{InterceptConfig, InterceptListener, InterceptRule};
 
 pub use self::raw::InterceptExit as Exit;
 
-/// Counts the packets that the program examined since it was loaded, by exit.
+/// Counters of the packets that the program examined since it was loaded, by exit.
 pub type Exits = taut_bpf::Counters<Exit>;
 
-/// Returns a rule as a key of the program's table.
+/// Converts a rule to a key of the program's table.
 pub(super) fn rule(rule: &Rule) -> InterceptRule {
     let (addr, version) = ip(rule.destination.network());
     InterceptRule {
@@ -25,7 +25,7 @@ pub(super) fn rule(rule: &Rule) -> InterceptRule {
     }
 }
 
-/// Returns a listener as a value of the program's table.
+/// Converts a listener to a value of the program's table.
 pub(super) fn listener(listener: SocketAddr) -> InterceptListener {
     InterceptListener {
         addr: ip(listener.ip()).0,
@@ -46,7 +46,7 @@ fn ip(ip: IpAddr) -> ([u8; 16], u16) {
     }
 }
 
-/// The program's configuration.
+/// Returns the configuration of the program.
 pub(super) fn configuration(mark: u32, borrows: bool) -> InterceptConfig {
     InterceptConfig {
         mark,

@@ -1,7 +1,7 @@
 //! A worker's connections at the mesh port that have not sent their hello yet.
 //!
-//! [`Acceptor`] decides what they may send and how long they may take. The hello is read here and
-//! no byte after it: the client's stream follows.
+//! [`Acceptor`] decides what a peer may send and how long it may take. This module reads the hello
+//! and no byte after it, because the client's stream follows.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -22,22 +22,22 @@ use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
 use crate::turbo::route_metrics::Relays;
 
-/// How long an unproven connection is safe from eviction by another of its own source. An honest
-/// relay proves its key within two round trips.
+/// The time for which an unproven connection is safe from eviction by another connection of its own
+/// source. An honest relay proves its key within two round trips.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// What a worker's inbound connections are handled with.
+/// What a worker uses to handle its inbound connections.
 pub(crate) struct InboundTerms<'a> {
     pub(crate) poller: &'a Poller,
     pub(crate) keys: &'a Keys,
     pub(crate) times: Limits,
-    /// Connections that have not proven that they hold a key, at most; a further one evicts the
-    /// oldest.
+    /// The maximum number of connections that have not proven their key; above it, a new connection
+    /// evicts the oldest.
     pub(crate) max_unproven: usize,
-    /// Connections that have proven it and have no hello yet, at most.
+    /// The maximum number of connections that have proven their key and have no hello yet.
     pub(crate) max_ready: usize,
     pub(crate) metrics: &'a WorkerMetrics,
-    /// Where relays are noted that have proven that they hold a key.
+    /// The table of relays that have proven their key.
     pub(crate) relays: Option<&'a Relays>,
     pub(crate) now: Instant,
 }
@@ -48,8 +48,8 @@ pub(crate) struct Inbound {
     conns: Slab<InboundConn>,
     generation: Generation,
     deadlines: Deadlines,
-    /// The unproven ones in the order in which they came; entries of connections that were proven
-    /// or closed since remain until they reach the front.
+    /// Unproven connections in the order of arrival. Entries of connections that were proven or
+    /// closed since remain until they reach the front.
     queue: VecDeque<(Slot, Generation)>,
     unproven: usize,
     /// Unproven connections by source.
@@ -62,13 +62,13 @@ struct InboundConn {
     from: SocketAddr,
     acceptor: Acceptor,
     since: Instant,
-    /// It counts as ready.
+    /// The peer has proven its key, so the connection counts as ready.
     proven: bool,
     generation: Generation,
     deadline: Option<Instant>,
 }
 
-/// A session that another relay asks for, and the connection that is its client leg.
+/// A session that another relay requests, and the connection that becomes its client leg.
 pub(crate) struct SessionRequest {
     pub(crate) stream: Stream,
     pub(crate) from: SocketAddr,
@@ -83,7 +83,7 @@ impl Inbound {
         self.conns.is_empty()
     }
 
-    /// Takes in a connection that was accepted at the mesh port.
+    /// Adds a connection that was accepted at the mesh port.
     pub(crate) fn admit(&mut self, stream: Stream, from: SocketAddr, rules: &InboundTerms<'_>) {
         rules.metrics.mesh_accepted.add(1);
         if self.unproven >= rules.max_unproven {
@@ -121,7 +121,7 @@ impl Inbound {
         rules.metrics.mesh_unproven.add(1);
     }
 
-    /// Returns when [`Inbound::expire`] is due even without an event.
+    /// Returns the time at which [`Inbound::expire`] is due even without an event.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.deadlines.next()
     }
@@ -140,7 +140,7 @@ impl Inbound {
         }
     }
 
-    /// Reads from a connection, up to its hello.
+    /// Reads from a connection, up to the end of its hello.
     pub(crate) fn handle(
         &mut self,
         slot: Slot,
@@ -190,7 +190,7 @@ impl Inbound {
                 self.remove(slot, rules);
                 None
             }
-            // A peer closes a connection that it no longer needs; port scanners do the same.
+            // Peers close connections that they no longer need; port scanners close theirs too.
             Err(InboundEnd::Gone) => {
                 self.remove(slot, rules);
                 None
@@ -199,8 +199,9 @@ impl Inbound {
     }
 
     /// Resets connections without a hello, so that their peers drop them from their pools. A hello
-    /// that has arrived is served, and one that has begun to arrive is waited for. RST, not FIN: to
-    /// a dialler whose hello crosses it, a FIN would be the orderly end of an empty reply.
+    /// that has arrived is served; a hello that has started to arrive is waited for. The reset is
+    /// an RST, not a FIN: for a dialler whose hello crosses it, a FIN would be the orderly end of
+    /// an empty reply.
     pub(crate) fn retire(&mut self, rules: &InboundTerms<'_>) -> Vec<SessionRequest> {
         let all = self.conns.iter().map(|(key, a)| (key, a.generation));
         let all: Vec<_> = all.collect();
@@ -216,7 +217,7 @@ impl Inbound {
         requests
     }
 
-    /// Closes connections that were proven with a key that the mesh no longer has.
+    /// Closes connections that were proven with a key that is no longer a key of the mesh.
     pub(crate) fn drop_old_keys(&mut self, rules: &InboundTerms<'_>) {
         let old: Vec<_> = self
             .conns
@@ -229,10 +230,10 @@ impl Inbound {
         }
     }
 
-    /// Returns the unproven connection that one of `newcomer` may evict: the oldest of the source
-    /// that has most. A source that has most itself evicts only connections older than [`GRACE`]:
-    /// younger ones are further on than the new one, and a relay that dials many at a time would
-    /// undo its own work.
+    /// Returns the unproven connection that a connection from `newcomer` may evict: the oldest of
+    /// the source that has the most. If `newcomer` is itself that source, only connections older
+    /// than [`GRACE`] are evicted: younger ones are further along than the new one, and a relay
+    /// that dials many at a time would undo its own work.
     fn evictable(&self, newcomer: Source, now: Instant) -> Option<Slot> {
         let most = self.by_source.values().copied().max()?;
         let of_most = |source| self.by_source.get(&source) == Some(&most);
@@ -275,7 +276,7 @@ impl Inbound {
         } else {
             self.uncount_unproven(conn.from, rules);
         }
-        // Without this, entries of closed connections would accumulate.
+        // Otherwise, entries of closed connections would accumulate.
         while let Some(&(front, generation)) = self.queue.front() {
             let waits = self
                 .conns
@@ -290,7 +291,7 @@ impl Inbound {
     }
 }
 
-/// Why a connection ended before its hello.
+/// The reason why a connection ended before its hello.
 enum InboundEnd {
     Gone,
     Full,
@@ -298,7 +299,7 @@ enum InboundEnd {
 }
 
 impl InboundConn {
-    /// Returns what it means that the peer has closed.
+    /// Returns the reason to record when the peer has closed the connection.
     fn closed_by_peer(&self) -> InboundEnd {
         match self.acceptor.closed() {
             Some(rejection) => InboundEnd::Rejected(rejection),
@@ -306,8 +307,8 @@ impl InboundConn {
         }
     }
 
-    /// Reads until there is a hello or no more to read. `full`: refuses to greet, so that the
-    /// dialler's dial fails and it backs off.
+    /// Reads until there is a hello or nothing left to read. With `full`, sends no greeting, so
+    /// that the peer's dial fails and the peer backs off.
     fn read(
         &mut self,
         full: bool,

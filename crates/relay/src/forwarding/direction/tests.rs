@@ -29,7 +29,7 @@ fn last() -> impl Strategy<Value = Event> {
     prop_oneof![3 => Just(Event::End), 1 => Just(Event::Reset)]
 }
 
-/// A direction between two legs, and the bytes that it should have forwarded.
+/// A direction between two legs, and the bytes that it is expected to forward.
 struct Bench {
     from: SimLeg,
     to: SimLeg,
@@ -100,8 +100,8 @@ impl Bench {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// In any order of events: the same bytes come out that went in, none is held that could move,
-    /// FIN comes once and last, and never after a reset.
+    /// In any order of events: the bytes that come out are those that went in, no byte that could
+    /// move is held back, and FIN comes once and last, and never after a reset.
     #[test]
     fn the_bytes_that_come_out_are_those_that_went_in(
         events in prop::collection::vec(event(), 0..60),
@@ -138,7 +138,7 @@ fn no_byte_is_read_without_room_for_it() {
     assert_eq!(bench.to.sent().len(), 10);
     assert!(bench.from.unread() >= 100 - 10 - 16);
 
-    // Without a chunk none is started.
+    // Without room for a chunk, none is read.
     let mut bench = Bench::new(None, 0, 16);
     bench.play(&Event::Arrive(5));
     assert_eq!(bench.from.unread(), 5);

@@ -1,4 +1,4 @@
-//! Sessions in virtual time.
+//! Tests of sessions in virtual time.
 
 use super::*;
 use crate::forwarding::sim::{SimBuffers, SimLeg};
@@ -54,7 +54,7 @@ impl Bench {
         self.session.drive(self.now, &self.timeouts, &mut self.io)
     }
 
-    /// Lets time pass to the session's next deadline and drives it.
+    /// Advances time to the session's next deadline and drives it.
     fn run_to_deadline(&mut self) -> Step {
         self.now = self
             .session
@@ -230,7 +230,7 @@ fn an_unread_tail_times_out() {
 #[test]
 fn a_half_closed_session_ends_when_nothing_moves_for_too_long() {
     let mut bench = Bench::relaying();
-    // An hour of silence before the end does not count.
+    // An hour of silence before the end of the stream does not count.
     bench.now += Duration::from_secs(3600);
     bench.report(Side::Client, SimLeg::end);
     assert_eq!(bench.drive(), Step::Wait);
@@ -253,13 +253,13 @@ fn a_tail_that_is_still_being_delivered_keeps_a_half_closed_session() {
     bench.report(Side::Upstream, |leg| leg.arrive(&[7; 100]));
     bench.report(Side::Upstream, SimLeg::end);
     assert_eq!(bench.drive(), Step::Wait);
-    // The client takes ten bytes in every period: slow, but not stalled.
+    // The client acknowledges ten bytes in every period: slow, but not stalled.
     for _ in 0..9 {
         assert_eq!(bench.run_to_deadline(), Step::Wait);
         bench.leg(Side::Client).acknowledge_some(10);
     }
     assert_eq!(bench.run_to_deadline(), Step::Wait);
-    // From now on it takes none.
+    // From now on the client acknowledges none.
     assert_eq!(
         bench.run_to_deadline(),
         Step::Broken(End::HalfClosedTimeout)
@@ -272,7 +272,7 @@ fn an_idle_session_ends_at_its_time_and_not_before() {
     let idle = Duration::from_secs(60);
     bench.timeouts.idle = Some(idle);
     let mut last = bench.now;
-    // A byte now and then, either way, keeps it open.
+    // An occasional byte in either direction keeps the session open.
     for (i, side) in [Side::Client, Side::Upstream, Side::Client]
         .into_iter()
         .enumerate()
@@ -368,7 +368,7 @@ fn a_stopped_reader_keeps_no_pipe() {
     let mut bench = Bench::connecting();
     bench.report(Side::Upstream, |leg| leg.make_room(ROOM));
     assert_eq!(bench.drive(), Step::Wait);
-    // Room for the copied beginning and no more.
+    // Room for the copied beginning only.
     bench.report(Side::Client, |leg| leg.make_room(10));
     bench.report(Side::Upstream, |leg| leg.arrive(&[1; 8]));
     assert_eq!(bench.drive(), Step::Wait);

@@ -21,7 +21,7 @@ fn old(n: usize, start: Duration) -> Old {
     let path = dir.path().join("handover");
     let first = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = first.local_addr().unwrap();
-    // One socket under many descriptors serves as many sockets.
+    // Many descriptors of one socket count as that many sockets.
     let sockets: Vec<OwnedFd> = (0..n).map(|_| first.try_clone().unwrap().into()).collect();
     let (tell, taken) = mpsc::channel();
     let giver = Giver::with(&path, sockets, start, move || tell.send(()).unwrap()).unwrap();
@@ -75,7 +75,7 @@ fn a_new_process_that_fails_before_it_serves_changes_nothing() {
     let taken = take(&old.path).unwrap().unwrap();
     drop(taken);
     failed(&old, 1);
-    // One is silent, one sends nonsense, one has another version.
+    // The first is silent, the second sends garbage, the third has another version.
     drop(
         SeqpacketSocket::connect(&old.path, PATIENCE)
             .unwrap()
@@ -114,7 +114,7 @@ fn a_path_without_a_process_is_not_an_error_and_neither_is_a_stopped_giver() {
     let (path, addr) = (old.path.clone(), old.addrs[0]);
     drop(old.giver);
     assert!(take(&path).unwrap().is_none());
-    // It holds no socket: the port is free.
+    // The giver holds no socket: the port is free.
     TcpListener::bind(addr).unwrap();
 }
 
