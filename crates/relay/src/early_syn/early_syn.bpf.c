@@ -69,8 +69,9 @@ static __always_inline bool passes_through(struct __sk_buff *skb,
 	       result != BPF_FIB_LKUP_RET_FWD_DISABLED;
 }
 
-/* Counts an event. The count is coarse: the first event of a second resets it
- * and may lose concurrent counts of other CPUs.
+/* Counts an event and returns whether it exceeds the ceiling. The count is
+ * coarse: the first event of a second resets it and may lose concurrent counts
+ * of other CPUs.
  */
 static __always_inline bool over_ceiling(__u64 now)
 {

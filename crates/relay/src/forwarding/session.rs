@@ -86,8 +86,8 @@ pub(crate) enum Step {
     Wait,
     /// Drive the session again after the other sessions have had their turn.
     Again,
-    /// Connecting failed with this error, or the leg from the pool was dead before a byte went to
-    /// it: dial the next address, or end the session with [`End::of_connect`].
+    /// Connecting failed with this error, or the leg from the pool was dead before a byte of this
+    /// session went to it. Dial the next address, or end the session with [`End::of_connect`].
     Redial(Errno),
     /// The session is over and the kernel has all its bytes: close both legs. The cause is
     /// [`End::Complete`] unless a leg failed before its tail was sent.

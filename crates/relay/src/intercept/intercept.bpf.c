@@ -68,7 +68,8 @@ find_rule(struct __sk_buff *skb, const struct tcp_found *found)
 	return bpf_map_lookup_elem(&rules, &key);
 }
 
-/* Returns INTERCEPT_NEW if the kernel would forward the packet, or the reason.
+/* Returns INTERCEPT_NEW if the kernel would forward the packet, or the reason
+ * why it would not.
  */
 static __always_inline enum intercept_exit
 passes_through(struct __sk_buff *skb, const struct tcp_found *found)

@@ -1,4 +1,4 @@
-//! Connections between relays that carry no session yet: those dialled from here and those accepted.
+//! Connections between relays that carry no session yet: dialled ones and accepted ones.
 
 pub(crate) mod inbound;
 pub(crate) mod pool;

@@ -1,8 +1,8 @@
-//! A worker's pools: connections to other relays that are established and proven before a session
-//! needs them. Each is used once (pied-piper 3.2, improvement 3).
+//! A worker's pools of connections to other relays. They are established and proven before a
+//! session needs them, and each is used once (pied-piper 3.2, improvement 3).
 //!
-//! [`Sizer`] decides how many there should be; here they are dialled, watched while idle, replaced
-//! when old and handed to sessions. Nothing blocks on a connect.
+//! [`Sizer`] decides how many connections a pool should have. This module dials them, watches them
+//! while idle, replaces old ones and hands them to sessions. Nothing blocks on a connect.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ use crate::event::deadlines::Deadlines;
 use crate::event::token::{Generation, Slot, Token};
 use crate::route::table::Peer;
 
-/// How often sizes are checked without an event.
+/// The interval at which sizes are checked without an event.
 const POLL_EVERY: Duration = Duration::from_secs(1);
 
-/// Dials to one peer that a worker may have in progress, unless its share of `pool_max` is more.
-/// Further sessions wait for one of these: more dials would not help a slow peer, and a full one
-/// refuses them.
+/// The number of dials to one peer that a worker may have in progress, unless its share of
+/// `pool_max` is larger. Further sessions wait for one of these dials: more dials would not help a
+/// slow peer, and a full peer refuses them.
 const DIALS_AT_ONCE: u32 = 64;
 
 /// A session that waits for a connection.
@@ -39,15 +39,15 @@ pub(crate) struct Spare {
     pub(crate) ready: Ready,
 }
 
-/// What a session that waits for a connection gets.
+/// The result for a session that waits for a connection.
 pub(crate) enum DialOutcome {
-    /// A connection that was dialled for it.
+    /// A connection dialled for the session.
     Serve(Waiter, Spare),
-    /// The error of the dial that it waited for.
+    /// The error of the dial that the session waited for.
     Fail(Waiter, Errno),
 }
 
-/// What a worker's pools are run with.
+/// What a worker uses to run its pools.
 pub(crate) struct PoolTerms<'a> {
     pub(crate) poller: &'a Poller,
     pub(crate) keys: &'a Keys,
@@ -73,13 +73,13 @@ pub(crate) struct Pools {
 struct Pool {
     peer: Arc<Peer>,
     sizer: Sizer,
-    /// Ready for use, the youngest last.
+    /// Connections that are ready for use, the youngest last.
     ready: VecDeque<Slot>,
     under_way: u32,
     waiters: VecDeque<Waiter>,
-    /// The next address of the peer to dial, counted without end.
+    /// The next address of the peer to dial; counts up without end.
     next_addr: usize,
-    /// The configuration no longer has this peer; only sessions that wait for it are served.
+    /// The configuration no longer has this peer; the pool only serves sessions that already wait.
     retired: bool,
 }
 
@@ -87,7 +87,7 @@ struct Conn {
     stream: Stream,
     generation: Generation,
     pool: usize,
-    /// The pool's `next_addr` when it was dialled.
+    /// The pool's `next_addr` when the connection was dialled.
     addr: usize,
     state: State,
     begun: Instant,
@@ -103,7 +103,7 @@ enum State {
 // === impl PoolTerms ===
 
 impl PoolTerms<'_> {
-    /// Returns how many dials to one peer may be in progress.
+    /// Returns the number of dials to one peer that may be in progress.
     fn dials_at_once(&self) -> u32 {
         self.limits.max.max(DIALS_AT_ONCE)
     }
@@ -124,8 +124,8 @@ impl Pools {
         }
     }
 
-    /// Adopts the peers, and the limits of `terms`. Ready connections of former peers are closed;
-    /// those of peers that remain are kept.
+    /// Adopts the peers, and the limits of `terms`. Closes the ready connections of former peers
+    /// and keeps those of remaining ones.
     pub(crate) fn adopt(&mut self, peers: &[Arc<Peer>], terms: &PoolTerms<'_>) {
         for i in 0..self.pools.len() {
             let pool = &mut self.pools[i];
@@ -141,7 +141,7 @@ impl Pools {
                 }
             }
         }
-        // Numbers are given in this order, without gaps.
+        // Peers are numbered in this order, without gaps.
         let mut new: Vec<_> = peers.iter().filter(|p| p.id >= self.pools.len()).collect();
         new.sort_by_key(|peer| peer.id);
         let new = new
@@ -156,7 +156,7 @@ impl Pools {
         let pool = &mut self.pools[peer];
         pool.sizer.arrived(terms.now);
         self.poll_at = Some(terms.now);
-        // The youngest is the least likely to have died unnoticed.
+        // The youngest connection is the least likely to have died unnoticed.
         let Some(slot) = pool.ready.pop_back() else {
             pool.sizer.missed(terms.now);
             terms.metrics.pool_misses.add(1);
@@ -167,8 +167,8 @@ impl Pools {
         self.remove(slot)?.into_spare()
     }
 
-    /// Dials a connection for `waiter`, at once or when another dial is done; an [`DialOutcome`] says
-    /// what came of it.
+    /// Dials a connection for `waiter`, now or when another dial completes. A [`DialOutcome`]
+    /// reports the result.
     pub(crate) fn dial_for(&mut self, peer: usize, waiter: Waiter, terms: &PoolTerms<'_>) {
         self.pools[peer].waiters.push_back(waiter);
         if self.pools[peer].under_way < terms.dials_at_once() {
@@ -178,16 +178,16 @@ impl Pools {
         }
     }
 
-    /// Removes a session that waits no longer.
+    /// Removes a session that no longer waits.
     pub(crate) fn forget(&mut self, peer: usize, waiter: Waiter) {
         if let Some(pool) = self.pools.get_mut(peer) {
             pool.waiters.retain(|&w| w != waiter);
         }
     }
 
-    /// Dials for sessions that wait, as far as the limit allows.
+    /// Dials for waiting sessions, up to the limit.
     fn dial_for_waiters(&mut self, peer: usize, terms: &PoolTerms<'_>) {
-        // A dial that fails at once removes a waiter, so this ends.
+        // A dial that fails at once removes a waiter, so the loop ends.
         while let pool = &self.pools[peer]
             && (pool.under_way as usize) < pool.waiters.len()
             && pool.under_way < terms.dials_at_once()
@@ -196,11 +196,11 @@ impl Pools {
         }
     }
 
-    /// Dials a connection for a session that is expected in a moment.
+    /// Dials a connection for a session that is expected soon.
     pub(crate) fn dial_ahead(&mut self, peer: usize, terms: &PoolTerms<'_>) {
         let pool = &self.pools[peer];
-        // No session waits for it, and any SYN may have asked for it: do not exceed the size of the
-        // pool, and do not dial while the peer is backed off.
+        // No session waits for this dial, and any SYN, even a forged one, can cause it. So it must
+        // not exceed the size of the pool, and it must respect the peer's back-off.
         let room = pool.under_way < terms.limits.max.max(1);
         let may = pool.sizer.retry_at().is_none_or(|at| terms.now >= at);
         if room && may {
@@ -213,7 +213,7 @@ impl Pools {
         self.outcomes.pop_front()
     }
 
-    /// Returns when [`Pools::poll`] is due even without an event.
+    /// Returns the time at which [`Pools::poll`] is due even without an event.
     pub(crate) fn next(&self) -> Option<Instant> {
         [self.deadlines.next(), self.poll_at]
             .into_iter()
@@ -242,7 +242,7 @@ impl Pools {
         }
     }
 
-    /// Closes connections that are too old or too slow, and dials missing ones.
+    /// Closes connections that are too old or too slow, and dials replacements for missing ones.
     pub(crate) fn poll(&mut self, terms: &PoolTerms<'_>) {
         let due: Vec<_> = self.deadlines.due(terms.now).collect();
         for slot in due {
@@ -277,7 +277,7 @@ impl Pools {
         }
     }
 
-    /// Closes connections that were made with a key that the mesh no longer has.
+    /// Closes connections that were made with a key that is no longer a key of the mesh.
     pub(crate) fn drop_old_keys(&mut self, terms: &PoolTerms<'_>) {
         let old: Vec<_> = self
             .conns
@@ -291,7 +291,7 @@ impl Pools {
         self.poll_at = self.poll_at.map(|_| terms.now);
     }
 
-    /// Closes ready connections and cancels dials, except those that sessions wait for.
+    /// Closes ready connections and cancels dials, except dials that sessions wait for.
     pub(crate) fn close(&mut self, terms: &PoolTerms<'_>) {
         self.poll_at = None;
         for i in 0..self.pools.len() {
@@ -340,12 +340,12 @@ impl Pools {
         }
     }
 
-    /// Accounts for a dial that failed.
+    /// Accounts for a failed dial.
     fn dial_failed(&mut self, i: usize, tried: usize, error: Errno, terms: &PoolTerms<'_>) {
         let pool = &mut self.pools[i];
         pool.under_way -= 1;
-        // Dials that failed together advance the address once: two steps could lead back to the
-        // address that failed.
+        // Dials that failed together advance the address only once: a second step could lead back
+        // to the address that failed.
         if pool.next_addr == tried {
             pool.next_addr = tried.wrapping_add(1);
         }
@@ -374,8 +374,7 @@ impl Pools {
         }
     }
 
-    /// Handles the end of a handshake: the connection goes to a session that waits, or into the
-    /// pool.
+    /// Handles the end of a handshake: gives the connection to a waiting session or to the pool.
     fn on_ready(&mut self, slot: Slot, terms: &PoolTerms<'_>) {
         let Some(conn) = self.conns.get_mut(slot.0 as usize) else {
             return;
@@ -408,7 +407,7 @@ impl Pools {
         terms.metrics.pool_ready.add(1);
     }
 
-    /// Takes a ready connection out of its pool and closes it.
+    /// Removes a ready connection from its pool and closes it.
     fn discard(&mut self, slot: Slot, terms: &PoolTerms<'_>) {
         if let Some(conn) = self.remove(slot) {
             self.pools[conn.pool].ready.retain(|&p| p != slot);
@@ -425,7 +424,7 @@ impl Pools {
 
 // === impl Conn ===
 
-/// How far the handshake of a connection is.
+/// The progress of a connection's handshake.
 enum Progress {
     Waiting,
     /// The handshake has just been completed.
@@ -474,7 +473,7 @@ impl Conn {
             return Ok(Progress::Waiting);
         }
         let State::Handshaking(dialler) = &mut self.state else {
-            // An idle connection has ended, or its peer is not a relay.
+            // The peer closed an idle connection, or it is not a relay.
             return Err(Errno::CONNRESET);
         };
         loop {
@@ -505,7 +504,7 @@ impl Conn {
         }
     }
 
-    /// Sends a whole message: a connection that has sent next to nothing has room in its send
+    /// Sends a whole message. A connection that has sent almost nothing has room in its send
     /// buffer.
     fn send_whole(&self, message: &[u8]) -> Result<(), Errno> {
         match self.stream.send(message) {

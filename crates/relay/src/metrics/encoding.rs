@@ -1,4 +1,4 @@
-//! The metrics as OpenMetrics.
+//! Encodes the metrics as OpenMetrics.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
@@ -30,7 +30,7 @@ struct Level(u64);
 
 impl Level {
     fn encode(&self, encoder: MetricEncoder<'_>) -> Encoded {
-        // The library's gauges are signed; a value beyond i64 does not occur.
+        // The library's gauges are signed; no value exceeds i64.
         prometheus_client::metrics::gauge::ConstGauge::new(
             i64::try_from(self.0).unwrap_or(i64::MAX),
         )

@@ -17,12 +17,12 @@ use crate::turbo::TurboStart;
 use crate::turbo::route_metrics;
 
 mod encoding;
-/// A node's metrics: a handle that can be cloned.
+/// A cloneable handle to a node's metrics.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     workers: Arc<[Arc<WorkerMetrics>]>,
     early: Option<Arc<PendingTable>>,
-    /// Kept alive as long as its counters may be read; legs between relays use it.
+    /// Kept alive while its counters may be read; legs between relays use it.
     turbo: Arc<TurboStart>,
     log: Option<Recorder>,
     intercept: Arc<Status>,
@@ -55,12 +55,12 @@ impl Metrics {
         Self { log, ..self }
     }
 
-    /// Returns where interception reports its status.
+    /// Returns the status that interception updates.
     pub(crate) fn intercept(&self) -> Arc<Status> {
         self.intercept.clone()
     }
 
-    /// Returns the initial window that routes to other relays must carry, if routes have to.
+    /// Returns the initial window for routes to other relays, if routes have to set it.
     pub(crate) fn route_segments(&self) -> Option<u32> {
         self.turbo.route_segments()
     }
@@ -74,22 +74,22 @@ impl Metrics {
         self.workers[i].clone()
     }
 
-    /// Returns the open sessions.
+    /// Returns the number of open sessions.
     pub fn sessions(&self) -> u64 {
         self.sum(|w| &w.sessions)
     }
 
-    /// Returns the open pipes.
+    /// Returns the number of open pipes.
     pub fn pipes_open(&self) -> u64 {
         self.sum(|w| &w.pipes_open)
     }
 
-    /// Returns the pipes that hold bytes.
+    /// Returns the number of pipes that hold bytes.
     pub fn pipes_in_use(&self) -> u64 {
         self.sum(|w| &w.pipes_in_use)
     }
 
-    /// Returns the bytes forwarded to the upstream leg and to the client.
+    /// Returns the bytes forwarded to the upstream leg, and to the client.
     pub fn bytes(&self) -> (u64, u64) {
         (
             self.sum(|w| &w.upstream_bytes),
@@ -97,56 +97,58 @@ impl Metrics {
         )
     }
 
-    /// Returns the sessions that ended with this cause.
+    /// Returns the number of sessions that ended with this cause.
     pub fn ended(&self, end: End) -> u64 {
         self.sum(|w| &w.ended[end.index()])
     }
 
-    /// Returns the connections and sessions that were refused for this cause.
+    /// Returns the number of connections and sessions that were refused for this cause.
     pub fn refused(&self, cause: ClientRefusal) -> u64 {
         self.sum(|w| &w.refused[cause.index()])
     }
 
-    /// Returns the clients that were refused because the node was full.
+    /// Returns the number of clients that were refused because the node was full.
     pub fn refused_full(&self) -> u64 {
         self.refused(ClientRefusal::Full)
     }
 
-    /// Returns the connections to other relays that are ready for use.
+    /// Returns the number of connections to other relays that are ready for use.
     pub fn pool_ready(&self) -> u64 {
         self.sum(|w| &w.pool_ready)
     }
 
-    /// Returns how many sessions found a connection to the next relay ready, and how many did not.
+    /// Returns the numbers of sessions that found a connection to the next relay ready, and that
+    /// did not.
     pub fn pool_hits_and_misses(&self) -> (u64, u64) {
         (self.sum(|w| &w.pool_hits), self.sum(|w| &w.pool_misses))
     }
 
-    /// Returns the sessions that other relays have asked for.
+    /// Returns the number of sessions that other relays have requested.
     pub fn mesh_hellos(&self) -> u64 {
         self.sum(|w| &w.mesh_hellos)
     }
 
-    /// Returns the connections at the mesh port that were closed for a protocol error or a
-    /// time-out.
+    /// Returns the number of connections at the mesh port that were closed for a protocol error or
+    /// a time-out.
     pub fn mesh_rejected(&self) -> u64 {
         let all = Rejection::ALL.into_iter();
         all.map(|r| self.sum(|w| &w.mesh_rejected[r.index()])).sum()
     }
 
-    /// Returns the interception method and the packets by result, as of a moment ago; `None`
+    /// Returns the interception method and the recent counts of packets by result. Returns `None`
     /// without interception.
     pub fn interception(&self) -> Option<(Method, Exits)> {
         self.intercept.get()
     }
 
-    /// Returns the intercepted connections that were reset because their destination is not
-    /// allowed.
+    /// Returns the number of intercepted connections that were reset because their destination is
+    /// not allowed.
     pub fn intercept_refused(&self) -> u64 {
         self.sum(|w| &w.intercept_refused)
     }
 
-    /// Returns the connections that were reset because they lack an accepted PROXY protocol header.
+    /// Returns the number of connections that were reset for lack of an accepted PROXY protocol
+    /// header.
     pub fn proxy_refused(&self) -> u64 {
         let all = ProxyRefusal::ALL.into_iter();
         all.map(|u| self.sum(|w| &w.proxy_refused[u.index()])).sum()

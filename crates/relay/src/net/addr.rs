@@ -1,4 +1,4 @@
-//! The addresses of a session, a type for each role, so that legs cannot be confused.
+//! The addresses of a session. Each role has its own type, so that legs cannot be confused.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -16,8 +16,8 @@ pub struct ClientAddr(pub SocketAddr);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpstreamAddr(pub SocketAddr);
 
-/// A destination as the configuration names it: `host:port`, the host being a name or an address
-/// (IPv6 in brackets).
+/// A destination as written in the configuration: `host:port`, where the host is a name or an
+/// address (IPv6 in brackets).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Destination {
     /// A DNS name or the text of an IP address, without brackets.
@@ -29,9 +29,9 @@ pub struct Destination {
 /// Addresses to listen on, written as `ADDRESS:PORT`, or `:PORT` for every IPv4 and IPv6 address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listen {
-    /// The addresses to bind, at least one.
+    /// The addresses to bind; never empty.
     pub addrs: Vec<ListenAddr>,
-    /// Written as `:PORT`: a machine without IPv6 still listens on IPv4.
+    /// Whether it was written as `:PORT`: a machine without IPv6 then still listens on IPv4.
     pub any: bool,
 }
 
@@ -43,7 +43,7 @@ pub enum AddrError {
         "`{0}` does not end in a port: write host:port, such as example.org:443 or [2001:db8::1]:443"
     )]
     Port(String),
-    /// Nothing can connect to port 0.
+    /// The port is 0, which nothing can connect to.
     #[error("`{0}` has port 0, to which nothing can connect")]
     PortZero(String),
     /// The host is missing.

@@ -1,11 +1,11 @@
-//! Finds forwards that lead back to themselves, whose connections would loop until the node is
+//! Finds forwards that lead back to themselves. Their connections would loop until the node is
 //! full.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::net::addr::{ListenAddr, UpstreamAddr};
 
-/// Where a forward's connections arrive and where they go.
+/// The addresses where a forward's connections arrive, and those where they go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Edge<'a> {
     pub(crate) listen: &'a [ListenAddr],
@@ -13,9 +13,9 @@ pub(crate) struct Edge<'a> {
 }
 
 /// Returns the index of the first forward whose connections can return to it through the node's own
-/// listeners. `is_local` tells whether an address is one of this machine's.
+/// listeners. `is_local` returns whether an address belongs to this machine.
 ///
-/// A forward to another forward of the same node is not a loop if that one leads out.
+/// A forward to another forward of the same node is not a loop if the second leads out of the node.
 pub(crate) fn find(forwards: &[Edge<'_>], is_local: impl Fn(IpAddr) -> bool) -> Option<usize> {
     let leads_to = |from: usize, to: usize| {
         forwards[from].upstream.iter().any(|upstream| {
@@ -47,7 +47,7 @@ fn reaches(upstream: SocketAddr, listen: SocketAddr, is_local: impl Fn(IpAddr) -
     if upstream.port() != listen.port() {
         return false;
     }
-    // An IPv4-mapped address connects over IPv4; the unspecified address is this host.
+    // Linux connects to IPv4-mapped addresses over IPv4; the unspecified address is this host.
     let upstream = match upstream.ip().to_canonical() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -62,8 +62,8 @@ fn reaches(upstream: SocketAddr, listen: SocketAddr, is_local: impl Fn(IpAddr) -
 mod tests {
     use super::*;
 
-    /// Finds the loop among forwards written as (listen, to); 10.0.0.1 and loopback are this
-    /// machine's.
+    /// Finds the loop among forwards written as (listen, to). 10.0.0.1 and loopback belong to this
+    /// machine.
     fn found(forwards: &[(&str, &str)]) -> Option<usize> {
         let addrs: Vec<_> = forwards
             .iter()

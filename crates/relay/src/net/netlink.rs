@@ -1,4 +1,4 @@
-//! The meaning of netlink errors.
+//! Interprets netlink errors.
 
 use taut_sys::Errno;
 

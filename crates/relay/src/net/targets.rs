@@ -1,4 +1,4 @@
-//! The addresses of a destination, refreshed from time to time.
+//! The addresses of a destination, refreshed periodically.
 
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 
 use crate::net::addr::{Destination, UpstreamAddr};
 
-/// A destination and its present addresses, at least one.
+/// A destination and its present addresses; never without one.
 #[derive(Debug)]
 pub(crate) struct Targets {
     destination: Destination,
@@ -35,7 +35,7 @@ pub enum ResolveError {
 // === impl Targets ===
 
 impl Targets {
-    /// Looks up the destination; blocks for as long as the system's resolver takes.
+    /// Looks up the destination. Blocks for as long as the system's resolver takes.
     pub(crate) fn resolve(destination: Destination) -> Result<Self, ResolveError> {
         let addrs = look_up(&destination)?;
         Ok(Self {
@@ -47,19 +47,19 @@ impl Targets {
     /// Replaces the addresses.
     pub(crate) fn replace(&self, addrs: Addrs) {
         let before = self.addrs.swap(Arc::new(addrs.clone()));
-        // A resolver may rotate the same addresses at every look-up.
+        // A resolver may rotate the same addresses, which is no change.
         let same = before.len() == addrs.len() && before.iter().all(|a| addrs.contains(a));
         if !same {
             tracing::info!(destination = %self.destination, ?addrs, "destination has new addresses");
         }
     }
 
-    /// Returns the addresses, in the order in which they are tried.
+    /// Returns the addresses in the order in which they are tried.
     pub(crate) fn current(&self) -> Addrs {
         (**self.addrs.load()).clone()
     }
 
-    /// Returns whether the destination has to be looked up.
+    /// Returns whether the destination requires a look-up.
     pub(crate) fn is_a_name(&self) -> bool {
         self.destination.host.parse::<std::net::IpAddr>().is_err()
     }
@@ -69,14 +69,14 @@ impl Targets {
     }
 }
 
-/// Returns the addresses of a destination; blocks for as long as the system's resolver takes.
+/// Returns the addresses of a destination. Blocks for as long as the system's resolver takes.
 pub(crate) fn look_up(destination: &Destination) -> Result<Addrs, ResolveError> {
     let lookup = (destination.host.as_str(), destination.port).to_socket_addrs();
     let found = lookup.map_err(|source| ResolveError::Lookup {
         destination: destination.clone(),
         source,
     })?;
-    // The resolver's order is that of RFC 6724; it may contain an address twice.
+    // The resolver sorts by RFC 6724 and may return an address twice.
     let mut addrs: Vec<UpstreamAddr> = Vec::new();
     for addr in found.map(UpstreamAddr) {
         if !addrs.contains(&addr) {

@@ -1,4 +1,4 @@
-//! From a configuration to the present configuration of the workers.
+//! Turns a configuration into the resources and the setup of the workers.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::route::table::{Mesh, Peer, Route, Setup};
 /// A configuration whose resources have all been acquired.
 pub(super) struct Assembly {
     pub(super) setup: Setup,
-    /// One list for each worker.
+    /// The listeners of each worker.
     pub(super) listeners: Vec<Vec<NewListener>>,
     pub(super) holdings: Holdings,
 }
@@ -110,7 +110,7 @@ pub(super) fn assemble(
         _ => None,
     };
     if let Some(i) = find_loop(&routes, None) {
-        // A transparent forward has no address of its own to compare.
+        // A transparent forward has no destination of its own to compare.
         if let Some(destination) = config.forwards[i].to.clone() {
             return Err(StartError::Loop { destination });
         }
@@ -127,7 +127,7 @@ pub(super) fn assemble(
     })
 }
 
-/// Returns the socket options of a leg outside the mesh without settings of its own.
+/// Returns the default socket options of a leg outside the mesh.
 fn plain_leg(config: &Config) -> LegOptions {
     LegOptions::new(config.keepalive)
 }

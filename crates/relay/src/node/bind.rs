@@ -1,4 +1,4 @@
-//! Binds addresses, or takes over sockets that are bound already.
+//! Binds addresses, or takes over sockets that are already bound.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::net::addr::{Listen, ListenAddr};
 use crate::route::listener::{ListenerId, NewListener, Purpose};
 use crate::worker::BACKLOG;
 
-/// The addresses of a list, and each worker's sockets for them.
+/// The addresses of a list, and the sockets of each worker for them.
 type Bound = (
     Vec<ListenAddr>,
     Vec<Vec<(ListenerId, Option<Arc<Listener>>)>>,
 );
 
-/// Binds every address once for each worker, unless it is bound already.
+/// Binds every address once per worker, unless it is already bound.
 pub(super) fn bind(
     listen: &[Listen],
     workers: usize,
@@ -77,7 +77,7 @@ pub(super) fn bind(
         }
         match Listener::probe(addr) {
             Ok(()) => {}
-            // This node itself uses the port, at an address that it may be about to leave.
+            // This node itself uses the port, at an address that it may be about to give up.
             Err(Errno::ADDRINUSE) if before.overlaps(addr) && !next.overlaps(addr) => {}
             Err(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL) if optional => {
                 tracing::info!(%addr, "this machine has no IPv6; listening on IPv4 only");
@@ -85,7 +85,7 @@ pub(super) fn bind(
             }
             Err(e) => return Err(problem(e)),
         }
-        // For port 0 the kernel chooses a port for the first socket, and the others share it.
+        // For port 0, the kernel chooses a port for the first socket; the others share it.
         let mut actual = addr;
         let id = next.new_listener();
         let mut listeners = Vec::with_capacity(workers);
@@ -107,8 +107,8 @@ pub(super) fn bind(
     Ok((own, opened))
 }
 
-/// Takes the sockets at `addr` out of the inherited ones. All of them are listened on, since
-/// clients may wait in their queues; if there are fewer than `workers`, some are shared.
+/// Removes the sockets at `addr` from `inherited`. The node listens on all of them, because clients
+/// may wait in their queues. If there are fewer than `workers`, some workers share a socket.
 fn adopt(
     inherited: &mut Vec<Passed>,
     addr: SocketAddr,

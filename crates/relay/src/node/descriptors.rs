@@ -1,4 +1,4 @@
-//! How many file descriptors a node needs, and how many sessions its limit allows.
+//! The number of file descriptors that a node needs, and of sessions that the limit allows.
 
 use taut_sys::limits::raise_open_file_limit;
 
@@ -7,14 +7,15 @@ use super::look_ups::dialled_relays;
 use crate::config::{Config, Forward, MeshConfig};
 use crate::worker::MAX_WAITING;
 
-/// The most sessions of a node without `max_sessions`.
+/// The maximum number of sessions of a node without `max_sessions`.
 const DEFAULT_MAX_SESSIONS: u64 = 65_536;
 
 /// Descriptors besides those of sessions, pipes and listeners: standard streams, log, resolver,
 /// metrics and a reserve.
 const OTHER_DESCRIPTORS: u64 = 64;
 
-/// Returns how many sessions the limit of open descriptors allows, or `max_sessions` if it is set.
+/// Returns the number of sessions that the limit of open descriptors allows, or `max_sessions` if
+/// it is set.
 pub(super) fn session_ceiling(config: &Config, workers: usize) -> Result<u32, StartError> {
     let limit = raise_open_file_limit().unwrap_or(0);
     let mesh_listeners = config.mesh.iter().flat_map(|m| &m.listen);
@@ -25,8 +26,8 @@ pub(super) fn session_ceiling(config: &Config, workers: usize) -> Result<u32, St
         .chain(mesh_listeners)
         .map(|l| l.addrs.len())
         .sum();
-    // A worker: its poller, its waker and its listeners.
-    // Sockets that are offered to the next process are held twice.
+    // Each worker has a poller, a waker and listeners. Sockets offered to the next process are held
+    // twice.
     let copies = if config.handover.is_some() { 2 } else { 1 };
     let fixed = OTHER_DESCRIPTORS
         + workers as u64 * (2 + copies * listeners as u64)
@@ -50,7 +51,7 @@ pub(super) fn session_ceiling(config: &Config, workers: usize) -> Result<u32, St
     Ok(u32::try_from(sessions).unwrap_or(u32::MAX))
 }
 
-/// Returns the most descriptors of mesh connections without a session.
+/// Returns the maximum number of descriptors of mesh connections without a session.
 fn mesh_descriptors(mesh: &MeshConfig, relays: u64) -> u64 {
     let inbound = match mesh.listen.is_empty() {
         true => 0,
@@ -59,7 +60,8 @@ fn mesh_descriptors(mesh: &MeshConfig, relays: u64) -> u64 {
     inbound + relays * u64::from(mesh.pool.max)
 }
 
-/// Returns the most descriptors of connections without a complete PROXY protocol header.
+/// Returns the maximum number of descriptors of connections without a complete PROXY protocol
+/// header.
 fn introduced_descriptors(config: &Config) -> u64 {
     let introduced = |f: &Forward| f.identity.accept_proxy.is_some();
     match config.forwards.iter().any(introduced) {

@@ -14,7 +14,7 @@ use crate::early_syn::{
 };
 use crate::worker::mailbox::{Mailbox, Message};
 
-/// How often the kernel's SYN cookie counter is read and new devices are attached to.
+/// The interval at which the SYN cookie counter is read and new devices are attached.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// The thread that reads events. Dropping it ends the thread and detaches the program.
@@ -30,8 +30,7 @@ pub(crate) struct Reader {
 impl Reader {
     /// Watches for SYNs to the listeners in `watch`, each with the number of its forward.
     ///
-    /// # Errors
-    /// [`ReaderError`]; nothing is left attached.
+    /// # Errors [`ReaderError`]; nothing stays attached then.
     pub(crate) fn start(
         devices: Devices,
         watch: &[(std::net::SocketAddr, u32)],
@@ -42,7 +41,8 @@ impl Reader {
         let waker = Arc::new(Waker::new()?);
         let stop = Arc::new(AtomicBool::new(false));
         let watch = watch.to_vec();
-        // The program's handle stays on the thread that made it, which reports the result here.
+        // The program's handle stays on the thread that created it; that thread reports the result
+        // here.
         let (tell, told) = sync_channel(1);
         let begin = {
             let (waker, stop) = (waker.clone(), stop.clone());
@@ -90,7 +90,7 @@ impl Drop for Reader {
         self.stop.store(true, Ordering::Release);
         self.waker.wake();
         if let Some(thread) = self.thread.take() {
-            // The panic hook has reported a panic.
+            // If the thread panicked, the panic hook has already reported it.
             let _ = thread.join();
         }
     }
@@ -151,7 +151,7 @@ impl Work {
         }
     }
 
-    /// Tells workers whose clients have not come.
+    /// Notifies workers of the clients that have not come in time.
     fn expire(&mut self, now: Instant) {
         for (connection, worker) in self.table.expire(now) {
             let _ = self.mailboxes[worker].post(Message::NoClient { connection });

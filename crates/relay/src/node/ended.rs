@@ -1,4 +1,4 @@
-//! How a worker's thread ends, and how the node is told.
+//! The end of a worker's thread, and how it is reported to the node.
 
 use taut_sys::Errno;
 use tokio::sync::mpsc;
@@ -14,15 +14,15 @@ pub(super) enum Ended {
 /// A worker ended without an order.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerLost {
-    /// It panicked.
+    /// The worker panicked.
     #[error("a worker thread panicked (a bug: please report what the log says)")]
     Panicked,
-    /// Its poller failed.
+    /// The worker's poller failed.
     #[error("a worker thread cannot continue: {0}")]
     Failed(std::io::Error),
 }
 
-/// Reports how a worker's thread ended, also when it unwinds.
+/// Reports how a worker's thread ended, even when it unwinds.
 pub(super) struct Report {
     pub(super) to: mpsc::UnboundedSender<Ended>,
     pub(super) what: Ended,
@@ -39,7 +39,7 @@ impl Report {
 impl Drop for Report {
     fn drop(&mut self) {
         let what = std::mem::replace(&mut self.what, Ended::Panicked);
-        // Fails only if the node is gone.
+        // Fails only if the node no longer exists.
         let _ = self.to.send(what);
     }
 }

@@ -1,4 +1,4 @@
-//! Ends, changes and refreshes a running node.
+//! Stops, reconfigures and refreshes a running node.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,12 +18,12 @@ use crate::session_log::SessionLog;
 use crate::worker::mailbox::{Mailbox, Message};
 use crate::worker::{Order, Shared};
 
-/// Ends, changes and refreshes a node from any thread.
+/// Stops, reconfigures and refreshes a node from any thread.
 pub(crate) struct SharedHandle {
     pub(super) shared: Arc<Shared>,
     pub(super) mailboxes: Vec<Arc<Mailbox>>,
     pub(super) present: Mutex<Present>,
-    /// Separate from `present`, which a look-up may lock for long.
+    /// Locked separately from `present`, which a look-up may lock for a long time.
     pub(super) early: Mutex<Option<Reader>>,
     pub(super) log: Mutex<Option<SessionLog>>,
 }
@@ -46,7 +46,7 @@ impl SharedHandle {
             .for_each(|mailbox| mailbox.waker().wake());
     }
 
-    /// Returns the names that are looked up regularly: those of forwards, then those of peers.
+    /// Returns the names that are looked up periodically: those of forwards, then those of peers.
     pub(crate) fn names(&self) -> Vec<Arc<Targets>> {
         let setup = self.shared.setup();
         let forwards = setup.routes.iter().filter_map(|r| match &r.next_hop {
@@ -57,7 +57,7 @@ impl SharedHandle {
         let all = forwards.chain(peers.map(|peer| &peer.targets));
         let mut names: Vec<Arc<Targets>> = Vec::new();
         for targets in all.filter(|t| t.is_a_name()) {
-            // Forwards to one destination may share its addresses.
+            // Forwards with the same destination may share its addresses.
             if !names.iter().any(|known| Arc::ptr_eq(known, targets)) {
                 names.push(targets.clone());
             }
@@ -65,14 +65,14 @@ impl SharedHandle {
         names
     }
 
-    /// Returns how often names are looked up.
+    /// Returns the interval between look-ups of names.
     pub(crate) fn resolve_interval(&self) -> Duration {
         self.shared.setup().timeouts.resolve
     }
 
     /// Stops early SYN.
     pub(super) fn forget_early(&self) {
-        // Outside the lock, because this joins a thread.
+        // Dropped outside the lock, because dropping joins a thread.
         let reader = self.early().take();
         drop(reader);
     }
@@ -101,8 +101,8 @@ impl SharedHandle {
         self.early.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces the mesh's keys. Connections made with a key that is no longer among them are
-    /// closed unless a session uses them.
+    /// Replaces the mesh's keys. Connections made with a removed key are closed unless a session
+    /// uses them.
     pub(crate) fn replace_keys(&self, keys: Keys) {
         if let Some(mesh) = &self.shared.setup().mesh {
             mesh.keys.store(Arc::new(keys));
@@ -112,8 +112,8 @@ impl SharedHandle {
         }
     }
 
-    /// Looks up a destination again. It keeps its addresses if the look-up fails or its result
-    /// leads back to this node. Blocks for as long as the resolver does.
+    /// Looks up a destination again. The destination keeps its addresses if the look-up fails or
+    /// the result leads back to this node. Blocks for as long as the resolver takes.
     pub(crate) fn refresh(&self, targets: &Arc<Targets>) {
         let addrs = match look_up(targets.destination()) {
             Ok(addrs) => addrs,

@@ -1,4 +1,4 @@
-//! Resources that a node keeps from one configuration to the next: bound addresses, look-ups,
+//! Resources that a node keeps from one configuration to the next: bound addresses, look-ups and
 //! relays.
 
 use std::net::SocketAddr;
@@ -15,38 +15,39 @@ use crate::route::table::{Mesh, NextHop, Peer, Route, Setup};
 
 /// The resources that exist when a configuration is assembled.
 ///
-/// Numbers are never reused: a message or event with an old one must not be taken for a new object.
+/// Numbers are never reused, so that a message or event with an old number cannot refer to a new
+/// object.
 #[derive(Debug, Default)]
 pub(super) struct Holdings {
     /// The present configuration; `None` at the start.
     pub(super) setup: Option<Arc<Setup>>,
-    /// The addresses that are listened on.
+    /// The addresses that the node listens on.
     pub(super) bound: Vec<BoundListener>,
     next_listener: u32,
     next_route: u32,
-    /// Every relay so far, by its number.
+    /// Every relay so far; its index is its number.
     peers: Vec<Destination>,
 }
 
-/// An address that is listened on.
+/// An address that the node listens on.
 #[derive(Clone, Debug)]
 pub(super) struct BoundListener {
-    /// One for each socket that a worker has there; more than one if more sockets were inherited
-    /// than there are workers.
+    /// One number per socket of a worker; several if more sockets were inherited than there are
+    /// workers.
     pub(super) ids: Vec<ListenerId>,
-    /// As written in the configuration; its port may be 0.
+    /// The address as written in the configuration; its port may be 0.
     pub(super) asked: SocketAddr,
-    /// With the port that the kernel chose.
+    /// The address with the port that the kernel chose.
     pub(super) actual: SocketAddr,
-    /// The workers' sockets, which the workers close.
+    /// The sockets of the workers, which also close them.
     pub(super) listeners: Vec<Weak<Listener>>,
 }
 
 // === impl Holdings ===
 
 impl Holdings {
-    /// Returns the start of the next configuration's holdings: numbers continue, and no address is
-    /// listened on.
+    /// Returns the initial holdings of the next configuration: numbers continue, and no address is
+    /// bound.
     pub(super) fn successor(&self) -> Self {
         Self {
             setup: None,
@@ -57,7 +58,7 @@ impl Holdings {
         }
     }
 
-    /// Returns a number for a new listener.
+    /// Allocates a number for a new listener.
     pub(super) fn new_listener(&mut self) -> ListenerId {
         let id = ListenerId(self.next_listener);
         self.next_listener += 1;
@@ -72,12 +73,12 @@ impl Holdings {
             .collect()
     }
 
-    /// Returns the `nth` address that is written as `asked`.
+    /// Returns the `nth` bound address that was written as `asked`.
     pub(super) fn held(&self, asked: SocketAddr, nth: usize) -> Option<&BoundListener> {
         self.bound.iter().filter(|d| d.asked == asked).nth(nth)
     }
 
-    /// Returns whether one of them uses the port of `addr`, in the same address family.
+    /// Returns whether a bound address of the same family uses the port of `addr`.
     pub(super) fn overlaps(&self, addr: SocketAddr) -> bool {
         self.bound.iter().any(|bound| {
             bound.actual.port() == addr.port() && bound.actual.is_ipv4() == addr.is_ipv4()
@@ -93,7 +94,7 @@ impl Holdings {
         self.peers.len() - 1
     }
 
-    /// Returns the addresses of `destination`, if a forward has them.
+    /// Returns the addresses of `destination`, if a forward has looked them up.
     pub(super) fn target(&self, destination: &Destination) -> Option<Arc<Targets>> {
         let routes = self.setup.iter().flat_map(|setup| &setup.routes);
         let mut known = routes.filter_map(|route| match &route.next_hop {
@@ -113,7 +114,7 @@ impl Holdings {
         peers.find(|peer| peer.targets.destination() == destination)
     }
 
-    /// Gives `route` its number: its former one if it is unchanged.
+    /// Assigns a number to `route`: its former number if the route is unchanged.
     pub(super) fn route(&self, mut route: Route, next: &mut Self) -> Arc<Route> {
         let mut routes = self.setup.iter().flat_map(|setup| &setup.routes);
         if let Some(same) = routes.find(|before| is_same(before, &route)) {
@@ -125,7 +126,7 @@ impl Holdings {
     }
 }
 
-/// Returns whether two forwards treat connections alike.
+/// Returns whether two forwards treat connections in the same way.
 fn is_same(a: &Route, b: &Route) -> bool {
     let next_hop = match (&a.next_hop, &b.next_hop) {
         (
@@ -156,7 +157,7 @@ fn is_same(a: &Route, b: &Route) -> bool {
         && a.identity == b.identity
 }
 
-/// Returns the peer with its number: the existing one if nothing has changed.
+/// Returns the peer with number `id`: the existing one if nothing has changed.
 pub(super) fn peer(
     before: &Holdings,
     id: usize,

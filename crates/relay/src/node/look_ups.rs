@@ -7,8 +7,8 @@ use crate::config::{Config, Forward};
 use crate::net::addr::Destination;
 use crate::net::targets::{ResolveError, Targets};
 
-/// Returns the relays that this node dials: the first of every route, and those that hellos may
-/// name.
+/// Returns the relays that this node dials: the first relay of every route, and the relays that
+/// hellos may name.
 pub(super) fn dialled_relays(config: &Config) -> Vec<Destination> {
     let mut relays: Vec<Destination> = Vec::new();
     let first = config.forwards.iter().filter_map(|f| f.via.first());
@@ -24,15 +24,15 @@ pub(super) fn dialled_relays(config: &Config) -> Vec<Destination> {
 /// The addresses of each forward's destination, if this node dials it, and of each relay.
 type Resolved = (Vec<Option<Arc<Targets>>>, Vec<Arc<Targets>>);
 
-/// A look-up that runs, or an earlier result.
+/// A look-up in progress, or an earlier result.
 enum LookUp<'s> {
     Known(Arc<Targets>),
     Started(std::thread::ScopedJoinHandle<'s, Result<Arc<Targets>, ResolveError>>),
 }
 
-/// Looks up every destination and relay that is not known yet, all at the same time: a resolver
-/// that does not answer costs its time-out once. A destination behind other relays is looked up by
-/// the last of them.
+/// Looks up every destination and relay that is not known yet. The look-ups run concurrently, so a
+/// resolver that does not answer costs its time-out only once. A destination behind other relays is
+/// looked up by the last of them.
 pub(super) fn resolve_all(config: &Config, before: &Holdings) -> Result<Resolved, ResolveError> {
     let destination = |f: &Forward| f.to.clone().filter(|_| f.via.is_empty());
     let relays = dialled_relays(config);

@@ -1,4 +1,4 @@
-//! Whether a node's forwards lead back to the node.
+//! Checks whether a node's forwards lead back to the node.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use crate::net::forward_loops::{self, Edge};
 use crate::net::targets::{Addrs, Targets};
 use crate::route::table::{NextHop, Route};
 
-/// Returns the first forward that leads back to the node; `new` overrides a destination's
-/// addresses.
+/// Returns the index of the first forward that leads back to the node. `new` overrides the
+/// addresses of one destination.
 pub(super) fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) -> Option<usize> {
     let upstream: Vec<Addrs> = routes
         .iter()
@@ -17,7 +17,7 @@ pub(super) fn find_loop(routes: &[Arc<Route>], new: Option<(&Targets, &Addrs)>) 
             let targets: &Targets = match &route.next_hop {
                 NextHop::Direct { targets, .. } => targets,
                 NextHop::Mesh { peer, .. } => &peer.targets,
-                // Its destinations are checked for each connection.
+                // Destinations of a transparent forward are checked for each connection.
                 NextHop::OriginalDst(_) => return Addrs::from([]),
             };
             match new {

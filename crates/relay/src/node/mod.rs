@@ -1,5 +1,5 @@
-//! A node: all resources are acquired before any thread starts, so that a start either succeeds or
-//! leaves nothing behind.
+//! A node. It acquires all resources before it starts any thread, so that a start either succeeds
+//! or leaves nothing behind.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -36,7 +36,7 @@ pub(crate) use handle::SharedHandle;
 
 use ended::Ended;
 
-/// How long a stopping node waits for the session log's last records.
+/// The time that a stopping node waits for the session log's last records.
 const LOG_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A running relay node.
@@ -45,9 +45,10 @@ pub struct Node {
     shared: Arc<SharedHandle>,
     metrics: Metrics,
     threads: Vec<JoinHandle<()>>,
-    /// Dropped when no more sessions are taken.
+    /// Dropped when the node accepts no more sessions.
     routes: Option<RouteMetrics>,
-    /// Kept until the last session has ended, because its packets must be delivered here.
+    /// Kept until the last session has ended, because packets of its sessions must be delivered
+    /// here.
     intercept: Option<Interception>,
     ended: mpsc::UnboundedReceiver<Ended>,
 }
@@ -55,8 +56,8 @@ pub struct Node {
 // === impl Node ===
 
 impl Node {
-    /// Returns the addresses of forwards in the order of the configuration, with the ports that the
-    /// kernel chose.
+    /// Returns the addresses of the forwards in configuration order, with the ports that the kernel
+    /// chose.
     pub fn listen_addrs(&self) -> Vec<ListenAddr> {
         let setup = self.shared.shared.setup();
         let routes = setup.routes.iter();
@@ -85,9 +86,9 @@ impl Node {
         self.shared.replace_keys(keys);
     }
 
-    /// Adopts another configuration. Sessions keep the one they began with; listeners at unchanged
-    /// addresses keep their sockets and queues; settings that need a restart stay, with a warning
-    /// each.
+    /// Adopts another configuration. Sessions keep the configuration that they started with.
+    /// Listeners at unchanged addresses keep their sockets and queues. Settings that need a restart
+    /// keep their values, with a warning for each.
     ///
     /// Blocks for as long as the resolver takes for new names.
     ///
@@ -97,12 +98,12 @@ impl Node {
         self.shared.reload(config)
     }
 
-    /// Takes no more connections; [`Node::ended`] returns after the last session.
+    /// Stops accepting connections; [`Node::ended`] returns after the last session.
     pub fn drain(&mut self) {
-        // A leg dialled early now would find no client.
+        // A leg dialled early from now on would find no client.
         self.shared.forget_early();
         self.shared.order(Order::Drain);
-        // The process that takes over has its own.
+        // The process that takes over keeps its own routes.
         self.routes = None;
     }
 
@@ -131,12 +132,12 @@ impl Drop for Node {
     fn drop(&mut self) {
         self.stop();
         for thread in self.threads.drain(..) {
-            // `ended` and the panic hook have reported a panic.
+            // `ended` and the panic hook have already reported a panic.
             let _ = thread.join();
         }
         self.routes = None;
         self.intercept = None;
-        // The workers have ended, so no record follows.
+        // The workers have ended, so no more records follow.
         let log = self.shared.log().take();
         if log.is_some_and(|log| !log.finish(LOG_PATIENCE)) {
             tracing::warn!("the session log is slow: its last records were not written within 5 s");

@@ -1,4 +1,4 @@
-//! The next hops of forwards and the destinations of the mesh, from the configuration.
+//! Derives the next hops of forwards and the destinations of the mesh from the configuration.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::net::addr::{Destination, ListenAddr};
 use crate::net::targets::Targets;
 use crate::route::table::{NextHop, OriginalDst, Peer, Upstream};
 
-/// Returns the next hop of a forward. `targets`: of its destination, if this node dials it.
+/// Returns the next hop of a forward. `targets` are its destination's, if this node dials it.
 pub(super) fn next_hop(
     forward: &Forward,
     targets: Option<Arc<Targets>>,
@@ -65,7 +65,7 @@ pub(super) fn original(
     })))
 }
 
-/// Returns a destination in the form of a hello.
+/// Returns a destination in the form used by a hello.
 fn target(destination: &Destination) -> Target {
     match destination.host.parse() {
         Ok(ip) => Target::Addr(SocketAddr::new(ip, destination.port)),
@@ -76,7 +76,7 @@ fn target(destination: &Destination) -> Target {
     }
 }
 
-/// Returns the destinations that sessions from the mesh may have.
+/// Returns the destinations that sessions from the mesh may reach.
 pub(super) fn access(
     mesh: &MeshConfig,
     listen: &[ListenAddr],
@@ -90,7 +90,7 @@ pub(super) fn access(
     Ok(access)
 }
 
-/// Returns the addresses of the relays that are dialled.
+/// Returns the addresses of the relays that this node dials.
 pub(super) fn addrs_of(peers: &[Arc<Peer>]) -> impl Iterator<Item = SocketAddr> {
     peers.iter().flat_map(|peer| {
         let addrs = peer.targets.current();

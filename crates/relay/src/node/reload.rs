@@ -1,8 +1,8 @@
 //! Adopts another configuration while the node runs.
 //!
 //! As at the start, all resources are acquired before anything changes, so that a configuration
-//! that fails changes nothing. Then the workers are told. Sessions keep the configuration they
-//! began with.
+//! that fails changes nothing. Then the workers are notified. Sessions keep the configuration that
+//! they started with.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -20,14 +20,13 @@ use crate::worker::Order;
 use crate::worker::mailbox::Message;
 
 impl SharedHandle {
-    /// Adopts `config`. Settings that need a restart stay, with a warning each. Blocks for as long
-    /// as the resolver does; reloads are serialised.
+    /// Adopts `config`. Settings that need a restart keep their values, with a warning for each.
+    /// Blocks for as long as the resolver takes; reloads are serialised.
     ///
-    /// # Errors
-    /// [`StartError`]; nothing has changed then.
+    /// # Errors [`StartError`]; nothing has changed then.
     pub(crate) fn reload(&self, config: &Config) -> Result<(), StartError> {
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
-        // First, in any case: the log may have been rotated.
+        // The log is reopened first, even if the reload fails: it may have been rotated.
         self.reopen_log();
         let mut config = config.clone();
         for kept in keep_what_stays(&mut config, &present.config) {
@@ -57,7 +56,7 @@ impl SharedHandle {
         start_resolver(&self.shared, &setup)?;
         let watch = self.watch(&config, &setup, &present)?;
 
-        // Nothing fails from here on. A draining node does not need the setting.
+        // Nothing below fails. A draining node does not need the setting.
         if self.shared.ordered() != Order::Run {
             return Ok(());
         }
@@ -78,15 +77,15 @@ impl SharedHandle {
         present.config = config;
         present.holdings = holdings;
         if let Watch::Replace(reader) = watch {
-            // Outside the lock, because this joins a thread.
+            // Dropped outside the lock, because dropping joins a thread.
             let old = std::mem::replace(&mut *self.early(), reader);
             drop(old);
         }
         Ok(())
     }
 
-    /// Starts early SYN for these routes in a new reader. Until the old one is gone, both may
-    /// report a SYN; the limiter counts it once.
+    /// Starts early SYN for these routes in a new reader. Until the old reader ends, both may
+    /// report the same SYN; the limiter counts it once.
     fn watch(
         &self,
         config: &Config,
@@ -109,13 +108,13 @@ impl SharedHandle {
     }
 }
 
-/// What to do with the early SYN thread.
+/// The action for the early SYN thread.
 enum Watch {
     Keep,
     Replace(Option<super::early_syn_thread::Reader>),
 }
 
-/// Returns the numbers of the routes whose SYNs are watched.
+/// Returns the numbers of the routes that use early SYN.
 fn watched(setup: &Setup) -> impl Iterator<Item = u32> {
     let routes = setup
         .routes

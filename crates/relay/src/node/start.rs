@@ -32,8 +32,8 @@ impl Node {
         Self::start_with(config, Vec::new())
     }
 
-    /// Like [`Node::start`], with sockets that another process has bound: those at addresses of the
-    /// configuration are listened on, the others are closed.
+    /// Like [`Node::start`], but with sockets that another process has bound. The node listens on
+    /// those whose addresses are in the configuration and closes the others.
     ///
     /// # Errors
     /// [`StartError`]; nothing has been started then.
@@ -109,7 +109,7 @@ impl Node {
             Some(plan) => Some(Interception::start(plan, metrics.intercept())?),
             None => None,
         };
-        // Before the pools dial: a connection's first window is that of its route at the time.
+        // Before the pools dial: a connection takes its first window from its route at that time.
         let routes = route_metrics(&shared, &metrics);
         if routes.is_none() && config.mesh.is_some() {
             route_metrics::remove_stale();
@@ -148,7 +148,7 @@ impl Node {
                         Err(e) => Ended::Failed(e),
                     });
                 })
-                // Dropping the node stops the threads that were started.
+                // Dropping the node stops the threads that have started.
                 .map_err(|source| StartError::Worker { worker: i, source })?;
             node.threads.push(thread);
         }
@@ -158,7 +158,7 @@ impl Node {
     }
 }
 
-/// Logs the addresses that are listened on and their destinations.
+/// Logs the addresses that the node listens on and their destinations.
 pub(super) fn announce(config: &Config, setup: &Setup) {
     for (forward, route) in config.forwards.iter().zip(&setup.routes) {
         for listen in &route.listen {
@@ -174,7 +174,7 @@ fn available_cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Returns the `i`-th of `n` parts of `total`, which differ by one at most.
+/// Returns part `i` of `total` split into `n` parts whose sizes differ by 1 or 0.
 fn share_of(total: usize, n: usize, i: usize) -> usize {
     total / n + usize::from(i < total % n)
 }

@@ -1,4 +1,4 @@
-//! The threads of a node besides its workers.
+//! The threads of a node other than its workers.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,19 +16,19 @@ use crate::worker::Shared;
 use crate::worker::mailbox::Mailbox;
 use crate::worker::resolver::Resolver;
 
-/// Starts the resolver, if sessions from the mesh are taken and it does not run: only they bring
-/// new names.
+/// Starts the resolver if the node accepts sessions from the mesh and it is not running yet. Only
+/// such sessions bring new names.
 pub(super) fn start_resolver(shared: &Shared, setup: &Setup) -> Result<(), StartError> {
     let takes_sessions = setup.mesh.as_ref().is_some_and(|m| !m.listen.is_empty());
     if takes_sessions && shared.resolver.get().is_none() {
         let resolver = Resolver::start().map_err(StartError::Resolver)?;
-        // Reloads are serialised, so it is set once.
+        // Reloads are serialised, so the cell is set only once.
         let _ = shared.resolver.set(resolver);
     }
     Ok(())
 }
 
-/// Starts early SYN for the listeners of forwards that have it.
+/// Starts early SYN for the listeners of forwards that use it.
 pub(super) fn early_reader(
     config: &Config,
     setup: &Setup,
@@ -46,8 +46,8 @@ pub(super) fn early_reader(
     Reader::start(devices, &watch, limits, table, mailboxes)
 }
 
-/// Starts to keep routes with an initial window to other relays, unless a congestion control does
-/// the job.
+/// Starts keeping routes with an initial window to other relays, unless a congestion control sets
+/// the window.
 pub(super) fn route_metrics(shared: &Arc<Shared>, metrics: &Metrics) -> Option<RouteMetrics> {
     let relays = shared.relays.clone()?;
     let job = Job {
@@ -71,7 +71,7 @@ pub(super) fn route_metrics(shared: &Arc<Shared>, metrics: &Metrics) -> Option<R
         .ok()
 }
 
-/// Returns the connections to intercept, if there are any.
+/// Returns the connections to intercept, or `None` if there are none.
 pub(super) fn plan(config: &Config, setup: &Setup) -> Option<Plan> {
     let takings = setup
         .routes

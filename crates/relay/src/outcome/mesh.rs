@@ -1,13 +1,13 @@
-//! Why a session that another relay asked for was refused.
+//! The reasons for refusing a session that another relay requested.
 
-/// Why a session that another relay asked for was refused.
+/// The reason why a session that another relay requested was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MeshRefusal {
     /// The configuration does not allow the destination.
     Destination,
     /// The next relay of its route is not a peer of this node.
     NextRelay,
-    /// It has passed through as many relays as it may.
+    /// The session has already passed through the maximum number of relays.
     HopLimit,
 }
 

@@ -1,4 +1,4 @@
-//! How a session ended, or why it was refused.
+//! The end of a session, or the reason for its refusal.
 
 pub(crate) mod mesh;
 pub(crate) mod proxy;

@@ -1,15 +1,15 @@
-//! Why a connection was reset before its PROXY protocol header was accepted.
+//! The reasons for resetting a connection before its PROXY protocol header is accepted.
 
-/// Why a connection was reset before its PROXY protocol header was accepted.
+/// The reason why a connection was reset before its PROXY protocol header was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProxyRefusal {
-    /// Its sender is not in `proxy_from`.
+    /// The sender is not in `proxy_from`.
     Sender,
-    /// It does not begin with a valid header.
+    /// The connection does not start with a valid header.
     Malformed,
     /// The header was not complete in time.
     TimedOut,
-    /// The sender closed it.
+    /// The sender closed the connection.
     Gone,
     /// Too many connections waited for a header.
     Full,

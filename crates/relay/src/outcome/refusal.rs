@@ -1,18 +1,18 @@
-//! Why a client's connection is reset before it becomes a session.
+//! The reasons for resetting a client's connection before it becomes a session.
 
 use crate::access::SourceVerdict;
 
-/// Why a connection was reset before a session began. The label of each is the `cause` in
+/// The reason why a connection was reset before a session started. Its label is the `cause` in
 /// `taut_relay_refused_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientRefusal {
     /// `max_sessions` were open.
     Full,
-    /// Its source had `max_sessions_per_source` open.
+    /// The client's source had `max_sessions_per_source` open.
     SourceLimit,
-    /// It is not in the list of allowed sources.
+    /// The client's source is not in the list of allowed sources.
     SourceNotListed,
-    /// A prefix denies its source.
+    /// A prefix denies the client's source.
     SourceDenied,
 }
 
@@ -41,7 +41,7 @@ impl ClientRefusal {
         self as usize
     }
 
-    /// Returns the refusal that a verdict on the client's address means; `None` if it may connect.
+    /// Returns the refusal for a verdict on the client's address, or `None` if it may connect.
     pub(crate) fn of(verdict: SourceVerdict) -> Option<Self> {
         match verdict {
             SourceVerdict::Allowed => None,

@@ -1,4 +1,4 @@
-//! How a session ends: the causes in metrics and logs.
+//! The causes of a session's end, for metrics and logs.
 
 use taut_sys::Errno;
 
@@ -9,10 +9,10 @@ pub(crate) enum Side {
     Upstream,
 }
 
-/// Why a session ended. The label of each is the `cause` in `taut_relay_ended_total`.
+/// The cause of a session's end. Its label is the `cause` in `taut_relay_ended_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Both streams were forwarded whole, FIN included.
+    /// Both streams were forwarded completely, FIN included.
     Complete,
     /// The client sent RST.
     ClientReset,
@@ -38,7 +38,7 @@ pub enum End {
     HalfClosedTimeout,
     /// No byte went either way for longer than `idle_timeout`.
     IdleTimeout,
-    /// It was still open when the node had to stop.
+    /// The session was still open when the node had to stop.
     Stopped,
 }
 
@@ -85,7 +85,7 @@ impl End {
         self as usize
     }
 
-    /// Returns the cause that an error on an established leg means.
+    /// Returns the cause for an error on an established leg.
     pub(crate) fn of_leg(side: Side, error: Errno) -> Self {
         let lost = matches!(
             error,
@@ -99,7 +99,7 @@ impl End {
         }
     }
 
-    /// Returns the cause that an error while connecting means.
+    /// Returns the cause for an error while connecting.
     pub(crate) fn of_connect(error: Errno) -> Self {
         match error {
             Errno::CONNREFUSED => Self::ConnectRefused,

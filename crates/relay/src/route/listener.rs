@@ -1,4 +1,4 @@
-//! The listeners that a worker is to have.
+//! The listeners that a worker must have.
 
 use std::sync::Arc;
 
@@ -10,22 +10,22 @@ use super::table::Route;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ListenerId(pub(crate) u32);
 
-/// A listener that a worker is to have.
+/// A listener that a worker must have.
 #[derive(Debug)]
 pub(crate) struct NewListener {
     pub(crate) id: ListenerId,
-    /// `None`: the worker has it already.
+    /// The socket; `None` if the worker has it already.
     pub(crate) socket: Option<Arc<Listener>>,
     pub(crate) purpose: Purpose,
     /// The options of accepted connections.
     pub(crate) options: LegOptions,
 }
 
-/// What the connections of a listener are for.
+/// The purpose of a listener's connections.
 #[derive(Clone, Debug)]
 pub(crate) enum Purpose {
     /// Clients of this forward.
     Forward(Arc<Route>),
-    /// Other relays, which ask for sessions.
+    /// Other relays, which request sessions.
     Mesh,
 }

@@ -1,4 +1,4 @@
-//! Where the connections of a listener go.
+//! The routes from a listener to its connections' destinations.
 
 pub(crate) mod listener;
 pub(crate) mod table;

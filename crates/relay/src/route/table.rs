@@ -1,4 +1,4 @@
-//! The present configuration of a node: where each listener's connections go, and its mesh.
+//! The present configuration of a node: the route of each listener's connections, and the mesh.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::intercept::Taking;
 use crate::net::addr::ListenAddr;
 use crate::net::targets::Targets;
 
-/// The configuration that new sessions begin with. A reload replaces it; sessions keep theirs.
+/// The configuration that new sessions use. A reload replaces it; running sessions keep theirs.
 #[derive(Debug)]
 pub(crate) struct Setup {
     pub(crate) timeouts: Arc<Timeouts>,
@@ -22,22 +22,22 @@ pub(crate) struct Setup {
     pub(crate) mesh: Option<Arc<Mesh>>,
 }
 
-/// One `[[relay.forward]]`, ready to be used.
+/// One `[[relay.forward]]`, ready for use.
 #[derive(Debug)]
 pub(crate) struct Route {
-    /// Its number, never reused by this process.
+    /// The route's number, never reused by this process.
     pub(crate) id: u32,
-    /// What the session log calls it: the first address it listens on.
+    /// The name in the session log: the first address that the forward listens on.
     pub(crate) name: Arc<str>,
     /// The destination, `host:port`.
     pub(crate) destination: Arc<str>,
     pub(crate) listen: Vec<ListenAddr>,
     pub(crate) next_hop: NextHop,
-    /// Which clients may connect.
+    /// The sources that may connect.
     pub(crate) sources: Sources,
-    /// The upstream leg is dialled when the client's SYN is seen.
+    /// Whether to dial the upstream leg when the client's SYN arrives.
     pub(crate) early_syn: bool,
-    /// How clients' addresses are learnt and passed on.
+    /// How the forward learns its clients' addresses, and how it passes them on.
     pub(crate) identity: Identity,
 }
 
@@ -65,7 +65,7 @@ pub(crate) enum NextHop {
 pub(crate) struct OriginalDst {
     /// The connections that are intercepted.
     pub(crate) taking: Taking,
-    /// Destinations that sessions may have.
+    /// Destinations that sessions may reach.
     pub(crate) access: Destinations,
     pub(crate) upstream: Upstream,
 }
@@ -86,7 +86,7 @@ pub(crate) enum Upstream {
 /// A relay that this one dials.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    /// The index of its pool at every worker.
+    /// The index of the peer's pool at every worker.
     pub(crate) id: usize,
     pub(crate) targets: Arc<Targets>,
     pub(crate) options: LegOptions,
@@ -102,17 +102,17 @@ pub(crate) struct Mesh {
     pub(crate) inbound: InboundLimits,
     /// Relays that may connect.
     pub(crate) sources: Sources,
-    /// Destinations that sessions from the mesh may have.
+    /// Destinations that sessions from the mesh may reach.
     pub(crate) access: Destinations,
-    /// The socket options of legs to these destinations.
+    /// The socket options of legs to those destinations.
     pub(crate) upstream: Arc<LegOptions>,
-    /// These legs connect from the client's address.
+    /// Whether those legs use the client's address as their source.
     pub(crate) borrow: bool,
     pub(crate) listen: Vec<ListenAddr>,
 }
 
 impl Mesh {
-    /// Returns the peer at this address, if sessions may be passed on to it.
+    /// Returns the peer at `target`, if sessions may be forwarded to it.
     pub(crate) fn peer(&self, target: &Target) -> Option<&Arc<Peer>> {
         let wanted = target.to_string();
         self.peers

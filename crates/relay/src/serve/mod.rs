@@ -1,4 +1,4 @@
-//! A node as a process: signals, metrics over HTTP, and repeated look-ups of names.
+//! Runs a node as a process: signals, metrics over HTTP, and periodic look-ups of names.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -19,19 +19,19 @@ mod takeover;
 
 use takeover::{Offer, Takeover};
 
-/// How often a draining node logs how many sessions are left.
+/// The interval at which a draining node logs the number of remaining sessions.
 const DRAIN_REPORT: Duration = Duration::from_secs(5);
 
-/// Look-ups at one time; more wait.
+/// The number of concurrent look-ups; further ones wait.
 const LOOK_UPS: usize = 16;
 
-/// Why the process ended.
+/// The reason why the process ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// It did not start.
+    /// The node did not start.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The metrics address cannot be listened on.
+    /// The process cannot listen on the metrics address.
     #[error("cannot serve metrics on {addr}: {source}; choose another relay.metrics")]
     Metrics {
         /// The address.
@@ -50,25 +50,25 @@ pub enum ServeError {
     Control(#[from] std::io::Error),
 }
 
-/// Reads the configuration again.
+/// Reads the configuration file again.
 pub type Reread = Box<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
 
-/// Runs a node until SIGTERM or SIGINT has drained it; a second signal, or `timeouts.drain`, resets
-/// the remaining sessions. At SIGHUP the node adopts the result of `reread`.
+/// Runs a node until SIGTERM or SIGINT has drained it. A second signal, or `timeouts.drain`, resets
+/// the remaining sessions. At SIGHUP, the node adopts the result of `reread`.
 ///
 /// `inherited` are sockets that the service manager has bound. With `handover` in the
-/// configuration, those of a running process are taken over too, and that process drains.
+/// configuration, the sockets of a running process are taken over too, and that process drains.
 ///
-/// # Errors
-/// [`ServeError`]: the node did not start, and nothing was started then, or a worker was lost.
+/// # Errors [`ServeError`] if the node did not start (nothing is left running then) or a worker was
+/// lost.
 pub fn run(config: &Config, inherited: Vec<Passed>, reread: Reread) -> Result<(), ServeError> {
-    // The workers have threads of their own; this runtime has little to do.
+    // The workers have their own threads; this runtime has little to do.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(LOOK_UPS)
         .build()?;
     let result = runtime.block_on(serve(config, inherited, reread));
-    // A look-up that hangs must not delay the end.
+    // A look-up that hangs must not delay the exit.
     runtime.shutdown_background();
     result
 }
@@ -78,7 +78,7 @@ async fn serve(
     mut inherited: Vec<Passed>,
     reread: Reread,
 ) -> Result<(), ServeError> {
-    // First, so that a signal during the start is not lost.
+    // Installed first, so that a signal during the start is not lost.
     let mut stop = Stop::listen()?;
     let hangup = signal(SignalKind::hangup())?;
 
@@ -91,7 +91,7 @@ async fn serve(
         ),
         None => None,
     };
-    // Starting looks up names, which may take long.
+    // The start looks up names, which may take long.
     let start = tokio::task::spawn_blocking({
         let config = config.clone();
         move || Node::start_with(&config, inherited)
@@ -125,12 +125,12 @@ async fn serve(
             scrapers.iter().for_each(|task| task.abort());
         }
     }
-    // Otherwise ports would stay open although no process accepts.
+    // A remaining offer would keep ports open although no process accepts.
     offer.end();
     drain(&mut node, config.timeouts.drain, stop.asked()).await
 }
 
-/// Returns an inherited listener, or a new one.
+/// Returns an inherited listener at `addr`, or a new one.
 fn metrics_listener(
     addr: SocketAddr,
     inherited: &mut Vec<Passed>,
@@ -163,14 +163,13 @@ impl Stop {
     }
 }
 
-/// Reads the configuration again at each SIGHUP. Several that arrive during one reload count as
-/// one.
+/// Reloads the configuration at each SIGHUP. Signals that arrive during one reload count as one.
 async fn reload_at(mut hangup: Signal, node: Arc<SharedHandle>, offer: Arc<Offer>, reread: Reread) {
     let reread = Arc::new(reread);
     while hangup.recv().await.is_some() {
         let (node, offer, reread) = (node.clone(), offer.clone(), reread.clone());
-        // A reload looks up names, which may take long. The panic hook reports a panic, which must
-        // not prevent later reloads.
+        // A reload looks up names, which may take long. A panic is reported by the panic hook and
+        // must not prevent later reloads.
         let _ = tokio::task::spawn_blocking(move || {
             reload(&node, &reread);
             offer.renew(&node);
@@ -225,7 +224,7 @@ async fn drain(
 }
 
 /// Repeats look-ups on threads that may block; names and interval may change. A slow look-up delays
-/// no other and is not started twice.
+/// no other look-up and is not started twice.
 async fn look_up_again(node: Arc<SharedHandle>) {
     let mut under_way: Vec<(Arc<Targets>, JoinHandle<()>)> = Vec::new();
     loop {

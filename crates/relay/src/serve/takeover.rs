@@ -1,4 +1,4 @@
-//! Handover between processes: sockets from the previous one, and for the next one.
+//! Handover between processes: takes the previous process's sockets and offers them to the next.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,10 +14,10 @@ use crate::node::SharedHandle;
 /// The sockets of the previous process, if there is one.
 pub(super) struct Takeover(Option<Taken>);
 
-/// The sockets that are offered to the next process.
+/// The sockets offered to the next process.
 pub(super) struct Offer {
     giver: Mutex<Option<Giver>>,
-    /// The listener of the metrics, which is offered with the node's.
+    /// The listener of the metrics, offered together with the node's listeners.
     metrics: Option<OwnedFd>,
     taken: Arc<Notify>,
 }
@@ -25,7 +25,7 @@ pub(super) struct Offer {
 // === impl Takeover ===
 
 impl Takeover {
-    /// Requests the sockets; the other process continues until it is told that this one serves.
+    /// Requests the sockets. The other process continues until [`Takeover::serving`].
     pub(super) async fn begin(config: &Config) -> Result<Self, ServeError> {
         let Some(path) = config.handover.clone() else {
             return Ok(Self(None));
@@ -39,7 +39,7 @@ impl Takeover {
         self.0.as_mut().map(Taken::take_sockets).unwrap_or_default()
     }
 
-    /// Reports that this process accepts: the other one may drain.
+    /// Reports to the other process that this one accepts, so that it drains.
     pub(super) async fn serving(self) {
         let Some(taken) = self.0 else { return };
         match spawn_blocking(move || taken.serving()).await {
@@ -83,7 +83,7 @@ impl Offer {
         }
     }
 
-    /// Waits until another process serves in place of this one.
+    /// Waits until another process has taken over.
     pub(super) async fn taken(&self) {
         self.taken.notified().await;
     }

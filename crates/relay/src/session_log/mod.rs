@@ -1,7 +1,8 @@
 //! One line of JSON for each session that has ended.
 //!
-//! Workers never wait for it: a [`Recorder`] puts a record into a bounded queue, and one thread
-//! writes. Records that do not fit into the queue, or cannot be written, are dropped and counted.
+//! Workers never wait for the log: a [`Recorder`] puts a record into a bounded queue, and one
+//! thread writes. Records that do not fit into the queue or cannot be written are dropped and
+//! counted.
 //!
 //! | bound | value | when it is reached | counter |
 //! |---|---|---|---|
@@ -12,8 +13,8 @@
 //! | waiting for the writer at the end | the argument of [`SessionLog::finish`] | the writer is
 //! abandoned | |
 //!
-//! Lines are written when the queue is empty or the buffer full, so that the log of a quiet node is
-//! complete and that of a busy one costs few system calls. Files are only appended to.
+//! Lines are written when the queue is empty or the buffer is full, so that the log of a quiet node
+//! is up to date and the log of a busy node costs few system calls. Files are only appended to.
 
 mod record;
 mod sink;
@@ -31,15 +32,15 @@ use sink::Sink;
 /// The default capacity of the queue, in records.
 pub const CAPACITY: usize = 4096;
 
-/// Bytes that the writer collects before it writes.
+/// The number of bytes that the writer collects before it writes.
 pub const BUFFER: usize = 64 << 10;
 
-/// Where the log goes.
+/// The destination of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// Standard output, written `-`.
     Stdout,
-    /// A file, appended to; created with mode 0640, because it names clients.
+    /// A file, opened for appending; created with mode 0640, because the log names clients.
     File(PathBuf),
 }
 
@@ -59,10 +60,10 @@ pub enum SessionLogError {
     Thread(io::Error),
 }
 
-/// How many records had which fate.
+/// The number of records by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Written records.
+    /// Records that were written.
     pub written: u64,
     /// Records dropped because the queue was full.
     pub dropped: u64,
@@ -70,14 +71,14 @@ pub struct Counts {
     pub failed: u64,
 }
 
-/// The session log: a handle of its writer.
+/// The session log: a handle to its writer.
 #[derive(Debug)]
 pub struct SessionLog {
     recorder: Recorder,
     done: Receiver<()>,
 }
 
-/// A worker's handle, which submits records.
+/// A worker's handle, for submitting records.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     queue: SyncSender<Message>,
@@ -87,7 +88,7 @@ pub struct Recorder {
 #[derive(Debug)]
 enum Message {
     Record(Box<SessionRecord>),
-    /// Check the flags.
+    /// Tells the writer to check its flags.
     Wake,
 }
 
@@ -143,7 +144,7 @@ impl SessionLog {
         self.recorder.clone()
     }
 
-    /// Reopens the file by its path, as needed after it was rotated. If that fails, the old file
+    /// Reopens the file by its path, as needed after log rotation. If that fails, the old file
     /// stays in use and a warning is logged.
     pub fn reopen(&self) {
         self.recorder.raise(|shared| &shared.reopen);
@@ -154,11 +155,11 @@ impl SessionLog {
         self.recorder.counts()
     }
 
-    /// Writes queued records and ends the writer. Later records are dropped. A writer that is
-    /// blocked in a write for `limit` is abandoned; the result is false then.
+    /// Writes queued records and ends the writer. Later records are dropped. Returns `false` if the
+    /// writer stays blocked for `limit`; it is abandoned then.
     pub fn finish(self, limit: Duration) -> bool {
         self.recorder.raise(|shared| &shared.finish);
-        // Disconnected: the writer has panicked.
+        // A disconnected channel means that the writer panicked.
         !matches!(
             self.done.recv_timeout(limit),
             Err(RecvTimeoutError::Timeout)
@@ -230,15 +231,15 @@ impl Writer {
         }
     }
 
-    /// Returns the next message; `None` after the last one, once the end was requested. Flushes the
-    /// buffer before it waits.
+    /// Returns the next message, or `None` after the last one once the end was requested. Flushes
+    /// the buffer before waiting.
     fn next(&mut self) -> Option<Message> {
         if let Ok(message) = self.records.try_recv() {
             return Some(message);
         }
         self.flush();
         if self.shared.finish.load(Ordering::SeqCst) {
-            // More may have come during the write.
+            // More messages may have arrived during the write.
             return self.records.try_recv().ok();
         }
         self.records.recv().ok()

@@ -7,18 +7,18 @@ use std::time::{Duration, SystemTime};
 use serde::{Serialize, Serializer};
 use taut_sys::tcp_info::TcpInfo;
 
-/// A session's identifier, the same at every relay on its route; 128 bits, written as 32
+/// A session's identifier, the same at every relay on its route: 128 bits, written as 32
 /// hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SessionId(pub u128);
 
-/// The record of a session. Every field is always written, as `null` if it has no value.
+/// The record of a session. Every field is always written; a missing value is `null`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SessionRecord {
-    /// The time when it ended, in UTC.
+    /// The time at which the session ended, in UTC.
     #[serde(serialize_with = "rfc3339")]
     pub time: SystemTime,
-    /// Its identifier.
+    /// The session's identifier.
     pub session: SessionId,
     /// The forward, named by the first address that it listens on.
     pub forward: Arc<str>,
@@ -32,7 +32,7 @@ pub struct SessionRecord {
     pub address: Option<SocketAddr>,
     /// The next relay, if the upstream leg leads to one.
     pub relay: Option<Arc<str>>,
-    /// Why it ended: a label of [`crate::outcome::session_end::End`].
+    /// The cause of the end: a label of [`crate::outcome::session_end::End`].
     pub cause: &'static str,
     /// From accept until the upstream leg was ready; `None` if it never was.
     #[serde(rename = "setup_us", serialize_with = "micros_if_any")]
@@ -44,10 +44,10 @@ pub struct SessionRecord {
     pub to_upstream: DirectionRecord,
     /// From the destination to the client.
     pub to_client: DirectionRecord,
-    /// The client leg at the end; `None` if the kernel no longer knew.
+    /// The client leg at the end; `None` if the kernel no longer knew it.
     #[serde(serialize_with = "tcp_info")]
     pub client_tcp: Option<TcpInfo>,
-    /// The upstream leg at the end; `None` also if there was none.
+    /// The upstream leg at the end; `None` if there was none or the kernel no longer knew it.
     #[serde(serialize_with = "tcp_info")]
     pub upstream_tcp: Option<TcpInfo>,
 }
@@ -60,7 +60,7 @@ pub struct DirectionRecord {
     /// From accept until the first byte was written; `None` if none was.
     #[serde(rename = "first_byte_us", serialize_with = "micros_if_any")]
     pub first_byte: Option<Duration>,
-    /// Whether some bytes were spliced; otherwise all were copied.
+    /// Whether any bytes were spliced; otherwise all were copied.
     pub spliced: bool,
 }
 

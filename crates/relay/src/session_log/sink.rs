@@ -1,4 +1,4 @@
-//! Writes whole lines to a file, or counts them as failed.
+//! Writes whole lines to a file, and counts lines that cannot be written as failed.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -7,21 +7,21 @@ use std::path::{Path, PathBuf};
 
 use super::record::SessionRecord;
 
-/// A file and the lines that wait for it.
+/// A file, and the lines to write to it.
 pub(super) struct Sink {
     out: Box<dyn Write + Send>,
-    /// The path to reopen it by.
+    /// The path for reopening the file.
     path: Option<PathBuf>,
     lines: Vec<u8>,
-    /// The number of waiting lines.
+    /// The number of lines that are not written yet.
     count: u64,
-    /// The last write ended within a line.
+    /// Whether the last write ended within a line.
     torn: bool,
-    /// The failure has been logged; it is logged once, not for each line.
+    /// Whether the failure has been logged; it is logged once, not for each line.
     failing: bool,
 }
 
-/// How many lines were written and how many failed.
+/// The numbers of lines written and failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct WriteCounts {
     pub(super) written: u64,
@@ -52,13 +52,13 @@ impl Sink {
         }
     }
 
-    /// Returns the bytes that wait for a flush.
+    /// Returns the number of bytes that are not written yet.
     pub(super) fn waiting(&self) -> usize {
         self.lines.len()
     }
 
     pub(super) fn add(&mut self, record: &SessionRecord) {
-        // Text and numbers always serialise, and memory always takes them.
+        // Text and numbers always serialise, and writing to memory never fails.
         if serde_json::to_writer(&mut self.lines, record).is_ok() {
             self.lines.push(b'\n');
             self.count += 1;
@@ -81,8 +81,8 @@ impl Sink {
         }
     }
 
-    /// Writes all waiting bytes. Bytes that cannot be written are discarded, so that nothing piles
-    /// up.
+    /// Writes all waiting bytes. Bytes that cannot be written are discarded, so that they do not
+    /// accumulate.
     pub(super) fn flush(&mut self) -> WriteCounts {
         if self.lines.is_empty() {
             return WriteCounts::default();
@@ -109,10 +109,10 @@ impl Sink {
         outcome
     }
 
-    /// Writes `lines` and returns how many bytes were written, and the error that stopped it.
+    /// Writes `lines`. Returns the number of bytes written, and the error that stopped the write.
     fn write_out(&mut self) -> (usize, Option<io::Error>) {
         if self.torn {
-            // The rest of a torn line will never follow; the next line must not be joined to it.
+            // The rest of a torn line never follows; the next line must start on a line of its own.
             match self.out.write(b"\n") {
                 Ok(1) => self.torn = false,
                 Ok(_) => return (0, Some(io::ErrorKind::WriteZero.into())),

@@ -77,7 +77,7 @@ fn a_record_is_one_line_with_every_field_and_its_unit() {
     assert_eq!(value["upstream_tcp"], Value::Null);
     assert!(value["client_tcp"]["snd_cwnd"].as_u64().unwrap() > 0);
 
-    // The documentation page names each of them.
+    // The documentation page must name every field.
     let page = include_str!("../../../../docs/relay-session-log.md");
     let mut fields: Vec<&String> = value.as_object().unwrap().keys().collect();
     for part in ["to_upstream", "client_tcp"] {
@@ -113,7 +113,7 @@ fn records_from_before_the_end_are_appended_to_the_file() {
         (part * 100..(part + 1) * 100).for_each(|n| recorder.record(record(n)));
         assert!(log.finish(PATIENCE));
         assert_eq!(recorder.counts().written, 100);
-        // Too late, but not an error.
+        // The record is too late, which is not an error.
         recorder.record(record(0));
         assert_eq!(recorder.counts().dropped, 1);
     }
@@ -129,7 +129,7 @@ fn after_a_rotation_lines_go_to_the_new_file() {
     let (path, old) = (dir.path().join("log"), dir.path().join("log.1"));
     let log = SessionLog::start(Target::File(path.clone()), CAPACITY).unwrap();
     log.recorder().record(record(1));
-    // Written when the queue is empty, without a request.
+    // The record is written without a request when the queue is empty.
     wait_for(|| log.counts().written == 1);
     std::fs::rename(&path, &old).unwrap();
     log.reopen();
@@ -194,7 +194,7 @@ fn a_blocked_writer_delays_no_worker() {
     let recorder = log.recorder();
     recorder.record(record(0));
     was_entered.recv().unwrap();
-    // The writer is in its write: four records fit into the queue, the others do not.
+    // The writer is blocked in its write: four records fit into the queue, the others do not.
     (0..10).for_each(|n| recorder.record(record(n)));
     assert_eq!(
         recorder.counts(),
@@ -204,14 +204,14 @@ fn a_blocked_writer_delays_no_worker() {
             failed: 0
         }
     );
-    // Neither a signal nor the end waits for it.
+    // Neither a signal nor the end waits for the blocked writer.
     log.reopen();
     assert!(!log.finish(Duration::ZERO));
     drop(let_go);
     wait_for(|| recorder.counts().written == 5);
 }
 
-/// A disk with room for so many bytes, until it is cleared.
+/// A disk with a limited number of free bytes, until it is cleared.
 #[derive(Clone)]
 struct Disk(Arc<Mutex<(usize, Vec<u8>)>>);
 
@@ -254,7 +254,7 @@ fn a_full_disk_loses_records_and_never_joins_two() {
             .collect();
         let mut expected: Vec<u128> = (0..u128::from(fit)).collect();
         expected.push(9);
-        // A line that lost only its newline counts as lost, but can still be read.
+        // A line that lost only its newline counts as lost, but is still readable.
         let also_read = room % line == line - 1;
         if also_read {
             expected.insert(expected.len() - 1, u128::from(fit));

@@ -10,7 +10,7 @@ pub mod congestion_control;
 pub mod route_metrics;
 
 /// The kernel's congestion control that, like `taut_pipe`, keeps its window while a connection is
-/// idle; used where the kernel does not accept `taut_pipe`.
+/// idle. Used if the kernel rejects `taut_pipe`.
 const NEXT_BEST: &str = "bbr";
 
 /// The options of legs between relays, and the resources behind them.
@@ -18,13 +18,12 @@ const NEXT_BEST: &str = "bbr";
 pub(crate) struct TurboStart {
     leg: LegOptions,
     pipe: Option<Pipe>,
-    /// The initial window that routes to other relays must carry, because no congestion control
-    /// sets it.
+    /// The initial window that routes to other relays must set, because no congestion control does.
     route_segments: Option<u32>,
 }
 
 impl TurboStart {
-    /// Prepares what `turbo` asks for, or the best that this kernel offers.
+    /// Prepares what `turbo` requests, or the best that this kernel offers.
     pub(crate) fn begin(keepalive: Keepalive, turbo: Option<Turbo>) -> Self {
         let plain = LegOptions::new(keepalive);
         let Some(turbo) = turbo else {
@@ -65,8 +64,8 @@ impl TurboStart {
         self.pipe.as_ref()?.counters().ok()
     }
 
-    /// Returns the initial window in segments that routes to other relays must carry, if routes
-    /// have to.
+    /// Returns the initial window, in segments, for routes to other relays, if routes have to set
+    /// it.
     pub(crate) fn route_segments(&self) -> Option<u32> {
         self.route_segments
     }

@@ -1,8 +1,8 @@
-//! From a listener to a session: accept, check, plan, register, dial, in this order.
+//! The steps from a listener to a session: accept, check, plan, register, dial.
 //!
-//! A connection that begins with a PROXY protocol header waits in [`super::proxy_header`] and comes
-//! back at [`Worker::start`]; one from another relay waits in [`super::mesh`] for its hello and comes
-//! back at [`Worker::open`].
+//! A connection that starts with a PROXY protocol header waits in [`super::proxy_header`] and
+//! continues at [`Worker::start`]. A connection from another relay waits in [`super::mesh`] for its
+//! hello and continues at [`Worker::open`].
 
 use std::net::SocketAddr;
 
@@ -24,7 +24,8 @@ use crate::route::listener::{ListenerId, Purpose};
 impl Worker {
     // === accept ===
 
-    /// Accepts some of the connections that wait at a listener; `true` when there may be more.
+    /// Accepts some of the connections that wait at a listener. Returns `true` if there may be
+    /// more.
     pub(super) fn on_listener_readable(&mut self, id: ListenerId) -> bool {
         for _ in 0..ACCEPTS {
             let Some(OpenListener {
@@ -46,7 +47,7 @@ impl Worker {
                     Purpose::Mesh => self.accept_relay(stream, peer),
                 },
                 Err(Errno::AGAIN) => return false,
-                // It went away while it waited.
+                // The client went away while its connection was queued.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(error) => {
                     self.io.metrics.accept_failed.add(1);
@@ -84,7 +85,7 @@ impl Worker {
 
     // === plan ===
 
-    /// Begins the session of a client, or resets it if its destination is not allowed.
+    /// Starts the session of a client, or resets the client if its destination is not allowed.
     pub(super) fn start(&mut self, client: Client) {
         self.io.metrics.accepted.add(1);
         let to = || client.connected_to();
@@ -126,7 +127,8 @@ impl Worker {
 
     // === register, dial ===
 
-    /// Registers a session and dials its upstream leg; its destination is sent `introduction` first.
+    /// Registers a session and dials its upstream leg. The destination receives `introduction`
+    /// first.
     pub(super) fn open(
         &mut self,
         client: Stream,

@@ -12,7 +12,7 @@ use crate::route::table::Route;
 pub(super) struct Client {
     pub(super) stream: Stream,
     pub(super) addr: ClientAddr,
-    /// The address that a proxy says the client connected to.
+    /// The address that the client connected to, as reported by a proxy.
     pub(super) proxied_to: Option<SocketAddr>,
     pub(super) route: Arc<Route>,
 }
@@ -28,7 +28,7 @@ impl Client {
         }
     }
 
-    /// Returns the address that the client connected to; `None` if the connection is gone.
+    /// Returns the address that the client connected to, or `None` if the connection is gone.
     pub(super) fn connected_to(&self) -> Option<SocketAddr> {
         self.proxied_to.or_else(|| self.stream.local_addr().ok())
     }

@@ -1,4 +1,4 @@
-//! Dials a session's upstream leg, as its [`DialPlan`] says.
+//! Dials a session's upstream leg according to its [`DialPlan`].
 
 use taut_sys::Errno;
 use taut_sys::epoll::Interest;
@@ -16,8 +16,8 @@ use crate::net::targets::{Addrs, ResolveError};
 use crate::outcome::session_end::{End, Side};
 
 impl Worker {
-    /// Takes the next step of the session's plan; with none left the session ends with the `last`
-    /// error. `at_first`: no step has been taken before.
+    /// Takes the next step of the session's plan. If no step is left, the session ends with the
+    /// `last` error. `at_first` means that no step has been taken before.
     pub(super) fn dial(&mut self, slot: Slot, at_first: bool, last: Errno) {
         match self.sessions.get(slot).map(|e| &e.plan) {
             Some(DialPlan::Dial { .. }) => self.dial_next_addr(slot, last),
@@ -28,7 +28,7 @@ impl Worker {
         }
     }
 
-    /// Connects to the next address of the destination; with none left the session ends with the
+    /// Connects to the next address of the destination. If none is left, the session ends with the
     /// `last` error.
     fn dial_next_addr(&mut self, slot: Slot, mut last: Errno) {
         let Some(entry) = self.sessions.get_mut(slot) else {
@@ -117,7 +117,7 @@ impl Worker {
         }
     }
 
-    /// Tells the sessions that wait for a connection to a relay what came of it.
+    /// Hands the results of dials to the sessions that wait for a connection to a relay.
     pub(super) fn serve_waiters(&mut self) {
         while let Some(outcome) = self.mesh.pools.next_outcome() {
             match outcome {

@@ -1,4 +1,4 @@
-//! How a session obtains its upstream connection: decided here, done in [`super::dial`].
+//! How a session obtains its upstream connection. This module plans; [`super::dial`] executes.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::net::targets::Addrs;
 use crate::outcome::mesh::MeshRefusal;
 use crate::route::table::{Mesh, NextHop, OriginalDst, Peer, Route, Setup, Upstream};
 
-/// How a session obtains its upstream connection, and how far that has got.
+/// How a session obtains its upstream connection, and the progress so far.
 pub(super) enum DialPlan {
-    /// Connect to the addresses of the destination, one after the other.
+    /// Connect to the addresses of the destination in turn.
     Dial {
         addrs: Addrs,
         next: usize,
         options: Arc<LegOptions>,
-        /// Connect from the client's address.
+        /// Whether to connect from the client's address.
         borrow: bool,
     },
     /// Look up the addresses of the destination, then dial them.
@@ -36,8 +36,8 @@ pub(super) enum DialPlan {
 // === impl DialPlan ===
 
 impl DialPlan {
-    /// Returns the plan for a client of `route`, or why its destination is refused. `to`: the
-    /// address that the client connected to.
+    /// Returns the plan for a client of `route`, or the reason for refusing its destination. `to`
+    /// returns the address that the client connected to.
     pub(super) fn for_client(
         route: &Route,
         client: ClientAddr,
@@ -47,7 +47,7 @@ impl DialPlan {
         let borrow = route.identity.borrow;
         match &route.next_hop {
             NextHop::OriginalDst(original) => {
-                // A connection without an address is gone already.
+                // A connection without a local address is gone already.
                 let to = to().ok_or(DestinationVerdict::Unspecified)?;
                 Self::for_original_dst(original, client, to, borrow, setup)
             }
@@ -96,7 +96,8 @@ impl DialPlan {
         })
     }
 
-    /// Returns whose session a hello asks for and the plan for it, or why it is refused.
+    /// Returns the client that a hello names and the plan for its session, or the reason for
+    /// refusal.
     pub(super) fn for_hello(mesh: &Mesh, hello: Hello) -> Result<(ClientAddr, Self), MeshRefusal> {
         let client = ClientAddr(hello.source);
         if let Some((next, upstream)) = hello.next_hop().map_err(|_| MeshRefusal::HopLimit)? {
@@ -141,7 +142,7 @@ impl DialPlan {
         Self::ask(peer, hello)
     }
 
-    /// A session tries one connection that was ready, and then each address of the peer.
+    /// Returns a plan that tries one pooled connection, and then each address of the peer.
     fn ask(peer: &Arc<Peer>, hello: Hello) -> Self {
         let tries_left = u8::try_from(peer.targets.current().len())
             .unwrap_or(u8::MAX)

@@ -1,5 +1,5 @@
-//! Sessions whose client's handshake is still under way (early SYN, pied-piper 3.2): the upstream leg
-//! is dialled when the SYN is seen, and joined to the client when its connection is accepted.
+//! Sessions whose client's handshake is still under way (early SYN, pied-piper 3.2). The upstream
+//! leg is dialled when the SYN arrives, and joined to the client when its connection is accepted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,17 +23,17 @@ use crate::route::table::Route;
 pub(super) struct EarlyLegs {
     /// The worker's number.
     pub(super) worker: usize,
-    /// Bounded by the limiter.
+    /// Early legs by connection; the limiter bounds their number.
     legs: HashMap<FourTuple, EarlyLeg>,
 }
 
 /// An upstream leg that waits for its client.
 struct EarlyLeg {
-    /// The number of the forward that it was begun for.
+    /// The number of the forward that the leg was dialled for.
     route: u32,
     plan: DialPlan,
     upstream: Stream,
-    /// The leg came from the pool and has been sent its hello.
+    /// Whether the leg came from the pool and has been sent its hello.
     told: bool,
 }
 
@@ -49,7 +49,7 @@ impl EarlyLegs {
 }
 
 impl Worker {
-    /// Dials the upstream leg of a client whose SYN has been seen.
+    /// Dials the upstream leg of a client whose SYN has arrived.
     pub(super) fn on_syn(&mut self, connection: FourTuple, forward: u32) {
         let Some(table) = self.shared.early.clone() else {
             return;
@@ -73,7 +73,7 @@ impl Worker {
         }
     }
 
-    /// Returns an upstream leg that is connected or on its way.
+    /// Returns an upstream leg that is connected or connecting.
     fn begin(&mut self, route: &Arc<Route>, connection: FourTuple) -> Option<EarlyLeg> {
         let client = ClientAddr(connection.client());
         if !route.sources.check(client.0.ip()).is_allowed() {
@@ -119,14 +119,14 @@ impl Worker {
 
     /// Drops the upstream leg of a client that has not come.
     pub(super) fn on_no_client(&mut self, connection: FourTuple) {
-        // Dropping the leg resets it, so its peer learns that nothing will follow.
+        // Dropping the leg resets it, so its peer learns that no data will follow.
         if self.early.legs.remove(&connection).is_some() {
             self.io.metrics.early_unused.add(1);
         }
     }
 
-    /// Passes a client on: to the upstream leg that waits for it, which may be another worker's, or
-    /// to a session that dials for itself.
+    /// Passes a client on to the upstream leg that waits for it, which may belong to another
+    /// worker, or to a session that dials for itself.
     pub(super) fn accept(&mut self, client: Client) {
         let table = self.shared.early.as_ref();
         let table = table.filter(|_| client.route.early_syn);
@@ -159,7 +159,7 @@ impl Worker {
         }
     }
 
-    /// Returns the worker that has a client's upstream leg, and the connection it is kept under.
+    /// Returns the worker that has a client's upstream leg, and the leg's key there.
     fn early_leg_of(&self, client: &Client, table: &PendingTable) -> Option<(usize, FourTuple)> {
         let local = client.stream.local_addr().ok()?;
         let connection = FourTuple::new(client.addr.0, local);
@@ -167,10 +167,10 @@ impl Worker {
         Some((owner, connection))
     }
 
-    /// Registers the session of a client whose upstream leg is here, and gives it the leg.
+    /// Registers the session of a client whose upstream leg this worker has, and gives it the leg.
     pub(super) fn join_early(&mut self, client: Client, connection: FourTuple) {
         let leg = self.early.legs.remove(&connection);
-        // The listener may belong to another forward by now; dropping the leg resets it.
+        // The listener may belong to another forward by now. Dropping the leg resets it.
         let Some(leg) = leg.filter(|leg| leg.route == client.route.id) else {
             return self.start(client);
         };
@@ -184,7 +184,7 @@ impl Worker {
         } = client;
         let origin = Origin::Forward(&route);
         let Some(key) = self.register(stream, addr, leg.plan, &origin) else {
-            // Refused, and the client has been reset.
+            // The client was refused and has been reset.
             return;
         };
         let slot = slot(key);

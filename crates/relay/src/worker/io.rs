@@ -1,4 +1,4 @@
-//! What a worker does I/O with: its poller, its pipes and the buffer that it copies through.
+//! A worker's means of I/O: its poller, its pipes and the buffer that it copies through.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,17 +11,17 @@ use crate::counters::worker::WorkerMetrics;
 use crate::forwarding::direction::Buffers;
 use crate::forwarding::splice_pipes::PipePool;
 
-/// Bytes copied at a time, and the most a direction holds in memory.
+/// The number of bytes copied at a time, and the maximum that a direction holds in memory.
 pub(super) const SCRATCH: usize = 64 << 10;
 
-/// What a worker does I/O with.
+/// A worker's means of I/O.
 pub(super) struct IoContext {
     pub(super) poller: Poller,
     pub(super) pipes: PipePool,
     pub(super) scratch: Box<[u8]>,
     pub(super) splice_after: Option<u64>,
     pub(super) metrics: Arc<WorkerMetrics>,
-    /// The time of the events that are being handled.
+    /// The time at which the current events are handled.
     pub(super) now: Instant,
 }
 
@@ -45,7 +45,7 @@ impl Buffers for IoContext {
             match pipe.read(&mut bytes[at..]) {
                 Ok(n) if n > 0 => at += n,
                 Err(Errno::INTR) => {}
-                // Cannot be: the pipe holds `len` bytes. Continuing would lose the bytes read so
+                // Unreachable: the pipe holds `len` bytes. Continuing would lose the bytes read so
                 // far.
                 other => panic!("a pipe with {len} bytes gave {other:?} after {at}"),
             }

@@ -12,15 +12,15 @@ use crate::event::token::Token;
 use crate::route::listener::{ListenerId, NewListener, Purpose};
 use crate::route::table::Setup;
 
-/// Connections the kernel keeps for each listener until they are accepted; it takes the lesser
-/// of this and `net.core.somaxconn`.
+/// The number of connections that the kernel keeps per listener until they are accepted. The kernel
+/// uses the lesser of this and `net.core.somaxconn`.
 pub(crate) const BACKLOG: i32 = 4096;
-/// Connections accepted from one listener before sessions get their turn again.
+/// The number of connections accepted from one listener before sessions get their turn again.
 pub(super) const ACCEPTS: usize = 64;
-/// How long a listener rests when the machine has no descriptor or memory for a connection.
+/// The pause of a listener when the machine has no descriptor or memory for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A listener and what its connections are for.
+/// A listener and the purpose of its connections.
 pub(super) struct OpenListener {
     pub(super) socket: Arc<Listener>,
     pub(super) purpose: Purpose,
@@ -40,8 +40,8 @@ impl OpenListener {
 }
 
 impl Worker {
-    /// Adopts another configuration. Listeners that are not part of it are closed once their queues
-    /// are empty; the others get their new purpose and keep their queues.
+    /// Adopts another configuration. Listeners that it lacks are closed once their queues are
+    /// empty; the others get their new purpose and keep their queues.
     pub(super) fn reload(&mut self, setup: Arc<Setup>, listeners: Vec<NewListener>) {
         let wanted: BTreeSet<_> = listeners.iter().map(|l| l.id).collect();
         let unwanted: Vec<_> = self.listeners.keys().copied().collect();
@@ -83,8 +83,8 @@ impl Worker {
         self.listeners.insert(id, listener);
     }
 
-    /// Stops watching a listener for a while. It stays readable while a connection waits that the
-    /// machine has no room for, and would be reported without end.
+    /// Stops watching a listener for a while. The listener stays readable while a connection waits
+    /// for which the machine has no resources, and the poller would report it without end.
     pub(super) fn rest(&mut self, id: ListenerId) {
         if let Some(listener) = self.listeners.get_mut(&id) {
             listener.resting_until = Some(self.io.now + ACCEPT_PAUSE);
@@ -118,12 +118,13 @@ impl Worker {
     /// Closes a listener after accepting the connections in its queue, so that no client whose
     /// handshake is done is reset.
     pub(super) fn close_listener(&mut self, id: ListenerId) {
-        // The queue is no longer than this; without a bound, new connections could keep the
-        // listener open.
+        // The queue holds no more than this number of rounds. Without a bound, new connections
+        // could keep the listener open.
         let rounds = BACKLOG as usize / ACCEPTS + 1;
         (0..rounds).find(|_| !self.on_listener_readable(id));
         if let Some(listener) = self.listeners.remove(&id) {
-            // Another process may share the socket; closing it here would not end the reports.
+            // If another process shares the socket, closing it here does not end the poller's
+            // reports.
             let _ = self.io.poller.remove(&*listener.socket);
         }
     }

@@ -16,7 +16,7 @@ use crate::route::table::{Route, Setup};
 /// A worker's mailbox.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
-    /// `None` when the worker has ended.
+    /// The queued messages; `None` once the worker has ended.
     messages: Mutex<Option<Vec<Message>>>,
     waker: Waker,
 }
@@ -24,20 +24,20 @@ pub(crate) struct Mailbox {
 /// A message to a worker.
 #[derive(Debug)]
 pub(crate) enum Message {
-    /// A look-up that a session's hello asked for is done.
+    /// The look-up for a session's hello is done.
     Resolved {
         slot: Slot,
         generation: Generation,
         addrs: Result<Addrs, ResolveError>,
     },
-    /// The configuration has changed; these are the worker's listeners under it.
+    /// The configuration has changed; `listeners` are the worker's listeners under it.
     Reloaded {
         setup: Arc<Setup>,
         listeners: Vec<NewListener>,
     },
     /// The mesh's keys have changed.
     NewKeys,
-    /// A client's SYN to a listener of this forward has been seen.
+    /// A client's SYN to a listener of this forward has arrived.
     Syn { connection: FourTuple, forward: u32 },
     /// The client of an early SYN has not come in time.
     NoClient { connection: FourTuple },
@@ -52,7 +52,7 @@ pub(crate) enum Message {
 
 impl Mailbox {
     /// # Errors
-    /// Those of the kernel when it has no descriptor left.
+    /// The kernel's error when it has no descriptor left.
     pub(crate) fn new() -> Result<Self, Errno> {
         Ok(Self {
             messages: Mutex::new(Some(Vec::new())),
@@ -68,7 +68,7 @@ impl Mailbox {
     /// Adds a message and wakes the worker. The lock is held only for the push.
     ///
     /// # Errors
-    /// The message, when the worker has ended.
+    /// Returns the message if the worker has ended.
     pub(crate) fn post(&self, message: Message) -> Result<(), Message> {
         match &mut *self.lock() {
             Some(messages) => messages.push(message),
@@ -83,7 +83,7 @@ impl Mailbox {
         self.lock().as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Closes the mailbox if it is empty; `false` otherwise.
+    /// Closes the mailbox if it is empty. Returns `false` otherwise.
     pub(crate) fn close_if_empty(&self) -> bool {
         let mut messages = self.lock();
         let empty = messages.as_ref().is_none_or(Vec::is_empty);

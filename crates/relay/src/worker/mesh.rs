@@ -17,9 +17,9 @@ use crate::mesh::pool::{PoolTerms, Pools, Spare};
 /// Connections between relays that carry no session yet.
 #[derive(Default)]
 pub(super) struct MeshConns {
-    /// Accepted here, without a hello.
+    /// Accepted connections without a hello.
     pub(super) inbound: Inbound,
-    /// Dialled from here.
+    /// Dialled connections.
     pub(super) pools: Pools,
 }
 
@@ -33,7 +33,7 @@ pub(super) fn share_of_pool(pool: PoolLimits, shared: &Shared) -> PoolLimits {
 }
 
 impl Worker {
-    /// Calls `act` with the pools and what they are run with; `None` without a mesh.
+    /// Calls `act` with the pools and their terms. Returns `None` without a mesh.
     pub(super) fn with_pools<T>(
         &mut self,
         act: impl FnOnce(&mut Pools, &PoolTerms<'_>) -> T,
@@ -51,7 +51,7 @@ impl Worker {
         Some(act(&mut self.mesh.pools, &terms))
     }
 
-    /// Calls `act` with the inbound connections and what they are run with; `None` without a mesh.
+    /// Calls `act` with the inbound connections and their terms. Returns `None` without a mesh.
     fn with_inbound<T>(
         &mut self,
         act: impl FnOnce(&mut Inbound, &InboundTerms<'_>) -> T,
@@ -71,7 +71,7 @@ impl Worker {
         Some(act(&mut self.mesh.inbound, &terms))
     }
 
-    /// Does everything of the mesh that is due.
+    /// Performs all work of the mesh that is due.
     pub(super) fn poll_mesh(&mut self) {
         let is_due = |at| at <= self.io.now;
         let (pools, inbound) = (
@@ -87,7 +87,8 @@ impl Worker {
         self.serve_waiters();
     }
 
-    /// Closes what waits in the pools and at the mesh port: the node takes no more sessions.
+    /// Closes the unused connections of the pools and the mesh port: the node accepts no more
+    /// sessions.
     pub(super) fn retire_mesh(&mut self) {
         self.with_pools(|pools, terms| pools.close(terms));
         let requests = self.with_inbound(|inbound, terms| inbound.retire(terms));
@@ -112,7 +113,7 @@ impl Worker {
         self.drop_old_keys();
     }
 
-    /// Closes unused connections whose key the mesh no longer has.
+    /// Closes unused connections made with a key that is no longer a key of the mesh.
     pub(super) fn drop_old_keys(&mut self) {
         self.with_pools(|pools, terms| pools.drop_old_keys(terms));
         self.with_inbound(|inbound, terms| inbound.drop_old_keys(terms));
@@ -120,7 +121,7 @@ impl Worker {
 
     // === connections to other relays ===
 
-    /// Returns a ready connection for an early leg; with none ready it dials one, so that it is
+    /// Returns a ready connection for an early leg. If none is ready, dials one, so that it is
     /// ready when the client comes.
     pub(super) fn spare_or_dial(&mut self, peer: usize) -> Option<Spare> {
         self.with_pools(|pools, terms| {
@@ -140,7 +141,7 @@ impl Worker {
 
     // === connections from other relays ===
 
-    /// Takes in a connection that was accepted at the mesh port.
+    /// Adds a connection that was accepted at the mesh port.
     pub(super) fn accept_relay(&mut self, stream: Stream, from: SocketAddr) {
         let Some(mesh) = self.setup.mesh.clone() else {
             return;
@@ -164,7 +165,7 @@ impl Worker {
         }
     }
 
-    /// Begins the session that another relay asks for, if its destination is allowed.
+    /// Starts the session that another relay requests, if its destination is allowed.
     fn serve(&mut self, request: SessionRequest) {
         let Some(mesh) = self.setup.mesh.clone() else {
             return;
@@ -178,7 +179,7 @@ impl Worker {
         let origin = Origin::Mesh {
             relay: from.ip(),
             session: hello.session,
-            // Only the session log needs it.
+            // Only the session log needs the name.
             destination: match self.shared.log {
                 Some(_) => hello.destination.to_string(),
                 None => String::new(),

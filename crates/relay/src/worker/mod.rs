@@ -1,8 +1,8 @@
-//! A worker: one thread with its own listeners, poller, sessions and pipes. Workers share nothing on
-//! the path of the bytes; the kernel spreads connections over them (SO_REUSEPORT).
+//! A worker: one thread with its own listeners, poller, sessions and pipes. Workers share nothing
+//! on the data path; the kernel spreads connections over them (SO_REUSEPORT).
 //!
 //! A connection becomes a session in five steps: accept and check ([`accept`]), plan
-//! ([`dial_plan`]), register ([`sessions`]), dial ([`dial`]). From then on [`sessions`] drives it.
+//! ([`dial_plan`]), register ([`sessions`]), dial ([`dial`]). From then on, [`sessions`] drives it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -55,10 +55,10 @@ pub(crate) struct Worker {
     mesh: MeshConns,
     early: EarlyLegs,
     listeners: BTreeMap<ListenerId, OpenListener>,
-    /// Connections that begin with a PROXY protocol header.
+    /// Connections that start with a PROXY protocol header.
     proxy_headers: ProxyHeaders,
     mailbox: Arc<Mailbox>,
-    /// The configuration that new sessions begin with.
+    /// The configuration that new sessions use.
     setup: Arc<Setup>,
     shared: Arc<Shared>,
 }
@@ -66,8 +66,7 @@ pub(crate) struct Worker {
 // === impl Worker ===
 
 impl Worker {
-    /// # Errors
-    /// The kernel's, when there is no descriptor or memory for it.
+    /// # Errors The kernel's error if there is no descriptor or memory for the poller.
     pub(crate) fn new(
         index: usize,
         listeners: Vec<NewListener>,
@@ -120,10 +119,9 @@ impl Worker {
         self.mailbox.clone()
     }
 
-    /// Runs until the node is ordered to end.
+    /// Runs until the node orders the worker to end.
     ///
-    /// # Errors
-    /// Those of epoll, after which the worker cannot continue.
+    /// # Errors An error of epoll; the worker cannot continue then.
     pub(crate) fn run(mut self) -> Result<(), Errno> {
         let mut reports = Vec::new();
         loop {
@@ -140,8 +138,8 @@ impl Worker {
                 Order::Run => {}
                 Order::Drain => {
                     self.close_listeners();
-                    // Hellos that are on their way are waited for; everything else at the mesh
-                    // port has its deadline.
+                    // The worker waits for hellos that are on their way; everything else at the
+                    // mesh port has a deadline.
                     if self.sessions.entries.is_empty()
                         && self.mesh.inbound.is_empty()
                         && self.proxy_headers.is_empty()
@@ -159,7 +157,7 @@ impl Worker {
         }
     }
 
-    /// Returns how long to wait for the kernel; `None` for as long as it takes.
+    /// Returns the time to wait for the kernel; `None` means without limit.
     fn timeout(&self) -> Option<Duration> {
         if self.sessions.has_ready() {
             return Some(Duration::ZERO);

@@ -1,4 +1,4 @@
-//! What a session's set-up took, and its record in the session log.
+//! The timing of a session's set-up, and its record in the session log.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -17,21 +17,22 @@ use crate::outcome::session_end::End;
 use crate::route::table::Route;
 use crate::session_log::{DirectionRecord, SessionId, SessionRecord};
 
-/// When each step of a session happened.
+/// The time of each step of a session.
 #[derive(Debug)]
 pub(super) struct Timeline {
     begun: Instant,
-    /// When its upstream leg was last dialled.
+    /// The time at which the upstream leg was last dialled.
     dialled: Option<Instant>,
-    /// When its upstream leg became ready; of several, the last.
+    /// The time at which the upstream leg became ready; the last such time if there were several
+    /// legs.
     ready: Option<Instant>,
-    /// The set-up time has been counted.
+    /// Whether the set-up time has been counted.
     counted: bool,
-    /// When the first byte was written to the upstream leg and to the client.
+    /// The times at which the first byte was written to the upstream leg and to the client.
     first: (Option<Instant>, Option<Instant>),
 }
 
-/// Where a session comes from.
+/// The origin of a session.
 pub(super) enum Origin<'a> {
     /// A client of this forward.
     Forward(&'a Route),
@@ -43,14 +44,14 @@ pub(super) enum Origin<'a> {
     },
 }
 
-/// The parts of a session's log record that are known when it begins.
+/// The parts of a session's log record that are known at its start.
 pub(super) struct PendingRecord {
     session: SessionId,
     forward: Arc<str>,
     listener: SocketAddr,
     destination: Arc<str>,
     relay: Option<Arc<str>>,
-    /// Read as soon as the leg is connected: a socket that has been reset has no peer address.
+    /// Read as soon as the leg is connected, because a socket that was reset has no peer address.
     address: Option<SocketAddr>,
 }
 
@@ -67,19 +68,19 @@ impl Timeline {
         }
     }
 
-    /// Notes that an upstream leg is being connected.
+    /// Records that an upstream leg is connecting.
     pub(super) fn dialled(&mut self, now: Instant) {
         self.dialled = Some(now);
         self.ready = None;
     }
 
-    /// Notes that the upstream leg is of no use.
+    /// Records that the upstream leg was lost.
     pub(super) fn lost(&mut self) {
         self.dialled = None;
         self.ready = None;
     }
 
-    /// Notes the state of the session; returns `true` when its upstream leg has just become ready.
+    /// Records the state of the session. Returns `true` if its upstream leg has just become ready.
     pub(super) fn note(
         &mut self,
         now: Instant,
@@ -115,7 +116,7 @@ impl Timeline {
 // === impl PendingRecord ===
 
 impl PendingRecord {
-    /// Begins the record of a new session.
+    /// Starts the record of a new session.
     pub(super) fn new(origin: &Origin<'_>, client: &Stream, plan: &DialPlan) -> Self {
         let (forward, destination, session) = match origin {
             Origin::Forward(route) => (route.name.clone(), route.destination.clone(), None),
@@ -143,12 +144,12 @@ impl PendingRecord {
         }
     }
 
-    /// Notes the address that the upstream leg is connected to.
+    /// Records the address that the upstream leg is connected to.
     pub(super) fn connected(&mut self, upstream: &Stream) {
         self.address = upstream.peer_addr().ok();
     }
 
-    /// Returns the whole record of a session whose legs are still open.
+    /// Returns the complete record of a session whose legs are still open.
     pub(super) fn finish(
         self,
         session: &Session<Stream>,
@@ -202,7 +203,7 @@ mod tests {
         assert!(!timeline.note(at(20), false, (0, 0), &metrics));
         assert!(timeline.note(at(40), true, (0, 0), &metrics));
         assert!(!timeline.note(at(41), true, (5, 0), &metrics));
-        // The first leg was dead; another one replaces it.
+        // The first leg was dead, and another leg replaces it.
         timeline.lost();
         assert!(timeline.note(at(90), true, (5, 0), &metrics));
         assert!(!timeline.note(at(95), true, (5, 7), &metrics));

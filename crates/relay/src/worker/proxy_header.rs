@@ -1,5 +1,5 @@
-//! Clients behind a proxy: their connections begin with a PROXY protocol header. The header is read
-//! here, and no byte after it.
+//! Clients behind a proxy, whose connections start with a PROXY protocol header. This module reads
+//! the header and no byte after it.
 //!
 //! | bound | value | when it is reached | counter |
 //! |---|---|---|---|
@@ -27,10 +27,11 @@ use crate::net::addr::ClientAddr;
 use crate::outcome::proxy::ProxyRefusal;
 use crate::route::table::Route;
 
-/// Connections of a node that may wait for the end of their header, at most.
+/// The maximum number of connections of a node that wait for the end of their header.
 pub(crate) const MAX_WAITING: u32 = 1024;
 
-/// A proxy sends its header at once; the rest of the time is for the round trip and a loss or two.
+/// The time limit of a header. A proxy sends it at once; the rest allows for the round trip and a
+/// loss or two.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A worker's connections whose header is incomplete.
@@ -38,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct ProxyHeaders {
     waiting: Slab<Waiting>,
     generation: Generation,
-    /// In the order of their deadlines; entries of connections that have left remain until they are
+    /// Connections ordered by deadline. Entries of connections that have left remain until they are
     /// reached.
     deadlines: VecDeque<(Instant, Slot, Generation)>,
 }
@@ -85,7 +86,7 @@ impl ProxyHeaders {
     }
 }
 
-/// What reading a header came to.
+/// The result of reading a header.
 enum HeaderProgress {
     Whole(Header),
     /// The header is incomplete.
@@ -116,7 +117,7 @@ impl Waiting {
 }
 
 impl Worker {
-    /// Takes in an accepted connection that must begin with a header.
+    /// Adds an accepted connection that must start with a header.
     pub(super) fn await_header(&mut self, stream: Stream, from: SocketAddr, route: Arc<Route>) {
         let believed = route.identity.accept_proxy.as_ref();
         if !believed.is_some_and(|s| s.check(from.ip()) == SourceVerdict::Allowed) {
@@ -132,7 +133,7 @@ impl Worker {
         let vacant = proxy_headers.waiting.vacant_entry();
         let slot = slot(vacant.key());
         let token = Token::ProxyHeader(slot, generation).encode();
-        // Bytes that have arrived already are reported too.
+        // The poller also reports bytes that have arrived already.
         if self
             .io
             .poller
@@ -153,7 +154,7 @@ impl Worker {
         self.io.metrics.proxy_waiting.add(1);
     }
 
-    /// Reads the header of a connection, and begins its session once the header is complete.
+    /// Reads the header of a connection, and starts the session once the header is complete.
     pub(super) fn on_header_readable(
         &mut self,
         slot: Slot,
@@ -187,7 +188,7 @@ impl Worker {
         }
     }
 
-    /// Resets connections whose header is not complete in time.
+    /// Resets connections whose header was not complete in time.
     pub(super) fn poll_proxy_headers(&mut self) {
         while let Some(slot) = self.proxy_headers.due(self.io.now) {
             self.remove_and_refuse(slot, ProxyRefusal::TimedOut);

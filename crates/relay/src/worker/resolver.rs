@@ -1,4 +1,4 @@
-//! Looks up the destinations of hellos on threads of their own, because a look-up blocks.
+//! Looks up the destinations of hellos on separate threads, because a look-up blocks.
 
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
@@ -10,20 +10,20 @@ use crate::net::addr::Destination;
 use crate::net::targets::{Addrs, look_up};
 use crate::worker::mailbox::{Mailbox, Message};
 
-/// Look-ups at one time.
+/// The number of concurrent look-ups.
 const THREADS: usize = 4;
-/// Look-ups that may wait for a thread; further ones are refused.
+/// The number of look-ups that may wait for a thread; further ones are refused.
 const QUEUE: usize = 1024;
-/// Destinations whose addresses are cached.
+/// The number of destinations whose addresses are cached.
 const REMEMBERED: usize = 1024;
-/// How long a cached address is used: the system's resolver does not report a TTL.
+/// The time for which a cached address is used: the system's resolver does not report a TTL.
 const HOLDS_GOOD: Duration = Duration::from_secs(30);
 
 /// Queues look-ups.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolver(SyncSender<LookUp>);
 
-/// A look-up, and the session that gets the result.
+/// A look-up, and the session that receives the result.
 #[derive(Debug)]
 pub(crate) struct LookUp {
     pub(crate) destination: Destination,
@@ -32,15 +32,14 @@ pub(crate) struct LookUp {
     pub(crate) generation: Generation,
 }
 
-/// Addresses and when they were found. Failures are not cached.
+/// Cached addresses and the time at which they were found. Failures are not cached.
 type Memory = Mutex<HashMap<Destination, (Addrs, Instant)>>;
 
 impl Resolver {
-    /// Starts the threads. They end when the last `Resolver` is dropped; a thread inside the
-    /// system's resolver then delays nothing else.
+    /// Starts the threads. They end when the last `Resolver` is dropped; a thread that is inside
+    /// the system's resolver at that time delays nothing else.
     ///
-    /// # Errors
-    /// Those of the system when it cannot start a thread.
+    /// # Errors The system's error if it cannot start a thread.
     pub(crate) fn start() -> std::io::Result<Self> {
         let (orders, queue) = sync_channel(QUEUE);
         let queue = Arc::new(Mutex::new(queue));
@@ -54,7 +53,7 @@ impl Resolver {
         Ok(Self(orders))
     }
 
-    /// Queues a look-up; `false` when the queue is full.
+    /// Queues a look-up. Returns `false` if the queue is full.
     pub(crate) fn order(&self, what: LookUp) -> bool {
         match self.0.try_send(what) {
             Ok(()) => true,
@@ -65,7 +64,7 @@ impl Resolver {
 
 fn work(queue: &Mutex<Receiver<LookUp>>, memory: &Memory) {
     loop {
-        // The lock is held while waiting for an order, never over a look-up.
+        // The lock is held while waiting for an order, never during a look-up.
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(order) = next else { return };
         let addrs = match remembered(memory, &order.destination) {

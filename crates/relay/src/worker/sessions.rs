@@ -32,7 +32,7 @@ pub(super) struct Sessions {
     ready: VecDeque<Slot>,
 }
 
-/// A session and what its worker keeps for it.
+/// A session and its worker's state for it.
 pub(super) struct SessionEntry {
     pub(super) session: Session<Stream>,
     pub(super) generation: Generation,
@@ -40,13 +40,13 @@ pub(super) struct SessionEntry {
     pub(super) plan: DialPlan,
     pub(super) timeouts: Arc<Timeouts>,
     pub(super) timeline: Timeline,
-    /// For the session log, if there is one.
+    /// The session's log record, if there is a session log.
     pub(super) record: Option<Box<PendingRecord>>,
     pub(super) deadline: Option<Instant>,
     pub(super) queued: bool,
-    /// Its place in the quota of its source.
+    /// The session's place in the quota of its source.
     pub(super) permit: Permit,
-    /// Keeps the relay that it comes from known while it lasts.
+    /// Keeps the relay that the session comes from remembered.
     pub(super) _visit: Option<Visit>,
 }
 
@@ -68,7 +68,7 @@ impl Sessions {
         self.entries.get_mut(slot.0 as usize)
     }
 
-    /// Returns whether the session is still open and still without an upstream leg.
+    /// Returns whether the session is still open and has no upstream leg yet.
     pub(super) fn is_waiting(&self, (slot, generation): (Slot, Generation)) -> bool {
         self.get(slot)
             .is_some_and(|e| e.generation == generation && e.session.is_waiting())
@@ -110,7 +110,7 @@ impl Sessions {
         entry.deadline = new;
     }
 
-    /// Returns when the next session is due.
+    /// Returns the time at which the next session is due.
     pub(super) fn next(&self) -> Option<Instant> {
         self.deadlines.next()
     }
@@ -122,7 +122,7 @@ impl Sessions {
 }
 
 impl Worker {
-    /// Registers a session without an upstream leg, or resets its client when there is no room.
+    /// Registers a session without an upstream leg, or resets its client if there is no room.
     pub(super) fn register(
         &mut self,
         client: Stream,
@@ -130,13 +130,14 @@ impl Worker {
         plan: DialPlan,
         origin: &Origin<'_>,
     ) -> Option<usize> {
-        // For a session from the mesh, `addr` is the client that its hello names.
+        // For a session from the mesh, `addr` is the client that the hello names.
         let Some(permit) = self.shared.sources.admit(addr.0.ip()) else {
             self.refuse(client, ClientRefusal::SourceLimit);
             return None;
         };
         if !self.shared.admit() {
-            // First, so that a client that sees the reset and retries does not meet its own permit.
+            // Dropped first, so that a client that sees the reset and retries does not meet its own
+            // permit.
             drop(permit);
             self.refuse(client, ClientRefusal::Full);
             return None;
@@ -153,7 +154,7 @@ impl Worker {
         let key = vacant.key();
         let token = Token::Leg(slot(key), generation, Side::Client).encode();
         let poller = &self.io.poller;
-        // A connection from another relay is in the poller already.
+        // A connection from another relay is already in the poller.
         let watched = match poller.add(&client, token, Interest::StreamEdges) {
             Err(Errno::EXIST) => poller.modify(&client, token, Interest::StreamEdges),
             other => other,
@@ -193,7 +194,7 @@ impl Worker {
         }
         let due: Vec<_> = self.sessions.deadlines.due(self.io.now).collect();
         for slot in due {
-            // A queued one is driven when its turn comes.
+            // A queued session is driven when its turn comes.
             if self.sessions.get(slot).is_some_and(|e| !e.queued) {
                 self.drive(slot);
             }
@@ -265,7 +266,7 @@ impl Worker {
         if let DialPlan::Ask { peer, .. } = &entry.plan
             && entry.session.is_waiting()
         {
-            // Without this, a connection would be dialled that no session waits for.
+            // Otherwise, a connection would be dialled that no session waits for.
             self.mesh.pools.forget(peer.id, (slot, entry.generation));
         }
         for pipe in entry.session.take_dirty_pipes() {
@@ -283,8 +284,8 @@ impl Worker {
         }
         let (upstream_bytes, client_bytes) = entry.session.moved();
         let (client, upstream) = entry.session.into_legs();
-        // Before the legs close, so that a client that sees its connection end also sees it counted
-        // and its place free.
+        // Released before the legs close, so that a client that sees the end of its connection also
+        // finds it counted and its place free.
         drop(entry.permit);
         self.shared.release();
         self.io.metrics.sessions.sub(1);

@@ -19,7 +19,7 @@ use crate::worker::resolver::Resolver;
 pub(crate) enum Order {
     /// Accept connections.
     Run = 0,
-    /// Accept no more, and end after the last session.
+    /// Accept no more connections, and end after the last session.
     Drain = 1,
     /// Reset open sessions and end.
     Stop = 2,
@@ -34,18 +34,17 @@ pub(crate) struct Shared {
     pub(crate) sources: Arc<SessionQuota>,
     /// The number of workers.
     pub(crate) workers: u32,
-    /// The configuration that workers adopt when they receive
-    /// [`super::mailbox::Message::Reloaded`].
+    /// The configuration that workers adopt on [`super::mailbox::Message::Reloaded`].
     setup: ArcSwap<Setup>,
-    /// Set when the node first takes sessions from the mesh.
+    /// Set when the node first accepts sessions from the mesh.
     pub(crate) resolver: OnceLock<Resolver>,
     /// The session log.
     pub(super) log: Option<Recorder>,
-    /// Which worker has an upstream leg for which client, when early SYN is on.
+    /// The clients that have an early upstream leg, and its worker; `None` if early SYN is off.
     pub(crate) early: Option<Arc<PendingTable>>,
-    /// The relays that connect here, where routes to them get an initial window.
+    /// The relays that connect here; set if routes to them get an initial window.
     pub(crate) relays: Option<Arc<Relays>>,
-    /// One for each worker, in their order.
+    /// The mailbox of each worker, by its index.
     mailboxes: OnceLock<Vec<Arc<Mailbox>>>,
 }
 
@@ -79,7 +78,7 @@ impl Shared {
 
     /// Makes the workers' mailboxes known to each other.
     pub(crate) fn introduce(&self, mailboxes: Vec<Arc<Mailbox>>) {
-        // Set once.
+        // Fails only if called twice, which does not happen.
         let _ = self.mailboxes.set(mailboxes);
     }
 
@@ -93,7 +92,7 @@ impl Shared {
         self.relays_may_differ();
     }
 
-    /// Reports that relays may have other addresses than before.
+    /// Reports that the addresses of relays may have changed.
     pub(crate) fn relays_may_differ(&self) {
         if let Some(relays) = &self.relays {
             relays.changed().notify_one();
@@ -104,7 +103,7 @@ impl Shared {
         self.mailboxes.get().map_or(&[], Vec::as_slice)
     }
 
-    /// Returns one worker's share of a limit of the whole node; at least 1 unless the limit is 0.
+    /// Returns one worker's share of a limit of the whole node: 1 or more, unless the limit is 0.
     pub(super) fn share(&self, of_node: u32) -> u32 {
         of_node.div_ceil(self.workers)
     }

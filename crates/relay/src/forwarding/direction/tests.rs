@@ -134,7 +134,8 @@ fn no_byte_is_read_without_room_for_it() {
     let mut bench = Bench::new(None, 0, 16);
     bench.play(&Event::Room(10));
     bench.play(&Event::Arrive(100));
-    // Ten were written, at most one chunk is held, and the rest waits where it closes the window.
+    // Ten bytes were written and at most one chunk is held. The rest stays in the receive queue,
+    // where it closes the window.
     assert_eq!(bench.to.sent().len(), 10);
     assert!(bench.from.unread() >= 100 - 10 - 16);
 

@@ -1,4 +1,4 @@
-//! A peer as a key of the table of known rates.
+//! Converts a peer's address to a key of the table of known rates.
 
 use std::net::IpAddr;
 

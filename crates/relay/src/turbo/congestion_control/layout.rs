@@ -3,10 +3,10 @@
 use super::name;
 use super::raw::{self, PipeConfig};
 
-/// Fall-back congestion controls that the program has room for.
+/// The number of fall-back congestion controls that the program has room for.
 pub(super) const FALLBACKS: usize = raw::PIPE_FALLBACKS as usize;
 
-/// Above this, products of rates and times exceed 64 bits in the program.
+/// The maximum rate; above it, products of rates and times exceed 64 bits in the program.
 pub(super) const MAX_RATE: u64 = 1_000_000_000_000;
 
 /// The read-only configuration of the programs.
@@ -16,9 +16,9 @@ pub(super) struct Config {
     pub(super) rate: u64,
     /// The initial window, in bytes.
     pub(super) initial_window: u32,
-    /// Which argument of `cong_control` is the rate sample.
+    /// The index of the rate sample among the arguments of `cong_control`.
     pub(super) rate_sample: u32,
-    /// At most [`FALLBACKS`].
+    /// The fall-back controls, up to [`FALLBACKS`].
     pub(super) fallback: Vec<String>,
 }
 

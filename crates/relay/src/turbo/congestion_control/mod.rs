@@ -2,9 +2,9 @@
 //! leg, paces, repairs rare losses without backing off, and hands a connection to the kernel's own
 //! control when loss persists (pied-piper 3.1; `docs/design/turbo.md`).
 //!
-//! It is written in BPF and registered for as long as the [`Pipe`] lives, however the process ends.
-//! Existing connections then keep it: the kernel holds the programs for them, and only refuses it
-//! to new ones.
+//! `taut_pipe` is written in BPF. It is registered while the [`Pipe`] lives, and unregistered
+//! however the process ends. Existing connections keep it after that: the kernel holds the programs
+//! for them and refuses `taut_pipe` only to new connections.
 
 mod address;
 mod layout;
@@ -23,12 +23,12 @@ use layout::{Config, FALLBACKS};
 
 taut_bpf::bindings!(mod raw from "taut_pipe");
 
-/// What `taut_pipe` counts.
+/// The events that `taut_pipe` counts.
 pub use raw::PipeCount as Count;
-/// The counts so far, for all its connections.
+/// The counts so far, over all connections.
 pub type Counters = taut_bpf::Counters<Count>;
 
-/// Compiled by the build script from `taut_pipe.bpf.c`.
+/// The object file that the build script compiles from `taut_pipe.bpf.c`.
 const OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/taut_pipe.bpf.o"));
 
 /// The options of a pipe, shared by every connection that uses it.
@@ -37,10 +37,10 @@ pub struct PipeOptions {
     /// The initial and highest rate of a connection in bytes a second, unless its socket has a
     /// lower pacing ceiling or a lower rate is known for its peer.
     pub rate: u64,
-    /// Bytes that a connection may send before the first acknowledgement, and the least window it
-    /// ever has.
+    /// The bytes that a connection may send before the first acknowledgement, and the minimum of
+    /// its window.
     pub initial_window: u32,
-    /// Congestion controls of the kernel for connections with persistent loss, the best first; the
+    /// The kernel's congestion controls for connections with persistent loss, the best first. The
     /// first three that the kernel has are used.
     pub fallback: Vec<String>,
 }
@@ -57,21 +57,21 @@ impl Default for PipeOptions {
     }
 }
 
-/// Why `taut_pipe` is not available. Legs then use BBR, which also keeps its window through idle
-/// time, and large buffers.
+/// The reason why `taut_pipe` is not available. Legs then use BBR, which also keeps its window
+/// through idle time, and large buffers.
 #[derive(Debug, thiserror::Error)]
 pub enum Unavailable {
     /// The options are invalid.
     #[error("the congestion control taut_pipe cannot be set up: {0}")]
     Options(&'static str),
-    /// The kernel has none of the fall-backs.
+    /// The kernel has none of the fall-back controls.
     #[error(
         "the congestion control taut_pipe needs one to fall back to, and the kernel has none of {}; \
          `sysctl net.ipv4.tcp_available_congestion_control` shows what it has",
         .0.join(", ")
     )]
     NoFallback(Vec<String>),
-    /// The kernel lacks a feature, or does not permit it to this process.
+    /// The kernel lacks a feature, or denies it to this process.
     #[error("the congestion control taut_pipe is not available: {action}: {source}{}", hint(.source))]
     Kernel {
         /// The action that failed.
@@ -120,8 +120,8 @@ impl fmt::Debug for Pipe {
 // === impl Pipe ===
 
 impl Pipe {
-    /// Registers it as `taut_pipe`, or with a suffix if that name is taken. libbpf's messages go to
-    /// the log from here on.
+    /// Registers the control as `taut_pipe`, or with a suffix if that name is taken. From then on,
+    /// libbpf's messages go to the log.
     ///
     /// # Errors
     /// [`Unavailable`]; nothing is left behind then.
@@ -134,7 +134,8 @@ impl Pipe {
         let config = Config {
             rate: options.rate,
             initial_window: options.initial_window,
-            // A BPF program that requests a control does not load its module, so it is loaded here.
+            // A BPF program that selects a control does not load the control's module, so load it
+            // here.
             fallback: options
                 .fallback
                 .iter()
@@ -156,7 +157,7 @@ impl Pipe {
         Err(Unavailable::NamesTaken(names.into()))
     }
 
-    /// Loads it under one name; `None` if the name is taken.
+    /// Loads the control under one name. Returns `None` if the name is taken.
     fn register(name: &str, config: &Config) -> Result<Option<Self>, Unavailable> {
         let mut open = Open::new("taut_pipe", OBJECT).map_err(failed("opening its programs"))?;
         open.set_constant(".rodata.config", &config.encode())
@@ -187,13 +188,13 @@ impl Pipe {
         }))
     }
 
-    /// Returns the name under which sockets of this process can use it
+    /// Returns the name under which sockets of this process can use the control
     /// ([`taut_sys::socket::LegOptions::congestion`]).
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns the counts so far, for all its connections.
+    /// Returns the counts so far, over all connections.
     ///
     /// # Errors
     /// None in ordinary use.
@@ -201,8 +202,8 @@ impl Pipe {
         self.counts.read()
     }
 
-    /// Returns the rate in bytes a second that was found to reach `peer`, if it was less than the
-    /// configured one. It is used for an hour.
+    /// Returns the rate in bytes a second that was found to reach `peer`, if it was lower than the
+    /// configured rate. New connections use it for an hour.
     ///
     /// # Errors
     /// None in ordinary use.
@@ -212,8 +213,8 @@ impl Pipe {
     }
 }
 
-/// Returns which argument of `cong_control` is the rate sample: Linux 6.10 put two before it. The
-/// kernel's BTF tells, whatever its version number.
+/// Returns the index of the rate sample among the arguments of `cong_control`: Linux 6.10 put two
+/// arguments before it. The kernel's BTF is examined, because version numbers do not prove it.
 fn rate_sample_argument() -> Result<u32, Unavailable> {
     let btf = Btf::from_vmlinux().map_err(Error::during("read the kernel's types (BTF)"));
     let btf = btf.map_err(failed("looking at the kernel"))?;

@@ -1,4 +1,4 @@
-//! Names of congestion controls. They are registered for the whole machine, in all namespaces.
+//! Names of congestion controls. Names are registered for the whole machine, in all namespaces.
 
 /// TCP_CA_NAME_MAX, including the final NUL.
 pub(super) const NAME_MAX: usize = super::raw::PIPE_CA_NAME_MAX as usize;
@@ -6,7 +6,7 @@ pub(super) const NAME_MAX: usize = super::raw::PIPE_CA_NAME_MAX as usize;
 /// The default name.
 const NAME: &str = "taut_pipe";
 
-/// Returns names to try in turn: the default, then one for the process `pid`.
+/// Returns the names to try in turn: the default, then one for the process `pid`.
 pub(super) fn candidates(pid: u32) -> [String; 2] {
     [NAME.to_owned(), format!("{NAME}.{}", base36(pid))]
 }
@@ -19,7 +19,7 @@ pub(super) fn write(name: &str, into: &mut [u8]) {
     into[..len].copy_from_slice(&name.as_bytes()[..len]);
 }
 
-/// At most five digits for any process number of Linux (below 2^22).
+/// Returns `n` in base 36. Process numbers of Linux (below 2^22) have five digits or fewer.
 fn base36(mut n: u32) -> String {
     let mut digits = Vec::new();
     loop {

@@ -28,7 +28,9 @@
 
 #include "taut_pipe.h"
 
-/* The few fields of the kernel's types that are used; relocated at load (CO-RE). */
+/* The few fields of the kernel's types that are used; relocated at load
+ * (CO-RE).
+ */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct in6_addr {
@@ -88,7 +90,9 @@ struct rate_sample {
 	long rtt_us;
 };
 
-/* libbpf matches members by name. The name comes first, where the loader finds it. */
+/* libbpf matches members by name. The name comes first, where the loader
+ * expects it.
+ */
 struct tcp_congestion_ops {
 	char name[PIPE_CA_NAME_MAX];
 	void (*init)(struct sock *sk);
@@ -137,7 +141,7 @@ struct pipe {
 _Static_assert(sizeof(struct pipe) <= sizeof(((struct inet_connection_sock *)0)->icsk_ca_priv),
 	       "a congestion control has 104 bytes for a connection");
 
-/* A section of its own, so that its whole content is this. */
+/* Has a section of its own, so that the section contains nothing else. */
 const volatile struct pipe_config config SEC(".rodata.config") = {};
 
 struct {
@@ -155,9 +159,9 @@ struct {
 } peers SEC(".maps");
 
 /*
- * Argument N of a program. In assembler, because the compiler would merge two loads in
- * two branches into one load from a computed address, which the verifier does not accept in the
- * context.
+ * Argument N of a program. Written in assembler, because the compiler would
+ * merge two loads in two branches into one load from a computed address, which
+ * the verifier rejects for the context.
  */
 #define ARGUMENT(ctx, n) ({							\
 	__u64 argument;								\
@@ -171,7 +175,9 @@ static __always_inline void count_add(enum pipe_count which, __u64 n)
 	__u32 key = which;
 	__u64 *value = bpf_map_lookup_elem(&counts, &key);
 
-	/* Atomic even on one CPU: a softirq may interrupt the processing of a backlog. */
+	/* Atomic even on one CPU: a softirq may interrupt the processing of a
+	 * backlog.
+	 */
 	if (value)
 		__sync_fetch_and_add(value, n);
 }
@@ -186,7 +192,7 @@ static __always_inline struct pipe *pipe_of(struct sock *sk)
 	return (void *)((struct inet_connection_sock *)sk)->icsk_ca_priv;
 }
 
-/* The least round trip so far, in microseconds; 0 when none was measured. */
+/* The least round trip so far, in microseconds; 0 if none was measured. */
 static __always_inline __u32 least_rtt(const struct tcp_sock *tp)
 {
 	__u32 rtt = tp->rtt_min.s[0].v;
@@ -217,7 +223,7 @@ static __always_inline __u64 ceiling(struct sock *sk)
 	return asked && asked < config.rate ? asked : config.rate;
 }
 
-/* The default initial window a round trip; no learnt rate is below it. */
+/* The default initial window per round trip; no learnt rate is lower. */
 static __always_inline __u64 least_rate(const struct tcp_sock *tp)
 {
 	__u64 rtt = least_rtt(tp);
@@ -235,7 +241,9 @@ static __always_inline void learn(struct sock *sk, __u64 rate)
 		count_add(PIPE_PEER_NOT_KEPT, 1);
 }
 
-/* The window for a rate: twice its bytes in flight, so that a recovery does not exhaust it. */
+/* The window for a rate: twice its bytes in flight, so that a recovery does not
+ * exhaust it.
+ */
 static __always_inline __u32 window(const struct tcp_sock *tp, __u64 rate)
 {
 	__u32 mss = tp->mss_cache ? tp->mss_cache : 1;
@@ -296,7 +304,9 @@ void taut_pipe_init(unsigned long long *ctx)
 	apply(sk, p);
 }
 
-/* The losses and marks since the round began are counted at its end, or here. */
+/* Counts the losses and marks since the round began, which otherwise happens at
+ * the end of the round.
+ */
 SEC("struct_ops")
 void taut_pipe_release(unsigned long long *ctx)
 {
@@ -329,7 +339,9 @@ __u32 taut_pipe_sndbuf_expand(unsigned long long *ctx)
 	return 3;
 }
 
-/* Hands the connection to the kernel's own control; returns whether that succeeded. */
+/* Hands the connection to the kernel's own control. Returns whether that
+ * succeeded.
+ */
 static __always_inline _Bool fall_back(struct sock *sk, struct pipe *p)
 {
 	struct tcp_sock *tp = tcp_sk(sk);
@@ -369,7 +381,9 @@ static __always_inline _Bool fall_back(struct sock *sk, struct pipe *p)
 	return 0;
 }
 
-/* Evaluates a round. Returns true if the connection was handed to another control. */
+/* Evaluates a round. Returns true if the connection was handed to another
+ * control.
+ */
 static __always_inline _Bool end_round(struct sock *sk, struct pipe *p)
 {
 	struct tcp_sock *tp = tcp_sk(sk);
@@ -385,9 +399,10 @@ static __always_inline _Bool end_round(struct sock *sk, struct pipe *p)
 	lossy = ((__u64)lost + marked) * LOSS_ONE_IN > (__u64)delivered + lost;
 	used = p->delivery >= p->rate - p->rate / 4;
 	/*
-	 * A queue is our own if we send faster than it drains, and if our share of it (the
-	 * delivery rate times the delay) is large. In another flow's queue our bytes come out
-	 * as fast as they go in, or are few; slowing down would only make room for that flow.
+	 * The queue is our own if we send faster than it drains and our share
+	 * of it (the delivery rate times the delay) is large. In another flow's
+	 * queue, our bytes come out as fast as they go in, or are few; slowing
+	 * down would only make room for that flow.
 	 */
 	if (p->round_rtt_us > rtt + slack)
 		waiting = p->delivery * (p->round_rtt_us - rtt) / USEC_PER_SEC;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What taut_pipe and its loader share.
+ * Types shared by taut_pipe and its loader.
  */
 #ifndef TAUT_PIPE_H
 #define TAUT_PIPE_H
@@ -11,11 +11,13 @@
 #define PIPE_FALLBACKS		3
 #define PIPE_PEERS		4096	/* remote addresses whose rate is remembered */
 
-/* Read-only once loaded. */
+/* Read-only after loading. */
 struct pipe_config {
 	__u64	rate;			/* bytes a second */
 	__u32	initial_window;		/* bytes */
-	/* Which argument of cong_control is the rate sample: 1, since Linux 6.10 3. */
+	/* The index of the rate sample among cong_control's arguments: 1; since
+	 * Linux 6.10, 3.
+	 */
 	__u32	cong_control_rs;
 	char	fallback[PIPE_FALLBACKS][PIPE_CA_NAME_MAX];	/* tried in turn; "" is none */
 };

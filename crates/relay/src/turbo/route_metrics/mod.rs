@@ -2,12 +2,12 @@
 //! `taut_pipe` (`docs/design/turbo.md`, "Without it").
 //!
 //! The kernel takes a connection's first window from a metric of its route (`initcwnd`). So each
-//! relay's address gets a host route that copies its present route and adds the metric. The copies
+//! relay's address gets a host route that copies the present route and adds the metric. The copies
 //! are in a table of their own, [`TABLE`]; a policy rule sends this machine's own TCP connections
-//! there, unless an earlier rule decides. Compared with host routes in the main table this has
-//! three merits: the kernel can be asked how it would route without the copies, an administrator's
-//! `ip route add` does not collide with them, and other protocols and forwarded packets are not
-//! affected.
+//! there, unless an earlier rule decides. Compared with host routes in the main table, this has
+//! three advantages: the kernel can report how it would route without the copies, the copies do not
+//! collide with an administrator's `ip route add`, and other protocols and forwarded packets are
+//! not affected.
 //!
 //! [`plan`] decides, [`netlink`] talks to the kernel, [`thread`] runs both.
 //!
@@ -39,33 +39,33 @@ pub const TABLE: u32 = 29_794;
 /// or a VPN come first.
 pub const PRIORITY: u32 = 32_765;
 
-/// The protocol of rule and routes, a number that no routing daemon uses (rt_protos): it marks what
-/// a killed process has left. 118 to `ip`.
+/// The protocol of the rule and routes, a number that no routing daemon uses (rt_protos): it marks
+/// what a killed process has left behind. `ip` prints it as 118.
 pub const PROTOCOL: u8 = 0x76;
 
-/// Addresses that get a route, at most: each costs a query whenever routes change.
+/// The maximum number of addresses with a route: each costs a query whenever routes change.
 pub const MAX_ADDRESSES: usize = 256;
 
-/// The least interval between two checks of the routes.
+/// The minimum interval between two checks of the routes.
 pub const LOOK_AT_MOST: Duration = Duration::from_secs(1);
 
-/// The longest interval between two checks: the kernel does not report every change.
+/// The maximum interval between two checks: the kernel does not report every change.
 pub const LOOK_AT_LEAST: Duration = Duration::from_secs(30);
 
-/// How long a relay that connected here is remembered after its last proof and its last session.
-/// Connections in a pool are replaced more often.
+/// The time for which a relay that connected here is remembered after its last proof and its last
+/// session. Connections in a pool are replaced more often.
 pub const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// Bytes of a segment on a path of 1500 bytes with time stamps (RFC 7323 appendix A).
 const SEGMENT: u32 = 1448;
 
-/// Larger initial windows are useless: 95 MB.
+/// The maximum initial window: 95 MB. A larger one is useless.
 const MAX_SEGMENTS: u32 = 65_535;
 
 /// The default initial window (RFC 6928).
 const MIN_SEGMENTS: u32 = 10;
 
-/// Which routes to keep.
+/// The routes to keep.
 pub struct Job {
     /// The initial window, in segments.
     pub segments: u32,
@@ -73,7 +73,7 @@ pub struct Job {
     pub wanted: Box<dyn Fn() -> Vec<IpAddr> + Send>,
     /// Notified when the addresses may have changed.
     pub changed: Arc<Notify>,
-    /// Where the results are reported.
+    /// The place to report the results.
     pub status: Arc<Status>,
 }
 
@@ -84,19 +84,19 @@ pub struct Status {
     without: AtomicU64,
 }
 
-/// Why no routes with an initial window are kept.
+/// The reason why no routes with an initial window are kept.
 #[derive(Debug, thiserror::Error)]
 pub enum RouteMetricsError {
     /// The system cannot start the thread.
     #[error("route metrics: cannot start their thread: {0}")]
     Thread(#[source] std::io::Error),
-    /// There is no netlink socket.
+    /// The netlink socket cannot be opened.
     #[error("route metrics: cannot open a netlink socket: {0}")]
     Netlink(#[source] std::io::Error),
-    /// It is unknown whether another process keeps such routes.
+    /// The check for another process that keeps such routes failed.
     #[error("route metrics: cannot check whether another relay here sets them: {0}")]
     Lock(#[source] std::io::Error),
-    /// The kernel refused the policy rule.
+    /// The kernel rejected the policy rule.
     #[error(
         "route metrics: cannot add the policy rule: {0}; it needs CAP_NET_ADMIN, or root, and a kernel \
          in which `ip rule add iif lo ipproto tcp priority {PRIORITY} lookup {TABLE}` works"
@@ -107,7 +107,7 @@ pub enum RouteMetricsError {
     Died,
 }
 
-/// Returns an initial window of so many bytes in segments.
+/// Converts an initial window in bytes to segments.
 pub fn segments_of(window: u32) -> u32 {
     (window / SEGMENT).clamp(MIN_SEGMENTS, MAX_SEGMENTS)
 }

@@ -16,8 +16,8 @@ use super::plan::{address, family, host_route, is_ours, prefix_length};
 use super::{PRIORITY, PROTOCOL, RouteMetricsError, TABLE};
 use crate::net::netlink::is_unsupported;
 
-/// Changes that may affect the route to a relay. When a device goes down, the kernel does not
-/// report every route that goes with it.
+/// The notifications of changes that may affect the route to a relay. Devices are included, because
+/// the kernel does not report every route that disappears with a device.
 const GROUPS: [MulticastGroup; 7] = [
     MulticastGroup::Link,
     MulticastGroup::Ipv4Ifaddr,
@@ -28,7 +28,7 @@ const GROUPS: [MulticastGroup; 7] = [
     MulticastGroup::Ipv6Rule,
 ];
 
-/// Notifications that are read at once; the socket's buffer rarely holds as many.
+/// The maximum number of notifications read at once; the socket's buffer rarely holds more.
 const REPORTS: usize = 4096;
 
 const FAMILIES: [(IpVersion, AddressFamily); 2] = [
@@ -36,8 +36,8 @@ const FAMILIES: [(IpVersion, AddressFamily); 2] = [
     (IpVersion::V6, AddressFamily::Inet6),
 ];
 
-/// The kernel's notifications of changes. Only their presence matters, so a flood of them waits in
-/// the socket's buffer, or is lost there, and costs nothing.
+/// The kernel's notifications of changes. Only their presence matters, so a flood of notifications
+/// stays in the socket's buffer, or is lost there, at no cost.
 pub(super) struct Changes(TokioSocket);
 
 // === impl Changes ===
@@ -57,7 +57,7 @@ impl Changes {
     /// Waits for a notification, or for the loss of one.
     pub(super) async fn next(&self) {
         let mut byte = [0; 1];
-        // An error says that the buffer was full.
+        // An error means that the buffer was full.
         let _ = self.0.recv(&mut &mut byte[..]).await;
     }
 
@@ -71,20 +71,20 @@ impl Changes {
     }
 }
 
-/// Returns the route by which the kernel would reach `address` without our routes: the query names
-/// no protocol, or UDP, and ours are for TCP only.
+/// Returns the route that the kernel would use to reach `address` without the relay's routes. The
+/// query names no protocol, or UDP; the relay's routes are for TCP only.
 pub(super) async fn matched(handle: &Handle, address: IpAddr) -> Option<RouteMessage> {
     let mut question = RouteMessage::default();
     question.header.address_family = family(address);
     question.header.destination_prefix_length = prefix_length(address);
-    // The route itself, and not its result for this one address.
+    // Requests the route itself, not its result for this one address.
     question.header.flags = RouteFlags::FibMatch;
     question.attributes = vec![RouteAttribute::Destination(address.into())];
     let mut answers = Box::pin(handle.route().get(question).execute());
     answers.try_next().await.ok().flatten()
 }
 
-/// Returns all routes in our table.
+/// Returns all routes in the relay's table.
 pub(super) async fn found(handle: &Handle) -> Vec<RouteMessage> {
     let mut found = Vec::new();
     for (_, family) in FAMILIES {
@@ -92,27 +92,27 @@ pub(super) async fn found(handle: &Handle) -> Vec<RouteMessage> {
         question.header.address_family = family;
         question.attributes = vec![RouteAttribute::Table(TABLE)];
         let routes = handle.route().get(question).execute();
-        // An empty table does not exist.
+        // The kernel reports an error for an empty table, because it does not exist.
         let routes: Vec<_> = routes.try_collect().await.unwrap_or_default();
         found.extend(routes);
     }
     found
 }
 
-/// Adds a route to our table, or replaces the one for the same address.
+/// Adds a route to the relay's table, or replaces the one for the same address.
 pub(super) async fn put(handle: &Handle, route: RouteMessage) -> Result<(), rtnetlink::Error> {
     handle.route().add(route).replace().execute().await
 }
 
-/// Removes our route to `address`.
+/// Removes the relay's route to `address`.
 pub(super) async fn remove(handle: &Handle, address: IpAddr) -> Result<(), rtnetlink::Error> {
     let mut route = host_route(address);
-    // Of any scope.
+    // Matches any scope.
     route.header.scope = RouteScope::NoWhere;
     handle.route().del(route).execute().await
 }
 
-/// Adds the rules for our table, for IPv4 and, where the kernel has it, IPv6.
+/// Adds the rules for the relay's table, for IPv4 and, if the kernel supports it, IPv6.
 pub(super) async fn ensure_rules(handle: &Handle) -> Result<(), RouteMetricsError> {
     for (version, family) in FAMILIES {
         if rules(handle, version.clone()).await.iter().any(is_our_rule) {
@@ -123,8 +123,8 @@ pub(super) async fn ensure_rules(handle: &Handle) -> Result<(), RouteMetricsErro
             .add()
             .action(RuleAction::ToTable)
             .priority(PRIORITY)
-            // Only what this machine itself sends; that also spares the kernel a look into the
-            // headers of forwarded packets.
+            // Matches only what this machine itself sends. It also spares the kernel from parsing
+            // the headers of forwarded packets.
             .input_interface("lo")
             .table_id(TABLE);
         let message = add.message_mut();
@@ -141,8 +141,8 @@ pub(super) async fn ensure_rules(handle: &Handle) -> Result<(), RouteMetricsErro
     Ok(())
 }
 
-/// Removes everything with our protocol: first the rules, so that no connection is routed by a
-/// table that is half empty.
+/// Removes everything with the relay's protocol number. The rules go first, so that no connection
+/// is routed by a half-empty table.
 pub(super) async fn remove_all(handle: &Handle) {
     for (version, _) in FAMILIES {
         let ours = rules(handle, version).await.into_iter().filter(is_our_rule);
@@ -166,7 +166,7 @@ pub(super) async fn remove_all(handle: &Handle) {
 
 async fn rules(handle: &Handle, version: IpVersion) -> Vec<RuleMessage> {
     let rules = handle.rule().get(version).execute();
-    // Without IPv6 there are no routes to list.
+    // A kernel without IPv6 has no rules to list.
     rules.try_collect().await.unwrap_or_default()
 }
 

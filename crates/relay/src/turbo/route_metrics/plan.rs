@@ -1,4 +1,4 @@
-//! Decides which routes to have. Pure: the kernel's answers come in, changes come out.
+//! Decides which routes to keep. Pure: takes the kernel's answers, returns changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,22 +11,22 @@ use rtnetlink::packet_route::route::{
 
 use super::{MAX_ADDRESSES, PROTOCOL, TABLE};
 
-/// Why an address has no route of ours.
+/// The reason why an address has no route in the relay's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Without {
-    /// More than [`MAX_ADDRESSES`] are wanted.
+    /// More than [`MAX_ADDRESSES`] addresses are wanted.
     TooMany,
-    /// The kernel has no route to it.
+    /// The kernel has no route to the address.
     NoRoute,
-    /// It is this machine's own, or not unicast.
+    /// The address belongs to this machine, or is not unicast.
     NotUnicast,
-    /// A policy rule sends it to another table than the main one.
+    /// A policy rule sends the address to a table other than main.
     OtherTable,
-    /// Its route already has an initial window.
+    /// The route to the address already sets an initial window.
     HasWindow,
-    /// Another program has a route for it in our table.
+    /// Another program has a route for the address in the relay's table.
     Occupied,
-    /// The kernel refused it.
+    /// The kernel rejected the route.
     Refused,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Plan {
     pub(super) put: Vec<(IpAddr, RouteMessage)>,
     /// Routes to remove.
     pub(super) remove: Vec<IpAddr>,
-    /// Wanted routes that another program's route stands in for.
+    /// Wanted addresses for which another program has a route in the table.
     pub(super) occupied: Vec<IpAddr>,
 }
 
@@ -58,8 +58,8 @@ impl Without {
     }
 }
 
-/// Returns the addresses that get a route, and how many others are wanted. The first of `wanted`
-/// are chosen, so they must be in the order of importance.
+/// Returns the addresses that get a route, and the number of the others. The first addresses of
+/// `wanted` are chosen, so `wanted` must be in order of importance.
 pub(super) fn choose(wanted: impl IntoIterator<Item = IpAddr>) -> (BTreeSet<IpAddr>, usize) {
     let mut chosen = BTreeSet::new();
     let mut others = BTreeSet::new();
@@ -75,7 +75,7 @@ pub(super) fn choose(wanted: impl IntoIterator<Item = IpAddr>) -> (BTreeSet<IpAd
     (chosen, others.len())
 }
 
-/// Returns whether it can be another machine's address, by its form. A link-local address alone is
+/// Returns whether `address` can, by its form, be another machine's. A link-local address alone is
 /// ambiguous.
 fn may_have_route(address: IpAddr) -> bool {
     let link_local = match address {
@@ -99,7 +99,7 @@ pub(super) fn copy(
         return Err(Without::OtherTable);
     }
     let attributes = &matched.attributes;
-    // A next hop object is enough: the kernel refuses a route that also lists the hop's parts.
+    // A next hop object is enough: the kernel rejects a route that also lists the parts of the hop.
     let numbered = attributes
         .iter()
         .any(|a| matches!(a, RouteAttribute::NhId(_)));
@@ -145,7 +145,7 @@ pub(super) fn copy(
     Ok(message)
 }
 
-/// Returns a route of ours to `address`, as far as needed to find it.
+/// Returns a route to `address` in the relay's table, with only the fields that identify it.
 pub(super) fn host_route(address: IpAddr) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = family(address);
@@ -158,8 +158,8 @@ pub(super) fn host_route(address: IpAddr) -> RouteMessage {
     message
 }
 
-/// Returns the changes that turn the routes `found` in our table into `copies`. `before`: our
-/// routes as they were requested; the kernel shows them in another form.
+/// Returns the changes that turn the routes `found` in the relay's table into `copies`. `before`
+/// are the relay's routes as it requested them; the kernel reports them in another form.
 pub(super) fn plan(
     copies: &BTreeMap<IpAddr, RouteMessage>,
     before: &BTreeMap<IpAddr, RouteMessage>,
@@ -187,7 +187,7 @@ pub(super) fn plan(
     plan
 }
 
-/// Returns whether a route is one of ours.
+/// Returns whether a route is one of the relay's.
 pub(super) fn is_ours(route: &RouteMessage) -> bool {
     table(route) == TABLE && route.header.protocol == RouteProtocol::Other(PROTOCOL)
 }

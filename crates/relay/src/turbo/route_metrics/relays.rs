@@ -1,4 +1,4 @@
-//! Relays that connect here: downloads are sent to them.
+//! Relays that connect to this one: it sends downloads to them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use super::{MAX_ADDRESSES, REMEMBERED};
 
-/// Relays that have recently proven that they belong to the mesh, or have sessions. Pure.
+/// Relays that have recently proven that they belong to the mesh, or that have sessions. Pure.
 #[derive(Debug, Default)]
 struct KnownRelays(BTreeMap<IpAddr, Traces>);
 
@@ -19,14 +19,14 @@ struct Traces {
     sessions: u32,
 }
 
-/// The same, shared by all workers.
+/// The known relays, shared by all workers.
 #[derive(Debug, Default)]
 pub(crate) struct Relays {
     known: Mutex<KnownRelays>,
     changed: Arc<Notify>,
 }
 
-/// A session of a relay; the relay is remembered while it lasts.
+/// A session of a relay. The relay is remembered while this exists.
 #[derive(Debug)]
 pub(crate) struct Visit {
     relays: Arc<Relays>,
@@ -36,8 +36,8 @@ pub(crate) struct Visit {
 // === impl KnownRelays ===
 
 impl KnownRelays {
-    /// Notes a relay that has proven itself; `true` if it is new. Relays beyond [`MAX_ADDRESSES`]
-    /// are not noted.
+    /// Records that a relay has proven itself. Returns `true` if the relay is new. Relays beyond
+    /// [`MAX_ADDRESSES`] are not recorded.
     fn proven(&mut self, address: IpAddr, now: Instant) -> bool {
         if let Some(traces) = self.0.get_mut(&address) {
             traces.last = now;
@@ -57,13 +57,13 @@ impl KnownRelays {
         fits
     }
 
-    /// Notes a new session; `false` if the relay is not noted.
+    /// Records a new session. Returns `false` if the relay is not recorded.
     fn begun(&mut self, address: IpAddr) -> bool {
         let traces = self.0.get_mut(&address);
         traces.map(|traces| traces.sessions += 1).is_some()
     }
 
-    /// Notes the end of a session.
+    /// Records the end of a session.
     fn ended(&mut self, address: IpAddr, now: Instant) {
         if let Some(traces) = self.0.get_mut(&address) {
             traces.sessions = traces.sessions.saturating_sub(1);
@@ -87,19 +87,19 @@ impl KnownRelays {
 // === impl Relays ===
 
 impl Relays {
-    /// Returns what is notified when they change.
+    /// Returns the handle that is notified when the relays change.
     pub(crate) fn changed(&self) -> Arc<Notify> {
         self.changed.clone()
     }
 
-    /// Notes a relay that has proven that it belongs to the mesh.
+    /// Records that a relay has proven that it belongs to the mesh.
     pub(crate) fn proven(&self, address: IpAddr, now: Instant) {
         if self.lock().proven(address.to_canonical(), now) {
             self.changed.notify_one();
         }
     }
 
-    /// Notes a session of a relay.
+    /// Records a session of a relay.
     pub(crate) fn visit(self: &Arc<Self>, address: IpAddr) -> Option<Visit> {
         let address = address.to_canonical();
         self.lock().begun(address).then(|| Visit {

@@ -1,4 +1,4 @@
-//! The thread that keeps the routes up to date, and removes them at the end.
+//! The thread that keeps the routes up to date and removes them at the end.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,9 +19,10 @@ use super::netlink::{self, Changes};
 use super::plan::{Plan, Without, choose, copy, plan};
 use super::{Job, LOOK_AT_LEAST, LOOK_AT_MOST, PROTOCOL, RouteMetricsError, TABLE};
 
-/// The abstract UNIX address that a process binds while it keeps the routes. It belongs to the
-/// network namespace, as the routes do, and the kernel releases it however the process ends. Of two
-/// processes one keeps its routes, and the other follows when it ends: neither removes the other's.
+/// The abstract UNIX address that a process binds while it keeps the routes. Like the routes, the
+/// address belongs to the network namespace; the kernel releases it however the process ends. Of
+/// two processes, one keeps its routes and the other takes over when the first ends; neither
+/// removes the other's routes.
 const LOCK: &str = "taut-route-metrics";
 
 /// Keeps routes with an initial window until dropped.
@@ -35,14 +36,14 @@ pub struct RouteMetrics {
 
 impl RouteMetrics {
     /// Adds the routes in the network namespace of the calling thread and follows changes. While
-    /// another process does so for its own relays, this one adds none.
+    /// another process keeps routes for its own relays, this one adds none.
     ///
     /// # Errors
     /// [`RouteMetricsError`]; nothing has changed then.
     pub fn start(job: Job) -> Result<Self, RouteMetricsError> {
         let stop = Arc::new(Notify::new());
-        // Routes must be removed in the namespace in which they were added, and a thread stays in
-        // its own.
+        // Routes must be removed in the namespace in which they were added. A thread of its own
+        // stays in that namespace.
         let (tell, told) = sync_channel(1);
         let thread = std::thread::Builder::new()
             .name("turbo-routes".into())
@@ -51,7 +52,7 @@ impl RouteMetrics {
                 move || run(job, &stop, &tell)
             })
             .map_err(RouteMetricsError::Thread)?;
-        // Dropping it waits for the thread.
+        // Dropping `routes` waits for the thread.
         let routes = Self {
             stop,
             thread: Some(thread),
@@ -67,13 +68,13 @@ impl Drop for RouteMetrics {
     fn drop(&mut self) {
         self.stop.notify_one();
         if let Some(thread) = self.thread.take() {
-            // The panic hook has reported a panic.
+            // If the thread panicked, the panic hook has already reported it.
             let _ = thread.join();
         }
     }
 }
 
-/// Removes what a killed process has left, for a node that keeps no routes itself.
+/// Removes what a killed process has left behind, for a node that keeps no routes itself.
 pub(crate) fn remove_stale() {
     let removed = std::thread::Builder::new()
         .name("turbo-routes".into())
@@ -88,7 +89,7 @@ pub(crate) fn remove_stale() {
 type Begun = Result<(), RouteMetricsError>;
 
 fn run(job: Job, stop: &Notify, tell: &SyncSender<Begun>) {
-    // Outside the runtime, because removing the routes needs one of its own; also after a panic.
+    // Dropped outside the runtime, because removing the routes needs a runtime; also after a panic.
     let mut held = None;
     let status = job.status.clone();
     let ended = runtime().and_then(|runtime| runtime.block_on(follow(job, stop, &mut held, tell)));
@@ -140,7 +141,7 @@ async fn follow(
         }
         let mut schedule = Schedule::new(Instant::now(), held.is_some());
         loop {
-            // While the next check is due anyhow, notifications wait in the socket.
+            // If a check is due anyway, notifications can wait in the socket.
             let waits = !schedule.is_asked;
             tokio::select! {
                 () = stop.notified() => return Ok(()),
@@ -152,7 +153,7 @@ async fn follow(
     }
 }
 
-/// When to check the routes again. Pure.
+/// Decides when to check the routes again. Pure.
 struct Schedule {
     looked: Instant,
     is_asked: bool,
@@ -161,7 +162,8 @@ struct Schedule {
 // === impl Schedule ===
 
 impl Schedule {
-    /// Notes a check. Where another process has the routes (`held` is false), the next one is soon.
+    /// Records a check. If another process keeps the routes (`held` is false), the next check is
+    /// soon.
     fn new(looked: Instant, held: bool) -> Self {
         Self {
             looked,
@@ -169,12 +171,13 @@ impl Schedule {
         }
     }
 
-    /// Notes a change.
+    /// Records a change.
     fn ask(&mut self) {
         self.is_asked = true;
     }
 
-    /// Returns when to check: at once for a change after quiet, together for further ones.
+    /// Returns when to check: at once for a change after a quiet time, later for changes that
+    /// follow.
     fn next(&self) -> Instant {
         match self.is_asked {
             true => self.looked + LOOK_AT_MOST,
@@ -187,9 +190,9 @@ impl Schedule {
 struct Work {
     job: Job,
     handle: Handle,
-    /// Our routes as they were requested.
+    /// The relay's routes as it requested them.
     put: BTreeMap<IpAddr, RouteMessage>,
-    /// The reasons that were logged for addresses without a route.
+    /// The reasons already logged for addresses without a route.
     said: BTreeMap<IpAddr, Without>,
     said_too_many: bool,
     said_taken: bool,
@@ -209,7 +212,7 @@ impl Work {
                 }
                 return Ok(());
             }
-            // Left by a killed process.
+            // A killed process may have left these behind.
             netlink::remove_all(&self.handle).await;
         }
         netlink::ensure_rules(&self.handle).await?;
@@ -250,7 +253,7 @@ impl Work {
                 Err(error) => {
                     tracing::debug!(%error, %address, "cannot add a route");
                     without.insert(address, Without::Refused);
-                    // No route is better than one that leads where the real one no longer does.
+                    // No route is better than one that leads where the real route no longer does.
                     if !is_new {
                         self.remove(address).await;
                     }
@@ -267,12 +270,12 @@ impl Work {
     async fn remove(&mut self, address: IpAddr) {
         self.put.remove(&address);
         if let Err(error) = netlink::remove(&self.handle, address).await {
-            // It may have gone with its device in the meantime.
+            // The route may have disappeared with its device.
             tracing::debug!(%error, %address, "cannot remove a route with an initial window");
         }
     }
 
-    /// Logs once why an address has no route.
+    /// Logs, once per address, the reason why it has no route.
     fn say(&mut self, without: &BTreeMap<IpAddr, Without>, too_many: usize) {
         for (address, why) in without {
             if self.said.insert(*address, *why) != Some(*why) {
@@ -292,7 +295,7 @@ impl Work {
     }
 }
 
-/// The exclusive right to keep the routes. Dropping it removes them.
+/// The exclusive right to keep the routes. Dropping it removes the routes.
 struct RouteLock {
     #[expect(
         dead_code,
@@ -304,7 +307,7 @@ struct RouteLock {
 // === impl RouteLock ===
 
 impl RouteLock {
-    /// `None`: another process has it.
+    /// Takes the lock. Returns `None` if another process has it.
     fn take() -> io::Result<Option<Self>> {
         let addr = SocketAddr::from_abstract_name(LOCK)?;
         match UnixListener::bind_addr(&addr) {
@@ -354,7 +357,7 @@ mod tests {
         assert_eq!(schedule.next(), looked + LOOK_AT_LEAST);
         schedule.ask();
         schedule.ask();
-        // This is in the past after quiet.
+        // After a quiet time, this is in the past.
         assert_eq!(schedule.next(), looked + LOOK_AT_MOST);
     }
 

@@ -162,7 +162,7 @@ fn a_foreign_route_in_our_table_is_neither_replaced_nor_removed() {
     assert!(plan.put.is_empty() && plan.remove.is_empty());
 }
 
-/// The kernel's table, simulated, and the changes applied to it.
+/// A simulation of the kernel's table, which applies changes.
 #[derive(Clone, Debug, PartialEq)]
 struct Kernel(Vec<RouteMessage>);
 
@@ -188,7 +188,7 @@ impl Kernel {
     }
 }
 
-/// Routes to a few addresses, each ours or a foreign one, in our table or in main.
+/// Generates routes to a few addresses, each ours or a foreign one, in our table or in main.
 fn tables() -> impl Strategy<Value = Kernel> {
     let route = (
         0..8_u32,
@@ -240,13 +240,13 @@ proptest! {
         for (address, _) in &decided.put {
             prop_assert!(wanted.contains_key(address));
         }
-        // Each address has our route, or a foreign one instead.
+        // Each address has our route, or a foreign route instead.
         for (wanted, copy) in &wanted {
             let here = |r: &&RouteMessage| address(r) == Some(*wanted) && table(r) == TABLE;
             let there: Vec<_> = kernel.0.iter().filter(here).collect();
             prop_assert_eq!(there.len(), 1);
             prop_assert_eq!(is_ours(there[0]), !decided.occupied.contains(wanted));
-            // Routes that were not requested in this form are added now.
+            // A route that was not requested in this form has been added now.
             if is_ours(there[0]) && put_before.get(wanted) != Some(copy) {
                 prop_assert_eq!(there[0], copy);
             }
@@ -255,7 +255,7 @@ proptest! {
             prop_assert!(wanted.contains_key(&address(route).unwrap()));
         }
 
-        // Then there is nothing more to do.
+        // A second plan changes nothing.
         let again = plan(&wanted, &wanted, &kernel.0);
         prop_assert!(again.put.is_empty() && again.remove.is_empty(), "{again:?}");
     }
