@@ -32,8 +32,8 @@ pub(super) struct WriteCounts {
 
 impl Sink {
     pub(super) fn stdout() -> Self {
-        // `LineWriter` of the standard output would flush each line; lines are collected here
-        // already.
+        // A `LineWriter` on standard output would flush each line; this type already collects
+        // lines.
         Self::new(Box::new(io::stdout()), None)
     }
 
