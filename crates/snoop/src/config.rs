@@ -16,11 +16,11 @@ use crate::wire::Net;
 /// Default path of the configuration file.
 pub const CONFIG: &str = "/etc/taut/taut.toml";
 
-/// The widest TCP window (RFC 7323 2.3), less one byte, because sequence numbers are compared
+/// The widest TCP window (RFC 7323 2.3) minus one byte, because sequence numbers are compared
 /// within half of their space.
 const WINDOW_MAX: u64 = (1 << 30) - 1;
 
-/// The smallest useful buffer: less would not hold two segments.
+/// The smallest useful buffer: a smaller one would not hold two segments.
 const BUFFER_LEAST: u64 = 4096;
 
 /// The upper limit of `exposure_time`.
@@ -89,10 +89,10 @@ pub struct Settings {
     pub control: Option<PathBuf>,
 }
 
-/// Why a configuration is invalid.
+/// The reason why a configuration is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The text is not valid TOML or has an unknown field; the source says where.
+    /// The text is not valid TOML or has an unknown field; the source names the place.
     #[error("{0}")]
     Text(#[from] toml::de::Error),
     /// A setting is out of range, or contradicts another one.
@@ -100,7 +100,7 @@ pub enum ConfigError {
     Sense(&'static str),
 }
 
-/// The whole file, with the tables of other jobs.
+/// The whole file, including the tables of other commands.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -112,7 +112,7 @@ struct File {
 // === impl Settings ===
 
 impl Settings {
-    /// Parses a configuration file; returns the defaults if it has no `[snoop]` table.
+    /// Parses a configuration file. Returns the defaults if it has no `[snoop]` table.
     ///
     /// # Errors
     /// [`ConfigError::Text`].
@@ -121,7 +121,7 @@ impl Settings {
         Ok(file.snoop.unwrap_or_default())
     }
 
-    /// Returns these settings, with `those` in place of unset ones.
+    /// Returns these settings, with unset ones taken from `those`.
     #[must_use]
     pub fn over(self, those: Self) -> Self {
         Self {

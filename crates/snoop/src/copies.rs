@@ -17,13 +17,13 @@ use crate::wire::Copy;
 /// some tens of milliseconds.
 pub const RING_BYTES: u32 = 16 << 20;
 
-/// How often copies are processed while there are any.
+/// The interval at which copies are processed while there are any.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 
-/// Stops the consumption when there is no room for more; the rest stay in the ring buffer.
+/// Stops the consumption when there is no room left; the rest stays in the ring buffer.
 const ENOUGH: i32 = -1;
 
-/// The ring buffer; one for all taps of a process.
+/// The ring buffer, shared by all taps of a process.
 pub struct Copies {
     map: MapHandle,
     /// Whether the programs have to wake a waiter.
@@ -79,13 +79,13 @@ impl Copies {
         self.map.as_fd()
     }
 
-    /// Returns the map that says whether a waiter sleeps, likewise.
+    /// Returns the map that records whether a waiter sleeps, for the programs to reuse.
     pub(crate) fn asleep(&self) -> BorrowedFd<'_> {
         self.asleep.handle().as_fd()
     }
 
     /// Makes the programs wake a [`Waiter`] with the next copy. A copy that is being written at
-    /// this moment may not wake it, so callers still process copies now and then.
+    /// this moment may not wake it, so callers must still process copies occasionally.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -93,10 +93,10 @@ impl Copies {
         self.asleep.insert(&0, &1).map_err(ProgramError::Map)
     }
 
-    /// Takes all copies out of the ring buffer, or as many bytes as it has room for if more arrive
-    /// meanwhile.
+    /// Takes all copies out of the ring buffer. If more arrive meanwhile, stops after as many bytes
+    /// as the ring buffer has room for.
     pub fn take(&self) -> Vec<Copy> {
-        // An error is the stop that `Taken::add` requests.
+        // The only error is the stop that `Taken::add` requests.
         let _ = self.ring.consume();
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         taken.bytes = 0;
@@ -106,7 +106,7 @@ impl Copies {
     /// Returns a handle that waits for copies.
     ///
     /// # Errors
-    /// The system's: no file descriptors are left.
+    /// The system's error if no file descriptors are left.
     pub(crate) fn waiter(&self) -> io::Result<Waiter> {
         Ok(Waiter(self.map.as_fd().try_clone_to_owned()?))
     }
@@ -143,7 +143,7 @@ impl Waiter {
     /// Returns once there are copies in the ring buffer.
     ///
     /// # Errors
-    /// The system's.
+    /// The system's error.
     pub(crate) fn wait(&self) -> io::Result<()> {
         let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
         match poll(&mut fds, None) {

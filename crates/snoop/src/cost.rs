@@ -1,9 +1,9 @@
-//! Measures the programs' CPU time per packet on this machine, by the kernel's own statistics of
+//! Measures the programs' CPU time per packet on this machine, using the kernel's own statistics of
 //! their run time.
 //!
-//! The measurement runs in a network namespace of its own: five guests' taps at a bridge, and one
-//! sender's. Segments lie in the ring until the guest takes them, and no process sleeps for one, so
-//! no wake-up is measured.
+//! The measurement runs in a network namespace of its own: the taps of five guests and of one
+//! sender at a bridge. Segments stay in the ring until the guest takes them, and no process sleeps
+//! waiting for one, so no wake-up is measured.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ const GUESTS: usize = 5;
 /// Bytes of data in a segment; with timestamps the frame has 1514.
 const SEGMENT: usize = 1448;
 
-/// Segments of one stream until its guest acknowledges them: less than its window.
+/// The number of segments of one stream before its guest acknowledges them: less than its window.
 const BATCH: usize = 40;
 
 /// Length of a tap's ring.
@@ -43,7 +43,7 @@ const SEGMENTS: usize = 200_000;
 /// Number of rounds, each with and without the programs; the figures are medians.
 const ROUNDS: usize = 7;
 
-/// Why a measurement failed.
+/// The reason why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CostError {
     /// The network namespace cannot be created.
@@ -93,9 +93,9 @@ pub struct Cost {
     pub suppress: Option<f64>,
     /// Program time for an ACK of the guest that passes.
     pub pass_from_guest: f64,
-    /// The search for the flow, included in each of these.
+    /// The search for the flow, which is included in each of these times.
     pub lookup: f64,
-    /// Extra time that sending a segment takes compared to no programs: all of the above, and the
+    /// The extra time for sending a segment compared to no programs: all of the above, and the
     /// ACK's way back through the bridge.
     pub added: f64,
 }
@@ -111,8 +111,8 @@ struct World {
     streams: Vec<Stream>,
 }
 
-/// Measures all scenarios. Calls `step` before each one, and `ends` often, to learn whether to give
-/// up.
+/// Measures all scenarios. Calls `step` before each one, and often calls `ends` to check whether to
+/// give up.
 ///
 /// # Errors
 /// [`CostError`]; the namespace is removed.
@@ -127,7 +127,7 @@ pub fn measure(
         for (frame, partial) in [(SEGMENT, true), (SEGMENT, false), (40 * SEGMENT, true)] {
             step(&format!("{scenario}, {frame} bytes"));
             let of = Ends { partial, frame };
-            // A frame of many segments counts as many.
+            // A frame of many segments counts as that many segments.
             let frames = segments * SEGMENT / frame;
             costs.push(cost(scenario, streams, taps, of, frames, &ends)?);
         }
@@ -194,7 +194,7 @@ fn serve(ifindex: u32, copies: &Copies, measured: bool) -> Result<Program, Progr
     program.attach(ifindex)?;
     let config = Config {
         on: true,
-        // A stream lasts longer than its guest may be silent.
+        // A stream lasts longer than a guest may normally be silent.
         exposure: u32::MAX,
         exposure_ticks: u32::MAX,
         ..Config::default()
@@ -213,7 +213,7 @@ struct Run {
     passing: usize,
     suppressed: Duration,
     suppressing: usize,
-    /// The sender's time for the segments.
+    /// The time that the sender spent on the segments.
     sending: Duration,
     /// The split of the programs' time, if they measured it.
     spent: Spent,
@@ -222,8 +222,8 @@ struct Run {
 // === impl World ===
 
 impl World {
-    /// Creates the namespace, its taps and streams. `served`: with the programs, and whether they
-    /// measure the split of their time.
+    /// Creates the namespace, its taps and streams. `served` selects whether the programs run, and
+    /// whether they measure the split of their time.
     fn new(
         taps: usize,
         streams: usize,
@@ -237,7 +237,7 @@ impl World {
         };
         let name = format!("taut-snoop-cost-{}-{kind}", getpid().as_raw_pid());
         let netns = Netns::create(&name)?;
-        // From here on, dropping this removes it.
+        // From here on, dropping `netns` removes the namespace.
         let records = Records::default();
         let made = netns.run(|| -> Result<_, CostError> {
             let copies = Copies::new(copies::RING_BYTES)?;
@@ -305,7 +305,7 @@ impl World {
         Ok(run)
     }
 
-    /// Opens a connection, and sends its first segment, which the guest acknowledges itself.
+    /// Opens a connection and sends its first segment, which the guest acknowledges itself.
     fn open(&self, stream: &mut Stream) -> Result<(), CostError> {
         let guest = &self.guests[stream.guest];
         for (from_guest, frame) in stream.handshake() {
@@ -314,9 +314,9 @@ impl World {
         Ok(())
     }
 
-    /// Sends segments that are acknowledged early, then the guest's ACKs: all but the last are
-    /// dropped. Then sends some packets that pass in each direction: repetitions of the last ACK,
-    /// and segments without data.
+    /// Sends segments that are acknowledged early, and then the guest's ACKs, of which all but the
+    /// last are dropped. Then sends some packets that pass in each direction: repetitions of the
+    /// last ACK, and segments without data.
     fn transfer(&self, stream: &mut Stream, count: usize, run: &mut Run) -> Result<(), CostError> {
         let guest = &self.guests[stream.guest];
         let data: Vec<_> = (0..count).map(|_| stream.data()).collect();
@@ -338,7 +338,7 @@ impl World {
         run.suppressed += self.run_time("snoop_from_guest")?.saturating_sub(before);
         run.suppressing += others.len();
 
-        // The last one passes, and so do its repetitions.
+        // The last ACK passes, and so do its repetitions.
         let before = self.run_time("snoop_from_guest")?;
         for _ in 0..BATCH {
             guest.write(last)?;

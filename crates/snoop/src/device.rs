@@ -1,4 +1,4 @@
-//! Network devices, as netlink describes them.
+//! Network devices, as reported by netlink.
 
 use rtnetlink::packet_core::Nla as _;
 use rtnetlink::packet_route::link::{InfoData, InfoKind, LinkAttribute, LinkInfo, LinkMessage};
@@ -33,7 +33,7 @@ pub struct Device {
 pub enum Kind {
     /// A TAP.
     Tap {
-        /// Created with `IFF_MULTI_QUEUE`, even if only one queue is attached.
+        /// Whether it was created with `IFF_MULTI_QUEUE`, even if only one queue is attached.
         many_queues: bool,
     },
     /// A TUN, whose packets have no Ethernet headers.
@@ -45,14 +45,13 @@ pub enum Kind {
 // === impl Device ===
 
 impl Device {
-    /// Whether a queueing discipline that may drop frames stands before the ring.
+    /// Returns whether a queueing discipline that may drop frames is in front of the ring.
     pub fn has_queue(&self) -> bool {
         self.qdisc != NO_QUEUE
     }
 
     /// Returns the guest's Ethernet address if libvirt created the tap: the tap's address is then
-    /// the guest's with 0xfe as the first byte. (A random address looks like that once in 2^24
-    /// times.)
+    /// the guest's with 0xfe as the first byte. (A random address matches once in 2^24 times.)
     pub fn guest_mac(&self) -> Option<[u8; 6]> {
         match self.mac? {
             [0xfe, 0x54, 0, x, y, z] => Some([0x52, 0x54, 0, x, y, z]),
@@ -60,7 +59,7 @@ impl Device {
         }
     }
 
-    /// Reads a link message; returns `None` if it has no name.
+    /// Reads a link message. Returns `None` if it has no name.
     pub(crate) fn from_link(link: LinkMessage) -> Option<Self> {
         let (mut name, mut mac) = (None, None);
         let (mut ring, mut qdisc, mut kind) = (0, String::new(), Kind::Other(None));

@@ -5,7 +5,7 @@ use std::io;
 use taut_bpf::Error;
 use taut_sys::Errno;
 
-/// Why the BPF programs cannot be used.
+/// The reason why the BPF programs cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
     /// The kernel rejects the programs.

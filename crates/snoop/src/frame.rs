@@ -23,7 +23,7 @@ const OPTION_TIMESTAMPS: u8 = 8;
 
 /// Returns the bytes of `range` of a copy as the peer would send them now: with its latest
 /// acknowledgment number, window and timestamp that the guest has seen, so that the guest accepts
-/// them (RFC 5961 5.2, RFC 7323 5.3). A retransmission is not ECN-capable (RFC 3168 6.1.5).
+/// the frame (RFC 5961 5.2, RFC 7323 5.3). A retransmission is not ECN-capable (RFC 3168 6.1.5).
 pub(crate) fn retransmission(copy: &Copy, range: &Range<u32>, flow: &Flow) -> Vec<u8> {
     let headers = copy.l4_at + copy.header;
     let from = headers + range.start.wrapping_sub(copy.seq) as usize;
@@ -82,7 +82,7 @@ fn write_tcp(tcp: &mut [u8], header: usize, range: &Range<u32>, flow: &Flow) {
                 tcp[at + 2..at + 6].copy_from_slice(&flow.ts_peer.to_be_bytes());
                 at += 10;
             }
-            // A SACK block of that time is outdated.
+            // A SACK block from the time of the copy is outdated.
             (_, size) => {
                 let end = (at + size.max(2)).min(header);
                 tcp[at..end].fill(OPTION_NOP);

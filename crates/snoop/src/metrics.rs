@@ -55,7 +55,7 @@ const COUNTERS: [Counter; 4] = [
 /// Encodes an exposition of these taps in OpenMetrics' text format.
 ///
 /// # Errors
-/// The library's.
+/// The library's error.
 pub(crate) fn encode(taps: Vec<TapStatus>) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Snapshot(taps)));
@@ -210,7 +210,7 @@ impl Figure {
         match self {
             Self::Count(count) => encoder
                 .encode_counter::<prometheus_client::encoding::NoLabelSet, u64, u64>(count, None),
-            // This library's gauges are signed; a level above `i64::MAX` does not occur.
+            // This library's gauges are signed; no level exceeds `i64::MAX`.
             Self::Level(level) => prometheus_client::metrics::gauge::ConstGauge::new(
                 i64::try_from(*level).unwrap_or(i64::MAX),
             )

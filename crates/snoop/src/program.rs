@@ -22,11 +22,11 @@ pub const FLOWS: u32 = 4096;
 /// Priority of the tc filters, used without tcx.
 pub(crate) const FILTER_PRIORITY: u32 = 50_774;
 
-/// Maximum number of unread events; further ones are discarded.
+/// The maximum number of unread events; further ones are discarded.
 const EVENTS_MAX: usize = 1024;
 
-/// The programs at one tap. They are detached when this is dropped or the process ends, and the
-/// flows continue.
+/// The programs at one tap. They are detached when this is dropped or the process ends; the flows
+/// continue.
 pub struct Program {
     /// Detached first.
     attached: Vec<Attached>,
@@ -94,8 +94,8 @@ impl Program {
         maps().map_err(ProgramError::Load)
     }
 
-    /// Configures the programs until `until` (CLOCK_MONOTONIC). After that, and before the first
-    /// call, they give no early ACKs, so none is given unwatched.
+    /// Configures the programs until `until` (CLOCK_MONOTONIC). After that time, and before the
+    /// first call, they give no early ACKs, so that no early ACK is unwatched.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -107,10 +107,10 @@ impl Program {
     /// Attaches the programs to the tap of this index, in the calling thread's network namespace.
     ///
     /// # Errors
-    /// [`ProgramError::Attach`]; none of them is attached then.
+    /// [`ProgramError::Attach`]; neither program is attached then.
     pub fn attach(&mut self, ifindex: u32) -> Result<(), ProgramError> {
         let mut attached = Vec::with_capacity(2);
-        // The one that learns comes first.
+        // The program that learns is attached first.
         for (name, point) in [
             ("snoop_from_guest", AttachPoint::IngressFirst),
             ("snoop_to_guest", AttachPoint::Egress),
@@ -124,7 +124,7 @@ impl Program {
         Ok(())
     }
 
-    /// Returns the packets towards the guest so far, by exit.
+    /// Returns the number of packets towards the guest so far, by exit.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -132,7 +132,7 @@ impl Program {
         self.to_guest.read().map_err(ProgramError::Map)
     }
 
-    /// Returns the packets from the guest so far, by exit.
+    /// Returns the number of packets from the guest so far, by exit.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -140,7 +140,7 @@ impl Program {
         self.from_guest.read().map_err(ProgramError::Map)
     }
 
-    /// Returns the tracked flows. Flows that start meanwhile may be missing.
+    /// Returns the tracked flows. Flows that start during the call may be missing.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -152,7 +152,7 @@ impl Program {
         Ok(listed.iter().filter_map(flow).collect())
     }
 
-    /// Removes a flow. It continues, and is found again in mid-flow.
+    /// Removes a flow. The connection continues, and its flow is found again in mid-flow.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -176,7 +176,7 @@ impl Program {
         Ok(spent.into_iter().fold(Spent::default(), Spent::and))
     }
 
-    /// Returns how long the program of this name has run, while the kernel counts it.
+    /// Returns the run time of the named program, as counted by the kernel.
     pub(crate) fn run_time(&self, name: &'static str) -> Result<Duration, ProgramError> {
         let program = self.object.program(name).map_err(ProgramError::Load)?;
         run_time(program.as_fd()).map_err(|source| ProgramError::RunTime { name, source })
@@ -198,7 +198,7 @@ impl Program {
             bypass: why as u32,
         };
         let ordered = self.order.insert(&0, &order);
-        // A program does it, because a value read here would be outdated when written back.
+        // A program does the update, because a value read here would be outdated when written back.
         ordered
             .and_then(|()| self.object.run("snoop_leave"))
             .map(|_| ())
@@ -232,7 +232,7 @@ impl Program {
         Ok(())
     }
 
-    /// Whether frames from several Ethernet addresses came from the tap while the guest's is
+    /// Returns whether the tap has sent frames from several Ethernet addresses while the guest's is
     /// unknown.
     pub(crate) fn sees_several_macs(&self) -> Result<bool, ProgramError> {
         let found = self.source.get(&0).map_err(ProgramError::Map)?;
@@ -253,7 +253,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // In reverse order: an early ACK of the second program needs the first one.
+        // Detached in reverse order: an early ACK of the second program needs the first one.
         while self.attached.pop().is_some() {}
     }
 }

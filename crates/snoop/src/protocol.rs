@@ -1,4 +1,4 @@
-//! The JSON of the control socket: questions to the serving process, and its answers.
+//! The JSON of the control socket: requests to the serving process, and its answers.
 
 use std::net::SocketAddr;
 
@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 use crate::tap_supervisor::{State, Status};
 use crate::wire::{Flow, Key, Mode};
 
-/// A question to the serving process.
+/// A request to the serving process.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
 pub enum Question {
     /// State and counters of every tap.
     Status,
-    /// Stop early ACKs at a tap, and answer once its guest has everything that was acknowledged
-    /// early.
+    /// Stop early ACKs at a tap. The answer comes once the guest has everything that was
+    /// acknowledged early.
     Off {
         /// The tap's name.
         tap: String,
@@ -45,16 +45,16 @@ pub struct TapStatus {
     pub tap: String,
     /// `on`, `draining`, `off` or `unfit`.
     pub state: String,
-    /// Why the tap is unfit, or what happens to the guest of a tap that is off.
+    /// The reason why the tap is unfit, or the state of the guest of a tap that is off.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     /// Length of the ring, in frames.
     pub ring: u32,
-    /// Flows in which the guest never took what was acknowledged early.
+    /// Flows in which the guest never took data that was acknowledged early.
     pub lost_after_early_ack: u64,
-    /// Bytes that are acknowledged early and not yet by the guest, over all flows.
+    /// Bytes that were acknowledged early but not yet by the guest, over all flows.
     pub exposure: u64,
-    /// Maximum of these in one flow so far.
+    /// The maximum of these bytes in one flow so far.
     pub exposure_most: u32,
     /// Bytes of copies that are retained until the guest acknowledges them.
     pub retained: u64,
@@ -86,9 +86,9 @@ pub struct FlowStatus {
     /// The reason, if the mode is BYPASS.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bypass: Option<String>,
-    /// Bytes that are acknowledged early and not yet by the guest.
+    /// Bytes that were acknowledged early but not yet by the guest.
     pub exposure: u32,
-    /// Maximum of these so far.
+    /// The maximum of these bytes so far.
     pub exposure_most: u32,
     /// Segments acknowledged early.
     pub acked_segments: u64,

@@ -1,7 +1,7 @@
 //! Queueing disciplines at the root of a device.
 //!
-//! Options are kept as the kernel encodes them: they differ for each kind, some are not attributes
-//! (`pfifo`), and the restored discipline must equal the original.
+//! Options are kept as the kernel encodes them: each kind has other options, some options are not
+//! attributes (`pfifo`), and the restored discipline must equal the original.
 
 use std::io;
 
@@ -39,7 +39,7 @@ const HEADER: usize = 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Qdisc {
     ifindex: i32,
-    /// 0: the kernel's default.
+    /// 0 for the kernel's default discipline.
     handle: u32,
     attributes: Vec<DefaultNla>,
 }
@@ -65,7 +65,7 @@ impl Qdisc {
         }
     }
 
-    /// Decodes a message; returns `None` if it is about another device, or not about its root.
+    /// Decodes a message. Returns `None` if it is about another device, or not about the root.
     pub(crate) fn decode(body: &[u8], of: i32) -> Option<Self> {
         let word = |at: usize| Some(*body.get(at..)?.first_chunk::<4>()?);
         let ifindex = i32::from_ne_bytes(word(4)?);
@@ -106,7 +106,7 @@ impl Qdisc {
         String::from_utf8_lossy(&name).into_owned()
     }
 
-    /// Whether it is the kernel's default rather than configured.
+    /// Returns whether the discipline is the kernel's default rather than a configured one.
     pub(crate) fn is_kernels_choice(&self) -> bool {
         self.handle == 0
     }
@@ -115,7 +115,7 @@ impl Qdisc {
 /// Returns the discipline at the root of this device, if the kernel reports one.
 ///
 /// # Errors
-/// Netlink's, or the kernel's.
+/// An error of netlink or of the kernel.
 pub(crate) async fn root(ifindex: i32) -> io::Result<Option<Qdisc>> {
     let mut body = vec![0; HEADER];
     body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
@@ -127,7 +127,7 @@ pub(crate) async fn root(ifindex: i32) -> io::Result<Option<Qdisc>> {
 /// Sets this as the discipline of its device.
 ///
 /// # Errors
-/// Netlink's, or the kernel's.
+/// An error of netlink or of the kernel.
 pub(crate) async fn replace(qdisc: &Qdisc) -> io::Result<()> {
     let flags = NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
     ask(NEW, qdisc.encode(), flags).await.map(drop)
@@ -136,7 +136,7 @@ pub(crate) async fn replace(qdisc: &Qdisc) -> io::Result<()> {
 /// Restores the kernel's default.
 ///
 /// # Errors
-/// Netlink's, or the kernel's.
+/// An error of netlink or of the kernel.
 pub(crate) async fn reset(ifindex: i32) -> io::Result<()> {
     // `noqueue` has no name and cannot be deleted, but a named one can.
     replace(&Qdisc::named(ifindex, "pfifo")).await?;
@@ -145,17 +145,17 @@ pub(crate) async fn reset(ifindex: i32) -> io::Result<()> {
     ask(DELETE, nameless.encode(), NLM_F_ACK).await.map(drop)
 }
 
-/// Counts the filters at the egress of clsact, except those of this priority. 0 without clsact.
+/// Counts the filters at the egress of clsact, except those of priority `but`. 0 without clsact.
 ///
 /// # Errors
-/// Netlink's.
+/// An error of netlink.
 pub(crate) async fn egress_filters(ifindex: i32, but: u32) -> io::Result<usize> {
     let mut body = vec![0; HEADER];
     body[4..8].copy_from_slice(&ifindex.to_ne_bytes());
     body[12..16].copy_from_slice(&CLSACT_EGRESS.to_ne_bytes());
     let answers = match ask(GET_FILTER, body, NLM_F_DUMP).await {
         Ok(answers) => answers,
-        // No clsact.
+        // The device has no clsact.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(0),
         Err(error) => return Err(error),
     };

@@ -1,4 +1,4 @@
-//! Watches QEMU's machines at the QMP sockets that `--qmp` names.
+//! Watches QEMU's machines at the QMP sockets named by `--qmp`.
 //!
 //! One thread handles all connections: it connects, reconnects, and reports when early ACKs at a
 //! tap have to stop and when they may resume ([`policy`]).
@@ -30,17 +30,17 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The longest such pause.
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// How long a connection is not read after it caused a restriction: a machine that is stopped and
-/// continued all the time must not starve the others.
+/// The time for which a connection is not read after it caused a restriction: a machine that is
+/// stopped and continued all the time must not starve the others.
 const REST: Duration = Duration::from_millis(20);
 
-/// Bytes read from a connection before the next one has its turn.
+/// The number of bytes read from a connection before the next connection has its turn.
 const READ: usize = 16 * 1024;
 
-/// Bytes of unsent commands at which a monitor is given up.
+/// The number of bytes of unsent commands at which a monitor is given up.
 const UNSENT_MAX: usize = 4096;
 
-/// Handle to the thread of the connections.
+/// Handle to the thread that runs the connections.
 #[derive(Debug)]
 pub struct Monitors {
     taps: Arc<Mutex<Vec<String>>>,
@@ -52,7 +52,8 @@ struct Watcher<T> {
     sources: Vec<Source>,
     taps: Arc<Mutex<Vec<String>>>,
     woken: UnixStream,
-    /// By socket path: a machine may have several taps, and its socket accepts one client.
+    /// Connections by socket path: a machine may have several taps, and its socket accepts one
+    /// client.
     connections: BTreeMap<PathBuf, Connection>,
     began: Instant,
     tell: T,
@@ -66,7 +67,7 @@ struct Connection {
     policy: Policy,
     link: Link,
     retry: Duration,
-    /// The missing connection was logged.
+    /// Whether the missing connection was logged.
     logged: bool,
     /// The connection is not read before this time.
     rests_until: Duration,
@@ -83,7 +84,7 @@ enum Link {
     },
 }
 
-/// Why a connection broke.
+/// The reason why a connection broke.
 #[derive(Debug, thiserror::Error)]
 enum LinkError {
     #[error("{0}")]
@@ -99,11 +100,10 @@ enum LinkError {
 // === impl Monitors ===
 
 impl Monitors {
-    /// Starts the thread, without any connection yet. It calls `tell` with a tap's name and a
+    /// Starts the thread without any connections. The thread calls `tell` with a tap's name and a
     /// restriction, and ends when `tell` returns false.
     ///
-    /// # Errors
-    /// The system's: no thread or file descriptor is available.
+    /// # Errors The system's error if no thread or file descriptor is available.
     pub fn watch(
         sources: Vec<Source>,
         tell: impl Fn(String, Restriction) -> bool + Send + 'static,
@@ -131,7 +131,7 @@ impl Monitors {
         let mut wanted = self.taps.lock().unwrap_or_else(PoisonError::into_inner);
         if *wanted != taps {
             *wanted = taps;
-            // A full pipe has woken the thread already.
+            // If the pipe is full, the thread has a wake-up pending already.
             let _ = (&self.wake).write(&[0]);
         }
     }
@@ -140,8 +140,8 @@ impl Monitors {
 // === impl Watcher ===
 
 impl<T: Fn(String, Restriction) -> bool> Watcher<T> {
-    /// Does one round: sends what is due, reports restrictions, waits, and reads. Returns false
-    /// when the receiver is gone.
+    /// Runs one round: sends pending commands, reports restrictions, waits, and reads. Returns
+    /// false when the receiver is gone.
     fn turn(&mut self) -> bool {
         self.update_connections();
         let now = self.began.elapsed();
@@ -163,7 +163,7 @@ impl<T: Fn(String, Restriction) -> bool> Watcher<T> {
                     connection.read(now);
                 }
             }
-            // Out of memory, which may pass.
+            // The system is out of memory, which may pass.
             Err(error) => {
                 tracing::warn!(%error, "cannot wait for QMP");
                 std::thread::sleep(RETRY);
@@ -192,8 +192,8 @@ impl<T: Fn(String, Restriction) -> bool> Watcher<T> {
         }
     }
 
-    /// Waits until a timer is due, a connection is ready or the taps have changed. Returns which
-    /// connections are ready.
+    /// Waits until a timer is due, a connection is ready or the taps have changed. Returns, for
+    /// each connection, whether it is ready.
     fn wait(&self, now: Duration) -> io::Result<Vec<bool>> {
         let due = self.connections.values().filter_map(Connection::due).min();
         let limit = due.map(|due| due.saturating_sub(now));
@@ -217,7 +217,7 @@ impl<T: Fn(String, Restriction) -> bool> Watcher<T> {
             .collect())
     }
 
-    /// Empties the wake-up pipe; returns false if its other end is closed.
+    /// Empties the wake-up pipe. Returns false if its other end is closed.
     fn is_wanted(&self) -> bool {
         let mut bytes = [0; 64];
         loop {
@@ -245,8 +245,8 @@ impl Connection {
         }
     }
 
-    /// Returns when [`Connection::poll`] or [`Connection::read`] may have work without input from
-    /// QEMU.
+    /// Returns the time at which [`Connection::poll`] or [`Connection::read`] may have work without
+    /// input from QEMU.
     fn due(&self) -> Option<Duration> {
         match &self.link {
             Link::Down(at) => Some(*at),
@@ -371,8 +371,8 @@ impl Connection {
     }
 
     fn break_off(&mut self, now: Duration, error: &LinkError) {
-        // Not after the first failure: a tap may appear a moment before its machine, and vanish a
-        // moment after it.
+        // Not logged after the first failure: a tap may appear a moment before its machine, and
+        // vanish a moment after it.
         if !self.logged && self.retry > RETRY {
             tracing::warn!(
                 taps = self.taps.join(" "), socket = %self.path.display(),
@@ -388,7 +388,7 @@ impl Connection {
     }
 }
 
-/// Connects without blocking: the listener may have a client, and no room for another.
+/// Connects without blocking: the listener may have a client and no room for another.
 fn connect_to(path: &Path) -> io::Result<UnixStream> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

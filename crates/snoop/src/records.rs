@@ -1,5 +1,5 @@
-//! Records of changed tap settings, on disk until the settings are restored: after a process was
-//! killed, the next one restores them.
+//! On-disk records of changed tap settings. A record exists until its settings are restored: if a
+//! process is killed, the next one restores them.
 
 use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File};
@@ -12,7 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use crate::device::Device;
 use crate::qdisc::Qdisc;
 
-/// Default folder of the records. It does not survive a reboot, and neither do taps.
+/// The default folder of the records. It does not survive a reboot, and neither do taps.
 pub const RECORDS: &str = "/run/taut/snoop";
 
 /// Suffixes of the files beside a record: its lock, and a record that is being written.
@@ -28,7 +28,7 @@ pub struct Records(PathBuf);
 pub(crate) struct Record {
     path: PathBuf,
     lock: PathBuf,
-    /// The process that holds the lock serves the tap.
+    /// The lock. The process that holds it serves the tap.
     #[expect(dead_code, reason = "it is held, and let go when it is dropped")]
     held: File,
 }
@@ -41,7 +41,7 @@ impl Records {
         Self(folder.to_owned())
     }
 
-    /// Removes records that killed processes left of devices that no longer exist in the calling
+    /// Removes records left by killed processes for devices that no longer exist in the calling
     /// thread's network namespace. Records of other namespaces stay.
     pub fn sweep(&self, devices: &[Device]) {
         let Ok(netns) = fs::metadata("/proc/thread-self/ns/net") else {
@@ -61,7 +61,7 @@ impl Records {
             if present.contains(name) || of_one(LOCK) || of_one(BEGUN) {
                 continue;
             }
-            // A tap that appeared since or was renamed may be in use.
+            // A tap that appeared or was renamed since the listing may be in use.
             let record = [LOCK, BEGUN].iter().find_map(|end| name.strip_suffix(end));
             let record = self.0.join(record.unwrap_or(name));
             let held = File::open(beside(&record, LOCK))
@@ -76,7 +76,7 @@ impl Records {
     /// Opens and locks the record of a device of the calling thread's network namespace. (The index
     /// alone may recur in another namespace, and the name for another guest.)
     ///
-    /// Fails with `WouldBlock` if another process holds it.
+    /// Fails with `WouldBlock` if another process holds the lock.
     pub(crate) fn of(&self, device: &Device) -> io::Result<Record> {
         let netns = fs::metadata("/proc/thread-self/ns/net")?.ino();
         let name = name_of(netns, device);
@@ -117,13 +117,13 @@ impl Default for Records {
 
 impl Record {
     pub(crate) fn save(&self, qdisc: Option<&Qdisc>) -> io::Result<()> {
-        // The rename is atomic, also if this process is killed here.
+        // The rename is atomic, even if this process is killed here.
         let begun = beside(&self.path, BEGUN);
         fs::write(&begun, qdisc.map(Qdisc::encode).unwrap_or_default())?;
         fs::rename(begun, &self.path)
     }
 
-    /// Returns what a killed process recorded; `None` if there is no record.
+    /// Returns the setting that a killed process recorded; `None` if there is no record.
     pub(crate) fn left(&self, device: &Device) -> Option<Option<Qdisc>> {
         let bytes = fs::read(&self.path).ok()?;
         Some(Qdisc::decode(&bytes, device.index.cast_signed()))
@@ -142,8 +142,8 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        // Removed while locked: a process that has it open meanwhile cannot lock it, and the next
-        // one creates another.
+        // Removed while locked: a process that has the file open meanwhile cannot lock it, and the
+        // next process creates a new one.
         let _ = fs::remove_file(&self.lock);
     }
 }

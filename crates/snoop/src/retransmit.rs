@@ -1,10 +1,10 @@
-//! Decides which retained segments are retransmitted to a guest, and when. Pure: time is an
-//! argument, and so is the programs' state of a flow.
+//! Decides which retained segments to retransmit to a guest, and when. Pure: the time and the
+//! programs' state of a flow are arguments.
 //!
-//! A guest that waits for its CPU has not lost anything, so silence alone is weak evidence. Strong
-//! evidence is what the guest says (`contradicted`, `doubt`), and a guest that is heard in the flow
-//! and does not acknowledge what is in its ring. The guest drops an unneeded retransmission as a
-//! duplicate.
+//! A guest that waits for its CPU has not lost anything, so silence alone is weak evidence. Two
+//! things are strong evidence: the guest's own statements (`contradicted`, `doubt`), and a guest
+//! that is heard in the flow but does not acknowledge what is in its ring. The guest drops an
+//! unneeded retransmission as a duplicate.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -12,25 +12,25 @@ use std::time::Duration;
 
 use crate::wire::{Copy, Flow, Key};
 
-/// A guest that is heard this long after a segment was put into its ring, and has not acknowledged
-/// it, lacks it: an ACK is delayed by 500 ms at most (RFC 9293 3.8.6.3).
+/// The time after which a guest that is heard, but has not acknowledged a segment in its ring,
+/// lacks that segment: an ACK is delayed by no more than 500 ms (RFC 9293 3.8.6.3).
 pub const HEARD: Duration = Duration::from_millis(500);
 
-/// A guest that is not heard in the flow gets the segment again after this time.
+/// The time after which a guest that is not heard in the flow gets the segment again.
 pub const SILENT: Duration = Duration::from_secs(2);
 
-/// Upper limit of these times, which double with each try (RFC 6298 5.5).
+/// The upper limit of these times, which double with each try (RFC 6298 5.5).
 pub const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// Age at which the copy of a segment that was not acknowledged early is dropped. (The programs
 /// decide within microseconds.)
 const NOT_ACKNOWLEDGED: Duration = Duration::from_millis(100);
 
-/// Time without progress after which the guest is given up: about as long as Linux senders try
+/// The time without progress after which the guest is given up: about as long as Linux senders try
 /// (`tcp_retries2`, 924 s).
 pub const GIVE_UP: Duration = Duration::from_secs(900);
 
-/// Maximum number of segments sent at once, while the guest takes what it is sent.
+/// The maximum number of segments sent at once while the guest accepts retransmissions.
 const BURST_MAX: u32 = 32;
 
 /// One tick of the programs' clock in nanoseconds, as a shift.
@@ -50,30 +50,30 @@ pub(crate) struct Retained {
 /// The copies of one flow, and the progress of its repair.
 #[derive(Debug)]
 struct FlowCopies {
-    /// In the order of their delivery into the ring.
+    /// The copies in the order of their delivery into the ring.
     copies: VecDeque<Copy>,
-    /// Bytes of their frames.
+    /// The total size of the copies' frames, in bytes.
     bytes: usize,
-    /// Tells connections of the same key apart ([`Flow::begun`]).
+    /// Distinguishes connections with the same key ([`Flow::begun`]).
     begun: u32,
     /// VM_SEQ and RCV_EDGE at the last check.
     vm_seq: u32,
     rcv_edge: u32,
-    /// When VM_SEQ last moved, or the first copy came.
+    /// The time at which VM_SEQ last moved, or the first copy arrived.
     moved: Duration,
-    /// When a segment was last sent, and how often since VM_SEQ moved.
+    /// The time of the last retransmission, and the number of tries since VM_SEQ moved.
     sent: Option<Duration>,
     tries: u32,
-    /// The guest is known to lack data.
+    /// Whether the guest is known to lack data.
     lacking: bool,
-    /// The programs reported evidence that was not acted upon yet.
+    /// Whether the programs reported evidence that has not been handled yet.
     evidence: bool,
-    /// How many segments are sent at once, and the end of the last ones.
+    /// The number of segments sent at once, and the end of the last ones.
     burst: u32,
     sent_to: u32,
 }
 
-/// What to do for a flow now.
+/// The actions that are due for a flow.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Due {
     /// Segments to send: the number of a copy, and a range of sequence numbers in it.
@@ -118,19 +118,19 @@ impl Retained {
         *tap = *tap + flow.bytes - before;
     }
 
-    /// Notes the programs' evidence that the guest lacks data of a flow.
+    /// Records the programs' evidence that the guest lacks data of a flow.
     pub(crate) fn suspect(&mut self, id: &Id) {
         if let Some(held) = self.flows.get_mut(id) {
             held.evidence = true;
         }
     }
 
-    /// Returns the copy of this number of a flow; see [`Due::segments`].
+    /// Returns copy number `number` of a flow; see [`Due::segments`].
     pub(crate) fn copy(&self, id: &Id, number: usize) -> Option<&Copy> {
         self.flows.get(id)?.copies.get(number)
     }
 
-    /// Checks a flow. `flow` is the programs' state of it; `None` if they have removed it, and it
+    /// Checks a flow. `flow` is the programs' state of it, or `None` if they removed it because it
     /// is over.
     pub(crate) fn look(&mut self, id: &Id, flow: Option<&Flow>, now: Duration) -> Due {
         let Some(held) = self.flows.get_mut(id) else {
@@ -154,8 +154,8 @@ impl Retained {
         due
     }
 
-    /// Restarts the timers of a tap's flows, because the guest runs again and could take nothing
-    /// while it was stopped.
+    /// Restarts the timers of a tap's flows when the guest runs again: it could take nothing while
+    /// it was stopped.
     pub(crate) fn resume(&mut self, ifindex: u32, now: Duration) {
         for ((index, _), held) in &mut self.flows {
             if *index == ifindex {
@@ -198,7 +198,7 @@ impl FlowCopies {
     }
 
     fn add(&mut self, copy: Copy, now: Duration) {
-        // Another connection with the same ports.
+        // The copy belongs to another connection with the same ports.
         if copy.begun != self.begun {
             *self = Self::new(&copy, now);
         }
@@ -206,8 +206,8 @@ impl FlowCopies {
         self.copies.push_back(copy);
     }
 
-    /// Drops copies of what the guest has acknowledged, and of segments that were not acknowledged
-    /// early after all: NEXT_SEQ did not move, because the ring was full.
+    /// Drops copies of data that the guest has acknowledged, and of segments that were not
+    /// acknowledged early after all (NEXT_SEQ did not move, because the ring was full).
     fn drop_unneeded(&mut self, flow: &Flow, now: Duration) {
         let bytes = &mut self.bytes;
         self.copies.retain(|copy| {
@@ -233,7 +233,7 @@ impl FlowCopies {
         if progress {
             (self.vm_seq, self.moved, self.tries) = (flow.vm_seq, now, 0);
         }
-        // Includes copies that reached the ring buffer late.
+        // This includes copies that reached the ring buffer late.
         self.drop_unneeded(flow, now);
         let lacks = flow.exposure();
         if lacks == 0 {
@@ -254,7 +254,7 @@ impl FlowCopies {
         let evidence = std::mem::take(&mut self.evidence) && !self.lacking;
         let lacking = evidence || self.has_waited(now, HEARD) && self.is_heard(flow);
         if self.lacking && progress {
-            // The guest takes what it is sent.
+            // The guest accepts the retransmissions.
             self.burst = (self.burst * 2).min(BURST_MAX);
         } else if lacking || self.lacking && opens || self.has_waited(now, SILENT) {
             self.burst = 1;
@@ -272,7 +272,7 @@ impl FlowCopies {
         Due { segments, news }
     }
 
-    /// Whether nothing has happened for `first`, doubled with each try.
+    /// Returns whether nothing has happened for `first`, doubled with each try.
     fn has_waited(&self, now: Duration, first: Duration) -> bool {
         let put = self.copies.front().map(|copy| copy.at);
         let since = [put, self.sent].into_iter().flatten().max();
@@ -281,8 +281,8 @@ impl FlowCopies {
         now.saturating_sub(since) >= pause
     }
 
-    /// Whether the guest was heard in this flow long after its first unacknowledged segment was put
-    /// into its ring.
+    /// Returns whether the guest was heard in this flow long after its first unacknowledged segment
+    /// was put into its ring.
     fn is_heard(&self, flow: &Flow) -> bool {
         let Some(first) = self.copies.front() else {
             return false;
@@ -293,8 +293,9 @@ impl FlowCopies {
         i64::from(heard) << TICK_SHIFT >= HEARD.as_nanos() as i64
     }
 
-    /// Returns the segments to send at once: always the first one, because it also probes a closed
-    /// window (RFC 9293 3.8.6.1), and more within the guest's window.
+    /// Returns the segments to send at once. The first one is always included, because it also
+    /// probes a closed window (RFC 9293 3.8.6.1); more are included if they fit into the guest's
+    /// window.
     fn segments(&mut self, flow: &Flow) -> Vec<(usize, Range<u32>)> {
         let mut segments = Vec::new();
         let mut next = later(self.sent_to, flow.vm_seq);

@@ -1,6 +1,6 @@
-//! The serving process: its event loop, and the UNIX socket at which it answers questions.
+//! The serving process: its event loop, and the UNIX socket at which it answers requests.
 //!
-//! A question is one line of JSON, and so is the answer: `{"do":"status"}`,
+//! A request is one line of JSON, and so is the answer: `{"do":"status"}`,
 //! `{"do":"off","tap":"tap0"}`, `{"do":"on","tap":"tap0"}`. The answer to `off` comes once the
 //! tap's guest has everything that was acknowledged early.
 
@@ -33,31 +33,31 @@ use crate::tap_supervisor::{Options, SCAN_INTERVAL, TapSupervisor};
 /// Default path of the control socket.
 pub const CONTROL: &str = "/run/taut/snoop.sock";
 
-/// Maximum length of a question, in bytes.
+/// The maximum length of a request, in bytes.
 const QUESTION_MAX: u64 = 4096;
 
-/// How long a client may take to send its question.
+/// The time limit for a client to send its request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a client waits for an answer that does not depend on a guest: a starting process loads
-/// its programs at each tap before it answers.
+/// The time that a client waits for an answer that does not depend on a guest: a starting process
+/// loads its programs at each tap before it answers.
 pub const ANSWER: Duration = Duration::from_secs(30);
 
-/// Maximum number of concurrent clients; further ones are turned away.
+/// The maximum number of concurrent clients; further ones are turned away.
 const ASKERS: usize = 16;
 
-/// How often a waiting client is checked for a closed connection, and the pause after an `accept`
-/// failed for lack of resources.
+/// The interval at which a waiting client is checked for a closed connection, and the pause after
+/// an `accept` that failed for lack of resources.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How often a draining tap is checked.
+/// The interval at which a draining tap is checked.
 const DRAIN_LOOK: Duration = Duration::from_millis(10);
 
-/// How long a stopping process waits for guests to take what was acknowledged early; its copies end
-/// with it.
+/// The time that a stopping process waits for guests to take what was acknowledged early; its
+/// copies are lost when it ends.
 const STOP_WAIT: Duration = Duration::from_secs(5);
 
-/// Why taps cannot be served.
+/// The reason why taps cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The devices cannot be listed.
@@ -90,7 +90,7 @@ pub enum ServeError {
     Setup(#[from] io::Error),
 }
 
-/// Why a question has no answer.
+/// The reason why a request has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// No process answers.
@@ -120,7 +120,7 @@ pub enum AskError {
 }
 
 enum Event {
-    /// A client asks a question.
+    /// A client sent a request.
     Asked(Question, Asker),
     /// Copies of early-acknowledged segments are in the ring buffer.
     Copies,
@@ -196,7 +196,7 @@ pub fn run(
         .spawn(move || answer_all(&listener, &tell))?;
 
     options.records.sweep(&crate::tap::devices()?);
-    // At most as many as there are clients: a client that disconnects frees its place.
+    // No longer than the number of clients: a client that disconnects frees its entry.
     let mut draining: Vec<(String, Asker)> = Vec::new();
     let mut look_at = Instant::now();
     let mut looked = false;
@@ -207,8 +207,8 @@ pub fn run(
             copies.went_on(supervisor.retransmit(monotonic()), now);
         }
         if now >= look_at {
-            // A failure of the first scan is reported to the user; a later one may pass, and until
-            // then no early ACK outlives the lease.
+            // A failure of the first scan is reported to the user. A later failure may pass; until
+            // then, no early ACK outlives the lease.
             match supervisor.scan(monotonic()) {
                 Err(error) if !looked => break Err(error.into()),
                 Err(error) => tracing::warn!("{error}"),
@@ -271,7 +271,7 @@ pub fn run(
         }
     };
     let drained = supervisor.are_drained(|_| true).unwrap_or(false);
-    // From here on, no question can be answered.
+    // From here on, no request can be answered.
     let _ = std::fs::remove_file(control);
     drop(supervisor);
     if drained {
@@ -285,7 +285,7 @@ pub fn run(
     result
 }
 
-/// Schedules the processing of copies: frequent while there are any, suspended while there are
+/// Schedules the processing of copies: frequently while there are any, not at all while there are
 /// none.
 struct Ticks {
     due: Option<Instant>,
@@ -320,7 +320,7 @@ impl Ticks {
         self.due.is_some_and(|due| now >= due)
     }
 
-    /// Schedules the next processing; `more` says whether copies remain.
+    /// Schedules the next processing; `more` is set if copies remain.
     fn went_on(&mut self, more: bool, now: Instant) {
         self.due = more.then(|| now + self.every);
         if !more {
@@ -330,7 +330,7 @@ impl Ticks {
     }
 }
 
-/// Sends a question to the serving process and waits up to `patience` for the answer.
+/// Sends a request to the serving process and waits up to `patience` for the answer.
 ///
 /// # Errors
 /// [`AskError`].
@@ -388,8 +388,8 @@ fn serve_metrics(listener: TcpListener, tell: SyncSender<Event>) {
     }
 }
 
-/// Creates the control socket, accessible to its owner only. Replaces a socket that a killed
-/// process left.
+/// Creates the control socket, accessible to its owner only. Replaces a socket left by a killed
+/// process.
 fn listen(control: &Path) -> Result<UnixListener, ServeError> {
     let failed = |source| ServeError::Control {
         path: control.to_owned(),
@@ -420,7 +420,7 @@ fn answer_all(listener: &UnixListener, tell: &SyncSender<Event>) {
     let askers = Arc::new(AtomicUsize::new(0));
     for stream in listener.incoming() {
         let Ok(stream) = stream else {
-            // Without file descriptors the next accept would fail at once.
+            // Without free file descriptors, the next accept would fail at once.
             std::thread::sleep(PAUSE);
             continue;
         };
@@ -459,7 +459,7 @@ fn answer_one(mut stream: UnixStream, tell: &SyncSender<Event>) -> io::Result<()
     stream.write_all(line.as_bytes())
 }
 
-/// Returns `None` if the client has `gone` before there was an answer.
+/// Sends a request and waits for the answer. Returns `None` if the client disconnects first.
 fn tell_and_wait(
     tell: &SyncSender<Event>,
     question: Question,
@@ -485,7 +485,7 @@ fn tell_and_wait(
     }
 }
 
-/// Whether the client has closed the connection.
+/// Returns whether the client has closed the connection.
 fn is_gone(stream: &UnixStream) -> bool {
     // Closed in both directions: a client may shut down its sending half after the question.
     let mut fds = [PollFd::new(stream, PollFlags::empty())];

@@ -1,9 +1,9 @@
-//! Prepares a tap for early ACKs: a TAP with one queue, whose ring either takes a frame or refuses
-//! it at once, with nothing in front of it.
+//! Prepares a tap for early ACKs: a TAP with one queue, whose ring takes a frame or refuses it at
+//! once, with no other queue in front.
 //!
 //! The ring has `txqueuelen` places. A queueing discipline in front of it could still drop a frame
-//! after the sender's ACK, so a served tap has `noqueue` (`docs/design/snoop.md`). The original
-//! discipline is restored afterwards.
+//! after the sender got its ACK, so a served tap has `noqueue` (`docs/design/snoop.md`). The
+//! original discipline is restored afterwards.
 
 use std::io;
 
@@ -15,11 +15,11 @@ use crate::device::{Device, Kind, NO_QUEUE};
 use crate::qdisc::{self, Qdisc};
 use crate::records::{Record, Records};
 
-/// Disciplines that only queue frames, so that they can be restored. (Others shape, or have classes
-/// and filters, which would be lost.)
+/// Disciplines that only queue frames, so that they can be restored. (Others shape traffic, or have
+/// classes and filters, which would be lost.)
 const PLAIN_QUEUES: &[&str] = &["pfifo_fast", "pfifo", "bfifo", "fq_codel", "fq"];
 
-/// Why a device cannot be served.
+/// The reason why a device cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
     /// Netlink fails.
@@ -36,7 +36,7 @@ pub enum TapError {
     Foreign {
         /// The device's name.
         name: String,
-        /// What kind of device it is.
+        /// The kind of the device.
         what: String,
     },
     /// The tap was created with several queues.
@@ -49,7 +49,7 @@ pub enum TapError {
     /// Another process serves the tap.
     #[error("{0} is served by another taut snoop; stop it, or leave this tap to it")]
     Served(String),
-    /// A queueing discipline stands before the ring.
+    /// A queueing discipline is in front of the ring.
     #[error(
         "{0} has a queueing discipline before its ring; run `tc qdisc replace dev {0} root noqueue` first"
     )]
@@ -103,12 +103,12 @@ pub struct Prepared {
     index: u32,
     name: String,
     ring: Option<Changed<u32>>,
-    /// The original discipline; `Some(None)`: the kernel's default.
+    /// The original discipline; `Some(None)` is the kernel's default.
     qdisc: Option<Option<Qdisc>>,
     record: Record,
 }
 
-/// A setting's original value and the one that it was changed to.
+/// The original value of a setting, and the value that it was changed to.
 #[derive(Clone, Copy, Debug)]
 struct Changed<T> {
     from: T,
@@ -146,7 +146,7 @@ pub fn require_single_queue_tap(device: &Device) -> Result<(), TapError> {
 // === impl Prepared ===
 
 impl Prepared {
-    /// Prepares the tap, and enlarges its ring to at least `ring` places if that is given.
+    /// Prepares the tap. If `ring` is given, enlarges the ring to at least that many places.
     ///
     /// # Errors
     /// [`TapError`]; the tap is restored.
@@ -208,7 +208,7 @@ impl Prepared {
                 .await
                 .map_err(|source| self.refused("remove the queueing discipline of", source))?;
         }
-        // A killed process may have removed the queue, or the administrator.
+        // The queue was removed by a process that was killed, or by the administrator.
         if !device.has_queue() {
             self.qdisc = self.record.left(device);
         }
@@ -233,7 +233,7 @@ impl Prepared {
     async fn put_back(&mut self, handle: &Handle) -> Result<(), TapError> {
         let devices = list(handle).await?;
         let recorded = self.qdisc.is_some();
-        // The tap goes with its guest.
+        // The tap disappears with its guest.
         let Some(now) = devices.iter().find(|device| device.index == self.index) else {
             self.record.remove();
             return Ok(());
@@ -250,8 +250,8 @@ impl Prepared {
         if recorded {
             self.record.remove();
         }
-        // A shrinking ring loses frames that were acknowledged, and whether it holds more than fit
-        // into the old size cannot be known: it stays large.
+        // Shrinking a ring loses frames that were acknowledged. Whether it holds more frames than
+        // fit into the old size cannot be known, so it stays large.
         if let Some(Changed { from, to }) = self.ring.take()
             && now.ring == to
         {
@@ -292,8 +292,8 @@ async fn list(handle: &Handle) -> Result<Vec<Device>, TapError> {
     Ok(links.into_iter().filter_map(Device::from_link).collect())
 }
 
-/// Whether programs or filters of others are at a device's egress. `own` is the number of this
-/// process's tcx links, `priority` that of its filter.
+/// Returns whether programs or filters of others are at a device's egress. `own` is the number of
+/// this process's tcx links; `priority` is that of its filter.
 ///
 /// # Errors
 /// [`TapError::Refused`].

@@ -23,23 +23,23 @@ pub use crate::trust::{REST, TIMES};
 use crate::wire::{Config, DELIVERY_MARK, Flow, FromGuest, Key, Net, Prefix, ToGuest};
 use served::{Served, owed};
 
-/// How often devices, queueing disciplines and flows are scanned.
+/// The interval at which devices, queueing disciplines and flows are scanned.
 pub const SCAN_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Early ACKs stop if no scan took place for this long.
+/// The time after the last scan at which early ACKs stop.
 pub const LEASE: Duration = Duration::from_secs(10);
 
 /// Default memory for copies, for all guests together, in bytes.
 pub const RETAINED: usize = 64 << 20;
 
-/// Idle time after which a flow is removed. (Keepalives come every two hours by default: RFC 9293
-/// 3.8.4.)
+/// The idle time after which a flow is removed. (By default, keepalives come every two hours: RFC
+/// 9293 3.8.4.)
 pub const IDLE: Duration = Duration::from_secs(3 * 3600);
 
-/// The same for a flow that is closing, or whose handshake has not finished.
+/// The idle time after which a closing flow, or one whose handshake has not finished, is removed.
 pub const IDLE_SHORT: Duration = Duration::from_secs(120);
 
-/// Which taps to serve, and how.
+/// The taps to serve, and the settings for them.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Patterns of tap names.
@@ -58,7 +58,7 @@ pub struct Options {
     pub guest_nets: Vec<Net>,
     /// QMP sockets of the guests' machines.
     pub qmp: Vec<Source>,
-    /// Where changed settings are recorded until they are restored.
+    /// The records of changed settings, kept until the settings are restored.
     pub records: Records,
 }
 
@@ -81,7 +81,7 @@ pub struct TapSupervisor {
     options: Options,
     copies: Copies,
     retained: Retained,
-    /// The process is stopping.
+    /// Whether the process is stopping.
     stopping: bool,
     taps: BTreeMap<u32, Served>,
     /// The last warning about each device that cannot be served, so that it is logged once.
@@ -112,7 +112,7 @@ pub struct Status {
     pub index: u32,
     /// Whether early ACKs are on.
     pub state: State,
-    /// What happens to the guest, if that is why early ACKs are off.
+    /// The state of the guest, if that is why early ACKs are off.
     pub held: Option<&'static str>,
     /// Length of the ring.
     pub ring: u32,
@@ -130,7 +130,7 @@ pub struct Status {
     pub flows: Vec<(Key, Flow)>,
 }
 
-/// Why one tap cannot be served.
+/// The reason why one tap cannot be served.
 #[derive(Debug, thiserror::Error)]
 enum ServeError {
     #[error(transparent)]
@@ -197,7 +197,7 @@ impl Options {
         self.taps.iter().any(|pattern| pattern.matches(name))
     }
 
-    /// Returns the guest's Ethernet address, if it is configured or follows from the tap's.
+    /// Returns the guest's Ethernet address if it is configured or follows from the tap's address.
     fn guest_mac(&self, device: &Device) -> Option<[u8; 6]> {
         let said = self
             .guest_macs
@@ -230,8 +230,8 @@ impl TapSupervisor {
         self.copies.waiter()
     }
 
-    /// Takes over new copies, and retransmits what guests lack. `now`: CLOCK_MONOTONIC. Returns
-    /// whether copies remain, so that this has to be called again.
+    /// Takes new copies, and retransmits what guests lack. `now` is CLOCK_MONOTONIC. Returns
+    /// whether copies remain; the caller must then call this again.
     pub fn retransmit(&mut self, now: Duration) -> bool {
         // A copy that is still in the ring buffer cannot be retransmitted, so all are taken.
         for copy in self.copies.take() {
@@ -251,7 +251,7 @@ impl TapSupervisor {
                 self.retained.forget(index);
                 continue;
             };
-            // A stopped guest can take nothing, so its timers stand still.
+            // A stopped guest can take nothing, so its timers are not checked.
             if served.is_stopped() {
                 continue;
             }
@@ -277,7 +277,7 @@ impl TapSupervisor {
     }
 
     /// Stops early ACKs at taps whose guests' copies fill their share of the memory, and resumes
-    /// them when half of it is free. So no guest can use up the memory of the others.
+    /// them when half of the share is free. So no guest can use up the memory of the others.
     fn share_room(&mut self) {
         let share = self.options.retained / self.taps.len().max(1);
         for (index, served) in &mut self.taps {
@@ -305,12 +305,11 @@ impl TapSupervisor {
         }
     }
 
-    /// Scans for new and vanished taps, and examines the flows of served ones. `now`:
+    /// Scans for new and vanished taps, and examines the flows of served ones. `now` is
     /// CLOCK_MONOTONIC.
     ///
-    /// # Errors
-    /// [`TapError::Socket`]: the devices cannot be listed. A failure at one tap is logged, and does
-    /// not affect the others.
+    /// # Errors [`TapError::Socket`] if the devices cannot be listed. A failure at one tap is
+    /// logged, and does not affect the others.
     pub fn scan(&mut self, now: Duration) -> Result<(), TapError> {
         let devices = tap::devices()?;
         let present = |index: &u32| devices.iter().find(|device| device.index == *index);
@@ -395,7 +394,7 @@ impl TapSupervisor {
         Ok(served)
     }
 
-    /// Stops early ACKs at the tap of this name until [`TapSupervisor::turn_on`]. A later tap of
+    /// Stops early ACKs at the tap with this name until [`TapSupervisor::turn_on`]. A later tap of
     /// the same name belongs to another guest and is served. Returns whether the tap exists.
     pub fn turn_off(&mut self, name: &str) -> bool {
         let config = self.options.config;
@@ -413,7 +412,7 @@ impl TapSupervisor {
     }
 
     /// Returns whether the guest at this tap has acknowledged everything that was acknowledged
-    /// early, and the held segments, which the next early ACK would include.
+    /// early, and all held segments, which the next early ACK would include.
     ///
     /// # Errors
     /// [`ProgramError::Map`].
@@ -434,11 +433,11 @@ impl TapSupervisor {
         Ok(true)
     }
 
-    /// Resumes early ACKs at the tap of this name, unless something stands before its ring. Returns
-    /// whether the tap exists.
+    /// Resumes early ACKs at the tap with this name, unless a queue or filter is in front of its
+    /// ring. Returns whether the tap exists.
     ///
-    /// # Errors
-    /// [`TapError::Queued`], [`TapError::Filtered`], or [`TapError::Socket`]: the devices cannot be listed.
+    /// # Errors [`TapError::Queued`], [`TapError::Filtered`], or [`TapError::Socket`] if the
+    /// devices cannot be listed.
     pub fn turn_on(&mut self, name: &str) -> Result<bool, TapError> {
         let config = self.options.config;
         let devices = tap::devices()?;
@@ -465,8 +464,8 @@ impl TapSupervisor {
         Ok(found)
     }
 
-    /// Applies the restriction that follows from the machine's state at the tap of this name.
-    /// `now`: CLOCK_MONOTONIC.
+    /// Applies the restriction that follows from the machine's state to the tap with this name.
+    /// `now` is CLOCK_MONOTONIC.
     pub(crate) fn restrict(&mut self, name: &str, restriction: Restriction, now: Duration) {
         let config = self.options.config;
         for (index, served) in &mut self.taps {

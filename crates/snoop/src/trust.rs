@@ -1,21 +1,22 @@
-//! Decides which peers get no early ACKs for a while, because their flows had to be repaired. Pure.
+//! Decides which peers get no early ACKs for a while because their flows had to be repaired. Pure.
 //!
-//! A guest that lacks early-acknowledged data may be short of memory; a client may also pretend so.
-//! Therefore flows are counted per peer network: a network can only take the benefit from itself.
+//! A guest that lacks early-acknowledged data may be short of memory, but a client may also pretend
+//! that it is. So flows are counted per peer network: a network can only harm itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::wire::Prefix;
 
-/// A network is distrusted after this many repaired flows within [`REST`], and a guest after this
-/// many distrusted networks.
+/// The number of repaired flows within [`REST`] after which a network is distrusted, and of
+/// distrusted networks after which a guest is.
 pub const TIMES: usize = 3;
 
-/// How long a network or guest is distrusted, and how long a repaired flow counts.
+/// The time for which a network or guest is distrusted, and for which a repaired flow counts.
 pub const REST: Duration = Duration::from_secs(600);
 
-/// Maximum number of counted networks; beyond it, the one with the oldest last repair is removed.
+/// The maximum number of counted networks; above it, the one with the oldest last repair is
+/// removed.
 const NETWORKS: usize = 1024;
 
 /// The repaired flows of one tap, per peer network.

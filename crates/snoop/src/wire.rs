@@ -15,7 +15,7 @@ taut_bpf::bindings!(
     pub(crate) mod raw from "snoop"
 );
 
-/// Why a flow is in BYPASS.
+/// The reason why a flow is in BYPASS.
 pub use self::raw::SnoopBypass as Bypass;
 
 /// FL_MODE of a flow (vsnoop-paper III-B), and the states before it.
@@ -53,7 +53,7 @@ pub struct Flow {
     pub mode: Mode,
     /// NEXT_SEQ: everything before it is in the ring, or the guest has it.
     pub next_seq: u32,
-    /// The acknowledged edge: what the sender has an ACK of.
+    /// The acknowledged edge: the sender has an ACK of everything before it.
     pub acked_seq: u32,
     /// VM_SEQ: the guest's acknowledgment number.
     pub vm_seq: u32,
@@ -69,14 +69,15 @@ pub struct Flow {
     pub suppressed: u64,
     /// The guest's segments whose acknowledgment number was raised.
     pub lifted: u64,
-    /// When the last packet came, in nanoseconds of CLOCK_MONOTONIC.
+    /// The time of the last packet, in nanoseconds of CLOCK_MONOTONIC.
     pub seen_ns: u64,
     /// Maximum exposure so far, in bytes.
     pub exposed_most: u32,
-    /// When the guest was last heard in this flow, in ticks of 2^20 ns of CLOCK_MONOTONIC.
+    /// The time at which the guest was last heard in this flow, in ticks of 2^20 ns of
+    /// CLOCK_MONOTONIC.
     pub heard: u32,
-    /// The peer's first byte; 0 if the flow was found in mid-flow. Tells connections of the same
-    /// key apart.
+    /// The peer's first byte; 0 if the flow was found in mid-flow. Distinguishes connections with
+    /// the same key.
     pub begun: u32,
     /// The peer's acknowledgment number.
     pub vm_una: u32,
@@ -89,41 +90,41 @@ pub struct Flow {
 /// Configuration of the programs at a tap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Give early ACKs.
+    /// Whether to give early ACKs.
     pub on: bool,
     /// Largest advertised window in bytes; 0: unlimited.
     pub buf_size: u32,
-    /// Bytes that every connection of the guest buffers, whatever window it advertises; 0: no early
-    /// ACKs beyond its window.
+    /// Bytes that every connection of the guest buffers, regardless of its advertised window; 0: no
+    /// early ACKs beyond the window.
     pub guest_rcvbuf: u32,
-    /// Give early ACKs before the guest has confirmed the connection, if its place in the accept
-    /// queue is certain.
+    /// Whether to give early ACKs before the guest has confirmed the connection, if its place in
+    /// the accept queue is certain.
     pub start_early: bool,
-    /// Serve ECN-capable flows too.
+    /// Whether to serve ECN-capable flows too.
     pub ecn: bool,
     /// Length of the ring, which limits each flow's window to its share; 0: no limit.
     pub ring: u32,
     /// Number of flows that share the ring.
     pub sharing: u32,
-    /// Ticks of 2^20 ns for which a heard guest counts as awake, and an ACK covers several full
+    /// Ticks of 2^20 ns for which a heard guest counts as awake, so that an ACK covers several full
     /// segments; 0: one ACK per segment. See [`Config::AWAKE`].
     pub awake_ticks: u32,
-    /// Maximum bytes of a flow that are acknowledged early and not yet by the guest. See
-    /// [`Config::EXPOSURE`].
+    /// The maximum number of bytes of a flow that are acknowledged early but not yet by the guest.
+    /// See [`Config::EXPOSURE`].
     pub exposure: u32,
     /// Ticks of 2^20 ns without progress of the guest after which early ACKs of a flow stop. See
     /// [`Config::EXPOSURE_TICKS`].
     pub exposure_ticks: u32,
     /// Number of distrusted peer networks in the programs' map.
     pub distrusted: u32,
-    /// The guest's own Ethernet address, if known. Otherwise a tap with several source addresses
+    /// The guest's own Ethernet address, if known. If unknown, a tap with several source addresses
     /// gets no early ACKs.
     pub guest_mac: Option<[u8; 6]>,
-    /// Give early ACKs only to guest addresses in the programs' map of networks.
+    /// Whether to give early ACKs only to guest addresses in the programs' map of networks.
     pub by_address: bool,
     /// An initial TTL of the guests, in addition to 64, 128 and 255; 0: none.
     pub guest_ttl: u8,
-    /// The guest's copies fill its share of the memory.
+    /// Whether the guest's copies fill its share of the memory.
     pub full: bool,
 }
 
@@ -132,13 +133,13 @@ pub struct Config {
 pub struct Doubt {
     /// The flow.
     pub key: Key,
-    /// Bytes that were acknowledged early and not by the guest.
+    /// Bytes that were acknowledged early but not by the guest.
     pub lacks: u32,
-    /// Bytes from the first of these to the evidence, the end of a SACK block or the guest's right
-    /// edge; negative if the edge is before.
+    /// Bytes from the first of these to the evidence (the end of a SACK block, or the guest's right
+    /// edge). Negative if the edge is before them.
     pub reach: i32,
-    /// The guest says so itself, by its window or by repeating itself; otherwise it selectively
-    /// acknowledges later data (RFC 2018).
+    /// Whether the guest says so itself, by its window or by repeating itself. Otherwise it
+    /// selectively acknowledges later data (RFC 2018).
     pub contradicted: bool,
 }
 
@@ -163,7 +164,7 @@ pub struct Copy {
     pub key: Key,
     /// The tap's interface index.
     pub ifindex: u32,
-    /// The sequence number of its first byte of data.
+    /// The sequence number of the first byte of data.
     pub seq: u32,
     /// Bytes of data.
     pub len: u32,
@@ -175,7 +176,7 @@ pub struct Copy {
     pub segment: u32,
     /// The peer's first byte, as [`Flow::begun`].
     pub begun: u32,
-    /// When the frame was put into the ring (CLOCK_MONOTONIC).
+    /// The time at which the frame was put into the ring (CLOCK_MONOTONIC).
     pub at: Duration,
     /// The frame from the Ethernet header to the end of its data.
     pub frame: Box<[u8]>,
@@ -189,7 +190,7 @@ pub type FromGuest = Counters<raw::SnoopFromGuest>;
 /// The mark of a frame that the programs pass to the guest unchanged (SNOOP_DELIVERY).
 pub(crate) const DELIVERY_MARK: u32 = raw::SNOOP_DELIVERY;
 
-/// Marks a tagged frame in the field of the VLAN's number.
+/// The flag in the VLAN number's field that marks a tagged frame.
 const TAGGED: u16 = 0x8000;
 
 // === impl Mode ===
@@ -209,7 +210,7 @@ impl Mode {
         })
     }
 
-    /// Returns the displayed name: the paper's, where it has one.
+    /// Returns the displayed name: the paper's, if the paper has one.
     pub fn label(self) -> &'static str {
         match self {
             Self::Syn => "SYN",
@@ -225,7 +226,7 @@ impl Mode {
 // === impl Key ===
 
 impl Key {
-    /// Converts the value; returns `None` if it is invalid.
+    /// Converts the value. Returns `None` if it is invalid.
     pub(crate) fn decode(key: &SnoopKey) -> Option<Self> {
         let ip = match key.version {
             4 => |[a, b, c, d, ..]: [u8; 16]| IpAddr::V4(Ipv4Addr::new(a, b, c, d)),
@@ -251,7 +252,7 @@ impl Key {
     }
 }
 
-/// Returns the address as bytes; an IPv4 address fills the first four.
+/// Returns the address as bytes. An IPv4 address fills the first four.
 fn octets(address: IpAddr) -> [u8; 16] {
     let mut octets = [0; 16];
     match address {
@@ -270,7 +271,7 @@ impl fmt::Display for Key {
 // === impl Flow ===
 
 impl Flow {
-    /// Converts the value; returns `None` if it is invalid.
+    /// Converts the value. Returns `None` if it is invalid.
     pub(crate) fn decode(flow: &SnoopFlow) -> Option<Self> {
         Some(Self {
             next_seq: flow.next_seq,
@@ -293,13 +294,13 @@ impl Flow {
         })
     }
 
-    /// Returns the bytes that are acknowledged early and not yet by the guest. They would be lost
-    /// with the guest.
+    /// Returns the number of bytes that are acknowledged early but not yet by the guest. They would
+    /// be lost with the guest.
     pub fn exposure(&self) -> u32 {
         self.ahead_of_guest(self.acked_seq)
     }
 
-    /// Like [`Flow::exposure`], including held segments, which the next early ACK would include.
+    /// Like [`Flow::exposure`], but includes held segments, which the next early ACK would cover.
     pub fn owed(&self) -> u32 {
         match self.mode {
             Mode::Bypass(_) => self.exposure(),
@@ -317,13 +318,16 @@ impl Flow {
 // === impl Config ===
 
 impl Config {
-    /// More than a tick of the kernel's clock, and less than a scheduler's time slice.
+    /// The default of `awake_ticks`: more than a tick of the kernel's clock, less than a
+    /// scheduler's time slice.
     pub const AWAKE: u32 = 9;
 
-    /// What arrives while a guest waits for its CPU: 8 ms at 1 Gbit/s, or 84 ms at 100 Mbit/s.
+    /// The default of `exposure`: the data that arrives while a guest waits for its CPU, 8 ms at 1
+    /// Gbit/s or 84 ms at 100 Mbit/s.
     pub const EXPOSURE: u32 = 1 << 20;
 
-    /// Half a second: a scheduling round of sixteen guests with slices of 30 ms.
+    /// The default of `exposure_ticks`, half a second: a scheduling round of sixteen guests with
+    /// slices of 30 ms.
     pub const EXPOSURE_TICKS: u32 = 477;
 
     pub(crate) fn encode(&self, until: Duration) -> SnoopConfig {
@@ -443,7 +447,7 @@ impl std::str::FromStr for Net {
 // === impl Copy ===
 
 impl Copy {
-    /// Converts the value; returns `None` if it is invalid.
+    /// Converts the value. Returns `None` if it is invalid.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (copy, frame) = read_prefix::<SnoopCopy>(bytes)?;
         let (l4_at, header) = (usize::from(copy.l4_at), usize::from(copy.header));
@@ -476,7 +480,7 @@ impl Copy {
 // === impl Doubt ===
 
 impl Doubt {
-    /// Converts the value; returns `None` if it is invalid.
+    /// Converts the value. Returns `None` if it is invalid.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (event, _) = read_prefix::<SnoopEvent>(bytes)?;
         Some(Self {

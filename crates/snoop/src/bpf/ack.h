@@ -14,7 +14,7 @@
 #define SUM_AT_ONCE		508	/* rounded up at most 512 */
 #define SUMS			(10 * 1024 / SUM_AT_ONCE)	/* enough for a jumbo frame */
 
-/* Buffer for summing: helpers of older kernels take 512 bytes at a time. */
+/* Buffer for sums: helpers of older kernels take 512 bytes at a time. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -31,7 +31,7 @@ static __always_inline __u16 fold(__u64 sum)
 	return sum;
 }
 
-/* The sum of @count words of 32 bits, not folded (RFC 1071 2 B). */
+/* Returns the sum of @count words of 32 bits, not folded (RFC 1071 2 B). */
 static __always_inline __u64 sum_words(const void *from, int count)
 {
 	const __u32 *words = from;
@@ -43,7 +43,8 @@ static __always_inline __u64 sum_words(const void *from, int count)
 	return sum;
 }
 
-/* The sum of TCP's pseudo-header (RFC 9293 3.1) for @len bytes of TCP. */
+/* Returns the sum of TCP's pseudo-header (RFC 9293 3.1) for @len bytes of TCP.
+ */
 static __always_inline __u64 pseudo_sum(const struct snoop_key *key, __u32 len)
 {
 	/* The rest of an IPv4 address's field is zero. */
@@ -51,8 +52,8 @@ static __always_inline __u64 pseudo_sum(const struct snoop_key *key, __u32 len)
 }
 
 /*
- * Whether TCP's checksum of @len bytes from @at is right. (The guest drops a
- * segment with a wrong one, and only its silence would show it.)
+ * Returns whether TCP's checksum of @len bytes from @at is right. (The guest
+ * silently drops a segment with a wrong checksum, so the host must verify it.)
  */
 __noinline int sums_up(struct __sk_buff *skb, __u32 at, __u32 len, __u64 sum)
 {
@@ -62,7 +63,9 @@ __noinline int sums_up(struct __sk_buff *skb, __u32 at, __u32 len, __u64 sum)
 	if (!bytes)
 		return false;
 	for (i = 0; i < SUMS && len; i++) {
-		/* One less: Linux 6.1 does not see that it is not zero. */
+		/* One less: the verifier of Linux 6.1 does not see that it is
+		 * not zero.
+		 */
 		size = len - 1;
 		if (size >= SUM_AT_ONCE)
 			size = SUM_AT_ONCE - 1;
@@ -114,7 +117,7 @@ static __always_inline __u32 option_words(const struct answer *a)
 	return (a->has_ts ? TS_WORDS : 0) + (a->has_sack ? SACK_WORDS : 0);
 }
 
-/* With two bytes before the Ethernet header, which align the rest. */
+/* Starts with two bytes before the Ethernet header, which align the rest. */
 struct answer_v4 {
 	__u8 align[2];
 	struct ethhdr eth;
@@ -131,7 +134,7 @@ struct answer_v6 {
 
 /*
  * Writes TCP's checksum, given the sum of its pseudo-header. If hardware (or
- * another layer) completes it, that sum alone, not inverted.
+ * another layer) completes the checksum, writes that sum alone, not inverted.
  */
 static __always_inline void sum_tcp(struct answer_tcp *to, __u64 pseudo,
 				    __u32 summed)
@@ -183,8 +186,8 @@ static __always_inline void write_tcp(struct answer_tcp *to,
 }
 
 /*
- * Stores the headers from @from on, which end with TCP's at @l4_at and @words
- * words of options.
+ * Stores the headers starting at @from. They end with TCP's at @l4_at and
+ * @words words of options.
  */
 static __always_inline int put(struct __sk_buff *skb, const struct ethhdr *from,
 			       __u32 l4_at, __u32 words)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Whether a segment that is put into the ring may be acknowledged for the
- * guest.
+ * Decides whether a segment that is put into the ring may be acknowledged for
+ * the guest.
  */
 #ifndef TAUT_EARLY_ACK_H
 #define TAUT_EARLY_ACK_H
@@ -9,7 +9,8 @@
 #include "window.h"
 
 /*
- * Whether the guest has acknowledged nothing for so long that early ACKs stop.
+ * Returns whether the guest has made no progress for so long that early ACKs
+ * stop.
  */
 static __always_inline bool is_overdue(const struct snoop_flow *f,
 				       const struct snoop_config *c, __u64 now)
@@ -20,9 +21,9 @@ static __always_inline bool is_overdue(const struct snoop_flow *f,
 }
 
 /*
- * Whether the segment looks as if it may be acknowledged, while another CPU may
- * be changing the flow. Only the decision under the lock counts; this saves
- * taking it before the delivery.
+ * Returns whether the segment is likely to be acknowledged, while another CPU
+ * may be changing the flow. Only the decision under the lock counts; this check
+ * avoids taking the lock before the delivery.
  */
 static __always_inline bool might_acknowledge(const struct snoop_flow *f,
 					      const struct snoop_config *c,
@@ -39,10 +40,10 @@ static __always_inline bool might_acknowledge(const struct snoop_flow *f,
 }
 
 /*
- * The buffer space that a segment takes in the guest beyond its bytes: the
- * guest's kernel accounts for whole buffers (some 2,300 bytes for a segment of
- * 1,448, or of one byte), and advertises half of its memory as window; since
- * Linux 6.6, the share that data had in the buffers that it has seen.
+ * Returns the buffer space that a segment takes in the guest beyond its bytes.
+ * The guest's kernel accounts for whole buffers (some 2,300 bytes for a segment
+ * of 1,448, or of one byte) and advertises half of its memory as window. Since
+ * Linux 6.6, it advertises the share that data had in the buffers it has seen.
  */
 static __always_inline __u32 extra_of(const struct snoop_flow *f,
 				      const struct segment *s)
@@ -52,7 +53,7 @@ static __always_inline __u32 extra_of(const struct snoop_flow *f,
 
 /*
  * THE decision whether a segment that is put into the ring may be acknowledged.
- * That it is in the ring moves NEXT_SEQ (see delivered()).
+ * Its delivery into the ring moves NEXT_SEQ (see delivered()).
  */
 static __always_inline enum snoop_to_guest
 may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
@@ -102,7 +103,7 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 		f->mode = SNOOP_UNEXPECTED_SEQ;
 		return SNOOP_TG_OPTIONS;
 	}
-	/* In mid-flow the first segment shows it. */
+	/* In a flow found in mid-flow, the first segment shows the option. */
 	if (f->flags & SNOOP_F_VM_TS && !(f->flags & SNOOP_F_PEER_SYN) &&
 	    s->options.has_ts)
 		f->flags |= SNOOP_F_PEER_TS;
@@ -111,8 +112,8 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 		return SNOOP_TG_OPTIONS;
 	}
 	/*
-	 * The guest drops an old segment, and by the time it comes to it it may
-	 * have seen everything before (PAWS, RFC 7323 5.3).
+	 * The guest drops an old segment, and it may have seen everything
+	 * before this segment by the time it reaches it (PAWS, RFC 7323 5.3).
 	 */
 	if (s->options.has_ts && before(s->options.tsval, f->ts_peer)) {
 		f->mode = SNOOP_UNEXPECTED_SEQ;
@@ -132,9 +133,9 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 	}
 	/*
 	 * A sender ends each window that it fills with a small segment: an
-	 * eighth of the window is allowed for these. With a whole window that
+	 * eighth of the window is allowed for these. With a whole window, that
 	 * takes 9/8 * 2,304 / 1,448 = 1.8 times the window of memory, and twice
-	 * is available.
+	 * the window is available.
 	 */
 	charged = s->seq + s->len - f->vm_seq + f->extra + f->extra_older;
 	charged += extra_of(f, s);
@@ -147,11 +148,11 @@ may_acknowledge(struct snoop_flow *f, const struct snoop_config *c,
 }
 
 /*
- * How many segments one ACK may cover. The sender should not have to wait for
- * an ACK: from a start its congestion window is one segment, plus one for each
- * ACK (RFC 5681 3.1); since a gap or a pause it may be two, plus one per
- * window. Other limits on what it has in flight are unknown until it was seen
- * to wait (see guest_tells()).
+ * Returns the number of segments that one ACK may cover. The sender should not
+ * have to wait for an ACK. From a start, its congestion window is one segment,
+ * plus one for each ACK (RFC 5681 3.1); after a gap or a pause, it may be two,
+ * plus one per window. Other limits on its data in flight are unknown until it
+ * was seen to wait (see guest_tells()).
  */
 static __always_inline __u32 stretch_of(const struct snoop_flow *f)
 {
@@ -166,9 +167,10 @@ static __always_inline __u32 stretch_of(const struct snoop_flow *f)
  * An awake guest acknowledges by itself, but the next tick may take its CPU
  * away. So the host still acknowledges, several full segments at a time: an ACK
  * per segment costs the way back and, many times that, the sender, and gains
- * nothing. If the sender waits for held segments, it waits for the guest, as
- * without snoop. It does not have to where that is visible: it has pushed, has
- * no window for as many again, or is filling a gap (RFC 5681 4.2).
+ * nothing. A sender that waits for held segments waits for the guest, as it
+ * would without snoop. It does not have to wait where the need is visible: it
+ * has pushed, has no window for that much data again, or is filling a gap (RFC
+ * 5681 4.2).
  */
 static __always_inline bool may_be_held(const struct snoop_flow *f,
 					const struct snoop_config *c,
@@ -182,7 +184,7 @@ static __always_inline bool may_be_held(const struct snoop_flow *f,
 	       !before(f->advertised_edge, f->next_seq + stretch * f->mss);
 }
 
-/* Begins a run with the first segment after a gap or a pause. */
+/* Starts a run with the first segment after a gap or a pause. */
 static __always_inline void begin_run(struct snoop_flow *f,
 				      const struct snoop_config *c, __u64 now)
 {
@@ -191,15 +193,15 @@ static __always_inline void begin_run(struct snoop_flow *f,
 	if (f->mode != SNOOP_ACTIVE)
 		f->run = RUN_GAP;
 	/*
-	 * A retransmission of the next segment is no gap here, and a new flow
-	 * had no data yet.
+	 * A retransmission of the next segment is not a gap here, and a new
+	 * flow has had no data yet.
 	 */
 	else if (f->acked_bytes && (tick - f->fed) / IDLE >= c->awake_ticks)
 		f->run = RUN_GAP;
 	f->fed = tick;
 }
 
-/* The segment is in the ring, and may be acknowledged. */
+/* Handles a segment that is in the ring and may be acknowledged. */
 static __always_inline enum snoop_to_guest
 delivered(struct snoop_flow *f, const struct snoop_config *c,
 	  const struct segment *s, __u64 now, struct lift *lift)
@@ -232,7 +234,8 @@ delivered(struct snoop_flow *f, const struct snoop_config *c,
 	return SNOOP_TG_ACKED;
 }
 
-/* The segment is not in the ring, or the guest would not take it. */
+/* Handles a segment that is not in the ring, or that the guest would not take.
+ */
 static __always_inline void go_offline(struct snoop_flow *f,
 				       const struct segment *s,
 				       enum snoop_mode mode)
@@ -256,8 +259,8 @@ settle(struct snoop_flow *f, const struct snoop_config *c,
 	switch (exit) {
 	case SNOOP_TG_ACKED:
 		/*
-		 * Turned off meanwhile: user space next checks under this lock
-		 * what the guest has yet to take.
+		 * Early ACKs were turned off meanwhile. User space next checks,
+		 * under this lock, what the guest has yet to take.
 		 */
 		if (!c->on) {
 			go_offline(f, s, SNOOP_UNEXPECTED_SEQ);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What window.h, handshake.h, early_ack.h and guest.h share: the state of a
- * flow. Nothing in these files touches a packet, and all of it runs with the
- * flow's lock held, unless stated otherwise.
+ * The state of a flow, shared by window.h, handshake.h, early_ack.h and
+ * guest.h. These files touch no packet. Unless stated otherwise, their
+ * functions run with the flow's lock held.
  */
 #ifndef TAUT_FLOW_H
 #define TAUT_FLOW_H
@@ -11,25 +11,26 @@
 
 #define SCALE_UNKNOWN	15
 
-/* A segment whose number is farther behind is no retransmission. */
+/* A segment whose number is farther behind is not a retransmission. */
 #define SEQ_BEHIND	(1U << 24)
 
 /*
- * Limit of segments per ACK while the guest is awake. Four is the least that
+ * Limit of segments per ACK while the guest is awake. Four is the minimum that
  * BBR has in flight while it probes the round-trip time of an empty path.
  */
 #define STRETCH_MAX	4
 
 /*
- * Flag in snoop_flow.run: it began with a gap or a pause, after which the
- * sender may avoid congestion with a small window, and not with a slow start.
+ * Flag in snoop_flow.run: the run began with a gap or a pause. After that, the
+ * sender may be in congestion avoidance with a small window instead of slow
+ * start.
  */
 #define RUN_GAP		0x80
 #define RUN_MAX		(8 * STRETCH_MAX)
 
 /*
- * A pause of this many times the awake time begins another run: the sender may
- * have timed out (Linux does after at least 200 ms), or restarts after idling
+ * A pause of this many times the awake time starts another run: the sender may
+ * have timed out (Linux does after 200 ms or more), or it restarts after idling
  * (RFC 5681 4.1).
  */
 #define IDLE		8
@@ -44,7 +45,7 @@
 /* Times in ticks of 2^20 ns. */
 #define TICK_SHIFT	20
 
-/* What the sender gets, or what the caller has to do with a guest's segment. */
+/* The ACK for the sender, or the caller's task for a guest's segment. */
 struct lift {
 	__u32 ack;
 	__u32 tsecr;
@@ -53,7 +54,7 @@ struct lift {
 	bool begun;	/* the handshake is over with this segment */
 };
 
-/* The distance from @seq to @edge, or 0 if @edge is behind. */
+/* Returns the distance from @seq to @edge, or 0 if @edge is behind. */
 static __always_inline __u32 room(__u32 seq, __u32 edge)
 {
 	return before(seq, edge) ? edge - seq : 0;
@@ -88,10 +89,10 @@ static __always_inline bool same_mac(const __u8 *a, const __u8 *b)
 }
 
 /*
- * Whether the guest will accept the segment as part of this connection; it
- * drops any other (RFC 9293 3.10.7.4, RFC 5961 5.2). How far behind an ACK may
- * be depends on the widest window that the peer has advertised, which is not
- * kept here: any ACK that is behind is left to the guest.
+ * Returns whether the guest will accept the segment as part of this connection;
+ * it drops any other (RFC 9293 3.10.7.4, RFC 5961 5.2). The acceptable age of
+ * an ACK depends on the widest window that the peer has advertised. The flow
+ * does not keep that window, so any ACK that is behind is left to the guest.
  */
 static __always_inline bool is_acceptable(const struct snoop_flow *f,
 					  const struct segment *s)
@@ -101,10 +102,10 @@ static __always_inline bool is_acceptable(const struct snoop_flow *f,
 }
 
 /*
- * Notes a segment that goes to the guest without an early ACK. Beyond a hole it
- * waits there, and the guest reports it (SACK) until it comes to what fills the
- * hole. That may have been acknowledged early meanwhile: it is behind it in the
- * ring.
+ * Records a segment that goes to the guest without an early ACK. Beyond a hole,
+ * the guest queues it and reports it (SACK) until it reaches the data that
+ * fills the hole. That data may have been acknowledged early meanwhile, because
+ * it is behind the segment in the ring.
  */
 static __always_inline void goes_ahead(struct snoop_flow *f,
 				       const struct segment *s)
@@ -117,15 +118,15 @@ static __always_inline void goes_ahead(struct snoop_flow *f,
 }
 
 /*
- * Whether guest and peer have both closed the flow, and each has the other's
- * FIN.
+ * Returns whether guest and peer have both closed the flow, and each has the
+ * other's FIN.
  */
 static __always_inline bool is_over(const struct snoop_flow *f)
 {
 	return f->fins == SNOOP_FIN_ALL && !after(f->acked_seq, f->vm_seq);
 }
 
-/* Whether the peer's segment has news. */
+/* Returns whether the peer's segment has news. */
 static __always_inline bool peer_tells(const struct snoop_flow *f,
 				       const struct segment *s)
 {
@@ -136,8 +137,8 @@ static __always_inline bool peer_tells(const struct snoop_flow *f,
 }
 
 /*
- * Learns from a passing segment of the peer: its clock, and what it has of the
- * guest's data. (Called without the lock if the segment has no data and its
+ * Learns from a passing segment of the peer: its clock, and its progress with
+ * the guest's data. (Called without the lock if the segment has no data and its
  * checksum is known to be right: see snoop_to_guest.)
  */
 static __always_inline void hear_peer(struct snoop_flow *f,
@@ -147,9 +148,10 @@ static __always_inline void hear_peer(struct snoop_flow *f,
 							: f->rcv_edge;
 
 	/*
-	 * A segment that the guest drops teaches nothing. (In mid-flow the edge
-	 * may be farther than known; a segment beyond it sets no time there
-	 * either, because it is not in order: RFC 7323 4.3.)
+	 * A segment that the guest drops teaches nothing. (In mid-flow, the
+	 * edge may be farther than known. A segment beyond the known edge sets
+	 * no timestamp in the guest either, because it is not in order: RFC
+	 * 7323 4.3.)
 	 */
 	if (!(s->flags & TH_ACK) || !is_acceptable(f, s) ||
 	    after(s->seq, edge) || before(s->seq, f->vm_seq - SEQ_BEHIND))
@@ -166,7 +168,7 @@ static __always_inline void hear_peer(struct snoop_flow *f,
 		f->fins |= SNOOP_FIN_VM_ACKED;
 }
 
-/* Notes that the guest has sent something. */
+/* Records that the guest has sent something. */
 static __always_inline void hear_of_guest(struct snoop_flow *f, __u64 now)
 {
 	f->seen_ns = now;
@@ -176,14 +178,14 @@ static __always_inline void hear_of_guest(struct snoop_flow *f, __u64 now)
 	f->heard_since = 1;
 }
 
-/* Starts the time in which the guest has to make progress. */
+/* Starts the time limit for the guest's progress. */
 static __always_inline void owe_from(struct snoop_flow *f, __u64 now)
 {
 	f->owed = now >> TICK_SHIFT;
 	f->heard_since = 0;
 }
 
-/* Notes an ACK of everything in the ring. */
+/* Records an ACK of everything in the ring. */
 static __always_inline void acknowledged_early(struct snoop_flow *f, __u64 now)
 {
 	if (!after(f->acked_seq, f->vm_seq))
@@ -205,8 +207,8 @@ static __always_inline void see_guest(struct snoop_flow *f,
 }
 
 /*
- * Everything before @first is acknowledged, and nothing after it is known. The
- * sender knows of a window of @window bytes.
+ * Starts a flow in which everything before @first is acknowledged and nothing
+ * after it is known. The sender knows of a window of @window bytes.
  */
 static __always_inline void begin_at(struct snoop_flow *f, __u32 first,
 				     __u32 window)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What a guest's segment says about the guest, and whether it passes.
+ * Learns the state of the guest from its segments, and decides whether they
+ * pass.
  */
 #ifndef TAUT_GUEST_H
 #define TAUT_GUEST_H
@@ -9,7 +10,7 @@
 
 /*
  * A guest that is heard this long after data was put into its ring, in ticks of
- * 2^20 ns, has had the time to take it: several time slices of a scheduler.
+ * 2^20 ns, has had time to take the data: several time slices of a scheduler.
  */
 #define RUNNING_TICKS	96
 
@@ -56,25 +57,25 @@ static __always_inline void learn(struct snoop_flow *f,
 		f->vm_snd = s->seq;
 		f->vm_una = s->seq;
 		/*
-		 * What is already in the ring was not seen. It is within the
-		 * window by the widest scale, and by that of 512 if the guest
-		 * advertises less by now.
+		 * Data that is already in the ring was not seen. It is within
+		 * the window by the widest scale, or within 512 at that scale
+		 * if the guest advertises less by now.
 		 */
 		window = s->window > 512 ? s->window : 512;
 		f->ahead = s->ack + (window << SCALE_MAX);
 		/*
-		 * Timestamps may start at any number, and half of them are
-		 * before 0.
+		 * Timestamps may start at any number, and half of all numbers
+		 * are before 0.
 		 */
 		f->ts_vm = s->options.tsval;
-		/* The last of the peer's timestamps that it has seen. */
+		/* The last of the peer's timestamps that the guest has seen. */
 		f->ts_peer = s->options.tsecr;
 	} else if (!(f->flags & SNOOP_F_VM_SYN) &&
 		   after(s->ack, f->far_edge + f->mss)) {
 		/*
-		 * In mid-flow: it has taken more than it ever advertised by the
-		 * assumed scale, so the scale is larger. (Less than a segment
-		 * more is a retracted window.)
+		 * In mid-flow: the guest has taken more than it ever advertised
+		 * by the assumed scale, so the scale is larger. (An excess of
+		 * less than a segment is a retracted window.)
 		 */
 		if (f->scale < SCALE_MAX)
 			f->scale++;
@@ -100,7 +101,8 @@ static __always_inline void learn(struct snoop_flow *f,
 	if (after(s->ack, f->next_seq))
 		f->next_seq = s->ack;
 	/*
-	 * The guest has all older segments; those since are now the older ones.
+	 * The guest has all older segments; the segments since then are the
+	 * older ones now.
 	 */
 	if (!before(f->vm_seq, f->extra_mark)) {
 		f->extra_older = f->vm_seq == f->next_seq ? 0 : f->extra;
@@ -108,9 +110,9 @@ static __always_inline void learn(struct snoop_flow *f,
 		f->extra_mark = f->next_seq;
 	}
 	/*
-	 * What it has beyond a hole. (A first block below the acknowledgment
-	 * number reports a duplicate, RFC 2883 4; the earlier block then stays
-	 * valid.)
+	 * The data that the guest has beyond a hole. (A first block below the
+	 * acknowledgment number reports a duplicate, RFC 2883 4; the earlier
+	 * block then stays valid.)
 	 */
 	if (!before(s->ack, f->vm_seq) &&
 	    (!s->options.has_sack || after(s->options.sack_start, s->ack))) {
@@ -122,8 +124,9 @@ static __always_inline void learn(struct snoop_flow *f,
 	if (s->options.has_ts && !before(s->options.tsval, f->ts_vm))
 		f->ts_vm = s->options.tsval;
 	/*
-	 * Its own TS.Recent (RFC 7323 4.3), which may come from a segment that
-	 * was not read here: the guest drops older ones, retransmissions too.
+	 * The guest's own TS.Recent (RFC 7323 4.3). It may come from a segment
+	 * that was not read here: the guest drops older segments,
+	 * retransmissions too.
 	 */
 	if (s->options.has_ts && after(s->options.tsecr, f->ts_peer))
 		f->ts_peer = s->options.tsecr;
@@ -131,10 +134,11 @@ static __always_inline void learn(struct snoop_flow *f,
 }
 
 /*
- * The guest acknowledges some of the held segments. If nothing has come for
- * long, the sender may have waited for that: with as many held segments in
- * flight, it must not wait again. It may have a small buffer, or a temporarily
- * small window (as BBR's, to probe the round-trip time of an empty path).
+ * Handles the guest's own ACK of some held segments. If no data has come for
+ * long, the sender may have waited for this ACK: with this many held segments
+ * in flight, it must not have to wait again. The sender may have a small
+ * buffer, or a temporarily small window (as BBR does, to probe the round-trip
+ * time of an empty path).
  */
 static __always_inline void guest_tells(struct snoop_flow *f,
 					const struct snoop_config *c, __u64 now)
@@ -177,9 +181,10 @@ pass(struct snoop_flow *f, const struct snoop_config *c, bool on,
 }
 
 /*
- * Whether everything that the guest says, with this segment for the first time,
- * was already in an early ACK: passed on, it would be a duplicate ACK (RFC 5681
- * 2). A repetition by the guest answers something, such as a keepalive.
+ * Returns whether everything that the guest says, with this segment for the
+ * first time, was already in an early ACK: passed on, the segment would be a
+ * duplicate ACK (RFC 5681 2). A segment that the guest repeats answers
+ * something, such as a keepalive.
  */
 static __always_inline bool repeats(const struct snoop_flow *f,
 				    const struct snoop_config *c,
@@ -227,17 +232,16 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	   const struct segment *s, __u64 now, struct lift *lift)
 {
 	/*
-	 * A connection exists if the guest has taken data, or sends some. For a
-	 * flow found in mid-flow the first ACK does not prove that: the
-	 * handshake of a connection that finds no place in the accept queue
-	 * ends with one, too.
+	 * A connection exists if the guest has taken data or sends some. For a
+	 * flow found in mid-flow, the first ACK is no proof: a handshake that
+	 * finds no place in the accept queue ends with an ACK, too.
 	 */
 	bool met = f->scale == SCALE_UNKNOWN;
 	bool proof = s->len || s->flags & TH_FIN ||
 		     (!met && after(s->ack, f->vm_seq));
 	__u32 edge, was_vm_seq = f->vm_seq, was_edge = f->rcv_edge;
 
-	/* Even in SNOOP_BYPASS: the place in the accept queue is taken. */
+	/* Even in SNOOP_BYPASS, the place in the accept queue is taken. */
 	if (f->counted && proof) {
 		f->counted = 0;
 		lift->begun = true;
@@ -259,7 +263,7 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	if (after(s->ack, f->acked_seq))
 		guest_tells(f, c, now);
 	learn(f, s, now);
-	/* Only what the guest said itself counts, not assumptions. */
+	/* Only the guest's own statements count, not assumptions. */
 	if (!met && f->mode != SNOOP_UNPROVEN &&
 	    contradicts(f, c, s, was_vm_seq, was_edge, now)) {
 		lift->reach = f->rcv_edge;
@@ -267,12 +271,12 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 		return SNOOP_FG_CONTRADICTED;
 	}
 	/*
-	 * The ring keeps order: data beyond the hole came after what was
-	 * acknowledged early, or was there before (see goes_ahead()) and the
-	 * guest has yet to come to the early-acknowledged data. A client may
-	 * have brought it there in packets that are not read here, so it is no
-	 * proof: the flow gets no more early ACKs, and it will turn out whether
-	 * the guest takes the data.
+	 * The ring keeps order. So either the data beyond the hole came after
+	 * the data that was acknowledged early, or it was there before (see
+	 * goes_ahead()) and the guest has yet to reach the early-acknowledged
+	 * data. A client may have sent the data beyond the hole in packets that
+	 * are not read here, so it is no proof of loss: the flow gets no more
+	 * early ACKs, and the guest's next ACKs show whether it takes the data.
 	 */
 	if (s->options.has_sack && before(s->ack, f->acked_seq) &&
 	    after(s->options.sack_start, s->ack) &&
@@ -282,8 +286,8 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 		return SNOOP_FG_DOUBT;
 	}
 	/*
-	 * The client of a connection has it. Data before the proof was seen by
-	 * the guest alone, so the flow begins with what the guest has.
+	 * The client's end of a connection exists already. Only the guest saw
+	 * data before the proof, so the flow starts with what the guest has.
 	 */
 	if (f->mode == SNOOP_UNPROVEN &&
 	    (proof || f->flags & SNOOP_F_VM_CLIENT)) {
@@ -305,15 +309,15 @@ hear_guest(struct snoop_flow *f, const struct snoop_config *c, bool on,
 	lift->window = window_from(f, c, f->next_seq, early_ack_edge(f, c));
 	edge = f->next_seq + ((__u32)lift->window << scale_of(f));
 	/*
-	 * It has no news for the sender. (Held segments are acknowledged with
-	 * one of the next, or by the guest when it has them.)
+	 * The segment has no news for the sender. (Held segments are
+	 * acknowledged with a later one, or by the guest when it has them.)
 	 */
 	if (!s->len && !after(s->ack, f->acked_seq) &&
 	    !after(edge, f->advertised_edge)) {
 		f->suppressed++;
 		return SNOOP_FG_SUPPRESSED;
 	}
-	/* It acknowledges the held segments, too. */
+	/* The segment acknowledges the held segments, too. */
 	f->acked_segments += f->held;
 	f->held = 0;
 	f->acked_bytes += f->next_seq - f->acked_seq;

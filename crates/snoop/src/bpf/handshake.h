@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * How a connection begins and is reset.
+ * Handles the start and the reset of a connection.
  */
 #ifndef TAUT_HANDSHAKE_H
 #define TAUT_HANDSHAKE_H
@@ -9,7 +9,7 @@
 
 #define MSS_USUAL	1460	/* if the SYN was not seen */
 
-/* The window in the guest's SYN-ACK, as the sender gets it. */
+/* Returns the window for the sender in the guest's SYN-ACK. */
 static __always_inline __u16 syn_window(const struct snoop_config *c,
 					const struct segment *s)
 {
@@ -17,8 +17,9 @@ static __always_inline __u16 syn_window(const struct snoop_config *c,
 }
 
 /*
- * A property of a SYN that the answer cannot decline: signed segments. The
- * other end may decline anything else that a SYN offers.
+ * Returns the reason for SNOOP_BYPASS in a SYN: a property that the answer
+ * cannot decline, which is signed segments. The other end may decline anything
+ * else that a SYN offers.
  */
 static __always_inline __u8 reason_in_syn(const struct segment *s)
 {
@@ -28,8 +29,8 @@ static __always_inline __u8 reason_in_syn(const struct segment *s)
 }
 
 /*
- * Whether a SYN-ACK accepts accurate ECN (RFC 9768 3.1.1, table 2): no flag or
- * all three decline, and ECE alone is classic ECN.
+ * Returns whether a SYN-ACK accepts accurate ECN (RFC 9768 3.1.1, table 2): no
+ * flag or all three decline, and ECE alone is classic ECN.
  */
 static __always_inline bool accepts_accecn(const struct segment *s)
 {
@@ -38,7 +39,7 @@ static __always_inline bool accepts_accecn(const struct segment *s)
 	return (s->ae || cwr) && !(s->ae && cwr && ece);
 }
 
-/* Why a connection with this SYN-ACK is in SNOOP_BYPASS. */
+/* Returns the reason why a connection with this SYN-ACK is in SNOOP_BYPASS. */
 static __always_inline __u8 reason_in_syn_ack(const struct segment *s)
 {
 	__u8 why = s->options.bypass;
@@ -81,9 +82,9 @@ static __always_inline __u8 flags_of_peer_syn(const struct segment *s)
 }
 
 /*
- * Notes a peer's SYN. It describes a possible connection; whether there is one,
- * the guest decides: anyone can forge a SYN with any number, also for an
- * existing connection.
+ * Records a peer's SYN. It describes a possible connection. The guest decides
+ * whether the connection exists: anyone can forge a SYN with any number, even
+ * for an existing connection.
  */
 static __always_inline void note_peer_syn(struct snoop_pending *p,
 					  const struct segment *s)
@@ -95,7 +96,7 @@ static __always_inline void note_peer_syn(struct snoop_pending *p,
 	p->bypass = reason_in_syn(s);
 }
 
-/* The peer answers the guest's SYN. */
+/* Handles the peer's answer to the guest's SYN. */
 static __always_inline void see_peer_syn_ack(struct snoop_flow *f,
 					     const struct segment *s)
 {
@@ -113,7 +114,8 @@ static __always_inline void see_peer_syn_ack(struct snoop_flow *f,
 }
 
 
-/* @pending: the peer's SYN, if it was seen. */
+/* Handles the guest's SYN or SYN-ACK. @pending: the peer's SYN, if it was seen.
+ */
 static __always_inline void see_guest_syn(struct snoop_flow *f,
 					  const struct snoop_config *c,
 					  const struct segment *s,
@@ -135,7 +137,7 @@ static __always_inline void see_guest_syn(struct snoop_flow *f,
 		f->ts_peer = pending->ts;
 		why = pending->bypass ? pending->bypass : reason_in_syn_ack(s);
 	} else if (pending && s->ack - pending->first <= pending->data) {
-		/* It has taken the data in the SYN. */
+		/* The guest has taken the data in the SYN. */
 		restart(f, flags | pending->flags);
 		f->ts_peer = pending->ts;
 		why = SNOOP_FAST_OPEN;
@@ -166,8 +168,8 @@ static __always_inline void see_guest_syn(struct snoop_flow *f,
 		f->advertised_edge = s->ack + syn_window(c, s);
 		/*
 		 * The first SYN-ACK was sent before the program was attached,
-		 * and data that it invited may be in the ring: nothing beyond
-		 * the window, because the sender knows no other.
+		 * and data that it invited may be in the ring. No such data is
+		 * beyond the window, because the sender knows no other window.
 		 */
 		if (repeated)
 			f->ahead = f->rcv_edge;
@@ -180,8 +182,8 @@ static __always_inline void see_guest_syn(struct snoop_flow *f,
 
 /*
  * A peer's RST ends the connection if its number is the expected one; otherwise
- * the guest challenges it (RFC 5961 3.2). In both cases no early ACK follows. A
- * RST outside the window is forged.
+ * the guest challenges it (RFC 5961 3.2). In both cases, no early ACK follows.
+ * An RST outside the window is forged.
  */
 static __always_inline void see_peer_reset(struct snoop_flow *f,
 					   const struct segment *s)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Whether a segment from a tap belongs to the guest itself, or to a host behind
- * it for which the guest forwards. What is delivered to the guest may still be
- * lost on the way to an endpoint behind it, so early ACKs are given for the
- * guest itself only.
+ * Decides whether a segment from a tap belongs to the guest itself or to a host
+ * behind it for which the guest forwards. Data delivered to the guest may still
+ * be lost on the way to an endpoint behind it, so only the guest itself gets
+ * early ACKs.
  */
 #ifndef TAUT_ORIGIN_H
 #define TAUT_ORIGIN_H
@@ -37,9 +37,9 @@ struct {
 } distrusted SEC(".maps");
 
 /*
- * Whether frames from this address may belong to another host than the guest:
- * if the guest's address is unknown, all frames of a tap with several source
- * addresses may.
+ * Returns whether frames from this address may belong to a host other than the
+ * guest. If the guest's address is unknown, all frames of a tap with several
+ * source addresses may.
  */
 static __always_inline bool is_other_mac(const struct snoop_config *c,
 					 const __u8 *mac)
@@ -62,9 +62,9 @@ static __always_inline bool is_other_mac(const struct snoop_config *c,
 }
 
 /*
- * A router decrements the TTL (RFC 791 3.2; RFC 8200 3), so a packet with one
- * of the usual initial TTLs was not forwarded. The TTL of a connection does not
- * change either.
+ * Returns whether a router has forwarded the packet. A router decrements the
+ * TTL (RFC 791 3.2; RFC 8200 3), so a packet with one of the usual initial TTLs
+ * was not forwarded. The TTL of a connection does not change either.
  */
 static __always_inline bool is_forwarded(const struct snoop_config *c,
 					 const struct snoop_flow *f,
@@ -95,8 +95,8 @@ static __always_inline bool is_other_address(const struct snoop_config *c,
 }
 
 /*
- * Why the segment is not the guest's own, or SNOOP_NO_BYPASS. @f: its flow, if
- * any.
+ * Returns the reason why the segment is not the guest's own, or
+ * SNOOP_NO_BYPASS. @f: its flow, if any.
  */
 static __always_inline __u8 foreign_origin(const struct snoop_config *c,
 					   const struct snoop_flow *f,
@@ -113,7 +113,7 @@ static __always_inline __u8 foreign_origin(const struct snoop_config *c,
 	return SNOOP_NO_BYPASS;
 }
 
-/* Whether user space distrusts the peer's network. */
+/* Returns whether user space distrusts the peer's network. */
 static __always_inline bool is_distrusted(const struct snoop_config *c,
 					  const struct snoop_key *key)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Copies of early-acknowledged segments. The sender drops acknowledged data,
- * and a guest may drop data inside its window; so the host keeps each segment
- * until the guest has acknowledged it, and user space retransmits what the
- * guest lacks.
+ * and a guest may drop data inside its window. So the host keeps each segment
+ * until the guest has acknowledged it, and user space retransmits the data that
+ * the guest lacks.
  *
- * A copy is made before the delivery: without room for it there is no early
- * ACK. The copy of a segment that is not acknowledged early after all is
+ * A copy is made before the delivery: without room for the copy, there is no
+ * early ACK. If a segment is not acknowledged early after all, its copy is
  * dropped when the guest acknowledges the segment itself.
  */
 #ifndef TAUT_RETAIN_H
@@ -15,8 +15,7 @@
 #include "segment.h"
 
 /*
- * Frame sizes that copies have room for: a BPF program can only reserve
- * constant sizes.
+ * The frame sizes of copies: a BPF program can only reserve constant sizes.
  */
 #define COPY_FRAME		1600
 #define COPY_JUMBO		9216
@@ -29,8 +28,9 @@ struct {
 } retained SEC(".maps");
 
 /*
- * Whether user space sleeps and has to be woken. While there are copies it
- * polls, because a wake-up costs more than a copy. Shared by all taps, too.
+ * Whether user space sleeps and has to be woken. While there are copies, it
+ * polls, because a wake-up costs more than a copy. All taps share this map,
+ * too.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -49,7 +49,7 @@ static __always_inline __u64 wakeup(void)
 	return BPF_RB_FORCE_WAKEUP;
 }
 
-/* Makes a copy in a record with room for a frame of @most bytes. */
+/* Makes a copy in a record that has room for a frame of @most bytes. */
 static __always_inline int copy_of(struct __sk_buff *skb,
 				   const struct segment *s,
 				   const struct snoop_key *key, __u64 now,
@@ -70,8 +70,8 @@ static __always_inline int copy_of(struct __sk_buff *skb,
 	copy->begun = begun;
 	copy->at_ns = now;
 	/*
-	 * One less: Linux 6.1 does not see that it is not zero. (The compiler
-	 * already knows the bound; the verifier does not.)
+	 * One less: the verifier of Linux 6.1 does not see that it is not zero.
+	 * (The compiler already knows the bound; the verifier does not.)
 	 */
 	bytes--;
 	barrier_var(bytes);
@@ -87,7 +87,7 @@ static __always_inline int copy_of(struct __sk_buff *skb,
 	return 0;
 }
 
-/* Returns 0, or -1 without room. @begun: snoop_flow.begun. */
+/* Retains a copy. Returns 0, or -1 without room. @begun: snoop_flow.begun. */
 __noinline int retain(struct __sk_buff *skb, const struct segment *s,
 		      const struct snoop_key *key, __u64 now, __u32 begun)
 {

@@ -2,10 +2,10 @@
 /*
  * Reads a TCP segment as it passes the tap.
  *
- * At both hooks of a tap the frame begins with its Ethernet header, and an
- * outer VLAN tag is in the skb and not in the frame. Without IP options the
- * headers' offsets are constants, which makes this cheap: packets with options,
- * and those with a tag in the frame, are left to the guest.
+ * At both hooks of a tap, the frame begins with its Ethernet header; an outer
+ * VLAN tag is in the skb, not in the frame. Without IP options, the headers'
+ * offsets are constants, which makes reading cheap. Packets with IP options or
+ * with a tag in the frame are left to the guest.
  */
 #ifndef TAUT_SEGMENT_H
 #define TAUT_SEGMENT_H
@@ -130,8 +130,8 @@ static __always_inline __u32 word(const __u8 *bytes)
 }
 
 /*
- * Reads one option. (bpf_loop() calls this, so the verifier checks it once, and
- * not on each path through all options.)
+ * Reads one option. (bpf_loop() calls this function, so the verifier checks it
+ * once instead of on each path through all options.)
  */
 static long read_option(__u32 n __attribute__((unused)), void *context)
 {
@@ -196,9 +196,9 @@ static long read_option(__u32 n __attribute__((unused)), void *context)
 }
 
 /*
- * Reads any options, one by one. Returns 0, or -1 if they are malformed. (A
- * global function is verified once, and not again for the state before each
- * call.)
+ * Reads options of any kind, one by one. Returns 0, or -1 if they are
+ * malformed. (A global function is verified once, and not again for the state
+ * before each call.)
  */
 __noinline int read_options(struct __sk_buff *skb, __u32 at, __u32 len,
 			    struct options *options)
@@ -208,9 +208,9 @@ __noinline int read_options(struct __sk_buff *skb, __u32 at, __u32 len,
 	if (!options || len < 4)
 		return -1;
 	/*
-	 * Otherwise the compiler merges both comparisons into one of another
-	 * register than the load uses, and Linux 6.1 does not see that it is
-	 * bounded.
+	 * Without the barrier, the compiler merges both comparisons into one,
+	 * of another register than the load uses, and the verifier of Linux 6.1
+	 * does not see that the length is bounded.
 	 */
 	barrier_var(len);
 	if (len > OPTIONS_MAX)
@@ -262,8 +262,8 @@ read_tcp(struct __sk_buff *skb, const struct tcphdr *tcp, __u32 l4_at,
 }
 
 /*
- * Whether the checksum of an IPv4 header without options is right (RFC 791
- * 3.1).
+ * Returns whether the checksum of an IPv4 header without options is right (RFC
+ * 791 3.1).
  */
 static __always_inline bool header_sums_up(const struct iphdr *ip)
 {
@@ -278,7 +278,7 @@ static __always_inline bool header_sums_up(const struct iphdr *ip)
 }
 
 /*
- * Finds the segment in a frame. @to_guest says which end is the guest's.
+ * Finds the segment in a frame. @to_guest selects which end is the guest's.
  * Returns an enum segment_kind.
  */
 __noinline int read_segment(struct __sk_buff *skb, __u32 to_guest,
@@ -319,7 +319,8 @@ __noinline int read_segment(struct __sk_buff *skb, __u32 to_guest,
 		if (to_guest && !header_sums_up(ip))
 			return SEGMENT_MALFORMED;
 		total = bpf_ntohs(ip->tot_len);
-		/* Longer than the length field allows (BIG TCP). */
+		/* The packet is longer than the length field allows (BIG TCP).
+		 */
 		if (!total && skb->len - L3_AT > 0xffff)
 			total = skb->len - L3_AT;
 		if (total < sizeof(*ip) || total > skb->len - L3_AT)

@@ -2,16 +2,17 @@
 /*
  * The host acknowledges for a guest that waits for its CPU (vsnoop-paper III
  * and IV). Two programs run at the guest's tap; each tap has its own copy of
- * both and of their maps.
+ * both programs and of their maps.
  *
- *   - Towards the guest (egress): delivers a segment into the ring, sees from the
- *     result whether it is there, and turns the original skb into the ACK that
- *     the guest will send. The ACK enters the tap as if the guest had sent it.
- *   - From the guest (ingress): learns the guest's state, drops ACKs without
- *     news, and raises the acknowledgment number of segments that have to pass.
+ * Towards the guest (egress): delivers a segment into the ring, learns from the
+ * result whether it is there, and turns the original skb into the ACK that the
+ * guest will send. The ACK enters the tap as if the guest had sent it.
+ *
+ * From the guest (ingress): learns the guest's state, drops ACKs without news,
+ * and raises the acknowledgment number of segments that have to pass.
  *
  * flow.h and the headers that include it decide, and touch no packet.
- * docs/design/snoop.md explains why.
+ * docs/design/snoop.md explains the design.
  */
 #include <linux/pkt_cls.h>
 
@@ -47,10 +48,9 @@ struct skb_shared_info {
 	unsigned int gso_type;
 } __attribute__((preserve_access_index));
 
-/*
- * linux/netdev_features.h and linux/skbuff.h: a device that takes frames of GSO
- * type t whole has the feature GSO_SHIFT + t. GSO_DODGY only requests a check
- * of an untrusted sender's header; such frames are not cut up for it.
+/* From linux/netdev_features.h and linux/skbuff.h: a device that takes frames
+ * of GSO type t whole has the feature GSO_SHIFT + t. GSO_DODGY only requests a
+ * check of an untrusted sender's header; such frames are not segmented for it.
  */
 #define GSO_SHIFT	16
 #define GSO_DODGY	2
@@ -64,7 +64,7 @@ struct {
 
 /*
  * Peers' SYNs that the guest has not answered. Anyone can send SYNs, so they
- * evict one another and no flow.
+ * evict one another but no flow.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -179,7 +179,7 @@ static __always_inline struct snoop_flow *find_flow(struct snoop_key *key)
 
 static __always_inline struct snoop_flow *new_flow(struct snoop_key *key)
 {
-	/* Too large for the stack. */
+	/* The structure is too large for the stack. */
 	static const struct snoop_flow none;
 
 	if (bpf_map_update_elem(&flows, key, &none, BPF_NOEXIST))
@@ -195,9 +195,9 @@ static __always_inline void listener_of(const struct snoop_key *key,
 	listener->version = key->version;
 }
 
-/*
- * Whether a place in the guest's accept queue belongs to this flow alone. (A
- * client that vanishes during its handshake keeps the place for OPENING_NS.)
+/* Returns whether a place in the guest's accept queue belongs to this flow
+ * alone. (A client that vanishes during its handshake keeps the place for
+ * OPENING_NS.)
  */
 static __always_inline bool begins_alone(const struct snoop_key *key, __u64 now)
 {
@@ -245,8 +245,8 @@ static __always_inline void forget(struct snoop_flow *f, struct snoop_key *key)
 }
 
 /*
- * The state of the checksum. The context is the kernel's own sk_buff, so fields
- * that __sk_buff lacks can be read with CO-RE. (bpf_cast_to_kern_ctx() needs
+ * Returns the state of the checksum. The context is the kernel's own sk_buff,
+ * so CO-RE can read fields that __sk_buff lacks. (bpf_cast_to_kern_ctx() needs
  * Linux 6.2.)
  */
 static __always_inline __u32 checksum_state(struct __sk_buff *skb)
@@ -257,8 +257,8 @@ static __always_inline __u32 checksum_state(struct __sk_buff *skb)
 }
 
 /*
- * Whether the frame reaches the ring whole. If the kernel cuts it up for the
- * tap, the result of the delivery is that of the last part alone.
+ * Returns whether the frame reaches the ring whole. If the kernel segments it
+ * for the tap, the result of the delivery is that of the last part alone.
  */
 static __always_inline bool arrives_whole(struct __sk_buff *skb)
 {
@@ -283,7 +283,7 @@ static __always_inline bool arrives_whole(struct __sk_buff *skb)
 	return (BPF_CORE_READ(dev, features) & needed) == needed;
 }
 
-/* Whether TCP's checksum is right. Verifies it if that was not done yet. */
+/* Returns whether TCP's checksum is right; verifies it if necessary. */
 static __always_inline bool is_sound(struct __sk_buff *skb, __u32 state,
 				     const struct segment *s,
 				     const struct snoop_key *key)
@@ -294,8 +294,8 @@ static __always_inline bool is_sound(struct __sk_buff *skb, __u32 state,
 }
 
 /*
- * Whether the peer's segment has news that the guest will believe: the guest
- * drops a segment with a wrong checksum.
+ * Returns whether the peer's segment has news that the guest will believe. The
+ * guest drops a segment with a wrong checksum.
  */
 static __always_inline bool tells_new(struct __sk_buff *skb,
 				      const struct snoop_flow *f,
@@ -328,8 +328,8 @@ static __always_inline void learn_from_pure_ack(struct __sk_buff *skb,
 }
 
 /*
- * The clone has delivered the segment, so the original is dropped at the tap's
- * other hook. (Dropped here, it would be an error to a sender on this host.)
+ * Drops the original, whose clone has delivered the segment, at the tap's other
+ * hook. (Dropped here, it would be an error to a sender on this host.)
  */
 static __always_inline int discard(struct __sk_buff *skb)
 {
@@ -360,10 +360,11 @@ static __always_inline void see_peer_syn(struct snoop_flow *f,
 }
 
 /*
- * Tries to deliver the segment into the ring, and returns how far that came:
- * SNOOP_TG_ACKED if it is there, SNOOP_TG_OVERTAKEN if the flow did not look as
- * if the segment could be acknowledged, which may_acknowledge() decides under
- * the lock. @summed: the state of the checksum, if the segment was verified.
+ * Tries to deliver the segment into the ring. Returns the progress:
+ * SNOOP_TG_ACKED if the segment is in the ring; SNOOP_TG_OVERTAKEN if the flow
+ * did not look as if the segment could be acknowledged, which may_acknowledge()
+ * decides under the lock. @summed: the state of the checksum, if the segment
+ * was verified.
  */
 static __always_inline enum snoop_to_guest
 put_into_ring(struct __sk_buff *skb, const struct snoop_flow *f,
@@ -398,7 +399,7 @@ put_into_ring(struct __sk_buff *skb, const struct snoop_flow *f,
 	return SNOOP_TG_ACKED;
 }
 
-/* Whether the guest gets the segment and believes it. */
+/* Returns whether the guest gets the segment and believes it. */
 static __always_inline bool is_heard(struct __sk_buff *skb,
 				     const struct snoop_flow *f,
 				     const struct segment *s,
@@ -441,8 +442,8 @@ static __always_inline void fill_answer(struct answer *answer,
 }
 
 /*
- * Handles a segment with data or a FIN of a tracked flow. Returns its exit;
- * @action is what happens to the frame.
+ * Handles a segment with data or a FIN of a tracked flow. Returns its exit and
+ * sets @action for the frame.
  */
 static __always_inline enum snoop_to_guest
 data_to_guest(struct __sk_buff *skb, struct snoop_flow *f,
@@ -517,7 +518,7 @@ static __always_inline enum snoop_to_guest to_guest(struct __sk_buff *skb,
 	if (!c)
 		return SNOOP_TG_OFF;
 	/*
-	 * A segment that begins or ends a flow must be one that the guest
+	 * A segment that starts or ends a flow must be one that the guest
 	 * believes.
 	 */
 	if (s.flags & (TH_SYN | TH_FIN | TH_RST) &&
@@ -575,8 +576,8 @@ static __always_inline int write_lift(struct __sk_buff *skb,
 }
 
 /*
- * Updates an early ACK on its way back, which data of the guest may have
- * overtaken: a sender that has the data ignores an older ACK (RFC 9293
+ * Updates an early ACK on its way back, because data of the guest may have
+ * overtaken it: a sender that has the data ignores an older ACK (RFC 9293
  * 3.10.7.4; RFC 7323 5.3).
  */
 static __always_inline void renew_ack(struct __sk_buff *skb,
@@ -629,8 +630,8 @@ static __always_inline void send_event(const struct snoop_key *key,
 }
 
 /*
- * Stops early ACKs for a flow from behind the guest. Returns whether the flow
- * is over.
+ * Stops early ACKs for a flow of a host behind the guest. Returns whether the
+ * flow is over.
  */
 static __always_inline bool bypass_foreign(struct snoop_flow *f,
 					   const struct segment *s, __u8 why,
@@ -738,7 +739,8 @@ int snoop_from_guest(struct __sk_buff *skb)
 		break;
 	case SEGMENT_NONE:
 		/*
-		 * A host behind the guest may show up with such a frame first.
+		 * The first frame of a host behind the guest may be such a
+		 * frame.
 		 */
 		is_other_mac(c, s.from);
 		count(&from_guest_exits, SNOOP_FG_NOT_TCP);
@@ -770,7 +772,7 @@ int snoop_from_guest(struct __sk_buff *skb)
 	}
 	if (!f) {
 		/*
-		 * A closing connection, or a segment without an ACK, begins no
+		 * A closing connection, or a segment without an ACK, starts no
 		 * flow.
 		 */
 		if (s.flags & TH_FIN ||
@@ -833,9 +835,9 @@ struct {
 } order SEC(".maps");
 
 /*
- * Run by user space (BPF_PROG_TEST_RUN): puts the flow in the map `order` into
- * SNOOP_BYPASS. If user space wrote the flow itself, it would undo what happens
- * to the flow meanwhile.
+ * Puts the flow in the map `order` into SNOOP_BYPASS. User space runs this
+ * program (BPF_PROG_TEST_RUN): if it wrote the flow itself, it would undo
+ * changes that happen to the flow meanwhile.
  */
 SEC("tc")
 int snoop_leave(struct __sk_buff *skb __attribute__((unused)))

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Structures and constants that the programs share with user space; build.rs
+ * Structures and constants that the programs share with user space. build.rs
  * generates the Rust types from them.
  */
 #ifndef TAUT_SNOOP_H
@@ -31,7 +31,7 @@ enum snoop_mode {
 	SNOOP_BYPASS,
 };
 
-/* Why a flow is in SNOOP_BYPASS. */
+/* The reason why a flow is in SNOOP_BYPASS. */
 enum snoop_bypass {
 	SNOOP_NO_BYPASS,	/* the flow is not in SNOOP_BYPASS */
 	SNOOP_CLOSING,	/* one end has sent FIN */
@@ -133,7 +133,7 @@ struct snoop_config {
 
 /*
  * Identifies a flow by its two ends. An IPv4 address is in the first four
- * bytes, and the rest is zero.
+ * bytes; the rest is zero.
  */
 struct snoop_key {
 	__u8 guest[16];
@@ -219,7 +219,7 @@ struct snoop_flow {
 #define SNOOP_FIN_VM_ACKED	0x08
 #define SNOOP_FIN_ALL		0x0f
 
-/* What a peer's SYN says, until the guest answers it. */
+/* The contents of a peer's SYN, kept until the guest answers it. */
 struct snoop_pending {
 	__u32 first;		/* the peer's first byte */
 	__u32 ts;
@@ -251,8 +251,8 @@ struct snoop_source {
 };
 
 /*
- * Tells user space that a guest may lack, or says that it lacks, what was
- * acknowledged early.
+ * Reports to user space that a guest may lack, or says that it lacks, data that
+ * was acknowledged early.
  */
 struct snoop_event {
 	struct snoop_key key;
@@ -262,13 +262,13 @@ struct snoop_event {
 	__u32 contradicted;
 };
 
-/* A flow that user space wants in SNOOP_BYPASS, and why. */
+/* A flow that user space wants in SNOOP_BYPASS, and the reason. */
 struct snoop_order {
 	struct snoop_key key;
 	__u32 bypass;
 };
 
-/* Where a program's time went, in ns; filled if `measured` is set. */
+/* The split of a program's run time in ns; filled if `measured` is set. */
 struct snoop_spent {
 	__u64 delivery;		/* delivery into the ring, with all its consequences */
 	__u64 lookup;

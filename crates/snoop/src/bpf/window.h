@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * How wide a window the sender may get, and how far early ACKs may go.
+ * The width of the window for the sender, and the limit of early ACKs.
  */
 #ifndef TAUT_WINDOW_H
 #define TAUT_WINDOW_H
@@ -10,11 +10,12 @@
 #define SHARE_MAX	(1U << 30)
 
 /*
- * The window in an ACK of @ack, up to @edge: no wider than the configured
- * buffer, and with what is in the ring no more than this flow's share of it,
- * because a frame that does not fit is lost, and may be repaired only after a
- * timeout. An advertised edge is not retracted (RFC 9293 3.8.6), and an open
- * window is not closed, nor made too small for two segments.
+ * Returns the window in an ACK of @ack, up to @edge. It is no wider than the
+ * configured buffer; together with the data in the ring, it is no wider than
+ * this flow's share of the ring, because a frame that does not fit is lost and
+ * may be repaired only after a timeout. An advertised edge is not retracted
+ * (RFC 9293 3.8.6), and an open window is not closed, nor made too small for
+ * two segments.
  */
 static __always_inline __u16 window_from(const struct snoop_flow *f,
 					 const struct snoop_config *c,
@@ -45,12 +46,12 @@ static __always_inline __u16 window_from(const struct snoop_flow *f,
 }
 
 /*
- * The limit of growth (III-C). Unread data takes buffer space of the guest, and
- * shows in a window that is smaller than the widest one it advertised. So
- * beyond the guest's own edge, which does not move until it reads, there
+ * Returns the limit of growth (III-C). Unread data takes buffer space in the
+ * guest, which shows in a window smaller than the widest one it advertised. So
+ * beyond the guest's own edge, which does not move until the guest reads, there
  * remains the space that it never advertised.
  *
- * In mid-flow only a lower bound of the window's scale is known: more data is
+ * In mid-flow, only a lower bound of the window's scale is known: more data is
  * unread than it seems, and the sender applies the real scale. So nothing grows
  * there.
  */
@@ -63,9 +64,9 @@ static __always_inline __u32 grow_limit(const struct snoop_flow *f,
 }
 
 /*
- * How far early ACKs may go: the guest's right edge, or with growth what is
- * known to fit behind its acknowledgment number. (The guest's edge may have
- * retreated since the growth.)
+ * Returns the limit of early ACKs: the guest's right edge or, with growth, the
+ * edge of what is known to fit behind its acknowledgment number. (The guest's
+ * edge may have retreated since the growth.)
  */
 static __always_inline __u32 early_ack_edge(const struct snoop_flow *f,
 					  const struct snoop_config *c)

@@ -1,4 +1,4 @@
-//! Builds the frames of a connection, as its two ends would send them.
+//! Builds the frames that the two ends of a connection would send.
 
 use etherparse::{PacketBuilder, TcpHeader, TcpOptionElement};
 use taut_sys::tap::VnetHeader;
@@ -18,7 +18,7 @@ const SCALE: u8 = 7;
 /// Properties of a stream.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
-    /// The device completes TCP's checksum.
+    /// Whether the device completes TCP's checksum.
     pub(super) partial: bool,
     /// Bytes of data in a frame of the sender.
     pub(super) frame: usize,
@@ -40,7 +40,7 @@ pub(super) struct Stream {
 // === impl Stream ===
 
 impl Stream {
-    /// Creates the `number`th stream, to this guest.
+    /// Creates stream number `number`, to this guest.
     pub(super) fn new(number: usize, guest: usize, ends: Ends) -> Self {
         Self {
             guest,
@@ -52,7 +52,7 @@ impl Stream {
         }
     }
 
-    /// Returns how many frames fit into the guest's window.
+    /// Returns the number of frames that fit into the guest's window.
     pub(super) fn batch(&self) -> usize {
         if self.ends.frame > super::SEGMENT {
             1
@@ -61,8 +61,8 @@ impl Stream {
         }
     }
 
-    /// Returns SYN, SYN-ACK, ACK, the first segment and its ACK, each with whether the guest sends
-    /// it.
+    /// Returns SYN, SYN-ACK, ACK, the first segment and its ACK, each with a flag that is set if
+    /// the guest sends it.
     pub(super) fn handshake(&mut self) -> Vec<(bool, Vec<u8>)> {
         let mut frames = Vec::new();
         for from_guest in [false, true] {
@@ -99,8 +99,8 @@ impl Stream {
         self.frame(false, header, 0)
     }
 
-    /// Returns the guest's ACKs of `count` frames. Its application reads nothing, so its right edge
-    /// stays, until the last ACK, before which it reads everything.
+    /// Returns the guest's ACKs of `count` frames. The guest's application reads nothing, so the
+    /// right edge stays in place; before the last ACK, the application reads everything.
     pub(super) fn guest_acks(&mut self, count: usize) -> Vec<Vec<u8>> {
         let all = (count * self.ends.frame) as u32;
         let mut acks = Vec::with_capacity(count);

@@ -1,20 +1,20 @@
 //! Splits a stream of bytes into lines of bounded length.
 
-/// Maximum length of a line, in bytes. Relevant messages of QEMU have a few hundred.
+/// The maximum length of a line in bytes. Relevant messages of QEMU have a few hundred bytes.
 const LINE_MAX: usize = 64 * 1024;
 
 /// The unfinished line.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     line: Vec<u8>,
-    /// The line is too long, and is discarded up to its end.
+    /// Whether the line is too long and is discarded up to its end.
     too_long: bool,
 }
 
 // === impl Lines ===
 
 impl Lines {
-    /// Takes input, and calls `each` for every line that ends in it, except lines that are too
+    /// Reads input and calls `each` for every line that it completes, except lines that are too
     /// long.
     pub(super) fn read(&mut self, bytes: &[u8], mut each: impl FnMut(&[u8])) {
         for part in bytes.split_inclusive(|byte| *byte == b'\n') {

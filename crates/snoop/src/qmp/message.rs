@@ -1,5 +1,5 @@
 //! Messages of QEMU's monitor (QMP): one JSON object per line. QEMU's `docs/interop/qmp-spec.rst`
-//! specifies the protocol, and `qapi/{run-state,migration,qdev}.json` the events and replies.
+//! specifies the protocol; `qapi/{run-state,migration,qdev}.json` specify the events and replies.
 
 use serde_json::Value;
 
@@ -20,14 +20,14 @@ pub enum Message {
         /// The returned value.
         reply: Reply,
     },
-    /// A command was refused.
+    /// QEMU refused a command.
     Refused {
         /// The id of the command; `None` if QEMU could not read it.
         id: Option<u64>,
         /// QEMU's reason.
         why: String,
     },
-    /// A message that early ACKs do not depend on.
+    /// Any other message, which early ACKs do not depend on.
     Other,
 }
 
@@ -52,7 +52,7 @@ pub enum Event {
     DeviceDeleted,
 }
 
-/// `MigrationStatus` of QEMU's schema, reduced to the differences that matter.
+/// `MigrationStatus` of QEMU's schema, reduced to the relevant differences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MigrationStatus {
     /// No migration: not begun, failed, or cancelled.
@@ -78,7 +78,7 @@ impl Message {
     /// Parses a line.
     ///
     /// # Errors
-    /// The line is not JSON.
+    /// If the line is not JSON.
     pub fn parse(line: &[u8]) -> Result<Self, serde_json::Error> {
         let message: Value = serde_json::from_slice(line)?;
         let id = message["id"].as_u64();
@@ -150,8 +150,8 @@ impl MigrationStatus {
 // === impl Reply ===
 
 impl Reply {
-    /// `query-status` returns `running` and a status of its own; `query-migrate` returns a status,
-    /// or an empty object if there was no migration.
+    /// Reads a returned value: `query-status` returns `running` and a status of its own;
+    /// `query-migrate` returns a status, or an empty object if there was no migration.
     fn read(returned: &Value) -> Self {
         let running = returned["running"].as_bool();
         let status = returned["status"].as_str();

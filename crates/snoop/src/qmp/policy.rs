@@ -1,20 +1,20 @@
-//! Decides from QEMU's messages when early ACKs have to stop at a tap.
+//! Decides from QEMU's messages when early ACKs must stop at a tap.
 //!
-//! A machine that is about to be moved, is stopped or was reset may never take what is in its tap's
-//! ring, or take it late. Its guest gets no early ACKs until it runs again.
+//! A machine that is about to be moved, is stopped or was reset may take the data in its tap's ring
+//! late or never. Its guest gets no early ACKs until it runs again.
 
 use super::message::{Event, MigrationStatus};
 
-/// Why a machine's tap gets no early ACKs.
+/// The reason why a machine's tap gets no early ACKs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldReason {
     /// The machine is being migrated or saved.
     Migrating,
-    /// Its processors are stopped, or it is suspended.
+    /// The machine's processors are stopped, or it is suspended.
     Stopped,
-    /// It was reset, and its guest lost all connections.
+    /// The machine was reset, and its guest lost all connections.
     Reset,
-    /// One of its devices was unplugged, perhaps the one at the tap.
+    /// A device of the machine was unplugged, perhaps the one at the tap.
     Unplugged,
     /// QEMU closed its monitor, as it does when it exits.
     Disconnected,
@@ -23,9 +23,9 @@ pub enum HoldReason {
 /// Restricts early ACKs at a machine's tap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restriction {
-    /// No early ACKs while this holds.
+    /// While set, there are no early ACKs.
     pub hold: Option<HoldReason>,
-    /// After this event, no early ACKs until the guest has sent something.
+    /// If set, there are no early ACKs until the guest has sent something after this event.
     pub until_heard: Option<HoldReason>,
 }
 
@@ -35,9 +35,9 @@ pub struct Policy {
     stopped: bool,
     migrating: bool,
     until_heard: Option<HoldReason>,
-    /// QEMU has answered the queries, so the state is complete.
+    /// Whether QEMU has answered the queries, so that the state is complete.
     known: bool,
-    /// The last reported hold; `None`: none since the connection was made.
+    /// The last reported hold; `None`: none reported since the connection was made.
     hold: Option<Option<HoldReason>>,
 }
 
@@ -63,18 +63,18 @@ impl HoldReason {
 // === impl Policy ===
 
 impl Policy {
-    /// Notes QEMU's answer about the processors, which is its first answer.
+    /// Records QEMU's answer about the processors, which is its first answer.
     pub fn on_running(&mut self, running: bool) {
         self.stopped = !running;
     }
 
-    /// Notes QEMU's answer about a migration.
+    /// Records QEMU's answer about a migration.
     pub fn on_migration(&mut self, status: MigrationStatus) {
         self.migrating = status == MigrationStatus::UnderWay;
         self.known = true;
     }
 
-    /// Notes an event.
+    /// Records an event.
     pub fn on_event(&mut self, event: Event) {
         match event {
             // After a shutdown the machine is stopped, unless QEMU exits.
@@ -88,7 +88,7 @@ impl Policy {
         }
     }
 
-    /// Notes that the connection to QEMU was lost: the known state may be outdated.
+    /// Records that the connection to QEMU was lost: the known state may be outdated.
     pub fn on_disconnected(&mut self) {
         *self = Self {
             until_heard: Some(HoldReason::Disconnected),
@@ -96,8 +96,8 @@ impl Policy {
         };
     }
 
-    /// Returns the restriction that follows from the notes; `None` if it is unchanged, or too
-    /// little is known.
+    /// Returns the restriction that follows from the recorded state. Returns `None` if it is
+    /// unchanged or the state is incomplete.
     pub fn restriction(&mut self) -> Option<Restriction> {
         // A migration takes precedence: it may stop and continue the machine.
         let hold = match (self.migrating, self.stopped) {
@@ -252,7 +252,7 @@ mod tests {
             policy.restriction(),
             Some(unheard(HoldReason::Disconnected))
         );
-        // Another machine at the same socket.
+        // Another machine is now at the same socket.
         policy.on_running(true);
         policy.on_migration(MigrationStatus::None);
         assert_eq!(policy.restriction(), Some(FREE));

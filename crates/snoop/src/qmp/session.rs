@@ -1,5 +1,5 @@
 //! The state machine of a connection to a monitor, without its socket: which commands are sent, and
-//! what follows from the input.
+//! how input is handled.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 use super::message::{Message, MigrationStatus};
 use super::policy::Policy;
 
-/// How long QEMU may take to greet.
+/// The time limit for QEMU's greeting.
 pub const GREETING: Duration = Duration::from_secs(5);
 
-/// How often QEMU is queried for the state of a migration. It also sends events, but the manager of
-/// the machine may turn those off (Proxmox does at the beginning of each migration).
+/// The interval at which QEMU is queried for the state of a migration. QEMU also sends events, but
+/// the manager of the machine may turn those off (Proxmox does at the start of each migration).
 pub const QUERY_EVERY: Duration = Duration::from_secs(1);
 
-/// Why a connection is closed.
+/// The reason for closing a connection.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Fault {
     /// QEMU does not greet: it serves one client per socket.
@@ -32,7 +32,7 @@ pub enum Fault {
     NotQmp(String),
 }
 
-/// What the caller has to do for a session.
+/// The caller's task for a session.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Output {
     /// Send this line.
@@ -56,7 +56,7 @@ enum Phase {
     Greeting(Duration),
     /// Waits for QEMU of this version to accept commands.
     Negotiating(String),
-    /// Connected; when the next query is due, or `None` while one is unanswered.
+    /// Connected, with the time of the next query; `None` while a query is unanswered.
     Ready(Option<Duration>),
 }
 
@@ -69,8 +69,8 @@ pub struct Session {
 // === impl Command ===
 
 impl Command {
-    /// Returns the line that sends the command. The id identifies it: at most one of each kind is
-    /// in progress.
+    /// Returns the line that sends the command. The id identifies the kind of command, because only
+    /// one of each kind is in progress.
     fn line(self) -> String {
         let events = json!({"capabilities": [{"capability": "events", "state": true}]});
         let (name, arguments) = match self {
@@ -107,12 +107,12 @@ impl Session {
         }
     }
 
-    /// Whether QEMU accepts commands and sends events.
+    /// Returns whether QEMU accepts commands and sends events.
     pub fn is_ready(&self) -> bool {
         matches!(self.phase, Phase::Ready(_))
     }
 
-    /// Returns when [`Session::poll`] has work; `None`: only after input.
+    /// Returns the time at which [`Session::poll`] has work; `None`: only after input.
     pub fn due(&self) -> Option<Duration> {
         match self.phase {
             Phase::Greeting(until) => Some(until),
@@ -121,7 +121,7 @@ impl Session {
         }
     }
 
-    /// Returns what is due to be sent.
+    /// Returns the output that is due.
     ///
     /// # Errors
     /// [`Fault::NoGreeting`].
@@ -199,7 +199,7 @@ impl Session {
                         policy.on_migration(MigrationStatus::None);
                         *query_at = Some(now + QUERY_EVERY);
                     }
-                    // Fails during a migration, which the query then shows.
+                    // The command fails during a migration, which the query then shows.
                     command => tracing::debug!(?command, "QEMU refuses: {why}"),
                 }
                 Ok(Vec::new())
@@ -295,7 +295,7 @@ mod tests {
         assert_eq!(talk.session.poll(START), Ok(None));
         let asks = talk.session.poll(due).unwrap();
         assert_eq!(names(asks.as_slice()), ["query-migrate"]);
-        // Not again before the answer.
+        // There is no second query before the answer.
         assert_eq!(talk.session.poll(due + QUERY_EVERY), Ok(None));
         talk.receive(r#"{"return": {"status": "active"}, "id": 4}"#)
             .unwrap();

@@ -7,10 +7,10 @@ use glob::Pattern;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
-/// Placeholder for the tap's name in a socket's path.
+/// The placeholder for the tap's name in a socket's path.
 const TAP: &str = "{tap}";
 
-/// Placeholder for the part of the name that the first `*` matched.
+/// The placeholder for the part of the name that the first `*` matched.
 const FIRST: &str = "{1}";
 
 /// `TAP=SOCKET`: taps, by name or pattern, and the QMP sockets of their machines.
@@ -20,16 +20,16 @@ pub struct Source {
     socket: String,
 }
 
-/// Why a source is invalid.
+/// The reason why a source is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum SourceError {
-    /// It has no `=`, or one side is empty.
+    /// The text has no `=`, or one side is empty.
     #[error("`{0}` is not of the form TAP=SOCKET, such as `tap0=/run/vm1.qmp`")]
     Form(String),
     /// The part before `=` is not a valid pattern.
     #[error("`{0}` is not a tap's name or pattern: {1}")]
     Pattern(String, String),
-    /// The path is relative, and would depend on the working directory.
+    /// The path is relative, so it would depend on the working directory.
     #[error("the QMP socket `{0}` must be an absolute path, such as `/run/vm1.qmp`")]
     Relative(String),
 }

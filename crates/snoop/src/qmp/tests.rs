@@ -56,7 +56,7 @@ impl Rig {
         Self::of("tap*={dir}/{tap}")
     }
 
-    /// With this source, in which `{dir}` stands for a folder.
+    /// Starts monitors with this source, in which `{dir}` is replaced by a folder.
     fn of(source: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let source = source.replace("{dir}", dir.path().to_str().unwrap());
@@ -99,7 +99,7 @@ fn the_state_of_a_machine_becomes_a_restriction_of_its_tap() {
     );
     qemu.say(&migration("cancelled"));
     assert_eq!(rig.restriction(), (tap(), None, None));
-    // Queries work, too.
+    // Queries also report it.
     qemu.answer("query-migrate", r#"{"status": "active"}"#);
     assert_eq!(
         rig.restriction(),
@@ -137,7 +137,7 @@ fn a_socket_without_qmp_is_closed_and_retried() {
     rig.monitors.set_taps(vec!["tap1".into()]);
     let mut stranger = listener.accept().unwrap().0;
     stranger.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").unwrap();
-    // It is closed.
+    // The connection was closed.
     assert_eq!(stranger.read(&mut [0; 16]).unwrap(), 0);
     let mut qemu = Qemu::accept(&listener);
     qemu.answer("query-status", r#"{"running": false}"#);
@@ -176,7 +176,7 @@ fn the_connection_of_a_vanished_tap_is_closed() {
     let mut qemu = Qemu::accept(&listener);
     qemu.answer("query-status", r#"{"running": true}"#);
     rig.monitors.set_taps(Vec::new());
-    // It is closed, with or without unread input.
+    // The connection is closed, whether or not there is unread input.
     while matches!(qemu.0.read_line(&mut String::new()), Ok(1..)) {}
 }
 
@@ -185,7 +185,7 @@ fn a_busy_listener_does_not_block() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("full");
     let listener = UnixListener::bind(&path).unwrap();
-    // Accepts one client at a time, as QEMU does.
+    // The listener accepts one client at a time, as QEMU does.
     rustix::net::listen(&listener, 0).unwrap();
     let mut waiting = Vec::new();
     let refused = loop {

@@ -20,7 +20,7 @@ fn id() -> Id {
     (7, key())
 }
 
-/// Returns a copy of `len` bytes from `seq` on, in segments of a thousand.
+/// Returns a copy of `len` bytes starting at `seq`, in segments of a thousand bytes.
 fn copy(seq: u32, len: u32, at: Duration) -> Copy {
     Copy {
         key: key(),
@@ -36,7 +36,7 @@ fn copy(seq: u32, len: u32, at: Duration) -> Copy {
     }
 }
 
-/// Returns a flow of which the guest has `vm_seq`, and the sender has an ACK of `acked_seq`.
+/// Returns a flow in which the guest has `vm_seq` and the sender has an ACK of `acked_seq`.
 fn flow(vm_seq: u32, acked_seq: u32, heard: Duration) -> Flow {
     Flow {
         mode: Mode::Active,
@@ -63,7 +63,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Retains `count` segments, delivered at one time.
+/// Retains `count` segments that were delivered at the same time.
 fn retained(count: u32, at: Duration) -> Retained {
     let mut retained = Retained::default();
     for n in 0..count {
@@ -115,7 +115,7 @@ fn a_tap_that_is_gone_takes_its_copies_with_it() {
 #[test]
 fn a_guest_that_waits_for_its_cpu_gets_no_retransmission() {
     let mut retained = retained(3, ms(0));
-    // Silent for nearly two seconds, and then it takes one segment after the other.
+    // The guest is silent for nearly two seconds, and then takes one segment after the other.
     for now in (0..1990).step_by(10) {
         let look = retained.look(&id(), Some(&flow(FIRST, end(3), ms(0))), ms(now));
         assert_eq!(look, Due::default(), "after {now} ms");
@@ -134,7 +134,7 @@ fn evidence_of_the_programs_is_acted_upon_at_once() {
     let look = retained.look(&id(), Some(&flow(FIRST, end(3), ms(5))), ms(5));
     assert_eq!(sent(&look), [FIRST]);
     assert_eq!(look.news, Some(News::Lacks(3 * SEGMENT)));
-    // Once only.
+    // The evidence counts only once.
     retained.suspect(&id());
     let look = retained.look(&id(), Some(&flow(FIRST, end(3), ms(6))), ms(6));
     assert_eq!(look, Due::default());
@@ -204,7 +204,7 @@ fn beyond_the_guests_window_only_the_first_segment_is_sent() {
     };
     let look = retained.look(&id(), Some(&closed(FIRST, ms(1))), ms(1));
     assert_eq!(sent(&look), [FIRST]);
-    // It takes that one, and has no more room.
+    // The guest takes that segment, and has no more room.
     let look = retained.look(&id(), Some(&closed(end(1), ms(2))), ms(2));
     assert_eq!(sent(&look), [end(1)]);
     // Now it has room for two more.
@@ -233,7 +233,7 @@ fn a_frame_of_many_segments_is_sent_in_segments_from_where_the_guest_is() {
 
 #[test]
 fn a_segment_without_an_early_ack_is_not_retransmitted() {
-    // The third is in the ring, and the guest acknowledges it.
+    // The third segment is in the ring, and the guest acknowledges it.
     let mut retained = retained(3, ms(0));
     retained.suspect(&id());
     let mut all = Vec::new();
@@ -257,7 +257,7 @@ fn a_guest_that_takes_nothing_for_a_quarter_of_an_hour_is_given_up() {
     assert!(retained.is_empty());
 }
 
-/// A client may repeat forever what a full ring refuses.
+/// Without the drop, a client could repeat for ever what a full ring refuses.
 #[test]
 fn a_copy_without_an_early_ack_is_dropped() {
     let mut retained = Retained::default();
@@ -278,7 +278,7 @@ fn copies_of_an_earlier_connection_with_the_same_ports_are_dropped() {
     retained.suspect(&id());
     assert_eq!(retained.look(&id(), Some(&other), ms(1)), Due::default());
     assert!(retained.is_empty());
-    // Copies of the new one come before those of the old one are checked.
+    // Copies of the new connection come before those of the old one are checked.
     let mut retained = self::retained(3, ms(0));
     let new = Copy {
         begun: 2,
@@ -304,7 +304,7 @@ fn a_guest_that_has_room_again_gets_the_missing_data_at_once() {
 }
 
 proptest! {
-    /// A guest that drops each frame with some probability gets everything in the end.
+    /// A guest that drops each frame with some probability eventually gets everything.
     #[test]
     fn everything_that_was_acknowledged_early_arrives(
         lens in prop::collection::vec(1u32..4000, 1..30),

@@ -16,8 +16,8 @@ use crate::tap::{self, Prepared};
 use crate::trust::{REST, TIMES, Trust};
 use crate::wire::{Bypass, Config, Flow, Key, Mode, Prefix};
 
-/// A flow counts as a sharer of the ring if this many bytes of it were acknowledged since the last
-/// scan.
+/// The number of bytes acknowledged since the last scan from which a flow counts as a sharer of the
+/// ring.
 const MUCH: u64 = 64 * 1024;
 
 /// A served tap.
@@ -25,21 +25,21 @@ const MUCH: u64 = 64 * 1024;
 pub(super) struct Served {
     pub(super) device: Device,
     pub(super) state: State,
-    /// The user turned early ACKs off
+    /// Whether the user turned early ACKs off
     /// ([`TapSupervisor::turn_off`](super::TapSupervisor::turn_off)).
     pub(super) turned_off: bool,
-    /// The state of the guest's machine allows no early ACKs.
+    /// The state of the guest's machine that forbids early ACKs.
     pub(super) hold: Option<HoldReason>,
-    /// An event after which early ACKs wait until the guest sends something, and the number of
-    /// packets it had sent then.
+    /// The event after which early ACKs wait until the guest sends something, and the number of
+    /// packets that the guest had sent before.
     pub(super) unheard: Option<(HoldReason, u64)>,
     pub(super) counts: Counts,
     pub(super) trust: Trust,
     /// The distrusted networks, as the programs know them.
     pub(super) distrusted: Vec<Prefix>,
-    /// When the tap became unfit because several networks were distrusted.
+    /// The time at which the tap became unfit because several networks were distrusted.
     pub(super) unfit_since: Option<Duration>,
-    /// The guest's copies fill its share of the memory.
+    /// Whether the guest's copies fill its share of the memory.
     pub(super) full: bool,
     /// The guest's Ethernet address, if known.
     pub(super) guest_mac: Option<[u8; 6]>,
@@ -48,10 +48,10 @@ pub(super) struct Served {
     /// Bytes acknowledged early for each flow, at the last scan.
     pub(super) acked: HashMap<Key, u64>,
     pub(super) sharing: u32,
-    /// When early ACKs stop unless there is another scan (CLOCK_MONOTONIC).
+    /// The time at which early ACKs stop unless there is another scan (CLOCK_MONOTONIC).
     pub(super) until: Duration,
     pub(super) program: Program,
-    /// Dropped after the program: with a queue before the ring there must be no early ACK.
+    /// Dropped after the program: with a queue in front of the ring, there must be no early ACKs.
     #[expect(dead_code, reason = "it is held, and undone when it is dropped")]
     pub(super) prepared: Prepared,
 }
@@ -80,12 +80,12 @@ impl Served {
         self.program.configure(&config, self.until)
     }
 
-    /// Whether the guest's processors are known to be stopped.
+    /// Returns whether the guest's processors are known to be stopped.
     pub(super) fn is_stopped(&self) -> bool {
         self.hold == Some(HoldReason::Stopped)
     }
 
-    /// Why the guest's machine allows no early ACKs.
+    /// Returns the reason why the guest's machine allows no early ACKs.
     fn why_held(&self) -> Option<HoldReason> {
         self.hold.or(self.unheard.map(|(why, _)| why))
     }
@@ -122,7 +122,7 @@ impl Served {
         }
     }
 
-    /// Returns how many packets the guest itself has sent.
+    /// Returns the number of packets that the guest itself has sent.
     fn heard(&self) -> Result<u64, ProgramError> {
         let ways = self.program.from_guest()?;
         let own = ways
@@ -146,8 +146,8 @@ impl Served {
         }
     }
 
-    /// Makes the tap unfit if a queue or a filter stands before the ring, where a frame may be lost
-    /// after its ACK.
+    /// Makes the tap unfit if a queue or a filter is in front of the ring, where a frame may be
+    /// lost after its ACK.
     pub(super) fn look_before_the_ring(&mut self, config: Config, device: &Device) {
         if self.state != State::On {
             return;
@@ -277,7 +277,8 @@ impl Served {
                     "the guest lacks early-acknowledged bytes; retransmitting them"
                 );
                 self.counts.repaired += 1;
-                // A client can cause a doubt by itself, but not what the guest says of its window.
+                // A client can cause a doubt by itself, but cannot forge the guest's statement
+                // about its window.
                 if flow.mode != Mode::Bypass(Bypass::Doubt) {
                     self.trust.repaired(Prefix::of(key.peer.ip()), now);
                 }
@@ -319,8 +320,8 @@ impl Served {
         }
     }
 
-    /// Returns how many flows share the ring: those with much early-acknowledged data since the
-    /// last scan.
+    /// Returns the number of flows that share the ring: those with much early-acknowledged data
+    /// since the last scan.
     fn sharers(&mut self, flows: &[(Key, Flow)]) -> u32 {
         let acked: HashMap<_, _> = flows
             .iter()
@@ -352,8 +353,8 @@ impl Served {
     }
 }
 
-/// Returns how many bytes guests have yet to take that were acknowledged early, or are held for the
-/// next early ACK.
+/// Returns the number of bytes that guests have yet to take and that were acknowledged early, or
+/// are held for the next early ACK.
 pub(super) fn owed(flows: &[(Key, Flow)]) -> u64 {
     // Lost bytes will never be taken.
     let lost = Mode::Bypass(Bypass::LostAfterEarlyAck);
@@ -367,7 +368,7 @@ fn idle_limit(flow: &Flow) -> Duration {
         mode if flow.exposure() > 0 && mode != Mode::Bypass(Bypass::LostAfterEarlyAck) => {
             Duration::MAX
         }
-        // An unanswered or forged SYN (a flood of them would fill the table).
+        // The SYN is unanswered or forged; a flood of such SYNs would fill the table.
         Mode::Syn
         | Mode::Unproven
         | Mode::Bypass(
