@@ -246,8 +246,9 @@ static __always_inline void go_offline(struct snoop_flow *f,
 }
 
 /*
- * Applies a segment to its flow, with any exit. @exit: how far put_into_ring()
- * came (SNOOP_TG_ACKED: the segment is in the ring). Returns the exit to count.
+ * Applies a segment to its flow, whatever its exit. @exit is the progress of
+ * put_into_ring() (SNOOP_TG_ACKED: the segment is in the ring). Returns the exit
+ * to count.
  */
 static __always_inline enum snoop_to_guest
 settle(struct snoop_flow *f, const struct snoop_config *c,

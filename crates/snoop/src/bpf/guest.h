@@ -198,7 +198,7 @@ static __always_inline bool repeats(const struct snoop_flow *f,
 
 /*
  * Tracks, in a flow that is closing or in SNOOP_BYPASS, what the guest has and
- * can still take.
+ * what it can still take.
  */
 static __always_inline void follow_to_the_end(struct snoop_flow *f,
 					      const struct segment *s, __u64 now)

@@ -207,7 +207,7 @@ fn beyond_the_guests_window_only_the_first_segment_is_sent() {
     // The guest takes that segment, and has no more room.
     let look = retained.look(&id(), Some(&closed(end(1), ms(2))), ms(2));
     assert_eq!(sent(&look), [end(1)]);
-    // Now it has room for two more.
+    // Now the guest has room for two more.
     let open = Flow {
         rcv_edge: end(4),
         ..flow(end(2), end(8), ms(3))
