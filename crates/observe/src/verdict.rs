@@ -1,10 +1,11 @@
-//! Judges what limits a connection: a factor, how far that is to be trusted, and why.
+//! Judges what limits a connection: names a factor, a confidence and the causes.
 //!
-//! The kernel accounts for what holds a sender back at each moment: its application, the peer's window or the send
-//! buffer ([`Shares`](crate::window::Shares)). That split is exact to a tick of the kernel's clock; only the time left
-//! to the network has to be explained by inference. Each rule (in `sending` and `receiving`) returns a finding: a factor,
-//! its *weight* (the share of the window's time that it accounts for) and figures. The heaviest factor is the verdict.
-//! `render` turns a verdict into English and JSON; no rule writes text.
+//! The kernel accounts for what holds a sender back at each moment: its application, the peer's
+//! window or the send buffer ([`Shares`](crate::window::Shares)). That split is exact to a tick of
+//! the kernel's clock; only the time attributed to the network needs inference. Each rule (in
+//! `sending` and `receiving`) returns a finding: a factor, its *weight* (the share of the window's
+//! time that it accounts for) and figures. The heaviest factor is the verdict. `render` turns a
+//! verdict into English and JSON; no rule writes text.
 
 mod factor;
 mod finding;
@@ -25,7 +26,7 @@ use crate::window::Window;
 pub struct Verdict {
     /// The factor that accounts for most of the time.
     pub factor: Factor,
-    /// How far that is to be trusted.
+    /// The confidence in that factor.
     pub confidence: Confidence,
     /// The share of the time that the factor accounts for, from 0 to 1.
     pub weight: f64,
@@ -33,29 +34,32 @@ pub struct Verdict {
     pub causes: Vec<Cause>,
 }
 
-/// What is known about the machine and the network namespace. A field that is `None` is unknown, and rules that need it say
-/// less.
+/// What is known about the machine and the network namespace. A field is `None` if the value is
+/// unknown; rules that need it are then less specific.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Context {
-    /// The largest send buffer that autotuning gives, in bytes (third value of `net.ipv4.tcp_wmem`).
+    /// The largest send buffer that autotuning gives, in bytes (third value of
+    /// `net.ipv4.tcp_wmem`).
     pub wmem_max: Option<u64>,
-    /// The largest receive buffer that autotuning gives, in bytes (third value of `net.ipv4.tcp_rmem`).
+    /// The largest receive buffer that autotuning gives, in bytes (third value of
+    /// `net.ipv4.tcp_rmem`).
     pub rmem_max: Option<u64>,
     /// The share of CPU time that a hypervisor took from this machine.
     pub steal: Option<f64>,
-    /// The share of the time in which this machine was descheduled, measured by a thread that sleeps.
+    /// The share of the time for which this machine was descheduled, measured by a sleeping thread.
     pub descheduled: Option<f64>,
 }
 
-/// A factor with less weight is not named.
+/// A verdict names only factors with more weight than this.
 const LEAST: f64 = 0.1;
-/// The least weight of a `likely` verdict.
+/// The minimum weight of a `likely` verdict.
 const LIKELY: f64 = 0.5;
-/// The least weight of a `sure` verdict; no other factor may have half as much.
+/// The minimum weight of a `sure` verdict. No other factor may have more than half the verdict's
+/// weight.
 const SURE: f64 = 0.75;
-/// A machine that is descheduled for less than this share of the time is not limited by it.
+/// The machine counts as descheduled only above this share of the time.
 const LEAST_DESCHEDULED: f64 = 0.25;
-/// The weight of a finding that is `likely` and never `sure`.
+/// The maximum weight of a finding that may be `likely` but never `sure`.
 const LIKELY_MOST: f64 = 0.74;
 
 /// Returns what limits the connection in this window.
@@ -93,8 +97,8 @@ fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
     findings
 }
 
-/// Returns the factor with the most weight, how far it is to be trusted, and its weight. Findings of the same factor
-/// count together; of equal factors the first is taken.
+/// Returns the factor with the most weight, its confidence and its weight. Adds up findings of the
+/// same factor; on a tie, the first factor wins.
 fn heaviest(findings: &[Finding]) -> (Factor, Confidence, f64) {
     let mut weights = [0.0_f64; Factor::ALL.len()];
     for finding in findings {
@@ -117,8 +121,9 @@ fn heaviest(findings: &[Finding]) -> (Factor, Confidence, f64) {
     (first, confidence, of(first))
 }
 
-/// While this machine is descheduled its applications seem to have nothing to send, and its peers not to answer: other
-/// findings are about the rest of the time.
+/// Adds a finding for a descheduled machine and scales the other findings down. While this machine
+/// is descheduled, its applications seem to have nothing to send and its peers seem not to answer,
+/// so the other findings describe the rest of the time only.
 fn descheduled(findings: &mut Vec<Finding>, context: &Context, sends: bool) {
     let Some(share) = context
         .descheduled
@@ -126,9 +131,9 @@ fn descheduled(findings: &mut Vec<Finding>, context: &Context, sends: bool) {
     else {
         return;
     };
-    // A quota of CPU time makes sleeping threads wake late, too.
+    // The share is not certain: a CPU quota also makes sleeping threads wake late.
     let mut weight = share.min(LIKELY_MOST);
-    // Gaps make round trips longer, too.
+    // Gaps also lengthen round trips, so a rule may already have found this factor.
     findings.retain(|finding| {
         let is_other = finding.factor != Factor::Descheduled;
         if !is_other {
@@ -136,7 +141,8 @@ fn descheduled(findings: &mut Vec<Finding>, context: &Context, sends: bool) {
         }
         is_other
     });
-    // A part of the remaining time goes by in waiting for what the gap delayed; the other findings cannot tell it apart.
+    // In part of the remaining time the connection waits for packets that the gap delayed. The
+    // other findings cannot tell that part from the rest, hence the square.
     for finding in findings.iter_mut() {
         finding.weight *= (1.0 - share) * (1.0 - share);
     }
@@ -144,7 +150,7 @@ fn descheduled(findings: &mut Vec<Finding>, context: &Context, sends: bool) {
     findings.push(Finding::new(Factor::Descheduled, weight, cause));
 }
 
-/// Whether the connection is not established yet: the kernel does not account for a handshake's time.
+/// Whether the connection is still in its handshake, for which the kernel keeps no time accounts.
 fn is_handshake(window: &Window<'_>) -> bool {
     let last = window.samples().last();
     last.is_some_and(|last| matches!(last.connection.state, State::SynSent | State::SynRecv))
@@ -156,13 +162,14 @@ fn handshake(window: &Window<'_>) -> Option<Finding> {
     (retransmits > 0.0).then(|| Finding::new(Factor::Timeouts, 1.0, cause))
 }
 
-/// Returns whether this end sends more than it receives; `None` if it does neither and has nothing to send.
+/// Returns whether this end sends at least as much as it receives. `None` if it transfers no data
+/// and has none queued.
 fn sends(window: &Window<'_>) -> Option<bool> {
     let sent = window.more(|info| info.bytes_acked);
     let received = window.more(|info| info.bytes_received);
     let has_unsent =
         window.last().unacked > 0 || window.last().notsent_bytes.is_some_and(|bytes| bytes > 0);
-    // What is retransmitted matters most, whatever was received before.
+    // A pending retransmission outweighs the data that was received earlier.
     let retransmits = window.last().retransmits > 0;
     match (sent, received) {
         (0, 0) => has_unsent.then_some(true),

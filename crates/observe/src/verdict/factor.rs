@@ -1,4 +1,4 @@
-//! The factors that can limit a connection, and how far a verdict is to be trusted.
+//! The factors that can limit a connection, and the confidence of a verdict.
 
 use serde::Serialize;
 
@@ -14,48 +14,50 @@ pub enum Factor {
     SendBuffer,
     /// The receiving application reads slowly.
     ReceiverApplication,
-    /// The receive buffer, and with it the window, is smaller than the path's bandwidth-delay product.
+    /// The receive buffer, and with it the window, is smaller than the path's bandwidth-delay
+    /// product.
     ReceiveBuffer,
     /// The congestion window is still growing.
     SlowStart,
-    /// Segments are lost, and not because a queue is full.
+    /// Segments are lost for another reason than a full queue.
     Loss,
-    /// The path is full, and a long queue stands in it.
+    /// The path is full and has a long standing queue.
     Queue,
     /// The sender paces itself at a configured rate.
     Pacing,
-    /// A policer on the path drops what exceeds its rate.
+    /// A policer on the path drops traffic above its rate.
     RateLimit,
     /// One of the two ends, or a machine on the path, is repeatedly descheduled.
     Descheduled,
     /// Full segments do not get through.
     PathMtu,
-    /// Nothing is answered, and retransmission timers expire.
+    /// The peer acknowledges nothing, and retransmission timers expire.
     Timeouts,
-    /// The path carries all that it can: there is nothing to repair.
+    /// The connection uses all of the path's capacity: there is nothing to repair.
     Link,
-    /// The other end limits, and has the instruments that show how.
+    /// The other end limits the connection; only the instruments there show how.
     Peer,
-    /// No factor is recognised.
+    /// No rule detected a factor.
     Unclear,
 }
 
-/// How far a verdict is to be trusted.
+/// The confidence of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Confidence {
-    /// The factor accounts for less than half of the time, or for little more than another one.
+    /// The factor accounts for less than half of the time.
     Unclear,
     /// The factor accounts for at least half of the time.
     Likely,
-    /// The factor accounts for most of the time, and no other comes near.
+    /// The factor accounts for at least three quarters of the time, and every other factor has at
+    /// most half its weight.
     Sure,
 }
 
 // === impl Confidence ===
 
 impl Confidence {
-    /// Returns the name that JSON has.
+    /// Returns the name used in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sure => "sure",
@@ -93,7 +95,7 @@ impl Factor {
         self as usize
     }
 
-    /// Returns the letter that stands for the factor in a history.
+    /// Returns the letter that represents the factor in a history.
     pub fn letter(self) -> char {
         match self {
             Self::Idle => '.',
@@ -131,7 +133,7 @@ impl Factor {
         }
     }
 
-    /// Returns the name that JSON has.
+    /// Returns the name used in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",

@@ -1,8 +1,8 @@
-//! What a rule returns: a factor, its weight, and the figures that it rests on.
+//! The result of a rule: a factor, its weight, and the supporting figures.
 
 use super::factor::Factor;
 
-/// A factor that a rule recognised in a window.
+/// A factor that a rule detected in a window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Finding {
     pub(super) factor: Factor,
@@ -11,7 +11,8 @@ pub(super) struct Finding {
     pub(super) cause: Cause,
 }
 
-/// Why a factor limits a connection, with the figures: seconds, bytes, bytes a second, segments, and shares from 0 to 1.
+/// Why a factor limits a connection, with the figures: seconds, bytes, bytes a second, segments,
+/// and shares from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Cause {
     /// No data was sent, received or queued.
@@ -19,32 +20,34 @@ pub enum Cause {
         /// Length of the window.
         elapsed: f64,
     },
-    /// A SYN or SYN-ACK was sent again, without an answer.
+    /// A SYN or SYN-ACK was retransmitted and not answered.
     HandshakeUnanswered {
         /// Number of retransmissions.
         retransmits: f64,
     },
-    /// This machine was kept from its CPUs.
+    /// This machine was descheduled.
     MachineDescheduled {
         /// Share of the time.
         share: f64,
-        /// This end is the one that sends.
+        /// Whether this end is the sender.
         sends: bool,
     },
     /// The application had nothing to send, or waited for an answer first.
     NothingToSend {
         /// Share of the time with nothing to send and nothing in flight.
         idle: f64,
-        /// Share of the time with everything sent and room in the congestion window, if that is much.
+        /// Share of the time with all data sent and room left in the congestion window; `None` if
+        /// small.
         waiting: Option<f64>,
     },
     /// The send buffer was full of data in flight.
     SendBufferFull {
         /// Share of the time that the kernel accounts for.
         limited: f64,
-        /// Share of the samples that show it, beside the kernel's account.
+        /// Share of the time in which samples show a full buffer, in addition to the kernel's
+        /// account.
         seen: f64,
-        /// Size of the buffer, if the kernel tells it.
+        /// Size of the buffer, if the kernel reports it.
         size: Option<f64>,
         /// What keeps the buffer small.
         sizing: Sizing,
@@ -62,14 +65,14 @@ pub enum Cause {
     PeerReadsSlowly {
         /// Share of the time in which the window was full.
         limited: f64,
-        /// Share of the time in which it was filling.
+        /// Share of the time in which the window was filling.
         filling: f64,
         /// The narrowest window.
         narrowest: f64,
         /// The widest window.
         widest: f64,
     },
-    /// The peer delays its acknowledgements, as for data that its application has not read.
+    /// The peer delays its acknowledgements, as TCP does for unread data.
     PeerAcknowledgesLate {
         /// Time since the last acknowledgement, on average.
         since_last_ack: f64,
@@ -79,10 +82,10 @@ pub enum Cause {
         min_rtt: f64,
         /// Longest round trip.
         max_rtt: f64,
-        /// The most by which a delayed acknowledgement makes a round trip longer.
+        /// The most that a delayed acknowledgement adds to a round trip.
         delay_bound: f64,
     },
-    /// Small segments were acknowledged, and full ones never.
+    /// Small segments were acknowledged, full-sized segments never.
     FullSegmentsUnanswered {
         /// Size of a full segment.
         mss: f64,
@@ -91,14 +94,14 @@ pub enum Cause {
         /// Bytes received.
         received: f64,
     },
-    /// Retransmissions stayed without an answer.
+    /// Retransmissions were not acknowledged.
     Unanswered {
         /// Share of the samples.
         share: f64,
         /// Time since the last acknowledgement.
         since_last_ack: f64,
     },
-    /// Segments became smaller after loss.
+    /// The segment size shrank after loss.
     SegmentsShrank {
         /// Segment size at the first sample.
         before: f64,
@@ -107,7 +110,7 @@ pub enum Cause {
         /// Number of retransmissions.
         retransmits: f64,
     },
-    /// The rate stood still while much was dropped and no queue was there.
+    /// The rate was steady despite heavy loss, and there was no queue.
     SteadyRate {
         /// Mean rate.
         rate: f64,
@@ -124,7 +127,7 @@ pub enum Cause {
         lost_per_signal: f64,
         /// Mean round trip before a signal.
         rtt: f64,
-        /// What was delivered between two signals; `None` with fewer than two of them.
+        /// The data delivered between two signals; `None` if there were fewer than two.
         interval: Option<SignalInterval>,
     },
     /// Segments were lost although no queue was full.
@@ -135,9 +138,9 @@ pub enum Cause {
         rtt: f64,
         /// Shortest round trip.
         min_rtt: f64,
-        /// The window is of so few segments that round trips tell nothing about queues.
+        /// The congestion window is so small that round trips say nothing about queues.
         has_small_window: bool,
-        /// The rate that Reno reaches with this loss.
+        /// The rate that Reno reaches at this loss rate.
         mathis_bound: f64,
         /// The rate of this connection.
         rate: f64,
@@ -158,7 +161,7 @@ pub enum Cause {
         /// Mean round trip.
         rtt: f64,
     },
-    /// Round trips vary more than a queue makes them.
+    /// Round trips vary more than a queue explains.
     RoundTripVaries {
         /// Shortest round trip.
         min_rtt: f64,
@@ -166,10 +169,10 @@ pub enum Cause {
         rtt: f64,
         /// Mean deviation of the round trip.
         deviation: f64,
-        /// Share of CPU time that a hypervisor took from this machine, if that is much.
+        /// Share of CPU time that a hypervisor took from this machine; `None` if small.
         steal: Option<f64>,
     },
-    /// A long queue stands in the path.
+    /// The path has a long standing queue.
     StandingQueue {
         /// Mean round trip.
         rtt: f64,
@@ -187,7 +190,7 @@ pub enum Cause {
         /// Shortest round trip.
         min_rtt: f64,
     },
-    /// Data waits to be read here while none is sent or received.
+    /// Data waits to be read at this end while no data is sent or received.
     Unread {
         /// Bytes in the receive queue.
         queued: f64,
@@ -199,7 +202,8 @@ pub enum Cause {
         /// Bytes in the receive queue at the last sample.
         queued: f64,
     },
-    /// The application of this end reads in time for its buffer, and too late for prompt acknowledgements.
+    /// The application of this end reads soon enough to keep its buffer from filling, but too late
+    /// for prompt acknowledgements.
     ReadsLate {
         /// Bytes in the receive queue, on average.
         queued: f64,
@@ -219,19 +223,19 @@ pub enum Cause {
         /// What keeps the buffer small.
         sizing: Sizing,
     },
-    /// Neither the window nor the reader of this end held the sender back.
+    /// Neither the window nor the application of this end limited the sender.
     NotHere {
         /// Rate of arrival.
         rate: f64,
     },
 }
 
-/// What lies between two congestion signals, on average.
+/// Mean figures of the interval between two congestion signals.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SignalInterval {
     /// Segments delivered.
     pub segments: f64,
-    /// The same as a rate, in bytes a second.
+    /// Rate of delivery, in bytes a second.
     pub rate: f64,
     /// Deviation from the mean rate, in segments.
     pub unevenness: f64,
@@ -251,9 +255,9 @@ pub enum Sizing {
     },
     /// The kernel sizes the buffer and may still grow it.
     Automatic,
-    /// The kernel could grow it, unless the application set the size, which is unknown.
+    /// The buffer is below the limit, but it is unknown whether the application set its size.
     Undetermined {
-        /// The buffer, in bytes.
+        /// Size of the buffer, in bytes.
         size: u64,
         /// The sysctl's limit, in bytes.
         max: u64,
@@ -277,8 +281,8 @@ impl Finding {
 // === impl Sizing ===
 
 impl Sizing {
-    /// Decides for a buffer of `size` bytes. `is_locked`: the application set it. `max`: the sysctl's limit. `None` is
-    /// what is not known.
+    /// Returns what decides the size of a buffer of `size` bytes. `is_locked`: the application set
+    /// the size. `max`: the sysctl's limit. An argument is `None` if unknown.
     pub(super) fn of(is_locked: Option<bool>, size: Option<u64>, max: Option<u64>) -> Self {
         match (is_locked, size, max) {
             (Some(true), ..) => Self::Application,

@@ -1,20 +1,23 @@
-//! Rules of the end that receives. It sees its own window and its own application, and nothing else that holds the sender
-//! back.
+//! Rules for the receiving end. That end sees its own window and its own application, but none of
+//! the sender's other limits.
 
 use taut_sys::sock_diag::{Connection, State};
 
 use super::{Cause, Context, Factor, Finding, LIKELY_MOST, Sizing};
 use crate::window::{Sample, Window};
 
-/// A buffer is nearly full if this share of it is taken, overhead included: a window cannot fill much more.
+/// A receive buffer counts as nearly full above this share, overhead included: the window cannot
+/// fill much more of it.
 const FULL: f64 = 0.4;
-/// A sender that uses this share of the window in each round trip is limited by it.
+/// A sender that uses this share of the window in each round trip is limited by the window.
 const WINDOW_USED: f64 = 0.7;
-/// Data that waits this long to be read, in seconds, is acknowledged late. A part of fewer than [`LATE_BYTES`] may wait for
-/// the rest of its message (a TLS record, or a block that a program asked for).
+/// Data that waits this long to be read, in seconds, is acknowledged late. Fewer than
+/// [`LATE_BYTES`] may be part of a message whose rest is still missing (a TLS record, or a block
+/// that a program asked for).
 const LATE_SECONDS: f64 = 0.008;
 const LATE_BYTES: f64 = 8192.0;
-/// The weight of late acknowledgements: this end does not see the round trips that they make longer.
+/// The weight of late acknowledgements. Below `sure`, because this end does not see the round trips
+/// that late acknowledgements lengthen.
 const NOT_CERTAIN: f64 = 0.7;
 
 pub(super) fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
@@ -34,7 +37,7 @@ pub(super) fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
         findings.push(late);
     }
     let rest = 1.0 - findings.iter().map(|finding| finding.weight).sum::<f64>();
-    // That the other end limits is a conclusion from what is left, and never sure.
+    // The other end is only inferred by elimination, so this finding is never sure.
     let cause = Cause::NotHere {
         rate: window.received_rate(),
     };
@@ -42,7 +45,7 @@ pub(super) fn findings(window: &Window<'_>, context: &Context) -> Vec<Finding> {
     findings
 }
 
-/// Recognises data that waits to be read while none is sent or received.
+/// Detects unread data while no data is sent or received.
 pub(super) fn unread(window: &Window<'_>) -> Option<Finding> {
     let queued = unread_bytes(&window.samples().last()?.connection);
     let cause = Cause::Unread {
@@ -51,8 +54,8 @@ pub(super) fn unread(window: &Window<'_>) -> Option<Finding> {
     (queued > 0).then(|| Finding::new(Factor::ReceiverApplication, 1.0, cause))
 }
 
-/// Recognises a reader that has room in its buffer, but does not keep up: unread data is acknowledged after a delay, for
-/// which the sender waits.
+/// Detects a reader that has room in its buffer but does not keep up. Unread data is acknowledged
+/// after a delay, and the sender waits for that acknowledgement.
 fn late(window: &Window<'_>) -> Option<Finding> {
     let samples = window.samples();
     let queues = || {
@@ -87,7 +90,8 @@ fn full(window: &Window<'_>) -> f64 {
         let taken = connection
             .memory
             .is_some_and(|m| f64::from(m.rmem_alloc) > f64::from(m.rcvbuf) * FULL);
-        // Out-of-order data takes room too, and cannot be read yet.
+        // Out-of-order data also takes room, but cannot be read yet, so the receive queue must be
+        // large, too.
         let offered = sample.info().and_then(|info| info.rcv_wnd);
         taken && connection.recv_queue > offered.unwrap_or(0)
     };
@@ -105,8 +109,8 @@ fn application(window: &Window<'_>, share: f64) -> Finding {
     Finding::new(Factor::ReceiverApplication, share, cause)
 }
 
-/// Returns the share of the window that a round trip uses, if that is so much that the window must be what holds the sender
-/// back.
+/// Returns the share of the window that is used in a round trip, if it is large enough that the
+/// window must limit the sender.
 fn used(window: &Window<'_>) -> Option<f64> {
     let rtt = window.mean_seconds(|info| info.rcv_rtt)?;
     let offered = window.mean(|info| info.rcv_wnd.map(f64::from))?;

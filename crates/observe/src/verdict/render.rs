@@ -1,4 +1,4 @@
-//! A verdict in English and in JSON.
+//! Renders a verdict in English and in JSON.
 
 use std::borrow::Cow;
 
@@ -16,7 +16,8 @@ const ASK_FOR_RATE: &str = "ask the operator of the path for the agreed rate; pa
 pub struct Evidence {
     /// The sentence, without a full stop.
     pub text: String,
-    /// The figures by name: RFC 4898's where it has one. Bytes, seconds, segments, or shares from 0 to 1.
+    /// The figures by name, after RFC 4898 where it defines the figure. In bytes, seconds,
+    /// segments, or shares from 0 to 1.
     pub figures: Vec<(&'static str, f64)>,
 }
 
@@ -28,7 +29,7 @@ impl Verdict {
         self.causes.iter().flat_map(Cause::evidence).collect()
     }
 
-    /// Returns what would help, or `None` if there is nothing to do.
+    /// Returns a remedy, or `None` if there is nothing to do.
     pub fn remedy(&self) -> Option<Cow<'static, str>> {
         match (self.factor, self.causes.first()) {
             (Factor::Unclear, _) => Some("watch it for longer, or at the other end".into()),
@@ -52,7 +53,7 @@ impl Serialize for Verdict {
 // === impl Confidence ===
 
 impl Confidence {
-    /// Returns what follows a sentence that is not sure.
+    /// Returns the suffix of a sentence that is not sure.
     pub fn doubt(self) -> &'static str {
         match self {
             Self::Sure => "",
@@ -561,7 +562,8 @@ impl Evidence {
 // === impl Sizing ===
 
 impl Sizing {
-    /// `direction`: send or receive. `option` and `sysctl` are the names of that buffer's settings.
+    /// Returns a remedy for a small buffer. `direction` is "send" or "receive"; `option` and
+    /// `sysctl` name that buffer's settings.
     fn remedy(self, direction: &str, option: &str, sysctl: &str) -> Cow<'static, str> {
         let text = match self {
             Self::Application => format!(

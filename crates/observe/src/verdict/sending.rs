@@ -1,4 +1,4 @@
-//! Rules of the end that sends.
+//! Rules for the sending end.
 
 mod lost;
 mod measures;
@@ -10,19 +10,20 @@ use taut_sys::tcp_info::CaState;
 use super::{Cause, Context, Factor, Finding, Sizing};
 use crate::window::{Sample, Shares, Window};
 
-/// Decides whether a factor accounts for the share of the time that is left to the network.
+/// Decides whether a factor accounts for the given share of the time, which is attributed to the
+/// network.
 type Rule = fn(&Window<'_>, f64) -> Option<Finding>;
 
-/// Below this share of the time the application's waiting for answers is not worth a remedy.
+/// The minimum share of the time spent waiting for answers that is worth a remedy.
 const WAITS_MUCH: f64 = 0.05;
 
 pub(super) fn findings(window: &Window<'_>, shares: Shares, context: &Context) -> Vec<Finding> {
     let waiting = shares.network * asks(window);
     let full = shares.network * full(window);
-    // Neither the application nor a buffer accounts for this.
+    // The time that neither the application nor a buffer accounts for.
     let network = shares.network - waiting - full;
     let first = |rules: &[Rule]| rules.iter().find_map(|rule| rule(window, network));
-    // The first rule that matches wins, so the rules that are certain come first.
+    // The first rule that matches wins, so the most certain rules come first.
     let certain = first(&[
         lost::black_hole,
         lost::timeouts,
@@ -39,7 +40,8 @@ pub(super) fn findings(window: &Window<'_>, shares: Shares, context: &Context) -
         return findings;
     }
     let late = certain.or_else(|| first(&[receiver::acknowledges_late]));
-    // The window of a descheduled peer does not change, but it is used up.
+    // A descheduled peer does not update its window, so the window is used up and the time counts
+    // as the receiver's.
     if late.is_none()
         && let Some(descheduled) = waits::descheduled(window, network + shares.receiver, context)
     {
@@ -59,8 +61,8 @@ pub(super) fn findings(window: &Window<'_>, shares: Shares, context: &Context) -
     findings
 }
 
-/// Returns the share of the samples in which everything was sent and waited for an answer: the sender was neither idle nor
-/// limited by anything but the round trip.
+/// Returns the share of the samples in which all data was sent and the sender waited for an answer:
+/// it was limited only by the round trip.
 fn asks(window: &Window<'_>) -> f64 {
     window.often_of_samples(|sample, info| {
         info.delivery_rate_app_limited
@@ -71,14 +73,16 @@ fn asks(window: &Window<'_>) -> f64 {
     })
 }
 
-/// Returns the share of the samples in which the send buffer was full of data in flight: no data waited for the congestion
-/// window. The kernel accounts for that only from when it sends something while a thread waits for room. It misses a
-/// program that wakes up, fills the buffer in one go and sees only then that it is full.
+/// Returns the share of the samples in which the send buffer was full of data in flight: no data
+/// waited for the congestion window. The kernel starts to account for this only when it sends a
+/// segment while a thread waits for room. It misses a program that wakes up, fills the buffer in
+/// one go and only then finds the buffer full.
 fn full(window: &Window<'_>) -> f64 {
     window.often_of_samples(|sample, info| info.notsent_bytes == Some(0) && is_full(sample))
 }
 
-/// Whether a program would wait for room: the kernel wakes it when a third is free (`sk_stream_is_writeable()`).
+/// Whether a program would wait for room: the kernel wakes the program when a third of the buffer
+/// is free (`sk_stream_is_writeable()`).
 fn is_full(sample: &Sample) -> bool {
     let memory = sample.connection.memory;
     memory.is_some_and(|m| 3 * u64::from(m.wmem_queued) >= 2 * u64::from(m.sndbuf))

@@ -1,4 +1,5 @@
-//! Verdicts on windows as each cause produces them. `taut lab run verdicts` shows whether real kernels produce them.
+//! Tests the verdict for the window that each cause produces. `taut lab run verdicts` checks
+//! whether real kernels produce such windows.
 
 mod lost;
 mod reader;
@@ -16,8 +17,8 @@ use crate::window::tests::sample;
 
 const LOOKS: u64 = 11;
 
-/// Samples of a sender over five seconds at 1 MB/s, with a round trip of 20 ms, limited by the network only. `set` changes each
-/// sample; it gets the number of the scan.
+/// Samples of a sender over five seconds at 1 MB/s, with a round trip of 20 ms, limited by the
+/// network only. `set` changes each sample and receives the number of the scan.
 fn sender(set: impl Fn(u64, &mut TcpInfo)) -> Vec<Sample> {
     let looks = (0..LOOKS).map(|look| {
         sample(look * 500, |info| {
@@ -208,12 +209,13 @@ fn an_unanswered_handshake_is_timeouts() {
 }
 
 proptest! {
-    /// Any `tcp_info` has a verdict, whose weight is at most 1.
+    /// Any `tcp_info` has a verdict with a weight of at most 1.
     #[test]
     fn every_window_has_a_verdict(
         looks in prop::collection::vec(prop::collection::vec(any::<u8>(), 256), 2..6),
         apart in 1u64..10_000,
-        // Retransmissions and back-off come before all other rules, and a random byte is seldom zero.
+        // Retransmissions and back-off take precedence over all other rules, and a random byte is
+        // seldom zero.
         calm in any::<bool>(),
         state in prop::sample::select(vec![State::Established, State::SynSent, State::CloseWait]),
         recv_queue in prop::sample::select(vec![0, 1, 500, u32::MAX]),

@@ -1,4 +1,4 @@
-//! Rules about segments that do not get through.
+//! Rules about lost segments.
 
 use std::time::Duration;
 
@@ -9,51 +9,61 @@ use super::measures::{
 use crate::event_delta::EventDelta;
 use crate::window::Window;
 
-/// The least share of segments whose loss matters: with less, even Reno has windows of a hundred segments and more.
+/// The minimum loss that matters. At a lower loss rate even Reno reaches windows of a hundred
+/// segments and more.
 const LOSS_MATTERS: f64 = 1e-4;
-/// The constant of equation 2.2 of the thesis (Mathis et al. 1997), for one acknowledgement every segment.
+/// The constant of equation 2.2 of the thesis (Mathis et al. 1997), for one acknowledgement per
+/// segment.
 const MATHIS: f64 = 1.22;
-/// A queue makes the round trip if it correlates with the bytes in flight by this much and varies by [`QUEUE_VARIES`] of its
-/// shortest. Losses are then drops of that queue.
+/// The minimum correlation between round trip and segments in flight that shows a queue; the round
+/// trip must also vary by [`QUEUE_VARIES`] of the shortest one. Losses are then drops of that
+/// queue.
 const FOLLOWS: f64 = 0.5;
 const QUEUE_VARIES: f64 = 0.03;
-/// Each byte more in flight then waits in the queue for at least this share of the time that it takes at the rate of all.
+/// Each additional byte in flight must lengthen the round trip by at least this share of the time
+/// that the byte takes at the connection's rate.
 const OWN_RATE: f64 = 0.6;
-/// A policer passes the same amount in each part of this length; a sender with random losses does not.
+/// The length of the parts whose rates are compared. A policer passes the same amount in each part;
+/// a sender with random losses does not.
 const PART: Duration = Duration::from_millis(500);
-/// The largest deviation of a part from the mean, as a share, that is steady.
+/// The maximum deviation of a steady rate, as a share of the mean.
 const STEADY: f64 = 0.1;
-/// A policer drops more than this share.
+/// The minimum share of segments that a policer drops.
 const LIMITER_DROPS: f64 = 0.005;
-/// A queue drops this much only on a path with room for a few segments.
+/// A queue drops this much only on a path that holds just a few segments.
 const LIMITER_DROPS_MUCH: f64 = 0.02;
-/// With smaller windows, in segments, each segment is answered late because acknowledgements are delayed, and round trips
-/// show no queue.
+/// The minimum window, in segments, whose round trips show queues. With a smaller window, delayed
+/// acknowledgements make every answer late.
 const FEW: f64 = 4.0;
-/// With windows smaller than this the mean round trip tells little.
+/// The minimum window, in segments, whose mean round trip is meaningful.
 const SMALL: f64 = 10.0;
-/// Losses are even if the segments delivered between two signals are as many as the mean rate delivers. Allowed are this many
-/// segments for each one lost at a signal (the signal marks the first of them, the rule means the last), and [`EVEN_SHARE`]
-/// for the time until the signal.
+/// Losses are even if the number of segments delivered between two signals matches the mean rate.
+/// The tolerance is this many segments for each segment lost at a signal (the signal marks the
+/// first lost segment, the rule means the last), plus [`EVEN_SHARE`] for the time until the signal.
 const EVEN_SEGMENTS: f64 = 4.0;
-/// Of more losses at a signal the rest belongs to the same burst.
+/// The maximum number of losses at a signal that widen the tolerance. Further losses belong to the
+/// same burst.
 const TOGETHER_MOST: f64 = 6.0;
 const EVEN_SHARE: f64 = 0.01;
-/// A larger deviation, as a share of the segments delivered, is even by chance only.
+/// The maximum deviation of even losses, as a share of the segments delivered. Losses that deviate
+/// more are even only by chance.
 const UNEVEN: f64 = 0.3;
-/// Pairs of signals that make a limiter likely. With fewer it is less than likely, and at least [`TOGETHER`] segments have to
-/// be lost at each signal, on a path without a queue: an empty token bucket drops several, random loss one at a time.
+/// The number of signal pairs that makes a policer likely. With fewer pairs the finding is less
+/// than likely and requires more than [`TOGETHER`] lost segments per signal on a path without a
+/// queue: an empty token bucket drops several segments, random loss drops one at a time.
 const ENOUGH: u32 = 4;
 const TOGETHER: f64 = 1.8;
-/// The same for fewer than two signals.
+/// Like [`TOGETHER`], for fewer than two signals.
 const TOGETHER_ALONE: f64 = 3.0;
 /// The weight of a finding that is not likely.
 const NOT_LIKELY: f64 = 0.45;
-/// A sender fits Mathis' bound if it is within this factor of it: Cubic does better than Reno, BBR much better.
+/// A rate fits Mathis' bound up to this multiple of the bound: Cubic is faster than Reno, BBR much
+/// faster.
 const NEAR_MATHIS: f64 = 4.0;
 
-/// Recognises a path MTU black hole: the handshake and short segments got through, and no full segment did. A link on the path
-/// does not carry such packets, and the router's message about it is lost (RFC 2923 2.1).
+/// Detects a path MTU black hole: the handshake and short segments got through, full-sized segments
+/// did not. A link on the path cannot carry full-sized packets, and the router's ICMP message is
+/// lost (RFC 2923 2.1).
 pub(super) fn black_hole(window: &Window<'_>, network: f64) -> Option<Finding> {
     let last = window.last();
     let acked = last.bytes_acked?;
@@ -81,7 +91,7 @@ pub(super) fn timeouts(window: &Window<'_>, network: f64) -> Option<Finding> {
     })
 }
 
-/// Returns the segment size before and now if it became smaller.
+/// Returns the segment size at the first and the last sample, if it became smaller.
 fn shrinks(window: &Window<'_>) -> Option<(u32, u32)> {
     let (before, now) = (window.first().snd_mss, window.last().snd_mss);
     (now < before).then_some((before, now))
@@ -100,8 +110,8 @@ pub(super) fn path_mtu(window: &Window<'_>, network: f64) -> Option<Finding> {
     })
 }
 
-/// Recognises a policer: losses that no queue causes, and that are not random, because an empty token bucket drops at the
-/// same rate each time.
+/// Detects a policer: no queue causes its losses, and the losses are not random, because an empty
+/// token bucket drops at the same rate each time.
 pub(super) fn rate_limit(window: &Window<'_>, network: f64) -> Option<Finding> {
     let loss = window.loss();
     let (min_rtt, rtt) = round_trips(window)?;
@@ -111,7 +121,7 @@ pub(super) fn rate_limit(window: &Window<'_>, network: f64) -> Option<Finding> {
     if let Some(delta) = window.event_delta() {
         return limiter_by_signals(window, &delta, network);
     }
-    // Windows of few segments are answered late because acknowledgements are delayed, and show no queue.
+    // With small windows, delayed acknowledgements lengthen the round trip, so it shows no queue.
     let waits = rtt > min_rtt * NO_QUEUE + MILLISECOND && loss < LIMITER_DROPS_MUCH;
     if loss < LIMITER_DROPS || waits {
         return None;
@@ -145,7 +155,8 @@ fn limiter_by_signals(window: &Window<'_>, delta: &EventDelta, network: f64) -> 
     let (is_limiter, certain) = match delta.0.between {
         ENOUGH.. => (
             is_even && (mean_window < SMALL || !is_queued(window, NO_QUEUE)?),
-            // A sender with a constant rate, like BBR, loses evenly whatever the cause; but of random losses one at a time.
+            // A sender with a constant rate, like BBR, loses evenly whatever the cause, but random
+            // loss drops one segment at a time.
             match lost_per_signal > TOGETHER {
                 true => NOT_CERTAIN,
                 false => NOT_LIKELY,
@@ -174,13 +185,14 @@ fn limiter_by_signals(window: &Window<'_>, delta: &EventDelta, network: f64) -> 
     })
 }
 
-/// Whether segments wait on the path, on average: the round trip is more than this multiple of the shortest.
+/// Whether segments wait in a queue on average: the mean round trip exceeds `times` the shortest.
 fn is_queued(window: &Window<'_>, times: f64) -> Option<bool> {
     let (min_rtt, rtt) = round_trips(window)?;
     Some(rtt > min_rtt * times + MILLISECOND)
 }
 
-/// Whether a full queue dropped the lost segments: the round trip before the loss was longer.
+/// Whether a full queue dropped the lost segments: the round trip before the loss was longer than
+/// the shortest.
 fn is_lost_at_a_queue(window: &Window<'_>, min_rtt: f64) -> bool {
     let delta = window.event_delta();
     match delta.and_then(|delta| delta.round_trip_at_signals()) {
@@ -190,14 +202,15 @@ fn is_lost_at_a_queue(window: &Window<'_>, min_rtt: f64) -> bool {
     }
 }
 
-/// Whether windows are of so few segments, for their loss, that round trips tell nothing about queues.
+/// Whether the windows are so small, at this loss rate, that round trips say nothing about queues.
 fn has_small_window(window: &Window<'_>) -> bool {
     let windows = window.event_delta().and_then(|delta| delta.windows());
     windows.is_some_and(|windows| windows.mean < FEW && window.loss() > LIMITER_DROPS_MUCH)
 }
 
-/// Whether the round trip grows with the bytes in flight, by the time that they take at this connection's rate. On a path
-/// with room left a burst waits only for itself, at the path's rate.
+/// Whether the round trip grows with the bytes in flight, by the time that these bytes take at this
+/// connection's rate. On a path with spare capacity a burst waits only for itself, at the path's
+/// higher rate.
 fn fills_a_queue(window: &Window<'_>, min_rtt: f64) -> bool {
     let (shortest, longest) = window.range(|info| info.rtt).unwrap_or_default();
     let varies = (longest.saturating_sub(shortest)).as_secs_f64();

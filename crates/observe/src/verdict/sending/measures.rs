@@ -2,35 +2,38 @@
 
 use crate::window::Window;
 
-/// What holds in more than this share of the samples holds for most of the time.
+/// A condition that holds in more than this share of the samples holds most of the time.
 pub(super) const OFTEN: f64 = 0.5;
 /// A round trip of less than this multiple of the shortest shows no queue.
 pub(super) const NO_QUEUE: f64 = 1.25;
-/// A smaller difference between round trips tells nothing about queues, in seconds.
+/// The minimum difference between round trips that says something about queues, in seconds.
 pub(super) const MILLISECOND: f64 = 0.001;
-/// The weight of what one end cannot know for certain: likely, and never sure.
+/// The weight of a finding that one end cannot confirm: likely, never sure.
 pub(super) const NOT_CERTAIN: f64 = 0.7;
-/// A full path has a queue, however short: the round trip is this multiple of the shortest.
+/// On a full path, which has at least a short queue, the round trip exceeds this multiple of the
+/// shortest.
 pub(super) const LINK_QUEUE: f64 = 1.1;
-/// With fewer segments in flight each is answered late, because acknowledgements are delayed.
+/// The minimum number of segments in flight for timing rules. With fewer, delayed acknowledgements
+/// make every answer late.
 pub(super) const MANY: f64 = 8.0;
-/// Acknowledgements that are this long overdue, in seconds, come in bursts.
+/// The minimum mean time since the last acknowledgement, in seconds, that shows bursts.
 const SILENT_SECONDS: f64 = 0.01;
 
-/// Returns the share of the samples in which a segment had been retransmitted and was not acknowledged yet.
+/// Returns the share of the samples in which a retransmitted segment was not acknowledged yet.
 pub(super) fn unanswered(window: &Window<'_>) -> f64 {
     window.often(|info| info.retransmits > 0 || info.backoff > 0)
 }
 
-/// Returns the shortest and the mean round trip, in seconds. The shortest is taken for one without a queue.
+/// Returns the shortest and the mean round trip, in seconds. The shortest is taken as the round
+/// trip without a queue.
 pub(super) fn round_trips(window: &Window<'_>) -> Option<(f64, f64)> {
     let least = window.range(|info| info.min_rtt)?.0.as_secs_f64();
     let mean = window.mean_seconds(|info| info.rtt)?;
     (least > 0.0).then_some((least, mean))
 }
 
-/// Whether acknowledgements come in bursts: none for `times` the mean time between two. From a queue they come one by
-/// one.
+/// Whether acknowledgements come in bursts: the last one is older than `times` the mean gap between
+/// two. A queue spaces acknowledgements evenly.
 pub(super) fn is_answered_in_bursts(window: &Window<'_>, times: f64) -> bool {
     // Without data in flight no acknowledgement is due.
     let silent = window.mean(|info| (info.unacked > 0).then_some(info.last_ack_recv.as_secs_f64()));

@@ -1,30 +1,32 @@
-//! Rules about the peer's window and the application that reads there.
+//! Rules about the peer's window and the application that reads at the peer.
 
 use super::super::{Cause, Factor, Finding, LIKELY, LIKELY_MOST};
 use super::measures::{MANY, NOT_CERTAIN, is_answered_in_bursts, round_trips};
 use crate::window::{Shares, Window};
 
-/// The window of a reader that does not keep up is filling for at least this share of the time; other windows fill for less.
+/// The minimum share of the time in which the window of a slow reader is filling; other windows
+/// fill for less.
 const FILLED: f64 = 0.15;
-/// A window that is also used up for this share of the time fills at the reader's rate.
+/// A window that is also full for more than this share of the time is drained at the reader's rate.
 const USED_UP: f64 = 0.02;
-/// The longest delay of an acknowledgement, in seconds: Linux's `TCP_DELACK_MIN` of 40 ms, a tick of a 100 Hz clock, and the
-/// length of the burst that it answers.
+/// The longest delay of an acknowledgement, in seconds: Linux's `TCP_DELACK_MIN` of 40 ms, a tick
+/// of a 100 Hz clock, and the length of the burst that it answers.
 const DELAYED_SECONDS: f64 = 0.065;
-/// A queue spaces acknowledgements evenly: at a sample the last is half a gap old, on average. If it is this many gaps old,
-/// they come in bursts.
+/// A queue spaces acknowledgements evenly, so the last one is half a gap old at a sample, on
+/// average. If it is this many gaps old, acknowledgements come in bursts.
 const BURSTS: f64 = 2.0;
-/// The least mean delay that counts as late, in seconds. A sender that fills no queue also gets acknowledgements in bursts,
-/// but on time.
+/// The minimum mean delay that counts as late, in seconds. A sender that fills no queue also
+/// receives acknowledgements in bursts, but on time.
 const LATE_SECONDS: f64 = 0.01;
-/// The reader left the window to fill if it falls below this share of its widest.
+/// The application reads slowly if the window falls below this share of its widest.
 const WINDOW_FALLS: f64 = 0.7;
 
-/// Explains the time in which the peer's window was full: its buffer is small, or its application does not read.
+/// Explains the time in which the peer's window was full: the peer's buffer is small, or its
+/// application does not read.
 pub(super) fn window(window: &Window<'_>, shares: Shares) -> Finding {
     let range = window.range(|info| info.snd_wnd);
     let probes = window.range(|info| Some(info.probes)).unwrap_or_default().1;
-    // A window of less than a segment is closed, also when it does not change.
+    // A window smaller than a segment is closed, even if it never changes.
     let is_closed = range.is_some_and(|(least, _)| least < window.last().snd_mss);
     if fell(window) || probes > 0 || is_closed {
         return application(window, shares, 0.0);
@@ -37,16 +39,17 @@ pub(super) fn window(window: &Window<'_>, shares: Shares) -> Finding {
     Finding::new(Factor::ReceiveBuffer, shares.receiver, cause)
 }
 
-/// Whether the window was filling for much of the time, and used up: then the mean rate is the reader's.
+/// Whether the window was filling for much of the time and was full at times, so that the mean rate
+/// is the reader's.
 pub(super) fn is_filled(window: &Window<'_>, shares: Shares) -> bool {
     shares.receiver > USED_UP && window.filled() > FILLED
 }
 
-/// Takes a likely share of the time left to the network: while the window fills the network limits, and what is gained by
-/// that is lost when the window is full.
+/// Attributes a likely share of the network's time to the reader. While the window fills, the
+/// network limits the sender, but a faster network would only fill the window sooner.
 pub(super) fn application(window: &Window<'_>, shares: Shares, network: f64) -> Finding {
     let (narrowest, widest) = window.range(|info| info.snd_wnd).unwrap_or_default();
-    // Only the kernel's own account makes the verdict sure.
+    // The verdict is sure only if the kernel's own accounting supports it.
     let at_most = match shares.receiver >= LIKELY {
         true => 1.0,
         false => LIKELY_MOST,
@@ -61,13 +64,13 @@ pub(super) fn application(window: &Window<'_>, shares: Shares, network: f64) -> 
     Finding::new(Factor::ReceiverApplication, weight, cause)
 }
 
-/// Recognises a late reader by its acknowledgements. A peer acknowledges at once what its application has read, and delays the
-/// acknowledgement of unread data (`__tcp_ack_snd_check()`: when the window would not grow). So a late reader makes round
-/// trips longer, and acknowledgements come in bursts, long before its buffer is full. A descheduled peer is silent for
-/// longer.
+/// Detects a late reader by its acknowledgements. A peer acknowledges data at once when its
+/// application has read it, and delays the acknowledgement of unread data (`__tcp_ack_snd_check()`:
+/// when the window would not grow). So a late reader lengthens round trips and causes bursts of
+/// acknowledgements long before its buffer is full. A descheduled peer is silent for longer.
 pub(super) fn acknowledges_late(window: &Window<'_>, network: f64) -> Option<Finding> {
     let (min_rtt, rtt) = round_trips(window)?;
-    // Without events the longest round trip is unknown: the samples have a smoothed one.
+    // Without events the longest round trip is unknown: samples contain only the smoothed one.
     let delta = window.event_delta().filter(|delta| delta.0.rtts > 0)?;
     let max_rtt = delta.0.rtt_most.as_secs_f64();
     let in_flight = window.mean(|info| Some(info.unacked.into()))?;
@@ -88,7 +91,7 @@ pub(super) fn acknowledges_late(window: &Window<'_>, network: f64) -> Option<Fin
         })
 }
 
-/// Whether the peer's window was once much narrower than before.
+/// Whether the peer's window ever shrank far below its earlier size.
 fn fell(window: &Window<'_>) -> bool {
     let mut widest = 0.0;
     window

@@ -6,28 +6,33 @@ use super::super::{Cause, Context, Factor, Finding};
 use super::measures::{LINK_QUEUE, MANY, OFTEN, is_answered_in_bursts, round_trips, unanswered};
 use crate::window::Window;
 
-/// The congestion window grows at least by this factor within a window that is called slow start.
+/// In slow start, the congestion window grows at least by this factor from the first sample to the
+/// last.
 const GROWS: f64 = 1.3;
-/// A full path also has a queue if the round trip is this much longer than the shortest, in seconds (CoDel tolerates 5 ms).
+/// A path also counts as full if the round trip is this much longer than the shortest, in seconds
+/// (CoDel tolerates 5 ms).
 const LINK_QUEUE_SECONDS: f64 = 0.004;
-/// A queue is long if the round trip is this multiple of the shortest and longer by [`LONG_QUEUE_SECONDS`].
+/// A queue is long if the round trip is this multiple of the shortest and longer by
+/// [`LONG_QUEUE_SECONDS`].
 const LONG_QUEUE: f64 = 2.0;
 /// The delay that a person on a call notices, in seconds.
 const LONG_QUEUE_SECONDS: f64 = 0.03;
-/// A sender is considered paced when its goodput exceeds this share of the pacing rate. Below 1, because the pacing rate
-/// includes headers.
+/// A sender is considered paced when its goodput exceeds this share of the pacing rate. Below 1,
+/// because the pacing rate includes headers.
 const NEAR_PACE: f64 = 0.85;
-/// The congestion window limits when at least this share of it is in flight.
+/// The congestion window is used up when at least this share of it is in flight.
 const IN_FLIGHT: f64 = 0.7;
-/// A round trip that is this multiple of the shortest, and [`WAITS_SECONDS`] longer, is not that of an empty path.
+/// A round trip of more than this multiple of the shortest, and [`WAITS_SECONDS`] longer, shows
+/// waiting.
 const WAITS: f64 = 2.0;
 const WAITS_SECONDS: f64 = 0.002;
-/// If such a round trip deviates by this share of itself, the machine that answers runs at times and is descheduled at
-/// others. A queue stays long for many round trips.
+/// If such a round trip deviates by this share of its mean, the answering machine runs at times and
+/// is descheduled at others. A queue, in contrast, stays long for many round trips.
 const DEVIATES: f64 = 0.3;
-/// The same holds if no acknowledgement came for this multiple of the mean time between two.
+/// The machine is also descheduled at times if no acknowledgement came for this multiple of the
+/// mean gap between two.
 const SILENT: f64 = 5.0;
-/// The least share of CPU time taken by the hypervisor that is worth a remedy: a neighbour's bursts take less.
+/// The minimum share of stolen CPU time that is worth a remedy: a neighbour's bursts take less.
 const STOLEN: f64 = 0.05;
 
 pub(super) fn pacing(window: &Window<'_>, network: f64) -> Option<Finding> {
@@ -56,7 +61,8 @@ pub(super) fn slow_start(window: &Window<'_>, network: f64) -> Option<Finding> {
     })
 }
 
-/// Recognises a machine that is descheduled: a round trip is at times that of an empty path, and at others much longer.
+/// Detects a machine that is descheduled at times: some round trips are those of an empty path,
+/// others are much longer.
 pub(super) fn descheduled(window: &Window<'_>, weight: f64, context: &Context) -> Option<Finding> {
     let (min_rtt, rtt) = round_trips(window)?;
     let deviation = window.mean_seconds(|info| info.rttvar)?;
@@ -89,7 +95,7 @@ pub(super) fn queue(window: &Window<'_>, network: f64) -> Option<Finding> {
 pub(super) fn link(window: &Window<'_>, network: f64) -> Option<Finding> {
     let (min_rtt, rtt) = round_trips(window)?;
     let full = window.often(|info| f64::from(info.unacked) >= f64::from(info.snd_cwnd) * IN_FLIGHT);
-    // Without a queue the path has room, and the congestion window may only not have grown into it yet.
+    // Without a queue the path has room: the congestion window may not have grown far enough yet.
     (rtt > min_rtt * LINK_QUEUE || rtt > min_rtt + LINK_QUEUE_SECONDS).then(|| {
         let cause = Cause::PathFull {
             rate: window.sent_rate(),

@@ -1,10 +1,10 @@
-//! What does not get through.
+//! Tests of verdicts about lost segments.
 
 use super::*;
 
 #[test]
 fn loss_is_loss_without_a_queue_and_a_full_link_with_one() {
-    // A window like a saw, as random losses make it.
+    // A sawtooth window, as random losses produce it.
     let loses = |look: u64, info: &mut TcpInfo| {
         info.total_retrans = look as u32 * 4;
         let rate = |look: u64| 350_000 + 100_000 * (look % 4);
@@ -61,18 +61,18 @@ fn unanswered_full_segments_are_a_path_mtu() {
         }
         found(&samples).factor
     };
-    // Its answer's header got through.
+    // The header of the peer's answer got through.
     assert_eq!(stuck(241, 100_000), Factor::PathMtu);
     assert_eq!(stuck(1, 100_000), Factor::PathMtu);
-    // Full ones did, before.
+    // Full segments got through before.
     assert_eq!(stuck(1_000_000, 100_000), Factor::Timeouts);
-    // None was tried.
+    // No full segment was sent.
     assert_eq!(stuck(1, 500), Factor::Timeouts);
 }
 
 #[test]
 fn losses_at_a_short_queue_are_a_full_link() {
-    // A window like a saw, and one segment in a thousand lost where it is widest.
+    // A sawtooth window that loses one segment in a thousand at its widest point.
     let lossy = |rtt: fn(u64) -> u64| {
         let found = found(&sender(|look, info| {
             info.snd_cwnd = 14 + 2 * (look % 4) as u32;
@@ -83,12 +83,12 @@ fn losses_at_a_short_queue_are_a_full_link() {
         }));
         found.factor
     };
-    // Two segments more take 2.9 ms at 1 MB/s.
+    // Two additional segments take 2.9 ms at 1 MB/s.
     assert_eq!(lossy(|look| 20_200 + look % 4 * 2900), Factor::Link);
-    // A burst that waits for itself only, on a path that is twice as fast.
+    // A burst that only waits for itself, on a path that is twice as fast.
     assert_eq!(lossy(|look| 20_200 + look % 4 * 1200), Factor::Loss);
     assert_eq!(lossy(|look| 20_200 + look % 3), Factor::Loss);
-    // It varies, and not with the window.
+    // The round trip varies independently of the window.
     assert_eq!(
         lossy(|look| 20_200 + (look * 5 + 3) % 7 * 700),
         Factor::Loss
@@ -112,8 +112,8 @@ fn a_steady_rate_with_many_drops_is_a_rate_limit() {
     assert_eq!(saw, (Factor::Loss, Confidence::Sure));
 }
 
-/// Returns the verdict on a sender that loses one segment of fifty: with this many signals, a round trip of `millis` before
-/// each, and these segments between them.
+/// Returns the verdict on a sender that loses one segment in fifty, with the given number of
+/// signals, a round trip of `millis` before each, and the given segments between signals.
 fn losing(signals: u32, millis: u64, between: &[u64]) -> Verdict {
     let mut samples = sender(|look, info| info.total_retrans = look as u32 * 7);
     let sum = |of: fn(u64) -> u64| between.iter().copied().map(of).sum();
@@ -123,7 +123,7 @@ fn losing(signals: u32, millis: u64, between: &[u64]) -> Verdict {
         between: between.len() as u32,
         between_sum: sum(|segments| segments),
         between_squares: sum(|segments| segments * segments),
-        // The same time each.
+        // All intervals take the same time.
         between_times: sum(|_| 100),
         between_time_squares: sum(|_| 100 * 100),
         between_products: sum(|segments| segments * 100),
@@ -154,7 +154,7 @@ fn a_limiter_drops_several_segments_at_an_even_rate() {
         limiter.evidence()[0].text.contains("20 times"),
         "{limiter:?}"
     );
-    // One at a time it may be a sender with a constant rate, whatever the cause of its losses.
+    // Single losses may also come from a sender with a constant rate, whatever the cause.
     let even = losing(60, 22, &[58; 59]);
     assert_eq!(
         (even.factor, even.confidence),
@@ -162,17 +162,17 @@ fn a_limiter_drops_several_segments_at_an_even_rate() {
     );
     assert_eq!(losing(60, 22, &[40, 76].repeat(29)).factor, Factor::Loss);
     assert_eq!(losing(20, 22, &[100, 250].repeat(9)).factor, Factor::Loss);
-    // Few signals tell little about evenness.
+    // Few signals say little about evenness.
     let few = losing(3, 22, &[1750, 1750]);
     assert_eq!(
         (few.factor, few.confidence),
         (Factor::RateLimit, Confidence::Unclear)
     );
     assert_eq!(losing(2, 22, &[1750]).factor, Factor::RateLimit);
-    // So do few segments.
+    // So do signals with few segments between them.
     assert_eq!(losing(400, 22, &[5, 12].repeat(199)).factor, Factor::Loss);
     assert_eq!(losing(30, 22, &[]).factor, Factor::Loss);
     assert_eq!(losing(0, 22, &[]).factor, Factor::Loss);
-    // A full queue.
+    // A full queue caused the losses.
     assert_eq!(losing(20, 40, &[175; 19]).factor, Factor::Link);
 }

@@ -1,4 +1,4 @@
-//! Verdicts about the peer's window and its reader.
+//! Tests of verdicts about the peer's window and its reader.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn a_constant_window_is_a_small_buffer_and_a_varying_one_a_slow_reader() {
         (moves.factor, moves.confidence),
         (Factor::ReceiverApplication, Confidence::Sure)
     );
-    // It grows as the kernel gives more.
+    // The window grows as the kernel enlarges the buffer.
     let grows = found(&sender(|look, info| {
         limited(look, info);
         info.snd_wnd = Some(65536 << look.min(3));
@@ -44,8 +44,8 @@ fn a_window_that_stays_closed_is_a_slow_reader() {
     );
 }
 
-/// Samples of a sender whose peer reads in one scan what arrived in the four before; `receiver` is the share of the time in which
-/// the window is used up.
+/// Samples of a sender whose peer reads every fifth scan all data that has arrived since;
+/// `receiver` is the share of the time in which the window is full.
 fn late(receiver: f64) -> Vec<Sample> {
     sender(|look, info| {
         info.rwnd_limited = of_half_seconds(look, receiver);
@@ -66,7 +66,7 @@ fn a_window_that_fills_and_is_used_up_is_a_slow_reader_also_while_the_network_li
     assert_eq!(of(0.2), (Factor::ReceiverApplication, Confidence::Likely));
     assert_eq!(of(0.6), (Factor::ReceiverApplication, Confidence::Sure));
     assert!(slow.evidence()[0].text.contains("80 %"), "{slow:?}");
-    // It has room for all that comes.
+    // The window has room for all arriving data.
     assert_ne!(found(&late(0.0)).factor, Factor::ReceiverApplication);
 }
 
@@ -99,6 +99,6 @@ fn late_bursts_of_acknowledgements_are_a_slow_reader_and_later_ones_a_deschedule
         (Factor::ReceiverApplication, Confidence::Likely)
     );
     assert_eq!(late(90, 25).factor, Factor::Descheduled);
-    // One by one, as from a queue.
+    // Evenly spaced acknowledgements, as from a queue.
     assert_eq!(late(55, 2).factor, Factor::Descheduled);
 }

@@ -1,4 +1,4 @@
-//! Verdicts at the end that receives.
+//! Tests of verdicts at the receiving end.
 
 use super::*;
 
